@@ -27,8 +27,6 @@ const UNREAD: &[&str] = &[
     "memprof-plugin-abi",
     "outside/memprof-ptrace",
     "outside/memprof-report",
-    "in-process/memprof-sampler",
-    "in-process/memprof-sampler/loom",
     "plugins/memory-profile",
     "dev/torture",
 ];

@@ -1,13 +1,13 @@
-//! Where the tables have a block's place. What is allocated together is mostly freed together, so blocks that lie near
-//! each other have places that do.
+//! Hash of block addresses, which selects their cells in the tables. Blocks that are allocated together are
+//! mostly freed together, so neighbouring blocks get neighbouring cells.
 
-/// So near: log2 of bytes.
-pub(crate) const NEAR: u32 = 13;
+/// log2 of the bytes of a neighbourhood, whose blocks share their locality bits.
+pub(crate) const NEIGHBOURHOOD_BITS: u32 = 13;
 
-/// The golden ratio, times 2^32: its multiples, without their whole part, leave no large gap.
+/// Golden ratio times 2^32, rounded. Fractional parts of its multiples leave no large gap.
 const GOLDEN: u64 = 6_949_403_065;
 
-/// Of an address that an allocator gave.
+/// Hash of an address that an allocator returned.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct AddressHash(u64);
 
@@ -17,22 +17,22 @@ impl AddressHash {
         Self(address as u64)
     }
 
-    /// So many bits, which it shares with its neighbours. Those of the next neighbourhood are one or two more, so a
-    /// heap takes few pages of a table: each of them has to be looked up by the processor too.
+    /// Returns `bits` bits that are equal for all blocks of a neighbourhood. The next neighbourhood's value
+    /// is one or two more, so a heap uses few pages of a table, and few entries of the TLB.
     #[inline(always)]
     pub(crate) fn locality_bits(self, bits: u32) -> usize {
         let factor = (GOLDEN >> bits) as u32;
-        ((self.0 >> NEAR) as u32).wrapping_mul(factor) as usize >> (u32::BITS - bits)
+        ((self.0 >> NEIGHBOURHOOD_BITS) as u32).wrapping_mul(factor) as usize >> (u32::BITS - bits)
     }
 
-    /// So many bits by which it differs from its neighbours.
+    /// Returns `bits` bits that differ between blocks of one neighbourhood.
     #[inline(always)]
     pub(crate) fn offset_bits(self, bits: u32) -> usize {
         mix_fast(self.0 >> 4, bits)
     }
 
-    /// So many bits that tell nothing of where it lies: mixed twice, because one multiplication leaves addresses that
-    /// begin a page side by side.
+    /// Returns `bits` bits that do not depend on locality. Mixes twice, because one multiplication leaves
+    /// addresses at the start of pages side by side.
     pub(crate) fn mixed_bits(self, bits: u32) -> usize {
         let hash = mix(self.0 >> 4);
         let hash = (hash ^ (hash >> 32)).wrapping_mul(0xD6E8_FEB8_6659_FD93);
@@ -40,13 +40,14 @@ impl AddressHash {
     }
 }
 
-/// The upper bits depend on all.
+/// Multiplies so that the upper bits depend on all bits of the argument.
 #[inline(always)]
 pub(crate) fn mix(bits: u64) -> u64 {
     bits.wrapping_mul(0x9E37_79B9_7F4A_7C15)
 }
 
-/// So many bits, which depend on the lower 32: a factor of that size stands in the instruction.
+/// Returns `bits` bits that depend on the lower 32 bits of `number`: a 32-bit factor fits into the
+/// instruction.
 #[inline(always)]
 pub(crate) fn mix_fast(number: u64, bits: u32) -> usize {
     ((number as u32).wrapping_mul(0x9E37_79B1) >> (u32::BITS - bits)) as usize
@@ -57,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn hashes_of_pages_are_spread() {
+    fn hashes_of_pages_are_distributed() {
         let check = |of: fn(AddressHash) -> usize| {
             let mut used = [false; 256];
             for page in 0..4096 {
@@ -70,8 +71,10 @@ mod tests {
     }
 
     #[test]
-    fn the_next_neighbourhood_is_the_next_line_or_the_one_behind() {
-        let shared = |at: usize| AddressHash::of(0x7f00_0000_0000 + (at << NEAR)).locality_bits(11);
+    fn locality_of_next_neighbourhood_is_one_or_two_more() {
+        let shared = |at: usize| {
+            AddressHash::of(0x7f00_0000_0000 + (at << NEIGHBOURHOOD_BITS)).locality_bits(11)
+        };
         for at in 0..10_000 {
             let step = (shared(at + 1) + (1 << 11) - shared(at)) % (1 << 11);
             assert!([1, 2].contains(&step), "{at}: {step}");
@@ -79,8 +82,9 @@ mod tests {
     }
 
     #[test]
-    fn neighbours_share_what_they_should() {
-        let blocks = (0..1 << (NEAR - 4)).map(|at| AddressHash::of(0x7f00_0000_0000 + at * 16));
+    fn hashes_of_neighbours_share_locality_and_differ_in_offset() {
+        let blocks = (0..1 << (NEIGHBOURHOOD_BITS - 4))
+            .map(|at| AddressHash::of(0x7f00_0000_0000 + at * 16));
         let first = AddressHash::of(0x7f00_0000_0000);
         assert!(
             blocks

@@ -1,10 +1,10 @@
-//! Calls on a stack with the alignment of the ABI, from a function whose caller may not have kept it.
+//! Calls with an ABI-aligned stack, from a function whose caller may have misaligned it.
 //!
-//! Assembly and old compilers call `malloc` with a stack pointer that is off by 8. glibc and tcmalloc work all the
-//! same; code that saves a vector register with `movaps` would end the program.
+//! Assembly and old compilers call `malloc` with a stack pointer that is off by 8. glibc and tcmalloc work
+//! anyway; code that saves a vector register with `movaps` would crash the program.
 
-/// The body of a naked function: calls a function with the same arguments, at most six words, and returns its result.
-/// `$first` is an instruction before. Exceptions pass through it.
+/// Body of a naked function that calls `$callee` with the same arguments, at most six words, and returns its
+/// result. `$first` is an instruction to run before. Exceptions pass through the frame.
 macro_rules! call_aligned {
     ($callee:expr $(, $first:literal)?) => {
         naked_asm!(

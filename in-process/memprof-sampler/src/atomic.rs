@@ -1,11 +1,13 @@
-//! The atomics of what `loom/` tries in every order in which threads may meet; it has others in their place.
+//! Atomics of the files that `loom/` tests in every order in which threads may interleave; loom replaces them
+//! there.
 
 use core::sync::atomic::compiler_fence;
 pub(crate) use core::sync::atomic::{
     AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence,
 };
 
-/// Nothing behind it comes before the exchange that precedes it. On x86-64 the exchange sees to that.
+/// Orders memory accesses after the preceding exchange. On x86-64 the exchange instruction is a full fence,
+/// so only the compiler is restrained.
 #[inline(always)]
 pub(crate) fn fence_after_exchange() {
     compiler_fence(Ordering::SeqCst);

@@ -1,5 +1,4 @@
-//! Threads whose allocations are not sampled: memprof's own, and those that do its work for a
-//! while.
+//! Threads whose allocations are not sampled: memprof's own, and program threads while they work for memprof.
 #![expect(unsafe_code, reason = "system calls")]
 
 use core::sync::atomic::{
@@ -9,57 +8,57 @@ use core::sync::atomic::{
 
 use crate::thread_pointer::{hash_of, thread_pointer};
 
-/// More than memprof has threads: 32 connections and a few others.
-const MOST: usize = 128;
+/// Most excluded threads at one time: memprof has 32 connections and a few other threads.
+const MAX_THREADS: usize = 128;
 
-static THREADS: [ThreadCell; MOST] = [const { ThreadCell::new() }; MOST];
+static THREADS: [ThreadCell; MAX_THREADS] = [const { ThreadCell::new() }; MAX_THREADS];
 
-/// How many of the places have a thread of that hash: for nearly every other thread, none.
-static HELD: [AtomicU8; 1 << HASH_BITS] = [const { AtomicU8::new(0) }; 1 << HASH_BITS];
+/// Number of cells whose thread has that hash: 0 for nearly all threads of the program, which then skip the
+/// search.
+static CELLS_BY_HASH: [AtomicU8; 1 << HASH_BITS] = [const { AtomicU8::new(0) }; 1 << HASH_BITS];
 const HASH_BITS: u32 = 10;
 
-/// No thread pointer: a place is being taken.
+/// Value of `pointer` while a cell is being claimed: no thread has this pointer.
 const CLAIMED: usize = 1;
 
-/// A thread, by its pointer (0: nobody) and by its id: a later thread may have the same pointer.
+/// One excluded thread, by its pointer (0: free cell) and its id, because a later thread may get the same
+/// pointer.
 #[derive(Debug)]
 struct ThreadCell {
     pointer: AtomicUsize,
     id: AtomicI64,
 }
 
-/// While it lives, the thread that made it is not sampled. Where more threads have one than there
-/// are places, the last are sampled.
+/// Guard that excludes the thread which created it from sampling. If all cells are in use, it has no effect
+/// and the thread is sampled.
 #[derive(Debug)]
 pub struct SamplerExclusion {
-    place: Option<&'static ThreadCell>,
+    cell: Option<&'static ThreadCell>,
 }
 
 impl SamplerExclusion {
-    /// Leaves this thread out.
+    /// Excludes the calling thread until the guard is dropped.
     pub fn this_thread() -> Self {
-        Self {
-            place: claim_cell(),
-        }
+        Self { cell: claim_cell() }
     }
 }
 
 impl Drop for SamplerExclusion {
     fn drop(&mut self) {
-        if let Some(place) = self.place {
-            place.release(thread_pointer());
+        if let Some(cell) = self.cell {
+            cell.release(thread_pointer());
         }
     }
 }
 
-/// Leaves this thread out until it ends.
+/// Excludes the calling thread until it ends.
 pub fn exclude_this_thread() {
     if !is_excluded() {
         claim_cell();
     }
 }
 
-/// Whether this thread is left out.
+/// Whether the calling thread is excluded.
 pub(crate) fn is_excluded() -> bool {
     let own = thread_pointer();
     count_for_hash(own).load(Relaxed) != 0 && has_cell(own)
@@ -68,14 +67,14 @@ pub(crate) fn is_excluded() -> bool {
 #[cold]
 #[inline(never)]
 fn has_cell(own: usize) -> bool {
-    THREADS.iter().any(|place| {
-        if place.pointer.load(Acquire) != own {
+    THREADS.iter().any(|cell| {
+        if cell.pointer.load(Acquire) != own {
             return false;
         }
-        let is_this = place.id.load(Relaxed) == id();
+        let is_this = cell.id.load(Relaxed) == id();
         if !is_this {
-            // Of a thread that ended. No other thread has this pointer now.
-            place.release(own);
+            // The cell's thread has ended: two running threads cannot have one pointer.
+            cell.release(own);
         }
         is_this
     })
@@ -83,16 +82,16 @@ fn has_cell(own: usize) -> bool {
 
 fn claim_cell() -> Option<&'static ThreadCell> {
     let own = thread_pointer();
-    let is_left_over = |place: &&ThreadCell| {
-        let pointer = place.pointer.load(Acquire);
-        pointer != CLAIMED && has_ended(place.id.load(Relaxed)) && place.claim(pointer, own)
+    let is_orphaned = |cell: &&ThreadCell| {
+        let pointer = cell.pointer.load(Acquire);
+        pointer != CLAIMED && has_ended(cell.id.load(Relaxed)) && cell.claim(pointer, own)
     };
-    let free = THREADS.iter().find(|place| place.claim(0, own));
-    free.or_else(|| THREADS.iter().find(is_left_over))
+    let free = THREADS.iter().find(|cell| cell.claim(0, own));
+    free.or_else(|| THREADS.iter().find(is_orphaned))
 }
 
 fn count_for_hash(pointer: usize) -> &'static AtomicU8 {
-    &HELD[hash_of(pointer, HASH_BITS)]
+    &CELLS_BY_HASH[hash_of(pointer, HASH_BITS)]
 }
 
 fn id() -> i64 {
@@ -103,7 +102,7 @@ fn id() -> i64 {
 fn has_ended(id: i64) -> bool {
     // SAFETY: getpid(2) reads a number.
     let process = unsafe { libc::getpid() };
-    // SAFETY: tgkill(2): signal 0 only asks whether the thread is there.
+    // SAFETY: tgkill(2) with signal 0 only checks whether the thread exists.
     unsafe { libc::syscall(libc::SYS_tgkill, process, id, 0) != 0 }
 }
 
@@ -115,7 +114,8 @@ impl ThreadCell {
         }
     }
 
-    /// Takes it for this thread, if it is still `from`'s (0: nobody's).
+    /// Claims the cell for the calling thread, if `from` still owns it (0: it is free). Returns whether it
+    /// did.
     fn claim(&self, from: usize, own: usize) -> bool {
         let claimed = self
             .pointer
@@ -132,10 +132,10 @@ impl ThreadCell {
         true
     }
 
-    /// It is nobody's, if it was `own`'s.
+    /// Frees the cell if the thread with pointer `own` owns it.
     fn release(&self, own: usize) {
-        let left = self.pointer.compare_exchange(own, 0, Release, Relaxed);
-        if left.is_ok() {
+        let freed = self.pointer.compare_exchange(own, 0, Release, Relaxed);
+        if freed.is_ok() {
             count_for_hash(own).fetch_sub(1, Relaxed);
         }
     }
@@ -150,7 +150,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn muted_twice_is_muted_until_both_are_gone() {
+    fn nested_exclusion_lasts_until_the_outer_guard_drops() {
         let outer = SamplerExclusion::this_thread();
         let inner = SamplerExclusion::this_thread();
         drop(inner);
@@ -160,17 +160,19 @@ mod tests {
     }
 
     #[test]
-    fn threads_that_ended_keep_no_place() {
-        for _ in 0..3 * MOST {
-            let muted = thread::spawn(|| {
+    fn cells_of_ended_threads_are_reused() {
+        for _ in 0..3 * MAX_THREADS {
+            let excluded = thread::spawn(|| {
                 assert!(!is_excluded(), "it has the pointer of one that ended");
                 exclude_this_thread();
                 exclude_this_thread();
                 is_excluded()
             });
-            assert!(muted.join().unwrap());
+            assert!(excluded.join().unwrap());
         }
-        let held = HELD.iter().map(|held| usize::from(held.load(Relaxed)));
-        assert!(held.sum::<usize>() <= MOST);
+        let counts = CELLS_BY_HASH
+            .iter()
+            .map(|count| usize::from(count.load(Relaxed)));
+        assert!(counts.sum::<usize>() <= MAX_THREADS);
     }
 }

@@ -1,26 +1,30 @@
-//! Which addresses may be sampled: a counting filter, so that nearly every `free` is told with one
-//! load that it has nothing to do.
+//! Counting filter of sampled addresses: with one load, nearly every `free` learns that its block is not
+//! sampled.
 
 use core::sync::atomic::{AtomicU8, Ordering::Relaxed};
 
 use crate::address_hash::AddressHash;
 
+/// Counters of one byte: 128 KiB.
 const COUNTERS: usize = 1 << LINE_BITS << LINES_BITS;
 
-/// A line of the cache has the counters of blocks that lie near each other.
+/// log2 of the counters in a cache line, which neighbouring blocks share.
 const LINE_BITS: u32 = 6;
+/// log2 of the cache lines.
 const LINES_BITS: u32 = 11;
 
-/// Above its tags, a byte counts samples.
+/// One sample, in a counter's upper five bits.
 const ONE: u8 = 1 << TAG_BITS;
-/// Below lies the exclusive or of the tags of all that it counts: of a single one, its own.
+/// Bits of the tags: the lower bits of a counter, which hold the exclusive or of its samples' tags. With one
+/// sample, that is its tag.
 const TAG_BITS: u32 = 3;
 const TAGS: u8 = ONE - 1;
 
-/// A counter that reached its end stays there, and says "maybe" from then on.
+/// Largest count. A counter that reaches it stays there, and its blocks count as possibly sampled from then
+/// on.
 const FULL: u8 = u8::MAX >> TAG_BITS;
 
-/// Counts live samples by a hash of their address.
+/// Counts live samples by a hash of their addresses.
 #[derive(Debug)]
 #[repr(align(64))]
 pub(crate) struct Filter([AtomicU8; COUNTERS]);
@@ -30,13 +34,13 @@ impl Filter {
         Self([const { AtomicU8::new(0) }; COUNTERS])
     }
 
-    /// False only where no sample has this address's counter.
+    /// Returns false only if no sample has this address's counter.
     #[inline(always)]
     pub(crate) fn may_hold(&self, address: usize) -> bool {
         self.counter(address).load(Relaxed) != 0
     }
 
-    /// A second look, at the tags: false only where no sample has this address.
+    /// Compares the tag also. Returns false only if this address is not sampled.
     pub(crate) fn tag_may_hold(&self, address: usize) -> bool {
         let counter = self.counter(address).load(Relaxed);
         counter / ONE > 1 || counter == ONE | tag(address)
@@ -50,7 +54,7 @@ impl Filter {
         self.change(address, |counter| counter.checked_sub(ONE));
     }
 
-    /// Forgets all. What is added meanwhile may be forgotten too.
+    /// Sets all counters to 0. Samples added meanwhile may be lost.
     pub(crate) fn clear(&self) {
         for counter in &self.0 {
             counter.store(0, Relaxed);
@@ -62,7 +66,7 @@ impl Filter {
             let changed = to(counter).filter(|_| counter / ONE != FULL)?;
             Some(changed ^ tag(address))
         };
-        // Refused is only a counter that is full.
+        // The update fails only for a counter that is full.
         let _full = self.counter(address).fetch_update(Relaxed, Relaxed, next);
     }
 
@@ -74,7 +78,7 @@ impl Filter {
     }
 }
 
-/// What tells an address from most others that have its counter.
+/// Bits that distinguish an address from most others with the same counter.
 #[inline(always)]
 fn tag(address: usize) -> u8 {
     AddressHash::of(address).offset_bits(LINE_BITS + TAG_BITS) as u8 & TAGS
@@ -87,36 +91,36 @@ mod tests {
     use std::collections::{HashMap, HashSet};
 
     use super::*;
-    use crate::address_hash::NEAR;
+    use crate::address_hash::NEIGHBOURHOOD_BITS;
 
     static FILTER: Filter = Filter::new();
 
     #[test]
-    fn most_neighbours_of_a_sample_are_no_samples() {
+    fn tags_of_neighbours_rarely_match() {
         static FILTER: Filter = Filter::new();
         let block = |at: usize| 0x7f00_0000_0010 + at * 16;
-        let blocks = 1 << NEAR >> 4;
-        let taken = |but: usize| {
+        let blocks = 1 << NEIGHBOURHOOD_BITS >> 4;
+        let matching = |but: usize| {
             let others = (0..blocks).filter(|at| *at != but);
             others.filter(|at| FILTER.tag_may_hold(block(*at))).count()
         };
         for at in 0..blocks {
             FILTER.add(block(at));
             assert!(FILTER.tag_may_hold(block(at)));
-            assert!(taken(at) <= blocks / 256, "{at}: {}", taken(at));
+            assert!(matching(at) <= blocks / 256, "{at}: {}", matching(at));
             FILTER.subtract(block(at));
         }
-        // Where several share a counter, each is found, and the last one alone.
+        // Blocks that share a counter all match, until the last of them is subtracted.
         (0..blocks).for_each(|at| FILTER.add(block(at)));
         for at in 0..blocks {
             assert!((at..blocks).all(|at| FILTER.tag_may_hold(block(at))));
             FILTER.subtract(block(at));
         }
-        assert_eq!(taken(blocks), 0);
+        assert_eq!(matching(blocks), 0);
     }
 
     #[test]
-    fn a_counter_at_its_end_never_forgets_a_sample() {
+    fn full_counter_keeps_matching_until_cleared() {
         let block = 0x7f00_1234_5670;
         assert!(!FILTER.may_hold(block));
         FILTER.add(block);
@@ -133,7 +137,7 @@ mod tests {
         assert!(!FILTER.may_hold(block));
     }
 
-    /// How many counters these blocks share at the most, and on how many lines they lie.
+    /// Most blocks with one counter, and the number of cache lines that the blocks' counters are on.
     fn spread(blocks: impl Iterator<Item = usize>) -> (usize, usize) {
         let mut counters = HashMap::new();
         let start = (&raw const FILTER).addr();
@@ -147,15 +151,15 @@ mod tests {
     }
 
     #[test]
-    fn blocks_are_spread_and_neighbours_share_a_line() {
-        // Small blocks side by side.
+    fn counters_of_blocks_are_distributed_and_neighbours_share_a_line() {
+        // Small blocks that are neighbours have counters on one line.
         assert_eq!(spread((0..64).map(|at| 0x7f00_0000_0010 + at * 16)), (2, 1));
         let check = |stride: usize| {
             let blocks = (0..1024).map(|at| 0x7f00_0000_0010 + at * stride);
             let (shared, lines) = spread(blocks);
-            let least = (1024 * stride.min(1 << NEAR)) >> NEAR;
+            let least = (1024 * stride.min(1 << NEIGHBOURHOOD_BITS)) >> NEIGHBOURHOOD_BITS;
             assert!(lines * 8 >= least * 5, "{stride}: {lines} of {least}");
-            // A few times as many as if they were shared out evenly.
+            // Three times an even distribution, and at least 4.
             let most = 4.max(3 * 1024 / (lines * 64));
             assert!(shared <= most, "{stride}: {shared} in {lines}");
         };

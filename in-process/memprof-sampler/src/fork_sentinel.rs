@@ -1,5 +1,6 @@
-//! Whether this is the process that samples, without a system call: a word that the kernel makes 0 in every
-//! forked child. A child of vfork(2) shares the word as it shares the heap, and is taken for its parent.
+//! Detects without a system call whether this is the process that samples, by a word that the kernel zeroes
+//! in every forked child (`MADV_WIPEONFORK`). A child of vfork(2) shares the word as it shares the heap, and
+//! counts as its parent.
 #![expect(unsafe_code, reason = "a mapping, and getpid(2)")]
 
 use core::ptr;
@@ -12,17 +13,17 @@ use rustix::mm::Advice;
 
 use crate::mapping;
 
-/// What tells the process that entered (`ForkSentinel::adopt_process`) from its forked children, also those of `_Fork(3)`,
-/// in which no handler of fork(2) runs.
+/// Distinguishes the process that called [`Self::adopt_process`] from its forked children, also from those of
+/// `_Fork(3)`, in which no fork handler runs.
 pub(crate) struct ForkSentinel {
-    /// 1 in this process, 0 in a child; null where the kernel cannot do that.
+    /// 1 in this process, 0 in a child. Null on kernels without `MADV_WIPEONFORK`.
     mark: AtomicPtr<AtomicU64>,
-    /// Compared where there is no mark.
+    /// Process id, compared if there is no mark.
     id: AtomicI32,
 }
 
-/// A page of x86-64 in words: advice concerns whole ones.
-const PAGE: usize = 4096 / size_of::<AtomicU64>();
+/// Words of an x86-64 page: madvise(2) works on whole pages.
+const PAGE_WORDS: usize = 4096 / size_of::<AtomicU64>();
 
 impl ForkSentinel {
     pub(crate) const fn new() -> Self {
@@ -32,7 +33,7 @@ impl ForkSentinel {
         }
     }
 
-    /// It is this one from now on.
+    /// Makes the calling process the one that samples.
     pub(crate) fn adopt_process(&self) {
         self.id.store(id(), Relaxed);
         if self.mark.load(Acquire).is_null()
@@ -42,15 +43,16 @@ impl ForkSentinel {
                 .compare_exchange(ptr::null_mut(), fresh, AcqRel, Acquire)
                 .is_err()
         {
-            // SAFETY: nobody else has seen it; another thread's is in its place.
-            unsafe { mapping::unmap(fresh, PAGE) };
+            // SAFETY: only this thread has the address of `fresh`, because another thread's mapping was
+            // stored.
+            unsafe { mapping::unmap(fresh, PAGE_WORDS) };
         }
         if let Some(mark) = self.mark() {
             mark.store(1, Relaxed);
         }
     }
 
-    /// Whether it is this one.
+    /// Whether the calling process is the one that samples.
     #[inline(always)]
     pub(crate) fn is_current(&self) -> bool {
         match self.mark() {
@@ -62,22 +64,23 @@ impl ForkSentinel {
     #[inline(always)]
     fn mark(&self) -> Option<&AtomicU64> {
         let mark = self.mark.load(Acquire);
-        // SAFETY: null, or a mapping of `marks`, which is never unmapped; zeros are valid.
+        // SAFETY: null, or a mapping of `map_mark`, which is never unmapped and whose zeros are valid.
         unsafe { mark.as_ref() }
     }
 }
 
-/// Zeros that are zeros again in a forked child. None where the kernel has no `MADV_WIPEONFORK` (4.14).
+/// Maps a page of zeros that the kernel zeroes in a forked child. `None` if the kernel has no
+/// `MADV_WIPEONFORK` (older than 4.14), or no memory.
 fn map_mark() -> Option<*mut AtomicU64> {
-    let marks = mapping::zeroed::<AtomicU64>(PAGE)?;
-    // SAFETY: madvise(2): the whole of a mapping that nobody has seen.
-    let advised = unsafe { rustix::mm::madvise(marks.cast(), 4096, Advice::LinuxWipeOnFork) };
+    let mark = mapping::zeroed::<AtomicU64>(PAGE_WORDS)?;
+    // SAFETY: madvise(2) on a whole mapping whose address only this thread has.
+    let advised = unsafe { rustix::mm::madvise(mark.cast(), 4096, Advice::LinuxWipeOnFork) };
     if advised.is_err() {
-        // SAFETY: as above.
-        unsafe { mapping::unmap(marks, PAGE) };
+        // SAFETY: only this thread has the mapping's address.
+        unsafe { mapping::unmap(mark, PAGE_WORDS) };
         return None;
     }
-    Some(marks)
+    Some(mark)
 }
 
 fn id() -> i32 {
@@ -89,8 +92,9 @@ fn id() -> i32 {
 mod tests {
     use super::*;
 
-    /// What a child of `_Fork(3)`, in which no handler runs, says of itself.
-    fn child_is_this(process: &ForkSentinel) -> bool {
+    /// Whether a forked child counts itself as the process that samples. No handler of [`ForkSentinel`] runs
+    /// in it.
+    fn child_is_current(process: &ForkSentinel) -> bool {
         // SAFETY: fork(2): the child calls nothing but _exit(2).
         let child = unsafe { libc::fork() };
         if child == 0 {
@@ -105,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn a_forked_child_is_another_process() {
+    fn forked_child_is_not_current() {
         let marked = ForkSentinel::new();
         marked.adopt_process();
         assert!(marked.mark().is_some());
@@ -113,7 +117,7 @@ mod tests {
         without_mark.id.store(id(), Relaxed);
         for process in [marked, without_mark] {
             assert!(process.is_current());
-            assert!(!child_is_this(&process));
+            assert!(!child_is_current(&process));
             assert!(process.is_current(), "the child's page is its own");
         }
     }

@@ -1,4 +1,4 @@
-//! Keeps hooks that have claimed a place out of the tables while these are cleared.
+//! Keeps hooks that have claimed a cell out of the tables while these are cleared.
 
 use crate::atomic::{
     AtomicBool,
@@ -6,25 +6,27 @@ use crate::atomic::{
     fence, fence_after_exchange,
 };
 
+/// Gate that [`clear`](crate::clear) closes, and that each hook passes after it claimed a cell.
 #[derive(Debug)]
 pub(crate) struct Gate {
     pub(crate) is_closed: AtomicBool,
 }
 
 impl Gate {
-    /// Whether one who has just claimed a place may go on. Who clears sees the claim, or is seen here.
+    /// Whether a hook that has just claimed a cell may use the tables. Either the hook sees here that the
+    /// gate is closed, or the clearing thread sees the claim.
     pub(crate) fn may_pass(&self) -> bool {
         fence_after_exchange();
         !self.is_closed.load(Acquire)
     }
 
-    /// Keeps out whoever claims a place from now on.
+    /// Turns away hooks that claim a cell from now on.
     pub(crate) fn close(&self) {
         self.is_closed.store(true, SeqCst);
         fence(SeqCst);
     }
 
-    /// Lets others in.
+    /// Admits hooks again.
     pub(crate) fn open(&self) {
         self.is_closed.store(false, Release);
     }

@@ -1,8 +1,9 @@
-//! The slots through which the objects of this process call `malloc` and its kin.
+//! GOT slots through which the objects of this process call `malloc` and related functions: patched with
+//! hooks, and restored.
 //!
-//! Only what the dynamic linker fills for calls is patched (`JUMP_SLOT`, `GLOB_DAT`). Addresses of
-//! `malloc` that a program keeps in its data are left alone: it may copy them, and a copy would
-//! outlive the patch.
+//! Only relocations that the dynamic linker fills for calls are patched (`JUMP_SLOT`, `GLOB_DAT`). Addresses
+//! of `malloc` in a program's data are left alone: the program may copy them, and a copy would outlive the
+//! patch.
 #![expect(unsafe_code, reason = "the loader's list, and slots of other objects")]
 
 mod lock;
@@ -27,76 +28,78 @@ use crate::patched_entries::PatchedEntries;
 use crate::{mapping, tally};
 use lock::with_loader_locked;
 use object::{ElfObject, GotSlot};
-pub use own_calls::{Leads, own_calls};
+pub use own_calls::{CallTarget, visit_own_calls};
 
-/// More slots than any program has; the rest is counted as refused.
-const MOST: usize = 1 << 16;
+/// Most patched slots, more than any program has; further ones count as refused.
+const MAX_SLOTS: usize = 1 << 16;
 
-/// A slot that is ours, and what it held.
+/// GOT slot that holds a hook, and its original value.
 #[derive(Clone, Copy, Debug)]
 struct PatchedSlot {
-    at: usize,
-    was: usize,
+    address: usize,
+    original: usize,
     hook: usize,
     role: Role,
 }
 
-/// What came of it.
+/// Result of [`GotSlots::patch`]: counts of slots and objects.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PatchStats {
-    /// Slots that are ours now.
+    /// Slots that hold hooks.
     pub patched: usize,
-    /// Slots that hold neither the allocator's function nor ours: somebody else put something there,
-    /// or the object has another allocator.
+    /// Slots that hold neither the allocator's function nor a hook: other code has written them, or the
+    /// object calls another allocator.
     pub foreign: usize,
-    /// Objects with addresses of the allocator's functions in their data: what they allocate through
-    /// those is not seen.
+    /// Objects with addresses of the allocator's functions in their data. Allocations through these addresses
+    /// are not sampled.
     pub unseen_objects: usize,
     /// Objects that define `malloc` besides the one that is sampled and the C library.
     pub other_mallocs: usize,
-    /// Slots that could not be written: mprotect(2) was refused, or there are too many.
+    /// Slots that could not be patched: mprotect(2) failed, or there are more than 65,536.
     pub refused: usize,
 }
 
-/// The object that serves `malloc`.
+/// Object that provides the process's `malloc`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MallocProvider {
-    /// Where its `malloc` lies.
+    /// Address of its `malloc`.
     pub malloc: usize,
-    /// It is the program itself, whose own calls go through no slot.
+    /// Whether it is the executable, whose own calls go through no slot.
     pub is_program: bool,
 }
 
-/// Slots, taken and given back. What is taken belongs to the process: the hooks know one allocator,
-/// and a forked child gives back what its parent took. Only one thread at a time may change them.
+/// Patches and restores the process's GOT slots. The list of patched slots is global: hooks serve one
+/// allocator, and a forked child restores what its parent patched. Only one thread at a time may patch or
+/// restore.
 #[derive(Debug)]
 pub struct GotSlots {
     owner: MallocProvider,
     hooks: [Hook; COUNT],
-    /// The object that serves `malloc`, where its own calls are left alone: all but the C library.
-    spared: Range<usize>,
+    /// Address range of the object that provides `malloc`, whose own slots are not patched. Empty if that is
+    /// the C library.
+    provider_code: Range<usize>,
 }
 
-/// What is taken: a mapping for [`MOST`], and how many of them.
-static TAKEN: AtomicPtr<PatchedSlot> = AtomicPtr::new(ptr::null_mut());
-static COUNT_TAKEN: AtomicUsize = AtomicUsize::new(0);
+/// Patched slots: a mapping for [`MAX_SLOTS`], null before the first [`GotSlots::find`].
+static SLOTS: AtomicPtr<PatchedSlot> = AtomicPtr::new(ptr::null_mut());
+static SLOT_COUNT: AtomicUsize = AtomicUsize::new(0);
 
-/// Where the function lies that serves `malloc`: in the first object that defines it. None where no
-/// object does. In a program that is not position independent, what C calls the address of `malloc`
-/// is an entry of the program's own procedure linkage table.
-pub fn malloc() -> Option<usize> {
+/// Address of the `malloc` that serves the process, in the first loaded object that defines it. `None` if no
+/// object does. In an executable that is not position independent, the address of `malloc` in C is an entry
+/// of its procedure linkage table instead.
+pub fn malloc_address() -> Option<usize> {
     let mut found = None;
     for_each_object(&mut |object| found = found.or_else(|| object.definition(c"malloc")));
     found
 }
 
 impl GotSlots {
-    /// Finds who serves `malloc`, and its functions. None where no object defines `malloc`, or the
-    /// kernel has no memory.
+    /// Finds the provider of `malloc`, and the address of its functions. `None` if no object defines
+    /// `malloc`, or the kernel has no memory.
     pub fn find() -> Option<Self> {
         let mut owner = None;
-        let mut is_glibcs = false;
-        let mut spared = 0..0;
+        let mut is_glibc = false;
+        let mut provider_code = 0..0;
         let hooks = hooks();
         let here = Self::find as *const () as usize;
         for_each_object(&mut |object| {
@@ -116,14 +119,15 @@ impl GotSlots {
             tally::set_usable(object.definition(c"malloc_usable_size"));
             let is_libc = is_libc(&object);
             for hook in &hooks {
-                // glibc's calls its own realloc through a slot: it would be counted twice.
-                let is_whole = !is_libc || hook.name != c"reallocarray";
-                let real = is_whole.then(|| object.definition(hook.name)).flatten();
+                // glibc's reallocarray calls its realloc through a slot: with both hooked, the call would be
+                // counted twice.
+                let is_hookable = !is_libc || hook.name != c"reallocarray";
+                let real = is_hookable.then(|| object.definition(hook.name)).flatten();
                 hook.real.store(real.unwrap_or(0), Relaxed);
             }
-            is_glibcs = is_libc;
+            is_glibc = is_libc;
             if !is_libc {
-                spared = object.code;
+                provider_code = object.code;
             }
         });
         let owner: MallocProvider = owner?;
@@ -132,40 +136,41 @@ impl GotSlots {
         {
             entries.set_originals();
         }
-        if is_glibcs && tally::is_enabled() {
-            try_headers(&hooks);
+        if is_glibc && tally::is_enabled() {
+            probe_chunk_headers(&hooks);
         }
-        if TAKEN.load(Acquire).is_null() {
-            TAKEN.store(mapping::zeroed(MOST)?, Release);
+        if SLOTS.load(Acquire).is_null() {
+            SLOTS.store(mapping::zeroed(MAX_SLOTS)?, Release);
         }
         Some(Self {
             owner,
             hooks,
-            spared,
+            provider_code,
         })
     }
 
-    /// Who serves `malloc`.
+    /// Object that provides `malloc`.
     pub fn owner(&self) -> MallocProvider {
         self.owner
     }
 
-    /// How many slots are ours.
+    /// Number of patched slots of the process.
     pub fn count(&self) -> usize {
-        COUNT_TAKEN.load(Acquire)
+        SLOT_COUNT.load(Acquire)
     }
 
     fn set_count(&mut self, count: usize) {
-        COUNT_TAKEN.store(count, Release);
+        SLOT_COUNT.store(count, Release);
     }
 
-    /// Whether the loader's lock can be had.
+    /// Whether code can run under the loader's lock. False if two copies of this library are loaded, for
+    /// example.
     pub fn can_lock_loader(&self) -> bool {
         with_loader_locked(&mut || {})
     }
 
-    /// Takes all slots that are not ours yet; also those of objects that came since the last time.
-    /// None where the loader's lock cannot be had.
+    /// Patches all slots that are not patched, also those of objects that were loaded since the last call.
+    /// `None` if the loader's lock is not available.
     pub fn patch(&mut self) -> Option<PatchStats> {
         let mut patched = PatchStats::default();
         let is_done = with_loader_locked(&mut || {
@@ -176,28 +181,28 @@ impl GotSlots {
         is_done.then_some(patched)
     }
 
-    /// Gives back the slots of functions with that role, or all: each holds what it held before, and
-    /// its page is protected as before. What somebody else put there meanwhile stays. None where the
-    /// loader's lock cannot be had.
+    /// Restores the slots of functions with `role`, or all: each gets its original value, and its page the
+    /// original protection. Slots that other code has changed since are left alone. Returns how many were
+    /// restored; `None` if the loader's lock is not available.
     pub fn restore(&mut self, role: Option<Role>) -> Option<usize> {
-        let is_meant = |taken: &PatchedSlot| role.is_none_or(|role| taken.role == role);
-        let mut given = 0;
+        let is_selected = |slot: &PatchedSlot| role.is_none_or(|role| slot.role == role);
+        let mut restored = 0;
         let is_done = with_loader_locked(&mut || {
             for_each_object(&mut |object| {
-                for taken in self.patched().iter().filter(|taken| is_meant(taken)) {
-                    let is_here = object.code.contains(&taken.at);
-                    if is_here && value(taken.at) == taken.hook {
-                        given += usize::from(write(&object, taken.at, taken.was));
+                for slot in self.patched().iter().filter(|slot| is_selected(slot)) {
+                    let is_inside = object.code.contains(&slot.address);
+                    if is_inside && value(slot.address) == slot.hook {
+                        restored += usize::from(write(&object, slot.address, slot.original));
                     }
                 }
             });
-            self.retain(|taken| !is_meant(taken));
+            self.retain(|slot| !is_selected(slot));
         });
-        is_done.then_some(given)
+        is_done.then_some(restored)
     }
 
     fn patch_object(&mut self, object: &ElfObject, patched: &mut PatchStats) {
-        if object.code.contains(&own_code().start) || object.code == self.spared {
+        if object.code.contains(&own_code().start) || object.code == self.provider_code {
             return;
         }
         if self.defines_another_malloc(object) {
@@ -206,29 +211,29 @@ impl GotSlots {
         let mut words = object.data_words();
         let has_address = words.any(|word| {
             let hook = self.hook(word.name);
-            hook.is_some_and(|hook| value(word.at) == hook.real.load(Relaxed))
+            hook.is_some_and(|hook| value(word.address) == hook.real.load(Relaxed))
         });
         patched.unseen_objects += usize::from(has_address);
         for slot in object.slots() {
             let Some(hook) = self.hook(slot.name) else {
                 continue;
             };
-            let was = value(slot.at);
-            if was == hook.address {
+            let original = value(slot.address);
+            if original == hook.address {
                 continue;
             }
-            if !is_allocators(object, &slot, was, hook) {
+            if !holds_allocator_function(object, &slot, original, hook) {
                 patched.foreign += 1;
                 continue;
             }
-            let taken = PatchedSlot {
-                at: slot.at,
-                was,
+            let new = PatchedSlot {
+                address: slot.address,
+                original,
                 hook: hook.address,
                 role: hook.role,
             };
-            if self.count() < MOST && write(object, slot.at, taken.hook) {
-                self.push(taken);
+            if self.count() < MAX_SLOTS && write(object, slot.address, new.hook) {
+                self.push(new);
             } else {
                 patched.refused += 1;
             }
@@ -245,15 +250,16 @@ impl GotSlots {
         (hook.real.load(Relaxed) != 0).then_some(hook)
     }
 
-    /// What was taken in an object that was unloaded since, maybe with another one in its place.
+    /// Drops the slots of objects that were unloaded since, even if another object was loaded at their
+    /// address.
     fn drop_unloaded(&mut self) {
         let mut kept = 0;
         for_each_object(&mut |object| {
             let first = kept;
-            for at in first..self.count() {
-                let taken = self.patched()[at];
-                if object.code.contains(&taken.at) && value(taken.at) == taken.hook {
-                    self.taken_mut().swap(kept, at);
+            for index in first..self.count() {
+                let slot = self.patched()[index];
+                if object.code.contains(&slot.address) && value(slot.address) == slot.hook {
+                    self.patched_mut().swap(kept, index);
                     kept += 1;
                 }
             }
@@ -263,34 +269,36 @@ impl GotSlots {
 
     fn retain(&mut self, is_kept: impl Fn(&PatchedSlot) -> bool) {
         let mut kept = 0;
-        for at in 0..self.count() {
-            if is_kept(&self.patched()[at]) {
-                self.taken_mut().swap(kept, at);
+        for index in 0..self.count() {
+            if is_kept(&self.patched()[index]) {
+                self.patched_mut().swap(kept, index);
                 kept += 1;
             }
         }
         self.set_count(kept);
     }
 
-    fn push(&mut self, taken: PatchedSlot) {
+    fn push(&mut self, slot: PatchedSlot) {
         let count = self.count();
         self.set_count(count + 1);
-        self.taken_mut()[count] = taken;
+        self.patched_mut()[count] = slot;
     }
 
     fn patched(&self) -> &[PatchedSlot] {
-        // SAFETY: the mapping of `find` has room for more, and zeros or what was pushed in it; only
-        // one thread at a time is here.
-        unsafe { slice::from_raw_parts(TAKEN.load(Acquire), self.count()) }
+        // SAFETY: `find` mapped `MAX_SLOTS` slots, of which `push` wrote the first `count`. The caller of
+        // `GotSlots` lets only one thread patch at a time.
+        unsafe { slice::from_raw_parts(SLOTS.load(Acquire), self.count()) }
     }
 
-    fn taken_mut(&mut self) -> &mut [PatchedSlot] {
-        // SAFETY: as above.
-        unsafe { slice::from_raw_parts_mut(TAKEN.load(Acquire), self.count()) }
+    fn patched_mut(&mut self) -> &mut [PatchedSlot] {
+        // SAFETY: `find` mapped `MAX_SLOTS` slots, of which `push` wrote the first `count`. `&mut self`
+        // excludes other references, and the caller of `GotSlots` other threads.
+        unsafe { slice::from_raw_parts_mut(SLOTS.load(Acquire), self.count()) }
     }
 }
 
-fn try_headers(hooks: &[Hook]) {
+/// Checks whether glibc's chunk headers give the sizes of blocks, for the tally.
+fn probe_chunk_headers(hooks: &[Hook]) {
     let real = |name: &CStr| {
         let hook = hooks.iter().find(|hook| hook.name == name)?;
         Some(hook.real.load(Relaxed)).filter(|real| *real != 0)
@@ -301,7 +309,7 @@ fn try_headers(hooks: &[Hook]) {
             unsafe { mem::transmute::<usize, unsafe extern "C" fn(usize) -> *mut c_void>(malloc) };
         // SAFETY: free(3), as glibc defines it.
         let free = unsafe { mem::transmute::<usize, unsafe extern "C" fn(*mut c_void)>(free) };
-        // SAFETY: `find` has found both in the C library.
+        // SAFETY: `find` has found both functions in the C library.
         unsafe { tally::probe_chunk_headers(malloc, free) };
     }
 }
@@ -310,10 +318,15 @@ fn is_libc(object: &ElfObject) -> bool {
     object.definition(c"gnu_get_libc_version").is_some()
 }
 
-/// Whether a slot holds what the dynamic linker puts there.
-fn is_allocators(object: &ElfObject, slot: &GotSlot<'_>, value: usize, hook: &Hook) -> bool {
-    // One that defines the function itself may be bound to that (RTLD_DEEPBIND); not the C library,
-    // which was there first.
+/// Whether a slot holds the value that the dynamic linker gave it.
+fn holds_allocator_function(
+    object: &ElfObject,
+    slot: &GotSlot<'_>,
+    value: usize,
+    hook: &Hook,
+) -> bool {
+    // An object that defines the function itself may be bound to its own definition (RTLD_DEEPBIND), except the
+    // C library, which is loaded at startup.
     let real = hook.real.load(Relaxed);
     let is_unbound = || {
         let is_inside = slot.may_be_lazy && object.code.contains(&value);
@@ -325,33 +338,34 @@ fn is_allocators(object: &ElfObject, slot: &GotSlot<'_>, value: usize, hook: &Ho
 
 fn for_each_object(visit: &mut dyn FnMut(ElfObject)) {
     let mut visit = visit;
-    // SAFETY: dl_iterate_phdr(3): calls `visit_one` synchronously with the pointer passed here.
+    // SAFETY: dl_iterate_phdr(3) calls `visit_object` with the pointer passed here, and returns before it
+    // dangles.
     unsafe { libc::dl_iterate_phdr(Some(visit_object), (&raw mut visit).cast()) };
 }
 
 unsafe extern "C" fn visit_object(info: *mut dl_phdr_info, _: usize, visit: *mut c_void) -> c_int {
-    // SAFETY: `each_object` passes it, and nothing else uses it meanwhile.
+    // SAFETY: `for_each_object` passes a pointer to its `visit`, and does not use it meanwhile.
     let visit = unsafe { &mut *visit.cast::<&mut dyn FnMut(ElfObject)>() };
-    // SAFETY: dl_iterate_phdr(3): valid during the callback.
+    // SAFETY: dl_iterate_phdr(3) passes a pointer that is valid during the callback.
     let info = unsafe { &*info };
-    // SAFETY: as is the object.
-    if let Some(object) = unsafe { ElfObject::of(info) } {
+    // SAFETY: `info` comes from dl_iterate_phdr(3), which keeps the object loaded during the callback.
+    if let Some(object) = unsafe { ElfObject::from_info(info) } {
         visit(object);
     }
     0
 }
 
 fn value(slot: usize) -> usize {
-    // SAFETY: a slot of a loaded object: aligned, and it can be read.
+    // SAFETY: a slot of a loaded object is readable and aligned.
     unsafe { &*(slot as *const AtomicUsize) }.load(Acquire)
 }
 
-/// False where its page cannot be made writable.
+/// Writes a slot, if need be with its page made writable for a moment. Returns false if mprotect(2) fails.
 fn write(object: &ElfObject, slot: usize, value: usize) -> bool {
     const PAGE: usize = 4096;
     let page = (slot & !(PAGE - 1)) as *mut c_void;
     let protect = |protection| {
-        // SAFETY: mprotect(2): a page of slots; others may only read it, and go on reading.
+        // SAFETY: mprotect(2) on a page of slots. Other threads only read them, which stays allowed.
         let failed = unsafe { libc::mprotect(page, PAGE, protection) };
         failed == 0
     };
@@ -359,9 +373,10 @@ fn write(object: &ElfObject, slot: usize, value: usize) -> bool {
     if is_protected && !protect(libc::PROT_READ | libc::PROT_WRITE) {
         return false;
     }
-    // SAFETY: a slot of a loaded object, writable by now; threads that call through it read it whole.
+    // SAFETY: a slot of a loaded object, aligned and writable by now. Threads that call through it load it
+    // whole.
     unsafe { &*(slot as *const AtomicUsize) }.store(value, Release);
-    // Refused, it stays writable, which harms nobody.
+    // If this mprotect(2) fails, the page stays writable, which does no harm.
     let _ = is_protected && protect(libc::PROT_READ);
     true
 }
@@ -371,7 +386,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn definitions_are_those_that_the_loader_finds() {
+    fn find_returns_definitions_that_the_loader_uses() {
         let slots = GotSlots::find().unwrap();
         assert_eq!(slots.owner().malloc, libc::malloc as *const () as usize);
         assert!(!slots.owner().is_program);
@@ -390,7 +405,7 @@ mod tests {
     }
 
     #[test]
-    fn slots_of_this_program_hold_what_they_should() {
+    fn slots_of_unpatched_program_hold_allocator_functions() {
         let slots = GotSlots::find().unwrap();
         let (mut found, mut others) = (0, 0);
         for_each_object(&mut |object| {
@@ -398,7 +413,7 @@ mod tests {
                 let Some(hook) = slots.hook(slot.name) else {
                     continue;
                 };
-                if is_allocators(&object, &slot, value(slot.at), hook) {
+                if holds_allocator_function(&object, &slot, value(slot.address), hook) {
                     found += 1;
                 } else {
                     others += 1;

@@ -1,7 +1,7 @@
-//! What the slots point to while they are ours: each function of `malloc`, which counts, calls the
-//! allocator's own, and remembers or forgets.
+//! Hooks that patched slots and entry points call: one for each function of `malloc`, which counts the call,
+//! calls the allocator's function, and records or removes a sample.
 //!
-//! They unwind as the allocator's own do: `operator new` throws.
+//! They unwind as the allocator's functions do: `operator new` throws.
 #![expect(
     unsafe_code,
     reason = "other code calls them in place of its allocator"
@@ -17,33 +17,34 @@ use crate::countdown::{CountdownPause, count_down, is_due};
 use crate::sampler::{may_be_sample, remove_sample, restore_sample, sample};
 use crate::tally;
 
-/// What a function does with memory.
+/// Role of a function, by which its hook is enabled and disabled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// It only gives.
+    /// It only allocates: its hook is needed while sampling is on.
     Allocates,
-    /// It takes, or takes and gives: needed as long as there are live samples.
+    /// It frees, or frees and allocates: its hook is needed as long as there are live samples.
     Frees,
 }
 
-/// One function: its name, and ours.
+/// One function of `malloc` and its hook.
 #[derive(Debug)]
 pub(crate) struct Hook {
     pub(crate) name: &'static CStr,
     pub(crate) role: Role,
     pub(crate) address: usize,
-    /// The same for a function of the allocator that calls others which are hooked: those count nothing meanwhile.
+    /// Address of the hook for a function of the allocator that calls other hooked functions: their nested
+    /// allocations are not counted.
     pub(crate) outer: usize,
-    /// The allocator's own; 0 where it has none.
+    /// Address of the allocator's function; 0 if it has none.
     pub(crate) real: &'static AtomicUsize,
 }
 
-/// A function that can be hooked, for whoever leads its calls here.
+/// Function that can be hooked, as memprof-attach needs it to patch an entry point.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Signature {
-    /// Its symbol.
+    /// Symbol name.
     pub name: &'static str,
-    /// What it does with memory.
+    /// Whether it allocates or frees.
     pub role: Role,
     kind: &'static str,
     arguments: &'static [&'static str],
@@ -51,18 +52,18 @@ pub struct Signature {
 }
 
 impl Signature {
-    /// How many arguments it has.
+    /// Number of arguments.
     pub fn arguments(&self) -> usize {
         self.arguments.len()
     }
 
-    /// Whether it only takes memory.
+    /// Whether it only frees.
     pub fn is_free(&self) -> bool {
         self.kind == "free"
     }
 
-    /// Whether one hook serves both where they are one function by two names: they find the size and the block in
-    /// the same arguments.
+    /// Whether one hook can serve both functions, where two names have one address: they find the size and
+    /// the block in the same arguments.
     pub fn has_same_shape(&self, other: &Self) -> bool {
         let place = |one: &Self| one.arguments.iter().position(|name| *name == one.what);
         let is_same_place = match (place(self), place(other)) {
@@ -75,25 +76,26 @@ impl Signature {
 
 type Block = *mut c_void;
 
-/// The allocator's own function.
+/// Allocator's function behind a hook.
 ///
 /// # Safety
-/// `F` is its type, and it was found before any slot got the hook.
+/// `F` is the function's type, and `GotSlots::find` or `PatchedEntries::enable` stored its address before the
+/// hook could be called.
 #[inline(always)]
 unsafe fn function<F: Copy>(real: &AtomicUsize) -> F {
     const { assert!(size_of::<F>() == size_of::<usize>()) };
     let real = real.load(Relaxed);
-    // SAFETY: promised by the caller.
+    // SAFETY: the caller names the function's type, and the sizes are equal.
     unsafe { mem::transmute_copy(&real) }
 }
 
-/// Declares hooks, and the list of them. In each, the arguments as the allocator's own function
-/// has them; then how many bytes it is asked for, or which block it takes, or both.
+/// Declares a module for each hook, and the list of them. A line has the arguments of the allocator's
+/// function, then the bytes it allocates, or the block it frees, or both.
 macro_rules! hooks {
     ($($kind:ident $name:ident($($arg:ident: $type:ty),*) => $what:expr $(, $bytes:expr)?;)*) => {
         $(hook!($kind $name($($arg: $type),*) => $what $(, $bytes)?);)*
 
-        /// All functions that are hooked, by hooks that count every call where a tally is asked for.
+        /// Hooks of all functions. If the tally is enabled, they count every call.
         pub(crate) fn hooks() -> [Hook; COUNT] {
             let is_tallied = tally::is_enabled();
             [$(Hook {
@@ -108,7 +110,7 @@ macro_rules! hooks {
             }),*]
         }
 
-        /// All functions that can be hooked.
+        /// Signatures of all functions that can be hooked.
         pub const SIGNATURES: [Signature; COUNT] = [$(Signature {
             name: stringify!($name),
             role: role!($kind),
@@ -117,7 +119,7 @@ macro_rules! hooks {
             what: stringify!($what),
         }),*];
 
-        /// How many there are.
+        /// Number of hooks.
         pub(crate) const COUNT: usize = [$(stringify!($name)),*].len();
     };
 }
@@ -151,10 +153,10 @@ macro_rules! hook {
     (allocate $name:ident($($arg:ident: $type:ty),*) => $bytes:expr) => {
         hook!(@module $name, Block, ($($arg: $type),*), count_down($bytes), {
             let is_due = !count_down($bytes) && is_due($bytes);
-            let held = OUTER.then(CountdownPause::new);
-            // SAFETY: the caller's own arguments.
+            let pause = OUTER.then(CountdownPause::new);
+            // SAFETY: the hook's caller passed these arguments, for a function of this type.
             let block = unsafe { function::<Real>(&REAL)($($arg),*) };
-            drop(held);
+            drop(pause);
             if TALLIED {
                 tally::record_alloc(block as usize, $bytes);
             }
@@ -165,15 +167,15 @@ macro_rules! hook {
         });
     };
     (store $name:ident($($arg:ident: $type:ty),*) => $bytes:expr) => {
-        hook!(@module $name, c_int, (place: *mut Block, $($arg: $type),*), count_down($bytes), {
+        hook!(@module $name, c_int, (result: *mut Block, $($arg: $type),*), count_down($bytes), {
             let is_due = !count_down($bytes) && is_due($bytes);
-            let held = OUTER.then(CountdownPause::new);
-            // SAFETY: the caller's own arguments.
-            let failed = unsafe { function::<Real>(&REAL)(place, $($arg),*) };
-            drop(held);
+            let pause = OUTER.then(CountdownPause::new);
+            // SAFETY: the hook's caller passed these arguments, for a function of this type.
+            let failed = unsafe { function::<Real>(&REAL)(result, $($arg),*) };
+            drop(pause);
             if (is_due || TALLIED) && failed == 0 {
-                // SAFETY: posix_memalign(3): stored on success.
-                let block = unsafe { place.read() } as usize;
+                // SAFETY: posix_memalign(3) stores the block on success.
+                let block = unsafe { result.read() } as usize;
                 if TALLIED {
                     tally::record_alloc(block, $bytes);
                 }
@@ -187,13 +189,13 @@ macro_rules! hook {
     (free $name:ident($($arg:ident: $type:ty),*) => $block:expr) => {
         hook!(@module $name, (), ($($arg: $type),*), !may_be_sample($block as usize), {
             if may_be_sample($block as usize) {
-                // Before the block is free, and another thread gets it.
+                // Once the block is free, another thread may get it.
                 remove_sample($block as usize);
             }
             if TALLIED {
                 tally::record_free(tally::block_size($block as usize));
             }
-            // SAFETY: the caller's own arguments.
+            // SAFETY: the hook's caller passed these arguments, for a function of this type.
             unsafe { function::<Real>(&REAL)($($arg),*) }
         });
     };
@@ -204,17 +206,18 @@ macro_rules! hook {
                 true => tally::block_size($old as usize),
                 false => 0,
             };
-            let forgotten = may_be_sample($old as usize).then(|| remove_sample($old as usize)).flatten();
-            let held = OUTER.then(CountdownPause::new);
-            // SAFETY: the caller's own arguments.
+            let removed = may_be_sample($old as usize).then(|| remove_sample($old as usize)).flatten();
+            let pause = OUTER.then(CountdownPause::new);
+            // SAFETY: the hook's caller passed these arguments, for a function of this type.
             let block = unsafe { function::<Real>(&REAL)($($arg),*) };
-            drop(held);
+            drop(pause);
             if TALLIED && (!block.is_null() || $bytes == 0) {
                 tally::record_free(before);
                 tally::record_alloc(block as usize, $bytes);
             }
-            match forgotten {
-                // It failed, and the old block is what it was; with no bytes it may have been freed.
+            match removed {
+                // The call failed and the old block is unchanged. With a size of 0, the block may have been
+                // freed.
                 Some(old) if block.is_null() && $bytes != 0 => restore_sample($old as usize, old),
                 _ => {}
             }
@@ -232,15 +235,15 @@ macro_rules! hook {
             pub(super) type Real = unsafe extern "C-unwind" fn($($type),*) -> $result;
             pub(super) static REAL: AtomicUsize = AtomicUsize::new(0);
 
-            /// Jumps on without a frame of its own: the stack of the caller may have any alignment.
+            /// Tail-calls without a frame of its own, because the caller's stack may be misaligned.
             pub(super) unsafe extern "C-unwind" fn hook<const TALLIED: bool, const OUTER: bool>(
                 $($arg: $type),*
             ) -> $result {
                 if !TALLIED && !OUTER && $is_usual {
-                    // SAFETY: the caller's own arguments.
+                    // SAFETY: the hook's caller passed these arguments, for a function of this type.
                     return unsafe { function::<Real>(&REAL)($($arg),*) };
                 }
-                // SAFETY: as above.
+                // SAFETY: `aligned` passes on the arguments of the hook's caller.
                 unsafe { aligned::<TALLIED, OUTER>($($arg),*) }
             }
 

@@ -1,5 +1,5 @@
-//! What a hooked jemalloc calls (`experimental.hooks.install`; hook.h of 5.2 and newer): for one that is
-//! linked into the program, whose calls lead through no slot.
+//! Hooks for jemalloc's own hook interface (`experimental.hooks.install`; hook.h of 5.2 and newer): for a
+//! statically linked jemalloc, whose calls go through no GOT slot.
 //!
 //! jemalloc calls them after an allocation and before a free, and not from within one of them.
 #![expect(unsafe_code, reason = "jemalloc calls them")]
@@ -11,7 +11,7 @@ use crate::aligned::call_aligned;
 use crate::countdown::{count_down, is_due};
 use crate::sampler::{may_be_sample, remove_sample, sample};
 
-/// `hooks_t`.
+/// jemalloc's `hooks_t`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct JemallocHooks {
@@ -21,7 +21,7 @@ pub struct JemallocHooks {
     extra: usize,
 }
 
-/// What to install.
+/// Hooks to pass to `experimental.hooks.install`.
 pub fn jemalloc_hooks() -> JemallocHooks {
     JemallocHooks {
         allocated,
@@ -31,7 +31,7 @@ pub fn jemalloc_hooks() -> JemallocHooks {
     }
 }
 
-/// `hook_alloc_t`: the arguments are those of the function.
+/// Values of `hook_alloc_t`: which function was called, and so what its arguments mean.
 mod function {
     use core::ffi::c_int;
 
@@ -45,12 +45,12 @@ mod function {
 
 #[unsafe(naked)]
 unsafe extern "C" fn allocated(_: *mut c_void, _: c_int, _: usize, _: usize, _: *const usize) {
-    call_aligned!(take_allocated)
+    call_aligned!(on_allocated)
 }
 
 #[unsafe(naked)]
 unsafe extern "C" fn freed(_: *mut c_void, _: c_int, _: usize, _: *const usize) {
-    call_aligned!(take_freed)
+    call_aligned!(on_freed)
 }
 
 #[unsafe(naked)]
@@ -63,18 +63,18 @@ unsafe extern "C" fn expanded(
     _: usize,
     _: *const usize,
 ) {
-    // The last one lies on the stack, and the one before is not needed.
-    call_aligned!(take_expanded, "mov r9, [rsp + 8]")
+    // The seventh argument lies on the stack. It replaces the sixth, which the hook does not need.
+    call_aligned!(on_expanded, "mov r9, [rsp + 8]")
 }
 
-unsafe extern "C" fn take_allocated(
+unsafe extern "C" fn on_allocated(
     _: *mut c_void,
     function: c_int,
     block: usize,
     _: usize,
     args: *const usize,
 ) {
-    // SAFETY: hook.h: three words.
+    // SAFETY: hook.h: an array of at least three words.
     let [first, second, third] = unsafe { args.cast::<[usize; 3]>().read() };
     let size = match function {
         function::POSIX_MEMALIGN => third,
@@ -87,13 +87,13 @@ unsafe extern "C" fn take_allocated(
     sample_if_due(block, size);
 }
 
-unsafe extern "C" fn take_freed(_: *mut c_void, _: c_int, block: usize, _: *const usize) {
+unsafe extern "C" fn on_freed(_: *mut c_void, _: c_int, block: usize, _: *const usize) {
     if may_be_sample(block) {
         remove_sample(block);
     }
 }
 
-unsafe extern "C" fn take_expanded(
+unsafe extern "C" fn on_expanded(
     _: *mut c_void,
     _: c_int,
     block: usize,
@@ -101,11 +101,11 @@ unsafe extern "C" fn take_expanded(
     after: usize,
     args: *const usize,
 ) {
-    // Nor did xallocx, where it refused.
+    // jemalloc's xallocx reports a call that did not change the block's size.
     if before == after {
         return;
     }
-    // SAFETY: hook.h: four words, of which the second is the size in all three functions.
+    // SAFETY: hook.h: an array of four words, of which the second is the size in all three functions.
     let [_, size] = unsafe { args.cast::<[usize; 2]>().read() };
     if may_be_sample(block) {
         remove_sample(block);
@@ -124,7 +124,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn hooks_have_the_layout_of_jemallocs() {
+    fn hooks_layout_matches_jemalloc() {
         assert_eq!(size_of::<JemallocHooks>(), 4 * size_of::<usize>());
         assert_eq!(align_of::<JemallocHooks>(), align_of::<usize>());
     }

@@ -1,19 +1,20 @@
-//! A heap sampler that serves any allocator, for the inside of somebody else's process.
+//! Heap sampler for any allocator, to be loaded into a process that was not built for it.
 //!
-//! It replaces the functions of `malloc` where other objects call them, in the slots that the
-//! dynamic linker filled (`slots`), and gives the slots back. Where the allocator is linked into the program, jumps at its
-//! functions lead to them, which another process writes (`entries`). Between the two, one allocation in
-//! so many bytes is remembered with its stack until it is freed. To switch it on in a program see
-//! `memprof-core`; to read what comes of it see `memprof-report`.
+//! It replaces the functions of `malloc` in the GOT slots that the dynamic linker filled for other objects
+//! (`got_slots`), and restores the slots when it ends. Calls inside a statically linked allocator go through
+//! no slot: another process patches the entry points of its functions with jumps to the hooks
+//! (`patched_entries`). While hooks are enabled, one allocation per sample interval is recorded with its
+//! stack until it is freed. To start it in a program see `memprof-core`; to read its profiles see
+//! `memprof-report`.
 //!
-//! What runs inside `malloc` (`hooks` and what they call) allocates nothing, takes no lock, touches
-//! no thread-local storage and cannot panic: it may be entered from a signal handler that
-//! interrupted it. Its memory comes from the kernel and is bounded. It uses less than 1.5 KiB of a stack, of any alignment,
-//! beside what the allocator uses: a coroutine's may have 4 KiB. There is one sampler in a
-//! process, because a hook has no argument that could tell which.
+//! Code that runs inside `malloc` (`hooks` and its callees) allocates nothing, takes no lock, touches no
+//! thread-local storage and cannot panic: a signal handler may enter it while it runs. Its memory comes from
+//! the kernel and is bounded. It uses less than 1.5 KiB of stack, at any alignment, beside the allocator's
+//! own use: a coroutine's stack may have 4 KiB. A process has one sampler, because a hook has no argument
+//! that could select one.
 //!
-//! Only x86-64 Linux with glibc is built: `%fs:0` tells threads apart, and relocations have the
-//! types of that processor.
+//! It is built for x86-64 Linux with glibc only: `%fs:0` identifies threads, and the relocation types are
+//! those of that processor.
 #![no_std]
 #![cfg(all(target_arch = "x86_64", target_os = "linux", target_env = "gnu"))]
 
@@ -40,7 +41,9 @@ mod tally;
 mod thread_pointer;
 
 pub use excluded_threads::{SamplerExclusion, exclude_this_thread};
-pub use got_slots::{GotSlots, Leads, MallocProvider, PatchStats, malloc, own_calls};
+pub use got_slots::{
+    CallTarget, GotSlots, MallocProvider, PatchStats, malloc_address, visit_own_calls,
+};
 pub use hooks::{Role, SIGNATURES, Signature};
 pub use jemalloc::{JemallocHooks, jemalloc_hooks};
 pub use patched_entries::{
@@ -51,5 +54,5 @@ pub use sampler::{
     LiveSample, SamplerError, SamplerStats, clear, counts, for_each_live, for_each_record,
     interval, reset_in_child, start, stop,
 };
-pub use stack_table::{EVICTED, MOST_FRAMES, StackRecord, StackRecordId};
-pub use tally::{Tally, enable, tally};
+pub use stack_table::{EVICTED, MAX_FRAMES, StackRecord, StackRecordId};
+pub use tally::{Tally, enable as enable_tally, tally};

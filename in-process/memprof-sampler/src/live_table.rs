@@ -1,4 +1,5 @@
-//! The samples that were not freed yet, by address. Lock-free: signals and re-entry do no harm.
+//! Live table: samples that were not freed, by address. Lock-free, so signal handlers and re-entry do no
+//! harm.
 #![expect(unsafe_code, reason = "tables outside of every allocator")]
 
 use core::mem::offset_of;
@@ -17,11 +18,11 @@ mod bucket;
 use bucket::{Bucket, CellData, WAYS};
 pub(crate) use bucket::{ClaimedCell, Sample};
 
-/// The tables' sizes in buckets. A further one is made when the ones before are full; together they
-/// hold 1.4 million samples in 34 MB at the most.
+/// Sizes of the tables, in buckets. The next one is mapped when all before are full; together they hold 1.4
+/// million samples in 34 MB.
 pub(crate) const BUCKETS: [usize; 4] = [1 << 11, 1 << 13, 1 << 15, 1 << 17];
 
-/// The live samples.
+/// Live samples of the process.
 #[repr(C)]
 pub(crate) struct LiveTable {
     tables: [AtomicPtr<Bucket>; BUCKETS.len()],
@@ -34,12 +35,13 @@ impl LiveTable {
         }
     }
 
-    /// Makes the first table. False where the kernel has no memory for it.
+    /// Maps the first table. Returns false if the kernel has no memory.
     pub(crate) fn prepare(&self) -> bool {
         self.table(0).is_some()
     }
 
-    /// Claims a place for a sample; none where all tables are full.
+    /// Claims an empty cell for a sample. `None` if all tables are full, or the kernel has no memory for the
+    /// next.
     pub(crate) fn claim(&self, hash: AddressHash, address: usize) -> Option<ClaimedCell<'_>> {
         (0..BUCKETS.len()).find_map(|generation| {
             let mut buckets = candidate_buckets(self.table(generation)?, hash);
@@ -47,7 +49,7 @@ impl LiveTable {
         })
     }
 
-    /// Claims the place that the sample at an address has.
+    /// Claims the cell of the sample at an address. `None` if there is none.
     pub(crate) fn find(&self, hash: AddressHash, address: usize) -> Option<ClaimedCell<'_>> {
         let mut buckets = self
             .tables()
@@ -55,15 +57,16 @@ impl LiveTable {
         buckets.find_map(|bucket| bucket.find(address))
     }
 
-    /// Visits each sample with its address, but those that come or go meanwhile.
+    /// Visits each sample with its address. Samples inserted or removed meanwhile may be missed.
     pub(crate) fn for_each(&self, mut visit: impl FnMut(usize, Sample)) {
         for bucket in self.tables().flatten() {
             bucket.visit(&mut visit);
         }
     }
 
-    /// Claims each sample, waits for what others have claimed, and gives the memory back. False where `wait` ends that.
-    /// Who claims meanwhile finds nothing, or leaves without filling the place.
+    /// Claims and drops each sample, waits for cells that other threads have claimed, and releases the
+    /// memory. Returns false if `wait` did. Cells claimed meanwhile are found empty or left empty: the caller
+    /// has closed the gate.
     pub(crate) fn drain(
         &self,
         mut drained: impl FnMut(&ClaimedCell<'_>),
@@ -73,33 +76,34 @@ impl LiveTable {
         let is_empty = buckets.all(|bucket| bucket.drain(&mut drained, &mut wait));
         if is_empty {
             for table in self.tables() {
-                // SAFETY: a mapping of `table`. All places are empty; who claims one only to leave it empty again does
-                // not miss the claim.
+                // SAFETY: a mapping of `table`, whose cells are all empty. A hook that claims one now leaves
+                // it empty again, so zeros do no harm.
                 unsafe { mapping::release_pages(table.as_ptr().cast_mut(), table.len()) };
             }
         }
         is_empty
     }
 
-    /// Empties what was claimed by threads that are no more.
+    /// Empties the cells that threads of the parent process had claimed. For a forked child, which has no
+    /// such thread.
     pub(crate) fn clear_claimed(&self) {
         self.tables().flatten().for_each(Bucket::clear_claimed);
     }
 
-    /// How many bytes the tables take, touched or not.
+    /// Bytes mapped for the tables, touched or not.
     pub(crate) fn bytes(&self) -> usize {
         self.tables().map(size_of_val).sum()
     }
 
     fn tables(&self) -> impl Iterator<Item = &[Bucket]> {
         let tables = self.tables.iter().zip(BUCKETS);
-        tables.filter_map(|(table, count)| existing(table, count))
+        tables.filter_map(|(table, count)| mapped(table, count))
     }
 
-    /// The table of that generation, made where it is missing.
+    /// Returns a table by its number, and maps it if it is missing.
     fn table(&self, generation: usize) -> Option<&[Bucket]> {
         let (table, count) = (self.tables.get(generation)?, *BUCKETS.get(generation)?);
-        if let Some(table) = existing(table, count) {
+        if let Some(table) = mapped(table, count) {
             return Some(table);
         }
         let fresh = mapping::zeroed::<Bucket>(count)?;
@@ -107,29 +111,30 @@ impl LiveTable {
             .compare_exchange(ptr::null_mut(), fresh, AcqRel, Acquire)
             .is_err()
         {
-            // SAFETY: nobody else has seen it; another thread's is in its place.
+            // SAFETY: only this thread has the address of `fresh`, because another thread's mapping was
+            // stored.
             unsafe { mapping::unmap(fresh, count) };
         }
-        existing(table, count)
+        mapped(table, count)
     }
 }
 
-fn existing(table: &AtomicPtr<Bucket>, count: usize) -> Option<&[Bucket]> {
+fn mapped(table: &AtomicPtr<Bucket>, count: usize) -> Option<&[Bucket]> {
     let start = table.load(Acquire);
     if start.is_null() {
         return None;
     }
-    // SAFETY: a mapping of so many buckets, which stays; zeros are valid atomics.
+    // SAFETY: a mapping of `count` buckets, which stays mapped and whose zeros are valid atomics.
     Some(unsafe { core::slice::from_raw_parts(start, count) })
 }
 
-/// The two buckets that may hold an address.
+/// The two buckets of a table that may hold an address.
 fn candidate_buckets(table: &[Bucket], hash: AddressHash) -> impl Iterator<Item = &Bucket> {
     let indices = indices(table.len(), hash).into_iter();
     indices.filter_map(|index| table.get(index))
 }
 
-/// Where these are, in a table of so many.
+/// Indices of these buckets, in a table of `count` buckets.
 fn indices(count: usize, hash: AddressHash) -> [usize; 2] {
     let (first, second) = (
         hash.locality_bits(count.ilog2()),
@@ -138,17 +143,18 @@ fn indices(count: usize, hash: AddressHash) -> [usize; 2] {
     [first, if second == first { first ^ 1 } else { second }]
 }
 
-/// Where the tables lie that begin there.
+/// Address ranges of the tables that begin at `tables`; 0 means not mapped.
 pub(crate) fn ranges(tables: [u64; BUCKETS.len()]) -> impl Iterator<Item = Range<u64>> {
     let tables = tables.into_iter().zip(BUCKETS);
-    let made = tables.filter(|(table, _)| *table != 0);
-    made.map(|(table, count)| {
+    let mapped = tables.filter(|(table, _)| *table != 0);
+    mapped.map(|(table, count)| {
         let end = table.wrapping_add((count * size_of::<Bucket>()) as u64);
         table..end
     })
 }
 
-/// The record of the sample at an address in another process, whose tables begin at `tables`.
+/// Finds the sample at an address in another process, whose tables begin at `tables`. `word` reads eight
+/// bytes. Returns the stack record; `None` if there is no such sample.
 pub(crate) fn find_remote(
     tables: [u64; BUCKETS.len()],
     hash: AddressHash,
@@ -195,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sample_is_found_once() {
+    fn removed_sample_is_not_found_again() {
         let live = LiveTable::new();
         let address = 0x7f00_0000_1000;
         let sample = Sample { size: 7, record: 9 };
@@ -206,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn more_samples_than_the_first_table_holds_are_all_found() {
+    fn samples_beyond_the_first_table_are_found() {
         let live = LiveTable::new();
         let addresses: Vec<usize> = (0..100_000).map(|at| 0x10_0000 + at * 48).collect();
         for (at, address) in addresses.iter().enumerate() {
@@ -230,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn those_that_are_left_are_visited_once() {
+    fn for_each_visits_remaining_samples_once() {
         let live = LiveTable::new();
         let sample = |at: usize| Sample {
             size: at as u64,
@@ -252,11 +258,11 @@ mod tests {
     }
 
     #[test]
-    fn threads_that_free_what_others_allocated_find_it() {
+    fn thread_removes_sample_of_another_thread() {
         const EACH: usize = 20_000;
         let live = Arc::new(LiveTable::new());
         let (send, receive) = std::sync::mpsc::sync_channel::<usize>(64);
-        let inserting = {
+        let inserter = {
             let live = Arc::clone(&live);
             move || {
                 for at in 1..=EACH {
@@ -270,11 +276,11 @@ mod tests {
                 }
             }
         };
-        let inserting = thread::spawn(inserting);
+        let inserter = thread::spawn(inserter);
         for address in receive {
             let sample = live.remove(address).unwrap();
             assert_eq!(sample.size, address as u64);
         }
-        inserting.join().unwrap();
+        inserter.join().unwrap();
     }
 }

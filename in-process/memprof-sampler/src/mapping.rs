@@ -1,4 +1,4 @@
-//! Memory from the kernel, outside of every allocator.
+//! Memory mapped from the kernel, outside every allocator.
 #![expect(unsafe_code, reason = "mappings")]
 
 use core::ptr;
@@ -6,13 +6,14 @@ use core::ptr;
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags};
 
-/// Zeros, of which only what is touched becomes resident, also after mlockall(2). None where the kernel refuses.
+/// Maps zeros, of which only touched pages become resident, also after mlockall(2). `None` if the kernel has
+/// no memory.
 ///
 /// `T` must be valid when all its bytes are 0.
 pub(crate) fn zeroed<T>(count: usize) -> Option<*mut T> {
     let bytes = count.checked_mul(size_of::<T>())?;
-    // SAFETY: mmap(2): a fresh mapping at a place of the kernel's choice. Without access, none of it becomes
-    // resident, even where the program has all of its memory locked.
+    // SAFETY: mmap(2): a new mapping at an address that the kernel chooses. Without access rights none of it
+    // becomes resident, even if the program has locked all of its memory.
     let mapped = unsafe {
         rustix::mm::mmap_anonymous(
             ptr::null_mut(),
@@ -22,41 +23,42 @@ pub(crate) fn zeroed<T>(count: usize) -> Option<*mut T> {
         )
     };
     let mapped = mapped.ok()?;
-    // SAFETY: madvise(2): a mapping that nothing refers to.
+    // SAFETY: madvise(2) on a mapping that nothing refers to.
     let is_locked =
         unsafe { rustix::mm::madvise(mapped, bytes, Advice::LinuxDontNeed) } == Err(Errno::INVAL);
     if is_locked {
-        // The pages could not be given back later, and count towards RLIMIT_MEMLOCK.
-        // SAFETY: munlock(2): as above. Locked, it works as well.
+        // Locked pages cannot be released later, and count towards RLIMIT_MEMLOCK.
+        // SAFETY: munlock(2) on a mapping that nothing refers to. If it fails, the mapping works locked.
         let _ = unsafe { rustix::mm::munlock(mapped, bytes) };
     }
-    // SAFETY: mprotect(2): as above.
+    // SAFETY: mprotect(2) on a mapping that nothing refers to.
     let opened =
         unsafe { rustix::mm::mprotect(mapped, bytes, MprotectFlags::READ | MprotectFlags::WRITE) };
     if opened.is_err() {
-        // SAFETY: munmap(2): as above.
+        // SAFETY: munmap(2) of a mapping that nothing refers to.
         let _ = unsafe { rustix::mm::munmap(mapped, bytes) };
         return None;
     }
     Some(mapped.cast())
 }
 
-/// Makes a mapping of [`zeroed`] zero again, and gives its pages back to the kernel.
+/// Zeroes a mapping of [`zeroed`], and releases its pages to the kernel.
 ///
 /// # Safety
-/// `start` and `count` are a mapping of [`zeroed`], and nobody uses it meanwhile.
+/// `start` and `count` are a mapping of [`zeroed`], and no other thread uses it meanwhile.
 pub(crate) unsafe fn reset<T>(start: *mut T, count: usize) {
-    // SAFETY: promised by the caller, who misses nothing.
+    // SAFETY: the caller passes a mapping of `zeroed` that is not in use, and whose content it gives up.
     if !unsafe { release_pages(start, count) } {
-        // SAFETY: the whole mapping, which the caller says is not in use.
+        // SAFETY: the caller passes the whole mapping, and says that it is not in use.
         unsafe { start.write_bytes(0, count) };
     }
 }
 
-/// Has a mapping of [`zeroed`] read as zeros again, if the kernel has its pages back. None of it is unmapped.
+/// Releases the pages of a mapping of [`zeroed`] to the kernel; it stays mapped and reads as zeros. Returns
+/// false if the kernel refused, and nothing changed.
 ///
 /// # Safety
-/// `start` and `count` are such a mapping, and nobody misses what it held.
+/// `start` and `count` are a mapping of [`zeroed`] whose content is no longer needed.
 pub(crate) unsafe fn release_pages<T>(start: *mut T, count: usize) -> bool {
     let bytes = count * size_of::<T>();
     // SAFETY: madvise(2): a private anonymous mapping reads as zeros afterwards.
@@ -66,9 +68,10 @@ pub(crate) unsafe fn release_pages<T>(start: *mut T, count: usize) -> bool {
 /// Unmaps a mapping of [`zeroed`].
 ///
 /// # Safety
-/// As [`reset`]; and nobody uses it afterwards.
+/// Like [`reset`]; also, the mapping is not used afterwards.
 pub(crate) unsafe fn unmap<T>(start: *mut T, count: usize) {
-    // SAFETY: munmap(2): promised by the caller. It fails only for what is no mapping.
+    // SAFETY: munmap(2) of a mapping of `zeroed` that, says the caller, is not in use. It fails only for
+    // other addresses.
     let unmapped = unsafe { rustix::mm::munmap(start.cast(), count * size_of::<T>()) };
     debug_assert!(unmapped.is_ok());
 }
@@ -80,7 +83,7 @@ mod tests {
     use super::*;
 
     /// `VmRSS` and `VmLck` of this process, in KiB.
-    fn figures() -> [u64; 2] {
+    fn rss_and_locked() -> [u64; 2] {
         let status = std::fs::read_to_string("/proc/self/status").unwrap();
         ["VmRSS:", "VmLck:"].map(|name| {
             let line = status
@@ -92,21 +95,21 @@ mod tests {
     }
 
     #[test]
-    fn mlockall_makes_nothing_resident_that_is_not_touched() {
-        // SAFETY: fork(2): what the child calls needs no lock that another thread could hold, but the allocator's,
-        // which glibc makes ready.
+    fn mapping_after_mlockall_is_not_resident() {
+        // SAFETY: fork(2): the child calls nothing that needs a lock which another thread could hold, except
+        // the allocator's, which glibc releases in the child.
         let child = unsafe { libc::fork() };
         if child == 0 {
             // SAFETY: mlockall(2) takes flags.
             let locked = unsafe { libc::mlockall(libc::MCL_FUTURE) };
-            let before = figures();
+            let before = rss_and_locked();
             let start: *mut u64 = zeroed(1 << 20).unwrap();
-            let after = figures();
+            let after = rss_and_locked();
             let is_small = (0..2).all(|at| after[at] < before[at] + 1024);
-            // SAFETY: the mapping just made.
-            let is_given_back = unsafe { release_pages(start, 1 << 20) };
+            // SAFETY: `zeroed` has just mapped it, and nothing uses it.
+            let is_released = unsafe { release_pages(start, 1 << 20) };
             // SAFETY: _exit(2) takes a number.
-            unsafe { libc::_exit(i32::from(locked != 0 || !is_small || !is_given_back)) };
+            unsafe { libc::_exit(i32::from(locked != 0 || !is_small || !is_released)) };
         }
         let mut status = 0;
         // SAFETY: waitpid(2): a child of this process, and room for a number.

@@ -1,4 +1,4 @@
-//! The code of this library: where its own calls and its own frames lie.
+//! Address range of this library's code, by which its own calls and frames are recognized.
 
 use core::ops::Range;
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -6,7 +6,7 @@ use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 static START: AtomicUsize = AtomicUsize::new(0);
 static END: AtomicUsize = AtomicUsize::new(0);
 
-/// Empty before the slots were looked for.
+/// Returns the range, empty until `GotSlots::find` has run.
 pub(crate) fn own_code() -> Range<usize> {
     START.load(Relaxed)..END.load(Relaxed)
 }

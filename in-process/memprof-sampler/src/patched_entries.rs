@@ -1,9 +1,10 @@
-//! Functions of an allocator that is linked into the program, whose calls lead through no slot: each begins with a jump
-//! to a stub, which jumps on to where its entry of a table says: to a hook, or to its own first instructions, which were
-//! moved away.
+//! Patched entry points of a statically linked allocator, whose calls go through no GOT slot. Each function
+//! begins with a jump to a trampoline, which jumps to the target in the function's row of a table: a hook, or
+//! the function's relocated prologue.
 //!
-//! memprof-attach makes the table and writes the jumps, while all threads stand still. What is done here is one store of
-//! a word for each function, as with a slot. The table and the moved instructions stay for the life of the process.
+//! memprof-attach writes the table and the jumps while all threads are stopped. Enabling or disabling a hook
+//! here is one store of a word per function, as with a slot. The table and the relocated prologues stay
+//! mapped until the process ends.
 #![expect(unsafe_code, reason = "code and a table that another process wrote")]
 
 use core::mem::offset_of;
@@ -12,63 +13,63 @@ use core::sync::atomic::{AtomicU64, Ordering::Relaxed, Ordering::Release};
 
 use crate::hooks::{COUNT, Hook, Role, hooks};
 
-/// What a table begins with. Its last number is that of this layout.
+/// First bytes of a table. The last one is the version of this layout.
 pub const TABLE_MARK: [u8; 16] = *b"memprof entries1";
-/// From a table's start to the code behind it.
+/// Bytes of a table, before the trampolines.
 pub const TABLE_SIZE: usize = 2 << 12;
 
-/// The functions of an allocator, as memprof-attach writes them.
+/// Table of an allocator's patched functions, as memprof-attach writes it.
 #[derive(Debug)]
 #[repr(C)]
 pub struct EntryTable {
-    /// [`TABLE_MARK`], written when all else is.
+    /// [`TABLE_MARK`], written after everything else.
     pub mark: [u8; 16],
-    /// How many of `entries` are in use.
+    /// Number of `entries` in use.
     pub count: u64,
-    /// Of each function, in the order of the addresses.
-    pub entries: [EntryRow; Self::MOST],
+    /// One row per function, in the order of their addresses.
+    pub entries: [EntryRow; Self::MAX_ENTRIES],
 }
 
-/// A function that begins with a jump.
+/// Row of a function that begins with a jump.
 #[derive(Debug)]
 #[repr(C)]
 pub struct EntryRow {
-    /// Where its stub jumps to: `moved`, or a hook.
+    /// Address to which its trampoline jumps: `moved`, or a hook.
     pub target: AtomicU64,
-    /// Its moved instructions, which end with a jump to the rest of it.
+    /// Address of its relocated prologue, which ends with a jump to the rest of the function.
     pub moved: u64,
-    /// The function.
+    /// Address of the function.
     pub function: u64,
-    /// Its first bytes, in place of which stands a jump.
-    pub was: [u8; Self::JUMP],
-    /// 1 where it calls other functions of the table, directly or not.
+    /// Original first bytes, replaced by the jump.
+    pub original: [u8; Self::JUMP_SIZE],
+    /// 1 if it calls other functions of the table, directly or not.
     pub is_outer: u8,
     /// Zeros.
     pub reserved: [u8; 2],
-    /// The symbol whose hook serves it, and zeros.
+    /// Symbol whose hook serves it, padded with zeros.
     pub name: [u8; 56],
 }
 
 impl EntryTable {
-    /// More than there are hooks.
-    pub const MOST: usize = 64;
+    /// Rows of a table, at least as many as there are hooks.
+    pub const MAX_ENTRIES: usize = 64;
 }
 
 impl EntryRow {
-    /// `jmp`, with the distance in 32 bits.
-    pub const JUMP: usize = 5;
+    /// Bytes of a `jmp` with a 32-bit distance.
+    pub const JUMP_SIZE: usize = 5;
 }
 
-const _: () = assert!(size_of::<EntryTable>() <= TABLE_SIZE && COUNT <= EntryTable::MOST);
+const _: () = assert!(size_of::<EntryTable>() <= TABLE_SIZE && COUNT <= EntryTable::MAX_ENTRIES);
 const _: () = assert!(size_of::<EntryRow>() == 88);
 
-/// Where the stub of an entry lies, from the table's start: `jmp *target(%rip)` and the table's address at 8. What
-/// was moved lies at 16.
+/// Offset of an entry's trampoline from the table's start: `jmp *target(%rip)`, at byte 8 the table's
+/// address, at byte 16 the relocated prologue.
 pub const fn trampoline_offset(index: usize) -> usize {
     TABLE_SIZE + index * 128
 }
 
-/// The table of this process, and the hooks for its functions.
+/// The process's table, and the hooks for its functions.
 #[derive(Debug)]
 pub struct PatchedEntries {
     table: &'static EntryTable,
@@ -76,7 +77,8 @@ pub struct PatchedEntries {
 }
 
 impl PatchedEntries {
-    /// None unless `function` begins with a jump of memprof-attach's.
+    /// Finds the table by an entry point. `None` unless `function` begins with a jump that memprof-attach
+    /// wrote.
     pub fn find(function: usize) -> Option<Self> {
         let hooks = hooks();
         Some(Self {
@@ -85,8 +87,8 @@ impl PatchedEntries {
         })
     }
 
-    /// Whether all functions begin with their jumps now. Not where memprof-attach was killed while it wrote them, or
-    /// has taken them away.
+    /// Whether all functions still begin with their jumps. False if memprof-attach was killed while it wrote
+    /// them, or has restored the functions.
     pub fn is_complete(&self) -> bool {
         let mut entries = self.entries().iter().enumerate();
         entries.all(|(index, entry)| {
@@ -94,7 +96,7 @@ impl PatchedEntries {
         })
     }
 
-    /// Has the hooks call what was moved, not the functions, which lead to them.
+    /// Makes the hooks call the relocated prologues: the functions themselves jump to the hooks.
     pub(crate) fn set_originals(&self) {
         for hook in &self.hooks {
             hook.real.store(0, Relaxed);
@@ -106,16 +108,17 @@ impl PatchedEntries {
         }
     }
 
-    /// How many functions lead to their hooks.
+    /// Number of functions whose hooks are enabled.
     pub fn count(&self) -> usize {
-        let taken = self
+        let enabled = self
             .entries()
             .iter()
             .filter(|entry| entry.target.load(Relaxed) != entry.moved);
-        taken.count()
+        enabled.count()
     }
 
-    /// Leads all functions to their hooks, unless a jump is missing: None then.
+    /// Enables the hooks of all functions and returns their number. `None`, with nothing changed, if a jump
+    /// is missing.
     pub fn enable(&self) -> Option<usize> {
         if !self.is_complete() {
             return None;
@@ -134,7 +137,7 @@ impl PatchedEntries {
         Some(self.count())
     }
 
-    /// Leads the functions with that role, or all, past their hooks.
+    /// Disables the hooks of functions with `role`, or all.
     pub fn disable(&self, role: Option<Role>) {
         for entry in self.entries() {
             let own = self.hook(entry).map(|hook| hook.role);
@@ -160,48 +163,51 @@ impl PatchedEntries {
     }
 }
 
-/// Where a function's first instruction jumps to, if it is `jmp` with 32 bits.
+/// Address to which a function's first instruction jumps. `None` unless it is `jmp` with a 32-bit distance.
 fn jump_target(function: usize) -> Option<usize> {
-    // SAFETY: code of a function that has at least so many bytes, or more code behind it.
-    let [0xe9, distance @ ..] = (unsafe { (function as *const [u8; EntryRow::JUMP]).read() })
+    // SAFETY: the caller passes the address of a function. Its code has at least five bytes, or other code
+    // follows.
+    let [0xe9, distance @ ..] = (unsafe { (function as *const [u8; EntryRow::JUMP_SIZE]).read() })
     else {
         return None;
     };
     let distance = i32::from_le_bytes(distance) as isize;
     Some(
         function
-            .wrapping_add(EntryRow::JUMP)
+            .wrapping_add(EntryRow::JUMP_SIZE)
             .wrapping_add_signed(distance),
     )
 }
 
+/// Finds the table through the trampoline to which a function jumps.
 fn find_table(function: usize) -> Option<&'static EntryTable> {
-    let stub = jump_target(function)?;
-    // SAFETY: code that is jumped to, with at least one instruction; a stub of ours has 16 bytes. Read byte by byte up to
-    // the first that is no stub's.
-    let byte = |at: usize| unsafe { ((stub + at) as *const u8).read() };
+    let trampoline = jump_target(function)?;
+    // SAFETY: the target of a jump is code, with at least one instruction. The bytes are read in order, and
+    // no further than the first that differs from a trampoline of memprof-attach, which has 16.
+    let byte = |at: usize| unsafe { ((trampoline + at) as *const u8).read() };
     if byte(0) != 0xff || byte(1) != 0x25 {
         return None;
     }
     let distance = i32::from_le_bytes([byte(2), byte(3), byte(4), byte(5)]) as isize;
-    let target = stub.wrapping_add(6).wrapping_add_signed(distance);
+    let target = trampoline.wrapping_add(6).wrapping_add_signed(distance);
     if byte(6) != 0x0f || byte(7) != 0x0b {
         return None;
     }
     let table = usize::from_le_bytes(core::array::from_fn(|at| byte(8 + at)));
-    let index = stub.wrapping_sub(table).wrapping_sub(TABLE_SIZE) / 128;
+    let index = trampoline.wrapping_sub(table).wrapping_sub(TABLE_SIZE) / 128;
     let expected = table
         .wrapping_add(offset_of!(EntryTable, entries))
         .wrapping_add(index.wrapping_mul(size_of::<EntryRow>()));
     let is_aligned = table.is_multiple_of(1 << 12);
     if !is_aligned
-        || index >= EntryTable::MOST
+        || index >= EntryTable::MAX_ENTRIES
         || target != expected
-        || stub != table + trampoline_offset(index)
+        || trampoline != table + trampoline_offset(index)
     {
         return None;
     }
-    // SAFETY: the code that leads to it says so three times over; it stays mapped, and only `target`s change.
+    // SAFETY: the trampoline's jump, its copy of the address and its position agree on the table, which stays
+    // mapped and of which only `target`s change.
     let table = unsafe { &*(table as *const EntryTable) };
     (table.mark == TABLE_MARK).then_some(table)
 }

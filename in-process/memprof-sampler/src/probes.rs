@@ -1,6 +1,7 @@
-//! The samples for tracers that listen from outside, by eBPF say: OpenTelemetry's contract for heap
-//! profiles, `otel_memory:alloc(ptr, size, weighted bytes)` and `otel_memory:free(ptr)`, as static probes
-//! of `SystemTap`'s format (`.note.stapsdt`). A tracer counts a semaphore up while it listens.
+//! Static probes in `SystemTap`'s format (`.note.stapsdt`), through which tracers outside the process receive
+//! the samples, for example by eBPF. They follow OpenTelemetry's contract for heap profiles:
+//! `otel_memory:alloc(ptr, size, weighted bytes)` and `otel_memory:free(ptr)`. A tracer increments a probe's
+//! semaphore while it listens.
 #![expect(
     unsafe_code,
     reason = "probes are instructions, and their semaphores have a section"
@@ -14,10 +15,10 @@ static ALLOC: AtomicU16 = AtomicU16::new(0);
 #[unsafe(link_section = ".probes")]
 static FREE: AtomicU16 = AtomicU16::new(0);
 
-/// A probe of that name, whose arguments are in these registers.
+/// Probe with a name and a semaphore, whose arguments are in the given registers.
 macro_rules! probe {
-    ($name:literal, $semaphore:ident, $places:literal, $($register:tt = $value:expr),*) => {
-        // SAFETY: one instruction, which does nothing; the rest describes it in a note.
+    ($name:literal, $semaphore:ident, $locations:literal, $($register:tt = $value:expr),*) => {
+        // SAFETY: a `nop`; the other lines only describe it in a note.
         unsafe {
             asm!(
                 "990: nop",
@@ -31,11 +32,11 @@ macro_rules! probe {
                 ".8byte {semaphore}",
                 ".asciz \"otel_memory\"",
                 concat!(".asciz \"", $name, "\""),
-                concat!(".asciz \"", $places, "\""),
+                concat!(".asciz \"", $locations, "\""),
                 "994: .balign 4",
                 ".popsection",
                 ".ifndef _.stapsdt.base",
-                // Retained (R), though no code refers to it: tracers look for it.
+                // Retained (R), although no code refers to it: tracers read it.
                 ".pushsection .stapsdt.base, \"aGR\", \"progbits\", .stapsdt.base, comdat",
                 ".weak _.stapsdt.base",
                 ".hidden _.stapsdt.base",
@@ -51,7 +52,7 @@ macro_rules! probe {
     };
 }
 
-/// A sampled allocation.
+/// Fires the probe of a sampled allocation.
 pub(crate) fn alloc(block: usize, size: u64, interval: u64) {
     if ALLOC.load(Relaxed) != 0 {
         let weight = weighted(size, interval);
@@ -66,14 +67,14 @@ pub(crate) fn alloc(block: usize, size: u64, interval: u64) {
     }
 }
 
-/// It will be free.
+/// Fires the probe of a sampled block that is about to be freed.
 pub(crate) fn free(block: usize) {
     if FREE.load(Relaxed) != 0 {
         probe!("free", FREE, "8@%rdi", "rdi" = block);
     }
 }
 
-/// The bytes that a sample of that size stands for.
+/// Bytes that a sample of that size stands for: its size divided by the probability that it is sampled.
 fn weighted(size: u64, interval: u64) -> u64 {
     if size == 0 || interval == 0 {
         return size;
@@ -87,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_sample_stands_for_what_was_not_sampled() {
+    fn weighted_size_is_divided_by_sampling_probability() {
         assert_eq!(weighted(0, 4096), 0);
         assert_eq!(weighted(1, 4096), 4096);
         assert_eq!(weighted(4096, 4096), 6479);
@@ -95,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn probes_disturb_nothing() {
+    fn probes_fired_without_tracer_do_nothing() {
         ALLOC.store(1, Relaxed);
         FREE.store(1, Relaxed);
         alloc(1, 2, 3);

@@ -1,26 +1,27 @@
-//! The samples of another process, whose memory is read from outside: to tell where what lives there was allocated.
+//! Reads the samples of another process from outside, to find where its live blocks were allocated.
 
 use core::ops::Range;
 
 use crate::address_hash::AddressHash;
 use crate::live_table::{BUCKETS, find_remote, ranges};
-use crate::stack_table::{MOST_FRAMES, frames_of};
+use crate::stack_table::{MAX_FRAMES, frames_of};
 
-/// What stands before the tables in the variables of a process. The last byte tells the tables' form: it
-/// changes with what this module reads of them.
+/// Bytes in front of the tables, among the variables of a process. The last one is the version of the layout
+/// that this module reads.
 pub const MARK: [u8; 16] = *b"memprof samples\x04";
 
-/// Where the tables of another process lie.
+/// Addresses of the tables in another process.
 #[derive(Clone, Copy, Debug)]
 pub struct RemoteTables {
-    /// Of live samples.
+    /// Tables of live samples; 0 means not mapped.
     tables: [u64; BUCKETS.len()],
-    /// Of their records.
+    /// First word of the stack table.
     words: u64,
 }
 
 impl RemoteTables {
-    /// What lies behind a mark. `word` reads eight bytes of the process. `None` where nothing was sampled yet.
+    /// Reads the addresses that follow a mark. `word` reads eight bytes of the process. `None` if sampling
+    /// was never on there, or memory is unreadable.
     pub fn read_after(mark: u64, mut word: impl FnMut(u64) -> Option<u64>) -> Option<Self> {
         let mut next = mark.wrapping_add(MARK.len() as u64);
         let mut pointer = || {
@@ -36,18 +37,19 @@ impl RemoteTables {
         (tables[0] != 0 && words != 0).then_some(Self { tables, words })
     }
 
-    /// The memory in which the addresses of samples stand, which hold none of them.
+    /// Address ranges of the live tables. They contain sampled addresses, but are not references to the
+    /// blocks.
     pub fn address_ranges(&self) -> impl Iterator<Item = Range<u64>> {
         ranges(self.tables)
     }
 
-    /// The stack by which the live sample at an address was allocated, leaf first: program counters, and frames
-    /// that are no code. `None` where there is no such sample.
+    /// Stack that allocated the live sample at `block`, leaf first: program counters and pseudo frames.
+    /// `None` if there is no such sample.
     pub fn stack<'r>(
         &self,
         block: u64,
         mut word: impl FnMut(u64) -> Option<u64>,
-        room: &'r mut [u64; MOST_FRAMES],
+        room: &'r mut [u64; MAX_FRAMES],
     ) -> Option<&'r [u64]> {
         let record = find_remote(
             self.tables,

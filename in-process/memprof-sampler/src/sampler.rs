@@ -1,4 +1,4 @@
-//! The one sampler of the process: what hooks tell it, and what it is told to do.
+//! The process's only sampler: it records what the hooks report, and is started, stopped and cleared here.
 #![expect(unsafe_code, reason = "tables that only one thread may clear")]
 
 use core::arch::asm;
@@ -15,13 +15,14 @@ use crate::live_table::{ClaimedCell, LiveTable, Sample};
 use crate::own_code::own_code;
 use crate::probes;
 use crate::remote_tables::MARK;
-use crate::stack_table::{MOST_FRAMES, StackRecord, StackRecordId, StackTable};
+use crate::stack_table::{MAX_FRAMES, StackRecord, StackRecordId, StackTable};
 use crate::tally;
 
-// Among the other tables: what lies between two of them would have a page of its own as soon as it is written.
+// FILTER lies in the section of the other tables, because a page between two tables would become resident as
+// soon as it is written.
 #[unsafe(link_section = ".bss.tables")]
 static FILTER: Filter = Filter::new();
-/// Its mark is read from outside: it stays, whatever an optimizer thinks of it.
+/// Memory that other processes search for its mark. `used` keeps an optimizer from removing or moving it.
 #[used]
 static TABLES: SampleTables = SampleTables {
     mark: MARK,
@@ -33,17 +34,17 @@ static GATE: Gate = Gate {
 };
 static LOST: AtomicU64 = AtomicU64::new(0);
 static UNSEEN_FREES: AtomicU64 = AtomicU64::new(0);
-/// The process that samples: a child of `_Fork(3)` runs no handler of fork(2).
+/// Process that samples. A child of `_Fork(3)` runs no fork handler, so each sample checks it.
 static PROCESS: ForkSentinel = ForkSentinel::new();
 
-/// How often [`clear`] waits for a hook to leave the tables, each time for a millisecond.
-const PATIENCE: u32 = 1000;
+/// Most times that [`clear`] waits a millisecond for hooks to leave the tables.
+const MAX_CLEAR_WAITS: u32 = 1000;
 
-/// Frames of hooks that a walk meets before the program's own.
+/// Frames of memprof's hooks at the leaf of a walked stack, above the program's own.
 const OWN_FRAMES: usize = 8;
-const _: () = assert!(MOST_FRAMES + OWN_FRAMES <= WORKSPACE_FRAMES);
+const _: () = assert!(MAX_FRAMES + OWN_FRAMES <= WORKSPACE_FRAMES);
 
-/// What is known of samples, as [`RemoteTables`](crate::RemoteTables) finds it.
+/// Live table and stack table, as [`RemoteTables`](crate::RemoteTables) finds them by their mark.
 #[repr(C)]
 struct SampleTables {
     mark: [u8; MARK.len()],
@@ -51,31 +52,32 @@ struct SampleTables {
     records: StackTable,
 }
 
-/// Why it cannot be done now.
+/// Reason why the sampler could not start or clear.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SamplerError {
     /// The kernel has no memory for the tables.
     NoMemory,
-    /// A thread has been inside of a hook for too long: stopped by a debugger, say.
+    /// A thread has been inside a hook for longer than a second: a debugger stopped it, for example.
     InUse,
 }
 
-/// What it did since the last [`clear`].
+/// Counts since the last [`clear`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SamplerStats {
-    /// Allocations that were sampled.
+    /// Allocations that were sampled, lost ones included.
     pub samples: u64,
-    /// Of these, not freed.
+    /// Samples in the live table: recorded and not freed.
     pub live_samples: u64,
-    /// Of these, not remembered: the tables were full.
+    /// Samples that were not recorded, because a table was full.
     pub lost: u64,
-    /// Blocks that were allocated again while their samples lived: they were freed where no hook is.
+    /// Blocks that were allocated again while they were in the live table: a function without a hook had
+    /// freed them.
     pub unseen_frees: u64,
-    /// What the tables take, in bytes.
+    /// Bytes mapped for the tables.
     pub table_bytes: u64,
 }
 
-/// Samples from now on, one allocation in `interval` bytes. Samples so far stay.
+/// Starts sampling, one allocation per `interval` bytes on average. Samples so far are kept.
 ///
 /// # Errors
 /// `NoMemory`.
@@ -89,28 +91,29 @@ pub fn start(interval: u64) -> Result<(), SamplerError> {
     }
 }
 
-/// Samples no more. Samples so far stay, and are forgotten as they are freed.
+/// Stops sampling. Samples so far are kept, and are removed as their blocks are freed.
 pub fn stop() {
     countdown::set_interval(0);
 }
 
-/// Mean bytes between samples; 0 while nothing is sampled.
+/// Mean bytes between samples; 0 while sampling is stopped.
 pub fn interval() -> u64 {
     countdown::interval()
 }
 
-/// Forgets all samples, gives their memory back, and goes on as before.
+/// Deletes all samples, releases their memory to the kernel, and continues with the same interval. Blocks up
+/// to a second for hooks that are inside the tables.
 ///
 /// # Errors
-/// `InUse`; some samples count as freed then. `NoMemory`: nothing is sampled any more.
+/// `InUse`: samples removed until then count as freed. `NoMemory`: sampling is stopped.
 pub fn clear() -> Result<(), SamplerError> {
     let interval = countdown::interval();
     stop();
     GATE.close();
-    let mut looks = 0..PATIENCE;
-    let wait = || looks.next().map(|_| wait_a_millisecond()).is_some();
+    let mut waits = 0..MAX_CLEAR_WAITS;
+    let wait = || waits.next().map(|_| wait_a_millisecond()).is_some();
     let drained = |claim: &ClaimedCell<'_>| {
-        discount(claim);
+        count_freed(claim);
     };
     if !TABLES.live.drain(drained, wait) {
         GATE.open();
@@ -118,8 +121,8 @@ pub fn clear() -> Result<(), SamplerError> {
         return Err(SamplerError::InUse);
     }
     FILTER.clear();
-    // SAFETY: the gate is closed, and no place is claimed: no hook is in the records, and none enters. `each_record` is
-    // the caller's, who clears.
+    // SAFETY: the gate is closed and no cell is claimed, so no hook uses or enters the stack table. Callers
+    // of `for_each_record` promise not to clear meanwhile.
     unsafe { TABLES.records.clear() };
     LOST.store(0, Relaxed);
     UNSEEN_FREES.store(0, Relaxed);
@@ -135,12 +138,12 @@ fn wait_a_millisecond() {
         tv_sec: 0,
         tv_nsec: 1_000_000,
     };
-    // SAFETY: nanosleep(2): a time; nobody wants to know what is left of it.
+    // SAFETY: nanosleep(2) reads `millisecond`, and may be given no buffer for the remaining time.
     unsafe { libc::nanosleep(&raw const millisecond, core::ptr::null_mut()) };
 }
 
-/// Begins in a forked child, which lacks the other threads: those that were inside of a hook will
-/// never leave it.
+/// Resets the sampler in a forked child. Threads of the parent that were inside a hook do not exist there, so
+/// their claimed cells and workspaces are released.
 pub fn reset_in_child() {
     PROCESS.adopt_process();
     tally::enter_child();
@@ -149,28 +152,28 @@ pub fn reset_in_child() {
     GATE.open();
 }
 
-/// Visits what is known of all samples, live or freed, in no order. Counters of stacks that are
-/// being sampled move meanwhile.
+/// Visits all stack records, live or freed, in no order. Counters of stacks that are being sampled change
+/// meanwhile.
 ///
 /// # Safety
-/// [`clear`] is not called meanwhile.
+/// The caller does not call [`clear`] during the visits.
 pub unsafe fn for_each_record(visit: impl FnMut(StackRecord<'_>)) {
-    // SAFETY: promised by the caller.
+    // SAFETY: the caller of this function does not call `clear` meanwhile.
     unsafe { TABLES.records.for_each(visit) };
 }
 
-/// A sample that was not freed.
+/// Sampled block that was not freed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LiveSample {
-    /// Where its block lies, which the program may free at any moment.
+    /// Address of the block. The program may free it at any moment.
     pub address: usize,
-    /// As the program asked for it.
+    /// Bytes that the program requested.
     pub size: u64,
-    /// The record that counts it.
+    /// Stack record that counts the sample.
     pub record: StackRecordId,
 }
 
-/// Visits each sample that was not freed, in no order, but those that come or go meanwhile.
+/// Visits each live sample, in no order. Samples inserted or removed during the visits may be missed.
 pub fn for_each_live(mut visit: impl FnMut(LiveSample)) {
     TABLES.live.for_each(|address, sample| {
         visit(LiveSample {
@@ -181,7 +184,7 @@ pub fn for_each_live(mut visit: impl FnMut(LiveSample)) {
     });
 }
 
-/// What it did so far.
+/// Returns counts since the last [`clear`]. Reads the whole stack table.
 pub fn counts() -> SamplerStats {
     let (live, all) = TABLES.records.objects();
     let lost = LOST.load(Relaxed);
@@ -194,48 +197,48 @@ pub fn counts() -> SamplerStats {
     }
 }
 
-/// False: the block is certainly no sample.
+/// Checks the filter with one load. Returns false only if the block is not sampled.
 #[inline(always)]
 pub(crate) fn may_be_sample(block: usize) -> bool {
     FILTER.may_hold(block)
 }
 
-/// A sample that was forgotten, and the record that counted it.
+/// Sample that was removed from the live table, with the stack record that counted it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Forgotten {
+pub(crate) struct RemovedSample {
     pub(crate) sample: Sample,
     record: StackRecordId,
 }
 
-/// Forgets the sample at `block`, where there is one.
+/// Removes the sample at `block`. `None` if the block is not sampled.
 #[cold]
 #[inline(never)]
-pub(crate) fn remove_sample(block: usize) -> Option<Forgotten> {
-    // Its counter may be another's, and an empty place holds 0 too.
+pub(crate) fn remove_sample(block: usize) -> Option<RemovedSample> {
+    // The filter's counter may be another block's, and an empty cell holds address 0.
     if block == 0 || !FILTER.tag_may_hold(block) {
         return None;
     }
     let claim = TABLES.live.find(AddressHash::of(block), block)?;
-    let record = discount(&claim);
+    let record = count_freed(&claim);
     probes::free(block);
-    Some(Forgotten {
+    Some(RemovedSample {
         sample: claim.sample(),
         record,
     })
 }
 
-/// Counts a sample as freed.
-fn discount(claim: &ClaimedCell<'_>) -> StackRecordId {
+/// Counts a sample as freed, in the filter and in the stack table.
+fn count_freed(claim: &ClaimedCell<'_>) -> StackRecordId {
     let sample = claim.sample();
     FILTER.subtract(claim.address());
     TABLES.records.remove_sample(sample.record, sample.size)
 }
 
-/// Takes a sample back that [`remove_sample`] gave away: its block was not freed after all.
+/// Inserts a sample again that [`remove_sample`] removed, because its block was not freed after all.
 #[cold]
 #[inline(never)]
-pub(crate) fn restore_sample(block: usize, forgotten: Forgotten) {
-    let Forgotten { sample, record } = forgotten;
+pub(crate) fn restore_sample(block: usize, removed: RemovedSample) {
+    let RemovedSample { sample, record } = removed;
     if let Some(claim) = claim(block) {
         match TABLES.records.restore_sample(record, sample.size) {
             true => insert(claim, sample),
@@ -244,7 +247,7 @@ pub(crate) fn restore_sample(block: usize, forgotten: Forgotten) {
     }
 }
 
-/// Remembers a block with the stack of this call.
+/// Records a block with the stack of this call, or counts it as lost.
 #[cold]
 #[inline(never)]
 pub(crate) fn sample(block: usize, size: usize) {
@@ -257,20 +260,20 @@ pub(crate) fn sample(block: usize, size: usize) {
     let Some(mut workspace) = Workspace::acquire() else {
         return count_lost();
     };
-    // SAFETY: the registers of this function.
+    // SAFETY: `caller_registers` returns the registers of this function, whose frame stays during the walk.
     let (count, _) = unsafe { walk_this_thread(caller_registers(), &mut workspace) };
     let room = workspace.frames();
     let walked = room.get(..count).unwrap_or_default();
-    // SAFETY: the walk wrote so many.
+    // SAFETY: the walk wrote the first `count` frames.
     let walked = unsafe { &*(&raw const *walked as *const [usize]) };
     let own = own_code();
     let is_own = |frame: &&usize| own.contains(*frame);
     let start = walked.iter().take_while(is_own).count();
     let tail = PseudoFrames::for_this_thread();
-    let end = count.min(start + tail.frames_left(MOST_FRAMES));
+    let end = count.min(start + tail.frames_left(MAX_FRAMES));
     let end = tail.append_to(room, end);
     let frames = room.get(start..end).unwrap_or_default();
-    // SAFETY: the walk wrote these, and the tail the last ones.
+    // SAFETY: the walk wrote these frames, and `append_to` the pseudo frames behind them.
     let frames = unsafe { &*(&raw const *frames as *const [usize]) };
     let size = size as u64;
     match TABLES.records.intern(frames, size) {
@@ -282,7 +285,7 @@ pub(crate) fn sample(block: usize, size: usize) {
     }
 }
 
-/// A place for a block's sample. None where the table of live samples is full, or is being cleared.
+/// Claims a cell for a block's sample. `None` if the live table is full, or the tables are being cleared.
 fn claim(block: usize) -> Option<ClaimedCell<'static>> {
     if may_be_sample(block) && remove_sample(block).is_some() {
         UNSEEN_FREES.fetch_add(1, Relaxed);
@@ -296,7 +299,7 @@ fn claim(block: usize) -> Option<ClaimedCell<'static>> {
 
 fn insert(claim: ClaimedCell<'_>, sample: Sample) {
     let block = claim.address();
-    // Before somebody else can free it.
+    // The filter counts the block before another thread can find its sample and remove it.
     FILTER.add(block);
     claim.fill(sample);
     probes::alloc(block, sample.size, countdown::interval());
@@ -306,11 +309,11 @@ fn count_lost() {
     LOST.fetch_add(1, Relaxed);
 }
 
-/// Where this function is, and its caller's stack: what a walk starts from.
+/// Registers with which a stack walk starts: this function's, inlined into its caller.
 #[inline(always)]
 fn caller_registers() -> Registers {
     let (pc, sp, bp);
-    // SAFETY: reads registers.
+    // SAFETY: the instructions only read registers.
     unsafe {
         asm!(
             "lea {}, [rip]",
@@ -334,16 +337,16 @@ mod tests {
     use super::*;
     use crate::RemoteTables;
 
-    /// A word of this process, where the tables lie.
-    fn word_of_own(address: u64) -> Option<u64> {
-        // SAFETY: only places of the tables are asked for, which stay until they are cleared.
+    /// Reads eight bytes of this process's memory, where the tables are.
+    fn read_own_word(address: u64) -> Option<u64> {
+        // SAFETY: the tables are read only at addresses inside them, which stay mapped.
         Some(unsafe { (address as *const u64).read_volatile() })
     }
 
-    /// Sums of all records: objects, bytes, in all objects, bytes.
+    /// Sums of all records: live objects, live bytes, total objects, total bytes.
     fn sums() -> [u64; 4] {
         let mut sums = [0_u64; 4];
-        // SAFETY: only this test clears.
+        // SAFETY: only this test clears the tables.
         unsafe {
             for_each_record(|record| {
                 assert!(record.objects <= record.total_objects, "{record:?}");
@@ -357,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn counts_follow_what_lives() {
+    fn counts_after_random_allocations_match_live_blocks() {
         // SAFETY: dlsym(3) with a NUL-terminated name.
         let find = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"_dl_find_object".as_ptr()) };
         // SAFETY: dlfcn.h gives the function of this name this type.
@@ -382,29 +385,29 @@ mod tests {
             if live.contains_key(&block) || !state.is_multiple_of(3) {
                 let known = live.remove(&block);
                 let found = may_be_sample(block).then(|| remove_sample(block)).flatten();
-                assert_eq!(
-                    found.map(|forgotten| forgotten.sample.size),
-                    known,
-                    "{step}"
-                );
+                assert_eq!(found.map(|removed| removed.sample.size), known, "{step}");
             } else {
                 sample(block, size as usize);
                 live.insert(block, size);
             }
         }
-        let remote = RemoteTables::read_after(&raw const TABLES as u64, word_of_own).unwrap();
-        let mut room = [0; MOST_FRAMES];
+        let remote = RemoteTables::read_after(&raw const TABLES as u64, read_own_word).unwrap();
+        let mut room = [0; MAX_FRAMES];
         for block in live.keys() {
-            let stack = remote.stack(*block as u64, word_of_own, &mut room);
+            let stack = remote.stack(*block as u64, read_own_word, &mut room);
             assert!(stack.is_some_and(|stack| stack.len() > 1), "{block:x}");
         }
-        assert_eq!(remote.stack(0x5500_0000_0008, word_of_own, &mut room), None);
+        assert_eq!(
+            remote.stack(0x5500_0000_0008, read_own_word, &mut room),
+            None
+        );
         let sums = sums();
         assert_eq!(sums[0], live.len() as u64);
         assert_eq!(sums[1], live.values().sum::<u64>());
         let counts = counts();
         assert_eq!((counts.live_samples, counts.lost), (sums[0], 0));
-        // A block that is given out again was freed unseen: its older sample is no leak.
+        // A function without a hook freed this block, because it is allocated again: its older sample is no
+        // leak.
         let again = *live.keys().next().unwrap();
         sample(again, 7);
         let after = self::counts();

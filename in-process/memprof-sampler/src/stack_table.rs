@@ -1,16 +1,17 @@
-//! Each stack with a size class once, and what was counted for it. A sample points here.
+//! Stack table: one record for each stack and size class, with counts of its samples. A live sample refers to
+//! its record.
 //!
-//! Where there is no room, records are evicted of which no sample lives; those stay that have most samples.
+//! If the table is full, records without live samples are evicted; of these, the ones with most samples stay.
 //!
-//! Sizes are kept apart because readers unsample a line by the mean size of its objects, which is
-//! only right where they are nearly alike.
+//! Size classes have records of their own because readers unsample a line by the mean size of its objects,
+//! which is only right if their sizes are similar.
 #![expect(unsafe_code, reason = "tables outside of every allocator")]
 
+mod cells;
 mod counts;
 mod evicted;
-mod free;
+mod free_segments;
 mod life;
-mod places;
 mod record;
 mod segments;
 
@@ -21,12 +22,12 @@ use core::sync::atomic::{
     Ordering::{AcqRel, Acquire, Relaxed, Release},
 };
 
-pub use record::{MOST_FRAMES, StackRecord, StackRecordId};
+pub use record::{MAX_FRAMES, StackRecord, StackRecordId};
 
+use cells::{CELLS, IdleRecord, MappedTable, PROBES, StackKey, VACANT, hash_of, life};
 use counts::{live_counts, save_peak};
 use evicted::Evicted;
 use life::Life;
-use places::{Idle, Key, Mapped, PLACES, PROBES, VACANT, hash_of, life};
 use segments::{
     FREED_BYTES, FREED_OBJECTS, FrameCursor, HASH, NEXT, PEAK, PEAK_BYTES, PEAK_OBJECTS, SHAPE,
     Segments, TOTAL_BYTES, TOTAL_OBJECTS, WORDS, frames, offset, word,
@@ -34,17 +35,19 @@ use segments::{
 
 use crate::mapping;
 
-/// The frame of all records that were evicted: an address at which there is nothing.
+/// Frame of the record that sums all evicted records: an address that no code has.
 pub const EVICTED: u64 = 0x101;
 
-/// All records of the process.
+/// Stack records of the process.
 #[repr(C)]
 pub(crate) struct StackTable {
+    /// Segments of the records.
     words: AtomicPtr<AtomicU64>,
-    /// The first segment of a record in the lower half, the upper half of its hash in the upper; 0: none.
-    places: AtomicPtr<AtomicU64>,
+    /// Cells by hash. Each has a record's first segment in the lower half and the upper half of its hash in
+    /// the upper; 0: empty.
+    cells: AtomicPtr<AtomicU64>,
     segments: Segments,
-    /// The last generation of a record.
+    /// Generation of the newest record.
     generation: AtomicU32,
     evicted: Evicted,
 }
@@ -53,35 +56,35 @@ impl StackTable {
     pub(crate) const fn new() -> Self {
         Self {
             words: AtomicPtr::new(ptr::null_mut()),
-            places: AtomicPtr::new(ptr::null_mut()),
+            cells: AtomicPtr::new(ptr::null_mut()),
             segments: Segments::new(),
             generation: AtomicU32::new(0),
             evicted: Evicted::new(),
         }
     }
 
-    /// Makes room. False where the kernel has no memory for it.
+    /// Maps the memory. Returns false if the kernel has none.
     pub(crate) fn prepare(&self) -> bool {
-        make(&self.places, PLACES) && make(&self.words, WORDS)
+        map_once(&self.cells, CELLS) && map_once(&self.words, WORDS)
     }
 
-    /// The record of a stack and a size, new or known, which has one more user. `None` if there is no room.
+    /// Finds or inserts the record of a stack and a size, and adds a user to it. `None` if there is no room.
     pub(crate) fn intern(&self, frames: &[usize], size: u64) -> Option<u32> {
         let mapped = self.mapped()?;
-        let key = Key::new(frames, size);
+        let key = StackKey::new(frames, size);
         match mapped.find(&key) {
             Some(known) => Some(known),
             None => self.insert(mapped, &key),
         }
     }
 
-    /// Two threads that insert one stack at the same time may make two records of it.
+    /// Inserts a record. Two threads that insert one stack at the same time may create two records of it.
     #[cold]
     #[inline(never)]
-    fn insert(&self, mapped: Mapped<'_>, key: &Key<'_>) -> Option<u32> {
-        let Mapped { words, .. } = mapped;
+    fn insert(&self, mapped: MappedTable<'_>, key: &StackKey<'_>) -> Option<u32> {
+        let MappedTable { words, .. } = mapped;
         let record = loop {
-            match self.segments.take(words, key.frames.len()) {
+            match self.segments.allocate(words, key.frames.len()) {
                 Some(record) => break record,
                 None if self.evict_near(mapped, key.hash) => {}
                 None => return None,
@@ -89,20 +92,21 @@ impl StackTable {
         };
         write(words, record, key)?;
         loop {
-            let free = mapped.near(key.hash).find_map(|place| {
-                let was = place.load(Relaxed);
-                (was == 0 || was == VACANT).then_some((place, was))
+            let free = mapped.near(key.hash).find_map(|cell| {
+                let old = cell.load(Relaxed);
+                (old == 0 || old == VACANT).then_some((cell, old))
             });
-            if let Some((place, was)) = free {
+            if let Some((cell, old)) = free {
                 let new = key.hash & !u64::from(u32::MAX) | u64::from(record);
-                if place.compare_exchange(was, new, AcqRel, Relaxed).is_ok() {
-                    // Only now: a thread that still knows an older record of this memory may become a user of any
-                    // that lives, and what has users cannot be given back below.
+                if cell.compare_exchange(old, new, AcqRel, Relaxed).is_ok() {
+                    // The generation begins only after the record is in its cell: a thread that still has an
+                    // older record of this memory may become a user of any live one, and a record with users
+                    // could not be freed below.
                     mapped.life(record)?.begin(self.next_generation());
                     return Some(record);
                 }
             } else if !self.evict_near(mapped, key.hash) {
-                self.segments.give_back(words, record);
+                self.segments.free(words, record);
                 return None;
             }
         }
@@ -113,38 +117,41 @@ impl StackTable {
         last.wrapping_add(1).max(1)
     }
 
-    /// Evicts a record from the places of a hash. False where samples of all live.
+    /// Evicts one of the records with cells for a hash. Returns false if each has live samples.
     #[cold]
     #[inline(never)]
-    fn evict_near(&self, mapped: Mapped<'_>, hash: u64) -> bool {
-        // What another thread evicts meanwhile leaves less to look for.
+    fn evict_near(&self, mapped: MappedTable<'_>, hash: u64) -> bool {
+        // If another thread evicts the record first, the next one is tried.
         (0..PROBES)
             .map_while(|_| mapped.evictable(hash))
             .any(|idle| self.evict(mapped.words, &idle))
     }
+    /// Evicts a record, adds its totals to the sums, and frees its segments. Returns false if a thread uses it
+    /// again.
 
-    fn evict(&self, words: &[AtomicU64], idle: &Idle<'_>) -> bool {
+    fn evict(&self, words: &[AtomicU64], idle: &IdleRecord<'_>) -> bool {
         let Some(life) = life(words, idle.record) else {
             return false;
         };
         if !life.evict(idle.generation) {
             return false;
         }
-        idle.place.store(VACANT, Release);
+        idle.cell.store(VACANT, Release);
         let word = |at| word(words, idle.record, at).map_or(0, |word| word.load(Relaxed));
         let class = (word(SHAPE) >> 32) as u32;
         let totals = [word(TOTAL_OBJECTS), word(TOTAL_BYTES)];
         self.evicted.add(class, totals);
-        self.segments.give_back(words, idle.record);
+        self.segments.free(words, idle.record);
         true
     }
 
-    /// Counts a sample that is live from now on, and uses the record.
+    /// Counts a live sample in a record that [`Self::intern`] returned. The sample stays a user of the
+    /// record.
     pub(crate) fn add_sample(&self, record: u32, size: u64) {
         self.change(record, [(TOTAL_OBJECTS, 1), (TOTAL_BYTES, size)]);
     }
 
-    /// The sample was freed, and does not use the record any more.
+    /// Counts a sample as freed, and ends its use of the record.
     pub(crate) fn remove_sample(&self, record: u32, size: u64) -> StackRecordId {
         self.change(record, [(FREED_OBJECTS, 1), (FREED_BYTES, size)]);
         let life = self.mapped().and_then(|mapped| mapped.life(record));
@@ -154,20 +161,24 @@ impl StackTable {
         }
     }
 
-    /// The sample that was taken for freed lives on: `realloc` failed. False where its record was evicted meanwhile.
+    /// Counts a removed sample as live again, because `realloc` failed. Returns false if its record was
+    /// evicted meanwhile.
     pub(crate) fn restore_sample(&self, id: StackRecordId, size: u64) -> bool {
         let StackRecordId { record, generation } = id;
         let life = self.mapped().and_then(|mapped| mapped.life(record));
-        let is_there = life.is_some_and(|life| life.acquire_of(generation));
-        if is_there {
-            let less = [(FREED_OBJECTS, 1_u64), (FREED_BYTES, size)];
-            self.change(record, less.map(|(at, less)| (at, less.wrapping_neg())));
+        let is_acquired = life.is_some_and(|life| life.acquire_generation(generation));
+        if is_acquired {
+            let decrements = [(FREED_OBJECTS, 1_u64), (FREED_BYTES, size)];
+            self.change(
+                record,
+                decrements.map(|(at, less)| (at, less.wrapping_neg())),
+            );
         }
-        is_there
+        is_acquired
     }
 
     fn change(&self, record: u32, changes: [(usize, u64); 2]) {
-        let Some(Mapped { words, .. }) = self.mapped() else {
+        let Some(MappedTable { words, .. }) = self.mapped() else {
             return;
         };
         save_peak(words, record);
@@ -178,7 +189,7 @@ impl StackTable {
         }
     }
 
-    /// The record of a live sample.
+    /// Returns the id of a live sample's record.
     pub(crate) fn id(&self, record: u32) -> StackRecordId {
         let life = self.mapped().and_then(|mapped| mapped.life(record));
         StackRecordId {
@@ -187,21 +198,21 @@ impl StackTable {
         }
     }
 
-    /// All records, and the sums of those that were evicted.
+    /// Visits all records, and one for each size class with evicted records.
     ///
     /// # Safety
-    /// Nobody clears meanwhile.
+    /// The caller makes sure that no thread clears the table meanwhile.
     pub(crate) unsafe fn for_each(&self, mut visit: impl FnMut(StackRecord<'_>)) {
         let Some(mapped) = self.mapped() else {
             return;
         };
-        let mut room = [0; MOST_FRAMES];
+        let mut room = [0; MAX_FRAMES];
         for record in mapped.records() {
             if let Some(record) = mapped.read(record, &mut room) {
                 visit(record);
             }
         }
-        for [total_objects, total_bytes] in self.evicted.each() {
+        for [total_objects, total_bytes] in self.evicted.totals() {
             visit(StackRecord {
                 id: None,
                 frames: &[EVICTED],
@@ -214,8 +225,8 @@ impl StackTable {
         }
     }
 
-    /// How many samples were not freed, and how many there were: sums of all records, so that no sample changes a
-    /// word that all threads share.
+    /// Returns the numbers of live samples and of all samples. Sums over all records, because a shared
+    /// counter would have to be changed by every sample.
     pub(crate) fn objects(&self) -> (u64, u64) {
         let Some(mapped) = self.mapped() else {
             return (0, 0);
@@ -227,50 +238,50 @@ impl StackTable {
                 word(mapped.words, record, TOTAL_OBJECTS)?.load(Relaxed),
             ))
         });
-        let evicted = self.evicted.each().map(|[objects, _]| (0, objects));
+        let evicted = self.evicted.totals().map(|[objects, _]| (0, objects));
         counts
             .chain(evicted)
             .fold((0, 0), |sums, each| (sums.0 + each.0, sums.1 + each.1))
     }
 
-    /// Forgets all, and gives the memory back.
+    /// Deletes all records, and releases their memory to the kernel.
     ///
     /// # Safety
-    /// Nobody interns, counts or reads meanwhile.
+    /// The caller makes sure that no thread uses the table meanwhile.
     pub(crate) unsafe fn clear(&self) {
-        let places = self.places.load(Acquire);
-        if !places.is_null() {
-            // SAFETY: a mapping of `make`, and nobody uses it: promised by the caller.
-            unsafe { mapping::reset(places, PLACES) };
+        let cells = self.cells.load(Acquire);
+        if !cells.is_null() {
+            // SAFETY: a mapping of `map_once`, and the caller makes sure that no thread uses it.
+            unsafe { mapping::reset(cells, CELLS) };
         }
         let words = self.words.load(Acquire);
         if !words.is_null() {
-            // SAFETY: as above.
+            // SAFETY: a mapping of `map_once`, and the caller makes sure that no thread uses it.
             unsafe { mapping::reset(words, WORDS) };
         }
         self.evicted.clear();
         self.segments.clear();
     }
 
-    /// How many bytes are in use.
+    /// Bytes of the cells and of all segments that were ever used.
     pub(crate) fn bytes(&self) -> usize {
-        if self.places.load(Relaxed).is_null() {
+        if self.cells.load(Relaxed).is_null() {
             return 0;
         }
-        PLACES * size_of::<u64>() + self.segments.bytes()
+        CELLS * size_of::<u64>() + self.segments.bytes()
     }
 
-    fn mapped(&self) -> Option<Mapped<'_>> {
-        Some(Mapped {
-            places: slice_of(&self.places, PLACES)?,
+    fn mapped(&self) -> Option<MappedTable<'_>> {
+        Some(MappedTable {
+            cells: slice_of(&self.cells, CELLS)?,
             words: slice_of(&self.words, WORDS)?,
         })
     }
 }
 
-/// Fills a record whose life has not begun.
+/// Fills a record whose generation has not begun.
 #[inline(never)]
-fn write(words: &[AtomicU64], record: u32, key: &Key<'_>) -> Option<()> {
+fn write(words: &[AtomicU64], record: u32, key: &StackKey<'_>) -> Option<()> {
     let zeros = [
         FREED_OBJECTS,
         FREED_BYTES,
@@ -290,7 +301,8 @@ fn write(words: &[AtomicU64], record: u32, key: &Key<'_>) -> Option<()> {
     Some(())
 }
 
-fn make<T>(mapping: &AtomicPtr<T>, count: usize) -> bool {
+/// Maps `count` elements unless they are mapped already. Returns false if the kernel has no memory.
+fn map_once<T>(mapping: &AtomicPtr<T>, count: usize) -> bool {
     if !mapping.load(Acquire).is_null() {
         return true;
     }
@@ -301,7 +313,7 @@ fn make<T>(mapping: &AtomicPtr<T>, count: usize) -> bool {
         .compare_exchange(ptr::null_mut(), fresh, AcqRel, Acquire)
         .is_err()
     {
-        // SAFETY: nobody else has seen it; another thread's is in its place.
+        // SAFETY: only this thread has the address of `fresh`, because another thread's mapping was stored.
         unsafe { mapping::unmap(fresh, count) };
     }
     true
@@ -309,18 +321,18 @@ fn make<T>(mapping: &AtomicPtr<T>, count: usize) -> bool {
 
 fn slice_of<T>(mapping: &AtomicPtr<T>, count: usize) -> Option<&[T]> {
     let start = mapping.load(Acquire);
-    // SAFETY: null, or a mapping of `make` with so many atomics, for which zeros are valid; it is
-    // never unmapped.
+    // SAFETY: null, or a mapping of `map_once` with `count` atomics, for which zeros are valid; it is never
+    // unmapped.
     (!start.is_null()).then(|| unsafe { slice::from_raw_parts(start, count) })
 }
 
-/// The frames of a record in the memory of another process, whose records begin at `words`. It proves itself by
-/// its hash.
+/// Reads the frames of a record in another process, whose segments begin at `words`. `word` reads eight
+/// bytes. `None` unless the frames have the record's hash: the record may change while it is read.
 pub(crate) fn frames_of(
     words: u64,
     record: u32,
     mut word: impl FnMut(u64) -> Option<u64>,
-    room: &mut [u64; MOST_FRAMES],
+    room: &mut [u64; MAX_FRAMES],
 ) -> Option<&[u64]> {
     let mut word = |segment, at| word(words.wrapping_add(offset(segment, at)));
     let (hash, shape) = (word(record, HASH)?, word(record, SHAPE)?);
@@ -340,7 +352,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_same_stack_and_size_class_is_one_record() {
+    fn stack_interned_twice_has_one_record_per_size_class() {
         let records = StackTable::new();
         assert_eq!(records.intern(&[1, 2], 100), None, "not prepared");
         assert!(records.prepare());
@@ -351,11 +363,11 @@ mod tests {
         records.add_sample(one, 100);
         records.add_sample(one, 101);
         records.remove_sample(one, 100);
-        let mut seen = 0;
-        // SAFETY: no other thread knows of it.
+        let mut visited = 0;
+        // SAFETY: no other thread has access to the table.
         unsafe {
             records.for_each(|record| {
-                seen += 1;
+                visited += 1;
                 if record.frames == [1, 2] && record.objects > 0 {
                     let counts = [record.objects, record.bytes];
                     assert_eq!(counts, [1, 101]);
@@ -363,15 +375,15 @@ mod tests {
                 }
             });
         }
-        assert_eq!(seen, 3);
-        // SAFETY: as above.
+        assert_eq!(visited, 3);
+        // SAFETY: no other thread has access to the table.
         unsafe { records.clear() };
-        // SAFETY: as above.
+        // SAFETY: no other thread has access to the table.
         unsafe { records.for_each(|record| panic!("{record:?}")) };
     }
 
     #[test]
-    fn stacks_that_are_alike_are_spread() {
+    fn hashes_of_similar_stacks_are_distributed() {
         let check = |stack: fn(u64) -> [u64; 100]| {
             let mut used = [0_u8; 4096];
             for at in 0..4096 {
@@ -379,20 +391,20 @@ mod tests {
                 used[hash as usize % 4096] += 1;
             }
             let most = used.into_iter().max().unwrap();
-            assert!(most <= 8, "{most} share a place");
+            assert!(most <= 8, "{most} share a cell");
         };
         const CODE: u64 = 0x55d5_1234_5678;
-        // They differ in one frame, or in how many.
+        // The stacks differ in one frame, or in the number of different frames.
         check(|at| array::from_fn(|frame| CODE + if frame == 99 { at } else { 0 }));
         check(|at| array::from_fn(|frame| CODE + if frame == 7 { 16 * at } else { 0 }));
         check(|at| array::from_fn(|frame| CODE + if frame as u64 * 42 > at { at } else { 0 }));
     }
 
     #[test]
-    fn what_does_not_fit_is_refused() {
+    fn intern_in_full_table_returns_none() {
         let records = StackTable::new();
         assert!(records.prepare());
-        let frames = [7; MOST_FRAMES];
+        let frames = [7; MAX_FRAMES];
         let mut interned = 0;
         for leaf in 0..WORDS {
             let mut frames = frames;
@@ -403,15 +415,16 @@ mod tests {
             interned += 1;
         }
         let least = segments::SEGMENTS / 8;
-        assert!((least..PLACES).contains(&interned), "{interned}");
-        assert!(records.bytes() <= WORDS * 8 + PLACES * 8);
+        assert!((least..CELLS).contains(&interned), "{interned}");
+        assert!(records.bytes() <= WORDS * 8 + CELLS * 8);
     }
 
-    /// Samples that are freed again but for one of `every`, each of another stack of that depth.
+    /// Adds samples, each with another stack of that depth, and removes all but one of `every`. Returns the
+    /// number of lost samples.
     fn churn(records: &StackTable, samples: u64, every: u64, depth: usize) -> u64 {
         let mut lost = 0;
         for sample in 0..samples {
-            let mut frames = [sample as usize; MOST_FRAMES];
+            let mut frames = [sample as usize; MAX_FRAMES];
             frames[0] = 1;
             let Some(record) = records.intern(&frames[..depth], 100) else {
                 lost += 1;
@@ -425,10 +438,10 @@ mod tests {
         lost
     }
 
-    /// Objects and bytes that live, and all.
+    /// Sums of all records: live objects, live bytes, total objects, total bytes.
     fn sums(records: &StackTable) -> [u64; 4] {
         let mut sums = [0; 4];
-        // SAFETY: no other thread knows of it.
+        // SAFETY: no other thread has access to the table.
         unsafe {
             records.for_each(|record| {
                 sums[0] += record.objects;
@@ -447,9 +460,9 @@ mod tests {
     }
 
     #[test]
-    fn churn_of_stacks_never_fills_the_table() {
+    fn churn_of_stacks_loses_no_sample() {
         let check = |every, depth| {
-            const SAMPLES: u64 = 4 * PLACES as u64;
+            const SAMPLES: u64 = 4 * CELLS as u64;
             let records = StackTable::new();
             assert!(records.prepare());
             assert_eq!(churn(&records, SAMPLES, every, depth), 0, "{every} {depth}");
@@ -457,25 +470,25 @@ mod tests {
             let expected = [live, 100 * live, SAMPLES, 100 * SAMPLES];
             assert_eq!(sums(&records), expected, "{every} {depth}");
             assert_eq!(records.objects(), (live, SAMPLES));
-            assert!(records.bytes() <= WORDS * 8 + PLACES * 8);
+            assert!(records.bytes() <= WORDS * 8 + CELLS * 8);
         };
         check(u64::MAX, 23);
         check(100, 23);
-        // Of those, the memory is full before the places are.
-        check(100, MOST_FRAMES);
+        // Stacks of this depth fill the segments before the cells.
+        check(100, MAX_FRAMES);
         check(1000, 2);
     }
 
     #[test]
-    fn table_full_of_live_stacks_refuses_others_and_keeps_its_own() {
+    fn table_full_of_live_stacks_refuses_others_and_keeps_its_records() {
         let records = StackTable::new();
         assert!(records.prepare());
-        let lost = churn(&records, 2 * PLACES as u64, 1, 10);
+        let lost = churn(&records, 2 * CELLS as u64, 1, 10);
         assert!(
-            (PLACES as u64..PLACES as u64 * 11 / 10).contains(&lost),
+            (CELLS as u64..CELLS as u64 * 11 / 10).contains(&lost),
             "{lost}"
         );
-        let kept = 2 * PLACES as u64 - lost;
+        let kept = 2 * CELLS as u64 - lost;
         assert_eq!(sums(&records), [kept, 100 * kept, kept, 100 * kept]);
     }
 
@@ -489,7 +502,7 @@ mod tests {
         assert!(records.restore_sample(id, 100));
         assert_eq!(sums(&records), [1, 100, 1, 100]);
         assert_eq!(records.remove_sample(record, 100), id);
-        assert_eq!(churn(&records, 8 * PLACES as u64, u64::MAX, 3), 0);
+        assert_eq!(churn(&records, 8 * CELLS as u64, u64::MAX, 3), 0);
         assert!(!records.restore_sample(id, 100));
     }
 }

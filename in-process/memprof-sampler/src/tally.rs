@@ -1,8 +1,8 @@
-//! What all allocations add up to, each of them counted: for a program that is run for its figures.
+//! Tally: exact sums over every allocation, for a program that is run to measure them.
 //!
-//! What a program asks for is summed as it asks. What lives is summed as the allocator rounds it
-//! (`malloc_usable_size(3)`), because a free does not tell what was asked for; each thread keeps back
-//! less than [`BATCH`] bytes of that. Each time more lives than ever before begins another peak.
+//! Requested bytes are summed as requested. Live bytes are summed as the allocator rounds them
+//! (`malloc_usable_size(3)`), because a free does not give the requested size; each thread holds back less
+//! than [`BATCH_BYTES`] of these. Each time the live bytes exceed their maximum, a new peak begins.
 #![expect(unsafe_code, reason = "a function of the allocator's")]
 
 use core::ffi::c_void;
@@ -14,71 +14,71 @@ use core::sync::atomic::{
 
 use crate::thread_pointer::{hash_of, thread_pointer};
 
-/// A thread tells the others of so many bytes at a time.
-const BATCH: i64 = 4096;
+/// Live bytes that a thread collects before it adds them to the shared sum.
+const BATCH_BYTES: i64 = 4096;
 
-/// Threads that end leave theirs to those that get their memory.
-const ACCOUNTS: usize = 4096;
-/// Accounts that are looked at for a free one.
+/// Rows of thread totals. The row of a thread that ends passes to the thread that gets its pointer.
+const MAX_THREADS: usize = 4096;
+/// Rows that are searched for a thread's or a free one.
 const PROBES: usize = 8;
 
-static ASKED: AtomicBool = AtomicBool::new(false);
-/// `malloc_usable_size` of the allocator that serves `malloc`; 0: it has none.
-static USABLE: AtomicUsize = AtomicUsize::new(0);
-/// The word before a block tells its size: glibc's `mchunk_size` (`malloc_chunk` in malloc.c).
+static IS_ENABLED: AtomicBool = AtomicBool::new(false);
+/// Address of `malloc_usable_size` of the allocator that serves `malloc`; 0 if it has none.
+static USABLE_SIZE: AtomicUsize = AtomicUsize::new(0);
+/// Whether the word before a block gives its size: glibc's `mchunk_size` (`malloc_chunk` in malloc.c).
 static HAS_HEADERS: AtomicBool = AtomicBool::new(false);
 
-/// What `mchunk_size` has besides a size. A chunk that was mapped alone has two words more, others one.
+/// Flag bits of `mchunk_size`. A chunk with a mapping of its own has a header of two words, others of one.
 const FLAGS: usize = 0b111;
 const IS_MAPPED: usize = 0b010;
 
-// Among the other tables: what lies between two of them would have a page of its own as soon as it is written.
+// THREADS lies in the section of the other tables, because a page between two tables would become resident as
+// soon as it is written.
 #[unsafe(link_section = ".bss.tables")]
-static THREADS: [ThreadTotals; ACCOUNTS] = [const { ThreadTotals::new() }; ACCOUNTS];
-/// Of the threads that found no account of their own.
+static THREADS: [ThreadTotals; MAX_THREADS] = [const { ThreadTotals::new() }; MAX_THREADS];
+/// Sums of threads that found no free row.
 static OTHERS: ThreadTotals = ThreadTotals::new();
 
 static LIVE: AtomicI64 = AtomicI64::new(0);
 static PEAK: AtomicI64 = AtomicI64::new(0);
 static PEAKS: AtomicU64 = AtomicU64::new(0);
 
-/// What was counted since the start.
+/// Exact counts since the start of the process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
-    /// Allocations; one that grows or shrinks a block is another.
+    /// Allocations; each `realloc` that succeeds counts as one.
     pub objects: u64,
-    /// What these asked for, in bytes.
+    /// Bytes that these requested.
     pub bytes: u64,
-    /// The most bytes that lived at the same time, as the allocator rounds them; to 4 KiB for each
-    /// thread.
+    /// Largest sum of live bytes, as the allocator rounds them; exact to 4 KiB per thread.
     pub peak: u64,
 }
 
-/// One thread's sums, alone in their line of the cache.
+/// One thread's sums, alone in their cache line.
 #[repr(C, align(64))]
 struct ThreadTotals {
-    /// The thread pointer; 0: nobody's.
+    /// Thread pointer; 0 if the row is free.
     owner: AtomicUsize,
     objects: AtomicU64,
     bytes: AtomicU64,
-    /// What lives more than the others know.
+    /// Live bytes that are not yet in the shared sum; may be negative.
     pending: AtomicI64,
 }
 
-/// Counts all allocations of this process: call it before any slot is taken.
+/// Starts counting all allocations of this process. Call it before any slot is patched.
 pub fn enable() {
-    ASKED.store(true, Relaxed);
+    IS_ENABLED.store(true, Relaxed);
 }
 
-/// What was counted. None where nobody counts, or the allocator does not tell a block's size.
+/// Returns the sums. `None` if counting is not enabled, or the allocator has no `malloc_usable_size`.
 pub fn tally() -> Option<Tally> {
-    (is_enabled() && USABLE.load(Relaxed) != 0).then(sums)
+    (is_enabled() && USABLE_SIZE.load(Relaxed) != 0).then(sums)
 }
 
 fn sums() -> Tally {
-    let accounts = || THREADS.iter().chain([&OTHERS]);
+    let rows = || THREADS.iter().chain([&OTHERS]);
     let sum =
-        |of: fn(&ThreadTotals) -> &AtomicU64| accounts().map(|each| of(each).load(Relaxed)).sum();
+        |field: fn(&ThreadTotals) -> &AtomicU64| rows().map(|each| field(each).load(Relaxed)).sum();
     Tally {
         objects: sum(|each| &each.objects),
         bytes: sum(|each| &each.bytes),
@@ -87,53 +87,54 @@ fn sums() -> Tally {
 }
 
 pub(crate) fn is_enabled() -> bool {
-    ASKED.load(Relaxed)
+    IS_ENABLED.load(Relaxed)
 }
 
-/// Tells how the allocator is asked for a block's size.
+/// Stores the address of the allocator's `malloc_usable_size`.
 pub(crate) fn set_usable(function: Option<usize>) {
-    USABLE.store(function.unwrap_or(0), Relaxed);
+    USABLE_SIZE.store(function.unwrap_or(0), Relaxed);
 }
 
-/// Has blocks' sizes read where glibc keeps them, if it does: `malloc_usable_size` reads the next block's too, which
-/// is seldom in the cache.
+/// Uses glibc's chunk headers for block sizes, if they agree with `malloc_usable_size`: that function reads
+/// the next block's header too, which is seldom in the cache.
 ///
 /// # Safety
-/// These are the functions of one allocator, and it is glibc's.
+/// `malloc` and `free` are glibc's.
 pub(crate) unsafe fn probe_chunk_headers(
     malloc: unsafe extern "C" fn(usize) -> *mut c_void,
     free: unsafe extern "C" fn(*mut c_void),
 ) {
-    // None is so large that it is mapped alone: freeing it would change when others are.
-    let is_told = [1, 24, 25, 1000, 70_000].into_iter().all(|size| {
-        // SAFETY: malloc(3).
+    // The sizes are too small for a mapping of their own: freeing such a block would change glibc's threshold
+    // for the next ones.
+    let is_equal = [1, 24, 25, 1000, 70_000].into_iter().all(|size| {
+        // SAFETY: malloc(3), which the caller passes.
         let block = unsafe { malloc(size) };
-        let is_told =
-            chunk_size(block as usize).is_some_and(|told| told == usable_size(block as usize));
-        // SAFETY: free(3): null, or the block of above.
+        let is_equal =
+            chunk_size(block as usize).is_some_and(|size| size == usable_size(block as usize));
+        // SAFETY: free(3), which the caller passes, with null or the block just allocated.
         unsafe { free(block) };
-        is_told
+        is_equal
     });
-    HAS_HEADERS.store(is_told, Relaxed);
+    HAS_HEADERS.store(is_equal, Relaxed);
 }
 
-/// The number of the last peak: what was there when it began is what it consists of.
+/// Number of the last peak. It consists of the blocks that were live when it began.
 pub(crate) fn peaks() -> u64 {
     PEAKS.load(Relaxed)
 }
 
-/// A forked child counts from nothing.
+/// Resets the sums in a forked child.
 pub(crate) fn enter_child() {
-    for account in THREADS.iter().chain([&OTHERS]) {
-        account.objects.store(0, Relaxed);
-        account.bytes.store(0, Relaxed);
-        account.pending.store(0, Relaxed);
+    for totals in THREADS.iter().chain([&OTHERS]) {
+        totals.objects.store(0, Relaxed);
+        totals.bytes.store(0, Relaxed);
+        totals.pending.store(0, Relaxed);
     }
     LIVE.store(0, Relaxed);
     PEAK.store(0, Relaxed);
 }
 
-/// What a block takes. 0 for null.
+/// Usable bytes of a block; 0 for null.
 #[inline(always)]
 pub(crate) fn block_size(block: usize) -> i64 {
     if HAS_HEADERS.load(Relaxed)
@@ -144,60 +145,61 @@ pub(crate) fn block_size(block: usize) -> i64 {
     usable_size(block)
 }
 
-/// What glibc's header of a block tells. None for null, and where it was mapped alone.
+/// Usable bytes by glibc's chunk header. `None` for null, and for a chunk with a mapping of its own.
 #[inline(always)]
 fn chunk_size(block: usize) -> Option<i64> {
     let word = block.checked_sub(size_of::<usize>())? as *const AtomicUsize;
-    // SAFETY: glibc has a word before each block; other threads change its flags, not the size.
+    // SAFETY: glibc has a header word before each block. Other threads change its flags, not the size.
     let word = unsafe { &*word }.load(Relaxed);
     let size = (word & !FLAGS).wrapping_sub(size_of::<usize>());
     (word & IS_MAPPED == 0).then_some(size as i64)
 }
 
-/// What the allocator tells.
+/// Usable bytes by the allocator's `malloc_usable_size`; 0 for null, or if it has none.
 #[inline(always)]
 fn usable_size(block: usize) -> i64 {
-    let function = USABLE.load(Relaxed);
+    let function = USABLE_SIZE.load(Relaxed);
     if function == 0 || block == 0 {
         return 0;
     }
-    // SAFETY: malloc_usable_size(3): found by that name in the allocator that serves `malloc`.
+    // SAFETY: malloc_usable_size(3), found by that name in the allocator that serves `malloc`.
     let usable = unsafe { mem::transmute::<usize, unsafe extern "C" fn(usize) -> usize>(function) };
-    // SAFETY: as above; a block of that allocator, which nobody has freed.
+    // SAFETY: malloc_usable_size(3) with a block of that allocator, which the hook's caller has not freed
+    // yet.
     (unsafe { usable(block) }) as i64
 }
 
-/// Counts a block that the program got.
+/// Counts an allocated block and the bytes requested for it; nothing for null.
 #[inline(always)]
-pub(crate) fn record_alloc(block: usize, asked: usize) {
+pub(crate) fn record_alloc(block: usize, requested: usize) {
     if block != 0 {
-        count(block_size(block), asked);
+        count(block_size(block), requested);
     }
 }
 
 #[inline(always)]
-fn count(size: i64, asked: usize) {
-    account(|account, add| {
-        add.more(&account.objects, 1);
-        add.more(&account.bytes, asked as u64);
-        add.live(account, size);
+fn count(size: i64, requested: usize) {
+    with_thread_totals(|totals, add| {
+        add.more(&totals.objects, 1);
+        add.more(&totals.bytes, requested as u64);
+        add.live(totals, size);
     });
 }
 
-/// Counts off what a block took.
+/// Subtracts a block's usable bytes from the live sum.
 #[inline(always)]
 pub(crate) fn record_free(size: i64) {
     if size != 0 {
-        account(|account, add| add.live(account, -size));
+        with_thread_totals(|totals, add| add.live(totals, -size));
     }
 }
 
-/// How an account is changed.
+/// Method by which totals are changed.
 #[derive(Clone, Copy)]
 enum AddMode {
-    /// By its owner.
-    Alone,
-    /// By several threads at once.
+    /// By plain stores: only their thread writes them.
+    Exclusive,
+    /// By atomic additions: several threads write them.
     Shared,
 }
 
@@ -205,32 +207,32 @@ impl AddMode {
     #[inline(always)]
     fn more(self, sum: &AtomicU64, more: u64) {
         match self {
-            Self::Alone => sum.store(sum.load(Relaxed).wrapping_add(more), Relaxed),
+            Self::Exclusive => sum.store(sum.load(Relaxed).wrapping_add(more), Relaxed),
             Self::Shared => drop(sum.fetch_add(more, Relaxed)),
         }
     }
 
     #[inline(always)]
-    fn live(self, account: &ThreadTotals, more: i64) {
+    fn live(self, totals: &ThreadTotals, more: i64) {
         let pending = match self {
-            Self::Alone => {
-                let pending = account.pending.load(Relaxed) + more;
-                account.pending.store(pending, Relaxed);
+            Self::Exclusive => {
+                let pending = totals.pending.load(Relaxed) + more;
+                totals.pending.store(pending, Relaxed);
                 pending
             }
-            Self::Shared => account.pending.fetch_add(more, Relaxed) + more,
+            Self::Shared => totals.pending.fetch_add(more, Relaxed) + more,
         };
-        if pending.unsigned_abs() >= BATCH.unsigned_abs() {
-            flush(account);
+        if pending.unsigned_abs() >= BATCH_BYTES.unsigned_abs() {
+            flush(totals);
         }
     }
 }
 
-/// Tells the others what an account kept back.
+/// Adds a thread's pending bytes to the shared sum, and begins a new peak if that exceeds the maximum.
 #[cold]
 #[inline(never)]
-fn flush(account: &ThreadTotals) {
-    let pending = account.pending.swap(0, Relaxed);
+fn flush(totals: &ThreadTotals) {
+    let pending = totals.pending.swap(0, Relaxed);
     let live = LIVE.fetch_add(pending, AcqRel) + pending;
     if PEAK.fetch_max(live, AcqRel) < live {
         PEAKS.fetch_add(1, AcqRel);
@@ -238,30 +240,30 @@ fn flush(account: &ThreadTotals) {
 }
 
 #[inline(always)]
-fn account(change: impl FnOnce(&ThreadTotals, AddMode)) {
-    const BITS: u32 = ACCOUNTS.ilog2();
+fn with_thread_totals(change: impl FnOnce(&ThreadTotals, AddMode)) {
+    const BITS: u32 = MAX_THREADS.ilog2();
     let thread = thread_pointer();
     let hash = hash_of(thread, BITS);
     let first = &THREADS[hash];
     if first.owner.load(Relaxed) == thread {
-        return change(first, AddMode::Alone);
+        return change(first, AddMode::Exclusive);
     }
     match find_totals(hash, thread) {
-        Some(account) => change(account, AddMode::Alone),
+        Some(totals) => change(totals, AddMode::Exclusive),
         None => change(&OTHERS, AddMode::Shared),
     }
 }
 
-/// The account of a thread, or a free one, which is its own then.
+/// Finds the row of a thread, or claims a free one for it. `None` if neither is within [`PROBES`] rows.
 #[inline(never)]
 fn find_totals(hash: usize, thread: usize) -> Option<&'static ThreadTotals> {
     (0..PROBES).find_map(|probe| {
-        let account = THREADS.get((hash + probe) % ACCOUNTS)?;
-        let owner = account
+        let totals = THREADS.get((hash + probe) % MAX_THREADS)?;
+        let owner = totals
             .owner
             .compare_exchange(0, thread, AcqRel, Acquire)
             .unwrap_or_else(|owner| owner);
-        (owner == 0 || owner == thread).then_some(account)
+        (owner == 0 || owner == thread).then_some(totals)
     })
 }
 
@@ -286,17 +288,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_header_tells_what_the_allocator_does() {
+    fn chunk_size_equals_usable_size_of_glibc() {
         set_usable(Some(libc::malloc_usable_size as *const () as usize));
         // SAFETY: both are of the C library.
         unsafe { probe_chunk_headers(libc::malloc, libc::free) };
         assert!(HAS_HEADERS.load(Relaxed), "of this C library");
         assert_eq!(block_size(0), 0);
         let check = |block: *mut c_void| {
-            // SAFETY: malloc_usable_size(3), of a block that nobody has freed.
+            // SAFETY: malloc_usable_size(3), of a block that is freed only below.
             let expected = unsafe { libc::malloc_usable_size(block) } as i64;
             assert_eq!(block_size(block as usize), expected);
-            // SAFETY: free(3), as above.
+            // SAFETY: free(3) of a block that this test allocated.
             unsafe { libc::free(block) };
         };
         for size in (0..5000).chain([100_000, 1 << 20, 100 << 20]) {
@@ -306,11 +308,10 @@ mod tests {
             check(unsafe { libc::aligned_alloc(256, size) });
             // SAFETY: malloc(3).
             let small = unsafe { libc::malloc(size / 2) };
-            // SAFETY: realloc(3), of a block that nobody has freed.
+            // SAFETY: realloc(3) of a block that this test allocated.
             check(unsafe { libc::realloc(small, size + 1) });
         }
-        // In an arena of another thread.
-        // SAFETY: malloc(3).
+        // SAFETY: malloc(3). The thread's blocks lie in an arena of its own.
         let block = |size| unsafe { libc::malloc(size) } as usize;
         let blocks = thread::spawn(move || (0..100).map(block).collect::<Vec<_>>());
         for block in blocks.join().unwrap() {
@@ -318,9 +319,9 @@ mod tests {
         }
     }
 
-    /// One test: there is one tally in a process.
+    /// The process has one tally, so this is one test.
     #[test]
-    fn threads_add_up_and_the_peak_is_where_most_lived() {
+    fn totals_of_threads_add_up_and_peak_is_largest_live_sum() {
         const THREADS: u64 = 16;
         const BLOCKS: u64 = 10_000;
         let work = || {

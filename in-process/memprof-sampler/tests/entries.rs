@@ -1,4 +1,4 @@
-//! Functions that begin with jumps, as memprof-attach writes them.
+//! Tests of patched entry points on functions that are patched as memprof-attach does.
 #![cfg(all(target_arch = "x86_64", target_os = "linux", target_env = "gnu"))]
 #![expect(unsafe_code, reason = "machine code")]
 
@@ -10,7 +10,7 @@ use memprof_sampler::{PatchedEntries, Role};
 use program::{MOVED, Program, RET};
 
 fn call(program: &Program, index: usize, argument: usize) -> usize {
-    // SAFETY: code that returns its argument, through hooks too.
+    // SAFETY: machine code of this test, which returns its first argument, also through hooks.
     let function = unsafe {
         transmute::<usize, extern "C" fn(usize, usize) -> usize>(
             program.address(program.function(index)),
@@ -20,17 +20,17 @@ fn call(program: &Program, index: usize, argument: usize) -> usize {
 }
 
 #[test]
-fn functions_lead_to_hooks_and_back() {
+fn hooks_enabled_by_role_are_disabled_again() {
     let mut program = Program::new(&["malloc", "realloc"].map(|name| (name, vec![RET])));
     let malloc = program.address(program.function(0));
     assert!(PatchedEntries::find(malloc).is_none());
-    program.jump(0);
+    program.write_jump(0);
     let entries = PatchedEntries::find(malloc).unwrap();
-    // The jump of the other one is missing: memprof-attach was killed.
+    // The second function's write_jump is missing, as if memprof-attach was killed before it wrote it.
     assert!(!entries.is_complete());
     assert_eq!(entries.enable(), None);
     assert_eq!((entries.count(), call(&program, 0, 7)), (0, 7));
-    program.jump(1);
+    program.write_jump(1);
     assert_eq!(entries.enable(), Some(2));
     assert_eq!((call(&program, 0, 7), call(&program, 1, 9)), (7, 9));
     entries.disable(Some(Role::Allocates));
@@ -43,10 +43,10 @@ fn functions_lead_to_hooks_and_back() {
         (entries.count(), call(&program, 0, 7), call(&program, 1, 9)),
         (0, 7, 9)
     );
-    // Other code that begins with a jump.
+    // The function begins with a write_jump that memprof-attach did not write.
     let own = program.function(0);
-    program.put(own, &[0xe9, 0, 0, 0, 0]);
+    program.write(own, &[0xe9, 0, 0, 0, 0]);
     assert!(PatchedEntries::find(malloc).is_none());
-    program.put(program.function(0), &MOVED);
+    program.write(program.function(0), &MOVED);
     assert_eq!(call(&program, 0, 7), 7);
 }

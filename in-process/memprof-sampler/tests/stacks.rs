@@ -1,4 +1,4 @@
-//! Hooks on stacks that the ABI does not promise: misaligned by 8, and hardly larger than the allocator's own need.
+//! Hooks on stacks that the ABI rules out: misaligned by 8, and hardly larger than the allocator needs.
 #![cfg(all(target_arch = "x86_64", target_os = "linux", target_env = "gnu"))]
 #![expect(unsafe_code, reason = "machine code, and stacks of its own")]
 
@@ -12,21 +12,22 @@ use std::slice;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use memprof_sampler::{
-    EntryRow, EntryTable, PatchedEntries, Role, SIGNATURES, Signature, clear, enable,
+    EntryRow, EntryTable, PatchedEntries, Role, SIGNATURES, Signature, clear, enable_tally,
     for_each_live, start,
 };
 use memprof_unwind::clear_rules;
 use program::{Program, RET};
 
-/// More of its stack is not used by a hook, whatever it does, beside what the allocator uses.
-const NEED: usize = 1536;
+/// Bytes of stack that a hook may use, beside what the allocator uses.
+const MAX_HOOK_STACK: usize = 1536;
 
-/// A page to run on, below which nothing can be written.
+/// Stack of one page, with a page below that cannot be accessed.
 struct Stack {
     page: *mut u8,
 }
 
 const PAGE: usize = 4096;
+/// Byte that fills the unused stack.
 const PAINT: u8 = 0xa5;
 
 impl Stack {
@@ -36,11 +37,11 @@ impl Stack {
         let guard = unsafe { libc::mmap(ptr::null_mut(), 2 * PAGE, libc::PROT_NONE, flags, -1, 0) };
         assert_ne!(guard, libc::MAP_FAILED);
         let page = guard.wrapping_byte_add(PAGE);
-        // SAFETY: mprotect(2): the second page of it.
+        // SAFETY: mprotect(2) on the second page of the new mapping.
         let failed = unsafe { libc::mprotect(page, PAGE, libc::PROT_READ | libc::PROT_WRITE) };
         assert_eq!(failed, 0);
         let page = page.cast::<u8>();
-        // SAFETY: the page of above.
+        // SAFETY: `mprotect` has made this page writable, and nothing else uses it.
         unsafe { page.write_bytes(PAINT, PAGE) };
         Self { page }
     }
@@ -50,16 +51,16 @@ impl Stack {
     }
 
     fn used(&self) -> usize {
-        // SAFETY: a page that nobody writes to now.
+        // SAFETY: a mapped page that no code runs on now.
         let bytes = unsafe { slice::from_raw_parts(self.page, PAGE) };
         PAGE - bytes.iter().take_while(|byte| **byte == PAINT).count()
     }
 }
 
-/// Calls a function with three arguments on the stack whose end is `top`.
+/// Calls a function with three arguments on the stack that ends at `top`.
 fn call_on(top: usize, function: usize, arguments: [usize; 3]) -> usize {
     let result;
-    // SAFETY: a function of the C ABI, and a stack that nobody else uses.
+    // SAFETY: the caller passes a function of the C ABI, and a stack that nothing else uses.
     unsafe {
         asm!(
             "mov r12, rsp",
@@ -83,7 +84,7 @@ fn block(index: usize) -> usize {
     0x5500_0000_0000 + index * 4096
 }
 
-/// Code of a function that gives out the block with its index, and no other.
+/// Machine code of an allocator's function that returns the block with its index, always the same.
 fn code(index: usize, signature: &Signature) -> Vec<u8> {
     let movabs_rax = [&[0x48, 0xb8][..], &block(index).to_le_bytes()].concat();
     match signature.name {
@@ -96,8 +97,8 @@ fn code(index: usize, signature: &Signature) -> Vec<u8> {
     }
 }
 
-/// The program's functions begin with jumps, and lead to their hooks.
-fn hooked(is_outer: bool) -> (Program, PatchedEntries) {
+/// Patches a function for each hook, and enables the hooks.
+fn program_with_hooks(is_outer: bool) -> (Program, PatchedEntries) {
     let functions: Vec<_> = SIGNATURES
         .iter()
         .enumerate()
@@ -105,9 +106,9 @@ fn hooked(is_outer: bool) -> (Program, PatchedEntries) {
         .collect();
     let mut program = Program::new(&functions);
     for index in 0..functions.len() {
-        program.jump(index);
+        program.write_jump(index);
         let entry = offset_of!(EntryTable, entries) + index * size_of::<EntryRow>();
-        program.put(
+        program.write(
             entry + offset_of!(EntryRow, is_outer),
             &[u8::from(is_outer)],
         );
@@ -123,13 +124,13 @@ fn live() -> HashSet<usize> {
     live
 }
 
-/// Calls every function once on the stack that ends at `top`: each that allocates gives a sample, each that frees takes
-/// one.
+/// Calls every function once on the stack that ends at `top`. Each allocation adds a sample, each free
+/// removes one.
 fn check_all(program: &Program, top: usize) {
     let mut stored = 0_usize;
     let call =
         |index: usize, arguments| call_on(top, program.address(program.function(index)), arguments);
-    let mut given = HashSet::new();
+    let mut allocated = HashSet::new();
     for (index, signature) in SIGNATURES.iter().enumerate() {
         match (signature.role, signature.is_free()) {
             (Role::Allocates, _) if signature.name == "posix_memalign" => {
@@ -138,19 +139,19 @@ fn check_all(program: &Program, top: usize) {
             }
             (Role::Allocates, _) => assert_eq!(call(index, [100, 300, 500]), block(index)),
             (Role::Frees, true) => {
-                let old = given.iter().next().copied().unwrap_or(block(0));
+                let old = allocated.iter().next().copied().unwrap_or(block(0));
                 call(index, [old, 100, 5]);
-                given.remove(&old);
+                allocated.remove(&old);
                 continue;
             }
             (Role::Frees, false) => {
-                let old = given.iter().next().copied().unwrap_or(block(0));
+                let old = allocated.iter().next().copied().unwrap_or(block(0));
                 assert_eq!(call(index, [old, 100, 5]), block(index));
-                given.remove(&old);
+                allocated.remove(&old);
             }
         }
-        given.insert(block(index));
-        assert_eq!(live(), given, "{}", signature.name);
+        allocated.insert(block(index));
+        assert_eq!(live(), allocated, "{}", signature.name);
     }
     clear().unwrap();
 }
@@ -165,21 +166,22 @@ fn prepare_walks() {
 }
 
 static MALLOC: AtomicUsize = AtomicUsize::new(0);
-static PLACE: AtomicUsize = AtomicUsize::new(0);
+static RESULT: AtomicUsize = AtomicUsize::new(0);
 
-/// Allocates with a stack pointer off by 8 in a signal handler, on the smallest alternate stack that has room for it.
-fn in_handler() {
+/// Allocates in a signal handler, with a stack pointer off by 8, on the smallest alternate stack with room
+/// for a hook.
+fn check_signal_handler() {
     extern "C" fn handle(_: libc::c_int) {
         let local = 0_u128;
         let top = (&raw const local as usize & !15) - 256 - 8;
-        PLACE.store(call_on(top, MALLOC.load(Relaxed), [100, 3, 5]), Relaxed);
+        RESULT.store(call_on(top, MALLOC.load(Relaxed), [100, 3, 5]), Relaxed);
     }
-    let (program, entries) = hooked(false);
+    let (program, entries) = program_with_hooks(false);
     MALLOC.store(program.address(program.function(0)), Relaxed);
     clear_rules();
     // SAFETY: getauxval(3) reads a constant of this process.
     let frame = unsafe { libc::getauxval(libc::AT_MINSIGSTKSZ) } as usize;
-    let mut memory = vec![0_u8; frame.max(libc::MINSIGSTKSZ) + 512 + NEED];
+    let mut memory = vec![0_u8; frame.max(libc::MINSIGSTKSZ) + 512 + MAX_HOOK_STACK];
     let stack = libc::stack_t {
         ss_sp: memory.as_mut_ptr().cast(),
         ss_flags: 0,
@@ -195,40 +197,40 @@ fn in_handler() {
     // SAFETY: sigaction(2): a handler that calls machine code of this test.
     let failed = unsafe { libc::sigaction(libc::SIGUSR1, &raw const action, ptr::null_mut()) };
     assert_eq!(failed, 0);
-    // SAFETY: raise(3): returns when the handler has.
+    // SAFETY: raise(3) returns after the handler.
     assert_eq!(unsafe { libc::raise(libc::SIGUSR1) }, 0);
-    assert_eq!(PLACE.load(Relaxed), block(0));
+    assert_eq!(RESULT.load(Relaxed), block(0));
     assert_eq!(live(), HashSet::from([block(0)]));
     entries.disable(None);
     let off = libc::stack_t {
         ss_flags: libc::SS_DISABLE,
         ..stack
     };
-    // SAFETY: sigaltstack(2): of this thread, which is not on it.
+    // SAFETY: sigaltstack(2) of this thread, which does not run on it.
     let failed = unsafe { libc::sigaltstack(&raw const off, ptr::null_mut()) };
     assert_eq!(failed, 0);
     clear().unwrap();
 }
 
-/// One test: there is one sampler in a process.
+/// The process has one sampler, so this is one test.
 #[test]
 fn stack_misaligned_or_small_serves_every_hook() {
     prepare_walks();
     start(1).unwrap();
     for (is_outer, is_tallied) in [(false, false), (true, false), (false, true)] {
         if is_tallied {
-            enable();
+            enable_tally();
         }
-        let (program, entries) = hooked(is_outer);
+        let (program, entries) = program_with_hooks(is_outer);
         for off in [64, 72] {
-            // Rules are read again, which takes most.
+            // Unwind rules are read again, which needs the most stack.
             clear_rules();
             let stack = Stack::new();
             check_all(&program, stack.end() - off);
             let used = stack.used() - off;
-            assert!(used < NEED, "{used}");
+            assert!(used < MAX_HOOK_STACK, "{used}");
         }
         entries.disable(None);
     }
-    in_handler();
+    check_signal_handler();
 }

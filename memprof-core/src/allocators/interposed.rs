@@ -9,7 +9,7 @@
 pub(crate) fn interposed(address: usize, is_own_name: impl Fn(&[u8]) -> bool) -> Option<String> {
     use std::ffi::CStr;
 
-    use memprof_sampler::Leads;
+    use memprof_sampler::CallTarget;
 
     use crate::allocators::loaded_objects::ForkGuard;
 
@@ -21,8 +21,8 @@ pub(crate) fn interposed(address: usize, is_own_name: impl Fn(&[u8]) -> bool) ->
     let mut free = calls.iter_mut();
     {
         let _reading = ForkGuard::acquire();
-        memprof_sampler::own_calls(address, &mut |name, own, leads| {
-            let is_meant = leads != Leads::Inside && is_own_name(name.to_bytes());
+        memprof_sampler::visit_own_calls(address, &mut |name, own, leads| {
+            let is_meant = leads != CallTarget::Inside && is_own_name(name.to_bytes());
             if let Some(place) = is_meant.then(|| free.next()).flatten() {
                 *place = Some((name.as_ptr(), own, leads));
             }
@@ -31,7 +31,7 @@ pub(crate) fn interposed(address: usize, is_own_name: impl Fn(&[u8]) -> bool) ->
     let replaced = calls.into_iter().flatten().find_map(|(name, own, leads)| {
         // SAFETY: in the string table of the object, which the caller keeps loaded.
         let name = unsafe { CStr::from_ptr(name) };
-        let is_replaced = leads == Leads::Elsewhere || {
+        let is_replaced = leads == CallTarget::Elsewhere || {
             // The loader's order. An object that was opened with a scope of its own (dlopen(3)) looks there
             // after the whole process.
             // SAFETY: dlsym(3) with a NUL-terminated name.

@@ -137,7 +137,7 @@ impl<'a> ObjectSymbols<'a> {
 #[cfg(target_arch = "x86_64")]
 pub(crate) fn malloc() -> Option<usize> {
     let _reading = ForkGuard::acquire();
-    memprof_sampler::malloc()
+    memprof_sampler::malloc_address()
 }
 
 /// Where the function lies that serves `malloc` in this process.

@@ -31,7 +31,7 @@ const DEFAULT_INTERVAL: u64 = 512 << 10;
 /// Why memprof's sampler cannot serve this process.
 pub fn sample_from_start(interval: Option<SampleInterval>, is_tallied: bool) -> Result<()> {
     if is_tallied {
-        memprof_sampler::enable();
+        memprof_sampler::enable_tally();
     }
     let mut slots = Interception::find_slots()?;
     if slots.owner().is_program {

@@ -136,7 +136,7 @@ pub fn restore_entry_points(pid: u32) -> Result<Option<PatchReport>, Error> {
 }
 
 fn is_patched(memory: &Memory, standing: &InstalledEntry) -> std::io::Result<bool> {
-    let found: [u8; EntryRow::JUMP] = memory.bytes(standing.function)?;
+    let found: [u8; EntryRow::JUMP_SIZE] = memory.bytes(standing.function)?;
     Ok(found == standing.jump)
 }
 
@@ -147,7 +147,7 @@ fn require_unchanged_code(target: &Target, plan: &PatchPlan) -> Result<(), Error
         let start = function.moved.range.start;
         let read = target.memory.read(start, &mut found);
         read.map_err(|cause| write_error(target, cause))?;
-        if found[EntryRow::JUMP..] != function.code[EntryRow::JUMP..] {
+        if found[EntryRow::JUMP_SIZE..] != function.code[EntryRow::JUMP_SIZE..] {
             let why = format!(
                 "{} is not what the program's file says: something has changed it",
                 function.name
@@ -171,11 +171,11 @@ fn make_table(target: &mut Target, plan: &PatchPlan) -> Result<(u64, TableImage)
         return Err(Error::NotPatched(message.to_owned()));
     }
     for function in &plan.functions {
-        let found: [u8; EntryRow::JUMP] = target
+        let found: [u8; EntryRow::JUMP_SIZE] = target
             .memory
             .bytes(function.moved.range.start)
             .map_err(|cause| write_error(target, cause))?;
-        if found != function.code[..EntryRow::JUMP] {
+        if found != function.code[..EntryRow::JUMP_SIZE] {
             let why = format!(
                 "{} is not what the program's file says: something has changed it",
                 function.name

@@ -1,5 +1,5 @@
-//! The sampler's own files, with atomics of [loom](https://docs.rs/loom) in place of the processor's: each test runs in
-//! every order in which its threads may meet, and with every value that an atomic may give in that order.
+//! Files of the sampler with the atomics of [loom](https://docs.rs/loom): each test runs in every order in
+//! which its threads may interleave, and with every value that an atomic may return in that order.
 #![cfg(test)]
 
 mod atomic {
@@ -7,7 +7,7 @@ mod atomic {
         AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence,
     };
 
-    /// Loom's exchanges are no fences.
+    /// Loom's exchanges are not fences.
     pub(crate) fn fence_after_exchange() {
         fence(Ordering::SeqCst);
     }
@@ -17,13 +17,13 @@ mod atomic {
 mod address_hash;
 #[path = "../../src/live_table/bucket.rs"]
 mod bucket;
-#[path = "../../src/stack_table/free.rs"]
-mod free;
+#[path = "../../src/stack_table/free_segments.rs"]
+mod free_segments;
 #[path = "../../src/gate.rs"]
 mod gate;
 #[path = "../../src/stack_table/life.rs"]
 mod life;
 
-mod of_bucket;
-mod of_gate;
-mod of_records;
+mod bucket_tests;
+mod gate_tests;
+mod record_tests;

@@ -1,5 +1,5 @@
-//! One loaded object: what it defines, and the slots through which it calls others (gABI, "Dynamic
-//! Linking"; psABI, "Relocation Types").
+//! One loaded object: the functions that it defines, and the GOT slots through which it calls others (gABI,
+//! "Dynamic Linking"; psABI, "Relocation Types").
 #![expect(unsafe_code, reason = "tables that the loader mapped")]
 
 use core::ffi::{CStr, c_char};
@@ -29,13 +29,13 @@ struct Dynamic {
     value: usize,
 }
 
-/// What is needed of one object; valid while the loader keeps it mapped.
+/// Parts of a loaded object that are read here; valid while the loader keeps it mapped.
 #[derive(Debug)]
 pub(super) struct ElfObject {
     base: usize,
-    /// From its first byte to its last.
+    /// From the first byte of its segments to the last.
     pub(super) code: Range<usize>,
-    /// Pages that the loader made read-only after it relocated them.
+    /// Pages that the loader made read-only after relocation (RELRO).
     relro: Range<usize>,
     symbols: *const Elf64_Sym,
     strings: *const c_char,
@@ -44,52 +44,53 @@ pub(super) struct ElfObject {
     path: *const c_char,
 }
 
-/// A slot: where it lies, and the name of what it should hold.
+/// GOT slot of an object.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct GotSlot<'a> {
-    pub(super) at: usize,
+    pub(super) address: usize,
+    /// Name of the symbol whose address it holds.
     pub(super) name: &'a CStr,
-    /// The function of that name of the object itself, which may not be the one that is called.
+    /// Address of the object's own definition of the name, which may not be the one that is called.
     pub(super) own: Option<usize>,
-    /// Filled at the first call where the object is not bound at its start.
+    /// Whether the loader fills it at the first call, unless the object was bound at load time.
     pub(super) may_be_lazy: bool,
 }
 
 impl ElfObject {
-    /// None for what has no dynamic section, and for the loader and the vDSO.
+    /// Reads an object's headers. `None` if it has no dynamic section, or is the loader or the vDSO.
     ///
     /// # Safety
-    /// `info` comes from `dl_iterate_phdr(3)`, and the object stays loaded meanwhile.
-    pub(super) unsafe fn of(info: &dl_phdr_info) -> Option<Self> {
+    /// `info` comes from `dl_iterate_phdr(3)`, and the object stays loaded while the result is used.
+    pub(super) unsafe fn from_info(info: &dl_phdr_info) -> Option<Self> {
         let base = info.dlpi_addr as usize;
-        // SAFETY: dl_iterate_phdr(3): so many headers lie there.
+        // SAFETY: dl_iterate_phdr(3): `dlpi_phdr` points to `dlpi_phnum` headers.
         let headers = unsafe { slice::from_raw_parts(info.dlpi_phdr, info.dlpi_phnum.into()) };
         let range = |header: &Elf64_Phdr| {
             let start = base.wrapping_add(header.p_vaddr as usize);
             start..start.wrapping_add(header.p_memsz as usize)
         };
-        let of_type = |kind| headers.iter().filter(move |header| header.p_type == kind);
-        let segments = of_type(PT_LOAD).map(range);
+        let headers_of_type = |kind| headers.iter().filter(move |header| header.p_type == kind);
+        let segments = headers_of_type(PT_LOAD).map(range);
         let code = segments.reduce(|all, one| all.start.min(one.start)..all.end.max(one.end))?;
-        let relro = of_type(PT_GNU_RELRO).map(range).next();
-        let dynamic = of_type(PT_DYNAMIC).map(range).next()?;
+        let relro = headers_of_type(PT_GNU_RELRO).map(range).next();
+        let dynamic = headers_of_type(PT_DYNAMIC).map(range).next()?;
         let mut object = Self {
             base,
             code,
             // The loader protects whole pages only (_dl_protect_relro).
-            relro: relro.map_or(0..0, |part| down(part.start)..down(part.end)),
+            relro: relro.map_or(0..0, |part| page_start(part.start)..page_start(part.end)),
             symbols: ptr::null(),
             strings: ptr::null(),
             hashes: ptr::null(),
             relocations: [(ptr::null(), 0); 2],
             path: info.dlpi_name,
         };
-        if object.is_loaders() {
+        if object.is_loader_or_vdso() {
             return None;
         }
         let mut entry = dynamic.start as *const Dynamic;
         loop {
-            // SAFETY: gABI: the dynamic section lies there, and ends with DT_NULL.
+            // SAFETY: gABI: PT_DYNAMIC gives the section's address, and DT_NULL ends it.
             let Dynamic { tag, value } = unsafe { entry.read() };
             match tag {
                 DT_NULL => break,
@@ -107,7 +108,7 @@ impl ElfObject {
         (!object.symbols.is_null() && !object.strings.is_null()).then_some(object)
     }
 
-    /// The path that the loader has for it; empty for the program.
+    /// Path under which the loader knows it; empty for the executable.
     pub(super) fn path(&self) -> &CStr {
         if self.path.is_null() {
             return c"";
@@ -116,7 +117,7 @@ impl ElfObject {
         unsafe { CStr::from_ptr(self.path) }
     }
 
-    /// Where it defines the function of that name for others.
+    /// Address of the function that it exports under that name. `None` if it exports none.
     pub(super) fn definition(&self, name: &CStr) -> Option<usize> {
         const DEFAULT: u8 = 0;
         let mut index = self.first_of_chain(name)?;
@@ -127,7 +128,7 @@ impl ElfObject {
             if is_defined && symbol.st_other & 3 == DEFAULT && self.name(&symbol) == name {
                 return Some(self.base.wrapping_add(symbol.st_value as usize));
             }
-            // SAFETY: as above.
+            // SAFETY: DT_GNU_HASH: a chain of hashes ends with an odd one, which is not passed.
             let hash = unsafe { index.1.read() };
             if hash & 1 != 0 {
                 return None;
@@ -136,12 +137,12 @@ impl ElfObject {
         }
     }
 
-    /// The slots through which it calls functions of others.
+    /// GOT slots through which it calls functions.
     pub(super) fn slots(&self) -> impl Iterator<Item = GotSlot<'_>> {
         self.relocations_of(&[R_X86_64_JUMP_SLOT, R_X86_64_GLOB_DAT])
     }
 
-    /// Words of its data that the loader filled with the address of somebody's function.
+    /// Words of its data that the loader filled with the address of a function.
     pub(super) fn data_words(&self) -> impl Iterator<Item = GotSlot<'_>> {
         self.relocations_of(&[R_X86_64_64])
     }
@@ -151,8 +152,8 @@ impl ElfObject {
         tables
             .flat_map(|(start, count)| {
                 let count = if start.is_null() { 0 } else { *count };
-                // SAFETY: gABI: so many relocations lie there.
-                (0..count).map(move |at| unsafe { start.wrapping_add(at).read() })
+                // SAFETY: gABI: the dynamic section gives the start and size of the table.
+                (0..count).map(move |index| unsafe { start.wrapping_add(index).read() })
             })
             .filter_map(move |relocation| {
                 let kind = relocation.r_info as u32;
@@ -160,29 +161,31 @@ impl ElfObject {
                     return None;
                 }
                 let index = (relocation.r_info >> 32) as usize;
-                // SAFETY: gABI: a relocation's symbol is in the table.
+                // SAFETY: gABI: a relocation's symbol index is inside the symbol table.
                 let symbol = unsafe { self.symbols.wrapping_add(index).read() };
                 let own = self.base.wrapping_add(symbol.st_value as usize);
                 Some(GotSlot {
                     own: (symbol.st_shndx != 0).then_some(own),
-                    at: self.base.wrapping_add(relocation.r_offset as usize),
+                    address: self.base.wrapping_add(relocation.r_offset as usize),
                     name: self.name(&symbol),
                     may_be_lazy: kind == R_X86_64_JUMP_SLOT,
                 })
             })
     }
 
-    /// Whether the page of a slot is read-only.
+    /// Whether the page of a slot is read-only (RELRO).
     pub(super) fn is_protected(&self, slot: usize) -> bool {
-        self.relro.contains(&down(slot))
+        self.relro.contains(&page_start(slot))
     }
 
     fn name(&self, symbol: &Elf64_Sym) -> &CStr {
-        // SAFETY: gABI: names end in the string table, which stays while the object is loaded.
+        // SAFETY: gABI: names in the string table end with NUL, and the table stays mapped while the object
+        // is loaded.
         unsafe { CStr::from_ptr(self.strings.wrapping_add(symbol.st_name as usize)) }
     }
 
-    /// glibc writes the addresses of most tables back into the dynamic section, but not of all.
+    /// Converts an address of the dynamic section. glibc has replaced offsets from the base by addresses in
+    /// most entries, but not in all.
     fn absolute_address(&self, value: usize) -> usize {
         if value < self.base {
             self.base.wrapping_add(value)
@@ -191,32 +194,32 @@ impl ElfObject {
         }
     }
 
-    fn is_loaders(&self) -> bool {
+    fn is_loader_or_vdso(&self) -> bool {
         let path = self.path().to_bytes();
         let file = path.rsplit(|byte| *byte == b'/').next().unwrap_or(path);
         file.starts_with(b"ld-linux") || file.starts_with(b"linux-vdso")
     }
 
-    /// The index of the first symbol that may have this name, and where its hash is.
+    /// Index of the first symbol that may have this name, and the address of its hash.
     fn first_of_chain(&self, name: &CStr) -> Option<(usize, *const u32)> {
         if self.hashes.is_null() {
             return None;
         }
-        // SAFETY: DT_GNU_HASH begins with four numbers.
+        // SAFETY: DT_GNU_HASH: the table begins with four 32-bit numbers.
         let header = unsafe { self.hashes.cast::<[u32; 4]>().read_unaligned() };
         let [buckets, first, bloom_words, _] = header.map(|number| number as usize);
         if buckets == 0 {
             return None;
         }
-        // Behind them lie so many words of 64 bits.
+        // The bloom filter follows the header: `bloom_words` words of 64 bits.
         let table = self.hashes.wrapping_add(4 + 2 * bloom_words);
         let bucket = gnu_hash(name.to_bytes()) as usize % buckets;
-        // SAFETY: behind those, the buckets.
+        // SAFETY: DT_GNU_HASH: the buckets follow the bloom filter, and `bucket` is less than their number.
         let index = unsafe { table.wrapping_add(bucket).read() } as usize;
         if index < first {
             return None;
         }
-        // Behind the buckets, a hash for each symbol from the first on.
+        // A hash for each symbol follows the buckets, beginning with symbol `first`.
         Some((index, table.wrapping_add(buckets + index - first)))
     }
 }
@@ -226,6 +229,6 @@ fn gnu_hash(name: &[u8]) -> u32 {
     name.iter().fold(5381, step)
 }
 
-fn down(address: usize) -> usize {
+fn page_start(address: usize) -> usize {
     address & !(PAGE - 1)
 }

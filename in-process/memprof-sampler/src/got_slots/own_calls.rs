@@ -1,24 +1,25 @@
-//! The slots through which an object calls functions that it defines itself, as a library does whose
-//! functions others may replace (gABI, "Symbol Preemption").
+//! Calls of an object to functions that it defines itself, where these go through a slot because another
+//! object's definition may replace the function (gABI, "Symbol Preemption").
 
 use core::ffi::CStr;
 
 use super::{for_each_object, value};
 
-/// The place that such a call leads to.
+/// Function that such a call reaches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Leads {
+pub enum CallTarget {
     /// The object's own function.
     Inside,
     /// The function of that name of another object.
     Elsewhere,
-    /// The loader looks the function up at the first call.
+    /// Not known yet: the loader looks the function up at the first call.
     Unbound,
 }
 
-/// Visits the calls of the object that contains `address` to functions which it defines itself, with the
-/// address of its own one. Nothing for an object whose calls are bound when it is linked.
-pub fn own_calls(address: usize, visit: &mut dyn FnMut(&CStr, usize, Leads)) {
+/// Visits the slots through which the object that contains `address` calls functions which it defines itself:
+/// name, address of its own definition, and the function called. Visits nothing if the object's calls were
+/// bound when it was linked.
+pub fn visit_own_calls(address: usize, visit: &mut dyn FnMut(&CStr, usize, CallTarget)) {
     for_each_object(&mut |object| {
         if !object.code.contains(&address) {
             return;
@@ -27,15 +28,15 @@ pub fn own_calls(address: usize, visit: &mut dyn FnMut(&CStr, usize, Leads)) {
             let Some(own) = slot.own else {
                 continue;
             };
-            let found = value(slot.at);
-            let leads = if found == own {
-                Leads::Inside
-            } else if slot.may_be_lazy && object.code.contains(&found) {
-                Leads::Unbound
+            let target = value(slot.address);
+            let target = if target == own {
+                CallTarget::Inside
+            } else if slot.may_be_lazy && object.code.contains(&target) {
+                CallTarget::Unbound
             } else {
-                Leads::Elsewhere
+                CallTarget::Elsewhere
             };
-            visit(slot.name, own, leads);
+            visit(slot.name, own, target);
         }
     });
 }

@@ -1,4 +1,4 @@
-//! The places for samples whose addresses have one hash.
+//! Bucket of the live table: eight cells for samples whose addresses have one hash.
 
 use crate::address_hash::AddressHash;
 use crate::atomic::{
@@ -7,60 +7,62 @@ use crate::atomic::{
     fence,
 };
 
+/// Cells of a bucket.
 pub(super) const WAYS: usize = 8;
 
-/// No allocator gives an odd address: with this bit, a place is being filled or emptied.
+/// Bit of an address whose cell is being filled or emptied: no allocator returns an odd address.
 const CLAIMED: usize = 1;
 
-/// Zeros are an empty one.
+/// Eight cells. Zeros are an empty bucket.
 #[repr(C, align(64))]
 #[derive(Debug, Default)]
 pub(crate) struct Bucket {
-    /// One line of the cache: all that a search reads.
+    /// Address of each cell's sample, 0 if it is empty: one cache line, which is all that a search reads.
     pub(super) addresses: [AtomicUsize; WAYS],
-    /// On one other line what is at each of them.
+    /// Each cell's sample, in two other cache lines.
     pub(super) samples: [CellData; WAYS],
 }
 
-/// What is known of the sample at an address.
+/// Size and record of the sample in a cell.
 #[repr(C, align(16))]
 #[derive(Debug, Default)]
 pub(super) struct CellData {
     size: AtomicU64,
     pub(super) record: AtomicU32,
-    /// Grows whenever it is written, and is odd meanwhile.
+    /// Incremented before and after each write, so it is odd meanwhile.
     version: AtomicU32,
 }
 
-/// What is known of a live sample.
+/// Live sample, without its address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Sample {
-    /// As the program asked for it.
+    /// Bytes that the program requested.
     pub size: u64,
-    /// See [`records`](crate::stack_table).
+    /// First segment of its record in the [stack table](crate::stack_table).
     pub record: u32,
 }
 
-/// A place that is this thread's alone, until it is filled, or dropped and so empty.
+/// Cell that only the calling thread may change, until it is filled; dropping the claim empties it.
 #[derive(Debug)]
 pub(crate) struct ClaimedCell<'a> {
-    place: &'a AtomicUsize,
-    kept: &'a CellData,
+    cell: &'a AtomicUsize,
+    data: &'a CellData,
     address: usize,
 }
 
 impl Bucket {
-    /// Claims a place for a sample; none where all are taken.
+    /// Claims an empty cell for a sample. `None` if all are in use.
     pub(crate) fn claim(&self, address: usize) -> Option<ClaimedCell<'_>> {
         self.claim_where(0, address)
     }
 
-    /// Claims the place that the sample at an address has.
+    /// Claims the cell of the sample at an address. `None` if there is none.
     pub(crate) fn find(&self, address: usize) -> Option<ClaimedCell<'_>> {
         self.claim_where(address, address)
     }
 
-    /// Begins where the address says: neighbours have one bucket, and mostly meet none of each other's places so.
+    /// Claims a cell that holds `from`, beginning with the cell for the address's offset: neighbouring blocks
+    /// share a bucket, and rarely collide that way.
     #[inline(always)]
     fn claim_where(&self, from: usize, address: usize) -> Option<ClaimedCell<'_>> {
         let first = AddressHash::of(address).offset_bits(WAYS.ilog2());
@@ -68,7 +70,7 @@ impl Bucket {
             .or_else(|| self.claim_from(first, from, address))
     }
 
-    /// Out of the way of what is found at once.
+    /// Searches the other cells. It is not inlined, to keep the usual case short.
     #[cold]
     #[inline(never)]
     fn claim_from(&self, first: usize, from: usize, address: usize) -> Option<ClaimedCell<'_>> {
@@ -78,28 +80,29 @@ impl Bucket {
 
     #[inline(always)]
     fn claim_way(&self, way: usize, from: usize, address: usize) -> Option<ClaimedCell<'_>> {
-        let (place, kept) = (self.addresses.get(way)?, self.samples.get(way)?);
-        // A look first: to exchange takes the line of the cache from others.
-        let is_there = place.load(Relaxed) == from
-            && place
+        let (cell, data) = (self.addresses.get(way)?, self.samples.get(way)?);
+        // The load comes first, because an exchange takes the cache line from other processors.
+        let is_claimed = cell.load(Relaxed) == from
+            && cell
                 .compare_exchange(from, address | CLAIMED, Acquire, Relaxed)
                 .is_ok();
-        is_there.then(|| ClaimedCell {
-            place,
-            kept,
+        is_claimed.then(|| ClaimedCell {
+            cell,
+            data,
             address,
         })
     }
 
-    /// Claims each sample, one after the other, and waits for what others have claimed. False where `wait` ends that.
+    /// Claims and drops each sample, and waits for cells that other threads have claimed. Returns false if
+    /// `wait` did.
     pub(crate) fn drain(
         &self,
         mut drained: impl FnMut(&ClaimedCell<'_>),
         mut wait: impl FnMut() -> bool,
     ) -> bool {
-        for (place, _) in self.cells() {
+        for (cell, _) in self.cells() {
             loop {
-                match place.load(Acquire) {
+                match cell.load(Acquire) {
                     0 => break,
                     claimed if claimed & CLAIMED != 0 => {
                         if !wait() {
@@ -117,23 +120,23 @@ impl Bucket {
         true
     }
 
-    /// Empties what was claimed by threads that are no more.
+    /// Empties the cells that other threads had claimed.
     pub(crate) fn clear_claimed(&self) {
-        for (place, _) in self.cells() {
-            if place.load(Relaxed) & CLAIMED != 0 {
-                place.store(0, Release);
+        for (cell, _) in self.cells() {
+            if cell.load(Relaxed) & CLAIMED != 0 {
+                cell.store(0, Release);
             }
         }
     }
 
-    /// Visits each sample with its address, but those that come or go meanwhile.
+    /// Visits each sample with its address. Samples inserted or removed meanwhile may be missed.
     pub(crate) fn visit(&self, mut visit: impl FnMut(usize, Sample)) {
-        for (place, kept) in self.cells() {
-            let version = kept.version.load(Acquire);
-            let address = place.load(Relaxed);
-            let sample = kept.sample();
+        for (cell, data) in self.cells() {
+            let version = data.version.load(Acquire);
+            let address = cell.load(Relaxed);
+            let sample = data.sample();
             fence(Acquire);
-            let is_whole = version % 2 == 0 && kept.version.load(Relaxed) == version;
+            let is_whole = version % 2 == 0 && data.version.load(Relaxed) == version;
             if is_whole && address != 0 && address & CLAIMED == 0 {
                 visit(address, sample);
             }
@@ -150,22 +153,22 @@ impl ClaimedCell<'_> {
         self.address
     }
 
-    /// The sample that the place holds.
+    /// Sample in the cell.
     pub(crate) fn sample(&self) -> Sample {
-        self.kept.sample()
+        self.data.sample()
     }
 
-    /// Has the place hold a sample from now on.
+    /// Stores a sample in the cell, and ends the claim.
     pub(crate) fn fill(self, sample: Sample) {
-        self.kept.write(sample);
-        self.place.store(self.address, Release);
+        self.data.write(sample);
+        self.cell.store(self.address, Release);
         core::mem::forget(self);
     }
 }
 
 impl Drop for ClaimedCell<'_> {
     fn drop(&mut self) {
-        self.place.store(0, Release);
+        self.cell.store(0, Release);
     }
 }
 
@@ -173,7 +176,7 @@ impl CellData {
     fn write(&self, sample: Sample) {
         let version = self.version.load(Relaxed);
         self.version.store(version.wrapping_add(1), Relaxed);
-        // Whoever reads a value below sees that the version changed: `visit`.
+        // A reader (`visit`) that loads a value stored below also sees that the version changed.
         fence(Release);
         self.size.store(sample.size, Relaxed);
         self.record.store(sample.record, Relaxed);

@@ -1,4 +1,4 @@
-//! The samples that were counted for a record, in its words.
+//! Counts of a record's samples.
 
 use core::sync::atomic::{
     AtomicU64,
@@ -10,14 +10,14 @@ use super::segments::{
 };
 use crate::tally;
 
-/// Keeps what the record held at the last peak, before its first change since.
+/// Saves the live counts that a record had at the last peak, before it is changed for the first time since.
 pub(super) fn save_peak(words: &[AtomicU64], record: u32) {
     let peak = tally::peaks();
     let word = |at: usize| word(words, record, at);
     let Some(known) = word(PEAK) else {
         return;
     };
-    // Nearly always it is known: a load is cheaper than an exchange.
+    // The peak is nearly always saved already: a load is cheaper than an exchange.
     if known.load(Relaxed) != peak
         && known.swap(peak, Relaxed) != peak
         && let (Some(at_peak), Some(peak_bytes)) = (word(PEAK_OBJECTS), word(PEAK_BYTES))
@@ -28,9 +28,9 @@ pub(super) fn save_peak(words: &[AtomicU64], record: u32) {
     }
 }
 
-/// The samples of a record that were not freed, and their sizes together.
+/// Number of a record's live samples, and their bytes.
 pub(super) fn live_counts(words: &[AtomicU64], record: u32) -> Option<[u64; 2]> {
-    // Freed first: what is freed meanwhile was counted before.
+    // The freed counts are loaded first, so that each freed sample is in the totals, too.
     let word = |at: usize| word(words, record, at).map(|word| word.load(Acquire));
     let freed = [word(FREED_OBJECTS)?, word(FREED_BYTES)?];
     let total = [word(TOTAL_OBJECTS)?, word(TOTAL_BYTES)?];
@@ -40,8 +40,8 @@ pub(super) fn live_counts(words: &[AtomicU64], record: u32) -> Option<[u64; 2]> 
     ])
 }
 
-/// Whether samples of an idle record lived at the last peak, which the profile of a tally shows.
-pub(super) fn lived_at_peak(words: &[AtomicU64], record: u32) -> bool {
+/// Whether an idle record had live samples at the last peak, which the profile with a tally shows.
+pub(super) fn was_live_at_peak(words: &[AtomicU64], record: u32) -> bool {
     let has = |at, value| word(words, record, at).is_some_and(|word| word.load(Relaxed) == value);
     has(PEAK, tally::peaks()) && !has(PEAK_OBJECTS, 0)
 }

@@ -1,13 +1,14 @@
-//! The totals of records that were evicted, by size class, so that what a program allocated in all stays true.
+//! Totals of evicted records by size class, which keep the sum of all allocations correct.
 
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// Size classes of all sizes: four for each power of two.
+/// Number of size classes: four for each power of two.
 const CLASSES: usize = 4 * u64::BITS as usize;
 
+/// Sums of evicted records.
 #[derive(Debug)]
 pub(super) struct Evicted {
-    /// Objects and bytes.
+    /// Objects and bytes of each class.
     classes: [[AtomicU64; 2]; CLASSES],
 }
 
@@ -18,7 +19,7 @@ impl Evicted {
         }
     }
 
-    /// Adds objects and bytes.
+    /// Adds objects and bytes to a class.
     pub(super) fn add(&self, class: u32, totals: [u64; 2]) {
         if let Some(sums) = self.classes.get(class as usize) {
             for (sum, more) in sums.iter().zip(totals) {
@@ -27,8 +28,8 @@ impl Evicted {
         }
     }
 
-    /// Objects and bytes of each class that has any.
-    pub(super) fn each(&self) -> impl Iterator<Item = [u64; 2]> {
+    /// Objects and bytes of each class with evicted records.
+    pub(super) fn totals(&self) -> impl Iterator<Item = [u64; 2]> {
         let classes = self.classes.iter();
         let totals = classes.map(|sums| sums.each_ref().map(|sum| sum.load(Relaxed)));
         totals.filter(|[objects, _]| *objects > 0)

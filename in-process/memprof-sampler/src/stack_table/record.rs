@@ -1,31 +1,31 @@
-//! A record as readers see it.
+//! Stack record as readers see it.
 
-/// Frames of a stack that are kept, from the leaf on.
-pub const MOST_FRAMES: usize = 128;
+/// Most frames of a recorded stack, from the leaf on.
+pub const MAX_FRAMES: usize = 128;
 
-/// Which record a sample belongs to.
+/// Identifies a stack record: its first segment and its generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct StackRecordId {
     pub(super) record: u32,
     pub(super) generation: u32,
 }
 
-/// What was sampled with one stack, of about one size.
+/// Samples with one stack and one size class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StackRecord<'a> {
-    /// Another record has it neither before nor after the next [`clear`](crate::clear). `None` for the sum of records
-    /// that were evicted.
+    /// Unique also after the next [`clear`](crate::clear). `None` for the sum of evicted records.
     pub id: Option<StackRecordId>,
-    /// Program counters, leaf first. All but interrupted ones lie behind a call.
+    /// Program counters, leaf first, then pseudo frames. All but those of interrupted frames are return
+    /// addresses.
     pub frames: &'a [u64],
-    /// Samples that were not freed.
+    /// Live samples.
     pub objects: u64,
-    /// Their sizes together.
+    /// Bytes of the live samples.
     pub bytes: u64,
     /// All samples since the last [`clear`](crate::clear).
     pub total_objects: u64,
-    /// Their sizes together.
+    /// Bytes of all samples.
     pub total_bytes: u64,
-    /// Samples that lived at the last peak of the [`tally`](crate::tally()), and their sizes together.
+    /// Number and bytes of the samples that were live at the last peak of the [`tally`](crate::tally()).
     pub at_peak: [u64; 2],
 }

@@ -1,5 +1,5 @@
-//! Memory of records, in segments of one size: a stack takes as many as it needs, so what an evicted one had serves any
-//! other.
+//! Memory of records, in segments of one size. A stack gets as many as it needs, so the segments of an
+//! evicted one fit any other.
 
 use core::sync::atomic::{
     AtomicU64, AtomicUsize,
@@ -7,82 +7,86 @@ use core::sync::atomic::{
     fence,
 };
 
-use super::free::FreeSegments;
+use super::free_segments::FreeSegments;
 
-/// 64 MiB: 200,000 stacks of 35 frames.
-pub(super) const SEGMENTS: usize = WORDS / LENGTH;
+/// Number of segments: 64 MiB, enough for 200,000 stacks of 35 frames.
+pub(super) const SEGMENTS: usize = WORDS / SEGMENT_WORDS;
+/// Words of all segments.
 pub(super) const WORDS: usize = 1 << 23;
-/// Words of a segment: three lines of the cache.
-pub(super) const LENGTH: usize = 24;
+/// Words of a segment: three cache lines.
+pub(super) const SEGMENT_WORDS: usize = 24;
 
-/// The next segment of the same record, or of those that are free; 0: none.
+/// Word with the next segment of the record, or of the free chain; 0: none.
 pub(super) const NEXT: usize = 0;
-/// See [`Life`](super::life::Life). Of a segment that is no record's first, always 0.
+/// Word with a [`Life`](super::life::Life). Always 0 in segments after a record's first.
 pub(super) const LIFE: usize = 1;
 pub(super) const HASH: usize = 2;
-/// The size class in the upper half, the number of frames in the lower.
+/// Word with the size class in the upper half, the number of frames in the lower.
 pub(super) const SHAPE: usize = 3;
 pub(super) const FREED_OBJECTS: usize = 4;
 pub(super) const FREED_BYTES: usize = 5;
 pub(super) const TOTAL_OBJECTS: usize = 6;
 pub(super) const TOTAL_BYTES: usize = 7;
-/// The number of the peak that the next two words are of; what changed before it is in those above.
+/// Word with the number of the peak to which the next two words belong. Changes before it are in the words
+/// above.
 pub(super) const PEAK: usize = 8;
 pub(super) const PEAK_OBJECTS: usize = 9;
 pub(super) const PEAK_BYTES: usize = 10;
-/// Frames begin there in a record's first segment,
+/// First word with a frame in a record's first segment.
 const FIRST_FRAME: usize = 11;
-/// and there in the others.
+/// First word with a frame in the other segments.
 const OTHER_FRAME: usize = 2;
 
-/// Which segments are taken, and which came back.
+/// Allocates segments: free ones first, then those that were never used.
 #[derive(Debug)]
 #[repr(C)]
 pub(super) struct Segments {
-    /// The first ones that were ever taken; number 0 stays free, because 0 means none.
+    /// Number of segments that were ever used. Segment 0 is not used, because 0 means none.
     used: AtomicUsize,
     free: FreeSegments,
 }
 
-/// Goes from frame to frame of a record.
+/// Position of a frame in a record.
 #[derive(Debug)]
 pub(super) struct FrameCursor {
     segment: u32,
-    at: usize,
+    index: usize,
 }
 
 impl FrameCursor {
     pub(super) fn new(record: u32) -> Self {
         Self {
             segment: record,
-            at: FIRST_FRAME,
+            index: FIRST_FRAME,
         }
     }
 
-    /// The segment and the word in it of the next frame. `next` returns what follows a segment.
+    /// Returns the segment and the word of the next frame, and moves on. `next` returns the successor of a
+    /// segment. `None` at the end of the chain.
     pub(super) fn advance(
         &mut self,
         next: impl FnOnce(u32) -> Option<u64>,
     ) -> Option<(u32, usize)> {
-        if self.at == LENGTH {
+        if self.index == SEGMENT_WORDS {
             let following = u32::try_from(next(self.segment)?).ok()?;
-            (self.segment, self.at) = (Some(following).filter(|next| *next != 0)?, OTHER_FRAME);
+            (self.segment, self.index) = (Some(following).filter(|next| *next != 0)?, OTHER_FRAME);
         }
-        self.at += 1;
-        Some((self.segment, self.at - 1))
+        self.index += 1;
+        Some((self.segment, self.index - 1))
     }
 }
 
-/// Where a word of a segment lies, in bytes.
-pub(super) fn offset(segment: u32, at: usize) -> u64 {
-    8 * (u64::from(segment) * LENGTH as u64 + at as u64)
+/// Offset of a word from the start of the segments, in bytes.
+pub(super) fn offset(segment: u32, index: usize) -> u64 {
+    8 * (u64::from(segment) * SEGMENT_WORDS as u64 + index as u64)
 }
 
-pub(super) fn word(words: &[AtomicU64], segment: u32, at: usize) -> Option<&AtomicU64> {
-    words.get(segment as usize * LENGTH + at)
+/// A word of a segment. `None` beyond the last segment.
+pub(super) fn word(words: &[AtomicU64], segment: u32, index: usize) -> Option<&AtomicU64> {
+    words.get(segment as usize * SEGMENT_WORDS + index)
 }
 
-/// The words of a record's frames, as many as there are.
+/// Words with a record's frames, and the unused ones behind them in its last segment.
 pub(super) fn frames(words: &[AtomicU64], record: u32) -> impl Iterator<Item = &AtomicU64> {
     let mut cursor = FrameCursor::new(record);
     let next = |segment| Some(word(words, segment, NEXT)?.load(Relaxed));
@@ -100,16 +104,18 @@ impl Segments {
         }
     }
 
-    /// A chain for so many frames, of which nobody else knows. `None` if there is no room.
-    pub(super) fn take(&self, words: &[AtomicU64], frames: usize) -> Option<u32> {
-        let others = frames.saturating_sub(LENGTH - FIRST_FRAME);
+    /// Allocates a chain of segments for `frames` frames, which only the caller knows. `None` if there is no
+    /// room.
+    pub(super) fn allocate(&self, words: &[AtomicU64], frames: usize) -> Option<u32> {
+        let others = frames.saturating_sub(SEGMENT_WORDS - FIRST_FRAME);
         let mut chain = 0;
-        for _ in 0..=others.div_ceil(LENGTH - OTHER_FRAME) {
-            let Some(segment) = self.take_one(words) else {
-                self.give_back(words, chain);
+        for _ in 0..=others.div_ceil(SEGMENT_WORDS - OTHER_FRAME) {
+            let Some(segment) = self.allocate_one(words) else {
+                self.free(words, chain);
                 return None;
             };
-            // A reader that sees what is written from now on sees that an older record ended: `Life::read`.
+            // A reader in `Life::read` that sees a value which this thread writes from now on also sees that
+            // the older record's generation has ended.
             fence(Release);
             word(words, segment, NEXT)?.store(chain.into(), Relaxed);
             chain = segment;
@@ -117,7 +123,7 @@ impl Segments {
         Some(chain)
     }
 
-    fn take_one(&self, words: &[AtomicU64]) -> Option<u32> {
+    fn allocate_one(&self, words: &[AtomicU64]) -> Option<u32> {
         let free = self.free.pop(|segment| word(words, segment, NEXT));
         free.or_else(|| {
             if self.used.load(Relaxed) >= SEGMENTS {
@@ -128,8 +134,8 @@ impl Segments {
         })
     }
 
-    /// Takes a chain back that nobody uses.
-    pub(super) fn give_back(&self, words: &[AtomicU64], chain: u32) {
+    /// Frees a chain that no thread uses. Does nothing for 0.
+    pub(super) fn free(&self, words: &[AtomicU64], chain: u32) {
         if chain == 0 {
             return;
         }
@@ -143,12 +149,12 @@ impl Segments {
         self.free.push(chain, last, next);
     }
 
-    /// How many bytes were ever in use.
+    /// Bytes of all segments that were ever used.
     pub(super) fn bytes(&self) -> usize {
-        self.used.load(Relaxed).min(SEGMENTS) * LENGTH * size_of::<u64>()
+        self.used.load(Relaxed).min(SEGMENTS) * SEGMENT_WORDS * size_of::<u64>()
     }
 
-    /// All are free, and hold zeros.
+    /// Frees all segments. The caller has filled them with zeros.
     pub(super) fn clear(&self) {
         self.free.0.store(0, Release);
         self.used.store(1, Release);

@@ -81,10 +81,10 @@ impl Prologue {
         if let Some(invalid) = all.iter().find(|each| each.is_invalid()) {
             return Err(NotRelocatable::NoCode(invalid.ip()));
         }
-        if address % PAGE > PAGE - EntryRow::JUMP as u64 {
+        if address % PAGE > PAGE - EntryRow::JUMP_SIZE as u64 {
             return Err(NotRelocatable::TwoPages);
         }
-        let needed = address + EntryRow::JUMP as u64;
+        let needed = address + EntryRow::JUMP_SIZE as u64;
         let count = all.iter().position(|each| each.next_ip() >= needed);
         let count = count.ok_or(NotRelocatable::Short(code.len() as u64))? + 1;
         let (first, rest) = all.split_at(count);

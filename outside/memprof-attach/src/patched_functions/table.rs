@@ -12,7 +12,7 @@ use super::plan::PatchPlan;
 use super::prologue::NotRelocatable;
 
 /// From the table's start to the end of the code.
-pub(crate) const LENGTH: u64 = trampoline_offset(EntryTable::MOST) as u64;
+pub(crate) const LENGTH: u64 = trampoline_offset(EntryTable::MAX_ENTRIES) as u64;
 /// A stub, before the moved instructions.
 const STUB: usize = 16;
 const ENTRY: usize = size_of::<EntryRow>();
@@ -33,8 +33,8 @@ pub(crate) struct InstalledEntry {
     pub(crate) moved: u64,
     /// The word that says where its stub leads.
     pub(crate) target: u64,
-    pub(crate) was: [u8; EntryRow::JUMP],
-    pub(crate) jump: [u8; EntryRow::JUMP],
+    pub(crate) was: [u8; EntryRow::JUMP_SIZE],
+    pub(crate) jump: [u8; EntryRow::JUMP_SIZE],
 }
 
 impl TableImage {
@@ -71,7 +71,10 @@ impl TableImage {
                 offset_of!(EntryRow, function),
                 &function.moved.range.start.to_le_bytes(),
             );
-            set(offset_of!(EntryRow, was), &function.code[..EntryRow::JUMP]);
+            set(
+                offset_of!(EntryRow, original),
+                &function.code[..EntryRow::JUMP_SIZE],
+            );
             set(offset_of!(EntryRow, is_outer), &[function.is_outer.into()]);
             set(offset_of!(EntryRow, name), function.name.as_bytes());
             places.push(placed.places);
@@ -104,7 +107,7 @@ impl TableImage {
         memory.read(base, &mut table)?;
         let mut expected = self.table.clone();
         expected[..TABLE_MARK.len()].copy_from_slice(&TABLE_MARK);
-        for index in 0..EntryTable::MOST {
+        for index in 0..EntryTable::MAX_ENTRIES {
             let target =
                 offset_of!(EntryTable, entries) + index * ENTRY + offset_of!(EntryRow, target);
             expected[target..target + 8].fill(0);
@@ -130,7 +133,7 @@ pub(crate) fn find(memory: &Memory, maps: &[u8]) -> Option<u64> {
 /// What a table says of its functions.
 pub(crate) fn read(memory: &Memory, base: u64) -> io::Result<Vec<InstalledEntry>> {
     let count = memory.word(base + offset_of!(EntryTable, count) as u64)?;
-    let count = (count as usize).min(EntryTable::MOST);
+    let count = (count as usize).min(EntryTable::MAX_ENTRIES);
     let standing = |index: usize| {
         let entry = base + (offset_of!(EntryTable, entries) + index * ENTRY) as u64;
         let at = |offset: usize| entry + offset as u64;
@@ -146,7 +149,7 @@ pub(crate) fn read(memory: &Memory, base: u64) -> io::Result<Vec<InstalledEntry>
             function,
             moved: memory.word(at(offset_of!(EntryRow, moved)))?,
             target: at(offset_of!(EntryRow, target)),
-            was: memory.bytes(at(offset_of!(EntryRow, was)))?,
+            was: memory.bytes(at(offset_of!(EntryRow, original)))?,
             jump: jump(function, stub).ok_or_else(far)?,
         })
     };
@@ -154,8 +157,8 @@ pub(crate) fn read(memory: &Memory, base: u64) -> io::Result<Vec<InstalledEntry>
 }
 
 /// `jmp` from one place to another.
-fn jump(from: u64, to: u64) -> Option<[u8; EntryRow::JUMP]> {
-    let distance = to.wrapping_sub(from + EntryRow::JUMP as u64) as i64;
+fn jump(from: u64, to: u64) -> Option<[u8; EntryRow::JUMP_SIZE]> {
+    let distance = to.wrapping_sub(from + EntryRow::JUMP_SIZE as u64) as i64;
     let [a, b, c, d] = i32::try_from(distance).ok()?.to_le_bytes();
     Some([0xe9, a, b, c, d])
 }

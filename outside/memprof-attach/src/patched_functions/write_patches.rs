@@ -25,8 +25,8 @@ const SEARCHED: u64 = 256 << 10;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CodePatch {
     pub(crate) at: u64,
-    pub(crate) was: [u8; EntryRow::JUMP],
-    pub(crate) becomes: [u8; EntryRow::JUMP],
+    pub(crate) was: [u8; EntryRow::JUMP_SIZE],
+    pub(crate) becomes: [u8; EntryRow::JUMP_SIZE],
 }
 
 /// Instructions that are executed elsewhere from then on: their bytes, and where each was and is.
@@ -192,7 +192,7 @@ fn apply_patches(target: &Target, changes: &[CodePatch]) -> Result<(), Error> {
     let memory = &target.memory;
     let failed = || Error::io("failed to write to its code");
     for change in changes {
-        let found: [u8; EntryRow::JUMP] = memory.bytes(change.at).map_err(failed())?;
+        let found: [u8; EntryRow::JUMP_SIZE] = memory.bytes(change.at).map_err(failed())?;
         if found != change.was {
             let message = format!("its code at {:#x} has changed meanwhile", change.at);
             return Err(Error::NotPatched(message));
@@ -201,7 +201,7 @@ fn apply_patches(target: &Target, changes: &[CodePatch]) -> Result<(), Error> {
     for change in changes {
         // On one page (`NotRelocatable::TwoPages`), so that it is not half done where this program is killed.
         memory.write(change.at, &change.becomes).map_err(failed())?;
-        let written: [u8; EntryRow::JUMP] = memory.bytes(change.at).map_err(failed())?;
+        let written: [u8; EntryRow::JUMP_SIZE] = memory.bytes(change.at).map_err(failed())?;
         if written != change.becomes {
             let message = format!("its code at {:#x} does not keep what is written", change.at);
             return Err(Error::NotPatched(message));

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use memprof_sampler::{MARK, MOST_FRAMES, RemoteTables};
+use memprof_sampler::{MARK, MAX_FRAMES, RemoteTables};
 
 use super::{Stack, is_code};
 use crate::snapshot_memory::{CachedReader, SnapshotMemory};
@@ -52,7 +52,7 @@ impl SamplerTables {
 
     /// The stack of the sample that begins at an address.
     pub(super) fn stack(&self, view: &SnapshotMemory, start: u64) -> Option<Stack> {
-        let mut room = [0; MOST_FRAMES];
+        let mut room = [0; MAX_FRAMES];
         self.0.iter().find_map(|remote| {
             let stack = remote.stack(start, |address| view.word(address), &mut room)?;
             let is_code = stack.first().is_some_and(|leaf| is_code(view, *leaf));

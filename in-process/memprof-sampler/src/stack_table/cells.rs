@@ -1,4 +1,4 @@
-//! The places in which records are found by the hash of their stack.
+//! Hash cells of the stack table, by which records are found.
 
 use core::ptr;
 use core::sync::atomic::{
@@ -6,47 +6,47 @@ use core::sync::atomic::{
     Ordering::{Acquire, Relaxed},
 };
 
-use super::counts::{live_counts, lived_at_peak};
+use super::counts::{live_counts, was_live_at_peak};
 use super::life::Life;
-use super::record::{MOST_FRAMES, StackRecord, StackRecordId};
+use super::record::{MAX_FRAMES, StackRecord, StackRecordId};
 use super::segments::{
     HASH, LIFE, PEAK, PEAK_BYTES, PEAK_OBJECTS, SHAPE, TOTAL_BYTES, TOTAL_OBJECTS, frames, word,
 };
 use crate::address_hash::mix;
 use crate::tally;
 
-/// Room for so many records, at the most.
-pub(super) const PLACES: usize = 1 << 17;
-/// A stack has its place within so many of its first one.
+/// Cells of the stack table, the largest number of records.
+pub(super) const CELLS: usize = 1 << 17;
+/// Cells probed for one stack; if all have live records, the sample counts as lost.
 pub(super) const PROBES: usize = 64;
-/// Records that are compared before the one with fewest samples is evicted.
+/// IdleRecord records that are compared before the one with fewest samples is evicted.
 pub(super) const CANDIDATES: usize = 8;
 
-/// Where a record was before it was evicted: a search goes on there, unlike at 0.
+/// Cell of a record that was evicted: a search goes on behind it, unlike at an empty one (0).
 pub(super) const VACANT: u64 = u32::MAX as u64;
 
-/// A stack and a size, as they are looked for.
-pub(super) struct Key<'a> {
+/// Stack and size class, by which a record is found.
+pub(super) struct StackKey<'a> {
     pub(super) frames: &'a [usize],
     pub(super) shape: u64,
     pub(super) hash: u64,
 }
 
-/// A record of which no sample lived in that generation.
-pub(super) struct Idle<'a> {
-    pub(super) place: &'a AtomicU64,
+/// Record without users in that generation.
+pub(super) struct IdleRecord<'a> {
+    pub(super) cell: &'a AtomicU64,
     pub(super) record: u32,
     pub(super) generation: u32,
 }
 
-/// The tables, once they are mapped.
+/// Memory of the table, once it is mapped.
 #[derive(Clone, Copy)]
-pub(super) struct Mapped<'a> {
-    pub(super) places: &'a [AtomicU64],
+pub(super) struct MappedTable<'a> {
+    pub(super) cells: &'a [AtomicU64],
     pub(super) words: &'a [AtomicU64],
 }
 
-impl<'a> Key<'a> {
+impl<'a> StackKey<'a> {
     pub(super) fn new(frames: &'a [usize], size: u64) -> Self {
         let shape = (u64::from(size_class(size)) << 32) | frames.len() as u64;
         Self {
@@ -57,21 +57,21 @@ impl<'a> Key<'a> {
     }
 }
 
-impl<'a> Mapped<'a> {
-    /// The places that the record of a hash may have, the first one first.
+impl<'a> MappedTable<'a> {
+    /// Cells that the record of a hash may have, in the order of probing.
     pub(super) fn near(self, hash: u64) -> impl Iterator<Item = &'a AtomicU64> {
         let indices = (0..PROBES).map(move |probe| (hash as usize).wrapping_add(probe));
-        indices.filter_map(move |index| self.places.get(index & (PLACES - 1)))
+        indices.filter_map(move |index| self.cells.get(index & (CELLS - 1)))
     }
 
     pub(super) fn life(self, record: u32) -> Option<&'a Life> {
         life(self.words, record)
     }
 
-    /// The record with a key, which has one more user then.
-    pub(super) fn find(self, key: &Key<'_>) -> Option<u32> {
-        for place in self.near(key.hash) {
-            let known = place.load(Acquire);
+    /// Finds the record of a key, and adds a user to it. `None` if there is none.
+    pub(super) fn find(self, key: &StackKey<'_>) -> Option<u32> {
+        for cell in self.near(key.hash) {
+            let known = cell.load(Acquire);
             if known == 0 {
                 break;
             }
@@ -90,7 +90,8 @@ impl<'a> Mapped<'a> {
         None
     }
 
-    pub(super) fn matches(self, record: u32, key: &Key<'_>) -> bool {
+    /// Whether a record has the stack and size class of a key. The caller is its user.
+    pub(super) fn matches(self, record: u32, key: &StackKey<'_>) -> bool {
         let has = |at: usize, value: u64| {
             word(self.words, record, at).is_some_and(|word| word.load(Relaxed) == value)
         };
@@ -101,37 +102,35 @@ impl<'a> Mapped<'a> {
                 .all(|(word, frame)| word.load(Relaxed) == *frame as u64)
     }
 
-    /// Of the first records near a hash of which no sample lives, the one that had fewest.
-    pub(super) fn evictable(self, hash: u64) -> Option<Idle<'a>> {
-        let idle = self.near(hash).filter_map(|place| {
-            let record = record_at(place)?;
+    /// Selects a record to evict: of the first [`CANDIDATES`] idle ones near a hash, the one with fewest
+    /// samples. `None` if no record is idle.
+    pub(super) fn evictable(self, hash: u64) -> Option<IdleRecord<'a>> {
+        let idle = self.near(hash).filter_map(|cell| {
+            let record = record_in(cell)?;
             let generation = self.life(record)?.idle_generation()?;
-            // In this generation, it has no other place: an older one's was vacant before.
-            let is_here = record_at(place) == Some(record);
-            (is_here && !lived_at_peak(self.words, record)).then_some(Idle {
-                place,
+            // The record is in no other cell in this generation: an older one's cell became vacant first.
+            let is_current = record_in(cell) == Some(record);
+            (is_current && !was_live_at_peak(self.words, record)).then_some(IdleRecord {
+                cell,
                 record,
                 generation,
             })
         });
-        let samples = |idle: &Idle<'_>| {
+        let samples = |idle: &IdleRecord<'_>| {
             word(self.words, idle.record, TOTAL_OBJECTS).map(|word| word.load(Relaxed))
         };
         idle.take(CANDIDATES).min_by_key(samples)
     }
 
+    /// First segments of all records.
     pub(super) fn records(self) -> impl Iterator<Item = u32> {
-        self.places.iter().filter_map(record_at)
+        self.cells.iter().filter_map(record_in)
     }
 
-    /// `None` if it was evicted.
-    pub(super) fn read(
-        self,
-        record: u32,
-        room: &mut [u64; MOST_FRAMES],
-    ) -> Option<StackRecord<'_>> {
+    /// Reads a record without becoming its user. `None` if it is evicted.
+    pub(super) fn read(self, record: u32, room: &mut [u64; MAX_FRAMES]) -> Option<StackRecord<'_>> {
         let mut count = 0;
-        let mut seen = self.life(record)?.read(|generation| {
+        let mut copy = self.life(record)?.read(|generation| {
             let word = |at| Some(word(self.words, record, at)?.load(Relaxed));
             count = (word(SHAPE)? as u32) as usize;
             for (room, word) in room
@@ -155,24 +154,26 @@ impl<'a> Mapped<'a> {
                 },
             })
         })?;
-        seen.frames = room.get(..count)?;
-        Some(seen)
+        copy.frames = room.get(..count)?;
+        Some(copy)
     }
 }
 
-/// The record of a place, if it has one.
-fn record_at(place: &AtomicU64) -> Option<u32> {
-    let known = place.load(Acquire);
+/// Record in a cell, if it has one.
+fn record_in(cell: &AtomicU64) -> Option<u32> {
+    let known = cell.load(Acquire);
     (known != 0 && known != VACANT).then_some(known as u32)
 }
 
+/// Use count and generation of a record.
 pub(super) fn life(words: &[AtomicU64], record: u32) -> Option<&Life> {
     let word = word(words, record, LIFE)?;
-    // SAFETY: of the same layout.
+    // SAFETY: `Life` is a transparent wrapper of `AtomicU64`.
     Some(unsafe { &*ptr::from_ref(word).cast::<Life>() })
 }
 
-/// The multiplications need not wait for each other.
+/// Hashes a stack and its shape. The multiplications do not depend on each other, so the processor overlaps
+/// them.
 pub(super) fn hash_of(frames: impl Iterator<Item = u64>, shape: u64) -> u64 {
     let hash = frames.fold(shape, |hash, frame| {
         hash.rotate_left(7).wrapping_add(mix(frame))
@@ -181,7 +182,8 @@ pub(super) fn hash_of(frames: impl Iterator<Item = u64>, shape: u64) -> u64 {
     hash ^ (hash >> 32)
 }
 
-/// Four classes from each power of two to the next: at most a fifth apart from their mean.
+/// Size class: four from each power of two to the next, in which sizes differ from their mean by at most a
+/// fifth.
 pub(super) fn size_class(size: u64) -> u32 {
     let size = size.max(8);
     let exponent = size.ilog2();
@@ -193,7 +195,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn classes_hold_sizes_that_are_nearly_alike() {
+    fn size_class_of_similar_sizes_is_equal() {
         let check = |size, class| assert_eq!(size_class(size), class, "{size}");
         check(0, 12);
         check(8, 12);

@@ -1,4 +1,4 @@
-//! Hooks that are in the tables, or come, while these are cleared.
+//! Hooks that use the tables, or enter them, while these are cleared.
 
 use core::mem;
 
@@ -14,14 +14,14 @@ use crate::gate::Gate;
 const BLOCK: usize = 0x7f00_0000_1000;
 const SAMPLE: Sample = Sample { size: 1, record: 1 };
 
-/// Loom fails where one writes to the records while another looks into them.
-struct Shared {
+/// Tables and their gate. Loom fails if one thread writes `records` while another accesses them.
+struct GatedTables {
     gate: Gate,
     bucket: Bucket,
     records: UnsafeCell<u32>,
 }
 
-impl Shared {
+impl GatedTables {
     fn new() -> Self {
         Self {
             gate: Gate {
@@ -40,7 +40,7 @@ impl Shared {
         }
     }
 
-    fn forget(&self) {
+    fn remove(&self) {
         if let Some(_claim) = self.bucket.find(BLOCK) {
             self.records.with(|_| ());
         }
@@ -64,61 +64,57 @@ impl Shared {
     }
 }
 
-fn check(before: impl Fn(&Shared) + Sync + Send + 'static, hook: fn(&Shared)) {
+fn check(prepare: impl Fn(&GatedTables) + Sync + Send + 'static, hook: fn(&GatedTables)) {
     model(move || {
-        let shared = Arc::new(Shared::new());
-        before(&shared);
+        let tables = Arc::new(GatedTables::new());
+        prepare(&tables);
         let other = {
-            let shared = Arc::clone(&shared);
-            thread::spawn(move || hook(&shared))
+            let tables = Arc::clone(&tables);
+            thread::spawn(move || hook(&tables))
         };
-        shared.clear();
+        tables.clear();
         other.join().unwrap();
-        shared.clear();
-        shared
+        tables.clear();
+        tables
             .bucket
             .visit(|address, _| panic!("{address:x} is left"));
     });
 }
 
 #[test]
-fn nobody_who_samples_is_in_the_records_while_they_are_cleared() {
-    check(|_| {}, Shared::sample);
+fn concurrent_sample_is_not_in_records_during_clear() {
+    check(|_| {}, GatedTables::sample);
 }
 
 #[test]
-fn nobody_who_forgets_is_in_the_records_while_they_are_cleared() {
-    check(Shared::sample, Shared::forget);
+fn concurrent_remove_is_not_in_records_during_clear() {
+    check(GatedTables::sample, GatedTables::remove);
 }
 
 #[test]
-fn who_waits_no_longer_leaves_a_claim_alone() {
+fn drain_that_times_out_keeps_claim() {
     model(|| {
-        let shared = Shared::new();
-        let claim = shared.bucket.claim(BLOCK).unwrap();
-        shared.gate.close();
+        let tables = GatedTables::new();
+        let claim = tables.bucket.claim(BLOCK).unwrap();
+        tables.gate.close();
         assert!(
-            !shared
+            !tables
                 .bucket
-                .drain(|_| panic!("nothing is filled"), || false)
+                .drain(|_| panic!("no cell is filled"), || false)
         );
-        shared.gate.open();
+        tables.gate.open();
         claim.fill(SAMPLE);
-        shared.forget();
-        assert!(
-            shared
-                .bucket
-                .drain(|_| panic!("it was forgotten"), || false)
-        );
+        tables.remove();
+        assert!(tables.bucket.drain(|_| panic!("it was removed"), || false));
     });
 }
 
 #[test]
-fn a_forked_child_forgets_who_was_inside() {
+fn forked_child_clears_claims_of_other_threads() {
     model(|| {
-        let shared = Shared::new();
-        mem::forget(shared.bucket.claim(BLOCK));
-        shared.bucket.clear_claimed();
-        shared.clear();
+        let tables = GatedTables::new();
+        mem::forget(tables.bucket.claim(BLOCK));
+        tables.bucket.clear_claimed();
+        tables.clear();
     });
 }

@@ -1,4 +1,4 @@
-//! Samples that come and go at the same time.
+//! Samples that are inserted and removed at the same time.
 
 use loom::model;
 use loom::sync::Arc;
@@ -14,12 +14,12 @@ fn insert(bucket: &Bucket, address: usize, sample: Sample) {
     bucket.claim(address).unwrap().fill(sample);
 }
 
-fn take(bucket: &Bucket, address: usize) -> Option<Sample> {
+fn remove(bucket: &Bucket, address: usize) -> Option<Sample> {
     Some(bucket.find(address)?.sample())
 }
 
 #[test]
-fn two_that_insert_at_once_are_both_found() {
+fn concurrent_inserts_are_both_found() {
     model(|| {
         let bucket = Arc::new(Bucket::default());
         let other = {
@@ -28,27 +28,27 @@ fn two_that_insert_at_once_are_both_found() {
         };
         insert(&bucket, 2 * BLOCK, SECOND);
         other.join().unwrap();
-        assert_eq!(take(&bucket, BLOCK), Some(FIRST));
-        assert_eq!(take(&bucket, 2 * BLOCK), Some(SECOND));
+        assert_eq!(remove(&bucket, BLOCK), Some(FIRST));
+        assert_eq!(remove(&bucket, 2 * BLOCK), Some(SECOND));
     });
 }
 
 #[test]
-fn of_two_that_take_one_gets_it() {
+fn concurrent_remove_succeeds_once() {
     model(|| {
         let bucket = Arc::new(Bucket::default());
         insert(&bucket, BLOCK, FIRST);
         let other = {
             let bucket = Arc::clone(&bucket);
-            thread::spawn(move || take(&bucket, BLOCK))
+            thread::spawn(move || remove(&bucket, BLOCK))
         };
-        let taken = [take(&bucket, BLOCK), other.join().unwrap()];
-        assert_eq!(taken.into_iter().flatten().collect::<Vec<_>>(), [FIRST]);
+        let removed = [remove(&bucket, BLOCK), other.join().unwrap()];
+        assert_eq!(removed.into_iter().flatten().collect::<Vec<_>>(), [FIRST]);
     });
 }
 
 #[test]
-fn a_block_that_is_freed_and_given_again_is_seen_as_one_of_both() {
+fn visit_during_reallocation_sees_one_sample_or_none() {
     model(|| {
         let bucket = Arc::new(Bucket::default());
         insert(&bucket, BLOCK, FIRST);
@@ -61,9 +61,9 @@ fn a_block_that_is_freed_and_given_again_is_seen_as_one_of_both() {
                 });
             })
         };
-        assert_eq!(take(&bucket, BLOCK), Some(FIRST));
+        assert_eq!(remove(&bucket, BLOCK), Some(FIRST));
         insert(&bucket, BLOCK, SECOND);
         reader.join().unwrap();
-        assert_eq!(take(&bucket, BLOCK), Some(SECOND));
+        assert_eq!(remove(&bucket, BLOCK), Some(SECOND));
     });
 }

@@ -1,14 +1,14 @@
-//! Records that are used, read and evicted at the same time.
+//! Stack records that are used, read and evicted at the same time.
 
 use loom::model;
 use loom::sync::Arc;
 use loom::thread;
 
 use crate::atomic::{AtomicU64, Ordering::Relaxed, Ordering::Release, fence};
-use crate::free::FreeSegments;
+use crate::free_segments::FreeSegments;
 use crate::life::Life;
 
-/// A record whose stack is two words that are equal.
+/// Record whose stack is two equal words.
 struct Record {
     life: Life,
     stack: [AtomicU64; 2],
@@ -37,7 +37,7 @@ impl Record {
         [self.stack[0].load(Relaxed), self.stack[1].load(Relaxed)]
     }
 
-    /// Evicts what is there, if nothing uses it, and writes another stack.
+    /// Evicts the record if it has no user, and writes another stack. Returns whether it did.
     fn replace(&self, stack: u64, generation: u32) -> bool {
         let idle = self.life.idle_generation();
         let is_evicted = idle.is_some_and(|idle| self.life.evict(idle));
@@ -49,7 +49,7 @@ impl Record {
     }
 }
 
-fn beside(record: &Arc<Record>, work: fn(&Record) -> bool) -> thread::JoinHandle<bool> {
+fn spawn_with(record: &Arc<Record>, work: fn(&Record) -> bool) -> thread::JoinHandle<bool> {
     let record = Arc::clone(record);
     thread::spawn(move || work(&record))
 }
@@ -58,8 +58,8 @@ fn beside(record: &Arc<Record>, work: fn(&Record) -> bool) -> thread::JoinHandle
 fn record_in_use_is_not_evicted() {
     model(|| {
         let record = Arc::new(Record::new());
-        let other = beside(&record, |record| record.replace(8, 2));
-        if record.life.acquire_of(1) {
+        let other = spawn_with(&record, |record| record.replace(8, 2));
+        if record.life.acquire_generation(1) {
             assert_eq!(record.words(), [7, 7]);
             assert_eq!(record.life.release(), 1);
         }
@@ -76,7 +76,7 @@ fn record_in_use_is_not_evicted() {
 fn record_read_during_eviction_is_one_of_both_or_none() {
     model(|| {
         let record = Arc::new(Record::new());
-        let other = beside(&record, |record| record.replace(8, 2));
+        let other = spawn_with(&record, |record| record.replace(8, 2));
         let read = |_| Some(record.words());
         if let Some(words) = record.life.read(read) {
             assert!([[7, 7], [8, 8]].contains(&words), "{words:?}");
@@ -86,12 +86,12 @@ fn record_read_during_eviction_is_one_of_both_or_none() {
 }
 
 #[test]
-fn record_read_while_its_memory_is_given_back_is_the_old_one_or_none() {
+fn record_read_while_freed_is_old_one_or_none() {
     model(|| {
         let record = Arc::new(Record::new());
-        let other = beside(&record, |record| {
+        let other = spawn_with(&record, |record| {
             let is_evicted = record.life.evict(1);
-            // As `FreeSegments::push` does with a segment's link.
+            // The store stands for `FreeSegments::push`, which writes a segment's link.
             record.stack[0].store(8, Relaxed);
             is_evicted
         });
@@ -106,7 +106,7 @@ fn record_read_while_its_memory_is_given_back_is_the_old_one_or_none() {
 fn concurrent_eviction_succeeds_once() {
     model(|| {
         let record = Arc::new(Record::new());
-        let other = beside(&record, |record| record.life.evict(1));
+        let other = spawn_with(&record, |record| record.life.evict(1));
         let own = record.life.evict(1);
         assert!(own != other.join().unwrap());
     });
@@ -129,7 +129,7 @@ impl Segments {
 }
 
 #[test]
-fn segment_is_taken_by_one_also_where_it_comes_back_meanwhile() {
+fn segment_pushed_again_is_popped_once() {
     model(|| {
         let segments = Arc::new(Segments {
             free: FreeSegments(AtomicU64::new(0)),

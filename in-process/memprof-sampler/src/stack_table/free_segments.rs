@@ -1,17 +1,18 @@
-//! Segments that no record has, as a stack without a lock.
+//! Free segments, as a lock-free stack.
 
 use crate::atomic::{
     AtomicU64,
     Ordering::{Acquire, Relaxed, Release},
 };
 
-/// The first one in the lower half, 0 for none. The upper half counts changes, so a thread that was stopped between its
-/// look and its exchange does not take a segment that came back meanwhile.
+/// First free segment in the lower half, 0 for none. The upper half counts changes, so a thread that was
+/// interrupted between its load and its exchange cannot pop a segment that was popped and pushed again
+/// meanwhile.
 #[derive(Debug)]
 pub(crate) struct FreeSegments(pub(crate) AtomicU64);
 
 impl FreeSegments {
-    /// Adds the chain from `first` to `last`. `next` is where a segment names the next one.
+    /// Adds the chain from `first` to `last`. `next` returns the word in which a segment has its successor.
     pub(crate) fn push<'a>(
         &self,
         first: u32,
@@ -24,7 +25,7 @@ impl FreeSegments {
             link.store(head & u64::from(u32::MAX), Relaxed);
             match self
                 .0
-                .compare_exchange(head, changed(head, first), Release, Relaxed)
+                .compare_exchange(head, with_first(head, first), Release, Relaxed)
             {
                 Ok(_) => return,
                 Err(other) => head = other,
@@ -32,7 +33,7 @@ impl FreeSegments {
         }
     }
 
-    /// Takes one.
+    /// Removes one segment and returns it. `None` if there is none. `next` is as for [`Self::push`].
     pub(crate) fn pop<'a>(&self, next: impl Fn(u32) -> Option<&'a AtomicU64>) -> Option<u32> {
         let mut head = self.0.load(Acquire);
         loop {
@@ -43,7 +44,7 @@ impl FreeSegments {
             let second = next(first)?.load(Relaxed) as u32;
             match self
                 .0
-                .compare_exchange(head, changed(head, second), Acquire, Acquire)
+                .compare_exchange(head, with_first(head, second), Acquire, Acquire)
             {
                 Ok(_) => return Some(first),
                 Err(other) => head = other,
@@ -52,6 +53,7 @@ impl FreeSegments {
     }
 }
 
-fn changed(head: u64, first: u32) -> u64 {
+/// Returns the head with another first segment and the next change count.
+fn with_first(head: u64, first: u32) -> u64 {
     (head >> 32).wrapping_add(1) << 32 | u64::from(first)
 }
