@@ -3,7 +3,7 @@
 use std::fmt;
 use std::path::PathBuf;
 
-use memprof_messages::{AllocatorKind, release};
+use memprof_messages::{AllocatorKind, release_version};
 
 /// Kind and version of an allocator, and how it was found. Prints as `jemalloc 5.3.0`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,7 +21,7 @@ pub(crate) struct AllocatorIdentity {
 impl AllocatorIdentity {
     /// Version without the commit that a jemalloc was built from (the part after the dash).
     pub(crate) fn release(&self) -> &str {
-        release(&self.version)
+        release_version(&self.version)
     }
 }
 

@@ -23,7 +23,6 @@ const UNREAD: &[&str] = &[
     "outside/memprof-http",
     "in-process/memprof-labels",
     "outside/memprof-leaks",
-    "in-process/memprof-messages",
     "memprof-plugin-abi",
     "outside/memprof-ptrace",
     "outside/memprof-report",

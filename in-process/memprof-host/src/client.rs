@@ -236,7 +236,7 @@ impl Client {
             deliver,
         };
         let usual = match memprof_messages::message(message) {
-            Some(known) if known.pace == ReplyLatency::Immediate => AT_ONCE,
+            Some(known) if known.latency == ReplyLatency::Immediate => AT_ONCE,
             _ => WORK,
         };
         let (result, file): (MessageResult, _) = self.call(MESSAGE, json!(params), usual)?;

@@ -1,53 +1,54 @@
-//! An argument of a message.
+//! Arguments of messages.
 
-/// An argument, given as `key=value`.
+/// An argument of a message, given as `key=value`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ArgumentSpec {
-    /// Before the `=`.
+    /// Text before the equals sign.
     pub key: &'static str,
-    /// Behind it.
+    /// Type and accepted values of the text after the equals sign.
     pub values: ArgumentType,
-    /// What it does, in one line without a period.
+    /// Description of its effect, in one line without a period.
     pub help: &'static str,
-    /// What holds where it is left out, if that is a value.
+    /// Value that applies if it is omitted. `None` if there is no such value.
     pub default: Option<&'static str>,
-    /// The message is refused without it.
+    /// Whether the message is refused without it.
     pub is_required: bool,
-    /// It says the same as the one before it in the table: only one of them may be given.
+    /// Whether it is another form of the argument before it in the table: only one of them may be given.
     pub is_alternative: bool,
 }
 
-/// What an argument takes.
+/// Type and accepted values of an argument.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ArgumentType {
-    /// One of these words.
+    /// One of these names.
     OneOf(&'static [&'static str]),
-    /// One of these words, which are too many for a line: help shows the name in their place.
+    /// One of these names, which are too many for a line: help shows the placeholder before them.
     NamedOneOf(&'static str, &'static [&'static str]),
     /// A whole number.
     Integer {
-        /// The least one.
-        least: u32,
-        /// The greatest one; none where the host decides.
-        most: Option<u32>,
-        /// Numbers that somebody may want.
+        /// Smallest accepted number.
+        min: u32,
+        /// Largest accepted number. `None` if the host decides.
+        max: Option<u32>,
+        /// Typical values.
         examples: &'static [&'static str],
     },
-    /// A text of the argument's own form, of which these are examples.
+    /// A text in a form of its own, shown by these examples.
     Examples(&'static [&'static str]),
 }
 
 impl ArgumentType {
-    /// What may be offered to somebody who types it.
+    /// Values to offer when the argument is completed on a command line.
     pub const fn completions(&self) -> &'static [&'static str] {
         match self {
-            Self::OneOf(words) | Self::NamedOneOf(_, words) | Self::Examples(words) => words,
+            Self::OneOf(names) | Self::NamedOneOf(_, names) | Self::Examples(names) => names,
             Self::Integer { examples, .. } => examples,
         }
     }
 }
 
 impl ArgumentSpec {
+    /// Creates an optional argument without a default.
     pub(crate) const fn new(key: &'static str, values: ArgumentType, help: &'static str) -> Self {
         Self {
             key,
@@ -59,16 +60,19 @@ impl ArgumentSpec {
         }
     }
 
+    /// Sets the value that applies if the argument is omitted.
     pub(crate) const fn default(mut self, value: &'static str) -> Self {
         self.default = Some(value);
         self
     }
 
+    /// Makes the argument required.
     pub(crate) const fn required(mut self) -> Self {
         self.is_required = true;
         self
     }
 
+    /// Makes the argument another form of the one before it in the table.
     pub(crate) const fn alternative(mut self) -> Self {
         self.is_alternative = true;
         self

@@ -4,40 +4,40 @@ use std::borrow::Cow;
 
 use serde::{Deserialize, Serialize};
 
-use crate::open_enum::{OpenEnum, words};
+use crate::open_enum::{OpenEnum, named_enums};
 
-/// What `doctor` tells.
+/// Diagnosis of why profiling cannot work in the process: the reply to `doctor`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct DoctorReport {
-    /// Nothing is wrong.
+    /// Whether there are no findings.
     pub healthy: bool,
-    /// The worst first.
+    /// Problems found, the most severe first.
     pub findings: Vec<Finding>,
 }
 
-/// One thing that is wrong.
+/// One problem that `doctor` found.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Finding {
-    /// A word for scripts.
+    /// Name of the problem, for scripts.
     pub kind: Cow<'static, str>,
-    /// How bad it is.
+    /// Consequence of the problem for profiling.
     pub severity: OpenEnum<Severity>,
-    /// What is wrong, naming the thing.
+    /// Description of the problem, naming the object that has it.
     pub message: String,
-    /// What mends it.
+    /// Remedy: an imperative sentence.
     pub remedy: String,
 }
 
-words! {
-    /// How bad it is.
+named_enums! {
+    /// Severity of a finding.
     Severity {
-        /// Profiling cannot be on, or a dump cannot be kept.
+        /// Profiling cannot be started, or a dump cannot be kept.
         Error = "error",
-        /// It works, with a catch.
+        /// Profiling works with a limitation.
         Warning = "warning",
-        /// It works, otherwise than one may expect.
+        /// Profiling works, but in a way that may be unexpected.
         Notice = "notice",
     }
 }

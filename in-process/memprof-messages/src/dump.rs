@@ -6,74 +6,75 @@ use serde::{Deserialize, Serialize};
 
 use crate::{OpenEnum, ProfileKind, TriggerKind};
 
-/// One dump, taken and kept.
+/// A dump that was taken and kept.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Dump {
-    /// What `fetch` takes.
+    /// Id of the dump, an argument of `fetch`.
     pub id: String,
-    /// What it tells.
+    /// Data in the dump.
     pub kind: OpenEnum<ProfileKind>,
-    /// Where it lies, absolute.
+    /// Absolute path of the file.
     pub path: PathBuf,
-    /// Its length in bytes.
+    /// Size of the file in bytes.
     pub bytes: u64,
-    /// The number of stacks in it.
+    /// Number of stacks in the dump.
     pub stacks: u64,
-    /// Mean bytes between samples; 0 where it is not sampled.
+    /// Mean bytes between samples; 0 if the profile is not sampled.
     pub sample_interval: u64,
-    /// Live bytes, corrected for sampling; of growth, all of it; of what is pinned, the free bytes beside live ones.
+    /// Bytes in use, estimated from the samples. In a growth profile, all bytes of it; in a profile of pinned slabs,
+    /// the free bytes beside live objects.
     pub estimated_inuse_bytes: u64,
-    /// The allocator it is of: `jemalloc 5.3.0`.
+    /// Allocator with its version: `jemalloc 5.3.0`.
     pub allocator: String,
-    /// What the samples take in the process, in bytes: the tables of memprof's sampler, or what jemalloc's arenas have
-    /// of internal memory, where its samples are. Absent where the allocator does not tell.
+    /// Memory of the samples in the process, in bytes: the tables of memprof's sampler, or the internal memory of
+    /// jemalloc's arenas, where its samples are stored. Absent if the allocator does not report it.
     pub metadata_bytes: Option<u64>,
 }
 
-/// What `dump` took: one dump for each allocator that can profile.
+/// The reply to `dump`: one dump for each allocator that can profile.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct DumpReport {
-    /// The one with most bytes in use.
+    /// The dump with the most bytes in use.
     #[serde(flatten)]
     pub largest: Dump,
-    /// Since when samples were taken: RFC 3339, UTC.
+    /// Start of sampling: RFC 3339, UTC.
     pub active_since: Option<String>,
-    /// From the message to the dump's name.
+    /// Time from the message's arrival to the naming of the dump, in milliseconds.
     pub duration_ms: u64,
-    /// All of them.
+    /// All dumps, including `largest`.
     pub dumps: Vec<Dump>,
-    /// What the operator should know.
+    /// Warnings for the operator.
     pub warnings: Vec<String>,
 }
 
-/// One kept dump.
+/// A dump in the dump directory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct KeptDump {
-    /// What `fetch` takes.
+    /// Id of the dump, an argument of `fetch`.
     pub id: String,
-    /// Where it lies, absolute.
+    /// Absolute path of the file.
     pub path: PathBuf,
-    /// Its length in bytes.
+    /// Size of the file in bytes.
     pub bytes: u64,
-    /// When it was taken: RFC 3339, UTC.
+    /// Time at which it was taken: RFC 3339, UTC.
     pub taken: String,
-    /// The process that wrote it.
+    /// Id of the process that wrote it.
     pub pid: u32,
-    /// What it tells.
+    /// Data in the dump.
     pub kind: OpenEnum<ProfileKind>,
-    /// Why it was taken; absent for a dump of an earlier version.
+    /// Reason for which it was taken; absent for a dump of an earlier version.
     pub trigger: Option<OpenEnum<TriggerKind>>,
-    /// The process's resident memory then.
+    /// Resident memory of the process when the dump was taken, in bytes.
     pub rss_bytes: Option<u64>,
 }
 
-/// What `list` tells.
+/// The reply to `list`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct DumpList {
-    /// Newest first.
+    /// Kept dumps, newest first.
     pub dumps: Vec<KeptDump>,
 }

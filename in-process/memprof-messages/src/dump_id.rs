@@ -1,16 +1,17 @@
-//! What the id of a kept dump tells of it.
+//! Ids of kept dumps.
 
-/// When a dump was taken, and by which process.
+/// Time and process that the id of a kept dump contains.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DumpId {
-    /// RFC 3339, UTC, to the second.
+    /// Time at which the dump was taken: RFC 3339, UTC, to the second.
     pub taken: String,
-    /// The process that wrote it.
+    /// Id of the process that wrote it.
     pub pid: u32,
 }
 
 impl DumpId {
-    /// Reads an id as `dump` and `list` give it: `20261121T111244Z.42.7.0000beef.message.9kib`.
+    /// Parses an id as `dump` and `list` return it: `20261121T111244Z.42.7.0000beef.message.9kib`. `None` if it does
+    /// not begin with a time and a process id.
     pub fn parse(id: &str) -> Option<Self> {
         let mut parts = id.split('.');
         let (stamp, pid) = (parts.next()?, parts.next()?);
@@ -35,7 +36,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_id_tells_time_and_process() {
+    fn dump_id_contains_time_and_pid() {
         let id = DumpId::parse("20261121T111244Z.42.7.0000beef.message.9kib").unwrap();
         assert_eq!((&*id.taken, id.pid), ("2026-11-21T11:12:44Z", 42));
         for other in [

@@ -1,108 +1,109 @@
-//! What allocators, profiles and those who sample are called.
+//! Names of allocators, profiles, samplers and states.
 
-use crate::open_enum::words;
+use crate::open_enum::named_enums;
 
-words! {
-    /// The allocators that memprof knows.
+named_enums! {
+    /// An allocator that memprof knows.
     AllocatorKind {
-        /// Of any prefix.
+        /// jemalloc, with any prefix of its functions.
         Jemalloc = "jemalloc",
-        /// Of gperftools.
+        /// tcmalloc of gperftools.
         Tcmalloc = "tcmalloc",
-        /// Microsoft's.
+        /// mimalloc of Microsoft.
         Mimalloc = "mimalloc",
-        /// The C library's own.
+        /// The allocator of glibc.
         Glibc = "glibc",
     }
 
-    /// What a profile tells.
+    /// Data in a profile.
     #[derive(Default)]
     ProfileKind {
-        /// Which stacks hold live memory, by samples.
+        /// Live memory by stack, sampled.
         #[default]
         Heap = "heap",
-        /// Which stacks made the heap grow, since the start.
+        /// Growth of the heap by stack, since the start of the process.
         Growth = "growth",
-        /// Which stacks hold slabs of jemalloc's that are nearly empty, by samples; the sum is jemalloc's own.
+        /// Objects by stack that keep nearly empty slabs of jemalloc in use, sampled. Their sum is jemalloc's.
         Pinned = "pinned",
     }
 
-    /// Whose part of the work it is.
+    /// Provider of a sampler or walker.
     Provider {
-        /// The allocator's.
+        /// The allocator.
         Allocator = "allocator",
-        /// memprof's.
+        /// memprof.
         Memprof = "memprof" | "ours",
     }
 
-    /// Who shall walk stacks.
+    /// Walker of the stacks of samples, as requested.
     #[derive(Default)]
     UnwinderChoice {
-        /// Ours where it is sound, else the allocator.
+        /// memprof's walker where it is sound, otherwise the allocator's.
         #[default]
         Auto = "auto",
-        /// Ours, also in place of a walker that the program installed itself; a warning where that
-        /// cannot be.
+        /// memprof's walker, also in place of one that the program installed. If that is impossible, a warning is
+        /// returned.
         Memprof = "memprof" | "ours",
-        /// The walker or sampler that the allocator has itself.
+        /// The allocator's built-in walker or sampler.
         Allocator = "allocator",
     }
 
-    /// Who shall sample.
+    /// Sampler of allocations, as requested.
     #[derive(Default)]
     SamplerChoice {
-        /// The allocator where it can, else ours.
+        /// The allocator's sampler if it has one, otherwise memprof's.
         #[default]
         Auto = "auto",
-        /// The walker or sampler that the allocator has itself.
+        /// The allocator's built-in walker or sampler.
         Allocator = "allocator",
-        /// Ours.
+        /// memprof's sampler.
         Memprof = "memprof" | "ours",
     }
 
-    /// How memprof's sampler sees allocations.
+    /// Method by which calls of `malloc` and its relatives reach memprof's sampler.
     #[derive(Default)]
     InterceptionKind {
-        /// The slots of the dynamic linker are patched.
+        /// The GOT slots of the allocator's functions are patched.
         #[default]
         Slots = "slots",
-        /// jemalloc calls the sampler: it is linked into the program.
+        /// jemalloc calls the sampler through its hooks, because it is statically linked.
         JemallocHooks = "jemalloc_hooks",
-        /// The first instructions of the allocator's functions were replaced with jumps: it is linked into the program.
+        /// The first instructions of the allocator's functions are replaced with jumps, because it is statically
+        /// linked.
         Entries = "entry_patches" | "entries",
     }
 
-    /// Whether allocations are sampled.
+    /// State of profiling.
     Profiling {
-        /// They are.
+        /// Allocations are sampled.
         Active = "active",
-        /// They could be.
+        /// Allocations are not sampled, but can be.
         Inactive = "inactive",
-        /// They cannot be in this process.
+        /// Allocations cannot be sampled in this process.
         Unavailable = "unavailable",
     }
 
-    /// The position of a switch.
+    /// State of a switch.
     OnOff {
-        /// It is on.
+        /// On.
         On = "on",
-        /// It is off.
+        /// Off.
         Off = "off",
     }
 
-    /// Why a dump was taken, as its name and `list` tell it.
+    /// Reason for which a dump was taken, as its file name and `list` show it.
     TriggerKind {
-        /// Somebody asked.
+        /// A message requested it.
         Message = "message",
-        /// A rule: its time had come.
+        /// A rule: a fixed interval elapsed.
         Every = "every",
-        /// A rule: resident memory passed a threshold.
+        /// A rule: resident memory exceeded a threshold.
         RssAbove = "rss-above",
         /// A rule: resident memory grew by a step.
         RssGrowth = "rss-growth",
-        /// A rule: what the cgroup uses passed a threshold.
+        /// A rule: the memory use of the cgroup exceeded a threshold.
         CgroupAbove = "cgroup-above",
-        /// `gdump`: a new high-water mark.
+        /// `gdump`: a new high-water mark of the resident memory.
         Gdump = "gdump",
         /// A rule: the program ended.
         AtExit = "at-exit",
@@ -110,7 +111,7 @@ words! {
 }
 
 impl AllocatorKind {
-    /// Whether some build of it has a profiler.
+    /// Whether some builds of the allocator contain a profiler.
     pub const fn has_profiler(self) -> bool {
         matches!(self, Self::Jemalloc | Self::Tcmalloc)
     }
@@ -131,6 +132,6 @@ mod tests {
         check("memprof", "memprof");
         let entries: InterceptionKind = "entries".parse().unwrap();
         assert_eq!(entries.name(), "entry_patches");
-        assert!(!SamplerChoice::WORDS.contains(&"ours"));
+        assert!(!SamplerChoice::NAMES.contains(&"ours"));
     }
 }

@@ -1,25 +1,25 @@
-//! The reply to `ledger`: where the resident memory is.
+//! The reply to `ledger`: the parts of the resident memory.
 
 use serde::{Deserialize, Serialize};
 
-use crate::open_enum::{OpenEnum, words};
+use crate::open_enum::{OpenEnum, named_enums};
 use crate::{AllocatorKind, HeapUsage};
 
-/// RSS, accounted for: the rows sum to it.
+/// Resident memory divided into parts: the rows sum to it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Ledger {
-    /// Resident memory as the kernel counts it.
+    /// Resident memory in bytes, as the kernel counts it.
     pub rss_bytes: u64,
-    /// In the order in which they are told; they sum to `rss_bytes`.
+    /// Parts in a fixed order; they sum to `rss_bytes`.
     pub rows: Vec<LedgerRow>,
-    /// What each allocator says of the heap's rows.
+    /// Each allocator's report of its heap.
     pub allocators: Vec<AllocatorHeap>,
-    /// The limits that the process lives under.
+    /// Memory cgroup of the process.
     pub cgroup: Option<Cgroup>,
-    /// What is worth a word.
+    /// Significant findings, with remedies.
     pub verdicts: Vec<LedgerFinding>,
-    /// The kernel's account of all mappings, where it was asked for.
+    /// The kernel's account of all mappings, if it was requested.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub smaps: Option<Smaps>,
 }
@@ -28,104 +28,104 @@ pub struct Ledger {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct LedgerRow {
-    /// Which part.
+    /// Name of the part.
     pub name: OpenEnum<LedgerPart>,
-    /// How much.
+    /// Size in bytes.
     pub bytes: u64,
 }
 
-/// One allocator's part.
+/// One allocator's report of its heap.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct AllocatorHeap {
-    /// Which one.
+    /// Name of the allocator.
     pub kind: OpenEnum<AllocatorKind>,
-    /// As the allocator tells it: `5.3.0-0-g54eaed1d…`.
+    /// Version as the allocator reports it: `5.3.0-0-g54eaed1d…`.
     pub version: String,
-    /// Serves this process's `malloc`.
+    /// Whether it serves this process's `malloc`.
     pub owns_malloc: bool,
-    /// What it says that it holds; absent where it keeps no count.
+    /// Sizes of its heap; absent if it keeps no count.
     #[serde(flatten)]
     pub totals: Option<HeapUsage>,
-    /// What sampling costs, where it samples or did.
+    /// Memory used by sampling, if the allocator samples or has sampled.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sampled: Option<SampledObjects>,
-    /// Why it does not tell.
+    /// Reason for which it reports no sizes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
 }
 
-/// Sampled small objects that live, as estimated from the sizes that live unsampled.
+/// Live sampled small objects, estimated from the size classes of the unsampled ones.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct SampledObjects {
-    /// How many.
+    /// Number of objects.
     pub objects: u64,
-    /// What the program asked for, as size classes.
+    /// Bytes that the program requested, rounded up to size classes.
     pub bytes: u64,
-    /// What they are laid out in, and `active` counts.
+    /// Bytes of the memory in which they are laid out, which `active` of the heap includes.
     pub active: u64,
-    /// What `allocated` counts for them.
+    /// Bytes that `allocated` of the heap includes for them.
     pub allocated: u64,
-    /// The pages that the objects themselves lie in.
+    /// Bytes of the pages that contain the objects.
     pub pages: u64,
 }
 
-/// What the process's memory cgroup says, in bytes.
+/// Memory of the process's memory cgroup, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Cgroup {
-    /// What all its processes and their page cache use.
+    /// Memory that all processes of the cgroup and their page cache use.
     pub usage_bytes: u64,
-    /// Its limit; absent when there is none.
+    /// Limit of the cgroup; absent if there is none.
     pub limit_bytes: Option<u64>,
 }
 
-/// Something in the ledger that is worth a word.
+/// A significant finding in the ledger.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct LedgerFinding {
-    /// What it is about.
+    /// Subject of the finding.
     pub kind: OpenEnum<LedgerFindingKind>,
-    /// The figures, and the threshold that they pass.
+    /// Reason: the sizes, and the threshold that they exceed.
     pub why: String,
-    /// What would help, and what would not.
+    /// Remedy, and the measures that would not help.
     pub remedy: String,
 }
 
-/// The sums over all mappings (`proc_pid_smaps(5)`), in bytes. The kernel walks every page for
-/// them: 12 to 22 ms for 150 MB, seconds for 200 GB.
+/// Sums over all mappings (`proc_pid_smaps(5)`), in bytes. The kernel walks every page to compute them: 12 to 22 ms for
+/// 150 MB, seconds for 200 GB.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Smaps {
-    /// Resident, each shared page divided by its sharers.
+    /// Resident, where the size of each shared page is divided by the number of processes that share it.
     pub pss_bytes: u64,
-    /// Written by this process alone: what its end would free.
+    /// Written by this process only: the memory that its end would free.
     pub private_dirty_bytes: u64,
-    /// Marked as free, until the kernel needs it (`MADV_FREE`).
+    /// Marked as free until the kernel needs it (`MADV_FREE`).
     pub lazy_free_bytes: u64,
-    /// In huge pages.
+    /// Backed by huge pages.
     pub anon_huge_pages_bytes: u64,
-    /// Swapped out: not in RSS.
+    /// Swapped out, so not part of RSS.
     pub swap_bytes: u64,
 }
 
-words! {
+named_enums! {
     /// A part of the resident memory.
     LedgerPart {
-        /// What the program holds.
+        /// Memory that the program has allocated.
         LiveHeap = "live_heap",
-        /// What the samples take beside it.
+        /// Memory that samples use beside the objects.
         Sampling = "sampling",
-        /// Free, in pages that hold something.
+        /// Free memory in pages that contain live objects.
         Fragmentation = "fragmentation",
-        /// Free pages that the kernel has not got back.
+        /// Free pages that were not returned to the kernel yet.
         Dirty = "dirty",
-        /// The allocators' own.
+        /// Memory of the allocators for themselves.
         Metadata = "metadata",
-        /// Of allocators that do not tell live memory from free.
+        /// Memory of allocators that do not distinguish live memory from free.
         UndividedHeap = "undivided_heap",
-        /// Stacks, static data, what was mapped without an allocator.
+        /// Stacks, static data, and mappings that no allocator made.
         NotTheAllocator = "not_the_allocator",
         /// Pages of files.
         File = "file",
@@ -133,25 +133,25 @@ words! {
         Shared = "shared",
     }
 
-    /// What a verdict is about.
+    /// Subject of a finding.
     LedgerFindingKind {
-        /// The live heap grows.
+        /// The live heap is growing.
         Growth = "growth",
-        /// Sampling takes much.
+        /// Sampling uses much memory.
         Sampling = "sampling",
-        /// Much of the heap's pages is free.
+        /// A large part of the heap's pages is free.
         Fragmentation = "fragmentation",
-        /// Many pages could be given back.
+        /// Many pages could be purged.
         Dirty = "dirty",
-        /// Much is outside of the heap.
+        /// Much memory is outside of the heap.
         NotTheAllocator = "not_the_allocator",
-        /// Much of the cgroup's use is page cache.
+        /// A large part of the cgroup's memory is page cache.
         PageCache = "page_cache",
     }
 }
 
 impl SampledObjects {
-    /// The sum of two allocators' samples.
+    /// Returns the sum of two allocators' sampled objects.
     #[must_use]
     pub const fn sum(self, other: Self) -> Self {
         Self {

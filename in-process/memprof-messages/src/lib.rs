@@ -1,9 +1,9 @@
-//! The contract with people and programs: which messages `memory_profile` answers, what their
-//! arguments are, and what it replies. Plain data: nothing here runs.
+//! The contract of the plugin `memory_profile` with people and programs: its messages, their arguments and their
+//! replies. Plain data: nothing here runs.
 //!
-//! The plugin's descriptors and its `help`, the program's commands, their `--help` and completion,
-//! the HTTP API and its description are made from [`MESSAGES`]. To send messages see
-//! `memprof-host`; to write a plugin see `memprof-plugin-abi`.
+//! The plugin's descriptors and its `help`, the program's commands, their `--help` and completion, the HTTP API and its
+//! description are generated from [`MESSAGES`]. To send messages see `memprof-host`; to write a plugin see
+//! `memprof-plugin-abi`.
 
 mod argument;
 mod doctor;
@@ -38,7 +38,8 @@ pub use memprof_plugin_abi::ErrorKind;
 pub use message::{Effect, MessageSpec, ReplyLatency};
 pub use open_enum::{NamedEnum, OpenEnum, UnknownName};
 pub use reply::{
-    Answer, EmptyReply, ErrorBody, ErrorReply, HelpReply, MessageHelp, ReplyEnvelope, ReplyType,
+    EmptyReply, ErrorBody, ErrorReply, HelpReply, MessageHelp, ReplyEnvelope, ReplyStatus,
+    ReplyType,
 };
 pub use size::{SIZE_EXAMPLE, format_size, has_unit, parse_size};
 pub use stats::{
@@ -46,7 +47,8 @@ pub use stats::{
 };
 pub use status::{
     ActivationResult, AllocatorStatus, GdumpResult, GdumpStatus, JemallocOptions, LabelSetStats,
-    ProfilerStatus, SamplerStatus, SlotCounts, UnwinderStatus, WalkerStatus, WatchStatus, release,
+    ProfilerStatus, SamplerStatus, SlotCounts, UnwinderStatus, WalkerStatus, WatchStatus,
+    release_version,
 };
 pub use table::{MESSAGES, PLUGIN, message};
 pub use usage::USAGES;

@@ -1,38 +1,38 @@
-//! A message.
+//! Specification of a message.
 
 use crate::{ArgumentSpec, ReplyType};
 
-/// A message of `memory_profile`.
+/// Specification of a message of `memory_profile`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MessageSpec {
-    /// What it is sent as.
+    /// Name by which it is sent.
     pub name: &'static str,
-    /// What it does, in one line that begins with a verb and has no period.
+    /// Description in one line that begins with a verb and has no period.
     pub help: &'static str,
     /// Whether it changes the host.
     pub effect: Effect,
-    /// How long its answer may take.
-    pub pace: ReplyLatency,
-    /// The type of what it is answered with.
+    /// Expected time until the reply.
+    pub latency: ReplyLatency,
+    /// Type of the reply.
     pub reply: ReplyType,
-    /// In the order in which help shows them.
+    /// Arguments, in the order in which help shows them.
     pub arguments: &'static [ArgumentSpec],
 }
 
-/// What a message does to the host.
+/// Effect of a message on the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effect {
-    /// It only tells.
+    /// It changes nothing.
     ReadOnly,
-    /// It may change what the host does or keeps.
+    /// It may change the host's behaviour or its files.
     Mutating,
 }
 
-/// How long the answer to a message may take.
+/// Expected time until the reply to a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReplyLatency {
-    /// It comes at once, also while a dump is taken.
+    /// The reply comes at once, also while a dump is running.
     Immediate,
-    /// It may take as long as a dump, or longer.
+    /// The reply may take as long as a dump, or longer.
     Long,
 }

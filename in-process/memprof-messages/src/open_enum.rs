@@ -1,4 +1,4 @@
-//! Things that have a word each, in arguments and in replies.
+//! Enums whose values have names, in arguments and in replies.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -6,47 +6,46 @@ use std::fmt;
 use memprof_plugin_abi::ErrorKind;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// What has one word each.
+/// An enum whose values have names.
 pub trait NamedEnum: Copy + 'static {
-    /// All words.
-    const WORDS: &'static [&'static str];
+    /// Names of all values.
+    const NAMES: &'static [&'static str];
 
-    /// As the contract writes it: `inactive`.
+    /// Returns the value's name in arguments and replies: `inactive`.
     fn name(self) -> &'static str;
 
-    /// What has that word.
-    fn from_name(word: &str) -> Option<Self>;
+    /// Returns the value with this name. `None` if there is none.
+    fn from_name(name: &str) -> Option<Self>;
 }
 
-/// A word in a reply. A newer plugin may have words that this version does not know: they are kept
-/// as they are.
+/// A name in a reply. A newer plugin may return names that this version does not know: they are preserved.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum OpenEnum<T> {
-    /// One that is known.
+    /// A name that is known.
     Known(T),
-    /// Any other.
+    /// Any other name.
     Other(String),
 }
 
-/// A word that is none of those that are known, where only these will do.
+/// The error of parsing a name that is not known, where only known names are accepted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnknownName {
-    /// As it came.
-    pub word: String,
-    /// Those that are known.
+    /// Text that was parsed.
+    pub name: String,
+    /// Names that are known.
     pub known: &'static [&'static str],
 }
 
 impl<T: NamedEnum> OpenEnum<T> {
-    /// As it is written.
+    /// Returns the name as it is written in replies.
     pub fn as_str(&self) -> &str {
         match self {
             Self::Known(known) => known.name(),
-            Self::Other(word) => word,
+            Self::Other(name) => name,
         }
     }
 
-    /// What it means, where that is known.
+    /// Returns the value. `None` if the name is not known.
     pub const fn known(&self) -> Option<T> {
         match self {
             Self::Known(known) => Some(*known),
@@ -87,8 +86,8 @@ impl<T: NamedEnum> Serialize for OpenEnum<T> {
 
 impl<'de, T: NamedEnum> Deserialize<'de> for OpenEnum<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let word = Cow::<'de, str>::deserialize(deserializer)?;
-        Ok(T::from_name(&word).map_or_else(|| Self::Other(word.into_owned()), Self::Known))
+        let name = Cow::<'de, str>::deserialize(deserializer)?;
+        Ok(T::from_name(&name).map_or_else(|| Self::Other(name.into_owned()), Self::Known))
     }
 }
 
@@ -96,8 +95,8 @@ impl fmt::Display for UnknownName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "unknown word {:?}; valid: {}",
-            self.word,
+            "unknown name {:?}; valid: {}",
+            self.name,
             self.known.join(", ")
         )
     }
@@ -106,29 +105,30 @@ impl fmt::Display for UnknownName {
 impl std::error::Error for UnknownName {}
 
 impl NamedEnum for ErrorKind {
-    const WORDS: &'static [&'static str] = Self::WORDS;
+    const NAMES: &'static [&'static str] = Self::WORDS;
 
     fn name(self) -> &'static str {
         self.name()
     }
 
-    fn from_name(word: &str) -> Option<Self> {
-        Self::from_name(word)
+    fn from_name(name: &str) -> Option<Self> {
+        Self::from_name(name)
     }
 }
 
-/// What `FromStr` does for a vocabulary.
-pub(crate) fn parse<T: NamedEnum>(word: &str) -> Result<T, UnknownName> {
-    T::from_name(word).ok_or_else(|| UnknownName {
-        word: word.to_owned(),
-        known: T::WORDS,
+/// Parses a name: the `FromStr` of every named enum.
+pub(crate) fn parse_name<T: NamedEnum>(name: &str) -> Result<T, UnknownName> {
+    T::from_name(name).ok_or_else(|| UnknownName {
+        name: name.to_owned(),
+        known: T::NAMES,
     })
 }
 
-macro_rules! words {
+/// Defines enums whose values have names.
+macro_rules! named_enums {
     ($(
         $(#[$meta:meta])*
-        $name:ident { $($(#[$doc:meta])* $variant:ident = $word:literal $(| $older:literal)*,)+ }
+        $name:ident { $($(#[$doc:meta])* $variant:ident = $text:literal $(| $older:literal)*,)+ }
     )+) => {$(
         $(#[$meta])*
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -137,29 +137,29 @@ macro_rules! words {
         }
 
         impl $name {
-            /// All of them.
+            /// All values.
             pub const ALL: &'static [Self] = &[$(Self::$variant),+];
-            /// Their words, in the same order.
-            pub const WORDS: &'static [&'static str] = &[$($word),+];
+            /// Names of all values, in the same order.
+            pub const NAMES: &'static [&'static str] = &[$($text),+];
 
-            /// As the contract writes it: `inactive`.
+            /// Returns the value's name in arguments and replies: `inactive`.
             pub const fn name(self) -> &'static str {
                 match self {
-                    $(Self::$variant => $word,)+
+                    $(Self::$variant => $text,)+
                 }
             }
         }
 
         impl $crate::open_enum::NamedEnum for $name {
-            const WORDS: &'static [&'static str] = Self::WORDS;
+            const NAMES: &'static [&'static str] = Self::NAMES;
 
             fn name(self) -> &'static str {
                 self.name()
             }
 
-            fn from_name(word: &str) -> Option<Self> {
-                match word {
-                    $($word $(| $older)* => Some(Self::$variant),)+
+            fn from_name(name: &str) -> Option<Self> {
+                match name {
+                    $($text $(| $older)* => Some(Self::$variant),)+
                     _ => None,
                 }
             }
@@ -174,20 +174,19 @@ macro_rules! words {
         impl std::str::FromStr for $name {
             type Err = $crate::UnknownName;
 
-            fn from_str(word: &str) -> Result<Self, Self::Err> {
-                $crate::open_enum::parse(word)
+            fn from_str(name: &str) -> Result<Self, Self::Err> {
+                $crate::open_enum::parse_name(name)
             }
         }
 
-        /// Of a config, where an unknown word is an error; in a reply it is a
-        /// [`OpenEnum`]($crate::OpenEnum).
+        /// For configs, where an unknown name is an error. Replies use an [`OpenEnum`]($crate::OpenEnum).
         impl<'de> serde::Deserialize<'de> for $name {
             fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-                let word = std::borrow::Cow::<'de, str>::deserialize(deserializer)?;
-                let unknown = |_| serde::de::Error::unknown_variant(&word, Self::WORDS);
-                word.parse().map_err(unknown)
+                let name = std::borrow::Cow::<'de, str>::deserialize(deserializer)?;
+                let unknown = |_| serde::de::Error::unknown_variant(&name, Self::NAMES);
+                name.parse().map_err(unknown)
             }
         }
     )+};
 }
-pub(crate) use words;
+pub(crate) use named_enums;

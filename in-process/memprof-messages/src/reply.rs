@@ -1,13 +1,13 @@
-//! What every JSON reply has: a status, a text for people, and the fields.
+//! The parts that every JSON reply has: a status, a text for people, and the fields.
 
 use std::fmt;
 
 use memprof_plugin_abi::{ErrorKind, Failure};
 use serde::{Deserialize, Serialize};
 
-use crate::open_enum::{OpenEnum, words};
+use crate::open_enum::{OpenEnum, named_enums};
 
-/// A reply: what a person reads, and the fields that a program reads.
+/// A reply: a text for people, and the fields for programs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(
     feature = "schema",
@@ -15,23 +15,23 @@ use crate::open_enum::{OpenEnum, words};
     schemars(rename = "ReplyOf{T}")
 )]
 pub struct ReplyEnvelope<T> {
-    /// Whether it did what was asked.
-    pub status: OpenEnum<Answer>,
-    /// For people; may have several lines.
+    /// Whether the message was carried out.
+    pub status: OpenEnum<ReplyStatus>,
+    /// Text for people; may have several lines.
     pub text: String,
-    /// Of the message's own reply type.
+    /// Fields of the message's reply type.
     #[serde(flatten)]
     pub fields: T,
 }
 
-/// The types of replies. Most are the fields of a [`ReplyEnvelope`].
+/// Type of a reply. Most are the fields of a [`ReplyEnvelope`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReplyType {
     /// [`ActivationResult`](crate::ActivationResult)
     Activation,
-    /// [`DumpReport`](crate::DumpReport); with `keep=off` a profile's bytes.
+    /// [`DumpReport`](crate::DumpReport), or the bytes of a heap profile if `keep=off`.
     DumpReport,
-    /// [`PerAllocator`](crate::PerAllocator) of [`Stats`](crate::Stats); with `format=text` plain text.
+    /// [`PerAllocator`](crate::PerAllocator) of [`Stats`](crate::Stats), or plain text if `format=text`.
     Stats,
     /// [`ProfilerStatus`](crate::ProfilerStatus)
     Status,
@@ -45,7 +45,7 @@ pub enum ReplyType {
     Gdumping,
     /// [`PerAllocator`](crate::PerAllocator) of [`RecentAllocations`](crate::RecentAllocations)
     Recent,
-    /// [`DoctorReport`](crate::DoctorReport), also where the message is refused.
+    /// [`DoctorReport`](crate::DoctorReport), also if the message is refused.
     Findings,
     /// [`DumpList`](crate::DumpList)
     KeptDumps,
@@ -57,16 +57,16 @@ pub enum ReplyType {
     Nothing,
 }
 
-/// What `detach` is answered with: no field.
+/// The reply to `detach`: no field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct EmptyReply {}
 
-/// What `help` tells.
+/// The reply to `help`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct HelpReply {
-    /// In the order of the table.
+    /// Messages in the order of [`MESSAGES`](crate::MESSAGES).
     pub messages: Vec<MessageHelp>,
 }
 
@@ -74,40 +74,40 @@ pub struct HelpReply {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct MessageHelp {
-    /// What it is sent as.
+    /// Name by which it is sent.
     pub name: String,
     /// Its arguments, as a person would type them.
     pub usage: String,
-    /// What it does, in one line.
+    /// Description in one line.
     pub help: String,
 }
 
-/// What a refused message is answered with, as `error`.
+/// The error in the reply to a refused message.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ErrorBody {
-    /// For a program to branch on.
+    /// Kind of the error, for programs.
     pub kind: OpenEnum<ErrorKind>,
-    /// What happened, naming the thing.
+    /// Description of the failure, naming the object concerned.
     pub message: String,
-    /// What would help; empty where nothing is known.
+    /// Remedy: an imperative sentence; empty if none is known.
     #[serde(default)]
     pub remedy: String,
-    /// What was being done when it failed: `open /var/lib/x`.
+    /// Action that failed: `open /var/lib/x`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub act: Option<String>,
-    /// Why the operating system or the allocator refused, in its own words; `message` has them too.
+    /// Cause as the operating system or the allocator reports it; `message` contains it too.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub source: Option<String>,
-    /// The same as a number, as errno(3) has it.
+    /// Number of the system error (errno(3)).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub errno: Option<i32>,
-    /// How long to wait before the next try, where that would help.
+    /// Time in milliseconds after which a retry may succeed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub retry_after_ms: Option<u64>,
 }
 
-/// The fields of a refused message's reply.
+/// The fields of the reply to a refused message.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(
     feature = "schema",
@@ -115,9 +115,9 @@ pub struct ErrorBody {
     schemars(rename = "Refused{T}")
 )]
 pub struct ErrorReply<T> {
-    /// Why.
+    /// The error.
     pub error: ErrorBody,
-    /// What it tells nevertheless.
+    /// Fields of the reply type that are returned in spite of the error.
     #[serde(flatten)]
     pub fields: T,
 }
@@ -146,14 +146,14 @@ impl From<&Failure> for ErrorBody {
 }
 
 impl ErrorBody {
-    /// The error of a reply, where the reply is one that has one.
+    /// Returns the error in a reply. `None` if the reply is no JSON object with an error.
     pub fn from_reply(reply: &[u8]) -> Option<Self> {
-        let refused = serde_json::from_slice::<ErrorReply<()>>(reply);
-        refused.ok().map(|refused| refused.error)
+        let parsed = serde_json::from_slice::<ErrorReply<()>>(reply);
+        parsed.ok().map(|parsed| parsed.error)
     }
 }
 
-/// What happened and what would help, in one line.
+/// Formats the error and its remedy in one line.
 impl fmt::Display for ErrorBody {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.message)?;
@@ -164,12 +164,12 @@ impl fmt::Display for ErrorBody {
     }
 }
 
-words! {
-    /// The outcome of a message.
-    Answer {
-        /// It did what was asked.
+named_enums! {
+    /// Status of a reply.
+    ReplyStatus {
+        /// The message was carried out.
         Ok = "ok",
-        /// It did not.
+        /// The message failed.
         Error = "error",
     }
 }
@@ -179,7 +179,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_client_reads_what_a_plugin_wrote() {
+    fn error_body_is_read_from_reply() {
         let mut failure = Failure::new(ErrorKind::Io, "failed to open /x").remedy("mount it");
         let check = |failure: &Failure| {
             let read = ErrorBody::from_reply(failure.to_json().as_bytes());

@@ -1,5 +1,5 @@
-//! The replies as JSON Schema, for descriptions of an API: what a plugin of this version writes. One
-//! of a later version may have fields and words besides.
+//! JSON Schemas of the replies, for API descriptions. They describe the replies of this version; later versions may
+//! have more fields and names.
 
 use std::borrow::Cow;
 
@@ -12,7 +12,8 @@ use crate::{
 };
 
 impl ReplyType {
-    /// The schema of the JSON that it is, whose types are added to `types`; none for a profile's bytes.
+    /// Returns the schema of the reply, and adds the types that it refers to to `types`. `None` if the reply is the
+    /// bytes of a profile.
     pub fn schema(self, types: &mut SchemaGenerator) -> Option<Schema> {
         let schema = match self {
             Self::Activation => types.subschema_for::<ReplyEnvelope<ActivationResult>>(),
@@ -40,7 +41,7 @@ impl ReplyType {
     }
 }
 
-/// Any text, because a later version may have other words.
+/// The schema accepts any text, because a later version may have other names.
 impl<T: NamedEnum> JsonSchema for OpenEnum<T> {
     fn schema_name() -> Cow<'static, str> {
         "Word".into()
@@ -51,6 +52,6 @@ impl<T: NamedEnum> JsonSchema for OpenEnum<T> {
     }
 
     fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        json_schema!({ "anyOf": [{ "enum": T::WORDS }, { "type": "string" }] })
+        json_schema!({ "anyOf": [{ "enum": T::NAMES }, { "type": "string" }] })
     }
 }

@@ -1,7 +1,6 @@
-//! Amounts of memory as people write them.
+//! Parses and formats sizes in bytes as people write them.
 
-/// The letters that a unit starts with, and what it multiplies by. `K`, `KB` and `KiB` are all
-/// 1024 bytes.
+/// First letter of each unit, and its size in bytes. `K`, `KB` and `KiB` are all 1024 bytes.
 const UNITS: [(char, u64); 5] = [
     ('B', 1),
     ('K', 1 << 10),
@@ -10,15 +9,16 @@ const UNITS: [(char, u64); 5] = [
     ('T', 1 << 40),
 ];
 
-/// What an example of a size is.
+/// Examples of sizes, for help texts and errors.
 pub const SIZE_EXAMPLE: &str = "64KiB, 8MiB or 4GiB (K, KB and KiB are all 1024 bytes)";
 
-/// The bytes of `64KiB`, `8 MB`, `4G`, `512B`, or of a number alone. None for anything else.
+/// Parses a size into bytes: `64KiB`, `8 MB`, `4G`, `512B`, or a number of bytes. `None` if the text is no size or the
+/// bytes exceed 64 bits.
 pub fn parse_size(text: &str) -> Option<u64> {
     let digits = text.trim_end_matches(|letter: char| letter.is_ascii_alphabetic());
     let factor = match &text[digits.len()..] {
         "" => 1,
-        unit => factor(unit)?,
+        unit => unit_bytes(unit)?,
     };
     let digits = digits.trim_end();
     let is_number = digits.bytes().all(|byte| byte.is_ascii_digit());
@@ -26,7 +26,7 @@ pub fn parse_size(text: &str) -> Option<u64> {
     count.checked_mul(factor)
 }
 
-/// A size as a config has it: `64KiB`, and with the largest unit that leaves no rest.
+/// Formats a size as in a config: `64KiB`, in the largest unit that divides it.
 pub fn format_size(bytes: u64) -> String {
     let fits = |(_, factor): &&(char, u64)| bytes != 0 && bytes.is_multiple_of(*factor);
     match UNITS.iter().rev().find(fits) {
@@ -35,12 +35,13 @@ pub fn format_size(bytes: u64) -> String {
     }
 }
 
-/// Whether a size says what it counts.
+/// Whether the text ends with a unit.
 pub fn has_unit(text: &str) -> bool {
     text.ends_with(|letter: char| letter.is_ascii_alphabetic())
 }
 
-fn factor(unit: &str) -> Option<u64> {
+/// Returns the size of a unit in bytes. `None` if there is no such unit.
+fn unit_bytes(unit: &str) -> Option<u64> {
     let mut letters = unit.chars();
     let first = letters.next()?.to_ascii_uppercase();
     let (_, factor) = UNITS.iter().find(|(letter, _)| *letter == first)?;
@@ -57,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_as_people_write_them() {
+    fn parse_size_accepts_units() {
         let check = |text: &str, expected| assert_eq!(parse_size(text), Some(expected), "{text}");
         check("0", 0);
         check("4096", 4096);
@@ -72,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_size() {
+    fn parse_size_refuses_other_texts() {
         for text in [
             "",
             "KiB",
@@ -94,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read_again() {
+    fn formatted_size_parses_to_same_bytes() {
         let check = |bytes: u64, expected: &str| {
             assert_eq!(format_size(bytes), expected);
             assert_eq!(parse_size(expected), Some(bytes));
@@ -108,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn a_number_alone_has_no_unit() {
+    fn has_unit_is_false_for_number() {
         assert!(!has_unit("4096"));
         assert!(has_unit("4096B"));
     }

@@ -1,100 +1,100 @@
-//! Replies with the allocators' figures.
+//! Replies with the allocators' sizes and settings.
 
 use serde::{Deserialize, Serialize};
 
 use crate::{AllocatorKind, OpenEnum};
 
-/// An allocator's totals in bytes, in jemalloc's words (jemalloc(3), `stats.*`).
+/// Sizes of an allocator's heap in bytes, as jemalloc defines them (jemalloc(3), `stats.*`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct HeapTotals {
-    /// What the program holds.
+    /// Memory that the program has allocated.
     pub allocated: u64,
-    /// In pages that hold something.
+    /// Pages that contain allocated memory.
     pub active: u64,
-    /// The allocator's own.
+    /// Memory of the allocator for itself.
     pub metadata: u64,
-    /// In physical memory.
+    /// Physical memory.
     pub resident: u64,
-    /// In mapped extents.
+    /// Mapped extents.
     pub mapped: u64,
-    /// Mapped, but given back: address space only.
+    /// Extents that were returned to the kernel: address space only.
     pub retained: u64,
 }
 
-/// What an allocator says that it holds.
+/// Sizes that an allocator reports of its heap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(untagged)]
 pub enum HeapUsage {
-    /// It tells live memory from free.
+    /// The allocator distinguishes live memory from free.
     Detailed(HeapTotals),
-    /// It does not.
+    /// The allocator does not distinguish them.
     CommittedOnly {
-        /// In pages that may be touched, in bytes.
+        /// Bytes of the pages that may be touched.
         committed: u64,
     },
 }
 
-/// One allocator's figures.
+/// One allocator's statistics.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Stats {
-    /// Which one.
+    /// Name of the allocator.
     pub kind: OpenEnum<AllocatorKind>,
-    /// As the allocator tells it: `5.3.0-0-g54eaed1d…`.
+    /// Version as the allocator reports it: `5.3.0-0-g54eaed1d…`.
     pub version: String,
-    /// The totals; absent where the allocator keeps none.
+    /// Sizes of its heap; absent if it keeps no count.
     #[serde(flatten)]
     pub totals: Option<HeapUsage>,
-    /// Why it does not tell them.
+    /// Reason for which it reports no sizes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
-    /// What it prints of itself, or why it does not; jemalloc without single arenas unless asked.
+    /// The allocator's printout, or the reason for which there is none. By default, jemalloc prints no single arenas.
     pub report: String,
 }
 
-/// What `purge` did, in resident anonymous memory.
+/// Effect of `purge` on the resident anonymous memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct PurgeResult {
-    /// Before it.
+    /// Bytes before the purge.
     pub anonymous_before_bytes: u64,
-    /// After it.
+    /// Bytes after the purge.
     pub anonymous_after_bytes: u64,
-    /// Before minus after; 0 where it grew.
+    /// Bytes before minus bytes after; 0 if the memory grew.
     pub released_bytes: u64,
 }
 
-/// The background threads of one jemalloc.
+/// State of the background threads of one jemalloc.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct BackgroundThreads {
-    /// Which one.
+    /// Name of the allocator.
     pub kind: OpenEnum<AllocatorKind>,
-    /// As the allocator tells it: `5.3.0-0-g54eaed1d…`.
+    /// Version as the allocator reports it: `5.3.0-0-g54eaed1d…`.
     pub version: String,
-    /// Whether they run.
+    /// Whether the threads run.
     pub background_thread: bool,
-    /// At most so many of them.
+    /// Largest number of threads.
     pub max_background_threads: u64,
 }
 
-/// What one jemalloc has kept.
+/// Latest sampled allocations that one jemalloc has recorded.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct RecentAllocations {
-    /// Which one.
+    /// Name of the allocator.
     pub kind: OpenEnum<AllocatorKind>,
-    /// As the allocator tells it: `5.3.0-0-g54eaed1d…`.
+    /// Version as the allocator reports it: `5.3.0-0-g54eaed1d…`.
     pub version: String,
-    /// It keeps so many; -1: all of them.
+    /// Number of allocations that jemalloc keeps; -1: all of them.
     pub alloc_max: i64,
-    /// jemalloc's own JSON: `sample_interval`, `recent_alloc_max`, `recent_alloc`.
+    /// jemalloc's JSON with `sample_interval`, `recent_alloc_max` and `recent_alloc`.
     pub report: String,
 }
 
-/// What `stats`, `background_thread` and `recent` tell of each allocator.
+/// The reply to `stats`, `background_thread` and `recent`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(
     feature = "schema",
@@ -102,15 +102,15 @@ pub struct RecentAllocations {
     schemars(rename = "Allocators{T}")
 )]
 pub struct PerAllocator<T> {
-    /// One for each.
+    /// One entry for each allocator.
     pub allocators: Vec<T>,
 }
 
 impl HeapTotals {
-    /// The sum of two allocators' totals.
+    /// Returns the sum of two allocators' sizes.
     #[must_use]
     pub const fn sum(self, other: Self) -> Self {
-        // What an allocator says may be anything.
+        // The sums saturate, because an allocator may report any number.
         Self {
             allocated: self.allocated.saturating_add(other.allocated),
             active: self.active.saturating_add(other.active),

@@ -8,62 +8,62 @@ use crate::{
     AllocatorKind, InterceptionKind, OnOff, OpenEnum, Profiling, Provider, UnwinderChoice,
 };
 
-/// The state of the profiler.
+/// State of the profiler.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ProfilerStatus {
-    /// Whether it samples.
+    /// Whether allocations are sampled.
     pub profiling: OpenEnum<Profiling>,
-    /// Why it is unavailable.
+    /// Reason for which profiling is unavailable.
     pub reason: Option<String>,
-    /// What would help.
+    /// Remedy that makes profiling available.
     pub remedy: Option<String>,
-    /// Since when it samples: RFC 3339, UTC.
+    /// Start of sampling: RFC 3339, UTC.
     pub active_since: Option<String>,
-    /// When it ends by itself: RFC 3339, UTC.
+    /// Time at which sampling stops automatically: RFC 3339, UTC.
     pub active_until: Option<String>,
     /// Mean bytes between samples.
     pub sample_interval: Option<u64>,
     /// Every allocator of the process.
     pub allocators: Vec<AllocatorStatus>,
-    /// The file whose `malloc` serves the process, where that is none of them.
+    /// File whose `malloc` serves the process, if it is none of these allocators.
     pub unknown_malloc: Option<String>,
-    /// The program's file, where it contains a jemalloc that memprof cannot drive: what that one
-    /// gives out is in no profile.
+    /// Path of the program, if it contains a jemalloc that memprof cannot control: no profile contains the memory that
+    /// it allocates.
     #[serde(alias = "undrivable_jemalloc")]
     pub stripped_jemalloc: Option<String>,
-    /// Where dumps are kept.
+    /// Directory of the kept dumps.
     pub dump_dir: String,
-    /// How many are kept.
+    /// Number of kept dumps.
     pub kept: usize,
-    /// A dump is running.
+    /// Whether a dump is running.
     pub busy: bool,
-    /// The watch rules.
+    /// Watch rules.
     pub watch: Vec<WatchStatus>,
-    /// Dumps at high water, while they are on.
+    /// State of `gdump`, if it is on.
     pub gdump: Option<GdumpStatus>,
-    /// Who walks the stacks of samples.
+    /// State of the stack walkers.
     pub unwinder: UnwinderStatus,
-    /// The length of the buckets of time in which samples are counted, in seconds, while they are.
+    /// Length of the age buckets in seconds, if ages are recorded.
     pub ages_s: Option<u32>,
-    /// The keys of labels by which samples are counted, while they are.
+    /// Keys of the labels that are recorded with samples.
     #[serde(default)]
     pub labels: Vec<String>,
-    /// What came of these labels, from the first activation with some on.
+    /// Label sets that were recorded; absent before the first activation with labels.
     pub label_sets: Option<LabelSetStats>,
 }
 
-/// The different sets of labels that samples had.
+/// Distinct label sets of the samples.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct LabelSetStats {
-    /// How many there were.
+    /// Number of distinct sets so far.
     pub seen: u64,
-    /// How many are told apart, at the most.
+    /// Largest number of sets that are distinguished.
     pub most: u64,
-    /// Samples of all others, which are told as `[other]`.
+    /// Samples of all further sets, which are recorded as `[other]`.
     pub others: u64,
-    /// What the sets take in the process at the most, in bytes.
+    /// Largest size, in bytes, of the sets in the process.
     pub bytes: u64,
 }
 
@@ -71,192 +71,190 @@ pub struct LabelSetStats {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct AllocatorStatus {
-    /// Which one.
+    /// Name of the allocator.
     pub kind: OpenEnum<AllocatorKind>,
-    /// As the allocator tells it: `5.3.0-0-g54eaed1d…`.
+    /// Version as the allocator reports it: `5.3.0-0-g54eaed1d…`.
     pub version: String,
-    /// `host`, `dlsym` or the symbol table.
+    /// Source of its functions: `host`, `dlsym` or the symbol table.
     pub found_by: String,
-    /// Serves this process's `malloc`.
+    /// Whether it serves this process's `malloc`.
     pub owns_malloc: bool,
-    /// Samples now.
+    /// Whether it is sampled now.
     pub prof_active: bool,
-    /// Who samples; absent where it cannot be profiled.
+    /// Provider of its sampler; absent if it cannot be profiled.
     pub sampler: Option<OpenEnum<Provider>>,
-    /// What memprof's sampler did, where it samples.
+    /// State of memprof's sampler, if that samples it.
     #[serde(flatten)]
     pub sampled: Option<SamplerStatus>,
-    /// Mean bytes between samples, where it can be profiled.
+    /// Mean bytes between samples, if it can be profiled.
     pub sample_interval: Option<u64>,
-    /// The messages that it takes.
+    /// Messages that it supports.
     pub can: Vec<String>,
-    /// Why it cannot be profiled.
+    /// Reason for which it cannot be profiled.
     pub reason: Option<String>,
-    /// What would help.
+    /// Remedy that makes it profilable.
     pub remedy: Option<String>,
-    /// How a jemalloc was built and started.
+    /// Build and start options, if it is a jemalloc.
     #[serde(flatten)]
     pub jemalloc: Option<JemallocOptions>,
 }
 
-/// How a jemalloc was built and started.
+/// Options with which a jemalloc was built and started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct JemallocOptions {
-    /// Compiled with profiling.
+    /// Whether it was compiled with profiling.
     pub config_prof: bool,
-    /// Started with profiling.
+    /// Whether it was started with profiling.
     pub opt_prof: bool,
-    /// Samples in threads that start from now on.
+    /// Whether threads that start from now on are sampled.
     pub prof_thread_active_init: bool,
-    /// log2 of the sample interval.
+    /// Base-2 logarithm of the sample interval.
     pub lg_sample: Option<u64>,
 }
 
-/// What memprof's own sampler did, where it serves an allocator.
+/// State of memprof's sampler for one allocator.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct SamplerStatus {
-    /// How the program's calls lead to the sampler.
+    /// Method by which the program's calls reach the sampler.
     #[serde(alias = "through")]
     pub interception: OpenEnum<InterceptionKind>,
-    /// Calls of the program that lead to the sampler now.
+    /// Counts of the slots that are patched to reach the sampler.
     pub slots: SlotCounts,
-    /// Allocations that were sampled since the last `reset`.
+    /// Sampled allocations since the last `reset`.
     pub samples: u64,
-    /// Of these, not freed.
+    /// Those of `samples` that are not freed.
     pub live_samples: u64,
-    /// Of these, not remembered: its tables were full.
+    /// Those of `samples` that were lost because the tables were full.
     pub lost: u64,
-    /// Blocks that were allocated again while their samples lived: the program freed them where memprof does not see
-    /// it, and the profile shows others like them as live.
+    /// Blocks that were allocated again while their samples were live: the program freed them by a call that memprof
+    /// does not intercept, so the profile shows other such blocks as live.
     #[serde(default)]
     pub unseen_frees: u64,
-    /// What its tables take, in bytes.
+    /// Size of the sampler's tables in bytes.
     pub table_bytes: u64,
 }
 
-/// Slots of the dynamic linker that lead to `malloc` and its kin.
+/// Counts of GOT slots of `malloc` and its relatives.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct SlotCounts {
-    /// They lead to the sampler. Of an allocator that is sampled through `entries`, its functions that do.
+    /// Slots that are patched to the sampler. Of an allocator that is intercepted by `entry_patches`, its patched functions.
     pub patched: usize,
-    /// They lead neither to the allocator nor to the sampler: what is allocated through them is not
-    /// seen.
+    /// Slots with neither the allocator's nor the sampler's function: allocations through them are not sampled.
     pub foreign: usize,
-    /// They could not be written.
+    /// Slots that could not be written.
     pub refused: usize,
-    /// Objects that keep addresses of the allocator's functions in their data: what they allocate
-    /// through those is not seen.
+    /// Objects that store addresses of the allocator's functions in their data: allocations through those are not
+    /// sampled.
     pub unseen_objects: usize,
-    /// Objects with a `malloc` of their own, which serves only some libraries.
+    /// Objects with their own `malloc`, which serves only some libraries.
     pub other_mallocs: usize,
 }
 
-/// The walkers of all allocators, as `status` shows them.
+/// State of the stack walkers of all allocators.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct UnwinderStatus {
-    /// What was asked for.
+    /// Walker that was requested.
     pub setting: OpenEnum<UnwinderChoice>,
-    /// How often our walk read a rule from call frame information.
+    /// Number of unwind rules that memprof's walker read from call frame information.
     pub rules_read: u64,
-    /// One for each allocator.
+    /// One entry for each allocator.
     pub walkers: Vec<WalkerStatus>,
 }
 
-/// The walker of one allocator.
+/// State of the stack walker of one allocator.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct WalkerStatus {
-    /// `jemalloc 5.3.0-…`.
+    /// Allocator with its version: `jemalloc 5.3.0-…`.
     pub allocator: String,
-    /// Whose it is.
+    /// Provider of the walker.
     pub walker: OpenEnum<Provider>,
-    /// Why it is not ours.
+    /// Reason for which it is not memprof's walker.
     pub reason: Option<String>,
-    /// Since when it is, or was last, ours: RFC 3339, UTC.
+    /// Time at which memprof's walker was last installed: RFC 3339, UTC.
     pub since: Option<String>,
-    /// Samples since.
+    /// Samples since then.
     pub samples: u64,
-    /// Of these, left to the allocator.
+    /// Those of `samples` that the allocator's walker walked.
     pub fallbacks: u64,
-    /// Of these, ended where the stack could not be read.
+    /// Those of `samples` whose walk stopped at unreadable stack memory (truncated stacks).
     pub cut: u64,
-    /// Of these, walked by both.
+    /// Those of `samples` that both walkers walked.
     pub compared: u64,
-    /// Of those compared, equal frame by frame.
+    /// Those of `compared` with equal frames.
     pub agreed: u64,
 }
 
-/// One rule, as `status` shows it.
+/// One watch rule, as `status` shows it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct WatchStatus {
-    /// As the config has it: `rss_above = "80%"`.
+    /// The rule as the config states it: `rss_above = "80%"`.
     pub rule: String,
-    /// How many times it fired.
+    /// Number of times that it fired.
     pub fired: u64,
-    /// When it fired last: RFC 3339, UTC.
+    /// Time at which it fired last: RFC 3339, UTC.
     pub last_fired: Option<String>,
-    /// When it is due, or for a threshold may fire again: RFC 3339, UTC; absent for `at_exit`.
+    /// Time at which it is due, or from which a threshold may fire again: RFC 3339, UTC; absent for `at_exit`.
     pub next: Option<String>,
 }
 
-/// What `gdump` is doing, as `status` shows it.
+/// State of `gdump`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct GdumpStatus {
-    /// Dumps taken so far.
+    /// Number of dumps taken so far.
     pub taken: u32,
-    /// It ends after so many.
+    /// Number of dumps after which it ends.
     pub files: u32,
-    /// It ends then at the latest: RFC 3339, UTC.
+    /// Time at which it ends at the latest: RFC 3339, UTC.
     pub until: String,
-    /// The highest resident bytes so far; absent before the first look.
+    /// Largest resident memory so far, in bytes; absent before the first poll.
     pub high_water_bytes: Option<u64>,
 }
 
-/// What `activate` and `deactivate` did.
+/// The reply to `activate` and `deactivate`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ActivationResult {
-    /// The state after it.
+    /// State of the profiler afterwards.
     #[serde(flatten)]
     pub status: ProfilerStatus,
-    /// Sampling began just now, so no profile shows what was allocated before.
+    /// Whether sampling has just started, so that no profile contains earlier allocations.
     pub begun: bool,
-    /// What the program held then, where its allocators count it.
+    /// Bytes that the program had allocated when sampling started, if its allocators count them.
     pub unseen_bytes: Option<u64>,
-    /// What the operator should know.
+    /// Warnings for the operator.
     pub warnings: Vec<String>,
 }
 
-/// What `gdump` did.
+/// The reply to `gdump`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct GdumpResult {
     /// Whether it is on now.
     pub state: OpenEnum<OnOff>,
-    /// What it is doing now, or was doing until it was switched off.
+    /// Its state, or the last state if it was switched off.
     pub gdump: Option<GdumpStatus>,
-    /// What the operator should know.
+    /// Warnings for the operator.
     pub warnings: Vec<String>,
 }
 
-/// The version of an allocator without the commit that it was built from, which stands behind a
-/// dash: `5.3.0` of `5.3.0-0-g54eaed1d8b56`.
-pub fn release(version: &str) -> &str {
+/// Returns an allocator's version without the commit after the first dash: `5.3.0` of `5.3.0-0-g54eaed1d8b56`.
+pub fn release_version(version: &str) -> &str {
     match version.split_once('-') {
         Some((release, _)) if !release.is_empty() => release,
         _ => version,
     }
 }
 
-/// `jemalloc 5.3.0`
+/// Formats the allocator as `jemalloc 5.3.0`.
 impl fmt::Display for AllocatorStatus {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {}", self.kind, release(&self.version))
+        write!(f, "{} {}", self.kind, release_version(&self.version))
     }
 }

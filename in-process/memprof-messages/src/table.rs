@@ -1,5 +1,5 @@
-//! The table. An argument that is added here is shown by every help, and taken by the HTTP API;
-//! what it does stands in the plugin's handler (plugins/memory-profile, `messages`).
+//! The table of messages. Every help shows an argument that is added here, and the HTTP API accepts it; its handler is
+//! in the plugin (plugins/memory-profile, `messages`).
 
 use crate::ArgumentType::{Examples, Integer, NamedOneOf, OneOf};
 use crate::Effect::{Mutating, ReadOnly};
@@ -8,14 +8,14 @@ use crate::{
     AllocatorKind, ArgumentSpec, MessageSpec, ProfileKind, ReplyType, SamplerChoice, UnwinderChoice,
 };
 
-/// The plugin that answers these messages.
+/// Name of the plugin that accepts these messages.
 pub const PLUGIN: &str = "memory_profile";
 
 const ON_OFF: crate::ArgumentType = OneOf(&["on", "off"]);
 
 const ALLOCATOR: ArgumentSpec = ArgumentSpec::new(
     "allocator",
-    NamedOneOf("NAME", AllocatorKind::WORDS),
+    NamedOneOf("NAME", AllocatorKind::NAMES),
     "act only on this allocator, not on all",
 );
 const INTERVAL: ArgumentSpec = ArgumentSpec::new(
@@ -26,8 +26,8 @@ const INTERVAL: ArgumentSpec = ArgumentSpec::new(
 const LG_SAMPLE: ArgumentSpec = ArgumentSpec::new(
     "lg_sample",
     Integer {
-        least: 10,
-        most: Some(24),
+        min: 10,
+        max: Some(24),
         examples: &["19", "16", "12"],
     },
     "sample_interval as a power of two, as in jemalloc's lg_prof_sample",
@@ -45,7 +45,7 @@ pub const MESSAGES: &[MessageSpec] = &[
         name: "activate",
         help: "Start sampling allocations",
         effect: Mutating,
-        pace: Long,
+        latency: Long,
         reply: ReplyType::Activation,
         arguments: &[
             FOR,
@@ -54,12 +54,12 @@ pub const MESSAGES: &[MessageSpec] = &[
             ALLOCATOR,
             ArgumentSpec::new(
                 "unwinder",
-                OneOf(UnwinderChoice::WORDS),
+                OneOf(UnwinderChoice::NAMES),
                 "whose code walks the stacks during this activation: the allocator's or memprof's (ours)",
             ),
             ArgumentSpec::new(
                 "sampler",
-                OneOf(SamplerChoice::WORDS),
+                OneOf(SamplerChoice::NAMES),
                 "who takes the samples: the allocator or memprof (ours); auto uses memprof if the allocator cannot",
             ),
             ArgumentSpec::new(
@@ -81,7 +81,7 @@ pub const MESSAGES: &[MessageSpec] = &[
         name: "deactivate",
         help: "Stop sampling; samples taken so far are kept",
         effect: Mutating,
-        pace: Long,
+        latency: Long,
         reply: ReplyType::Activation,
         arguments: &[ALLOCATOR],
     },
@@ -89,12 +89,12 @@ pub const MESSAGES: &[MessageSpec] = &[
         name: "dump",
         help: "Take a heap profile and keep it in the dump directory",
         effect: Mutating,
-        pace: Long,
+        latency: Long,
         reply: ReplyType::DumpReport,
         arguments: &[
             ArgumentSpec::new(
                 "kind",
-                OneOf(ProfileKind::WORDS),
+                OneOf(ProfileKind::NAMES),
                 "heap: what is in use; growth: stacks that made the heap grow (tcmalloc); pinned: objects that keep \
                  nearly empty pages in use (jemalloc with sampler=memprof), see memprof ledger --pinned",
             )
@@ -112,7 +112,7 @@ pub const MESSAGES: &[MessageSpec] = &[
         name: "stats",
         help: "Show the allocators' figures",
         effect: ReadOnly,
-        pace: Long,
+        latency: Long,
         reply: ReplyType::Stats,
         arguments: &[
             ArgumentSpec::new(
@@ -133,7 +133,7 @@ pub const MESSAGES: &[MessageSpec] = &[
         name: "status",
         help: "Show whether profiling is on, of which allocators, and why not",
         effect: ReadOnly,
-        pace: Immediate,
+        latency: Immediate,
         reply: ReplyType::Status,
         arguments: &[],
     },
@@ -141,7 +141,7 @@ pub const MESSAGES: &[MessageSpec] = &[
         name: "ledger",
         help: "Show where the resident memory is, and what would help",
         effect: ReadOnly,
-        pace: Immediate,
+        latency: Immediate,
         reply: ReplyType::Ledger,
         arguments: &[
             ArgumentSpec::new("smaps", ON_OFF, "add the kernel's account of all mappings")
@@ -152,7 +152,7 @@ pub const MESSAGES: &[MessageSpec] = &[
         name: "purge",
         help: "Give the allocator's free pages back to the kernel",
         effect: Mutating,
-        pace: Long,
+        latency: Long,
         reply: ReplyType::Purged,
         arguments: &[ALLOCATOR],
     },
@@ -160,15 +160,15 @@ pub const MESSAGES: &[MessageSpec] = &[
         name: "background_thread",
         help: "Switch jemalloc's background threads, which give free pages back to the kernel",
         effect: Mutating,
-        pace: Long,
+        latency: Long,
         reply: ReplyType::Background,
         arguments: &[
             ArgumentSpec::new("state", ON_OFF, "start or stop them; without it, show their state"),
             ArgumentSpec::new(
                 "max",
                 Integer {
-                    least: 1,
-                    most: None,
+                    min: 1,
+                    max: None,
                     examples: &["1", "4"],
                 },
                 "the most threads",
@@ -179,7 +179,7 @@ pub const MESSAGES: &[MessageSpec] = &[
         name: "reset",
         help: "Drop all samples; set the sample interval",
         effect: Mutating,
-        pace: Long,
+        latency: Long,
         reply: ReplyType::Activation,
         arguments: &[INTERVAL, LG_SAMPLE, ALLOCATOR],
     },
@@ -187,15 +187,15 @@ pub const MESSAGES: &[MessageSpec] = &[
         name: "gdump",
         help: "Dump at each new high-water mark of the resident memory, for a while",
         effect: Mutating,
-        pace: Long,
+        latency: Long,
         reply: ReplyType::Gdumping,
         arguments: &[
             ArgumentSpec::new("state", ON_OFF, "start or stop").required(),
             ArgumentSpec::new(
                 "files",
                 Integer {
-                    least: 1,
-                    most: Some(1000),
+                    min: 1,
+                    max: Some(1000),
                     examples: &["16"],
                 },
                 "the most dumps",
@@ -208,13 +208,13 @@ pub const MESSAGES: &[MessageSpec] = &[
         name: "recent",
         help: "Show the latest sampled allocations, where jemalloc keeps them",
         effect: Mutating,
-        pace: Long,
+        latency: Long,
         reply: ReplyType::Recent,
         arguments: &[ArgumentSpec::new(
             "max",
             Integer {
-                least: 0,
-                most: Some(512),
+                min: 0,
+                max: Some(512),
                 examples: &["0", "64", "512"],
             },
             "how many allocations jemalloc keeps from now on; without it, as many as before",
@@ -224,7 +224,7 @@ pub const MESSAGES: &[MessageSpec] = &[
         name: "doctor",
         help: "Diagnose why profiling cannot work in this process, and how to fix it",
         effect: ReadOnly,
-        pace: Immediate,
+        latency: Immediate,
         reply: ReplyType::Findings,
         arguments: &[],
     },
@@ -232,7 +232,7 @@ pub const MESSAGES: &[MessageSpec] = &[
         name: "detach",
         help: "Remove the plugin that memprof attach loaded: its hooks, threads and socket",
         effect: Mutating,
-        pace: Long,
+        latency: Long,
         reply: ReplyType::Nothing,
         arguments: &[],
     },
@@ -240,7 +240,7 @@ pub const MESSAGES: &[MessageSpec] = &[
         name: "list",
         help: "List the kept dumps, newest first",
         effect: ReadOnly,
-        pace: Immediate,
+        latency: Immediate,
         reply: ReplyType::KeptDumps,
         arguments: &[],
     },
@@ -248,7 +248,7 @@ pub const MESSAGES: &[MessageSpec] = &[
         name: "fetch",
         help: "Return the bytes of a kept dump",
         effect: ReadOnly,
-        pace: Long,
+        latency: Long,
         reply: ReplyType::Profile,
         arguments: &[
             ArgumentSpec::new("id", NamedOneOf("ID", &[]), "id of the dump, as list shows it").required(),
@@ -258,13 +258,13 @@ pub const MESSAGES: &[MessageSpec] = &[
         name: "help",
         help: "List these messages",
         effect: ReadOnly,
-        pace: Immediate,
+        latency: Immediate,
         reply: ReplyType::Help,
         arguments: &[],
     },
 ];
 
-/// The message of that name.
+/// Returns the message called `name`. `None` if there is none.
 pub fn message(name: &str) -> Option<&'static MessageSpec> {
     MESSAGES.iter().find(|message| message.name == name)
 }
@@ -276,10 +276,10 @@ mod tests {
     use super::*;
     use crate::USAGES;
 
-    const BEGIN: &str = "| message | arguments | what it does |\n|---|---|---|\n";
+    const TABLE_HEAD: &str = "| message | arguments | what it does |\n|---|---|---|\n";
 
-    /// The table as PROTOCOL.md has it.
-    fn written() -> String {
+    /// Formats the table as in PROTOCOL.md.
+    fn format_table() -> String {
         let rows = MESSAGES.iter().zip(USAGES).map(|(message, usage)| {
             let usage = match usage {
                 "" => String::new(),
@@ -287,17 +287,19 @@ mod tests {
             };
             format!("| `{}` | {usage} | {} |\n", message.name, message.help)
         });
-        BEGIN.to_owned() + &rows.collect::<String>()
+        TABLE_HEAD.to_owned() + &rows.collect::<String>()
     }
 
-    /// `BLESS=1` writes the table anew.
+    /// With `BLESS=1`, writes the table to PROTOCOL.md.
     #[test]
-    fn the_protocol_has_this_table() {
+    fn protocol_has_this_table() {
         let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../PROTOCOL.md");
         let text = std::fs::read_to_string(&file).unwrap();
-        let (before, rest) = text.split_once(BEGIN).expect("PROTOCOL.md has a table");
-        let end = rest.find("\n\n").map_or(rest.len(), |end| end + 1);
-        let expected = format!("{before}{}{}", written(), &rest[end..]);
+        let (before, after) = text
+            .split_once(TABLE_HEAD)
+            .expect("PROTOCOL.md has a table");
+        let end = after.find("\n\n").map_or(after.len(), |end| end + 1);
+        let expected = format!("{before}{}{}", format_table(), &after[end..]);
         if std::env::var_os("BLESS").is_some() {
             std::fs::write(&file, &expected).unwrap();
         }

@@ -1,40 +1,45 @@
-//! Arguments as a person would type them, written by the compiler: the plugin's descriptors are
-//! constants.
+//! Usage lines of messages: their arguments as a person would type them. They are computed at compile time, because the
+//! plugin's descriptors are constants.
 
 use std::fmt;
 
 use crate::{ArgumentSpec, ArgumentType, MESSAGES, MessageSpec};
 
-/// Each message's arguments in one line, in the order of [`MESSAGES`]:
+/// Usage line of each message, in the order of [`MESSAGES`]:
 /// `[sample_interval=512KiB | lg_sample=10..24] [allocator=NAME]`.
 pub const USAGES: [&str; MESSAGES.len()] = {
-    const LENGTH: usize = all(UsageWriter::<0>::new()).length;
-    const TEXT: [u8; LENGTH] = all(UsageWriter::<LENGTH>::new()).bytes;
+    const LENGTH: usize = write_all(UsageWriter::<0>::new()).length;
+    const TEXT: [u8; LENGTH] = write_all(UsageWriter::<LENGTH>::new()).bytes;
     let mut usages = [""; MESSAGES.len()];
-    let mut rest: &[u8] = &TEXT;
-    let mut at = 0;
-    while at < usages.len() {
-        let (usage, others) = rest.split_at(UsageWriter::<0>::new().message(&MESSAGES[at]).length);
-        usages[at] = match str::from_utf8(usage) {
+    let mut remaining: &[u8] = &TEXT;
+    let mut index = 0;
+    while index < usages.len() {
+        let (usage, tail) = remaining.split_at(
+            UsageWriter::<0>::new()
+                .write_message(&MESSAGES[index])
+                .length,
+        );
+        usages[index] = match str::from_utf8(usage) {
             Ok(usage) => usage,
             Err(_) => panic!("usages are cut between messages"),
         };
-        rest = others;
-        at += 1;
+        remaining = tail;
+        index += 1;
     }
     usages
 };
 
-const fn all<const N: usize>(mut pen: UsageWriter<N>) -> UsageWriter<N> {
-    let mut at = 0;
-    while at < MESSAGES.len() {
-        pen = pen.message(&MESSAGES[at]);
-        at += 1;
+/// Writes the usage lines of all messages, without separators.
+const fn write_all<const N: usize>(mut writer: UsageWriter<N>) -> UsageWriter<N> {
+    let mut index = 0;
+    while index < MESSAGES.len() {
+        writer = writer.write_message(&MESSAGES[index]);
+        index += 1;
     }
-    pen
+    writer
 }
 
-/// Writes the first `N` bytes, and counts all.
+/// Writer of usage lines at compile time. Stores the first `N` bytes, and counts all of them.
 #[derive(Clone, Copy)]
 struct UsageWriter<const N: usize> {
     bytes: [u8; N],
@@ -49,86 +54,88 @@ impl<const N: usize> UsageWriter<N> {
         }
     }
 
-    const fn text(mut self, text: &str) -> Self {
-        let mut at = 0;
-        while at < text.len() {
+    const fn write_text(mut self, text: &str) -> Self {
+        let mut index = 0;
+        while index < text.len() {
             if self.length < N {
-                self.bytes[self.length] = text.as_bytes()[at];
+                self.bytes[self.length] = text.as_bytes()[index];
             }
             self.length += 1;
-            at += 1;
+            index += 1;
         }
         self
     }
 
-    const fn number(self, number: u32) -> Self {
+    const fn write_number(self, number: u32) -> Self {
         const DIGITS: &str = "0123456789";
-        let pen = if number >= 10 {
-            self.number(number / 10)
+        let writer = if number >= 10 {
+            self.write_number(number / 10)
         } else {
             self
         };
         let (_, digit) = DIGITS.split_at((number % 10) as usize);
         let (digit, _) = digit.split_at(1);
-        pen.text(digit)
+        writer.write_text(digit)
     }
 
-    const fn values(self, values: &ArgumentType) -> Self {
+    const fn write_values(self, values: &ArgumentType) -> Self {
         match values {
             ArgumentType::OneOf(words) => {
-                let mut pen = self.text(words[0]);
-                let mut at = 1;
-                while at < words.len() {
-                    pen = pen.text("|").text(words[at]);
-                    at += 1;
+                let mut writer = self.write_text(words[0]);
+                let mut index = 1;
+                while index < words.len() {
+                    writer = writer.write_text("|").write_text(words[index]);
+                    index += 1;
                 }
-                pen
+                writer
             }
-            ArgumentType::NamedOneOf(name, _) => self.text(name),
-            ArgumentType::Examples(examples) => self.text(examples[0]),
+            ArgumentType::NamedOneOf(name, _) => self.write_text(name),
+            ArgumentType::Examples(examples) => self.write_text(examples[0]),
             ArgumentType::Integer {
-                least,
-                most: Some(most),
+                min,
+                max: Some(max),
                 ..
-            } => self.number(*least).text("..").number(*most),
-            ArgumentType::Integer { most: None, .. } => self.text("N"),
+            } => self.write_number(*min).write_text("..").write_number(*max),
+            ArgumentType::Integer { max: None, .. } => self.write_text("N"),
         }
     }
 
-    const fn argument(self, argument: &ArgumentSpec) -> Self {
-        self.text(argument.key).text("=").values(&argument.values)
+    const fn write_argument(self, argument: &ArgumentSpec) -> Self {
+        self.write_text(argument.key)
+            .write_text("=")
+            .write_values(&argument.values)
     }
 
-    const fn message(self, message: &MessageSpec) -> Self {
-        let mut pen = self;
-        let mut at = 0;
-        while at < message.arguments.len() {
-            let argument = &message.arguments[at];
-            let is_last =
-                at + 1 == message.arguments.len() || !message.arguments[at + 1].is_alternative;
-            pen = if argument.is_alternative {
-                pen.text(" | ")
+    const fn write_message(self, message: &MessageSpec) -> Self {
+        let mut writer = self;
+        let mut index = 0;
+        while index < message.arguments.len() {
+            let argument = &message.arguments[index];
+            let is_last = index + 1 == message.arguments.len()
+                || !message.arguments[index + 1].is_alternative;
+            writer = if argument.is_alternative {
+                writer.write_text(" | ")
             } else {
-                let blank = if at == 0 { "" } else { " " };
+                let blank = if index == 0 { "" } else { " " };
                 let open = if argument.is_required { "" } else { "[" };
-                pen.text(blank).text(open)
+                writer.write_text(blank).write_text(open)
             };
-            pen = pen.argument(argument);
+            writer = writer.write_argument(argument);
             if is_last && !argument.is_required {
-                pen = pen.text("]");
+                writer = writer.write_text("]");
             }
-            at += 1;
+            index += 1;
         }
-        pen
+        writer
     }
 }
 
-/// `state=on|off`
+/// Formats the argument as `state=on|off`.
 impl fmt::Display for ArgumentSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // Longer than any argument of the table.
-        let pen = UsageWriter::<128>::new().argument(self);
-        f.write_str(&String::from_utf8_lossy(&pen.bytes[..pen.length]))
+        let writer = UsageWriter::<128>::new().write_argument(self);
+        f.write_str(&String::from_utf8_lossy(&writer.bytes[..writer.length]))
     }
 }
 
@@ -138,10 +145,10 @@ mod tests {
     use crate::message;
 
     #[test]
-    fn usages_are_lines_that_a_person_would_type() {
+    fn usage_lists_arguments() {
         let check = |name: &str, expected: &str| {
-            let at = MESSAGES.iter().position(|each| each.name == name).unwrap();
-            assert_eq!(USAGES[at], expected, "{name}");
+            let index = MESSAGES.iter().position(|each| each.name == name).unwrap();
+            assert_eq!(USAGES[index], expected, "{name}");
         };
         check("status", "");
         check("fetch", "id=ID");
@@ -155,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn every_argument_is_written_whole() {
+    fn argument_display_is_complete() {
         for argument in MESSAGES.iter().flat_map(|each| each.arguments) {
             let text = argument.to_string();
             assert!(text.starts_with(argument.key), "{text}");
@@ -164,8 +171,8 @@ mod tests {
     }
 
     #[test]
-    fn the_table_is_in_order() {
-        for (at, each) in MESSAGES.iter().enumerate() {
+    fn messages_are_unique_and_valid() {
+        for (index, each) in MESSAGES.iter().enumerate() {
             assert_eq!(
                 message(each.name),
                 Some(each),
@@ -176,7 +183,7 @@ mod tests {
             let first = each.arguments.first();
             assert!(
                 first.is_none_or(|argument| !argument.is_alternative),
-                "{at}"
+                "{index}"
             );
             for argument in each.arguments {
                 let default = argument.default.into_iter();

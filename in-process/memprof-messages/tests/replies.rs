@@ -1,4 +1,4 @@
-//! Replies of every type, as this version writes them and describes them, and as a later one may.
+//! Replies of every type: as this version writes and describes them, and as a later version may.
 
 mod schema;
 
@@ -15,10 +15,10 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 
-/// A word that no version knows.
+/// A name that no version knows.
 const UNKNOWN: &str = "word of a later version";
 
-/// Reads `fields` as `T`, and again with what a later version may have in it.
+/// Reads `fields` as `T`, and again with fields and names that a later version may add.
 fn check<T: Serialize + DeserializeOwned + JsonSchema + PartialEq + Debug>(fields: Value) {
     let mut reply = json!({ "status": "ok", "text": "t" });
     merge(&mut reply, fields);
@@ -46,7 +46,7 @@ fn check<T: Serialize + DeserializeOwned + JsonSchema + PartialEq + Debug>(field
     );
 }
 
-/// Checks that `reply` is what the schema describes, and that it requires each field.
+/// Checks that `reply` is valid by the schema, and that the schema requires `status` and `text`.
 fn check_schema<T: JsonSchema>(reply: &Value) {
     let settings = SchemaSettings::draft2020_12().for_serialize();
     let schema = settings
@@ -74,23 +74,23 @@ fn merge(object: &mut Value, fields: Value) {
     object.as_object_mut().unwrap().extend(fields);
 }
 
-/// Gives every object a field more, first and last.
+/// Adds a field to every object, first and last.
 fn add_fields(value: &mut Value) {
     match value {
         Value::Object(fields) => {
             fields.values_mut().for_each(add_fields);
-            let mut more = Map::new();
-            more.insert("a_later_field".to_owned(), json!({ "x": [1, null] }));
-            more.append(fields);
-            more.insert("z_later_field".to_owned(), json!("z"));
-            *fields = more;
+            let mut extended = Map::new();
+            extended.insert("a_later_field".to_owned(), json!({ "x": [1, null] }));
+            extended.append(fields);
+            extended.insert("z_later_field".to_owned(), json!("z"));
+            *fields = extended;
         }
         Value::Array(values) => values.iter_mut().for_each(add_fields),
         _ => {}
     }
 }
 
-/// Puts an unknown word in the place of every text, and counts them.
+/// Replaces every text with an unknown name. Returns the number of texts.
 fn replace_words(value: &mut Value) -> usize {
     match value {
         Value::String(text) => {
@@ -156,7 +156,7 @@ fn dump_report() -> Value {
     report
 }
 
-fn figures() -> Value {
+fn heap_totals() -> Value {
     json!({
         "allocated": 1, "active": 2, "metadata": 3, "resident": 4, "mapped": 5, "retained": 6,
     })
@@ -164,7 +164,7 @@ fn figures() -> Value {
 
 fn stats() -> Value {
     let mut stats = json!({ "kind": "jemalloc", "version": "5.3.0", "error": "e", "report": "r" });
-    merge(&mut stats, figures());
+    merge(&mut stats, heap_totals());
     let committed = json!({ "kind": "mimalloc", "version": "2", "committed": 7, "report": "r" });
     json!({ "allocators": [stats, committed] })
 }
@@ -174,7 +174,7 @@ fn ledger() -> Value {
     let mut heap = json!({
         "kind": "glibc", "version": "2.36", "owns_malloc": true, "sampled": sampled, "error": "e",
     });
-    merge(&mut heap, figures());
+    merge(&mut heap, heap_totals());
     json!({
         "rss_bytes": 1, "rows": [{ "name": "live_heap", "bytes": 2 }], "allocators": [heap],
         "cgroup": { "usage_bytes": 3, "limit_bytes": 4 },

@@ -29,7 +29,7 @@ pub(crate) enum Call {
 impl Call {
     pub(crate) fn of(message: &str) -> Self {
         match memprof_messages::message(message) {
-            Some(known) if known.pace == ReplyLatency::Immediate => Self::Quick,
+            Some(known) if known.latency == ReplyLatency::Immediate => Self::Quick,
             _ => Self::Long,
         }
     }

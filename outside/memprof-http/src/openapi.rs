@@ -193,9 +193,9 @@ fn parameter(effect: Effect, argument: &ArgumentSpec) -> Parameter {
         ArgumentType::OneOf(words) | ArgumentType::NamedOneOf(_, words) if !words.is_empty() => {
             json!({ "type": "string", "enum": words })
         }
-        ArgumentType::Integer { least, most, .. } => match most {
-            Some(most) => json!({ "type": "integer", "minimum": least, "maximum": most }),
-            None => json!({ "type": "integer", "minimum": least }),
+        ArgumentType::Integer { min, max, .. } => match max {
+            Some(max) => json!({ "type": "integer", "minimum": min, "maximum": max }),
+            None => json!({ "type": "integer", "minimum": min }),
         },
         ArgumentType::OneOf(examples)
         | ArgumentType::NamedOneOf(_, examples)

@@ -12,8 +12,8 @@ pub(crate) fn take_enum<T: FromStr<Err = UnknownName>>(
     key: &'static str,
 ) -> Result<Option<T>, Failure> {
     let parse = |text: String| {
-        text.parse().map_err(|UnknownName { word, known }| {
-            let message = format!("unknown {key} {word:?}");
+        text.parse().map_err(|UnknownName { name, known }| {
+            let message = format!("unknown {key} {name:?}");
             Failure::new(ErrorKind::InvalidArgument, message)
                 .remedy(format!("valid: {}", known.join(", ")))
         })

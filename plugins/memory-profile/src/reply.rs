@@ -1,7 +1,7 @@
 //! Replies: one JSON object with `status`, `text` and what was asked for.
 
 use memprof_core::Error;
-use memprof_messages::{Answer, ErrorReply, ReplyEnvelope as Full};
+use memprof_messages::{ErrorReply, ReplyEnvelope as Full, ReplyStatus};
 use memprof_plugin_abi::{ErrorKind, Failure, Reply};
 use rustix::io::Errno;
 use serde::Serialize;
@@ -11,12 +11,12 @@ const RETRY_AFTER_MS: u64 = 500;
 
 /// Answers with `fields` and the text that a bus prints which can only print.
 pub(crate) fn ok(reply: &mut Reply<'_>, text: &str, fields: impl Serialize) -> Result<(), Failure> {
-    answer(reply, Answer::Ok, text, fields)
+    answer(reply, ReplyStatus::Ok, text, fields)
 }
 
 fn answer(
     reply: &mut Reply<'_>,
-    status: Answer,
+    status: ReplyStatus,
     text: &str,
     fields: impl Serialize,
 ) -> Result<(), Failure> {
@@ -39,7 +39,12 @@ pub(crate) fn reply_failure(
     fields: impl Serialize,
 ) -> Result<(), Failure> {
     let error = failure.into();
-    answer(reply, Answer::Error, text, ErrorReply { error, fields })
+    answer(
+        reply,
+        ReplyStatus::Error,
+        text,
+        ErrorReply { error, fields },
+    )
 }
 
 /// The failure that tells of an error of the core's.

@@ -1,25 +1,26 @@
-//! Holds JSON against a schema, as far as ours go, and takes no field that the schema does not name.
+//! Validates JSON against a schema, as far as the schemas of replies need it. Refuses a field that the schema does not
+//! describe.
 
 use serde_json::Value;
 
-/// `types` are the definitions that the schema refers to, by name.
+/// Validates `value`. `types` are the definitions that the schema refers to, by name.
 ///
 /// # Errors
-/// Where `value` is not what the schema describes.
+/// A description of the first difference between `value` and the schema.
 pub(crate) fn check(value: &Value, schema: &Value, types: &Value) -> Result<(), String> {
-    let schema = resolved(schema, types);
+    let schema = resolve(schema, types);
     let parts = schema["anyOf"].as_array();
     if let (None, Some(parts)) = (schema.get("type"), parts) {
-        let mut fitting = parts
+        let mut valid = parts
             .iter()
             .filter_map(|part| check(value, part, types).ok());
-        return fitting
+        return valid
             .next()
             .ok_or_else(|| format!("{value} is none of {schema}"));
     }
     if let Some(words) = schema["enum"].as_array() {
-        let is_one = words.contains(value);
-        return is_one
+        let is_listed = words.contains(value);
+        return is_listed
             .then_some(())
             .ok_or_else(|| format!("{value} is none of {words:?}"));
     }
@@ -53,16 +54,17 @@ pub(crate) fn check(value: &Value, schema: &Value, types: &Value) -> Result<(), 
     }
 }
 
-fn resolved<'a>(schema: &'a Value, types: &'a Value) -> &'a Value {
+/// Follows a `$ref` to a definition. Returns the schema itself if it has none.
+fn resolve<'a>(schema: &'a Value, types: &'a Value) -> &'a Value {
     let name = schema["$ref"]
         .as_str()
         .and_then(|path| path.rsplit('/').next());
     name.map_or(schema, |name| &types[name])
 }
 
-/// Those of an object, also those that stand among its own but are of another type.
+/// Returns the fields of an object with their schemas, including those of flattened types.
 fn fields<'a>(schema: &'a Value, types: &'a Value) -> Vec<(&'a str, &'a Value)> {
-    let schema = resolved(schema, types);
+    let schema = resolve(schema, types);
     let own = schema["properties"].as_object().into_iter().flatten();
     let own = own.map(|(name, described)| (name.as_str(), described));
     let parts = schema["anyOf"].as_array().into_iter().flatten();
@@ -70,6 +72,7 @@ fn fields<'a>(schema: &'a Value, types: &'a Value) -> Vec<(&'a str, &'a Value)> 
         .collect()
 }
 
+/// Returns the name of the value's type in JSON Schema.
 fn kind_of(value: &Value) -> &'static str {
     match value {
         Value::Null => "null",
