@@ -1,4 +1,4 @@
-//! The allocators of the process: found, and each driven through one shape.
+//! The allocators of the process: how they are found, and one interface to all of them.
 
 pub(crate) mod allocator;
 pub(crate) mod background;

@@ -54,8 +54,8 @@ fn finding(
 }
 
 /// Why profiling cannot be on, in the words of `activate`.
-fn refusal(why: &Unprofilable, severity: Severity) -> Finding {
-    finding(why.word(), severity, why.message(), why.remedy())
+fn refusal(reason: &Unprofilable, severity: Severity) -> Finding {
+    finding(reason.code(), severity, reason.message(), reason.remedy())
 }
 
 fn dump_dir(dir: &DumpDirFacts, findings: &mut Vec<Finding>) {
@@ -94,14 +94,14 @@ mod tests {
 
     use super::malloc_conf::ConfSource;
     use super::*;
-    use crate::allocators::unprofilable::tests::refusals;
+    use crate::allocators::unprofilable::tests::all_reasons;
 
     fn healthy_jemalloc() -> JemallocFacts {
         JemallocFacts {
             version: "5.3.0".to_owned(),
             conf_variable: Some("MALLOC_CONF".to_owned()),
             hidden_conf: None,
-            why_not: None,
+            unprofilable: None,
             config_stats: true,
             opt_prof: true,
             lg_sample: Some(19),
@@ -171,7 +171,7 @@ mod tests {
     fn what_keeps_profiling_off() {
         let of_jemalloc = |facts: &mut Facts| {
             jemalloc(facts).opt_prof = false;
-            jemalloc(facts).why_not = Some(not_started());
+            jemalloc(facts).unprofilable = Some(not_started());
             facts.unavailable = Some(not_started());
         };
         let remedy = "restart this program with MALLOC_CONF=prof:true";
@@ -189,14 +189,14 @@ mod tests {
 
     #[test]
     fn what_keeps_profiling_off_is_said_as_activate_says_it() {
-        for why in refusals() {
+        for reason in all_reasons() {
             let findings = examine(&Facts {
-                unavailable: Some(why.clone()),
+                unavailable: Some(reason.clone()),
                 ..healthy()
             });
-            let refused = crate::Error::from(why.clone());
+            let refused = crate::Error::from(reason.clone());
             let expected = finding(
-                why.word(),
+                reason.code(),
                 Severity::Error,
                 refused.to_string(),
                 refused.remedy,
@@ -320,8 +320,9 @@ mod tests {
         let two = |facts: &mut Facts| facts.allocators.push(seen(AllocatorKind::Tcmalloc));
         let names = "2 allocators serve this process (jemalloc 1.0, tcmalloc 1.0)";
         check(two, "several_allocators", Warning, names);
-        let stranger = |facts: &mut Facts| facts.unknown_malloc = Some("/lib/libasan.so".into());
-        check(stranger, "unknown_malloc", Warning, "/lib/libasan.so");
+        let load_unknown =
+            |facts: &mut Facts| facts.unknown_malloc = Some("/lib/libasan.so".into());
+        check(load_unknown, "unknown_malloc", Warning, "/lib/libasan.so");
         let hidden = |facts: &mut Facts| facts.stripped_jemalloc = Some("/bin/db".into());
         let text = "/bin/db contains a jemalloc that memprof cannot control";
         check(hidden, "hidden_jemalloc", Warning, text);
@@ -341,7 +342,7 @@ mod tests {
         let mut facts = healthy();
         facts.jemallocs.push(JemallocFacts {
             opt_prof: false,
-            why_not: Some(not_started()),
+            unprofilable: Some(not_started()),
             ..healthy_jemalloc()
         });
         assert!(
@@ -355,8 +356,8 @@ mod tests {
     fn dump_directories() {
         use Severity::{Error, Warning};
         let unusable = |facts: &mut Facts| {
-            let why = "failed to use /d: Permission denied (EACCES)".to_owned();
-            facts.dump_dir.unusable = Some((why, "set dump_dir".to_owned()));
+            let reason = "failed to use /d: Permission denied (EACCES)".to_owned();
+            facts.dump_dir.unusable = Some((reason, "set dump_dir".to_owned()));
         };
         check(unusable, "dump_dir_unusable", Error, "EACCES");
         let remote = |facts: &mut Facts| facts.dump_dir.may_block = true;

@@ -42,7 +42,7 @@ pub use allocators::interval::SampleInterval;
 pub use allocators::mallctl::{Mallctl, MallctlFn, StatsCallback, StatsPrintFn, Value};
 pub use allocators::printout::{PrintOptions, Printout};
 pub use allocators::profiler_exclusion::ProfilerExclusion;
-pub use allocators::stats::{ReadFigures, ReadReport, Readers};
+pub use allocators::stats::{JemallocReaders, ReadPrintout, ReadTotals};
 pub use allocators::unprofilable::is_secure_execution;
 pub use dumps::retention::RetentionPolicy;
 pub use dumps::store::{OpenedDump, Store, default_dump_dir};

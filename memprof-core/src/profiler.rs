@@ -48,7 +48,7 @@ use self::status::allocator_status;
 use self::usage_cache::LedgerHistory;
 use crate::allocators::interval::SampleInterval;
 use crate::allocators::mallctl::Mallctl;
-use crate::allocators::stats::Readers;
+use crate::allocators::stats::JemallocReaders;
 use crate::allocators::unprofilable::Unprofilable;
 use crate::clock::rfc3339;
 use crate::dumps::store::{OpenedDump, Store};
@@ -74,7 +74,7 @@ pub struct ProfilerSettings {
     /// Where dumps are kept.
     pub store: Store,
     /// How to read a jemalloc's figures.
-    pub readers: Readers,
+    pub readers: JemallocReaders,
     /// Who walks the stacks.
     pub unwinder: UnwinderSettings,
     /// Who samples, unless an activation asks for another one.
@@ -259,7 +259,7 @@ fn with_remedy(error: &Error) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::allocators::fake::{Behaviour, READERS, fake};
+    use crate::allocators::fake::{Behaviour, READERS, fake_mallctl};
     use memprof_messages::{Finding, Severity};
 
     /// Started without profiling.
@@ -271,7 +271,7 @@ mod tests {
     #[test]
     fn activate_status_and_doctor_say_the_same() {
         let place = tempfile::tempdir().unwrap();
-        for host in [None, Some(fake::<Off>())] {
+        for host in [None, Some(fake_mallctl::<Off>())] {
             let settings = ProfilerSettings {
                 program: "test".to_owned(),
                 host,

@@ -266,7 +266,7 @@ impl WalkerRecord {
 mod tests {
     use super::*;
     use crate::allocators::fake::Behaviour;
-    use crate::allocators::jemalloc::tests::found;
+    use crate::allocators::jemalloc::tests::fake_jemalloc;
 
     /// An older jemalloc, which has no hook.
     struct Old;
@@ -274,7 +274,7 @@ mod tests {
 
     #[test]
     fn where_there_is_no_hook_the_allocator_walks_and_only_ours_warns() {
-        let jemalloc = found::<Old>(None);
+        let jemalloc = fake_jemalloc::<Old>(None);
         let check = |choice, reason: &str, warned: bool| {
             let unwinder = Unwinder::new(UnwinderSettings::default());
             let warnings = unwinder.install(&[&jemalloc], choice);

@@ -53,7 +53,7 @@ pub(crate) fn take(jemalloc: &Jemalloc, max: Option<u64>) -> Result<RecentAlloca
             .remedy("send `recent max=100`, let the program run, and send `recent` again"));
     }
     // Reserved before: the callback runs under a lock of jemalloc's.
-    let mut printout = Printout::with_room(LIMIT)?;
+    let mut printout = Printout::with_capacity(LIMIT)?;
     jemalloc
         .mallctl
         .print_to(DUMP, &mut |piece| printout.push(piece))
@@ -80,7 +80,7 @@ fn read_max(jemalloc: &Jemalloc) -> Result<i64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::allocators::fake::{Behaviour, READERS, fake};
+    use crate::allocators::fake::{Behaviour, READERS, fake_mallctl};
     use crate::allocators::jemalloc::JemallocCandidate;
     use crate::allocators::jemalloc::identify;
     use crate::identity::FoundBy;
@@ -95,7 +95,7 @@ mod tests {
 
     fn refusal<B: Behaviour + 'static>(max: Option<u64>) -> Error {
         let candidate = JemallocCandidate {
-            mallctl: fake::<B>(),
+            mallctl: fake_mallctl::<B>(),
             found_by: FoundBy::Host,
             prefix: None,
             interposed: None,

@@ -1,5 +1,5 @@
-//! One allocator of the process, and what memprof asks of it. What it cannot do it refuses, with the
-//! reason and the remedy.
+//! One allocator of the process, with the operations that memprof needs. An allocator refuses what it cannot
+//! do, with reason and remedy.
 
 use memprof_messages::{HeapUsage, ProfileKind, SampledObjects};
 
@@ -10,7 +10,7 @@ use crate::allocators::mimalloc::Mimalloc;
 use crate::allocators::printout::{PrintOptions, Printout};
 use crate::allocators::tcmalloc::Tcmalloc;
 use crate::allocators::unprofilable::{
-    Unprofilable, no_growth_profile, no_pinned_profile, samples_moved,
+    Unprofilable, no_growth_profile_error, no_pinned_from_jemalloc_error, no_pinned_profile_error,
 };
 use crate::dumps::heap::ProfileSummary;
 use crate::dumps::scratch::Scratch;
@@ -36,42 +36,45 @@ impl Allocator {
         }
     }
 
-    /// Why it cannot be profiled in this process, where it cannot.
+    /// Reason why the allocator cannot be profiled in this process. `None` if it can.
     pub(crate) fn unprofilable_reason(&self) -> Option<Unprofilable> {
         match self {
-            Self::Jemalloc(jemalloc) => jemalloc.why_not.clone(),
-            Self::Tcmalloc(tcmalloc) => tcmalloc.why_not(),
+            Self::Jemalloc(jemalloc) => jemalloc.unprofilable.clone(),
+            Self::Tcmalloc(tcmalloc) => tcmalloc.unprofilable_reason(),
             Self::Mimalloc(_) | Self::Glibc(_) => {
                 Some(Unprofilable::no_profiler(Some(self.identity())))
             }
         }
     }
 
-    /// Whether it can be profiled in this process.
+    /// Fails unless the allocator can be profiled in this process.
     ///
     /// # Errors
-    /// `Unsupported` when it never can, `Unavailable` when this process was started without it.
+    /// `Unsupported` if this build never can, `Unavailable` if the process was started without profiling.
     pub(crate) fn require_profiling(&self) -> Result<()> {
         self.unprofilable_reason()
-            .map_or(Ok(()), |why| Err(why.into()))
+            .map_or(Ok(()), |reason| Err(reason.into()))
     }
 
-    /// Whether it can take a profile of that kind.
+    /// Fails unless the allocator can write a profile of this kind.
     ///
     /// # Errors
-    /// As [`require_profiling`](Self::require_profiling).
+    /// Like [`require_profiling`](Self::require_profiling), and `Unsupported` for a kind that the allocator
+    /// does not have.
     pub(crate) fn require_profile(&self, kind: ProfileKind) -> Result<()> {
         match (kind, self) {
             (ProfileKind::Heap, _) | (ProfileKind::Growth, Self::Tcmalloc(_)) => {
                 self.require_profiling()
             }
-            (ProfileKind::Growth, _) => Err(no_growth_profile(self.identity())),
-            (ProfileKind::Pinned, Self::Jemalloc(_)) => Err(samples_moved(self.identity())),
-            (ProfileKind::Pinned, _) => Err(no_pinned_profile(self.identity())),
+            (ProfileKind::Growth, _) => Err(no_growth_profile_error(self.identity())),
+            (ProfileKind::Pinned, Self::Jemalloc(_)) => {
+                Err(no_pinned_from_jemalloc_error(self.identity()))
+            }
+            (ProfileKind::Pinned, _) => Err(no_pinned_profile_error(self.identity())),
         }
     }
 
-    /// Whether it takes samples now.
+    /// Whether the allocator's built-in sampler is on.
     pub(crate) fn is_active(&self) -> bool {
         match self {
             Self::Jemalloc(jemalloc) => jemalloc.is_active(),
@@ -80,7 +83,7 @@ impl Allocator {
         }
     }
 
-    /// Mean bytes between samples, where it can be profiled.
+    /// Mean bytes between samples. `None` if the allocator cannot be profiled.
     pub(crate) fn sample_interval(&self) -> Option<u64> {
         match self {
             Self::Jemalloc(jemalloc) => jemalloc.sample_interval(),
@@ -89,10 +92,10 @@ impl Allocator {
         }
     }
 
-    /// Starts sampling, at `interval` where one is given. Returns what the operator should know.
+    /// Starts sampling, at `interval` if given. Returns warnings for the operator.
     ///
     /// # Errors
-    /// As [`require_profiling`](Self::require_profiling); the allocator refused.
+    /// As for [`require_profiling`](Self::require_profiling), or the allocator refused.
     pub(crate) fn activate(&self, interval: Option<SampleInterval>) -> Result<Vec<String>> {
         match self {
             Self::Jemalloc(jemalloc) => jemalloc.activate(interval),
@@ -103,7 +106,7 @@ impl Allocator {
         }
     }
 
-    /// Stops sampling. Samples taken so far are kept. One without a profiler has nothing to stop.
+    /// Stops sampling. Samples taken so far are kept. Does nothing if the allocator has no profiler.
     ///
     /// # Errors
     /// The allocator refused.
@@ -115,10 +118,10 @@ impl Allocator {
         }
     }
 
-    /// Drops all samples, and sets the interval where one is given.
+    /// Discards all samples, and sets the interval if given.
     ///
     /// # Errors
-    /// As [`require_profiling`](Self::require_profiling); the allocator refused.
+    /// As for [`require_profiling`](Self::require_profiling), or the allocator refused.
     pub(crate) fn reset(&self, interval: Option<SampleInterval>) -> Result<()> {
         match self {
             Self::Jemalloc(jemalloc) => jemalloc.reset(interval),
@@ -129,7 +132,8 @@ impl Allocator {
         }
     }
 
-    /// About the memory that a profile takes while it is written, where its figures tell.
+    /// Estimated memory in bytes that a profile needs while it is written. `None` if the allocator's
+    /// statistics do not allow an estimate.
     pub(crate) fn profile_bytes(&self, kind: ProfileKind) -> Option<u64> {
         match self {
             Self::Jemalloc(jemalloc) => jemalloc.profile_bytes(),
@@ -138,10 +142,10 @@ impl Allocator {
         }
     }
 
-    /// Writes a profile into `scratch` and checks it. Runs on the dumper's thread.
+    /// Writes a profile to `scratch` and checks it. Must run on the dumper's thread.
     ///
     /// # Errors
-    /// The allocator refused, or what it wrote is damaged; the kernel refused.
+    /// The allocator or the kernel refused, or the written profile is damaged.
     pub(crate) fn write_profile(
         &self,
         kind: ProfileKind,
@@ -157,7 +161,7 @@ impl Allocator {
         }
     }
 
-    /// What it says that it holds; none where it keeps no count.
+    /// Heap usage as the allocator reports it. `None` if it was built without statistics.
     ///
     /// # Errors
     /// The allocator refused.
@@ -170,29 +174,31 @@ impl Allocator {
         }
     }
 
-    /// The objects that it laid out on pages of their own because they were sampled, where it can
-    /// tell. `totals` were just read.
-    pub(crate) fn sampled(&self, totals: &HeapUsage) -> Option<SampledObjects> {
+    /// Estimated sampled objects that jemalloc moved to separate pages because of sampling, given `totals`
+    /// that were just read. `None` for other allocators or if nothing can be estimated.
+    pub(crate) fn sampled_objects(&self, totals: &HeapUsage) -> Option<SampledObjects> {
         match (self, totals) {
-            (Self::Jemalloc(jemalloc), HeapUsage::Detailed(figures)) => jemalloc.sampled(figures),
+            (Self::Jemalloc(jemalloc), HeapUsage::Detailed(totals)) => {
+                jemalloc.sampled_objects(totals)
+            }
             _ => None,
         }
     }
 
-    /// What it prints of itself. Only jemalloc has options.
+    /// The allocator's own statistics printout. Only jemalloc takes `options`.
     ///
     /// # Errors
     /// The allocator refused.
-    pub(crate) fn report(&self, options: Option<&PrintOptions>) -> Result<Printout> {
+    pub(crate) fn printout(&self, options: Option<&PrintOptions>) -> Result<Printout> {
         match self {
-            Self::Jemalloc(jemalloc) => jemalloc.report(options),
-            Self::Tcmalloc(tcmalloc) => tcmalloc.report(),
-            Self::Mimalloc(mimalloc) => mimalloc.report(),
-            Self::Glibc(glibc) => glibc.report(),
+            Self::Jemalloc(jemalloc) => jemalloc.printout(options),
+            Self::Tcmalloc(tcmalloc) => tcmalloc.printout(),
+            Self::Mimalloc(mimalloc) => mimalloc.printout(),
+            Self::Glibc(glibc) => glibc.printout(),
         }
     }
 
-    /// Gives its free pages back to the kernel.
+    /// Purges: gives the allocator's free pages back to the kernel.
     ///
     /// # Errors
     /// The allocator refused.
@@ -205,16 +211,16 @@ impl Allocator {
         }
     }
 
-    /// Its symbols that memprof looked for in vain.
-    pub(crate) fn missing(&self) -> &[&'static str] {
+    /// Symbols that memprof searched for and did not find.
+    pub(crate) fn missing_symbols(&self) -> &[&'static str] {
         match self {
-            Self::Tcmalloc(tcmalloc) => tcmalloc.missing(),
+            Self::Tcmalloc(tcmalloc) => tcmalloc.missing_symbols(),
             Self::Mimalloc(mimalloc) => &mimalloc.missing,
             Self::Jemalloc(_) | Self::Glibc(_) => &[],
         }
     }
 
-    /// For what only jemalloc has: options, background threads.
+    /// The jemalloc, for operations that no other allocator has: options and background threads.
     pub(crate) fn jemalloc(&self) -> Option<&Jemalloc> {
         match self {
             Self::Jemalloc(jemalloc) => Some(jemalloc),

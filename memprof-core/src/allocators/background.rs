@@ -1,4 +1,4 @@
-//! jemalloc's background threads, which give free pages back without the program's help.
+//! jemalloc's background threads, which purge free pages without the program's help.
 
 use rustix::io::Errno;
 
@@ -6,12 +6,12 @@ use crate::allocators::jemalloc::Jemalloc;
 use crate::error::{Error, ErrorKind, Result};
 use memprof_messages::BackgroundThreads;
 
-/// Whether this jemalloc takes `max` background threads.
+/// Fails unless this jemalloc can be limited to `max` background threads.
 ///
 /// # Errors
-/// `Invalid` where `max` is 0 or more than it was started with.
+/// `InvalidArgument` if `max` is 0 or more than jemalloc's limit at its start.
 pub(crate) fn check_max(jemalloc: &Jemalloc, max: u64) -> Result<()> {
-    let limit = limit(jemalloc)?;
+    let limit = max_background_threads(jemalloc)?;
     if (1..=limit).contains(&max) {
         return Ok(());
     }
@@ -20,12 +20,12 @@ pub(crate) fn check_max(jemalloc: &Jemalloc, max: u64) -> Result<()> {
         .remedy("jemalloc takes a higher limit only at its start: max_background_threads:N"))
 }
 
-/// Switches the background threads where `on` is given, at most `max` of them, and reads back
-/// what they are.
+/// Turns the background threads on or off if `on` is given, limits them to `max` if given, and returns their
+/// state as read back.
 ///
 /// # Errors
-/// jemalloc refused, or ignored it.
-pub(crate) fn switch(
+/// jemalloc refused, or accepted the value and ignored it.
+pub(crate) fn set_background_threads(
     jemalloc: &Jemalloc,
     on: Option<bool>,
     max: Option<u64>,
@@ -41,7 +41,7 @@ pub(crate) fn switch(
             .write_bool(c"background_thread", on)
             .map_err(|errno| Error::mallctl("background_thread", errno))?;
     }
-    let background = read(jemalloc)?;
+    let background = read_state(jemalloc)?;
     if on.is_some_and(|on| background.background_thread != on) {
         return Err(Error::allocator(format!(
             "{} accepted background_thread and ignored it",
@@ -51,11 +51,11 @@ pub(crate) fn switch(
     Ok(background)
 }
 
-/// Whether `switch` can work here.
+/// Fails unless [`set_background_threads`] can work.
 ///
 /// # Errors
 /// `Unsupported`, with the remedy.
-pub(crate) fn require(jemalloc: &Jemalloc) -> Result<()> {
+pub(crate) fn require_support(jemalloc: &Jemalloc) -> Result<()> {
     match jemalloc.mallctl.read_bool(c"background_thread") {
         Ok(_) => Ok(()),
         Err(Errno::NOENT) => {
@@ -69,8 +69,8 @@ pub(crate) fn require(jemalloc: &Jemalloc) -> Result<()> {
     }
 }
 
-/// What it was started with, beyond which jemalloc does not go.
-fn limit(jemalloc: &Jemalloc) -> Result<u64> {
+/// Largest number of background threads, which jemalloc fixes at its start.
+fn max_background_threads(jemalloc: &Jemalloc) -> Result<u64> {
     const LIMIT: &std::ffi::CStr = c"opt.max_background_threads";
     let limit = jemalloc.mallctl.read::<usize>(LIMIT);
     limit
@@ -78,7 +78,7 @@ fn limit(jemalloc: &Jemalloc) -> Result<u64> {
         .map_err(|errno| Error::mallctl("opt.max_background_threads", errno))
 }
 
-fn read(jemalloc: &Jemalloc) -> Result<BackgroundThreads> {
+fn read_state(jemalloc: &Jemalloc) -> Result<BackgroundThreads> {
     let mallctl = &jemalloc.mallctl;
     Ok(BackgroundThreads {
         kind: jemalloc.identity.kind.into(),

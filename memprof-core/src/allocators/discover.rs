@@ -1,9 +1,9 @@
-//! Finding every allocator of the process.
+//! Finds every allocator of the process.
 //!
-//! A first-match `dlsym` is wrong: a preloaded jemalloc beside a Rust host with its own one
-//! answers `dlsym` and holds nothing of the host's heap. So every candidate is collected: the
-//! host's own pointers, the dynamic symbols, the symbol tables of the program and of each loaded
-//! object, without this image's.
+//! The first match of `dlsym` is not enough: beside a Rust host with its own jemalloc, `dlsym` finds a
+//! preloaded one, which holds nothing of the host's heap. So all candidates are collected: the host's own
+//! pointers, the dynamic symbols, and the symbol tables of the program and of each loaded object except
+//! memprof's image.
 #![expect(unsafe_code, reason = "the allocator calls")]
 
 use std::ffi::{CStr, CString};
@@ -13,23 +13,23 @@ use memchr::memmem;
 
 use crate::allocators::allocator::Allocator;
 use crate::allocators::glibc::{self, Glibc};
-use crate::allocators::interposed::interposed;
+use crate::allocators::interposed::find_interposed;
 use crate::allocators::jemalloc::{JemallocCandidate, identify};
 use crate::allocators::loaded_objects::{self, LoadedObject};
 use crate::allocators::mallctl::Mallctl;
 use crate::allocators::mimalloc::{self, Mimalloc};
-use crate::allocators::stats::Readers;
+use crate::allocators::stats::JemallocReaders;
 use crate::allocators::symbols::{self, ObjectSymbols, as_function};
 use crate::allocators::tcmalloc::{self, Tcmalloc};
 use crate::identity::FoundBy;
 
-/// The prefixes that `dlsym` is asked for; symbol tables yield any prefix.
+/// Function prefixes to look up with `dlsym`; symbol tables yield any prefix.
 const PREFIXES: [&str; 3] = ["", "_rjem_", "je_"];
-/// What a jemalloc is found by. It calls this one itself, so the linker never leaves it out.
+/// Function by which a jemalloc is found. jemalloc calls it itself, so the linker never omits it.
 const ANCHOR: &str = "mallctl";
 const STATS_PRINT: &str = "malloc_stats_print";
-/// Some function of the program may be called like the anchor; beside jemalloc's stands one of
-/// these, with the same prefix. The linker leaves out all but the variable where nothing uses them.
+/// Functions and variables beside [`ANCHOR`]: a program may have a function of that name, but only jemalloc
+/// also has one of these with the same prefix. The linker omits all but the variable if they are unused.
 const SIBLINGS: [&str; 6] = [
     "malloc_conf",
     "malloc_message",
@@ -42,28 +42,29 @@ const SIBLINGS: [&str; 6] = [
 /// The allocators of a process.
 #[derive(Debug)]
 pub(crate) struct Discovered {
-    /// The ones with a profiler first.
+    /// Allocators, those with a profiler first.
     pub allocators: Vec<Allocator>,
-    /// The file whose `malloc` serves the process, where that is none of them.
-    pub stranger: Option<PathBuf>,
-    /// The objects in whose files no allocator has a name, by their fingerprints, sorted.
-    pub barren: Vec<u64>,
+    /// File of the `malloc` that serves the process. `None` if it belongs to one of the allocators.
+    pub unknown_malloc: Option<PathBuf>,
+    /// Sorted fingerprints of the objects whose files contain no allocator's symbols; they need not be
+    /// searched again.
+    pub without_allocators: Vec<u64>,
 }
 
-/// Every allocator in the process except one in the image that holds `own_image`. Objects that are `known` to be
-/// barren are not searched again.
+/// Finds every allocator in the process except one in the image that contains `own_image`. Objects whose
+/// fingerprints are `known` to contain none are not searched again.
 pub(crate) fn discover(
     host: Option<Mallctl>,
     own_image: usize,
-    readers: Readers,
+    readers: JemallocReaders,
     known: &[u64],
 ) -> Discovered {
-    let objects: Vec<_> = loaded_objects::loaded()
+    let objects: Vec<_> = loaded_objects::list()
         .into_iter()
         .filter(|object| !object.contains(own_image))
         .collect();
-    let (tables, barren) = search(&objects, known);
-    let mut allocators: Vec<_> = candidates(host, &objects, &tables)
+    let (tables, without_allocators) = search_files(&objects, known);
+    let mut allocators: Vec<_> = jemalloc_candidates(host, &objects, &tables)
         .into_iter()
         .filter_map(|candidate| identify(candidate, readers))
         .map(Allocator::Jemalloc)
@@ -89,7 +90,7 @@ pub(crate) fn discover(
         &tables,
     ));
     let identify = |symbols: &ObjectSymbols<'_>| Glibc::identify(symbols).map(Allocator::Glibc);
-    // Its calls of itself are bound when it is linked, but for malloc and its kin.
+    // glibc's calls of its own functions are bound when it is linked, except for malloc and its kind.
     allocators.extend(identify_all(
         identify,
         glibc::ANCHOR,
@@ -98,21 +99,25 @@ pub(crate) fn discover(
         &tables,
     ));
 
-    let is_known = allocators.iter().any(|each| each.identity().owns_malloc);
-    let malloc = symbols::malloc().filter(|_| !is_known);
-    let stranger = objects
+    let malloc_is_known = allocators.iter().any(|each| each.identity().owns_malloc);
+    let malloc = symbols::malloc().filter(|_| !malloc_is_known);
+    let unknown = objects
         .iter()
         .find(|object| malloc.is_some_and(|malloc| object.is_code(malloc)));
     Discovered {
-        stranger: stranger.map(|object| object.path.clone()),
+        unknown_malloc: unknown.map(|object| object.path.clone()),
         allocators,
-        barren,
+        without_allocators,
     }
 }
 
-/// The wanted symbols of each object's file, and the fingerprints of the objects that have none, sorted.
-fn search<'a>(objects: &'a [LoadedObject], known: &[u64]) -> (Vec<ObjectSymbols<'a>>, Vec<u64>) {
-    let (mut tables, mut barren) = (Vec::new(), Vec::new());
+/// Reads the allocator symbols of each object's file. Also returns the sorted fingerprints of the objects
+/// that have none.
+fn search_files<'a>(
+    objects: &'a [LoadedObject],
+    known: &[u64],
+) -> (Vec<ObjectSymbols<'a>>, Vec<u64>) {
+    let (mut tables, mut without_allocators) = (Vec::new(), Vec::new());
     for object in objects {
         let fingerprint = object.fingerprint();
         let found = match known.binary_search(&fingerprint) {
@@ -121,16 +126,16 @@ fn search<'a>(objects: &'a [LoadedObject], known: &[u64]) -> (Vec<ObjectSymbols<
         };
         match found {
             Ok(Some(symbols)) => tables.push(symbols),
-            Ok(None) => barren.push(fingerprint),
-            // It may be readable the next time.
+            Ok(None) => without_allocators.push(fingerprint),
+            // The file may be readable at the next search.
             Err(error) => log::debug!("{}: {error}", object.path.display()),
         }
     }
-    barren.sort_unstable();
-    (tables, barren)
+    without_allocators.sort_unstable();
+    (tables, without_allocators)
 }
 
-/// Of each allocator that is wanted, a name that none of its kind is without.
+/// For each kind of allocator in files, a name that every one of the kind contains.
 fn anchors() -> [&'static [u8]; 3] {
     [
         ANCHOR.as_bytes(),
@@ -139,8 +144,8 @@ fn anchors() -> [&'static [u8]; 3] {
     ]
 }
 
-/// The allocators of one kind: wherever `anchor`, which names each of them, is found. One that calls functions
-/// of another allocator, where it means its own, is left alone: their state differs.
+/// Finds the allocators of one kind, in each object that defines `anchor`. Skips those that call another
+/// allocator's functions instead of their own, because the states differ.
 fn identify_all(
     identify: impl Fn(&ObjectSymbols<'_>) -> Option<Allocator>,
     anchor: &CStr,
@@ -160,14 +165,19 @@ fn identify_all(
         .iter()
         .chain(tables)
         .filter(|symbols| is_new(symbols))
-        .filter(|symbols| is_whole(symbols, anchor, is_own_name))
+        .filter(|symbols| is_self_contained(symbols, anchor, is_own_name))
         .filter_map(identify)
         .collect()
 }
 
-fn is_whole(symbols: &ObjectSymbols<'_>, anchor: &CStr, is_own_name: fn(&[u8]) -> bool) -> bool {
+/// Whether the allocator calls only its own functions. Logs a warning otherwise.
+fn is_self_contained(
+    symbols: &ObjectSymbols<'_>,
+    anchor: &CStr,
+    is_own_name: fn(&[u8]) -> bool,
+) -> bool {
     let address = symbols.function(anchor);
-    let interposed = address.and_then(|address| interposed(address, is_own_name));
+    let interposed = address.and_then(|address| find_interposed(address, is_own_name));
     if let Some(name) = &interposed {
         log::warn!(
             "the allocator of {} is left alone: its {name} is replaced by another library's",
@@ -177,26 +187,26 @@ fn is_whole(symbols: &ObjectSymbols<'_>, anchor: &CStr, is_own_name: fn(&[u8]) -
     interposed.is_none()
 }
 
-/// Whether a function is one of jemalloc's own that it calls by name, with any prefix.
-fn is_jemallocs_own(name: &[u8]) -> bool {
+/// Whether a function name is one of jemalloc's own, with any prefix.
+fn is_jemalloc_name(name: &[u8]) -> bool {
     let known = [ANCHOR, "mallctlnametomib", "mallctlbymib", STATS_PRINT];
     known.iter().any(|known| name.ends_with(known.as_bytes()))
 }
 
-/// Whether a symbol may be an allocator's. Asked of each symbol of the process.
+/// Whether a symbol may belong to an allocator. Fast, because it is called for each symbol of the process.
 fn is_wanted(name: &[u8]) -> bool {
-    let is_jemallocs = || {
+    let is_of_jemalloc = || {
         let mut known = SIBLINGS.iter().chain([&ANCHOR]);
         known.any(|known| name.ends_with(known.as_bytes()))
     };
-    let is = |known: &&CStr| known.to_bytes() == name;
-    memmem::find(name, b"mall").is_some() && is_jemallocs()
-        || tcmalloc::NAMES.iter().any(is)
-        || mimalloc::NAMES.iter().any(is)
+    let is_name = |known: &&CStr| known.to_bytes() == name;
+    memmem::find(name, b"mall").is_some() && is_of_jemalloc()
+        || tcmalloc::NAMES.iter().any(is_name)
+        || mimalloc::NAMES.iter().any(is_name)
 }
 
-/// Every distinct jemalloc, in order of trust.
-fn candidates(
+/// Collects every distinct jemalloc, the most trustworthy source first.
+fn jemalloc_candidates(
     host: Option<Mallctl>,
     objects: &[LoadedObject],
     tables: &[ObjectSymbols<'_>],
@@ -205,13 +215,13 @@ fn candidates(
         host.map(|mallctl| JemallocCandidate::new(mallctl, FoundBy::Host, None, objects));
     let by_dlsym = PREFIXES.iter().filter_map(|prefix| {
         let anchor = CString::new(format!("{prefix}{ANCHOR}")).ok()?;
-        candidate(&ObjectSymbols::exported(objects, &anchor)?, prefix, objects)
+        candidate_with_prefix(&ObjectSymbols::exported(objects, &anchor)?, prefix, objects)
     });
     let by_table = tables.iter().flat_map(|symbols| {
         let prefixes = symbols.names().filter_map(|name| name.strip_suffix(ANCHOR));
         prefixes
             .filter(|prefix| has_jemalloc_sibling(symbols, prefix))
-            .filter_map(|prefix| candidate(symbols, prefix, objects))
+            .filter_map(|prefix| candidate_with_prefix(symbols, prefix, objects))
     });
 
     let mut found: Vec<JemallocCandidate> = Vec::new();
@@ -227,6 +237,7 @@ fn candidates(
     found
 }
 
+/// Whether a symbol with this prefix confirms that the anchor is jemalloc's.
 fn has_jemalloc_sibling(symbols: &ObjectSymbols<'_>, prefix: &str) -> bool {
     symbols
         .names()
@@ -234,7 +245,8 @@ fn has_jemalloc_sibling(symbols: &ObjectSymbols<'_>, prefix: &str) -> bool {
         .any(|name| SIBLINGS.contains(&name))
 }
 
-fn candidate(
+/// The jemalloc whose symbols have this prefix. `None` if `mallctl` is no function of the object.
+fn candidate_with_prefix(
     symbols: &ObjectSymbols<'_>,
     prefix: &str,
     objects: &[LoadedObject],
@@ -243,11 +255,11 @@ fn candidate(
         let name = CString::new(format!("{prefix}{name}")).ok()?;
         symbols.function(&name)
     };
-    // SAFETY: code of a loaded object that names it as this function of jemalloc(3).
+    // SAFETY: The loaded object defines this code as the function of jemalloc(3), which gives the type.
     let mallctl = unsafe { as_function(address(ANCHOR)?) };
-    // SAFETY: as above.
+    // SAFETY: The loaded object defines this code as the function of jemalloc(3), which gives the type.
     let stats_print = address(STATS_PRINT).map(|address| unsafe { as_function(address) });
-    // SAFETY: both share one prefix and one object, which `ObjectSymbols` keeps loaded.
+    // SAFETY: Both functions share one prefix and one object, which `ObjectSymbols` keeps loaded.
     let mallctl = unsafe { Mallctl::new(mallctl, stats_print) };
     let prefix = Some(prefix.to_owned());
     Some(JemallocCandidate::new(
@@ -259,31 +271,31 @@ fn candidate(
 }
 
 impl JemallocCandidate {
-    /// Without `malloc_stats_print` where that would ask another allocator for its figures: a control that the
-    /// other one lacks makes it end the process.
+    /// Creates a candidate. Omits `malloc_stats_print` if it would query another allocator: that one may lack
+    /// a mallctl, and jemalloc then aborts the process.
     fn new(
         mallctl: Mallctl,
         found_by: FoundBy,
         prefix: Option<String>,
         objects: &[LoadedObject],
     ) -> Self {
-        let stranger = mallctl.stats_print().and_then(|print| {
+        let interposed = mallctl.stats_print().and_then(|print| {
             let print = print as usize;
-            let home = objects.iter().find(|object| object.is_code(print));
-            if home.is_some_and(|home| !home.is_code(mallctl.address())) {
+            let object = objects.iter().find(|object| object.is_code(print));
+            if object.is_some_and(|object| !object.is_code(mallctl.address())) {
                 return Some(ANCHOR.to_owned());
             }
-            interposed(print, is_jemallocs_own)
+            find_interposed(print, is_jemalloc_name)
         });
         Self {
-            mallctl: if stranger.is_some() {
+            mallctl: if interposed.is_some() {
                 mallctl.without_stats_print()
             } else {
                 mallctl
             },
             found_by,
             prefix,
-            interposed: stranger,
+            interposed,
         }
     }
 }
@@ -293,23 +305,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_object_without_an_allocators_name_is_searched_once() {
-        let objects = loaded_objects::loaded();
+    fn object_without_allocator_is_searched_once() {
+        let objects = loaded_objects::list();
         let libc = objects
             .iter()
             .find(|object| object.path.ends_with("libc.so.6"));
         let mut objects = [libc.unwrap().clone()];
         let check = |objects: &[LoadedObject], known: &[u64], expected: &[u64]| {
-            let (tables, barren) = search(objects, known);
-            assert_eq!((tables.len(), barren.as_slice()), (0, expected));
+            let (tables, without_allocators) = search_files(objects, known);
+            assert_eq!((tables.len(), without_allocators.as_slice()), (0, expected));
         };
-        let barren = [objects[0].fingerprint()];
-        check(&objects, &[], &barren);
-        check(&objects, &barren, &barren);
-        // Its file cannot be read: it is left to the next time, unless it needs no search.
+        let without_allocators = [objects[0].fingerprint()];
+        check(&objects, &[], &without_allocators);
+        check(&objects, &without_allocators, &without_allocators);
+        // A file that cannot be read is searched again the next time, unless its fingerprint is known.
         objects[0].path = "/no/such/file".into();
-        check(&objects, &barren, &[]);
-        let barren = [objects[0].fingerprint()];
-        check(&objects, &barren, &barren);
+        check(&objects, &without_allocators, &[]);
+        let without_allocators = [objects[0].fingerprint()];
+        check(&objects, &without_allocators, &without_allocators);
     }
 }

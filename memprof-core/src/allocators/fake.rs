@@ -1,4 +1,4 @@
-//! A jemalloc that misbehaves as a real one cannot be made to.
+//! A jemalloc for tests that misbehaves in ways that a real one cannot be made to.
 #![expect(unsafe_code, reason = "plays the allocator's side of the calls")]
 
 use std::ffi::{CStr, OsStr, c_char, c_int, c_void};
@@ -7,32 +7,32 @@ use std::path::Path;
 
 use crate::allocators::mallctl::{Mallctl, StatsCallback};
 use crate::allocators::printout::Printout;
-use crate::allocators::stats::Readers;
+use crate::allocators::stats::JemallocReaders;
 use memprof_messages::HeapTotals;
 
-/// Readers that find nothing.
-pub(crate) const READERS: Readers = Readers {
-    figures: |_| Ok(HeapTotals::default()),
-    report: |_| Ok(Printout::default()),
+/// Readers that return empty statistics.
+pub(crate) const READERS: JemallocReaders = JemallocReaders {
+    totals: |_| Ok(HeapTotals::default()),
+    printout: |_| Ok(Printout::default()),
 };
 
-/// What a fake does.
+/// Behaviour of a fake.
 pub(crate) trait Behaviour {
-    /// The value of `opt.prof`.
+    /// Value of `opt.prof`.
     const OPT_PROF: bool = true;
-    /// What it answers to a write of `prof.active`; the value never changes.
-    const ACTIVATION: c_int = 0;
-    /// What it answers to `prof.dump`.
-    const DUMPED: c_int = 0;
-    /// What it writes then.
+    /// Return value of a write to `prof.active`, whose value never changes.
+    const ACTIVATION_STATUS: c_int = 0;
+    /// Return value of `prof.dump`.
+    const DUMP_STATUS: c_int = 0;
+    /// Content that `prof.dump` writes.
     const DUMP: &'static str = "heap_v2/512\n  t*: 1: 100 [0: 0]\n@ 0x1\n  t*: 1: 100 [0: 0]\n";
-    /// The pieces in which it prints its statistics.
-    const PRINTED: &'static [&'static CStr] = &[];
+    /// Pieces of the statistics printout.
+    const PRINTOUT_PIECES: &'static [&'static CStr] = &[];
 }
 
-/// The control functions of a fake.
-pub(crate) fn fake<B: Behaviour + 'static>() -> Mallctl {
-    // SAFETY: static functions, which do what jemalloc(3) says of these two.
+/// Control functions of a fake jemalloc.
+pub(crate) fn fake_mallctl<B: Behaviour + 'static>() -> Mallctl {
+    // SAFETY: jemalloc(3): both static functions have the types and behave as documented there.
     unsafe { Mallctl::new(mallctl::<B>, Some(stats_print::<B>)) }
 }
 
@@ -43,20 +43,20 @@ unsafe extern "C" fn mallctl<B: Behaviour>(
     new: *mut c_void,
     _: usize,
 ) -> c_int {
-    // SAFETY: callers pass a C string.
+    // SAFETY: jemalloc(3): the name is a C string; the callers are in `Mallctl`.
     let name = unsafe { CStr::from_ptr(name) };
     match name.to_bytes() {
         b"prof.dump" => {
-            // SAFETY: `write_path` passes a pointer to a C string's address.
+            // SAFETY: `Mallctl::write_path` passes a pointer to a C string's address.
             let path = unsafe { new.cast::<*const c_char>().read() };
-            // SAFETY: as above.
+            // SAFETY: `Mallctl::write_path` passes the address of a C string.
             let path = unsafe { CStr::from_ptr(path) };
             std::fs::write(Path::new(OsStr::from_bytes(path.to_bytes())), B::DUMP).unwrap();
-            B::DUMPED
+            B::DUMP_STATUS
         }
-        b"prof.active" if !new.is_null() => B::ACTIVATION,
+        b"prof.active" if !new.is_null() => B::ACTIVATION_STATUS,
         b"version" => {
-            // SAFETY: `read_text` passes room for a pointer.
+            // SAFETY: `Mallctl::read_text` passes space for a pointer.
             unsafe { old.cast::<*const c_char>().write(c"5.2.1-fake".as_ptr()) };
             0
         }
@@ -66,7 +66,7 @@ unsafe extern "C" fn mallctl<B: Behaviour>(
                 b"opt.prof" => B::OPT_PROF,
                 _ => true,
             };
-            // SAFETY: `read_bool` passes room for a byte.
+            // SAFETY: `Mallctl::read_bool` passes space for a byte.
             unsafe { old.cast::<bool>().write(value) };
             0
         }
@@ -79,8 +79,8 @@ unsafe extern "C" fn stats_print<B: Behaviour>(
     opaque: *mut c_void,
     _: *const c_char,
 ) {
-    for piece in B::PRINTED {
-        // SAFETY: the caller's callback, with the caller's pointer.
+    for piece in B::PRINTOUT_PIECES {
+        // SAFETY: jemalloc(3): the callback is called with the pointer that came with it.
         unsafe { write.unwrap()(opaque, piece.as_ptr()) };
     }
 }

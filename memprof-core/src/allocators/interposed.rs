@@ -1,40 +1,42 @@
-//! Whether an allocator's functions belong together. Names of two allocators in one process interpose each
-//! other: a function of the one may then call the other's where it means its own, with state that the other
-//! does not know.
+//! Detects allocators whose functions are interposed. If two allocators in one process define equal names, a
+//! function of one may call the other's function instead of its own, with state that the other does not know.
 
-/// A function that the object which contains `address` defines and whose name is its allocator's, but which
-/// it calls in another object. The object stays loaded.
+/// Name of a function that the object around `address` defines and `is_own_name` accepts, but whose calls
+/// from that object go to another object. `None` if there is none. The caller keeps the object loaded.
 #[cfg(target_arch = "x86_64")]
 #[expect(unsafe_code, reason = "the loader's symbols")]
-pub(crate) fn interposed(address: usize, is_own_name: impl Fn(&[u8]) -> bool) -> Option<String> {
+pub(crate) fn find_interposed(
+    address: usize,
+    is_own_name: impl Fn(&[u8]) -> bool,
+) -> Option<String> {
     use std::ffi::CStr;
 
     use memprof_sampler::CallTarget;
 
     use crate::allocators::loaded_objects::ForkGuard;
 
-    /// Calls that lead outside or are not bound yet; no allocator has more.
-    const MOST: usize = 128;
+    /// Calls recorded per object: those that go outside or are not bound yet. No allocator has more.
+    const MAX_CALLS: usize = 128;
 
-    // Nothing is allocated under the loader's lock: an allocator may wait for that while it holds its own.
-    let mut calls = [None; MOST];
-    let mut free = calls.iter_mut();
+    // No allocation under the loader's lock: an allocator may wait for that lock while it holds its own.
+    let mut calls = [None; MAX_CALLS];
+    let mut free_slots = calls.iter_mut();
     {
         let _reading = ForkGuard::acquire();
-        memprof_sampler::visit_own_calls(address, &mut |name, own, leads| {
-            let is_meant = leads != CallTarget::Inside && is_own_name(name.to_bytes());
-            if let Some(place) = is_meant.then(|| free.next()).flatten() {
-                *place = Some((name.as_ptr(), own, leads));
+        memprof_sampler::visit_own_calls(address, &mut |name, own, target| {
+            let is_candidate = target != CallTarget::Inside && is_own_name(name.to_bytes());
+            if let Some(slot) = is_candidate.then(|| free_slots.next()).flatten() {
+                *slot = Some((name.as_ptr(), own, target));
             }
         });
     }
-    let replaced = calls.into_iter().flatten().find_map(|(name, own, leads)| {
-        // SAFETY: in the string table of the object, which the caller keeps loaded.
+    let replaced = calls.into_iter().flatten().find_map(|(name, own, target)| {
+        // SAFETY: The name lies in the string table of the object, which the caller keeps loaded.
         let name = unsafe { CStr::from_ptr(name) };
-        let is_replaced = leads == CallTarget::Elsewhere || {
-            // The loader's order. An object that was opened with a scope of its own (dlopen(3)) looks there
-            // after the whole process.
-            // SAFETY: dlsym(3) with a NUL-terminated name.
+        let is_replaced = target == CallTarget::Elsewhere || {
+            // RTLD_DEFAULT searches in the loader's order. An object that was opened with its own scope
+            // (dlopen(3)) searches that after the whole process.
+            // SAFETY: dlsym(3) gets a NUL-terminated name.
             let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) } as usize;
             found != 0 && found != own
         };
@@ -43,9 +45,9 @@ pub(crate) fn interposed(address: usize, is_own_name: impl Fn(&[u8]) -> bool) ->
     Some(replaced.to_string_lossy().into_owned())
 }
 
-/// Not looked at where no slot can be read.
+/// Always `None`: GOT slots cannot be read on this architecture.
 #[cfg(not(target_arch = "x86_64"))]
-pub(crate) fn interposed(_: usize, _: impl Fn(&[u8]) -> bool) -> Option<String> {
+pub(crate) fn find_interposed(_: usize, _: impl Fn(&[u8]) -> bool) -> Option<String> {
     None
 }
 
@@ -57,11 +59,11 @@ mod tests {
     use std::path::Path;
     use std::process::Command;
 
-    use super::interposed;
+    use super::find_interposed;
 
-    /// Loads a library that has one function called `{name}_control` and one that calls it.
-    fn load(place: &Path, file: &str, name: &str, flags: &[&str], mode: i32) -> usize {
-        let (code, library) = (place.join("x.c"), place.join(file));
+    /// Loads a library with a function `{name}_control` and one that calls it. Returns the caller's address.
+    fn load(directory: &Path, file: &str, name: &str, flags: &[&str], mode: i32) -> usize {
+        let (code, library) = (directory.join("x.c"), directory.join(file));
         let text = format!(
             "int {name}_control(void) {{ return 1; }}\n\
              int {name}_print(void) {{ return {name}_control(); }}\n"
@@ -72,31 +74,37 @@ mod tests {
             .args([&library, &code]);
         assert!(cc.args(flags).status().unwrap().success());
         let path = CString::new(library.as_os_str().as_bytes()).unwrap();
-        // SAFETY: dlopen(3) of a library without constructors.
+        // SAFETY: dlopen(3) gets a path; the library has no constructors.
         let handle = unsafe { libc::dlopen(path.as_ptr(), mode) };
         assert!(!handle.is_null());
         let print = CString::new(format!("{name}_print")).unwrap();
-        // SAFETY: dlsym(3) with an open handle.
+        // SAFETY: dlsym(3) gets an open handle and a NUL-terminated name.
         unsafe { libc::dlsym(handle, print.as_ptr()) as usize }
     }
 
     #[test]
-    fn a_function_that_another_library_replaces_is_named() {
+    fn find_interposed_names_replaced_function() {
         const NOW: i32 = libc::RTLD_NOW;
         const LAZY: i32 = libc::RTLD_LAZY;
         const GLOBAL: i32 = libc::RTLD_GLOBAL;
         const DEEP: i32 = libc::RTLD_DEEPBIND;
-        let place = tempfile::tempdir().unwrap();
+        let directory = tempfile::tempdir().unwrap();
         let check =
             |name: &str, first: Option<i32>, flags: &[&str], mode: i32, is_replaced: bool| {
                 if let Some(first) = first {
-                    load(place.path(), &format!("{name}-first.so"), name, &[], first);
+                    load(
+                        directory.path(),
+                        &format!("{name}-first.so"),
+                        name,
+                        &[],
+                        first,
+                    );
                 }
-                let print = load(place.path(), &format!("{name}.so"), name, flags, mode);
+                let print = load(directory.path(), &format!("{name}.so"), name, flags, mode);
                 let control = format!("{name}_control");
-                let found = interposed(print, |known| known.ends_with(b"_control"));
+                let found = find_interposed(print, |known| known.ends_with(b"_control"));
                 assert_eq!(found, is_replaced.then_some(control), "{name}");
-                assert_eq!(interposed(print, |_| false), None, "{name}");
+                assert_eq!(find_interposed(print, |_| false), None, "{name}");
             };
         let lazy: &[&str] = &["-Wl,-z,lazy"];
         check("alone", None, &[], NOW | GLOBAL, false);
@@ -126,8 +134,8 @@ mod tests {
             NOW | GLOBAL,
             true,
         );
-        // What code outside of every object calls is nothing.
-        let none = interposed(0, |name: &[u8]| CStr::from_bytes_with_nul(name).is_ok());
+        // An address outside of every object has no calls.
+        let none = find_interposed(0, |name: &[u8]| CStr::from_bytes_with_nul(name).is_ok());
         assert_eq!(none, None);
     }
 }

@@ -1,22 +1,22 @@
-//! How often an allocator samples.
+//! The sample interval of an allocator.
 
 use memprof_messages::parse_size;
 
 use crate::error::{Error, ErrorKind, Result};
 
-/// The log2 of an interval: 1 KiB to 16 MiB. A finer one records nearly everything, and a huge
-/// one blinds jemalloc's existing threads for good.
+/// Range of the interval's log2: 1 KiB to 16 MiB. A finer interval records nearly everything; after a huge
+/// one, jemalloc's existing threads never sample again.
 const LG_SAMPLE: std::ops::RangeInclusive<u64> = 10..=24;
 
-/// Mean bytes between samples, within reason.
+/// Mean bytes between samples: a power of two from 1 KiB to 16 MiB.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SampleInterval(u64);
 
 impl SampleInterval {
-    /// `2^lg_sample` bytes.
+    /// Creates an interval of `2^lg_sample` bytes.
     ///
     /// # Errors
-    /// `Invalid` outside of 10..=24.
+    /// `InvalidArgument` outside of 10..=24.
     pub fn from_lg(lg_sample: u64) -> Result<Self> {
         if LG_SAMPLE.contains(&lg_sample) {
             return Ok(Self(1 << lg_sample));
@@ -26,13 +26,14 @@ impl SampleInterval {
         Err(Error::new(ErrorKind::InvalidArgument, message))
     }
 
-    /// That many bytes, for example `524288`, `512KiB`, `1MiB`.
+    /// Parses a size, for example `524288`, `512KiB`, `1MiB`.
     ///
     /// # Errors
-    /// `Invalid`: no size, or not a power of two from 1 KiB to 16 MiB. jemalloc knows only those.
+    /// `InvalidArgument`: not a size, or not a power of two from 1 KiB to 16 MiB, which are the only
+    /// intervals that jemalloc supports.
     pub fn parse(text: &str) -> Result<Self> {
-        let invalid = |why: &str| {
-            let message = format!("sample_interval={text:?} {why}");
+        let invalid = |reason: &str| {
+            let message = format!("sample_interval={text:?} {reason}");
             Err(Error::new(ErrorKind::InvalidArgument, message)
                 .remedy("a power of two from 1KiB to 16MiB, for example sample_interval=512KiB"))
         };
@@ -45,7 +46,7 @@ impl SampleInterval {
         Ok(Self(bytes))
     }
 
-    /// In bytes.
+    /// The interval in bytes.
     pub fn bytes(self) -> u64 {
         self.0
     }
@@ -56,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn intervals_that_blind_threads_are_refused() {
+    fn interval_out_of_range_is_refused() {
         for lg_sample in [0, 9, 25, u64::MAX] {
             let error = SampleInterval::from_lg(lg_sample).unwrap_err();
             assert_eq!(error.kind, ErrorKind::InvalidArgument, "{lg_sample}");
@@ -64,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes() {
+    fn interval_of_size_text() {
         let check = |text: &str, bytes| {
             assert_eq!(SampleInterval::parse(text).unwrap().bytes(), bytes);
         };

@@ -1,4 +1,4 @@
-//! One jemalloc in the process.
+//! One jemalloc in the process: identification, sampling, statistics and purging.
 
 mod bins;
 mod profile;
@@ -12,7 +12,7 @@ use rustix::io::Errno;
 use crate::allocators::interval::SampleInterval;
 use crate::allocators::mallctl::Mallctl;
 use crate::allocators::printout::{PrintOptions, Printout};
-use crate::allocators::stats::Readers;
+use crate::allocators::stats::JemallocReaders;
 use crate::allocators::unprofilable::{Unprofilable, malloc_variables};
 use crate::error::{Error, ErrorKind, Result};
 use crate::identity::AllocatorIdentity;
@@ -21,50 +21,52 @@ use memprof_messages::{AllocatorKind, HeapUsage};
 
 pub(crate) use bins::Bin;
 
-/// Calls memprof's sampler for each allocation. jemalloc 5.2 to 5.3, which newer ones dropped; also where profiling
-/// was not compiled in.
+/// Mallctl that makes jemalloc call memprof's sampler for each allocation. Exists in jemalloc 5.2 to 5.3,
+/// also without profiling; newer releases dropped it.
 pub(crate) const INSTALL_HOOKS: &CStr = c"experimental.hooks.install";
 
-/// A jemalloc that serves this process.
+/// A jemalloc in this process.
 #[derive(Clone, Debug)]
 pub(crate) struct Jemalloc {
-    /// Its version is for example `5.3.0-0-g54eaed1d8b56b1aa528be3bdd1877e59c56fa90c`.
+    /// The version is, for example, `5.3.0-0-g54eaed1d8b56b1aa528be3bdd1877e59c56fa90c`.
     pub identity: AllocatorIdentity,
-    /// `mallctl` and its relatives, under this jemalloc's prefix.
+    /// `mallctl` and `malloc_stats_print` of this jemalloc.
     pub mallctl: Mallctl,
-    /// The environment variable that configures it; unknown for a nameless one.
+    /// Environment variable that configures it. `None` for a jemalloc whose prefix is unknown.
     pub conf_variable: Option<String>,
-    /// What its functions' names start with; empty for a nameless one.
+    /// Prefix of its function names; empty if unknown.
     prefix: String,
-    /// Compiled with profiling.
+    /// Set if it was compiled with profiling.
     pub config_prof: bool,
-    /// Compiled with statistics; without, every figure stays 0.
+    /// Set if it was compiled with statistics; without them all values stay 0.
     pub config_stats: bool,
-    /// Started with `prof:true`, without which nothing can be sampled.
+    /// Set if it was started with `prof:true`, without which it cannot sample.
     pub opt_prof: bool,
-    /// Why it cannot be profiled, which its start has settled.
-    pub why_not: Option<Unprofilable>,
-    /// It can run threads of its own that give free pages back.
+    /// Reason why it cannot be profiled. Cannot change after its start.
+    pub unprofilable: Option<Unprofilable>,
+    /// Set if it supports threads that purge free pages in the background.
     pub has_background_threads: bool,
-    readers: Readers,
-    /// As in [`JemallocCandidate`].
+    readers: JemallocReaders,
+    /// Name of an interposed function, as in [`JemallocCandidate`].
     interposed: Option<String>,
 }
 
-/// Functions that may be a jemalloc's.
+/// Functions that may belong to a jemalloc; [`identify`] decides.
 #[derive(Clone, Debug)]
 pub(crate) struct JemallocCandidate {
     pub mallctl: Mallctl,
     pub found_by: FoundBy,
-    /// What the functions' names start with (`""`, `"_rjem_"`, `"je_"`); unknown when the host
-    /// handed them over and no symbol table names them.
+    /// Prefix of the function names (`""`, `"_rjem_"`, `"je_"`). `None` if the host passed the functions and
+    /// no symbol table names them.
     pub prefix: Option<String>,
-    /// Its function that another library replaces, without which `malloc_stats_print` must not be called.
+    /// Name of a function of this jemalloc that another library interposes. `malloc_stats_print` must then
+    /// not be called.
     pub interposed: Option<String>,
 }
 
-/// A candidate that does not answer as jemalloc(3) says is none.
-pub(crate) fn identify(candidate: JemallocCandidate, readers: Readers) -> Option<Jemalloc> {
+/// Returns the jemalloc with its build options. `None` if the functions do not behave as jemalloc(3)
+/// documents.
+pub(crate) fn identify(candidate: JemallocCandidate, readers: JemallocReaders) -> Option<Jemalloc> {
     let JemallocCandidate {
         mallctl,
         found_by,
@@ -75,7 +77,7 @@ pub(crate) fn identify(candidate: JemallocCandidate, readers: Readers) -> Option
     if !version.starts_with(|first: char| first.is_ascii_digit()) {
         return None;
     }
-    let switch = |name: &CStr| mallctl.read_bool(name).unwrap_or(false);
+    let read_flag = |name: &CStr| mallctl.read_bool(name).unwrap_or(false);
     let identity = AllocatorIdentity {
         kind: AllocatorKind::Jemalloc,
         version,
@@ -83,17 +85,17 @@ pub(crate) fn identify(candidate: JemallocCandidate, readers: Readers) -> Option
         owns_malloc: owns_malloc(&mallctl),
         address: mallctl.address(),
     };
-    let variable = prefix.as_ref();
-    let conf_variable = variable.map(|prefix| format!("{}MALLOC_CONF", prefix.to_uppercase()));
-    // ENOENT where profiling is not compiled in.
-    let (config_prof, opt_prof) = (switch(c"config.prof"), switch(c"opt.prof"));
-    let why_not = match (config_prof, opt_prof) {
+    let conf_prefix = prefix.as_ref();
+    let conf_variable = conf_prefix.map(|prefix| format!("{}MALLOC_CONF", prefix.to_uppercase()));
+    // `config.prof` is false if profiling is not compiled in; `opt.prof` then fails with ENOENT.
+    let (config_prof, opt_prof) = (read_flag(c"config.prof"), read_flag(c"opt.prof"));
+    let unprofilable = match (config_prof, opt_prof) {
         (true, true) => None,
         (true, false) => {
-            let variable = conf_variable.clone();
+            let conf_prefix = conf_variable.clone();
             Some(Unprofilable::not_started(
                 &identity,
-                variable,
+                conf_prefix,
                 malloc_variables(),
             ))
         }
@@ -104,9 +106,9 @@ pub(crate) fn identify(candidate: JemallocCandidate, readers: Readers) -> Option
     };
     Some(Jemalloc {
         config_prof,
-        config_stats: switch(c"config.stats"),
+        config_stats: read_flag(c"config.stats"),
         opt_prof,
-        why_not,
+        unprofilable,
         has_background_threads: mallctl.read_bool(c"background_thread").is_ok(),
         conf_variable,
         prefix: prefix.unwrap_or_default(),
@@ -117,7 +119,7 @@ pub(crate) fn identify(candidate: JemallocCandidate, readers: Readers) -> Option
     })
 }
 
-/// Allocates through `malloc` and looks whether this jemalloc counted it for this thread.
+/// Allocates through `malloc` and checks whether this jemalloc counted it for this thread.
 #[expect(unsafe_code, reason = "the allocator calls")]
 fn owns_malloc(mallctl: &Mallctl) -> bool {
     const PROBE: usize = 12_345;
@@ -125,21 +127,23 @@ fn owns_malloc(mallctl: &Mallctl) -> bool {
     let Ok(before) = allocated() else {
         return false;
     };
-    // SAFETY: malloc(3); `black_box` keeps the pair from being optimized away.
+    // SAFETY: malloc(3) takes any size; `black_box` keeps the compiler from removing the pair.
     let block = black_box(unsafe { libc::malloc(PROBE) });
     let after = allocated();
-    // SAFETY: the block that malloc gave, or null.
+    // SAFETY: free(3) gets the block that malloc(3) returned, or null.
     unsafe { libc::free(block) };
     after.is_ok_and(|after| after.wrapping_sub(before) >= PROBE as u64)
 }
 
 impl Jemalloc {
     pub(crate) fn require_profiling(&self) -> Result<()> {
-        self.why_not.clone().map_or(Ok(()), |why| Err(why.into()))
+        self.unprofilable
+            .clone()
+            .map_or(Ok(()), |reason| Err(reason.into()))
     }
 
     pub(crate) fn is_active(&self) -> bool {
-        // `prof.active` without `opt.prof` answers 0 and means nothing.
+        // Without `opt.prof`, `prof.active` reads as 0 and means nothing.
         self.opt_prof && self.mallctl.read_bool(c"prof.active").unwrap_or(false)
     }
 
@@ -182,11 +186,11 @@ impl Jemalloc {
             .map_err(|errno| Error::mallctl("prof.reset", errno))
     }
 
-    /// jemalloc keeps its samples in the internal memory of its arenas, and their text takes about
-    /// as much: 0.94 bytes for each of 64,000 stacks of 33 frames; 1.3 if all had 128 frames, each
-    /// of 8 bytes there and 15 characters in a profile.
+    /// Estimated memory for writing a profile, in bytes: the internal memory of the arenas. jemalloc keeps
+    /// its samples there, and their text has about the same size: 0.94 bytes per byte for 64,000 stacks of 33
+    /// frames; 1.3 if all had 128 frames, each of 8 bytes there and 15 characters in a profile.
     pub(crate) fn profile_bytes(&self) -> Option<u64> {
-        // 4096 stands for all arenas (jemalloc.3, MALLCTL_ARENAS_ALL).
+        // 4096 stands for all arenas (jemalloc(3), MALLCTL_ARENAS_ALL).
         const INTERNAL: &CStr = c"stats.arenas.4096.internal";
         if !self.config_stats {
             return None;
@@ -199,22 +203,22 @@ impl Jemalloc {
         if !self.config_stats {
             return Ok(None);
         }
-        let figures = (self.readers.figures)(&self.mallctl)?;
-        Ok(Some(HeapUsage::Detailed(figures)))
+        let totals = (self.readers.totals)(&self.mallctl)?;
+        Ok(Some(HeapUsage::Detailed(totals)))
     }
 
-    pub(crate) fn report(&self, options: Option<&PrintOptions>) -> Result<Printout> {
+    pub(crate) fn printout(&self, options: Option<&PrintOptions>) -> Result<Printout> {
         if self.mallctl.stats_print().is_none() {
-            return Err(self.cannot_print());
+            return Err(self.no_printout_error());
         }
         match options {
-            None => (self.readers.report)(&self.mallctl),
-            Some(options) => Ok(Printout::of(&self.mallctl, options)),
+            None => (self.readers.printout)(&self.mallctl),
+            Some(options) => Ok(Printout::from_jemalloc(&self.mallctl, options)),
         }
     }
 
     pub(crate) fn purge(&self) -> Result<()> {
-        // 4096 stands for all arenas (jemalloc.3, MALLCTL_ARENAS_ALL).
+        // 4096 stands for all arenas (jemalloc(3), MALLCTL_ARENAS_ALL).
         const PURGE: &CStr = c"arena.4096.purge";
         self.mallctl
             .call(PURGE)
@@ -223,9 +227,10 @@ impl Jemalloc {
 }
 
 impl Jemalloc {
-    fn cannot_print(&self) -> Error {
+    /// Error for a jemalloc whose `malloc_stats_print` is missing or must not be called.
+    fn no_printout_error(&self) -> Error {
         if let Some(name) = &self.interposed {
-            return self.calls_another(name);
+            return self.interposed_printout_error(name);
         }
         let function = format!("{}malloc_stats_print", self.prefix);
         Error::new(
@@ -241,7 +246,7 @@ impl Jemalloc {
         ))
     }
 
-    fn calls_another(&self, name: &str) -> Error {
+    fn interposed_printout_error(&self, name: &str) -> Error {
         Error::new(
             ErrorKind::Unsupported,
             format!(
@@ -253,13 +258,13 @@ impl Jemalloc {
         .remedy("load one jemalloc only (see LD_PRELOAD and the program's libraries); the totals need nothing")
     }
 
-    /// Whether threads that start from now on are sampled.
+    /// Whether threads that start from now on are sampled (`prof.thread_active_init`).
     pub(crate) fn samples_new_threads(&self) -> bool {
         const INIT: &CStr = c"prof.thread_active_init";
         self.opt_prof && self.mallctl.read_bool(INIT).unwrap_or(false)
     }
 
-    /// log2 of the sample interval in bytes.
+    /// log2 of the sample interval in bytes. `None` without profiling.
     pub(crate) fn lg_sample(&self) -> Option<u64> {
         self.mallctl
             .read::<usize>(c"prof.lg_sample")
@@ -267,8 +272,8 @@ impl Jemalloc {
             .map(|lg| lg as u64)
     }
 
-    /// Switches sampling, and reads the switch back: jemalloc 5.2.1 answers 0 without `opt.prof`
-    /// and does nothing.
+    /// Switches sampling and verifies it: without `opt.prof`, jemalloc 5.2.1 returns success and does
+    /// nothing.
     fn set_active(&self, active: bool) -> Result<()> {
         self.mallctl
             .write_bool(c"prof.active", active)
@@ -280,10 +285,10 @@ impl Jemalloc {
         Ok(())
     }
 
-    /// Switches jemalloc's own dumps at high water off; tells whether they were on.
+    /// Disables jemalloc's built-in dumps at high water. Returns whether they were enabled.
     ///
     /// # Errors
-    /// jemalloc refused.
+    /// `Allocator`: jemalloc refused.
     pub(crate) fn stop_builtin_gdump(&self) -> Result<bool> {
         let was_on = self.opt_prof && self.mallctl.read_bool(c"prof.gdump").unwrap_or(false);
         if was_on {
@@ -294,13 +299,13 @@ impl Jemalloc {
         Ok(was_on)
     }
 
-    /// Leaves the calling thread out of the profile: a thread of ours is nothing of the host's.
+    /// Excludes the calling thread from the profile: allocations of memprof's threads are not the host's.
     pub(crate) fn exclude_this_thread(&self) {
         if !self.opt_prof {
             return;
         }
         match self.mallctl.write_bool(c"thread.prof.active", false) {
-            // ENOENT: no profiling, so there is nothing to be left out of.
+            // ENOENT: no profiling, so there is nothing to exclude the thread from.
             Ok(()) | Err(Errno::NOENT) => {}
             Err(errno) => log::debug!("{}", Error::mallctl("thread.prof.active", errno)),
         }
@@ -310,13 +315,13 @@ impl Jemalloc {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::allocators::fake::{Behaviour, READERS, fake};
+    use crate::allocators::fake::{Behaviour, READERS, fake_mallctl};
     use crate::identity::FoundBy;
 
-    pub(crate) fn found<B: Behaviour + 'static>(prefix: Option<&str>) -> Jemalloc {
+    pub(crate) fn fake_jemalloc<B: Behaviour + 'static>(prefix: Option<&str>) -> Jemalloc {
         let prefix = prefix.map(str::to_owned);
         let candidate = JemallocCandidate {
-            mallctl: fake::<B>(),
+            mallctl: fake_mallctl::<B>(),
             found_by: FoundBy::Host,
             prefix,
             interposed: None,
@@ -324,22 +329,24 @@ pub(crate) mod tests {
         identify(candidate, READERS).unwrap()
     }
 
-    struct Deaf;
-    impl Behaviour for Deaf {}
+    struct IgnoringFake;
+    impl Behaviour for IgnoringFake {}
 
-    struct Refusing;
-    impl Behaviour for Refusing {
-        const ACTIVATION: i32 = libc::EPERM;
+    struct RefusingFake;
+    impl Behaviour for RefusingFake {
+        const ACTIVATION_STATUS: i32 = libc::EPERM;
     }
 
-    struct Off;
-    impl Behaviour for Off {
+    struct ProfOffFake;
+    impl Behaviour for ProfOffFake {
         const OPT_PROF: bool = false;
     }
 
     #[test]
-    fn activation_that_is_accepted_and_ignored_is_an_error() {
-        let error = found::<Deaf>(None).activate(None).unwrap_err();
+    fn ignored_activation_is_an_error() {
+        let error = fake_jemalloc::<IgnoringFake>(None)
+            .activate(None)
+            .unwrap_err();
         assert_eq!(error.kind, ErrorKind::Allocator);
         assert_eq!(
             error.message,
@@ -348,16 +355,20 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn activation_that_is_refused_names_the_errno() {
-        let error = found::<Refusing>(None).activate(None).unwrap_err();
+    fn refused_activation_names_errno() {
+        let error = fake_jemalloc::<RefusingFake>(None)
+            .activate(None)
+            .unwrap_err();
         let message = "jemalloc refused prof.active: Operation not permitted (EPERM)";
         assert_eq!(error.to_string(), message);
     }
 
     #[test]
-    fn the_remedy_names_the_variable_that_this_build_reads() {
+    fn remedy_names_variable_of_build() {
         let check = |prefix: Option<&str>, expected: &str| {
-            let error = found::<Off>(prefix).activate(None).unwrap_err();
+            let error = fake_jemalloc::<ProfOffFake>(prefix)
+                .activate(None)
+                .unwrap_err();
             assert_eq!(error.kind, ErrorKind::Unavailable);
             let expected =
                 format!("restart this program with {expected}=prof:true,prof_active:false");
@@ -369,7 +380,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn deactivation_without_profiling_is_no_error() {
-        assert_eq!(found::<Off>(None).deactivate(), Ok(()));
+    fn deactivation_without_profiling_succeeds() {
+        assert_eq!(fake_jemalloc::<ProfOffFake>(None).deactivate(), Ok(()));
     }
 }

@@ -18,135 +18,138 @@ use libc::{PF_R, PF_W, PF_X, PT_LOAD, dl_phdr_info};
 use loader_list::{ListedObject, LoaderList};
 pub(crate) use memprof_own::ForkGuard;
 
-/// The owners of notes, and their types.
+/// Owner and type of the note with the GNU build id.
 const BUILD_ID: (&[u8], u32) = (b"GNU\0", 3);
-/// memprof.h, `memprof_labels_t`.
+/// Owner and type of the note with the distance to a `memprof_labels_t` (memprof.h).
 const LABELS: (&[u8], u32) = (b"memprof\0", 1);
 
 /// One mapped ELF object.
 #[derive(Clone, Debug)]
 pub(crate) struct LoadedObject {
-    /// The file it was mapped from; [`EXECUTABLE`] for the program itself. Not a file for the
-    /// vDSO.
+    /// File it was mapped from; [`EXECUTABLE`] for the program itself. The vDSO's is no file.
     pub path: PathBuf,
-    /// What to add to an address in the file.
+    /// Difference between addresses in memory and in the file.
     pub bias: usize,
-    /// The program headers, byte for byte as mapped.
+    /// Program headers, byte for byte as mapped.
     pub headers: Vec<u8>,
-    /// The loaded segments, in memory.
+    /// Loaded segments.
     pub segments: Vec<Segment>,
-    /// The GNU build id, where it has one.
+    /// GNU build id. `None` if the object has none.
     pub build_id: Option<Vec<u8>>,
-    /// Where a `memprof_labels_t` lies, if it tells of one.
+    /// Address of a `memprof_labels_t`, if a note of the object contains one.
     pub labels: Option<usize>,
 }
 
 /// One loaded segment.
 #[derive(Clone, Debug)]
 pub(crate) struct Segment {
-    /// Its addresses in memory.
+    /// Address range in memory.
     pub range: Range<usize>,
-    /// `PF_R | PF_W | PF_X`.
+    /// Access flags: `PF_R | PF_W | PF_X`.
     pub flags: u32,
-    /// Where it starts in the file.
+    /// Offset of the segment in the file.
     pub offset: u64,
 }
 
-/// The program itself, also when its file was deleted or replaced. Not `self`, which has nothing
+/// Path of the program itself, also after its file was deleted or replaced. Not `self`, whose links are gone
 /// once the main thread has exited.
 pub(crate) const EXECUTABLE: &str = "/proc/thread-self/exe";
 
 impl LoadedObject {
-    /// Where its first page is mapped; none for an object without segments.
+    /// Start of the first page. `None` for an object without segments.
     pub(crate) fn start(&self) -> Option<usize> {
         Some(self.segments.first()?.range.start & !0xfff)
     }
 
-    /// Tells it from every other object, also from one that is mapped in its place later.
+    /// Hash that differs between objects, also between one and another that is mapped at its addresses later.
     pub(crate) fn fingerprint(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
         (&self.path, self.bias, &self.headers, &self.build_id).hash(&mut hasher);
         hasher.finish()
     }
 
-    /// True when `address` lies in one of its segments.
+    /// Whether `address` is in one of the segments.
     pub(crate) fn contains(&self, address: usize) -> bool {
         self.segments
             .iter()
             .any(|segment| segment.range.contains(&address))
     }
 
-    /// True when `address` may be called.
+    /// Whether `address` is in an executable segment.
     pub(crate) fn is_code(&self, address: usize) -> bool {
-        self.has(address, PF_X)
+        self.has_access(address, PF_X)
     }
 
-    /// True when a variable may lie at `address`.
+    /// Whether `address` is in a writable segment.
     pub(crate) fn is_writable(&self, address: usize) -> bool {
-        self.has(address, PF_W)
+        self.has_access(address, PF_W)
     }
 
-    /// The segments that nobody writes to, so that the file has what they hold.
+    /// Segments that are never written, so that they equal the file.
     pub(crate) fn constants(&self) -> impl Iterator<Item = &Segment> {
         self.segments
             .iter()
             .filter(|segment| segment.flags & PF_W == 0)
     }
 
-    fn has(&self, address: usize, flag: u32) -> bool {
+    /// Whether `address` is in a segment with this flag.
+    fn has_access(&self, address: usize, flag: u32) -> bool {
         self.segments
             .iter()
             .any(|segment| segment.flags & flag != 0 && segment.range.contains(&address))
     }
 }
 
-/// All objects, the program first.
-pub(crate) fn loaded() -> Vec<LoadedObject> {
+/// Lists all loaded objects, the program first.
+pub(crate) fn list() -> Vec<LoadedObject> {
     let listing = LoaderList::capture();
     let objects = listing.objects().enumerate();
     objects
-        .map(|(at, object)| match object.path {
-            [] if at == 0 => load_object(Path::new(EXECUTABLE), &object),
-            path => load_object(Path::new(OsStr::from_bytes(path)), &object),
+        .map(|(index, object)| match object.path {
+            [] if index == 0 => copy_object(Path::new(EXECUTABLE), &object),
+            path => copy_object(Path::new(OsStr::from_bytes(path)), &object),
         })
         .collect()
 }
 
-/// How many objects were ever loaded: while it stays the same, [`loaded`] can only shrink.
+/// Number of objects ever loaded. While it stays equal, [`list`] can only shrink.
 pub(crate) fn load_count() -> u64 {
     let _reading = ForkGuard::acquire();
     let mut count = 0;
-    // SAFETY: dl_iterate_phdr(3): calls `read_count` synchronously with the pointer passed here.
+    // SAFETY: dl_iterate_phdr(3) calls `read_count` synchronously with this pointer.
     unsafe { libc::dl_iterate_phdr(Some(read_count), (&raw mut count).cast()) };
     count
 }
 
-/// How many objects were ever loaded, and how many of them unloaded again.
+/// Number of objects ever loaded, and number of those unloaded again.
 pub(crate) fn load_and_unload_count() -> (u64, u64) {
     let _reading = ForkGuard::acquire();
     let mut counts = (0, 0);
-    // SAFETY: dl_iterate_phdr(3): calls `read_counts` synchronously with the pointer passed here.
+    // SAFETY: dl_iterate_phdr(3) calls `read_counts` synchronously with this pointer.
     unsafe { libc::dl_iterate_phdr(Some(read_counts), (&raw mut counts).cast()) };
     counts
 }
 
+/// Callback that reads both counters and ends the iteration.
 unsafe extern "C" fn read_counts(info: *mut dl_phdr_info, _: usize, counts: *mut c_void) -> c_int {
-    // SAFETY: dl_iterate_phdr(3): valid during the callback.
+    // SAFETY: dl_iterate_phdr(3): `info` is valid during the callback.
     let info = unsafe { &*info };
-    // SAFETY: `load_and_unload_count` passes its counts.
+    // SAFETY: `load_and_unload_count` passes a pointer to its counts.
     unsafe { *counts.cast::<(u64, u64)>() = (info.dlpi_adds, info.dlpi_subs) };
     1
 }
 
+/// Callback that reads the counter of loads and ends the iteration.
 unsafe extern "C" fn read_count(info: *mut dl_phdr_info, _: usize, count: *mut c_void) -> c_int {
-    // SAFETY: dl_iterate_phdr(3): valid during the callback.
+    // SAFETY: dl_iterate_phdr(3): `info` is valid during the callback.
     let adds = unsafe { (*info).dlpi_adds };
-    // SAFETY: `load_count` passes its counter.
+    // SAFETY: `load_count` passes a pointer to its counter.
     unsafe { *count.cast::<u64>() = adds };
     1
 }
 
-fn load_object(path: &Path, object: &ListedObject<'_>) -> LoadedObject {
+/// Converts an entry of the loader's list.
+fn copy_object(path: &Path, object: &ListedObject<'_>) -> LoadedObject {
     let headers = object.headers;
     let segments = headers
         .iter()
@@ -159,7 +162,7 @@ fn load_object(path: &Path, object: &ListedObject<'_>) -> LoadedObject {
                 offset: header.p_offset,
             }
         });
-    // SAFETY: program headers are plain integers without padding.
+    // SAFETY: Program headers are plain integers without padding.
     let bytes =
         unsafe { slice::from_raw_parts(headers.as_ptr().cast::<u8>(), mem::size_of_val(headers)) };
     LoadedObject {
@@ -172,39 +175,46 @@ fn load_object(path: &Path, object: &ListedObject<'_>) -> LoadedObject {
     }
 }
 
-/// The content of a note in a note segment (gABI, "Note Section"; padded to 4 bytes).
-fn note<'a>(mut notes: &'a [u8], (owner, kind): (&[u8], u32)) -> Option<&'a [u8]> {
-    let word = |bytes: &[u8], at: usize| -> Option<u32> {
-        Some(u32::from_ne_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
+/// Finds the content of a note by owner and type in a note segment (gABI, "Note Section"; padded to 4 bytes).
+fn find_note<'a>(mut notes: &'a [u8], (owner, kind): (&[u8], u32)) -> Option<&'a [u8]> {
+    let read_u32 = |bytes: &[u8], offset: usize| -> Option<u32> {
+        Some(u32::from_ne_bytes(
+            bytes.get(offset..offset + 4)?.try_into().ok()?,
+        ))
     };
     let padded = |size: u32| (size as usize).next_multiple_of(4);
     loop {
-        let (name_size, size, found) = (word(notes, 0)?, word(notes, 4)?, word(notes, 8)?);
-        let rest = notes.get(12..)?;
-        let name = rest.get(..name_size as usize)?;
-        let rest = rest.get(padded(name_size)..)?;
+        let (name_size, size, found) = (
+            read_u32(notes, 0)?,
+            read_u32(notes, 4)?,
+            read_u32(notes, 8)?,
+        );
+        let remaining = notes.get(12..)?;
+        let name = remaining.get(..name_size as usize)?;
+        let remaining = remaining.get(padded(name_size)..)?;
         if found == kind && name == owner {
-            return rest.get(..size as usize);
+            return remaining.get(..size as usize);
         }
-        notes = rest.get(padded(size)..)?;
+        notes = remaining.get(padded(size)..)?;
     }
 }
 
-/// The path by which the program was executed, maybe before a chroot(2); of a script, its own.
+/// Path with which the program was executed, which may be relative to an earlier root (chroot(2)); of a
+/// script, the script's. `None` if it is not absolute.
 fn program_path() -> Option<&'static Path> {
     // SAFETY: getauxval(3) reads a constant of this process.
     let path = unsafe { libc::getauxval(libc::AT_EXECFN) } as *const c_char;
     if path.is_null() {
         return None;
     }
-    // SAFETY: the kernel puts a NUL-terminated text there (getauxval(3), AT_EXECFN).
+    // SAFETY: getauxval(3), AT_EXECFN: the kernel stores a NUL-terminated string there.
     let path = unsafe { CStr::from_ptr(path) };
     let path = Path::new(OsStr::from_bytes(path.to_bytes()));
     path.is_absolute().then_some(path)
 }
 
-/// The mappings of `objects` in the format of `proc_pid_maps(5)`, for a process without /proc.
-pub(crate) fn maps(objects: &[LoadedObject]) -> String {
+/// Text of the mappings of `objects` in the format of proc_pid_maps(5), for a process without /proc.
+pub(crate) fn maps_text(objects: &[LoadedObject]) -> String {
     let mut text = String::new();
     for object in objects {
         let executed = program_path().filter(|_| object.path == Path::new(EXECUTABLE));
@@ -215,15 +225,15 @@ pub(crate) fn maps(objects: &[LoadedObject]) -> String {
             offset,
         } in &object.segments
         {
-            let bit = |flag: u32, letter: char| if flags & flag != 0 { letter } else { '-' };
+            let access = |flag: u32, letter: char| if flags & flag != 0 { letter } else { '-' };
             let start = range.start & !0xfff;
             writeln!(
                 text,
                 "{start:x}-{:x} {}{}{}p {:08x} 00:00 0 {}",
                 range.end.next_multiple_of(0x1000),
-                bit(PF_R, 'r'),
-                bit(PF_W, 'w'),
-                bit(PF_X, 'x'),
+                access(PF_R, 'r'),
+                access(PF_W, 'w'),
+                access(PF_X, 'x'),
                 offset & !0xfff,
                 path.display(),
             )
@@ -238,17 +248,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_program_comes_first_and_holds_this_function() {
-        let objects = loaded();
+    fn first_object_is_program() {
+        let objects = list();
         assert_eq!(objects[0].path, Path::new(EXECUTABLE));
-        let here = the_program_comes_first_and_holds_this_function as *const () as usize;
+        let here = first_object_is_program as *const () as usize;
         assert!(objects[0].is_code(here));
         assert!(!objects[1..].iter().any(|object| object.contains(here)));
     }
 
     #[test]
-    fn libc_has_the_build_id_that_its_file_has() {
-        let objects = loaded();
+    fn build_id_of_libc_is_in_its_file() {
+        let objects = list();
         let libc = objects
             .iter()
             .find(|o| o.path.ends_with("libc.so.6"))
@@ -266,17 +276,24 @@ mod tests {
             notes.extend(word.to_ne_bytes());
         }
         notes.extend(b"GNU\0\xaa\xbb\xcc\xdd");
-        assert_eq!(note(&notes, BUILD_ID).unwrap(), [0xaa, 0xbb, 0xcc, 0xdd]);
-        assert_eq!(note(&notes, LABELS), None);
+        assert_eq!(
+            find_note(&notes, BUILD_ID).unwrap(),
+            [0xaa, 0xbb, 0xcc, 0xdd]
+        );
+        assert_eq!(find_note(&notes, LABELS), None);
         for length in 0..notes.len() {
-            assert_eq!(note(&notes[..length], BUILD_ID), None, "{length} bytes");
+            assert_eq!(
+                find_note(&notes[..length], BUILD_ID),
+                None,
+                "{length} bytes"
+            );
         }
     }
 
     #[test]
-    fn maps_without_proc_cover_what_proc_says() {
-        let objects = loaded();
-        let maps = maps(&objects);
+    fn maps_text_has_line_per_segment() {
+        let objects = list();
+        let maps = maps_text(&objects);
         let first = maps.lines().next().unwrap();
         let own = std::env::current_exe().unwrap();
         let expected = format!(" 00000000 00:00 0 {}", own.display());

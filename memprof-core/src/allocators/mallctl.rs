@@ -1,4 +1,4 @@
-//! One jemalloc's control functions, called through pointers.
+//! The control functions of one jemalloc, called through pointers.
 #![expect(unsafe_code, reason = "the allocator calls")]
 
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -15,26 +15,27 @@ pub type StatsCallback = Option<unsafe extern "C" fn(*mut c_void, *const c_char)
 /// `malloc_stats_print` of jemalloc(3).
 pub type StatsPrintFn = unsafe extern "C" fn(StatsCallback, *mut c_void, *const c_char);
 
-/// The control functions of one jemalloc. The linker leaves out what a program does not use, but
-/// not `mallctl`, which jemalloc itself calls; it does by name what `mallctlbymib` does by number.
+/// The control functions of one jemalloc. `mallctlbymib` is not among them: the linker may leave out
+/// functions that the program does not use, but not `mallctl`, which jemalloc itself calls and which does the
+/// same by name.
 #[derive(Clone, Copy)]
 pub struct Mallctl {
     mallctl: MallctlFn,
     stats_print: Option<StatsPrintFn>,
 }
 
-/// What a control that prints takes (ctl.c, `write_cb_packet_t`).
+/// Argument of mallctls that print (`write_cb_packet_t` of ctl.c).
 #[repr(C)]
 struct PrintCallback {
     write: StatsCallback,
     opaque: *mut c_void,
 }
 
-/// A type that jemalloc(3) documents for some control.
+/// A value type that jemalloc(3) documents for a mallctl.
 pub trait Value: Copy + Default + sealed::Sealed {}
 
 mod sealed {
-    /// Keeps [`Value`](super::Value) to plain integers, for which any bytes are valid.
+    /// Restricts [`Value`](super::Value) to plain integers, for which all bytes are valid.
     pub trait Sealed {}
     impl Sealed for u8 {}
     impl Sealed for u32 {}
@@ -48,7 +49,7 @@ impl Value for u64 {}
 impl Value for usize {}
 
 impl Mallctl {
-    /// From `mallctl` and, where it was linked, `malloc_stats_print`.
+    /// Creates a handle from `mallctl` and, if the program contains it, `malloc_stats_print`.
     ///
     /// # Safety
     /// Both are these functions of one jemalloc, which stays loaded as long as the process.
@@ -59,7 +60,7 @@ impl Mallctl {
         }
     }
 
-    /// As one whose `malloc_stats_print` was left out.
+    /// Copy without `malloc_stats_print`, as if the linker had left it out.
     pub(crate) fn without_stats_print(self) -> Self {
         Self {
             stats_print: None,
@@ -67,29 +68,29 @@ impl Mallctl {
         }
     }
 
-    /// Where `mallctl` lies: the identity of a jemalloc within the process.
+    /// Address of `mallctl`, which identifies a jemalloc within the process.
     pub fn address(&self) -> usize {
         self.mallctl as usize
     }
 
-    /// `mallctl`.
+    /// Pointer to `mallctl`.
     pub fn function(&self) -> MallctlFn {
         self.mallctl
     }
 
-    /// `malloc_stats_print`, where it was linked.
+    /// Pointer to `malloc_stats_print`. `None` if the program does not contain it.
     pub fn stats_print(&self) -> Option<StatsPrintFn> {
         self.stats_print
     }
 
-    /// Reads a number.
+    /// Reads an integer.
     ///
     /// # Errors
-    /// What `mallctl` returned; EINVAL when the control has another size.
+    /// The error that `mallctl` returned; EINVAL if the value has another size.
     pub fn read<T: Value>(&self, name: &CStr) -> Result<T, Errno> {
         let mut value = T::default();
         let mut size = size_of::<T>();
-        // SAFETY: jemalloc.3: writes at most `size` bytes to `oldp`, and refuses another size.
+        // SAFETY: jemalloc(3): mallctl writes at most `size` bytes to `oldp`, and refuses another size.
         let rc = unsafe {
             (self.mallctl)(
                 name.as_ptr(),
@@ -99,7 +100,7 @@ impl Mallctl {
                 0,
             )
         };
-        check(rc)?;
+        check_status(rc)?;
         if size == size_of::<T>() {
             Ok(value)
         } else {
@@ -107,46 +108,47 @@ impl Mallctl {
         }
     }
 
-    /// Whether there is a control of that name that can be read.
+    /// Whether a mallctl of this name exists and can be read.
     pub(crate) fn can_read(&self, name: &CStr) -> bool {
         let mut value = [0u8; 16];
         let mut size = 0;
         let old = (&raw mut value).cast();
-        // SAFETY: jemalloc.3: writes at most `size` bytes to `oldp`: none, and refuses it so.
+        // SAFETY: jemalloc(3): mallctl writes at most `size` bytes to `oldp`, here none, and so returns an
+        // error.
         let rc = unsafe { (self.mallctl)(name.as_ptr(), old, &raw mut size, ptr::null_mut(), 0) };
         rc != Errno::NOENT.raw_os_error()
     }
 
-    /// Reads a switch.
+    /// Reads a bool.
     ///
     /// # Errors
-    /// What `mallctl` returned.
+    /// The error that `mallctl` returned.
     pub fn read_bool(&self, name: &CStr) -> Result<bool, Errno> {
-        // Read as a byte: a Rust bool must not hold what a broken allocator may write.
+        // Reads a byte, because a broken allocator may write one that is no valid Rust bool.
         self.read::<u8>(name).map(|byte| byte != 0)
     }
 
-    /// Reads a text, such as `version`.
+    /// Reads a string, such as `version`.
     ///
     /// # Errors
-    /// What `mallctl` returned; EINVAL when it answers a null pointer.
+    /// The error that `mallctl` returned; EINVAL for a null pointer.
     pub fn read_text(&self, name: &CStr) -> Result<String, Errno> {
         let address = self.read::<usize>(name)? as *const c_char;
         if address.is_null() {
             return Err(Errno::INVAL);
         }
-        // SAFETY: jemalloc.3: controls of type `const char *` yield NUL-terminated constants.
+        // SAFETY: jemalloc(3): mallctls of type `const char *` return NUL-terminated constants.
         let text = unsafe { CStr::from_ptr(address) };
         Ok(text.to_string_lossy().into_owned())
     }
 
-    /// Writes a number.
+    /// Writes an integer.
     ///
     /// # Errors
-    /// What `mallctl` returned.
+    /// The error that `mallctl` returned.
     pub fn write<T: Value>(&self, name: &CStr, mut value: T) -> Result<(), Errno> {
-        // SAFETY: jemalloc.3: reads `newlen` bytes at `newp` during the call.
-        check(unsafe {
+        // SAFETY: jemalloc(3): mallctl reads `newlen` bytes at `newp` during the call.
+        check_status(unsafe {
             (self.mallctl)(
                 name.as_ptr(),
                 ptr::null_mut(),
@@ -157,83 +159,84 @@ impl Mallctl {
         })
     }
 
-    /// Writes a value of the control's own type, and reads the number that it answers.
+    /// Writes a value of the mallctl's type, and returns the number that the same call reads.
     ///
     /// # Errors
-    /// What `mallctl` returned.
+    /// The error that `mallctl` returned.
     #[cfg(target_arch = "x86_64")]
-    pub(crate) fn exchange<T: Copy>(&self, name: &CStr, mut new: T) -> Result<usize, Errno> {
-        let mut answer = 0_usize;
+    pub(crate) fn write_and_read<T: Copy>(&self, name: &CStr, mut new: T) -> Result<usize, Errno> {
+        let mut result = 0_usize;
         let mut size = size_of::<usize>();
-        // SAFETY: jemalloc.3: reads `newlen` bytes at `newp`, and writes at most `size` to `oldp`.
-        check(unsafe {
+        // SAFETY: jemalloc(3): mallctl reads `newlen` bytes at `newp`, and writes at most `size` to `oldp`.
+        check_status(unsafe {
             (self.mallctl)(
                 name.as_ptr(),
-                (&raw mut answer).cast(),
+                (&raw mut result).cast(),
                 &raw mut size,
                 (&raw mut new).cast(),
                 size_of::<T>(),
             )
         })?;
-        Ok(answer)
+        Ok(result)
     }
 
-    /// Asks about each of these addresses; the control writes a `T` for each.
+    /// Queries each of the `addresses`: the mallctl writes one `T` per address to `results`.
     ///
     /// # Safety
-    /// The control takes addresses as these are, and writes valid values of this type.
+    /// The mallctl accepts these addresses, and writes valid values of type `T`.
     ///
     /// # Errors
-    /// What `mallctl` returned; EINVAL where there is not as much room as is asked for.
+    /// The error that `mallctl` returned; EINVAL if the slices differ in length.
     #[cfg(target_arch = "x86_64")]
     pub(crate) unsafe fn query_each<T: Copy>(
         &self,
         name: &CStr,
-        asked: &[usize],
-        answers: &mut [T],
+        addresses: &[usize],
+        results: &mut [T],
     ) -> Result<(), Errno> {
-        let mut size = size_of_val(answers);
-        if asked.len() != answers.len() {
+        let mut size = size_of_val(results);
+        if addresses.len() != results.len() {
             return Err(Errno::INVAL);
         }
-        // SAFETY: jemalloc.3: reads `newlen` bytes at `newp`, and writes at most `size` to `oldp`; what it makes
-        // of them the caller answers for.
-        check(unsafe {
+        // SAFETY: jemalloc(3): mallctl reads `newlen` bytes at `newp`, and writes at most `size` to `oldp`.
+        // The caller guarantees that this mallctl accepts the addresses and writes valid values of `T`.
+        check_status(unsafe {
             (self.mallctl)(
                 name.as_ptr(),
-                answers.as_mut_ptr().cast(),
+                results.as_mut_ptr().cast(),
                 &raw mut size,
-                asked.as_ptr().cast_mut().cast(),
-                size_of_val(asked),
+                addresses.as_ptr().cast_mut().cast(),
+                size_of_val(addresses),
             )
         })
     }
 
-    /// Does what a control without a value does, such as `arena.<i>.purge`.
+    /// Runs a mallctl without a value, such as `arena.<i>.purge`.
     ///
     /// # Errors
-    /// What `mallctl` returned.
+    /// The error that `mallctl` returned.
     pub fn call(&self, name: &CStr) -> Result<(), Errno> {
         let null = ptr::null_mut();
-        // SAFETY: jemalloc.3: neither reads nor writes a value.
-        check(unsafe { (self.mallctl)(name.as_ptr(), null, ptr::null_mut(), null, 0) })
+        // SAFETY: jemalloc(3): without `oldp` and `newp`, mallctl neither reads nor writes a value.
+        check_status(unsafe { (self.mallctl)(name.as_ptr(), null, ptr::null_mut(), null, 0) })
     }
 
-    /// Calls `malloc_stats_print`, which calls `sink` with pieces of any length. Without it nothing
-    /// is printed.
+    /// Calls `malloc_stats_print`, which passes pieces of any length to `sink`. Prints nothing if the program
+    /// does not contain that function.
     pub(crate) fn print_stats(&self, options: &CStr, mut sink: &mut dyn FnMut(&[u8])) {
         let opaque = (&raw mut sink).cast();
         if let Some(print) = self.stats_print {
-            // SAFETY: jemalloc.3: calls `pass_on` with `opaque`, which lives until the call returns.
+            // SAFETY: jemalloc(3): `malloc_stats_print` calls `forward_piece` with `opaque`, a pointer to
+            // `sink`, which lives until the call returns.
             unsafe { print(Some(forward_piece), opaque, options.as_ptr()) }
         }
     }
 
-    /// Has a control print, such as `experimental.prof_recent.alloc_dump`, which calls `sink` with
-    /// pieces of any length.
+    /// Calls a mallctl that prints, such as `experimental.prof_recent.alloc_dump`, which passes pieces of any
+    /// length to `sink`.
     ///
     /// # Errors
-    /// What `mallctl` returned.
+    /// The error that `mallctl` returned.
     pub(crate) fn print_to(
         &self,
         name: &CStr,
@@ -243,9 +246,9 @@ impl Mallctl {
             write: Some(forward_piece),
             opaque: (&raw mut sink).cast(),
         };
-        // SAFETY: ctl.c, `write_cb_packet_t`: reads the two pointers, and calls the first with the
-        // second, which lives until the call returns.
-        check(unsafe {
+        // SAFETY: `write_cb_packet_t` of ctl.c: jemalloc reads the two pointers, and calls the first with the
+        // second, a pointer to `sink`, which lives until the call returns.
+        check_status(unsafe {
             (self.mallctl)(
                 name.as_ptr(),
                 ptr::null_mut(),
@@ -256,10 +259,10 @@ impl Mallctl {
         })
     }
 
-    /// Writes a switch.
+    /// Writes a bool.
     ///
     /// # Errors
-    /// What `mallctl` returned.
+    /// The error that `mallctl` returned.
     pub fn write_bool(&self, name: &CStr, value: bool) -> Result<(), Errno> {
         self.write(name, u8::from(value))
     }
@@ -267,29 +270,30 @@ impl Mallctl {
     /// Writes a path, such as that of `prof.dump`. jemalloc copies it.
     ///
     /// # Errors
-    /// What `mallctl` returned; file trouble of any kind is EFAULT.
+    /// The error that `mallctl` returned; EFAULT for all file errors.
     pub fn write_path(&self, name: &CStr, path: &CStr) -> Result<(), Errno> {
         self.write(name, path.as_ptr() as usize)
     }
 }
 
-/// Hands a piece of what jemalloc prints to the sink that `opaque` points to.
+/// Passes a piece of jemalloc's output to the sink that `opaque` points to.
 unsafe extern "C" fn forward_piece(opaque: *mut c_void, piece: *const c_char) {
     if piece.is_null() {
         return;
     }
-    // SAFETY: jemalloc.3: a piece is NUL-terminated and valid during the call.
+    // SAFETY: jemalloc(3): a piece is NUL-terminated and valid during the call.
     let piece = unsafe { CStr::from_ptr(piece) }.to_bytes();
-    // SAFETY: `print_stats` or `print_to` passed its sink, which nothing else uses meanwhile.
+    // SAFETY: `print_stats` or `print_to` passed a pointer to its sink, which nothing else uses during the
+    // call.
     let sink = unsafe { &mut *opaque.cast::<&mut dyn FnMut(&[u8])>() };
     let passed = catch_unwind(AssertUnwindSafe(|| sink(piece)));
     if let Err(payload) = passed {
-        // A panic must not cross jemalloc's frames, and dropping its payload may panic again.
+        // Forgotten: a panic must not cross jemalloc's frames, and dropping its payload may panic again.
         std::mem::forget(payload);
     }
 }
 
-fn check(rc: c_int) -> Result<(), Errno> {
+fn check_status(rc: c_int) -> Result<(), Errno> {
     match rc {
         0 => Ok(()),
         code => Err(Errno::from_raw_os_error(code)),

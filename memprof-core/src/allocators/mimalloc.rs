@@ -1,4 +1,4 @@
-//! mimalloc: figures and purging. It has no profiler.
+//! mimalloc: statistics and purging. It has no profiler.
 #![expect(unsafe_code, reason = "the allocator calls")]
 
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -12,12 +12,12 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::identity::AllocatorIdentity;
 use memprof_messages::{AllocatorKind, HeapUsage};
 
-/// What every mimalloc names.
+/// Function that every mimalloc exports.
 pub(crate) const ANCHOR: &CStr = c"mi_version";
-/// What is looked up by name.
+/// Symbols to search for.
 pub(crate) const NAMES: &[&CStr] = &[ANCHOR, IS_OWN, PROCESS_INFO, STATS, COLLECT];
 
-/// Whether a function is one of mimalloc's own that it calls by name.
+/// Whether a function name is one of mimalloc's own.
 pub(crate) fn is_own_name(name: &[u8]) -> bool {
     name.starts_with(b"mi_") || name.starts_with(b"_mi_")
 }
@@ -31,12 +31,12 @@ const COLLECT: &CStr = c"mi_collect";
 type OutputFn = unsafe extern "C" fn(*const c_char, *mut c_void);
 type Out = *mut usize;
 
-/// One mimalloc's functions (mimalloc.h); those that are missing are none.
+/// Functions of one mimalloc (mimalloc.h), as far as the build has them.
 #[derive(Debug)]
 #[repr(C)]
 struct Functions {
     version: Option<unsafe extern "C" fn() -> c_int>,
-    /// C's bool, as the byte that it is: a Rust bool must not hold what a broken one may answer.
+    /// C's bool as a byte: a broken function may return one that is no valid Rust bool.
     is_own: Option<unsafe extern "C" fn(*const c_void) -> u8>,
     process_info: Option<unsafe extern "C" fn(Out, Out, Out, Out, Out, Out, Out, Out)>,
     stats: Option<unsafe extern "C" fn(OutputFn, *mut c_void)>,
@@ -48,11 +48,12 @@ struct Functions {
 pub(crate) struct Mimalloc {
     pub identity: AllocatorIdentity,
     functions: Functions,
-    /// Its symbols that memprof looked for in vain.
+    /// Symbols that memprof searched for and did not find.
     pub missing: Vec<&'static str>,
 }
 
 impl Mimalloc {
+    /// Returns the mimalloc with these symbols. `None` if they lack [`ANCHOR`].
     pub(crate) fn identify(symbols: &ObjectSymbols<'_>) -> Option<Self> {
         const NAMES: [&CStr; 5] = [ANCHOR, IS_OWN, PROCESS_INFO, STATS, COLLECT];
         let addresses = NAMES.map(|name| symbols.function(name).unwrap_or(0));
@@ -79,6 +80,7 @@ impl Mimalloc {
         })
     }
 
+    /// `Unsupported` error for a missing function.
     fn missing_symbol_error(&self, name: &CStr) -> Error {
         let name = name.to_string_lossy();
         let message = format!("{} lacks {name}", self.identity);
@@ -87,9 +89,9 @@ impl Mimalloc {
     }
 }
 
-/// `2.0.9` for 209: `MI_MALLOC_VERSION` of mimalloc.h.
+/// Version as text: `2.0.9` for 209 (`MI_MALLOC_VERSION` of mimalloc.h).
 fn version(functions: &Functions) -> Option<String> {
-    // SAFETY: mimalloc.h: takes nothing.
+    // SAFETY: mimalloc.h: the function takes no arguments.
     let number = unsafe { functions.version?() };
     Some(match number {
         100..1000 => format!("{}.{}.{}", number / 100, number / 10 % 10, number % 10),
@@ -97,22 +99,22 @@ fn version(functions: &Functions) -> Option<String> {
     })
 }
 
-/// Whether what `malloc` gives is its own.
+/// Whether this allocator owns the blocks that `malloc` returns.
 fn owns_malloc(functions: &Functions) -> bool {
     let Some(is_own) = functions.is_own else {
         return false;
     };
-    // SAFETY: malloc(3); `black_box` keeps the pair from being optimized away.
+    // SAFETY: malloc(3) takes any size; `black_box` keeps the compiler from removing the pair.
     let block = black_box(unsafe { libc::malloc(1) });
-    // SAFETY: mimalloc.h: takes any pointer.
+    // SAFETY: mimalloc.h: the function takes any pointer.
     let own = unsafe { is_own(block) };
-    // SAFETY: the block that malloc gave, or null.
+    // SAFETY: free(3) gets the block that malloc(3) returned, or null.
     unsafe { libc::free(block) };
     own != 0
 }
 
 impl Mimalloc {
-    /// What is committed: a build for use counts neither objects nor free pages.
+    /// Committed bytes only: release builds of mimalloc count neither objects nor free pages.
     pub(crate) fn totals(&self) -> Result<HeapUsage> {
         let process_info = self
             .functions
@@ -120,46 +122,47 @@ impl Mimalloc {
             .ok_or_else(|| self.missing_symbol_error(PROCESS_INFO))?;
         let mut values = [0usize; 8];
         let [a, b, c, d, e, committed, f, g] = values.each_mut().map(ptr::from_mut);
-        // SAFETY: mimalloc.h: room for elapsed, user, system, current and peak RSS, current and
-        // peak commit, page faults.
+        // SAFETY: mimalloc.h: the function takes pointers to elapsed, user and system time, current and peak
+        // RSS, current and peak commit, and page faults.
         unsafe { process_info(a, b, c, d, e, committed, f, g) };
         Ok(HeapUsage::CommittedOnly {
             committed: values[5] as u64,
         })
     }
 
-    pub(crate) fn report(&self) -> Result<Printout> {
+    pub(crate) fn printout(&self) -> Result<Printout> {
         let stats = self
             .functions
             .stats
             .ok_or_else(|| self.missing_symbol_error(STATS))?;
         let mut printout = Printout::default();
-        // SAFETY: mimalloc.h: calls `pass_on` with the printout, which lives until it returns.
-        unsafe { stats(pass_on, (&raw mut printout).cast()) };
+        // SAFETY: mimalloc.h: the function calls `forward_piece` with the printout, which lives until it
+        // returns.
+        unsafe { stats(forward_piece, (&raw mut printout).cast()) };
         Ok(printout)
     }
 
-    /// The free pages of this thread's heap, of threads that ended, and of the arenas: mimalloc
-    /// lets each living thread give back only its own.
+    /// Releases the free pages of this thread's heap, of ended threads and of the arenas. mimalloc lets each
+    /// living thread release only its own.
     pub(crate) fn purge(&self) -> Result<()> {
         let collect = self
             .functions
             .collect
             .ok_or_else(|| self.missing_symbol_error(COLLECT))?;
-        // SAFETY: mimalloc.h: takes whether to force it.
+        // SAFETY: mimalloc.h: the function takes whether to collect forcibly.
         unsafe { collect(true) };
         Ok(())
     }
 }
 
-/// Hands a piece of `mi_stats_print_out` to the printout that `opaque` points to.
-unsafe extern "C" fn pass_on(piece: *const c_char, opaque: *mut c_void) {
+/// Appends a piece of `mi_stats_print_out` to the printout that `opaque` points to.
+unsafe extern "C" fn forward_piece(piece: *const c_char, opaque: *mut c_void) {
     if piece.is_null() {
         return;
     }
     // SAFETY: mimalloc.h: a piece is NUL-terminated and valid during the call.
     let piece = unsafe { CStr::from_ptr(piece) }.to_bytes();
-    // SAFETY: `report` passed its printout, which nothing else uses meanwhile.
+    // SAFETY: `printout` passed a pointer to its value, which nothing else uses during the call.
     let printout = unsafe { &mut *opaque.cast::<Printout>() };
     printout.push(piece);
 }

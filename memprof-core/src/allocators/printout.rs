@@ -1,4 +1,4 @@
-//! What an allocator prints of itself, as it was asked for.
+//! An allocator's statistics printout and its options.
 
 use std::ffi::CString;
 use std::io;
@@ -8,13 +8,13 @@ use rustix::io::Errno;
 use crate::allocators::mallctl::Mallctl;
 use crate::error::{Error, ErrorKind, Result};
 
-/// The longest printout that is passed on: with hundreds of arenas it grows to megabytes.
-const LIMIT: usize = 256 * 1024;
+/// Longest printout in bytes; with hundreds of arenas jemalloc prints megabytes.
+const MAX_PRINTOUT: usize = 256 * 1024;
 
-/// The letters that jemalloc(3) gives for `malloc_stats_print`.
-const LETTERS: &str = "Jgmdablxeh";
+/// Option letters of `malloc_stats_print` (jemalloc(3)).
+const OPTION_LETTERS: &str = "Jgmdablxeh";
 
-/// Options of `malloc_stats_print`: `J` for JSON, the others leave something out.
+/// Options of `malloc_stats_print`: `J` selects JSON, each other letter omits a part.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PrintOptions(CString);
 
@@ -22,18 +22,21 @@ impl PrintOptions {
     /// Parses letters, such as `Ja`.
     ///
     /// # Errors
-    /// `Invalid`: a letter that jemalloc does not know, or one twice.
+    /// `InvalidArgument`: a letter that jemalloc does not know, or a repeated one.
     pub fn parse(letters: &str) -> Result<Self> {
-        let invalid = |why: &str| {
-            let message = format!("opts={letters:?} {why}");
+        let invalid = |reason: &str| {
+            let message = format!("opts={letters:?} {reason}");
             let remedy =
-                format!("valid letters: {LETTERS}, each at most once; for example opts=Ja");
+                format!("valid letters: {OPTION_LETTERS}, each at most once; for example opts=Ja");
             Err(Error::new(ErrorKind::InvalidArgument, message).remedy(remedy))
         };
-        if let Some(unknown) = letters.chars().find(|letter| !LETTERS.contains(*letter)) {
+        if let Some(unknown) = letters
+            .chars()
+            .find(|letter| !OPTION_LETTERS.contains(*letter))
+        {
             return invalid(&format!("has the unknown letter {unknown:?}"));
         }
-        let is_repeated = |(at, letter)| letters[..at].contains::<char>(letter);
+        let is_repeated = |(index, letter)| letters[..index].contains::<char>(letter);
         if letters.char_indices().any(is_repeated) {
             return invalid("has a letter twice");
         }
@@ -46,7 +49,7 @@ impl PrintOptions {
     }
 }
 
-/// What an allocator printed, as far as it was kept.
+/// Text that an allocator printed, up to a limit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Printout {
     bytes: Vec<u8>,
@@ -58,32 +61,32 @@ impl Default for Printout {
     fn default() -> Self {
         Self {
             bytes: Vec::new(),
-            limit: LIMIT,
+            limit: MAX_PRINTOUT,
             is_cut: false,
         }
     }
 }
 
 impl Printout {
-    /// What `mallctl` prints under these options.
-    pub(crate) fn of(mallctl: &Mallctl, options: &PrintOptions) -> Self {
+    /// Prints the statistics of a jemalloc with these options.
+    pub(crate) fn from_jemalloc(mallctl: &Mallctl, options: &PrintOptions) -> Self {
         let mut printout = Self::default();
         mallctl.print_stats(&options.0, &mut |piece| printout.push(piece));
         printout
     }
 
-    /// Of a text that is at hand.
+    /// Copies a text.
     pub(crate) fn from(text: &[u8]) -> Self {
         let mut printout = Self::default();
         printout.push(text);
         printout
     }
 
-    /// An empty one that takes `limit` bytes without allocating.
+    /// Creates an empty printout of at most `limit` bytes, whose memory is allocated now.
     ///
     /// # Errors
-    /// There is no memory for it.
-    pub(crate) fn with_room(limit: usize) -> Result<Self> {
+    /// `Io` with ENOMEM.
+    pub(crate) fn with_capacity(limit: usize) -> Result<Self> {
         let mut bytes = Vec::new();
         let reserved = bytes.try_reserve_exact(limit);
         reserved.map_err(|_| Error::io("find memory for the report", &Errno::NOMEM.into()))?;
@@ -94,7 +97,7 @@ impl Printout {
         })
     }
 
-    /// The text, and a line that tells where it was cut.
+    /// The text, followed by a note if it was cut.
     pub fn into_text(self) -> String {
         let limit = self.limit;
         let text = String::from_utf8_lossy(&self.bytes).into_owned();
@@ -105,14 +108,15 @@ impl Printout {
         text
     }
 
+    /// Appends a piece, up to the limit. Never fails: sets the cut mark if memory or space runs out.
     pub(crate) fn push(&mut self, piece: &[u8]) {
-        let kept = &piece[..piece.len().min(self.limit.saturating_sub(self.bytes.len()))];
-        // The allocator is what it asks about: it may have nothing left.
-        let has_room = self.bytes.try_reserve(kept.len()).is_ok();
+        let fitting = &piece[..piece.len().min(self.limit.saturating_sub(self.bytes.len()))];
+        // The text describes the allocator that also provides this memory; it may have run out.
+        let has_room = self.bytes.try_reserve(fitting.len()).is_ok();
         if has_room && !self.is_cut {
-            self.bytes.extend_from_slice(kept);
+            self.bytes.extend_from_slice(fitting);
         }
-        self.is_cut |= !has_room || kept.len() < piece.len();
+        self.is_cut |= !has_room || fitting.len() < piece.len();
     }
 }
 
@@ -130,42 +134,42 @@ impl io::Write for Printout {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::allocators::fake::{Behaviour, fake};
+    use crate::allocators::fake::{Behaviour, fake_mallctl};
 
     #[test]
-    fn letters_are_checked() {
+    fn invalid_option_letters_are_refused() {
         let check = |letters: &str, expected: &str| {
             let error = PrintOptions::parse(letters).unwrap_err();
             assert_eq!(error.message, expected);
-            assert!(error.remedy.contains(LETTERS), "{error:?}");
+            assert!(error.remedy.contains(OPTION_LETTERS), "{error:?}");
         };
         check("Jz", "opts=\"Jz\" has the unknown letter 'z'");
         check("a\0", "opts=\"a\\0\" has the unknown letter '\\0'");
         check("é", "opts=\"é\" has the unknown letter 'é'");
         check("aba", "opts=\"aba\" has a letter twice");
-        assert!(PrintOptions::parse(LETTERS).unwrap().is_json());
+        assert!(PrintOptions::parse(OPTION_LETTERS).unwrap().is_json());
         assert!(!PrintOptions::parse("").unwrap().is_json());
     }
 
     #[test]
-    fn pieces_of_any_size_are_put_together() {
-        struct Talking;
-        impl Behaviour for Talking {
-            const PRINTED: &'static [&'static std::ffi::CStr] = &[c"a", c"", c"bc\n"];
+    fn pieces_of_any_size_are_joined() {
+        struct PrintingFake;
+        impl Behaviour for PrintingFake {
+            const PRINTOUT_PIECES: &'static [&'static std::ffi::CStr] = &[c"a", c"", c"bc\n"];
         }
         let options = PrintOptions::parse("a").unwrap();
-        let printout = Printout::of(&fake::<Talking>(), &options);
+        let printout = Printout::from_jemalloc(&fake_mallctl::<PrintingFake>(), &options);
         assert_eq!(printout.into_text(), "abc\n");
     }
 
     #[test]
-    fn a_long_printout_is_cut_and_says_so() {
+    fn long_printout_is_cut_with_note() {
         let mut printout = Printout::default();
         let piece = [b'x'; 1000];
-        (0..=LIMIT / piece.len()).for_each(|_| printout.push(&piece));
+        (0..=MAX_PRINTOUT / piece.len()).for_each(|_| printout.push(&piece));
         let text = printout.into_text();
         let (kept, note) = text.split_once('\n').unwrap();
-        assert_eq!(kept.len(), LIMIT);
+        assert_eq!(kept.len(), MAX_PRINTOUT);
         assert!(note.starts_with("… cut after 262144 bytes"), "{note}");
     }
 }

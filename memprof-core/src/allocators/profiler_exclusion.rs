@@ -1,7 +1,7 @@
-//! What memprof allocates is none of the program's: jemalloc leaves it out of the profile.
+//! Excludes memprof's allocations from the profile, because they are not the program's.
 //!
-//! Only jemalloc and memprof's sampler have a switch for each thread. In tcmalloc's profiles a reader
-//! knows our stacks by the line `# memprof-image`.
+//! Only jemalloc and memprof's sampler have a switch per thread. In tcmalloc's profiles a reader recognizes
+//! memprof's stacks by the line `# memprof-image`.
 #![expect(unsafe_code, reason = "the allocator's symbols")]
 
 use std::ffi::{CStr, c_void};
@@ -10,59 +10,64 @@ use std::mem;
 
 use crate::allocators::mallctl::{Mallctl, MallctlFn};
 
-/// ENOENT from a jemalloc without profiling.
-const SWITCH: &CStr = c"thread.prof.active";
+/// Switch of the calling thread's sampling; ENOENT in a jemalloc without profiling.
+const THREAD_ACTIVE: &CStr = c"thread.prof.active";
 
-/// More jemallocs than one process has. What finds no place goes on sampling.
-const MOST: usize = 8;
+/// Most jemallocs that one guard can exclude a thread from; further ones keep sampling it.
+const MAX_JEMALLOCS: usize = 8;
 
-/// While it lives, the thread that made it is not sampled.
+/// Guard: the creating thread is not sampled until it is dropped.
 #[derive(Debug)]
 pub struct ProfilerExclusion {
-    switched: [Option<Mallctl>; MOST],
+    excluded_from: [Option<Mallctl>; MAX_JEMALLOCS],
     #[cfg(target_arch = "x86_64")]
-    _by_ours: memprof_sampler::SamplerExclusion,
-    /// It stays on its thread.
+    _own_sampler: memprof_sampler::SamplerExclusion,
+    /// Keeps the guard on its thread: it is neither `Send` nor `Sync`.
     _thread: PhantomData<*const ()>,
 }
 
 impl ProfilerExclusion {
-    /// By those jemallocs that can be had by name, before any search, which allocates.
+    /// Excludes this thread from memprof's sampler and from jemallocs with exported symbols. For the time
+    /// before the search for allocators, which allocates.
     pub fn from_exported_symbols() -> Self {
         let names = [c"mallctl", c"_rjem_mallctl", c"je_mallctl"];
         let found = names.into_iter().filter_map(|name| {
-            // SAFETY: dlsym(3) with a NUL-terminated name.
+            // SAFETY: dlsym(3) gets a NUL-terminated name.
             let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
             // SAFETY: jemalloc(3): a function of this name has this type.
             let found = (!found.is_null())
                 .then(|| unsafe { mem::transmute::<*mut c_void, MallctlFn>(found) })?;
-            // SAFETY: as above; the program and what it was started with stays loaded.
+            // SAFETY: jemalloc(3) gives the type; the program and the libraries of its start are never
+            // unloaded.
             Some(unsafe { Mallctl::new(found, None) })
         });
         Self::new(found)
     }
 
-    /// By these. Allocates nothing.
+    /// Excludes this thread from memprof's sampler and these jemallocs. Does not allocate.
     pub(crate) fn new(jemallocs: impl Iterator<Item = Mallctl>) -> Self {
-        let mut unsampled = Self {
-            switched: [None; MOST],
+        let mut guard = Self {
+            excluded_from: [None; MAX_JEMALLOCS],
             #[cfg(target_arch = "x86_64")]
-            _by_ours: memprof_sampler::SamplerExclusion::this_thread(),
+            _own_sampler: memprof_sampler::SamplerExclusion::this_thread(),
             _thread: PhantomData,
         };
-        let sampling = jemallocs.filter(|mallctl| mallctl.read_bool(SWITCH) == Ok(true));
-        for (place, mallctl) in unsampled.switched.iter_mut().zip(sampling) {
-            *place = mallctl.write_bool(SWITCH, false).is_ok().then_some(mallctl);
+        let sampling = jemallocs.filter(|mallctl| mallctl.read_bool(THREAD_ACTIVE) == Ok(true));
+        for (slot, mallctl) in guard.excluded_from.iter_mut().zip(sampling) {
+            *slot = mallctl
+                .write_bool(THREAD_ACTIVE, false)
+                .is_ok()
+                .then_some(mallctl);
         }
-        unsampled
+        guard
     }
 }
 
 impl Drop for ProfilerExclusion {
     fn drop(&mut self) {
-        for mallctl in self.switched.iter().flatten() {
-            // It took the switch before; where it does not take it back, less is sampled.
-            if let Err(errno) = mallctl.write_bool(SWITCH, true) {
+        for mallctl in self.excluded_from.iter().flatten() {
+            // If jemalloc refuses to sample the thread again, only fewer samples are taken.
+            if let Err(errno) = mallctl.write_bool(THREAD_ACTIVE, true) {
                 log::debug!("thread.prof.active: {errno}");
             }
         }

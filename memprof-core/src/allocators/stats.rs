@@ -1,4 +1,4 @@
-//! The allocators' own figures.
+//! Functions with which the plugin reads a jemalloc's statistics.
 
 use memprof_messages::HeapTotals;
 
@@ -6,18 +6,19 @@ use crate::allocators::mallctl::Mallctl;
 use crate::allocators::printout::Printout;
 use crate::error::Error;
 
-/// Reads a jemalloc's totals. The plugin provides it, because tikv-jemalloc-ctl, which it uses,
-/// can be bound to a jemalloc of the host's only in a cdylib.
-pub type ReadFigures = fn(&Mallctl) -> Result<HeapTotals, Error>;
+/// Reads a jemalloc's heap totals. The plugin provides it, because it uses tikv-jemalloc-ctl, which only a
+/// cdylib can bind to a jemalloc of the host.
+pub type ReadTotals = fn(&Mallctl) -> Result<HeapTotals, Error>;
 
-/// Reads what `malloc_stats_print` says without single arenas; as [`ReadFigures`].
-pub type ReadReport = fn(&Mallctl) -> Result<Printout, Error>;
+/// Reads the `malloc_stats_print` output of a jemalloc without single arenas. Provided by the plugin, like
+/// [`ReadTotals`].
+pub type ReadPrintout = fn(&Mallctl) -> Result<Printout, Error>;
 
-/// How a jemalloc's figures are read.
+/// Functions that read a jemalloc's statistics.
 #[derive(Clone, Copy, Debug)]
-pub struct Readers {
-    /// By `stats.*` (jemalloc(3)).
-    pub figures: ReadFigures,
-    /// What `malloc_stats_print` says.
-    pub report: ReadReport,
+pub struct JemallocReaders {
+    /// Reads the heap totals from `stats.*` (jemalloc(3)).
+    pub totals: ReadTotals,
+    /// Reads the output of `malloc_stats_print`.
+    pub printout: ReadPrintout,
 }

@@ -1,5 +1,5 @@
-//! A jemalloc in the program that no symbol leads to: its file was stripped, or the linker left
-//! its control functions out. What it gives out is in no profile.
+//! Detects a jemalloc in the program whose functions no symbol names: its file was stripped, or the linker
+//! omitted its control functions. Its allocations are in no profile.
 
 use std::fs::File;
 use std::io;
@@ -12,50 +12,50 @@ use memmap2::MmapMut;
 use crate::allocators::loaded_objects::{self, EXECUTABLE, LoadedObject};
 use crate::allocators::symbols::real_path;
 
-/// Texts that every jemalloc 4 and 5 contains: what its complaints start with, and an option.
-/// Either alone may be in a program that only writes about it.
+/// Texts that every jemalloc 4 and 5 contains: the start of its error messages, and an option. A program that
+/// only mentions jemalloc may contain one of them.
 const TEXTS: [&[u8]; 2] = [b"<jemalloc>: ", b"narenas"];
 
-/// How much of the file is looked at at a time, in memory of the kernel's: what is taken from the host's malloc for
-/// a moment stays resident in it.
-const CHUNK: usize = 1 << 17;
+/// Bytes of the file to search at a time. The buffer is mapped: memory from the host's malloc would stay
+/// resident.
+const CHUNK_SIZE: usize = 1 << 17;
 
-/// The program's file, where it contains a jemalloc and none of `driven`, which are addresses of
-/// the found ones, lies in it.
-pub(crate) fn find_stripped_jemalloc(driven: impl Iterator<Item = usize>) -> Option<PathBuf> {
-    let objects = loaded_objects::loaded();
+/// Path of the program, if it contains a jemalloc that is not among the found ones, whose addresses are
+/// `known`.
+pub(crate) fn find_stripped_jemalloc(known: impl Iterator<Item = usize>) -> Option<PathBuf> {
+    let objects = loaded_objects::list();
     let program = objects.first()?;
-    let mut driven = driven;
-    if driven.any(|address| program.contains(address)) {
+    let mut known = known;
+    if known.any(|address| program.contains(address)) {
         return None;
     }
     let file = File::open(EXECUTABLE).ok()?;
-    let has = |text: &&[u8]| contains(&file, program, text).unwrap_or(false);
+    let contains_text = |text: &&[u8]| file_contains(&file, program, text).unwrap_or(false);
     TEXTS
         .iter()
-        .all(has)
+        .all(contains_text)
         .then(|| real_path(EXECUTABLE.as_ref()))
 }
 
-/// Searches what is loaded of the file and never written. It is read, not mapped: its pages would count as this
-/// process's, and where the file is truncated meanwhile there would be none.
-fn contains(file: &File, program: &LoadedObject, text: &[u8]) -> io::Result<bool> {
+/// Searches the parts of the file that are loaded and never written. Reads instead of mapping, because mapped
+/// pages would count as this process's and fault if the file is truncated.
+fn file_contains(file: &File, program: &LoadedObject, text: &[u8]) -> io::Result<bool> {
     let finder = Finder::new(text);
-    let mut chunk = MmapMut::map_anon(CHUNK)?;
+    let mut chunk = MmapMut::map_anon(CHUNK_SIZE)?;
     for segment in program.constants() {
         let end = segment.offset + segment.range.len() as u64;
-        let mut at = segment.offset;
-        while at < end {
-            let wanted = CHUNK.min((end - at) as usize);
-            let length = file.read_at(&mut chunk[..wanted], at)?;
+        let mut offset = segment.offset;
+        while offset < end {
+            let wanted = CHUNK_SIZE.min((end - offset) as usize);
+            let length = file.read_at(&mut chunk[..wanted], offset)?;
             if finder.find(&chunk[..length]).is_some() {
                 return Ok(true);
             }
             if length < text.len() {
                 break;
             }
-            // A text may lie across two chunks.
-            at += (length + 1 - text.len()) as u64;
+            // The text may cross the boundary of two chunks.
+            offset += (length + 1 - text.len()) as u64;
         }
     }
     Ok(false)
@@ -66,21 +66,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn texts_of_the_program_are_found() {
-        let objects = loaded_objects::loaded();
+    fn text_of_program_is_found() {
+        let objects = loaded_objects::list();
         let file = File::open(EXECUTABLE).unwrap();
         let check = |text: &[u8], expected| {
-            assert_eq!(contains(&file, &objects[0], text).unwrap(), expected);
+            assert_eq!(file_contains(&file, &objects[0], text).unwrap(), expected);
         };
         check(b"a text that only this test contains", true);
-        // Put together at run time, so that no file contains it.
+        // Reversed at run time, so that no file contains it.
         let absent: Vec<u8> = b"niatnoc margorp on txet a".iter().rev().copied().collect();
         check(&absent, false);
     }
 
     #[test]
-    fn a_program_whose_jemalloc_is_driven_is_not_searched() {
-        let here = contains as *const () as usize;
+    fn program_with_known_jemalloc_is_not_searched() {
+        let here = file_contains as *const () as usize;
         assert_eq!(find_stripped_jemalloc(std::iter::once(here)), None);
     }
 }

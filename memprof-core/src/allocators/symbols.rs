@@ -1,7 +1,7 @@
-//! Where an allocator's functions lie: by the loader, or by the symbol tables of a file.
+//! Addresses of an allocator's functions, from the loader or from a file's symbol tables.
 //!
-//! An address counts only where it lies in the loaded object that names it, which then stays
-//! loaded as long as the process: the functions are called through pointers that outlive the look.
+//! An address is accepted only if it lies in the loaded object that defines the name. That object then stays
+//! loaded as long as the process, because the functions are called through pointers later.
 #![expect(
     unsafe_code,
     reason = "the loader's symbols, and addresses out of symbol tables"
@@ -35,9 +35,9 @@ pub(crate) struct ObjectSymbols<'a> {
 
 #[derive(Debug)]
 enum SymbolSource {
-    /// What the object exports.
+    /// Dynamic symbols, looked up when needed.
     Exported(RetainedObject),
-    /// The tables of its file, as far as they were wanted.
+    /// Wanted symbols of the file's tables, with addresses in memory.
     Table {
         path: PathBuf,
         names: Vec<(String, usize)>,
@@ -45,39 +45,40 @@ enum SymbolSource {
 }
 
 impl<'a> ObjectSymbols<'a> {
-    /// The object whose `anchor` the whole process sees.
+    /// Symbols of the object that defines `anchor` for the whole process. `None` if none of `objects` does.
     pub(crate) fn exported(objects: &'a [LoadedObject], anchor: &CStr) -> Option<Self> {
-        // SAFETY: dlsym(3) with a NUL-terminated name.
+        // SAFETY: dlsym(3) gets a NUL-terminated name.
         let address = unsafe { libc::dlsym(libc::RTLD_DEFAULT, anchor.as_ptr()) } as usize;
-        // Also keeps out symbols of our own image, which is not among the objects.
+        // Also excludes memprof's own image, which is not among the objects.
         let object = objects.iter().find(|object| object.is_code(address))?;
-        let source = SymbolSource::Exported(RetainedObject::keep(object)?);
+        let source = SymbolSource::Exported(RetainedObject::retain(object)?);
         Some(Self { object, source })
     }
 
-    /// Where the variable lies that the whole process sees.
+    /// Address of the variable `name` in the process's global scope. `None` if it is in no writable segment
+    /// of `objects`.
     pub(crate) fn exported_variable(objects: &[LoadedObject], name: &CStr) -> Option<usize> {
-        // SAFETY: dlsym(3) with a NUL-terminated name.
+        // SAFETY: dlsym(3) gets a NUL-terminated name.
         let address = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) } as usize;
         let is_in = |object: &LoadedObject| object.is_writable(address);
         objects.iter().any(is_in).then_some(address)
     }
 
-    /// Those of an object's file whose names are `wanted`; none where no name contains one of the `anchors`.
-    /// A file that is not the one that is mapped has none: calling by its addresses would crash.
+    /// Reads the symbols that `wanted` accepts from an object's file. `None` if no name contains one of the
+    /// `anchors`, or if the file is not the mapped one: a call to its addresses would crash.
     ///
     /// # Errors
-    /// The file cannot be read.
+    /// The file cannot be read, or is refused by [`open_object`].
     pub(crate) fn in_file(
         object: &'a LoadedObject,
         anchors: &[&[u8]],
         wanted: impl Fn(&[u8]) -> bool,
     ) -> io::Result<Option<Self>> {
-        let names = names_in_file(object, anchors, wanted)?;
+        let names = read_names(object, anchors, wanted)?;
         if names.is_empty() {
             return Ok(None);
         }
-        if RetainedObject::keep(object).is_none() {
+        if RetainedObject::retain(object).is_none() {
             log::warn!(
                 "{} is being unloaded; its allocator is left alone",
                 object.path.display()
@@ -89,7 +90,7 @@ impl<'a> ObjectSymbols<'a> {
         Ok(Some(Self { object, source }))
     }
 
-    /// The names in the file's tables; none for what an object exports.
+    /// Names from the file's tables; empty for exported symbols.
     pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
         let names = match &self.source {
             SymbolSource::Exported(_) => &[],
@@ -98,18 +99,19 @@ impl<'a> ObjectSymbols<'a> {
         names.iter().map(|(name, _)| name.as_str())
     }
 
-    /// The address of a function.
+    /// Address of a function. `None` if the object has no code of this name.
     pub(crate) fn function(&self, name: &CStr) -> Option<usize> {
         self.address(name)
             .filter(|address| self.object.is_code(*address))
     }
 
-    /// The address of a variable.
+    /// Address of a variable. `None` if the object has no writable data of this name.
     pub(crate) fn variable(&self, name: &CStr) -> Option<usize> {
         self.address(name)
             .filter(|address| self.object.is_writable(*address))
     }
 
+    /// Address in memory of a symbol of any kind.
     fn address(&self, name: &CStr) -> Option<usize> {
         match &self.source {
             SymbolSource::Exported(loaded) => loaded.symbol(name),
@@ -120,11 +122,12 @@ impl<'a> ObjectSymbols<'a> {
         }
     }
 
-    /// The file of the object.
+    /// Path of the object's file.
     pub(crate) fn path(&self) -> PathBuf {
         real_path(&self.object.path)
     }
 
+    /// How these symbols were found.
     pub(crate) fn found_by(&self) -> FoundBy {
         match &self.source {
             SymbolSource::Exported(_) => FoundBy::DynamicSymbol,
@@ -133,26 +136,26 @@ impl<'a> ObjectSymbols<'a> {
     }
 }
 
-/// Where the function lies that serves `malloc` in this process.
+/// Address of the function that serves `malloc` in this process.
 #[cfg(target_arch = "x86_64")]
 pub(crate) fn malloc() -> Option<usize> {
     let _reading = ForkGuard::acquire();
     memprof_sampler::malloc_address()
 }
 
-/// Where the function lies that serves `malloc` in this process.
+/// Address of the function that serves `malloc` in this process.
 #[cfg(not(target_arch = "x86_64"))]
 pub(crate) fn malloc() -> Option<usize> {
     Some(libc::malloc as *const () as usize)
 }
 
-/// An object that the loader will not unload any more.
+/// Handle of an object that the loader never unloads (RTLD_NODELETE).
 #[derive(Debug)]
 struct RetainedObject(NonNull<c_void>);
 
 impl RetainedObject {
-    /// None for one that is being unloaded.
-    fn keep(object: &LoadedObject) -> Option<Self> {
+    /// Keeps the object loaded for good. `None` if it is already being unloaded.
+    fn retain(object: &LoadedObject) -> Option<Self> {
         let path = CString::new(object.path.as_os_str().as_bytes()).ok()?;
         let name = if object.path == Path::new(EXECUTABLE) {
             std::ptr::null()
@@ -160,13 +163,14 @@ impl RetainedObject {
             path.as_ptr()
         };
         let flags = libc::RTLD_LAZY | libc::RTLD_NOLOAD | libc::RTLD_NODELETE;
-        // SAFETY: dlopen(3) with a NUL-terminated name, or null for the program; runs no code of
-        // the object's, because it loads nothing.
+        // SAFETY: dlopen(3) gets a NUL-terminated name, or null for the program. RTLD_NOLOAD: it loads
+        // nothing, so it runs no code of the object.
         NonNull::new(unsafe { libc::dlopen(name, flags) }).map(Self)
     }
 
+    /// Address of a dynamic symbol that this object or its dependencies define.
     fn symbol(&self, name: &CStr) -> Option<usize> {
-        // SAFETY: dlsym(3) with an open handle and a NUL-terminated name.
+        // SAFETY: dlsym(3) gets an open handle and a NUL-terminated name.
         let address = unsafe { libc::dlsym(self.0.as_ptr(), name.as_ptr()) } as usize;
         (address != 0).then_some(address)
     }
@@ -174,30 +178,32 @@ impl RetainedObject {
 
 impl Drop for RetainedObject {
     fn drop(&mut self) {
-        // SAFETY: dlclose(3) of a handle that `keep` opened; RTLD_NODELETE outlasts it.
+        // SAFETY: dlclose(3) gets the handle that `retain` opened; RTLD_NODELETE remains in force.
         unsafe { libc::dlclose(self.0.as_ptr()) };
     }
 }
 
-/// A function pointer to `address`.
+/// Converts an address to a function pointer.
 ///
 /// # Safety
-/// `F` is the type of a function pointer, and the function at `address` has that type.
+/// `F` is a function pointer type, and the function at `address` has that type.
 pub(crate) unsafe fn as_function<F: Copy>(address: usize) -> F {
     const { assert!(size_of::<F>() == size_of::<*const c_void>()) };
     let pointer: *const c_void = std::ptr::with_exposed_provenance(address);
-    // SAFETY: of one size, and a function's by the caller's promise.
+    // SAFETY: Both have the size of a pointer, and the caller guarantees the function's type.
     unsafe { std::mem::transmute_copy(&pointer) }
 }
 
-fn names_in_file(
+/// Reads the names that `wanted` accepts, with their addresses in memory. Empty if no name contains an anchor
+/// or the file is not the mapped one.
+fn read_names(
     object: &LoadedObject,
     anchors: &[&[u8]],
     wanted: impl Fn(&[u8]) -> bool,
 ) -> io::Result<Vec<(String, usize)>> {
     let file = open_object(&object.path)?;
-    // SAFETY: read-only and private. Should another process truncate the file meanwhile, this
-    // process loses its own mapping of it too.
+    // SAFETY: The mapping is read-only and private. If another process truncates the file, the loader's own
+    // mapping of it fails too.
     let bytes = unsafe { memmap2::Mmap::map(&file) }?;
     let Ok(elf) = Elf::parse(&*bytes) else {
         return Ok(Vec::new());
@@ -209,7 +215,7 @@ fn names_in_file(
         );
         return Ok(Vec::new());
     }
-    // One search in all strings takes a tenth of the time of one in each name.
+    // One search in all strings takes a tenth of the time of a search in each name.
     if !anchors.iter().any(|anchor| is_in_strings(&elf, anchor)) {
         return Ok(Vec::new());
     }
@@ -225,15 +231,16 @@ fn names_in_file(
     Ok(names.collect())
 }
 
-/// Opens the file of a loaded object, whose path may name something else by now. A FIFO would block this thread for ever;
-/// tables in a hole, which take no room on a disk, would be read for minutes.
+/// Opens the file of a loaded object, whose path may name something else by now. A FIFO would block this
+/// thread forever; symbol tables in a hole, which need no disk space, would be read for minutes.
 ///
 /// # Errors
-/// `InvalidInput`: it is no regular file, or above 64 MiB and more than 15 of 16 bytes are holes (no linker leaves such,
-/// and file systems that compress do not do so by that much; memprof-report refuses the same).
+/// `InvalidInput`: not a regular file, or larger than 64 MiB with more than 15 of 16 bytes in holes. No
+/// linker writes such a file, compressing file systems do not reach that ratio, and memprof-report refuses
+/// the same.
 fn open_object(path: &Path) -> io::Result<File> {
-    const SMALL: u64 = 64 << 20;
-    const RATIO: u64 = 16;
+    const MAX_UNCHECKED_SIZE: u64 = 64 << 20;
+    const MAX_SPARSE_RATIO: u64 = 16;
     let flags = libc::O_NONBLOCK | libc::O_NOCTTY;
     let mut options = File::options();
     let file = options.read(true).custom_flags(flags).open(path)?;
@@ -242,12 +249,14 @@ fn open_object(path: &Path) -> io::Result<File> {
     let refused = |text| Err(io::Error::new(io::ErrorKind::InvalidInput, text));
     match metadata.is_file() {
         false => refused("no regular file"),
-        true if length > SMALL && length / RATIO > allocated => refused("mostly holes"),
+        true if length > MAX_UNCHECKED_SIZE && length / MAX_SPARSE_RATIO > allocated => {
+            refused("mostly holes")
+        }
         true => Ok(file),
     }
 }
 
-/// Whether a name of the file's tables contains the text.
+/// Whether a name in the file's symbol tables contains `text`.
 fn is_in_strings(elf: &Elf<'_>, text: &[u8]) -> bool {
     let tables = [elf.elf_symbol_table(), elf.elf_dynamic_symbol_table()];
     tables.iter().any(|table| {
@@ -257,6 +266,7 @@ fn is_in_strings(elf: &Elf<'_>, text: &[u8]) -> bool {
     })
 }
 
+/// Whether the file's program headers and build id equal those in memory.
 fn is_mapped_from(object: &LoadedObject, elf: &Elf<'_>, bytes: &[u8]) -> bool {
     let header = elf.elf_header();
     let start = header.e_phoff(elf.endian()) as usize;
@@ -267,7 +277,7 @@ fn is_mapped_from(object: &LoadedObject, elf: &Elf<'_>, bytes: &[u8]) -> bool {
             .is_ok_and(|id| id == object.build_id.as_deref())
 }
 
-/// The file itself, for the program too.
+/// Path of the file; for the program, the target of /proc's link.
 pub(crate) fn real_path(path: &Path) -> PathBuf {
     if path != Path::new(EXECUTABLE) {
         return path.to_owned();
@@ -281,18 +291,18 @@ mod tests {
     use crate::allocators::loaded_objects;
 
     #[test]
-    fn only_the_object_that_has_the_anchor_counts() {
-        let objects = loaded_objects::loaded();
+    fn exported_symbols_are_of_object_with_anchor() {
+        let objects = loaded_objects::list();
         let libc = ObjectSymbols::exported(&objects, c"gnu_get_libc_version").unwrap();
         assert_eq!(libc.found_by(), FoundBy::DynamicSymbol);
         assert!(libc.function(c"malloc").is_some());
         assert!(libc.variable(c"stdout").is_some());
-        // The wrong kind, and what is not there.
+        // Symbols of the other kind, and names that do not exist.
         assert_eq!(libc.function(c"stdout"), None);
         assert_eq!(libc.variable(c"malloc"), None);
         assert_eq!(libc.function(c"memprof_no_such_function"), None);
         assert!(ObjectSymbols::exported(&objects, c"memprof_no_such_function").is_none());
-        // Without the object that has it, as where it is our own image.
+        // Without the object that defines it, as with memprof's own image.
         let others: Vec<_> = objects
             .iter()
             .filter(|object| !object.path.ends_with("libc.so.6"))
@@ -302,8 +312,8 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_not_the_mapped_one_names_nothing() {
-        let mut objects = loaded_objects::loaded();
+    fn file_other_than_mapped_one_has_no_symbols() {
+        let mut objects = loaded_objects::list();
         let wanted = |name: &[u8]| name == b"gnu_get_libc_version";
         let anchors: [&[u8]; 2] = [b"memprof_no_such_function", b"_get_libc_"];
         let libc = objects
@@ -326,11 +336,11 @@ mod tests {
         ObjectSymbols::in_file(libc, &anchors, wanted).unwrap_err();
     }
 
-    /// Opened as other files are, the FIFO would wait for a writer.
+    /// A normal open of the FIFO would wait for a writer.
     #[test]
-    fn a_fifo_and_a_file_of_holes_in_place_of_an_object_are_refused() {
-        let place = tempfile::tempdir().unwrap();
-        let path = |name: &str| place.path().join(name);
+    fn fifo_and_sparse_file_are_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = |name: &str| directory.path().join(name);
         let (kind, mode) = (rustix::fs::FileType::Fifo, rustix::fs::Mode::RWXU);
         rustix::fs::mknodat(rustix::fs::CWD, path("fifo"), kind, mode, 0).unwrap();
         std::os::unix::fs::symlink("/dev/zero", path("device")).unwrap();
@@ -348,23 +358,23 @@ mod tests {
     }
 
     #[test]
-    fn an_object_whose_functions_are_kept_outlasts_its_dlclose() {
-        let place = tempfile::tempdir().unwrap();
-        let (code, library) = (place.path().join("x.c"), place.path().join("x.so"));
+    fn object_with_retained_symbols_survives_dlclose() {
+        let directory = tempfile::tempdir().unwrap();
+        let (code, library) = (directory.path().join("x.c"), directory.path().join("x.so"));
         std::fs::write(&code, "int mi_version(void) { return 209; }\n").unwrap();
         let mut cc = std::process::Command::new("cc");
         let cc = cc.args(["-shared", "-fPIC", "-o"]).args([&library, &code]);
         assert!(cc.status().unwrap().success());
         let is_loaded = || {
-            loaded_objects::loaded()
+            loaded_objects::list()
                 .iter()
                 .any(|object| object.path == library)
         };
 
         let path = CString::new(library.as_os_str().as_bytes()).unwrap();
-        // SAFETY: dlopen(3) of a library without constructors.
+        // SAFETY: dlopen(3) gets a path; the library has no constructors.
         let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW) };
-        let objects = loaded_objects::loaded();
+        let objects = loaded_objects::list();
         let object = objects
             .iter()
             .find(|object| object.path == library)
@@ -373,10 +383,10 @@ mod tests {
         let symbols = symbols.unwrap().unwrap();
         let function = symbols.function(c"mi_version").unwrap();
         drop(symbols);
-        // SAFETY: dlclose(3) of the handle above.
+        // SAFETY: dlclose(3) gets the handle that dlopen(3) returned.
         unsafe { libc::dlclose(handle) };
         assert!(is_loaded());
-        // SAFETY: of this type, as its source says.
+        // SAFETY: The C source above defines the function with this type.
         let function: extern "C" fn() -> i32 = unsafe { as_function(function) };
         assert_eq!(function(), 209);
     }

@@ -1,4 +1,4 @@
-//! gperftools' tcmalloc, the full one and the minimal one.
+//! The tcmalloc of gperftools, full and minimal.
 
 mod cxx_string;
 mod extension;
@@ -21,12 +21,12 @@ use crate::identity::AllocatorIdentity;
 use extension::Extension;
 use memprof_messages::{AllocatorKind, HeapTotals, HeapUsage, ProfileKind};
 use profile::Profiles;
-use rate::Rate;
+use rate::RateSetting;
 
-/// What every gperftools names.
+/// Function that every gperftools exports.
 pub(crate) const ANCHOR: &CStr = c"MallocExtension_GetNumericProperty";
 
-/// What is looked up by name.
+/// Symbols to search for.
 pub(crate) const NAMES: &[&CStr] = &[
     ANCHOR,
     extension::SET,
@@ -41,18 +41,19 @@ pub(crate) const NAMES: &[&CStr] = &[
     rate::FLAG,
 ];
 
-/// Whether a function is one of gperftools' own that it calls by name, in C or C++.
+/// Whether a function name is one of gperftools' own, in C or C++.
 pub(crate) fn is_own_name(name: &[u8]) -> bool {
     memmem::find(name, b"MallocExtension").is_some()
 }
 
-/// gperftools' advice: cheap, and a sample for each 512 KiB.
+/// Default sample interval in bytes: one sample per 512 KiB, which gperftools recommends as cheap.
 const DEFAULT_INTERVAL: u64 = 512 << 10;
 
-/// Of Debian's build. Each sampled object takes one alone: a span tells its stack.
+/// Page size in bytes of Debian's build. Each sampled object occupies a page alone, because its span holds
+/// the stack.
 const PAGE: u64 = 8 << 10;
 
-/// Below it, samples make the heap grow by more than a sixteenth.
+/// Sample interval in bytes below which samples make the heap grow by more than a sixteenth.
 pub(crate) const FINE_INTERVAL: u64 = 16 * PAGE;
 
 /// A gperftools in this process.
@@ -61,19 +62,20 @@ pub(crate) struct Tcmalloc {
     pub identity: AllocatorIdentity,
     extension: Extension,
     profiler: Result<Profiler>,
-    /// What it sampled at last: tcmalloc forgets it when it is switched off, and a profile must
-    /// tell it.
+    /// Most recent sample interval in bytes. tcmalloc forgets it when sampling is turned off, and a profile
+    /// must contain it.
     last_interval: AtomicU64,
 }
 
-/// What only the full library has.
+/// Functions that only the full library has.
 #[derive(Debug)]
 struct Profiler {
     profiles: Profiles,
-    rate: Rate,
+    rate: RateSetting,
 }
 
 impl Tcmalloc {
+    /// Returns the tcmalloc with these symbols. `None` if they lack [`ANCHOR`].
     pub(crate) fn identify(symbols: &ObjectSymbols<'_>) -> Option<Self> {
         let extension = Extension::find(symbols);
         let identity = AllocatorIdentity {
@@ -86,7 +88,7 @@ impl Tcmalloc {
             address: symbols.function(ANCHOR)?,
         };
         let profiler = Profiles::find(symbols, &identity).and_then(|profiles| {
-            let rate = Rate::find(symbols, &extension, &identity)?;
+            let rate = RateSetting::find(symbols, &extension, &identity)?;
             Ok(Profiler { profiles, rate })
         });
         let interval = profiler
@@ -100,11 +102,12 @@ impl Tcmalloc {
         })
     }
 
+    /// The profiler's functions, or the reason why this build has none.
     fn profiler(&self) -> Result<&Profiler> {
         self.profiler.as_ref().map_err(Clone::clone)
     }
 
-    /// What it samples at, or did last.
+    /// Current sample interval in bytes; the most recent one while sampling is off.
     fn interval(&self) -> u64 {
         let known = |interval: &u64| *interval > 0;
         let now = self
@@ -115,7 +118,7 @@ impl Tcmalloc {
         now.ok().filter(known).unwrap_or(last)
     }
 
-    /// The interval that profiles tell.
+    /// Sample interval in bytes to write to profiles.
     fn reported_interval(&self) -> u64 {
         match self.interval() {
             0 => DEFAULT_INTERVAL,
@@ -123,6 +126,7 @@ impl Tcmalloc {
         }
     }
 
+    /// Reads a numeric property.
     fn property(&self, name: &CStr) -> Result<u64> {
         self.extension.get(name).ok_or_else(|| {
             let name = name.to_string_lossy();
@@ -132,8 +136,8 @@ impl Tcmalloc {
 }
 
 impl Tcmalloc {
-    /// Why it cannot be profiled, where it cannot.
-    pub(crate) fn why_not(&self) -> Option<Unprofilable> {
+    /// Reason why it cannot be profiled. `None` if it can.
+    pub(crate) fn unprofilable_reason(&self) -> Option<Unprofilable> {
         let missing = self.profiler.as_ref().err();
         missing.map(|error| Unprofilable::Incomplete(Box::new(error.clone())))
     }
@@ -166,7 +170,7 @@ impl Tcmalloc {
         self.last_interval.store(interval, Ordering::Relaxed);
         let mut warnings = Vec::new();
         if !was_active {
-            // Sampler::PickNextSample of a thread that found sampling off.
+            // Threads that found sampling off check again that late (`Sampler::PickNextSample`).
             warnings.push(format!(
                 "each thread of {} starts to sample within its next 16 MiB of allocations",
                 self.identity
@@ -209,7 +213,7 @@ impl Tcmalloc {
         ))
     }
 
-    /// A string, and its copy in the scratch.
+    /// Estimated memory for a profile in bytes: a C++ string, and its copy in the scratch file.
     pub(crate) fn profile_bytes(&self, kind: ProfileKind) -> Option<u64> {
         let heap = self.extension.get(c"generic.heap_size")?;
         let string = profile::string_bytes(kind, heap, self.reported_interval());
@@ -222,7 +226,7 @@ impl Tcmalloc {
         scratch: &Scratch,
     ) -> Result<ProfileSummary> {
         let profiles = &self.profiler()?.profiles;
-        // Without the figure, memory for the smallest profile is asked for.
+        // Without this property, only the memory for the smallest profile is checked.
         let heap = self.extension.get(c"generic.heap_size").unwrap_or(0);
         profiles.write(
             kind,
@@ -233,8 +237,8 @@ impl Tcmalloc {
         )
     }
 
-    /// In jemalloc's words: what the caches and the central lists hold lies in pages that are in
-    /// use, what the page heap holds is free pages.
+    /// Heap totals in jemalloc's terms: memory in caches and central lists counts as active pages, the page
+    /// heap's as free pages.
     pub(crate) fn totals(&self) -> Result<HeapUsage> {
         let heap = self.property(c"generic.heap_size")?;
         let free = self.property(c"tcmalloc.pageheap_free_bytes")?;
@@ -252,9 +256,9 @@ impl Tcmalloc {
         }))
     }
 
-    pub(crate) fn report(&self) -> Result<Printout> {
+    pub(crate) fn printout(&self) -> Result<Printout> {
         self.extension
-            .report()
+            .stats_text()
             .ok_or_else(|| self.missing_symbol_error(extension::STATS))
     }
 
@@ -263,12 +267,13 @@ impl Tcmalloc {
         released.ok_or_else(|| self.missing_symbol_error(extension::RELEASE))
     }
 
-    pub(crate) fn missing(&self) -> &[&'static str] {
+    pub(crate) fn missing_symbols(&self) -> &[&'static str] {
         &self.extension.missing
     }
 }
 
 impl Tcmalloc {
+    /// `Unsupported` error for a missing function.
     fn missing_symbol_error(&self, name: &CStr) -> Error {
         let name = name.to_string_lossy();
         let message = format!("{} lacks {name}", self.identity);

@@ -1,4 +1,5 @@
-//! Why profiling cannot be on, and what helps: `activate`, `status` and `doctor` say it in these words.
+//! Reasons why profiling is impossible, with remedies. `activate`, `status` and `doctor` report them with the
+//! same texts.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -6,61 +7,62 @@ use std::path::PathBuf;
 use crate::error::{Error, ErrorKind};
 use crate::identity::AllocatorIdentity;
 
-/// What a jemalloc has to be told before a program starts.
-pub(crate) const CONF: &str = "prof:true,prof_active:false";
+/// Options with which a jemalloc must start to be profilable.
+pub(crate) const PROFILING_CONF: &str = "prof:true,prof_active:false";
 
-const NO_PRELOAD: &str = "this process runs in secure-execution mode (AT_SECURE), in which the loader \
+/// Remedy for a process in which the loader ignores LD_PRELOAD.
+const NO_PRELOAD_REMEDY: &str = "this process runs in secure-execution mode (AT_SECURE), in which the loader \
      ignores LD_PRELOAD: start it without changing uid (setpriv --reuid=USER --regid=GROUP \
      --init-groups), or use /etc/ld.so.preload and /etc/malloc.conf";
 
-/// Why profiling cannot be on. An allocator is named as it prints: `jemalloc 5.3.0`.
+/// Reason why profiling is impossible. Allocators are named as they print: `jemalloc 5.3.0`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Unprofilable {
-    /// Allocators of its kind have no profiler; none: no allocator was found.
+    /// Allocators of this kind have no profiler. `None` if no allocator was found.
     NoProfiler { allocator: Option<String> },
-    /// The same, and the loader ignores the environment, which could bring another one.
+    /// Like `NoProfiler`; and the loader ignores the environment, so another allocator cannot be preloaded.
     NoPreload { allocator: Option<String> },
-    /// It lacks a part that profiles.
+    /// The allocator lacks functions for profiling.
     Incomplete(Box<Error>),
-    /// It was built without profiling. Hooks would lead memprof's sampler to it.
+    /// The allocator was built without profiling. With `has_hooks`, memprof's sampler can sample it.
     NotCompiledIn { allocator: String, has_hooks: bool },
-    /// It was started with `opt.prof` off. Its variable is unknown where it has no name.
+    /// The jemalloc was started with `opt.prof` off. `variable` is `None` if its prefix is unknown.
     NotStarted {
         allocator: String,
         variable: Option<String>,
     },
-    /// The same, and the variable that is set is that of another build.
+    /// Like `NotStarted`; and the variable `set` (name, value) configures another build.
     OtherVariable {
         allocator: String,
         variable: String,
         set: (String, String),
     },
-    /// The same, and it ignores the environment.
+    /// Like `NotStarted`; and it ignores the environment.
     Ignored {
         allocator: String,
         variable: Option<String>,
     },
-    /// The program's file contains a jemalloc that no symbol leads to.
+    /// The program's file contains a jemalloc whose functions no symbol names.
     StrippedJemalloc(PathBuf),
-    /// This file's `malloc` serves the process.
+    /// An allocator that memprof does not know serves `malloc`; the path of its file.
     UnknownMalloc(PathBuf),
-    /// The same as `why`, and memprof's sampler would serve it if `remedy` were done.
-    Unled { why: Box<Self>, remedy: String },
+    /// The allocator's `reason`; memprof's sampler could sample it after `remedy`.
+    SamplerAfterRemedy { reason: Box<Self>, remedy: String },
 }
 
 impl Unprofilable {
-    /// For an allocator that memprof's sampler cannot serve either, because of `error`.
+    /// Adds the remedy of `error`, because of which memprof's sampler cannot sample the allocator either.
     pub(crate) fn without_sampler(self, error: &Error) -> Self {
         match error.remedy.as_str() {
             "" => self,
-            remedy => Self::Unled {
-                why: Box::new(self),
+            remedy => Self::SamplerAfterRemedy {
+                reason: Box::new(self),
                 remedy: remedy.to_owned(),
             },
         }
     }
 
-    /// Of an allocator whose kind has none, or of a process without an allocator.
+    /// Reason for an allocator whose kind has no profiler, or for a process without an allocator.
     pub(crate) fn no_profiler(allocator: Option<&AllocatorIdentity>) -> Self {
         let allocator = allocator.map(AllocatorIdentity::to_string);
         match is_secure_execution() {
@@ -69,7 +71,7 @@ impl Unprofilable {
         }
     }
 
-    /// Of a jemalloc that was started without, in a process with these variables.
+    /// Reason for a jemalloc that was started without profiling, given the process's `MALLOC_CONF` variables.
     pub(crate) fn not_started(
         jemalloc: &AllocatorIdentity,
         variable: Option<String>,
@@ -82,10 +84,11 @@ impl Unprofilable {
                 variable,
             };
         }
-        let asks = |value: &str| value.split(',').any(|option| option == "prof:true");
+        let enables_profiling = |value: &str| value.split(',').any(|option| option == "prof:true");
         let mut others = environment.into_iter();
-        let is_other =
-            |(name, value): &(String, String)| Some(name) != variable.as_ref() && asks(value);
+        let is_other = |(name, value): &(String, String)| {
+            Some(name) != variable.as_ref() && enables_profiling(value)
+        };
         match (others.find(is_other), variable) {
             (Some(set), Some(variable)) => Self::OtherVariable {
                 allocator,
@@ -99,8 +102,8 @@ impl Unprofilable {
         }
     }
 
-    /// The word for scripts that `doctor` has for it.
-    pub(crate) fn word(&self) -> &'static str {
+    /// Machine-readable code of the finding in `doctor`.
+    pub(crate) fn code(&self) -> &'static str {
         match self {
             Self::NoProfiler { .. } => "no_jemalloc",
             Self::NoPreload { .. } | Self::Ignored { .. } => "secure_execution",
@@ -110,13 +113,13 @@ impl Unprofilable {
             Self::OtherVariable { .. } => "wrong_variable",
             Self::StrippedJemalloc(_) => "hidden_jemalloc",
             Self::UnknownMalloc(_) => "unknown_malloc",
-            Self::Unled { why, .. } => why.word(),
+            Self::SamplerAfterRemedy { reason, .. } => reason.code(),
         }
     }
 
-    /// What happened, naming the thing.
+    /// Description of the problem, with the name of the allocator or file.
     pub(crate) fn message(&self) -> String {
-        let off = "was started with opt.prof=false";
+        let prof_off = "was started with opt.prof=false";
         match self {
             Self::NoProfiler { allocator } | Self::NoPreload { allocator } => match allocator {
                 Some(allocator) => format!("{allocator} has no profiler"),
@@ -126,17 +129,17 @@ impl Unprofilable {
             Self::NotCompiledIn { allocator, .. } => {
                 format!("{allocator} was built without profiling")
             }
-            Self::NotStarted { allocator, .. } => format!("{allocator} {off}"),
+            Self::NotStarted { allocator, .. } => format!("{allocator} {prof_off}"),
             Self::OtherVariable {
                 allocator,
                 variable,
                 set: (set, _),
-            } => format!("{allocator} {off}: it reads {variable}, and {set} is set"),
+            } => format!("{allocator} {prof_off}: it reads {variable}, and {set} is set"),
             Self::Ignored {
                 allocator,
                 variable,
             } => format!(
-                "{allocator} {off}: in secure-execution mode (AT_SECURE) it ignores {}",
+                "{allocator} {prof_off}: in secure-execution mode (AT_SECURE) it ignores {}",
                 variable_names(variable)
             ),
             Self::StrippedJemalloc(path) => format!(
@@ -149,19 +152,19 @@ impl Unprofilable {
                  profile",
                 path.display()
             ),
-            Self::Unled { why, .. } => why.message(),
+            Self::SamplerAfterRemedy { reason, .. } => reason.message(),
         }
     }
 
-    /// The sentence that activate, status and doctor give as the remedy.
+    /// How to fix it, as activate, status and doctor report it.
     pub(crate) fn remedy(&self) -> String {
         match self {
             Self::NoProfiler { .. } => format!(
                 "start it with `memprof run --allocator jemalloc`, or with LD_PRELOAD=libjemalloc.so.2 \
-                 and MALLOC_CONF={CONF}; if jemalloc is linked in, do not strip the program, or \
+                 and MALLOC_CONF={PROFILING_CONF}; if jemalloc is linked in, do not strip the program, or \
                  export mallctl"
             ),
-            Self::NoPreload { .. } => NO_PRELOAD.to_owned(),
+            Self::NoPreload { .. } => NO_PRELOAD_REMEDY.to_owned(),
             Self::Incomplete(error) => error.remedy.clone(),
             Self::NotCompiledIn { has_hooks, .. } => {
                 let rebuild = "rebuild it with --enable-prof (Rust: feature \"profiling\" of tikv-jemallocator)";
@@ -169,7 +172,7 @@ impl Unprofilable {
                 format!("{rebuild}{}", if *has_hooks { hooks } else { "" })
             }
             Self::NotStarted { variable, .. } => {
-                format!("restart this program with {}={CONF}", variable_names(variable))
+                format!("restart this program with {}={PROFILING_CONF}", variable_names(variable))
             }
             Self::OtherVariable {
                 variable,
@@ -185,14 +188,14 @@ impl Unprofilable {
                  (the extension memprof.jemalloc/1 of memprof.h)"
                 .to_owned(),
             Self::UnknownMalloc(_) => "start the program without that library".to_owned(),
-            Self::Unled { why, remedy } => format!("{}; or, as it runs, {remedy}", why.remedy()),
+            Self::SamplerAfterRemedy { reason, remedy } => format!("{}; or, as it runs, {remedy}", reason.remedy()),
         }
     }
 }
 
 impl From<Unprofilable> for Error {
-    fn from(why: Unprofilable) -> Self {
-        let kind = match &why {
+    fn from(reason: Unprofilable) -> Self {
+        let kind = match &reason {
             Unprofilable::NotStarted { .. }
             | Unprofilable::OtherVariable { .. }
             | Unprofilable::Ignored { .. } => ErrorKind::Unavailable,
@@ -202,24 +205,24 @@ impl From<Unprofilable> for Error {
             | Unprofilable::NotCompiledIn { .. }
             | Unprofilable::StrippedJemalloc(_)
             | Unprofilable::UnknownMalloc(_) => ErrorKind::Unsupported,
-            Unprofilable::Unled { why, .. } => Self::from((**why).clone()).kind,
+            Unprofilable::SamplerAfterRemedy { reason, .. } => Self::from((**reason).clone()).kind,
         };
-        match why {
+        match reason {
             Unprofilable::Incomplete(error) => *error,
-            why => Self::new(kind, why.message()).remedy(why.remedy()),
+            reason => Self::new(kind, reason.message()).remedy(reason.remedy()),
         }
     }
 }
 
-/// The variable that a jemalloc reads, or those that it may.
+/// Name of the variable that a jemalloc reads, or both usual names if its prefix is unknown.
 fn variable_names(variable: &Option<String>) -> &str {
     variable
         .as_deref()
         .unwrap_or("MALLOC_CONF (or _RJEM_MALLOC_CONF)")
 }
 
-/// It keeps no stacks of its heap's growth.
-pub(crate) fn no_growth_profile(allocator: &AllocatorIdentity) -> Error {
+/// `Unsupported` error for an allocator that does not record the growth of its heap.
+pub(crate) fn no_growth_profile_error(allocator: &AllocatorIdentity) -> Error {
     let message = format!("{allocator} keeps no growth profile");
     Error::new(ErrorKind::Unsupported, message).remedy(
         "only gperftools' tcmalloc does; compare two heap profiles instead: memprof report LATER \
@@ -227,8 +230,8 @@ pub(crate) fn no_growth_profile(allocator: &AllocatorIdentity) -> Error {
     )
 }
 
-/// It does not tell how full the pages are that its objects lie in.
-pub(crate) fn no_pinned_profile(allocator: &AllocatorIdentity) -> Error {
+/// `Unsupported` error for an allocator that does not report how full its pages are.
+pub(crate) fn no_pinned_profile_error(allocator: &AllocatorIdentity) -> Error {
     let message = format!(
         "{allocator} does not report how full its pages are, so the holders of nearly empty ones cannot be found"
     );
@@ -238,8 +241,9 @@ pub(crate) fn no_pinned_profile(allocator: &AllocatorIdentity) -> Error {
     )
 }
 
-/// What it samples itself lies on pages of its own, which tell nothing of those that others share.
-pub(crate) fn samples_moved(jemalloc: &AllocatorIdentity) -> Error {
+/// `Unsupported` error for jemalloc's built-in samples: they are on separate pages, so they say nothing about
+/// shared ones.
+pub(crate) fn no_pinned_from_jemalloc_error(jemalloc: &AllocatorIdentity) -> Error {
     let message = format!(
         "{jemalloc} puts each object that it samples itself on pages of its own, so its samples do not show who \
          holds those that are nearly empty"
@@ -248,7 +252,7 @@ pub(crate) fn samples_moved(jemalloc: &AllocatorIdentity) -> Error {
         .remedy("sample with memprof: `activate sampler=memprof sample_interval=64KiB`, and let the program work")
 }
 
-/// The variables that some jemalloc reads, with their values.
+/// Name and value of each environment variable that some jemalloc reads.
 pub(crate) fn malloc_variables() -> Vec<(String, String)> {
     let text = |os: OsString| os.to_string_lossy().into_owned();
     let all = std::env::vars_os().map(|(name, value)| (text(name), text(value)));
@@ -256,7 +260,8 @@ pub(crate) fn malloc_variables() -> Vec<(String, String)> {
         .collect()
 }
 
-/// Whether the loader and jemalloc ignore the environment: a setuid start, file capabilities.
+/// Whether the loader and jemalloc ignore the environment, as after a setuid start or with file capabilities
+/// (AT_SECURE).
 #[expect(unsafe_code, reason = "getauxval is only declared unsafe")]
 pub fn is_secure_execution() -> bool {
     // SAFETY: getauxval(3) reads a constant of this process.
@@ -269,8 +274,8 @@ pub(crate) mod tests {
     use crate::identity::FoundBy;
     use memprof_messages::AllocatorKind;
 
-    /// A refusal of each kind.
-    pub(crate) fn refusals() -> Vec<Unprofilable> {
+    /// One reason of each kind.
+    pub(crate) fn all_reasons() -> Vec<Unprofilable> {
         let allocator = || "jemalloc 5.3.0".to_owned();
         let variable = || "_RJEM_MALLOC_CONF".to_owned();
         let incomplete =
@@ -307,7 +312,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_jemalloc_that_was_not_started_tells_what_the_environment_explains() {
+    fn not_started_reason_names_variable_of_other_build() {
         let jemalloc = AllocatorIdentity {
             kind: AllocatorKind::Jemalloc,
             version: "5.3.0-0-g54eaed1".to_owned(),
@@ -319,9 +324,9 @@ pub(crate) mod tests {
             let set = set
                 .iter()
                 .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
-            let why =
+            let reason =
                 Unprofilable::not_started(&jemalloc, variable.map(str::to_owned), set.collect());
-            assert_eq!((&*why.message(), &*why.remedy()), (message, remedy));
+            assert_eq!((&*reason.message(), &*reason.remedy()), (message, remedy));
         };
         let off = "jemalloc 5.3.0 was started with opt.prof=false";
         let rust = Some("_RJEM_MALLOC_CONF");
@@ -347,7 +352,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn without_profiling_a_rebuild_helps_and_hooks_where_there_are_some() {
+    fn not_compiled_in_remedy_mentions_hooks_if_present() {
         let remedy = |has_hooks| {
             let allocator = "jemalloc 5.3.1".to_owned();
             Unprofilable::NotCompiledIn {
@@ -364,21 +369,22 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn reason_with_a_way_for_the_sampler_keeps_its_words_and_adds_the_way() {
-        let why = || Unprofilable::NotStarted {
+    fn sampler_remedy_is_added_to_reason() {
+        let reason = || Unprofilable::NotStarted {
             allocator: "jemalloc 5.4.0".to_owned(),
             variable: Some("MALLOC_CONF".to_owned()),
         };
         let error = Error::new(ErrorKind::Unsupported, "no slot leads to it");
-        assert_eq!(why().without_sampler(&error), why());
-        let unled = why().without_sampler(&error.remedy("`memprof attach 7 sampler=memprof`"));
+        assert_eq!(reason().without_sampler(&error), reason());
+        let combined =
+            reason().without_sampler(&error.remedy("`memprof attach 7 sampler=memprof`"));
         assert_eq!(
-            (unled.word(), unled.message()),
-            (why().word(), why().message())
+            (combined.code(), combined.message()),
+            (reason().code(), reason().message())
         );
         let remedy = "restart this program with MALLOC_CONF=prof:true,prof_active:false; or, as it runs, \
                       `memprof attach 7 sampler=memprof`";
-        assert_eq!(unled.remedy(), remedy);
-        assert_eq!(Error::from(unled).kind, ErrorKind::Unavailable);
+        assert_eq!(combined.remedy(), remedy);
+        assert_eq!(Error::from(combined).kind, ErrorKind::Unavailable);
     }
 }

@@ -4,7 +4,7 @@ use memprof_messages::{AllocatorKind, Finding, Severity};
 
 use super::{AllocatorFacts, Facts, JemallocFacts, finding, malloc_conf, refusal};
 use crate::allocators::tcmalloc;
-use crate::allocators::unprofilable::CONF;
+use crate::allocators::unprofilable::PROFILING_CONF;
 
 /// Fewer samples than these of the live heap make a poor profile.
 const FEW_SAMPLES: u64 = 100;
@@ -59,7 +59,7 @@ pub(super) fn check_jemalloc(jemalloc: &JemallocFacts, facts: &Facts, findings: 
     use Severity::Warning;
     let version = &jemalloc.version;
     // With several, one that profiles is enough.
-    if let Some(why) = jemalloc.why_not.as_ref()
+    if let Some(why) = jemalloc.unprofilable.as_ref()
         && facts.unavailable.as_ref() != Some(why)
     {
         findings.push(refusal(why, Warning));
@@ -130,7 +130,7 @@ fn options(jemalloc: &JemallocFacts, findings: &mut Vec<Finding>) {
                 "ignored_option",
                 Severity::Warning,
                 format!("jemalloc {version} ignores in {} {fault}", source.name),
-                format!("separate options by commas, without blanks: {CONF}"),
+                format!("separate options by commas, without blanks: {PROFILING_CONF}"),
             ));
         }
     }
@@ -154,7 +154,7 @@ fn options(jemalloc: &JemallocFacts, findings: &mut Vec<Finding>) {
             "no_link",
             Severity::Warning,
             format!("{path} is not a symbolic link, so jemalloc {version} reads nothing of it"),
-            format!("the options are the name that it links to: ln -s {CONF} {path}"),
+            format!("the options are the name that it links to: ln -s {PROFILING_CONF} {path}"),
         ));
     }
 }

@@ -74,7 +74,7 @@ pub(crate) struct JemallocFacts {
     /// What the program sets in a variable of its own that this jemalloc cannot see.
     pub hidden_conf: Option<String>,
     /// Why it cannot be profiled by itself.
-    pub why_not: Option<Unprofilable>,
+    pub unprofilable: Option<Unprofilable>,
     pub config_stats: bool,
     pub opt_prof: bool,
     pub lg_sample: Option<u64>,

@@ -35,7 +35,7 @@ pub(crate) fn gather(
     allocated: impl Fn(&Jemalloc) -> Option<u64>,
     store: &Store,
 ) -> Facts {
-    let objects = loaded_objects::loaded();
+    let objects = loaded_objects::list();
     let jemallocs: Vec<_> = backends
         .iter()
         .filter_map(|each| each.allocator.jemalloc())
@@ -78,7 +78,7 @@ impl AllocatorFacts {
             name: identity.to_string(),
             kind: identity.kind,
             in_place: backend.fallback_reason(),
-            missing: backend.allocator.missing().to_vec(),
+            missing: backend.allocator.missing_symbols().to_vec(),
             sample_interval: backend.sample_interval(),
         }
     }
@@ -103,7 +103,7 @@ impl JemallocFacts {
             version: jemalloc.identity.release().to_owned(),
             conf_variable: jemalloc.conf_variable.clone(),
             hidden_conf,
-            why_not: jemalloc.why_not.clone(),
+            unprofilable: jemalloc.unprofilable.clone(),
             config_stats: jemalloc.config_stats,
             opt_prof: jemalloc.opt_prof,
             lg_sample: jemalloc.lg_sample(),

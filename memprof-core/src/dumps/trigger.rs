@@ -64,7 +64,7 @@ impl Condition {
 
 impl Trigger {
     /// The kind that names and messages report.
-    pub(crate) fn word(&self) -> TriggerKind {
+    pub(crate) fn kind(&self) -> TriggerKind {
         match self {
             Self::Message => TriggerKind::Message,
             Self::Rule(Condition::Every(_), _) => TriggerKind::Every,
@@ -119,7 +119,7 @@ mod tests {
     #[test]
     fn trigger_text_names_rule_and_bytes() {
         let check = |trigger: Trigger, word: &str, text: &str| {
-            assert_eq!(trigger.word().name(), word);
+            assert_eq!(trigger.kind().name(), word);
             assert_eq!(trigger.to_string(), text);
         };
         let rule = |condition| Trigger::Rule(condition, 7);

@@ -24,10 +24,10 @@ pub(super) struct Allocators(Mutex<FoundBackends>);
 #[derive(Debug)]
 struct FoundBackends {
     backends: BackendList,
-    stranger: Option<PathBuf>,
+    unknown_malloc: Option<PathBuf>,
     load_count: u64,
-    /// [`Discovered::barren`].
-    barren: Arc<[u64]>,
+    /// [`Discovered::without_allocators`].
+    without_allocators: Arc<[u64]>,
     /// The program's file, where it contains a jemalloc that cannot be driven; unknown until it is
     /// asked for, because the whole file is read.
     undrivable: Option<Option<PathBuf>>,
@@ -35,14 +35,23 @@ struct FoundBackends {
 
 impl FoundBackends {
     /// `known` are the allocators that were found before: they stay what they are. Objects that are known to be
-    /// `barren` are not searched again.
-    fn find_all(settings: &ProfilerSettings, known: &[Arc<Backend>], barren: &[u64]) -> Self {
+    /// `without_allocators` are not searched again.
+    fn find_all(
+        settings: &ProfilerSettings,
+        known: &[Arc<Backend>],
+        without_allocators: &[u64],
+    ) -> Self {
         let load_count = loaded_objects::load_count();
         let Discovered {
             allocators,
-            stranger,
-            barren,
-        } = discover(settings.host, settings.own_image, settings.readers, barren);
+            unknown_malloc,
+            without_allocators,
+        } = discover(
+            settings.host,
+            settings.own_image,
+            settings.readers,
+            without_allocators,
+        );
         let backends = allocators.into_iter().map(|allocator| {
             let address = allocator.identity().address;
             let mut known = known.iter();
@@ -55,9 +64,9 @@ impl FoundBackends {
         });
         Self {
             backends: backends.collect(),
-            stranger,
+            unknown_malloc,
             load_count,
-            barren: barren.into(),
+            without_allocators: without_allocators.into(),
             undrivable: None,
         }
     }
@@ -70,12 +79,12 @@ impl Allocators {
 
     /// An allocator may have come with a library that was loaded since.
     pub(super) fn refresh(&self, settings: &ProfilerSettings) {
-        let (known, barren) = {
+        let (known, without_allocators) = {
             let found = lock(&self.0);
-            (found.load_count, Arc::clone(&found.barren))
+            (found.load_count, Arc::clone(&found.without_allocators))
         };
         if known != loaded_objects::load_count() || self.is_outdated() {
-            let found = FoundBackends::find_all(settings, &self.all(), &barren);
+            let found = FoundBackends::find_all(settings, &self.all(), &without_allocators);
             *lock(&self.0) = found;
         }
     }
@@ -97,7 +106,7 @@ impl Allocators {
 
     /// The file whose `malloc` serves the process, where that is none of them.
     pub(super) fn unknown_malloc(&self) -> Option<PathBuf> {
-        lock(&self.0).stranger.clone()
+        lock(&self.0).unknown_malloc.clone()
     }
 
     /// The program's file, where it contains a jemalloc that no profile shows.
@@ -167,7 +176,7 @@ impl Allocators {
     /// Why none of these can be profiled, where none can: as the first of them says, or because the
     /// program's own jemalloc is not among them.
     fn unprofilable_reason(&self, backends: &[Arc<Backend>]) -> Option<Unprofilable> {
-        let mut reasons = backends.iter().map(|each| each.why_not());
+        let mut reasons = backends.iter().map(|each| each.unprofilable_reason());
         let first = reasons.next()??;
         if reasons.any(|reason| reason.is_none()) {
             return None;

@@ -174,7 +174,7 @@ impl Profiler {
             sequence: self.dump_slot.next_number(),
             random: u32::from_ne_bytes(random),
             cause: origin.rss.map(|rss| DumpCause {
-                trigger: origin.trigger.word(),
+                trigger: origin.trigger.kind(),
                 rss_kib: rss / 1024,
             }),
             kind,

@@ -205,19 +205,19 @@ impl Profiler {
         self.allocators.refresh(&self.settings);
         let backends = self.allocators.all();
         let jemallocs = jemallocs(&backends);
-        let able = |jemalloc: &&Jemalloc| background::require(jemalloc).is_ok();
+        let able = |jemalloc: &&Jemalloc| background::require_support(jemalloc).is_ok();
         let with_threads: Vec<_> = jemallocs.iter().copied().filter(able).collect();
         if with_threads.is_empty() {
             let none = || needs_jemalloc_error("has background threads");
             let first = jemallocs.first().ok_or_else(none)?;
-            background::require(first)?;
+            background::require_support(first)?;
         }
         if let Some(max) = max {
             // All of them before the first is changed.
             let mut allocators = with_threads.iter();
             allocators.try_for_each(|jemalloc| background::check_max(jemalloc, max))?;
         }
-        let switch = |jemalloc: &Jemalloc| background::switch(jemalloc, on, max);
+        let switch = |jemalloc: &Jemalloc| background::set_background_threads(jemalloc, on, max);
         with_threads.into_iter().map(switch).collect()
     }
 }
@@ -239,7 +239,7 @@ fn stats(backend: &Backend, options: Option<&PrintOptions>) -> Stats {
         error,
         report: backend
             .allocator
-            .report(options)
+            .printout(options)
             .map_or_else(told, Printout::into_text),
     }
 }
@@ -258,7 +258,7 @@ fn heap(backend: &Backend) -> AllocatorHeap {
         version: identity.version.clone(),
         owns_malloc: identity.owns_malloc,
         sampled: match &totals {
-            Ok(Some(totals)) => backend.allocator.sampled(totals),
+            Ok(Some(totals)) => backend.allocator.sampled_objects(totals),
             Ok(None) | Err(_) => None,
         },
         error: totals.as_ref().err().map(with_remedy),

@@ -118,7 +118,7 @@ fn write(
     // What was given up is not whole, which is no fault of the allocator's.
     scratch.finish_writing()?;
     let summary = written?;
-    let objects = loaded_objects::loaded();
+    let objects = loaded_objects::list();
     let maps = render_maps(&objects)?;
     let comments = comments(backend.identity(), name, origin, &objects, &maps);
     // What a reader finds else is damage.
@@ -146,7 +146,9 @@ fn render_maps(objects: &[LoadedObject]) -> Result<String> {
             ErrorKind::Io,
             "/proc/thread-self/maps is empty or cut off",
         )),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(loaded_objects::maps(objects)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            Ok(loaded_objects::maps_text(objects))
+        }
         Err(error) => Err(Error::io("read /proc/thread-self/maps", &error)),
     }
 }
@@ -243,7 +245,7 @@ mod tests {
 
     use super::*;
     use crate::allocators::allocator::Allocator;
-    use crate::allocators::fake::{Behaviour, READERS, fake};
+    use crate::allocators::fake::{Behaviour, READERS, fake_mallctl};
     use crate::allocators::jemalloc::JemallocCandidate;
     use crate::allocators::jemalloc::identify;
     use crate::dumps::retention::RetentionPolicy;
@@ -253,7 +255,7 @@ mod tests {
         let place = tempfile::tempdir().unwrap();
         let store = Store::new(place.path().join("dumps"), RetentionPolicy::default());
         let candidate = JemallocCandidate {
-            mallctl: fake::<B>(),
+            mallctl: fake_mallctl::<B>(),
             found_by: FoundBy::Host,
             prefix: None,
             interposed: None,
@@ -334,7 +336,7 @@ mod tests {
     fn refusal_without_a_cause_is_jemallocs_own_errno() {
         struct Refusing;
         impl Behaviour for Refusing {
-            const DUMPED: i32 = libc::EAGAIN;
+            const DUMP_STATUS: i32 = libc::EAGAIN;
         }
         let (dump, store, _place) = take_from::<Refusing>();
         let error = dump.unwrap_err();

@@ -95,7 +95,7 @@ impl Backend {
     }
 
     /// Why it cannot be profiled in this process, where it cannot.
-    pub(crate) fn why_not(&self) -> Option<Unprofilable> {
+    pub(crate) fn unprofilable_reason(&self) -> Option<Unprofilable> {
         if self.own_sampler().is_some() {
             return None;
         }
@@ -123,7 +123,8 @@ impl Backend {
     /// # Errors
     /// As of [`Allocator::require_profiling`].
     pub(crate) fn require_profiling(&self) -> Result<()> {
-        self.why_not().map_or(Ok(()), |why| Err(why.into()))
+        self.unprofilable_reason()
+            .map_or(Ok(()), |why| Err(why.into()))
     }
 
     /// Whether it can take a profile of that kind.

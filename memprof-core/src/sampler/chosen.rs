@@ -15,7 +15,7 @@ use super::slabs::supports_slab_queries;
 use crate::allocators::allocator::Allocator;
 use crate::allocators::interval::SampleInterval;
 use crate::allocators::jemalloc::Jemalloc;
-use crate::allocators::unprofilable::no_pinned_profile;
+use crate::allocators::unprofilable::no_pinned_profile_error;
 use crate::dumps::heap::{ProfileSummary, SamplerSummary, Tally};
 use crate::dumps::scratch::Scratch;
 use crate::error::{Error, ErrorKind, Result};
@@ -208,7 +208,7 @@ impl SelectedSampler<'_> {
             .jemalloc()
             .filter(|each| supports_slab_queries(each))
         else {
-            return Err(no_pinned_profile(identity));
+            return Err(no_pinned_profile_error(identity));
         };
         let unavailable = |message: String| Error::new(ErrorKind::Unavailable, message);
         if !is_sampled(identity) {

@@ -45,7 +45,7 @@ impl JemallocHookInstaller {
         let _no_fork = ForkGuard::acquire();
         let handle = self
             .mallctl
-            .exchange(INSTALL_HOOKS, jemalloc_hooks())
+            .write_and_read(INSTALL_HOOKS, jemalloc_hooks())
             .map_err(|errno| Error::mallctl("experimental.hooks.install", errno))?;
         MALLCTL.store(self.mallctl.address(), Ordering::Release);
         HANDLE.store(handle, Ordering::Release);

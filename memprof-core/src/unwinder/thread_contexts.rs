@@ -18,7 +18,7 @@ pub(crate) fn thread_contexts() -> Vec<ThreadContext> {
     // SAFETY: dlsym(3) with a NUL-terminated name. Of a thread-local variable it gives the calling thread's.
     let variable = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"otel_thread_ctx_v1".as_ptr()) };
     let of_open_telemetry = context_at(variable.addr(), LabelKeyNames::OpenTelemetry);
-    let of_programs = loaded_objects::loaded().into_iter().filter_map(|object| {
+    let of_programs = loaded_objects::list().into_iter().filter_map(|object| {
         let labels = ptr::with_exposed_provenance::<memprof_labels_t>(object.labels?);
         // SAFETY: memprof.h: what an object's note leads to is this struct; `objects` looked that it can be read,
         // and the plugin keeps no library from being unloaded, which this contract forbids it.

@@ -407,7 +407,7 @@ mod tests {
             )
             .unwrap();
         let trigger = acts.recv().unwrap();
-        assert_eq!(trigger.word().name(), "rss-above");
+        assert_eq!(trigger.kind().name(), "rss-above");
         watcher.stop();
         // The closure goes with the thread.
         assert!(acts.recv().is_err());

@@ -8,7 +8,7 @@ mod state;
 use std::sync::Arc;
 
 use memprof_core::{
-    ActivateOptions, Profiler, ProfilerExclusion, ProfilerSettings, Readers, require_calls,
+    ActivateOptions, JemallocReaders, Profiler, ProfilerExclusion, ProfilerSettings, require_calls,
 };
 use memprof_messages::{HelpReply, MESSAGES, MessageHelp, PLUGIN, USAGES};
 use memprof_plugin_abi::{Arguments, Failure, Host, Message, Plugin, Reply};
@@ -59,9 +59,9 @@ impl Plugin for MemoryProfile {
             host: host_mallctl(&host),
             own_image: read_totals as *const () as usize,
             store,
-            readers: Readers {
-                figures: read_totals,
-                report: read_report,
+            readers: JemallocReaders {
+                totals: read_totals,
+                printout: read_report,
             },
             unwinder: config.unwinder(),
             sampler: config.sampler,

@@ -1,5 +1,5 @@
-//! What sampling itself costs: jemalloc lays each sampled small object out on pages of its own, so
-//! that `free` can tell it from others. Its figures call that fragmentation, or the program's.
+//! The memory cost of sampling: jemalloc puts each sampled small object on separate pages, so that `free` can
+//! recognize it. Its statistics count that as fragmentation, or as the program's.
 
 use std::ffi::CStr;
 
@@ -9,43 +9,44 @@ use super::Jemalloc;
 use super::bins::Bin;
 use memprof_messages::{HeapTotals, SampledObjects};
 
-/// What jemalloc counts, merged over all arenas.
+/// jemalloc's statistics, merged over all arenas.
 #[derive(Clone, Debug, Default)]
-struct Counts {
+struct HeapCounts {
     page: u64,
-    /// jemalloc shifts each large object within a page more, against collisions in the cache.
+    /// Padding of each large object: jemalloc shifts its start within one more page, against cache
+    /// collisions.
     pad: u64,
     interval: u64,
     bins: Vec<Bin>,
     large_bytes: u64,
     large_objects: u64,
-    /// The smallest class of large objects, which jemalloc 5.3.0 lays sampled ones out in.
+    /// Smallest size class of large objects, which jemalloc 5.3.0 uses for sampled objects.
     smallest_large: u64,
     smallest_large_objects: u64,
 }
 
 impl Jemalloc {
-    /// None where nothing can have been sampled, or the figures are not there. `figures` were just
-    /// read, so what jemalloc counts is of the same moment.
-    pub(crate) fn sampled(&self, figures: &HeapTotals) -> Option<SampledObjects> {
+    /// Estimates the sampled objects and their memory. `None` if nothing can have been sampled or the
+    /// statistics are missing. `totals` were just read, so all counts are of one moment.
+    pub(crate) fn sampled_objects(&self, totals: &HeapTotals) -> Option<SampledObjects> {
         if !self.opt_prof {
             return None;
         }
-        let counts = self.counts().ok()?;
-        Some(estimate(&counts, figures.active))
+        let counts = self.heap_counts().ok()?;
+        Some(estimate(&counts, totals.active))
     }
 
-    fn counts(&self) -> Result<Counts, Errno> {
-        // 4096 stands for all arenas (jemalloc.3, MALLCTL_ARENAS_ALL).
-        let size = |name: &str| Ok(self.numbered::<usize>(name)? as u64);
+    fn heap_counts(&self) -> Result<HeapCounts, Errno> {
+        // 4096 stands for all arenas (jemalloc(3), MALLCTL_ARENAS_ALL).
+        let size = |name: &str| Ok(self.read_by_name::<usize>(name)? as u64);
         let bins = self.bins();
         let page = size("arenas.page")?;
         let is_on = |name: &CStr| self.mallctl.read_bool(name);
-        // Since 5.3 it can be chosen at the start.
+        // Since 5.3 an option at the start; before, a build option.
         let is_padded = is_on(c"opt.cache_oblivious").or_else(|_| is_on(c"config.cache_oblivious"));
-        let made = self.numbered::<u64>("stats.arenas.4096.large.nmalloc")?;
-        let freed = self.numbered::<u64>("stats.arenas.4096.large.ndalloc")?;
-        Ok(Counts {
+        let allocated = self.read_by_name::<u64>("stats.arenas.4096.large.nmalloc")?;
+        let freed = self.read_by_name::<u64>("stats.arenas.4096.large.ndalloc")?;
+        Ok(HeapCounts {
             page,
             pad: if is_padded? { page } else { 0 },
             interval: 1u64
@@ -53,23 +54,25 @@ impl Jemalloc {
                 .ok_or(Errno::INVAL)?,
             bins: bins?,
             large_bytes: size("stats.arenas.4096.large.allocated")?,
-            large_objects: made.saturating_sub(freed),
+            large_objects: allocated.saturating_sub(freed),
             smallest_large: size("arenas.lextent.0.size")?,
             smallest_large_objects: size("stats.arenas.4096.lextents.0.curlextents")?,
         })
     }
 }
 
-/// Beyond it nearly every object of a class is sampled, and the rest tell nothing of their number.
-const MOST_INTERVALS: f64 = 5.0;
+/// Bound of size/interval in the estimate: beyond it nearly every object of a class is sampled, and the
+/// others say nothing about their number.
+const MAX_INTERVALS: f64 = 5.0;
 
-fn estimate(counts: &Counts, active: u64) -> SampledObjects {
+/// Estimates the sampled objects from what jemalloc counts and its `active` bytes.
+fn estimate(counts: &HeapCounts, active: u64) -> SampledObjects {
     let in_pages = |size: u64| size.next_multiple_of(counts.page.max(1));
     let (mut objects, mut bytes, mut pages) = (0.0, 0.0, 0.0);
     for bin in &counts.bins {
-        // An object stays unsampled with the probability e^-(size/interval) (prof.c).
+        // An object stays unsampled with probability e^-(size/interval) (prof.c).
         let intervals = bin.size as f64 / counts.interval.max(1) as f64;
-        let sampled = bin.regions as f64 * libm::expm1(intervals.min(MOST_INTERVALS));
+        let sampled = bin.regions as f64 * libm::expm1(intervals.min(MAX_INTERVALS));
         objects += sampled;
         bytes += sampled * bin.size as f64;
         pages += sampled * in_pages(bin.size) as f64;
@@ -82,7 +85,8 @@ fn estimate(counts: &Counts, active: u64) -> SampledObjects {
     let large = counts
         .large_bytes
         .saturating_add(counts.large_objects.saturating_mul(counts.pad));
-    // Since 5.3.1 they are in neither: so many bytes there are of them, whatever was sampled when.
+    // Since 5.3.1 sampled objects are neither in slabs nor among the large ones, so the difference is their
+    // exact size.
     let unaccounted = active.saturating_sub(slabs).saturating_sub(large) as f64;
     let laid_out = pages + objects * counts.pad as f64;
     let share = unaccounted / laid_out;
@@ -95,7 +99,7 @@ fn estimate(counts: &Counts, active: u64) -> SampledObjects {
             pages: (pages * share) as u64,
         };
     }
-    // Before, they are among the large ones of the smallest class.
+    // Before 5.3.1 they are among the large objects of the smallest class.
     let share = (counts.smallest_large_objects as f64 / objects).min(1.0);
     let count = (objects * share) as u64;
     SampledObjects {
@@ -111,9 +115,9 @@ fn estimate(counts: &Counts, active: u64) -> SampledObjects {
 mod tests {
     use super::*;
 
-    /// 18,056 objects of 1 KiB live unsampled, at one sample for 4 KiB: about 5,128 were sampled.
-    fn counts() -> Counts {
-        Counts {
+    /// 18,056 live unsampled objects of 1 KiB, at one sample per 4 KiB: about 5,128 were sampled.
+    fn counts() -> HeapCounts {
+        HeapCounts {
             page: 4096,
             pad: 4096,
             interval: 4096,
@@ -124,13 +128,13 @@ mod tests {
                 slab_size: 4096,
             }],
             smallest_large: 16384,
-            ..Counts::default()
+            ..HeapCounts::default()
         }
     }
 
     #[test]
-    fn pages_that_no_class_accounts_for_are_those_of_samples() {
-        // jemalloc 5.3.1 of `rust_host`: a page and a page of pad for each of 5,138 objects.
+    fn unaccounted_pages_are_of_samples() {
+        // jemalloc 5.3.1 in `rust_host`: a page and a page of padding for each of 5,138 objects.
         let active = 4514 * 4096 + 5138 * 8192;
         let sampled = estimate(&counts(), active);
         assert_eq!(sampled.objects, 5138);
@@ -140,9 +144,9 @@ mod tests {
     }
 
     #[test]
-    fn before_they_count_as_large() {
-        // jemalloc 5.3.0 of `c_host`: 16 KiB for each, and as many more of the program's own.
-        let large = |objects: u64| Counts {
+    fn samples_before_5_3_1_count_as_large() {
+        // jemalloc 5.3.0 in `c_host`: 16 KiB for each, and the program's own large objects.
+        let large = |objects: u64| HeapCounts {
             large_bytes: objects * 16384,
             large_objects: objects,
             smallest_large_objects: objects,
@@ -161,14 +165,14 @@ mod tests {
     }
 
     #[test]
-    fn without_samples_there_is_no_cost() {
-        let coarse = Counts {
+    fn estimate_without_samples_is_zero() {
+        let coarse = HeapCounts {
             interval: 1 << 40,
             ..counts()
         };
         assert_eq!(estimate(&coarse, 4514 * 4096), SampledObjects::default());
         assert_eq!(
-            estimate(&Counts::default(), u64::MAX),
+            estimate(&HeapCounts::default(), u64::MAX),
             SampledObjects::default()
         );
     }

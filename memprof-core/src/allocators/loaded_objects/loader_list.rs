@@ -1,8 +1,7 @@
-//! The loader's list, copied without an allocation while the loader holds its lock.
+//! A copy of the loader's list of objects, made without an allocation while the loader holds its lock.
 //!
-//! A sampled allocation unwinds, and an unwinder that has a lock of its own (libunwind, which
-//! gperftools uses) may hold it in another thread that waits for the loader's: with an allocation
-//! in here, neither would ever go on.
+//! A sampled allocation unwinds, and an unwinder with its own lock (libunwind, which gperftools uses) may
+//! hold that in another thread which waits for the loader's lock: an allocation here would deadlock both.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::ops::Range;
@@ -12,21 +11,21 @@ use memprof_plugin_abi::raw::memprof_labels_t;
 
 use libc::{Elf64_Phdr, PF_R, PT_LOAD, PT_NOTE, dl_phdr_info};
 
-use super::{BUILD_ID, ForkGuard, LABELS, note};
+use super::{BUILD_ID, ForkGuard, LABELS, find_note};
 
 const LABELS_SIZE: usize = size_of::<memprof_labels_t>();
 
-/// What the loader says of its objects, the program first.
+/// Copy of the loader's list of objects, the program first.
 #[derive(Debug, Default)]
 pub(super) struct LoaderList {
     entries: Vec<ListEntry>,
     headers: Vec<Elf64_Phdr>,
-    /// Paths and build ids.
+    /// Paths and build ids of all objects.
     bytes: Vec<u8>,
     needed: ListCapacity,
 }
 
-/// How much room a listing takes.
+/// Memory that a copy of the list needs, in elements.
 #[derive(Clone, Copy, Debug, Default)]
 struct ListCapacity {
     entries: usize,
@@ -47,24 +46,24 @@ struct ListEntry {
 #[derive(Debug)]
 pub(super) struct ListedObject<'a> {
     pub bias: usize,
-    /// As the loader has it: empty for the program.
+    /// Path as the loader has it: empty for the program.
     pub path: &'a [u8],
     pub headers: &'a [Elf64_Phdr],
     pub build_id: Option<&'a [u8]>,
-    /// Where a `memprof_labels_t` lies.
+    /// Address of a `memprof_labels_t`, if the object has a note of it.
     pub labels: Option<usize>,
 }
 
 impl LoaderList {
-    /// Of this moment.
+    /// Copies the current list.
     pub(super) fn capture() -> Self {
         let mut listing = Self::default();
-        // The first round only measures; objects may come until the next.
+        // The first round only measures; objects may be loaded before the next one.
         while !listing.is_complete() || listing.entries.is_empty() {
-            listing.make_room();
+            listing.reserve_needed();
             let _reading = ForkGuard::acquire();
-            // SAFETY: dl_iterate_phdr(3): calls `copy` synchronously with the pointer passed here.
-            unsafe { libc::dl_iterate_phdr(Some(copy), (&raw mut listing).cast()) };
+            // SAFETY: dl_iterate_phdr(3) calls `copy_entry` synchronously with this pointer.
+            unsafe { libc::dl_iterate_phdr(Some(copy_entry), (&raw mut listing).cast()) };
         }
         listing
     }
@@ -79,11 +78,13 @@ impl LoaderList {
         })
     }
 
+    /// Whether all objects of the last round were copied.
     fn is_complete(&self) -> bool {
         self.entries.len() == self.needed.entries
     }
 
-    fn make_room(&mut self) {
+    /// Clears the copy and reserves memory for what the last round counted.
+    fn reserve_needed(&mut self) {
         let needed = std::mem::take(&mut self.needed);
         self.entries.clear();
         self.headers.clear();
@@ -93,7 +94,7 @@ impl LoaderList {
         self.bytes.reserve(needed.bytes);
     }
 
-    /// Adds an object where there is room for it, and counts it.
+    /// Counts an object, and copies it if the reserved memory suffices.
     fn add(&mut self, object: ListedObject<'_>) {
         let build_id = object.build_id.unwrap_or_default();
         self.needed.entries += 1;
@@ -117,53 +118,56 @@ impl LoaderList {
     }
 }
 
+/// Appends `more` and returns its range.
 fn append<T: Copy>(all: &mut Vec<T>, more: &[T]) -> Range<usize> {
     let start = all.len();
     all.extend_from_slice(more);
     start..all.len()
 }
 
-/// Called under the loader's lock.
-unsafe extern "C" fn copy(info: *mut dl_phdr_info, _: usize, listing: *mut c_void) -> c_int {
-    // SAFETY: `of_this_process` passes its listing, and nothing else uses it meanwhile.
+/// Callback for each object, called under the loader's lock.
+unsafe extern "C" fn copy_entry(info: *mut dl_phdr_info, _: usize, listing: *mut c_void) -> c_int {
+    // SAFETY: `capture` passes a pointer to its list, which nothing else uses during the call.
     let listing = unsafe { &mut *listing.cast::<LoaderList>() };
-    // SAFETY: dl_iterate_phdr(3): valid during the callback.
+    // SAFETY: dl_iterate_phdr(3): `info` is valid during the callback.
     let info = unsafe { &*info };
     if info.dlpi_phdr.is_null() {
         return 0;
     }
-    // SAFETY: dl_iterate_phdr(3): `dlpi_phnum` headers lie at `dlpi_phdr`.
+    // SAFETY: dl_iterate_phdr(3): `dlpi_phnum` headers are at `dlpi_phdr`.
     let headers = unsafe { slice::from_raw_parts(info.dlpi_phdr, info.dlpi_phnum.into()) };
     let path = match info.dlpi_name {
         name if name.is_null() => &[],
-        // SAFETY: dl_iterate_phdr(3): NUL-terminated.
+        // SAFETY: dl_iterate_phdr(3): the name is NUL-terminated.
         name => unsafe { CStr::from_ptr(name) }.to_bytes(),
     };
     let bias = info.dlpi_addr as usize;
-    let find = |wanted| {
+    let find_in_notes = |wanted| {
         let notes = headers.iter().filter(|header| header.p_type == PT_NOTE);
         notes
-            .filter_map(|header| range(header, bias))
+            .filter_map(|header| memory_range(header, bias))
             .filter(|notes| is_readable(notes, headers, bias))
             .find_map(|notes| {
-                // SAFETY: inside a readable segment that the loader keeps mapped during the callback.
+                // SAFETY: The range is inside a readable segment that the loader keeps mapped during the
+                // callback.
                 let notes = unsafe { slice::from_raw_parts(notes.start as *const u8, notes.len()) };
-                note(notes, wanted)
+                find_note(notes, wanted)
             })
     };
     listing.add(ListedObject {
         bias,
         path,
         headers,
-        build_id: find(BUILD_ID),
-        labels: find(LABELS).and_then(note_target).filter(|start| {
+        build_id: find_in_notes(BUILD_ID),
+        labels: find_in_notes(LABELS).and_then(note_target).filter(|start| {
             is_readable(&(*start..start.saturating_add(LABELS_SIZE)), headers, bias)
         }),
     });
     0
 }
 
-/// What a note holds the distance to.
+/// Address of the `memprof_labels_t`: the note contains the distance from itself. `None` if it is not
+/// aligned.
 fn note_target(note: &[u8]) -> Option<usize> {
     let distance = isize::from_ne_bytes(note.try_into().ok()?);
     let labels = note.as_ptr().addr().checked_add_signed(distance)?;
@@ -172,17 +176,18 @@ fn note_target(note: &[u8]) -> Option<usize> {
         .then_some(labels)
 }
 
-/// Where it lies in memory.
-fn range(header: &Elf64_Phdr, bias: usize) -> Option<Range<usize>> {
+/// Range of a segment in memory. `None` if it overflows.
+fn memory_range(header: &Elf64_Phdr, bias: usize) -> Option<Range<usize>> {
     let start = bias.wrapping_add(header.p_vaddr as usize);
     Some(start..start.checked_add(header.p_memsz as usize)?)
 }
 
+/// Whether a readable segment contains the whole range.
 fn is_readable(part: &Range<usize>, headers: &[Elf64_Phdr], bias: usize) -> bool {
     headers
         .iter()
         .filter(|header| header.p_type == PT_LOAD && header.p_flags & PF_R != 0)
-        .filter_map(|header| range(header, bias))
+        .filter_map(|header| memory_range(header, bias))
         .any(|segment| segment.start <= part.start && part.end <= segment.end)
 }
 
@@ -191,7 +196,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_does_not_fit_is_counted_and_not_added() {
+    fn object_without_space_is_counted_and_not_copied() {
         fn object<'a>(bias: usize, path: &'a [u8], build_id: Option<&'a [u8]>) -> ListedObject<'a> {
             ListedObject {
                 bias,
@@ -205,13 +210,13 @@ mod tests {
         listing.add(object(1, b"/a", Some(b"id")));
         assert!(!listing.is_complete());
         assert_eq!(listing.objects().count(), 0);
-        listing.make_room();
+        listing.reserve_needed();
         listing.add(object(1, b"/a", Some(b"id")));
         assert!(listing.is_complete());
         let first = listing.objects().next().unwrap();
         assert_eq!((first.bias, first.path), (1, b"/a".as_slice()));
         assert_eq!(first.build_id, Some(b"id".as_slice()));
-        // A path longer than all the room there is.
+        // A path longer than all reserved memory.
         listing.add(object(2, &[b'x'; 4096], None));
         assert!(!listing.is_complete());
         assert_eq!(listing.objects().count(), 1);

@@ -6,35 +6,36 @@ use std::ptr::{self, NonNull};
 
 use crate::allocators::symbols::as_function;
 
-/// What a string of libstdc++ holds without the heap.
-const LOCAL: usize = 15;
+/// Capacity in bytes of a string without heap memory.
+const LOCAL_CAPACITY: usize = 15;
 
 type DeleteFn = unsafe extern "C" fn(*mut c_void);
 
-/// `operator delete(void*)` of the process: that which frees what `operator new` gave.
+/// `operator delete(void*)` of the process, which frees memory from `operator new`.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct OperatorDelete(DeleteFn);
 
 impl OperatorDelete {
+    /// Looks the function up by its mangled name. `None` if no C++ library is loaded.
     pub(super) fn find() -> Option<Self> {
-        // SAFETY: dlsym(3) with a NUL-terminated name.
+        // SAFETY: dlsym(3) gets a NUL-terminated name.
         let address = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"_ZdlPv".as_ptr()) } as usize;
-        // SAFETY: Itanium C++ ABI: the mangled name of a function of this type.
+        // SAFETY: Itanium C++ ABI: this mangled name is of a function of this type.
         (address != 0).then(|| Self(unsafe { as_function(address) }))
     }
 }
 
-/// The layout of `std::__cxx11::string` in `bits/basic_string.h`, stable since GCC 5.
+/// Memory layout of `std::__cxx11::string` in `bits/basic_string.h`, stable since GCC 5.
 #[derive(Debug)]
 #[repr(C)]
 struct Layout {
     start: *mut c_char,
     length: usize,
-    /// The capacity once `start` points elsewhere.
+    /// Local buffer; its first word is the capacity once `start` points to heap memory.
     local: [usize; 2],
 }
 
-/// An empty string for C++ code to fill.
+/// A string for C++ code to fill, empty at first.
 #[derive(Debug)]
 pub(super) struct CxxString {
     layout: NonNull<Layout>,
@@ -56,17 +57,17 @@ impl CxxString {
         }
     }
 
-    /// What C++ code takes as `std::string*`.
+    /// Pointer for C++ code that takes `std::string*`.
     pub(super) fn as_pointer(&mut self) -> *mut c_void {
         self.layout.as_ptr().cast()
     }
 
-    /// What it holds; none where it is no string any more.
+    /// Content of the string. `None` if its fields are not those of a valid string.
     pub(super) fn bytes(&self) -> Option<&[u8]> {
-        // SAFETY: from a Box, and borrowed by nobody else.
+        // SAFETY: The pointer is from `Box::leak`, and `&self` excludes C++ code that writes to it.
         let layout = unsafe { self.layout.as_ref() };
         let capacity = if self.is_local() {
-            LOCAL
+            LOCAL_CAPACITY
         } else {
             layout.local[0]
         };
@@ -77,8 +78,9 @@ impl CxxString {
         Some(unsafe { std::slice::from_raw_parts(layout.start.cast(), layout.length) })
     }
 
+    /// Whether the content is in the local buffer.
     fn is_local(&self) -> bool {
-        // SAFETY: from a Box, and borrowed by nobody else.
+        // SAFETY: The pointer is from `Box::leak`, and `&self` excludes C++ code that writes to it.
         let layout = unsafe { self.layout.as_ref() };
         ptr::eq(layout.start.cast(), &raw const layout.local)
     }
@@ -87,10 +89,10 @@ impl CxxString {
 impl Drop for CxxString {
     fn drop(&mut self) {
         let is_local = self.is_local();
-        // SAFETY: from a Box, and dropped once.
+        // SAFETY: The pointer is from `Box::leak` in `new`, and this is its only drop.
         let layout = unsafe { Box::from_raw(self.layout.as_ptr()) };
         if !is_local && !layout.start.is_null() {
-            // SAFETY: bits/basic_string.h: the buffer came from the process's operator new.
+            // SAFETY: bits/basic_string.h: the buffer is from the process's operator new.
             unsafe { (self.delete.0)(layout.start.cast()) };
         }
     }

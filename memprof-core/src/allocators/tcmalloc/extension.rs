@@ -15,11 +15,11 @@ pub(super) const OWNERSHIP: &CStr = c"MallocExtension_GetOwnership";
 pub(super) const RELEASE: &CStr = c"MallocExtension_ReleaseFreeMemory";
 pub(super) const VERSION: &CStr = c"tc_version";
 
-/// `MallocExtension_kOwned`.
+/// `MallocExtension_kOwned` of malloc_extension_c.h.
 const OWNED: c_int = 1;
 
-/// Room for `MallocExtension_GetStats`. From 10,000 bytes on it also lists each size class.
-const STATS_ROOM: usize = 8 << 10;
+/// Buffer for `MallocExtension_GetStats`, in bytes. From 10,000 bytes on the text also lists each size class.
+const STATS_CAPACITY: usize = 8 << 10;
 
 type GetFn = unsafe extern "C" fn(*const c_char, *mut usize) -> c_int;
 type SetFn = unsafe extern "C" fn(*const c_char, usize) -> c_int;
@@ -28,7 +28,7 @@ type OwnershipFn = unsafe extern "C" fn(*const c_void) -> c_int;
 type ReleaseFn = unsafe extern "C" fn();
 type VersionFn = unsafe extern "C" fn(*mut c_int, *mut c_int, *mut *const c_char) -> *const c_char;
 
-/// One gperftools' C functions; those that are missing are none.
+/// C functions of one gperftools, as far as the build has them.
 #[derive(Debug)]
 pub(super) struct Extension {
     functions: Functions,
@@ -47,6 +47,7 @@ struct Functions {
 }
 
 impl Extension {
+    /// Looks the functions up; absent ones are listed in `missing`.
     pub(super) fn find(symbols: &ObjectSymbols<'_>) -> Self {
         const NAMES: [&CStr; 6] = [super::ANCHOR, SET, STATS, OWNERSHIP, RELEASE, VERSION];
         let addresses = NAMES.map(|name| symbols.function(name).unwrap_or(0));
@@ -55,68 +56,69 @@ impl Extension {
             .zip(addresses)
             .filter(|(_, address)| *address == 0);
         let missing = absent.filter_map(|(name, _)| name.to_str().ok()).collect();
-        // SAFETY: the struct is as many nullable function pointers. Each address is 0 or code that
-        // its object names as this function of gperftools' headers, which give the type.
+        // SAFETY: `Functions` is six nullable function pointers. Each address is 0 or code that its object
+        // names as this function of gperftools' headers, which give the type.
         let functions = unsafe {
             transmute::<[*const c_void; 6], Functions>(addresses.map(ptr::with_exposed_provenance))
         };
         Self { functions, missing }
     }
 
-    /// A numeric property; none where this build does not know it.
+    /// Reads a numeric property. `None` if this build does not know it.
     pub(super) fn get(&self, name: &CStr) -> Option<u64> {
         let get = self.functions.get?;
         let mut value = 0;
-        // SAFETY: malloc_extension_c.h: takes a C string and room for a size_t.
+        // SAFETY: malloc_extension_c.h: the function takes a C string and a pointer to a size_t.
         let known = unsafe { get(name.as_ptr(), &raw mut value) };
         (known != 0).then_some(value as u64)
     }
 
-    /// Sets a numeric property. False where this build does not know it.
+    /// Sets a numeric property. Returns false if this build does not know it.
     pub(super) fn set(&self, name: &CStr, value: u64) -> bool {
         let Some(set) = self.functions.set else {
             return false;
         };
-        // SAFETY: malloc_extension_c.h: takes a C string and a size_t.
+        // SAFETY: malloc_extension_c.h: the function takes a C string and a size_t.
         unsafe { set(name.as_ptr(), value as usize) != 0 }
     }
 
-    /// What it prints of itself.
-    pub(super) fn report(&self) -> Option<Printout> {
+    /// Text of `MallocExtension_GetStats`. `None` if the build lacks it.
+    pub(super) fn stats_text(&self) -> Option<Printout> {
         let stats = self.functions.stats?;
-        let mut text = vec![0u8; STATS_ROOM];
-        // SAFETY: malloc_extension_c.h: writes at most the given number of bytes. One less than
-        // there are: so it ends with NUL, also where the allocator leaves it out.
-        unsafe { stats(text.as_mut_ptr().cast(), (STATS_ROOM - 1) as c_int) };
+        let mut text = vec![0u8; STATS_CAPACITY];
+        // SAFETY: malloc_extension_c.h: the function writes at most the given number of bytes, one less than
+        // the buffer has. So the text ends with NUL even if the allocator omits it.
+        unsafe { stats(text.as_mut_ptr().cast(), (STATS_CAPACITY - 1) as c_int) };
         let length = text.iter().position(|byte| *byte == 0).unwrap_or(0);
         Some(Printout::from(&text[..length]))
     }
 
-    /// Gives free pages back. None where it has no such function.
+    /// Releases free pages to the kernel. `None` if the build lacks the function.
     pub(super) fn release(&self) -> Option<()> {
-        // SAFETY: malloc_extension_c.h: takes nothing.
+        // SAFETY: malloc_extension_c.h: the function takes no arguments.
         self.functions.release.map(|release| unsafe { release() })
     }
 
-    /// Whether what `malloc` gives is its own.
+    /// Whether this allocator owns the blocks that `malloc` returns.
     pub(super) fn owns_malloc(&self) -> bool {
         let Some(ownership) = self.functions.ownership else {
             return false;
         };
-        // SAFETY: malloc(3); `black_box` keeps the pair from being optimized away.
+        // SAFETY: malloc(3) takes any size; `black_box` keeps the compiler from removing the pair.
         let block = black_box(unsafe { libc::malloc(1) });
-        // SAFETY: malloc_extension_c.h: takes any pointer to allocated memory, or null.
+        // SAFETY: malloc_extension_c.h: the function takes any pointer to allocated memory, or null.
         let owner = unsafe { ownership(block) };
-        // SAFETY: the block that malloc gave, or null.
+        // SAFETY: free(3) gets the block that malloc(3) returned, or null.
         unsafe { libc::free(block) };
         !block.is_null() && owner == OWNED
     }
 
-    /// `2.10`.
+    /// Version as `2.10`. `None` if the build lacks the function.
     pub(super) fn version(&self) -> Option<String> {
         let version = self.functions.version?;
         let (mut major, mut minor, mut patch) = (0, 0, ptr::null());
-        // SAFETY: tcmalloc.h: takes room for two ints and a string, each of which may be null.
+        // SAFETY: tcmalloc.h: the function takes pointers to two ints and a string, each of which may be
+        // null.
         let text = unsafe { version(&raw mut major, &raw mut minor, &raw mut patch) };
         (!text.is_null()).then(|| format!("{major}.{minor}"))
     }

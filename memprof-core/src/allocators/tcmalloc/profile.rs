@@ -1,4 +1,4 @@
-//! tcmalloc's profiles, which it hands over as C++ strings.
+//! tcmalloc's profiles, which it returns as C++ strings.
 #![expect(unsafe_code, reason = "the allocator calls")]
 
 use std::ffi::{CStr, c_void};
@@ -14,7 +14,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::identity::AllocatorIdentity;
 use memprof_messages::ProfileKind;
 
-/// Only the full library has it; that is how it is told from the minimal one, whose profiles are
+/// A function that only the full library has, which distinguishes it from the minimal one, whose profiles are
 /// empty. Never called: it makes each allocation hundreds of times slower.
 pub(super) const HEAP_PROFILER: &CStr = c"HeapProfilerStart";
 /// `MallocExtension::instance()`.
@@ -25,16 +25,16 @@ pub(super) const HEAP_SAMPLE: &CStr =
 /// `MallocExtension::GetHeapGrowthStacks(std::string*)`.
 pub(super) const GROWTH_STACKS: &CStr = c"_ZN15MallocExtension19GetHeapGrowthStacksEPNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE";
 
-/// tcmalloc records its growth by the MiB (`kMinSystemAlloc` pages).
+/// Bytes per record of growth: tcmalloc grows by the MiB (`kMinSystemAlloc` pages).
 const GROWTH_STEP: u64 = 1 << 20;
-/// A line of a profile holds at most 31 frames; a string that grows needs twice its length, and
-/// old and new lie side by side.
+/// Most memory per line of a profile, in bytes: a line has at most 31 frames, and a string that grows needs
+/// twice its length beside its old buffer.
 const BYTES_PER_LINE: u64 = 3 * 700;
 
 type InstanceFn = unsafe extern "C" fn() -> *mut c_void;
 type FillFn = unsafe extern "C" fn(*mut c_void, *mut c_void);
 
-/// The functions that yield profiles.
+/// Functions that return profiles.
 #[derive(Debug)]
 pub(super) struct Profiles {
     instance: InstanceFn,
@@ -44,11 +44,13 @@ pub(super) struct Profiles {
 }
 
 impl Profiles {
+    /// Looks the functions up.
+    ///
     /// # Errors
-    /// `Unsupported`: why this build has none.
+    /// `Unsupported`: why this build has no profiles.
     pub(super) fn find(symbols: &ObjectSymbols<'_>, allocator: &AllocatorIdentity) -> Result<Self> {
-        let unsupported = |why: &str, remedy: &str| {
-            Error::new(ErrorKind::Unsupported, format!("{allocator} {why}")).remedy(remedy)
+        let unsupported = |reason: &str, remedy: &str| {
+            Error::new(ErrorKind::Unsupported, format!("{allocator} {reason}")).remedy(remedy)
         };
         if symbols.function(HEAP_PROFILER).is_none() {
             return Err(unsupported(
@@ -75,21 +77,23 @@ impl Profiles {
             ));
         };
         Ok(Self {
-            // SAFETY: code that its object names as this function, mangled with its arguments.
+            // SAFETY: The object names this code as `MallocExtension::instance()`, which has this type.
             instance: unsafe { as_function(instance) },
-            // SAFETY: as above; `this` is the first argument.
+            // SAFETY: The object names this code as `GetHeapSample`, mangled with its arguments; `this` is
+            // the first.
             heap_sample: unsafe { as_function(heap_sample) },
-            // SAFETY: as above.
+            // SAFETY: The object names this code as `GetHeapGrowthStacks`, mangled with its arguments; `this`
+            // is the first.
             growth_stacks: unsafe { as_function(growth_stacks) },
             delete,
         })
     }
 
-    /// Writes a profile into `scratch` without its mappings. `heap` is the size of the heap;
-    /// `interval` is what a heap profile was sampled at.
+    /// Writes a profile without its mappings to `scratch`. `heap` is the heap's size in bytes, `interval` the
+    /// sample interval of a heap profile.
     ///
     /// # Errors
-    /// tcmalloc gave none, or a damaged one; the kernel refused.
+    /// tcmalloc returned no profile or a damaged one, or the kernel refused.
     pub(super) fn write(
         &self,
         kind: ProfileKind,
@@ -98,9 +102,9 @@ impl Profiles {
         allocator: &AllocatorIdentity,
         scratch: &Scratch,
     ) -> Result<ProfileSummary> {
-        // A C++ exception would end the process.
+        // Checked first, because a C++ exception (`std::bad_alloc`) would end the process.
         require_memory_for(string_bytes(kind, heap, interval))?;
-        let text = self.take(kind, allocator)?;
+        let text = self.fetch_text(kind, allocator)?;
         let damaged = || Error::allocator(format!("{allocator} damaged the string of its profile"));
         let text = text.bytes().ok_or_else(damaged)?;
         if text.is_empty() {
@@ -108,14 +112,15 @@ impl Profiles {
                 "{allocator} answered with an empty profile"
             )));
         }
-        let refused = |error: io::Error| Error::allocator(format!("{allocator}: {error}"));
-        let summary = legacy::summarize(text, interval).map_err(refused)?;
+        let invalid = |error: io::Error| Error::allocator(format!("{allocator}: {error}"));
+        let summary = legacy::summarize(text, interval).map_err(invalid)?;
         let profile = &text[..summary.profile_len as usize];
-        store(profile, summary, scratch).map_err(|error| Error::io("write the dump", &error))
+        write_text(profile, summary, scratch).map_err(|error| Error::io("write the dump", &error))
     }
 
-    fn take(&self, kind: ProfileKind, allocator: &AllocatorIdentity) -> Result<CxxString> {
-        // SAFETY: malloc_extension.h: takes nothing.
+    /// Lets tcmalloc write the profile's text to a C++ string.
+    fn fetch_text(&self, kind: ProfileKind, allocator: &AllocatorIdentity) -> Result<CxxString> {
+        // SAFETY: malloc_extension.h: the function takes no arguments.
         let instance = unsafe { (self.instance)() };
         if instance.is_null() {
             return Err(Error::allocator(format!("{allocator} has no instance")));
@@ -125,14 +130,14 @@ impl Profiles {
             ProfileKind::Growth => self.growth_stacks,
         };
         let mut text = CxxString::new(self.delete);
-        // SAFETY: malloc_extension.h: appends to a std::string of libstdc++; `instance` is a
-        // MallocExtension for the process's life.
+        // SAFETY: malloc_extension.h: the function appends to a std::string of libstdc++; `instance` is a
+        // MallocExtension that lives as long as the process.
         unsafe { fill(instance, text.as_pointer()) };
         Ok(text)
     }
 }
 
-/// What the string of a profile takes at the most, while it grows.
+/// Most memory in bytes that the string of a profile takes while it grows.
 pub(super) fn string_bytes(kind: ProfileKind, heap: u64, interval: u64) -> u64 {
     let step = match kind {
         ProfileKind::Heap | ProfileKind::Pinned => interval,
@@ -141,8 +146,13 @@ pub(super) fn string_bytes(kind: ProfileKind, heap: u64, interval: u64) -> u64 {
     (heap / step).saturating_mul(BYTES_PER_LINE)
 }
 
-/// tcmalloc's header tells the interval of now, and readers refuse 0, which is off.
-fn store(profile: &[u8], summary: ProfileSummary, scratch: &Scratch) -> io::Result<ProfileSummary> {
+/// Writes the profile's text. tcmalloc's header contains the current interval, which is 0 while sampling is
+/// off; readers refuse 0, so it is replaced by the summary's.
+fn write_text(
+    profile: &[u8],
+    summary: ProfileSummary,
+    scratch: &Scratch,
+) -> io::Result<ProfileSummary> {
     const OFF: &[u8] = b"heap_v2/0";
     let mut file = scratch.rewind()?;
     let end = memchr::memchr(b'\n', profile).unwrap_or(profile.len());

@@ -1,4 +1,4 @@
-//! How tcmalloc's sampling is switched while the process runs.
+//! The switch of tcmalloc's sampling in a running process.
 #![expect(unsafe_code, reason = "a variable of the allocator's")]
 
 use std::ffi::CStr;
@@ -9,21 +9,25 @@ use crate::allocators::symbols::ObjectSymbols;
 use crate::error::{Error, ErrorKind, Result};
 use crate::identity::AllocatorIdentity;
 
-/// gperftools 2.17 and newer.
+/// Property that sets the sample interval, in gperftools 2.17 and newer.
 const PROPERTY: &CStr = c"tcmalloc.sample_parameter";
 
-/// `FLAGS_tcmalloc_sample_parameter`, an int64 that each thread reads when it picks its next
-/// sample; exported by every release before the property came.
+/// `FLAGS_tcmalloc_sample_parameter`, an int64 that each thread reads when it picks its next sample. Exported
+/// by every release before the property existed.
 pub(super) const FLAG: &CStr = c"_ZN61FLAG__namespace_do_not_use_directly_use_DECLARE_int64_instead31FLAGS_tcmalloc_sample_parameterE";
 
-/// Mean bytes between samples; 0 is off.
+/// Place of the sample interval: mean bytes between samples; 0 turns sampling off.
 #[derive(Debug)]
-pub(super) enum Rate {
+pub(super) enum RateSetting {
     Property,
     Flag(&'static AtomicI64),
 }
 
-impl Rate {
+impl RateSetting {
+    /// Finds the setting of this build.
+    ///
+    /// # Errors
+    /// `Unsupported` if it has neither the property nor an aligned flag.
     pub(super) fn find(
         symbols: &ObjectSymbols<'_>,
         extension: &Extension,
@@ -41,13 +45,14 @@ impl Rate {
             let message = format!("{allocator} has no aligned int64 where its flag should be");
             return Err(Error::new(ErrorKind::Unsupported, message));
         }
-        // SAFETY: gperftools/tcmalloc.cc: an int64 under this name, in a writable segment of an
-        // object that stays loaded. Its own accesses are whole words too.
+        // SAFETY: gperftools/tcmalloc.cc: this name is an int64 in a writable segment of an object that stays
+        // loaded. gperftools itself also accesses it as a whole word.
         Ok(Self::Flag(unsafe {
             AtomicI64::from_ptr(address as *mut i64)
         }))
     }
 
+    /// Current sample interval in bytes; 0 while sampling is off.
     pub(super) fn get(&self, extension: &Extension) -> u64 {
         match self {
             Self::Property => extension.get(PROPERTY).unwrap_or(0),
@@ -55,10 +60,10 @@ impl Rate {
         }
     }
 
-    /// Sets it, and reads it back.
+    /// Sets the sample interval in bytes, and reads it back.
     ///
     /// # Errors
-    /// tcmalloc refused, or ignored it.
+    /// `Allocator`: tcmalloc refused, or ignored the value.
     pub(super) fn set(
         &self,
         interval: u64,
