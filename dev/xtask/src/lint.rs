@@ -24,7 +24,6 @@ const UNREAD: &[&str] = &[
     "in-process/memprof-labels",
     "outside/memprof-leaks",
     "memprof-plugin-abi",
-    "outside/memprof-ptrace",
     "outside/memprof-report",
     "plugins/memory-profile",
     "dev/torture",

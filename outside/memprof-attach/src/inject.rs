@@ -269,7 +269,7 @@ fn wait_until_loaded(
     let mut halts = HaltWatch::new(target.pid);
     loop {
         let stage = there.stage().map_err(ended)?;
-        if let Some(halt) = halts.look() {
+        if let Some(halt) = halts.poll() {
             there.answer(LoaderAck::Cancelled).map_err(ended)?;
             return Err(match there.stage().map_err(ended)? {
                 LoaderStage::Calling | LoaderStage::Done => {

@@ -159,7 +159,7 @@ mod tests {
             let found = shortage(used, &limits, Some(65_530));
             let found = found.map(|short| {
                 let to = short.used + short.needed;
-                (short.limit, short.limit.raise(7, to, short.is.hard))
+                (short.limit, short.limit.raise_command(7, to, short.is.hard))
             });
             let expected = expected.map(|(limit, command)| (limit, command.to_owned()));
             assert_eq!(found, expected, "{limit}");

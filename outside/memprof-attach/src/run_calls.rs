@@ -9,7 +9,7 @@ use libc::{MAP_ANONYMOUS, MAP_FIXED_NOREPLACE, MAP_PRIVATE, SYS_mmap, SYS_munmap
 use memprof_ptrace::Refusal;
 use memprof_ptrace::maps::mappings;
 use memprof_ptrace::remote_call::{FrameLocations, RemoteCall, build_frames};
-use memprof_ptrace::threads::system_call;
+use memprof_ptrace::threads::waiting_syscall;
 
 use crate::error::Error;
 use crate::room::require_room;
@@ -82,7 +82,7 @@ fn try_run_calls(
     let at_home = if stack.is_some() { 0 } else { calls.len() };
     let borrowed = stop_at_safe_point(target, at_home, avoided)?;
     let places = FrameLocations {
-        home: borrowed.end,
+        saved: borrowed.end,
         calls: stack,
     };
     let frames = build_frames(
@@ -158,7 +158,7 @@ pub(crate) fn wait_until_mapped(
 
 /// Whether a thread has made its calls.
 pub(crate) fn is_back(target: &Target, sent: &CallInProgress) -> bool {
-    system_call(target.pid, sent.tid).is_some_and(|call| call.stack == sent.stack)
+    waiting_syscall(target.pid, sent.tid).is_some_and(|call| call.stack == sent.stack)
 }
 
 /// Has what was mapped for an attachment unmapped again, as far as it is there: nothing runs in it.

@@ -169,7 +169,7 @@ fn candidates(target: &Target, round: usize) -> Result<(Vec<u32>, Vec<u32>), Err
     waiting.sort_unstable();
     let kinds = waiting.chunk_by(|(one, _), (other, _)| one == other);
     let waiting = kinds.map(|kind| kind[round % kind.len()].1).collect();
-    let running = threads.iter().filter(|thread| thread.runs);
+    let running = threads.iter().filter(|thread| thread.is_runnable);
     let mut running: Vec<u32> = running.map(|thread| thread.tid).collect();
     let count = running.len().max(1);
     running.rotate_left(round % count);

@@ -6,7 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use memprof_ptrace::frame_memory::loaded;
+use memprof_ptrace::frame_memory::loaded_libraries;
 use memprof_ptrace::library_image::LibraryImage;
 use memprof_ptrace::maps::{Mapping, mappings};
 use memprof_ptrace::memory::Memory;
@@ -84,7 +84,8 @@ impl Target {
             fs::read_link(format!("/proc/{pid}/exe")).map_err(|_| process_gone_error(pid))?;
         sanitizer::require_none_linked(&memory, &maps, program.as_os_str().as_bytes())?;
         // Another file of that name may be mapped as data, and another namespace has a libc of its own.
-        let loaded = loaded(&memory, &maps).map_err(Error::io("its loader's list of libraries"))?;
+        let loaded = loaded_libraries(&memory, &maps)
+            .map_err(Error::io("its loader's list of libraries"))?;
         let libc = mappings(&maps).find(|mapping| {
             mapping.file_name() == b"libc.so.6" && loaded.contains(&mapping.range.start)
         });

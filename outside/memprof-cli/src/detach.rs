@@ -101,7 +101,7 @@ pub(crate) fn detach(pid: u32) -> anyhow::Result<DetachOutcome> {
     let begun = Instant::now();
     let mut halts = HaltWatch::new(pid);
     while has_memprof_threads(pid) {
-        if let Some(halt) = halts.look().filter(|halt| !halt.is_end()) {
+        if let Some(halt) = halts.poll().filter(|halt| !halt.has_ended()) {
             let message = format!("{pid} detaches when it goes on: {halt}");
             return Err(with_exit_code(UNREACHABLE, message));
         }

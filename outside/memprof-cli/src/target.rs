@@ -81,7 +81,7 @@ fn find(target: Option<&str>) -> anyhow::Result<RunningHost> {
         if let Some(host) = find_by_pid(pid) {
             return Ok(host);
         }
-        if let Some(halt) = Halt::of(pid) {
+        if let Some(halt) = Halt::for_pid(pid) {
             let name = inspect(pid).map_or_else(String::new, |(_, name, _)| format!(" ({name})"));
             return Err(with_exit_code(UNREACHABLE, format!("{pid}{name}: {halt}")));
         }

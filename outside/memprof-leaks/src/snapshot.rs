@@ -17,7 +17,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use memprof_ptrace::exit_stop::ExitingProgram;
-use memprof_ptrace::frame_memory::{StackOwner, find_frame_memory, loaded};
+use memprof_ptrace::frame_memory::{StackOwner, find_frame_memory, loaded_libraries};
 use memprof_ptrace::maps::mappings;
 use memprof_ptrace::memory::Memory;
 use memprof_ptrace::process::ProcStatus;
@@ -158,7 +158,7 @@ impl CopyTarget {
             twin
         });
         // Unread, all registers count, those that functions of it leave behind too.
-        let loaded = loaded(&self.memory, &maps).unwrap_or_default();
+        let loaded = loaded_libraries(&self.memory, &maps).unwrap_or_default();
         let registers = threads.resume_all(&maps, &loaded);
         let stopped = begun.elapsed();
         let twin = twin.map_err(Error::NotCloned)?;
@@ -211,7 +211,7 @@ impl Snapshot {
     pub(crate) fn at_exit(ending: &ExitingProgram) -> Result<Self, Error> {
         let pid = ending.pid();
         let maps = read(pid, "maps")?;
-        let loaded = Memory::open(pid).and_then(|memory| loaded(&memory, &maps));
+        let loaded = Memory::open(pid).and_then(|memory| loaded_libraries(&memory, &maps));
         let loaded = loaded.unwrap_or_default();
         let registers = Registers::read(pid, ending.thread(), &maps, &loaded);
         Ok(Self {

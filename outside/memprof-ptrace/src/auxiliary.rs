@@ -1,12 +1,12 @@
-//! The auxiliary vector of a process (getauxval(3)): what the kernel gave its program at execve(2), by
-//! /proc/PID/auxv, which the program cannot write to.
+//! Parser of the auxiliary vector of a process (getauxval(3)): values that the kernel passed to its program at
+//! execve(2). They are read from /proc/PID/auxv, which the program cannot write to.
 
-/// Where the loader begins; 0 where there is none, or where it was executed itself.
+/// Key of the loader's load address; 0 if there is no loader, or if it was executed itself.
 pub(crate) const AT_BASE: u64 = 7;
-/// The program headers of the executed file.
+/// Key of the address of the executed file's program headers.
 pub(crate) const AT_PHDR: u64 = 3;
 
-/// The value of a key. `None` if it is 0 or not there.
+/// Returns the value of a key; `None` if it is 0 or missing.
 pub(crate) fn value(vector: &[u8], key: u64) -> Option<u64> {
     let (entries, _) = vector.as_chunks::<16>();
     let words = entries.iter().map(|entry| {
@@ -26,7 +26,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn value_is_the_one_behind_its_key() {
+    fn value_follows_its_key() {
         let words = [AT_PHDR, 0x40, 6, AT_BASE, AT_BASE, 0x7000, 9, 0, 0, 0];
         let vector: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
         let check = |key, expected| assert_eq!(value(&vector, key), expected);

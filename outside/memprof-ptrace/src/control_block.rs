@@ -1,4 +1,4 @@
-//! Whether a thread's control block is its own and the C library's.
+//! Check that a thread's control block belongs to the thread and to glibc.
 #![expect(unsafe_code, reason = "get_robust_list(2) has no wrapper")]
 
 use std::io;
@@ -8,33 +8,34 @@ use nix::errno::Errno;
 
 use crate::memory::Memory;
 
-/// `struct pthread` of glibc 2.34 to 2.42, rounded up: the list of robust locks is in it.
-const CONTROL_BLOCK: u64 = 4096;
-/// `self` in `tcbhead_t`.
-const SELF: u64 = 16;
+/// Size limit of `struct pthread` in glibc 2.34 to 2.42, rounded up, in bytes. The list of robust locks lies in it.
+const MAX_CONTROL_BLOCK_SIZE: u64 = 4096;
+/// Offset of `self` in `tcbhead_t`.
+const SELF_OFFSET: u64 = 16;
 
-/// Whether functions of the C library may be called by a thread: they find its variables by `fs_base`. A thread that
-/// was made by clone(2) alone has that of its maker, or points to something else.
+/// Returns whether a thread may call functions of the C library, which find their variables by `fs_base`.
+/// `control_block` is the thread's `fs_base`. A thread that was created by clone(2) alone has the value of its
+/// creator, or an address of something else.
 ///
-/// The kernel knows by `set_robust_list(2)` which block glibc made for the thread. The only thread of a process that was
-/// made without glibc's fork(3) has none, and a copy of the block of its maker.
+/// The kernel knows from `set_robust_list(2)` which block glibc allocated for the thread. The main thread of a
+/// process that was created without glibc's fork(3) has no list, and a copy of its creator's block.
 pub fn is_of_c_library(memory: &Memory, thread: u32, is_main: bool, control_block: u64) -> bool {
     let has_self = memory
-        .word(control_block.wrapping_add(SELF))
+        .word(control_block.wrapping_add(SELF_OFFSET))
         .is_ok_and(|this| this == control_block);
     has_self
-        && robust_list(thread).is_ok_and(|list| match list {
+        && robust_list_address(thread).is_ok_and(|list| match list {
             0 => is_main,
-            list => (1..CONTROL_BLOCK).contains(&list.wrapping_sub(control_block)),
+            list => (1..MAX_CONTROL_BLOCK_SIZE).contains(&list.wrapping_sub(control_block)),
         })
 }
 
-/// The list of robust locks of a thread; 0 where it has none.
-fn robust_list(thread: u32) -> io::Result<u64> {
+/// Reads the address of a thread's list of robust locks; 0 if it has none.
+fn robust_list_address(thread: u32) -> io::Result<u64> {
     let (mut head, mut length) = (0_u64, 0_usize);
-    let (head_at, length_at) = (ptr::from_mut(&mut head), ptr::from_mut(&mut length));
-    // SAFETY: get_robust_list(2) writes a pointer and a size there, no more.
-    let result = unsafe { libc::syscall(libc::SYS_get_robust_list, thread, head_at, length_at) };
+    let (head_out, length_out) = (ptr::from_mut(&mut head), ptr::from_mut(&mut length));
+    // SAFETY: get_robust_list(2) writes one pointer and one size, which both locals hold.
+    let result = unsafe { libc::syscall(libc::SYS_get_robust_list, thread, head_out, length_out) };
     Errno::result(result)?;
     Ok(head)
 }
@@ -44,12 +45,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_the_block_that_glibc_made_for_the_thread_is_its_own() {
+    fn control_block_of_another_thread_is_rejected() {
         let identity = || {
-            // SAFETY: a call without arguments.
+            // SAFETY: gettid(2) takes no arguments.
             let tid = unsafe { libc::gettid() }.cast_unsigned();
-            // The address of glibc's own block is its handle.
-            // SAFETY: a call without arguments.
+            // The address of glibc's control block is the thread's pthread_t.
+            // SAFETY: pthread_self(3) takes no arguments.
             (tid, unsafe { libc::pthread_self() })
         };
         let memory = Memory::open(std::process::id()).unwrap();
@@ -63,7 +64,7 @@ mod tests {
         let (other_tid, other) = other.recv().unwrap();
         assert!(is_of_c_library(&memory, tid, false, own));
         assert!(is_of_c_library(&memory, other_tid, false, other));
-        // Its maker's block; none; something else.
+        // The block of the creator, no block, and another address.
         assert!(!is_of_c_library(&memory, other_tid, false, own));
         assert!(!is_of_c_library(&memory, tid, false, 0));
         let word = 0_u64;

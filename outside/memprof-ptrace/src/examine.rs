@@ -1,4 +1,4 @@
-//! What is known of a process before anything is done to it.
+//! Checks of a process that touch nothing in it, from /proc and its executable.
 
 use std::fs::File;
 use std::io;
@@ -9,7 +9,7 @@ use nix::unistd::Pid;
 use object::ReadCache;
 
 use crate::executable::{glibc_by_name, has_plugin, loader, require_glibc};
-use crate::frame_memory::loaded;
+use crate::frame_memory::loaded_libraries;
 use crate::maps::Mapping;
 use crate::memory::Memory;
 use crate::proc_dir::ProcDir;
@@ -18,65 +18,67 @@ use crate::refusal::{Denial, Refusal};
 use crate::sanitizer;
 use crate::tracer::TracerCredentials;
 
-/// A process that can be attached to, as far as /proc tells.
+/// A process that passed the checks for a purpose.
 #[derive(Clone, Debug)]
 pub struct ExaminedProcess {
-    /// Its pid here.
+    /// Pid in this process's pid namespace.
     pub pid: u32,
-    /// When it was started: another process with the same pid has another time.
+    /// Start time in clock ticks since boot; differs for another process with the pid.
     pub start_time: u64,
-    /// What /proc/PID/status says.
+    /// Contents of /proc/PID/status.
     pub status: ProcStatus,
-    /// Whether the plugin is mapped in it, be it at work or asleep.
+    /// Whether the plugin is mapped in it, active or not.
     pub has_plugin: bool,
 }
 
 impl ExaminedProcess {
-    /// Whether it has a seccomp filter, which [`crate::seccomp::require_calls`] reads once a thread is
+    /// Whether its main thread has a seccomp filter, which [`crate::seccomp::require_calls`] reads once a thread is
     /// stopped.
     pub fn has_filter(&self) -> bool {
         self.status.seccomp == SeccompMode::Filter
     }
 }
 
-/// What is to be done with a process.
+/// Use that is planned of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
-    /// A library is loaded into it, which needs glibc 2.34 and its loader.
+    /// Loading a library into it, which needs glibc 2.34 and its loader.
     Load,
-    /// Its memory is read. It may be linked statically, with whatever C library.
+    /// Reading its memory. The program may be linked statically, with any C library.
     Read,
-    /// It is listed among all others as one to load a library into. Nothing of its memory is read: a page of a
-    /// file may never come (FUSE), and not even SIGKILL ends that wait.
+    /// Listing it, with other processes, as one to load a library into. Its memory is not read: a page of a file may
+    /// never arrive (FUSE), and not even SIGKILL ends that wait.
     List,
 }
 
-/// Looks at a process without stopping it.
+/// Examines a process for [`Purpose::Load`] without stopping it.
 ///
 /// # Errors
-/// Why no library can be loaded into it.
+/// The reason why no library can be loaded into it.
 pub fn examine(pid: u32) -> Result<ExaminedProcess, Refusal> {
     examine_for(Purpose::Load, pid)
 }
 
-/// The same for another purpose.
+/// Examines a process for a purpose without stopping it.
 ///
 /// # Errors
-/// Why it does not do for that.
+/// The reason why the process is unsuitable.
 pub fn examine_for(purpose: Purpose, pid: u32) -> Result<ExaminedProcess, Refusal> {
     TracerCredentials::current()?.examine(purpose, pid)
 }
 
-/// Why a file of a process in /proc that is not about its memory could not be read: `file` failed with `errno`,
-/// `EACCES` or `EPERM`. Yama has no say in that.
+/// Builds the refusal for a file of a process in /proc that could not be opened, and that is not about its memory:
+/// `file` failed with `errno`, `EACCES` or `EPERM`. Yama does not restrict such files.
 pub fn denied_to_read(pid: u32, file: &str, errno: Errno) -> Refusal {
-    let of = ProcDir::for_pid(pid);
+    let proc_dir = ProcDir::for_pid(pid);
     let denial = TracerCredentials::current().and_then(|caller| {
-        let status = of.parse("status", ProcStatus::parse)?;
-        Ok(caller.without_yama().denial_reason(&status, of.owner()))
+        let status = proc_dir.parse("status", ProcStatus::parse)?;
+        Ok(caller
+            .without_yama()
+            .denial_reason(&status, proc_dir.owner()))
     });
     Refusal::Denied {
-        file: of.file(file),
+        file: proc_dir.file(file),
         errno,
         denial: denial.unwrap_or(Denial::Unknown),
     }
@@ -84,50 +86,51 @@ pub fn denied_to_read(pid: u32, file: &str, errno: Errno) -> Refusal {
 
 impl TracerCredentials {
     pub(crate) fn examine(&self, purpose: Purpose, pid: u32) -> Result<ExaminedProcess, Refusal> {
-        let of = ProcDir::for_pid(pid);
-        match of.parse("status", ProcStatus::parse) {
-            Ok(status) => self.examine_with_status(purpose, &of, pid, status),
-            Err(refusal) => Err(process_gone_refusal(&of, pid).unwrap_or(refusal)),
+        let proc_dir = ProcDir::for_pid(pid);
+        match proc_dir.parse("status", ProcStatus::parse) {
+            Ok(status) => self.examine_with_status(purpose, &proc_dir, pid, status),
+            Err(refusal) => Err(process_gone_refusal(&proc_dir, pid).unwrap_or(refusal)),
         }
     }
 
-    /// The same for a process whose status is known.
+    /// Like `examine`, for a process whose status was read already.
     pub(crate) fn examine_with_status(
         &self,
         purpose: Purpose,
-        of: &ProcDir,
+        proc_dir: &ProcDir,
         pid: u32,
         status: ProcStatus,
     ) -> Result<ExaminedProcess, Refusal> {
-        self.check_all(purpose, of, pid, status)
+        self.check_all(purpose, proc_dir, pid, status)
             .map_err(|refusal| match refusal {
-                // A process that ends meanwhile makes any of the steps fail.
+                // If the process ends meanwhile, any of the checks fails.
                 Refusal::NoSuchProcess | Refusal::Unreadable { .. } | Refusal::NoGlibc => {
-                    process_gone_refusal(of, pid).unwrap_or(refusal)
+                    process_gone_refusal(proc_dir, pid).unwrap_or(refusal)
                 }
                 refusal => refusal,
             })
     }
 
+    /// Makes all checks; the first that fails decides.
     fn check_all(
         &self,
         purpose: Purpose,
-        of: &ProcDir,
+        proc_dir: &ProcDir,
         pid: u32,
         status: ProcStatus,
     ) -> Result<ExaminedProcess, Refusal> {
-        let stat = of.parse("stat", ProcStat::parse)?;
+        let stat = proc_dir.parse("stat", ProcStat::parse)?;
         require_process(pid, &status, stat)?;
-        self.require_access(of, &status)?;
+        self.require_access(proc_dir, &status)?;
         require_running(pid, &status)?;
-        self.require_thawed(of)?;
+        self.require_thawed(proc_dir)?;
         if stat.has_never_executed() && is_vfork(pid, &status) {
             return Err(Refusal::Vfork);
         }
-        let file = ReadCache::new(of.open_executable()?);
-        let name = of.executable_name()?;
+        let file = ReadCache::new(proc_dir.open_executable()?);
+        let name = proc_dir.executable_name()?;
         let loader = loader(&name, &file);
-        let maps = of.read("maps")?;
+        let maps = proc_dir.read("maps")?;
         match (purpose, loader) {
             (Purpose::Read, Ok(_) | Err(Refusal::Static)) => {}
             (Purpose::List, loader) => {
@@ -136,17 +139,17 @@ impl TracerCredentials {
             (_, loader) => {
                 let loader = loader?;
                 let unreadable = |error: io::Error| Refusal::Unreadable {
-                    file: of.file("mem"),
+                    file: proc_dir.file("mem"),
                     cause: error.to_string(),
                 };
                 let memory = Memory::open_by_child(pid).map_err(unreadable)?;
-                let loaded = loaded(&memory, &maps).map_err(unreadable);
-                let found = loaded.and_then(|loaded| {
-                    require_glibc(loader, &maps, &loaded, |mapping, limit| {
+                let images = loaded_libraries(&memory, &maps).map_err(unreadable);
+                let checked = images.and_then(|images| {
+                    require_glibc(loader, &maps, &images, |mapping, limit| {
                         first_bytes(&memory, mapping, limit)
                     })
                 });
-                found.map_err(|refusal| memory.explain(refusal))?;
+                checked.map_err(|refusal| memory.explain(refusal))?;
             }
         }
         if purpose != Purpose::Read {
@@ -155,7 +158,7 @@ impl TracerCredentials {
         if status.has_shadow_stack {
             return Err(Refusal::ShadowStack);
         }
-        self.require_readable_filter(of, &status)?;
+        self.require_readable_filter(proc_dir, &status)?;
         Ok(ExaminedProcess {
             pid,
             start_time: stat.start_time,
@@ -164,34 +167,38 @@ impl TracerCredentials {
         })
     }
 
-    fn require_access(&self, of: &ProcDir, status: &ProcStatus) -> Result<File, Refusal> {
-        of.open_memory().map_err(|errno| match errno {
+    fn require_access(&self, proc_dir: &ProcDir, status: &ProcStatus) -> Result<File, Refusal> {
+        proc_dir.open_memory().map_err(|errno| match errno {
             Errno::ESRCH | Errno::ENOENT => Refusal::NoSuchProcess,
             errno => Refusal::Denied {
-                file: of.file("mem"),
+                file: proc_dir.file("mem"),
                 errno,
-                denial: self.denial_reason(status, of.owner()),
+                denial: self.denial_reason(status, proc_dir.owner()),
             },
         })
     }
 
-    fn require_thawed(&self, of: &ProcDir) -> Result<(), Refusal> {
-        let cgroups = of.read("cgroup")?;
+    fn require_thawed(&self, proc_dir: &ProcDir) -> Result<(), Refusal> {
+        let cgroups = proc_dir.read("cgroup")?;
         match self.freezers.is_frozen(&String::from_utf8_lossy(&cgroups)) {
             true => Err(Refusal::Frozen),
             false => Ok(()),
         }
     }
 
-    /// Where some thread has no filter, that one can be borrowed.
-    fn require_readable_filter(&self, of: &ProcDir, status: &ProcStatus) -> Result<(), Refusal> {
-        let is_free = |text: Vec<u8>| {
+    /// A thread without a filter can make the remote calls.
+    fn require_readable_filter(
+        &self,
+        proc_dir: &ProcDir,
+        status: &ProcStatus,
+    ) -> Result<(), Refusal> {
+        let has_no_filter = |text: Vec<u8>| {
             ProcStatus::parse(&text).is_ok_and(|thread| thread.seccomp == SeccompMode::Off)
         };
         match status.seccomp {
             SeccompMode::Off => Ok(()),
-            SeccompMode::Filter if self.reads_filters() => Ok(()),
-            _ if of.thread_statuses().any(is_free) => Ok(()),
+            SeccompMode::Filter if self.can_read_filters() => Ok(()),
+            _ if proc_dir.thread_statuses().any(has_no_filter) => Ok(()),
             SeccompMode::Filter => Err(Refusal::UnreadFilter),
             SeccompMode::Strict => Err(Refusal::StrictSeccomp),
         }
@@ -229,11 +236,11 @@ fn require_running(pid: u32, status: &ProcStatus) -> Result<(), Refusal> {
 
 fn is_vfork(pid: u32, status: &ProcStatus) -> bool {
     let parent = ProcDir::for_pid(status.parent).parse("status", ProcStatus::parse);
-    // A parent outside of our pid namespace is not to be seen, and one that has ended waits for nobody.
+    // A parent outside of this pid namespace is not visible; one that has ended does not wait in vfork(2).
     parent.is_ok_and(|parent| shares_memory_with_parent(pid, status, &parent))
 }
 
-/// What may be read of the first bytes of a mapping.
+/// Reads the first `limit` bytes of a mapping, or as much as can be read.
 fn first_bytes(memory: &Memory, mapping: &Mapping<'_>, limit: u64) -> Vec<u8> {
     let length = (mapping.range.end - mapping.range.start).min(limit);
     let mut bytes = vec![0; length as usize];
@@ -242,12 +249,12 @@ fn first_bytes(memory: &Memory, mapping: &Mapping<'_>, limit: u64) -> Vec<u8> {
     bytes
 }
 
-/// Why nothing is to be seen of a process, if it has ended or is hidden.
-fn process_gone_refusal(of: &ProcDir, pid: u32) -> Option<Refusal> {
-    match of.parse("status", ProcStatus::parse) {
+/// Returns the refusal for a process that has ended or is hidden; `None` if it is visible.
+fn process_gone_refusal(proc_dir: &ProcDir, pid: u32) -> Option<Refusal> {
+    match proc_dir.parse("status", ProcStatus::parse) {
         Ok(status) if status.state == ProcessState::Zombie => Some(Refusal::Zombie),
         Err(Refusal::NoSuchProcess) if exists_hidden(pid) => Some(Refusal::Denied {
-            file: of.file("status"),
+            file: proc_dir.file("status"),
             errno: Errno::EACCES,
             denial: Denial::Hidden,
         }),
@@ -256,9 +263,9 @@ fn process_gone_refusal(of: &ProcDir, pid: u32) -> Option<Refusal> {
     }
 }
 
-/// Also of a process that /proc hides (its mount option hidepid).
+/// Returns whether the process exists, even if /proc hides it (mount option hidepid).
 fn exists_hidden(pid: u32) -> bool {
-    // 0 and negative numbers mean groups of processes.
+    // kill(2) takes 0 and negative numbers for process groups.
     let pid = i32::try_from(pid).ok().filter(|pid| *pid > 0);
     pid.is_some_and(|pid| kill(Pid::from_raw(pid), None) != Err(Errno::ESRCH))
 }
@@ -267,7 +274,7 @@ fn exists_hidden(pid: u32) -> bool {
 mod tests {
     use super::*;
 
-    /// Files of /proc with one line replaced.
+    /// Status of this process with one line of the file replaced.
     fn status(name: &str, value: &str) -> ProcStatus {
         let own = std::fs::read_to_string("/proc/self/status").unwrap();
         let lines = own.lines().map(|line| match line.split_once(':') {
@@ -278,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_in_no_state_for_it() {
+    fn process_in_unsuitable_state_is_refused() {
         let pid = std::os::unix::process::parent_id();
         let stat = ProcStat::parse(&std::fs::read("/proc/self/stat").unwrap()).unwrap();
         let check = |name: &str, value: &str, expected: Result<(), &str>| {
@@ -314,12 +321,12 @@ mod tests {
     }
 
     #[test]
-    fn a_process_does_not_attach_to_itself() {
+    fn own_process_is_refused() {
         assert_eq!(examine(std::process::id()).unwrap_err(), Refusal::Itself);
     }
 
     #[test]
-    fn numbers_that_are_no_process() {
+    fn numbers_of_no_process_are_refused() {
         for pid in [0, 1 << 22, i32::MAX as u32, 1 << 31, u32::MAX] {
             let refusal = examine(pid).unwrap_err();
             assert_eq!(refusal, Refusal::NoSuchProcess, "{pid}");

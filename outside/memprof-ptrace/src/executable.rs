@@ -1,4 +1,4 @@
-//! What program a process executes, and whether a library can be loaded into it.
+//! Checks of the program that a process executes: whether a library can be loaded into it.
 
 use object::elf::{EM_386, EM_X86_64, FileHeader32, FileHeader64};
 use object::read::elf::{FileHeader, ProgramHeader};
@@ -7,14 +7,15 @@ use object::{Endianness, FileKind, ReadRef};
 use crate::maps::{Mapping, mappings};
 use crate::refusal::Refusal;
 
-/// How much of a C library is searched for its versions: the first segment of glibc 2.36 has 150 KiB.
+/// Largest part of a C library that is searched for its versions, in bytes: the first segment of glibc 2.36 has 150
+/// KiB.
 const LIBC_LIMIT: u64 = 2 << 20;
 
-/// The file name of the loader (ld.so(8)) of a process that executes a file of that name and content:
-/// the one that the file names (`PT_INTERP`), or the file itself, called with a program.
+/// Returns the file name of the loader (ld.so(8)) of a process that executes a file with that name and content: the
+/// loader that the file names (`PT_INTERP`), or the file itself if it is a loader that was executed directly.
 ///
 /// # Errors
-/// `Static`: there is none. `OtherArchitecture`, or `Unreadable` where it is not an ELF file.
+/// `Static`: the file names no loader. `OtherArchitecture`; `Unreadable` if it is not an ELF file.
 pub fn loader<'data>(
     file_name: &'data [u8],
     data: impl ReadRef<'data>,
@@ -49,38 +50,39 @@ pub fn loader<'data>(
     }
 }
 
-/// Fails where a process with that loader and those mappings has a C library that the plugin cannot
-/// use. `loaded` is where its loader's libraries begin; `read` reads so many bytes of the process's memory at the most.
+/// Fails if a process with that loader and those mappings has a C library that the plugin cannot use. `loaded` are
+/// the load addresses in the loader's list; `read` reads up to a number of bytes of a mapping.
 ///
 /// # Errors
 /// `Musl`, `NoGlibc`, `OldGlibc`.
 pub(crate) fn require_glibc(
     loader: &[u8],
     maps: &[u8],
-    loaded: &[u64],
+    libraries: &[u64],
     read: impl FnOnce(&Mapping<'_>, u64) -> Vec<u8>,
 ) -> Result<(), Refusal> {
-    let is_loaded = |mapping: &Mapping<'_>| loaded.contains(&mapping.range.start);
+    let is_loaded = |mapping: &Mapping<'_>| libraries.contains(&mapping.range.start);
     match defines_2_34(&read(&glibc(loader, maps, is_loaded)?, LIBC_LIMIT)) {
         true => Ok(()),
         false => Err(Refusal::OldGlibc),
     }
 }
 
-/// Finds the first mapping of a process's glibc by its name and its code, without its memory. An old one under the name of
-/// later ones passes, and so does one of another namespace.
+/// Finds the first mapping of a process's glibc by its name and its code, without reading memory. Accepts an old
+/// glibc under the name of a later one, and one of another namespace.
 ///
 /// # Errors
 /// `Musl`, `NoGlibc`, `OldGlibc`.
 pub(crate) fn glibc_by_name<'a>(loader: &[u8], maps: &'a [u8]) -> Result<Mapping<'a>, Refusal> {
-    // A file that is mapped as data has no code.
+    // A file that is mapped as data has no executable mapping.
     glibc(loader, maps, |image| {
-        let is_its =
+        let is_same_file =
             |mapping: &Mapping<'_>| (mapping.device, mapping.inode) == (image.device, image.inode);
-        mappings(maps).any(|mapping| mapping.is_executable() && is_its(&mapping))
+        mappings(maps).any(|mapping| mapping.is_executable() && is_same_file(&mapping))
     })
 }
 
+/// Finds the first mapping of a process's glibc that `is_loaded` accepts.
 fn glibc<'a>(
     loader: &[u8],
     maps: &'a [u8],
@@ -89,7 +91,7 @@ fn glibc<'a>(
     if loader.starts_with(b"ld-musl-") {
         return Err(Refusal::Musl);
     }
-    // Before 2.34 the file was called libc-2.33.so, and maps names the file and no link to it.
+    // Before 2.34 the file was called libc-2.33.so; maps contains the file's name, not that of a link.
     let is_old = |mapping: &Mapping<'_>| {
         let version = mapping.file_name().strip_prefix(b"libc-2.");
         version.is_some_and(|version| version.first().is_some_and(u8::is_ascii_digit))
@@ -103,14 +105,13 @@ fn glibc<'a>(
     }
 }
 
-/// Whether the first segment of a libc.so.6 has the name of that version among the strings of its
-/// symbols. Every later one has it too, because the functions of threads got it.
+/// Returns whether the first segment of a libc.so.6 has that version among the names of its symbols. Later versions
+/// keep the name, because the functions of threads have it.
 fn defines_2_34(segment: &[u8]) -> bool {
     memchr::memmem::find(segment, b"\0GLIBC_2.34\0").is_some()
 }
 
-/// Whether the plugin is mapped, from a file of whatever directory and prefix, or from a file in
-/// memory.
+/// Returns whether the plugin is mapped, from a file in any directory with any prefix, or from a file in memory.
 pub fn has_plugin(maps: &[u8]) -> bool {
     mappings(maps).any(|mapping| mapping.file_name().ends_with(b"memory_profile.so"))
 }
@@ -126,11 +127,11 @@ fn malformed(cause: impl ToString) -> Refusal {
 mod tests {
     use super::*;
 
-    /// The headers of an ELF file with one segment, which names a loader where there is one.
+    /// ELF file with headers and one segment, which names a loader unless `interpreter` is empty.
     fn file(interpreter: &str) -> Vec<u8> {
         let own = std::fs::read("/proc/self/exe").unwrap();
         let mut file = own[..64].to_vec();
-        // e_phoff, e_shoff, and e_phnum: one program header behind the file's.
+        // e_phoff, e_shoff and e_phnum: one program header after the file header.
         file[32..40].copy_from_slice(&64_u64.to_le_bytes());
         file[40..48].fill(0);
         file[56..58].copy_from_slice(&1_u16.to_le_bytes());
@@ -147,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn the_loader_of_a_file() {
+    fn loader_is_read_from_the_file() {
         let check = |name: &str, data: &[u8], expected: Result<&str, &str>| {
             let found = loader(name.as_bytes(), data);
             let found = found.map(|name| str::from_utf8(name).unwrap().to_owned());
@@ -194,11 +195,11 @@ mod tests {
         }
     }
 
-    /// Maps of systems that no test machine need have.
+    /// Maps files of systems that a test machine need not have.
     #[test]
-    fn the_c_library_of_a_process() {
+    fn glibc_is_required_of_a_process() {
         let check = |loader: &str, path: &str, segment: &str, expected: Result<(), Refusal>| {
-            // Another file of that name, as data.
+            // Another file with that name, mapped as data.
             let maps = format!(
                 "5f0000-5f2000 r--p 00000000 fe:01 6     /srv/libc.so.6\n\
                  5f3000-5f5000 r--p 00000000 fe:01 5     /srv/libc-2.31.so\n\
@@ -223,7 +224,7 @@ mod tests {
         let old = names.replace("GLIBC_2.34 GLIBC_2.36", "GLIBC_PRIVATE");
         check(glibc, libc, &old, Err(Refusal::OldGlibc));
         check(glibc, libc, "", Err(Refusal::OldGlibc));
-        // By names alone, as where a page of it may never come.
+        // By names alone, if reading a page may block.
         let by_name = |first: &str| {
             let maps = format!(
                 "5f0000-5f2000 r--p 00000000 fe:01 6     {first}\n\
@@ -254,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn where_the_plugin_is_mapped() {
+    fn plugin_is_found_under_any_path() {
         let check = |path: &str, expected| {
             let maps = format!("7f0000-7f2000 r-xp 00000000 fe:01 7     {path}\n");
             assert_eq!(has_plugin(maps.as_bytes()), expected, "{path}");

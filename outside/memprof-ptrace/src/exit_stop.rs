@@ -1,4 +1,4 @@
-//! A program that is started to be looked at right before it ends: its memory is still there then.
+//! Starts a program and stops it right before it exits, while its memory is still there.
 #![expect(
     unsafe_code,
     reason = "ptrace(2) in a forked child, and waitpid(2), whose arguments are bare numbers"
@@ -16,44 +16,47 @@ use libc::{c_int, pid_t};
 use crate::ptrace_request::request;
 use crate::stop::StoppedThread;
 
-/// How long the other threads of a program that ends take, on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(1);
-const LOOK_AGAIN: Duration = Duration::from_micros(100);
+/// Longest wait for the other threads of an exiting program to end, on a busy machine.
+const THREADS_EXIT_TIMEOUT: Duration = Duration::from_secs(1);
+const POLL_INTERVAL: Duration = Duration::from_micros(100);
 
-/// How far a program got.
+/// Result of running a program under [`run`].
 #[derive(Debug)]
 pub enum RunOutcome {
-    /// It is about to end.
+    /// The program is stopped in exit.
     AtExit(ExitingProgram),
-    /// It has ended: by a signal, or after its first thread.
+    /// The program has ended: by a signal, or its main thread ended before others.
     Exited(ExitStatus),
 }
 
-/// A program that has called exit(3), and only its first thread is left. It ends when this is dropped.
+/// A program that has called exit(3), stopped when only its main thread was left. It ends when this value is
+/// dropped.
 #[derive(Debug)]
 pub struct ExitingProgram {
     stopped: StoppedThread,
     pid: pid_t,
 }
 
-/// Starts a program, and returns when it is about to end. Signals reach it; that it is stopped has no effect. Where
-/// this program is killed, it goes on. `on_start` gets its pid as soon as it can be sent signals.
+/// Starts a program, and blocks until it is about to exit. Signals are delivered to it; a stop signal has no effect.
+/// If this process is killed, the program continues. `on_start` gets the program's pid as soon as signals can be
+/// sent to it.
 ///
 /// # Errors
-/// It cannot be started, or not be traced.
+/// The program cannot be started or traced.
 pub fn run(command: &mut Command, on_start: impl FnOnce(u32)) -> io::Result<RunOutcome> {
-    // SAFETY: ptrace(2) is all that the child does between fork(2) and execve(2), where that is safe.
+    // SAFETY: the closure only calls ptrace(2), which is async-signal-safe, as code between fork(2) and execve(2)
+    // must be.
     unsafe { command.pre_exec(|| request(libc::PTRACE_TRACEME, 0, 0, 0)) };
     let pid = command.spawn()?.id().cast_signed();
     on_start(pid.cast_unsigned());
-    // It stops as it executes the program.
+    // With PTRACE_TRACEME it stops at execve(2).
     wait(pid)?;
     let options = libc::PTRACE_O_TRACEEXIT | libc::PTRACE_O_TRACEEXEC;
     request(libc::PTRACE_SETOPTIONS, pid, 0, options as usize)?;
     let mut signal = 0;
     loop {
         match request(libc::PTRACE_CONT, pid, 0, signal as usize) {
-            // It was killed, which the next status says.
+            // It was killed; the next wait status says so.
             Err(error) if error.raw_os_error() == Some(libc::ESRCH) => {}
             other => other?,
         }
@@ -62,7 +65,7 @@ pub fn run(command: &mut Command, on_start: impl FnOnce(u32)) -> io::Result<RunO
             return Ok(RunOutcome::Exited(ExitStatus::from_raw(status)));
         }
         signal = match status >> 16 {
-            libc::PTRACE_EVENT_EXIT if exits(pid)? => {
+            libc::PTRACE_EVENT_EXIT if is_whole_exit(pid)? => {
                 let stopped = StoppedThread::from_event(pid);
                 return Ok(RunOutcome::AtExit(ExitingProgram { stopped, pid }));
             }
@@ -72,28 +75,29 @@ pub fn run(command: &mut Command, on_start: impl FnOnce(u32)) -> io::Result<RunO
     }
 }
 
-/// Whether the whole process ends, and not by a signal.
-fn exits(pid: pid_t) -> io::Result<bool> {
+/// Waits for the other threads to end. Returns whether the whole process exits, and not by a signal.
+fn is_whole_exit(pid: pid_t) -> io::Result<bool> {
     let mut status: libc::c_ulong = 0;
-    let place = &raw mut status;
-    request(libc::PTRACE_GETEVENTMSG, pid, 0, place as usize)?;
+    let address = &raw mut status;
+    request(libc::PTRACE_GETEVENTMSG, pid, 0, address as usize)?;
     if !libc::WIFEXITED(status as c_int) {
         return Ok(false);
     }
-    let begun = Instant::now();
+    let start = Instant::now();
     while fs::read_dir(format!("/proc/{pid}/task"))?.count() > 1 {
-        if begun.elapsed() > PATIENCE {
+        if start.elapsed() > THREADS_EXIT_TIMEOUT {
             return Ok(false);
         }
-        thread::sleep(LOOK_AGAIN);
+        thread::sleep(POLL_INTERVAL);
     }
     Ok(true)
 }
 
+/// Waits for the next stop or the end of a child; returns its wait status.
 fn wait(pid: pid_t) -> io::Result<c_int> {
     loop {
         let mut status = 0;
-        // SAFETY: waitpid(2) fills the status.
+        // SAFETY: waitpid(2) writes an integer to `status`.
         let waited = unsafe { libc::waitpid(pid, &raw mut status, libc::__WALL) };
         match io::Error::last_os_error() {
             _ if waited == pid => return Ok(status),
@@ -104,20 +108,20 @@ fn wait(pid: pid_t) -> io::Result<c_int> {
 }
 
 impl ExitingProgram {
-    /// In this program's pid namespace.
+    /// Pid in this process's pid namespace.
     pub fn pid(&self) -> u32 {
         self.pid.cast_unsigned()
     }
 
-    /// Its first thread.
+    /// Main thread of the program.
     pub fn thread(&self) -> &StoppedThread {
         &self.stopped
     }
 
-    /// Has it end.
+    /// Lets the program end, and waits for its exit status.
     ///
     /// # Errors
-    /// Somebody else waits for it.
+    /// Another thread of this process has waited for the program.
     pub fn end(self) -> io::Result<ExitStatus> {
         drop(self.stopped);
         wait(self.pid).map(ExitStatus::from_raw)
@@ -128,15 +132,15 @@ impl ExitingProgram {
 mod tests {
     use super::*;
 
-    fn of(script: &str) -> RunOutcome {
+    fn run_script(script: &str) -> RunOutcome {
         run(Command::new("sh").args(["-c", script]), |_| ()).unwrap()
     }
 
     #[test]
-    fn a_program_that_exits_stands_still_before() {
-        // By way of another program and a signal that does not end it.
+    fn exiting_program_is_stopped_before_its_end() {
+        // Executes another program and handles a signal before it exits.
         let script = "trap : USR1; kill -USR1 $$; exec sh -c 'exit 7'";
-        let RunOutcome::AtExit(ending) = of(script) else {
+        let RunOutcome::AtExit(ending) = run_script(script) else {
             panic!("it has ended");
         };
         let maps = fs::read_to_string(format!("/proc/{}/maps", ending.pid())).unwrap();
@@ -146,9 +150,10 @@ mod tests {
     }
 
     #[test]
-    fn one_that_a_signal_ends_has_ended() {
+    fn program_killed_by_signal_has_exited() {
         for (signal, number) in [("TERM", libc::SIGTERM), ("KILL", libc::SIGKILL)] {
-            let RunOutcome::Exited(status) = of(&format!("kill -{signal} $$; sleep 9")) else {
+            let RunOutcome::Exited(status) = run_script(&format!("kill -{signal} $$; sleep 9"))
+            else {
                 panic!("{signal}");
             };
             assert_eq!(status.signal(), Some(number));
@@ -156,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_started_is_said() {
+    fn missing_program_is_an_error() {
         let error = run(&mut Command::new("/no/such/program"), |_| ()).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::NotFound);
     }

@@ -1,10 +1,10 @@
-//! Whether a cgroup holds a process still, as `docker pause` and `systemctl freeze` do. Such a process
-//! sleeps to all appearance, and no signal or tracer wakes it.
+//! Check whether a cgroup has frozen a process, as `docker pause` and `systemctl freeze` do. Such a process looks
+//! asleep, and no signal or tracer wakes it.
 
 use std::fs;
 use std::path::{Component, Path, PathBuf};
 
-/// Where the two kinds of cgroups are mounted that can freeze.
+/// Mount points of the two kinds of cgroups that can freeze; `None` if not mounted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct FreezerCgroups {
     unified: Option<PathBuf>,
@@ -12,29 +12,30 @@ pub(crate) struct FreezerCgroups {
 }
 
 impl FreezerCgroups {
-    /// Those of this process's mounts; none where they cannot be read.
+    /// Reads the mount points of this process; empty if they cannot be read.
     pub(crate) fn mounted() -> Self {
         let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
         Self::parse(&mounts)
     }
 
-    /// `35 24 0:30 / /sys/fs/cgroup rw shared:9 - cgroup2 cgroup2 rw,nsdelegate`: see proc(5).
+    /// Parses lines of mountinfo (proc(5)): `35 24 0:30 / /sys/fs/cgroup rw shared:9 - cgroup2 cgroup2
+    /// rw,nsdelegate`.
     fn parse(mounts: &str) -> Self {
         let mut freezers = Self::default();
         for line in mounts.lines() {
-            let Some((of_mount, of_system)) = line.split_once(" - ") else {
+            let Some((mount_fields, system_fields)) = line.split_once(" - ") else {
                 continue;
             };
-            let mut of_mount = of_mount.split(' ').skip(3);
-            let (Some("/"), Some(place)) = (of_mount.next(), of_mount.next()) else {
+            let mut mount_fields = mount_fields.split(' ').skip(3);
+            let (Some("/"), Some(mount_point)) = (mount_fields.next(), mount_fields.next()) else {
                 continue;
             };
-            let mut of_system = of_system.split(' ');
-            let place = Some(PathBuf::from(place));
-            match (of_system.next(), of_system.nth(1)) {
-                (Some("cgroup2"), _) => freezers.unified = place,
-                (Some("cgroup"), Some(options)) if has(options, "freezer") => {
-                    freezers.legacy = place;
+            let mut system_fields = system_fields.split(' ');
+            let mount_point = Some(PathBuf::from(mount_point));
+            match (system_fields.next(), system_fields.nth(1)) {
+                (Some("cgroup2"), _) => freezers.unified = mount_point,
+                (Some("cgroup"), Some(options)) if has_item(options, "freezer") => {
+                    freezers.legacy = mount_point;
                 }
                 _ => {}
             }
@@ -49,12 +50,13 @@ impl FreezerCgroups {
             .any(|line| self.is_frozen_line(line).unwrap_or(false))
     }
 
-    /// `0::/system.slice/web.service`, `7:freezer:/docker/4711`.
+    /// Whether the cgroup of one line is frozen: `0::/system.slice/web.service`, `7:freezer:/docker/4711`. `None` if
+    /// it cannot be read or has no freezer.
     fn is_frozen_line(&self, line: &str) -> Option<bool> {
         let mut columns = line.splitn(3, ':').skip(1);
         let (controllers, path) = (columns.next()?, Path::new(columns.next()?));
         let mut parts = path.components();
-        // A path that leads out of our namespace names nothing here.
+        // A path outside of this cgroup namespace cannot be resolved here.
         if parts.any(|part| part == Component::ParentDir) {
             return None;
         }
@@ -67,16 +69,17 @@ impl FreezerCgroups {
             let events = read(&self.unified, "cgroup.events")?;
             return Some(events.lines().any(|line| line == "frozen 1"));
         }
-        if !has(controllers, "freezer") {
+        if !has_item(controllers, "freezer") {
             return None;
         }
-        // FREEZING, FROZEN or THAWED.
+        // The file holds FREEZING, FROZEN or THAWED.
         Some(read(&self.legacy, "freezer.state")?.starts_with("FR"))
     }
 }
 
-fn has(list: &str, word: &str) -> bool {
-    list.split(',').any(|each| each == word)
+/// Whether a comma-separated list has an item.
+fn has_item(list: &str, item: &str) -> bool {
+    list.split(',').any(|each| each == item)
 }
 
 #[cfg(test)]
@@ -84,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn where_cgroups_are_mounted() {
+    fn mount_points_of_freezers_are_found() {
         let check = |mounts: &str, unified: Option<&str>, legacy: Option<&str>| {
             let expected = FreezerCgroups {
                 unified: unified.map(PathBuf::from),
@@ -110,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn a_frozen_cgroup_is_told_from_others() {
+    fn frozen_cgroup_is_recognized() {
         let place = tempfile::tempdir().unwrap();
         let freezers = FreezerCgroups {
             unified: Some(place.path().join("unified")),

@@ -1,4 +1,4 @@
-//! The reason why a process that does not answer cannot.
+//! Reason why a process cannot reply: it is stopped, frozen or has ended.
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -7,30 +7,30 @@ use crate::freezer::FreezerCgroups;
 use crate::proc_dir::ProcDir;
 use crate::process::{ProcStatus, ProcessState};
 
-/// Between two looks at a process.
+/// Time between two checks of a process.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
-/// A process none of whose threads goes on.
+/// A process none of whose threads runs, with the cause.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Halt {
     pid: u32,
-    by: Cause,
+    cause: HaltCause,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Cause {
-    /// SIGSTOP and its relatives, which stop all threads.
+enum HaltCause {
+    /// SIGSTOP, SIGTSTP, SIGTTIN or SIGTTOU, which stop all threads.
     Signal,
-    /// The process with that pid.
+    /// Stopped by the tracer with that pid.
     Tracer(u32),
     Cgroup,
     End,
 }
 
 impl Halt {
-    /// Looks at the main thread, and at the cgroup. `None` where the process goes on, where that is not to be seen, and
-    /// where its main thread has ended before others.
-    pub fn of(pid: u32) -> Option<Self> {
+    /// Checks the main thread and the cgroup. `None` if the process runs, if that cannot be determined, or if its
+    /// main thread ended before others.
+    pub fn for_pid(pid: u32) -> Option<Self> {
         let directory = ProcDir::for_pid(pid);
         let status = match directory.parse("status", ProcStatus::parse) {
             Ok(status) => status,
@@ -40,24 +40,24 @@ impl Halt {
             let cgroups = directory.read("cgroup").unwrap_or_default();
             FreezerCgroups::mounted().is_frozen(&String::from_utf8_lossy(&cgroups))
         };
-        let by = match status.state {
-            ProcessState::Stopped => Cause::Signal,
-            ProcessState::Traced => Cause::Tracer(status.tracer.unwrap_or(0)),
-            ProcessState::Zombie if status.threads <= 1 => Cause::End,
+        let cause = match status.state {
+            ProcessState::Stopped => HaltCause::Signal,
+            ProcessState::Traced => HaltCause::Tracer(status.tracer.unwrap_or(0)),
+            ProcessState::Zombie if status.threads <= 1 => HaltCause::End,
             ProcessState::Zombie => return None,
-            ProcessState::Alive if is_frozen() => Cause::Cgroup,
+            ProcessState::Alive if is_frozen() => HaltCause::Cgroup,
             ProcessState::Alive => return None,
         };
-        Some(Self { pid, by })
+        Some(Self { pid, cause })
     }
 
-    /// Whether it has ended, and waits for its parent.
-    pub fn is_end(&self) -> bool {
-        self.by == Cause::End
+    /// Whether the process has ended and its parent has not waited for it.
+    pub fn has_ended(&self) -> bool {
+        self.cause == HaltCause::End
     }
 }
 
-/// A process that is waited for, looked at now and then.
+/// Checks a process repeatedly while something waits for it.
 #[derive(Debug)]
 pub struct HaltWatch {
     pid: u32,
@@ -66,7 +66,7 @@ pub struct HaltWatch {
 }
 
 impl HaltWatch {
-    /// The first look is taken a little later: most waits are short.
+    /// Starts the watch. The first check is due after a delay, because most waits are short.
     pub fn new(pid: u32) -> Self {
         Self {
             pid,
@@ -75,14 +75,14 @@ impl HaltWatch {
         }
     }
 
-    /// Looks if it is time for that. `None` unless it was halted at the look before too: a tracer stops a process for a
-    /// moment, as memprof itself does.
-    pub fn look(&mut self) -> Option<Halt> {
+    /// Checks the process if that is due. `None` unless the previous check found it halted too: a tracer such as
+    /// memprof itself stops a process for a moment.
+    pub fn poll(&mut self) -> Option<Halt> {
         if Instant::now() < self.next {
             return None;
         }
         self.next = Instant::now() + POLL_INTERVAL;
-        let halt = Halt::of(self.pid);
+        let halt = Halt::for_pid(self.pid);
         let was_halted = std::mem::replace(&mut self.was_halted, halt.is_some());
         halt.filter(|_| was_halted)
     }
@@ -91,19 +91,19 @@ impl HaltWatch {
 impl fmt::Display for Halt {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let pid = self.pid;
-        match self.by {
-            Cause::Signal => write!(
+        match self.cause {
+            HaltCause::Signal => write!(
                 out,
                 "it is stopped (SIGSTOP); continue it first (kill -CONT {pid})"
             ),
-            Cause::Tracer(tracer) => write!(
+            HaltCause::Tracer(tracer) => write!(
                 out,
                 "it is held still by process {tracer}, which traces it (a debugger?); have that one continue it"
             ),
-            Cause::Cgroup => out.write_str(
+            HaltCause::Cgroup => out.write_str(
                 "it is frozen by its cgroup; thaw it first (docker unpause, systemctl thaw)",
             ),
-            Cause::End => out.write_str("it has ended"),
+            HaltCause::End => out.write_str("it has ended"),
         }
     }
 }
@@ -119,19 +119,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn processes_that_cannot_go_on_are_told_with_the_reason() {
+    fn halted_processes_are_reported_with_the_cause() {
         let mut sleeper = Command::new("sleep").arg("60").spawn().unwrap();
         let pid = sleeper.id();
         let process = Pid::from_raw(pid.cast_signed());
         let wait = |event| {
             waitid(Id::Pid(process), event | WaitPidFlag::WNOWAIT).unwrap();
         };
-        let halt = || Halt::of(pid).map(|halt| halt.by);
+        let halt = || Halt::for_pid(pid).map(|halt| halt.cause);
         assert_eq!(halt(), None);
         kill(process, Signal::SIGSTOP).unwrap();
         wait(WaitPidFlag::WSTOPPED);
-        assert_eq!(halt(), Some(Cause::Signal));
-        let words = Halt::of(pid).unwrap().to_string();
+        assert_eq!(halt(), Some(HaltCause::Signal));
+        let words = Halt::for_pid(pid).unwrap().to_string();
         assert_eq!(
             words,
             format!("it is stopped (SIGSTOP); continue it first (kill -CONT {pid})")
@@ -141,7 +141,7 @@ mod tests {
         assert_eq!(halt(), None);
         kill(process, Signal::SIGKILL).unwrap();
         wait(WaitPidFlag::WEXITED);
-        assert_eq!(halt(), Some(Cause::End));
+        assert_eq!(halt(), Some(HaltCause::End));
         sleeper.wait().unwrap();
         assert_eq!(halt(), None);
     }

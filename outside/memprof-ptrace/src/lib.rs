@@ -1,7 +1,8 @@
-//! Another process from outside: what it is, whether it may be touched, its threads, and calls in it.
+//! Another process, seen and controlled from outside: what /proc says about it, whether it may be traced, its
+//! threads, its memory, and remote calls in it.
 //!
-//! memprof-attach loads the plugin through it, memprof-leaks takes snapshots. To talk to a process that holds the plugin already, use
-//! memprof-host's client.
+//! memprof-attach uses this crate to load the plugin, memprof-leaks to take snapshots. To send messages to a process
+//! that has loaded the plugin already, use memprof-host's client.
 
 mod auxiliary;
 pub mod control_block;

@@ -1,65 +1,65 @@
-//! A library as it lies in another process's memory: right also where its file was replaced, or lies
-//! in another mount namespace.
+//! The dynamic symbols of a library, read from another process's memory: correct even if its file was replaced or
+//! lies in another mount namespace.
 
 use std::io;
 
 use crate::memory::Memory;
 
-/// `ET_EXEC`: a program that lies where its file says.
-const FIXED: u16 = 2;
+/// `ET_EXEC`: a program that is loaded at the addresses in its file.
+const ET_EXEC: u16 = 2;
 const PT_DYNAMIC: u32 = 2;
 const DT_NULL: u64 = 0;
 const DT_STRTAB: u64 = 5;
 const DT_SYMTAB: u64 = 6;
 const DT_STRSZ: u64 = 10;
 
-/// Of one symbol (`Elf64_Sym`), in bytes.
-const SYMBOL: usize = 24;
-/// More than libc's by far: a table that says more is none.
-const TABLE_LIMIT: u64 = 16 << 20;
-/// Of the program headers: linkers make a dozen.
-const SEGMENT_LIMIT: u64 = 128;
-/// Of the entries of the dynamic section: linkers make some thirty.
-const DYNAMIC_LIMIT: u64 = 1024;
+/// Size of a symbol (`Elf64_Sym`), in bytes.
+const SYMBOL_SIZE: usize = 24;
+/// Largest accepted size of a symbol or name table, in bytes, far above libc's.
+const MAX_TABLE_SIZE: u64 = 16 << 20;
+/// Largest number of program headers that are read: linkers write a dozen.
+const MAX_SEGMENTS: u64 = 128;
+/// Largest number of entries that are read of the dynamic section: linkers write some thirty.
+const MAX_DYNAMIC_ENTRIES: u64 = 1024;
 
-/// The dynamic symbols of a library.
+/// The dynamic symbols of a loaded library.
 #[derive(Debug)]
 pub struct LibraryImage {
-    /// Load address minus the address in the file: 0 for a program that is not position independent.
+    /// Load address minus the address in the file; 0 for a program that is not position independent.
     bias: u64,
     symbols: Vec<u8>,
     names: Vec<u8>,
 }
 
 impl LibraryImage {
-    /// Reads the symbols of the library whose first byte lies at `base`.
+    /// Reads the symbols of the library that is loaded at `base`.
     ///
     /// # Errors
-    /// It cannot be read, or is no ELF file of 64 bits with dynamic symbols.
+    /// The memory cannot be read, or holds no 64-bit ELF file with dynamic symbols.
     pub fn read(memory: &Memory, base: u64) -> io::Result<Self> {
         let header: [u8; 64] = memory.bytes(base)?;
         if header[..5] != *b"\x7fELF\x02" {
             return Err(malformed("no ELF file of 64 bits"));
         }
         let bias = match read_u16(&header, 16) {
-            FIXED => 0,
+            ET_EXEC => 0,
             _ => base,
         };
         let segments = base.wrapping_add(read_u64(&header, 32));
         let count = u64::from(read_u16(&header, 56));
         let mut dynamic = None;
-        for at in 0..count.min(SEGMENT_LIMIT) {
-            let segment: [u8; 56] = memory.bytes(segments.wrapping_add(at * 56))?;
+        for index in 0..count.min(MAX_SEGMENTS) {
+            let segment: [u8; 56] = memory.bytes(segments.wrapping_add(index * 56))?;
             if read_u32(&segment, 0) == PT_DYNAMIC {
                 dynamic = Some(bias.wrapping_add(read_u64(&segment, 16)));
             }
         }
         let dynamic = dynamic.ok_or_else(|| malformed("no dynamic section"))?;
         let (mut symbols, mut names, mut size) = (0, 0, 0);
-        for at in 0..DYNAMIC_LIMIT {
-            let entry: [u8; 16] = memory.bytes(dynamic.wrapping_add(at * 16))?;
+        for index in 0..MAX_DYNAMIC_ENTRIES {
+            let entry: [u8; 16] = memory.bytes(dynamic.wrapping_add(index * 16))?;
             let value = read_u64(&entry, 8);
-            // Where the loader has relocated it, an address; else an offset, as in the vDSO.
+            // An address if the loader has relocated the entry, else an offset, as in the vDSO.
             let address = if value < base {
                 base.wrapping_add(value)
             } else {
@@ -73,11 +73,11 @@ impl LibraryImage {
                 _ => {}
             }
         }
-        // Every linker in use puts the names right behind the symbols, whose number is told nowhere else.
+        // Every linker in use puts the names right after the symbols, whose number is recorded nowhere else.
         let length = names
             .checked_sub(symbols)
-            .filter(|length| *length < TABLE_LIMIT);
-        let length = length.filter(|_| size < TABLE_LIMIT);
+            .filter(|length| *length < MAX_TABLE_SIZE);
+        let length = length.filter(|_| size < MAX_TABLE_SIZE);
         let length = length.ok_or_else(|| malformed("its symbols lie behind their names"))?;
         let mut image = Self {
             bias,
@@ -89,23 +89,25 @@ impl LibraryImage {
         Ok(image)
     }
 
-    /// The address of a symbol that the library defines.
+    /// Address of a symbol that the library defines; `None` if it does not.
     pub fn symbol(&self, name: &str) -> Option<u64> {
-        let found = self.called(name).find(|symbol| is_defined(symbol))?;
-        Some(self.bias.wrapping_add(read_u64(found, 8)))
+        let symbol = self.symbols_named(name).find(|symbol| is_defined(symbol))?;
+        Some(self.bias.wrapping_add(read_u64(symbol, 8)))
     }
 
-    /// Whether it uses a symbol that another library defines.
+    /// Whether the library uses a symbol that another library defines.
     pub fn imports(&self, name: &str) -> bool {
-        self.called(name).any(|symbol| !is_defined(symbol))
+        self.symbols_named(name).any(|symbol| !is_defined(symbol))
     }
 
-    fn called(&self, name: &str) -> impl Iterator<Item = &[u8]> {
-        self.symbols.chunks_exact(SYMBOL).filter(move |symbol| {
-            let rest = self.names.get(read_u32(symbol, 0) as usize..);
-            let rest = rest.and_then(|rest| rest.strip_prefix(name.as_bytes()));
-            rest.is_some_and(|rest| rest.first() == Some(&0))
-        })
+    fn symbols_named(&self, name: &str) -> impl Iterator<Item = &[u8]> {
+        self.symbols
+            .chunks_exact(SYMBOL_SIZE)
+            .filter(move |symbol| {
+                let names = self.names.get(read_u32(symbol, 0) as usize..);
+                let suffix = names.and_then(|names| names.strip_prefix(name.as_bytes()));
+                suffix.is_some_and(|suffix| suffix.first() == Some(&0))
+            })
     }
 }
 
@@ -113,21 +115,21 @@ fn is_defined(symbol: &[u8]) -> bool {
     read_u16(symbol, 6) != 0
 }
 
-fn malformed(why: &str) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, why)
+fn malformed(message: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, message)
 }
 
-fn read_u16(bytes: &[u8], at: usize) -> u16 {
-    u16::from_le_bytes([bytes[at], bytes[at + 1]])
+fn read_u16(bytes: &[u8], offset: usize) -> u16 {
+    u16::from_le_bytes([bytes[offset], bytes[offset + 1]])
 }
 
-fn read_u32(bytes: &[u8], at: usize) -> u32 {
-    let bytes = bytes[at..at + 4].try_into();
+fn read_u32(bytes: &[u8], offset: usize) -> u32 {
+    let bytes = bytes[offset..offset + 4].try_into();
     u32::from_le_bytes(bytes.expect("four bytes"))
 }
 
-fn read_u64(bytes: &[u8], at: usize) -> u64 {
-    let bytes = bytes[at..at + 8].try_into();
+fn read_u64(bytes: &[u8], offset: usize) -> u64 {
+    let bytes = bytes[offset..offset + 8].try_into();
     u64::from_le_bytes(bytes.expect("eight bytes"))
 }
 
@@ -143,20 +145,20 @@ mod tests {
     }
 
     #[test]
-    fn libc_s_functions_are_where_the_loader_says() {
+    fn libc_symbols_have_the_loader_s_addresses() {
         let memory = Memory::open(std::process::id()).unwrap();
         let libc = LibraryImage::read(&memory, base_of(b"libc.so.6")).unwrap();
         let here = libc::pthread_create as *const () as u64;
         assert_eq!(libc.symbol("pthread_create"), Some(here));
         assert_eq!(libc.symbol("no_such_function"), None);
-        // A prefix of others.
+        // A prefix of other symbols.
         assert_eq!(libc.symbol("pthread_"), None);
         assert!(libc.imports("__tls_get_addr"));
         assert!(!libc.imports("pthread_create") && !libc.imports("no_such_function"));
     }
 
     #[test]
-    fn what_is_no_library_is_refused() {
+    fn memory_without_library_is_rejected() {
         let memory = Memory::open(std::process::id()).unwrap();
         let bytes = [0_u64; 16];
         let error = LibraryImage::read(&memory, bytes.as_ptr() as u64).unwrap_err();
@@ -164,9 +166,9 @@ mod tests {
         assert!(LibraryImage::read(&memory, 0x10).is_err());
     }
 
-    /// A file whose mapping is called libc.so.6 may hold anything.
+    /// A file of any content may be mapped under the name libc.so.6.
     #[test]
-    fn a_dynamic_section_without_an_end_is_refused() {
+    fn dynamic_section_without_end_is_rejected() {
         let memory = Memory::open(std::process::id()).unwrap();
         let check = |entry: [u64; 2], segments: u16| {
             let mut words = vec![0_u64; 8 + 7 * 128];

@@ -1,24 +1,24 @@
-//! Limits of a process, and how each is raised.
+//! Limits of a process that an attachment counts towards, and the commands that raise them.
 
 use std::fmt;
 
 /// A limit of a process that an attachment counts towards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Limit {
-    /// The number of mappings that the kernel lets any process have.
+    /// Number of mappings of a process (vm.max_map_count).
     Mappings,
-    /// Bytes of addresses.
+    /// Bytes of address space.
     Addresses,
     /// Bytes of private writable memory.
     Data,
-    /// Bytes that stay in memory.
+    /// Bytes of locked memory.
     Locked,
-    /// Descriptors.
+    /// Number of open descriptors.
     Descriptors,
 }
 
 impl Limit {
-    /// As proc(5) and setrlimit(2) call it.
+    /// Name in proc(5) or setrlimit(2).
     pub fn name(self) -> &'static str {
         match self {
             Self::Mappings => "vm.max_map_count",
@@ -29,8 +29,8 @@ impl Limit {
         }
     }
 
-    /// How much more than an attachment takes it is to be raised, for what is sampled and for the program itself.
-    pub(crate) fn spare(self) -> u64 {
+    /// Amount by which a limit should exceed the needs of an attachment, for samples and for the program itself.
+    pub(crate) fn reserve(self) -> u64 {
         match self {
             Self::Mappings => 1 << 10,
             Self::Addresses | Self::Data | Self::Locked => 128 << 20,
@@ -38,22 +38,22 @@ impl Limit {
         }
     }
 
-    /// The command by which root raises it for a process that runs. A hard limit that suffices stays: one that is lowered
-    /// can be raised again only with `CAP_SYS_RESOURCE`.
-    pub fn raise(self, pid: u32, to: u64, hard: Option<u64>) -> String {
+    /// Returns the command with which root raises the limit of a running process to `value`. A sufficient hard limit
+    /// is kept: a lowered one can be raised again only with `CAP_SYS_RESOURCE`.
+    pub fn raise_command(self, pid: u32, value: u64, hard: Option<u64>) -> String {
         let option = match self {
-            Self::Mappings => return format!("sysctl vm.max_map_count={to}"),
+            Self::Mappings => return format!("sysctl vm.max_map_count={value}"),
             Self::Addresses => "as",
             Self::Data => "data",
             Self::Locked => "memlock",
             Self::Descriptors => "nofile",
         };
-        // prlimit(1): a value alone sets both limits, one before a colon the soft limit.
-        let kept = match hard.is_none_or(|hard| to <= hard) {
+        // prlimit(1): a value alone sets both limits, one before a colon only the soft limit.
+        let suffix = match hard.is_none_or(|hard| value <= hard) {
             true => ":",
             false => "",
         };
-        format!("prlimit --pid {pid} --{option}={to}{kept}")
+        format!("prlimit --pid {pid} --{option}={value}{suffix}")
     }
 }
 

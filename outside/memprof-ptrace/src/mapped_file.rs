@@ -1,4 +1,4 @@
-//! The file of a mapping, as another process chose it: it may name anything meanwhile.
+//! The file of a mapping. Another process chose its path, which may name anything by now.
 
 use std::ffi::OsStr;
 use std::fs::{File, OpenOptions};
@@ -9,26 +9,26 @@ use std::path::Path;
 
 use crate::maps::Mapping;
 
-/// Opens the file that a mapping of process `pid` shows. `None` where another one has its name now, or where it is none
-/// that can be read without an effect or a wait: a FIFO, a device.
+/// Opens the file that a mapping of process `pid` shows. `None` if the path names another file now, or a file whose
+/// opening may block or have an effect (a FIFO, a device).
 pub fn open_mapped(pid: u32, mapping: &Mapping<'_>) -> Option<File> {
     let path = [format!("/proc/{pid}/root").as_bytes(), mapping.path].concat();
     open_regular(Path::new(OsStr::from_bytes(&path)), mapping.inode)
 }
 
-/// Opens a file for reading if it is a regular one with that inode.
+/// Opens a file for reading if it is regular and has that inode; else `None`.
 pub fn open_regular(path: &Path, inode: u64) -> Option<File> {
-    // Names the file without opening it (open(2), `O_PATH`).
-    let named = OpenOptions::new()
+    // `O_PATH` names the file without opening it (open(2)).
+    let handle = OpenOptions::new()
         .read(true)
         .custom_flags(libc::O_PATH)
         .open(path)
         .ok()?;
-    let metadata = named.metadata().ok()?;
-    let is_meant = metadata.is_file() && metadata.ino() == inode;
-    // The kernel's own link to that file, whatever has its name now.
-    is_meant
-        .then(|| File::open(format!("/proc/self/fd/{}", named.as_raw_fd())).ok())
+    let metadata = handle.metadata().ok()?;
+    let is_expected = metadata.is_file() && metadata.ino() == inode;
+    // The kernel's link refers to that file even if the path names another one now.
+    is_expected
+        .then(|| File::open(format!("/proc/self/fd/{}", handle.as_raw_fd())).ok())
         .flatten()
 }
 
@@ -43,13 +43,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_the_regular_file_with_that_inode_is_opened() {
+    fn only_the_regular_file_with_the_inode_is_opened() {
         let place = tempfile::tempdir().unwrap();
         let path = |name: &str| place.path().join(name);
         let inode = |name: &str| fs::metadata(path(name)).unwrap().ino();
         fs::write(path("library.so"), "text").unwrap();
         symlink("library.so", path("link.so")).unwrap();
-        // Opened for reading, it would wait for a writer.
+        // Opening a FIFO for reading blocks until there is a writer.
         mkfifo(&path("fifo"), Mode::S_IRWXU).unwrap();
         symlink("/dev/zero", path("device")).unwrap();
         let check = |name: &str, inode, expected: bool| {

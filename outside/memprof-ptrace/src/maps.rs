@@ -1,32 +1,32 @@
-//! /proc/PID/maps.
+//! Parser of /proc/PID/maps (proc(5)).
 
 use std::ops::Range;
 
-/// One mapping of a process.
+/// One line of the file: a mapping of a process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mapping<'a> {
-    /// From its first address to the one behind its last.
+    /// Addresses of the mapping.
     pub range: Range<u64>,
-    /// `r-xp`: readable, writable, executable, private or shared.
+    /// Permissions as in the file, e.g. `r-xp`: read, write, execute, then private or shared.
     pub access: [u8; 4],
-    /// Where in the file it begins, in bytes.
+    /// Offset of the mapping's start in its file, in bytes.
     pub offset: u64,
-    /// The file's device, as `major:minor` in hexadecimal digits.
+    /// Device of the file, as `major:minor` in hexadecimal digits.
     pub device: &'a [u8],
-    /// The file's inode; 0 for memory of no file.
+    /// Inode of the file; 0 for anonymous memory.
     pub inode: u64,
-    /// The file as the kernel names it, `[heap]` and the like, or nothing. A line break in it stands as
-    /// `\012`; the name of a file that was removed has ` (deleted)` behind it.
+    /// Path of the file, a name such as `[heap]`, or empty. The kernel writes a line break as `\012` and appends `
+    /// (deleted)` if the file was removed.
     pub path: &'a [u8],
 }
 
 impl Mapping<'_> {
-    /// Whether it holds code.
+    /// Whether the mapping may be executed.
     pub fn is_executable(&self) -> bool {
         self.access[2] == b'x'
     }
 
-    /// The last part of its path, without the mark of a removed file.
+    /// Returns the last component of the path, without the suffix of a removed file.
     pub fn file_name(&self) -> &[u8] {
         let path = self.path.strip_suffix(b" (deleted)").unwrap_or(self.path);
         let start = path.iter().rposition(|byte| *byte == b'/');
@@ -34,19 +34,19 @@ impl Mapping<'_> {
     }
 }
 
-/// The mappings in a maps file, by address. Lines of another form are left out.
+/// Iterates over the mappings of a maps file, by address. Skips malformed lines.
 pub fn mappings(maps: &[u8]) -> impl Iterator<Item = Mapping<'_>> {
-    maps.split(|byte| *byte == b'\n').filter_map(parse)
+    maps.split(|byte| *byte == b'\n').filter_map(parse_line)
 }
 
-/// `7f2a4c000000-7f2a4c021000 r--p 00000000 08:01 1234                       /usr/lib/libc.so.6`
-fn parse(line: &[u8]) -> Option<Mapping<'_>> {
+/// Parses a line: `7f2a4c000000-7f2a4c021000 r--p 00000000 08:01 1234                       /usr/lib/libc.so.6`
+fn parse_line(line: &[u8]) -> Option<Mapping<'_>> {
     let mut columns = line.splitn(6, |byte| *byte == b' ');
     let mut next = || columns.next();
     let (start, end) = str::from_utf8(next()?).ok()?.split_once('-')?;
-    let range = hex(start)?..hex(end)?;
+    let range = parse_hex(start)?..parse_hex(end)?;
     let access = next()?.try_into().ok()?;
-    let offset = hex(str::from_utf8(next()?).ok()?)?;
+    let offset = parse_hex(str::from_utf8(next()?).ok()?)?;
     let device = next()?;
     let inode = str::from_utf8(next()?).ok()?.parse().ok()?;
     Some(Mapping {
@@ -59,7 +59,7 @@ fn parse(line: &[u8]) -> Option<Mapping<'_>> {
     })
 }
 
-fn hex(digits: &str) -> Option<u64> {
+fn parse_hex(digits: &str) -> Option<u64> {
     u64::from_str_radix(digits, 16).ok()
 }
 
@@ -68,9 +68,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_of_each_kind() {
+    fn lines_of_each_kind_are_parsed() {
         fn check<'a>(line: &'a str, path: &str, file_name: &str) -> Mapping<'a> {
-            let mapping = parse(line.as_bytes()).unwrap();
+            let mapping = parse_line(line.as_bytes()).unwrap();
             assert_eq!(mapping.path, path.as_bytes());
             assert_eq!(mapping.file_name(), file_name.as_bytes());
             mapping
@@ -106,15 +106,15 @@ mod tests {
     }
 
     #[test]
-    fn own_code_is_among_them() {
+    fn own_code_is_in_own_mappings() {
         let maps = std::fs::read("/proc/self/maps").unwrap();
-        let here = own_code_is_among_them as fn() as usize as u64;
+        let here = own_code_is_in_own_mappings as fn() as usize as u64;
         let own = mappings(&maps).find(|mapping| mapping.range.contains(&here));
         assert!(own.unwrap().is_executable());
     }
 
     #[test]
-    fn other_lines_are_left_out() {
+    fn malformed_lines_are_skipped() {
         let maps = b"\nx\n1000 r--p\n1000-2000 r-xp 0 00:00 0\n1000-zz r--p 0 00:00 0\n";
         assert_eq!(mappings(maps).count(), 1);
     }

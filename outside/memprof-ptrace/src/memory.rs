@@ -1,4 +1,4 @@
-//! The memory of another process, by /proc/PID/mem.
+//! The memory of another process, through /proc/PID/mem.
 
 use std::fs::{File, TryLockError};
 use std::io;
@@ -6,27 +6,27 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-pub use crate::reader::PATIENCE;
+pub use crate::reader::MEMORY_TIMEOUT;
 use crate::reader::Reader;
 use crate::refusal::Refusal;
 
-/// An open /proc/PID/mem. It stays that of the process that had the number when it was opened.
+/// An open /proc/PID/mem. It keeps referring to the process that had the pid when it was opened.
 ///
-/// What is looked up before any thread is stopped, a child process reads ([`open_by_child`](Self::open_by_child)): where a
-/// page does not come for [`PATIENCE`], every call fails from then on.
+/// Until threads are stopped, a child process does the reading ([`open_by_child`](Self::open_by_child)): if a page
+/// does not arrive within [`MEMORY_TIMEOUT`], every later call fails.
 #[derive(Debug)]
 pub struct Memory {
     file: File,
     pid: u32,
-    /// Until all is looked up.
+    /// Child that reads; `None` once reads are direct.
     reader: Mutex<Option<Reader>>,
 }
 
 impl Memory {
-    /// Opens it for reading and writing.
+    /// Opens the memory for reading and writing, without a child.
     ///
     /// # Errors
-    /// There is no such process; ptrace(2) would not be allowed either.
+    /// There is no such process, or ptrace(2) is not allowed either.
     pub fn open(pid: u32) -> io::Result<Self> {
         let mut options = File::options();
         let opened = options
@@ -40,22 +40,22 @@ impl Memory {
         })
     }
 
-    /// Opens it to be looked up in by a child, until [`go_direct`](Self::go_direct).
+    /// Opens the memory. A child reads it until [`go_direct`](Self::go_direct) is called.
     ///
     /// # Errors
-    /// As [`open`](Self::open); there can be no child.
+    /// Like [`open`](Self::open), or the child cannot be created.
     pub fn open_by_child(pid: u32) -> io::Result<Self> {
         Self::open_copy_by_child(pid, pid)
     }
 
-    /// The same of a copy of process `of`. Where a child of an earlier command still waits for memory of that one, this one
-    /// does not answer from the beginning.
+    /// Like [`open_by_child`](Self::open_by_child), for a copy (`pid`) of process `of`. If the child of an earlier
+    /// command still waits for memory of `of`, every read fails at once.
     ///
     /// # Errors
-    /// As there.
+    /// Like [`open_by_child`](Self::open_by_child).
     pub fn open_copy_by_child(pid: u32, of: u32) -> io::Result<Self> {
         let memory = Self::open(pid)?;
-        // Opened anew: the child may last longer than this process, which takes the lock with it.
+        // Opened again: the child may outlive this process, and the lock goes with the open file description.
         let again = File::open(format!("/proc/self/fd/{}", memory.file.as_raw_fd()))?;
         *memory.reader() = Some(Reader::start(&again, of)?);
         Ok(memory)
@@ -65,8 +65,8 @@ impl Memory {
         self.reader.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Reads without the child from now on, which would take too long while threads stand still: what was looked up has
-    /// come once.
+    /// Reads directly from now on, without the child, which is too slow while threads are stopped. The pages read so
+    /// far have arrived once, so they are not expected to block.
     ///
     /// # Errors
     /// `SilentMemory`.
@@ -76,27 +76,27 @@ impl Memory {
         Ok(())
     }
 
-    /// Fails where a page did not come in time.
+    /// Fails if a page did not arrive in time.
     ///
     /// # Errors
     /// `SilentMemory`.
     pub fn require_answers(&self) -> Result<(), Refusal> {
-        match self.reader().as_ref().is_some_and(Reader::is_silent) {
+        match self.reader().as_ref().is_some_and(Reader::is_unresponsive) {
             true => Err(Refusal::SilentMemory { pid: self.pid }),
             false => Ok(()),
         }
     }
 
-    /// An error's true cause where a page did not come in time: what was not read makes all else fail.
+    /// Replaces an error by `SilentMemory` if a page did not arrive in time, because that makes later steps fail.
     pub fn explain<E: From<Refusal>>(&self, error: E) -> E {
         self.require_answers().err().map_or(error, E::from)
     }
 
-    /// Locks it for this process, until it is dropped or the process ends. Another user cannot hold this lock:
-    /// whoever may open the file may trace.
+    /// Locks the process for this command until the value is dropped or this process ends (flock(2)). Only users who
+    /// may trace the process can open the file and so hold the lock.
     ///
     /// # Errors
-    /// Somebody holds it.
+    /// Another command holds the lock.
     pub fn try_lock(&self) -> Result<(), TryLockError> {
         self.file.try_lock()
     }
@@ -104,7 +104,7 @@ impl Memory {
     /// Reads `buffer.len()` bytes.
     ///
     /// # Errors
-    /// A part is not mapped; the process has ended; a page does not come (`TimedOut`).
+    /// A part is not mapped, the process has ended, or a page does not arrive (`TimedOut`).
     pub fn read(&self, address: u64, buffer: &mut [u8]) -> io::Result<()> {
         match self.reader().as_mut() {
             Some(reader) => reader.read(address, buffer),
@@ -112,7 +112,7 @@ impl Memory {
         }
     }
 
-    /// Reads what begins at an address, as much as can be read; its length in bytes.
+    /// Reads as much as possible from an address; returns the number of bytes read.
     pub fn read_some(&self, address: u64, buffer: &mut [u8]) -> usize {
         match self.reader().as_mut() {
             Some(reader) => reader.read_some(address, buffer),
@@ -120,25 +120,25 @@ impl Memory {
         }
     }
 
-    /// Reads an array of bytes.
+    /// Reads `N` bytes.
     ///
     /// # Errors
-    /// As [`read`](Self::read).
+    /// Like [`read`](Self::read).
     pub fn bytes<const N: usize>(&self, address: u64) -> io::Result<[u8; N]> {
         let mut bytes = [0; N];
         self.read(address, &mut bytes)?;
         Ok(bytes)
     }
 
-    /// Reads one number.
+    /// Reads a little-endian number of 64 bits.
     ///
     /// # Errors
-    /// As [`read`](Self::read).
+    /// Like [`read`](Self::read).
     pub fn word(&self, address: u64) -> io::Result<u64> {
         self.bytes(address).map(u64::from_le_bytes)
     }
 
-    /// The auxiliary vector of its program.
+    /// Reads the auxiliary vector of the process's program.
     ///
     /// # Errors
     /// The process has ended.
@@ -146,10 +146,10 @@ impl Memory {
         std::fs::read(format!("/proc/{}/auxv", self.pid))
     }
 
-    /// Writes, also where the process itself may not, as a debugger does.
+    /// Writes bytes, as a debugger does also where the process has no write access itself.
     ///
     /// # Errors
-    /// As [`read`](Self::read); what is shared with a file is not written against its protection.
+    /// Like [`read`](Self::read); also for a shared mapping of a file without write access.
     pub fn write(&self, address: u64, bytes: &[u8]) -> io::Result<()> {
         self.file.write_all_at(bytes, address)
     }
@@ -157,7 +157,7 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // Else a child that another thread forks keeps the lock with the open file until it executes.
+        // Otherwise a child that another thread forks keeps the lock, with the open file, until it calls execve(2).
         let _unlocked = self.file.unlock();
     }
 }
@@ -167,13 +167,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_lock_ends_with_its_owner_though_a_child_has_the_file() {
+    fn lock_ends_with_its_owner_while_a_child_has_the_file() {
         let own = std::process::id();
         let memory = Memory::open(own).unwrap();
         memory.try_lock().unwrap();
         let other = Memory::open(own).unwrap();
         other.try_lock().unwrap_err();
-        // As fork(2) copies it.
+        // A duplicate, as fork(2) makes it.
         let of_child = memory.file.try_clone().unwrap();
         drop(memory);
         other.try_lock().unwrap();

@@ -1,7 +1,7 @@
-//! The end of a process that is no child of this one's, and its exit status.
+//! Waits for the end of a process that is no child of this one, and reads its exit status.
 #![expect(
     unsafe_code,
-    reason = "pidfd_open(2) and an ioctl(2) of its descriptors, which no library of ours knows"
+    reason = "pidfd_open(2) and an ioctl(2) of its descriptors, for which no used library has wrappers"
 )]
 
 use std::fs;
@@ -20,7 +20,7 @@ use crate::process::ProcStat;
 #[repr(C)]
 #[derive(Debug, Default)]
 struct PidfdInfo {
-    /// Asked for, then known.
+    /// Requested fields; on return, those that are valid.
     mask: u64,
     cgroup: u64,
     numbers_and_users: [u32; 11],
@@ -33,7 +33,8 @@ const INFO_EXIT: u64 = 1 << 3;
 const GET_INFO: libc::c_ulong =
     3 << 30 | (size_of::<PidfdInfo>() as libc::c_ulong) << 16 | 0xff << 8 | 11;
 
-/// A process, which no other one that gets its pid is taken for (`pidfd_open(2)`). Readable once it has ended.
+/// A descriptor of a process (`pidfd_open(2)`), which never refers to another process with the same pid. Readable
+/// once the process has ended.
 #[derive(Debug)]
 pub struct PidFd {
     pid: u32,
@@ -41,54 +42,54 @@ pub struct PidFd {
 }
 
 impl PidFd {
-    /// Opens a process, which may be a zombie already.
+    /// Opens a process, which may be a zombie.
     ///
     /// # Errors
-    /// `ESRCH`: there is none of that pid. `ENOSYS`: Linux before 5.3.
+    /// `ESRCH`: no process has that pid. `ENOSYS`: Linux before 5.3.
     pub fn open(pid: u32) -> io::Result<Self> {
         // SAFETY: pidfd_open(2) takes two numbers.
         let opened = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
         let descriptor = Errno::result(opened)?;
         Ok(Self {
             pid,
-            // SAFETY: the system call has just returned it, so nothing else owns it.
+            // SAFETY: pidfd_open(2) has just returned the descriptor, so nothing else owns it.
             descriptor: unsafe { OwnedFd::from_raw_fd(descriptor as i32) },
         })
     }
 
-    /// Waits until all its threads have ended, for `timeout` at the most. Whether they have.
+    /// Waits until all threads of the process have ended, for `timeout` at most. Returns whether they have.
     pub fn wait(&self, timeout: Duration) -> bool {
         let timeout = PollTimeout::try_from(timeout).unwrap_or(PollTimeout::MAX);
         let mut polled = [PollFd::new(self.as_fd(), PollFlags::POLLIN)];
-        // An error is a signal's: it has not ended as far as is known.
+        // poll(2) fails if a signal interrupts it: the process may still run.
         poll(&mut polled, timeout).is_ok_and(|ready| ready > 0)
     }
 
-    /// The status that it ended with. `None` before, and where its parent has got it and the kernel keeps none (Linux
-    /// before 6.15).
+    /// Wait status of the process; `None` before it ends, or if its parent has waited for it and the kernel keeps no
+    /// status (Linux before 6.15).
     pub fn exit_status(&self) -> Option<ExitStatus> {
         if !self.wait(Duration::ZERO) {
             return None;
         }
-        // In this order: a zombie that is reaped in between is known to the second.
-        let code = self.of_zombie().or_else(|| self.of_reaped())?;
+        // In this order: if the zombie is reaped in between, the second function gets the status.
+        let code = self.zombie_status().or_else(|| self.reaped_status())?;
         Some(ExitStatus::from_raw(code))
     }
 
-    fn of_zombie(&self) -> Option<i32> {
+    fn zombie_status(&self) -> Option<i32> {
         let text = fs::read(format!("/proc/{}/stat", self.pid)).ok()?;
         let stat = ProcStat::parse(&text).ok()?;
         stat.exit_code.filter(|_| stat.is_zombie)
     }
 
-    fn of_reaped(&self) -> Option<i32> {
+    fn reaped_status(&self) -> Option<i32> {
         let mut info = PidfdInfo {
             mask: INFO_EXIT,
             ..PidfdInfo::default()
         };
-        // SAFETY: the request carries the size of the struct, which the kernel fills no further.
-        let got = unsafe { libc::ioctl(self.descriptor.as_raw_fd(), GET_INFO, &raw mut info) };
-        (got == 0 && info.mask & INFO_EXIT != 0).then_some(info.exit_code)
+        // SAFETY: the request contains the size of `info`, beyond which the kernel does not write.
+        let result = unsafe { libc::ioctl(self.descriptor.as_raw_fd(), GET_INFO, &raw mut info) };
+        (result == 0 && info.mask & INFO_EXIT != 0).then_some(info.exit_code)
     }
 }
 
@@ -107,7 +108,7 @@ mod tests {
     const LONG: Duration = Duration::from_secs(60);
 
     #[test]
-    fn exit_status_is_known_of_zombies() {
+    fn zombie_has_exit_status() {
         let check = |script: &str, expected: i32| {
             let mut child = Command::new("sh").args(["-c", script]).spawn().unwrap();
             let process = PidFd::open(child.id()).unwrap();
@@ -115,7 +116,7 @@ mod tests {
             let found = process.exit_status();
             assert_eq!(found, Some(ExitStatus::from_raw(expected)), "{script}");
             let reaped = child.wait().unwrap();
-            // Linux before 6.15 keeps none.
+            // Linux before 6.15 keeps no status of a reaped process.
             let kept = process.exit_status();
             assert!(kept.is_none_or(|kept| kept == reaped), "{kept:?}");
         };

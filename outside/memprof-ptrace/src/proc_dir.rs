@@ -1,4 +1,4 @@
-//! The directory of a process in /proc.
+//! The /proc directory of a process.
 
 use std::fmt;
 use std::fs::{self, File, OpenOptions};
@@ -11,7 +11,7 @@ use nix::errno::Errno;
 
 use crate::refusal::Refusal;
 
-/// /proc/PID, or /proc/self.
+/// The path /proc/PID, or /proc/self.
 #[derive(Clone, Debug)]
 pub(crate) struct ProcDir(PathBuf);
 
@@ -24,7 +24,7 @@ impl ProcDir {
         Self(PathBuf::from("/proc/self"))
     }
 
-    /// The pids of all processes that /proc shows.
+    /// Lists the pids that /proc shows.
     ///
     /// # Errors
     /// `Unreadable`.
@@ -37,22 +37,23 @@ impl ProcDir {
         Ok(entries.flatten().filter_map(pid))
     }
 
+    /// Path of a file in the directory.
     pub(crate) fn file(&self, name: &str) -> String {
         self.0.join(name).display().to_string()
     }
 
-    /// Reads a file.
+    /// Reads a file of the directory.
     ///
     /// # Errors
-    /// `NoSuchProcess` where it is not there, `Unreadable`.
+    /// `NoSuchProcess` if it does not exist; `Unreadable`.
     pub(crate) fn read(&self, name: &str) -> Result<Vec<u8>, Refusal> {
-        fs::read(self.0.join(name)).map_err(|error| self.unreadable(name, &error))
+        fs::read(self.0.join(name)).map_err(|error| self.read_error(name, &error))
     }
 
-    /// Reads a file and parses it.
+    /// Reads a file of the directory and parses it.
     ///
     /// # Errors
-    /// As `read`.
+    /// Like [`read`](Self::read); `Unreadable` if `parse` fails.
     pub(crate) fn parse<T, E: fmt::Display>(
         &self,
         name: &str,
@@ -65,29 +66,29 @@ impl ProcDir {
         })
     }
 
-    /// The executed file, also one that was removed or lies in another mount namespace.
+    /// Opens the executed file, even if it was removed or lies in another mount namespace.
     ///
     /// # Errors
-    /// As `read`.
+    /// Like [`read`](Self::read).
     pub(crate) fn open_executable(&self) -> Result<File, Refusal> {
-        File::open(self.0.join("exe")).map_err(|error| self.unreadable("exe", &error))
+        File::open(self.0.join("exe")).map_err(|error| self.read_error("exe", &error))
     }
 
-    /// The name of that file.
+    /// Returns the file name of the executed file.
     ///
     /// # Errors
-    /// As `read`.
+    /// Like [`read`](Self::read).
     pub(crate) fn executable_name(&self) -> Result<Vec<u8>, Refusal> {
         let path = fs::read_link(self.0.join("exe"));
-        let path = path.map_err(|error| self.unreadable("exe", &error))?;
+        let path = path.map_err(|error| self.read_error("exe", &error))?;
         let name = path.file_name().unwrap_or_default().as_bytes();
         Ok(name.strip_suffix(b" (deleted)").unwrap_or(name).to_vec())
     }
 
-    /// Its memory. The kernel asks for this what it asks for ptrace(2).
+    /// Opens the memory for reading and writing. The kernel requires the permissions of ptrace(2).
     ///
     /// # Errors
-    /// Why not.
+    /// The errno of open(2).
     pub(crate) fn open_memory(&self) -> Result<File, Errno> {
         let opened = OpenOptions::new()
             .read(true)
@@ -96,27 +97,28 @@ impl ProcDir {
         opened.map_err(|error| errno_of(&error))
     }
 
-    /// The user to whom the kernel gives its files: root where the process is not dumpable. The
-    /// directory itself is always its own user's.
+    /// Returns the owner of the files in the directory: root if the process is not dumpable (proc(5)). The directory
+    /// itself always belongs to the process's user.
     pub(crate) fn owner(&self) -> Option<u32> {
         Some(fs::metadata(self.0.join("mem")).ok()?.st_uid())
     }
 
-    /// What it was called with, joined by blanks; empty where it has removed that.
+    /// Returns the command line, its arguments joined by spaces; empty if the process has cleared it.
     pub(crate) fn command(&self) -> String {
-        let words = fs::read(self.0.join("cmdline")).unwrap_or_default();
-        let words = String::from_utf8_lossy(&words);
-        words.trim_end_matches('\0').replace('\0', " ")
+        let arguments = fs::read(self.0.join("cmdline")).unwrap_or_default();
+        let arguments = String::from_utf8_lossy(&arguments);
+        arguments.trim_end_matches('\0').replace('\0', " ")
     }
 
-    /// The file `status` of each thread, but of those that end meanwhile.
+    /// Reads the file `status` of each thread. Skips threads that end meanwhile.
     pub(crate) fn thread_statuses(&self) -> impl Iterator<Item = Vec<u8>> {
         let tasks = fs::read_dir(self.0.join("task")).into_iter().flatten();
         let tasks = tasks.flatten();
         tasks.filter_map(|task| fs::read(task.path().join("status")).ok())
     }
 
-    fn unreadable(&self, name: &str, error: &io::Error) -> Refusal {
+    /// Builds the refusal for a file that could not be read.
+    fn read_error(&self, name: &str, error: &io::Error) -> Refusal {
         match errno_of(error) {
             Errno::ENOENT | Errno::ESRCH => Refusal::NoSuchProcess,
             errno => Refusal::Unreadable {

@@ -1,4 +1,4 @@
-//! What /proc tells of a process. The parsers take text, so that files of other kernels can be read.
+//! Parsers of a process's files in /proc. They take bytes, so that files of other kernels can be tested.
 
 mod stat;
 mod status;
@@ -8,7 +8,7 @@ pub use stat::ProcStat;
 pub use status::{ProcStatus, ProcessState, SeccompMode};
 pub(crate) use vfork::shares_memory_with_parent;
 
-/// A file of /proc that does not have the form of proc(5).
+/// A file of /proc that lacks a field of proc(5), or has a malformed one; the field's name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("field {0} is missing or malformed")]
 pub struct MalformedProcFile(pub &'static str);

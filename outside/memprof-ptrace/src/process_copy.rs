@@ -1,5 +1,5 @@
-//! A copy of a process that never runs: made by clone(2), it has the memory of that moment, and shares the
-//! pages until one of both writes.
+//! A copy of a process that never runs. clone(2) creates it with the memory of that moment; the pages are shared
+//! until one of both processes writes to them.
 #![expect(
     unsafe_code,
     reason = "kill(2) and waitpid(2), whose arguments are bare numbers"
@@ -12,26 +12,26 @@ use libc::pid_t;
 
 use crate::ptrace_request::{request, wait};
 
-/// Until it stands still, on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// Timeout for the copy to stop, on a busy machine.
+const STOP_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A copy of a process. It is killed when it is dropped, and by the kernel should this thread of ours end; the
-/// process that was copied is its parent, and has a zombie until it waits for it.
+/// A stopped copy of a process. It is killed when this value is dropped, and by the kernel if the tracing thread
+/// ends. Its parent is the copied process, which has a zombie until it waits for it.
 #[derive(Debug)]
 pub struct ProcessCopy(pid_t);
 
 impl ProcessCopy {
-    /// Takes a child that was made under ptrace(2), and is about to stop before its first instruction.
+    /// Takes over a child that was created under ptrace(2), and waits until it stops before its first instruction.
     pub(crate) fn adopt(pid: pid_t) -> io::Result<Self> {
-        let twin = Self(pid);
-        wait(pid, Instant::now() + PATIENCE)
+        let copy = Self(pid);
+        wait(pid, Instant::now() + STOP_TIMEOUT)
             .map_err(|_| io::Error::from_raw_os_error(libc::ESRCH))?;
         let options = libc::PTRACE_O_EXITKILL as usize;
         request(libc::PTRACE_SETOPTIONS, pid, 0, options)?;
-        Ok(twin)
+        Ok(copy)
     }
 
-    /// Its pid here.
+    /// Pid in this process's pid namespace.
     pub fn pid(&self) -> u32 {
         self.0.cast_unsigned()
     }
@@ -39,9 +39,9 @@ impl ProcessCopy {
 
 impl Drop for ProcessCopy {
     fn drop(&mut self) {
-        // SAFETY: kill(2) and waitpid(2) take numbers; the pid is ours until we have waited for it.
+        // SAFETY: kill(2) takes numbers; the tracee's pid is not reused before waitpid(2).
         unsafe { libc::kill(self.0, libc::SIGKILL) };
-        // SAFETY: as above; nobody asks for the status.
+        // SAFETY: waitpid(2) takes numbers and a null pointer, for which it returns no status.
         unsafe { libc::waitpid(self.0, std::ptr::null_mut(), libc::__WALL) };
     }
 }

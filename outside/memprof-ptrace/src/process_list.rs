@@ -1,4 +1,4 @@
-//! The processes of this machine, and which of them can be attached to.
+//! Lists the processes of this machine, with whether they can be attached to.
 
 use crate::examine::{ExaminedProcess, Purpose};
 use crate::proc_dir::ProcDir;
@@ -6,46 +6,45 @@ use crate::process::ProcStatus;
 use crate::refusal::{Denial, Refusal};
 use crate::tracer::TracerCredentials;
 
-/// A process that can be attached to, or why not.
+/// A process with the result of its examination.
 #[derive(Clone, Debug)]
 pub struct ListedProcess {
-    /// Its pid here.
+    /// Pid in this process's pid namespace.
     pub pid: u32,
-    /// What /proc/PID/status says.
+    /// Contents of /proc/PID/status.
     pub status: ProcStatus,
-    /// What it was called with, joined by blanks; empty where it has removed that.
+    /// Command line, its arguments joined by spaces; empty if the process has cleared it.
     pub command: String,
-    /// Whether it can be attached to, as far as is known without its memory.
+    /// Whether it can be attached to, as far as that is known without reading its memory.
     pub outcome: Result<ExaminedProcess, Refusal>,
 }
 
-/// The processes that are shown.
+/// Processes that the user may see.
 #[derive(Debug)]
 pub struct ProcessList {
-    /// Those of this user, for root those of all users: the one with the most resident memory first.
+    /// Processes of this user, or for root of all users, by resident memory in descending order.
     pub processes: Vec<ListedProcess>,
-    /// The number of processes of other users.
+    /// Number of processes of other users.
     pub of_others: usize,
 }
 
-/// Looks at every process but this one, and stops none. Threads of the kernel and processes that have
-/// ended are left out.
+/// Examines every process but this one, and stops none. Skips kernel threads and processes that have ended.
 ///
 /// # Errors
 /// `Unreadable`: there is no /proc.
 pub fn list_processes() -> Result<ProcessList, Refusal> {
     let caller = TracerCredentials::current()?;
-    let mut survey = ProcessList {
+    let mut list = ProcessList {
         processes: Vec::new(),
         of_others: 0,
     };
     for pid in ProcDir::list_pids()? {
-        let of = ProcDir::for_pid(pid);
-        // It ended meanwhile.
-        let Ok(status) = of.parse("status", ProcStatus::parse) else {
+        let proc_dir = ProcDir::for_pid(pid);
+        // The process has ended meanwhile.
+        let Ok(status) = proc_dir.parse("status", ProcStatus::parse) else {
             continue;
         };
-        let outcome = caller.examine_with_status(Purpose::List, &of, pid, status.clone());
+        let outcome = caller.examine_with_status(Purpose::List, &proc_dir, pid, status.clone());
         match outcome {
             Err(
                 Refusal::NoSuchProcess | Refusal::Zombie | Refusal::KernelThread | Refusal::Itself,
@@ -53,17 +52,16 @@ pub fn list_processes() -> Result<ProcessList, Refusal> {
             Err(Refusal::Denied {
                 denial: Denial::OtherUser(_),
                 ..
-            }) => survey.of_others += 1,
-            outcome => survey.processes.push(ListedProcess {
+            }) => list.of_others += 1,
+            outcome => list.processes.push(ListedProcess {
                 pid,
                 status,
-                command: of.command(),
+                command: proc_dir.command(),
                 outcome,
             }),
         }
     }
-    survey
-        .processes
+    list.processes
         .sort_by_key(|process| std::cmp::Reverse(process.status.resident));
-    Ok(survey)
+    Ok(list)
 }

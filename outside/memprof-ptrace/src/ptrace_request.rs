@@ -1,4 +1,4 @@
-//! The two calls by which a thread is traced.
+//! Wrappers of ptrace(2) and waitpid(2) for a traced thread.
 #![expect(
     unsafe_code,
     reason = "ptrace(2) and waitpid(2), whose arguments are bare numbers"
@@ -10,39 +10,39 @@ use std::time::{Duration, Instant};
 
 use libc::{c_long, pid_t};
 
-const LOOK_AGAIN: Duration = Duration::from_micros(20);
+const POLL_INTERVAL: Duration = Duration::from_micros(20);
 
-/// Why a thread does not stop.
+/// Reason why a thread does not stop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StopError {
-    /// It has ended.
+    /// The thread has ended.
     Ended,
     /// ptrace(2) was refused, with this errno.
     Refused(i32),
-    /// It sleeps where nothing wakes it (state D). It is let go when this thread of ours ends.
+    /// The thread sleeps uninterruptibly (state D). It is detached when the tracing thread of this process ends.
     Uninterruptible,
 }
 
-/// Waits until a thread stands still: its status.
-pub(crate) fn wait(tid: pid_t, until: Instant) -> Result<i32, StopError> {
+/// Waits until a traced thread is stopped; returns its wait status.
+pub(crate) fn wait(tid: pid_t, deadline: Instant) -> Result<i32, StopError> {
     loop {
         let mut status = 0;
-        // SAFETY: waitpid(2) fills the status.
+        // SAFETY: waitpid(2) writes an integer to `status`.
         let waited = unsafe { libc::waitpid(tid, &raw mut status, libc::__WALL | libc::WNOHANG) };
         match waited {
-            0 if Instant::now() > until => return Err(StopError::Uninterruptible),
-            0 => thread::sleep(LOOK_AGAIN),
+            0 if Instant::now() > deadline => return Err(StopError::Uninterruptible),
+            0 => thread::sleep(POLL_INTERVAL),
             found if found == tid && libc::WIFSTOPPED(status) => return Ok(status),
             _ => return Err(StopError::Ended),
         }
     }
 }
 
-/// Asks the kernel for something about a thread that this thread of ours traces.
-pub(crate) fn request(what: u32, tid: pid_t, address: usize, data: usize) -> io::Result<()> {
-    // SAFETY: ptrace(2): each caller passes what its request reads or fills, which lives until then.
-    let done: c_long = unsafe { libc::ptrace(what, tid, address, data) };
-    if done < 0 {
+/// Makes a ptrace(2) request for a thread that this thread traces.
+pub(crate) fn request(operation: u32, tid: pid_t, address: usize, data: usize) -> io::Result<()> {
+    // SAFETY: each caller passes the buffer that its request reads or writes (ptrace(2)), which lives until then.
+    let result: c_long = unsafe { libc::ptrace(operation, tid, address, data) };
+    if result < 0 {
         return Err(io::Error::last_os_error());
     }
     Ok(())

@@ -1,215 +1,214 @@
-//! Why a process cannot be attached to.
+//! Reasons why a process cannot be attached to.
 
 use nix::errno::Errno;
 
 use crate::limit::Limit;
-use crate::reader::PATIENCE;
+use crate::reader::MEMORY_TIMEOUT;
 
-/// Why a process is left alone. Each says it as a sentence whose subject is the process, and nothing in
-/// the process was touched.
+/// Reason why a process is not attached to. The text is a predicate whose subject is the process, or a clause.
+/// Nothing in the process was changed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Refusal {
-    /// There is none.
+    /// No process has the pid.
     #[error("no such process")]
     NoSuchProcess,
-    /// It was there when it was looked at first.
+    /// The process ended during the attempt.
     #[error("has ended meanwhile")]
     Ended,
-    /// By execve(2): what was looked up is another program's.
+    /// The process called execve(2) during the attempt, so addresses of its old program are void.
     #[error("has executed another program meanwhile")]
     Executed,
-    /// The number names a thread, and there is none that names its process.
+    /// The number is a thread ID, and no process has it as pid.
     #[error("is a thread of process {process}")]
     Thread {
-        /// The process that the thread is of.
+        /// Process that the thread belongs to.
         process: u32,
     },
-    /// Nobody traces himself.
+    /// A process cannot trace itself.
     #[error("is memprof itself")]
     Itself,
-    /// It ended, and its parent has not asked for its exit status.
+    /// The process ended, and its parent has not waited for it.
     #[error("has ended (zombie)")]
     Zombie,
-    /// It goes on in other threads, and /proc tells nothing of its memory any more.
+    /// Other threads go on, but /proc shows nothing of the process's memory any more.
     #[error("its main thread has ended, so /proc shows nothing of the process")]
     MainThreadEnded,
-    /// The kernel does not let this user trace it.
+    /// The kernel denies tracing it to this user.
     #[error("{file}: {}", .errno.desc())]
     Denied {
-        /// What could not be opened.
+        /// File that could not be opened.
         file: String,
-        /// With what.
+        /// Errno of open(2).
         errno: Errno,
-        /// What stands against it.
+        /// Reason for which the kernel denies it.
         denial: Denial,
     },
     /// Another process traces it.
     #[error("process {tracer} already traces {pid} (a debugger, strace?); only one can")]
     Traced {
-        /// `TracerPid` of /proc/PID/status.
+        /// Pid of the tracer: `TracerPid` of /proc/PID/status.
         tracer: u32,
-        /// As it was asked for.
+        /// Pid of the traced process.
         pid: u32,
     },
-    /// By SIGSTOP, or at a terminal.
+    /// Stopped by SIGSTOP, or by the terminal.
     #[error("process is stopped; continue it first (kill -CONT {pid})")]
     Stopped {
-        /// As it was asked for.
+        /// Pid of the process.
         pid: u32,
     },
-    /// By its cgroup: nothing wakes it.
+    /// Frozen by its cgroup: no signal or tracer wakes it.
     #[error("is frozen by its cgroup; thaw it first (docker unpause, systemctl thaw)")]
     Frozen,
-    /// It has no memory of its own.
+    /// A kernel thread has no user memory.
     #[error("is a kernel thread")]
     KernelThread,
-    /// Whatever is done to its memory, its parent has too.
+    /// Changes of its memory would change its parent's.
     #[error("is between vfork and exec and runs in its parent's memory")]
     Vfork,
-    /// No loader: also of Go programs.
+    /// The program has no loader; includes Go programs.
     #[error("is linked statically: nothing in it can load a library")]
     Static,
-    /// The other C library.
+    /// The C library is musl.
     #[error("uses musl")]
     Musl,
-    /// Threads and the loader's functions lie in libc.so.6 since 2.34.
+    /// glibc before 2.34 has the functions of threads and of the loader in libraries other than libc.so.6.
     #[error("has a glibc before 2.34")]
     OldGlibc,
-    /// Another C library, or none was loaded yet.
+    /// Another C library, or none is loaded yet.
     #[error("has no glibc loaded")]
     NoGlibc,
-    /// 32 bit, or run by an emulator.
+    /// The program is for 32 bit, or runs in an emulator.
     #[error("is a program for {0}")]
     OtherArchitecture(&'static str),
-    /// The processor would end it at the first return that it has no call for.
+    /// The processor would kill it at the first return that matches no call.
     #[error("has a shadow stack (CET), so memprof cannot make calls in it")]
     ShadowStack,
-    /// A system call that attaching needs is answered with an error, or by a signal.
+    /// The filter answers a system call that attaching needs with an error or a signal.
     #[error("its seccomp filter forbids {call}")]
     ForbiddenCall {
-        /// The system call.
+        /// Name of the system call.
         call: &'static str,
     },
-    /// By `PR_SET_SYSCALL_USER_DISPATCH` of prctl(2): calls from code that is not its own end it.
+    /// `PR_SET_SYSCALL_USER_DISPATCH` of prctl(2) is on: a call from code outside its range gets a SIGSYS.
     #[error("handles system calls itself (syscall user dispatch, as Wine does)")]
     UserDispatch,
-    /// Threads that the sanitizer did not see being made end the process.
+    /// Threads whose creation the sanitizer did not see end the process.
     #[error(
         "was built with {sanitizer}, which ends it when a thread comes by another way than its own"
     )]
     Sanitizer {
-        /// Its name.
+        /// Name of the sanitizer.
         sanitizer: &'static str,
     },
-    /// Only four system calls are left to it.
+    /// The strict mode allows only four system calls.
     #[error("is in seccomp's strict mode, which forbids clone3")]
     StrictSeccomp,
-    /// It has a filter, and whether that lets it live is not known without reading it.
+    /// A filter exists, and whether it allows attaching is unknown without reading it.
     #[error("its seccomp filter cannot be read by this user")]
     UnreadFilter,
-    /// The kernel hands out the filter in another form, or not at all.
+    /// The kernel returns the filter in another form, or not at all.
     #[error("its seccomp filter cannot be read: {0}")]
     UnreadableFilter(String),
-    /// Every thread runs, or waits where it must not be borrowed.
+    /// Every thread was running, or waited where it must not be stopped.
     #[error("no thread came to a safe point in time: {reason}")]
     NoSafePoint {
-        /// Where they were.
+        /// State of the threads.
         reason: String,
     },
-    /// Neither a file in memory nor one in its root directory can be opened by it.
+    /// The process can open neither a file in memory nor one in its root directory.
     #[error("sees no /proc, and no directory in its root can hold the plugin's file: {cause}")]
     NoFile {
-        /// Why the last one cannot.
+        /// Reason for the last of the tried directories.
         cause: String,
     },
-    /// Neither by its path nor as a file in memory.
+    /// The loader could open neither the path nor a file in memory.
     #[error("may not load the plugin's file ({said}), nor a file in memory ({in_memory})")]
     NotOpened {
-        /// The loader's words of the file.
+        /// Message of the loader about the path.
         said: String,
-        /// The same of the file in memory.
+        /// Message of the loader about the file in memory.
         in_memory: String,
     },
-    /// `HAProxy` sets it for itself.
+    /// `HAProxy` sets such a limit for itself.
     #[error("may have no more threads (RLIMIT_NPROC is {limit}), and the limit could not be raised: {}", .errno.desc())]
     ThreadLimit {
         /// The soft limit.
         limit: u64,
-        /// Why it could not be raised.
+        /// Errno of raising the limit.
         errno: Errno,
     },
-    /// `pthread_create(3)` failed, and not for want of memory.
+    /// `pthread_create(3)` failed, with another error than out of memory.
     #[error("could not make a thread: {}", .errno.desc())]
     NoThread {
-        /// Why.
+        /// Errno of `pthread_create(3)`.
         errno: Errno,
     },
-    /// A limit leaves less than an attachment takes.
+    /// A limit leaves less than an attachment needs.
     #[error(
         "has no room for memprof: {limit} is {is}, {used} of it are used, and memprof takes up to {needed}"
     )]
     NoRoom {
-        /// The process.
+        /// Pid of the process.
         pid: u32,
-        /// Which limit.
+        /// The limit.
         limit: Limit,
-        /// The limit's value.
+        /// Value of the limit.
         is: u64,
-        /// What the process may raise it to (its hard limit); `None` without a limit.
+        /// Hard limit, up to which the process may raise it; `None` if unlimited.
         hard: Option<u64>,
-        /// How much of it is used.
+        /// Amount in use.
         used: u64,
-        /// How much more an attachment takes at the most.
+        /// Largest amount that an attachment adds.
         needed: u64,
     },
-    /// Code of C and Rust counts on 16, with instructions that end the process otherwise.
+    /// Compiled C and Rust code relies on 16-byte alignment, with instructions that otherwise end the process.
     #[error(
         "its malloc ({allocator}) does not align to 16 bytes as the C ABI requires, so a library could crash in it"
     )]
     Misaligned {
-        /// The file that the allocator is in.
+        /// File that contains the allocator.
         allocator: String,
     },
-    /// A page of it does not come: it is of a file whose server does not answer, or of userfaultfd(2).
-    /// A page of it lies where nothing answers.
-    #[error("has memory that did not come for {} s (files of FUSE or of the network, userfaultfd)", PATIENCE.as_secs())]
+    /// A page of its memory does not arrive: it belongs to a file whose server does not answer, or to
+    /// userfaultfd(2).
+    #[error("has memory that did not come for {} s (files of FUSE or of the network, userfaultfd)", MEMORY_TIMEOUT.as_secs())]
     SilentMemory {
-        /// The process.
+        /// Pid of the process.
         pid: u32,
     },
-    /// A file of /proc that could not be read or understood.
+    /// A file of /proc could not be read or parsed.
     #[error("failed to read {file}: {cause}")]
     Unreadable {
-        /// The path under /proc.
+        /// Path under /proc.
         file: String,
-        /// Why.
+        /// Error text.
         cause: String,
     },
 }
 
-/// Why the kernel does not let this user trace a process (`man 2 ptrace`, Ptrace access mode checking).
+/// Reason why the kernel denies tracing to this user (`man 2 ptrace`, Ptrace access mode checking).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Denial {
-    /// It runs as this other user, or may.
+    /// The process runs as this other user, or may change to it.
     OtherUser(u32),
-    /// It has let nobody look into it, or changed its user.
+    /// The process is not dumpable: by prctl(2) `PR_SET_DUMPABLE`, or because it changed its user.
     NotDumpable,
-    /// It has capabilities that the caller lacks.
+    /// The process has capabilities that the caller lacks.
     MoreCapabilities,
-    /// /proc shows nothing of it.
+    /// /proc does not show the process.
     Hidden,
-    /// Yama's `ptrace_scope`, 1 to 3.
+    /// Yama's `ptrace_scope` forbids it; the value is 1 to 3.
     Yama(u8),
     /// The caller is root without `CAP_SYS_PTRACE`, as in a container.
     WithoutPtrace,
-    /// Another namespace of users, or a security module.
+    /// Cause unknown: another user namespace, or a security module.
     Unknown,
 }
 
 impl Refusal {
-    /// The exit code of `memprof`: 3 where the process is out of reach, 4 where it is not one that can
-    /// be attached to.
+    /// Exit code of `memprof`: 3 if the process cannot be reached, 4 if it cannot be attached to.
     pub fn exit_code(&self) -> u8 {
         match self {
             Self::NoSuchProcess
@@ -221,7 +220,7 @@ impl Refusal {
         }
     }
 
-    /// What to do about it, where anything can be done.
+    /// Returns how to fix it; `None` if nothing can be done.
     pub fn remedy(&self) -> Option<String> {
         let remedy = match self {
             Self::NoSuchProcess => "`memprof ps --all` lists those there are".to_owned(),
@@ -240,7 +239,7 @@ impl Refusal {
                 "try again if it has just started; attach needs glibc 2.34 or newer".to_owned()
             }
             Self::ShadowStack => "start it without SHSTK in GLIBC_TUNABLES".to_owned(),
-            // Allowed in itself, mostly: the family is what is forbidden.
+            // The filter mostly allows socket(2) itself, and forbids the address family.
             Self::ForbiddenCall { call: "socket" } => {
                 "allow sockets of AF_UNIX in the filter (systemd: RestrictAddressFamilies=AF_UNIX, beside those that the \
                  service has), or start the program with `memprof run`".to_owned()
@@ -280,7 +279,7 @@ impl Refusal {
                 used,
                 needed,
                 ..
-            } => format!("raise it as root: {}", limit.raise(*pid, used + needed + limit.spare(), *hard)),
+            } => format!("raise it as root: {}", limit.raise_command(*pid, used + needed + limit.reserve(), *hard)),
             Self::Misaligned { .. } => {
                 "start it with an allocator that aligns to 16 (Electric Fence: EF_ALIGNMENT=16)".to_owned()
             }

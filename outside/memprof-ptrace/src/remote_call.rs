@@ -1,9 +1,9 @@
-//! Calls that another process's thread makes, after which it finds its way home alone.
+//! Remote calls: calls that a thread of another process makes, after which it continues by itself where it was
+//! stopped.
 //!
-//! What a signal handler leaves behind is written for it: one signal frame for each call, the last one
-//! with the thread's own registers. `ret` of what is called leads to libc's `rt_sigreturn(2)`, which
-//! loads the next frame. So nobody needs to hold the thread, or to be there when it is done: whoever
-//! wrote the frames may be killed at any moment.
+//! The calls are written as signal frames, which the kernel leaves for a signal handler: one for each call, the last
+//! one with the thread's own registers. Each call returns into libc's `rt_sigreturn(2)`, which loads the next frame.
+//! So the thread need not stay under ptrace, and the writer of the frames may be killed at any moment.
 
 use std::ops::Range;
 
@@ -13,42 +13,43 @@ use memchr::memmem;
 use crate::memory::Memory;
 use crate::xstate::XState;
 
-/// From one frame to the next: a return address and `struct ucontext`, which are 312 bytes, and what
-/// keeps the stack at the same place modulo 16.
-const STEP: u64 = 320;
-/// In `uc_link`, which the kernel does not read: tells a frame of ours.
-const LINK: u64 = u64::from_be_bytes(*b"memprof\0");
-/// Which word of a frame holds the segments, and what is in it for code of 64 bits.
-const SEGMENTS: usize = 24;
-const USER_CODE: u64 = 0x33;
+/// Distance of two frames in bytes: a return address and `struct ucontext` take 312, and padding keeps the stack
+/// pointer's value modulo 16.
+const FRAME_STRIDE: u64 = 320;
+/// Value of `uc_link`, which the kernel does not read: it marks memprof's frames.
+const FRAME_MARK: u64 = u64::from_be_bytes(*b"memprof\0");
+/// Index of a frame's word with the segment registers, and the value of cs in 64-bit code.
+const SEGMENTS_INDEX: usize = 24;
+const USER_CODE_SEGMENT: u64 = 0x33;
 /// `UC_FP_XSTATE | UC_SIGCONTEXT_SS | UC_STRICT_RESTORE_SS` (asm/ucontext.h).
-const FLAGS: u64 = 7;
-/// No mode of sigaltstack(2): the kernel then leaves the thread's alternative stack as it is.
-const NO_STACK_MODE: u32 = 0x7fff_fff0;
-/// What an ABI promises to leave alone below the stack pointer.
+const UC_FLAGS: u64 = 7;
+/// Invalid mode of sigaltstack(2), with which rt_sigreturn(2) leaves the alternative stack unchanged.
+const INVALID_STACK_MODE: u32 = 0x7fff_fff0;
+/// Bytes below the stack pointer that the x86-64 ABI reserves for the function.
 const RED_ZONE: u64 = 128;
-/// Direction and trap flags, which no function is to be called with.
-const UNWANTED_FLAGS: u64 = 1 << 10 | 1 << 8;
+/// Direction flag and trap flag, which the ABI requires to be clear at a call.
+const CLEARED_FLAGS: u64 = 1 << 10 | 1 << 8;
 
-/// Instructions of libc that lead from call to call.
+/// Addresses of instructions in libc that chain remote calls.
 #[derive(Clone, Copy, Debug)]
 pub struct Gadgets {
-    /// `mov $15,%rax; syscall`: libc's own return from signal handlers.
+    /// `mov $15,%rax; syscall`: libc's return from signal handlers (rt_sigreturn(2)).
     pub restorer: u64,
     /// `syscall; ret`.
     pub system_call: u64,
 }
 
-/// How much of a mapping is searched: the code of glibc 2.36 has 1.4 MiB. Any file may be called libc.so.6.
+/// Largest part of a mapping that is searched, in bytes: the code of glibc 2.36 has 1.4 MiB. A file of any size may
+/// be called libc.so.6.
 const CODE_LIMIT: u64 = 16 << 20;
 
 impl Gadgets {
-    /// Looks for both in a mapping of code.
+    /// Searches the bytes of both in a mapping of code. `None` if one is missing or the memory cannot be read.
     pub fn find(memory: &Memory, code: &Range<u64>) -> Option<Self> {
         let length = (code.end - code.start).min(CODE_LIMIT);
         let mut bytes = vec![0; length as usize];
         memory.read(code.start, &mut bytes).ok()?;
-        let find = |what: &[u8]| Some(code.start + memmem::find(&bytes, what)? as u64);
+        let find = |pattern: &[u8]| Some(code.start + memmem::find(&bytes, pattern)? as u64);
         Some(Self {
             restorer: find(&RESTORER)?,
             system_call: find(&SYSTEM_CALL)?,
@@ -61,150 +62,157 @@ pub const RESTORER: [u8; 9] = [0x48, 0xc7, 0xc0, 0x0f, 0, 0, 0, 0x0f, 0x05];
 /// Bytes of [`Gadgets::system_call`].
 pub const SYSTEM_CALL: [u8; 3] = [0x0f, 0x05, 0xc3];
 
-/// One call.
+/// One call of a remote call sequence.
 #[derive(Clone, Copy, Debug)]
 pub enum RemoteCall {
-    /// A system call: its number, and its arguments.
+    /// System call: number and arguments.
     Syscall(i64, [u64; 6]),
-    /// A function of the C ABI: its address, and its arguments.
+    /// Function of the C ABI: address and arguments.
     Function(u64, [u64; 4]),
 }
 
-/// A thread as it was.
+/// State of a thread before the remote calls, which the last frame restores.
 #[derive(Debug)]
 pub struct SavedContext<'a> {
-    /// Its registers, with which it goes on.
+    /// General registers.
     pub registers: user_regs_struct,
     /// Its vector and floating-point registers.
     pub state: &'a XState,
-    /// The signals that it blocks.
+    /// Signal mask.
     pub blocked: u64,
 }
 
-/// What is to be written where, and how the thread begins.
+/// Signal frames to write to the target's memory, and the registers with which to resume the thread so that
+/// rt_sigreturn(2) loads the first one.
 #[derive(Debug)]
 pub struct CallFrames {
-    /// Addresses and what goes there.
+    /// Target addresses with the bytes to write there.
     pub writes: Vec<(u64, Vec<u8>)>,
-    /// The registers to begin with.
+    /// Registers to resume the thread with.
     pub registers: user_regs_struct,
 }
 
-/// Where the frames go.
+/// Target addresses for the frames.
 #[derive(Clone, Copy, Debug)]
 pub struct FrameLocations {
-    /// Right below this address: the frame that leads home, and the vectors.
-    pub home: u64,
-    /// Right below this address: a frame for each call, and the stack of functions. `None`: below the
-    /// frame that leads home; then the calls must be system calls.
+    /// End of the bytes for the frame that restores the saved context and for its vector registers.
+    pub saved: u64,
+    /// End of the bytes for a frame for each call and for the stack of called functions. `None`: right below the
+    /// frame at `saved`; then all calls must be system calls.
     pub calls: Option<u64>,
 }
 
-/// How many bytes are needed at [`FrameLocations::home`] where that many calls lie there too.
-pub fn frames_size(calls: usize, home: &SavedContext<'_>) -> u64 {
-    // Both alignments.
-    STEP * (calls as u64 + 1) + home.state.for_frame().len() as u64 + 64 + 16
+/// Bytes needed below [`FrameLocations::saved`] if the frames of that many calls lie there too.
+pub fn frames_size(calls: usize, saved: &SavedContext<'_>) -> u64 {
+    // 64 and 16 bytes for the alignment of vectors and frames.
+    FRAME_STRIDE * (calls as u64 + 1) + saved.state.for_frame().len() as u64 + 64 + 16
 }
 
-/// Highest address at which call frames may end on a stack: below the red zone.
-pub fn stack_limit(home: &SavedContext<'_>) -> u64 {
-    home.registers.rsp - RED_ZONE
+/// Highest address at which call frames may end on the thread's stack: below the red zone.
+pub fn stack_limit(saved: &SavedContext<'_>) -> u64 {
+    saved.registers.rsp - RED_ZONE
 }
 
-/// The frames that make `calls` and then lead home. Meanwhile the thread blocks `blocked`.
+/// Builds the frames that make `calls` in order and then restore the saved context. During the calls the thread has
+/// the signal mask `blocked`.
 pub fn build_frames(
     calls: &[RemoteCall],
-    places: FrameLocations,
+    locations: FrameLocations,
     blocked: u64,
     gadgets: Gadgets,
-    home: &SavedContext<'_>,
+    saved: &SavedContext<'_>,
 ) -> CallFrames {
-    let state = home.state.for_frame();
-    let vectors = (places.home - state.len() as u64) & !63;
-    // A function expects its return address at 8 modulo 16.
+    let state = saved.state.for_frame();
+    let vectors = (locations.saved - state.len() as u64) & !63;
+    // A function expects its return address at an address of 8 modulo 16.
     let last = frame_address(vectors, 1);
-    let first = frame_address(places.calls.unwrap_or(last + 8), calls.len() as u64);
-    let at = |index: usize| match index {
+    let first = frame_address(locations.calls.unwrap_or(last + 8), calls.len() as u64);
+    let address = |index: usize| match index {
         index if index == calls.len() => last,
-        index => first + STEP * index as u64,
+        index => first + FRAME_STRIDE * index as u64,
     };
     let mut writes = vec![(vectors, state)];
     for (index, call) in calls.iter().enumerate() {
-        let mut registers = home.registers;
+        let mut registers = saved.registers;
         call.load(&mut registers, gadgets);
-        registers.rsp = at(index + 1);
-        registers.eflags &= !UNWANTED_FLAGS;
-        // Without vectors: in the state that functions are called with.
+        registers.rsp = address(index + 1);
+        registers.eflags &= !CLEARED_FLAGS;
+        // Without vectors the kernel loads the initial state, in which functions expect to be called.
         let frame = frame(&registers, blocked, 0, gadgets);
-        writes.push((at(index), frame));
+        writes.push((address(index), frame));
     }
-    writes.push((last, frame(&home.registers, home.blocked, vectors, gadgets)));
-    let mut registers = home.registers;
+    writes.push((
+        last,
+        frame(&saved.registers, saved.blocked, vectors, gadgets),
+    ));
+    let mut registers = saved.registers;
     registers.rip = gadgets.restorer;
-    registers.rsp = at(0) + 8;
+    registers.rsp = address(0) + 8;
     registers.orig_rax = u64::MAX;
-    registers.eflags &= !UNWANTED_FLAGS;
+    registers.eflags &= !CLEARED_FLAGS;
     CallFrames { writes, registers }
 }
 
-/// The exit status of a child of [`build_clone_frames`] that was let run: memprof was killed just then.
+/// Exit status of the child of [`build_clone_frames`] if it ever runs, because memprof was killed right after
+/// clone(2).
 pub const COPY_EXIT_STATUS: u64 = 109;
 
-/// The frames with which a thread clones its process by the flags of clone(2) and goes home. Should the child
-/// ever run, it ends at once: it has a stack of its own, whose only frame leads to `exit_group(2)`.
+/// Builds the frames with which a thread calls clone(2) with `flags` and then restores its context. If the child
+/// ever runs, it ends at once: it has a stack of its own, whose only frame calls `exit_group(2)`.
 ///
-/// `end` is where [`clone_frames_size`] bytes end.
+/// `end` is the end of [`clone_frames_size`] free bytes.
 pub fn build_clone_frames(
     flags: u64,
     end: u64,
     blocked: u64,
     gadgets: Gadgets,
-    home: &SavedContext<'_>,
+    saved: &SavedContext<'_>,
 ) -> CallFrames {
-    let stack = frame_address(end - frames_size(1, home), 1);
-    let places = FrameLocations {
-        home: end,
+    let stack = frame_address(end - frames_size(1, saved), 1);
+    let locations = FrameLocations {
+        saved: end,
         calls: None,
     };
     let clone = RemoteCall::Syscall(SYS_clone, [flags, stack, 0, 0, 0, 0]);
-    let mut frames = build_frames(&[clone], places, blocked, gadgets, home);
-    let mut ends = home.registers;
-    RemoteCall::Syscall(SYS_exit_group, [COPY_EXIT_STATUS, 0, 0, 0, 0, 0]).load(&mut ends, gadgets);
-    ends.rsp = stack;
+    let mut frames = build_frames(&[clone], locations, blocked, gadgets, saved);
+    let mut exit = saved.registers;
+    RemoteCall::Syscall(SYS_exit_group, [COPY_EXIT_STATUS, 0, 0, 0, 0, 0]).load(&mut exit, gadgets);
+    exit.rsp = stack;
     frames
         .writes
-        .push((stack, frame(&ends, blocked, 0, gadgets)));
+        .push((stack, frame(&exit, blocked, 0, gadgets)));
     frames
 }
 
-/// How many bytes [`build_clone_frames`] needs.
-pub fn clone_frames_size(home: &SavedContext<'_>) -> u64 {
-    // Both alignments of the child's frame.
-    frames_size(1, home) + STEP + 24
+/// Bytes that [`build_clone_frames`] needs.
+pub fn clone_frames_size(saved: &SavedContext<'_>) -> u64 {
+    // 24 bytes for the alignment of both ends of the child's frame.
+    frames_size(1, saved) + FRAME_STRIDE + 24
 }
 
-/// The lowest of so many frames below an address.
+/// Address of the lowest of `frames` frames that end below `end`.
 fn frame_address(end: u64, frames: u64) -> u64 {
-    ((end - STEP * frames) & !15) - 8
+    ((end - FRAME_STRIDE * frames) & !15) - 8
 }
 
-/// Whether the words of a stack, from one on, are the frame of a signal handler, and not of a remote call.
-/// The thread may have interrupted anything then.
+/// Returns whether the words at a stack address are the frame of a signal handler, and not of a remote call. A
+/// thread in a handler may have interrupted any code.
 pub fn is_signal_frame(words: &[u64], restorer: u64) -> bool {
     words[0] == restorer
         && words
-            .get(SEGMENTS)
-            .is_some_and(|word| word & 0xffff == USER_CODE)
-        && words[1] <= FLAGS
-        && words[2] != LINK
+            .get(SEGMENTS_INDEX)
+            .is_some_and(|word| word & 0xffff == USER_CODE_SEGMENT)
+        && words[1] <= UC_FLAGS
+        && words[2] != FRAME_MARK
 }
 
-/// `struct rt_sigframe`, as far as `rt_sigreturn(2)` reads it (asm/sigframe.h, asm/sigcontext.h).
+/// Bytes of `struct rt_sigframe`, as far as `rt_sigreturn(2)` reads it (asm/sigframe.h, asm/sigcontext.h). `vectors`
+/// is the address of the vector registers, or 0.
 fn frame(registers: &user_regs_struct, blocked: u64, vectors: u64, gadgets: Gadgets) -> Vec<u8> {
     let r = registers;
     let segments = r.cs & 0xffff | (r.ss & 0xffff) << 48;
-    let [alternative_stack, its_mode, its_size] = [0, u64::from(NO_STACK_MODE), 0];
-    let mut words = vec![gadgets.restorer, FLAGS, LINK];
+    let [alternative_stack, its_mode, its_size] = [0, u64::from(INVALID_STACK_MODE), 0];
+    let mut words = vec![gadgets.restorer, UC_FLAGS, FRAME_MARK];
     words.extend([alternative_stack, its_mode, its_size]);
     words.extend([
         r.r8, r.r9, r.r10, r.r11, r.r12, r.r13, r.r14, r.r15, r.rdi, r.rsi, r.rbp, r.rbx, r.rdx,
@@ -218,6 +226,7 @@ fn frame(registers: &user_regs_struct, blocked: u64, vectors: u64, gadgets: Gadg
 }
 
 impl RemoteCall {
+    /// Sets the registers so that the thread makes the call.
     fn load(self, registers: &mut user_regs_struct, gadgets: Gadgets) {
         match self {
             Self::Syscall(number, [rdi, rsi, rdx, r10, r8, r9]) => {
@@ -245,8 +254,8 @@ mod tests {
         system_call: 0x2222,
     };
 
-    fn with_home<T>(work: impl FnOnce(&SavedContext<'_>) -> T) -> T {
-        // SAFETY: a struct of numbers.
+    fn with_context<T>(work: impl FnOnce(&SavedContext<'_>) -> T) -> T {
+        // SAFETY: all-zero is a valid value of a struct of numbers.
         #[expect(unsafe_code, reason = "libc has no default for it")]
         let mut registers: user_regs_struct = unsafe { std::mem::zeroed() };
         (registers.cs, registers.ss) = (0x33, 0x2b);
@@ -269,23 +278,23 @@ mod tests {
     }
 
     #[test]
-    fn each_call_returns_into_the_next_frame_and_the_last_one_home() {
-        with_home(|home| {
+    fn calls_return_into_next_frame_and_last_into_saved_context() {
+        with_context(|saved| {
             let calls = [
                 RemoteCall::Syscall(9, [1, 2, 3, 4, 5, 6]),
                 RemoteCall::Syscall(11, [0; 6]),
             ];
-            let end = stack_limit(home);
+            let end = stack_limit(saved);
             let places = FrameLocations {
-                home: end,
+                saved: end,
                 calls: None,
             };
-            let frames = build_frames(&calls, places, 0x55, GADGETS, home);
+            let frames = build_frames(&calls, places, 0x55, GADGETS, saved);
             assert_eq!(frames.registers.rip, GADGETS.restorer);
             let mut frame = frames.registers.rsp - 8;
             let lowest = frames.writes.iter().map(|(at, _)| *at).min().unwrap();
             assert_eq!(frame, lowest);
-            assert!(end - lowest <= frames_size(2, home), "{}", end - lowest);
+            assert!(end - lowest <= frames_size(2, saved), "{}", end - lowest);
             for (number, rip, blocked) in [(9, 0x2222, 0x55), (11, 0x2222, 0x55), (0, 0x4444, 0x77)]
             {
                 assert_eq!(frame % 16, 8);
@@ -299,17 +308,17 @@ mod tests {
                 assert!(!is_signal_frame(&words, GADGETS.restorer));
                 frame = words[21];
             }
-            assert_eq!(frame, home.registers.rsp);
+            assert_eq!(frame, saved.registers.rsp);
         });
     }
 
     #[test]
-    fn a_cloned_child_s_only_way_leads_to_its_end() {
-        with_home(|home| {
-            let end = stack_limit(home);
-            let frames = build_clone_frames(0x400, end, 0x55, GADGETS, home);
+    fn cloned_child_calls_only_exit_group() {
+        with_context(|saved| {
+            let end = stack_limit(saved);
+            let frames = build_clone_frames(0x400, end, 0x55, GADGETS, saved);
             let lowest = frames.writes.iter().map(|(at, _)| *at).min().unwrap();
-            assert!(end - lowest <= clone_frames_size(home), "{}", end - lowest);
+            assert!(end - lowest <= clone_frames_size(saved), "{}", end - lowest);
             let clone = words(&frames, frames.registers.rsp - 8);
             // rdi, rsi and rax in the frame.
             assert_eq!((clone[14], clone[19]), (0x400, SYS_clone as u64));
@@ -317,42 +326,42 @@ mod tests {
             assert_eq!(stack, lowest);
             let ends = words(&frames, stack);
             assert_eq!((ends[0], ends[19]), (0x1111, SYS_exit_group as u64));
-            assert_eq!(words(&frames, clone[21])[21], home.registers.rsp);
+            assert_eq!(words(&frames, clone[21])[21], saved.registers.rsp);
         });
     }
 
     #[test]
-    fn functions_have_a_stack_of_their_own() {
-        with_home(|home| {
+    fn functions_get_a_separate_stack() {
+        with_context(|saved| {
             let calls = [
                 RemoteCall::Function(0x3333, [7, 0, 0, 0]),
                 RemoteCall::Syscall(11, [0; 6]),
             ];
             let stack = 0x5000_0000;
             let places = FrameLocations {
-                home: stack_limit(home),
+                saved: stack_limit(saved),
                 calls: Some(stack),
             };
-            let frames = build_frames(&calls, places, 0, GADGETS, home);
+            let frames = build_frames(&calls, places, 0, GADGETS, saved);
             let function = words(&frames, frames.registers.rsp - 8);
             assert_eq!((function[22], function[14]), (0x3333, 7));
-            // Its own frame lies below its stack, where it is not needed any more.
+            // The frame lies below the function's stack pointer, where it is free once it was loaded.
             let back = function[21];
-            assert!(back > frames.registers.rsp && back + STEP <= stack);
+            assert!(back > frames.registers.rsp && back + FRAME_STRIDE <= stack);
             let home_frame = words(&frames, back)[21];
             assert!(home_frame > 0x8000_0000);
-            assert_eq!(words(&frames, home_frame)[21], home.registers.rsp);
+            assert_eq!(words(&frames, home_frame)[21], saved.registers.rsp);
         });
     }
 
     #[test]
-    fn a_handler_s_frame_is_told_from_others() {
+    fn signal_frame_is_distinguished_from_remote_call() {
         let mut words = vec![0; 40];
         (words[0], words[1], words[24]) = (0x1111, 7, 0x002b_0000_0000_0033);
         assert!(is_signal_frame(&words, 0x1111));
         assert!(!is_signal_frame(&words, 0x1112));
         assert!(!is_signal_frame(&words[..20], 0x1111));
-        words[2] = LINK;
+        words[2] = FRAME_MARK;
         assert!(!is_signal_frame(&words, 0x1111));
     }
 }

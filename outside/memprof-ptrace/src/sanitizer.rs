@@ -1,5 +1,5 @@
-//! Sanitizers that keep a record of each thread from the call on by which it is made (`pthread_create(3)`, which they
-//! replace). A thread that comes by another way has none: the first function that they replace ends the process.
+//! Recognizes sanitizers that record each thread at its creation by `pthread_create(3)`, which they replace. A
+//! thread that was created otherwise has no record: the first replaced function that it calls ends the process.
 
 use memchr::memmem;
 
@@ -7,13 +7,13 @@ use crate::maps::{Mapping, mappings};
 use crate::memory::Memory;
 use crate::refusal::Refusal;
 
-/// A sanitizer that keeps such records.
+/// A sanitizer that records threads.
 struct Sanitizer {
     name: &'static str,
-    /// How the file of its runtime begins.
+    /// Prefixes of the file name of its runtime library.
     files: &'static [&'static [u8]],
-    /// A text that only the runtime has, with `_` for each space, since what includes this table is no runtime. Compilers
-    /// have the names of its functions too.
+    /// Text that only the runtime contains, with `_` for each space, so that a program with this table is no match.
+    /// Names of its functions are also in compilers.
     text: &'static str,
 }
 
@@ -34,26 +34,27 @@ const SANITIZERS: [Sanitizer; 3] = [
         text: "HWAddressSanitizer_cannot_mmap_the_shadow_memory",
     },
 ];
-/// How much of a program's constants is searched. The runtimes are linked before the program's own code.
+/// Largest part of a program's constants that is searched, in bytes. The runtimes are linked before the program's
+/// own code.
 const SEARCH_LIMIT: u64 = 64 << 20;
 
-/// Fails where the runtime of one is mapped.
+/// Fails if the runtime library of a sanitizer is mapped.
 ///
 /// # Errors
 /// `Sanitizer`.
 pub fn require_none_mapped(maps: &[u8]) -> Result<(), Refusal> {
     for mapping in mappings(maps) {
         let name = mapping.file_name();
-        let is_its = |each: &&Sanitizer| each.files.iter().any(|file| name.starts_with(file));
-        if let Some(Sanitizer { name, .. }) = SANITIZERS.iter().find(is_its) {
+        let is_runtime = |each: &&Sanitizer| each.files.iter().any(|file| name.starts_with(file));
+        if let Some(Sanitizer { name, .. }) = SANITIZERS.iter().find(is_runtime) {
             return Err(Refusal::Sanitizer { sanitizer: name });
         }
     }
     Ok(())
 }
 
-/// Fails where the runtime of one is linked into the program, stripped or not. `program` is the executed file, as maps
-/// names it.
+/// Fails if the runtime of a sanitizer is linked into the program, stripped or not. `program` is the path of the
+/// executed file in maps.
 ///
 /// # Errors
 /// `Sanitizer`.
@@ -62,7 +63,7 @@ pub fn require_none_linked(memory: &Memory, maps: &[u8], program: &[u8]) -> Resu
     for mapping in mappings(maps).filter(is_constant) {
         let length = (mapping.range.end - mapping.range.start).min(SEARCH_LIMIT);
         let mut bytes = vec![0; length as usize];
-        // A file that was cut off has nothing there.
+        // Pages beyond the end of a truncated file cannot be read.
         if memory.read(mapping.range.start, &mut bytes).is_err() {
             continue;
         }
@@ -73,6 +74,7 @@ pub fn require_none_linked(memory: &Memory, maps: &[u8], program: &[u8]) -> Resu
     Ok(())
 }
 
+/// Finds the sanitizer whose text is among the constants.
 fn find_in(constants: &[u8]) -> Option<&'static Sanitizer> {
     SANITIZERS.iter().find(|sanitizer| {
         let text = sanitizer.text.replace('_', " ");
@@ -85,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn program_that_includes_the_table_is_no_runtime() {
+    fn program_with_this_table_is_no_runtime() {
         let program = std::fs::read("/proc/self/exe").unwrap();
         assert!(find_in(&program).is_none());
         let words = [
@@ -101,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn runtimes_are_known_by_their_files() {
+    fn runtimes_are_recognized_by_file_name() {
         let check = |path: &str, expected: Option<&str>| {
             let maps = format!("7f0000-7f2000 r-xp 00000000 fe:01 7     {path}\n");
             let found = require_none_mapped(maps.as_bytes()).err();

@@ -1,7 +1,7 @@
-//! Whether the seccomp filters of a thread, and its user dispatch, let live what is put into its process.
+//! Checks that the seccomp filters and the user dispatch of a thread allow what the plugin does in its process.
 //!
-//! A filter may end the process at a system call that it does not know. Its programs are read from the
-//! kernel and run here, for each call that the plugin makes, before anything is touched.
+//! A filter may kill the process at a system call that it does not allow. So its programs are read from the kernel
+//! and run here, for each call that the plugin makes, before the process is changed.
 
 mod calls;
 mod dispatch;
@@ -13,40 +13,40 @@ use nix::errno::Errno;
 
 pub use filter::filters;
 pub use program::{BpfInstruction, FilterAction, SeccompData, UndecidedFilter, evaluate};
-pub use rseq::{Rseq, area as rseq_area};
+pub use rseq::{Rseq, rseq_area};
 
 use crate::process::{ProcStatus, SeccompMode};
 use crate::refusal::Refusal;
-use calls::{OPTIONAL, REQUIRED, RSEQ, SNAPSHOT, SyscallRequirement, UNLOCKS};
+use calls::{MUNLOCK, OPTIONAL, REQUIRED, RSEQ, SNAPSHOT, SyscallRequirement};
 
-/// Fails where a call that the plugin makes is answered so that it could not be loaded, or would end
-/// the process. The thread must be one that the caller has stopped by ptrace(2); a new thread that it
-/// makes has the same filters.
+/// Fails if a call that the plugin makes would fail so that the plugin cannot be loaded, or would end the process.
+/// The caller must have stopped the thread by ptrace(2). Threads that it creates have the same filters.
 ///
 /// # Errors
-/// `UserDispatch`; `ForbiddenCall`, `StrictSeccomp`; `UnreadFilter` without `CAP_SYS_ADMIN` or where the caller has a
+/// `UserDispatch`; `ForbiddenCall`, `StrictSeccomp`; `UnreadFilter` without `CAP_SYS_ADMIN` or if the caller has a
 /// filter too; `UnreadableFilter`.
 pub fn require_calls(thread: u32) -> Result<(), Refusal> {
-    let locks = ProcStatus::read_thread(thread)?.locked > 0;
-    require(thread, |filters| {
-        match forbidden(filters, rseq::rseq(thread))? {
-            None if locks && evaluate(filters, &UNLOCKS.call)?.kills_process() => {
-                Ok(Some(UNLOCKS.name))
+    let has_locked_memory = ProcStatus::read_thread(thread)?.locked > 0;
+    require_allowed(thread, |filters| {
+        match forbidden_call(filters, rseq::rseq(thread))? {
+            None if has_locked_memory && evaluate(filters, &MUNLOCK.call)?.kills_process() => {
+                Ok(Some(MUNLOCK.name))
             }
             found => Ok(found),
         }
     })
 }
 
-/// The same for the calls that a snapshot is made by: clone(2) of the process, wait4(2), and the way home.
+/// Like [`require_calls`], for the calls of a snapshot: clone(2) of the process, wait4(2) and rt_sigreturn(2).
 ///
 /// # Errors
-/// As [`require_calls`].
+/// Like [`require_calls`].
 pub fn require_snapshot_calls(thread: u32) -> Result<(), Refusal> {
-    require(thread, |filters| first_missing(filters, SNAPSHOT))
+    require_allowed(thread, |filters| first_missing(filters, SNAPSHOT))
 }
 
-fn require(
+/// Fails if `forbidden` finds a call that the thread's filters forbid.
+fn require_allowed(
     thread: u32,
     forbidden: impl FnOnce(&[Vec<BpfInstruction>]) -> Result<Option<&'static str>, UndecidedFilter>,
 ) -> Result<(), Refusal> {
@@ -68,11 +68,11 @@ fn require(
     }
 }
 
-/// The first call that the filters forbid, of those that the plugin makes.
+/// Returns the first call of the plugin that the filters forbid; `None` if they allow all.
 ///
 /// # Errors
-/// A filter asks what is not known before, or is none of seccomp(2)'s.
-pub fn forbidden(
+/// A filter checks data that is unknown here, or is invalid for seccomp(2).
+pub fn forbidden_call(
     filters: &[Vec<BpfInstruction>],
     rseq: Rseq,
 ) -> Result<Option<&'static str>, UndecidedFilter> {
@@ -88,6 +88,7 @@ pub fn forbidden(
     Ok(None)
 }
 
+/// Returns the first call without which one of the requirements is not met; `None` if all are met.
 fn first_missing(
     filters: &[Vec<BpfInstruction>],
     needs: impl IntoIterator<Item = &'static SyscallRequirement>,
@@ -100,7 +101,7 @@ fn first_missing(
     Ok(None)
 }
 
-/// The call without which a need is not met.
+/// Returns the call without which a requirement is not met; `None` if it is met.
 fn missing(
     filters: &[Vec<BpfInstruction>],
     need: &'static SyscallRequirement,
@@ -109,7 +110,7 @@ fn missing(
     for call in need.calls() {
         match evaluate(filters, &call.call)? {
             FilterAction::Allowed => return Ok(None),
-            // The C library makes the next call in its place.
+            // After ENOSYS the C library makes the next call in its place.
             FilterAction::Error(errno) if errno == Errno::ENOSYS as u16 => last = Some(call.name),
             _ => return Ok(Some(call.name)),
         }
@@ -124,7 +125,7 @@ mod tests {
     const ALLOW: u32 = libc::SECCOMP_RET_ALLOW;
     const KILL: u32 = libc::SECCOMP_RET_KILL_PROCESS;
 
-    /// Answers each of the calls so, and all others otherwise.
+    /// Filter that returns these actions for these calls, and `otherwise` for all others.
     fn filter(calls: &[(libc::c_long, u32)], otherwise: u32) -> Vec<BpfInstruction> {
         let plain = |code: u32, operand| BpfInstruction {
             code: code as u16,
@@ -150,9 +151,9 @@ mod tests {
     }
 
     #[test]
-    fn calls_that_a_filter_forbids() {
+    fn forbidden_calls_are_named() {
         let check = |calls: &[(libc::c_long, u32)], expected| {
-            let found = forbidden(&[filter(calls, ALLOW)], Rseq::Required);
+            let found = forbidden_call(&[filter(calls, ALLOW)], Rseq::Required);
             assert_eq!(found, Ok(expected), "{calls:x?}");
         };
         check(&[], None);
@@ -168,7 +169,7 @@ mod tests {
             Some("clone3"),
         );
         check(&[(libc::SYS_clone3, libc::SECCOMP_RET_LOG)], None);
-        // As systemd's RestrictNamespaces and container runtimes answer it: glibc calls clone then.
+        // Action of systemd's RestrictNamespaces and container runtimes, after which glibc calls clone.
         let unknown = (libc::SYS_clone3, errno(Errno::ENOSYS));
         check(&[unknown], None);
         check(&[unknown, (libc::SYS_clone, KILL)], Some("clone"));
@@ -176,26 +177,26 @@ mod tests {
             &[unknown, (libc::SYS_clone, errno(Errno::ENOSYS))],
             Some("clone"),
         );
-        // A call that may fail, but not end the process.
+        // A call that may fail, but must not end the process.
         check(&[(libc::SYS_prctl, errno(Errno::EPERM))], None);
         check(
             &[(libc::SYS_prctl, libc::SECCOMP_RET_KILL_THREAD)],
             Some("prctl"),
         );
-        // One that pretends to have succeeded.
+        // An action that pretends success.
         check(&[(libc::SYS_mmap, libc::SECCOMP_RET_ERRNO)], Some("mmap"));
     }
 
-    /// glibc ends a process whose new thread cannot call what the one that made it could.
+    /// glibc ends a process in which a new thread cannot call rseq(2) although its creator could.
     #[test]
-    fn rseq_must_not_fail_where_it_is_used() {
+    fn rseq_is_required_if_the_thread_uses_it() {
         let filters = [filter(&[(libc::SYS_rseq, errno(Errno::EPERM))], ALLOW)];
-        assert_eq!(forbidden(&filters, Rseq::Required), Ok(Some("rseq")));
-        assert_eq!(forbidden(&filters, Rseq::Unused), Ok(None));
+        assert_eq!(forbidden_call(&filters, Rseq::Required), Ok(Some("rseq")));
+        assert_eq!(forbidden_call(&filters, Rseq::Unused), Ok(None));
     }
 
     #[test]
-    fn a_list_of_what_is_allowed() {
+    fn filter_that_allows_only_listed_calls_passes() {
         let mut allowed: Vec<_> = REQUIRED
             .iter()
             .flat_map(SyscallRequirement::calls)
@@ -207,24 +208,27 @@ mod tests {
             .iter()
             .map(|call| (libc::c_long::from(call.call.number), ALLOW))
             .collect();
-        assert_eq!(forbidden(&[filter(&all, KILL)], Rseq::Required), Ok(None));
-        // Nobody calls clone where there is clone3.
+        assert_eq!(
+            forbidden_call(&[filter(&all, KILL)], Rseq::Required),
+            Ok(None)
+        );
+        // glibc does not call clone if clone3 works.
         for call in allowed.iter().filter(|call| call.name != "clone") {
             let others = all
                 .iter()
                 .filter(|(number, _)| *number as u32 != call.call.number);
             let others: Vec<_> = others.copied().collect();
-            let found = forbidden(&[filter(&others, KILL)], Rseq::Required);
+            let found = forbidden_call(&[filter(&others, KILL)], Rseq::Required);
             assert_eq!(found, Ok(Some(call.name)));
         }
     }
 
     #[test]
-    fn the_most_severe_filter_decides() {
+    fn most_severe_filter_decides() {
         let kills = filter(&[(libc::SYS_socket, KILL)], ALLOW);
         let fails = filter(&[(libc::SYS_socket, errno(Errno::EPERM))], ALLOW);
         for filters in [[kills.clone(), fails.clone()], [fails, kills]] {
-            assert_eq!(forbidden(&filters, Rseq::Required), Ok(Some("socket")));
+            assert_eq!(forbidden_call(&filters, Rseq::Required), Ok(Some("socket")));
         }
     }
 }

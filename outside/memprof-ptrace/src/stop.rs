@@ -1,5 +1,5 @@
-//! A thread of another process, stopped. Nothing is written before all was looked at, so that it goes
-//! on as if nothing had been, should this program be killed.
+//! A thread of another process, stopped by ptrace(2). Nothing is written to it before everything was read, so that
+//! it continues unchanged if this program is killed.
 #![expect(unsafe_code, reason = "ptrace(2), whose arguments are bare numbers")]
 
 use std::io;
@@ -16,30 +16,31 @@ use crate::ptrace_request::{request, wait};
 use crate::remote_call::SavedContext;
 use crate::xstate::XState;
 
-/// Longer than any wait that a thread can be woken from.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// Timeout of a stop: longer than any wait that a signal can interrupt.
+const STOP_TIMEOUT: Duration = Duration::from_secs(1);
 
 const NT_X86_XSTATE: usize = 0x202;
-/// What a kernel may write: AMX's tiles are 8 KiB of it.
-const STATE_LIMIT: usize = 64 << 10;
+/// Largest size of the register set that the kernel may return, in bytes: AMX tiles alone take 8 KiB.
+const MAX_XSTATE_SIZE: usize = 64 << 10;
 
-/// What stops a thread at a system call (ptrace(2), `PTRACE_O_TRACESYSGOOD`).
-const SYSTEM_CALL_STOP: i32 = libc::SIGTRAP | 0x80;
+/// Stop signal at a system call (ptrace(2), `PTRACE_O_TRACESYSGOOD`).
+const SYSCALL_STOP_SIGNAL: i32 = libc::SIGTRAP | 0x80;
 
-/// The kernel's signals, of 64 bits.
-const SIGNALS: usize = 8;
+/// Size of the kernel's signal set, in bytes.
+const SIGSET_SIZE: usize = 8;
 
-/// A thread that stands still until it is let go, or this thread of ours ends.
+/// A stopped thread. It stays stopped until it is detached, by dropping this value or when the tracing thread of
+/// this process ends.
 #[derive(Debug)]
 pub struct StoppedThread {
     tid: pid_t,
     since: Instant,
-    /// The signal that was about to be delivered to it.
+    /// Signal that was about to be delivered; 0 for none.
     signal: i32,
-    is_held: bool,
+    is_attached: bool,
 }
 
-/// A thread that was asked to stop, which others may be asked meanwhile.
+/// A thread that was requested to stop. Several threads can be requested before the first wait.
 #[derive(Debug)]
 pub struct PendingStop {
     tid: pid_t,
@@ -47,10 +48,10 @@ pub struct PendingStop {
 }
 
 impl PendingStop {
-    /// Asks a thread to stop, wherever it is.
+    /// Requests a thread to stop. Does not wait.
     ///
     /// # Errors
-    /// `Ended`, `Refused`.
+    /// `Ended`; `Refused` with the errno of ptrace(2).
     pub fn request_stop(tid: u32) -> Result<Self, StopError> {
         let tid = tid as pid_t;
         let refused = |error: io::Error| match error.raw_os_error() {
@@ -63,140 +64,152 @@ impl PendingStop {
         Ok(Self { tid, since })
     }
 
-    /// Waits until it stands still.
+    /// Waits until the thread is stopped.
     ///
     /// # Errors
-    /// `Ended`; `Uninterruptible` where it does not stop until then.
-    pub fn wait(self, until: Instant) -> Result<StoppedThread, StopError> {
-        let status = wait(self.tid, until)?;
-        // An event is in the upper half: then it is our own stop, or one of the whole process.
+    /// `Ended`; `Uninterruptible` if it is not stopped by the deadline.
+    pub fn wait(self, deadline: Instant) -> Result<StoppedThread, StopError> {
+        let status = wait(self.tid, deadline)?;
+        // The upper half holds a ptrace event: the stop of PTRACE_INTERRUPT or a group stop, no signal.
         let is_signal = status >> 16 == 0;
         Ok(StoppedThread {
             tid: self.tid,
             since: self.since,
             signal: if is_signal { libc::WSTOPSIG(status) } else { 0 },
-            is_held: true,
+            is_attached: true,
         })
     }
 }
 
 impl StoppedThread {
-    /// A thread that this thread of ours traces, and which stands still at an event.
+    /// Wraps a thread that this thread traces already, and that is stopped at a ptrace event.
     pub(crate) fn from_event(tid: pid_t) -> Self {
         Self {
             tid,
             since: Instant::now(),
             signal: 0,
-            is_held: true,
+            is_attached: true,
         }
     }
 
-    /// Stops a thread, wherever it is.
+    /// Stops a thread and waits for it, for 1 s at most.
     ///
     /// # Errors
-    /// Why it does not stop.
+    /// `Ended`, `Refused`, `Uninterruptible`.
     pub fn interrupt(tid: u32) -> Result<Self, StopError> {
         let stopping = PendingStop::request_stop(tid)?;
-        let until = stopping.since + PATIENCE;
-        stopping.wait(until)
+        let deadline = stopping.since + STOP_TIMEOUT;
+        stopping.wait(deadline)
     }
 
-    /// The signal that it is about to take. It can only be let go then.
+    /// Signal that is about to be delivered to the thread; `None` without one. A thread with such a signal can only
+    /// be detached.
     pub fn signal(&self) -> Option<i32> {
         (self.signal != 0).then_some(self.signal)
     }
 
-    /// Since when it stands still.
+    /// Time at which the thread was requested to stop.
     pub fn stopped_since(&self) -> Instant {
         self.since
     }
 
-    /// The general registers (ptrace(2), `PTRACE_GETREGSET`).
+    /// Reads the general registers (ptrace(2), `PTRACE_GETREGS`).
     ///
     /// # Errors
-    /// It was killed meanwhile.
+    /// The thread was killed.
     pub fn registers(&self) -> io::Result<user_regs_struct> {
-        // SAFETY: a struct of numbers.
+        // SAFETY: all-zero is a valid value of a struct of numbers.
         let mut registers: user_regs_struct = unsafe { mem::zeroed() };
-        let place = &raw mut registers;
-        request(libc::PTRACE_GETREGS, self.tid, 0, place as usize)?;
+        let address = &raw mut registers;
+        request(libc::PTRACE_GETREGS, self.tid, 0, address as usize)?;
         Ok(registers)
     }
 
-    /// Its floating-point and vector registers.
+    /// Reads the floating-point and vector registers.
     ///
     /// # Errors
-    /// It was killed meanwhile.
+    /// The thread was killed, or the processor has no XSAVE (`Unsupported`).
     pub fn state(&self) -> io::Result<XState> {
-        let mut bytes = vec![0_u8; STATE_LIMIT];
-        let mut place = iovec {
+        let mut bytes = vec![0_u8; MAX_XSTATE_SIZE];
+        let mut buffer = iovec {
             iov_base: bytes.as_mut_ptr().cast::<c_void>(),
             iov_len: bytes.len(),
         };
-        let place = &raw mut place;
+        let address = &raw mut buffer;
         request(
             libc::PTRACE_GETREGSET,
             self.tid,
             NT_X86_XSTATE,
-            place as usize,
+            address as usize,
         )?;
-        // SAFETY: ours; the kernel has set the length.
-        bytes.truncate(unsafe { (*place).iov_len });
+        // SAFETY: `address` points to the local iovec, whose length the kernel has set (ptrace(2)).
+        bytes.truncate(unsafe { (*address).iov_len });
         bytes.shrink_to_fit();
         XState::new(bytes)
     }
 
-    /// The signals that it blocks; where its call blocks others for a while, those that it blocks
-    /// afterwards.
+    /// Reads the signals that the thread blocks. During a call that blocks others temporarily (ppoll(2),
+    /// sigsuspend(2)), those that it blocks afterwards.
     ///
     /// # Errors
-    /// It was killed meanwhile.
+    /// The thread was killed.
     pub fn signal_mask(&self) -> io::Result<u64> {
         let mut mask = 0_u64;
-        let place = &raw mut mask;
-        request(libc::PTRACE_GETSIGMASK, self.tid, SIGNALS, place as usize)?;
+        let address = &raw mut mask;
+        request(
+            libc::PTRACE_GETSIGMASK,
+            self.tid,
+            SIGSET_SIZE,
+            address as usize,
+        )?;
         Ok(mask)
     }
 
-    /// Gives it other registers, with which it goes on when it is let go.
+    /// Sets the registers with which the thread continues when it is detached.
     ///
     /// # Errors
-    /// It was killed meanwhile.
+    /// The thread was killed.
     pub fn set_registers(&self, registers: &user_regs_struct) -> io::Result<()> {
-        let place = ptr::from_ref(registers) as usize;
-        request(libc::PTRACE_SETREGS, self.tid, 0, place).map(drop)
+        let address = ptr::from_ref(registers) as usize;
+        request(libc::PTRACE_SETREGS, self.tid, 0, address).map(drop)
     }
 
-    /// Lets it go with other registers and every signal blocked. Nothing is left to be done by
-    /// anybody: the registers must lead it into `rt_sigreturn(2)`, which says what it blocks from then on.
+    /// Detaches the thread with other registers and every signal blocked. The registers must make it return through
+    /// `rt_sigreturn(2)`, which sets its signal mask: afterwards neither this process nor another one needs to act.
     ///
     /// # Errors
-    /// It was killed meanwhile.
+    /// The thread was killed.
     pub fn detach_into(mut self, registers: &user_regs_struct) -> io::Result<()> {
-        let place = ptr::from_ref(registers) as usize;
-        request(libc::PTRACE_SETREGS, self.tid, 0, place)?;
-        // Behind the registers: killed in between, we leave a thread that unblocks what it should.
+        let address = ptr::from_ref(registers) as usize;
+        request(libc::PTRACE_SETREGS, self.tid, 0, address)?;
+        // After the registers: if this process is killed in between, the thread's rt_sigreturn(2) still sets the
+        // right mask.
         self.block(u64::MAX)?;
-        self.is_held = false;
+        self.is_attached = false;
         request(libc::PTRACE_DETACH, self.tid, 0, 0)
     }
 
     fn block(&self, signals: u64) -> io::Result<()> {
-        let place = &raw const signals;
-        request(libc::PTRACE_SETSIGMASK, self.tid, SIGNALS, place as usize)
+        let address = &raw const signals;
+        request(
+            libc::PTRACE_SETSIGMASK,
+            self.tid,
+            SIGSET_SIZE,
+            address as usize,
+        )
     }
 
-    /// Has it clone its process by a remote call ([`crate::remote_call::build_clone_frames`]). Both stand still
-    /// then: it behind the call until it is dropped, and its child from the first instruction on.
+    /// Makes the thread clone its process by a remote call ([`crate::remote_call::build_clone_frames`]). On success
+    /// both are stopped: the thread after the call, until it is dropped, and its child before its first instruction.
     ///
     /// # Errors
-    /// The errno of clone(2): it goes home by itself. `TimedOut`: it did not reach the call before `until`, and is at
-    /// `home` again. `ESRCH`: it was killed.
+    /// The errno of clone(2), and the thread continues with its saved context. `TimedOut`: it did not reach the call
+    /// before the deadline, and has its `saved` registers again. `ESRCH`: it was killed.
     pub fn run_clone(
         mut self,
         registers: &user_regs_struct,
-        home: &SavedContext<'_>,
-        until: Instant,
+        saved: &SavedContext<'_>,
+        deadline: Instant,
     ) -> io::Result<(ProcessCopy, Self)> {
         let options = (libc::PTRACE_O_TRACECLONE | libc::PTRACE_O_TRACESYSGOOD) as usize;
         request(libc::PTRACE_SETOPTIONS, self.tid, 0, options)?;
@@ -204,20 +217,20 @@ impl StoppedThread {
         self.block(u64::MAX)?;
         let mut signal = 0;
         loop {
-            let is_late = Instant::now() > until;
+            let is_late = Instant::now() > deadline;
             if is_late {
-                // It stops where it can be led home, unless it is in the midst of the call.
+                // Makes it stop where its registers can be restored, unless it is in the midst of the call.
                 request(libc::PTRACE_INTERRUPT, self.tid, 0, 0)?;
             }
             request(libc::PTRACE_SYSCALL, self.tid, 0, signal as usize)?;
-            let deadline = match is_late {
-                true => Instant::now() + PATIENCE,
-                false => until,
+            let wait_deadline = match is_late {
+                true => Instant::now() + STOP_TIMEOUT,
+                false => deadline,
             };
-            let status = match wait(self.tid, deadline) {
+            let status = match wait(self.tid, wait_deadline) {
                 Err(StopError::Uninterruptible) if !is_late => {
                     request(libc::PTRACE_INTERRUPT, self.tid, 0, 0)?;
-                    wait(self.tid, Instant::now() + PATIENCE)
+                    wait(self.tid, Instant::now() + STOP_TIMEOUT)
                 }
                 waited => waited,
             };
@@ -234,24 +247,25 @@ impl StoppedThread {
                 CloneStep::Signal(signal) => signal,
                 CloneStep::GroupStop => 0,
             };
-            if Instant::now() > until {
+            if Instant::now() > deadline {
                 self.signal = signal;
-                // Killed in between, this program leaves a thread that goes home by way of clone(2).
-                self.block(home.blocked)?;
-                self.set_registers(&home.registers)?;
+                // If this process is killed in between, the thread still calls clone(2) and then restores its
+                // context.
+                self.block(saved.blocked)?;
+                self.set_registers(&saved.registers)?;
                 return Err(io::ErrorKind::TimedOut.into());
             }
         }
         let mut child: libc::c_ulong = 0;
-        let place = &raw mut child;
-        request(libc::PTRACE_GETEVENTMSG, self.tid, 0, place as usize)?;
+        let address = &raw mut child;
+        request(libc::PTRACE_GETEVENTMSG, self.tid, 0, address as usize)?;
         Ok((ProcessCopy::adopt(child as pid_t)?, self))
     }
 
-    /// Lets it go with these registers, and with the signal that it was about to take.
+    /// Detaches the thread with these registers, and with the signal that was about to be delivered.
     ///
     /// # Errors
-    /// It was killed meanwhile.
+    /// The thread was killed.
     pub fn resume_with(self, registers: &user_regs_struct) -> io::Result<()> {
         self.set_registers(registers)
     }
@@ -259,24 +273,25 @@ impl StoppedThread {
 
 impl Drop for StoppedThread {
     fn drop(&mut self) {
-        if self.is_held {
-            // It fails for a thread that was killed, which is nothing to us.
+        if self.is_attached {
+            // The request fails for a thread that was killed, which needs no detach.
             let _ = request(libc::PTRACE_DETACH, self.tid, 0, self.signal as usize);
         }
     }
 }
 
-/// A stop of a thread on its way to clone(2).
+/// A stop of a thread between the start of its remote call and the end of clone(2).
 #[derive(Debug, PartialEq, Eq)]
 enum CloneStep {
-    /// It has a child.
+    /// clone(2) has created a child.
     Cloned,
-    /// It enters a system call, or leaves one.
+    /// The thread enters a system call or leaves it.
     SystemCall,
-    /// It is about to take this signal: SIGSTOP, because nothing blocks it. It must be passed on at once, as only the
-    /// kernel knows whether a SIGCONT has come meanwhile (kernel/signal.c, `JOBCTL_STOP_DEQUEUED`).
+    /// A signal is about to be delivered: SIGSTOP, which cannot be blocked. It must be passed on at once, because
+    /// only the kernel knows whether a SIGCONT came meanwhile (kernel/signal.c, `JOBCTL_STOP_DEQUEUED`).
     Signal(i32),
-    /// Its process was stopped or continued by a signal. It runs nevertheless, and stops when it is let go.
+    /// A signal stopped or continued the process. The thread keeps running under ptrace, and stops when it is
+    /// detached.
     GroupStop,
 }
 
@@ -284,17 +299,18 @@ impl CloneStep {
     fn from_status(status: i32) -> Self {
         match (status >> 16, libc::WSTOPSIG(status)) {
             (libc::PTRACE_EVENT_CLONE, _) => Self::Cloned,
-            (0, SYSTEM_CALL_STOP) => Self::SystemCall,
+            (0, SYSCALL_STOP_SIGNAL) => Self::SystemCall,
             (0, signal) => Self::Signal(signal),
             _ => Self::GroupStop,
         }
     }
 }
 
-/// The error with which a thread leaves clone(2); `None` if it is not there yet, or the kernel repeats the call.
+/// Returns the error with which the thread leaves clone(2); `None` if it has not reached that point, or if the
+/// kernel restarts the call.
 fn clone_error(registers: &user_regs_struct) -> Option<io::Error> {
-    /// In the result's place while the call has not begun (arch/x86/entry), and for a call that is repeated after a
-    /// signal (include/linux/errno.h).
+    /// Values of `rax` that are no error here: the one before the call has begun (arch/x86/entry), and that of a
+    /// call which is restarted after a signal (include/linux/errno.h).
     const NOT_ERRORS: [i32; 2] = [libc::ENOSYS, 513];
     let is_clone = registers.orig_rax == libc::SYS_clone as u64;
     let errno = i32::try_from(registers.rax.wrapping_neg()).ok()?;
@@ -309,7 +325,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_thread_stops_and_goes_on() {
+    fn stopped_thread_continues_when_dropped() {
         let mut cat = Command::new("cat")
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
@@ -331,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn stops_on_the_way_to_clone() {
+    fn clone_steps_are_read_from_wait_status() {
         let check = |event: i32, signal: i32, expected| {
             let status = event << 16 | signal << 8 | 0x7f;
             assert_eq!(CloneStep::from_status(status), expected);
@@ -345,9 +361,9 @@ mod tests {
     }
 
     #[test]
-    fn only_an_errno_of_clone_is_its_error() {
+    fn only_an_errno_of_clone_is_an_error() {
         let check = |call: i64, result: i64, expected: Option<i32>| {
-            // SAFETY: a struct of numbers.
+            // SAFETY: all-zero is a valid value of a struct of numbers.
             let mut registers: user_regs_struct = unsafe { mem::zeroed() };
             registers.orig_rax = call.cast_unsigned();
             registers.rax = result.cast_unsigned();

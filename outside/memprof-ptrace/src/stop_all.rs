@@ -1,4 +1,4 @@
-//! All threads of a process, stopped.
+//! Stops all threads of a process.
 
 use std::fs;
 use std::io;
@@ -8,50 +8,50 @@ use crate::memory::Memory;
 use crate::stop::{PendingStop, StopError, StoppedThread};
 use crate::syscall_restart::{self, CALL_LENGTH, would_see_eintr};
 
-/// Why not all threads stand still.
+/// Reason why not all threads were stopped.
 #[derive(Debug)]
 pub enum StopAllError {
-    /// The process has ended, or is not for this user to look into.
+    /// The process has ended, or this user may not inspect it.
     Unreadable(io::Error),
-    /// A thread does not stop.
+    /// A thread, by its ID, was not stopped.
     Thread(u32, StopError),
 }
 
-/// Stops every thread of a process, one that makes threads meanwhile too, and adds them to `stopped` with their
-/// numbers; also where it fails.
+/// Stops every thread of a process, including threads that it creates meanwhile. Adds them to `stopped` with their
+/// IDs, also on failure.
 ///
 /// # Errors
-/// `Thread`: one is not to be traced, or does not stop before `until`. `Unreadable`.
+/// `Thread`: a thread cannot be traced, or does not stop before the deadline. `Unreadable`.
 pub fn stop_all(
     pid: u32,
-    until: Instant,
+    deadline: Instant,
     stopped: &mut Vec<(u32, StoppedThread)>,
 ) -> Result<(), StopAllError> {
     let mut known: Vec<u32> = Vec::new();
-    // Until none is new: one that still runs may make another.
+    // Repeated until no thread is new: a running thread may create another one.
     loop {
-        let tids = tids(pid).map_err(StopAllError::Unreadable)?;
+        let tids = list_tids(pid).map_err(StopAllError::Unreadable)?;
         let is_new = |tid: &u32| known.binary_search(tid).is_err();
         let new: Vec<u32> = tids.into_iter().filter(is_new).collect();
         if new.is_empty() {
             return Ok(());
         }
-        let mut asked = Vec::new();
+        let mut pending = Vec::new();
         let mut failed = None;
         for tid in new {
             known.push(tid);
             match PendingStop::request_stop(tid) {
-                Ok(stopping) => asked.push((tid, stopping)),
+                Ok(stop) => pending.push((tid, stop)),
                 Err(StopError::Ended) => {}
-                Err(why) => failed = Some(StopAllError::Thread(tid, why)),
+                Err(error) => failed = Some(StopAllError::Thread(tid, error)),
             }
         }
         known.sort_unstable();
-        for (tid, stopping) in asked {
-            match stopping.wait(until) {
+        for (tid, stop) in pending {
+            match stop.wait(deadline) {
                 Ok(thread) => stopped.push((tid, thread)),
                 Err(StopError::Ended) => {}
-                Err(why) => failed = Some(StopAllError::Thread(tid, why)),
+                Err(error) => failed = Some(StopAllError::Thread(tid, error)),
             }
         }
         if let Some(failed) = failed {
@@ -60,20 +60,20 @@ pub fn stop_all(
     }
 }
 
-/// Lets a thread go so that no system call of its fails because it stood still.
+/// Detaches a thread so that none of its system calls fails because it was stopped.
 pub fn resume(memory: &Memory, stopped: StoppedThread) {
     let registers = stopped.registers().ok().filter(would_see_eintr);
-    let again = registers.and_then(|registers| {
+    let restarted = registers.and_then(|registers| {
         let code = memory.bytes(registers.rip.wrapping_sub(CALL_LENGTH as u64));
         syscall_restart::restarted_registers(&registers, code.ok()?)
     });
-    if let Some(again) = again {
-        // It fails for a thread that was killed.
-        let _ = stopped.resume_with(&again);
+    if let Some(restarted) = restarted {
+        // The request fails for a thread that was killed.
+        let _ = stopped.resume_with(&restarted);
     }
 }
 
-fn tids(pid: u32) -> io::Result<Vec<u32>> {
+fn list_tids(pid: u32) -> io::Result<Vec<u32>> {
     let entries = fs::read_dir(format!("/proc/{pid}/task"))?;
     let tids = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
     Ok(tids.collect())

@@ -1,8 +1,8 @@
-//! Which system calls a thread may be taken out of, and how it makes them again.
+//! System calls that a thread may be interrupted in for remote calls, and the registers with which it restarts them.
 //!
-//! The kernel makes an interrupted call again by itself only where it then delivers a signal or lets
-//! the thread go on with the registers that it stopped with; and it never does for a call that ends
-//! with EINTR, as `epoll_wait(2)`, recv(2) with a timeout, and sigtimedwait(2) do (signal(7)).
+//! The kernel restarts an interrupted call only if it then delivers a signal, or if the thread continues with the
+//! registers that it was stopped with. It never restarts a call that ends with EINTR, as `epoll_wait(2)`, recv(2)
+//! with a timeout, and sigtimedwait(2) do (signal(7)).
 #![expect(non_upper_case_globals, reason = "the kernel's names of calls")]
 
 use libc::{
@@ -14,7 +14,7 @@ use libc::{
     SYS_write, SYS_writev, user_regs_struct,
 };
 
-/// `mov $NUMBER,%eax` right before `syscall`, as libc calls the kernel.
+/// Length of `mov $NUMBER,%eax; syscall`, with which libc enters the kernel, in bytes.
 pub const CALL_LENGTH: usize = 7;
 
 const EINTR: i64 = -4;
@@ -27,9 +27,9 @@ const FUTEX_WAIT_BITSET: u64 = 9;
 const FUTEX_WAIT_REQUEUE_PI: u64 = 11;
 const FUTEX_FLAGS: u64 = 0x180;
 
-/// Further calls that the kernel does not make again by itself, some of them with a timeout only, and which have done
-/// nothing where they fail with EINTR.
-const FAILS_BEFORE_IT_DOES: [i64; 12] = [
+/// Further calls that the kernel does not restart (some of them only with a timeout), and that have had no effect if
+/// they fail with EINTR.
+const NO_EFFECT_ON_EINTR: [i64; 12] = [
     SYS_semop,
     SYS_semtimedop,
     SYS_msgsnd,
@@ -44,22 +44,24 @@ const FAILS_BEFORE_IT_DOES: [i64; 12] = [
     SYS_io_uring_enter,
 ];
 
-/// How good a call is to take a thread out of; the first is the best.
+/// Kinds of interruptible calls, from the best to interrupt to the worst.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum RestartClass {
-    /// Made again, it waits for the same, and no longer.
+    /// Restarted, it waits for the same, and not longer.
     Transparent,
-    /// Waits for descriptors, and made again for its whole time again.
+    /// Waits for descriptors, and restarts its whole timeout.
     Events,
-    /// Made again, it may wait for its whole time again.
+    /// Restarted, it may wait for its whole timeout again.
     RestartsTimeout,
-    /// Reads something, perhaps for the loader or an allocator.
+    /// Reads data, perhaps for the loader or an allocator.
     Read,
-    /// Waits for another thread. Not the operation by which locks wait, that of malloc among them.
+    /// Waits for another thread by a futex operation that condition variables use. Excludes the operation that locks
+    /// use, those of malloc among them.
     CondvarWait,
 }
 
-/// Whether a thread may be taken out of a call: one that has done nothing when it is interrupted.
+/// Returns the kind of a call that has had no effect if it is interrupted; `None` if a thread must not be
+/// interrupted in it.
 pub fn restart_class(number: i64, arguments: [u64; 6]) -> Option<RestartClass> {
     let operation = arguments[1] & !FUTEX_FLAGS;
     let waits_for_ever = arguments[2] as i32 == -1;
@@ -85,12 +87,11 @@ pub fn restart_class(number: i64, arguments: [u64; 6]) -> Option<RestartClass> {
     })
 }
 
-/// The registers with which a thread that stopped in a call makes the call again. `code` are the
-/// [`CALL_LENGTH`] bytes before its instruction pointer. They are the same registers where the call
-/// had ended by itself.
+/// Returns the registers with which a stopped thread restarts its call. `code` are the [`CALL_LENGTH`] bytes before
+/// its instruction pointer. The registers are unchanged if the call had completed.
 ///
-/// `None` where the call cannot be told: the kernel knows how an interrupted sleep goes on, but
-/// forgets it at the next `rt_sigreturn(2)`.
+/// `None` if the call is unknown: the kernel knows how an interrupted sleep continues, but forgets it at the next
+/// `rt_sigreturn(2)`.
 pub fn restarted_registers(
     stopped: &user_regs_struct,
     code: [u8; CALL_LENGTH],
@@ -106,13 +107,13 @@ pub fn restarted_registers(
     };
     registers.rip -= 2;
     registers.orig_rax = u64::MAX;
-    sleep_for_the_rest(&mut registers);
+    use_remaining_time(&mut registers);
     Some(registers)
 }
 
-/// Has an interrupted sleep ask for what the kernel wrote that is left of it, where the program has a place for that:
-/// the kernel's own note of the end is gone by then. One without such a place begins anew.
-fn sleep_for_the_rest(registers: &mut user_regs_struct) {
+/// Makes an interrupted sleep request the remaining time that the kernel wrote, if the program passed a buffer for
+/// it: the kernel's own record of the end is lost by then. A sleep without a buffer restarts with its whole time.
+fn use_remaining_time(registers: &mut user_regs_struct) {
     let is_absolute = registers.rsi as i32 & libc::TIMER_ABSTIME != 0;
     match registers.rax as i64 {
         SYS_nanosleep if registers.rsi != 0 => registers.rdi = registers.rsi,
@@ -121,8 +122,8 @@ fn sleep_for_the_rest(registers: &mut user_regs_struct) {
     }
 }
 
-/// Whether the thread, let go as it is, would see its call fail although the kernel could not tell
-/// it of any signal.
+/// Returns whether the thread, detached with its registers, would see its call fail with EINTR although no signal
+/// was delivered.
 pub fn would_see_eintr(stopped: &user_regs_struct) -> bool {
     stopped.rax as i64 == EINTR && is_interrupted(stopped)
 }
@@ -140,12 +141,13 @@ fn is_interrupted(stopped: &user_regs_struct) -> bool {
         ERESTARTSYS | ERESTARTNOINTR | ERESTARTNOHAND | ERESTART_RESTARTBLOCK => true,
         EINTR => {
             let number = stopped.orig_rax as i64;
-            restart_class(number, arguments).is_some() || FAILS_BEFORE_IT_DOES.contains(&number)
+            restart_class(number, arguments).is_some() || NO_EFFECT_ON_EINTR.contains(&number)
         }
         _ => false,
     }
 }
 
+/// Number of the call in code of the form `mov $NUMBER,%eax; syscall`; `None` for other code.
 fn syscall_number_before(code: [u8; CALL_LENGTH]) -> Option<u32> {
     let [0xb8, number @ .., 0x0f, 0x05] = code else {
         return None;
@@ -157,8 +159,8 @@ fn syscall_number_before(code: [u8; CALL_LENGTH]) -> Option<u32> {
 mod tests {
     use super::*;
 
-    fn stopped(number: i64, result: i64) -> user_regs_struct {
-        // SAFETY: a struct of numbers.
+    fn stopped_in(number: i64, result: i64) -> user_regs_struct {
+        // SAFETY: all-zero is a valid value of a struct of numbers.
         #[expect(unsafe_code, reason = "libc has no default for it")]
         let mut registers: user_regs_struct = unsafe { std::mem::zeroed() };
         registers.orig_rax = number as u64;
@@ -168,39 +170,39 @@ mod tests {
     }
 
     #[test]
-    fn an_interrupted_call_is_made_again() {
+    fn interrupted_call_is_restarted() {
         let check = |number, result, expected: Option<(u64, i64)>| {
             let code = [0xb8, 7, 0, 0, 0, 0x0f, 0x05];
-            let again = restarted_registers(&stopped(number, result), code);
+            let again = restarted_registers(&stopped_in(number, result), code);
             assert_eq!(again.map(|r| (r.rip, r.rax as i64)), expected, "{number}");
         };
         check(SYS_epoll_wait, EINTR, Some((0x1000, SYS_epoll_wait)));
         check(SYS_accept, ERESTARTSYS, Some((0x1000, SYS_accept)));
         check(SYS_pause, ERESTARTNOHAND, Some((0x1000, SYS_pause)));
-        // poll(2) and sleeps: the kernel's own note is gone, so from the start.
+        // poll(2) and sleeps: the kernel's record of the end is lost, so they start again.
         check(SYS_poll, ERESTART_RESTARTBLOCK, Some((0x1000, SYS_poll)));
-        // It was interrupted before: the code before the call tells which it was.
+        // The call was interrupted before: the code before it says which one it was.
         check(
             SYS_restart_syscall,
             ERESTART_RESTARTBLOCK,
             Some((0x1000, SYS_poll)),
         );
-        // Ended by itself: with events, without, with another error.
+        // Completed: with events, without, with another error.
         check(SYS_epoll_wait, 3, Some((0x1002, 3)));
         check(SYS_epoll_wait, 0, Some((0x1002, 0)));
         check(SYS_read, -11, Some((0x1002, -11)));
-        // None to take a thread out of, but it must not see that it was looked at.
+        // A call in which no thread is interrupted; memprof must not be visible to it.
         check(libc::SYS_semop, EINTR, Some((0x1000, libc::SYS_semop)));
-        // EINTR of a call that did something before.
+        // EINTR of a call that had an effect before.
         check(libc::SYS_close, EINTR, Some((0x1002, EINTR)));
         // Not in a call.
         check(-1, ERESTARTSYS, Some((0x1002, ERESTARTSYS)));
     }
 
     #[test]
-    fn a_sleep_goes_on_for_what_is_left_of_it() {
+    fn sleep_continues_for_its_remaining_time() {
         let check = |number, by_kernel, rsi, r10, expected: (u64, u64)| {
-            let mut sleeping = stopped(by_kernel, ERESTART_RESTARTBLOCK);
+            let mut sleeping = stopped_in(by_kernel, ERESTART_RESTARTBLOCK);
             (sleeping.rdi, sleeping.rsi) = (0x10, rsi);
             (sleeping.rdx, sleeping.r10) = (0x30, r10);
             let [low, high, ..] = (number as u32).to_le_bytes();
@@ -224,7 +226,7 @@ mod tests {
             0x40,
             (0x10, 0x40),
         );
-        // Nowhere to write it; until a time; another call.
+        // No buffer for the remaining time; an absolute time; another call.
         check(SYS_nanosleep, SYS_nanosleep, 0, 0x40, (0x10, 0x30));
         check(SYS_clock_nanosleep, SYS_clock_nanosleep, 0, 0, (0x10, 0x30));
         check(
@@ -238,14 +240,14 @@ mod tests {
     }
 
     #[test]
-    fn a_sleep_whose_call_is_unknown_is_left_to_the_kernel() {
-        let registers = stopped(SYS_restart_syscall, ERESTART_RESTARTBLOCK);
+    fn sleep_without_known_call_is_left_to_the_kernel() {
+        let registers = stopped_in(SYS_restart_syscall, ERESTART_RESTARTBLOCK);
         let code = [0x44, 0x89, 0xc0, 0x89, 0xf8, 0x0f, 0x05];
         assert!(restarted_registers(&registers, code).is_none());
     }
 
     #[test]
-    fn a_thread_that_loses_no_time_is_taken_first() {
+    fn calls_without_lost_time_are_preferred() {
         let check = |number, timeout: i64, expected| {
             let arguments = [0, 0, 0, timeout as u64, 0, 0];
             assert_eq!(restart_class(number, arguments), Some(expected), "{number}");
@@ -263,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn locks_are_not_waited_for() {
+    fn lock_waits_are_not_interrupted() {
         let private = 128;
         let check = |operation, expected| {
             let arguments = [0, operation, 0, 0, 0, 0];

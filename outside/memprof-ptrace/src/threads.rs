@@ -1,63 +1,64 @@
-//! The threads of a process, and the system call in which each of them waits.
+//! Lists the threads of a process, with the system call in which each of them sleeps.
 
 use std::fs;
 use std::io;
 
-/// A line of /proc/PID/task.
+/// A thread, from /proc/PID/task.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Thread {
-    /// Its number, as gettid(2) gives it.
+    /// Thread ID, as in gettid(2).
     pub tid: u32,
-    /// The call in which it sleeps; `None` while it runs, or sleeps elsewhere.
+    /// System call in which it sleeps; `None` while it runs, or sleeps outside a call.
     pub call: Option<WaitingSyscall>,
-    /// Whether it runs, or could.
-    pub runs: bool,
+    /// Whether it runs or is ready to run.
+    pub is_runnable: bool,
 }
 
 /// A system call in which a thread sleeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WaitingSyscall {
-    /// Which, as in `asm/unistd_64.h`.
+    /// Number of the call, as in `asm/unistd_64.h`.
     pub number: i64,
-    /// What it was called with.
+    /// Arguments of the call.
     pub arguments: [u64; 6],
-    /// The stack pointer.
+    /// Stack pointer.
     pub stack: u64,
-    /// The address behind the `syscall` instruction.
+    /// Address after the `syscall` instruction.
     pub instruction: u64,
 }
 
-/// The threads of a process.
+/// Lists the threads of a process. Skips threads whose directory name is no number.
 ///
 /// # Errors
-/// The process has ended, or is not for this user to look into.
+/// The process has ended, or this user may not inspect it.
 pub fn threads(pid: u32) -> io::Result<Vec<Thread>> {
     let entries = fs::read_dir(format!("/proc/{pid}/task"))?;
     let tids = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
     let thread = |tid| {
-        let line = line(pid, tid);
+        let line = syscall_line(pid, tid);
         Thread {
             tid,
             call: line.as_deref().and_then(parse),
-            runs: line.is_some_and(|line| line.trim_end() == RUNNING),
+            is_runnable: line.is_some_and(|line| line.trim_end() == RUNNING),
         }
     };
     Ok(tids.map(thread).collect())
 }
 
-/// The call in which a thread sleeps; `None` while it runs, and where it has ended.
-pub fn system_call(pid: u32, tid: u32) -> Option<WaitingSyscall> {
-    parse(&line(pid, tid)?)
+/// Returns the call in which a thread sleeps; `None` while it runs, and if it has ended.
+pub fn waiting_syscall(pid: u32, tid: u32) -> Option<WaitingSyscall> {
+    parse(&syscall_line(pid, tid)?)
 }
 
-fn line(pid: u32, tid: u32) -> Option<String> {
+fn syscall_line(pid: u32, tid: u32) -> Option<String> {
     fs::read_to_string(format!("/proc/{pid}/task/{tid}/syscall")).ok()
 }
 
 const RUNNING: &str = "running";
 
-/// `232 0x4 0x7ffd 0x20 0xffffffff 0x0 0x0 0x7ffd1f28 0x7f5c0e1c`: number, arguments, stack,
-/// instruction; `running`; `-1 0x7ffd1f28 0x7f5c0e1c` for one that sleeps elsewhere.
+/// Parses a line of proc(5)'s `syscall`. `232 0x4 0x7ffd 0x20 0xffffffff 0x0 0x0 0x7ffd1f28 0x7f5c0e1c` are number,
+/// arguments, stack pointer and instruction pointer; `running` and `-1 0x7ffd1f28 0x7f5c0e1c` (asleep outside a
+/// call) are no call.
 fn parse(line: &str) -> Option<WaitingSyscall> {
     let mut words = line.split_whitespace();
     let number = words.next()?.parse().ok()?;
@@ -82,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_of_the_kernel() {
+    fn syscall_lines_are_parsed() {
         let call = parse("232 0x4 0x7ffd 0x20 0xffffffff 0x0 0x5 0x7ffd1f28 0x7f5c0e1c\n");
         let expected = WaitingSyscall {
             number: 232,
@@ -96,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_that_reads_is_seen_to() {
+    fn sleeping_thread_has_its_call() {
         let (reader, _writer) = std::io::pipe().unwrap();
         let waits = std::thread::spawn(move || {
             std::io::Read::read(&mut { reader }, &mut [0]).unwrap();
@@ -115,18 +116,20 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_that_runs_is_seen_to() {
+    fn running_thread_has_no_call() {
         static ENDED: AtomicBool = AtomicBool::new(false);
-        let (says, said) = mpsc::channel();
+        let (sender, receiver) = mpsc::channel();
         let spins = std::thread::spawn(move || {
-            says.send(nix::unistd::gettid().as_raw().cast_unsigned())
+            sender
+                .send(nix::unistd::gettid().as_raw().cast_unsigned())
                 .unwrap();
             while !ENDED.load(Ordering::Relaxed) {
                 std::hint::spin_loop();
             }
         });
-        let tid = said.recv().unwrap();
-        let runs = |thread: &Thread| thread.tid == tid && thread.runs && thread.call.is_none();
+        let tid = receiver.recv().unwrap();
+        let runs =
+            |thread: &Thread| thread.tid == tid && thread.is_runnable && thread.call.is_none();
         while !threads(std::process::id()).unwrap().iter().any(runs) {
             std::thread::yield_now();
         }

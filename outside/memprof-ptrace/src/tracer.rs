@@ -1,4 +1,4 @@
-//! The process that wants to attach: what it may do to another one.
+//! Rights of this process to trace other processes.
 
 use std::fs;
 use std::os::linux::fs::MetadataExt;
@@ -8,59 +8,58 @@ use crate::proc_dir::ProcDir;
 use crate::process::{ProcStatus, SeccompMode};
 use crate::refusal::{Denial, Refusal};
 
-/// linux/capability.h.
+/// Capability numbers of linux/capability.h.
 const CAP_SYS_PTRACE: u32 = 19;
 const CAP_SYS_ADMIN: u32 = 21;
 
-/// The inode of /proc/self/ns/user outside of every container: `PROC_USER_INIT_INO` of
-/// `linux/proc_ns.h`.
-const FIRST_USER_NAMESPACE: u64 = 0xEFFF_FFFD;
+/// Inode of /proc/self/ns/user outside of all containers: `PROC_USER_INIT_INO` of `linux/proc_ns.h`.
+const INITIAL_USER_NAMESPACE: u64 = 0xEFFF_FFFD;
 
-/// The calling process.
+/// Credentials of this process.
 #[derive(Clone, Debug)]
 pub(crate) struct TracerCredentials {
     status: ProcStatus,
-    is_in_first_user_namespace: bool,
-    /// Yama's `ptrace_scope`; 0 where the kernel has no yama.
+    is_in_initial_user_namespace: bool,
+    /// Yama's `ptrace_scope`; 0 if the kernel has no Yama.
     yama: u8,
     pub(crate) freezers: FreezerCgroups,
 }
 
 impl TracerCredentials {
-    /// Reads what this process may do.
+    /// Reads the credentials.
     ///
     /// # Errors
-    /// `Unreadable`: there is no /proc.
+    /// `Unreadable`: /proc is not mounted.
     pub(crate) fn current() -> Result<Self, Refusal> {
         let status = ProcDir::current().parse("status", ProcStatus::parse)?;
         let scope = fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope");
         let namespace = fs::metadata("/proc/self/ns/user");
         Ok(Self {
             status,
-            is_in_first_user_namespace: namespace
-                .is_ok_and(|namespace| namespace.st_ino() == FIRST_USER_NAMESPACE),
+            is_in_initial_user_namespace: namespace
+                .is_ok_and(|namespace| namespace.st_ino() == INITIAL_USER_NAMESPACE),
             yama: scope.map_or(0, |scope| parse_scope(&scope)),
             freezers: FreezerCgroups::mounted(),
         })
     }
 
-    /// Whether the kernel shows it the seccomp filters of others (`man 2 ptrace`,
+    /// Whether the kernel lets this process read seccomp filters of others (`man 2 ptrace`,
     /// `PTRACE_SECCOMP_GET_FILTER`).
-    pub(crate) fn reads_filters(&self) -> bool {
-        self.has(CAP_SYS_ADMIN)
-            && self.is_in_first_user_namespace
+    pub(crate) fn can_read_filters(&self) -> bool {
+        self.has_capability(CAP_SYS_ADMIN)
+            && self.is_in_initial_user_namespace
             && self.status.seccomp == SeccompMode::Off
     }
 
-    /// For what yama does not hinder: reading what is not the memory.
+    /// Returns credentials for accesses that Yama does not restrict: reading files of /proc other than the memory.
     pub(crate) fn without_yama(self) -> Self {
         Self { yama: 0, ..self }
     }
 
-    /// Why it may not trace the process whose files in /proc belong to `owner`.
+    /// Returns the reason for which the kernel denies tracing. `owner` is the owner of the process's files in /proc.
     pub(crate) fn denial_reason(&self, target: &ProcStatus, owner: Option<u32>) -> Denial {
         let [real, effective, ..] = self.status.uids;
-        let may_trace = self.has(CAP_SYS_PTRACE);
+        let may_trace = self.has_capability(CAP_SYS_PTRACE);
         let is_same_user = target.uids[..3].iter().all(|uid| *uid == real)
             && target.gids[..3]
                 .iter()
@@ -72,7 +71,7 @@ impl TracerCredentials {
             _ if may_trace => Denial::Unknown,
             _ if effective == 0 => Denial::WithoutPtrace,
             _ if !is_same_user => Denial::OtherUser(target.uids[1]),
-            // The kernel gives root what it shows of such a process.
+            // The files of a process that is not dumpable belong to root (proc(5)).
             _ if owner.is_some_and(|owner| owner != target.uids[1]) => Denial::NotDumpable,
             _ if has_more => Denial::MoreCapabilities,
             1 => Denial::Yama(1),
@@ -80,12 +79,12 @@ impl TracerCredentials {
         }
     }
 
-    fn has(&self, capability: u32) -> bool {
+    fn has_capability(&self, capability: u32) -> bool {
         self.status.capabilities[1] & 1 << capability != 0
     }
 }
 
-/// Linux's Documentation/admin-guide/LSM/Yama.rst.
+/// Parses Yama's file (Linux's Documentation/admin-guide/LSM/Yama.rst); 0 if malformed.
 fn parse_scope(text: &str) -> u8 {
     text.trim().parse().unwrap_or(0)
 }
@@ -112,14 +111,14 @@ mod tests {
                 seccomp: SeccompMode::Off,
                 ..status(uid, capabilities)
             },
-            is_in_first_user_namespace: true,
+            is_in_initial_user_namespace: true,
             yama,
             freezers: FreezerCgroups::default(),
         }
     }
 
     #[test]
-    fn why_the_kernel_denies_it() {
+    fn denial_reason_names_the_missing_right() {
         let check = |caller: TracerCredentials, target: ProcStatus, owner, expected| {
             assert_eq!(caller.denial_reason(&target, Some(owner)), expected);
         };
@@ -143,9 +142,9 @@ mod tests {
         check(user(0), set_uid, 0, Denial::OtherUser(0));
     }
 
-    /// Texts of yama's file: no kernel of a test machine need have yama.
+    /// Contents of Yama's file: the kernel of a test machine need not have Yama.
     #[test]
-    fn yama_is_named_with_its_level() {
+    fn yama_denial_has_its_level() {
         let check = |scope: &str, capabilities, expected| {
             let caller = caller(1000, capabilities, parse_scope(scope));
             assert_eq!(
@@ -164,14 +163,14 @@ mod tests {
     }
 
     #[test]
-    fn who_reads_filters() {
-        assert!(caller(0, ALL, 0).reads_filters());
-        assert!(!caller(1000, 0, 0).reads_filters());
+    fn only_initial_root_without_filter_can_read_filters() {
+        assert!(caller(0, ALL, 0).can_read_filters());
+        assert!(!caller(1000, 0, 0).can_read_filters());
         let mut contained = caller(0, ALL, 0);
-        contained.is_in_first_user_namespace = false;
-        assert!(!contained.reads_filters());
+        contained.is_in_initial_user_namespace = false;
+        assert!(!contained.can_read_filters());
         let mut filtered = caller(0, ALL, 0);
         filtered.status.seccomp = SeccompMode::Filter;
-        assert!(!filtered.reads_filters());
+        assert!(!filtered.can_read_filters());
     }
 }

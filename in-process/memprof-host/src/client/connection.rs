@@ -196,7 +196,7 @@ impl Connection {
                 Ok(_) => return Ok(()),
                 Err(errno) => return Err(errno.into()),
             }
-            if let Some(halt) = watch.as_mut().and_then(HaltWatch::look) {
+            if let Some(halt) = watch.as_mut().and_then(HaltWatch::poll) {
                 return Err(io::Error::new(io::ErrorKind::TimedOut, halt.to_string()));
             }
         }

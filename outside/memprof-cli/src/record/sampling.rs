@@ -75,7 +75,7 @@ pub(super) fn sleep_with_progress(
                 End::Host("has lost the plugin: something else detached it".to_owned())
             });
         }
-        match process.pid.and_then(Halt::of) {
+        match process.pid.and_then(Halt::for_pid) {
             None => {
                 halted_looks = 0;
                 if let Err(error) = early.fetch_if_due(client)
@@ -127,7 +127,11 @@ impl HostProcess {
     /// The reason why a host does not answer; `None` if it goes on with the plugin. One that has closed its connection
     /// may be about to end, which is waited for.
     pub(super) fn end(&self, is_connected: bool, interrupts: &Interrupts) -> Result<Option<End>> {
-        let halt = || self.pid.and_then(Halt::of).filter(|halt| !halt.is_end());
+        let halt = || {
+            self.pid
+                .and_then(Halt::for_pid)
+                .filter(|halt| !halt.has_ended())
+        };
         if let Some(halt) = halt() {
             return Ok(Some(End::Halt(halt)));
         }

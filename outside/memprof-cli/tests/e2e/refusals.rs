@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Instant;
 
-use memprof_ptrace::seccomp::{BpfInstruction, Rseq, forbidden};
+use memprof_ptrace::seccomp::{BpfInstruction, Rseq, forbidden_call};
 use nix::errno::Errno;
 use nix::sys::signal::Signal;
 use nix::unistd::geteuid;
@@ -283,7 +283,7 @@ fn needed(answer: u32) -> Vec<String> {
             step(libc::BPF_RET | libc::BPF_K, answer, 0),
             step(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ALLOW, 0),
         ];
-        forbidden(&[filter], Rseq::Required).unwrap().is_some()
+        forbidden_call(&[filter], Rseq::Required).unwrap().is_some()
     };
     (0..512)
         .filter(is_needed)

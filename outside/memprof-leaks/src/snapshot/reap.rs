@@ -130,7 +130,7 @@ impl CopyTarget {
                 let room = self.room(&maps, &home, thread.tid);
                 let home_place = room.ok_or(Error::NoThread("its stacks have no room"))?;
                 let places = remote_call::FrameLocations {
-                    home: home_place,
+                    saved: home_place,
                     calls,
                 };
                 let frames =

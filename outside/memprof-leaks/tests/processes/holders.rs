@@ -27,7 +27,7 @@ fn with_environment<'a>(variables: impl IntoIterator<Item = (&'a str, &'a str)>)
         command
     });
     let mut command = Command::new(program);
-    Target::of(command.arg(COUNT.to_string()).envs(variables))
+    Target::from_command(command.arg(COUNT.to_string()).envs(variables))
 }
 
 fn class(name: &str) -> GroupKind {
@@ -73,7 +73,7 @@ fn a_map_s_global_and_the_classes_in_it_are_named() {
     assert_eq!(path.len(), 5, "{path:?}");
     assert_eq!(path[2], class("shop::Session"));
     assert!(is_variable(&path[4], "sessions"), "{path:?}");
-    target.is_unharmed();
+    target.assert_unharmed();
 }
 
 #[test]
@@ -96,7 +96,7 @@ fn one_shortest_path_is_told_where_there_is_no_memory_for_dominators() {
     let path = path(&holding, orders);
     assert_eq!(path[2], class("shop::Session"));
     assert!(is_variable(path.last().unwrap(), "sessions"), "{path:?}");
-    target.is_unharmed();
+    target.assert_unharmed();
 }
 
 #[test]
@@ -108,7 +108,7 @@ fn a_process_whose_objects_take_more_memory_than_is_allowed_is_refused() {
     };
     let error = holders(target.pid, Detail::None, options, &|_| {}).unwrap_err();
     assert!(matches!(error, Error::Memory { .. }), "{error}");
-    target.is_unharmed();
+    target.assert_unharmed();
 }
 
 #[test]
@@ -129,7 +129,7 @@ fn an_object_s_holders_are_told_by_address() {
     assert!(of("shop::Order").objects >= 3 * leaked.objects, "{proof:?}");
     let none = holders(target.pid, Detail::Object(leaked.example), PATIENT, &|_| {}).unwrap();
     assert!(none.object.is_none(), "{:?}", none.object);
-    target.is_unharmed();
+    target.assert_unharmed();
 }
 
 /// Of some 35 MiB each 4 KiB have a sample.
@@ -138,7 +138,7 @@ fn what_jemalloc_s_profiler_sampled_is_told_by_its_stack() {
     let options = "prof:true,prof_active:true,lg_prof_sample:12";
     let mut target = with_environment([("LD_PRELOAD", JEMALLOC), ("MALLOC_CONF", options)]);
     let holding = holders(target.pid, Detail::Samples, PATIENT, &|_| {}).unwrap();
-    target.is_unharmed();
+    target.assert_unharmed();
     let samples = holding.samples.as_ref().unwrap();
     let of = |name: &str| samples.of(|stack| stack.iter().any(|function| function == name));
     let made = of("make");
@@ -163,7 +163,7 @@ fn where_no_profiler_runs_nothing_is_told_by_stacks() {
     let mut target = sessions();
     let error = holders(target.pid, Detail::Samples, PATIENT, &|_| {}).unwrap_err();
     assert!(matches!(error, Error::NoSamples), "{error}");
-    target.is_unharmed();
+    target.assert_unharmed();
 }
 
 #[test]
@@ -174,7 +174,7 @@ fn objects_of_python_are_named_by_their_types() {
         let mut command = Command::new("python3");
         let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/processes/sessions.py");
         command.args([script, &COUNT.to_string(), base]);
-        let mut target = Target::of(command.env("PYTHONMALLOC", "malloc"));
+        let mut target = Target::from_command(command.env("PYTHONMALLOC", "malloc"));
         let holding = holders(target.pid, Detail::None, PATIENT, &|_| {}).unwrap();
         let count = |name: &str| {
             let levels = holding.levels.iter();
@@ -196,7 +196,7 @@ fn objects_of_python_are_named_by_their_types() {
             matches!(outermost, GroupKind::Holder(Holder::Variable { .. })),
             "{base}: {path:?}"
         );
-        target.is_unharmed();
+        target.assert_unharmed();
     }
 }
 

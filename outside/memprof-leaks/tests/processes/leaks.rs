@@ -65,9 +65,9 @@ fn with_static_jemalloc() -> PathBuf {
 }
 
 fn of(mode: &str, allocator: Allocator) -> Proof {
-    let mut target = Target::of(allocator.command().arg(mode));
+    let mut target = Target::from_command(allocator.command().arg(mode));
     let proof = prove(target.pid, PATIENT, &|_| {}).unwrap();
-    target.is_unharmed();
+    target.assert_unharmed();
     let expected = match allocator {
         Allocator::Glibc => &["glibc"][..],
         Allocator::Preloaded => &["jemalloc"],
@@ -142,9 +142,9 @@ fn what_jemalloc_s_profiler_sampled_is_shown_with_its_stack() {
         (Allocator::Static, "_RJEM_MALLOC_CONF"),
     ] {
         let mut command = allocator.command();
-        let mut target = Target::of(command.arg("leaks").env(variable, options));
+        let mut target = Target::from_command(command.arg("leaks").env(variable, options));
         let proof = prove(target.pid, PATIENT, &|_| {}).unwrap();
-        target.is_unharmed();
+        target.assert_unharmed();
         has_stacks(&proof);
     }
 }
@@ -195,9 +195,9 @@ fn objects_of_python_that_only_its_collector_links_are_leaked() {
         let mut command = Command::new("python3");
         let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/processes/lost.py");
         command.args([script, &COUNT.to_string(), base]);
-        let mut target = Target::of(command.env("PYTHONMALLOC", "malloc"));
+        let mut target = Target::from_command(command.env("PYTHONMALLOC", "malloc"));
         let proof = prove(target.pid, PATIENT, &|_| {}).unwrap();
-        target.is_unharmed();
+        target.assert_unharmed();
         let of_class = |class: &str| {
             let groups = proof.leaked.iter();
             let of_class = groups.filter(|group| group.class.as_deref() == Some(class));
@@ -216,7 +216,7 @@ fn objects_of_python_that_only_its_collector_links_are_leaked() {
 fn what_lies_in_a_heap_of_many_mappings_is_held() {
     let mut target = start("split", &[]);
     let proof = prove(target.pid, PATIENT, &|_| {}).unwrap();
-    target.is_unharmed();
+    target.assert_unharmed();
     assert_eq!(proof.leaked, []);
     assert!(proof.looks.objects >= 40_000, "{proof:?}");
 }

@@ -18,7 +18,7 @@ use target::{Target, built};
 
 /// A program of this directory, in a mode.
 fn start(name: &str, mode: &[&str]) -> Target {
-    Target::of(Command::new(compiled(name)).args(mode))
+    Target::from_command(Command::new(compiled(name)).args(mode))
 }
 
 fn compiled(name: &str) -> std::path::PathBuf {

@@ -14,7 +14,7 @@ const LEFT: u64 = 1 << 10;
 fn leaked(mib: &str, options: AnalysisOptions) -> Proof {
     let mut target = start("moves", &[mib]);
     let proof = prove(target.pid, options, &|_| {}).unwrap();
-    target.is_unharmed();
+    target.assert_unharmed();
     proof
 }
 

@@ -16,7 +16,7 @@ use crate::{compiled, start};
 /// Looks at a process, which goes on as before and has no children then.
 fn refused(target: &mut Target, options: AnalysisOptions) -> Error {
     let error = prove(target.pid, options, &|_| {}).unwrap_err();
-    target.is_unharmed();
+    target.assert_unharmed();
     assert_eq!(children(target.pid), "", "{error}");
     error
 }
@@ -65,7 +65,7 @@ fn a_process_that_somebody_traces_is_left_to_them() {
     assert!(error.starts_with(&tracer), "{error}");
     drop(tracing);
     prove(target.pid, PATIENT, &|_| {}).unwrap();
-    target.is_unharmed();
+    target.assert_unharmed();
 }
 
 #[test]
@@ -81,7 +81,10 @@ fn a_program_for_another_architecture_is_told() {
         command.args(["-m", "elf_i386", "-o"]).arg(path).arg(object);
         command
     });
-    let error = refused(&mut Target::of(&mut Command::new(program)), PATIENT);
+    let error = refused(
+        &mut Target::from_command(&mut Command::new(program)),
+        PATIENT,
+    );
     assert_eq!(error.to_string(), "is a program for i386");
 }
 
@@ -93,7 +96,7 @@ fn allocators_without_a_known_heap_are_named() {
         ("libmimalloc.so.2.0", "libmimalloc"),
     ] {
         let mut command = Command::new(compiled("planted"));
-        let mut target = Target::of(command.arg("clean").env("LD_PRELOAD", library));
+        let mut target = Target::from_command(command.arg("clean").env("LD_PRELOAD", library));
         let error = refused(&mut target, PATIENT).to_string();
         let expected = format!("its malloc is that of {name}, whose heap memprof cannot read");
         assert!(error.ends_with(&expected), "{error}");
@@ -110,9 +113,9 @@ fn a_c_library_behind_much_other_code_is_found() {
         command
     });
     let mut command = Command::new(compiled("planted"));
-    let mut target = Target::of(command.arg("clean").env("LD_PRELOAD", library));
+    let mut target = Target::from_command(command.arg("clean").env("LD_PRELOAD", library));
     prove(target.pid, PATIENT, &|_| {}).unwrap();
-    target.is_unharmed();
+    target.assert_unharmed();
 }
 
 #[test]
@@ -122,7 +125,10 @@ fn another_c_library_is_told() {
         command.args(["-O1", "-static", "quiet.c", "-o"]).arg(path);
         command
     });
-    let error = refused(&mut Target::of(&mut Command::new(program)), PATIENT);
+    let error = refused(
+        &mut Target::from_command(&mut Command::new(program)),
+        PATIENT,
+    );
     let words = "memprof does not know the signal return code of its C library";
     assert!(error.to_string().ends_with(words), "{error}");
 }
@@ -141,7 +147,7 @@ fn a_heap_whose_layout_does_not_prove_itself_is_said_to() {
 #[test]
 fn a_jemalloc_that_does_not_prove_itself_is_named() {
     let mut command = Command::new(compiled("quiet"));
-    let mut target = Target::of(command.env("LD_PRELOAD", JEMALLOC));
+    let mut target = Target::from_command(command.env("LD_PRELOAD", JEMALLOC));
     let error = refused(&mut target, PATIENT).to_string();
     assert!(
         error.starts_with(

@@ -57,12 +57,13 @@ fn a_snapshot_is_not_taken_twice_at_a_time() {
 
 #[test]
 fn a_process_that_executes_or_ends_meanwhile_is_said_to() {
-    let mut target =
-        Target::of(Command::new("sh").args(["-c", "echo ready; read x; echo ready; exec cat"]));
+    let mut target = Target::from_command(
+        Command::new("sh").args(["-c", "echo ready; read x; echo ready; exec cat"]),
+    );
     let subject = CopyTarget::inspect(target.pid).unwrap();
     target.write(b"\n");
     assert_eq!(target.line(), "ready\n");
-    target.is_unharmed();
+    target.assert_unharmed();
     let error = subject.snapshot(LONG, ROOM).unwrap_err();
     assert_eq!(error.to_string(), "has executed another program meanwhile");
     drop(subject);

@@ -1,28 +1,28 @@
-//! /proc/PID/stat.
+//! Parser of /proc/PID/stat (proc(5)).
 
 use super::MalformedProcFile;
 
-/// `PF_FORKNOEXEC` and `PF_KTHREAD` of the kernel's include/linux/sched.h: two of the task flags that
-/// have not moved since Linux 2.6.
-const NEVER_EXECUTED: u64 = 0x40;
-const KERNEL_THREAD: u64 = 0x20_0000;
+/// `PF_FORKNOEXEC` and `PF_KTHREAD` of the kernel's include/linux/sched.h, two task flags whose values have not
+/// changed since Linux 2.6.
+const FORKED_WITHOUT_EXEC_FLAG: u64 = 0x40;
+const KERNEL_THREAD_FLAG: u64 = 0x20_0000;
 
-/// What only /proc/PID/stat says of a process.
+/// Fields of /proc/PID/stat that no other file of /proc has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProcStat {
     flags: u64,
-    /// Whether it has ended, and its parent has not asked for its exit status.
+    /// Whether the process has ended and its parent has not waited for it.
     pub is_zombie: bool,
-    /// The process that made it, or has taken it over; 0 where that is in no namespace of this one's.
+    /// Pid of the parent, or of the process that adopted it; 0 if that is not visible in this pid namespace.
     pub parent: u32,
-    /// Its process group.
+    /// Process group.
     pub group: u32,
-    /// The signal that tells its parent of its end, 0 for none; -1 for a thread that is not the first. `None` on
-    /// kernels before 2.6.
+    /// Signal that the parent gets when the process ends, 0 for none; -1 for a thread other than the main thread.
+    /// `None` on kernels before 2.6.
     pub exit_signal: Option<i32>,
-    /// How it ended, as wait(2) reports it; 0 before, and where ptrace(2) is not allowed.
+    /// Wait status as in wait(2); 0 before the end, and if ptrace(2) is not allowed.
     pub exit_code: Option<i32>,
-    /// When it was started, in ticks since the machine's start: with the pid, this names one process.
+    /// Start time in clock ticks since boot. Together with the pid it identifies one process.
     pub start_time: u64,
 }
 
@@ -30,13 +30,13 @@ impl ProcStat {
     /// Parses the file.
     ///
     /// # Errors
-    /// It has fewer fields than Linux 2.6 writes.
+    /// A field is missing that Linux 2.6 writes.
     pub fn parse(text: &[u8]) -> Result<Self, MalformedProcFile> {
-        // The name, in parentheses, may hold any byte; no field behind it has a parenthesis.
+        // The name, in parentheses, may hold any byte; no field after it has a parenthesis.
         let text = String::from_utf8_lossy(text);
-        let (_, behind_name) = text.rsplit_once(')').ok_or(MalformedProcFile("comm"))?;
-        // proc(5) counts from 1, and the state, the first here, is its third.
-        let word = |number: usize| behind_name.split_ascii_whitespace().nth(number - 3);
+        let (_, after_name) = text.rsplit_once(')').ok_or(MalformedProcFile("comm"))?;
+        // proc(5) counts from 1. The first word after the name is the state, field 3.
+        let word = |number: usize| after_name.split_ascii_whitespace().nth(number - 3);
         let field = |number: usize, name| {
             let value: Option<u64> = word(number).and_then(|word| word.parse().ok());
             value.ok_or(MalformedProcFile(name))
@@ -53,14 +53,14 @@ impl ProcStat {
         })
     }
 
-    /// Whether it is a thread of the kernel's, which has no memory.
+    /// Whether it is a kernel thread, which has no memory.
     pub fn is_kernel_thread(&self) -> bool {
-        self.flags & KERNEL_THREAD != 0
+        self.flags & KERNEL_THREAD_FLAG != 0
     }
 
-    /// Whether it was forked and has executed no program since.
+    /// Whether the process was forked and has not called execve(2) since.
     pub fn has_never_executed(&self) -> bool {
-        self.flags & NEVER_EXECUTED != 0
+        self.flags & FORKED_WITHOUT_EXEC_FLAG != 0
     }
 }
 
@@ -69,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_may_look_like_the_rest() {
+    fn any_name_is_skipped() {
         let rest =
             "S 1 7 7 0 -1 4194368 1 0 0 0 1 0 0 0 20 0 1 0 4711 3000 12 18446744073709551615";
         for name in ["web", "", "a) R 9", ")))", "(x", "a b\nc"] {
@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kernel_thread() {
+    fn kernel_thread_is_recognized() {
         let text = b"2 (kthreadd) S 0 0 0 0 -1 2129984 0 0 0 0 0 0 0 0 20 0 1 0 3 0 0 0";
         let stat = ProcStat::parse(text).unwrap();
         assert!(stat.is_kernel_thread());
@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cut_file_is_refused() {
+    fn truncated_file_is_rejected() {
         assert_eq!(ProcStat::parse(b""), Err(MalformedProcFile("comm")));
         assert_eq!(
             ProcStat::parse(b"7 (web) S 1 7"),
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn an_ended_process() {
+    fn zombie_has_exit_status() {
         let mut fields: Vec<String> = (3..=52).map(|number| number.to_string()).collect();
         fields[0] = "Z".to_owned();
         let stat = ProcStat::parse(format!("7 (web) {}", fields.join(" ")).as_bytes()).unwrap();

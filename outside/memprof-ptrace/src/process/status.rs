@@ -1,72 +1,72 @@
-//! /proc/PID/status.
+//! Parser of /proc/PID/status (proc(5)).
 
 use super::MalformedProcFile;
 use crate::proc_dir::ProcDir;
 use crate::refusal::Refusal;
 
-/// What /proc/PID/status says of a process, or of one of its threads.
+/// Fields of /proc/PID/status for a process, or of /proc/PID/task/TID/status for a thread.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProcStatus {
-    /// The name of its main thread, at most 15 bytes; what is not UTF-8 is replaced.
+    /// Name of the main thread, at most 15 bytes; bytes that are not UTF-8 are replaced.
     pub name: String,
-    /// What it does.
+    /// State of the process, from `State`.
     pub state: ProcessState,
-    /// The process whose thread this is.
+    /// Pid of the process that the thread belongs to.
     pub thread_group: u32,
-    /// The process that made it; 0 where that is in no namespace of ours.
+    /// Pid of the parent; 0 if it is not visible in this pid namespace.
     pub parent: u32,
-    /// The thread that traces it.
+    /// Thread that traces the process; `None` if none does.
     pub tracer: Option<u32>,
-    /// Its real, effective, saved and file system user.
+    /// Real, effective, saved and file system user IDs.
     pub uids: [u32; 4],
-    /// Its real, effective, saved and file system group.
+    /// Real, effective, saved and file system group IDs.
     pub gids: [u32; 4],
-    /// Its pid in each pid namespace that it is in, ours first and its own last.
+    /// Pids in each pid namespace of the process, from the reader's to its own.
     pub ns_pids: Vec<u32>,
-    /// Resident memory in bytes; 0 without any memory.
+    /// Resident memory in bytes; 0 for a process without memory.
     pub resident: u64,
-    /// Mapped memory in bytes, now and at most; 0 without any memory.
+    /// Mapped memory in bytes, current and peak; 0 for a process without memory.
     pub size: [u64; 2],
-    /// Memory that stays resident by mlock(2) or mlockall(2), in bytes.
+    /// Memory locked by mlock(2) or mlockall(2), in bytes.
     pub locked: u64,
     /// Number of threads.
     pub threads: u32,
-    /// Its permitted and its effective capabilities, bits of capabilities(7).
+    /// Permitted and effective capabilities, as bits of capabilities(7).
     pub capabilities: [u64; 2],
-    /// The signals for which it has handlers, signal(7): bit 0 for signal 1.
+    /// Signals that have handlers, signal(7): bit 0 is signal 1.
     pub caught: u64,
-    /// Whether its system calls are filtered.
+    /// Seccomp mode of the thread.
     pub seccomp: SeccompMode,
-    /// Whether the processor compares each return with a second stack (CET, Linux 6.6).
+    /// Whether the processor checks each return against a shadow stack (CET, Linux 6.6).
     pub has_shadow_stack: bool,
 }
 
-/// What a process does (`man 5 proc`, State).
+/// State of a process (`man 5 proc`, State).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProcessState {
-    /// Runs, waits or idles.
+    /// Running, waiting or idle.
     Alive,
-    /// By SIGSTOP and its relatives.
+    /// Stopped by SIGSTOP, SIGTSTP, SIGTTIN or SIGTTOU.
     Stopped,
-    /// By a tracer.
+    /// Stopped by a tracer.
     Traced,
-    /// Ended, and its parent has not asked for its exit status.
+    /// Ended, and its parent has not waited for it.
     Zombie,
 }
 
-/// How system calls are filtered (seccomp(2)).
+/// Filtering of system calls (seccomp(2)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SeccompMode {
-    /// Not at all.
+    /// No filtering.
     Off,
-    /// read, write, `_exit` and sigreturn only.
+    /// Only read, write, `_exit` and sigreturn are allowed.
     Strict,
-    /// By programs that the process has given the kernel.
+    /// Filtered by BPF programs that the process installed.
     Filter,
 }
 
 impl ProcStatus {
-    /// Reads the file of a thread.
+    /// Reads the status of a thread.
     ///
     /// # Errors
     /// `NoSuchProcess`, `Unreadable`.
@@ -77,7 +77,7 @@ impl ProcStatus {
     /// Parses the file.
     ///
     /// # Errors
-    /// A field that every Linux since 4.11 has is not there.
+    /// A field is missing that every Linux since 4.11 writes.
     pub fn parse(text: &[u8]) -> Result<Self, MalformedProcFile> {
         let text = String::from_utf8_lossy(text);
         let fields = StatusFields(&text);
@@ -92,8 +92,8 @@ impl ProcStatus {
             thread_group: fields.number("Tgid")?,
             parent: fields.number("PPid")?,
             tracer: Some(fields.number("TracerPid")?).filter(|pid| *pid != 0),
-            uids: fields.four("Uid")?,
-            gids: fields.four("Gid")?,
+            uids: fields.four_numbers("Uid")?,
+            gids: fields.four_numbers("Gid")?,
             ns_pids: fields.numbers("NSpid")?,
             resident: fields.kibibytes("VmRSS"),
             size: [fields.kibibytes("VmSize"), fields.kibibytes("VmPeak")],
@@ -101,7 +101,7 @@ impl ProcStatus {
             threads: fields.number("Threads")?,
             capabilities: [fields.bits("CapPrm")?, fields.bits("CapEff")?],
             caught: fields.bits("SigCgt")?,
-            // A kernel without seccomp has no such line.
+            // A kernel without seccomp writes no such line.
             seccomp: match fields.text("Seccomp") {
                 Ok("1") => SeccompMode::Strict,
                 Ok("2") => SeccompMode::Filter,
@@ -135,7 +135,7 @@ impl<'a> StatusFields<'a> {
         numbers.collect()
     }
 
-    fn four(&self, name: &'static str) -> Result<[u32; 4], MalformedProcFile> {
+    fn four_numbers(&self, name: &'static str) -> Result<[u32; 4], MalformedProcFile> {
         let numbers = self.numbers(name)?;
         numbers.try_into().map_err(|_| MalformedProcFile(name))
     }
@@ -144,7 +144,7 @@ impl<'a> StatusFields<'a> {
         u64::from_str_radix(self.text(name)?, 16).map_err(|_| MalformedProcFile(name))
     }
 
-    /// A kernel thread and a zombie have no memory, and no such line.
+    /// Returns an amount in bytes; 0 without such a line, as for kernel threads and zombies.
     fn kibibytes(&self, name: &'static str) -> u64 {
         let number = self.text(name).ok().and_then(|value| {
             let number = value.strip_suffix("kB")?;
@@ -159,7 +159,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn own_status() {
+    fn own_status_is_parsed() {
         let text = std::fs::read("/proc/self/status").unwrap();
         let own = ProcStatus::parse(&text).unwrap();
         assert_eq!(own.thread_group, std::process::id());
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn states_and_modes() {
+    fn states_and_seccomp_modes_are_parsed() {
         let own = std::fs::read_to_string("/proc/self/status").unwrap();
         let with = |name: &str, value: &str| {
             let start = own.find(&format!("\n{name}:")).unwrap() + 1;
@@ -192,10 +192,10 @@ mod tests {
         assert_eq!(with("NSpid", "4711\t12\t1").ns_pids, [4711, 12, 1]);
     }
 
-    /// The line as arch/x86/kernel/cpu/proc.c of Linux 6.6 writes it: the processors of test machines may
-    /// lack shadow stacks.
+    /// The line as arch/x86/kernel/cpu/proc.c of Linux 6.6 writes it: the processors of test machines may lack
+    /// shadow stacks.
     #[test]
-    fn a_shadow_stack() {
+    fn shadow_stack_is_recognized() {
         let own = std::fs::read_to_string("/proc/self/status").unwrap();
         let own = own
             .lines()
@@ -221,13 +221,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_named() {
+    fn missing_field_is_named() {
         let check = |text: &[u8], field| {
             assert_eq!(ProcStatus::parse(text), Err(MalformedProcFile(field)));
         };
         check(b"", "Name");
         check(b"Name:\tx\nState:\tS\nTgid:\t-1\n", "Tgid");
-        // A name is anything, also what looks like a field: its line breaks are escaped.
+        // A name may contain text that looks like a field: the kernel escapes its line breaks.
         check(b"Name:\tTgid:\t7\\nTgid:\t7\xff\nState:\tS\n", "Tgid");
     }
 }

@@ -1,4 +1,4 @@
-//! Whether a process runs in its parent's memory, as one does between vfork and exec.
+//! Check whether a process shares its parent's memory, as it does between vfork(2) and execve(2).
 #![expect(unsafe_code, reason = "kcmp(2)")]
 
 use nix::errno::Errno;
@@ -8,25 +8,25 @@ use super::ProcStatus;
 /// `KCMP_VM` of linux/kcmp.h.
 const KCMP_VM: libc::c_int = 1;
 
-/// Whether a process that has executed nothing since its fork has the memory of its parent.
+/// Returns whether a process that has not called execve(2) since its fork shares the memory of its parent.
 pub(crate) fn shares_memory_with_parent(pid: u32, child: &ProcStatus, parent: &ProcStatus) -> bool {
-    match compare(pid, child.parent) {
+    match have_same_memory(pid, child.parent) {
         Ok(is_same) => is_same,
         // The kernel was built without kcmp(2).
         Err(Errno::ENOSYS) => has_same_memory_size(child, parent),
-        // One of them ended, or is not for this user to look into: then nor is the memory.
+        // One of them has ended, or this user may not inspect it; then its memory is not accessible either.
         Err(_) => false,
     }
 }
 
-fn compare(one: u32, other: u32) -> Result<bool, Errno> {
-    // SAFETY: kcmp(2) takes numbers and touches no memory of ours.
+fn have_same_memory(one: u32, other: u32) -> Result<bool, Errno> {
+    // SAFETY: kcmp(2) takes numbers and touches no memory of this process.
     let order = unsafe { libc::syscall(libc::SYS_kcmp, one, other, KCMP_VM, 0_u64, 0_u64) };
     Errno::result(order).map(|order| order == 0)
 }
 
-/// One memory has one size, one peak and one resident set. A fork that has touched nothing yet has
-/// the same size but not the same resident set: file pages are not copied.
+/// Compares size, peak and resident set, which are equal for shared memory. A fork that has touched nothing yet has
+/// an equal size but another resident set: file pages are not copied.
 fn has_same_memory_size(child: &ProcStatus, parent: &ProcStatus) -> bool {
     (child.size, child.resident) == (parent.size, parent.resident)
 }
@@ -36,15 +36,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_has_its_own_memory() {
+    fn unrelated_processes_share_no_memory() {
         let own = std::process::id();
-        assert_eq!(compare(own, own), Ok(true));
-        assert_eq!(compare(own, std::os::unix::process::parent_id()), Ok(false));
-        assert_eq!(compare(own, u32::MAX >> 1), Err(Errno::ESRCH));
+        assert_eq!(have_same_memory(own, own), Ok(true));
+        assert_eq!(
+            have_same_memory(own, std::os::unix::process::parent_id()),
+            Ok(false)
+        );
+        assert_eq!(have_same_memory(own, u32::MAX >> 1), Err(Errno::ESRCH));
     }
 
     #[test]
-    fn without_kcmp_the_figures_tell() {
+    fn without_kcmp_memory_sizes_are_compared() {
         let own = std::fs::read("/proc/self/status").unwrap();
         let own = ProcStatus::parse(&own).unwrap();
         assert!(has_same_memory_size(&own, &own));

@@ -1,24 +1,24 @@
-//! The system calls of a process that memprof was attached to: what threads of ours call while the plugin
-//! is loaded, is sent every message, dumps, and is taken out again. memprof-cli's tests attach to a process
-//! whose filter kills for every other call.
+//! The system calls that memprof's threads make in an attached process while the plugin is loaded, handles every
+//! message, dumps, and is unloaded. A test of memprof-cli attaches to a process whose filter kills at every other
+//! call.
 
 use libc::c_long;
 
 use super::program::SeccompData;
 
-/// A system call with the arguments that a filter may look at; others are 0.
+/// A system call with the arguments that a filter may check; the others are 0.
 #[derive(Debug)]
 pub(super) struct NamedSyscall {
     pub(super) name: &'static str,
     pub(super) call: SeccompData,
 }
 
-/// Something without which attaching fails.
+/// A requirement without which attaching fails.
 #[derive(Debug)]
 pub(super) enum SyscallRequirement {
-    /// This call.
+    /// The call must be allowed.
     One(NamedSyscall),
-    /// The first, or where the kernel does not know it (`ENOSYS`), the next.
+    /// The first call must be allowed, or if the kernel does not know it (`ENOSYS`), the next one.
     InTurn(&'static [NamedSyscall]),
 }
 
@@ -31,8 +31,8 @@ impl SyscallRequirement {
     }
 }
 
-/// What `pthread_create(3)` of glibc asks clone(2) for.
-const THREAD: c_long = (libc::CLONE_VM
+/// Flags that glibc's `pthread_create(3)` passes to clone(2).
+const THREAD_FLAGS: c_long = (libc::CLONE_VM
     | libc::CLONE_FS
     | libc::CLONE_FILES
     | libc::CLONE_SIGHAND
@@ -42,19 +42,19 @@ const THREAD: c_long = (libc::CLONE_VM
     | libc::CLONE_PARENT_SETTID
     | libc::CLONE_CHILD_CLEARTID) as c_long;
 
-const ANONYMOUS: c_long = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS) as c_long;
-const STACK: c_long = ANONYMOUS | libc::MAP_STACK as c_long;
-const FIXED: c_long = (libc::MAP_PRIVATE | libc::MAP_FIXED | libc::MAP_DENYWRITE) as c_long;
-const NONE: c_long = libc::PROT_NONE as c_long;
+const ANONYMOUS_FLAGS: c_long = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS) as c_long;
+const STACK_FLAGS: c_long = ANONYMOUS_FLAGS | libc::MAP_STACK as c_long;
+const FIXED_FLAGS: c_long = (libc::MAP_PRIVATE | libc::MAP_FIXED | libc::MAP_DENYWRITE) as c_long;
+const NO_ACCESS: c_long = libc::PROT_NONE as c_long;
 const READ: c_long = libc::PROT_READ as c_long;
 const WRITE: c_long = (libc::PROT_READ | libc::PROT_WRITE) as c_long;
-const CODE: c_long = (libc::PROT_READ | libc::PROT_EXEC) as c_long;
-const STREAM: c_long = (libc::SOCK_STREAM | libc::SOCK_CLOEXEC) as c_long;
+const EXECUTE: c_long = (libc::PROT_READ | libc::PROT_EXEC) as c_long;
+const STREAM_SOCKET: c_long = (libc::SOCK_STREAM | libc::SOCK_CLOEXEC) as c_long;
 const UNIX: c_long = libc::AF_UNIX as c_long;
-const FILE: c_long = (libc::O_RDONLY | libc::O_CLOEXEC) as c_long;
-const HERE: c_long = libc::AT_FDCWD as c_long;
+const READ_ONLY: c_long = (libc::O_RDONLY | libc::O_CLOEXEC) as c_long;
+const CURRENT_DIR: c_long = libc::AT_FDCWD as c_long;
 
-/// A number, its first four arguments.
+/// Builds a call from its number and its first four arguments.
 const fn syscall(name: &'static str, number: c_long, first: [c_long; 4]) -> NamedSyscall {
     let [a, b, c, d] = first;
     NamedSyscall {
@@ -70,17 +70,17 @@ const fn required(name: &'static str, number: c_long, first: [c_long; 4]) -> Sys
     SyscallRequirement::One(syscall(name, number, first))
 }
 
-/// To make a thread, load a library in it, and listen at a socket; and what any thread does.
+/// Calls to create a thread, load a library in it and listen at a socket, and calls that any thread makes.
 pub(super) const REQUIRED: &[SyscallRequirement] = &[
     SyscallRequirement::InTurn(&[
         syscall("clone3", libc::SYS_clone3, [0, 88, 0, 0]),
-        syscall("clone", libc::SYS_clone, [THREAD, 0, 0, 0]),
+        syscall("clone", libc::SYS_clone, [THREAD_FLAGS, 0, 0, 0]),
     ]),
-    required("mmap", libc::SYS_mmap, [0, 4096, CODE, ANONYMOUS]),
-    required("mmap", libc::SYS_mmap, [0, 4096, WRITE, ANONYMOUS]),
-    required("mmap", libc::SYS_mmap, [0, 4096, NONE, STACK]),
-    required("mmap", libc::SYS_mmap, [0, 4096, CODE, FIXED]),
-    required("mmap", libc::SYS_mmap, [0, 4096, WRITE, FIXED]),
+    required("mmap", libc::SYS_mmap, [0, 4096, EXECUTE, ANONYMOUS_FLAGS]),
+    required("mmap", libc::SYS_mmap, [0, 4096, WRITE, ANONYMOUS_FLAGS]),
+    required("mmap", libc::SYS_mmap, [0, 4096, NO_ACCESS, STACK_FLAGS]),
+    required("mmap", libc::SYS_mmap, [0, 4096, EXECUTE, FIXED_FLAGS]),
+    required("mmap", libc::SYS_mmap, [0, 4096, WRITE, FIXED_FLAGS]),
     required("mprotect", libc::SYS_mprotect, [0, 4096, READ, 0]),
     required("mprotect", libc::SYS_mprotect, [0, 4096, WRITE, 0]),
     required("munmap", libc::SYS_munmap, [0, 4096, 0, 0]),
@@ -90,13 +90,13 @@ pub(super) const REQUIRED: &[SyscallRequirement] = &[
     required("futex", libc::SYS_futex, [0, 128, 0, 0]),
     required("futex", libc::SYS_futex, [0, 129, 1, 0]),
     required("futex", libc::SYS_futex, [0, 137, 0, 0]),
-    // sleep(3) and its kin; Rust's library panics where they fail.
+    // sleep(3) and similar functions; Rust's standard library panics if these calls fail.
     SyscallRequirement::InTurn(&[
         syscall("clock_nanosleep", libc::SYS_clock_nanosleep, [0; 4]),
         syscall("nanosleep", libc::SYS_nanosleep, [0; 4]),
     ]),
     required("exit", libc::SYS_exit, [0; 4]),
-    required("openat", libc::SYS_openat, [HERE, 0, FILE, 0]),
+    required("openat", libc::SYS_openat, [CURRENT_DIR, 0, READ_ONLY, 0]),
     required("read", libc::SYS_read, [0; 4]),
     required("pread64", libc::SYS_pread64, [0; 4]),
     SyscallRequirement::InTurn(&[
@@ -111,7 +111,7 @@ pub(super) const REQUIRED: &[SyscallRequirement] = &[
     required("fcntl", libc::SYS_fcntl, [0, libc::F_GETFD as c_long, 0, 0]),
     required("getpid", libc::SYS_getpid, [0; 4]),
     required("geteuid", libc::SYS_geteuid, [0; 4]),
-    required("socket", libc::SYS_socket, [UNIX, STREAM, 0, 0]),
+    required("socket", libc::SYS_socket, [UNIX, STREAM_SOCKET, 0, 0]),
     required("bind", libc::SYS_bind, [0; 4]),
     required("listen", libc::SYS_listen, [0; 4]),
     required(
@@ -130,7 +130,7 @@ pub(super) const REQUIRED: &[SyscallRequirement] = &[
     required("sendmsg", libc::SYS_sendmsg, [0; 4]),
 ];
 
-/// To make a copy of the process and to have it reaped: `snapshot`'s.
+/// Calls that create a copy of the process and reap it, for `snapshot`.
 pub(super) const SNAPSHOT: &[SyscallRequirement] = &[
     required(
         "clone",
@@ -146,20 +146,20 @@ pub(super) const SNAPSHOT: &[SyscallRequirement] = &[
     ),
 ];
 
-/// What each thread of glibc's begins with, where it uses that at all.
+/// First call of each glibc thread, if glibc uses rseq(2).
 pub(super) const RSEQ: SyscallRequirement =
     required("rseq", libc::SYS_rseq, [0, 32, 0, 0x5305_3053]);
 
-/// What the sampler's memory is taken out of the program's locked one by, where mlockall(2) put it there.
-pub(super) const UNLOCKS: NamedSyscall = syscall("munlock", libc::SYS_munlock, [0, 4096, 0, 0]);
+/// Call that unlocks the sampler's memory if mlockall(2) has locked it.
+pub(super) const MUNLOCK: NamedSyscall = syscall("munlock", libc::SYS_munlock, [0, 4096, 0, 0]);
 
-/// What is made too, and may fail: something else is done then, or done without.
+/// Calls that may fail, because memprof then does something else or goes without, but must not end the process.
 pub(super) const OPTIONAL: &[NamedSyscall] = &[
     syscall("brk", libc::SYS_brk, [0; 4]),
     syscall("capset", libc::SYS_capset, [0; 4]),
     syscall("connect", libc::SYS_connect, [0; 4]),
     syscall("exit_group", libc::SYS_exit_group, [0; 4]),
-    syscall("faccessat2", libc::SYS_faccessat2, [HERE, 0, 0, 0]),
+    syscall("faccessat2", libc::SYS_faccessat2, [CURRENT_DIR, 0, 0, 0]),
     syscall("fallocate", libc::SYS_fallocate, [0; 4]),
     syscall("fchmod", libc::SYS_fchmod, [0, 0o600, 0, 0]),
     syscall("flock", libc::SYS_flock, [0, 6, 0, 0]),
@@ -181,8 +181,8 @@ pub(super) const OPTIONAL: &[NamedSyscall] = &[
     syscall("memfd_create", libc::SYS_memfd_create, [0, 1, 0, 0]),
     syscall("mkdir", libc::SYS_mkdir, [0, 0o700, 0, 0]),
     syscall("nanosleep", libc::SYS_nanosleep, [0; 4]),
-    syscall("newfstatat", libc::SYS_newfstatat, [HERE, 0, 0, 0]),
-    syscall("open", libc::SYS_open, [0, FILE, 0, 0]),
+    syscall("newfstatat", libc::SYS_newfstatat, [CURRENT_DIR, 0, 0, 0]),
+    syscall("open", libc::SYS_open, [0, READ_ONLY, 0, 0]),
     syscall(
         "prctl",
         libc::SYS_prctl,
@@ -195,11 +195,11 @@ pub(super) const OPTIONAL: &[NamedSyscall] = &[
     syscall("rt_sigaction", libc::SYS_rt_sigaction, [0, 0, 0, 8]),
     syscall("sched_yield", libc::SYS_sched_yield, [0; 4]),
     syscall("shutdown", libc::SYS_shutdown, [0, 2, 0, 0]),
-    syscall("statx", libc::SYS_statx, [HERE, 0, 0, 0]),
+    syscall("statx", libc::SYS_statx, [CURRENT_DIR, 0, 0, 0]),
     syscall("tgkill", libc::SYS_tgkill, [0; 4]),
     syscall("uname", libc::SYS_uname, [0; 4]),
     syscall("unlink", libc::SYS_unlink, [0; 4]),
-    syscall("unlinkat", libc::SYS_unlinkat, [HERE, 0, 0, 0]),
+    syscall("unlinkat", libc::SYS_unlinkat, [CURRENT_DIR, 0, 0, 0]),
     syscall("wait4", libc::SYS_wait4, [0; 4]),
     syscall("write", libc::SYS_write, [0; 4]),
 ];

@@ -1,6 +1,6 @@
-//! Whether a thread handles its system calls itself (Linux's admin-guide/syscall-user-dispatch.rst), as Wine does for
-//! those of Windows programs: the kernel then answers each call from elsewhere than the code that it names with a
-//! SIGSYS, and ends the process where that is blocked.
+//! Check whether a thread handles system calls itself (Linux's admin-guide/syscall-user-dispatch.rst), as Wine does
+//! for Windows programs: the kernel sends a SIGSYS for each call from outside an address range, which ends the
+//! process if it is blocked.
 #![expect(
     unsafe_code,
     reason = "PTRACE_GET_SYSCALL_USER_DISPATCH_CONFIG of ptrace(2)"
@@ -20,23 +20,24 @@ const PR_SYS_DISPATCH_OFF: u64 = 0;
 /// `struct ptrace_sud_config`.
 #[repr(C)]
 #[derive(Debug, Default)]
-struct Configuration {
+struct UserDispatchConfig {
     mode: u64,
     selector: u64,
     offset: u64,
     length: u64,
 }
 
-/// Fails for a thread with user dispatch, which the caller has stopped by ptrace(2). A thread that it makes has none.
+/// Fails for a thread with user dispatch. The caller must have stopped it by ptrace(2). Threads that it creates have
+/// none.
 ///
 /// # Errors
-/// `UserDispatch`; `NoSuchProcess` where it was killed.
+/// `UserDispatch`; `NoSuchProcess` if the thread was killed.
 pub(super) fn require_none(thread: u32) -> Result<(), Refusal> {
     match mode(thread) {
         Ok(PR_SYS_DISPATCH_OFF) => Ok(()),
         Ok(_) => Err(Refusal::UserDispatch),
         Err(Errno::ESRCH) => Err(Refusal::NoSuchProcess),
-        // An older kernel does not tell. Nothing but Wine is known to use it.
+        // Before Linux 6.4 the state is unknown. Wine is the only known user.
         Err(_) => match is_wine(&ProcDir::for_pid(thread).read("maps")?) {
             true => Err(Refusal::UserDispatch),
             false => Ok(()),
@@ -44,18 +45,24 @@ pub(super) fn require_none(thread: u32) -> Result<(), Refusal> {
     }
 }
 
+/// Reads the dispatch mode of a stopped thread from the kernel.
 fn mode(thread: u32) -> Result<u64, Errno> {
-    let mut configuration = Configuration::default();
-    let size = size_of_val(&configuration);
-    let place = &raw mut configuration;
-    // SAFETY: ptrace(2) writes that many bytes there, or none where it knows another size.
-    let written =
-        unsafe { libc::ptrace(PTRACE_GET_SYSCALL_USER_DISPATCH_CONFIG, thread, size, place) };
+    let mut config = UserDispatchConfig::default();
+    let size = size_of_val(&config);
+    // SAFETY: ptrace(2) writes at most `size` bytes to `config`, or none if its size differs.
+    let written = unsafe {
+        libc::ptrace(
+            PTRACE_GET_SYSCALL_USER_DISPATCH_CONFIG,
+            thread,
+            size,
+            &raw mut config,
+        )
+    };
     Errno::result(written)?;
-    Ok(configuration.mode)
+    Ok(config.mode)
 }
 
-/// Wine's half of ntdll that makes system calls of Linux.
+/// Whether Wine's Unix half of ntdll is mapped, which makes the system calls of Linux.
 fn is_wine(maps: &[u8]) -> bool {
     mappings(maps).any(|mapping| mapping.file_name() == b"ntdll.so")
 }
@@ -65,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn wine_is_known_by_its_library() {
+    fn wine_is_recognized_by_its_library() {
         let check = |path: &str, expected| {
             let maps = format!("7f0000-7f2000 r-xp 00000000 fe:01 7     {path}\n");
             assert_eq!(is_wine(maps.as_bytes()), expected, "{path}");

@@ -1,5 +1,4 @@
-//! The programs of seccomp filters: classic BPF as far as seccomp(2) takes it (the kernel's
-//! `seccomp_check_filter`).
+//! An interpreter of seccomp filters: the classic BPF that seccomp(2) accepts (the kernel's `seccomp_check_filter`).
 
 use libc::{
     BPF_A, BPF_ABS, BPF_ADD, BPF_ALU, BPF_AND, BPF_DIV, BPF_IMM, BPF_JA, BPF_JEQ, BPF_JGE, BPF_JGT,
@@ -9,84 +8,85 @@ use libc::{
 };
 
 /// `AUDIT_ARCH_X86_64` of linux/audit.h.
-const ARCHITECTURE: u32 = 0xC000_003E;
+const AUDIT_ARCH_X86_64: u32 = 0xC000_003E;
 
-/// The size of `struct seccomp_data`.
-const LENGTH: u32 = 64;
+/// Size of `struct seccomp_data`, in bytes.
+const DATA_SIZE: u32 = 64;
 
-/// Loads a word of it.
-const DATA: u32 = BPF_LD | BPF_W | BPF_ABS;
+/// Opcode that loads a word of `struct seccomp_data`.
+const LOAD_DATA: u32 = BPF_LD | BPF_W | BPF_ABS;
 
-/// Where in it the address of the call is.
-const PLACE: u32 = 8;
+/// Offset of the instruction pointer in `struct seccomp_data`.
+const INSTRUCTION_POINTER_OFFSET: u32 = 8;
 
-/// One instruction: `struct sock_filter` of linux/filter.h.
+/// One BPF instruction: `struct sock_filter` of linux/filter.h.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BpfInstruction {
-    /// What to do.
+    /// Opcode.
     pub code: u16,
-    /// How many instructions a jump leaves out where its condition holds.
+    /// Instructions to skip if the condition of a jump holds.
     pub if_true: u8,
-    /// How many where it does not.
+    /// Instructions to skip if it does not hold.
     pub if_false: u8,
-    /// A constant, an offset, a length.
+    /// Constant, offset or length.
     pub operand: u32,
 }
 
 /// A system call, as a filter sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SeccompData {
-    /// Its number on x86-64.
+    /// Number of the call on x86-64.
     pub number: u32,
-    /// Its arguments. A filter cannot look behind a pointer.
+    /// Arguments. A filter cannot follow pointers.
     pub arguments: [u64; 6],
 }
 
-/// What becomes of a system call.
+/// Result of a filter for a system call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FilterAction {
-    /// The thread or its process ends.
+    /// The kernel ends the thread or its process.
     Killed,
-    /// The thread gets a SIGSYS, which ends the process where it is blocked or not handled.
+    /// The thread gets a SIGSYS, which ends the process if it is blocked or not handled.
     Signal,
-    /// The call fails, or with 0 pretends to have succeeded.
+    /// The call fails with this errno, or with 0 pretends success.
     Error(u16),
-    /// Another process answers it.
+    /// Another process decides (seccomp_unotify(2)).
     Supervised,
-    /// It is made.
+    /// The call is made.
     Allowed,
 }
 
-/// Why it is not known what a filter answers.
+/// Reason why the result of a filter is unknown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum UndecidedFilter {
-    /// The kernel takes no such instruction.
-    #[error("instruction {at} ({code:#x}) is none that seccomp takes")]
+    /// The kernel accepts no such instruction.
+    #[error("instruction {index} ({code:#x}) is none that seccomp takes")]
     Instruction {
-        /// Its number, from 0.
-        at: usize,
-        /// `BPF_*` as `linux/bpf_common.h` has them, combined.
+        /// Number of the instruction, from 0.
+        index: usize,
+        /// Opcode: `BPF_*` of `linux/bpf_common.h`, combined.
         code: u16,
     },
-    /// It asks where a call is made from, which is not known before.
-    #[error("instruction {at} looks at where a call is made from")]
-    Place {
-        /// Its number, from 0.
-        at: usize,
+    /// The filter checks the address that the call is made from, which is not known in advance.
+    #[error("instruction {index} looks at where a call is made from")]
+    InstructionPointer {
+        /// Number of the instruction, from 0.
+        index: usize,
     },
 }
 
 impl FilterAction {
-    /// Of `SECCOMP_RET_*` and its data.
-    fn of(value: u32) -> Self {
+    /// Converts the return value of a filter: `SECCOMP_RET_*` with its data.
+    fn from_return_value(value: u32) -> Self {
         const MAX_ERRNO: u32 = 4095;
         match value & libc::SECCOMP_RET_ACTION_FULL {
             libc::SECCOMP_RET_ALLOW | libc::SECCOMP_RET_LOG => Self::Allowed,
             libc::SECCOMP_RET_ERRNO => {
                 Self::Error((value & libc::SECCOMP_RET_DATA).min(MAX_ERRNO) as u16)
             }
-            // Nobody traces with PTRACE_O_TRACESECCOMP: else it could not be attached to.
+            // No tracer with PTRACE_O_TRACESECCOMP exists, because the caller traces the thread; then the call fails
+            // with ENOSYS.
             libc::SECCOMP_RET_TRACE => Self::Error(libc::ENOSYS as u16),
             libc::SECCOMP_RET_USER_NOTIF => Self::Supervised,
             libc::SECCOMP_RET_TRAP => Self::Signal,
@@ -94,17 +94,17 @@ impl FilterAction {
         }
     }
 
-    /// Whether the process may not live on.
+    /// Whether the process may end at the call.
     pub fn kills_process(self) -> bool {
         matches!(self, Self::Killed | Self::Signal)
     }
 }
 
-/// What all filters together answer: the most severe one decides, and among equals the newest. The
-/// oldest comes first.
+/// Evaluates all filters of a thread, oldest first: the most severe result decides, and among equals the newest
+/// filter's.
 ///
 /// # Errors
-/// An instruction is none of seccomp's.
+/// A filter has an invalid instruction, or checks the address of the call.
 pub fn evaluate(
     filters: &[Vec<BpfInstruction>],
     call: &SeccompData,
@@ -117,29 +117,31 @@ pub fn evaluate(
             decided = value;
         }
     }
-    Ok(FilterAction::of(decided))
+    Ok(FilterAction::from_return_value(decided))
 }
 
-/// What one filter returns.
+/// Runs one filter; returns its return value.
 fn run(filter: &[BpfInstruction], call: &SeccompData) -> Result<u32, UndecidedFilter> {
     let mut machine = BpfMachine::default();
-    let mut at = 0;
-    // Jumps lead forward only, so this ends.
-    while let Some(instruction) = filter.get(at) {
-        if (instruction.code, instruction.operand & !4) == (DATA as u16, PLACE) {
-            return Err(UndecidedFilter::Place { at });
+    let mut index = 0;
+    // Jumps only go forward, so the loop ends.
+    while let Some(instruction) = filter.get(index) {
+        if (instruction.code, instruction.operand & !4)
+            == (LOAD_DATA as u16, INSTRUCTION_POINTER_OFFSET)
+        {
+            return Err(UndecidedFilter::InstructionPointer { index });
         }
         let done = machine.step(instruction, call);
         match done.ok_or(UndecidedFilter::Instruction {
-            at,
+            index,
             code: instruction.code,
         })? {
             BpfStep::Return(value) => return Ok(value),
-            BpfStep::Skip(count) => at += 1 + count as usize,
+            BpfStep::Skip(count) => index += 1 + count as usize,
         }
     }
-    // The kernel takes no filter that does not end in a return.
-    Err(UndecidedFilter::Instruction { at, code: 0 })
+    // The kernel accepts no filter that does not end with a return.
+    Err(UndecidedFilter::Instruction { index, code: 0 })
 }
 
 enum BpfStep {
@@ -147,7 +149,7 @@ enum BpfStep {
     Skip(u32),
 }
 
-/// Two registers and sixteen words.
+/// State of a running filter: accumulator, index register and sixteen words of memory.
 #[derive(Default)]
 struct BpfMachine {
     a: u32,
@@ -166,7 +168,7 @@ impl BpfMachine {
             BPF_STX if code == BPF_STX => *self.memory.get_mut(operand as usize)? = self.x,
             BPF_ALU => match self.calculate(code, operand)? {
                 Some(result) => self.a = result,
-                // The kernel answers a division by 0 so.
+                // The kernel ends the filter with 0 at a division by 0.
                 None => return Some(BpfStep::Return(0)),
             },
             BPF_JMP => return self.jump(instruction).map(BpfStep::Skip),
@@ -179,20 +181,22 @@ impl BpfMachine {
         Some(BpfStep::Skip(0))
     }
 
+    /// Value that a load instruction reads; `None` for an invalid instruction.
     fn load(&self, code: u32, operand: u32, call: &SeccompData) -> Option<u32> {
         match code & !7 {
-            _ if code == DATA => call.word(operand),
-            mode if mode == BPF_W | BPF_LEN => Some(LENGTH),
+            _ if code == LOAD_DATA => call.word(operand),
+            mode if mode == BPF_W | BPF_LEN => Some(DATA_SIZE),
             BPF_IMM => Some(operand),
             BPF_MEM => self.memory.get(operand as usize).copied(),
             _ => None,
         }
     }
 
-    /// The inner `None` is a division by 0.
+    /// Result of an arithmetic instruction; the inner `None` is a division by 0, the outer one an invalid
+    /// instruction.
     fn calculate(&self, code: u32, operand: u32) -> Option<Option<u32>> {
         let a = self.a;
-        let other = self.source(code, operand);
+        let other = self.second_operand(code, operand);
         Some(match code & 0xF0 {
             BPF_ADD => Some(a.wrapping_add(other)),
             BPF_SUB => Some(a.wrapping_sub(other)),
@@ -201,7 +205,7 @@ impl BpfMachine {
             BPF_AND => Some(a & other),
             BPF_OR => Some(a | other),
             BPF_XOR => Some(a ^ other),
-            // The processor takes the lowest five bits of the count.
+            // The processor uses the lowest five bits of the shift count.
             BPF_LSH => Some(a.wrapping_shl(other)),
             BPF_RSH => Some(a.wrapping_shr(other)),
             BPF_NEG if code == BPF_ALU | BPF_NEG => Some(a.wrapping_neg()),
@@ -209,9 +213,10 @@ impl BpfMachine {
         })
     }
 
+    /// Number of instructions that a jump skips; `None` for an invalid instruction.
     fn jump(&self, instruction: &BpfInstruction) -> Option<u32> {
         let code = u32::from(instruction.code);
-        let other = self.source(code, instruction.operand);
+        let other = self.second_operand(code, instruction.operand);
         let holds = match code & 0xF0 {
             BPF_JA if code == BPF_JMP | BPF_JA => return Some(instruction.operand),
             BPF_JEQ => self.a == other,
@@ -226,24 +231,25 @@ impl BpfMachine {
         }))
     }
 
-    fn source(&self, code: u32, operand: u32) -> u32 {
+    /// Second operand of an arithmetic or jump instruction.
+    fn second_operand(&self, code: u32, operand: u32) -> u32 {
         if code & BPF_X != 0 { self.x } else { operand }
     }
 }
 
 impl SeccompData {
-    /// The word at an offset of `struct seccomp_data`: number, architecture, the address of the call,
-    /// arguments.
+    /// Word at an offset of `struct seccomp_data`: number, architecture, instruction pointer, arguments. `None` for
+    /// the instruction pointer and an invalid offset.
     fn word(&self, offset: u32) -> Option<u32> {
         let half = |value: u64| match offset % 8 {
             0 => value as u32,
             _ => (value >> 32) as u32,
         };
         match offset {
-            _ if !offset.is_multiple_of(4) || offset >= LENGTH => None,
+            _ if !offset.is_multiple_of(4) || offset >= DATA_SIZE => None,
             0 => Some(self.number),
-            4 => Some(ARCHITECTURE),
-            PLACE..16 => None,
+            4 => Some(AUDIT_ARCH_X86_64),
+            INSTRUCTION_POINTER_OFFSET..16 => None,
             _ => Some(half(self.arguments[offset as usize / 8 - 2])),
         }
     }
@@ -262,8 +268,14 @@ mod tests {
     }
 
     #[test]
-    fn what_becomes_of_a_call() {
-        let check = |value, expected| assert_eq!(FilterAction::of(value), expected, "{value:#x}");
+    fn return_values_become_actions() {
+        let check = |value, expected| {
+            assert_eq!(
+                FilterAction::from_return_value(value),
+                expected,
+                "{value:#x}"
+            )
+        };
         check(libc::SECCOMP_RET_ALLOW, FilterAction::Allowed);
         check(libc::SECCOMP_RET_LOG | 7, FilterAction::Allowed);
         check(libc::SECCOMP_RET_ERRNO | 38, FilterAction::Error(38));
@@ -277,14 +289,14 @@ mod tests {
     }
 
     #[test]
-    fn words_of_a_call() {
+    fn words_of_seccomp_data_are_read() {
         let call = SeccompData {
             number: 42,
             arguments: [1, 0x2222_2222_3333_3333, 3, 4, 5, 0x6666_6666_7777_7777],
         };
         let check = |offset, expected| assert_eq!(call.word(offset), expected, "{offset}");
         check(0, Some(42));
-        check(4, Some(ARCHITECTURE));
+        check(4, Some(AUDIT_ARCH_X86_64));
         check(12, None);
         check(16, Some(1));
         check(20, Some(0));
@@ -297,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn instructions_that_the_kernel_does_not_take() {
+    fn invalid_instructions_are_errors() {
         let call = SeccompData {
             number: 0,
             arguments: [0; 6],
@@ -308,11 +320,11 @@ mod tests {
             let found = evaluate(&[filter], &call);
             assert_eq!(
                 found,
-                Err(UndecidedFilter::Instruction { at: 0, code }),
+                Err(UndecidedFilter::Instruction { index: 0, code }),
                 "{instruction:?}"
             );
         };
-        // A byte, a word at an index, a packet's header, an address beyond the data, the 17th word.
+        // A byte, a word at an index, a packet's header, an offset beyond the data, the 17th word.
         check(plain(BPF_LD | libc::BPF_B | BPF_ABS, 0));
         check(plain(BPF_LD | BPF_W | libc::BPF_IND, 0));
         check(plain(BPF_LDX | libc::BPF_B | libc::BPF_MSH, 0));
@@ -322,12 +334,12 @@ mod tests {
         check(plain(BPF_RET | BPF_X, 0));
         check(plain(0xffff, 0));
         let endless = [plain(BPF_LD | BPF_IMM, 0)].to_vec();
-        let end = UndecidedFilter::Instruction { at: 1, code: 0 };
+        let end = UndecidedFilter::Instruction { index: 1, code: 0 };
         assert_eq!(evaluate(&[endless], &call), Err(end));
-        let place = [plain(DATA, 12)].to_vec();
+        let place = [plain(LOAD_DATA, 12)].to_vec();
         assert_eq!(
             evaluate(&[place], &call),
-            Err(UndecidedFilter::Place { at: 0 })
+            Err(UndecidedFilter::InstructionPointer { index: 0 })
         );
         assert_eq!(evaluate(&[], &call), Ok(FilterAction::Allowed));
     }

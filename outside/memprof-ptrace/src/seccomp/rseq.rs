@@ -1,4 +1,4 @@
-//! Whether a thread has restartable sequences (rseq(2)).
+//! Check whether a thread has registered restartable sequences (rseq(2)).
 #![expect(unsafe_code, reason = "PTRACE_GET_RSEQ_CONFIGURATION of ptrace(2)")]
 
 use nix::errno::Errno;
@@ -9,8 +9,8 @@ const PTRACE_GET_RSEQ_CONFIGURATION: libc::c_uint = 0x420f;
 /// `struct ptrace_rseq_configuration`.
 #[repr(C)]
 #[derive(Debug, Default)]
-struct Configuration {
-    /// 0 where there is none.
+struct RseqConfig {
+    /// Address of `struct rseq`; 0 if none is registered.
     address: u64,
     size: u32,
     signature: u32,
@@ -18,36 +18,34 @@ struct Configuration {
     padding: u32,
 }
 
-/// What a new thread of glibc's does.
+/// Use of rseq(2) by a new glibc thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rseq {
-    /// It calls rseq(2), because the thread that makes it has done so, and ends the process where that
-    /// fails.
+    /// It calls rseq(2), because its creator has done so, and ends the process if the call fails.
     Required,
-    /// It does not call it.
+    /// It does not call rseq(2).
     Unused,
 }
 
-/// What is to be expected of a thread that this one makes, which the caller has stopped by ptrace(2).
+/// Returns whether threads created by this one will call rseq(2). The caller must have stopped it by ptrace(2).
 pub(super) fn rseq(thread: u32) -> Rseq {
-    match area(thread) {
+    match rseq_area(thread) {
         Ok(None) => Rseq::Unused,
-        // An older kernel does not tell.
+        // Before Linux 5.13 the kernel does not report it.
         _ => Rseq::Required,
     }
 }
 
-/// Where the kernel looks for the restartable sequence that a stopped thread is in (`struct rseq` of linux/rseq.h), if it
-/// looks anywhere.
+/// Returns the address of a stopped thread's `struct rseq` (linux/rseq.h); `None` if it has registered none.
 ///
 /// # Errors
-/// The kernel does not tell (before Linux 5.13); the thread was killed.
-pub fn area(thread: u32) -> Result<Option<u64>, Errno> {
-    let mut configuration = Configuration::default();
-    let size = size_of_val(&configuration);
-    let place = &raw mut configuration;
-    // SAFETY: ptrace(2) writes that many bytes there at the most.
-    let written = unsafe { libc::ptrace(PTRACE_GET_RSEQ_CONFIGURATION, thread, size, place) };
+/// The kernel does not report it (before Linux 5.13), or the thread was killed.
+pub fn rseq_area(thread: u32) -> Result<Option<u64>, Errno> {
+    let mut config = RseqConfig::default();
+    let size = size_of_val(&config);
+    // SAFETY: ptrace(2) writes at most `size` bytes to `config`.
+    let written =
+        unsafe { libc::ptrace(PTRACE_GET_RSEQ_CONFIGURATION, thread, size, &raw mut config) };
     Errno::result(written)?;
-    Ok(Some(configuration.address).filter(|address| *address != 0))
+    Ok(Some(config.address).filter(|address| *address != 0))
 }

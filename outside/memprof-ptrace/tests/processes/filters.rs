@@ -32,7 +32,7 @@ fn jump(code: u32, operand: u32, if_true: u8, if_false: u8) -> BpfInstruction {
     }
 }
 
-/// Numbers that look random and are the same in each run (xorshift64, Marsaglia 2003).
+/// Random numbers that are equal in each run (xorshift64, Marsaglia 2003).
 struct Numbers(u64);
 
 impl Numbers {
@@ -51,7 +51,7 @@ impl Numbers {
         those[self.below(those.len() as u64) as usize]
     }
 
-    /// Small ones, powers, the largest, and any.
+    /// Returns a small number, a power of two, the largest, or any.
     fn word(&mut self) -> u32 {
         match self.below(5) {
             0 => self.below(4) as u32,
@@ -79,7 +79,7 @@ impl Numbers {
         self.one_of(&actions) | self.below(1 << 16) as u32
     }
 
-    /// A filter that lets all calls pass but getppid, for which it calculates this and that.
+    /// Builds a filter that allows all calls but getppid, for which it calculates.
     fn filter(&mut self) -> Vec<BpfInstruction> {
         const MEMORY: u64 = 4;
         let mut filter = vec![
@@ -87,7 +87,7 @@ impl Numbers {
             jump(BPF_JMP | BPF_JEQ | BPF_K, libc::SYS_getppid as u32, 1, 0),
             plain(BPF_RET | BPF_K, libc::SECCOMP_RET_ALLOW),
         ];
-        // The kernel takes no filter that may read what was not written.
+        // The kernel rejects a filter that may read memory which was not written.
         for at in 0..MEMORY as u32 {
             filter.push(plain(BPF_ST, at));
         }
@@ -96,7 +96,7 @@ impl Numbers {
             let instruction = self.instruction(MEMORY, length - at - 1);
             filter.push(instruction);
         }
-        // What was calculated becomes the error number: all bits of it, by and by.
+        // The result of the calculation becomes the errno, over the runs all of its bits.
         filter.push(plain(BPF_ALU | BPF_RSH | BPF_K, self.below(24) as u32));
         filter.push(plain(BPF_ALU | BPF_AND | BPF_K, 0xfff));
         filter.push(plain(BPF_ALU | BPF_OR | BPF_K, libc::SECCOMP_RET_ERRNO));
@@ -109,7 +109,7 @@ impl Numbers {
         let at = self.below(memory) as u32;
         match self.below(12) {
             0 | 1 => {
-                // Not 8 and 12: the address of the call.
+                // Offsets 8 and 12 are the address of the call.
                 let offset = self.one_of(&[0, 4, 16, 20, 24, 28, 32, 36, 40, 44, 48, 52, 56, 60]);
                 plain(BPF_LD | BPF_W | BPF_ABS, offset)
             }
@@ -149,7 +149,7 @@ impl Numbers {
         ];
         let operation = self.one_of(&operations);
         let source = self.one_of(&[BPF_K, BPF_X]);
-        // Those constants the kernel refuses, as a processor would.
+        // The kernel rejects these constants, at which a processor would fault.
         let operand = match operation {
             BPF_DIV => word.max(1),
             BPF_LSH | BPF_RSH => word % 32,
@@ -159,8 +159,8 @@ impl Numbers {
     }
 }
 
-/// What the kernel answers to getppid under those filters.
-fn ask_the_kernel(
+/// Calls getppid under these filters; returns the kernel's action.
+fn kernel_action(
     judge: &mut Target,
     filters: &[Vec<BpfInstruction>],
     arguments: [u64; 6],
@@ -187,7 +187,7 @@ fn ask_the_kernel(
 }
 
 #[test]
-fn the_kernel_answers_the_same() {
+fn kernel_and_interpreter_agree() {
     const CASES: usize = 3000;
     let mut judge = Target::start(Target::command().arg("judge"));
     let mut numbers = Numbers(0x9E37_79B9_7F4A_7C15);
@@ -203,12 +203,12 @@ fn the_kernel_answers_the_same() {
             number: libc::SYS_getppid as u32,
             arguments,
         };
-        // A signal that nobody handles ends the process too.
+        // A signal without a handler ends the process too.
         let expected = match evaluate(&filters, &call).unwrap() {
             FilterAction::Signal => FilterAction::Killed,
             answer => answer,
         };
-        let found = ask_the_kernel(&mut judge, &filters, arguments);
+        let found = kernel_action(&mut judge, &filters, arguments);
         assert_eq!(found, expected, "case {case}: {filters:x?} {arguments:x?}");
         seen[match found {
             FilterAction::Killed => 0,
@@ -216,12 +216,12 @@ fn the_kernel_answers_the_same() {
             _ => 2,
         }] += 1;
     }
-    // Each answer was put to the test, and no error number is a matter of luck.
+    // Each action occurred, and each errno is certain.
     assert!(seen.iter().all(|count| *count > CASES / 50), "{seen:?}");
 }
 
-/// Stops a process, looks at what is wanted, and lets it go on.
-fn stopped<T>(target: &Target, look: impl FnOnce() -> T) -> T {
+/// Stops a process, calls `look`, and lets it continue.
+fn while_stopped<T>(target: &Target, look: impl FnOnce() -> T) -> T {
     let pid = Pid::from_raw(target.pid.cast_signed());
     ptrace::seize(pid, ptrace::Options::empty()).unwrap();
     ptrace::interrupt(pid).unwrap();
@@ -232,17 +232,17 @@ fn stopped<T>(target: &Target, look: impl FnOnce() -> T) -> T {
 }
 
 #[test]
-fn filters_of_a_stopped_thread() {
+fn filters_of_a_stopped_thread_are_read() {
     if !geteuid().is_root() {
         return;
     }
     let check = |call: libc::c_long, answer: u32, words: Option<&str>| {
         let mut target = Target::new(&["filter", &call.to_string(), &answer.to_string()]);
-        let found = stopped(&target, || require_calls(target.pid));
+        let found = while_stopped(&target, || require_calls(target.pid));
         let found = found.map_err(|refusal| refusal.to_string());
         let words = words.map(|call| format!("its seccomp filter forbids {call}"));
         assert_eq!(found.err(), words, "{call} {answer:#x}");
-        target.is_unharmed();
+        target.assert_unharmed();
     };
     let errno = |errno: Errno| libc::SECCOMP_RET_ERRNO | errno as u32;
     check(libc::SYS_reboot, libc::SECCOMP_RET_KILL_PROCESS, None);
@@ -264,24 +264,24 @@ fn filters_of_a_stopped_thread() {
     check(libc::SYS_memfd_create, errno(Errno::EPERM), None);
 }
 
-/// Under a filter from its start on, as old container runtimes have it, a program goes without rseq, and
+/// A program that runs under such a filter from its start, as in old container runtimes, goes without rseq(2), and
 /// so do its new threads.
 #[test]
-fn rseq_is_not_asked_of_a_thread_without() {
+fn rseq_is_unused_by_a_thread_without_it() {
     if !geteuid().is_root() {
         return;
     }
     let mut command = Target::command();
-    let mut target = Target::of(command.arg("filter-and-execute").args([
+    let mut target = Target::from_command(command.arg("filter-and-execute").args([
         libc::SYS_rseq.to_string(),
         (libc::SECCOMP_RET_ERRNO | Errno::EPERM as u32).to_string(),
     ]));
-    assert_eq!(stopped(&target, || require_calls(target.pid)), Ok(()));
-    target.is_unharmed();
+    assert_eq!(while_stopped(&target, || require_calls(target.pid)), Ok(()));
+    target.assert_unharmed();
 }
 
 #[test]
-fn filters_come_as_they_were_given() {
+fn filters_are_returned_as_installed() {
     if !geteuid().is_root() {
         return;
     }
@@ -294,18 +294,18 @@ fn filters_come_as_they_were_given() {
         plain(BPF_RET | BPF_K, value),
         plain(BPF_RET | BPF_K, libc::SECCOMP_RET_ALLOW),
     ];
-    let found = stopped(&target, || filters(target.pid));
+    let found = while_stopped(&target, || filters(target.pid));
     assert_eq!(found, Ok(vec![expected]));
-    // Of a thread that is not stopped, nothing can be read.
+    // A thread that is not stopped cannot be read.
     assert_eq!(filters(target.pid), Err(Errno::ESRCH));
 }
 
 #[test]
-fn without_a_filter_nothing_is_asked() {
+fn process_without_filter_passes() {
     let mut target = Target::new(&["serve"]);
-    let found = stopped(&target, || require_calls(target.pid));
+    let found = while_stopped(&target, || require_calls(target.pid));
     assert_eq!(found, Ok(()));
-    target.is_unharmed();
+    target.assert_unharmed();
     drop(target);
     let mut child = Command::new("true").spawn().unwrap();
     child.wait().unwrap();

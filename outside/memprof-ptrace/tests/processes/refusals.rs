@@ -1,4 +1,4 @@
-//! Each refusal, seen on a real process that lives on.
+//! Refusals of real processes, which keep running.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -11,22 +11,22 @@ use nix::unistd::{Pid, geteuid};
 
 use crate::target::{Target, built};
 
-/// Looks at a process that is to be refused with these words and this exit code.
-fn refused(target: &Target, words: &str, exit_code: u8) {
+/// Examines a process that must be refused with this text and exit code.
+fn assert_refused(target: &Target, words: &str, exit_code: u8) {
     let refusal = examine(target.pid).unwrap_err();
     let words = words.replace("PID", &target.pid.to_string());
     assert_eq!(refusal.to_string(), words, "{target:?}");
     assert_eq!(refusal.exit_code(), exit_code, "{refusal:?}");
 }
 
-fn accepted(target: &Target) -> ExaminedProcess {
+fn assert_accepted(target: &Target) -> ExaminedProcess {
     examine(target.pid).unwrap_or_else(|refusal| panic!("{target:?}: {refusal:?}"))
 }
 
 #[test]
-fn an_ordinary_process_is_taken() {
+fn ordinary_process_is_accepted() {
     let mut target = Target::new(&["serve"]);
-    let examined = accepted(&target);
+    let examined = assert_accepted(&target);
     assert_eq!(examined.pid, target.pid);
     assert!(examined.start_time > 0, "{examined:?}");
     assert!(examined.status.name.starts_with("target"), "{examined:?}");
@@ -34,37 +34,37 @@ fn an_ordinary_process_is_taken() {
         !examined.has_plugin && !examined.has_filter(),
         "{examined:?}"
     );
-    target.is_unharmed();
+    target.assert_unharmed();
 }
 
 #[test]
-fn one_that_was_forked_and_executed_nothing_is_taken() {
+fn forked_process_without_exec_is_accepted() {
     let mut target = Target::new(&["fork"]);
-    accepted(&target);
-    target.is_unharmed();
+    assert_accepted(&target);
+    target.assert_unharmed();
 }
 
 #[test]
-fn one_that_the_loader_was_called_with_is_taken() {
+fn program_called_through_the_loader_is_accepted() {
     let mut command = Command::new("/lib64/ld-linux-x86-64.so.2");
-    let mut target = Target::of(command.arg(echo("cc", &[])));
-    accepted(&target);
-    target.is_unharmed();
+    let mut target = Target::from_command(command.arg(echo("cc", &[])));
+    assert_accepted(&target);
+    target.assert_unharmed();
 }
 
 #[test]
-fn one_whose_file_was_removed_is_taken() {
+fn process_with_removed_file_is_accepted() {
     let place = tempfile::tempdir().unwrap();
     let copy = place.path().join("removed");
     std::fs::copy(echo("cc", &[]), &copy).unwrap();
-    let mut target = Target::of(&mut Command::new(&copy));
+    let mut target = Target::from_command(&mut Command::new(&copy));
     place.close().unwrap();
-    accepted(&target);
-    target.is_unharmed();
+    assert_accepted(&target);
+    target.assert_unharmed();
 }
 
 #[test]
-fn no_process() {
+fn missing_process_is_refused() {
     let mut child = Command::new("true").spawn().unwrap();
     let pid = child.id();
     child.wait().unwrap();
@@ -72,7 +72,7 @@ fn no_process() {
 }
 
 #[test]
-fn a_thread() {
+fn thread_is_refused() {
     let target = Target::new(&["main-thread-ends"]);
     let tasks = std::fs::read_dir(format!("/proc/{}/task", target.pid)).unwrap();
     let names = tasks.map(|task| task.unwrap().file_name().into_string().unwrap());
@@ -83,24 +83,24 @@ fn a_thread() {
 }
 
 #[test]
-fn a_main_thread_that_has_ended() {
+fn process_without_main_thread_is_refused() {
     let mut target = Target::new(&["main-thread-ends"]);
     let words = "its main thread has ended, so /proc shows nothing of the process";
-    refused(&target, words, 4);
-    target.is_unharmed();
+    assert_refused(&target, words, 4);
+    target.assert_unharmed();
 }
 
 #[test]
-fn a_zombie() {
+fn zombie_is_refused() {
     let mut target = Target::new(&["zombie"]);
-    refused(&target, "has ended (zombie)", 3);
-    target.is_unharmed();
+    assert_refused(&target, "has ended (zombie)", 3);
+    target.assert_unharmed();
 }
 
 #[test]
-fn a_kernel_thread() {
+fn kernel_thread_is_refused() {
     let comm = std::fs::read_to_string("/proc/2/comm");
-    // A container shows none of them.
+    // A container shows no kernel threads.
     if comm.is_ok_and(|name| name == "kthreadd\n") {
         let refusal = examine(2).unwrap_err();
         assert_eq!(refusal.to_string(), "is a kernel thread");
@@ -111,21 +111,21 @@ fn a_kernel_thread() {
 }
 
 #[test]
-fn a_stopped_process() {
+fn stopped_process_is_refused() {
     let mut target = Target::new(&["serve"]);
     target.signal(Signal::SIGSTOP);
     let pid = Pid::from_raw(target.pid.cast_signed());
     let stopped = waitpid(pid, Some(WaitPidFlag::WUNTRACED)).unwrap();
     assert_eq!(stopped, WaitStatus::Stopped(pid, Signal::SIGSTOP));
     let words = "process is stopped; continue it first (kill -CONT PID)";
-    refused(&target, words, 4);
+    assert_refused(&target, words, 4);
     target.signal(Signal::SIGCONT);
-    target.is_unharmed();
-    accepted(&target);
+    target.assert_unharmed();
+    assert_accepted(&target);
 }
 
 #[test]
-fn a_traced_process() {
+fn traced_process_is_refused() {
     let mut target = Target::new(&["serve"]);
     let pid = Pid::from_raw(target.pid.cast_signed());
     ptrace::seize(pid, ptrace::Options::empty()).unwrap();
@@ -133,26 +133,26 @@ fn a_traced_process() {
         "process {} already traces PID (a debugger, strace?); only one can",
         std::process::id()
     );
-    refused(&target, &words, 4);
-    target.is_unharmed();
-    // Where the tracer has stopped it.
+    assert_refused(&target, &words, 4);
+    target.assert_unharmed();
+    // Also while the tracer has stopped it.
     ptrace::interrupt(pid).unwrap();
     waitpid(pid, None).unwrap();
-    refused(&target, &words, 4);
+    assert_refused(&target, &words, 4);
     ptrace::detach(pid, None).unwrap();
-    target.is_unharmed();
-    accepted(&target);
+    target.assert_unharmed();
+    assert_accepted(&target);
 }
 
-/// A cgroup of its own, removed when dropped.
+/// A cgroup for one test, removed when dropped.
 struct Cgroup {
     place: PathBuf,
-    /// What is to be written, to freeze and to thaw.
+    /// Texts to write in order to freeze and to thaw.
     switch: (&'static str, [&'static str; 2]),
 }
 
 impl Cgroup {
-    /// In a mount of cgroups that a process may make.
+    /// Creates it below a mount point of cgroups. `None` if this process may not.
     fn new(mount: &str, switch: (&'static str, [&'static str; 2])) -> Option<Self> {
         let place = Path::new(mount).join(format!("memprof-{}", std::process::id()));
         std::fs::create_dir(&place).ok()?;
@@ -162,7 +162,7 @@ impl Cgroup {
             .then_some(Self { place, switch })
     }
 
-    /// Until it is dropped: nothing frozen can be killed.
+    /// Freezes it until the guard is dropped: a frozen process cannot be killed.
     fn freeze(&self) -> Frozen<'_> {
         let (file, [freeze, _]) = self.switch;
         std::fs::write(self.place.join(file), freeze).unwrap();
@@ -186,7 +186,7 @@ impl Drop for Cgroup {
 }
 
 #[test]
-fn a_process_that_its_cgroup_has_frozen() {
+fn frozen_process_is_refused() {
     let unified = ("cgroup.freeze", ["1", "0"]);
     let legacy = ("freezer.state", ["FROZEN", "THAWED"]);
     let cgroups = [
@@ -204,49 +204,49 @@ fn a_process_that_its_cgroup_has_frozen() {
         let frozen = cgroup.freeze();
         let words = "is frozen by its cgroup; thaw it first (docker unpause, systemctl thaw)";
         while examine(target.pid).is_ok() {
-            // The kernel tells of it once the last thread stands still.
+            // The kernel reports the state once the last thread is stopped.
             std::thread::yield_now();
         }
-        refused(&target, words, 4);
+        assert_refused(&target, words, 4);
         drop(frozen);
-        target.is_unharmed();
+        target.assert_unharmed();
         while examine(target.pid).is_err() {
             std::thread::yield_now();
         }
     }
-    // Who is not root, or in a container, may make none.
+    // Users other than root, and containers, may not create cgroups.
     if cgroups.is_empty() {
         println!("no cgroup could be made: nothing was frozen");
     }
 }
 
 #[test]
-fn between_vfork_and_exec() {
+fn process_between_vfork_and_exec_is_refused() {
     let mut target = Target::new(&["vfork"]);
-    refused(
+    assert_refused(
         &target,
         "is between vfork and exec and runs in its parent's memory",
         4,
     );
     target.write(b"\n");
     assert_eq!(target.line(), "the child has executed a program\n");
-    target.is_unharmed();
+    target.assert_unharmed();
 }
 
 #[test]
-fn programs_without_a_loader() {
+fn programs_without_a_loader_are_refused() {
     let words = "is linked statically: nothing in it can load a library";
     for option in ["-static", "-static-pie"] {
-        let mut target = Target::of(&mut Command::new(echo("cc", &[option])));
-        refused(&target, words, 4);
-        target.is_unharmed();
+        let mut target = Target::from_command(&mut Command::new(echo("cc", &[option])));
+        assert_refused(&target, words, 4);
+        target.assert_unharmed();
     }
-    let mut go = Target::of(&mut Command::new(go_program()));
-    refused(&go, words, 4);
-    go.is_unharmed();
+    let mut go = Target::from_command(&mut Command::new(go_program()));
+    assert_refused(&go, words, 4);
+    go.assert_unharmed();
 }
 
-/// Go has its own linker, and no C library.
+/// A program in Go, which has its own linker and no C library.
 fn go_program() -> PathBuf {
     built("target-go", |path| {
         let mut command = Command::new("go");
@@ -258,7 +258,7 @@ fn go_program() -> PathBuf {
     })
 }
 
-/// echo.c, compiled.
+/// The compiled echo.c.
 fn echo(compiler: &str, options: &[&str]) -> PathBuf {
     built(&format!("{compiler}{}", options.concat()), |path| {
         let mut command = Command::new(compiler);
@@ -268,14 +268,14 @@ fn echo(compiler: &str, options: &[&str]) -> PathBuf {
 }
 
 #[test]
-fn a_program_for_musl() {
-    let mut target = Target::of(&mut Command::new(echo("musl-gcc", &[])));
-    refused(&target, "uses musl", 4);
-    target.is_unharmed();
+fn program_for_musl_is_refused() {
+    let mut target = Target::from_command(&mut Command::new(echo("musl-gcc", &[])));
+    assert_refused(&target, "uses musl", 4);
+    target.assert_unharmed();
 }
 
 #[test]
-fn a_program_of_32_bits() {
+fn program_of_32_bits_is_refused() {
     let object = built("i386.o", |path| {
         let mut command = Command::new("as");
         command.args(["--32", "i386.s", "-o"]).arg(path);
@@ -286,35 +286,35 @@ fn a_program_of_32_bits() {
         command.args(["-m", "elf_i386", "-o"]).arg(path).arg(object);
         command
     });
-    let mut target = Target::of(&mut Command::new(program));
-    refused(&target, "is a program for i386", 4);
-    target.is_unharmed();
+    let mut target = Target::from_command(&mut Command::new(program));
+    assert_refused(&target, "is a program for i386", 4);
+    target.assert_unharmed();
 }
 
 #[test]
-fn the_strict_mode_of_seccomp() {
+fn strict_seccomp_is_refused() {
     let mut target = Target::new(&["strict"]);
-    refused(
+    assert_refused(
         &target,
         "is in seccomp's strict mode, which forbids clone3",
         4,
     );
-    target.is_unharmed();
+    target.assert_unharmed();
 }
 
 #[test]
-fn a_filter_needs_root() {
+fn filtered_process_is_refused_without_root() {
     let kill = libc::SECCOMP_RET_KILL_PROCESS.to_string();
     let call = libc::SYS_clone3.to_string();
     let mut target = Target::new(&["filter", &call, &kill]);
     if geteuid().is_root() {
-        assert!(accepted(&target).has_filter());
+        assert!(assert_accepted(&target).has_filter());
     } else {
-        refused(&target, "its seccomp filter cannot be read by this user", 4);
+        assert_refused(&target, "its seccomp filter cannot be read by this user", 4);
     }
-    target.is_unharmed();
-    // One thread without a filter is enough.
+    target.assert_unharmed();
+    // One thread without a filter suffices.
     let mut target = Target::new(&["filtered-thread", &call, &kill]);
-    assert!(!accepted(&target).has_filter());
-    target.is_unharmed();
+    assert!(!assert_accepted(&target).has_filter());
+    target.assert_unharmed();
 }

@@ -1,4 +1,4 @@
-//! A process to be looked at: see target.c.
+//! A process under test: see target.c.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
@@ -9,23 +9,23 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tempfile::TempDir;
 
-/// A running process, ended when dropped.
+/// A running process, killed when dropped.
 #[derive(Debug)]
 pub(crate) struct Target {
     child: Child,
     input: ChildStdin,
     output: BufReader<ChildStdout>,
-    /// The process that is meant: itself, or a child of its.
+    /// Pid of the process under test: the started one, or a child of it.
     pub(crate) pid: u32,
 }
 
 impl Target {
-    /// Brings a process of the usual program into that state.
+    /// Starts the usual program and waits until it is in the state.
     pub(crate) fn new(state: &[&str]) -> Self {
-        Self::of(Self::command().args(state))
+        Self::from_command(Self::command().args(state))
     }
 
-    /// The usual program: target.c, compiled.
+    /// Command of the usual program, the compiled target.c.
     pub(crate) fn command() -> Command {
         Command::new(built("target", |path| {
             let mut command = Command::new("cc");
@@ -37,8 +37,8 @@ impl Target {
         }))
     }
 
-    /// Starts a program that says that it is ready.
-    pub(crate) fn of(command: &mut Command) -> Self {
+    /// Starts a program and waits until it reports that it is ready.
+    pub(crate) fn from_command(command: &mut Command) -> Self {
         let mut target = Self::start(command);
         let ready = target.line();
         let mut words = ready.split_whitespace();
@@ -49,7 +49,7 @@ impl Target {
         target
     }
 
-    /// Starts a program.
+    /// Starts a program without waiting.
     pub(crate) fn start(command: &mut Command) -> Self {
         let child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
         let mut child = child.unwrap_or_else(|error| panic!("{command:?}: {error}"));
@@ -76,8 +76,8 @@ impl Target {
         kill(Pid::from_raw(self.pid.cast_signed()), signal).unwrap();
     }
 
-    /// It must answer as before.
-    pub(crate) fn is_unharmed(&mut self) {
+    /// Fails unless the process replies as before.
+    pub(crate) fn assert_unharmed(&mut self) {
         self.write(b"still there?\n");
         assert_eq!(self.line(), "still there?\n", "{self:?}");
     }
@@ -90,11 +90,11 @@ impl Drop for Target {
     }
 }
 
-/// A file of that name that a command makes at a path, from what lies beside this file.
+/// Returns the path of a file that a command creates from the sources beside this file.
 pub(crate) fn built(name: &str, command: impl FnOnce(&Path) -> Command) -> PathBuf {
     static PLACE: OnceLock<TempDir> = OnceLock::new();
     let place = PLACE.get_or_init(|| tempfile::tempdir().unwrap());
-    // Tests run side by side: each makes a file of its own, and the last one stays.
+    // Tests run in parallel: each creates its own file, and the last one stays.
     let own = tempfile::tempdir_in(place).unwrap();
     let mut command = command(&own.path().join(name));
     command.current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/processes"));
