@@ -1,5 +1,5 @@
-//! The host's side of memprof for programs in C and C++. `include/memprof_host.h` is generated
-//! from this file; programs in Rust use `memprof-host` itself.
+//! The host's side of memprof for programs in C and C++. `include/memprof_host.h` is generated from this file; programs
+//! in Rust use `memprof-host`.
 #![expect(unsafe_code, reason = "the ABI boundary")]
 #![expect(non_camel_case_types, reason = "the C header carries these names")]
 
@@ -18,7 +18,7 @@ use memprof_plugin_abi::raw::{
     memprof_status_t, memprof_str_t,
 };
 
-/// Writes one line to the program's log. Called on any thread, several at once. May be NULL.
+/// Writes one line to the program's log. May be called on any thread, and on several at once. May be NULL.
 pub type memprof_host_log_t = Option<
     unsafe extern "C" fn(
         ctx: *mut c_void,
@@ -28,7 +28,7 @@ pub type memprof_host_log_t = Option<
     ),
 >;
 
-/// A running host.
+/// A running host: its plugins and its control socket.
 pub struct memprof_running_host_t(Host);
 
 impl std::fmt::Debug for memprof_running_host_t {
@@ -37,31 +37,31 @@ impl std::fmt::Debug for memprof_running_host_t {
     }
 }
 
-/// What `memprof_host_start` needs. Everything is borrowed for the call, except `log_ctx`.
+/// Options of `memprof_host_start`. All pointers are borrowed for the call, except `log_ctx`.
 #[repr(C)]
 #[derive(Debug)]
 pub struct memprof_host_options_t {
     /// `sizeof(memprof_host_options_t)`.
     pub struct_size: usize,
-    /// The program's name, NUL-terminated.
+    /// Name of the program, NUL-terminated.
     pub name: *const c_char,
-    /// The program's version, NUL-terminated; may be NULL.
+    /// Version of the program, NUL-terminated; may be NULL.
     pub version: *const c_char,
-    /// The path of the config file (TOML), NUL-terminated.
+    /// Path of the config file (TOML), NUL-terminated.
     pub config_path: *const c_char,
-    /// Where log lines go; may be NULL.
+    /// Receives the log lines; may be NULL.
     pub log: memprof_host_log_t,
-    /// Passed back to `log`; used until the process ends.
+    /// Passed to `log`; used until the process ends.
     pub log_ctx: *mut c_void,
-    /// The program's own jemalloc; NULL to let plugins search.
+    /// Functions of the program's jemalloc; NULL to let plugins search for one.
     pub jemalloc: *const memprof_jemalloc_t,
 }
 
-/// [control-thread] Loads the plugins and opens the control socket. A plugin that cannot be
-/// loaded is logged and does not fail this; a config that cannot be read does.
+/// [control-thread] Loads the plugins and opens the control socket. A plugin that cannot be loaded is logged, and is no
+/// error; a config that cannot be read is one.
 ///
 /// # Safety
-/// `options` points to a whole struct, and `host` to where the result goes.
+/// `options` points to a whole struct, and `host` to a pointer that receives the result.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn memprof_host_start(
     options: *const memprof_host_options_t,
@@ -76,17 +76,17 @@ pub unsafe extern "C" fn memprof_host_start(
         return MEMPROF_INVALID_ARGUMENT;
     }
     catch_panic(|| match start(options) {
-        Ok(started) => {
-            let started = Box::into_raw(Box::new(memprof_running_host_t(started)));
-            // SAFETY: not null, and the caller's to write to.
-            unsafe { *host = started };
+        Ok(running) => {
+            let running = Box::into_raw(Box::new(memprof_running_host_t(running)));
+            // SAFETY: checked for null above; memprof_host.h: it points to a pointer that the caller lets this write.
+            unsafe { *host = running };
             MEMPROF_OK
         }
         Err(()) => MEMPROF_INVALID_ARGUMENT,
     })
 }
 
-/// [thread-safe] Sends a message to a plugin; `reply` receives the body.
+/// [thread-safe] Sends a message to a plugin; `reply` receives the body of its reply.
 ///
 /// # Safety
 /// `host` is running; all texts are borrowed for the call.
@@ -108,8 +108,8 @@ pub unsafe extern "C" fn memprof_host_message(
         return MEMPROF_INVALID_ARGUMENT;
     };
     catch_panic(|| {
-        let answer = match host.message(plugin, message, args) {
-            Ok(answer) => answer,
+        let plugin_reply = match host.message(plugin, message, args) {
+            Ok(plugin_reply) => plugin_reply,
             Err(unknown) => {
                 // SAFETY: memprof_host.h: `reply` is null or lives as long as the call.
                 unsafe {
@@ -122,25 +122,25 @@ pub unsafe extern "C" fn memprof_host_message(
                 return MEMPROF_UNKNOWN_MESSAGE;
             }
         };
-        let Ok(bytes) = answer.body.into_bytes() else {
+        let Ok(bytes) = plugin_reply.body.into_bytes() else {
             return MEMPROF_INTERNAL;
         };
-        // SAFETY: as above.
-        unsafe { forward_reply(reply, &answer.content_type, &bytes) };
-        answer.status_code
+        // SAFETY: memprof_host.h: `reply` is null or lives as long as the call.
+        unsafe { forward_reply(reply, &plugin_reply.content_type, &bytes) };
+        plugin_reply.status_code
     })
 }
 
-/// [control-thread] Closes the control socket and ends the plugins. No other call may run.
+/// [control-thread] Closes the control socket and destroys the plugins. No other call may run meanwhile.
 ///
 /// # Safety
-/// `host` is running, or NULL; it must not be used again.
+/// `host` is running, or NULL. It must not be used again.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn memprof_host_stop(host: *mut memprof_running_host_t) {
     if host.is_null() {
         return;
     }
-    // SAFETY: `memprof_host_start` made it from a box, and the caller gives it back.
+    // SAFETY: a box of `memprof_host_start`, whose ownership the caller returns.
     let host = unsafe { Box::from_raw(host) };
     catch_panic(|| {
         drop(host);
@@ -148,22 +148,22 @@ pub unsafe extern "C" fn memprof_host_stop(host: *mut memprof_running_host_t) {
     });
 }
 
-/// [thread-safe] Labels what the calling thread allocates from here on: `memprof activate labels=KEY`
-/// lets profiles tell whose memory it is, be this program a host or not. Returns what
-/// `memprof_label_pop` takes to end it. Costs some nanoseconds, allocates nothing but for a new
-/// key. Both texts are NUL-terminated and copied; of the same key the last one counts. What is
-/// more than 64 keys, 255 bytes of a value or 612 bytes of a thread's labels is left out.
+/// [thread-safe] Labels the memory that the calling thread allocates from now on. `memprof activate labels=KEY` records
+/// labels in profiles, whether this program is a host or not. Returns the argument with which `memprof_label_pop` ends
+/// the label. Costs some nanoseconds, and allocates only for a new key. Both texts are NUL-terminated and copied. If a
+/// key is pushed twice, the last label counts. Labels are omitted beyond 64 keys and 612 bytes of a thread's labels;
+/// values are truncated to 255 bytes.
 ///
 /// # Safety
-/// Both are NUL-terminated; with NULL there is no label.
+/// Both are NUL-terminated, or NULL for no label.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn memprof_label_push(key: *const c_char, value: *const c_char) -> u16 {
-    // No label ends there.
+    // The pop of this value ends no label.
     let mut before = Mark(u16::MAX);
     if key.is_null() || value.is_null() {
         return before.0;
     }
-    // SAFETY: promised by the caller.
+    // SAFETY: not null, and the caller promises NUL-terminated texts.
     let texts = [key, value].map(|text| unsafe { CStr::from_ptr(text) });
     catch_panic(|| {
         let [key, value] = texts.map(CStr::to_string_lossy);
@@ -173,17 +173,17 @@ pub unsafe extern "C" fn memprof_label_push(key: *const c_char, value: *const c_
     before.0
 }
 
-/// [thread-safe] Ends the labels that the calling thread was given since the
-/// `memprof_label_push` that returned `before`: in the reverse order. A coroutine pops its labels before
-/// it leaves the thread, and pushes them where it goes on.
+/// [thread-safe] Ends the labels of the calling thread since the `memprof_label_push` that returned `before`, including
+/// that one. Labels end in reverse order. A coroutine pops its labels before it leaves a thread, and pushes them again
+/// on the thread where it resumes.
 #[unsafe(no_mangle)]
 pub extern "C" fn memprof_label_pop(before: u16) {
     memprof_labels::pop(Mark(before));
 }
 
-/// Reads the config and starts; what goes wrong is logged.
+/// Reads the config and starts the host. Failures are logged.
 fn start(options: &memprof_host_options_t) -> Result<Host, ()> {
-    // The lines of this library too, beside those of plugins.
+    // The logger receives the lines of this library, besides those of plugins.
     let logger: &'static CallbackLogger = Box::leak(Box::new(CallbackLogger {
         log: options.log,
         ctx: options.log_ctx,
@@ -210,7 +210,7 @@ fn start(options: &memprof_host_options_t) -> Result<Host, ()> {
     Host::start(&config, program).map_err(|error| log::error!("{error}"))
 }
 
-/// A copy that lives as long as the plugins: as long as the process.
+/// Returns a leaked copy, because plugins borrow it until the process ends. Empty if `text` is null.
 ///
 /// # Safety
 /// `text` is null or NUL-terminated.
@@ -218,38 +218,40 @@ unsafe fn leaked_text(text: *const c_char) -> &'static str {
     if text.is_null() {
         return "";
     }
-    // SAFETY: promised by the caller.
+    // SAFETY: not null, and the caller promises a NUL-terminated text.
     let text = unsafe { CStr::from_ptr(text) };
     Box::leak(text.to_string_lossy().into_owned().into_boxed_str())
 }
 
+/// Passes the body of a reply to the program's callbacks.
+///
 /// # Safety
 /// `reply` is null, or a host's reply as memprof.h describes it.
 unsafe fn forward_reply(reply: *const memprof_reply_t, content_type: &str, body: &[u8]) {
-    // SAFETY: promised by the caller.
+    // SAFETY: the caller promises null or a whole struct.
     let Some(reply) = (unsafe { reply.as_ref() }) else {
         return;
     };
     if let Some(begin) = reply.begin {
-        // SAFETY: the program's callback, with text that outlives the call.
+        // SAFETY: memprof.h: a callback of the program, which borrows the text for the call.
         unsafe { begin(reply.ctx, memprof_str_t::new(content_type)) };
     }
     if let Some(write) = reply.write {
-        // SAFETY: as above.
+        // SAFETY: memprof.h: a callback of the program, which borrows the bytes for the call.
         unsafe { write(reply.ctx, memprof_str_t::from_bytes(body)) };
     }
 }
 
-/// No panic leaves an exported function.
+/// Runs `work` and returns `MEMPROF_PANIC` if it panics: a panic must not leave an exported function.
 fn catch_panic(work: impl FnOnce() -> memprof_status_t) -> memprof_status_t {
     panic::catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|payload| {
-        // Dropping a payload runs foreign code, which may panic again.
+        // Dropping the payload would run foreign code, which may panic again.
         std::mem::forget(payload);
         MEMPROF_PANIC
     })
 }
 
-/// A logger that calls the program.
+/// A logger that calls the program's callback.
 struct CallbackLogger {
     log: memprof_host_log_t,
     ctx: *mut c_void,
@@ -257,7 +259,7 @@ struct CallbackLogger {
 
 // SAFETY: memprof_host.h: the callback may be called on any thread.
 unsafe impl Send for CallbackLogger {}
-// SAFETY: as above.
+// SAFETY: memprof_host.h: the callback may be called on several threads at once.
 unsafe impl Sync for CallbackLogger {}
 
 impl Log for CallbackLogger {
@@ -281,7 +283,7 @@ impl Log for CallbackLogger {
             memprof_str_t::new(record.target()),
             memprof_str_t::new(&message),
         );
-        // SAFETY: memprof_host.h: thread-safe, and the texts outlive the call.
+        // SAFETY: memprof_host.h: the callback is thread-safe, and the texts outlive the call.
         unsafe { log(self.ctx, level, target, message) }
     }
 

@@ -1,4 +1,4 @@
-//! How plugins find the labels of this program or library: `memprof.h`, `memprof_labels_t`.
+//! The ELF note by which plugins find the labels of this program or library (`memprof.h`, `memprof_labels_t`).
 #![expect(unsafe_code, reason = "the ABI boundary")]
 
 use std::arch::global_asm;
@@ -16,19 +16,21 @@ static LABELS: memprof_labels_t = memprof_labels_t {
     key: Some(key_number),
 };
 
+/// The function `place` of `memprof_labels_t`.
 unsafe extern "C" fn context_pointer() -> *const *const c_void {
     record::context_pointer()
 }
 
+/// The function `key` of `memprof_labels_t`. Returns the key's number, or a negative status.
 unsafe extern "C" fn key_number(key: memprof_str_t) -> i32 {
-    // SAFETY: memprof.h: the text is borrowed for the call.
+    // SAFETY: memprof.h: the caller lends the text for the call.
     match unsafe { key.as_str() } {
         Ok(key) => key::key_number(key).map_or(MEMPROF_UNAVAILABLE, i32::from),
         Err(_) => MEMPROF_INVALID_ARGUMENT,
     }
 }
 
-// Weak: two versions of this crate may be in one program, and each has its note.
+// The symbol is weak because a program may contain two versions of this crate, each with its note.
 global_asm!(
     ".pushsection .note.memprof, \"a\", %note",
     ".balign 4",

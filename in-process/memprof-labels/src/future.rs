@@ -1,4 +1,4 @@
-//! Labels of asynchronous work, which is polled now on this thread, now on that one.
+//! Labels of asynchronous work, which may be polled on a different thread each time.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -8,9 +8,9 @@ use pin_project_lite::pin_project;
 
 use crate::labels::Labels;
 
-/// Gives futures labels.
+/// Adds labels to futures.
 pub trait Label: Future + Sized {
-    /// What it allocates while it is polled has these labels, beside those that the thread has.
+    /// Labels all memory that the future allocates while it is polled, in addition to the thread's labels.
     fn labelled(self, labels: Labels) -> Labelled<Self> {
         Labelled {
             labels,
@@ -22,7 +22,7 @@ pub trait Label: Future + Sized {
 impl<F: Future> Label for F {}
 
 pin_project! {
-    /// A future whose work has labels. Made by [`Label::labelled`].
+    /// A future whose work has labels. Created by [`Label::labelled`].
     #[derive(Debug)]
     #[must_use = "futures do nothing unless they are polled"]
     pub struct Labelled<F> {
@@ -51,7 +51,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_future_has_its_labels_while_it_is_polled() {
+    fn future_has_labels_while_polled() {
         let labels = Labels::new().with("route", "/search");
         let mut polls = 0;
         let work = poll_fn(|_| {

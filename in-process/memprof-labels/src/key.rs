@@ -1,27 +1,30 @@
-//! Keys of labels, and the numbers by which records tell them.
-#![expect(unsafe_code, reason = "a symbol of the note, and keys that stay")]
+//! Keys of labels, and the numbers that stand for them in records.
+#![expect(
+    unsafe_code,
+    reason = "a symbol of the ELF note, and keys that are never freed"
+)]
 
 use std::hint::black_box;
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-/// How many keys a process has, at the most.
+/// Largest number of keys in a process.
 pub const MOST_KEYS: usize = 64;
 
 unsafe extern "C" {
-    /// See the module `note`.
+    /// The note of the module `elf_note`.
     safe static memprof_labels_note: u32;
 }
 
 static KEYS: KeyTable = KeyTable::new();
 
-/// The number of a key in this process; none where there are [`MOST_KEYS`] others.
+/// Returns the number of a key in this process. `None` if there are [`MOST_KEYS`] other keys.
 pub(crate) fn key_number(key: &str) -> Option<u8> {
     KEYS.key_number(key)
 }
 
-/// Each null, or leaked. No lock: a child that is forked while another thread sets one would wait for that thread, which
-/// it does not have.
+/// Keys by number, each null or leaked. It has no lock, for which a child that is forked while another thread adds a
+/// key would wait for ever.
 struct KeyTable([AtomicPtr<Box<str>>; MOST_KEYS]);
 
 impl KeyTable {
@@ -29,31 +32,32 @@ impl KeyTable {
         Self([const { AtomicPtr::new(ptr::null_mut()) }; MOST_KEYS])
     }
 
+    /// Returns the number of a key, and adds the key if it is new. `None` if the table is full.
     fn key_number(&self, key: &str) -> Option<u8> {
-        let mut places = (0..).zip(&self.0);
-        places.find_map(|(number, place)| (intern_at(place, key) == key).then_some(number))
+        let mut slots = (0..).zip(&self.0);
+        slots.find_map(|(number, slot)| (intern_at(slot, key) == key).then_some(number))
     }
 }
 
-/// The key that is there, which is `key` from now on if there was none.
-fn intern_at<'a>(place: &'a AtomicPtr<Box<str>>, key: &str) -> &'a str {
-    let mut there = place.load(Ordering::Acquire);
-    if there.is_null() {
-        // Has the linker take the note along with the code that needs it.
+/// Returns the key in the slot, after storing `key` there if the slot was empty.
+fn intern_at<'a>(slot: &'a AtomicPtr<Box<str>>, key: &str) -> &'a str {
+    let mut current = slot.load(Ordering::Acquire);
+    if current.is_null() {
+        // The reference makes the linker include the note with the code that needs it.
         black_box(&raw const memprof_labels_note);
-        let made = Box::into_raw(Box::new(key.into()));
-        let (kept, refused) = (Ordering::AcqRel, Ordering::Acquire);
-        match place.compare_exchange(there, made, kept, refused) {
-            Ok(_) => there = made,
+        let new = Box::into_raw(Box::new(key.into()));
+        let (success, failure) = (Ordering::AcqRel, Ordering::Acquire);
+        match slot.compare_exchange(current, new, success, failure) {
+            Ok(_) => current = new,
             Err(first) => {
-                // SAFETY: nobody else has seen it.
-                drop(unsafe { Box::from_raw(made) });
-                there = first;
+                // SAFETY: the box was not stored, so no other thread has its address.
+                drop(unsafe { Box::from_raw(new) });
+                current = first;
             }
         }
     }
-    // SAFETY: leaked here, by this thread or another one.
-    unsafe { &*there }
+    // SAFETY: a key that this or another thread leaked into the slot.
+    unsafe { &*current }
 }
 
 #[cfg(test)]
@@ -61,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_key_keeps_its_number_and_there_is_a_last_one() {
+    fn key_keeps_number_and_full_table_refuses() {
         let keys = KeyTable::new();
         let names: Vec<_> = (0..MOST_KEYS)
             .map(|number| format!("key {number}"))

@@ -1,39 +1,39 @@
-//! Labels for the time of a scope.
+//! Labels that last as long as a scope.
 
 use std::marker::PhantomData;
 
 use crate::record::{Mark, encode_label, encoded, pop, push, push_encoded};
 
-/// Labels what the calling thread allocates until the guard is dropped, beside the labels that it has. Of the same
-/// key the inner one counts.
+/// Labels the memory that the calling thread allocates until the guard is dropped, in addition to its other labels. If
+/// a key is labelled twice, the inner label counts.
 ///
-/// Guards are dropped in the reverse order, as scopes do by themselves. In `async` code the thread changes at each
-/// `.await`: see [`labelled`](crate::Label::labelled).
+/// Guards must be dropped in reverse order, as scopes do. In `async` code the thread may change at each `.await`: use
+/// [`labelled`](crate::Label::labelled) there.
 #[must_use = "the label ends where this is dropped"]
 pub fn label(key: &str, value: &str) -> Entered {
     Entered::from(push(key, value))
 }
 
-/// Labels that are made once and worn often: by a request, a tenant, a task.
+/// Labels that are created once and entered often: for a request, a tenant, a task.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Labels {
     encoded: Vec<u8>,
 }
 
 impl Labels {
-    /// None.
+    /// Creates an empty set of labels.
     pub const fn new() -> Self {
         Self {
             encoded: Vec::new(),
         }
     }
 
-    /// Those that the calling thread has: for work that it hands to another thread or task.
+    /// Returns the labels of the calling thread, to hand them to another thread or task.
     pub fn current() -> Self {
         Self { encoded: encoded() }
     }
 
-    /// With one more; of the same key the later one counts. A value is cut after 255 bytes.
+    /// Adds a label. If a key is added twice, the later label counts. A value is truncated to 255 bytes.
     #[must_use]
     pub fn with(mut self, key: &str, value: &str) -> Self {
         if let Some((head, value)) = encode_label(key, value) {
@@ -43,18 +43,18 @@ impl Labels {
         self
     }
 
-    /// As [`label`], all of them.
+    /// Like [`label`], for all of these labels.
     #[must_use = "the labels end where this is dropped"]
     pub fn enter(&self) -> Entered {
         Entered::from(push_encoded(&self.encoded))
     }
 }
-
+/// Ends labels of the calling thread when it is dropped.
 /// The calling thread has labels until this is dropped.
 #[derive(Debug)]
 pub struct Entered {
     before: Mark,
-    /// A label belongs to the thread that pushed it: not `Send`.
+    /// Makes the guard not `Send`: a label belongs to the thread that pushed it.
     not_sent: PhantomData<*const ()>,
 }
 
@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_scope_wears_what_was_made_before() {
+    fn entered_labels_end_with_scope() {
         let labels = Labels::new()
             .with("route", "/search")
             .with("tenant", "acme");
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_ends_its_labels() {
+    fn panic_ends_label() {
         let caught = std::panic::catch_unwind(|| {
             let _label = label("route", "/panics");
             std::panic::resume_unwind(Box::new(()));

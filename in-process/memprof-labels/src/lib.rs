@@ -1,14 +1,16 @@
-//! Says whose work a thread does, so that memprof's heap profiles tell whose memory it is.
+//! Labels the work of threads, so that memprof's heap profiles show for which tenant, route or task memory was
+//! allocated.
 //!
-//! A sample has the labels of the thread that allocated, as of that moment: they tell who allocated, not who holds.
-//! They are read by `memprof activate labels=KEY,…`, be the plugin loaded by the program, preloaded or attached.
+//! A sample has the labels of the thread that allocated it, at the time of the allocation: they show which work
+//! allocated the memory, not which holds it now. `memprof activate labels=KEY,…` makes the plugin record them, whether
+//! the program loads it, or it is preloaded or attached.
 //!
 //! ```
 //! use memprof_labels::{Label, Labels, label};
 //!
 //! fn search(tenant: &str) {
 //!     let _tenant = label("tenant", tenant);
-//!     // What is allocated until the end of this function is the tenant's.
+//!     // The end of this function ends the label `tenant`.
 //! }
 //!
 //! async fn handle(route: &str) {
@@ -17,9 +19,9 @@
 //! }
 //! ```
 //!
-//! A label costs a few nanoseconds and no memory, beside 1 KiB of each thread; there is no lock. A process has up to
-//! [`MOST_KEYS`] keys, and a thread up to [`MOST_BYTES`] bytes of labels, two of them beside each value; more are
-//! left out.
+//! A label costs a few nanoseconds and no memory beside 1 KiB per thread; there is no lock. A process has up to
+//! [`MOST_KEYS`] keys, and a thread up to [`MOST_BYTES`] bytes of labels, each of which needs two bytes beside its
+//! value. Labels beyond these limits are omitted.
 
 mod elf_note;
 mod future;

@@ -1,18 +1,18 @@
-//! The calling thread's labels, as memprof reads them in the midst of `malloc`: a record of OpenTelemetry's thread
-//! context (OTEP 4947) without ids. Only its own thread writes and reads it.
+//! The calling thread's labels, as memprof reads them during `malloc`: a record of OpenTelemetry's thread context (OTEP
+//! 4947) without ids. A record is written and read only by its thread.
 
 use std::cell::Cell;
 use std::ffi::c_void;
 use std::ptr;
 use std::sync::atomic::{Ordering, compiler_fence};
 
-/// Bytes of labels that a thread has, at the most (OTEP 4947: 640 for a whole record).
+/// Largest number of bytes of a thread's labels (OTEP 4947: 640 for a whole record).
 pub const MOST_BYTES: usize = 612;
 
-/// What can be told of one value.
-const MOST_OF_VALUE: usize = u8::MAX as usize;
+/// Largest number of bytes of a value, whose length is stored in one byte.
+const MAX_VALUE_BYTES: usize = u8::MAX as usize;
 
-/// How many bytes of labels the thread had before.
+/// Number of bytes of labels that the thread had before a [`push`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mark(pub u16);
 
@@ -20,21 +20,23 @@ thread_local! {
     static CONTEXT: Context = const { Context::new() };
 }
 
-/// Within one page, so that its reader asks the kernel at most once whether it can be read.
+/// A thread's context. Lies within one page, so that a reader needs at most one system call to check that it is
+/// readable.
 #[repr(C, align(1024))]
 struct Context {
-    /// Null until the first label.
+    /// Pointer to `record`; null until the first label.
     current: Cell<*const Record>,
     record: Record,
 }
 
+/// A record of OTEP 4947.
 #[repr(C)]
 struct Record {
     trace_and_span: [u8; 24],
     valid: u8,
     flags: u8,
     length: Cell<u16>,
-    /// `key number, length, value` of each label; of the same key the last one counts.
+    /// Key number, length and value of each label; of labels with the same key the last one counts.
     attributes: [Cell<u8>; MOST_BYTES],
 }
 
@@ -54,7 +56,7 @@ impl Context {
         }
     }
 
-    /// Adds all of it, or nothing where it does not fit.
+    /// Appends the two parts as a whole, or nothing if they do not fit. Returns the previous length.
     fn push(&self, parts: [&[u8]; 2]) -> Mark {
         let before = self.record.length.get();
         let (start, length) = (usize::from(before), parts[0].len() + parts[1].len());
@@ -64,7 +66,7 @@ impl Context {
         for (to, from) in room.iter().zip(parts.into_iter().flatten()) {
             to.set(*from);
         }
-        // A signal handler that allocates meanwhile finds the labels of before.
+        // A signal handler that allocates in between finds the previous labels.
         compiler_fence(Ordering::Release);
         self.record.length.set(before + length as u16);
         self.current.set(&raw const self.record);
@@ -72,13 +74,13 @@ impl Context {
     }
 
     fn pop(&self, Mark(before): Mark) {
-        let now = self.record.length.get();
-        self.record.length.set(now.min(before));
+        let current = self.record.length.get();
+        self.record.length.set(current.min(before));
     }
 }
 
-/// Labels what the calling thread allocates until [`pop`]: for callers without scopes, as those in C; else see
-/// [`label`](crate::label).
+/// Labels the memory that the calling thread allocates until [`pop`]. For callers without scopes, such as those in C;
+/// otherwise use [`label`](crate::label).
 #[must_use]
 pub fn push(key: &str, value: &str) -> Mark {
     match encode_label(key, value) {
@@ -87,24 +89,24 @@ pub fn push(key: &str, value: &str) -> Mark {
     }
 }
 
-/// Ends the labels that the calling thread was given since the [`push`] that returned this mark.
+/// Ends the labels of the calling thread that were pushed since the [`push`] that returned `mark`, and including it.
 pub fn pop(mark: Mark) {
     CONTEXT.with(|context| context.pop(mark));
 }
 
-/// As [`push`], several at once.
+/// Like [`push`], for several labels in the form of [`encoded`].
 pub(crate) fn push_encoded(labels: &[u8]) -> Mark {
     CONTEXT.with(|context| context.push([labels, &[]]))
 }
 
-/// The bytes before a value, and what fits of it; none where there are too many keys.
+/// Returns the bytes before the value, and the value truncated to its limit. `None` if there are too many keys.
 pub(crate) fn encode_label<'a>(key: &str, value: &'a str) -> Option<([u8; 2], &'a [u8])> {
     let number = crate::key::key_number(key)?;
-    let value = &value[..value.floor_char_boundary(MOST_OF_VALUE)];
+    let value = &value[..value.floor_char_boundary(MAX_VALUE_BYTES)];
     Some(([number, value.len() as u8], value.as_bytes()))
 }
 
-/// The labels that the calling thread has.
+/// Returns the labels of the calling thread, encoded as in its record.
 pub(crate) fn encoded() -> Vec<u8> {
     CONTEXT.with(|Context { record, .. }| {
         let length = usize::from(record.length.get());
@@ -112,11 +114,12 @@ pub(crate) fn encoded() -> Vec<u8> {
     })
 }
 
-/// Where the calling thread has the pointer to its record.
+/// Returns the address of the calling thread's pointer to its record.
 pub(crate) fn context_pointer() -> *const *const c_void {
     CONTEXT.with(|context| context.current.as_ptr().cast_const().cast())
 }
 
+/// Returns the current length of the calling thread's labels.
 fn checkpoint() -> Mark {
     CONTEXT.with(|context| Mark(context.record.length.get()))
 }
@@ -126,7 +129,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn labels_end_in_the_reverse_order() {
+    fn pop_ends_inner_labels() {
         let none = encoded();
         let outer = push("route", "/search");
         let of_outer = encoded();
@@ -136,13 +139,13 @@ mod tests {
         assert_eq!(encoded(), of_outer);
         pop(outer);
         assert_eq!(encoded(), none);
-        // Late, of something that ended already.
+        // It is popped late: the label has already ended.
         pop(inner);
         assert_eq!(encoded(), none);
     }
 
     #[test]
-    fn what_does_not_fit_is_left_out() {
+    fn label_that_does_not_fit_is_omitted() {
         let long = "ä".repeat(200);
         let first = push("long", &long);
         assert_eq!(encoded().len(), 2 + 254, "between two characters");
@@ -158,13 +161,14 @@ mod tests {
     }
 
     #[test]
-    fn each_thread_has_labels_of_its_own() {
+    fn thread_starts_without_labels() {
         let mark = push("route", "/");
-        let place_here = context_pointer() as usize;
-        let (there, labels) = std::thread::spawn(|| (context_pointer() as usize, encoded()))
-            .join()
-            .unwrap();
-        assert_ne!(there, place_here);
+        let own_pointer = context_pointer() as usize;
+        let (other_pointer, labels) =
+            std::thread::spawn(|| (context_pointer() as usize, encoded()))
+                .join()
+                .unwrap();
+        assert_ne!(other_pointer, own_pointer);
         assert!(labels.is_empty());
         pop(mark);
     }

@@ -7,7 +7,7 @@ fn crate_file(name: &str) -> PathBuf {
 }
 
 #[test]
-fn committed_header_is_the_generated_one() {
+fn committed_header_equals_generated() {
     let bindings = cbindgen::Builder::new()
         .with_config(cbindgen::Config::from_file(crate_file("cbindgen.toml")).unwrap())
         .with_src(crate_file("src/lib.rs"))
