@@ -123,7 +123,7 @@ fn function_origins(named: &SymbolizedProfile) -> HashMap<String, CodeOrigin> {
     let functions = Granularity::Functions;
     let folded = Folded::new(named, None, SampleType::InuseSpace, functions, &blame);
     let name = |index: usize| folded.functions.get(StringId(index as u32)).to_owned();
-    let whose = folded.whose.iter().enumerate();
+    let whose = folded.origins.iter().enumerate();
     whose.map(|(index, whose)| (name(index), *whose)).collect()
 }
 

@@ -1,6 +1,6 @@
-//! How old memory is. A stack may end, above its thread's start, in a frame that is no code: when its samples
-//! were allocated. The allocator keeps samples of one stack and different births apart, so that one dump tells
-//! how much of what was allocated when is still alive.
+//! Ages of memory. A stack may end, above its thread's start, in a pseudo frame with the allocation time of its
+//! samples. The allocator keeps samples of one stack with different allocation times apart, so one dump shows how
+//! much memory of every age is still alive.
 
 use std::time::Duration;
 
@@ -9,34 +9,34 @@ use crate::error::{Error, Result};
 use crate::fold::Folded;
 use crate::profile::{Profile, SampleType, SampleValues};
 
-/// What is alive of a span of ages.
+/// Live memory of a span of ages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Cohort {
-    /// The least age, in seconds.
+    /// Least age, in seconds.
     pub(crate) from: u32,
-    /// The least age that is older.
+    /// Age limit, in seconds: all samples are younger.
     pub(crate) to: u32,
-    /// Bytes alive.
+    /// Live bytes.
     pub(crate) bytes: i64,
-    /// Objects alive.
+    /// Live objects.
     pub(crate) objects: i64,
 }
 
-/// How many spans of ages a table shows.
-pub(crate) const COLUMNS: u32 = 12;
+/// Most age spans in a table.
+pub(crate) const MAX_COLUMNS: u32 = 12;
 
-/// What each function holds, by age.
+/// Live memory of each function, by age.
 #[derive(Debug)]
 pub(crate) struct Cohorts {
-    /// The length of a cohort, in seconds.
+    /// Length of a cohort, in seconds.
     length: u32,
     /// By function, then by age: bytes and objects.
     held: Vec<Vec<[i64; 2]>>,
-    /// By age: what all hold.
+    /// By age: bytes and objects of all functions.
     total: Vec<[i64; 2]>,
 }
 
-/// Adds to what is held of that age.
+/// Adds bytes and objects to the cohort with that index.
 fn add(cohorts: &mut Vec<[i64; 2]>, index: usize, [bytes, objects]: [i64; 2]) {
     if cohorts.len() <= index {
         cohorts.resize(index + 1, [0; 2]);
@@ -46,27 +46,29 @@ fn add(cohorts: &mut Vec<[i64; 2]>, index: usize, [bytes, objects]: [i64; 2]) {
 }
 
 impl Cohorts {
-    /// `columns` spans of equal length, from the youngest to the oldest sample of all.
+    /// Splits the ages from the youngest to the oldest sample into up to `columns` spans of equal length.
     pub(crate) fn new(folded: &Folded, ages: AgeBuckets, columns: u32, by_cum: bool) -> Self {
-        let births = folded.stacks.iter().flat_map(|stack| &stack.births);
-        let oldest = births.map(|(birth, _)| ages.least(*birth)).max();
+        let alloc_times = folded.stacks.iter().flat_map(|stack| &stack.alloc_times);
+        let oldest = alloc_times
+            .map(|(alloc_time, _)| ages.min_age(*alloc_time))
+            .max();
         let buckets = oldest.unwrap_or(0) / ages.width + 1;
         let length = ages.width.saturating_mul(buckets.div_ceil(columns));
         let mut held = vec![Vec::new(); folded.functions.len()];
         let mut total = Vec::new();
-        let index = |birth: AllocTime| (ages.least(birth) / length) as usize;
+        let index = |alloc_time: AllocTime| (ages.min_age(alloc_time) / length) as usize;
         for stack in &folded.stacks {
-            let mut told: Vec<_> = folded.visible_functions(stack).collect();
-            told.sort_unstable();
-            told.dedup();
+            let mut visible: Vec<_> = folded.visible_functions(stack).collect();
+            visible.sort_unstable();
+            visible.dedup();
             if !by_cum {
-                told = folded.visible_functions(stack).last().into_iter().collect();
+                visible = folded.visible_functions(stack).last().into_iter().collect();
             }
-            for (birth, held_of) in &stack.births {
-                for function in &told {
-                    add(&mut held[function.0 as usize], index(*birth), *held_of);
+            for (alloc_time, amounts) in &stack.alloc_times {
+                for function in &visible {
+                    add(&mut held[function.0 as usize], index(*alloc_time), *amounts);
                 }
-                add(&mut total, index(*birth), *held_of);
+                add(&mut total, index(*alloc_time), *amounts);
             }
         }
         Self {
@@ -76,13 +78,13 @@ impl Cohorts {
         }
     }
 
-    /// The length of a cohort, in seconds.
+    /// Length of a cohort, in seconds.
     pub(crate) fn length(&self) -> u32 {
         self.length
     }
 
-    /// What a function holds, young to old; where it holds nothing, there is no cohort.
-    pub(crate) fn of(&self, function: usize) -> impl Iterator<Item = Cohort> {
+    /// Cohorts of a function, young to old, without empty ones.
+    pub(crate) fn of_function(&self, function: usize) -> impl Iterator<Item = Cohort> {
         let held = self.held[function].iter().zip(0..);
         held.filter(|(held, _)| **held != [0; 2])
             .map(|(&[bytes, objects], index)| Cohort {
@@ -93,11 +95,11 @@ impl Cohorts {
             })
     }
 
-    /// The age that half of a function's bytes have not reached, in seconds.
+    /// Age in seconds that half of a function's bytes have not reached. `None` if it has none.
     pub(crate) fn median(&self, function: usize) -> Option<u32> {
-        let total: i64 = self.of(function).map(|cohort| cohort.bytes).sum();
+        let total: i64 = self.of_function(function).map(|cohort| cohort.bytes).sum();
         let mut younger = 0;
-        self.of(function)
+        self.of_function(function)
             .find(|cohort| {
                 younger += cohort.bytes;
                 2 * younger >= total
@@ -105,7 +107,7 @@ impl Cohorts {
             .map(|cohort| cohort.to)
     }
 
-    /// The bytes that a function holds of each age, from the youngest on.
+    /// Bytes of a function by age, from the youngest on.
     pub(crate) fn bytes(&self, function: usize) -> Vec<i64> {
         self.held[function]
             .iter()
@@ -113,19 +115,19 @@ impl Cohorts {
             .collect()
     }
 
-    /// The bytes that all hold of each age.
+    /// Bytes of all functions by age, from the youngest on.
     pub(crate) fn total(&self) -> Vec<i64> {
         self.total.iter().map(|[bytes, _]| *bytes).collect()
     }
 
-    /// A column for each cohort, young to old, each as high as its share of the largest.
+    /// One bar per cohort, young to old, with a height relative to the largest.
     pub(crate) fn sparkline(&self, function: usize, columns: u32) -> String {
         const HEIGHTS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
         let held = &self.held[function];
-        let most = held.iter().map(|[bytes, _]| *bytes).max().unwrap_or(0);
+        let max = held.iter().map(|[bytes, _]| *bytes).max().unwrap_or(0);
         let bar = |index: u32| match held.get(index as usize) {
             Some(&[bytes, _]) if bytes > 0 => {
-                HEIGHTS[(7.0 * bytes as f64 / most as f64).round() as usize]
+                HEIGHTS[(7.0 * bytes as f64 / max as f64).round() as usize]
             }
             _ => ' ',
         };
@@ -133,12 +135,12 @@ impl Cohorts {
     }
 }
 
-/// Keeps what is older than that; returns the bytes left out because their age is not known.
-pub(crate) fn filter_older(profile: &mut Profile, least: Duration) -> Result<i64> {
+/// Keeps samples of at least that age. Returns the bytes dropped because their age is unknown.
+pub(crate) fn filter_older(profile: &mut Profile, min_age: Duration) -> Result<i64> {
     let ages = profile.ages.ok_or_else(no_ages_error)?;
     let mut unknown = SampleValues::default();
-    profile.samples.retain(|sample| match sample.birth {
-        Some(birth) => u64::from(ages.least(birth)) >= least.as_secs(),
+    profile.samples.retain(|sample| match sample.alloc_time {
+        Some(alloc_time) => u64::from(ages.min_age(alloc_time)) >= min_age.as_secs(),
         None => {
             unknown += sample.values;
             false
@@ -147,7 +149,7 @@ pub(crate) fn filter_older(profile: &mut Profile, least: Duration) -> Result<i64
     Ok(unknown[SampleType::InuseSpace])
 }
 
-/// For a profile whose samples have no births.
+/// Error for a profile whose samples have no allocation times.
 pub(crate) fn no_ages_error() -> Error {
     Error::Usage(
         "its samples have no age: `memprof activate ages=1m` counts it for what is allocated from then on"
@@ -155,8 +157,8 @@ pub(crate) fn no_ages_error() -> Error {
     )
 }
 
-/// `45s`, `12m`, `3h`, `9d`: rounded down.
-pub(crate) fn span(seconds: u32) -> String {
+/// Formats seconds as `45s`, `12m`, `3h` or `9d`, rounded down.
+pub(crate) fn format_span(seconds: u32) -> String {
     match seconds {
         0..120 => format!("{seconds}s"),
         120..7200 => format!("{}m", seconds / 60),

@@ -1,10 +1,10 @@
-//! The allocator's own frames at the leaf, which would otherwise be the top row of every report.
+//! Finds the allocator's own frames at the leaf, which would otherwise be the top row of every report.
 
 use crate::names::Names;
 use crate::profile::{Address, Profile};
 use crate::stacks::{AddressId, StackId};
 
-/// File names of allocators that are libraries of their own.
+/// File names of allocators in shared libraries, by prefix.
 const LIBRARIES: [&str; 5] = [
     "libjemalloc.so",
     "libjemalloc_pic",
@@ -13,7 +13,7 @@ const LIBRARIES: [&str; 5] = [
     "memory_profile.so",
 ];
 
-/// Functions by which C, C++ and Rust ask for memory.
+/// Allocation functions of C, C++ and Rust.
 const FUNCTIONS: [&str; 22] = [
     "malloc",
     "calloc",
@@ -39,7 +39,7 @@ const FUNCTIONS: [&str; 22] = [
     "operator new(unsigned long)",
 ];
 
-/// Beginnings of functions that are an allocator's inside. Those of a static jemalloc are listed as of 5.3.
+/// Prefixes of internal allocator functions. Those of a static jemalloc are from 5.3.
 const PREFIXES: [&str; 31] = [
     "je_",
     "_rjem_",
@@ -74,21 +74,22 @@ const PREFIXES: [&str; 31] = [
     "jemallocator::",
 ];
 
-/// Ends of the functions by which Rust's own library asks for memory.
+/// Suffixes of allocation functions in Rust's standard library.
 const RUST: [&str; 3] = [
     "::__rust_alloc",
     "::__rust_alloc_zeroed",
     "::__rust_realloc",
 ];
 
-/// Beginnings of trait implementations of Rust allocators.
+/// Prefixes of trait implementations of Rust allocators.
 const IMPLEMENTATIONS: [&str; 3] = [
     "<tikv_jemallocator::",
     "<jemallocator::",
     "<alloc::alloc::Global as ",
 ];
 
-/// By stack: how many addresses at the leaf belong to the allocator. One always remains.
+/// By stack: number of addresses at the leaf that belong to the allocator. At least one address of each stack
+/// remains.
 pub(crate) fn allocator_depths(profile: &Profile, names: &Names) -> Vec<u32> {
     let addresses = profile.stacks.addresses();
     let libraries: Vec<bool> = profile
@@ -102,7 +103,7 @@ pub(crate) fn allocator_depths(profile: &Profile, names: &Names) -> Vec<u32> {
             profile
                 .mapping_of(call)
                 .is_some_and(|mapping| libraries[mapping])
-                || is_allocating(names, AddressId(index as u32))
+                || is_allocator_address(names, AddressId(index as u32))
         })
         .collect();
     (0..profile.stacks.len())
@@ -117,8 +118,8 @@ pub(crate) fn allocator_depths(profile: &Profile, names: &Names) -> Vec<u32> {
         .collect()
 }
 
-/// Whether all frames of an address are the allocator's.
-fn is_allocating(names: &Names, address: AddressId) -> bool {
+/// Returns whether all frames of an address are the allocator's.
+fn is_allocator_address(names: &Names, address: AddressId) -> bool {
     let frames = names.frames(address);
     !frames.is_empty()
         && frames
@@ -130,12 +131,13 @@ fn is_library(file: &str) -> bool {
     LIBRARIES.iter().any(|library| file.starts_with(library))
 }
 
+/// Returns whether a function is the allocator's, by its demangled name.
 pub(crate) fn is_allocator(function: &str) -> bool {
     let plain = function
         .trim_start_matches("__libc_")
         .trim_start_matches("__GI_");
     FUNCTIONS.contains(&plain)
-        // Debug information puts them into the crate that has the allocator.
+        // Debug information names these with the path of the crate that defines the allocator.
         || RUST.iter().any(|end| function.ends_with(end))
         || PREFIXES.iter().any(|prefix| function.starts_with(prefix))
         || IMPLEMENTATIONS

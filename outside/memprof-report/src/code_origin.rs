@@ -1,5 +1,5 @@
-//! Whose code a function is, so that a report begins with the program's own and not with what every
-//! program has below it: a row is the leaf-most frame of the stack's most telling kind.
+//! Code origin of functions, so that a report shows the program's own functions and not the libraries that every
+//! program calls: a row is the leaf-most frame of the highest origin in its stack.
 
 mod rules;
 
@@ -11,24 +11,24 @@ use self::rules::{FILES, FUNCTIONS, LANGUAGES, LIBRARIES, NAMESPACES};
 use crate::names::Frame;
 use crate::profile::{Mapping, Profile};
 
-/// Whose code a function is, from what tells least to what tells most.
+/// Origin of a function's code, from the least to the most informative.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum CodeOrigin {
-    /// What starts a program or a thread, above `main`.
+    /// Code that starts a program or a thread, before `main`.
     #[default]
     Startup,
-    /// Standard libraries, containers, wrappers of malloc.
+    /// Standard libraries, containers and wrappers of malloc.
     Plumbing,
-    /// What runs a program of another language.
+    /// An interpreter or a language's runtime.
     Interpreter,
-    /// A library: one whose functions have no names here, or that keeps what others give it.
+    /// A library: one without symbols, or one that stores what its callers give it.
     Library,
-    /// The program's own.
+    /// The program's own code.
     Program,
 }
 
 impl CodeOrigin {
-    /// What a table says behind a name that is not the program's own.
+    /// Text that tables append to a function's name; empty for the program's own.
     pub(crate) fn suffix(self) -> &'static str {
         match self {
             Self::Startup => " (start)",
@@ -40,95 +40,95 @@ impl CodeOrigin {
     }
 }
 
-/// How functions are told apart. The default is the table in `blame/rules` alone.
+/// Rules that determine code origins. The default is only the built-in tables in `code_origin/rules`.
 #[derive(Clone, Debug, Default)]
 pub struct OriginRules {
-    /// Every function is a row, none is folded into its caller.
+    /// Makes every function a row: none is folded into its caller.
     pub flat: bool,
-    /// These names are the program's own, whatever the rules say.
+    /// Names that count as the program's own, whatever other rules say.
     pub own: Option<Regex>,
-    /// These are not; a name that both match is the program's own.
+    /// Names that count as plumbing, unless `own` matches too.
     pub plumbing: Option<Regex>,
 }
 
 impl OriginRules {
-    /// Whose a function is, where its name tells. `named` is false for `file+0xoffset`.
+    /// Returns the origin of a function that its name determines. `named` is false for `file+0xoffset`.
     pub(crate) fn origin_of_name(&self, function: &str, named: bool) -> Option<CodeOrigin> {
-        let asked = |pattern: &Option<Regex>| {
+        let matches = |pattern: &Option<Regex>| {
             pattern
                 .as_ref()
                 .is_some_and(|pattern| pattern.is_match(function))
         };
-        if asked(&self.own) {
+        if matches(&self.own) {
             return Some(CodeOrigin::Program);
         }
-        if asked(&self.plumbing) {
+        if matches(&self.plumbing) {
             return Some(CodeOrigin::Plumbing);
         }
         named.then(|| origin_by_rules(function)).flatten()
     }
 }
 
-/// Where an address lies.
+/// Properties of the mapping that contains an address.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct CodeLocation {
-    /// Whose the file is, where its name tells.
-    whose: Option<CodeOrigin>,
+    /// Origin that the file's name determines.
+    origin: Option<CodeOrigin>,
     is_main: bool,
-    /// Whether its code was made while the program ran.
-    is_made: bool,
+    /// Whether the code is JIT code: not from a file.
+    is_jit: bool,
 }
 
 impl CodeLocation {
-    /// By mapping.
+    /// Returns the location of each mapping, by index.
     pub(crate) fn for_mappings(profile: &Profile) -> Vec<Self> {
         let main = profile.main_file().map(|mapping| mapping.path.as_str());
         let mappings = profile.mappings.iter();
         mappings
             .map(|mapping| Self {
-                whose: origin_of_file(mapping),
+                origin: origin_of_file(mapping),
                 is_main: main == Some(mapping.path.as_str()),
-                is_made: !mapping.is_file(),
+                is_jit: !mapping.is_file(),
             })
             .collect()
     }
 
-    /// Whose a function is whose name does not tell.
+    /// Returns the origin of a function whose name does not determine it.
     pub(crate) fn origin_of_frame(self, frame: &Frame) -> CodeOrigin {
-        // What a just-in-time compiler names is a function of the script.
-        let whose = self.whose.filter(|_| !(self.is_made && frame.named));
-        whose.unwrap_or(match frame.named || self.is_main {
+        // A function that a JIT compiler named is one of the script.
+        let origin = self.origin.filter(|_| !(self.is_jit && frame.named));
+        origin.unwrap_or(match frame.named || self.is_main {
             true => CodeOrigin::Program,
             false => CodeOrigin::Library,
         })
     }
 }
 
-/// Whose a mapped file is, where its name tells.
+/// Returns the origin that a file's name determines.
 fn origin_of_file(mapping: &Mapping) -> Option<CodeOrigin> {
-    find(FILES, stem(mapping.file_name()))
+    find_origin(FILES, stem(mapping.file_name()))
 }
 
 fn origin_by_rules(function: &str) -> Option<CodeOrigin> {
     match namespace(function) {
-        Some(namespace) => find(NAMESPACES, &namespace),
+        Some(namespace) => find_origin(NAMESPACES, &namespace),
         None => None,
     }
-    .or_else(|| find(FUNCTIONS, function))
-    .or_else(|| find(LIBRARIES, function))
-    .or_else(|| find(LANGUAGES, function))
+    .or_else(|| find_origin(FUNCTIONS, function))
+    .or_else(|| find_origin(LIBRARIES, function))
+    .or_else(|| find_origin(LANGUAGES, function))
 }
 
-fn find(rules: &[(CodeOrigin, &[&str])], name: &str) -> Option<CodeOrigin> {
+fn find_origin(rules: &[(CodeOrigin, &[&str])], name: &str) -> Option<CodeOrigin> {
     rules
         .iter()
         .find(|(_, patterns)| patterns.iter().any(|pattern| matches_glob(pattern, name)))
-        .map(|(whose, _)| *whose)
+        .map(|(origin, _)| *origin)
 }
 
-/// Whether `name` is `pattern`, in which `*` is any text.
+/// Returns whether `name` matches `pattern`, in which `*` is any text.
 fn matches_glob(pattern: &str, name: &str) -> bool {
-    // Most patterns differ in their first byte, and each function is held against all of them.
+    // Fast path: most patterns differ in the first byte, and each function is compared with all of them.
     if pattern.as_bytes().first() != name.as_bytes().first() && !pattern.starts_with('*') {
         return false;
     }
@@ -144,29 +144,29 @@ fn matches_glob(pattern: &str, name: &str) -> bool {
     for part in parts {
         last = part;
         match rest.find(part) {
-            Some(at) => rest = &rest[at + part.len()..],
+            Some(index) => rest = &rest[index + part.len()..],
             None => return false,
         }
     }
     last.is_empty() || name.ends_with(last)
 }
 
-/// `libc` of `libc.so.6`, `python` of `python3.11`.
+/// File name without its version: `libc` of `libc.so.6`, `python` of `python3.11`.
 pub(crate) fn stem(file: &str) -> &str {
-    let name = file.find(".so").map_or(file, |at| &file[..at]);
+    let name = file.find(".so").map_or(file, |index| &file[..index]);
     name.trim_end_matches(|c: char| c.is_ascii_digit() || matches!(c, '.' | '-'))
 }
 
-/// What stands before the first `::` of a path; of `<T as Trait>::f` that of the type or, where the type
-/// has none because it is generic or built in, that of the trait.
+/// Returns the first component of a path. For `<T as Trait>::f` that of the type or, if the type is generic or
+/// built in, that of the trait.
 fn namespace(function: &str) -> Option<Cow<'_, str>> {
     let Some(inside) = function.strip_prefix('<') else {
         let (first, rest) = function.split_once("::")?;
-        // C++ has whole libraries in namespaces of namespaces.
+        // C++ has whole libraries in nested namespaces.
         let second = rest.split("::").next().unwrap_or_default();
         return Some(match first {
             "boost" | "absl" => Cow::Owned(format!("{first}::{second}")),
-            // An operator's type, `operator std::string`, or a conversion in a template's arguments.
+            // The type of an operator such as `operator std::string`, or a conversion in template arguments.
             _ if !is_identifier(first) => return None,
             _ => Cow::Borrowed(first),
         });
@@ -194,7 +194,7 @@ fn namespace(function: &str) -> Option<Cow<'_, str>> {
         Some((_, named)) if !named.starts_with('<') => {
             Some(Cow::Borrowed(named.split("::").next().unwrap_or(named)))
         }
-        // `<[T]>::to_vec`, `<u8 as <[_]>::to_vec_in::ConvertVec>::to_vec`: only the language's own libraries may add to
+        // `<[T]>::to_vec`, `<u8 as <[_]>::to_vec_in::ConvertVec>::to_vec`: only Rust's own libraries may add to
         // built-in types.
         Some(_) | None => Some(Cow::Borrowed("core")),
     }
@@ -209,7 +209,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_tell_whose_they_are() {
+    fn function_names_determine_origin() {
         let check = |function: &str, expected: Option<CodeOrigin>| {
             assert_eq!(
                 OriginRules::default().origin_of_name(function, true),
@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn files_tell_whose_they_are() {
+    fn file_names_determine_origin() {
         let check = |path: &str, expected: Option<CodeOrigin>| {
             let mapping = Mapping {
                 path: path.into(),
@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn the_command_line_has_the_last_word() {
+    fn command_line_patterns_override_rules() {
         let pattern = |text| Some(Regex::new(text).expect("a pattern"));
         let blame = OriginRules {
             own: pattern("^std::|^libc.so"),

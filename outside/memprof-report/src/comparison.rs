@@ -1,36 +1,36 @@
-//! Values beside those of a base.
+//! Values with those of a base.
 
 use std::ops::AddAssign;
 
 use crate::confidence::Confidence;
 
-/// A value in the profile and in its base.
+/// A value in the profile and in its base, in bytes or objects.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Comparison {
-    /// In the profile.
+    /// Value in the profile.
     pub new: i64,
-    /// In the base; 0 without one.
+    /// Value in the base; 0 without one.
     pub base: i64,
-    /// What the value, or the change from the base, rests on.
-    pub evidence: Confidence,
+    /// Confidence of the value, or of the change from the base.
+    pub confidence: Confidence,
 }
 
 impl Comparison {
-    /// The value, or the change from the base.
+    /// Value, or change from the base.
     pub fn value(self) -> i64 {
         self.new - self.base
     }
 
-    /// Whether the change is no larger than sampling alone may make it: two standard errors.
+    /// Returns whether the change is at most what sampling alone can cause: two standard errors.
     pub(crate) fn is_noise(self) -> bool {
-        self.value() != 0 && (self.value().unsigned_abs() as f64) < 2.0 * self.evidence.error()
+        self.value() != 0 && (self.value().unsigned_abs() as f64) < 2.0 * self.confidence.error()
     }
 
     pub(crate) fn is_zero(self) -> bool {
         (self.new, self.base) == (0, 0)
     }
 
-    /// How it changed.
+    /// Kind of change from the base.
     pub(crate) fn change(self) -> Change {
         match (self.base, self.new) {
             (base, new) if base == new => Change::Same,
@@ -46,30 +46,30 @@ impl AddAssign for Comparison {
     fn add_assign(&mut self, other: Self) {
         self.new += other.new;
         self.base += other.base;
-        self.evidence += other.evidence;
+        self.confidence += other.confidence;
     }
 }
 
-/// What became of a function since the base.
+/// Kind of change of a function since the base.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Change {
-    /// More than before.
+    /// Larger than in the base.
     Grew,
-    /// Less than before.
+    /// Smaller than in the base.
     Shrank,
-    /// Not there before.
+    /// Not in the base.
     New,
-    /// Not there any more.
+    /// Only in the base.
     Gone,
-    /// As before.
+    /// Equal to the base.
     Same,
 }
 
 impl Change {
-    /// Those a diff shows, in its order.
+    /// Kinds that a comparison shows, in its order.
     pub(crate) const SHOWN: [Self; 4] = [Self::Grew, Self::Shrank, Self::New, Self::Gone];
 
-    /// The word for it.
+    /// Name in the output.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Grew => "grew",

@@ -1,40 +1,40 @@
-//! How sure an estimate is: on how many samples it rests, and how far it may lie from the truth.
+//! Certainty of an estimate: its number of samples and its error.
 
 use std::ops::{Add, AddAssign};
 
 use crate::profile::{Profile, Sample, SampleType};
 
-/// Below this many samples a table says how large the error is.
-const FEW: u64 = 20;
+/// Tables show the error of values with fewer samples.
+const MIN_SAMPLES: u64 = 20;
 
-/// A table says the error also where such a share of the value may be missing.
-const NOTABLE: f64 = 0.02;
+/// Tables show the error of values of which at least this share may be missing.
+const NOTABLE_SHARE: f64 = 0.02;
 
-/// What an estimate rests on.
+/// Basis of an estimate.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Confidence {
-    /// The number of samples; 0 where the profile does not tell, or where nothing was sampled.
+    /// Number of samples; 0 if the profile has no counts or was not sampled.
     pub samples: u64,
-    /// In the square of the estimate's unit.
+    /// Variance, in the square of the estimate's unit.
     pub variance: f64,
-    /// What samples that were lost may have shown besides, in the estimate's unit.
+    /// Estimated amount in lost samples, in the estimate's unit.
     pub missing: f64,
 }
 
 impl Confidence {
-    /// Of one stack's value.
+    /// Confidence of one stack's value.
     ///
-    /// A sampler that takes each object of s bytes with the probability p = 1 − exp(−s/P) and counts it for
-    /// 1/p has the variance n·(1 − p)·(s/p)² for n samples (Horvitz and Thompson): 1/√n of the value for
-    /// objects much smaller than P, nothing for larger ones, which it all takes.
-    pub(crate) fn of(profile: &Profile, sample: &Sample, sample_type: SampleType) -> Self {
+    /// A sampler that takes each object of s bytes with probability p = 1 − exp(−s/P) and counts it as 1/p has the
+    /// variance n·(1 − p)·(s/p)² for n samples (Horvitz and Thompson): 1/√n of the value for objects much smaller
+    /// than P, nothing for larger ones, which are all sampled.
+    pub(crate) fn new(profile: &Profile, sample: &Sample, sample_type: SampleType) -> Self {
         let samples = sample.counts[usize::from(!sample_type.is_alloc())];
         let value = sample.values[sample_type] as f64;
         let (interval, 1..) = (profile.interval, samples) else {
             return Self::default();
         };
         let Some(interval) = interval else {
-            // A share of something known, as far as samples tell it.
+            // A share of a known amount, split by samples.
             return Self {
                 samples: u64::from(samples),
                 variance: value * value / f64::from(samples),
@@ -46,23 +46,24 @@ impl Confidence {
             false => (SampleType::InuseObjects, SampleType::InuseSpace),
         };
         let size = sample.values[space] as f64 / (sample.values[objects] as f64).max(1.0);
-        let missed = (-size / interval as f64).exp();
+        let miss_probability = (-size / interval as f64).exp();
         Self {
             samples: u64::from(samples),
-            variance: value * value * missed / f64::from(samples),
+            variance: value * value * miss_probability / f64::from(samples),
             missing: value.abs() * lost_share(profile),
         }
     }
 
-    /// The standard error, in the estimate's unit: the truth lies within two of them in 19 of 20 profiles. Besides, what
-    /// samples that were lost may have shown.
+    /// Standard error plus the amount that lost samples may have had, in the estimate's unit. The true value is
+    /// within two standard errors in 19 of 20 profiles.
     pub fn error(self) -> f64 {
         self.variance.sqrt() + self.missing
     }
 
-    /// `±29%` of a value with few samples; else nothing.
+    /// Text `±29%` for a value with few samples; else empty.
     pub(crate) fn relative_error(self, value: i64) -> String {
-        let is_sure = self.samples >= FEW && self.missing < NOTABLE * value.abs() as f64;
+        let is_sure =
+            self.samples >= MIN_SAMPLES && self.missing < NOTABLE_SHARE * value.abs() as f64;
         if value == 0 || self.samples == 0 || is_sure {
             return String::new();
         }
@@ -70,7 +71,7 @@ impl Confidence {
     }
 }
 
-/// Samples that were lost for each that was not.
+/// Number of lost samples per sample that was kept.
 fn lost_share(profile: &Profile) -> f64 {
     let origin = &profile.origin;
     let (Some(lost), Some(samples)) = (origin.lost_samples, origin.samples) else {

@@ -1,42 +1,42 @@
-//! Names as the programmer wrote them: Rust (v0 and legacy) and C++ (Itanium), without parameters.
+//! Demangles Rust (v0 and legacy) and C++ (Itanium) names, without parameters.
 
 use std::borrow::Cow;
 use std::fmt;
 
 use cpp_demangle::{DemangleOptions, Symbol};
 
-/// Longer names are shown as the linker knows them: a few hundred bytes of substitutions can mean
+/// Longest demangled name, in bytes; longer ones stay mangled: a few hundred bytes of substitutions can expand to
 /// gigabytes.
-const LONGEST: usize = 16 << 10;
+const MAX_BYTES: usize = 16 << 10;
 
-/// The demangled name, or the name itself where it is not mangled.
+/// Returns the demangled name, or the name itself if it is not mangled.
 pub fn demangle(name: &str) -> Cow<'_, str> {
-    // glibc's versions, as in "stdin@GLIBC_2.2.5", are no part of the name.
+    // glibc's version suffix, as in "stdin@GLIBC_2.2.5", is not part of the name.
     let plain = match name.find('@') {
         Some(at) if at > 0 => &name[..at],
         _ => name,
     };
     let demangled = match plain.as_bytes() {
-        [b'_', b'R', ..] => rust(plain),
-        // Rust's end with a hash; without one, variables of C++ have the same form.
+        [b'_', b'R', ..] => demangle_rust(plain),
+        // Legacy Rust names end with a hash `17h…`; C++ variables may contain that text too.
         [b'_', b'Z', ..] | [b'_', b'_', b'Z', ..] if plain.contains("17h") => {
-            rust(plain).or_else(|| cpp(plain))
+            demangle_rust(plain).or_else(|| demangle_cpp(plain))
         }
-        [b'_', b'Z', ..] | [b'_', b'_', b'Z', ..] => cpp(plain),
+        [b'_', b'Z', ..] | [b'_', b'_', b'Z', ..] => demangle_cpp(plain),
         _ => None,
     };
     demangled.map_or(Cow::Borrowed(plain), Cow::Owned)
 }
 
-fn rust(name: &str) -> Option<String> {
-    let mut text = Text(String::new());
+fn demangle_rust(name: &str) -> Option<String> {
+    let mut text = LimitedText(String::new());
     let name = rustc_demangle::try_demangle(name).ok()?;
     fmt::write(&mut text, format_args!("{name:#}")).ok()?;
     Some(text.0)
 }
 
-fn cpp(name: &str) -> Option<String> {
-    let mut text = Text(String::new());
+fn demangle_cpp(name: &str) -> Option<String> {
+    let mut text = LimitedText(String::new());
     let options = DemangleOptions::new().no_params().no_return_type();
     Symbol::new(name)
         .ok()?
@@ -45,12 +45,12 @@ fn cpp(name: &str) -> Option<String> {
     Some(text.0)
 }
 
-/// Text that refuses to grow beyond [`LONGEST`].
-struct Text(String);
+/// Text that fails to grow beyond [`MAX_BYTES`].
+struct LimitedText(String);
 
-impl fmt::Write for Text {
+impl fmt::Write for LimitedText {
     fn write_str(&mut self, part: &str) -> fmt::Result {
-        if self.0.len() + part.len() > LONGEST {
+        if self.0.len() + part.len() > MAX_BYTES {
             return Err(fmt::Error);
         }
         self.0.push_str(part);
@@ -63,7 +63,7 @@ mod tests {
     use super::demangle;
 
     #[test]
-    fn names_are_shown_as_written() {
+    fn mangled_names_are_demangled() {
         let check = |mangled, expected| assert_eq!(demangle(mangled), expected);
         check("zmalloc", "zmalloc");
         check("stdin@GLIBC_2.2.5", "stdin");

@@ -1,53 +1,53 @@
-//! What can go wrong between bytes and answers.
+//! Errors of reading and rendering profiles.
 
 use std::fmt;
 use std::io;
 use std::path::PathBuf;
 
-/// The result of this crate's functions.
+/// Result of this crate's functions.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What a caller can do about an [`Error`]; the program's exit code follows from it.
+/// Class of an [`Error`], by what the caller can do; determines the program's exit code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// The input or the output failed.
+    /// Reading the input or writing the output failed.
     Failed,
     /// The options contradict each other or the input.
     Usage,
-    /// The profile holds no sample.
+    /// The profile has no samples.
     Empty,
-    /// A binary is not the one the profile was taken from.
+    /// A binary has another build id than the profile's.
     BuildIdMismatch,
 }
 
-/// An error that names the act and the thing.
+/// Error that names the failed act and its object.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A line is not what the format says.
+    /// A line breaks the format's rules.
     #[error("failed to parse {format} line {line}: {problem}")]
     Line {
-        /// The format's name, as in "heap dump".
+        /// Name of the format, as in "heap dump".
         format: &'static str,
-        /// Counted from 1.
+        /// Line number, from 1.
         line: u64,
         /// What was expected and what was found.
         problem: String,
     },
-    /// The input ends before its end.
+    /// The input is truncated.
     #[error("the heap dump is truncated: {problem} (--force reads what is there)")]
     Truncated {
-        /// What is missing.
+        /// The missing part.
         problem: String,
     },
-    /// The input is none of the formats that are read.
+    /// The input has no known format.
     #[error(
         "failed to recognise the input: expected a jemalloc or tcmalloc heap dump, a pprof profile \
          or one of these in gzip, found {found}"
     )]
     Unrecognised {
-        /// The first bytes, quoted.
+        /// First bytes, quoted.
         found: String,
     },
     /// A protobuf profile contradicts itself or its schema.
@@ -56,27 +56,27 @@ pub enum Error {
         /// What was expected and what was found.
         problem: String,
     },
-    /// A limit for hostile input was passed.
+    /// The input exceeds a limit of [`Limits`](crate::Limits).
     #[error("the input passes the limit of {limit} {what}")]
     Limit {
-        /// What is counted, with its unit.
+        /// Counted items, or their unit.
         what: &'static str,
-        /// The most that is accepted.
+        /// The limit.
         limit: u64,
     },
-    /// The values cannot be added up.
+    /// A sum of values overflows.
     #[error("the values overflow: {problem}")]
     Overflow {
-        /// Which sum does not fit.
+        /// The sum that does not fit.
         problem: String,
     },
-    /// The profile holds no sample.
+    /// The profile has no samples.
     #[error("the profile is empty: {reason}")]
     Empty {
-        /// Why, as far as the file tells.
+        /// Reason, as far as the file shows it.
         reason: String,
     },
-    /// A binary is not the one the profile was taken from.
+    /// A binary has another build id than the profile's.
     #[error(
         "build id mismatch: the profile was taken from {path} with build id {expected}, \
          {} has {found} (--pid reads the right one of a process that still runs, --binary-root names a directory with it, \
@@ -84,50 +84,50 @@ pub enum Error {
         file.display()
     )]
     BuildIdMismatch {
-        /// The mapping's path.
+        /// Path of the mapping.
         path: String,
-        /// The build id in the profile, in hex.
+        /// Build id in the profile, in hex.
         expected: String,
-        /// The file that was found instead.
+        /// File that was found instead.
         file: PathBuf,
-        /// Its build id, in hex.
+        /// Build id of that file, in hex.
         found: String,
     },
-    /// One of the inputs cannot be read.
+    /// An input cannot be read.
     #[error("{name}: {source}")]
-    Of {
-        /// Which.
+    Input {
+        /// File name of the input.
         name: String,
-        /// What is wrong with it.
+        /// The error in it.
         source: Box<Self>,
     },
     /// The options contradict each other or the input.
     #[error("{0}")]
     Usage(String),
-    /// An external program is needed and failed.
+    /// A required external program failed.
     #[error("{program}: {problem}")]
     Program {
-        /// The program's name.
+        /// Name of the program.
         program: &'static str,
-        /// What happened, and the remedy.
+        /// Failure and remedy.
         problem: String,
     },
     /// Reading or writing failed.
     #[error("failed to {act}")]
     Io {
-        /// The act and the thing.
+        /// The failed act and its object.
         act: String,
-        /// The error of the system call that failed.
+        /// Error of the failed system call.
         #[source]
         source: io::Error,
     },
 }
 
 impl Error {
-    /// What a caller can do about it.
+    /// Class of the error.
     pub fn kind(&self) -> ErrorKind {
         match self {
-            Self::Of { source, .. } => source.kind(),
+            Self::Input { source, .. } => source.kind(),
             Self::Usage(_) => ErrorKind::Usage,
             Self::Empty { .. } => ErrorKind::Empty,
             Self::BuildIdMismatch { .. } => ErrorKind::BuildIdMismatch,
@@ -155,7 +155,7 @@ impl Error {
     }
 }
 
-/// A writer's failure, while rendering.
+/// Errors of the writer, while rendering.
 impl From<io::Error> for Error {
     fn from(source: io::Error) -> Self {
         Self::Io {
@@ -165,15 +165,15 @@ impl From<io::Error> for Error {
     }
 }
 
-/// Bytes of the input as a message quotes them: printable ASCII, at most 40 of them.
+/// Formats input bytes for a message: printable ASCII, at most 40 bytes.
 pub(crate) struct Quoted<'a>(pub(crate) &'a [u8]);
 
 impl fmt::Display for Quoted<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const SHOWN: usize = 40;
+        const MAX_BYTES: usize = 40;
         let (shown, dots) = match self.0.len() {
-            0..=SHOWN => (self.0, ""),
-            _ => (&self.0[..SHOWN], "…"),
+            0..=MAX_BYTES => (self.0, ""),
+            _ => (&self.0[..MAX_BYTES], "…"),
         };
         write!(f, "\"{}{dots}\"", shown.escape_ascii())
     }

@@ -1,23 +1,23 @@
-//! What a file begins with, which tells its format.
+//! Reads the first bytes of a file, which determine its format.
 
 use std::io::{BufRead, Read};
 
 use crate::error::{Error, Result};
 
-/// How many bytes decide the format.
-const HEAD: u64 = 16;
+/// Number of bytes that determine the format.
+const MAGIC_LEN: u64 = 16;
 
-/// Reads the first bytes of a file, which has at least one.
+/// Returns the first bytes of a file. Fails if it is empty.
 pub(crate) fn read_magic(input: &mut dyn BufRead) -> Result<Vec<u8>> {
-    let mut head = Vec::new();
+    let mut magic = Vec::new();
     input
-        .take(HEAD)
-        .read_to_end(&mut head)
+        .take(MAGIC_LEN)
+        .read_to_end(&mut magic)
         .map_err(Error::io("read the profile"))?;
-    if head.is_empty() {
+    if magic.is_empty() {
         return Err(Error::Empty {
             reason: "the file has no byte".into(),
         });
     }
-    Ok(head)
+    Ok(magic)
 }

@@ -1,4 +1,4 @@
-//! Which stacks a report is about.
+//! Selects the stacks of a report.
 
 use regex::Regex;
 
@@ -10,9 +10,9 @@ use crate::stacks::AddressId;
 /// Keeps stacks with a function that matches `focus`, and without one that matches `ignore`.
 #[derive(Clone, Debug, Default)]
 pub struct Filter {
-    /// All stacks, when there is none.
+    /// `None` keeps all stacks.
     pub focus: Option<Regex>,
-    /// No stack, when there is none.
+    /// `None` removes no stack.
     pub ignore: Option<Regex>,
 }
 
@@ -23,13 +23,13 @@ pub fn pattern(text: &str) -> Result<Regex> {
 }
 
 impl Filter {
-    /// Removes the samples that are not asked for. The first `depths[stack]` frames, the allocator's, match nothing.
+    /// Removes samples that do not pass. The first `depths[stack]` frames, the allocator's, match nothing.
     pub(crate) fn apply(&self, profile: &mut Profile, names: &Names, depths: &[u32]) {
         if self.focus.is_none() && self.ignore.is_none() {
             return;
         }
-        let focus = matches(self.focus.as_ref(), profile, names);
-        let ignore = matches(self.ignore.as_ref(), profile, names);
+        let focus = matching_addresses(self.focus.as_ref(), profile, names);
+        let ignore = matching_addresses(self.ignore.as_ref(), profile, names);
         let any = |by_address: &[bool], frames: &[AddressId]| {
             frames.iter().any(|id| by_address[id.0 as usize])
         };
@@ -41,9 +41,10 @@ impl Filter {
     }
 }
 
-/// Removes the stacks of memprof itself: of the plugin's file, and of its host library. Returns what they held.
+/// Removes the stacks of memprof itself: those with a frame in the plugin's file or in its host library. Returns
+/// their values.
 ///
-/// The allocator's frames do not count: the plugin may stand there because it walks the stacks.
+/// Allocator frames do not count: the plugin may be among them because it walks the stacks.
 pub fn drop_memprof_stacks(profile: &mut Profile, names: &Names, depths: &[u32]) -> SampleValues {
     let image = profile.origin.image.as_deref();
     let files: Vec<bool> = profile
@@ -72,20 +73,20 @@ pub fn drop_memprof_stacks(profile: &mut Profile, names: &Names, depths: &[u32])
         })
         .collect();
     let stacks = &profile.stacks;
-    let mut left_out = SampleValues::default();
+    let mut removed = SampleValues::default();
     profile.samples.retain(|sample| {
         let frames = &stacks.frames(sample.stack)[depths[sample.stack.0 as usize] as usize..];
-        let is_ours = frames.iter().any(|id| by_address[id.0 as usize]);
-        if is_ours {
-            left_out += sample.values;
+        let is_memprof = frames.iter().any(|id| by_address[id.0 as usize]);
+        if is_memprof {
+            removed += sample.values;
         }
-        !is_ours
+        !is_memprof
     });
-    left_out
+    removed
 }
 
-/// By address.
-fn matches(pattern: Option<&Regex>, profile: &Profile, names: &Names) -> Vec<bool> {
+/// By address: whether a function matches.
+fn matching_addresses(pattern: Option<&Regex>, profile: &Profile, names: &Names) -> Vec<bool> {
     let Some(pattern) = pattern else {
         return vec![false; profile.stacks.addresses().len()];
     };

@@ -1,4 +1,5 @@
-//! Collapsed stacks: root first, by function, each once. All views but pprof and jeprof start here.
+//! Folded stacks: root first, by function, each stack once. All formats except pprof and jeprof are rendered from
+//! them.
 
 use std::collections::HashMap;
 
@@ -11,54 +12,54 @@ use crate::names::{Frame, Names, StringId, Strings};
 use crate::profile::{Profile, SampleType};
 use crate::stacks::AddressId;
 
-/// What one function of a stack is called.
+/// Granularity of frames.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Granularity {
-    /// By its name.
+    /// One frame per function name.
     #[default]
     Functions,
-    /// By name, file and line.
+    /// One frame per name, file and line.
     Lines,
 }
 
-/// A named profile, ready to be viewed.
+/// A profile with symbolized addresses, ready to be rendered.
 #[derive(Debug)]
 pub struct SymbolizedProfile {
-    /// Its values are estimates.
+    /// Profile with estimated values.
     pub profile: Profile,
-    /// The names of its addresses.
+    /// Frames of the profile's addresses.
     pub names: Names,
-    /// By stack: how many addresses at the leaf belong to the allocator.
+    /// By stack: number of addresses at the leaf that belong to the allocator.
     pub depths: Vec<u32>,
 }
 
-/// One collapsed stack.
+/// One folded stack.
 #[derive(Clone, Debug)]
 pub struct FoldedStack {
-    /// Root first.
+    /// Functions, root first.
     pub functions: Box<[StringId]>,
-    /// In the profile and in its base.
+    /// Values in the profile and in its base.
     pub values: Comparison,
-    /// The bytes and objects in use in the profile, by when they were allocated, where it tells; in any order.
-    pub(crate) births: Vec<(AllocTime, [i64; 2])>,
+    /// Bytes and objects in use in the profile, by allocation time; unordered, empty if the profile has no ages.
+    pub(crate) alloc_times: Vec<(AllocTime, [i64; 2])>,
 }
 
-/// Collapsed stacks of a profile, and of its base in a diff.
+/// Folded stacks of a profile, and of its base in a comparison.
 #[derive(Debug, Default)]
 pub struct Folded {
-    /// The functions' names.
+    /// Names of the functions.
     pub functions: Strings,
-    /// By function: whose it is.
-    pub whose: Vec<CodeOrigin>,
-    /// In the order of their names.
+    /// Code origin of each function, by its id.
+    pub origins: Vec<CodeOrigin>,
+    /// Stacks in the order of their function names.
     pub stacks: Vec<FoldedStack>,
-    /// Whether only the most telling frames of each stack count.
-    pub(crate) is_told: bool,
+    /// Whether only the frames of the highest code origin in each stack are visible.
+    pub(crate) is_origin_filtered: bool,
 }
 
 impl Folded {
-    /// Folds a profile and its base. Stacks are matched by name, never by address, so that the two may come
-    /// from different runs and builds.
+    /// Folds a profile and its base. Stacks are matched by name, never by address, so the two may come from
+    /// different runs and builds.
     pub fn new(
         profile: &SymbolizedProfile,
         base: Option<&SymbolizedProfile>,
@@ -76,71 +77,76 @@ impl Folded {
         fold.sorted()
     }
 
-    /// The functions of a stack that count, root first: all, or those of its most telling kind.
+    /// Visible functions of a stack, root first: all, or those of its highest code origin.
     pub(crate) fn visible_functions<'s>(
         &self,
         stack: &'s FoldedStack,
     ) -> impl Iterator<Item = StringId> + use<'s, '_> {
-        let whose = |id: &StringId| self.whose[id.0 as usize];
-        let most = match self.is_told {
-            true => stack.functions.iter().map(whose).max(),
+        let origin_of = |id: &StringId| self.origins[id.0 as usize];
+        let highest = match self.is_origin_filtered {
+            true => stack.functions.iter().map(origin_of).max(),
             false => None,
         };
         let functions = stack.functions.iter().copied();
-        functions.filter(move |id| most.is_none_or(|most| whose(id) == most))
+        functions.filter(move |id| highest.is_none_or(|highest| origin_of(id) == highest))
     }
 
-    /// For a table: the stacks as they are, of which the functions of the most telling kind count.
+    /// Keeps the stacks whole but lets [`visible_functions`](Self::visible_functions) return only frames of the
+    /// highest code origin in each stack (program before library before …). Used for tables.
     pub(crate) fn with_origin_filter(self) -> Self {
         Self {
-            is_told: true,
+            is_origin_filtered: true,
             ..self
         }
     }
 
-    /// Each stack with the frames of its most telling kind alone, which is the program's own functions
-    /// wherever there is one; all others are folded into them.
+    /// Reduces each stack to the frames of its highest code origin: the program's own functions if there are any.
+    /// Values of the removed frames count for those.
     pub fn into_origin_filtered(self) -> Self {
         let Self {
             functions,
-            whose,
+            origins,
             stacks,
             ..
         } = self;
         let mut fold = FoldBuilder {
             functions,
-            whose,
+            origins,
             ..FoldBuilder::default()
         };
         for stack in stacks {
-            let whose = |id: &&StringId| fold.whose[id.0 as usize];
-            let most = stack.functions.iter().map(|id| whose(&id)).max();
-            let told = stack.functions.iter().filter(|id| Some(whose(id)) == most);
-            let held = fold.stacks.entry(told.copied().collect()).or_default();
-            held.values += stack.values;
-            held.births.extend(stack.births);
+            let origin_of = |id: &&StringId| fold.origins[id.0 as usize];
+            let highest = stack.functions.iter().map(|id| origin_of(&id)).max();
+            let visible = stack
+                .functions
+                .iter()
+                .filter(|id| Some(origin_of(id)) == highest);
+            let totals = fold.stacks.entry(visible.copied().collect()).or_default();
+            totals.values += stack.values;
+            totals.alloc_times.extend(stack.alloc_times);
         }
         Self {
-            is_told: true,
+            is_origin_filtered: true,
             ..fold.sorted()
         }
     }
 }
 
-/// What a stack holds.
+/// Values of one folded stack.
 #[derive(Default)]
 struct StackTotals {
     values: Comparison,
-    births: Vec<(AllocTime, [i64; 2])>,
+    alloc_times: Vec<(AllocTime, [i64; 2])>,
 }
 
+/// Folded stacks that are being built.
 #[derive(Default)]
 struct FoldBuilder {
     functions: Strings,
-    whose: Vec<CodeOrigin>,
+    origins: Vec<CodeOrigin>,
     /// By function: whether it is the allocator's.
-    allocating: Vec<bool>,
-    /// By function: whose it is, where its name tells.
+    is_allocator: Vec<bool>,
+    /// By function: code origin, if the name determines it.
     by_name: Vec<Option<CodeOrigin>>,
     stacks: HashMap<Box<[StringId]>, StackTotals>,
 }
@@ -158,15 +164,15 @@ impl FoldBuilder {
             names,
             depths,
         } = named;
-        let places = CodeLocation::for_mappings(profile);
+        let locations = CodeLocation::for_mappings(profile);
         let by_address: Vec<Box<[StringId]>> = (0..profile.stacks.addresses().len())
             .map(|index| {
                 let id = AddressId(index as u32);
                 let mapping = profile.mapping_of_frame(id);
-                let place = mapping.map(|index| places[index]).unwrap_or_default();
+                let location = mapping.map(|index| locations[index]).unwrap_or_default();
                 let frames = names.frames(id).iter();
                 frames
-                    .map(|frame| self.intern(frame, names, granularity, (blame, place)))
+                    .map(|frame| self.intern(frame, names, granularity, (blame, location)))
                     .collect()
             })
             .collect();
@@ -183,7 +189,7 @@ impl FoldBuilder {
             self.trim_inlined(&mut functions);
             functions.reverse();
             let mut values = Comparison {
-                evidence: Confidence::of(profile, sample, sample_type),
+                confidence: Confidence::new(profile, sample, sample_type),
                 ..Comparison::default()
             };
             *side(&mut values) = sample.values[sample_type];
@@ -192,9 +198,9 @@ impl FoldBuilder {
                 None => self.stacks.entry(functions.as_slice().into()).or_default(),
             };
             held.values += values;
-            if let Some(birth) = sample.birth {
+            if let Some(alloc_time) = sample.alloc_time {
                 let [_, _, objects, bytes] = sample.values.0;
-                held.births.push((birth, [bytes, objects]));
+                held.alloc_times.push((alloc_time, [bytes, objects]));
             }
         }
     }
@@ -204,7 +210,7 @@ impl FoldBuilder {
         frame: &Frame,
         names: &Names,
         granularity: Granularity,
-        (blame, place): (&OriginRules, CodeLocation),
+        (blame, location): (&OriginRules, CodeLocation),
     ) -> StringId {
         let function = names.strings.get(frame.function);
         let id = match (granularity, frame.file) {
@@ -215,32 +221,33 @@ impl FoldBuilder {
             _ => self.functions.intern(function),
         };
         let index = id.0 as usize;
-        if index == self.allocating.len() {
-            self.allocating.push(is_allocator(function));
+        if index == self.is_allocator.len() {
+            self.is_allocator.push(is_allocator(function));
             self.by_name
                 .push(blame.origin_of_name(function, frame.named));
-            self.whose.push(CodeOrigin::default());
+            self.origins.push(CodeOrigin::default());
         }
         // A function that is in several files, or in the base too, is the program's own if one of them is.
-        let whose = self.by_name[index].unwrap_or_else(|| place.origin_of_frame(frame));
-        self.whose[index] = self.whose[index].max(whose);
+        let origin = self.by_name[index].unwrap_or_else(|| location.origin_of_frame(frame));
+        self.origins[index] = self.origins[index].max(origin);
         id
     }
 
-    /// A stack that holds the same to the byte kept its samples: no chance is in that difference.
+    /// Sets the variance of unchanged stacks to 0: equal values mean the same samples, so chance has no part in
+    /// their difference.
     fn drop_unchanged(&mut self) {
         for held in self.stacks.values_mut() {
             if held.values.new == held.values.base {
-                held.values.evidence.variance = 0.0;
+                held.values.confidence.variance = 0.0;
             }
         }
     }
 
-    /// Allocator functions inlined into their caller are trimmed like others.
+    /// Removes allocator functions that were inlined at the leaf, except the last function.
     fn trim_inlined(&self, functions: &mut Vec<StringId>) {
         let leading = functions
             .iter()
-            .take_while(|id| self.allocating[id.0 as usize])
+            .take_while(|id| self.is_allocator[id.0 as usize])
             .count();
         functions.drain(..leading.min(functions.len().saturating_sub(1)));
     }
@@ -255,26 +262,35 @@ impl FoldBuilder {
         let mut stacks: Vec<FoldedStack> = self
             .stacks
             .into_iter()
-            .map(|(functions, StackTotals { values, births })| FoldedStack {
-                functions,
-                values,
-                births,
-            })
+            .map(
+                |(
+                    functions,
+                    StackTotals {
+                        values,
+                        alloc_times,
+                    },
+                )| FoldedStack {
+                    functions,
+                    values,
+                    alloc_times,
+                },
+            )
             .collect();
-        let rank =
-            |stack: &FoldedStack, at: usize| stack.functions.get(at).map(|id| rank[id.0 as usize]);
+        let rank = |stack: &FoldedStack, index: usize| {
+            stack.functions.get(index).map(|id| rank[id.0 as usize])
+        };
         stacks.sort_unstable_by(|a, b| {
             let longest = a.functions.len().max(b.functions.len());
             (0..longest)
-                .map(|at| rank(a, at).cmp(&rank(b, at)))
+                .map(|index| rank(a, index).cmp(&rank(b, index)))
                 .find(|order| order.is_ne())
                 .unwrap_or(std::cmp::Ordering::Equal)
         });
         Folded {
             functions: self.functions,
-            whose: self.whose,
+            origins: self.origins,
             stacks,
-            is_told: false,
+            is_origin_filtered: false,
         }
     }
 }

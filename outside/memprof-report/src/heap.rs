@@ -1,4 +1,4 @@
-//! Heap dumps in text: jemalloc's `heap_v2` and tcmalloc's legacy format.
+//! Parses heap dumps in text: jemalloc's `heap_v2` and tcmalloc's legacy format.
 
 mod checksum;
 mod comments;
@@ -24,44 +24,44 @@ use crate::lines::{InputEnd, for_each_line};
 use crate::profile::{Mapping, Profile, Sample, SampleValues};
 use crate::pseudo_frames::StackMarks;
 
-/// Reads a heap dump, a symbolized one (`--- symbol`) too.
+/// Reads a heap dump, or a symbolized one (`--- symbol`).
 ///
-/// The file must be whole: ended by a newline and by its mappings. With `force` what is there is read, and
-/// the profile carries a warning.
+/// A complete file ends with its mappings and a newline; a truncated one is an error. With `force`, its readable
+/// part is read and the profile gets a warning.
 pub(crate) fn parse(input: &mut dyn BufRead, limits: &Limits, force: bool) -> Result<Profile> {
     let mut dump = DumpReader::new(limits);
     let ending = for_each_line(input, limits.line, |number, line| {
         let line = line.strip_suffix(b"\r").unwrap_or(line);
         dump.line = number;
-        dump.read(line)
+        dump.read_line(line)
     })?;
     dump.finish(ending, force)
 }
 
-/// Whether the mappings follow a line.
+/// Returns whether the mappings start after this line.
 fn starts_mappings(line: &[u8]) -> bool {
     line.starts_with(b"MAPPED_LIBRARIES:") || line.starts_with(b"--- Memory map:")
 }
 
-/// Which line may come next.
+/// State of the parser: which lines may come next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum DumpSection {
     Start,
-    /// `0xADDR name` lines of a symbolized file.
+    /// Lines `0xADDR name` of a symbolized file.
     Symbols,
-    /// Behind `---`: the profile, with or without a line `--- heap`.
+    /// After `---`: the profile, with or without a line `--- heap`.
     SymbolsEnd,
     V2(v2::Expected),
     Legacy,
     Maps,
 }
 
-/// A dump being read, line by line.
+/// Parser state of a dump that is read line by line.
 struct DumpReader<'a> {
     section: DumpSection,
     line: u64,
     /// Bytes of the lines so far.
-    read: u64,
+    bytes_read: u64,
     limits: &'a Limits,
     budget: ParseBudget,
     profile: Profile,
@@ -70,11 +70,11 @@ struct DumpReader<'a> {
     symbols: symbols::Symbols,
     checksum: checksum::DumpChecksum,
     frames: frames::AddressReader,
-    /// Those of the stack read last.
+    /// Pseudo frames of the last stack.
     marks: StackMarks,
     threads: v2::ThreadTotals,
-    /// The line behind the first values that are not those of their only thread.
-    contradictory: Option<u64>,
+    /// Line after the first values that differ from those of their only thread.
+    contradictory_line: Option<u64>,
 }
 
 impl<'a> DumpReader<'a> {
@@ -82,7 +82,7 @@ impl<'a> DumpReader<'a> {
         Self {
             section: DumpSection::Start,
             line: 0,
-            read: 0,
+            bytes_read: 0,
             limits,
             budget: ParseBudget::new(limits),
             profile: Profile::default(),
@@ -93,12 +93,12 @@ impl<'a> DumpReader<'a> {
             frames: frames::AddressReader::default(),
             marks: StackMarks::default(),
             threads: v2::ThreadTotals::default(),
-            contradictory: None,
+            contradictory_line: None,
         }
     }
 
-    fn read(&mut self, line: &[u8]) -> Result<()> {
-        self.read += line.len() as u64 + 1;
+    fn read_line(&mut self, line: &[u8]) -> Result<()> {
+        self.bytes_read += line.len() as u64 + 1;
         self.checksum.add(line);
         match self.section {
             DumpSection::Start => self.read_header(line),
@@ -115,7 +115,7 @@ impl<'a> DumpReader<'a> {
     }
 
     fn read_header(&mut self, line: &[u8]) -> Result<()> {
-        // jeprof writes names in front of a dump.
+        // jeprof writes symbols before the dump, which the checksum does not cover.
         self.checksum = checksum::DumpChecksum::default();
         self.checksum.add(line);
         if let Some(interval) = line.strip_prefix(b"heap_v2/") {
@@ -131,8 +131,8 @@ impl<'a> DumpReader<'a> {
         Err(self.unexpected("'heap_v2/' or 'heap profile:'", line))
     }
 
-    /// Whether `line` starts the mappings; if so, they follow.
-    fn starts_maps(&mut self, line: &[u8]) -> bool {
+    /// Returns whether `line` starts the mappings, and enters their section if so.
+    fn enter_mappings(&mut self, line: &[u8]) -> bool {
         let starts = starts_mappings(line);
         if starts {
             self.section = DumpSection::Maps;
@@ -140,16 +140,16 @@ impl<'a> DumpReader<'a> {
         starts
     }
 
-    /// Reads the addresses of a stack, which the next [`push_sample`](Self::push_sample) ends.
+    /// Reads the addresses of a stack, which the next [`push_sample`](Self::push_sample) completes.
     fn read_stack(&mut self, text: &[u8]) -> Result<()> {
         let stacks = &mut self.profile.stacks;
         stacks.clear();
-        let known = stacks.addresses().len();
+        let previous = stacks.addresses().len();
         self.marks = match self.frames.read(text, stacks) {
             Ok(marks) => marks,
-            Err(wrong) => return Err(self.unexpected("an address '0x…'", wrong)),
+            Err(token) => return Err(self.unexpected("an address '0x…'", token)),
         };
-        for _ in known..self.profile.stacks.addresses().len() {
+        for _ in previous..self.profile.stacks.addresses().len() {
             self.spend(ProfileItem::Address)?;
         }
         if self.profile.stacks.depth() > self.limits.frames {
@@ -161,7 +161,7 @@ impl<'a> DumpReader<'a> {
         Ok(())
     }
 
-    /// Adds `values` at the stack read last.
+    /// Adds a sample with `values` at the last stack.
     fn push_sample(&mut self, values: SampleValues) -> Result<()> {
         if self.profile.samples.len() == self.limits.samples {
             return Err(Error::Limit {
@@ -169,16 +169,16 @@ impl<'a> DumpReader<'a> {
                 limit: self.limits.samples as u64,
             });
         }
-        let (known, depth) = (self.profile.stacks.len(), self.profile.stacks.depth());
+        let (previous, depth) = (self.profile.stacks.len(), self.profile.stacks.depth());
         let stack = self.profile.stacks.finish();
         self.spend(ProfileItem::Sample)?;
-        if self.profile.stacks.len() > known {
+        if self.profile.stacks.len() > previous {
             self.spend(ProfileItem::Stack(depth))?;
         }
         self.profile.samples.push(Sample {
             stack,
             counts: [0; 2],
-            birth: self.marks.birth,
+            alloc_time: self.marks.alloc_time,
             label: self.marks.label,
             values,
         });
@@ -186,7 +186,7 @@ impl<'a> DumpReader<'a> {
     }
 
     fn spend(&mut self, part: ProfileItem) -> Result<()> {
-        self.budget.spend(part, self.read)
+        self.budget.spend(part, self.bytes_read)
     }
 
     fn unexpected(&self, expected: &str, found: &[u8]) -> Error {
@@ -199,7 +199,7 @@ impl<'a> DumpReader<'a> {
 
     fn finish(mut self, ending: InputEnd, force: bool) -> Result<Profile> {
         let missing = match (ending, self.section) {
-            (InputEnd::Cut(line), _) => Some(format!("line {line} has no end")),
+            (InputEnd::Truncated(line), _) => Some(format!("line {line} has no end")),
             (_, DumpSection::Maps) => None,
             _ => Some(format!("no MAPPED_LIBRARIES after line {}", self.line)),
         };
@@ -215,7 +215,7 @@ impl<'a> DumpReader<'a> {
                 .warnings
                 .push("the dump is damaged: its checksum differs".into());
         }
-        if let Some(line) = self.contradictory {
+        if let Some(line) = self.contradictory_line {
             self.profile.warnings.push(format!(
                 "the values before line {line} are not those of their only thread: the dump is damaged"
             ));
@@ -223,7 +223,7 @@ impl<'a> DumpReader<'a> {
         self.read_as_pinned();
         self.profile.mappings =
             maps::arrange(self.mappings, self.build_ids, &mut self.profile.warnings);
-        self.profile.room = self.budget.room(self.read);
+        self.profile.memory_left = self.budget.memory_left(self.bytes_read);
         self.profile.names = self.symbols.into_names(&self.profile);
         Ok(self.profile)
     }

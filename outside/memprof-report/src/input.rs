@@ -1,4 +1,4 @@
-//! Any file a user has: what it is, out of its compression, parsed.
+//! Detects the format of an input, decompresses and parses it.
 
 use std::cell::Cell;
 use std::io::{self, BufRead, BufReader, Cursor, Read};
@@ -11,18 +11,20 @@ use crate::limits::Limits;
 use crate::profile::Profile;
 use crate::{heap, pprof};
 
-/// Reads a heap profile: jemalloc or tcmalloc text, symbolized or not, or pprof; in gzip or not.
+/// Reads a heap profile: jemalloc or tcmalloc text, symbolized or not, or pprof; gzip-compressed or not.
 ///
-/// The values are raw: [`unsample`](crate::unsample()) makes estimates of them. A file that is not whole is an
-/// error unless `force`.
+/// The values are raw: [`unsample`](crate::unsample()) converts them to estimates.
+///
+/// # Errors
+/// The input has no known format, is malformed, exceeds `limits`, or is truncated and `force` is false.
 pub fn parse(input: &mut dyn BufRead, limits: &Limits, force: bool) -> Result<Profile> {
-    let head = read_magic(input)?;
-    let mut input = Cursor::new(&head).chain(input);
-    if head.starts_with(&[0x1f, 0x8b]) {
+    let magic = read_magic(input)?;
+    let mut input = Cursor::new(&magic).chain(input);
+    if magic.starts_with(&[0x1f, 0x8b]) {
         return parse_gzip(&mut input, limits, force);
     }
     parse_plain(
-        &head,
+        &magic,
         &mut LimitedReader::new(&mut input, limits.bytes),
         limits,
         force,
@@ -42,10 +44,10 @@ fn parse_gzip(input: &mut dyn BufRead, limits: &Limits, force: bool) -> Result<P
         limits,
     };
     let mut input = BufReader::with_capacity(256 << 10, decompressed);
-    let head = read_magic(&mut input)?;
-    let mut input = Cursor::new(&head).chain(input);
+    let magic = read_magic(&mut input)?;
+    let mut input = Cursor::new(&magic).chain(input);
     parse_plain(
-        &head,
+        &magic,
         &mut LimitedReader::new(&mut input, limits.bytes),
         limits,
         force,
@@ -53,15 +55,15 @@ fn parse_gzip(input: &mut dyn BufRead, limits: &Limits, force: bool) -> Result<P
 }
 
 fn parse_plain(
-    head: &[u8],
+    magic: &[u8],
     input: &mut LimitedReader<'_>,
     limits: &Limits,
     force: bool,
 ) -> Result<Profile> {
-    let text = [&b"heap_v2/"[..], b"heap profile:", b"--- symbol"];
-    let result = if text.iter().any(|start| head.starts_with(start)) {
+    let text_starts = [&b"heap_v2/"[..], b"heap profile:", b"--- symbol"];
+    let result = if text_starts.iter().any(|start| magic.starts_with(start)) {
         heap::parse(input, limits, force)
-    } else if looks_like_pprof(head) {
+    } else if looks_like_pprof(magic) {
         let mut bytes = Vec::new();
         match input.read_to_end(&mut bytes) {
             Ok(_) => pprof::parse(&bytes, limits),
@@ -69,7 +71,7 @@ fn parse_plain(
         }
     } else {
         Err(Error::Unrecognised {
-            found: Quoted(head).to_string(),
+            found: Quoted(magic).to_string(),
         })
     };
     match result {
@@ -77,7 +79,7 @@ fn parse_plain(
             what: "decompressed bytes per compressed byte",
             limit: limits.ratio,
         }),
-        _ if input.exceeded => Err(Error::Limit {
+        _ if input.is_exceeded => Err(Error::Limit {
             what: "bytes",
             limit: limits.bytes,
         }),
@@ -85,24 +87,24 @@ fn parse_plain(
     }
 }
 
-/// `profile.proto` starts with its first sample type: field 1, short, of two numbers.
-fn looks_like_pprof(head: &[u8]) -> bool {
-    matches!(head, [0x0a, ..=22, 0x08 | 0x10, ..])
+/// A `profile.proto` starts with its first sample type: field 1, a short message of two numbers.
+fn looks_like_pprof(magic: &[u8]) -> bool {
+    matches!(magic, [0x0a, ..=22, 0x08 | 0x10, ..])
 }
 
-/// Ends at a limit, and tells.
+/// Reader that ends at a limit and records that it was exceeded.
 struct LimitedReader<'a> {
     input: &'a mut dyn BufRead,
-    left: u64,
-    exceeded: bool,
+    remaining: u64,
+    is_exceeded: bool,
 }
 
 impl<'a> LimitedReader<'a> {
     fn new(input: &'a mut dyn BufRead, limit: u64) -> Self {
         Self {
             input,
-            left: limit,
-            exceeded: false,
+            remaining: limit,
+            is_exceeded: false,
         }
     }
 }
@@ -110,14 +112,14 @@ impl<'a> LimitedReader<'a> {
 impl BufRead for LimitedReader<'_> {
     fn fill_buf(&mut self) -> io::Result<&[u8]> {
         let buffer = self.input.fill_buf()?;
-        self.exceeded |= buffer.len() as u64 > self.left;
+        self.is_exceeded |= buffer.len() as u64 > self.remaining;
         Ok(&buffer[..buffer
             .len()
-            .min(usize::try_from(self.left).unwrap_or(usize::MAX))])
+            .min(usize::try_from(self.remaining).unwrap_or(usize::MAX))])
     }
 
     fn consume(&mut self, amount: usize) {
-        self.left -= amount as u64;
+        self.remaining -= amount as u64;
         self.input.consume(amount);
     }
 }
@@ -130,7 +132,7 @@ impl Read for LimitedReader<'_> {
     }
 }
 
-/// Counts compressed bytes.
+/// Reader that counts the consumed bytes.
 struct CountingReader<'a> {
     input: &'a mut dyn BufRead,
     count: &'a Cell<u64>,
@@ -155,7 +157,7 @@ impl Read for CountingReader<'_> {
     }
 }
 
-/// Refuses to decompress a gzip bomb.
+/// Reader of decompressed bytes that fails for a gzip bomb.
 struct BombGuard<'a, R> {
     input: R,
     compressed: &'a Cell<u64>,
@@ -167,12 +169,12 @@ impl<R: Read> Read for BombGuard<'_, R> {
     fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
         let count = self.input.read(out)?;
         self.count += count as u64;
-        let most = self
+        let max = self
             .compressed
             .get()
             .saturating_mul(self.limits.ratio)
             .max(Limits::RATIO_FLOOR);
-        if self.count > most {
+        if self.count > max {
             return Err(io::Error::new(io::ErrorKind::QuotaExceeded, "gzip bomb"));
         }
         Ok(count)

@@ -1,14 +1,14 @@
-//! Programs that run a script: what the C stack tells of them, and what tells more.
+//! Advice for programs that run in an interpreter, whose functions the C stack does not show.
 
 use crate::code_origin::{CodeLocation, CodeOrigin, OriginRules, stem};
 use crate::fold::SymbolizedProfile;
 use crate::profile::SampleType;
 use crate::stacks::AddressId;
 
-/// A part of the total that is worth a note, in percent.
-const NOTABLE: f64 = 20.0;
+/// Share of the total from which a note is given, in percent.
+const MIN_SHARE_PERCENT: f64 = 20.0;
 
-/// What a person whose program is interpreted should use instead, by the same names of files.
+/// File names of interpreters, without versions, and the tools to use instead.
 const INTERPRETERS: &[(&[&str], &str)] = &[
     (
         &["python", "libpython"],
@@ -34,7 +34,7 @@ const INTERPRETERS: &[(&[&str], &str)] = &[
     ),
 ];
 
-/// Where much of a profile ends in an interpreter: how much, and what names the functions of its scripts.
+/// If a large part of a profile ends in an interpreter: its share, and the tool that shows the script's functions.
 pub(crate) fn advice(
     named: &SymbolizedProfile,
     sample_type: SampleType,
@@ -45,31 +45,31 @@ pub(crate) fn advice(
         let file = mapping.file_name();
         Some((file, tool_for(file)?))
     })?;
-    let places = CodeLocation::for_mappings(profile);
+    let locations = CodeLocation::for_mappings(profile);
     let by_address: Vec<CodeOrigin> = (0..profile.stacks.addresses().len())
         .map(|index| {
             let id = AddressId(index as u32);
             let mapping = profile.mapping_of_frame(id);
-            let place = mapping.map(|index| places[index]).unwrap_or_default();
-            let whose = named.names.frames(id).iter().map(|frame| {
+            let location = mapping.map(|index| locations[index]).unwrap_or_default();
+            let origin = named.names.frames(id).iter().map(|frame| {
                 let function = named.names.strings.get(frame.function);
                 let by_name = blame.origin_of_name(function, frame.named);
-                by_name.unwrap_or_else(|| place.origin_of_frame(frame))
+                by_name.unwrap_or_else(|| location.origin_of_frame(frame))
             });
-            whose.max().unwrap_or_default()
+            origin.max().unwrap_or_default()
         })
         .collect();
-    let (mut whole, mut interpreted) = (0_i128, 0_i128);
+    let (mut total, mut interpreted) = (0_i128, 0_i128);
     for sample in &profile.samples {
         let value = i128::from(sample.values[sample_type]);
         let depth = named.depths[sample.stack.0 as usize] as usize;
         let frames = &profile.stacks.frames(sample.stack)[depth..];
         let most = frames.iter().map(|id| by_address[id.0 as usize]).max();
-        whole += value;
+        total += value;
         interpreted += value * i128::from(most == Some(CodeOrigin::Interpreter));
     }
-    let share = 100.0 * interpreted as f64 / whole.max(1) as f64;
-    (share >= NOTABLE).then(|| format!("{share:.0} % ends in {file}: {advice}"))
+    let share = 100.0 * interpreted as f64 / total.max(1) as f64;
+    (share >= MIN_SHARE_PERCENT).then(|| format!("{share:.0} % ends in {file}: {advice}"))
 }
 
 fn tool_for(file: &str) -> Option<&'static str> {
@@ -85,7 +85,7 @@ mod tests {
     use super::tool_for;
 
     #[test]
-    fn scripts_have_tools_of_their_own() {
+    fn interpreter_has_advice() {
         let python = tool_for("python3.11").unwrap();
         assert!(python.contains("tracemalloc") && python.contains("PYTHONMALLOC=malloc"));
         assert!(tool_for("libnode.so.108").is_some_and(|advice| advice.contains("--heapsnapshot")));

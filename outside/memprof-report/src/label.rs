@@ -1,5 +1,5 @@
-//! Whose memory it is. A stack may end, above its thread's start, in a frame that is no code: which labels the
-//! thread had that allocated. Its number stands for a set of labels, which a line of the dump tells.
+//! Labels of sampled memory. A stack may end, above its thread's start, in a pseudo frame with the id of the label
+//! set that the allocating thread had. A line of the dump lists the labels of each set.
 
 use std::collections::{BTreeSet, HashMap};
 use std::num::NonZeroU32;
@@ -9,24 +9,24 @@ use percent_encoding::percent_decode_str;
 use crate::error::{Error, Result};
 use crate::names::printable;
 
-/// The upper 24 bits of such a frame.
+/// Upper 24 bits of such a pseudo frame.
 const KIND: u64 = 0x4d_5001;
 
-/// What stands for the value of samples whose label found no place in the process's table.
+/// Value shown for samples whose label set had no free cell in the process's table.
 pub(crate) const OTHER: &str = "[other]";
-/// What stands for the value of samples without such a label.
+/// Value shown for samples without a label of the key.
 const NONE: &str = "[none]";
 
-/// A set of labels, by its number in the dump: kept as the complement, so that an `Option` of it takes no room of
-/// its own in the samples, of which a profile may have millions.
+/// Id of a label set in the dump. Stored as its complement, so that `Option<LabelId>` needs no extra space in the
+/// samples, of which a profile may have millions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct LabelId(NonZeroU32);
 
 impl LabelId {
-    /// All sets that found no place in the process's table.
+    /// Stands for all sets that had no free cell in the process's table.
     const OTHER: Option<Self> = Self::new(0);
 
-    /// The set of a number; none has the largest.
+    /// Converts a number to an id. `None` for the largest number, which no set has.
     pub(crate) const fn new(number: u32) -> Option<Self> {
         match NonZeroU32::new(!number) {
             Some(complement) => Some(Self(complement)),
@@ -38,72 +38,73 @@ impl LabelId {
         !self.0.get()
     }
 
-    /// What a frame tells, if it tells labels.
-    pub(crate) fn of(frame: u64) -> Option<Self> {
+    /// Returns the id in a pseudo frame. `None` if the frame is not one of labels.
+    pub(crate) fn from_frame(frame: u64) -> Option<Self> {
         Self::new((frame >> 1) as u32).filter(|_| frame >> 40 == KIND)
     }
 }
 
-/// The labels of a profile: what its lines `# labels: KEY,…` and `# label: ID KEY=VALUE …` say.
+/// Labels of a profile, from its lines `# labels: KEY,…` and `# label: ID KEY=VALUE …`.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Labels {
-    /// The keys that counted when it was taken.
+    /// Keys that were recorded when the profile was taken.
     keys: Vec<String>,
     sets: HashMap<LabelId, Vec<(String, String)>>,
 }
 
 impl Labels {
     pub(crate) fn read_keys(&mut self, text: &str) {
-        self.keys = text.split(',').map(decoded).collect();
+        self.keys = text.split(',').map(decode).collect();
     }
 
-    /// `ID KEY=VALUE …`; what is no label is left out.
+    /// Reads a line `ID KEY=VALUE …`; ignores words that are not labels.
     pub(crate) fn read_set(&mut self, text: &str) {
         let mut words = text.split(' ');
         let Some(id) = words.next().and_then(|id| LabelId::new(id.parse().ok()?)) else {
             return;
         };
         let labels = words.filter_map(|word| word.split_once('='));
-        let labels = labels.map(|(key, value)| (decoded(key), decoded(value)));
+        let labels = labels.map(|(key, value)| (decode(key), decode(value)));
         self.sets.insert(id, labels.collect());
     }
 
-    /// The labels of a sample, by key.
-    pub(crate) fn of(&self, id: LabelId) -> &[(String, String)] {
+    /// Returns the labels of a set as (key, value), empty if the set is unknown.
+    pub(crate) fn set(&self, id: LabelId) -> &[(String, String)] {
         self.sets.get(&id).map_or(&[], Vec::as_slice)
     }
 
-    /// The value of a key, as it is shown.
+    /// Returns the value of a key as it is shown, `[none]` or `[other]` included.
     pub(crate) fn value(&self, id: Option<LabelId>, key: &str) -> &str {
         match id {
             None => NONE,
             other if other == LabelId::OTHER => OTHER,
             Some(id) => {
-                let mut labels = self.of(id).iter();
-                let found = labels.find(|(found, _)| found == key);
-                found.map_or(NONE, |(_, value)| value)
+                let mut labels = self.set(id).iter();
+                let pair = labels.find(|(name, _)| name == key);
+                pair.map_or(NONE, |(_, value)| value)
             }
         }
     }
 
-    /// The keys that counted.
+    /// Returns the keys that were recorded.
     pub(crate) fn keys(&self) -> &[String] {
         &self.keys
     }
 
-    /// By key, the values that samples may have: at most so many, by name.
-    pub(crate) fn values(&self, most: usize) -> Vec<(&str, Vec<&str>)> {
+    /// Returns up to `max` values of each key, sorted.
+    pub(crate) fn values(&self, max: usize) -> Vec<(&str, Vec<&str>)> {
         let of_key = |key: &'_ String| -> Vec<&str> {
             let labels = self.sets.values().flatten();
-            let values = labels.filter(|(found, _)| found == key);
+            let values = labels.filter(|(name, _)| name == key);
             let values: BTreeSet<_> = values.map(|(_, value)| value.as_str()).collect();
-            values.into_iter().take(most).collect()
+            values.into_iter().take(max).collect()
         };
         let keys = self.keys.iter();
         keys.map(|key| (key.as_str(), of_key(key))).collect()
     }
 
-    pub(crate) fn require(&self, key: &str) -> Result<()> {
+    /// Fails if the profile has no label with that key.
+    pub(crate) fn require_key(&self, key: &str) -> Result<()> {
         if self.keys.iter().any(|known| known == key) {
             return Ok(());
         }
@@ -120,12 +121,12 @@ impl Labels {
     }
 }
 
-/// `KEY=VALUE`, as a report is asked for it.
+/// Label that a report is filtered by: `KEY=VALUE`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Label {
-    /// As the program names it: `route`.
+    /// Key as the program names it, such as `route`.
     pub key: String,
-    /// The value, or `[none]` or `[other]`.
+    /// Value, `[none]` or `[other]`.
     pub value: String,
 }
 
@@ -141,8 +142,8 @@ impl std::str::FromStr for Label {
     }
 }
 
-/// With `%20` and its like as what they stand for.
-fn decoded(word: &str) -> String {
+/// Decodes percent-encoding, such as `%20`, and replaces unprintable characters.
+fn decode(word: &str) -> String {
     printable(&percent_decode_str(word).decode_utf8_lossy()).into_owned()
 }
 
@@ -151,8 +152,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn hostile_text_becomes_harmless() {
-        let check = |word: &str, expected: &str| assert_eq!(decoded(word), expected, "{word}");
+    fn unprintable_characters_are_replaced() {
+        let check = |word: &str, expected: &str| assert_eq!(decode(word), expected, "{word}");
         check("a%20b%3dc", "a b=c");
         check("%", "%");
         check("%2", "%2");
@@ -164,9 +165,9 @@ mod tests {
     }
 
     #[test]
-    fn sets_are_told_by_their_number() {
+    fn label_value_is_found_by_set_id() {
         let mut labels = Labels::default();
-        assert!(labels.require("route").is_err());
+        assert!(labels.require_key("route").is_err());
         labels.read_keys("route,a%20b");
         labels.read_set("7 route=/x a%20b=1");
         labels.read_set("8 nonsense");
@@ -184,7 +185,7 @@ mod tests {
         let values = [("route", vec!["/a", "/x"]), ("a b", vec!["1"])];
         assert_eq!(labels.values(100), values);
         assert_eq!(labels.values(1)[0].1, ["/a"]);
-        let error = labels.require("tenant").unwrap_err().to_string();
+        let error = labels.require_key("tenant").unwrap_err().to_string();
         assert_eq!(
             error,
             "its samples have no label \"tenant\", but: route, a b"

@@ -1,4 +1,4 @@
-//! Who holds how much, by the labels of who allocated it.
+//! Memory by label value: shares and usage.
 
 use std::collections::BTreeMap;
 use std::io::BufRead;
@@ -13,91 +13,92 @@ use crate::limits::Limits;
 use crate::profile::{Profile, SampleType};
 use crate::unsample::unsample;
 
-/// Keeps the samples with a label.
+/// Keeps the samples with that label. Fails if the profile has no such key.
 pub(crate) fn filter_by_label(profile: &mut Profile, label: &Label) -> Result<()> {
     let labels = &profile.labels;
-    labels.require(&label.key)?;
+    labels.require_key(&label.key)?;
     profile
         .samples
         .retain(|sample| labels.value(sample.label, &label.key) == label.value);
     Ok(())
 }
 
-/// What is held under one value of a label.
+/// Part of the memory under one value of a label.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct LabelShare {
     pub(crate) value: String,
-    pub(crate) held: i64,
-    pub(crate) evidence: Confidence,
+    pub(crate) amount: i64,
+    pub(crate) confidence: Confidence,
 }
 
-/// Who holds how much, by the values of a label, the largest first.
+/// Returns the memory by values of a label, the largest share first. Fails if the profile has no such key.
 pub(crate) fn shares(
     profile: &Profile,
     key: &str,
     sample_type: SampleType,
 ) -> Result<Vec<LabelShare>> {
-    profile.labels.require(key)?;
-    let mut held: BTreeMap<&str, (i64, Confidence)> = BTreeMap::new();
+    profile.labels.require_key(key)?;
+    let mut amount: BTreeMap<&str, (i64, Confidence)> = BTreeMap::new();
     for sample in &profile.samples {
-        let share = held
+        let share = amount
             .entry(profile.labels.value(sample.label, key))
             .or_default();
         share.0 += sample.values[sample_type];
-        share.1 += Confidence::of(profile, sample, sample_type);
+        share.1 += Confidence::new(profile, sample, sample_type);
     }
-    let shares = held
+    let shares = amount
         .into_iter()
-        .map(|(value, (held, evidence))| LabelShare {
+        .map(|(value, (amount, confidence))| LabelShare {
             value: value.to_owned(),
-            held,
-            evidence,
+            amount,
+            confidence,
         });
-    let mut shares: Vec<_> = shares.filter(|share| share.held != 0).collect();
-    shares.sort_by_key(|share| std::cmp::Reverse(share.held));
+    let mut shares: Vec<_> = shares.filter(|share| share.amount != 0).collect();
+    shares.sort_by_key(|share| std::cmp::Reverse(share.amount));
     Ok(shares)
 }
 
-/// Bytes in use under a label.
+/// Bytes in use under one label.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LabelUsage {
-    /// The label's key.
+    /// Key of the label.
     pub key: String,
-    /// Its value, `[none]`, or `[other]` for all that are not told apart.
+    /// Value, `[none]`, or `[other]` for all values that are not listed.
     pub value: String,
-    /// Bytes, corrected for sampling; negative where a base had more.
+    /// Bytes, corrected for sampling; negative if a base had more.
     pub bytes: i64,
 }
 
-/// What a profile holds by its labels, of each key the `most` values with most bytes; all others are one. None
-/// where its samples have no labels.
+/// Returns the bytes in use by label: for each key the `max` values with most bytes, and one entry for all others.
+/// Empty if the samples have no labels.
 pub fn usage_by_label(
     input: &mut dyn BufRead,
     limits: &Limits,
-    most: usize,
+    max: usize,
 ) -> Result<Vec<LabelUsage>> {
     let mut profile = parse(input, limits, false)?;
     unsample(&mut profile)?;
-    let mut holdings = Vec::new();
+    let mut usages = Vec::new();
     for key in profile.labels.keys() {
         let shares = shares(&profile, key, SampleType::InuseSpace)?;
-        let (other, told): (Vec<_>, Vec<_>) = shares
+        let (other, listed): (Vec<_>, Vec<_>) = shares
             .into_iter()
             .enumerate()
-            .partition(|(at, share)| *at >= most || share.value == OTHER);
-        let holding = |value: &str, bytes| LabelUsage {
+            .partition(|(index, share)| *index >= max || share.value == OTHER);
+        let usage = |value: &str, bytes| LabelUsage {
             key: key.clone(),
             value: value.to_owned(),
             bytes,
         };
-        holdings.extend(
-            told.iter()
-                .map(|(_, share)| holding(&share.value, share.held)),
+        usages.extend(
+            listed
+                .iter()
+                .map(|(_, share)| usage(&share.value, share.amount)),
         );
         if !other.is_empty() {
-            let bytes = other.iter().map(|(_, share)| share.held).sum();
-            holdings.push(holding(OTHER, bytes));
+            let bytes = other.iter().map(|(_, share)| share.amount).sum();
+            usages.push(usage(OTHER, bytes));
         }
     }
-    Ok(holdings)
+    Ok(usages)
 }

@@ -1,9 +1,9 @@
-//! The reader: heap profiles to answers. It parses dumps of jemalloc and tcmalloc and pprof profiles,
-//! undoes the sampling, names addresses, compares and renders. To take a dump, look at `memprof-core`;
-//! for a program that does this from the command line, at `memprof-cli`.
+//! Reads heap profiles and reports on them. Parses dumps of jemalloc and tcmalloc and pprof profiles, undoes the
+//! sampling, symbolizes addresses, compares and renders. To take a dump, see `memprof-core`; for a program that
+//! reports from the command line, `memprof-cli`.
 //!
-//! Bytes, the places of binaries and a writer come in, a report goes out; nothing is read of the
-//! process that was profiled. Every dump is hostile: see [`Limits`] and [`Error`].
+//! Input are bytes, the directories of binaries and a writer; the crate opens no file of the profiled process
+//! except through [`Sources`]. Dumps are treated as hostile input: see [`Limits`] and [`Error`].
 //!
 //! ```
 //! use memprof_report::{Input, Options, report};
@@ -13,10 +13,10 @@
 //! let mut bytes = dump.as_bytes();
 //! let input = Input { name: "shop.heap", bytes: &mut bytes };
 //! let mut table = Vec::new();
-//! // Without sources of symbols, functions are numbers.
+//! Without sources of symbols, functions are shown as offsets.
 //! let notes = report(input, None, None, &Options::default(), &|_, _| {}, &mut table)?;
 //! notes.iter().for_each(|note| eprintln!("{note}"));
-//! // The call lies before the address that it returns to.
+//! The call instruction precedes the return address of a frame.
 //! assert!(String::from_utf8_lossy(&table).contains("shop+0x1135"));
 //! # Ok::<(), memprof_report::Error>(())
 //! ```

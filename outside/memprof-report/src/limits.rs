@@ -1,32 +1,32 @@
-//! How much of a hostile input is read before it is refused.
+//! Limits on hostile input.
 
 use crate::error::{Error, Result};
 
-/// The most that is accepted. Every pass over the input is linear in these, so they bound the time too.
+/// Largest accepted input. Every pass over the input is linear in these limits, so they bound the time too.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// Bytes of text or protobuf, after decompression.
     pub bytes: u64,
-    /// Decompressed bytes per compressed byte, looked at beyond 8 MiB of them. Dumps have about 20.
+    /// Decompressed bytes per compressed byte, checked beyond 8 MiB. Dumps have about 20.
     pub ratio: u64,
-    /// Bytes of memory per byte of text or protobuf, looked at beyond 48 MiB in all: what each part
-    /// of a profile takes is counted as it is read.
+    /// Bytes of memory per byte of text or protobuf, checked beyond 48 MiB. Each part of a profile is counted as it
+    /// is read.
     pub memory: u64,
     /// Bytes of one line.
     pub line: usize,
-    /// Frames of one stack. jemalloc keeps 128 unless `prof_bt_max` says more.
+    /// Frames of one stack. jemalloc keeps 128 unless `prof_bt_max` is set.
     pub frames: usize,
     /// Samples of one profile.
     pub samples: usize,
-    /// Mappings of one profile; Linux gives a process 65,530 unless told otherwise.
+    /// Mappings of one profile; Linux allows a process 65,530 by default.
     pub mappings: usize,
 }
 
 impl Limits {
-    /// Small inputs may have any ratio: they cannot hurt.
+    /// Decompressed bytes below which the ratio is not checked: small inputs are harmless.
     pub(crate) const RATIO_FLOOR: u64 = 8 << 20;
 
-    /// What any input may take in memory.
+    /// Bytes of memory that every input may use.
     pub(crate) const MEMORY_FLOOR: u64 = 48 << 20;
 }
 
@@ -44,25 +44,26 @@ impl Default for Limits {
     }
 }
 
-/// What a part of a profile takes in memory until the report is written, at the most: its own bytes, those of
-/// the tables that it is found by, and of its row.
+/// Part of a profile, with an upper bound of its memory until the report is written: itself, its index entries, and
+/// its row.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum ProfileItem {
     /// A distinct address with its name and its function.
     Address,
-    /// The values at one stack.
+    /// The values of one stack.
     Sample,
-    /// A distinct stack of so many frames.
+    /// A distinct stack with this many frames.
     Stack(usize),
-    /// A function, or a place, of a table that is read in full.
+    /// An entry of a table that is read in full, such as a function.
     Entry,
     /// An inlined function at an address.
     Inlined,
-    /// A mapping, a symbol, a build id: text of so many bytes that is kept.
+    /// Stored text of this many bytes: a mapping, a symbol or a build id.
     Text(usize),
 }
 
 impl ProfileItem {
+    /// Upper bound of the memory, in bytes.
     fn cost(self) -> u64 {
         match self {
             Self::Address => 700,
@@ -75,7 +76,7 @@ impl ProfileItem {
     }
 }
 
-/// What a profile takes in memory, counted while it is read.
+/// Memory of a profile, counted while it is read.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ParseBudget {
     ratio: u64,
@@ -90,15 +91,15 @@ impl ParseBudget {
         }
     }
 
-    /// Counts a part of an input of which so many bytes are read.
-    pub(crate) fn spend(&mut self, part: ProfileItem, read: u64) -> Result<()> {
-        self.spent += part.cost();
-        self.room(read).charge(0)
+    /// Counts a part of an input of which `bytes_read` bytes have been read. Fails if the limit is exceeded.
+    pub(crate) fn spend(&mut self, item: ProfileItem, bytes_read: u64) -> Result<()> {
+        self.spent += item.cost();
+        self.memory_left(bytes_read).charge(0)
     }
 
-    /// What is left when so many bytes are read.
-    pub(crate) fn room(self, read: u64) -> MemoryLeft {
-        let limit = read
+    /// Memory that is left after `bytes_read` bytes of input.
+    pub(crate) fn memory_left(self, bytes_read: u64) -> MemoryLeft {
+        let limit = bytes_read
             .saturating_mul(self.ratio)
             .saturating_add(Limits::MEMORY_FLOOR);
         MemoryLeft {
@@ -108,7 +109,7 @@ impl ParseBudget {
     }
 }
 
-/// What is left to a report in memory, once its profile is read.
+/// Memory budget of a report after its profile was read, in bytes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct MemoryLeft {
     spent: u64,
@@ -125,7 +126,7 @@ impl Default for MemoryLeft {
 }
 
 impl MemoryLeft {
-    /// Fails where there is no room for so many bytes.
+    /// Counts `bytes` more. Fails if the limit is exceeded.
     pub(crate) fn charge(&mut self, bytes: u64) -> Result<()> {
         self.spent = self.spent.saturating_add(bytes);
         match self.spent > self.limit {

@@ -1,33 +1,34 @@
-//! Lines out of a reader, without copying those that lie in one buffer.
+//! Reads lines from a buffered reader, copying only those that span two buffers.
 
 use std::io::BufRead;
 
 use crate::error::{Error, Result};
 
-/// How the last line of an input ended.
+/// End of the last line of an input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum InputEnd {
-    /// With a newline.
-    Whole,
-    /// Without: this line, counted from 1, was cut and not delivered.
-    Cut(u64),
+    /// The last line ends with a newline.
+    Complete,
+    /// The last line, with this number from 1, has no newline and was not passed on.
+    Truncated(u64),
 }
 
-/// Calls `each` with the number (from 1) and the bytes of every line that ends in a newline.
+/// Calls `visit` with the number (from 1) and the bytes of every line that ends in a newline. Fails if a line has
+/// more than `max_len` bytes.
 pub(crate) fn for_each_line(
     input: &mut dyn BufRead,
-    longest: usize,
-    mut each: impl FnMut(u64, &[u8]) -> Result<()>,
+    max_len: usize,
+    mut visit: impl FnMut(u64, &[u8]) -> Result<()>,
 ) -> Result<InputEnd> {
     let mut number = 0;
-    let mut cut: Vec<u8> = Vec::new();
+    let mut partial: Vec<u8> = Vec::new();
     loop {
         let buffer = input.fill_buf().map_err(Error::io("read the heap dump"))?;
         if buffer.is_empty() {
-            return Ok(if cut.is_empty() {
-                InputEnd::Whole
+            return Ok(if partial.is_empty() {
+                InputEnd::Complete
             } else {
-                InputEnd::Cut(number + 1)
+                InputEnd::Truncated(number + 1)
             });
         }
         let mut start = 0;
@@ -35,28 +36,28 @@ pub(crate) fn for_each_line(
             let line = &buffer[start..start + length];
             start += length + 1;
             number += 1;
-            check_length(longest, cut.len() + line.len())?;
-            if cut.is_empty() {
-                each(number, line)?;
+            check_length(max_len, partial.len() + line.len())?;
+            if partial.is_empty() {
+                visit(number, line)?;
             } else {
-                cut.extend_from_slice(line);
-                each(number, &cut)?;
-                cut.clear();
+                partial.extend_from_slice(line);
+                visit(number, &partial)?;
+                partial.clear();
             }
         }
-        check_length(longest, cut.len() + buffer.len() - start)?;
-        cut.extend_from_slice(&buffer[start..]);
+        check_length(max_len, partial.len() + buffer.len() - start)?;
+        partial.extend_from_slice(&buffer[start..]);
         let consumed = buffer.len();
         input.consume(consumed);
     }
 }
 
-fn check_length(longest: usize, length: usize) -> Result<()> {
-    if length <= longest {
+fn check_length(max_len: usize, length: usize) -> Result<()> {
+    if length <= max_len {
         return Ok(());
     }
     Err(Error::Limit {
         what: "bytes in a line",
-        limit: longest as u64,
+        limit: max_len as u64,
     })
 }

@@ -1,26 +1,26 @@
-//! Names of addresses: each address has one frame or, where functions were inlined, several.
+//! Names of addresses: the frames of each address, several where functions were inlined.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
 
 use crate::stacks::AddressId;
 
-/// Strings, each kept once.
+/// Interned strings.
 #[derive(Debug, Default)]
 pub struct Strings {
     list: Vec<Box<str>>,
     ids: HashMap<Box<str>, StringId>,
 }
 
-/// Names a string of one [`Strings`].
+/// Id of a string in one [`Strings`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct StringId(pub u32);
 
 impl Strings {
-    /// The id of a string, new or not. All names pass through here and become printable: an ELF symbol may hold
-    /// any byte but zero.
+    /// Returns the id of a string, adding it if it is new. Unprintable characters are replaced first, because an
+    /// ELF symbol may hold any byte but zero.
     pub fn intern(&mut self, string: &str) -> StringId {
-        // What is kept is printable: this finds no other.
+        // Fast path: stored strings are printable, so only a printable one is found.
         if let Some(&id) = self.ids.get(string) {
             return id;
         }
@@ -34,23 +34,23 @@ impl Strings {
         id
     }
 
-    /// The string behind an id.
+    /// Returns the string with that id.
     pub fn get(&self, id: StringId) -> &str {
         &self.list[id.0 as usize]
     }
 
-    /// How many there are.
+    /// Number of strings.
     pub fn len(&self) -> usize {
         self.list.len()
     }
 
-    /// Whether there is none.
+    /// Whether there are no strings.
     pub fn is_empty(&self) -> bool {
         self.list.is_empty()
     }
 }
 
-/// Text of a profile or a binary as it may be shown: what no terminal should be sent is replaced by U+FFFD.
+/// Replaces characters that must not be sent to a terminal by U+FFFD.
 pub(crate) fn printable(text: &str) -> Cow<'_, str> {
     let is_plain = text.bytes().all(|byte| matches!(byte, b' '..=b'~'));
     match !is_plain && text.contains(is_unprintable) {
@@ -59,38 +59,38 @@ pub(crate) fn printable(text: &str) -> Cow<'_, str> {
     }
 }
 
-/// C0, C1 and the controls of text direction.
+/// Control characters of C0, C1 and text direction, and noncharacters.
 fn is_unprintable(c: char) -> bool {
     c.is_control()
         || matches!(c, '\u{200e}' | '\u{200f}' | '\u{061c}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
         || matches!(c, '\u{fffe}' | '\u{ffff}')
 }
 
-/// A function at a place in a stack.
+/// One function in a stack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Frame {
-    /// The demangled name, or `libfoo.so+0x1234` where there is none.
+    /// Demangled name, or `libfoo.so+0x1234` if it has no symbol.
     pub function: StringId,
-    /// The source file.
+    /// Source file. `None` if unknown.
     pub file: Option<StringId>,
-    /// The line in it; 0 is unknown.
+    /// Line number; 0 if unknown.
     pub line: u32,
-    /// Whether `function` is a name, not a number.
+    /// Whether `function` is a symbol's name, not an offset.
     pub named: bool,
 }
 
-/// The frames of all addresses of a profile.
+/// Frames of all addresses of a profile.
 #[derive(Debug, Default)]
 pub struct Names {
-    /// Functions and files.
+    /// Names of functions and files.
     pub strings: Strings,
     frames: Vec<Frame>,
-    /// By [`AddressId`].
+    /// By [`AddressId`]: start and end in `frames`.
     ranges: Vec<(u32, u32)>,
 }
 
 impl Names {
-    /// The frames of an address, innermost first; none until [`set`](Self::set).
+    /// Returns the frames of an address, innermost first; empty until [`set`](Self::set).
     pub fn frames(&self, address: AddressId) -> &[Frame] {
         match self.ranges.get(address.0 as usize) {
             Some(&(start, end)) => &self.frames[start as usize..end as usize],
@@ -98,7 +98,7 @@ impl Names {
         }
     }
 
-    /// Gives an address its frames, innermost first.
+    /// Sets the frames of an address, innermost first.
     pub fn set(&mut self, address: AddressId, frames: &[Frame]) {
         let index = address.0 as usize;
         if self.ranges.len() <= index {
@@ -109,7 +109,7 @@ impl Names {
         self.ranges[index] = (start, self.frames.len() as u32);
     }
 
-    /// Whether any frame is a name; any has a file; any has a line; any address has several frames.
+    /// Summarizes which details the frames have.
     pub(crate) fn detail(&self) -> NameDetail {
         NameDetail {
             functions: self.frames.iter().any(|f| f.named),
@@ -120,15 +120,15 @@ impl Names {
     }
 }
 
-/// What [`Names`] hold; pprof mappings say it too.
+/// Details that [`Names`] contain, as pprof's mappings declare them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct NameDetail {
-    /// Function names.
+    /// Some frame has a function name.
     pub(crate) functions: bool,
-    /// Source files.
+    /// Some frame has a source file.
     pub(crate) files: bool,
-    /// Line numbers.
+    /// Some frame has a line number.
     pub(crate) lines: bool,
-    /// Inlined functions.
+    /// Some address has inlined functions.
     pub(crate) inlines: bool,
 }

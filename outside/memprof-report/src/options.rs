@@ -1,4 +1,4 @@
-//! What is asked for.
+//! Options of a report.
 
 use std::time::Duration;
 
@@ -9,44 +9,44 @@ use crate::label::Label;
 use crate::limits::Limits;
 use crate::profile::SampleType;
 
-/// What a report shows, and how.
+/// Selects what a report shows, and in which format.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
-    /// The output's format.
+    /// Output format.
     pub format: Format,
-    /// Which value; pprof and JSON have all of them.
+    /// Value to report; pprof and JSON contain all of them.
     pub sample_type: SampleType,
-    /// Whether functions are split into lines.
+    /// Splits functions into lines, or not.
     pub granularity: Granularity,
-    /// Which stacks.
+    /// Stacks to include.
     pub filter: Filter,
-    /// Tables tell how old each function's memory is.
+    /// Adds the ages of each function's memory to tables.
     pub ages: bool,
-    /// Only what was allocated at least so long before the profile was taken.
+    /// Includes only memory that was allocated at least this long before the profile was taken.
     pub older: Option<Duration>,
-    /// Only what was allocated under this label.
+    /// Includes only memory that was allocated under this label.
     pub label: Option<Label>,
-    /// The rows of a table are the values of this label.
+    /// Label key whose values become the rows of a table.
     pub by: Option<String>,
-    /// Tables are sorted by cumulative value.
+    /// Sorts tables by cumulative value.
     pub by_cum: bool,
-    /// Rows of a table, nodes of a tree or a graph; the format's default when there is none. The formats that
-    /// hold every stack refuse it.
+    /// Most rows of a table, or nodes of a tree or graph. `None`: the format's default. Formats that contain every
+    /// stack reject it.
     pub top: Option<usize>,
-    /// Scale the base to the profile's total, to see what changed in proportion.
+    /// Scales the base to the profile's total, to show changes in proportion.
     pub normalize: bool,
-    /// Read truncated dumps. Names are forced in [`Sources`](crate::Sources).
+    /// Reads truncated dumps too. [`Sources`](crate::Sources) has its own option for build ids that differ.
     pub force: bool,
-    /// When the profile was taken, in nanoseconds of Unix time, for pprof. It comes in as an argument, so
-    /// that equal inputs give equal outputs.
+    /// Time of the profile for pprof, in nanoseconds since 1970. An argument, so that equal inputs give equal
+    /// outputs.
     pub time_nanos: i64,
-    /// Whose functions the rows are.
+    /// Decides which functions are rows of their own.
     pub blame: OriginRules,
-    /// What is refused.
+    /// Limits on the input's size.
     pub limits: Limits,
 }
 
-/// What a report is written as.
+/// Output format of a report.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Format {
     /// A table of functions.
@@ -54,13 +54,13 @@ pub enum Format {
     Text,
     /// The call tree.
     Tree,
-    /// Callers and callees of the functions in focus.
+    /// Callers and callees of the functions that `focus` matches.
     Peek,
-    /// A line per stack: `root;…;leaf value`.
+    /// One line per stack: `root;…;leaf value`.
     Collapsed,
-    /// An SVG with zoom and search.
+    /// A flamegraph as SVG with zoom and search.
     Flamegraph,
-    /// A page with flamegraph, table, tree and search, which needs no other file.
+    /// A self-contained page with flamegraph, table, tree and search.
     Html,
     /// The data of that page, as JSON for [`VIEWER`](crate::VIEWER).
     View,
@@ -68,16 +68,17 @@ pub enum Format {
     Dot,
     /// The call graph, drawn by graphviz.
     Svg,
-    /// `profile.proto` in gzip.
+    /// `profile.proto`, compressed with gzip.
     Pprof,
     /// A symbolized heap dump, which jeprof opens without the binary.
     Jeprof,
-    /// Totals, mappings, functions.
+    /// Totals, mappings and functions as JSON.
     Json,
 }
 
 impl Format {
-    /// Whether it is for other tools: every stack as it was sampled, and nothing folded or left out.
+    /// Returns whether other tools read the format: it has every stack as sampled, neither folded nor filtered by
+    /// origin.
     pub(crate) fn is_for_tools(self) -> bool {
         matches!(self, Self::Collapsed | Self::Pprof | Self::Jeprof)
     }

@@ -1,7 +1,7 @@
-//! pprof profiles as input: what other tools and our own `--format pprof` write.
+//! Reads pprof profiles, of other tools and of `--format pprof`.
 //!
-//! The messages are read where they lie, table by table: decoded whole, an empty message of two bytes would
-//! take fifty.
+//! Messages are read in place, table by table: decoded as a whole, an empty message of two bytes would use fifty
+//! bytes of memory.
 
 pub(crate) mod proto;
 mod wire;
@@ -16,7 +16,7 @@ use crate::names::{Frame, Names, StringId, printable};
 use crate::profile::{Address, Mapping, Profile, Sample, SampleType, SampleValues};
 use crate::stacks::AddressId;
 
-/// Tags of the top level.
+/// Field numbers of the top-level message.
 mod tag {
     pub(super) const SAMPLE_TYPE: u64 = 1;
     pub(super) const SAMPLE: u64 = 2;
@@ -27,7 +27,7 @@ mod tag {
     pub(super) const PERIOD: u64 = 12;
 }
 
-/// Reads an uncompressed `profile.proto`; its values count as unsampled.
+/// Reads an uncompressed `profile.proto`. Its values count as unsampled.
 pub(crate) fn parse(bytes: &[u8], limits: &Limits) -> Result<Profile> {
     let mut reader = Reader {
         bytes,
@@ -62,7 +62,7 @@ pub(crate) fn parse(bytes: &[u8], limits: &Limits) -> Result<Profile> {
             _ => {}
         }
     }
-    // Where two have one id, the last one counts, which a search from behind finds first.
+    // Of functions with equal ids the last one counts: the search from behind finds it first.
     reader.functions.sort_by_key(|function| function.id);
     let columns = reader.columns(&sample_types)?;
     let mut profile = Profile {
@@ -76,7 +76,7 @@ pub(crate) fn parse(bytes: &[u8], limits: &Limits) -> Result<Profile> {
     };
     let locations = reader.locations(&mut profile)?;
     reader.samples(&mut profile, &columns, &locations)?;
-    profile.room = reader.budget.room(bytes.len() as u64);
+    profile.memory_left = reader.budget.memory_left(bytes.len() as u64);
     Ok(profile)
 }
 
@@ -84,7 +84,7 @@ fn message<M: Message + Default>(value: Value<'_>) -> Result<M> {
     M::decode(value.bytes()?).map_err(|error| Error::pprof(error.to_string()))
 }
 
-/// A profile's tables, of which the others hold indices.
+/// Tables of a profile, which the other messages refer to by index.
 struct Reader<'a> {
     bytes: &'a [u8],
     limits: &'a Limits,
@@ -93,15 +93,16 @@ struct Reader<'a> {
     functions: Vec<proto::Function>,
 }
 
-/// By string: the name that it became. Each is demangled once, however many places have it.
+/// By string index: the id of the demangled or printable name. Each string is demangled once, however many frames
+/// use it.
 struct InternedStrings {
     functions: Vec<Option<StringId>>,
     files: Vec<Option<StringId>>,
 }
 
 impl<'a> Reader<'a> {
-    fn spend(&mut self, part: ProfileItem) -> Result<()> {
-        self.budget.spend(part, self.bytes.len() as u64)
+    fn spend(&mut self, item: ProfileItem) -> Result<()> {
+        self.budget.spend(item, self.bytes.len() as u64)
     }
 
     fn add_string(&mut self, value: Value<'a>) -> Result<()> {
@@ -117,7 +118,7 @@ impl<'a> Reader<'a> {
         str::from_utf8(string).map_err(|_| Error::pprof(format!("string {index} is not UTF-8")))
     }
 
-    /// By value of a sample, which type it is; none is another than ours.
+    /// Maps each value of a sample to its type. `None` for types other than the four of [`SampleType`].
     fn columns(&self, types: &[proto::ValueType]) -> Result<Vec<Option<SampleType>>> {
         let mut columns = Vec::new();
         for value_type in types {
@@ -135,9 +136,9 @@ impl<'a> Reader<'a> {
         Ok(columns)
     }
 
-    fn mappings(&mut self, found: &[proto::Mapping]) -> Result<Vec<Mapping>> {
+    fn mappings(&mut self, messages: &[proto::Mapping]) -> Result<Vec<Mapping>> {
         let mut mappings = Vec::new();
-        for mapping in found {
+        for mapping in messages {
             let build_id = self.string(mapping.build_id)?;
             let path = self.string(mapping.filename)?;
             self.spend(ProfileItem::Text(path.len() + build_id.len()))?;
@@ -162,8 +163,8 @@ impl<'a> Reader<'a> {
         Ok(mappings)
     }
 
-    /// Interns every location. The addresses there are of calls, ours of returns: one more. Two locations may
-    /// share an address, or have none; those get addresses at the far end, outside of any mapping.
+    /// Interns all locations. pprof has addresses of calls, [`Profile`] return addresses: one more. Two locations
+    /// may share an address or have none; those get addresses at the upper end, outside of any mapping.
     fn locations(&mut self, profile: &mut Profile) -> Result<Vec<(u64, AddressId)>> {
         let mut names = Names::default();
         let mut known = InternedStrings {
@@ -247,7 +248,7 @@ impl<'a> Reader<'a> {
         })
     }
 
-    /// The id of `text`, which is what the string of that index is shown as.
+    /// Returns the id of `text`, the displayed form of the string with that index.
     fn intern(
         &mut self,
         known: &mut [Option<StringId>],
@@ -286,7 +287,7 @@ impl<'a> Reader<'a> {
             for field in Fields(value.bytes()?) {
                 match field? {
                     (1, value) => value.each_number(|id| {
-                        profile.stacks.push(located(locations, id)?);
+                        profile.stacks.push(location_address(locations, id)?);
                         if profile.stacks.depth() > self.limits.frames {
                             return Err(Error::Limit {
                                 what: "frames in a stack",
@@ -322,12 +323,12 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// The location of that id; most profiles count them from 1.
-fn located(locations: &[(u64, AddressId)], id: u64) -> Result<AddressId> {
+/// Returns the location with that id; most profiles number them from 1.
+fn location_address(locations: &[(u64, AddressId)], id: u64) -> Result<AddressId> {
     let guess = usize::try_from(id.wrapping_sub(1)).ok();
     let guessed = guess.and_then(|index| locations.get(index));
     let found = match guessed {
-        Some(&(found, address)) if found == id => Some(address),
+        Some(&(location, address)) if location == id => Some(address),
         _ => locations
             .binary_search_by_key(&id, |(location, _)| *location)
             .ok()

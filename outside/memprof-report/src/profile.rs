@@ -1,4 +1,4 @@
-//! A heap profile: samples of stacks, and the mappings their addresses lie in.
+//! A heap profile: samples of stacks, and the mappings that contain their addresses.
 
 use std::ops::{AddAssign, Index, IndexMut};
 
@@ -9,26 +9,26 @@ use crate::limits::MemoryLeft;
 use crate::names::Names;
 use crate::stacks::{AddressId, StackId, Stacks};
 
-/// An offset in a mapped file: what a normalized [`Address`] is.
+/// Offset in a mapped file, in bytes: a normalized [`Address`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FileOffset(pub u64);
 
-/// What is counted. The order is Go's, and that of [`SampleValues`].
+/// Quantity that a profile counts. The order is Go's, and that of [`SampleValues`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SampleType {
     /// Objects allocated since activation; needs `opt.prof_accum`.
     AllocObjects,
     /// Bytes allocated since activation; needs `opt.prof_accum`.
     AllocSpace,
-    /// Objects alive.
+    /// Live objects.
     InuseObjects,
-    /// Bytes alive.
+    /// Live bytes.
     #[default]
     InuseSpace,
 }
 
 impl SampleType {
-    /// All of them, in order.
+    /// All types, in order.
     pub const ALL: [Self; 4] = [
         Self::AllocObjects,
         Self::AllocSpace,
@@ -36,7 +36,7 @@ impl SampleType {
         Self::InuseSpace,
     ];
 
-    /// The name in options, in JSON and in pprof.
+    /// Name in options, in JSON and in pprof.
     pub fn name(self) -> &'static str {
         match self {
             Self::AllocObjects => "alloc_objects",
@@ -54,13 +54,13 @@ impl SampleType {
         }
     }
 
-    /// Whether only a profile with `opt.prof_accum` has it.
+    /// Returns whether only a profile with `opt.prof_accum` has this type.
     pub(crate) fn is_alloc(self) -> bool {
         matches!(self, Self::AllocObjects | Self::AllocSpace)
     }
 }
 
-/// One number per [`SampleType`].
+/// One number per [`SampleType`], in objects or bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SampleValues(pub [i64; 4]);
 
@@ -79,7 +79,7 @@ impl IndexMut<SampleType> for SampleValues {
 }
 
 impl SampleValues {
-    /// The sum, unless it overflows.
+    /// Returns the sum. `None` if it overflows.
     pub fn checked_add(self, other: Self) -> Option<Self> {
         let mut sum = Self::default();
         for (sum, (a, b)) in sum.0.iter_mut().zip(self.0.into_iter().zip(other.0)) {
@@ -89,7 +89,7 @@ impl SampleValues {
     }
 }
 
-/// For values whose total is known to fit, as that of a [`Profile`] is.
+/// Only for values whose total is known to fit, such as those of a [`Profile`].
 impl AddAssign for SampleValues {
     fn add_assign(&mut self, other: Self) {
         for (a, b) in self.0.iter_mut().zip(other.0) {
@@ -101,59 +101,59 @@ impl AddAssign for SampleValues {
 /// One stack with its values.
 #[derive(Clone, Copy, Debug)]
 pub struct Sample {
-    /// Where.
+    /// The stack, in the profile's [`Stacks`].
     pub stack: StackId,
-    /// How many objects were sampled here, of those allocated and of those in use; 0 where the profile does not
-    /// tell.
+    /// Number of sampled objects, of those allocated and of those in use; 0 if the profile has no counts.
     pub(crate) counts: [u32; 2],
-    /// When they were allocated, where the profile tells.
-    pub(crate) birth: Option<AllocTime>,
-    /// The labels of who allocated them, where the profile tells.
+    /// Allocation time of the objects. `None` if the profile has none.
+    pub(crate) alloc_time: Option<AllocTime>,
+    /// Labels of the thread that allocated the objects. `None` if the profile has none.
     pub(crate) label: Option<LabelId>,
-    /// How much.
+    /// Objects and bytes, by [`SampleType`].
     pub values: SampleValues,
 }
 
 impl Sample {
-    /// Of a stack, with these values, of which no more is known.
+    /// A sample without counts, allocation time and labels.
     pub fn new(stack: StackId, values: SampleValues) -> Self {
         Self {
             stack,
             counts: [0; 2],
-            birth: None,
+            alloc_time: None,
             label: None,
             values,
         }
     }
 }
 
-// A profile may have a sample for every four of its bytes: the reader's memory is bounded by a multiple of them.
+// A profile may have one sample per four bytes of input, and the reader's memory is bounded by a multiple of the
+// input.
 const _: () = assert!(size_of::<Sample>() <= 56);
 
-/// A range of addresses and what was mapped there.
+/// A mapped range of addresses.
 #[derive(Clone, Debug, Default)]
 pub struct Mapping {
     /// First address.
     pub start: Address,
-    /// First address behind it.
+    /// Address after the last one.
     pub end: Address,
-    /// The file offset of `start`.
+    /// File offset of `start`, in bytes.
     pub offset: u64,
-    /// Whether code may run in it.
+    /// Whether the mapping is executable.
     pub executable: bool,
-    /// The path, `[vdso]` and the like, or empty for anonymous memory.
+    /// Path, a name such as `[vdso]`, or empty for anonymous memory.
     pub path: String,
-    /// In hex, where the profile tells.
+    /// Build id in hex. `None` if the profile has none.
     pub build_id: Option<String>,
 }
 
 impl Mapping {
-    /// The file offset of an address inside.
+    /// Converts an address in this mapping to its file offset.
     pub fn normalize(&self, address: Address) -> FileOffset {
         FileOffset((address.0 - self.start.0).wrapping_add(self.offset))
     }
 
-    /// The last part of the path, or what stands for it.
+    /// Last component of the path; `[anonymous]` if there is none.
     pub fn file_name(&self) -> &str {
         match self.path.trim_end_matches(" (deleted)").rsplit('/').next() {
             None | Some("") => "[anonymous]",
@@ -161,118 +161,118 @@ impl Mapping {
         }
     }
 
-    /// Whether a file is mapped, rather than `[heap]`, `[vdso]`, `//anon` or nothing.
+    /// Returns whether a file is mapped, rather than `[heap]`, `[vdso]`, `//anon` or anonymous memory.
     pub fn is_file(&self) -> bool {
         self.path.starts_with('/') && !self.path.starts_with("//")
     }
 }
 
-/// How the allocator drew its samples; decides how they are unsampled.
+/// Sampling method of the allocator; selects the formula that undoes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Sampling {
-    /// Every allocation counted, or values unsampled already.
+    /// Every allocation was counted, or the values are unsampled already.
     None,
-    /// Bytes are shares of what is known; objects are the samples that tell them.
+    /// Bytes are shares of a known amount; objects are the samples by which it was shared out.
     Shared,
-    /// A Poisson process over bytes (`heap_v2`): the mean distance in bytes.
+    /// A Poisson process over bytes (`heap_v2`), with the mean interval in bytes.
     Poisson(u64),
-    /// tcmalloc's first version (`heap/N`): the mean distance in bytes, N/2.
+    /// First version of tcmalloc's format (`heap/N`), with the mean interval in bytes, N/2.
     Uniform(u64),
 }
 
-/// What all allocations of a process add up to: exact, where a profile estimates.
+/// Exact counts of all allocations of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AllocationTally {
-    /// Allocations; one that grows or shrinks a block is another.
+    /// Number of allocations; a reallocation counts as one.
     pub objects: u64,
-    /// What these asked for, in bytes.
+    /// Requested bytes.
     pub bytes: u64,
-    /// The most bytes that lived at the same time, as the allocator rounds them.
+    /// Highest number of live bytes, as the allocator rounds sizes.
     pub peak: u64,
 }
 
-/// Where and when a profile was taken, as far as it tells: our own dumps' comment lines.
+/// Origin of a profile, from the comment lines of memprof's dumps. Fields are `None` if the profile lacks the line.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ProfileOrigin {
-    /// The host program's name.
+    /// Name of the host program.
     pub host: Option<String>,
-    /// Its process id.
+    /// Process id of the host.
     pub pid: Option<u32>,
-    /// The node name that uname(2) told the host.
+    /// Node name of the host's machine, from uname(2).
     pub machine: Option<String>,
-    /// When the host started.
+    /// Start time of the host.
     pub started: Option<String>,
-    /// When the profile was taken.
+    /// Time at which the profile was taken.
     pub taken: Option<String>,
-    /// Why.
+    /// Trigger of the dump.
     pub trigger: Option<String>,
-    /// The allocator and its version.
+    /// Name and version of the allocator.
     pub allocator: Option<String>,
-    /// Since when the allocator sampled.
+    /// Time since which the allocator has sampled.
     pub active_since: Option<String>,
-    /// Since when memprof's own sampler took the samples: what was allocated before is not in it.
+    /// Time since which memprof's own sampler has sampled: the profile lacks earlier allocations.
     pub sampling_since: Option<String>,
-    /// How many samples it took, those that were freed too.
+    /// Samples that the sampler took, including freed ones.
     pub samples: Option<u64>,
-    /// How many of them it did not remember, because its tables were full.
+    /// Samples that the sampler lost because its tables were full.
     pub lost_samples: Option<u64>,
-    /// How many blocks were allocated again while their samples lived, because a free of them was not seen.
+    /// Sampled blocks that were allocated again although no free of them had been seen.
     pub unseen_frees: Option<u64>,
-    /// What all allocations were counted to, where they were: then what is told to live did at the peak.
+    /// Exact count of all allocations, if it was enabled. The profile is then of the peak.
     pub tally: Option<AllocationTally>,
-    /// The file of the plugin that took it, as mapped.
+    /// Path of the mapped plugin file that took the profile.
     pub image: Option<String>,
 }
 
-/// What a dump of ours says that it holds, in comment lines: what a reader finds else is damage.
+/// Contents that memprof's dumps declare in comment lines. A difference means that the dump is damaged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct DeclaredContents {
-    /// The number of stacks.
+    /// Number of stacks.
     pub(crate) stacks: Option<u64>,
     /// Bytes in use, unsampled.
     pub(crate) inuse_space: Option<i64>,
 }
 
-/// The frame of what nobody is known to hold, in a profile that [is pinned](Profile::is_pinned).
-pub(crate) const NOBODY: Address = Address(0x100);
+/// Pseudo frame of memory without a known holder, in a profile that [is pinned](Profile::is_pinned).
+pub(crate) const UNATTRIBUTED: Address = Address(0x100);
 
-/// The frame of all stacks that memprof's sampler evicted from its tables: what they allocated was freed.
-pub(crate) const EVICTED: Address = Address(0x101);
+/// Pseudo frame for the stacks that memprof's sampler evicted from its tables; their memory was freed.
+pub(crate) const EVICTED_STACKS: Address = Address(0x101);
 
-/// A heap profile. The parsers give raw values; [`unsample`](crate::unsample()) makes estimates of them.
+/// A heap profile. Parsers return raw values; [`unsample`](crate::unsample()) converts them to estimates.
 #[derive(Debug)]
 pub struct Profile {
-    /// How its samples were drawn.
+    /// Sampling method of the allocator.
     pub(crate) sampling: Sampling,
-    /// Mean bytes between samples.
+    /// Mean bytes between samples. `None` if nothing was sampled.
     pub interval: Option<u64>,
-    /// The totals its header claims; raw.
+    /// Raw totals from the file's header.
     pub(crate) header: Option<SampleValues>,
-    /// What its tail claims.
-    pub(crate) claims: DeclaredContents,
-    /// The stacks and addresses, interned.
+    /// Contents that the file's comment lines declare.
+    pub(crate) declared: DeclaredContents,
+    /// Interned stacks and addresses.
     pub stacks: Stacks,
-    /// In the file's order. Several may have the same stack.
+    /// Samples in the file's order. Several may have the same stack.
     pub samples: Vec<Sample>,
-    /// Ascending and disjoint.
+    /// Mappings, ascending and disjoint.
     pub mappings: Vec<Mapping>,
-    /// How the births of its samples are to be read, where they have some.
+    /// Age buckets of the samples' allocation times. `None` if they have none.
     pub(crate) ages: Option<AgeBuckets>,
-    /// What the labels of its samples say.
+    /// Label sets of the samples.
     pub(crate) labels: Labels,
     /// Whether `alloc_*` was counted.
     pub has_alloc: bool,
-    /// Its bytes are free ones that lie among live objects and cannot be given back because of these: who holds how
-    /// many.
+    /// Whether the values are free bytes that lie among live objects, which keep them from being released; each
+    /// sample has the share of one holder.
     pub is_pinned: bool,
-    /// Where and when it was taken.
+    /// Process and time of the profile.
     pub origin: ProfileOrigin,
-    /// Names that came with it: a pprof profile or a symbolized jeprof file.
+    /// Names from the file: of a pprof profile or a symbolized jeprof file.
     pub(crate) names: Option<Names>,
-    /// What a reader should know before believing it.
+    /// Warnings for the reader of a report, one line each.
     pub warnings: Vec<String>,
-    /// What a report may still take in memory.
-    pub(crate) room: MemoryLeft,
+    /// Memory budget that is left for the report.
+    pub(crate) memory_left: MemoryLeft,
 }
 
 impl Default for Profile {
@@ -281,7 +281,7 @@ impl Default for Profile {
             sampling: Sampling::None,
             interval: None,
             header: None,
-            claims: DeclaredContents::default(),
+            declared: DeclaredContents::default(),
             stacks: Stacks::default(),
             samples: Vec::new(),
             mappings: Vec::new(),
@@ -292,30 +292,31 @@ impl Default for Profile {
             origin: ProfileOrigin::default(),
             names: None,
             warnings: Vec::new(),
-            room: MemoryLeft::default(),
+            memory_left: MemoryLeft::default(),
         }
     }
 }
 
 impl Profile {
-    /// The sum over all samples, unless it overflows.
+    /// Returns the sum over all samples. `None` if it overflows.
     pub fn totals(&self) -> Option<SampleValues> {
         self.samples
             .iter()
             .try_fold(SampleValues::default(), |sum, s| sum.checked_add(s.values))
     }
 
-    /// The mapping of the main program, where there is one.
+    /// Returns the mapping of the main program: the first one of a file.
     pub fn main_file(&self) -> Option<&Mapping> {
         self.mappings.iter().find(|mapping| mapping.is_file())
     }
 
-    /// The mapping of the call that a frame returns to, as an index into `mappings`.
+    /// Returns the mapping that contains the call of a frame, as an index into `mappings`. `None` if no mapping
+    /// does.
     pub(crate) fn mapping_of_frame(&self, frame: AddressId) -> Option<usize> {
         self.mapping_of(Address(self.stacks.address(frame).0.wrapping_sub(1)))
     }
 
-    /// The mapping an address lies in, as an index into `mappings`.
+    /// Returns the mapping that contains an address, as an index into `mappings`. `None` if no mapping does.
     pub fn mapping_of(&self, address: Address) -> Option<usize> {
         let after = self.mappings.partition_point(|m| m.start <= address);
         let index = after.checked_sub(1)?;

@@ -1,4 +1,4 @@
-//! Frames of a stack that are no code: what its samples are marked with.
+//! Pseudo frames of a stack: data that samples are marked with.
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,25 +6,26 @@ use std::str::FromStr;
 use crate::alloc_time::AllocTime;
 use crate::label::LabelId;
 
-/// One of them.
+/// Data in one pseudo frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PseudoFrame {
-    Birth(AllocTime),
+    AllocTime(AllocTime),
     Label(LabelId),
 }
 
 impl PseudoFrame {
-    pub(crate) fn of(frame: u64) -> Option<Self> {
-        let birth = AllocTime::of(frame).map(Self::Birth);
-        birth.or_else(|| LabelId::of(frame).map(Self::Label))
+    /// Decodes a frame. `None` if it is an address.
+    pub(crate) fn from_frame(frame: u64) -> Option<Self> {
+        let alloc_time = AllocTime::from_frame(frame).map(Self::AllocTime);
+        alloc_time.or_else(|| LabelId::from_frame(frame).map(Self::Label))
     }
 }
 
-/// As a comment tells it: `born=1795299940`, in seconds since 1970 (UTC); `label=7`, the number of a set.
+/// Form in a comment: `born=1795299940`, in seconds since 1970 (UTC); `label=7`, the id of a set.
 impl fmt::Display for PseudoFrame {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Birth(birth) => write!(f, "born={}", birth.0),
+            Self::AllocTime(alloc_time) => write!(f, "born={}", alloc_time.0),
             Self::Label(label) => write!(f, "label={}", label.number()),
         }
     }
@@ -37,30 +38,30 @@ impl FromStr for PseudoFrame {
         let (kind, number) = text.split_once('=').ok_or(())?;
         let number: u32 = number.parse().map_err(drop)?;
         match kind {
-            "born" => Ok(Self::Birth(AllocTime(number))),
+            "born" => Ok(Self::AllocTime(AllocTime(number))),
             "label" => LabelId::new(number).map(Self::Label).ok_or(()),
             _ => Err(()),
         }
     }
 }
 
-/// All of a stack.
+/// All pseudo frames of a stack.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct StackMarks {
-    pub(crate) birth: Option<AllocTime>,
+    pub(crate) alloc_time: Option<AllocTime>,
     pub(crate) label: Option<LabelId>,
 }
 
 impl StackMarks {
     pub(crate) fn add(&mut self, mark: PseudoFrame) {
         match mark {
-            PseudoFrame::Birth(birth) => self.birth = Some(birth),
+            PseudoFrame::AllocTime(alloc_time) => self.alloc_time = Some(alloc_time),
             PseudoFrame::Label(label) => self.label = Some(label),
         }
     }
 }
 
-/// A stack's line without the marks at its end, which other tools take for addresses.
+/// Removes the pseudo frames at the end of a stack's line, which other tools would take for addresses.
 pub(crate) fn strip_pseudo_frames(line: &[u8]) -> &[u8] {
     match last_pseudo_frame(line) {
         Some((rest, _)) => strip_pseudo_frames(rest),
@@ -68,10 +69,11 @@ pub(crate) fn strip_pseudo_frames(line: &[u8]) -> &[u8] {
     }
 }
 
-/// The mark at the end of a stack's line, and what stands ahead of it.
+/// Returns the pseudo frame at the end of a stack's line, and the text before it. `None` if the last word is an
+/// address.
 pub(crate) fn last_pseudo_frame(line: &[u8]) -> Option<(&[u8], PseudoFrame)> {
     let (rest, word) = line.split_at(line.iter().rposition(|c| *c == b' ')?);
     let digits = std::str::from_utf8(word.strip_prefix(b" 0x")?).ok()?;
-    let mark = PseudoFrame::of(u64::from_str_radix(digits, 16).ok()?)?;
+    let mark = PseudoFrame::from_frame(u64::from_str_radix(digits, 16).ok()?)?;
     Some((rest, mark))
 }

@@ -1,4 +1,4 @@
-//! From a named profile to a file: one function per format, each writing to a writer.
+//! Renders a symbolized profile: one function per format, each writing to a writer.
 
 mod collapsed;
 mod dot;
@@ -26,23 +26,23 @@ use crate::limits::MemoryLeft;
 use crate::names::StringId;
 use crate::options::{Format, Options};
 use crate::profile::{Sample, SampleType, SampleValues};
-use crate::short_names::shortened;
+use crate::short_names::short_name;
 
-/// What is reported on.
+/// Profile to render, with its base for a comparison.
 #[derive(Clone, Debug)]
 pub struct RenderInput<'a> {
-    /// The profile's file name.
+    /// File name of the profile.
     pub name: String,
-    /// With its addresses named.
+    /// Symbolized profile.
     pub profile: &'a SymbolizedProfile,
-    /// The base's file name.
+    /// File name of the base.
     pub base_name: Option<String>,
-    /// What is subtracted, with the same names.
+    /// Symbolized profile that is subtracted.
     pub base: Option<&'a SymbolizedProfile>,
 }
 
 impl RenderInput<'_> {
-    /// The totals of all types; differences with a base.
+    /// Totals of all sample types; differences if there is a base.
     fn totals(&self) -> SampleValues {
         let sum = |named: &SymbolizedProfile| {
             named
@@ -64,12 +64,12 @@ impl RenderInput<'_> {
         totals
     }
 
-    /// What the report may take in memory besides the profiles.
-    fn room(&self) -> MemoryLeft {
-        self.profile.profile.room
+    /// Memory budget that is left for the report.
+    fn memory_left(&self) -> MemoryLeft {
+        self.profile.profile.memory_left
     }
 
-    /// Whole stacks.
+    /// Folds whole stacks.
     fn fold(&self, options: &Options) -> Folded {
         Folded::new(
             self.profile,
@@ -80,7 +80,7 @@ impl RenderInput<'_> {
         )
     }
 
-    /// Stacks for a table of the program's own functions, unless all are wanted.
+    /// Folds stacks for a table of the program's own functions, or of all with `flat`.
     fn fold_for_table(&self, options: &Options) -> Folded {
         let folded = self.fold(options);
         match options.blame.flat {
@@ -89,7 +89,7 @@ impl RenderInput<'_> {
         }
     }
 
-    /// Stacks of the program's own functions, unless all are wanted.
+    /// Folds stacks to the program's own functions, or whole ones with `flat`.
     fn fold_by_origin(&self, options: &Options) -> Folded {
         let folded = self.fold(options);
         match options.blame.flat {
@@ -98,7 +98,7 @@ impl RenderInput<'_> {
         }
     }
 
-    /// What the reader of the report should know: warnings and notes, a line each.
+    /// Warnings and notes for the reader of the report, one line each.
     pub(crate) fn notes(&self) -> Vec<&str> {
         let named = [Some(self.profile), self.base];
         let notes = named.into_iter().flatten();
@@ -110,21 +110,24 @@ impl RenderInput<'_> {
         notes
     }
 
-    /// `71 samples in 1 stack`, or the stacks alone where the profile does not tell how many samples they are.
+    /// Text `71 samples in 1 stack`, or only the stacks if the profile has no sample counts.
     fn samples(&self, sample_type: SampleType) -> String {
-        let of = usize::from(!sample_type.is_alloc());
-        let held = |sample: &&Sample| sample.values[sample_type] != 0;
-        // Text has a line for each size of the objects of a stack, and lines of stacks that hold nothing any more.
-        let samples = || self.profile.profile.samples.iter().filter(held);
+        let index = usize::from(!sample_type.is_alloc());
+        let is_held = |sample: &&Sample| sample.values[sample_type] != 0;
+        // A text dump has a line for each object size of a stack, and lines of stacks without live objects.
+        let samples = || self.profile.profile.samples.iter().filter(is_held);
         let stacks: HashSet<_> = samples().map(|sample| sample.stack).collect();
-        let stacks = counted(stacks.len() as u64, "stack");
-        match samples().map(|sample| u64::from(sample.counts[of])).sum() {
+        let stacks = pluralize(stacks.len() as u64, "stack");
+        match samples()
+            .map(|sample| u64::from(sample.counts[index]))
+            .sum()
+        {
             0 => stacks,
-            count => format!("{} in {stacks}", counted(count, "sample")),
+            count => format!("{} in {stacks}", pluralize(count, "sample")),
         }
     }
 
-    /// What every view says of itself: how much, of what, and how far it is an estimate.
+    /// Heading of every view: the amount, the sample type, and how it was estimated.
     fn heading(&self, options: &Options) -> String {
         let sample_type = options.sample_type;
         let total = self.totals()[sample_type];
@@ -158,29 +161,29 @@ impl RenderInput<'_> {
     }
 }
 
-/// `1 sample`, `2 samples`.
-pub(crate) fn counted(count: u64, what: &str) -> String {
+/// Text `1 sample`, `2 samples`.
+pub(crate) fn pluralize(count: u64, what: &str) -> String {
     match count {
         1 => format!("1 {what}"),
         _ => format!("{count} {what}s"),
     }
 }
 
-/// What a table calls a function: its name where all are shown; else a short one, with a mark where it is not
-/// the program's own.
+/// Name of a function in a table: the full one with `flat`, else a short one, with a suffix if it is not the
+/// program's own.
 fn label<'f>(folded: &'f Folded, function: StringId, options: &Options) -> Cow<'f, str> {
     let name = folded.functions.get(function);
     if options.blame.flat {
         return Cow::Borrowed(name);
     }
-    let short = shortened(name);
-    match folded.whose[function.0 as usize].suffix() {
+    let short = short_name(name);
+    match folded.origins[function.0 as usize].suffix() {
         "" => short,
-        mark => Cow::Owned(format!("{short}{mark}")),
+        suffix => Cow::Owned(format!("{short}{suffix}")),
     }
 }
 
-/// Writes the report in the format of the options.
+/// Writes the report in the format that `options` selects.
 pub fn render(subject: &RenderInput<'_>, options: &Options, out: &mut dyn Write) -> Result<()> {
     match options.format {
         Format::Text => text::write(subject, options, out),
@@ -198,7 +201,7 @@ pub fn render(subject: &RenderInput<'_>, options: &Options, out: &mut dyn Write)
     }
 }
 
-/// A value as a person reads it: `1.50MiB`, or a plain count.
+/// Formats a value for people: `1.50MiB`, or a plain count.
 pub fn amount(value: i64, sample_type: SampleType) -> String {
     const UNITS: [&str; 7] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
     if sample_type.unit() != "bytes" {
@@ -216,7 +219,7 @@ pub fn amount(value: i64, sample_type: SampleType) -> String {
     }
 }
 
-/// `part` of `whole`, in percent; 0 of nothing.
+/// Percentage of `part` in `whole`; 0 if `whole` is 0.
 fn percent(part: i64, whole: i64) -> f64 {
     match whole {
         0 => 0.0,

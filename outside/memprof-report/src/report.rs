@@ -1,4 +1,4 @@
-//! The whole way from a dump to an answer.
+//! Runs all steps from a dump to a report.
 
 use std::io::{BufRead, Write};
 
@@ -12,16 +12,16 @@ use crate::interpreter::advice;
 use crate::label_shares::filter_by_label;
 use crate::names::printable;
 use crate::options::{Format, Options};
-use crate::profile::{NOBODY, Profile, Sample, SampleType};
+use crate::profile::{Profile, Sample, SampleType, UNATTRIBUTED};
 use crate::render::{self, amount};
 use crate::symbolize::{Progress, Sources, name_by_offset, symbolize};
 use crate::unsample::unsample;
 
 /// A profile to read.
 pub struct Input<'a> {
-    /// What a view calls it: the file's name.
+    /// Name in the report: the file's name.
     pub name: &'a str,
-    /// A dump as it was written, or packed with gzip.
+    /// A dump as it was written, or compressed with gzip.
     pub bytes: &'a mut dyn BufRead,
 }
 
@@ -33,9 +33,13 @@ impl std::fmt::Debug for Input<'_> {
     }
 }
 
-/// Reads a profile, and its base for a diff, and writes the report. Without `sources` names are numbers.
+/// Reads a profile, and its base for a comparison, and writes the report. Without `sources`, functions are shown as
+/// offsets.
 ///
-/// The result is what the reader of the report should know: warnings and notes, a line each.
+/// Returns warnings and notes for the reader of the report, one line each.
+///
+/// # Errors
+/// The options contradict each other or the input, an input cannot be read or is empty, or `out` fails.
 pub fn report(
     input: Input<'_>,
     base: Option<Input<'_>>,
@@ -46,23 +50,24 @@ pub fn report(
 ) -> Result<Vec<String>> {
     options.check(&input, base.as_ref())?;
     let name = printable(input.name).into_owned();
-    let of = |name: &str, error| Error::Of {
+    let input_error = |name: &str, error| Error::Input {
         name: name.to_owned(),
         source: Box::new(error),
     };
-    let mut profile = read(input, sources, options, progress).map_err(|error| of(&name, error))?;
+    let mut profile =
+        read(input, sources, options, progress).map_err(|error| input_error(&name, error))?;
     if profile.profile.samples.is_empty() && base.is_none() {
         let reason = empty_reason(&profile.profile, options);
-        return Err(of(&name, Error::Empty { reason }));
+        return Err(input_error(&name, Error::Empty { reason }));
     }
     let base_name = base.as_ref().map(|base| printable(base.name).into_owned());
     let mut base = base
         .map(|base| read(base, sources, options, progress))
         .transpose()
-        .map_err(|error| of(base_name.as_deref().unwrap_or_default(), error))?;
+        .map_err(|error| input_error(base_name.as_deref().unwrap_or_default(), error))?;
     if let Some(base) = &base {
-        let strange = other_program(&profile.profile, &base.profile);
-        profile.profile.warnings.extend(strange);
+        let warning = other_program(&profile.profile, &base.profile);
+        profile.profile.warnings.extend(warning);
     }
     if options.normalize
         && let Some(base) = &mut base
@@ -73,7 +78,7 @@ pub fn report(
         .profile
         .warnings
         .extend(lost_samples_note(&profile.profile));
-    let unseen = unseen_frees(&profile.profile);
+    let unseen = unseen_frees_note(&profile.profile);
     profile.profile.warnings.extend(unseen);
     let unattributed = unattributed_note(&profile.profile);
     profile.profile.warnings.extend(unattributed);
@@ -84,30 +89,34 @@ pub fn report(
         let advice = advice(&profile, options.sample_type, &options.blame);
         profile.profile.warnings.extend(advice);
     }
-    let subject = render::RenderInput {
+    let render_input = render::RenderInput {
         name,
         profile: &profile,
         base_name,
         base: base.as_ref(),
     };
-    render::render(&subject, options, out)?;
+    render::render(&render_input, options, out)?;
     out.flush()?;
-    Ok(subject.notes().into_iter().map(str::to_owned).collect())
+    Ok(render_input
+        .notes()
+        .into_iter()
+        .map(str::to_owned)
+        .collect())
 }
 
-/// Two profiles of different programs have a difference that says nothing.
+/// Warns if the two profiles are of different programs: their difference is no growth.
 fn other_program(profile: &Profile, base: &Profile) -> Option<String> {
     let program = |profile: &Profile| -> Option<String> {
         let main = profile.main_file().map(|mapping| mapping.file_name());
         profile.origin.host.as_deref().or(main).map(str::to_owned)
     };
-    let (ours, theirs) = (program(profile)?, program(base)?);
-    (ours != theirs).then(|| {
-        format!("the base is of another program: {theirs}, not {ours}; what differs is not growth")
+    let (new_program, base_program) = (program(profile)?, program(base)?);
+    (new_program != base_program).then(|| {
+        format!("the base is of another program: {base_program}, not {new_program}; what differs is not growth")
     })
 }
 
-/// Samples that were lost are in no row.
+/// Notes how many samples the sampler lost: they are in no row.
 fn lost_samples_note(profile: &Profile) -> Option<String> {
     let (lost, samples) = (profile.origin.lost_samples?, profile.origin.samples?);
     (lost > 0).then(|| {
@@ -118,27 +127,27 @@ fn lost_samples_note(profile: &Profile) -> Option<String> {
     })
 }
 
-/// Where one free was not seen, others were not either.
-fn unseen_frees(profile: &Profile) -> Option<String> {
+/// Warns if the sampler missed frees: there are probably more than those it detected.
+fn unseen_frees_note(profile: &Profile) -> Option<String> {
     let unseen = profile.origin.unseen_frees.filter(|count| *count > 0)?;
     Some(format!(
         "{unseen} sampled blocks were given out again though memprof saw no free of them: the program frees by addresses \
          that it keeps in its data, so values in use may hold freed memory; start the program with `memprof run \
-         --allocator jemalloc`, whose own profiler sees every free"
+         --allocator jemalloc`, origin own profiler sees every free"
     ))
 }
 
-/// What nobody is known to hold is in a row of its own.
+/// Notes the bytes in the row for unattributed memory.
 fn unattributed_note(profile: &Profile) -> Option<String> {
     let space = SampleType::InuseSpace;
-    let is_nobodys = |sample: &&Sample| {
+    let is_unattributed = |sample: &&Sample| {
         let frames = profile.stacks.frames(sample.stack);
         frames
             .iter()
-            .any(|id| profile.stacks.address(*id) == NOBODY)
+            .any(|id| profile.stacks.address(*id) == UNATTRIBUTED)
     };
-    let of_nobody = profile.samples.iter().filter(is_nobodys);
-    let unknown = of_nobody.map(|sample| sample.values[space]).sum();
+    let unattributed = profile.samples.iter().filter(is_unattributed);
+    let unknown = unattributed.map(|sample| sample.values[space]).sum();
     (profile.is_pinned && unknown > 0).then(|| {
         format!(
             "{} are not attributable: their size classes have too few samples to show who holds what; sample more \
@@ -148,20 +157,20 @@ fn unattributed_note(profile: &Profile) -> Option<String> {
     })
 }
 
-/// Leaves memprof's own stacks out, and says so.
+/// Removes memprof's own stacks and notes their size.
 fn drop_memprof_stacks_and_note(named: &mut SymbolizedProfile, sample_type: SampleType) {
-    let left_out = drop_memprof_stacks(&mut named.profile, &named.names, &named.depths);
-    if left_out[sample_type] != 0 {
+    let dropped = drop_memprof_stacks(&mut named.profile, &named.names, &named.depths);
+    if dropped[sample_type] != 0 {
         let amount = match sample_type.unit() {
-            "bytes" => amount(left_out[sample_type], sample_type),
-            _ => format!("{} objects", left_out[sample_type]),
+            "bytes" => amount(dropped[sample_type], sample_type),
+            _ => format!("{} objects", dropped[sample_type]),
         };
         let note = format!("{amount} of memprof's own left out; --flat shows it");
         named.profile.warnings.push(note);
     }
 }
 
-/// Why a profile does not tell of that type, where it does not.
+/// Returns why the profile lacks that sample type. `None` if it has it.
 fn missing_sample_type(profile: &Profile, sample_type: SampleType) -> Option<&'static str> {
     if profile.is_pinned && sample_type != SampleType::InuseSpace {
         return Some("who keeps free memory is told in bytes alone, inuse_space");
@@ -170,7 +179,7 @@ fn missing_sample_type(profile: &Profile, sample_type: SampleType) -> Option<&'s
     lacks.then_some("the host ran without prof_accum:true")
 }
 
-/// Parse, unsample, symbolize, trim, filter.
+/// Parses a profile, undoes the sampling, symbolizes and filters it.
 pub fn read(
     input: Input<'_>,
     sources: Option<&Sources>,
@@ -178,16 +187,16 @@ pub fn read(
     progress: Progress<'_>,
 ) -> Result<SymbolizedProfile> {
     let mut profile = parse(input.bytes, &options.limits, options.force)?;
-    if let Some(why) = missing_sample_type(&profile, options.sample_type) {
+    if let Some(reason) = missing_sample_type(&profile, options.sample_type) {
         let name = options.sample_type.name();
-        return Err(Error::Usage(format!("it has no {name}: {why}")));
+        return Err(Error::Usage(format!("it has no {name}: {reason}")));
     }
     unsample(&mut profile)?;
     if options.ages && profile.ages.is_none() {
         return Err(no_ages_error());
     }
-    if let Some(least) = options.older {
-        let unknown = filter_older(&mut profile, least)?;
+    if let Some(min_age) = options.older {
+        let unknown = filter_older(&mut profile, min_age)?;
         if unknown != 0 {
             let unknown = amount(unknown, SampleType::InuseSpace);
             profile
@@ -252,8 +261,8 @@ impl Options {
     }
 }
 
-/// jeprof's `ReadHeapProfile` skips lines with a negative count without a word: what shrank would be
-/// missing from its totals. Of two files it takes the difference itself.
+/// Error for a jeprof file with a base. jeprof's `ReadHeapProfile` silently skips lines with a negative count, so
+/// its totals would lack what shrank. jeprof itself can subtract two files.
 fn jeprof_base_error(new: &str, base: &str) -> String {
     format!(
         "jeprof's file cannot hold what shrank; let jeprof compare two of them:\n\
@@ -291,7 +300,7 @@ fn empty_reason(profile: &Profile, options: &Options) -> String {
     }
 }
 
-/// Scales `base` so that both totals are the same.
+/// Scales `base` to the total of `profile`.
 fn normalize(base: &mut Profile, profile: &Profile, sample_type: SampleType) -> Result<()> {
     let overflow = || Error::Overflow {
         problem: "the normalized base passes 63 bits".into(),

@@ -1,42 +1,42 @@
-//! Names short enough for a table.
+//! Shortens names for tables.
 
 use std::borrow::Cow;
 
-/// Names up to this many characters are shown whole.
-const SHORT: usize = 60;
+/// Names with up to this many characters are not shortened.
+const MAX_CHARS: usize = 60;
 
-/// A function's name for a table: in a long one what stands between the angle brackets of generic arguments
-/// is `…`, as in `Vec<…>::push`. The type and the trait of `<T as Trait>::f` stay, without their arguments.
-pub(crate) fn shortened(name: &str) -> Cow<'_, str> {
-    if name.len() <= SHORT || name.chars().count() <= SHORT {
+/// Shortens a function's name for a table: replaces the generic arguments of a long one by `…`, as in
+/// `Vec<…>::push`. The type and the trait of `<T as Trait>::f` stay, without their arguments.
+pub(crate) fn short_name(name: &str) -> Cow<'_, str> {
+    if name.len() <= MAX_CHARS || name.chars().count() <= MAX_CHARS {
         return Cow::Borrowed(name);
     }
     without_arguments(name).map_or(Cow::Borrowed(name), Cow::Owned)
 }
 
-/// None where the brackets do not match.
+/// Removes generic arguments. `None` if the brackets do not match.
 fn without_arguments(name: &str) -> Option<String> {
     let mut short = String::new();
-    // How many brackets of arguments are open, and of types that stay.
-    let (mut left_out, mut kept) = (0, 0);
+    // Open brackets of removed arguments, and of types that stay.
+    let (mut removed, mut kept) = (0, 0);
     let mut rest = name;
     while let Some(c) = rest.chars().next() {
-        let length = operator(&short, rest).unwrap_or(c.len_utf8());
+        let length = operator_len(&short, rest).unwrap_or(c.len_utf8());
         let (text, after) = rest.split_at(length);
         rest = after;
         match text {
-            "<" if left_out > 0 => left_out += 1,
+            "<" if removed > 0 => removed += 1,
             "<" if is_type(&short, rest) => {
                 kept += 1;
                 short.push('<');
             }
             "<" => {
-                left_out = 1;
+                removed = 1;
                 short.push_str("<…");
             }
-            ">" if left_out > 0 => {
-                left_out -= 1;
-                if left_out == 0 {
+            ">" if removed > 0 => {
+                removed -= 1;
+                if removed == 0 {
                     short.push('>');
                 }
             }
@@ -44,15 +44,16 @@ fn without_arguments(name: &str) -> Option<String> {
                 kept = i32::checked_sub(kept, 1).filter(|kept| *kept >= 0)?;
                 short.push('>');
             }
-            _ if left_out > 0 => {}
+            _ if removed > 0 => {}
             _ => short.push_str(text),
         }
     }
-    (left_out == 0 && kept == 0).then_some(short)
+    (removed == 0 && kept == 0).then_some(short)
 }
 
-/// The length of an arrow or of C++'s operators that look like brackets.
-fn operator(before: &str, rest: &str) -> Option<usize> {
+/// Length of an arrow, or of a C++ operator that looks like brackets, at the start of `rest`. `None` if there is
+/// none.
+fn operator_len(before: &str, rest: &str) -> Option<usize> {
     let marks: &[&str] = match before.ends_with("operator") {
         true => &[
             "<<=", ">>=", "<=>", "->*", "<<", ">>", "<=", ">=", "->", "<", ">",
@@ -63,7 +64,7 @@ fn operator(before: &str, rest: &str) -> Option<usize> {
     found.map(|mark| mark.len())
 }
 
-/// Whether a bracket opens the type of `<T as Trait>::f` or an `<impl Trait for T>`.
+/// Returns whether a bracket opens the type of `<T as Trait>::f` or an `<impl Trait for T>`.
 fn is_type(before: &str, after: &str) -> bool {
     let begins = before.is_empty() || before.ends_with(['<', '(', '&', ' ', '[', ',']);
     begins || (before.ends_with("::") && after.starts_with("impl "))
@@ -71,10 +72,10 @@ fn is_type(before: &str, after: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::{shortened, without_arguments};
+    use super::{short_name, without_arguments};
 
     #[test]
-    fn arguments_are_left_out_of_long_names() {
+    fn long_name_loses_generic_arguments() {
         let check = |name, expected| assert_eq!(without_arguments(name).as_deref(), expected);
         check(
             "std::vector<int, std::allocator<int> >::push_back",
@@ -95,14 +96,14 @@ mod tests {
     }
 
     #[test]
-    fn short_names_stay() {
+    fn short_name_is_not_changed() {
         assert_eq!(
-            shortened("std::vector<int>::push_back"),
+            short_name("std::vector<int>::push_back"),
             "std::vector<int>::push_back"
         );
         let long = format!("shop::{}<int>::add", "a".repeat(60));
         assert_eq!(
-            shortened(&long),
+            short_name(&long),
             format!("shop::{}<…>::add", "a".repeat(60))
         );
     }

@@ -1,4 +1,4 @@
-//! Interned stacks: each distinct address and each distinct stack is kept once.
+//! Interned stacks: each distinct address and each distinct stack is stored once.
 
 use std::cmp::Ordering;
 use std::collections::HashMap;
@@ -8,27 +8,28 @@ use hashbrown::HashTable;
 
 use crate::address::Address;
 
-/// Names a distinct address of one [`Stacks`].
+/// Id of a distinct address in one [`Stacks`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct AddressId(pub u32);
 
-/// Names a distinct stack of one [`Stacks`].
+/// Id of a distinct stack in one [`Stacks`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct StackId(pub u32);
 
-/// Addresses and stacks, leaf first, in order of first appearance.
+/// Distinct addresses and stacks, leaf first, in order of first appearance.
 #[derive(Debug, Default)]
 pub struct Stacks {
     addresses: Vec<Address>,
     address_ids: HashMap<Address, AddressId>,
     frames: Vec<AddressId>,
     ends: Vec<usize>,
-    /// Empty as long as they come in jemalloc's order, in which one that is behind the last is a new one.
+    /// Index of the stacks. Empty while they come in jemalloc's order, in which a stack greater than the last is
+    /// new.
     known: HashTable<StackEntry>,
     seed: StackHasher,
 }
 
-/// A stack in the table, with its hash: to find it again would mean to read all its frames.
+/// Entry of the index. Stores the hash because computing it again would read all frames.
 #[derive(Clone, Copy, Debug)]
 struct StackEntry {
     hash: u64,
@@ -36,7 +37,7 @@ struct StackEntry {
 }
 
 impl Stacks {
-    /// The id of an address, new or not.
+    /// Returns the id of an address, adding it if it is new.
     pub fn intern_address(&mut self, address: Address) -> AddressId {
         let next = AddressId(self.addresses.len() as u32);
         *self.address_ids.entry(address).or_insert_with(|| {
@@ -45,25 +46,25 @@ impl Stacks {
         })
     }
 
-    /// Adds a frame, towards the root, to the stack that [`finish`](Self::finish) ends.
+    /// Adds a frame, towards the root, to the pending stack.
     pub fn push(&mut self, frame: AddressId) {
         self.frames.push(frame);
     }
 
-    /// How many frames were pushed since the last stack.
+    /// Number of frames in the pending stack.
     pub fn depth(&self) -> usize {
         self.frames.len() - self.start()
     }
 
-    /// Forgets the frames pushed since the last stack.
+    /// Drops the frames of the pending stack.
     pub fn clear(&mut self) {
         self.frames.truncate(self.start());
     }
 
-    /// The id of the stack of the frames pushed since the last one, new or not.
+    /// Completes the pending stack. Returns its id, adding the stack if it is new.
     pub fn finish(&mut self) -> StackId {
         if self.known.is_empty() {
-            match self.order() {
+            match self.compare_with_last() {
                 Ordering::Greater => return self.append(),
                 Ordering::Equal => {
                     self.clear();
@@ -77,8 +78,8 @@ impl Stacks {
         }
         let frames = &self.frames[self.start()..];
         let hash = self.hash(frames);
-        let is_it = |known: &StackEntry| known.hash == hash && self.frames(known.id) == frames;
-        if let Some(&StackEntry { id, .. }) = self.known.find(hash, is_it) {
+        let is_equal = |known: &StackEntry| known.hash == hash && self.frames(known.id) == frames;
+        if let Some(&StackEntry { id, .. }) = self.known.find(hash, is_equal) {
             self.clear();
             return id;
         }
@@ -94,9 +95,9 @@ impl Stacks {
         id
     }
 
-    /// How the frames pushed since the last stack compare with it in the order of jemalloc's dumps
-    /// (`prof_gctx_comp`): that of the addresses as bytes.
-    fn order(&self) -> Ordering {
+    /// Compares the pending stack with the last one in the order of jemalloc's dumps (`prof_gctx_comp`): by
+    /// addresses as bytes.
+    fn compare_with_last(&self) -> Ordering {
         let Some(last) = self.ends.len().checked_sub(1) else {
             return Ordering::Greater;
         };
@@ -108,12 +109,12 @@ impl Stacks {
         next.cmp(&last)
     }
 
-    /// Where the frames pushed since the last stack begin.
+    /// Start of the pending stack in `frames`.
     fn start(&self) -> usize {
         self.ends.last().copied().unwrap_or(0)
     }
 
-    /// A stack's addresses, leaf first.
+    /// Returns the addresses of a stack, leaf first.
     pub fn frames(&self, stack: StackId) -> &[AddressId] {
         let index = stack.0 as usize;
         let start = match index {
@@ -123,22 +124,22 @@ impl Stacks {
         &self.frames[start..self.ends[index]]
     }
 
-    /// The address behind an id.
+    /// Returns the address with that id.
     pub fn address(&self, id: AddressId) -> Address {
         self.addresses[id.0 as usize]
     }
 
-    /// All distinct addresses, by id.
+    /// Returns all distinct addresses, by id.
     pub fn addresses(&self) -> &[Address] {
         &self.addresses
     }
 
-    /// How many distinct stacks there are.
+    /// Number of distinct stacks.
     pub fn len(&self) -> usize {
         self.ends.len()
     }
 
-    /// Whether there is none.
+    /// Whether there are no stacks.
     pub fn is_empty(&self) -> bool {
         self.ends.is_empty()
     }
@@ -156,7 +157,7 @@ impl Stacks {
         hash.with(frames.len() as u64, 0).0
     }
 
-    /// Those that came in order.
+    /// Indexes the stacks that came in order.
     fn index_pending(&mut self) {
         for id in (0..self.ends.len() as u32).map(StackId) {
             let hash = self.hash(self.frames(id));
@@ -166,7 +167,7 @@ impl Stacks {
     }
 }
 
-/// A fast hash for short keys, seeded in each run so that no input can be made to collide.
+/// Fast hash for short keys, seeded per process so that no input can force collisions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct StackHasher(u64);
 
@@ -177,14 +178,14 @@ impl Default for StackHasher {
 }
 
 impl StackHasher {
-    /// The hash of what came before and two words: wyhash's step, one multiplication.
+    /// Adds two words to the hash: wyhash's step, one multiplication.
     pub(crate) fn with(self, first: u64, second: u64) -> Self {
         let product = u128::from(self.0 ^ first)
             * u128::from(second ^ self.0.rotate_left(32) ^ 0xd6e8_feb8_6659_fd93);
         Self((product as u64) ^ ((product >> 64) as u64))
     }
 
-    /// A slot in a table of `size`, a power of two.
+    /// Slot in a table of `size`, a power of two.
     pub(crate) fn slot(self, size: usize) -> usize {
         self.0 as usize & (size - 1)
     }
@@ -195,7 +196,7 @@ mod tests {
     use super::{Address, StackId, Stacks};
 
     #[test]
-    fn each_stack_is_kept_once_in_any_order() {
+    fn each_stack_is_stored_once_in_any_order() {
         let mut stacks = Stacks::default();
         let mut ids = |list: &[&[u64]]| -> Vec<u32> {
             let id = |stack: &&[u64]| {
@@ -208,7 +209,7 @@ mod tests {
             };
             list.iter().map(id).collect()
         };
-        // As bytes, 0x100 comes before 1.
+        // Compared as bytes, 0x100 comes before 1.
         assert_eq!(
             ids(&[&[], &[0x100], &[0x100, 9], &[1], &[1, 2]]),
             [0, 1, 2, 3, 4]

@@ -1,5 +1,5 @@
-//! What keeps growing, told by one dump: of a leak as much is alive of every age, of a cache less the older it
-//! is, and what a program loads at its start has one age.
+//! Finds steady growth in one dump: a leak has as many live bytes of every age, a cache fewer the older they are,
+//! and memory that a program allocates at its start has one age.
 
 use std::time::Duration;
 
@@ -8,68 +8,70 @@ use crate::alloc_time::{AgeBuckets, AllocTime};
 use crate::error::{Error, Result};
 use crate::fold::{Folded, SymbolizedProfile};
 
-/// Ages are compared in so many spans.
-const SPANS: usize = 4;
+/// Number of age spans that are compared.
+const SPAN_COUNT: usize = 4;
 
-/// The stacks that hold memory of every age.
+/// Stacks that hold memory of every age.
 #[derive(Clone, Debug)]
 pub struct SteadyStacks {
-    /// The time that was looked at.
+    /// Time that the ages cover.
     pub span: Duration,
-    /// In no order.
+    /// Stacks, unordered.
     pub stacks: Vec<SteadyStack>,
 }
 
 /// A stack that holds memory of every age.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SteadyStack {
-    /// Its functions, root first.
+    /// Functions, root first.
     pub stack: Vec<String>,
-    /// Bytes that are alive of the whole span, were as much alive of all of it as of the quarter of which least is.
+    /// Live bytes over the whole span, if every quarter of it had as many as the one with least.
     pub bytes: i64,
-    /// Bytes that are alive of all ages.
+    /// Live bytes of all ages.
     pub inuse: i64,
 }
 
-/// Looks for what `folded` holds of every age.
+/// Finds the stacks in `folded` that hold memory of every age.
 ///
 /// # Errors
 /// The samples of the profile have no ages, or too few different ones.
 pub fn find_steady_growth(named: &SymbolizedProfile, folded: &Folded) -> Result<SteadyStacks> {
     let ages = named.profile.ages.ok_or_else(no_ages_error)?;
-    let births = folded.stacks.iter().flat_map(|stack| &stack.births);
-    let oldest = births.map(|(birth, _)| bucket(ages, *birth)).max();
-    // The youngest bucket is not full yet, and the oldest one holds what was allocated at the start.
+    let alloc_times = folded.stacks.iter().flat_map(|stack| &stack.alloc_times);
+    let oldest = alloc_times
+        .map(|(alloc_time, _)| bucket_index(ages, *alloc_time))
+        .max();
+    // The youngest bucket is not complete yet, and the oldest one contains what was allocated at the start.
     let whole = oldest.unwrap_or(0).saturating_sub(1);
-    if whole < SPANS {
+    if whole < SPAN_COUNT {
         let width = ages.width;
         return Err(Error::Usage(format!(
             "its samples span less than {} ages of {width} s: dump again {} s after `activate`",
-            SPANS + 2,
-            (SPANS as u32 + 2).saturating_mul(width)
+            SPAN_COUNT + 2,
+            (SPAN_COUNT as u32 + 2).saturating_mul(width)
         )));
     }
     let stacks = folded.stacks.iter().filter_map(|stack| {
-        let mut held = [0; SPANS];
-        for (birth, [bytes, _]) in &stack.births {
-            let bucket = bucket(ages, *birth);
-            if (1..=whole).contains(&bucket) {
-                held[(bucket - 1) * SPANS / whole] += bytes;
+        let mut bytes_by_span = [0; SPAN_COUNT];
+        for (alloc_time, [bytes, _]) in &stack.alloc_times {
+            let bucket_index = bucket_index(ages, *alloc_time);
+            if (1..=whole).contains(&bucket_index) {
+                bytes_by_span[(bucket_index - 1) * SPAN_COUNT / whole] += bytes;
             }
         }
-        let lengths = (0..SPANS).map(|span| length(span, whole));
-        let of_all = held
+        let lengths = (0..SPAN_COUNT).map(|span| span_len(span, whole));
+        let projected = bytes_by_span
             .iter()
             .zip(lengths)
-            .map(|(bytes, length)| bytes * whole as i64 / length);
-        let bytes = of_all.min().filter(|bytes| *bytes > 0)?;
+            .map(|(bytes, span_len)| bytes * whole as i64 / span_len);
+        let bytes = projected.min().filter(|bytes| *bytes > 0)?;
         let functions = stack.functions.iter();
         Some(SteadyStack {
             stack: functions
                 .map(|id| folded.functions.get(*id).to_owned())
                 .collect(),
             bytes,
-            inuse: stack.births.iter().map(|(_, [bytes, _])| bytes).sum(),
+            inuse: stack.alloc_times.iter().map(|(_, [bytes, _])| bytes).sum(),
         })
     });
     Ok(SteadyStacks {
@@ -78,15 +80,15 @@ pub fn find_steady_growth(named: &SymbolizedProfile, folded: &Folded) -> Result<
     })
 }
 
-/// Which bucket it is, counted from the one that was not full when the profile was taken.
-fn bucket(ages: AgeBuckets, birth: AllocTime) -> usize {
+/// Index of the bucket, from the one that was incomplete when the profile was taken.
+fn bucket_index(ages: AgeBuckets, alloc_time: AllocTime) -> usize {
     let newest = ages.taken - ages.taken % ages.width;
-    (newest.saturating_sub(birth.0).div_ceil(ages.width)) as usize
+    (newest.saturating_sub(alloc_time.0).div_ceil(ages.width)) as usize
 }
 
-/// How many of the whole buckets fall into a span.
-fn length(span: usize, whole: usize) -> i64 {
-    let first = |span: usize| (span * whole).div_ceil(SPANS);
+/// Number of whole buckets that fall into a span.
+fn span_len(span: usize, whole: usize) -> i64 {
+    let first = |span: usize| (span * whole).div_ceil(SPAN_COUNT);
     (first(span + 1) - first(span)) as i64
 }
 
@@ -95,14 +97,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn spans_have_all_buckets() {
-        for whole in SPANS..100 {
-            let mut lengths = [0; SPANS];
-            for bucket in 0..whole {
-                lengths[bucket * SPANS / whole] += 1;
+    fn span_lengths_count_all_buckets() {
+        for whole in SPAN_COUNT..100 {
+            let mut lengths = [0; SPAN_COUNT];
+            for bucket_index in 0..whole {
+                lengths[bucket_index * SPAN_COUNT / whole] += 1;
             }
             for (span, counted) in lengths.into_iter().enumerate() {
-                assert_eq!(length(span, whole), counted, "{span} of {whole}");
+                assert_eq!(span_len(span, whole), counted, "{span} of {whole}");
             }
         }
     }

@@ -1,4 +1,4 @@
-//! Addresses to names, outside of the host: from the files its mappings name.
+//! Symbolizes addresses, outside of the host, from the files that its mappings name.
 
 mod abbreviations;
 mod address;
@@ -27,29 +27,29 @@ pub use self::limited_file::LimitedFile;
 use self::frames::CollectedFrames;
 use crate::error::Result;
 use crate::names::{Frame, Names};
-use crate::profile::{Address, EVICTED, FileOffset, NOBODY, Profile, ProfileOrigin};
+use crate::profile::{Address, EVICTED_STACKS, FileOffset, Profile, ProfileOrigin, UNATTRIBUTED};
 use crate::stacks::AddressId;
 
-/// Where binaries are looked for. The default is nowhere: every name is a number.
+/// Sources of symbols. The default has none: every function is shown as an offset.
 #[derive(Clone, Debug, Default)]
 pub struct Sources {
-    /// Stands for the main program, wherever that was.
+    /// Replaces the main program's file.
     pub binary: Option<PathBuf>,
-    /// Directories below which the mappings' paths are opened, in order: `/proc/PID/root`, `/`.
+    /// Directories below which the mappings' paths are opened, in order, such as `/proc/PID/root` and `/`.
     pub roots: Vec<PathBuf>,
-    /// A directory of binaries from elsewhere: by path, by file name, by build id.
+    /// Directory of binaries from another machine, found by path, by file name or by build id.
     pub binary_root: Option<PathBuf>,
-    /// This machine's name. A profile from another one is named from `binary_root` only, and only where
-    /// the build id matches.
+    /// Name of this machine. A profile of another machine is symbolized from `binary_root` only, and only with
+    /// equal build ids.
     pub machine: Option<String>,
-    /// The living process whose just-in-time compiler is asked for names.
+    /// Running process whose JIT compiler provides names.
     pub pid: Option<u32>,
-    /// Name in spite of a build id that does not match.
+    /// Symbolizes despite different build ids.
     pub force: bool,
 }
 
 impl Sources {
-    /// The binaries of a living process, or of one that ran on this machine.
+    /// Sources for a running process, or for one that ran on this machine.
     pub fn for_process(pid: Option<u32>) -> Self {
         let root = pid.map(|pid| PathBuf::from(format!("/proc/{pid}/root")));
         let machine = rustix::system::uname();
@@ -64,7 +64,8 @@ impl Sources {
     }
 }
 
-/// The main program of a process where its file was replaced: the kernel still has what runs.
+/// Returns the main program of a process whose file was deleted or replaced, as the kernel keeps it. `None` if it
+/// was not.
 fn deleted_binary(pid: u32) -> Option<PathBuf> {
     let exe = PathBuf::from(format!("/proc/{pid}/exe"));
     let target = std::fs::read_link(&exe).ok()?;
@@ -72,10 +73,10 @@ fn deleted_binary(pid: u32) -> Option<PathBuf> {
     is_deleted.then_some(exe)
 }
 
-/// Called as objects are done, with how many are and how many there are; last of all with all of them.
+/// Progress callback, called with the number of finished files and of all files; the last call has both equal.
 pub type Progress<'a> = &'a (dyn Fn(usize, usize) + Sync);
 
-/// The addresses that lie in one file.
+/// A file with addresses to symbolize.
 struct ObjectFile<'a> {
     path: &'a str,
     build_id: Option<&'a str>,
@@ -83,31 +84,31 @@ struct ObjectFile<'a> {
     queries: Vec<(FileOffset, AddressId)>,
 }
 
-/// What one file told.
+/// Frames and notes of one file.
 struct SymbolizedFile {
     frames: Vec<CollectedFrames>,
     notes: Vec<String>,
-    /// Whether the file's build id is the profile's, where one is named.
-    likeness: Option<BuildIdMatch>,
+    /// Result of comparing build ids. `None` if no file was found.
+    build_id_match: Option<BuildIdMatch>,
 }
 
-/// What build ids say of a file.
+/// Result of comparing a file's build id with the profile's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum BuildIdMatch {
-    /// It is the one of the profile.
+    /// The build ids are equal.
     Match,
-    /// The profile has none.
+    /// The profile has no build id of the file.
     Unknown,
-    /// It is another one, and names are forced.
+    /// The build ids differ, and `force` is set.
     Mismatch,
 }
 
 impl BuildIdMatch {
-    /// What a reader should know of names from these files.
+    /// Note about names that come from files without an equal build id.
     fn note(self, paths: &[&str]) -> String {
-        const SHOWN: usize = 3;
-        let shown = paths[..paths.len().min(SHOWN)].join(", ");
-        let more = match paths.len().saturating_sub(SHOWN) {
+        const MAX_SHOWN: usize = 3;
+        let shown = paths[..paths.len().min(MAX_SHOWN)].join(", ");
+        let more = match paths.len().saturating_sub(MAX_SHOWN) {
             0 => String::new(),
             more => format!(" and {more} more"),
         };
@@ -120,31 +121,32 @@ impl BuildIdMatch {
     }
 }
 
-/// Names every address of the profile. One without a name gets `libfoo.so+0x1234`; notes say why.
+/// Symbolizes every address of the profile. One without a symbol gets a name such as `libfoo.so+0x1234`; warnings
+/// give the reason.
 ///
-/// Frames hold return addresses: the call is one before.
+/// Frames hold return addresses, so the byte before each is looked up.
 pub fn symbolize(
     profile: &mut Profile,
     sources: &Sources,
     progress: Progress<'_>,
 ) -> Result<Names> {
     let mut names = profile.names.take().unwrap_or_default();
-    let objects = objects(profile, &names);
-    let answers = symbolize_files(&objects, &profile.origin, sources, progress)?;
+    let files = group_by_file(profile, &names);
+    let results = symbolize_files(&files, &profile.origin, sources, progress)?;
     let mut notes = Vec::new();
-    for likeness in [BuildIdMatch::Unknown, BuildIdMatch::Mismatch] {
-        let of = objects.iter().zip(&answers);
-        let paths: Vec<_> = of
-            .filter(|(_, answer)| answer.likeness == Some(likeness))
-            .map(|(object, _)| object.path)
+    for build_id_match in [BuildIdMatch::Unknown, BuildIdMatch::Mismatch] {
+        let pairs = files.iter().zip(&results);
+        let paths: Vec<_> = pairs
+            .filter(|(_, result)| result.build_id_match == Some(build_id_match))
+            .map(|(file, _)| file.path)
             .collect();
         if !paths.is_empty() {
-            notes.push(likeness.note(&paths));
+            notes.push(build_id_match.note(&paths));
         }
     }
-    for answer in answers {
-        notes.extend(answer.notes);
-        for frames in answer.frames {
+    for result in results {
+        notes.extend(result.notes);
+        for frames in result.frames {
             frames.move_to(&mut names);
         }
     }
@@ -154,17 +156,19 @@ pub fn symbolize(
     Ok(names)
 }
 
-/// The name of a frame that stands for no code.
+/// Name of a pseudo frame. `None` for an address of code.
 fn pseudo_name(profile: &Profile, address: Address) -> Option<&'static str> {
     match address {
-        NOBODY if profile.is_pinned => Some("[not attributable]"),
-        EVICTED if profile.origin.sampling_since.is_some() => Some("[stacks no longer kept]"),
+        UNATTRIBUTED if profile.is_pinned => Some("[not attributable]"),
+        EVICTED_STACKS if profile.origin.sampling_since.is_some() => {
+            Some("[stacks no longer kept]")
+        }
         _ => None,
     }
 }
 
-/// Gives every address without frames its mapping and offset for a name. One in no mapping is its own name;
-/// a warning counts these, for a dump may be cut in the middle of its mappings.
+/// Names every address without frames by mapping and offset. An address in no mapping is its own name; a warning
+/// counts these, because a dump may be truncated in its mappings.
 pub(crate) fn name_by_offset(profile: &mut Profile, names: &mut Names) {
     let mut unmapped = 0;
     for (index, &address) in profile.stacks.addresses().iter().enumerate() {
@@ -213,9 +217,9 @@ pub(crate) fn name_by_offset(profile: &mut Profile, names: &mut Names) {
 }
 
 /// Groups the addresses without names by file.
-fn objects<'a>(profile: &'a Profile, names: &Names) -> Vec<ObjectFile<'a>> {
+fn group_by_file<'a>(profile: &'a Profile, names: &Names) -> Vec<ObjectFile<'a>> {
     let main = profile.main_file().map(|mapping| mapping.path.as_str());
-    let mut objects: Vec<ObjectFile<'a>> = Vec::new();
+    let mut files: Vec<ObjectFile<'a>> = Vec::new();
     let mut by_path = std::collections::HashMap::new();
     let by_mapping: Vec<Option<usize>> = profile
         .mappings
@@ -223,13 +227,13 @@ fn objects<'a>(profile: &'a Profile, names: &Names) -> Vec<ObjectFile<'a>> {
         .map(|mapping| {
             mapping.is_file().then(|| {
                 *by_path.entry(mapping.path.as_str()).or_insert_with(|| {
-                    objects.push(ObjectFile {
+                    files.push(ObjectFile {
                         path: &mapping.path,
                         build_id: mapping.build_id.as_deref(),
                         is_main: main == Some(mapping.path.as_str()),
                         queries: Vec::new(),
                     });
-                    objects.len() - 1
+                    files.len() - 1
                 })
             })
         })
@@ -243,21 +247,21 @@ fn objects<'a>(profile: &'a Profile, names: &Names) -> Vec<ObjectFile<'a>> {
         else {
             continue;
         };
-        if let Some(object) = by_mapping[mapping] {
-            objects[object]
+        if let Some(file) = by_mapping[mapping] {
+            files[file]
                 .queries
                 .push((profile.mappings[mapping].normalize(call), id));
         }
     }
-    objects.retain(|object| !object.queries.is_empty());
-    // The long ones first, so that no core waits for the other at the end.
-    objects.sort_by_key(|object| std::cmp::Reverse(object.queries.len()));
-    objects
+    files.retain(|file| !file.queries.is_empty());
+    // The largest first, so that the last ones are short and all cores finish at about the same time.
+    files.sort_by_key(|file| std::cmp::Reverse(file.queries.len()));
+    files
 }
 
-/// One object after the other on each core; the answers in the objects' order.
+/// Symbolizes the files on all cores. Returns the results in the order of the files.
 fn symbolize_files(
-    objects: &[ObjectFile<'_>],
+    files: &[ObjectFile<'_>],
     origin: &ProfileOrigin,
     sources: &Sources,
     progress: Progress<'_>,
@@ -265,62 +269,62 @@ fn symbolize_files(
     let next = AtomicUsize::new(0);
     let done = AtomicUsize::new(0);
     let work = || {
-        let mut answers = Vec::new();
+        let mut results = Vec::new();
         loop {
             let index = next.fetch_add(1, Ordering::Relaxed);
-            let Some(object) = objects.get(index) else {
-                return answers;
+            let Some(file) = files.get(index) else {
+                return results;
             };
-            answers.push((index, symbolize_file(object, origin, sources)));
-            progress(done.fetch_add(1, Ordering::Relaxed) + 1, objects.len());
+            results.push((index, symbolize_file(file, origin, sources)));
+            progress(done.fetch_add(1, Ordering::Relaxed) + 1, files.len());
         }
     };
     let cores = thread::available_parallelism().map_or(1, NonZeroUsize::get);
-    let mut answers = thread::scope(|scope| {
-        let others: Vec<_> = (1..cores.min(objects.len()))
+    let mut results = thread::scope(|scope| {
+        let others: Vec<_> = (1..cores.min(files.len()))
             .map(|_| scope.spawn(work))
             .collect();
-        let mut answers = work();
+        let mut results = work();
         for other in others {
-            answers.extend(other.join().unwrap_or_else(|panic| resume_unwind(panic)));
+            results.extend(other.join().unwrap_or_else(|panic| resume_unwind(panic)));
         }
-        answers
+        results
     });
-    // What the others told last may have come later.
-    progress(objects.len(), objects.len());
-    answers.sort_by_key(|(index, _)| *index);
-    answers.into_iter().map(|(_, answer)| answer).collect()
+    // Threads may have reported their counts out of order.
+    progress(files.len(), files.len());
+    results.sort_by_key(|(index, _)| *index);
+    results.into_iter().map(|(_, result)| result).collect()
 }
 
 fn symbolize_file(
-    object: &ObjectFile<'_>,
+    file: &ObjectFile<'_>,
     origin: &ProfileOrigin,
     sources: &Sources,
 ) -> Result<SymbolizedFile> {
-    let mut answer = SymbolizedFile {
+    let mut result = SymbolizedFile {
         frames: Vec::new(),
         notes: Vec::new(),
-        likeness: None,
+        build_id_match: None,
     };
-    // A program may be started by a link: Debian's redis-server leads to redis-check-rdb.
-    let is_other = |host: &&str| object.is_main && object.path.rsplit('/').next() != Some(host);
+    // A program may be started by a symbolic link: Debian's redis-server points to redis-check-rdb.
+    let is_other = |host: &&str| file.is_main && file.path.rsplit('/').next() != Some(host);
     let name = match origin.host.as_deref().filter(is_other) {
-        Some(host) => format!("{} (the file of {host})", object.path),
-        None => object.path.to_owned(),
+        Some(host) => format!("{} (the file of {host})", file.path),
+        None => file.path.to_owned(),
     };
     let note = |text: String| format!("{name}: {text}");
-    match search::find(object, origin.machine.as_deref(), sources)? {
-        search::BinaryLookup::Nothing(reason) => answer.notes.push(note(reason)),
+    match search::find(file, origin.machine.as_deref(), sources)? {
+        search::BinaryLookup::Nothing(reason) => result.notes.push(note(reason)),
         search::BinaryLookup::Binary(binary) => {
-            answer.likeness = Some(binary.likeness);
-            match elf::name(&binary, &object.queries, object.is_main) {
+            result.build_id_match = Some(binary.build_id_match);
+            match elf::name(&binary, &file.queries, file.is_main) {
                 Ok((frames, notes)) => {
-                    answer.frames = frames;
-                    answer.notes.extend(notes.into_iter().map(note));
+                    result.frames = frames;
+                    result.notes.extend(notes.into_iter().map(note));
                 }
-                Err(error) => answer.notes.push(note(error.to_string())),
+                Err(error) => result.notes.push(note(error.to_string())),
             }
         }
     }
-    Ok(answer)
+    Ok(result)
 }

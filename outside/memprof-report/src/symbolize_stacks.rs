@@ -1,4 +1,4 @@
-//! The functions of stacks that come from no profile: addresses that somebody read in a process.
+//! Symbolizes stacks of addresses that were read from a process, without a profile.
 
 use crate::allocator_frames::{allocator_depths, is_allocator};
 use crate::error::Result;
@@ -7,8 +7,8 @@ use crate::profile::{Address, Mapping, Profile};
 use crate::pseudo_frames::PseudoFrame;
 use crate::symbolize::{Sources, symbolize};
 
-/// The functions of each stack, leaf first, without those of the allocator. A stack is a list of return addresses,
-/// leaf first, as a dump has it; `mappings` are those of its process, by address.
+/// Returns the functions of each stack, leaf first, without those of the allocator. A stack is a list of return
+/// addresses, leaf first, as in a dump; `mappings` are those of its process, ascending.
 pub fn symbolize_stacks(
     stacks: &[Vec<u64>],
     mappings: Vec<Mapping>,
@@ -21,7 +21,7 @@ pub fn symbolize_stacks(
     let interned = stacks.iter().map(|stack| {
         for frame in stack
             .iter()
-            .filter(|frame| PseudoFrame::of(**frame).is_none())
+            .filter(|frame| PseudoFrame::from_frame(**frame).is_none())
         {
             let address = profile.stacks.intern_address(Address(*frame));
             profile.stacks.push(address);
@@ -40,7 +40,7 @@ pub fn symbolize_stacks(
     Ok(functions.collect())
 }
 
-/// Names of frames, without the allocator's functions that were inlined at the leaf.
+/// Names of frames, without allocator functions that were inlined at the leaf.
 fn frame_names<'a>(frames: impl Iterator<Item = &'a Frame>, names: &Names) -> Vec<String> {
     let functions = frames.map(|frame| names.strings.get(frame.function));
     let functions: Vec<_> = functions.collect();
@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn marks_are_no_callers_and_what_has_no_name_is_a_number() {
+    fn pseudo_frames_are_dropped_and_unknown_functions_are_offsets() {
         let mapping = Mapping {
             start: Address(0x40_1000),
             end: Address(0x40_2000),
@@ -66,11 +66,15 @@ mod tests {
             path: "/no/such/shop".to_owned(),
             build_id: None,
         };
-        let birth = 0x4d_5002 << 40 | 1;
-        let stacks = [vec![0x40_1137, 0x40_1153, birth], vec![], vec![0x40_1153]];
-        let found = symbolize_stacks(&stacks, vec![mapping], &Sources::default()).unwrap();
+        let alloc_time = 0x4d_5002 << 40 | 1;
+        let stacks = [
+            vec![0x40_1137, 0x40_1153, alloc_time],
+            vec![],
+            vec![0x40_1153],
+        ];
+        let functions = symbolize_stacks(&stacks, vec![mapping], &Sources::default()).unwrap();
         assert_eq!(
-            found,
+            functions,
             [
                 vec!["shop+0x1136", "shop+0x1152"],
                 vec![],

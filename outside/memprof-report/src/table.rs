@@ -1,24 +1,24 @@
-//! Functions with what they allocated themselves (flat) and with their callees (cumulative).
+//! Table of functions: values of their own (flat) and with their callees (cumulative).
 
 use crate::comparison::Comparison;
 use crate::fold::Folded;
 use crate::names::StringId;
 
-/// One function.
+/// Row of one function.
 #[derive(Clone, Copy, Debug)]
 pub struct Row {
-    /// By its id among the profile's texts.
+    /// Id of the function in [`Folded::functions`].
     pub function: StringId,
-    /// Its own allocations.
+    /// Value of its own allocations.
     pub flat: Comparison,
-    /// Its own and its callees'; a recursive function counts once per stack.
+    /// Value with its callees; a recursive function counts once per stack.
     pub cum: Comparison,
-    /// How far from the leaf it stands, summed over what it holds: what orders functions that hold the same,
-    /// as all do that lead to one leak. 0 in a table of every function.
+    /// Sum over its stacks of value times distance from the leaf: orders functions with equal values, such as all
+    /// callers of one leak. 0 in a table of all functions.
     distance: u128,
 }
 
-/// One row per function, the largest first: by flat value, or by cumulative.
+/// Returns one row per function, the largest first: by flat or by cumulative value.
 pub fn table(folded: &Folded, by_cum: bool) -> Vec<Row> {
     let mut rows: Vec<Row> = (0..folded.functions.len() as u32)
         .map(|id| Row {
@@ -28,37 +28,45 @@ pub fn table(folded: &Folded, by_cum: bool) -> Vec<Row> {
             distance: 0,
         })
         .collect();
-    let mut seen = vec![usize::MAX; rows.len()];
-    let mut told = Vec::new();
+    let mut last_stack = vec![usize::MAX; rows.len()];
+    let mut visible = Vec::new();
     for (index, stack) in folded.stacks.iter().enumerate() {
-        told.clear();
-        told.extend(folded.visible_functions(stack));
-        for (above, function) in told.iter().enumerate() {
+        visible.clear();
+        visible.extend(folded.visible_functions(stack));
+        for (position, function) in visible.iter().enumerate() {
             let function = function.0 as usize;
-            if seen[function] != index {
-                seen[function] = index;
+            if last_stack[function] != index {
+                last_stack[function] = index;
                 let row = &mut rows[function];
                 row.cum += stack.values;
-                if folded.is_told {
-                    let distance = told.len() - 1 - above;
+                if folded.is_origin_filtered {
+                    let distance = visible.len() - 1 - position;
                     row.distance +=
                         u128::from(stack.values.value().unsigned_abs()) * distance as u128;
                 }
             }
         }
-        if let Some(leaf) = told.last() {
+        if let Some(leaf) = visible.last() {
             rows[leaf.0 as usize].flat += stack.values;
         }
     }
     rows.retain(|row| !row.cum.is_zero());
-    let size = |pair: Comparison| std::cmp::Reverse(pair.value().unsigned_abs());
-    let place = |row: &Row| (row.distance, folded.functions.get(row.function));
+    let magnitude = |pair: Comparison| std::cmp::Reverse(pair.value().unsigned_abs());
+    let tie_break = |row: &Row| (row.distance, folded.functions.get(row.function));
     match by_cum {
         true => rows.sort_by(|a, b| {
-            (size(a.cum), size(a.flat), place(a)).cmp(&(size(b.cum), size(b.flat), place(b)))
+            (magnitude(a.cum), magnitude(a.flat), tie_break(a)).cmp(&(
+                magnitude(b.cum),
+                magnitude(b.flat),
+                tie_break(b),
+            ))
         }),
         false => rows.sort_by(|a, b| {
-            (size(a.flat), size(a.cum), place(a)).cmp(&(size(b.flat), size(b.cum), place(b)))
+            (magnitude(a.flat), magnitude(a.cum), tie_break(a)).cmp(&(
+                magnitude(b.flat),
+                magnitude(b.cum),
+                tie_break(b),
+            ))
         }),
     }
     rows

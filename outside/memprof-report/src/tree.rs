@@ -1,4 +1,4 @@
-//! The call tree: collapsed stacks merged by their common beginnings.
+//! Call tree: folded stacks merged by their common prefixes.
 
 use crate::comparison::Comparison;
 use crate::error::Result;
@@ -6,26 +6,26 @@ use crate::fold::Folded;
 use crate::limits::MemoryLeft;
 use crate::names::StringId;
 
-/// A function at one place of the call tree.
+/// A function in the call tree.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Node {
-    /// None for the root.
+    /// `None` for the root.
     pub function: Option<StringId>,
-    /// Its index; the root is its own parent.
+    /// Index of the parent; the root is its own.
     pub parent: u32,
-    /// 0 for the root.
+    /// Distance from the root.
     pub depth: u32,
-    /// With its callees.
+    /// Value with its callees.
     pub total: Comparison,
-    /// Without.
+    /// Value without its callees.
     pub own: Comparison,
 }
 
-/// What a node takes in memory, with what is made of it.
-const NODE: u64 = 224;
+/// Memory of a node and of the output made from it, in bytes.
+const BYTES_PER_NODE: u64 = 224;
 
-/// The nodes, each before its callees, these in the order of their names.
-pub(crate) fn tree(folded: &Folded, mut room: MemoryLeft) -> Result<Vec<Node>> {
+/// Returns the nodes in preorder, callees sorted by name. Fails if they exceed the memory budget.
+pub(crate) fn tree(folded: &Folded, mut memory_left: MemoryLeft) -> Result<Vec<Node>> {
     let root = Node {
         function: None,
         parent: 0,
@@ -44,7 +44,7 @@ pub(crate) fn tree(folded: &Folded, mut room: MemoryLeft) -> Result<Vec<Node>> {
             .count();
         path.truncate(1 + common);
         for &function in &stack.functions[common..] {
-            room.charge(NODE)?;
+            memory_left.charge(BYTES_PER_NODE)?;
             let parent = path[path.len() - 1];
             path.push(nodes.len());
             nodes.push(Node {
@@ -67,15 +67,16 @@ pub(crate) fn tree(folded: &Folded, mut room: MemoryLeft) -> Result<Vec<Node>> {
     Ok(nodes)
 }
 
-/// The callees of each node, the largest first.
+/// Returns the callees of each node, the largest first.
 pub(crate) fn children(nodes: &[Node]) -> Vec<Vec<u32>> {
     let mut children = vec![Vec::new(); nodes.len()];
     for (index, node) in nodes.iter().enumerate().skip(1) {
         children[node.parent as usize].push(index as u32);
     }
-    let size = |&index: &u32| std::cmp::Reverse(nodes[index as usize].total.value().unsigned_abs());
+    let magnitude =
+        |&index: &u32| std::cmp::Reverse(nodes[index as usize].total.value().unsigned_abs());
     for list in &mut children {
-        list.sort_by_key(size);
+        list.sort_by_key(magnitude);
     }
     children
 }

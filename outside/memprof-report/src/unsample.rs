@@ -1,23 +1,23 @@
-//! Undoing the sampling bias: a sampler by bytes sees few small objects and nearly all large ones.
+//! Undoes the sampling bias: a sampler by bytes takes few small objects and nearly all large ones.
 
 use crate::error::{Error, Result};
 use crate::profile::{DeclaredContents, Profile, SampleType, SampleValues, Sampling};
 
-/// Turns raw values into estimates, in place, and checks them against the header.
+/// Converts raw values to estimates, in place, and checks them against the header.
 ///
-/// For a Poisson process with mean P bytes and a stack with n objects of s bytes on average, the scale
-/// is 1/(1 − exp(−s/P)): the formula of jeprof's `AdjustSamples`. Values are rounded to whole numbers, so that
-/// all views of a profile have the same total. What rounding takes from one sample's objects the next one
-/// gets: most samples hold few, and each rounded alone the total was 1 % off in a real dump. Bytes are
-/// rounded alone, so that an unchanged stack has the same value in two profiles.
+/// For a Poisson process with mean P bytes and a stack with n objects of s bytes on average, the scale is 1/(1 −
+/// exp(−s/P)): the formula of jeprof's `AdjustSamples`. Values are rounded to whole numbers, so that all views of a
+/// profile have the same total. The rounding error of one sample's objects is carried to the next: most samples
+/// have few objects, and without the carry the total was 1 % off in a real dump. Bytes are rounded without a carry,
+/// so that an unchanged stack has the same value in two profiles.
 pub fn unsample(profile: &mut Profile) -> Result<()> {
     let sampling = profile.sampling;
     let raw = profile.totals().ok_or_else(overflow)?;
     let mut carry = Carry::default();
-    let mut doubt = TotalsTolerance::default();
+    let mut tolerance = TotalsTolerance::default();
     for sample in &mut profile.samples {
         if let Sampling::Poisson(interval) = sampling {
-            doubt.add(sample.values, interval);
+            tolerance.add(sample.values, interval);
         }
         if sampling != Sampling::None {
             sample.counts = [SampleType::AllocObjects, SampleType::InuseObjects]
@@ -31,7 +31,7 @@ pub fn unsample(profile: &mut Profile) -> Result<()> {
         let (header, Sampling::Poisson(interval)) = (profile.header?, sampling) else {
             return None;
         };
-        header_warning(header, raw, totals, doubt, interval)
+        header_warning(header, raw, totals, tolerance, interval)
     });
     profile.warnings.extend(damage);
     profile.sampling = Sampling::None;
@@ -44,7 +44,7 @@ fn overflow() -> Error {
     }
 }
 
-/// What rounding left over so far: of allocated objects, and of those in use.
+/// Rounding error so far, of allocated objects and of those in use.
 type Carry = [f64; 2];
 
 fn unsample_values(
@@ -59,13 +59,13 @@ fn unsample_values(
     ] {
         let scale = scale(values[objects], values[space], sampling);
         let carried = &mut carry[objects as usize / 2];
-        scaled[objects] = rounded(values[objects], scale, carried)?;
-        scaled[space] = rounded(values[space], scale, &mut 0.0)?;
+        scaled[objects] = round_with_carry(values[objects], scale, carried)?;
+        scaled[space] = round_with_carry(values[space], scale, &mut 0.0)?;
     }
     Some(scaled)
 }
 
-/// How many allocations one sampled allocation of this mean size stands for.
+/// Number of allocations for which one sampled allocation of this mean size stands.
 fn scale(objects: i64, bytes: i64, sampling: Sampling) -> f64 {
     if objects <= 0 || bytes <= 0 {
         return 1.0;
@@ -78,7 +78,7 @@ fn scale(objects: i64, bytes: i64, sampling: Sampling) -> f64 {
     }
 }
 
-fn rounded(value: i64, scale: f64, carry: &mut f64) -> Option<i64> {
+fn round_with_carry(value: i64, scale: f64, carry: &mut f64) -> Option<i64> {
     if scale == 1.0 {
         return Some(value);
     }
@@ -88,53 +88,53 @@ fn rounded(value: i64, scale: f64, carry: &mut f64) -> Option<i64> {
     (whole < i64::MAX as f64).then_some(whole as i64)
 }
 
-/// Whether a dump holds what its own tail says.
+/// Checks a dump against the contents that it declares. Returns a warning if they differ.
 fn check_declared_contents(profile: &Profile, totals: SampleValues) -> Option<String> {
     let DeclaredContents {
         stacks,
         inuse_space,
-    } = profile.claims;
+    } = profile.declared;
     let (found_stacks, found) = (profile.samples.len() as u64, totals[SampleType::InuseSpace]);
     let differs = stacks.is_some_and(|stacks| stacks != found_stacks)
         || inuse_space.is_some_and(|bytes| bytes != found);
     differs.then(|| {
         let (stacks, bytes) = (stacks.unwrap_or(found_stacks), inuse_space.unwrap_or(found));
         format!(
-            "the dump was written with {stacks} stacks of {bytes} bytes, it has {found_stacks} of \
+            "the dump was line with {stacks} stacks of {bytes} bytes, it has {found_stacks} of \
              {found}: it is damaged"
         )
     })
 }
 
-/// How far the sum over the stacks may lie from the unsampled header in a whole dump.
+/// Largest expected difference between the sum over the stacks and the unsampled header, in an undamaged dump.
 ///
-/// jemalloc since 5.3 corrects each sample by its own size, and then writes such numbers, rounded, that the
-/// formula of jeprof leads back to the sum. So the header is right but for one rounding, and each stack
-/// may be off by half an object: little where a stack has many samples, a third where it has one of a
-/// small object and one of a large one. Before 5.3 the stacks add up to the header as they are.
+/// Since 5.3, jemalloc corrects each sample by its own size, and then writes rounded numbers that jeprof's formula
+/// converts back to the sum. So the header is exact but for one rounding, and each stack may be off by half an
+/// object: little if a stack has many samples, a third if it has one of a small object and one of a large one.
+/// Before 5.3 the raw stacks add up to the header.
 #[derive(Clone, Copy, Debug, Default)]
 struct TotalsTolerance {
-    /// The sum of what each stack may be off by.
-    most: f64,
-    /// The sum of the variances of these roundings.
+    /// Sum of the largest error of each stack, in bytes.
+    max: f64,
+    /// Sum of the variances of these errors.
     variance: f64,
 }
 
-/// How many deviations of a sum are taken for damage.
-const DEVIATIONS: f64 = 6.0;
+/// Standard deviations of the sum from which a difference counts as damage.
+const MAX_DEVIATIONS: f64 = 6.0;
 
-/// What the roundings of bytes may do, as a part of the total.
-const SMALLEST_DOUBT: f64 = 0.002;
+/// Largest effect of rounding bytes, as a share of the total.
+const MIN_TOLERANCE: f64 = 0.002;
 
 impl TotalsTolerance {
     fn add(&mut self, values: SampleValues, interval: u64) {
-        let off = Self::line_rounding(values, interval);
-        self.most += off;
-        // Evenly spread over twice that.
-        self.variance += off * off / 3.0;
+        let difference = Self::line_rounding(values, interval);
+        self.max += difference;
+        // Uniform distribution over an interval of twice that width.
+        self.variance += difference * difference / 3.0;
     }
 
-    /// What the rounding of a line's objects to a whole number is worth in bytes.
+    /// Largest effect of rounding the objects of a line to a whole number, in bytes.
     fn line_rounding(values: SampleValues, interval: u64) -> f64 {
         let objects = values[SampleType::InuseObjects] as f64;
         let bytes = values[SampleType::InuseSpace] as f64;
@@ -148,10 +148,10 @@ impl TotalsTolerance {
         below.abs().max(above.abs())
     }
 
-    /// In bytes, of a total of `expected`.
+    /// Tolerance in bytes, for a total of `expected`.
     fn tolerance(self, expected: f64) -> f64 {
-        let likely = DEVIATIONS * self.variance.sqrt();
-        likely.min(self.most) + SMALLEST_DOUBT * expected
+        let likely = MAX_DEVIATIONS * self.variance.sqrt();
+        likely.min(self.max) + MIN_TOLERANCE * expected
     }
 }
 
@@ -159,7 +159,7 @@ fn header_warning(
     header: SampleValues,
     raw: SampleValues,
     totals: SampleValues,
-    doubt: TotalsTolerance,
+    tolerance: TotalsTolerance,
     interval: u64,
 ) -> Option<String> {
     let space = SampleType::InuseSpace;
@@ -169,14 +169,15 @@ fn header_warning(
     let sampling = Sampling::Poisson(interval);
     let expected =
         header[space] as f64 * scale(header[SampleType::InuseObjects], header[space], sampling);
-    let off = totals[space] as f64 - expected;
-    let tolerance = doubt.tolerance(expected) + TotalsTolerance::line_rounding(header, interval);
-    (off.abs() > tolerance).then(|| {
+    let difference = totals[space] as f64 - expected;
+    let tolerance =
+        tolerance.tolerance(expected) + TotalsTolerance::line_rounding(header, interval);
+    (difference.abs() > tolerance).then(|| {
         format!(
             "the stacks add up to {} bytes, the header says {expected:.0} ({:+.2} %): \
              the dump may be damaged",
             totals[space],
-            100.0 * off / expected.max(1.0)
+            100.0 * difference / expected.max(1.0)
         )
     })
 }
@@ -189,7 +190,7 @@ mod tests {
     };
 
     #[test]
-    fn scales_are_those_of_jeprof() {
+    fn unsampled_values_equal_those_of_jeprof() {
         let check = |raw, sampling, expected| {
             assert_eq!(
                 unsample_values(SampleValues(raw), sampling, &mut Carry::default()),
@@ -219,8 +220,8 @@ mod tests {
         );
     }
 
-    /// A dump as jemalloc 5.3 writes it (`prof_do_unbias`): each sample is corrected by its own size, and the
-    /// sums of a stack, and of all, are written as numbers that the formula of jeprof leads back to.
+    /// A dump as jemalloc 5.3 writes it (`prof_do_unbias`): each sample is corrected by its own size, and the sums
+    /// of each stack and of all are written as numbers that jeprof's formula converts back.
     struct Jemalloc {
         stacks: Vec<[f64; 2]>,
     }
@@ -228,8 +229,8 @@ mod tests {
     const INTERVAL: u64 = 1 << 19;
 
     impl Jemalloc {
-        /// Stacks of few samples each, of sizes from 16 bytes to 1 MiB.
-        fn sampled(seed: u64) -> Self {
+        /// Random stacks of few samples each, with sizes from 16 bytes to 1 MiB.
+        fn random(seed: u64) -> Self {
             let mut state = seed;
             let mut random = |below: u64| {
                 state = state
@@ -252,7 +253,7 @@ mod tests {
             Self { stacks }
         }
 
-        fn written([objects, bytes]: [f64; 2]) -> SampleValues {
+        fn line([objects, bytes]: [f64; 2]) -> SampleValues {
             let size = bytes / objects;
             let biased = -bytes * (-size / INTERVAL as f64).exp_m1();
             SampleValues([0, 0, (biased / size).round() as i64, biased.round() as i64])
@@ -271,12 +272,12 @@ mod tests {
                 profile.samples.push(Sample {
                     stack: profile.stacks.finish(),
                     counts: [0; 2],
-                    birth: None,
+                    alloc_time: None,
                     label: None,
-                    values: Self::written(*stack),
+                    values: Self::line(*stack),
                 });
             }
-            profile.header = Some(Self::written(sum));
+            profile.header = Some(Self::line(sum));
             profile
         }
     }
@@ -287,16 +288,16 @@ mod tests {
     }
 
     #[test]
-    fn whole_dumps_of_few_samples_are_not_called_damaged() {
+    fn undamaged_dump_of_few_samples_has_no_warning() {
         for seed in 0..2000 {
-            let profile = Jemalloc::sampled(seed).profile();
+            let profile = Jemalloc::random(seed).profile();
             assert_eq!(warnings(profile), Vec::<String>::new(), "{seed}");
         }
     }
 
     #[test]
-    fn a_dump_that_lost_its_largest_stacks_is_called_damaged() {
-        let dumps = (0..200).map(|seed| Jemalloc::sampled(seed).profile());
+    fn dump_without_largest_stacks_is_reported_as_damaged() {
+        let dumps = (0..200).map(|seed| Jemalloc::random(seed).profile());
         for mut dump in dumps.filter(|dump| dump.samples.len() > 20) {
             let half = dump.samples.len() / 2;
             dump.samples.sort_by_key(|sample| sample.values.0[3]);
@@ -310,10 +311,10 @@ mod tests {
     }
 
     #[test]
-    fn a_dump_of_ours_is_checked_to_the_byte() {
+    fn declared_contents_are_checked_to_the_byte() {
         let profile = |claims| Profile {
-            claims,
-            ..Jemalloc::sampled(1).profile()
+            declared: claims,
+            ..Jemalloc::random(1).profile()
         };
         let mut whole = profile(DeclaredContents::default());
         unsample(&mut whole).expect("it fits");

@@ -124,7 +124,7 @@ fn stacks(named: &SymbolizedProfile, what: BudgetedTotal) -> Vec<Stack> {
             .map(|id| folded.functions.get(*id).to_owned())
             .collect(),
         bytes: u64::try_from(stack.values.new).unwrap_or(0),
-        variance: stack.values.evidence.variance,
+        variance: stack.values.confidence.variance,
     });
     stacks.collect()
 }

@@ -49,8 +49,8 @@ pub fn export(dump: &mut dyn BufRead, limits: &Limits, out: &mut dyn Write) -> R
         export.read(number, line)
     })?;
     match ending {
-        InputEnd::Whole => export.finish(),
-        InputEnd::Cut(line) => Err(Error::Truncated {
+        InputEnd::Complete => export.finish(),
+        InputEnd::Truncated(line) => Err(Error::Truncated {
             problem: format!("line {line} has no end"),
         }),
     }
@@ -141,7 +141,7 @@ mod tests {
     use super::*;
 
     const LABEL: &str = "0x4d50010000000003";
-    const BIRTH: &str = "0x4d50020000000007";
+    const ALLOC_TIME: &str = "0x4d50020000000007";
 
     fn exported(dump: &str) -> Result<String> {
         let mut out = Vec::new();
@@ -179,10 +179,10 @@ mod tests {
         };
         check(["", ""], "");
         check([LABEL, ""], "# marks: label=1 of 1\n");
-        check([BIRTH, BIRTH], "# marks: born=3 of 1 2\n");
-        let both = format!("{LABEL} {BIRTH}");
+        check([ALLOC_TIME, ALLOC_TIME], "# marks: born=3 of 1 2\n");
+        let both = format!("{LABEL} {ALLOC_TIME}");
         let comments = "# marks: label=1 born=3 of 2\n# marks: born=3 of 1\n";
-        check([BIRTH, &both], comments);
+        check([ALLOC_TIME, &both], comments);
     }
 
     #[test]
@@ -193,7 +193,7 @@ mod tests {
                  5: 212 [5: 212] @ 0x81{second}\n\nMAPPED_LIBRARIES:\n7f-80 r-xp 00000000 00:00 0 /x\n{comments}"
             )
         };
-        let marked = dump(&format!(" {LABEL} {BIRTH}"), &format!(" {LABEL}"), "");
+        let marked = dump(&format!(" {LABEL} {ALLOC_TIME}"), &format!(" {LABEL}"), "");
         let comments = "# marks: label=1 of 2\n# marks: label=1 born=3 of 1\n";
         let exported = exported(&marked).expect("it is whole");
         assert_eq!(exported, dump("", "", comments));
@@ -210,12 +210,12 @@ mod tests {
             let mut profile = crate::parse(&mut text.as_bytes(), &Limits::default(), false)?;
             crate::unsample(&mut profile)?;
             let samples = profile.samples.iter();
-            let samples = samples.map(|sample| (sample.values, sample.birth, sample.label));
+            let samples = samples.map(|sample| (sample.values, sample.alloc_time, sample.label));
             Ok::<_, Error>((samples.collect::<Vec<_>>(), profile.ages, profile.warnings))
         };
         let marked = sealed(&dump(
-            &format!(" {LABEL} {BIRTH}"),
-            &format!(" {BIRTH}"),
+            &format!(" {LABEL} {ALLOC_TIME}"),
+            &format!(" {ALLOC_TIME}"),
             "",
         ));
         let (samples, ages, warnings) = read(&marked).expect("it is whole");

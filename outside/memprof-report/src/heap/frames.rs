@@ -83,7 +83,7 @@ impl AddressReader {
         }
         let length = memchr::memchr(b' ', text).unwrap_or(text.len());
         let address = address(&text[..length])?;
-        if let Some(mark) = PseudoFrame::of(address.0) {
+        if let Some(mark) = PseudoFrame::from_frame(address.0) {
             return Some((StackWord::Mark(mark), length));
         }
         let id = stacks.intern_address(address);

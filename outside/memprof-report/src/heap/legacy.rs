@@ -52,7 +52,7 @@ impl DumpReader<'_> {
     }
 
     pub(super) fn read_legacy(&mut self, line: &[u8]) -> Result<()> {
-        if line.trim_ascii().is_empty() || self.starts_maps(line) {
+        if line.trim_ascii().is_empty() || self.enter_mappings(line) {
             return Ok(());
         }
         let Some((counts, rest)) = counts(line) else {

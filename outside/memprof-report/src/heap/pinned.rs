@@ -3,7 +3,7 @@
 //! known to hold.
 
 use super::DumpReader;
-use crate::profile::{NOBODY, SampleType, Sampling};
+use crate::profile::{SampleType, Sampling, UNATTRIBUTED};
 
 impl DumpReader<'_> {
     /// Reads what was read so far as such a profile, which is written like one of growth.
@@ -17,7 +17,7 @@ impl DumpReader<'_> {
         let stacks = &profile.stacks;
         for sample in &mut profile.samples {
             let frames = stacks.frames(sample.stack).iter();
-            if frames.map(|id| stacks.address(*id)).eq([NOBODY]) {
+            if frames.map(|id| stacks.address(*id)).eq([UNATTRIBUTED]) {
                 // No sample tells of it: it is written as one because some readers want one.
                 sample.values[SampleType::InuseObjects] = 0;
             }
@@ -28,7 +28,7 @@ impl DumpReader<'_> {
 #[cfg(test)]
 mod tests {
     use crate::limits::Limits;
-    use crate::profile::{NOBODY, Profile, SampleType};
+    use crate::profile::{Profile, SampleType, UNATTRIBUTED};
 
     fn read(text: &str) -> Profile {
         let mut profile =
@@ -62,7 +62,7 @@ mod tests {
                 )
             })
             .collect();
-        assert_eq!(told, [(0x10, 30, 4000), (NOBODY.0, 0, 500)]);
+        assert_eq!(told, [(0x10, 30, 4000), (UNATTRIBUTED.0, 0, 500)]);
     }
 
     #[test]

@@ -80,7 +80,7 @@ pub(super) fn restore(comment: &str, samples: &mut [Sample]) {
     let numbers = stacks.split(' ').filter_map(|number| number.parse().ok());
     for index in numbers.filter_map(|number: usize| number.checked_sub(1)) {
         if let Some(sample) = samples.get_mut(index) {
-            sample.birth = marks.birth.or(sample.birth);
+            sample.alloc_time = marks.alloc_time.or(sample.alloc_time);
             sample.label = marks.label.or(sample.label);
         }
     }
@@ -96,7 +96,7 @@ mod tests {
 
     const FIRST: &str = "0x4d50010000000003";
     const SECOND: &str = "0x4d50010000000005";
-    const BIRTH: &str = "0x4d50020000000007";
+    const ALLOC_TIME: &str = "0x4d50020000000007";
 
     #[test]
     fn marks_are_told_with_the_stacks_that_had_them() {
@@ -111,10 +111,10 @@ mod tests {
         check(&["@ 0x1 0x2", "@"], &["@ 0x1 0x2", "@"], &[]);
         check(
             &[
-                &format!("@ 0x1 {FIRST} {BIRTH}"),
+                &format!("@ 0x1 {FIRST} {ALLOC_TIME}"),
                 &format!("@ 0x1 {SECOND}"),
                 "@ 0x1",
-                &format!("@ 0x2 {FIRST} {BIRTH}"),
+                &format!("@ 0x2 {FIRST} {ALLOC_TIME}"),
             ],
             &["@ 0x1", "@ 0x1", "@ 0x1", "@ 0x2"],
             &["# marks: label=1 born=3 of 1 4", "# marks: label=2 of 2"],
@@ -135,10 +135,12 @@ mod tests {
                 [0, 1].map(|stack| Sample::new(StackId(stack), SampleValues::default()));
             restore(comment, &mut samples);
             let found = samples.map(|sample| {
-                let Sample { label, birth, .. } = sample;
+                let Sample {
+                    label, alloc_time, ..
+                } = sample;
                 [
                     label.map(LabelId::number),
-                    birth.map(|AllocTime(second)| second),
+                    alloc_time.map(|AllocTime(second)| second),
                 ]
             });
             assert_eq!(found, expected, "{comment}");

@@ -108,12 +108,12 @@ pub fn write_tcmalloc(dump: &mut dyn BufRead, limits: &Limits, out: &mut dyn Wri
         Ok(())
     })?;
     let problem = match (ending, expected) {
-        (InputEnd::Whole, Expected::Stacks | Expected::Rest) => {
+        (InputEnd::Complete, Expected::Stacks | Expected::Rest) => {
             let mut comments = taken_off.comments();
             return comments.try_for_each(|comment| write_all(out, &[comment.as_bytes(), b"\n"]));
         }
-        (InputEnd::Cut(line), _) => format!("line {line} has no end"),
-        (InputEnd::Whole, _) => "it has no mappings".into(),
+        (InputEnd::Truncated(line), _) => format!("line {line} has no end"),
+        (InputEnd::Complete, _) => "it has no mappings".into(),
     };
     Err(Error::Truncated { problem })
 }

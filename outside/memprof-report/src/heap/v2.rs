@@ -97,7 +97,7 @@ impl DumpReader<'_> {
                 Ok(())
             }
             (Expected::Maps, None) => Ok(()),
-            _ if self.starts_maps(line) => Ok(()),
+            _ if self.enter_mappings(line) => Ok(()),
             (Expected::Maps, _) => Err(self.unexpected("'MAPPED_LIBRARIES:'", line)),
             (Expected::Any, _) => Err(self.unexpected("'@'", line)),
         }
@@ -127,8 +127,8 @@ impl DumpReader<'_> {
 
     /// All threads together have what the only one has.
     fn check_v2_threads(&mut self) {
-        if self.threads.contradict() && self.contradictory.is_none() {
-            self.contradictory = Some(self.line);
+        if self.threads.contradict() && self.contradictory_line.is_none() {
+            self.contradictory_line = Some(self.line);
         }
     }
 

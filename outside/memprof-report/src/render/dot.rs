@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::io::Write;
 
 use super::graph::edges;
-use super::{RenderInput, amount, counted, label, percent};
+use super::{RenderInput, amount, label, percent, pluralize};
 use crate::error::Result;
 use crate::names::StringId;
 use crate::options::Options;
@@ -33,7 +33,7 @@ pub(super) fn write(
     );
     if left_out > 0 {
         let verb = if left_out == 1 { "is" } else { "are" };
-        let functions = counted(left_out as u64, "smaller function");
+        let functions = pluralize(left_out as u64, "smaller function");
         heading.push_str(&format!("{functions} {verb} left out\\l"));
     }
     writeln!(out, "digraph memprof {{")?;
@@ -56,7 +56,7 @@ pub(super) fn write(
             out,
         )?;
     }
-    for ((caller, callee), pair) in edges(&folded, subject.room())? {
+    for ((caller, callee), pair) in edges(&folded, subject.memory_left())? {
         let share = percent(pair.value(), whole);
         if let (Some(from), Some(to)) = (nodes.get(&caller), nodes.get(&callee))
             && share.abs() >= SMALLEST_EDGE_PERCENT

@@ -64,8 +64,8 @@ fn options() -> Flamegraph<'static> {
 /// What is not the program's own is grey. A difference has colours for the change.
 fn grey(folded: &Folded) -> PaletteMap {
     let mut palette = PaletteMap::default();
-    for (index, whose) in folded.whose.iter().enumerate() {
-        if *whose != CodeOrigin::Program {
+    for (index, origin) in folded.origins.iter().enumerate() {
+        if *origin != CodeOrigin::Program {
             let name = folded.functions.get(StringId(index as u32));
             palette.insert(name.replace(';', ":"), GREY);
         }
@@ -82,7 +82,7 @@ pub(super) fn write(
     let drawn = |stack: &&FoldedStack| {
         stack.values.new > 0 || (stack.values.new == 0 && stack.values.base > 0)
     };
-    let mut room = subject.room();
+    let mut room = subject.memory_left();
     for function in folded
         .stacks
         .iter()

@@ -16,7 +16,7 @@ use sha2::{Digest, Sha256};
 
 pub use self::outline::{Cells, Column, Outline, OutlinePage};
 use super::RenderInput;
-use crate::ages::{COLUMNS, Cohorts};
+use crate::ages::{Cohorts, MAX_COLUMNS};
 use crate::error::{Error, Result};
 use crate::names::StringId;
 use crate::options::Options;
@@ -68,7 +68,7 @@ fn policy_of(script: &str) -> String {
     )
 }
 
-/// `base` is null without one, `ages` without births, `labels` missing without any, and `own_base` empty then.
+/// `base` is null without one, `ages` without allocation times, `labels` missing without any, and `own_base` empty then.
 #[derive(Serialize)]
 struct ViewerData<'a> {
     schema_version: u32,
@@ -84,7 +84,8 @@ struct ViewerData<'a> {
     pinned: bool,
     functions: Vec<&'a str>,
     /// By function: whose it is, by `CodeOrigin`'s order; empty where none is folded.
-    whose: Vec<u8>,
+    #[serde(rename = "whose")]
+    origins: Vec<u8>,
     ages: Option<ViewerAges>,
     /// By key, the values that memory may be asked for.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -164,8 +165,8 @@ pub(super) fn write_view(
     let ages = ages(subject, options);
     let folded = subject.fold(options);
     let mut nodes = ViewerTree::default();
-    let tree = tree(&folded, subject.room())?;
-    let is_told = tree[0].total.evidence.samples > 0;
+    let tree = tree(&folded, subject.memory_left())?;
+    let is_estimated = tree[0].total.confidence.samples > 0;
     for node in tree {
         nodes
             .function
@@ -175,9 +176,9 @@ pub(super) fn write_view(
         if subject.base.is_some() {
             nodes.own_base.push(node.own.base);
         }
-        if is_told {
-            nodes.samples.push(node.own.evidence.samples);
-            nodes.error.push(node.own.evidence.error().round() as u64);
+        if is_estimated {
+            nodes.samples.push(node.own.confidence.samples);
+            nodes.error.push(node.own.confidence.error().round() as u64);
         }
     }
     let view = ViewerData {
@@ -193,9 +194,9 @@ pub(super) fn write_view(
         functions: (0..folded.functions.len() as u32)
             .map(|id| folded.functions.get(StringId(id)))
             .collect(),
-        whose: match options.blame.flat {
+        origins: match options.blame.flat {
             true => Vec::new(),
-            false => folded.whose.iter().map(|whose| *whose as u8).collect(),
+            false => folded.origins.iter().map(|origin| *origin as u8).collect(),
         },
         ages,
         labels: subject.profile.profile.labels.values(MOST_VALUES),
@@ -211,11 +212,11 @@ fn ages(subject: &RenderInput<'_>, options: &Options) -> Option<ViewerAges> {
         .ages
         .filter(|_| subject.base.is_none())?;
     let told = subject.fold_for_table(options);
-    let cohorts = Cohorts::new(&told, ages, COLUMNS, options.by_cum);
+    let cohorts = Cohorts::new(&told, ages, MAX_COLUMNS, options.by_cum);
     let functions = 0..told.functions.len();
     Some(ViewerAges {
         length: cohorts.length(),
-        columns: COLUMNS,
+        columns: MAX_COLUMNS,
         total: cohorts.total(),
         held: functions.clone().map(|id| cohorts.bytes(id)).collect(),
         half: functions

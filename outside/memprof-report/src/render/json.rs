@@ -184,9 +184,9 @@ pub(super) fn write(
     let ages = profile.ages.filter(|_| options.ages);
     let cohorts = ages.map(|ages| Cohorts::new(&folded, ages, COHORTS, options.by_cum));
     // A function without a value of its own has no sample, and no error: that is known of a sampled profile.
-    let is_told = rows.iter().any(|row| row.cum.evidence.samples > 0);
-    let samples = |pair: Comparison| is_told.then_some(pair.evidence.samples);
-    let error = |pair: Comparison| is_told.then(|| pair.evidence.error().round() as i64);
+    let is_estimated = rows.iter().any(|row| row.cum.confidence.samples > 0);
+    let samples = |pair: Comparison| is_estimated.then_some(pair.confidence.samples);
+    let error = |pair: Comparison| is_estimated.then(|| pair.confidence.error().round() as i64);
     let report = Report {
         schema_version: SCHEMA_VERSION,
         profile: &subject.name,
@@ -209,7 +209,7 @@ pub(super) fn write(
             .iter()
             .map(|row| Function {
                 name: folded.functions.get(row.function),
-                own: folded.whose[row.function.0 as usize] == CodeOrigin::Program,
+                own: folded.origins[row.function.0 as usize] == CodeOrigin::Program,
                 flat: row.flat.value(),
                 cum: row.cum.value(),
                 samples: samples(row.flat),
@@ -218,7 +218,7 @@ pub(super) fn write(
                 cum_error: error(row.cum),
                 diff: subject.base.map(|_| diff(row.flat, row.cum)),
                 ages: cohorts.as_ref().map(|cohorts| {
-                    let ages = cohorts.of(row.function.0 as usize);
+                    let ages = cohorts.of_function(row.function.0 as usize);
                     ages.map(Age::from).collect()
                 }),
             })
@@ -236,9 +236,9 @@ fn by<'a>(profile: &Profile, key: &'a str, options: &Options) -> Result<JsonLabe
     let shares = shares(profile, key, options.sample_type)?.into_iter();
     let held = shares.map(|share| JsonLabelShare {
         value: share.value,
-        flat: share.held,
-        samples: share.evidence.samples,
-        error: share.evidence.error().round() as i64,
+        flat: share.amount,
+        samples: share.confidence.samples,
+        error: share.confidence.error().round() as i64,
     });
     Ok(JsonLabelShares {
         label: key,

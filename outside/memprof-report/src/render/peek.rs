@@ -14,7 +14,7 @@ pub(super) fn write(
     out: &mut dyn Write,
 ) -> Result<()> {
     let folded = subject.fold_by_origin(options);
-    let edges = edges(&folded, subject.room())?;
+    let edges = edges(&folded, subject.memory_left())?;
     let rows = table(&folded, true);
     let looked_at = |name: &str| {
         options

@@ -2,8 +2,8 @@
 
 use std::io::Write;
 
-use super::{RenderInput, amount, counted, label, percent};
-use crate::ages::{COLUMNS, Cohorts, span};
+use super::{RenderInput, amount, label, percent, pluralize};
+use crate::ages::{Cohorts, MAX_COLUMNS, format_span};
 use crate::comparison::Change;
 use crate::error::Result;
 use crate::fold::Folded;
@@ -48,10 +48,10 @@ fn write_shares(
         writeln!(
             out,
             "{:>10} {:>5.1}% {:>8} {:>5}  {}",
-            amount(row.held, options.sample_type),
-            percent(row.held, total),
-            row.evidence.samples,
-            row.evidence.relative_error(row.held),
+            amount(row.amount, options.sample_type),
+            percent(row.amount, total),
+            row.confidence.samples,
+            row.confidence.relative_error(row.amount),
             row.value
         )?;
     }
@@ -70,23 +70,26 @@ fn write_values(
 ) -> Result<()> {
     let total = subject.totals()[options.sample_type];
     let ages = subject.profile.profile.ages.filter(|_| options.ages);
-    let cohorts = ages.map(|ages| Cohorts::new(folded, ages, COLUMNS, options.by_cum));
+    let cohorts = ages.map(|ages| Cohorts::new(folded, ages, MAX_COLUMNS, options.by_cum));
     let aged = |median: &str, bars: &str| match &cohorts {
-        Some(_) => format!(" {median:>6} |{bars:<width$}|", width = COLUMNS as usize),
+        Some(_) => format!(
+            " {median:>6} |{bars:<width$}|",
+            width = MAX_COLUMNS as usize
+        ),
         None => String::new(),
     };
     if let Some(cohorts) = &cohorts {
-        let length = span(cohorts.length());
+        let length = format_span(cohorts.length());
         writeln!(
             out,
             "half: an age that half of the bytes have not reached; young to old: a column for each {length}"
         )?;
     }
-    let evidence = |row: &Row| match options.by_cum {
-        true => row.cum.evidence,
-        false => row.flat.evidence,
+    let confidence = |row: &Row| match options.by_cum {
+        true => row.cum.confidence,
+        false => row.flat.confidence,
     };
-    let is_sampled = rows.iter().any(|row| row.cum.evidence.samples > 0);
+    let is_sampled = rows.iter().any(|row| row.cum.confidence.samples > 0);
     let sure = |samples: &str, doubt: &str| match is_sampled {
         true => format!(" {samples:>8} {doubt:>5}"),
         false => String::new(),
@@ -107,7 +110,7 @@ fn write_values(
     for row in &rows[..shown] {
         let (flat, cum) = (row.flat.value(), row.cum.value());
         sum += flat;
-        let of = evidence(row);
+        let of = confidence(row);
         let value = if options.by_cum { cum } else { flat };
         writeln!(
             out,
@@ -121,8 +124,11 @@ fn write_values(
             match &cohorts {
                 Some(cohorts) => {
                     let function = row.function.0 as usize;
-                    let half = cohorts.median(function).map(span).unwrap_or_default();
-                    aged(&half, &cohorts.sparkline(function, COLUMNS))
+                    let half = cohorts
+                        .median(function)
+                        .map(format_span)
+                        .unwrap_or_default();
+                    aged(&half, &cohorts.sparkline(function, MAX_COLUMNS))
                 }
                 None => String::new(),
             },
@@ -146,7 +152,7 @@ fn write_changes(
         return Ok(());
     }
     let amount = |value| amount(value, options.sample_type);
-    let is_sampled = rows.iter().any(|row| row.cum.evidence.samples > 0);
+    let is_sampled = rows.iter().any(|row| row.cum.confidence.samples > 0);
     let sure = |error: String| match is_sampled {
         true => format!(" {error:>11}"),
         false => String::new(),
@@ -164,7 +170,7 @@ fn write_changes(
             out,
             "\n{} ({column}): {}, {}",
             change.name(),
-            counted(rows.len() as u64, "function"),
+            pluralize(rows.len() as u64, "function"),
             signed(amount(sum))
         )?;
         writeln!(
@@ -182,7 +188,7 @@ fn write_changes(
                 out,
                 "{:>11}{} {:>10} {:>10}  {}{}",
                 signed(amount(pair.value())),
-                sure(format!("±{}", amount(pair.evidence.error() as i64))),
+                sure(format!("±{}", amount(pair.confidence.error() as i64))),
                 amount(pair.base),
                 amount(pair.new),
                 label(folded, row.function, options),
@@ -204,7 +210,7 @@ fn signed(amount: String) -> String {
 
 fn write_rest(count: usize, out: &mut dyn Write) -> Result<()> {
     if count > 0 {
-        let more = counted(count as u64, "more function");
+        let more = pluralize(count as u64, "more function");
         let them = if count == 1 { "it" } else { "them" };
         writeln!(out, "({more}, --top shows {them})")?;
     }

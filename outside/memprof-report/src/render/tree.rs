@@ -2,7 +2,7 @@
 
 use std::io::Write;
 
-use super::{RenderInput, amount, counted, label, percent};
+use super::{RenderInput, amount, label, percent, pluralize};
 use crate::error::Result;
 use crate::options::Options;
 use crate::tree::{Node, children, tree};
@@ -19,7 +19,7 @@ pub(super) fn write(
     out: &mut dyn Write,
 ) -> Result<()> {
     let folded = subject.fold_by_origin(options);
-    let nodes = tree(&folded, subject.room())?;
+    let nodes = tree(&folded, subject.memory_left())?;
     let children = children(&nodes);
     let whole = nodes[0].total.new.max(nodes[0].total.base).max(1);
     let shown = match options.top {
@@ -60,11 +60,11 @@ pub(super) fn write(
         };
         match options.top {
             Some(_) => {
-                let more = counted(hidden, "more subtree");
+                let more = pluralize(hidden, "more subtree");
                 writeln!(out, "({more}, --top shows {them})")?;
             }
             None => {
-                let subtrees = counted(hidden, "subtree");
+                let subtrees = pluralize(hidden, "subtree");
                 writeln!(
                     out,
                     "({subtrees} below {SMALLEST_PERCENT} % {verb} not shown, --top shows {them})"

@@ -33,7 +33,7 @@ pub(super) struct Binary {
     pub(super) file: File,
     /// What `.gnu_debuglink` or the build id leads to.
     pub(super) debug: Option<File>,
-    pub(super) likeness: BuildIdMatch,
+    pub(super) build_id_match: BuildIdMatch,
 }
 
 /// A place to look: a path below a root.
@@ -61,7 +61,7 @@ pub(super) fn find(
             is_too_large = true;
             continue;
         };
-        let likeness = match (object.build_id, &found) {
+        let build_id_match = match (object.build_id, &found) {
             (Some(expected), Some(found)) if expected == found => BuildIdMatch::Match,
             (Some(_), _) if sources.force => BuildIdMatch::Mismatch,
             (Some(expected), found) => {
@@ -80,7 +80,7 @@ pub(super) fn find(
         return Ok(BinaryLookup::Binary(Binary {
             file,
             debug,
-            likeness,
+            build_id_match,
         }));
     }
     match mismatch {

@@ -20,9 +20,9 @@ fn dump() -> String {
     let mut stacks = String::new();
     let mut total = 0;
     let mut add = |address: &str, minute: u64, kib: u64| {
-        let birth = (0x4d_5002 << 40) | ((TAKEN - WIDTH - WIDTH * minute) << 1) | 1_u64;
+        let alloc_time = (0x4d_5002 << 40) | ((TAKEN - WIDTH - WIDTH * minute) << 1) | 1_u64;
         let bytes = kib << 10;
-        stacks += &format!("@ {address} 0x1f00 {birth:#x}\n  t*: 1: {bytes} [0: 0]\n");
+        stacks += &format!("@ {address} 0x1f00 {alloc_time:#x}\n  t*: 1: {bytes} [0: 0]\n");
         total += bytes;
     };
     add("0x1200", minutes - 1, 900);
@@ -149,7 +149,7 @@ fn ages_of_a_profile_without_births_are_refused_with_the_remedy() {
     );
 }
 
-/// Other tools take a birth for an address.
+/// Other tools take an allocation time for an address.
 #[test]
 fn births_are_cut_for_other_tools_and_all_else_stays() {
     let cut = |dump: &str| {

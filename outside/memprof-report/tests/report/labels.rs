@@ -6,7 +6,7 @@ use crate::goldens;
 use crate::support::report_on;
 
 const LABEL: u64 = 0x4d_5001 << 40;
-const BIRTH: u64 = 0x4d_5002 << 40;
+const ALLOC_TIME: u64 = 0x4d_5002 << 40;
 
 /// Three routes, one of them with hostile text, samples without a label, and some that found no place.
 fn dump() -> String {
@@ -22,9 +22,9 @@ fn dump() -> String {
         let label = label.map(|id: u64| format!(" {:#x}", LABEL | (id << 1) | 1));
         let label = label.unwrap_or_default();
         // Either order.
-        let birth = BIRTH | (1000 << 1) | 1;
+        let alloc_time = ALLOC_TIME | (1000 << 1) | 1;
         format!(
-            "@ {address:#x} 0x1f00{label} {birth:#x}\n  t*: 1: {} [0: 0]\n",
+            "@ {address:#x} 0x1f00{label} {alloc_time:#x}\n  t*: 1: {} [0: 0]\n",
             kib << 10
         )
     });

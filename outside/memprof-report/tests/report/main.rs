@@ -1,11 +1,11 @@
 //! Reports on real, made up and hostile profiles, as their readers see them.
 
 mod ages;
-mod blame;
 mod bombs;
+mod code_origin;
+mod confidence;
 mod corpus;
 mod diff;
-mod evidence;
 mod fixtures;
 mod goldens;
 mod hostile;

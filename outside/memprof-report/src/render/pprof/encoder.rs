@@ -122,14 +122,14 @@ impl<W: Write> Encoder<W> {
 
     /// `age` in seconds, and what the sample's labels say.
     fn labels(&mut self, profile: &Profile, sample: &Sample) -> Vec<proto::Label> {
-        let age = profile.ages.zip(sample.birth);
-        let age = age.map(|(ages, birth)| proto::Label {
+        let age = profile.ages.zip(sample.alloc_time);
+        let age = age.map(|(ages, alloc_time)| proto::Label {
             key: self.string("age"),
-            num: i64::from(ages.least(birth)),
+            num: i64::from(ages.min_age(alloc_time)),
             num_unit: self.string("seconds"),
             ..proto::Label::default()
         });
-        let labels = sample.label.map(|label| profile.labels.of(label));
+        let labels = sample.label.map(|label| profile.labels.set(label));
         let labels = labels.unwrap_or_default().iter();
         let labels = labels.map(|(key, value)| proto::Label {
             key: self.string(key),

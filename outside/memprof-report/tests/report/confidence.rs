@@ -103,7 +103,7 @@ fn covered(program: &[Held], sample_type: SampleType, value: fn(&Held) -> u32) -
         for ((row, truth), inside) in rows.iter().zip(&truths).zip(&mut inside) {
             let off = row.cum.value() as f64 - f64::from(*truth);
             // Half a unit is what rounding to whole numbers may do.
-            *inside += usize::from(off.abs() <= 2.0 * row.cum.evidence.error() + 0.5);
+            *inside += usize::from(off.abs() <= 2.0 * row.cum.confidence.error() + 0.5);
         }
     }
     let share = |inside| 100.0 * f64::from(inside as u32) / PROFILES as f64;
