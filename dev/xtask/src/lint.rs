@@ -1,10 +1,11 @@
-//! The rules of the house that the compiler does not know: who may use whom, how long a file may be, and which words
-//! names and comments are made of.
+//! The rules of the house that the compiler does not know: who may use whom, how long a file may be, which words
+//! names and comments are made of, and whether the files exist that documents name.
 
 use std::fmt::Write as _;
 
 use anyhow::{Result, ensure};
 
+mod documents;
 mod modules;
 mod sources;
 mod types;
@@ -37,6 +38,7 @@ pub(crate) fn check() -> Result<()> {
     let mut faults = modules::faults()?;
     faults.extend(words::faults(&sources));
     faults.extend(types::faults(&sources));
+    faults.extend(documents::faults()?);
     let mut text = String::new();
     for fault in &faults {
         writeln!(text, "{fault}")?;

@@ -30,7 +30,8 @@ usage: cargo xtask COMMAND
                       systems and builds them again, to compare; --try only uses those there are
   book                the book as HTML, in target/book
   lint                modules that use each other in a cycle, files above 400 lines, words that comments and
-                      names do not use; in memprof-core, also a folder that uses one above it
+                      names do not use, files that documents name and that are not there; in
+                      memprof-core, also a folder that uses one above it
   features            each feature of each crate alone, under clippy
   fuzz                each fuzz target over its seeds
   pictures            draw the pictures of README anew, from a run of Redis
