@@ -26,7 +26,7 @@ const ADDRESS_SIZE: u8 = 8;
 /// `.eh_frame` that `section_at` returns for its address.
 ///
 /// Never fails: information that cannot be read yields [`Rule::Unsupported`], an address without
-/// information yields [`Rule::Outermost`].
+/// information yields [`Rule::Undescribed`].
 pub fn rule_at<'a>(
     hdr: Section<'a>,
     section_at: impl FnOnce(u64) -> Option<Section<'a>>,
@@ -57,7 +57,7 @@ fn try_rule_at<'a>(
     let fde = eh_frame.fde_from_offset(&bases, offset.into(), EhFrame::cie_from_offset);
     let fde = match fde {
         Ok(fde) if fde.contains(address) => fde,
-        Ok(_) => return Some(Rule::Outermost),
+        Ok(_) => return Some(Rule::Undescribed),
         Err(_) => return None,
     };
     if fde.is_signal_trampoline() {

@@ -15,6 +15,7 @@ use crate::compare::{WalkedStack, common_leaf};
 use crate::last_walk::{self, LastWalkCursor, MAX_STEPS, WalkStep};
 use crate::object::{FindObject, loaded_rule_at};
 use crate::pseudo_frames::PseudoFrames;
+use crate::return_address::is_after_call;
 use crate::rule::{PackedRule, Rule};
 use crate::rule_table::RuleTable;
 use crate::stack_memory::ReadableStack;
@@ -382,6 +383,11 @@ impl RuleSource for ProcessRules<'_> {
             rule
         }
     }
+
+    /// libgcc's walk, with which jemalloc's stacks are compared, ends at such code.
+    fn is_after_call(&mut self, address: usize) -> bool {
+        self.unknown_code_rule == PackedRule::FRAME_POINTER && is_after_call(address)
+    }
 }
 
 /// Reads the rule of an address from call frame information. Returns its packed bits.
@@ -402,6 +408,7 @@ extern "C" fn read_rule(address: usize) -> u32 {
 mod tests {
     extern crate std;
 
+    use core::arch::{asm, global_asm};
     use core::ptr;
     use std::vec::Vec;
 
@@ -457,6 +464,50 @@ mod tests {
         assert_eq!(hook.counts(), expected);
         assert_eq!(take_sample(hook, 128), [ELSEWHERE]);
         assert_eq!(hook.counts(), expected);
+    }
+
+    global_asm!(
+        ".globl memprof_test_undescribed",
+        "memprof_test_undescribed:", // without call frame information
+        "push rbp",
+        "mov rbp, rsp",
+        "call rdi",
+        "pop rbp",
+        "ret",
+    );
+
+    #[test]
+    fn code_without_call_frame_information_is_unwound_by_its_frame_pointer() {
+        unsafe extern "C" {
+            fn memprof_test_undescribed(callback: extern "C" fn() -> usize) -> usize;
+        }
+        static FRAMES: [AtomicUsize; 3] = [const { AtomicUsize::new(0) }; 3];
+        extern "C" fn walk_here() -> usize {
+            let mut workspace = Workspace::acquire().unwrap();
+            let (pc, sp, bp): (usize, usize, usize);
+            // SAFETY: registers are copied, and nothing is written.
+            unsafe {
+                asm!("lea {}, [rip]", "mov {}, rsp", "mov {}, rbp", out(reg) pc, out(reg) sp, out(reg) bp);
+            }
+            // SAFETY: registers of this function; `armed_hook` called `prepare`.
+            let (count, _) = unsafe { walk_this_thread(Registers { pc, sp, bp }, &mut workspace) };
+            let frames = workspace.frames().iter().take(count);
+            for (cell, frame) in FRAMES.iter().zip(frames) {
+                // SAFETY: the walk initialized the first `count` frames.
+                cell.store(unsafe { frame.assume_init() }, Relaxed);
+            }
+            count
+        }
+        armed_hook(2, 0);
+        // SAFETY: the function calls its argument and returns what that returned.
+        let count = unsafe { memprof_test_undescribed(walk_here) };
+        let undescribed = memprof_test_undescribed as *const () as usize;
+        let frame = FRAMES[1].load(Relaxed);
+        assert!(
+            (undescribed..undescribed + 16).contains(&frame),
+            "{frame:x}"
+        );
+        assert!(count > 5, "{count}");
     }
 
     #[test]

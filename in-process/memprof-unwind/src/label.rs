@@ -142,7 +142,7 @@ fn label_frame_of_this_thread() -> Option<usize> {
 const NAME_OFFSET: usize = 8;
 
 /// Returns the calling thread's name at [`NAME_OFFSET`], padded with zeros; see prctl(2),
-/// PR_GET_NAME.
+/// `PR_GET_NAME`.
 fn thread_name() -> [u8; NAME_OFFSET + 16] {
     const PRCTL: isize = 157;
     const PR_GET_NAME: usize = 16;

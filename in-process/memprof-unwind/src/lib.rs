@@ -25,6 +25,7 @@ mod label;
 mod last_walk;
 mod object;
 mod pseudo_frames;
+mod return_address;
 mod rule;
 mod rule_table;
 mod signals;

@@ -34,7 +34,7 @@ pub(crate) fn loaded_rule_at(find: FindObject, address: usize) -> Rule {
         return Rule::Unknown;
     };
     if object.eh_frame.is_null() {
-        return Rule::Outermost;
+        return Rule::Undescribed;
     }
     let hdr = object.eh_frame as usize;
     // If an object has gaps between its segments, glibc reports each segment separately.

@@ -19,6 +19,9 @@ pub enum Rule {
     /// Like [`Rule::Unknown`], but the walk goes on by frame pointer: JIT code that is meant to be
     /// profiled keeps one.
     FramePointer,
+    /// Code of a loaded object without call frame information, such as assembly. The walk goes on by
+    /// frame pointer if the return address found there follows a call.
+    Undescribed,
     /// Call frame information that the other rules cannot express, or that cannot be read.
     Unsupported,
 }
@@ -79,6 +82,7 @@ const UNSUPPORTED: u32 = 0b001;
 /// Values of the CFA field under the kind `OUTERMOST`.
 const UNKNOWN: u32 = 1;
 const FRAME_POINTER: u32 = 2;
+const UNDESCRIBED: u32 = 3;
 
 /// Decoded rule of a common frame: its CFA is a register plus a distance, and the caller's frame
 /// pointer is in its register or below the CFA. Distances are in words.
@@ -139,6 +143,7 @@ impl From<Rule> for PackedRule {
             Rule::Outermost => return Self(OUTERMOST),
             Rule::Unknown => return Self::UNKNOWN,
             Rule::FramePointer => return Self::FRAME_POINTER,
+            Rule::Undescribed => return Self(OUTERMOST | UNDESCRIBED << KIND_BITS),
             Rule::Unsupported => return Self(UNSUPPORTED),
         };
         let (kind, distance) = match cfa {
@@ -169,6 +174,7 @@ impl From<PackedRule> for Rule {
                 return match u32::from(distance) {
                     UNKNOWN => Self::Unknown,
                     FRAME_POINTER => Self::FramePointer,
+                    UNDESCRIBED => Self::Undescribed,
                     _ => Self::Outermost,
                 };
             }
@@ -212,6 +218,7 @@ mod tests {
             Rule::Outermost,
             Rule::Unknown,
             Rule::FramePointer,
+            Rule::Undescribed,
             Rule::Unsupported,
         ];
         for rule in frames.chain(others) {

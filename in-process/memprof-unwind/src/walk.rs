@@ -45,6 +45,13 @@ pub trait RuleSource {
     /// Returns the rule for the code at `address`, in the next frame, whose stack pointer is `sp`.
     /// A walk calls it once per frame, the innermost first.
     fn rule_at(&mut self, address: usize, sp: usize) -> PackedRule;
+
+    /// Whether the code before `address` is a call, so that `address` may be a return address.
+    /// Checked where a frame pointer is followed in [`Rule::Undescribed`] code, which may use the
+    /// register for anything.
+    fn is_after_call(&mut self, _address: usize) -> bool {
+        false
+    }
 }
 
 /// Source of the stack words of a walk.
@@ -101,7 +108,7 @@ pub fn walk(
         } else if rule == PackedRule::OUTERMOST {
             break;
         } else {
-            match uncommon_caller(Registers { pc, sp, bp }, rule.into(), memory) {
+            match uncommon_caller(Registers { pc, sp, bp }, rule.into(), rules, memory) {
                 Ok((caller, was_interrupted)) => {
                     Registers { pc, sp, bp } = caller;
                     into_call = usize::from(!was_interrupted);
@@ -120,21 +127,31 @@ pub fn walk(
 fn uncommon_caller(
     callee: Registers,
     rule: Rule,
+    rules: &mut impl RuleSource,
     memory: &mut impl StackReader,
 ) -> Result<(Registers, bool), WalkEnd> {
     let caller = match rule {
         Rule::Frame { cfa, bp } => frame_caller(callee, cfa, bp, memory),
         Rule::Signal => registers_before_signal(callee, memory),
-        Rule::FramePointer
-            if (callee.sp..callee.sp.saturating_add(MAX_FRAME_BYTES)).contains(&callee.bp) =>
-        {
+        Rule::FramePointer | Rule::Undescribed if has_frame_pointer(callee) => {
             frame_caller(callee, Cfa::Bp(2), SavedBp::BelowCfa(2), memory)
         }
-        Rule::Outermost | Rule::Unknown | Rule::FramePointer => return Err(WalkEnd::Outermost),
+        Rule::Outermost | Rule::Unknown | Rule::FramePointer | Rule::Undescribed => {
+            return Err(WalkEnd::Outermost);
+        }
         Rule::Unsupported => return Err(WalkEnd::Unsupported),
     };
     let caller = caller.ok_or(WalkEnd::Unreadable)?;
+    if rule == Rule::Undescribed && !rules.is_after_call(caller.pc) {
+        return Err(WalkEnd::Outermost);
+    }
     Ok((caller, rule == Rule::Signal))
+}
+
+/// Whether the frame pointer may be one: it points at most `MAX_FRAME_BYTES` above the stack pointer.
+fn has_frame_pointer(registers: Registers) -> bool {
+    let frame = registers.sp..registers.sp.saturating_add(MAX_FRAME_BYTES);
+    frame.contains(&registers.bp)
 }
 
 fn frame_caller(
@@ -180,17 +197,21 @@ fn registers_before_signal(callee: Registers, memory: &mut impl StackReader) -> 
 mod tests {
     use super::*;
 
-    /// Below 0x1000 JIT code that no loader knows, above it one function that pushes nothing.
-    struct Code;
+    /// Below 0x1000 code with this rule, above it one function that pushes nothing, and whose
+    /// addresses follow calls.
+    struct Code(Rule);
 
     impl RuleSource for Code {
         fn rule_at(&mut self, address: usize, _: usize) -> PackedRule {
-            let is_jit = address < 0x1000;
             let frame = Rule::Frame {
                 cfa: Cfa::Sp(1),
                 bp: SavedBp::Unchanged,
             };
-            if is_jit { Rule::FramePointer } else { frame }.into()
+            if address < 0x1000 { self.0 } else { frame }.into()
+        }
+
+        fn is_after_call(&mut self, address: usize) -> bool {
+            address >= 0x1000
         }
     }
 
@@ -205,30 +226,34 @@ mod tests {
     }
 
     #[test]
-    fn jit_frame_with_frame_pointer_above_sp_is_unwound() {
-        let check = |bp: usize, expected: &[usize], end: WalkEnd| {
+    fn frame_with_frame_pointer_above_sp_is_unwound() {
+        let check = |rule: Rule, bp: usize, return_address: usize, expected: &[usize]| {
             let start = Registers {
                 pc: 0x2000,
                 sp: 0x8000,
                 bp,
             };
-            // The return address into JIT code; its frame: a local, the saved frame pointer, the
-            // return address.
-            let words = [0x500, 7, 0x8030, 0x3000, 0x4000, 0];
+            // The return address into the code with the rule; its frame: a local, the saved frame
+            // pointer, the return address.
+            let words = [0x500, 7, 0x8030, return_address, 0x4000, 0];
             let mut buffer = [MaybeUninit::uninit(); 8];
-            let (count, actual_end) = walk(start, &mut buffer, &mut Code, &mut Words(&words));
+            let (count, end) = walk(start, &mut buffer, &mut Code(rule), &mut Words(&words));
             // SAFETY: `walk` initialized the first `count` cells.
             let frames = buffer[..count]
                 .iter()
                 .map(|frame| unsafe { frame.assume_init() });
-            assert!(frames.eq(expected.iter().copied()), "{bp:#x}");
-            assert_eq!(actual_end, end, "{bp:#x}");
+            assert!(frames.eq(expected.iter().copied()), "{rule:?} {bp:#x}");
+            assert_eq!(end, WalkEnd::Outermost, "{rule:?} {bp:#x}");
         };
         let whole = [0x2000, 0x500, 0x3000, 0x4000];
-        check(0x8010, &whole, WalkEnd::Outermost);
-        // A register that holds a number of the program ends the walk.
-        for number in [0, 1, 0x8000, usize::MAX, 0x8008 + MAX_FRAME_BYTES] {
-            check(number, &whole[..2], WalkEnd::Outermost);
+        for rule in [Rule::FramePointer, Rule::Undescribed] {
+            check(rule, 0x8010, 0x3000, &whole);
+            // A register that holds a number of the program ends the walk.
+            for number in [0, 1, 0x8000, usize::MAX, 0x8008 + MAX_FRAME_BYTES] {
+                check(rule, number, 0x3000, &whole[..2]);
+            }
         }
+        // So does a register that points to other data of the stack.
+        check(Rule::Undescribed, 0x8010, 0x600, &whole[..2]);
     }
 }

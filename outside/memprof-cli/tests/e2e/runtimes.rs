@@ -102,10 +102,10 @@ fn doctor_names_the_memory_that_erlang_hides() {
     assert!(!told.contains("carriers"), "{told}");
 }
 
-/// What V8 writes for `perf inject`, and its mapping, name functions of a script.
+/// The file and mapping that V8 writes for `perf inject` name functions of a script, also where V8's own functions,
+/// which have no call frame information, run in node's file instead of a copy (`--no-short-builtin-calls`).
 #[test]
-fn a_function_of_a_script_is_named_by_a_jitdump() {
-    let languages = Languages::new();
+fn script_function_is_named_by_jitdump() {
     let script = "
 const memprof = { exports: {} }; process.dlopen(memprof, process.env.LIBRARY);
 const held = [];
@@ -114,32 +114,39 @@ function handleRequest() { for (let i = 0; i < 2000; i++) keepForEver(20000 + i 
 memprof.exports.call('activate lg_sample=12');
 for (let i = 0; i < 5; i++) handleRequest();
 console.log(memprof.exports.call('dump').path);";
-    std::fs::write(languages.path().join("leak.js"), script).unwrap();
-    // A function that is compiled into its caller has no code of its own.
-    let node = "cd \"$PLACE\" && exec node --perf-prof --interpreted-frames-native-stack --no-turbo-inlining \
-                leak.js";
-    let env = [("LIBRARY", LIBRARY), ("PLACE", "{place}")];
-    let ran = languages.run("nodejs", &["sh", "-c", node], &env);
-    let dump = ran.output.trim();
-    assert!(ran.is_ok && dump.ends_with(".heap"), "{ran:?}");
-    let report = memprof(languages.path(), &["report", dump]).exits(0).stdout;
-    let rows = report
-        .lines()
-        .skip_while(|line| !line.trim_start().starts_with("flat"));
-    let first = rows.clone().nth(1).unwrap_or_default();
-    assert!(
-        first.contains("JS:") && first.contains("keepForEver"),
-        "{report}"
-    );
-    let chain = memprof(languages.path(), &["report", "--format=collapsed", dump]).exits(0);
-    assert!(
-        chain.stdout.lines().any(|line| {
-            let at = |name| line.find(name);
-            at("handleRequest").is_some() && at("handleRequest") < at("keepForEver")
-        }),
-        "{}",
-        chain.stdout
-    );
+    let check = |options: &str| {
+        let languages = Languages::new();
+        std::fs::write(languages.path().join("leak.js"), script).unwrap();
+        // A function that is compiled into its caller has no code of its own.
+        let node = format!(
+            "cd \"$PLACE\" && exec node --perf-prof --interpreted-frames-native-stack --no-turbo-inlining {options} \
+             leak.js"
+        );
+        let env = [("LIBRARY", LIBRARY), ("PLACE", "{place}")];
+        let ran = languages.run("nodejs", &["sh", "-c", &node], &env);
+        let dump = ran.output.trim();
+        assert!(ran.is_ok && dump.ends_with(".heap"), "{options}: {ran:?}");
+        let report = memprof(languages.path(), &["report", dump]).exits(0).stdout;
+        let mut rows = report
+            .lines()
+            .skip_while(|line| !line.trim_start().starts_with("flat"));
+        let first = rows.nth(1).unwrap_or_default();
+        assert!(
+            first.contains("JS:") && first.contains("keepForEver"),
+            "{options}: {report}"
+        );
+        let chain = memprof(languages.path(), &["report", "--format=collapsed", dump]).exits(0);
+        assert!(
+            chain.stdout.lines().any(|line| {
+                let offset = |name| line.find(name);
+                offset("handleRequest").is_some() && offset("handleRequest") < offset("keepForEver")
+            }),
+            "{options}: {}",
+            chain.stdout
+        );
+    };
+    check("");
+    check("--no-short-builtin-calls");
 }
 
 /// A library that leaks in a program of each language, sampled by memprof in glibc's place.

@@ -1,0 +1,108 @@
+//! Return addresses: whether a word of the stack can be one.
+#![expect(unsafe_code, reason = "code bytes of this process")]
+
+use crate::stack_memory::{is_readable, page_of};
+
+/// Bytes of the longest call without a prefix: opcode, `ModRM`, SIB, 32 bits of displacement.
+const MAX_CALL: usize = 7;
+
+/// User addresses have 47 bits.
+const ADDRESS_BITS: u32 = 47;
+
+/// Whether the bytes before `address` can be read and are a call.
+pub(crate) fn is_after_call(address: usize) -> bool {
+    let Some(start) = address.checked_sub(MAX_CALL) else {
+        return false;
+    };
+    let last = address.wrapping_sub(1);
+    if address >> ADDRESS_BITS != 0
+        || !is_readable(start)
+        || page_of(last) != page_of(start) && !is_readable(last)
+    {
+        return false;
+    }
+    // SAFETY: `is_readable`: the kernel could read both pages just now. Code that is on this thread's
+    // stack stays mapped.
+    ends_in_call(unsafe { &*(start as *const [u8; MAX_CALL]) })
+}
+
+/// Intel SDM, volume 2, CALL: `E8` with 32 bits, or `FF /2` with a register or memory operand.
+fn ends_in_call(code: &[u8; MAX_CALL]) -> bool {
+    let mut ends = (2..=MAX_CALL).filter_map(|len| code.get(MAX_CALL - len..));
+    ends.any(|call| match call {
+        [0xE8, rest @ ..] => rest.len() == 4,
+        [0xFF, operand @ ..] => call_operand_len(operand) == Some(operand.len()),
+        _ => false,
+    })
+}
+
+/// Returns the bytes of the operand of an indirect call, from its `ModRM` byte on. `None` if the opcode
+/// is another instruction's.
+fn call_operand_len(operand: &[u8]) -> Option<usize> {
+    const CALL: u8 = 2;
+    let modrm = *operand.first()?;
+    if modrm >> 3 & 7 != CALL {
+        return None;
+    }
+    let (mode, base) = (modrm >> 6, modrm & 7);
+    let has_sib = mode != 3 && base == 4;
+    let base = if has_sib { operand.get(1)? & 7 } else { base };
+    let displacement = match (mode, base) {
+        (1, _) => 1,
+        (2, _) | (0, 5) => 4,
+        _ => 0,
+    };
+    Some(1 + usize::from(has_sib) + displacement)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn call_of_each_form_is_recognised() {
+        let check = |call: &[u8], expected: bool| {
+            // No operation.
+            let mut code = [0x90; MAX_CALL];
+            code[MAX_CALL - call.len()..].copy_from_slice(call);
+            assert_eq!(ends_in_call(&code), expected, "{call:02x?}");
+        };
+        let calls: [(&str, &[u8]); 12] = [
+            ("call rel32", &[0xE8, 1, 2, 3, 4]),
+            ("call rax", &[0xFF, 0xD0]),
+            ("call r11", &[0x41, 0xFF, 0xD3]),
+            ("call [rax]", &[0xFF, 0x10]),
+            ("call [rax+rcx*8]", &[0xFF, 0x14, 0xC8]),
+            ("call [rax+24]", &[0xFF, 0x50, 0x18]),
+            ("call [rsp+8]", &[0xFF, 0x54, 0x24, 8]),
+            ("call [rip+disp32]", &[0xFF, 0x15, 1, 2, 3, 4]),
+            ("call [r13+256]", &[0x41, 0xFF, 0x95, 0, 1, 0, 0]),
+            ("call [rsp+256]", &[0xFF, 0x94, 0x24, 0, 1, 0, 0]),
+            ("call [rax*8+disp32]", &[0xFF, 0x14, 0xC5, 1, 2, 3, 4]),
+            ("call [rbp]", &[0xFF, 0x55, 0]),
+        ];
+        for (_, call) in calls {
+            check(call, true);
+        }
+        let others: [(&str, &[u8]); 5] = [
+            ("ret", &[0xC3]),
+            ("jmp rel32", &[0xE9, 1, 2, 3, 4]),
+            ("jmp rax", &[0xFF, 0xE0]),
+            ("push [rax]", &[0xFF, 0x30]),
+            (
+                "three bytes of a displacement of four",
+                &[0xFF, 0x15, 1, 2, 3],
+            ),
+        ];
+        for (_, other) in others {
+            check(other, false);
+        }
+    }
+
+    #[test]
+    fn address_without_readable_code_is_rejected() {
+        for address in [0, 1, 6, 7, 1 << ADDRESS_BITS, usize::MAX] {
+            assert!(!is_after_call(address), "{address:#x}");
+        }
+    }
+}
