@@ -110,7 +110,7 @@ enum ProfilingState {
 impl Profiler {
     /// Finds the allocators and starts the dumper. `now` is the host's start, near enough.
     pub fn new(settings: ProfilerSettings, now: SystemTime) -> Self {
-        memprof_own::at_thread_start(sampler::leave_this_thread_out);
+        memprof_own::at_thread_start(sampler::exclude_this_thread);
         let mut profiler = Self {
             allocators: Allocators::find_all(&settings),
             switch: SamplingSwitch::new(settings.unwinder),

@@ -1,27 +1,27 @@
-//! memprof's own sampler before the allocator that serves `malloc`: for one that has no profiler, or
-//! was started without it, or where it is asked for.
+//! memprof's own sampler in front of the allocator that serves `malloc`: for an allocator without a profiler
+//! or started without it, or on request.
 
 mod backend;
-mod choice;
-#[cfg(target_arch = "x86_64")]
-mod chosen;
 #[cfg(target_arch = "x86_64")]
 mod fork;
 #[cfg(target_arch = "x86_64")]
-mod hooked;
+mod interception;
 #[cfg(target_arch = "x86_64")]
-mod installed;
-#[cfg_attr(target_arch = "x86_64", path = "sampler/ours.rs")]
+mod jemalloc_hooks;
+#[cfg_attr(target_arch = "x86_64", path = "sampler/own_sampler.rs")]
 #[cfg_attr(not(target_arch = "x86_64"), path = "sampler/unsupported.rs")]
-mod ours;
+mod own_sampler;
 #[cfg(target_arch = "x86_64")]
 mod pinned;
 #[cfg(target_arch = "x86_64")]
 mod profile;
 #[cfg(target_arch = "x86_64")]
+mod selected_sampler;
+mod selection;
+#[cfg(target_arch = "x86_64")]
 mod slabs;
 
 pub(crate) use backend::Backend;
-pub(crate) use choice::SamplerSelection;
-pub use ours::sample_from_start;
-pub(crate) use ours::{leave_this_thread_out, stop_sampling_in_children};
+pub use own_sampler::sample_from_start;
+pub(crate) use own_sampler::{exclude_this_thread, stop_sampling_in_children};
+pub(crate) use selection::SamplerSelection;

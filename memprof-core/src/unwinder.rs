@@ -1,5 +1,6 @@
-//! Who walks the stack of a sample: the allocator itself, or our walk, which costs a fraction of
-//! it (`memprof-unwind`). Ours stays only while it finds what the allocator's own finds.
+//! Stack walks of jemalloc's samples: by the allocator itself, or by memprof's walker, which costs a fraction
+//! of that (`memprof-unwind`). memprof's stays installed only while it finds the same stacks as the
+//! allocator's.
 
 #[cfg_attr(target_arch = "x86_64", path = "unwinder/installed_walker.rs")]
 #[cfg_attr(not(target_arch = "x86_64"), path = "unwinder/unsupported.rs")]
@@ -29,30 +30,30 @@ pub(crate) use process_context::attribute_keys;
 pub(crate) use thread_contexts::{LabelKeyRegistry, thread_contexts};
 pub(crate) use tick::PeriodicTask;
 
-/// Where each thread has a pointer to its labels.
+/// Thread-local variable in which each thread has a pointer to its labels.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ThreadContext {
-    /// The number of the library among those with thread-local variables, from 1.
+    /// Module ID of the library among those with thread-local variables, from 1 (`dlpi_tls_modid`).
     pub(crate) module: usize,
-    /// Where in its variables the pointer lies.
+    /// Offset of the pointer in the library's thread-local block.
     pub(crate) offset: usize,
     pub(crate) keys: LabelKeyNames,
 }
 
-/// Who knows the names of the keys that records tell by number.
+/// Source of the names of label keys, which records contain as numbers.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum LabelKeyNames {
     Program(LabelKeyRegistry),
-    /// The process context, where there is one: [`attribute_keys`].
+    /// The process context, if the process publishes one: [`attribute_keys`].
     OpenTelemetry,
 }
 
-/// How the walks are made, as the plugin's configuration says.
+/// Walker settings of the plugin's configuration.
 #[derive(Clone, Copy, Debug)]
 pub struct UnwinderSettings {
-    /// Unless an activation says otherwise.
+    /// Walker to use unless an activation chooses another.
     pub choice: UnwinderChoice,
-    /// How many stacks of each activation are walked by both and compared, at least 1.
+    /// Number of stacks per activation that both walkers walk for comparison, at least 1.
     pub compare: u64,
 }
 
@@ -65,7 +66,7 @@ impl Default for UnwinderSettings {
     }
 }
 
-/// The walkers of the process's allocators.
+/// The walkers of the process's jemallocs.
 #[derive(Debug)]
 pub(crate) struct Unwinder {
     settings: UnwinderSettings,
@@ -79,16 +80,17 @@ struct UnwinderState {
     loaded: tick::LoadCounts,
 }
 
-/// What became of one allocator.
+/// One jemalloc with its installed walker, or the reason why it keeps its own.
 #[derive(Debug)]
 struct WalkerRecord {
     jemalloc: Jemalloc,
-    ours: Option<installed_walker::InstalledWalker>,
-    /// Why it is not installed.
+    walker: Option<installed_walker::InstalledWalker>,
+    /// Reason why memprof's walker is not installed. `None` while it is.
     reason: Option<String>,
     since: Option<SystemTime>,
 }
 
+/// Reason while no activation is running.
 const INACTIVE: &str = "ours is installed by `activate`";
 
 impl Unwinder {
@@ -104,7 +106,7 @@ impl Unwinder {
         }
     }
 
-    /// Installs what was chosen for each allocator. Returns what the operator should know.
+    /// Installs the chosen walker in each jemalloc that can profile. Returns warnings for the operator.
     pub(crate) fn install(
         &self,
         jemallocs: &[&Jemalloc],
@@ -128,7 +130,7 @@ impl Unwinder {
                 jemalloc: (*jemalloc).clone(),
                 since: installed.is_ok().then(SystemTime::now),
                 reason: installed.as_ref().err().cloned(),
-                ours: installed.ok(),
+                walker: installed.ok(),
             }
         };
         let able = jemallocs.iter().filter(|jemalloc| jemalloc.opt_prof);
@@ -136,44 +138,47 @@ impl Unwinder {
         if setting != UnwinderChoice::Memprof {
             return Vec::new();
         }
-        let refused = state.allocators.iter().filter_map(|known| {
-            let reason = known.reason.as_ref()?;
-            let identity = &known.jemalloc.identity;
+        let warnings = state.allocators.iter().filter_map(|record| {
+            let reason = record.reason.as_ref()?;
+            let identity = &record.jemalloc.identity;
             Some(format!("{identity} walks its stacks itself: {reason}"))
         });
-        refused.collect()
+        warnings.collect()
     }
 
-    /// Gives every allocator its own walker back.
+    /// Restores the built-in walker of each jemalloc.
     pub(crate) fn remove(&self) {
         lock(&self.state).remove_all();
     }
 
-    /// Forgets rules of code that is gone, and removes what found too little.
+    /// Clears the rules of unloaded code, and uninstalls memprof's walker where its stacks differ too often.
     pub(crate) fn maintain(&self) {
         let mut state = lock(&self.state);
         state.loaded.clear_if_changed();
         installed_walker::clear_stack_cache();
-        for known in &mut state.allocators {
-            known.remove_if_disagreeing();
+        for record in &mut state.allocators {
+            record.remove_if_disagreeing();
         }
     }
 
-    /// True while ours is installed somewhere.
+    /// Whether memprof's walker is installed in a jemalloc.
     pub(crate) fn has_own_walker(&self) -> bool {
         let state = lock(&self.state);
-        state.allocators.iter().any(|known| known.reason.is_none())
+        state
+            .allocators
+            .iter()
+            .any(|record| record.reason.is_none())
     }
 
-    /// Why ours was removed, for each allocator where its stacks were not those of the allocator.
+    /// Reasons why memprof's walker was uninstalled from jemallocs because its stacks differed from theirs.
     pub(crate) fn disagreements(&self) -> Vec<String> {
         let state = lock(&self.state);
         let given_up = state
             .allocators
             .iter()
-            .filter(|known| known.counts().given_up);
+            .filter(|record| record.counts().given_up);
         given_up
-            .map(|known| format!("{}: {}", known.jemalloc.identity, known.disagreement()))
+            .map(|record| format!("{}: {}", record.jemalloc.identity, record.disagreement()))
             .collect()
     }
 
@@ -195,25 +200,27 @@ impl Drop for Unwinder {
 
 impl UnwinderState {
     fn remove_all(&mut self) {
-        for known in &mut self.allocators {
-            known.remove(INACTIVE.to_owned());
+        for record in &mut self.allocators {
+            record.remove(INACTIVE.to_owned());
         }
     }
 }
 
 impl WalkerRecord {
+    /// Restores jemalloc's own walker, and stores the reason.
     fn remove(&mut self, reason: String) {
         if self.reason.is_some() {
             return;
         }
-        let Some(ours) = &self.ours else { return };
-        match ours.remove(&self.jemalloc.mallctl) {
+        let Some(walker) = &self.walker else { return };
+        match walker.remove(&self.jemalloc.mallctl) {
             Ok(()) => self.reason = Some(reason),
-            // Ours goes on; nothing of it is ever unloaded.
+            // memprof's walker keeps working; its code is never unloaded.
             Err(error) => log::error!("{}: {error}", self.jemalloc.identity),
         }
     }
 
+    /// Uninstalls memprof's walker if its stacks differed from jemalloc's too often.
     fn remove_if_disagreeing(&mut self) {
         let counts = self.counts();
         if self.reason.is_some() || !counts.given_up {
@@ -227,6 +234,7 @@ impl WalkerRecord {
         self.remove(reason);
     }
 
+    /// Reason that names how many of the compared stacks agreed.
     fn disagreement(&self) -> String {
         let installed_walker::HookStats {
             agreed, compared, ..
@@ -235,7 +243,7 @@ impl WalkerRecord {
     }
 
     fn counts(&self) -> installed_walker::HookStats {
-        self.ours.as_ref().map_or(
+        self.walker.as_ref().map_or(
             installed_walker::HookStats::default(),
             installed_walker::InstalledWalker::counts,
         )
@@ -268,13 +276,13 @@ mod tests {
     use crate::allocators::fake::Behaviour;
     use crate::allocators::jemalloc::tests::fake_jemalloc;
 
-    /// An older jemalloc, which has no hook.
-    struct Old;
-    impl Behaviour for Old {}
+    /// A jemalloc before 5.3, which has no backtrace hook.
+    struct HooklessFake;
+    impl Behaviour for HooklessFake {}
 
     #[test]
-    fn where_there_is_no_hook_the_allocator_walks_and_only_ours_warns() {
-        let jemalloc = fake_jemalloc::<Old>(None);
+    fn without_hook_allocator_walks_and_only_explicit_choice_warns() {
+        let jemalloc = fake_jemalloc::<HooklessFake>(None);
         let check = |choice, reason: &str, warned: bool| {
             let unwinder = Unwinder::new(UnwinderSettings::default());
             let warnings = unwinder.install(&[&jemalloc], choice);
@@ -282,8 +290,8 @@ mod tests {
             assert!(!unwinder.has_own_walker());
             let status = unwinder.status();
             assert_eq!(status.walkers[0].walker, Provider::Allocator);
-            let told = status.walkers[0].reason.clone().unwrap();
-            assert!(told.contains(reason), "{told}");
+            let actual = status.walkers[0].reason.clone().unwrap();
+            assert!(actual.contains(reason), "{actual}");
         };
         check(None, "this jemalloc has no hook for it", false);
         check(Some(UnwinderChoice::Memprof), "has no hook for it", true);

@@ -30,18 +30,21 @@ pub(crate) fn find_interposed(
             }
         });
     }
-    let replaced = calls.into_iter().flatten().find_map(|(name, own, target)| {
-        // SAFETY: The name lies in the string table of the object, which the caller keeps loaded.
-        let name = unsafe { CStr::from_ptr(name) };
-        let is_replaced = target == CallTarget::Elsewhere || {
-            // RTLD_DEFAULT searches in the loader's order. An object that was opened with its own scope
-            // (dlopen(3)) searches that after the whole process.
-            // SAFETY: dlsym(3) gets a NUL-terminated name.
-            let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) } as usize;
-            found != 0 && found != own
-        };
-        is_replaced.then_some(name)
-    })?;
+    let replaced = calls
+        .into_iter()
+        .flatten()
+        .find_map(|(name, own, target)| {
+            // SAFETY: The name lies in the string table of the object, which the caller keeps loaded.
+            let name = unsafe { CStr::from_ptr(name) };
+            let is_replaced = target == CallTarget::Elsewhere || {
+                // RTLD_DEFAULT searches in the loader's order. An object that was opened with its own scope
+                // (dlopen(3)) searches that after the whole process.
+                // SAFETY: dlsym(3) gets a NUL-terminated name.
+                let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) } as usize;
+                found != 0 && found != own
+            };
+            is_replaced.then_some(name)
+        })?;
     Some(replaced.to_string_lossy().into_owned())
 }
 

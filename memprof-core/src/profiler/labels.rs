@@ -171,7 +171,9 @@ fn indexes(asked: &[LabelKey]) -> Result<Indexes> {
     }
     let named = attribute_keys();
     let index = |context: &ThreadContext, key: &LabelKey| match (key.told, context.keys) {
-        (LabelSource::ContextKey, LabelKeyNames::Program(numbers)) => numbers.of(&key.name),
+        (LabelSource::ContextKey, LabelKeyNames::Program(registry)) => {
+            registry.key_number(&key.name)
+        }
         (LabelSource::ContextKey, LabelKeyNames::OpenTelemetry) => {
             let mut names = named.iter().flatten();
             let index = names.position(|name| *name == key.name)?;

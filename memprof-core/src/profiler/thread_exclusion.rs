@@ -23,7 +23,7 @@ impl Profiler {
 }
 
 pub(super) fn exclude_this_thread(backends: &BackendList) {
-    sampler::leave_this_thread_out();
+    sampler::exclude_this_thread();
     for jemalloc in backends.iter().filter_map(|each| each.allocator.jemalloc()) {
         jemalloc.exclude_this_thread();
     }

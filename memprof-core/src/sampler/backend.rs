@@ -1,9 +1,9 @@
-//! One allocator as the messages act on it: by its own profiler, or by memprof's sampler before it.
+//! One allocator as messages use it, sampled by its own profiler or by memprof's sampler in front of it.
 
 use memprof_messages::{ProfileKind, SamplerStatus};
 
 use super::SamplerSelection;
-use super::ours::{OwnSampler, SelectedSampler};
+use super::own_sampler::{OwnSampler, SelectedSampler};
 use crate::allocators::allocator::Allocator;
 use crate::allocators::interval::SampleInterval;
 use crate::allocators::unprofilable::Unprofilable;
@@ -12,22 +12,22 @@ use crate::dumps::scratch::Scratch;
 use crate::error::Result;
 use crate::identity::AllocatorIdentity;
 
-/// An allocator, and who samples for it.
+/// An allocator with the sampler that samples it.
 #[derive(Debug)]
 pub(crate) struct Backend {
-    /// What the sampler does not change: figures, purging.
+    /// The allocator itself, for statistics and purging, which do not depend on the sampler.
     pub allocator: Allocator,
-    /// Before the one that serves `malloc`, and in the hooks of a jemalloc.
-    ours: Option<OwnSampler>,
-    /// What the config asks for.
+    /// memprof's sampler, for the allocator that serves `malloc` and for jemallocs with hooks.
+    own_sampler: Option<OwnSampler>,
+    /// Sample interval of the configuration.
     interval: Option<SampleInterval>,
 }
 
 impl Backend {
-    /// It samples at `interval` where nothing else is asked for, and the allocator has none.
+    /// Creates a backend that samples at `interval` unless an activation or the allocator sets another one.
     pub(crate) fn new(allocator: Allocator, interval: Option<SampleInterval>) -> Self {
         Self {
-            ours: OwnSampler::for_allocator(&allocator, interval),
+            own_sampler: OwnSampler::for_allocator(&allocator, interval),
             allocator,
             interval,
         }
@@ -37,131 +37,135 @@ impl Backend {
         self.allocator.identity()
     }
 
-    /// It is the one that memprof's sampler can be put before.
+    /// Whether memprof's sampler can be used with this allocator at all.
     pub(crate) fn supports_own_sampler(&self) -> bool {
-        self.ours.is_some()
+        self.own_sampler.is_some()
     }
 
-    /// Memprof's sampler would have to go through jemalloc's hooks.
+    /// Whether memprof's sampler would use jemalloc's allocation hooks.
     pub(crate) fn uses_jemalloc_hooks(&self) -> bool {
-        self.ours
+        self.own_sampler
             .as_ref()
             .is_some_and(OwnSampler::uses_jemalloc_hooks)
     }
 
-    /// Memprof's sampler could have another way to the allocator than it found.
+    /// Whether memprof's sampler could now intercept calls by another method than it found first.
     pub(crate) fn has_new_interception(&self) -> bool {
-        let ours = self.ours.as_ref();
-        ours.is_some_and(|ours| ours.has_new_interception(&self.allocator))
+        let sampler = self.own_sampler.as_ref();
+        sampler.is_some_and(|sampler| sampler.has_new_interception(&self.allocator))
     }
 
-    /// Memprof's sampler, where it samples or would.
-    fn own_sampler(&self) -> Option<SelectedSampler<'_>> {
-        self.ours.as_ref()?.selected()
+    /// memprof's sampler, locked, if it is selected. `None` while the allocator samples.
+    fn selected_sampler(&self) -> Option<SelectedSampler<'_>> {
+        self.own_sampler.as_ref()?.selected()
     }
 
-    /// Settles whether memprof's sampler samples from the next activation on. Without effect where
-    /// there is none.
+    /// Selects which sampler the next activation uses. Does nothing if only the allocator can sample.
     ///
     /// # Errors
-    /// Why it cannot serve this process; the allocator refused to be switched off.
-    pub(crate) fn select(&self, samples: SamplerSelection) -> Result<()> {
-        match &self.ours {
-            Some(ours) => ours.select(samples, &self.allocator),
+    /// Reason why memprof's sampler cannot be used; or the allocator refused to be deactivated.
+    pub(crate) fn select(&self, selection: SamplerSelection) -> Result<()> {
+        match &self.own_sampler {
+            Some(sampler) => sampler.select(selection, &self.allocator),
             None => Ok(()),
         }
     }
 
-    /// Has memprof's sampler forget everything and leave.
+    /// Drops all samples of memprof's sampler and ends its interception.
     ///
     /// # Errors
-    /// A thread stays inside of it; the loader does not let the slots be given back.
+    /// `Busy`: a thread stays inside the sampler; or the loader does not let memprof restore the slots.
     pub(crate) fn release(&self) -> Result<()> {
-        match &self.ours {
-            Some(ours) => ours.release(),
+        match &self.own_sampler {
+            Some(sampler) => sampler.release(),
             None => Ok(()),
         }
     }
 
-    /// What memprof's sampler did, where it samples or would.
+    /// Counts of memprof's sampler. `None` unless it is selected.
     pub(crate) fn sampler_status(&self) -> Option<SamplerStatus> {
-        self.own_sampler().map(SelectedSampler::status)
+        self.selected_sampler().map(SelectedSampler::status)
     }
 
-    /// Why memprof samples in the allocator's place, where it does.
+    /// Reason why memprof samples in the allocator's place. `None` unless it does.
     pub(crate) fn fallback_reason(&self) -> Option<Unprofilable> {
-        self.own_sampler()?;
+        self.selected_sampler()?;
         self.allocator.unprofilable_reason()
     }
 
-    /// Why it cannot be profiled in this process, where it cannot.
+    /// Reason why the allocator cannot be profiled in this process. `None` if it can.
     pub(crate) fn unprofilable_reason(&self) -> Option<Unprofilable> {
-        if self.own_sampler().is_some() {
+        if self.selected_sampler().is_some() {
             return None;
         }
-        let why = self.allocator.unprofilable_reason()?;
-        Some(match self.ours.as_ref().and_then(OwnSampler::error) {
-            Some(error) => why.without_sampler(error),
-            None => why,
-        })
+        let reason = self.allocator.unprofilable_reason()?;
+        Some(
+            match self.own_sampler.as_ref().and_then(OwnSampler::error) {
+                Some(error) => reason.without_sampler(error),
+                None => reason,
+            },
+        )
     }
 
-    /// Whether an activation that nobody ends would cost too much.
+    /// Whether sampling costs so much that an activation must have an end.
     pub(crate) fn needs_time_limit(&self) -> bool {
-        self.own_sampler()
-            .is_some_and(|ours| ours.needs_time_limit())
+        self.selected_sampler()
+            .is_some_and(|sampler| sampler.needs_time_limit())
     }
 
-    /// Has memprof's sampler take the slots of libraries that were loaded since. False where it does
-    /// not sample.
+    /// Lets memprof's sampler intercept libraries that were loaded since. Returns false while it does not
+    /// sample.
     pub(crate) fn maintain(&self) -> bool {
-        self.own_sampler().is_some_and(SelectedSampler::maintain)
+        self.selected_sampler()
+            .is_some_and(SelectedSampler::maintain)
     }
 
-    /// Whether it can be profiled in this process.
+    /// Fails unless the allocator can be profiled in this process.
     ///
     /// # Errors
-    /// As of [`Allocator::require_profiling`].
+    /// As for [`Allocator::require_profiling`].
     pub(crate) fn require_profiling(&self) -> Result<()> {
         self.unprofilable_reason()
-            .map_or(Ok(()), |why| Err(why.into()))
+            .map_or(Ok(()), |reason| Err(reason.into()))
     }
 
-    /// Whether it can take a profile of that kind.
+    /// Fails unless a profile of this kind can be written.
     ///
     /// # Errors
-    /// As of [`Allocator::require_profile`].
+    /// As for [`Allocator::require_profile`].
     pub(crate) fn require_profile(&self, kind: ProfileKind) -> Result<()> {
-        match (kind, self.own_sampler()) {
+        match (kind, self.selected_sampler()) {
             (ProfileKind::Heap, Some(_)) => Ok(()),
-            (ProfileKind::Pinned, Some(ours)) => ours.require_slabs(&self.allocator).map(drop),
+            (ProfileKind::Pinned, Some(own_sampler)) => {
+                own_sampler.require_slabs(&self.allocator).map(drop)
+            }
             (_, _) => self.allocator.require_profile(kind),
         }
     }
 
-    /// It is sampled now.
+    /// Whether sampling is on.
     pub(crate) fn is_active(&self) -> bool {
-        match self.own_sampler() {
-            Some(ours) => ours.is_active(),
+        match self.selected_sampler() {
+            Some(sampler) => sampler.is_active(),
             None => self.allocator.is_active(),
         }
     }
 
-    /// Mean bytes between samples, where it can be profiled.
+    /// Mean bytes between samples. `None` if the allocator cannot be profiled.
     pub(crate) fn sample_interval(&self) -> Option<u64> {
-        match self.own_sampler() {
-            Some(ours) => Some(ours.interval()),
+        match self.selected_sampler() {
+            Some(sampler) => Some(sampler.interval()),
             None => self.allocator.sample_interval(),
         }
     }
 
-    /// Starts sampling, at `interval` where one is given. Returns what the operator should know.
+    /// Starts sampling, at `interval` if given. Returns warnings for the operator.
     ///
     /// # Errors
-    /// As of [`Allocator::activate`]; memprof's sampler cannot serve this process.
+    /// As for [`Allocator::activate`]; or memprof's sampler cannot be used.
     pub(crate) fn activate(&self, interval: Option<SampleInterval>) -> Result<Vec<String>> {
-        match self.own_sampler() {
-            Some(ours) => ours.activate(interval, &self.allocator),
+        match self.selected_sampler() {
+            Some(sampler) => sampler.activate(interval, &self.allocator),
             None if self.allocator.sample_interval().is_some() => self.allocator.activate(interval),
             None => self.allocator.activate(interval.or(self.interval)),
         }
@@ -170,53 +174,55 @@ impl Backend {
     /// Stops sampling. Samples taken so far are kept.
     ///
     /// # Errors
-    /// The allocator refused, or the loader.
+    /// The allocator or the loader refused.
     pub(crate) fn deactivate(&self) -> Result<()> {
-        match self.own_sampler() {
-            Some(ours) => ours.stop(),
+        match self.selected_sampler() {
+            Some(sampler) => sampler.stop(),
             None => self.allocator.deactivate(),
         }
     }
 
-    /// Drops all samples, and sets the interval where one is given.
+    /// Discards all samples, and sets the interval if given.
     ///
     /// # Errors
-    /// As of [`Allocator::reset`]; a thread stays inside of memprof's sampler.
+    /// As for [`Allocator::reset`]; `Busy`: a thread stays inside memprof's sampler.
     pub(crate) fn reset(&self, interval: Option<SampleInterval>) -> Result<()> {
-        match self.own_sampler() {
-            Some(ours) => ours.reset(interval),
+        match self.selected_sampler() {
+            Some(sampler) => sampler.reset(interval),
             None => self.allocator.reset(interval),
         }
     }
 
-    /// About the memory that a profile takes while it is written, where its figures tell.
+    /// Estimated memory in bytes that a profile needs while it is written. `None` if there is no estimate.
     pub(crate) fn profile_bytes(&self, kind: ProfileKind) -> Option<u64> {
-        match (kind, self.own_sampler()) {
+        match (kind, self.selected_sampler()) {
             (ProfileKind::Heap | ProfileKind::Pinned, Some(_)) => None,
             (_, _) => self.allocator.profile_bytes(kind),
         }
     }
 
-    /// What its samples take in the process, where that is known.
+    /// Memory of the stored samples, in bytes. `None` if unknown.
     pub(crate) fn metadata_bytes(&self) -> Option<u64> {
-        match self.own_sampler() {
-            Some(ours) => Some(ours.status().table_bytes),
+        match self.selected_sampler() {
+            Some(sampler) => Some(sampler.status().table_bytes),
             None => self.allocator.jemalloc()?.profile_bytes(),
         }
     }
 
-    /// Writes a profile into `scratch` and checks it. Runs on the dumper's thread.
+    /// Writes a profile to `scratch` and checks it. Must run on the dumper's thread.
     ///
     /// # Errors
-    /// As of [`Allocator::write_profile`].
+    /// As for [`Allocator::write_profile`].
     pub(crate) fn write_profile(
         &self,
         kind: ProfileKind,
         scratch: &Scratch,
     ) -> Result<ProfileSummary> {
-        match (kind, self.own_sampler()) {
-            (ProfileKind::Heap, Some(ours)) => ours.write_profile(scratch),
-            (ProfileKind::Pinned, Some(ours)) => ours.write_pinned(&self.allocator, scratch),
+        match (kind, self.selected_sampler()) {
+            (ProfileKind::Heap, Some(own_sampler)) => own_sampler.write_profile(scratch),
+            (ProfileKind::Pinned, Some(own_sampler)) => {
+                own_sampler.write_pinned(&self.allocator, scratch)
+            }
             (_, _) => self.allocator.write_profile(kind, scratch),
         }
     }

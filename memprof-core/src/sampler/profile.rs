@@ -1,14 +1,14 @@
-//! The sampler's profile as text: tcmalloc's legacy format, which jeprof, google-pprof, `go tool
-//! pprof` and memprof read.
+//! The sampler's profile as text, in tcmalloc's legacy format, which jeprof, google-pprof, `go tool pprof`
+//! and memprof read.
 //!
 //! ```text
 //! heap profile:      2:     1000 [     5:     2000] @ heap_v2/524288
 //!      1:      500 [     1:      500] @ 0x4005d0 0x4004f1
 //! ```
 //!
-//! Each stack has a line for each of its size classes: readers unsample a line by its mean size.
+//! A stack has one line per size class, because readers unsample a line by its mean size.
 //!
-//! Where all allocations are tallied, what is told to live is what did when most lived.
+//! If all allocations are tallied, the live values are those at the peak of live bytes.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Seek, SeekFrom, Write};
@@ -18,11 +18,11 @@ use memprof_sampler::{StackRecord, StackRecordId};
 use super::pinned::{PinnedProfile, PinnedShare};
 use crate::dumps::heap::{ProfileSummary, unsampled};
 
-/// What a header's numbers take, so that it can be written before they are known.
-const WIDTH: usize = 20;
+/// Characters per number of the header, so that it can be written before the totals are known.
+const NUMBER_WIDTH: usize = 20;
 
-/// Writes all samples, live and freed ones.
-pub(super) fn write(interval: u64, file: &File) -> io::Result<ProfileSummary> {
+/// Writes all samples, live and freed, to `file`.
+pub(super) fn write_samples(interval: u64, file: &File) -> io::Result<ProfileSummary> {
     let mut lines = ProfileWriter {
         text: BufWriter::new(file),
         summary: ProfileSummary {
@@ -33,8 +33,8 @@ pub(super) fn write(interval: u64, file: &File) -> io::Result<ProfileSummary> {
         is_tallied: memprof_sampler::tally().is_some(),
         outcome: Ok(()),
     };
-    lines.header()?;
-    // SAFETY: what clears the samples, and a dump, exclude each other (`DumpSlot::take`).
+    lines.write_header()?;
+    // SAFETY: `DumpSlot::acquire` keeps samples from being cleared during a dump.
     #[expect(unsafe_code, reason = "the sampler's tables")]
     unsafe {
         memprof_sampler::for_each_record(|record| lines.add(&record));
@@ -44,7 +44,7 @@ pub(super) fn write(interval: u64, file: &File) -> io::Result<ProfileSummary> {
     lines.summary.profile_len = end;
     lines.text.seek(SeekFrom::Start(0))?;
     lines.outcome = Ok(());
-    lines.header()?;
+    lines.write_header()?;
     lines.text.flush()?;
     Ok(lines.summary)
 }
@@ -52,36 +52,38 @@ pub(super) fn write(interval: u64, file: &File) -> io::Result<ProfileSummary> {
 struct ProfileWriter<W: Write> {
     text: BufWriter<W>,
     summary: ProfileSummary,
-    /// Objects and bytes, live and in all.
+    /// Live objects, live bytes, all objects, all bytes.
     totals: [u64; 4],
     is_tallied: bool,
     outcome: io::Result<()>,
 }
 
 impl<W: Write> ProfileWriter<W> {
-    fn header(&mut self) -> io::Result<()> {
+    /// Writes the header line with the totals so far.
+    fn write_header(&mut self) -> io::Result<()> {
         let [objects, bytes, total_objects, total_bytes] = self.totals;
         writeln!(
             self.text,
-            "heap profile: {objects:WIDTH$}: {bytes:WIDTH$} [{total_objects:WIDTH$}: \
-             {total_bytes:WIDTH$}] @ heap_v2/{}",
+            "heap profile: {objects:NUMBER_WIDTH$}: {bytes:NUMBER_WIDTH$} [{total_objects:NUMBER_WIDTH$}: \
+             {total_bytes:NUMBER_WIDTH$}] @ heap_v2/{}",
             self.summary.sample_interval
         )
     }
 
+    /// Writes a record, unless an earlier one failed.
     fn add(&mut self, record: &StackRecord<'_>) {
         if self.outcome.is_ok() {
-            self.outcome = self.line(record);
+            self.outcome = self.write_record(record);
         }
     }
 
-    fn line(&mut self, record: &StackRecord<'_>) -> io::Result<()> {
+    fn write_record(&mut self, record: &StackRecord<'_>) -> io::Result<()> {
         let [objects, bytes] = match self.is_tallied {
             true => record.at_peak,
             false => [record.objects, record.bytes],
         };
         let counts = [objects, bytes, record.total_objects, record.total_bytes];
-        // Its counters move while a sample comes or goes.
+        // The counters of a record change concurrently; without samples it is not written.
         if record.total_objects == 0 {
             return Ok(());
         }
@@ -96,11 +98,11 @@ impl<W: Write> ProfileWriter<W> {
     }
 }
 
-/// The stack of what nobody is known to hold: an address at which there is nothing.
-const NOBODY: u64 = 0x100;
+/// Frame of bytes whose holder is unknown: an address that is never mapped.
+const UNKNOWN_HOLDER: u64 = 0x100;
 
-/// Writes what the stacks of the sampler's records hold of `pinned`, as a profile of growth is written: readers take
-/// its values as they are. The objects of a line are the samples that tell its bytes.
+/// Writes a pinned profile as a growth profile, whose values readers take without unsampling. The objects of
+/// a line are the samples from which its bytes are estimated.
 pub(super) fn write_pinned(
     pinned: &PinnedProfile<StackRecordId>,
     file: &File,
@@ -113,7 +115,7 @@ pub(super) fn write_pinned(
         "heap profile: {samples:6}: {total:8} [{samples:6}: {total:8}] @ growth"
     )?;
     let (mut outcome, mut stacks) = (Ok(()), 0);
-    // SAFETY: as in `write`.
+    // SAFETY: `DumpSlot::acquire` keeps samples from being cleared during a dump.
     #[expect(unsafe_code, reason = "the sampler's tables")]
     unsafe {
         memprof_sampler::for_each_record(|record| {
@@ -128,10 +130,10 @@ pub(super) fn write_pinned(
         });
     }
     outcome?;
-    let unknown = pinned.unknown();
+    let unknown = pinned.unknown_bytes();
     if unknown > 0 {
-        // Other readers refuse bytes of no object, and leave out what has no stack.
-        write_stack(&mut text, [1, unknown, 1, unknown], &[NOBODY])?;
+        // Other readers refuse bytes without objects, and omit lines without a stack.
+        write_stack(&mut text, [1, unknown, 1, unknown], &[UNKNOWN_HOLDER])?;
         stacks += 1;
     }
     text.flush()?;
@@ -143,6 +145,7 @@ pub(super) fn write_pinned(
     })
 }
 
+/// Writes one line: live objects and bytes, all objects and bytes, and the frames.
 fn write_stack(text: &mut impl Write, counts: [u64; 4], frames: &[u64]) -> io::Result<()> {
     let [objects, bytes, total_objects, total_bytes] = counts;
     write!(

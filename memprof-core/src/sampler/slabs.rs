@@ -1,4 +1,4 @@
-//! How full the slabs of jemalloc's are in which objects lie.
+//! Queries how full the jemalloc slabs are that contain given objects.
 #![expect(unsafe_code, reason = "jemalloc follows pointers")]
 
 use std::ffi::CStr;
@@ -7,71 +7,73 @@ use rustix::io::Errno;
 
 use crate::allocators::jemalloc::{Bin, Jemalloc};
 
-/// Since jemalloc 5.2; takes no lock.
+/// mallctl since jemalloc 5.2, which takes no lock.
 const BATCH_QUERY: &CStr = c"experimental.utilization.batch_query";
 
-/// What lies around an object (`inspect_extent_util_stats_t`).
+/// Slab around an object (`inspect_extent_util_stats_t`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub(super) struct Slab {
-    /// Objects that it has room for besides.
+    /// Number of free objects.
     pub(super) free: usize,
-    /// Objects that it has room for in all; 1 where it is no slab, 0 where nothing is known.
+    /// Number of objects in all; 1 for an extent that is no slab, 0 if jemalloc knows nothing.
     pub(super) regions: usize,
-    /// Its length in bytes.
+    /// Length in bytes.
     pub(super) bytes: usize,
 }
 
 impl Slab {
-    /// Whether an object of `size` bytes in it is of that class.
+    /// Whether this can be a slab of size class `bin` with an object of `size` bytes in it.
     fn is_in_bin(&self, bin: &Bin, size: u64) -> bool {
         let regions = bin.slab_size.checked_div(bin.size);
-        let is_alike = (regions, bin.slab_size) == (Some(self.regions as u64), self.bytes as u64);
-        is_alike && size <= bin.size
+        let has_same_layout =
+            (regions, bin.slab_size) == (Some(self.regions as u64), self.bytes as u64);
+        has_same_layout && size <= bin.size
     }
 
-    /// The class of an object of `size` bytes in it, as an index. None where it is no slab, and where the object was
-    /// freed since and another thing took its place.
+    /// Index of the size class of an object of `size` bytes in it. `None` if it is no slab, or if the object
+    /// was freed and its memory reused for another class.
     pub(super) fn bin(&self, bins: &[Bin], size: u64) -> Option<usize> {
         bins.iter().position(|bin| self.is_in_bin(bin, size))
     }
 
-    /// What each of its objects holds of it that is free.
-    pub(super) fn free_bytes_for_each(&self, bin: &Bin) -> f64 {
+    /// Free bytes of the slab divided by its allocated objects.
+    pub(super) fn free_bytes_per_object(&self, bin: &Bin) -> f64 {
         match self.regions.saturating_sub(self.free) as u64 {
             0 => 0.0,
-            given_out => {
-                let free = bin.slab_size.saturating_sub(given_out * bin.size);
-                free as f64 / given_out as f64
+            allocated => {
+                let free = bin.slab_size.saturating_sub(allocated * bin.size);
+                free as f64 / allocated as f64
             }
         }
     }
 }
 
-/// What the slabs of a class take beyond their objects.
+/// Bytes of a class's slabs that its objects do not use.
 pub(super) fn free_bytes(bin: &Bin) -> u64 {
-    let given_out = bin.regions.saturating_mul(bin.size);
-    bin.slab_bytes().saturating_sub(given_out)
+    let allocated = bin.regions.saturating_mul(bin.size);
+    bin.slab_bytes().saturating_sub(allocated)
 }
 
-/// Whether it tells how full its slabs are.
+/// Whether this jemalloc reports how full its slabs are.
 pub(super) fn supports_slab_queries(jemalloc: &Jemalloc) -> bool {
     jemalloc.config_stats && jemalloc.mallctl.can_read(BATCH_QUERY)
 }
 
-/// All classes as they are now.
+/// Reads the current size classes.
 ///
 /// # Errors
 /// jemalloc refused.
-pub(super) fn bins_now(jemalloc: &Jemalloc) -> Result<Vec<Bin>, Errno> {
+pub(super) fn read_current_bins(jemalloc: &Jemalloc) -> Result<Vec<Bin>, Errno> {
     jemalloc.mallctl.write(c"epoch", 1_u64)?;
     jemalloc.bins()
 }
 
-/// How full the slab of each object is. Of one that was freed since, what lies there now.
+/// Queries the slab of each object. If an object was freed meanwhile, the result describes what its address
+/// contains now.
 ///
 /// # Safety
-/// This jemalloc gave out each of `objects`.
+/// This jemalloc allocated each of `objects`.
 ///
 /// # Errors
 /// jemalloc refused.
@@ -80,8 +82,9 @@ pub(super) unsafe fn query_slabs(
     objects: &[usize],
     slabs: &mut [Slab],
 ) -> Result<(), Errno> {
-    // SAFETY: inspect.c: finds an address in jemalloc's own tree of addresses, in which whatever was given out
-    // has had a leaf ever since, and writes three words for each.
+    // SAFETY: inspect.c: jemalloc looks the address up in its own tree, in which every address it ever
+    // allocated has a leaf, and writes three words per address. The caller guarantees that this jemalloc
+    // allocated each object.
     unsafe { jemalloc.mallctl.query_each(BATCH_QUERY, objects, slabs) }
 }
 
@@ -90,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_class_is_known_by_its_slab() {
+    fn bin_is_recognized_by_slab_layout() {
         let bin = |size, slab_size| Bin {
             size,
             regions: 250,
@@ -111,14 +114,14 @@ mod tests {
         check(40, [9, 256, 12288], Some(1));
         check(48, [0, 256, 12288], Some(1));
         check(40, [0, 128, 12288], Some(2));
-        // Freed since, and another took its place.
+        // The object was freed and its memory reused.
         check(49, [0, 256, 12288], None);
         check(40, [0, 1, 12288], None);
         check(40, [0, 0, 0], None);
     }
 
     #[test]
-    fn objects_hold_what_is_free_in_equal_parts() {
+    fn free_bytes_per_object_are_equal_parts() {
         let bin = Bin {
             size: 64,
             slab_size: 4096,
@@ -130,12 +133,12 @@ mod tests {
                 regions: 64,
                 bytes: 4096,
             };
-            assert!((slab.free_bytes_for_each(&bin) - expected).abs() < 1e-9);
+            assert!((slab.free_bytes_per_object(&bin) - expected).abs() < 1e-9);
         };
         check(0, 0.0);
         check(63, 63.0 * 64.0);
         check(32, 64.0);
-        // Freed since.
+        // The object was freed meanwhile.
         check(64, 0.0);
     }
 }

@@ -11,17 +11,17 @@ use crate::dumps::scratch::Scratch;
 use crate::error::{Error, Result};
 use memprof_messages::SamplerStatus;
 
-/// Does nothing: there is no sampler.
+/// Does nothing, because there is no sampler.
 ///
 /// # Errors
-/// None.
+/// Never fails.
 pub fn sample_from_start(_: Option<SampleInterval>, _: bool) -> Result<()> {
     Ok(())
 }
 
 pub(crate) fn stop_sampling_in_children() {}
 
-pub(crate) fn leave_this_thread_out() {}
+pub(crate) fn exclude_this_thread() {}
 
 /// Has no value.
 #[derive(Debug)]

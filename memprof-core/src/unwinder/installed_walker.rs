@@ -1,4 +1,4 @@
-//! Our walk in one jemalloc.
+//! memprof's stack walk, installed in one jemalloc.
 #![expect(unsafe_code, reason = "the allocator calls, and the unwinder")]
 
 use std::ffi::{CStr, c_void};
@@ -20,22 +20,21 @@ pub(crate) use memprof_unwind::{
     set_alloc_time, set_labels,
 };
 
-/// `prof_backtrace_hook_t` of jemalloc 5.3, since which it is there.
-const CONTROL: &CStr = c"experimental.hooks.prof_backtrace";
+/// mallctl of `prof_backtrace_hook_t`, since jemalloc 5.3.
+const BACKTRACE_HOOK: &CStr = c"experimental.hooks.prof_backtrace";
 
-/// Which hook belongs to which jemalloc, by the address of its `mallctl`. For ever: a thread may
-/// still be in a hook that was removed.
+/// Owner of each hook, by the address of its jemalloc's `mallctl`; 0 if free. Never reset, because a thread
+/// may still be in a hook that was removed.
 static OWNERS: [AtomicUsize; HOOKS.len()] = [const { AtomicUsize::new(0) }; HOOKS.len()];
 
-/// Where our walker is installed, for a forked child: the jemalloc's `mallctl`, and the walker that was
-/// there before.
+/// Installed walkers, for the fork handler: the jemalloc's `mallctl`, and the walker before memprof's.
 static INSTALLED: [SavedWalker; HOOKS.len()] = [const { SavedWalker::new() }; HOOKS.len()];
 
-/// The activation ends by itself, by a thread that a forked child does not have.
+/// Set if a thread ends the activation in time; a forked child does not have that thread.
 static IS_LEASED: AtomicBool = AtomicBool::new(false);
 
 struct SavedWalker {
-    /// 0 where it is not.
+    /// Address of `mallctl`; 0 while memprof's walker is not installed.
     mallctl: AtomicUsize,
     saved: AtomicUsize,
 }
@@ -49,15 +48,15 @@ impl SavedWalker {
     }
 }
 
-/// Tells whether the activation ends by itself.
+/// Sets whether a thread will end the activation in time, so that a forked child must stop sampling.
 pub(crate) fn set_leased(is_leased: bool) {
     IS_LEASED.store(is_leased, Ordering::Release);
 }
 
-/// In a forked child nobody tends our walk, and nobody ends an activation in time: the allocator's
-/// own walker is put back, and sampling ends where it had an end. Allocates nothing and takes no lock
-/// of ours; jemalloc has made its own ready before, because its handler was there first.
-extern "C" fn in_child() {
+/// Restores jemalloc's own walker in a forked child, and stops sampling if the activation has an end: the
+/// threads for both are missing. Allocates nothing and takes none of memprof's locks; jemalloc's own fork
+/// handler was registered earlier and has run.
+extern "C" fn reset_in_child() {
     clear_stack_cache();
     let is_leased = IS_LEASED.swap(false, Ordering::AcqRel);
     for installed in &INSTALLED {
@@ -65,17 +64,17 @@ extern "C" fn in_child() {
         if address == 0 {
             continue;
         }
-        // SAFETY: `install` stored a jemalloc's, which stays loaded.
+        // SAFETY: `install` stored the address of a jemalloc's `mallctl`, which is never unloaded.
         let mallctl = unsafe {
             mem::transmute::<*const c_void, MallctlFn>(ptr::with_exposed_provenance(address))
         };
         let mut saved = installed.saved.load(Ordering::Acquire);
         let write = |name: &CStr, value: *mut c_void, size: usize| {
-            // SAFETY: jemalloc(3): a NUL-terminated name, and a value of the control's own size.
-            // Refused, it stays as it is: nobody is there to be told.
+            // SAFETY: jemalloc(3): a NUL-terminated name, and a value of the mallctl's own size. An error is
+            // ignored, because the child has no operator to report it to.
             unsafe { mallctl(name.as_ptr(), ptr::null_mut(), ptr::null_mut(), value, size) };
         };
-        write(CONTROL, (&raw mut saved).cast(), size_of::<usize>());
+        write(BACKTRACE_HOOK, (&raw mut saved).cast(), size_of::<usize>());
         if is_leased {
             let mut is_active = false;
             write(c"prof.active", (&raw mut is_active).cast(), 1);
@@ -83,29 +82,30 @@ extern "C" fn in_child() {
     }
 }
 
-fn watch_forks() {
-    static WATCHED: ProcessOnce = ProcessOnce::new();
-    WATCHED.call(|| {
-        // SAFETY: pthread_atfork(3): a function of this library, which is never unloaded.
-        if unsafe { libc::pthread_atfork(None, None, Some(in_child)) } != 0 {
+/// Registers the fork handler once.
+fn register_fork_handler() {
+    static REGISTERED: ProcessOnce = ProcessOnce::new();
+    REGISTERED.call(|| {
+        // SAFETY: pthread_atfork(3): the handler is a function of this library, which is never unloaded.
+        if unsafe { libc::pthread_atfork(None, None, Some(reset_in_child)) } != 0 {
             log::warn!("forked children keep memprof's stack walk: pthread_atfork refused");
         }
     });
 }
 
-/// Our walker, installed.
+/// memprof's walker in one jemalloc.
 #[derive(Debug)]
 pub(super) struct InstalledWalker {
     hook: &'static BacktraceHook,
-    /// The walker that was there before.
+    /// Walker of the jemalloc before.
     saved: usize,
 }
 
 impl InstalledWalker {
-    /// Installs it, in place of a walker of the program's own too if `also_foreign`.
+    /// Installs the walker; with `also_foreign` also in place of a walker that the program installed.
     ///
     /// # Errors
-    /// Why the allocator's own is better here.
+    /// Reason why the jemalloc keeps its walker.
     pub(super) fn install(
         mallctl: &Mallctl,
         also_foreign: bool,
@@ -113,7 +113,7 @@ impl InstalledWalker {
     ) -> std::result::Result<Self, String> {
         prepare_walks()?;
         let saved = mallctl
-            .read::<usize>(CONTROL)
+            .read::<usize>(BACKTRACE_HOOK)
             .map_err(|errno| match errno {
                 Errno::NOENT => {
                     "this jemalloc has no hook for it (5.3 and newer have it)".to_owned()
@@ -126,36 +126,37 @@ impl InstalledWalker {
             Some(owner) if owner.contains(mallctl.address()) || also_foreign => {}
             _ => return Err("another walker is installed already".to_owned()),
         }
-        let hook = hook_of(mallctl.address())
+        let hook = claim_hook(mallctl.address())
             .ok_or_else(|| format!("there are more than {} jemallocs", HOOKS.len()))?;
-        // SAFETY: executable code that jemalloc itself calls with this signature.
+        // SAFETY: jemalloc itself calls this executable code with this signature.
         let walker = unsafe {
             mem::transmute::<*const c_void, memprof_unwind::Walker>(saved as *const c_void)
         };
-        watch_forks();
-        // SAFETY: jemalloc's own walker, which `hook_of` gave no other allocator; prepared above.
+        register_fork_handler();
+        // SAFETY: `saved` is the walker of this jemalloc, to which `claim_hook` gave the hook alone;
+        // `prepare_walks` has run.
         unsafe { hook.arm(walker, compare) };
-        let installed = installed(hook);
+        let installed = saved_walker(hook);
         installed.saved.store(saved, Ordering::Release);
         installed
             .mallctl
             .store(mallctl.address(), Ordering::Release);
         mallctl
-            .write(CONTROL, hook.entry() as *const () as usize)
+            .write(BACKTRACE_HOOK, hook.entry() as *const () as usize)
             .map_err(|errno| Error::mallctl("experimental.hooks.prof_backtrace", errno).message)?;
         Ok(Self { hook, saved })
     }
 
-    /// Puts the saved walker back, unless somebody put another one in place of ours.
+    /// Restores the previous walker, unless the program has replaced memprof's meanwhile.
     ///
     /// # Errors
-    /// jemalloc refused.
+    /// `Allocator`: jemalloc refused.
     pub(super) fn remove(&self, mallctl: &Mallctl) -> Result<()> {
-        installed(self.hook).mallctl.store(0, Ordering::Release);
+        saved_walker(self.hook).mallctl.store(0, Ordering::Release);
         let refused = |errno| Error::mallctl("experimental.hooks.prof_backtrace", errno);
-        let current = mallctl.read::<usize>(CONTROL).map_err(refused)?;
+        let current = mallctl.read::<usize>(BACKTRACE_HOOK).map_err(refused)?;
         if current == self.hook.entry() as *const () as usize {
-            mallctl.write(CONTROL, self.saved).map_err(refused)?;
+            mallctl.write(BACKTRACE_HOOK, self.saved).map_err(refused)?;
         }
         Ok(())
     }
@@ -165,14 +166,14 @@ impl InstalledWalker {
     }
 }
 
-/// Makes ready what all walks share.
+/// Prepares the data that all stack walks share. Idempotent.
 ///
 /// # Errors
-/// Why stacks cannot be walked here.
+/// Reason why stacks cannot be walked in this process.
 pub(crate) fn prepare_walks() -> std::result::Result<(), String> {
     let find = find_object()
         .ok_or("this C library has no _dl_find_object (glibc 2.35 and newer have it)")?;
-    if !kernel_answers() {
+    if !can_test_readability() {
         return Err("this kernel cannot say which memory can be read".to_owned());
     }
     // SAFETY: getauxval(3) reads a constant of this process.
@@ -181,28 +182,32 @@ pub(crate) fn prepare_walks() -> std::result::Result<(), String> {
     Ok(())
 }
 
-fn installed(hook: &BacktraceHook) -> &'static SavedWalker {
+/// The entry of [`INSTALLED`] that belongs to the hook.
+fn saved_walker(hook: &BacktraceHook) -> &'static SavedWalker {
     let index = HOOKS.iter().position(|each| ptr::eq(each, hook));
     &INSTALLED[index.expect("a hook of the list")]
 }
 
-fn hook_of(owner: usize) -> Option<&'static BacktraceHook> {
-    let is_its = |known: &AtomicUsize| {
-        let taken = known.compare_exchange(0, owner, Ordering::AcqRel, Ordering::Acquire);
-        taken.is_ok() || taken == Err(owner)
+/// Returns the hook of the jemalloc with this address; claims a free one the first time. `None` if all belong
+/// to others.
+fn claim_hook(owner: usize) -> Option<&'static BacktraceHook> {
+    let is_owned = |hook_owner: &AtomicUsize| {
+        let claimed = hook_owner.compare_exchange(0, owner, Ordering::AcqRel, Ordering::Acquire);
+        claimed.is_ok() || claimed == Err(owner)
     };
-    let index = OWNERS.iter().position(is_its)?;
+    let index = OWNERS.iter().position(is_owned)?;
     Some(&HOOKS[index])
 }
 
+/// glibc's `_dl_find_object` (2.35 and newer).
 fn find_object() -> Option<FindObject> {
     let found = memprof_own::libc_symbol(c"_dl_find_object")?;
-    // SAFETY: dlfcn.h of glibc gives the function under this name this type.
+    // SAFETY: dlfcn.h of glibc declares the function of this name with this type.
     Some(unsafe { mem::transmute::<NonNull<c_void>, FindObject>(found) })
 }
 
-/// Whether the kernel can be asked what can be read: a sandbox may answer in its place.
-fn kernel_answers() -> bool {
+/// Whether the kernel reports which memory is readable; a sandbox may return other errors.
+fn can_test_readability() -> bool {
     let local = 0_u8;
     is_readable(&raw const local as usize) && !is_readable(0) && !is_readable(usize::MAX)
 }

@@ -1,5 +1,6 @@
-//! Where threads tell their labels: thread-local pointers to records, as the loader counts such variables. Programs
-//! that use memprof's label calls have one, and OpenTelemetry's thread context is one (OTEP 4947).
+//! Finds the thread-local variables through which threads publish their labels, by module and offset as the
+//! loader counts them. Programs that use memprof's label calls have one, and OpenTelemetry's thread context
+//! is one (OTEP 4947).
 #![expect(
     unsafe_code,
     reason = "the loader's list and symbols, and functions of the program"
@@ -13,20 +14,21 @@ use memprof_plugin_abi::raw::{memprof_labels_t, memprof_str_t};
 use super::{LabelKeyNames, ThreadContext};
 use crate::allocators::loaded_objects::{self, ForkGuard};
 
-/// All of the process, each once.
+/// Finds all label variables of the process, each once.
 pub(crate) fn thread_contexts() -> Vec<ThreadContext> {
-    // SAFETY: dlsym(3) with a NUL-terminated name. Of a thread-local variable it gives the calling thread's.
+    // SAFETY: dlsym(3) gets a NUL-terminated name. For a thread-local variable it returns the address in the
+    // calling thread.
     let variable = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"otel_thread_ctx_v1".as_ptr()) };
     let of_open_telemetry = context_at(variable.addr(), LabelKeyNames::OpenTelemetry);
     let of_programs = loaded_objects::list().into_iter().filter_map(|object| {
         let labels = ptr::with_exposed_provenance::<memprof_labels_t>(object.labels?);
-        // SAFETY: memprof.h: what an object's note leads to is this struct; `objects` looked that it can be read,
-        // and the plugin keeps no library from being unloaded, which this contract forbids it.
+        // SAFETY: memprof.h: the note of an object points to this struct; `loaded_objects` checked that it is
+        // readable. memprof.h forbids to unload a library with such a note.
         let labels = unsafe { labels.read() };
         if labels.struct_size < size_of::<memprof_labels_t>() {
             return None;
         }
-        // SAFETY: memprof.h: a thread-safe function that lives as long as the process.
+        // SAFETY: memprof.h: the function is thread-safe and lives as long as the process.
         let variable = unsafe { labels.place?() };
         context_at(
             variable.addr(),
@@ -45,20 +47,22 @@ pub(crate) fn thread_contexts() -> Vec<ThreadContext> {
     found
 }
 
-/// The numbers that a program gives its keys.
+/// Function of a program that assigns numbers to label keys.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LabelKeyRegistry(unsafe extern "C" fn(memprof_str_t) -> i32);
 
 impl LabelKeyRegistry {
-    /// That of a key, made where it is new; none where the program has no number left.
-    pub(crate) fn of(self, key: &str) -> Option<u8> {
-        // SAFETY: memprof.h, `memprof_labels_t.key`: thread-safe, and the text is borrowed for the call.
+    /// Number of a key, newly assigned if necessary. `None` if the program has no number left.
+    pub(crate) fn key_number(self, key: &str) -> Option<u8> {
+        // SAFETY: memprof.h, `memprof_labels_t.key`: the function is thread-safe and borrows the text for the
+        // call only.
         let number = unsafe { (self.0)(memprof_str_t::new(key)) };
         u8::try_from(number).ok().filter(|number| *number < u8::MAX)
     }
 }
 
-/// Whose variable the calling thread has at that address; none for null and what is no thread-local variable.
+/// Module and offset of the thread-local variable at this address of the calling thread. `None` for null and
+/// for other addresses.
 fn context_at(variable: usize, keys: LabelKeyNames) -> Option<ThreadContext> {
     let mut search = TlsSearch {
         variable,
@@ -66,7 +70,8 @@ fn context_at(variable: usize, keys: LabelKeyNames) -> Option<ThreadContext> {
     };
     if variable != 0 {
         let _reading = ForkGuard::acquire();
-        // SAFETY: dl_iterate_phdr(3): `visit` gets this search, and calls nothing of the loader's.
+        // SAFETY: dl_iterate_phdr(3) passes `search` to `visit_object`, which calls no function of the
+        // loader.
         unsafe { libc::dl_iterate_phdr(Some(visit_object), ptr::from_mut(&mut search).cast()) };
     }
     let (module, offset) = search.found?;
@@ -77,30 +82,32 @@ fn context_at(variable: usize, keys: LabelKeyNames) -> Option<ThreadContext> {
     })
 }
 
+/// A search for the module of a thread-local variable; the result is module ID and offset.
 struct TlsSearch {
     variable: usize,
     found: Option<(usize, usize)>,
 }
 
+/// Callback that checks whether the variable lies in this object's thread-local block.
 unsafe extern "C" fn visit_object(
     info: *mut libc::dl_phdr_info,
     _: usize,
     search: *mut c_void,
 ) -> c_int {
-    // SAFETY: dl_iterate_phdr(3) passes an object's description.
+    // SAFETY: dl_iterate_phdr(3): `info` is valid during the callback.
     let info = unsafe { &*info };
-    // SAFETY: dl_iterate_phdr(3) passes what it was given, which nobody else uses meanwhile.
+    // SAFETY: `context_at` passes a pointer to its search, which nothing else uses during the call.
     let search = unsafe { &mut *search.cast::<TlsSearch>() };
     if info.dlpi_tls_data.is_null() || info.dlpi_phdr.is_null() {
         return 0;
     }
-    // SAFETY: so many program headers of a loaded object.
+    // SAFETY: dl_iterate_phdr(3): `dlpi_phnum` headers are at `dlpi_phdr`.
     let headers = unsafe { std::slice::from_raw_parts(info.dlpi_phdr, info.dlpi_phnum.into()) };
     let offset = search.variable.wrapping_sub(info.dlpi_tls_data as usize);
-    let variables = headers
+    let tls_segments = headers
         .iter()
         .filter(|header| header.p_type == libc::PT_TLS);
-    for header in variables {
+    for header in tls_segments {
         if offset.saturating_add(size_of::<usize>()) as u64 <= header.p_memsz {
             search.found = Some((info.dlpi_tls_modid, offset));
         }

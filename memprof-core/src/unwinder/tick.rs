@@ -1,4 +1,4 @@
-//! What has to be looked at again while our walk is installed.
+//! Periodic maintenance while memprof's walker or sampler is installed.
 
 use std::time::Duration;
 
@@ -7,16 +7,17 @@ use crate::allocators::loaded_objects;
 use crate::error::{Error, Result};
 use crate::system::cancellation::{CancelOnDrop, cancel_pair};
 
-/// How long the walk of a sample may go by the rules of code that was unloaded.
-const OF_THE_WALK: Duration = Duration::from_secs(1);
-/// How long what a library allocates that was loaded just now may be unseen by memprof's sampler.
-const OF_THE_SAMPLER: Duration = Duration::from_millis(100);
+/// Period for memprof's walker: after it, rules of unloaded code are no longer used.
+const WALKER_PERIOD: Duration = Duration::from_secs(1);
+/// Period for memprof's sampler: after it, allocations of newly loaded libraries are sampled.
+const SAMPLER_PERIOD: Duration = Duration::from_millis(100);
 
-/// Libraries loaded and unloaded so far, when the rules were forgotten last.
+/// Numbers of libraries loaded and unloaded when the rules were last cleared.
 #[derive(Debug, Default)]
 pub(super) struct LoadCounts(Option<(u64, u64)>);
 
 impl LoadCounts {
+    /// Clears the unwind rules if a library was loaded or unloaded since the last call.
     pub(super) fn clear_if_changed(&mut self) {
         let now = Some(loaded_objects::load_and_unload_count());
         if self.0 != now {
@@ -26,26 +27,27 @@ impl LoadCounts {
     }
 }
 
-/// Runs its work now and then until it is dropped.
+/// Guard of a thread that runs work periodically; dropping it cancels the thread.
 #[derive(Debug)]
 pub(crate) struct PeriodicTask {
-    _held: CancelOnDrop,
+    _cancel: CancelOnDrop,
 }
 
 impl PeriodicTask {
-    /// Runs `work` until it answers false; more often where memprof's sampler needs it.
+    /// Starts a thread that runs `work` until it returns false, more often for the sampler than for the
+    /// walker.
     ///
     /// # Errors
-    /// The thread cannot be started.
+    /// `Io`: the thread cannot be started.
     pub(crate) fn start(
-        of_the_sampler: bool,
+        for_sampler: bool,
         work: impl Fn() -> bool + Send + 'static,
     ) -> Result<Self> {
-        let period = match of_the_sampler {
-            true => OF_THE_SAMPLER,
-            false => OF_THE_WALK,
+        let period = match for_sampler {
+            true => SAMPLER_PERIOD,
+            false => WALKER_PERIOD,
         };
-        let (held, token) = cancel_pair();
+        let (cancel, token) = cancel_pair();
         memprof_own::spawn(c"memprof-unwind", move |privileges| {
             while token.sleep_unless_cancelled(period) {
                 privileges.match_main_thread();
@@ -55,6 +57,6 @@ impl PeriodicTask {
             }
         })
         .map_err(|error| Error::io("start the thread that tends the unwinder", &error))?;
-        Ok(Self { _held: held })
+        Ok(Self { _cancel: cancel })
     }
 }

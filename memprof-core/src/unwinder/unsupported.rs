@@ -5,7 +5,7 @@ use std::iter;
 use crate::allocators::mallctl::Mallctl;
 use crate::error::Result;
 
-/// All 0.
+/// Counters; always 0.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct HookStats {
     pub(super) samples: u64,
@@ -16,12 +16,15 @@ pub(super) struct HookStats {
     pub(super) given_up: bool,
 }
 
-/// Never installed.
+/// Has no value, because it can never be installed.
 #[derive(Debug)]
 pub(super) enum InstalledWalker {}
 
 impl InstalledWalker {
+    /// Always fails.
+    ///
     /// # Errors
+    /// Always.
     /// Always.
     pub(super) fn install(_: &Mallctl, _: bool, _: u64) -> std::result::Result<Self, String> {
         Err("memprof's stack walk is built for x86-64 only".to_owned())
@@ -57,12 +60,12 @@ pub(crate) struct LabelContext {
     pub(crate) keys: [Option<u8>; MAX_KEYS],
 }
 
-/// Never asked.
+/// Has no value.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum LabelKeyRegistry {}
 
 impl LabelKeyRegistry {
-    pub(crate) fn of(self, _: &str) -> Option<u8> {
+    pub(crate) fn key_number(self, _: &str) -> Option<u8> {
         match self {}
     }
 }
@@ -73,7 +76,7 @@ pub(crate) fn thread_contexts() -> Vec<super::ThreadContext> {
 
 pub(crate) fn set_labels(_: &[LabelContext], _: Option<u8>) {}
 
-/// All 0.
+/// Counters; always 0.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LabelSetCounts {
     pub(crate) seen: usize,
@@ -91,5 +94,5 @@ pub(crate) fn label_set_counts() -> LabelSetCounts {
 
 pub(crate) fn for_each_label_set(_: impl FnMut(u32, iter::Empty<(u8, &[u8])>)) {}
 
-/// Nothing is installed that a forked child would have.
+/// Does nothing: a forked child inherits no walker.
 pub(crate) fn set_leased(_: bool) {}

@@ -1,5 +1,5 @@
-//! memprof's sampler in the hooks of a jemalloc: where that one is linked into the program, no slot of
-//! the dynamic linker leads to it.
+//! memprof's sampler in the allocation hooks of a jemalloc, for one that is statically linked: its calls go
+//! through no GOT slot.
 #![expect(unsafe_code, reason = "the allocator calls")]
 
 use std::ffi::{CStr, c_void};
@@ -16,32 +16,33 @@ use crate::error::{Error, Result};
 
 const REMOVE: &CStr = c"experimental.hooks.remove";
 
-/// For a forked child: where the hooks are installed, by `mallctl`, and jemalloc's handle.
+/// `mallctl` of the jemalloc with installed hooks, for the fork handler; with jemalloc's handle of the hooks,
+/// 0 while none are installed.
 static MALLCTL: AtomicUsize = AtomicUsize::new(0);
 static HANDLE: AtomicUsize = AtomicUsize::new(0);
 
-/// A jemalloc that can be hooked.
+/// A jemalloc that supports allocation hooks.
 #[derive(Debug)]
 pub(super) struct JemallocHookInstaller {
     mallctl: Mallctl,
 }
 
 impl JemallocHookInstaller {
-    /// None where it has no hooks.
-    pub(super) fn of(jemalloc: &Jemalloc) -> Option<Self> {
+    /// `None` if this jemalloc has no hooks.
+    pub(super) fn new(jemalloc: &Jemalloc) -> Option<Self> {
         let mallctl = jemalloc.mallctl;
         mallctl.can_read(INSTALL_HOOKS).then_some(Self { mallctl })
     }
 
-    /// Has jemalloc call the sampler from now on.
+    /// Installs the hooks, so that jemalloc calls the sampler for each allocation. Idempotent.
     ///
     /// # Errors
-    /// jemalloc refused: four others are installed, say.
+    /// jemalloc refused, for example because four other hooks are installed.
     pub(super) fn install(&self) -> Result<()> {
         if HANDLE.load(Ordering::Acquire) != 0 {
             return Ok(());
         }
-        // A child that is forked while jemalloc's lock of its hooks is held could not remove them.
+        // A child that is forked while jemalloc holds the lock of its hooks could not remove them.
         let _no_fork = ForkGuard::acquire();
         let handle = self
             .mallctl
@@ -52,7 +53,7 @@ impl JemallocHookInstaller {
         Ok(())
     }
 
-    /// Has it call the sampler no more.
+    /// Removes the hooks. Does nothing if they are not installed.
     ///
     /// # Errors
     /// jemalloc refused.
@@ -68,19 +69,20 @@ impl JemallocHookInstaller {
     }
 }
 
-/// In a forked child nobody ends the activation. Allocates nothing, and takes no lock of ours.
+/// Removes the hooks in a forked child, which does not have the thread that ends the activation. Allocates
+/// nothing, and takes none of memprof's locks.
 pub(super) fn remove_in_child() {
     let mut handle = HANDLE.swap(0, Ordering::AcqRel);
     let address = MALLCTL.load(Ordering::Acquire);
     if handle == 0 || address == 0 {
         return;
     }
-    // SAFETY: `install` stored a jemalloc's, which stays loaded.
+    // SAFETY: `install` stored the address of a jemalloc's `mallctl`, which is never unloaded.
     let mallctl = unsafe {
         mem::transmute::<*const c_void, MallctlFn>(ptr::with_exposed_provenance(address))
     };
-    // SAFETY: jemalloc(3): a NUL-terminated name, and a value of the control's own size. Refused, they
-    // stay, and find that nothing is sampled.
+    // SAFETY: jemalloc(3): a NUL-terminated name, and a value of the mallctl's own size. If jemalloc refuses,
+    // the hooks stay and find that sampling is off.
     unsafe {
         mallctl(
             REMOVE.as_ptr(),

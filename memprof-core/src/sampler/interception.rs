@@ -1,5 +1,5 @@
-//! What leads the program's calls of `malloc` to memprof's sampler: slots of the dynamic linker; where no slot leads to
-//! the allocator, jumps at its functions, which `memprof attach` wrote, or the hooks of a jemalloc.
+//! Interception of the program's `malloc` calls: GOT slots; if the allocator is reached through none, entry
+//! patches, which `memprof attach` wrote, or the hooks of a jemalloc.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::SystemTime;
@@ -9,31 +9,32 @@ use memprof_sampler::{PatchedEntries, Role, SamplerError};
 use rustix::io::Errno;
 
 use super::SamplerSelection;
-use super::hooked::JemallocHookInstaller;
+use super::jemalloc_hooks::JemallocHookInstaller;
 use crate::allocators::loaded_objects::{self, ForkGuard};
 use crate::error::{Error, ErrorKind, Result};
 use crate::identity::AllocatorIdentity;
 use crate::unwinder::prepare_walks;
 
-/// The allocator that gave out what is sampled: [`AllocatorIdentity::address`]. 0: that of `malloc`, before it was looked for.
-static SAMPLED: AtomicUsize = AtomicUsize::new(0);
-/// Another one was sampled before. A thread may still be about to remember a block of that one.
-static WAS_ANOTHER: AtomicBool = AtomicBool::new(false);
+/// Address of the sampled allocator ([`AllocatorIdentity::address`]); 0 for the one of `malloc`, before the
+/// allocators were searched.
+static SAMPLED_ALLOCATOR: AtomicUsize = AtomicUsize::new(0);
+/// Set once a second allocator was sampled: a thread may still be about to store a sample of the first one.
+static SAMPLED_SEVERAL: AtomicBool = AtomicBool::new(false);
 
-/// Whether all samples are certainly of that allocator.
-pub(super) fn is_sampled(allocator: &AllocatorIdentity) -> bool {
-    let is_it = match SAMPLED.load(Ordering::Acquire) {
+/// Whether all samples certainly belong to this allocator.
+pub(super) fn is_only_sampled(allocator: &AllocatorIdentity) -> bool {
+    let is_current = match SAMPLED_ALLOCATOR.load(Ordering::Acquire) {
         0 => allocator.owns_malloc,
         sampled => sampled == allocator.address,
     };
-    is_it && !WAS_ANOTHER.load(Ordering::Acquire)
+    is_current && !SAMPLED_SEVERAL.load(Ordering::Acquire)
 }
 
-fn has_sampled() -> bool {
+fn has_samples() -> bool {
     memprof_sampler::interval() > 0 || memprof_sampler::counts().samples > 0
 }
 
-/// How allocations are seen.
+/// How calls of the allocator reach the sampler.
 #[derive(Debug)]
 pub(super) enum InterceptionMethod {
     Slots(Box<memprof_sampler::GotSlots>),
@@ -41,76 +42,80 @@ pub(super) enum InterceptionMethod {
     Hooks(JemallocHookInstaller),
 }
 
-/// What leads the program's calls to the sampler, and what is done with it.
+/// The interception of one allocator's calls, and its state.
 #[derive(Debug)]
 pub(super) struct Interception {
-    pub(super) way: InterceptionMethod,
-    pub(super) samples: SamplerSelection,
-    pub(super) seen: SlotCounts,
-    /// Libraries loaded and unloaded when slots were taken last.
+    pub(super) method: InterceptionMethod,
+    pub(super) selection: SamplerSelection,
+    pub(super) slots: SlotCounts,
+    /// Numbers of libraries loaded and unloaded when the slots were last patched.
     loaded: (u64, u64),
-    /// Since when samples were taken, those that were dropped left aside.
+    /// Start of sampling, since samples were last dropped. `None` if none were taken.
     pub(super) since: Option<SystemTime>,
 }
 
 impl Interception {
-    /// By the slots of the process; where no slot leads to the allocator, by jumps at its functions, or by the hooks of
-    /// a jemalloc.
+    /// Finds a method to intercept the allocator's calls: GOT slots; if the allocator is reached through none,
+    /// entry patches, or the hooks of a jemalloc.
     ///
     /// # Errors
-    /// `Unsupported`: why it cannot serve this process.
+    /// `Unsupported`: the reason why it is impossible.
     pub(super) fn find(
         allocator: &AllocatorIdentity,
-        hooked: impl FnOnce() -> Option<JemallocHookInstaller>,
+        hooks: impl FnOnce() -> Option<JemallocHookInstaller>,
     ) -> Result<Self> {
-        let cannot = |error: Error| {
+        let unsampleable_error = |error: Error| {
             let message = format!("memprof cannot sample {allocator}: {}", error.message);
             Error { message, ..error }
         };
-        let slots = Self::find_slots().map_err(cannot)?;
+        let slots = Self::find_slots().map_err(unsampleable_error)?;
         if slots.owner().is_program {
             if let Some(entries) = PatchedEntries::find(slots.owner().malloc) {
                 return Ok(Self::new(InterceptionMethod::Entries(Box::new(entries))));
             }
-            return hooked().map_or_else(
-                || Err(cannot(statically_linked_error())),
+            return hooks().map_or_else(
+                || Err(unsampleable_error(statically_linked_error())),
                 Self::with_jemalloc_hooks,
             );
         }
         Ok(Self::new(InterceptionMethod::Slots(Box::new(slots))))
     }
 
+    /// Intercepts through the hooks of a jemalloc.
+    ///
     /// # Errors
-    /// `Unsupported`: why it cannot serve this process.
-    pub(super) fn with_jemalloc_hooks(hooked: JemallocHookInstaller) -> Result<Self> {
-        // Which tells where memprof's own code lies, too.
-        Self::find_slots().map(|_| Self::new(InterceptionMethod::Hooks(hooked)))
+    /// `Unsupported`: the reason why nothing can be sampled in this process.
+    pub(super) fn with_jemalloc_hooks(hooks: JemallocHookInstaller) -> Result<Self> {
+        // `find_slots` also records the address range of memprof's own code.
+        Self::find_slots().map(|_| Self::new(InterceptionMethod::Hooks(hooks)))
     }
 
-    fn new(way: InterceptionMethod) -> Self {
+    fn new(method: InterceptionMethod) -> Self {
         Self {
-            seen: SlotCounts {
-                // What the parent of a forked child took.
-                patched: match &way {
+            slots: SlotCounts {
+                // Slots that the parent of a forked child patched.
+                patched: match &method {
                     InterceptionMethod::Slots(slots) => slots.count(),
                     InterceptionMethod::Entries(entries) => entries.count(),
                     InterceptionMethod::Hooks(_) => 0,
                 },
                 ..SlotCounts::default()
             },
-            way,
-            samples: SamplerSelection::Allocator,
+            method,
+            selection: SamplerSelection::Allocator,
             loaded: (0, 0),
-            // It began with the program, or the parent of a forked child began it.
+            // Sampling began with the program, or in the parent of a forked child.
             since: (memprof_sampler::interval() > 0).then(SystemTime::now),
         }
     }
 
+    /// Finds the GOT slots of the process.
+    ///
     /// # Errors
-    /// `Unsupported`: why nothing can be sampled in this process.
+    /// `Unsupported`: the reason why nothing can be sampled in this process.
     pub(super) fn find_slots() -> Result<memprof_sampler::GotSlots> {
         let unsupported = |message: &str| Error::new(ErrorKind::Unsupported, message);
-        prepare_walks().map_err(|why| unsupported(&why))?;
+        prepare_walks().map_err(|reason| unsupported(&reason))?;
         let _reading = ForkGuard::acquire();
         let slots = memprof_sampler::GotSlots::find()
             .ok_or_else(|| unsupported("no object defines malloc"))?;
@@ -120,38 +125,39 @@ impl Interception {
         Ok(slots)
     }
 
-    /// Drops what was sampled of another allocator: a profile is of one.
+    /// Sets the allocator to sample, and drops the samples of another one, because a profile is of one
+    /// allocator.
     pub(super) fn set_allocator(&mut self, allocator: &AllocatorIdentity) -> Result<()> {
-        let is_another = match SAMPLED.load(Ordering::Acquire) {
-            0 => has_sampled() && !allocator.owns_malloc,
+        let is_another = match SAMPLED_ALLOCATOR.load(Ordering::Acquire) {
+            0 => has_samples() && !allocator.owns_malloc,
             sampled => sampled != allocator.address,
         };
         if is_another {
-            WAS_ANOTHER.store(true, Ordering::Release);
+            SAMPLED_SEVERAL.store(true, Ordering::Release);
             self.drop_samples()?;
         }
-        SAMPLED.store(allocator.address, Ordering::Release);
+        SAMPLED_ALLOCATOR.store(allocator.address, Ordering::Release);
         Ok(())
     }
 
-    /// Leads the calls of all objects that are loaded now to the sampler.
+    /// Intercepts the calls of all objects that are loaded now.
     pub(super) fn install(&mut self) -> Result<()> {
-        match &mut self.way {
+        match &mut self.method {
             InterceptionMethod::Slots(_) => self.patch_slots(),
             InterceptionMethod::Entries(entries) => {
-                self.seen.patched = entries.enable().ok_or_else(no_jumps)?;
+                self.slots.patched = entries.enable().ok_or_else(missing_patches_error)?;
                 Ok(())
             }
-            InterceptionMethod::Hooks(hooked) => hooked.install(),
+            InterceptionMethod::Hooks(hooks) => hooks.install(),
         }
     }
 
-    /// What was loaded since is seen too, and its stacks are walked by its own rules.
+    /// Includes libraries that were loaded since, and clears the unwind rules for unloaded ones.
     pub(super) fn refresh(&mut self) -> Result<()> {
         if self.loaded == loaded_objects::load_and_unload_count() {
             return Ok(());
         }
-        match self.way {
+        match self.method {
             InterceptionMethod::Slots(_) => self.patch_slots(),
             InterceptionMethod::Entries(_) | InterceptionMethod::Hooks(_) => {
                 self.loaded = loaded_objects::load_and_unload_count();
@@ -161,15 +167,15 @@ impl Interception {
         }
     }
 
-    /// Takes the slots of all objects that are loaded now.
+    /// Patches the GOT slots of all objects that are loaded now.
     fn patch_slots(&mut self) -> Result<()> {
         self.loaded = loaded_objects::load_and_unload_count();
         memprof_unwind::clear_rules();
-        let InterceptionMethod::Slots(slots) = &mut self.way else {
+        let InterceptionMethod::Slots(slots) = &mut self.method else {
             return Ok(());
         };
         let _reading = ForkGuard::acquire();
-        let patched = slots.patch().ok_or_else(loader_refused)?;
+        let patched = slots.patch().ok_or_else(loader_lock_error)?;
         if patched.patched == 0 && patched.refused > 0 {
             return Err(Error::new(
                 ErrorKind::Unavailable,
@@ -177,7 +183,7 @@ impl Interception {
             )
             .remedy("let a seccomp filter or SELinux (execmod) permit it, or start the program with `memprof run --allocator jemalloc`"));
         }
-        self.seen = SlotCounts {
+        self.slots = SlotCounts {
             patched: patched.patched,
             foreign: patched.foreign,
             unseen_objects: patched.unseen_objects,
@@ -187,22 +193,22 @@ impl Interception {
         Ok(())
     }
 
-    /// Gives back what only allocations need; while nothing that was sampled lives, all. Hooks are
-    /// removed: they cost as much for a free as for an allocation.
+    /// Restores what only allocations need, or everything if no sampled block is live. Hooks are removed,
+    /// because they cost as much for a free as for an allocation.
     pub(super) fn uninstall(&mut self) -> Result<()> {
-        let slots = match &mut self.way {
+        let slots = match &mut self.method {
             InterceptionMethod::Slots(slots) => slots,
             InterceptionMethod::Entries(entries) => {
                 entries.disable(removable_role());
-                self.seen.patched = entries.count();
+                self.slots.patched = entries.count();
                 return Ok(());
             }
-            InterceptionMethod::Hooks(hooked) => return hooked.remove(),
+            InterceptionMethod::Hooks(hooks) => return hooks.remove(),
         };
         let role = removable_role();
         let _reading = ForkGuard::acquire();
-        slots.restore(role).ok_or_else(loader_refused)?;
-        self.seen.patched = slots.count();
+        slots.restore(role).ok_or_else(loader_lock_error)?;
+        self.slots.patched = slots.count();
         Ok(())
     }
 
@@ -217,9 +223,10 @@ impl Interception {
         memprof_sampler::clear().map_err(sampler_error)
     }
 
-    /// `sample_at_once` took slots for it, or the parent of a forked child did.
+    /// Whether slots or entries are patched already, by `sample_from_start` or in the parent of a forked
+    /// child.
     pub(super) fn has_patched(&self) -> bool {
-        match &self.way {
+        match &self.method {
             InterceptionMethod::Slots(slots) => slots.count() > 0,
             InterceptionMethod::Entries(entries) => entries.count() > 0,
             InterceptionMethod::Hooks(_) => false,
@@ -227,18 +234,18 @@ impl Interception {
     }
 
     pub(super) fn is_hooked(&self) -> bool {
-        matches!(self.way, InterceptionMethod::Hooks(_))
+        matches!(self.method, InterceptionMethod::Hooks(_))
     }
 }
 
 impl Drop for Interception {
     fn drop(&mut self) {
         let _reading = ForkGuard::acquire();
-        let ended = match &mut self.way {
+        let uninstalled = match &mut self.method {
             InterceptionMethod::Slots(slots) if slots.count() == 0 => Ok(()),
             InterceptionMethod::Slots(slots) => {
                 memprof_sampler::stop();
-                slots.restore(None).ok_or_else(loader_refused).map(drop)
+                slots.restore(None).ok_or_else(loader_lock_error).map(drop)
             }
             InterceptionMethod::Entries(entries) if entries.count() == 0 => Ok(()),
             InterceptionMethod::Entries(entries) => {
@@ -246,20 +253,21 @@ impl Drop for Interception {
                 entries.disable(None);
                 Ok(())
             }
-            InterceptionMethod::Hooks(hooked) => hooked.remove(),
+            InterceptionMethod::Hooks(hooks) => hooks.remove(),
         };
-        if let Err(error) = ended {
+        if let Err(error) = uninstalled {
             log::warn!("calls of malloc go on through memprof's sampler, which is off: {error}");
         }
     }
 }
 
-/// The functions that need not lead to the sampler while it does not sample: while a sample lives, those that free lead
-/// there.
+/// Functions whose interception can be removed while sampling is off: only those that allocate, as long as a
+/// sampled block is live, because its free must be recorded; otherwise all (`None`).
 fn removable_role() -> Option<Role> {
     (memprof_sampler::counts().live_samples > 0).then_some(Role::Allocates)
 }
 
+/// `Unsupported` error for a statically linked allocator without hooks.
 pub(super) fn statically_linked_error() -> Error {
     let message = "it is linked into the program, whose own calls lead through no slot, and it has no \
                    experimental.hooks.install, as jemalloc 5.2 to 5.3 have it";
@@ -270,19 +278,22 @@ pub(super) fn statically_linked_error() -> Error {
     Error::new(ErrorKind::Unsupported, message).remedy(remedy)
 }
 
-fn no_jumps() -> Error {
+/// `Unavailable` error for an allocator whose entry points are not all patched.
+fn missing_patches_error() -> Error {
     let message = "not all functions of the allocator begin with memprof's jumps";
     let remedy = format!("`memprof attach {}` writes them", std::process::id());
     Error::new(ErrorKind::Unavailable, message).remedy(remedy)
 }
 
-pub(super) fn loader_refused() -> Error {
+/// `Unavailable` error for slots that cannot be patched because the loader's lock cannot be taken.
+pub(super) fn loader_lock_error() -> Error {
     let message = "the calls of malloc cannot be patched: the loader does not let memprof";
     Error::new(ErrorKind::Unavailable, message)
 }
 
-pub(super) fn sampler_error(refused: SamplerError) -> Error {
-    match refused {
+/// Converts an error of memprof's sampler.
+pub(super) fn sampler_error(error: SamplerError) -> Error {
+    match error {
         SamplerError::NoMemory => Error::io("map the sampler's tables", &Errno::NOMEM.into()),
         SamplerError::InUse => Error::new(
             ErrorKind::Busy,

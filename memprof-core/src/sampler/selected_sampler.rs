@@ -1,4 +1,4 @@
-//! memprof's sampler at work for one allocator.
+//! memprof's sampler while it is selected for one allocator.
 
 use std::sync::MutexGuard;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,7 +8,7 @@ use memprof_messages::{InterceptionKind, SamplerStatus, SlotCounts};
 use rustix::io::Errno;
 
 use super::fork::register_fork_handler;
-use super::installed::{Interception, InterceptionMethod, is_sampled, sampler_error};
+use super::interception::{Interception, InterceptionMethod, is_only_sampled, sampler_error};
 use super::pinned::PinnedProfile;
 use super::profile;
 use super::slabs::supports_slab_queries;
@@ -21,24 +21,24 @@ use crate::dumps::scratch::Scratch;
 use crate::error::{Error, ErrorKind, Result};
 use crate::identity::AllocatorIdentity;
 
-/// The sampler, where it samples or would.
+/// The selected sampler, locked.
 pub(crate) struct SelectedSampler<'a> {
     pub(super) sampler: MutexGuard<'a, Interception>,
     pub(super) interval: &'a AtomicU64,
 }
 
 impl SelectedSampler<'_> {
-    /// Its counts since the process began.
+    /// Counts of the sampler since the process began.
     pub(crate) fn status(self) -> SamplerStatus {
         let counts = memprof_sampler::counts();
         SamplerStatus {
-            interception: match self.sampler.way {
+            interception: match self.sampler.method {
                 InterceptionMethod::Slots(_) => InterceptionKind::Slots,
                 InterceptionMethod::Entries(_) => InterceptionKind::Entries,
                 InterceptionMethod::Hooks(_) => InterceptionKind::JemallocHooks,
             }
             .into(),
-            slots: self.sampler.seen,
+            slots: self.sampler.slots,
             samples: counts.samples,
             live_samples: counts.live_samples,
             lost: counts.lost,
@@ -47,7 +47,7 @@ impl SelectedSampler<'_> {
         }
     }
 
-    /// Sees libraries that were loaded since. False where it does not sample.
+    /// Intercepts libraries that were loaded since. Returns false while it does not sample.
     pub(crate) fn maintain(mut self) -> bool {
         let is_active = self.is_active();
         if is_active && let Err(error) = self.sampler.refresh() {
@@ -56,7 +56,7 @@ impl SelectedSampler<'_> {
         is_active
     }
 
-    /// It costs too much to be left on by mistake.
+    /// Whether sampling costs so much that an activation must have an end.
     pub(crate) fn needs_time_limit(&self) -> bool {
         self.sampler.is_hooked()
     }
@@ -65,15 +65,15 @@ impl SelectedSampler<'_> {
         memprof_sampler::interval() > 0
     }
 
-    /// Mean bytes between samples.
+    /// Sample interval in bytes.
     pub(crate) fn interval(&self) -> u64 {
         self.interval.load(Ordering::Relaxed)
     }
 
-    /// Starts sampling for `allocator`. Returns what the operator should know.
+    /// Starts sampling for `allocator`. Returns warnings for the operator.
     ///
     /// # Errors
-    /// There is no memory for the tables, or the loader does not let the slots be taken.
+    /// `Io`: no memory for the tables. `Unavailable`: the calls cannot be patched.
     pub(crate) fn activate(
         mut self,
         interval: Option<SampleInterval>,
@@ -91,7 +91,7 @@ impl SelectedSampler<'_> {
             }
             self.sampler.drop_samples()?;
         } else if self.needs_time_limit() && !self.is_active() {
-            // What was freed meanwhile is not known.
+            // Frees that happened while it was off are unknown.
             self.sampler.drop_samples()?;
         }
         register_fork_handler();
@@ -102,8 +102,8 @@ impl SelectedSampler<'_> {
             return Err(error);
         }
         self.sampler.since.get_or_insert_with(SystemTime::now);
-        if let Err(why) = allocator.require_profiling() {
-            warnings.push(format!("memprof samples in the allocator's place: {why}"));
+        if let Err(error) = allocator.require_profiling() {
+            warnings.push(format!("memprof samples in the allocator's place: {error}"));
         }
         if self.needs_time_limit() {
             warnings.push(format!(
@@ -113,37 +113,37 @@ impl SelectedSampler<'_> {
                 allocator.identity()
             ));
         }
-        warnings.extend(self.unsampled_warnings(allocator.identity()));
+        warnings.extend(self.bypass_warnings(allocator.identity()));
         Ok(warnings)
     }
 
-    /// What of the program's allocations leads past the sampler.
-    fn unsampled_warnings(&self, allocator: &AllocatorIdentity) -> Vec<String> {
+    /// Warnings about allocations of the program that bypass the sampler.
+    fn bypass_warnings(&self, allocator: &AllocatorIdentity) -> Vec<String> {
         let SlotCounts {
             foreign,
             unseen_objects,
             other_mallocs,
             refused,
             ..
-        } = self.sampler.seen;
-        let of_others = match other_mallocs {
+        } = self.sampler.slots;
+        let other_libraries = match other_mallocs {
             0 => String::new(),
             1 => " (1 library has a malloc of its own)".to_owned(),
             count => format!(" ({count} libraries have a malloc of their own)"),
         };
-        let told = [
+        let warnings = [
             (
                 foreign,
                 format!(
-                    "{} another allocator than {allocator}{of_others}, which is not sampled",
-                    counted(foreign, "call site uses", "call sites use")
+                    "{} another allocator than {allocator}{other_libraries}, which is not sampled",
+                    format_count(foreign, "call site uses", "call sites use")
                 ),
             ),
             (
                 unseen_objects,
                 format!(
                     "{} data; allocations by that address are not sampled",
-                    counted(
+                    format_count(
                         unseen_objects,
                         "library keeps the address of malloc or a relative of it in its",
                         "libraries keep the address of malloc or a relative of it in their"
@@ -154,22 +154,22 @@ impl SelectedSampler<'_> {
                 refused,
                 format!(
                     "{} not be patched: mprotect(2) was refused, and what is allocated there is not sampled",
-                    counted(refused, "call site could", "call sites could")
+                    format_count(refused, "call site could", "call sites could")
                 ),
             ),
         ];
-        let told = told.into_iter().filter(|(count, _)| *count > 0);
-        told.map(|(_, text)| text).collect()
+        let warnings = warnings.into_iter().filter(|(count, _)| *count > 0);
+        warnings.map(|(_, text)| text).collect()
     }
 
     pub(crate) fn stop(mut self) -> Result<()> {
         self.sampler.stop()
     }
 
-    /// Drops all samples, and sets the interval where one is given.
+    /// Drops all samples, and sets the interval if given.
     ///
     /// # Errors
-    /// A thread stays inside of the sampler.
+    /// `Busy`: a thread stays inside the sampler.
     pub(crate) fn reset(mut self, interval: Option<SampleInterval>) -> Result<()> {
         let was_active = self.is_active();
         self.sampler.drop_samples()?;
@@ -183,14 +183,14 @@ impl SelectedSampler<'_> {
         self.sampler.uninstall()
     }
 
-    /// Writes a heap profile into `scratch`.
+    /// Writes a heap profile to `scratch`.
     ///
     /// # Errors
-    /// The kernel refused.
+    /// `Io`: the kernel refused.
     pub(crate) fn write_profile(&self, scratch: &Scratch) -> Result<ProfileSummary> {
         let written = scratch
             .rewind()
-            .and_then(|file| profile::write(self.interval(), file));
+            .and_then(|file| profile::write_samples(self.interval(), file));
         let summary = written.map_err(|error| Error::io("write the dump", &error))?;
         Ok(ProfileSummary {
             own_sampler: self.summary(),
@@ -198,10 +198,10 @@ impl SelectedSampler<'_> {
         })
     }
 
-    /// The allocator, if it tells how full its slabs are.
+    /// The allocator as a jemalloc that reports how full its slabs are.
     ///
     /// # Errors
-    /// Why it does not.
+    /// Reason why the allocator does not.
     pub(crate) fn require_slabs<'a>(&self, allocator: &'a Allocator) -> Result<&'a Jemalloc> {
         let identity = allocator.identity();
         let Some(jemalloc) = allocator
@@ -211,7 +211,7 @@ impl SelectedSampler<'_> {
             return Err(no_pinned_profile_error(identity));
         };
         let unavailable = |message: String| Error::new(ErrorKind::Unavailable, message);
-        if !is_sampled(identity) {
+        if !is_only_sampled(identity) {
             let message = format!(
                 "this process also sampled another allocator than {identity}, so samples cannot be assigned to it"
             );
@@ -225,10 +225,10 @@ impl SelectedSampler<'_> {
         Ok(jemalloc)
     }
 
-    /// Writes into `scratch` who holds the slabs of `allocator`.
+    /// Writes a profile of the stacks whose objects pin the slabs of `allocator` to `scratch`.
     ///
     /// # Errors
-    /// As [`Self::require_slabs`]; nothing was sampled; jemalloc refused; the kernel did.
+    /// As for [`Self::require_slabs`]; there are no samples; jemalloc or the kernel refused.
     pub(crate) fn write_pinned(
         &self,
         allocator: &Allocator,
@@ -240,10 +240,10 @@ impl SelectedSampler<'_> {
             let remedy = "`activate sampler=memprof sample_interval=64KiB`, then let the program allocate, then try again";
             return Err(Error::new(ErrorKind::Unavailable, message).remedy(remedy));
         }
-        // SAFETY: all samples are of this jemalloc (`is_sampled`); what clears them, and a dump, exclude each other
-        // (`DumpSlot::take`).
+        // SAFETY: `require_slabs` checked that all samples are of this jemalloc; `DumpSlot::acquire` keeps
+        // samples from being cleared during a dump.
         #[expect(unsafe_code, reason = "the sampler's tables")]
-        let pinned = unsafe { PinnedProfile::now(jemalloc, self.interval()) };
+        let pinned = unsafe { PinnedProfile::measure(jemalloc, self.interval()) };
         let pinned = pinned.map_err(|errno| match errno {
             Errno::NOMEM => Error::io("weigh the samples", &errno.into()),
             errno => Error::mallctl("experimental.utilization.batch_query", errno),
@@ -258,6 +258,7 @@ impl SelectedSampler<'_> {
         })
     }
 
+    /// Counts for the dump's comments. `None` if nothing was sampled.
     fn summary(&self) -> Option<SamplerSummary> {
         let counts = memprof_sampler::counts();
         self.sampler.since.map(|since| SamplerSummary {
@@ -274,7 +275,8 @@ impl SelectedSampler<'_> {
     }
 }
 
-fn counted(count: usize, one: &str, many: &str) -> String {
+/// Formats a count with the singular or plural text.
+fn format_count(count: usize, one: &str, many: &str) -> String {
     match count {
         1 => format!("1 {one}"),
         count => format!("{count} {many}"),

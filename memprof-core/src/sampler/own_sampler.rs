@@ -1,18 +1,20 @@
-//! memprof's sampler in the place of an allocator's profiler.
+//! memprof's sampler in place of an allocator's profiler.
 
 use std::sync::Mutex;
 use std::sync::atomic::AtomicU64;
 
 use memprof_sampler::PatchedEntries;
-pub(crate) use memprof_sampler::exclude_this_thread as leave_this_thread_out;
+pub(crate) use memprof_sampler::exclude_this_thread;
 
-pub(crate) use super::chosen::SelectedSampler;
 pub(crate) use super::fork::stop_sampling_in_children;
+pub(crate) use super::selected_sampler::SelectedSampler;
 
 use super::SamplerSelection;
 use super::fork::{keep_sampling_in_children, register_fork_handler};
-use super::hooked::JemallocHookInstaller;
-use super::installed::{Interception, loader_refused, sampler_error, statically_linked_error};
+use super::interception::{
+    Interception, loader_lock_error, sampler_error, statically_linked_error,
+};
+use super::jemalloc_hooks::JemallocHookInstaller;
 use crate::allocators::allocator::Allocator;
 use crate::allocators::interval::SampleInterval;
 use crate::allocators::loaded_objects::ForkGuard;
@@ -20,15 +22,15 @@ use crate::allocators::symbols::malloc;
 use crate::error::{Error, Result};
 use crate::lock::lock;
 
-/// As jemalloc's and tcmalloc's own.
+/// Default sample interval in bytes, equal to jemalloc's and tcmalloc's.
 const DEFAULT_INTERVAL: u64 = 512 << 10;
 
-/// Samples from now on, before there is a profiler: for the first moments of a program. The profiler
-/// goes on with it, or ends it where the allocator samples by itself. With `is_tallied` all allocations
-/// are counted besides, and a dump holds what lived when most did.
+/// Starts sampling before a profiler exists, so that a program is sampled from its first moments. The
+/// profiler later takes over, or stops it if the allocator samples. With `is_tallied`, all allocations are
+/// also counted, and a dump contains what was live at the peak.
 ///
 /// # Errors
-/// Why memprof's sampler cannot serve this process.
+/// Reason why memprof's sampler cannot be used in this process.
 pub fn sample_from_start(interval: Option<SampleInterval>, is_tallied: bool) -> Result<()> {
     if is_tallied {
         memprof_sampler::enable_tally();
@@ -42,21 +44,21 @@ pub fn sample_from_start(interval: Option<SampleInterval>, is_tallied: bool) -> 
     let interval = interval.map_or(DEFAULT_INTERVAL, SampleInterval::bytes);
     memprof_sampler::start(interval).map_err(sampler_error)?;
     let _reading = ForkGuard::acquire();
-    slots.patch().ok_or_else(loader_refused).map(drop)
+    slots.patch().ok_or_else(loader_lock_error).map(drop)
 }
 
-/// The sampler before the allocator that serves `malloc`.
+/// memprof's sampler in front of one allocator.
 #[derive(Debug)]
 pub(crate) struct OwnSampler {
-    /// Or why it cannot serve this process.
+    /// Interception of the calls, or the reason why it is impossible.
     sampler: Result<Mutex<Interception>>,
-    /// What the sampler samples at, or did last.
+    /// Current or most recent sample interval in bytes.
     interval: AtomicU64,
 }
 
 impl OwnSampler {
-    /// None where the allocator neither serves `malloc` nor has hooks. It samples at `interval` where
-    /// nothing else is asked for.
+    /// Creates the sampler for an allocator, with `interval` as the default. `None` if the allocator neither
+    /// serves `malloc` nor has hooks.
     pub(crate) fn for_allocator(
         allocator: &Allocator,
         interval: Option<SampleInterval>,
@@ -64,13 +66,13 @@ impl OwnSampler {
         let identity = allocator.identity();
         let interval = match memprof_sampler::interval() {
             0 => interval.map_or(DEFAULT_INTERVAL, SampleInterval::bytes),
-            at_once => at_once,
+            running => running,
         };
-        let hooked = || allocator.jemalloc().and_then(JemallocHookInstaller::of);
+        let hooks = || allocator.jemalloc().and_then(JemallocHookInstaller::new);
         let sampler = if identity.owns_malloc {
-            Interception::find(identity, hooked)
+            Interception::find(identity, hooks)
         } else {
-            hooked().map(Interception::with_jemalloc_hooks)?
+            hooks().map(Interception::with_jemalloc_hooks)?
         };
         Some(Self {
             sampler: sampler.map(Mutex::new),
@@ -78,15 +80,16 @@ impl OwnSampler {
         })
     }
 
-    /// It would sample through jemalloc's hooks.
+    /// Whether it would use jemalloc's allocation hooks.
     pub(crate) fn uses_jemalloc_hooks(&self) -> bool {
         let sampler = self.sampler.as_ref();
         sampler.is_ok_and(|sampler| lock(sampler).is_hooked())
     }
 
-    /// Jumps at the allocator's functions were written since it was looked for, by which it could sample now.
+    /// Whether entry points of the allocator were patched since the last search, so that sampling is now
+    /// possible through them.
     pub(crate) fn has_new_interception(&self, allocator: &Allocator) -> bool {
-        let has_way = match &self.sampler {
+        let has_interception = match &self.sampler {
             Ok(sampler) => {
                 let sampler = lock(sampler);
                 !sampler.is_hooked() || memprof_sampler::interval() > 0
@@ -94,26 +97,26 @@ impl OwnSampler {
             Err(_) => false,
         };
         let malloc = || malloc().and_then(PatchedEntries::find);
-        !has_way && allocator.identity().owns_malloc && malloc().is_some()
+        !has_interception && allocator.identity().owns_malloc && malloc().is_some()
     }
 
-    /// Why it cannot serve this process.
+    /// Reason why memprof's sampler cannot be used in this process. `None` if it can.
     pub(crate) fn error(&self) -> Option<&Error> {
         self.sampler.as_ref().err()
     }
 
-    /// Settles whether it samples from the next activation on.
+    /// Selects which sampler the next activation uses, and stops the other one.
     ///
     /// # Errors
-    /// Why it cannot serve this process; `allocator` refused to be switched off.
-    pub(crate) fn select(&self, samples: SamplerSelection, allocator: &Allocator) -> Result<()> {
-        let sampler = match (&self.sampler, samples) {
+    /// Reason why memprof's sampler cannot be used; or `allocator` refused to be deactivated.
+    pub(crate) fn select(&self, selection: SamplerSelection, allocator: &Allocator) -> Result<()> {
+        let sampler = match (&self.sampler, selection) {
             (Ok(sampler), _) => sampler,
             (Err(_), SamplerSelection::Allocator) => return Ok(()),
             (Err(error), _) => return Err(error.clone()),
         };
-        let before = std::mem::replace(&mut lock(sampler).samples, samples);
-        match (before, samples) {
+        let before = std::mem::replace(&mut lock(sampler).selection, selection);
+        match (before, selection) {
             (
                 SamplerSelection::Allocator,
                 SamplerSelection::OwnFallback | SamplerSelection::OwnRequested,
@@ -122,7 +125,7 @@ impl OwnSampler {
                 SamplerSelection::OwnFallback | SamplerSelection::OwnRequested,
                 SamplerSelection::Allocator,
             ) => lock(sampler).stop(),
-            // `sample_at_once` did not know that the allocator does.
+            // `sample_from_start` did not know that the allocator samples.
             (SamplerSelection::Allocator, SamplerSelection::Allocator)
                 if lock(sampler).has_patched() =>
             {
@@ -138,10 +141,10 @@ impl OwnSampler {
         }
     }
 
-    /// Drops all samples and gives every slot back, also those that the parent of a forked child took.
+    /// Drops all samples and restores every GOT slot, also those that the parent of a forked child patched.
     ///
     /// # Errors
-    /// A thread stays inside of the sampler; the loader does not let us.
+    /// `Busy`: a thread stays inside the sampler; or the loader cannot be locked.
     pub(crate) fn release(&self) -> Result<()> {
         let Ok(sampler) = &self.sampler else {
             return Ok(());
@@ -151,10 +154,10 @@ impl OwnSampler {
         sampler.uninstall()
     }
 
-    /// The sampler, where it samples or would.
+    /// The sampler, locked, if it is selected. `None` while the allocator samples.
     pub(crate) fn selected(&self) -> Option<SelectedSampler<'_>> {
         let sampler = lock(self.sampler.as_ref().ok()?);
-        (sampler.samples != SamplerSelection::Allocator).then_some(SelectedSampler {
+        (sampler.selection != SamplerSelection::Allocator).then_some(SelectedSampler {
             sampler,
             interval: &self.interval,
         })
