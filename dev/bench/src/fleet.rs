@@ -1,5 +1,5 @@
-//! Ten hours of a thousand processes in a store: what a sample takes there, how long questions take, and whether other
-//! engines count the same.
+//! Fleet store with ten hours of a thousand processes: bytes of a sample, time of queries, and a comparison of the sums
+//! with those of other engines.
 
 mod processes;
 
@@ -17,161 +17,161 @@ use xtask::run::root;
 use crate::limits::Measurements;
 use processes::{MACHINES, PROCESSES, Processes};
 
-/// At most 24: they are those of one day.
+/// Hours of profiles, at most 24, because all are of one day.
 const HOURS: i64 = 10;
-/// 2026-11-21T00:00:00Z
-const START: i64 = 1_795_219_200_000;
-const HOUR: i64 = 3_600_000;
-/// The programs of memprof-report's corpus.
+/// Start of the profiles, 2026-11-21T00:00:00Z, in milliseconds since 1970.
+const START_TIME: i64 = 1_795_219_200_000;
+const MILLIS_PER_HOUR: i64 = 3_600_000;
+/// Programs of memprof-report's corpus.
 const PROGRAMS: [&str; 5] = ["cc1plus", "gs-pdf", "node", "redis", "sqlite"];
 const ENGINES: [&str; 3] = ["chdb==4.4.0", "duckdb==2.0.0", "pyarrow==26.0.1"];
 const ROUNDS: usize = 3;
-/// What an agent exits with that found no process.
-const NO_DATA: i32 = 5;
+/// Exit code of an agent that found no process.
+const NO_DATA_EXIT_CODE: i32 = 5;
 
-/// Measures.
-pub(crate) fn measure(figures: &mut Measurements) -> Result<()> {
+pub(crate) fn measure(measurements: &mut Measurements) -> Result<()> {
     packages::require(&["python3-venv"])?;
     let engines = testkit::python::interpreter(&ENGINES)?;
     dist::build_all(Profile::Release)?;
-    let place = tempfile::tempdir_in(root().join("target/bench"))?;
-    let store = Store::new(place.path())?;
+    let directory = tempfile::tempdir_in(root().join("target/bench"))?;
+    let store = Store::new(directory.path())?;
     let processes = store.fill()?;
     let samples = processes.totals.samples;
-    let bytes = size(&place.path().join("store/samples"))?;
+    let bytes = directory_size(&directory.path().join("store/samples"))?;
     let more = format!("{samples} samples of {PROCESSES} processes, {HOURS} h");
-    let each = bytes as f64 / samples as f64;
-    figures.record("compacted bytes of a sample", each, more)?;
+    let bytes_per_sample = bytes as f64 / samples as f64;
+    measurements.record("compacted bytes of a sample", bytes_per_sample, more)?;
 
-    // A service that was deployed in the middle of the time.
+    // This service has a new build from the middle of the time on.
     let (service, [base, build]) = processes.builds(0);
     let service = format!("@{service}");
     let all = format!("{HOURS}h");
-    let [of_service, long] = [["-t", &service], ["--for", &all]];
+    let [service_args, all_hours] = [["-t", &service], ["--for", &all]];
     let flame = ["flame", "--format", "collapsed"];
     let diff = ["diff", "--build", build, "--base", base];
-    let questions: [(&str, Vec<&str>); 5] = [
+    let queries: [(&str, Vec<&str>); 5] = [
         ("fleet top, 1 h", vec!["top"]),
         ("fleet growth, 1 h", vec!["growth"]),
         (
             "fleet flame of a service, 1 h",
-            [&flame[..], &of_service].concat(),
+            [&flame[..], &service_args].concat(),
         ),
         (
             "fleet flame of a service, 10 h",
-            [&flame[..], &of_service, &long].concat(),
+            [&flame[..], &service_args, &all_hours].concat(),
         ),
         (
             "fleet diff of a service, 10 h",
-            [&diff[..], &of_service, &long].concat(),
+            [&diff[..], &service_args, &all_hours].concat(),
         ),
     ];
-    for (figure, args) in questions {
-        figures.record(figure, store.time(&args)?, "")?;
+    for (figure, args) in queries {
+        measurements.record(figure, store.median_time(&args)?, "")?;
     }
     store.compare(&engines, &processes)
 }
 
-/// A store in a directory, and an agent's spool.
+/// Directory with a store, the spool of an agent, and their configuration.
 struct Store<'p> {
-    place: &'p Path,
+    directory: &'p Path,
 }
 
 impl<'p> Store<'p> {
-    fn new(place: &'p Path) -> Result<Self> {
-        let of = |name: &str| place.join(name);
-        // No rule: the processes of this machine are left alone.
+    fn new(directory: &'p Path) -> Result<Self> {
+        let path = |name: &str| directory.join(name);
+        // Without a rule, the agent dumps no process of this machine.
         let config = format!(
             "store = \"file://{}\"\nspool = {:?}\nservice = []\n",
-            of("store").display(),
-            of("spool")
+            path("store").display(),
+            path("spool")
         );
-        fs::write(of("fleet.toml"), config)?;
-        fs::create_dir_all(of("spool/dumps"))?;
-        Ok(Self { place })
+        fs::write(path("fleet.toml"), config)?;
+        fs::create_dir_all(path("spool/dumps"))?;
+        Ok(Self { directory })
     }
 
-    /// Has an agent write each machine's profiles of each hour, and merges them hour by hour.
+    /// Lets an agent write the profiles of each machine and hour to the store, and compacts the store after each hour.
     fn fill(&self) -> Result<Processes> {
         let programs: Vec<_> = PROGRAMS
             .iter()
-            .map(|name| stacks(name))
+            .map(|name| corpus_stacks(name))
             .collect::<Result<_>>()?;
-        let mut processes = Processes::new(&programs, START, HOURS);
+        let mut processes = Processes::new(&programs, START_TIME, HOURS);
         let mut seconds = [0.0; 3];
         for hour in 0..HOURS {
             for machine in 0..MACHINES {
-                let begun = Instant::now();
-                processes.write(machine, hour, &self.place.join("spool/dumps"))?;
-                seconds[0] += begun.elapsed().as_secs_f64();
-                let begun = Instant::now();
+                let start = Instant::now();
+                processes.write(machine, hour, &self.directory.join("spool/dumps"))?;
+                seconds[0] += start.elapsed().as_secs_f64();
+                let start = Instant::now();
                 let agent = self.run(&["agent", "--once"])?;
                 let code = agent.status.code();
-                ensure!(code == Some(NO_DATA), "agent --once: {agent:?}");
-                seconds[1] += begun.elapsed().as_secs_f64();
+                ensure!(code == Some(NO_DATA_EXIT_CODE), "agent --once: {agent:?}");
+                seconds[1] += start.elapsed().as_secs_f64();
             }
-            let begun = Instant::now();
-            self.ask(&["compact"])?;
-            seconds[2] += begun.elapsed().as_secs_f64();
+            let start = Instant::now();
+            self.run_fleet(&["compact"])?;
+            seconds[2] += start.elapsed().as_secs_f64();
         }
-        let [made, agents, compact] = seconds;
+        let [generation, agents, compact] = seconds;
         println!(
-            "{HOURS} h: {made:.0} s to make {} profiles, {agents:.0} s in agents, {compact:.0} s in compact",
+            "{HOURS} h: {generation:.0} s to generate {} profiles, {agents:.0} s in agents, {compact:.0} s in compact",
             processes.totals.profiles
         );
         Ok(processes)
     }
 
+    /// Runs `memprof-fleet` with the store's configuration.
     fn run(&self, args: &[&str]) -> Result<Output> {
         let mut command = Command::new(dist().join("bin/memprof-fleet"));
         command.args(args).arg("--config");
         command
-            .arg(self.place.join("fleet.toml"))
+            .arg(self.directory.join("fleet.toml"))
             .env_remove("MEMPROF_STORE")
-            .env("MEMPROF_SOCKET_DIR", self.place.join("run"));
+            .env("MEMPROF_SOCKET_DIR", self.directory.join("run"));
         Ok(command.output()?)
     }
 
-    /// What `memprof fleet` prints.
-    fn ask(&self, args: &[&str]) -> Result<String> {
+    /// Runs `memprof-fleet fleet` and returns its standard output.
+    fn run_fleet(&self, args: &[&str]) -> Result<String> {
         let output = self.run(&[&["fleet"], args].concat())?;
         ensure!(output.status.success(), "fleet {args:?}: {output:?}");
         Ok(String::from_utf8(output.stdout)?)
     }
 
-    /// The same at the end of the time.
+    /// Like [`run_fleet`](Self::run_fleet), at the end of the profiles' time.
     fn query_at_end(&self, args: &[&str]) -> Result<String> {
         let at = format!("2026-11-21T{:02}:59:59.999Z", HOURS - 1);
-        self.ask(&[args, &["--at", &at]].concat())
+        self.run_fleet(&[args, &["--at", &at]].concat())
     }
 
-    /// The median of several rounds, in milliseconds.
-    fn time(&self, args: &[&str]) -> Result<f64> {
+    /// Median of [`ROUNDS`] queries, in milliseconds.
+    fn median_time(&self, args: &[&str]) -> Result<f64> {
         let mut times = Vec::new();
         for _ in 0..ROUNDS {
-            let begun = Instant::now();
+            let start = Instant::now();
             self.query_at_end(args)?;
-            times.push(begun.elapsed().as_secs_f64() * 1e3);
+            times.push(start.elapsed().as_secs_f64() * 1e3);
         }
         times.sort_by(f64::total_cmp);
         Ok(times[ROUNDS / 2])
     }
 
-    /// Asks every engine for the same sums.
+    /// Checks that the sums of every engine equal those of `memprof-fleet` and of the generated profiles.
     fn compare(&self, engines: &Path, processes: &Processes) -> Result<()> {
         let mut views = Vec::new();
         for engine in ["duckdb", "clickhouse"] {
-            let file = self.place.join(engine);
-            fs::write(&file, self.ask(&["views", "--for", engine])?)?;
+            let file = self.directory.join(engine);
+            fs::write(&file, self.run_fleet(&["views", "--for", engine])?)?;
             views.push(file);
         }
-        let end = START + HOURS * HOUR - 1;
+        let end = START_TIME + HOURS * MILLIS_PER_HOUR - 1;
         let mut python = Command::new(engines);
         python
             .arg(concat!(env!("CARGO_MANIFEST_DIR"), "/src/fleet/totals.py"))
-            .arg(self.place.join("store"))
+            .arg(self.directory.join("store"))
             .args(views)
-            .args([end - HOUR, end].map(|time| time.to_string()));
+            .args([end - MILLIS_PER_HOUR, end].map(|time| time.to_string()));
         let output = python.output()?;
         ensure!(output.status.success(), "totals.py: {output:?}");
         let counted: Value = serde_json::from_slice(&output.stdout)?;
@@ -186,23 +186,25 @@ impl<'p> Store<'p> {
         let written = processes.totals;
         let written = [written.samples, written.bytes, written.objects].map(|sum| sum as f64);
         for engine in ["duckdb", "chdb", "pyarrow"] {
-            let of = &counted[engine];
-            let sums = |name: &str| [0, 1, 2].map(|at| of[name][at].as_f64());
-            let told = || format!("{engine}: {of}");
-            ensure!(sums("all") == written.map(Some), "{}", told());
-            ensure!(sums("newest")[1..] == newest, "{}: {newest:?}", told());
-            // Each stack of a sum is rounded.
-            let (theirs, most) = (of["mean"].as_f64(), flame.lines().count() as f64);
-            let differs = theirs.is_none_or(|theirs| (theirs - mean).abs() > most);
-            ensure!(!differs, "{}: {mean}", told());
+            let totals = &counted[engine];
+            let sums = |name: &str| [0, 1, 2].map(|index| totals[name][index].as_f64());
+            let message = || format!("{engine}: {totals}");
+            ensure!(sums("all") == written.map(Some), "{}", message());
+            ensure!(sums("newest")[1..] == newest, "{}: {newest:?}", message());
+            // memprof-fleet rounds the value of each stack.
+            let (engine_mean, max_difference) =
+                (totals["mean"].as_f64(), flame.lines().count() as f64);
+            let differs =
+                engine_mean.is_none_or(|engine_mean| (engine_mean - mean).abs() > max_difference);
+            ensure!(!differs, "{}: {mean}", message());
         }
         println!("memprof-fleet, duckdb, chdb and pyarrow count the same: {counted}");
         Ok(())
     }
 }
 
-/// The stacks of a program of the corpus.
-fn stacks(program: &str) -> Result<Vec<String>> {
+/// Stacks of a program of the corpus, `ROOT;…;LEAF`.
+fn corpus_stacks(program: &str) -> Result<Vec<String>> {
     let dump = root().join(format!(
         "outside/memprof-report/tests/corpus/{program}.heap.gz"
     ));
@@ -215,14 +217,14 @@ fn stacks(program: &str) -> Result<Vec<String>> {
     Ok(stacks.map(|(stack, _)| stack.to_owned()).collect())
 }
 
-/// Bytes of all files in a directory, and in those below.
-fn size(directory: &Path) -> Result<u64> {
+/// Bytes of all files below a directory.
+fn directory_size(directory: &Path) -> Result<u64> {
     let entries = fs::read_dir(directory).with_context(|| directory.display().to_string())?;
     let mut bytes = 0;
     for entry in entries {
         let path: PathBuf = entry?.path();
         bytes += match path.is_dir() {
-            true => size(&path)?,
+            true => directory_size(&path)?,
             false => path.metadata()?.len(),
         };
     }

@@ -1,4 +1,4 @@
-//! `cargo xtask bench gate`: how much longer a command takes under `memprof test` than by itself, and how often its
+//! `cargo xtask bench gate`: run time of a command under `memprof test` against its run time alone, and how often the
 //! verdict is right.
 
 mod accuracy;
@@ -19,13 +19,13 @@ use crate::ratios::Ratios;
 
 const ROUNDS: usize = 9;
 
-/// Wide: the run time counts here, and a budget that holds is what CI pays for each time.
+/// A budget that holds, as in most runs of a CI, because only the run time counts here.
 const BUDGET: &str = "tolerance = \"50%\"\npeak = 1\nallocated = 1\n";
 
-/// The programs with which the tests of the gate catch growth.
+/// Directory of the programs with which the tests of `memprof test` produce growth.
 const SOURCES: &str = "outside/memprof-cli/tests/fixtures/gate";
 
-/// Language, command, and hundreds of records, with which it takes one to three seconds.
+/// Language, command, and hundreds of records, for a run time of one to three seconds.
 type Program = (&'static str, &'static [&'static str], &'static str);
 
 const PROGRAMS: &[Program] = &[
@@ -49,45 +49,47 @@ const PROGRAMS: &[Program] = &[
     ),
 ];
 
-/// Measures and prints.
-pub(crate) fn measure(figures: &mut Measurements) -> Result<()> {
+pub(crate) fn measure(measurements: &mut Measurements) -> Result<()> {
     packages::require(packages::TEST)?;
-    build()?;
-    let place = tempfile::tempdir()?;
-    let nothing = Pairs::of(&["/bin/true"], place.path())?;
+    build_programs()?;
+    let directory = tempfile::tempdir()?;
+    let nothing = RunTimes::measure(&["/bin/true"], directory.path())?;
     println!(
         "memprof test adds {:.0} ms to a program that does nothing",
         1e3 * (median(&nothing.gated) - median(&nothing.bare))
     );
     for (language, command, records) in PROGRAMS {
-        let of_it = || (*language).to_owned();
-        let pairs = Pairs::of(&[command, &[*records][..]].concat(), place.path());
-        let pairs = pairs.with_context(of_it)?;
-        let ratios = pairs.ratios();
-        figures.record(
+        let language_context = || (*language).to_owned();
+        let run_times = RunTimes::measure(&[command, &[*records][..]].concat(), directory.path());
+        let run_times = run_times.with_context(language_context)?;
+        let ratios = run_times.ratios();
+        measurements.record(
             &format!("run time under memprof test / bare, {language}"),
             ratios.median(),
-            format_args!("{ratios}; bare {:.2} s", median(&pairs.bare)),
+            format_args!("{ratios}; bare {:.2} s", median(&run_times.bare)),
         )?;
-        accuracy::measure(language, command, place.path(), figures).with_context(of_it)?;
+        accuracy::measure(language, command, directory.path(), measurements)
+            .with_context(language_context)?;
     }
     Ok(())
 }
 
-/// `memprof test` with the budget that lies in `place`.
-fn gate(place: &Path, options: &[&str], command: &[&str]) -> Command {
-    let mut gate = Command::new(dist().join("bin/memprof"));
-    gate.args(["test", "--budget"]).arg(budget(place));
-    gate.args(options).arg("--").args(command);
-    gate.current_dir(root()).stdout(Stdio::null());
-    gate
+/// Returns the command `memprof test` with the budget in `directory`.
+fn gate_command(directory: &Path, options: &[&str], command: &[&str]) -> Command {
+    let mut gate_command = Command::new(dist().join("bin/memprof"));
+    gate_command
+        .args(["test", "--budget"])
+        .arg(budget_file(directory));
+    gate_command.args(options).arg("--").args(command);
+    gate_command.current_dir(root()).stdout(Stdio::null());
+    gate_command
 }
 
-fn budget(place: &Path) -> PathBuf {
-    place.join("budget.toml")
+fn budget_file(directory: &Path) -> PathBuf {
+    directory.join("budget.toml")
 }
 
-fn build() -> Result<()> {
+fn build_programs() -> Result<()> {
     let cpp = format!("{SOURCES}/growth.cc");
     dist::compile("c++", &cpp, "bench/growth_cpp", &[])?;
     let mut rustc = Command::new("rustc");
@@ -96,56 +98,56 @@ fn build() -> Result<()> {
     run(rustc.arg("-o").arg(dist().join("bench/growth_rust")))
 }
 
-/// The seconds of each round, with the gate and without it.
-struct Pairs {
+/// Run times of each round in seconds, without and with `memprof test`.
+struct RunTimes {
     bare: Vec<f64>,
     gated: Vec<f64>,
 }
 
-impl Pairs {
-    fn of(command: &[&str], place: &Path) -> Result<Self> {
-        fs::write(budget(place), BUDGET)?;
-        let gate = |options: &[&str]| gate(place, options, command);
-        // The first runs of both, which also read the files from the disk.
-        seconds(&mut gate(&["--update", "--runs", "1"]))?;
+impl RunTimes {
+    fn measure(command: &[&str], directory: &Path) -> Result<Self> {
+        fs::write(budget_file(directory), BUDGET)?;
+        let gate_command = |options: &[&str]| gate_command(directory, options, command);
+        // The first run of each is not timed, because it reads the files from the disk.
+        time_run(&mut gate_command(&["--update", "--runs", "1"]))?;
         let bare = || {
             let mut bare = Command::new(command[0]);
             bare.args(&command[1..]);
             bare.current_dir(root()).stdout(Stdio::null());
             bare
         };
-        seconds(&mut bare())?;
-        let mut pairs = Self {
+        time_run(&mut bare())?;
+        let mut run_times = Self {
             bare: Vec::new(),
             gated: Vec::new(),
         };
         for round in 0..ROUNDS {
-            // What slows the machine down for a while falls on both alike.
+            // The order alternates, so that other load on the machine slows both equally.
             if round % 2 == 0 {
-                pairs.bare.push(seconds(&mut bare())?);
-                pairs.gated.push(seconds(&mut gate(&[]))?);
+                run_times.bare.push(time_run(&mut bare())?);
+                run_times.gated.push(time_run(&mut gate_command(&[]))?);
             } else {
-                pairs.gated.push(seconds(&mut gate(&[]))?);
-                pairs.bare.push(seconds(&mut bare())?);
+                run_times.gated.push(time_run(&mut gate_command(&[]))?);
+                run_times.bare.push(time_run(&mut bare())?);
             }
         }
-        Ok(pairs)
+        Ok(run_times)
     }
 
     fn ratios(&self) -> Ratios {
         let rounds = self.gated.iter().zip(&self.bare);
         let ratios: Vec<f64> = rounds.map(|(gated, bare)| gated / bare).collect();
-        Ratios::of(&ratios)
+        Ratios::new(&ratios)
     }
 }
 
-/// From the start of a command to its end.
-fn seconds(command: &mut Command) -> Result<f64> {
-    let begun = Instant::now();
+/// Runs a command and returns its run time in seconds.
+fn time_run(command: &mut Command) -> Result<f64> {
+    let start = Instant::now();
     run(command)?;
-    Ok(begun.elapsed().as_secs_f64())
+    Ok(start.elapsed().as_secs_f64())
 }
 
 fn median(seconds: &[f64]) -> f64 {
-    Ratios::of(seconds).median()
+    Ratios::new(seconds).median()
 }

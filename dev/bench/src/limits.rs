@@ -1,10 +1,10 @@
-//! The figures that have a limit: the one table of them, which `--check` enforces.
+//! Table of the figures that have a limit; `--check` enforces it.
 
 use std::fmt::Display;
 
 use anyhow::{Context, Result, ensure};
 
-/// How far a figure may go.
+/// Limit of a figure, inclusive.
 #[derive(Clone, Copy, Debug)]
 enum Bound {
     AtMost(f64),
@@ -13,7 +13,7 @@ enum Bound {
 
 use Bound::{AtLeast, AtMost};
 
-/// Figure, bound, unit; how many digits of it count.
+/// Figure, bound, unit, and the decimals that are printed.
 type Limit = (&'static str, Bound, &'static str, usize);
 
 #[rustfmt::skip]
@@ -58,12 +58,12 @@ const LIMITS: &[Limit] = &[
     ("time of the processor, sampled / only loaded, redis-server", AtMost(1.03), "", 3),
     ("age and label of a sample, memprof's sampler", AtMost(50.0), "ns", 0),
     ("age and label of a sample, jemalloc's", AtMost(50.0), "ns", 0),
-    ("our walk / jemalloc's, micro, lg 19", AtMost(0.40), "", 3),
-    ("our walk / jemalloc's, micro, lg 17", AtMost(0.30), "", 3),
-    ("our walk / jemalloc's, micro, lg 14", AtMost(0.30), "", 3),
-    ("our walk / jemalloc's, micro, lg 12", AtMost(0.30), "", 3),
-    ("our walk / jemalloc's, perl", AtMost(0.20), "", 3),
-    ("our walk / jemalloc's, cc1plus", AtMost(0.20), "", 3),
+    ("memprof's walk / jemalloc's, micro, lg 19", AtMost(0.40), "", 3),
+    ("memprof's walk / jemalloc's, micro, lg 17", AtMost(0.30), "", 3),
+    ("memprof's walk / jemalloc's, micro, lg 14", AtMost(0.30), "", 3),
+    ("memprof's walk / jemalloc's, micro, lg 12", AtMost(0.30), "", 3),
+    ("memprof's walk / jemalloc's, perl", AtMost(0.20), "", 3),
+    ("memprof's walk / jemalloc's, cc1plus", AtMost(0.20), "", 3),
     ("run time under memprof test / bare, C++", AtMost(1.10), "", 3),
     ("run time under memprof test / bare, Rust", AtMost(1.10), "", 3),
     ("run time under memprof test / bare, Python", AtMost(1.10), "", 3),
@@ -82,22 +82,23 @@ const LIMITS: &[Limit] = &[
     ("fleet flame of a service, 1 h", AtMost(1000.0), "ms", 0),
     ("fleet flame of a service, 10 h", AtMost(1000.0), "ms", 0),
     ("fleet diff of a service, 10 h", AtMost(1000.0), "ms", 0),
-    ("jeprof's seconds / ours, cc1plus.heap", AtLeast(60.0), "", 1),
-    ("jeprof's seconds / ours, big.heap", AtLeast(100.0), "", 1),
-    ("pprof_util's seconds / ours, big.heap", AtLeast(3.0), "", 1),
+    ("jeprof's seconds / memprof's, cc1plus.heap", AtLeast(60.0), "", 1),
+    ("jeprof's seconds / memprof's, big.heap", AtLeast(100.0), "", 1),
+    ("pprof_util's seconds / memprof's, big.heap", AtLeast(3.0), "", 1),
     ("parsing / memchr_iter for line ends, big.heap", AtMost(10.0), "", 1),
     ("memory of parsing / bytes, big.heap", AtMost(1.1), "", 2),
 ];
 
-/// The figures of a run.
+/// Figures that were measured in this run.
 #[derive(Debug, Default)]
 pub(crate) struct Measurements {
     measured: Vec<&'static str>,
+    /// Lines of the figures that break their limit.
     broken: Vec<String>,
 }
 
 impl Measurements {
-    /// Prints a figure of the table beside its limit, and what else was seen.
+    /// Prints a figure of the table beside its limit, followed by `more`.
     ///
     /// # Errors
     /// The table has no such figure.
@@ -119,7 +120,7 @@ impl Measurements {
         Ok(())
     }
 
-    /// Says how many limits hold, and which ones no part of this run measured.
+    /// Returns the number of limits that hold, and the names of the figures that were not measured.
     ///
     /// # Errors
     /// A limit is broken.
@@ -131,13 +132,13 @@ impl Measurements {
             self.measured.len(),
             self.broken.join("\n")
         );
-        let mut said = format!("{} of {} limits hold", self.measured.len(), LIMITS.len());
-        let rest = LIMITS.iter().map(|(figure, ..)| figure);
-        for figure in rest.filter(|figure| !self.measured.contains(figure)) {
-            said.push_str("\nnot measured: ");
-            said.push_str(figure);
+        let mut summary = format!("{} of {} limits hold", self.measured.len(), LIMITS.len());
+        let all = LIMITS.iter().map(|(figure, ..)| figure);
+        for figure in all.filter(|figure| !self.measured.contains(figure)) {
+            summary.push_str("\nnot measured: ");
+            summary.push_str(figure);
         }
-        Ok(said)
+        Ok(summary)
     }
 }
 
@@ -146,42 +147,42 @@ mod tests {
     use super::{LIMITS, Measurements};
 
     #[test]
-    fn each_figure_has_one_limit() {
+    fn figure_has_one_limit() {
         for (index, (figure, ..)) in LIMITS.iter().enumerate() {
-            let again = LIMITS[..index].iter().find(|(other, ..)| other == figure);
-            assert!(again.is_none(), "{figure}");
+            let duplicate = LIMITS[..index].iter().find(|(other, ..)| other == figure);
+            assert!(duplicate.is_none(), "{figure}");
         }
     }
 
     #[test]
-    fn a_broken_limit_is_named() {
-        let mut figures = Measurements::default();
-        figures.record("viewer in gzip", 25.0, "").unwrap();
-        figures
+    fn broken_limit_is_reported() {
+        let mut measurements = Measurements::default();
+        measurements.record("viewer in gzip", 25.0, "").unwrap();
+        measurements
             .record("control round trips, one client", 5000.0, "")
             .unwrap();
-        let said = figures.check().unwrap();
+        let summary = measurements.check().unwrap();
         let count = LIMITS.len();
         assert!(
-            said.starts_with(&format!("2 of {count} limits hold\n")),
-            "{said}"
+            summary.starts_with(&format!("2 of {count} limits hold\n")),
+            "{summary}"
         );
         assert_eq!(
-            said.matches("\nnot measured: ").count(),
+            summary.matches("\nnot measured: ").count(),
             count - 2,
-            "{said}"
+            "{summary}"
         );
-        assert!(!said.contains("viewer in gzip"), "{said}");
-        figures.record("viewer in gzip", 25.1, "more").unwrap();
-        figures
+        assert!(!summary.contains("viewer in gzip"), "{summary}");
+        measurements.record("viewer in gzip", 25.1, "more").unwrap();
+        measurements
             .record("control round trips, one client", 4999.0, "")
             .unwrap();
-        let error = figures.check().unwrap_err().to_string();
+        let error = measurements.check().unwrap_err().to_string();
         assert!(error.contains("2 of 4"), "{error}");
         assert!(
             error.contains("viewer in gzip: 25.1 kB (at most 25); more"),
             "{error}"
         );
-        assert!(figures.record("speed of light", 3e8, "").is_err());
+        assert!(measurements.record("speed of light", 3e8, "").is_err());
     }
 }

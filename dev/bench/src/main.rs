@@ -1,5 +1,6 @@
-//! `cargo xtask bench`: what the plugin costs its host, how fast the reader and the page are, and how cost grows.
-//! Each figure stands beside its limit ([`limits`]) or its peer, both measured in this run.
+//! `cargo xtask bench`: measures the cost of the plugin in its host, the speed of the reader and of the page, and how
+//! cost grows with the work. Each figure is printed beside its limit ([`limits`]) or the figure of another tool,
+//! measured in the same run.
 
 mod fleet;
 mod gate;
@@ -25,10 +26,10 @@ use xtask::run::root;
 
 use crate::limits::Measurements;
 
-/// A part: its name, and what measures and prints it.
+/// Name of a part, and the function that measures and prints it.
 type Part = (&'static str, fn(&mut Measurements) -> Result<()>);
 
-/// The parts, in the order in which they run.
+/// All parts, in the order in which they run.
 const PARTS: &[Part] = &[
     ("plugin", plugin::measure),
     ("answers", response_times::measure),
@@ -43,8 +44,8 @@ const PARTS: &[Part] = &[
     ("peers", peers::measure),
 ];
 
-/// Those that run unless one is named: a quarter of an hour.
-const UNASKED: &[&str] = &["plugin", "answers", "server", "scale", "viewer", "peers"];
+/// Parts that run by default, about 15 minutes in all.
+const DEFAULT_PARTS: &[&str] = &["plugin", "answers", "server", "scale", "viewer", "peers"];
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -58,16 +59,16 @@ fn main() -> ExitCode {
     }
 }
 
-/// `[PART…] [--check]`.
+/// Runs the parts that `[PART…] [--check]` names, and with `--check` fails if a limit is broken.
 fn bench(args: &[&str]) -> Result<()> {
     #[cfg(feature = "peers")]
     if let ["as", role @ ..] = args {
-        return peers::play(role);
+        return peers::run_role(role);
     }
-    let (mut wanted, mut is_checked) = (Vec::new(), false);
+    let (mut wanted, mut check_limits) = (Vec::new(), false);
     for arg in args {
         match *arg {
-            "--check" => is_checked = true,
+            "--check" => check_limits = true,
             part if PARTS.iter().any(|(known, _)| *known == part) => wanted.push(part),
             other => {
                 let known: Vec<_> = PARTS.iter().map(|(name, _)| *name).collect();
@@ -79,19 +80,19 @@ fn bench(args: &[&str]) -> Result<()> {
         }
     }
     if wanted.is_empty() {
-        wanted = UNASKED.to_vec();
+        wanted = DEFAULT_PARTS.to_vec();
     }
     dist::build(Profile::Release)?;
-    let place = root().join("target/bench");
-    std::fs::create_dir_all(&place).with_context(|| place.display().to_string())?;
+    let directory = root().join("target/bench");
+    std::fs::create_dir_all(&directory).with_context(|| directory.display().to_string())?;
     let load = std::fs::read_to_string("/proc/loadavg")?;
     println!("load average at the start: {}", load.trim_end());
-    let mut figures = Measurements::default();
+    let mut measurements = Measurements::default();
     for (name, measure) in PARTS.iter().filter(|(name, _)| wanted.contains(name)) {
-        measure(&mut figures).with_context(|| (*name).to_owned())?;
+        measure(&mut measurements).with_context(|| (*name).to_owned())?;
     }
-    if is_checked {
-        println!("{}", figures.check()?);
+    if check_limits {
+        println!("{}", measurements.check()?);
     }
     Ok(())
 }

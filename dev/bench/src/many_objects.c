@@ -1,7 +1,7 @@
-/* A program that loads the libraries it is called with, of those after "--" one for each SIGUSR1; and this library:
- * cc -shared -DLIBRARY. */
+/* A program that loads the libraries of its arguments; those after "--" one by one, at each SIGUSR1. With
+ * cc -shared -DLIBRARY this file is the library. */
 #ifdef LIBRARY
-int of_the_library(int number) { return number + 1; }
+int library_function(int number) { return number + 1; }
 #else
 #include <dlfcn.h>
 #include <signal.h>
@@ -21,13 +21,13 @@ static void wake(int number) { (void)number; }
 
 int main(int count, char **objects) {
     signal(SIGUSR1, wake);
-    int at = 1;
-    for (; at < count && strcmp(objects[at], "--") != 0; at++) load(objects[at]);
-    char *volatile kept = malloc(1 << 20);
-    (void)kept;
-    while (++at < count) {
+    int index = 1;
+    for (; index < count && strcmp(objects[index], "--") != 0; index++) load(objects[index]);
+    char *volatile block = malloc(1 << 20);
+    (void)block;
+    while (++index < count) {
         pause();
-        load(objects[at]);
+        load(objects[index]);
     }
     for (;;) pause();
 }

@@ -1,5 +1,5 @@
-/* A host that measures what a malloc and its free cost, without a profiler and with one, in turns: a
- * line for each round and state, "STATE BLOCKS NANOSECONDS". With ROUNDS alone nothing is loaded: for peers. */
+/* A host that measures a pair of malloc and free without and with sampling, in alternating rounds. It prints a line for
+ * each round and state, "STATE BLOCKS NANOSECONDS". With ROUNDS as the only argument it loads no plugin. */
 #define _GNU_SOURCE
 #include "../../torture/src/quiet_host.h"
 
@@ -17,9 +17,9 @@ static double now(void) {
     return (double)time.tv_sec * 1e9 + (double)time.tv_nsec;
 }
 
-enum { HELD = 1000 };
+enum { MAX_BLOCKS = 1000 };
 
-static void *held[HELD];
+static void *blocks[MAX_BLOCKS];
 
 static uint64_t next(uint64_t random) {
     random ^= random << 13;
@@ -27,38 +27,38 @@ static uint64_t next(uint64_t random) {
     return random ^ random << 17;
 }
 
-/* The cheapest pair that there is: freed at once. Of one size, or of 16 to 1039 bytes. */
-__attribute__((noinline)) static double at_once(bool mixed) {
+/* Frees each block at once, which is the cheapest pair. Blocks have 64 bytes, or 16 to 1039. */
+__attribute__((noinline)) static double time_freed_at_once(bool mixed) {
     uint64_t random = 88172645463325252u;
-    double begun = now();
-    for (int at = 0; at < PAIRS; at++) {
+    double start = now();
+    for (int index = 0; index < PAIRS; index++) {
         random = next(random);
-        void *volatile *place = (void *volatile *)held;
-        *place = malloc(mixed ? 16 + (random & 1023) : 64);
-        free(*place);
+        void *volatile *slot = (void *volatile *)blocks;
+        *slot = malloc(mixed ? 16 + (random & 1023) : 64);
+        free(*slot);
     }
-    held[0] = NULL;
-    return (now() - begun) / PAIRS;
+    blocks[0] = NULL;
+    return (now() - start) / PAIRS;
 }
 
-/* As programs do: each block takes the place of one of a thousand, which is freed. 16 to 1039 bytes. */
-__attribute__((noinline)) static double replacing(void) {
+/* Replaces one of a thousand blocks, which is freed, like real programs do. Blocks have 16 to 1039 bytes. */
+__attribute__((noinline)) static double time_replacing(void) {
     uint64_t random = 88172645463325252u;
-    double begun = now();
-    for (int at = 0; at < PAIRS; at++) {
+    double start = now();
+    for (int index = 0; index < PAIRS; index++) {
         random = next(random);
-        void **place = &held[(random >> 32) % HELD];
-        free(*place);
-        *place = malloc(16 + (random & 1023));
-        *(volatile char *)*place = 1;
+        void **slot = &blocks[(random >> 32) % MAX_BLOCKS];
+        free(*slot);
+        *slot = malloc(16 + (random & 1023));
+        *(volatile char *)*slot = 1;
     }
-    return (now() - begun) / PAIRS;
+    return (now() - start) / PAIRS;
 }
 
 static void measure(const char *state) {
-    printf("%s 64 %.3f\n", state, at_once(false));
-    printf("%s mixed %.3f\n", state, replacing());
-    printf("%s freed-at-once %.3f\n", state, at_once(true));
+    printf("%s 64 %.3f\n", state, time_freed_at_once(false));
+    printf("%s mixed %.3f\n", state, time_replacing());
+    printf("%s freed-at-once %.3f\n", state, time_freed_at_once(true));
 }
 
 int main(int argc, char **argv) {
@@ -74,13 +74,13 @@ int main(int argc, char **argv) {
     static const char *const intervals[] = {"512KiB", "64KiB", "16KiB"};
     for (int round = atoi(argv[3]); round > 0; round--) {
         measure("off");
-        for (int at = 0; at < 3; at++) {
+        for (int index = 0; index < 3; index++) {
             char args[80];
-            snprintf(args, sizeof args, "sampler=%s sample_interval=%s", argv[2], intervals[at]);
+            snprintf(args, sizeof args, "sampler=%s sample_interval=%s", argv[2], intervals[index]);
             must_send("activate", args, &reply);
-            measure(intervals[at]);
+            measure(intervals[index]);
         }
-        /* The same sampling without and with what tells whose a sample is, and how old. */
+        /* State "plain" samples without ages and labels, "marked" with them. */
         char fine[80];
         snprintf(fine, sizeof fine, "sampler=%s sample_interval=1KiB", argv[2]);
         uint16_t before = memprof_label_push("route", "/search");
@@ -90,7 +90,7 @@ int main(int argc, char **argv) {
         must_send("activate", fine, &reply);
         measure("marked");
         memprof_label_pop(before);
-        /* Sampled for certain, and alive: free is watched until it is gone. */
+        /* A block of this size is always sampled. While it lives, free stays intercepted. */
         void *sampled = malloc(64 << 20);
         must_send("deactivate", "", &reply);
         measure("deactivated");

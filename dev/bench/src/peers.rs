@@ -1,7 +1,7 @@
-//! The reader beside jeprof, `pprof_util`, blazesym and memchr: how long each takes, and how much memory.
+//! Time and memory of the reader, against jeprof, `pprof_util`, blazesym and memchr.
 //!
-//! Processes are measured from outside: this program starts itself with a role ([`roles`]), or the peer, under
-//! itself, and reads what its child used.
+//! Processes are measured from outside: this program starts itself once more, which runs a role ([`roles`]) or the
+//! other tool as its child and reads the child's resource usage.
 
 mod big;
 mod measure;
@@ -18,95 +18,101 @@ use anyhow::{Context, Result, bail};
 use xtask::dist::dist;
 use xtask::run::{output, root};
 
-use self::measure::{ProcessUsage, in_role};
+use self::measure::{ProcessUsage, role_command};
 use crate::limits::Measurements;
 
-pub(crate) use self::roles::play;
+pub(crate) use self::roles::run_role;
 
-/// The program of cc1plus.heap, for jeprof. Any executable does where it is missing, with fewer names.
+/// Program of cc1plus.heap, for jeprof. If it is missing, jeprof finds fewer names.
 const PROGRAM: &str = "/usr/lib/gcc/x86_64-linux-gnu/12/cc1plus";
 
-/// Measures.
-pub(crate) fn measure(figures: &mut Measurements) -> Result<()> {
-    let place = tempfile::tempdir()?;
-    let (real, big) = dumps(place.path())?;
+pub(crate) fn measure(measurements: &mut Measurements) -> Result<()> {
+    let directory = tempfile::tempdir()?;
+    let (real_dump, big_dump) = write_dumps(directory.path())?;
     let memprof = dist().join("bin/memprof");
     let report = |arguments: &[&str], file: &Path| {
         let mut report = Command::new(&memprof);
         report.arg("report").args(arguments).arg(file);
-        ProcessUsage::of(&report, 5)
+        ProcessUsage::of_command(&report, 5)
     };
     for (file, figure) in [
-        (&real, "jeprof's seconds / ours, cc1plus.heap"),
-        (&big, "jeprof's seconds / ours, big.heap"),
+        (&real_dump, "jeprof's seconds / memprof's, cc1plus.heap"),
+        (&big_dump, "jeprof's seconds / memprof's, big.heap"),
     ] {
         let mut jeprof = Command::new("jeprof");
         jeprof.args(["--collapsed", PROGRAM]).arg(file);
-        let peer =
-            ProcessUsage::of(&jeprof, 1).context("jeprof is in the package libjemalloc-dev")?;
-        report(&["--format=collapsed"], file)?.record_against(figure, peer, figures)?;
+        let peer = ProcessUsage::of_command(&jeprof, 1)
+            .context("jeprof is in the package libjemalloc-dev")?;
+        report(&["--format=collapsed"], file)?.record_against(figure, peer, measurements)?;
     }
-    let peer = ProcessUsage::of(&in_role(&["pprof_util".as_ref(), big.as_ref()])?, 5)?;
-    let ours = report(&["--format=pprof", "--no-symbols"], &big)?;
-    ours.record_against("pprof_util's seconds / ours, big.heap", peer, figures)?;
+    let peer = ProcessUsage::of_command(
+        &role_command(&["pprof_util".as_ref(), big_dump.as_ref()])?,
+        5,
+    )?;
+    let memprof_usage = report(&["--format=pprof", "--no-symbols"], &big_dump)?;
+    memprof_usage.record_against(
+        "pprof_util's seconds / memprof's, big.heap",
+        peer,
+        measurements,
+    )?;
     for reader in ["memprof", "blazesym"] {
-        let mut naming = in_role(&["names".as_ref(), reader.as_ref()])?;
-        let usage = ProcessUsage::of(&naming, 3)?;
+        let mut symbolizer = role_command(&["names".as_ref(), reader.as_ref()])?;
+        let usage = ProcessUsage::of_command(&symbolizer, 3)?;
         println!(
             "10,000 addresses of this program by {reader}: {usage}; seconds of naming and names: {}",
-            output(&mut naming)?.trim()
+            output(&mut symbolizer)?.trim()
         );
     }
-    parsing(&big, figures)
+    measure_parsing(&big_dump, measurements)
 }
 
-/// Parse, unsample and intern: against memchr, and their memory.
-fn parsing(file: &Path, figures: &mut Measurements) -> Result<()> {
-    let mut seconds = in_role(&["memchr".as_ref(), file.as_ref()])?;
-    // Freed memory stays mapped (mallopt(3)): of twenty runs the fastest pays for its own work, not for page
-    // faults, as memchr does not.
+/// Measures parse, unsample and intern: time against memchr, and memory.
+fn measure_parsing(file: &Path, measurements: &mut Measurements) -> Result<()> {
+    let mut seconds = role_command(&["memchr".as_ref(), file.as_ref()])?;
+    // The tunables keep freed memory mapped (mallopt(3)), so that the fastest of twenty runs has no page faults,
+    // which memchr has not either.
     let tunables = "glibc.malloc.mmap_threshold=1073741824:glibc.malloc.trim_threshold=2147483648";
     let seconds = output(seconds.env("GLIBC_TUNABLES", tunables))?;
     let seconds: Vec<f64> = seconds
         .split_whitespace()
         .map(str::parse)
         .collect::<Result<_, _>>()?;
-    let [ours, lines, nothing] = seconds[..] else {
+    let [parse, lines, absent_byte] = seconds[..] else {
         bail!("not three numbers: {seconds:?}");
     };
-    figures.record(
+    measurements.record(
         "parsing / memchr_iter for line ends, big.heap",
-        ours / lines,
+        parse / lines,
         format_args!(
-            "{:.1} ms; {:.1} passes of memchr for a byte that never comes",
-            ours * 1e3,
-            ours / nothing
+            "{:.1} ms; {:.1} passes of memchr for a byte that does not occur",
+            parse * 1e3,
+            parse / absent_byte
         ),
     )?;
-    let parse = ProcessUsage::of(&in_role(&["parse".as_ref(), file.as_ref()])?, 3)?;
+    let parse = ProcessUsage::of_command(&role_command(&["parse".as_ref(), file.as_ref()])?, 3)?;
     let size = fs::metadata(file)?.len() as f64;
-    figures.record(
+    measurements.record(
         "memory of parsing / bytes, big.heap",
         parse.peak / size,
         parse,
     )
 }
 
-/// cc1plus.heap, and big.heap, which is made of it.
-fn dumps(place: &Path) -> Result<(PathBuf, PathBuf)> {
-    let (real, big) = (place.join("cc1plus.heap"), place.join("big.heap"));
+/// Writes cc1plus.heap from the corpus, and big.heap, which is generated from it; returns both paths.
+fn write_dumps(directory: &Path) -> Result<(PathBuf, PathBuf)> {
+    let (real_dump, big_dump) = (directory.join("cc1plus.heap"), directory.join("big.heap"));
     let packed = root().join("outside/memprof-report/tests/corpus/cc1plus.heap.gz");
     let text = output(Command::new("gzip").arg("-dc").arg(packed))?;
-    fs::write(&real, &text)?;
-    let mut out = BufWriter::new(File::create(&big)?);
+    fs::write(&real_dump, &text)?;
+    let mut out = BufWriter::new(File::create(&big_dump)?);
     big::write(&text, &mut out)?;
     out.flush()?;
-    for file in [&real, &big] {
+    for file in [&real_dump, &big_dump] {
         let size = fs::metadata(file)?.len() as f64 / 1e6;
         println!(
             "{}: {size:.1} MB",
             file.file_name().unwrap_or_default().display()
         );
     }
-    Ok((real, big))
+    Ok((real_dump, big_dump))
 }

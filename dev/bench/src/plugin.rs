@@ -1,4 +1,4 @@
-//! What the loaded plugin costs its host: memory, wakeups, and the way of a message.
+//! Cost of the loaded plugin in its host: memory, wakeups, and the time of a message.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -24,24 +24,24 @@ use crate::limits::Measurements;
 
 const ROUND_TRIPS: u32 = 50_000;
 const DISPATCHES: u32 = 500_000;
-const IDLE: Duration = Duration::from_secs(10);
+/// Time for which wakeups are counted.
+const IDLE_TIME: Duration = Duration::from_secs(10);
 
-/// Measures.
-pub(crate) fn measure(figures: &mut Measurements) -> Result<()> {
-    dispatch(figures)?;
-    resident(figures)?;
+pub(crate) fn measure(measurements: &mut Measurements) -> Result<()> {
+    measure_dispatch(measurements)?;
+    measure_memory(measurements)?;
     let host = Host::start()?;
-    round_trips(&host, figures)?;
-    idle(&host, figures)
+    measure_round_trips(&host, measurements)?;
+    measure_wakeups(&host, measurements)
 }
 
-/// A log that counts its lines.
+/// A host's log that counts its lines.
 #[derive(Debug)]
-struct Counter(AtomicU64);
+struct LineCounter(AtomicU64);
 
-static LINES: Counter = Counter(AtomicU64::new(0));
+static LINES: LineCounter = LineCounter(AtomicU64::new(0));
 
-impl log::Log for Counter {
+impl log::Log for LineCounter {
     fn enabled(&self, _: &log::Metadata<'_>) -> bool {
         true
     }
@@ -63,6 +63,7 @@ fn program() -> HostProgram {
     }
 }
 
+/// Loads a plugin into this process.
 fn load(plugin: &str, config: &str) -> Result<memprof_host::Instance> {
     let text = format!(
         "[[plugin]]\npath = {:?}\n[plugin.config]\n{config}",
@@ -72,50 +73,50 @@ fn load(plugin: &str, config: &str) -> Result<memprof_host::Instance> {
     memprof_host::load(&config.plugin[0], program()).context(plugin.to_owned())
 }
 
-/// From the host into the plugin, from there into the host's log, and back with a reply.
-fn dispatch(figures: &mut Measurements) -> Result<()> {
+/// Measures a message from the host to a plugin that writes a line into the host's log and replies.
+fn measure_dispatch(measurements: &mut Measurements) -> Result<()> {
     let plugin = load("plugins/hello_c.so", "")?;
-    let over = fastest(|| drop(black_box(plugin.message("hello", ""))));
-    let direct = fastest(|| drop(black_box(hello())));
-    figures.record(
+    let via_plugin = fastest(|| drop(black_box(plugin.message("hello", ""))));
+    let direct = fastest(|| drop(black_box(log_and_reply())));
+    measurements.record(
         "host -> plugin -> host log -> reply / the same in the host",
-        over / direct,
-        format_args!("{over:.0} ns and {direct:.0}"),
+        via_plugin / direct,
+        format_args!("{via_plugin:.0} ns and {direct:.0}"),
     )
 }
 
-/// What `hello_c` does: a line in the log, and a reply.
-fn hello() -> (Cow<'static, str>, Vec<u8>) {
+/// Does the work of the plugin `hello_c`: a line in the log, and a reply.
+fn log_and_reply() -> (Cow<'static, str>, Vec<u8>) {
     let mut line = log::Record::builder();
     line.level(log::Level::Info).target("hello_c");
     log::Log::log(&LINES, &line.args(format_args!("greeting from C")).build());
     ("text/plain".into(), b"hello from C".to_vec())
 }
 
-/// Nanoseconds of a call: what else runs on the machine only adds.
+/// Nanoseconds of a call in the fastest round, because other load on the machine only adds time.
 fn fastest(call: impl Fn()) -> f64 {
     let rounds = (0..9).map(|_| {
-        let begun = Instant::now();
+        let start = Instant::now();
         (0..DISPATCHES).for_each(|_| call());
-        begun.elapsed().as_secs_f64() * 1e9 / f64::from(DISPATCHES)
+        start.elapsed().as_secs_f64() * 1e9 / f64::from(DISPATCHES)
     });
     rounds.fold(f64::INFINITY, f64::min)
 }
 
-/// What the loaded plugin adds to the resident memory of a process.
-fn resident(figures: &mut Measurements) -> Result<()> {
+/// Measures the resident memory that the loaded plugin adds to a process.
+fn measure_memory(measurements: &mut Measurements) -> Result<()> {
     let before = anonymous_kib()?;
-    let place = root().join("target/bench");
+    let directory = root().join("target/bench");
     let plugin = load(
         "plugins/memory_profile.so",
-        &format!("dump_dir = {place:?}"),
+        &format!("dump_dir = {directory:?}"),
     )?;
     black_box(plugin.message("status", ""));
-    figures.record(
+    measurements.record(
         "private memory of the idle plugin",
         (anonymous_kib()? - before) as f64,
         format_args!(
-            "loaded and asked for its status; {} KiB of its file's pages besides, which all processes share",
+            "loaded, after one status; and {} KiB of its file's pages, which all processes share",
             file_kib("/memory_profile.so")?
         ),
     )
@@ -123,7 +124,7 @@ fn resident(figures: &mut Measurements) -> Result<()> {
 
 /// Anonymous resident memory of this process (`proc_pid_smaps(5)`).
 fn anonymous_kib() -> Result<i64> {
-    // Counted page by page; what /proc/self/status tells may be off by many.
+    // This file is exact; /proc/self/status may be off by many pages (proc_pid_status(5)).
     let rollup = fs::read_to_string("/proc/self/smaps_rollup")?;
     let line = rollup
         .lines()
@@ -132,7 +133,7 @@ fn anonymous_kib() -> Result<i64> {
     Ok(value.context("Anonymous is missing")?.parse()?)
 }
 
-/// Resident pages that a file's mappings share with its cache (`proc_pid_smaps(5)`).
+/// Resident KiB of a file's mappings that are shared with the page cache (`proc_pid_smaps(5)`).
 fn file_kib(name: &str) -> Result<i64> {
     let smaps = fs::read_to_string("/proc/self/smaps")?;
     let mut inside = false;
@@ -149,42 +150,43 @@ fn file_kib(name: &str) -> Result<i64> {
     Ok(total)
 }
 
-/// One client, one request after the other, beside a bare ping-pong of as many bytes.
-fn round_trips(host: &Host, figures: &mut Measurements) -> Result<()> {
+/// Measures sequential messages of one client, against messages of 128 bytes over a bare socket.
+fn measure_round_trips(host: &Host, measurements: &mut Measurements) -> Result<()> {
     let mut client = Client::connect(&host.socket)?;
-    let begun = Instant::now();
+    let start = Instant::now();
     for _ in 0..ROUND_TRIPS {
         client.message("hello_c", "hello", "", None)?;
     }
-    let ours = f64::from(ROUND_TRIPS) / begun.elapsed().as_secs_f64();
+    let rate = f64::from(ROUND_TRIPS) / start.elapsed().as_secs_f64();
     let bare = bare_round_trips()?;
-    figures.record(
+    measurements.record(
         "control round trips, one client",
-        ours,
+        rate,
         format_args!(
             "bare socket ping-pong {bare:.0} /s, ratio {:.2}",
-            ours / bare
+            rate / bare
         ),
     )
 }
 
+/// Round trips per second of 128 bytes over a socket pair.
 fn bare_round_trips() -> Result<f64> {
-    let (mut here, mut there) = UnixStream::pair()?;
+    let (mut near, mut far) = UnixStream::pair()?;
     let echo = thread::spawn(move || -> std::io::Result<()> {
         let mut bytes = [0; 128];
-        while there.read_exact(&mut bytes).is_ok() {
-            there.write_all(&bytes)?;
+        while far.read_exact(&mut bytes).is_ok() {
+            far.write_all(&bytes)?;
         }
         Ok(())
     });
-    let begun = Instant::now();
+    let start = Instant::now();
     let mut bytes = [7; 128];
     for _ in 0..ROUND_TRIPS {
-        here.write_all(&bytes)?;
-        here.read_exact(&mut bytes)?;
+        near.write_all(&bytes)?;
+        near.read_exact(&mut bytes)?;
     }
-    let rate = f64::from(ROUND_TRIPS) / begun.elapsed().as_secs_f64();
-    drop(here);
+    let rate = f64::from(ROUND_TRIPS) / start.elapsed().as_secs_f64();
+    drop(near);
     match echo.join() {
         Ok(ended) => ended?,
         Err(_) => bail!("the echo panicked"),
@@ -192,28 +194,28 @@ fn bare_round_trips() -> Result<f64> {
     Ok(rate)
 }
 
-/// How often memprof's own threads wake up while nobody talks to the host.
-fn idle(host: &Host, figures: &mut Measurements) -> Result<()> {
-    let before = wakeups(host.child.id())?;
-    thread::sleep(IDLE);
-    let after = wakeups(host.child.id())?;
-    let woken: u64 = after
+/// Counts the wakeups of memprof's threads in a host without clients.
+fn measure_wakeups(host: &Host, measurements: &mut Measurements) -> Result<()> {
+    let before = context_switches(host.child.id())?;
+    thread::sleep(IDLE_TIME);
+    let after = context_switches(host.child.id())?;
+    let wakeup_count: u64 = after
         .iter()
         .map(|(task, count)| count - before.get(task).unwrap_or(&0))
         .sum();
-    figures.record(
+    measurements.record(
         "wakeups of an idle plugin in 10 s",
-        woken as f64,
+        wakeup_count as f64,
         format_args!("of {} threads", after.len()),
     )
 }
 
-/// memprof's threads in a process, and their context switches so far.
-fn wakeups(pid: u32) -> Result<BTreeMap<OsString, u64>> {
+/// Context switches so far of memprof's threads in a process, by thread id.
+fn context_switches(pid: u32) -> Result<BTreeMap<OsString, u64>> {
     let mut switches = BTreeMap::new();
     for task in fs::read_dir(format!("/proc/{pid}/task"))? {
         let task = task?;
-        // A connection's thread may just have ended.
+        // The thread of a closed connection may have exited since.
         let Ok(status) = fs::read_to_string(task.path().join("status")) else {
             continue;
         };
@@ -229,7 +231,7 @@ fn wakeups(pid: u32) -> Result<BTreeMap<OsString, u64>> {
     Ok(switches)
 }
 
-/// A c_host with both plugins, ended when dropped.
+/// A process of the example `c_host` with both plugins; dropping it kills it.
 struct Host {
     child: Child,
     socket: std::path::PathBuf,
@@ -237,10 +239,10 @@ struct Host {
 
 impl Host {
     fn start() -> Result<Self> {
-        let place = root().join("target/bench");
-        fs::create_dir_all(&place)?;
-        let config = place.join("host.toml");
-        fs::write(&config, config_text(&place))?;
+        let directory = root().join("target/bench");
+        fs::create_dir_all(&directory)?;
+        let config = directory.join("host.toml");
+        fs::write(&config, config_text(&directory))?;
         let mut child = Command::new(dist().join("examples/c_host"))
             .arg("--config")
             .arg(&config)
@@ -260,18 +262,18 @@ impl Host {
                 break socket.into();
             }
         };
-        // The log goes on; nobody reads it, but its pipe must not fill up.
+        // The log must be read, or the host would block on a full pipe.
         thread::spawn(move || std::io::copy(&mut log, &mut std::io::sink()));
         Ok(Self { child, socket })
     }
 }
 
-fn config_text(place: &Path) -> String {
+fn config_text(directory: &Path) -> String {
     format!(
         "[log]\nlevel = \"info\"\n[[plugin]]\npath = {:?}\n[plugin.config]\ndump_dir = {:?}\n\
          [[plugin]]\npath = {:?}\n",
         dist().join("plugins/memory_profile.so"),
-        place.join("dumps"),
+        directory.join("dumps"),
         dist().join("plugins/hello_c.so")
     )
 }
@@ -279,7 +281,7 @@ fn config_text(place: &Path) -> String {
 impl Drop for Host {
     fn drop(&mut self) {
         if let Err(error) = self.child.kill().and_then(|()| self.child.wait().map(drop)) {
-            eprintln!("failed to end c_host: {error}");
+            eprintln!("failed to kill c_host: {error}");
         }
     }
 }

@@ -1,15 +1,17 @@
-//! Ratios of several rounds.
+//! Median and range of the ratios of several rounds.
 
 use std::fmt;
 
-/// Prints as `0.260 (0.250..0.280)`, the median and the range.
+/// Ratios of several rounds, sorted. Prints the median and the range: `0.260 (0.250..0.280)`.
 #[derive(Debug)]
 pub(crate) struct Ratios(Vec<f64>);
 
 impl Ratios {
+    /// Sorts the ratios.
+    ///
     /// # Panics
-    /// There is none.
-    pub(crate) fn of(ratios: &[f64]) -> Self {
+    /// `ratios` is empty.
+    pub(crate) fn new(ratios: &[f64]) -> Self {
         assert!(!ratios.is_empty(), "nothing was measured");
         let mut sorted = ratios.to_vec();
         sorted.sort_by(f64::total_cmp);

@@ -1,4 +1,4 @@
-//! How long a host with many arenas takes to answer an operator, and what watching it costs.
+//! Reply times of a host with many arenas, and the cost of a watch rule.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -16,12 +16,12 @@ use xtask::dist::dist;
 
 use crate::limits::Measurements;
 
-/// As many threads as arenas, so that each arena is in use.
+/// Arenas, and threads, so that each arena is in use.
 const ARENAS: usize = 100;
 const ROUNDS: usize = 200;
 
-/// Commands that an operator repeats while an incident lasts, and the figure that each has in the table.
-const QUESTIONS: &[(&[&str], &str)] = &[
+/// Messages that an operator repeats during an incident, and their figures in the table of limits.
+const MESSAGES: &[(&[&str], &str)] = &[
     (
         &["status", "ledger"],
         "status + ledger with 100 arenas, 90 %",
@@ -29,26 +29,25 @@ const QUESTIONS: &[(&[&str], &str)] = &[
     (&["stats"], "stats with 100 arenas, 90 %"),
 ];
 
-/// Watched for so long.
-const WATCHED: Duration = Duration::from_secs(10);
+/// Time for which the watch thread is measured.
+const WATCH_TIME: Duration = Duration::from_secs(10);
 
-/// Measures.
-pub(crate) fn measure(figures: &mut Measurements) -> Result<()> {
+pub(crate) fn measure(measurements: &mut Measurements) -> Result<()> {
     let host = Host::start()?;
-    watching(&host)?;
+    measure_watch(&host)?;
     let mut client = Client::connect(&host.socket)?;
-    let arenas = arenas(&mut client)?;
-    for (questions, figure) in QUESTIONS {
+    let arenas = wait_for_arenas(&mut client)?;
+    for (messages, figure) in MESSAGES {
         let mut rounds = Vec::new();
         for _ in 0..ROUNDS {
-            let begun = Instant::now();
-            for question in *questions {
-                ask(&mut client, question, "")?;
+            let start = Instant::now();
+            for message in *messages {
+                send_message(&mut client, message, "")?;
             }
-            rounds.push(begun.elapsed());
+            rounds.push(start.elapsed());
         }
         rounds.sort();
-        figures.record(
+        measurements.record(
             figure,
             rounds[ROUNDS * 9 / 10].as_micros() as f64,
             format_args!(
@@ -60,32 +59,32 @@ pub(crate) fn measure(figures: &mut Measurements) -> Result<()> {
     Ok(())
 }
 
-/// The processor time of the thread that watches, while its rule never fires.
-fn watching(host: &Host) -> Result<()> {
-    let task = host.task("memprof-watch")?;
-    let nanoseconds = || -> Result<(u64, u64)> {
+/// Prints the processor time of the watch thread with a rule that never fires.
+fn measure_watch(host: &Host) -> Result<()> {
+    let task = host.wait_for_thread("memprof-watch")?;
+    let read_schedstat = || -> Result<(u64, u64)> {
         let text = fs::read_to_string(task.join("schedstat"))?;
         let mut words = text.split_whitespace().map(str::parse::<u64>);
         let (time, runs) = (words.next(), words.nth(1));
         Ok((time.context("schedstat")??, runs.context("schedstat")??))
     };
-    let before = nanoseconds()?;
-    thread::sleep(WATCHED);
-    let after = nanoseconds()?;
-    let (time, looks) = (after.0 - before.0, after.1 - before.1);
+    let before = read_schedstat()?;
+    thread::sleep(WATCH_TIME);
+    let after = read_schedstat()?;
+    let (time, polls) = (after.0 - before.0, after.1 - before.1);
     println!(
-        "watching RSS and the cgroup for {} s: {looks} looks, {} us of processor time each",
-        WATCHED.as_secs(),
-        time / 1000 / looks.max(1)
+        "watching RSS and the cgroup for {} s: {polls} looks, {} us of processor time each",
+        WATCH_TIME.as_secs(),
+        time / 1000 / polls.max(1)
     );
     Ok(())
 }
 
-/// Waits until every arena is in use, and counts them.
-fn arenas(client: &mut Client) -> Result<usize> {
-    let begun = Instant::now();
+/// Waits until every arena is in use, and returns their number.
+fn wait_for_arenas(client: &mut Client) -> Result<usize> {
+    let start = Instant::now();
     loop {
-        let stats = ask(client, "stats", "opts=gmdblxeh")?;
+        let stats = send_message(client, "stats", "opts=gmdblxeh")?;
         let report = stats["allocators"][0]["report"].as_str();
         let report = report.context("stats without a report")?;
         let count = report.matches("\narenas[").count();
@@ -93,21 +92,22 @@ fn arenas(client: &mut Client) -> Result<usize> {
             return Ok(count);
         }
         ensure!(
-            begun.elapsed() < Duration::from_secs(30),
+            start.elapsed() < Duration::from_secs(30),
             "only {count} arenas came into use"
         );
     }
 }
 
-fn ask(client: &mut Client, question: &str, args: &str) -> Result<Value> {
-    let reply = client.message("memory_profile", question, args, None)?;
+/// Sends a message and returns its reply, which is JSON.
+fn send_message(client: &mut Client, message: &str, args: &str) -> Result<Value> {
+    let reply = client.message("memory_profile", message, args, None)?;
     let status = reply.result.status_code;
     let body: Value = serde_json::from_slice(&reply.into_bytes()?)?;
-    ensure!(status == 0, "{question}: {}", body["text"]);
+    ensure!(status == 0, "{message}: {}", body["text"]);
     Ok(body)
 }
 
-/// A `stress_host` with as many idle threads, ended when dropped.
+/// A process of `stress_host` with [`ARENAS`] idle threads; dropping it kills it.
 struct Host {
     child: Child,
     socket: PathBuf,
@@ -117,19 +117,22 @@ struct Host {
 impl Host {
     fn start() -> Result<Self> {
         build_stress_host()?;
-        let place = tempfile::tempdir()?;
-        let (config, socket) = (place.path().join("host.toml"), place.path().join("sock"));
+        let directory = tempfile::tempdir()?;
+        let (config, socket) = (
+            directory.path().join("host.toml"),
+            directory.path().join("sock"),
+        );
         let text = format!(
             "[control]\nsocket = {socket:?}\n[[plugin]]\npath = {:?}\n[plugin.config]\n\
              dump_dir = {:?}\n[[plugin.config.watch]]\nrss_above = \"100%\"\n",
             dist().join("plugins/memory_profile.so"),
-            place.path().join("dumps")
+            directory.path().join("dumps")
         );
         fs::write(&config, text)?;
         let conf = format!("prof:true,prof_active:false,narenas:{ARENAS}");
         let mut child = Command::new(dist().join("torture/stress_host"))
             .arg(&config)
-            .arg(place.path().join("counters"))
+            .arg(directory.path().join("counters"))
             .arg(format!("idle={ARENAS}"))
             .envs([("LD_PRELOAD", "libjemalloc.so.2"), ("MALLOC_CONF", &conf)])
             .stderr(Stdio::piped())
@@ -143,20 +146,20 @@ impl Host {
                 bail!("stress_host ended");
             }
         }
-        // The log goes on; nobody reads it, but its pipe must not fill up.
+        // The log must be read, or the host would block on a full pipe.
         thread::spawn(move || std::io::copy(&mut log, &mut std::io::sink()));
         Ok(Self {
             child,
             socket,
-            _place: place,
+            _place: directory,
         })
     }
 }
 
 impl Host {
-    /// The thread of that name, once it has taken it.
-    fn task(&self, name: &str) -> Result<PathBuf> {
-        let begun = Instant::now();
+    /// Waits for a thread with this name, and returns its directory /proc/PID/task/TID.
+    fn wait_for_thread(&self, name: &str) -> Result<PathBuf> {
+        let start = Instant::now();
         loop {
             for task in fs::read_dir(format!("/proc/{}/task", self.child.id()))? {
                 let task = task?.path();
@@ -165,7 +168,7 @@ impl Host {
                 }
             }
             ensure!(
-                begun.elapsed() < Duration::from_secs(30),
+                start.elapsed() < Duration::from_secs(30),
                 "no thread {name}"
             );
         }
@@ -175,7 +178,7 @@ impl Host {
 impl Drop for Host {
     fn drop(&mut self) {
         if let Err(error) = self.child.kill().and_then(|()| self.child.wait().map(drop)) {
-            eprintln!("failed to end stress_host: {error}");
+            eprintln!("failed to kill stress_host: {error}");
         }
     }
 }

@@ -1,5 +1,5 @@
-//! `cargo xtask bench sampler`: what a malloc and its free cost under memprof's own sampler, beside
-//! the same program without a profiler and beside jemalloc's own sampling, in turns.
+//! `cargo xtask bench sampler`: cost of a pair of malloc and free under memprof's sampler, against the same program
+//! without a profiler and against jemalloc's sampling, in alternating rounds.
 
 mod programs;
 
@@ -17,102 +17,104 @@ use crate::limits::Measurements;
 use crate::ratios::Ratios;
 
 const ROUNDS: &str = "15";
-const ROUNDS_OF_PEERS: &str = "3";
+/// Rounds with profilers of other projects.
+const PEER_ROUNDS: &str = "3";
 
-/// Of allocations of 64 bytes at a sample per KiB, so many are sampled: 1 - exp(-64 / 1024).
-const SAMPLED: f64 = 0.0606;
+/// Share of the allocations of 64 bytes that is sampled at an interval of 1 KiB: 1 - exp(-64 / 1024).
+const SAMPLED_SHARE: f64 = 0.0606;
 
+/// States of sampling that the program measures: a sample interval, sampling stopped, and after `reset`.
 const STATES: [&str; 5] = ["512KiB", "64KiB", "16KiB", "deactivated", "after"];
 
-/// Measures and prints.
-pub(crate) fn measure(figures: &mut Measurements) -> Result<()> {
+pub(crate) fn measure(measurements: &mut Measurements) -> Result<()> {
     packages::require(packages::TEST)?;
     packages::require(packages::BENCH)?;
     build_pairs()?;
-    let ours = pairs("ours", &[])?;
+    let memprof = ratios_to_bare("ours", &[])?;
     let peer = [
         ("LD_PRELOAD", "libjemalloc.so.2"),
         ("MALLOC_CONF", "prof:true,prof_active:false"),
     ];
-    let jemalloc = pairs("allocator", &peer)?;
+    let jemalloc = ratios_to_bare("allocator", &peer)?;
     for (state, blocks) in STATES
         .iter()
         .flat_map(|state| [(state, "64"), (state, "mixed")])
     {
         let key = ((*state).to_owned(), blocks.to_owned());
-        let of_ours = Ratios::of(&ours[&key]);
-        figures.record(
+        let memprof_ratios = Ratios::new(&memprof[&key]);
+        measurements.record(
             &format!("sampled pair / bare, {blocks} bytes, {state}"),
-            of_ours.median(),
+            memprof_ratios.median(),
             format_args!(
-                "{of_ours}; jemalloc's own sampling: {}",
-                Ratios::of(&jemalloc[&key])
+                "{memprof_ratios}; jemalloc's sampling: {}",
+                Ratios::new(&jemalloc[&key])
             ),
         )?;
     }
     for state in STATES {
         let key = (state.to_owned(), "freed-at-once".to_owned());
-        let (ours, jemalloc) = (Ratios::of(&ours[&key]), Ratios::of(&jemalloc[&key]));
+        let (memprof, jemalloc) = (Ratios::new(&memprof[&key]), Ratios::new(&jemalloc[&key]));
         println!(
-            "mixed bytes that are freed at once, {state}: {ours}; jemalloc's own sampling: {jemalloc}"
+            "mixed bytes that are freed at once, {state}: {memprof}; jemalloc's sampling: {jemalloc}"
         );
     }
     measure_peers()?;
-    for (whose, costs) in [("memprof's sampler", &ours), ("jemalloc's", &jemalloc)] {
+    for (sampler, costs) in [("memprof's sampler", &memprof), ("jemalloc's", &jemalloc)] {
         let costs = &costs[&("marked".to_owned(), "64".to_owned())];
-        let costs = Ratios::of(costs);
-        let figure = format!("age and label of a sample, {whose}");
-        figures.record(&figure, costs.median(), format_args!("{costs}"))?;
+        let costs = Ratios::new(costs);
+        let figure = format!("age and label of a sample, {sampler}");
+        measurements.record(&figure, costs.median(), format_args!("{costs}"))?;
     }
-    programs::measure(figures)
+    programs::measure(measurements)
 }
 
-/// A malloc and its free, over and over, without sampling and with it.
+/// Builds the program that measures pairs of malloc and free.
 fn build_pairs() -> Result<()> {
     let library = dist::host_library()?;
     let options = dist::dynamic(&library);
     dist::compile("cc", "dev/bench/src/pairs.c", "bench/pairs", &options)
 }
 
-/// What others cost that cannot be switched on and off in a running program: each beside the same program without it.
+/// Prints the cost of profilers that a running program cannot start and stop, each against the same program without
+/// it.
 fn measure_peers() -> Result<()> {
     let tcmalloc = ("LD_PRELOAD", "libtcmalloc.so.4");
     let samples = ("TCMALLOC_SAMPLE_PARAMETER", "524288");
-    let place = tempfile::tempdir()?;
-    let recording = place.path().join("heaptrack");
-    let recording = recording.to_str().context("a path in UTF-8")?;
+    let directory = tempfile::tempdir()?;
+    let recording = directory.path().join("heaptrack");
+    let recording = recording.to_str().context("the path is not UTF-8")?;
     let peers = [
         (
             "tcmalloc's own sampling, 512KiB",
-            bare(&[], &[tcmalloc])?,
-            bare(&[], &[tcmalloc, samples])?,
+            bare_times(&[], &[tcmalloc])?,
+            bare_times(&[], &[tcmalloc, samples])?,
         ),
         (
             "heaptrack",
-            bare(&[], &[])?,
-            bare(&["heaptrack", "--raw", "-o", recording], &[])?,
+            bare_times(&[], &[])?,
+            bare_times(&["heaptrack", "--raw", "-o", recording], &[])?,
         ),
     ];
     for (peer, without, with) in &peers {
         for (blocks, without) in without {
             println!(
                 "{peer}, {blocks}: {:.3}",
-                Ratios::of(&with[blocks]).median() / Ratios::of(without).median()
+                Ratios::new(&with[blocks]).median() / Ratios::new(without).median()
             );
         }
     }
     Ok(())
 }
 
-/// The times of all rounds under another's profiler, or none, by blocks.
-fn bare(command: &[&str], env: &[(&str, &str)]) -> Result<BTreeMap<String, Vec<f64>>> {
+/// Times of all rounds in nanoseconds, by kind of block, under another profiler or none.
+fn bare_times(command: &[&str], env: &[(&str, &str)]) -> Result<BTreeMap<String, Vec<f64>>> {
     let pairs = dist().join("bench/pairs");
-    let pairs = pairs.to_str().context("a path in UTF-8")?;
-    let words = [command, &[pairs, ROUNDS_OF_PEERS]].concat();
-    let mut program = Command::new(words[0]);
-    program.args(&words[1..]).envs(env.iter().copied());
+    let pairs = pairs.to_str().context("the path is not UTF-8")?;
+    let arguments = [command, &[pairs, PEER_ROUNDS]].concat();
+    let mut program = Command::new(arguments[0]);
+    program.args(&arguments[1..]).envs(env.iter().copied());
     let mut times: BTreeMap<_, Vec<f64>> = BTreeMap::new();
-    // Others print lines of their own.
+    // Other profilers print lines too.
     for line in output(&mut program)?.lines() {
         if let Some(("off", measured)) = line.split_once(' ') {
             let (blocks, time) = measured.split_once(' ').context("blocks and a time")?;
@@ -125,29 +127,32 @@ fn bare(command: &[&str], env: &[(&str, &str)]) -> Result<BTreeMap<String, Vec<f
     Ok(times)
 }
 
-/// The ratios of each round to the same round without a profiler, by state and blocks; of `marked` the
-/// nanoseconds that it adds to a sample.
-fn pairs(sampler: &str, env: &[(&str, &str)]) -> Result<BTreeMap<(String, String), Vec<f64>>> {
-    let place = tempfile::tempdir()?;
-    let config = place.path().join("pairs.toml");
+/// Ratios of each round to the same round without a profiler, by state and kind of block; for the state `marked` the
+/// nanoseconds that age and label add to a sample.
+fn ratios_to_bare(
+    sampler: &str,
+    env: &[(&str, &str)],
+) -> Result<BTreeMap<(String, String), Vec<f64>>> {
+    let directory = tempfile::tempdir()?;
+    let config = directory.path().join("pairs.toml");
     let text = format!(
         "[control]\nsocket = {:?}\n[[plugin]]\npath = {:?}\n[plugin.config]\ndump_dir = {:?}\n",
-        place.path().join("socket"),
+        directory.path().join("socket"),
         dist().join("plugins/memory_profile.so"),
-        place.path().join("dumps"),
+        directory.path().join("dumps"),
     );
     fs::write(&config, text)?;
     let mut program = Command::new(dist().join("bench/pairs"));
     program.arg(&config).args([sampler, ROUNDS]);
     program.envs(env.iter().copied()).current_dir(root());
-    program.env("MEMPROF_SOCKET_DIR", place.path().join("run"));
+    program.env("MEMPROF_SOCKET_DIR", directory.path().join("run"));
     let mut ratios: BTreeMap<_, Vec<f64>> = BTreeMap::new();
     let mut off = BTreeMap::new();
     let mut plain = BTreeMap::new();
     for line in output(&mut program)?.lines() {
-        let mut words = line.split(' ').map(str::to_owned);
-        let mut word = || words.next().context("a state, blocks and a time");
-        let (state, blocks, time) = (word()?, word()?, word()?.parse::<f64>()?);
+        let mut fields = line.split(' ').map(str::to_owned);
+        let mut field = || fields.next().context("a state, blocks and a time");
+        let (state, blocks, time) = (field()?, field()?, field()?.parse::<f64>()?);
         let value = match &*state {
             "off" => {
                 off.insert(blocks, time);
@@ -157,7 +162,7 @@ fn pairs(sampler: &str, env: &[(&str, &str)]) -> Result<BTreeMap<(String, String
                 plain.insert(blocks, time);
                 continue;
             }
-            "marked" => (time - plain[&blocks]) / SAMPLED,
+            "marked" => (time - plain[&blocks]) / SAMPLED_SHARE,
             _ => time / off[&blocks],
         };
         ratios.entry((state, blocks)).or_default().push(value);

@@ -1,5 +1,5 @@
-//! How cost grows with the work: of each, the exponent of the line through the logarithms. Twice the work costs
-//! twice as much where that is 1.
+//! Growth of cost with the amount of work: the slope of the line through the logarithms of both. With an exponent of 1,
+//! twice the work costs twice as much.
 
 mod host;
 mod hosts;
@@ -12,18 +12,17 @@ use anyhow::{Context, Result};
 
 use crate::limits::Measurements;
 
-/// Measures.
-pub(crate) fn measure(figures: &mut Measurements) -> Result<()> {
-    let place = tempfile::tempdir()?;
-    plugin::dump_with_stacks(place.path(), figures)?;
-    plugin::with_libraries(place.path(), figures)?;
-    plugin::kept_dumps(place.path(), figures)?;
-    report::by_size(place.path(), figures)?;
-    hosts::questions(place.path(), figures)?;
-    hosts::clients_that_come_and_go(place.path(), figures)
+pub(crate) fn measure(measurements: &mut Measurements) -> Result<()> {
+    let dir = tempfile::tempdir()?;
+    plugin::dump_with_stacks(dir.path(), measurements)?;
+    plugin::dump_and_search_with_libraries(dir.path(), measurements)?;
+    plugin::list_kept_dumps(dir.path(), measurements)?;
+    report::report_by_size(dir.path(), measurements)?;
+    hosts::time_queries(dir.path(), measurements)?;
+    hosts::memory_after_reconnects(dir.path(), measurements)
 }
 
-/// Work and the milliseconds that it took.
+/// Pairs of an amount of work and the milliseconds that it took.
 #[derive(Debug, Default)]
 struct Growth(Vec<(f64, f64)>);
 
@@ -32,20 +31,21 @@ impl Growth {
         self.0.push((work as f64, milliseconds));
     }
 
-    /// By least squares.
+    /// Slope of the least-squares line through the logarithms; `None` unless there are two amounts of work.
     fn exponent(&self) -> Option<f64> {
         let logs: Vec<(f64, f64)> = self.0.iter().map(|(x, y)| (x.ln(), y.ln())).collect();
         let count = logs.len() as f64;
         let mean = |of: fn(&(f64, f64)) -> f64| logs.iter().map(of).sum::<f64>() / count;
         let (x, y) = (mean(|log| log.0), mean(|log| log.1));
-        let along: f64 = logs.iter().map(|log| (log.0 - x) * (log.1 - y)).sum();
-        let square: f64 = logs.iter().map(|log| (log.0 - x).powi(2)).sum();
-        (square > 0.0).then_some(along / square)
+        let covariance: f64 = logs.iter().map(|log| (log.0 - x) * (log.1 - y)).sum();
+        let variance: f64 = logs.iter().map(|log| (log.0 - x).powi(2)).sum();
+        (variance > 0.0).then_some(covariance / variance)
     }
 
-    fn record_exponent(&self, figure: &str, figures: &mut Measurements) -> Result<()> {
+    /// Records the exponent as a figure.
+    fn record_exponent(&self, figure: &str, measurements: &mut Measurements) -> Result<()> {
         let exponent = self.exponent().context("one amount of work")?;
-        figures.record(figure, exponent, self)
+        measurements.record(figure, exponent, self)
     }
 }
 
@@ -64,7 +64,7 @@ mod tests {
     use super::Growth;
 
     #[test]
-    fn the_exponent_of_what_grows() {
+    fn exponent_of_power_law() {
         let check = |cost: fn(f64) -> f64, expected: f64| {
             let points = [10.0, 100.0, 1000.0].map(|work| (work, cost(work)));
             let exponent = Growth(points.to_vec()).exponent().unwrap();

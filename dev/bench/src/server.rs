@@ -1,4 +1,4 @@
-//! What HTTP adds to a dump, and how long a listing takes.
+//! Cost of a dump and of a list over HTTP, and the memory of `memprof serve`.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -13,57 +13,57 @@ use xtask::run::root;
 
 use crate::limits::Measurements;
 
-/// Each leaves one dump, and as many are kept unless configured otherwise.
-const ROUNDS: usize = KEPT;
-const KEPT: usize = 32;
+/// Rounds; each keeps one dump.
+const ROUNDS: usize = KEPT_DUMPS;
+/// Dumps that a host keeps by default.
+const KEPT_DUMPS: usize = 32;
 
-/// In the profile.
+/// Stacks of the profile.
 const STACKS: usize = 1 << 14;
 
-/// Until then the server has given back what it does not need.
-const IDLE: Duration = Duration::from_secs(4);
+/// Time after which the server has released unused memory.
+const RELEASE_DELAY: Duration = Duration::from_secs(4);
 
-/// Measures.
-pub(crate) fn measure(figures: &mut Measurements) -> Result<()> {
-    let place = root().join("target/bench");
-    let host = ManyStacks::start(&place, STACKS)?;
-    let http = place.join("http.sock");
+pub(crate) fn measure(measurements: &mut Measurements) -> Result<()> {
+    let directory = root().join("target/bench");
+    let host = ManyStacks::start(&directory, STACKS)?;
+    let http = directory.join("http.sock");
     let path = http.to_str().context("the path is not UTF-8")?;
     let server = Server::start(&host, &["--socket", path])?;
 
     let mut client = host.client()?;
     let mut bare = Vec::new();
     let mut served = Vec::new();
-    let mut length = 0;
+    let mut bytes = 0;
     for _ in 0..ROUNDS {
-        let begun = Instant::now();
+        let start = Instant::now();
         client.message("memory_profile", "dump", "", None)?;
-        bare.push(begun.elapsed());
-        let begun = Instant::now();
-        length = count(ask(&http, "/pprof/heap")?)?;
-        served.push(begun.elapsed());
+        bare.push(start.elapsed());
+        let start = Instant::now();
+        bytes = read_to_end(send_request(&http, "/pprof/heap")?)?;
+        served.push(start.elapsed());
     }
     let ratio = |served: Duration, bare: Duration| served.as_secs_f64() / bare.as_secs_f64();
     bare.sort();
     served.sort();
-    // What else runs on the machine only adds: the fastest round tells what each costs.
-    figures.record(
+    // Other load on the machine only adds time, so the fastest round is used.
+    measurements.record(
         "/pprof/heap / a bare dump",
         ratio(served[0], bare[0]),
         format_args!(
             "median {:.3}; {:.1} MB in {} ms, a bare dump in {} ms",
             ratio(served[ROUNDS / 2], bare[ROUNDS / 2]),
-            length as f64 / 1e6,
+            bytes as f64 / 1e6,
             served[0].as_millis(),
             bare[0].as_millis(),
         ),
     )?;
-    list(&http, figures)?;
-    reports(&http, &server, figures)
+    measure_list(&http, measurements)?;
+    measure_reports(&http, &server, measurements)
 }
 
-/// What the server keeps of the memory that reports take.
-fn reports(http: &Path, server: &Server, figures: &mut Measurements) -> Result<()> {
+/// Measures the memory that the server keeps after reports.
+fn measure_reports(http: &Path, server: &Server, measurements: &mut Measurements) -> Result<()> {
     let list = String::from_utf8(get(http, "/api/v1/dumps")?)?;
     let id = list
         .split("\"id\":\"")
@@ -75,8 +75,8 @@ fn reports(http: &Path, server: &Server, figures: &mut Measurements) -> Result<(
         get(http, &format!("/api/v1/dumps/{id}?format={format}"))?;
     }
     let during = server.status("VmHWM:")?;
-    thread::sleep(IDLE);
-    figures.record(
+    thread::sleep(RELEASE_DELAY);
+    measurements.record(
         "memprof serve after four reports",
         (server.status("RssAnon:")? >> 10) as f64,
         format_args!(
@@ -87,45 +87,51 @@ fn reports(http: &Path, server: &Server, figures: &mut Measurements) -> Result<(
     )
 }
 
-fn list(http: &Path, figures: &mut Measurements) -> Result<()> {
+/// Measures the list of kept dumps.
+fn measure_list(http: &Path, measurements: &mut Measurements) -> Result<()> {
     let mut times = Vec::new();
     let mut kept = 0;
     for _ in 0..ROUNDS {
-        let begun = Instant::now();
+        let start = Instant::now();
         let list = get(http, "/api/v1/dumps")?;
-        times.push(begun.elapsed());
+        times.push(start.elapsed());
         let list = String::from_utf8(list)?;
         kept = list.matches("\"id\"").count();
     }
-    ensure!(kept == KEPT, "{kept} dumps are kept, not {KEPT}");
+    ensure!(
+        kept == KEPT_DUMPS,
+        "{kept} dumps are kept, not {KEPT_DUMPS}"
+    );
     times.sort();
     let time = times[ROUNDS / 2].as_secs_f64() * 1e3;
-    figures.record("32 kept dumps listed over HTTP", time, "")
+    measurements.record("32 kept dumps listed over HTTP", time, "")
 }
 
-/// The length of a reply, whose bytes are read into one place: room for all of them would be the reader's cost.
-fn count(mut reply: UnixStream) -> Result<usize> {
+/// Reads a response to its end and returns its length. All pieces go into one buffer, because a buffer for the whole
+/// response would add cost to the reader.
+fn read_to_end(mut response: UnixStream) -> Result<usize> {
     let mut piece = vec![0; 1 << 20];
-    let mut length = reply.read(&mut piece)?;
+    let mut bytes = response.read(&mut piece)?;
     ensure!(piece.starts_with(b"HTTP/1.1 200 "), "a request failed");
     loop {
-        match reply.read(&mut piece)? {
-            0 => return Ok(length),
-            read => length += read,
+        match response.read(&mut piece)? {
+            0 => return Ok(bytes),
+            read => bytes += read,
         }
     }
 }
 
-/// A reply, which ends with the connection.
+/// Requests a path and returns the response with its head; the server closes the connection after it.
 fn get(http: &Path, path: &str) -> Result<Vec<u8>> {
-    let mut stream = ask(http, path)?;
-    let mut reply = Vec::new();
-    stream.read_to_end(&mut reply)?;
-    ensure!(reply.starts_with(b"HTTP/1.1 200 "), "{path} failed");
-    Ok(reply)
+    let mut stream = send_request(http, path)?;
+    let mut response = Vec::new();
+    stream.read_to_end(&mut response)?;
+    ensure!(response.starts_with(b"HTTP/1.1 200 "), "{path} failed");
+    Ok(response)
 }
 
-fn ask(http: &Path, path: &str) -> Result<UnixStream> {
+/// Connects and sends a GET request.
+fn send_request(http: &Path, path: &str) -> Result<UnixStream> {
     let mut stream = UnixStream::connect(http)?;
     write!(
         stream,

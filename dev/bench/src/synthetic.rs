@@ -1,4 +1,4 @@
-//! Dumps that no program made, the same ones every time.
+//! Generated dumps, equal in every run.
 
 use std::io::Write;
 
@@ -6,9 +6,9 @@ use anyhow::Result;
 
 const FUNCTIONS: usize = 6000;
 
-/// A named dump whose call tree has about so many nodes: each stack is the beginning of an earlier one, with
-/// other callees.
-pub(crate) fn named_dump(tree: usize) -> Result<Vec<u8>> {
+/// Generates a symbolized dump whose call tree has about `tree_nodes` nodes: each stack is the beginning of an earlier
+/// one with other callees.
+pub(crate) fn named_dump(tree_nodes: usize) -> Result<Vec<u8>> {
     let mut random = Random::new();
     let mut stacks = vec![vec![0]];
     let (mut text, mut samples) = (Vec::new(), Vec::new());
@@ -22,11 +22,11 @@ pub(crate) fn named_dump(tree: usize) -> Result<Vec<u8>> {
         )?;
     }
     let (mut nodes, mut objects, mut bytes) = (1, 0, 0);
-    while nodes < tree {
+    while nodes < tree_nodes {
         let recent = stacks.len().min(400);
         let before: &Vec<usize> = &stacks[stacks.len() - 1 - random.below(recent)];
         let cut = 1 + random.below(before.len().min(100));
-        let added = (1 + random.below(24)).min(tree - nodes);
+        let added = (1 + random.below(24)).min(tree_nodes - nodes);
         let callees = (0..added).map(|_| random.below(FUNCTIONS));
         let stack: Vec<_> = before[..cut].iter().copied().chain(callees).collect();
         nodes += added;
@@ -53,11 +53,12 @@ pub(crate) fn named_dump(tree: usize) -> Result<Vec<u8>> {
     Ok(text)
 }
 
+/// Return address in a function.
 fn address(function: usize) -> usize {
     0x1001 + 16 * function
 }
 
-/// xorshift64: the same dump every time.
+/// Pseudo-random numbers with a fixed seed (xorshift64).
 pub(crate) struct Random(u64);
 
 impl Random {
@@ -65,6 +66,7 @@ impl Random {
         Self(0x9e37_79b9_7f4a_7c15)
     }
 
+    /// Next number, from 0 to `limit` - 1.
     pub(crate) fn below(&mut self, limit: usize) -> usize {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;

@@ -1,5 +1,5 @@
-//! `cargo xtask bench unwind`: what our walk costs beside jemalloc's own, both in one run, and
-//! beside each speed how many stacks were the same: a short stack is always fast.
+//! `cargo xtask bench unwind`: cost of memprof's stack walk against jemalloc's own, both in one run, with the share of
+//! equal stacks, because a walk that ends too early is always fast.
 
 use std::fmt;
 use std::process::Command;
@@ -16,16 +16,15 @@ use crate::limits::Measurements;
 use crate::ratios::Ratios;
 use crate::work;
 
-/// Each round of the micro benchmark allocates so often, for about 0.6 GB.
+/// Allocations of a round of the micro benchmark, about 0.6 GB.
 const ALLOCATIONS: &str = "1000000";
 const ROUNDS: &str = "21";
-/// Each program runs so often.
+/// Timed runs of each program.
 const RUNS: usize = 5;
-/// log2 of the sample interval in real programs, with which the walk is most of a sample.
+/// Binary logarithm of the sample interval in real programs, at which the walk is most of a sample's cost.
 const LG_SAMPLE: u32 = 14;
 
-/// Measures and prints.
-pub(crate) fn measure(figures: &mut Measurements) -> Result<()> {
+pub(crate) fn measure(measurements: &mut Measurements) -> Result<()> {
     packages::require(packages::TEST)?;
     build_probe(Profile::Release)?;
     let threads = ["-lpthread", "-ldl"];
@@ -36,56 +35,64 @@ pub(crate) fn measure(figures: &mut Measurements) -> Result<()> {
         &threads,
     )?;
     for lg_sample in [19, 17, 14, 12] {
-        micro(lg_sample, figures)?;
+        measure_micro(lg_sample, measurements)?;
     }
-    let perl = real("perl", work::perl)?;
-    figures.record("our walk / jemalloc's, perl", perl.ratios.median(), perl)?;
-    let compiler = real("cc1plus", work::compiler)?;
+    let perl = measure_program("perl", work::perl)?;
+    measurements.record(
+        "memprof's walk / jemalloc's, perl",
+        perl.ratios.median(),
+        perl,
+    )?;
+    let compiler = measure_program("cc1plus", work::compiler)?;
     let median = compiler.ratios.median();
-    figures.record("our walk / jemalloc's, cc1plus", median, compiler)?;
-    let python = real("python3", work::python)?;
-    println!("our walk / jemalloc's, python3: {python}");
-    println!("our walk / jemalloc's, redis-server: {}", redis()?);
+    measurements.record("memprof's walk / jemalloc's, cc1plus", median, compiler)?;
+    let python = measure_program("python3", work::python)?;
+    println!("memprof's walk / jemalloc's, python3: {python}");
+    println!(
+        "memprof's walk / jemalloc's, redis-server: {}",
+        measure_redis()?
+    );
     Ok(())
 }
 
-/// What a sample costs at the end of twenty calls: (ours − off) / (theirs − off).
-fn micro(lg_sample: u32, figures: &mut Measurements) -> Result<()> {
-    let micro = dist().join("bench/micro");
-    let place = tempfile::tempdir()?;
-    let mut timed = work::command(&micro.to_string_lossy(), &[ROUNDS, ALLOCATIONS]);
+/// Measures the cost of a sample after twenty calls: (memprof − no sampling) / (jemalloc − no sampling).
+fn measure_micro(lg_sample: u32, measurements: &mut Measurements) -> Result<()> {
+    let program = dist().join("bench/micro");
+    let directory = tempfile::tempdir()?;
+    let mut timed = work::command(&program.to_string_lossy(), &[ROUNDS, ALLOCATIONS]);
     probe::preload(
         &mut timed,
         Mode::Theirs,
         lg_sample,
-        &place.path().join("reports"),
+        &directory.path().join("reports"),
     );
-    let (mut ours, mut none) = (Vec::new(), Vec::new());
+    let (mut memprof, mut none) = (Vec::new(), Vec::new());
     let text = output(&mut timed)?;
     for line in text.lines() {
         let costs: Vec<f64> = line.split(' ').map(str::parse).collect::<Result<_, _>>()?;
-        let [theirs, nobody, own] = costs[..] else {
+        let [allocator, no_walk, walk] = costs[..] else {
             anyhow::bail!("micro printed {line:?}");
         };
-        none.push(nobody / theirs);
-        ours.push(own / theirs);
+        none.push(no_walk / allocator);
+        memprof.push(walk / allocator);
     }
-    let compared = work::command(&micro.to_string_lossy(), &["0", "3000000"]);
+    let compared = work::command(&program.to_string_lossy(), &["0", "3000000"]);
     let report = probe::run(compared, "micro", Mode::Compared, lg_sample)?;
-    let ours = Ratios::of(&ours);
-    figures.record(
-        &format!("our walk / jemalloc's, micro, lg {lg_sample}"),
-        ours.median(),
+    let memprof = Ratios::new(&memprof);
+    measurements.record(
+        &format!("memprof's walk / jemalloc's, micro, lg {lg_sample}"),
+        memprof.median(),
         format_args!(
-            "{ours} of what a sample after 20 calls costs; no walk at all {}; same {}",
-            Ratios::of(&none),
+            "{memprof} of what a sample after 20 calls costs; no walk at all {}; same {}",
+            Ratios::new(&none),
             report.agreement()
         ),
     )
 }
 
-/// The walk alone in a real program, and whether it finds the same.
+/// Cost of the walk in a real program, and how often it finds jemalloc's stack.
 struct WalkCost {
+    /// Ticks of memprof's walk by those of jemalloc's.
     ratios: Ratios,
     compared: Report,
 }
@@ -103,33 +110,34 @@ impl fmt::Display for WalkCost {
     }
 }
 
-fn real(program: &str, command: impl Fn() -> Command) -> Result<WalkCost> {
-    WalkCost::of(|mode| probe::run(command(), program, mode, LG_SAMPLE))
+/// Measures the walk in a program, with the sample interval of [`LG_SAMPLE`].
+fn measure_program(program: &str, command: impl Fn() -> Command) -> Result<WalkCost> {
+    WalkCost::measure(|mode| probe::run(command(), program, mode, LG_SAMPLE))
 }
 
 impl WalkCost {
-    fn of(run: impl Fn(Mode) -> Result<Report>) -> Result<Self> {
+    fn measure(run: impl Fn(Mode) -> Result<Report>) -> Result<Self> {
         let timed = (0..RUNS).map(|_| run(Mode::Timed));
         let timed = timed.collect::<Result<Vec<_>>>()?;
         let ratios = timed
             .iter()
             .map(|report| report.memprof_ticks / report.allocator_ticks);
         Ok(Self {
-            ratios: Ratios::of(&ratios.collect::<Vec<_>>()),
+            ratios: Ratios::new(&ratios.collect::<Vec<_>>()),
             compared: run(Mode::Compared)?,
         })
     }
 }
 
-/// redis-server under its own benchmark.
-fn redis() -> Result<WalkCost> {
-    WalkCost::of(redis_once)
+/// Measures the walk in redis-server under redis-benchmark.
+fn measure_redis() -> Result<WalkCost> {
+    WalkCost::measure(run_redis)
 }
 
-fn redis_once(mode: Mode) -> Result<Report> {
-    let place = tempfile::tempdir()?;
-    let reports = place.path().join("reports");
-    work::redis(|mut server| {
+fn run_redis(mode: Mode) -> Result<Report> {
+    let directory = tempfile::tempdir()?;
+    let reports = directory.path().join("reports");
+    work::redis_cpu_seconds(|mut server| {
         probe::preload(&mut server, mode, LG_SAMPLE, &reports);
         server
     })?;

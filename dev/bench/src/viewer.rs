@@ -1,4 +1,4 @@
-//! The viewer of a large profile, in headless Chromium.
+//! Speed of the HTML viewer with a large profile, in headless Chromium.
 
 use std::fs;
 use std::io::Write;
@@ -14,18 +14,19 @@ use xtask::run::{root, run};
 use crate::limits::Measurements;
 use crate::synthetic;
 
+/// Nodes of the call tree.
 const NODES: usize = 100_000;
 const ROUNDS: usize = 10;
 
-/// Resolves with the time of the first paint with content, since the page was asked for.
+/// Script that returns the milliseconds from the navigation to the first contentful paint.
 const FIRST_PAINT: &str = "
     new PerformanceObserver(list => {
         const paint = list.getEntriesByName('first-contentful-paint')[0];
         if (paint) done(paint.startTime);
     }).observe({ type: 'paint', buffered: true });";
 
-/// From an event to the end of the frame that shows what came of it.
-const TIME: &str = "
+/// Script that defines `time(act)`, which returns the milliseconds from the call of `act` to the end of the next frame.
+const TIME_FUNCTION: &str = "
     const frame = () => new Promise(ended => requestAnimationFrame(() => {
         const { port1, port2 } = new MessageChannel();
         port1.onmessage = ended;
@@ -39,11 +40,10 @@ const TIME: &str = "
         done(performance.now() - begun);
     };";
 
-/// Measures.
-pub(crate) fn measure(figures: &mut Measurements) -> Result<()> {
-    let place = root().join("target/bench");
+pub(crate) fn measure(measurements: &mut Measurements) -> Result<()> {
+    let directory = root().join("target/bench");
     packages::require(&["chromium", "chromium-driver"])?;
-    let (dump, page) = (place.join("viewer.heap"), place.join("viewer.html"));
+    let (dump, page) = (directory.join("viewer.heap"), directory.join("viewer.html"));
     fs::write(&dump, synthetic::named_dump(NODES)?)?;
     let mut report = Command::new(dist().join("bin/memprof"));
     report.args(["report", "--format=html", "--no-symbols", "-o"]);
@@ -51,8 +51,8 @@ pub(crate) fn measure(figures: &mut Measurements) -> Result<()> {
     let html = fs::read_to_string(&page)?;
     let data = html.find("<script id=\"data\"").context("no data")?;
     let end = data + html[data..].find("</script>").context("no end of data")?;
-    let viewer = gzip(&[&html[..data], &html[end..]].concat())?;
-    figures.record("viewer in gzip", viewer as f64 / 1e3, "")?;
+    let viewer = gzip_len(&[&html[..data], &html[end..]].concat())?;
+    measurements.record("viewer in gzip", viewer as f64 / 1e3, "")?;
 
     let browser = Browser::open();
     let address = format!("file://{}", page.display());
@@ -68,41 +68,42 @@ pub(crate) fn measure(figures: &mut Measurements) -> Result<()> {
     };
     let search = |wanted: &str| {
         browser.run_async_script(&format!(
-            "{TIME} const search = document.querySelector('#search');
+            "{TIME_FUNCTION} const search = document.querySelector('#search');
             time(() => {{ search.value = '{wanted}'; search.dispatchEvent(new Event('input')); }});"
         ))
     };
     let zoom = |x: u32, y: u32| {
         browser.run_async_script(&format!(
-            "{TIME} const canvas = document.querySelector('canvas');
+            "{TIME_FUNCTION} const canvas = document.querySelector('canvas');
             const {{ left, top }} = canvas.getBoundingClientRect();
             const at = {{ clientX: left + {x}, clientY: top + {y} }};
             time(() => canvas.dispatchEvent(new MouseEvent('click', at)));"
         ))
     };
-    let mut show = |figure: &str, round: &dyn Fn() -> serde_json::Value| {
-        let times = fastest(round);
+    let mut record = |figure: &str, round: &dyn Fn() -> serde_json::Value| {
+        let times = sorted_times(round);
         let median = times[ROUNDS / 2];
-        figures.record(figure, times[0], format_args!("median {median:.0}"))
+        measurements.record(figure, times[0], format_args!("median {median:.0}"))
     };
-    show("viewer, first paint", &load)?;
-    show("viewer, zoom into a callee", &|| {
+    record("viewer, first paint", &load)?;
+    record("viewer, zoom into a callee", &|| {
         zoom(3, 3);
         zoom(500, 70)
     })?;
-    show("viewer, zoom out to the whole", &|| {
+    record("viewer, zoom out to the whole", &|| {
         zoom(500, 70);
         zoom(3, 3)
     })?;
-    show("viewer, search", &|| {
+    record("viewer, search", &|| {
         search("");
         search("operation_35")
     })?;
-    show("viewer, search that finds everything", &|| {
+    record("viewer, search that finds everything", &|| {
         search("");
         search("operation")
     })?;
-    let frame = fastest(|| browser.run_async_script(&format!("{TIME} time(() => {{}});")));
+    let frame =
+        sorted_times(|| browser.run_async_script(&format!("{TIME_FUNCTION} time(() => {{}});")));
     println!(
         "viewer, a frame in which nothing changes: {:.0} ms",
         frame[0]
@@ -110,22 +111,23 @@ pub(crate) fn measure(figures: &mut Measurements) -> Result<()> {
     Ok(())
 }
 
-/// The times of several rounds, the shortest first.
-fn fastest(round: impl Fn() -> serde_json::Value) -> Vec<f64> {
+/// Milliseconds of [`ROUNDS`] rounds, sorted.
+fn sorted_times(round: impl Fn() -> serde_json::Value) -> Vec<f64> {
     let rounds = (0..ROUNDS).map(|_| round().as_f64().unwrap_or(f64::NAN));
     let mut times: Vec<f64> = rounds.collect();
     times.sort_by(f64::total_cmp);
     times
 }
 
-fn gzip(text: &str) -> Result<usize> {
+/// Bytes of a text after `gzip -9`.
+fn gzip_len(text: &str) -> Result<usize> {
     let mut gzip = Command::new("gzip")
         .args(["-9", "-c"])
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()
         .context("gzip")?;
-    // gzip reads all of so short a text before it writes.
+    // gzip reads a text of this length whole before it writes, so the pipes cannot block each other.
     gzip.stdin
         .take()
         .context("gzip has no stdin")?

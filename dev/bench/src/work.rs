@@ -1,4 +1,4 @@
-//! Real programs at work, which allocate as programs do.
+//! Commands of real programs with work that allocates.
 
 use std::fs;
 use std::path::Path;
@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 
 use xtask::run::{output, root, run};
 
-/// Enough work for a compiler, an interpreter of Perl and one of Python.
+/// Source for the compiler, some seconds of work.
 const TEMPLATES: &str = "dev/bench/src/unwind/templates.cc";
 const PERL: &str = "my %h; for my $i (1..4000000) { $h{\"k$i\"} = [$i, 'x' x ($i % 100)]; \
                     delete $h{'k' . ($i - 1000)} if $i > 1000; }";
@@ -20,39 +20,42 @@ const PYTHON: &str = "import json\nkept = {}\n\
                       kept.pop(i - 2000, None)\n \
                       if i % 1000 == 0: deep(100)\n";
 
-/// Without a shell between.
+/// Returns the command of a program, without a shell, in the root of the source tree.
 pub(crate) fn command(program: &str, args: &[&str]) -> Command {
     let mut command = Command::new(program);
     command.args(args).current_dir(root());
     command
 }
 
+/// Perl with a hash of a thousand short-lived entries.
 pub(crate) fn perl() -> Command {
     command("perl", &["-e", PERL])
 }
 
-/// Of Python's objects, each is an allocation of malloc.
+/// Python with short-lived objects; `PYTHONMALLOC` makes each object an allocation of malloc.
 pub(crate) fn python() -> Command {
     let mut python = command("/usr/bin/python3", &["-c", PYTHON]);
     python.env("PYTHONMALLOC", "malloc");
     python
 }
 
+/// The C++ compiler with templates.
 pub(crate) fn compiler() -> Command {
     command("g++", &["-O2", "-S", "-o", "/dev/null", TEMPLATES])
 }
 
-/// Seconds of the processor that a command and its children take.
-pub(crate) fn seconds(command: &mut Command) -> Result<f64> {
-    let before = ticks("self", CHILDREN)?;
+/// Runs a command and returns the processor time of it and its children, in seconds.
+pub(crate) fn cpu_seconds(command: &mut Command) -> Result<f64> {
+    let before = cpu_ticks("self", CHILDREN_TIME)?;
     run(command)?;
-    Ok((ticks("self", CHILDREN)? - before) / TICKS_PER_SECOND)
+    Ok((cpu_ticks("self", CHILDREN_TIME)? - before) / TICKS_PER_SECOND)
 }
 
-/// redis-server under its own benchmark, as `prepare` has it started: the seconds of the processor that it takes.
-pub(crate) fn redis(prepare: impl FnOnce(Command) -> Command) -> Result<f64> {
-    let place = tempfile::tempdir()?;
-    let socket = place.path().join("redis.sock");
+/// Runs redis-server, with its command as `prepare` returns it, under redis-benchmark, and returns the server's
+/// processor time in seconds.
+pub(crate) fn redis_cpu_seconds(prepare: impl FnOnce(Command) -> Command) -> Result<f64> {
+    let directory = tempfile::tempdir()?;
+    let socket = directory.path().join("redis.sock");
     let path = socket.to_string_lossy();
     let args = ["--port", "0", "--unixsocket", &path, "--save", ""];
     let mut server = prepare(command("redis-server", &args));
@@ -60,7 +63,7 @@ pub(crate) fn redis(prepare: impl FnOnce(Command) -> Command) -> Result<f64> {
         .stdout(Stdio::null())
         .spawn()
         .context("redis-server")?;
-    wait_for(&socket)?;
+    wait_for_socket(&socket)?;
     let load = [
         "-s",
         &path,
@@ -74,19 +77,19 @@ pub(crate) fn redis(prepare: impl FnOnce(Command) -> Command) -> Result<f64> {
     ];
     output(&mut command("redis-benchmark", &load))?;
     output(&mut command("redis-cli", &["-s", &path, "info"]))?;
-    let taken = ticks(&server.id().to_string(), OWN)?;
-    // Answers nothing: it ends.
+    let server_ticks = cpu_ticks(&server.id().to_string(), OWN_TIME)?;
+    // The server exits without a reply, so redis-cli fails.
     let ended = command("redis-cli", &["-s", &path, "shutdown", "nosave"]).output()?;
     let status = server.wait()?;
     ensure!(status.success(), "redis-server: {status}; {ended:?}");
-    Ok(taken / TICKS_PER_SECOND)
+    Ok(server_ticks / TICKS_PER_SECOND)
 }
 
-fn wait_for(socket: &Path) -> Result<()> {
-    let begun = Instant::now();
+fn wait_for_socket(socket: &Path) -> Result<()> {
+    let start = Instant::now();
     while !socket.exists() {
         ensure!(
-            begun.elapsed() < Duration::from_secs(30),
+            start.elapsed() < Duration::from_secs(30),
             "redis-server does not start"
         );
         std::thread::sleep(Duration::from_millis(10));
@@ -97,15 +100,17 @@ fn wait_for(socket: &Path) -> Result<()> {
 /// `USER_HZ`, which is 100 on x86-64.
 const TICKS_PER_SECOND: f64 = 100.0;
 
-/// Where the first of two times lies in `proc_pid_stat(5)`, in user mode and in the kernel, after the name.
-const OWN: usize = 11;
-const CHILDREN: usize = 13;
+/// Index of `utime`, which `stime` follows, in the fields of `proc_pid_stat(5)` after the name.
+const OWN_TIME: usize = 11;
+/// Index of `cutime`, which `cstime` follows.
+const CHILDREN_TIME: usize = 13;
 
-fn ticks(process: &str, first: usize) -> Result<f64> {
+/// Time in user mode and in the kernel of a process, or of its children that were waited for, in clock ticks.
+fn cpu_ticks(process: &str, first: usize) -> Result<f64> {
     let path = format!("/proc/{process}/stat");
     let stat = fs::read_to_string(&path).context(path)?;
-    let (_, behind_name) = stat.rsplit_once(") ").context("stat has no name")?;
-    let times = behind_name.split(' ').skip(first).take(2);
+    let (_, after_name) = stat.rsplit_once(") ").context("stat has no name")?;
+    let times = after_name.split(' ').skip(first).take(2);
     let times: Vec<f64> = times.map(str::parse).collect::<Result<_, _>>()?;
     Ok(times.iter().sum())
 }

@@ -1,9 +1,9 @@
-"""Prints what engines count in a store, as JSON: rows and sums of all samples, of the newest profile of each process in
-a time, and of the mean profile of each process.
+"""Prints the sums of a store by several engines, as JSON: rows, bytes and objects of all samples, of the newest profile
+of each process in a time window, and the bytes of the mean profiles of all processes.
 
     totals.py STORE DUCKDB_VIEWS CLICKHOUSE_VIEWS FROM TO
 
-The views are files with what `memprof fleet views` prints, and the times are milliseconds since 1970.
+The views are files with the output of `memprof fleet views`, and the times are milliseconds since 1970.
 """
 
 import json
@@ -24,22 +24,22 @@ NEWEST = """SELECT count(*), sum(inuse_bytes), sum(inuse_objects) FROM samples J
     AS newest ON samples.instance = newest.instance AND samples.time = newest.latest"""
 MEAN = """SELECT sum(bytes / profiles) FROM
     (SELECT instance, sum(inuse_bytes) AS bytes FROM samples GROUP BY instance) AS held JOIN
-    (SELECT instance, count(*) AS profiles FROM profiles GROUP BY instance) AS taken USING (instance)"""
+    (SELECT instance, count(*) AS profiles FROM profiles GROUP BY instance) AS profile_counts USING (instance)"""
 
 
-def of_sql(ask, millis):
+def sums_by_sql(query, millis):
     newest = NEWEST.format(millis=millis, start=start, end=end)
-    return {"all": ask(ALL), "newest": ask(newest), "mean": ask(MEAN)[0]}
+    return {"all": query(ALL), "newest": query(newest), "mean": query(MEAN)[0]}
 
 
-def of_duckdb():
+def sums_by_duckdb():
     connection = duckdb.connect()
     with open(duckdb_views) as views:
         connection.execute(views.read())
-    return of_sql(lambda sql: [float(value) for value in connection.execute(sql).fetchone()], "epoch_ms")
+    return sums_by_sql(lambda sql: [float(value) for value in connection.execute(sql).fetchone()], "epoch_ms")
 
 
-def of_chdb():
+def sums_by_chdb():
     session = chdb.session.Session()
     session.query("CREATE DATABASE fleet ENGINE = Atomic")
     session.query("USE fleet")
@@ -47,14 +47,14 @@ def of_chdb():
         for view in views.read().split(";\n"):
             if view.strip():
                 session.query(view)
-    return of_sql(
+    return sums_by_sql(
         lambda sql: [float(value) for value in str(session.query(sql, "CSV")).strip().split(",")],
         "toUnixTimestamp64Milli",
     )
 
 
 def tables(name, columns):
-    """The rows of each file, texts as texts."""
+    """Yields the table of each file, with texts as plain strings and times as integers."""
     for file in sorted(pyarrow.dataset.dataset(f"{store}/{name}", format="parquet").files):
         table = pyarrow.parquet.read_table(file, columns=columns, partitioning=None)
         at = table.schema.get_field_index("instance")
@@ -63,27 +63,27 @@ def tables(name, columns):
         yield table.set_column(table.schema.get_field_index("time"), "time", time)
 
 
-def of_pyarrow():
+def sums_by_pyarrow():
     compute = pyarrow.compute
     profiles = pyarrow.concat_tables(tables("profiles", ["instance", "time"]))
-    taken = profiles.group_by("instance").aggregate([("time", "count")]).to_pylist()
-    taken = {row["instance"]: row["time_count"] for row in taken}
+    profile_counts = profiles.group_by("instance").aggregate([("time", "count")]).to_pylist()
+    profile_counts = {row["instance"]: row["time_count"] for row in profile_counts}
     time = profiles["time"]
-    asked = compute.and_(compute.greater_equal(time, int(start)), compute.less_equal(time, int(end)))
-    newest = profiles.filter(asked).group_by("instance").aggregate([("time", "max")])
+    is_in_window = compute.and_(compute.greater_equal(time, int(start)), compute.less_equal(time, int(end)))
+    newest = profiles.filter(is_in_window).group_by("instance").aggregate([("time", "max")])
     newest = newest.rename_columns({"time_max": "time"})
     columns = ["inuse_bytes", "inuse_objects"]
-    whole, of_newest, mean = [0, 0, 0], [0, 0, 0], 0
+    whole, newest_sums, mean = [0, 0, 0], [0, 0, 0], 0
     for table in tables("samples", ["instance", "time", *columns]):
         whole = add(whole, table, columns)
-        # A join of all rows takes long.
+        # Filtering by time first makes the join fast.
         times = compute.and_(
             compute.greater_equal(table["time"], int(start)), compute.less_equal(table["time"], int(end))
         )
-        of_newest = add(of_newest, table.filter(times).join(newest, ["instance", "time"], join_type="inner"), columns)
+        newest_sums = add(newest_sums, table.filter(times).join(newest, ["instance", "time"], join_type="inner"), columns)
         for row in table.group_by("instance").aggregate([("inuse_bytes", "sum")]).to_pylist():
-            mean += row["inuse_bytes_sum"] / taken[row["instance"]]
-    return {"all": whole, "newest": of_newest, "mean": mean}
+            mean += row["inuse_bytes_sum"] / profile_counts[row["instance"]]
+    return {"all": whole, "newest": newest_sums, "mean": mean}
 
 
 def add(sums, table, columns):
@@ -91,4 +91,4 @@ def add(sums, table, columns):
     return [before + more for before, more in zip(sums, values)]
 
 
-print(json.dumps({"duckdb": of_duckdb(), "chdb": of_chdb(), "pyarrow": of_pyarrow()}))
+print(json.dumps({"duckdb": sums_by_duckdb(), "chdb": sums_by_chdb(), "pyarrow": sums_by_pyarrow()}))

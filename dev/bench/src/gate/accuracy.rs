@@ -1,4 +1,4 @@
-//! How often `memprof test` catches a growth of five per cent, and how often it reports one that is none.
+//! Rates at which `memprof test` detects growth of five per cent, and reports growth where there is none.
 
 use std::fs;
 use std::path::Path;
@@ -8,46 +8,47 @@ use anyhow::{Result, bail};
 
 use xtask::run::run;
 
-use super::{budget, gate};
+use super::{budget_file, gate_command};
 use crate::limits::Measurements;
 
-/// So many runs each.
+/// Runs with growth, and as many without.
 const RUNS: usize = 100;
 
-/// Hundreds of records that the budget is written for, and five per cent more.
+/// Hundreds of records: those that the budget was written for, and five per cent more.
 const RECORDS: [&str; 2] = ["40", "42"];
 
-/// The budget is one that `--update` writes by itself.
+/// Measures both rates with a budget that `--update` writes.
 pub(super) fn measure(
     language: &str,
     command: &[&str],
-    place: &Path,
-    figures: &mut Measurements,
+    directory: &Path,
+    measurements: &mut Measurements,
 ) -> Result<()> {
-    fs::remove_file(budget(place))?;
-    let with = |options: &[&str], records: &str| {
+    fs::remove_file(budget_file(directory))?;
+    let command_with = |options: &[&str], records: &str| {
         let command = [command, &[records][..]].concat();
-        gate(place, options, &command)
+        gate_command(directory, options, &command)
     };
     let [same, grown] = RECORDS;
-    run(&mut with(&["--update"], same))?;
-    let broken = |records: &str| -> Result<usize> {
+    run(&mut command_with(&["--update"], same))?;
+    let count_broken = |records: &str| -> Result<usize> {
         let mut broken = 0;
         for _ in 0..RUNS {
-            broken += usize::from(is_broken(&mut with(&[], records))?);
+            broken += usize::from(breaks_budget(&mut command_with(&[], records))?);
         }
         Ok(broken)
     };
     let caught = format!("5 % more caught in {RUNS} runs, {language}");
-    figures.record(&caught, broken(grown)? as f64, "")?;
+    measurements.record(&caught, count_broken(grown)? as f64, "")?;
     let alarms = format!("false alarms in {RUNS} runs, {language}");
-    figures.record(&alarms, broken(same)? as f64, "")
+    measurements.record(&alarms, count_broken(same)? as f64, "")
 }
 
-fn is_broken(gate: &mut Command) -> Result<bool> {
-    match gate.status()?.code() {
+/// Runs `memprof test` and returns whether it exits with 7, the code of a broken budget.
+fn breaks_budget(gate_command: &mut Command) -> Result<bool> {
+    match gate_command.status()?.code() {
         Some(0) => Ok(false),
         Some(7) => Ok(true),
-        other => bail!("{gate:?}: {other:?}"),
+        other => bail!("{gate_command:?}: {other:?}"),
     }
 }

@@ -1,23 +1,25 @@
-//! A big dump out of a real one: 87,000 stacks in 45 MB, as a large C++ program makes them.
+//! A big dump from a real one: 87,000 stacks in 45 MB, like those of a large C++ program.
 
 use std::io::{self, Write};
 
 use crate::synthetic::Random;
 
-/// Some of them are the same.
+/// Stacks that are generated; equal ones are then removed.
 const STACKS: usize = 90_000;
 
-/// Writes a `heap_v2` dump with the mappings and addresses of `real`: every stack is the leaf of one real stack
-/// on the root of another, so that depth, sharing and locality are those of a real program, in jemalloc's order.
+/// Writes a `heap_v2` dump with the mappings and addresses of `real`, in jemalloc's order. Every stack joins the leaf
+/// frames of one real stack with the root frames of another, so that depth, sharing and locality are realistic.
 pub(super) fn write(real: &str, out: &mut dyn Write) -> io::Result<()> {
     let stacks: Vec<Vec<&str>> = real
         .lines()
         .filter_map(|line| line.strip_prefix("@ "))
         .map(|line| line.split(' ').collect())
         .collect();
-    let maps = real.find("MAPPED_LIBRARIES:").map_or("", |at| &real[at..]);
+    let maps = real
+        .find("MAPPED_LIBRARIES:")
+        .map_or("", |start| &real[start..]);
     let mut random = Random::new();
-    let mut made: Vec<Vec<&str>> = (0..STACKS)
+    let mut stacks_out: Vec<Vec<&str>> = (0..STACKS)
         .map(|_| {
             let leaf = &stacks[random.below(stacks.len())];
             let root = &stacks[random.below(stacks.len())];
@@ -25,12 +27,12 @@ pub(super) fn write(real: &str, out: &mut dyn Write) -> io::Result<()> {
             [&leaf[..cut + 1], &root[cut..]].concat()
         })
         .collect();
-    made.sort_by_cached_key(|stack| in_memory(stack));
-    made.dedup();
-    let objects = made.len();
+    stacks_out.sort_by_cached_key(|stack| sort_key(stack));
+    stacks_out.dedup();
+    let objects = stacks_out.len();
     let totals = format!("{objects}: {} [0: 0]", objects * 128_000);
     writeln!(out, "heap_v2/524288\n  t*: {totals}\n  t0: {totals}")?;
-    for stack in made {
+    for stack in stacks_out {
         writeln!(out, "@ {}", stack.join(" "))?;
         let objects = 1 + random.below(4);
         let bytes = objects * (16 + random.below(4096));
@@ -42,8 +44,8 @@ pub(super) fn write(real: &str, out: &mut dyn Write) -> io::Result<()> {
     write!(out, "\n{maps}")
 }
 
-/// What jemalloc sorts by: it compares the addresses as bytes (`prof_gctx_comp`).
-fn in_memory(stack: &[&str]) -> Vec<u8> {
+/// Sort key of jemalloc, which compares the addresses as bytes (`prof_gctx_comp`).
+fn sort_key(stack: &[&str]) -> Vec<u8> {
     let addresses = stack.iter().map(|word| {
         let digits = word.trim_start_matches("0x");
         u64::from_str_radix(digits, 16).unwrap_or_default()

@@ -1,4 +1,4 @@
-//! What a process takes.
+//! Time and memory that a process uses.
 
 use std::env;
 use std::ffi::OsStr;
@@ -13,27 +13,29 @@ use xtask::run::output;
 
 use crate::limits::Measurements;
 
-/// The command that has this program play a role of [`super::roles`].
-pub(super) fn in_role(role: &[&OsStr]) -> Result<Command> {
+/// Returns the command that runs a role of [`super::roles`] in this program.
+pub(super) fn role_command(role: &[&OsStr]) -> Result<Command> {
     let mut command = Command::new(env::current_exe()?);
     command.arg("as").args(role);
     Ok(command)
 }
 
-/// Of a process, to its end.
+/// Resources that a process used until its exit.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ProcessUsage {
+    /// Elapsed time.
     pub(super) seconds: f64,
-    /// Bytes in memory, at the most.
+    /// Peak resident memory in bytes.
     pub(super) peak: f64,
 }
 
 impl ProcessUsage {
-    /// The fastest of several runs of a command, of which only the program and its arguments count.
-    pub(super) fn of(command: &Command, runs: usize) -> Result<Self> {
-        let mut words = vec![OsStr::new("measure"), command.get_program()];
-        words.extend(command.get_args());
-        let runs = (0..runs).map(|_| Self::read(&output(&mut in_role(&words)?)?));
+    /// Runs a command several times and returns the usage of the fastest run. Its environment and directory are
+    /// ignored.
+    pub(super) fn of_command(command: &Command, runs: usize) -> Result<Self> {
+        let mut role = vec![OsStr::new("measure"), command.get_program()];
+        role.extend(command.get_args());
+        let runs = (0..runs).map(|_| Self::parse(&output(&mut role_command(&role)?)?));
         let runs = runs.collect::<Result<Vec<_>>>()?;
         let fastest = runs
             .into_iter()
@@ -41,7 +43,7 @@ impl ProcessUsage {
         fastest.context("no run")
     }
 
-    fn read(printed: &str) -> Result<Self> {
+    fn parse(printed: &str) -> Result<Self> {
         let (seconds, peak) = printed.trim().split_once(' ').context("not two numbers")?;
         Ok(Self {
             seconds: seconds.parse()?,
@@ -49,16 +51,16 @@ impl ProcessUsage {
         })
     }
 
-    /// How many times faster it is than a peer, which is the figure of that name, and how much smaller.
+    /// Records the ratio of another tool's time to this one as the figure, with the ratio of the peaks.
     pub(super) fn record_against(
         self,
         figure: &str,
         peer: Self,
-        figures: &mut Measurements,
+        measurements: &mut Measurements,
     ) -> Result<()> {
         let peaks = self.peak / peer.peak;
         let more = format_args!("{self}; the peer {peer}; {peaks:.2} of its peak");
-        figures.record(figure, peer.seconds / self.seconds, more)
+        measurements.record(figure, peer.seconds / self.seconds, more)
     }
 }
 
@@ -68,7 +70,7 @@ impl fmt::Display for ProcessUsage {
     }
 }
 
-/// Runs a command without its output; prints its seconds and its peak, which [`ProcessUsage::of`] reads.
+/// Runs a command, discards its output, and prints its seconds and its peak, which [`ProcessUsage::of_command`] reads.
 pub(super) fn measure(command: &[&str]) -> Result<()> {
     let (program, arguments) = command.split_first().context("measure COMMAND…")?;
     let start = Instant::now();

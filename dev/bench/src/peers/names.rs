@@ -1,4 +1,4 @@
-//! The choice of a debug information reader, proved: this program's own code, named by us and by blazesym.
+//! Symbolizes addresses of this program with memprof-report and with blazesym, to compare the two.
 
 use std::env;
 use std::fs;
@@ -9,10 +9,11 @@ use blazesym::symbolize::source::{Elf, Source};
 use blazesym::symbolize::{Input, Symbolizer};
 use memprof_report::{AddressId, Limits, Sources, parse, symbolize};
 
-/// Distinct addresses to name.
+/// Distinct addresses to symbolize.
 const ADDRESSES: u64 = 10_000;
 
-pub(super) fn ours() -> Result<()> {
+/// Symbolizes with memprof-report; prints the seconds and the number of addresses with a name.
+pub(super) fn symbolize_by_memprof() -> Result<()> {
     let (dump, addresses) = dump()?;
     let mut profile = parse(&mut dump.as_bytes(), &Limits::default(), false)?;
     let sources = Sources {
@@ -32,7 +33,8 @@ pub(super) fn ours() -> Result<()> {
     Ok(())
 }
 
-pub(super) fn blazesym() -> Result<()> {
+/// Symbolizes with blazesym; prints the seconds and the number of addresses with a name.
+pub(super) fn symbolize_by_blazesym() -> Result<()> {
     let (_, offsets) = dump()?;
     let source = Source::Elf(Elf::new(env::current_exe()?));
     let start = Instant::now();
@@ -46,7 +48,7 @@ pub(super) fn blazesym() -> Result<()> {
     Ok(())
 }
 
-/// A dump with one stack per address, all over this program's code, and the file offsets of the calls.
+/// Dump with one stack per address, spread over this program's code, and the file offsets of the calls.
 fn dump() -> Result<(String, Vec<u64>)> {
     let maps = fs::read_to_string("/proc/self/maps")?;
     let program = env::current_exe()?.display().to_string();
@@ -54,11 +56,11 @@ fn dump() -> Result<(String, Vec<u64>)> {
         .lines()
         .find(|line| line.ends_with(&program) && line.contains(" r-xp "));
     let fields: Vec<&str> = code
-        .context("no code of ours is mapped")?
+        .context("no code of this program is mapped")?
         .split([' ', '-'])
         .collect();
-    let number = |at: usize| u64::from_str_radix(fields[at], 16);
-    // start-end r-xp offset, of which the permissions hold a dash too.
+    let number = |index: usize| u64::from_str_radix(fields[index], 16);
+    // The fields are start-end r-xp offset; the dash of r-xp splits too.
     let (start, end, offset) = (number(0)?, number(1)?, number(4)?);
     let step = (end - start) / (ADDRESSES + 1);
     let mut dump = "heap_v2/512\n  t*: 10000: 10000 [0: 0]\n".to_owned();

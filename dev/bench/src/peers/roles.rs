@@ -1,4 +1,4 @@
-//! What this program does under itself: `bench as ROLE …`.
+//! Roles of this program as a child of itself: `bench as ROLE …`.
 
 use std::fs::{self, File};
 use std::hint::black_box;
@@ -10,19 +10,20 @@ use memprof_report::{Limits, parse, unsample};
 
 use super::{measure, names};
 
-/// Plays a role.
-pub(crate) fn play(role: &[&str]) -> Result<()> {
+/// Runs a role.
+pub(crate) fn run_role(role: &[&str]) -> Result<()> {
     match *role {
         ["measure", ref command @ ..] => measure::measure(command),
         ["parse", file] => parse_file(file),
-        ["pprof_util", file] => pprof_util(file),
-        ["names", "memprof"] => names::ours(),
-        ["names", "blazesym"] => names::blazesym(),
+        ["pprof_util", file] => convert_by_pprof_util(file),
+        ["names", "memprof"] => names::symbolize_by_memprof(),
+        ["names", "blazesym"] => names::symbolize_by_blazesym(),
         ["memchr", file] => parse_and_memchr(file),
         _ => bail!("no role: {role:?}"),
     }
 }
 
+/// Parses, unsamples and interns a dump, as a child whose memory is measured.
 fn parse_file(file: &str) -> Result<()> {
     let mut bytes = BufReader::with_capacity(256 << 10, File::open(file)?);
     let mut profile = parse(&mut bytes, &Limits::default(), false)?;
@@ -30,18 +31,19 @@ fn parse_file(file: &str) -> Result<()> {
     Ok(())
 }
 
-fn pprof_util(file: &str) -> Result<()> {
+/// Converts a dump to pprof with the crate `pprof_util`.
+fn convert_by_pprof_util(file: &str) -> Result<()> {
     let profile = pprof_util::parse_jeheap(BufReader::new(File::open(file)?), None)?;
     let pprof = profile.to_pprof(("inuse_space", "bytes"), ("space", "bytes"), None);
     io::stdout().write_all(&pprof)?;
     Ok(())
 }
 
-/// Prints the seconds of parse, unsample and intern, and those of one pass of memchr over the same buffer: for its
-/// line ends, as any parser must, and for a byte that never comes.
+/// Prints the seconds of parse, unsample and intern, and those of one pass of memchr over the same buffer: for line
+/// ends, which any parser must find, and for a byte that does not occur.
 fn parse_and_memchr(file: &str) -> Result<()> {
     let bytes = fs::read(file)?;
-    let ours = fastest(|| {
+    let parsing = fastest(|| {
         let mut profile = parse(&mut &bytes[..], &Limits::default(), false)?;
         unsample(&mut profile)
     })?;
@@ -51,15 +53,15 @@ fn parse_and_memchr(file: &str) -> Result<()> {
         }
         Ok(())
     })?;
-    let nothing = fastest(|| {
+    let absent_byte = fastest(|| {
         black_box(memchr::memchr(0, black_box(&bytes)));
         Ok(())
     })?;
-    println!("{ours} {lines} {nothing}");
+    println!("{parsing} {lines} {absent_byte}");
     Ok(())
 }
 
-/// Seconds of the fastest of 20 runs.
+/// Calls a function 20 times and returns the seconds of the fastest call.
 fn fastest(mut run: impl FnMut() -> memprof_report::Result<()>) -> Result<f64> {
     let mut best = Duration::MAX;
     for _ in 0..20 {

@@ -1,4 +1,4 @@
-//! What the sampler costs real programs, beside the same programs without it, in turns.
+//! Cost of memprof's sampler in real programs, against the same programs without it, in alternating rounds.
 
 use std::path::Path;
 use std::process::Command;
@@ -13,7 +13,7 @@ use crate::work;
 
 const ROUNDS: usize = 15;
 
-/// A program: its name, and how it is started.
+/// Name and command of a program.
 type Program = (&'static str, fn() -> Command);
 
 const PROGRAMS: [Program; 3] = [
@@ -22,71 +22,76 @@ const PROGRAMS: [Program; 3] = [
     ("cc1plus", work::compiler),
 ];
 
-/// What a program runs with.
+/// Kind of a run.
 #[derive(Clone, Copy)]
 enum Variant {
-    Nothing,
-    /// The plugin, which does not sample. A program of one thread has two then, and glibc takes its locks.
-    Plugin,
-    /// From its start, at the interval that one gets unasked.
-    Samples,
+    /// Without the plugin.
+    Bare,
+    /// With the plugin, which does not sample. The plugin's thread makes glibc use its locks also in a program of one
+    /// thread.
+    Loaded,
+    /// With sampling from the start, at the default interval.
+    Sampled,
 }
 
-use Variant::{Nothing, Plugin, Samples};
+use Variant::{Bare, Loaded, Sampled};
 
-pub(super) fn measure(figures: &mut Measurements) -> Result<()> {
-    let place = tempfile::tempdir()?;
-    let socket_dir = place.path().join("run");
+/// Measures every program.
+pub(super) fn measure(measurements: &mut Measurements) -> Result<()> {
+    let directory = tempfile::tempdir()?;
+    let socket_dir = directory.path().join("run");
     for (name, command) in PROGRAMS {
-        record_program(name, figures, |with| {
-            work::seconds(&mut started(with, command(), &socket_dir))
+        record_program(name, measurements, |variant| {
+            work::cpu_seconds(&mut variant_command(variant, command(), &socket_dir))
         })?;
     }
-    record_program("redis-server", figures, |with| {
-        work::redis(|server| started(with, server, &socket_dir))
+    record_program("redis-server", measurements, |variant| {
+        work::redis_cpu_seconds(|server| variant_command(variant, server, &socket_dir))
     })
 }
 
+/// Times a program in all variants, and records the ratio of the processor times with and without sampling.
 fn record_program(
     program: &str,
-    figures: &mut Measurements,
+    measurements: &mut Measurements,
     time: impl Fn(Variant) -> Result<f64>,
 ) -> Result<()> {
     let (mut loaded, mut sampled) = (Vec::new(), Vec::new());
     let orders = [
-        [Nothing, Plugin, Samples],
-        [Samples, Nothing, Plugin],
-        [Plugin, Samples, Nothing],
+        [Bare, Loaded, Sampled],
+        [Sampled, Bare, Loaded],
+        [Loaded, Sampled, Bare],
     ];
-    // Each comes first as often as the others.
+    // Each variant comes first equally often.
     for order in orders.into_iter().cycle().take(ROUNDS) {
         let (mut bare, mut idle, mut active) = (0.0, 0.0, 0.0);
-        for with in order {
-            let seconds = time(with)?;
-            match with {
-                Nothing => bare = seconds,
-                Plugin => idle = seconds,
-                Samples => active = seconds,
+        for variant in order {
+            let seconds = time(variant)?;
+            match variant {
+                Bare => bare = seconds,
+                Loaded => idle = seconds,
+                Sampled => active = seconds,
             }
         }
         loaded.push(idle / bare);
         sampled.push(active / idle);
     }
-    let (loaded, sampled) = (Ratios::of(&loaded), Ratios::of(&sampled));
-    figures.record(
+    let (loaded, sampled) = (Ratios::new(&loaded), Ratios::new(&sampled));
+    measurements.record(
         &format!("time of the processor, sampled / only loaded, {program}"),
         sampled.median(),
         format_args!("{sampled}; only loaded / bare: {loaded}"),
     )
 }
 
-fn started(with: Variant, command: Command, socket_dir: &Path) -> Command {
+/// Returns the command of a program as this variant starts it.
+fn variant_command(variant: Variant, command: Command, socket_dir: &Path) -> Command {
     let mut run = Command::new(dist().join("bin/memprof"));
     run.args(["run", "--socket-dir"]).arg(socket_dir);
-    match with {
-        Nothing => return command,
-        Plugin => {}
-        Samples => drop(run.arg("--active")),
+    match variant {
+        Bare => return command,
+        Loaded => {}
+        Sampled => drop(run.arg("--active")),
     }
     run.arg("--")
         .arg(command.get_program())

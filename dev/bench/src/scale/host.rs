@@ -1,4 +1,4 @@
-//! Programs with the plugin in them.
+//! Programs with the plugin loaded.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,74 +10,77 @@ use anyhow::{Context, Result};
 use memprof_host::client::Client;
 use xtask::dist::dist;
 
-/// Of each figure the middle one is printed.
+/// Rounds of each measurement, of which the median is used.
 const ROUNDS: usize = 7;
 
-/// How long a host may take to open its socket.
-const START: Duration = Duration::from_secs(60);
+/// Time that a host may take to open its socket.
+const START_TIMEOUT: Duration = Duration::from_secs(60);
 
-pub(super) fn plugin() -> PathBuf {
+/// Path of the built plugin.
+pub(super) fn plugin_path() -> PathBuf {
     dist().join("plugins/memory_profile.so")
 }
 
-pub(super) fn sockets(place: &Path) -> PathBuf {
-    place.join("run")
+/// Directory of the hosts' control sockets.
+pub(super) fn socket_dir(dir: &Path) -> PathBuf {
+    dir.join("run")
 }
 
-/// A program that the plugin will be preloaded into.
-pub(super) fn preloaded(place: &Path, program: &Path) -> Command {
+/// Returns the command of a program with the plugin preloaded.
+pub(super) fn preload_command(dir: &Path, program: &Path) -> Command {
     let mut command = Command::new(program);
     command
-        .env("LD_PRELOAD", plugin())
+        .env("LD_PRELOAD", plugin_path())
         .env("MEMPROF_RUN", "1")
-        .env("MEMPROF_SOCKET_DIR", sockets(place))
-        .env("MEMPROF_DUMP_DIR", place.join("dumps"))
+        .env("MEMPROF_SOCKET_DIR", socket_dir(dir))
+        .env("MEMPROF_DUMP_DIR", dir.join("dumps"))
         .stdout(Stdio::null())
         .stderr(Stdio::null());
     command
 }
 
-/// Milliseconds.
+/// Calls a function [`ROUNDS`] times and returns the median of its milliseconds.
 pub(super) fn median(mut once: impl FnMut() -> Result<()>) -> Result<f64> {
     let mut times = Vec::new();
     for _ in 0..ROUNDS {
-        let begun = Instant::now();
+        let start = Instant::now();
         once()?;
-        times.push(begun.elapsed());
+        times.push(start.elapsed());
     }
     times.sort();
     Ok(times[ROUNDS / 2].as_secs_f64() * 1e3)
 }
 
-/// A connection, once there is a socket.
+/// Connects to a host; waits until it has opened its socket.
 pub(super) fn connect(socket: &Path) -> Result<Client> {
-    let begun = Instant::now();
+    let start = Instant::now();
     loop {
         match Client::connect(socket) {
             Ok(client) => return Ok(client),
-            Err(error) if begun.elapsed() > START => return Err(error.into()),
+            Err(error) if start.elapsed() > START_TIMEOUT => return Err(error.into()),
             Err(_) => thread::sleep(Duration::from_millis(20)),
         }
     }
 }
 
-/// A process, ended when dropped.
+/// A child process; dropping it kills it.
 pub(super) struct Host(pub(super) Child);
 
 impl Host {
-    pub(super) fn start(command: &mut Command, place: &Path) -> Result<Self> {
-        fs::create_dir_all(place.join("dumps"))?;
+    pub(super) fn start(command: &mut Command, dir: &Path) -> Result<Self> {
+        fs::create_dir_all(dir.join("dumps"))?;
         Ok(Self(
             command.spawn().with_context(|| format!("{command:?}"))?,
         ))
     }
 
-    pub(super) fn client(&self, place: &Path) -> Result<Client> {
-        connect(&sockets(place).join(format!("{}.sock", self.0.id())))
+    /// Connects to the host's control socket in `dir`.
+    pub(super) fn client(&self, dir: &Path) -> Result<Client> {
+        connect(&socket_dir(dir).join(format!("{}.sock", self.0.id())))
     }
 
-    /// That line of its `/proc/PID/status`.
-    pub(super) fn kib(&self, field: &str) -> Result<u64> {
+    /// Number in a line of the process's /proc/PID/status: KiB for memory.
+    pub(super) fn status_field(&self, field: &str) -> Result<u64> {
         let status = fs::read_to_string(format!("/proc/{}/status", self.0.id()))?;
         let number = status.lines().find_map(|line| line.strip_prefix(field));
         let number = number.and_then(|number| number.split_whitespace().next());
@@ -88,7 +91,7 @@ impl Host {
 impl Drop for Host {
     fn drop(&mut self) {
         if let Err(error) = self.0.kill().and_then(|()| self.0.wait().map(drop)) {
-            eprintln!("failed to end {}: {error}", self.0.id());
+            eprintln!("failed to kill {}: {error}", self.0.id());
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What asks hosts, and a host that many ask.
+//! Commands that query many hosts, and one host with many clients.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -13,22 +13,23 @@ use memprof_host::client::Client;
 use xtask::dist::dist;
 
 use super::Growth;
-use super::host::{Host, connect, median, plugin, preloaded, sockets};
+use super::host::{Host, connect, median, plugin_path, preload_command, socket_dir};
 use crate::limits::Measurements;
 
-/// Clients that each connect, ask and leave, for so long.
+/// Threads of clients, each of which connects, sends a message and disconnects, repeatedly.
 const CLIENTS: usize = 64;
-const RECONNECTED: Duration = Duration::from_secs(10);
+/// Time for which the clients reconnect.
+const RECONNECT_TIME: Duration = Duration::from_secs(10);
 
-/// So long a host's own leak is measured.
-const ALONE: Duration = Duration::from_secs(10);
+/// Time for which the host's own leak is measured.
+const LEAK_TIME: Duration = Duration::from_secs(10);
 
-/// The times of what asks every host, and of what asks one, where so many run.
-pub(super) fn questions(place: &Path, figures: &mut Measurements) -> Result<()> {
+/// Measures commands that query all hosts and one that queries a single host, with 1, 100 and 1000 hosts.
+pub(super) fn time_queries(dir: &Path, measurements: &mut Measurements) -> Result<()> {
     let (mut ps, mut one, mut listed) = (Growth::default(), Growth::default(), Growth::default());
     let sleep = || {
-        let mut command = preloaded(place, Path::new("sleep"));
-        Host::start(command.arg("infinity"), place)
+        let mut command = preload_command(dir, Path::new("sleep"));
+        Host::start(command.arg("infinity"), dir)
     };
     let mut hosts = Vec::new();
     for count in [1, 100, 1000] {
@@ -36,13 +37,15 @@ pub(super) fn questions(place: &Path, figures: &mut Measurements) -> Result<()> 
             hosts.push(sleep()?);
         }
         for host in &hosts {
-            // One that still looks for its allocators answers later than `ps` waits on a busy machine.
-            host.client(place)?
+            // A host that still searches for its allocators replies later than `ps` waits on a busy machine.
+            host.client(dir)?
                 .message("memory_profile", "status", "", None)?;
         }
         let memprof = |args: &[&str]| -> Result<String> {
             let mut command = Command::new(dist().join("bin/memprof"));
-            let output = command.args(args).env("MEMPROF_SOCKET_DIR", sockets(place));
+            let output = command
+                .args(args)
+                .env("MEMPROF_SOCKET_DIR", socket_dir(dir));
             let output = output.output()?;
             ensure!(output.status.success(), "memprof {args:?}: {output:?}");
             Ok(String::from_utf8(output.stdout)?)
@@ -55,24 +58,24 @@ pub(super) fn questions(place: &Path, figures: &mut Measurements) -> Result<()> 
             count,
             median(|| memprof(&["status", "-t", &pid]).map(drop))?,
         );
-        listed.add(count, list(place, count)?);
+        listed.add(count, time_http_list(dir, count)?);
     }
-    ps.record_exponent("exponent of memprof ps, by hosts", figures)?;
-    one.record_exponent("exponent of memprof status -t PID, by hosts", figures)?;
-    listed.record_exponent("exponent of /api/v1/hosts, by hosts", figures)
+    ps.record_exponent("exponent of memprof ps, by hosts", measurements)?;
+    one.record_exponent("exponent of memprof status -t PID, by hosts", measurements)?;
+    listed.record_exponent("exponent of /api/v1/hosts, by hosts", measurements)
 }
 
-/// The time of a list over HTTP.
-fn list(place: &Path, count: usize) -> Result<f64> {
-    let http = place.join("scale.sock");
+/// Median milliseconds of a list of all hosts over HTTP.
+fn time_http_list(dir: &Path, count: usize) -> Result<f64> {
+    let http = dir.join("scale.sock");
     let mut serve = Command::new(dist().join("bin/memprof"));
     serve.arg("serve").arg("--socket").arg(&http);
-    serve.env("MEMPROF_SOCKET_DIR", sockets(place));
-    let mut server = Host::start(serve.stderr(Stdio::piped()), place)?;
-    let mut said = String::new();
+    serve.env("MEMPROF_SOCKET_DIR", socket_dir(dir));
+    let mut server = Host::start(serve.stderr(Stdio::piped()), dir)?;
+    let mut line = String::new();
     let stderr = server.0.stderr.take().context("it has no stderr")?;
-    BufReader::new(stderr).read_line(&mut said)?;
-    ensure!(said.contains("serving "), "{said}");
+    BufReader::new(stderr).read_line(&mut line)?;
+    ensure!(line.contains("serving "), "{line}");
     median(|| {
         let mut stream = UnixStream::connect(&http)?;
         stream.write_all(
@@ -86,56 +89,61 @@ fn list(place: &Path, count: usize) -> Result<f64> {
     })
 }
 
-/// What a host grows by, beside its own leak, while clients come and go, and what of it stays.
-pub(super) fn clients_that_come_and_go(place: &Path, figures: &mut Measurements) -> Result<()> {
-    let (config, socket) = (place.join("host.toml"), place.join("host.sock"));
+/// Measures the growth of a host's memory, without its own leak, that remains after clients have reconnected.
+pub(super) fn memory_after_reconnects(dir: &Path, measurements: &mut Measurements) -> Result<()> {
+    let (config, socket) = (dir.join("host.toml"), dir.join("host.sock"));
     let text = format!(
         "[control]\nsocket = {socket:?}\n[[plugin]]\npath = {:?}\n[plugin.config]\ndump_dir = {:?}\n",
-        plugin(),
-        place.join("dumps")
+        plugin_path(),
+        dir.join("dumps")
     );
     fs::write(&config, text)?;
     let mut command = Command::new(dist().join("examples/rust_host"));
     command.arg("--config").arg(&config).stderr(Stdio::null());
     let host = Host(command.spawn()?);
     connect(&socket)?;
-    let (begun, before, threads) = (Instant::now(), host.kib("RssAnon:")?, host.kib("Threads:")?);
-    let grown = || -> Result<f64> { Ok(host.kib("RssAnon:")? as f64 - before as f64) };
-    let seconds = || begun.elapsed().as_secs_f64();
-    thread::sleep(ALONE);
-    let leak = grown()? / seconds();
-    let beside_the_leak = || -> Result<f64> { Ok((grown()? - leak * seconds()) / 1024.0) };
-    let answered = come_and_go(&socket, Instant::now() + RECONNECTED);
-    let held = beside_the_leak()?;
-    while host.kib("Threads:")? > threads {
+    let (start, before, threads) = (
+        Instant::now(),
+        host.status_field("RssAnon:")?,
+        host.status_field("Threads:")?,
+    );
+    let growth = || -> Result<f64> { Ok(host.status_field("RssAnon:")? as f64 - before as f64) };
+    let seconds = || start.elapsed().as_secs_f64();
+    thread::sleep(LEAK_TIME);
+    let leak_rate = growth()? / seconds();
+    let growth_without_leak =
+        || -> Result<f64> { Ok((growth()? - leak_rate * seconds()) / 1024.0) };
+    let replies = run_clients(&socket, Instant::now() + RECONNECT_TIME);
+    let at_end = growth_without_leak()?;
+    while host.status_field("Threads:")? > threads {
         thread::sleep(Duration::from_millis(50));
     }
-    // As long as jemalloc keeps pages that are free.
+    // jemalloc keeps free pages for this time.
     thread::sleep(Duration::from_secs(10));
-    figures.record(
+    measurements.record(
         "memory that 64 clients that come and go leave",
-        beside_the_leak()?,
+        growth_without_leak()?,
         format_args!(
-            "{held:.0} MiB at their end, {answered} answers; the host's own leak, {:.1} MiB/s, left out",
-            leak / 1024.0
+            "{at_end:.0} MiB at their end, {replies} replies; the host's own leak, {:.1} MiB/s, left out",
+            leak_rate / 1024.0
         ),
     )
 }
 
-/// Clients that connect, ask for the status and leave, until `end`: how many were answered.
-fn come_and_go(socket: &Path, end: Instant) -> usize {
+/// Runs clients that connect, request the status and disconnect, until `end`; returns the number of replies.
+fn run_clients(socket: &Path, end: Instant) -> usize {
     let client = || {
-        let mut answered = 0;
+        let mut replies = 0;
         while Instant::now() < end {
             let reply = Client::connect(socket).and_then(|mut client| {
                 client
                     .message("memory_profile", "status", "", None)
                     .map(drop)
             });
-            // More clients than connections: some are turned away.
-            answered += usize::from(reply.is_ok());
+            // There are more clients than connections, so the host refuses some.
+            replies += usize::from(reply.is_ok());
         }
-        answered
+        replies
     };
     thread::scope(|scope| {
         let clients: Vec<_> = (0..CLIENTS).map(|_| scope.spawn(client)).collect();

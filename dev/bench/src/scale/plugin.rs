@@ -1,4 +1,4 @@
-//! What the plugin does in its process: dumps, the search for allocators, the list of what is kept.
+//! Work of the plugin in its process: dumps, the search for allocators, the list of kept dumps.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,14 +13,14 @@ use torture::many_stacks::ManyStacks;
 use xtask::run::{root, run};
 
 use super::Growth;
-use super::host::{Host, median, plugin, preloaded};
+use super::host::{Host, median, plugin_path, preload_command};
 use crate::limits::Measurements;
 
-/// Libraries that are loaded while the plugin runs, one after the other.
-const LATER: usize = 7;
+/// Libraries that the program loads one by one while the plugin runs.
+const LATER_LIBRARIES: usize = 7;
 
-/// Has a message done, of any length of reply.
-fn ask(client: &mut Client, message: &str) -> Result<Vec<u8>> {
+/// Sends a message and returns the body of its reply, which may have any length.
+fn send_message(client: &mut Client, message: &str) -> Result<Vec<u8>> {
     let reply = client.message("memory_profile", message, "", Some(Delivery::Fd))?;
     let status = reply.result.status_code;
     let body = reply.into_bytes()?;
@@ -28,20 +28,27 @@ fn ask(client: &mut Client, message: &str) -> Result<Vec<u8>> {
     Ok(body)
 }
 
-pub(super) fn dump_with_stacks(place: &Path, figures: &mut Measurements) -> Result<()> {
+/// Measures dumps by the number of stacks.
+pub(super) fn dump_with_stacks(dir: &Path, measurements: &mut Measurements) -> Result<()> {
     let mut growth = Growth::default();
     for stacks in [1_000, 10_000, 100_000] {
-        let host = ManyStacks::start(place, stacks)?;
+        let host = ManyStacks::start(dir, stacks)?;
         let mut client = host.client()?;
-        growth.add(stacks, median(|| ask(&mut client, "dump").map(drop))?);
+        growth.add(
+            stacks,
+            median(|| send_message(&mut client, "dump").map(drop))?,
+        );
     }
-    growth.record_exponent("exponent of a dump, by stacks", figures)
+    growth.record_exponent("exponent of a dump, by stacks", measurements)
 }
 
-/// A dump tells of each library; the search for allocators looks into each that is new, while the last one is
-/// loaded.
-pub(super) fn with_libraries(place: &Path, figures: &mut Measurements) -> Result<()> {
-    let (program, library) = (place.join("many_objects"), place.join("object.so"));
+/// Measures dumps, which list all libraries, and the search for allocators in a new library, by the number of loaded
+/// libraries.
+pub(super) fn dump_and_search_with_libraries(
+    dir: &Path,
+    measurements: &mut Measurements,
+) -> Result<()> {
+    let (program, library) = (dir.join("many_objects"), dir.join("object.so"));
     let source = root().join("dev/bench/src/many_objects.c");
     run(Command::new("cc").arg("-o").arg(&program).arg(&source))?;
     run(Command::new("cc")
@@ -50,49 +57,52 @@ pub(super) fn with_libraries(place: &Path, figures: &mut Measurements) -> Result
         .arg(&source))?;
     let (mut dump, mut search) = (Growth::default(), Growth::default());
     for count in [10, 100, 1000] {
-        // The loader knows a file by its inode, so each is a copy.
-        let objects: Vec<PathBuf> = (0..count + LATER)
-            .map(|number| place.join(format!("object-{number}.so")))
+        // The dynamic loader identifies a file by its inode, so each library is a copy.
+        let objects: Vec<PathBuf> = (0..count + LATER_LIBRARIES)
+            .map(|number| dir.join(format!("object-{number}.so")))
             .collect();
         for object in &objects {
             fs::copy(&library, object)?;
         }
         let (first, later) = objects.split_at(count);
-        let mut command = preloaded(place, &program);
+        let mut command = preload_command(dir, &program);
         command.args(first).arg("--").args(later);
         command.env("MALLOC_CONF", "prof:true,lg_prof_sample:12");
-        let preload = format!("libjemalloc.so.2:{}", plugin().display());
-        let host = Host::start(command.env("LD_PRELOAD", preload), place)?;
-        let mut client = host.client(place)?;
-        ask(&mut client, "dump")?;
-        dump.add(count, median(|| ask(&mut client, "dump").map(drop))?);
+        let preload = format!("libjemalloc.so.2:{}", plugin_path().display());
+        let host = Host::start(command.env("LD_PRELOAD", preload), dir)?;
+        let mut client = host.client(dir)?;
+        send_message(&mut client, "dump")?;
+        dump.add(
+            count,
+            median(|| send_message(&mut client, "dump").map(drop))?,
+        );
         let mut times = Vec::new();
         for object in later {
-            load(&host, object)?;
-            let begun = Instant::now();
-            // Of all messages that look for allocators, the one that does least besides.
-            ask(&mut client, "background_thread")?;
-            times.push(begun.elapsed());
+            load_next(&host, object)?;
+            let start = Instant::now();
+            // This message does least besides the search for allocators.
+            send_message(&mut client, "background_thread")?;
+            times.push(start.elapsed());
         }
         times.sort();
-        search.add(count, times[LATER / 2].as_secs_f64() * 1e3);
+        search.add(count, times[LATER_LIBRARIES / 2].as_secs_f64() * 1e3);
     }
-    dump.record_exponent("exponent of a dump, by loaded libraries", figures)?;
+    dump.record_exponent("exponent of a dump, by loaded libraries", measurements)?;
     search.record_exponent(
         "exponent of a search for allocators, by loaded libraries",
-        figures,
+        measurements,
     )
 }
 
-/// Has the program load its next library.
-fn load(host: &Host, object: &Path) -> Result<()> {
+/// Makes the program load its next library, and waits until it is mapped.
+fn load_next(host: &Host, object: &Path) -> Result<()> {
     let pid = host.0.id();
     run(Command::new("kill").arg("-USR1").arg(pid.to_string()))?;
-    let begun = Instant::now();
+    let start = Instant::now();
     let name = object.to_string_lossy().into_owned();
     while !fs::read_to_string(format!("/proc/{pid}/maps"))?.contains(&name) {
         ensure!(
-            begun.elapsed() < Duration::from_secs(10),
+            start.elapsed() < Duration::from_secs(10),
             "{name} is not loaded"
         );
         thread::sleep(Duration::from_millis(1));
@@ -100,23 +110,27 @@ fn load(host: &Host, object: &Path) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn kept_dumps(place: &Path, figures: &mut Measurements) -> Result<()> {
-    let config = place.join("kept.toml");
+/// Measures the message `list` by the number of kept dumps.
+pub(super) fn list_kept_dumps(dir: &Path, measurements: &mut Measurements) -> Result<()> {
+    let config = dir.join("kept.toml");
     let mut growth = Growth::default();
     for count in [32, 1000] {
         fs::write(&config, format!("[keep]\ncount = {count}\n"))?;
-        let mut command = preloaded(place, Path::new("sleep"));
+        let mut command = preload_command(dir, Path::new("sleep"));
         command.arg("infinity").env("MEMPROF_CONFIG", &config);
-        let host = Host::start(&mut command, place)?;
-        let mut client = host.client(place)?;
-        ask(&mut client, "activate")?;
+        let host = Host::start(&mut command, dir)?;
+        let mut client = host.client(dir)?;
+        send_message(&mut client, "activate")?;
         for _ in 0..count {
-            ask(&mut client, "dump")?;
+            send_message(&mut client, "dump")?;
         }
-        let list = String::from_utf8(ask(&mut client, "list")?)?;
+        let list = String::from_utf8(send_message(&mut client, "list")?)?;
         let kept = list.matches("\"id\"").count();
         ensure!(kept == count, "{kept} dumps are kept, not {count}");
-        growth.add(count, median(|| ask(&mut client, "list").map(drop))?);
+        growth.add(
+            count,
+            median(|| send_message(&mut client, "list").map(drop))?,
+        );
     }
-    growth.record_exponent("exponent of a list, by kept dumps", figures)
+    growth.record_exponent("exponent of a list, by kept dumps", measurements)
 }

@@ -1,4 +1,4 @@
-//! What reads a dump.
+//! Reports of dumps of several sizes.
 
 use std::fs;
 use std::path::Path;
@@ -16,9 +16,10 @@ use crate::synthetic;
 /// Nodes of the call trees of 1, 10 and 100 MB.
 const NODES: [usize; 3] = [25_000, 560_000, 5_800_000];
 
-pub(super) fn by_size(place: &Path, figures: &mut Measurements) -> Result<()> {
+/// Measures `memprof report` by the bytes of the dump.
+pub(super) fn report_by_size(dir: &Path, measurements: &mut Measurements) -> Result<()> {
     let mut growth = Growth::default();
-    let file = place.join("report.heap");
+    let file = dir.join("report.heap");
     for nodes in NODES {
         let dump = synthetic::named_dump(nodes)?;
         fs::write(&file, &dump)?;
@@ -29,5 +30,5 @@ pub(super) fn by_size(place: &Path, figures: &mut Measurements) -> Result<()> {
         })?;
         growth.add(dump.len(), time);
     }
-    growth.record_exponent("exponent of a report, by bytes", figures)
+    growth.record_exponent("exponent of a report, by bytes", measurements)
 }

@@ -1,6 +1,6 @@
-/* Allocations at the end of a chain of twenty calls, timed with sampling off and with each walker,
- * round after round: `micro ROUNDS ALLOCATIONS` prints for each round the cost of a sample in
- * nanoseconds with jemalloc's own walk, with none and with ours. Without rounds it only allocates. */
+/* Times allocations at the end of a chain of twenty calls, without sampling and with each walker.
+ * `micro ROUNDS ALLOCATIONS` prints for each round the cost of a sample in nanoseconds with jemalloc's walk, without a
+ * walk and with memprof's. With 0 rounds it only allocates. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdbool.h>
@@ -17,7 +17,7 @@ __attribute__((noinline)) static void allocate(int times) {
     }
 }
 
-/* Frames of several sizes that save registers, as those of real functions do. */
+/* Defines functions whose frames have different sizes and save registers, like those of real functions. */
 #define CALL(number, callee)                                         \
     __attribute__((noinline)) static int call_##number(int times) {  \
         volatile char frame[16 + number * 8];                        \
@@ -31,16 +31,16 @@ CALL(6, call_5) CALL(7, call_6) CALL(8, call_7) CALL(9, call_8) CALL(10, call_9)
 CALL(11, call_10) CALL(12, call_11) CALL(13, call_12) CALL(14, call_13) CALL(15, call_14)
 CALL(16, call_15) CALL(17, call_16) CALL(18, call_17) CALL(19, call_18)
 
-static double seconds(void) {
+static double cpu_seconds(void) {
     struct timespec now;
     clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
     return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
 }
 
-static double timed(int times) {
-    double begun = seconds();
+static double time_allocations(int times) {
+    double start = cpu_seconds();
     call_19(times);
-    return seconds() - begun;
+    return cpu_seconds() - start;
 }
 
 int main(int argc, char **argv) {
@@ -57,13 +57,13 @@ int main(int argc, char **argv) {
     bool on = true, off = false;
     for (int round = 0; round < rounds; round++) {
         mallctl("prof.active", NULL, NULL, &off, sizeof off);
-        double idle = timed(times);
+        double idle = time_allocations(times);
         double cost[3];
         for (unsigned walker = 0; walker < 3; walker++) {
             if (install(walker)) return 1;
             mallctl("prof.active", NULL, NULL, &on, sizeof on);
             uint64_t before = samples();
-            double busy = timed(times);
+            double busy = time_allocations(times);
             uint64_t taken = samples() - before;
             mallctl("prof.active", NULL, NULL, &off, sizeof off);
             if (taken == 0) return 1;
