@@ -1,4 +1,4 @@
-//! Where the memory of the process is.
+//! Accounting of the process's memory.
 
 pub(crate) mod ledger;
 pub(crate) mod recent_allocations;

@@ -1,4 +1,4 @@
-//! Why profiling cannot work in a process, and the line that fixes it.
+//! Diagnoses why profiling cannot work in a process, and how to fix it.
 
 mod allocator;
 mod conf_sources;
@@ -13,7 +13,7 @@ use std::path::Path;
 
 use allocator::{check_allocator, check_jemalloc};
 use facts::{AllocatorFacts, DumpDirFacts, JemallocFacts};
-use process::whole_process;
+use process::check_process;
 use runtime_heap::report_runtime_heaps;
 
 use crate::allocators::unprofilable::Unprofilable;
@@ -21,24 +21,25 @@ use crate::allocators::unprofilable::Unprofilable;
 pub(crate) use facts::Facts;
 pub(crate) use gather::gather;
 
-/// A dump directory with less room than this is nearly full.
-const LITTLE_ROOM: u64 = 64 << 20;
+/// Free space in bytes below which a dump directory counts as nearly full.
+const MIN_FREE_SPACE: u64 = 64 << 20;
 
-/// Judges.
+/// Derives findings from the facts, the most general first.
 pub(crate) fn examine(facts: &Facts) -> Vec<Finding> {
     let mut findings = Vec::new();
     report_runtime_heaps(facts, &mut findings);
-    whole_process(facts, &mut findings);
+    check_process(facts, &mut findings);
     for allocator in &facts.allocators {
         check_allocator(allocator, &mut findings);
     }
     for jemalloc in &facts.jemallocs {
         check_jemalloc(jemalloc, facts, &mut findings);
     }
-    dump_dir(&facts.dump_dir, &mut findings);
+    check_dump_dir(&facts.dump_dir, &mut findings);
     findings
 }
 
+/// Creates a finding. `kind` is its machine-readable code, `remedy` an imperative sentence.
 fn finding(
     kind: &'static str,
     severity: Severity,
@@ -53,14 +54,15 @@ fn finding(
     }
 }
 
-/// Why profiling cannot be on, in the words of `activate`.
-fn refusal(reason: &Unprofilable, severity: Severity) -> Finding {
+/// Finding that profiling is impossible, with the texts that `activate` reports.
+fn unprofilable_finding(reason: &Unprofilable, severity: Severity) -> Finding {
     finding(reason.code(), severity, reason.message(), reason.remedy())
 }
 
-fn dump_dir(dir: &DumpDirFacts, findings: &mut Vec<Finding>) {
+/// Adds findings about the dump directory.
+fn check_dump_dir(dir: &DumpDirFacts, findings: &mut Vec<Finding>) {
     use Severity::{Error, Warning};
-    let path = |dir: &DumpDirFacts| -> String { Path::display(&dir.path).to_string() };
+    let display = |dir: &DumpDirFacts| -> String { Path::display(&dir.path).to_string() };
     if let Some((message, remedy)) = &dir.unusable {
         findings.push(finding("dump_dir_unusable", Error, message, remedy));
     }
@@ -70,18 +72,18 @@ fn dump_dir(dir: &DumpDirFacts, findings: &mut Vec<Finding>) {
             Warning,
             format!(
                 "the dump directory {} is on NFS or FUSE, so replies to `dump` may take long",
-                path(dir)
+                display(dir)
             ),
             "the host itself never waits for it; use a local directory for quick replies",
         ));
     }
-    if let Some(room) = dir.room.filter(|room| *room < LITTLE_ROOM) {
+    if let Some(free) = dir.free_bytes.filter(|free| *free < MIN_FREE_SPACE) {
         findings.push(finding(
             "dump_dir_nearly_full",
             Warning,
             format!(
-                "the dump directory {} has room for {room} more bytes",
-                path(dir)
+                "the dump directory {} has room for {free} more bytes",
+                display(dir)
             ),
             "free space, or lower keep.count and keep.bytes",
         ));
@@ -108,17 +110,17 @@ mod tests {
             allocated: Some(1 << 30),
             prefix: "jeprof".to_owned(),
             prefix_is_shared: false,
-            dumps_by_itself: false,
+            has_builtin_dumps: false,
             sources: Vec::new(),
             unlinked_conf: None,
         }
     }
 
-    fn seen(kind: AllocatorKind) -> AllocatorFacts {
+    fn allocator_facts(kind: AllocatorKind) -> AllocatorFacts {
         AllocatorFacts {
             name: format!("{kind} 1.0"),
             kind,
-            in_place: None,
+            fallback_reason: None,
             missing: Vec::new(),
             sample_interval: None,
         }
@@ -126,19 +128,19 @@ mod tests {
 
     fn healthy() -> Facts {
         Facts {
-            allocators: vec![seen(AllocatorKind::Jemalloc)],
+            allocators: vec![allocator_facts(AllocatorKind::Jemalloc)],
             jemallocs: vec![healthy_jemalloc()],
             lock_free_unwinding: true,
             dump_dir: DumpDirFacts {
                 path: "/d".into(),
-                room: Some(1 << 40),
+                free_bytes: Some(1 << 40),
                 ..DumpDirFacts::default()
             },
             ..Facts::default()
         }
     }
 
-    /// Checks that `change` to a healthy process is found as `kind`, and nothing else.
+    /// Checks that `change` to a healthy process yields one finding, of this kind.
     fn check(change: impl FnOnce(&mut Facts), kind: &str, severity: Severity, part: &str) {
         let mut facts = healthy();
         change(&mut facts);
@@ -168,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn what_keeps_profiling_off() {
+    fn unprofilable_process_is_an_error() {
         let of_jemalloc = |facts: &mut Facts| {
             jemalloc(facts).opt_prof = false;
             jemalloc(facts).unprofilable = Some(not_started());
@@ -177,7 +179,7 @@ mod tests {
         let remedy = "restart this program with MALLOC_CONF=prof:true";
         check(of_jemalloc, "not_started", Severity::Error, remedy);
         let of_glibc = |facts: &mut Facts| {
-            facts.allocators = vec![seen(AllocatorKind::Glibc)];
+            facts.allocators = vec![allocator_facts(AllocatorKind::Glibc)];
             facts.jemallocs.clear();
             facts.unavailable = Some(Unprofilable::NoProfiler {
                 allocator: Some("glibc 2.36".to_owned()),
@@ -188,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn what_keeps_profiling_off_is_said_as_activate_says_it() {
+    fn unprofilable_finding_equals_error_of_activate() {
         for reason in all_reasons() {
             let findings = examine(&Facts {
                 unavailable: Some(reason.clone()),
@@ -206,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn options_that_jemalloc_leaves_out() {
+    fn ignored_options_are_warnings() {
         use Severity::Warning;
         let options = |facts: &mut Facts| {
             jemalloc(facts).sources = vec![ConfSource {
@@ -251,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn catches_of_a_profile() {
+    fn profile_pitfalls_are_warnings() {
         use Severity::Warning;
         let stats = |facts: &mut Facts| jemalloc(facts).config_stats = false;
         check(stats, "no_statistics", Warning, "--enable-stats");
@@ -267,7 +269,7 @@ mod tests {
         let shared = |facts: &mut Facts| {
             jemalloc(facts).prefix = "/tmp/jeprof".to_owned();
             jemalloc(facts).prefix_is_shared = true;
-            jemalloc(facts).dumps_by_itself = true;
+            jemalloc(facts).has_builtin_dumps = true;
         };
         check(shared, "shared_dumps", Warning, "/tmp/jeprof");
         let fine = |facts: &mut Facts| facts.allocators[0].sample_interval = Some(512);
@@ -275,7 +277,7 @@ mod tests {
         let pages = |facts: &mut Facts| {
             facts.allocators = vec![AllocatorFacts {
                 sample_interval: Some(64 << 10),
-                ..seen(AllocatorKind::Tcmalloc)
+                ..allocator_facts(AllocatorKind::Tcmalloc)
             }];
             facts.jemallocs.clear();
         };
@@ -285,7 +287,7 @@ mod tests {
         let unwinder = |facts: &mut Facts| facts.lock_free_unwinding = false;
         check(unwinder, "exposed_unwinder", Warning, "_dl_find_object");
         let given_up = |facts: &mut Facts| {
-            facts.given_up_walks = vec!["jemalloc 5.3.0: only 1 of 64 stacks".to_owned()];
+            facts.walker_disagreements = vec!["jemalloc 5.3.0: only 1 of 64 stacks".to_owned()];
         };
         check(
             given_up,
@@ -293,7 +295,7 @@ mod tests {
             Warning,
             "only 1 of 64 stacks",
         );
-        let filtered = |facts: &mut Facts| facts.is_filtered = true;
+        let filtered = |facts: &mut Facts| facts.has_seccomp_filter = true;
         check(
             filtered,
             "seccomp_filter",
@@ -317,7 +319,11 @@ mod tests {
         };
         let remedy = "-Wl,--export-dynamic-symbol=malloc_conf";
         check(conf, "hidden_malloc_conf", Warning, remedy);
-        let two = |facts: &mut Facts| facts.allocators.push(seen(AllocatorKind::Tcmalloc));
+        let two = |facts: &mut Facts| {
+            facts
+                .allocators
+                .push(allocator_facts(AllocatorKind::Tcmalloc))
+        };
         let names = "2 allocators serve this process (jemalloc 1.0, tcmalloc 1.0)";
         check(two, "several_allocators", Warning, names);
         let load_unknown =
@@ -331,14 +337,14 @@ mod tests {
     }
 
     #[test]
-    fn the_c_librarys_malloc_beside_another_is_no_news() {
+    fn glibc_beside_other_allocator_is_no_finding() {
         let mut facts = healthy();
-        facts.allocators.push(seen(AllocatorKind::Glibc));
+        facts.allocators.push(allocator_facts(AllocatorKind::Glibc));
         assert_eq!(examine(&facts), []);
     }
 
     #[test]
-    fn one_that_profiles_is_enough() {
+    fn unprofilable_jemalloc_beside_another_is_a_warning() {
         let mut facts = healthy();
         facts.jemallocs.push(JemallocFacts {
             opt_prof: false,
@@ -353,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn dump_directories() {
+    fn dump_directory_findings() {
         use Severity::{Error, Warning};
         let unusable = |facts: &mut Facts| {
             let reason = "failed to use /d: Permission denied (EACCES)".to_owned();
@@ -362,7 +368,7 @@ mod tests {
         check(unusable, "dump_dir_unusable", Error, "EACCES");
         let remote = |facts: &mut Facts| facts.dump_dir.may_block = true;
         check(remote, "dump_dir_remote", Warning, "NFS or FUSE");
-        let full = |facts: &mut Facts| facts.dump_dir.room = Some(4096);
+        let full = |facts: &mut Facts| facts.dump_dir.free_bytes = Some(4096);
         check(
             full,
             "dump_dir_nearly_full",

@@ -1,4 +1,4 @@
-//! Dumps that nobody asks for: when one is due.
+//! Decides when an automatic dump is due.
 
 pub(crate) mod gdump;
 pub(crate) mod memory_reading;

@@ -1,10 +1,10 @@
-//! Where the resident memory of a process is: what the kernel counts, reconciled with what the
-//! allocators say they hold.
+//! The ledger: the resident memory of a process by part, reconciled between the kernel's counts and the
+//! allocators' own statistics.
 //!
-//! RSS = file pages + shared pages + anonymous pages, and the anonymous ones are live heap,
-//! fragmentation, dirty pages, the allocator's metadata, and what no allocator knows: stacks, raw
-//! `mmap`s, static data. Only cheap sources: `/proc/thread-self/status`, the allocators' totals, two
-//! cgroup files. [`Smaps`](memprof_messages::Smaps) only on request.
+//! RSS = file pages + shared pages + anonymous pages. The anonymous pages are live heap, fragmentation, dirty
+//! pages, the allocator's metadata, and memory outside of every allocator: stacks, raw `mmap`s, static data.
+//! Uses only cheap sources: `/proc/thread-self/status`, the allocators' totals, two cgroup files.
+//! [`Smaps`](memprof_messages::Smaps) is read only on request.
 
 use memprof_messages::{
     AllocatorHeap, Cgroup, HeapTotals, HeapUsage, Ledger, LedgerFinding, LedgerFindingKind,
@@ -12,14 +12,14 @@ use memprof_messages::{
 };
 use std::time::Duration;
 
-/// Above this ratio of active to allocated bytes, fragmentation is worth a word.
-const FRAGMENTED: f64 = 1.3;
-/// Above this share of RSS, dirty pages and memory outside of the heap are worth a word.
+/// Ratio of active to allocated bytes above which fragmentation is reported.
+const FRAGMENTED_RATIO: f64 = 1.3;
+/// Share of RSS above which dirty pages and memory outside of the heap are reported.
 const NOTABLE_SHARE: f64 = 0.10;
-/// Below this many bytes nothing is worth a word.
+/// Least size of a reported part, in bytes.
 const NOTABLE_BYTES: u64 = 16 << 20;
 
-/// What the kernel says of a process (`proc_pid_status(5)`), in bytes.
+/// Resident memory of a process as the kernel counts it (proc_pid_status(5)), in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ResidentMemory {
     pub anonymous: u64,
@@ -28,6 +28,7 @@ pub(crate) struct ResidentMemory {
 }
 
 impl ResidentMemory {
+    /// Parses the text of /proc/PID/status. `None` if a field is missing.
     pub(crate) fn parse(status: &str) -> Option<Self> {
         let field = |name: &str| -> Option<u64> {
             let value = status.lines().find_map(|line| line.strip_prefix(name))?;
@@ -46,42 +47,42 @@ impl ResidentMemory {
     }
 }
 
-/// The bytes that the allocators count as their own and the process has not touched yet, as far as
-/// they show: by so much their parts exceed what is resident. Mostly metadata, laid out early.
+/// Bytes by which the allocators' parts exceed the resident memory: memory that they count as their own and
+/// the process has not touched yet, mostly metadata laid out early.
 pub(crate) fn untouched(anonymous: u64, allocators: &[AllocatorHeap]) -> u64 {
     let heap = detailed_total(allocators);
     let counted = heap.resident.max(heap.active.saturating_add(heap.metadata));
-    // Of what a sample is laid out in, only the object's own pages are touched.
-    let sampled = sampled(allocators);
+    // Of the pages of a sampled object, only the object's own are touched.
+    let sampled = sampled_total(allocators);
     let beside_samples = sampled.active.saturating_sub(sampled.pages);
     counted
         .saturating_sub(beside_samples)
         .saturating_sub(anonymous)
 }
 
-/// The sum over all allocators that tell live memory from free.
+/// Sum over all allocators that distinguish live from free memory.
 fn detailed_total(allocators: &[AllocatorHeap]) -> HeapTotals {
-    let figures = allocators.iter().filter_map(|each| match each.totals {
-        Some(HeapUsage::Detailed(figures)) => Some(figures),
+    let totals = allocators.iter().filter_map(|each| match each.totals {
+        Some(HeapUsage::Detailed(totals)) => Some(totals),
         Some(HeapUsage::CommittedOnly { .. }) | None => None,
     });
-    figures.fold(HeapTotals::default(), HeapTotals::sum)
+    totals.fold(HeapTotals::default(), HeapTotals::sum)
 }
 
-/// What the program holds, as far as allocators tell.
-pub(crate) fn live(allocators: &[AllocatorHeap]) -> u64 {
-    let (heap, sampled) = (detailed_total(allocators), sampled(allocators));
+/// Live bytes of the program in allocators that report them, without the cost of sampling.
+pub(crate) fn live_bytes(allocators: &[AllocatorHeap]) -> u64 {
+    let (heap, sampled) = (detailed_total(allocators), sampled_total(allocators));
     let unsampled = heap.allocated.saturating_sub(sampled.allocated);
     unsampled.saturating_add(sampled.bytes)
 }
 
-/// The sum over all allocators that tell.
-fn sampled(allocators: &[AllocatorHeap]) -> SampledObjects {
+/// Sum of the sampled objects over all allocators that report them.
+fn sampled_total(allocators: &[AllocatorHeap]) -> SampledObjects {
     let each = allocators.iter().filter_map(|each| each.sampled);
     each.fold(SampledObjects::default(), SampledObjects::sum)
 }
 
-/// The sum over all others.
+/// Sum of the committed bytes over all allocators that report nothing else.
 fn opaque_total(allocators: &[AllocatorHeap]) -> u64 {
     let committed = allocators.iter().filter_map(|each| match each.totals {
         Some(HeapUsage::CommittedOnly { committed }) => Some(committed),
@@ -90,8 +91,9 @@ fn opaque_total(allocators: &[AllocatorHeap]) -> u64 {
     committed.fold(0, u64::saturating_add)
 }
 
-/// Reconciles. The heap of an allocator that keeps no count is among what no allocator knows. So
-/// many bytes of metadata are known to be [`untouched`].
+/// Divides the resident memory into parts and derives findings. The heap of an allocator without statistics
+/// counts as outside of every allocator. `untouched` is the number of metadata bytes that are known to be
+/// [`untouched`].
 pub(crate) fn reconcile(
     resident: ResidentMemory,
     allocators: Vec<AllocatorHeap>,
@@ -100,41 +102,41 @@ pub(crate) fn reconcile(
     cgroup: Option<Cgroup>,
 ) -> Ledger {
     let heap = detailed_total(&allocators);
-    let sampled = sampled(&allocators);
-    // Without the samples: what the program's other objects take, and the pages that hold them.
+    let sampled = sampled_total(&allocators);
+    // Totals without the samples: the program's other objects, and their pages.
     let unsampled = HeapTotals {
         allocated: heap.allocated.saturating_sub(sampled.allocated),
         active: heap.active.saturating_sub(sampled.active),
         ..heap
     };
-    let live = live(&allocators);
-    let mut left = resident.anonymous;
-    // An allocator counts a page as its own before the process has touched it, so its parts may
-    // exceed what is resident. What was touched for certain is taken first.
-    let mut take = |bytes: u64| {
-        let taken = bytes.min(left);
-        left -= taken;
-        taken
+    let live_bytes = live_bytes(&allocators);
+    let mut remaining = resident.anonymous;
+    // An allocator counts a page before the process has touched it, so its parts may exceed what is resident.
+    // Parts that were certainly touched are subtracted first.
+    let mut subtract = |bytes: u64| {
+        let part = bytes.min(remaining);
+        remaining -= part;
+        part
     };
-    let live_heap = take(live);
-    let sampling = take(sampled.pages.saturating_sub(sampled.bytes));
-    let fragmentation = take(unsampled.active.saturating_sub(unsampled.allocated));
-    let dirty = take(
+    let live_heap = subtract(live_bytes);
+    let sampling = subtract(sampled.pages.saturating_sub(sampled.bytes));
+    let fragmentation = subtract(unsampled.active.saturating_sub(unsampled.allocated));
+    let dirty = subtract(
         heap.resident
             .saturating_sub(heap.active)
             .saturating_sub(heap.metadata),
     );
-    let metadata = take(heap.metadata.saturating_sub(untouched));
-    // Committed pages need not have been touched, so this is at most what it is.
-    let undivided = take(opaque_total(&allocators));
+    let metadata = subtract(heap.metadata.saturating_sub(untouched));
+    // Committed pages need not have been touched, so this is an upper bound.
+    let opaque = subtract(opaque_total(&allocators));
     let rows = [
         (LedgerPart::LiveHeap, live_heap),
         (LedgerPart::Sampling, sampling),
         (LedgerPart::Fragmentation, fragmentation),
         (LedgerPart::Dirty, dirty),
         (LedgerPart::Metadata, metadata),
-        (LedgerPart::UndividedHeap, undivided),
-        (LedgerPart::NotTheAllocator, left),
+        (LedgerPart::UndividedHeap, opaque),
+        (LedgerPart::NotTheAllocator, remaining),
         (LedgerPart::File, resident.file),
         (LedgerPart::Shared, resident.shared),
     ];
@@ -144,12 +146,12 @@ pub(crate) fn reconcile(
     });
     let rss_bytes = resident.total();
     let verdicts = [
-        growth(live, earlier),
-        costly_samples(&sampled, sampling, rss_bytes),
-        fragmented(&unsampled, fragmentation),
-        dirty_pages(dirty, rss_bytes),
-        outside_heap(left, rss_bytes),
-        page_cache(cgroup, rss_bytes),
+        growth_finding(live_bytes, earlier),
+        sampling_finding(&sampled, sampling, rss_bytes),
+        fragmentation_finding(&unsampled, fragmentation),
+        dirty_finding(dirty, rss_bytes),
+        outside_finding(remaining, rss_bytes),
+        page_cache_finding(cgroup, rss_bytes),
     ];
     Ledger {
         rss_bytes,
@@ -161,16 +163,16 @@ pub(crate) fn reconcile(
     }
 }
 
-/// What the live heap was before.
+/// Live bytes at an earlier time, and how long ago that was.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct EarlierLedger {
     pub allocated: u64,
     pub ago: Duration,
 }
 
-fn growth(live: u64, earlier: Option<EarlierLedger>) -> Option<LedgerFinding> {
+fn growth_finding(live_bytes: u64, earlier: Option<EarlierLedger>) -> Option<LedgerFinding> {
     let EarlierLedger { allocated, ago } = earlier?;
-    let grown = live.saturating_sub(allocated);
+    let grown = live_bytes.saturating_sub(allocated);
     let share = grown as f64 / allocated.max(1) as f64;
     (share > NOTABLE_SHARE && grown >= NOTABLE_BYTES).then(|| LedgerFinding {
         kind: LedgerFindingKind::Growth.into(),
@@ -186,8 +188,8 @@ fn growth(live: u64, earlier: Option<EarlierLedger>) -> Option<LedgerFinding> {
     })
 }
 
-/// `bytes` is the row.
-fn costly_samples(sampled: &SampledObjects, bytes: u64, rss: u64) -> Option<LedgerFinding> {
+/// Finding if sampling costs a notable share of RSS. `bytes` is the ledger's row.
+fn sampling_finding(sampled: &SampledObjects, bytes: u64, rss: u64) -> Option<LedgerFinding> {
     let share = bytes as f64 / rss.max(1) as f64;
     (share > NOTABLE_SHARE && bytes >= NOTABLE_BYTES).then(|| LedgerFinding {
         kind: LedgerFindingKind::Sampling.into(),
@@ -204,19 +206,20 @@ fn costly_samples(sampled: &SampledObjects, bytes: u64, rss: u64) -> Option<Ledg
     })
 }
 
-/// `lost` is the row: pages that count as active but were never touched are not lost.
-fn fragmented(heap: &HeapTotals, lost: u64) -> Option<LedgerFinding> {
+/// Finding if the heap is fragmented. `lost` is the ledger's row: active pages that were never touched are
+/// not lost.
+fn fragmentation_finding(heap: &HeapTotals, lost: u64) -> Option<LedgerFinding> {
     let ratio = heap.active as f64 / heap.allocated.max(1) as f64;
-    (ratio > FRAGMENTED && lost >= NOTABLE_BYTES).then(|| LedgerFinding {
+    (ratio > FRAGMENTED_RATIO && lost >= NOTABLE_BYTES).then(|| LedgerFinding {
         kind: LedgerFindingKind::Fragmentation.into(),
-        why: format!("active / allocated is {ratio:.2}, above {FRAGMENTED}: {lost} bytes are lost in partly filled pages"),
+        why: format!("active / allocated is {ratio:.2}, above {FRAGMENTED_RATIO}: {lost} bytes are lost in partly filled pages"),
         remedy: "purging will not help: these pages hold live objects beside the free ones; \
                  look for long-lived objects allocated among short-lived ones (`memprof ledger --pinned`)"
             .to_owned(),
     })
 }
 
-fn dirty_pages(dirty: u64, rss: u64) -> Option<LedgerFinding> {
+fn dirty_finding(dirty: u64, rss: u64) -> Option<LedgerFinding> {
     let share = dirty as f64 / rss.max(1) as f64;
     (share > NOTABLE_SHARE && dirty >= NOTABLE_BYTES).then(|| LedgerFinding {
         kind: LedgerFindingKind::Dirty.into(),
@@ -231,7 +234,7 @@ fn dirty_pages(dirty: u64, rss: u64) -> Option<LedgerFinding> {
     })
 }
 
-fn outside_heap(bytes: u64, rss: u64) -> Option<LedgerFinding> {
+fn outside_finding(bytes: u64, rss: u64) -> Option<LedgerFinding> {
     let share = bytes as f64 / rss.max(1) as f64;
     (share > NOTABLE_SHARE && bytes >= NOTABLE_BYTES).then(|| LedgerFinding {
         kind: LedgerFindingKind::NotTheAllocator.into(),
@@ -246,7 +249,7 @@ fn outside_heap(bytes: u64, rss: u64) -> Option<LedgerFinding> {
     })
 }
 
-fn page_cache(cgroup: Option<Cgroup>, rss: u64) -> Option<LedgerFinding> {
+fn page_cache_finding(cgroup: Option<Cgroup>, rss: u64) -> Option<LedgerFinding> {
     let Cgroup {
         usage_bytes,
         limit_bytes,
@@ -278,7 +281,7 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    fn of(kind: AllocatorKind, totals: HeapUsage) -> Vec<AllocatorHeap> {
+    fn heap_of(kind: AllocatorKind, totals: HeapUsage) -> Vec<AllocatorHeap> {
         vec![AllocatorHeap {
             kind: kind.into(),
             version: "1".to_owned(),
@@ -298,7 +301,7 @@ mod tests {
             mapped: 0,
             retained: 0,
         };
-        of(AllocatorKind::Jemalloc, HeapUsage::Detailed(figures))
+        heap_of(AllocatorKind::Jemalloc, HeapUsage::Detailed(figures))
     }
 
     fn kinds(ledger: &Ledger) -> Vec<&str> {
@@ -324,12 +327,12 @@ mod tests {
         };
         check(100, heap(50, 60, 5, 80), [50, 0, 10, 15, 5, 0, 20]);
         check(100, Vec::new(), [0, 0, 0, 0, 0, 0, 100]);
-        // Metadata that was never touched.
+        // Metadata beyond the resident memory was never touched.
         check(70, heap(50, 60, 25, 90), [50, 0, 10, 5, 5, 0, 0]);
         check(40, heap(50, 60, 5, 80), [40, 0, 0, 0, 0, 0, 0]);
         check(0, heap(0, 0, 0, 0), [0; 7]);
         let committed = |bytes| {
-            of(
+            heap_of(
                 AllocatorKind::Mimalloc,
                 HeapUsage::CommittedOnly { committed: bytes },
             )
@@ -338,7 +341,7 @@ mod tests {
         check(100, committed(u64::MAX), [0, 0, 0, 0, 0, 100, 0]);
         let both = [heap(50, 60, 5, 80), committed(10)].concat();
         check(100, both, [50, 0, 10, 15, 5, 10, 10]);
-        // An allocator that lies.
+        // An allocator with absurd statistics.
         let all = u64::MAX;
         check(
             100,
@@ -348,13 +351,13 @@ mod tests {
     }
 
     #[test]
-    fn what_sampling_costs_is_no_fragmentation() {
+    fn cost_of_sampling_is_no_fragmentation() {
         let resident = |anonymous| ResidentMemory {
             anonymous,
             file: 0,
             shared: 0,
         };
-        // 20,480 of the program's objects live, of 1 KiB; a quarter was sampled.
+        // 20,480 objects of the program are live, of 1 KiB each; a quarter was sampled.
         let sampled = |active_each: u64, allocated_each: u64| SampledObjects {
             objects: 5120,
             bytes: 5 * MIB,
@@ -377,7 +380,7 @@ mod tests {
             sampled: Some(sampled(20480, 16384)),
             ..heap(95 * MIB, 116 * MIB, 4 * MIB, 120 * MIB)[0].clone()
         }];
-        // 80 MiB beside the objects; 40 MiB of the rest are counted.
+        // 80 MiB of pages beside the objects; 40 MiB of the rest are counted.
         assert_eq!(untouched(40 * MIB, &beside), 0);
         assert_eq!(untouched(30 * MIB, &beside), 10 * MIB);
         check(heap(15 * MIB, 56 * MIB, 0, 60 * MIB), sampled(8192, 0));
@@ -400,7 +403,7 @@ mod tests {
     }
 
     #[test]
-    fn metadata_that_was_never_touched_stays_out_of_a_difference() {
+    fn untouched_metadata_does_not_change_difference() {
         let heap = heap(50, 60, 25, 90);
         let resident = |anonymous| ResidentMemory {
             anonymous,
@@ -419,7 +422,7 @@ mod tests {
     }
 
     #[test]
-    fn verdicts_pass_their_thresholds_and_not_before() {
+    fn findings_appear_above_their_thresholds() {
         let check = |heap: Vec<AllocatorHeap>, anonymous: u64, expected: &[&str]| {
             let ledger = reconcile(
                 ResidentMemory {
@@ -455,7 +458,7 @@ mod tests {
     }
 
     #[test]
-    fn growth_is_told_with_the_time_that_it_took() {
+    fn growth_finding_names_elapsed_time() {
         let check = |allocated: u64, expected: &[&str]| {
             let earlier = EarlierLedger {
                 allocated: allocated * MIB,
@@ -482,7 +485,7 @@ mod tests {
     }
 
     #[test]
-    fn fragmentation_says_that_purging_will_not_help() {
+    fn fragmentation_remedy_excludes_purging() {
         let resident = ResidentMemory {
             anonymous: 150 * MIB,
             file: 0,
@@ -504,7 +507,7 @@ mod tests {
     }
 
     #[test]
-    fn status_is_parsed_or_refused() {
+    fn incomplete_status_is_refused() {
         let status =
             "Name:\tx\nRssAnon:\t     100 kB\nRssFile:\t       2 kB\nRssShmem:\t       0 kB\n";
         let expected = ResidentMemory {

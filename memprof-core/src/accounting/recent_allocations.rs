@@ -1,5 +1,5 @@
-//! The latest sampled allocations, each with the stacks of its allocation and its release, as
-//! jemalloc 5.3 keeps them on request (`experimental.prof_recent`).
+//! The most recent sampled allocations, each with the stacks of its allocation and its free, which jemalloc
+//! 5.3 records on request (`experimental.prof_recent`).
 
 use std::ffi::CStr;
 use std::ops::RangeInclusive;
@@ -11,21 +11,20 @@ use crate::allocators::printout::Printout;
 use crate::error::{Error, ErrorKind, Result};
 use memprof_messages::{AllocatorKind, RecentAllocations};
 
-const MAX: &CStr = c"experimental.prof_recent.alloc_max";
-const DUMP: &CStr = c"experimental.prof_recent.alloc_dump";
+const ALLOC_MAX: &CStr = c"experimental.prof_recent.alloc_max";
+const ALLOC_DUMP: &CStr = c"experimental.prof_recent.alloc_dump";
 
-/// How many allocations may be kept.
+/// Range of the number of recorded allocations.
 pub const RECENT: RangeInclusive<u64> = 0..=512;
 
-/// The longest report: [`RECENT`] allocations with two of the deepest stacks (128 frames) each.
-const LIMIT: usize = 4 << 20;
+/// Longest report in bytes: [`RECENT`] allocations with two stacks of 128 frames each.
+const MAX_REPORT: usize = 4 << 20;
 
-/// Whether this jemalloc can, and may keep `max`.
+/// Fails unless this jemalloc can record `max` allocations.
 ///
 /// # Errors
-/// `Invalid` outside of [`RECENT`]; `Unsupported` where it is too old; `Unavailable` without
-/// profiling.
-pub(crate) fn require(jemalloc: &Jemalloc, max: Option<u64>) -> Result<()> {
+/// `InvalidArgument` outside of [`RECENT`]; `Unsupported` if it is too old; `Unavailable` without profiling.
+pub(crate) fn require_recent_allocations(jemalloc: &Jemalloc, max: Option<u64>) -> Result<()> {
     if let Some(max) = max.filter(|max| !RECENT.contains(max)) {
         let (low, high) = (RECENT.start(), RECENT.end());
         let message = format!("max={max} is out of range {low}..={high}");
@@ -35,15 +34,18 @@ pub(crate) fn require(jemalloc: &Jemalloc, max: Option<u64>) -> Result<()> {
     read_max(jemalloc).map(drop)
 }
 
-/// Sets how many are kept, where `max` is given, and reads what was kept so far.
+/// Sets the number of recorded allocations, if `max` is given, and reads the recorded ones.
 ///
 /// # Errors
-/// `Unavailable` while none are kept; jemalloc refused.
-pub(crate) fn take(jemalloc: &Jemalloc, max: Option<u64>) -> Result<RecentAllocations> {
+/// `Unavailable` while none are recorded; `Allocator`: jemalloc refused.
+pub(crate) fn read_recent_allocations(
+    jemalloc: &Jemalloc,
+    max: Option<u64>,
+) -> Result<RecentAllocations> {
     if let Some(max) = max {
         jemalloc
             .mallctl
-            .write(MAX, max as usize)
+            .write(ALLOC_MAX, max as usize)
             .map_err(|errno| Error::mallctl("experimental.prof_recent.alloc_max", errno))?;
     }
     let alloc_max = read_max(jemalloc)?;
@@ -52,11 +54,11 @@ pub(crate) fn take(jemalloc: &Jemalloc, max: Option<u64>) -> Result<RecentAlloca
         return Err(Error::new(ErrorKind::Unavailable, message)
             .remedy("send `recent max=100`, let the program run, and send `recent` again"));
     }
-    // Reserved before: the callback runs under a lock of jemalloc's.
-    let mut printout = Printout::with_capacity(LIMIT)?;
+    // Reserved beforehand, because the callback runs under a lock of jemalloc's.
+    let mut printout = Printout::with_capacity(MAX_REPORT)?;
     jemalloc
         .mallctl
-        .print_to(DUMP, &mut |piece| printout.push(piece))
+        .print_to(ALLOC_DUMP, &mut |piece| printout.push(piece))
         .map_err(|errno| Error::mallctl("experimental.prof_recent.alloc_dump", errno))?;
     Ok(RecentAllocations {
         kind: AllocatorKind::Jemalloc.into(),
@@ -66,8 +68,9 @@ pub(crate) fn take(jemalloc: &Jemalloc, max: Option<u64>) -> Result<RecentAlloca
     })
 }
 
+/// Number of allocations that jemalloc records at most.
 fn read_max(jemalloc: &Jemalloc) -> Result<i64> {
-    match jemalloc.mallctl.read::<usize>(MAX) {
+    match jemalloc.mallctl.read::<usize>(ALLOC_MAX) {
         Ok(max) => Ok(max as i64),
         Err(Errno::NOENT) => {
             let message = format!("{} has no experimental.prof_recent", jemalloc.identity);
@@ -85,35 +88,38 @@ mod tests {
     use crate::allocators::jemalloc::identify;
     use crate::identity::FoundBy;
 
-    struct Old;
-    impl Behaviour for Old {}
+    struct FakeWithoutRecent;
+    impl Behaviour for FakeWithoutRecent {}
 
-    struct Off;
-    impl Behaviour for Off {
+    struct ProfOffFake;
+    impl Behaviour for ProfOffFake {
         const OPT_PROF: bool = false;
     }
 
-    fn refusal<B: Behaviour + 'static>(max: Option<u64>) -> Error {
+    fn require_error<B: Behaviour + 'static>(max: Option<u64>) -> Error {
         let candidate = JemallocCandidate {
             mallctl: fake_mallctl::<B>(),
             found_by: FoundBy::Host,
             prefix: None,
             interposed: None,
         };
-        require(&identify(candidate, READERS).unwrap(), max).unwrap_err()
+        require_recent_allocations(&identify(candidate, READERS).unwrap(), max).unwrap_err()
     }
 
     #[test]
-    fn what_cannot_be_is_refused_with_the_reason() {
-        let too_old = refusal::<Old>(None);
+    fn unsupported_requests_are_refused_with_reason() {
+        let too_old = require_error::<FakeWithoutRecent>(None);
         assert_eq!(too_old.kind, ErrorKind::Unsupported);
         assert!(
             too_old
                 .message
                 .contains("5.2.1 has no experimental.prof_recent")
         );
-        assert_eq!(refusal::<Off>(None).kind, ErrorKind::Unavailable);
-        let too_many = refusal::<Old>(Some(513));
+        assert_eq!(
+            require_error::<ProfOffFake>(None).kind,
+            ErrorKind::Unavailable
+        );
+        let too_many = require_error::<FakeWithoutRecent>(Some(513));
         assert_eq!(too_many.message, "max=513 is out of range 0..=512");
     }
 }

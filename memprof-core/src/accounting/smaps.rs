@@ -4,18 +4,19 @@ use memprof_messages::Smaps;
 
 use crate::error::{Error, ErrorKind, Result};
 
-/// Those of the calling process.
+/// Reads the sums of the calling process's mappings.
 ///
 /// # Errors
-/// The file cannot be read, or lacks one of the sums.
+/// `Io`: the file cannot be read, or a sum is missing.
 pub(crate) fn read_current() -> Result<Smaps> {
     const ROLLUP: &str = "/proc/thread-self/smaps_rollup";
     let text = std::fs::read_to_string(ROLLUP)
         .map_err(|error| Error::io(&format!("read {ROLLUP}"), &error))?;
-    parse(&text).ok_or_else(|| Error::new(ErrorKind::Io, format!("{ROLLUP} lacks one of the sums")))
+    parse_rollup(&text)
+        .ok_or_else(|| Error::new(ErrorKind::Io, format!("{ROLLUP} lacks one of the sums")))
 }
 
-fn parse(text: &str) -> Option<Smaps> {
+fn parse_rollup(text: &str) -> Option<Smaps> {
     let field = |name: &str| -> Option<u64> {
         let value = text.lines().find_map(|line| line.strip_prefix(name))?;
         let kib: u64 = value.trim().strip_suffix("kB")?.trim().parse().ok()?;
@@ -35,7 +36,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_sums_are_parsed_or_refused() {
+    fn incomplete_rollup_is_refused() {
         let text = "5581f0a-7ffd ---p 00000000 00:00 0 [rollup]\nRss: 9 kB\nPss:        5 kB\n\
                     Pss_Dirty: 1 kB\nPrivate_Dirty:  4 kB\nLazyFree: 3 kB\nAnonHugePages: 2 kB\n\
                     Swap:  1 kB\nSwapPss: 0 kB\n";
@@ -46,8 +47,8 @@ mod tests {
             anon_huge_pages_bytes: 2 * 1024,
             swap_bytes: 1024,
         };
-        assert_eq!(parse(text), Some(expected));
-        assert_eq!(parse("Pss: 5 kB\n"), None);
+        assert_eq!(parse_rollup(text), Some(expected));
+        assert_eq!(parse_rollup("Pss: 5 kB\n"), None);
         assert!(read_current().unwrap().private_dirty_bytes > 0);
     }
 }

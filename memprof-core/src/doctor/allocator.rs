@@ -1,16 +1,17 @@
-//! What concerns one allocator.
+//! Findings about one allocator.
 
 use memprof_messages::{AllocatorKind, Finding, Severity};
 
-use super::{AllocatorFacts, Facts, JemallocFacts, finding, malloc_conf, refusal};
+use super::{AllocatorFacts, Facts, JemallocFacts, finding, malloc_conf, unprofilable_finding};
 use crate::allocators::tcmalloc;
 use crate::allocators::unprofilable::PROFILING_CONF;
 
-/// Fewer samples than these of the live heap make a poor profile.
-const FEW_SAMPLES: u64 = 100;
-/// Finer than one sample for 4 KiB, sampling itself shows in the host's latency.
+/// Number of samples of the live heap below which a profile is poor.
+const MIN_SAMPLES: u64 = 100;
+/// log2 of 4 KiB: below this sample interval, sampling shows in the host's latency.
 const FINE_LG_SAMPLE: u64 = 12;
 
+/// Adds findings about any allocator.
 pub(super) fn check_allocator(allocator: &AllocatorFacts, findings: &mut Vec<Finding>) {
     let name = &allocator.name;
     if !allocator.missing.is_empty() {
@@ -21,17 +22,17 @@ pub(super) fn check_allocator(allocator: &AllocatorFacts, findings: &mut Vec<Fin
             "what needs them is refused; use a whole and newer build of it",
         ));
     }
-    // Of a jemalloc that was started without, its own findings tell.
-    if let Some(why) = &allocator.in_place
+    // The findings about a jemalloc say the same.
+    if let Some(reason) = &allocator.fallback_reason
         && allocator.kind != AllocatorKind::Jemalloc
     {
         findings.push(finding(
             "sampled_by_memprof",
             Severity::Notice,
-            format!("{}: memprof's own sampler serves it", why.message()),
+            format!("{}: memprof's own sampler serves it", reason.message()),
             format!(
                 "`activate` is all it takes; for a profile of the allocator's own, {}",
-                why.remedy()
+                reason.remedy()
             ),
         ));
     }
@@ -55,16 +56,17 @@ pub(super) fn check_allocator(allocator: &AllocatorFacts, findings: &mut Vec<Fin
     }
 }
 
+/// Adds findings about a jemalloc.
 pub(super) fn check_jemalloc(jemalloc: &JemallocFacts, facts: &Facts, findings: &mut Vec<Finding>) {
     use Severity::Warning;
     let version = &jemalloc.version;
-    // With several, one that profiles is enough.
-    if let Some(why) = jemalloc.unprofilable.as_ref()
-        && facts.unavailable.as_ref() != Some(why)
+    // With several allocators, one that can be profiled suffices.
+    if let Some(reason) = jemalloc.unprofilable.as_ref()
+        && facts.unavailable.as_ref() != Some(reason)
     {
-        findings.push(refusal(why, Warning));
+        findings.push(unprofilable_finding(reason, Warning));
     }
-    options(jemalloc, findings);
+    check_options(jemalloc, findings);
     if let Some(symbol) = &jemalloc.hidden_conf {
         findings.push(finding(
             "hidden_malloc_conf",
@@ -106,7 +108,7 @@ pub(super) fn check_jemalloc(jemalloc: &JemallocFacts, facts: &Facts, findings: 
             "separate options by commas: prof_prefix:PATH,OPTION:VALUE",
         ));
     }
-    if jemalloc.dumps_by_itself && jemalloc.prefix_is_shared {
+    if jemalloc.has_builtin_dumps && jemalloc.prefix_is_shared {
         findings.push(finding(
             "shared_dumps",
             Warning,
@@ -118,11 +120,11 @@ pub(super) fn check_jemalloc(jemalloc: &JemallocFacts, facts: &Facts, findings: 
              directory of this user's own",
         ));
     }
-    sampling(jemalloc, findings);
+    check_interval(jemalloc, findings);
 }
 
-/// What was asked of it and is not in force.
-fn options(jemalloc: &JemallocFacts, findings: &mut Vec<Finding>) {
+/// Adds findings about options that a source sets and jemalloc did not apply.
+fn check_options(jemalloc: &JemallocFacts, findings: &mut Vec<Finding>) {
     let version = &jemalloc.version;
     for source in &jemalloc.sources {
         for fault in malloc_conf::ignored_options(source) {
@@ -134,13 +136,13 @@ fn options(jemalloc: &JemallocFacts, findings: &mut Vec<Finding>) {
             ));
         }
     }
-    // What the environment asks for is expected to count.
+    // Options of the environment are expected to take effect.
     if let Some((harder, before)) = jemalloc.sources.split_last()
         && harder.name.ends_with("_2_conf_harder")
         && let Some(environment) = before.last().filter(|each| each.is_environment())
     {
-        let overruled = malloc_conf::overridden_options(environment, harder);
-        findings.extend(overruled.into_iter().map(|fault| {
+        let overridden = malloc_conf::overridden_options(environment, harder);
+        findings.extend(overridden.into_iter().map(|fault| {
             finding(
                 "ignored_option",
                 Severity::Warning,
@@ -159,14 +161,15 @@ fn options(jemalloc: &JemallocFacts, findings: &mut Vec<Finding>) {
     }
 }
 
-fn sampling(jemalloc: &JemallocFacts, findings: &mut Vec<Finding>) {
+/// Adds a finding if the sample interval is too coarse for the live heap.
+fn check_interval(jemalloc: &JemallocFacts, findings: &mut Vec<Finding>) {
     use Severity::Warning;
     let Some(lg_sample) = jemalloc.lg_sample else {
         return;
     };
     let interval = 1u64.checked_shl(lg_sample as u32).unwrap_or(u64::MAX);
     if let Some(allocated) = jemalloc.allocated
-        && allocated / interval < FEW_SAMPLES
+        && allocated / interval < MIN_SAMPLES
         && lg_sample > FINE_LG_SAMPLE
     {
         let samples = allocated / interval;

@@ -1,5 +1,5 @@
-//! Where a jemalloc took its options from, in the order in which it reads them (jemalloc.3,
-//! TUNING): what comes later counts.
+//! Sources of a jemalloc's options, in the order in which jemalloc reads them (jemalloc(3), TUNING): later
+//! ones override earlier ones.
 
 use std::ffi::{CStr, CString};
 use std::fs::File;
@@ -12,30 +12,30 @@ use crate::allocators::loaded_objects::LoadedObject;
 use crate::allocators::symbols::ObjectSymbols;
 use crate::allocators::unprofilable::is_secure_execution;
 
-/// Longer than any text of options that a person writes.
-const LONGEST: usize = 4096;
+/// Longest option text to read, in bytes; no text that a person writes is longer.
+const MAX_TEXT_LEN: usize = 4096;
 
-/// The texts that set options, the environment's last but one.
-pub(crate) fn sources(jemalloc: &Jemalloc, objects: &[LoadedObject]) -> Vec<ConfSource> {
+/// Reads the option texts of a jemalloc; the environment's is the last but one.
+pub(crate) fn read_sources(jemalloc: &Jemalloc, objects: &[LoadedObject]) -> Vec<ConfSource> {
     let Some(variable) = &jemalloc.conf_variable else {
         return Vec::new();
     };
-    // `malloc_conf`, `_rjem_malloc_conf`.
+    // `malloc_conf` or, with a prefix, `_rjem_malloc_conf`.
     let symbol = variable.to_lowercase();
     let harder = format!("{symbol}_2_conf_harder");
-    let link = link(&symbol);
+    let link = conf_link_path(&symbol);
     let built_in = jemalloc.mallctl.read_text(c"config.malloc_conf").ok();
     let texts = [
         ("--with-malloc-conf".to_owned(), built_in),
         (
             format!("the program's {symbol}"),
-            variable_text(jemalloc, objects, &symbol),
+            read_program_variable(jemalloc, objects, &symbol),
         ),
-        (link.clone(), link_text(link.as_ref())),
-        (variable.clone(), environment(variable)),
+        (link.clone(), read_conf_link(link.as_ref())),
+        (variable.clone(), read_environment(variable)),
         (
             format!("the program's {harder}"),
-            variable_text(jemalloc, objects, &harder),
+            read_program_variable(jemalloc, objects, &harder),
         ),
     ];
     let source = |(name, text): (String, Option<String>)| {
@@ -51,23 +51,24 @@ pub(crate) fn sources(jemalloc: &Jemalloc, objects: &[LoadedObject]) -> Vec<Conf
     texts.into_iter().filter_map(source).collect()
 }
 
-/// `/etc/malloc.conf`, or that of a prefix.
-pub(crate) fn link(symbol: &str) -> String {
+/// Path of the link with options: `/etc/malloc.conf`, with the jemalloc's prefix.
+pub(crate) fn conf_link_path(symbol: &str) -> String {
     format!("/etc/{}", symbol.replace("malloc_conf", "malloc.conf"))
 }
 
-/// The text is the link's target; a file that is no link is not read.
-fn link_text(link: &Path) -> Option<String> {
+/// Target of the link, which jemalloc reads as options. `None` for a file that is no link.
+fn read_conf_link(link: &Path) -> Option<String> {
     let target = std::fs::read_link(link).ok()?;
     Some(target.to_string_lossy().into_owned())
 }
 
-fn environment(variable: &str) -> Option<String> {
+/// Value of the environment variable. `None` if it is unset or jemalloc ignores the environment.
+fn read_environment(variable: &str) -> Option<String> {
     let value = std::env::var_os(variable).filter(|_| !is_secure_execution())?;
     Some(value.to_string_lossy().into_owned())
 }
 
-/// Whether this jemalloc lists an option of that name among those that it runs with.
+/// Whether this jemalloc has an option of this name.
 fn has_option(jemalloc: &Jemalloc, key: &str) -> bool {
     let Ok(name) = CString::new(format!("opt.{key}")) else {
         return false;
@@ -75,17 +76,21 @@ fn has_option(jemalloc: &Jemalloc, key: &str) -> bool {
     jemalloc.mallctl.can_read(&name)
 }
 
-/// What a variable of the program's points to. Read through /proc, because the program may have
-/// put anything into it since.
-fn variable_text(jemalloc: &Jemalloc, objects: &[LoadedObject], symbol: &str) -> Option<String> {
+/// Text that a variable of the program points to. Read through /proc, because the program may have changed
+/// the pointer to anything.
+fn read_program_variable(
+    jemalloc: &Jemalloc,
+    objects: &[LoadedObject],
+    symbol: &str,
+) -> Option<String> {
     let name = CString::new(symbol).ok()?;
-    let address = variable_address(jemalloc, objects, &name)?;
+    let address = find_variable(jemalloc, objects, &name)?;
     let memory = File::open("/proc/thread-self/mem").ok()?;
     let mut pointer = [0; size_of::<usize>()];
     memory.read_exact_at(&mut pointer, address as u64).ok()?;
     let start = usize::from_ne_bytes(pointer) as u64;
     let mut text = Vec::new();
-    while text.len() < LONGEST {
+    while text.len() < MAX_TEXT_LEN {
         let mut byte = [0];
         memory
             .read_exact_at(&mut byte, start + text.len() as u64)
@@ -98,8 +103,8 @@ fn variable_text(jemalloc: &Jemalloc, objects: &[LoadedObject], symbol: &str) ->
     None
 }
 
-/// The one that the whole process sees, else the one in the file that has the jemalloc.
-fn variable_address(jemalloc: &Jemalloc, objects: &[LoadedObject], name: &CStr) -> Option<usize> {
+/// Address of the variable in the process's global scope, or else in the file of the jemalloc.
+fn find_variable(jemalloc: &Jemalloc, objects: &[LoadedObject], name: &CStr) -> Option<usize> {
     let mallctl = jemalloc.mallctl.address();
     let object = objects.iter().find(|object| object.contains(mallctl))?;
     let exported = ObjectSymbols::exported_variable(objects, name);

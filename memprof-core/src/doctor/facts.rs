@@ -1,4 +1,4 @@
-//! What is known of the process before it is judged, so that the judgement is pure.
+//! Facts about the process, gathered first, so that the diagnosis is a pure function.
 
 use std::path::PathBuf;
 
@@ -6,36 +6,36 @@ use super::malloc_conf::ConfSource;
 use crate::allocators::unprofilable::Unprofilable;
 use memprof_messages::AllocatorKind;
 
-/// What of the process the rules look at.
+/// Facts that the diagnosis uses.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Facts {
-    /// Why profiling cannot be on.
+    /// Reason why profiling is impossible. `None` if it is possible.
     pub unavailable: Option<Unprofilable>,
-    /// All of them, jemallocs too.
+    /// All allocators, including jemallocs.
     pub allocators: Vec<AllocatorFacts>,
     pub jemallocs: Vec<JemallocFacts>,
-    /// The file whose `malloc` serves the process, where that is none of the allocators.
+    /// File of the `malloc` that serves the process, if it belongs to no known allocator.
     pub unknown_malloc: Option<PathBuf>,
-    /// The program's file, where it contains a jemalloc that cannot be driven.
+    /// File of the program, if it contains a jemalloc that memprof cannot control.
     pub stripped_jemalloc: Option<PathBuf>,
-    /// The variables for allocators that are set, with their values.
+    /// Name and value of each environment variable that some jemalloc reads.
     pub environment: Vec<(String, String)>,
-    /// The loader offers `_dl_find_object`, so libgcc unwinds without a lock.
+    /// Whether the loader has `_dl_find_object`, so that libgcc unwinds without a lock.
     pub lock_free_unwinding: bool,
-    /// The C library is musl.
+    /// Whether the C library is musl.
     pub is_musl: bool,
-    /// The file whose `dl_iterate_phdr` stands before the C library's.
+    /// File whose `dl_iterate_phdr` interposes the C library's.
     pub interposer: Option<String>,
-    /// Allocators whose stacks our walk did not find.
-    pub given_up_walks: Vec<String>,
-    /// A seccomp filter decides which system calls it may make.
-    pub is_filtered: bool,
-    /// The language runtimes that keep objects where no allocator is asked.
-    pub own_heaps: Vec<RuntimeHeap>,
+    /// Allocators with stacks that memprof's walker did not find.
+    pub walker_disagreements: Vec<String>,
+    /// Whether a seccomp filter restricts the process's system calls.
+    pub has_seccomp_filter: bool,
+    /// Language runtimes whose objects come from no allocator.
+    pub runtime_heaps: Vec<RuntimeHeap>,
     pub dump_dir: DumpDirFacts,
 }
 
-/// A language runtime, or library, whose objects do not come from malloc.
+/// A language runtime or library whose objects do not come from malloc.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RuntimeHeap {
     /// pymalloc.
@@ -49,56 +49,56 @@ pub(crate) enum RuntimeHeap {
     LuaJit,
     /// The Apache Portable Runtime, of httpd and Subversion.
     Apr,
-    /// Of MariaDB and MySQL.
+    /// The buffer pool of MariaDB and MySQL.
     InnoDb,
 }
 
-/// Any allocator.
+/// Facts about an allocator of any kind.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct AllocatorFacts {
-    /// `tcmalloc 2.10`.
+    /// Kind and release, such as `tcmalloc 2.10`.
     pub name: String,
     pub kind: AllocatorKind,
-    /// Why memprof samples in its place.
-    pub in_place: Option<Unprofilable>,
-    /// Symbols that it should have.
+    /// Reason why memprof samples in its place. `None` unless it does.
+    pub fallback_reason: Option<Unprofilable>,
+    /// Symbols that the build lacks.
     pub missing: Vec<&'static str>,
     pub sample_interval: Option<u64>,
 }
 
-/// A jemalloc and its options.
+/// Facts about a jemalloc and its options.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct JemallocFacts {
     pub version: String,
     pub conf_variable: Option<String>,
-    /// What the program sets in a variable of its own that this jemalloc cannot see.
+    /// Name of a variable with options that the program defines but this jemalloc cannot see.
     pub hidden_conf: Option<String>,
-    /// Why it cannot be profiled by itself.
+    /// Reason why its own profiler cannot be used.
     pub unprofilable: Option<Unprofilable>,
     pub config_stats: bool,
     pub opt_prof: bool,
     pub lg_sample: Option<u64>,
     pub allocated: Option<u64>,
-    /// `opt.prof_prefix`.
+    /// Value of `opt.prof_prefix`.
     pub prefix: String,
-    /// Everybody may write to the directory of `prefix`.
+    /// Whether every user may write to the directory of `prefix`.
     pub prefix_is_shared: bool,
-    /// Where its options come from, in the order in which it reads them.
+    /// Sources of its options, in the order in which it reads them.
     pub sources: Vec<ConfSource>,
-    /// A file that it would read if it were a symbolic link.
+    /// Path of a file that it would read if that were a symbolic link.
     pub unlinked_conf: Option<String>,
-    /// It dumps by itself: `prof_final`, `prof_gdump` or `lg_prof_interval`.
-    pub dumps_by_itself: bool,
+    /// Whether it writes dumps without memprof: `prof_final`, `prof_gdump` or `lg_prof_interval`.
+    pub has_builtin_dumps: bool,
 }
 
-/// The dump directory.
+/// Facts about the dump directory.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct DumpDirFacts {
     pub path: PathBuf,
-    /// Why dumps cannot be kept there, with the remedy.
+    /// Reason and remedy, if dumps cannot be kept there.
     pub unusable: Option<(String, String)>,
     /// Bytes that this user may still write there.
-    pub room: Option<u64>,
-    /// The file system may block for long, as NFS and FUSE do.
+    pub free_bytes: Option<u64>,
+    /// Whether the file system may block for long, as NFS and FUSE do.
     pub may_block: bool,
 }

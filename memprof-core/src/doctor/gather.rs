@@ -1,4 +1,4 @@
-//! The facts, read from this process.
+//! Gathers the facts from this process.
 #![expect(
     unsafe_code,
     reason = "the loader's symbols, and the program's own file"
@@ -13,9 +13,9 @@ use std::sync::Arc;
 use object::read::elf::{ElfFile64, ElfSymbol64};
 use object::{Object, ObjectSymbol};
 
-use super::conf_sources::{link, sources};
+use super::conf_sources::{conf_link_path, read_sources};
 use super::malloc_conf::ConfSource;
-use super::runtime_heap::{RuntimeSigns, own_heaps};
+use super::runtime_heap::{RuntimeSigns, find_runtime_heaps};
 use super::{AllocatorFacts, DumpDirFacts, Facts, JemallocFacts};
 use crate::allocators::jemalloc::Jemalloc;
 use crate::allocators::loaded_objects::{self, EXECUTABLE, LoadedObject};
@@ -25,10 +25,11 @@ use crate::dumps::store::Store;
 use crate::sampler::Backend;
 use crate::system::seccomp;
 
+/// File system types (statfs(2)).
 const NFS: i64 = 0x6969;
 const FUSE: i64 = 0x6573_5546;
 
-/// Reads the facts. `allocated` gives an allocator's live bytes, where it tells.
+/// Gathers the facts. `allocated` returns the live bytes of a jemalloc, if known.
 pub(crate) fn gather(
     backends: &[Arc<Backend>],
     unknown_malloc: Option<PathBuf>,
@@ -46,38 +47,38 @@ pub(crate) fn gather(
         jemallocs: jemallocs
             .into_iter()
             .map(|each| {
-                let (hidden, sources) = (hidden_conf(each, &objects), sources(each, &objects));
-                JemallocFacts::of(each, allocated(each), hidden, sources)
+                let (hidden, sources) = (hidden_conf(each, &objects), read_sources(each, &objects));
+                JemallocFacts::new(each, allocated(each), hidden, sources)
             })
             .collect(),
         allocators: backends
             .iter()
-            .map(|each| AllocatorFacts::of(each))
+            .map(|each| AllocatorFacts::new(each))
             .collect(),
         unknown_malloc,
         environment: malloc_variables(),
         lock_free_unwinding: memprof_own::libc_symbol(c"_dl_find_object").is_some(),
         is_musl: objects.iter().any(|object| is_musl(&object.path)),
-        interposer: interposer(&objects),
-        given_up_walks: Vec::new(),
-        is_filtered: seccomp::filter_count().is_some(),
-        own_heaps: own_heaps(&RuntimeSigns {
-            is_exported: &|name| lookup(name) != 0,
+        interposer: find_interposer(&objects),
+        walker_disagreements: Vec::new(),
+        has_seccomp_filter: seccomp::filter_count().is_some(),
+        runtime_heaps: find_runtime_heaps(&RuntimeSigns {
+            is_exported: &|name| find_global_symbol(name) != 0,
             files: &file_names(&objects),
             variable: &|name| std::env::var(name).ok(),
-            arguments: &arguments(),
+            arguments: &read_arguments(),
         }),
         dump_dir: inspect_dump_dir(store),
     }
 }
 
 impl AllocatorFacts {
-    pub(crate) fn of(backend: &Backend) -> Self {
+    pub(crate) fn new(backend: &Backend) -> Self {
         let identity = backend.identity();
         Self {
             name: identity.to_string(),
             kind: identity.kind,
-            in_place: backend.fallback_reason(),
+            fallback_reason: backend.fallback_reason(),
             missing: backend.allocator.missing_symbols().to_vec(),
             sample_interval: backend.sample_interval(),
         }
@@ -85,14 +86,14 @@ impl AllocatorFacts {
 }
 
 impl JemallocFacts {
-    pub(crate) fn of(
+    pub(crate) fn new(
         jemalloc: &Jemalloc,
         allocated: Option<u64>,
         hidden_conf: Option<String>,
         sources: Vec<ConfSource>,
     ) -> Self {
         let mallctl = &jemalloc.mallctl;
-        let on = |name| mallctl.read_bool(name).unwrap_or(false);
+        let is_on = |name| mallctl.read_bool(name).unwrap_or(false);
         // -1 (all bits set) means never.
         let interval = mallctl
             .read::<usize>(c"opt.lg_prof_interval")
@@ -112,14 +113,13 @@ impl JemallocFacts {
             unlinked_conf: unlinked_conf(jemalloc),
             prefix_is_shared: is_shared(&prefix),
             prefix,
-            dumps_by_itself: on(c"opt.prof_final") || on(c"prof.gdump") || interval < 64,
+            has_builtin_dumps: is_on(c"opt.prof_final") || is_on(c"prof.gdump") || interval < 64,
         }
     }
 }
 
-/// The arguments that the program was started with, which it may have written over.
-fn arguments() -> Vec<String> {
-    // Of what cannot be read nothing is known.
+/// Arguments of the program's start, which it may have overwritten. Empty if they cannot be read.
+fn read_arguments() -> Vec<String> {
     let line = std::fs::read("/proc/self/cmdline").unwrap_or_default();
     let arguments = line.split(|byte| *byte == 0);
     arguments
@@ -127,12 +127,13 @@ fn arguments() -> Vec<String> {
         .collect()
 }
 
-fn lookup(name: &CStr) -> usize {
-    // SAFETY: dlsym(3) with a NUL-terminated name.
+/// Address of a symbol in the process's global scope; 0 if there is none.
+fn find_global_symbol(name: &CStr) -> usize {
+    // SAFETY: dlsym(3) gets a NUL-terminated name.
     unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) as usize }
 }
 
-/// Whether everybody may write to the directory of the files that start with `prefix`.
+/// Whether every user may write to the directory of files that start with `prefix`.
 pub(crate) fn is_shared(prefix: &str) -> bool {
     let directory = match Path::new(prefix).parent() {
         Some(directory) if directory != Path::new("") => directory,
@@ -142,11 +143,12 @@ pub(crate) fn is_shared(prefix: &str) -> bool {
     metadata.is_ok_and(|metadata| metadata.permissions().mode() & 0o002 != 0)
 }
 
-/// The file in place of the link whose target this jemalloc reads as options.
+/// Path of a file in place of the link whose target this jemalloc reads as options. `None` if it is a link or
+/// missing.
 pub(crate) fn unlinked_conf(jemalloc: &Jemalloc) -> Option<String> {
-    let link = link(&jemalloc.conf_variable.as_ref()?.to_lowercase());
-    let metadata = Path::new(&link).symlink_metadata().ok()?;
-    (!metadata.is_symlink()).then_some(link)
+    let path = conf_link_path(&jemalloc.conf_variable.as_ref()?.to_lowercase());
+    let metadata = Path::new(&path).symlink_metadata().ok()?;
+    (!metadata.is_symlink()).then_some(path)
 }
 
 fn file_names(objects: &[LoadedObject]) -> Vec<String> {
@@ -161,9 +163,9 @@ fn is_musl(path: &Path) -> bool {
     name.is_some_and(|name| name.starts_with("ld-musl-") || name.starts_with("libc.musl-"))
 }
 
-/// The file that has the first `dl_iterate_phdr`, where that is not the C library.
-fn interposer(objects: &[LoadedObject]) -> Option<String> {
-    let address = lookup(c"dl_iterate_phdr");
+/// File with the first `dl_iterate_phdr` of the process. `None` if that is the C library.
+fn find_interposer(objects: &[LoadedObject]) -> Option<String> {
+    let address = find_global_symbol(c"dl_iterate_phdr");
     let object = objects.iter().find(|object| object.is_code(address))?;
     let name = object.path.file_name()?.to_str()?;
     let is_c_library = ["libc.so", "libc-", "ld-linux"]
@@ -173,8 +175,8 @@ fn interposer(objects: &[LoadedObject]) -> Option<String> {
     (!is_c_library).then_some(path)
 }
 
-/// The variable for this jemalloc's options that the program defines and does not export, so
-/// that a jemalloc in a shared library reads its own, empty one.
+/// Name of the variable for this jemalloc's options, if the program defines it without exporting it: a
+/// jemalloc in a shared library then reads its own, empty one.
 fn hidden_conf(jemalloc: &Jemalloc, objects: &[LoadedObject]) -> Option<String> {
     let program = objects.first()?;
     if program.contains(jemalloc.mallctl.address()) {
@@ -182,17 +184,18 @@ fn hidden_conf(jemalloc: &Jemalloc, objects: &[LoadedObject]) -> Option<String> 
     }
     let symbol = jemalloc.conf_variable.as_ref()?.to_lowercase();
     let file = File::open(EXECUTABLE).ok()?;
-    // SAFETY: read-only and private. Should another process truncate the file meanwhile, this
-    // process loses its own mapping of it too.
+    // SAFETY: The mapping is read-only and private. If another process truncates the file, the loader's own
+    // mapping of it fails too.
     let bytes = unsafe { memmap2::Mmap::map(&file) }.ok()?;
     let elf = ElfFile64::<object::Endianness>::parse(&*bytes).ok()?;
-    let is_it = |found: ElfSymbol64<'_, '_>| {
+    let is_variable = |found: ElfSymbol64<'_, '_>| {
         found.is_definition() && found.is_global() && found.name_bytes() == Ok(symbol.as_bytes())
     };
-    let is_hidden = elf.symbols().any(is_it) && !elf.dynamic_symbols().any(is_it);
+    let is_hidden = elf.symbols().any(is_variable) && !elf.dynamic_symbols().any(is_variable);
     is_hidden.then_some(symbol)
 }
 
+/// Checks the dump directory, which is created if necessary.
 fn inspect_dump_dir(store: &Store) -> DumpDirFacts {
     let mut dir = DumpDirFacts {
         path: store.directory().to_owned(),
@@ -201,10 +204,10 @@ fn inspect_dump_dir(store: &Store) -> DumpDirFacts {
     match store.probe() {
         Err(error) => dir.unusable = Some((error.to_string(), error.remedy)),
         Ok(directory) => {
-            let room = rustix::fs::fstatvfs(&directory);
-            dir.room = room
+            let stat = rustix::fs::fstatvfs(&directory);
+            dir.free_bytes = stat
                 .ok()
-                .map(|room| room.f_bavail.saturating_mul(room.f_frsize));
+                .map(|stat| stat.f_bavail.saturating_mul(stat.f_frsize));
             let kind = rustix::fs::fstatfs(&directory).map(|kind| kind.f_type);
             dir.may_block = kind.is_ok_and(|kind| [NFS, FUSE].contains(&kind));
         }

@@ -1,158 +1,161 @@
-//! jemalloc's options as jemalloc reads them (jemalloc 5.3, `malloc_conf_next` and
-//! `malloc_conf_init_helper`), for what it leaves out: at the most it writes a line to standard
-//! error, which nobody may see.
+//! Parses jemalloc's options as jemalloc does (jemalloc 5.3, `malloc_conf_next` and
+//! `malloc_conf_init_helper`), to find those that it ignores: jemalloc itself at most writes a line to
+//! standard error, which often goes unseen.
 
 use std::ops::RangeInclusive;
 
-/// One place that options come from.
+/// One source of options.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ConfSource {
-    /// `MALLOC_CONF`, `/etc/malloc.conf`, `the program's malloc_conf`.
+    /// Name: `MALLOC_CONF`, `/etc/malloc.conf`, `the program's malloc_conf`.
     pub name: String,
-    /// `prof:true,lg_prof_sample:12`.
+    /// Options, such as `prof:true,lg_prof_sample:12`.
     pub text: String,
-    /// Keys in it that [`OPTIONS`] lacks and this jemalloc knows.
+    /// Keys in the text that [`OPTIONS`] lacks but this jemalloc has.
     pub newer: Vec<String>,
 }
 
-/// What an option may be set to.
+/// Type and accepted values of an option.
 #[derive(Debug)]
 enum OptionType {
-    Switch,
+    Bool,
     Number(RangeInclusive<i128>),
-    Word(&'static [&'static str]),
-    /// Texts and lists, which are not looked into.
+    OneOf(&'static [&'static str]),
+    /// Texts and lists, which are not checked.
     Text,
 }
 
-use OptionType::{Number, Switch, Text, Word};
+use OptionType::{Bool, Number, OneOf, Text};
 
-/// Any number. jemalloc clips most to what is possible, which is not to leave them out.
-const ANY: OptionType = Number(0..=u64::MAX as i128);
-/// The same, or -1 for never.
-const OR_NEVER: OptionType = Number(-1..=i64::MAX as i128);
+/// Any number. jemalloc clips most values to its range, which is not ignoring them.
+const ANY_NUMBER: OptionType = Number(0..=u64::MAX as i128);
+/// Any number, or -1 for never.
+const NUMBER_OR_NEVER: OptionType = Number(-1..=i64::MAX as i128);
 
 /// The options of jemalloc 5.2 to 5.3.1.
 const OPTIONS: &[(&str, OptionType)] = &[
-    ("abort", Switch),
-    ("abort_conf", Switch),
-    ("background_thread", Switch),
+    ("abort", Bool),
+    ("abort_conf", Bool),
+    ("background_thread", Bool),
     ("bin_shards", Text),
-    ("cache_oblivious", Switch),
-    ("calloc_madvise_threshold", ANY),
-    ("confirm_conf", Switch),
-    ("debug_double_free_max_scan", ANY),
-    ("dirty_decay_ms", OR_NEVER),
-    ("disable_large_size_classes", Switch),
-    ("dss", Word(&["disabled", "primary", "secondary"])),
-    ("experimental_hpa_enforce_hugify", Switch),
-    ("experimental_hpa_max_purge_nhp", OR_NEVER),
-    ("experimental_hpa_start_huge_if_thp_always", Switch),
-    ("experimental_infallible_new", Switch),
-    ("experimental_tcache_gc", Switch),
-    ("hpa", Switch),
+    ("cache_oblivious", Bool),
+    ("calloc_madvise_threshold", ANY_NUMBER),
+    ("confirm_conf", Bool),
+    ("debug_double_free_max_scan", ANY_NUMBER),
+    ("dirty_decay_ms", NUMBER_OR_NEVER),
+    ("disable_large_size_classes", Bool),
+    ("dss", OneOf(&["disabled", "primary", "secondary"])),
+    ("experimental_hpa_enforce_hugify", Bool),
+    ("experimental_hpa_max_purge_nhp", NUMBER_OR_NEVER),
+    ("experimental_hpa_start_huge_if_thp_always", Bool),
+    ("experimental_infallible_new", Bool),
+    ("experimental_tcache_gc", Bool),
+    ("hpa", Bool),
     ("hpa_dirty_mult", Text),
-    ("hpa_hugification_threshold", ANY),
+    ("hpa_hugification_threshold", ANY_NUMBER),
     ("hpa_hugification_threshold_ratio", Text),
-    ("hpa_hugify_delay_ms", ANY),
+    ("hpa_hugify_delay_ms", ANY_NUMBER),
     ("hpa_hugify_style", Text),
-    ("hpa_hugify_sync", Switch),
-    ("hpa_min_purge_delay_ms", ANY),
-    ("hpa_min_purge_interval_ms", ANY),
-    ("hpa_purge_threshold", ANY),
+    ("hpa_hugify_sync", Bool),
+    ("hpa_min_purge_delay_ms", ANY_NUMBER),
+    ("hpa_min_purge_interval_ms", ANY_NUMBER),
+    ("hpa_purge_threshold", ANY_NUMBER),
     ("hpa_purge_threshold_ratio", Text),
-    ("hpa_sec_batch_fill_extra", ANY),
-    ("hpa_sec_bytes_after_flush", ANY),
-    ("hpa_sec_max_alloc", ANY),
-    ("hpa_sec_max_bytes", ANY),
-    ("hpa_sec_nshards", ANY),
-    ("hpa_slab_max_alloc", ANY),
-    ("huge_arena_pac_thp", Switch),
-    ("junk", Word(&["true", "false", "alloc", "free"])),
+    ("hpa_sec_batch_fill_extra", ANY_NUMBER),
+    ("hpa_sec_bytes_after_flush", ANY_NUMBER),
+    ("hpa_sec_max_alloc", ANY_NUMBER),
+    ("hpa_sec_max_bytes", ANY_NUMBER),
+    ("hpa_sec_nshards", ANY_NUMBER),
+    ("hpa_slab_max_alloc", ANY_NUMBER),
+    ("huge_arena_pac_thp", Bool),
+    ("junk", OneOf(&["true", "false", "alloc", "free"])),
     ("lg_extent_max_active_fit", Number(0..=64)),
     ("lg_prof_interval", Number(-1..=63)),
-    ("lg_prof_sample", ANY),
-    ("lg_san_uaf_align", OR_NEVER),
-    ("lg_tcache_flush_large_div", ANY),
-    ("lg_tcache_flush_small_div", ANY),
-    ("lg_tcache_max", ANY),
+    ("lg_prof_sample", ANY_NUMBER),
+    ("lg_san_uaf_align", NUMBER_OR_NEVER),
+    ("lg_tcache_flush_large_div", ANY_NUMBER),
+    ("lg_tcache_flush_small_div", ANY_NUMBER),
+    ("lg_tcache_max", ANY_NUMBER),
     ("lg_tcache_nslots_mul", Number(-16..=16)),
     ("log", Text),
-    ("max_background_threads", ANY),
-    ("metadata_thp", Word(&["disabled", "auto", "always"])),
-    ("muzzy_decay_ms", OR_NEVER),
-    ("mutex_max_spin", OR_NEVER),
+    ("max_background_threads", ANY_NUMBER),
+    ("metadata_thp", OneOf(&["disabled", "auto", "always"])),
+    ("muzzy_decay_ms", NUMBER_OR_NEVER),
+    ("mutex_max_spin", NUMBER_OR_NEVER),
     ("narenas", Text),
     ("narenas_ratio", Text),
-    ("oversize_threshold", ANY),
-    ("percpu_arena", Word(&["disabled", "percpu", "phycpu"])),
-    ("process_madvise_max_batch", ANY),
-    ("prof", Switch),
-    ("prof_accum", Switch),
-    ("prof_active", Switch),
-    ("prof_bt_max", ANY),
-    ("prof_final", Switch),
-    ("prof_gdump", Switch),
-    ("prof_leak", Switch),
-    ("prof_leak_error", Switch),
-    ("prof_log", Switch),
-    ("prof_pid_namespace", Switch),
-    // What it swallowed is told from what it became.
+    ("oversize_threshold", ANY_NUMBER),
+    ("percpu_arena", OneOf(&["disabled", "percpu", "phycpu"])),
+    ("process_madvise_max_batch", ANY_NUMBER),
+    ("prof", Bool),
+    ("prof_accum", Bool),
+    ("prof_active", Bool),
+    ("prof_bt_max", ANY_NUMBER),
+    ("prof_final", Bool),
+    ("prof_gdump", Bool),
+    ("prof_leak", Bool),
+    ("prof_leak_error", Bool),
+    ("prof_log", Bool),
+    ("prof_pid_namespace", Bool),
+    // A prefix that swallowed further options is reported from its value.
     ("prof_prefix", Text),
-    ("prof_recent_alloc_max", OR_NEVER),
-    ("prof_stats", Switch),
-    ("prof_sys_thread_name", Switch),
-    ("prof_thread_active_init", Switch),
-    ("prof_time_resolution", Word(&["default", "high"])),
-    ("prof_unbias", Switch),
-    ("retain", Switch),
-    ("san_guard_large", ANY),
-    ("san_guard_small", ANY),
+    ("prof_recent_alloc_max", NUMBER_OR_NEVER),
+    ("prof_stats", Bool),
+    ("prof_sys_thread_name", Bool),
+    ("prof_thread_active_init", Bool),
+    ("prof_time_resolution", OneOf(&["default", "high"])),
+    ("prof_unbias", Bool),
+    ("retain", Bool),
+    ("san_guard_large", ANY_NUMBER),
+    ("san_guard_small", ANY_NUMBER),
     ("slab_sizes", Text),
-    ("stats_interval", OR_NEVER),
+    ("stats_interval", NUMBER_OR_NEVER),
     ("stats_interval_opts", Text),
-    ("stats_print", Switch),
+    ("stats_print", Bool),
     ("stats_print_opts", Text),
-    ("tcache", Switch),
-    ("tcache_gc_delay_bytes", ANY),
-    ("tcache_gc_incr_bytes", ANY),
-    ("tcache_max", ANY),
+    ("tcache", Bool),
+    ("tcache_gc_delay_bytes", ANY_NUMBER),
+    ("tcache_gc_incr_bytes", ANY_NUMBER),
+    ("tcache_max", ANY_NUMBER),
     ("tcache_ncached_max", Text),
-    ("tcache_nslots_large", ANY),
-    ("tcache_nslots_small_max", ANY),
-    ("tcache_nslots_small_min", ANY),
-    ("thp", Word(&["default", "always", "never"])),
-    ("trust_madvise", Switch),
-    ("utrace", Switch),
-    ("xmalloc", Switch),
-    ("zero", Switch),
-    ("zero_realloc", Word(&["alloc", "free", "abort"])),
+    ("tcache_nslots_large", ANY_NUMBER),
+    ("tcache_nslots_small_max", ANY_NUMBER),
+    ("tcache_nslots_small_min", ANY_NUMBER),
+    ("thp", OneOf(&["default", "always", "never"])),
+    ("trust_madvise", Bool),
+    ("utrace", Bool),
+    ("xmalloc", Bool),
+    ("zero", Bool),
+    ("zero_realloc", OneOf(&["alloc", "free", "abort"])),
 ];
 
-/// What jemalloc leaves out of a source, each with the reason.
+/// Describes each option of a source that jemalloc ignores, with the reason.
 pub(super) fn ignored_options(source: &ConfSource) -> Vec<String> {
     let mut faults = Vec::new();
     let mut seen: Vec<(&str, &str)> = Vec::new();
-    let mut rest = source.text.as_str();
-    while !rest.is_empty() {
-        let end = rest.find(|letter: char| !letter.is_ascii_alphanumeric() && letter != '_');
-        let Some(end) = end.filter(|end| rest[*end..].starts_with(':')) else {
-            faults.push(format!("{rest:?} and all behind it: {}", malformed(rest)));
+    let mut remaining = source.text.as_str();
+    while !remaining.is_empty() {
+        let end = remaining.find(|letter: char| !letter.is_ascii_alphanumeric() && letter != '_');
+        let Some(end) = end.filter(|end| remaining[*end..].starts_with(':')) else {
+            faults.push(format!(
+                "{remaining:?} and all behind it: {}",
+                malformed_reason(remaining)
+            ));
             break;
         };
-        let key = &rest[..end];
-        let (value, behind) = rest[end + 1..]
+        let key = &remaining[..end];
+        let (value, next) = remaining[end + 1..]
             .split_once(',')
-            .unwrap_or((&rest[end + 1..], ""));
-        rest = behind;
+            .unwrap_or((&remaining[end + 1..], ""));
+        remaining = next;
         let pair = format!("{key}:{value}");
         let known = OPTIONS.iter().find(|(name, _)| *name == key);
         let is_newer = || source.newer.iter().any(|newer| newer == key);
         match known {
-            Some((_, values)) if !values.allow(value) => {
+            Some((_, values)) if !values.accepts(value) => {
                 faults.push(format!("{pair:?}: {key} is {values}"));
             }
-            None if !is_newer() => faults.push(format!("{pair:?}: {}", unknown(key))),
+            None if !is_newer() => faults.push(format!("{pair:?}: {}", unknown_option_reason(key))),
             Some(_) | None => match seen.iter_mut().find(|(name, _)| *name == key) {
                 Some((_, before)) if *before != value => {
                     faults.push(format!("\"{key}:{before}\": {pair:?} behind it counts"));
@@ -172,7 +175,7 @@ impl ConfSource {
     }
 }
 
-/// What `source` asks for that a `later` one sets otherwise.
+/// Describes each option of `source` that the `later` source sets to another value.
 pub(super) fn overridden_options(source: &ConfSource, later: &ConfSource) -> Vec<String> {
     let last = |text: &str, key: &str| {
         let mut pairs = text.rsplit(',').filter_map(|pair| pair.split_once(':'));
@@ -184,27 +187,28 @@ pub(super) fn overridden_options(source: &ConfSource, later: &ConfSource) -> Vec
         .text
         .split(',')
         .filter_map(|pair| pair.split_once(':'));
-    let overruled = pairs.filter_map(|(key, value)| {
+    let overridden = pairs.filter_map(|(key, value)| {
         let other = last(&later.text, key).filter(|other| other != value)?;
         Some(format!(
             "\"{key}:{value}\": \"{key}:{other}\" in {} counts",
             later.name
         ))
     });
-    overruled.collect()
+    overridden.collect()
 }
 
-/// The keys of a text that the table lacks.
+/// Keys of an option text that the table lacks.
 pub(super) fn unknown_keys(text: &str) -> impl Iterator<Item = &str> {
     let keys = text.split(',').filter_map(|pair| pair.split_once(':'));
     keys.map(|(key, _)| key)
         .filter(|key| !OPTIONS.iter().any(|(name, _)| name == key))
 }
 
-fn malformed(rest: &str) -> &'static str {
-    if rest.starts_with(char::is_whitespace) {
+/// Explains why jemalloc stops reading at this text.
+fn malformed_reason(text: &str) -> &'static str {
+    if text.starts_with(char::is_whitespace) {
         "no blank may stand before an option"
-    } else if rest
+    } else if text
         .split(',')
         .next()
         .is_some_and(|pair| pair.contains('='))
@@ -215,27 +219,29 @@ fn malformed(rest: &str) -> &'static str {
     }
 }
 
-fn unknown(key: &str) -> String {
+/// Names the missing option, and an existing one that contains the same words.
+fn unknown_option_reason(key: &str) -> String {
     let words: Vec<_> = key.split('_').collect();
-    let has_all = |name: &str| {
+    let has_all_words = |name: &str| {
         words
             .iter()
-            .all(|word| name.split('_').any(|it| it == *word))
+            .all(|word| name.split('_').any(|part| part == *word))
     };
-    let meant = OPTIONS.iter().find(|(name, _)| has_all(name));
-    match meant {
+    let similar = OPTIONS.iter().find(|(name, _)| has_all_words(name));
+    match similar {
         Some((name, _)) => format!("jemalloc has no option {key}; it may be {name} that was meant"),
         None => format!("jemalloc has no option {key}"),
     }
 }
 
 impl OptionType {
-    fn allow(&self, value: &str) -> bool {
+    /// Whether jemalloc accepts this value.
+    fn accepts(&self, value: &str) -> bool {
         match self {
-            Switch => ["true", "false"].contains(&value),
-            Number(range) => number(value).is_some_and(|number| range.contains(&number)),
-            // Compared over the length of what is given.
-            Word(words) => words.iter().any(|word| word.starts_with(value)),
+            Bool => ["true", "false"].contains(&value),
+            Number(range) => parse_number(value).is_some_and(|number| range.contains(&number)),
+            // jemalloc compares only as many characters as are given.
+            OneOf(words) => words.iter().any(|word| word.starts_with(value)),
             Text => true,
         }
     }
@@ -244,20 +250,20 @@ impl OptionType {
 impl std::fmt::Display for OptionType {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Switch => f.write_str("true or false"),
+            Bool => f.write_str("true or false"),
             Number(range) if *range.end() < i128::from(i64::MAX) => {
                 write!(f, "a number from {} to {}", range.start(), range.end())
             }
             Number(range) if *range.start() < 0 => f.write_str("a number, or -1 for never"),
             Number(_) => f.write_str("a number"),
-            Word(words) => f.write_str(&words.join(", ")),
+            OneOf(words) => f.write_str(&words.join(", ")),
             Text => f.write_str("a text"),
         }
     }
 }
 
-/// As strtoumax(3) with base 0: `12`, `0xc`, `014`.
-fn number(text: &str) -> Option<i128> {
+/// Parses as strtoumax(3) with base 0: `12`, `0xc`, `014`.
+fn parse_number(text: &str) -> Option<i128> {
     let (sign, digits) = match text.strip_prefix('-') {
         Some(digits) => (-1, digits),
         None => (1, text.strip_prefix('+').unwrap_or(text)),
@@ -288,18 +294,18 @@ mod tests {
     }
 
     #[test]
-    fn what_is_in_force_is_no_fault() {
+    fn applied_options_are_no_fault() {
         check("", &[]);
         check("prof:true,prof_active:false,lg_prof_sample:12", &[]);
         check("dirty_decay_ms:-1,muzzy_decay_ms:0x10,narenas:default", &[]);
         check("prof_prefix:/tmp/a b,newer_option:7", &[]);
         check("percpu_arena:phycpu,thp:always,junk:free", &[]);
-        // The same again changes nothing, and a comma at the end is only complained about.
+        // A repeated option changes nothing, and jemalloc only complains about a comma at the end.
         check("prof:true,prof:true,", &[]);
     }
 
     #[test]
-    fn unknown_keys_are_named_with_what_was_meant() {
+    fn unknown_key_names_similar_option() {
         check(
             "prof:true,lg_sample:12",
             &[
@@ -315,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn values_that_it_cannot_read() {
+    fn invalid_values_are_faults() {
         check("prof:1", &["\"prof:1\": prof is true or false"]);
         check("prof:True", &["\"prof:True\": prof is true or false"]);
         check("prof:true ", &["\"prof:true \": prof is true or false"]);
@@ -339,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn it_stops_reading_at_what_is_malformed() {
+    fn malformed_option_ends_parsing() {
         check(
             "prof:true, prof_active:false,lg_prof_sample:12",
             &[
@@ -363,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_of_two_counts() {
+    fn last_of_equal_keys_applies() {
         check(
             "prof:false,prof:true,prof:false",
             &[
@@ -371,13 +377,13 @@ mod tests {
                 "\"prof:true\": \"prof:false\" behind it counts",
             ],
         );
-        // One that cannot be read does not count.
+        // A value that jemalloc cannot read has no effect.
         check("prof:true,prof:no", &["\"prof:no\": prof is true or false"]);
     }
 
-    /// Debian's jemalloc writes a line for what it leaves out.
+    /// Debian's jemalloc writes a line for each option that it ignores.
     #[test]
-    fn jemalloc_complains_of_the_same() {
+    fn faults_agree_with_jemalloc() {
         let complains = |text: &str| {
             let run = std::process::Command::new("/bin/true")
                 .env("LD_PRELOAD", "libjemalloc.so.2")
@@ -416,19 +422,19 @@ mod tests {
                 text: text.to_owned(),
                 ..ConfSource::default()
             };
-            let is_told = |fault: &String| !fault.ends_with(" counts");
+            let is_reported_by_jemalloc = |fault: &String| !fault.ends_with(" counts");
             let found = ignored_options(&source);
             assert_eq!(
                 complains(text),
-                found.iter().any(is_told),
+                found.iter().any(is_reported_by_jemalloc),
                 "{text}: {found:?}"
             );
         }
     }
 
     #[test]
-    fn numbers_are_read_as_strtoumax_does() {
-        let check = |text: &str, expected| assert_eq!(number(text), expected, "{text}");
+    fn numbers_parse_like_strtoumax() {
+        let check = |text: &str, expected| assert_eq!(parse_number(text), expected, "{text}");
         check("014", Some(12));
         check("0", Some(0));
         check("-1", Some(-1));

@@ -1,25 +1,26 @@
-//! What concerns the process as a whole.
+//! Findings about the process as a whole.
 
 use std::path::{Path, PathBuf};
 
-use super::{Facts, finding, refusal};
+use super::{Facts, finding, unprofilable_finding};
 use crate::allocators::loaded_objects::EXECUTABLE;
 use crate::allocators::unprofilable::Unprofilable;
 use memprof_messages::{AllocatorKind, Finding, Severity};
 
-pub(super) fn whole_process(facts: &Facts, findings: &mut Vec<Finding>) {
+/// Adds findings about allocators, filters and unwinders of the process.
+pub(super) fn check_process(facts: &Facts, findings: &mut Vec<Finding>) {
     use Severity::{Error, Warning};
-    if let Some(why) = &facts.unavailable {
-        findings.push(refusal(why, Error));
+    if let Some(reason) = &facts.unavailable {
+        findings.push(unprofilable_finding(reason, Error));
     } else if let Some(path) = &facts.stripped_jemalloc {
-        // What else can profile does not show what the program allocates.
-        findings.push(refusal(
+        // Other allocators can be profiled, but they do not show what the program allocates.
+        findings.push(unprofilable_finding(
             &Unprofilable::StrippedJemalloc(path.clone()),
             Warning,
         ));
     }
-    unread_variables(facts, findings);
-    // The C library's own is there beside each of them.
+    check_variables(facts, findings);
+    // glibc's malloc exists beside each of them.
     let serving = facts
         .allocators
         .iter()
@@ -38,19 +39,23 @@ pub(super) fn whole_process(facts: &Facts, findings: &mut Vec<Finding>) {
              allocator=NAME selects another",
         ));
     }
-    // A jemalloc in the program may be its malloc too; that was said.
-    let is_told =
+    // A stripped jemalloc that is also the process's malloc was reported above.
+    let was_reported =
         |path: &PathBuf| facts.stripped_jemalloc.is_some() && path == Path::new(EXECUTABLE);
-    if let Some(path) = facts.unknown_malloc.as_ref().filter(|path| !is_told(path)) {
+    if let Some(path) = facts
+        .unknown_malloc
+        .as_ref()
+        .filter(|path| !was_reported(path))
+    {
         let unknown = Unprofilable::UnknownMalloc(path.clone());
         if facts.unavailable.as_ref() != Some(&unknown) {
-            findings.push(refusal(&unknown, Warning));
+            findings.push(unprofilable_finding(&unknown, Warning));
         }
     }
     if facts.jemallocs.iter().any(|jemalloc| jemalloc.opt_prof) {
-        findings.extend(unwinder(facts));
+        findings.extend(unwinder_finding(facts));
     }
-    if facts.is_filtered {
+    if facts.has_seccomp_filter {
         findings.push(finding(
             "seccomp_filter",
             Warning,
@@ -60,7 +65,7 @@ pub(super) fn whole_process(facts: &Facts, findings: &mut Vec<Finding>) {
              process when memprof starts its next thread",
         ));
     }
-    for walk in &facts.given_up_walks {
+    for walk in &facts.walker_disagreements {
         findings.push(finding(
             "unwinder_given_up",
             Warning,
@@ -71,21 +76,21 @@ pub(super) fn whole_process(facts: &Facts, findings: &mut Vec<Finding>) {
     }
 }
 
-/// Variables for another build of jemalloc than the process has.
-fn unread_variables(facts: &Facts, findings: &mut Vec<Finding>) {
+/// Adds findings about variables for another build of jemalloc than the process has.
+fn check_variables(facts: &Facts, findings: &mut Vec<Finding>) {
     let read: Option<Vec<&str>> = facts
         .jemallocs
         .iter()
         .map(|jemalloc| jemalloc.conf_variable.as_deref())
         .collect();
-    // One whose variable is not known may read any.
+    // A jemalloc whose variable is unknown may read any of them.
     let Some(read) = read.filter(|_| facts.stripped_jemalloc.is_none()) else {
         return;
     };
-    // Where it asks for what is off, that is told of as the reason.
-    let is_told = facts.jemallocs.iter().any(|jemalloc| !jemalloc.opt_prof);
+    // A variable that would enable profiling is named by the reason why it is off.
+    let is_unprofilable = facts.jemallocs.iter().any(|jemalloc| !jemalloc.opt_prof);
     for (name, value) in &facts.environment {
-        if read.contains(&name.as_str()) || is_told && value.contains("prof:true") {
+        if read.contains(&name.as_str()) || is_unprofilable && value.contains("prof:true") {
             continue;
         }
         findings.push(finding(
@@ -101,8 +106,8 @@ fn unread_variables(facts: &Facts, findings: &mut Vec<Finding>) {
     }
 }
 
-/// What a sample may meet while it walks the stack.
-fn unwinder(facts: &Facts) -> Option<Finding> {
+/// Finding about an unwinder that may lock or run foreign code during a sample. `None` if it does neither.
+fn unwinder_finding(facts: &Facts) -> Option<Finding> {
     use Severity::Warning;
     if facts.is_musl {
         return Some(finding(

@@ -1,18 +1,18 @@
-//! Memory that a language runtime hands out by itself, so that no profile of an allocator shows it.
+//! Memory that a language runtime allocates itself, so that no allocator's profile shows it.
 
 use super::facts::RuntimeHeap;
 use super::{Facts, finding};
 use memprof_messages::{Finding, Severity};
 
-/// What is known of the process, to tell a runtime by.
+/// Properties of the process by which a runtime is recognized.
 pub(super) struct RuntimeSigns<'a> {
-    /// The program or a library exports it.
+    /// Whether the program or a library exports a symbol.
     pub(super) is_exported: &'a dyn Fn(&std::ffi::CStr) -> bool,
-    /// The file names of what is loaded.
+    /// File names of the loaded objects.
     pub(super) files: &'a [String],
-    /// A variable of the environment.
+    /// Value of an environment variable.
     pub(super) variable: &'a dyn Fn(&str) -> Option<String>,
-    /// The arguments of the program.
+    /// Arguments of the program.
     pub(super) arguments: &'a [String],
 }
 
@@ -28,25 +28,26 @@ const ALL: [RuntimeHeap; 9] = [
     RuntimeHeap::InnoDb,
 ];
 
-/// The runtimes that are there, and were not told to use malloc.
-pub(super) fn own_heaps(signs: &RuntimeSigns<'_>) -> Vec<RuntimeHeap> {
+/// Finds the runtimes that are present and not configured to use malloc.
+pub(super) fn find_runtime_heaps(signs: &RuntimeSigns<'_>) -> Vec<RuntimeHeap> {
     let has_file = |start: &str| signs.files.iter().any(|file| file.starts_with(start));
-    let is_told = |name: &str, values: &[&str]| {
+    let is_configured = |name: &str, values: &[&str]| {
         (signs.variable)(name).is_some_and(|value| values.contains(&value.as_str()))
     };
-    let is_there = |heap: &RuntimeHeap| match heap {
+    let is_present = |heap: &RuntimeHeap| match heap {
         RuntimeHeap::Python => {
             ((signs.is_exported)(c"Py_GetVersion") || has_file("libpython3"))
-                && !is_told("PYTHONMALLOC", &["malloc", "malloc_debug"])
+                && !is_configured("PYTHONMALLOC", &["malloc", "malloc_debug"])
         }
         RuntimeHeap::Php => {
-            (signs.is_exported)(c"zend_parse_parameters") && !is_told("USE_ZEND_ALLOC", &["0"])
+            (signs.is_exported)(c"zend_parse_parameters")
+                && !is_configured("USE_ZEND_ALLOC", &["0"])
         }
         RuntimeHeap::V8 => (signs.is_exported)(c"node_module_register"),
         RuntimeHeap::Jvm => has_file("libjvm.so"),
         RuntimeHeap::Ruby => (signs.is_exported)(c"ruby_init") || has_file("libruby"),
         RuntimeHeap::Erlang => {
-            // erl(1) hands `+Mea` on as `-Mea`, also out of ERL_FLAGS.
+            // erl(1) passes `+Mea` on as `-Mea`, also from ERL_FLAGS.
             let mut pairs = signs.arguments.windows(2);
             (signs.is_exported)(c"enif_alloc") && !pairs.any(|pair| pair == ["-Mea", "min"])
         }
@@ -56,19 +57,19 @@ pub(super) fn own_heaps(signs: &RuntimeSigns<'_>) -> Vec<RuntimeHeap> {
         RuntimeHeap::Apr => has_file("libapr-1.so"),
         RuntimeHeap::InnoDb => (signs.is_exported)(c"my_large_malloc"),
     };
-    ALL.into_iter().filter(is_there).collect()
+    ALL.into_iter().filter(is_present).collect()
 }
 
-/// What is hidden, and what shows it.
+/// Adds a finding for each runtime.
 pub(super) fn report_runtime_heaps(facts: &Facts, findings: &mut Vec<Finding>) {
-    for heap in &facts.own_heaps {
+    for heap in &facts.runtime_heaps {
         let (message, remedy) = heap.explanation();
         findings.push(finding("own_heap", Severity::Warning, message, remedy));
     }
 }
 
 impl RuntimeHeap {
-    /// What no heap profile shows, and what puts it there, or shows it.
+    /// Description of the memory that heap profiles do not show, and how to show it.
     const fn explanation(self) -> (&'static str, &'static str) {
         match self {
             Self::Python => (
@@ -128,7 +129,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn runtimes_are_told_by_what_they_export_and_how_they_were_started() {
+    fn runtimes_are_recognized_by_symbols_files_and_options() {
         let started = |symbol: &str,
                        file: &str,
                        variable: &str,
@@ -136,10 +137,10 @@ mod tests {
                        expected: &[RuntimeHeap]| {
             let (name, value) = variable.split_once('=').unwrap_or_default();
             let arguments: Vec<String> = arguments.split(' ').map(str::to_owned).collect();
-            let found = own_heaps(&RuntimeSigns {
-                is_exported: &|asked| asked.to_str() == Ok(symbol),
+            let found = find_runtime_heaps(&RuntimeSigns {
+                is_exported: &|name| name.to_str() == Ok(symbol),
                 files: &[file.to_owned(), "libc.so.6".to_owned()],
-                variable: &|asked| (asked == name).then(|| value.to_owned()),
+                variable: &|other| (other == name).then(|| value.to_owned()),
                 arguments: &arguments,
             });
             assert_eq!(found, expected, "{symbol} {file} {variable} {arguments:?}");

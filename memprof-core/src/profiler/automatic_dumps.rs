@@ -18,7 +18,7 @@ use crate::error::{ErrorKind, Result};
 use crate::lock::lock;
 use crate::system::cgroup;
 use crate::watching::gdump::GdumpLimits;
-use crate::watching::memory_reading::rss;
+use crate::watching::memory_reading::read_rss;
 use crate::watching::rule::WatchRule;
 use crate::watching::watcher::{DueDump, DumpOutcome, Watcher};
 use memprof_messages::{
@@ -168,7 +168,7 @@ impl Profiler {
 
     fn dump_at_exit(&self) {
         let begun = Instant::now();
-        let trigger = Trigger::Rule(Condition::AtExit, rss().unwrap_or(0));
+        let trigger = Trigger::Rule(Condition::AtExit, read_rss().unwrap_or(0));
         loop {
             match self.dump(None, ProfileKind::Heap, trigger) {
                 Err(error) if error.kind == ErrorKind::Busy && begun.elapsed() < EXIT_PATIENCE => {

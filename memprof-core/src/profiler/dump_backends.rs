@@ -19,7 +19,7 @@ use crate::dumps::trigger::Trigger;
 use crate::error::{Error, ErrorKind, Result};
 use crate::sampler::Backend;
 use crate::system::seccomp;
-use crate::watching::memory_reading::rss;
+use crate::watching::memory_reading::read_rss;
 use memprof_messages::{
     AllocatorKind, Dump, DumpReport, LabelSetStats, ProfileKind, SamplerStatus,
 };
@@ -121,7 +121,7 @@ impl Profiler {
             started: self.started,
             active_since: self.switch.activation().since,
             trigger,
-            rss: rss().inspect_err(|error| log::debug!("{error}")).ok(),
+            rss: read_rss().inspect_err(|error| log::debug!("{error}")).ok(),
             ages: self.switch.age_header_line(),
         };
         Ok(DumpRound {

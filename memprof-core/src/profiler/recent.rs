@@ -21,17 +21,19 @@ impl Profiler {
         let jemallocs = jemallocs(&backends);
         let none = || needs_jemalloc_error("keeps its latest allocations");
         let first = jemallocs.first().ok_or_else(none)?;
-        let able = |jemalloc: &&Jemalloc| recent_allocations::require(jemalloc, max).is_ok();
+        let able = |jemalloc: &&Jemalloc| {
+            recent_allocations::require_recent_allocations(jemalloc, max).is_ok()
+        };
         let able: Vec<_> = jemallocs.iter().copied().filter(able).collect();
         if able.is_empty() {
-            recent_allocations::require(first, max)?;
+            recent_allocations::require_recent_allocations(first, max)?;
         }
         // Where signals are blocked, and what is allocated is left out of the profile.
         let take = |jemalloc: &Jemalloc| {
             let jemalloc = jemalloc.clone();
             self.dump_slot.dumper.run(move || {
                 jemalloc.exclude_this_thread();
-                recent_allocations::take(&jemalloc, max)
+                recent_allocations::read_recent_allocations(&jemalloc, max)
             })?
         };
         able.into_iter().map(take).collect()

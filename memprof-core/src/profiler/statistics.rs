@@ -89,7 +89,7 @@ impl Profiler {
         }
         let heaps = lock(&self.figures.heaps).list.clone();
         let untouched = self.figures.untouched.load(Ordering::Relaxed);
-        let allocated = (!heaps.is_empty()).then(|| ledger::live(&heaps));
+        let allocated = (!heaps.is_empty()).then(|| ledger::live_bytes(&heaps));
         let earlier = allocated.and_then(|allocated| self.earlier(allocated));
         let cgroup = cgroup::read_current();
         Ok(ledger::reconcile(
@@ -156,7 +156,7 @@ impl Profiler {
         };
         let facts = Facts {
             unavailable: self.allocators.default_unprofilable_reason(),
-            given_up_walks: self.switch.walker_disagreements(),
+            walker_disagreements: self.switch.walker_disagreements(),
             stripped_jemalloc: self.allocators.stripped_jemalloc(),
             ..gather(
                 &backends,
@@ -247,7 +247,7 @@ fn stats(backend: &Backend, options: Option<&PrintOptions>) -> Stats {
 /// What the program holds of these allocators, where they count it.
 pub(super) fn live(backends: &[Arc<Backend>]) -> Option<u64> {
     let heaps: Vec<_> = backends.iter().map(|each| heap(each)).collect();
-    Some(ledger::live(&heaps)).filter(|live| *live > 0)
+    Some(ledger::live_bytes(&heaps)).filter(|live| *live > 0)
 }
 
 fn heap(backend: &Backend) -> AllocatorHeap {

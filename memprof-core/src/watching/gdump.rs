@@ -1,70 +1,70 @@
-//! A dump at each new high-water mark of the resident memory, for a while.
+//! Dumps at each new high-water mark of the resident memory, for a limited time.
 //!
-//! jemalloc's own `prof.gdump` writes from inside an allocation, under its locks and by name: a
-//! disk that blocks would freeze every thread that allocates, and 40 MB of growth left 9,810
-//! files. So high water is watched from outside, and the dumps are ours.
+//! jemalloc's own `prof.gdump` writes from inside an allocation, under its locks and to a named file: a
+//! blocking disk would freeze every thread that allocates, and 40 MB of growth left 9,810 files. So memprof
+//! polls the high water and takes its own dumps.
 
 use memprof_messages::GdumpStatus;
 use std::time::{Duration, Instant, SystemTime};
 
-/// A new mark is at least so many bytes above the last one.
-const SMALLEST_STEP: u64 = 1 << 20;
-/// And at least this share (1/100) of it.
-const STEP_SHARE: u64 = 100;
+/// Least distance of a new mark above the last one, in bytes.
+const MIN_STEP: u64 = 1 << 20;
+/// Least distance as a share of the last mark (1/100).
+const STEP_DIVISOR: u64 = 100;
 
-/// When it ends by itself: whichever comes first.
+/// Limits of the watch; the first one that is reached ends it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GdumpLimits {
-    /// So many dumps.
+    /// Number of dumps.
     pub files: u32,
-    /// So long.
+    /// Duration.
     pub duration: Duration,
 }
 
-/// One watch of the high water.
+/// State of one high-water watch.
 #[derive(Clone, Debug)]
 pub(crate) struct HighWaterWatch {
     limits: GdumpLimits,
-    taken: u32,
-    ends: Instant,
-    until: SystemTime,
-    mark: Option<u64>,
+    dump_count: u32,
+    deadline: Instant,
+    end_time: SystemTime,
+    high_water: Option<u64>,
 }
 
 impl HighWaterWatch {
     pub(crate) fn new(limits: GdumpLimits, now: Instant, clock: SystemTime) -> Self {
         Self {
             limits,
-            taken: 0,
-            ends: now + limits.duration,
-            until: clock + limits.duration,
-            mark: None,
+            dump_count: 0,
+            deadline: now + limits.duration,
+            end_time: clock + limits.duration,
+            high_water: None,
         }
     }
 
-    /// Its time is up, or its files.
+    /// Whether the time or the number of dumps is used up.
     pub(crate) fn is_over(&self, now: Instant) -> bool {
-        now >= self.ends || self.taken >= self.limits.files
+        now >= self.deadline || self.dump_count >= self.limits.files
     }
 
-    /// Whether `rss` is a new mark; it stays one until [`record_dump`](Self::record_dump).
+    /// Whether `rss` is a new high-water mark; stays true until [`record_dump`](Self::record_dump).
     pub(crate) fn is_new_high(&mut self, rss: u64) -> bool {
-        let mark = *self.mark.get_or_insert(rss);
-        rss >= mark.saturating_add(SMALLEST_STEP.max(mark / STEP_SHARE))
+        let mark = *self.high_water.get_or_insert(rss);
+        rss >= mark.saturating_add(MIN_STEP.max(mark / STEP_DIVISOR))
     }
 
-    /// A dump was taken at `rss`.
+    /// Records that a dump was taken at `rss` bytes.
     pub(crate) fn record_dump(&mut self, rss: u64) {
-        self.taken += 1;
-        self.mark = Some(rss);
+        self.dump_count += 1;
+        self.high_water = Some(rss);
     }
 
     pub(crate) fn status(&self) -> GdumpStatus {
         GdumpStatus {
-            taken: self.taken,
+            taken: self.dump_count,
             files: self.limits.files,
-            until: humantime::format_rfc3339_seconds(self.until).to_string(),
-            high_water_bytes: self.mark,
+            until: humantime::format_rfc3339_seconds(self.end_time).to_string(),
+            high_water_bytes: self.high_water,
         }
     }
 }
@@ -84,18 +84,18 @@ mod tests {
     }
 
     #[test]
-    fn each_new_mark_is_one_dump_and_the_files_end_it() {
+    fn one_dump_per_mark_until_dump_limit() {
         let start = Instant::now();
         let mut gdump = gdump(3, start);
         let steps = [
             (10 * MIB, false),
             (10 * MIB + 1000, false),
             (11 * MIB, true),
-            // Lower, and up to the mark again: nothing new.
+            // A lower value, and the mark again: no new mark.
             (5 * MIB, false),
             (11 * MIB, false),
             (500 * MIB, true),
-            // One per cent above the mark.
+            // One percent above the mark.
             (504 * MIB, false),
             (505 * MIB, true),
         ];
@@ -103,7 +103,7 @@ mod tests {
             assert!(!gdump.is_over(start), "{rss}");
             assert_eq!(gdump.is_new_high(rss), expected, "{rss}");
             if expected {
-                // As long as nobody takes it.
+                // Until a dump is recorded.
                 assert!(gdump.is_new_high(rss), "{rss}");
                 gdump.record_dump(rss);
             }
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn its_time_ends_it() {
+    fn watch_ends_after_its_duration() {
         let start = Instant::now();
         let gdump = gdump(3, start);
         assert!(!gdump.is_over(start + Duration::from_secs(59)));
@@ -122,10 +122,10 @@ mod tests {
     }
 
     #[test]
-    fn ten_thousand_marks_are_three_dumps() {
+    fn dump_limit_holds_for_ten_thousand_marks() {
         let start = Instant::now();
         let mut gdump = gdump(3, start);
-        for rss in (0..10_000u64).map(|at| at * at * MIB) {
+        for rss in (0..10_000u64).map(|step| step * step * MIB) {
             if !gdump.is_over(start) && gdump.is_new_high(rss) {
                 gdump.record_dump(rss);
             }

@@ -1,44 +1,44 @@
-//! What a watch rule is judged by: a few microseconds' worth of the kernel's figures.
+//! The memory values that watch rules evaluate; reading them takes a few microseconds.
 
 use memprof_messages::Cgroup;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::system::cgroup;
 
-/// One look at the memory of this process, in bytes.
+/// Memory of this process at one moment, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct MemoryReading {
-    /// Resident.
+    /// Resident memory.
     pub rss: u64,
-    /// What the process could have: its cgroup's limit, or else the machine's memory.
+    /// Available memory: the limit of the process's cgroup, or else the machine's memory.
     pub available: u64,
-    /// Its cgroup, where it can be read.
+    /// Usage and limit of the process's cgroup. `None` if it cannot be read.
     pub cgroup: Option<Cgroup>,
 }
 
 impl MemoryReading {
-    /// Looks.
+    /// Reads the current values.
     ///
     /// # Errors
-    /// `/proc/thread-self/statm` cannot be read.
-    pub(crate) fn take() -> Result<Self> {
+    /// `Io`: `/proc/thread-self/statm` cannot be read.
+    pub(crate) fn read() -> Result<Self> {
         let cgroup = cgroup::read_current();
         let limit = cgroup.and_then(|cgroup| cgroup.limit_bytes);
         let machine = rustix::system::sysinfo();
         let machine = machine.totalram.saturating_mul(machine.mem_unit.into());
         Ok(Self {
-            rss: rss()?,
+            rss: read_rss()?,
             available: limit.map_or(machine, |limit| limit.min(machine)),
             cgroup,
         })
     }
 }
 
-/// The resident bytes of this process.
+/// Reads the resident bytes of this process.
 ///
 /// # Errors
-/// `/proc/thread-self/statm` cannot be read.
-pub(crate) fn rss() -> Result<u64> {
+/// `Io`: `/proc/thread-self/statm` cannot be read.
+pub(crate) fn read_rss() -> Result<u64> {
     const STATM: &str = "/proc/thread-self/statm";
     let statm = std::fs::read_to_string(STATM)
         .map_err(|error| Error::io(&format!("read {STATM}"), &error))?;
@@ -53,8 +53,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn this_process_is_resident_and_within_what_it_could_have() {
-        let reading = MemoryReading::take().unwrap();
+    fn rss_is_below_available_memory() {
+        let reading = MemoryReading::read().unwrap();
         assert!(reading.rss > 100_000, "{reading:?}");
         assert!(reading.rss < reading.available, "{reading:?}");
     }

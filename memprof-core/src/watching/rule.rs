@@ -1,37 +1,37 @@
-//! Rules that take a dump by themselves: a rule, a reading and an instant make a decision.
+//! Watch rules: given a memory reading and a time, a rule decides whether a dump is due.
 //!
-//! Edge-triggered: a threshold that was passed fires once, and again only after the value fell
-//! clearly below it. No clock and no process here; see [`watcher`](crate::watching::watcher) for both.
+//! Rules are edge-triggered: a crossed threshold fires once, and again only after the value fell clearly
+//! below it. Reads no clock and no memory; [`watcher`](crate::watching::watcher) does.
 
 use std::time::{Duration, Instant};
 
 use crate::dumps::trigger::Condition;
 use crate::watching::memory_reading::MemoryReading;
 
-/// A threshold fires again once the value fell this share (1/20) below it.
-const HYSTERESIS: u64 = 20;
+/// Divisor of the hysteresis: a threshold fires again once the value fell 1/20 below it.
+const HYSTERESIS_DIVISOR: u64 = 20;
 
-/// One rule.
+/// A watch rule of the configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WatchRule {
-    /// When to dump.
+    /// Condition under which a dump is taken.
     pub condition: Condition,
-    /// At least so long between two dumps of this rule.
+    /// Least time between two dumps of this rule.
     pub min_interval: Duration,
-    /// Where sampling is off, it is switched on in place of the first dump.
+    /// Whether the rule turns sampling on, instead of its first dump, if it is off.
     pub activate: bool,
 }
 
-/// A rule and what it has seen so far.
+/// A rule and its state.
 #[derive(Clone, Debug)]
 pub(crate) struct RuleState {
     pub rule: WatchRule,
     pub fired: u64,
     pub last_fired: Option<Instant>,
-    since: Instant,
+    start: Instant,
     is_armed: bool,
-    /// From where growth counts.
-    mark: Option<u64>,
+    /// Resident bytes from which growth is measured.
+    baseline: Option<u64>,
 }
 
 impl RuleState {
@@ -40,16 +40,16 @@ impl RuleState {
             rule,
             fired: 0,
             last_fired: None,
-            since: now,
+            start: now,
             is_armed: true,
-            mark: None,
+            baseline: None,
         }
     }
 
-    /// The bytes for which the rule wants a dump now. It goes on to want it until
+    /// Bytes at which the rule fires now. `None` if it does not. Returns the same until
     /// [`record_dump`](Self::record_dump).
     pub(crate) fn evaluate(&mut self, reading: &MemoryReading, now: Instant) -> Option<u64> {
-        let wanted = match self.rule.condition {
+        let fired_at = match self.rule.condition {
             Condition::Every(_) => Some(reading.rss),
             Condition::RssAbove(threshold) => {
                 self.crossed(reading.rss, threshold.bytes(reading.available))
@@ -61,48 +61,51 @@ impl RuleState {
             Condition::RssGrowth(step) => self.grown_by(reading.rss, step),
             Condition::AtExit => None,
         };
-        wanted.filter(|_| self.next().is_some_and(|next| now >= next))
+        fired_at.filter(|_| self.next_time().is_some_and(|next| now >= next))
     }
 
-    /// The earliest instant at which the rule may fire.
-    pub(crate) fn next(&self) -> Option<Instant> {
-        let rested = |last: Instant| last + self.rule.min_interval;
+    /// Earliest time at which the rule may fire. `None` if it is not polled.
+    pub(crate) fn next_time(&self) -> Option<Instant> {
+        let after_interval = |last: Instant| last + self.rule.min_interval;
         match self.rule.condition {
             Condition::Every(period) => {
-                Some(self.last_fired.unwrap_or(self.since) + period.max(self.rule.min_interval))
+                Some(self.last_fired.unwrap_or(self.start) + period.max(self.rule.min_interval))
             }
             Condition::AtExit => None,
-            _ => Some(self.last_fired.map_or(self.since, rested)),
+            _ => Some(self.last_fired.map_or(self.start, after_interval)),
         }
     }
 
-    /// A dump was taken.
+    /// Records that a dump was taken for the rule.
     pub(crate) fn record_dump(&mut self, reading: &MemoryReading, now: Instant) {
-        self.activate(reading, now);
+        self.record_activation(reading, now);
         self.is_armed = false;
     }
 
-    /// Sampling was switched on; the dump comes when the rule has rested and still wants it.
-    pub(crate) fn activate(&mut self, reading: &MemoryReading, now: Instant) {
+    /// Records that sampling was turned on. The rule stays armed, so that the dump follows after the least
+    /// interval.
+    pub(crate) fn record_activation(&mut self, reading: &MemoryReading, now: Instant) {
         self.fired += 1;
         self.last_fired = Some(now);
-        self.mark = Some(reading.rss);
+        self.baseline = Some(reading.rss);
     }
 
+    /// Returns `value` if it crossed `threshold` since it was last clearly below.
     fn crossed(&mut self, value: u64, threshold: u64) -> Option<u64> {
-        if value < threshold - threshold / HYSTERESIS {
+        if value < threshold - threshold / HYSTERESIS_DIVISOR {
             self.is_armed = true;
         }
         (self.is_armed && value >= threshold).then_some(value)
     }
 
+    /// Returns `rss` if it grew by `step` bytes above the baseline.
     fn grown_by(&mut self, rss: u64, step: u64) -> Option<u64> {
-        let mark = self.mark.get_or_insert(rss);
-        // Only a fall by a whole step counts, so that the value cannot swing about the mark.
-        if rss.saturating_add(step) <= *mark {
-            *mark = rss;
+        let baseline = self.baseline.get_or_insert(rss);
+        // Only a fall by a whole step lowers the baseline, so that values that swing around it do not fire.
+        if rss.saturating_add(step) <= *baseline {
+            *baseline = rss;
         }
-        (rss >= mark.saturating_add(step)).then_some(rss)
+        (rss >= baseline.saturating_add(step)).then_some(rss)
     }
 }
 
@@ -113,10 +116,11 @@ mod tests {
     use super::*;
     use crate::dumps::trigger::Threshold;
 
-    /// A second of the injected clock, resident bytes, and what is to happen.
+    /// Second of the test's clock, resident bytes, and the expected outcome.
     type Step = (u64, u64, &'static str);
 
-    /// Plays `steps` to a rule. 1000 bytes are available, and the cgroup uses ten times RSS.
+    /// Evaluates the rule at each of `steps`. 1000 bytes are available, and the cgroup's usage is ten times
+    /// RSS.
     fn check(condition: Condition, min_interval: u64, steps: &[Step]) {
         let start = Instant::now();
         let rule = WatchRule {
@@ -138,7 +142,7 @@ mod tests {
             let found = match watched.evaluate(&reading, now) {
                 Some(_) if *expected == "busy" => "busy",
                 Some(_) if *expected == "activated" => {
-                    watched.activate(&reading, now);
+                    watched.record_activation(&reading, now);
                     "activated"
                 }
                 Some(_) => {
@@ -152,18 +156,18 @@ mod tests {
     }
 
     #[test]
-    fn every_counts_from_the_start_and_then_from_the_last() {
+    fn every_fires_from_start_then_from_last_dump() {
         let every = Condition::Every(Duration::from_secs(10));
         let steps = [
             (0, 5, ""),
             (9, 5, ""),
             (10, 5, "fires"),
             (19, 5, ""),
-            // A dump ran: it is made up for at the next poll.
+            // A dump was running: the rule fires at the next poll.
             (20, 5, "busy"),
             (21, 5, "fires"),
             (30, 5, ""),
-            // The machine slept: one dump, not three.
+            // After a suspension of the machine the rule fires once, not three times.
             (61, 5, "fires"),
             (62, 5, ""),
         ];
@@ -172,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn a_threshold_fires_once_until_the_value_fell_clearly() {
+    fn threshold_fires_again_after_clear_fall() {
         let steps = [
             (0, 799, ""),
             (1, 800, "fires"),
@@ -190,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn a_threshold_that_is_passed_again_too_early_waits() {
+    fn threshold_waits_for_min_interval() {
         let steps = [
             (0, 800, "fires"),
             (1, 100, ""),
@@ -204,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn growth_counts_from_the_last_dump() {
+    fn growth_is_measured_from_last_dump() {
         let steps = [
             (0, 100, ""),
             (1, 149, ""),
@@ -212,7 +216,7 @@ mod tests {
             (3, 155, "fires"),
             (4, 204, ""),
             (5, 205, "fires"),
-            // A fall of less than a step does not move the mark, a deeper one does.
+            // A fall by less than a step does not move the baseline, a deeper one does.
             (6, 156, ""),
             (7, 254, ""),
             (8, 155, ""),
@@ -223,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn an_activation_leaves_the_rule_armed() {
+    fn activation_keeps_rule_armed() {
         let steps = [
             (0, 800, "activated"),
             (9, 800, ""),
@@ -234,12 +238,12 @@ mod tests {
     }
 
     #[test]
-    fn an_exit_is_no_matter_of_polling() {
+    fn at_exit_never_fires_when_polled() {
         check(Condition::AtExit, 0, &[(0, 1, ""), (9999, 9999, "")]);
     }
 
     #[test]
-    fn without_a_cgroup_its_rule_is_quiet() {
+    fn cgroup_rule_without_cgroup_never_fires() {
         let start = Instant::now();
         let rule = WatchRule {
             condition: Condition::CgroupAbove(Threshold::Bytes(1)),

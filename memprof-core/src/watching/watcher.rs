@@ -1,4 +1,4 @@
-//! The thread that looks at the memory now and then, while there is a rule that needs it.
+//! The thread that polls the memory, while a rule needs it.
 
 use std::panic::{self, AssertUnwindSafe};
 use std::process;
@@ -12,33 +12,33 @@ use crate::watching::memory_reading::MemoryReading;
 use crate::watching::rule::{RuleState, WatchRule};
 use memprof_messages::{GdumpStatus, WatchStatus};
 
-/// Between two looks at the memory; a rule `every` alone needs none.
-const POLL: Duration = Duration::from_millis(500);
-/// Before the next try of a dump that was refused for want of memory.
-const LATER: Duration = Duration::from_secs(10);
+/// Time between two readings of the memory; `every` rules alone need none.
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
+/// Delay before the next attempt of a dump that was refused for lack of memory.
+const RETRY_DELAY: Duration = Duration::from_secs(10);
 
-/// What came of a rule that fired.
+/// Outcome of a due dump.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DumpOutcome {
-    /// A dump was taken, or refused for a reason that another try does not mend.
+    /// A dump was taken, or failed for a reason that another attempt does not change.
     Done,
-    /// Sampling was switched on instead.
+    /// Sampling was turned on instead.
     Activated,
-    /// A dump was running: the next poll tries again.
+    /// Another dump was running: the next poll tries again.
     Busy,
-    /// So little memory was left that a dump could have ended the process: tried again later.
+    /// Too little memory was left, so that a dump could have killed the process: a later poll tries again.
     Refused,
 }
 
-/// What is to be done.
+/// A dump that is due.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DueDump {
     pub trigger: Trigger,
-    /// Sampling may be switched on for it.
+    /// Whether sampling may be turned on for it.
     pub activate: bool,
 }
 
-/// The rules of one process. A forked child has its own, which is empty.
+/// Rules of one process, and the state of their thread. A forked child has its own, without rules.
 #[derive(Debug)]
 pub(crate) struct Watcher {
     pub owner: u32,
@@ -71,18 +71,18 @@ impl Watcher {
         })
     }
 
-    /// Starts the thread if there is something to poll for and none runs. `enter` is run on it
-    /// before each look; `act` does what is due.
+    /// Starts the polling thread, unless it runs or no rule needs it. The thread calls `enter` before each
+    /// reading, and `act` for each due dump.
     ///
     /// # Errors
-    /// The thread cannot be started.
+    /// `Io`: the thread cannot be started.
     pub(crate) fn start(
         self: &Arc<Self>,
         enter: impl Fn() + Send + 'static,
         act: impl Fn(DueDump) -> DumpOutcome + Send + 'static,
     ) -> Result<()> {
         let mut watch = self.lock();
-        if watch.is_polled || watch.sleep_until_due(Instant::now()).is_none() {
+        if watch.is_polled || watch.time_until_due(Instant::now()).is_none() {
             return Ok(());
         }
         let watcher = Arc::clone(self);
@@ -98,7 +98,7 @@ impl Watcher {
         Ok(())
     }
 
-    /// Begins a `gdump`, in place of one that runs.
+    /// Starts a `gdump`, replacing a running one.
     pub(crate) fn set_gdump(&self, limits: GdumpLimits) {
         self.lock().gdump = Some(HighWaterWatch::new(
             limits,
@@ -108,14 +108,14 @@ impl Watcher {
         self.changed.notify_all();
     }
 
-    /// Ends the `gdump`; tells how far it came.
+    /// Ends the `gdump`. Returns its last status, `None` if none was running.
     pub(crate) fn stop_gdump(&self) -> Option<GdumpStatus> {
         let ended = self.lock().gdump.take();
         self.changed.notify_all();
         ended.map(|gdump| gdump.status())
     }
 
-    /// Ends the thread.
+    /// Ends the polling thread.
     pub(crate) fn stop(&self) {
         self.lock().is_over = true;
         self.changed.notify_all();
@@ -127,12 +127,12 @@ impl Watcher {
 
     pub(crate) fn status(&self) -> Vec<WatchStatus> {
         let (now, clock) = (Instant::now(), SystemTime::now());
-        let text = |instant: Instant| {
+        let time_text = |instant: Instant| {
             let time = match instant.checked_duration_since(now) {
                 Some(ahead) => clock.checked_add(ahead),
                 None => clock.checked_sub(now.duration_since(instant)),
             };
-            // The clock may have been set to anything.
+            // The system clock may have been set to any value.
             let time = time
                 .unwrap_or(SystemTime::UNIX_EPOCH)
                 .max(SystemTime::UNIX_EPOCH);
@@ -141,37 +141,38 @@ impl Watcher {
         let status = |watched: &RuleState| WatchStatus {
             rule: watched.rule.condition.to_string(),
             fired: watched.fired,
-            last_fired: watched.last_fired.map(text),
-            next: watched.next().map(|next| text(next.max(now))),
+            last_fired: watched.last_fired.map(time_text),
+            next: watched.next_time().map(|next| time_text(next.max(now))),
         };
         self.lock().rules.iter().map(status).collect()
     }
 
+    /// Body of the polling thread.
     fn poll(&self, mut enter: impl FnMut(), act: &impl Fn(DueDump) -> DumpOutcome) {
-        let mut is_blind = false;
+        let mut is_unreadable = false;
         let mut is_busy = false;
-        let mut refused: Option<Instant> = None;
-        while self.sleep_until_due(is_blind || is_busy || refused.is_some()) {
+        let mut refused_at: Option<Instant> = None;
+        while self.sleep_until_due(is_unreadable || is_busy || refused_at.is_some()) {
             enter();
-            let reading = match MemoryReading::take() {
+            let reading = match MemoryReading::read() {
                 Ok(reading) => reading,
                 Err(error) => {
-                    if !is_blind {
+                    if !is_unreadable {
                         log::warn!("watch rules wait: {error}");
                     }
-                    is_blind = true;
+                    is_unreadable = true;
                     continue;
                 }
             };
-            is_blind = false;
+            is_unreadable = false;
             let now = Instant::now();
-            // Nothing foreign, the log neither, runs while the lock is held.
-            let ended = self.lock().gdump_over(now);
-            if let Some(GdumpStatus { taken, .. }) = ended {
+            // No foreign code, not even the log, runs while the lock is held.
+            let finished = self.lock().take_finished_gdump(now);
+            if let Some(GdumpStatus { taken, .. }) = finished {
                 log::info!("gdump is over: it took {taken} dumps");
             }
-            let due = self.lock().due(&reading, now);
-            if refused.is_some_and(|at| now < at + LATER) {
+            let due = self.lock().find_due(&reading, now);
+            if refused_at.is_some_and(|refused| now < refused + RETRY_DELAY) {
                 continue;
             }
             let outcome = due.map(|due| catch_panic(|| act(due)));
@@ -179,18 +180,18 @@ impl Watcher {
                 self.lock().record_outcome(outcome, &reading, now);
             }
             is_busy = outcome == Some(DumpOutcome::Busy);
-            refused = (outcome == Some(DumpOutcome::Refused)).then_some(now);
+            refused_at = (outcome == Some(DumpOutcome::Refused)).then_some(now);
         }
     }
 
-    /// Sleeps until the next look is due, which is not at once when the last one came to nothing.
-    /// False when there is nothing to poll for any more.
-    fn sleep_until_due(&self, came_to_nothing: bool) -> bool {
+    /// Sleeps until the next reading is due; with `has_failed`, for a whole poll interval. Returns false if
+    /// nothing needs to be polled any more.
+    fn sleep_until_due(&self, has_failed: bool) -> bool {
         let mut watch = self.lock();
-        match watch.sleep_until_due(Instant::now()) {
-            Some(rest) => {
-                let rest = if came_to_nothing { POLL } else { rest };
-                let waited = self.changed.wait_timeout(watch, rest);
+        match watch.time_until_due(Instant::now()) {
+            Some(wait) => {
+                let wait = if has_failed { POLL_INTERVAL } else { wait };
+                let waited = self.changed.wait_timeout(watch, wait);
                 drop(waited.unwrap_or_else(PoisonError::into_inner));
                 true
             }
@@ -206,33 +207,34 @@ impl Watcher {
     }
 }
 
-/// A panic, which the hook has logged, ends neither the thread nor the rule.
+/// Runs `act`; a panic, which the panic hook has logged, counts as done, so it ends neither the thread nor
+/// the rule.
 fn catch_panic(act: impl FnOnce() -> DumpOutcome) -> DumpOutcome {
     panic::catch_unwind(AssertUnwindSafe(act)).unwrap_or_else(|payload| {
-        // Dropping a payload runs foreign code, which may panic again.
+        // Forgotten: dropping a payload runs foreign code, which may panic again.
         std::mem::forget(payload);
         DumpOutcome::Done
     })
 }
 
 impl WatchState {
-    /// How long nothing needs to be looked at; None: there is nothing to poll for.
-    fn sleep_until_due(&self, now: Instant) -> Option<Duration> {
+    /// Time until the next reading. `None` if nothing needs to be polled.
+    fn time_until_due(&self, now: Instant) -> Option<Duration> {
         if self.is_over {
             return None;
         }
         let reads_memory = |watched: &RuleState| watched.rule.condition.reads_memory();
         let polls = self.gdump.is_some() || self.rules.iter().any(reads_memory);
-        let due = self.rules.iter().filter_map(RuleState::next).min();
+        let due = self.rules.iter().filter_map(RuleState::next_time).min();
         let due = due.map(|due| due.saturating_duration_since(now));
         match due {
             Some(due) if !polls => Some(due),
-            _ => polls.then_some(POLL),
+            _ => polls.then_some(POLL_INTERVAL),
         }
     }
 
-    /// The first thing to do, and what it is done for.
-    fn due(&mut self, reading: &MemoryReading, now: Instant) -> Option<DueDump> {
+    /// The dump that is due at this reading, for the first rule that fires. `None` if no rule fires.
+    fn find_due(&mut self, reading: &MemoryReading, now: Instant) -> Option<DueDump> {
         let mut due = None;
         for watched in &mut self.rules {
             if let Some(bytes) = watched.evaluate(reading, now) {
@@ -252,20 +254,21 @@ impl WatchState {
         due
     }
 
-    /// Ends a `gdump` whose time or files are up.
-    fn gdump_over(&mut self, now: Instant) -> Option<GdumpStatus> {
-        let ended = self.gdump.take_if(|gdump| gdump.is_over(now))?;
-        Some(ended.status())
+    /// Ends a `gdump` that reached a limit, and returns its last status.
+    fn take_finished_gdump(&mut self, now: Instant) -> Option<GdumpStatus> {
+        let finished = self.gdump.take_if(|gdump| gdump.is_over(now))?;
+        Some(finished.status())
     }
 
-    /// Everything that wanted the dump has it: what [`due`](Self::due) judged at `now`.
+    /// Records the outcome for every rule that fires at this reading, because all of them share the dump that
+    /// [`find_due`](Self::find_due) returned.
     fn record_outcome(&mut self, outcome: DumpOutcome, reading: &MemoryReading, now: Instant) {
         for watched in &mut self.rules {
             match outcome {
                 DumpOutcome::Busy | DumpOutcome::Refused => {}
                 _ if watched.evaluate(reading, now).is_none() => {}
                 DumpOutcome::Done => watched.record_dump(reading, now),
-                DumpOutcome::Activated => watched.activate(reading, now),
+                DumpOutcome::Activated => watched.record_activation(reading, now),
             }
         }
         if let Some(gdump) = &mut self.gdump
@@ -312,11 +315,11 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_polled_without_a_rule_that_needs_it() {
+    fn polling_needs_rule_that_reads_memory() {
         let start = Instant::now();
         let check = |conditions: &[Condition], expected: Option<Duration>| {
             assert_eq!(
-                watch(conditions, start).sleep_until_due(start),
+                watch(conditions, start).time_until_due(start),
                 expected,
                 "{conditions:?}"
             );
@@ -326,51 +329,55 @@ mod tests {
         check(&[Condition::AtExit], None);
         check(&[every], Some(seconds(600)));
         check(&[every, Condition::Every(seconds(9))], Some(seconds(9)));
-        check(&[every, Condition::RssGrowth(1)], Some(POLL));
+        check(&[every, Condition::RssGrowth(1)], Some(POLL_INTERVAL));
         let mut over = watch(&[every], start);
         over.is_over = true;
-        assert_eq!(over.sleep_until_due(start), None);
+        assert_eq!(over.time_until_due(start), None);
         let mut with_gdump = watch(&[every], start);
         let limits = GdumpLimits {
             files: 1,
             duration: seconds(1),
         };
         with_gdump.gdump = Some(HighWaterWatch::new(limits, start, SystemTime::UNIX_EPOCH));
-        assert_eq!(with_gdump.sleep_until_due(start), Some(POLL));
-        // Its time is over, and with it the poll.
-        assert!(with_gdump.gdump_over(start).is_none());
-        assert!(with_gdump.gdump_over(start + seconds(1)).is_some());
-        assert_eq!(with_gdump.sleep_until_due(start), Some(seconds(600)));
+        assert_eq!(with_gdump.time_until_due(start), Some(POLL_INTERVAL));
+        // Its time is over, and the polling with it.
+        assert!(with_gdump.take_finished_gdump(start).is_none());
+        assert!(with_gdump.take_finished_gdump(start + seconds(1)).is_some());
+        assert_eq!(with_gdump.time_until_due(start), Some(seconds(600)));
     }
 
     #[test]
-    fn rules_that_are_due_at_once_share_one_dump() {
+    fn simultaneous_rules_share_one_dump() {
         let start = Instant::now();
         let above = Condition::RssAbove(Threshold::Bytes(START_RSS));
         let mut watch = watch(&[above, Condition::Every(seconds(5))], start);
         let now = start + seconds(5);
-        let due = watch.due(&reading(START_RSS), now).unwrap();
+        let due = watch.find_due(&reading(START_RSS), now).unwrap();
         assert_eq!(due.trigger, Trigger::Rule(above, START_RSS));
         watch.record_outcome(DumpOutcome::Done, &reading(START_RSS), now);
         let fired: Vec<_> = watch.rules.iter().map(|watched| watched.fired).collect();
         assert_eq!(fired, [1, 1]);
-        assert!(watch.due(&reading(START_RSS), now).is_none());
+        assert!(watch.find_due(&reading(START_RSS), now).is_none());
     }
 
     #[test]
-    fn what_meets_a_running_dump_is_not_lost() {
+    fn due_dump_is_retried_after_busy() {
         let start = Instant::now();
         let mut watch = watch(&[Condition::RssAbove(Threshold::Bytes(START_RSS))], start);
-        assert!(watch.due(&reading(START_RSS), start).is_some());
+        assert!(watch.find_due(&reading(START_RSS), start).is_some());
         watch.record_outcome(DumpOutcome::Busy, &reading(START_RSS), start);
-        let later = start + POLL;
-        assert!(watch.due(&reading(START_RSS), later).is_some());
+        let later = start + POLL_INTERVAL;
+        assert!(watch.find_due(&reading(START_RSS), later).is_some());
         watch.record_outcome(DumpOutcome::Done, &reading(START_RSS), later);
-        assert!(watch.due(&reading(START_RSS), later + POLL).is_none());
+        assert!(
+            watch
+                .find_due(&reading(START_RSS), later + POLL_INTERVAL)
+                .is_none()
+        );
     }
 
     #[test]
-    fn a_panic_ends_neither_the_thread_nor_the_rule() {
+    fn panic_ends_neither_thread_nor_rule() {
         let rule = WatchRule {
             condition: Condition::Every(Duration::from_millis(1)),
             min_interval: Duration::ZERO,
@@ -389,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn the_thread_acts_and_ends() {
+    fn stopped_thread_drops_its_action() {
         let rule = WatchRule {
             condition: Condition::RssAbove(Threshold::Bytes(1)),
             min_interval: Duration::ZERO,
@@ -409,7 +416,7 @@ mod tests {
         let trigger = acts.recv().unwrap();
         assert_eq!(trigger.kind().name(), "rss-above");
         watcher.stop();
-        // The closure goes with the thread.
+        // The closure is dropped with the thread.
         assert!(acts.recv().is_err());
         let status = watcher.status();
         assert_eq!(
