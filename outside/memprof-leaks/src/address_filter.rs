@@ -1,22 +1,23 @@
-//! Which parts of all addresses are of interest: quick, and mostly right.
+//! Set of address ranges with false positives: one bit for each 2 MiB.
 
 use std::ops::Range;
 
-/// Addresses of user space, in units of 2 MiB.
+/// Number of units in user space (47 bits).
 const UNITS: usize = 1 << (47 - SHIFT);
+/// log2 of the bytes of a unit.
 const SHIFT: u32 = 21;
 
-/// A bit for each unit. Untouched pages of them take no memory.
+/// One bit per unit. Pages of the bitmap that stay 0 use no memory.
 #[derive(Debug, Default)]
 pub(crate) struct AddressFilter(Vec<u64>);
 
 impl AddressFilter {
-    /// The units of ranges, none of which is empty.
-    pub(crate) fn of<'a>(ranges: impl Iterator<Item = &'a Range<u64>>) -> Self {
+    /// Adds all units of the ranges, none of which is empty.
+    pub(crate) fn new<'a>(ranges: impl Iterator<Item = &'a Range<u64>>) -> Self {
         let mut units = vec![0; UNITS / 64];
         for range in ranges {
             for unit in range.start >> SHIFT..=(range.end - 1) >> SHIFT {
-                // The kernel's own lie above.
+                // Addresses beyond the bitmap are the kernel's.
                 let Some(word) = units.get_mut((unit / 64) as usize) else {
                     break;
                 };
@@ -26,9 +27,9 @@ impl AddressFilter {
         Self(units)
     }
 
-    /// Whether an address may lie in one of the ranges.
+    /// Returns false only if the address is in none of the ranges.
     #[inline]
-    pub(crate) fn has(&self, address: u64) -> bool {
+    pub(crate) fn may_contain(&self, address: u64) -> bool {
         let unit = address >> SHIFT;
         (unit as usize) < UNITS && self.0[(unit / 64) as usize] >> (unit % 64) & 1 != 0
     }
@@ -39,10 +40,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_address_near_a_range_may_lie_in_it() {
+    fn addresses_in_units_of_ranges_are_contained() {
         let ranges = [0x1000..0x2000, 0x40_0000..0x60_0001, u64::MAX - 1..u64::MAX];
-        let units = AddressFilter::of(ranges.iter());
-        let check = |address, expected| assert_eq!(units.has(address), expected, "{address:#x}");
+        let units = AddressFilter::new(ranges.iter());
+        let check =
+            |address, expected| assert_eq!(units.may_contain(address), expected, "{address:#x}");
         check(0, true);
         check(0x20_0000, false);
         check(0x40_0000, true);

@@ -1,4 +1,4 @@
-//! One look at a process: a snapshot, its heap and its roots.
+//! Analysis of a process at one moment: a snapshot with its heap and its roots.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -16,15 +16,16 @@ use crate::snapshot::{CopyTarget, Snapshot};
 use crate::snapshot_memory::SnapshotMemory;
 use crate::stacks::SamplerTables;
 
-/// How often a snapshot is taken again whose heap was in the midst of a change.
-const TRIES: usize = 3;
+/// Most snapshots that are taken until the heap of one is consistent.
+const MAX_ATTEMPTS: usize = 3;
 
-/// How to look.
+/// Limits for the analysis of a process.
 #[derive(Clone, Copy, Debug)]
 pub struct AnalysisOptions {
-    /// How long the process may stand still, for each snapshot.
+    /// Longest time for which all threads may be stopped, per snapshot.
     pub max_pause: Duration,
-    /// What this may take of memory, in bytes; else 12 % of what the process has, and at least 128 MiB.
+    /// Most memory that memprof may use for the analysis, in bytes. By default 12 % of the process's resident
+    /// memory, and at least 128 MiB.
     pub max_memory: Option<u64>,
 }
 
@@ -37,60 +38,61 @@ impl Default for AnalysisOptions {
     }
 }
 
-/// What is being done.
+/// Phase of an analysis, for progress reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
-    /// The process is copied.
+    /// The process is stopped and copied.
     Snapshot,
     /// The heap of the copy is walked.
     WalkHeap,
-    /// So many objects live; they are searched for.
+    /// Reachable objects are marked, of as many objects as given here.
     Mark(u64),
-    /// The next snapshot is awaited.
+    /// The second snapshot is due in a while.
     AwaitSecond,
-    /// The stacks of what is leaked get their names.
+    /// The stacks of the leaked objects are symbolized.
     Symbolize,
 }
 
-/// Who is told what is being done.
+/// Callback for the begin of each phase.
 pub type OnPhase<'a> = &'a dyn Fn(Phase);
 
-/// What is said of a process besides the result.
+/// Facts of an analysis besides its result.
 #[derive(Clone, Debug, Default)]
 pub struct AnalysisReport {
-    /// The allocators whose heaps were walked.
+    /// Allocators whose heaps were walked.
     pub allocators: Vec<&'static str>,
     /// Resident memory of the process, in bytes.
     pub rss: u64,
-    /// How long it stood still, for each snapshot.
+    /// Time for which all threads were stopped, one per snapshot.
     pub stopped: Vec<Duration>,
-    /// How long that had been estimated.
+    /// Estimate of that time, made before the last snapshot.
     pub estimate: Duration,
-    /// Objects that live, leaked or not.
+    /// Objects of the heap, leaked or not.
     pub objects: u64,
-    /// Bytes that were searched for pointers.
+    /// Bytes that were scanned for pointers.
     pub searched: u64,
-    /// What might hold pointers and could not be searched.
+    /// Memory that may hold pointers and could not be scanned, as sentences.
     pub unread: Vec<String>,
-    /// What limits the result.
+    /// Reasons why the result may be incomplete.
     pub warnings: Vec<String>,
     pub(crate) budget: MemoryBudget,
 }
 
-/// What is seen of a process at one moment.
+/// Snapshot of a process with its heap and roots.
 pub(crate) struct AnalyzedSnapshot<'a> {
     pub(crate) snapshot: &'a Snapshot,
     pub(crate) view: SnapshotMemory,
     pub(crate) objects: Objects,
-    /// Objects of the allocator's own, whose words hold nothing.
+    /// Objects of the allocator itself, which hold no pointers.
     pub(crate) silent: Vec<u64>,
-    /// Objects and their contexts, of the heap's layout.
+    /// Addresses of objects, each with the profiler's context that the heap stores for it.
     pub(crate) contexts: Vec<(u64, u64)>,
+    /// Tables of memprof's sampler in the process.
     pub(crate) sampled: SamplerTables,
-    /// Parts of the heap that did not prove themselves.
+    /// Parts of the heap that are inconsistent.
     pub(crate) unproven: Vec<String>,
     pub(crate) roots: Roots,
-    /// With all of this taken.
+    /// Budget of which all of this is reserved.
     pub(crate) budget: MemoryBudget,
 }
 
@@ -103,12 +105,13 @@ impl AnalysisReport {
         }
     }
 
-    /// What this may take of memory, in bytes.
+    /// Most memory that the analysis may use, in bytes.
     pub fn memory_limit(&self) -> u64 {
         self.budget.limit()
     }
 
-    /// Takes a snapshot, has `work` done with what is seen, and lets the snapshot go.
+    /// Takes a snapshot, calls `work` with its analysis, and releases the snapshot. Repeats it up to
+    /// [`MAX_ATTEMPTS`] times while the heap is inconsistent.
     pub(crate) fn with_snapshot<T>(
         &mut self,
         subject: &CopyTarget,
@@ -118,25 +121,25 @@ impl AnalysisReport {
     ) -> Result<T, Error> {
         for attempt in 1.. {
             progress(Phase::Snapshot);
-            // The rest is for what is known of the objects.
-            let room = self.budget.left() / 2;
-            let snapshot = subject.snapshot(options.max_pause, room)?;
+            // The other half is for data about the objects.
+            let max_bytes = self.budget.remaining() / 2;
+            let snapshot = subject.snapshot(options.max_pause, max_bytes)?;
             self.stopped.push(snapshot.stopped);
             self.estimate = snapshot.estimate;
             progress(Phase::WalkHeap);
             let mut memories = Vec::new();
-            let done = self.analyze(&snapshot).and_then(|seen| {
-                memories.extend(seen.view.memories());
-                // Another moment may mend it.
-                match seen.unproven.is_empty() || attempt == TRIES {
+            let done = self.analyze(&snapshot).and_then(|analyzed| {
+                memories.extend(analyzed.view.memories());
+                // The heap was inconsistent; retry with a new snapshot.
+                match analyzed.unproven.is_empty() || attempt == MAX_ATTEMPTS {
                     true => {
-                        self.warn_unproven(&seen);
-                        work(self, seen).map(Some)
+                        self.warn_unproven(&analyzed);
+                        work(self, analyzed).map(Some)
                     }
                     false => Ok(None),
                 }
             });
-            // What was read besides is no answer.
+            // An analysis is void if some of the memory could not be read.
             let done = match memories
                 .iter()
                 .all(|memory| memory.require_answers().is_ok())
@@ -161,22 +164,22 @@ impl AnalysisReport {
         warn(&mut self.warnings, message);
     }
 
-    /// Warns of what is not told of a snapshot.
-    pub(crate) fn warn_unproven(&mut self, seen: &AnalyzedSnapshot<'_>) {
-        for part in &seen.unproven {
+    /// Warns of inconsistent parts of the heap.
+    pub(crate) fn warn_unproven(&mut self, analyzed: &AnalyzedSnapshot<'_>) {
+        for part in &analyzed.unproven {
             let message = "memory of unknown form, in which no leak is reported";
             self.warn(format!("{message}: {part}"));
         }
     }
 
-    /// What there is in a snapshot.
+    /// Walks the heap of a snapshot, and finds its roots.
     pub(crate) fn analyze<'a>(
         &mut self,
         snapshot: &'a Snapshot,
     ) -> Result<AnalyzedSnapshot<'a>, Error> {
         let view = SnapshotMemory::of(snapshot)?;
         let mut budget = self.budget;
-        budget.take(snapshot.lacking.memory())?;
+        budget.reserve(snapshot.uncopied.memory())?;
         let (allocators, heap) = heap::find_heaps(&view, &snapshot.threads, &mut budget)?;
         let sampled = SamplerTables::find(&view);
         let own = merge_ranges(heap.own.into_iter().chain(sampled.table_ranges()).collect());
@@ -184,7 +187,7 @@ impl AnalysisReport {
         objects.exclude_cached(&heap.cached);
         objects.mark_without_scan(&heap.silent);
         if let Some(mut python) = Python::find(&view) {
-            budget.take(objects.memory_of(2))?;
+            budget.reserve(objects.memory_of(2))?;
             python.record_gc_heads(&objects);
         }
         let roots = find_roots(snapshot, &view, &own);
@@ -210,19 +213,20 @@ impl AnalysisReport {
     }
 }
 
-/// The same memory as ranges that do not overlap, by address.
+/// Merges overlapping ranges, sorted by address.
 fn merge_ranges(mut ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
     ranges.sort_by_key(|range| range.start);
-    let mut apart: Vec<Range<u64>> = Vec::new();
+    let mut merged: Vec<Range<u64>> = Vec::new();
     for range in ranges {
-        match apart.last_mut() {
+        match merged.last_mut() {
             Some(last) if range.start <= last.end => last.end = last.end.max(range.end),
-            _ => apart.push(range),
+            _ => merged.push(range),
         }
     }
-    apart
+    merged
 }
 
+/// Adds a warning unless it is in the list.
 fn warn(warnings: &mut Vec<String>, message: String) {
     if !warnings.contains(&message) {
         warnings.push(message);

@@ -1,47 +1,47 @@
-//! How much memory looking at a process may take, so that a machine on which that process is large has room for it.
-//! What takes much is counted before it is made.
+//! Memory budget of an analysis, so that a machine on which the target is large has room for it. Large
+//! allocations are reserved in the budget before they are made.
 
 use crate::error::Error;
 
-/// Of the process's resident memory, in hundredths.
-const SHARE: u64 = 12;
-/// And not less: a small process may have many objects.
-const LEAST: u64 = 128 << 20;
-/// What `memprof` has before it looks at a process: its own pages and buffers.
-const OWN: u64 = 16 << 20;
+/// Default memory budget: percent of the target's resident set.
+const RSS_PERCENT: u64 = 12;
+/// Least default budget, in bytes: 128 MiB, because a small process may hold many objects.
+const MIN_DEFAULT_BYTES: u64 = 128 << 20;
+/// Bytes that `memprof` uses before an analysis: its own pages and buffers.
+const BASE_BYTES: u64 = 16 << 20;
 
-/// What may be taken, and what is.
+/// Limit of memory, and what is reserved of it, in bytes.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct MemoryBudget {
     limit: u64,
-    taken: u64,
+    reserved: u64,
 }
 
 impl MemoryBudget {
-    /// For a process that has so much resident memory, unless a limit is given.
+    /// Returns the budget for a target with that resident memory, or with the given limit, in bytes.
     pub(crate) fn new(resident: u64, limit: Option<u64>) -> Self {
         Self {
-            limit: limit.unwrap_or((resident / 100 * SHARE).max(LEAST)),
-            taken: OWN,
+            limit: limit.unwrap_or((resident / 100 * RSS_PERCENT).max(MIN_DEFAULT_BYTES)),
+            reserved: BASE_BYTES,
         }
     }
 
-    /// In bytes.
+    /// Limit, in bytes.
     pub(crate) fn limit(&self) -> u64 {
         self.limit
     }
 
-    /// What may still be taken, in bytes.
-    pub(crate) fn left(&self) -> u64 {
-        self.limit.saturating_sub(self.taken)
+    /// Bytes that can still be reserved.
+    pub(crate) fn remaining(&self) -> u64 {
+        self.limit.saturating_sub(self.reserved)
     }
 
-    /// Fails where so many bytes more are too many.
+    /// Fails unless `bytes` more can be reserved.
     ///
     /// # Errors
     /// `Memory`.
     pub(crate) fn require(&self, bytes: u64) -> Result<(), Error> {
-        let needed = self.taken.saturating_add(bytes);
+        let needed = self.reserved.saturating_add(bytes);
         match needed > self.limit {
             true => Err(Error::Memory {
                 needed,
@@ -51,13 +51,13 @@ impl MemoryBudget {
         }
     }
 
-    /// Takes so many bytes.
+    /// Reserves memory.
     ///
     /// # Errors
-    /// `Memory`.
-    pub(crate) fn take(&mut self, bytes: u64) -> Result<(), Error> {
+    /// `Memory`: nothing is reserved then.
+    pub(crate) fn reserve(&mut self, bytes: u64) -> Result<(), Error> {
         self.require(bytes)?;
-        self.taken += bytes;
+        self.reserved += bytes;
         Ok(())
     }
 }
@@ -67,33 +67,33 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_share_of_the_process_and_not_less_than_the_least() {
+    fn default_limit_is_share_of_rss_and_at_least_minimum() {
         let check = |resident, limit, expected| {
             assert_eq!(MemoryBudget::new(resident, limit).limit(), expected);
         };
-        check(0, None, LEAST);
+        check(0, None, MIN_DEFAULT_BYTES);
         check(10_000 << 20, None, 1_200 << 20);
         check(10_000 << 20, Some(5), 5);
     }
 
     #[test]
-    fn what_is_taken_counts() {
-        let mut budget = MemoryBudget::new(0, Some(OWN + 100));
-        budget.take(60).unwrap();
-        assert_eq!(budget.left(), 40);
+    fn reserve_beyond_limit_fails_and_reserves_nothing() {
+        let mut budget = MemoryBudget::new(0, Some(BASE_BYTES + 100));
+        budget.reserve(60).unwrap();
+        assert_eq!(budget.remaining(), 40);
         budget.require(40).unwrap();
-        let error = budget.take(41).unwrap_err();
+        let error = budget.reserve(41).unwrap_err();
         assert!(
             matches!(
                 error,
                 Error::Memory {
                     needed,
                     limit
-                } if needed == OWN + 101 && limit == OWN + 100
+                } if needed == BASE_BYTES + 101 && limit == BASE_BYTES + 100
             ),
             "{error}"
         );
-        assert_eq!(budget.left(), 40);
+        assert_eq!(budget.remaining(), 40);
         assert!(budget.require(u64::MAX).is_err());
     }
 }

@@ -1,44 +1,45 @@
-//! Why nothing can be said of a process.
+//! Errors of an analysis.
 
 use std::io;
 use std::time::Duration;
 
 use memprof_ptrace::Refusal;
 
-/// Why a process was not looked into. Each says it as a sentence whose subject is the process, which goes on as
-/// before.
+/// Reason why a process was not analyzed. Each text continues a sentence whose subject is the process. The
+/// process runs on as before.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// What every tracer is refused.
+    /// A check of memprof-ptrace refused the process to every tracer.
     #[error(transparent)]
     Refused(#[from] Refusal),
-    /// The copy of its page tables is estimated to take too long.
+    /// Copying its page tables is estimated to take too long.
     #[error(
         "would be stopped for about {} ms, more than the {} ms that are allowed (--max-pause)",
         .estimate.as_millis(), .limit.as_millis()
     )]
     LongPause {
-        /// How long, estimated.
+        /// Estimated pause.
         estimate: Duration,
-        /// How long it may.
+        /// Allowed pause (`--max-pause`).
         limit: Duration,
     },
-    /// Some thread did not stop in time; all go on.
+    /// A thread did not stop in time. All threads were resumed.
     #[error(
         "did not stop within {} ms: thread {thread} is in uninterruptible sleep (state D), or the machine is busy",
         .limit.as_millis()
     )]
     StopTooLong {
-        /// The thread that did not.
+        /// Id of that thread.
         thread: u32,
-        /// How long all may stand still.
+        /// Allowed pause (`--max-pause`).
         limit: Duration,
     },
-    /// No thread has a stack that is known to be one, or all are about to take signals.
+    /// No thread can make the copy: none has a stack that is known to be one, or all are about to handle
+    /// signals.
     #[error("has no thread that could make the copy: {0}")]
     NoThread(&'static str),
-    /// The machine promises no more memory than it has.
+    /// The kernel's commit limit rules the copy out (`vm.overcommit_memory` is 2).
     #[error(
         "cannot be copied: vm.overcommit_memory is 2, and its {} MiB of private memory are more than the {} MiB \
          that may still be promised", .needed >> 20, .left >> 20
@@ -46,69 +47,71 @@ pub enum Error {
     Overcommit {
         /// Private writable memory, in bytes.
         needed: u64,
-        /// What is left of `CommitLimit`, in bytes.
+        /// Rest of `CommitLimit`, in bytes.
         left: u64,
     },
-    /// Its cgroup may have no further process.
+    /// The copy would exceed the process limit of its cgroup.
     #[error(
         "cannot be copied: cgroup {cgroup} already has {limit} processes, its limit (pids.max)"
     )]
     PidsLimit {
-        /// The cgroup's path.
+        /// Path of the cgroup.
         cgroup: String,
         /// `pids.max` of that cgroup.
         limit: u64,
     },
-    /// What it writes while the snapshot is read is copied, and its cgroup has no room for that.
+    /// The cgroup or the machine has too little memory for the pages that the process writes while its copy
+    /// exists: the kernel duplicates each.
     #[error(
         "cannot be copied: {place} has {} MiB left, and {} MiB may be needed for pages that are written meanwhile",
         .left >> 20, .needed >> 20
     )]
     Headroom {
-        /// Its cgroup, or the machine.
+        /// Path of the cgroup, or "the machine".
         place: String,
-        /// In bytes.
+        /// Available memory, in bytes.
         left: u64,
-        /// In bytes.
+        /// Memory that may be needed, in bytes.
         needed: u64,
     },
-    /// What is to be kept of it takes too much memory of this program.
+    /// The analysis needs more of memprof's own memory than its budget.
     #[error(
         "takes about {} MiB to look at, more than the {} MiB that memprof may take (--max-memory)",
         .needed >> 20, .limit >> 20
     )]
     Memory {
-        /// In bytes, as far as it was counted.
+        /// Needed memory so far, in bytes.
         needed: u64,
-        /// In bytes.
+        /// Budget, in bytes.
         limit: u64,
     },
-    /// clone(2) made no child.
+    /// clone(2) failed in the process, or did not return.
     #[error("could not be copied: {}", not_cloned_reason(.0))]
     NotCloned(io::Error),
-    /// No allocator whose heap can be searched.
+    /// No allocator with a heap that memprof can read.
     #[error("has no heap that can be searched: {0}")]
     NoHeap(String),
-    /// No profiler knows the stack of an object.
+    /// No object of the heap has a sample of a profiler.
     #[error("has no object whose stack is known: no profiler in it holds a sample")]
     NoSamples,
-    /// The kernel refused something else.
+    /// Another system call failed.
     #[error("{what}: {cause}")]
     Io {
-        /// The act and the thing.
+        /// Action and object of the failed call.
         what: String,
-        /// Why.
+        /// Error of the call.
         cause: io::Error,
     },
 }
 
 impl Error {
+    /// Returns a function that makes an I/O error of that action, for `map_err`.
     pub(crate) fn io(what: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
         let what = what.into();
         move |cause| Self::Io { what, cause }
     }
 
-    /// What to do about it, where anything can be done.
+    /// How to fix it: an imperative sentence. `None` if nothing helps.
     pub fn remedy(&self) -> Option<String> {
         let remedy = match self {
             Self::Refused(refusal) => return refusal.remedy(),
@@ -141,8 +144,8 @@ impl Error {
         Some(remedy)
     }
 
-    /// The exit code of `memprof`: 3 where the process is out of reach, 4 where it is left alone, 5 where there is
-    /// nothing to show.
+    /// Exit code of `memprof`: 3 if the process cannot be reached, 4 if it must not be analyzed, 5 if there
+    /// is nothing to show, 1 otherwise.
     pub fn exit_code(&self) -> u8 {
         match self {
             Self::Refused(refusal) => refusal.exit_code(),

@@ -1,4 +1,4 @@
-//! Leaked objects by what they are, and by where they were allocated.
+//! Groups of leaked objects, by class, size and allocating stack.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -10,42 +10,45 @@ use crate::names::NameResolver;
 use crate::objects::Object;
 use crate::stacks::{Stack, Stacks, mappings, symbolize};
 
-/// Leaked objects that are alike.
+/// Leaked objects of one class and size that one stack allocated.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LeakGroup {
-    /// Their class in C++ or type in Python, where their first words tell one.
+    /// Class in C++ or type in Python. `None` if their first words identify none.
     pub class: Option<String>,
-    /// In bytes, of each: as the allocator gives it out.
+    /// Usable bytes of each object.
     pub size: u64,
-    /// The functions by which they were allocated, leaf first, where they are samples of a profiler that runs in
-    /// the process. Objects without are not known to have another one.
+    /// Functions that allocated them, leaf first, if a profiler in the process has samples of them. `None` if
+    /// it has none: such objects may have the stack of another group.
     pub stack: Option<Vec<String>>,
-    /// The number of objects.
+    /// Number of objects.
     pub objects: u64,
-    /// Of all.
+    /// Bytes of all objects.
     pub bytes: u64,
-    /// The address of one.
+    /// Address of one of the objects.
     pub example: u64,
 }
 
-/// Class, size and stack, which objects of a group share.
-type Alike = (Option<Rc<str>>, u64, Option<Stack>);
+/// Class, size and stack of a group.
+type GroupKey = (Option<Rc<str>>, u64, Option<Stack>);
 
-/// Groups whose stacks have no names yet.
+/// Groups with unsymbolized stacks.
 pub(crate) struct UnsymbolizedGroups {
-    groups: BTreeMap<Alike, LeakGroup>,
+    groups: BTreeMap<GroupKey, LeakGroup>,
     mappings: Vec<Mapping>,
 }
 
 impl UnsymbolizedGroups {
-    /// Puts objects of a snapshot together that are alike.
-    pub(crate) fn of(seen: &AnalyzedSnapshot<'_>, objects: impl Iterator<Item = Object>) -> Self {
-        let mut names = NameResolver::new(&seen.view);
-        let mut stacks = Stacks::new(&seen.view, &seen.contexts, &seen.sampled);
+    /// Groups leaked objects of a snapshot.
+    pub(crate) fn new(
+        analyzed: &AnalyzedSnapshot<'_>,
+        objects: impl Iterator<Item = Object>,
+    ) -> Self {
+        let mut names = NameResolver::new(&analyzed.view);
+        let mut stacks = Stacks::new(&analyzed.view, &analyzed.contexts, &analyzed.sampled);
         let mut groups = BTreeMap::new();
         for object in objects {
             let (class, size) = (names.class(&object), object.size());
-            let key = (class, size, stacks.of(object.range.start));
+            let key = (class, size, stacks.stack_of(object.range.start));
             let group = groups
                 .entry(key)
                 .or_insert_with_key(|(class, ..)| LeakGroup {
@@ -61,17 +64,17 @@ impl UnsymbolizedGroups {
         }
         Self {
             groups,
-            mappings: mappings(&seen.view),
+            mappings: mappings(&analyzed.view),
         }
     }
 
-    /// Names their stacks by the files of the process: those that differ only by addresses within functions are
-    /// one. The most bytes come first.
-    pub(crate) fn named(self, pid: u32, looks: &mut AnalysisReport) -> Vec<LeakGroup> {
+    /// Symbolizes the stacks by the files of the process, and merges groups whose stacks differ only by
+    /// addresses within functions. Groups with most bytes come first.
+    pub(crate) fn symbolize(self, pid: u32, report: &mut AnalysisReport) -> Vec<LeakGroup> {
         let stacks = self.groups.keys().map(|(.., stack)| stack.as_ref());
         let named = symbolize(stacks.flatten(), self.mappings, pid);
         let named = named.unwrap_or_else(|message| {
-            looks.warn(message);
+            report.warn(message);
             Vec::new()
         });
         let mut named = named.into_iter();

@@ -1,4 +1,5 @@
-//! The heaps of a process, without symbols: what is there proves itself by its own figures, or is no heap.
+//! Finds and walks the heaps of a process without symbols: a structure counts as a heap only if its fields
+//! are consistent.
 
 mod glibc;
 mod jemalloc;
@@ -12,27 +13,29 @@ use crate::objects::Span;
 use crate::snapshot::Registers;
 use crate::snapshot_memory::SnapshotMemory;
 
-/// What was found of an allocator.
+/// Result of a heap's walk, of one allocator or several.
 #[derive(Debug, Default)]
 pub(crate) struct FoundHeap {
-    /// Where the allocator has objects, and of what size.
+    /// Address ranges with objects, and the objects' bounds.
     pub(crate) spans: Vec<Span>,
-    /// Used according to the spans, but in a cache of the allocator's.
+    /// Objects that are used according to the spans, but lie in a cache of the allocator.
     pub(crate) cached: Vec<u64>,
-    /// Objects of the allocator's own, whose words hold nothing.
+    /// Objects of the allocator itself, which hold no pointers.
     pub(crate) silent: Vec<u64>,
-    /// Objects of which the allocator's profiler may know the stack, by address, and its context of each.
+    /// Addresses of objects whose stacks the allocator's profiler may have, each with the profiler's context.
     pub(crate) contexts: Vec<(u64, u64)>,
-    /// Memory whose words hold nothing: the heap, whose objects count when they are reached, and the
-    /// allocator's own.
+    /// Memory that is not scanned as a root: the heap, whose objects are scanned when they are reached, and
+    /// the allocator's own data.
     pub(crate) own: Vec<Range<u64>>,
-    /// What did not prove itself. It is searched for pointers, and nothing of it is told to be leaked.
+    /// Inconsistent parts of the heap. They are scanned for pointers, and none of their objects is reported
+    /// as leaked.
     pub(crate) unproven: Vec<String>,
-    /// Heaps that are there, and of which nothing is told.
+    /// Heaps that memprof cannot read, as warnings.
     pub(crate) unknown: Vec<String>,
 }
 
-/// The heaps of all allocators in a process, and whose they are.
+/// Finds and walks the heaps of all allocators in a process. Returns the allocators' names and the merged
+/// result.
 ///
 /// # Errors
 /// `NoHeap`, `Memory`.
@@ -72,7 +75,7 @@ pub(crate) fn find_heaps(
 }
 
 impl FoundHeap {
-    /// Adds another allocator's.
+    /// Adds another allocator's result.
     pub(crate) fn extend(&mut self, other: Self) {
         self.spans.extend(other.spans);
         self.cached.extend(other.cached);

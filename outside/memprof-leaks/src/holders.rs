@@ -1,27 +1,28 @@
-//! Through whom what lives is held: the dominators of the heap's objects where memory allows, else one shortest
-//! path to each.
+//! Finds the holders of reachable memory: by the dominators of the heap's objects if memory allows, else by
+//! one shortest path to each object.
 //!
-//! Variables come first, then stacks, other memory, registers and the kernel: of what a variable leads to, nobody
-//! else is said to be the holder. Else a stale word on a stack would hide the owner of all that it leads to.
+//! Variables come first, then stacks, other memory, registers and the kernel: an object that a variable
+//! reaches is not assigned to any later holder. Otherwise a stale word on a stack would hide the owner of
+//! everything that it reaches.
 
 mod dominators;
-mod edges;
 mod external;
 mod graph;
 mod groups;
 mod holder;
 mod kinds;
+mod pointer_scanner;
 mod samples;
 mod shortest_paths;
 
-use self::edges::PointerScanner;
 use self::external::ExternalHolders;
 use self::graph::PointerGraph;
 pub use self::groups::{GroupKind, HolderGroup};
-use self::groups::{HolderGroups, levels};
+use self::groups::{HolderGroups, group_by_kind};
 pub use self::holder::Holder;
 pub use self::kinds::HeapObjectKind;
 use self::kinds::HeapObjectKinds;
+use self::pointer_scanner::PointerScanner;
 pub use self::samples::{HeldSamples, ObjectTotals, SampledGroup};
 use crate::analysis::{AnalysisOptions, AnalysisReport, AnalyzedSnapshot, OnPhase, Phase};
 use crate::error::Error;
@@ -29,74 +30,75 @@ use crate::names::NameResolver;
 use crate::objects::ObjectIndex;
 use crate::snapshot::CopyTarget;
 
-/// No object, and no place in a tree.
+/// Number of no object, and index of no node in a tree.
 const NONE: u32 = u32::MAX;
-/// What finding holders takes at least, in bytes for each object: its kind (4), its place in the tree (8), that it
-/// waits to be looked at (8), of which its level and its nearest sample take the place later.
-const OF_OBJECT: u64 = 21;
+/// Least bytes per object to find holders: its kind (4), its node in the tree (8) and a queue entry (8),
+/// whose memory its group and its nearest sample use later.
+const BYTES_PER_OBJECT: u64 = 21;
 
-/// Who holds the memory of a process.
+/// Holders of a process's memory.
 #[derive(Clone, Debug)]
 pub struct Holding {
-    /// Pauses, memory read and warnings of the look.
-    pub looks: AnalysisReport,
-    /// How holders were found.
+    /// Pauses, scanned memory and warnings of the analysis.
+    pub report: AnalysisReport,
+    /// Method by which holders were found.
     pub method: Method,
-    /// Objects of one kind with the same holders, each behind the one that holds it. The first one is the
+    /// Objects of one kind with the same holders, each after the group that holds it. The first one is the
     /// whole process.
-    pub levels: Vec<HolderGroup>,
-    /// The object that was asked for, where it lives and is held.
+    pub groups: Vec<HolderGroup>,
+    /// The requested object, if it is in use and reachable.
     pub object: Option<HolderPath>,
-    /// The sampled objects, where they were asked for.
+    /// The sampled objects, if requested.
     pub samples: Option<HeldSamples>,
 }
 
-/// What is asked for besides the levels.
+/// Requested details besides the groups.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Detail {
-    /// Nothing.
+    /// None.
     #[default]
     None,
-    /// The object in which this address lies.
+    /// The object that contains this address.
     Object(u64),
-    /// The objects that are samples of a profiler, with their stacks.
+    /// The objects that a profiler has sampled, with their stacks.
     Samples,
 }
 
-/// How holders were found.
+/// Method by which holders are found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Method {
-    /// All that is reached only through a holder would be gone with it.
+    /// Dominators: all that a holder holds would be unreachable without it.
     Dominators,
-    /// One shortest path leads to each object: others may lead there too.
+    /// One shortest path to each object: other holders may reach it, too.
     ShortestPath,
 }
 
-/// One object, and what holds it.
+/// One object, and the chain of its holders.
 #[derive(Clone, Debug)]
 pub struct HolderPath {
-    /// The object itself first, its outermost holder last.
-    pub links: Vec<(GroupKind, Option<u64>)>,
-    /// What is held through it, with itself.
+    /// Kind and address of each element: first the object itself, last its outermost holder, which has no
+    /// address.
+    pub steps: Vec<(GroupKind, Option<u64>)>,
+    /// Objects that it holds, with itself.
     pub objects: u64,
-    /// In bytes.
+    /// Bytes of these objects.
     pub bytes: u64,
 }
 
-/// Objects and holders, each behind the one that holds it; the first one holds all.
+/// Tree of objects and holders, each node after the one that holds it. The first node is the process.
 struct HolderTree {
-    /// Numbers of objects, or behind them of holders.
+    /// Number of each node's object; holders have the object_index after the objects'.
     nodes: Vec<u32>,
-    /// The place of the one that holds it. An object's is before its own, a holder's anywhere.
+    /// Index of each node's holder. It precedes an object's node; a holder's node may be anywhere.
     parents: Vec<u32>,
-    /// The places of objects that other holders lead to as well, in order.
+    /// Indices of objects that other holders reach, too; sorted.
     shared: Vec<u32>,
 }
 
-/// Looks at a process once.
+/// Takes a snapshot of a process, and finds the holders of its memory.
 ///
 /// # Errors
-/// Why not; the process goes on as before.
+/// A reason why the process was not analyzed; it runs on as before.
 pub fn holders(
     pid: u32,
     detail: Detail,
@@ -104,115 +106,131 @@ pub fn holders(
     progress: OnPhase<'_>,
 ) -> Result<Holding, Error> {
     let subject = CopyTarget::inspect(pid)?;
-    let mut looks = AnalysisReport::new(&subject.status, options);
-    let found = looks.with_snapshot(&subject, options, progress, |looks, seen| {
-        progress(Phase::Mark(looks.objects));
-        find_holders(&seen, looks, detail)
+    let mut report = AnalysisReport::new(&subject.status, options);
+    let found = report.with_snapshot(&subject, options, progress, |report, analyzed| {
+        progress(Phase::Mark(report.objects));
+        find_holders(&analyzed, report, detail)
     })?;
-    // By then the copy is gone, of which every page counts that the process writes to.
+    // The stacks are symbolized after the snapshot is released, because the kernel duplicates every page that
+    // the process writes until then.
     let samples = found.samples.map(|samples| {
         progress(Phase::Symbolize);
-        samples.named(pid, &mut looks)
+        samples.symbolize(pid, &mut report)
     });
     Ok(Holding {
-        looks,
+        report,
         method: found.method,
-        levels: found.levels,
+        groups: found.groups,
         object: found.object,
         samples,
     })
 }
 
-/// What was found in a snapshot.
+/// Holders in a snapshot, with unsymbolized samples.
 struct FoundHolders {
     method: Method,
-    levels: Vec<HolderGroup>,
+    groups: Vec<HolderGroup>,
     object: Option<HolderPath>,
     samples: Option<samples::UnsymbolizedSamples>,
 }
 
+/// Finds the holders in a snapshot.
 fn find_holders(
-    seen: &AnalyzedSnapshot<'_>,
-    looks: &mut AnalysisReport,
+    analyzed: &AnalyzedSnapshot<'_>,
+    report: &mut AnalysisReport,
     detail: Detail,
 ) -> Result<FoundHolders, Error> {
-    let numbers = ObjectIndex::new(&seen.objects);
-    let numbers = numbers.ok_or_else(|| Error::NoHeap("it has too many objects".to_owned()))?;
-    let mut budget = seen.budget;
+    let object_index = ObjectIndex::new(&analyzed.objects);
+    let object_index =
+        object_index.ok_or_else(|| Error::NoHeap("it has too many objects".to_owned()))?;
+    let mut budget = analyzed.budget;
     let sampled = match detail {
-        Detail::Samples => Some(samples::SampledObjects::of(seen, &numbers)?),
+        Detail::Samples => Some(samples::SampledObjects::find(analyzed, &object_index)?),
         Detail::None | Detail::Object(_) => None,
     };
-    budget.take(sampled.as_ref().map_or(0, samples::SampledObjects::memory))?;
-    budget.require(looks.objects * OF_OBJECT)?;
-    let mut names = NameResolver::new(&seen.view);
-    let kinds = HeapObjectKinds::of(&numbers, &mut names);
-    let edges = PointerScanner::new(seen, &numbers);
-    let holders = ExternalHolders::find(seen, &edges, &mut names, &mut budget)?;
-    budget.require(looks.objects * OF_OBJECT)?;
-    let (method, tree) = match PointerGraph::of(&edges, budget.left()) {
-        Some(graph) => (Method::Dominators, dominators::tree(graph, &holders.roots)),
+    budget.reserve(sampled.as_ref().map_or(0, samples::SampledObjects::memory))?;
+    budget.require(report.objects * BYTES_PER_OBJECT)?;
+    let mut names = NameResolver::new(&analyzed.view);
+    let kinds = HeapObjectKinds::read(&object_index, &mut names);
+    let scanner = PointerScanner::new(analyzed, &object_index);
+    let holders = ExternalHolders::find(analyzed, &scanner, &mut names, &mut budget)?;
+    budget.require(report.objects * BYTES_PER_OBJECT)?;
+    let (method, tree) = match PointerGraph::read(&scanner, budget.remaining()) {
+        Some(graph) => (
+            Method::Dominators,
+            dominators::find_tree(graph, &holders.roots),
+        ),
         None => (
             Method::ShortestPath,
-            shortest_paths::tree(&edges, &holders.roots),
+            shortest_paths::find_tree(&scanner, &holders.roots),
         ),
     };
-    looks.searched = edges.searched();
-    seen.snapshot.require_room()?;
-    let room = budget.left().saturating_sub(looks.objects * OF_OBJECT);
+    report.searched = scanner.searched();
+    analyzed.snapshot.require_room()?;
+    let max_bytes = budget
+        .remaining()
+        .saturating_sub(report.objects * BYTES_PER_OBJECT);
     let HolderGroups {
-        levels,
-        levels_of,
-        is_whole,
-    } = levels(&tree, &numbers, &kinds, &holders, room);
-    if !is_whole {
-        looks.warn("some objects are counted with what holds them: to show them takes more memory (--max-memory)".to_owned());
+        groups,
+        group_of,
+        is_complete,
+    } = group_by_kind(&tree, &object_index, &kinds, &holders, max_bytes);
+    if !is_complete {
+        report.warn("some objects are counted with what holds them: to show them takes more memory (--max-memory)".to_owned());
     }
     let object = match detail {
         Detail::Object(address) => Some(address),
         Detail::None | Detail::Samples => None,
     };
     let object = object.and_then(|address| {
-        let number = numbers.number(address)?;
-        let place = tree.nodes.iter().position(|node| *node == number)?;
-        Some(chain(&tree, place as u32, &numbers, &levels, &levels_of))
+        let number = object_index.number(address)?;
+        let position = tree.nodes.iter().position(|node| *node == number)?;
+        Some(holder_path(
+            &tree,
+            position as u32,
+            &object_index,
+            &groups,
+            &group_of,
+        ))
     });
     let samples =
-        sampled.map(|sampled| sampled.restrict_to_held(seen, &tree, &numbers, &levels_of));
+        sampled.map(|sampled| sampled.restrict_to_held(analyzed, &tree, &object_index, &group_of));
     Ok(FoundHolders {
         method,
-        levels,
+        groups,
         object,
         samples,
     })
 }
 
-fn chain(
+/// Path from the node at `position` to its outermost holder, with all that the node holds.
+fn holder_path(
     tree: &HolderTree,
-    place: u32,
-    numbers: &ObjectIndex<'_>,
-    levels: &[HolderGroup],
-    levels_of: &[u32],
+    position: u32,
+    object_index: &ObjectIndex<'_>,
+    groups: &[HolderGroup],
+    group_of: &[u32],
 ) -> HolderPath {
-    let mut chain = HolderPath {
-        links: Vec::new(),
+    let mut path = HolderPath {
+        steps: Vec::new(),
         objects: 0,
         bytes: 0,
     };
-    let address = |node: u32| (node < numbers.count()).then(|| numbers.object(node).range.start);
-    let mut at = place;
-    while at != 0 {
-        let link = levels[levels_of[at as usize] as usize].link.clone();
-        chain.links.push((link, address(tree.nodes[at as usize])));
-        at = tree.parents[at as usize];
+    let address =
+        |node: u32| (node < object_index.count()).then(|| object_index.object(node).range.start);
+    let mut node = position;
+    while node != 0 {
+        let kind = groups[group_of[node as usize] as usize].kind.clone();
+        path.steps.push((kind, address(tree.nodes[node as usize])));
+        node = tree.parents[node as usize];
     }
     let mut is_inside = vec![false; tree.nodes.len()];
-    for at in place as usize..tree.nodes.len() {
-        is_inside[at] = at == place as usize || is_inside[tree.parents[at] as usize];
-        if is_inside[at] {
-            chain.objects += 1;
-            chain.bytes += numbers.object(tree.nodes[at]).size();
+    for node in position as usize..tree.nodes.len() {
+        is_inside[node] = node == position as usize || is_inside[tree.parents[node] as usize];
+        if is_inside[node] {
+            path.objects += 1;
+            path.bytes += object_index.object(tree.nodes[node]).size();
         }
     }
-    chain
+    path
 }

@@ -1,7 +1,8 @@
-//! What nothing points to in a running process, and what holds the rest, seen from outside: nothing is loaded
-//! into it.
+//! Finds leaked objects of a running process, and what holds the other ones, from outside: nothing is loaded
+//! into the process.
 //!
-//! memprof-ptrace knows threads and registers; memprof-report reads profiles.
+//! Stopping threads and reading their registers is the work of memprof-ptrace; reading profiles that of
+//! memprof-report.
 
 mod address_filter;
 mod analysis;

@@ -1,5 +1,5 @@
-//! The flood: what is reached from the roots, by pointers to the beginning, the middle, or with a mark in the
-//! lowest bits.
+//! Mark phase: marks objects that can be reached from the roots, by words that point to an object's start or
+//! into it, also with tag bits in the lowest bits.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -12,28 +12,29 @@ use crate::roots::Roots;
 use crate::snapshot::Snapshot;
 use crate::snapshot_memory::{BLOCK, SnapshotMemory};
 
-/// Threads that search; more would be limited by the memory.
-const THREADS: usize = 8;
-/// Objects that one thread takes at once.
-const BATCH: usize = 1024;
-/// An object that is not read with those before it lies farther away.
-const GAP: u64 = PAGE;
-/// Objects that wait to be searched, at the most; others are found again by their marks.
-const WAITING: usize = 1 << 18;
-/// Of an object that is larger, only pages that exist are read.
-const LARGE: u64 = 1 << 20;
-/// What is read at once where each object lies near the one before: a list is mostly allocated in a row.
-const AHEAD: u64 = 16 << 10;
-/// Bytes between two looks at the memory that the machine has left.
-const LOOK: usize = 64 << 20;
+/// Most threads that scan memory; with more, memory bandwidth is the limit.
+const MAX_THREADS: usize = 8;
+/// Objects that a thread scans at a time.
+const OBJECTS_PER_BATCH: usize = 1024;
+/// Largest gap between two objects that are read at once, in bytes.
+const MAX_GAP: u64 = PAGE;
+/// Most objects in the queue of unscanned ones. Further ones are found later by their marks.
+const MAX_QUEUED: usize = 1 << 18;
+/// Size in bytes above which only the resident pages of an object are read.
+const LARGE_OBJECT: u64 = 1 << 20;
+/// Bytes that are read at once if objects are near each other: the nodes of a list were mostly allocated in a
+/// row.
+const READ_AHEAD: u64 = 16 << 10;
+/// Bytes that a thread reads between two checks of the machine's available memory.
+const HEADROOM_CHECK_BYTES: usize = 64 << 20;
 
-/// What was searched.
+/// Counts of a mark phase.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct MarkStats {
     pub(crate) bytes: usize,
 }
 
-/// One search.
+/// State of a mark phase that its threads share.
 struct Marker<'a> {
     snapshot: &'a Snapshot,
     view: &'a SnapshotMemory,
@@ -42,7 +43,7 @@ struct Marker<'a> {
     is_short_of_memory: AtomicBool,
 }
 
-/// Marks what is reached.
+/// Marks all objects that the roots reach. Uses up to eight threads.
 ///
 /// # Errors
 /// `Headroom`: the process writes so much that its copy takes too much memory.
@@ -52,7 +53,7 @@ pub(crate) fn mark_reachable(
     objects: &Objects,
     roots: &Roots,
 ) -> Result<MarkStats, Error> {
-    let flood = Marker {
+    let marker = Marker {
         snapshot,
         view,
         objects,
@@ -60,38 +61,40 @@ pub(crate) fn mark_reachable(
         is_short_of_memory: AtomicBool::new(false),
     };
     let mut found = Vec::new();
-    flood.mark_words(&roots.kernel, &mut found);
+    marker.mark_words(&roots.kernel, &mut found);
     for thread in &snapshot.threads {
-        flood.mark_words(&thread.words, &mut found);
+        marker.mark_words(&thread.words, &mut found);
     }
-    found.extend(flood.roots(&roots.ranges));
-    // A list is reached one object at a time: that is not worth threads.
-    let mut alone = MarkWorker::new(&flood);
+    found.extend(marker.mark_ranges(&roots.ranges));
+    // Small batches, as a list gives, are scanned in this thread: starting threads would cost more.
+    let mut alone = MarkWorker::new(&marker);
     loop {
         while !found.is_empty() {
-            flood.require_memory()?;
+            marker.require_memory()?;
             found.sort_unstable();
-            if found.len() <= BATCH {
-                flood.batch(&found, &mut alone);
+            if found.len() <= OBJECTS_PER_BATCH {
+                marker.mark_batch(&found, &mut alone);
                 found.clear();
                 found.append(&mut alone.found);
             } else {
-                found =
-                    flood.run_parallel(&found, BATCH, |starts, search| flood.batch(starts, search));
+                found = marker.run_parallel(&found, OBJECTS_PER_BATCH, |starts, worker| {
+                    marker.mark_batch(starts, worker)
+                });
             }
         }
-        found.extend(objects.pending().take(WAITING));
+        found.extend(objects.pending().take(MAX_QUEUED));
         if found.is_empty() {
             break;
         }
     }
-    flood.require_memory()?;
+    marker.require_memory()?;
     Ok(MarkStats {
-        bytes: flood.bytes.into_inner(),
+        bytes: marker.bytes.into_inner(),
     })
 }
 
 impl Marker<'_> {
+    /// Fails if a worker has seen a shortage of memory that still lasts.
     fn require_memory(&self) -> Result<(), Error> {
         match self.is_short_of_memory.load(Ordering::Relaxed) {
             true => self.snapshot.require_room(),
@@ -99,56 +102,57 @@ impl Marker<'_> {
         }
     }
 
-    /// Reaches what the words point to.
+    /// Marks the objects to which words point, and queues those that were not marked before.
     fn mark_words(&self, words: &[u64], found: &mut Vec<u64>) {
         for word in words {
             if self.objects.may_contain(*word)
                 && let Some(start) = self.objects.mark(*word)
-                && found.len() < WAITING
+                && found.len() < MAX_QUEUED
             {
                 found.push(start);
             }
         }
     }
 
-    /// Searches memory outside of the heap.
-    fn roots(&self, ranges: &[Range<u64>]) -> Vec<u64> {
+    /// Marks the objects to which ranges outside the heap point.
+    fn mark_ranges(&self, ranges: &[Range<u64>]) -> Vec<u64> {
         let blocks: Vec<Range<u64>> = ranges
             .iter()
             .flat_map(|range| blocks(range.clone()))
             .collect();
-        self.run_parallel(&blocks, 1, |blocks, search| {
+        self.run_parallel(&blocks, 1, |blocks, worker| {
             for block in blocks {
-                search.range(block.clone());
+                worker.mark_range(block.clone());
             }
         })
     }
 
-    /// Searches objects, which are sorted by address.
-    fn batch(&self, starts: &[u64], search: &mut MarkWorker<'_>) {
+    /// Marks the objects to which other objects point. `starts` are sorted.
+    fn mark_batch(&self, starts: &[u64], worker: &mut MarkWorker<'_>) {
         let mut near: Vec<Range<u64>> = Vec::new();
         for start in starts {
             let Some(object) = self.objects.mark_scanned(*start) else {
                 continue;
             };
-            if object.end - object.start > LARGE {
-                search.large(object);
+            if object.end - object.start > LARGE_OBJECT {
+                worker.mark_large(object);
                 continue;
             }
             let is_near = near.last().is_some_and(|last| {
-                object.start - last.end.min(object.start) <= GAP
+                object.start - last.end.min(object.start) <= MAX_GAP
                     && object.end - near[0].start <= BLOCK as u64
             });
             if !is_near {
-                search.objects(&near);
+                worker.mark_near(&near);
                 near.clear();
             }
             near.push(object);
         }
-        search.objects(&near);
+        worker.mark_near(&near);
     }
 
-    /// Shares work among threads, a few pieces at a time.
+    /// Runs work on several threads, `pieces` elements at a time. Returns the objects that were marked. Ends
+    /// early if memory is short.
     fn run_parallel<T: Sync>(
         &self,
         work: &[T],
@@ -158,18 +162,18 @@ impl Marker<'_> {
         let parts = work.len().div_ceil(pieces);
         let threads = thread::available_parallelism()
             .map_or(1, usize::from)
-            .min(THREADS)
+            .min(MAX_THREADS)
             .min(parts);
         let next = AtomicUsize::new(0);
         let one = || {
-            let mut search = MarkWorker::new(self);
+            let mut worker = MarkWorker::new(self);
             loop {
                 let part = next.fetch_add(1, Ordering::Relaxed);
                 if part >= parts || self.is_short_of_memory.load(Ordering::Relaxed) {
-                    return search.found;
+                    return worker.found;
                 }
                 let end = work.len().min((part + 1) * pieces);
-                run(&work[part * pieces..end], &mut search);
+                run(&work[part * pieces..end], &mut worker);
             }
         };
         if threads <= 1 {
@@ -179,13 +183,14 @@ impl Marker<'_> {
             let others: Vec<_> = (0..threads).map(|_| scope.spawn(one)).collect();
             let mut found = Vec::new();
             for other in others {
-                found.extend(other.join().expect("no search panics"));
+                found.extend(other.join().expect("no worker panics"));
             }
             found
         })
     }
 }
 
+/// Splits a range into blocks of [`BLOCK`] bytes.
 fn blocks(range: Range<u64>) -> impl Iterator<Item = Range<u64>> {
     let end = range.end;
     range
@@ -193,117 +198,121 @@ fn blocks(range: Range<u64>) -> impl Iterator<Item = Range<u64>> {
         .map(move |start| start..end.min(start + BLOCK as u64))
 }
 
-/// What one thread needs.
+/// State of one thread of a mark phase.
 struct MarkWorker<'a> {
-    flood: &'a Marker<'a>,
+    marker: &'a Marker<'a>,
     block: Vec<u8>,
-    /// What lies in it.
-    held: Range<u64>,
+    /// Addresses of the bytes in `block`.
+    cached: Range<u64>,
     found: Vec<u64>,
     unchecked: usize,
 }
 
 impl<'a> MarkWorker<'a> {
-    fn new(flood: &'a Marker<'a>) -> Self {
+    fn new(marker: &'a Marker<'a>) -> Self {
         Self {
-            flood,
+            marker,
             block: vec![0; BLOCK],
-            held: 0..0,
+            cached: 0..0,
             found: Vec::new(),
             unchecked: 0,
         }
     }
 
-    /// Reads a range of a block's length at the most; where in the block it lies then, as far as it can be read.
+    /// Reads a range of at most [`BLOCK`] bytes. Returns its position in `block`, shortened if the memory
+    /// cannot be read completely.
     fn read(&mut self, range: &Range<u64>) -> Range<usize> {
         let length = (range.end - range.start) as usize;
-        self.flood.bytes.fetch_add(length, Ordering::Relaxed);
+        self.marker.bytes.fetch_add(length, Ordering::Relaxed);
         self.unchecked += length;
-        if self.unchecked > LOOK {
+        if self.unchecked > HEADROOM_CHECK_BYTES {
             self.unchecked = 0;
-            let is_short = self.flood.snapshot.require_room().is_err();
-            self.flood
+            let is_short = self.marker.snapshot.require_room().is_err();
+            self.marker
                 .is_short_of_memory
                 .fetch_or(is_short, Ordering::Relaxed);
         }
-        let is_held = self.held.start <= range.start && range.end <= self.held.end;
-        if !is_held {
-            let wanted = self.read_range(range);
-            let length = (wanted.end - wanted.start) as usize;
+        let is_cached = self.cached.start <= range.start && range.end <= self.cached.end;
+        if !is_cached {
+            let around = self.read_range(range);
+            let length = (around.end - around.start) as usize;
             let read = self
-                .flood
+                .marker
                 .view
-                .read(wanted.start, &mut self.block[..length]);
-            self.held = wanted.start..wanted.start + read as u64;
+                .read(around.start, &mut self.block[..length]);
+            self.cached = around.start..around.start + read as u64;
         }
-        let place = |address: u64| {
-            (address.clamp(self.held.start, self.held.end) - self.held.start) as usize
+        let position = |address: u64| {
+            (address.clamp(self.cached.start, self.cached.end) - self.cached.start) as usize
         };
-        place(range.start)..place(range.end)
+        position(range.start)..position(range.end)
     }
 
-    /// What to read for a range: with what lies around it where it is near to what was read before.
+    /// Range to read so that it contains `range`: extended by its surroundings if it is near the last one.
     fn read_range(&self, range: &Range<u64>) -> Range<u64> {
-        let is_near = range.start.abs_diff(self.held.start) <= 2 * AHEAD;
-        let region = self.flood.view.region(range.start).filter(|_| is_near);
+        let is_near = range.start.abs_diff(self.cached.start) <= 2 * READ_AHEAD;
+        let region = self.marker.view.region(range.start).filter(|_| is_near);
         let around = region.map(|region| {
-            let start = range.start & !(AHEAD - 1);
-            start.max(region.range.start)..region.range.end.min(start + AHEAD)
+            let start = range.start & !(READ_AHEAD - 1);
+            start.max(region.range.start)..region.range.end.min(start + READ_AHEAD)
         });
         let around = around.filter(|around| range.end <= around.end);
         around.unwrap_or_else(|| range.clone())
     }
 
-    fn range(&mut self, range: Range<u64>) {
+    /// Marks the objects to which words of a range point.
+    fn mark_range(&mut self, range: Range<u64>) {
         let start = range.start.next_multiple_of(8);
         if start >= range.end {
             return;
         }
-        let place = self.read(&(start..range.end));
-        self.words(place);
+        let bytes = self.read(&(start..range.end));
+        self.mark_block_words(bytes);
     }
 
-    fn words(&mut self, bytes: Range<usize>) {
-        let flood = self.flood;
+    /// Marks the objects to which words of the block point.
+    fn mark_block_words(&mut self, bytes: Range<usize>) {
+        let marker = self.marker;
         for word in self.block[bytes].chunks_exact(8) {
             let word = u64::from_le_bytes(word.try_into().expect("eight bytes"));
-            if flood.objects.may_contain(word)
-                && let Some(start) = flood.objects.mark(word)
-                && self.found.len() < WAITING
+            if marker.objects.may_contain(word)
+                && let Some(start) = marker.objects.mark(word)
+                && self.found.len() < MAX_QUEUED
             {
                 self.found.push(start);
             }
         }
     }
 
-    /// Objects that lie close to each other.
-    fn objects(&mut self, objects: &[Range<u64>]) {
+    /// Marks the objects to which objects point that are near each other.
+    fn mark_near(&mut self, objects: &[Range<u64>]) {
         let (Some(first), Some(last)) = (objects.first(), objects.last()) else {
             return;
         };
         let base = first.start;
-        // The size of an object is a whole number of words.
+        // Words stay whole: objects and blocks have a whole number of them.
         if last.end - base > BLOCK as u64 {
-            blocks(base..last.end).for_each(|block| self.range(block));
+            blocks(base..last.end).for_each(|block| self.mark_range(block));
             return;
         }
-        let place = self.read(&(base..last.end));
-        if (place.len() as u64) < last.end - base && objects.len() > 1 {
-            // Not beyond a hole, where others begin again.
+        let bytes = self.read(&(base..last.end));
+        if (bytes.len() as u64) < last.end - base && objects.len() > 1 {
+            // Memory after the first objects cannot be read at once, but later objects may be readable.
             for object in objects {
-                blocks(object.clone()).for_each(|block| self.range(block));
+                blocks(object.clone()).for_each(|block| self.mark_range(block));
             }
             return;
         }
         for object in objects {
-            let start = place.start + (object.start - base) as usize;
-            let end = (place.start + (object.end - base) as usize).min(place.end);
-            self.words(start.min(end)..end);
+            let start = bytes.start + (object.start - base) as usize;
+            let end = (bytes.start + (object.end - base) as usize).min(bytes.end);
+            self.mark_block_words(start.min(end)..end);
         }
     }
 
-    fn large(&mut self, object: Range<u64>) {
-        let Some(region) = self.flood.view.region(object.start) else {
+    /// Marks the objects to which the resident pages of a large object point.
+    fn mark_large(&mut self, object: Range<u64>) {
+        let Some(region) = self.marker.view.region(object.start) else {
             return;
         };
         let first = region
@@ -314,7 +323,7 @@ impl<'a> MarkWorker<'a> {
             .take_while(|pages| pages.start < object.end)
         {
             let range = pages.start.max(object.start)..pages.end.min(object.end);
-            blocks(range).for_each(|block| self.range(block));
+            blocks(range).for_each(|block| self.mark_range(block));
         }
     }
 }

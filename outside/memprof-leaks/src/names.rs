@@ -1,5 +1,5 @@
-//! What an object is, and what a variable is called: of classes of C++ and types of Python as the process itself
-//! holds them, of variables as their file's symbols say.
+//! Names of objects and variables: classes of C++ and types of Python are read from the process's memory,
+//! names of variables from the symbols of its files.
 
 mod classes;
 mod python;
@@ -14,10 +14,11 @@ pub(crate) use self::symbols::Variable;
 use crate::objects::Object;
 use crate::snapshot_memory::{CachedReader, SnapshotMemory};
 
-/// Of pointers whose target is known or known to be nothing: a process has some thousands.
-const KNOWN_LIMIT: usize = 1 << 18;
+/// Most classes in the cache, found or not. A process has some thousands; the cache is cleared when it is
+/// full.
+const MAX_CACHED_CLASSES: usize = 1 << 18;
 
-/// The names of a snapshot.
+/// Names of a snapshot's objects and variables, with caches.
 pub(crate) struct NameResolver<'a> {
     view: &'a SnapshotMemory,
     memory: CachedReader<'a>,
@@ -37,38 +38,40 @@ impl<'a> NameResolver<'a> {
         }
     }
 
-    /// The class of an object, where its first words tell one. Quick for objects by address.
+    /// Class or Python type of an object. `None` if its first words identify none. Fast for objects sorted by
+    /// address.
     pub(crate) fn class(&mut self, object: &Object) -> Option<Rc<str>> {
         let start = object.range.start;
         let first = self.memory.word(start)?;
-        if self.classes.len() > KNOWN_LIMIT {
+        if self.classes.len() > MAX_CACHED_CLASSES {
             self.classes.clear();
         }
         let (view, symbols) = (self.view, &mut self.symbols);
-        let is_table = first % 8 == 0 && first > 0;
-        let named = is_table.then(|| {
-            let class = self.classes.entry(first);
-            class
+        let may_be_vtable = first % 8 == 0 && first > 0;
+        let class = may_be_vtable.then(|| {
+            let entry = self.classes.entry(first);
+            entry
                 .or_insert_with(|| classes::class_of_vtable(view, symbols, first).map(Rc::from))
                 .clone()
         });
         let python = self.python.as_mut();
-        named
+        class
             .flatten()
             .or_else(|| python?.type_of(&mut self.memory, object))
     }
 
-    /// The type of an object of Python's, and the address of the dict of its attributes, where it has one.
+    /// Type of a Python object, and the address of the dict with its attributes. `None` if it has no dict, or
+    /// is no Python object.
     pub(crate) fn attributes(&mut self, object: &Object) -> Option<(Rc<str>, u64)> {
         self.python.as_mut()?.attributes(&mut self.memory, object)
     }
 
-    /// The address of the table that a dict of Python's shares with no other.
+    /// Address of the hash table that only this Python dict uses. `None` if it is no dict.
     pub(crate) fn table(&mut self, dict: &Object) -> Option<u64> {
         self.python.as_mut()?.table(&mut self.memory, dict)
     }
 
-    /// The variable in which an address lies.
+    /// Variable that contains an address.
     pub(crate) fn variable(&mut self, address: u64) -> Option<Variable> {
         self.symbols.variable(address)
     }

@@ -1,5 +1,6 @@
-//! The objects of a heap, as bits: one for each 8 or 16 bytes says whether an object begins there, others what
-//! is known of it. So a heap takes a fixed share of its size, however small its objects are.
+//! Objects of a heap, as bitmaps: one bit for each 8 or 16 bytes says whether an object begins there, other
+//! bits hold its state. So the memory for a heap's objects is a fixed share of its size, however small they
+//! are.
 
 mod atomic_bitmap;
 mod object_index;
@@ -9,20 +10,20 @@ use std::ops::Range;
 
 use atomic_bitmap::AtomicBitmap;
 pub(crate) use object_index::ObjectIndex;
-pub(crate) use span::{LINKS, Span};
+pub(crate) use span::{GC_HEAD_SIZE, Span};
 use span::{is_set, ones};
 
 use crate::address_filter::AddressFilter;
 
-/// An object of the heap.
+/// Object of the heap.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Object {
-    /// What its owner may use.
+    /// Addresses that its user may use.
     pub(crate) range: Range<u64>,
 }
 
 impl Object {
-    /// In bytes.
+    /// Usable bytes.
     pub(crate) fn size(&self) -> u64 {
         self.range.end - self.range.start
     }
@@ -32,12 +33,12 @@ impl Object {
 #[derive(Debug, Default)]
 pub(crate) struct Objects {
     spans: Vec<Span>,
-    /// Where there are any.
+    /// Filter of the spans' addresses.
     units: AddressFilter,
 }
 
 impl Objects {
-    /// Takes the spans of all heaps. Where two overlap, the first one wins.
+    /// Combines the spans of all heaps. If two overlap, the one that starts first stays.
     pub(crate) fn new(mut spans: Vec<Span>) -> Self {
         spans.sort_by_key(|span| span.range.start);
         let mut end = 0;
@@ -48,18 +49,18 @@ impl Objects {
             }
             is_apart
         });
-        let units = AddressFilter::of(spans.iter().map(|span| &span.range));
+        let units = AddressFilter::new(spans.iter().map(|span| &span.range));
         Self { spans, units }
     }
 
-    /// Whether an address may lie in an object: quick, and mostly right.
+    /// Returns false only if the address is in no span. Fast.
     #[inline]
     pub(crate) fn may_contain(&self, address: u64) -> bool {
-        self.units.has(address)
+        self.units.may_contain(address)
     }
 
-    /// The used object in which an address lies, as its span's index and its bit.
-    fn place(&self, address: u64) -> Option<(usize, u64)> {
+    /// Used object that contains an address, as the index of its span and its bit.
+    fn locate(&self, address: u64) -> Option<(usize, u64)> {
         let at = self.spans.partition_point(|span| span.range.end <= address);
         let span = self
             .spans
@@ -70,78 +71,81 @@ impl Objects {
         if !is_set(&span.used, start) {
             return None;
         }
-        // In the header of the next one.
+        // The address is in the header of the next object.
         let is_last =
             span.header != 0 && (address - span.range.start) % (1 << span.shift) >= span.header;
         let is_header = is_last && (bit / 64) < span.starts.len() as u64 && span.is_start(bit + 1);
         (!is_header).then_some((at, start))
     }
 
-    fn used(&self, address: u64) -> Option<(&Span, u64)> {
-        let (at, bit) = self.place(address)?;
+    /// Used object that contains an address, as its span and its bit.
+    fn used_object(&self, address: u64) -> Option<(&Span, u64)> {
+        let (at, bit) = self.locate(address)?;
         Some((&self.spans[at], bit))
     }
 
-    /// A pointer to what begins there, of [`LINKS`] bytes, leads to no object from now on.
-    pub(crate) fn set_gc_head(&self, links: u64) {
-        if let Some((span, bit)) = self.used(links) {
-            span.set_links(bit, links);
+    /// Records that Python's `PyGC_Head`, [`GC_HEAD_SIZE`] bytes, is at an address: pointers to it do not
+    /// mark the object around it.
+    pub(crate) fn set_gc_head(&self, address: u64) {
+        if let Some((span, bit)) = self.used_object(address) {
+            span.set_gc_head(bit, address);
         }
     }
 
-    /// Marks the used object to which a word points as reached; its first address where it was not before.
+    /// Marks the used object to which a word points. Returns the object's start, `None` if there is none or
+    /// it was marked before.
     pub(crate) fn mark(&self, address: u64) -> Option<u64> {
-        let (span, bit) = self.used(address)?;
+        let (span, bit) = self.used_object(address)?;
         if span.reached.has(bit) || span.is_in_gc_head(bit, address) || !span.reached.set(bit) {
             return None;
         }
         Some(span.address(bit))
     }
 
-    /// The object that begins there counts as not reached again.
+    /// Clears the mark of the object that begins at `start`.
     pub(crate) fn unmark(&self, start: u64) {
-        if let Some((span, bit)) = self.used(start) {
+        if let Some((span, bit)) = self.used_object(start) {
             span.reached.clear(bit);
         }
     }
 
-    /// Where the object of Python's begins that its collector has in its list, in an object of the heap.
+    /// Start of the Python object inside an object of the heap, after the `PyGC_Head`. `None` if it has none.
     pub(crate) fn python_object_in(&self, object: &Object) -> Option<u64> {
-        let (span, bit) = self.used(object.range.start)?;
+        let (span, bit) = self.used_object(object.range.start)?;
         span.after_gc_head(bit)
     }
 
-    /// What is to be scanned of a reached object, once.
+    /// Marks an object as scanned, and returns its range. `None` if no used object is at `start`.
     pub(crate) fn mark_scanned(&self, start: u64) -> Option<Range<u64>> {
-        let (span, bit) = self.used(start)?;
+        let (span, bit) = self.used_object(start)?;
         span.scanned.set(bit);
         Some(span.address(bit)..span.end(bit))
     }
 
-    /// The first addresses of objects that were reached and not scanned, from an address on.
+    /// Starts of objects that are marked but not scanned.
     pub(crate) fn pending(&self) -> impl Iterator<Item = u64> {
         self.spans.iter().flat_map(|span| {
-            (0..span.starts.len()).flat_map(move |at| {
-                let bits = span.reached.word(at) & !span.scanned.word(at);
-                ones(bits).map(move |bit| span.address(at as u64 * 64 + bit))
+            (0..span.starts.len()).flat_map(move |index| {
+                let bits = span.reached.word(index) & !span.scanned.word(index);
+                ones(bits).map(move |bit| span.address(index as u64 * 64 + bit))
             })
         })
     }
 
-    /// The used objects that were not reached, by address.
+    /// Used objects that are not marked, by address.
     pub(crate) fn unreachable(&self) -> impl Iterator<Item = Object> {
         self.spans
             .iter()
-            .flat_map(|span| span.select(|at| span.used[at] & !span.reached.word(at)))
+            .flat_map(|span| span.select(|index| span.used[index] & !span.reached.word(index)))
     }
 
-    /// Keeps what was not reached, and of the rest as little as it takes to know it again.
+    /// Drops the reachable objects. Keeps only the data by which unreachable ones are found again.
     pub(crate) fn retain_unreachable(mut self) -> Self {
         for span in &mut self.spans {
-            for (at, used) in span.used.iter_mut().enumerate() {
-                *used &= !span.reached.word(at);
+            for (index, used) in span.used.iter_mut().enumerate() {
+                *used &= !span.reached.word(index);
             }
-            (span.reached, span.scanned) = (AtomicBitmap::none(), AtomicBitmap::none());
+            (span.reached, span.scanned) = (AtomicBitmap::empty(), AtomicBitmap::empty());
             span.clear_gc_heads();
         }
         self.spans
@@ -149,41 +153,44 @@ impl Objects {
         self
     }
 
-    /// What so many bits for each place take, in bytes.
+    /// Bytes that `bits` more bits for each possible object would need.
     pub(crate) fn memory_of(&self, bits: u64) -> u64 {
         let words = self.spans.iter().map(|span| span.starts.len() as u64);
         words.sum::<u64>() * bits * 8
     }
 
-    /// The used object in which an address lies.
+    /// Used object that contains an address.
     pub(crate) fn object(&self, address: u64) -> Option<Object> {
-        let (span, bit) = self.used(address)?;
+        let (span, bit) = self.used_object(address)?;
         Some(span.object(bit))
     }
 
-    /// These objects are reached, and are not to be searched.
+    /// Marks objects as reachable and scanned.
     pub(crate) fn mark_without_scan(&self, addresses: &[u64]) {
-        for (span, bit) in addresses.iter().filter_map(|address| self.used(*address)) {
+        for (span, bit) in addresses
+            .iter()
+            .filter_map(|address| self.used_object(*address))
+        {
             span.reached.set(bit);
             span.scanned.set(bit);
         }
     }
 
-    /// The spans, for more to be added.
+    /// Returns the spans, so that more can be added.
     pub(crate) fn into_spans(self) -> Vec<Span> {
         self.spans
     }
 
-    /// No object of these is used: they lie in a cache of the allocator's.
+    /// Marks objects as unused, because they lie in a cache of the allocator.
     pub(crate) fn exclude_cached(&mut self, addresses: &[u64]) {
         for address in addresses {
-            let at = self
+            let index = self
                 .spans
                 .partition_point(|span| span.range.end <= *address);
-            if let Some(span) = self.spans.get_mut(at)
+            if let Some(span) = self.spans.get_mut(index)
                 && span.range.start <= *address
             {
-                let (word, mask) = span.place(*address);
+                let (word, mask) = span.word_and_mask(*address);
                 span.used[word] &= !mask;
             }
         }
@@ -194,7 +201,7 @@ impl Objects {
         self.spans.iter().flat_map(Span::used)
     }
 
-    /// The number of used objects.
+    /// Number of used objects.
     pub(crate) fn count(&self) -> u64 {
         let words = self.spans.iter().flat_map(|span| &span.used);
         words.map(|word| u64::from(word.count_ones())).sum()
@@ -205,7 +212,8 @@ impl Objects {
 mod tests {
     use super::*;
 
-    /// Objects at 0x1010, 0x1030, 0x1040 (free) and 0x1100 to 0x200000, as glibc has them; and one of 1 MiB.
+    /// Objects at 0x1010, 0x1030, 0x1040 (free) and 0x1100 to 0x200000, laid out as glibc does; and one of 1
+    /// MiB.
     fn objects() -> Objects {
         let mut span = Span::new(0x1010..0x20_0000, 16, 8);
         for (address, is_used) in [
@@ -220,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn the_object_of_an_address() {
+    fn mark_finds_used_object_around_address() {
         let check = |address, expected: Option<u64>| {
             assert_eq!(objects().mark(address), expected, "{address:x}");
         };
@@ -241,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_reached_is_leaked() {
+    fn unmarked_objects_are_unreachable() {
         let objects = objects();
         assert!(
             objects.may_contain(0x7000_0010)
@@ -264,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn spans_that_overlap_are_one() {
+    fn first_of_overlapping_spans_is_kept() {
         let objects = Objects::new(vec![
             Span::whole(0x1000..0x3000),
             Span::whole(0x2000..0x4000),

@@ -27,7 +27,7 @@ const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
 #[derive(Clone, Debug, Default)]
 pub struct Proof {
     /// How it was found.
-    pub looks: AnalysisReport,
+    pub report: AnalysisReport,
     /// What is leaked, by stack, class and size, the most bytes first.
     pub leaked: Vec<LeakGroup>,
 }
@@ -38,27 +38,27 @@ pub struct Proof {
 /// Why not; the process goes on as before.
 pub fn prove(pid: u32, options: AnalysisOptions, progress: OnPhase<'_>) -> Result<Proof, Error> {
     let subject = CopyTarget::inspect(pid)?;
-    let mut looks = AnalysisReport::new(&subject.status, options);
-    let first = looks.with_snapshot(&subject, options, progress, |looks, seen| {
-        mark_all(&seen, looks, progress)?;
+    let mut report = AnalysisReport::new(&subject.status, options);
+    let first = report.with_snapshot(&subject, options, progress, |report, seen| {
+        mark_all(&seen, report, progress)?;
         let first = UnreachableObjects::of(seen)?;
-        looks.budget.take(first.memory())?;
+        report.budget.reserve(first.memory())?;
         Ok(first)
     })?;
     let begun = Instant::now();
     progress(Phase::AwaitSecond);
     thread::sleep(APART.saturating_sub(begun.elapsed()));
-    let leaked = looks.with_snapshot(&subject, options, progress, |looks, seen| {
-        mark_all(&seen, looks, progress)?;
-        Ok(UnsymbolizedGroups::of(
+    let leaked = report.with_snapshot(&subject, options, progress, |report, seen| {
+        mark_all(&seen, report, progress)?;
+        Ok(UnsymbolizedGroups::new(
             &seen,
             first.still_unreachable(&seen),
         ))
     })?;
     // By then the copy is gone, of which every page counts that the process writes to.
     progress(Phase::Symbolize);
-    let leaked = leaked.named(pid, &mut looks);
-    Ok(Proof { looks, leaked })
+    let leaked = leaked.symbolize(pid, &mut report);
+    Ok(Proof { report, leaked })
 }
 
 /// Looks once at a program that is about to end: nothing moves any more.
@@ -71,21 +71,21 @@ pub fn prove_at_exit(
     progress: OnPhase<'_>,
 ) -> Result<Proof, Error> {
     let status = ProcStatus::read_thread(ending.pid())?;
-    let mut looks = AnalysisReport::new(&status, options);
+    let mut report = AnalysisReport::new(&status, options);
     let snapshot = Snapshot::at_exit(ending)?;
     progress(Phase::WalkHeap);
-    let seen = looks.analyze(&snapshot)?;
-    looks.warn_unproven(&seen);
-    mark_all(&seen, &mut looks, progress)?;
-    let leaked = UnsymbolizedGroups::of(&seen, seen.objects.unreachable());
+    let seen = report.analyze(&snapshot)?;
+    report.warn_unproven(&seen);
+    mark_all(&seen, &mut report, progress)?;
+    let leaked = UnsymbolizedGroups::new(&seen, seen.objects.unreachable());
     progress(Phase::Symbolize);
-    let leaked = leaked.named(ending.pid(), &mut looks);
-    Ok(Proof { looks, leaked })
+    let leaked = leaked.symbolize(ending.pid(), &mut report);
+    Ok(Proof { report, leaked })
 }
 
 /// What was not reached in a first snapshot, with a sum of what lay in each object: what nothing points to is written
 /// to by nobody. Where something else lies there later, it was freed meanwhile and the place given out again, or
-/// somebody has a pointer where nobody looks.
+/// somebody has a pointer where nobody report.
 struct UnreachableObjects {
     objects: Objects,
     /// In the order of the addresses.
@@ -142,11 +142,11 @@ fn sum(memory: &mut CachedReader<'_>, object: &Object) -> u32 {
 /// Marks what is reached, and what Python's collector will free.
 fn mark_all(
     seen: &AnalyzedSnapshot<'_>,
-    looks: &mut AnalysisReport,
+    report: &mut AnalysisReport,
     progress: OnPhase<'_>,
 ) -> Result<(), Error> {
-    progress(Phase::Mark(looks.objects));
+    progress(Phase::Mark(report.objects));
     let searched = mark_reachable(seen.snapshot, &seen.view, &seen.objects, &seen.roots)?;
-    looks.searched = searched.bytes as u64;
+    report.searched = searched.bytes as u64;
     mark_python_garbage(seen)
 }

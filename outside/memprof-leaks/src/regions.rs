@@ -29,7 +29,7 @@ pub(crate) struct Region {
     pub(crate) offset: u64,
     pub(crate) has_no_access: bool,
     /// The copy does not have it, or has zeros there.
-    pub(crate) is_lacking: bool,
+    pub(crate) is_uncopied: bool,
     /// Pages that may hold pointers: private ones of no file, or shared ones that can be written.
     pub(crate) pages: Vec<Range<u64>>,
 }
@@ -63,7 +63,7 @@ impl Region {
             inode: 0,
             offset: 0,
             has_no_access: false,
-            is_lacking: false,
+            is_uncopied: false,
             pages: Vec::new(),
         }
     }
@@ -161,7 +161,7 @@ pub(crate) fn read_regions(
             inode: mapping.inode,
             offset: mapping.offset,
             has_no_access: mapping.access[0] != b'r',
-            is_lacking: false,
+            is_uncopied: false,
             pages: found,
             range: mapping.range,
         }

@@ -44,7 +44,7 @@ pub(crate) fn find_roots(snapshot: &Snapshot, view: &SnapshotMemory, own: &[Rang
             subtract(start..pages.end, own, &mut roots.ranges);
         }
     }
-    roots.unread.extend(snapshot.lacking.unread_note());
+    roots.unread.extend(snapshot.uncopied.unread_note());
     kernel_roots(snapshot.pid, &mut roots);
     roots
 }

@@ -64,7 +64,7 @@ pub struct Snapshot {
     pub estimate: Duration,
     /// What each thread had in its registers.
     pub threads: Vec<Registers>,
-    pub(crate) lacking: Arc<UncopiedMemory>,
+    pub(crate) uncopied: Arc<UncopiedMemory>,
     /// Memory of devices, which cannot be read from outside.
     pub(crate) devices: Vec<Range<u64>>,
 }
@@ -148,11 +148,11 @@ impl CopyTarget {
             &home,
             Instant::now() + estimate + CLONE_PATIENCE,
         );
-        let lacking = cloned.as_ref().map(|(twin, _)| {
+        let uncopied = cloned.as_ref().map(|(twin, _)| {
             let copy_maps = read(twin.pid(), "maps")?;
             UncopiedMemory::save(self.pid, &copy_maps, &figures, plan, begun + limit)
         });
-        let lacking = lacking.unwrap_or_else(|_| Ok(UncopiedMemory::default()));
+        let uncopied = uncopied.unwrap_or_else(|_| Ok(UncopiedMemory::default()));
         let twin = cloned.map(|(twin, stopped)| {
             drop(stopped);
             twin
@@ -173,10 +173,10 @@ impl CopyTarget {
                 .filter(|each| each.is_device)
                 .map(|each| each.range.clone())
                 .collect(),
-            lacking: Arc::default(),
+            uncopied: Arc::default(),
         };
-        match lacking {
-            Ok(lacking) => snapshot.lacking = Arc::new(lacking),
+        match uncopied {
+            Ok(uncopied) => snapshot.uncopied = Arc::new(uncopied),
             Err(error) => {
                 // What matters more is why.
                 snapshot.release(self);
@@ -220,7 +220,7 @@ impl Snapshot {
             stopped: Duration::ZERO,
             estimate: Duration::ZERO,
             threads: vec![registers.map_err(Error::io("failed to read its registers"))?],
-            lacking: Arc::default(),
+            uncopied: Arc::default(),
             devices: Vec::new(),
         })
     }

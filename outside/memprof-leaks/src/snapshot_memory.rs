@@ -19,7 +19,7 @@ pub(crate) struct SnapshotMemory {
     pub(crate) regions: Vec<Region>,
     copy: ProcessMemory,
     live: ProcessMemory,
-    lacking: Arc<UncopiedMemory>,
+    uncopied: Arc<UncopiedMemory>,
 }
 
 impl SnapshotMemory {
@@ -35,15 +35,15 @@ impl SnapshotMemory {
     pub(crate) fn of(snapshot: &Snapshot) -> Result<Self, Error> {
         let copy = ProcessMemory::open_copy(snapshot.copy(), snapshot.pid)?;
         let live = ProcessMemory::open(snapshot.pid)?;
-        let lacking = Arc::clone(&snapshot.lacking);
-        let mut regions = read_regions(snapshot.copy(), |range| !lacking.has(range))?;
-        regions.extend(lacking.regions.iter().cloned());
+        let uncopied = Arc::clone(&snapshot.uncopied);
+        let mut regions = read_regions(snapshot.copy(), |range| !uncopied.has(range))?;
+        regions.extend(uncopied.regions.iter().cloned());
         regions.sort_by_key(|region| region.range.start);
         Ok(Self {
             regions,
             copy,
             live,
-            lacking,
+            uncopied,
         })
     }
 
@@ -81,19 +81,19 @@ impl SnapshotMemory {
 
     /// The same within a mapping.
     fn read_region(&self, region: &Region, address: u64, buffer: &mut [u8]) -> usize {
-        if !region.is_lacking {
+        if !region.is_uncopied {
             return self.copy.read(address, buffer, region.is_direct());
         }
         // Pages of a file that nobody wrote to are as they were.
         let mut read = 0;
-        if region.is_file || !self.lacking.is_saved() {
+        if region.is_file || !self.uncopied.is_saved() {
             read = self.live.read(address, buffer, region.is_direct());
         }
-        if !self.lacking.is_saved() {
+        if !self.uncopied.is_saved() {
             return read;
         }
         buffer[read..].fill(0);
-        self.lacking.read(address, buffer);
+        self.uncopied.read(address, buffer);
         buffer.len()
     }
 

@@ -39,7 +39,7 @@ impl<'a> Stacks<'a> {
     }
 
     /// The stack by which the object that begins there was allocated, where it is a sample.
-    pub(crate) fn of(&mut self, start: u64) -> Option<Stack> {
+    pub(crate) fn stack_of(&mut self, start: u64) -> Option<Stack> {
         self.jemalloc_stack(start)
             .or_else(|| self.sampled.stack(self.view, start))
     }

@@ -1,7 +1,8 @@
-//! The heap of glibc's malloc, 2.27 and newer, on x86-64 (malloc/malloc.c, malloc/arena.c).
+//! Heap of glibc's malloc, 2.27 and newer, on x86-64 (malloc/malloc.c, malloc/arena.c).
 //!
-//! An arena proves itself by the heads of its 127 bins, each of which points to itself or to a chunk that
-//! points back; a heap, by chunks that lead exactly to its top; a thread's cache, by entries of the right size.
+//! An arena is recognized by the heads of its 127 bins, each of which points to itself or to a chunk that
+//! points back; a heap by chunks that follow each other exactly to its top; a thread's cache by entries of
+//! the right size.
 
 mod arena;
 mod caches;
@@ -16,16 +17,18 @@ use crate::objects::Span;
 use crate::snapshot::Registers;
 use crate::snapshot_memory::{CachedReader, SnapshotMemory};
 
-/// Of a chunk's header: the size of the one before, which that one may use while it is used, and its own.
+/// Bytes of a chunk's header: the size of the previous chunk, which belongs to that one while it is used, and
+/// its own size.
 const HEADER: u64 = 16;
-/// Of the header, what no other chunk may use.
+/// Bytes of the header that no other chunk uses.
 const SIZE_FIELD: u64 = 8;
 const ALIGNMENT: u64 = 16;
-const LEAST: u64 = 32;
+const MIN_CHUNK: u64 = 32;
+/// Flag bits of a size field.
 const FLAGS: u64 = 7;
 const PREVIOUS_IS_USED: u64 = 1;
 
-/// The heap; `None` where there is no glibc, or nothing was allocated from it.
+/// Walks the heap. `None` if the process has no glibc, or allocated nothing with it.
 ///
 /// # Errors
 /// `Memory`.
@@ -34,20 +37,20 @@ pub(crate) fn heap(
     threads: &[Registers],
     budget: &mut MemoryBudget,
 ) -> Result<Option<FoundHeap>, Error> {
-    let arenas = arena::arenas(view);
+    let arenas = arena::find_arenas(view);
     let mut heap = FoundHeap::default();
     let mut caches = Vec::new();
     for arena in &arenas {
         heap.own.push(arena.struct_range());
         for segment in arena.segments(view) {
             let length = segment.chunks.end - segment.chunks.start;
-            // Of a thread that has ended: all is free again, and one with the top.
+            // A thread has ended and everything in its heap is free: all merged with the top chunk.
             if length == 0 {
                 heap.own.push(segment.mapped);
                 continue;
             }
-            budget.take(Span::memory(length, ALIGNMENT))?;
-            match walk(view, &segment) {
+            budget.reserve(Span::memory(length, ALIGNMENT))?;
+            match walk_chunks(view, &segment) {
                 Some(walked) => {
                     heap.own.push(segment.mapped);
                     heap.spans.push(walked.span);
@@ -61,7 +64,7 @@ pub(crate) fn heap(
             }
         }
     }
-    mapped::add(view, &mut heap);
+    mapped::add_mapped_chunks(view, &mut heap);
     if heap.spans.is_empty() && heap.unproven.is_empty() {
         return Ok(None);
     }
@@ -70,23 +73,24 @@ pub(crate) fn heap(
     Ok(Some(heap))
 }
 
-/// Chunks without a gap.
+/// Part of an arena whose chunks follow each other without a gap.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Segment {
-    /// From the first chunk's header up to the top chunk's, or to what the allocator closes a heap with.
+    /// From the first chunk's header to the top chunk's header, or to the chunks that close a full heap.
     chunks: Range<u64>,
-    /// All of its memory.
+    /// The segment's whole memory.
     mapped: Range<u64>,
 }
 
+/// Chunks of a segment.
 struct SegmentWalk {
     span: Span,
-    /// Chunks that have the size of a thread's cache.
+    /// Used chunks of the size of a thread's cache.
     caches: Vec<u64>,
 }
 
-/// Follows the chunks of a segment. `None` where they do not lead to its end.
-fn walk(view: &SnapshotMemory, segment: &Segment) -> Option<SegmentWalk> {
+/// Follows the chunks of a segment. `None` if they do not end exactly at its end.
+fn walk_chunks(view: &SnapshotMemory, segment: &Segment) -> Option<SegmentWalk> {
     let Range { start, end } = segment.chunks;
     let mut memory = CachedReader::new(view);
     let mut walked = SegmentWalk {
@@ -101,15 +105,15 @@ fn walk(view: &SnapshotMemory, segment: &Segment) -> Option<SegmentWalk> {
     let mut size = memory.word(chunk + 8)?;
     while chunk < end {
         let length = size & !FLAGS;
-        // The two that close a heap which is full.
-        if length < LEAST && end - chunk <= 2 * LEAST {
+        // Two minimal chunks close a full heap.
+        if length < MIN_CHUNK && end - chunk <= 2 * MIN_CHUNK {
             walked.span.add_object(chunk + HEADER, false);
             return Some(walked);
         }
-        // The top was taken from, and the header of what was taken is not written yet.
+        // A thread has moved the top behind this chunk, but has not written the chunk's new size yet.
         let is_being_cut = length > end - chunk && length <= segment.mapped.end - chunk;
         if !is_being_cut
-            && (length < LEAST || !length.is_multiple_of(ALIGNMENT) || length > end - chunk)
+            && (length < MIN_CHUNK || !length.is_multiple_of(ALIGNMENT) || length > end - chunk)
         {
             return None;
         }
@@ -117,7 +121,7 @@ fn walk(view: &SnapshotMemory, segment: &Segment) -> Option<SegmentWalk> {
         let next_size = memory.word(next + 8)?;
         let is_used = next_size & PREVIOUS_IS_USED != 0;
         walked.span.add_object(chunk + HEADER, is_used);
-        if is_used && caches::SIZES.contains(&length) {
+        if is_used && caches::CACHE_SIZES.contains(&length) {
             walked.caches.push(chunk + HEADER);
         }
         (chunk, size) = (next, next_size);
@@ -125,11 +129,11 @@ fn walk(view: &SnapshotMemory, segment: &Segment) -> Option<SegmentWalk> {
     Some(walked)
 }
 
-/// A pointer of a list, which glibc 2.32 and newer mix with the address where it stands.
-fn reveal_pointer(value: u64, place: u64) -> u64 {
-    let unmixed = value ^ (place >> 12);
-    match unmixed % ALIGNMENT {
-        0 => unmixed,
+/// Reveals a list pointer, which glibc 2.32 and newer xor with bits of its own address `place`.
+fn reveal_pointer(value: u64, address: u64) -> u64 {
+    let revealed = value ^ (address >> 12);
+    match revealed % ALIGNMENT {
+        0 => revealed,
         _ => value,
     }
 }

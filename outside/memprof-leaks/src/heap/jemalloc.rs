@@ -1,8 +1,8 @@
-//! The heap of jemalloc 5.3.0 and 5.3.1 on x86-64 with pages of 4 KiB, under whatever prefix and stripped.
+//! Heap of jemalloc 5.3.0 and 5.3.1 on x86-64 with pages of 4 KiB, with any prefix, also stripped.
 //!
-//! Each extent has a record of 128 bytes (`edata_t`, `edata.h`) in blocks of the
-//! allocator's own. A slab's record proves itself: the number of free regions that it tells is that of the ones in
-//! its bitmap, and its regions fill it. Records of large extents count where such a slab's lie beside them.
+//! Each extent has a record of 128 bytes (`edata_t`, `edata.h`) in the allocator's own blocks. A slab's
+//! record is recognized because its number of free regions equals the number of ones in its bitmap, and its
+//! regions fill the slab. Records of large extents count if records of slabs lie in the same block.
 
 mod caches;
 mod record;
@@ -10,7 +10,7 @@ mod record;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use self::record::{Extent, ExtentKind, ExtentState, LENGTH};
+use self::record::{Extent, ExtentKind, ExtentState, RECORD_SIZE};
 use super::FoundHeap;
 use crate::budget::MemoryBudget;
 use crate::error::Error;
@@ -19,17 +19,17 @@ use crate::regions::Region;
 use crate::snapshot::Registers;
 use crate::snapshot_memory::{BLOCK, SnapshotMemory};
 
-/// Blocks of the allocator's own memory begin at multiples of this and are as long, at least.
+/// Alignment and least size of blocks of the allocator's own memory.
 const OWN_BLOCK: u64 = 2 << 20;
-/// So many slabs must prove themselves, else there is no such heap.
-const SLABS: usize = 4;
-/// An object that is as large has a span of its own.
-const LARGE: u64 = 64 << 10;
+/// Least number of slabs; with fewer, there is no jemalloc.
+const MIN_SLABS: usize = 4;
+/// Size in bytes from which an object has a span of its own.
+const LARGE_OBJECT: u64 = 64 << 10;
 
-/// What is kept of an extent while the heap is walked: of a slab, its bitmap too.
-const EXTENT: usize = size_of::<Extent>() + 64;
+/// Bytes per extent while the heap is walked, with a slab's bitmap.
+const BYTES_PER_EXTENT: usize = size_of::<Extent>() + 64;
 
-/// The heap; `None` where there is none of this form.
+/// Walks the heap. `None` if there is none of a supported jemalloc.
 ///
 /// # Errors
 /// `Memory`.
@@ -49,7 +49,7 @@ pub(crate) fn heap(
     {
         *blocks.entry(extent.record / OWN_BLOCK).or_default() += 1;
     }
-    if blocks.values().sum::<usize>() < SLABS {
+    if blocks.values().sum::<usize>() < MIN_SLABS {
         return Ok(None);
     }
     found.retain(|extent| blocks.contains_key(&(extent.record / OWN_BLOCK)));
@@ -73,43 +73,49 @@ pub(crate) fn heap(
     found.retain(|extent| extent.state == ExtentState::Active);
     heap.contexts
         .extend(found.iter().filter_map(Extent::context));
-    let mut meanwhile = *budget;
-    meanwhile.take((found.len() * EXTENT) as u64)?;
-    let mut take = |bytes| meanwhile.take(bytes).and_then(|()| budget.take(bytes));
+    let mut while_walking = *budget;
+    while_walking.reserve((found.len() * BYTES_PER_EXTENT) as u64)?;
+    let mut reserve = |bytes| {
+        while_walking
+            .reserve(bytes)
+            .and_then(|()| budget.reserve(bytes))
+    };
     let (large, small): (Vec<_>, Vec<_>) = found.into_iter().partition(is_large);
     for extent in large {
-        take(Span::memory(0, 1))?;
+        reserve(Span::memory(0, 1))?;
         heap.spans.push(Span::whole(extent.object()));
     }
     let is_run = |one: &Extent, next: &Extent| {
         one.range.end == next.range.start && granule(one) == granule(next)
     };
     for run in small.chunk_by(is_run) {
-        let Range { start, end } = whole(run);
-        take(Span::memory(end - start, granule(&run[0])))?;
-        heap.spans.push(span(run));
+        let Range { start, end } = memory_of_run(run);
+        reserve(Span::memory(end - start, granule(&run[0])))?;
+        heap.spans.push(span_of_run(run));
     }
-    caches::find(view, threads, &mut heap);
+    caches::exclude_cached(view, threads, &mut heap);
     Ok(Some(heap))
 }
 
 fn is_large(extent: &Extent) -> bool {
     matches!(extent.kind, ExtentKind::Large { .. })
-        && extent.range.end - extent.range.start >= LARGE
+        && extent.range.end - extent.range.start >= LARGE_OBJECT
 }
 
-/// Of which the size of each object is a multiple: only one class is smaller.
+/// Greatest power of two, at most 16, of which the object's size is a multiple: only the smallest class has 8
+/// bytes.
 fn granule(extent: &Extent) -> u64 {
     extent.size.min(16)
 }
 
-/// The memory of adjacent extents.
-fn whole(run: &[Extent]) -> Range<u64> {
+/// Memory of adjacent extents.
+fn memory_of_run(run: &[Extent]) -> Range<u64> {
     run[0].range.start..run[run.len() - 1].range.end
 }
 
-fn span(run: &[Extent]) -> Span {
-    let mut span = Span::new(whole(run), granule(&run[0]), 0);
+/// Span with the objects of adjacent extents.
+fn span_of_run(run: &[Extent]) -> Span {
+    let mut span = Span::new(memory_of_run(run), granule(&run[0]), 0);
     for extent in run {
         match &extent.kind {
             ExtentKind::Slab { free } => {
@@ -131,7 +137,7 @@ fn span(run: &[Extent]) -> Span {
     span
 }
 
-/// Adds what looks like a record in a mapping.
+/// Adds the extents whose records are in a mapping, or seem to be.
 fn add_extents(
     view: &SnapshotMemory,
     region: &Region,
@@ -146,16 +152,16 @@ fn add_extents(
         for start in pages.clone().step_by(BLOCK) {
             let length = (pages.end - start).min(BLOCK as u64) as usize;
             let read = view.read(start, &mut block[..length]);
-            let records = block[..read].chunks_exact(LENGTH).enumerate();
-            found.extend(records.filter_map(|(at, bytes)| {
-                let extent = record::parse(bytes, start + (at * LENGTH) as u64)?;
+            let records = block[..read].chunks_exact(RECORD_SIZE).enumerate();
+            found.extend(records.filter_map(|(index, bytes)| {
+                let extent = record::parse(bytes, start + (index * RECORD_SIZE) as u64)?;
                 let is_mapped = |address| {
                     view.region(address)
                         .is_some_and(|region| region.is_writable)
                 };
                 (is_mapped(extent.range.start) && is_mapped(extent.range.end - 1)).then_some(extent)
             }));
-            budget.require((found.len() * EXTENT) as u64)?;
+            budget.require((found.len() * BYTES_PER_EXTENT) as u64)?;
         }
     }
     Ok(())

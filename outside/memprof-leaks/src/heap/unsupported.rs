@@ -1,4 +1,4 @@
-//! Allocators that are in a process and whose heaps are of no form that is known here.
+//! Detects allocators with heaps that memprof cannot read.
 
 use std::ops::Range;
 
@@ -7,44 +7,49 @@ use memchr::memmem::find;
 use crate::regions::Region;
 use crate::snapshot_memory::{BLOCK, SnapshotMemory};
 
-/// Of which no heap can be walked, by what their libraries are called.
+/// Names of libraries with such allocators.
 const LIBRARIES: [&str; 4] = ["libtcmalloc", "libmimalloc", "libsnmalloc", "libhoard"];
-/// What every jemalloc 4 and 5 contains: what its complaints start with, and an option. Either alone may be in a
-/// program that only writes about it.
-const JEMALLOC: [&[u8]; 2] = [b"<jemalloc>: ", b"narenas"];
+/// Texts that every jemalloc 4 and 5 contains: the prefix of its error messages, and an option. A program
+/// that only writes about jemalloc may contain one of them.
+const JEMALLOC_TEXTS: [&[u8]; 2] = [b"<jemalloc>: ", b"narenas"];
 
-/// An allocator that nothing is known of here.
+/// Library with an unsupported allocator, if one is mapped.
 pub(super) fn library(view: &SnapshotMemory) -> Option<&'static str> {
     LIBRARIES
         .into_iter()
         .find(|name| view.regions.iter().any(|region| region.name.contains(name)))
 }
 
-/// The file that has a jemalloc in it: a library of that name, or the program.
+/// File that contains a jemalloc: a library of that name, or the program. `None` if there is none.
 pub(super) fn jemalloc(view: &SnapshotMemory) -> Option<&str> {
     let file = |region: &Region| region.is_file && region.name.contains("/libjemalloc");
     let library = view.regions.iter().find(|region| file(region));
     let library = library.map(|region| region.name.as_str());
     library.or_else(|| {
-        // The program is mapped first, below its heap.
+        // The program has the lowest addresses, below its heap.
         let program = &view.regions.iter().find(|region| region.is_file)?.name;
         let constants = || {
             let of_program = view.regions.iter();
             of_program.filter(|region| region.name == *program && !region.is_writable)
         };
         let has = |text: &&[u8]| constants().any(|region| contains(view, region, text));
-        JEMALLOC.iter().all(has).then_some(program)
+        JEMALLOC_TEXTS.iter().all(has).then_some(program)
     })
 }
 
 fn contains(view: &SnapshotMemory, region: &Region, text: &[u8]) -> bool {
-    holds(&region.range, text, |start, block| view.read(start, block))
+    range_contains(&region.range, text, |start, block| view.read(start, block))
 }
 
-/// Whether a range has a text. Nothing behind its end is read: a program may be mapped in tens of thousands of pieces.
-fn holds(range: &Range<u64>, text: &[u8], mut read: impl FnMut(u64, &mut [u8]) -> usize) -> bool {
+/// Whether a range contains a text. Does not read beyond the range: a program may be mapped in tens of
+/// thousands of pieces.
+fn range_contains(
+    range: &Range<u64>,
+    text: &[u8],
+    mut read: impl FnMut(u64, &mut [u8]) -> usize,
+) -> bool {
     let mut block = vec![0; BLOCK];
-    // A text may lie across two blocks.
+    // Blocks overlap by the text's length, because it may lie across two.
     let mut starts = range.clone().step_by(BLOCK - text.len());
     starts.any(|start| {
         let length = BLOCK.min((range.end - start) as usize);
@@ -58,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn text_search_reads_no_byte_behind_its_range() {
+    fn range_contains_reads_nothing_beyond_range() {
         let check = |length: u64, at: u64, expected: bool| {
             let mut bytes = vec![0; length as usize + BLOCK];
             bytes[at as usize..][..4].copy_from_slice(b"text");
@@ -67,7 +72,11 @@ mod tests {
                 block.copy_from_slice(&bytes[start as usize..][..block.len()]);
                 block.len()
             };
-            assert_eq!(holds(&(0..length), b"text", read), expected, "{length}");
+            assert_eq!(
+                range_contains(&(0..length), b"text", read),
+                expected,
+                "{length}"
+            );
         };
         let block = BLOCK as u64;
         check(4096, 0, true);

@@ -1,21 +1,22 @@
-//! The tree of dominators, by the algorithm "semi-NCA" (Georgiadis, "Linear-time algorithms for dominators and
-//! related problems", 2005): the graph crates' iterative one takes a step for each pair of objects in lists that
-//! are linked both ways, and hash tables for each object.
+//! Dominator tree, by the algorithm semi-NCA (Georgiadis, "Linear-time algorithms for dominators and related
+//! problems", 2005). The iterative algorithm of crates for graphs takes a step for each pair of objects in a
+//! doubly linked list, and needs hash tables for all objects.
 
 use super::external::ExternalHolder;
 use super::graph::PointerGraph;
 use super::{HolderTree, NONE};
 
-/// Finds what holds each object that the roots lead to. A root's node has the number behind all objects'.
-pub(super) fn tree(graph: PointerGraph, roots: &[ExternalHolder]) -> HolderTree {
+/// Finds the holder of each object that the roots reach. The number of a root's node follows those of the
+/// objects.
+pub(super) fn find_tree(graph: PointerGraph, roots: &[ExternalHolder]) -> HolderTree {
     let count = graph.first.len() as u32 - 1;
-    let nearest = nearest(&graph, roots, count);
-    let walk = walk(&graph, roots, count);
-    let before = before(graph, roots, count, &walk);
-    let mut parents = walk.parents;
-    dominate(&before, &mut parents);
+    let nearest = nearest_holders(&graph, roots, count);
+    let order = depth_first_order(&graph, roots, count);
+    let predecessors = predecessors(graph, roots, count, &order);
+    let mut parents = order.parents;
+    set_dominators(&predecessors, &mut parents);
     let mut tree = HolderTree {
-        nodes: walk.nodes,
+        nodes: order.nodes,
         parents,
         shared: Vec::new(),
     };
@@ -35,8 +36,8 @@ pub(super) fn tree(graph: PointerGraph, roots: &[ExternalHolder]) -> HolderTree 
     tree
 }
 
-/// By the number of an object: the nearest of its holders.
-fn nearest(graph: &PointerGraph, roots: &[ExternalHolder], count: u32) -> Vec<u32> {
+/// Nearest holder of each object, by the object's number.
+fn nearest_holders(graph: &PointerGraph, roots: &[ExternalHolder], count: u32) -> Vec<u32> {
     let mut nearest = vec![NONE; count as usize];
     for same in roots.chunk_by(|one, next| one.rank == next.rank) {
         let mut found = Vec::new();
@@ -67,119 +68,123 @@ fn nearest(graph: &PointerGraph, roots: &[ExternalHolder], count: u32) -> Vec<u3
     nearest
 }
 
-/// The objects in the order in which a search first finds them, depth first.
+/// Nodes in the order in which a depth-first search first visits them.
 struct DfsOrder {
     nodes: Vec<u32>,
-    /// Through which each was found.
+    /// Node from which each was visited first.
     parents: Vec<u32>,
-    /// By the number of an object: its place in `nodes`.
-    places: Vec<u32>,
-    /// Where the places of each rank of roots end.
+    /// Index in `nodes` of each object, by its number.
+    indices: Vec<u32>,
+    /// End of the nodes that the roots of each rank reached first.
     ranks: Vec<u32>,
 }
 
 impl DfsOrder {
-    fn rank(&self, place: u32) -> usize {
-        self.ranks.partition_point(|end| *end <= place)
+    /// Rank of the roots from which a node was visited first.
+    fn rank(&self, node: u32) -> usize {
+        self.ranks.partition_point(|end| *end <= node)
     }
 
+    /// Appends a node, and returns its index.
     fn visit(&mut self, node: u32, parent: u32) -> u32 {
-        let place = self.nodes.len() as u32;
+        let index = self.nodes.len() as u32;
         self.nodes.push(node);
         self.parents.push(parent);
-        if let Some(own) = self.places.get_mut(node as usize) {
-            *own = place;
+        if let Some(own) = self.indices.get_mut(node as usize) {
+            *own = index;
         }
-        place
+        index
     }
 }
 
-fn walk(graph: &PointerGraph, roots: &[ExternalHolder], count: u32) -> DfsOrder {
-    let mut walk = DfsOrder {
+/// Searches the graph depth first, from the roots of one rank after the other.
+fn depth_first_order(graph: &PointerGraph, roots: &[ExternalHolder], count: u32) -> DfsOrder {
+    let mut order = DfsOrder {
         nodes: vec![NONE],
         parents: vec![0],
-        places: vec![NONE; count as usize],
+        indices: vec![NONE; count as usize],
         ranks: Vec::new(),
     };
-    // Objects whose pointers are followed: the place, and the next pointer.
+    // Stack of the search: node of each object whose pointers are followed, and its next pointer.
     let mut open: Vec<(u32, u32)> = Vec::new();
     for same in roots.chunk_by(|one, next| one.rank == next.rank) {
         for root in same {
-            let place = walk.visit(count + root.holder, 0);
+            let node = order.visit(count + root.holder, 0);
             for target in &root.targets {
-                if walk.places[*target as usize] != NONE {
+                if order.indices[*target as usize] != NONE {
                     continue;
                 }
-                open.push((walk.visit(*target, place), graph.first[*target as usize]));
-                while let Some((at, next)) = open.last_mut() {
-                    let (at, node) = (*at, walk.nodes[*at as usize]);
-                    if *next == graph.first[node as usize + 1] {
+                open.push((order.visit(*target, node), graph.first[*target as usize]));
+                while let Some((node, next)) = open.last_mut() {
+                    let (node, object) = (*node, order.nodes[*node as usize]);
+                    if *next == graph.first[object as usize + 1] {
                         open.pop();
                         continue;
                     }
                     let target = graph.targets[*next as usize];
                     *next += 1;
-                    if walk.places[target as usize] == NONE {
-                        open.push((walk.visit(target, at), graph.first[target as usize]));
+                    if order.indices[target as usize] == NONE {
+                        open.push((order.visit(target, node), graph.first[target as usize]));
                     }
                 }
             }
         }
-        walk.ranks.push(walk.nodes.len() as u32);
+        order.ranks.push(order.nodes.len() as u32);
     }
-    walk
+    order
 }
 
-/// Who points to each, by places.
+/// Predecessors of each node in the graph, as nodes of the depth-first order.
 struct Predecessors {
     first: Vec<u32>,
-    places: Vec<u32>,
+    nodes: Vec<u32>,
 }
 
-fn before(
+/// Collects the pointers in the other direction, except those from nodes of a later rank.
+fn predecessors(
     graph: PointerGraph,
     roots: &[ExternalHolder],
     count: u32,
-    walk: &DfsOrder,
+    order: &DfsOrder,
 ) -> Predecessors {
-    let mut first = vec![0; walk.nodes.len() + 1];
-    let each = |work: &mut dyn FnMut(u32, u32)| {
+    let mut first = vec![0; order.nodes.len() + 1];
+    let for_each_edge = |visit: &mut dyn FnMut(u32, u32)| {
         let mut next_root = 0;
-        for place in 1..walk.nodes.len() as u32 {
-            let node = walk.nodes[place as usize];
+        for from in 1..order.nodes.len() as u32 {
+            let node = order.nodes[from as usize];
             let targets = match node < count {
                 true => graph.targets(node),
                 false => {
-                    work(0, place);
+                    visit(0, from);
                     next_root += 1;
                     &roots[next_root - 1].targets
                 }
             };
             for target in targets {
-                let target = walk.places[*target as usize];
-                if walk.rank(place) <= walk.rank(target) {
-                    work(place, target);
+                let target = order.indices[*target as usize];
+                if order.rank(from) <= order.rank(target) {
+                    visit(from, target);
                 }
             }
         }
     };
-    each(&mut |_, target| first[target as usize + 1] += 1);
-    for at in 1..first.len() {
-        first[at] += first[at - 1];
+    for_each_edge(&mut |_, target| first[target as usize + 1] += 1);
+    for index in 1..first.len() {
+        first[index] += first[index - 1];
     }
-    let mut places = vec![0; first[first.len() - 1] as usize];
+    let mut nodes = vec![0; first[first.len() - 1] as usize];
     let mut filled = first.clone();
-    each(&mut |place, target| {
-        let at = &mut filled[target as usize];
-        places[*at as usize] = place;
-        *at += 1;
+    for_each_edge(&mut |from, target| {
+        let end = &mut filled[target as usize];
+        nodes[*end as usize] = from;
+        *end += 1;
     });
     drop(graph);
-    Predecessors { first, places }
+    Predecessors { first, nodes }
 }
 
-/// Makes each one's parent in the search its dominator.
-fn dominate(before: &Predecessors, parents: &mut [u32]) {
+/// Replaces each node's parent in the search by its dominator.
+fn set_dominators(predecessors: &Predecessors, parents: &mut [u32]) {
     let count = parents.len() as u32;
     let mut forest = Forest {
         above: parents.to_vec(),
@@ -187,25 +192,25 @@ fn dominate(before: &Predecessors, parents: &mut [u32]) {
         semi: (0..count).collect(),
         path: Vec::new(),
     };
-    for at in (1..count).rev() {
-        let range = before.first[at as usize]..before.first[at as usize + 1];
-        let mut semi = parents[at as usize];
-        for place in &before.places[range.start as usize..range.end as usize] {
-            let label = forest.least(*place, at + 1);
+    for node in (1..count).rev() {
+        let range = predecessors.first[node as usize]..predecessors.first[node as usize + 1];
+        let mut semi = parents[node as usize];
+        for predecessor in &predecessors.nodes[range.start as usize..range.end as usize] {
+            let label = forest.least_above(*predecessor, node + 1);
             semi = semi.min(forest.semi[label as usize]);
         }
-        forest.semi[at as usize] = semi;
+        forest.semi[node as usize] = semi;
     }
-    for at in 1..count as usize {
-        let mut dominator = parents[at];
-        while dominator > forest.semi[at] {
+    for node in 1..count as usize {
+        let mut dominator = parents[node];
+        while dominator > forest.semi[node] {
             dominator = parents[dominator as usize];
         }
-        parents[at] = dominator;
+        parents[node] = dominator;
     }
 }
 
-/// The part of the search's tree from some place on, whose paths are compressed as they are used.
+/// Part of the search's tree from a node on, whose paths are compressed when they are used.
 struct Forest {
     above: Vec<u32>,
     label: Vec<u32>,
@@ -214,9 +219,9 @@ struct Forest {
 }
 
 impl Forest {
-    /// Of those above a place, from the place `linked` on: the one with the least `semi`.
-    fn least(&mut self, place: u32, linked: u32) -> u32 {
-        let mut at = place;
+    /// Node with the least `semi` among `node` and those above it, from the node `linked` on.
+    fn least_above(&mut self, node: u32, linked: u32) -> u32 {
+        let mut at = node;
         while self.above[at as usize] >= linked {
             self.path.push(at);
             at = self.above[at as usize];
@@ -229,7 +234,7 @@ impl Forest {
             self.above[below as usize] = self.above[at as usize];
             at = below;
         }
-        self.label[place as usize]
+        self.label[node as usize]
     }
 }
 
@@ -263,7 +268,7 @@ mod tests {
         roots.map(root).collect()
     }
 
-    /// Who holds each node that is held, by the nodes' numbers.
+    /// Holder of each node, by the nodes' object_index.
     fn holders(tree: &HolderTree) -> Vec<(u32, u32)> {
         let parent = |place: usize| tree.nodes[tree.parents[place] as usize];
         let mut found: Vec<_> = (1..tree.nodes.len())
@@ -274,9 +279,9 @@ mod tests {
     }
 
     #[test]
-    fn what_several_hold_is_held_by_the_one_before_them() {
+    fn object_of_several_holders_is_held_by_their_dominator() {
         let check = |pointers: &[(u32, u32)], ranks: &[(u8, &[u32])], expected: &[(u32, u32)]| {
-            let tree = tree(graph(4, pointers), &roots(ranks));
+            let tree = find_tree(graph(4, pointers), &roots(ranks));
             assert_eq!(holders(&tree), expected, "{pointers:?}");
         };
         let diamond = [(0, 1), (0, 2), (1, 3), (2, 3)];
@@ -285,20 +290,21 @@ mod tests {
             &[(0, &[0])],
             &[(0, 4), (1, 0), (2, 0), (3, 0), (4, NONE)],
         );
-        // Linked both ways.
+        // The list is linked both ways.
         let list = [(0, 1), (1, 2), (2, 3), (3, 2), (2, 1), (1, 0)];
         check(
             &list,
             &[(0, &[0, 3])],
             &[(0, 4), (1, 4), (2, 4), (3, 4), (4, NONE)],
         );
-        // Two variables hold the same: the nearer one is told.
+        // Two variables hold the same object: the nearer one is its holder.
         let both = [(0, 4), (4, NONE), (5, NONE)];
         check(&[], &[(0, &[0]), (0, &[])], &both);
         check(&[], &[(0, &[0]), (0, &[0])], &both);
         let farther = [(0, 4), (1, 5), (4, NONE), (5, NONE)];
         check(&[(0, 1)], &[(0, &[0]), (0, &[1])], &farther);
-        // A stack does not count where a variable holds it, nor what the stack's own objects point to.
+        // A stack is no holder of what a variable holds, and pointers of its objects do not change what a
+        // variable holds.
         check(&[], &[(0, &[0]), (1, &[0])], &both);
         let back = [(0, 1), (2, 1)];
         let expected = [(0, 4), (1, 0), (2, 5), (4, NONE), (5, NONE)];
@@ -306,8 +312,8 @@ mod tests {
     }
 
     #[test]
-    fn what_others_hold_too_is_marked() {
-        let both = tree(graph(2, &[(0, 1)]), &roots(&[(0, &[0]), (0, &[1])]));
+    fn object_of_two_holders_is_shared() {
+        let both = find_tree(graph(2, &[(0, 1)]), &roots(&[(0, &[0]), (0, &[1])]));
         let shared: Vec<_> = both
             .shared
             .iter()
@@ -317,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn the_dominators_of_random_graphs_are_those_of_another_algorithm() {
+    fn dominators_of_random_graphs_equal_those_of_petgraph() {
         let mut state = 1_u32;
         let mut random = move |below: u32| {
             state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
@@ -329,7 +335,7 @@ mod tests {
                 .map(|_| (random(count), random(count)))
                 .collect();
             let targets: Vec<_> = (0..1 + random(3)).map(|_| random(count)).collect();
-            let tree = tree(graph(count, &pointers), &roots(&[(0, &targets)]));
+            let tree = find_tree(graph(count, &pointers), &roots(&[(0, &targets)]));
             let from_root = targets.iter().map(|target| (count, *target));
             let all = pointers.iter().copied().chain(from_root);
             let other = DiGraph::<(), ()>::from_edges(all);

@@ -1,35 +1,36 @@
-//! Pointers from outside of the heap, by the holders in which they lie.
+//! Pointers from outside the heap, grouped by holder.
 
 use std::collections::BTreeMap;
 use std::mem;
 use std::ops::Range;
 
-use super::edges::PointerScanner;
-use super::holder::{Holder, holder_of, name_of};
+use super::holder::{Holder, holder_of, thread_name};
+use super::pointer_scanner::PointerScanner;
 use crate::analysis::AnalyzedSnapshot;
 use crate::budget::MemoryBudget;
 use crate::error::Error;
 use crate::names::NameResolver;
 use crate::snapshot_memory::BLOCK;
 
-/// Words without a symbol count as variables of their own up to so many holders, then those of a page as one.
-const EXACT: usize = 1 << 16;
-/// What a holder takes, and each of its targets, with what is made of them, in bytes.
-const OF_HOLDER: u64 = 512;
-const OF_TARGET: u64 = 8;
-/// Fewer targets are not put in order.
-const FEW: usize = 1024;
+/// Number of holders up to which each word without a symbol counts as a variable. Beyond it, each page does.
+const MAX_EXACT_HOLDERS: usize = 1 << 16;
+/// Estimated bytes per holder.
+const BYTES_PER_HOLDER: u64 = 512;
+/// Bytes per target of a holder.
+const BYTES_PER_TARGET: u64 = 8;
+/// Number of targets below which they are not sorted.
+const MIN_SORTED: usize = 1024;
 
-/// What one holder points to.
+/// Targets of one holder.
 #[derive(Debug)]
 pub(super) struct ExternalHolder {
     pub(super) holder: u32,
     pub(super) rank: u8,
-    /// Each once.
+    /// Numbers of the objects to which it points, without duplicates.
     pub(super) targets: Vec<u32>,
 }
 
-/// All holders of a process, and what they point to, by rank.
+/// Holders of a process, and their targets sorted by rank.
 #[derive(Debug)]
 pub(super) struct ExternalHolders {
     pub(super) all: Vec<Holder>,
@@ -37,85 +38,91 @@ pub(super) struct ExternalHolders {
 }
 
 impl ExternalHolders {
-    /// Takes of the budget what they take.
+    /// Finds the holders in the roots of a snapshot, and reserves their memory.
     ///
     /// # Errors
     /// `Memory`.
     pub(super) fn find(
-        seen: &AnalyzedSnapshot<'_>,
-        edges: &PointerScanner<'_>,
+        analyzed: &AnalyzedSnapshot<'_>,
+        scanner: &PointerScanner<'_>,
         names: &mut NameResolver<'_>,
         budget: &mut MemoryBudget,
     ) -> Result<Self, Error> {
         let mut found = HolderBuilder::new(*budget);
-        for range in &seen.roots.ranges {
-            search(seen, edges, names, range, &mut found)?;
+        for range in &analyzed.roots.ranges {
+            add_range(analyzed, scanner, names, range, &mut found)?;
         }
-        for thread in &seen.snapshot.threads {
-            let targets = TargetSet::of(&thread.words, edges);
+        for thread in &analyzed.snapshot.threads {
+            let targets = TargetSet::from_words(&thread.words, scanner);
             if !targets.all.is_empty() {
-                let (thread, name) = (thread.tid, name_of(seen, thread.tid));
+                let (thread, name) = (thread.tid, thread_name(analyzed, thread.tid));
                 found.add(Holder::Registers { thread, name }, targets)?;
             }
         }
-        found.add(Holder::Kernel, TargetSet::of(&seen.roots.kernel, edges))?;
-        budget.take(found.memory())?;
+        found.add(
+            Holder::Kernel,
+            TargetSet::from_words(&analyzed.roots.kernel, scanner),
+        )?;
+        budget.reserve(found.memory())?;
         Ok(found.into())
     }
 }
 
-/// Adds the holders in memory that is no heap.
-fn search(
-    seen: &AnalyzedSnapshot<'_>,
-    edges: &PointerScanner<'_>,
+/// Adds the holders in a range outside the heap.
+fn add_range(
+    analyzed: &AnalyzedSnapshot<'_>,
+    scanner: &PointerScanner<'_>,
     names: &mut NameResolver<'_>,
     range: &Range<u64>,
     found: &mut HolderBuilder,
 ) -> Result<(), Error> {
     let range = range.start.next_multiple_of(8)..range.end;
     let mut block = vec![0; BLOCK];
-    let mut same: Option<(Holder, Range<u64>)> = None;
+    let mut current: Option<(Holder, Range<u64>)> = None;
     let mut targets = TargetSet::default();
     for start in range.clone().step_by(BLOCK) {
         let length = (range.end - start).min(BLOCK as u64) as usize;
-        let read = seen.view.read(start, &mut block[..length]);
-        for (at, word) in block[..read].chunks_exact(8).enumerate() {
+        let read = analyzed.view.read(start, &mut block[..length]);
+        for (index, word) in block[..read].chunks_exact(8).enumerate() {
             let word = u64::from_le_bytes(word.try_into().expect("eight bytes"));
-            let Some(target) = edges.numbers.target(word) else {
+            let Some(target) = scanner.object_index.target(word) else {
                 continue;
             };
-            let address = start + at as u64 * 8;
-            let is_same = same
+            let address = start + index as u64 * 8;
+            let is_current = current
                 .as_ref()
                 .is_some_and(|(_, range)| range.contains(&address));
-            if !is_same {
-                let is_exact = found.holders.len() < EXACT;
-                let next = holder_of(seen, names, address, is_exact);
-                if let Some((holder, _)) = same.replace(next) {
+            if !is_current {
+                let is_exact = found.holders.len() < MAX_EXACT_HOLDERS;
+                let next = holder_of(analyzed, names, address, is_exact);
+                if let Some((holder, _)) = current.replace(next) {
                     found.add(holder, mem::take(&mut targets))?;
                 }
             }
             targets.push(target);
         }
     }
-    match same {
+    match current {
         Some((holder, _)) => found.add(holder, targets),
         None => Ok(()),
     }
 }
 
-/// Objects to which a holder points: an array may point to the same ones over and over.
+/// Objects to which a holder points. Duplicates are removed from time to time, because an array may point to
+/// the same objects repeatedly.
 #[derive(Debug, Default)]
 struct TargetSet {
     all: Vec<u32>,
-    /// So many were left when they were last put in order.
+    /// Number of targets when duplicates were last removed.
     unique: usize,
 }
 
 impl TargetSet {
-    fn of(words: &[u64], edges: &PointerScanner<'_>) -> Self {
+    fn from_words(words: &[u64], scanner: &PointerScanner<'_>) -> Self {
         let mut targets = Self::default();
-        let found = words.iter().filter_map(|word| edges.numbers.target(*word));
+        let found = words
+            .iter()
+            .filter_map(|word| scanner.object_index.target(*word));
         found.for_each(|target| targets.push(target));
         targets
     }
@@ -125,7 +132,7 @@ impl TargetSet {
             return;
         }
         self.all.push(target);
-        if self.all.len() >= FEW.max(2 * self.unique) {
+        if self.all.len() >= MIN_SORTED.max(2 * self.unique) {
             self.sort_and_dedup();
         }
     }
@@ -137,10 +144,10 @@ impl TargetSet {
     }
 }
 
-/// The holders that were found so far.
+/// Holders found so far.
 struct HolderBuilder {
     holders: BTreeMap<Holder, TargetSet>,
-    /// Of all of them.
+    /// Number of targets of all holders.
     targets: usize,
     budget: MemoryBudget,
 }
@@ -168,9 +175,9 @@ impl HolderBuilder {
         self.budget.require(self.memory())
     }
 
-    /// In bytes.
+    /// Estimated bytes of the result.
     fn memory(&self) -> u64 {
-        self.holders.len() as u64 * OF_HOLDER + self.targets as u64 * OF_TARGET
+        self.holders.len() as u64 * BYTES_PER_HOLDER + self.targets as u64 * BYTES_PER_TARGET
     }
 }
 
@@ -200,10 +207,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_same_targets_over_and_over_take_no_more_memory() {
+    fn repeated_targets_use_bounded_memory() {
         let mut targets = TargetSet::default();
-        for at in 0..1_000_000 {
-            targets.push(at % 3000);
+        for number in 0..1_000_000 {
+            targets.push(number % 3000);
             assert!(targets.all.capacity() <= 8192);
         }
         targets.sort_and_dedup();

@@ -1,34 +1,36 @@
-//! All pointers from objects to objects, in memory.
+//! Graph of all pointers between objects.
 
 use std::ops::ControlFlow;
 
-use super::edges::PointerScanner;
+use super::pointer_scanner::PointerScanner;
 
-/// What finding dominators takes, in bytes: for each object, and for each pointer.
-const OF_OBJECT: u64 = 52;
-const OF_POINTER: u64 = 8;
+/// Bytes per object to find dominators.
+const BYTES_PER_OBJECT: u64 = 52;
+/// Bytes per pointer to find dominators.
+const BYTES_PER_POINTER: u64 = 8;
 
-/// Who points to whom, by the objects' numbers.
+/// Pointers between objects, by the objects' object_index.
 pub(super) struct PointerGraph {
-    /// Where the pointers of each object begin among all; and where the last one's end.
+    /// Index of each object's first pointer in `targets`, and the number of all pointers.
     pub(super) first: Vec<u32>,
     pub(super) targets: Vec<u32>,
 }
 
 impl PointerGraph {
-    /// Reads it; `None` where that and what is to be made of it take more memory than so many bytes.
-    pub(super) fn of(edges: &PointerScanner<'_>, budget: u64) -> Option<Self> {
-        let count = edges.numbers.count();
-        let for_objects = u64::from(count) * OF_OBJECT;
-        let limit = (budget.checked_sub(for_objects)? / OF_POINTER).min(u32::MAX.into());
+    /// Reads the pointers of all objects. `None` if the graph and its dominators need more than `budget`
+    /// bytes.
+    pub(super) fn read(scanner: &PointerScanner<'_>, budget: u64) -> Option<Self> {
+        let count = scanner.object_index.count();
+        let for_objects = u64::from(count) * BYTES_PER_OBJECT;
+        let limit = (budget.checked_sub(for_objects)? / BYTES_PER_POINTER).min(u32::MAX.into());
         let mut graph = Self {
             first: Vec::with_capacity(count as usize + 1),
             targets: Vec::new(),
         };
         graph.first.push(0);
-        let mut memory = edges.window();
-        for (number, object) in edges.numbers.all().enumerate() {
-            let read = edges.of(number as u32, &object, &mut memory, |target| {
+        let mut memory = scanner.window();
+        for (number, object) in scanner.object_index.all().enumerate() {
+            let read = scanner.for_each_target(number as u32, &object, &mut memory, |target| {
                 if graph.targets.len() as u64 >= limit {
                     return ControlFlow::Break(());
                 }
@@ -43,7 +45,7 @@ impl PointerGraph {
         Some(graph)
     }
 
-    /// To what an object points.
+    /// Objects to which an object points.
     pub(super) fn targets(&self, object: u32) -> &[u32] {
         let object = object as usize;
         &self.targets[self.first[object] as usize..self.first[object + 1] as usize]

@@ -1,4 +1,4 @@
-//! Objects of one kind with the same holders, together.
+//! Groups of objects of one kind with the same holders.
 
 use std::collections::HashMap;
 
@@ -8,65 +8,66 @@ use super::kinds::{HeapObjectKind, HeapObjectKinds};
 use super::{HolderTree, NONE};
 use crate::objects::ObjectIndex;
 
-/// More are told with what holds them.
-const LIMIT: u64 = 1 << 18;
-/// What a level takes, with what is made of it to be shown, in bytes.
-const OF_LEVEL: u64 = 448;
+/// Most groups of objects. Further objects are counted in the group of their holder.
+const MAX_GROUPS: u64 = 1 << 18;
+/// Bytes per group, with its representation in the output.
+const BYTES_PER_GROUP: u64 = 448;
 
-/// A holder, or objects.
+/// Kind of a group: the process, a holder, or objects.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum GroupKind {
     /// The whole process.
     Process,
-    /// What holds them from outside of the heap.
+    /// A holder outside the heap.
     Holder(Holder),
-    /// Objects of a kind.
+    /// Objects of one kind.
     Objects(HeapObjectKind),
 }
 
-/// Objects of one kind with the same holders; where such objects hold each other, as those of a list or a tree
-/// do, all of them.
+/// Objects of one kind with the same holders. If objects of the kind hold each other, as in a list or a tree,
+/// the group contains all of them.
 #[derive(Clone, Debug)]
 pub struct HolderGroup {
     /// The kind of the objects, or the holder.
-    pub link: GroupKind,
-    /// The level that holds them.
+    pub kind: GroupKind,
+    /// Index of the group that holds it.
     pub parent: usize,
-    /// Other holders lead to them too: this one is the nearest.
+    /// Whether other holders reach the objects, too; the group is then below the nearest one.
     pub is_shared: bool,
-    /// The number of objects.
+    /// Number of objects.
     pub objects: u64,
-    /// Their size together.
+    /// Bytes of these objects.
     pub bytes: u64,
-    /// These objects and those that are held through them.
+    /// Number of these objects and of those that they hold.
     pub held_objects: u64,
-    /// Likewise, in bytes.
+    /// Bytes of these objects and of those that they hold.
     pub held_bytes: u64,
 }
 
+/// Groups of a tree's nodes.
 pub(super) struct HolderGroups {
-    pub(super) levels: Vec<HolderGroup>,
-    /// By a place in the tree.
-    pub(super) levels_of: Vec<u32>,
-    /// No objects are told with what holds them for want of memory.
-    pub(super) is_whole: bool,
+    pub(super) groups: Vec<HolderGroup>,
+    /// Index of the group of each node in the tree.
+    pub(super) group_of: Vec<u32>,
+    /// False if some objects are counted in their holder's group, because memory is short.
+    pub(super) is_complete: bool,
 }
 
-/// The kind of a level that is a holder, or the process.
+/// Kind of a group that is a holder or the process.
 const NO_KIND: u32 = NONE;
 
-/// Makes levels of a tree, which may take so many bytes.
-pub(super) fn levels(
+/// Groups the nodes of a tree by kind and holder. The groups may use up to `max_bytes`.
+pub(super) fn group_by_kind(
     tree: &HolderTree,
-    numbers: &ObjectIndex<'_>,
+    object_index: &ObjectIndex<'_>,
     kinds: &HeapObjectKinds,
     holders: &ExternalHolders,
-    room: u64,
+    max_bytes: u64,
 ) -> HolderGroups {
-    let limit = holders.all.len() as u64 + LIMIT.min(room / OF_LEVEL);
-    let mut is_whole = true;
-    let new = |link, parent, is_shared| HolderGroup {
-        link,
+    let limit = holders.all.len() as u64 + MAX_GROUPS.min(max_bytes / BYTES_PER_GROUP);
+    let mut is_complete = true;
+    let new = |group_kind, parent, is_shared| HolderGroup {
+        kind: group_kind,
         parent,
         is_shared,
         objects: 0,
@@ -74,60 +75,63 @@ pub(super) fn levels(
         held_objects: 0,
         held_bytes: 0,
     };
-    let mut levels = vec![new(GroupKind::Process, 0, false)];
+    let mut groups = vec![new(GroupKind::Process, 0, false)];
     let mut kind_of = vec![NO_KIND];
     let mut below: HashMap<(u32, u32, bool), u32> = HashMap::new();
-    let mut levels_of = vec![0; tree.nodes.len()];
-    for (place, node) in tree.nodes.iter().enumerate().skip(1) {
-        if let Some(holder) = node.checked_sub(numbers.count()) {
-            levels_of[place] = levels.len() as u32;
+    let mut group_of = vec![0; tree.nodes.len()];
+    for (index, node) in tree.nodes.iter().enumerate().skip(1) {
+        if let Some(holder) = node.checked_sub(object_index.count()) {
+            group_of[index] = groups.len() as u32;
             let holder = holders.all[holder as usize].clone();
-            levels.push(new(GroupKind::Holder(holder), 0, false));
+            groups.push(new(GroupKind::Holder(holder), 0, false));
             kind_of.push(NO_KIND);
         }
     }
-    for place in 1..tree.nodes.len() {
-        let (node, above) = (tree.nodes[place], levels_of[tree.parents[place] as usize]);
-        if node >= numbers.count() {
+    for position in 1..tree.nodes.len() {
+        let (node, above) = (
+            tree.nodes[position],
+            group_of[tree.parents[position] as usize],
+        );
+        if node >= object_index.count() {
             continue;
         }
-        let is_shared = tree.shared.binary_search(&(place as u32)).is_ok();
+        let is_shared = tree.shared.binary_search(&(position as u32)).is_ok();
         let kind = kinds.kind(node);
-        let level = *below.entry((above, kind, is_shared)).or_insert_with(|| {
-            let mut at = above;
-            while at != 0 && kind_of[at as usize] != kind {
-                at = levels[at as usize].parent as u32;
+        let group = *below.entry((above, kind, is_shared)).or_insert_with(|| {
+            let mut ancestor = above;
+            while ancestor != 0 && kind_of[ancestor as usize] != kind {
+                ancestor = groups[ancestor as usize].parent as u32;
             }
-            if at != 0 {
-                return at;
+            if ancestor != 0 {
+                return ancestor;
             }
-            if levels.len() as u64 >= limit {
-                is_whole = false;
+            if groups.len() as u64 >= limit {
+                is_complete = false;
                 return above;
             }
-            let link = GroupKind::Objects(kinds.all[kind as usize].clone());
-            levels.push(new(link, above as usize, is_shared));
+            let group_kind = GroupKind::Objects(kinds.all[kind as usize].clone());
+            groups.push(new(group_kind, above as usize, is_shared));
             kind_of.push(kind);
-            levels.len() as u32 - 1
+            groups.len() as u32 - 1
         });
-        levels_of[place] = level;
-        let level = &mut levels[level as usize];
-        level.objects += 1;
-        level.bytes += numbers.object(node).size();
+        group_of[position] = group;
+        let group = &mut groups[group as usize];
+        group.objects += 1;
+        group.bytes += object_index.object(node).size();
     }
-    for at in (0..levels.len()).rev() {
-        levels[at].held_objects += levels[at].objects;
-        levels[at].held_bytes += levels[at].bytes;
-        if at > 0 {
-            let (objects, bytes) = (levels[at].held_objects, levels[at].held_bytes);
-            let parent = levels[at].parent;
-            levels[parent].held_objects += objects;
-            levels[parent].held_bytes += bytes;
+    for index in (0..groups.len()).rev() {
+        groups[index].held_objects += groups[index].objects;
+        groups[index].held_bytes += groups[index].bytes;
+        if index > 0 {
+            let (objects, bytes) = (groups[index].held_objects, groups[index].held_bytes);
+            let parent = groups[index].parent;
+            groups[parent].held_objects += objects;
+            groups[parent].held_bytes += bytes;
         }
     }
     HolderGroups {
-        levels,
-        levels_of,
-        is_whole,
+        groups,
+        group_of,
+        is_complete,
     }
 }

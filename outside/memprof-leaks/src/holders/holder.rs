@@ -1,4 +1,4 @@
-//! What holds objects from outside of the heap.
+//! Holders outside the heap.
 
 use std::fs;
 use std::ops::Range;
@@ -8,45 +8,45 @@ use crate::names::{NameResolver, Variable};
 use crate::regions::Region;
 use crate::resident_pages::PAGE;
 
-/// Where a pointer lies that is in no object.
+/// Memory outside the heap, or a kernel object, with pointers to objects.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Holder {
-    /// In a variable of a file's, or where the file has no symbol.
+    /// A variable of a file, or a part of the file without a symbol.
     Variable {
-        /// As the programmer wrote it, or the file and the place in it.
+        /// Demangled name, or the file and the address in it.
         name: String,
-        /// The file's name.
+        /// Name of the file, without its folders.
         file: String,
     },
-    /// On the stack of a thread, where its thread-local variables lie too.
+    /// The stack of a thread, with its thread-local variables.
     Stack {
-        /// The thread's number (TID).
+        /// Thread id (TID).
         thread: u32,
-        /// The thread's name (`/proc/PID/task/TID/comm`).
+        /// Thread name (`/proc/PID/task/TID/comm`).
         name: String,
     },
-    /// In memory that is no heap which is known here, of so many bytes.
+    /// Other memory, which is no heap that memprof can read.
     Memory {
         /// Its first address.
         start: u64,
-        /// In bytes.
+        /// Bytes.
         size: u64,
-        /// As the kernel names it; mostly nothing.
+        /// Name in `/proc/PID/maps`; usually empty.
         name: String,
     },
-    /// In a register of a thread.
+    /// A register of a thread.
     Registers {
-        /// The thread's number (TID).
+        /// Thread id (TID).
         thread: u32,
-        /// The thread's name (`/proc/PID/task/TID/comm`).
+        /// Thread name (`/proc/PID/task/TID/comm`).
         name: String,
     },
-    /// With a descriptor of epoll(7) or a timer.
+    /// The kernel, for a descriptor of epoll(7) or a timer.
     Kernel,
 }
 
 impl Holder {
-    /// Whose objects are told to be theirs first.
+    /// Rank of the holder: an object is assigned to the holder of the lowest rank that reaches it.
     pub(super) fn rank(&self) -> u8 {
         match self {
             Self::Variable { .. } => 0,
@@ -58,10 +58,10 @@ impl Holder {
     }
 }
 
-/// Whose an address outside of the heap is, and which addresses from there on are the same holder's. Words without a
-/// symbol are variables of their own, or where `is_exact` is not, those of a page are one.
+/// Finds the holder of an address outside the heap, and the range of addresses from there on that it has,
+/// too. Without a symbol, each word is a variable; or if not `is_exact`, each page is one.
 pub(super) fn holder_of(
-    seen: &AnalyzedSnapshot<'_>,
+    analyzed: &AnalyzedSnapshot<'_>,
     names: &mut NameResolver<'_>,
     address: u64,
     is_exact: bool,
@@ -73,22 +73,22 @@ pub(super) fn holder_of(
             end = address - within + PAGE;
             variable.offset = variable.offset.saturating_sub(within);
         }
-        let (name, Variable { file, .. }) = (variable.shown(), variable);
+        let (name, Variable { file, .. }) = (variable.display_name(), variable);
         return (Holder::Variable { name, file }, address..end);
     }
-    let region = seen.view.region(address);
+    let region = analyzed.view.region(address);
     let (range, name) = region.map_or((address..address, ""), |region| {
         let Region { range, name, .. } = region;
         (range.clone(), name)
     });
-    let threads = &seen.snapshot.threads;
-    let on_it = threads
+    let threads = &analyzed.snapshot.threads;
+    let thread = threads
         .iter()
         .find(|thread| range.contains(&thread.stack) || range.contains(&thread.control_block));
-    let holder = match on_it {
+    let holder = match thread {
         Some(thread) => Holder::Stack {
             thread: thread.tid,
-            name: name_of(seen, thread.tid),
+            name: thread_name(analyzed, thread.tid),
         },
         None => Holder::Memory {
             start: range.start,
@@ -99,9 +99,9 @@ pub(super) fn holder_of(
     (holder, range)
 }
 
-/// A thread that has ended meanwhile has no name.
-pub(super) fn name_of(seen: &AnalyzedSnapshot<'_>, thread: u32) -> String {
-    let pid = seen.snapshot.pid;
+/// Name of a thread; empty if it has ended.
+pub(super) fn thread_name(analyzed: &AnalyzedSnapshot<'_>, thread: u32) -> String {
+    let pid = analyzed.snapshot.pid;
     let name = fs::read_to_string(format!("/proc/{pid}/task/{thread}/comm")).unwrap_or_default();
     name.trim_end().to_owned()
 }

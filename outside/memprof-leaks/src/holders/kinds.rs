@@ -1,7 +1,7 @@
-//! What each object is.
+//! Kind of each object.
 //!
-//! The dict in which an object of Python's has its attributes is of a kind of its own with those of its type: as one
-//! among all dicts it would be told with the dict that holds the object.
+//! The dict with the attributes of a Python object has a kind of its own, one per type: among all dicts, it
+//! would be grouped with a dict that holds the object.
 
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -9,30 +9,31 @@ use std::rc::Rc;
 use crate::names::{DICT, NameResolver};
 use crate::objects::ObjectIndex;
 
-/// Objects that are larger are of one kind with those of more than half the size.
-const EXACT: u64 = 1024;
+/// Size in bytes up to which each size is a kind. Larger objects have one kind per power of two.
+const MAX_EXACT_SIZE: u64 = 1024;
 
-/// What an object is.
+/// Kind of a heap object.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum HeapObjectKind {
-    /// Of a class in C++, or a type in Python.
+    /// A class in C++, or a type in Python.
     Class(Rc<str>),
-    /// Nothing is known but its size in bytes; above 1 KiB rounded up to a power of two.
+    /// Only the size is known, in bytes; above 1 KiB it is rounded up to a power of two.
     Size(u64),
 }
 
-/// The kinds of all objects.
+/// Kinds of all objects.
 pub(super) struct HeapObjectKinds {
     pub(super) all: Vec<HeapObjectKind>,
-    /// By an object's number: that of its kind.
-    of: Vec<u32>,
+    /// Index of each object's kind, by the object's number.
+    by_object: Vec<u32>,
 }
 
 impl HeapObjectKinds {
-    pub(super) fn of(numbers: &ObjectIndex<'_>, names: &mut NameResolver<'_>) -> Self {
+    /// Reads the kinds of all objects from the snapshot.
+    pub(super) fn read(object_index: &ObjectIndex<'_>, names: &mut NameResolver<'_>) -> Self {
         let mut numbers_of: HashMap<HeapObjectKind, u32> = HashMap::new();
         let mut all = Vec::new();
-        let of = numbers.all().map(|object| {
+        let by_object = object_index.all().map(|object| {
             let kind = match names.class(&object) {
                 Some(class) => HeapObjectKind::Class(class),
                 None => HeapObjectKind::of_size(object.size()),
@@ -43,40 +44,43 @@ impl HeapObjectKinds {
                 next
             })
         });
-        let of = of.collect();
-        let mut kinds = Self { of, all };
+        let by_object = by_object.collect();
+        let mut kinds = Self { by_object, all };
         if let Some(dict) = numbers_of.get(&HeapObjectKind::Class(DICT.into())) {
-            kinds.assign_attribute_kinds(*dict, numbers, names);
+            kinds.assign_attribute_kinds(*dict, object_index, names);
         }
         kinds
     }
 
-    /// Gives dicts of attributes, and their tables, kinds of their own. Reads objects in order, which is quick.
+    /// Assigns kinds of their own to dicts of attributes and their tables. Reads the objects by address,
+    /// which is fast.
     fn assign_attribute_kinds(
         &mut self,
         dict: u32,
-        numbers: &ObjectIndex<'_>,
+        object_index: &ObjectIndex<'_>,
         names: &mut NameResolver<'_>,
     ) {
         let first = self.all.len() as u32;
         let mut kinds_of: HashMap<Rc<str>, u32> = HashMap::new();
-        for object in numbers.all() {
-            if let Some((of, address)) = names.attributes(&object)
-                && let Some(number) = numbers.number(address)
+        for object in object_index.all() {
+            if let Some((class, address)) = names.attributes(&object)
+                && let Some(number) = object_index.number(address)
                 && self.kind(number) == dict
             {
-                let kind = *kinds_of.entry(of).or_insert_with_key(|of| {
+                let kind = *kinds_of.entry(class).or_insert_with_key(|class| {
                     self.all
-                        .push(HeapObjectKind::Class(format!("{of}.__dict__").into()));
+                        .push(HeapObjectKind::Class(format!("{class}.__dict__").into()));
                     self.all.len() as u32 - 1
                 });
                 self.set_kind(number, kind);
             }
         }
-        for (number, object) in (0..).zip(numbers.all()) {
+        for (number, object) in (0..).zip(object_index.all()) {
             let kind = self.kind(number);
             if kind >= first
-                && let Some(table) = names.table(&object).and_then(|at| numbers.number(at))
+                && let Some(table) = names
+                    .table(&object)
+                    .and_then(|table| object_index.number(table))
                 && matches!(self.all[self.kind(table) as usize], HeapObjectKind::Size(_))
             {
                 self.set_kind(table, kind);
@@ -85,20 +89,20 @@ impl HeapObjectKinds {
     }
 
     fn set_kind(&mut self, number: u32, kind: u32) {
-        self.of[number as usize] = kind;
+        self.by_object[number as usize] = kind;
     }
 
-    /// The number of an object's kind.
+    /// Index of an object's kind.
     pub(super) fn kind(&self, number: u32) -> u32 {
-        self.of[number as usize]
+        self.by_object[number as usize]
     }
 }
 
 impl HeapObjectKind {
-    /// The kind of an object of which nothing is known but its size in bytes.
+    /// Kind of an object that has no known class, by its size in bytes.
     pub fn of_size(size: u64) -> Self {
         Self::Size(match size {
-            size if size <= EXACT => size,
+            size if size <= MAX_EXACT_SIZE => size,
             size => size.checked_next_power_of_two().unwrap_or(u64::MAX),
         })
     }

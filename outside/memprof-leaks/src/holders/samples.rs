@@ -1,5 +1,5 @@
-//! The objects of which a profiler knows the stack, among those that are held. Their stacks get names when the copy is
-//! gone; only then is known which of them are asked for.
+//! Reachable objects whose stacks a profiler has. The stacks are symbolized after the snapshot is released;
+//! only then the requested ones can be selected.
 
 use std::collections::{BTreeMap, HashMap};
 use std::rc::Rc;
@@ -12,15 +12,15 @@ use crate::error::Error;
 use crate::objects::ObjectIndex;
 use crate::stacks::{self, Stack, Stacks};
 
-/// For each of them its entries in a table and in a list, in bytes.
-const OF_SAMPLE: u64 = 64;
+/// Bytes per sample: its entries in a table and a list.
+const BYTES_PER_SAMPLE: u64 = 64;
 
-/// The sampled objects of a process.
+/// Sampled objects of a process that are reachable.
 #[derive(Clone, Debug)]
 pub struct HeldSamples {
-    /// The functions of each stack, leaf first.
+    /// Functions of each stack, leaf first.
     stacks: Vec<Vec<String>>,
-    /// Those that hold others before these.
+    /// The objects, each after those that hold it.
     all: Vec<HeldSample>,
 }
 
@@ -28,43 +28,43 @@ pub struct HeldSamples {
 #[derive(Clone, Debug)]
 struct HeldSample {
     stack: u32,
-    /// The level that it belongs to.
-    level: u32,
-    /// The nearest sample through which it is held.
-    above: u32,
-    /// What is held through it and through no other sample, with itself.
+    /// Index of its group.
+    group: u32,
+    /// Index of the nearest sample that holds it.
+    parent: u32,
+    /// Objects that it holds and that no other sample below it holds, with itself.
     held: ObjectTotals,
-    /// In bytes.
+    /// Bytes of the object.
     size: u64,
 }
 
-/// Objects, and their size together.
+/// Number and bytes of objects.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ObjectTotals {
-    /// The number of objects.
+    /// Number of objects.
     pub objects: u64,
-    /// Their size together.
+    /// Bytes of these objects.
     pub bytes: u64,
 }
 
-/// Sampled objects of one level whose stacks are asked for.
+/// Sampled objects of one group with requested stacks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SampledGroup {
-    /// The index of the level.
-    pub level: usize,
-    /// The objects.
+    /// Index of the group.
+    pub group: usize,
+    /// The sampled objects.
     pub own: ObjectTotals,
-    /// These, and those that are held through them.
+    /// The sampled objects, and those that they hold.
     pub held: ObjectTotals,
 }
 
-/// The stacks of sampled objects by the objects' numbers, before anything is known of who holds them.
+/// Stacks of sampled objects by the objects' object_index, before their holders are known.
 pub(super) struct SampledObjects {
     stacks: Vec<Stack>,
-    of: HashMap<u32, u32>,
+    by_object: HashMap<u32, u32>,
 }
 
-/// Samples whose stacks have no names yet.
+/// Samples with unsymbolized stacks.
 pub(super) struct UnsymbolizedSamples {
     stacks: Vec<Stack>,
     all: Vec<HeldSample>,
@@ -72,71 +72,75 @@ pub(super) struct UnsymbolizedSamples {
 }
 
 impl SampledObjects {
+    /// Finds the sampled objects of a snapshot.
+    ///
     /// # Errors
     /// `NoSamples`.
-    pub(super) fn of(
-        seen: &AnalyzedSnapshot<'_>,
-        numbers: &ObjectIndex<'_>,
+    pub(super) fn find(
+        analyzed: &AnalyzedSnapshot<'_>,
+        object_index: &ObjectIndex<'_>,
     ) -> Result<Self, Error> {
-        let mut known = Stacks::new(&seen.view, &seen.contexts, &seen.sampled);
+        let mut known = Stacks::new(&analyzed.view, &analyzed.contexts, &analyzed.sampled);
         let mut found = Self {
             stacks: Vec::new(),
-            of: HashMap::new(),
+            by_object: HashMap::new(),
         };
-        let mut places: HashMap<Stack, u32> = HashMap::new();
-        for start in stacks::starts(&seen.view, &seen.contexts, &seen.sampled) {
-            let object = numbers.find(start).filter(|(_, first)| *first == start);
+        let mut indices: HashMap<Stack, u32> = HashMap::new();
+        for start in stacks::starts(&analyzed.view, &analyzed.contexts, &analyzed.sampled) {
+            let object = object_index
+                .find(start)
+                .filter(|(_, first)| *first == start);
             let Some((number, stack)) =
-                object.and_then(|(number, _)| Some((number, known.of(start)?)))
+                object.and_then(|(number, _)| Some((number, known.stack_of(start)?)))
             else {
                 continue;
             };
             let next = found.stacks.len() as u32;
-            let place = *places.entry(stack).or_insert_with_key(|stack| {
+            let index = *indices.entry(stack).or_insert_with_key(|stack| {
                 found.stacks.push(Rc::clone(stack));
                 next
             });
-            found.of.insert(number, place);
+            found.by_object.insert(number, index);
         }
-        match found.of.is_empty() {
+        match found.by_object.is_empty() {
             true => Err(Error::NoSamples),
             false => Ok(found),
         }
     }
 
-    /// In bytes.
+    /// Estimated bytes.
     pub(super) fn memory(&self) -> u64 {
         let frames = self.stacks.iter().map(|stack| stack.len() as u64);
-        frames.sum::<u64>() * 8 + self.of.len() as u64 * OF_SAMPLE
+        frames.sum::<u64>() * 8 + self.by_object.len() as u64 * BYTES_PER_SAMPLE
     }
 
-    /// Those that are held, and what is held through each.
+    /// Drops the samples that are not reachable, and counts what each of the others holds.
     pub(super) fn restrict_to_held(
         self,
-        seen: &AnalyzedSnapshot<'_>,
+        analyzed: &AnalyzedSnapshot<'_>,
         tree: &HolderTree,
-        numbers: &ObjectIndex<'_>,
-        levels_of: &[u32],
+        object_index: &ObjectIndex<'_>,
+        group_of: &[u32],
     ) -> UnsymbolizedSamples {
         let mut nearest = vec![NONE; tree.nodes.len()];
         let mut all: Vec<HeldSample> = Vec::new();
-        for (place, node) in tree.nodes.iter().enumerate().skip(1) {
-            if *node >= numbers.count() {
+        for (position, node) in tree.nodes.iter().enumerate().skip(1) {
+            if *node >= object_index.count() {
                 continue;
             }
-            let size = numbers.object(*node).size();
-            nearest[place] = nearest[tree.parents[place] as usize];
-            if let Some(stack) = self.of.get(node) {
+            let size = object_index.object(*node).size();
+            nearest[position] = nearest[tree.parents[position] as usize];
+            if let Some(stack) = self.by_object.get(node) {
                 all.push(HeldSample {
                     stack: *stack,
-                    level: levels_of[place],
-                    above: nearest[place],
+                    group: group_of[position],
+                    parent: nearest[position],
                     held: ObjectTotals::default(),
                     size,
                 });
-                nearest[place] = all.len() as u32 - 1;
+                nearest[position] = all.len() as u32 - 1;
             }
-            if let Some(sample) = all.get_mut(nearest[place] as usize) {
+            if let Some(sample) = all.get_mut(nearest[position] as usize) {
                 sample.held.add(ObjectTotals {
                     objects: 1,
                     bytes: size,
@@ -146,17 +150,17 @@ impl SampledObjects {
         UnsymbolizedSamples {
             stacks: self.stacks,
             all,
-            mappings: stacks::mappings(&seen.view),
+            mappings: stacks::mappings(&analyzed.view),
         }
     }
 }
 
 impl UnsymbolizedSamples {
-    /// Names the stacks by the files of the process.
-    pub(super) fn named(self, pid: u32, looks: &mut AnalysisReport) -> HeldSamples {
+    /// Symbolizes the stacks by the files of the process.
+    pub(super) fn symbolize(self, pid: u32, report: &mut AnalysisReport) -> HeldSamples {
         let stacks = stacks::symbolize(self.stacks.iter(), self.mappings, pid);
         let stacks = stacks.unwrap_or_else(|message| {
-            looks.warn(message);
+            report.warn(message);
             vec![Vec::new(); self.stacks.len()]
         });
         HeldSamples {
@@ -167,73 +171,70 @@ impl UnsymbolizedSamples {
 }
 
 impl HeldSamples {
-    /// How many sampled objects are held.
+    /// Number of sampled objects that are reachable.
     pub fn count(&self) -> usize {
         self.all.len()
     }
 
-    /// The sampled objects whose stacks, functions from the leaf on, are asked for, by level.
-    pub fn of(&self, is_asked_for: impl Fn(&[String]) -> bool) -> Vec<SampledGroup> {
-        let is_meant: Vec<_> = self
-            .stacks
-            .iter()
-            .map(|stack| is_asked_for(stack))
-            .collect();
-        let mut whole: Vec<_> = self.all.iter().map(|sample| sample.held).collect();
-        for (at, sample) in self.all.iter().enumerate().rev() {
-            let held = whole[at];
-            if let Some(above) = whole.get_mut(sample.above as usize) {
-                above.add(held);
+    /// Sampled objects whose stacks `matches` accepts, by group. It gets the functions of a stack, leaf
+    /// first.
+    pub fn with_stacks(&self, matches: impl Fn(&[String]) -> bool) -> Vec<SampledGroup> {
+        let is_selected: Vec<_> = self.stacks.iter().map(|stack| matches(stack)).collect();
+        let mut totals: Vec<_> = self.all.iter().map(|sample| sample.held).collect();
+        for (index, sample) in self.all.iter().enumerate().rev() {
+            let held = totals[index];
+            if let Some(parent) = totals.get_mut(sample.parent as usize) {
+                parent.add(held);
             }
         }
-        let mut levels: BTreeMap<u32, SampledGroup> = BTreeMap::new();
-        self.walk(&is_meant, |at, is_outermost| {
-            let sample = &self.all[at];
-            let level = levels.entry(sample.level).or_default();
-            level.level = sample.level as usize;
-            level.own.add(ObjectTotals {
+        let mut groups: BTreeMap<u32, SampledGroup> = BTreeMap::new();
+        self.visit_selected(&is_selected, |index, is_outermost| {
+            let sample = &self.all[index];
+            let group = groups.entry(sample.group).or_default();
+            group.group = sample.group as usize;
+            group.own.add(ObjectTotals {
                 objects: 1,
                 bytes: sample.size,
             });
             if is_outermost {
-                level.held.add(whole[at]);
+                group.held.add(totals[index]);
             }
         });
-        levels.into_values().collect()
+        groups.into_values().collect()
     }
 
-    /// Calls `visit` with each sample that is meant, and whether no other one of its level through which it is held
-    /// is meant: objects of a list hold each other, and count once.
-    fn walk(&self, is_meant: &[bool], mut visit: impl FnMut(usize, bool)) {
-        let mut first_below = vec![NONE; self.all.len()];
+    /// Calls `visit` with the index of each selected sample, and whether no other selected sample of its
+    /// group holds it: the objects of a list hold each other, and must be counted once.
+    fn visit_selected(&self, is_selected: &[bool], mut visit: impl FnMut(usize, bool)) {
+        let mut first_child = vec![NONE; self.all.len()];
         let mut next = vec![NONE; self.all.len()];
         let mut outermost = NONE;
-        for (at, sample) in self.all.iter().enumerate().rev() {
-            let first = first_below.get_mut(sample.above as usize);
-            next[at] = std::mem::replace(first.unwrap_or(&mut outermost), at as u32);
+        for (index, sample) in self.all.iter().enumerate().rev() {
+            let first = first_child.get_mut(sample.parent as usize);
+            next[index] = std::mem::replace(first.unwrap_or(&mut outermost), index as u32);
         }
-        // By level: how many of the samples on the way are meant.
-        let mut meant_above: HashMap<u32, u32> = HashMap::new();
+        // By group: number of selected samples that hold the current one.
+        let mut selected_above: HashMap<u32, u32> = HashMap::new();
         let mut open = Vec::new();
-        let mut at = outermost;
+        let mut current = outermost;
         loop {
-            if at == NONE {
-                let Some(left) = open.pop() else { break };
-                let sample: &HeldSample = &self.all[left as usize];
-                if is_meant[sample.stack as usize] {
-                    *meant_above.entry(sample.level).or_default() -= 1;
+            if current == NONE {
+                let Some(parent) = open.pop() else { break };
+                let sample: &HeldSample = &self.all[parent as usize];
+                if is_selected[sample.stack as usize] {
+                    *selected_above.entry(sample.group).or_default() -= 1;
                 }
-                at = next[left as usize];
+                current = next[parent as usize];
                 continue;
             }
-            let sample = &self.all[at as usize];
-            if is_meant[sample.stack as usize] {
-                let above = meant_above.entry(sample.level).or_default();
-                visit(at as usize, *above == 0);
+            let sample = &self.all[current as usize];
+            if is_selected[sample.stack as usize] {
+                let above = selected_above.entry(sample.group).or_default();
+                visit(current as usize, *above == 0);
                 *above += 1;
             }
-            open.push(at);
-            at = first_below[at as usize];
+            open.push(current);
+            current = first_child[current as usize];
         }
     }
 }
@@ -249,12 +250,12 @@ impl ObjectTotals {
 mod tests {
     use super::*;
 
-    /// Each sample has 8 bytes, and holds 1 object of 2 bytes besides: its stack, its level, and which one holds it.
+    /// Samples of 8 bytes that each hold another object of 2 bytes, given by stack, group and parent.
     fn samples(all: &[(u32, u32, u32)]) -> HeldSamples {
-        let all = all.iter().map(|(stack, level, above)| HeldSample {
+        let all = all.iter().map(|(stack, group, parent)| HeldSample {
             stack: *stack,
-            level: *level,
-            above: *above,
+            group: *group,
+            parent: *parent,
             held: ObjectTotals {
                 objects: 2,
                 bytes: 10,
@@ -268,39 +269,39 @@ mod tests {
     }
 
     #[test]
-    fn what_holds_itself_counts_once() {
-        let check = |all: &[(u32, u32, u32)], asked: &str, expected: &[(usize, u64, u64)]| {
-            let found = samples(all).of(|stack| stack[0].contains(asked));
+    fn with_stacks_counts_nested_samples_of_group_once() {
+        let check = |all: &[(u32, u32, u32)], function: &str, expected: &[(usize, u64, u64)]| {
+            let found = samples(all).with_stacks(|stack| stack[0].contains(function));
             let found: Vec<_> = found
                 .iter()
                 .map(|each| {
                     assert_eq!(each.own.bytes, each.own.objects * 8);
                     assert_eq!(each.held.bytes, each.held.objects * 5);
-                    (each.level, each.own.objects, each.held.objects)
+                    (each.group, each.own.objects, each.held.objects)
                 })
                 .collect();
-            assert_eq!(found, expected, "{all:?} {asked}");
+            assert_eq!(found, expected, "{all:?} {function}");
         };
         check(&[(0, 1, NONE), (0, 1, NONE)], "make", &[(1, 2, 4)]);
         check(&[(0, 1, NONE)], "load", &[]);
-        // A list, whose second object another function made.
+        // A list, whose second object another function allocated.
         let list = [(0, 1, NONE), (1, 1, 0), (0, 1, 1)];
         check(&list, "make", &[(1, 2, 6)]);
         check(&list, "load", &[(1, 1, 4)]);
         check(&list, "", &[(1, 3, 6)]);
-        // What holds another kind is told with it, and so is that kind.
+        // A group that holds another contains its objects, and so does the other one.
         let nested = [(0, 1, NONE), (0, 2, 0), (0, 1, 1), (1, 2, NONE)];
         check(&nested, "make", &[(1, 2, 6), (2, 1, 4)]);
         check(&nested, "load", &[(2, 1, 2)]);
     }
 
     #[test]
-    fn a_long_list_takes_neither_time_nor_stack() {
+    fn long_list_is_counted_without_recursion() {
         const LENGTH: u32 = 1_000_000;
         let list: Vec<_> = (0..LENGTH)
-            .map(|at| (0, at % 2, at.checked_sub(1).unwrap_or(NONE)))
+            .map(|index| (0, index % 2, index.checked_sub(1).unwrap_or(NONE)))
             .collect();
-        let found = samples(&list).of(|_| true);
+        let found = samples(&list).with_stacks(|_| true);
         let held: Vec<_> = found.iter().map(|each| each.held.objects).collect();
         let all = 2 * u64::from(LENGTH);
         assert_eq!(held, [all, all - 2]);

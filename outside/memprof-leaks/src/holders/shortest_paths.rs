@@ -1,14 +1,15 @@
-//! One shortest path to each object.
+//! Shortest paths from the roots to all objects, one for each.
 
 use std::ops::ControlFlow;
 
-use super::edges::PointerScanner;
 use super::external::ExternalHolder;
+use super::pointer_scanner::PointerScanner;
 use super::{HolderTree, NONE};
 
-/// Finds the objects that roots lead to, the nearest first; roots of the first rank come before others.
-pub(super) fn tree(edges: &PointerScanner<'_>, roots: &[ExternalHolder]) -> HolderTree {
-    let count = edges.numbers.count();
+/// Finds the objects that the roots reach, the nearest first. The roots of each rank come after all objects
+/// of the ranks before.
+pub(super) fn find_tree(scanner: &PointerScanner<'_>, roots: &[ExternalHolder]) -> HolderTree {
+    let count = scanner.object_index.count();
     let mut tree = HolderTree {
         nodes: vec![NONE],
         parents: vec![0],
@@ -21,36 +22,37 @@ pub(super) fn tree(edges: &PointerScanner<'_>, roots: &[ExternalHolder]) -> Hold
         *word |= bit;
         is_new
     };
-    let mut memory = edges.window();
+    let mut memory = scanner.window();
     for same in roots.chunk_by(|one, next| one.rank == next.rank) {
-        let mut level = Vec::new();
+        let mut group = Vec::new();
         for root in same {
-            let place = tree.visit(count + root.holder, 0);
+            let node = tree.visit(count + root.holder, 0);
             let new = root.targets.iter().filter(|target| is_new(**target));
-            level.extend(new.map(|target| (*target, place)));
+            group.extend(new.map(|target| (*target, node)));
         }
-        while !level.is_empty() {
-            // By address: what is near is read at once.
-            level.sort_unstable();
+        while !group.is_empty() {
+            // Objects are sorted by address, so that neighbours are read at once.
+            group.sort_unstable();
             let mut next = Vec::new();
-            for (object, parent) in level {
-                let place = tree.visit(object, parent);
-                let range = edges.numbers.object(object);
-                // All of them: nobody stops it.
-                let _whole = edges.of(object, &range, &mut memory, |target| {
+            for (object, parent) in group {
+                let node = tree.visit(object, parent);
+                let range = scanner.object_index.object(object);
+                // The closure returns `Continue`, so all targets are visited.
+                let _whole = scanner.for_each_target(object, &range, &mut memory, |target| {
                     if is_new(target) {
-                        next.push((target, place));
+                        next.push((target, node));
                     }
                     ControlFlow::Continue(())
                 });
             }
-            level = next;
+            group = next;
         }
     }
     tree
 }
 
 impl HolderTree {
+    /// Appends a node, and returns its index.
     fn visit(&mut self, node: u32, parent: u32) -> u32 {
         self.nodes.push(node);
         self.parents.push(parent);

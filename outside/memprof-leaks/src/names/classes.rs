@@ -1,20 +1,21 @@
-//! Classes of C++, by the table of virtual functions to which an object's first word points (Itanium C++ ABI, 2.5
-//! and 2.9): it has its class's name before it, also in a program without symbols.
+//! Classes of C++, by the virtual table to which an object's first word points (Itanium C++ ABI, 2.5 and
+//! 2.9). The class's type information is in front of the table, also in a program without symbols.
 
 use memprof_report::demangle;
 
 use super::symbols::Symbols;
 use crate::snapshot_memory::SnapshotMemory;
 
-/// Of a mangled name.
+/// Most bytes of a mangled name.
 const NAME_LIMIT: usize = 4096;
-/// Before the first function: the distance to the object's beginning, and the class's description.
-const TO_TOP: u64 = 16;
-const DESCRIPTION: u64 = 8;
-/// In the description.
-const NAME: u64 = 8;
+/// Distance from the table back to the offset-to-top, in bytes.
+const OFFSET_TO_TOP: u64 = 16;
+/// Distance from the table back to the pointer to the type information.
+const TYPE_INFO: u64 = 8;
+/// Offset of the pointer to the name in the type information.
+const NAME_OFFSET: u64 = 8;
 
-/// The class whose table of virtual functions lies at an address.
+/// Name of the class whose virtual table is at an address. `None` if there is no such table.
 pub(super) fn class_of_vtable(
     view: &SnapshotMemory,
     symbols: &mut Symbols<'_>,
@@ -22,27 +23,27 @@ pub(super) fn class_of_vtable(
 ) -> Option<String> {
     view.region(table).filter(|region| region.is_file)?;
     let is_in_file = |address: &u64| view.region(*address).is_some_and(|region| region.is_file);
-    if view.word(table.checked_sub(TO_TOP)?)? != 0 {
+    if view.word(table.checked_sub(OFFSET_TO_TOP)?)? != 0 {
         return None;
     }
-    let description = view.word(table - DESCRIPTION)?;
-    if description == 0 {
-        // Compiled without descriptions (-fno-rtti).
+    let type_info = view.word(table - TYPE_INFO)?;
+    if type_info == 0 {
+        // The program was compiled without type information (-fno-rtti).
         let symbol = symbols.variable(table)?.name;
-        return class_of(&symbol);
+        return class_of_symbol(&symbol);
     }
-    // It is an object of the C++ library's itself.
-    let is_described =
-        is_in_file(&description) && view.word(description).as_ref().is_some_and(is_in_file);
-    let name = view.word(description + NAME).filter(is_in_file);
-    let name = view.text(name.filter(|_| is_described)?, NAME_LIMIT)?;
-    // Of a class that has no name outside of its file.
+    // The type information is itself an object of the C++ library, with a virtual table.
+    let is_type_info =
+        is_in_file(&type_info) && view.word(type_info).as_ref().is_some_and(is_in_file);
+    let name = view.word(type_info + NAME_OFFSET).filter(is_in_file);
+    let name = view.text(name.filter(|_| is_type_info)?, NAME_LIMIT)?;
+    // A leading `*` marks a class that is local to its file.
     let name = name.strip_prefix('*').unwrap_or(&name);
-    class_of(&format!("_ZTV{name}"))
+    class_of_symbol(&format!("_ZTV{name}"))
 }
 
-/// The class of a table's symbol.
-fn class_of(symbol: &str) -> Option<String> {
+/// Class of the symbol of a virtual table. `None` if it is another symbol.
+fn class_of_symbol(symbol: &str) -> Option<String> {
     let name = demangle(symbol.starts_with("_ZTV").then_some(symbol)?);
     let class = name.strip_prefix("{vtable(")?.strip_suffix(")}")?;
     Some(class.to_owned())
@@ -53,9 +54,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_table_s_symbol_holds_the_class() {
+    fn symbol_of_vtable_names_class() {
         let check = |symbol, expected: Option<&str>| {
-            assert_eq!(class_of(symbol).as_deref(), expected, "{symbol}");
+            assert_eq!(class_of_symbol(symbol).as_deref(), expected, "{symbol}");
         };
         check("_ZTV7Session", Some("Session"));
         check("_ZTVN3web7SessionE", Some("web::Session"));

@@ -1,4 +1,4 @@
-//! The variables of a process's files: from the symbols that the files have.
+//! Variables of a process, by the symbol tables of its files.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -13,25 +13,26 @@ use crate::regions::Region;
 use crate::resident_pages::PAGE;
 use crate::snapshot_memory::SnapshotMemory;
 
-/// The most that is read of a file's tables and names, which another user may have made.
+/// Most bytes that are read of a file's tables and names: another user may have written the file.
 const READ_LIMIT: u64 = 128 << 20;
 
-/// A variable, or a part of it.
+/// Variable of a file, or a part of one.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Variable {
-    /// As the linker knows it; empty where the file has no symbol there.
+    /// Name of its symbol. Empty if the file has no symbol there.
     pub(crate) name: String,
-    /// The last part of the file's path.
+    /// Name of the file, without its folders.
     pub(crate) file: String,
-    /// How far behind its beginning the address lies; in the file as the linker laid it out, without a symbol.
+    /// Offset of the address from the variable's start; without a symbol, the address as the linker assigned
+    /// it.
     pub(crate) offset: u64,
-    /// How many bytes of it begin there; 0 without a symbol.
+    /// Bytes from the address to the variable's end; 0 without a symbol.
     pub(crate) rest: u64,
 }
 
 impl Variable {
-    /// As the programmer wrote it.
-    pub(crate) fn shown(&self) -> String {
+    /// Demangled name, or file and address if there is no symbol.
+    pub(crate) fn display_name(&self) -> String {
         match self.name.as_str() {
             "" => format!("{}+{:#x}", self.file, self.offset),
             name => demangle(name).into_owned(),
@@ -39,12 +40,13 @@ impl Variable {
     }
 }
 
+/// Variables of the files that a process has mapped, with a cache.
 pub(super) struct Symbols<'a> {
     view: &'a SnapshotMemory,
     files: HashMap<&'a str, Option<VariableTable>>,
 }
 
-/// Of a file: where its first segment lies in it, and its variables by address.
+/// Variables of a file by address, with the file offset and the address of its first segment.
 #[derive(Debug, Default)]
 struct VariableTable {
     first_offset: u64,
@@ -67,12 +69,12 @@ impl<'a> Symbols<'a> {
         }
     }
 
-    /// The variable in which an address lies; `None` outside of files.
+    /// Variable that contains an address. `None` if no file is mapped there.
     pub(super) fn variable(&mut self, address: u64) -> Option<Variable> {
         let region = self.view.file_region(address)?;
         let pid = self.view.live_pid();
         let table = self.files.entry(&region.name);
-        let table = table.or_insert_with(|| table_of(pid, region));
+        let table = table.or_insert_with(|| read_mapped_table(pid, region));
         let path = region.name.strip_suffix(" (deleted)");
         let path = path.unwrap_or(&region.name);
         let mut variable = Variable {
@@ -96,7 +98,7 @@ impl<'a> Symbols<'a> {
     }
 }
 
-/// What lies between addresses and those in the file.
+/// Difference between addresses in the process and those in the file.
 fn bias(view: &SnapshotMemory, region: &Region, table: &VariableTable) -> Option<u64> {
     let regions = view.regions.iter().rev();
     let first = regions
@@ -106,6 +108,7 @@ fn bias(view: &SnapshotMemory, region: &Region, table: &VariableTable) -> Option
 }
 
 impl VariableTable {
+    /// Variable at an address of the file.
     fn entry(&self, address: u64) -> Option<&VariableEntry> {
         let behind = self
             .variables
@@ -115,8 +118,8 @@ impl VariableTable {
     }
 }
 
-/// What a file says; `None` where it cannot be read, or is not the one that is mapped.
-fn table_of(pid: i32, region: &Region) -> Option<VariableTable> {
+/// Reads the variables of a mapped file. `None` if it cannot be read, or is not the file that is mapped.
+fn read_mapped_table(pid: i32, region: &Region) -> Option<VariableTable> {
     let open = |path: String| open_regular(Path::new(&path), region.inode);
     let file = open(format!("/proc/{pid}/root{}", region.name)).or_else(|| {
         let range = &region.range;
@@ -125,11 +128,11 @@ fn table_of(pid: i32, region: &Region) -> Option<VariableTable> {
             range.start, range.end
         ))
     });
-    table(file?)
+    read_table(file?)
 }
 
-/// As far as the limit of reading lets it.
-fn table(file: File) -> Option<VariableTable> {
+/// Reads the variables of a file, up to [`READ_LIMIT`].
+fn read_table(file: File) -> Option<VariableTable> {
     let limited = LimitedFile::new(file, READ_LIMIT);
     let file = ElfFile64::<Endianness, _>::parse(&limited).ok()?;
     let endian = file.endian();
@@ -160,7 +163,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_variable_is_found_by_each_of_its_bytes() {
+    fn entry_contains_addresses_from_start_to_end() {
         let entry = |start, end, name: &str| VariableEntry {
             start,
             end,
@@ -182,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn a_variable_is_shown_as_it_is_written() {
+    fn display_name_is_demangled_or_file_and_address() {
         let check = |name: &str, expected| {
             let variable = Variable {
                 name: name.to_owned(),
@@ -190,7 +193,7 @@ mod tests {
                 offset: 0x4010,
                 rest: 0,
             };
-            assert_eq!(variable.shown(), expected);
+            assert_eq!(variable.display_name(), expected);
         };
         check(
             "_ZN12_GLOBAL__N_18sessionsE",

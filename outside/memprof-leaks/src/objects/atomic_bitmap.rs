@@ -1,28 +1,32 @@
-//! Bits that several threads set.
+//! Bitmap that several threads set bits in.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Those of a part in which none is set take no memory.
+/// Parts of the bitmap, each allocated when its first bit is set.
 #[derive(Debug)]
-pub(super) struct AtomicBitmap(Vec<OnceLock<Box<[AtomicU64; PART]>>>);
+pub(super) struct AtomicBitmap(Vec<OnceLock<Box<[AtomicU64; PART_WORDS]>>>);
 
-/// Words of a part: 512 KiB of a heap with 16 bytes a bit.
-const PART: usize = 512;
+/// Words of a part, enough for 512 KiB of a heap with 16 bytes per bit.
+const PART_WORDS: usize = 512;
 
 impl AtomicBitmap {
     pub(super) fn new(words: usize) -> Self {
-        Self((0..words.div_ceil(PART)).map(|_| OnceLock::new()).collect())
+        Self(
+            (0..words.div_ceil(PART_WORDS))
+                .map(|_| OnceLock::new())
+                .collect(),
+        )
     }
 
-    /// Of which none is ever set.
-    pub(super) fn none() -> Self {
+    /// Empty bitmap, in which no bit may be set.
+    pub(super) fn empty() -> Self {
         Self(Vec::new())
     }
 
-    pub(super) fn word(&self, at: usize) -> u64 {
-        let part = self.0.get(at / PART).and_then(OnceLock::get);
-        part.map_or(0, |part| part[at % PART].load(Ordering::Relaxed))
+    pub(super) fn word(&self, index: usize) -> u64 {
+        let part = self.0.get(index / PART_WORDS).and_then(OnceLock::get);
+        part.map_or(0, |part| part[index % PART_WORDS].load(Ordering::Relaxed))
     }
 
     pub(super) fn has(&self, bit: u64) -> bool {
@@ -31,16 +35,16 @@ impl AtomicBitmap {
 
     pub(super) fn clear(&self, bit: u64) {
         let (word, mask) = ((bit / 64) as usize, 1 << (bit % 64));
-        if let Some(part) = self.0.get(word / PART).and_then(OnceLock::get) {
-            part[word % PART].fetch_and(!mask, Ordering::Relaxed);
+        if let Some(part) = self.0.get(word / PART_WORDS).and_then(OnceLock::get) {
+            part[word % PART_WORDS].fetch_and(!mask, Ordering::Relaxed);
         }
     }
 
-    /// Whether the bit was not set before.
+    /// Sets a bit. Returns whether it was not set before.
     pub(super) fn set(&self, bit: u64) -> bool {
         let (word, mask) = ((bit / 64) as usize, 1 << (bit % 64));
-        let part =
-            self.0[word / PART].get_or_init(|| Box::new([const { AtomicU64::new(0) }; PART]));
-        part[word % PART].fetch_or(mask, Ordering::Relaxed) & mask == 0
+        let part = self.0[word / PART_WORDS]
+            .get_or_init(|| Box::new([const { AtomicU64::new(0) }; PART_WORDS]));
+        part[word % PART_WORDS].fetch_or(mask, Ordering::Relaxed) & mask == 0
     }
 }

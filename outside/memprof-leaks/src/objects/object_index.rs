@@ -1,19 +1,19 @@
-//! The used objects, numbered by address.
+//! Numbers of the used objects, from 0, in the order of their addresses.
 
 use super::span::ones;
 use super::{Object, Objects};
 
-/// Used objects as numbers from 0 on: four bytes for each 512 or 1,024 bytes of a heap.
+/// Index from used objects to numbers and back: four bytes for each 512 or 1,024 bytes of a heap.
 #[derive(Debug)]
 pub(crate) struct ObjectIndex<'a> {
     objects: &'a Objects,
-    /// For each span, how many used objects lie before each word of its bits.
+    /// For each span and each word of its bitmap, the number of used objects before it.
     before: Vec<Vec<u32>>,
     count: u32,
 }
 
 impl<'a> ObjectIndex<'a> {
-    /// `None` where there are too many.
+    /// Numbers the used objects. `None` if they are more than `u32` can count.
     pub(crate) fn new(objects: &'a Objects) -> Option<Self> {
         u32::try_from(objects.count()).ok()?;
         let mut count = 0;
@@ -31,52 +31,58 @@ impl<'a> ObjectIndex<'a> {
         })
     }
 
-    /// How many there are.
+    /// Number of used objects.
     pub(crate) fn count(&self) -> u32 {
         self.count
     }
 
-    /// The used object in which an address lies: its number, and where it begins.
+    /// Number and start of the used object that contains an address.
     pub(crate) fn find(&self, address: u64) -> Option<(u32, u64)> {
-        let (at, bit) = self.objects.place(address)?;
-        Some((self.number_at(at, bit), self.objects.spans[at].address(bit)))
+        let (span, bit) = self.objects.locate(address)?;
+        Some((
+            self.number_at(span, bit),
+            self.objects.spans[span].address(bit),
+        ))
     }
 
-    /// The number of the used object in which an address lies.
+    /// Number of the used object that contains an address.
     pub(crate) fn number(&self, address: u64) -> Option<u32> {
         self.find(address).map(|(number, _)| number)
     }
 
-    /// The number of the used object to which a word points. None for the links of Python's collector.
+    /// Number of the used object to which a word points. `None` also if the word points to a `PyGC_Head`.
     #[inline]
     pub(crate) fn target(&self, word: u64) -> Option<u32> {
         if !self.objects.may_contain(word) {
             return None;
         }
-        let (at, bit) = self.objects.place(word)?;
-        let is_link = self.objects.spans[at].is_in_gc_head(bit, word);
-        (!is_link).then(|| self.number_at(at, bit))
+        let (span, bit) = self.objects.locate(word)?;
+        let is_gc_head = self.objects.spans[span].is_in_gc_head(bit, word);
+        (!is_gc_head).then(|| self.number_at(span, bit))
     }
 
-    /// The number of the object that begins at a bit of a span.
-    fn number_at(&self, at: usize, bit: u64) -> u32 {
-        let (span, word) = (&self.objects.spans[at], (bit / 64) as usize);
+    /// Number of the object that begins at a bit of a span.
+    fn number_at(&self, index: usize, bit: u64) -> u32 {
+        let (span, word) = (&self.objects.spans[index], (bit / 64) as usize);
         let below = span.used[word] & ((1 << (bit % 64)) - 1);
-        self.before[at][word] + below.count_ones()
+        self.before[index][word] + below.count_ones()
     }
 
-    /// The object with a number.
+    /// Object with a number.
+    ///
+    /// Panics if there is none.
     pub(crate) fn object(&self, number: u32) -> Object {
-        let at = self.before.partition_point(|before| before[0] <= number) - 1;
-        // Spans without a used object begin with the same number.
-        let (span, before) = (&self.objects.spans[at], &self.before[at]);
+        let index = self.before.partition_point(|before| before[0] <= number) - 1;
+        // The last span with this number is the one: spans without a used object have the same first number
+        // as the next.
+        let (span, before) = (&self.objects.spans[index], &self.before[index]);
         let word = before.partition_point(|before| *before <= number) - 1;
         let nth = (number - before[word]) as usize;
         let bit = ones(span.used[word]).nth(nth).expect("as many are counted");
         span.object(word as u64 * 64 + bit)
     }
 
-    /// All of them, by address and so by number.
+    /// All used objects, by address and so by number.
     pub(crate) fn all(&self) -> impl Iterator<Item = Object> {
         self.objects.all()
     }
@@ -88,10 +94,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_object_has_its_number_wherever_one_points() {
+    fn objects_are_numbered_by_address() {
         let mut span = Span::new(0x1000..0x9000, 16, 0);
-        for at in 0..0x800 {
-            span.add_object(0x1000 + at * 16, at % 3 != 0);
+        for index in 0..0x800 {
+            span.add_object(0x1000 + index * 16, index % 3 != 0);
         }
         let unused = Span::new(0x10_0000..0x20_0000, 16, 0);
         let objects = Objects::new(vec![Span::whole(0x7000_0000..0x7010_0000), span, unused]);

@@ -1,4 +1,4 @@
-//! Adjacent objects.
+//! Span: a part of a heap with adjacent objects.
 
 use std::ops::Range;
 use std::sync::OnceLock;
@@ -6,45 +6,46 @@ use std::sync::OnceLock;
 use super::Object;
 use super::atomic_bitmap::AtomicBitmap;
 
-/// The shift of a span that is one object.
-const WHOLE: u32 = 63;
-/// What Python's collector has in an object: two pointers, in bytes.
-pub(crate) const LINKS: u64 = 16;
+/// Shift of a span that is one object.
+const WHOLE_SHIFT: u32 = 63;
+/// Bytes of a `PyGC_Head`, two pointers of Python's collector in front of an object.
+pub(crate) const GC_HEAD_SIZE: u64 = 16;
 
-/// Adjacent objects: each ends where the next one begins.
+/// Adjacent objects, each of which ends where the next one begins, and their bitmaps.
 #[derive(Debug)]
 pub(crate) struct Span {
     pub(super) range: Range<u64>,
     /// Bytes at an object's end that belong to the next one's header.
     pub(super) header: u64,
-    /// Binary logarithm of the bytes for which a bit stands.
+    /// log2 of the bytes per bit.
     pub(super) shift: u32,
     pub(super) starts: Vec<u64>,
     pub(super) used: Vec<u64>,
     pub(super) reached: AtomicBitmap,
     pub(super) scanned: AtomicBitmap,
-    /// Objects whose first [`LINKS`] bytes lead nowhere, and those whose next ones do not, where there are any.
-    links: OnceLock<Box<[AtomicBitmap; 2]>>,
-    /// A bit for each word of `starts` that is not 0.
+    /// Objects with a `PyGC_Head` in their first [`GC_HEAD_SIZE`] bytes, and objects with one in the next.
+    /// Allocated for the first one.
+    gc_heads: OnceLock<Box<[AtomicBitmap; 2]>>,
+    /// One bit for each word of `starts` that is not 0.
     summary: Vec<u64>,
 }
 
 impl Span {
-    /// What a span takes of memory in the end, in bytes: of so many bytes, with an object at each multiple of
-    /// `granule` at the most.
+    /// Bytes that a span of `length` bytes needs, with its bitmaps, if objects begin at multiples of
+    /// `granule` bytes.
     pub(crate) fn memory(length: u64, granule: u64) -> u64 {
         const WORDS: u64 = 4;
         size_of::<Self>() as u64 + (length / granule / 64 + 1) * 8 * WORDS
     }
 
-    /// A span without objects yet. An object begins at a multiple of `granule` bytes from its start.
+    /// Span without objects yet, which begin at multiples of `granule` bytes from its start.
     pub(crate) fn new(range: Range<u64>, granule: u64, header: u64) -> Self {
         Self::with_shift(range, granule.trailing_zeros(), header)
     }
 
-    /// One object.
+    /// Span of one used object.
     pub(crate) fn whole(range: Range<u64>) -> Self {
-        let mut span = Self::with_shift(range, WHOLE, 0);
+        let mut span = Self::with_shift(range, WHOLE_SHIFT, 0);
         span.add_object(span.range.start, true);
         span
     }
@@ -60,25 +61,25 @@ impl Span {
             used: vec![0; words],
             reached: AtomicBitmap::new(words),
             scanned: AtomicBitmap::new(words),
-            links: OnceLock::new(),
+            gc_heads: OnceLock::new(),
             summary: vec![0; words.div_ceil(64)],
         }
     }
 
-    /// Its used objects.
+    /// Used objects, by address.
     pub(crate) fn used(&self) -> impl Iterator<Item = Object> {
-        self.select(|at| self.used[at])
+        self.select(|index| self.used[index])
     }
 
-    /// The objects whose bits are set in words.
+    /// Objects whose bits are set in the words that `word` returns by index.
     pub(super) fn select(&self, word: impl Fn(usize) -> u64) -> impl Iterator<Item = Object> {
         (0..self.starts.len())
             .flat_map(move |at| ones(word(at)).map(move |bit| self.object(at as u64 * 64 + bit)))
     }
 
-    /// An object begins there.
+    /// Adds an object that begins at an address.
     pub(crate) fn add_object(&mut self, address: u64, is_used: bool) {
-        let (word, mask) = self.place(address);
+        let (word, mask) = self.word_and_mask(address);
         self.starts[word] |= mask;
         self.summary[word / 64] |= 1 << (word % 64);
         if is_used {
@@ -86,45 +87,46 @@ impl Span {
         }
     }
 
-    /// What begins there leads nowhere, in the object that begins at a bit.
-    pub(super) fn set_links(&self, bit: u64, links: u64) {
+    /// Records a `PyGC_Head` at an address, in the object that begins at a bit.
+    pub(super) fn set_gc_head(&self, bit: u64, address: u64) {
         let words = self.starts.len();
         let parts = self
-            .links
+            .gc_heads
             .get_or_init(|| Box::new([AtomicBitmap::new(words), AtomicBitmap::new(words)]));
-        if let Some(part) = parts.get(self.part(bit, links)) {
+        if let Some(part) = parts.get(self.gc_head_index(bit, address)) {
             part.set(bit);
         }
     }
 
-    /// Whether an address, in the object that begins at a bit, leads nowhere.
+    /// Whether an address in the object that begins at a bit is in its `PyGC_Head`.
     #[inline]
     pub(super) fn is_in_gc_head(&self, bit: u64, address: u64) -> bool {
-        let parts = self.links.get();
-        let part = parts.and_then(|parts| parts.get(self.part(bit, address)));
+        let parts = self.gc_heads.get();
+        let part = parts.and_then(|parts| parts.get(self.gc_head_index(bit, address)));
         part.is_some_and(|part| part.has(bit))
     }
 
-    /// The first address behind the links of the object that begins at a bit, where it has them.
+    /// Address after the `PyGC_Head` of the object that begins at a bit. `None` if it has none.
     pub(super) fn after_gc_head(&self, bit: u64) -> Option<u64> {
-        let part = self.links.get()?.iter().position(|part| part.has(bit))?;
-        Some(self.address(bit) + (part as u64 + 1) * LINKS)
+        let part = self.gc_heads.get()?.iter().position(|part| part.has(bit))?;
+        Some(self.address(bit) + (part as u64 + 1) * GC_HEAD_SIZE)
     }
 
-    fn part(&self, bit: u64, address: u64) -> usize {
-        ((address - self.address(bit)) / LINKS) as usize
+    fn gc_head_index(&self, bit: u64, address: u64) -> usize {
+        ((address - self.address(bit)) / GC_HEAD_SIZE) as usize
     }
 
     pub(super) fn clear_gc_heads(&mut self) {
-        self.links = OnceLock::new();
+        self.gc_heads = OnceLock::new();
     }
 
-    pub(super) fn place(&self, address: u64) -> (usize, u64) {
+    /// Word and mask of the bit for an address.
+    pub(super) fn word_and_mask(&self, address: u64) -> (usize, u64) {
         let bit = (address - self.range.start) >> self.shift;
         ((bit / 64) as usize, 1 << (bit % 64))
     }
 
-    /// The last start at or before a bit.
+    /// Last object's start at or before a bit.
     pub(super) fn start_before(&self, bit: u64) -> Option<u64> {
         let word = (bit / 64) as usize;
         let here = self.starts[word] & (u64::MAX >> (63 - bit % 64));
@@ -141,7 +143,7 @@ impl Span {
         Some(word as u64 * 64 + 63 - u64::from(self.starts[word].leading_zeros()))
     }
 
-    /// The first start behind a bit.
+    /// First object's start after a bit.
     fn start_after(&self, bit: u64) -> Option<u64> {
         let word = (bit / 64) as usize;
         let here = self.starts[word] & (u64::MAX << (bit % 64)) & !(1 << (bit % 64));
@@ -158,7 +160,7 @@ impl Span {
         Some(word as u64 * 64 + u64::from(self.starts[word].trailing_zeros()))
     }
 
-    /// Where the object that begins at a bit ends.
+    /// End of the object that begins at a bit.
     pub(super) fn end(&self, bit: u64) -> u64 {
         match self.start_after(bit) {
             Some(next) => self.address(next) - self.header,
@@ -166,16 +168,17 @@ impl Span {
         }
     }
 
-    /// The object that begins at a bit.
+    /// Object that begins at a bit.
     pub(super) fn object(&self, bit: u64) -> Object {
         Object {
             range: self.address(bit)..self.end(bit),
         }
     }
 
+    /// Address for which a bit stands.
     pub(super) fn address(&self, bit: u64) -> u64 {
         self.range.start
-            + if self.shift == WHOLE {
+            + if self.shift == WHOLE_SHIFT {
                 0
             } else {
                 bit << self.shift
@@ -193,7 +196,7 @@ pub(super) fn is_set(bits: &[u64], bit: u64) -> bool {
     bits[(bit / 64) as usize] >> (bit % 64) & 1 != 0
 }
 
-/// The numbers of the bits that are set.
+/// Indices of the set bits, from the lowest.
 pub(super) fn ones(mut bits: u64) -> impl Iterator<Item = u64> {
     std::iter::from_fn(move || {
         let bit = (bits != 0).then(|| u64::from(bits.trailing_zeros()))?;

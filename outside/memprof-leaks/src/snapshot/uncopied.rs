@@ -60,10 +60,10 @@ enum SaveMethod {
 impl SavePlan {
     /// A plan that takes so much time and memory at the most.
     pub(super) fn of(figures: &[MappingUsage], time: Duration, room: u64) -> Self {
-        let lacking = figures
+        let uncopied = figures
             .iter()
             .filter(|each| each.is_not_copied && !each.is_device);
-        let bytes: u64 = lacking.map(|each| each.resident + each.swapped).sum();
+        let bytes: u64 = uncopied.map(|each| each.resident + each.swapped).sum();
         let takes =
             |mib: Duration| Duration::from_nanos((mib.as_nanos() as u64 * (bytes >> 10)) >> 10);
         // It may grow until its threads stand still.
@@ -112,7 +112,7 @@ impl UncopiedMemory {
         let mut regions =
             read_regions(pid, |range| !is_copied(range) || overlaps(range, &emptied))?;
         for region in &mut regions {
-            region.is_lacking = true;
+            region.is_uncopied = true;
         }
         let devices = ranges(|each| each.is_device);
         let readable = regions
@@ -135,7 +135,7 @@ impl UncopiedMemory {
             }
             _ => {
                 let private = copied.iter().filter(|each| each.access[1..] == *b"w-p");
-                let units = AddressFilter::of(private.map(|each| &each.range));
+                let units = AddressFilter::new(private.map(|each| &each.range));
                 save_pointers(&process, &pages, &units, plan.room, until)
             }
         };
@@ -253,7 +253,11 @@ fn save_pointers(
             let words = block_bytes[..read].chunks_exact(8);
             let words = words.map(|word| u64::from_le_bytes(word.try_into().expect("eight bytes")));
             let places = (block.start..).step_by(8);
-            found.extend(places.zip(words).filter(|(_, word)| units.has(*word)));
+            found.extend(
+                places
+                    .zip(words)
+                    .filter(|(_, word)| units.may_contain(*word)),
+            );
             // Growing takes three times the memory for a while.
             if Instant::now() > until || found.len() > most / 3 {
                 return None;
@@ -357,14 +361,14 @@ mod tests {
             pages: iter::once(0x1000..0x3000).collect(),
             ..Region::of(0x1000..0x9000)
         };
-        let mut lacking = UncopiedMemory {
+        let mut uncopied = UncopiedMemory {
             regions: vec![region],
             kept: None,
         };
-        let message = lacking.unread_note().unwrap();
+        let message = uncopied.unread_note().unwrap();
         assert!(message.starts_with("memory that a copy lacks"), "{message}");
-        lacking.kept = Some(SavedMemory::Pointers(Vec::new()));
-        assert_eq!(lacking.unread_note(), None);
+        uncopied.kept = Some(SavedMemory::Pointers(Vec::new()));
+        assert_eq!(uncopied.unread_note(), None);
         assert_eq!(UncopiedMemory::default().unread_note(), None);
     }
 }

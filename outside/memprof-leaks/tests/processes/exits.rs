@@ -47,5 +47,5 @@ fn what_is_leaked_at_the_exit_is_what_leak_sanitizer_says() {
 fn a_program_that_leaks_nothing_is_said_to() {
     let proof = proof(Command::new(compiled("exits")).arg("clean"));
     assert_eq!(proof.leaked, []);
-    assert!(proof.looks.objects >= 1000, "{proof:?}");
+    assert!(proof.report.objects >= 1000, "{proof:?}");
 }

@@ -34,22 +34,22 @@ fn class(name: &str) -> GroupKind {
     GroupKind::Objects(HeapObjectKind::Class(name.into()))
 }
 
-/// What a level and those that hold it are, the outermost one last.
-fn path(holding: &Holding, level: &HolderGroup) -> Vec<GroupKind> {
-    let mut path = vec![level.link.clone()];
-    let mut at = level.parent;
+/// What a group and those that hold it are, the outermost one last.
+fn path(holding: &Holding, group: &HolderGroup) -> Vec<GroupKind> {
+    let mut path = vec![group.kind.clone()];
+    let mut at = group.parent;
     while at != 0 {
-        path.push(holding.levels[at].link.clone());
-        at = holding.levels[at].parent;
+        path.push(holding.groups[at].kind.clone());
+        at = holding.groups[at].parent;
     }
     path
 }
 
-/// The level of a link that holds most.
+/// The group of a link that holds most.
 fn largest(holding: &Holding, is_meant: impl Fn(&GroupKind) -> bool) -> &HolderGroup {
-    let levels = holding.levels.iter().filter(|level| is_meant(&level.link));
-    let largest = levels.max_by_key(|level| level.held_bytes);
-    largest.unwrap_or_else(|| panic!("{:?}", holding.levels))
+    let groups = holding.groups.iter().filter(|group| is_meant(&group.kind));
+    let largest = groups.max_by_key(|group| group.held_bytes);
+    largest.unwrap_or_else(|| panic!("{:?}", holding.groups))
 }
 
 fn is_variable(link: &GroupKind, expected: &str) -> bool {
@@ -140,20 +140,20 @@ fn what_jemalloc_s_profiler_sampled_is_told_by_its_stack() {
     let holding = holders(target.pid, Detail::Samples, PATIENT, &|_| {}).unwrap();
     target.assert_unharmed();
     let samples = holding.samples.as_ref().unwrap();
-    let of = |name: &str| samples.of(|stack| stack.iter().any(|function| function == name));
+    let of = |name: &str| samples.with_stacks(|stack| stack.iter().any(|function| function == name));
     let made = of("make");
     let sum = |found: &[SampledGroup]| found.iter().map(|each| each.own.objects).sum::<u64>();
     assert!((1_000..30_000).contains(&sum(&made)), "{made:?}");
     assert!(sum(&made) <= samples.count() as u64);
     let sessions = made
         .iter()
-        .find(|each| holding.levels[each.level].link == class("shop::Session"))
+        .find(|each| holding.groups[each.group].kind == class("shop::Session"))
         .unwrap();
     assert!(sessions.own.objects > 20, "{sessions:?}");
     // A list of three with its texts is held through each.
     let of_each = 1 + 3 * 3;
     assert_eq!(sessions.held.objects, sessions.own.objects * of_each);
-    let path = path(&holding, &holding.levels[sessions.level]);
+    let path = path(&holding, &holding.groups[sessions.group]);
     assert!(is_variable(path.last().unwrap(), "sessions"), "{path:?}");
     assert_eq!(of("no_such_function"), []);
 }
@@ -177,9 +177,9 @@ fn objects_of_python_are_named_by_their_types() {
         let mut target = Target::from_command(command.env("PYTHONMALLOC", "malloc"));
         let holding = holders(target.pid, Detail::None, PATIENT, &|_| {}).unwrap();
         let count = |name: &str| {
-            let levels = holding.levels.iter();
-            let of_type = levels.filter(|level| level.link == class(name));
-            of_type.map(|level| level.objects).sum::<u64>()
+            let groups = holding.groups.iter();
+            let of_type = groups.filter(|group| group.kind == class(name));
+            of_type.map(|group| group.objects).sum::<u64>()
         };
         // What is left in the unused part of a table may look like an object's head, and hide what the table holds.
         let most = |count: u64| count / 1000 * 999..=count;
@@ -242,7 +242,7 @@ fn the_keys_of_redis_are_held_by_its_server() {
     const KEYS: u64 = 200_000;
     let redis = Redis::start(KEYS);
     let holding = holders(redis.server.id(), Detail::None, PATIENT, &|_| {}).unwrap();
-    assert_eq!(holding.looks.allocators, ["jemalloc"]);
+    assert_eq!(holding.report.allocators, ["jemalloc"]);
     let server = largest(&holding, |link| is_variable(link, "server"));
     // Of a key: its entry in the table, its name, its value.
     assert!(server.held_objects > 3 * KEYS, "{server:?}");

@@ -74,10 +74,10 @@ fn of(mode: &str, allocator: Allocator) -> Proof {
         // The C library has its own.
         Allocator::Static => &["glibc", "jemalloc"],
     };
-    assert_eq!(proof.looks.allocators, expected);
-    assert_eq!(proof.looks.warnings, [""; 0]);
-    assert_eq!(proof.looks.unread, [""; 0]);
-    assert!(proof.looks.objects > 200_000, "{proof:?}");
+    assert_eq!(proof.report.allocators, expected);
+    assert_eq!(proof.report.warnings, [""; 0]);
+    assert_eq!(proof.report.unread, [""; 0]);
+    assert!(proof.report.objects > 200_000, "{proof:?}");
     proof
 }
 
@@ -218,5 +218,5 @@ fn what_lies_in_a_heap_of_many_mappings_is_held() {
     let proof = prove(target.pid, PATIENT, &|_| {}).unwrap();
     target.assert_unharmed();
     assert_eq!(proof.leaked, []);
-    assert!(proof.looks.objects >= 40_000, "{proof:?}");
+    assert!(proof.report.objects >= 40_000, "{proof:?}");
 }

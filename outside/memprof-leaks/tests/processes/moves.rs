@@ -20,7 +20,7 @@ fn leaked(mib: &str, options: AnalysisOptions) -> Proof {
 
 fn check(mib: &str, options: AnalysisOptions) {
     let proof = leaked(mib, options);
-    assert_eq!(proof.looks.unread, [""; 0]);
+    assert_eq!(proof.report.unread, [""; 0]);
     let mut left = 0;
     for group in &proof.leaked {
         assert!(SIZES_OF_LEFT.contains(&group.size), "{:?}", proof.leaked);

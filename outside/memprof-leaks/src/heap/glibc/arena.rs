@@ -1,44 +1,46 @@
-//! `struct malloc_state`: the arenas, and where their heaps lie.
+//! Arenas (`struct malloc_state`) and the segments with their chunks.
 
 use std::ops::Range;
 
 use super::Segment;
-use super::mapped::parameters;
+use super::mapped::find_parameters;
 use crate::regions::Region;
 use crate::snapshot_memory::{CachedReader, SnapshotMemory};
 
-const FAST_BINS: u64 = 0x10;
-const TOP: u64 = 0x60;
-const NEXT: u64 = 0x870;
-const LENGTH: u64 = 0x898;
+/// Offsets in `struct malloc_state`, in bytes.
+const FAST_BINS_OFFSET: u64 = 0x10;
+const TOP_OFFSET: u64 = 0x60;
+const NEXT_OFFSET: u64 = 0x870;
+/// Bytes of `struct malloc_state`.
+const ARENA_SIZE: u64 = 0x898;
 const FAST_BIN_COUNT: u64 = 10;
 const BIN_COUNT: u64 = 127;
-/// So many of the bins may be in the midst of a change.
-const IN_CHANGE: u64 = 7;
-/// And so many must be empty: their heads point to themselves.
-const EMPTY: u64 = 8;
-/// glibc makes eight for each processor.
-const ARENA_LIMIT: usize = 1 << 14;
-/// Of a library's or a program's variables, in bytes.
-const DATA_LIMIT: u64 = 256 << 20;
+/// Most bins that may be inconsistent, because a thread was changing them.
+const MAX_INCONSISTENT_BINS: u64 = 7;
+/// Least number of empty bins, whose heads point to themselves.
+const MIN_EMPTY_BINS: u64 = 8;
+/// Most arenas. glibc creates eight per processor.
+const MAX_ARENAS: usize = 1 << 14;
+/// Most bytes of one file's variables that are searched.
+const MAX_DATA_BYTES: u64 = 256 << 20;
 
-/// `HEAP_MAX_SIZE`, at a multiple of which each heap of another arena than the first begins.
-const HEAP: u64 = 64 << 20;
-/// Where `struct heap_info` has its arena, the heap before, and its size.
-const HEAP_ARENA: u64 = 0;
-const HEAP_BEFORE: u64 = 8;
-const HEAP_SIZE: u64 = 16;
+/// `HEAP_MAX_SIZE`: all heaps but the main arena's begin at multiples of it.
+const MAX_HEAP_SIZE: u64 = 64 << 20;
+/// Offsets in `struct heap_info` of its arena, the previous heap and its size.
+const HEAP_ARENA_OFFSET: u64 = 0;
+const HEAP_PREVIOUS_OFFSET: u64 = 8;
+const HEAP_SIZE_OFFSET: u64 = 16;
 
-/// `malloc_state` of glibc, and where it lies.
+/// An arena of glibc.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Arena {
     address: u64,
-    /// The one whose memory is that of brk(2).
+    /// Whether it is the main arena, which gets its memory from brk(2).
     is_main: bool,
 }
 
-/// All arenas of a process.
-pub(super) fn arenas(view: &SnapshotMemory) -> Vec<Arena> {
+/// Finds all arenas of a process. Empty if there is none.
+pub(super) fn find_arenas(view: &SnapshotMemory) -> Vec<Arena> {
     let is_libc =
         |region: &&Region| region.name.contains("/libc.so.6") || region.name.contains("/libc-2.");
     let data = || {
@@ -47,51 +49,53 @@ pub(super) fn arenas(view: &SnapshotMemory) -> Vec<Arena> {
     };
     let others = data().filter(|region| !is_libc(region));
     let mut in_order = data().filter(is_libc).chain(others);
-    let found = in_order.find_map(|region| in_data(view, region));
+    let found = in_order.find_map(|region| find_in_data(view, region));
     found.unwrap_or_default()
 }
 
-fn in_data(view: &SnapshotMemory, region: &Region) -> Option<Vec<Arena>> {
+/// Finds the arenas of a process by the main one among the variables of a file.
+fn find_in_data(view: &SnapshotMemory, region: &Region) -> Option<Vec<Arena>> {
     let mut memory = CachedReader::new(view);
-    // Variables without a value lie in memory of no file behind it.
+    // Variables without an initial value follow in an anonymous mapping.
     let after = view.region(region.range.end);
     let after = after.filter(|after| !after.is_file && after.name.is_empty());
     let end = after.map_or(region.range.end, |after| after.range.end);
-    let end = end.min(region.range.start + DATA_LIMIT);
-    let mut addresses = (region.range.start..end.saturating_sub(LENGTH)).step_by(16);
+    let end = end.min(region.range.start + MAX_DATA_BYTES);
+    let mut addresses = (region.range.start..end.saturating_sub(ARENA_SIZE)).step_by(16);
     addresses.find_map(|address| match is_arena(&mut memory, view, address) {
-        true => ring(view, address),
+        true => follow_ring(view, address),
         false => None,
     })
 }
 
-/// The arenas that lead from the first one back to it. None where they do not: then it is no arena, but lies
-/// some bins beside it.
-fn ring(view: &SnapshotMemory, main: u64) -> Option<Vec<Arena>> {
+/// Follows the ring of arenas from the main one. `None` if it does not close: the address is then not an
+/// arena's, but some bins beside one.
+fn follow_ring(view: &SnapshotMemory, main: u64) -> Option<Vec<Arena>> {
     let mut memory = CachedReader::new(view);
     let mut all = vec![Arena {
         address: main,
         is_main: true,
     }];
-    let mut at = view.word(main + NEXT)?;
-    while at != main {
-        if all.len() == ARENA_LIMIT || !is_arena(&mut memory, view, at) {
+    let mut next = view.word(main + NEXT_OFFSET)?;
+    while next != main {
+        if all.len() == MAX_ARENAS || !is_arena(&mut memory, view, next) {
             return None;
         }
         all.push(Arena {
-            address: at,
+            address: next,
             is_main: false,
         });
-        at = view.word(at + NEXT)?;
+        next = view.word(next + NEXT_OFFSET)?;
     }
     Some(all)
 }
 
+/// Whether an arena is at an address, by its bins.
 fn is_arena(memory: &mut CachedReader<'_>, view: &SnapshotMemory, address: u64) -> bool {
-    let (mut bad, mut empty) = (0, 0);
+    let (mut inconsistent, mut empty) = (0, 0);
     for bin in 0..BIN_COUNT {
-        // The bin as a chunk, whose links lie behind a header.
-        let Some(head) = address.checked_add(TOP + 16 * bin) else {
+        // A bin is addressed like a chunk, whose pointers follow a header.
+        let Some(head) = address.checked_add(TOP_OFFSET + 16 * bin) else {
             return false;
         };
         let mut word = |offset: u64| memory.word(head.checked_add(offset)?);
@@ -107,30 +111,30 @@ fn is_arena(memory: &mut CachedReader<'_>, view: &SnapshotMemory, address: u64) 
                 && view.word(back.wrapping_add(16)) == Some(head)
         };
         empty += u64::from(is_empty);
-        bad += u64::from(!is_empty && !points_back());
-        if bad > IN_CHANGE {
+        inconsistent += u64::from(!is_empty && !points_back());
+        if inconsistent > MAX_INCONSISTENT_BINS {
             return false;
         }
     }
-    empty >= EMPTY
+    empty >= MIN_EMPTY_BINS
 }
 
 impl Arena {
-    /// What lies in the structure.
+    /// Addresses of the structure.
     pub(super) fn struct_range(&self) -> Range<u64> {
-        self.address..self.address + LENGTH
+        self.address..self.address + ARENA_SIZE
     }
 
-    /// The first chunk of each list of small chunks that are free, and look used.
+    /// First chunk of each fast bin, a list of small free chunks whose headers say that they are used.
     pub(super) fn fast_bins(&self, view: &SnapshotMemory) -> impl Iterator<Item = u64> {
-        let place = self.address + FAST_BINS;
-        let first = (0..FAST_BIN_COUNT).filter_map(move |bin| view.word(place + 8 * bin));
+        let bins = self.address + FAST_BINS_OFFSET;
+        let first = (0..FAST_BIN_COUNT).filter_map(move |bin| view.word(bins + 8 * bin));
         first.filter(|chunk| *chunk != 0)
     }
 
-    /// The memory that it has chunks in: brk's, or each `heap_info`.
+    /// Segments with the arena's chunks: the memory of brk(2), or each of its heaps.
     pub(super) fn segments(&self, view: &SnapshotMemory) -> Vec<Segment> {
-        let Some(top) = view.word(self.address + TOP) else {
+        let Some(top) = view.word(self.address + TOP_OFFSET) else {
             return Vec::new();
         };
         match self.is_main {
@@ -140,21 +144,21 @@ impl Arena {
     }
 
     fn heaps(&self, view: &SnapshotMemory, top: u64) -> Vec<Segment> {
-        let own_heap = self.address & !(HEAP - 1);
+        let own_heap = self.address & !(MAX_HEAP_SIZE - 1);
         let info = self.address - own_heap;
-        let last_heap = top & !(HEAP - 1);
+        let last_heap = top & !(MAX_HEAP_SIZE - 1);
         let mut segments = Vec::new();
         let mut heap = last_heap;
-        while view.word(heap.wrapping_add(HEAP_ARENA)) == Some(self.address)
-            && segments.len() < ARENA_LIMIT
+        while view.word(heap.wrapping_add(HEAP_ARENA_OFFSET)) == Some(self.address)
+            && segments.len() < MAX_ARENAS
         {
-            let before = view.word(heap + HEAP_BEFORE);
-            let Some((before, size)) = before.zip(view.word(heap + HEAP_SIZE)) else {
+            let previous = view.word(heap + HEAP_PREVIOUS_OFFSET);
+            let Some((previous, size)) = previous.zip(view.word(heap + HEAP_SIZE_OFFSET)) else {
                 break;
             };
-            let end = heap + size.min(HEAP);
+            let end = heap + size.min(MAX_HEAP_SIZE);
             let first = match heap == own_heap {
-                true => (self.address + LENGTH).next_multiple_of(16),
+                true => (self.address + ARENA_SIZE).next_multiple_of(16),
                 false => heap + info,
             };
             let last = if heap == last_heap { top } else { end };
@@ -164,17 +168,17 @@ impl Arena {
                     mapped: heap..end,
                 });
             }
-            heap = before;
+            heap = previous;
         }
         segments
     }
 }
 
-/// What brk(2) gave: up to the top, which lies there.
+/// Segment in the memory of brk(2), up to the top chunk.
 fn main_segment(view: &SnapshotMemory, top: u64) -> Option<Segment> {
     let region = view.region(top).filter(|region| region.name == "[heap]")?;
     let mut range = region.range.clone();
-    // Parts of it may be protected otherwise.
+    // Its parts may be mappings with different protections.
     while let Some(before) = view.region(range.start.checked_sub(1)?)
         && before.name == "[heap]"
     {
@@ -185,7 +189,7 @@ fn main_segment(view: &SnapshotMemory, top: u64) -> Option<Segment> {
     {
         range.end = after.range.end;
     }
-    let parameters = parameters(view, &range);
+    let parameters = find_parameters(view, &range);
     let first = parameters.map_or(range.start, |found| found.first_break);
     (first <= top).then_some(Segment {
         chunks: first..top,

@@ -1,35 +1,37 @@
-//! Freed chunks that look used: those in a thread's cache (`struct tcache_perthread_struct`), and in the lists of
-//! an arena for small ones.
+//! Freed chunks whose headers say that they are used: those in a thread's cache (`struct
+//! tcache_perthread_struct`), and those in an arena's fast bins.
 
 use super::arena::Arena;
-use super::{ALIGNMENT, FLAGS, FoundHeap, HEADER, LEAST, reveal_pointer};
+use super::{ALIGNMENT, FLAGS, FoundHeap, HEADER, MIN_CHUNK, reveal_pointer};
 use crate::objects::{Object, Span};
 use crate::snapshot::Registers;
 use crate::snapshot_memory::{CachedReader, SnapshotMemory};
 
-/// Of the chunk that a cache lies in: glibc 2.30 and newer, 2.26 to 2.29.
-pub(super) const SIZES: [u64; 2] = [0x290, 0x250];
+/// Sizes of the chunk that contains a thread's cache: in glibc 2.30 and newer, and in 2.26 to 2.29.
+pub(super) const CACHE_SIZES: [u64; 2] = [0x290, 0x250];
+/// Number of a cache's lists, one per chunk size.
 const LISTS: u64 = 64;
-/// The largest chunk that such a list holds.
-const LARGEST: u64 = LEAST + (LISTS - 1) * ALIGNMENT;
-/// The entries of one list that are looked at; glibc keeps 7 unless it is told otherwise.
-const ENTRY_LIMIT: u64 = 1 << 16;
+/// Size of the largest chunk in a cache.
+const MAX_CACHED_SIZE: u64 = MIN_CHUNK + (LISTS - 1) * ALIGNMENT;
+/// Most entries that are followed in one list; glibc keeps 7 by default.
+const MAX_ENTRIES: u64 = 1 << 16;
 
-/// The lists of one cache that are not empty: the first entry, and their number.
+/// A thread's cache: the first entry and the length of each list that is not empty.
 struct Cache {
     lists: Vec<(u64, u64)>,
 }
 
-/// Tells which objects of the heap are none. `places` are chunks of the size of a cache.
+/// Adds the objects in caches and fast bins to `heap.cached`. `chunks` are used chunks of the size of a
+/// cache.
 pub(super) fn exclude_cached(
     view: &SnapshotMemory,
     arenas: &[Arena],
-    places: &[u64],
+    chunks: &[u64],
     heap: &mut FoundHeap,
 ) {
-    let caches: Vec<_> = places
+    let caches: Vec<_> = chunks
         .iter()
-        .filter_map(|place| cache(view, *place))
+        .filter_map(|chunk| read_cache(view, *chunk))
         .collect();
     if caches.is_empty() && !heap.spans.is_empty() {
         heap.spans.clear();
@@ -43,37 +45,39 @@ pub(super) fn exclude_cached(
         keys.extend(view.word(first + 8));
         walk_free_list(view, *first, 0, *count, &mut heap.cached);
     }
-    // The same in every entry since glibc 2.34: so entries are found also where a list is in the midst of a
-    // change, or a cache was not found.
+    // All entries have one key since glibc 2.34. By it, entries are found also if a thread was changing a
+    // list, or a cache was not found.
     keys.sort_unstable();
     keys.dedup();
     if let [key] = keys[..]
         && key != 0
     {
-        let cached = with_key(view, &heap.spans, key);
+        let cached = objects_with_key(view, &heap.spans, key);
         heap.cached.extend(cached);
     }
     for chunk in arenas.iter().flat_map(|arena| arena.fast_bins(view)) {
         let entry = chunk.wrapping_add(HEADER);
-        walk_free_list(view, entry, HEADER, ENTRY_LIMIT, &mut heap.cached);
+        walk_free_list(view, entry, HEADER, MAX_ENTRIES, &mut heap.cached);
     }
 }
 
-/// Tells which objects lie in a list of small free chunks that a thread is about to merge (`malloc_consolidate`):
-/// only its registers lead there, to the next chunk. Such a list proves itself by chunks of one size to its end.
+/// Adds the objects of a fast bin that a thread is about to merge (`malloc_consolidate`) to `heap.cached`:
+/// only the thread's registers point to the next chunk. Such a list is recognized because its chunks have one
+/// size, to its end.
 pub(super) fn exclude_detached(view: &SnapshotMemory, threads: &[Registers], heap: &mut FoundHeap) {
     let size_of = |entry: u64| {
         let size = view.word(entry.checked_sub(8)?)? & !FLAGS;
-        (entry.is_multiple_of(ALIGNMENT) && (LEAST..=LARGEST).contains(&size)).then_some(size)
+        (entry.is_multiple_of(ALIGNMENT) && (MIN_CHUNK..=MAX_CACHED_SIZE).contains(&size))
+            .then_some(size)
     };
-    let is_of_heap = |entry: u64| heap.own.iter().any(|own| own.contains(&entry));
+    let is_in_heap = |entry: u64| heap.own.iter().any(|own| own.contains(&entry));
     let words = threads.iter().flat_map(|thread| &thread.words);
     for first in words.filter_map(|word| word.checked_add(HEADER)) {
-        let Some(size) = size_of(first).filter(|_| is_of_heap(first)) else {
+        let Some(size) = size_of(first).filter(|_| is_in_heap(first)) else {
             continue;
         };
         let mut list = Vec::new();
-        walk_free_list(view, first, HEADER, ENTRY_LIMIT, &mut list);
+        walk_free_list(view, first, HEADER, MAX_ENTRIES, &mut list);
         let is_whole = list.iter().all(|entry| size_of(*entry) == Some(size));
         let last = list.last().copied().unwrap_or(first);
         if is_whole && view.word(last) == Some(last >> 12) {
@@ -82,10 +86,11 @@ pub(super) fn exclude_detached(view: &SnapshotMemory, threads: &[Registers], hea
     }
 }
 
-/// Follows a list; `back` is how far its pointers lie before an entry's first byte.
+/// Appends the entries of a free list to `found`, at most `count`. Its pointers point `back` bytes in front
+/// of an entry.
 fn walk_free_list(view: &SnapshotMemory, first: u64, back: u64, count: u64, found: &mut Vec<u64>) {
     let mut entry = first;
-    for _ in 0..count.min(ENTRY_LIMIT) {
+    for _ in 0..count.min(MAX_ENTRIES) {
         found.push(entry);
         let next = view.word(entry).map(|next| reveal_pointer(next, entry));
         match next.filter(|next| *next != 0) {
@@ -95,10 +100,10 @@ fn walk_free_list(view: &SnapshotMemory, first: u64, back: u64, count: u64, foun
     }
 }
 
-/// The cache that lies at an address, if one does.
-fn cache(view: &SnapshotMemory, address: u64) -> Option<Cache> {
+/// Reads the cache at an address. `None` if it is inconsistent.
+fn read_cache(view: &SnapshotMemory, address: u64) -> Option<Cache> {
     let size = view.word(address - 8)? & !FLAGS;
-    let width = if size == SIZES[0] { 2 } else { 1 };
+    let width = if size == CACHE_SIZES[0] { 2 } else { 1 };
     let mut bytes = vec![0; (LISTS * (width + 8)) as usize];
     if view.read(address, &mut bytes) < bytes.len() {
         return None;
@@ -116,7 +121,7 @@ fn cache(view: &SnapshotMemory, address: u64) -> Option<Cache> {
         }
         if first != 0 {
             let length = view.word(first.wrapping_sub(8))? & !FLAGS;
-            if !first.is_multiple_of(ALIGNMENT) || length != LEAST + list as u64 * ALIGNMENT {
+            if !first.is_multiple_of(ALIGNMENT) || length != MIN_CHUNK + list as u64 * ALIGNMENT {
                 return None;
             }
             lists.push((first, count));
@@ -125,13 +130,13 @@ fn cache(view: &SnapshotMemory, address: u64) -> Option<Cache> {
     Some(Cache { lists })
 }
 
-/// The used objects that hold the key of the caches where their entries have it.
-fn with_key(view: &SnapshotMemory, spans: &[Span], key: u64) -> Vec<u64> {
+/// Used objects that have the caches' key where an entry has it.
+fn objects_with_key(view: &SnapshotMemory, spans: &[Span], key: u64) -> Vec<u64> {
     let mut memory = CachedReader::new(view);
     let small = spans
         .iter()
         .flat_map(Span::used)
-        .filter(|object| object.size() <= LARGEST);
+        .filter(|object| object.size() <= MAX_CACHED_SIZE);
     let starts = small.map(|Object { range }| range.start);
     starts
         .filter(|start| memory.word(start + 8) == Some(key))

@@ -1,4 +1,4 @@
-//! Chunks that have a mapping of their own, and `struct malloc_par`, which counts them.
+//! Chunks with a mapping of their own, and `struct malloc_par`, which counts them.
 
 use std::ops::Range;
 
@@ -9,18 +9,19 @@ use crate::resident_pages::PAGE;
 use crate::snapshot_memory::{CachedReader, SnapshotMemory};
 
 const IS_MAPPED: u64 = 2;
-/// Where the structure has, before `sbrk_base`: the number of mapped chunks and its limit, two numbers of four
-/// bytes from here on (glibc 2.35 and newer), or four bytes later.
-const COUNTS: u64 = 40;
-/// The bytes of these chunks, and the most there were.
-const BYTES: u64 = 16;
-const MOST_BYTES: u64 = 8;
-/// `DEFAULT_MMAP_MAX`.
-const COUNT_LIMIT: u64 = 65536;
-/// How far the first chunk may lie behind the first break.
-const EARLY_BREAK: u64 = 1 << 20;
+/// Offset back from `sbrk_base` to the number of mapped chunks and its limit, two 32-bit numbers (glibc 2.35
+/// and newer); in older versions they are 4 bytes later.
+const COUNTS_OFFSET: u64 = 40;
+/// Offset back from `sbrk_base` to the bytes of these chunks.
+const BYTES_OFFSET: u64 = 16;
+/// Offset back from `sbrk_base` to the largest number of these bytes so far.
+const MAX_BYTES_OFFSET: u64 = 8;
+/// `DEFAULT_MMAP_MAX`, the limit of mapped chunks.
+const DEFAULT_MAX_COUNT: u64 = 65536;
+/// Largest distance from the heap's start to its first chunk.
+const MAX_START_GAP: u64 = 1 << 20;
 
-/// What `struct malloc_par` says.
+/// Values of `struct malloc_par`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Parameters {
     pub(super) first_break: u64,
@@ -28,29 +29,32 @@ pub(super) struct Parameters {
     bytes: u64,
 }
 
-/// Looks for the structure by the address of the first chunk of the heap that brk(2) gave.
-pub(super) fn parameters(view: &SnapshotMemory, heap: &Range<u64>) -> Option<Parameters> {
-    let early = heap.start..heap.end.min(heap.start + EARLY_BREAK);
+/// Finds the structure by its `sbrk_base`, the address of the first chunk in brk(2)'s memory. `None` if there
+/// is none.
+pub(super) fn find_parameters(view: &SnapshotMemory, heap: &Range<u64>) -> Option<Parameters> {
+    let early = heap.start..heap.end.min(heap.start + MAX_START_GAP);
     let data = view
         .regions
         .iter()
         .filter(|region| region.is_file && region.is_writable && !region.pages.is_empty());
     let mut memory = CachedReader::new(view);
-    data.map(|region| region.range.start + COUNTS..region.range.end)
-        .flat_map(|places| places.step_by(8))
-        .find_map(|place| {
-            let mut word = |before| memory.word(place - before);
+    data.map(|region| region.range.start + COUNTS_OFFSET..region.range.end)
+        .flat_map(|fields| fields.step_by(8))
+        .find_map(|field| {
+            let mut word = |before| memory.word(field - before);
             let first_break = word(0).filter(|word| early.contains(word) && word % 16 == 0)?;
-            let (bytes, most) = (word(BYTES)?, word(MOST_BYTES)?);
+            let (bytes, max) = (word(BYTES_OFFSET)?, word(MAX_BYTES_OFFSET)?);
             let halves = [
-                word(COUNTS)? >> 32,
-                word(COUNTS - 8)? & 0xffff_ffff,
-                word(COUNTS - 8)? >> 32,
+                word(COUNTS_OFFSET)? >> 32,
+                word(COUNTS_OFFSET - 8)? & 0xffff_ffff,
+                word(COUNTS_OFFSET - 8)? >> 32,
             ];
-            let counts = halves.windows(2).find(|pair| pair[1] == COUNT_LIMIT)?;
+            let counts = halves
+                .windows(2)
+                .find(|pair| pair[1] == DEFAULT_MAX_COUNT)?;
             let count = counts[0];
-            let is_sound = bytes <= most && bytes % PAGE == 0 && (count == 0) == (bytes == 0);
-            is_sound.then_some(Parameters {
+            let is_consistent = bytes <= max && bytes % PAGE == 0 && (count == 0) == (bytes == 0);
+            is_consistent.then_some(Parameters {
                 first_break,
                 count,
                 bytes,
@@ -58,11 +62,11 @@ pub(super) fn parameters(view: &SnapshotMemory, heap: &Range<u64>) -> Option<Par
         })
 }
 
-/// Adds the chunks that have a mapping of their own. Where there are more than glibc counts, none of them is
-/// certain.
-pub(super) fn add(view: &SnapshotMemory, heap: &mut FoundHeap) {
+/// Adds the chunks with a mapping of their own. If more are found than glibc counts, none of them is certain,
+/// and the heap is inconsistent.
+pub(super) fn add_mapped_chunks(view: &SnapshotMemory, heap: &mut FoundHeap) {
     let brk = view.regions.iter().find(|region| region.name == "[heap]");
-    let counted = brk.and_then(|brk| parameters(view, &brk.range));
+    let counted = brk.and_then(|brk| find_parameters(view, &brk.range));
     let Some(counted) = counted.filter(|counted| counted.count > 0) else {
         return;
     };
@@ -75,7 +79,9 @@ pub(super) fn add(view: &SnapshotMemory, heap: &mut FoundHeap) {
         let is_private = region.is_writable && !region.is_file && !region.is_shared;
         is_private && !region.name.starts_with("[heap") && !is_heap(region)
     });
-    let found: Vec<_> = candidates.flat_map(|region| chunks(view, region)).collect();
+    let found: Vec<_> = candidates
+        .flat_map(|region| mapped_chunks(view, region))
+        .collect();
     let bytes: u64 = found.iter().map(|chunk| chunk.end - chunk.start).sum();
     if found.len() as u64 > counted.count || bytes > counted.bytes {
         heap.unproven.push(format!(
@@ -92,24 +98,25 @@ pub(super) fn add(view: &SnapshotMemory, heap: &mut FoundHeap) {
     }
 }
 
-fn chunks(view: &SnapshotMemory, region: &Region) -> Vec<Range<u64>> {
+/// Ranges of a mapping that look like mapped chunks, with their headers.
+fn mapped_chunks(view: &SnapshotMemory, region: &Region) -> Vec<Range<u64>> {
     let mut found = Vec::new();
-    let mut at = region.range.start;
+    let mut address = region.range.start;
     for pages in &region.pages {
-        at = at.max(pages.start);
-        while at < pages.end {
-            let size = view.word(at + 8).filter(|size| {
+        address = address.max(pages.start);
+        while address < pages.end {
+            let size = view.word(address + 8).filter(|size| {
                 let length = size & !FLAGS;
                 size & FLAGS == IS_MAPPED
                     && length.is_multiple_of(PAGE)
-                    && (PAGE..=region.range.end - at).contains(&length)
-                    && view.word(at) == Some(0)
+                    && (PAGE..=region.range.end - address).contains(&length)
+                    && view.word(address) == Some(0)
             });
             let length = size.map_or(PAGE, |size| size & !FLAGS);
             if size.is_some() {
-                found.push(at..at + length);
+                found.push(address..address + length);
             }
-            at += length;
+            address += length;
         }
     }
     found

@@ -1,4 +1,4 @@
-//! Who points to whom.
+//! Pointers from objects to objects.
 
 use std::ops::{ControlFlow, Range};
 
@@ -6,43 +6,48 @@ use crate::analysis::AnalyzedSnapshot;
 use crate::objects::{Object, ObjectIndex};
 use crate::snapshot_memory::CachedReader;
 
-/// Of an object that is larger, only pages that exist are read.
-const LARGE: u64 = 1 << 20;
+/// Size in bytes above which only the resident pages of an object are read.
+const LARGE_OBJECT: u64 = 1 << 20;
 
-/// The objects of a process, and what they hold.
+/// Finds the objects to which an object of the snapshot points.
 pub(super) struct PointerScanner<'a> {
-    pub(super) seen: &'a AnalyzedSnapshot<'a>,
-    pub(super) numbers: &'a ObjectIndex<'a>,
-    /// Numbers of objects whose words hold nothing.
+    pub(super) analyzed: &'a AnalyzedSnapshot<'a>,
+    pub(super) object_index: &'a ObjectIndex<'a>,
+    /// Numbers of objects that hold no pointers, sorted.
     silent: Vec<u32>,
 }
 
 impl<'a> PointerScanner<'a> {
-    pub(super) fn new(seen: &'a AnalyzedSnapshot<'a>, numbers: &'a ObjectIndex<'a>) -> Self {
-        let silent = seen.silent.iter();
-        let mut silent: Vec<_> = silent.filter_map(|start| numbers.number(*start)).collect();
+    pub(super) fn new(
+        analyzed: &'a AnalyzedSnapshot<'a>,
+        object_index: &'a ObjectIndex<'a>,
+    ) -> Self {
+        let silent = analyzed.silent.iter();
+        let mut silent: Vec<_> = silent
+            .filter_map(|start| object_index.number(*start))
+            .collect();
         silent.sort_unstable();
         Self {
-            seen,
-            numbers,
+            analyzed,
+            object_index,
             silent,
         }
     }
 
-    /// How many bytes objects and roots have.
+    /// Bytes of all objects and roots.
     pub(super) fn searched(&self) -> u64 {
-        let objects = self.numbers.all().map(|object| object.size());
-        let roots = self.seen.roots.ranges.iter();
+        let objects = self.object_index.all().map(|object| object.size());
+        let roots = self.analyzed.roots.ranges.iter();
         objects.sum::<u64>() + roots.map(|range| range.end - range.start).sum::<u64>()
     }
 
     pub(super) fn window(&self) -> CachedReader<'a> {
-        CachedReader::new(&self.seen.view)
+        CachedReader::new(&self.analyzed.view)
     }
 
-    /// Calls `found` with each object to which one points, until it says to stop: an array may point to the same
-    /// objects over and over.
-    pub(super) fn of(
+    /// Calls `found` with each object to which the object points, until it returns `Break`. An array may
+    /// point to the same objects repeatedly.
+    pub(super) fn for_each_target(
         &self,
         number: u32,
         object: &Object,
@@ -57,7 +62,7 @@ impl<'a> PointerScanner<'a> {
             range.step_by(8).try_for_each(|address| {
                 match memory
                     .word(address)
-                    .and_then(|word| self.numbers.target(word))
+                    .and_then(|word| self.object_index.target(word))
                 {
                     Some(target) if target != number && target != last => {
                         last = target;
@@ -69,10 +74,10 @@ impl<'a> PointerScanner<'a> {
         };
         let Range { start, end } = object.range;
         let end = end & !7;
-        if end - start <= LARGE {
+        if end - start <= LARGE_OBJECT {
             return words(start..end);
         }
-        let region = self.seen.view.region(start);
+        let region = self.analyzed.view.region(start);
         let pages = region.map_or(&[][..], |region| &region.pages);
         let first = pages.partition_point(|pages| pages.end <= start);
         let mut within = pages[first..].iter().take_while(|pages| pages.start < end);
