@@ -168,7 +168,7 @@ pub(crate) fn run(args: &HoldersArgs) -> Outcome {
     })?;
     let written = ResultOutput::new(args.format, args.json, args.output.as_deref());
     let top = written.rows(args.top);
-    let levels = &holding.levels;
+    let levels = &holding.groups;
     let mut sampled = None;
     let rows = match &which {
         ObjectFilter::Largest => largest(levels, top),
@@ -183,7 +183,8 @@ pub(crate) fn run(args: &HoldersArgs) -> Outcome {
         ObjectFilter::Stack(function) => {
             let samples = holding.samples.as_ref();
             let samples = samples.context("samples were asked for")?;
-            let found = samples.of(|stack| stack.iter().any(|name| function.is_match(name)));
+            let found =
+                samples.with_stacks(|stack| stack.iter().any(|name| function.is_match(name)));
             sampled = Some(SampledSummary {
                 objects: samples.count(),
                 matching: found.iter().map(|sampling| sampling.own.objects).sum(),
@@ -193,7 +194,7 @@ pub(crate) fn run(args: &HoldersArgs) -> Outcome {
         ObjectFilter::Object(_) => holding.object.iter().map(row_for_object).collect(),
     };
     if rows.is_empty() {
-        for warning in &holding.looks.warnings {
+        for warning in &holding.report.warnings {
             output::note(warning);
         }
         return Err(with_exit_code(NO_DATA, which.missing(sampled.as_ref())));
@@ -201,7 +202,7 @@ pub(crate) fn run(args: &HoldersArgs) -> Outcome {
     let mut reply = HoldersOutput {
         status: "ok",
         text: String::new(),
-        looked: AnalysisSummary::new(args.pid, &holding.looks),
+        looked: AnalysisSummary::new(args.pid, &holding.report),
         method: match holding.method {
             Method::Dominators => "dominators",
             Method::ShortestPath => "shortest_path",
@@ -218,7 +219,7 @@ pub(crate) fn run(args: &HoldersArgs) -> Outcome {
 
 /// The first lines.
 fn summary_lines(reply: &HoldersOutput<'_>, holding: &Holding) -> Vec<String> {
-    let all = &holding.levels[0];
+    let all = &holding.groups[0];
     let name = name_of(reply.looked.pid);
     let how = match holding.method {
         Method::Dominators => "each is reachable only through its holder, unless marked",

@@ -199,7 +199,7 @@ fn reply(pid: u32, proof: &Proof, top: usize) -> ProveOutput<'_> {
     let mut reply = ProveOutput {
         status: "ok",
         text: String::new(),
-        looked: AnalysisSummary::new(pid, &proof.looks),
+        looked: AnalysisSummary::new(pid, &proof.report),
         leaked: LeakedTotals {
             objects: sum(|group| group.objects),
             bytes: sum(|group| group.bytes),

@@ -21,7 +21,7 @@ pub(super) fn page(reply: &HoldersOutput<'_>, holding: &Holding, is_overview: bo
     let outlines = match is_overview {
         false => vec![row_outline(&reply.holders)],
         true => {
-            let levels = &holding.levels;
+            let levels = &holding.groups;
             let shown = most(levels);
             let holding = levels.iter().skip(1).filter(|level| level.held_objects > 0);
             let left = holding.count() - shown.len();

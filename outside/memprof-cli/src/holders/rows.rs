@@ -93,7 +93,7 @@ fn name_of_kind(kind: &HeapObjectKind) -> String {
 pub(super) fn step_of(level: &HolderGroup) -> HolderStep {
     HolderStep {
         is_shared: level.is_shared,
-        ..step(&level.link)
+        ..step(&level.kind)
     }
 }
 
@@ -152,7 +152,7 @@ pub(super) fn rows_by_kind(
     is_meant: impl Fn(&HeapObjectKind) -> bool,
 ) -> Vec<HolderRow> {
     let is_meant =
-        |at: &usize| matches!(&levels[*at].link, GroupKind::Objects(kind) if is_meant(kind));
+        |at: &usize| matches!(&levels[*at].kind, GroupKind::Objects(kind) if is_meant(kind));
     let mut found: Vec<_> = (0..levels.len()).filter(is_meant).collect();
     found.sort_by_key(|at| std::cmp::Reverse(levels[*at].bytes));
     let rows = found.iter().take(top).map(|at| row(levels, *at, 0));
@@ -170,14 +170,14 @@ pub(super) fn rows_by_sample(
         objects: sampling.held.objects,
         bytes: sampling.held.bytes,
         samples: Some(sampling.own.objects),
-        ..row(levels, sampling.level, 0)
+        ..row(levels, sampling.group, 0)
     });
     rows.collect()
 }
 
 /// One object, and what holds it.
 pub(super) fn row_for_object(chain: &HolderPath) -> HolderRow {
-    let links = chain.links.iter().map(|(link, address)| HolderStep {
+    let links = chain.steps.iter().map(|(link, address)| HolderStep {
         address: address.map(|address| format!("{address:#x}")),
         ..step(link)
     });
@@ -194,7 +194,7 @@ pub(super) fn row_for_object(chain: &HolderPath) -> HolderRow {
 pub(super) fn classes(levels: &[HolderGroup]) -> Vec<ClassRow> {
     let mut classes: BTreeMap<String, ClassRow> = BTreeMap::new();
     for level in levels {
-        let GroupKind::Objects(kind) = &level.link else {
+        let GroupKind::Objects(kind) = &level.kind else {
             continue;
         };
         let name = name_of_kind(kind);

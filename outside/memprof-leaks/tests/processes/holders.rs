@@ -140,7 +140,8 @@ fn what_jemalloc_s_profiler_sampled_is_told_by_its_stack() {
     let holding = holders(target.pid, Detail::Samples, PATIENT, &|_| {}).unwrap();
     target.assert_unharmed();
     let samples = holding.samples.as_ref().unwrap();
-    let of = |name: &str| samples.with_stacks(|stack| stack.iter().any(|function| function == name));
+    let of =
+        |name: &str| samples.with_stacks(|stack| stack.iter().any(|function| function == name));
     let made = of("make");
     let sum = |found: &[SampledGroup]| found.iter().map(|each| each.own.objects).sum::<u64>();
     assert!((1_000..30_000).contains(&sum(&made)), "{made:?}");
