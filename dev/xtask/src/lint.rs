@@ -22,7 +22,6 @@ const UNREAD: &[&str] = &[
     "outside/memprof-http",
     "outside/memprof-leaks",
     "memprof-plugin-abi",
-    "outside/memprof-report",
     "plugins/memory-profile",
     "dev/torture",
 ];

@@ -32,7 +32,7 @@ pub enum Error {
         format: &'static str,
         /// Line number, from 1.
         line: u64,
-        /// What was expected and what was found.
+        /// Expected and found text.
         problem: String,
     },
     /// The input is truncated.
@@ -53,7 +53,7 @@ pub enum Error {
     /// A protobuf profile contradicts itself or its schema.
     #[error("failed to parse pprof profile: {problem}")]
     Pprof {
-        /// What was expected and what was found.
+        /// Expected and found text.
         problem: String,
     },
     /// The input exceeds a limit of [`Limits`](crate::Limits).

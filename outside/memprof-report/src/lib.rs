@@ -13,10 +13,10 @@
 //! let mut bytes = dump.as_bytes();
 //! let input = Input { name: "shop.heap", bytes: &mut bytes };
 //! let mut table = Vec::new();
-//! Without sources of symbols, functions are shown as offsets.
+//! // Without sources of symbols, functions are shown as offsets.
 //! let notes = report(input, None, None, &Options::default(), &|_, _| {}, &mut table)?;
 //! notes.iter().for_each(|note| eprintln!("{note}"));
-//! The call instruction precedes the return address of a frame.
+//! // The call instruction precedes the return address of a frame.
 //! assert!(String::from_utf8_lossy(&table).contains("shop+0x1135"));
 //! # Ok::<(), memprof_report::Error>(())
 //! ```

@@ -286,7 +286,7 @@ impl<'a> Reader<'a> {
             let mut count = 0;
             for field in Fields(value.bytes()?) {
                 match field? {
-                    (1, value) => value.each_number(|id| {
+                    (1, value) => value.for_each_number(|id| {
                         profile.stacks.push(location_address(locations, id)?);
                         if profile.stacks.depth() > self.limits.frames {
                             return Err(Error::Limit {
@@ -296,7 +296,7 @@ impl<'a> Reader<'a> {
                         }
                         Ok(())
                     })?,
-                    (2, value) => value.each_number(|number| {
+                    (2, value) => value.for_each_number(|number| {
                         if let Some(Some(sample_type)) = columns.get(count) {
                             values[*sample_type] = number as i64;
                         }

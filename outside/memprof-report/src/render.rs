@@ -184,20 +184,20 @@ fn label<'f>(folded: &'f Folded, function: StringId, options: &Options) -> Cow<'
 }
 
 /// Writes the report in the format that `options` selects.
-pub fn render(subject: &RenderInput<'_>, options: &Options, out: &mut dyn Write) -> Result<()> {
+pub fn render(input: &RenderInput<'_>, options: &Options, out: &mut dyn Write) -> Result<()> {
     match options.format {
-        Format::Text => text::write(subject, options, out),
-        Format::Tree => tree::write(subject, options, out),
-        Format::Peek => peek::write(subject, options, out),
-        Format::Collapsed => collapsed::write(&subject.fold(options), out),
-        Format::Flamegraph => flamegraph::write(subject, options, out),
-        Format::Html => html::write(subject, options, out),
-        Format::View => html::write_view(subject, options, out),
-        Format::Dot => dot::write(subject, options, out),
-        Format::Svg => svg::write(subject, options, out),
-        Format::Pprof => pprof::write(subject, options, out),
-        Format::Jeprof => jeprof::write(subject, options, out),
-        Format::Json => json::write(subject, options, out),
+        Format::Text => text::write(input, options, out),
+        Format::Tree => tree::write(input, options, out),
+        Format::Peek => peek::write(input, options, out),
+        Format::Collapsed => collapsed::write(&input.fold(options), out),
+        Format::Flamegraph => flamegraph::write(input, options, out),
+        Format::Html => html::write(input, options, out),
+        Format::View => html::write_view(input, options, out),
+        Format::Dot => dot::write(input, options, out),
+        Format::Svg => svg::write(input, options, out),
+        Format::Pprof => pprof::write(input, options, out),
+        Format::Jeprof => jeprof::write(input, options, out),
+        Format::Json => json::write(input, options, out),
     }
 }
 

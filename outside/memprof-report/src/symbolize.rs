@@ -151,7 +151,7 @@ pub fn symbolize(
         }
     }
     profile.warnings.extend(notes);
-    jit_code::name(profile, sources, &mut names);
+    jit_code::name_addresses(profile, sources, &mut names);
     name_by_offset(profile, &mut names);
     Ok(names)
 }
@@ -317,7 +317,7 @@ fn symbolize_file(
         search::BinaryLookup::Nothing(reason) => result.notes.push(note(reason)),
         search::BinaryLookup::Binary(binary) => {
             result.build_id_match = Some(binary.build_id_match);
-            match elf::name(&binary, &file.queries, file.is_main) {
+            match elf::symbolize_offsets(&binary, &file.queries, file.is_main) {
                 Ok((frames, notes)) => {
                     result.frames = frames;
                     result.notes.extend(notes.into_iter().map(note));

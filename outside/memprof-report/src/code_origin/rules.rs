@@ -1,6 +1,6 @@
-//! Which functions and files are whose, as data: the one place to edit.
+//! Tables of the code origins of functions and files.
 //!
-//! A pattern is a whole name, or has `*` for any text. What is not listed is the program's own.
+//! A pattern is a whole name, or has `*` for any text. Names that match no pattern are the program's own.
 
 mod files;
 mod functions;

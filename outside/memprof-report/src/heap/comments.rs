@@ -1,4 +1,5 @@
-//! Our own dumps' comment lines behind the mappings: `# key: value`. Unknown keys are for later readers.
+//! Comment lines of memprof's dumps, after the mappings: `# key: value`. Unknown keys are ignored; a newer writer
+//! may have added them.
 
 use super::{DumpReader, stripped_frames};
 use crate::alloc_time::AgeBuckets;
@@ -8,6 +9,7 @@ use crate::names::printable;
 use crate::profile::AllocationTally;
 
 impl DumpReader<'_> {
+    /// Reads a comment line without its `#`.
     pub(super) fn read_comment(&mut self, comment: &[u8]) -> Result<()> {
         let text = String::from_utf8_lossy(comment);
         let text = printable(&text);
@@ -50,7 +52,7 @@ impl DumpReader<'_> {
         Ok(())
     }
 
-    /// `rust_host pid 1234 on myhostname`.
+    /// Reads `rust_host pid 1234 on myhostname`.
     fn read_host(&mut self, value: &str) {
         let origin = &mut self.profile.origin;
         let (rest, machine) = match value.rsplit_once(" on ") {
@@ -67,7 +69,7 @@ impl DumpReader<'_> {
     }
 }
 
-/// `12 objects, 3400 bytes, 1200 at the peak`.
+/// Reads `12 objects, 3400 bytes, 1200 at the peak`.
 fn read_tally(value: &str) -> Option<AllocationTally> {
     let mut numbers = value
         .split(", ")

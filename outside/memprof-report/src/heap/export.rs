@@ -1,4 +1,4 @@
-//! A dump as other tools read it: without the frames that are no code.
+//! Exports a dump for other tools: without pseudo frames.
 //!
 //! ```text
 //! heap_v2/512                               heap_v2/512
@@ -14,10 +14,10 @@
 //!                                           # marks: label=2 of 2
 //! ```
 //!
-//! and the same of the text that memprof's sampler writes, tcmalloc's, where a stack stands behind its values.
+//! It converts the text of memprof's sampler, tcmalloc's format, likewise; there a stack follows its values.
 //!
-//! Stacks that have become the same stay apart. Other tools add them up, each unsampled by the mean size of its own
-//! objects as here; one stack of both would stand for another number of bytes.
+//! Stacks that become equal stay separate lines. Other tools unsample each line by the mean size of its own
+//! objects, like this crate, before they add them up; one line for both would stand for another number of bytes.
 
 use std::io::{self, BufRead, Cursor, Read, Write};
 
@@ -29,22 +29,22 @@ use crate::file_magic::read_magic;
 use crate::limits::Limits;
 use crate::lines::{InputEnd, for_each_line};
 
-/// Writes a dump so that other tools can read it too, and returns how many bytes that are. What has no such frames stays
-/// as it is, whatever its format.
+/// Writes a dump so that other tools can read it, and returns the number of bytes. A dump without pseudo frames is
+/// copied unchanged, whatever its format.
 ///
 /// # Errors
-/// `dump` is empty, is text that is cut, or has lines beyond the limits; `out` takes no more.
+/// `dump` is empty, is truncated text, or has lines beyond the limits; writing to `out` fails.
 pub fn export(dump: &mut dyn BufRead, limits: &Limits, out: &mut dyn Write) -> Result<u64> {
     let head = read_magic(dump)?;
     let mut whole = Cursor::new(&head).chain(dump);
-    let text = if head.starts_with(b"heap_v2/") {
+    let layout = if head.starts_with(b"heap_v2/") {
         StackLayout::Jemalloc
     } else if head.starts_with(b"heap profile:") {
         StackLayout::Tcmalloc
     } else {
         return io::copy(&mut whole, out).map_err(Error::io("copy the dump"));
     };
-    let mut export = Export::new(text, out);
+    let mut export = Export::new(layout, out);
     let ending = for_each_line(&mut whole, limits.line, |number, line| {
         export.read(number, line)
     })?;
@@ -56,71 +56,74 @@ pub fn export(dump: &mut dyn BufRead, limits: &Limits, out: &mut dyn Write) -> R
     }
 }
 
-/// Whose text it is, which tells where its stacks stand.
+/// Text format of a dump, which determines the position of its stacks.
 enum StackLayout {
     Jemalloc,
     Tcmalloc,
 }
 
+/// State of an export.
 struct Export<'a> {
-    text: StackLayout,
+    layout: StackLayout,
     out: &'a mut dyn Write,
     written: u64,
-    taken_off: StrippedFrames,
+    stripped: StrippedFrames,
     in_mappings: bool,
-    /// Of what is read and of what is written.
-    before: DumpChecksum,
-    after: DumpChecksum,
-    /// The line of the checksum, which is the last one where others have changed.
-    seal: Option<Vec<u8>>,
+    /// Checksums of the input and of the output.
+    input_checksum: DumpChecksum,
+    output_checksum: DumpChecksum,
+    /// Checksum line of the input, written last if other lines have changed.
+    checksum_line: Option<Vec<u8>>,
 }
 
 impl<'a> Export<'a> {
-    fn new(text: StackLayout, out: &'a mut dyn Write) -> Self {
+    fn new(layout: StackLayout, out: &'a mut dyn Write) -> Self {
         Self {
-            text,
+            layout,
             out,
             written: 0,
-            taken_off: StrippedFrames::default(),
+            stripped: StrippedFrames::default(),
             in_mappings: false,
-            before: DumpChecksum::default(),
-            after: DumpChecksum::default(),
-            seal: None,
+            input_checksum: DumpChecksum::default(),
+            output_checksum: DumpChecksum::default(),
+            checksum_line: None,
         }
     }
 
+    /// Reads one line and writes it without pseudo frames.
     fn read(&mut self, number: u64, line: &[u8]) -> Result<()> {
-        self.before.add(line);
-        if !self.taken_off.is_empty() && checksum::is_checksum(line) {
-            self.seal = Some(line.to_vec());
+        self.input_checksum.add(line);
+        if !self.stripped.is_empty() && checksum::is_checksum(line) {
+            self.checksum_line = Some(line.to_vec());
             return Ok(());
         }
         self.in_mappings |= starts_mappings(line);
-        let has_stack = match self.text {
+        let has_stack = match self.layout {
             _ if self.in_mappings => false,
             StackLayout::Jemalloc => line.starts_with(b"@"),
             StackLayout::Tcmalloc => number > 1 && !line.trim_ascii().is_empty(),
         };
         match has_stack {
             true => {
-                let rest = self.taken_off.strip(line);
+                let rest = self.stripped.strip(line);
                 self.write(rest)
             }
             false => self.write(line),
         }
     }
 
+    /// Writes the comments and the checksum. Returns the number of bytes.
     fn finish(mut self) -> Result<u64> {
-        for comment in std::mem::take(&mut self.taken_off).comments() {
+        for comment in std::mem::take(&mut self.stripped).comments() {
             self.write(comment.as_bytes())?;
         }
-        if let Some(seal) = self.seal.take() {
-            // What was damaged stays known as damaged.
-            match self.before.mismatch() {
-                true => self.write(&seal)?,
+        if let Some(checksum_line) = self.checksum_line.take() {
+            // A damaged dump keeps its wrong checksum, so that it stays recognizable as damaged.
+            match self.input_checksum.mismatch() {
+                true => self.write(&checksum_line)?,
                 false => {
-                    let seal = self.after.line();
-                    self.write(seal.as_bytes())?;
+                    let checksum_line = self.output_checksum.line();
+                    self.write(checksum_line.as_bytes())?;
                 }
             }
         }
@@ -128,7 +131,7 @@ impl<'a> Export<'a> {
     }
 
     fn write(&mut self, line: &[u8]) -> Result<()> {
-        self.after.add(line);
+        self.output_checksum.add(line);
         self.written += line.len() as u64 + 1;
         let written = self.out.write_all(line);
         let written = written.and_then(|()| self.out.write_all(b"\n"));
@@ -150,8 +153,8 @@ mod tests {
         Ok(String::from_utf8(out).expect("it is text"))
     }
 
-    /// With a checksum in its place, which is not at the end.
-    fn sealed(dump: &str) -> String {
+    /// Adds a checksum that is not the last line.
+    fn with_checksum(dump: &str) -> String {
         let mut sum = DumpChecksum::default();
         let dump = format!("{dump}# memprof 2\n");
         dump.lines().for_each(|line| sum.add(line.as_bytes()));
@@ -168,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn marks_become_comments() {
+    fn pseudo_frames_become_comments() {
         let check = |marks: [&str; 2], comments: &str| {
             let [first, second] = marks.map(|marks| match marks {
                 "" => String::new(),
@@ -186,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn the_text_of_memprofs_sampler_too() {
+    fn tcmalloc_text_is_exported_too() {
         let dump = |first: &str, second: &str, comments: &str| {
             format!(
                 "heap profile: 9: 412 [9: 412] @ heap_v2/512\n 4: 200 [4: 200] @ 0x7f 0x80{first}\n \
@@ -205,15 +208,15 @@ mod tests {
     }
 
     #[test]
-    fn the_reader_says_the_same_of_both() {
-        let read = |text: &str| {
-            let mut profile = crate::parse(&mut text.as_bytes(), &Limits::default(), false)?;
+    fn export_reads_like_its_dump() {
+        let read = |layout: &str| {
+            let mut profile = crate::parse(&mut layout.as_bytes(), &Limits::default(), false)?;
             crate::unsample(&mut profile)?;
             let samples = profile.samples.iter();
             let samples = samples.map(|sample| (sample.values, sample.alloc_time, sample.label));
             Ok::<_, Error>((samples.collect::<Vec<_>>(), profile.ages, profile.warnings))
         };
-        let marked = sealed(&dump(
+        let marked = with_checksum(&dump(
             &format!(" {LABEL} {ALLOC_TIME}"),
             &format!(" {ALLOC_TIME}"),
             "",
@@ -231,13 +234,13 @@ mod tests {
     }
 
     #[test]
-    fn what_was_damaged_stays_known_as_damaged() {
-        let warned = |text: &str| {
-            let profile = crate::parse(&mut text.as_bytes(), &Limits::default(), false);
+    fn damaged_dump_exports_as_damaged() {
+        let warned = |layout: &str| {
+            let profile = crate::parse(&mut layout.as_bytes(), &Limits::default(), false);
             let warnings = profile.expect("it can be read").warnings;
             warnings.iter().any(|warning| warning.contains("checksum"))
         };
-        let marked = sealed(&dump(&format!(" {LABEL}"), "", ""));
+        let marked = with_checksum(&dump(&format!(" {LABEL}"), "", ""));
         let whole = exported(&marked).expect("it is whole");
         assert!(!warned(&whole), "{whole}");
         let damaged = marked.replace("4: 200", "4: 201");
@@ -249,9 +252,9 @@ mod tests {
     }
 
     #[test]
-    fn all_else_stays_as_it_is() {
-        let check = |text: &str| assert_eq!(exported(text).expect("it is whole"), text);
-        check(&sealed(&dump("", "", "")));
+    fn dump_without_pseudo_frames_is_unchanged() {
+        let check = |layout: &str| assert_eq!(exported(layout).expect("it is whole"), layout);
+        check(&with_checksum(&dump("", "", "")));
         check("heap profile: 1: 8 [1: 8] @ heap_v2/1\n1: 8 [1: 8] @ 0x10\n\nMAPPED_LIBRARIES:\n");
         check("\u{1f}no text at all");
         check("x");

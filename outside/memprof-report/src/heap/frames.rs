@@ -1,49 +1,50 @@
-//! Addresses of a stack line, interned by their text.
+//! Reads the addresses of a stack line, interned by their text.
 //!
-//! A dump repeats few addresses many times, so the text itself, 16 bytes from the `0x` on, is the key:
-//! only an address seen for the first time is checked and converted.
+//! A dump repeats few addresses many times, so the text itself, 16 bytes from the `0x` on, is the key: only an
+//! address that is new is checked and converted.
 
 use super::numbers::hexadecimal;
 use crate::profile::Address;
 use crate::pseudo_frames::{PseudoFrame, StackMarks};
 use crate::stacks::{AddressId, StackHasher, Stacks};
 
-/// The first 16 bytes of the text, as two words.
+/// First 16 bytes of the text, as two words.
 type TextPrefix = (u64, u64);
 
-const HEAD: usize = 16;
+const PREFIX_LEN: usize = 16;
 
-/// A word of 8 to 15 bytes with the blank behind it, the rest cleared. All others go the long way: a process
-/// has few addresses below 1 MiB, and none above 2^52.
+/// A word of 8 to 15 bytes with the blank after it, the rest cleared. Other words are read without a table: a
+/// process has few addresses below 1 MiB, and none above 2^52.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Key(u64, u64);
 
-/// The width of such a word: the bits beyond its first 8 bytes.
+/// Width of such a word: bits beyond its first 8 bytes.
 #[derive(Clone, Copy, Debug, Default)]
 struct Width(u32);
 
-/// What a word of a stack line is.
+/// A word of a stack line.
 #[derive(Clone, Copy, Debug)]
 enum StackWord {
     Frame(AddressId),
     Mark(PseudoFrame),
 }
 
+/// Reads stack lines, with a hash table of the addresses so far.
 #[derive(Debug, Default)]
 pub(super) struct AddressReader {
-    /// By key; that of an empty slot is 0. Open addressing, a power of two, at most a quarter full. Keys lie in
-    /// the slots: reading is bound by cache misses, and this is one of them instead of two.
+    /// Table by key with open addressing; an empty slot has the key 0. The size is a power of two, at most a
+    /// quarter is used. Keys are stored in the slots: reading is bound by cache misses, and this saves one of two.
     slots: Vec<(Key, AddressId)>,
     used: usize,
     seed: StackHasher,
 }
 
 impl AddressReader {
-    /// Pushes the addresses of `0x… 0x…`, and returns the marks that stand among them; on failure, the text of
-    /// the wrong one.
+    /// Pushes the addresses of `0x… 0x…` to `stacks`, and returns the pseudo frames among them. On failure, returns
+    /// the text from the malformed word on.
     ///
-    /// A word is most often as wide as the one before. Guessing that, the processor need not wait for the end
-    /// of one to find the next; a wrong guess is no key.
+    /// Most words are as wide as the one before. By guessing that, the processor need not wait for the end of a
+    /// word to find the next; after a wrong guess no key matches.
     pub(super) fn read<'t>(
         &mut self,
         mut text: &'t [u8],
@@ -52,12 +53,12 @@ impl AddressReader {
         let mut width = Width::default();
         let mut marks = StackMarks::default();
         while !text.is_empty() {
-            let head = head(text);
-            let (word, length) = match width.key(head).and_then(|key| self.get(key)) {
+            let prefix = prefix(text);
+            let (word, length) = match width.key(prefix).and_then(|key| self.get(key)) {
                 Some(id) => (StackWord::Frame(id), width.length()),
                 None => {
-                    width = Width::of(head);
-                    self.read_word(text, width, head, stacks).ok_or(text)?
+                    width = Width::of_first_word(prefix);
+                    self.read_word(text, width, prefix, stacks).ok_or(text)?
                 }
             };
             match word {
@@ -69,15 +70,16 @@ impl AddressReader {
         Ok(marks)
     }
 
-    /// The address at the start of `text`, new or not, and the length of its word.
+    /// Reads the word at the start of `text`, adding its address if it is new. Returns it and its length. `None` if
+    /// it is malformed.
     fn read_word(
         &mut self,
         text: &[u8],
         width: Width,
-        head: TextPrefix,
+        prefix: TextPrefix,
         stacks: &mut Stacks,
     ) -> Option<(StackWord, usize)> {
-        let key = width.key(head);
+        let key = width.key(prefix);
         if let Some(id) = key.and_then(|key| self.get(key)) {
             return Some((StackWord::Frame(id), width.length()));
         }
@@ -101,7 +103,7 @@ impl AddressReader {
         let mut slot = self.home_index(key);
         loop {
             match self.slots[slot] {
-                (found, id) if found == key => return Some(id),
+                (other, id) if other == key => return Some(id),
                 (Key(0, 0), _) => return None,
                 _ => slot = (slot + 1) & (size - 1),
             }
@@ -115,13 +117,13 @@ impl AddressReader {
             let before =
                 std::mem::replace(&mut self.slots, vec![(Key::default(), AddressId(0)); size]);
             for (key, id) in before.into_iter().filter(|(key, _)| *key != Key::default()) {
-                self.place(key, id);
+                self.insert_in_free_slot(key, id);
             }
         }
-        self.place(key, id);
+        self.insert_in_free_slot(key, id);
     }
 
-    fn place(&mut self, key: Key, id: AddressId) {
+    fn insert_in_free_slot(&mut self, key: Key, id: AddressId) {
         let mut slot = self.home_index(key);
         while self.slots[slot].0 != Key::default() {
             slot = (slot + 1) & (self.slots.len() - 1);
@@ -129,6 +131,7 @@ impl AddressReader {
         self.slots[slot] = (key, id);
     }
 
+    /// Slot at which probing for `key` starts.
     fn home_index(&self, key: Key) -> usize {
         self.seed.with(key.0, key.1).slot(self.slots.len())
     }
@@ -136,12 +139,12 @@ impl AddressReader {
 
 const BLANKS: u64 = u64::from_ne_bytes([b' '; 8]);
 
-/// The first bytes of `text`; where it is shorter, blanks follow.
-fn head(text: &[u8]) -> TextPrefix {
-    let bytes = match text.first_chunk::<HEAD>() {
+/// First bytes of `text`, padded with blanks.
+fn prefix(text: &[u8]) -> TextPrefix {
+    let bytes = match text.first_chunk::<PREFIX_LEN>() {
         Some(chunk) => *chunk,
         None => {
-            let mut padded = [b' '; HEAD];
+            let mut padded = [b' '; PREFIX_LEN];
             padded[..text.len()].copy_from_slice(text);
             padded
         }
@@ -151,8 +154,8 @@ fn head(text: &[u8]) -> TextPrefix {
 }
 
 impl Width {
-    /// That of the first word of `head`; any, where it has no end there.
-    fn of((_, high): TextPrefix) -> Self {
+    /// Width of the first word of `prefix`; arbitrary if the word does not end there.
+    fn of_first_word((_, high): TextPrefix) -> Self {
         const ONES: u64 = u64::from_ne_bytes([0x01; 8]);
         const HIGHS: u64 = u64::from_ne_bytes([0x80; 8]);
         let other = high ^ BLANKS;
@@ -161,8 +164,8 @@ impl Width {
         Self(blanks.trailing_zeros() & 0b11_1000)
     }
 
-    /// The key of the first word of `head`, if it is this wide. It is that of no address if it is not: the
-    /// blank lies elsewhere.
+    /// Key of the first word of `prefix` if it has this width. Otherwise `None`, or a key that no address has: the
+    /// blank is elsewhere.
     fn key(self, (low, high): TextPrefix) -> Option<Key> {
         let end = high >> self.0;
         let blank = end as u8 == b' ';
@@ -174,6 +177,7 @@ impl Width {
     }
 }
 
+/// Parses `0x…`. `None` if anything else is in the word.
 fn address(word: &[u8]) -> Option<Address> {
     match hexadecimal(word.strip_prefix(b"0x")?)? {
         (address, []) => Some(Address(address)),
@@ -207,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn words_of_all_widths() {
+    fn addresses_of_all_widths_are_read() {
         check("", Ok(&[]));
         check("0x1 0x123456 0x12", Ok(&[0x1, 0x12_3456, 0x12]));
         check(
@@ -221,8 +225,8 @@ mod tests {
     }
 
     #[test]
-    fn what_only_looks_like_a_known_word() {
-        for wrong in [
+    fn word_similar_to_known_one_is_refused() {
+        for malformed in [
             "0x123456\0\0 0x1",
             "0x123456\0",
             "0x123456g 0x123456",
@@ -230,8 +234,8 @@ mod tests {
             " 0x123456",
             "0x",
         ] {
-            check(wrong, Err(wrong));
-            check(&format!("0x123456 {wrong}"), Err(wrong));
+            check(malformed, Err(malformed));
+            check(&format!("0x123456 {malformed}"), Err(malformed));
         }
     }
 }

@@ -1,4 +1,4 @@
-//! tcmalloc's legacy text, which gperftools writes too:
+//! tcmalloc's legacy text format, which gperftools writes too:
 //!
 //! ```text
 //! heap profile:   1246:  8800744 [  1246:  8800744] @ heap_v2/524288
@@ -7,14 +7,14 @@
 //! MAPPED_LIBRARIES:
 //! ```
 //!
-//! What follows the `@` of the header decides the unsampling, as in jeprof's `ReadHeapProfile`.
+//! The text after the `@` of the header selects the unsampling, as in jeprof's `ReadHeapProfile`.
 
 use super::numbers::{Counts, counts, decimal};
 use super::{DumpReader, DumpSection};
 use crate::error::Result;
 use crate::profile::{SampleValues, Sampling};
 
-/// tcmalloc's default where the header says `heap` without an interval; jeprof's too.
+/// tcmalloc's interval if the header says `heap` without one; jeprof's default too.
 const DEFAULT_INTERVAL: u64 = 128 << 10;
 
 impl DumpReader<'_> {
@@ -34,23 +34,25 @@ impl DumpReader<'_> {
                 _ => return Err(self.unexpected("a sample interval of at least 1 byte", kind)),
             },
         };
-        let same = counts.objects == counts.accum_objects && counts.bytes == counts.accum_bytes;
+        let is_repeated =
+            counts.objects == counts.accum_objects && counts.bytes == counts.accum_bytes;
         self.profile.sampling = match name {
             b"heap_v2" => Sampling::Poisson(interval.unwrap_or(DEFAULT_INTERVAL)),
             b"heap" => Sampling::Uniform(interval.map_or(DEFAULT_INTERVAL, |i| (i / 2).max(1))),
-            b"" if same => Sampling::Uniform(DEFAULT_INTERVAL),
+            b"" if is_repeated => Sampling::Uniform(DEFAULT_INTERVAL),
             _ => Sampling::None,
         };
         self.profile.interval = match self.profile.sampling {
             Sampling::None | Sampling::Shared => None,
             Sampling::Poisson(interval) | Sampling::Uniform(interval) => Some(interval),
         };
-        self.profile.has_alloc = !same && counts.accum_objects > 0;
+        self.profile.has_alloc = !is_repeated && counts.accum_objects > 0;
         self.profile.header = Some(self.legacy_values(counts));
         self.section = DumpSection::Legacy;
         Ok(())
     }
 
+    /// Reads a line of a stack with its values.
     pub(super) fn read_legacy(&mut self, line: &[u8]) -> Result<()> {
         if line.trim_ascii().is_empty() || self.enter_mappings(line) {
             return Ok(());
@@ -65,7 +67,8 @@ impl DumpReader<'_> {
         self.push_sample(self.legacy_values(counts))
     }
 
-    /// A sampling tcmalloc repeats the live values in the second pair: that is no `alloc_*`.
+    /// Converts the counts of a line. A sampling tcmalloc repeats the live values in the second pair, which are
+    /// then no `alloc_*`.
     fn legacy_values(&self, counts: Counts) -> SampleValues {
         if self.profile.has_alloc {
             SampleValues([

@@ -1,4 +1,4 @@
-//! The mappings at the end of a dump: lines of `/proc/PID/maps`, or tcmalloc's cooked ones.
+//! Reads the mappings at the end of a dump: lines of `/proc/PID/maps`, or the short lines of tcmalloc.
 
 use super::DumpReader;
 use super::numbers::{decimal, hexadecimal};
@@ -23,16 +23,16 @@ impl DumpReader<'_> {
         }
         match mapping(line) {
             Some(mapping) => {
-                let part = ProfileItem::Text(mapping.path.len());
+                let item = ProfileItem::Text(mapping.path.len());
                 self.mappings.push(mapping);
-                self.spend(part)
+                self.spend(item)
             }
             None => Err(self.unexpected("'start-end perms offset dev inode path'", line)),
         }
     }
 }
 
-/// `55d62a6b1000-55d62a710000 r-xp 00000000 fe:00 10199045   /usr/bin/redis-server`, or cooked
+/// Parses `55d62a6b1000-55d62a710000 r-xp 00000000 fe:00 10199045   /usr/bin/redis-server`, or tcmalloc's
 /// `40000000-40015000: /lib/ld-2.3.2.so`.
 fn mapping(line: &[u8]) -> Option<Mapping> {
     let (start, rest) = hexadecimal(line.trim_ascii_start())?;
@@ -46,7 +46,7 @@ fn mapping(line: &[u8]) -> Option<Mapping> {
         ..Mapping::default()
     };
     if let Some(path) = rest.strip_prefix(b":") {
-        let path = path_of(path);
+        let path = trimmed_path(path);
         return Some(Mapping {
             executable: true,
             path,
@@ -67,23 +67,23 @@ fn mapping(line: &[u8]) -> Option<Mapping> {
     Some(Mapping {
         offset,
         executable: permissions[2] == b'x',
-        path: path_of(rest),
+        path: trimmed_path(rest),
         ..range
     })
 }
 
-fn path_of(text: &[u8]) -> String {
+fn trimmed_path(text: &[u8]) -> String {
     printable(&String::from_utf8_lossy(text.trim_ascii())).into_owned()
 }
 
-/// Sorts the mappings, gives them their build ids and drops those that overlap an earlier one.
+/// Sorts the mappings, sets their build ids and drops those that overlap an earlier one.
 pub(super) fn arrange(
     mut mappings: Vec<Mapping>,
     build_ids: Vec<(String, String)>,
     warnings: &mut Vec<String>,
 ) -> Vec<Mapping> {
     mappings.sort_by_key(|mapping| mapping.start);
-    let before = mappings.len();
+    let count = mappings.len();
     let mut end = Address(0);
     mappings.retain(|mapping| {
         let keep = mapping.start >= end;
@@ -92,10 +92,10 @@ pub(super) fn arrange(
         }
         keep
     });
-    if mappings.len() < before {
+    if mappings.len() < count {
         warnings.push(format!(
             "{} mappings overlap others and are left out",
-            before - mappings.len()
+            count - mappings.len()
         ));
     }
     let build_ids: std::collections::HashMap<String, String> = build_ids.into_iter().collect();

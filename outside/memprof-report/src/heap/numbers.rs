@@ -1,6 +1,6 @@
-//! Numbers in heap dumps, read to the digit or not at all.
+//! Parses numbers in heap dumps, exactly.
 
-/// `curobjs: curbytes [accumobjs: accumbytes]`, as both formats write values.
+/// Values `curobjs: curbytes [accumobjs: accumbytes]`, as both formats write them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Counts {
     pub(super) objects: i64,
@@ -9,7 +9,7 @@ pub(super) struct Counts {
     pub(super) accum_bytes: i64,
 }
 
-/// A decimal number and what follows it; none without digits or beyond `i64`.
+/// Parses a decimal number. Returns it and the text after it; `None` without digits or beyond `i64`.
 pub(super) fn decimal(text: &[u8]) -> Option<(i64, &[u8])> {
     let mut number = 0_i64;
     let mut digits = 0;
@@ -22,7 +22,7 @@ pub(super) fn decimal(text: &[u8]) -> Option<(i64, &[u8])> {
     (digits > 0).then_some((number, &text[digits..]))
 }
 
-/// A hexadecimal number and what follows it; none without digits or beyond 64 bits.
+/// Parses a hexadecimal number. Returns it and the text after it; `None` without digits or beyond 64 bits.
 pub(super) fn hexadecimal(text: &[u8]) -> Option<(u64, &[u8])> {
     let digits = text
         .iter()
@@ -35,7 +35,7 @@ pub(super) fn hexadecimal(text: &[u8]) -> Option<(u64, &[u8])> {
     (digits > 0).then_some((number, &text[digits..]))
 }
 
-/// Counts and what follows their `]`.
+/// Parses counts. Returns them and the text after their `]`.
 pub(super) fn counts(text: &[u8]) -> Option<(Counts, &[u8])> {
     let (objects, rest) = decimal(text.trim_ascii_start())?;
     let (bytes, rest) = decimal(rest.strip_prefix(b":")?.trim_ascii_start())?;
@@ -58,7 +58,7 @@ mod tests {
     use super::{Counts, counts, decimal, hexadecimal};
 
     #[test]
-    fn numbers_are_exact_or_refused() {
+    fn number_out_of_range_is_refused() {
         assert_eq!(
             decimal(b"9223372036854775807:"),
             Some((i64::MAX, &b":"[..]))
@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn counts_of_both_formats() {
+    fn counts_of_both_formats_are_parsed() {
         let expected = Counts {
             objects: 1,
             bytes: 64,

@@ -1,12 +1,12 @@
-//! A profile of who keeps free memory from being given back (`# kind: pinned`): the free bytes of slabs, as the
-//! allocator counts them, shared out by samples. The objects of a line are its samples; one line has what nobody is
-//! known to hold.
+//! Reads profiles of pinned slabs (`# kind: pinned`): the free bytes of slabs that live objects keep from being
+//! released, as the allocator counts them, shared out by samples. The objects of a line are its samples; one line
+//! has the bytes that are not attributable.
 
 use super::DumpReader;
 use crate::profile::{SampleType, Sampling, UNATTRIBUTED};
 
 impl DumpReader<'_> {
-    /// Reads what was read so far as such a profile, which is written like one of growth.
+    /// Reinterprets the profile, which was read as one of growth because it has that format.
     pub(super) fn read_as_pinned(&mut self) {
         let profile = &mut self.profile;
         if !profile.is_pinned || profile.sampling != Sampling::None {
@@ -18,7 +18,7 @@ impl DumpReader<'_> {
         for sample in &mut profile.samples {
             let frames = stacks.frames(sample.stack).iter();
             if frames.map(|id| stacks.address(*id)).eq([UNATTRIBUTED]) {
-                // No sample tells of it: it is written as one because some readers want one.
+                // This line has no samples; its count of 1 is for readers that require one.
                 sample.values[SampleType::InuseObjects] = 0;
             }
         }
@@ -41,7 +41,7 @@ mod tests {
                           \x20    1:      500 [     1:      500] @ 0x100\n\nMAPPED_LIBRARIES:\n";
 
     #[test]
-    fn values_are_shares_that_samples_tell() {
+    fn pinned_values_are_shares() {
         let text = format!(
             "heap profile:     31:     4500 [    31:     4500] @ growth\n{STACKS}# kind: pinned\n# stacks: 2\n\
              # estimated-inuse-bytes: 4500\n"
@@ -49,7 +49,7 @@ mod tests {
         let profile = read(&text);
         assert!(profile.is_pinned);
         assert_eq!(profile.warnings, Vec::<String>::new());
-        let told: Vec<_> = profile
+        let shares: Vec<_> = profile
             .samples
             .iter()
             .map(|sample| {
@@ -62,11 +62,11 @@ mod tests {
                 )
             })
             .collect();
-        assert_eq!(told, [(0x10, 30, 4000), (UNATTRIBUTED.0, 0, 500)]);
+        assert_eq!(shares, [(0x10, 30, 4000), (UNATTRIBUTED.0, 0, 500)]);
     }
 
     #[test]
-    fn what_is_sampled_is_nothing_else() {
+    fn other_profiles_are_not_read_as_pinned() {
         for (header, comment) in [("growth", "heap"), ("heap_v2/512", "pinned")] {
             let text = format!(
                 "heap profile: 30: 4500 [30: 4500] @ {header}\n{STACKS}# kind: {comment}\n"

@@ -1,57 +1,60 @@
-//! The marks of stacks as comments, for texts whose stacks have none because other tools take them for addresses:
+//! Pseudo frames as comments, for texts whose stacks have none because other tools would take them for addresses:
 //!
 //! ```text
 //! # marks: label=1 born=1795299940 of 1 4 9
 //! ```
 //!
-//! The numbers behind `of` are those of the stacks, by their order in the text, from 1.
+//! The numbers after `of` are those of the stacks, in the order of the text, from 1.
 
 use std::collections::BTreeMap;
 
 use crate::profile::Sample;
 use crate::pseudo_frames::{StackMarks, last_pseudo_frame, strip_pseudo_frames};
 
-/// Stacks that one comment names: lines stay short, whatever a profile holds.
-const NAMED: usize = 64;
+/// Most stacks per comment, to limit the length of lines.
+const MAX_STACKS_PER_COMMENT: usize = 64;
 
-/// Marks that were taken off the stacks of a text.
+/// Pseudo frames that were removed from the stacks of a text.
 #[derive(Debug, Default)]
 pub(super) struct StrippedFrames {
-    /// How many stacks were seen.
+    /// Number of stacks so far.
     stacks: u32,
-    /// By the text of the marks, each behind a blank: the stacks that had them.
-    marked: BTreeMap<Vec<u8>, Vec<u32>>,
+    /// Stacks by the text of their pseudo frames, each with a blank before it.
+    stacks_by_marks: BTreeMap<Vec<u8>, Vec<u32>>,
 }
 
 impl StrippedFrames {
-    /// The line of the next stack without its marks, which are remembered.
+    /// Returns the line of the next stack without its pseudo frames, and records them.
     pub(super) fn strip<'t>(&mut self, line: &'t [u8]) -> &'t [u8] {
         self.stacks += 1;
         let rest = strip_pseudo_frames(line);
         let marks = &line[rest.len()..];
         if !marks.is_empty() {
-            match self.marked.get_mut(marks) {
+            match self.stacks_by_marks.get_mut(marks) {
                 Some(stacks) => stacks.push(self.stacks),
-                None => drop(self.marked.insert(marks.to_vec(), vec![self.stacks])),
+                None => drop(
+                    self.stacks_by_marks
+                        .insert(marks.to_vec(), vec![self.stacks]),
+                ),
             }
         }
         rest
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.marked.is_empty()
+        self.stacks_by_marks.is_empty()
     }
 
-    /// The comments, without their newlines.
+    /// Returns the comments, without newlines.
     pub(super) fn comments(&self) -> impl Iterator<Item = String> {
-        let marked = self.marked.iter();
-        let parts = marked.flat_map(|(marks, stacks)| {
-            let parts = stacks.chunks(NAMED);
+        let stacks_by_marks = self.stacks_by_marks.iter();
+        let parts = stacks_by_marks.flat_map(|(marks, stacks)| {
+            let parts = stacks.chunks(MAX_STACKS_PER_COMMENT);
             parts.map(move |part| (marks, part))
         });
         parts.map(|(marks, stacks)| {
             let mut comment = "# marks:".to_owned();
-            words(marks, &mut comment);
+            append_marks(marks, &mut comment);
             comment += " of";
             for stack in stacks {
                 comment += &format!(" {stack}");
@@ -61,20 +64,21 @@ impl StrippedFrames {
     }
 }
 
-fn words(marks: &[u8], comment: &mut String) {
+/// Appends pseudo frames to a comment, in their order.
+fn append_marks(marks: &[u8], comment: &mut String) {
     if let Some((rest, mark)) = last_pseudo_frame(marks) {
-        words(rest, comment);
+        append_marks(rest, comment);
         *comment += &format!(" {mark}");
     }
 }
 
-/// Puts back what a comment tells, behind its `# marks: `; what is not as above is left out.
+/// Restores the pseudo frames in a comment, given the text after `# marks: `. Ignores malformed parts.
 pub(super) fn restore(comment: &str, samples: &mut [Sample]) {
-    let Some((words, stacks)) = comment.split_once(" of ") else {
+    let Some((append_marks, stacks)) = comment.split_once(" of ") else {
         return;
     };
     let mut marks = StackMarks::default();
-    for mark in words.split(' ').filter_map(|word| word.parse().ok()) {
+    for mark in append_marks.split(' ').filter_map(|word| word.parse().ok()) {
         marks.add(mark);
     }
     let numbers = stacks.split(' ').filter_map(|number| number.parse().ok());
@@ -99,14 +103,14 @@ mod tests {
     const ALLOC_TIME: &str = "0x4d50020000000007";
 
     #[test]
-    fn marks_are_told_with_the_stacks_that_had_them() {
+    fn comments_list_stacks_of_each_set_of_pseudo_frames() {
         let check = |lines: &[&str], rests: &[&str], comments: &[&str]| {
-            let mut taken = StrippedFrames::default();
+            let mut stripped = StrippedFrames::default();
             for (line, rest) in lines.iter().zip(rests) {
-                assert_eq!(taken.strip(line.as_bytes()), rest.as_bytes());
+                assert_eq!(stripped.strip(line.as_bytes()), rest.as_bytes());
             }
-            assert_eq!(taken.comments().collect::<Vec<_>>(), comments);
-            assert_eq!(taken.is_empty(), comments.is_empty());
+            assert_eq!(stripped.comments().collect::<Vec<_>>(), comments);
+            assert_eq!(stripped.is_empty(), comments.is_empty());
         };
         check(&["@ 0x1 0x2", "@"], &["@ 0x1 0x2", "@"], &[]);
         check(
@@ -119,17 +123,23 @@ mod tests {
             &["@ 0x1", "@ 0x1", "@ 0x1", "@ 0x2"],
             &["# marks: label=1 born=3 of 1 4", "# marks: label=2 of 2"],
         );
-        let mut taken = StrippedFrames::default();
+        let mut stripped = StrippedFrames::default();
         let line = format!("@ 0x1 {FIRST}");
-        for _ in 0..=NAMED {
-            assert_eq!(taken.strip(line.as_bytes()), b"@ 0x1");
+        for _ in 0..=MAX_STACKS_PER_COMMENT {
+            assert_eq!(stripped.strip(line.as_bytes()), b"@ 0x1");
         }
-        let last = taken.comments().last();
-        assert_eq!(last, Some(format!("# marks: label=1 of {}", NAMED + 1)));
+        let last = stripped.comments().last();
+        assert_eq!(
+            last,
+            Some(format!(
+                "# marks: label=1 of {}",
+                MAX_STACKS_PER_COMMENT + 1
+            ))
+        );
     }
 
     #[test]
-    fn hostile_comments_are_left_out() {
+    fn malformed_comment_is_ignored() {
         let check = |comment: &str, expected: [[Option<u32>; 2]; 2]| {
             let mut samples =
                 [0, 1].map(|stack| Sample::new(StackId(stack), SampleValues::default()));

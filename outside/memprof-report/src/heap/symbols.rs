@@ -1,4 +1,4 @@
-//! The names in front of a symbolized file: `0xADDR function--inlined`, up to a line `---`.
+//! Reads the symbols at the start of a symbolized file: `0xADDR function--inlined`, up to a line `---`.
 
 use std::collections::HashMap;
 
@@ -10,6 +10,7 @@ use crate::names::{Frame, Names};
 use crate::profile::{Address, Profile};
 use crate::stacks::AddressId;
 
+/// Function names by address, with inlined functions separated by `--`.
 #[derive(Debug, Default)]
 pub(super) struct Symbols(HashMap<Address, String>);
 
@@ -27,22 +28,23 @@ impl DumpReader<'_> {
             return Err(self.unexpected("'0xADDR name' or '---'", line));
         };
         let name = String::from_utf8_lossy(name.trim_ascii()).into_owned();
-        let part = ProfileItem::Text(name.len());
+        let item = ProfileItem::Text(name.len());
         self.symbols.0.insert(Address(address), name);
-        self.spend(part)
+        self.spend(item)
     }
 }
 
 impl Symbols {
-    /// Its addresses are those of jeprof's lookups: the leaf as it is, all others less 1.
+    /// Converts the symbols to names. Their addresses are jeprof's: of the leaf the address itself, of all others
+    /// one less. `None` if there are none.
     pub(super) fn into_names(self, profile: &Profile) -> Option<Names> {
         if self.0.is_empty() {
             return None;
         }
         let mut names = Names::default();
         for (index, &Address(address)) in profile.stacks.addresses().iter().enumerate() {
-            let less = self.0.get(&Address(address.wrapping_sub(1)));
-            let Some(symbol) = less.or_else(|| self.0.get(&Address(address))) else {
+            let call = self.0.get(&Address(address.wrapping_sub(1)));
+            let Some(symbol) = call.or_else(|| self.0.get(&Address(address))) else {
                 continue;
             };
             let frames: Vec<Frame> = symbol

@@ -1,4 +1,4 @@
-//! A dump of jemalloc in tcmalloc's words, which jeprof, google-pprof and `go tool pprof` all read:
+//! Converts a dump of jemalloc to tcmalloc's text, which jeprof, google-pprof and `go tool pprof` all read:
 //!
 //! ```text
 //! heap_v2/512                        heap profile: 9: 412 [0: 0] @ heap_v2/512
@@ -11,8 +11,8 @@
 //! MAPPED_LIBRARIES:
 //! ```
 //!
-//! The values stay raw: these tools unsample what says `heap_v2`. Threads have no place in it, and what marks a stack
-//! stands in comments at the end.
+//! The values stay raw: these tools unsample a text with `heap_v2`. The text has no place for threads; pseudo
+//! frames are written as comments at the end.
 
 use std::io::{BufRead, Write};
 
@@ -22,7 +22,7 @@ use crate::error::{Error, Quoted, Result};
 use crate::limits::Limits;
 use crate::lines::{InputEnd, for_each_line};
 
-/// What comes next.
+/// Kind of line that may come next.
 #[derive(Clone, Copy)]
 enum Expected {
     Header,
@@ -36,15 +36,15 @@ enum Expected {
     Rest,
 }
 
-/// Rewrites a dump of jemalloc as tcmalloc's text, line by line. One of tcmalloc is that already.
+/// Rewrites a dump of jemalloc as tcmalloc's text, line by line. Copies tcmalloc's text.
 ///
 /// # Errors
-/// `dump` is neither, or is cut off; `out` takes no more.
+/// `dump` is neither, or is truncated; writing to `out` fails.
 pub fn write_tcmalloc(dump: &mut dyn BufRead, limits: &Limits, out: &mut dyn Write) -> Result<()> {
     let mut expected = Expected::Header;
-    // What stands behind the values here, and in front of them there.
-    let mut held = Vec::new();
-    let mut taken_off = StrippedFrames::default();
+    // Text that precedes the values in jemalloc's format and follows them in tcmalloc's.
+    let mut pending = Vec::new();
+    let mut stripped = StrippedFrames::default();
     let ending = for_each_line(dump, limits.line, |number, line| {
         let unexpected = |what: &str| {
             let found = format!("expected {what}, found {}", Quoted(line));
@@ -53,7 +53,7 @@ pub fn write_tcmalloc(dump: &mut dyn BufRead, limits: &Limits, out: &mut dyn Wri
         expected = match expected {
             Expected::Header => match line.strip_prefix(b"heap_v2/") {
                 Some(interval) => {
-                    held.extend_from_slice(interval);
+                    pending.extend_from_slice(interval);
                     Expected::Totals
                 }
                 None if line.starts_with(b"heap profile:") => {
@@ -64,19 +64,19 @@ pub fn write_tcmalloc(dump: &mut dyn BufRead, limits: &Limits, out: &mut dyn Wri
             },
             Expected::Totals => {
                 let totals = totals(line).ok_or_else(|| unexpected("'t*:'"))?;
-                let parts = [b"heap profile: ", totals, b" @ heap_v2/", &held, b"\n"];
+                let parts = [b"heap profile: ", totals, b" @ heap_v2/", &pending, b"\n"];
                 write_all(out, &parts)?;
                 Expected::Any
             }
             Expected::StackTotals => {
                 let totals = totals(line).ok_or_else(|| unexpected("'t*:'"))?;
-                write_all(out, &[totals, b" @", &held, b"\n"])?;
+                write_all(out, &[totals, b" @", &pending, b"\n"])?;
                 Expected::Any
             }
             Expected::Any => match line {
                 [b'@', addresses @ ..] => {
-                    held.clear();
-                    held.extend_from_slice(taken_off.strip(addresses));
+                    pending.clear();
+                    pending.extend_from_slice(stripped.strip(addresses));
                     Expected::StackTotals
                 }
                 [b' ', ..] => return Ok(()),
@@ -93,12 +93,12 @@ pub fn write_tcmalloc(dump: &mut dyn BufRead, limits: &Limits, out: &mut dyn Wri
             Expected::Stacks => {
                 let line = match line.trim_ascii() {
                     [] => line,
-                    _ => taken_off.strip(line),
+                    _ => stripped.strip(line),
                 };
                 write_all(out, &[line, b"\n"])?;
                 Expected::Stacks
             }
-            // Of a checksum that would be wrong now.
+            // The checksum of the input does not match the output.
             Expected::Rest if checksum::is_about(line) => return Ok(()),
             Expected::Rest => {
                 write_all(out, &[line, b"\n"])?;
@@ -109,7 +109,7 @@ pub fn write_tcmalloc(dump: &mut dyn BufRead, limits: &Limits, out: &mut dyn Wri
     })?;
     let problem = match (ending, expected) {
         (InputEnd::Complete, Expected::Stacks | Expected::Rest) => {
-            let mut comments = taken_off.comments();
+            let mut comments = stripped.comments();
             return comments.try_for_each(|comment| write_all(out, &[comment.as_bytes(), b"\n"]));
         }
         (InputEnd::Truncated(line), _) => format!("line {line} has no end"),
@@ -118,7 +118,7 @@ pub fn write_tcmalloc(dump: &mut dyn BufRead, limits: &Limits, out: &mut dyn Wri
     Err(Error::Truncated { problem })
 }
 
-/// `9: 412 [0: 0]` of `  t*: 9: 412 [0: 0]`.
+/// Returns `9: 412 [0: 0]` of `  t*: 9: 412 [0: 0]`.
 fn totals(line: &[u8]) -> Option<&[u8]> {
     line.trim_ascii_start().strip_prefix(b"t*: ")
 }
@@ -145,7 +145,7 @@ mod tests {
                         7f-80 r-xp 00000000 00:00 0 /x\n";
 
     #[test]
-    fn a_dump() {
+    fn dump_becomes_tcmalloc_text() {
         let expected = "heap profile: 9: 412 [1: 2] @ heap_v2/512\n9: 412 [1: 2] @ 0x7f 0x80\n\n\
                         MAPPED_LIBRARIES:\n7f-80 r-xp 00000000 00:00 0 /x\n";
         assert_eq!(convert(DUMP).unwrap(), expected);
@@ -153,14 +153,14 @@ mod tests {
     }
 
     #[test]
-    fn a_checksum_that_would_be_wrong_is_left_out() {
+    fn checksum_is_removed() {
         let comments = |checksum| format!("{DUMP}{checksum}# stacks: 1\n");
         let sealed = convert(&comments("# memprof 2\n# checksum: crc32 0badf00d\n"));
         assert_eq!(sealed.unwrap(), convert(&comments("")).unwrap());
     }
 
     #[test]
-    fn both_texts_say_the_same() {
+    fn both_formats_have_equal_totals() {
         let read = |text: &str| {
             let mut profile =
                 crate::parse(&mut text.as_bytes(), &Limits::default(), false).unwrap();
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_whole_is_refused() {
+    fn truncated_dump_is_refused() {
         let check = |dump: &str, expected: &str| {
             let error = convert(dump).unwrap_err().to_string();
             assert!(error.contains(expected), "{dump:?}: {error}");

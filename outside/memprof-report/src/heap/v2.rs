@@ -1,4 +1,4 @@
-//! jemalloc's `heap_v2`:
+//! Reads jemalloc's `heap_v2`:
 //!
 //! ```text
 //! heap_v2/512
@@ -11,13 +11,14 @@
 //! MAPPED_LIBRARIES:
 //! ```
 //!
-//! `t*` counts all threads; the lines of single threads are known by their ends and left out.
+//! `t*` counts all threads; the lines of single threads are checked against it and not stored.
 
 use super::numbers::{counts, decimal};
 use super::{DumpReader, DumpSection};
 use crate::error::Result;
 use crate::profile::{SampleValues, Sampling};
 
+/// Kind of line that may come next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Expected {
     /// The `t*` line of the whole profile.
@@ -30,18 +31,19 @@ pub(super) enum Expected {
     Maps,
 }
 
-/// The lines of single threads below one of `t*`.
+/// Values of single threads after a `t*` line.
 #[derive(Debug, Default)]
 pub(super) struct ThreadTotals {
-    /// The text of the values of `t*`.
+    /// Text of the values in the `t*` line.
     all: Vec<u8>,
     count: usize,
-    /// Whether the last one has the same values.
-    same: bool,
+    /// Whether the last thread has the values of `t*`.
+    is_equal: bool,
 }
 
 impl ThreadTotals {
-    fn begin(&mut self, all: &[u8]) {
+    /// Starts with the values of a `t*` line.
+    fn reset(&mut self, all: &[u8]) {
         self.all.clear();
         self.all.extend_from_slice(all);
         self.count = 0;
@@ -49,12 +51,13 @@ impl ThreadTotals {
 
     fn add(&mut self, values: &[u8]) {
         self.count += 1;
-        self.same = values == self.all;
+        self.is_equal = values == self.all;
     }
 
-    /// Of several, each is rounded by itself: their sum is not exact.
+    /// Returns whether the only thread has other values than `t*`. Several threads are rounded separately, so their
+    /// sum is not exact.
     fn contradict(&self) -> bool {
-        self.count == 1 && !self.same
+        self.count == 1 && !self.is_equal
     }
 }
 
@@ -77,7 +80,7 @@ impl DumpReader<'_> {
                     return Err(self.unexpected("'t*:'", line));
                 };
                 let values = self.read_v2_values(text, line)?;
-                self.threads.begin(text.trim_ascii());
+                self.threads.reset(text.trim_ascii());
                 if expected == Expected::Totals {
                     self.profile.header = Some(values);
                 } else {
@@ -109,23 +112,23 @@ impl DumpReader<'_> {
         Ok(())
     }
 
-    /// The name of a thread may stand behind its values.
+    /// A thread's name may follow its values.
     fn read_v2_thread(&mut self, line: &[u8]) -> Result<()> {
         let text = line.trim_ascii_start();
         let end = match text {
             [b't', b'0'..=b'9', .., b']'] => Some(text.len()),
-            [b't', b'0'..=b'9', ..] => memchr::memmem::find(text, b"] ").map(|at| at + 1),
+            [b't', b'0'..=b'9', ..] => memchr::memmem::find(text, b"] ").map(|index| index + 1),
             _ => None,
         };
         let Some(end) = end else {
             return Err(self.unexpected("'tN: objects: bytes [objects: bytes]' or '@'", line));
         };
-        let values = memchr::memchr(b':', &text[..end]).map(|at| &text[at + 1..end]);
+        let values = memchr::memchr(b':', &text[..end]).map(|index| &text[index + 1..end]);
         self.threads.add(values.unwrap_or_default().trim_ascii());
         Ok(())
     }
 
-    /// All threads together have what the only one has.
+    /// Records the line of the first contradiction between `t*` and its only thread.
     fn check_v2_threads(&mut self) {
         if self.threads.contradict() && self.contradictory_line.is_none() {
             self.contradictory_line = Some(self.line);

@@ -1,5 +1,5 @@
-//! pprof's `profile.proto`, package `perftools.profiles`, as far as it is read and written here.
-//! Strings are indices into `string_table`, whose first entry is empty.
+//! The parts of pprof's `profile.proto`, package `perftools.profiles`, that are read and written. Strings are
+//! indices into `string_table`, whose first entry is empty.
 
 #![allow(
     missing_docs,

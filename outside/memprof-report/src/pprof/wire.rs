@@ -1,17 +1,17 @@
-//! The wire format of protocol buffers: fields out of bytes, without copying them.
+//! Wire format of protocol buffers: reads fields without copying bytes.
 
 use crate::error::{Error, Result};
 
-/// What a field holds.
+/// Value of a field.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Value<'a> {
     Varint(u64),
     Bytes(&'a [u8]),
-    /// A fixed number; `profile.proto` has none.
+    /// A fixed-size number, skipped: `profile.proto` has none.
     Fixed,
 }
 
-/// The fields of a message, with their tags.
+/// Iterates over the fields of a message, with their numbers.
 pub(super) struct Fields<'a>(pub(super) &'a [u8]);
 
 impl<'a> Iterator for Fields<'a> {
@@ -31,28 +31,29 @@ impl<'a> Iterator for Fields<'a> {
 
 impl<'a> Fields<'a> {
     fn field(&mut self) -> Option<(u64, Value<'a>)> {
-        let key = varint(&mut self.0)?;
+        let key = read_varint(&mut self.0)?;
         let value = match key & 7 {
-            0 => Value::Varint(varint(&mut self.0)?),
-            1 => self.take(8).map(|_| Value::Fixed)?,
+            0 => Value::Varint(read_varint(&mut self.0)?),
+            1 => self.split_off(8).map(|_| Value::Fixed)?,
             2 => {
-                let length = varint(&mut self.0)?;
-                Value::Bytes(self.take(usize::try_from(length).ok()?)?)
+                let length = read_varint(&mut self.0)?;
+                Value::Bytes(self.split_off(usize::try_from(length).ok()?)?)
             }
-            5 => self.take(4).map(|_| Value::Fixed)?,
+            5 => self.split_off(4).map(|_| Value::Fixed)?,
             _ => return None,
         };
         Some((key >> 3, value))
     }
 
-    fn take(&mut self, length: usize) -> Option<&'a [u8]> {
-        let (taken, rest) = self.0.split_at_checked(length)?;
+    fn split_off(&mut self, length: usize) -> Option<&'a [u8]> {
+        let (bytes, rest) = self.0.split_at_checked(length)?;
         self.0 = rest;
-        Some(taken)
+        Some(bytes)
     }
 }
 
-fn varint(bytes: &mut &[u8]) -> Option<u64> {
+/// Reads a varint and advances `bytes`. `None` if it is truncated or longer than 64 bits.
+fn read_varint(bytes: &mut &[u8]) -> Option<u64> {
     let mut number = 0;
     for shift in (0..64).step_by(7) {
         let (&byte, rest) = bytes.split_first()?;
@@ -66,7 +67,7 @@ fn varint(bytes: &mut &[u8]) -> Option<u64> {
 }
 
 impl<'a> Value<'a> {
-    /// A message, or a string.
+    /// Returns a message or a string. Fails for a number.
     pub(super) fn bytes(self) -> Result<&'a [u8]> {
         match self {
             Self::Bytes(bytes) => Ok(bytes),
@@ -74,6 +75,7 @@ impl<'a> Value<'a> {
         }
     }
 
+    /// Returns a number. Fails for a message.
     pub(super) fn number(self) -> Result<u64> {
         match self {
             Self::Varint(number) => Ok(number),
@@ -81,15 +83,15 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// The numbers of a repeated field, which may be packed or not.
-    pub(super) fn each_number(self, mut each: impl FnMut(u64) -> Result<()>) -> Result<()> {
+    /// Calls `visit` with the numbers of a repeated field, packed or not.
+    pub(super) fn for_each_number(self, mut visit: impl FnMut(u64) -> Result<()>) -> Result<()> {
         let mut packed = match self {
             Self::Bytes(packed) => packed,
-            _ => return each(self.number()?),
+            _ => return visit(self.number()?),
         };
         while !packed.is_empty() {
-            let number = varint(&mut packed);
-            each(number.ok_or_else(|| Error::pprof("a number is cut off"))?)?;
+            let number = read_varint(&mut packed);
+            visit(number.ok_or_else(|| Error::pprof("a number is cut off"))?)?;
         }
         Ok(())
     }
@@ -110,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn fields_of_all_kinds() {
+    fn fields_of_all_wire_types_are_read() {
         let bytes = [0x08, 0x96, 0x01, 0x12, 2, 7, 8, 0x1d, 1, 2, 3, 4];
         let expected = [
             (1, "150".to_owned()),
@@ -122,8 +124,8 @@ mod tests {
     }
 
     #[test]
-    fn what_is_cut_off_is_refused() {
-        for wrong in [
+    fn truncated_field_is_refused() {
+        for malformed in [
             &[0x08][..],
             &[0x08, 0x96],
             &[0x12, 3, 7, 8],
@@ -135,7 +137,7 @@ mod tests {
                 0x12, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 1,
             ],
         ] {
-            assert_eq!(fields(wrong), None, "{wrong:?}");
+            assert_eq!(fields(malformed), None, "{malformed:?}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Collapsed stacks, as flamegraph tools and speedscope read them; with a base, the value is the change.
+//! Collapsed stacks, as flamegraph tools and speedscope read them; with a base, values are the changes.
 
 use std::io::Write;
 
@@ -6,9 +6,10 @@ use crate::error::Result;
 use crate::fold::Folded;
 use crate::names::StringId;
 
-/// Longer lines are handed on in pieces.
-const PIECE: usize = 64 << 10;
+/// Bytes of a line after which it is written in parts.
+const MAX_PART_BYTES: usize = 64 << 10;
 
+/// Writes one line per stack.
 pub(super) fn write(folded: &Folded, out: &mut dyn Write) -> Result<()> {
     let names: Vec<String> = (0..folded.functions.len() as u32)
         .map(|id| folded.functions.get(StringId(id)).replace(';', ":"))
@@ -25,7 +26,7 @@ pub(super) fn write(folded: &Folded, out: &mut dyn Write) -> Result<()> {
                 line.push(b';');
             }
             line.extend_from_slice(names[function.0 as usize].as_bytes());
-            if line.len() > PIECE {
+            if line.len() > MAX_PART_BYTES {
                 out.write_all(&line)?;
                 line.clear();
             }

@@ -1,4 +1,4 @@
-//! A flamegraph by inferno. With a base, the width is the profile and the colour the change.
+//! A flamegraph by inferno. With a base, the width is the profile's value and the colour the change.
 
 use std::io::Write;
 use std::sync::LazyLock;
@@ -16,11 +16,11 @@ use crate::fold::{Folded, FoldedStack};
 use crate::names::StringId;
 use crate::options::Options;
 
-/// What the SVG may do where a server shows it, as its `Content-Security-Policy`: run inferno's script
-/// and nothing else, whatever a symbol is called.
+/// `Content-Security-Policy` for a server that shows the SVG: allows only inferno's script, whatever names the
+/// symbols have.
 pub static FLAMEGRAPH_POLICY: LazyLock<String> = LazyLock::new(|| {
     let mut sample = Vec::new();
-    // The script is the same in every flamegraph; without one, none may run.
+    // The script is the same in every flamegraph; if there is none, none is allowed.
     let script = match from_lines(&mut options(), ["a 1"], &mut sample) {
         Ok(()) => script(&String::from_utf8_lossy(&sample)),
         Err(_) => String::new(),
@@ -34,7 +34,7 @@ pub static FLAMEGRAPH_POLICY: LazyLock<String> = LazyLock::new(|| {
     )
 });
 
-/// The text of the script element.
+/// Returns the text of the script element.
 fn script(svg: &str) -> String {
     let element = svg.split_once("<script").and_then(|(_, rest)| {
         let (_, rest) = rest.split_once('>')?;
@@ -46,8 +46,8 @@ fn script(svg: &str) -> String {
         .replace("]]>", "")
 }
 
-/// What a function of a stack takes in memory besides its name while it is drawn.
-const PLACE: u64 = 8;
+/// Memory of a function in a drawn stack besides its name, in bytes.
+const BYTES_PER_FUNCTION: u64 = 8;
 
 const GREY: Color = Color {
     r: 210,
@@ -61,8 +61,8 @@ fn options() -> Flamegraph<'static> {
     options
 }
 
-/// What is not the program's own is grey. A difference has colours for the change.
-fn grey(folded: &Folded) -> PaletteMap {
+/// Colours functions grey that are not the program's own. A comparison has other colours, for the change.
+fn grey_palette(folded: &Folded) -> PaletteMap {
     let mut palette = PaletteMap::default();
     for (index, origin) in folded.origins.iter().enumerate() {
         if *origin != CodeOrigin::Program {
@@ -73,28 +73,24 @@ fn grey(folded: &Folded) -> PaletteMap {
     palette
 }
 
-pub(super) fn write(
-    subject: &RenderInput<'_>,
-    options: &Options,
-    out: &mut dyn Write,
-) -> Result<()> {
-    let folded = subject.fold(options);
-    let drawn = |stack: &&FoldedStack| {
+pub(super) fn write(input: &RenderInput<'_>, options: &Options, out: &mut dyn Write) -> Result<()> {
+    let folded = input.fold(options);
+    let is_drawn = |stack: &&FoldedStack| {
         stack.values.new > 0 || (stack.values.new == 0 && stack.values.base > 0)
     };
-    let mut room = subject.memory_left();
+    let mut memory_left = input.memory_left();
     for function in folded
         .stacks
         .iter()
-        .filter(drawn)
+        .filter(is_drawn)
         .flat_map(|s| &s.functions)
     {
-        room.charge(folded.functions.get(*function).len() as u64 + PLACE)?;
+        memory_left.charge(folded.functions.get(*function).len() as u64 + BYTES_PER_FUNCTION)?;
     }
     let lines: Vec<String> = folded
         .stacks
         .iter()
-        .filter(drawn)
+        .filter(is_drawn)
         .map(|stack| {
             let functions: Vec<String> = stack
                 .functions
@@ -102,7 +98,7 @@ pub(super) fn write(
                 .map(|&function| folded.functions.get(function).replace(';', ":"))
                 .collect();
             let stack_text = functions.join(";");
-            match subject.base {
+            match input.base {
                 Some(_) => format!("{stack_text} {} {}", stack.values.base, stack.values.new),
                 None => format!("{stack_text} {}", stack.values.new),
             }
@@ -114,16 +110,16 @@ pub(super) fn write(
         });
     }
     let mut flamegraph = self::options();
-    flamegraph.title = match &subject.base_name {
-        Some(base) => format!("{}, compared with {base}", subject.name),
-        None => subject.name.clone(),
+    flamegraph.title = match &input.base_name {
+        Some(base) => format!("{}, compared with {base}", input.name),
+        None => input.name.clone(),
     };
-    flamegraph.subtitle = Some(subject.heading(options));
+    flamegraph.subtitle = Some(input.heading(options));
     flamegraph.count_name = match options.sample_type.unit() {
         "bytes" => "bytes".into(),
         _ => "objects".into(),
     };
-    let mut palette = grey(&folded);
+    let mut palette = grey_palette(&folded);
     if !options.blame.flat {
         flamegraph.palette_map = Some(&mut palette);
     }
@@ -136,16 +132,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_policy_is_for_the_script_of_every_flamegraph() {
-        let of = |lines: &[&str], change: &dyn Fn(&mut Flamegraph<'_>)| {
+    fn script_is_equal_in_all_flamegraphs() {
+        let script_of = |lines: &[&str], change: &dyn Fn(&mut Flamegraph<'_>)| {
             let (mut options, mut svg) = (options(), Vec::new());
             change(&mut options);
             from_lines(&mut options, lines.iter().copied(), &mut svg).unwrap();
             script(&String::from_utf8(svg).unwrap())
         };
-        let plain = of(&["a 1"], &|_| {});
+        let plain = script_of(&["a 1"], &|_| {});
         assert!(plain.contains("function init(evt)"), "{plain}");
-        let other = of(&["main;<script>;b 7 9"], &|options| {
+        let other = script_of(&["main;<script>;b 7 9"], &|options| {
             options.title = "</script>".into();
             options.count_name = "bytes".into();
             options.subtitle = Some("]]>".into());

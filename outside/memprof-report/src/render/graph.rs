@@ -1,4 +1,4 @@
-//! Who calls whom: the edges of the call graph.
+//! Edges of the call graph.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -12,23 +12,27 @@ use crate::names::StringId;
 /// A caller and a callee.
 pub(super) type Edge = (StringId, StringId);
 
-/// What an edge takes in memory.
-const EDGE: u64 = 176;
+/// Memory of an edge, in bytes.
+const BYTES_PER_EDGE: u64 = 176;
 
-/// The value that passed over each edge; one that a stack passes twice counts once.
-pub(super) fn edges(folded: &Folded, mut room: MemoryLeft) -> Result<Vec<(Edge, Comparison)>> {
+/// Returns the value of each edge, the largest first; an edge that a stack has twice counts once. Fails if they
+/// exceed the memory budget.
+pub(super) fn edges(
+    folded: &Folded,
+    mut memory_left: MemoryLeft,
+) -> Result<Vec<(Edge, Comparison)>> {
     let mut edges: HashMap<Edge, (Comparison, usize)> = HashMap::new();
     for (index, stack) in folded.stacks.iter().enumerate() {
         for call in stack.functions.windows(2) {
-            let (pair, seen) = match edges.entry((call[0], call[1])) {
+            let (pair, last_stack) = match edges.entry((call[0], call[1])) {
                 Entry::Occupied(edge) => edge.into_mut(),
                 Entry::Vacant(edge) => {
-                    room.charge(EDGE)?;
+                    memory_left.charge(BYTES_PER_EDGE)?;
                     edge.insert((Comparison::default(), usize::MAX))
                 }
             };
-            if *seen != index {
-                *seen = index;
+            if *last_stack != index {
+                *last_stack = index;
                 *pair += stack.values;
             }
         }
@@ -39,8 +43,8 @@ pub(super) fn edges(folded: &Folded, mut room: MemoryLeft) -> Result<Vec<(Edge, 
         .collect();
     let name = |id| folded.functions.get(id);
     edges.sort_by(|((a, b), pair), ((c, d), other)| {
-        let size = |pair: &Comparison| std::cmp::Reverse(pair.value().unsigned_abs());
-        (size(pair), name(*a), name(*b)).cmp(&(size(other), name(*c), name(*d)))
+        let magnitude = |pair: &Comparison| std::cmp::Reverse(pair.value().unsigned_abs());
+        (magnitude(pair), name(*a), name(*b)).cmp(&(magnitude(other), name(*c), name(*d)))
     });
     Ok(edges)
 }

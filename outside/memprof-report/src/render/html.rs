@@ -1,8 +1,8 @@
-//! One page with flamegraph, table, tree and search, which needs no other file and asks no network.
+//! A self-contained page with flamegraph, table, tree and search, without network access.
 //!
-//! The numbers travel as flat arrays in a JSON block: the call tree in preorder, each node with its
-//! depth. Names reach the document as text only. The viewer in `html/` is the same that a server's
-//! page loads as modules; here they are joined.
+//! Values are flat arrays in a JSON block: the call tree in preorder, each node with its depth. Names enter the
+//! document as text only. The viewer in `html/` is the one that a server's page loads as modules; here its modules
+//! are joined.
 
 mod outline;
 
@@ -24,8 +24,8 @@ use crate::tree::tree;
 
 const PAGE: &str = include_str!("html/page.html");
 
-/// The viewer as other pages serve it: `viewer.css`, and ES modules that import each other by these
-/// names. `viewer.js` exports `showProfile`, which draws what [`Format::ViewerData`](super::Format) writes.
+/// Files of the viewer, for pages that load it: `viewer.css`, and ES modules that import each other by these names.
+/// `viewer.js` exports `showProfile`, which draws the output of [`Format::View`](super::Format).
 pub const VIEWER: [(&str, &str); 9] = [
     ("viewer.css", include_str!("html/viewer.css")),
     ("format.js", include_str!("html/format.js")),
@@ -40,14 +40,14 @@ pub const VIEWER: [(&str, &str); 9] = [
 
 const START: &str = include_str!("html/report.js");
 
-/// The modules as one, in the order of their imports.
+/// All modules as one script, in the order of their imports.
 static SCRIPT: LazyLock<String> = LazyLock::new(|| {
     let modules = VIEWER.iter().skip(1).map(|(_, module)| *module);
-    joined(&modules.chain([START]).collect::<Vec<_>>())
+    join_modules(&modules.chain([START]).collect::<Vec<_>>())
 });
 
-/// Modules as one script.
-fn joined(modules: &[&str]) -> String {
+/// Joins modules into one script: removes imports and the word `export`.
+fn join_modules(modules: &[&str]) -> String {
     let lines = modules.iter().copied().flat_map(str::lines);
     let lines = lines.filter(|line| !line.starts_with("import "));
     lines.fold(String::new(), |script, line| {
@@ -55,11 +55,11 @@ fn joined(modules: &[&str]) -> String {
     })
 }
 
-/// What the page of [`Format::Html`](super::Format) may do, as its `Content-Security-Policy`: run its own
-/// script and nothing else, whatever a symbol is called.
-pub static POLICY: LazyLock<String> = LazyLock::new(|| policy_of(&SCRIPT));
+/// `Content-Security-Policy` of the page of [`Format::Html`](super::Format): allows only its own script, whatever
+/// names the symbols have.
+pub static POLICY: LazyLock<String> = LazyLock::new(|| policy_for(&SCRIPT));
 
-fn policy_of(script: &str) -> String {
+fn policy_for(script: &str) -> String {
     let hash = |text: &str| BASE64_STANDARD.encode(Sha256::digest(text));
     format!(
         "default-src 'none'; style-src 'sha256-{}'; script-src 'sha256-{}'",
@@ -68,7 +68,8 @@ fn policy_of(script: &str) -> String {
     )
 }
 
-/// `base` is null without one, `ages` without allocation times, `labels` missing without any, and `own_base` empty then.
+/// Data of the viewer. `base` is null without a base, `ages` without allocation times; `labels` is missing if there
+/// are none, `own_base` is empty without a base.
 #[derive(Serialize)]
 struct ViewerData<'a> {
     schema_version: u32,
@@ -79,26 +80,26 @@ struct ViewerData<'a> {
     sample_type: &'static str,
     unit: &'static str,
     by_cum: bool,
-    /// Its bytes are free ones that live objects keep from being given back.
+    /// The values are free bytes that live objects keep from being released.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pinned: bool,
     functions: Vec<&'a str>,
-    /// By function: whose it is, by `CodeOrigin`'s order; empty where none is folded.
+    /// By function: the code origin, as its index in [`CodeOrigin`](crate::CodeOrigin); empty with `flat`.
     #[serde(rename = "whose")]
     origins: Vec<u8>,
     ages: Option<ViewerAges>,
-    /// By key, the values that memory may be asked for.
+    /// By key: values that the page offers.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     labels: Vec<(&'a str, Vec<&'a str>)>,
     tree: ViewerTree,
 }
 
-/// Values of a key that are offered.
-const MOST_VALUES: usize = 200;
+/// Most values per key that the page offers.
+const MAX_VALUES: usize = 200;
 
-/// What of which age is alive, in spans of `length` seconds from the youngest on: all, and by function, where
-/// only the functions of a stack's highest kind count. Of a function's bytes half are younger than `half`, in
-/// seconds; 0 where it holds none.
+/// Live bytes by age, in spans of `length` seconds from the youngest on: of all functions, and by function, where
+/// only functions of the highest origin in a stack count. Half of a function's bytes are younger than `half`, in
+/// seconds; 0 if it has none.
 #[derive(Serialize)]
 struct ViewerAges {
     length: u32,
@@ -108,8 +109,8 @@ struct ViewerAges {
     half: Vec<u32>,
 }
 
-/// By node, in preorder; `own` without callees, function -1 for the root. `samples` and `error`, the standard
-/// error, are those of `own`, and empty where the profile does not tell.
+/// Nodes in preorder: `own` is without callees, the function of the root is -1. `samples` and `error`, the standard
+/// error, are those of `own`, and empty if the profile has no counts.
 #[derive(Default, Serialize)]
 struct ViewerTree {
     function: Vec<i64>,
@@ -120,18 +121,14 @@ struct ViewerTree {
     error: Vec<u64>,
 }
 
-/// The page, with the data in it.
-pub(super) fn write(
-    subject: &RenderInput<'_>,
-    options: &Options,
-    out: &mut dyn Write,
-) -> Result<()> {
+/// Writes the page with its data.
+pub(super) fn write(input: &RenderInput<'_>, options: &Options, out: &mut dyn Write) -> Result<()> {
     write_page(&POLICY, &SCRIPT, out, &mut |out| {
-        write_view(subject, options, out)
+        write_view(input, options, out)
     })
 }
 
-/// A page that runs one script on the JSON that `data` writes.
+/// Writes a page that runs one script on the JSON that `data` writes.
 fn write_page(
     policy: &str,
     script: &str,
@@ -148,7 +145,7 @@ fn write_page(
         let (before, after) = rest.split_once(mark).unwrap_or((rest, ""));
         write!(out, "{before}{text}")?;
         if text.is_empty() {
-            data(&mut InScript(&mut *out))?;
+            data(&mut ScriptEscaper(&mut *out))?;
         }
         rest = after;
     }
@@ -156,16 +153,16 @@ fn write_page(
     Ok(())
 }
 
-/// The data alone.
+/// Writes the data only.
 pub(super) fn write_view(
-    subject: &RenderInput<'_>,
+    input: &RenderInput<'_>,
     options: &Options,
     out: &mut dyn Write,
 ) -> Result<()> {
-    let ages = ages(subject, options);
-    let folded = subject.fold(options);
+    let ages = ages(input, options);
+    let folded = input.fold(options);
     let mut nodes = ViewerTree::default();
-    let tree = tree(&folded, subject.memory_left())?;
+    let tree = tree(&folded, input.memory_left())?;
     let is_estimated = tree[0].total.confidence.samples > 0;
     for node in tree {
         nodes
@@ -173,7 +170,7 @@ pub(super) fn write_view(
             .push(node.function.map_or(-1, |function| i64::from(function.0)));
         nodes.depth.push(node.depth);
         nodes.own.push(node.own.new);
-        if subject.base.is_some() {
+        if input.base.is_some() {
             nodes.own_base.push(node.own.base);
         }
         if is_estimated {
@@ -183,14 +180,14 @@ pub(super) fn write_view(
     }
     let view = ViewerData {
         schema_version: 1,
-        title: &subject.name,
-        heading: subject.heading(options),
-        notes: subject.notes(),
-        base: subject.base_name.as_deref(),
+        title: &input.name,
+        heading: input.heading(options),
+        notes: input.notes(),
+        base: input.base_name.as_deref(),
         sample_type: options.sample_type.name(),
         unit: options.sample_type.unit(),
         by_cum: options.by_cum,
-        pinned: subject.profile.profile.is_pinned,
+        pinned: input.profile.profile.is_pinned,
         functions: (0..folded.functions.len() as u32)
             .map(|id| folded.functions.get(StringId(id)))
             .collect(),
@@ -199,21 +196,21 @@ pub(super) fn write_view(
             false => folded.origins.iter().map(|origin| *origin as u8).collect(),
         },
         ages,
-        labels: subject.profile.profile.labels.values(MOST_VALUES),
+        labels: input.profile.profile.labels.values(MAX_VALUES),
         tree: nodes,
     };
     serde_json::to_writer(out, &view).map_err(|error| Error::io("write the report")(error.into()))
 }
 
-fn ages(subject: &RenderInput<'_>, options: &Options) -> Option<ViewerAges> {
-    let ages = subject
+fn ages(input: &RenderInput<'_>, options: &Options) -> Option<ViewerAges> {
+    let ages = input
         .profile
         .profile
         .ages
-        .filter(|_| subject.base.is_none())?;
-    let told = subject.fold_for_table(options);
-    let cohorts = Cohorts::new(&told, ages, MAX_COLUMNS, options.by_cum);
-    let functions = 0..told.functions.len();
+        .filter(|_| input.base.is_none())?;
+    let folded = input.fold_for_table(options);
+    let cohorts = Cohorts::new(&folded, ages, MAX_COLUMNS, options.by_cum);
+    let functions = 0..folded.functions.len();
     Some(ViewerAges {
         length: cohorts.length(),
         columns: MAX_COLUMNS,
@@ -225,16 +222,16 @@ fn ages(subject: &RenderInput<'_>, options: &Options) -> Option<ViewerAges> {
     })
 }
 
-/// Writes JSON so that no markup in it ends the script element: `<` stands only inside JSON strings.
-struct InScript<W>(W);
+/// Writes JSON so that no markup in it ends the script element: `<` occurs only inside JSON strings.
+struct ScriptEscaper<W>(W);
 
-impl<W: Write> Write for InScript<W> {
+impl<W: Write> Write for ScriptEscaper<W> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let mut rest = bytes;
-        while let Some(at) = memchr::memchr3(b'<', b'>', b'&', rest) {
-            self.0.write_all(&rest[..at])?;
-            write!(self.0, "\\u{:04x}", rest[at])?;
-            rest = &rest[at + 1..];
+        while let Some(index) = memchr::memchr3(b'<', b'>', b'&', rest) {
+            self.0.write_all(&rest[..index])?;
+            write!(self.0, "\\u{:04x}", rest[index])?;
+            rest = &rest[index + 1..];
         }
         self.0.write_all(rest)?;
         Ok(bytes.len())
@@ -250,12 +247,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_script_is_one() {
-        is_one_script(&SCRIPT);
+    fn joined_script_has_no_module_syntax() {
+        check_script(&SCRIPT);
     }
 
-    /// Has no trace of having been modules. Two may each have a constant of one name; joined they would be no script.
-    pub(super) fn is_one_script(script: &str) {
+    /// Checks that no module syntax is left, and that no two modules declare the same name.
+    pub(super) fn check_script(script: &str) {
         let mut names = std::collections::HashSet::new();
         let kinds = ["const ", "let ", "class ", "function "];
         for line in script.lines() {
@@ -273,7 +270,7 @@ mod tests {
     #[test]
     fn markup_in_data_does_not_end_its_script() {
         let mut out = Vec::new();
-        let mut data = InScript(&mut out);
+        let mut data = ScriptEscaper(&mut out);
         data.write_all(b"[\"</script><!--\",\"a&b\"]")
             .expect("memory takes it");
         let text = String::from_utf8(out).expect("it is text");

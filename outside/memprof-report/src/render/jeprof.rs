@@ -1,8 +1,8 @@
-//! A symbolized heap dump: jeprof opens it without the binary.
+//! Writes a symbolized heap dump, which jeprof opens without the binary.
 //!
-//! The values are unsampled, which the header's `heapprofile` tells jeprof. It looks the leaf up as it is
-//! and every other address less 1, so the leaf is written less 1. The line `--- heap` that jeprof writes in
-//! front of the profile is left out: jeprof does not need it, and google-pprof does not know it.
+//! The values are unsampled, which the header's `heapprofile` declares. jeprof looks up the leaf as it is and every
+//! other address less 1, so the leaf is written less 1. The line `--- heap` that jeprof writes before the profile
+//! is omitted: jeprof does not need it, and google-pprof does not know it.
 
 use std::io::Write;
 
@@ -13,12 +13,12 @@ use crate::profile::{Profile, SampleType, SampleValues};
 use crate::stacks::AddressId;
 
 pub(super) fn write(
-    subject: &RenderInput<'_>,
+    input: &RenderInput<'_>,
     _options: &Options,
     out: &mut dyn Write,
 ) -> Result<()> {
-    let named = subject.profile;
-    let profile = &named.profile;
+    let symbolized = input.profile;
+    let profile = &symbolized.profile;
     let main = profile.main_file();
     writeln!(
         out,
@@ -26,11 +26,17 @@ pub(super) fn write(
         main.map_or("unknown", |mapping| &mapping.path)
     )?;
     for (index, address) in profile.stacks.addresses().iter().enumerate() {
-        let frames = named.names.frames(AddressId(index as u32));
+        let frames = symbolized.names.frames(AddressId(index as u32));
         let functions: Vec<String> = frames
             .iter()
             .rev()
-            .map(|frame| named.names.strings.get(frame.function).replace("--", "- -"))
+            .map(|frame| {
+                symbolized
+                    .names
+                    .strings
+                    .get(frame.function)
+                    .replace("--", "- -")
+            })
             .collect();
         writeln!(
             out,
@@ -42,12 +48,12 @@ pub(super) fn write(
     writeln!(
         out,
         "---\nheap profile: {} @ heapprofile",
-        counts(subject.totals())
+        counts(input.totals())
     )?;
     for sample in &profile.samples {
         write!(out, "{} @", counts(sample.values))?;
-        let depth = named.depths[sample.stack.0 as usize] as usize;
-        for (at, &id) in profile.stacks.frames(sample.stack)[depth..]
+        let depth = symbolized.depths[sample.stack.0 as usize] as usize;
+        for (index, &id) in profile.stacks.frames(sample.stack)[depth..]
             .iter()
             .enumerate()
         {
@@ -55,7 +61,7 @@ pub(super) fn write(
             write!(
                 out,
                 " {:#018x}",
-                if at == 0 {
+                if index == 0 {
                     address.wrapping_sub(1)
                 } else {
                     address

@@ -1,4 +1,4 @@
-//! Numbers for scripts. `schema_version` changes when a field changes its meaning or goes.
+//! A report as JSON for scripts. `schema_version` changes when a field changes its meaning or is removed.
 
 use std::io::Write;
 
@@ -25,7 +25,7 @@ struct Report<'a> {
     base: Option<&'a str>,
     sample_interval: Option<u64>,
     estimated: bool,
-    /// Its bytes are free ones that live objects keep from being given back.
+    /// The values are free bytes that live objects keep from being released.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pinned: bool,
     stacks: usize,
@@ -42,7 +42,7 @@ struct Report<'a> {
     warnings: &'a [String],
 }
 
-/// Who holds how much, by the values of a label.
+/// Memory by the values of a label.
 #[derive(Serialize)]
 struct JsonLabelShares<'a> {
     label: &'a str,
@@ -77,7 +77,7 @@ struct Origin<'a> {
     trigger: Option<&'a str>,
     allocator: Option<&'a str>,
     active_since: Option<&'a str>,
-    /// Of memprof's own sampler: only memory allocated since then is in the profile.
+    /// Start of memprof's own sampler: the profile lacks earlier allocations.
     #[serde(skip_serializing_if = "Option::is_none")]
     sampling_since: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -99,24 +99,24 @@ struct Mapping<'a> {
 #[derive(Serialize)]
 struct Function<'a> {
     name: &'a str,
-    /// Whether it is the program's own.
+    /// Whether the code origin is the program.
     own: bool,
     flat: i64,
     cum: i64,
-    /// How many samples `flat` rests on, in the base too; null where the profile does not tell.
+    /// Number of samples of `flat`, those of the base included; null if the profile has no counts.
     samples: Option<u64>,
-    /// The standard error of `flat`, in its unit; null where the profile does not tell.
+    /// Standard error of `flat`, in its unit; null if the profile has no counts.
     error: Option<i64>,
     cum_samples: Option<u64>,
     cum_error: Option<i64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     diff: Option<Diff>,
-    /// Young to old; where nothing is alive, there is none.
+    /// Ages, young to old, without empty ones.
     #[serde(skip_serializing_if = "Option::is_none")]
     ages: Option<Vec<Age>>,
 }
 
-/// What is alive of what was allocated from `to_s` to `from_s` seconds before the dump.
+/// Live memory that was allocated between `to_s` and `from_s` seconds before the dump.
 #[derive(Serialize)]
 struct Age {
     from_s: u32,
@@ -145,7 +145,7 @@ impl From<Cohort> for Age {
 #[derive(Serialize)]
 struct Diff {
     change: &'static str,
-    /// Whether it is no more than sampling alone may make it: two standard errors.
+    /// Whether the change is at most what sampling alone can cause: two standard errors.
     noise: bool,
     base_flat: i64,
     new_flat: i64,
@@ -153,18 +153,14 @@ struct Diff {
     new_cum: i64,
 }
 
-/// The most spans of age that a function's memory is told by.
-const COHORTS: u32 = 60;
+/// Most age spans per function.
+const MAX_COHORTS: u32 = 60;
 
-pub(super) fn write(
-    subject: &RenderInput<'_>,
-    options: &Options,
-    out: &mut dyn Write,
-) -> Result<()> {
-    let folded = subject.fold_for_table(options);
+pub(super) fn write(input: &RenderInput<'_>, options: &Options, out: &mut dyn Write) -> Result<()> {
+    let folded = input.fold_for_table(options);
     let rows = table(&folded, options.by_cum);
     let shown = options.top.unwrap_or(rows.len()).min(rows.len());
-    let profile = &subject.profile.profile;
+    let profile = &input.profile.profile;
     let diff = |flat: Comparison, cum: Comparison| Diff {
         change: if flat.value() != 0 {
             flat.change().name()
@@ -182,28 +178,28 @@ pub(super) fn write(
         new_cum: cum.new,
     };
     let ages = profile.ages.filter(|_| options.ages);
-    let cohorts = ages.map(|ages| Cohorts::new(&folded, ages, COHORTS, options.by_cum));
-    // A function without a value of its own has no sample, and no error: that is known of a sampled profile.
+    let cohorts = ages.map(|ages| Cohorts::new(&folded, ages, MAX_COHORTS, options.by_cum));
+    // In a sampled profile, a function without a value of its own has 0 samples and no error, not null.
     let is_estimated = rows.iter().any(|row| row.cum.confidence.samples > 0);
     let samples = |pair: Comparison| is_estimated.then_some(pair.confidence.samples);
     let error = |pair: Comparison| is_estimated.then(|| pair.confidence.error().round() as i64);
     let report = Report {
         schema_version: SCHEMA_VERSION,
-        profile: &subject.name,
-        base: subject.base_name.as_deref(),
+        profile: &input.name,
+        base: input.base_name.as_deref(),
         sample_interval: profile.interval,
         estimated: profile.interval.is_some() || profile.is_pinned,
         pinned: profile.is_pinned,
         stacks: profile.samples.len(),
         sample_type: options.sample_type.name(),
-        totals: totals(subject.totals(), profile.has_alloc),
-        base_totals: subject.base.map(base_totals),
+        totals: totals(input.totals(), profile.has_alloc),
+        base_totals: input.base.map(base_totals),
         origin: origin(profile),
         mappings: mappings(profile),
         by: options
             .by
             .as_deref()
-            .map(|key| by(profile, key, options))
+            .map(|key| label_shares(profile, key, options))
             .transpose()?,
         functions: rows[..shown]
             .iter()
@@ -216,7 +212,7 @@ pub(super) fn write(
                 error: error(row.flat),
                 cum_samples: samples(row.cum),
                 cum_error: error(row.cum),
-                diff: subject.base.map(|_| diff(row.flat, row.cum)),
+                diff: input.base.map(|_| diff(row.flat, row.cum)),
                 ages: cohorts.as_ref().map(|cohorts| {
                     let ages = cohorts.of_function(row.function.0 as usize);
                     ages.map(Age::from).collect()
@@ -232,9 +228,13 @@ pub(super) fn write(
     Ok(())
 }
 
-fn by<'a>(profile: &Profile, key: &'a str, options: &Options) -> Result<JsonLabelShares<'a>> {
+fn label_shares<'a>(
+    profile: &Profile,
+    key: &'a str,
+    options: &Options,
+) -> Result<JsonLabelShares<'a>> {
     let shares = shares(profile, key, options.sample_type)?.into_iter();
-    let held = shares.map(|share| JsonLabelShare {
+    let values = shares.map(|share| JsonLabelShare {
         value: share.value,
         flat: share.amount,
         samples: share.confidence.samples,
@@ -242,7 +242,7 @@ fn by<'a>(profile: &Profile, key: &'a str, options: &Options) -> Result<JsonLabe
     });
     Ok(JsonLabelShares {
         label: key,
-        values: held.collect(),
+        values: values.collect(),
     })
 }
 

@@ -8,22 +8,18 @@ use crate::error::Result;
 use crate::options::Options;
 use crate::table::table;
 
-pub(super) fn write(
-    subject: &RenderInput<'_>,
-    options: &Options,
-    out: &mut dyn Write,
-) -> Result<()> {
-    let folded = subject.fold_by_origin(options);
-    let edges = edges(&folded, subject.memory_left())?;
+pub(super) fn write(input: &RenderInput<'_>, options: &Options, out: &mut dyn Write) -> Result<()> {
+    let folded = input.fold_by_origin(options);
+    let edges = edges(&folded, input.memory_left())?;
     let rows = table(&folded, true);
-    let looked_at = |name: &str| {
+    let is_in_focus = |name: &str| {
         options
             .filter
             .focus
             .as_ref()
             .is_some_and(|focus| focus.is_match(name))
     };
-    writeln!(out, "{}", subject.heading(options))?;
+    writeln!(out, "{}", input.heading(options))?;
     writeln!(
         out,
         "{:>10} {:>10} {:>7}  function",
@@ -31,16 +27,16 @@ pub(super) fn write(
     )?;
     for row in rows
         .iter()
-        .filter(|row| looked_at(folded.functions.get(row.function)))
+        .filter(|row| is_in_focus(folded.functions.get(row.function)))
     {
         let neighbours = |direction| -> Vec<String> {
-            let found = edges
+            let matching = edges
                 .iter()
                 .filter_map(|&((caller, callee), pair)| match direction {
                     Direction::Callers => (callee == row.function).then_some((caller, pair)),
                     Direction::Callees => (caller == row.function).then_some((callee, pair)),
                 });
-            found
+            matching
                 .take(options.top.unwrap_or(usize::MAX))
                 .map(|(function, pair)| {
                     let share = percent(pair.value(), row.cum.value());

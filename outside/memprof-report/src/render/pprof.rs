@@ -1,6 +1,7 @@
-//! `profile.proto` in gzip. A base's samples are added with negative values, as `pprof -diff_base` does.
+//! Writes a gzip-compressed `profile.proto`. The samples of a base are added with negative values, as by `pprof
+//! -diff_base`.
 //!
-//! Messages are written as they are made: the profile is never in memory a second time.
+//! Messages are written as they are encoded, so that the profile is not in memory a second time.
 
 mod encoder;
 
@@ -15,28 +16,24 @@ use crate::options::Options;
 use crate::pprof::proto;
 use crate::profile::SampleType;
 
-/// Speed before size: most such files are read once and thrown away.
-const LEVEL: Compression = Compression::fast();
+/// Prefers speed to size: most such files are read once and deleted.
+const COMPRESSION: Compression = Compression::fast();
 
-pub(super) fn write(
-    subject: &RenderInput<'_>,
-    options: &Options,
-    out: &mut dyn Write,
-) -> Result<()> {
-    let mut encoder = Encoder::new(GzBuilder::new().write(out, LEVEL));
-    let profile = &subject.profile.profile;
-    let has_alloc = profile.has_alloc || subject.base.is_some_and(|base| base.profile.has_alloc);
+pub(super) fn write(input: &RenderInput<'_>, options: &Options, out: &mut dyn Write) -> Result<()> {
+    let mut encoder = Encoder::new(GzBuilder::new().write(out, COMPRESSION));
+    let profile = &input.profile.profile;
+    let has_alloc = profile.has_alloc || input.base.is_some_and(|base| base.profile.has_alloc);
     let types: Vec<SampleType> = SampleType::ALL
         .into_iter()
         .filter(|t| has_alloc || !t.is_alloc())
         .collect();
     for sample_type in &types {
         let value_type = encoder.value_type(sample_type.name(), sample_type.unit());
-        encoder.put(1, &value_type)?;
+        encoder.write_field(1, &value_type)?;
     }
-    encoder.side(subject.profile, &types, 1)?;
-    if let Some(base) = subject.base {
-        encoder.side(base, &types, -1)?;
+    encoder.write_samples(input.profile, &types, 1)?;
+    if let Some(base) = input.base {
+        encoder.write_samples(base, &types, -1)?;
     }
     let tail = proto::Profile {
         time_nanos: options.time_nanos,
@@ -44,7 +41,7 @@ pub(super) fn write(
         period: profile
             .interval
             .map_or(0, |interval| i64::try_from(interval).unwrap_or(i64::MAX)),
-        comment: comments(subject)
+        comment: comments(input)
             .iter()
             .map(|comment| encoder.string(comment))
             .collect(),
@@ -54,8 +51,9 @@ pub(super) fn write(
     encoder.finish(&tail)
 }
 
-fn comments(subject: &RenderInput<'_>) -> Vec<String> {
-    let profile = &subject.profile.profile;
+/// Comments of the profile, from its origin.
+fn comments(input: &RenderInput<'_>) -> Vec<String> {
+    let profile = &input.profile.profile;
     let origin = &profile.origin;
     let mut comments = vec![concat!("memprof ", env!("CARGO_PKG_VERSION")).to_owned()];
     let mut add = |key: &str, value: Option<String>| {
@@ -72,6 +70,6 @@ fn comments(subject: &RenderInput<'_>) -> Vec<String> {
         "estimated, bytes per sample",
         profile.interval.map(|interval| interval.to_string()),
     );
-    add("base", subject.base_name.clone());
+    add("base", input.base_name.clone());
     comments
 }

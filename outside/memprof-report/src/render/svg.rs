@@ -8,19 +8,16 @@ use super::{RenderInput, dot};
 use crate::error::{Error, Result};
 use crate::options::Options;
 
-pub(super) fn write(
-    subject: &RenderInput<'_>,
-    options: &Options,
-    out: &mut dyn Write,
-) -> Result<()> {
+pub(super) fn write(input: &RenderInput<'_>, options: &Options, out: &mut dyn Write) -> Result<()> {
     let mut graph = Vec::new();
-    dot::write(subject, options, &mut graph)?;
+    dot::write(input, options, &mut graph)?;
     out.write_all(&draw(&graph)?)?;
     Ok(())
 }
 
+/// Runs `dot` on a graph and returns its output.
 fn draw(graph: &[u8]) -> Result<Vec<u8>> {
-    let failed = |problem: String| Error::Program {
+    let program_error = |problem: String| Error::Program {
         program: "dot",
         problem,
     };
@@ -31,15 +28,15 @@ fn draw(graph: &[u8]) -> Result<Vec<u8>> {
         .stderr(Stdio::piped())
         .spawn()
         .map_err(|error| match error.kind() {
-            io::ErrorKind::NotFound => failed(
+            io::ErrorKind::NotFound => program_error(
                 "not found: --format svg needs graphviz (apt-get install graphviz); \
                  --format dot and --format flamegraph do not"
                     .into(),
             ),
-            _ => failed(error.to_string()),
+            _ => program_error(error.to_string()),
         })?;
     let (stdin, stderr) = (dot.stdin.take(), dot.stderr.take());
-    let (written, complaint) = thread::scope(|scope| {
+    let (output, threads) = thread::scope(|scope| {
         let writer = scope.spawn(move || stdin.map_or(Ok(()), |mut stdin| stdin.write_all(graph)));
         let reader = scope.spawn(move || {
             let mut text = String::new();
@@ -49,10 +46,10 @@ fn draw(graph: &[u8]) -> Result<Vec<u8>> {
         });
         (dot.wait_with_output(), (writer.join(), reader.join()))
     });
-    let output = written.map_err(|error| failed(error.to_string()))?;
-    match complaint {
+    let output = output.map_err(|error| program_error(error.to_string()))?;
+    match threads {
         (Ok(Ok(())), Ok(Ok(_))) if output.status.success() => Ok(output.stdout),
-        (_, Ok(Ok(text))) => Err(failed(format!("{}: {}", output.status, text.trim()))),
-        _ => Err(failed(format!("{}", output.status))),
+        (_, Ok(Ok(text))) => Err(program_error(format!("{}: {}", output.status, text.trim()))),
+        _ => Err(program_error(format!("{}", output.status))),
     }
 }

@@ -1,4 +1,5 @@
-//! The table of functions, in jeprof's columns; in a diff, what grew, shrank, came and went.
+//! The table of functions, in jeprof's columns; with a base, tables of the functions that grew, shrank, are new or
+//! gone.
 
 use std::io::Write;
 
@@ -11,33 +12,29 @@ use crate::label_shares::shares;
 use crate::options::Options;
 use crate::table::{Row, table};
 
-pub(super) fn write(
-    subject: &RenderInput<'_>,
-    options: &Options,
-    out: &mut dyn Write,
-) -> Result<()> {
+pub(super) fn write(input: &RenderInput<'_>, options: &Options, out: &mut dyn Write) -> Result<()> {
     if let Some(key) = &options.by {
-        return write_shares(subject, key, options, out);
+        return write_shares(input, key, options, out);
     }
-    let folded = subject.fold_for_table(options);
+    let folded = input.fold_for_table(options);
     let rows = table(&folded, options.by_cum);
-    writeln!(out, "{}", subject.heading(options))?;
-    match subject.base {
-        None => write_values(&rows, &folded, subject, options, out),
+    writeln!(out, "{}", input.heading(options))?;
+    match input.base {
+        None => write_values(&rows, &folded, input, options, out),
         Some(_) => write_changes(&rows, &folded, options, out),
     }
 }
 
-/// A row for each value of a label.
+/// Writes one row per value of a label.
 fn write_shares(
-    subject: &RenderInput<'_>,
+    input: &RenderInput<'_>,
     key: &str,
     options: &Options,
     out: &mut dyn Write,
 ) -> Result<()> {
-    let rows = shares(&subject.profile.profile, key, options.sample_type)?;
-    let total = subject.totals()[options.sample_type];
-    writeln!(out, "{}", subject.heading(options))?;
+    let rows = shares(&input.profile.profile, key, options.sample_type)?;
+    let total = input.totals()[options.sample_type];
+    writeln!(out, "{}", input.heading(options))?;
     writeln!(
         out,
         "{:>10} {:>6} {:>8} {:>5}  {key}",
@@ -64,16 +61,16 @@ fn write_shares(
 fn write_values(
     rows: &[Row],
     folded: &Folded,
-    subject: &RenderInput<'_>,
+    input: &RenderInput<'_>,
     options: &Options,
     out: &mut dyn Write,
 ) -> Result<()> {
-    let total = subject.totals()[options.sample_type];
-    let ages = subject.profile.profile.ages.filter(|_| options.ages);
+    let total = input.totals()[options.sample_type];
+    let ages = input.profile.profile.ages.filter(|_| options.ages);
     let cohorts = ages.map(|ages| Cohorts::new(folded, ages, MAX_COLUMNS, options.by_cum));
-    let aged = |median: &str, bars: &str| match &cohorts {
+    let age_columns = |median: &str, sparkline_text: &str| match &cohorts {
         Some(_) => format!(
-            " {median:>6} |{bars:<width$}|",
+            " {median:>6} |{sparkline_text:<width$}|",
             width = MAX_COLUMNS as usize
         ),
         None => String::new(),
@@ -90,8 +87,8 @@ fn write_values(
         false => row.flat.confidence,
     };
     let is_sampled = rows.iter().any(|row| row.cum.confidence.samples > 0);
-    let sure = |samples: &str, doubt: &str| match is_sampled {
-        true => format!(" {samples:>8} {doubt:>5}"),
+    let confidence_columns = |samples: &str, error: &str| match is_sampled {
+        true => format!(" {samples:>8} {error:>5}"),
         false => String::new(),
     };
     writeln!(
@@ -102,15 +99,15 @@ fn write_values(
         "sum%",
         "cum",
         "cum%",
-        sure("samples", "±"),
-        aged("half", "young to old"),
+        confidence_columns("samples", "±"),
+        age_columns("half", "young to old"),
     )?;
     let shown = options.top.unwrap_or(rows.len()).min(rows.len());
     let mut sum = 0;
     for row in &rows[..shown] {
         let (flat, cum) = (row.flat.value(), row.cum.value());
         sum += flat;
-        let of = confidence(row);
+        let confidence = confidence(row);
         let value = if options.by_cum { cum } else { flat };
         writeln!(
             out,
@@ -120,7 +117,10 @@ fn write_values(
             percent(sum, total),
             amount(cum, options.sample_type),
             percent(cum, total),
-            sure(&of.samples.to_string(), &of.relative_error(value)),
+            confidence_columns(
+                &confidence.samples.to_string(),
+                &confidence.relative_error(value)
+            ),
             match &cohorts {
                 Some(cohorts) => {
                     let function = row.function.0 as usize;
@@ -128,14 +128,14 @@ fn write_values(
                         .median(function)
                         .map(format_span)
                         .unwrap_or_default();
-                    aged(&half, &cohorts.sparkline(function, MAX_COLUMNS))
+                    age_columns(&half, &cohorts.sparkline(function, MAX_COLUMNS))
                 }
                 None => String::new(),
             },
             label(folded, row.function, options)
         )?;
     }
-    write_rest(rows.len() - shown, out)
+    write_omitted_count(rows.len() - shown, out)
 }
 
 fn write_changes(
@@ -153,7 +153,7 @@ fn write_changes(
     }
     let amount = |value| amount(value, options.sample_type);
     let is_sampled = rows.iter().any(|row| row.cum.confidence.samples > 0);
-    let sure = |error: String| match is_sampled {
+    let confidence_columns = |error: String| match is_sampled {
         true => format!(" {error:>11}"),
         false => String::new(),
     };
@@ -171,13 +171,13 @@ fn write_changes(
             "\n{} ({column}): {}, {}",
             change.name(),
             pluralize(rows.len() as u64, "function"),
-            signed(amount(sum))
+            with_sign(amount(sum))
         )?;
         writeln!(
             out,
             "{:>11}{} {:>10} {:>10}  function",
             "change",
-            sure("±".into()),
+            confidence_columns("±".into()),
             "base",
             "new"
         )?;
@@ -187,20 +187,20 @@ fn write_changes(
             writeln!(
                 out,
                 "{:>11}{} {:>10} {:>10}  {}{}",
-                signed(amount(pair.value())),
-                sure(format!("±{}", amount(pair.confidence.error() as i64))),
+                with_sign(amount(pair.value())),
+                confidence_columns(format!("±{}", amount(pair.confidence.error() as i64))),
                 amount(pair.base),
                 amount(pair.new),
                 label(folded, row.function, options),
                 if pair.is_noise() { " (noise)" } else { "" }
             )?;
         }
-        write_rest(rows.len() - shown, out)?;
+        write_omitted_count(rows.len() - shown, out)?;
     }
     Ok(())
 }
 
-fn signed(amount: String) -> String {
+fn with_sign(amount: String) -> String {
     if amount.starts_with('-') {
         amount
     } else {
@@ -208,7 +208,7 @@ fn signed(amount: String) -> String {
     }
 }
 
-fn write_rest(count: usize, out: &mut dyn Write) -> Result<()> {
+fn write_omitted_count(count: usize, out: &mut dyn Write) -> Result<()> {
     if count > 0 {
         let more = pluralize(count as u64, "more function");
         let them = if count == 1 { "it" } else { "them" };

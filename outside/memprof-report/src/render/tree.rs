@@ -7,26 +7,22 @@ use crate::error::Result;
 use crate::options::Options;
 use crate::tree::{Node, children, tree};
 
-/// Subtrees below this part of the total are counted, not shown, unless `top` says how many are.
-const SMALLEST_PERCENT: f64 = 0.5;
+/// Smallest subtree that is shown without `top`, in percent of the total; smaller ones are counted.
+const MIN_PERCENT: f64 = 0.5;
 
-/// Deeper nodes are shown at this indentation, with their depth.
-const DEEPEST: u32 = 100;
+/// Largest indentation; deeper nodes are shown with their depth.
+const MAX_INDENT: u32 = 100;
 
-pub(super) fn write(
-    subject: &RenderInput<'_>,
-    options: &Options,
-    out: &mut dyn Write,
-) -> Result<()> {
-    let folded = subject.fold_by_origin(options);
-    let nodes = tree(&folded, subject.memory_left())?;
+pub(super) fn write(input: &RenderInput<'_>, options: &Options, out: &mut dyn Write) -> Result<()> {
+    let folded = input.fold_by_origin(options);
+    let nodes = tree(&folded, input.memory_left())?;
     let children = children(&nodes);
-    let whole = nodes[0].total.new.max(nodes[0].total.base).max(1);
+    let total = nodes[0].total.new.max(nodes[0].total.base).max(1);
     let shown = match options.top {
         Some(top) => largest(&nodes, top),
-        None => not_small(&nodes, whole),
+        None => at_least_min_percent(&nodes, total),
     };
-    writeln!(out, "{}", subject.heading(options))?;
+    writeln!(out, "{}", input.heading(options))?;
     writeln!(out, "{:>10} {:>6} {:>10}  function", "cum", "cum%", "flat")?;
     let mut hidden = 0;
     let mut pending: Vec<u32> = vec![0];
@@ -36,12 +32,12 @@ pub(super) fn write(
             hidden += 1;
             continue;
         }
-        let share = percent(node.total.value(), whole);
+        let share = percent(node.total.value(), total);
         let name = node
             .function
             .map_or("total".into(), |function| label(&folded, function, options));
-        let mut indent = " ".repeat(node.depth.min(DEEPEST) as usize);
-        if node.depth > DEEPEST {
+        let mut indent = " ".repeat(node.depth.min(MAX_INDENT) as usize);
+        if node.depth > MAX_INDENT {
             indent.push_str(&format!("[{}] ", node.depth));
         }
         writeln!(
@@ -67,7 +63,7 @@ pub(super) fn write(
                 let subtrees = pluralize(hidden, "subtree");
                 writeln!(
                     out,
-                    "({subtrees} below {SMALLEST_PERCENT} % {verb} not shown, --top shows {them})"
+                    "({subtrees} below {MIN_PERCENT} % {verb} not shown, --top shows {them})"
                 )?;
             }
         }
@@ -75,11 +71,14 @@ pub(super) fn write(
     Ok(())
 }
 
-/// By node: whether it is one of the `top` largest, or leads to one. The root is not counted.
+/// By node: whether it is shown, because it is one of the `top` largest or an ancestor of one. The root does not
+/// count.
 fn largest(nodes: &[Node], top: usize) -> Vec<bool> {
-    let size = |index: usize| nodes[index].total.value().unsigned_abs();
-    let mut by_size: Vec<usize> = (1..nodes.len()).filter(|&index| size(index) > 0).collect();
-    by_size.sort_by_key(|&index| std::cmp::Reverse(size(index)));
+    let magnitude = |index: usize| nodes[index].total.value().unsigned_abs();
+    let mut by_size: Vec<usize> = (1..nodes.len())
+        .filter(|&index| magnitude(index) > 0)
+        .collect();
+    by_size.sort_by_key(|&index| std::cmp::Reverse(magnitude(index)));
     let mut shown = vec![false; nodes.len()];
     shown[0] = true;
     for mut index in by_size.into_iter().take(top) {
@@ -90,8 +89,9 @@ fn largest(nodes: &[Node], top: usize) -> Vec<bool> {
     shown
 }
 
-fn not_small(nodes: &[Node], whole: i64) -> Vec<bool> {
-    let is_small = |node: &Node| percent(node.total.value(), whole).abs() < SMALLEST_PERCENT;
+/// By node: whether it has at least [`MIN_PERCENT`] of the total.
+fn at_least_min_percent(nodes: &[Node], total: i64) -> Vec<bool> {
+    let is_small = |node: &Node| percent(node.total.value(), total).abs() < MIN_PERCENT;
     let mut shown: Vec<bool> = nodes.iter().map(|node| !is_small(node)).collect();
     shown[0] = true;
     shown

@@ -1,5 +1,5 @@
-//! The lists of abbreviations that units of debug information are read by. Each unit's is read anew, and a few bytes name a
-//! long one: a small file may ask for hours.
+//! Limits reading of abbreviation lists, by which units of debug information are decoded. Each unit's list is read
+//! anew, and a few bytes may refer to a long one: a small hostile file could take hours.
 
 use std::io;
 
@@ -8,41 +8,43 @@ use addr2line::gimli::{
     RunTimeEndian, Section as _,
 };
 
-/// The most that is read for all units of a file, in bytes. Units have lists of a few KiB, and large programs whose units
-/// share one tens of MiB.
-const LIMIT: u64 = 128 << 20;
+/// Most bytes read for all units of a file. Units have lists of a few KiB; in large programs whose units share one
+/// it is tens of MiB.
+const MAX_BYTES: u64 = 128 << 20;
 
-/// How much may be read yet.
+/// Bytes that may still be read.
 #[derive(Debug)]
-pub(super) struct Budget {
-    left: u64,
+pub(super) struct AbbreviationBudget {
+    remaining: u64,
 }
 
-impl Budget {
+impl AbbreviationBudget {
     pub(super) fn new() -> Self {
-        Self { left: LIMIT }
+        Self {
+            remaining: MAX_BYTES,
+        }
     }
 
-    /// Takes off what one unit's list has.
+    /// Subtracts the length of one unit's list.
     ///
     /// # Errors
-    /// The limit is passed, or the list is damaged.
+    /// The limit is exceeded, or the list is damaged.
     pub(super) fn charge(
         &mut self,
         lists: &DebugAbbrev<EndianSlice<'_, RunTimeEndian>>,
         DebugAbbrevOffset(offset): DebugAbbrevOffset,
     ) -> io::Result<()> {
-        let length = length(lists, offset).map_err(io::Error::other)?;
-        self.left = self.left.checked_sub(length).ok_or_else(|| {
-            let problem = format!("its abbreviations pass the limit of {LIMIT} bytes");
+        let list_len = list_len(lists, offset).map_err(io::Error::other)?;
+        self.remaining = self.remaining.checked_sub(list_len).ok_or_else(|| {
+            let problem = format!("its abbreviations pass the limit of {MAX_BYTES} bytes");
             io::Error::new(io::ErrorKind::FileTooLarge, problem)
         })?;
         Ok(())
     }
 }
 
-/// The bytes of a list (DWARF 5, 7.5.3), as far as they matter.
-fn length(
+/// Length of a list in bytes (DWARF 5, 7.5.3).
+fn list_len(
     lists: &DebugAbbrev<EndianSlice<'_, RunTimeEndian>>,
     offset: usize,
 ) -> gimli::Result<u64> {
@@ -75,9 +77,9 @@ mod tests {
     }
 
     #[test]
-    fn a_list_ends_at_its_zero() {
+    fn list_ends_at_zero_code() {
         let implicit = u8::try_from(DW_FORM_implicit_const.0).unwrap();
-        // Two declarations, the second with a value that is no code, and another list.
+        // Two declarations, the second with an implicit constant, and another list.
         let bytes = [
             &[1, 0x2e, 0, 3, 8, 0, 0][..],
             &[2, 0x34, 0, 0x49, implicit, 0, 0, 0],
@@ -85,23 +87,23 @@ mod tests {
         ];
         let bytes = bytes.concat();
         let check = |offset: usize, expected: u64| {
-            assert_eq!(length(&lists(&bytes), offset), Ok(expected), "{offset}");
+            assert_eq!(list_len(&lists(&bytes), offset), Ok(expected), "{offset}");
         };
         check(0, 16);
         check(7, 9);
         check(16, 6);
         check(bytes.len(), 0);
-        assert!(length(&lists(&bytes), bytes.len() + 1).is_err());
-        assert!(length(&lists(&bytes[..5]), 0).is_err());
+        assert!(list_len(&lists(&bytes), bytes.len() + 1).is_err());
+        assert!(list_len(&lists(&bytes[..5]), 0).is_err());
     }
 
     #[test]
-    fn one_long_list_that_many_units_have_passes_the_limit() {
+    fn long_list_of_many_units_exceeds_limit() {
         let mut bytes = [1, 0x2e, 0, 0, 0].repeat(1 << 20);
         bytes.push(0);
         let lists = lists(&bytes);
-        let mut budget = Budget::new();
+        let mut budget = AbbreviationBudget::new();
         let charged = (0..1000).take_while(|_| budget.charge(&lists, DebugAbbrevOffset(0)).is_ok());
-        assert_eq!(charged.count() as u64, LIMIT / bytes.len() as u64);
+        assert_eq!(charged.count() as u64, MAX_BYTES / bytes.len() as u64);
     }
 }

@@ -1,4 +1,4 @@
-//! Addresses of files.
+//! Addresses in files.
 
-/// An address as the file's own tables count it.
+/// Address as in the file's own tables, before relocation.
 pub(super) type LinkedAddress = u64;

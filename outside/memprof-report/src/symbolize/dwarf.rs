@@ -14,23 +14,23 @@ use super::units;
 use crate::limits::Limits;
 use crate::stacks::AddressId;
 
-/// The debug sections of a file, decompressed, with the units around some addresses.
+/// Decompressed debug sections of a file, without the units that some addresses do not need.
 pub(super) struct Dwarf<'d> {
     sections: DwarfSections<Cow<'d, [u8]>>,
     endian: RunTimeEndian,
 }
 
-/// Debug information ready for lookups.
+/// Debug information prepared for lookups.
 pub(super) struct Context<'s> {
     files: addr2line::Context<Slice<'s>>,
     scopes: Scopes,
 }
 
 impl<'d> Dwarf<'d> {
-    /// For addresses in ascending order. None where there is no debug information.
+    /// Loads the debug information for `addresses`, ascending. `None` if the file has none.
     ///
     /// # Errors
-    /// It is damaged, or passes a limit.
+    /// The debug information is damaged, or exceeds a limit.
     pub(super) fn load<R: ReadRef<'d>>(
         file: &object::File<'d, R>,
         addresses: &[LinkedAddress],
@@ -43,7 +43,7 @@ impl<'d> Dwarf<'d> {
             false => RunTimeEndian::Big,
         };
         let load = |id: SectionId| match file.section_by_name(id.name()) {
-            Some(section) if is_needed(id) => decompressed(&section),
+            Some(section) if is_needed(id) => decompress(&section),
             _ => Ok(Cow::default()),
         };
         let mut info = load(SectionId::DebugInfo)?;
@@ -75,6 +75,7 @@ impl<'d> Dwarf<'d> {
             .borrow(|section| EndianSlice::new(section, self.endian))
     }
 
+    /// Prepares lookups. `None` if the debug information is damaged.
     pub(super) fn context(&self) -> Option<Context<'_>> {
         let files = addr2line::Context::from_dwarf(self.borrow()).ok()?;
         Some(Context {
@@ -84,22 +85,22 @@ impl<'d> Dwarf<'d> {
     }
 }
 
-/// A section's bytes, unless it claims to hold more than its compressed ones may stand for.
-fn decompressed<'d>(section: &impl ObjectSection<'d>) -> io::Result<Cow<'d, [u8]>> {
+/// Returns a section's bytes. Fails if it declares more of them than its compressed bytes may expand to.
+fn decompress<'d>(section: &impl ObjectSection<'d>) -> io::Result<Cow<'d, [u8]>> {
     let compressed = section.compressed_data().map_err(io::Error::other)?;
-    let claimed = compressed.uncompressed_size;
+    let declared = compressed.uncompressed_size;
     let limits = Limits::default();
-    let most = (compressed.data.len() as u64)
+    let max = (compressed.data.len() as u64)
         .saturating_mul(limits.ratio)
         .clamp(Limits::RATIO_FLOOR, limits.bytes);
-    if compressed.format != CompressionFormat::None && claimed > most {
-        let problem = format!("a section claims {claimed} bytes, at most {most} are read");
+    if compressed.format != CompressionFormat::None && declared > max {
+        let problem = format!("a section claims {declared} bytes, at most {max} are read");
         return Err(io::Error::new(io::ErrorKind::FileTooLarge, problem));
     }
     compressed.decompress().map_err(io::Error::other)
 }
 
-/// Where variables live and what macros were is not asked, and is half of the bytes.
+/// Sections for locations of variables and for macros are not needed, and are half of the bytes.
 fn is_needed(id: SectionId) -> bool {
     use SectionId::{
         DebugLoc, DebugLocLists, DebugMacinfo, DebugMacro, DebugNames, DebugPubNames, DebugTypes,
@@ -117,40 +118,42 @@ fn is_needed(id: SectionId) -> bool {
 }
 
 impl<'s> Context<'s> {
-    /// Adds the frames at an address, innermost first. The outermost takes the symbol's name when debug
-    /// information has the place but not the function, or only its short name: without linkage names
-    /// (`-Cdebuginfo=line-tables-only`) the mangled symbol alone tells the module or class. None where
-    /// it has neither, or contradicts itself.
+    /// Adds the frames at an address, innermost first. The outermost frame gets the name of `symbol` if debug
+    /// information has its location but not its function, or only the short name: without linkage names
+    /// (`-Cdebuginfo=line-tables-only`) only the mangled symbol has the module or class. Adds nothing if there is
+    /// no name, or the debug information contradicts itself.
     pub(super) fn name(
         &'s self,
         (address, id): (LinkedAddress, AddressId),
         symbol: Option<&'s [u8]>,
         frames: &mut Frames<'s>,
     ) {
-        let Ok(mut found) = self.files.find_frames(address).skip_all_loads() else {
+        let Ok(mut lookup) = self.files.find_frames(address).skip_all_loads() else {
             return;
         };
         let before = frames.len();
         let mut outermost: &[u8] = &[];
-        let mut unit = None;
-        while let Ok(Some(frame)) = found.next() {
+        let mut unit_name = None;
+        while let Ok(Some(frame)) = lookup.next() {
             let function = frame.function.as_ref().map(|f| f.name.slice());
             let Some(function) = function.or(symbol) else {
                 frames.truncate(before);
                 return;
             };
             let location = frame.location.as_ref();
-            let file = location.and_then(|place| place.file);
-            let line = location.and_then(|place| place.line).unwrap_or(0);
+            let file = location.and_then(|location| location.file);
+            let line = location.and_then(|location| location.line).unwrap_or(0);
             match file.filter(|file| is_rust(file) && !is_mangled(function)) {
                 Some(file) => {
-                    let unit = *unit.get_or_insert_with(|| self.unit(address));
-                    frames.push_in_file(id, function, (file, line), unit);
+                    let unit_name = *unit_name.get_or_insert_with(|| self.unit_name(address));
+                    frames.push_in_file(id, function, (file, line), unit_name);
                 }
                 None => {
                     let inlined = frame.dw_die_offset.filter(|_| !is_mangled(function));
-                    match inlined.and_then(|inlined| self.scope(address, inlined)) {
-                        Some(scope) => frames.push_in_scope(id, function, &scope, (file, line)),
+                    match inlined.and_then(|inlined| self.inlined_scope(address, inlined)) {
+                        Some(inlined_scope) => {
+                            frames.push_in_scope(id, function, &inlined_scope, (file, line))
+                        }
                         None => frames.push(id, function, file, line),
                     }
                 }
@@ -168,21 +171,21 @@ impl<'s> Context<'s> {
 }
 
 impl<'s> Context<'s> {
-    /// The name of the unit around an address.
-    fn unit(&'s self, address: LinkedAddress) -> &'s [u8] {
-        let found = self.files.find_dwarf_and_unit(address).skip_all_loads();
-        let name = found.and_then(|unit| unit.unit.name);
+    /// Returns the name of the unit that contains an address.
+    fn unit_name(&'s self, address: LinkedAddress) -> &'s [u8] {
+        let lookup = self.files.find_dwarf_and_unit(address).skip_all_loads();
+        let name = lookup.and_then(|unit| unit.unit.name);
         name.map_or(&[], |name| name.slice())
     }
 
-    /// The namespaces and classes around an inlined function at an address.
-    fn scope(&self, address: LinkedAddress, inlined: Offset) -> Option<String> {
-        let unit = self.files.find_dwarf_and_unit(address).skip_all_loads()?;
-        self.scopes.inlined_scope(unit, inlined)
+    /// Returns the namespaces and classes that contain an inlined function at an address.
+    fn inlined_scope(&self, address: LinkedAddress, inlined: Offset) -> Option<String> {
+        let unit_name = self.files.find_dwarf_and_unit(address).skip_all_loads()?;
+        self.scopes.inlined_scope(unit_name, inlined)
     }
 }
 
-/// Itanium C++ or Rust v0; Rust's legacy scheme is in Itanium's form.
+/// Returns whether a name is mangled: Itanium C++, Rust's legacy scheme of the same form, or Rust v0.
 fn is_mangled(name: &[u8]) -> bool {
     name.starts_with(b"_Z") || name.starts_with(b"_R")
 }

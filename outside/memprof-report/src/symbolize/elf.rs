@@ -1,4 +1,4 @@
-//! Names out of ELF files: from symbol tables alone, or from debug information where there is some.
+//! Symbolizes addresses of ELF files, from symbol tables alone or from debug information.
 
 use std::num::NonZeroUsize;
 use std::panic::resume_unwind;
@@ -16,11 +16,12 @@ use super::segment_tree::SegmentTree;
 use crate::profile::FileOffset;
 use crate::stacks::AddressId;
 
-/// For fewer addresses no second thread is worth reading debug information.
-const SMALLEST_PART: usize = 1000;
+/// Fewest addresses for which another thread reads debug information.
+const MIN_PART: usize = 1000;
 
-/// Names the offsets of one binary, as far as it can; the notes say what could not be read.
-pub(super) fn name(
+/// Symbolizes offsets of one binary, as far as possible. Returns the frames, and notes about what could not be
+/// read.
+pub(super) fn symbolize_offsets(
     binary: &Binary,
     queries: &[(FileOffset, AddressId)],
     is_main: bool,
@@ -43,7 +44,7 @@ pub(super) fn name(
     }
     let inner = match symbols.is_complete() {
         true => Ok(None),
-        false => minidebug::inner(&file),
+        false => minidebug::embedded_elf(&file),
     };
     if let Ok(Some(bytes)) = &inner {
         symbols.add_symbols(object::File::parse(bytes.as_slice())?.symbols());
@@ -73,30 +74,36 @@ pub(super) fn name(
             None
         })
     });
-    Ok((expanded_in_parts(&queries, dwarf.as_ref()), notes))
+    Ok((
+        with_inlined_frames_parallel(&queries, dwarf.as_ref()),
+        notes,
+    ))
 }
 
-/// Neighbouring addresses share debug information, so each core takes a range of them.
-fn expanded_in_parts(queries: &[Query<'_>], dwarf: Option<&Dwarf<'_>>) -> Vec<CollectedFrames> {
+/// Splits the addresses between cores by ranges, because neighbours share debug information.
+fn with_inlined_frames_parallel(
+    queries: &[Query<'_>],
+    dwarf: Option<&Dwarf<'_>>,
+) -> Vec<CollectedFrames> {
     let cores = thread::available_parallelism().map_or(1, NonZeroUsize::get);
-    let size = queries.len().div_ceil(cores).max(SMALLEST_PART);
+    let size = queries.len().div_ceil(cores).max(MIN_PART);
     thread::scope(|scope| {
         let threads: Vec<_> = queries
             .chunks(size)
             .map(|part| scope.spawn(|| with_inlined_frames(part, dwarf)))
             .collect();
         let join = |thread: thread::ScopedJoinHandle<'_, _>| thread.join();
-        let ended = threads.into_iter().map(join);
-        ended
+        let results = threads.into_iter().map(join);
+        results
             .map(|frames| frames.unwrap_or_else(|panic| resume_unwind(panic)))
             .collect()
     })
 }
 
-/// An address, and the symbol around it.
+/// An address with the symbol that contains it.
 type Query<'s> = ((LinkedAddress, AddressId), Option<&'s str>);
 
-/// The inlined functions around each address, or the symbol alone.
+/// Returns the inlined functions at each address, or the symbol alone.
 fn with_inlined_frames(queries: &[Query<'_>], dwarf: Option<&Dwarf<'_>>) -> CollectedFrames {
     let context = dwarf.and_then(Dwarf::context);
     let mut frames = Frames::default();
@@ -115,7 +122,7 @@ fn with_inlined_frames(queries: &[Query<'_>], dwarf: Option<&Dwarf<'_>>) -> Coll
     frames.finish()
 }
 
-/// File offsets to linked addresses, by the loadable segments.
+/// Converts file offsets to linked addresses, by the loadable segments.
 fn to_linked_addresses<'d, R: ReadRef<'d>>(
     file: &object::File<'d, R>,
     queries: &[(FileOffset, AddressId)],
@@ -141,24 +148,24 @@ fn to_linked_addresses<'d, R: ReadRef<'d>>(
         .collect()
 }
 
-/// The best symbol around each address. The symbols come to the addresses, not the other way round:
-/// a table of any size is passed over once and never copied or sorted.
+/// Finds the best symbol for each address. The addresses are sorted, not the symbols: a symbol table of any size is
+/// read once, and neither copied nor sorted.
 struct SymbolMatcher<'q, 'd> {
     queries: &'q [(LinkedAddress, AddressId)],
     best: SegmentTree<Candidate<'d>>,
 }
 
-/// Ordered by preference: the narrower range, the exported name, the plainer one.
+/// Symbol, ordered by preference: the narrower range, the exported name, the name with fewer leading underscores.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Candidate<'d> {
     size: u64,
-    local: bool,
+    is_local: bool,
     underscores: usize,
     name: &'d str,
 }
 
 impl<'q, 'd> SymbolMatcher<'q, 'd> {
-    /// For addresses in ascending order.
+    /// Prepares for `queries`, with ascending addresses.
     fn new(queries: &'q [(LinkedAddress, AddressId)]) -> Self {
         Self {
             queries,
@@ -166,7 +173,7 @@ impl<'q, 'd> SymbolMatcher<'q, 'd> {
         }
     }
 
-    /// A symbol names the addresses from its start to its size, and no others: one without a size names none.
+    /// Offers symbols to the addresses that they contain. A symbol without a size contains none.
     fn add_symbols<S: object::ObjectSymbol<'d>>(&mut self, symbols: impl Iterator<Item = S>) {
         for symbol in symbols {
             let (start, size) = (symbol.address(), symbol.size());
@@ -176,9 +183,9 @@ impl<'q, 'd> SymbolMatcher<'q, 'd> {
             let first = self
                 .queries
                 .partition_point(|&(address, _)| address < start);
-            let covered =
+            let contained =
                 self.queries[first..].partition_point(|&(address, _)| address - start < size);
-            if covered == 0 {
+            if contained == 0 {
                 continue;
             }
             let Ok(name) = symbol.name() else {
@@ -186,19 +193,20 @@ impl<'q, 'd> SymbolMatcher<'q, 'd> {
             };
             let candidate = Candidate {
                 size,
-                local: symbol.is_local(),
+                is_local: symbol.is_local(),
                 underscores: name.bytes().take_while(|&byte| byte == b'_').count(),
                 name,
             };
-            self.best.insert(first..first + covered, candidate);
+            self.best.insert(first..first + contained, candidate);
         }
     }
 
-    /// Whether every address has a symbol.
+    /// Returns whether every address has a symbol.
     fn is_complete(&self) -> bool {
         self.best.best().all(|best| best.is_some())
     }
 
+    /// Returns the name of each address, in order.
     fn names(&self) -> impl Iterator<Item = Option<&'d str>> {
         let best = self.best.best();
         best.map(|best| best.map(|candidate| candidate.name))

@@ -1,27 +1,27 @@
-//! The frames that a file gives to addresses.
+//! Frames that one file yields for addresses.
 
 use std::collections::HashMap;
 use std::hash::{Hash, Hasher};
 use std::ptr;
 
-use super::source_path::{RustCrate, qualified};
+use super::source_path::{RustCrate, qualified_name};
 use crate::demangle::demangle;
 use crate::names::{Frame, Names, StringId, Strings};
 use crate::stacks::AddressId;
 
-/// Frames of addresses, with strings of their own: several threads collect them.
+/// Frames of addresses, with their own strings because several threads collect them.
 #[derive(Default)]
 pub(super) struct Frames<'s> {
     strings: Strings,
-    /// Those of one address follow each other, innermost first.
+    /// Frames of one address are consecutive, innermost first.
     list: Vec<(AddressId, Frame)>,
     functions: HashMap<StrAddress<'s>, StringId>,
     files: HashMap<StrAddress<'s>, StringId>,
-    /// By function, file and unit.
+    /// Qualified names by function, file and unit.
     in_files: HashMap<(StrAddress<'s>, StrAddress<'s>, StrAddress<'s>), StringId>,
 }
 
-/// Text known by where it lies: a file has most of its names once, and most are asked for again and again.
+/// Text compared by its address: a file stores most names once, and most are looked up repeatedly.
 #[derive(Clone, Copy)]
 struct StrAddress<'s>(&'s [u8]);
 
@@ -40,7 +40,7 @@ impl Hash for StrAddress<'_> {
 }
 
 impl<'s> Frames<'s> {
-    /// Adds the next frame of an address, by the name that the linker knows.
+    /// Adds the next frame of an address, by its linkage name.
     pub(super) fn push(
         &mut self,
         address: AddressId,
@@ -57,7 +57,7 @@ impl<'s> Frames<'s> {
         self.list.push((address, frame));
     }
 
-    /// Adds the next frame of an address, which debug information calls by the last part of its name only.
+    /// Adds the next frame of an address, of which debug information has only the last part of the name.
     pub(super) fn push_in_file(
         &mut self,
         address: AddressId,
@@ -77,7 +77,7 @@ impl<'s> Frames<'s> {
                 let unit = str::from_utf8(unit)
                     .ok()
                     .and_then(RustCrate::from_unit_name);
-                let whole = qualified(&name, file, unit);
+                let whole = qualified_name(&name, file, unit);
                 let id = self.strings.intern(whole.as_deref().unwrap_or(&name));
                 self.in_files.insert(key, id);
                 id
@@ -92,7 +92,7 @@ impl<'s> Frames<'s> {
         self.list.push((address, frame));
     }
 
-    /// Adds the next frame of an address, of a function whose scope debug information tells.
+    /// Adds the next frame of an address, with the scope of its function from debug information.
     pub(super) fn push_in_scope(
         &mut self,
         address: AddressId,
@@ -110,7 +110,7 @@ impl<'s> Frames<'s> {
         self.list.push((address, frame));
     }
 
-    /// Renames the frame that was added last.
+    /// Renames the last frame.
     pub(super) fn rename_last(&mut self, function: &'s [u8]) {
         let function = self.function(function);
         if let Some((_, last)) = self.list.last_mut() {
@@ -118,6 +118,7 @@ impl<'s> Frames<'s> {
         }
     }
 
+    /// Id of a function by its linkage name.
     fn function(&mut self, linked: &'s [u8]) -> StringId {
         let name = || demangle(&String::from_utf8_lossy(linked)).into_owned();
         let known = self.functions.entry(StrAddress(linked));
@@ -137,7 +138,7 @@ impl<'s> Frames<'s> {
         self.list.truncate(len);
     }
 
-    /// Without what the file lent.
+    /// Returns the frames without borrowing from the file.
     pub(super) fn finish(self) -> CollectedFrames {
         CollectedFrames {
             strings: self.strings,
@@ -146,13 +147,14 @@ impl<'s> Frames<'s> {
     }
 }
 
-/// Frames whose file is closed.
+/// Frames that do not borrow from a file.
 pub(super) struct CollectedFrames {
     strings: Strings,
     list: Vec<(AddressId, Frame)>,
 }
 
 impl CollectedFrames {
+    /// Moves the frames into `names`.
     pub(super) fn move_to(self, names: &mut Names) {
         let ids: Vec<StringId> = (0..self.strings.len() as u32)
             .map(|id| names.strings.intern(self.strings.get(StringId(id))))

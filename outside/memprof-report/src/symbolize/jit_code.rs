@@ -1,5 +1,4 @@
-//! Code that lies in no file, because the program made it while it ran: what its just-in-time compiler wrote for
-//! `perf` names it.
+//! Names JIT code, which is in no file, with what the JIT compiler wrote for `perf`.
 
 use std::fs::File;
 use std::io::BufReader;
@@ -12,12 +11,12 @@ use crate::names::{Frame, Names};
 use crate::profile::Profile;
 use crate::stacks::AddressId;
 
-/// The most jitdumps of a profile that are read: a forked child has its parent's mapped too.
-const JITDUMPS: usize = 4;
+/// Most jitdumps that are read for a profile: a forked child has its parent's mapped too.
+const MAX_JITDUMPS: usize = 4;
 
-/// Names what lies in no file and has no name yet.
-pub(super) fn name(profile: &mut Profile, sources: &Sources, names: &mut Names) {
-    let addresses = unnamed(profile, names);
+/// Names addresses that are in no file and have no name yet.
+pub(super) fn name_addresses(profile: &mut Profile, sources: &Sources, names: &mut Names) {
+    let addresses = unnamed_addresses(profile, names);
     if addresses.is_empty() {
         return;
     }
@@ -51,8 +50,8 @@ pub(super) fn name(profile: &mut Profile, sources: &Sources, names: &mut Names) 
     profile.warnings.extend(notes);
 }
 
-/// The calls in no file and without a name, sorted.
-fn unnamed(profile: &Profile, names: &Names) -> Vec<(u64, AddressId)> {
+/// Calls in no file and without a name, ascending.
+fn unnamed_addresses(profile: &Profile, names: &Names) -> Vec<(u64, AddressId)> {
     let mut addresses: Vec<(u64, AddressId)> = (0..profile.stacks.addresses().len())
         .map(|index| AddressId(index as u32))
         .filter(|&id| {
@@ -66,18 +65,19 @@ fn unnamed(profile: &Profile, names: &Names) -> Vec<(u64, AddressId)> {
     addresses
 }
 
-/// The jitdumps that the process had mapped, each once, and who wrote them.
+/// Jitdumps that the process had mapped, each once, with the id of the process that wrote it.
 fn jitdumps(profile: &Profile) -> Vec<(&str, u32)> {
     let mut found = Vec::new();
     for mapping in &profile.mappings {
-        let one = jitdump::writer(mapping).map(|writer| (mapping.path.as_str(), writer));
-        found.extend(one.filter(|one| !found.contains(one)));
+        let jitdump = jitdump::writer(mapping).map(|writer| (mapping.path.as_str(), writer));
+        found.extend(jitdump.filter(|jitdump| !found.contains(jitdump)));
     }
-    found.truncate(JITDUMPS);
+    found.truncate(MAX_JITDUMPS);
     found
 }
 
-/// A file of the process's user, while it lives; later what lies there, as with a binary without a build id.
+/// Opens a jitdump: a file of the process's user while it runs; later any file at that path, as for a binary
+/// without a build id.
 fn open_jitdump(
     path: &str,
     profile: &Profile,
@@ -87,24 +87,25 @@ fn open_jitdump(
     if let Some(process) = process {
         return process.open(Path::new(path));
     }
-    let (theirs, ours) = (&profile.origin.machine, &sources.machine);
-    let foreign = theirs.is_some() && ours.is_some() && theirs != ours;
-    let roots = sources.roots.iter().filter(|_| !foreign);
-    let mut places = roots.map(|root| SearchPath {
+    let (profile_machine, machine) = (&profile.origin.machine, &sources.machine);
+    let is_foreign = profile_machine.is_some() && machine.is_some() && profile_machine != machine;
+    let roots = sources.roots.iter().filter(|_| !is_foreign);
+    let mut paths = roots.map(|root| SearchPath {
         root: root.clone(),
         path: path.into(),
     });
-    places.find_map(|place| open(&place))
+    paths.find_map(|path| open(&path))
 }
 
-/// A living process.
+/// A running process.
 struct LiveProcess {
     root: PathBuf,
-    /// What the process itself takes for its number.
+    /// Process id in the process's own namespace.
     own_pid: u32,
     effective_user: u32,
 }
 
+/// Reads the ids of a process from `/proc`. `None` if it is gone.
 impl LiveProcess {
     fn find(pid: u32) -> Option<Self> {
         let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
@@ -126,7 +127,7 @@ impl LiveProcess {
         self.open(Path::new(&format!("/tmp/perf-{}.map", self.own_pid)))
     }
 
-    /// A file of its user's: anybody may write to `/tmp`.
+    /// Opens a file that belongs to the process's user, because anybody may write to `/tmp`.
     fn open(&self, path: &Path) -> Option<File> {
         let file = open(&SearchPath {
             root: self.root.clone(),

@@ -1,5 +1,5 @@
-//! A binary that another user may have made, and of which only a number of bytes is read: the sizes that its headers
-//! claim cost their writer nothing, be it a hole, a preallocated file, or one name that many symbols share.
+//! Reads binaries that another user may have made, up to a number of bytes: the sizes that headers declare cost
+//! their writer nothing, be it a hole, a preallocated file, or one name that many symbols share.
 
 use std::cell::Cell;
 use std::io::{Read, Seek};
@@ -7,33 +7,35 @@ use std::ops::Range;
 
 use object::{ReadCache, ReadRef};
 
-/// A file whose reading fails where it passes its limit. What is read twice counts twice.
+/// File that fails to be read beyond a limit. Bytes read twice count twice.
 #[derive(Debug)]
 pub struct LimitedFile<R: Read + Seek> {
     cache: ReadCache<R>,
-    left: Cell<u64>,
-    is_passed: Cell<bool>,
+    remaining: Cell<u64>,
+    is_exceeded: Cell<bool>,
 }
 
 impl<R: Read + Seek> LimitedFile<R> {
-    /// Reads `file` for `limit` bytes at the most.
+    /// Allows to read up to `limit` bytes of `file`.
     pub fn new(file: R, limit: u64) -> Self {
         Self {
             cache: ReadCache::new(file),
-            left: Cell::new(limit),
-            is_passed: Cell::new(false),
+            remaining: Cell::new(limit),
+            is_exceeded: Cell::new(false),
         }
     }
 
-    /// Whether a reading failed at the limit, or at that of memory.
-    pub fn is_passed(&self) -> bool {
-        self.is_passed.get()
+    /// Returns whether a read failed at the limit, or for lack of memory.
+    pub fn is_exceeded(&self) -> bool {
+        self.is_exceeded.get()
     }
 
+    /// Counts bytes that are to be read. Fails at the limit.
     fn charge(&self, size: u64) -> Result<(), ()> {
-        let left = self.left.get().checked_sub(size);
-        self.is_passed.set(self.is_passed.get() || left.is_none());
-        self.left.set(left.ok_or(())?);
+        let remaining = self.remaining.get().checked_sub(size);
+        self.is_exceeded
+            .set(self.is_exceeded.get() || remaining.is_none());
+        self.remaining.set(remaining.ok_or(())?);
         Ok(())
     }
 }
@@ -46,17 +48,17 @@ impl<'a, R: Read + Seek> ReadRef<'a> for &'a LimitedFile<R> {
     fn read_bytes_at(self, offset: u64, size: u64) -> Result<&'a [u8], ()> {
         self.charge(size)?;
         let read = self.cache.read_bytes_at(offset, size);
-        // What lies in the file and is not read has found no memory, or is damaged on the disk.
+        // A range within the file that cannot be read found no memory, or is damaged on the disk.
         let end = offset.checked_add(size);
         if read.is_err()
             && end.is_some_and(|end| self.cache.len().is_ok_and(|length| end <= length))
         {
-            self.is_passed.set(true);
+            self.is_exceeded.set(true);
         }
         read
     }
 
-    /// The cache reads a small part of a long range at the most, and is charged for what it found.
+    /// The cache reads at most a small part of a long range, so only the result is counted.
     fn read_bytes_at_until(self, range: Range<u64>, delimiter: u8) -> Result<&'a [u8], ()> {
         let bytes = self.cache.read_bytes_at_until(range, delimiter)?;
         self.charge(bytes.len() as u64)?;
@@ -71,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reading_ends_at_the_limit() {
+    fn read_beyond_limit_fails() {
         let check = |reads: &[u64], expected: &[bool]| {
             let file = LimitedFile::new(Cursor::new(vec![b'x'; 100]), 50);
             let found: Vec<bool> = reads
@@ -87,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn one_name_that_is_read_often_passes_the_limit() {
+    fn repeated_reads_of_name_exceed_limit() {
         let file = LimitedFile::new(Cursor::new(b"name\0rest".to_vec()), 10);
         let read = || (&file).read_bytes_at_until(0..9, 0);
         assert_eq!(read(), Ok(b"name".as_slice()));
@@ -95,9 +97,9 @@ mod tests {
         assert!(read().is_err());
     }
 
-    /// A section in a hole, as one in preallocated blocks or in a disk's own, is never asked of the file.
+    /// A section in a hole, which like one in preallocated blocks is never read from the file.
     #[test]
-    fn a_table_that_is_larger_than_the_limit_is_not_read() {
+    fn table_larger_than_limit_is_not_read() {
         let mut elf = std::fs::read("/proc/self/exe").unwrap();
         let word = |at: usize| u64::from_le_bytes(elf[at..at + 8].try_into().unwrap()) as usize;
         let half = |at: usize| usize::from(u16::from_le_bytes([elf[at], elf[at + 1]]));
@@ -114,6 +116,6 @@ mod tests {
         file.set_len(end + (24 << 28)).unwrap();
         let limited = LimitedFile::new(&file, 64 << 20);
         assert!(object::File::parse(&limited).is_err());
-        assert!(limited.is_passed());
+        assert!(limited.is_exceeded());
     }
 }

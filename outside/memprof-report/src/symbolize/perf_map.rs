@@ -1,5 +1,5 @@
-//! Names of code that a program made while it ran: `/tmp/perf-PID.map`, which just-in-time compilers write for
-//! `perf` (`tools/perf/Documentation/jit-interface.txt` of Linux): lines of `START SIZE name` in hexadecimal.
+//! Reads names of JIT code from `/tmp/perf-PID.map`, which JIT compilers write for `perf`
+//! (`tools/perf/Documentation/jit-interface.txt` of Linux): lines of `START SIZE name` in hexadecimal.
 
 use std::cmp::Reverse;
 use std::io::{BufRead, BufReader, Read};
@@ -7,24 +7,24 @@ use std::io::{BufRead, BufReader, Read};
 use super::segment_tree::SegmentTree;
 use crate::stacks::AddressId;
 
-/// The most that is read of a map.
-const LARGEST: u64 = 256 << 20;
+/// Most bytes read of a map.
+const MAX_BYTES: u64 = 256 << 20;
 
-/// Entries that are kept.
-const MOST: usize = 1 << 18;
+/// Most entries that are stored.
+const MAX_ENTRIES: usize = 1 << 18;
 
-/// Longer names are cut off.
-const LONGEST: usize = 4 << 10;
+/// Longest line, in bytes; longer ones are truncated.
+const MAX_LINE_BYTES: usize = 4 << 10;
 
-/// The names of some addresses, which are sorted. Of two entries for one address the later one is right: code is
-/// moved, and its place used again.
+/// Returns the names of `addresses`, ascending. The latest entry for an address wins: code is moved, and its memory
+/// reused.
 pub(super) fn names(map: impl Read, addresses: &[(u64, AddressId)]) -> Vec<(AddressId, String)> {
-    let mut map = BufReader::new(map.take(LARGEST));
+    let mut map = BufReader::new(map.take(MAX_BYTES));
     let mut latest = SegmentTree::new(addresses.len());
     let mut names: Vec<String> = Vec::new();
     let mut line = Vec::new();
-    while names.len() < MOST && matches!(map.read_until(b'\n', &mut line), Ok(1..)) {
-        if let Some((start, size, name)) = entry(&line) {
+    while names.len() < MAX_ENTRIES && matches!(map.read_until(b'\n', &mut line), Ok(1..)) {
+        if let Some((start, size, name)) = parse_entry(&line) {
             let first = addresses.partition_point(|&(address, _)| address < start);
             let count = addresses[first..].partition_point(|&(address, _)| address - start < size);
             if count > 0 {
@@ -34,14 +34,14 @@ pub(super) fn names(map: impl Read, addresses: &[(u64, AddressId)]) -> Vec<(Addr
         }
         line.clear();
     }
-    let found = addresses.iter().zip(latest.best());
-    found
-        .filter_map(|(&(_, id), name)| Some((id, names[name?.0].clone())))
+    let best = addresses.iter().zip(latest.best());
+    best.filter_map(|(&(_, id), name)| Some((id, names[name?.0].clone())))
         .collect()
 }
 
-fn entry(line: &[u8]) -> Option<(u64, u64, &str)> {
-    let text = str::from_utf8(line.get(..line.len().min(LONGEST))?).ok()?;
+/// Parses a line. `None` if it is malformed.
+fn parse_entry(line: &[u8]) -> Option<(u64, u64, &str)> {
+    let text = str::from_utf8(line.get(..line.len().min(MAX_LINE_BYTES))?).ok()?;
     let mut words = text.trim_end().splitn(3, ' ');
     let mut number = || {
         let word = words.next()?;
@@ -57,7 +57,7 @@ mod tests {
     use crate::stacks::AddressId;
 
     #[test]
-    fn the_last_entry_around_an_address_names_it() {
+    fn latest_entry_for_address_names_it() {
         let map = "1000 10 old\n1000 20 py::leak:/srv/app.py\n2000 zz broken\n3000\n0x4000 8 JS:~go /srv/a.js:1:1";
         let addresses: Vec<_> = [0xfff, 0x1000, 0x101f, 0x1020, 0x4007, 0x4008]
             .into_iter()

@@ -1,5 +1,5 @@
-//! Whole names of inlined C++ functions that have no linkage name, as those of anonymous namespaces and
-//! lambdas: their namespaces and classes are the entries around theirs.
+//! Finds the namespaces and classes of inlined C++ functions without a linkage name, such as those of anonymous
+//! namespaces and lambdas: they are the enclosing entries.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -15,16 +15,16 @@ use addr2line::gimli::{
 
 pub(super) type Slice<'d> = EndianSlice<'d, RunTimeEndian>;
 
-/// An entry's place in its unit.
+/// Offset of an entry in its unit.
 pub(super) type Offset = addr2line::gimli::UnitOffset<usize>;
 
 type Entry<'s> = DebuggingInformationEntry<Slice<'s>>;
 
-/// No compiler has an inlined function refer to its declaration through more entries.
-const MOST_REFERENCES: usize = 8;
+/// Most entries between an inlined function and its declaration; compilers write fewer.
+const MAX_REFERENCES: usize = 8;
 
-/// So many entries are looked at in one file, which may be hostile; then names stay short.
-const MOST_ENTRIES: usize = 20_000_000;
+/// Most entries visited in one file, which may be hostile; further names stay short.
+const MAX_ENTRIES: usize = 20_000_000;
 
 const CPP: [DwLang; 6] = [
     DW_LANG_C_plus_plus,
@@ -37,23 +37,23 @@ const CPP: [DwLang; 6] = [
 
 const CLASSES: [DwTag; 3] = [DW_TAG_class_type, DW_TAG_structure_type, DW_TAG_union_type];
 
-/// Scopes of the functions of one file.
+/// Cache of scopes of the functions of one file.
 pub(super) struct Scopes {
-    /// By the unit's and the declaration's place.
-    known: RefCell<HashMap<(usize, usize), Option<String>>>,
-    left: Cell<usize>,
+    /// By the offsets of the unit and of the declaration.
+    cache: RefCell<HashMap<(usize, usize), Option<String>>>,
+    remaining: Cell<usize>,
 }
 
 impl Scopes {
     pub(super) fn new() -> Self {
         Self {
-            known: RefCell::default(),
-            left: Cell::new(MOST_ENTRIES),
+            cache: RefCell::default(),
+            remaining: Cell::new(MAX_ENTRIES),
         }
     }
 
-    /// `shop::(anonymous namespace)` of the inlined function at `inlined`; none where it is no inlined one,
-    /// no C++, or in no scope.
+    /// Returns the scope of the inlined function at `inlined`, such as `shop::(anonymous namespace)`. `None` if it
+    /// is not inlined, not C++, or in no scope.
     pub(super) fn inlined_scope(
         &self,
         unit: UnitRef<'_, Slice<'_>>,
@@ -64,18 +64,18 @@ impl Scopes {
             return None;
         }
         let declared = declaration(unit, entry)?;
-        let at = unit.header.debug_info_offset().map_or(0, |offset| offset.0);
-        let key = (at, declared.0);
-        if let Some(known) = self.known.borrow().get(&key) {
-            return known.clone();
+        let unit_offset = unit.header.debug_info_offset().map_or(0, |offset| offset.0);
+        let key = (unit_offset, declared.0);
+        if let Some(cache) = self.cache.borrow().get(&key) {
+            return cache.clone();
         }
-        let found = self.scope_path(unit, declared, MOST_REFERENCES);
-        self.known.borrow_mut().insert(key, found.clone());
+        let found = self.scope_path(unit, declared, MAX_REFERENCES);
+        self.cache.borrow_mut().insert(key, found.clone());
         found
     }
 
-    /// The names of the scopes from the unit down to an entry. Siblings stand in the order of their places,
-    /// so the last one that begins before the entry, or there, is around it.
+    /// Returns the names of the scopes from the unit down to an entry. Siblings are in the order of their offsets,
+    /// so the last one that starts at or before the entry contains it.
     fn scope_path(
         &self,
         unit: UnitRef<'_, Slice<'_>>,
@@ -90,13 +90,14 @@ impl Scopes {
             if scope.offset() == target {
                 break;
             }
-            let declared = declaration(unit, scope.clone()).filter(|at| *at != scope.offset());
+            let declared =
+                declaration(unit, scope.clone()).filter(|offset| *offset != scope.offset());
             if let Some(declared) = declared {
-                // A function that is declared elsewhere, around a lambda of its.
+                // A function that is declared elsewhere and contains a lambda.
                 let outer = self.scope_path(unit, declared, functions.checked_sub(1)?);
                 path = outer.unwrap_or_default();
             }
-            let named = declared.and_then(|at| unit.entry(at).ok());
+            let named = declared.and_then(|offset| unit.entry(offset).ok());
             if let Some(name) = scope_name(unit, named.as_ref().unwrap_or(scope)) {
                 path += if path.is_empty() { "" } else { "::" };
                 path += &name;
@@ -110,7 +111,7 @@ impl Scopes {
                 if sibling.offset() > target {
                     break;
                 }
-                self.left.set(self.left.get().checked_sub(1)?);
+                self.remaining.set(self.remaining.get().checked_sub(1)?);
                 scopes = later.clone();
             }
         }
@@ -129,18 +130,18 @@ fn is_cpp(unit: UnitRef<'_, Slice<'_>>) -> bool {
     matches!(language, Some(AttributeValue::Language(language)) if CPP.contains(&language))
 }
 
-/// The entry that stands where the function is declared. None where that is another unit.
+/// Returns the entry at which the function is declared. `None` if it is in another unit.
 fn declaration<'s>(unit: UnitRef<'_, Slice<'s>>, mut entry: Entry<'s>) -> Option<Offset> {
-    for _ in 0..MOST_REFERENCES {
+    for _ in 0..MAX_REFERENCES {
         match reference(unit, &entry) {
-            Some(at) => entry = unit.entry(at?).ok()?,
+            Some(offset) => entry = unit.entry(offset?).ok()?,
             None => return Some(entry.offset()),
         }
     }
     None
 }
 
-/// The entry that this one is an instance or the definition of.
+/// Returns the entry of which this one is an instance or the definition; `Some(None)` if it is in another unit.
 fn reference<'s>(unit: UnitRef<'_, Slice<'s>>, entry: &Entry<'s>) -> Option<Option<Offset>> {
     let value = [DW_AT_abstract_origin, DW_AT_specification]
         .into_iter()
@@ -160,7 +161,7 @@ fn scope_name<'s>(unit: UnitRef<'_, Slice<'s>>, scope: &Entry<'s>) -> Option<Str
         tag if tag == DW_TAG_namespace => {
             Some(name.unwrap_or_else(|| "(anonymous namespace)".to_owned()))
         }
-        // GCC writes "<lambda(int)>", clang nothing.
+        // GCC names a lambda "<lambda(int)>", clang does not name it.
         tag if CLASSES.contains(&tag) => {
             let name = name.filter(|name| !name.starts_with("<lambda"));
             Some(name.unwrap_or_else(|| "{lambda}".to_owned()))

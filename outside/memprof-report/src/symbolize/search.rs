@@ -1,7 +1,7 @@
-//! The file behind a mapping, and its debug file.
+//! Finds the file of a mapping, and its debug file.
 //!
-//! Paths in a profile are data of whoever wrote it: only regular files are opened, never waiting, and
-//! below a root no link leads out of it.
+//! Paths in a profile are untrusted: only regular files are opened, never blocking, and below a root no link leads
+//! out of it.
 
 use std::fs::File;
 use std::io;
@@ -16,67 +16,72 @@ use super::limited_file::LimitedFile;
 use super::{BuildIdMatch, ObjectFile, Sources};
 use crate::error::{Error, Result};
 
-/// Where distributions put debug files, below a root.
-const DEBUG: &str = "usr/lib/debug";
+/// Directory of debug files in distributions, relative to a root.
+const DEBUG_DIR: &str = "usr/lib/debug";
 
-/// The most that is read of one binary, and of its debug file.
+/// Most bytes read of one binary, and of its debug file.
 pub(super) const READ_LIMIT: u64 = 1 << 30;
 
+/// Result of searching the file of a mapping.
 pub(super) enum BinaryLookup {
     Binary(Binary),
-    /// With the reason.
+    /// Reason why no binary was found.
     Nothing(String),
 }
 
-/// A binary that may name addresses.
+/// A binary that can symbolize addresses.
 pub(super) struct Binary {
     pub(super) file: File,
-    /// What `.gnu_debuglink` or the build id leads to.
+    /// Debug file, found by build id or `.gnu_debuglink`.
     pub(super) debug: Option<File>,
     pub(super) build_id_match: BuildIdMatch,
 }
 
-/// A place to look: a path below a root.
+/// Path relative to a root.
 pub(super) struct SearchPath {
     pub(super) root: PathBuf,
     pub(super) path: PathBuf,
 }
 
+/// Only binaries with another build id exist, and `force` is not set.
+/// # Errors
+///
+/// Finds the binary of a mapping.
 pub(super) fn find(
-    object: &ObjectFile<'_>,
+    object_file: &ObjectFile<'_>,
     machine: Option<&str>,
     sources: &Sources,
 ) -> Result<BinaryLookup> {
-    let foreign = match (machine, sources.machine.as_deref()) {
-        (Some(theirs), Some(ours)) => theirs != ours,
+    let is_foreign = match (machine, sources.machine.as_deref()) {
+        (Some(profile_machine), Some(machine)) => profile_machine != machine,
         _ => false,
     };
     let mut mismatch = None;
     let mut is_too_large = false;
-    for place in places(object, sources, foreign) {
-        let Some(file) = open(&place) else {
+    for search_path in search_paths(object_file, sources, is_foreign) {
+        let Some(file) = open(&search_path) else {
             continue;
         };
         let Ok(found) = build_id(&file) else {
             is_too_large = true;
             continue;
         };
-        let build_id_match = match (object.build_id, &found) {
+        let build_id_match = match (object_file.build_id, &found) {
             (Some(expected), Some(found)) if expected == found => BuildIdMatch::Match,
             (Some(_), _) if sources.force => BuildIdMatch::Mismatch,
             (Some(expected), found) => {
                 mismatch.get_or_insert_with(|| Error::BuildIdMismatch {
-                    path: object.path.into(),
+                    path: object_file.path.into(),
                     expected: expected.into(),
-                    file: place.root.join(&place.path),
+                    file: search_path.root.join(&search_path.path),
                     found: found.clone().unwrap_or_else(|| "none".into()),
                 });
                 continue;
             }
-            (None, _) if foreign && !sources.force => continue,
+            (None, _) if is_foreign && !sources.force => continue,
             (None, _) => BuildIdMatch::Unknown,
         };
-        let debug = debug_file(&file, &place, found.as_deref(), sources);
+        let debug = debug_file(&file, &search_path, found.as_deref(), sources);
         return Ok(BinaryLookup::Binary(Binary {
             file,
             debug,
@@ -89,7 +94,7 @@ pub(super) fn find(
             "its tables are larger than the {READ_LIMIT} bytes that are read, or than memory, its frames are numbers; \
              --binary-root names a directory with a stripped copy"
         ))),
-        None if foreign => Ok(BinaryLookup::Nothing(
+        None if is_foreign => Ok(BinaryLookup::Nothing(
             "the profile is from another machine; --binary-root names a directory with its binaries, \
              their build ids must match"
                 .into(),
@@ -98,49 +103,53 @@ pub(super) fn find(
     }
 }
 
-fn places(object: &ObjectFile<'_>, sources: &Sources, foreign: bool) -> Vec<SearchPath> {
-    if let Some(binary) = sources.binary.as_ref().filter(|_| object.is_main) {
+fn search_paths(
+    object_file: &ObjectFile<'_>,
+    sources: &Sources,
+    is_foreign: bool,
+) -> Vec<SearchPath> {
+    if let Some(binary) = sources.binary.as_ref().filter(|_| object_file.is_main) {
         return vec![SearchPath {
             root: PathBuf::new(),
             path: binary.clone(),
         }];
     }
-    let mut places = Vec::new();
-    // The path of a deleted file may lead to its successor, which only a build id can tell apart.
-    let deleted = object.path.ends_with(" (deleted)") && object.build_id.is_none();
-    let path = Path::new(object.path.trim_end_matches(" (deleted)"));
-    if !foreign && !deleted {
-        places.extend(sources.roots.iter().map(|root| SearchPath {
+    let mut search_paths = Vec::new();
+    // The path of a deleted file may belong to its successor, which only a build id can exclude.
+    let is_deleted = object_file.path.ends_with(" (deleted)") && object_file.build_id.is_none();
+    let path = Path::new(object_file.path.trim_end_matches(" (deleted)"));
+    if !is_foreign && !is_deleted {
+        search_paths.extend(sources.roots.iter().map(|root| SearchPath {
             root: root.clone(),
             path: path.into(),
         }));
     }
     if let Some(root) = &sources.binary_root {
         let name = path.file_name().map(PathBuf::from);
-        let by_id = object.build_id.and_then(|id| by_build_id(id, ""));
+        let by_id = object_file.build_id.and_then(|id| by_build_id(id, ""));
         let paths = [Some(path.to_owned()), name, by_id].into_iter().flatten();
-        places.extend(paths.map(|path| SearchPath {
+        search_paths.extend(paths.map(|path| SearchPath {
             root: root.clone(),
             path,
         }));
     }
-    places
+    search_paths
 }
 
 fn by_build_id(id: &str, suffix: &str) -> Option<PathBuf> {
     let (first, rest) = id.split_at_checked(2)?;
-    let safe = id.bytes().all(|byte| byte.is_ascii_hexdigit()) && !rest.is_empty();
-    safe.then(|| PathBuf::from(format!(".build-id/{first}/{rest}{suffix}")))
+    let is_safe = id.bytes().all(|byte| byte.is_ascii_hexdigit()) && !rest.is_empty();
+    is_safe.then(|| PathBuf::from(format!(".build-id/{first}/{rest}{suffix}")))
 }
 
-/// The debug file of a binary: by build id, else by `.gnu_debuglink`, whose checksum it must have.
+/// Finds the debug file of a binary: by build id, else by `.gnu_debuglink`, with an equal checksum.
 fn debug_file(
     file: &File,
-    place: &SearchPath,
+    search_path: &SearchPath,
     id: Option<&str>,
     sources: &Sources,
 ) -> Option<File> {
-    let mut roots: Vec<&Path> = [&place.root]
+    let mut roots: Vec<&Path> = [&search_path.root]
         .into_iter()
         .chain(&sources.roots)
         .chain(&sources.binary_root)
@@ -149,7 +158,7 @@ fn debug_file(
     roots.dedup();
     if let Some(path) = id.and_then(|id| by_build_id(id, ".debug")) {
         for root in &roots {
-            for path in [Path::new(DEBUG).join(&path), path.clone()] {
+            for path in [Path::new(DEBUG_DIR).join(&path), path.clone()] {
                 let found = open(&SearchPath {
                     root: root.to_path_buf(),
                     path,
@@ -163,48 +172,49 @@ fn debug_file(
         }
     }
     let (name, checksum) = debug_link(file)?;
-    let directory = place.path.parent()?;
+    let directory = search_path.path.parent()?;
     let below = directory.strip_prefix("/").unwrap_or(directory);
     let paths = [
         directory.join(&name),
         directory.join(".debug").join(&name),
-        Path::new("/").join(DEBUG).join(below).join(&name),
+        Path::new("/").join(DEBUG_DIR).join(below).join(&name),
     ];
     paths.into_iter().find_map(|path| {
         let debug = open(&SearchPath {
-            root: place.root.clone(),
+            root: search_path.root.clone(),
             path,
         })?;
-        let same = match (build_id(&debug).ok()?.as_deref(), id) {
+        let is_equal = match (build_id(&debug).ok()?.as_deref(), id) {
             (Some(found), Some(id)) => found == id,
             _ => crc(&debug).is_some_and(|found| found == checksum),
         };
-        same.then_some(debug)
+        is_equal.then_some(debug)
     })
 }
 
+/// Returns the name and checksum in `.gnu_debuglink`.
 fn debug_link(file: &File) -> Option<(PathBuf, u32)> {
     let cache = LimitedFile::new(file, READ_LIMIT);
-    let object = object::File::parse(&cache).ok()?;
-    let (name, checksum) = object.gnu_debuglink().ok()??;
+    let object_file = object::File::parse(&cache).ok()?;
+    let (name, checksum) = object_file.gnu_debuglink().ok()??;
     let name = str::from_utf8(name)
         .ok()
         .filter(|name| !name.is_empty() && !name.contains('/'))?;
     Some((name.into(), checksum))
 }
 
-/// A binary whose tables pass [`READ_LIMIT`].
+/// A binary whose tables exceed [`READ_LIMIT`].
 #[derive(Debug, PartialEq, Eq)]
 struct TooLarge;
 
-/// In hex; none where the file is no ELF or has none.
+/// Returns the build id in hex. `None` if the file is no ELF or has none.
 fn build_id(file: &File) -> std::result::Result<Option<String>, TooLarge> {
     let cache = LimitedFile::new(file, READ_LIMIT);
-    let object = object::File::parse(&cache);
-    if cache.is_passed() {
+    let object_file = object::File::parse(&cache);
+    if cache.is_exceeded() {
         return Err(TooLarge);
     }
-    let id = object.and_then(|object| Ok(object.build_id()?.map(<[u8]>::to_vec)));
+    let id = object_file.and_then(|object_file| Ok(object_file.build_id()?.map(<[u8]>::to_vec)));
     let hex = |id: Vec<u8>| id.iter().map(|byte| format!("{byte:02x}")).collect();
     Ok(id.ok().flatten().map(hex))
 }
@@ -215,19 +225,23 @@ fn crc(mut file: &File) -> Option<u32> {
     Some(reader.crc().sum())
 }
 
-/// Opens a regular file without waiting. A file that cannot be opened is one that is not there.
-pub(super) fn open(place: &SearchPath) -> Option<File> {
+/// Opens a regular file without blocking. `None` if it cannot be opened.
+pub(super) fn open(search_path: &SearchPath) -> Option<File> {
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
-    let file = if place.root.as_os_str().is_empty() {
-        rustix::fs::open(&place.path, flags, Mode::empty())
+    let file = if search_path.root.as_os_str().is_empty() {
+        rustix::fs::open(&search_path.path, flags, Mode::empty())
     } else {
         let directory = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let root = rustix::fs::openat(CWD, &place.root, directory, Mode::empty()).ok()?;
+        let root = rustix::fs::openat(CWD, &search_path.root, directory, Mode::empty()).ok()?;
         let inside = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
-        match rustix::fs::openat2(root, &place.path, flags, Mode::empty(), inside) {
-            // Before Linux 5.6, and below some seccomp filters. Out of "/" no link can lead.
-            Err(Errno::NOSYS | Errno::PERM) if place.root == Path::new("/") => {
-                rustix::fs::open(place.root.join(&place.path), flags, Mode::empty())
+        match rustix::fs::openat2(root, &search_path.path, flags, Mode::empty(), inside) {
+            // Before Linux 5.6, or under some seccomp filters. No link can lead out of "/".
+            Err(Errno::NOSYS | Errno::PERM) if search_path.root == Path::new("/") => {
+                rustix::fs::open(
+                    search_path.root.join(&search_path.path),
+                    flags,
+                    Mode::empty(),
+                )
             }
             opened => opened,
         }
@@ -237,9 +251,9 @@ pub(super) fn open(place: &SearchPath) -> Option<File> {
     (metadata.is_file() && !is_mostly_holes(metadata.len(), metadata.blocks())).then_some(file)
 }
 
-/// Whether a file claims far more than it holds, in bytes and in blocks of 512: a section in a hole costs whoever made it
-/// nothing, and whoever reads it memory and time without a limit. No linker leaves large holes, and file systems that
-/// compress do not do so by that much.
+/// Returns whether a file declares far more than it holds, in bytes and in blocks of 512. A section in a hole costs
+/// its writer nothing, but costs its reader unlimited memory and time. Linkers leave no large holes, and
+/// compressing file systems do not save that much.
 fn is_mostly_holes(length: u64, blocks: u64) -> bool {
     const SMALL: u64 = 64 << 20;
     const RATIO: u64 = 16;
@@ -251,7 +265,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_of_holes_is_not_opened() {
+    fn sparse_file_is_not_opened() {
         let directory = tempfile::tempdir().unwrap();
         let check = |length: u64, bytes: usize, expected: bool| {
             let path = directory.path().join("library.so");
@@ -268,7 +282,7 @@ mod tests {
         };
         check(7 << 30, 20 << 10, false);
         check(1 << 40, 1 << 20, false);
-        // As a library with an empty table may be.
+        // Such as a library with an empty table.
         check(1 << 20, 4096, true);
         check(65 << 20, 8 << 20, true);
     }

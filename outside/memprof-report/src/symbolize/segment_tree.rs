@@ -1,28 +1,28 @@
-//! The best symbol around each of many addresses, in a time that overlapping symbols do not multiply.
+//! Finds the best symbol for each of many addresses, in a time that does not grow with their overlaps.
 
 use std::ops::Range;
 
-/// A tree over addresses in ascending order: a candidate for a range is kept at the few nodes that make up the
-/// range, and an address has the least of those above it.
+/// Segment tree over ascending addresses: a candidate for a range is stored at the few nodes that cover the range,
+/// and each address has the least candidate of the nodes above it.
 pub(super) struct SegmentTree<T> {
-    /// The leaves are the second half; node n has the children 2n and 2n + 1, node 1 is the root.
+    /// The second half are the leaves; node n has the children 2n and 2n + 1, node 1 is the root.
     nodes: Vec<Option<T>>,
 }
 
 impl<T: Copy + Ord> SegmentTree<T> {
-    /// For so many addresses.
+    /// An empty tree for that many addresses.
     pub(super) fn new(addresses: usize) -> Self {
         Self {
             nodes: vec![None; 2 * addresses],
         }
     }
 
-    /// Offers a candidate to the addresses in `range`; returns how many nodes were looked at.
+    /// Offers a candidate to the addresses in `range`. Returns the number of visited nodes.
     pub(super) fn insert(&mut self, range: Range<usize>, candidate: T) -> usize {
         let leaves = self.nodes.len() / 2;
         let (mut start, mut end) = (range.start + leaves, range.end + leaves);
         let mut visited = 0;
-        let mut put = |node: &mut Option<T>| {
+        let mut offer = |node: &mut Option<T>| {
             visited += 1;
             if node.is_none_or(|known| candidate < known) {
                 *node = Some(candidate);
@@ -30,12 +30,12 @@ impl<T: Copy + Ord> SegmentTree<T> {
         };
         while start < end {
             if start % 2 == 1 {
-                put(&mut self.nodes[start]);
+                offer(&mut self.nodes[start]);
                 start += 1;
             }
             if end % 2 == 1 {
                 end -= 1;
-                put(&mut self.nodes[end]);
+                offer(&mut self.nodes[end]);
             }
             start /= 2;
             end /= 2;
@@ -43,7 +43,7 @@ impl<T: Copy + Ord> SegmentTree<T> {
         visited
     }
 
-    /// By address: the least candidate.
+    /// Returns the least candidate of each address.
     pub(super) fn best(&self) -> impl Iterator<Item = Option<T>> {
         let leaves = self.nodes.len() / 2;
         (leaves..2 * leaves).map(|leaf| {
@@ -58,30 +58,29 @@ mod tests {
     use super::SegmentTree;
 
     #[test]
-    fn each_address_has_the_least_candidate_around_it() {
+    fn best_is_least_candidate_containing_address() {
         for addresses in 0..20 {
-            let mut narrowest = SegmentTree::new(addresses);
+            let mut tree = SegmentTree::new(addresses);
             let mut expected = vec![None; addresses];
             for start in 0..addresses {
                 for end in start..=addresses {
                     let candidate = (start * 7 + end * 13) % 11;
-                    narrowest.insert(start..end, candidate);
+                    tree.insert(start..end, candidate);
                     for best in &mut expected[start..end] {
                         *best = Some(best.map_or(candidate, |best: usize| best.min(candidate)));
                     }
                 }
             }
-            assert_eq!(narrowest.best().collect::<Vec<_>>(), expected);
+            assert_eq!(tree.best().collect::<Vec<_>>(), expected);
         }
     }
 
-    /// Every symbol around every address: one comparison for each pair would be 100 million.
+    /// Every symbol contains nearly every address: comparing each pair would take 100 million steps.
     #[test]
-    fn overlapping_symbols_do_not_multiply() {
+    fn overlapping_symbols_do_not_multiply_visits() {
         let visited = |count: usize| -> usize {
-            let mut narrowest = SegmentTree::new(count);
-            let offers =
-                (0..count).map(|index| narrowest.insert(index / 2..count - index / 3, index));
+            let mut tree = SegmentTree::new(count);
+            let offers = (0..count).map(|index| tree.insert(index / 2..count - index / 3, index));
             offers.sum()
         };
         assert!(visited(10_000) < 10_000 * 2 * 14);

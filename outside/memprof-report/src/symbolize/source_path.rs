@@ -1,41 +1,46 @@
-//! Whole names of Rust functions that debug information calls by their last part only. With
-//! `-Cdebuginfo=line-tables-only`, which the standard library has too, an inlined function has neither a
-//! linkage name nor a namespace around it, but its lines tell the file, and files are modules.
+//! Qualifies names of Rust functions of which debug information has only the last part. With
+//! `-Cdebuginfo=line-tables-only`, as in the standard library, an inlined function has neither a linkage name nor
+//! an enclosing namespace; but its lines name the file, and files are modules.
 
-/// The crate that a unit of debug information was compiled for, and where its sources lie.
+/// Crate for which a unit of debug information was compiled.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RustCrate<'s> {
-    /// Up to `src/`.
+    /// Path of its sources up to `src/`.
     root: &'s str,
     name: &'s str,
 }
 
 impl<'s> RustCrate<'s> {
-    /// Of a unit's name, as in `shop/src/main.rs/@/shop.4f1d-cgu.0`.
+    /// Parses a unit's name such as `shop/src/main.rs/@/shop.4f1d-cgu.0`. `None` if it has another form.
     pub(super) fn from_unit_name(name: &'s str) -> Option<Self> {
         let (file, codegen_unit) = name.split_once("/@/")?;
         let root = file.find("src/").map(|at| &file[..at])?;
-        // An incremental build has nothing but a hash there.
+        // An incremental build has only a hash here.
         let (name, _) = codegen_unit.split_once('.')?;
         Some(Self { root, name })
     }
 }
 
-/// Whether a source file is Rust's.
+/// Returns whether a source file is written in Rust.
 pub(super) fn is_rust(file: &str) -> bool {
     file.ends_with(".rs")
 }
 
-/// `alloc::alloc::alloc_zeroed` of `alloc_zeroed` in `/rustc/…/library/alloc/src/alloc.rs`; none where the
-/// file tells no crate.
-pub(super) fn qualified(function: &str, file: &str, unit: Option<RustCrate<'_>>) -> Option<String> {
-    let (place, module) = file.rsplit_once("/src/")?;
-    let directory = place.rsplit('/').next()?;
-    let of_unit = unit.filter(|unit| {
+/// Returns the qualified name of a function: `alloc::alloc::alloc_zeroed` for `alloc_zeroed` in
+/// `/rustc/…/library/alloc/src/alloc.rs`. `None` if the path shows no crate.
+pub(super) fn qualified_name(
+    function: &str,
+    file: &str,
+    unit: Option<RustCrate<'_>>,
+) -> Option<String> {
+    let (source_root, module) = file.rsplit_once("/src/")?;
+    let directory = source_root.rsplit('/').next()?;
+    let unit = unit.filter(|unit| {
         let root = unit.root.trim_end_matches('/');
-        !root.is_empty() && place.ends_with(root) || (root.is_empty() && !is_foreign(place))
+        !root.is_empty() && source_root.ends_with(root)
+            || (root.is_empty() && !is_foreign(source_root))
     });
-    let name = match of_unit {
+    let name = match unit {
         Some(unit) => unit.name.to_owned(),
         None => without_version(directory).replace('-', "_"),
     };
@@ -52,7 +57,7 @@ pub(super) fn qualified(function: &str, file: &str, unit: Option<RustCrate<'_>>)
     Some(format!("{path}::{function}"))
 }
 
-/// Whether sources lie where cargo or rustc put those of other crates.
+/// Returns whether sources are in a directory in which cargo or rustc stores those of other crates.
 fn is_foreign(place: &str) -> bool {
     [
         "/registry/src/",
@@ -65,7 +70,7 @@ fn is_foreign(place: &str) -> bool {
     .any(|part| place.contains(part))
 }
 
-/// `hashbrown` of `hashbrown-0.15.2`.
+/// Removes a version: `hashbrown` of `hashbrown-0.15.2`.
 fn without_version(directory: &str) -> &str {
     let version = |at: &usize| directory[at + 1..].starts_with(|c: char| c.is_ascii_digit());
     let dashes = directory.match_indices('-').map(|(at, _)| at);
@@ -75,12 +80,12 @@ fn without_version(directory: &str) -> &str {
 
 #[cfg(test)]
 mod tests {
-    use super::{RustCrate, qualified};
+    use super::{RustCrate, qualified_name};
 
     #[test]
-    fn files_tell_the_modules_of_inlined_functions() {
+    fn inlined_function_is_qualified_by_its_file() {
         let check = |function: &str, file: &str, unit: &str, expected: Option<&str>| {
-            let found = qualified(function, file, RustCrate::from_unit_name(unit));
+            let found = qualified_name(function, file, RustCrate::from_unit_name(unit));
             assert_eq!(found.as_deref(), expected);
         };
         let shop = "hosts/shop/src/main.rs/@/shop_host.4f1d-cgu.0";

@@ -1,5 +1,5 @@
-//! Which units of debug information are read: those that may tell of the addresses that are asked for. A
-//! profile asks for few places of a large library.
+//! Selects the units of debug information to read: those that some addresses may need. A profile has few addresses
+//! of a large library.
 
 use std::collections::HashMap;
 use std::io;
@@ -10,27 +10,27 @@ use addr2line::gimli::{
     DW_FORM_ref_addr, DW_UT_type, Dwarf, EndianSlice, Endianity as _, RunTimeEndian, UnitHeader,
 };
 
-use super::abbreviations::Budget;
+use super::abbreviations::AbbreviationBudget;
 use super::address::LinkedAddress;
 
-/// Debug information nested deeper is left unread: addr2line follows inlined functions by recursion.
-const DEEPEST: isize = 1000;
+/// Deepest nesting of entries that is read: addr2line follows inlined functions by recursion.
+const MAX_DEPTH: isize = 1000;
 
-/// The bytes of a type unit without entries (DWARF 5, 7.5.1.3).
+/// Bytes of a type unit without entries (DWARF 5, 7.5.1.3).
 const TYPE_UNIT: usize = 24;
 
 type Slice<'d> = EndianSlice<'d, RunTimeEndian>;
 
-/// Where in `.debug_info` nothing lies that tells of the addresses, which are in ascending order. Units
-/// whose addresses `.debug_aranges` does not tell are needed, and those that needed ones refer to.
+/// Returns the ranges of `.debug_info` that `addresses`, ascending, do not need. Needed are units without addresses
+/// in `.debug_aranges`, those with one of the addresses, and the units to which needed ones refer.
 ///
 /// # Errors
-/// What is needed is damaged, or nested deeper than any compiler writes it.
+/// A needed unit is damaged, or nested deeper than any compiler writes it.
 pub(super) fn unneeded_units(
     dwarf: &Dwarf<Slice<'_>>,
     addresses: &[LinkedAddress],
 ) -> io::Result<Vec<Range<usize>>> {
-    let is_asked = units_in_ranges(dwarf, addresses);
+    let is_needed = units_in_ranges(dwarf, addresses);
     let mut units = Vec::new();
     let mut headers = dwarf.units();
     while let Some(unit) = headers.next().map_err(io::Error::other)? {
@@ -38,9 +38,9 @@ pub(super) fn unneeded_units(
     }
     let mut needed: Vec<bool> = units
         .iter()
-        .map(|unit| *is_asked.get(&unit.offset().0).unwrap_or(&true))
+        .map(|unit| *is_needed.get(&unit.offset().0).unwrap_or(&true))
         .collect();
-    let mut budget = Budget::new();
+    let mut budget = AbbreviationBudget::new();
     let mut unread: Vec<usize> = (0..units.len()).filter(|&unit| needed[unit]).collect();
     while let Some(unit) = unread.pop() {
         budget.charge(&dwarf.debug_abbrev, units[unit].debug_abbrev_offset())?;
@@ -66,11 +66,11 @@ pub(super) fn unneeded_units(
     Ok(runs)
 }
 
-/// Makes one type unit of what lies in `run`: these have no addresses, so addr2line passes over it. All other
-/// units stay where they are, for some refer to each other.
+/// Overwrites `run` with one type unit, which has no addresses, so that addr2line skips it. All other units keep
+/// their offsets, because some refer to each other.
 pub(super) fn blank_units(info: &mut [u8], run: &Range<usize>, endian: RunTimeEndian) {
     let length = u32::try_from(run.len() - 4).unwrap_or(u32::MAX);
-    // Longer ones have another header.
+    // Longer units have another header.
     if run.len() < TYPE_UNIT || length >= 0xffff_fff0 {
         return;
     }
@@ -82,8 +82,8 @@ pub(super) fn blank_units(info: &mut [u8], run: &Range<usize>, endian: RunTimeEn
     unit[7] = 8;
 }
 
-/// By the offset of each unit that has ranges: whether an address may lie in one of them. Damaged ranges tell
-/// nothing; those of no length are what a linker leaves of functions that it removed.
+/// Returns, by the offset of each unit that has ranges, whether an address may be in one of them. Damaged ranges
+/// are ignored. Ranges of length 0 are of functions that the linker removed.
 fn units_in_ranges(dwarf: &Dwarf<Slice<'_>>, addresses: &[LinkedAddress]) -> HashMap<usize, bool> {
     let mut units = HashMap::new();
     let mut sets = dwarf.debug_aranges.headers();
@@ -93,10 +93,10 @@ fn units_in_ranges(dwarf: &Dwarf<Slice<'_>>, addresses: &[LinkedAddress]) -> Has
             Ok(None) => return units,
             Err(_) => return HashMap::new(),
         };
-        let is_asked = units.entry(set.debug_info_offset().0).or_default();
+        let is_needed = units.entry(set.debug_info_offset().0).or_default();
         let mut ranges = set.entries();
         while let Some(range) = ranges.next().transpose() {
-            *is_asked |= range.map_or(true, |range| is_inside(addresses, range));
+            *is_needed |= range.map_or(true, |range| is_inside(addresses, range));
         }
     }
 }
@@ -107,7 +107,8 @@ fn is_inside(addresses: &[LinkedAddress], range: ArangeEntry) -> bool {
     next.is_some_and(|address| address - range.address() < range.length())
 }
 
-/// Where in `.debug_info` the names of functions in this unit lie, as far as in other units.
+/// Returns the offsets in `.debug_info` of entries in other units to which this unit's functions refer for their
+/// names.
 fn references(dwarf: &Dwarf<Slice<'_>>, unit: &UnitHeader<Slice<'_>>) -> io::Result<Vec<usize>> {
     let mut references = Vec::new();
     let abbreviations = dwarf.abbreviations(unit).map_err(io::Error::other)?;
@@ -115,8 +116,8 @@ fn references(dwarf: &Dwarf<Slice<'_>>, unit: &UnitHeader<Slice<'_>>) -> io::Res
         .entries_raw(&abbreviations, None)
         .map_err(io::Error::other)?;
     while !entries.is_empty() {
-        if entries.next_depth() > DEEPEST {
-            let problem = format!("it is nested deeper than {DEEPEST}");
+        if entries.next_depth() > MAX_DEPTH {
+            let problem = format!("it is nested deeper than {MAX_DEPTH}");
             return Err(io::Error::new(io::ErrorKind::FileTooLarge, problem));
         }
         read_entry(&mut entries, &mut references).map_err(io::Error::other)?;
@@ -132,17 +133,17 @@ fn read_entry(
         return Ok(());
     };
     let attributes = abbreviation.attributes();
-    let leads_out = |attribute: &gimli::AttributeSpecification| {
+    let refers_to_unit = |attribute: &gimli::AttributeSpecification| {
         let is_name = [DW_AT_abstract_origin, DW_AT_specification].contains(&attribute.name());
         is_name && attribute.form() == DW_FORM_ref_addr
     };
-    if !attributes.iter().any(leads_out) {
+    if !attributes.iter().any(refers_to_unit) {
         return entries.skip_attributes(attributes);
     }
     for attribute in attributes {
         let value = entries.read_attribute(*attribute)?.value();
         if let AttributeValue::DebugInfoRef(reference) = value
-            && leads_out(attribute)
+            && refers_to_unit(attribute)
         {
             references.push(reference.0);
         }
@@ -170,9 +171,9 @@ mod tests {
         EndianSlice::new(bytes, ENDIAN)
     }
 
-    /// Of this test's own program, where the standard library's code and ours are many units.
+    /// Reads this test's own executable, in which the standard library and this crate are many units.
     #[test]
-    fn units_without_the_addresses_are_left_out() {
+    fn units_without_addresses_are_unneeded() {
         let bytes = fs::read("/proc/self/exe").expect("it is there");
         let file = object::File::parse(&*bytes).expect("it is a program");
         let load = |id: SectionId| -> object::Result<Cow<'_, [u8]>> {
@@ -186,12 +187,12 @@ mod tests {
         let range = set.entries().next().expect("it is whole");
         let address = range.expect("there is one").address();
         let DebugInfoOffset(unit) = set.debug_info_offset();
-        let is_left_out = |addresses: &[u64]| {
+        let is_unneeded = |addresses: &[u64]| {
             let runs = unneeded_units(&dwarf, addresses).expect("it is whole");
             runs.iter().any(|run| run.contains(&unit))
         };
-        assert!(!is_left_out(&[address]));
-        assert!(is_left_out(&[]));
+        assert!(!is_unneeded(&[address]));
+        assert!(is_unneeded(&[]));
 
         let count = |dwarf: &Dwarf<EndianSlice<'_, RunTimeEndian>>| {
             let mut units = dwarf.units();

@@ -1,13 +1,13 @@
-//! Where functions come from: namespaces and files.
+//! Code origins by namespace and by file.
 
 use super::CodeOrigin;
 
-/// Namespaces of C++ and crates of Rust: what stands before the first `::`.
+/// Namespaces of C++ and crates of Rust: the part before the first `::`.
 pub(in crate::code_origin) const NAMESPACES: &[(CodeOrigin, &[&str])] = &[
     (
         CodeOrigin::Plumbing,
         &[
-            // Rust: its libraries, allocators, containers, and what runs closures.
+            // Rust: its libraries, allocators, containers, and crates that run closures.
             "alloc",
             "core",
             "std",
@@ -42,7 +42,7 @@ pub(in crate::code_origin) const NAMESPACES: &[(CodeOrigin, &[&str])] = &[
             "futures_util",
             "futures_channel",
             "pin_project_lite",
-            // Values of any program's; who reads or copies them is above.
+            // Types for values of any program; code that reads or copies them is above.
             "serde",
             "serde_core",
             "serde_json",
@@ -79,17 +79,17 @@ pub(in crate::code_origin) const NAMESPACES: &[(CodeOrigin, &[&str])] = &[
             "boost::container",
             "boost::multi_index",
             "boost::unordered",
-            // Values of any program's, as serde's.
+            // Types for values of any program, such as serde's.
             "boost::property_tree",
             "nlohmann",
-            // What runs a program's handlers, as tokio.
+            // Crates that run a program's handlers, such as tokio.
             "asio",
             "asio_*",
             "boost::asio",
         ],
     ),
     (CodeOrigin::Interpreter, &["v8"]),
-    // Connections and files, in tasks of the program's, or in their own.
+    // Connections and files, in tasks of the program or in their own.
     (
         CodeOrigin::Library,
         &[
@@ -103,7 +103,7 @@ pub(in crate::code_origin) const NAMESPACES: &[(CodeOrigin, &[&str])] = &[
     ),
 ];
 
-/// Files that are mapped, by name up to `.so` and without a version: `libc` is libc.so.6, `python` is python3.11.
+/// Mapped files, by name up to `.so` and without a version: `libc` is libc.so.6, `python` is python3.11.
 pub(in crate::code_origin) const FILES: &[(CodeOrigin, &[&str])] = &[
     (
         CodeOrigin::Plumbing,
@@ -127,7 +127,7 @@ pub(in crate::code_origin) const FILES: &[(CodeOrigin, &[&str])] = &[
             "libglib",
             "libgobject",
             "libffi",
-            // Of these, functions without a name: those with one tell more.
+            // Applies to functions without a symbol; a name is more informative.
             "libsqlite",
             "libxml",
             "libunwind*",
@@ -140,7 +140,7 @@ pub(in crate::code_origin) const FILES: &[(CodeOrigin, &[&str])] = &[
     (
         CodeOrigin::Interpreter,
         &[
-            // numpy's arrays: what another extension has of them is that one's.
+            // numpy's arrays: those that another extension creates count for that extension.
             "_multiarray_umath*",
             "python",
             "libpython",

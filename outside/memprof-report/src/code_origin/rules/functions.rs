@@ -1,12 +1,13 @@
-//! Functions by name.
+//! Code origins of functions by name.
 
 use super::CodeOrigin;
 
-/// Functions by name, first match first. C names have no namespace; those of C++ and Rust with one are below.
+/// Functions by name; the first match counts. C names have no namespace; C++ and Rust names with one are in other
+/// tables.
 pub(in crate::code_origin) const FUNCTIONS: &[(CodeOrigin, &[&str])] = &[
-    // An extension module's start is code of the program, unlike the rest of CPython's names.
+    // The init function of an extension module is code of the program, unlike CPython's other names.
     (CodeOrigin::Program, &["PyInit_*", "py::*"]),
-    // perf's map of V8 (--perf-basic-prof): scripts that are node's own, scripts of the program, and V8's parts.
+    // perf's map of V8 (--perf-basic-prof): node's own scripts, scripts of the program, and V8's parts.
     (
         CodeOrigin::Plumbing,
         &["JS:* node:*", "LazyCompile:* node:*", "Function:* node:*"],
@@ -25,9 +26,9 @@ pub(in crate::code_origin) const FUNCTIONS: &[(CodeOrigin, &[&str])] = &[
             "Stub:*",
         ],
     ),
-    // Code in no file, as our own reports write it where nothing names it.
+    // Code in no file and without a name, in the form in which reports write it.
     (CodeOrigin::Plumbing, &["[*]+0x*"]),
-    // What starts a program or a thread.
+    // Code that starts a program or a thread.
     (
         CodeOrigin::Startup,
         &[
@@ -84,7 +85,7 @@ pub(in crate::code_origin) const FUNCTIONS: &[(CodeOrigin, &[&str])] = &[
             "operator new*",
             "*::operator new*",
             "operator delete*",
-            // What the standard library asks of the allocators of a program's own.
+            // Calls of the standard library into a program's own allocators.
             "*llocator<*>::allocate",
             "*llocator::allocate",
             "__cxa_*",
@@ -94,14 +95,14 @@ pub(in crate::code_origin) const FUNCTIONS: &[(CodeOrigin, &[&str])] = &[
             "_Unwind_*",
         ],
     ),
-    // The C++ library's own, where no demangler knows the name.
+    // Names of the C++ library that no demangler decodes.
     (
         CodeOrigin::Plumbing,
         &["_ZSt*", "_ZNSt*", "_ZNKSt*", "_ZN9__gnu_cxx*"],
     ),
-    // What serde derives for a type of the program's.
+    // Code that serde derives for types of the program.
     (CodeOrigin::Plumbing, &["*::_::<impl serde*"]),
-    // What calls functions of which only the name is known, and functions that run once.
+    // Calls through libffi, and functions that run once.
     (
         CodeOrigin::Plumbing,
         &["ffi_call*", "ffi_closure_*", "__gthread_*"],

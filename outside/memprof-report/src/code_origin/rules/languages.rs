@@ -1,8 +1,8 @@
-//! Functions of languages that bring a program to run another: what allocates for them, and what interprets.
+//! Code origins of functions of language runtimes: their allocators, and their interpreters.
 
 use super::CodeOrigin;
 
-/// Functions by name, first match first; after those that belong to no language.
+/// Functions by name; the first match counts. Used after the tables that belong to no language.
 pub(in crate::code_origin) const LANGUAGES: &[(CodeOrigin, &[&str])] = &[
     // Go's calls of C, which have a stack of their own.
     (
@@ -29,7 +29,7 @@ pub(in crate::code_origin) const LANGUAGES: &[(CodeOrigin, &[&str])] = &[
             "erts_alloc_permanent*",
         ],
     ),
-    // CPython, Ruby, Perl, PHP: first what allocates, then what interprets.
+    // CPython, Ruby, Perl, PHP: first their allocators, then their interpreters.
     (
         CodeOrigin::Plumbing,
         &[

@@ -1,8 +1,8 @@
-//! Functions of libraries that many programs have.
+//! Code origins of functions of common libraries.
 
 use super::CodeOrigin;
 
-/// Functions by name, first match first; after those that belong to no library.
+/// Functions by name; the first match counts. Used after the table that belongs to no library.
 pub(in crate::code_origin) const LIBRARIES: &[(CodeOrigin, &[&str])] = &[
     // LLVM's containers and pools.
     (
@@ -96,8 +96,8 @@ pub(in crate::code_origin) const LIBRARIES: &[(CodeOrigin, &[&str])] = &[
             "g_atomic_rc_box_*",
         ],
     ),
-    // What libxml2 and SQLite keep is that of the program that has them keep it, if it has a name: an extension of an
-    // interpreter's often has none.
+    // Memory in libxml2 and SQLite is of the program that stores it there, if that has a name: an interpreter's
+    // extension often has none.
     (
         CodeOrigin::Library,
         &[

@@ -1,17 +1,17 @@
-//! One page with outlines: rows that lie below each other, in tables that are sorted and searched. It needs no other
-//! file and asks no network.
+//! A self-contained page with outlines: nested rows in tables that can be sorted and searched. It uses no other
+//! file and no network.
 
 use std::io::Write;
 use std::sync::LazyLock;
 
 use serde::Serialize;
 
-use super::{joined, policy_of, write_page};
+use super::{join_modules, policy_for, write_page};
 use crate::error::{Error, Result};
 
-/// The modules of the page in the order of their imports, its start last.
+/// Modules of the page in the order of their imports, the one that starts it last.
 static SCRIPT: LazyLock<String> = LazyLock::new(|| {
-    joined(&[
+    join_modules(&[
         include_str!("format.js"),
         include_str!("profile.js"),
         include_str!("rows.js"),
@@ -20,47 +20,47 @@ static SCRIPT: LazyLock<String> = LazyLock::new(|| {
     ])
 });
 
-/// What a page of outlines says. All of it is shown as text, whatever it contains.
+/// Content of a page with outlines. All of it is shown as text, never as markup.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct OutlinePage {
-    /// The title, and the first line.
+    /// Title of the page, and its first line.
     pub title: String,
-    /// The result in a sentence.
+    /// Result in one sentence.
     pub heading: String,
-    /// How and when it was found, a paragraph each.
+    /// Facts about the analysis, such as its time; one paragraph each.
     pub facts: Vec<String>,
-    /// What the reader has to know of it: warnings, a paragraph each.
+    /// Warnings, one paragraph each.
     pub notes: Vec<String>,
-    /// What the page cannot know, a sentence each.
+    /// Limits of the analysis, one sentence each.
     pub limits: Vec<String>,
-    /// The tables, of which one is seen at a time.
+    /// Tables, one of which is visible at a time.
     pub outlines: Vec<Outline>,
 }
 
-/// Rows that lie below each other.
+/// A table of nested rows.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Outline {
-    /// The title of its tab.
+    /// Title of its tab.
     pub title: &'static str,
-    /// What is said where it has no rows.
+    /// Text that is shown if it has no rows.
     pub empty: String,
-    /// How deep each row lies, the outermost ones at 0. A row comes before those below it.
+    /// Nesting depth of each row, 0 for outermost ones. A row precedes the rows below it.
     pub depth: Vec<u32>,
-    /// The columns, with a value for each row. The first one sorts the rows at first, and the last one has their
-    /// names.
+    /// Columns, with a value for each row. The first one is the initial sort order, the last one has the names of
+    /// the rows.
     pub columns: Vec<Column>,
 }
 
-/// A column of an outline.
+/// Column of an outline.
 #[derive(Clone, Debug, Serialize)]
 pub struct Column {
-    /// Its head.
+    /// Text of its head.
     pub title: &'static str,
-    /// What its values are; shown where the pointer rests on the head.
+    /// Explanation of its values, shown as the tooltip of the head.
     pub help: &'static str,
-    /// A narrow window leaves it out.
+    /// Whether a narrow window hides it.
     pub wide: bool,
-    /// Its values.
+    /// Values by row.
     #[serde(flatten)]
     pub cells: Cells,
 }
@@ -69,13 +69,13 @@ pub struct Column {
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "lowercase", tag = "kind", content = "values")]
 pub enum Cells {
-    /// Amounts of memory; nothing where there is none.
+    /// Amounts of memory in bytes; empty for `None`.
     Bytes(Vec<Option<u64>>),
-    /// Numbers; nothing where there is none.
+    /// Numbers; empty for `None`.
     Count(Vec<Option<u64>>),
     /// Short texts.
     Text(Vec<String>),
-    /// What the rows are called.
+    /// Names of the rows.
     Name(Vec<String>),
 }
 
@@ -83,9 +83,9 @@ impl OutlinePage {
     /// Writes the page as HTML.
     ///
     /// # Errors
-    /// `out` cannot be written to.
+    /// Writing to `out` fails.
     pub fn write(&self, out: &mut dyn Write) -> Result<()> {
-        write_page(&policy_of(&SCRIPT), &SCRIPT, out, &mut |out| {
+        write_page(&policy_for(&SCRIPT), &SCRIPT, out, &mut |out| {
             serde_json::to_writer(out, self)
                 .map_err(|error| Error::io("write the page")(error.into()))
         })
@@ -94,16 +94,16 @@ impl OutlinePage {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::is_one_script;
+    use super::super::tests::check_script;
     use super::*;
 
     #[test]
-    fn the_script_is_one() {
-        is_one_script(&SCRIPT);
+    fn joined_script_has_no_module_syntax() {
+        check_script(&SCRIPT);
     }
 
     #[test]
-    fn a_page_holds_its_data_as_text_and_asks_for_nothing() {
+    fn page_escapes_data_and_loads_nothing() {
         let name = "</script><img src=x onerror=alert(1)>";
         let page = OutlinePage {
             title: "leaks".to_owned(),

@@ -1,4 +1,4 @@
-//! The messages of a profile, written as they are made.
+//! Encodes the messages of a profile and writes them in parts.
 
 use std::collections::HashMap;
 use std::io::Write;
@@ -12,9 +12,10 @@ use crate::pprof::proto;
 use crate::profile::{Address, Profile, Sample, SampleType};
 use crate::stacks::AddressId;
 
-/// Encoded bytes are handed on in pieces of this size.
-const PIECE: usize = 64 << 10;
+/// Encoded bytes after which they are written.
+const PART_BYTES: usize = 64 << 10;
 
+/// Encoder of one profile, with the tables that its messages refer to.
 pub(super) struct Encoder<W: Write> {
     out: W,
     buffer: Vec<u8>,
@@ -31,7 +32,7 @@ impl<W: Write> Encoder<W> {
         strings.intern("");
         Self {
             out,
-            buffer: Vec::with_capacity(2 * PIECE),
+            buffer: Vec::with_capacity(2 * PART_BYTES),
             strings,
             functions: Vec::new(),
             function_ids: HashMap::new(),
@@ -40,6 +41,7 @@ impl<W: Write> Encoder<W> {
         }
     }
 
+    /// Index of a string, adding it if it is new.
     pub(super) fn string(&mut self, string: &str) -> i64 {
         i64::from(self.strings.intern(string).0)
     }
@@ -52,19 +54,19 @@ impl<W: Write> Encoder<W> {
     }
 
     /// Writes one message as a field of the profile.
-    pub(super) fn put(&mut self, tag: u32, message: &impl Message) -> Result<()> {
+    pub(super) fn write_field(&mut self, tag: u32, message: &impl Message) -> Result<()> {
         prost::encoding::message::encode(tag, message, &mut self.buffer);
-        if self.buffer.len() >= PIECE {
+        if self.buffer.len() >= PART_BYTES {
             self.out.write_all(&self.buffer)?;
             self.buffer.clear();
         }
         Ok(())
     }
 
-    /// Writes the samples of a profile, times `sign`, with all they refer to.
-    pub(super) fn side(
+    /// Writes the samples of a profile, times `sign`, with the messages to which they refer.
+    pub(super) fn write_samples(
         &mut self,
-        named: &SymbolizedProfile,
+        symbolized: &SymbolizedProfile,
         types: &[SampleType],
         sign: i64,
     ) -> Result<()> {
@@ -72,8 +74,8 @@ impl<W: Write> Encoder<W> {
             profile,
             names,
             depths,
-        } = named;
-        let mut used = vec![false; profile.stacks.addresses().len()];
+        } = symbolized;
+        let mut is_used = vec![false; profile.stacks.addresses().len()];
         let mut message = proto::Sample::default();
         for sample in &profile.samples {
             let frames =
@@ -87,25 +89,25 @@ impl<W: Write> Encoder<W> {
                 .value
                 .extend(types.iter().map(|&t| sign * sample.values[t]));
             message.label = self.labels(profile, sample);
-            self.put(2, &message)?;
+            self.write_field(2, &message)?;
             for id in frames {
-                used[id.0 as usize] = true;
+                is_used[id.0 as usize] = true;
             }
         }
         let detail = names.detail();
-        let mappings = self.put_mappings(profile, &used, detail)?;
+        let mappings = self.write_mappings(profile, &is_used, detail)?;
         for (index, &address) in profile.stacks.addresses().iter().enumerate() {
-            if used[index] {
+            if is_used[index] {
                 let call = Address(address.0.wrapping_sub(1));
                 let mapping_id = profile
                     .mapping_of(call)
                     .map_or(0, |mapping| mappings[mapping]);
                 let id = self.locations + index as u64 + 1;
                 let line = match detail.functions {
-                    true => self.lines(named, AddressId(index as u32)),
+                    true => self.lines(symbolized, AddressId(index as u32)),
                     false => Vec::new(),
                 };
-                self.put(
+                self.write_field(
                     4,
                     &proto::Location {
                         id,
@@ -120,7 +122,7 @@ impl<W: Write> Encoder<W> {
         Ok(())
     }
 
-    /// `age` in seconds, and what the sample's labels say.
+    /// Labels of a sample: `age` in seconds, and those of its label set.
     fn labels(&mut self, profile: &Profile, sample: &Sample) -> Vec<proto::Label> {
         let age = profile.ages.zip(sample.alloc_time);
         let age = age.map(|(ages, alloc_time)| proto::Label {
@@ -139,23 +141,24 @@ impl<W: Write> Encoder<W> {
         age.into_iter().chain(labels).collect()
     }
 
-    /// Writes the mappings that are referred to, the main program's first. By mapping: its id.
-    fn put_mappings(
+    /// Writes the mappings to which locations refer, the main program's first. Returns the id of each mapping, 0 if
+    /// it is not written.
+    fn write_mappings(
         &mut self,
         profile: &Profile,
-        used: &[bool],
+        is_used: &[bool],
         detail: NameDetail,
     ) -> Result<Vec<u64>> {
-        let mut referred = vec![false; profile.mappings.len()];
+        let mut is_referred = vec![false; profile.mappings.len()];
         for (&address, _) in profile
             .stacks
             .addresses()
             .iter()
-            .zip(used)
-            .filter(|(_, used)| **used)
+            .zip(is_used)
+            .filter(|(_, is_used)| **is_used)
         {
             if let Some(mapping) = profile.mapping_of(Address(address.0.wrapping_sub(1))) {
-                referred[mapping] = true;
+                is_referred[mapping] = true;
             }
         }
         let main = profile
@@ -164,11 +167,13 @@ impl<W: Write> Encoder<W> {
             .find(|m| m.is_file())
             .map(|m| m.path.as_str());
         let first = profile.mappings.iter().enumerate().position(|(index, m)| {
-            main == Some(m.path.as_str()) && (m.executable || referred[index])
+            main == Some(m.path.as_str()) && (m.executable || is_referred[index])
         });
         let mut order: Vec<usize> = first.into_iter().collect();
-        order.extend((0..referred.len()).filter(|&index| referred[index] && Some(index) != first));
-        let mut ids = vec![0; referred.len()];
+        order.extend(
+            (0..is_referred.len()).filter(|&index| is_referred[index] && Some(index) != first),
+        );
+        let mut ids = vec![0; is_referred.len()];
         for index in order {
             let mapping = &profile.mappings[index];
             self.mappings += 1;
@@ -185,19 +190,20 @@ impl<W: Write> Encoder<W> {
                 has_line_numbers: detail.lines,
                 has_inline_frames: detail.inlines,
             };
-            self.put(3, &message)?;
+            self.write_field(3, &message)?;
         }
         Ok(ids)
     }
 
-    fn lines(&mut self, named: &SymbolizedProfile, address: AddressId) -> Vec<proto::Line> {
-        let frames = named.names.frames(address);
-        let text = |id| named.names.strings.get(id);
+    /// Frames of an address, innermost first.
+    fn lines(&mut self, symbolized: &SymbolizedProfile, address: AddressId) -> Vec<proto::Line> {
+        let frames = symbolized.names.frames(address);
+        let string = |id| symbolized.names.strings.get(id);
         frames
             .iter()
             .map(|frame| {
-                let name = self.strings.intern(text(frame.function));
-                let file = frame.file.map(|file| self.strings.intern(text(file)));
+                let name = self.strings.intern(string(frame.function));
+                let file = frame.file.map(|file| self.strings.intern(string(file)));
                 let next = self.functions.len() as u64 + 1;
                 let id = *self.function_ids.entry((name, file)).or_insert(next);
                 if id == next {
@@ -218,9 +224,10 @@ impl<W: Write> Encoder<W> {
             .collect()
     }
 
+    /// Writes the tables and the remaining fields.
     pub(super) fn finish(mut self, tail: &proto::Profile) -> Result<()> {
         for function in std::mem::take(&mut self.functions) {
-            self.put(5, &function)?;
+            self.write_field(5, &function)?;
         }
         for index in 0..self.strings.len() as u32 {
             let string = self.strings.get(StringId(index)).to_owned();
