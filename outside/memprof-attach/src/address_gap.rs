@@ -1,32 +1,32 @@
-//! Addresses that a process does not use.
+//! Finds unused addresses of a process.
 
 use std::ops::Range;
 
 use memprof_ptrace::maps::mappings;
 
-/// Behind the addresses that every x86-64 kernel gives to processes lie its own.
-const END: u64 = 0x7fff_ffff_f000;
-/// Below, nothing may be mapped (`vm.mmap_min_addr`).
-const START: u64 = 0x10_0000;
+/// End of the addresses that every x86-64 kernel gives to processes.
+const MAX_ADDRESS: u64 = 0x7fff_ffff_f000;
+/// Start of the addresses that may be mapped (`vm.mmap_min_addr`).
+const MIN_ADDRESS: u64 = 0x10_0000;
 
-/// So many bytes in the midst of the largest hole, where the next mmap(2) of the process's own does not
-/// look first.
+/// Returns the start of `length` free bytes in the middle of the largest gap, where the target's own mmap(2) does
+/// not search first. `None` if the gap is smaller than four times the length.
 pub(crate) fn find_gap(maps: &[u8], length: u64) -> Option<u64> {
-    let mut end_of_last = START;
+    let mut last_end = MIN_ADDRESS;
     let mut largest: Range<u64> = 0..0;
-    let mut consider = |hole: Range<u64>| {
-        if hole.end.saturating_sub(hole.start) > largest.end - largest.start {
-            largest = hole;
+    let mut consider = |gap: Range<u64>| {
+        if gap.end.saturating_sub(gap.start) > largest.end - largest.start {
+            largest = gap;
         }
     };
-    for mapping in mappings(maps).filter(|mapping| mapping.range.end <= END) {
-        consider(end_of_last..mapping.range.start);
-        end_of_last = end_of_last.max(mapping.range.end);
+    for mapping in mappings(maps).filter(|mapping| mapping.range.end <= MAX_ADDRESS) {
+        consider(last_end..mapping.range.start);
+        last_end = last_end.max(mapping.range.end);
     }
-    consider(end_of_last..END);
-    let room = largest.end - largest.start;
-    let middle = largest.start + room / 2;
-    (room > 4 * length).then_some(middle & !0xfff)
+    consider(last_end..MAX_ADDRESS);
+    let gap_size = largest.end - largest.start;
+    let middle = largest.start + gap_size / 2;
+    (gap_size > 4 * length).then_some(middle & !0xfff)
 }
 
 #[cfg(test)]
@@ -34,7 +34,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_largest_hole_is_taken() {
+    fn largest_gap_is_used() {
         let check = |maps: &str, expected| assert_eq!(find_gap(maps.as_bytes(), 0x1000), expected);
         let line = |range: &str| format!("{range} rw-p 00000000 00:00 0 \n");
         let low = line("000000400000-000000500000");

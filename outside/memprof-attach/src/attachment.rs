@@ -1,29 +1,29 @@
-//! What the plugin is told (memprof-host's `adapters::attached` reads it).
+//! Configuration that the plugin gets at its start (memprof-host's `adapters::attached` reads it).
 
 use std::time::Duration;
 
 use serde::{Serialize, Serializer};
 
-/// How the plugin is to work in the process, and for how long.
+/// Configuration of the plugin in the process, and its time limit.
 #[derive(Clone, Debug, Serialize)]
 pub struct Attachment {
-    /// When it leaves by itself.
-    #[serde(rename = "lease_ms", serialize_with = "milliseconds")]
+    /// Time after which the plugin stops by itself.
+    #[serde(rename = "lease_ms", serialize_with = "serialize_milliseconds")]
     pub lease: Duration,
-    /// Whether the children that it forks are attached to as well.
+    /// Whether forked children are attached to as well.
     pub children: bool,
-    /// The plugin's keys, as `key=value`; a dot opens a table.
+    /// Keys of the plugin as `key=value`; a dot opens a table.
     pub words: Vec<String>,
-    /// A file with keys of the plugin's.
+    /// Config file with keys of the plugin.
     pub file: Option<ConfigFile>,
 }
 
-/// A file that was read here: the process may not see it.
+/// Config file that was read by this process, because the target may not see it.
 #[derive(Clone, Debug, Serialize)]
 pub struct ConfigFile {
-    /// Its path, for errors.
+    /// Path, for error texts.
     pub path: String,
-    /// TOML, as the file holds it.
+    /// TOML text of the file.
     pub text: String,
 }
 
@@ -33,7 +33,7 @@ impl Attachment {
     }
 }
 
-fn milliseconds<S: Serializer>(lease: &Duration, to: S) -> Result<S::Ok, S::Error> {
+fn serialize_milliseconds<S: Serializer>(lease: &Duration, to: S) -> Result<S::Ok, S::Error> {
     to.serialize_u64(u64::try_from(lease.as_millis()).unwrap_or(u64::MAX >> 1))
 }
 
@@ -42,7 +42,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn texts_come_out_as_they_went_in() {
+    fn texts_survive_toml() {
         let text = "# mine\n[[watch]]\nat_exit = true\n";
         let attachment = Attachment {
             lease: Duration::from_secs(3600),

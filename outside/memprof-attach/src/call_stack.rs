@@ -1,5 +1,5 @@
-//! The calls that a stopped thread is in, walked from outside: by the call frame information and the stack in its
-//! memory, with the walk that the plugin has inside (memprof-unwind).
+//! Walks the stack of a stopped thread from outside: reads the call frame information and the stack from the
+//! target's memory, and uses the walker of memprof-unwind, as the plugin does inside.
 
 use std::collections::HashMap;
 use std::io;
@@ -12,38 +12,38 @@ use memprof_unwind::{PackedRule, Registers, Rule, RuleSource, WalkEnd, as_frames
 
 const PT_LOAD: u32 = 1;
 const PT_GNU_EH_FRAME: u32 = 0x6474_e550;
-const READABLE: u32 = 4;
-const PAGE: u64 = 4096;
-/// Of the program headers: linkers make a dozen.
-const SEGMENT_LIMIT: u64 = 128;
-/// Of what unwinding needs: that of a browser's engine has some 30 MiB.
-const INFORMATION_LIMIT: u64 = 64 << 20;
-/// Deeper stacks are left alone: each frame takes a microsecond of a thread that stands still.
-const DEEPEST: usize = 1024;
-/// `DW_EH_PE_pcrel | DW_EH_PE_sdata4`, as all linkers write it.
-const RELATIVE: u8 = 0x1b;
+const PF_R: u32 = 4;
+const PAGE_SIZE: u64 = 4096;
+/// Largest number of program headers that are read: linkers write a dozen.
+const MAX_SEGMENTS: u64 = 128;
+/// Largest size of an object's unwind information that is read, in bytes: a browser engine's takes some 30 MiB.
+const MAX_UNWIND_INFO_SIZE: u64 = 64 << 20;
+/// Largest depth of a stack that is walked: each frame takes a microsecond during which the thread is stopped.
+const MAX_FRAMES: usize = 1024;
+/// Pointer encoding `DW_EH_PE_pcrel | DW_EH_PE_sdata4`, which all linkers use.
+const PCREL_SDATA4: u8 = 0x1b;
 
-/// A file in memory, as far as /proc/PID/maps tells.
+/// A loaded file, identified as in /proc/PID/maps.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct MappedObject {
-    /// Where its first byte lies.
+    /// Load address.
     base: u64,
     device: Vec<u8>,
     inode: u64,
     path: Vec<u8>,
 }
 
-/// What leads from each frame to its caller.
+/// Unwind information of a process's objects.
 #[derive(Debug, Default)]
 pub(crate) struct CallStacks {
     code: Vec<(Range<u64>, MappedObject)>,
-    /// `None` where there is none to be had.
+    /// `None` for an object without usable information.
     information: HashMap<MappedObject, Option<UnwindInfo>>,
-    /// What was missing in a walk: it is read while no thread stands still.
+    /// Objects whose information a walk lacked. It is read while no thread is stopped.
     missing: Vec<MappedObject>,
 }
 
-/// `.eh_frame_hdr` and `.eh_frame`, and what surrounds them.
+/// `.eh_frame_hdr` and `.eh_frame` of an object, with the bytes around them.
 #[derive(Debug)]
 struct UnwindInfo {
     address: u64,
@@ -52,15 +52,15 @@ struct UnwindInfo {
 }
 
 impl CallStacks {
-    /// Reads what the last walks missed, and which code there is now.
+    /// Reads the information that the last walks lacked, and the current mappings of code.
     pub(crate) fn refresh(&mut self, memory: &Memory, maps: &[u8]) {
         let mut object: Option<MappedObject> = None;
         self.code.clear();
         for mapping in mappings(maps).filter(|mapping| mapping.inode != 0) {
-            let found = MappedObject::of(&mapping);
+            let mapped = MappedObject::from_mapping(&mapping);
             object = match object {
-                _ if mapping.offset == 0 => Some(found),
-                Some(object) if object.is_same_file(&found) => Some(object),
+                _ if mapping.offset == 0 => Some(mapped),
+                Some(object) if object.is_same_file(&mapped) => Some(object),
                 _ => None,
             };
             if let Some(object) = object.clone().filter(|_| mapping.is_executable()) {
@@ -73,18 +73,19 @@ impl CallStacks {
         }
     }
 
-    /// The program counters of a thread, the innermost one first: all of them, up to the outermost.
+    /// Returns the program counters of a thread's stack, the innermost first. `None` if the walk does not reach the
+    /// outermost frame.
     pub(crate) fn unwind(&mut self, memory: &Memory, start: Registers) -> Option<Vec<u64>> {
-        let mut room = vec![0; DEEPEST];
+        let mut frames = vec![0; MAX_FRAMES];
         let mut stack = StackWords(memory);
-        let (count, end) = walk(start, as_frames(&mut room), self, &mut stack);
-        room.truncate(count);
-        (end == WalkEnd::Outermost).then(|| room.into_iter().map(|pc| pc as u64).collect())
+        let (count, end) = walk(start, as_frames(&mut frames), self, &mut stack);
+        frames.truncate(count);
+        (end == WalkEnd::Outermost).then(|| frames.into_iter().map(|pc| pc as u64).collect())
     }
 }
 
 impl MappedObject {
-    fn of(mapping: &Mapping<'_>) -> Self {
+    fn from_mapping(mapping: &Mapping<'_>) -> Self {
         Self {
             base: mapping.range.start,
             device: mapping.device.to_vec(),
@@ -114,7 +115,7 @@ impl RuleSource for CallStacks {
             }
         };
         match rule {
-            // What a handler has interrupted is not told by the frames.
+            // The frames do not say which code a handler interrupted, so the walk ends there.
             Rule::Signal => Rule::Outermost.into(),
             rule => rule.into(),
         }
@@ -122,46 +123,49 @@ impl RuleSource for CallStacks {
 }
 
 impl UnwindInfo {
+    /// Reads the information from the object that is loaded at `base`.
     fn read(memory: &Memory, base: u64) -> io::Result<Self> {
         let header: [u8; 64] = memory.bytes(base)?;
         if header[..5] != *b"\x7fELF\x02" {
             return Err(io::ErrorKind::InvalidData.into());
         }
         let headers = base.wrapping_add(word(&header, 32));
-        let count = u64::from(read_u16(&header, 56)).min(SEGMENT_LIMIT);
+        let count = u64::from(read_u16(&header, 56)).min(MAX_SEGMENTS);
         let mut segments = Vec::new();
-        for at in 0..count {
-            let segment: [u8; 56] = memory.bytes(headers.wrapping_add(at * 56))?;
+        for index in 0..count {
+            let segment: [u8; 56] = memory.bytes(headers.wrapping_add(index * 56))?;
             segments.push(segment);
         }
-        let of_kind = |kind: u32| {
+        let of_type = |kind: u32| {
             segments
                 .iter()
                 .filter(move |segment| read_u32(*segment, 0) == kind)
         };
-        // What a program that is not position independent says of addresses is true as it stands.
-        let first = of_kind(PT_LOAD).next().ok_or(io::ErrorKind::NotFound)?;
-        let bias = base.wrapping_sub(word(first, 16) & !(PAGE - 1));
+        // The bias is 0 for a program that is not position independent.
+        let first = of_type(PT_LOAD).next().ok_or(io::ErrorKind::NotFound)?;
+        let bias = base.wrapping_sub(word(first, 16) & !(PAGE_SIZE - 1));
         let addresses = |segment: &[u8; 56]| {
             let start = bias.wrapping_add(word(segment, 16));
             start..start.saturating_add(word(segment, 40))
         };
-        let hdr = of_kind(PT_GNU_EH_FRAME).next().map(addresses);
+        let hdr = of_type(PT_GNU_EH_FRAME).next().map(addresses);
         let hdr = hdr.ok_or(io::ErrorKind::NotFound)?.start;
-        let mut readable = of_kind(PT_LOAD).filter(|segment| read_u32(*segment, 4) & READABLE != 0);
+        let mut readable = of_type(PT_LOAD).filter(|segment| read_u32(*segment, 4) & PF_R != 0);
         let segment = readable.find(|segment| addresses(segment).contains(&hdr));
         let segment = addresses(segment.ok_or(io::ErrorKind::NotFound)?);
-        // Linkers put `.eh_frame` behind its header, or right before it.
+        // Linkers place `.eh_frame` after its header, or right before it.
         let start: [u8; 8] = memory.bytes(hdr)?;
         let eh_frame = match start[1] {
-            RELATIVE => (hdr + 4).wrapping_add_signed(i64::from(read_u32(&start, 4).cast_signed())),
+            PCREL_SDATA4 => {
+                (hdr + 4).wrapping_add_signed(i64::from(read_u32(&start, 4).cast_signed()))
+            }
             _ => hdr,
         };
         let address = match segment.contains(&eh_frame) {
             true => hdr.min(eh_frame),
             false => hdr,
         };
-        let length = (segment.end - address).min(INFORMATION_LIMIT);
+        let length = (segment.end - address).min(MAX_UNWIND_INFO_SIZE);
         let mut bytes = vec![0; length as usize];
         memory.read(address, &mut bytes)?;
         Ok(Self {
@@ -171,20 +175,21 @@ impl UnwindInfo {
         })
     }
 
+    /// Unwind rule at an address.
     fn rule_at(&self, address: u64) -> Rule {
-        let from = |address: u64| {
+        let section_at = |address: u64| {
             let offset = usize::try_from(address.checked_sub(self.address)?).ok()?;
             let bytes = self.bytes.get(offset..)?;
             Some(Section { address, bytes })
         };
-        match from(self.hdr) {
-            Some(hdr) => rule_at(hdr, from, address),
+        match section_at(self.hdr) {
+            Some(hdr) => rule_at(hdr, section_at, address),
             None => Rule::Unsupported,
         }
     }
 }
 
-/// The words of a stack.
+/// Reads words of the target's stack.
 struct StackWords<'a>(&'a Memory);
 
 impl memprof_unwind::StackReader for StackWords<'_> {
@@ -195,16 +200,16 @@ impl memprof_unwind::StackReader for StackWords<'_> {
     }
 }
 
-fn read_u16(bytes: &[u8], at: usize) -> u16 {
-    u16::from_le_bytes([bytes[at], bytes[at + 1]])
+fn read_u16(bytes: &[u8], offset: usize) -> u16 {
+    u16::from_le_bytes([bytes[offset], bytes[offset + 1]])
 }
 
-fn read_u32(bytes: &[u8], at: usize) -> u32 {
-    u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"))
+fn read_u32(bytes: &[u8], offset: usize) -> u32 {
+    u32::from_le_bytes(bytes[offset..offset + 4].try_into().expect("four bytes"))
 }
 
-fn word(bytes: &[u8], at: usize) -> u64 {
-    u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"))
+fn word(bytes: &[u8], offset: usize) -> u64 {
+    u64::from_le_bytes(bytes[offset..offset + 8].try_into().expect("eight bytes"))
 }
 
 #[cfg(test)]
@@ -216,10 +221,10 @@ mod tests {
 
     use super::*;
 
-    /// Ends when dropped: it never does by itself.
-    struct Running(Child);
+    /// A process that runs until it is dropped.
+    struct RunningProcess(Child);
 
-    impl Drop for Running {
+    impl Drop for RunningProcess {
         fn drop(&mut self) {
             self.0.kill().unwrap();
             self.0.wait().unwrap();
@@ -227,9 +232,9 @@ mod tests {
     }
 
     #[test]
-    fn the_calls_of_a_thread_that_runs_are_followed_to_its_start() {
+    fn stack_of_a_running_thread_is_walked_to_its_start() {
         let perl = Command::new("perl").args(["-e", "1 while 1"]).spawn();
-        let perl = Running(perl.unwrap());
+        let perl = RunningProcess(perl.unwrap());
         let pid = perl.0.id();
         let exe = fs::canonicalize("/usr/bin/perl").unwrap();
         while fs::read_link(format!("/proc/{pid}/exe")).unwrap() != exe {
@@ -237,7 +242,7 @@ mod tests {
         }
         let memory = Memory::open(pid).unwrap();
         let mut stacks = CallStacks::default();
-        // What is missing is read between the looks; and it may still begin.
+        // Missing information is read between the walks; the process may also be starting.
         let names = loop {
             let maps = fs::read(format!("/proc/{pid}/maps")).unwrap();
             stacks.refresh(&memory, &maps);
@@ -255,16 +260,20 @@ mod tests {
                 String::from_utf8_lossy(mapping.unwrap().file_name()).into_owned()
             };
             let names: Vec<String> = frames.iter().map(name).collect();
-            // Not `_start` yet.
+            // The program has not reached `_start` yet.
             if names.len() > 1 && names[0].contains("perl") {
                 break names;
             }
         };
-        // `__libc_start_main` and what it calls, then `_start`.
-        let [.., main, called, begun, start] = &names[..] else {
+        // `__libc_start_main` and its callee, then `_start`.
+        let [.., main, called, main_caller, start] = &names[..] else {
             panic!("{names:?}");
         };
-        assert_eq!([called.as_str(), begun], ["libc.so.6"; 2], "{names:?}");
+        assert_eq!(
+            [called.as_str(), main_caller],
+            ["libc.so.6"; 2],
+            "{names:?}"
+        );
         assert!(main.contains("perl") && start.contains("perl"), "{names:?}");
     }
 }

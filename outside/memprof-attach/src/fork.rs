@@ -1,6 +1,6 @@
-//! A program of one thread that may fork in a handler of a signal. As long as a process never had a second thread,
-//! fork(3) of glibc takes no locks of malloc, so that a handler may fork though it interrupted malloc; once it had one,
-//! such a handler waits for ever. Nothing undoes that, and whether a handler forks is not to be seen from outside.
+//! Finds signal handlers of a single-threaded program that may fork. While a process has never had a second thread,
+//! fork(3) of glibc takes no locks of malloc, so a handler may fork even if it interrupted malloc. Once it has had
+//! one, such a handler deadlocks. This cannot be undone, and whether a handler forks is not visible from outside.
 
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
@@ -12,26 +12,27 @@ use nix::sys::signal::Signal;
 
 use crate::target::Target;
 
-/// Faults and aborts: a handler of these runs in a program that ends.
-const FAULTS: u64 = bit(libc::SIGSEGV)
+/// Signals of faults and aborts: their handlers run in a program that ends.
+const FAULT_SIGNALS: u64 = bit(libc::SIGSEGV)
     | bit(libc::SIGBUS)
     | bit(libc::SIGILL)
     | bit(libc::SIGFPE)
     | bit(libc::SIGTRAP)
     | bit(libc::SIGABRT)
     | bit(libc::SIGSYS);
-/// libc's own handlers.
-const LIBC: u64 = bit(32) | bit(33);
+/// Signals that libc handles.
+const LIBC_SIGNALS: u64 = bit(32) | bit(33);
 
+/// Bit of a signal in a signal mask.
 const fn bit(signal: i32) -> u64 {
     1 << (signal - 1)
 }
 
-/// The signals whose handlers may fork, by name; none where it had more threads already, or the program itself does
-/// not call fork(3).
-pub(crate) fn handled(target: &Target, status: &ProcStatus) -> Vec<String> {
-    let handled = of_status(status);
-    if handled.is_empty() || !forks(target) {
+/// Returns the signals, by name, whose handlers may fork; empty if the process has several threads, or if the
+/// program itself does not import fork(3).
+pub(crate) fn signals_that_may_fork(target: &Target, status: &ProcStatus) -> Vec<String> {
+    let handled = handled_signals(status);
+    if handled.is_empty() || !imports_fork(target) {
         return Vec::new();
     }
     let name = |number: i32| match Signal::try_from(number) {
@@ -41,9 +42,10 @@ pub(crate) fn handled(target: &Target, status: &ProcStatus) -> Vec<String> {
     handled.into_iter().map(name).collect()
 }
 
-fn of_status(status: &ProcStatus) -> Vec<i32> {
+/// Signals with a handler of the program, unless it has several threads.
+fn handled_signals(status: &ProcStatus) -> Vec<i32> {
     let caught = match status.threads {
-        1 => status.caught & !FAULTS & !LIBC,
+        1 => status.caught & !FAULT_SIGNALS & !LIBC_SIGNALS,
         _ => 0,
     };
     (1..=64)
@@ -51,8 +53,8 @@ fn of_status(status: &ProcStatus) -> Vec<i32> {
         .collect()
 }
 
-/// Whether the program calls fork(3). Its libraries are not looked at: most have no handlers.
-fn forks(target: &Target) -> bool {
+/// Whether the program imports fork(3). Its libraries are not checked: most install no handlers.
+fn imports_fork(target: &Target) -> bool {
     let Ok(path) = fs::read_link(format!("/proc/{}/exe", target.pid)) else {
         return false;
     };
@@ -67,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn handlers_of_one_thread_count_and_those_of_faults_do_not() {
+    fn fault_signals_and_threaded_processes_are_excluded() {
         let own = std::fs::read("/proc/self/status").unwrap();
         let known = ProcStatus::parse(&own).unwrap();
         let check = |threads, caught, expected: &[i32]| {
@@ -76,7 +78,7 @@ mod tests {
                 caught,
                 ..known.clone()
             };
-            assert_eq!(of_status(&status), expected, "{threads} {caught:x}");
+            assert_eq!(handled_signals(&status), expected, "{threads} {caught:x}");
         };
         check(1, bit(libc::SIGALRM) | bit(libc::SIGSEGV), &[libc::SIGALRM]);
         check(1, bit(33) | bit(64), &[64]);

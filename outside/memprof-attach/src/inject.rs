@@ -1,4 +1,4 @@
-//! Attaching: two sets of remote calls, and a new thread that does the rest.
+//! Attaches to a process: two sequences of remote calls create a thread in it, which loads and starts the plugin.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -25,40 +25,41 @@ use crate::outcome::AttachOutcome;
 use crate::plugin::{ENTRY_NAME, Plugin, PluginSource};
 use crate::room::require_room;
 use crate::run_calls::{
-    CALLS_TIMEOUT, CallInProgress, LOOK_AGAIN, give_back, is_back, map, run_calls, unmap,
-    wait_until_mapped, write_error,
+    CALLS_TIMEOUT, CallInProgress, POLL_INTERVAL, has_returned, map, run_calls, unmap,
+    unmap_leftovers, wait_until_mapped, write_error,
 };
 use crate::shared_page::{self, LoaderAck, LoaderStage, RemotePage, SharedPage};
 use crate::target::{Target, read_maps};
 use crate::target_root::TemporaryCopy;
 use crate::thread_limit::RaisedThreadLimit;
 
-const PAGE: u64 = 4096;
-/// For `pthread_create(3)`, and what the program's allocator does in it.
-const STACK: u64 = 128 << 10;
-/// Until the plugin is loaded. Its constructors run meanwhile, and the loader's lock is waited for.
-const LOADING: Duration = Duration::from_secs(60);
+const PAGE_SIZE: u64 = 4096;
+/// Size of the stack on which a remote call runs `pthread_create(3)` and the program's allocator, in bytes.
+const STACK_SIZE: u64 = 128 << 10;
+/// Timeout for the plugin to be loaded. Its constructors run meanwhile, and the loader's lock is waited for.
+const LOAD_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The pause between two looks of the new thread: `struct timespec`.
-const PAUSE_NS: u64 = 10_000_000;
+/// Time between two checks by the new thread, for its `struct timespec`.
+const THREAD_POLL_INTERVAL_NS: u64 = 10_000_000;
 
-/// Signals that tell of a fault: blocked, one that comes ends the process without its handler.
-const FAULTS: [i32; 5] = [
+/// Signals of faults. They stay unblocked: a fault whose signal is blocked ends the process without running its
+/// handler.
+const FAULT_SIGNALS: [i32; 5] = [
     libc::SIGSEGV,
     libc::SIGBUS,
     libc::SIGTRAP,
     libc::SIGILL,
     libc::SIGFPE,
 ];
-/// libc's own: for `pthread_cancel(3)`, and for setuid(3), which waits for every thread.
-const CANCEL: i32 = 32;
-const SETUID: i32 = 33;
+/// Signals that libc uses: for `pthread_cancel(3)`, and for setuid(3), which waits for every thread.
+const SIGCANCEL: i32 = 32;
+const SIGSETXID: i32 = 33;
 
-/// Loads the plugin into a process and starts it there, or only starts it where it sleeps there since an
-/// attachment before.
+/// Loads the plugin into a process and starts it there. If an earlier attachment left it loaded but inactive, only
+/// starts it.
 ///
 /// # Errors
-/// Why not; the process goes on as before.
+/// The reason why the process was not attached to. It continues as before.
 pub fn attach(pid: u32, plugin: &Plugin, attachment: &Attachment) -> Result<AttachOutcome, Error> {
     if jvm::attach(pid, plugin, attachment)? {
         return Ok(AttachOutcome::ByJvm);
@@ -66,6 +67,7 @@ pub fn attach(pid: u32, plugin: &Plugin, attachment: &Attachment) -> Result<Atta
     attach_by_threads(pid, plugin, attachment)
 }
 
+/// Loads the plugin by a new thread, after raising the thread limit if necessary.
 fn attach_by_threads(
     pid: u32,
     plugin: &Plugin,
@@ -74,20 +76,24 @@ fn attach_by_threads(
     let mut target = Target::inspect(pid)?;
     require_room(pid, &target.maps)?;
     let source = plugin.source(&target)?;
-    let handled = fork::handled(&target, &ProcStatus::read_thread(pid)?);
+    let handled = fork::signals_that_may_fork(&target, &ProcStatus::read_thread(pid)?);
     let raised = RaisedThreadLimit::raise_if_needed(pid)?;
     let limits = raised.as_ref().map(|raised| raised.limits);
     let mut toml = attachment.to_toml();
     if let Some(limits) = limits {
-        // Before the table of the file, which ends the keys of the attachment.
+        // Before the config file's table, which would take all following keys.
         toml = format!("thread_limit = {limits}\n{toml}");
     }
-    let injection = match enter(&mut target, plugin, &source, &toml) {
-        // The file is there, and not for this process: its user, noexec, a security module.
-        Err(Error::NotLoaded(said)) if source.is_refused(&said) => {
+    let injection = match inject(&mut target, plugin, &source, &toml) {
+        // The file exists, but this process may not load it: because of its user, noexec or a security module.
+        Err(Error::NotLoaded(file_error)) if source.is_refused(&file_error) => {
             target.refresh()?;
-            enter(&mut target, plugin, &PluginSource::Memfd, &toml).map_err(|error| match error {
-                Error::NotLoaded(in_memory) => Refusal::NotOpened { said, in_memory }.into(),
+            inject(&mut target, plugin, &PluginSource::Memfd, &toml).map_err(|error| match error {
+                Error::NotLoaded(memfd_error) => Refusal::NotOpened {
+                    file_error,
+                    memfd_error,
+                }
+                .into(),
                 error => error,
             })
         }
@@ -98,31 +104,32 @@ fn attach_by_threads(
         stops: injection.stops.to_vec(),
         thread: injection.thread,
         handled,
-        thread_limit: limits.and_then(|limits| Some((limits.was.current?, limits.is.current?))),
+        thread_limit: limits
+            .and_then(|limits| Some((limits.original.current?, limits.raised.current?))),
     })
 }
 
-/// A plugin that was loaded and started, and the threads that this took.
+/// A plugin that was loaded and started, with the stops that this took.
 struct Injection {
-    /// Pauses of the two borrowed threads, in the order of the calls.
+    /// Durations of the stops of the two threads, in the order of the calls.
     stops: [Duration; 2],
-    /// The thread that was borrowed last.
+    /// Thread that was stopped last.
     thread: u32,
 }
 
-/// Has the plugin loaded and called.
-fn enter(
+/// Makes the process load the plugin from `source` and call it with `toml`.
+fn inject(
     target: &mut Target,
     plugin: &Plugin,
     source: &PluginSource,
     toml: &str,
 ) -> Result<Injection, Error> {
     let mut page = SharedPage::new(toml);
-    let layout = TargetLayout::of(target, &page)?;
-    fill(&mut page, target, &layout, source);
+    let layout = TargetLayout::choose(target, &page)?;
+    fill_page(&mut page, target, &layout, source);
 
     let maps = [
-        map(layout.code, PAGE, PROT_READ | PROT_EXEC),
+        map(layout.code, PAGE_SIZE, PROT_READ | PROT_EXEC),
         map(
             layout.page,
             layout.end - layout.page,
@@ -140,18 +147,18 @@ fn enter(
         RemoteCall::Function(layout.code + create_offset(), [layout.page, 0, 0, 0]),
         unmap(&(layout.stack..layout.end)),
     ];
-    let open = FAULTS.iter().chain([&SETUID]);
-    let second = run_calls(target, &create, Some(layout.end), signals_except(open));
-    let second = second.inspect_err(|_| give_back(target, &mapped))?;
-    let there = RemotePage {
+    let unblocked = FAULT_SIGNALS.iter().chain([&SIGSETXID]);
+    let second = run_calls(target, &create, Some(layout.end), signals_except(unblocked));
+    let second = second.inspect_err(|_| unmap_leftovers(target, &mapped))?;
+    let page = RemotePage {
         memory: &target.memory,
         address: layout.page,
     };
-    let said = match wait_until_loaded(target, there, plugin, &second)? {
-        Followed::Said(said) => said,
-        Followed::NoThread(errno) => {
-            // The borrowed thread has unmapped the stack.
-            give_back(
+    let message = match wait_until_loaded(target, page, plugin, &second)? {
+        LoadOutcome::Finished(message) => message,
+        LoadOutcome::NoThread(errno) => {
+            // The stopped thread has unmapped the stack in its second call.
+            unmap_leftovers(
                 target,
                 &[layout.code..layout.page, layout.page..layout.stack],
             );
@@ -159,16 +166,16 @@ fn enter(
             return Err(Refusal::NoThread { errno }.into());
         }
     };
-    match said {
-        said if said.is_empty() => Ok(Injection {
+    match message {
+        message if message.is_empty() => Ok(Injection {
             stops: [first.stop, second.stop],
             thread: second.tid,
         }),
-        said => Err(Error::NotLoaded(said)),
+        message => Err(Error::NotLoaded(message)),
     }
 }
 
-/// Where everything lies in the target, one behind the other.
+/// Addresses of memprof's code, shared page and temporary stack in the target, which are adjacent.
 #[derive(Debug)]
 struct TargetLayout {
     code: u64,
@@ -178,24 +185,25 @@ struct TargetLayout {
 }
 
 impl TargetLayout {
-    fn of(target: &Target, page: &SharedPage) -> Result<Self, Error> {
-        let words = (page.bytes().len() as u64).next_multiple_of(PAGE);
-        let code = find_gap(&target.maps, PAGE + words + STACK);
+    fn choose(target: &Target, page: &SharedPage) -> Result<Self, Error> {
+        let page_size = (page.bytes().len() as u64).next_multiple_of(PAGE_SIZE);
+        let code = find_gap(&target.maps, PAGE_SIZE + page_size + STACK_SIZE);
         let code = code.ok_or_else(|| {
             Error::Failed("its address space has no room for memprof's pages".to_owned())
         })?;
-        let page = code + PAGE;
-        let stack = page + words;
+        let page = code + PAGE_SIZE;
+        let stack = page + page_size;
         Ok(Self {
             code,
             page,
             stack,
-            end: stack + STACK,
+            end: stack + STACK_SIZE,
         })
     }
 }
 
-fn fill(page: &mut SharedPage, target: &Target, layout: &TargetLayout, source: &PluginSource) {
+/// Stores the addresses of functions, names and parameters for the new thread.
+fn fill_page(page: &mut SharedPage, target: &Target, layout: &TargetLayout, source: &PluginSource) {
     let functions = &target.functions;
     page.set(shared_page::DLOPEN, functions.dlopen);
     page.set(shared_page::DLSYM, functions.dlsym);
@@ -216,9 +224,9 @@ fn fill(page: &mut SharedPage, target: &Target, layout: &TargetLayout, source: &
     page.set(shared_page::DETACH, functions.pthread_detach);
     page.set(shared_page::BASE, layout.code);
     page.set(shared_page::LENGTH, layout.stack - layout.code);
-    let open = FAULTS.iter().chain([&SETUID, &CANCEL]);
-    page.set(shared_page::MASK, signals_except(open));
-    page.set(shared_page::PAUSE + 8, PAUSE_NS);
+    let unblocked = FAULT_SIGNALS.iter().chain([&SIGSETXID, &SIGCANCEL]);
+    page.set(shared_page::MASK, signals_except(unblocked));
+    page.set(shared_page::PAUSE + 8, THREAD_POLL_INTERVAL_NS);
     page.set_text(shared_page::MALLOC_NAME, b"malloc");
     page.set_text(shared_page::FREE_NAME, b"free");
     page.set_text(shared_page::ENTRY_NAME, ENTRY_NAME.as_bytes());
@@ -232,46 +240,50 @@ fn fill(page: &mut SharedPage, target: &Target, layout: &TargetLayout, source: &
     }
 }
 
+/// Signal mask of all signals but these.
 fn signals_except<'a>(signals: impl Iterator<Item = &'a i32>) -> u64 {
     signals.fold(u64::MAX, |mask, signal| mask & !(1 << (signal - 1)))
 }
 
-/// Why what we mapped is not there any more.
+/// Returns the error for a shared page that is not mapped any more.
 fn thread_lost_error(target: &Target) -> Error {
-    let alone = |()| {
+    let early_exit_error = |()| {
         let message = "its new thread did not wait for memprof (does a seccomp filter forbid nanosleep?); \
                        `memprof ps` tells whether it is a host now";
         Error::Failed(message.to_owned())
     };
-    target.require_same().map_or_else(|gone| gone, alone)
+    target
+        .require_same()
+        .map_or_else(|error| error, early_exit_error)
 }
 
-/// Outcome of making the new thread.
-enum Followed {
-    /// What the loader or the plugin says is wrong; empty where all is well.
-    Said(String),
+/// Outcome of creating the new thread.
+enum LoadOutcome {
+    /// Error text of the loader or the plugin; empty on success.
+    Finished(String),
     /// `pthread_create(3)` failed, with this errno.
     NoThread(Errno),
 }
 
-/// Goes along with the new thread until the loader or the plugin has said what is wrong, or nothing.
+/// Waits for the new thread until the plugin was started or loading it has failed. Provides the file in memory if
+/// the thread requests it.
 fn wait_until_loaded(
     target: &Target,
-    there: RemotePage<'_>,
+    page: RemotePage<'_>,
     plugin: &Plugin,
-    maker: &CallInProgress,
-) -> Result<Followed, Error> {
-    let ended = |_| thread_lost_error(target);
-    let failed = |why: &str| Err(Error::Failed(why.to_owned()));
-    let begun = Instant::now();
+    creator: &CallInProgress,
+) -> Result<LoadOutcome, Error> {
+    let lost_error = |_| thread_lost_error(target);
+    let failed = |message: &str| Err(Error::Failed(message.to_owned()));
+    let start = Instant::now();
     let mut has_memfd = false;
     let mut is_cancelled = false;
     let mut halts = HaltWatch::new(target.pid);
     loop {
-        let stage = there.stage().map_err(ended)?;
+        let stage = page.stage().map_err(lost_error)?;
         if let Some(halt) = halts.poll() {
-            there.answer(LoaderAck::Cancelled).map_err(ended)?;
-            return Err(match there.stage().map_err(ended)? {
+            page.send_reply(LoaderAck::Cancelled).map_err(lost_error)?;
+            return Err(match page.stage().map_err(lost_error)? {
                 LoaderStage::Calling | LoaderStage::Done => {
                     Error::Failed(format!("{halt}; the plugin is there"))
                 }
@@ -281,58 +293,59 @@ fn wait_until_loaded(
         match stage {
             LoaderStage::Done => break,
             LoaderStage::AwaitsFile if !has_memfd => {
-                provide_file(target, there, &plugin.path)?;
+                provide_plugin_file(target, page, &plugin.path)?;
                 has_memfd = true;
             }
-            // Its own answer: it has left the code, and no thread was made that could be in it.
+            // The creating thread has returned from the code, and no new thread runs in it.
             LoaderStage::NotStarted
-                if has_failed(there).map_err(ended)? && is_back(target, maker) =>
+                if has_create_failed(page).map_err(lost_error)?
+                    && has_returned(target, creator) =>
             {
-                let errno = there.word(shared_page::CREATE_RESULT).map_err(ended)?;
-                return Ok(Followed::NoThread(Errno::from_raw(errno as i32)));
+                let errno = page.word(shared_page::CREATE_RESULT).map_err(lost_error)?;
+                return Ok(LoadOutcome::NoThread(Errno::from_raw(errno as i32)));
             }
-            LoaderStage::NotStarted if begun.elapsed() > CALLS_TIMEOUT && !is_cancelled => {
-                there.answer(LoaderAck::Cancelled).map_err(ended)?;
+            LoaderStage::NotStarted if start.elapsed() > CALLS_TIMEOUT && !is_cancelled => {
+                page.send_reply(LoaderAck::Cancelled).map_err(lost_error)?;
                 is_cancelled = true;
-                // Looked at once more: it may have begun meanwhile.
-                if there.stage().map_err(ended)? == LoaderStage::NotStarted {
+                // Read again: the thread may have started meanwhile.
+                if page.stage().map_err(lost_error)? == LoaderStage::NotStarted {
                     return failed(
                         "its new thread did not begin for 5 s (is another one of a real-time priority at work?); if it does, \
                          the plugin will not start",
                     );
                 }
             }
-            _ if begun.elapsed() > LOADING && !is_cancelled => {
-                there.answer(LoaderAck::Cancelled).map_err(ended)?;
+            _ if start.elapsed() > LOAD_TIMEOUT && !is_cancelled => {
+                page.send_reply(LoaderAck::Cancelled).map_err(lost_error)?;
                 is_cancelled = true;
-                // From then on it is the plugin's own work that takes long.
-                if there.stage().map_err(ended)? < LoaderStage::Calling {
+                // From this stage on, the plugin itself takes long.
+                if page.stage().map_err(lost_error)? < LoaderStage::Calling {
                     return failed(
                         "it was still loading the plugin after a minute: the program holds the loader's lock, or a \
                          constructor takes long; the plugin will not start there any more",
                     );
                 }
             }
-            _ if begun.elapsed() > 2 * LOADING => {
+            _ if start.elapsed() > 2 * LOAD_TIMEOUT => {
                 return failed("the plugin was still starting after two minutes");
             }
-            _ => thread::sleep(LOOK_AGAIN),
+            _ => thread::sleep(POLL_INTERVAL),
         }
     }
-    if there.word(shared_page::IS_MISALIGNED).map_err(ended)? != 0 {
-        let malloc = there.word(shared_page::MALLOC).map_err(ended)?;
-        there.answer(LoaderAck::ResultRead).map_err(ended)?;
+    if page.word(shared_page::IS_MISALIGNED).map_err(lost_error)? != 0 {
+        let malloc = page.word(shared_page::MALLOC).map_err(lost_error)?;
+        page.send_reply(LoaderAck::ResultRead).map_err(lost_error)?;
         return Err(Refusal::Misaligned {
             allocator: file_at(target.pid, malloc),
         }
         .into());
     }
-    let said = there.text().map_err(ended)?;
-    there.answer(LoaderAck::ResultRead).map_err(ended)?;
-    Ok(Followed::Said(said))
+    let said = page.text().map_err(lost_error)?;
+    page.send_reply(LoaderAck::ResultRead).map_err(lost_error)?;
+    Ok(LoadOutcome::Finished(said))
 }
 
-/// The file that is mapped at an address, in words.
+/// Name of the file that is mapped at an address, or "of no file".
 fn file_at(pid: u32, address: u64) -> String {
     let maps = read_maps(pid).unwrap_or_default();
     let mapping = mappings(&maps).find(|mapping| mapping.range.contains(&address));
@@ -342,14 +355,14 @@ fn file_at(pid: u32, address: u64) -> String {
 }
 
 /// Whether `pthread_create(3)` has failed.
-fn has_failed(there: RemotePage<'_>) -> io::Result<bool> {
-    Ok(there.word(shared_page::CREATED)? != 0 && there.word(shared_page::CREATE_RESULT)? != 0)
+fn has_create_failed(page: RemotePage<'_>) -> io::Result<bool> {
+    Ok(page.word(shared_page::CREATED)? != 0 && page.word(shared_page::CREATE_RESULT)? != 0)
 }
 
-/// Fills the file in memory, and tells the thread its path.
-fn provide_file(target: &Target, there: RemotePage<'_>, plugin: &Path) -> Result<(), Error> {
-    let ended = |_| thread_lost_error(target);
-    let fd = there.word(shared_page::MEMFD).map_err(ended)? as i64;
+/// Writes the plugin into the file in memory, and passes its path to the thread.
+fn provide_plugin_file(target: &Target, page: RemotePage<'_>, plugin: &Path) -> Result<(), Error> {
+    let lost_error = |_| thread_lost_error(target);
+    let fd = page.word(shared_page::MEMFD).map_err(lost_error)? as i64;
     if fd < 0 {
         let cause = io::Error::from_raw_os_error(fd.saturating_neg() as i32);
         let what = "it could not make a file in memory for the plugin".to_owned();
@@ -359,23 +372,24 @@ fn provide_file(target: &Target, there: RemotePage<'_>, plugin: &Path) -> Result
     let bytes = fs::read(plugin).map_err(Error::io(plugin.display().to_string()))?;
     let written = open_in_memory(&path).and_then(|mut file| file.write_all(&bytes));
     written.map_err(Error::io(path))?;
-    // The loader knows libraries by their names first, and the number was another library's before.
+    // The loader compares names before files, and the number may have been another library's before, so the path
+    // gets a varying number of slashes.
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     let slashes = "/".repeat(1 + now.map_or(0, |now| now.subsec_micros() as usize) % 64);
     let path = format!("/proc/self/fd{slashes}{fd}");
-    let at = there.address + shared_page::PATH as u64;
-    let written = target.memory.write(at, path.as_bytes());
-    written.map_err(ended)?;
-    there.answer(LoaderAck::FileReady).map_err(ended)
+    let address = page.address + shared_page::PATH as u64;
+    let written = target.memory.write(address, path.as_bytes());
+    written.map_err(lost_error)?;
+    page.send_reply(LoaderAck::FileReady).map_err(lost_error)
 }
 
-/// Opens the file that the thread says it made, for writing. Its word is the process's: the number may be
-/// that of a file that the process may only read, where we may write.
+/// Opens the file in memory that the thread reports, for writing. The number comes from the target: it may refer to
+/// a file that the target may only read, and that this user may write.
 fn open_in_memory(path: &str) -> io::Result<File> {
     let file = File::options().write(true).open(path)?;
     let metadata = file.metadata()?;
     let is_new = metadata.is_file() && metadata.nlink() == 0 && metadata.len() == 0;
-    // Only a file in memory can have seals: memfd_create(2), F_GET_SEALS.
+    // Only a file in memory has seals (memfd_create(2), `F_GET_SEALS`).
     if is_new && rustix::fs::fcntl_get_seals(&file).is_ok() {
         return Ok(file);
     }
@@ -392,7 +406,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_new_file_in_memory_is_written_to() {
+    fn only_a_new_file_in_memory_is_opened() {
         let check = |file: &OwnedFd| {
             open_in_memory(&format!("/proc/self/fd/{}", file.as_raw_fd())).map(drop)
         };

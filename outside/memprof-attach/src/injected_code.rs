@@ -1,30 +1,29 @@
-//! What the new thread runs: loads the plugin, calls it, and takes itself away.
+//! Code that the new thread runs: it loads the plugin, calls it, and unmaps itself.
 #![expect(unsafe_code, reason = "machine code")]
 
 use std::arch::global_asm;
 use std::slice;
 
 use crate::shared_page::{
-    ANSWER, ATTRIBUTES, ATTRIBUTES_INIT, BASE, CREATE, CREATE_RESULT, CREATED, DETACH, DLERROR,
-    DLOPEN, DLSYM, ENTRY, ENTRY_NAME, FREE, FREE_NAME, GET_STACK_SIZE, IS_MISALIGNED, LENGTH,
-    LoaderAck, LoaderStage, MALLOC, MALLOC_NAME, MASK, MEMFD, MEMFD_NAME, MUNMAP, PATH, PAUSE,
-    SELF, SET_STACK_SIZE, STACK_SIZE, STAGE, SYSTEM_CALL, TEXT, TEXT_LENGTH, THREAD, TOML,
-    WANTS_MEMFD,
+    ATTRIBUTES, ATTRIBUTES_INIT, BASE, CREATE, CREATE_RESULT, CREATED, DETACH, DLERROR, DLOPEN,
+    DLSYM, ENTRY, ENTRY_NAME, FREE, FREE_NAME, GET_STACK_SIZE, IS_MISALIGNED, LENGTH, LoaderAck,
+    LoaderStage, MALLOC, MALLOC_NAME, MASK, MEMFD, MEMFD_NAME, MUNMAP, PATH, PAUSE, REPLY, SELF,
+    SET_STACK_SIZE, STACK_SIZE, STAGE, SYSTEM_CALL, TEXT, TEXT_LENGTH, THREAD, TOML, WANTS_MEMFD,
 };
 
-/// The pauses, of 10 ms, that the thread waits for an answer of ours before it goes on alone.
-const PAUSES: u32 = 1000;
+/// Number of 10 ms pauses for which the thread waits for a reply of memprof before it continues without one.
+const MAX_PAUSES: u32 = 1000;
 
-/// The blocks that the thread allocates before it loads anything: [`BLOCKS_OF_SIZE`] of each size from 24 bytes on, in
-/// steps of 8. An allocator that aligns to 8 places one of them between two multiples of 16, be it by
-/// size classes, by headers of 8 bytes or one behind the other.
-const BLOCKS: u32 = 32;
-const BLOCKS_OF_SIZE: u32 = 4;
+/// Blocks that the thread allocates before it loads anything: [`TEST_BLOCKS_PER_SIZE`] of each size from 24 bytes
+/// on, in steps of 8. If an allocator aligns to 8 only, one of them lies between two multiples of 16, whether it
+/// uses size classes, headers of 8 bytes or adjacent blocks.
+const TEST_BLOCKS: u32 = 32;
+const TEST_BLOCKS_PER_SIZE: u32 = 4;
 
-/// The new thread's stack, at least: dlopen(3) of the plugin, and its constructors.
-const LEAST_STACK: u32 = 1 << 20;
+/// Least stack size of the new thread in bytes: dlopen(3) of the plugin and its constructors need it.
+const MIN_STACK_SIZE: u32 = 1 << 20;
 
-// rbx: the page; r12: the answer that it waits for; r13: pauses.
+// rbx: the shared page; r12: the reply that the thread waits for; r13: pauses.
 global_asm!(
     ".pushsection .rodata.memprof_attach, \"a\"",
     ".globl memprof_attach_code, memprof_attach_create, memprof_attach_code_end",
@@ -34,7 +33,7 @@ global_asm!(
     "push r12",
     "push r13",
     "mov rbx, rdi",
-    // A thread that blocks libc's own two signals stops setuid(3) for ever.
+    // A thread that blocks libc's two signals makes setuid(3) wait for ever.
     "mov eax, 14",
     "mov edi, 2",
     "lea rsi, [rbx + {MASK}]",
@@ -45,7 +44,7 @@ global_asm!(
     "mov rdi, rax",
     "call qword ptr [rbx + {DETACH}]",
     "mov qword ptr [rbx + {STAGE}], 1",
-    // The compiler's code counts on `malloc` aligning to 16 (x86-64 psABI, `max_align_t`), the plugin's too: movaps.
+    // Compiled code, the plugin's too, relies on `malloc` aligning to 16 (x86-64 psABI, `max_align_t`) for movaps.
     "xor edi, edi",
     "lea rsi, [rbx + {MALLOC_NAME}]",
     "call qword ptr [rbx + {DLSYM}]",
@@ -58,20 +57,20 @@ global_asm!(
     "je 5f",
     "cmp qword ptr [rbx + {MALLOC}], 0",
     "je 5f",
-    "sub rsp, 8 * {BLOCKS}",
+    "sub rsp, 8 * {TEST_BLOCKS}",
     "xor r12d, r12d",
     "xor r13d, r13d",
     "32:",
     "mov eax, r12d",
     "xor edx, edx",
-    "mov ecx, {BLOCKS_OF_SIZE}",
+    "mov ecx, {TEST_BLOCKS_PER_SIZE}",
     "div ecx",
     "lea rdi, [rax * 8 + 24]",
     "call qword ptr [rbx + {MALLOC}]",
     "mov qword ptr [rsp + r12 * 8], rax",
     "or r13, rax",
     "inc r12d",
-    "cmp r12d, {BLOCKS}",
+    "cmp r12d, {TEST_BLOCKS}",
     "jne 32b",
     "33:",
     "dec r12d",
@@ -79,7 +78,7 @@ global_asm!(
     "call qword ptr [rbx + {FREE}]",
     "test r12d, r12d",
     "jne 33b",
-    "add rsp, 8 * {BLOCKS}",
+    "add rsp, 8 * {TEST_BLOCKS}",
     "xor eax, eax",
     "and r13d, 15",
     "mov qword ptr [rbx + {IS_MISALIGNED}], r13",
@@ -119,9 +118,9 @@ global_asm!(
     "je 5f",
     "4:",
     "mov qword ptr [rbx + {STAGE}], {CALLING}",
-    // The stage is seen before the answer is looked at: one of the two sides knows of the other.
+    // The stage is visible before the reply is read, so at least one of both sides sees the other's value.
     "mfence",
-    "cmp qword ptr [rbx + {ANSWER}], {CANCELLED}",
+    "cmp qword ptr [rbx + {REPLY}], {CANCELLED}",
     "je 41f",
     "lea rdi, [rbx + {TOML}]",
     "call rax",
@@ -132,7 +131,7 @@ global_asm!(
     "5:",
     "call qword ptr [rbx + {DLERROR}]",
     "6:",
-    // The text, or null. It may end with this thread, so it is copied.
+    // The text, or null. It may be freed when this thread ends, so it is copied.
     "mov rsi, rax",
     "lea rdi, [rbx + {TEXT}]",
     "mov ecx, {TEXT_LENGTH} - 1",
@@ -149,7 +148,7 @@ global_asm!(
     "mov qword ptr [rbx + {STAGE}], {DONE}",
     "mov r12d, 2",
     "call 8f",
-    // The thread that made this one may not have left the code yet.
+    // The thread that created this one may still run the code.
     "71:",
     "cmp qword ptr [rbx + {CREATED}], 0",
     "jne 72f",
@@ -159,7 +158,7 @@ global_asm!(
     "syscall",
     "jmp 71b",
     "72:",
-    // By a jump: no instruction of ours is left behind the call.
+    // A jump: munmap must not return into the unmapped code.
     "mov rdi, qword ptr [rbx + {BASE}]",
     "mov rsi, qword ptr [rbx + {LENGTH}]",
     "mov rax, qword ptr [rbx + {MUNMAP}]",
@@ -168,9 +167,9 @@ global_asm!(
     "pop rbx",
     "jmp rax",
     "8:",
-    "mov r13d, {PAUSES}",
+    "mov r13d, {MAX_PAUSES}",
     "81:",
-    "cmp qword ptr [rbx + {ANSWER}], r12",
+    "cmp qword ptr [rbx + {REPLY}], r12",
     "jae 82f",
     "lea rdi, [rbx + {PAUSE}]",
     "xor esi, esi",
@@ -180,20 +179,20 @@ global_asm!(
     "jne 81b",
     "82:",
     "ret",
-    // What the borrowed thread calls, with the page.
+    // Function that the stopped thread calls, with the page as argument.
     "memprof_attach_create:",
     "push rbx",
     "mov rbx, rdi",
-    // The loader needs more than the stacks of a program that is run with a low RLIMIT_STACK.
+    // With a low RLIMIT_STACK the program's default stacks are too small for the loader.
     "lea rdi, [rbx + {ATTRIBUTES}]",
     "call qword ptr [rbx + {ATTRIBUTES_INIT}]",
     "lea rdi, [rbx + {ATTRIBUTES}]",
     "lea rsi, [rbx + {STACK_SIZE}]",
     "call qword ptr [rbx + {GET_STACK_SIZE}]",
-    "cmp qword ptr [rbx + {STACK_SIZE}], {LEAST_STACK}",
+    "cmp qword ptr [rbx + {STACK_SIZE}], {MIN_STACK_SIZE}",
     "jae 9f",
     "lea rdi, [rbx + {ATTRIBUTES}]",
-    "mov esi, {LEAST_STACK}",
+    "mov esi, {MIN_STACK_SIZE}",
     "call qword ptr [rbx + {SET_STACK_SIZE}]",
     "9:",
     "lea rdi, [rbx + {THREAD}]",
@@ -203,8 +202,8 @@ global_asm!(
     "call qword ptr [rbx + {CREATE}]",
     "mov eax, eax",
     "mov qword ptr [rbx + {CREATE_RESULT}], rax",
-    // By a jump into libc: rt_sigprocmask(2), which puts the signals that are blocked now, not none, where they tell
-    // that no instruction of ours is left.
+    // A jump into libc: rt_sigprocmask(2) writes the current signal mask, which is not 0, to CREATED, and so reports
+    // that the thread has left the code.
     "mov eax, 14",
     "mov edi, 2",
     "xor esi, esi",
@@ -218,7 +217,7 @@ global_asm!(
     ATTRIBUTES = const ATTRIBUTES,
     ATTRIBUTES_INIT = const ATTRIBUTES_INIT,
     GET_STACK_SIZE = const GET_STACK_SIZE,
-    LEAST_STACK = const LEAST_STACK,
+    MIN_STACK_SIZE = const MIN_STACK_SIZE,
     SET_STACK_SIZE = const SET_STACK_SIZE,
     STACK_SIZE = const STACK_SIZE,
     CALLING = const LoaderStage::Calling as u64,
@@ -246,8 +245,8 @@ global_asm!(
     TEXT = const TEXT,
     TEXT_LENGTH = const TEXT_LENGTH,
     BASE = const BASE,
-    BLOCKS = const BLOCKS,
-    BLOCKS_OF_SIZE = const BLOCKS_OF_SIZE,
+    TEST_BLOCKS = const TEST_BLOCKS,
+    TEST_BLOCKS_PER_SIZE = const TEST_BLOCKS_PER_SIZE,
     MALLOC = const MALLOC,
     MALLOC_NAME = const MALLOC_NAME,
     FREE = const FREE,
@@ -255,9 +254,9 @@ global_asm!(
     IS_MISALIGNED = const IS_MISALIGNED,
     LENGTH = const LENGTH,
     MUNMAP = const MUNMAP,
-    ANSWER = const ANSWER,
+    REPLY = const REPLY,
     PAUSE = const PAUSE,
-    PAUSES = const PAUSES,
+    MAX_PAUSES = const MAX_PAUSES,
 );
 
 unsafe extern "C" {
@@ -266,16 +265,16 @@ unsafe extern "C" {
     static memprof_attach_code_end: u8;
 }
 
-/// The code, which runs at any address. Its first instruction is a `start_routine` of
-/// `pthread_create(3)`, whose argument is the page.
+/// The position-independent code. Its first instruction is the `start_routine` of `pthread_create(3)`, whose
+/// argument is the shared page.
 pub(crate) fn code() -> &'static [u8] {
     let start = &raw const memprof_attach_code;
     let end = &raw const memprof_attach_code_end;
-    // SAFETY: both labels of one section, which is never written to.
+    // SAFETY: the linker keeps both labels in one read-only section, in this order.
     unsafe { slice::from_raw_parts(start, end as usize - start as usize) }
 }
 
-/// Where in the code the function lies that makes the new thread. Its argument is the page.
+/// Offset of the function in the code that creates the new thread. Its argument is the shared page.
 pub(crate) fn create_offset() -> u64 {
     let start = &raw const memprof_attach_code;
     let create = &raw const memprof_attach_create;

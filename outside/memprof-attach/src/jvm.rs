@@ -1,8 +1,8 @@
-//! The door of a Java virtual machine: HotSpot's attach protocol, by which `jcmd` loads agents. Nothing stands
-//! still, and no right to trace is needed: HotSpot lets in its own user, and root.
+//! Attaches through a Java virtual machine's attach API: HotSpot's protocol by which `jcmd` loads agents. No thread
+//! is stopped, and no right to trace is needed: HotSpot accepts its own user and root.
 //!
-//! `open.rs` says when it is open: where it is not, or where it does not lead to the plugin, the way by a
-//! borrowed thread is taken, which can also say why the plugin did not start.
+//! attach_socket.rs describes when it is available. If it is not, or fails to load the plugin, the plugin is loaded
+//! by a stopped thread instead, which can also report why the plugin did not start.
 
 mod attach_socket;
 
@@ -17,18 +17,20 @@ use crate::attachment::Attachment;
 use crate::error::Error;
 use crate::plugin::{ENTRY_NAME, Plugin};
 
-/// `AttachOperation::arg_length_max`, in bytes.
-const LONGEST: usize = 1024;
-/// Until the plugin is loaded: as long as for a borrowed thread.
-const LOADING: Duration = Duration::from_secs(60);
+/// Largest argument of the protocol (`AttachOperation::arg_length_max`), in bytes.
+const MAX_ARGUMENT_SIZE: usize = 1024;
+/// Timeout for the plugin to be loaded, as for a stopped thread.
+const LOAD_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// More than a JVM answers to `load`: two lines, or the text of an exception.
+/// Largest reply to `load`, in bytes: a JVM sends two lines, or the text of an exception.
 const REPLY_LIMIT: usize = 64 << 10;
 
-/// Has the JVM load the plugin, and start it. False: it has no door, or did not do it.
+/// Makes the JVM load the plugin, and start it. Returns false if the JVM has no attach API or did not load the
+/// plugin.
 pub(crate) fn attach(pid: u32, plugin: &Plugin, attachment: &Attachment) -> Result<bool, Error> {
     let options = format!("{ENTRY_NAME} {}", attachment.to_toml());
-    let fits = options.len() <= LONGEST && plugin.path.as_os_str().len() <= LONGEST;
+    let fits =
+        options.len() <= MAX_ARGUMENT_SIZE && plugin.path.as_os_str().len() <= MAX_ARGUMENT_SIZE;
     let Ok(maps) = fs::read(format!("/proc/{pid}/maps")) else {
         return Ok(false);
     };
@@ -41,33 +43,33 @@ pub(crate) fn attach(pid: u32, plugin: &Plugin, attachment: &Attachment) -> Resu
     if send_load_request(&mut jvm, &plugin.path, &options).is_err() {
         return Ok(false);
     }
-    let reply = read_reply(&mut jvm, Instant::now() + LOADING);
-    let why = "the JVM did not say whether it loaded the plugin; `memprof ps` shows whether it is a host now";
-    Ok(is_loaded(&reply.map_err(Error::io(why))?))
+    let reply = read_reply(&mut jvm, Instant::now() + LOAD_TIMEOUT);
+    let act = "the JVM did not say whether it loaded the plugin; `memprof ps` shows whether it is a host now";
+    Ok(is_loaded(&reply.map_err(Error::io(act))?))
 }
 
-/// Version 1 of the protocol: texts that end with NUL. "true": the path is absolute.
+/// Sends a request in version 1 of the protocol: texts that end with NUL. "true" says that the path is absolute.
 fn send_load_request(jvm: &mut UnixStream, plugin: &Path, options: &str) -> io::Result<()> {
-    jvm.set_write_timeout(Some(LOADING))?;
+    jvm.set_write_timeout(Some(LOAD_TIMEOUT))?;
     let words = [b"1", b"load".as_slice(), plugin.as_os_str().as_bytes()];
     let words = words.into_iter().chain([b"true", options.as_bytes()]);
     let request: Vec<u8> = words.flat_map(|word| [word, b"\0"].concat()).collect();
     jvm.write_all(&request)
 }
 
-/// Reads to the end of the reply. Whatever answers may be no JVM: it gets neither more time nor more memory.
+/// Reads the reply to its end. The peer may be no JVM, so time and size are limited.
 fn read_reply(jvm: &mut UnixStream, deadline: Instant) -> io::Result<String> {
     let mut reply = Vec::new();
-    let mut piece = [0; 4096];
+    let mut buffer = [0; 4096];
     loop {
-        let left = deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() {
+        let remaining = deadline.saturating_duration_since(Instant::now());
+        if remaining.is_zero() {
             return Err(io::ErrorKind::TimedOut.into());
         }
-        jvm.set_read_timeout(Some(left))?;
-        match jvm.read(&mut piece) {
+        jvm.set_read_timeout(Some(remaining))?;
+        match jvm.read(&mut buffer) {
             Ok(0) => return Ok(String::from_utf8_lossy(&reply).into_owned()),
-            Ok(length) => reply.extend_from_slice(&piece[..length]),
+            Ok(length) => reply.extend_from_slice(&buffer[..length]),
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 return Err(io::ErrorKind::TimedOut.into());
@@ -81,7 +83,8 @@ fn read_reply(jvm: &mut UnixStream, deadline: Instant) -> io::Result<String> {
     }
 }
 
-/// The first line is the protocol's own code, the second what `Agent_OnAttach` returned, bare before Java 9.
+/// Whether a reply reports success. The first line is the protocol's code, the second the result of
+/// `Agent_OnAttach`, without a prefix before Java 9.
 fn is_loaded(reply: &str) -> bool {
     let mut lines = reply.lines();
     let protocol = lines.next();
@@ -93,16 +96,16 @@ fn is_loaded(reply: &str) -> bool {
 mod tests {
     use super::*;
 
-    /// What the other side writes and when it goes on being silent, as a process that is no JVM may do.
+    /// Bytes that the peer sends before it is silent, as a process that is no JVM may do.
     #[test]
-    fn replies_have_an_end_in_bytes_and_in_time() {
+    fn replies_are_limited_in_size_and_time() {
         let check = |pieces: &'static [&'static [u8]],
                      closes: bool,
                      expected: Result<&str, io::ErrorKind>| {
             let (mut own, mut other) = UnixStream::pair().unwrap();
             let writer = std::thread::spawn(move || {
                 for piece in pieces {
-                    // The reader may have had enough.
+                    // The reader may have closed the connection.
                     let _ = other.write_all(piece);
                 }
                 if closes {
@@ -130,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn replies_of_java_8_and_17() {
+    fn replies_of_java_8_and_17_are_parsed() {
         assert!(is_loaded("0\n0\n"));
         assert!(is_loaded("0\nreturn code: 0\n"));
         assert!(!is_loaded("0\nreturn code: 1\n"));

@@ -1,11 +1,12 @@
-//! Loads the plugin into a process that nobody prepared, and leaves the process as it was.
+//! Loads the plugin into a running process that was not started for memprof. If that fails, the process is as
+//! before.
 //!
-//! A thread that waits in a system call is borrowed twice for less than a millisecond, to map two pages
-//! and to make a thread; that one loads the plugin, while nobody is stopped. This program may be
-//! killed at any moment: see [`memprof_ptrace::remote_call`]. A Java virtual machine is asked to load it
-//! instead, without a stop, and so is a Node, where that is [wanted](attach_by_node_inspector).
+//! A thread that waits in a system call is stopped twice for less than a millisecond, to map two pages and to create
+//! a thread. The new thread loads the plugin, while no other thread is stopped. This program may be killed at any
+//! moment: see [`memprof_ptrace::remote_call`]. A Java virtual machine is requested to load the plugin instead,
+//! without a stop, and so is Node.js through its inspector, [if the user wants it](attach_by_node_inspector).
 //!
-//! To talk to a process that holds the plugin already, use memprof-host's client.
+//! To send messages to a process that has loaded the plugin already, use memprof-host's client.
 
 mod address_gap;
 mod attachment;

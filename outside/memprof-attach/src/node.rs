@@ -1,8 +1,9 @@
-//! The door of a Node: its inspector, which opens on SIGUSR1, and has its JavaScript load the plugin as an addon.
-//! Nothing stands still, and no right to trace is needed: only that to send it a signal.
+//! Attaches through Node.js's inspector: SIGUSR1 opens it, and it makes JavaScript load the plugin as an addon. No
+//! thread is stopped, and no right to trace is needed, only the right to send the process a signal.
 //!
-//! An open inspector obeys every user of the machine, so it is used where somebody asks for it, and is closed
-//! again. The expression that loads the plugin does that too: also where this program is killed meanwhile.
+//! An open inspector obeys every user of the machine. So it is used only at the user's request, and is closed
+//! afterwards. The script that loads the plugin closes it, so that this happens even if this program is killed
+//! meanwhile.
 
 mod connection;
 mod inspector;
@@ -29,22 +30,23 @@ use inspector::Inspector;
 use listener::{Listener, listeners};
 use load_script::LoadScript;
 
-/// Node's own choice of a port.
-const PORT: u16 = 9229;
-/// How long a Node may take to open its inspector. It does so between two steps of its JavaScript.
-const OPENING: Duration = Duration::from_secs(5);
-/// When it is taken for one that had opened it before, and does nothing on the signal: its ports are the
-/// program's too, which are better not asked.
-const HAS_DONE_NOTHING: Duration = Duration::from_secs(1);
-/// How long its JavaScript may take to answer.
-const ANSWERING: Duration = Duration::from_secs(10);
-/// How long it may take to close its inspector.
-const CLOSING: Duration = Duration::from_secs(5);
-/// How long a call is waited for that the signal would disturb.
-const MOMENT: Duration = Duration::from_secs(1);
-const LOOK_AGAIN: Duration = Duration::from_millis(10);
+/// Port that Node's inspector uses by default.
+const DEFAULT_PORT: u16 = 9229;
+/// Timeout for Node to open its inspector, which it does between two steps of its JavaScript.
+const OPEN_TIMEOUT: Duration = Duration::from_secs(5);
+/// Time after the signal without a new port, after which the ports that were open before are tried too: an inspector
+/// that is open already ignores the signal. They may also belong to the program, so they are not tried earlier.
+const NO_NEW_PORT_DELAY: Duration = Duration::from_secs(1);
+/// Timeout for JavaScript to load the plugin.
+const EVALUATE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Timeout for Node to close its inspector.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Timeout for the main thread to leave a call that the signal would make fail.
+const INTERRUPTIBLE_CALL_TIMEOUT: Duration = Duration::from_secs(1);
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
-/// What to do about a refusal, where anything can be done: a Node that this user may not trace has another way in.
+/// Returns how to fix a refusal; `None` if nothing can be done. For Node, which needs no right to trace, it suggests
+/// the inspector.
 pub fn remedy(pid: u32, refusal: &Refusal) -> Option<String> {
     let remedy = refusal.remedy();
     match refusal {
@@ -59,10 +61,10 @@ pub fn remedy(pid: u32, refusal: &Refusal) -> Option<String> {
     }
 }
 
-/// Has a Node load the plugin through its inspector, and start it.
+/// Makes Node load the plugin through its inspector, and start it.
 ///
 /// # Errors
-/// Why not; the process goes on as before.
+/// The reason why the process was not attached to. It continues as before.
 pub fn attach_by_node_inspector(
     pid: u32,
     plugin: &Plugin,
@@ -71,51 +73,53 @@ pub fn attach_by_node_inspector(
     let process = program::require_node(pid)?;
     require_same_network(pid)?;
     let path = plugin.path_in_target(pid)?;
-    let door = open(pid, &process)?;
+    let opened = find_or_open(pid, &process)?;
     let expression = LoadScript {
         path,
         toml: &attachment.to_toml(),
-        patience: ANSWERING,
-        closes: !door.was_open,
+        timeout: EVALUATE_TIMEOUT,
+        closes: !opened.was_open,
     };
-    let address = door.listener.address;
-    let loaded = door.inspector.evaluate(&expression.to_string(), ANSWERING);
+    let address = opened.listener.address;
+    let loaded = opened
+        .inspector
+        .evaluate(&expression.to_string(), EVALUATE_TIMEOUT);
     if let Err(LoadFailure::Late) = loaded {
-        let was_opened = !door.was_open;
+        let was_opened = !opened.was_open;
         return Err(InspectorError::Late {
             address,
             was_opened,
         }
         .into());
     }
-    let port = door.wait_until_closed(pid);
+    let port = opened.wait_until_closed(pid);
     match loaded {
         Ok(()) => Ok(AttachOutcome::ByNode { address, port }),
-        Err(why) if port == InspectorPort::StillOpen => Err(Error::NotLoaded(format!(
-            "{why}; its inspector is still open at {address}"
+        Err(error) if port == InspectorPort::StillOpen => Err(Error::NotLoaded(format!(
+            "{error}; its inspector is still open at {address}"
         ))),
-        Err(why) => Err(Error::NotLoaded(why.to_string())),
+        Err(error) => Err(Error::NotLoaded(error.to_string())),
     }
 }
 
-/// Its inspector would listen where nobody here can connect.
+/// Fails if the inspector would listen in another network namespace, where this process cannot connect.
 fn require_same_network(pid: u32) -> Result<(), Error> {
-    let of = |process: &str| fs::read_link(format!("/proc/{process}/ns/net"));
-    match of(&pid.to_string()) {
-        Ok(network) if of("self").is_ok_and(|own| own == network) => Ok(()),
+    let namespace = |process: &str| fs::read_link(format!("/proc/{process}/ns/net"));
+    match namespace(&pid.to_string()) {
+        Ok(network) if namespace("self").is_ok_and(|own| own == network) => Ok(()),
         Ok(_) => Err(InspectorError::OtherNetwork { pid }.into()),
-        Err(error) => Err(program::denied(pid, "ns/net", error)),
+        Err(error) => Err(program::proc_error(pid, "ns/net", error)),
     }
 }
 
 impl Plugin {
-    /// Its path, as JavaScript can open it.
+    /// Returns the plugin's path, checked to be one that the target's JavaScript can open.
     fn path_in_target(&self, pid: u32) -> Result<&str, Error> {
         let path = self.path.to_str().filter(|_| self.has_same_path(pid));
         let hidden = || InspectorError::HiddenPlugin(self.path.display().to_string());
         let path = path.ok_or_else(hidden)?;
         let maps = fs::read(format!("/proc/{pid}/maps"));
-        let maps = maps.map_err(|error| program::denied(pid, "maps", error))?;
+        let maps = maps.map_err(|error| program::proc_error(pid, "maps", error))?;
         match self.is_mapped_from_elsewhere(&maps) {
             true => Err(InspectorError::OtherPlugin.into()),
             false => Ok(path),
@@ -123,40 +127,43 @@ impl Plugin {
     }
 }
 
-/// The call of the main thread, which gets the signal, that would fail by it: as long as it lasts, and no longer
-/// than a moment.
-fn interruptible_call(pid: u32) -> Option<String> {
-    let begun = Instant::now();
+/// Waits, for 1 s at most, until the main thread is in no call that the signal would make fail. Returns the call if
+/// it still is in one; else `None`.
+fn wait_for_interruptible_call(pid: u32) -> Option<String> {
+    let start = Instant::now();
     loop {
-        let call = program::disturbed_call(pid)?;
-        if begun.elapsed() > MOMENT {
+        let call = program::interruptible_call(pid)?;
+        if start.elapsed() > INTERRUPTIBLE_CALL_TIMEOUT {
             return Some(call);
         }
-        thread::sleep(LOOK_AGAIN);
+        thread::sleep(POLL_INTERVAL);
     }
 }
 
-/// An open inspector.
+/// An inspector that accepts connections.
 #[derive(Debug)]
 struct OpenInspector {
     listener: Listener,
     inspector: Inspector,
+    /// Whether it was open before the attachment.
     was_open: bool,
 }
 
-/// Finds the inspector of a Node, or has it opened.
-fn open(pid: u32, process: &OwnedFd) -> Result<OpenInspector, Error> {
-    let look = || listeners(pid).map_err(|error| program::denied(pid, "fd", error));
-    let mut known = look()?;
-    let at_its_port = known.iter().find(|known| known.address.port() == PORT);
-    if let Some(door) = at_its_port.and_then(|known| OpenInspector::at(known, true)) {
-        return Ok(door);
+/// Finds the inspector of a Node process, or sends SIGUSR1 to open it.
+fn find_or_open(pid: u32, process: &OwnedFd) -> Result<OpenInspector, Error> {
+    let list = || listeners(pid).map_err(|error| program::proc_error(pid, "fd", error));
+    let mut known = list()?;
+    let default = known
+        .iter()
+        .find(|known| known.address.port() == DEFAULT_PORT);
+    if let Some(inspector) = default.and_then(|known| OpenInspector::connect(known, true)) {
+        return Ok(inspector);
     }
     let before = known.clone();
-    if let Some(call) = interruptible_call(pid) {
+    if let Some(call) = wait_for_interruptible_call(pid) {
         let was_open = before
             .iter()
-            .find_map(|known| OpenInspector::at(known, true));
+            .find_map(|known| OpenInspector::connect(known, true));
         return was_open.ok_or_else(|| InspectorError::Disturbed { call }.into());
     }
     let signalled = pidfd_send_signal(process, Signal::USR1);
@@ -164,73 +171,74 @@ fn open(pid: u32, process: &OwnedFd) -> Result<OpenInspector, Error> {
         Errno::SRCH => Refusal::Ended.into(),
         errno => Error::io("SIGUSR1")(errno.into()),
     })?;
-    let begun = Instant::now();
-    let mut not_asked = before.iter();
-    while begun.elapsed() < OPENING {
-        for listener in look()? {
+    let start = Instant::now();
+    let mut untried = before.iter();
+    while start.elapsed() < OPEN_TIMEOUT {
+        for listener in list()? {
             if known.contains(&listener) {
                 continue;
             }
-            if let Some(door) = OpenInspector::at(&listener, false) {
-                return Ok(door);
+            if let Some(inspector) = OpenInspector::connect(&listener, false) {
+                return Ok(inspector);
             }
             known.push(listener);
         }
-        if begun.elapsed() > HAS_DONE_NOTHING
-            && let Some(listener) = not_asked.next()
-            && let Some(door) = OpenInspector::at(listener, true)
+        if start.elapsed() > NO_NEW_PORT_DELAY
+            && let Some(listener) = untried.next()
+            && let Some(inspector) = OpenInspector::connect(listener, true)
         {
-            return Ok(door);
+            return Ok(inspector);
         }
-        thread::sleep(LOOK_AGAIN);
+        thread::sleep(POLL_INTERVAL);
     }
-    let is_taken =
-        listener::is_port_in_use(PORT) && !before.iter().any(|own| own.address.port() == PORT);
+    let is_taken = listener::is_port_in_use(DEFAULT_PORT)
+        && !before.iter().any(|own| own.address.port() == DEFAULT_PORT);
     Err(InspectorError::NotOpened { is_taken }.into())
 }
 
 impl OpenInspector {
-    fn at(listener: &Listener, was_open: bool) -> Option<Self> {
+    /// Checks that an inspector listens there; `None` if not.
+    fn connect(listener: &Listener, was_open: bool) -> Option<Self> {
         Some(Self {
             listener: *listener,
-            inspector: Inspector::at(listener.address)?,
+            inspector: Inspector::find(listener.address)?,
             was_open,
         })
     }
 
-    /// Waits until Node has closed it, if that is to be.
+    /// Waits until Node has closed the inspector, if it was opened for the attachment.
     fn wait_until_closed(&self, pid: u32) -> InspectorPort {
         if self.was_open {
             return InspectorPort::WasOpen;
         }
-        let begun = Instant::now();
-        while begun.elapsed() < CLOSING {
+        let start = Instant::now();
+        while start.elapsed() < CLOSE_TIMEOUT {
             // A process that has ended has no ports either.
             if listeners(pid).is_ok_and(|open| !open.contains(&self.listener)) {
                 return InspectorPort::Closed;
             }
-            thread::sleep(LOOK_AGAIN);
+            thread::sleep(POLL_INTERVAL);
         }
         InspectorPort::StillOpen
     }
 }
 
-/// Why the plugin is not loaded, as far as the inspector tells.
+/// Reason why the plugin was not loaded.
 #[derive(Debug, thiserror::Error)]
 enum LoadFailure {
-    /// JavaScript does not run.
+    /// JavaScript did not run in time.
     #[error("no answer came in time")]
     Late,
-    /// The plugin, Node or the connection said so.
+    /// Error text of the plugin, Node or the connection.
     #[error("{0}")]
-    Because(String),
+    Message(String),
 }
 
 impl From<io::Error> for LoadFailure {
     fn from(error: io::Error) -> Self {
         match error.kind() {
             io::ErrorKind::TimedOut => Self::Late,
-            _ => Self::Because(format!("Node's inspector: {error}")),
+            _ => Self::Message(format!("Node's inspector: {error}")),
         }
     }
 }
@@ -246,7 +254,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_node_that_may_not_be_traced_has_another_way_in() {
+    fn remedy_for_an_untraceable_node_is_its_inspector() {
         let denied = Refusal::Denied {
             file: "/proc/PID/mem".to_owned(),
             errno: Errno::EACCES,

@@ -1,41 +1,42 @@
-//! What became of an attachment.
+//! Outcome of an attachment.
 
 use std::net::SocketAddr;
 use std::time::Duration;
 
-/// How the plugin came into the process.
+/// Way in which the plugin was loaded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AttachOutcome {
-    /// Threads were borrowed.
+    /// By a new thread, which stopped threads of the process created.
     ByThread {
-        /// How long a thread stood still, for each time.
+        /// Duration of each stop of a thread.
         stops: Vec<Duration>,
-        /// The thread that was borrowed last.
+        /// Thread that was stopped last.
         thread: u32,
-        /// How many threads its user could have (`RLIMIT_NPROC`), and can have until the plugin leaves, where the
-        /// limit was raised for it.
+        /// Thread limit (`RLIMIT_NPROC`) before and after it was raised; the plugin restores it when it is unloaded.
+        /// `None` if it was not raised.
         thread_limit: Option<(u64, u64)>,
-        /// The signals whose handlers must not fork from now on, and might: the process had one thread only.
+        /// Signals whose handlers must not fork from now on, and might: the process had a single thread.
         handled: Vec<String>,
     },
-    /// The JVM in the process loaded it, and nothing stood still.
+    /// By the JVM in the process, without a stop.
     ByJvm,
-    /// Node loaded it, through its inspector, and nothing stood still.
+    /// By Node.js through its inspector, without a stop.
     ByNode {
-        /// Where the inspector listened.
+        /// Address at which the inspector listened.
         address: SocketAddr,
-        /// Whether it still does.
+        /// State of the inspector's port afterwards.
         port: InspectorPort,
     },
 }
 
-/// What became of the inspector.
+/// State of the inspector's port after an attachment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InspectorPort {
-    /// It was opened, and is closed.
+    /// Opened for the attachment, and closed.
     Closed,
-    /// It was open before, and stays so.
+    /// Open before the attachment, and still open.
     WasOpen,
-    /// It was opened, and Node closes it when its JavaScript is back in the event loop and no debugger connected.
+    /// Opened for the attachment. Node closes it when its JavaScript returns to the event loop, unless a debugger is
+    /// connected.
     StillOpen,
 }

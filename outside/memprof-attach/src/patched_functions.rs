@@ -1,10 +1,10 @@
-//! Calls of an allocator that is linked into the program: no slot leads to it, so its functions get a jump in the place
-//! of their first instructions, while all threads stand still.
+//! Patches the entry points of an allocator that is linked statically into the program: no GOT slot holds its
+//! functions, so the first instructions of each are replaced by a jump while all threads are stopped.
 //!
-//! A jump leads to a stub, and that to the function's own first instructions at another place, unless the plugin has set
-//! its hook between the two. The table of stubs is made before the first jump is written, and stays for the life of the
-//! process: a thread may have been interrupted in it. So the process needs nobody when this program is killed between two
-//! jumps; the next attachment writes those that are missing, or a detachment takes those away that are there.
+//! The jump leads to a trampoline, which continues at the function's relocated prologue unless the plugin has set a
+//! hook. The table of trampolines is written before the first jump, and stays for the life of the process, because a
+//! thread may have been interrupted in it. So the process keeps working if this program is killed between two jumps;
+//! the next attachment writes the missing jumps, or a detachment restores the written ones.
 
 mod call_graph;
 mod pause;
@@ -29,83 +29,86 @@ use program::ProgramCode;
 use table::{InstalledEntry, TableImage};
 use write_patches::{CodePatch, RelocatedRange, write};
 
-/// Functions of the program that lead to memprof's sampler where it has hooks for them.
+/// Result of patching the entry points of a statically linked allocator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PatchReport {
-    /// The number of functions.
+    /// Number of patched functions.
     pub functions: usize,
-    /// Functions that only allocate and do not lead there: sentences that name each with the reason.
-    pub left_out: Vec<String>,
-    /// How long all threads stood still.
+    /// Functions that only allocate and were not patched: sentences with each name and reason.
+    pub skipped: Vec<String>,
+    /// Time for which all threads were stopped.
     pub stop: Duration,
 }
 
-/// Makes the program's own `malloc` and its kin lead to memprof's sampler, which does nothing until it is activated. None
-/// where the program has no `malloc` of its own that serves its libraries too.
+/// Patches the program's own `malloc` and related functions to call memprof's sampler, which does nothing until it
+/// is activated. `None` if the program does not export its own `malloc` to its libraries.
 ///
 /// # Errors
-/// `LongPause`: its threads would stand still for longer than `most`. `NotLed`: which function cannot be changed, and why.
-/// The process goes on as before.
-pub fn patch_entry_points(pid: u32, most: Duration) -> Result<Option<PatchReport>, Error> {
+/// `LongPause`: the threads would be stopped for longer than `max_pause`. `NotPatched`: a function that cannot be
+/// patched, with the reason. The process continues as before.
+pub fn patch_entry_points(pid: u32, max_pause: Duration) -> Result<Option<PatchReport>, Error> {
     let Some(code) = ProgramCode::read(pid)? else {
         return Ok(None);
     };
-    let plan = PatchPlan::of(&code)?;
+    let plan = PatchPlan::new(&code)?;
     let mut target = Target::inspect(pid)?;
     require_unchanged_code(&target, &plan)?;
     if table::find(&target.memory, &target.maps).is_none() {
-        pause::require_short(&target, most)?;
+        pause::require_short_pause(&target, max_pause)?;
     }
-    let (base, made) = make_table(&mut target, &plan)?;
-    let gone = |cause| write_error(&target, cause);
-    let standing = table::read(&target.memory, base).map_err(gone)?;
-    let mut changes = Vec::new();
-    let mut away = Vec::new();
-    for (index, each) in standing.iter().enumerate() {
-        if is_patched(&target.memory, each).map_err(gone)? {
+    let (base, image) = require_table(&mut target, &plan)?;
+    let failed = |cause| write_error(&target, cause);
+    let entries = table::read(&target.memory, base).map_err(failed)?;
+    let mut patches = Vec::new();
+    let mut relocated = Vec::new();
+    for (index, entry) in entries.iter().enumerate() {
+        if is_patched(&target.memory, entry).map_err(failed)? {
             continue;
         }
-        // Where its stub led when its jump was taken away.
-        let past = target.memory.write(each.target, &each.moved.to_le_bytes());
-        past.map_err(gone)?;
-        changes.push(CodePatch {
-            at: each.function,
-            was: each.was,
-            becomes: each.jump,
+        // The trampoline's target when its jump was restored may be a hook; reset it to the relocated prologue.
+        let reset = target
+            .memory
+            .write(entry.target, &entry.relocated.to_le_bytes());
+        reset.map_err(failed)?;
+        patches.push(CodePatch {
+            address: entry.function,
+            original: entry.original,
+            patched: entry.jump,
         });
-        away.push(RelocatedRange {
-            range: plan.functions[index].moved.range.clone(),
-            places: made.places[index].clone(),
+        relocated.push(RelocatedRange {
+            range: plan.functions[index].prologue.range.clone(),
+            addresses: image.addresses[index].clone(),
         });
     }
-    let stop = match changes.is_empty() {
+    let stop = match patches.is_empty() {
         true => Duration::ZERO,
         false => {
-            pause::require_short(&target, most)?;
-            write(&mut target, &changes, &away)?
+            pause::require_short_pause(&target, max_pause)?;
+            write(&mut target, &patches, &relocated)?
         }
     };
     Ok(Some(PatchReport {
-        functions: standing.len(),
-        left_out: plan.left_out,
+        functions: entries.len(),
+        skipped: plan.skipped,
         stop,
     }))
 }
 
-/// Whether the program's symbols tell where its functions lie, if one of them is a `malloc` that serves its libraries too.
+/// Fails unless the program's symbols give the addresses of its functions. Succeeds for a program that does not
+/// export its own `malloc` to its libraries.
 ///
 /// # Errors
-/// `NotLed`: they do not.
+/// `NotPatched`: the program was stripped, or is too large.
 pub fn require_symbols(pid: u32) -> Result<(), Error> {
     ProgramCode::read(pid).map(drop)
 }
 
-/// Gives a program its first instructions back, byte for byte. None where it has them.
+/// Restores the first instructions of the patched functions. `None` if none is patched.
 ///
 /// # Errors
-/// The threads cannot be stopped; the process goes on as before.
+/// The threads cannot be stopped. The process continues as before.
 pub fn restore_entry_points(pid: u32) -> Result<Option<PatchReport>, Error> {
-    // Without the right to trace it, nobody has led it anywhere, as far as this user is concerned.
+    // If this user may not trace the process, it has not patched it either.
     let (Ok(memory), Ok(maps)) = (Memory::open(pid), read_maps(pid)) else {
         return Ok(None);
     };
@@ -114,58 +117,59 @@ pub fn restore_entry_points(pid: u32) -> Result<Option<PatchReport>, Error> {
     };
     drop(memory);
     let mut target = Target::inspect(pid)?;
-    let gone = |cause| write_error(&target, cause);
-    let mut changes = Vec::new();
-    for each in table::read(&target.memory, base).map_err(gone)? {
-        if is_patched(&target.memory, &each).map_err(gone)? {
-            changes.push(CodePatch {
-                at: each.function,
-                was: each.jump,
-                becomes: each.was,
+    let failed = |cause| write_error(&target, cause);
+    let mut patches = Vec::new();
+    for entry in table::read(&target.memory, base).map_err(failed)? {
+        if is_patched(&target.memory, &entry).map_err(failed)? {
+            patches.push(CodePatch {
+                address: entry.function,
+                original: entry.jump,
+                patched: entry.original,
             });
         }
     }
-    if changes.is_empty() {
+    if patches.is_empty() {
         return Ok(None);
     }
     Ok(Some(PatchReport {
-        functions: changes.len(),
-        left_out: Vec::new(),
-        stop: write(&mut target, &changes, &[])?,
+        functions: patches.len(),
+        skipped: Vec::new(),
+        stop: write(&mut target, &patches, &[])?,
     }))
 }
 
-fn is_patched(memory: &Memory, standing: &InstalledEntry) -> std::io::Result<bool> {
-    let found: [u8; EntryRow::JUMP_SIZE] = memory.bytes(standing.function)?;
-    Ok(found == standing.jump)
+/// Whether the jump is at the start of the function.
+fn is_patched(memory: &Memory, entry: &InstalledEntry) -> std::io::Result<bool> {
+    let found: [u8; EntryRow::JUMP_SIZE] = memory.bytes(entry.function)?;
+    Ok(found == entry.jump)
 }
 
-/// Fails where a function is not what the program's file says, but for a jump at its start, which is looked at later.
+/// Fails if a function differs from the program's file after the bytes of a jump, which are checked later.
 fn require_unchanged_code(target: &Target, plan: &PatchPlan) -> Result<(), Error> {
     for function in &plan.functions {
         let mut found = vec![0; function.code.len()];
-        let start = function.moved.range.start;
+        let start = function.prologue.range.start;
         let read = target.memory.read(start, &mut found);
         read.map_err(|cause| write_error(target, cause))?;
         if found[EntryRow::JUMP_SIZE..] != function.code[EntryRow::JUMP_SIZE..] {
-            let why = format!(
+            let message = format!(
                 "{} is not what the program's file says: something has changed it",
                 function.name
             );
-            return Err(Error::NotPatched(why));
+            return Err(Error::NotPatched(message));
         }
     }
     Ok(())
 }
 
-/// The table of this plan in the process: that of an attachment before, or a new one.
-fn make_table(target: &mut Target, plan: &PatchPlan) -> Result<(u64, TableImage), Error> {
-    let far = |(name, why)| Error::NotPatched(format!("{name} {why}"));
+/// Returns the table of this plan in the process, written by an earlier attachment or now.
+fn require_table(target: &mut Target, plan: &PatchPlan) -> Result<(u64, TableImage), Error> {
+    let not_relocatable = |(name, reason)| Error::NotPatched(format!("{name} {reason}"));
     if let Some(base) = table::find(&target.memory, &target.maps) {
-        let made = TableImage::at(plan, base).map_err(far)?;
-        let is_same = made.matches(&target.memory, base);
+        let image = TableImage::new(plan, base).map_err(not_relocatable)?;
+        let is_same = image.matches(&target.memory, base);
         if is_same.map_err(|cause| write_error(target, cause))? {
-            return Ok((base, made));
+            return Ok((base, image));
         }
         let message = "another version of memprof has changed its functions; detach with that one";
         return Err(Error::NotPatched(message.to_owned()));
@@ -173,40 +177,44 @@ fn make_table(target: &mut Target, plan: &PatchPlan) -> Result<(u64, TableImage)
     for function in &plan.functions {
         let found: [u8; EntryRow::JUMP_SIZE] = target
             .memory
-            .bytes(function.moved.range.start)
+            .bytes(function.prologue.range.start)
             .map_err(|cause| write_error(target, cause))?;
         if found != function.code[..EntryRow::JUMP_SIZE] {
-            let why = format!(
+            let message = format!(
                 "{} is not what the program's file says: something has changed it",
                 function.name
             );
-            return Err(Error::NotPatched(why));
+            return Err(Error::NotPatched(message));
         }
     }
     let first = plan
         .functions
         .first()
-        .map_or(0, |first| first.moved.range.start);
+        .map_or(0, |first| first.prologue.range.start);
     let base = table::find_space(&target.maps, first);
     let base = base.ok_or_else(|| {
         let message = "there is no room below the program for memprof's copies of its instructions";
         Error::NotPatched(message.to_owned())
     })?;
-    let made = TableImage::at(plan, base).map_err(far)?;
+    let image = TableImage::new(plan, base).map_err(not_relocatable)?;
     let code = base + TABLE_SIZE as u64;
     let maps = [
         map(base, TABLE_SIZE as u64, PROT_READ | PROT_WRITE),
         map(
             code,
-            table::LENGTH - TABLE_SIZE as u64,
+            table::TABLE_AND_CODE_SIZE - TABLE_SIZE as u64,
             PROT_READ | PROT_EXEC,
         ),
     ];
-    let sent = run_calls(target, &maps, None, u64::MAX)?;
-    wait_until_mapped(target, &[base..code, code..base + table::LENGTH], &sent)?;
-    let written = made.write(&target.memory, base);
+    let call = run_calls(target, &maps, None, u64::MAX)?;
+    wait_until_mapped(
+        target,
+        &[base..code, code..base + table::TABLE_AND_CODE_SIZE],
+        &call,
+    )?;
+    let written = image.write(&target.memory, base);
     written.map_err(|cause| write_error(target, cause))?;
     target.refresh()?;
     debug_assert!(mappings(&target.maps).any(|mapping| mapping.range.start == base));
-    Ok((base, made))
+    Ok((base, image))
 }

@@ -1,4 +1,4 @@
-//! The plugin's file, as the target can open it.
+//! Chooses how the target opens the plugin's file.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -13,64 +13,65 @@ use crate::error::Error;
 use crate::target::Target;
 use crate::target_root::{TargetRoot, TemporaryCopy};
 
-/// What the plugin exports for a process that was not prepared.
+/// Function that the plugin exports for attached processes.
 pub(crate) const ENTRY_NAME: &str = "memprof_attached";
 
 /// The plugin's file.
 #[derive(Clone, Debug)]
 pub struct Plugin {
-    /// Its path here.
+    /// Path in this process's mount namespace.
     pub path: PathBuf,
 }
 
-/// How the target comes by the plugin.
+/// Way in which the target loads the plugin.
 #[derive(Debug)]
 pub(crate) enum PluginSource {
-    /// It lies in the process: the address of [`ENTRY_NAME`].
+    /// Already loaded: the address of [`ENTRY_NAME`].
     Loaded(u64),
-    /// By this path, which leads to the same file there.
+    /// By this path, which names the same file in the target.
     Path(PathBuf),
-    /// By a file in memory that we fill.
+    /// By a file in memory that memprof fills.
     Memfd,
-    /// By a copy in its root directory, where it has no /proc to open a file in memory by.
+    /// By a copy in its root directory, because it has no /proc to open a file in memory by.
     TemporaryCopy(TemporaryCopy),
 }
 
 impl PluginSource {
-    /// Whether the loader's words are that the process may not open or map the plugin's file.
-    pub(crate) fn is_refused(&self, said: &str) -> bool {
+    /// Whether the loader's error says that the process may not open or map the plugin's file.
+    pub(crate) fn is_refused(&self, loader_error: &str) -> bool {
         match self {
-            Self::Path(path) | Self::TemporaryCopy(TemporaryCopy { path, .. }) => said
+            Self::Path(path) | Self::TemporaryCopy(TemporaryCopy { path, .. }) => loader_error
                 .strip_prefix(&*path.to_string_lossy())
-                .is_some_and(|why| why.starts_with(": ")),
+                .is_some_and(|cause| cause.starts_with(": ")),
             Self::Loaded(_) | Self::Memfd => false,
         }
     }
 }
 
 impl Plugin {
+    /// Chooses the way for a target. Creates the copy if one is needed.
     pub(crate) fn source(&self, target: &Target) -> Result<PluginSource, Error> {
-        if let Some(entry) = self.loaded(target) {
+        if let Some(entry) = self.loaded_entry(target) {
             return Ok(PluginSource::Loaded(entry));
         }
         if self.has_same_path(target.pid) {
             return Ok(PluginSource::Path(self.path.clone()));
         }
-        let root = TargetRoot::of(target.pid).map_err(|_| target.process_gone_error())?;
+        let root = TargetRoot::for_pid(target.pid).map_err(|_| target.process_gone_error())?;
         if root.has_proc() {
             return Ok(PluginSource::Memfd);
         }
         let bytes = fs::read(&self.path).map_err(Error::io(self.path.display().to_string()))?;
-        let placed = root.put_file(&bytes).map_err(|error| Refusal::NoFile {
+        let copy = root.write_copy(&bytes).map_err(|error| Refusal::NoFile {
             cause: error.to_string(),
         })?;
-        Ok(PluginSource::TemporaryCopy(placed))
+        Ok(PluginSource::TemporaryCopy(copy))
     }
 
-    /// Whether its path leads to the same file in the root directory and the mount namespace of a process.
+    /// Whether the path names the same file in the root directory and mount namespace of a process.
     pub(crate) fn has_same_path(&self, pid: u32) -> bool {
         let path = &self.path;
-        let there = Path::new("/proc")
+        let target_path = Path::new("/proc")
             .join(pid.to_string())
             .join("root")
             .join(path.strip_prefix("/").unwrap_or(path));
@@ -78,12 +79,12 @@ impl Plugin {
             let metadata = path.metadata().ok()?;
             Some((metadata.dev(), metadata.ino(), metadata.size()))
         };
-        let here = identity(path);
-        here.is_some() && here == identity(&there)
+        let own = identity(path);
+        own.is_some() && own == identity(&target_path)
     }
 
-    /// Where its file is mapped already, under whatever path: an attachment before this one.
-    fn loaded(&self, target: &Target) -> Option<u64> {
+    /// Address of [`ENTRY_NAME`] if an earlier attachment has loaded the plugin, from any path; else `None`.
+    fn loaded_entry(&self, target: &Target) -> Option<u64> {
         let bases = self.mappings(&target.maps);
         let bases = bases.filter(|mapping| mapping.offset == 0);
         let entry = |base| {
@@ -93,14 +94,14 @@ impl Plugin {
         bases.map(|mapping| mapping.range.start).find_map(entry)
     }
 
-    /// Whether a library of its name is mapped that its path does not lead to: a file in memory, one that was
-    /// replaced. Loaded by its path, there would be two.
+    /// Whether a library with the plugin's name is mapped from another path: a file in memory, or one that was
+    /// replaced. Loading it by its path would load a second one.
     pub(crate) fn is_mapped_from_elsewhere(&self, maps: &[u8]) -> bool {
         let path = self.path.as_os_str().as_encoded_bytes();
         self.mappings(maps).any(|mapping| mapping.path != path)
     }
 
-    /// Those of a file of its name, in memory or on a disk.
+    /// Mappings of files with the plugin's name, in memory or on disk.
     fn mappings<'a>(&'a self, maps: &'a [u8]) -> impl Iterator<Item = Mapping<'a>> {
         let name = self.path.file_name().map(OsStr::as_encoded_bytes);
         mappings(maps).filter(move |mapping| {
@@ -116,7 +117,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_loader_s_refusal_of_the_file_is_told_from_what_else_is_said() {
+    fn loader_error_about_the_file_is_recognized() {
         let source = PluginSource::Path(PathBuf::from("/a/memory_profile.so"));
         let check = |said: &str, expected| assert_eq!(source.is_refused(said), expected, "{said}");
         check(

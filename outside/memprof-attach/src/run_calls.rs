@@ -1,4 +1,4 @@
-//! Remote calls: a stopped thread of the process makes them for memprof.
+//! Makes a thread of the target run remote calls.
 
 use std::io;
 use std::ops::Range;
@@ -16,16 +16,16 @@ use crate::room::require_room;
 use crate::safe_point::{NoSafePoint, SafePointThread, stop_at_safe_point};
 use crate::target::Target;
 
-/// Until a thread has made its calls, none of which waits.
+/// Timeout for a thread to make its calls, none of which waits.
 pub(crate) const CALLS_TIMEOUT: Duration = Duration::from_secs(5);
-pub(crate) const LOOK_AGAIN: Duration = Duration::from_micros(200);
+pub(crate) const POLL_INTERVAL: Duration = Duration::from_micros(200);
 
-/// So many threads are tried that do not stop: each costs a second.
-const SLEEPERS: usize = 4;
+/// Threads that may fail to stop before the attempt is given up: each costs a second.
+const MAX_UNSTOPPABLE: usize = 4;
 
-const WRITING: &str = "failed to write to its memory";
+const WRITE_ERROR: &str = "failed to write to its memory";
 
-/// Maps memory that belongs to no file, where nothing is mapped.
+/// Builds the call that maps anonymous memory at a free address.
 pub(crate) fn map(address: u64, length: u64, protection: i32) -> RemoteCall {
     let flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE;
     let no_file = u64::MAX;
@@ -35,17 +35,18 @@ pub(crate) fn map(address: u64, length: u64, protection: i32) -> RemoteCall {
     )
 }
 
-/// A thread on its way.
+/// A thread that makes remote calls.
 #[derive(Debug)]
 pub(crate) struct CallInProgress {
     pub(crate) tid: u32,
-    /// Where its stack is when it is back.
+    /// Stack pointer of the thread once it has returned from the calls.
     stack: u64,
-    /// How long it stood still.
+    /// Duration of the stop of the thread.
     pub(crate) stop: Duration,
 }
 
-/// Has a thread at a safe point make calls, and returns while it makes them.
+/// Makes a thread at a safe point run calls. Returns while it runs them. Functions need a `stack`, given by its end.
+/// The thread has the signal mask `blocked` meanwhile.
 pub(crate) fn run_calls(
     target: &mut Target,
     calls: &[RemoteCall],
@@ -54,14 +55,15 @@ pub(crate) fn run_calls(
 ) -> Result<CallInProgress, Error> {
     let mut avoided = Vec::new();
     loop {
-        // A thread of its own each time: whatever it has stopped, or is about to, is let go when it ends.
-        let sent = thread::scope(|scope| {
+        // A separate thread each time: when it ends, the kernel detaches every thread that it has stopped or
+        // requested to stop.
+        let call = thread::scope(|scope| {
             let tries = || try_run_calls(target, calls, stack, blocked, &avoided);
             scope.spawn(tries).join()
         });
-        match sent.unwrap_or_else(|panic| std::panic::resume_unwind(panic)) {
-            Ok(sent) => return Ok(sent),
-            Err(NoSafePoint::Unstoppable(_)) if avoided.len() == SLEEPERS => {
+        match call.unwrap_or_else(|panic| std::panic::resume_unwind(panic)) {
+            Ok(call) => return Ok(call),
+            Err(NoSafePoint::Unstoppable(_)) if avoided.len() == MAX_UNSTOPPABLE => {
                 let reason = "its threads do not stop (state D)".to_owned();
                 return Err(Refusal::NoSafePoint { reason }.into());
             }
@@ -71,7 +73,7 @@ pub(crate) fn run_calls(
     }
 }
 
-/// Borrows a thread that is none of the `avoided` ones.
+/// Tries once, with a thread that is not among `avoided`.
 fn try_run_calls(
     target: &mut Target,
     calls: &[RemoteCall],
@@ -79,18 +81,18 @@ fn try_run_calls(
     blocked: u64,
     avoided: &[u32],
 ) -> Result<CallInProgress, NoSafePoint> {
-    let at_home = if stack.is_some() { 0 } else { calls.len() };
-    let borrowed = stop_at_safe_point(target, at_home, avoided)?;
-    let places = FrameLocations {
-        saved: borrowed.end,
+    let calls_on_own_stack = if stack.is_some() { 0 } else { calls.len() };
+    let thread = stop_at_safe_point(target, calls_on_own_stack, avoided)?;
+    let locations = FrameLocations {
+        saved: thread.end,
         calls: stack,
     };
     let frames = build_frames(
         calls,
-        places,
+        locations,
         blocked,
         target.gadgets,
-        &borrowed.saved_context(),
+        &thread.saved_context(),
     );
     for (address, bytes) in &frames.writes {
         let written = target.memory.write(*address, bytes);
@@ -101,10 +103,10 @@ fn try_run_calls(
         stopped,
         registers,
         ..
-    } = borrowed;
+    } = thread;
     let since = stopped.stopped_since();
-    let left = stopped.detach_into(&frames.registers);
-    left.map_err(|_| target.process_gone_error())?;
+    let detached = stopped.detach_into(&frames.registers);
+    detached.map_err(|_| target.process_gone_error())?;
     Ok(CallInProgress {
         tid,
         stack: registers.rsp,
@@ -112,12 +114,13 @@ fn try_run_calls(
     })
 }
 
+/// Builds the error for a failed write to the target's memory.
 pub(crate) fn write_error(target: &Target, cause: io::Error) -> Error {
-    let failed = |()| Error::io(WRITING)(cause);
-    target.require_same().map_or_else(|gone| gone, failed)
+    let failed = |()| Error::io(WRITE_ERROR)(cause);
+    target.require_same().map_or_else(|error| error, failed)
 }
 
-/// Unmaps memory.
+/// Builds the call that unmaps memory.
 pub(crate) fn unmap(range: &Range<u64>) -> RemoteCall {
     RemoteCall::Syscall(
         SYS_munmap,
@@ -125,60 +128,60 @@ pub(crate) fn unmap(range: &Range<u64>) -> RemoteCall {
     )
 }
 
-/// Until a thread that was sent to map memory has mapped all of the ranges, of which the last is mapped last.
+/// Waits until a thread has made the calls that map all of the ranges, of which the last is mapped last.
 pub(crate) fn wait_until_mapped(
     target: &mut Target,
     ranges: &[Range<u64>],
-    sent: &CallInProgress,
+    call: &CallInProgress,
 ) -> Result<(), Error> {
-    let begun = Instant::now();
+    let start = Instant::now();
     loop {
-        // Looked at first: once it is back, its calls are made.
-        let is_back = is_back(target, sent);
+        // Checked before the mappings: once the thread has returned, its calls were made.
+        let is_done = has_returned(target, call);
         let is_mapped = |range: &Range<u64>| target.memory.word(range.start).is_ok();
         if ranges.iter().rev().all(is_mapped) {
             return Ok(());
         }
         target.require_same()?;
-        if is_back {
-            give_back(target, ranges);
+        if is_done {
+            unmap_leftovers(target, ranges);
             require_room(target.pid, &target.maps)?;
             let message = "the kernel gave it no memory (its cgroup's or the machine's is used up, or \
                            vm.overcommit_memory=2 promises no more); nothing is left behind";
             return Err(Error::Failed(message.to_owned()));
         }
-        if begun.elapsed() > CALLS_TIMEOUT {
+        if start.elapsed() > CALLS_TIMEOUT {
             let message = "its thread did not map memory for 5 s, and may do so later: is it held up (SIGSTOP, a \
                            debugger, no processor for its priority)?";
             return Err(Error::Failed(message.to_owned()));
         }
-        thread::sleep(LOOK_AGAIN);
+        thread::sleep(POLL_INTERVAL);
     }
 }
 
-/// Whether a thread has made its calls.
-pub(crate) fn is_back(target: &Target, sent: &CallInProgress) -> bool {
-    waiting_syscall(target.pid, sent.tid).is_some_and(|call| call.stack == sent.stack)
+/// Whether a thread has made its calls and continued where it was stopped.
+pub(crate) fn has_returned(target: &Target, call: &CallInProgress) -> bool {
+    waiting_syscall(target.pid, call.tid).is_some_and(|waiting| waiting.stack == call.stack)
 }
 
-/// Has what was mapped for an attachment unmapped again, as far as it is there: nothing runs in it.
-pub(crate) fn give_back(target: &mut Target, ranges: &[Range<u64>]) {
+/// Unmaps those of the ranges that are mapped. Nothing must run in them.
+pub(crate) fn unmap_leftovers(target: &mut Target, ranges: &[Range<u64>]) {
     if target.refresh().is_err() {
         return;
     }
-    let is_there = |range: &&Range<u64>| {
+    let is_mapped = |range: &&Range<u64>| {
         let mut mappings = mappings(&target.maps);
         mappings.any(|mapping| mapping.range == **range && mapping.inode == 0)
     };
-    let calls: Vec<_> = ranges.iter().filter(is_there).map(unmap).collect();
+    let calls: Vec<_> = ranges.iter().filter(is_mapped).map(unmap).collect();
     if !calls.is_empty()
-        && let Ok(sent) = run_calls(target, &calls, None, u64::MAX)
+        && let Ok(call) = run_calls(target, &calls, None, u64::MAX)
     {
-        let begun = Instant::now();
-        while !is_back(target, &sent) && begun.elapsed() < CALLS_TIMEOUT {
-            thread::sleep(LOOK_AGAIN);
+        let start = Instant::now();
+        while !has_returned(target, &call) && start.elapsed() < CALLS_TIMEOUT {
+            thread::sleep(POLL_INTERVAL);
         }
-        // It fails for a process that has ended.
+        // The read fails for a process that has ended.
         let _ = target.refresh();
     }
 }

@@ -1,8 +1,9 @@
-//! A thread that runs, and where it may be borrowed: in code of the program's, called by code of the program's alone.
+//! Checks whether a running thread may be stopped: it must be in code of the program, called by code of the program
+//! only.
 //!
-//! The remote calls include `pthread_create(3)`, which takes locks of the C library and the loader, and allocates. So
-//! none of the functions that the thread is in may be theirs, but for those that began it. A lock of the program's own
-//! does no harm: no remote call waits for it.
+//! The remote calls include `pthread_create(3)`, which takes locks of the C library and the loader, and allocates.
+//! So none of the functions on the thread's stack may belong to them, except those that started the thread. Locks of
+//! the program itself are harmless: no remote call waits for them.
 
 use std::fs;
 use std::ops::Range;
@@ -16,39 +17,39 @@ use memprof_unwind::Registers;
 
 use crate::call_stack::CallStacks;
 
-/// By which `pthread_create(3)` allocates, through the loader.
-const ALLOCATES: [&str; 4] = ["malloc", "calloc", "realloc", "free"];
-/// `AT_ENTRY` of getauxval(3).
-const ENTRY: u64 = 9;
-/// The program's `_start` is not longer.
-const START: u64 = 64;
+/// Functions by which `pthread_create(3)` allocates, through the loader.
+const ALLOCATION_FUNCTIONS: [&str; 4] = ["malloc", "calloc", "realloc", "free"];
+/// Key of the program's entry point in the auxiliary vector (getauxval(3)).
+const AT_ENTRY: u64 = 9;
+/// Upper bound of the length of the program's `_start`, in bytes.
+const MAX_START_LEN: u64 = 64;
 
-/// Whose code something is.
+/// Kind of the file that code belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum CodeKind {
-    /// Of a file that the remote calls do not use.
+    /// Code of a file that the remote calls do not use.
     Program,
     /// The C library's.
     Libc,
-    /// What it may need, in words.
+    /// Code of a file that the remote calls may use, with a text for the error.
     Unsafe(&'static str),
 }
 
-/// What is known of a process's code.
+/// Kinds of a process's code, and its call stacks.
 #[derive(Debug, Default)]
 pub(crate) struct ProgramCodeMap {
     stacks: CallStacks,
     code: Vec<(Range<u64>, CodeKind)>,
-    /// Looked up once.
-    lasting: Option<StartupFacts>,
+    /// Facts that are read once.
+    startup: Option<StartupFacts>,
 }
 
-/// What does not change while the program is executed.
+/// Facts that do not change while the program is executed.
 #[derive(Debug)]
 struct StartupFacts {
-    /// Where the program begins.
+    /// Address of the program's entry point.
     entry: u64,
-    /// The files, other than libc, whose functions the loader calls to allocate. `None` where that cannot be told.
+    /// Files other than libc whose functions the loader calls to allocate. `None` if they are unknown.
     allocators: Option<Vec<File>>,
 }
 
@@ -56,21 +57,21 @@ struct StartupFacts {
 type File = (Vec<u8>, u64);
 
 impl ProgramCodeMap {
-    /// Looks at the process's code as it is now.
+    /// Reads the process's current code mappings.
     pub(crate) fn refresh(&mut self, pid: u32, memory: &Memory, maps: &[u8]) {
         self.stacks.refresh(memory, maps);
-        let lasting = self.lasting.get_or_insert_with(|| {
+        let startup = self.startup.get_or_insert_with(|| {
             let entry = program_entry(pid).unwrap_or(0);
             StartupFacts {
                 entry,
-                allocators: allocators(memory, maps, entry),
+                allocators: find_allocators(memory, maps, entry),
             }
         });
         let code = mappings(maps).filter(|mapping| mapping.is_executable());
         self.code = code
             .map(|mapping| {
                 let is_of = |file: &File| *file == file_identity(&mapping);
-                let allocators = lasting.allocators.as_ref();
+                let allocators = startup.allocators.as_ref();
                 let is_allocator = allocators.is_none_or(|files| files.iter().any(is_of));
                 (
                     mapping.range.clone(),
@@ -80,17 +81,17 @@ impl ProgramCodeMap {
             .collect();
     }
 
-    /// Whether a thread that was stopped while it ran may be borrowed.
+    /// Checks whether a thread that was stopped while running may make remote calls.
     ///
     /// # Errors
-    /// Why not, now.
+    /// The reason why not at this moment.
     pub(crate) fn require_safe_point(
         &mut self,
         memory: &Memory,
         registers: &user_regs_struct,
         restorer: u64,
     ) -> Result<(), &'static str> {
-        // The C library finds the thread's variables by it (`tcbhead_t`, self).
+        // The C library finds a thread's variables by it (`tcbhead_t`, self).
         let control_block = registers.fs_base;
         if !memory
             .word(control_block.wrapping_add(16))
@@ -103,9 +104,9 @@ impl ProgramCodeMap {
             sp: registers.rsp as usize,
             bp: registers.rbp as usize,
         };
-        // First what needs no walk: a thread that allocates most of the time is mostly there.
-        if let CodeKind::Unsafe(why) = self.code_kind(registers.rip) {
-            return Err(why);
+        // First the check that needs no stack walk: a thread that allocates most of the time is mostly there.
+        if let CodeKind::Unsafe(reason) = self.code_kind(registers.rip) {
+            return Err(reason);
         }
         if self.code_kind(registers.rip) == CodeKind::Libc {
             return Err(IN_LIBC);
@@ -113,40 +114,46 @@ impl ProgramCodeMap {
         let frames = self.stacks.unwind(memory, start);
         let frames =
             frames.ok_or("a thread runs, and its calls cannot be followed from outside")?;
-        // A handler has interrupted anything, and returns to there.
+        // A signal handler may have interrupted any code, and returns through the restorer.
         if frames.contains(&restorer) {
             return Err("its threads are in signal handlers");
         }
         self.check_frames(&frames)
     }
 
-    /// Fails if a function that the remote calls need is among those that a thread is in, the innermost one first.
+    /// Fails if a function that the remote calls need is on the thread's stack. `frames` start with the innermost
+    /// one.
     fn check_frames(&self, frames: &[u64]) -> Result<(), &'static str> {
-        let entry = self.lasting.as_ref().map_or(0, |lasting| lasting.entry);
-        let is_start = |pc: &u64| (entry..entry.saturating_add(START)).contains(pc);
-        let by_program = frames.split_last().filter(|(last, _)| is_start(last));
-        let frames = by_program.map_or(frames, |(_, frames)| frames);
-        // `__libc_start_main` and what it calls, or `clone` and `start_thread`; handlers of exit and destructors of
-        // threads have a call more.
-        let Some((frames, began)) = frames.split_last_chunk::<2>() else {
+        let entry = self.startup.as_ref().map_or(0, |startup| startup.entry);
+        let is_start = |pc: &u64| (entry..entry.saturating_add(MAX_START_LEN)).contains(pc);
+        let main_thread_frames = frames.split_last().filter(|(last, _)| is_start(last));
+        let frames = main_thread_frames.map_or(frames, |(_, frames)| frames);
+        // `__libc_start_main` and its callee, or `clone` and `start_thread`. Exit handlers and destructors of
+        // threads have one more call, so they are rejected below.
+        let Some((frames, start_frames)) = frames.split_last_chunk::<2>() else {
             return Err(UNKNOWN_START);
         };
-        if frames.is_empty() || began.iter().any(|pc| self.code_kind(*pc) != CodeKind::Libc) {
+        if frames.is_empty()
+            || start_frames
+                .iter()
+                .any(|pc| self.code_kind(*pc) != CodeKind::Libc)
+        {
             return Err(UNKNOWN_START);
         }
         for pc in frames {
             match self.code_kind(*pc) {
                 CodeKind::Program => {}
                 CodeKind::Libc => return Err(IN_LIBC),
-                CodeKind::Unsafe(why) => return Err(why),
+                CodeKind::Unsafe(reason) => return Err(reason),
             }
         }
         Ok(())
     }
 
+    /// Kind of the code at an address.
     fn code_kind(&self, pc: u64) -> CodeKind {
         let code = self.code.iter().find(|(range, _)| range.contains(&pc));
-        code.map_or(CodeKind::Unsafe(UNKNOWN_CODE), |(_, whose)| *whose)
+        code.map_or(CodeKind::Unsafe(UNKNOWN_CODE), |(_, kind)| *kind)
     }
 }
 
@@ -154,43 +161,45 @@ const IN_LIBC: &str = "a thread runs in the C library";
 const UNKNOWN_CODE: &str = "a thread runs code of no file";
 const UNKNOWN_START: &str = "a thread runs that was not begun by the C library";
 
+/// Kind of the code of a file, by its name.
 fn code_kind(file: &[u8], is_allocator: bool) -> CodeKind {
-    const OF_ALLOCATORS: [&[u8]; 4] = [
+    const ALLOCATOR_FILES: [&[u8]; 4] = [
         b"libjemalloc",
         b"libtcmalloc",
         b"libmimalloc",
         b"libsnmalloc",
     ];
-    let begins = |prefix: &[u8]| file.starts_with(prefix);
+    let has_prefix = |prefix: &[u8]| file.starts_with(prefix);
     match file {
         b"libc.so.6" => CodeKind::Libc,
-        _ if is_allocator || OF_ALLOCATORS.into_iter().any(begins) => {
+        _ if is_allocator || ALLOCATOR_FILES.into_iter().any(has_prefix) => {
             CodeKind::Unsafe("a thread runs in the file that has the allocator")
         }
-        _ if begins(b"ld-linux") => CodeKind::Unsafe("a thread runs in the loader"),
-        _ if begins(b"libpthread") => CodeKind::Unsafe(IN_LIBC),
+        _ if has_prefix(b"ld-linux") => CodeKind::Unsafe("a thread runs in the loader"),
+        _ if has_prefix(b"libpthread") => CodeKind::Unsafe(IN_LIBC),
         _ if file.ends_with(b"memory_profile.so") => {
             CodeKind::Unsafe("a thread runs in memprof's plugin")
         }
-        // The kernel's.
+        // Code of the kernel, or of no file.
         b"" | [b'[', ..] => CodeKind::Unsafe(UNKNOWN_CODE),
         _ => CodeKind::Program,
     }
 }
 
-/// The files, other than libc, whose functions the loader calls to allocate: the first that has them, in the order of
-/// its list. `None` where that cannot be told.
-fn allocators(memory: &Memory, maps: &[u8], entry: u64) -> Option<Vec<File>> {
+/// Finds the files other than libc whose functions the loader calls to allocate: the first in the loader's order
+/// that defines each. `None` if they cannot be determined.
+fn find_allocators(memory: &Memory, maps: &[u8], entry: u64) -> Option<Vec<File>> {
     let program = mappings(maps).find(|mapping| mapping.range.contains(&entry))?;
-    let starts = |mapping: &Mapping<'_>| mapping.offset == 0 && mapping.inode != 0;
-    let program = mappings(maps)
-        .find(|mapping| starts(mapping) && file_identity(mapping) == file_identity(&program))?;
+    let is_first_mapping = |mapping: &Mapping<'_>| mapping.offset == 0 && mapping.inode != 0;
+    let program = mappings(maps).find(|mapping| {
+        is_first_mapping(mapping) && file_identity(mapping) == file_identity(&program)
+    })?;
     let mut others = startup_libraries(memory, maps).ok()??.into_iter();
-    // What was added to the program's addresses, which may be nothing. The loader itself may have been executed.
+    // The first entry is the program's load bias, which may be 0. It differs if the loader itself was executed.
     if ![0, program.range.start].contains(&others.next()?) {
         return None;
     }
-    let mut missing = ALLOCATES.to_vec();
+    let mut missing = ALLOCATION_FUNCTIONS.to_vec();
     let mut found = Vec::new();
     let mut consider = |mapping: Mapping<'_>| {
         let image = LibraryImage::read(memory, mapping.range.start).ok()?;
@@ -203,9 +212,9 @@ fn allocators(memory: &Memory, maps: &[u8], entry: u64) -> Option<Vec<File>> {
     };
     consider(program)?;
     for base in others {
-        // Not the vDSO, which is no file.
+        // The vDSO belongs to no file.
         if let Some(mapping) =
-            mappings(maps).find(|mapping| mapping.range.start == base && starts(mapping))
+            mappings(maps).find(|mapping| mapping.range.start == base && is_first_mapping(mapping))
         {
             consider(mapping)?;
         }
@@ -217,14 +226,14 @@ fn file_identity(mapping: &Mapping<'_>) -> File {
     (mapping.device.to_vec(), mapping.inode)
 }
 
-/// Where the program begins, as the kernel told it.
+/// Entry point of the program, from the auxiliary vector.
 fn program_entry(pid: u32) -> Option<u64> {
     let words = fs::read(format!("/proc/{pid}/auxv")).ok()?;
     let word = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().expect("eight bytes"));
     let mut pairs = words
         .chunks_exact(16)
         .map(|pair| (word(&pair[..8]), word(&pair[8..])));
-    pairs.find_map(|(kind, value)| (kind == ENTRY).then_some(value))
+    pairs.find_map(|(kind, value)| (kind == AT_ENTRY).then_some(value))
 }
 
 #[cfg(test)]
@@ -232,7 +241,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_calls_of_the_program_alone_are_interrupted() {
+    fn stacks_with_only_program_code_are_safe() {
         const ALLOCATOR: CodeKind = CodeKind::Unsafe("the allocator");
         let running = ProgramCodeMap {
             stacks: CallStacks::default(),
@@ -241,7 +250,7 @@ mod tests {
                 (0x2000..0x3000, CodeKind::Libc),
                 (0x3000..0x4000, ALLOCATOR),
             ],
-            lasting: Some(StartupFacts {
+            startup: Some(StartupFacts {
                 entry: 0x1800,
                 allocators: Some(Vec::new()),
             }),
@@ -250,10 +259,10 @@ mod tests {
         let check = |frames: &[u64], expected: Result<(), &str>| {
             assert_eq!(running.check_frames(frames), expected, "{frames:x?}");
         };
-        // The main thread; another one.
+        // The main thread; another thread.
         check(&[program, program, libc, libc, start], Ok(()));
         check(&[program, libc, libc], Ok(()));
-        // By qsort(3); by exit(3).
+        // In qsort(3); in exit(3).
         check(&[program, libc, program, libc, libc, start], Err(IN_LIBC));
         check(&[program, libc, libc, libc, start], Err(IN_LIBC));
         check(&[libc, libc, start], Err(UNKNOWN_START));
@@ -269,10 +278,10 @@ mod tests {
     }
 
     #[test]
-    fn whose_code_a_file_has() {
+    fn code_kind_follows_the_file_name() {
         let check = |file: &str, is_allocator, expected: bool| {
-            let whose = code_kind(file.as_bytes(), is_allocator);
-            assert_eq!(whose == CodeKind::Program, expected, "{file}");
+            let kind = code_kind(file.as_bytes(), is_allocator);
+            assert_eq!(kind == CodeKind::Program, expected, "{file}");
         };
         check("perl", false, true);
         check("libm.so.6", false, true);
@@ -286,11 +295,11 @@ mod tests {
     }
 
     #[test]
-    fn the_allocator_is_libc_s_in_a_program_that_has_none() {
+    fn program_without_allocator_uses_libc_s() {
         let memory = Memory::open(std::process::id()).unwrap();
         let maps = fs::read("/proc/self/maps").unwrap();
         let entry = program_entry(std::process::id()).unwrap();
-        assert_eq!(allocators(&memory, &maps, entry), Some(Vec::new()));
-        assert_eq!(allocators(&memory, &maps, 0), None);
+        assert_eq!(find_allocators(&memory, &maps, entry), Some(Vec::new()));
+        assert_eq!(find_allocators(&memory, &maps, 0), None);
     }
 }

@@ -1,5 +1,5 @@
-//! A thread that can be borrowed: it waits in a call that it can make again, and holds no lock that the
-//! making of a thread needs. Where none waits for a while, one that [runs](crate::running_thread).
+//! Finds a thread at a safe point: it waits in a system call that it can restart, and holds no lock that creating a
+//! thread needs. If no thread waits for a while, a [running](crate::running_thread) one is stopped.
 
 use std::fs;
 use std::io;
@@ -22,26 +22,27 @@ use memprof_ptrace::xstate::XState;
 use crate::error::Error;
 use crate::target::Target;
 
-/// So long it may take until a thread comes by.
-const PATIENCE: Duration = Duration::from_secs(2);
-const LOOK_AGAIN: Duration = Duration::from_micros(300);
-/// After so long, threads that run are looked at too.
-const WAITED: Duration = Duration::from_millis(100);
-/// So many at a time, and so often: each is stopped for the look.
-const RUNNING: usize = 2;
-const LET_RUN: Duration = Duration::from_millis(2);
-/// How much of a stack is searched for a signal handler.
-const SEARCHED: u64 = 256 << 10;
-/// How much of it for allocators, in words: older frames are what a function has not cleared.
-const RECENT: usize = 512;
+/// Timeout for a thread to reach a safe point.
+const SAFE_POINT_TIMEOUT: Duration = Duration::from_secs(2);
+const POLL_INTERVAL: Duration = Duration::from_micros(300);
+/// Time after which running threads are tried too.
+const RUNNING_THREADS_DELAY: Duration = Duration::from_millis(100);
+/// Running threads tried in each round, and the time between rounds: each is stopped for its inspection.
+const MAX_RUNNING_PER_ROUND: usize = 2;
+const RUNNING_POLL_INTERVAL: Duration = Duration::from_millis(2);
+/// Bytes of a stack that are searched for a signal handler.
+const STACK_SCAN_LIMIT: u64 = 256 << 10;
+/// Words of a stack that are searched for return addresses into allocators. Words further up may be left over from
+/// returned functions.
+const RECENT_WORDS: usize = 512;
 
-/// Where `struct rseq` tells of the sequence.
-const RSEQ_CS: u64 = 8;
+/// Offset of `rseq_cs` in `struct rseq`.
+const RSEQ_CS_OFFSET: u64 = 8;
 
-/// Code of 64 bits.
-const USER_CODE: u64 = 0x33;
+/// Code segment (cs) of 64-bit code.
+const USER_CODE_SEGMENT: u64 = 0x33;
 
-/// A thread that stands still at a safe point.
+/// A thread stopped at a safe point.
 #[derive(Debug)]
 pub(crate) struct SafePointThread {
     pub(crate) tid: u32,
@@ -49,12 +50,12 @@ pub(crate) struct SafePointThread {
     pub(crate) registers: libc::user_regs_struct,
     pub(crate) state: XState,
     pub(crate) blocked: u64,
-    /// Where its frames may end.
+    /// Highest address at which its call frames may end.
     pub(crate) end: u64,
 }
 
 impl SafePointThread {
-    /// As it goes on.
+    /// The context to restore after the remote calls.
     pub(crate) fn saved_context(&self) -> SavedContext<'_> {
         SavedContext {
             registers: self.registers,
@@ -64,13 +65,13 @@ impl SafePointThread {
     }
 }
 
-/// Why none was borrowed.
+/// Reason why no thread was stopped at a safe point.
 #[derive(Debug)]
 pub(crate) enum NoSafePoint {
-    /// This thread does not stop (state D). It would stop as soon as it wakes, and is let go only when this
-    /// thread of ours ends: ptrace(2) lets go of what has stopped.
+    /// The thread with this ID does not stop (state D). It would stop as soon as it wakes, and is detached only when
+    /// the tracing thread of this process ends, because ptrace(2) detaches stopped threads only.
     Unstoppable(u32),
-    /// There is none to borrow.
+    /// No thread can be used.
     Failed(Error),
 }
 
@@ -80,33 +81,37 @@ impl From<Error> for NoSafePoint {
     }
 }
 
-/// Why a thread cannot be borrowed.
+/// Reason why a thread cannot make remote calls.
 #[derive(Debug)]
 enum UnsafeReason {
-    /// At this moment.
+    /// The state changes with time; tried again.
     Retry(&'static str),
-    /// It sleeps where nothing wakes it (state D).
+    /// The thread sleeps uninterruptibly (state D).
     Unstoppable,
-    /// Ever: its seccomp filters.
+    /// Its seccomp filters forbid the calls, permanently.
     Refused(Refusal),
-    /// Nor any other one.
+    /// The reason holds for all threads.
     Fatal(Error),
 }
 
-/// Stops the first thread at a safe point whose own stack has room for the frames of `calls` calls.
+/// Stops the first thread at a safe point that is not among `avoided` and has room for the frames of `calls` calls.
 pub(crate) fn stop_at_safe_point(
     target: &mut Target,
     calls: usize,
     avoided: &[u32],
 ) -> Result<SafePointThread, NoSafePoint> {
-    let begun = Instant::now();
-    let mut why = Refusal::NoSafePoint {
+    let start = Instant::now();
+    let mut last_refusal = Refusal::NoSafePoint {
         reason: "no thread waits in a system call that it could make again".to_owned(),
     };
     for round in 0.. {
-        let runs = begun.elapsed() > WAITED;
-        let (waiting, running) = candidates(target, round)?;
-        let running = running.into_iter().take(if runs { RUNNING } else { 0 });
+        let tries_running = start.elapsed() > RUNNING_THREADS_DELAY;
+        let (waiting, running) = list_candidates(target, round)?;
+        let running = running.into_iter().take(if tries_running {
+            MAX_RUNNING_PER_ROUND
+        } else {
+            0
+        });
         let waiting = waiting
             .into_iter()
             .map(|tid| (tid, CandidateState::InSyscall));
@@ -114,7 +119,7 @@ pub(crate) fn stop_at_safe_point(
             .chain(running.map(|tid| (tid, CandidateState::Running)))
             .collect();
         target.refresh()?;
-        if runs {
+        if tries_running {
             let Target {
                 running,
                 memory,
@@ -124,40 +129,45 @@ pub(crate) fn stop_at_safe_point(
             } = target;
             running.refresh(*pid, memory, maps);
         }
-        for (tid, found) in candidates.iter().filter(|(tid, _)| !avoided.contains(tid)) {
-            match stop(target, *tid, *found, calls) {
+        for (tid, state_when_listed) in candidates.iter().filter(|(tid, _)| !avoided.contains(tid))
+        {
+            match stop_if_safe(target, *tid, *state_when_listed, calls) {
                 Ok(borrowed) => return Ok(borrowed),
                 Err(UnsafeReason::Retry(reason)) => {
                     let reason = reason.to_owned();
-                    if let Refusal::NoSafePoint { .. } = why {
-                        why = Refusal::NoSafePoint { reason };
+                    if let Refusal::NoSafePoint { .. } = last_refusal {
+                        last_refusal = Refusal::NoSafePoint { reason };
                     }
                 }
-                Err(UnsafeReason::Refused(refusal)) => why = refusal,
+                Err(UnsafeReason::Refused(refusal)) => last_refusal = refusal,
                 Err(UnsafeReason::Unstoppable) => return Err(NoSafePoint::Unstoppable(*tid)),
                 Err(UnsafeReason::Fatal(error)) => return Err(error.into()),
             }
         }
-        if begun.elapsed() > PATIENCE {
+        if start.elapsed() > SAFE_POINT_TIMEOUT {
             break;
         }
-        thread::sleep(if runs { LET_RUN } else { LOOK_AGAIN });
+        thread::sleep(if tries_running {
+            RUNNING_POLL_INTERVAL
+        } else {
+            POLL_INTERVAL
+        });
     }
-    Err(Error::from(why).into())
+    Err(Error::from(last_refusal).into())
 }
 
-/// How a thread was found.
+/// State of a thread when it was listed.
 #[derive(Clone, Copy, Debug)]
 enum CandidateState {
-    /// In a call that waits.
+    /// Waiting in a system call.
     InSyscall,
-    /// In no call.
+    /// Running in user code.
     Running,
 }
 
-/// The threads to try that wait, the best first: one of each kind, because a thousand may wait for the same; and
-/// those that run. In each round others come first.
-fn candidates(target: &Target, round: usize) -> Result<(Vec<u32>, Vec<u32>), Error> {
+/// Returns the threads to try: waiting ones, the best first, one of each kind, because a thousand may wait for the
+/// same; and running ones. Each round starts with others.
+fn list_candidates(target: &Target, round: usize) -> Result<(Vec<u32>, Vec<u32>), Error> {
     let threads = threads(target.pid).map_err(|_| target.process_gone_error())?;
     let mut waiting: Vec<(RestartClass, u32)> = threads
         .iter()
@@ -167,8 +177,8 @@ fn candidates(target: &Target, round: usize) -> Result<(Vec<u32>, Vec<u32>), Err
         })
         .collect();
     waiting.sort_unstable();
-    let kinds = waiting.chunk_by(|(one, _), (other, _)| one == other);
-    let waiting = kinds.map(|kind| kind[round % kind.len()].1).collect();
+    let groups = waiting.chunk_by(|(one, _), (other, _)| one == other);
+    let waiting = groups.map(|group| group[round % group.len()].1).collect();
     let running = threads.iter().filter(|thread| thread.is_runnable);
     let mut running: Vec<u32> = running.map(|thread| thread.tid).collect();
     let count = running.len().max(1);
@@ -176,14 +186,14 @@ fn candidates(target: &Target, round: usize) -> Result<(Vec<u32>, Vec<u32>), Err
     Ok((waiting, running))
 }
 
-/// Stops a thread, and lets it go where it is not safe.
-fn stop(
+/// Stops a thread, and detaches it unless it is at a safe point.
+fn stop_if_safe(
     target: &mut Target,
     tid: u32,
-    found: CandidateState,
+    state_when_listed: CandidateState,
     calls: usize,
 ) -> Result<SafePointThread, UnsafeReason> {
-    let stopped = StoppedThread::interrupt(tid).map_err(|why| match why {
+    let stopped = StoppedThread::interrupt(tid).map_err(|error| match error {
         StopError::Ended => UnsafeReason::Retry("its threads end"),
         StopError::Uninterruptible => UnsafeReason::Unstoppable,
         StopError::Refused(code) => UnsafeReason::Fatal(Error::Io {
@@ -194,7 +204,7 @@ fn stop(
     if stopped.signal().is_some() {
         return Err(UnsafeReason::Retry("signals arrive"));
     }
-    match inspect(target, tid, found, &stopped, calls) {
+    match inspect_thread(target, tid, state_when_listed, &stopped, calls) {
         Ok((registers, state, blocked, end)) => Ok(SafePointThread {
             tid,
             stopped,
@@ -203,36 +213,38 @@ fn stop(
             blocked,
             end,
         }),
-        Err(not) => {
-            let made_again = stopped.registers().ok().filter(would_see_eintr);
-            let made_again = made_again.and_then(|registers| {
+        Err(reason) => {
+            let restarted = stopped.registers().ok().filter(would_see_eintr);
+            let restarted = restarted.and_then(|registers| {
                 let code = target
                     .memory
                     .bytes(registers.rip.wrapping_sub(CALL_LENGTH as u64));
                 syscall_restart::restarted_registers(&registers, code.ok()?)
             });
-            if let Some(registers) = made_again {
-                // It fails for a thread that was killed.
+            if let Some(registers) = restarted {
+                // The request fails for a thread that was killed.
                 let _ = stopped.resume_with(&registers);
             }
-            Err(not)
+            Err(reason)
         }
     }
 }
 
+/// Registers, vector registers, signal mask, and highest address for call frames.
 type ThreadSnapshot = (libc::user_regs_struct, XState, u64, u64);
 
-const KILLED: UnsafeReason = UnsafeReason::Retry("its threads end");
+const THREAD_ENDED: UnsafeReason = UnsafeReason::Retry("its threads end");
 
-fn inspect(
+/// Reads the state of a stopped thread, and fails unless it is at a safe point.
+fn inspect_thread(
     target: &mut Target,
     tid: u32,
-    found: CandidateState,
+    state_when_listed: CandidateState,
     stopped: &StoppedThread,
     calls: usize,
 ) -> Result<ThreadSnapshot, UnsafeReason> {
-    let registers = stopped.registers().map_err(|_| KILLED)?;
-    if registers.cs != USER_CODE {
+    let registers = stopped.registers().map_err(|_| THREAD_ENDED)?;
+    if registers.cs != USER_CODE_SEGMENT {
         return Err(UnsafeReason::Retry("it runs code of 32 bits"));
     }
     if !is_of_c_library(&target.memory, tid, tid == target.pid, registers.fs_base) {
@@ -240,31 +252,31 @@ fn inspect(
             "a thread has no control block of the C library's (made by clone(2) alone?)",
         ));
     }
-    let again = match found {
+    let registers_after = match state_when_listed {
         CandidateState::InSyscall => require_waiting(target, &registers)?,
         CandidateState::Running => require_program_code(target, tid, &registers)?,
     };
-    // Each thread has filters of its own, and the new thread has those of this one.
+    // Each thread has its own filters, and a new thread inherits those of its creator.
     require_calls(tid).map_err(UnsafeReason::Refused)?;
-    let state = stopped.state().map_err(|_| KILLED)?;
-    let blocked = stopped.signal_mask().map_err(|_| KILLED)?;
-    let home = SavedContext {
-        registers: again,
+    let state = stopped.state().map_err(|_| THREAD_ENDED)?;
+    let blocked = stopped.signal_mask().map_err(|_| THREAD_ENDED)?;
+    let saved = SavedContext {
+        registers: registers_after,
         state: &state,
         blocked,
     };
     let owner = StackOwner {
         is_main: tid == target.pid,
-        end_on_stack: remote_call::stack_limit(&home),
+        end_on_stack: remote_call::stack_limit(&saved),
         control_block: registers.fs_base,
     };
-    let length = remote_call::frames_size(calls, &home);
+    let length = remote_call::frames_size(calls, &saved);
     let end = find_frame_memory(&target.memory, &target.maps, owner, length);
     let end = end.ok_or(UnsafeReason::Retry("a thread's stack has no room"))?;
-    Ok((again, state, blocked, end))
+    Ok((registers_after, state, blocked, end))
 }
 
-/// Whether a thread runs where it may be borrowed; as it goes on.
+/// Fails unless a running thread is in code where it may be stopped. Returns the registers with which it continues.
 fn require_program_code(
     target: &mut Target,
     tid: u32,
@@ -273,11 +285,11 @@ fn require_program_code(
     if registers.orig_rax.cast_signed() >= 0 {
         return Err(UnsafeReason::Retry("its threads make system calls"));
     }
-    // The kernel would not let it begin a sequence anew that it left meanwhile (rseq(2)).
+    // The kernel cannot restart a restartable sequence that the thread leaves for a remote call (rseq(2)).
     let area = rseq_area(tid)
         .map_err(|_| UnsafeReason::Retry("a thread runs, maybe in a restartable sequence"))?;
-    let sequence = area.map(|area| target.memory.word(area + RSEQ_CS));
-    if sequence.transpose().map_err(|_| KILLED)?.unwrap_or(0) != 0 {
+    let sequence = area.map(|area| target.memory.word(area + RSEQ_CS_OFFSET));
+    if sequence.transpose().map_err(|_| THREAD_ENDED)?.unwrap_or(0) != 0 {
         return Err(UnsafeReason::Retry(
             "a thread runs in a restartable sequence",
         ));
@@ -286,39 +298,39 @@ fn require_program_code(
     let Target {
         running, memory, ..
     } = target;
-    let borrowed = running.require_safe_point(memory, registers, restorer);
-    borrowed.map_err(UnsafeReason::Retry)?;
+    let checked = running.require_safe_point(memory, registers, restorer);
+    checked.map_err(UnsafeReason::Retry)?;
     Ok(*registers)
 }
 
-/// Whether a thread waits where it may be borrowed; as it goes on.
+/// Fails unless a thread waits where it may be stopped. Returns the registers with which it continues.
 fn require_waiting(
     target: &Target,
     registers: &libc::user_regs_struct,
 ) -> Result<libc::user_regs_struct, UnsafeReason> {
     let r = registers;
     let arguments = [r.rdi, r.rsi, r.rdx, r.r10, r.r8, r.r9];
-    let wait = restart_class(r.orig_rax as i64, arguments);
-    let wait = wait.ok_or(UnsafeReason::Retry("its threads do not wait long enough"))?;
+    let class = restart_class(r.orig_rax as i64, arguments);
+    let class = class.ok_or(UnsafeReason::Retry("its threads do not wait long enough"))?;
     let code = target.memory.bytes(r.rip.wrapping_sub(CALL_LENGTH as u64));
-    let code: [u8; CALL_LENGTH] = code.map_err(|_| KILLED)?;
+    let code: [u8; CALL_LENGTH] = code.map_err(|_| THREAD_ENDED)?;
     if !code.ends_with(&[0x0f, 0x05]) {
         return Err(UnsafeReason::Retry(
             "a thread waits elsewhere than at a syscall instruction",
         ));
     }
-    // No allocator waits for descriptors or children, nor reads what other programs write.
-    let reads_others = wait == RestartClass::Read && is_stream(target.pid, r.rdi);
+    // Allocators do not wait for descriptors or children, or read data of other programs.
+    let reads_others = class == RestartClass::Read && is_stream(target.pid, r.rdi);
     let is_allocator_likely =
-        ![RestartClass::Transparent, RestartClass::Events].contains(&wait) && !reads_others;
+        ![RestartClass::Transparent, RestartClass::Events].contains(&class) && !reads_others;
     check_stack(target, r.rsp, is_allocator_likely).map_err(UnsafeReason::Retry)?;
-    let again = syscall_restart::restarted_registers(registers, code);
-    again.ok_or(UnsafeReason::Retry(
+    let restarted = syscall_restart::restarted_registers(registers, code);
+    restarted.ok_or(UnsafeReason::Retry(
         "a thread sleeps in a system call that cannot be identified from outside",
     ))
 }
 
-/// Whether a descriptor is a pipe, a socket or a terminal. The loader and allocators read files.
+/// Whether a descriptor is a pipe, a socket or a terminal. The loader and allocators read only files.
 fn is_stream(pid: u32, descriptor: u64) -> bool {
     let link = fs::read_link(format!("/proc/{pid}/fd/{descriptor}"));
     let streams = ["pipe:", "socket:", "/dev/pts/", "/dev/tty"];
@@ -329,14 +341,15 @@ fn is_stream(pid: u32, descriptor: u64) -> bool {
     })
 }
 
-/// Whether a thread holds what it interrupted, or what called it.
+/// Fails if the stack contains a signal handler, whose interrupted code may hold a lock, or a return address into an
+/// allocator.
 fn check_stack(
     target: &Target,
     pointer: u64,
     is_allocator_likely: bool,
 ) -> Result<(), &'static str> {
     let stack = target.mapping(pointer).ok_or("a thread has no stack")?;
-    let length = (stack.range.end - pointer).min(SEARCHED) & !7;
+    let length = (stack.range.end - pointer).min(STACK_SCAN_LIMIT) & !7;
     let mut bytes = vec![0; length as usize];
     let read = target.memory.read(pointer, &mut bytes);
     read.map_err(|_| "a thread's stack cannot be read")?;
@@ -345,11 +358,11 @@ fn check_stack(
         .map(|word| u64::from_le_bytes(word.try_into().expect("eight bytes")))
         .collect();
     let restorer = target.gadgets.restorer;
-    if (0..words.len()).any(|at| is_signal_frame(&words[at..], restorer)) {
+    if (0..words.len()).any(|index| is_signal_frame(&words[index..], restorer)) {
         return Err("its threads are in signal handlers");
     }
     let is_allocator = |word: &u64| target.allocators.iter().any(|code| code.contains(word));
-    if is_allocator_likely && words.iter().take(RECENT).any(is_allocator) {
+    if is_allocator_likely && words.iter().take(RECENT_WORDS).any(is_allocator) {
         return Err("its threads are in an allocator");
     }
     Ok(())

@@ -1,88 +1,94 @@
-//! The page that is shared with the thread that loads the plugin: code, then these words and texts.
+//! Layout of the page that memprof and the new thread share in the target: numbers and texts at fixed offsets.
 
 use memprof_ptrace::memory::Memory;
 
+/// Offsets of the addresses of functions: dlopen(3), dlsym(3), dlerror(3), munmap(2), pthread_self(3),
+/// pthread_detach(3).
 pub(crate) const DLOPEN: usize = 0;
 pub(crate) const DLSYM: usize = 8;
 pub(crate) const DLERROR: usize = 16;
 pub(crate) const MUNMAP: usize = 24;
 pub(crate) const SELF: usize = 32;
 pub(crate) const DETACH: usize = 40;
-/// Start of the region (code and data pages) that the thread unmaps before it exits; LENGTH is its size in bytes.
+/// Start of the region (code and data pages) that the thread unmaps before it exits; `LENGTH` is its size in bytes.
 pub(crate) const BASE: usize = 48;
 pub(crate) const LENGTH: usize = 56;
-/// The signals that the new thread blocks: `sigset_t`, 64 bits.
+/// Signals that the new thread blocks: `sigset_t`, 64 bits.
 pub(crate) const MASK: usize = 64;
 /// Progress of the thread: [`LoaderStage`].
 pub(crate) const STAGE: usize = 72;
-/// memprof's answer: [`LoaderAck`].
-pub(crate) const ANSWER: usize = 80;
-/// `struct timespec`.
+/// memprof's reply: [`LoaderAck`].
+pub(crate) const REPLY: usize = 80;
+/// Pause between two checks of the reply: `struct timespec`.
 pub(crate) const PAUSE: usize = 88;
-/// The file in memory that the thread made, or an errno.
+/// Descriptor of the file in memory that the thread created, or a negative errno.
 pub(crate) const MEMFD: usize = 104;
+/// Not 0 if the thread must create a file in memory for the plugin.
 pub(crate) const WANTS_MEMFD: usize = 112;
-/// `memprof_attached`, where the plugin lies in the process already.
+/// Address of `memprof_attached` if the plugin is loaded already, else 0.
 pub(crate) const ENTRY: usize = 120;
-/// Where `pthread_create(3)` puts its answer.
+/// Buffer for the `pthread_t` of `pthread_create(3)`.
 pub(crate) const THREAD: usize = 128;
-/// libc's `pthread_create`.
+/// Address of pthread_create(3).
 pub(crate) const CREATE: usize = 136;
-/// `syscall; ret` of libc's.
+/// Address of a `syscall; ret` in libc.
 pub(crate) const SYSTEM_CALL: usize = 144;
 /// Result of `pthread_create(3)`: 0, or an errno.
 pub(crate) const CREATE_RESULT: usize = 152;
-/// Not 0 once the thread that made the new one is out of the code.
+/// Not 0 once the thread that called `pthread_create(3)` has left the code.
 pub(crate) const CREATED: usize = 160;
-/// The program's `malloc` and `free`, as the loader finds them.
+/// Addresses of the program's `malloc` and `free`, as the loader finds them.
 pub(crate) const MALLOC: usize = 168;
 pub(crate) const FREE: usize = 176;
-/// Not 0 where `malloc` gave memory that is not aligned to 16 bytes. Nothing was loaded then.
+/// Not 0 if `malloc` returned memory that is not aligned to 16 bytes. Nothing was loaded then.
 pub(crate) const IS_MISALIGNED: usize = 184;
+/// Names of symbols and of the file in memory, with their final zeros.
 pub(crate) const MALLOC_NAME: usize = 192;
 pub(crate) const FREE_NAME: usize = 200;
 pub(crate) const ENTRY_NAME: usize = 256;
 pub(crate) const MEMFD_NAME: usize = 320;
-/// libc's functions of the new thread's attributes, and where those are: `pthread_attr_t` has 56 bytes.
+/// Addresses of libc's functions for thread attributes; `ATTRIBUTES` is the buffer: `pthread_attr_t` has 56 bytes.
 pub(crate) const ATTRIBUTES_INIT: usize = 352;
 pub(crate) const GET_STACK_SIZE: usize = 360;
 pub(crate) const SET_STACK_SIZE: usize = 368;
-/// The stack's size, as the program's threads have it.
+/// Stack size of the program's threads by default, in bytes.
 pub(crate) const STACK_SIZE: usize = 376;
 pub(crate) const ATTRIBUTES: usize = 384;
+/// Error text of the loader or the plugin, and its size in bytes.
 pub(crate) const TEXT: usize = 512;
 pub(crate) const TEXT_LENGTH: usize = 1024;
+/// Path of the plugin, as the target opens it.
 pub(crate) const PATH: usize = 1536;
-/// To the end.
+/// Configuration of the plugin, up to the end of the page.
 pub(crate) const TOML: usize = 1536 + 4096;
 
-/// How far the new thread is.
+/// Progress of the new thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum LoaderStage {
-    /// The new thread has not begun.
+    /// The new thread has not started.
     NotStarted = 0,
     /// The new thread runs.
     Started = 1,
-    /// It made the file in memory and waits for what is in it.
+    /// It created the file in memory and waits for its contents.
     AwaitsFile = 2,
-    /// The plugin is called, unless [`LoaderAck::Cancelled`] was there before.
+    /// It calls the plugin, unless [`LoaderAck::Cancelled`] was stored before.
     Calling = 3,
-    /// The plugin was called, or could not be loaded.
+    /// The plugin's function has returned, or loading failed.
     Done = 4,
 }
 
-/// What the thread waits for.
+/// Reply of memprof to the thread.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum LoaderAck {
-    /// The file in memory is whole, and [`PATH`] leads to it.
+    /// The file in memory is complete, and [`PATH`] names it.
     FileReady = 1,
-    /// All was read: it may end.
+    /// memprof has read the result: the thread may exit.
     ResultRead = 2,
-    /// Nobody waits any more: it may end without calling the plugin.
+    /// memprof no longer waits: the thread must exit without calling the plugin.
     Cancelled = 3,
 }
 
-/// Numbers and texts at their places.
+/// Contents of a shared page before it is written to the target.
 #[derive(Debug)]
 pub(crate) struct SharedPage(Vec<u8>);
 
@@ -93,12 +99,12 @@ impl SharedPage {
         page
     }
 
-    pub(crate) fn set(&mut self, at: usize, word: u64) {
-        self.0[at..at + 8].copy_from_slice(&word.to_le_bytes());
+    pub(crate) fn set(&mut self, offset: usize, word: u64) {
+        self.0[offset..offset + 8].copy_from_slice(&word.to_le_bytes());
     }
 
-    pub(crate) fn set_text(&mut self, at: usize, text: &[u8]) {
-        self.0[at..at + text.len()].copy_from_slice(text);
+    pub(crate) fn set_text(&mut self, offset: usize, text: &[u8]) {
+        self.0[offset..offset + text.len()].copy_from_slice(text);
     }
 
     pub(crate) fn bytes(&self) -> &[u8] {
@@ -106,7 +112,7 @@ impl SharedPage {
     }
 }
 
-/// The page as it lies in the target.
+/// A shared page in the target's memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RemotePage<'a> {
     pub(crate) memory: &'a Memory,
@@ -114,10 +120,11 @@ pub(crate) struct RemotePage<'a> {
 }
 
 impl RemotePage<'_> {
-    pub(crate) fn word(self, at: usize) -> std::io::Result<u64> {
-        self.memory.word(self.address + at as u64)
+    pub(crate) fn word(self, offset: usize) -> std::io::Result<u64> {
+        self.memory.word(self.address + offset as u64)
     }
 
+    /// Reads the progress of the thread.
     pub(crate) fn stage(self) -> std::io::Result<LoaderStage> {
         Ok(match self.word(STAGE)? {
             0 => LoaderStage::NotStarted,
@@ -128,13 +135,14 @@ impl RemotePage<'_> {
         })
     }
 
-    pub(crate) fn answer(self, answer: LoaderAck) -> std::io::Result<()> {
-        let answer = answer as u64;
-        let at = self.address + ANSWER as u64;
-        self.memory.write(at, &answer.to_le_bytes())
+    /// Sends a reply to the thread.
+    pub(crate) fn send_reply(self, reply: LoaderAck) -> std::io::Result<()> {
+        let reply = reply as u64;
+        let address = self.address + REPLY as u64;
+        self.memory.write(address, &reply.to_le_bytes())
     }
 
-    /// What the plugin or the loader said; empty where all is well.
+    /// Reads the error text of the plugin or the loader; empty on success.
     pub(crate) fn text(self) -> std::io::Result<String> {
         let text: [u8; TEXT_LENGTH] = self.memory.bytes(self.address + TEXT as u64)?;
         let end = text.iter().position(|byte| *byte == 0);

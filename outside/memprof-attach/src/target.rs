@@ -1,4 +1,4 @@
-//! What is looked up in a process before any of its threads is stopped.
+//! Facts about a process that are read before any of its threads is stopped.
 
 use std::fs;
 use std::ops::Range;
@@ -21,20 +21,20 @@ use crate::running_thread::ProgramCodeMap;
 pub(crate) struct Target {
     pub(crate) pid: u32,
     pub(crate) memory: Arc<Memory>,
-    /// /proc/PID/maps of this moment.
+    /// /proc/PID/maps, as of the last refresh.
     pub(crate) maps: Vec<u8>,
     pub(crate) functions: Functions,
     pub(crate) gadgets: Gadgets,
-    /// The code of allocators that are libraries: a thread that waits in it may be in the midst of a change
-    /// to memory of the allocator's.
+    /// Code of allocators that are libraries: a thread that waits in it may be in the midst of a change to the
+    /// allocator's data.
     pub(crate) allocators: Vec<Range<u64>>,
-    /// What is known for threads that run.
+    /// Code in which running threads may be stopped.
     pub(crate) running: ProgramCodeMap,
-    /// Where libc begins, as long as this program is executed.
+    /// Load address of libc. It is mapped as long as the program is executed.
     libc: u64,
 }
 
-/// The addresses of libc's functions.
+/// Addresses of functions in libc.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Functions {
     pub(crate) pthread_create: u64,
@@ -49,11 +49,12 @@ pub(crate) struct Functions {
     pub(crate) munmap: u64,
 }
 
-/// In how many mappings its code is searched.
-const CODE_MAPPINGS: usize = 8;
+/// Number of libc's mappings that are searched for gadgets.
+const MAX_CODE_MAPPINGS: usize = 8;
 
-/// Not the loader: a thread that it calls has locks that are the thread's own, and a new one waits.
-const ALLOCATORS: [&[u8]; 4] = [
+/// Prefixes of the files of allocator libraries. The loader is not among them: locks held by its callers are the
+/// thread's own, and a new thread waits for them.
+const ALLOCATOR_FILES: [&[u8]; 4] = [
     b"libjemalloc",
     b"libtcmalloc",
     b"libmimalloc",
@@ -61,33 +62,33 @@ const ALLOCATORS: [&[u8]; 4] = [
 ];
 
 impl Target {
-    /// Reads what an attachment needs to know, before any thread is stopped.
+    /// Reads the facts that an attachment needs, before any thread is stopped.
     pub(crate) fn inspect(pid: u32) -> Result<Self, Error> {
         let path = format!("/proc/{pid}/mem");
         let memory = Memory::open_by_child(pid);
         if let Ok(memory) = &memory {
-            // One memprof at a time: two would write their frames to the same place.
+            // Two commands would write their frames to the same addresses.
             memory.try_lock().map_err(|_| Error::Busy)?;
         }
-        // It says why, where the memory could not be opened.
+        // It gives the reason if the memory could not be opened.
         examine(pid)?;
         let memory = Arc::new(memory.map_err(Error::io(path))?);
         let target =
-            Self::look_into(pid, Arc::clone(&memory)).map_err(|error| memory.explain(error))?;
+            Self::read_facts(pid, Arc::clone(&memory)).map_err(|error| memory.explain(error))?;
         memory.go_direct()?;
         Ok(target)
     }
 
-    fn look_into(pid: u32, memory: Arc<Memory>) -> Result<Self, Error> {
+    fn read_facts(pid: u32, memory: Arc<Memory>) -> Result<Self, Error> {
         let maps = read_maps(pid)?;
         let program =
             fs::read_link(format!("/proc/{pid}/exe")).map_err(|_| process_gone_error(pid))?;
         sanitizer::require_none_linked(&memory, &maps, program.as_os_str().as_bytes())?;
-        // Another file of that name may be mapped as data, and another namespace has a libc of its own.
-        let loaded = loaded_libraries(&memory, &maps)
+        // Another file with that name may be mapped as data, and another namespace of dlmopen(3) has its own libc.
+        let libraries = loaded_libraries(&memory, &maps)
             .map_err(Error::io("its loader's list of libraries"))?;
         let libc = mappings(&maps).find(|mapping| {
-            mapping.file_name() == b"libc.so.6" && loaded.contains(&mapping.range.start)
+            mapping.file_name() == b"libc.so.6" && libraries.contains(&mapping.range.start)
         });
         let libc = libc.ok_or(Refusal::NoGlibc)?;
         let is_code = {
@@ -104,7 +105,7 @@ impl Target {
         let functions = Functions::find(&image).ok_or(Refusal::OldGlibc)?;
         let gadgets = mappings(&maps)
             .filter(is_code)
-            .take(CODE_MAPPINGS)
+            .take(MAX_CODE_MAPPINGS)
             .find_map(|mapping| Gadgets::find(&memory, &mapping.range));
         let gadgets = gadgets.ok_or_else(|| {
             let message = "memprof does not know the signal return code of its C library";
@@ -112,7 +113,10 @@ impl Target {
         })?;
         let allocators = mappings(&maps).filter(|mapping| {
             let name = mapping.file_name();
-            mapping.is_executable() && ALLOCATORS.iter().any(|prefix| name.starts_with(prefix))
+            mapping.is_executable()
+                && ALLOCATOR_FILES
+                    .iter()
+                    .any(|prefix| name.starts_with(prefix))
         });
         Ok(Self {
             pid,
@@ -126,27 +130,27 @@ impl Target {
         })
     }
 
-    /// Reads the mappings anew.
+    /// Reads the mappings again.
     pub(crate) fn refresh(&mut self) -> Result<(), Error> {
         self.maps = read_maps(self.pid)?;
         self.require_same()
     }
 
-    /// Fails where the process has ended, or executed another program: what was looked up is no longer true.
+    /// Fails if the process has ended or executed another program, so that addresses are void.
     pub(crate) fn require_same(&self) -> Result<(), Error> {
-        // The opened memory is the executed program's.
+        // The open memory file belongs to the program that was executed at its opening.
         match self.memory.word(self.libc) {
             Ok(_) => Ok(()),
             Err(_) => Err(self.process_gone_error()),
         }
     }
 
-    /// Why it cannot be reached any more.
+    /// Error for a process that cannot be reached any more.
     pub(crate) fn process_gone_error(&self) -> Error {
         process_gone_error(self.pid)
     }
 
-    /// The mapping in which an address lies.
+    /// Mapping that contains an address.
     pub(crate) fn mapping(&self, address: u64) -> Option<Mapping<'_>> {
         mappings(&self.maps).find(|mapping| mapping.range.contains(&address))
     }
@@ -169,6 +173,7 @@ impl Functions {
     }
 }
 
+/// Reads /proc/PID/maps.
 pub(crate) fn read_maps(pid: u32) -> Result<Vec<u8>, Error> {
     match fs::read(format!("/proc/{pid}/maps")) {
         Ok(maps) if !maps.is_empty() => Ok(maps),
@@ -176,20 +181,22 @@ pub(crate) fn read_maps(pid: u32) -> Result<Vec<u8>, Error> {
     }
 }
 
+/// Finds out why a process cannot be reached any more.
 fn process_gone_error(pid: u32) -> Error {
-    // Of a thread that has ended it cannot be read.
-    let runs = |directory: &Path| fs::read_link(directory.join("exe")).is_ok();
+    // The link exe cannot be read for a thread that has ended.
+    let is_alive = |directory: &Path| fs::read_link(directory.join("exe")).is_ok();
     let process = Path::new("/proc").join(pid.to_string());
-    Error::Refused(if runs(&process) {
+    Error::Refused(if is_alive(&process) {
         Refusal::Executed
-    } else if threads(&process).any(|thread| runs(&thread)) {
+    } else if thread_dirs(&process).any(|thread| is_alive(&thread)) {
         Refusal::MainThreadEnded
     } else {
         Refusal::Ended
     })
 }
 
-fn threads(process: &Path) -> impl Iterator<Item = PathBuf> {
+/// Directories of the threads of a process.
+fn thread_dirs(process: &Path) -> impl Iterator<Item = PathBuf> {
     let threads = fs::read_dir(process.join("task")).into_iter().flatten();
     threads.flatten().map(|thread| thread.path())
 }
@@ -202,7 +209,7 @@ mod tests {
 
     use super::*;
 
-    fn start(script: &str) -> Child {
+    fn start_script(script: &str) -> Child {
         let mut command = Command::new("sh");
         command.args(["-c", script]).stdin(Stdio::piped());
         let child = command.spawn().unwrap();
@@ -210,10 +217,10 @@ mod tests {
         child
     }
 
-    /// Until it executes the program of that name and waits for a line.
+    /// Waits until the process executes the program with that name and waits for a line.
     fn wait_for(pid: u32, name: &str) {
-        let of = |file: &str| fs::read_to_string(format!("/proc/{pid}/{file}")).unwrap();
-        while of("comm").trim_end() != name || !of("syscall").starts_with("0 ") {
+        let read = |file: &str| fs::read_to_string(format!("/proc/{pid}/{file}")).unwrap();
+        while read("comm").trim_end() != name || !read("syscall").starts_with("0 ") {
             std::thread::yield_now();
         }
     }
@@ -224,15 +231,15 @@ mod tests {
     }
 
     #[test]
-    fn a_lock_on_its_directory_which_anybody_can_take_hinders_nobody() {
-        let child = start("read x");
+    fn lock_on_proc_directory_does_not_block_attaching() {
+        let child = start_script("read x");
         let directory = File::open(format!("/proc/{}", child.id())).unwrap();
         directory.lock().unwrap();
         let target = Target::inspect(child.id()).unwrap();
         let second = Target::inspect(child.id()).unwrap_err();
         assert!(matches!(second, Error::Busy), "{second:?}");
         drop(target);
-        // The child of a test beside this one has the lock too, until it executes its program.
+        // The child of a test that runs in parallel holds the lock too, until it executes its program.
         let again = loop {
             match Target::inspect(child.id()) {
                 Err(Error::Busy) => std::thread::yield_now(),
@@ -244,8 +251,8 @@ mod tests {
     }
 
     #[test]
-    fn a_process_whose_main_thread_ends_meanwhile_is_said_to_go_on() {
-        // exit(2) of the main thread alone.
+    fn process_without_main_thread_is_reported() {
+        // exit(2) ends the main thread alone.
         let script = "threads->create(sub { sleep 3600 }); <STDIN>; syscall(60, 0)";
         let mut command = Command::new("perl");
         command.args(["-Mthreads", "-e", script]);
@@ -264,8 +271,8 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_executes_or_ends_meanwhile_is_said_to() {
-        let mut child = start("read x; exec cat");
+    fn execve_and_exit_are_reported() {
+        let mut child = start_script("read x; exec cat");
         let pid = child.id();
         let mut target = Target::inspect(pid).unwrap();
         target.refresh().unwrap();

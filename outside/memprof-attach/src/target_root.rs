@@ -1,5 +1,5 @@
-//! The root directory of a process, where it is another one than ours, as after chroot(2). What lies there
-//! is the process's: no link in it leads outside.
+//! The root directory of a process, which differs from memprof's after chroot(2). Its contents belong to the
+//! process; paths in it are resolved so that no link leads outside.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -15,13 +15,13 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
-/// Where a file can be for a moment, the best first.
-const PLACES: [&str; 5] = ["tmp", "dev/shm", "var/tmp", "run", "."];
-/// Who looks for the plugin in a process looks for this name.
-const FILE: &str = "memory_profile.so";
+/// Directories for a temporary file, the best first.
+const COPY_DIRS: [&str; 5] = ["tmp", "dev/shm", "var/tmp", "run", "."];
+/// File name of the copy, by which the plugin is found in a process.
+const COPY_NAME: &str = "memory_profile.so";
 
-const FOR_ALL: Mode = Mode::from_raw_mode(0o755);
-const DIRECTORY: OFlags = OFlags::DIRECTORY
+const ACCESS_MODE: Mode = Mode::from_raw_mode(0o755);
+const DIRECTORY_FLAGS: OFlags = OFlags::DIRECTORY
     .union(OFlags::NOFOLLOW)
     .union(OFlags::CLOEXEC);
 
@@ -32,10 +32,10 @@ pub(crate) struct TargetRoot {
     root: OwnedFd,
 }
 
-/// A copy of the plugin's file, removed when dropped: by then it is mapped.
+/// A copy of the plugin's file, removed when dropped; by then it is mapped.
 #[derive(Debug)]
 pub(crate) struct TemporaryCopy {
-    /// As the process calls it.
+    /// Path in the process's root directory.
     pub(crate) path: PathBuf,
     parent: OwnedFd,
     name: String,
@@ -43,35 +43,36 @@ pub(crate) struct TemporaryCopy {
 }
 
 impl TargetRoot {
-    pub(crate) fn of(pid: u32) -> io::Result<Self> {
+    /// Opens the root directory of a process.
+    pub(crate) fn for_pid(pid: u32) -> io::Result<Self> {
         let path = format!("/proc/{pid}/root");
-        // The link itself is the kernel's.
+        // The link itself belongs to the kernel.
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let root = openat(CWD, path, flags, Mode::empty())?;
         Ok(Self { pid, root })
     }
 
-    /// Whether the process can open its descriptors by their paths.
+    /// Whether the process can open descriptors by their paths in /proc.
     pub(crate) fn has_proc(&self) -> bool {
         let proc = self.directory("proc");
         proc.is_ok_and(|proc| statat(&proc, "self", AtFlags::SYMLINK_NOFOLLOW).is_ok())
     }
 
-    /// Puts a file there that the process can open.
-    pub(crate) fn put_file(&self, bytes: &[u8]) -> io::Result<TemporaryCopy> {
-        let mut why = io::Error::from(Errno::NOENT);
-        for place in PLACES {
-            match self.put_file_in(place, bytes) {
-                Ok(placed) => return Ok(placed),
-                Err(error) => why = error,
+    /// Creates a file that the process can open, in the first directory where that works.
+    pub(crate) fn write_copy(&self, bytes: &[u8]) -> io::Result<TemporaryCopy> {
+        let mut last_error = io::Error::from(Errno::NOENT);
+        for dir in COPY_DIRS {
+            match self.write_copy_in(dir, bytes) {
+                Ok(copy) => return Ok(copy),
+                Err(error) => last_error = error,
             }
         }
-        Err(why)
+        Err(last_error)
     }
 
-    fn put_file_in(&self, place: &str, bytes: &[u8]) -> io::Result<TemporaryCopy> {
-        let parent = self.directory(place)?;
-        if !self.is_chosen_by_the_system() {
+    fn write_copy_in(&self, dir: &str, bytes: &[u8]) -> io::Result<TemporaryCopy> {
+        let parent = self.directory(dir)?;
+        if !self.has_system_mounts() {
             let [_, user, ..] = ProcStatus::read_thread(self.pid)
                 .map_err(|refusal| io::Error::other(refusal.to_string()))?
                 .uids;
@@ -86,31 +87,32 @@ impl TargetRoot {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
         let now = now.map_or(0, |now| now.as_micros());
         let name = format!("memprof-attach-{}-{now}", self.pid);
-        let directory = make(&parent, &name, FOR_ALL)?;
-        let placed = TemporaryCopy {
-            path: PathBuf::from(format!("/{place}/{name}/{FILE}")),
+        let directory = create_dir(&parent, &name, ACCESS_MODE)?;
+        let copy = TemporaryCopy {
+            path: PathBuf::from(format!("/{dir}/{name}/{COPY_NAME}")),
             parent,
             name,
             directory,
         };
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
-        let mut file = File::from(openat(&placed.directory, FILE, flags, FOR_ALL)?);
-        fchmod(&file, FOR_ALL)?;
+        let mut file = File::from(openat(&copy.directory, COPY_NAME, flags, ACCESS_MODE)?);
+        fchmod(&file, ACCESS_MODE)?;
         file.write_all(bytes)?;
-        Ok(placed)
+        Ok(copy)
     }
 
-    /// Whether the process is in the user namespace of this one, where only a privileged process changes roots and
-    /// mounts. In a namespace of its own any process makes any directory of the machine its /tmp.
-    fn is_chosen_by_the_system(&self) -> bool {
+    /// Whether the process is in this process's user namespace, where only a privileged process changes roots and
+    /// mounts. In its own namespace, any process can mount any directory of the machine as its /tmp.
+    fn has_system_mounts(&self) -> bool {
         let namespace = |process: &str| {
             let namespace = fs::metadata(format!("/proc/{process}/ns/user"));
             namespace.map(|namespace| (namespace.dev(), namespace.ino()))
         };
-        let its = namespace(&self.pid.to_string());
-        its.is_ok_and(|its| namespace("self").is_ok_and(|own| own == its))
+        let target = namespace(&self.pid.to_string());
+        target.is_ok_and(|target| namespace("self").is_ok_and(|own| own == target))
     }
 
+    /// Opens a directory below the root.
     pub(crate) fn directory(&self, path: &str) -> io::Result<OwnedFd> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
@@ -118,7 +120,7 @@ impl TargetRoot {
     }
 }
 
-/// Fails where a user cannot make files in a directory: root makes none for a process where the process could not.
+/// Fails if a user cannot create files in a directory: root creates none for a process that could not do so itself.
 pub(crate) fn require_writable(directory: &Stat, user: u32) -> Result<(), Errno> {
     const WRITABLE_BY_OWNER: u32 = 0o200;
     const WRITABLE_BY_ALL: u32 = 0o002;
@@ -129,22 +131,22 @@ pub(crate) fn require_writable(directory: &Stat, user: u32) -> Result<(), Errno>
     }
 }
 
-/// Makes a directory that nobody else has put there.
-fn make(parent: &OwnedFd, name: &str, mode: Mode) -> io::Result<OwnedFd> {
+/// Creates a directory, and makes sure that it was not replaced by another user's.
+fn create_dir(parent: &OwnedFd, name: &str, mode: Mode) -> io::Result<OwnedFd> {
     mkdirat(parent, name, mode)?;
-    let made = openat(parent, name, DIRECTORY, Mode::empty())?;
-    if fstat(&made)?.st_uid != rustix::process::geteuid().as_raw() {
+    let directory = openat(parent, name, DIRECTORY_FLAGS, Mode::empty())?;
+    if fstat(&directory)?.st_uid != rustix::process::geteuid().as_raw() {
         return Err(Errno::PERM.into());
     }
-    // Whatever the umask is.
-    fchmod(&made, mode)?;
-    Ok(made)
+    // mkdirat(2) applies the umask, fchmod(2) does not.
+    fchmod(&directory, mode)?;
+    Ok(directory)
 }
 
 impl Drop for TemporaryCopy {
     fn drop(&mut self) {
-        // What cannot be removed lies in a directory for what is left over.
-        let _ = unlinkat(&self.directory, FILE, AtFlags::empty());
+        // If this fails, the files stay in a directory for temporary files.
+        let _ = unlinkat(&self.directory, COPY_NAME, AtFlags::empty());
         let _ = unlinkat(&self.parent, &self.name, AtFlags::REMOVEDIR);
     }
 }
@@ -159,7 +161,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn files_are_made_only_where_the_process_s_user_could() {
+    fn files_are_created_only_where_the_target_s_user_may() {
         let place = tempfile::tempdir().unwrap();
         let check = |mode, user: u32, expected| {
             fs::set_permissions(place.path(), fs::Permissions::from_mode(mode)).unwrap();
@@ -174,10 +176,10 @@ mod tests {
         check(0o1777, own + 1, true);
     }
 
-    /// A directory in the place of /tmp that only root may write to, before a process of another user: in a user
-    /// namespace of its own, and as a privileged process arranged it.
+    /// A directory in place of /tmp that only root may write to, for a process of another user: in the process's own
+    /// user namespace, and as set up by a privileged process.
     #[test]
-    fn nothing_is_placed_where_the_process_could_not() {
+    fn nothing_is_created_where_the_target_may_not() {
         assert!(rustix::process::geteuid().is_root(), "this test needs root");
         let check = |before: &[&str], is_placed: bool| {
             let place = tempfile::tempdir().unwrap();
@@ -195,10 +197,10 @@ mod tests {
                 pid: process.id(),
                 root: File::open(place.path()).unwrap().into(),
             };
-            let placed = root.put_file_in("tmp", b"plugin").map(drop);
+            let placed = root.write_copy_in("tmp", b"plugin").map(drop);
             let left = fs::read_dir(&tmp).unwrap().count();
             fs::set_permissions(&tmp, fs::Permissions::from_mode(0o1777)).unwrap();
-            let placed_for_all = root.put_file_in("tmp", b"plugin").map(drop);
+            let placed_for_all = root.write_copy_in("tmp", b"plugin").map(drop);
             process.kill().unwrap();
             process.wait().unwrap();
             match is_placed {

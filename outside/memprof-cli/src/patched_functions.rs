@@ -68,7 +68,7 @@ impl PatchOutcome {
             Self::Failed(why) => format!("\nnote: {why:#}"),
             Self::Patched(led) => {
                 let left_out: Vec<_> = led
-                    .left_out
+                    .skipped
                     .iter()
                     .map(|why| format!("\nnote: not sampled: {why}"))
                     .collect();
@@ -91,7 +91,7 @@ impl PatchOutcome {
             Self::Patched(led) => json!({
                 "functions": led.functions,
                 "stopped_ms": milliseconds(led),
-                "left_out": led.left_out,
+                "left_out": led.skipped,
             }),
         }
     }

@@ -124,12 +124,12 @@ pub enum Refusal {
         cause: String,
     },
     /// The loader could open neither the path nor a file in memory.
-    #[error("may not load the plugin's file ({said}), nor a file in memory ({in_memory})")]
+    #[error("may not load the plugin's file ({file_error}), nor a file in memory ({memfd_error})")]
     NotOpened {
         /// Message of the loader about the path.
-        said: String,
+        file_error: String,
         /// Message of the loader about the file in memory.
-        in_memory: String,
+        memfd_error: String,
     },
     /// `HAProxy` sets such a limit for itself.
     #[error("may have no more threads (RLIMIT_NPROC is {limit}), and the limit could not be raised: {}", .errno.desc())]
@@ -147,7 +147,7 @@ pub enum Refusal {
     },
     /// A limit leaves less than an attachment needs.
     #[error(
-        "has no room for memprof: {limit} is {is}, {used} of it are used, and memprof takes up to {needed}"
+        "has no room for memprof: {limit} is {value}, {used} of it are used, and memprof takes up to {needed}"
     )]
     NoRoom {
         /// Pid of the process.
@@ -155,7 +155,7 @@ pub enum Refusal {
         /// The limit.
         limit: Limit,
         /// Value of the limit.
-        is: u64,
+        value: u64,
         /// Hard limit, up to which the process may raise it; `None` if unlimited.
         hard: Option<u64>,
         /// Amount in use.

@@ -1,5 +1,5 @@
-//! When the door is open, and how it is opened: a JVM that gets SIGQUIT and finds `.attach_pidPID` in its
-//! temporary directory makes a socket there.
+//! Opens a JVM's attach socket: a JVM that gets SIGQUIT and finds `.attach_pidPID` in its temporary directory
+//! creates a socket there.
 
 use std::fs;
 use std::io;
@@ -21,92 +21,102 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use crate::target_root::{TargetRoot, require_writable};
 
-/// HotSpot's temporary directory, whatever `java.io.tmpdir` says.
-const TEMPORARY: &str = "tmp";
-/// How long a JVM may take to open its socket: `jcmd` waits for so long at the most.
-const PATIENCE: Duration = Duration::from_secs(10);
-const LOOK_AGAIN: Duration = Duration::from_millis(5);
+/// HotSpot's temporary directory, which does not depend on `java.io.tmpdir`.
+const TEMP_DIR: &str = "tmp";
+/// Timeout for a JVM to open its socket, the same as `jcmd`'s.
+const SOCKET_TIMEOUT: Duration = Duration::from_secs(10);
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
-/// Connects to the JVM in a process with these mappings. None: it has none, or none that lets us in.
+/// Connects to the JVM in a process with these mappings. `None` if there is no JVM, or if it does not accept this
+/// user.
 pub(super) fn open(pid: u32, maps: &[u8]) -> Option<UnixStream> {
-    if !is_hotspot(maps) || is_disabled(pid) {
+    if !is_hotspot(maps) || is_attach_disabled(pid) {
         return None;
     }
     let number = Pid::from_raw(i32::try_from(pid).ok()?)?;
-    // Its status is read through the pid afterwards: a signal never goes to a process that has no handler.
+    // Opened first: the status read through the pid then belongs to the process that gets the signal, which must
+    // have a handler.
     let process = pidfd_open(number, PidfdFlags::empty()).ok()?;
     let status = ProcStatus::read_thread(pid).ok()?;
     if status.state != ProcessState::Alive {
         return None;
     }
-    let place = TargetRoot::of(pid).ok()?.directory(TEMPORARY).ok()?;
-    let jvm = Jvm { pid, place, status };
-    jvm.connect().or_else(|| jvm.open(&process))
-}
-
-/// OpenJ9 names its library alike, and answers SIGQUIT with a file of all its threads.
-fn is_hotspot(maps: &[u8]) -> bool {
-    let has = |prefix: &[u8]| mappings(maps).any(|mapping| mapping.file_name().starts_with(prefix));
-    has(b"libjvm.so") && !has(b"libj9")
-}
-
-/// Such a JVM answers SIGQUIT with the stacks of its threads on its standard output.
-fn is_disabled(pid: u32) -> bool {
-    let says_so = |file: &str| {
-        let words = fs::read(format!("/proc/{pid}/{file}"));
-        words.is_ok_and(|words| memmem::find(&words, b"+DisableAttachMechanism").is_some())
+    let temp_dir = TargetRoot::for_pid(pid).ok()?.directory(TEMP_DIR).ok()?;
+    let jvm = Jvm {
+        pid,
+        temp_dir,
+        status,
     };
-    says_so("cmdline") || says_so("environ")
+    jvm.connect().or_else(|| jvm.open_socket(&process))
 }
 
+/// Whether the process maps HotSpot. OpenJ9's library has the same name, and OpenJ9 writes a file of all its threads
+/// on SIGQUIT.
+fn is_hotspot(maps: &[u8]) -> bool {
+    let has_library =
+        |prefix: &[u8]| mappings(maps).any(|mapping| mapping.file_name().starts_with(prefix));
+    has_library(b"libjvm.so") && !has_library(b"libj9")
+}
+
+/// Whether attaching is disabled. Such a JVM prints the stacks of its threads on SIGQUIT.
+fn is_attach_disabled(pid: u32) -> bool {
+    let has_option = |file: &str| {
+        let options = fs::read(format!("/proc/{pid}/{file}"));
+        options.is_ok_and(|options| memmem::find(&options, b"+DisableAttachMechanism").is_some())
+    };
+    has_option("cmdline") || has_option("environ")
+}
+
+/// A running JVM.
 #[derive(Debug)]
 struct Jvm {
     pid: u32,
     /// Its temporary directory.
-    place: OwnedFd,
+    temp_dir: OwnedFd,
     status: ProcStatus,
 }
 
 impl Jvm {
-    /// Asks the JVM to open its socket. One that leaves signals alone (`-Xrs`) has opened it at its start.
-    fn open(&self, process: &OwnedFd) -> Option<UnixStream> {
+    /// Requests the JVM to open its socket, and connects. A JVM that handles no signals (`-Xrs`) has opened it at
+    /// its start.
+    fn open_socket(&self, process: &OwnedFd) -> Option<UnixStream> {
         if self.status.caught & (1 << (Signal::QUIT.as_raw() - 1)) == 0 {
             return None;
         }
-        let asked = AttachFile::new(self).ok()?;
+        let attach_file = AttachFile::new(self).ok()?;
         pidfd_send_signal(process, Signal::QUIT).ok()?;
-        let begun = Instant::now();
-        while begun.elapsed() < PATIENCE {
+        let start = Instant::now();
+        while start.elapsed() < SOCKET_TIMEOUT {
             if let Some(stream) = self.connect() {
                 return Some(stream);
             }
-            thread::sleep(LOOK_AGAIN);
+            thread::sleep(POLL_INTERVAL);
         }
-        drop(asked);
+        drop(attach_file);
         None
     }
 
-    /// The socket, if the JVM has opened it, and nobody else in its place.
+    /// Connects to the socket, if it exists and the JVM itself listens there.
     fn connect(&self) -> Option<UnixStream> {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let resolve = ResolveFlags::NO_SYMLINKS | ResolveFlags::BENEATH;
         let name = format!(".java_pid{}", self.pid_in_namespace());
-        let socket = openat2(&self.place, name, flags, Mode::empty(), resolve).ok()?;
-        // The kernel's own link to what was opened, whatever lies by its name now.
+        let socket = openat2(&self.temp_dir, name, flags, Mode::empty(), resolve).ok()?;
+        // The kernel's link to the opened file, even if the name refers to another one now.
         let address = format!("/proc/self/fd/{}", socket.as_raw_fd());
-        let stream = connect_at_once(&address).ok()?;
+        let stream = connect_nonblocking(&address).ok()?;
         let peer = getsockopt(&stream, PeerCredentials).ok()?;
         (u32::try_from(peer.pid()) == Ok(self.pid)).then_some(stream)
     }
 
-    /// Its pid as it knows it.
+    /// Pid of the JVM in its own pid namespace.
     fn pid_in_namespace(&self) -> u32 {
         self.status.ns_pids.last().copied().unwrap_or(self.pid)
     }
 }
 
-/// Connects, unless that takes a wait: a listener that accepts nothing would decide how long.
-fn connect_at_once(path: &str) -> io::Result<UnixStream> {
+/// Connects, or fails if that would block: a listener that accepts nothing would decide for how long.
+fn connect_nonblocking(path: &str) -> io::Result<UnixStream> {
     let kind = SocketType::STREAM;
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
     let socket = socket_with(AddressFamily::UNIX, kind, flags, None)?;
@@ -116,33 +126,34 @@ fn connect_at_once(path: &str) -> io::Result<UnixStream> {
     Ok(stream)
 }
 
-/// The file by which a JVM tells this SIGQUIT from one that asks for its threads; removed when dropped.
+/// The file by which a JVM distinguishes this SIGQUIT from a request for its threads; removed when dropped.
 #[derive(Debug)]
 struct AttachFile<'a> {
-    place: &'a OwnedFd,
+    temp_dir: &'a OwnedFd,
     name: String,
 }
 
 impl<'a> AttachFile<'a> {
+    /// Creates the file, owned by the JVM's user.
     fn new(jvm: &'a Jvm) -> Result<Self, Errno> {
-        let place = &jvm.place;
+        let temp_dir = &jvm.temp_dir;
         let [_, user, ..] = jvm.status.uids;
-        require_writable(&fstat(place)?, user)?;
+        require_writable(&fstat(temp_dir)?, user)?;
         let name = format!(".attach_pid{}", jvm.pid_in_namespace());
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
-        let file = openat(place, &name, flags, Mode::RUSR | Mode::WUSR)?;
-        let asked = Self { place, name };
-        // Java 8 does not heed a file of root's.
+        let file = openat(temp_dir, &name, flags, Mode::RUSR | Mode::WUSR)?;
+        let attach_file = Self { temp_dir, name };
+        // Java 8 ignores a file that belongs to root.
         let [_, group, ..] = jvm.status.gids;
         fchown(&file, Some(Uid::from_raw(user)), Some(Gid::from_raw(group)))?;
-        Ok(asked)
+        Ok(attach_file)
     }
 }
 
 impl Drop for AttachFile<'_> {
     fn drop(&mut self) {
-        // An empty file in a directory for what is left over.
-        let _ = unlinkat(self.place, &self.name, AtFlags::empty());
+        // If this fails, an empty file stays in a directory for temporary files.
+        let _ = unlinkat(self.temp_dir, &self.name, AtFlags::empty());
     }
 }
 
@@ -152,17 +163,17 @@ mod tests {
 
     use super::*;
 
-    /// As of a process that listens and accepts nothing.
+    /// A process that listens and accepts nothing.
     #[test]
-    fn a_full_queue_is_not_waited_for() {
-        let place = tempfile::tempdir().unwrap();
-        let path = place.path().join("socket");
+    fn full_queue_is_not_waited_for() {
+        let temp_dir = tempfile::tempdir().unwrap();
+        let path = temp_dir.path().join("socket");
         let listener = UnixListener::bind(&path).unwrap();
         rustix::net::listen(&listener, 0).unwrap();
         let path = path.to_str().unwrap();
         let mut accepted = Vec::new();
         let error = loop {
-            match connect_at_once(path) {
+            match connect_nonblocking(path) {
                 Ok(stream) => accepted.push(stream),
                 Err(error) => break error,
             }
@@ -172,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn which_jvm_has_the_door() {
+    fn only_hotspot_with_attach_is_accepted() {
         let check = |paths: &[&str], expected: bool| {
             let line = |path: &&str| format!("7f00-7f10 r-xp 00000000 fe:01 1 {path}\n");
             let maps: String = paths.iter().map(line).collect();

@@ -1,47 +1,52 @@
-//! A connection that fails at a moment, however slowly the other side goes on.
+//! A TCP connection whose reads and writes share one deadline, however slowly the peer sends.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
+/// A connection with a deadline for all its reads and writes.
 #[derive(Debug)]
 pub(super) struct InspectorConnection {
     stream: TcpStream,
-    until: Instant,
+    deadline: Instant,
 }
 
 impl InspectorConnection {
-    pub(super) fn new(address: SocketAddr, patience: Duration) -> io::Result<Self> {
-        let until = Instant::now() + patience;
-        let stream = TcpStream::connect_timeout(&address, patience)?;
-        Ok(Self { stream, until })
+    pub(super) fn new(address: SocketAddr, timeout: Duration) -> io::Result<Self> {
+        let deadline = Instant::now() + timeout;
+        let stream = TcpStream::connect_timeout(&address, timeout)?;
+        Ok(Self { stream, deadline })
     }
 
-    /// Gives it another while from now on.
-    pub(super) fn extend(&mut self, patience: Duration) {
-        self.until = Instant::now() + patience;
+    /// Sets the deadline to `timeout` from now.
+    pub(super) fn extend(&mut self, timeout: Duration) {
+        self.deadline = Instant::now() + timeout;
     }
 
-    fn left(&self) -> io::Result<Duration> {
-        let left = self.until.saturating_duration_since(Instant::now());
-        match left.is_zero() {
+    /// Time until the deadline.
+    ///
+    /// # Errors
+    /// `TimedOut`: it has passed.
+    fn remaining(&self) -> io::Result<Duration> {
+        let remaining = self.deadline.saturating_duration_since(Instant::now());
+        match remaining.is_zero() {
             true => Err(io::ErrorKind::TimedOut.into()),
-            false => Ok(left),
+            false => Ok(remaining),
         }
     }
 }
 
 impl Read for InspectorConnection {
     fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
-        self.stream.set_read_timeout(Some(self.left()?))?;
-        self.stream.read(bytes).map_err(late)
+        self.stream.set_read_timeout(Some(self.remaining()?))?;
+        self.stream.read(bytes).map_err(timeout_error)
     }
 }
 
 impl Write for InspectorConnection {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.stream.set_write_timeout(Some(self.left()?))?;
-        self.stream.write(bytes).map_err(late)
+        self.stream.set_write_timeout(Some(self.remaining()?))?;
+        self.stream.write(bytes).map_err(timeout_error)
     }
 
     fn flush(&mut self) -> io::Result<()> {
@@ -49,8 +54,8 @@ impl Write for InspectorConnection {
     }
 }
 
-/// The kernel says EAGAIN where time is up.
-fn late(error: io::Error) -> io::Error {
+/// Converts EAGAIN, with which the kernel reports a timeout, to `TimedOut`.
+fn timeout_error(error: io::Error) -> io::Error {
     match error.kind() {
         io::ErrorKind::WouldBlock => io::ErrorKind::TimedOut.into(),
         _ => error,
@@ -64,14 +69,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_peer_that_says_nothing_is_late() {
+    fn silent_peer_times_out() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let mut connection = InspectorConnection::new(address, Duration::from_millis(20)).unwrap();
-        let late = connection.read(&mut [0]).unwrap_err();
-        assert_eq!(late.kind(), io::ErrorKind::TimedOut);
-        let late = connection.write(&[0]).unwrap_err();
-        assert_eq!(late.kind(), io::ErrorKind::TimedOut);
+        let error = connection.read(&mut [0]).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+        let error = connection.write(&[0]).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
         connection.extend(Duration::from_secs(60));
         assert_eq!(connection.write(&[0]).unwrap(), 1);
     }

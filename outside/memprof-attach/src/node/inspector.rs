@@ -1,4 +1,5 @@
-//! The inspector: a list of its targets by HTTP, and the `DevTools` protocol of Chrome over a web socket.
+//! Client of Node's inspector: a list of its targets by HTTP, and the `DevTools` protocol of Chrome over a web
+//! socket.
 
 use std::io::{self, Read, Write};
 use std::net::SocketAddr;
@@ -12,54 +13,54 @@ use tungstenite::{HandshakeError, Message, WebSocket};
 use super::LoadFailure;
 use super::connection::InspectorConnection;
 
-/// How long a port may take to say that it is an inspector's. A thread of Node's own answers.
-const ASKING: Duration = Duration::from_secs(1);
-/// How long it may take to say goodbye.
-const LEAVING: Duration = Duration::from_secs(1);
-/// More than an inspector says by far.
-const LIMIT: usize = 1 << 20;
-const HEADERS: usize = 32;
+/// Timeout for a port to reply as an inspector does. A separate thread of Node replies.
+const LIST_TIMEOUT: Duration = Duration::from_secs(1);
+/// Timeout for the inspector to close the web socket.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
+/// Largest response or message, in bytes: far more than an inspector sends.
+const MAX_RESPONSE_SIZE: usize = 1 << 20;
+const MAX_HEADERS: usize = 32;
 
-/// The inspector of a Node, which listens.
+/// An inspector that listens.
 #[derive(Debug)]
 pub(super) struct Inspector {
     address: SocketAddr,
-    /// Of its only target, the main thread.
+    /// ID of its only target, the main thread.
     target: String,
 }
 
 impl Inspector {
-    /// Asks a port whether it is an inspector's.
-    pub(super) fn at(address: SocketAddr) -> Option<Self> {
-        let target = target(&list(address).ok()?)?;
+    /// Requests the targets at an address; `None` unless an inspector replies.
+    pub(super) fn find(address: SocketAddr) -> Option<Self> {
+        let target = node_target(&list_targets(address).ok()?)?;
         Some(Self { address, target })
     }
 
-    /// Has JavaScript evaluate an expression, which is null, or says what is wrong.
-    pub(super) fn evaluate(&self, expression: &str, patience: Duration) -> Result<(), LoadFailure> {
-        let connection = InspectorConnection::new(self.address, patience)?;
+    /// Makes JavaScript evaluate an expression, whose value is null, or an error text. Blocks for `timeout` at most.
+    pub(super) fn evaluate(&self, expression: &str, timeout: Duration) -> Result<(), LoadFailure> {
+        let connection = InspectorConnection::new(self.address, timeout)?;
         let config = WebSocketConfig::default()
-            .max_message_size(Some(LIMIT))
-            .max_frame_size(Some(LIMIT));
+            .max_message_size(Some(MAX_RESPONSE_SIZE))
+            .max_frame_size(Some(MAX_RESPONSE_SIZE));
         let url = format!("ws://{}/{}", self.address, self.target);
         let opened = client_with_config(url, connection, Some(config));
         let (mut socket, _) = opened.map_err(|error| match error {
             HandshakeError::Failure(error) => error.into(),
             HandshakeError::Interrupted(_) => LoadFailure::Late,
         })?;
-        let answer = send_evaluate(&mut socket, expression);
-        // Until it is closed on both sides: see `expression::FUNCTION`.
-        socket.get_mut().extend(LEAVING);
+        let reply = send_evaluate(&mut socket, expression);
+        // The script waits until the connection is closed: see `FUNCTION` of load_script.rs.
+        socket.get_mut().extend(CLOSE_TIMEOUT);
         if socket.close(None).is_ok() {
             while socket.read().is_ok() {}
         }
-        answer
+        reply
     }
 }
 
-/// `GET /json/list`
-fn list(address: SocketAddr) -> io::Result<Vec<u8>> {
-    let mut connection = InspectorConnection::new(address, ASKING)?;
+/// Requests `GET /json/list`; returns the body of the response.
+fn list_targets(address: SocketAddr) -> io::Result<Vec<u8>> {
+    let mut connection = InspectorConnection::new(address, LIST_TIMEOUT)?;
     let request =
         format!("GET /json/list HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
     connection.write_all(request.as_bytes())?;
@@ -68,19 +69,19 @@ fn list(address: SocketAddr) -> io::Result<Vec<u8>> {
     loop {
         let count = connection.read(&mut bytes)?;
         response.extend_from_slice(&bytes[..count]);
-        // Node leaves it to the client to close the connection.
-        if let Some(body) = body(&response) {
+        // Node leaves closing the connection to the client.
+        if let Some(body) = complete_body(&response) {
             return Ok(body.to_vec());
         }
-        if count == 0 || response.len() > LIMIT {
+        if count == 0 || response.len() > MAX_RESPONSE_SIZE {
             return Err(io::ErrorKind::InvalidData.into());
         }
     }
 }
 
-/// Of a response, once it is whole.
-fn body(bytes: &[u8]) -> Option<&[u8]> {
-    let mut headers = [httparse::EMPTY_HEADER; HEADERS];
+/// Body of a response; `None` unless it is complete and its status is 200.
+fn complete_body(bytes: &[u8]) -> Option<&[u8]> {
+    let mut headers = [httparse::EMPTY_HEADER; MAX_HEADERS];
     let mut response = httparse::Response::new(&mut headers);
     let httparse::Status::Complete(start) = response.parse(bytes).ok()? else {
         return None;
@@ -93,17 +94,21 @@ fn body(bytes: &[u8]) -> Option<&[u8]> {
     bytes.get(start..end).filter(|_| response.code == Some(200))
 }
 
-/// The name of a Node's target, in its list of them.
-fn target(list: &[u8]) -> Option<String> {
+/// Finds the ID of the Node target in a list of targets.
+fn node_target(list: &[u8]) -> Option<String> {
     let list: Value = serde_json::from_slice(list).ok()?;
-    let of_node = list.as_array()?.iter().find(|of| of["type"] == "node")?;
-    let id = of_node["id"].as_str()?;
+    let target = list
+        .as_array()?
+        .iter()
+        .find(|target| target["type"] == "node")?;
+    let id = target["id"].as_str()?;
     let is_plain = id
         .bytes()
         .all(|byte| byte.is_ascii_hexdigit() || byte == b'-');
     is_plain.then(|| id.to_owned())
 }
 
+/// Sends the request `Runtime.evaluate`, and waits for its reply.
 fn send_evaluate(
     socket: &mut WebSocket<InspectorConnection>,
     expression: &str,
@@ -115,22 +120,22 @@ fn send_evaluate(
             "expression": expression,
             "includeCommandLineAPI": true,
             "returnByValue": true,
-            // A debugger that is there too does not stop at its exceptions.
+            // Without it, a connected debugger would stop at the script's exceptions.
             "silent": true,
         },
     });
     socket.send(Message::text(request.to_string()))?;
     loop {
         if let Message::Text(text) = socket.read()?
-            && let Some(answer) = answer(&text)
+            && let Some(reply) = parse_reply(&text)
         {
-            return answer.map_err(LoadFailure::Because);
+            return reply.map_err(LoadFailure::Message);
         }
     }
 }
 
-/// The answer, unless it is an event.
-fn answer(message: &str) -> Option<Result<(), String>> {
+/// Parses the reply to the request; `None` for an event.
+fn parse_reply(message: &str) -> Option<Result<(), String>> {
     let message: Value = serde_json::from_str(message).ok()?;
     if message["id"] != 1 {
         return None;
@@ -139,7 +144,7 @@ fn answer(message: &str) -> Option<Result<(), String>> {
     let thrown = message.pointer("/result/exceptionDetails/exception/description");
     Some(match (thrown, value) {
         (None, Some(Value::Null)) => Ok(()),
-        (None, Some(Value::String(why))) => Err(why.clone()),
+        (None, Some(Value::String(error))) => Err(error.clone()),
         (Some(Value::String(error)), _) => Err(error.lines().next().unwrap_or_default().to_owned()),
         _ => Err(message.to_string()),
     })
@@ -149,7 +154,7 @@ impl From<tungstenite::Error> for LoadFailure {
     fn from(error: tungstenite::Error) -> Self {
         match error {
             tungstenite::Error::Io(error) => error.into(),
-            error => Self::Because(format!("Node's inspector: {error}")),
+            error => Self::Message(format!("Node's inspector: {error}")),
         }
     }
 }
@@ -159,9 +164,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_response_is_taken_when_it_is_whole() {
+    fn response_is_parsed_once_complete() {
         let check = |text: &str, expected: Option<&str>| {
-            let found = body(text.as_bytes()).map(|body| str::from_utf8(body).unwrap());
+            let found = complete_body(text.as_bytes()).map(|body| str::from_utf8(body).unwrap());
             assert_eq!(found, expected, "{text}");
         };
         let node = "HTTP/1.0 200 OK\r\nContent-Type: application/json; charset=UTF-8\r\n\
@@ -181,9 +186,9 @@ mod tests {
     }
 
     #[test]
-    fn only_a_node_has_a_target() {
+    fn only_node_has_a_target() {
         let check = |list: &str, expected: Option<&str>| {
-            assert_eq!(target(list.as_bytes()).as_deref(), expected, "{list}");
+            assert_eq!(node_target(list.as_bytes()).as_deref(), expected, "{list}");
         };
         check(r#"[{"type": "node", "id": "c08e-a1"}]"#, Some("c08e-a1"));
         check(r#"[{"type": "page", "id": "c08e-a1"}]"#, None);
@@ -194,10 +199,10 @@ mod tests {
     }
 
     #[test]
-    fn answers_and_events() {
+    fn replies_are_parsed_and_events_ignored() {
         let check = |message: &str, expected: Option<Result<(), &str>>| {
             let expected = expected.map(|expected| expected.map_err(str::to_owned));
-            assert_eq!(answer(message), expected, "{message}");
+            assert_eq!(parse_reply(message), expected, "{message}");
         };
         let of_null =
             r#"{"id":1,"result":{"result":{"type":"object","subtype":"null","value":null}}}"#;

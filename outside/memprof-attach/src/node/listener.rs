@@ -1,4 +1,4 @@
-//! The TCP ports on which a process listens.
+//! Finds the TCP ports on which a process listens.
 
 use std::collections::HashSet;
 use std::fs;
@@ -6,43 +6,44 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 /// `TCP_LISTEN` of `net/tcp_states.h`.
-const LISTENS: &str = "0A";
+const LISTEN_STATE: &str = "0A";
 
-/// A socket that waits for connections.
+/// A listening socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Listener {
-    /// The address to connect to: for a socket that listens on all, that of the loopback.
+    /// Address to connect to: the loopback address if the socket listens on all addresses.
     pub(super) address: SocketAddr,
-    /// By which the kernel tells it from one that comes after it.
+    /// Inode of the socket, which differs for a later socket with the same address.
     inode: u64,
 }
 
-/// Those of a process in this network namespace.
+/// Lists the listening sockets of a process in this network namespace.
 pub(super) fn listeners(pid: u32) -> io::Result<Vec<Listener>> {
     let mut sockets = HashSet::new();
     for descriptor in fs::read_dir(format!("/proc/{pid}/fd"))? {
-        // One that is closed meanwhile leads nowhere.
+        // The link of a descriptor that is closed meanwhile cannot be read.
         let link = fs::read_link(descriptor?.path()).unwrap_or_default();
-        sockets.extend(link.to_str().and_then(socket));
+        sockets.extend(link.to_str().and_then(parse_socket_link));
     }
-    let mut listeners = all()?;
+    let mut listeners = all_listeners()?;
     listeners.retain(|listener| sockets.contains(&listener.inode));
     Ok(listeners)
 }
 
-/// Whether any process listens on a port of this machine's own addresses.
+/// Whether any process listens on a port of the loopback addresses.
 pub(super) fn is_port_in_use(port: u16) -> bool {
-    let is_there = |listener: &Listener| {
+    let is_on_port = |listener: &Listener| {
         listener.address.ip().is_loopback() && listener.address.port() == port
     };
-    all().is_ok_and(|all| all.iter().any(is_there))
+    all_listeners().is_ok_and(|all| all.iter().any(is_on_port))
 }
 
-fn all() -> io::Result<Vec<Listener>> {
+/// Lists the listening sockets of all processes in this network namespace.
+fn all_listeners() -> io::Result<Vec<Listener>> {
     let mut all = Vec::new();
     for table in ["tcp", "tcp6"] {
         match fs::read_to_string(format!("/proc/self/net/{table}")) {
-            Ok(text) => all.extend(text.lines().filter_map(listener)),
+            Ok(text) => all.extend(text.lines().filter_map(parse_listener)),
             // A kernel without IPv6.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(error),
@@ -51,33 +52,33 @@ fn all() -> io::Result<Vec<Listener>> {
     Ok(all)
 }
 
-/// `socket:[4711]`
-fn socket(link: &str) -> Option<u64> {
+/// Parses a link such as `socket:[4711]`; returns the inode.
+fn parse_socket_link(link: &str) -> Option<u64> {
     let inode = link.strip_prefix("socket:[")?.strip_suffix(']')?;
     inode.parse().ok()
 }
 
-/// A line of /proc/net/tcp or tcp6 (proc(5)), if it is one of a socket that listens:
-/// `0: 0100007F:240D 00000000:0000 0A 00000000:00000000 00:00000000 00000000  1000  0 15019218 1 …`
-fn listener(line: &str) -> Option<Listener> {
+/// Parses a line of /proc/net/tcp or tcp6 (proc(5)): `0: 0100007F:240D 00000000:0000 0A 00000000:00000000
+/// 00:00000000 00000000  1000  0 15019218 1 …`. `None` unless the socket listens.
+fn parse_listener(line: &str) -> Option<Listener> {
     let mut words = line.split_ascii_whitespace();
     let local = words.nth(1)?;
     let state = words.nth(1)?;
     let inode = words.nth(5)?.parse().ok()?;
     let (ip, port) = local.split_once(':')?;
-    let ip = match self::ip(ip)?.to_canonical() {
+    let ip = match parse_ip(ip)?.to_canonical() {
         IpAddr::V4(Ipv4Addr::UNSPECIFIED) => Ipv4Addr::LOCALHOST.into(),
         IpAddr::V6(Ipv6Addr::UNSPECIFIED) => Ipv6Addr::LOCALHOST.into(),
         ip => ip,
     };
     let address = SocketAddr::new(ip, u16::from_str_radix(port, 16).ok()?);
-    (state == LISTENS).then_some(Listener { address, inode })
+    (state == LISTEN_STATE).then_some(Listener { address, inode })
 }
 
-/// The kernel writes each four bytes as a number of this machine's.
-fn ip(digits: &str) -> Option<IpAddr> {
-    let word = |at: usize| {
-        let digits = digits.get(at * 8..at * 8 + 8)?;
+/// Parses an address: the kernel writes each four bytes as a number in this machine's byte order.
+fn parse_ip(digits: &str) -> Option<IpAddr> {
+    let word = |index: usize| {
+        let digits = digits.get(index * 8..index * 8 + 8)?;
         Some(u32::from_str_radix(digits, 16).ok()?.to_ne_bytes())
     };
     match digits.len() {
@@ -98,9 +99,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_of_each_kind() {
+    fn lines_of_each_kind_are_parsed() {
         let check = |line: &str, expected: Option<(&str, u64)>| {
-            let found = listener(line).map(|found| (found.address.to_string(), found.inode));
+            let found = parse_listener(line).map(|found| (found.address.to_string(), found.inode));
             let expected = expected.map(|(address, inode)| (address.to_owned(), inode));
             assert_eq!(found, expected, "{line}");
         };
@@ -140,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn own_ports() {
+    fn own_ports_are_found() {
         let of = |address: SocketAddr| {
             let own = listeners(std::process::id()).unwrap();
             own.into_iter().filter(|own| own.address == address).count()

@@ -1,4 +1,4 @@
-//! What a Node evaluates to load the plugin.
+//! The script that Node evaluates to load the plugin.
 
 use std::fmt;
 use std::time::{Duration, SystemTime};
@@ -7,11 +7,12 @@ use serde_json::json;
 
 use crate::plugin::ENTRY_NAME;
 
-/// Returns null, or why the plugin was not loaded. `require` is the inspector's, and only there while it evaluates.
+/// JavaScript function that loads the plugin. Returns null, or an error text. `require` belongs to the inspector,
+/// and exists only during the evaluation.
 ///
-/// The inspector is closed on a later turn of the event loop, when no client is connected. `close` waits for those
-/// that are, and the program with it; and Node may end by a null pointer where a client is gone that it still
-/// answers (20.20.2).
+/// The inspector is closed in a later turn of the event loop, when no client is connected: `close` would block the
+/// program until the clients disconnect; and Node may crash by a null pointer if a client to which it still replies
+/// is gone (20.20.2).
 const FUNCTION: &str = r#"({ path, module, deadline, closes }) => {
   const [fs, inspector, timers] = ["fs", "inspector", "timers"].map((name) => require(name));
   const hasClient = (url) => {
@@ -41,26 +42,28 @@ const FUNCTION: &str = r#"({ path, module, deadline, closes }) => {
   }
 }"#;
 
+/// The script with its arguments.
 #[derive(Debug)]
 pub(super) struct LoadScript<'a> {
-    /// The plugin's file.
+    /// Path of the plugin's file.
     pub(super) path: &'a str,
-    /// The attachment.
+    /// Configuration of the plugin.
     pub(super) toml: &'a str,
-    /// How long memprof waits for it: where it is evaluated later, nobody would know of the plugin.
-    pub(super) patience: Duration,
-    /// Whether it closes the inspector.
+    /// Time for which memprof waits. If the script is evaluated later, it must not load the plugin, because memprof
+    /// has reported a failure.
+    pub(super) timeout: Duration,
+    /// Whether the script closes the inspector.
     pub(super) closes: bool,
 }
 
 impl fmt::Display for LoadScript<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-        let deadline = now.unwrap_or_default() + self.patience;
-        // JSON is a part of JavaScript.
+        let deadline = now.unwrap_or_default() + self.timeout;
+        // JSON is valid JavaScript.
         let argument = json!({
             "path": self.path,
-            // memprof-host's adapters::node reads it.
+            // memprof-host's `adapters::node` reads it.
             "module": { "exports": { ENTRY_NAME: self.toml } },
             "deadline": deadline.as_millis() as u64,
             "closes": self.closes,
@@ -74,12 +77,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn texts_come_out_as_they_went_in() {
+    fn texts_survive_json() {
         let hostile = "/a\"b'c`d\\${e}\n\u{2028}</script>.so";
         let expression = LoadScript {
             path: hostile,
             toml: "words = [\"dump_dir='/x'\"]\n",
-            patience: Duration::from_secs(10),
+            timeout: Duration::from_secs(10),
             closes: true,
         };
         let text = expression.to_string();

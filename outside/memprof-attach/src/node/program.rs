@@ -1,4 +1,5 @@
-//! Which process is a Node that opens its inspector on SIGUSR1. One without a handler would be ended by it.
+//! Checks whether a process is a Node that opens its inspector on SIGUSR1. The signal would end a process without a
+//! handler.
 
 use std::fs::{self, File};
 use std::io;
@@ -17,20 +18,20 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open};
 use crate::error::{Error, InspectorError};
 
 /// `node::Start(int, char**)` of `node.h`.
-const START: &[u8] = b"_ZN4node5StartEiPPc";
-/// The file name of a Node that is a library, as distributions build it, begins so.
-const LIBRARY: &[u8] = b"libnode";
-/// More than any Node has, in bytes.
-const FILE_LIMIT: u64 = 1 << 30;
+const START_SYMBOL: &[u8] = b"_ZN4node5StartEiPPc";
+/// Prefix of the file name if Node is a shared library, as distributions build it.
+const LIBRARY_PREFIX: &[u8] = b"libnode";
+/// Upper bound of the size of Node's file, in bytes.
+const MAX_FILE_SIZE: u64 = 1 << 30;
 
-/// The process, if it is a Node to which SIGUSR1 can be sent.
+/// Opens a process, if it is a Node that handles SIGUSR1.
 pub(super) fn require_node(pid: u32) -> Result<OwnedFd, Error> {
     let number = i32::try_from(pid).ok().and_then(Pid::from_raw);
     let number = number.ok_or(Refusal::NoSuchProcess)?;
     require_process(pid, &ProcStatus::read_thread(pid)?)?;
     let process = pidfd_open(number, PidfdFlags::empty());
     let process = process.map_err(|_| Refusal::NoSuchProcess)?;
-    // What is read through the pid from here on is this process's.
+    // The process was opened before: what is read through its pid from here on belongs to it.
     require_program(pid)?;
     let status = ProcStatus::read_thread(pid)?;
     require_process(pid, &status)?;
@@ -40,23 +41,24 @@ pub(super) fn require_node(pid: u32) -> Result<OwnedFd, Error> {
     }
 }
 
-/// Why a file of the process in /proc could not be read, or a signal not be sent.
-pub(super) fn denied(pid: u32, what: &str, error: io::Error) -> Error {
+/// Builds the error for a file of the process in /proc that could not be read, or a signal that could not be sent.
+pub(super) fn proc_error(pid: u32, file: &str, error: io::Error) -> Error {
     match Errno::from_raw(error.raw_os_error().unwrap_or_default()) {
         Errno::ENOENT | Errno::ESRCH => Refusal::Ended.into(),
-        errno @ (Errno::EACCES | Errno::EPERM) => denied_to_read(pid, what, errno).into(),
-        _ => Error::io(format!("/proc/{pid}/{what}"))(error),
+        errno @ (Errno::EACCES | Errno::EPERM) => denied_to_read(pid, file, errno).into(),
+        _ => Error::io(format!("/proc/{pid}/{file}"))(error),
     }
 }
 
-/// The kernel's function in which the main thread waits, if that is one where a signal may disturb the program.
-/// libuv waits again for events (epoll), and glibc for locks (futex).
-pub(super) fn disturbed_call(pid: u32) -> Option<String> {
+/// Kernel function in which the main thread waits, if a signal may make that call fail; else `None`. libuv repeats
+/// waits for events (epoll), and glibc those for locks (futex).
+pub(super) fn interruptible_call(pid: u32) -> Option<String> {
     let read = |file: &str| fs::read_to_string(format!("/proc/{pid}/task/{pid}/{file}"));
-    disturbed(&read("status").ok()?, &read("wchan").ok()?)
+    interruptible_function(&read("status").ok()?, &read("wchan").ok()?)
 }
 
-fn disturbed(status: &str, function: &str) -> Option<String> {
+/// Like [`interruptible_call`], from the contents of status and wchan.
+fn interruptible_function(status: &str, function: &str) -> Option<String> {
     let is_running = status.lines().any(|line| line.starts_with("State:\tR"));
     let is_safe = function.contains("epoll")
         || function.starts_with("ep_poll")
@@ -82,12 +84,14 @@ fn require_process(pid: u32, status: &ProcStatus) -> Result<(), Refusal> {
 
 fn require_program(pid: u32) -> Result<(), Error> {
     let file = File::open(format!("/proc/{pid}/exe"));
-    let file = file.map_err(|error| denied(pid, "exe", error))?;
+    let file = file.map_err(|error| proc_error(pid, "exe", error))?;
     let maps = fs::read(format!("/proc/{pid}/maps"));
-    let maps = maps.map_err(|error| denied(pid, "maps", error))?;
+    let maps = maps.map_err(|error| proc_error(pid, "maps", error))?;
     let is_node = exports_start(&file)
         || mappings(&maps)
-            .filter(|mapping| mapping.offset == 0 && mapping.file_name().starts_with(LIBRARY))
+            .filter(|mapping| {
+                mapping.offset == 0 && mapping.file_name().starts_with(LIBRARY_PREFIX)
+            })
             .filter_map(|mapping| open_mapped(pid, &mapping))
             .any(|library| exports_start(&library));
     if !is_node {
@@ -99,10 +103,11 @@ fn require_program(pid: u32) -> Result<(), Error> {
     Ok(())
 }
 
+/// Whether an ELF file exports [`START_SYMBOL`].
 fn exports_start(file: &File) -> bool {
     if !file
         .metadata()
-        .is_ok_and(|file| file.is_file() && file.len() < FILE_LIMIT)
+        .is_ok_and(|file| file.is_file() && file.len() < MAX_FILE_SIZE)
     {
         return false;
     }
@@ -111,7 +116,7 @@ fn exports_start(file: &File) -> bool {
         return false;
     };
     let mut symbols = elf.dynamic_symbols();
-    symbols.any(|symbol| symbol.is_definition() && symbol.name_bytes() == Ok(START))
+    symbols.any(|symbol| symbol.is_definition() && symbol.name_bytes() == Ok(START_SYMBOL))
 }
 
 #[cfg(test)]
@@ -119,11 +124,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn calls_that_a_signal_disturbs() {
+    fn interruptible_calls_are_recognized() {
         let check = |state: &str, function: &str, expected: Option<&str>| {
             let status = format!("Name:\tnode\nState:\t{state}\nTgid:\t7\n");
             assert_eq!(
-                disturbed(&status, function).as_deref(),
+                interruptible_function(&status, function).as_deref(),
                 expected,
                 "{function}"
             );
@@ -141,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_node_gets_no_signal() {
+    fn other_programs_get_no_signal() {
         let words = refusal(std::process::id());
         assert!(words.starts_with("is no Node"), "{words}");
         assert_eq!(refusal(0), "no such process");

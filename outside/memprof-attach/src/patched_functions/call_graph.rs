@@ -1,4 +1,4 @@
-//! Where the direct jumps and calls of a program lead.
+//! Direct jumps and calls of a program.
 
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
@@ -6,38 +6,39 @@ use std::ops::Range;
 use super::program::ProgramCode;
 use super::prologue::{branch_target, decode};
 
-/// Bytes of functions that are looked at. Beyond, they are taken to call everything.
-const BUDGET: usize = 64 << 20;
-/// Bytes that look like jumps into moved ones, of which one in millions does by chance.
-const MOST_LIKELY: usize = 1000;
+/// Bytes of functions that are decoded at most. Functions beyond count as calling everything.
+const MAX_DECODED_BYTES: usize = 64 << 20;
+/// Byte sequences that look like jumps into patched prologues. One in millions is a coincidence, so more of them
+/// means that some are real.
+const MAX_CANDIDATES: usize = 1000;
 
-/// What functions call directly. Looked at once each.
+/// Direct calls of functions, decoded once each.
 #[derive(Debug)]
 pub(crate) struct CallGraph<'a> {
     code: &'a ProgramCode,
-    /// `None`: its bytes are not all in the program's code.
-    known: HashMap<u64, Option<Vec<u64>>>,
-    looked_at: usize,
+    /// Targets by function; `None` if its bytes are not all in the program's code.
+    targets: HashMap<u64, Option<Vec<u64>>>,
+    decoded_bytes: usize,
 }
 
 impl<'a> CallGraph<'a> {
-    pub(crate) fn of(code: &'a ProgramCode) -> Self {
+    pub(crate) fn new(code: &'a ProgramCode) -> Self {
         Self {
             code,
-            known: HashMap::new(),
-            looked_at: 0,
+            targets: HashMap::new(),
+            decoded_bytes: 0,
         }
     }
 
-    /// Whether a function calls one of `others`, or itself, through others too.
+    /// Whether a function calls one of `others`, or itself, directly or through further functions.
     pub(crate) fn reaches(&mut self, function: u64, others: &HashSet<u64>) -> bool {
-        let mut seen = HashSet::from([function]);
-        let mut waiting = vec![function];
-        while let Some(at) = waiting.pop() {
-            if self.looked_at > BUDGET {
+        let mut visited = HashSet::from([function]);
+        let mut pending = vec![function];
+        while let Some(function) = pending.pop() {
+            if self.decoded_bytes > MAX_DECODED_BYTES {
                 return true;
             }
-            let Some(targets) = self.targets(at) else {
+            let Some(targets) = self.targets(function) else {
                 return true;
             };
             for target in targets {
@@ -47,23 +48,24 @@ impl<'a> CallGraph<'a> {
                 let Some((start, _)) = self.code.function(target) else {
                     continue;
                 };
-                if seen.insert(start) {
-                    waiting.push(start);
+                if visited.insert(start) {
+                    pending.push(start);
                 }
             }
         }
         false
     }
 
-    /// Where the jumps and calls of a function lead that leave it, and calls of itself; `None` where not all are known.
+    /// Targets of a function's jumps and calls that leave it, and of calls of itself; `None` if its bytes are
+    /// unknown.
     fn targets(&mut self, function: u64) -> Option<Vec<u64>> {
-        let known = self.known.entry(function).or_insert_with(|| {
+        let targets = self.targets.entry(function).or_insert_with(|| {
             let length = self
                 .code
                 .function(function)
                 .map_or(0, |(_, found)| found.length);
             let bytes = self.code.bytes(function, length)?;
-            self.looked_at += bytes.len();
+            self.decoded_bytes += bytes.len();
             let own = function..function.saturating_add(length);
             let instructions = decode(bytes, function);
             let leaving = instructions.filter_map(|each| {
@@ -72,51 +74,51 @@ impl<'a> CallGraph<'a> {
             });
             Some(leaving.collect())
         });
-        known.clone()
+        targets.clone()
     }
 }
 
-/// A jump or call anywhere in the program that leads to one of `ranges` behind its first byte, and which of them. Short
-/// jumps from one function to another are left out: no compiler makes them.
+/// Finds a jump or call anywhere in the program to one of `ranges` after its first byte; returns its address and the
+/// index of the range. Ignores short jumps from one function to another, which no compiler emits.
 pub(crate) fn find_jump_into(code: &ProgramCode, ranges: &[Range<u64>]) -> Option<(u64, usize)> {
     let (lowest, highest) = ranges.iter().fold((u64::MAX, 0), |(low, high), range| {
         (low.min(range.start), high.max(range.end))
     });
-    let inside = |target: u64| {
+    let range_index = |target: u64| {
         let mut inner = ranges.iter();
         let is_near = (lowest..highest).contains(&target);
         is_near.then(|| inner.position(|range| range.start < target && target < range.end))?
     };
-    let mut likely = 0;
+    let mut candidates = 0;
     for (start, bytes) in &code.sections {
-        for at in 0..bytes.len() {
-            let (distance, length) = match bytes[at..] {
+        for offset in 0..bytes.len() {
+            let (distance, length) = match bytes[offset..] {
                 [0xe8 | 0xe9, a, b, c, d, ..] => ([a, b, c, d], 5),
                 [0x0f, 0x80..=0x8f, a, b, c, d, ..] => ([a, b, c, d], 6),
                 _ => continue,
             };
-            let address = start + at as u64;
+            let address = start + offset as u64;
             let distance = i64::from(i32::from_le_bytes(distance));
             let target = (address + length).wrapping_add_signed(distance);
-            let Some(which) = inside(target) else {
+            let Some(index) = range_index(target) else {
                 continue;
             };
-            likely += 1;
-            if likely > MOST_LIKELY || is_instruction(code, address, target) {
-                return Some((address, which));
+            candidates += 1;
+            if candidates > MAX_CANDIDATES || is_instruction(code, address, target) {
+                return Some((address, index));
             }
         }
     }
     None
 }
 
-/// Whether these bytes are a jump to `target`, and no part of other instructions. Not known, they are.
+/// Whether these bytes are a jump to `target`, and not part of other instructions. If unknown, they count as one.
 fn is_instruction(code: &ProgramCode, address: u64, target: u64) -> bool {
-    let known = code.function(address).and_then(|(start, function)| {
+    let function = code.function(address).and_then(|(start, function)| {
         let bytes = code.bytes(start, function.length)?;
         Some((start, bytes))
     });
-    known.is_none_or(|(start, bytes)| {
+    function.is_none_or(|(start, bytes)| {
         decode(bytes, start).any(|each| branch_target(&each) == Some(target))
     })
 }
@@ -127,34 +129,34 @@ mod tests {
 
     const AT: u64 = 0x1000;
 
-    /// Functions of 16 bytes: a call or jump of each, by the number of the one that it leads to and so many bytes into it.
+    /// Functions of 16 bytes, each with a call or jump to a function, given by index, and an offset in it.
     fn program(branches: &[Option<(u8, usize, u64)>]) -> ProgramCode {
         let mut bytes = Vec::new();
         let mut functions = Vec::new();
         for (index, branch) in branches.iter().enumerate() {
-            let at = AT + 16 * index as u64;
+            let address = AT + 16 * index as u64;
             let mut code = [0x90; 16];
             if let Some((opcode, to, offset)) = branch {
                 let target = AT + 16 * *to as u64 + offset;
-                let distance = target.wrapping_sub(at + 13) as u32;
+                let distance = target.wrapping_sub(address + 13) as u32;
                 code[8] = *opcode;
                 code[9..13].copy_from_slice(&distance.to_le_bytes());
             }
             code[15] = 0xc3;
             bytes.extend(code);
-            functions.push((at, 16, "f"));
+            functions.push((address, 16, "f"));
         }
-        ProgramCode::made(vec![(AT, bytes)], &functions)
+        ProgramCode::for_test(vec![(AT, bytes)], &functions)
     }
 
     #[test]
-    fn calls_are_followed_through_other_functions() {
+    fn calls_through_other_functions_are_found() {
         const CALL: u8 = 0xe8;
         const JUMP: u8 = 0xe9;
         let check = |branches: &[_], others: &[usize], expected| {
             let code = program(branches);
             let others = others.iter().map(|index| AT + 16 * *index as u64);
-            let calls = CallGraph::of(&code).reaches(AT, &others.collect());
+            let calls = CallGraph::new(&code).reaches(AT, &others.collect());
             assert_eq!(calls, expected, "{branches:?}");
         };
         check(&[None, None], &[0, 1], false);
@@ -167,17 +169,17 @@ mod tests {
     }
 
     #[test]
-    fn a_function_that_is_longer_than_the_code_is_taken_for_the_worst() {
-        // jmp to 0x1015, within another instruction; of a function that claims 256 bytes.
+    fn function_longer_than_the_code_counts_as_calling() {
+        // A jmp to 0x1015 within another instruction, in a function that claims 256 bytes.
         let mut bytes = vec![0x90; 48];
         bytes[..7].copy_from_slice(&[0x48, 0xb8, 0xe9, 0x0e, 0, 0, 0]);
         let range = AT + 16..AT + 22;
         let check = |length, expected| {
             let functions = [(AT, length, "f"), (AT + 256, 16, "g")];
-            let code = ProgramCode::made(vec![(AT, bytes.clone())], &functions);
+            let code = ProgramCode::for_test(vec![(AT, bytes.clone())], &functions);
             let found = find_jump_into(&code, std::slice::from_ref(&range));
             assert_eq!(found, expected, "{length}");
-            let calls = CallGraph::of(&code).reaches(AT, &HashSet::from([AT + 256]));
+            let calls = CallGraph::new(&code).reaches(AT, &HashSet::from([AT + 256]));
             assert_eq!(calls, expected.is_some(), "{length}");
         };
         check(16, None);
@@ -185,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn a_branch_into_moved_bytes_is_found() {
+    fn branch_into_patched_bytes_is_found() {
         let check = |branches: &[_], expected| {
             let code = program(branches);
             let ranges = [AT + 16..AT + 22, AT + 32..AT + 37];

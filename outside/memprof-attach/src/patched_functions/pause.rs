@@ -1,4 +1,4 @@
-//! How long all threads of a process will stand still, estimated before any of them does.
+//! Estimates for how long all threads of a process would be stopped, before any of them is.
 
 use std::time::Duration;
 
@@ -7,27 +7,28 @@ use memprof_ptrace::process::ProcStatus;
 use crate::error::Error;
 use crate::target::Target;
 
-/// For one thread to be stopped, to have its stack searched and to be let go: 3,000 took 119 ms on two busy processors.
-const OF_A_THREAD: Duration = Duration::from_micros(50);
-/// For the writing.
-const LEAST: Duration = Duration::from_millis(1);
+/// Time to stop a thread, scan its stack and detach it: 3,000 threads took 119 ms on two busy processors.
+const PAUSE_PER_THREAD: Duration = Duration::from_micros(50);
+/// Time to write the patches.
+const MIN_PAUSE: Duration = Duration::from_millis(1);
 
-/// Fails where they would stand still for longer than that.
-pub(super) fn require_short(target: &Target, most: Duration) -> Result<(), Error> {
+/// Fails if the threads would be stopped for longer than `max_pause`.
+pub(super) fn require_short_pause(target: &Target, max_pause: Duration) -> Result<(), Error> {
     let threads = ProcStatus::read_thread(target.pid)?.threads;
-    let estimate = estimate(threads);
-    match estimate > most {
+    let estimate = estimate_pause(threads);
+    match estimate > max_pause {
         true => Err(Error::LongPause {
             threads,
             estimate,
-            most,
+            most: max_pause,
         }),
         false => Ok(()),
     }
 }
 
-fn estimate(threads: u32) -> Duration {
-    LEAST + OF_A_THREAD * threads
+/// Estimated pause for a number of threads.
+fn estimate_pause(threads: u32) -> Duration {
+    MIN_PAUSE + PAUSE_PER_THREAD * threads
 }
 
 #[cfg(test)]
@@ -35,8 +36,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_estimate_grows_with_the_threads() {
-        assert_eq!(estimate(3000), Duration::from_millis(151));
-        assert!(estimate(1000) < Duration::from_millis(100));
+    fn estimate_grows_with_the_threads() {
+        assert_eq!(estimate_pause(3000), Duration::from_millis(151));
+        assert!(estimate_pause(1000) < Duration::from_millis(100));
     }
 }

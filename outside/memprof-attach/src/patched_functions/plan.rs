@@ -1,4 +1,4 @@
-//! Which functions of a program lead to memprof, and how.
+//! Plans which functions of a program are patched.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -9,117 +9,124 @@ use super::program::{ProgramCode, ProgramFunction};
 use super::prologue::Prologue;
 use crate::error::Error;
 
-/// Which functions get jumps, and which do not.
+/// Functions to patch, and those that are skipped.
 #[derive(Debug)]
 pub(crate) struct PatchPlan {
     pub(crate) functions: Vec<PlannedPatch>,
-    /// Functions that only allocate, and lead nowhere: their names, each with the reason.
-    pub(crate) left_out: Vec<String>,
+    /// Functions that only allocate and cannot be patched: sentences with each name and reason.
+    pub(crate) skipped: Vec<String>,
 }
 
-/// A function that gets a jump.
+/// A function to patch.
 #[derive(Debug)]
 pub(crate) struct PlannedPatch {
-    /// The symbol whose hook serves it.
+    /// Symbol whose hook is installed.
     pub(crate) name: &'static str,
-    pub(crate) moved: Prologue,
-    /// Its first bytes.
+    pub(crate) prologue: Prologue,
+    /// Bytes of the function.
     pub(crate) code: Vec<u8>,
-    /// It allocates, and calls others of these functions that do, or itself.
+    /// Whether the function allocates through another planned function, or by calling itself. Then only the outer
+    /// call is sampled.
     pub(crate) is_outer: bool,
 }
 
 impl PatchPlan {
+    /// Plans the patches of a program.
+    ///
     /// # Errors
-    /// `NotLed`: `malloc`, or a function that frees, cannot lead to memprof. What it took would seem to live for ever.
-    pub(crate) fn of(code: &ProgramCode) -> Result<Self, Error> {
-        let known = hooked_functions(code)?;
-        let allocates = known
+    /// `NotPatched`: `malloc` or a function that frees cannot be patched. Without a hook at every function that
+    /// frees, freed blocks would count as live for ever.
+    pub(crate) fn new(code: &ProgramCode) -> Result<Self, Error> {
+        let hooked = hooked_functions(code)?;
+        let allocates = hooked
             .iter()
             .filter(|(_, (signature, _))| !signature.is_free());
         let allocates: HashSet<u64> = allocates.map(|(address, _)| *address).collect();
         let mut plan = Self {
             functions: Vec::new(),
-            left_out: Vec::new(),
+            skipped: Vec::new(),
         };
-        for (address, (signature, function)) in &known {
+        for (address, (signature, function)) in &hooked {
             let bytes = code.bytes(*address, function.length);
-            let moved = bytes.ok_or_else(|| "lies outside of the program's code".to_owned());
-            let moved = moved
-                .and_then(|bytes| Prologue::of(bytes, *address).map_err(|why| why.to_string()));
-            match moved {
-                // Whoever calls it calls the other one.
-                Ok(moved)
-                    if moved.jump_target().is_some_and(|other| {
-                        known
+            let prologue = bytes.ok_or_else(|| "lies outside of the program's code".to_owned());
+            let prologue = prologue.and_then(|bytes| {
+                Prologue::new(bytes, *address).map_err(|reason| reason.to_string())
+            });
+            match prologue {
+                // It only jumps to a hooked function, where its calls are counted.
+                Ok(prologue)
+                    if prologue.jump_target().is_some_and(|other| {
+                        hooked
                             .get(&other)
                             .is_some_and(|(other, _)| signature.has_same_shape(other))
                     }) => {}
-                Ok(moved) => plan.functions.push(PlannedPatch {
+                Ok(prologue) => plan.functions.push(PlannedPatch {
                     name: signature.name,
                     code: bytes.unwrap_or_default().to_vec(),
-                    moved,
+                    prologue,
                     is_outer: false,
                 }),
-                Err(why) => plan.skip(signature, &why)?,
+                Err(reason) => plan.skip(signature, &reason)?,
             }
         }
         let ranges: Vec<_> = plan
             .functions
             .iter()
-            .map(|each| each.moved.range.clone())
+            .map(|each| each.prologue.range.clone())
             .collect();
-        if let Some((from, which)) = find_jump_into(code, &ranges) {
-            let name = plan.functions[which].name;
-            let why = format!("{name} is entered behind its first byte by a jump at {from:#x}");
-            return Err(Error::NotPatched(why));
+        if let Some((jump, index)) = find_jump_into(code, &ranges) {
+            let name = plan.functions[index].name;
+            let message = format!("{name} is entered behind its first byte by a jump at {jump:#x}");
+            return Err(Error::NotPatched(message));
         }
-        let mut reach = CallGraph::of(code);
+        let mut graph = CallGraph::new(code);
         for function in &mut plan.functions {
-            let start = function.moved.range.start;
-            function.is_outer = allocates.contains(&start) && reach.reaches(start, &allocates);
+            let start = function.prologue.range.start;
+            function.is_outer = allocates.contains(&start) && graph.reaches(start, &allocates);
         }
         Ok(plan)
     }
 
-    fn skip(&mut self, signature: &Signature, why: &str) -> Result<(), Error> {
-        let sentence = format!("{} {why}", signature.name);
+    /// Skips a function, or fails if it must be patched.
+    fn skip(&mut self, signature: &Signature, reason: &str) -> Result<(), Error> {
+        let sentence = format!("{} {reason}", signature.name);
         if signature.role == Role::Frees || signature.name == "malloc" {
             return Err(Error::NotPatched(sentence));
         }
-        self.left_out.push(sentence);
+        self.skipped.push(sentence);
         Ok(())
     }
 }
 
-/// The program's functions that have hooks, each with that of the most arguments: which lets all of them through.
+/// Returns the program's functions that have hooks, by address. Of several hooks for one function it chooses the one
+/// with the most arguments, which passes all of them on.
 fn hooked_functions(
     code: &ProgramCode,
 ) -> Result<BTreeMap<u64, (&'static Signature, &ProgramFunction)>, Error> {
-    let mut known = BTreeMap::new();
+    let mut hooked = BTreeMap::new();
     let mut names = HashSet::new();
     for (address, function) in code.functions() {
         let signatures = &function.hooks;
         let Some(widest) = signatures.iter().max_by_key(|each| each.arguments()) else {
             continue;
         };
-        let not_led = |why: String| Err(Error::NotPatched(why));
+        let fail = |message: String| Err(Error::NotPatched(message));
         if function.is_indirect {
-            return not_led(format!("{} is an indirect function", widest.name));
+            return fail(format!("{} is an indirect function", widest.name));
         }
         if let Some(other) = signatures.iter().find(|each| !each.has_same_shape(widest)) {
             let (one, other) = (widest.name, other.name);
-            return not_led(format!(
+            return fail(format!(
                 "{one} and {other} are one function, with different arguments"
             ));
         }
-        if let Some(twice) = signatures.iter().find(|each| !names.insert(each.name)) {
-            return not_led(format!(
+        if let Some(duplicate) = signatures.iter().find(|each| !names.insert(each.name)) {
+            return fail(format!(
                 "the program has two functions that are called {}",
-                twice.name
+                duplicate.name
             ));
         }
-        known.insert(address, (*widest, function));
+        hooked.insert(address, (*widest, function));
     }
     match ["malloc", "free"]
         .iter()
@@ -128,7 +135,7 @@ fn hooked_functions(
         Some(missing) => Err(Error::NotPatched(format!(
             "the program's symbols do not name {missing}"
         ))),
-        None => Ok(known),
+        None => Ok(hooked),
     }
 }
 
@@ -137,35 +144,39 @@ mod tests {
     use super::*;
 
     const AT: u64 = 0x40_1000;
-    /// push %rbx, six times; pop, six times; ret: can be moved.
+    /// push %rbx, six times; pop, six times; ret: has a relocatable prologue.
     const PLAIN: [u8; 13] = [
         0x53, 0x53, 0x53, 0x53, 0x53, 0x53, 0x5b, 0x5b, 0x5b, 0x5b, 0x5b, 0x5b, 0xc3,
     ];
     const SHORT: [u8; 2] = [0x90, 0xc3];
 
-    /// Names and whether they are outer ones, and what is left out; or the end of the reason.
+    /// Planned names with whether they are outer functions, and skipped ones; or the end of the error text.
     type Expected<'a> = Result<(&'a [(&'a str, bool)], &'a [&'a str]), &'a str>;
 
-    /// Functions at 32 bytes each, by their names; what is planned for them, or why nothing is.
+    /// Plans functions that lie 32 bytes apart.
     fn check(functions: &[(&str, &[u8])], expected: Expected<'_>) {
         let mut bytes = Vec::new();
         let mut named = Vec::new();
         for (index, (names, code)) in functions.iter().enumerate() {
-            let at = AT + 32 * index as u64;
+            let address = AT + 32 * index as u64;
             bytes.extend_from_slice(code);
             bytes.resize(32 * (index + 1), 0xcc);
-            named.extend(names.split(' ').map(|name| (at, code.len() as u64, name)));
+            named.extend(
+                names
+                    .split(' ')
+                    .map(|name| (address, code.len() as u64, name)),
+            );
         }
-        let code = ProgramCode::made(vec![(AT, bytes)], &named);
-        match (PatchPlan::of(&code), expected) {
-            (Ok(plan), Ok((planned, left_out))) => {
+        let code = ProgramCode::for_test(vec![(AT, bytes)], &named);
+        match (PatchPlan::new(&code), expected) {
+            (Ok(plan), Ok((planned, skipped))) => {
                 let functions = plan.functions.iter();
                 let found: Vec<_> = functions.map(|each| (each.name, each.is_outer)).collect();
                 assert_eq!(
-                    (&*found, plan.left_out),
+                    (&*found, plan.skipped),
                     (
                         planned,
-                        left_out.iter().map(|why| (*why).to_owned()).collect()
+                        skipped.iter().map(|why| (*why).to_owned()).collect()
                     )
                 );
             }
@@ -174,20 +185,20 @@ mod tests {
         }
     }
 
-    /// A function that calls or jumps to one of the others.
+    /// A function that calls or jumps to another one, given by their indices.
     fn branch(opcode: u8, from: i32, to: i32) -> Vec<u8> {
         let distance = 32 * (to - from) - 11;
         [&PLAIN[..6], &[opcode], &distance.to_le_bytes(), &[0xc3]].concat()
     }
 
     #[test]
-    fn functions_with_hooks_are_led_to_them() {
+    fn functions_with_hooks_are_planned() {
         let (malloc, free) = (("malloc", &PLAIN[..]), ("free", &PLAIN[..]));
         check(
             &[malloc, free, ("other", &PLAIN)],
             Ok((&[("malloc", false), ("free", false)], &[])),
         );
-        // One function by several names: the hook of the most arguments lets all through.
+        // A function with several names gets the hook with the most arguments.
         let frees = ("free cfree _ZdlPvm _ZdlPv", &PLAIN[..]);
         check(
             &[malloc, frees],
@@ -203,7 +214,7 @@ mod tests {
             Err("the program has two functions that are called malloc"),
         );
         check(&[malloc], Err("the program's symbols do not name free"));
-        // What only allocates may stay; what frees must not.
+        // A function that only allocates may be skipped, one that frees may not.
         let valloc = ("valloc", &SHORT[..]);
         let reason = "valloc has 2 bytes, and a jump takes 5";
         check(
@@ -225,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn what_calls_other_functions_counts_once() {
+    fn allocation_through_another_function_is_outer() {
         const CALL: u8 = 0xe8;
         const JUMP: u8 = 0xe9;
         let (malloc, free) = (("malloc", &PLAIN[..]), ("free", &PLAIN[..]));
@@ -240,14 +251,14 @@ mod tests {
             let helper = branch(opcode, 3, 0);
             let all = [malloc, free, ("calloc", &*through), ("helper", &*helper)];
             check(&all, Ok((&[plain[0], plain[1], ("calloc", true)], &[])));
-            // To free is no allocation.
+            // A call of free is no allocation.
             let frees = branch(opcode, 2, 1);
             check(
                 &[malloc, free, ("realloc", &frees)],
                 Ok((&[plain[0], plain[1], ("realloc", false)], &[])),
             );
         }
-        // It only jumps to another one, which has a hook.
+        // It only jumps to another function, which has a hook.
         let forwards = [&[JUMP][..], &(-32 - 5_i32).to_le_bytes()].concat();
         check(&[malloc, free, ("_ZdlPv", &forwards)], Ok((&plain, &[])));
         let inside = [&[JUMP][..], &(2 - 64 - 5_i32).to_le_bytes()].concat();

@@ -1,4 +1,4 @@
-//! The functions of the program that a process executes, by its file.
+//! Reads the functions of a process's program from its file.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::{self, File};
@@ -17,38 +17,38 @@ use crate::error::Error;
 type Program<'a> = ElfFile64<'a, LittleEndian, &'a ReadCache<File>>;
 
 const AT_PHDR: u64 = 3;
-/// Of all code together: no program has more. The file may be made to take memory or time.
-const CODE_LIMIT: usize = 512 << 20;
-/// Of a function. One that claims to be longer is taken for as long.
-const FUNCTION_LIMIT: u64 = 1 << 20;
-/// For the symbols.
-const PATIENCE: Duration = Duration::from_secs(20);
+/// Largest size of all code, in bytes: no program has more. A malicious file could otherwise take memory and time.
+const MAX_CODE_SIZE: usize = 512 << 20;
+/// Largest size of a function, in bytes; a larger one is cut off there.
+const MAX_FUNCTION_SIZE: u64 = 1 << 20;
+/// Timeout for reading the symbols.
+const SYMBOLS_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// A program's code, at the addresses of the process.
+/// Code of a program, at the addresses in the process.
 #[derive(Debug)]
 pub(crate) struct ProgramCode {
-    /// Executable sections, by address.
+    /// Executable sections with their addresses.
     pub(crate) sections: Vec<(u64, Vec<u8>)>,
     /// Its functions.
     functions: BTreeMap<u64, ProgramFunction>,
 }
 
-/// A function, as the symbols tell it.
+/// A function, as described by the symbols.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ProgramFunction {
-    /// In bytes.
+    /// Length in bytes.
     pub(crate) length: u64,
-    /// The hooks that serve it, by its names for other files' code.
+    /// Hooks for the function, by its exported names.
     pub(crate) hooks: Vec<&'static Signature>,
-    /// Looked up by calling it: an indirect function.
+    /// Whether the loader calls it to find the actual function (`STT_GNU_IFUNC`).
     pub(crate) is_indirect: bool,
 }
 
 impl ProgramCode {
-    /// Reads the program of a process. None where no `malloc` of it serves its libraries.
+    /// Reads the program of a process. `None` if it does not export its own `malloc`.
     ///
     /// # Errors
-    /// Its file cannot be read, or has no symbols.
+    /// The file cannot be read, has no symbols, or is too large.
     pub(crate) fn read(pid: u32) -> Result<Option<Self>, Error> {
         let path = format!("/proc/{pid}/exe");
         let file = File::open(&path).map_err(Error::io(path.clone()))?;
@@ -65,16 +65,16 @@ impl ProgramCode {
                     .to_owned(),
             ));
         };
-        let bias = bias(pid, &program)?;
+        let bias = load_bias(pid, &program)?;
         let hooks: HashMap<_, _> = SIGNATURES
             .iter()
             .map(|each| (each.name.as_bytes(), each))
             .collect();
         let too_large = || Error::NotPatched("the program is too large".to_owned());
-        let begun = Instant::now();
+        let start = Instant::now();
         let mut functions: BTreeMap<u64, ProgramFunction> = BTreeMap::new();
         for symbol in table.symbols() {
-            if begun.elapsed() > PATIENCE {
+            if start.elapsed() > SYMBOLS_TIMEOUT {
                 return Err(too_large());
             }
             let kind = symbol.elf_symbol().st_type();
@@ -84,7 +84,7 @@ impl ProgramCode {
             }
             let address = symbol.address().wrapping_add(bias);
             let function = functions.entry(address).or_default();
-            function.length = function.length.max(symbol.size()).min(FUNCTION_LIMIT);
+            function.length = function.length.max(symbol.size()).min(MAX_FUNCTION_SIZE);
             function.is_indirect |= kind == elf::STT_GNU_IFUNC;
             let name = symbol.name_bytes().unwrap_or_default();
             if let (false, Some(hook)) = (symbol.is_local(), hooks.get(name)) {
@@ -98,7 +98,7 @@ impl ProgramCode {
         for section in sections {
             let bytes = section.data().map_err(invalid)?;
             length += bytes.len();
-            if length > CODE_LIMIT {
+            if length > MAX_CODE_SIZE {
                 return Err(too_large());
             }
             code.push((section.address().wrapping_add(bias), bytes.to_vec()));
@@ -109,35 +109,37 @@ impl ProgramCode {
         }))
     }
 
+    /// Functions with their addresses, in order.
     pub(crate) fn functions(&self) -> impl Iterator<Item = (u64, &ProgramFunction)> {
         self.functions
             .iter()
             .map(|(address, function)| (*address, function))
     }
 
-    /// The function in which an address lies.
+    /// Function that contains an address, with its start; `None` if no symbol covers it.
     pub(crate) fn function(&self, address: u64) -> Option<(u64, &ProgramFunction)> {
         let (start, function) = self.functions.range(..=address).next_back()?;
         (address < start.saturating_add(function.length)).then_some((*start, function))
     }
 
-    /// So many bytes from an address on.
+    /// Bytes from an address on; `None` if they are not all in one section.
     pub(crate) fn bytes(&self, address: u64, length: u64) -> Option<&[u8]> {
         let mut sections = self.sections.iter();
         sections.find_map(|(start, bytes)| {
-            let at = address.checked_sub(*start)? as usize;
-            bytes.get(at..at.checked_add(length as usize)?)
+            let offset = address.checked_sub(*start)? as usize;
+            bytes.get(offset..offset.checked_add(length as usize)?)
         })
     }
 }
 
+/// Whether the program exports `malloc`.
 fn defines_malloc(program: &Program<'_>) -> bool {
     let mut exported = program.dynamic_symbols();
     exported.any(|symbol| !symbol.is_undefined() && symbol.name() == Ok("malloc"))
 }
 
-/// What is to be added to an address in the file.
-fn bias(pid: u32, program: &Program<'_>) -> Result<u64, Error> {
+/// Difference between addresses in the process and in the file.
+fn load_bias(pid: u32, program: &Program<'_>) -> Result<u64, Error> {
     let path = format!("/proc/{pid}/auxv");
     let vector = fs::read(&path).map_err(Error::io(path))?;
     let word = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().expect("eight bytes"));
@@ -146,10 +148,10 @@ fn bias(pid: u32, program: &Program<'_>) -> Result<u64, Error> {
     let headers = headers.map(|entry| word(&entry[8..]));
     let endian = LittleEndian;
     let mut segments = program.elf_program_headers().iter();
-    let own = segments.find(|segment| segment.p_type(endian) == elf::PT_PHDR);
-    let place = own.map(|own| own.p_vaddr(endian));
-    match (headers, place) {
-        (Some(headers), Some(place)) => Ok(headers.wrapping_sub(place)),
+    let headers_segment = segments.find(|segment| segment.p_type(endian) == elf::PT_PHDR);
+    let file_address = headers_segment.map(|headers_segment| headers_segment.p_vaddr(endian));
+    match (headers, file_address) {
+        (Some(headers), Some(file_address)) => Ok(headers.wrapping_sub(file_address)),
         _ => Err(Error::Failed(
             "its program headers are not to be found".to_owned(),
         )),
@@ -158,8 +160,8 @@ fn bias(pid: u32, program: &Program<'_>) -> Result<u64, Error> {
 
 #[cfg(test)]
 impl ProgramCode {
-    /// Code without a file.
-    pub(crate) fn made(sections: Vec<(u64, Vec<u8>)>, functions: &[(u64, u64, &str)]) -> Self {
+    /// Builds a program without a file.
+    pub(crate) fn for_test(sections: Vec<(u64, Vec<u8>)>, functions: &[(u64, u64, &str)]) -> Self {
         let mut code = Self {
             sections,
             functions: BTreeMap::new(),

@@ -1,5 +1,4 @@
-//! Whether the first instructions of a function can lie elsewhere, with a jump in their place: a decision by the
-//! function's bytes alone.
+//! Decides from a function's bytes alone whether its first instructions can be relocated and replaced by a jump.
 
 use std::fmt;
 use std::ops::Range;
@@ -10,26 +9,26 @@ use iced_x86::{
 };
 use memprof_sampler::EntryRow;
 
-/// The kernel writes to one page after the other.
-const PAGE: u64 = 4096;
+/// Page size: a write by the kernel is not atomic across pages.
+const PAGE_SIZE: u64 = 4096;
 
-/// The first instructions of a function, of which the jump takes the place.
+/// The instructions at a function's start that a jump replaces.
 #[derive(Clone, Debug)]
 pub(crate) struct Prologue {
     instructions: Vec<Instruction>,
-    /// The bytes of the function that are no longer executed.
+    /// Address range of these instructions.
     pub(crate) range: Range<u64>,
 }
 
-/// Instructions at a new place.
+/// A prologue's instructions, encoded for another address.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct RelocatedPrologue {
     pub(crate) bytes: Vec<u8>,
-    /// Where each instruction was, and where it is.
-    pub(crate) places: Vec<(u64, u64)>,
+    /// Original and relocated address of each instruction.
+    pub(crate) addresses: Vec<(u64, u64)>,
 }
 
-/// Why a function keeps its first instructions. A sentence whose subject is the function.
+/// Reason why a function's prologue cannot be relocated. The text is a predicate whose subject is the function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NotRelocatable {
     Short(u64),
@@ -46,21 +45,31 @@ impl fmt::Display for NotRelocatable {
         match self {
             Self::Short(length) => write!(f, "has {length} bytes, and a jump takes 5"),
             Self::TwoPages => f.write_str("begins at the end of a page"),
-            Self::NoCode(at) => write!(f, "has bytes at {at:#x} that are no instruction"),
-            Self::Calls(at) => write!(f, "calls or returns within its first bytes, at {at:#x}"),
-            Self::Entered(at) => write!(f, "is entered behind its first byte by a jump at {at:#x}"),
-            Self::Computed(at) => write!(f, "has a computed jump at {at:#x}"),
+            Self::NoCode(address) => write!(f, "has bytes at {address:#x} that are no instruction"),
+            Self::Calls(address) => {
+                write!(
+                    f,
+                    "calls or returns within its first bytes, at {address:#x}"
+                )
+            }
+            Self::Entered(address) => {
+                write!(
+                    f,
+                    "is entered behind its first byte by a jump at {address:#x}"
+                )
+            }
+            Self::Computed(address) => write!(f, "has a computed jump at {address:#x}"),
             Self::Far => f.write_str("uses memory that a jump cannot reach"),
         }
     }
 }
 
-/// All instructions of a function that lies at `address`.
+/// Decodes all instructions of a function that lies at `address`.
 pub(crate) fn decode(code: &[u8], address: u64) -> impl Iterator<Item = Instruction> {
     Decoder::with_ip(64, code, address, DecoderOptions::NONE).into_iter()
 }
 
-/// Where a direct jump or call leads.
+/// Target of a direct jump or call; `None` for other instructions.
 pub(crate) fn branch_target(instruction: &Instruction) -> Option<u64> {
     let is_near = matches!(
         instruction.op0_kind(),
@@ -72,16 +81,16 @@ pub(crate) fn branch_target(instruction: &Instruction) -> Option<u64> {
 }
 
 impl Prologue {
-    /// Looks at the whole function, `code` at `address`.
+    /// Checks the whole function, whose bytes are `code` at `address`.
     ///
     /// # Errors
-    /// Why it has to stay as it is.
-    pub(crate) fn of(code: &[u8], address: u64) -> Result<Self, NotRelocatable> {
+    /// The reason why the prologue cannot be relocated.
+    pub(crate) fn new(code: &[u8], address: u64) -> Result<Self, NotRelocatable> {
         let all: Vec<Instruction> = decode(code, address).collect();
         if let Some(invalid) = all.iter().find(|each| each.is_invalid()) {
             return Err(NotRelocatable::NoCode(invalid.ip()));
         }
-        if address % PAGE > PAGE - EntryRow::JUMP_SIZE as u64 {
+        if address % PAGE_SIZE > PAGE_SIZE - EntryRow::JUMP_SIZE as u64 {
             return Err(NotRelocatable::TwoPages);
         }
         let needed = address + EntryRow::JUMP_SIZE as u64;
@@ -89,24 +98,24 @@ impl Prologue {
         let count = count.ok_or(NotRelocatable::Short(code.len() as u64))? + 1;
         let (first, rest) = all.split_at(count);
         let range = address..first[count - 1].next_ip();
-        for (at, each) in first.iter().enumerate() {
-            let is_last = at + 1 == count;
+        for (index, each) in first.iter().enumerate() {
+            let is_last = index + 1 == count;
             match each.flow_control() {
                 FlowControl::Next | FlowControl::ConditionalBranch => {}
                 FlowControl::UnconditionalBranch if is_last => {}
                 _ => return Err(NotRelocatable::Calls(each.ip())),
             }
-            // `loop` and `jrcxz` reach 127 bytes, and have no longer form.
+            // `loop` and `jrcxz` reach 127 bytes only, and have no longer form.
             let is_jump = branch_target(each).is_some();
             if is_jump && !each.is_jcc_short_or_near() && !each.is_jmp_short_or_near() {
                 return Err(NotRelocatable::Calls(each.ip()));
             }
         }
         for each in first.iter().chain(rest) {
-            if each.flow_control() == FlowControl::IndirectBranch && !is_by_constant_address(each) {
+            if each.flow_control() == FlowControl::IndirectBranch && !has_fixed_operand(each) {
                 return Err(NotRelocatable::Computed(each.ip()));
             }
-            // A jump to the first byte too: it would be taken for another call.
+            // A jump to the first byte is rejected too: it would be sampled as another call.
             let is_inside = branch_target(each).is_some_and(|target| range.contains(&target));
             let is_call_of_itself = each.is_call_near() && branch_target(each) == Some(range.start);
             if is_inside && !is_call_of_itself {
@@ -119,33 +128,35 @@ impl Prologue {
         })
     }
 
-    /// The same instructions at `place`, and a jump to the rest of the function.
+    /// Encodes the instructions for `address`, followed by a jump to the rest of the function.
     ///
     /// # Errors
-    /// `Far`.
-    pub(crate) fn relocate_to(&self, place: u64) -> Result<RelocatedPrologue, NotRelocatable> {
+    /// `Far`: an operand cannot be reached from there.
+    pub(crate) fn relocate_to(&self, address: u64) -> Result<RelocatedPrologue, NotRelocatable> {
         let mut instructions = self.instructions.clone();
-        // At no address of its own: a jump to where one of the block was would lead into the block.
+        // Its own address stays 0: a jump to the address of an instruction in the block would go into the block.
         let back = Instruction::with_branch(Code::Jmp_rel32_64, self.range.end);
         let back = back.map_err(|_| NotRelocatable::Far)?;
         instructions.push(back);
-        let block = InstructionBlock::new(&instructions, place);
+        let block = InstructionBlock::new(&instructions, address);
         let options = BlockEncoderOptions::RETURN_NEW_INSTRUCTION_OFFSETS;
         let encoded = BlockEncoder::encode(64, block, options).map_err(|_| NotRelocatable::Far)?;
         let offsets = encoded.new_instruction_offsets.iter();
-        let places = self.instructions.iter().zip(offsets);
-        let places = places.map(|(each, offset)| match *offset {
-            // What it was rewritten as has no single place.
+        let addresses = self.instructions.iter().zip(offsets);
+        let addresses = addresses.map(|(each, offset)| match *offset {
+            // An instruction that was rewritten as several has no single offset.
             u32::MAX => None,
-            offset => Some((each.ip(), place + u64::from(offset))),
+            offset => Some((each.ip(), address + u64::from(offset))),
         });
         Ok(RelocatedPrologue {
-            places: places.collect::<Option<_>>().ok_or(NotRelocatable::Far)?,
+            addresses: addresses
+                .collect::<Option<_>>()
+                .ok_or(NotRelocatable::Far)?,
             bytes: encoded.code_buffer,
         })
     }
 
-    /// The function whose jump this is, where it does nothing else.
+    /// Target of the jump if the function consists of one jump only; else `None`.
     pub(crate) fn jump_target(&self) -> Option<u64> {
         self.instructions
             .first()
@@ -154,8 +165,8 @@ impl Prologue {
     }
 }
 
-/// As a call through a slot of the linker's, which is no table of places in this function.
-fn is_by_constant_address(jump: &Instruction) -> bool {
+/// Whether a jump reads its target from a fixed address, as through a GOT slot, and not from a jump table.
+fn has_fixed_operand(jump: &Instruction) -> bool {
     jump.is_ip_rel_memory_operand() && jump.memory_index() == Register::None
 }
 
@@ -165,17 +176,17 @@ mod tests {
 
     const AT: u64 = 0x40_1000;
 
-    /// The bytes that are moved, or why none are.
+    /// Checks the size of the prologue, or the reason.
     fn check(code: &[u8], address: u64, expected: Result<u64, NotRelocatable>) {
-        let moved = Prologue::of(code, address).map(|moved| moved.range.end - moved.range.start);
+        let moved = Prologue::new(code, address).map(|moved| moved.range.end - moved.range.start);
         assert_eq!(moved, expected, "{code:02x?}");
     }
 
-    /// `ret`, so many times: what follows the first instructions.
+    /// Several `ret`, as the rest of a function.
     const REST: [u8; 8] = [0xc3; 8];
 
     #[test]
-    fn first_instructions_that_can_be_moved() {
+    fn relocatable_prologues_are_accepted() {
         let with_rest = |first: &[u8]| [first, &REST].concat();
         // push %r15; push %r14; push %r13
         check(&with_rest(&[0x41, 0x57, 0x41, 0x56, 0x41, 0x55]), AT, Ok(6));
@@ -211,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn first_instructions_that_have_to_stay() {
+    fn other_prologues_are_rejected() {
         // push %rbx; pop %rbx; ret
         check(&[0x53, 0x5b, 0xc3], AT, Err(NotRelocatable::Short(3)));
         check(&[], AT, Err(NotRelocatable::Short(0)));
@@ -282,8 +293,8 @@ mod tests {
     }
 
     #[test]
-    fn moved_instructions_do_the_same_elsewhere() {
-        let placed = |code: &[u8], place: u64| Prologue::of(code, AT).unwrap().relocate_to(place);
+    fn relocated_instructions_have_the_same_targets() {
+        let placed = |code: &[u8], place: u64| Prologue::new(code, AT).unwrap().relocate_to(place);
         // mov 0x100(%rip),%rax; ret
         let code = [0x48, 0x8b, 5, 0, 1, 0, 0, 0xc3];
         let place = AT - 0x1000;
@@ -293,8 +304,8 @@ mod tests {
             there.bytes,
             [&[0x48, 0x8b, 5, 0, 0x11, 0, 0][..], &back].concat()
         );
-        assert_eq!(there.places, [(AT, place)]);
-        let high = Prologue::of(&code, 0x5555_5555_5000).unwrap();
+        assert_eq!(there.addresses, [(AT, place)]);
+        let high = Prologue::new(&code, 0x5555_5555_5000).unwrap();
         assert_eq!(
             high.relocate_to(0x5555_5555_5000 - (4 << 30)),
             Err(NotRelocatable::Far)
@@ -305,8 +316,8 @@ mod tests {
         let jump = [0x0f, 0x87, 0x0c, 0x10, 0, 0];
         let back = [0xe9, 0xf7, 0x0f, 0, 0];
         assert_eq!(there.bytes, [&code[..4], &jump, &back].concat());
-        assert_eq!(there.places, [(AT, place), (AT + 4, place + 4)]);
-        let to_other = Prologue::of(&[0xe9, 0xfb, 0, 0, 0], AT).unwrap();
+        assert_eq!(there.addresses, [(AT, place), (AT + 4, place + 4)]);
+        let to_other = Prologue::new(&[0xe9, 0xfb, 0, 0, 0], AT).unwrap();
         assert_eq!(to_other.jump_target(), Some(AT + 0x100));
     }
 }

@@ -1,4 +1,5 @@
-//! The table in the process, and the code behind it: for each function a stub and its moved instructions.
+//! The table of patched functions in the process, and the code after it: for each function a trampoline and its
+//! relocated prologue.
 
 use std::collections::HashSet;
 use std::io;
@@ -11,65 +12,69 @@ use memprof_sampler::{EntryRow, EntryTable, TABLE_MARK, TABLE_SIZE, trampoline_o
 use super::plan::PatchPlan;
 use super::prologue::NotRelocatable;
 
-/// From the table's start to the end of the code.
-pub(crate) const LENGTH: u64 = trampoline_offset(EntryTable::MAX_ENTRIES) as u64;
-/// A stub, before the moved instructions.
-const STUB: usize = 16;
-const ENTRY: usize = size_of::<EntryRow>();
+/// Size of the table and its code, in bytes.
+pub(crate) const TABLE_AND_CODE_SIZE: u64 = trampoline_offset(EntryTable::MAX_ENTRIES) as u64;
+/// Size of a trampoline before the relocated prologue, in bytes.
+const TRAMPOLINE_SIZE: usize = 16;
+const ENTRY_SIZE: usize = size_of::<EntryRow>();
 
-/// A table and its code, as bytes for one place.
+/// Bytes of a table and its code for one address.
 #[derive(Debug)]
 pub(crate) struct TableImage {
     pub(crate) table: Vec<u8>,
     pub(crate) code: Vec<u8>,
-    /// For each function where its instructions were, and where they are.
-    pub(crate) places: Vec<Vec<(u64, u64)>>,
+    /// For each function the original and the relocated address of its prologue's instructions.
+    pub(crate) addresses: Vec<Vec<(u64, u64)>>,
 }
 
-/// A function in a table of the process.
+/// An entry of a table in the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct InstalledEntry {
     pub(crate) function: u64,
-    pub(crate) moved: u64,
-    /// The word that says where its stub leads.
+    pub(crate) relocated: u64,
+    /// Address of the word that holds the trampoline's target.
     pub(crate) target: u64,
-    pub(crate) was: [u8; EntryRow::JUMP_SIZE],
+    pub(crate) original: [u8; EntryRow::JUMP_SIZE],
     pub(crate) jump: [u8; EntryRow::JUMP_SIZE],
 }
 
 impl TableImage {
+    /// Builds the table of a plan for the address `base`.
+    ///
     /// # Errors
-    /// Which function does not fit, and why.
-    pub(crate) fn at(plan: &PatchPlan, base: u64) -> Result<Self, (&'static str, NotRelocatable)> {
+    /// The function that cannot be relocated, and the reason.
+    pub(crate) fn new(plan: &PatchPlan, base: u64) -> Result<Self, (&'static str, NotRelocatable)> {
         let mut table = vec![0; TABLE_SIZE];
-        let mut code = vec![0xcc; LENGTH as usize - TABLE_SIZE];
-        let mut places = Vec::new();
-        let put = |bytes: &mut [u8], at: usize, what: &[u8]| {
-            bytes[at..at + what.len()].copy_from_slice(what)
+        let mut code = vec![0xcc; TABLE_AND_CODE_SIZE as usize - TABLE_SIZE];
+        let mut addresses = Vec::new();
+        let put = |bytes: &mut [u8], offset: usize, part: &[u8]| {
+            bytes[offset..offset + part.len()].copy_from_slice(part)
         };
         for (index, function) in plan.functions.iter().enumerate() {
-            let failed = |why| (function.name, why);
-            let stub = base + trampoline_offset(index) as u64;
-            let moved = stub + STUB as u64;
-            let placed = function.moved.relocate_to(moved).map_err(failed)?;
-            let room = trampoline_offset(index + 1) - trampoline_offset(index) - STUB;
-            if placed.bytes.len() > room || jump(function.moved.range.start, stub).is_none() {
+            let failed = |reason| (function.name, reason);
+            let trampoline = base + trampoline_offset(index) as u64;
+            let relocated = trampoline + TRAMPOLINE_SIZE as u64;
+            let prologue = function.prologue.relocate_to(relocated).map_err(failed)?;
+            let room = trampoline_offset(index + 1) - trampoline_offset(index) - TRAMPOLINE_SIZE;
+            if prologue.bytes.len() > room
+                || jump(function.prologue.range.start, trampoline).is_none()
+            {
                 return Err(failed(NotRelocatable::Far));
             }
-            let entry = offset_of!(EntryTable, entries) + index * ENTRY;
+            let entry = offset_of!(EntryTable, entries) + index * ENTRY_SIZE;
             let target = base + (entry + offset_of!(EntryRow, target)) as u64;
-            let distance = (target.wrapping_sub(stub + 6) as i32).to_le_bytes();
+            let distance = (target.wrapping_sub(trampoline + 6) as i32).to_le_bytes();
             let [a, b, c, d] = distance;
-            let at = trampoline_offset(index) - TABLE_SIZE;
-            put(&mut code, at, &[0xff, 0x25, a, b, c, d, 0x0f, 0x0b]);
-            put(&mut code, at + 8, &base.to_le_bytes());
-            put(&mut code, at + STUB, &placed.bytes);
-            let mut set = |offset: usize, what: &[u8]| put(&mut table, entry + offset, what);
-            set(offset_of!(EntryRow, target), &moved.to_le_bytes());
-            set(offset_of!(EntryRow, moved), &moved.to_le_bytes());
+            let offset = trampoline_offset(index) - TABLE_SIZE;
+            put(&mut code, offset, &[0xff, 0x25, a, b, c, d, 0x0f, 0x0b]);
+            put(&mut code, offset + 8, &base.to_le_bytes());
+            put(&mut code, offset + TRAMPOLINE_SIZE, &prologue.bytes);
+            let mut set = |offset: usize, part: &[u8]| put(&mut table, entry + offset, part);
+            set(offset_of!(EntryRow, target), &relocated.to_le_bytes());
+            set(offset_of!(EntryRow, moved), &relocated.to_le_bytes());
             set(
                 offset_of!(EntryRow, function),
-                &function.moved.range.start.to_le_bytes(),
+                &function.prologue.range.start.to_le_bytes(),
             );
             set(
                 offset_of!(EntryRow, original),
@@ -77,7 +82,7 @@ impl TableImage {
             );
             set(offset_of!(EntryRow, is_outer), &[function.is_outer.into()]);
             set(offset_of!(EntryRow, name), function.name.as_bytes());
-            places.push(placed.places);
+            addresses.push(prologue.addresses);
         }
         let count = plan.functions.len() as u64;
         put(
@@ -88,18 +93,18 @@ impl TableImage {
         Ok(Self {
             table,
             code,
-            places,
+            addresses,
         })
     }
 
-    /// Writes all; last the mark, by which it is found again.
+    /// Writes the table and the code; last the mark by which [`find`] recognizes it.
     pub(crate) fn write(&self, memory: &Memory, base: u64) -> io::Result<()> {
         memory.write(base + TABLE_SIZE as u64, &self.code)?;
         memory.write(base, &self.table)?;
         memory.write(base + offset_of!(EntryTable, mark) as u64, &TABLE_MARK)
     }
 
-    /// Whether this is what lies there, wherever its stubs lead.
+    /// Whether the process has this table at `base`, with whatever targets of the trampolines.
     pub(crate) fn matches(&self, memory: &Memory, base: u64) -> io::Result<bool> {
         let mut code = vec![0; self.code.len()];
         memory.read(base + TABLE_SIZE as u64, &mut code)?;
@@ -109,7 +114,7 @@ impl TableImage {
         expected[..TABLE_MARK.len()].copy_from_slice(&TABLE_MARK);
         for index in 0..EntryTable::MAX_ENTRIES {
             let target =
-                offset_of!(EntryTable, entries) + index * ENTRY + offset_of!(EntryRow, target);
+                offset_of!(EntryTable, entries) + index * ENTRY_SIZE + offset_of!(EntryRow, target);
             expected[target..target + 8].fill(0);
             table[target..target + 8].fill(0);
         }
@@ -117,7 +122,7 @@ impl TableImage {
     }
 }
 
-/// Where a process has a table, if it does.
+/// Finds the address of a process's table; `None` if it has none.
 pub(crate) fn find(memory: &Memory, maps: &[u8]) -> Option<u64> {
     let code: HashSet<u64> = mappings(maps)
         .filter(|mapping| mapping.access == *b"r-xp")
@@ -130,15 +135,15 @@ pub(crate) fn find(memory: &Memory, maps: &[u8]) -> Option<u64> {
         .find(|base| memory.bytes(*base).is_ok_and(|mark| mark == TABLE_MARK))
 }
 
-/// What a table says of its functions.
+/// Reads the entries of a table.
 pub(crate) fn read(memory: &Memory, base: u64) -> io::Result<Vec<InstalledEntry>> {
     let count = memory.word(base + offset_of!(EntryTable, count) as u64)?;
     let count = (count as usize).min(EntryTable::MAX_ENTRIES);
-    let standing = |index: usize| {
-        let entry = base + (offset_of!(EntryTable, entries) + index * ENTRY) as u64;
-        let at = |offset: usize| entry + offset as u64;
-        let function = memory.word(at(offset_of!(EntryRow, function)))?;
-        let stub = base + trampoline_offset(index) as u64;
+    let read_entry = |index: usize| {
+        let entry = base + (offset_of!(EntryTable, entries) + index * ENTRY_SIZE) as u64;
+        let field = |offset: usize| entry + offset as u64;
+        let function = memory.word(field(offset_of!(EntryRow, function)))?;
+        let trampoline = base + trampoline_offset(index) as u64;
         let far = || {
             io::Error::new(
                 io::ErrorKind::InvalidData,
@@ -147,38 +152,38 @@ pub(crate) fn read(memory: &Memory, base: u64) -> io::Result<Vec<InstalledEntry>
         };
         Ok(InstalledEntry {
             function,
-            moved: memory.word(at(offset_of!(EntryRow, moved)))?,
-            target: at(offset_of!(EntryRow, target)),
-            was: memory.bytes(at(offset_of!(EntryRow, original)))?,
-            jump: jump(function, stub).ok_or_else(far)?,
+            relocated: memory.word(field(offset_of!(EntryRow, moved)))?,
+            target: field(offset_of!(EntryRow, target)),
+            original: memory.bytes(field(offset_of!(EntryRow, original)))?,
+            jump: jump(function, trampoline).ok_or_else(far)?,
         })
     };
-    (0..count).map(standing).collect()
+    (0..count).map(read_entry).collect()
 }
 
-/// `jmp` from one place to another.
+/// Encodes a `jmp` from one address to another; `None` if they are more than 2 GiB apart.
 fn jump(from: u64, to: u64) -> Option<[u8; EntryRow::JUMP_SIZE]> {
     let distance = to.wrapping_sub(from + EntryRow::JUMP_SIZE as u64) as i64;
     let [a, b, c, d] = i32::try_from(distance).ok()?.to_le_bytes();
     Some([0xe9, a, b, c, d])
 }
 
-/// A place for a table: below the program, where its heap does not grow to.
+/// Finds free addresses for a table below the program, where its heap does not grow. `None` if there are none.
 pub(crate) fn find_space(maps: &[u8], program: u64) -> Option<u64> {
-    const LOWEST: u64 = 0x10_0000;
-    const PAGE: u64 = 4096;
+    const MIN_ADDRESS: u64 = 0x10_0000;
+    const PAGE_SIZE: u64 = 4096;
     let start = mappings(maps).find(|mapping| mapping.range.contains(&program))?;
     let of_program = mappings(maps).filter(|mapping| mapping.path == start.path);
     let start = of_program.map(|mapping| mapping.range.start).min()?;
     let is_free = |base: &u64| {
-        let (from, to) = (base - PAGE, base + LENGTH + PAGE);
+        let (from, to) = (base - PAGE_SIZE, base + TABLE_AND_CODE_SIZE + PAGE_SIZE);
         !mappings(maps).any(|mapping| mapping.range.start < to && from < mapping.range.end)
     };
-    // Several: a memprof that was killed too early leaves a table that nobody finds again.
+    // Several distances: a command that was killed too early leaves a table without a mark.
     let far = (0..32).map(|step| (16 << 20) - step * (64 << 10));
     let distances = far.chain([1 << 20, 1 << 17]);
     let mut bases = distances.filter_map(|distance| start.checked_sub(distance));
-    bases.find(|base| *base >= LOWEST && is_free(base))
+    bases.find(|base| *base >= MIN_ADDRESS && is_free(base))
 }
 
 #[cfg(test)]
@@ -186,7 +191,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_table_lies_below_the_program() {
+    fn table_is_placed_below_the_program() {
         let check = |maps: &str, expected| {
             let program = 0x5555_5555_5000;
             assert_eq!(find_space(maps.as_bytes(), program), expected, "{maps}");
@@ -197,13 +202,13 @@ mod tests {
         let other = "555554400000-555554560000 rw-p 00000000 00:00 0 \n";
         check(&format!("{other}{program}"), Some(0x5555_5456_4000));
         check("", None);
-        // Not position independent: the first of these distances leads below zero.
+        // Not position independent: the first of these distances is below zero.
         let low = "000000400000-000000401000 r-xp 00000000 08:01 7 /bin/p\n";
         assert_eq!(find_space(low.as_bytes(), 0x40_0000), Some(0x30_0000));
     }
 
     #[test]
-    fn jumps_reach_two_gibibytes() {
+    fn jumps_span_two_gibibytes() {
         assert_eq!(jump(0x1000, 0x1005), Some([0xe9, 0, 0, 0, 0]));
         assert_eq!(jump(0x1000, 0x1000), Some([0xe9, 0xfb, 0xff, 0xff, 0xff]));
         assert_eq!(jump(0x1000, 0x1005 + (1 << 31)), None);

@@ -1,4 +1,4 @@
-//! Code of the process, written while all its threads stand still.
+//! Writes patches to the code of a process while all its threads are stopped.
 
 use std::ops::Range;
 use std::thread;
@@ -13,88 +13,95 @@ use memprof_sampler::EntryRow;
 use crate::error::Error;
 use crate::target::Target;
 
-/// How long the threads may stand still before all of them do.
-const STOP: Duration = Duration::from_millis(200);
-/// Until all of them were seen outside of the bytes.
-const PATIENCE: Duration = Duration::from_secs(5);
-const LOOK_AGAIN: Duration = Duration::from_millis(2);
-/// So much of a stack is searched for what a signal interrupted.
-const SEARCHED: u64 = 256 << 10;
+/// Timeout for all threads to be stopped.
+const STOP_ALL_TIMEOUT: Duration = Duration::from_millis(200);
+/// Timeout for all threads to be outside of the patched bytes.
+const PATCH_TIMEOUT: Duration = Duration::from_secs(5);
+/// Time between two attempts.
+const RETRY_INTERVAL: Duration = Duration::from_millis(2);
+/// Bytes of a stack that are scanned for an address that a signal interrupted.
+const STACK_SCAN_LIMIT: u64 = 256 << 10;
 
-/// The first bytes of a function.
+/// A replacement of a function's first bytes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CodePatch {
-    pub(crate) at: u64,
-    pub(crate) was: [u8; EntryRow::JUMP_SIZE],
-    pub(crate) becomes: [u8; EntryRow::JUMP_SIZE],
+    pub(crate) address: u64,
+    pub(crate) original: [u8; EntryRow::JUMP_SIZE],
+    pub(crate) patched: [u8; EntryRow::JUMP_SIZE],
 }
 
-/// Instructions that are executed elsewhere from then on: their bytes, and where each was and is.
+/// A relocated prologue: its original range, and the original and relocated address of each instruction.
 #[derive(Clone, Debug)]
 pub(crate) struct RelocatedRange {
     pub(crate) range: Range<u64>,
-    pub(crate) places: Vec<(u64, u64)>,
+    pub(crate) addresses: Vec<(u64, u64)>,
 }
 
-/// Why it was not done this time.
+/// Reason why an attempt failed.
 enum PatchFailure {
     Retry(&'static str),
     Fatal(Error),
 }
 
-/// Makes the changes, each of them whole or not at all, and returns how long the threads stood still.
+/// Writes the patches, each of them completely or not at all; returns for how long the threads were stopped.
 ///
 /// # Errors
-/// They cannot be stopped where they do not execute the bytes. Nothing was changed then.
+/// The threads cannot be stopped outside of the patched bytes. Nothing was changed then.
 pub(crate) fn write(
     target: &mut Target,
-    changes: &[CodePatch],
-    away: &[RelocatedRange],
+    patches: &[CodePatch],
+    relocated: &[RelocatedRange],
 ) -> Result<Duration, Error> {
-    let begun = Instant::now();
+    let start = Instant::now();
     loop {
         target.refresh()?;
-        // A thread of its own: whatever it has stopped, or is about to, is let go when it ends.
-        let tried = thread::scope(|scope| scope.spawn(|| try_write(target, changes, away)).join());
+        // A separate thread: when it ends, the kernel detaches every thread that it has stopped or requested to
+        // stop.
+        let tried =
+            thread::scope(|scope| scope.spawn(|| try_write(target, patches, relocated)).join());
         match tried.unwrap_or_else(|panic| std::panic::resume_unwind(panic)) {
             Ok(stop) => return Ok(stop),
             Err(PatchFailure::Fatal(error)) => return Err(error),
-            Err(PatchFailure::Retry(why)) if begun.elapsed() > PATIENCE => {
-                return Err(Error::NotPatched(format!("{why}; try again")));
+            Err(PatchFailure::Retry(reason)) if start.elapsed() > PATCH_TIMEOUT => {
+                return Err(Error::NotPatched(format!("{reason}; try again")));
             }
-            Err(PatchFailure::Retry(_)) => thread::sleep(LOOK_AGAIN),
+            Err(PatchFailure::Retry(_)) => thread::sleep(RETRY_INTERVAL),
         }
     }
 }
 
+/// Stops all threads and writes the patches once.
 fn try_write(
     target: &Target,
-    changes: &[CodePatch],
-    away: &[RelocatedRange],
+    patches: &[CodePatch],
+    relocated: &[RelocatedRange],
 ) -> Result<Duration, PatchFailure> {
-    // Before they stand still: a process of many threads has many mappings.
+    // Before the stop: a process of many threads has many mappings.
     let mapped: Vec<_> = mappings(&target.maps)
         .map(|mapping| mapping.range)
         .collect();
-    let begun = Instant::now();
+    let start = Instant::now();
     let mut threads = Vec::new();
-    let stopped = stop_all(target.pid, begun + STOP, &mut threads);
-    let done = stopped.map_err(|why| refused(target, why)).and_then(|()| {
-        let moved = fix_up_threads(target, &mapped, &threads, away)?;
-        for (stopped, registers) in moved {
-            let placed = stopped.set_registers(&registers);
-            placed.map_err(|_| PatchFailure::Retry("a thread ends"))?;
-        }
-        apply_patches(target, changes).map_err(PatchFailure::Fatal)
-    });
+    let stopped = stop_all(target.pid, start + STOP_ALL_TIMEOUT, &mut threads);
+    let outcome = stopped
+        .map_err(|error| stop_failure(target, error))
+        .and_then(|()| {
+            let fixups = fix_up_threads(target, &mapped, &threads, relocated)?;
+            for (stopped, registers) in fixups {
+                let set = stopped.set_registers(&registers);
+                set.map_err(|_| PatchFailure::Retry("a thread ends"))?;
+            }
+            apply_patches(target, patches).map_err(PatchFailure::Fatal)
+        });
     for (_, stopped) in threads {
         resume(&target.memory, stopped);
     }
-    done.map(|()| begun.elapsed())
+    outcome.map(|()| start.elapsed())
 }
 
-fn refused(target: &Target, why: StopAllError) -> PatchFailure {
-    match why {
+/// Converts the error of a stop.
+fn stop_failure(target: &Target, error: StopAllError) -> PatchFailure {
+    match error {
         StopAllError::Unreadable(_) => PatchFailure::Fatal(target.process_gone_error()),
         StopAllError::Thread(_, StopError::Uninterruptible | StopError::Ended) => {
             PatchFailure::Retry("a thread does not stop (state D)")
@@ -106,53 +113,55 @@ fn refused(target: &Target, why: StopAllError) -> PatchFailure {
     }
 }
 
+/// Threads with the registers that they continue with.
 type RegisterFixups<'a> = Vec<(&'a StoppedThread, user_regs_struct)>;
 
-/// The threads that are about to execute what moves, with the registers to go on at its new place: it does the same
-/// there, whether the changes are made or not.
+/// Returns the threads that are about to execute a relocated instruction, with registers to continue at its new
+/// address. It has the same effect there, whether the patches are written or not.
 fn fix_up_threads<'a>(
     target: &Target,
     mapped: &[Range<u64>],
     threads: &'a [(u32, StoppedThread)],
-    away: &[RelocatedRange],
+    relocated: &[RelocatedRange],
 ) -> Result<RegisterFixups<'a>, PatchFailure> {
-    let mut placed = Vec::new();
-    if away.is_empty() {
-        return Ok(placed);
+    let mut fixups = Vec::new();
+    if relocated.is_empty() {
+        return Ok(fixups);
     }
     for (_, stopped) in threads {
         let ends = |_| PatchFailure::Retry("a thread ends");
         let mut registers = stopped.registers().map_err(ends)?;
-        check_stack(target, mapped, registers.rsp, away)?;
-        let Some(place) = relocated_address(registers.rip, away).map_err(PatchFailure::Retry)?
+        check_stack(target, mapped, registers.rsp, relocated)?;
+        let Some(address) =
+            relocated_address(registers.rip, relocated).map_err(PatchFailure::Retry)?
         else {
             continue;
         };
-        registers.rip = place;
-        placed.push((stopped, registers));
+        registers.rip = address;
+        fixups.push((stopped, registers));
     }
-    Ok(placed)
+    Ok(fixups)
 }
 
-/// A signal handler may return to where it interrupted its thread, in the midst of what moves.
+/// Fails if a signal handler may return to an instruction that is relocated.
 fn check_stack(
     target: &Target,
     mapped: &[Range<u64>],
     pointer: u64,
-    away: &[RelocatedRange],
+    relocated: &[RelocatedRange],
 ) -> Result<(), PatchFailure> {
     let stack = mapped.get(mapped.partition_point(|range| range.end <= pointer));
     let Some(stack) = stack.filter(|range| range.contains(&pointer)) else {
-        // Mapped since: a thread that has just begun.
+        // Mapped after the maps were read: a thread that has just started.
         return Err(PatchFailure::Retry("a thread has no stack"));
     };
-    let length = (stack.end - pointer).min(SEARCHED) & !7;
+    let length = (stack.end - pointer).min(STACK_SCAN_LIMIT) & !7;
     let mut bytes = vec![0; length as usize];
     let read = target.memory.read(pointer, &mut bytes);
     read.map_err(|_| PatchFailure::Retry("a thread's stack cannot be read"))?;
     let words = bytes.chunks_exact(8);
     let words = words.map(|word| u64::from_le_bytes(word.try_into().expect("eight bytes")));
-    match contains_relocated(words, away) {
+    match contains_relocated(words, relocated) {
         true => Err(PatchFailure::Retry(
             "a signal handler runs within the allocator",
         )),
@@ -160,50 +169,56 @@ fn check_stack(
     }
 }
 
-/// Whether one of the words is the address of an instruction that moves, other than the first of its function.
-fn contains_relocated(mut words: impl Iterator<Item = u64>, away: &[RelocatedRange]) -> bool {
-    let lowest = away.iter().map(|each| each.range.start).min();
-    let highest = away.iter().map(|each| each.range.end).max();
+/// Whether one of the words is the address of a relocated instruction, other than the first of its function.
+fn contains_relocated(mut words: impl Iterator<Item = u64>, relocated: &[RelocatedRange]) -> bool {
+    let lowest = relocated.iter().map(|each| each.range.start).min();
+    let highest = relocated.iter().map(|each| each.range.end).max();
     let (lowest, highest) = (lowest.unwrap_or(0), highest.unwrap_or(0));
     let is_near = |word: u64| lowest < word && word < highest;
-    words.any(|word| is_near(word) && away.iter().any(|each| is_inside(each, word)))
+    words.any(|word| is_near(word) && relocated.iter().any(|each| is_inside(each, word)))
 }
 
-/// Where a thread goes on that is about to execute an instruction which moves; none for all others.
+/// New address for a thread that is about to execute a relocated instruction; `None` for other threads.
 fn relocated_address(
     instruction: u64,
-    away: &[RelocatedRange],
+    relocated: &[RelocatedRange],
 ) -> Result<Option<u64>, &'static str> {
-    let Some(moved) = away.iter().find(|each| is_inside(each, instruction)) else {
+    let Some(prologue) = relocated.iter().find(|each| is_inside(each, instruction)) else {
         return Ok(None);
     };
-    let mut places = moved.places.iter();
-    let place = places.find(|(was, _)| *was == instruction);
-    let (_, is) = place.ok_or("a thread is within an instruction")?;
-    Ok(Some(*is))
+    let mut addresses = prologue.addresses.iter();
+    let found = addresses.find(|(original, _)| *original == instruction);
+    let (_, address) = found.ok_or("a thread is within an instruction")?;
+    Ok(Some(*address))
 }
 
-/// Behind the first byte: there it may still be.
-fn is_inside(away: &RelocatedRange, address: u64) -> bool {
-    away.range.start < address && address < away.range.end
+/// Whether an address is in the range after its first byte, where a jump or the original instruction begins.
+fn is_inside(relocated: &RelocatedRange, address: u64) -> bool {
+    relocated.range.start < address && address < relocated.range.end
 }
 
-fn apply_patches(target: &Target, changes: &[CodePatch]) -> Result<(), Error> {
+/// Checks that all original bytes are unchanged, then writes the patches.
+fn apply_patches(target: &Target, patches: &[CodePatch]) -> Result<(), Error> {
     let memory = &target.memory;
     let failed = || Error::io("failed to write to its code");
-    for change in changes {
-        let found: [u8; EntryRow::JUMP_SIZE] = memory.bytes(change.at).map_err(failed())?;
-        if found != change.was {
-            let message = format!("its code at {:#x} has changed meanwhile", change.at);
+    for patch in patches {
+        let found: [u8; EntryRow::JUMP_SIZE] = memory.bytes(patch.address).map_err(failed())?;
+        if found != patch.original {
+            let message = format!("its code at {:#x} has changed meanwhile", patch.address);
             return Err(Error::NotPatched(message));
         }
     }
-    for change in changes {
-        // On one page (`NotRelocatable::TwoPages`), so that it is not half done where this program is killed.
-        memory.write(change.at, &change.becomes).map_err(failed())?;
-        let written: [u8; EntryRow::JUMP_SIZE] = memory.bytes(change.at).map_err(failed())?;
-        if written != change.becomes {
-            let message = format!("its code at {:#x} does not keep what is written", change.at);
+    for patch in patches {
+        // On one page (`NotRelocatable::TwoPages`), so the write is not half done if this program is killed.
+        memory
+            .write(patch.address, &patch.patched)
+            .map_err(failed())?;
+        let written: [u8; EntryRow::JUMP_SIZE] = memory.bytes(patch.address).map_err(failed())?;
+        if written != patch.patched {
+            let message = format!(
+                "its code at {:#x} does not keep what is written",
+                patch.address
+            );
             return Err(Error::NotPatched(message));
         }
     }
@@ -214,26 +229,27 @@ fn apply_patches(target: &Target, changes: &[CodePatch]) -> Result<(), Error> {
 mod tests {
     use super::*;
 
-    /// Two functions, whose instructions of 2 and 4 bytes, and of 7 bytes, go elsewhere.
-    fn away() -> [RelocatedRange; 2] {
+    /// Two functions with relocated instructions: of 2 and 4 bytes, and of 7 bytes.
+    fn relocated() -> [RelocatedRange; 2] {
         [
             RelocatedRange {
                 range: 0x1000..0x1006,
-                places: vec![(0x1000, 0x9010), (0x1002, 0x9012)],
+                addresses: vec![(0x1000, 0x9010), (0x1002, 0x9012)],
             },
             RelocatedRange {
                 range: 0x2000..0x2007,
-                places: vec![(0x2000, 0x9090)],
+                addresses: vec![(0x2000, 0x9090)],
             },
         ]
     }
 
     #[test]
-    fn a_thread_within_moved_instructions_goes_on_in_the_copy() {
-        let check =
-            |instruction, expected| assert_eq!(relocated_address(instruction, &away()), expected);
+    fn thread_within_the_prologue_continues_at_the_relocated_address() {
+        let check = |instruction, expected| {
+            assert_eq!(relocated_address(instruction, &relocated()), expected)
+        };
         check(0xfff, Ok(None));
-        // It takes the jump.
+        // The thread takes the jump.
         check(0x1000, Ok(None));
         check(0x1002, Ok(Some(0x9012)));
         check(0x1003, Err("a thread is within an instruction"));
@@ -243,10 +259,10 @@ mod tests {
     }
 
     #[test]
-    fn a_stack_with_an_address_of_a_moved_instruction_is_found() {
+    fn relocated_address_on_the_stack_is_found() {
         let check = |words: &[u64], expected| {
             assert_eq!(
-                contains_relocated(words.iter().copied(), &away()),
+                contains_relocated(words.iter().copied(), &relocated()),
                 expected,
                 "{words:x?}"
             );
