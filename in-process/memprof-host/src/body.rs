@@ -1,4 +1,4 @@
-//! The body of a reply: bytes, or a file that is passed on as it is.
+//! Bodies of replies: bytes, or a file that is passed on unchanged.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -12,16 +12,16 @@ use memprof_own::above_stdio;
 use memprof_plugin_abi::COPY_LIMIT;
 use rustix::fs::{FileType, OFlags, SealFlags};
 
-/// A larger body does not fit a line of the control protocol: it is passed as a file.
+/// Largest body, in bytes, that a line of the control protocol contains. Larger bodies are passed as a file.
 pub(crate) const INLINE_LIMIT: usize = 64 * 1024;
 
-/// What a plugin replied.
+/// Body of a reply.
 #[derive(Debug)]
 pub enum Body {
-    /// Bytes, [`COPY_LIMIT`] at the most.
+    /// Bytes, at most [`COPY_LIMIT`].
     Bytes(Vec<u8>),
-    /// A file that nobody writes to any more, open for reading at its start, and the number of its
-    /// bytes that are the body.
+    /// A file to which no process writes any more, open for reading at its start, and the number of its bytes that
+    /// belong to the body.
     File(File, u64),
 }
 
@@ -32,13 +32,13 @@ impl Default for Body {
 }
 
 impl Body {
-    /// Appends bytes.
+    /// Appends bytes to the body.
     ///
     /// # Errors
-    /// They are too many, the memory is full, or the body is a file.
+    /// The body would exceed [`COPY_LIMIT`], there is no memory, or the body is a file.
     pub fn write(&mut self, chunk: &[u8]) -> io::Result<()> {
         let Self::Bytes(bytes) = self else {
-            return Err(invalid("the body is a file already"));
+            return Err(invalid_input_error("the body is a file already"));
         };
         let length = bytes.len() as u64 + chunk.len() as u64;
         if length > COPY_LIMIT {
@@ -50,26 +50,26 @@ impl Body {
         Ok(())
     }
 
-    /// A body that is the first `size` bytes of the file `fd`, of which it has a descriptor of its
-    /// own.
+    /// Creates a body from the first `size` bytes of the file `fd`. Duplicates the descriptor.
     ///
     /// # Errors
-    /// `InvalidInput`: it is not a file of that size that only can be read. No descriptor is left.
+    /// `InvalidInput` if it is not a regular file of at least that size that cannot be written to. Those of fcntl(2),
+    /// `F_DUPFD_CLOEXEC`.
     pub fn from_file(fd: BorrowedFd<'_>, size: u64) -> io::Result<Self> {
         let stat = rustix::fs::fstat(fd)?;
         if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
-            return Err(invalid("it is not a regular file"));
+            return Err(invalid_input_error("it is not a regular file"));
         }
         if stat.st_size.unsigned_abs() < size {
-            return Err(invalid("it is shorter than announced"));
+            return Err(invalid_input_error("it is shorter than announced"));
         }
         if !is_read_only(fd)? && !is_sealed(fd) {
-            return Err(invalid("it can still be written to"));
+            return Err(invalid_input_error("it can still be written to"));
         }
         Ok(Self::File(File::from(fd.try_clone_to_owned()?), size))
     }
 
-    /// The number of bytes.
+    /// Number of bytes.
     pub fn len(&self) -> u64 {
         match self {
             Self::Bytes(bytes) => bytes.len() as u64,
@@ -77,17 +77,17 @@ impl Body {
         }
     }
 
-    /// True when there are none.
+    /// Whether the body has no bytes.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The file, or a sealed one in memory with the bytes, positioned at its start: nobody can
-    /// change it through this descriptor. Bytes are written on the calling thread, so that a small
-    /// `RLIMIT_FSIZE` sends it SIGXFSZ: call it on a thread that blocks signals.
+    /// Returns the file, positioned at its start; for bytes, a new sealed file in memory. Neither can be changed
+    /// through the returned descriptor. Writing the bytes under a small `RLIMIT_FSIZE` sends SIGXFSZ to the calling
+    /// thread, which must therefore block signals.
     ///
     /// # Errors
-    /// The kernel has no memory or no descriptor left.
+    /// Those of memfd_create(2): no memory or no descriptor is left.
     #[cfg(feature = "control")]
     pub(crate) fn into_file(self) -> io::Result<File> {
         let bytes = match self {
@@ -103,15 +103,15 @@ impl Body {
         Ok(file)
     }
 
-    /// The bytes as text; what is not UTF-8 is replaced. Of a file it tells where that is.
+    /// Converts the bytes to text, replacing what is not UTF-8. For a file, returns its size and path.
     pub fn into_text(self) -> String {
         match self {
             Self::Bytes(bytes) => String::from_utf8_lossy(&bytes).into_owned(),
-            Self::File(file, length) => format!("{length} bytes, in {}", name_of(&file)),
+            Self::File(file, length) => format!("{length} bytes, in {}", path_name(&file)),
         }
     }
 
-    /// The bytes, to be read one after the other.
+    /// Returns a reader of the bytes.
     pub fn into_reader(self) -> Box<dyn Read + Send> {
         match self {
             Self::Bytes(bytes) => Box::new(io::Cursor::new(bytes)),
@@ -119,10 +119,10 @@ impl Body {
         }
     }
 
-    /// All of it, read into memory.
+    /// Reads all bytes into memory.
     ///
     /// # Errors
-    /// The body is a file that has too many, and that the error names; or it cannot be read.
+    /// The body is a file larger than [`COPY_LIMIT`], whose path the error contains; or the file cannot be read.
     pub fn into_bytes(self) -> io::Result<Vec<u8>> {
         match self {
             Self::Bytes(bytes) => Ok(bytes),
@@ -130,7 +130,7 @@ impl Body {
                 let message = format!(
                     "the reply has {length} bytes, which is too large to be copied (at most \
                      {COPY_LIMIT}); read {}",
-                    name_of(&file)
+                    path_name(&file)
                 );
                 Err(io::Error::new(io::ErrorKind::FileTooLarge, message))
             }
@@ -144,27 +144,30 @@ impl Body {
     }
 }
 
-/// Who reads such a file sees no change.
+/// Seals of a file in memory whose content cannot change any more.
 const SEALED: SealFlags = SealFlags::SHRINK.union(SealFlags::WRITE);
 
+/// Whether the descriptor is open for reading only.
 fn is_read_only(fd: BorrowedFd<'_>) -> io::Result<bool> {
     let flags = rustix::fs::fcntl_getfl(fd)?;
     Ok(flags & (OFlags::RWMODE | OFlags::PATH) == OFlags::RDONLY)
 }
 
+/// Whether `fd` is a file in memory with the seals [`SEALED`].
 fn is_sealed(fd: BorrowedFd<'_>) -> bool {
-    // EINVAL for what is no memfd.
+    // fcntl(2) fails with EINVAL for any other file.
     rustix::fs::fcntl_get_seals(fd).is_ok_and(|seals| seals.contains(SEALED))
 }
 
-fn name_of(file: &File) -> String {
+/// Returns the path of an open file, from /proc.
+fn path_name(file: &File) -> String {
     let link = format!("/proc/thread-self/fd/{}", file.as_raw_fd());
     let path = std::fs::read_link(link);
     let path = path.unwrap_or_else(|_| PathBuf::from("a file of unknown name"));
     path.display().to_string()
 }
 
-fn invalid(message: &str) -> io::Error {
+fn invalid_input_error(message: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, message)
 }
 
@@ -175,46 +178,46 @@ mod tests {
 
     use super::*;
 
-    /// A file of so many bytes, which nobody wrote to a disk.
-    fn file_of(length: u64) -> (tempfile::TempDir, PathBuf) {
-        let place = tempfile::tempdir().unwrap();
-        let path = place.path().join("dump.heap");
+    /// Creates a sparse file of `length` bytes in a temporary directory.
+    fn create_file(length: u64) -> (tempfile::TempDir, PathBuf) {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("dump.heap");
         File::create(&path).unwrap().set_len(length).unwrap();
-        (place, path)
+        (directory, path)
     }
 
     #[test]
-    fn bytes_beyond_the_limit_are_refused() {
+    fn write_beyond_copy_limit_fails() {
         let mut body = Body::default();
         body.write(&vec![7; COPY_LIMIT as usize]).unwrap();
-        let refused = body.write(&[8]).unwrap_err();
-        assert_eq!(refused.kind(), io::ErrorKind::FileTooLarge);
+        let error = body.write(&[8]).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::FileTooLarge);
         assert_eq!(body.len(), COPY_LIMIT);
     }
 
     #[test]
-    fn a_large_file_is_passed_and_not_copied() {
-        let (_place, path) = file_of(COPY_LIMIT + 1);
+    fn large_file_is_not_copied() {
+        let (_directory, path) = create_file(COPY_LIMIT + 1);
         let open = || {
             let file = File::open(&path).unwrap();
             Body::from_file(file.as_fd(), COPY_LIMIT + 1).unwrap()
         };
         assert_eq!(open().len(), COPY_LIMIT + 1);
-        let refused = open().into_bytes().unwrap_err().to_string();
+        let error = open().into_bytes().unwrap_err().to_string();
         assert!(
-            refused.ends_with(&format!("read {}", path.display())),
-            "{refused}"
+            error.ends_with(&format!("read {}", path.display())),
+            "{error}"
         );
         let text = open().into_text();
         assert_eq!(text, format!("16777217 bytes, in {}", path.display()));
     }
 
     #[test]
-    fn a_file_that_may_change_or_is_none_is_refused() {
-        let (place, path) = file_of(3);
+    fn writable_short_or_irregular_file_is_refused() {
+        let (directory, path) = create_file(3);
         let check = |file: File, size, expected: &str| {
-            let refused = Body::from_file(file.as_fd(), size).unwrap_err();
-            assert_eq!(refused.to_string(), expected);
+            let error = Body::from_file(file.as_fd(), size).unwrap_err();
+            assert_eq!(error.to_string(), expected);
         };
         let writable = || File::options().read(true).write(true).open(&path).unwrap();
         check(writable(), 3, "it can still be written to");
@@ -224,7 +227,7 @@ mod tests {
             "it is shorter than announced",
         );
         check(
-            File::open(place.path()).unwrap(),
+            File::open(directory.path()).unwrap(),
             0,
             "it is not a regular file",
         );
@@ -244,8 +247,8 @@ mod tests {
         let mut body = Body::default();
         body.write(b"dump").unwrap();
         let mut file = body.into_file().unwrap();
-        let refused = file.write_all(b"x").unwrap_err();
-        assert_eq!(refused.kind(), io::ErrorKind::PermissionDenied);
+        let error = file.write_all(b"x").unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::PermissionDenied);
         assert!(Body::from_file(file.as_fd(), 4).is_ok());
         let mut text = String::new();
         file.read_to_string(&mut text).unwrap();

@@ -18,7 +18,7 @@ pub struct Config {
     /// `[log]`.
     pub log: LogConfig,
     /// `[[plugin]]`.
-    #[serde(deserialize_with = "plugins")]
+    #[serde(deserialize_with = "deserialize_plugins")]
     pub plugin: Vec<PluginConfig>,
 }
 
@@ -30,11 +30,11 @@ pub struct Config {
     expecting = "a table, [control], with socket, name or allow_uids"
 )]
 pub struct ControlConfig {
-    /// `on` (the default: `<pid>.sock` in the default directory), `off`, or a path.
+    /// `on` (the default: `<pid>.sock` in the default directory), `off`, or an absolute path.
     pub socket: Option<String>,
-    /// The name that `memprof -t` takes; the program's own by default.
+    /// Name by which `memprof -t` selects the host; by default the program's.
     pub name: Option<String>,
-    /// Users who may connect besides root and the host's own.
+    /// Ids of the users who may connect, besides root and the host's user.
     pub allow_uids: Vec<u32>,
 }
 
@@ -50,19 +50,22 @@ pub struct LogConfig {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PluginConfig {
-    /// The plugin's file, absolute.
+    /// Absolute path of the plugin's file.
     pub path: PathBuf,
-    /// The digest that the file must have, in hexadecimal.
+    /// Required SHA-256 digest of the file, in hexadecimal.
     pub sha256: Option<String>,
-    /// `[plugin.config]`, handed to the plugin as it is.
+    /// `[plugin.config]`, passed to the plugin unchanged.
     #[serde(default)]
     pub config: toml::Table,
-    /// The same where it stands in the file.
+    /// `config` at its lines in the file. `None` if it has another form there.
     #[serde(skip)]
-    in_place: Option<String>,
+    text_in_file: Option<String>,
 }
 
-fn plugins<'de, D: Deserializer<'de>>(tables: D) -> Result<Vec<PluginConfig>, D::Error> {
+/// Deserializes `[[plugin]]`, with an error that explains the brackets.
+fn deserialize_plugins<'de, D: Deserializer<'de>>(
+    tables: D,
+) -> Result<Vec<PluginConfig>, D::Error> {
     struct Tables;
     impl<'de> Visitor<'de> for Tables {
         type Value = Vec<PluginConfig>;
@@ -82,13 +85,13 @@ fn plugins<'de, D: Deserializer<'de>>(tables: D) -> Result<Vec<PluginConfig>, D:
     tables.deserialize_any(Tables)
 }
 
-/// A config file that cannot be used.
+/// The error of a config file that cannot be read or is invalid.
 #[derive(Debug, thiserror::Error)]
 #[error("config file {}: {message}", path.display())]
 pub struct ConfigError {
-    /// As it was given.
+    /// Path of the file, as the caller passed it.
     pub path: PathBuf,
-    /// What is wrong, with line and column where it is in the text.
+    /// Description of the error, with line and column if it concerns the text.
     pub message: String,
 }
 
@@ -96,24 +99,25 @@ impl Config {
     /// Reads a config file.
     ///
     /// # Errors
-    /// It cannot be read, is no TOML, has an unknown key or a value of the wrong kind.
+    /// The file cannot be read, is not TOML, or has an unknown key or a value of the wrong type.
     pub fn read(path: &Path) -> Result<Self, ConfigError> {
-        let failed = |message: String| ConfigError {
+        let config_error = |message: String| ConfigError {
             path: path.to_owned(),
             message,
         };
-        let text = std::fs::read_to_string(path).map_err(|error| failed(error.to_string()))?;
-        Self::parse(&text).map_err(failed)
+        let text =
+            std::fs::read_to_string(path).map_err(|error| config_error(error.to_string()))?;
+        Self::parse(&text).map_err(config_error)
     }
 
     /// Parses the text of a config file.
     ///
     /// # Errors
-    /// The message names line and column.
+    /// The text is invalid; the message contains line and column.
     pub fn parse(text: &str) -> Result<Self, String> {
         let mut config: Self = toml::from_str(text).map_err(|error| error.to_string())?;
         for (index, plugin) in config.plugin.iter_mut().enumerate() {
-            plugin.in_place = plugin_table::blank_all_but(text, index, &plugin.config);
+            plugin.text_in_file = plugin_table::blank_all_but(text, index, &plugin.config);
         }
         config.log.level()?;
         Ok(config)
@@ -121,29 +125,29 @@ impl Config {
 }
 
 impl LogConfig {
-    /// The level as the `log` crate has it.
+    /// Returns the log level; `Info` by default.
     ///
     /// # Errors
-    /// The word is none of the five.
+    /// The name is no level.
     pub fn level(&self) -> Result<log::LevelFilter, String> {
         match self.level.as_deref() {
             None => Ok(log::LevelFilter::Info),
             Some(word) => word.parse().map_err(|_| {
-                format!("[log] level {word:?} is none of error, warn, info, debug, trace")
+                format!("invalid [log] level {word:?}: expected error, warn, info, debug or trace")
             }),
         }
     }
 }
 
 impl PluginConfig {
-    /// `[plugin.config]` as the plugin gets it: on the lines that it has in the file, so that what
-    /// the plugin says of a line is true.
+    /// Returns `[plugin.config]` as the plugin receives it: at its lines in the file, so that line numbers in the
+    /// plugin's errors are those of the file.
     pub fn config_text(&self) -> String {
-        let in_place = self.in_place.clone();
-        in_place.unwrap_or_else(|| self.config.to_string())
+        let text_in_file = self.text_in_file.clone();
+        text_in_file.unwrap_or_else(|| self.config.to_string())
     }
 
-    /// What the plugin is called until it has told its id: the file's name.
+    /// Name of the plugin until its id is known: the file's name without its extension.
     pub fn file_name(&self) -> String {
         let stem = self.path.file_stem().unwrap_or(self.path.as_os_str());
         stem.to_string_lossy().into_owned()
@@ -155,7 +159,7 @@ mod tests {
     use super::Config;
 
     #[test]
-    fn a_whole_config() {
+    fn config_with_every_table_is_parsed() {
         let config = Config::parse(
             "[control]\nsocket = \"/run/x.sock\"\nname = \"web\"\nallow_uids = [7]\n\
              [log]\nlevel = \"debug\"\n\
@@ -171,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn the_reference_has_every_key_and_is_valid() {
+    fn configuration_reference_has_every_key_and_is_valid() {
         let reference = include_str!("../../../CONFIGURATION.md");
         let block = reference
             .split("```")
@@ -196,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_are_named_with_their_place() {
+    fn error_contains_line_and_column() {
         let check = |text: &str, expected: &[&str]| {
             let error = Config::parse(text).unwrap_err();
             for part in expected {
@@ -214,7 +218,7 @@ mod tests {
         check("[[plugin]]\nsha256 = \"\"", &["missing field `path`"]);
         check(
             "[log]\nlevel = \"loud\"",
-            &["[log] level \"loud\" is none of"],
+            &["invalid [log] level \"loud\": expected"],
         );
         check("x", &["line 1"]);
         check(

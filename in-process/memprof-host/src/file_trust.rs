@@ -1,4 +1,4 @@
-//! Whether a plugin's file is one that only trusted users can have written.
+//! Checks that only trusted users can have written a plugin's file.
 
 use std::io;
 use std::os::unix::fs::MetadataExt;
@@ -8,11 +8,11 @@ const GROUP_MAY_WRITE: u32 = 0o020;
 const OTHERS_MAY_WRITE: u32 = 0o002;
 const STICKY: u32 = 0o1000;
 
-/// Checks the file and every directory above it: each belongs to root or to `own_uid`, and
-/// nobody else may write to it. Returns the path without links.
+/// Checks the file and every directory above it: each must belong to root or to `own_uid`, and no other user may write
+/// to it. Returns the path without symbolic links.
 ///
 /// # Errors
-/// The path is not absolute or does not exist, or the first thing that is not to be trusted.
+/// The path is not absolute or does not exist, or the first file or directory that is not trusted.
 pub(crate) fn check_trusted(path: &Path, own_uid: u32) -> Result<PathBuf, String> {
     if !path.is_absolute() {
         return Err(format!("plugin path {} is not absolute", path.display()));
@@ -21,12 +21,14 @@ pub(crate) fn check_trusted(path: &Path, own_uid: u32) -> Result<PathBuf, String
     let path = path
         .canonicalize()
         .map_err(|error| unreadable(path, error))?;
-    for place in path.ancestors() {
-        let metadata = place.metadata().map_err(|error| unreadable(place, error))?;
-        if place == path && !metadata.is_file() {
-            let place = place.display();
+    for ancestor in path.ancestors() {
+        let metadata = ancestor
+            .metadata()
+            .map_err(|error| unreadable(ancestor, error))?;
+        if ancestor == path && !metadata.is_file() {
+            let ancestor = ancestor.display();
             return Err(format!(
-                "{place} is not to be trusted: it is not a regular file"
+                "{ancestor} is not to be trusted: it is not a regular file"
             ));
         }
         let rights = FileRights {
@@ -34,17 +36,17 @@ pub(crate) fn check_trusted(path: &Path, own_uid: u32) -> Result<PathBuf, String
             group: metadata.gid(),
             mode: metadata.mode(),
         };
-        if let Some(complaint) = rights.violation(place == path, own_uid) {
+        if let Some(violation) = rights.violation(ancestor == path, own_uid) {
             return Err(format!(
-                "{} is not to be trusted: {complaint}",
-                place.display()
+                "{} is not to be trusted: {violation}",
+                ancestor.display()
             ));
         }
     }
     Ok(path)
 }
 
-/// Who may write to a file or a directory.
+/// Owner, group and permission bits of a file or directory.
 struct FileRights {
     owner: u32,
     group: u32,
@@ -52,6 +54,7 @@ struct FileRights {
 }
 
 impl FileRights {
+    /// Describes the first reason for which it is not trusted. `None` if only trusted users can write to it.
     fn violation(&self, is_plugin: bool, own_uid: u32) -> Option<String> {
         let Self { owner, group, mode } = *self;
         if owner != 0 && owner != own_uid {
@@ -59,15 +62,15 @@ impl FileRights {
                 "it belongs to uid {owner}, not to root or to uid {own_uid}"
             ));
         }
-        // In a sticky directory nobody else can rename what lies in it.
+        // In a sticky directory, other users cannot rename entries.
         if !is_plugin && mode & STICKY != 0 {
             return None;
         }
         if mode & OTHERS_MAY_WRITE != 0 {
             return Some("everybody may write to it (chmod o-w)".to_owned());
         }
-        // A group of the owner's number is the owner's private one, by the custom of the
-        // distributions (useradd(8), USERGROUPS_ENAB).
+        // A group whose number is that of the owner is the owner's private group, by the convention of distributions
+        // (useradd(8), USERGROUPS_ENAB).
         if mode & GROUP_MAY_WRITE != 0 && group != owner {
             return Some("its group may write to it (chmod g-w)".to_owned());
         }
@@ -81,7 +84,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     #[test]
-    fn refusals_name_the_place() {
+    fn error_names_untrusted_path() {
         let directory = tempfile::tempdir().unwrap();
         let plugin = directory.path().join("p.so");
         std::fs::write(&plugin, "").unwrap();
@@ -111,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn only_root_and_the_host_s_user_are_trusted() {
+    fn only_root_and_own_user_are_trusted() {
         let check = |owner, group, mode, is_plugin, expected: Option<&str>| {
             let rights = FileRights { owner, group, mode };
             let found = rights.violation(is_plugin, 1000);

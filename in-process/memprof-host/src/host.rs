@@ -1,4 +1,4 @@
-//! A whole host: its plugins and its control socket.
+//! A complete host: its plugins and its control socket.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -7,38 +7,38 @@ use memprof_plugin_abi::Failure;
 
 use crate::config::{Config, ControlConfig, PluginConfig};
 use crate::control::{ControlSocket, ListenConfig};
-use crate::loader::load_if;
+use crate::loader::load_with_check;
 use crate::program::HostProgram;
 use crate::reply::Reply;
 use crate::router::{Router, UnknownPlugin};
 
-/// A running host. When it is dropped, the control socket closes and the plugins end.
+/// A running host. Dropping it closes the control socket and destroys the plugins.
 #[derive(Debug)]
 pub struct Host {
     control: Option<ControlSocket>,
     router: Arc<Router>,
 }
 
-/// `[control] socket` is no path and no switch.
+/// The error of a `[control] socket` that is neither a switch nor an absolute path.
 #[derive(Debug, thiserror::Error)]
-#[error("[control] socket {0:?} is none of on, off or an absolute path")]
-pub struct InvalidSocket(String);
+#[error("invalid [control] socket {0:?}: expected on, off or an absolute path")]
+pub struct InvalidSocketError(String);
 
 impl Host {
-    /// Loads the plugins that `config` names, and opens the control socket. What cannot be
-    /// loaded or opened is logged, and does not stop the host.
+    /// Loads the plugins that `config` names, and opens the control socket. Whatever cannot be loaded or opened is
+    /// logged, and does not stop the host.
     ///
     /// # Errors
     /// `[control] socket` is neither a switch nor an absolute path.
-    pub fn start(config: &Config, mut program: HostProgram) -> Result<Self, InvalidSocket> {
+    pub fn start(config: &Config, mut program: HostProgram) -> Result<Self, InvalidSocketError> {
         let socket = socket_path(&config.control)?;
         if let Some(name) = &config.control.name {
-            // Plugins borrow the name as long as they live, which is as long as the process.
+            // Plugins borrow the name until the process ends.
             program.name = Box::leak(name.clone().into_boxed_str());
         }
         let mut router = Router::default();
         for plugin in &config.plugin {
-            add(&mut router, plugin, program);
+            add_plugin(&mut router, plugin, program);
         }
         let router = Arc::new(router);
         let control = socket.and_then(|path| {
@@ -57,7 +57,7 @@ impl Host {
         Ok(Self { control, router })
     }
 
-    /// Sends a message to a plugin.
+    /// Sends a message to the plugin called `plugin`, and waits for its reply.
     ///
     /// # Errors
     /// The config names no such plugin.
@@ -65,14 +65,15 @@ impl Host {
         self.router.message(plugin, name, args)
     }
 
-    /// Where the control socket listens, if it does.
+    /// Path of the control socket. `None` if there is none.
     pub fn socket(&self) -> Option<&Path> {
         self.control.as_ref().map(ControlSocket::path)
     }
 }
 
-fn add(router: &mut Router, config: &PluginConfig, program: HostProgram) {
-    let plugin = load_if(config, program, |info| check_unique(router, &info.id));
+/// Loads a plugin and adds it to the router, or the reason for which it could not be loaded.
+fn add_plugin(router: &mut Router, config: &PluginConfig, program: HostProgram) {
+    let plugin = load_with_check(config, program, |info| check_unique(router, &info.id));
     let name = match &plugin {
         Ok(instance) => {
             let info = instance.info();
@@ -87,8 +88,9 @@ fn add(router: &mut Router, config: &PluginConfig, program: HostProgram) {
     router.add(name, plugin);
 }
 
+/// Fails if the router has a running plugin with this id.
 fn check_unique(router: &Router, id: &str) -> Result<(), Failure> {
-    if router.has(id) {
+    if router.has_plugin(id) {
         let message = format!("a plugin with the id {id} is loaded already");
         return Err(Failure::new(
             memprof_plugin_abi::raw::MEMPROF_INTERNAL,
@@ -98,12 +100,12 @@ fn check_unique(router: &Router, id: &str) -> Result<(), Failure> {
     Ok(())
 }
 
-/// `None`: no socket; `Some(None)`: the default one.
-fn socket_path(config: &ControlConfig) -> Result<Option<Option<PathBuf>>, InvalidSocket> {
+/// Parses `[control] socket`. `None`: no socket; `Some(None)`: a socket at the default path.
+fn socket_path(config: &ControlConfig) -> Result<Option<Option<PathBuf>>, InvalidSocketError> {
     match config.socket.as_deref() {
         None | Some("on") => Ok(Some(None)),
         Some("off") => Ok(None),
         Some(path) if path.starts_with('/') => Ok(Some(Some(PathBuf::from(path)))),
-        Some(other) => Err(InvalidSocket(other.to_owned())),
+        Some(other) => Err(InvalidSocketError(other.to_owned())),
     }
 }

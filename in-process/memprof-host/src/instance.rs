@@ -1,10 +1,10 @@
-//! One created plugin: the only place that calls into a plugin.
+//! A created plugin. All calls into plugins are in this module.
 #![expect(unsafe_code, reason = "the ABI boundary")]
 
 mod callbacks;
+mod claim;
 mod entry;
 mod reply_collector;
-mod sole;
 
 use memprof_plugin_abi::raw::{
     MEMPROF_ABI_VERSION, MEMPROF_INTERNAL, MEMPROF_OK, memprof_host_t, memprof_plugin_entry_t,
@@ -16,14 +16,14 @@ use crate::program::HostProgram;
 use crate::protocol::PluginInfo;
 use crate::reply::Reply;
 use callbacks::{HostContext, get_extension, log_enabled, log_line};
+use claim::InstanceClaim;
 pub(crate) use entry::check_entry;
 #[cfg(feature = "adapters")]
-pub(crate) use entry::text;
-use entry::{EnterThread, find_enter_thread, incomplete};
+pub(crate) use entry::copy_text;
+use entry::{EnterThread, find_enter_thread, incomplete_entry_error};
 use reply_collector::{ReplyCollector, begin_body, write_body};
-use sole::Sole;
 
-/// A plugin that was created. It is never unloaded, and destroyed when dropped.
+/// A created plugin. Dropping it destroys the plugin, but never unloads its library.
 #[derive(Debug)]
 pub struct Instance {
     info: PluginInfo,
@@ -31,46 +31,45 @@ pub struct Instance {
     plugin: *mut memprof_plugin_t,
     owner: PluginOwner,
     enter_thread: Option<EnterThread>,
-    /// Given back once the plugin is destroyed.
-    _sole: Option<Sole>,
+    /// Released after the plugin is destroyed.
+    _claim: Option<InstanceClaim>,
 }
 
-/// Who destroys a plugin.
+/// Copy of this library that destroys a plugin.
 #[derive(Debug)]
 enum PluginOwner {
-    /// This host, with what the callbacks find.
+    /// This copy, with the context of the plugin's callbacks.
     ThisLibrary(&'static HostContext),
-    /// Another copy of this library in the process, never.
+    /// Another copy in the process, which never destroys it.
     #[cfg(feature = "adapters")]
     OtherCopy,
 }
 
-// SAFETY: memprof.h: `handle_message` is thread-safe, and `destroy` runs when no call can: it
-// takes the instance by value.
+// SAFETY: memprof.h: `handle_message` is thread-safe; `destroy` runs when no call can, because drop has exclusive
+// access.
 unsafe impl Send for Instance {}
-// SAFETY: as above.
+// SAFETY: memprof.h: `handle_message` is thread-safe.
 unsafe impl Sync for Instance {}
 
 impl Instance {
-    /// Checks an entry's version and size, and that its library has no instance yet, then creates its plugin.
+    /// Checks an entry's version and size and that its library has no instance yet, then creates its plugin.
     ///
     /// # Safety
-    /// `entry` is null or a plugin's `memprof_plugin_entry`, and its library stays loaded as
-    /// long as the process.
+    /// `entry` is null or a plugin's `memprof_plugin_entry`, and its library stays loaded until the process ends.
     ///
     /// # Errors
-    /// Another ABI, an incomplete entry, an instance elsewhere in the process, or the reason that the plugin logged.
+    /// Another ABI, an incomplete entry, another instance in the process, or the reason that the plugin logged.
     pub unsafe fn create(
         entry: *const memprof_plugin_entry_t,
         program: HostProgram,
         config: &str,
     ) -> Result<Self, Failure> {
-        // SAFETY: promised by the caller.
+        // SAFETY: the caller promises null or an entry of a library that stays loaded.
         let info = unsafe { check_entry(entry) }?;
-        let sole = Sole::claim(entry, &info.id)?;
-        // SAFETY: `check_entry` found it whole, and it lives as long as the process.
+        let claim = InstanceClaim::claim(entry, &info.id)?;
+        // SAFETY: `check_entry` found a whole entry; the caller promises that its library stays loaded.
         let entry: &'static memprof_plugin_entry_t = unsafe { &*entry };
-        let context: &'static HostContext = Box::leak(Box::new(HostContext::of(program)));
+        let context: &'static HostContext = Box::leak(Box::new(HostContext::new(program)));
         let host: &'static memprof_host_t = Box::leak(Box::new(memprof_host_t {
             struct_size: size_of::<memprof_host_t>(),
             abi_version: MEMPROF_ABI_VERSION,
@@ -83,7 +82,9 @@ impl Instance {
             get_extension: Some(get_extension),
         }));
         let mut plugin = std::ptr::null_mut();
-        let create = entry.create.ok_or_else(|| incomplete(&info.id))?;
+        let create = entry
+            .create
+            .ok_or_else(|| incomplete_entry_error(&info.id))?;
         // SAFETY: memprof.h, `create`: the host struct is leaked, so it is valid until `destroy`.
         let status = unsafe { create(host, memprof_str_t::new(config), &raw mut plugin) };
         let mut errors = context.take_creation_errors();
@@ -105,16 +106,16 @@ impl Instance {
             entry,
             plugin,
             owner: PluginOwner::ThisLibrary(context),
-            _sole: Some(sole),
-            // SAFETY: `create` made it just now.
+            _claim: Some(claim),
+            // SAFETY: `plugin` was created by this entry above.
             enter_thread: unsafe { find_enter_thread(entry, plugin) },
         })
     }
 
-    /// Joins a plugin that another copy of this library has created in the process.
+    /// Wraps a plugin that another copy of this library created in the process.
     ///
     /// # Safety
-    /// `entry` is as for [`Instance::create`], and `plugin` one of its instances, which is never destroyed.
+    /// `entry` is as for [`Instance::create`]; `plugin` is one of its instances, and is never destroyed.
     ///
     /// # Errors
     /// Another ABI, or an incomplete entry.
@@ -123,40 +124,40 @@ impl Instance {
         entry: *const memprof_plugin_entry_t,
         plugin: *mut memprof_plugin_t,
     ) -> Result<Self, Failure> {
-        // SAFETY: promised by the caller.
+        // SAFETY: the caller promises null or an entry of a library that stays loaded.
         let info = unsafe { check_entry(entry) }?;
-        // SAFETY: `check_entry` found it whole, and it lives as long as the process.
+        // SAFETY: `check_entry` found a whole entry; the caller promises that its library stays loaded.
         let entry: &'static memprof_plugin_entry_t = unsafe { &*entry };
         Ok(Self {
             info,
             entry,
             plugin,
             owner: PluginOwner::OtherCopy,
-            _sole: None,
-            // SAFETY: promised by the caller.
+            _claim: None,
+            // SAFETY: the caller promises an instance of the entry that is never destroyed.
             enter_thread: unsafe { find_enter_thread(entry, plugin) },
         })
     }
 
-    /// What [`Instance::join`] takes, of a plugin that was created here.
+    /// Returns the plugin's pointer, an argument of [`Instance::join`]. `None` if another copy created the plugin.
     #[cfg(feature = "adapters")]
-    pub(crate) fn created(&self) -> Option<*mut memprof_plugin_t> {
+    pub(crate) fn created_plugin(&self) -> Option<*mut memprof_plugin_t> {
         matches!(self.owner, PluginOwner::ThisLibrary(_)).then_some(self.plugin)
     }
 
-    /// The entry of the library that the plugin is in.
+    /// Returns the entry of the plugin's library.
     #[cfg(feature = "adapters")]
     pub(crate) fn entry(&self) -> &'static memprof_plugin_entry_t {
         self.entry
     }
 
-    /// Tells the plugin that the calling thread is one of ours, which works for plugins only.
-    /// Allocates nothing, unless the plugin does.
+    /// Reports to the plugin that the calling thread is memprof's and works only for plugins. Allocates nothing, unless
+    /// the plugin does.
     #[cfg_attr(
         not(feature = "control"),
         expect(
             dead_code,
-            reason = "threads of ours serve the control socket or an adapter"
+            reason = "memprof's threads serve the control socket or an adapter"
         )
     )]
     pub(crate) fn enter_thread(&self) {
@@ -166,12 +167,12 @@ impl Instance {
         }
     }
 
-    /// Its name, version and messages.
+    /// Name, version and messages of the plugin.
     pub fn info(&self) -> &PluginInfo {
         &self.info
     }
 
-    /// Sends one message and collects the reply.
+    /// Sends a message and waits for its reply.
     pub fn message(&self, name: &str, args: &str) -> Reply {
         let mut collected = ReplyCollector::default();
         let reply = memprof_reply_t {

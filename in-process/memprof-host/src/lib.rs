@@ -1,5 +1,5 @@
-//! The host's side of memprof: loads plugins, routes messages to them, and serves the control
-//! socket through which `memprof` talks to a host.
+//! The host's side of memprof: loads plugins, routes messages to them, and serves the control socket through which
+//! `memprof` reaches a host.
 //!
 //! ```no_run
 //! use memprof_host::{Config, Host, HostProgram};
@@ -11,7 +11,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! In programs that know nothing of memprof, [`adapters`] plays the host's part.
+//! [`adapters`] make programs hosts that were not built for memprof.
 //!
 //! To write a plugin, see `memprof-plugin-abi`. To embed a host in C or C++, see
 //! `memprof-host-c`.

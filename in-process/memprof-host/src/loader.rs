@@ -1,5 +1,4 @@
-//! From a path to a plugin: every check that can be made before the file's code runs is made
-//! before it runs.
+//! Loads plugins. Every check that can be made before the file's code runs is made before.
 #![expect(
     unsafe_code,
     reason = "the ABI boundary: loading a library and reading its entry"
@@ -27,37 +26,37 @@ use crate::instance::{Instance, check_entry};
 use crate::program::HostProgram;
 use crate::protocol::PluginInfo;
 
-/// Loads the plugin that `config` names, and creates it.
+/// Loads the plugin that `config` names, and creates it. The library stays loaded.
 ///
 /// # Errors
-/// The check that failed, or the reason why the plugin could not be created.
+/// The check that failed, or the reason for which the plugin could not be created.
 pub fn load(config: &PluginConfig, program: HostProgram) -> Result<Instance, Failure> {
-    load_if(config, program, |_| Ok(()))
+    load_with_check(config, program, |_| Ok(()))
 }
 
-/// As [`load`], if what the library says of itself is `allowed`. Nothing is created before.
-pub(crate) fn load_if(
+/// Like [`load`], but calls `check_info` with the library's description before the plugin is created.
+pub(crate) fn load_with_check(
     config: &PluginConfig,
     program: HostProgram,
-    allowed: impl FnOnce(&PluginInfo) -> Result<(), Failure>,
+    check_info: impl FnOnce(&PluginInfo) -> Result<(), Failure>,
 ) -> Result<Instance, Failure> {
-    let file = inspect(&config.path, config.sha256.as_deref())?;
-    let LoadedLibrary { entry, warning } = open(&file)?;
+    let file = check_file(&config.path, config.sha256.as_deref())?;
+    let LoadedLibrary { entry, warning } = load_library(&file)?;
     if let Some(warning) = warning {
         log::warn!("{}: {warning}", config.path.display());
     }
-    // SAFETY: as below.
-    allowed(&unsafe { check_entry(entry) }?)?;
-    // SAFETY: `open` found it in a library that it leaked.
+    // SAFETY: the entry is of a library that `load_library` leaked.
+    check_info(&unsafe { check_entry(entry) }?)?;
+    // SAFETY: the entry is of a library that `load_library` leaked.
     let created = unsafe { Instance::create(entry, program, &config.config_text()) };
-    created.map_err(|mut refused| {
-        refused.message = with_table_prefix(&refused.message);
-        refused
+    created.map_err(|mut failure| {
+        failure.message = with_table_prefix(&failure.message);
+        failure
     })
 }
 
-/// Makes all checks of [`load`] without creating the plugin. The library's constructors run. What its author
-/// should know comes with it.
+/// Makes all checks of [`load`] without creating the plugin. The library's constructors run, and it stays loaded. Also
+/// returns a warning for the plugin's author, if there is one.
 ///
 /// # Errors
 /// The check that failed.
@@ -65,54 +64,55 @@ pub fn check(
     path: &Path,
     sha256: Option<&str>,
 ) -> Result<(PluginInfo, Option<&'static str>), Failure> {
-    let opened = open(&inspect(path, sha256)?)?;
-    // SAFETY: as in `load`.
+    let opened = load_library(&check_file(path, sha256)?)?;
+    // SAFETY: the entry is of a library that `load_library` leaked.
     let info = unsafe { check_entry(opened.entry) }?;
     Ok((info, opened.warning))
 }
 
-/// Of a library that neither the linker nor the SDK keeps loaded. Ours do it for each that they load.
+/// Warning for a library that neither the linker nor the SDK keeps loaded. memprof's hosts never unload a library.
 const CAN_BE_UNLOADED: &str = "a host that unloads it crashes while one of its threads runs; link it with \
                                -Wl,-z,nodelete";
 
-/// A library that was loaded for good.
+/// A library that is never unloaded.
 struct LoadedLibrary {
     entry: *const memprof_plugin_entry_t,
     warning: Option<&'static str>,
 }
 
-/// A file that passed the checks, which the loader opens once more by its path.
+/// A file that passed all checks. The loader opens it again by its path.
 struct CheckedFile {
     path: PathBuf,
-    /// Held open, so that no other file gets its inode.
+    /// Held open, so that its inode number is not reused.
     _file: File,
     identity: FileIdentity,
     stays_loaded: bool,
 }
 
-/// dlopen(3) of Linux's C libraries; libloading does not name it.
+/// Flag of dlopen(3), which libloading does not define; value of Linux's C libraries.
 const RTLD_NOLOAD: i32 = 4;
 
-/// Device, inode, and when it was last written to, renamed or linked.
+/// Device, inode, and time of the last change (write, rename or link) in seconds and nanoseconds.
 type FileIdentity = (u64, u64, i64, i64);
 
-fn identity(metadata: &Metadata) -> FileIdentity {
+/// Returns the identity of a file.
+fn file_identity(metadata: &Metadata) -> FileIdentity {
     let (changed, nanoseconds) = (metadata.ctime(), metadata.ctime_nsec());
     (metadata.dev(), metadata.ino(), changed, nanoseconds)
 }
 
 impl CheckedFile {
-    /// Whether the path still leads to the very file that was checked, unchanged: one that was put
-    /// there and taken away again changed, too. What another file's constructors did, when a user who
-    /// may write there put it there in between, is done by then.
+    /// Whether the path still refers to the file that was checked, unchanged. A file that was replaced and restored is
+    /// changed, too. The constructors of another file that a user with write permission put there in between may have
+    /// run already.
     fn is_same(&self) -> bool {
-        let now = self.path.metadata();
-        now.is_ok_and(|now| identity(&now) == self.identity)
+        let current = self.path.metadata();
+        current.is_ok_and(|current| file_identity(&current) == self.identity)
     }
 
-    /// Whether what lies at `address` is mapped from this file, by whatever name. The kernel follows a file that
-    /// is renamed, and tells of one that was deleted; the device that it names there is no proof, as it may be
-    /// another one in an overlay. Without /proc nothing is known, and the file is taken for the same.
+    /// Whether `address` is mapped from this file, under any name. /proc follows a renamed file and marks a deleted
+    /// one; it does not compare devices, as overlay file systems show another one there. Without /proc the answer is
+    /// unknown, and true is returned.
     fn is_mapped_at(&self, address: usize) -> bool {
         let maps = match std::fs::read("/proc/self/maps") {
             Ok(maps) => maps,
@@ -122,26 +122,28 @@ impl CheckedFile {
                 return true;
             }
         };
-        let mapped = file_at(&maps, address).map(|file| Path::new(OsStr::from_bytes(file)));
+        let mapped = mapped_file(&maps, address).map(|file| Path::new(OsStr::from_bytes(file)));
         mapped.is_some_and(|mapped| {
             let found = mapped.metadata();
-            mapped == self.path || found.is_ok_and(|found| identity(&found) == self.identity)
+            mapped == self.path || found.is_ok_and(|found| file_identity(&found) == self.identity)
         })
     }
 }
 
-/// The checks before the file is loaded.
-fn inspect(path: &Path, sha256: Option<&str>) -> Result<CheckedFile, Failure> {
-    let refused = |why: String| Failure::new(MEMPROF_IO, format!("{}: {why}", path.display()));
+/// Makes the checks before the file is loaded.
+fn check_file(path: &Path, sha256: Option<&str>) -> Result<CheckedFile, Failure> {
+    let io_failure =
+        |reason: String| Failure::new(MEMPROF_IO, format!("{}: {reason}", path.display()));
     let own_uid = rustix::process::geteuid().as_raw();
-    let path = check_trusted(path, own_uid).map_err(|why| Failure::new(MEMPROF_IO, why))?;
-    let file = File::open(&path).map_err(|error| refused(error.to_string()))?;
+    let path = check_trusted(path, own_uid).map_err(|reason| Failure::new(MEMPROF_IO, reason))?;
+    let file = File::open(&path).map_err(|error| io_failure(error.to_string()))?;
     let metadata = file.metadata();
-    let identity = identity(&metadata.map_err(|error| refused(error.to_string()))?);
+    let identity = file_identity(&metadata.map_err(|error| io_failure(error.to_string()))?);
     // SAFETY: only trusted users may change the file while it is read.
-    let bytes = unsafe { Mmap::map(&file) }.map_err(|error| refused(error.to_string()))?;
-    check_loadable(&bytes).map_err(|why| {
-        refused(why).remedy("copy the plugin again; replace a loaded one by rename, never in place")
+    let bytes = unsafe { Mmap::map(&file) }.map_err(|error| io_failure(error.to_string()))?;
+    check_loadable(&bytes).map_err(|reason| {
+        io_failure(reason)
+            .remedy("copy the plugin again; replace a loaded one by rename, never in place")
     })?;
     if let Some(expected) = sha256 {
         let found: String = Sha256::digest(&bytes)
@@ -149,7 +151,7 @@ fn inspect(path: &Path, sha256: Option<&str>) -> Result<CheckedFile, Failure> {
             .map(|byte| format!("{byte:02x}"))
             .collect();
         if !expected.eq_ignore_ascii_case(&found) {
-            return Err(refused(format!(
+            return Err(io_failure(format!(
                 "its sha256 is {found}, the config asks for {expected}"
             )));
         }
@@ -162,45 +164,52 @@ fn inspect(path: &Path, sha256: Option<&str>) -> Result<CheckedFile, Failure> {
     })
 }
 
-/// What dlerror(3) says, which libloading keeps as the cause; mostly it begins with the path.
-fn reason(error: &libloading::Error, path: &Path) -> String {
+/// Returns the text of dlerror(3), which libloading keeps as the cause, without the path with which it mostly begins.
+fn dlerror_text(error: &libloading::Error, path: &Path) -> String {
     let cause = error.source().map(ToString::to_string);
     let cause = cause.unwrap_or_else(|| error.to_string());
     let named = format!("{}: ", path.display());
     cause.strip_prefix(&named).unwrap_or(&cause).to_owned()
 }
 
-/// Whether the loader has a library by that path, or that file by another path: it then hands out the one that
-/// it has, also where the file was replaced since.
+/// Whether the loader has a library with this path, or the same file under another path. It would then return that
+/// library, even if the file was replaced since.
 fn is_loaded(path: &Path) -> bool {
-    // SAFETY: dlopen(3), RTLD_NOLOAD: runs no code of the library's.
+    // SAFETY: dlopen(3), RTLD_NOLOAD: runs no code of the library.
     unsafe { Library::open(Some(path), RTLD_LAZY | RTLD_NOLOAD) }.is_ok()
 }
 
-/// The file that is mapped at `address`, by the lines of `/proc/PID/maps`.
-fn file_at(maps: &[u8], address: usize) -> Option<&[u8]> {
+/// Returns the path of the file that is mapped at `address`, from `/proc/PID/maps`. `None` if no file is.
+fn mapped_file(maps: &[u8], address: usize) -> Option<&[u8]> {
     maps.split(|&byte| byte == b'\n').find_map(|line| {
         let range = line.split(|&byte| byte == b' ').next()?;
         let (start, end) = str::from_utf8(range).ok()?.split_once('-')?;
         let number = |text| usize::from_str_radix(text, 16).ok();
         let path = line.iter().position(|&byte| byte == b'/')?;
-        let is_here = (number(start)?..number(end)?).contains(&address);
-        is_here.then(|| &line[path..])
+        let contains_address = (number(start)?..number(end)?).contains(&address);
+        contains_address.then(|| &line[path..])
     })
 }
 
-/// Loads the library for good and returns its entry, after comparing layouts where it describes
-/// them.
-fn open(file: &CheckedFile) -> Result<LoadedLibrary, Failure> {
+/// Loads the library and returns its entry, after comparing layouts if the library describes them.
+fn load_library(file: &CheckedFile) -> Result<LoadedLibrary, Failure> {
     let path = file.path.as_path();
-    let mismatch =
-        |why: String| Failure::new(MEMPROF_ABI_MISMATCH, format!("{}: {why}", path.display()));
+    let mismatch = |reason: String| {
+        Failure::new(
+            MEMPROF_ABI_MISMATCH,
+            format!("{}: {reason}", path.display()),
+        )
+    };
     let was_loaded = is_loaded(path);
-    // SAFETY: its constructors run, which is what loading a trusted plugin means.
-    let library = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) }
-        .map_err(|error| mismatch(format!("the loader refused it: {}", reason(&error, path))))?;
+    // SAFETY: the library's constructors run; the file is trusted.
+    let library = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) }.map_err(|error| {
+        mismatch(format!(
+            "the loader refused it: {}",
+            dlerror_text(&error, path)
+        ))
+    })?;
     if !file.is_same() {
-        // It stays loaded: its constructors may have left anything behind.
+        // The library stays loaded, because its constructors may have started threads.
         std::mem::forget(library);
         let message = format!("{}: it was replaced while it was loaded", path.display());
         return Err(Failure::new(MEMPROF_IO, message).remedy("load it again"));
@@ -216,7 +225,7 @@ fn open(file: &CheckedFile) -> Result<LoadedLibrary, Failure> {
     // SAFETY: abi_stable exports an `AbiHeader` under this name, and only that.
     let header = unsafe { library.get::<AbiHeaderRef>(layout::SYMBOL.as_bytes()) }
         .map(|symbol| symbol.into_raw());
-    // Never unloaded: dlclose of a Rust library crashes when one of its threads ends later.
+    // Never unloaded: after dlclose of a Rust library, the end of one of its threads crashes.
     std::mem::forget(library);
     let entry = entry.map_err(|_| {
         mismatch("it exports no memprof_plugin_entry, so it is not a memprof plugin".to_owned())
@@ -229,19 +238,19 @@ fn open(file: &CheckedFile) -> Result<LoadedLibrary, Failure> {
         let remedy = "restart the process, or give the new file another name";
         return Err(Failure::new(MEMPROF_IO, message).remedy(remedy));
     }
-    // SAFETY: `open` leaked the library.
-    unsafe { check_entry(entry) }.map_err(|refused| {
-        let message = format!("{}: {}", path.display(), refused.message);
-        Failure { message, ..refused }
+    // SAFETY: the entry is of a library that was leaked above.
+    unsafe { check_entry(entry) }.map_err(|failure| {
+        let message = format!("{}: {}", path.display(), failure.message);
+        Failure { message, ..failure }
     })?;
-    // Rust's SDK describes its layouts, and keeps the library loaded by itself.
+    // Rust's SDK describes its layouts, and keeps the library loaded.
     let warning = (!file.stays_loaded && header.is_err()).then_some(CAN_BE_UNLOADED);
-    // A plugin in C has no layout description, and needs none: its compiler read the header.
+    // A plugin in C has no layout description and needs none, because its compiler reads the header.
     if let Ok(header) = header {
         // SAFETY: the symbol is constant data of a leaked library.
         let header = unsafe { std::mem::transmute::<*mut std::ffi::c_void, AbiHeaderRef>(header) };
-        layout::check(header).map_err(|(line, account)| {
-            log::debug!("{}: {account}", path.display());
+        layout::check(header).map_err(|(line, report)| {
+            log::debug!("{}: {report}", path.display());
             mismatch(format!("its structs are laid out differently: {line}"))
                 .remedy("rebuild the plugin against this host's memprof-plugin-abi")
         })?;
@@ -251,15 +260,15 @@ fn open(file: &CheckedFile) -> Result<LoadedLibrary, Failure> {
 
 #[cfg(test)]
 mod tests {
-    use super::file_at;
+    use super::mapped_file;
 
     #[test]
-    fn a_file_that_was_replaced_is_not_the_one_that_is_mapped() {
+    fn mapped_file_returns_path_at_address() {
         let maps = b"7f00-7f10 r-xp 00000000 00:2a 77 /opt/a b.so\n\
                      7f10-7f20 r-xp 00000000 00:2a 78 /opt/c.so (deleted)\n\
                      7f20-7f30 rw-p 00000000 00:00 0 \n";
         let check = |address, expected: Option<&str>| {
-            assert_eq!(file_at(maps, address), expected.map(str::as_bytes));
+            assert_eq!(mapped_file(maps, address), expected.map(str::as_bytes));
         };
         check(0x7eff, None);
         check(0x7f0f, Some("/opt/a b.so"));

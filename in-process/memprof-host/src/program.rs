@@ -1,23 +1,23 @@
-//! The program that is the host, as its plugins see it.
+//! The host's program, as its plugins see it.
 
 use memprof_plugin_abi::raw::memprof_jemalloc_t;
 
-/// Who the host is, where its log goes, and its allocator.
+/// Name, version, log and allocator of the host's program.
 #[derive(Clone, Copy)]
 pub struct HostProgram {
-    /// The program's name, which `memprof -t` takes.
+    /// Name of the program, by which `memprof -t` selects it.
     pub name: &'static str,
-    /// As the program tells it, for logs; may be empty.
+    /// Version that the program reports, for logs; may be empty.
     pub version: &'static str,
-    /// Where the lines of plugins go.
+    /// Logger that receives the lines of plugins.
     pub log: &'static dyn log::Log,
-    /// The program's own jemalloc. Without it the plugin searches; a program that is stripped
-    /// and links jemalloc statically has to hand it over.
+    /// Functions of the program's jemalloc. Without them the plugin searches for one, which fails in a stripped program
+    /// that links jemalloc statically.
     pub jemalloc: Option<memprof_jemalloc_t>,
 }
 
 impl HostProgram {
-    /// A program that logs through the `log` crate, whose logger must be set before.
+    /// Creates a `HostProgram` that logs through the `log` crate, whose logger must be set before.
     pub fn new(name: &'static str, version: &'static str) -> Self {
         Self {
             name,

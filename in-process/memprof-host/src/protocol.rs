@@ -10,31 +10,31 @@ use serde_json::{Value, json};
 use crate::body::{Body, INLINE_LIMIT};
 use crate::reply::Reply;
 
-/// The longest line that a host reads.
+/// Largest length, in bytes, of a line that a host reads.
 pub const FRAME_LIMIT: usize = 4096;
 
 /// Method: sends a message to a plugin. Parameters: [`MessageParams`].
 pub const MESSAGE: &str = "memprof.message";
-/// Method: lists the plugins.
+/// Method: lists the plugins as [`PluginInfo`].
 pub const PLUGINS: &str = "memprof.plugins";
-/// Method: tells who the host is.
+/// Method: returns the host's identity, [`HostInfo`].
 pub const HOST: &str = "memprof.host";
-/// Method: Traffic Server's own; the outcome goes to the log. Parameters: [`BasicMessage`].
+/// Method of Traffic Server. The outcome is logged. Parameters: [`BasicMessage`].
 pub const BASIC_MESSAGE: &str = "admin_plugin_send_basic_msg";
 
-/// A JSON-RPC error code: the line is no JSON.
+/// JSON-RPC error code: the line is not JSON.
 pub const PARSE_ERROR: i32 = -32700;
-/// A JSON-RPC error code: the JSON is no request, or the line is too long.
+/// JSON-RPC error code: the JSON is no request, or the line is too long.
 pub const INVALID_REQUEST: i32 = -32600;
-/// A JSON-RPC error code.
+/// JSON-RPC error code: the host has no such method.
 pub const METHOD_NOT_FOUND: i32 = -32601;
-/// A JSON-RPC error code.
+/// JSON-RPC error code: the method does not accept the parameters.
 pub const INVALID_PARAMS: i32 = -32602;
-/// Our error code: the host has no plugin of that name.
+/// Error code of memprof: the host has no plugin of that name.
 pub const UNKNOWN_PLUGIN: i32 = -32001;
-/// Our error code: too many connections.
+/// Error code of memprof: too many connections.
 pub const TOO_MANY_CONNECTIONS: i32 = -32002;
-/// Our error code: the host has no memory for the request, or for the connection.
+/// Error code of memprof: the host has no memory for the request, or for the connection.
 pub const OUT_OF_MEMORY: i32 = -32003;
 
 /// A request of JSON-RPC 2.0.
@@ -42,12 +42,12 @@ pub const OUT_OF_MEMORY: i32 = -32003;
 pub struct Request {
     /// `"2.0"`.
     pub jsonrpc: String,
-    /// What the response repeats; a request without it gets no response.
+    /// Value that the response repeats. A request without it gets no response.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub id: Option<Value>,
-    /// One of the methods above, as [`MESSAGE`].
+    /// One of the methods of this module, such as [`MESSAGE`].
     pub method: String,
-    /// The method's parameters.
+    /// Parameters of the method.
     #[serde(default, skip_serializing_if = "Value::is_null")]
     pub params: Value,
 }
@@ -56,60 +56,60 @@ pub struct Request {
 #[derive(Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct MessageParams {
-    /// The plugin's name.
+    /// Name of the plugin.
     pub plugin: String,
-    /// The message's name.
+    /// Name of the message.
     pub message: String,
-    /// `key=value` words.
+    /// Arguments, `key=value` separated by blanks.
     #[serde(default)]
     pub args: String,
-    /// How to pass the body.
+    /// Requested transfer of the body.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub deliver: Option<Delivery>,
 }
 
-/// How to pass a body.
+/// Transfer of a reply's body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Delivery {
-    /// As a descriptor beside the line, also when it is small.
+    /// As a descriptor that accompanies the line, even if the body is small.
     Fd,
 }
 
 /// The parameters of [`BASIC_MESSAGE`].
 #[derive(Debug, Deserialize, Serialize)]
 pub struct BasicMessage {
-    /// The plugin's name.
+    /// Name of the plugin.
     pub tag: String,
-    /// The message's name, a blank, and its arguments.
+    /// Name of the message, a blank, and its arguments.
     pub data: String,
 }
 
 /// The result of [`HOST`].
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 pub struct HostInfo {
-    /// The process, by its number in the host's own pid namespace.
+    /// Id of the host process in its own pid namespace.
     pub pid: u32,
-    /// The host's name.
+    /// Name of the host.
     pub name: String,
-    /// The whole command line.
+    /// Whole command line.
     pub command: String,
-    /// The program's version.
+    /// Version of the program.
     pub version: String,
-    /// When the control socket was opened: seconds since 1970, UTC.
+    /// Time at which the control socket was opened, in seconds since 1970, UTC.
     pub started: u64,
 }
 
 /// One element of the result of [`PLUGINS`].
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 pub struct PluginInfo {
-    /// The plugin's name.
+    /// Name of the plugin.
     pub id: String,
-    /// Its version; empty when it could not be loaded.
+    /// Version of the plugin; empty if it could not be loaded.
     pub version: String,
-    /// The messages it answers.
+    /// Names of the messages that it accepts.
     pub messages: Vec<String>,
-    /// Why it could not be loaded.
+    /// Reason for which it could not be loaded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
 }
@@ -119,27 +119,27 @@ pub struct PluginInfo {
 pub struct MessageResult {
     /// 0, or one of the negative codes of memprof.h.
     pub status_code: Status,
-    /// What the body is.
+    /// Media type of the body.
     pub content_type: String,
-    /// The body: a JSON value, or a string for text.
+    /// Body: a JSON value, or a string for text. Absent if it is passed as a descriptor.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub body: Option<Value>,
-    /// The body's length, where it is passed as a descriptor.
+    /// Length of the body in bytes, if it is passed as a descriptor.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub size: Option<u64>,
 }
 
-/// Why a request was refused: a JSON-RPC error.
+/// The error of a JSON-RPC response.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 pub struct RpcError {
     /// One of the codes of this module.
     pub code: i32,
-    /// What happened, naming the thing.
+    /// Description of the failure, naming the object concerned.
     pub message: String,
 }
 
 impl RpcError {
-    /// With one of the codes of this module.
+    /// Creates an error with one of the codes of this module.
     pub fn new(code: i32, message: impl Into<String>) -> Self {
         Self {
             code,
@@ -148,15 +148,16 @@ impl RpcError {
     }
 }
 
-/// Takes a message in one text apart: its name, a blank, its arguments. Traffic Server 9 sends
-/// the terminating NUL too.
+/// Splits a text into a message's name and its arguments, at the first blank. Ignores terminating NUL bytes, which
+/// Traffic Server 9 sends.
 pub fn split_message(data: &str) -> (&str, &str) {
     let data = data.trim_end_matches('\0').trim();
     let (name, args) = data.split_once(char::is_whitespace).unwrap_or((data, ""));
     (name, args.trim_start())
 }
 
-/// Splits a reply into what goes into the line and what goes beside it.
+/// Splits a reply into the result for the line, and the body that is passed beside it. `None` if the result contains
+/// the body.
 pub fn message_result(reply: Reply, deliver: Option<Delivery>) -> (MessageResult, Option<Body>) {
     let Reply {
         status_code,
@@ -166,7 +167,9 @@ pub fn message_result(reply: Reply, deliver: Option<Delivery>) -> (MessageResult
     let content_type = content_type.into_owned();
     let size = body.len();
     let inline = match (deliver, body) {
-        (None, Body::Bytes(bytes)) if bytes.len() <= INLINE_LIMIT => inline(&content_type, bytes),
+        (None, Body::Bytes(bytes)) if bytes.len() <= INLINE_LIMIT => {
+            inline_value(&content_type, bytes)
+        }
         (None, Body::File(file, size)) if size <= INLINE_LIMIT as u64 => {
             inline_file(&content_type, file, size)
         }
@@ -194,19 +197,20 @@ pub fn message_result(reply: Reply, deliver: Option<Delivery>) -> (MessageResult
     }
 }
 
-/// A file that cannot be read is passed on, for the client to find out why.
+/// Reads a file into a JSON value. Returns the file if it cannot be read, so that the client gets it and the error.
 fn inline_file(content_type: &str, file: File, size: u64) -> Result<Value, Body> {
     let mut bytes = vec![0; size as usize];
     match file.read_exact_at(&mut bytes, 0) {
-        Ok(()) => inline(content_type, bytes).map_err(|_| Body::File(file, size)),
+        Ok(()) => inline_value(content_type, bytes).map_err(|_| Body::File(file, size)),
         Err(_) => Err(Body::File(file, size)),
     }
 }
 
-fn inline(content_type: &str, bytes: Vec<u8>) -> Result<Value, Body> {
-    // Read and written anew, not passed as it is (`serde_json::value::RawValue`): a line of the protocol holds no
-    // newline, which a plugin's JSON may. It costs little, because a larger body goes beside the line, untouched.
-    // A plugin may call its body JSON and be wrong; then it is text.
+/// Converts a body to a JSON value. Returns the bytes if they are neither JSON nor UTF-8.
+fn inline_value(content_type: &str, bytes: Vec<u8>) -> Result<Value, Body> {
+    // The JSON is parsed and serialized again instead of copied (`serde_json::value::RawValue`), because a line of the
+    // protocol contains no newline, but a plugin's JSON may. This costs little, because a larger body is passed beside
+    // the line. A body that a plugin wrongly declares as JSON is sent as text.
     let json = (content_type == JSON).then(|| serde_json::from_slice(&bytes));
     match json {
         Some(Ok(value)) => Ok(value),
@@ -216,12 +220,12 @@ fn inline(content_type: &str, bytes: Vec<u8>) -> Result<Value, Body> {
     }
 }
 
-/// The line of a response with a result.
+/// Formats the line of a response with a result.
 pub fn result_line(id: &Value, result: &impl Serialize) -> String {
     json!({ "jsonrpc": "2.0", "id": id, "result": result }).to_string() + "\n"
 }
 
-/// The line of a response with an error.
+/// Formats the line of a response with an error.
 pub fn error_line(id: &Value, error: &RpcError) -> String {
     json!({ "jsonrpc": "2.0", "id": id, "error": error }).to_string() + "\n"
 }
@@ -233,7 +237,7 @@ mod tests {
     use crate::reply::Reply;
 
     #[test]
-    fn a_body_of_several_lines_is_sent_in_one() {
+    fn multi_line_body_is_sent_in_one_line() {
         let reply = Reply {
             status_code: 0,
             content_type: JSON.into(),
@@ -246,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_in_one_text() {
+    fn split_message_separates_name_and_arguments() {
         let check = |data: &str, expected| assert_eq!(split_message(data), expected, "{data:?}");
         check("dump", ("dump", ""));
         check("dump\0", ("dump", ""));

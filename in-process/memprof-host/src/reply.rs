@@ -1,4 +1,4 @@
-//! What a plugin replied.
+//! The reply of a plugin.
 
 use std::borrow::Cow;
 
@@ -6,19 +6,19 @@ use memprof_plugin_abi::{Failure, JSON, Status};
 
 use crate::body::Body;
 
-/// What a plugin replied to one message.
+/// The reply of a plugin to one message.
 #[derive(Debug)]
 pub struct Reply {
     /// 0, or one of the negative codes of memprof.h.
     pub status_code: Status,
-    /// The media type of the body (RFC 9110).
+    /// Media type of the body (RFC 9110).
     pub content_type: Cow<'static, str>,
-    /// JSON, a text or a profile, as the content type says.
+    /// JSON, a text or a profile, according to the content type.
     pub body: Body,
 }
 
 impl Reply {
-    /// The reply of somebody who could not even ask the plugin.
+    /// Creates the reply to a message that did not reach its plugin.
     pub fn failed(failure: &Failure) -> Self {
         let body = Body::Bytes(failure.to_json().into_bytes());
         Self {
@@ -28,7 +28,7 @@ impl Reply {
         }
     }
 
-    /// What a person reads: the `text` of a JSON object, else the body.
+    /// Converts the reply to text for people: the `text` of a JSON object, otherwise the body.
     pub fn into_text(self) -> String {
         let body = self.body.into_text();
         let text = serde_json::from_str(&body)

@@ -1,26 +1,27 @@
-//! Which plugin gets a message.
+//! Routes messages to plugins.
 
 use memprof_plugin_abi::Failure;
 
 use crate::instance::Instance;
 use crate::reply::Reply;
 
-/// No plugin of that name was named in the host's config.
+/// The error of a message to a plugin that the host's config does not name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("no such plugin: {name:?}; this host has {known}")]
 pub struct UnknownPlugin {
-    /// What was asked for.
+    /// Name that was requested.
     pub name: String,
-    /// The plugins there are.
+    /// Names of the host's plugins.
     pub known: String,
 }
 
-/// A host's plugins by their exact names, also those that failed.
+/// A host's plugins by their exact names, including those that failed to load.
 #[derive(Debug, Default)]
 pub struct Router {
-    places: Vec<RouterEntry>,
+    entries: Vec<RouterEntry>,
 }
 
+/// A plugin, or the reason for which it could not be created.
 #[derive(Debug)]
 struct RouterEntry {
     name: String,
@@ -28,56 +29,57 @@ struct RouterEntry {
 }
 
 impl Router {
-    /// Takes in a plugin that was made, or the reason why it was not, under `name`.
+    /// Adds a created plugin, or the reason for which it could not be created, under `name`.
     pub fn add(&mut self, name: String, plugin: Result<Instance, Failure>) {
-        self.places.push(RouterEntry { name, plugin });
+        self.entries.push(RouterEntry { name, plugin });
     }
 
-    /// True when a plugin of that name was made.
-    pub fn has(&self, name: &str) -> bool {
-        self.places
+    /// Whether a plugin with this name was created.
+    pub fn has_plugin(&self, name: &str) -> bool {
+        self.entries
             .iter()
-            .any(|place| place.name == name && place.plugin.is_ok())
+            .any(|entry| entry.name == name && entry.plugin.is_ok())
     }
 
-    /// The names of all places, and the plugin or its failure.
+    /// Iterates over all names, each with the plugin or its failure.
     pub fn plugins(&self) -> impl Iterator<Item = (&str, &Result<Instance, Failure>)> {
-        self.places
+        self.entries
             .iter()
-            .map(|place| (place.name.as_str(), &place.plugin))
+            .map(|entry| (entry.name.as_str(), &entry.plugin))
     }
 
-    /// Tells all plugins that the calling thread is one of ours, which works for them only.
+    /// Reports to all plugins that the calling thread is memprof's and works only for them.
     #[cfg(feature = "control")]
     pub(crate) fn enter_thread(&self) {
-        let made = self
-            .places
+        let created = self
+            .entries
             .iter()
-            .filter_map(|place| place.plugin.as_ref().ok());
-        made.for_each(Instance::enter_thread);
+            .filter_map(|entry| entry.plugin.as_ref().ok());
+        created.for_each(Instance::enter_thread);
     }
 
-    /// Sends a message to a plugin. One that could not be loaded answers with the reason.
+    /// Sends a message to a plugin. For a plugin that could not be loaded, the reply is the reason.
     ///
     /// # Errors
     /// No plugin has that name.
     pub fn message(&self, plugin: &str, name: &str, args: &str) -> Result<Reply, UnknownPlugin> {
-        let mut places = self.places.iter().filter(|place| place.name == plugin);
-        // A plugin that was made, whatever else failed under its name.
-        let made = places.clone().find(|place| place.plugin.is_ok());
-        let place = made.or_else(|| places.next());
-        let place = place.ok_or_else(|| self.unknown(plugin))?;
-        Ok(match &place.plugin {
+        let mut entries = self.entries.iter().filter(|entry| entry.name == plugin);
+        // Prefer a created plugin to a failed one with the same name.
+        let created = entries.clone().find(|entry| entry.plugin.is_ok());
+        let entry = created.or_else(|| entries.next());
+        let entry = entry.ok_or_else(|| self.unknown_plugin_error(plugin))?;
+        Ok(match &entry.plugin {
             Ok(instance) => instance.message(name, args),
             Err(failure) => Reply::failed(failure),
         })
     }
 
-    fn unknown(&self, name: &str) -> UnknownPlugin {
+    /// Creates the error for a name that no plugin has.
+    fn unknown_plugin_error(&self, name: &str) -> UnknownPlugin {
         let names: Vec<_> = self
-            .places
+            .entries
             .iter()
-            .map(|place| place.name.as_str())
+            .map(|entry| entry.name.as_str())
             .collect();
         let known = if names.is_empty() {
             "no plugins".to_owned()

@@ -14,7 +14,7 @@ use memprof_plugin_abi::raw::{MEMPROF_PANIC, memprof_plugin_entry_t, memprof_plu
 use super::config::{Control, Settings};
 use super::log::ProgramLog;
 use super::{contain, control, library_copies};
-use crate::instance::{Instance, text};
+use crate::instance::{Instance, copy_text};
 use crate::program::HostProgram;
 use crate::router::Router;
 
@@ -80,7 +80,7 @@ pub use super::library_copies::lock_word;
 pub fn shared() -> *mut memprof_plugin_t {
     let plugin = || {
         let mut plugins = share_instance()?.router.plugins();
-        plugins.find_map(|(_, plugin)| plugin.as_ref().ok()?.created())
+        plugins.find_map(|(_, plugin)| plugin.as_ref().ok()?.created_plugin())
     };
     contain(ptr::null_mut(), || plugin().unwrap_or(ptr::null_mut()))
 }
@@ -180,7 +180,7 @@ impl AdapterInstance {
         settings: Result<Settings, Failure>,
     ) -> Self {
         // SAFETY: the entry's texts live as long as it does.
-        let id = unsafe { text(entry.id) };
+        let id = unsafe { copy_text(entry.id) };
         let program = HostProgram {
             name: Box::leak(program_name().into_boxed_str()),
             version: "",
@@ -239,7 +239,7 @@ impl AdapterInstance {
     /// Whether another copy of this library has the plugin.
     pub(super) fn is_of_another_copy(&self) -> bool {
         let mut plugins = self.router.plugins();
-        plugins.any(|(_, plugin)| matches!(plugin, Ok(joined) if joined.created().is_none()))
+        plugins.any(|(_, plugin)| matches!(plugin, Ok(joined) if joined.created_plugin().is_none()))
     }
 
     /// Tells the plugin that the calling thread is one of ours.

@@ -12,7 +12,7 @@ use serde_json::json;
 use super::instance::AdapterInstance;
 #[cfg(feature = "adapter-postgres")]
 use super::server_processes::{self, ServerProcess};
-use crate::instance::text;
+use crate::instance::copy_text;
 use crate::protocol::{FRAME_LIMIT, split_message};
 use crate::reply::Reply;
 
@@ -182,7 +182,7 @@ impl AdapterInstance {
             // SAFETY: each of them points to a message, which lives as long as the process.
             let message = unsafe { &*message };
             // SAFETY: and so do its texts.
-            [message.name, message.usage, message.help].map(|part| unsafe { text(part) })
+            [message.name, message.usage, message.help].map(|part| unsafe { copy_text(part) })
         })
     }
 }

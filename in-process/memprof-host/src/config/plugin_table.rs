@@ -1,49 +1,53 @@
-//! A plugin's table where it stands in the host's file, so that the line and the column which the
-//! plugin finds fault with are those of the file.
+//! A plugin's table at its lines in the host's config file, so that the line and column in the plugin's errors are
+//! those of the file.
 
 use toml::Table;
 
+/// Name of the table of a plugin's config.
 const TABLE: &str = "plugin.config";
 
-/// What a plugin quotes of its config, as it stands in the host's file.
+/// Restores the prefix `plugin.config.` in a text in which the plugin quotes a table header of its config.
 pub(crate) fn with_table_prefix(text: &str) -> String {
     let prefix = format!("{TABLE}.");
     let blank = " ".repeat(prefix.len());
     text.replace(&format!("[{blank}"), &format!("[{prefix}"))
 }
 
-/// The text with all but the table of the plugin at `index` left blank. None where it cannot be
-/// cut out so, as from `config = { … }`.
+/// Blanks all lines but those of the config of the plugin at `index`, which must parse to `table`. `None` if they do
+/// not, as for `config = { … }`.
 pub(super) fn blank_all_but(text: &str, index: usize, table: &Table) -> Option<String> {
     let mut plugins = 0;
     let mut is_inside = false;
-    let mut kept = String::with_capacity(text.len());
+    let mut selected = String::with_capacity(text.len());
     for line in text.lines() {
-        match header(line) {
+        match table_name(line) {
             Some("plugin") => {
                 plugins += 1;
                 is_inside = false;
             }
             Some(path) => {
                 let path = path.strip_prefix(TABLE).filter(|_| plugins == index + 1);
-                is_inside = path.is_some_and(|rest| rest.is_empty() || rest.starts_with('.'));
+                is_inside = path.is_some_and(|after| after.is_empty() || after.starts_with('.'));
                 if is_inside && path != Some("") {
                     let prefix = format!("{TABLE}.");
-                    kept += &line.replacen(&prefix, &" ".repeat(prefix.len()), 1);
+                    selected += &line.replacen(&prefix, &" ".repeat(prefix.len()), 1);
                 }
             }
-            None if is_inside => kept += line,
+            None if is_inside => selected += line,
             None => {}
         }
-        kept.push('\n');
+        selected.push('\n');
     }
-    // A line that only looks like a header, in a text of several lines, shows here.
-    let is_same = kept.parse::<Table>().is_ok_and(|kept| kept == *table);
-    is_same.then_some(kept)
+    // A line of a multi-line string may look like a header; then the table differs.
+    let is_same = selected
+        .parse::<Table>()
+        .is_ok_and(|selected| selected == *table);
+    is_same.then_some(selected)
 }
 
-/// `plugin.config.keep` of `[plugin.config.keep]`, `plugin` of `[[plugin]]`.
-fn header(line: &str) -> Option<&str> {
+/// Returns the name in a table header: `plugin.config.keep` of `[plugin.config.keep]`, `plugin` of `[[plugin]]`. `None`
+/// if the line is no header.
+fn table_name(line: &str) -> Option<&str> {
     let line = line.split('#').next().unwrap_or(line).trim();
     let inner = line.strip_prefix('[')?.strip_suffix(']')?;
     let list = inner
@@ -57,7 +61,7 @@ mod tests {
     use super::super::Config;
 
     #[test]
-    fn lines_and_columns_are_the_files() {
+    fn config_text_keeps_lines_and_columns() {
         let check = |text: &str, expected: &[&str]| {
             let config = Config::parse(text).unwrap();
             let texts: Vec<_> = config
@@ -79,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn headers_are_quoted_as_they_stand_in_the_file() {
+    fn quoted_header_has_table_prefix() {
         let text = "[[plugin]]\npath = \"/a\"\n[[plugin.config.watch]]\nb = 2";
         let config = Config::parse(text).unwrap();
         let given = config.plugin[0].config_text();
@@ -91,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn other_ways_to_write_it_are_written_anew() {
+    fn inline_config_is_serialized() {
         let check = |text: &str, expected: &str| {
             let config = Config::parse(text).unwrap();
             assert_eq!(config.plugin[0].config_text(), expected, "{text}");

@@ -1,4 +1,4 @@
-//! What a plugin calls: the host's log and extensions.
+//! Functions that a plugin calls: the host's log and extensions.
 
 use std::borrow::Cow;
 use std::ffi::c_void;
@@ -15,37 +15,38 @@ use memprof_plugin_abi::raw::{
 use super::reply_collector::REPLY_FD;
 use crate::program::HostProgram;
 
-/// What the host's callbacks find behind `ctx`.
+/// Context of the host's callbacks, passed as `ctx`.
 pub(super) struct HostContext {
     program: HostProgram,
     jemalloc: Option<memprof_jemalloc_t>,
-    /// While `create` runs: the errors that the plugin logged. The last one is the reason if it
-    /// fails; if it succeeds, they are lines like others.
+    /// Errors that the plugin logs while `create` runs. If it fails, the last one is the reason; if it succeeds, they
+    /// are logged.
     errors: Mutex<Vec<String>>,
-    in_creation: AtomicBool,
+    /// Whether `create` has not returned yet.
+    is_creating: AtomicBool,
 }
 
-// SAFETY: the jemalloc functions are thread-safe (jemalloc(3)), the logger is `Sync`, and the
-// rest is guarded.
+// SAFETY: the jemalloc functions are thread-safe (jemalloc(3)), the logger is `Sync`, the errors are behind a mutex.
 unsafe impl Sync for HostContext {}
 
 impl HostContext {
-    /// Of a plugin that is about to be created.
-    pub(super) fn of(program: HostProgram) -> Self {
+    /// Creates the context of a plugin that is about to be created.
+    pub(super) fn new(program: HostProgram) -> Self {
         Self {
             program,
             jemalloc: program.jemalloc,
             errors: Mutex::default(),
-            in_creation: true.into(),
+            is_creating: true.into(),
         }
     }
 
-    /// Returns the errors that the plugin logged while it was created.
+    /// Returns the errors that the plugin logged while it was created. Later errors are logged at once.
     pub(super) fn take_creation_errors(&self) -> Vec<String> {
-        self.in_creation.store(false, Ordering::Release);
+        self.is_creating.store(false, Ordering::Release);
         mem::take(&mut self.errors.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
+    /// Writes a line to the program's log.
     pub(super) fn log(&self, level: log::Level, target: &str, message: &str) {
         self.program.log.log(
             &log::Record::builder()
@@ -63,7 +64,8 @@ impl fmt::Debug for HostContext {
     }
 }
 
-fn level(number: memprof_log_level_t) -> log::Level {
+/// Converts a log level of memprof.h.
+fn to_level(number: memprof_log_level_t) -> log::Level {
     match number {
         0 | 1 => log::Level::Error,
         2 => log::Level::Warn,
@@ -73,36 +75,39 @@ fn level(number: memprof_log_level_t) -> log::Level {
     }
 }
 
-/// As [`String::from_utf8_lossy`], which looks at each byte: a fifth of a message's way.
-fn text(bytes: &[u8]) -> Cow<'_, str> {
+/// Converts bytes to text, replacing what is not UTF-8. Faster than [`String::from_utf8_lossy`], which checks byte by
+/// byte: that is a fifth of the time of a message.
+fn to_text(bytes: &[u8]) -> Cow<'_, str> {
     str::from_utf8(bytes).map_or_else(|_| String::from_utf8_lossy(bytes), Cow::Borrowed)
 }
 
+/// The function `log_enabled` of `memprof_host_t`: 1 or 0.
 pub(super) unsafe extern "C" fn log_enabled(ctx: *mut c_void, number: memprof_log_level_t) -> i32 {
-    // SAFETY: `Instance::create` leaked it.
+    // SAFETY: `ctx` is the context that `Instance::create` leaked.
     let context = unsafe { &*ctx.cast::<HostContext>() };
     let metadata = log::Metadata::builder()
-        .level(level(number))
+        .level(to_level(number))
         .target("plugin")
         .build();
     i32::from(context.program.log.enabled(&metadata))
 }
 
+/// The function `log` of `memprof_host_t`.
 pub(super) unsafe extern "C" fn log_line(
     ctx: *mut c_void,
     number: memprof_log_level_t,
     target: memprof_str_t,
     message: memprof_str_t,
 ) {
-    // SAFETY: `Instance::create` leaked it.
+    // SAFETY: `ctx` is the context that `Instance::create` leaked.
     let context = unsafe { &*ctx.cast::<HostContext>() };
-    // SAFETY: the plugin lends the text for the call.
-    let target = text(unsafe { target.as_bytes() });
-    // SAFETY: as above.
-    let message = text(unsafe { message.as_bytes() });
-    let level = level(number);
-    let creating = context.in_creation.load(Ordering::Acquire);
-    if creating && level == log::Level::Error {
+    // SAFETY: memprof.h: the plugin lends the text for the call.
+    let target = to_text(unsafe { target.as_bytes() });
+    // SAFETY: memprof.h: the plugin lends the text for the call.
+    let message = to_text(unsafe { message.as_bytes() });
+    let level = to_level(number);
+    let is_creating = context.is_creating.load(Ordering::Acquire);
+    if is_creating && level == log::Level::Error {
         context
             .errors
             .lock()
@@ -113,13 +118,14 @@ pub(super) unsafe extern "C" fn log_line(
     context.log(level, &target, &message);
 }
 
+/// The function `get_extension` of `memprof_host_t`. Null if the host has no such extension.
 pub(super) unsafe extern "C" fn get_extension(
     ctx: *mut c_void,
     id: memprof_str_t,
 ) -> *const c_void {
-    // SAFETY: `Instance::create` leaked it.
+    // SAFETY: `ctx` is the context that `Instance::create` leaked.
     let context = unsafe { &*ctx.cast::<HostContext>() };
-    // SAFETY: the plugin lends the text for the call.
+    // SAFETY: memprof.h: the plugin lends the text for the call.
     let id = unsafe { id.as_bytes() };
     match &context.jemalloc {
         Some(jemalloc) if id == MEMPROF_EXTENSION_JEMALLOC.as_bytes() => {

@@ -1,4 +1,4 @@
-//! What a plugin says of itself before it is created.
+//! The entry of a plugin's library, which describes the plugin before it is created.
 
 use memprof_plugin_abi::Failure;
 use memprof_plugin_abi::raw::{
@@ -11,8 +11,10 @@ use crate::protocol::PluginInfo;
 /// `enter` of [`memprof_threads_t`].
 pub(super) type EnterThread = unsafe extern "C" fn(*mut memprof_plugin_t);
 
+/// Returns the plugin's function that memprof's threads call when they start. `None` if the plugin has none.
+///
 /// # Safety
-/// `plugin` is a created instance of the entry's.
+/// `plugin` is an instance that `entry` created.
 pub(super) unsafe fn find_enter_thread(
     entry: &memprof_plugin_entry_t,
     plugin: *mut memprof_plugin_t,
@@ -20,21 +22,26 @@ pub(super) unsafe fn find_enter_thread(
     let get = entry.get_extension?;
     // SAFETY: memprof.h, `get_extension`: the text is borrowed for the call.
     let found = unsafe { get(plugin, memprof_str_t::new(MEMPROF_EXTENSION_THREADS)) };
-    // SAFETY: the extension of that id is this struct or null, and lives as long as the process.
+    // SAFETY: memprof.h: the extension of this id is this struct or null, and lives as long as the process.
     let found = unsafe { found.cast::<memprof_threads_t>().as_ref() }?;
     let is_whole = found.struct_size >= size_of::<memprof_threads_t>();
     found.enter.filter(|_| is_whole)
 }
 
-/// How every version of `memprof_plugin_entry_t` starts.
+/// First fields of every version of `memprof_plugin_entry_t`.
 #[repr(C)]
 struct EntryHead {
     size: usize,
     version: u32,
 }
 
+/// Checks an entry's version, size and functions, and returns its description.
+///
 /// # Safety
-/// As for [`Instance::create`](super::Instance::create).
+/// Those of [`Instance::create`](super::Instance::create).
+///
+/// # Errors
+/// Another ABI, or an incomplete entry.
 pub(crate) unsafe fn check_entry(
     entry: *const memprof_plugin_entry_t,
 ) -> Result<PluginInfo, Failure> {
@@ -45,7 +52,7 @@ pub(crate) unsafe fn check_entry(
     if entry.is_null() {
         return Err(mismatch("memprof_plugin_entry is null".to_owned()));
     }
-    // SAFETY: every version of the struct starts with these two fields.
+    // SAFETY: not null, and every version of the struct starts with these two fields.
     let EntryHead { size, version } = unsafe { entry.cast::<EntryHead>().read() };
     if version >> 16 != MEMPROF_ABI_MAJOR {
         return Err(mismatch(format!(
@@ -60,16 +67,16 @@ pub(crate) unsafe fn check_entry(
             "the plugin's memprof_plugin_entry has {size} bytes, ABI {MEMPROF_ABI_MAJOR} needs {needed}"
         )));
     }
-    // SAFETY: of this major version and whole; it lives as long as the process.
+    // SAFETY: the entry is of this major version and whole; the caller promises that its library stays loaded.
     let entry = unsafe { &*entry };
-    // SAFETY: the entry's texts live as long as it does.
-    let id = unsafe { text(entry.id) };
+    // SAFETY: memprof.h: the entry's texts live as long as the entry.
+    let id = unsafe { copy_text(entry.id) };
     if id.is_empty() || entry.create.is_none() || entry.handle_message.is_none() {
-        return Err(incomplete(&id));
+        return Err(incomplete_entry_error(&id));
     }
-    // SAFETY: as is its version.
-    let version = unsafe { text(entry.version) };
-    // SAFETY: as are its messages.
+    // SAFETY: memprof.h: the entry's texts live as long as the entry.
+    let version = unsafe { copy_text(entry.version) };
+    // SAFETY: memprof.h: the entry's messages live as long as the entry.
     let messages = unsafe { message_names(entry) };
     Ok(PluginInfo {
         id,
@@ -79,18 +86,23 @@ pub(crate) unsafe fn check_entry(
     })
 }
 
-pub(super) fn incomplete(id: &str) -> Failure {
+/// Creates the error of an entry that lacks a required part.
+pub(super) fn incomplete_entry_error(id: &str) -> Failure {
     let message = format!("plugin {id:?} lacks an id, create or handle_message");
     Failure::new(MEMPROF_ABI_MISMATCH, message)
 }
 
+/// Copies a text, replacing what is not UTF-8.
+///
 /// # Safety
-/// `raw` borrows bytes that live as long as the process.
-pub(crate) unsafe fn text(raw: memprof_str_t) -> String {
-    // SAFETY: promised by the caller.
+/// `raw` refers to bytes that are readable during the call.
+pub(crate) unsafe fn copy_text(raw: memprof_str_t) -> String {
+    // SAFETY: the caller promises readable bytes.
     String::from_utf8_lossy(unsafe { raw.as_bytes() }).into_owned()
 }
 
+/// Returns the names of the entry's messages.
+///
 /// # Safety
 /// The entry's messages live as long as the process.
 unsafe fn message_names(entry: &memprof_plugin_entry_t) -> Vec<String> {
@@ -98,15 +110,15 @@ unsafe fn message_names(entry: &memprof_plugin_entry_t) -> Vec<String> {
         return Vec::new();
     }
     (0..entry.message_count)
-        .filter_map(|at| {
-            // SAFETY: memprof.h: `messages` points to `message_count` pointers.
-            let message = unsafe { entry.messages.add(at) };
-            // SAFETY: as above.
+        .filter_map(|index| {
+            // SAFETY: memprof.h: `messages` points to `message_count` pointers, and `at` is less.
+            let message = unsafe { entry.messages.add(index) };
+            // SAFETY: memprof.h: each of the `message_count` pointers is initialized.
             let message = unsafe { message.read() };
-            // SAFETY: each of them points to a message, which lives as long as the process.
+            // SAFETY: memprof.h: each pointer is null or a message that lives as long as the process.
             let message = unsafe { message.as_ref() }?;
-            // SAFETY: and so does its name.
-            Some(unsafe { text(message.name) })
+            // SAFETY: memprof.h: the message's name lives as long as the message.
+            Some(unsafe { copy_text(message.name) })
         })
         .collect()
 }

@@ -1,4 +1,4 @@
-//! A reply, as a plugin writes it.
+//! Collects a reply while the plugin writes it.
 
 use std::ffi::{c_int, c_void};
 use std::io;
@@ -10,35 +10,37 @@ use memprof_plugin_abi::raw::{
     memprof_str_t,
 };
 
-use super::entry::text;
+use super::entry::copy_text;
 use crate::body::Body;
 
-/// What the plugin wrote so far.
+/// Collected part of a reply.
 #[derive(Default)]
 pub(super) struct ReplyCollector {
     pub(super) content_type: Option<String>,
     pub(super) body: Body,
 }
 
+/// The function `begin` of `memprof_reply_t`.
 pub(super) unsafe extern "C" fn begin_body(
     ctx: *mut c_void,
     content_type: memprof_str_t,
 ) -> Status {
-    // SAFETY: `Instance::message` passes its own collector, for one call on one thread.
-    let collected = unsafe { &mut *ctx.cast::<ReplyCollector>() };
-    if collected.content_type.is_some() || !collected.body.is_empty() {
+    // SAFETY: `Instance::message` passes its collector as `ctx`, for one call on one thread.
+    let collector = unsafe { &mut *ctx.cast::<ReplyCollector>() };
+    if collector.content_type.is_some() || !collector.body.is_empty() {
         return MEMPROF_INTERNAL;
     }
-    // SAFETY: the plugin lends the text for the call.
-    collected.content_type = Some(unsafe { text(content_type) });
+    // SAFETY: memprof.h: the plugin lends the text for the call.
+    collector.content_type = Some(unsafe { copy_text(content_type) });
     MEMPROF_OK
 }
 
+/// The function `write` of `memprof_reply_t`. Appends to the body.
 pub(super) unsafe extern "C" fn write_body(ctx: *mut c_void, chunk: memprof_str_t) -> Status {
-    // SAFETY: as in `begin_body`.
-    let collected = unsafe { &mut *ctx.cast::<ReplyCollector>() };
-    // SAFETY: the plugin lends the bytes for the call.
-    match collected.body.write(unsafe { chunk.as_bytes() }) {
+    // SAFETY: `Instance::message` passes its collector as `ctx`, for one call on one thread.
+    let collector = unsafe { &mut *ctx.cast::<ReplyCollector>() };
+    // SAFETY: memprof.h: the plugin lends the bytes for the call.
+    match collector.body.write(unsafe { chunk.as_bytes() }) {
         Ok(()) => MEMPROF_OK,
         Err(error) => {
             log::error!("a reply does not fit: {error}");
@@ -47,33 +49,34 @@ pub(super) unsafe extern "C" fn write_body(ctx: *mut c_void, chunk: memprof_str_
     }
 }
 
-/// Takes a reply that is a file.
+/// The host's extension that accepts a file as a reply's body.
 pub(super) static REPLY_FD: memprof_reply_fd_t = memprof_reply_fd_t {
     struct_size: size_of::<memprof_reply_fd_t>(),
-    file: Some(take_file),
+    file: Some(set_body_file),
 };
 
-unsafe extern "C" fn take_file(
+/// The function `file` of `memprof_reply_fd_t`. Duplicates the descriptor.
+unsafe extern "C" fn set_body_file(
     ctx: *mut c_void,
     fd: c_int,
     size: u64,
     content_type: memprof_str_t,
 ) -> Status {
-    // SAFETY: as in `begin_body`.
-    let collected = unsafe { &mut *ctx.cast::<ReplyCollector>() };
-    if collected.content_type.is_some() || !collected.body.is_empty() {
+    // SAFETY: `Instance::message` passes its collector as `ctx`, for one call on one thread.
+    let collector = unsafe { &mut *ctx.cast::<ReplyCollector>() };
+    if collector.content_type.is_some() || !collector.body.is_empty() {
         return MEMPROF_INTERNAL;
     }
     if fd < 0 {
         return MEMPROF_INVALID_ARGUMENT;
     }
-    // SAFETY: the plugin lends the descriptor for the call.
+    // SAFETY: memprof.h: the plugin lends the descriptor for the call.
     let file = unsafe { BorrowedFd::borrow_raw(fd) };
     match Body::from_file(file, size) {
         Ok(body) => {
-            // SAFETY: the plugin lends the text for the call.
-            collected.content_type = Some(unsafe { text(content_type) });
-            collected.body = body;
+            // SAFETY: memprof.h: the plugin lends the text for the call.
+            collector.content_type = Some(unsafe { copy_text(content_type) });
+            collector.body = body;
             MEMPROF_OK
         }
         Err(error) => {

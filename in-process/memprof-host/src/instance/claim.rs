@@ -1,5 +1,5 @@
-//! The one instance that a library has in a process: plugins keep state in static variables, which a second
-//! one would overwrite and free.
+//! Ensures that a library has one instance in a process: plugins store state in static variables, which a second
+//! instance would overwrite and free.
 
 use std::process;
 use std::ptr;
@@ -8,32 +8,34 @@ use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use memprof_plugin_abi::Failure;
 use memprof_plugin_abi::raw::{MEMPROF_INTERNAL, memprof_plugin_entry_t};
 
-/// The libraries that have or had an instance. A list that is never shortened, without a lock: a child that is forked
-/// while a thread holds one would wait for ever.
+/// The libraries that have or had an instance. The list never shrinks and has no lock, for which a child that is forked
+/// while a thread holds it would wait for ever.
 static LIBRARIES: AtomicPtr<Library> = AtomicPtr::new(ptr::null_mut());
 
+/// A library in the list.
 #[derive(Debug)]
 struct Library {
-    /// The address of its entry. The loader maps a file once, by whatever path or link it is named, so each file has
-    /// one.
+    /// Address of its entry, which is unique to its file: the loader maps a file once, whatever path or link names it.
     entry: usize,
-    /// The process whose instance it has; 0 for none. A forked child has none of its parent's instances.
+    /// Id of the process that has its instance; 0 if there is none. A forked child has none of its parent's instances.
     process: AtomicU32,
     next: Option<&'static Self>,
 }
 
-/// The right to be a library's instance; given back when dropped.
+/// The right to create a library's instance; released when dropped.
 #[derive(Debug)]
-pub(super) struct Sole {
+pub(super) struct InstanceClaim {
     library: &'static Library,
     process: u32,
 }
 
-impl Sole {
+impl InstanceClaim {
+    /// Claims the library of `entry` for this process.
+    ///
     /// # Errors
     /// The library of `entry` has an instance, of this host or another one.
     pub(super) fn claim(entry: *const memprof_plugin_entry_t, id: &str) -> Result<Self, Failure> {
-        let library = Library::of(entry.addr());
+        let library = Library::for_entry(entry.addr());
         let own = process::id();
         if library.process.swap(own, Ordering::AcqRel) == own {
             let message = format!("plugin {id} has an instance in this process already");
@@ -49,7 +51,7 @@ impl Sole {
     }
 }
 
-impl Drop for Sole {
+impl Drop for InstanceClaim {
     fn drop(&mut self) {
         if self.process == process::id() {
             self.library.process.store(0, Ordering::Release);
@@ -58,27 +60,27 @@ impl Drop for Sole {
 }
 
 impl Library {
-    /// The library of that entry, listed once.
-    fn of(entry: usize) -> &'static Self {
+    /// Finds the library of an entry, and lists it if it is new.
+    fn for_entry(entry: usize) -> &'static Self {
         let mut first = LIBRARIES.load(Ordering::Acquire);
         loop {
-            // SAFETY: null, or leaked below.
-            let listed = unsafe { first.as_ref() };
-            let known = std::iter::successors(listed, |library| library.next)
+            // SAFETY: null, or a library that was leaked into the list below.
+            let head = unsafe { first.as_ref() };
+            let listed_library = std::iter::successors(head, |library| library.next)
                 .find(|library| library.entry == entry);
-            if let Some(known) = known {
-                return known;
+            if let Some(listed_library) = listed_library {
+                return listed_library;
             }
             let new = Box::into_raw(Box::new(Self {
                 entry,
                 process: AtomicU32::new(0),
-                next: listed,
+                next: head,
             }));
             match LIBRARIES.compare_exchange(first, new, Ordering::AcqRel, Ordering::Acquire) {
-                // SAFETY: leaked just now.
+                // SAFETY: the library was leaked above and is never freed.
                 Ok(_) => return unsafe { &*new },
                 Err(other) => {
-                    // SAFETY: made above, and not listed.
+                    // SAFETY: the box was not listed, so no other thread has its address.
                     drop(unsafe { Box::from_raw(new) });
                     first = other;
                 }
@@ -92,26 +94,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_library_has_one_instance_at_a_time() {
+    fn library_has_one_instance_at_a_time() {
         let [first, second] = [1, 2].map(ptr::without_provenance);
-        let sole = Sole::claim(first, "x").unwrap();
-        let other = Sole::claim(second, "y").unwrap();
-        let refused = Sole::claim(first, "x").unwrap_err();
+        let claim = InstanceClaim::claim(first, "x").unwrap();
+        let other = InstanceClaim::claim(second, "y").unwrap();
+        let refused = InstanceClaim::claim(first, "x").unwrap_err();
         assert_eq!(
             refused.message,
             "plugin x has an instance in this process already"
         );
-        drop(sole);
-        let again = Sole::claim(first, "x").unwrap();
-        Sole::claim(second, "y").unwrap_err();
+        drop(claim);
+        let again = InstanceClaim::claim(first, "x").unwrap();
+        InstanceClaim::claim(second, "y").unwrap_err();
         drop((other, again));
     }
 
     #[test]
-    fn threads_that_claim_a_library_at_once_get_one_instance() {
+    fn concurrent_claim_succeeds_once() {
         let entry = 3;
         let claims = std::thread::scope(|scope| {
-            let claim = || Sole::claim(ptr::without_provenance(entry), "x").ok();
+            let claim = || InstanceClaim::claim(ptr::without_provenance(entry), "x").ok();
             let threads: Vec<_> = (0..4).map(|_| scope.spawn(claim)).collect();
             let claims = threads.into_iter().map(|thread| thread.join().unwrap());
             claims.collect::<Vec<_>>()
@@ -120,17 +122,17 @@ mod tests {
     }
 
     #[test]
-    fn an_instance_of_the_process_that_forked_this_one_is_none() {
+    fn forked_child_can_claim_parents_library() {
         let entry = ptr::without_provenance(4);
-        let mut parents = Sole::claim(entry, "x").unwrap();
+        let mut parents = InstanceClaim::claim(entry, "x").unwrap();
         parents.process += 1;
         parents
             .library
             .process
             .store(parents.process, Ordering::Relaxed);
-        let own = Sole::claim(entry, "x").unwrap();
+        let own = InstanceClaim::claim(entry, "x").unwrap();
         drop(parents);
-        Sole::claim(entry, "x").unwrap_err();
+        InstanceClaim::claim(entry, "x").unwrap_err();
         drop(own);
     }
 }
