@@ -1,7 +1,7 @@
-//! The other end of the control socket: what `memprof` uses.
+//! The client of the control socket, which `memprof` uses.
 //!
-//! A host may be hostile: root asks everybody's. So each request has one deadline, each line a
-//! limit, and a passed descriptor is read only where it is a file of the announced length.
+//! A host may be hostile: root may send requests to any user's hosts. So each request has one deadline, each line a
+//! limit, and a passed descriptor is read only if it is a file of the announced length.
 //!
 //! ```no_run
 //! use memprof_host::client::Client;
@@ -36,57 +36,57 @@ pub(crate) use connection::Deadline;
 pub use connection::Peer;
 pub use passed_file::PassedFile;
 
-/// How long connecting may take: a host accepts at once, also during a dump.
-const CONNECTING: Duration = Duration::from_secs(5);
-/// How long a host may take over what it answers at once, also during a dump.
-const AT_ONCE: Duration = Duration::from_secs(10);
-/// How long it may take over everything else: longer than the largest dump takes.
-const WORK: Duration = Duration::from_secs(300);
-/// The largest reply that is held in memory; a dump is read piece by piece.
+/// Timeout of connecting: a host accepts at once, also during a dump.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Timeout of requests that a host answers at once, also during a dump.
+const IMMEDIATE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Timeout of all other requests: longer than the largest dump takes.
+const WORK_TIMEOUT: Duration = Duration::from_secs(300);
+/// Largest reply, in bytes, that is held in memory. Dumps are read in pieces.
 const REPLY_LIMIT: u64 = 64 << 20;
 
-/// Why a host did not answer.
+/// Reason for which a request failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ClientError {
-    /// No host listens, it went away, or it did not answer in time.
+    /// No host listens, it closed the connection, or it did not respond in time.
     #[error("cannot reach the host: {0}")]
     Unreachable(#[from] io::Error),
-    /// The host refused the request (a JSON-RPC error).
+    /// The host refused the request by a JSON-RPC error.
     #[error("{message}")]
     Refused {
-        /// The JSON-RPC code.
+        /// Code of the JSON-RPC error.
         code: i32,
-        /// What the host said.
+        /// Message of the JSON-RPC error.
         message: String,
     },
     /// The plugin refused the message.
     #[error("{refusal}")]
     Plugin {
-        /// One of the negative codes of memprof.h.
+        /// Status of the reply: one of the negative codes of memprof.h.
         status: Status,
-        /// Why.
+        /// Error in the reply.
         refusal: Box<ErrorBody>,
     },
-    /// What came is not the control protocol.
+    /// The response breaks the control protocol.
     #[error("the host's reply breaks the control protocol: {0}")]
     Protocol(String),
 }
 
-/// A body that was passed as a descriptor, or inline.
+/// Reply to a message, whose body was passed inline or as a descriptor.
 #[derive(Debug)]
 pub struct ReceivedBody {
-    /// Status, content type, and the body when it is inline.
+    /// Status, content type, and the body if it is inline.
     pub result: MessageResult,
-    /// The body when it is not.
+    /// The body if it is not inline.
     pub file: Option<PassedFile>,
 }
 
 impl ReceivedBody {
-    /// The body, to be read piece by piece.
+    /// Returns a reader of the body.
     ///
     /// # Errors
-    /// As for [`into_bytes`](Self::into_bytes), where it is inline.
+    /// Those of [`into_bytes`](Self::into_bytes), if the body is inline.
     pub fn into_reader(mut self) -> io::Result<Box<dyn Read>> {
         match self.file.take() {
             Some(file) => Ok(Box::new(file)),
@@ -94,7 +94,7 @@ impl ReceivedBody {
         }
     }
 
-    /// The body's bytes.
+    /// Reads the whole body into memory.
     ///
     /// # Errors
     /// The passed file cannot be read, or has more than 64 MiB.
@@ -124,24 +124,25 @@ impl ReceivedBody {
 pub struct Client {
     connection: Connection,
     peer: Peer,
-    patience: Timeouts,
+    timeouts: Timeouts,
     next_id: u64,
 }
 
-/// How long answers may take.
+/// Timeouts of requests.
 #[derive(Clone, Copy, Debug)]
 enum Timeouts {
-    /// What suits the request.
+    /// 10 seconds for a message that a host answers at once, otherwise 5 minutes.
     ByMessage,
-    /// This long each.
+    /// One timeout for each request.
     PerReply(Duration),
-    /// Until then all of them.
+    /// One deadline for all requests.
     Overall(Deadline),
 }
 
+/// A response of JSON-RPC 2.0.
 #[derive(Deserialize)]
 struct Response {
-    /// Null where the host could not tell which request it answers.
+    /// Id of the request; null if the host could not read it.
     #[serde(default)]
     id: Value,
     #[serde(default)]
@@ -153,75 +154,76 @@ impl Client {
     /// Connects to a host's control socket.
     ///
     /// # Errors
-    /// Nobody listens there, this user may not connect, or nobody accepts within 5 seconds.
+    /// No host listens there, this user may not connect, or the host does not accept within 5 seconds.
     pub fn connect(socket: &Path) -> Result<Self, ClientError> {
-        Self::connect_until(socket, Deadline::after(CONNECTING))
+        Self::connect_until(socket, Deadline::after(CONNECT_TIMEOUT))
     }
 
-    /// The same, and gives up on connecting and on each answer after `timeout`.
+    /// Like [`connect`](Self::connect), but with `timeout` for connecting and for each request.
     ///
     /// # Errors
-    /// As for [`connect`](Self::connect).
+    /// Those of [`connect`](Self::connect).
     pub fn connect_within(socket: &Path, timeout: Duration) -> Result<Self, ClientError> {
         let mut client = Self::connect_until(socket, Deadline::after(timeout))?;
         client.set_timeout(timeout);
         Ok(client)
     }
 
+    /// Connects before the deadline. Later requests have the timeouts of their messages.
     pub(crate) fn connect_until(socket: &Path, deadline: Deadline) -> Result<Self, ClientError> {
         let connection = Connection::open(socket, deadline)?;
         let peer = connection.peer()?;
         Ok(Self {
             connection,
             peer,
-            patience: Timeouts::ByMessage,
+            timeouts: Timeouts::ByMessage,
             next_id: 0,
         })
     }
 
-    /// Gives up on each answer after `timeout`, in place of what suits its message: 10 seconds for
-    /// what a host answers at once, 5 minutes for everything else.
+    /// Sets one timeout for each request. By default it is 10 seconds for a message that a host answers at once, and 5
+    /// minutes for all others.
     pub fn set_timeout(&mut self, timeout: Duration) {
-        self.patience = Timeouts::PerReply(timeout);
+        self.timeouts = Timeouts::PerReply(timeout);
     }
 
-    /// Gives up on all answers at the same time.
+    /// Sets one deadline for all requests.
     pub(crate) fn set_deadline(&mut self, deadline: Deadline) {
-        self.patience = Timeouts::Overall(deadline);
+        self.timeouts = Timeouts::Overall(deadline);
     }
 
-    /// Who opened the socket.
+    /// User and process that opened the socket.
     pub fn peer(&self) -> Peer {
         self.peer
     }
 
-    /// Whether the host holds the connection open.
+    /// Whether the host has not closed the connection.
     pub fn is_connected(&self) -> bool {
         self.connection.is_open()
     }
 
-    /// Who the host is, in its own words.
+    /// Requests the identity that the host reports.
     ///
     /// # Errors
-    /// The host is gone, or no host.
+    /// The host has closed the connection, or is no host.
     pub fn host(&mut self) -> Result<HostInfo, ClientError> {
-        self.call(HOST, Value::Null, AT_ONCE).map(|(info, _)| info)
+        self.call(HOST, Value::Null, IMMEDIATE_TIMEOUT)
+            .map(|(info, _)| info)
     }
 
-    /// The host's plugins.
+    /// Requests the list of plugins.
     ///
     /// # Errors
-    /// As for [`host`](Self::host).
+    /// Those of [`host`](Self::host).
     pub fn plugins(&mut self) -> Result<Vec<PluginInfo>, ClientError> {
-        let plugins = self.call(PLUGINS, Value::Null, AT_ONCE);
+        let plugins = self.call(PLUGINS, Value::Null, IMMEDIATE_TIMEOUT);
         plugins.map(|(plugins, _)| plugins)
     }
 
-    /// Sends a message to a plugin. Its own error is a result with a negative `status_code`.
+    /// Sends a message to a plugin. If the plugin refuses it, returns a reply with a negative `status_code`.
     ///
     /// # Errors
-    /// The host is gone, has no such plugin, or passed something else than a file of the size that
-    /// it announced.
+    /// The host has closed the connection, has no such plugin, or passed no file of the size that it announced.
     pub fn message(
         &mut self,
         plugin: &str,
@@ -235,35 +237,37 @@ impl Client {
             args: args.to_owned(),
             deliver,
         };
-        let usual = match memprof_messages::message(message) {
-            Some(known) if known.latency == ReplyLatency::Immediate => AT_ONCE,
-            _ => WORK,
+        let timeout = match memprof_messages::message(message) {
+            Some(known) if known.latency == ReplyLatency::Immediate => IMMEDIATE_TIMEOUT,
+            _ => WORK_TIMEOUT,
         };
-        let (result, file): (MessageResult, _) = self.call(MESSAGE, json!(params), usual)?;
-        let strange = |what: &str| ClientError::Protocol(what.to_owned());
+        let (result, file): (MessageResult, _) = self.call(MESSAGE, json!(params), timeout)?;
+        let protocol_error = |what: &str| ClientError::Protocol(what.to_owned());
         let file = match (file, result.size) {
             (Some(file), Some(size)) => Some(
                 PassedFile::new(file, size)
                     .map_err(|error| ClientError::Protocol(error.to_string()))?,
             ),
-            (None, Some(_)) => return Err(strange("it announced a file and passed none")),
-            // Nobody asked for it.
+            (None, Some(_)) => return Err(protocol_error("it announced a file and passed none")),
+            // The file was not announced: close it.
             (Some(_), None) => None,
             (None, None) => None,
         };
         Ok(ReceivedBody { result, file })
     }
 
+    /// Sends a request and waits for its response, at most for `timeout` unless another one was set. Also returns the
+    /// file that was passed with it.
     fn call<T: DeserializeOwned>(
         &mut self,
         method: &str,
         params: Value,
-        usual: Duration,
+        timeout: Duration,
     ) -> Result<(T, Option<File>), ClientError> {
         self.next_id += 1;
-        let deadline = match self.patience {
-            Timeouts::ByMessage => Deadline::after(usual),
-            Timeouts::PerReply(timeout) => Deadline::after(timeout),
+        let deadline = match self.timeouts {
+            Timeouts::ByMessage => Deadline::after(timeout),
+            Timeouts::PerReply(fixed) => Deadline::after(fixed),
             Timeouts::Overall(deadline) => deadline,
         };
         let mut request = json!({ "jsonrpc": "2.0", "id": self.next_id, "method": method });
@@ -272,17 +276,17 @@ impl Client {
         }
         let connection = &mut self.connection;
         let written = connection.write(format!("{request}\n").as_bytes(), deadline);
-        // A host that refuses a connection answers before it closes, and may do so before this.
+        // A host that refuses a connection responds before it closes, perhaps before the request is written.
         let (line, file) = match written {
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {
                 connection.read_line(deadline).map_err(|_| error)?
             }
             written => written.and_then(|()| connection.read_line(deadline))?,
         };
-        let strange = |error: serde_json::Error| ClientError::Protocol(error.to_string());
-        let response: Response = serde_json::from_slice(&line).map_err(strange)?;
+        let parse_error = |error: serde_json::Error| ClientError::Protocol(error.to_string());
+        let response: Response = serde_json::from_slice(&line).map_err(parse_error)?;
         if !response.id.is_null() && response.id != self.next_id {
-            // The answer to a request that was given up.
+            // The response to an earlier request that timed out.
             return Err(ClientError::Protocol(format!(
                 "it answered request {}, not {}",
                 response.id, self.next_id
@@ -292,7 +296,7 @@ impl Client {
             return Err(ClientError::Refused { code, message });
         }
         Ok((
-            serde_json::from_value(response.result).map_err(strange)?,
+            serde_json::from_value(response.result).map_err(parse_error)?,
             file,
         ))
     }
@@ -311,65 +315,65 @@ mod tests {
     use super::*;
 
     const SHORT: Duration = Duration::from_millis(100);
-    /// Longer than a busy machine takes over anything here, shorter than for ever.
+    /// Longer than anything here takes on a busy machine.
     const LONG: Duration = Duration::from_secs(20);
 
-    /// What a client makes of a host that does `work` with its connection.
-    fn meet<T>(
+    /// Connects a client to a host that runs `work` with the connection. Returns the error of `request`.
+    fn client_error<T>(
         timeout: Duration,
         work: impl FnOnce(UnixStream) -> io::Result<()> + Send + 'static,
-        ask: impl FnOnce(&mut Client) -> Result<T, ClientError>,
+        request: impl FnOnce(&mut Client) -> Result<T, ClientError>,
     ) -> String {
-        let place = tempfile::tempdir().unwrap();
-        let path = place.path().join("h.sock");
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("h.sock");
         let listener = UnixListener::bind(&path).unwrap();
-        // It ends with an error when the client leaves, which is what is tested.
+        // The thread ends with an error when the client disconnects, which is expected.
         let host = std::thread::spawn(move || work(listener.accept()?.0));
         let mut client = Client::connect(&path).unwrap();
         client.set_timeout(timeout);
-        let begun = Instant::now();
-        let error = ask(&mut client).err().unwrap().to_string();
-        assert!(begun.elapsed() < LONG, "{error}");
+        let start = Instant::now();
+        let error = request(&mut client).err().unwrap().to_string();
+        assert!(start.elapsed() < LONG, "{error}");
         drop(client);
         drop(host.join().unwrap());
         error
     }
 
     #[test]
-    fn a_host_that_accepts_nobody() {
-        let place = tempfile::tempdir().unwrap();
-        let path = place.path().join("h.sock");
+    fn connect_times_out_if_host_does_not_accept() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("h.sock");
         let listener = UnixListener::bind(&path).unwrap();
         rustix::net::listen(&listener, 0).unwrap();
         let _waits = Client::connect(&path).unwrap();
-        let refused = Client::connect_until(&path, Deadline::after(SHORT)).unwrap_err();
+        let error = Client::connect_until(&path, Deadline::after(SHORT)).unwrap_err();
         let expected = "cannot reach the host: it accepted no connection within 100ms";
-        assert_eq!(refused.to_string(), expected);
+        assert_eq!(error.to_string(), expected);
     }
 
     #[test]
-    fn hosts_that_never_come_to_an_end() {
+    fn slow_and_endless_responses_fail() {
         let late = "cannot reach the host: it did not answer within 100ms";
         let silent = |mut stream: UnixStream| loop {
             if io::Read::read(&mut stream, &mut [0; 512])? == 0 {
                 return Ok(());
             }
         };
-        assert_eq!(meet(SHORT, silent, Client::host), late);
+        assert_eq!(client_error(SHORT, silent, Client::host), late);
         let drips = |mut stream: UnixStream| loop {
             stream.write_all(b" ")?;
             std::thread::park_timeout(Duration::from_millis(1));
         };
-        assert_eq!(meet(SHORT, drips, Client::host), late);
+        assert_eq!(client_error(SHORT, drips, Client::host), late);
         let endless = |mut stream: UnixStream| loop {
             stream.write_all(&[b'x'; 4096])?;
         };
         let long = "cannot reach the host: it answered with a line above 1048576 bytes";
-        assert_eq!(meet(LONG, endless, Client::host), long);
+        assert_eq!(client_error(LONG, endless, Client::host), long);
     }
 
     #[test]
-    fn passed_descriptors_must_be_the_announced_file() {
+    fn passed_descriptor_must_be_announced_file() {
         let check = |file: File, result: &str, expected: &str| {
             let line = format!("{{\"jsonrpc\":\"2.0\",\"id\":1,\"result\":{result}}}\n");
             let host = move |stream: UnixStream| {
@@ -382,7 +386,7 @@ mod tests {
                 Ok(())
             };
             let fetch = |client: &mut Client| client.message("p", "fetch", "", Some(Delivery::Fd));
-            let error = meet(LONG, host, fetch);
+            let error = client_error(LONG, host, fetch);
             assert!(error.contains(expected), "{error}");
         };
         let size =
@@ -402,12 +406,12 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_to_another_request_is_none() {
+    fn response_to_other_request_is_refused() {
         let late = |mut stream: UnixStream| {
             stream.write_all(b"{\"jsonrpc\":\"2.0\",\"id\":7,\"result\":[]}\n")
         };
         let expected = "the host's reply breaks the control protocol: it answered request 7, not 1";
-        assert_eq!(meet(LONG, late, Client::plugins), expected);
+        assert_eq!(client_error(LONG, late, Client::plugins), expected);
         let without = |mut stream: UnixStream| {
             let result = r#"{"status_code":0,"content_type":"x","size":7}"#;
             writeln!(stream, r#"{{"jsonrpc":"2.0","id":1,"result":{result}}}"#)
@@ -415,6 +419,6 @@ mod tests {
         let fetch = |client: &mut Client| client.message("p", "fetch", "", None);
         let expected =
             "the host's reply breaks the control protocol: it announced a file and passed none";
-        assert_eq!(meet(LONG, without, fetch), expected);
+        assert_eq!(client_error(LONG, without, fetch), expected);
     }
 }

@@ -1,8 +1,8 @@
-//! The hosts that are running, found by their control sockets.
+//! Discovers running hosts by their control sockets.
 //!
-//! Whoever asks may be root, and a host anybody's: only directories that belong to the user whose
-//! hosts they hold are looked into, a socket's opener must be that user, all are asked at once,
-//! and nobody is waited for long.
+//! The caller may be root, and a host may belong to any user. So only directories that belong to the user whose sockets
+//! they contain are read, a socket must have been opened by that user, all hosts are queried in parallel, and each has
+//! a timeout.
 
 mod parallel;
 mod processes;
@@ -17,28 +17,28 @@ use crate::protocol::HostInfo;
 use crate::socket_dir::{self, SocketDir, lock};
 use parallel::parallel_map;
 
-/// What one host may take to say who it is and to answer a question.
-const PATIENCE: Duration = Duration::from_secs(3);
-/// What all of them together may take.
-const ALL: Duration = Duration::from_secs(10);
+/// Timeout for one host to identify itself and to answer the query.
+const HOST_TIMEOUT: Duration = Duration::from_secs(3);
+/// Timeout for all hosts together.
+const TOTAL_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What is wrong with a process that has the plugin and cannot be asked, and the remedy.
+/// Reason and remedy for a process that has the plugin but no control socket.
 pub const SILENT: &str = "it has the plugin, but no control socket: set `control=on` in the \
                           plugin's configuration, or attach again if memprof detached from it";
 
-/// A host that answered.
+/// A host that responded.
 #[derive(Clone, Debug)]
 pub struct RunningHost {
-    /// Its control socket.
+    /// Path of its control socket.
     pub socket: PathBuf,
-    /// Its process as it is called here; in a container it may call itself something else.
+    /// Id of its process in this PID namespace. In a container, the host may report another one.
     pub pid: u32,
-    /// Who it says that it is.
+    /// Identity that the host reports.
     pub info: HostInfo,
 }
 
 impl RunningHost {
-    /// Whether `target` means this host: its pid, its name, or its program's file name.
+    /// Whether `target` is this host's pid, its name, or its program's file name.
     pub fn matches(&self, target: &str) -> bool {
         let info = &self.info;
         let program = info.command.split(' ').next().unwrap_or_default();
@@ -47,115 +47,117 @@ impl RunningHost {
     }
 }
 
-/// What may be a host, and was not reached.
+/// A possible host that was not reached.
 #[derive(Clone, Debug)]
 pub struct UnreachableHost {
-    /// Its process, where that is known.
+    /// Id of its process, if it is known.
     pub pid: Option<u32>,
-    /// Its socket, or a directory of sockets.
+    /// Path of its socket, or a directory of sockets.
     pub place: PathBuf,
-    /// Why not.
+    /// Reason for which it was not reached.
     pub why: String,
 }
 
-/// How far to look for hosts.
+/// Extent of a discovery.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DiscoveryScope {
-    /// In the directories that sockets have by default.
+    /// Sockets in the default directories.
     SocketDirs,
-    /// Also by the processes that have the plugin, wherever their sockets lie.
+    /// Also sockets elsewhere of processes that have the plugin.
     AllProcesses,
 }
 
-/// Every host that this user may talk to.
+/// All hosts that this user may send messages to.
 #[derive(Debug)]
 pub struct Discovery<T> {
-    /// By pid, with the answers to what was asked.
+    /// Hosts in the order of their pids, each with the result of the query.
     pub hosts: Vec<(RunningHost, T)>,
-    /// Those that did not answer, and directories that were not looked into.
+    /// Hosts that did not respond, and directories that were not read.
     pub unreached: Vec<UnreachableHost>,
 }
 
-/// A socket that a host may listen at.
+/// A socket at which a host may listen.
 #[derive(Clone, Debug)]
 struct SocketCandidate {
     socket: PathBuf,
-    /// The user who must have opened it.
+    /// Id of the user who must have opened it.
     owner: u32,
-    /// The process that holds it, where that is how it was found.
+    /// Id of the process that holds it, if it was found by its process.
     process: Option<u32>,
 }
 
-/// The hosts in the default directories that answer this user, by pid.
+/// Returns the hosts in the default directories that respond to this user, in the order of their pids.
 pub fn running_hosts() -> Vec<RunningHost> {
     let hosts = discover(DiscoveryScope::SocketDirs, |_| ()).hosts;
     hosts.into_iter().map(|(host, ())| host).collect()
 }
 
-/// The host of that pid whose socket has its default name: no other host is asked.
+/// Finds the host with this pid whose socket has its default name. Queries no other host. `None` if there is none.
 pub fn find_by_pid(pid: u32) -> Option<RunningHost> {
     let name = format!("{pid}.sock");
-    let owned = own_socket_dirs().into_iter().filter_map(|place| {
-        let owner = place.owner().ok()??;
+    let owned = own_socket_dirs().into_iter().filter_map(|dir| {
+        let owner = dir.owner().ok()??;
         Some(SocketCandidate {
-            socket: place.directory.join(&name),
+            socket: dir.directory.join(&name),
             owner,
             process: None,
         })
     });
-    let candidates: Vec<_> = owned.filter(|one| one.socket.exists()).collect();
-    let answers = parallel_map(&candidates, |candidate| {
-        connect_candidate(candidate, PATIENCE)
+    let candidates: Vec<_> = owned
+        .filter(|candidate| candidate.socket.exists())
+        .collect();
+    let results = parallel_map(&candidates, |candidate| {
+        connect_candidate(candidate, HOST_TIMEOUT)
     });
-    let mut hosts = answers.into_iter().flatten().map(|(_, host)| host);
+    let mut hosts = results.into_iter().flatten().map(|(_, host)| host);
     hosts.find(|host| host.pid == pid)
 }
 
-/// Asks every host that this user may talk to.
+/// Queries all hosts in `scope`.
 pub fn discover<T: Send>(
-    reach: DiscoveryScope,
-    question: impl Fn(&mut Client) -> T + Sync,
+    scope: DiscoveryScope,
+    query: impl Fn(&mut Client) -> T + Sync,
 ) -> Discovery<T> {
-    let deadline = Deadline::after(ALL);
-    let mut found = Discovery {
+    let deadline = Deadline::after(TOTAL_TIMEOUT);
+    let mut discovery = Discovery {
         hosts: Vec::new(),
         unreached: Vec::new(),
     };
-    let (candidates, own) = socket_candidates(&mut found.unreached);
-    let any_is_left_over = found.query_candidates(&candidates, deadline, &question);
-    if reach == DiscoveryScope::AllProcesses {
-        found.query_processes(&candidates, deadline, &question);
+    let (candidates, own) = socket_candidates(&mut discovery.unreached);
+    let any_is_abandoned = discovery.query_candidates(&candidates, deadline, &query);
+    if scope == DiscoveryScope::AllProcesses {
+        discovery.query_processes(&candidates, deadline, &query);
     }
-    if any_is_left_over {
+    if any_is_abandoned {
         own.iter().for_each(|directory| lock::sweep(directory));
     }
-    found.hosts.sort_by_key(|(host, _)| host.pid);
-    found
+    discovery.hosts.sort_by_key(|(host, _)| host.pid);
+    discovery
 }
 
 impl<T: Send> Discovery<T> {
-    /// Adds what answers among the candidates. Returns whether nobody listens at one of them.
+    /// Queries all candidates. Returns whether one of them is an abandoned socket.
     fn query_candidates(
         &mut self,
         candidates: &[SocketCandidate],
         deadline: Deadline,
-        question: &(impl Fn(&mut Client) -> T + Sync),
+        query: &(impl Fn(&mut Client) -> T + Sync),
     ) -> bool {
-        let mut any_is_left_over = false;
-        let answers = parallel_map(candidates, |candidate| {
-            let left = deadline.left().ok_or_else(|| {
+        let mut any_is_abandoned = false;
+        let results = parallel_map(candidates, |candidate| {
+            let remaining = deadline.remaining().ok_or_else(|| {
                 let message = "it was not asked, because other hosts took too long to answer";
                 let late = io::Error::new(io::ErrorKind::TimedOut, message);
                 (None, late.into())
             })?;
-            let (mut client, host) = connect_candidate(candidate, left.min(PATIENCE))?;
-            Ok((host, question(&mut client)))
+            let (mut client, host) = connect_candidate(candidate, remaining.min(HOST_TIMEOUT))?;
+            Ok((host, query(&mut client)))
         });
-        for (candidate, answer) in candidates.iter().zip(answers) {
-            match answer {
-                Ok(answer) => self.hosts.push(answer),
+        for (candidate, result) in candidates.iter().zip(results) {
+            match result {
+                Ok(result) => self.hosts.push(result),
                 Err((_, ClientError::Unreachable(error))) if is_abandoned(&error) => {
-                    any_is_left_over = true;
+                    any_is_abandoned = true;
                 }
                 Err((pid, error)) => self.unreached.push(UnreachableHost {
                     pid: pid.or(candidate.process),
@@ -167,17 +169,21 @@ impl<T: Send> Discovery<T> {
                 }),
             }
         }
-        any_is_left_over
+        any_is_abandoned
     }
 
+    /// Queries the processes that have the plugin, except at sockets that were queried already.
     fn query_processes(
         &mut self,
-        asked: &[SocketCandidate],
+        queried: &[SocketCandidate],
         deadline: Deadline,
-        question: &(impl Fn(&mut Client) -> T + Sync),
+        query: &(impl Fn(&mut Client) -> T + Sync),
     ) {
         let known = self.hosts.iter().map(|(host, _)| host.pid).collect();
-        let asked: HashSet<&Path> = asked.iter().map(|one| one.socket.as_path()).collect();
+        let queried: HashSet<&Path> = queried
+            .iter()
+            .map(|candidate| candidate.socket.as_path())
+            .collect();
         let mut candidates = Vec::new();
         for process in processes::find_with_plugin(&known) {
             if process.sockets.is_empty() {
@@ -188,33 +194,35 @@ impl<T: Send> Discovery<T> {
                 });
             }
             let sockets = process.sockets.into_iter();
-            candidates.extend(sockets.filter(|one| !asked.contains(one.socket.as_path())));
+            candidates
+                .extend(sockets.filter(|candidate| !queried.contains(candidate.socket.as_path())));
         }
-        self.query_candidates(&candidates, deadline, question);
+        self.query_candidates(&candidates, deadline, query);
     }
 }
 
+/// Returns the default directories of sockets that this user may read.
 fn own_socket_dirs() -> Vec<SocketDir> {
     let uid = rustix::process::geteuid().as_raw();
     socket_dir::socket_dirs(uid, |name| std::env::var_os(name))
 }
 
-/// The sockets of all directories, without doubles, and this user's own directories, in which
-/// leftovers may be removed.
+/// Returns the distinct sockets in all default directories, and those directories that belong to this user, from which
+/// abandoned sockets may be removed.
 fn socket_candidates(unreached: &mut Vec<UnreachableHost>) -> (Vec<SocketCandidate>, Vec<PathBuf>) {
     let own = rustix::process::geteuid().as_raw();
     let mut ranked = Vec::new();
-    let mut swept = Vec::new();
-    for place in own_socket_dirs() {
-        let sockets = place.owner().and_then(|owner| match owner {
-            Some(owner) => Ok(Some((owner, socket_dir::sockets(&place.directory)?))),
+    let mut own_directories = Vec::new();
+    for dir in own_socket_dirs() {
+        let sockets = dir.owner().and_then(|owner| match owner {
+            Some(owner) => Ok(Some((owner, socket_dir::sockets(&dir.directory)?))),
             None => Ok(None),
         });
         match sockets {
             Ok(None) => {}
             Ok(Some((owner, sockets))) => {
                 ranked.extend(sockets.into_iter().enumerate().map(|(rank, socket)| {
-                    // What cannot be followed cannot be connected to: that error is told.
+                    // A link that cannot be resolved cannot be connected to; that error is reported later.
                     let socket = socket.canonicalize().unwrap_or(socket);
                     let candidate = SocketCandidate {
                         socket,
@@ -223,29 +231,30 @@ fn socket_candidates(unreached: &mut Vec<UnreachableHost>) -> (Vec<SocketCandida
                     };
                     (rank, candidate)
                 }));
-                swept.extend((owner == own).then_some(place.directory));
+                own_directories.extend((owner == own).then_some(dir.directory));
             }
             Err(error) => unreached.push(UnreachableHost {
                 pid: None,
-                place: place.directory,
+                place: dir.directory,
                 why: error.to_string(),
             }),
         }
     }
-    // One of each directory in turn: a thousand silent sockets of one user's delay nobody's host.
+    // Sockets of all directories alternate, so that a thousand silent sockets of one user do not delay other hosts.
     ranked.sort_by_key(|(rank, _)| *rank);
     let mut known = HashSet::new();
     ranked.retain(|(_, candidate)| known.insert(candidate.socket.clone()));
     let candidates = ranked.into_iter().map(|(_, candidate)| candidate);
-    (candidates.collect(), swept)
+    (candidates.collect(), own_directories)
 }
 
-/// Connects to a host and asks who it is. An error comes with the process at the other end, where that is known.
+/// Connects to a candidate and requests its identity. An error comes with the id of the process at the other end, if it
+/// is known.
 fn connect_candidate(
     candidate: &SocketCandidate,
-    patience: Duration,
+    timeout: Duration,
 ) -> Result<(Client, RunningHost), (Option<u32>, ClientError)> {
-    let deadline = Deadline::after(patience);
+    let deadline = Deadline::after(timeout);
     let connected = Client::connect_until(&candidate.socket, deadline);
     let mut client = connected.map_err(|error| (None, error))?;
     client.set_deadline(deadline);
@@ -255,8 +264,8 @@ fn connect_candidate(
             "its socket was opened by uid {}, not by uid {}",
             peer.uid, candidate.owner
         );
-        let refused = io::Error::new(io::ErrorKind::PermissionDenied, message);
-        return Err((None, refused.into()));
+        let error = io::Error::new(io::ErrorKind::PermissionDenied, message);
+        return Err((None, error.into()));
     }
     let info = client.host().map_err(|error| (peer.pid, error))?;
     let host = RunningHost {
@@ -268,16 +277,16 @@ fn connect_candidate(
 }
 
 impl SocketCandidate {
-    /// A link, or a path that is told by a process, may lead to anybody's socket, and to a service
-    /// that takes root's word.
+    /// Whether the peer is the user who must have opened the socket. A link or a path in a process may lead to a socket
+    /// of any user, and to a service that trusts root.
     fn may_be_opened_by(&self, peer: Peer) -> bool {
-        // A process that has dropped its rights may have opened its socket before.
-        let before = peer.uid == 0 && self.process.is_some() && self.process == peer.pid;
-        peer.uid == self.owner || before
+        // A process that has dropped its privileges may have opened its socket before.
+        let was_privileged = peer.uid == 0 && self.process.is_some() && self.process == peer.pid;
+        peer.uid == self.owner || was_privileged
     }
 }
 
-/// Whether nobody listens at a socket, or it is gone.
+/// Whether the error shows that no process listens at the socket, or that it was removed.
 fn is_abandoned(error: &io::Error) -> bool {
     use io::ErrorKind::{ConnectionRefused, NotFound};
     matches!(error.kind(), ConnectionRefused | NotFound)
@@ -288,7 +297,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_socket_is_believed_only_from_its_owner() {
+    fn socket_is_trusted_only_if_owner_opened_it() {
         let check = |owner, process, uid, pid, expected| {
             let candidate = SocketCandidate {
                 socket: PathBuf::from("/h.sock"),

@@ -1,5 +1,4 @@
-//! A connection to a control socket on which nothing waits longer than its deadline, whatever the
-//! other end does.
+//! A connection to a control socket. No call on it blocks beyond its deadline, whatever the host does.
 
 use std::fs::File;
 use std::io::{self, IoSliceMut};
@@ -24,71 +23,81 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use crate::socket_dir::abstract_name;
 
-/// The longest line that is read. A host passes a body above 64 KiB as a file, and JSON writes a
-/// byte in at most six; a command line has up to 128 KiB for each of its words.
+/// Largest length, in bytes, of a line that is read. A host passes a body above 64 KiB as a file, and JSON writes a
+/// byte in at most six; a command line has up to 128 KiB for each of its arguments.
 const LINE_LIMIT: usize = 1 << 20;
-const CHUNK: usize = 64 << 10;
-/// How often a process that does not answer is looked at.
-const LOOK_AGAIN: Duration = Duration::from_millis(200);
+/// Number of bytes that are read at once.
+const CHUNK_BYTES: usize = 64 << 10;
+/// Interval at which a process that does not respond is checked for being stopped or frozen.
+const HALT_POLL_INTERVAL: Duration = Duration::from_millis(200);
 
-/// When to give up, and how long that was at the start.
+/// Time at which a wait ends.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Deadline {
-    at: Instant,
-    after: Duration,
+    end: Instant,
+    /// Timeout from which it was computed, for error texts.
+    timeout: Duration,
 }
 
 impl Deadline {
-    pub(crate) fn after(after: Duration) -> Self {
+    /// Creates a deadline that ends after `timeout` from now.
+    pub(crate) fn after(timeout: Duration) -> Self {
         Self {
-            at: Instant::now() + after,
-            after,
+            end: Instant::now() + timeout,
+            timeout,
         }
     }
 
-    /// The time that is left, unless it is over.
-    pub(crate) fn left(self) -> Option<Duration> {
-        let left = self.at.saturating_duration_since(Instant::now());
-        (!left.is_zero()).then_some(left)
+    /// Time until the deadline. `None` if it has passed.
+    pub(crate) fn remaining(self) -> Option<Duration> {
+        let remaining = self.end.saturating_duration_since(Instant::now());
+        (!remaining.is_zero()).then_some(remaining)
     }
 
-    fn passed(self, what: &str) -> io::Error {
-        let message = format!("{what} within {:?}", self.after);
+    /// Creates the error of a wait that exceeded the deadline; `act` begins its text.
+    fn timeout_error(self, act: &str) -> io::Error {
+        let message = format!("{act} within {:?}", self.timeout);
         io::Error::new(io::ErrorKind::TimedOut, message)
     }
 }
 
-/// The process at the other end, as the kernel knows it.
+/// The process at the other end of a connection, as the kernel reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Peer {
-    /// The user who opened the socket.
+    /// Id of the user who opened the socket.
     pub uid: u32,
-    /// The process that opened it; `None` where it is in a PID namespace that cannot be seen from here.
+    /// Id of the process that opened the socket. `None` if it is in a PID namespace that is not visible from here.
     pub pid: Option<u32>,
 }
 
+/// A connection to a control socket.
 #[derive(Debug)]
 pub(super) struct Connection {
     socket: OwnedFd,
-    /// The process at the other end, if it can be seen from here.
+    /// Id of the process at the other end, if it is visible from here.
     process: Option<u32>,
+    /// Received bytes that no line was returned for yet.
     buffer: Vec<u8>,
 }
 
 impl Connection {
+    /// Connects to the socket at `path`.
+    ///
+    /// # Errors
+    /// `TimedOut` if the host does not accept before the deadline; those of connect(2).
     pub(super) fn open(path: &Path, deadline: Deadline) -> io::Result<Self> {
         let (address, socket) = match abstract_name::in_namespace(path) {
-            None => (SocketAddrUnix::new(path)?, socket()?),
+            None => (SocketAddrUnix::new(path)?, new_socket()?),
             Some((namespace, name)) => {
                 let address = SocketAddrUnix::new_abstract_name(name)?;
-                (address, socket_in(namespace)?)
+                (address, new_socket_in(namespace)?)
             }
         };
-        let silent = || deadline.passed("it accepted no connection");
+        let silent = || deadline.timeout_error("it accepted no connection");
         loop {
-            // unix(7): connect waits for room in the backlog, for as long as a send may take.
-            let left = deadline.left().ok_or_else(silent)?;
-            set_socket_timeout(&socket, Timeout::Send, Some(left))?;
+            // unix(7): connect waits for room in the backlog, until the send timeout.
+            let remaining = deadline.remaining().ok_or_else(silent)?;
+            set_socket_timeout(&socket, Timeout::Send, Some(remaining))?;
             match connect(&socket, &address) {
                 Ok(()) => break,
                 Err(Errno::INTR) => {}
@@ -108,7 +117,7 @@ impl Connection {
         peer(&self.socket)
     }
 
-    /// Whether the other end has not closed it.
+    /// Whether the other end has not closed the connection.
     pub(super) fn is_open(&self) -> bool {
         let mut byte = [0];
         let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
@@ -118,6 +127,7 @@ impl Connection {
         }
     }
 
+    /// Writes all bytes.
     pub(super) fn write(&self, mut bytes: &[u8], deadline: Deadline) -> io::Result<()> {
         while !bytes.is_empty() {
             match send(&self.socket, bytes, SendFlags::NOSIGNAL) {
@@ -130,29 +140,30 @@ impl Connection {
         Ok(())
     }
 
-    /// The next line with its newline, and the last file that was passed with it.
+    /// Reads the next line, and returns it with its newline and the last file that was passed with it.
     pub(super) fn read_line(&mut self, deadline: Deadline) -> io::Result<(Vec<u8>, Option<File>)> {
         let mut file = None;
         let mut searched = 0;
         loop {
             let newline = self.buffer[searched..].iter().position(|b| *b == b'\n');
-            if let Some(end) = newline.map(|at| searched + at + 1) {
-                let rest = self.buffer.split_off(end);
-                return Ok((std::mem::replace(&mut self.buffer, rest), file));
+            if let Some(end) = newline.map(|index| searched + index + 1) {
+                let after = self.buffer.split_off(end);
+                return Ok((std::mem::replace(&mut self.buffer, after), file));
             }
             searched = self.buffer.len();
             if searched >= LINE_LIMIT {
                 let message = format!("it answered with a line above {LINE_LIMIT} bytes");
                 return Err(io::Error::new(io::ErrorKind::InvalidData, message));
             }
-            // Also where there always is something to read: one byte at a time would take days.
+            // Wait also if data is ready: the deadline must end a line that comes byte by byte.
             self.wait(PollFlags::IN, deadline)?;
             file = self.receive()?.or(file);
         }
     }
 
+    /// Reads a chunk into the buffer. Returns the last file that was passed with it.
     fn receive(&mut self) -> io::Result<Option<File>> {
-        let mut chunk = [0; CHUNK];
+        let mut chunk = [0; CHUNK_BYTES];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut ancillary = RecvAncillaryBuffer::new(&mut space);
         let mut parts = [IoSliceMut::new(&mut chunk)];
@@ -177,17 +188,17 @@ impl Connection {
         Ok(file)
     }
 
-    /// Waits until the socket is ready; ends early where the process cannot answer, as it is stopped or frozen.
+    /// Waits until the socket is ready. Fails early if the process cannot respond because it is stopped or frozen.
     fn wait(&self, events: PollFlags, deadline: Deadline) -> io::Result<()> {
         let mut watch = self.process.map(HaltWatch::new);
         loop {
-            let left = deadline
-                .left()
-                .ok_or_else(|| deadline.passed("it did not answer"))?
-                .min(LOOK_AGAIN);
+            let remaining = deadline
+                .remaining()
+                .ok_or_else(|| deadline.timeout_error("it did not answer"))?
+                .min(HALT_POLL_INTERVAL);
             let timeout = Timespec {
-                tv_sec: left.as_secs().cast_signed(),
-                tv_nsec: left.subsec_nanos().into(),
+                tv_sec: remaining.as_secs().cast_signed(),
+                tv_nsec: remaining.subsec_nanos().into(),
             };
             let mut polled = [PollFd::from_borrowed_fd(self.socket.as_fd(), events)];
             match poll(&mut polled, Some(&timeout)) {
@@ -203,8 +214,9 @@ impl Connection {
     }
 }
 
+/// Returns the user and process at the other end.
 fn peer(socket: &OwnedFd) -> io::Result<Peer> {
-    // Not rustix, whose pid is never 0: that of a peer outside of our PID namespace is.
+    // nix, because rustix's pid cannot be 0, which the kernel returns for a peer outside of this PID namespace.
     let peer = getsockopt(socket, PeerCredentials)?;
     Ok(Peer {
         uid: peer.uid(),
@@ -212,24 +224,29 @@ fn peer(socket: &OwnedFd) -> io::Result<Peer> {
     })
 }
 
-fn socket() -> io::Result<OwnedFd> {
+/// Creates a socket in the network namespace of the calling thread.
+fn new_socket() -> io::Result<OwnedFd> {
     let (family, kind) = (AddressFamily::UNIX, SocketType::STREAM);
     Ok(socket_with(family, kind, SocketFlags::CLOEXEC, None).and_then(above_stdio)?)
 }
 
-/// A socket of a network namespace, which may be another one than ours: it stays what it was made in.
-fn socket_in(namespace: &Path) -> io::Result<OwnedFd> {
-    let identity = |path: &Path| path.metadata().map(|found| (found.dev(), found.ino()));
+/// Creates a socket in a network namespace, which may be another one than the thread's. A socket stays in the namespace
+/// in which it was created.
+fn new_socket_in(namespace: &Path) -> io::Result<OwnedFd> {
+    let identity = |path: &Path| {
+        path.metadata()
+            .map(|metadata| (metadata.dev(), metadata.ino()))
+    };
     if identity(namespace)? == identity(Path::new("/proc/thread-self/ns/net"))? {
-        return socket();
+        return new_socket();
     }
     let namespace = File::open(namespace)?;
-    let there = || {
+    let create = || {
         let kind = Some(LinkNameSpaceType::Network);
         move_into_link_name_space(namespace.as_fd(), kind)?;
-        socket()
+        new_socket()
     };
-    // The thread alone is there.
-    let made = thread::scope(|scope| scope.spawn(there).join());
-    made.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    // A new thread enters the namespace, because setns(2) changes the calling thread.
+    let created = thread::scope(|scope| scope.spawn(create).join());
+    created.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }

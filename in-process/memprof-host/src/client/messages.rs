@@ -1,4 +1,4 @@
-//! The messages of `memory_profile`, with their replies as types.
+//! Typed requests: the messages of `memory_profile` and their replies.
 
 use memprof_messages::{
     ActivationResult, DumpList, DumpReport, ErrorBody, KeptDump, PLUGIN, ProfilerStatus,
@@ -11,18 +11,18 @@ use super::{Client, ClientError, PassedFile, ReceivedBody};
 use crate::protocol::Delivery;
 
 impl Client {
-    /// The state of the profiler.
+    /// Requests the state of the profiler.
     ///
     /// # Errors
-    /// As for [`send_typed`](Self::send_typed).
+    /// Those of [`send_typed`](Self::send_typed).
     pub fn status(&mut self) -> Result<ProfilerStatus, ClientError> {
         self.send_typed("status", "")
     }
 
-    /// Starts sampling; `args` as in the table of messages.
+    /// Starts sampling. `args` are those of the message `activate`.
     ///
     /// # Errors
-    /// As for [`send_typed`](Self::send_typed).
+    /// Those of [`send_typed`](Self::send_typed).
     pub fn activate(&mut self, args: &str) -> Result<ActivationResult, ClientError> {
         self.send_typed("activate", args)
     }
@@ -30,31 +30,31 @@ impl Client {
     /// Stops sampling.
     ///
     /// # Errors
-    /// As for [`send_typed`](Self::send_typed).
+    /// Those of [`send_typed`](Self::send_typed).
     pub fn deactivate(&mut self) -> Result<ActivationResult, ClientError> {
         self.send_typed("deactivate", "")
     }
 
-    /// Takes a heap profile; `args` as in the table of messages.
+    /// Takes a heap profile. `args` are those of the message `dump`.
     ///
     /// # Errors
-    /// As for [`send_typed`](Self::send_typed).
+    /// Those of [`send_typed`](Self::send_typed).
     pub fn dump(&mut self, args: &str) -> Result<DumpReport, ClientError> {
         self.send_typed("dump", args)
     }
 
-    /// The kept dumps, newest first.
+    /// Lists the kept dumps, newest first.
     ///
     /// # Errors
-    /// As for [`send_typed`](Self::send_typed).
+    /// Those of [`send_typed`](Self::send_typed).
     pub fn list(&mut self) -> Result<Vec<KeptDump>, ClientError> {
         self.send_typed("list", "").map(|DumpList { dumps }| dumps)
     }
 
-    /// The bytes of a kept dump, as a file.
+    /// Requests a kept dump as a file.
     ///
     /// # Errors
-    /// As for [`send_typed`](Self::send_typed); the host passes no file.
+    /// Those of [`send_typed`](Self::send_typed); [`ClientError::Protocol`] if the host passes no file.
     pub fn fetch(&mut self, id: &str) -> Result<PassedFile, ClientError> {
         let args = Arguments::join([format!("id={id}").as_str()]);
         let mut reply = check_ok(self.message(PLUGIN, "fetch", &args, Some(Delivery::Fd))?)?;
@@ -62,11 +62,10 @@ impl Client {
         reply.file.take().ok_or_else(missing)
     }
 
-    /// Sends a message to `memory_profile`, and returns its reply as a type, whether it came inline
-    /// or as a file.
+    /// Sends a message to `memory_profile` and parses its reply, whether it is inline or passed as a file.
     ///
     /// # Errors
-    /// The host does not answer, the plugin refuses the message, or its reply is of another type.
+    /// The host does not respond, the plugin refuses the message, or its reply has another type.
     pub fn send_typed<T: DeserializeOwned>(
         &mut self,
         message: &str,
@@ -79,7 +78,7 @@ impl Client {
     }
 }
 
-/// A reply that is no refusal.
+/// Returns the reply, or the error in it if the plugin refused the message.
 fn check_ok(reply: ReceivedBody) -> Result<ReceivedBody, ClientError> {
     let status = reply.result.status_code;
     if status == MEMPROF_OK {

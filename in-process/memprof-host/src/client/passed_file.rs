@@ -1,15 +1,14 @@
-//! A file that a host passed in place of a reply's bytes.
+//! A file that a host passed instead of a reply's bytes.
 
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::unix::fs::FileExt;
 
-/// The largest body that is taken: a sparse file announces as much as it likes.
-const LIMIT: u64 = 4 << 30;
+/// Largest accepted body in bytes. It needs a limit because a sparse file may have any length.
+const MAX_FILE_BYTES: u64 = 4 << 30;
 
-/// A regular file of the length that was announced, be it in memory or on a disk. At most that
-/// much is read, at positions of our own: a hostile host may still write to it and move what the
-/// descriptor shares with its own.
+/// A regular file of the announced length, in memory or on a disk. Reads never go beyond that length, and use positions
+/// of their own: a hostile host may still write to the file and move the offset that it shares with the descriptor.
 #[derive(Debug)]
 pub struct PassedFile {
     file: File,
@@ -18,25 +17,25 @@ pub struct PassedFile {
 }
 
 impl PassedFile {
-    /// Takes `file`, which must have `length` bytes.
+    /// Checks that `file` has `length` bytes.
     ///
     /// # Errors
-    /// It is no regular file, or of another length, or longer than 4 GiB.
+    /// `InvalidData` if it is not a regular file, has another length, or is longer than 4 GiB. Those of fstat(2).
     pub fn new(file: File, length: u64) -> io::Result<Self> {
-        let refused = |why: String| Err(io::Error::new(io::ErrorKind::InvalidData, why));
+        let invalid = |reason: String| Err(io::Error::new(io::ErrorKind::InvalidData, reason));
         let metadata = file.metadata()?;
         if !metadata.is_file() {
-            return refused("the passed descriptor is not a regular file".to_owned());
+            return invalid("the passed descriptor is not a regular file".to_owned());
         }
         if metadata.len() != length {
-            return refused(format!(
+            return invalid(format!(
                 "the passed file has {} bytes, announced were {length}",
                 metadata.len()
             ));
         }
-        if length > LIMIT {
-            return refused(format!(
-                "the passed file has {length} bytes, the limit is {LIMIT}"
+        if length > MAX_FILE_BYTES {
+            return invalid(format!(
+                "the passed file has {length} bytes, the limit is {MAX_FILE_BYTES}"
             ));
         }
         Ok(Self {
@@ -46,15 +45,15 @@ impl PassedFile {
         })
     }
 
-    /// The number of its bytes.
+    /// Number of bytes.
     pub fn len(&self) -> u64 {
         self.length
     }
 
-    /// The same file for another reader, from its start.
+    /// Returns a second reader of the file, which starts at its beginning.
     ///
     /// # Errors
-    /// This process has no descriptor left.
+    /// Those of fcntl(2), `F_DUPFD_CLOEXEC`: no descriptor is left.
     pub fn reopen(&self) -> io::Result<Self> {
         Ok(Self {
             file: self.file.try_clone()?,
@@ -63,7 +62,7 @@ impl PassedFile {
         })
     }
 
-    /// True when it has none.
+    /// Whether the file has no bytes.
     pub fn is_empty(&self) -> bool {
         self.length == 0
     }
@@ -71,8 +70,8 @@ impl PassedFile {
 
 impl Read for PassedFile {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let left = usize::try_from(self.length - self.position).unwrap_or(usize::MAX);
-        let wanted = left.min(buffer.len());
+        let remaining = usize::try_from(self.length - self.position).unwrap_or(usize::MAX);
+        let wanted = remaining.min(buffer.len());
         if wanted == 0 {
             return Ok(0);
         }
@@ -99,10 +98,10 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_file_of_the_announced_length_is_refused() {
+    fn file_of_other_kind_or_length_is_refused() {
         let check = |file: File, length: u64, expected: &str| {
-            let refused = PassedFile::new(file, length).unwrap_err().to_string();
-            assert!(refused.contains(expected), "{refused}");
+            let error = PassedFile::new(file, length).unwrap_err().to_string();
+            assert!(error.contains(expected), "{error}");
         };
         let zero = || File::open("/dev/zero").unwrap();
         check(zero(), 0, "not a regular file");
@@ -121,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_changes_while_it_is_read_gives_no_more_than_announced() {
+    fn read_of_changing_file_stays_within_announced_length() {
         let mut file = file_with(b"dump");
         let shared = file.try_clone().unwrap();
         let mut text = String::new();
@@ -133,7 +132,7 @@ mod tests {
 
         let mut passed = PassedFile::new(file.try_clone().unwrap(), 13).unwrap();
         file.set_len(2).unwrap();
-        let cut = passed.read_to_string(&mut text).unwrap_err();
-        assert_eq!(cut.kind(), io::ErrorKind::UnexpectedEof);
+        let error = passed.read_to_string(&mut text).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof);
     }
 }

@@ -1,4 +1,4 @@
-//! One connection: frames in, frames out, each within a second.
+//! Serves one connection. A frame must arrive, and a response be read, within a second.
 
 use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
@@ -19,31 +19,31 @@ use super::NO_ID;
 use super::service::{Response, Service};
 use crate::protocol::{self, FRAME_LIMIT, RpcError};
 
-/// From a frame's first byte to its last, and from a response's first byte to its last.
-const FRAME_DEADLINE: Duration = Duration::from_secs(1);
+/// Timeout from a frame's first byte to its last, and from a response's first byte to its last.
+const FRAME_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// What a request may need, unless its message asks for more itself.
-pub(super) const FOR_A_REQUEST: usize = 1 << 20;
+/// Memory in bytes that must be free before a request is handled. Messages that need more check for it.
+pub(super) const REQUEST_BYTES: usize = 1 << 20;
 
-/// As [`protocol::error_line`] makes it, which allocates.
-const OUT_OF_MEMORY: &str = concat!(
+/// The line that [`protocol::error_line`] would format, for which it would allocate.
+const OUT_OF_MEMORY_LINE: &str = concat!(
     r#"{"jsonrpc":"2.0","id":null,"error":{"code":-32003,"#,
     r#""message":"the host has no memory left for this (ENOMEM); it goes on without"}}"#,
     "\n"
 );
 
-/// What a connection's thread does.
+/// Activity of a connection's thread, with the time since which it waits.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum ConnectionActivity {
-    /// Waits for the peer to send a frame.
+    /// Waits for the peer to send a frame, since this time.
     AwaitingRequest(Instant),
-    /// Works for the peer.
+    /// Handles a request.
     Serving,
-    /// Waits for the peer to take a response.
+    /// Waits for the peer to read a response, since this time.
     SendingReply(Instant),
 }
 
-/// An open connection, as the thread that serves it and the others see it.
+/// An open connection; shared by the thread that serves it and others.
 #[derive(Clone, Debug)]
 pub(super) struct ControlConnection {
     stream: Arc<GuardedFd<UnixStream>>,
@@ -51,6 +51,7 @@ pub(super) struct ControlConnection {
 }
 
 impl ControlConnection {
+    /// Takes over an accepted stream.
     pub(super) fn new(stream: GuardedFd<UnixStream>) -> io::Result<Self> {
         stream.get()?.set_nonblocking(true)?;
         Ok(Self {
@@ -61,7 +62,7 @@ impl ControlConnection {
         })
     }
 
-    /// Where there is no thread that could serve it.
+    /// Sends the error that there is no thread for the connection.
     pub(super) fn refuse(&self, error: &io::Error) {
         match error.raw_os_error() {
             Some(code) if code == Errno::NOMEM.raw_os_error() => {
@@ -78,7 +79,7 @@ impl ControlConnection {
         &self.stream
     }
 
-    /// Whether the host works for the peer, or the peer has yet to take what it said.
+    /// Whether the host is handling a request or sending its response.
     #[cfg(feature = "adapter-attached")]
     pub(super) fn is_busy(&self) -> bool {
         let activity = self.activity.lock().unwrap_or_else(PoisonError::into_inner);
@@ -88,8 +89,8 @@ impl ControlConnection {
         )
     }
 
-    /// Since when the peer lets the host wait. A request that arrived and was not read yet is no
-    /// fault of the peer's.
+    /// Time since which the host waits for the peer. `None` while the host handles a request, or has received one that
+    /// it has not read yet.
     pub(super) fn idle_since(&self) -> Option<Instant> {
         match *self.activity.lock().unwrap_or_else(PoisonError::into_inner) {
             ConnectionActivity::AwaitingRequest(since) => {
@@ -102,24 +103,25 @@ impl ControlConnection {
     }
 }
 
-/// Answers one frame after the other until the peer leaves or breaks a rule.
+/// Answers frames in their order, until the peer disconnects or breaks the protocol.
 pub(super) fn serve(
-    conversation: &ControlConnection,
+    connection: &ControlConnection,
     service: &Service,
     privileges: &mut Privileges,
 ) {
-    let ControlConnection { stream, activity } = conversation;
+    let ControlConnection { stream, activity } = connection;
     service.router.enter_thread();
-    let mark = |now| *activity.lock().unwrap_or_else(PoisonError::into_inner) = now;
+    let set_activity = |now| *activity.lock().unwrap_or_else(PoisonError::into_inner) = now;
     let mut frames = FrameReader {
         stream,
         buffer: [0; FRAME_LIMIT],
         length: 0,
-        taken: 0,
+        consumed: 0,
     };
     loop {
-        mark(ConnectionActivity::AwaitingRequest(Instant::now()));
-        let frame = match frames.next(|| mark(ConnectionActivity::AwaitingRequest(Instant::now())))
+        set_activity(ConnectionActivity::AwaitingRequest(Instant::now()));
+        let frame = match frames
+            .next_frame(|| set_activity(ConnectionActivity::AwaitingRequest(Instant::now())))
         {
             Ok(Some(frame)) => frame,
             Ok(None) => return,
@@ -128,17 +130,17 @@ pub(super) fn serve(
                 return;
             }
         };
-        mark(ConnectionActivity::Serving);
+        set_activity(ConnectionActivity::Serving);
         privileges.match_main_thread();
         service.router.enter_thread();
-        if require_memory(FOR_A_REQUEST).is_err() {
+        if require_memory(REQUEST_BYTES).is_err() {
             refuse_without_memory(stream);
             continue;
         }
-        let Some(response) = service.answer(frame) else {
+        let Some(response) = service.respond(frame) else {
             continue;
         };
-        mark(ConnectionActivity::SendingReply(Instant::now()));
+        set_activity(ConnectionActivity::SendingReply(Instant::now()));
         if let Err(error) = send(stream, &response) {
             log::debug!("control connection: {error}");
             return;
@@ -146,7 +148,7 @@ pub(super) fn serve(
     }
 }
 
-/// Sends an error that belongs to no request.
+/// Sends an error that answers no request.
 pub(super) fn refuse(stream: &GuardedFd<UnixStream>, code: i32, message: &str) {
     let response = Response {
         line: protocol::error_line(&NO_ID, &RpcError::new(code, message)),
@@ -157,42 +159,43 @@ pub(super) fn refuse(stream: &GuardedFd<UnixStream>, code: i32, message: &str) {
     }
 }
 
-/// Sends an error that allocates nothing on the way.
+/// Sends the error that there is no memory. Allocates nothing.
 pub(super) fn refuse_without_memory(stream: &GuardedFd<UnixStream>) {
     let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-    // Whoever does not take it sees the connection end; a log line would need memory.
+    // A peer that does not read it sees the connection close; a log line would need memory.
     let _: Result<usize, Errno> = stream
         .get()
-        .and_then(|stream| send_bytes(stream, OUT_OF_MEMORY.as_bytes(), flags));
+        .and_then(|stream| send_bytes(stream, OUT_OF_MEMORY_LINE.as_bytes(), flags));
 }
 
-/// Lies on the stack of the connection's thread: nothing of it is in the program's heap.
+/// Reader of frames. It is on the stack of the connection's thread, so that it needs no heap of the program.
 struct FrameReader<'a> {
     stream: &'a GuardedFd<UnixStream>,
     buffer: [u8; FRAME_LIMIT],
-    /// How much of it is filled.
+    /// Number of received bytes in `buffer`.
     length: usize,
-    /// How much of that was handed out.
-    taken: usize,
+    /// Number of these bytes that were returned as a frame.
+    consumed: usize,
 }
 
 impl FrameReader<'_> {
-    /// The next frame without its newline; an object before the peer's shutdown counts as one.
-    fn next(&mut self, begun: impl FnOnce()) -> io::Result<Option<&[u8]>> {
-        self.buffer.copy_within(self.taken..self.length, 0);
-        self.length -= self.taken;
-        self.taken = 0;
-        let mut begun = Some(begun);
+    /// Reads the next frame without its newline. Text before the peer's shutdown counts as a frame. `None` at the end.
+    /// `on_start` is called when the frame's first byte has arrived.
+    fn next_frame(&mut self, on_start: impl FnOnce()) -> io::Result<Option<&[u8]>> {
+        self.buffer.copy_within(self.consumed..self.length, 0);
+        self.length -= self.consumed;
+        self.consumed = 0;
+        let mut on_start = Some(on_start);
         let mut deadline = None;
         loop {
             if self.length > 0 {
-                if let Some(begun) = begun.take() {
-                    begun();
-                    deadline = Some(Instant::now() + FRAME_DEADLINE);
+                if let Some(on_start) = on_start.take() {
+                    on_start();
+                    deadline = Some(Instant::now() + FRAME_TIMEOUT);
                 }
                 let received = &self.buffer[..self.length];
                 if let Some(end) = received.iter().position(|byte| *byte == b'\n') {
-                    self.taken = end + 1;
+                    self.consumed = end + 1;
                     return Ok(Some(&self.buffer[..end]));
                 }
                 if self.length == FRAME_LIMIT {
@@ -202,13 +205,14 @@ impl FrameReader<'_> {
             }
             wait(self.stream, PollFlags::IN, deadline)?;
             if self.receive()? == 0 {
-                self.taken = self.length;
-                let rest = &self.buffer[..self.length];
-                return Ok((!rest.trim_ascii().is_empty()).then_some(rest));
+                self.consumed = self.length;
+                let last = &self.buffer[..self.length];
+                return Ok((!last.trim_ascii().is_empty()).then_some(last));
             }
         }
     }
 
+    /// Reads into the buffer. Returns the number of bytes, 0 at the end.
     fn receive(&mut self) -> io::Result<usize> {
         let room = &mut self.buffer[self.length..];
         match retry_on_intr(|| recv(self.stream.get()?, &mut *room, RecvFlags::empty())) {
@@ -216,24 +220,24 @@ impl FrameReader<'_> {
                 self.length += read;
                 Ok(read)
             }
-            // The peer is gone; what it wanted is not known.
+            // The peer has closed the connection before it read all responses.
             Err(Errno::CONNRESET) => Ok(0),
             Err(errno) => Err(errno.into()),
         }
     }
 }
 
-/// Waits until `stream` is ready; without a deadline for as long as it takes.
+/// Waits until `stream` is ready. Without a deadline it waits for ever.
 fn wait(
     stream: &GuardedFd<UnixStream>,
     events: PollFlags,
     deadline: Option<Instant>,
 ) -> io::Result<()> {
     loop {
-        let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-        let timeout = left.map(|left| Timespec {
-            tv_sec: left.as_secs().cast_signed(),
-            tv_nsec: left.subsec_nanos().into(),
+        let remaining = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        let timeout = remaining.map(|remaining| Timespec {
+            tv_sec: remaining.as_secs().cast_signed(),
+            tv_nsec: remaining.subsec_nanos().into(),
         });
         let mut polled = [PollFd::new(stream.get()?, events)];
         match poll(&mut polled, timeout.as_ref()) {
@@ -248,28 +252,29 @@ fn wait(
     }
 }
 
+/// Sends a response and its file within [`FRAME_TIMEOUT`].
 fn send(stream: &GuardedFd<UnixStream>, response: &Response) -> io::Result<()> {
-    let deadline = Some(Instant::now() + FRAME_DEADLINE);
-    let mut rest = response.line.as_bytes();
+    let deadline = Some(Instant::now() + FRAME_TIMEOUT);
+    let mut unsent = response.line.as_bytes();
     let mut file = response.file.as_ref();
-    while !rest.is_empty() {
-        // One that the program took over is not passed on.
-        let file_of_ours = file.map(GuardedFd::get).transpose()?;
-        let descriptors: Vec<BorrowedFd<'_>> = file_of_ours.iter().map(AsFd::as_fd).collect();
+    while !unsent.is_empty() {
+        // The descriptor is checked each time: the program may have closed it and reused its number.
+        let open_file = file.map(GuardedFd::get).transpose()?;
+        let descriptors: Vec<BorrowedFd<'_>> = open_file.iter().map(AsFd::as_fd).collect();
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut ancillary = SendAncillaryBuffer::new(&mut space);
         if !descriptors.is_empty() {
             ancillary.push(SendAncillaryMessage::ScmRights(&descriptors));
         }
-        // NOSIGNAL: a client that left must not kill the host by SIGPIPE.
+        // NOSIGNAL: SIGPIPE from a client that disconnected would kill the host.
         match sendmsg(
             stream.get()?,
-            &[IoSlice::new(rest)],
+            &[IoSlice::new(unsent)],
             &mut ancillary,
             SendFlags::NOSIGNAL,
         ) {
             Ok(sent) => {
-                rest = &rest[sent..];
+                unsent = &unsent[sent..];
                 file = None;
             }
             Err(Errno::AGAIN) => wait(stream, PollFlags::OUT, deadline)?,
@@ -285,9 +290,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_line_that_allocates_nothing_is_an_error_line() {
+    fn out_of_memory_line_equals_error_line() {
         let message = "the host has no memory left for this (ENOMEM); it goes on without";
         let line = protocol::error_line(&NO_ID, &RpcError::new(protocol::OUT_OF_MEMORY, message));
-        assert_eq!(OUT_OF_MEMORY, line);
+        assert_eq!(OUT_OF_MEMORY_LINE, line);
     }
 }

@@ -1,4 +1,4 @@
-//! The listening socket: its directory, its lock, its mode.
+//! The listening socket with its directory, lock and permissions.
 
 use std::ffi::CString;
 use std::fs::File;
@@ -17,26 +17,29 @@ use super::ControlError;
 use crate::socket_dir::lock::{is_socket, lock, lock_path, refuses_connections, remove, sweep};
 use crate::socket_dir::{abstract_name, check_parent, make_private, own_default_dir, sockets};
 
+/// Largest number of connections that wait to be accepted.
 const BACKLOG: i32 = 64;
 
+/// A listening control socket. Dropping it removes its files.
 #[derive(Debug)]
 pub(super) struct Listener {
     path: PathBuf,
-    /// The process that opened it: a forked child must leave its parent's files alone.
+    /// Id of the process that opened it: a forked child must not remove its parent's files.
     owner: u32,
     socket: GuardedFd<UnixListener>,
-    /// Held while the host lives; decides who may replace a socket that is left over. A socket that is no file needs
-    /// none.
+    /// Held while the host runs: only its holder may replace an abandoned socket. `None` for an abstract socket, which
+    /// needs no lock.
     _lock: Option<GuardedFd<File>>,
-    /// What is removed at the end, in this order: the socket, the link by which the default directory
-    /// tells of a socket elsewhere, and last the lock's file, while the lock is still held. Ready for
-    /// unlink(2), because the exiting thread may have been interrupted in the midst of malloc.
+    /// Files to remove at the end, in this order: the socket, the link in the default directory to a socket elsewhere,
+    /// and last the lock file, while the lock is held. They are arguments for unlink(2), because the exiting thread may
+    /// have been interrupted during malloc.
     files: Vec<CString>,
 }
 
 impl Listener {
+    /// Opens the socket at the configured path, or at a free default path.
     pub(super) fn bind(configured: Option<&Path>) -> Result<Self, ControlError> {
-        let at = |path: &Path| {
+        let error_at = |path: &Path| {
             let path = path.to_owned();
             move |cause| ControlError { path, cause }
         };
@@ -48,7 +51,7 @@ impl Listener {
             return Ok(Self {
                 path: path.to_owned(),
                 owner: std::process::id(),
-                socket: socket.map_err(at(path))?,
+                socket: socket.map_err(error_at(path))?,
                 _lock: None,
                 files: Vec::new(),
             });
@@ -56,24 +59,24 @@ impl Listener {
         let default = own_default_dir();
         let (path, lock) = match configured {
             None => {
-                make_private(&default).map_err(at(&default))?;
+                make_private(&default).map_err(error_at(&default))?;
                 sweep(&default);
-                lock_first_free(&default).map_err(at(&default))?
+                lock_free_name(&default).map_err(error_at(&default))?
             }
             Some(path) => {
-                check_parent(path.parent().unwrap_or(Path::new("/"))).map_err(at(path))?;
-                (path.to_owned(), lock(path).map_err(at(path))?)
+                check_parent(path.parent().unwrap_or(Path::new("/"))).map_err(error_at(path))?;
+                (path.to_owned(), lock(path).map_err(error_at(path))?)
             }
         };
-        let lock = GuardedFd::new(lock).map_err(at(&path))?;
-        let socket = bind(&path).map_err(at(&path))?;
+        let lock = GuardedFd::new(lock).map_err(error_at(&path))?;
+        let socket = bind_path(&path).map_err(error_at(&path))?;
         let link = configured.and_then(|_| {
-            let linked = make_private(&default).and_then(|()| {
+            let created = make_private(&default).and_then(|()| {
                 sweep(&default);
                 relink(&path, &default)
             });
-            // The socket works without it; only `memprof ps` will not list this host.
-            linked
+            // The socket works without the link; only `memprof ps` does not list the host.
+            created
                 .inspect_err(|e| log::warn!("{} is not listed: {e}", path.display()))
                 .ok()
         });
@@ -89,10 +92,12 @@ impl Listener {
         })
     }
 
+    /// Path of the socket.
     pub(super) fn path(&self) -> &Path {
         &self.path
     }
 
+    /// Waits for a connection.
     pub(super) fn accept(&self) -> io::Result<GuardedFd<UnixStream>> {
         let (stream, _) = self.socket.get()?.accept()?;
         GuardedFd::new_verified(stream, |stream| {
@@ -104,27 +109,27 @@ impl Listener {
         })
     }
 
-    /// False when the program closed our descriptors.
+    /// Whether the program has not closed the descriptor.
     pub(super) fn is_open(&self) -> bool {
         self.socket.get().is_ok()
     }
 
-    /// Wakes `accept`, which then fails.
-    pub(super) fn close(&self) {
+    /// Shuts the socket down, which makes a blocked `accept` fail.
+    pub(super) fn shut_down(&self) {
         let socket = self.socket.get();
-        let closed = socket.and_then(|socket| shutdown(socket, Shutdown::Both));
-        if let Err(errno) = closed {
+        let result = socket.and_then(|socket| shutdown(socket, Shutdown::Both));
+        if let Err(errno) = result {
             log::debug!("closing {}: {errno}", self.path.display());
         }
     }
 
-    /// Removes the files, which tell of a process that ends. Allocates nothing.
+    /// Removes the socket's files, unless the process is a forked child. Allocates nothing.
     pub(super) fn remove_files(&self) {
         if self.owner != std::process::id() {
             return;
         }
         for path in &self.files {
-            // What is gone is gone, and what cannot be removed is swept by the next host.
+            // The file may be gone already, and the next host sweeps a file that cannot be removed.
             let _ = rustix::fs::unlink(path.as_c_str());
         }
     }
@@ -136,8 +141,9 @@ impl Drop for Listener {
     }
 }
 
-fn bind(path: &Path) -> io::Result<GuardedFd<UnixListener>> {
-    // We hold the lock: what lies there is left over from a host that died.
+/// Removes an abandoned socket at `path` and listens there. The caller holds its lock.
+fn bind_path(path: &Path) -> io::Result<GuardedFd<UnixListener>> {
+    // The lock proves that the host of an existing socket has died.
     match path.symlink_metadata() {
         Ok(found) if is_socket(&found) => std::fs::remove_file(path)?,
         Ok(_) => {
@@ -152,6 +158,7 @@ fn bind(path: &Path) -> io::Result<GuardedFd<UnixListener>> {
     listen(&SocketAddrUnix::new(path)?)
 }
 
+/// Opens a socket that listens at `address`, which only its user can connect to.
 fn listen(address: &SocketAddrUnix) -> io::Result<GuardedFd<UnixListener>> {
     let socket = rustix::net::socket_with(
         AddressFamily::UNIX,
@@ -160,15 +167,15 @@ fn listen(address: &SocketAddrUnix) -> io::Result<GuardedFd<UnixListener>> {
         None,
     )?;
     let socket = GuardedFd::new(UnixListener::from(socket))?;
-    // Before bind, which takes the mode over: afterwards there would be a moment for others.
+    // bind(2) copies the mode. Set later, it would leave a moment in which other users can connect.
     rustix::fs::fchmod(socket.get()?, Mode::RUSR | Mode::WUSR)?;
     rustix::net::bind(socket.get()?, address)?;
     rustix::net::listen(socket.get()?, BACKLOG)?;
     Ok(socket)
 }
 
-/// The names that this process may have in a default directory. Containers that share the
-/// directory have processes of the same pid.
+/// Names that a socket of this process may have in a default directory. There are several, because containers that
+/// share the directory may have processes with the same pid.
 fn candidate_names(directory: &Path) -> impl Iterator<Item = PathBuf> {
     let pid = std::process::id();
     let further = (2..=9).map(move |number| format!("{pid}.{number}.sock"));
@@ -177,18 +184,19 @@ fn candidate_names(directory: &Path) -> impl Iterator<Item = PathBuf> {
     names.map(move |name| directory.join(name))
 }
 
-/// The first of our names that no host holds, and its lock.
-fn lock_first_free(directory: &Path) -> io::Result<(PathBuf, File)> {
+/// Locks the first candidate name that no host has locked. Returns its path and lock.
+fn lock_free_name(directory: &Path) -> io::Result<(PathBuf, File)> {
     for path in candidate_names(directory) {
         match lock(&path) {
             Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
-            locked => return Ok((path, locked?)),
+            result => return Ok((path, result?)),
         }
     }
     Err(io::ErrorKind::AddrInUse.into())
 }
 
-/// Links to `socket`, whose lock we hold: another link to it is of a host that died.
+/// Creates a link to `socket`, whose lock the caller holds. Removes another link to it, which belongs to a host that
+/// died.
 fn relink(socket: &Path, directory: &Path) -> io::Result<PathBuf> {
     for other in sockets(directory)? {
         if other.read_link().is_ok_and(|target| target == socket) {
@@ -201,7 +209,7 @@ fn relink(socket: &Path, directory: &Path) -> io::Result<PathBuf> {
         }
         match symlink(socket, &link) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-            linked => return linked.map(|()| link),
+            result => return result.map(|()| link),
         }
     }
     Err(io::ErrorKind::AlreadyExists.into())
@@ -212,9 +220,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn links_of_hosts_that_died_are_replaced() {
-        let place = tempfile::tempdir().unwrap();
-        let directory = place.path().join("run");
+    fn link_of_dead_host_is_replaced() {
+        let root = tempfile::tempdir().unwrap();
+        let directory = root.path().join("run");
         std::fs::create_dir(&directory).unwrap();
         let link = |pid: u32| directory.join(format!("{pid}.sock"));
         symlink("/other/host.sock", link(1)).unwrap();
@@ -226,17 +234,17 @@ mod tests {
     }
 
     #[test]
-    fn hosts_of_the_same_pid_get_names_of_their_own() {
-        let place = tempfile::tempdir().unwrap();
-        let (first, held) = lock_first_free(place.path()).unwrap();
-        let socket = bind(&first).unwrap();
-        let (second, _) = lock_first_free(place.path()).unwrap();
+    fn hosts_with_same_pid_have_different_names() {
+        let root = tempfile::tempdir().unwrap();
+        let (first, lock) = lock_free_name(root.path()).unwrap();
+        let socket = bind_path(&first).unwrap();
+        let (second, _) = lock_free_name(root.path()).unwrap();
         let pid = std::process::id();
-        assert_eq!(first, place.path().join(format!("{pid}.sock")));
-        assert_eq!(second, place.path().join(format!("{pid}.2.sock")));
-        let link = relink(Path::new("/my/host.sock"), place.path()).unwrap();
+        assert_eq!(first, root.path().join(format!("{pid}.sock")));
+        assert_eq!(second, root.path().join(format!("{pid}.2.sock")));
+        let link = relink(Path::new("/my/host.sock"), root.path()).unwrap();
         assert_eq!(link, second, "a host that lives keeps its name");
         assert!(first.exists());
-        drop((socket, held));
+        drop((socket, lock));
     }
 }

@@ -1,9 +1,8 @@
 //! The control socket of a host.
 //!
-//! One thread blocks in `accept`; each connection gets a thread of its own for as long as it
-//! lasts. So nothing wakes up while nobody talks, and a long dump delays nobody else. A thread
-//! waits a moment for the next connection: what the allocator keeps for each new thread would add up
-//! where clients come and go.
+//! One thread blocks in `accept`; each connection has a thread of its own while it is open. So no thread wakes up while
+//! there are no requests, and a long dump does not delay other connections. A thread waits a second for the next
+//! connection before it ends: otherwise the memory that an allocator keeps for each new thread would add up.
 
 mod connection;
 mod listener;
@@ -31,65 +30,69 @@ use listener::Listener;
 use service::Service;
 use worker_pool::WorkerPool;
 
-/// More connections than these at a time push out the one that let the host wait longest: a
-/// silent one, one that sends slowly, or one that does not read.
+/// Largest number of connections. A further one evicts the one for which the host has waited longest: a silent one, one
+/// that sends slowly, or one that does not read.
 const CONNECTION_LIMIT: usize = 32;
-/// When the program is out of descriptors or memory: without a pause accepting would spin.
-const PAUSE: Duration = Duration::from_millis(100);
-/// How long answers may take that are still to be given when the socket is closed.
+/// Delay before accepting again when the program has no descriptor or memory left. Without it the thread would spin.
+const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
+/// Timeout of pending replies when the socket is closed.
 #[cfg(feature = "adapter-attached")]
-const LAST_ANSWERS: Duration = Duration::from_secs(2);
+const LAST_REPLIES_TIMEOUT: Duration = Duration::from_secs(2);
+/// Interval between two checks for pending replies.
 #[cfg(feature = "adapter-attached")]
-const LOOK_AGAIN: Duration = Duration::from_millis(1);
+const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
-/// Where to listen, and who the host is.
+/// Options of a control socket, and the identity of its host.
 #[derive(Clone, Debug)]
 pub struct ListenConfig {
-    /// The socket's path; by default `<pid>.sock` in the default directory.
+    /// Path of the socket; by default `<pid>.sock` in the default directory.
     pub path: Option<PathBuf>,
-    /// The host's name.
+    /// Name of the host.
     pub name: String,
-    /// The program's version.
+    /// Version of the program.
     pub version: String,
-    /// Users who may connect besides root and the host's own.
+    /// Ids of the users who may connect, besides root and the host's user.
     pub allow_uids: Vec<u32>,
-    /// Messages are handled with the capabilities that the program has, as on its own threads, not with the few
+    /// Whether messages are handled with the capabilities of the program, as on its own threads, instead of the few
     /// that memory_profile needs.
     pub keeps_capabilities: bool,
 }
 
-/// The socket cannot be opened.
+/// The error of a control socket that cannot be opened.
 #[derive(Debug, thiserror::Error)]
 #[error("control socket {}: {cause}", path.display())]
 pub struct ControlError {
-    /// Where it was to be.
+    /// Path of the socket or of its directory.
     pub path: PathBuf,
-    /// Why not.
+    /// Cause of the failure.
     pub cause: io::Error,
 }
 
-/// An open control socket; closed and removed when dropped.
+/// An open control socket. Dropping it closes the socket and removes its files.
 #[derive(Debug)]
 pub struct ControlSocket {
     path: PathBuf,
-    /// The process that opened it.
+    /// Id of the process that opened it.
     process: u32,
     shared: Arc<SocketState>,
-    accepting: Mutex<Option<Thread>>,
+    acceptor: Mutex<Option<Thread>>,
 }
 
+/// State that the threads of a control socket share.
 #[derive(Debug)]
 struct SocketState {
-    configured: Option<PathBuf>,
-    /// `None` once it was lost for good.
+    /// Path in the config. `None` for the default path.
+    configured_path: Option<PathBuf>,
+    /// `None` if it was closed and cannot be opened again.
     listener: Mutex<Option<Arc<Listener>>>,
     service: Service,
     allow_uids: Vec<u32>,
-    stopping: AtomicBool,
-    conversations: Mutex<ConnectionTable>,
+    is_stopping: AtomicBool,
+    connections: Mutex<ConnectionTable>,
     workers: WorkerPool,
 }
 
+/// The open connections.
 #[derive(Debug, Default)]
 struct ConnectionTable {
     next_id: u64,
@@ -97,10 +100,10 @@ struct ConnectionTable {
 }
 
 impl ControlSocket {
-    /// Opens the socket and answers on it.
+    /// Opens the socket and starts the thread that accepts connections.
     ///
     /// # Errors
-    /// The directory is not safe, another host has the path, or the system refuses.
+    /// The directory is not safe, another host has the path, or a system call fails.
     pub fn open(listen: ListenConfig, router: Arc<Router>) -> Result<Self, ControlError> {
         let listener = Listener::bind(listen.path.as_deref())?;
         let path = listener.path().to_owned();
@@ -110,15 +113,15 @@ impl ControlSocket {
         };
         let info = HostInfo::for_this_process(listen.name, listen.version);
         let shared = Arc::new(SocketState {
-            configured: listen.path,
+            configured_path: listen.path,
             listener: Mutex::new(Some(Arc::new(listener))),
             service: Service { router, info },
             allow_uids: listen.allow_uids,
-            stopping: AtomicBool::new(false),
-            conversations: Mutex::default(),
+            is_stopping: AtomicBool::new(false),
+            connections: Mutex::default(),
             workers: WorkerPool::new(needs),
         });
-        let accepting = memprof_own::spawn_with(c"memprof-control", needs, {
+        let acceptor = memprof_own::spawn_with(c"memprof-control", needs, {
             let shared = Arc::clone(&shared);
             move |privileges| shared.accept(privileges)
         })
@@ -130,16 +133,16 @@ impl ControlSocket {
             path,
             process: std::process::id(),
             shared,
-            accepting: Mutex::new(Some(accepting)),
+            acceptor: Mutex::new(Some(acceptor)),
         })
     }
 
-    /// Where it listens.
+    /// Path of the socket.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// For a process that ends without dropping it: removes the socket's files.
+    /// Removes the socket's files, for a process that exits without dropping the socket.
     #[cfg(feature = "adapters")]
     pub(crate) fn remove_files(&self) {
         if let Ok(listener) = self.shared.listener.try_lock()
@@ -151,44 +154,45 @@ impl ControlSocket {
 }
 
 impl ControlSocket {
-    /// Closes it, once each request that has come was answered: whoever asked for it is told.
+    /// Closes the socket after all received requests were answered, or after [`LAST_REPLIES_TIMEOUT`].
     #[cfg(feature = "adapter-attached")]
     pub(crate) fn close(&self) {
-        let begun = Instant::now();
-        while self.shared.lock().any_is_busy() && begun.elapsed() < LAST_ANSWERS {
-            thread::sleep(LOOK_AGAIN);
+        let start = Instant::now();
+        while self.shared.connections().any_is_busy() && start.elapsed() < LAST_REPLIES_TIMEOUT {
+            thread::sleep(POLL_INTERVAL);
         }
-        self.end();
+        self.shut_down();
     }
 
-    fn end(&self) {
-        // A forked child has neither the threads nor the descriptors, and perhaps locks for ever.
+    /// Closes the socket and all connections, and waits until their threads have ended.
+    fn shut_down(&self) {
+        // A forked child has neither the threads nor the descriptors, and its locks may stay locked for ever.
         if self.process != std::process::id() {
             return;
         }
-        self.shared.stopping.store(true, Ordering::Release);
+        self.shared.is_stopping.store(true, Ordering::Release);
         if let Some(listener) = self.shared.listener() {
-            listener.close();
+            listener.shut_down();
         }
-        let accepting = self
-            .accepting
+        let acceptor = self
+            .acceptor
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .take();
-        if let Some(accepting) = accepting {
-            accepting.join();
+        if let Some(acceptor) = acceptor {
+            acceptor.join();
         }
-        // A connection's thread may hold the last use of a plugin: wait for all of them.
-        let open = mem::take(&mut self.shared.lock().open);
+        // A connection's thread may own the last reference to a plugin, so wait for all threads.
+        let open = mem::take(&mut self.shared.connections().open);
         open.values().for_each(ControlConnection::disconnect);
-        self.shared.workers.end();
+        self.shared.workers.join_all();
         drop(self.shared.take_listener());
     }
 }
 
 impl Drop for ControlSocket {
     fn drop(&mut self) {
-        self.end();
+        self.shut_down();
     }
 }
 
@@ -203,46 +207,47 @@ impl SocketState {
         listener.unwrap_or_else(PoisonError::into_inner).take()
     }
 
-    /// Opens the socket again after the program closed it.
+    /// Opens the socket again, after the program closed it.
     fn reopen(&self) -> Result<Arc<Listener>, ControlError> {
         drop(self.take_listener());
-        let listener = Arc::new(Listener::bind(self.configured.as_deref())?);
+        let listener = Arc::new(Listener::bind(self.configured_path.as_deref())?);
         let mut slot = self.listener.lock().unwrap_or_else(PoisonError::into_inner);
         *slot = Some(Arc::clone(&listener));
         Ok(listener)
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, ConnectionTable> {
-        self.conversations
+    fn connections(&self) -> std::sync::MutexGuard<'_, ConnectionTable> {
+        self.connections
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Accepts connections until the socket is closed. Runs on the acceptor's thread.
     fn accept(self: Arc<Self>, privileges: &mut Privileges) {
         self.service.router.enter_thread();
         let mut listener = self.listener();
-        // Asked before each accept, or it would take the connections of a socket of the
-        // program's, and after it, so that who is answered can connect again.
-        while let Some(open) = self.open_one(listener.take()) {
+        // The descriptor is checked before each accept, which could otherwise accept connections of a socket of the
+        // program, and after it, so that a client whose request was answered can connect again.
+        while let Some(open) = self.ensure_open(listener.take()) {
             let accepted = open.accept();
-            if self.stopping.load(Ordering::Acquire) {
+            if self.is_stopping.load(Ordering::Acquire) {
                 return;
             }
             privileges.match_main_thread();
             self.service.router.enter_thread();
-            listener = self.open_one(Some(open));
+            listener = self.ensure_open(Some(open));
             match accepted {
                 Ok(stream) => self.admit(stream),
                 Err(error) => {
                     log::warn!("control socket: {error}");
-                    thread::sleep(PAUSE);
+                    thread::sleep(ACCEPT_RETRY_DELAY);
                 }
             }
         }
     }
 
-    /// The listener, or a new one when the program closed its descriptors.
-    fn open_one(&self, listener: Option<Arc<Listener>>) -> Option<Arc<Listener>> {
+    /// Returns the listener, or a new one if the program closed its descriptor. `None` if it cannot be opened again.
+    fn ensure_open(&self, listener: Option<Arc<Listener>>) -> Option<Arc<Listener>> {
         let listener = listener?;
         if listener.is_open() {
             return Some(listener);
@@ -253,54 +258,56 @@ impl SocketState {
             .ok()
     }
 
+    /// Serves a connection on a thread of the pool, unless its user may not connect or there is no room.
     fn admit(self: &Arc<Self>, stream: GuardedFd<UnixStream>) {
         if let Err(refusal) = self.authorize(&stream) {
             log::warn!("control connection refused: {refusal}");
             return;
         }
-        if memprof_own::require_memory(connection::FOR_A_REQUEST).is_err() {
+        if memprof_own::require_memory(connection::REQUEST_BYTES).is_err() {
             connection::refuse_without_memory(&stream);
             return;
         }
-        let mut conversations = self.lock();
-        if conversations.open.len() >= CONNECTION_LIMIT && !conversations.evict_slowest() {
+        let mut connections = self.connections();
+        if connections.open.len() >= CONNECTION_LIMIT && !connections.evict_slowest() {
             let message = format!("all {CONNECTION_LIMIT} connections are in use");
             connection::refuse(&stream, protocol::TOO_MANY_CONNECTIONS, &message);
             return;
         }
-        let conversation = match ControlConnection::new(stream) {
-            Ok(conversation) => conversation,
+        let connection = match ControlConnection::new(stream) {
+            Ok(connection) => connection,
             Err(error) => {
                 log::warn!("control connection refused: {error}");
                 return;
             }
         };
-        conversations.next_id += 1;
-        let id = conversations.next_id;
-        conversations.open.insert(id, conversation.clone());
-        drop(conversations);
+        connections.next_id += 1;
+        let id = connections.next_id;
+        connections.open.insert(id, connection.clone());
+        drop(connections);
         let shared = Arc::clone(self);
-        let employed = self.workers.dispatch(id, move |id, privileges| {
-            let conversation = shared.lock().open.get(&id).cloned();
-            // It was pushed out before it began.
-            let Some(conversation) = conversation else {
+        let dispatched = self.workers.dispatch(id, move |id, privileges| {
+            let connection = shared.connections().open.get(&id).cloned();
+            // The connection was evicted before the thread started.
+            let Some(connection) = connection else {
                 return;
             };
-            serve(&conversation, &shared.service, privileges);
-            shared.lock().open.remove(&id);
+            serve(&connection, &shared.service, privileges);
+            shared.connections().open.remove(&id);
         });
-        if let Err(error) = employed {
-            self.lock().open.remove(&id);
-            conversation.refuse(&error);
+        if let Err(error) = dispatched {
+            self.connections().open.remove(&id);
+            connection.refuse(&error);
             log::warn!("control connection refused: {error}");
         }
     }
 
+    /// Fails if the peer's user may not connect.
     fn authorize(&self, stream: &GuardedFd<UnixStream>) -> Result<(), String> {
-        // Not rustix, whose pid is never 0: that of a peer outside of our PID namespace is.
+        // nix, because rustix's pid cannot be 0, which the kernel returns for a peer outside of this PID namespace.
         let peer = stream
             .get()
-            .map_err(|gone| Errno::from_raw(gone.raw_os_error()))
+            .map_err(|error| Errno::from_raw(error.raw_os_error()))
             .and_then(|stream| getsockopt(stream, PeerCredentials));
         let uid = peer
             .map_err(|errno| format!("unknown peer: {errno}"))?
@@ -321,17 +328,18 @@ impl ConnectionTable {
         self.open.values().any(ControlConnection::is_busy)
     }
 
-    /// Ends the connection that lets the host wait longest. False when it works for all of them.
+    /// Closes the connection for which the host has waited longest. Returns false if the host is working for all of
+    /// them.
     fn evict_slowest(&mut self) -> bool {
-        let waiting = self
+        let idle = self
             .open
             .iter()
             .filter_map(|(id, c)| Some((c.idle_since()?, *id)));
-        let Some((_, id)) = waiting.min_by_key(|(since, _): &(Instant, u64)| *since) else {
+        let Some((_, id)) = idle.min_by_key(|(since, _): &(Instant, u64)| *since) else {
             return false;
         };
-        if let Some(conversation) = self.open.remove(&id) {
-            conversation.disconnect();
+        if let Some(connection) = self.open.remove(&id) {
+            connection.disconnect();
         }
         true
     }
@@ -362,5 +370,5 @@ impl HostInfo {
     }
 }
 
-/// The `id` of a response to a line that has none to repeat.
+/// The `id` of a response to a line without a readable id.
 const NO_ID: Value = Value::Null;

@@ -1,4 +1,4 @@
-//! What a request means.
+//! Handles the requests of the control protocol.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -17,13 +17,14 @@ use crate::protocol::{
 use crate::reply::Reply;
 use crate::router::Router;
 
+/// Handler of requests.
 #[derive(Debug)]
 pub(super) struct Service {
     pub(super) router: Arc<Router>,
     pub(super) info: HostInfo,
 }
 
-/// A response: its line, and what is passed beside it.
+/// A response: its line, and a file to pass with it.
 #[derive(Debug)]
 pub(super) struct Response {
     pub(super) line: String,
@@ -31,27 +32,28 @@ pub(super) struct Response {
 }
 
 impl Service {
-    /// Answers one frame; nothing to a notification.
-    pub(super) fn answer(&self, frame: &[u8]) -> Option<Response> {
-        let request = match parse(frame) {
+    /// Handles a frame. `None` if it is a notification, which has no response.
+    pub(super) fn respond(&self, frame: &[u8]) -> Option<Response> {
+        let request = match parse_request(frame) {
             Ok(request) => request,
-            Err(error) => return Some(line(error_line(&NO_ID, &error))),
+            Err(error) => return Some(line_response(error_line(&NO_ID, &error))),
         };
         let id = request.id.clone();
         let response = self.call(request).unwrap_or_else(|error| {
             let id = id.as_ref().unwrap_or(&NO_ID);
-            line(error_line(id, &error))
+            line_response(error_line(id, &error))
         });
         id.map(|_| response)
     }
 
+    /// Calls the method that the request names.
     fn call(&self, request: Request) -> Result<Response, RpcError> {
         let id = request.id.unwrap_or(NO_ID);
         match request.method.as_str() {
-            MESSAGE => self.message(&id, params(request.params)?),
-            PLUGINS => Ok(line(result_line(&id, &self.plugins()))),
-            HOST => Ok(line(result_line(&id, &self.info))),
-            BASIC_MESSAGE => self.basic_message(&id, &params(request.params)?),
+            MESSAGE => self.message(&id, parse_params(request.params)?),
+            PLUGINS => Ok(line_response(result_line(&id, &self.plugins()))),
+            HOST => Ok(line_response(result_line(&id, &self.info))),
+            BASIC_MESSAGE => self.basic_message(&id, &parse_params(request.params)?),
             method => Err(RpcError::new(
                 METHOD_NOT_FOUND,
                 format!(
@@ -62,10 +64,11 @@ impl Service {
         }
     }
 
+    /// The method [`MESSAGE`].
     fn message(&self, id: &Value, params: MessageParams) -> Result<Response, RpcError> {
         let reply = self.send(&params.plugin, &params.message, &params.args)?;
         let (mut result, mut body) = message_result(reply, params.deliver);
-        let file = match passed(body.take()) {
+        let file = match body_file(body.take()) {
             Ok(file) => file,
             Err(error) => {
                 let failure = Failure::io("pass the reply as a file", &error);
@@ -79,6 +82,7 @@ impl Service {
         })
     }
 
+    /// The method [`BASIC_MESSAGE`]: logs the plugin's reply.
     fn basic_message(&self, id: &Value, params: &BasicMessage) -> Result<Response, RpcError> {
         let (name, args) = split_message(&params.data);
         let reply = self.send(&params.tag, name, args)?;
@@ -88,14 +92,16 @@ impl Service {
             log::Level::Warn
         };
         log::log!(level, "{} {name}: {}", params.tag, reply.into_text());
-        Ok(line(result_line(id, &"success")))
+        Ok(line_response(result_line(id, &"success")))
     }
 
+    /// Sends a message to a plugin and waits for its reply.
     fn send(&self, plugin: &str, name: &str, args: &str) -> Result<Reply, RpcError> {
         let reply = self.router.message(plugin, name, args);
         reply.map_err(|unknown| RpcError::new(UNKNOWN_PLUGIN, unknown.to_string()))
     }
 
+    /// The result of the method [`PLUGINS`].
     fn plugins(&self) -> Vec<PluginInfo> {
         let describe = |(name, plugin): (&str, &Result<crate::Instance, Failure>)| match plugin {
             Ok(instance) => instance.info().clone(),
@@ -110,7 +116,8 @@ impl Service {
     }
 }
 
-fn parse(frame: &[u8]) -> Result<Request, RpcError> {
+/// Parses a request of JSON-RPC 2.0.
+fn parse_request(frame: &[u8]) -> Result<Request, RpcError> {
     let value: Value = serde_json::from_slice(frame)
         .map_err(|error| RpcError::new(PARSE_ERROR, format!("the line is not JSON: {error}")))?;
     let request: Request = serde_json::from_value(value)
@@ -121,15 +128,18 @@ fn parse(frame: &[u8]) -> Result<Request, RpcError> {
     Ok(request)
 }
 
-fn params<T: DeserializeOwned>(value: Value) -> Result<T, RpcError> {
+/// Parses the parameters of a method.
+fn parse_params<T: DeserializeOwned>(value: Value) -> Result<T, RpcError> {
     serde_json::from_value(value).map_err(|error| RpcError::new(INVALID_PARAMS, error.to_string()))
 }
 
-fn passed(body: Option<crate::Body>) -> std::io::Result<Option<GuardedFd<File>>> {
+/// Converts a body to a file that can be passed.
+fn body_file(body: Option<crate::Body>) -> std::io::Result<Option<GuardedFd<File>>> {
     body.map(|body| body.into_file().and_then(GuardedFd::new))
         .transpose()
 }
 
-fn line(line: String) -> Response {
+/// Creates a response without a file.
+fn line_response(line: String) -> Response {
     Response { line, file: None }
 }
