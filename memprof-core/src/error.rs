@@ -21,7 +21,7 @@ pub struct Error {
     pub act: Option<String>,
     /// Error of the kernel or the allocator. `None` if memprof itself refused.
     pub source: Option<Cause>,
-    /// How to fix it: one imperative sentence, empty if nothing helps.
+    /// Remedy: one imperative sentence, empty if nothing helps.
     pub remedy: String,
 }
 
@@ -47,7 +47,7 @@ impl Error {
         }
     }
 
-    /// Sets how to fix it: one imperative sentence.
+    /// Sets the remedy: one imperative sentence.
     pub(crate) fn remedy(mut self, remedy: impl Into<String>) -> Self {
         self.remedy = remedy.into();
         self

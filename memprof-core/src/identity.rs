@@ -31,7 +31,7 @@ impl fmt::Display for AllocatorIdentity {
     }
 }
 
-/// How an allocator was found.
+/// Method by which an allocator was found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FoundBy {
     /// The host handed its functions over.

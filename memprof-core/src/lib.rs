@@ -50,7 +50,7 @@ pub use dumps::trigger::{Condition, Threshold, Trigger};
 pub use error::{Cause, Error, ErrorKind, Result};
 pub use identity::FoundBy;
 pub use profiler::{
-    ActivateOptions, AgeBucketWidth, LabelKeys, Profiler, ProfilerSettings, SEEN_FROM_THE_START,
+    ActivateOptions, AgeBucketWidth, LabelKeys, Profiler, ProfilerSettings, START_ACTIVE_HINT,
 };
 pub use sampler::sample_from_start;
 pub use system::seccomp::require_calls;

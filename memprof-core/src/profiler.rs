@@ -1,8 +1,8 @@
-//! The profiler of one process: the meaning of the messages, for all its allocators.
+//! The profiler of one process: carries out the messages, for all its allocators.
 //!
 //! Each part has a lock or none. The locks are acquired in this order:
 //!
-//! 1. [`DumpSlot`] never waits: a second dump is refused as busy.
+//! [`DumpSlot`] never waits: a second dump is refused as busy.
 //! 2. [`SamplingSwitch`] is held while sampling is started or stopped, also while allocators are called. State that only
 //!    that work may change is reached through its guard.
 //! 3. All others are held while one value is read or written, and no other lock of the profiler is acquired meanwhile:
@@ -58,29 +58,29 @@ use crate::unwinder::UnwinderSettings;
 use memprof_messages::SamplerChoice;
 use memprof_messages::{KeptDump, ProfilerStatus, Profiling};
 
-/// What helps where a profile lacks what was allocated before it began.
-pub const SEEN_FROM_THE_START: &str = "and appear only if they are allocated again; to see all, \
+/// Hint for a profile that lacks memory allocated before profiling began; continues a sentence about that
+/// memory.
+pub const START_ACTIVE_HINT: &str = "and appear only if they are allocated again; to see all, \
      start the program with `memprof run --active` or set activate_at_start = true";
 
-/// What a profiler needs to know of its process.
+/// Settings of a profiler, from the host and the plugin's configuration.
 #[derive(Clone, Debug)]
 pub struct ProfilerSettings {
-    /// The program's name.
+    /// Name of the program.
     pub program: String,
-    /// The host's own jemalloc, where it hands it over.
+    /// The host's own jemalloc. `None` if the host does not pass one.
     pub host: Option<Mallctl>,
-    /// An address in the image that no allocator of the host's lies in: the plugin's.
+    /// An address in the plugin's image, whose allocator functions are not the host's.
     pub own_image: usize,
-    /// Where dumps are kept.
+    /// Store of the kept dumps.
     pub store: Store,
-    /// How to read a jemalloc's figures.
+    /// Functions that read a jemalloc's statistics.
     pub readers: JemallocReaders,
-    /// Who walks the stacks.
+    /// Which walker walks the stacks.
     pub unwinder: UnwinderSettings,
-    /// Who samples, unless an activation asks for another one.
+    /// Which sampler to use unless an activation requests another one.
     pub sampler: SamplerChoice,
-    /// How often to sample where nothing else is asked for, and the allocator has no interval of its
-    /// own.
+    /// Sample interval to use unless an activation or the allocator sets one.
     pub interval: Option<SampleInterval>,
 }
 
@@ -92,35 +92,35 @@ pub struct Profiler {
     allocators: Allocators,
     switch: SamplingSwitch,
     dump_slot: DumpSlot,
-    figures: LedgerHistory,
-    unasked: AutomaticDumps,
+    ledger_history: LedgerHistory,
+    automatic_dumps: AutomaticDumps,
 }
 
-/// Whether allocations are sampled.
+/// State of sampling, with its reason or times.
 #[derive(Debug)]
 enum ProfilingState {
-    /// They cannot be.
+    /// Profiling is impossible, for this reason.
     Unavailable(Unprofilable),
-    /// They could be.
+    /// Profiling is possible, and off.
     Inactive,
-    /// They are.
+    /// Profiling is on, since and until these times.
     Active(ActivationTimes),
 }
 
 impl Profiler {
-    /// Finds the allocators and starts the dumper. `now` is the host's start, near enough.
+    /// Finds the allocators and starts the dumper thread. `now` is taken as the host's start time.
     pub fn new(settings: ProfilerSettings, now: SystemTime) -> Self {
         memprof_own::at_thread_start(sampler::exclude_this_thread);
         let mut profiler = Self {
             allocators: Allocators::find_all(&settings),
             switch: SamplingSwitch::new(settings.unwinder),
             dump_slot: DumpSlot::default(),
-            figures: LedgerHistory::default(),
-            unasked: AutomaticDumps::default(),
+            ledger_history: LedgerHistory::default(),
+            automatic_dumps: AutomaticDumps::default(),
             settings,
             started: now,
         };
-        profiler.choose_by_default();
+        profiler.select_default_sampler();
         if profiler.allocators.is_active() {
             profiler.switch.mark_already_active(now);
         }
@@ -130,28 +130,28 @@ impl Profiler {
         profiler
     }
 
-    /// The state, at once, also while a dump runs.
+    /// Reports the current state. Returns at once, also while a dump runs.
     pub fn status(&self) -> ProfilerStatus {
         self.refresh_interception();
         let backends = self.allocators.all();
         let (kept, unreadable) = match self.settings.store.list() {
             Ok(kept) => (kept.len(), None),
-            Err(error) => (0, Some(with_remedy(&error))),
+            Err(error) => (0, Some(error_with_remedy(&error))),
         };
-        let (profiling, unavailable, on) = match self.state() {
-            ProfilingState::Unavailable(why) => (Profiling::Unavailable, Some(why), None),
+        let (profiling, unavailable, times) = match self.profiling_state() {
+            ProfilingState::Unavailable(reason) => (Profiling::Unavailable, Some(reason), None),
             ProfilingState::Inactive => (Profiling::Inactive, None, None),
-            ProfilingState::Active(on) => (Profiling::Active, None, Some(on)),
+            ProfilingState::Active(times) => (Profiling::Active, None, Some(times)),
         };
         let reason = unavailable.as_ref().map(Unprofilable::message);
         ProfilerStatus {
             profiling: profiling.into(),
             reason: reason.or(unreadable),
             remedy: unavailable
-                .map(|why| why.remedy())
+                .map(|reason| reason.remedy())
                 .filter(|remedy| !remedy.is_empty()),
-            active_since: on.and_then(|on| on.since).map(rfc3339),
-            active_until: on.and_then(|on| on.until).map(rfc3339),
+            active_since: times.and_then(|times| times.since).map(rfc3339),
+            active_until: times.and_then(|times| times.deadline).map(rfc3339),
             sample_interval: backends.iter().find_map(|each| each.sample_interval()),
             allocators: backends.iter().map(|each| allocator_status(each)).collect(),
             unknown_malloc: path_text(self.allocators.unknown_malloc()),
@@ -163,34 +163,35 @@ impl Profiler {
             gdump: self.gdump_status(),
             unwinder: self.switch.unwinder_status(),
             ages_s: self.switch.age_width(),
-            labels: self.switch.labels(),
+            labels: self.switch.label_keys(),
             label_sets: labels::set_stats(),
         }
     }
 
-    /// Why nothing can be sampled, and what helps: the reason and the remedy of [`status`](Self::status), for
-    /// which less is read than for all of it.
+    /// Reason and remedy of [`status`](Self::status), if nothing can be sampled; reads less than a whole
+    /// status. `None` if profiling is possible.
     pub fn unavailable(&self) -> Option<(String, String)> {
-        match self.state() {
-            ProfilingState::Unavailable(why) => Some((why.message(), why.remedy())),
+        match self.profiling_state() {
+            ProfilingState::Unavailable(reason) => Some((reason.message(), reason.remedy())),
             ProfilingState::Inactive | ProfilingState::Active(_) => None,
         }
     }
 
-    fn state(&self) -> ProfilingState {
+    /// State of sampling, from the allocators.
+    fn profiling_state(&self) -> ProfilingState {
         if self.allocators.is_active() {
             return ProfilingState::Active(self.switch.activation());
         }
         match self.allocators.default_unprofilable_reason() {
-            Some(why) => ProfilingState::Unavailable(why),
+            Some(reason) => ProfilingState::Unavailable(reason),
             None => ProfilingState::Inactive,
         }
     }
 
-    /// The kept dumps, newest first.
+    /// Lists the kept dumps, newest first.
     ///
     /// # Errors
-    /// The dump directory cannot be read.
+    /// `Io`: the dump directory cannot be read.
     pub fn list(&self) -> Result<Vec<KeptDump>> {
         self.settings.store.list()
     }
@@ -198,18 +199,18 @@ impl Profiler {
     /// Opens a kept dump.
     ///
     /// # Errors
-    /// No kept dump has that id.
+    /// `InvalidArgument`: no kept dump has this id.
     pub fn fetch(&self, id: &str) -> Result<OpenedDump> {
         self.settings.store.fetch(id)
     }
 }
 
-/// Does `work` with each of them, and returns what the operator should know. One that cannot is
-/// among it, unless it is of a kind that never has a profiler: beside one that has, it is no news.
+/// Calls `work` with each backend and returns all warnings. A backend that cannot be profiled adds a warning,
+/// unless no allocator of its kind has a profiler.
 ///
 /// # Errors
-/// Why the first cannot, when none can; or one refused.
-fn with_each(
+/// The error of the first backend if none can be profiled; or any error of another kind.
+fn for_each_backend(
     backends: &[Arc<Backend>],
     work: impl Fn(&Backend) -> Result<Vec<String>>,
 ) -> Result<Vec<String>> {
@@ -226,7 +227,7 @@ fn with_each(
                 if backend.identity().kind.has_profiler() {
                     let message = format!("{error}: its allocations are in no profile");
                     let error = Error::new(error.kind, message).remedy(&error.remedy);
-                    warnings.push(with_remedy(&error));
+                    warnings.push(error_with_remedy(&error));
                 }
                 unable.get_or_insert(error);
             }
@@ -239,7 +240,7 @@ fn with_each(
     }
 }
 
-/// Why a process without jemalloc is refused what `only jemalloc` completes.
+/// `Unsupported` error of a process without jemalloc; `has` completes the sentence `only jemalloc …`.
 fn needs_jemalloc_error(has: &str) -> Error {
     let message = format!("only jemalloc {has}, and this process has none that memprof can find");
     Error::new(ErrorKind::Unsupported, message).remedy(Unprofilable::no_profiler(None).remedy())
@@ -249,7 +250,8 @@ fn path_text(path: Option<PathBuf>) -> Option<String> {
     path.map(|path| path.display().to_string())
 }
 
-fn with_remedy(error: &Error) -> String {
+/// Text of an error, followed by its remedy if there is one.
+fn error_with_remedy(error: &Error) -> String {
     match error.remedy.as_str() {
         "" => error.to_string(),
         remedy => format!("{error}; {remedy}"),
@@ -262,22 +264,22 @@ mod tests {
     use crate::allocators::fake::{Behaviour, READERS, fake_mallctl};
     use memprof_messages::{Finding, Severity};
 
-    /// Started without profiling.
-    struct Off;
-    impl Behaviour for Off {
+    /// A jemalloc that was started without profiling.
+    struct ProfOffFake;
+    impl Behaviour for ProfOffFake {
         const OPT_PROF: bool = false;
     }
 
     #[test]
-    fn activate_status_and_doctor_say_the_same() {
-        let place = tempfile::tempdir().unwrap();
-        for host in [None, Some(fake_mallctl::<Off>())] {
+    fn activate_status_and_doctor_report_same_reason() {
+        let directory = tempfile::tempdir().unwrap();
+        for host in [None, Some(fake_mallctl::<ProfOffFake>())] {
             let settings = ProfilerSettings {
                 program: "test".to_owned(),
                 host,
                 own_image: 0,
                 store: Store::new(
-                    place.path().join("dumps"),
+                    directory.path().join("dumps"),
                     crate::RetentionPolicy::default(),
                 ),
                 readers: READERS,
@@ -290,8 +292,8 @@ mod tests {
             let refused = (refused.to_string(), refused.remedy);
             let status = profiler.status();
             assert_eq!(status.profiling, Profiling::Unavailable);
-            let told = status.reason.zip(status.remedy);
-            assert_eq!(told, Some(refused.clone()));
+            let reported = status.reason.zip(status.remedy);
+            assert_eq!(reported, Some(refused.clone()));
             assert_eq!(profiler.unavailable(), Some(refused.clone()));
             let is_error = |finding: &Finding| finding.severity == Severity::Error;
             let found: Vec<_> = profiler.doctor().into_iter().filter(is_error).collect();

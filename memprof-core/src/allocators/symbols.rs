@@ -127,7 +127,7 @@ impl<'a> ObjectSymbols<'a> {
         real_path(&self.object.path)
     }
 
-    /// How these symbols were found.
+    /// Method by which these symbols were found.
     pub(crate) fn found_by(&self) -> FoundBy {
         match &self.source {
             SymbolSource::Exported(_) => FoundBy::DynamicSymbol,

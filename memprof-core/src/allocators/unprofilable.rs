@@ -156,7 +156,7 @@ impl Unprofilable {
         }
     }
 
-    /// How to fix it, as activate, status and doctor report it.
+    /// Remedy, as activate, status and doctor report it.
     pub(crate) fn remedy(&self) -> String {
         match self {
             Self::NoProfiler { .. } => format!(

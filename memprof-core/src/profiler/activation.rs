@@ -1,4 +1,4 @@
-//! Sampling switched on and off.
+//! Starting and stopping of sampling.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use super::allocators::BackendList;
 use super::labels::LabelKeys;
 use super::lease::Lease;
 use super::statistics::jemallocs;
-use super::{Profiler, with_each, with_remedy};
+use super::{Profiler, error_with_remedy, for_each_backend};
 use crate::allocators::interval::SampleInterval;
 use crate::allocators::unprofilable::Unprofilable;
 use crate::error::{Error, ErrorKind, Result};
@@ -17,59 +17,60 @@ use memprof_messages::{
     ActivationResult, AllocatorKind, ProfileKind, SamplerChoice, UnwinderChoice,
 };
 
-/// How long an activation lasts that costs too much to be left on, where nothing else is asked for.
-const LEASE: Duration = Duration::from_secs(600);
+/// Duration of an activation that is too expensive to be left on, unless another one is requested.
+const DEFAULT_LEASE: Duration = Duration::from_secs(600);
 
-/// What to activate, and how.
+/// Options of an activation.
 #[derive(Clone, Debug, Default)]
 pub struct ActivateOptions {
-    /// Those of that kind; else those that are driven.
+    /// Kind of the allocators to activate. `None`: those that messages act on by default.
     pub allocator: Option<AllocatorKind>,
-    /// To set one may drop the samples so far.
+    /// Sample interval; setting one may drop the samples so far. `None` keeps the current one.
     pub interval: Option<SampleInterval>,
-    /// It ends by itself after so long. Without, it lasts, also where one with it is running.
+    /// Time after which sampling stops. `None`: no end, also if a running activation has one.
     pub duration: Option<Duration>,
-    /// Who walks the stacks until it ends; else as configured.
+    /// Walker to use until the activation ends. `None`: the configured one.
     pub unwinder: Option<UnwinderChoice>,
-    /// Who samples until the next activation; else as configured.
+    /// Sampler to use until the next activation. `None`: the configured one.
     pub sampler: Option<SamplerChoice>,
-    /// Samples have an age, in buckets of that length.
+    /// Width of the age buckets in which the allocation time of samples is recorded. `None`: not recorded.
     pub ages: Option<AgeBucketWidth>,
-    /// Samples have these labels of the allocating threads.
+    /// Labels of the allocating threads to record with samples. `None`: not recorded.
     pub labels: Option<LabelKeys>,
 }
 
-/// What came of switching on.
+/// Result of an activation.
 struct ActivationOutcome {
-    /// Nothing was sampled before.
+    /// Whether sampling was off before.
     is_fresh: bool,
     unseen_bytes: Option<u64>,
     warnings: Vec<String>,
 }
 
 impl Profiler {
-    /// Starts sampling in every allocator that can.
+    /// Starts sampling in every allocator that can be profiled.
     ///
     /// # Errors
-    /// Why none of them can, with the remedy for this process.
+    /// Reason why none of them can, with the remedy for this process.
     pub fn activate(self: &Arc<Self>, options: ActivateOptions) -> Result<ActivationResult> {
-        let mut begun = self.activate_backends(options)?;
-        let undrivable = self
+        let mut outcome = self.activate_backends(options)?;
+        let stripped = self
             .allocators
             .stripped_jemalloc()
             .map(Unprofilable::StrippedJemalloc);
-        let undrivable = undrivable.map(|why| with_remedy(&why.into()));
-        begun.warnings.extend(undrivable);
-        begun.warnings.dedup();
+        let stripped = stripped.map(|reason| error_with_remedy(&reason.into()));
+        outcome.warnings.extend(stripped);
+        outcome.warnings.dedup();
         Ok(ActivationResult {
             status: self.status(),
-            begun: begun.is_fresh,
-            unseen_bytes: begun.unseen_bytes,
-            warnings: begun.warnings,
+            begun: outcome.is_fresh,
+            unseen_bytes: outcome.unseen_bytes,
+            warnings: outcome.warnings,
         })
     }
 
-    /// The same where nobody is told what came of it: to know that, the program's whole file may have to be read.
+    /// Like [`activate`](Self::activate), but builds no result: the status may need a search of the whole
+    /// executable for a stripped jemalloc.
     ///
     /// # Errors
     /// As for [`activate`](Self::activate).
@@ -77,6 +78,8 @@ impl Profiler {
         self.activate_backends(options).map(drop)
     }
 
+    /// Selects the sampler, starts sampling, and installs what samples need: walker, labels, ages, periodic
+    /// task and lease.
     fn activate_backends(self: &Arc<Self>, options: ActivateOptions) -> Result<ActivationOutcome> {
         let ActivateOptions {
             allocator,
@@ -91,39 +94,40 @@ impl Profiler {
         self.allocators.refresh(&self.settings);
         let backends = self.allocators.backends_for(allocator)?;
         let sampler = sampler.unwrap_or(self.settings.sampler);
-        let backends = self.choose_sampler(&backends, sampler)?;
+        let backends = self.select_sampler(&backends, sampler)?;
         self.allocators
             .require_profile(&backends, ProfileKind::Heap)
-            .inspect_err(|_| self.choose_by_default())?;
+            .inspect_err(|_| self.select_default_sampler())?;
         let is_fresh = self.switch.activation().since.is_none();
         let unseen_bytes = if is_fresh {
-            self.live_of(&backends)
+            self.live_bytes_of(&backends)
         } else {
             None
         };
         let _running = interval.map(|_| self.dump_slot.acquire()).transpose()?;
-        // Held over the switching: the switch is read back, and another thread may turn it.
+        // The switch stays locked for the whole activation: its state is read back, and another thread could
+        // change it.
         let mut switch = self.switch.lock();
         let mut warnings = switch.install(&jemallocs(&backends), unwinder);
-        let marked = match (ages, &labels) {
+        let recorded = match (ages, &labels) {
             (None, None) => Ok(()),
             (Some(_), _) => self.require_own_walker(&backends, "ages"),
             (None, Some(_)) => self.require_own_walker(&backends, "labels"),
         };
-        let marked = marked.and_then(|()| switch.set_labels(labels.as_ref()));
-        marked.inspect_err(|_| {
+        let recorded = recorded.and_then(|()| switch.set_labels(labels.as_ref()));
+        recorded.inspect_err(|_| {
             if is_fresh {
                 switch.uninstall();
             }
         })?;
         switch.set_ages(ages);
-        warnings.extend(with_each(&backends, |each| each.activate(interval))?);
-        switch.set_tick(self.tick()?);
+        warnings.extend(for_each_backend(&backends, |each| each.activate(interval))?);
+        switch.set_periodic_task(self.start_periodic_task()?);
         switch.mark_active();
-        let needs_an_end = backends.iter().any(|each| each.needs_time_limit());
+        let needs_time_limit = backends.iter().any(|each| each.needs_time_limit());
         let lease = duration
-            .or(needs_an_end.then_some(LEASE))
-            .map(|duration| self.lease_for(duration))
+            .or(needs_time_limit.then_some(DEFAULT_LEASE))
+            .map(|duration| self.start_lease(duration))
             .transpose()?;
         switch.set_lease(lease);
         Ok(ActivationOutcome {
@@ -133,27 +137,27 @@ impl Profiler {
         })
     }
 
-    /// Stops sampling, in every allocator unless `allocator` names some. What was sampled stays,
-    /// and frees are still counted.
+    /// Stops sampling in all allocators, or in those of one kind. Samples taken so far are kept, and frees
+    /// are still recorded.
     ///
     /// # Errors
-    /// An allocator refused; there is none of that name.
+    /// An allocator refused; there is none of that kind.
     pub fn deactivate(&self, allocator: Option<AllocatorKind>) -> Result<ActivationResult> {
         let backends = match allocator {
             None => self.allocators.all(),
             named => self.allocators.backends_for(named)?,
         };
         let mut switch = self.switch.lock();
-        // All of them, also where the first refuses.
-        let refusals: Vec<_> = backends
+        // Deactivates all of them, even if the first one refuses.
+        let errors: Vec<_> = backends
             .iter()
             .filter_map(|each| each.deactivate().err())
             .collect();
         if !self.allocators.is_active() {
             switch.clear()?;
         }
-        if let Some(refusal) = refusals.into_iter().next() {
-            return Err(refusal);
+        if let Some(error) = errors.into_iter().next() {
+            return Err(error);
         }
         switch.set_lease(None);
         drop(switch);
@@ -162,18 +166,18 @@ impl Profiler {
             .default_unprofilable_reason()
             .map(Error::from);
         Ok(ActivationResult {
-            warnings: unavailable.iter().map(with_remedy).collect(),
+            warnings: unavailable.iter().map(error_with_remedy).collect(),
             begun: false,
             unseen_bytes: None,
             status: self.status(),
         })
     }
 
-    /// Drops all samples in every allocator that profiles and can, and sets the sample interval
-    /// where `interval` is given. `allocator` as for [`activate`](Self::activate).
+    /// Drops all samples in every allocator that can, and sets the sample interval if given. `allocator` as
+    /// for [`activate`](Self::activate).
     ///
     /// # Errors
-    /// `Busy` while a dump runs; why profiling is not on, or samples cannot be dropped.
+    /// `Busy` while a dump runs; otherwise the reason why profiling is off or samples cannot be dropped.
     pub fn reset(
         &self,
         allocator: Option<AllocatorKind>,
@@ -181,7 +185,8 @@ impl Profiler {
     ) -> Result<ActivationResult> {
         let running = self.dump_slot.acquire()?;
         let backends = self.allocators.backends_for(allocator)?;
-        let mut warnings = with_each(&backends, |each| each.reset(interval).map(|()| Vec::new()))?;
+        let mut warnings =
+            for_each_backend(&backends, |each| each.reset(interval).map(|()| Vec::new()))?;
         drop(running);
         warnings.push("all samples so far were dropped".to_owned());
         Ok(ActivationResult {
@@ -192,7 +197,7 @@ impl Profiler {
         })
     }
 
-    /// Ages and labels are told by the stacks that memprof walks.
+    /// Fails unless memprof walks the stacks of samples, because only its walker appends ages and labels.
     fn require_own_walker(&self, backends: &BackendList, what: &str) -> Result<()> {
         let samples = backends.iter().any(|each| each.sampler_status().is_some());
         if samples || self.switch.has_own_walker() {
@@ -214,8 +219,9 @@ impl Profiler {
             .remedy(format!("activate sampler=memprof, or leave {what} out")))
     }
 
-    fn lease_for(self: &Arc<Self>, duration: Duration) -> Result<Lease> {
-        // Weak: a lease must not keep the profiler of a host that ends.
+    /// Starts a lease that deactivates this profiler after `duration`.
+    fn start_lease(self: &Arc<Self>, duration: Duration) -> Result<Lease> {
+        // A weak reference, because a lease must not keep the profiler alive when the host ends.
         let profiler = Arc::downgrade(self);
         Lease::start(duration, move || {
             let Some(profiler) = profiler.upgrade() else {
@@ -229,32 +235,32 @@ impl Profiler {
         })
     }
 
-    /// Looks after what samples already.
+    /// Starts the periodic task for memprof's sampler, if that sampled before this profiler existed.
     pub fn maintain_already_active(self: &Arc<Self>) {
         if !self.maintain_sampler() {
             return;
         }
-        match self.tick() {
-            Ok(tick) => self.switch.lock().set_tick(tick),
+        match self.start_periodic_task() {
+            Ok(task) => self.switch.lock().set_periodic_task(task),
             Err(error) => log::warn!("libraries that are loaded later are not sampled: {error}"),
         }
     }
 
-    /// What looks after our walk and our sampler, where one of them is at work.
-    fn tick(self: &Arc<Self>) -> Result<Option<PeriodicTask>> {
-        let of_the_sampler = self.maintain_sampler();
-        let is_needed = of_the_sampler || self.switch.has_own_walker();
-        // Weak: a thread must not keep the profiler of a host that ends.
+    /// Starts the task that maintains memprof's walker and sampler. `None` if neither is in use.
+    fn start_periodic_task(self: &Arc<Self>) -> Result<Option<PeriodicTask>> {
+        let for_sampler = self.maintain_sampler();
+        let is_needed = for_sampler || self.switch.has_own_walker();
+        // A weak reference, because a thread must not keep the profiler alive when the host ends.
         let profiler = Arc::downgrade(self);
         let work = move || {
             profiler.upgrade().is_some_and(|profiler| {
                 profiler.exclude_this_thread();
-                let walks = profiler.switch.maintain();
-                profiler.maintain_sampler() || walks
+                let has_walker = profiler.switch.maintain();
+                profiler.maintain_sampler() || has_walker
             })
         };
         is_needed
-            .then(|| PeriodicTask::start(of_the_sampler, work))
+            .then(|| PeriodicTask::start(for_sampler, work))
             .transpose()
     }
 }

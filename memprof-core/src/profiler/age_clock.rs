@@ -1,4 +1,5 @@
-//! How old samples are: a clock in buckets, which the stack of each new sample ends in while it runs.
+//! The clock of sample ages: while it runs, the stack of each new sample ends in the time bucket of its
+//! allocation.
 
 use std::num::NonZero;
 use std::str::FromStr;
@@ -8,14 +9,14 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use crate::error::{Error, ErrorKind, Result};
 use crate::unwinder::set_alloc_time;
 
-/// The length of a bucket, in seconds.
+/// Width of an age bucket, in seconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AgeBucketWidth(NonZero<u32>);
 
 impl FromStr for AgeBucketWidth {
     type Err = Error;
 
-    /// Whole seconds, as in `1m`.
+    /// Parses whole seconds with a unit, as in `1m`.
     fn from_str(word: &str) -> Result<Self> {
         let duration = humantime::parse_duration(word).ok();
         let whole = duration.filter(|duration| duration.subsec_nanos() == 0);
@@ -30,18 +31,19 @@ impl FromStr for AgeBucketWidth {
     }
 }
 
-/// After so many buckets they get twice as long, again and again: what a bucket's samples take, in the allocator
-/// and in a dump, stays bounded however long an activation lasts.
-const MOST_BUCKETS: u32 = 1024;
+/// Number of buckets after which their width doubles, repeatedly: so the memory for ages stays bounded, in
+/// the allocator and in a dump, however long an activation lasts.
+const MAX_BUCKETS: u32 = 1024;
 
-/// The clock, and how long the buckets of the last activation that had some are: its samples may still live.
+/// The clock, and the bucket width of the last activation with ages, whose samples may still be live.
 #[derive(Debug)]
 pub(super) struct AgeClock {
-    /// One clock for births and dumps, which nobody sets.
+    /// Time since the epoch and monotonic time at the start: one clock for allocations and dumps, unaffected
+    /// by changes of the system clock.
     base: (Duration, Instant),
-    /// In seconds; 0 where no sample has an age.
+    /// Bucket width in seconds; 0 if no sample has an age.
     width: AtomicU32,
-    /// When they began to have one, by the clock.
+    /// Start of the first bucket, in seconds of this clock.
     since: AtomicU32,
     is_on: AtomicBool,
 }
@@ -57,55 +59,58 @@ impl AgeClock {
         }
     }
 
-    /// New samples have an age in buckets of that length, or none.
+    /// Starts recording allocation times in buckets of this width; `None` stops it.
     pub(super) fn set(&self, width: Option<AgeBucketWidth>) {
         if let Some(AgeBucketWidth(width)) = width {
             self.width.store(width.get(), Ordering::Relaxed);
-            self.since.store(self.now(), Ordering::Relaxed);
+            self.since.store(self.now_seconds(), Ordering::Relaxed);
         }
         self.is_on.store(width.is_some(), Ordering::Relaxed);
-        set_alloc_time(self.bucket());
+        set_alloc_time(self.bucket_start());
     }
 
-    /// Goes on to the next bucket, when it is time.
+    /// Advances to the next bucket when its time has come.
     pub(super) fn advance(&self) {
         if self.is_on.load(Ordering::Relaxed) {
             let elapsed = self
-                .now()
+                .now_seconds()
                 .saturating_sub(self.since.load(Ordering::Relaxed));
             let width = self.width.load(Ordering::Relaxed);
             self.width
                 .store(doubled_width(width, elapsed), Ordering::Relaxed);
-            set_alloc_time(self.bucket());
+            set_alloc_time(self.bucket_start());
         }
     }
 
-    /// The length of a bucket, in seconds, while new samples have an age.
+    /// Bucket width in seconds. `None` while new samples have no age.
     pub(super) fn width(&self) -> Option<u32> {
         let is_on = self.is_on.load(Ordering::Relaxed);
         is_on.then(|| self.width.load(Ordering::Relaxed))
     }
 
-    /// What a dump says of the births in it: the length of a bucket, and the time by their clock.
+    /// Content of a dump's `# ages:` line: bucket width and current time of the clock. `None` if no sample
+    /// has an age.
     pub(super) fn header_line(&self) -> Option<String> {
         let width = self.width.load(Ordering::Relaxed);
-        (width > 0).then(|| format!("{width} {}", self.now()))
+        (width > 0).then(|| format!("{width} {}", self.now_seconds()))
     }
 
-    fn now(&self) -> u32 {
+    /// Seconds since the epoch by this clock.
+    fn now_seconds(&self) -> u32 {
         let (since_epoch, start) = self.base;
         u32::try_from((since_epoch + start.elapsed()).as_secs()).unwrap_or(u32::MAX)
     }
 
-    fn bucket(&self) -> Option<u32> {
-        let now = self.now();
+    /// Start of the current bucket, in seconds of this clock. `None` while new samples have no age.
+    fn bucket_start(&self) -> Option<u32> {
+        let now = self.now_seconds();
         self.width().map(|width| now - now % width)
     }
 }
 
-/// The length of the buckets after so many seconds.
+/// Doubles `width` until at most [`MAX_BUCKETS`] buckets cover `elapsed` seconds.
 fn doubled_width(width: u32, elapsed: u32) -> u32 {
-    match elapsed / MOST_BUCKETS < width {
+    match elapsed / MAX_BUCKETS < width {
         true => width,
         false => doubled_width(width.saturating_mul(2), elapsed),
     }
@@ -116,17 +121,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn buckets_stay_bounded() {
+    fn doubled_width_bounds_bucket_count() {
         assert_eq!(doubled_width(1, 1023), 1);
         assert_eq!(doubled_width(1, 1024), 2);
         assert_eq!(doubled_width(2, 2047), 2);
         let year = 365 * 86_400;
-        assert!(year / doubled_width(1, year) <= MOST_BUCKETS);
+        assert!(year / doubled_width(1, year) <= MAX_BUCKETS);
         assert_eq!(doubled_width(60, u32::MAX), 60 << 17);
     }
 
     #[test]
-    fn buckets_are_whole_seconds() {
+    fn bucket_width_is_whole_seconds() {
         let check = |word: &str, expected: Option<u32>| {
             let width = word.parse::<AgeBucketWidth>().ok();
             assert_eq!(
@@ -144,17 +149,17 @@ mod tests {
     }
 
     #[test]
-    fn a_dump_tells_of_births_after_their_activation_too() {
+    fn header_line_remains_after_activation() {
         let ages = AgeClock::new();
         assert_eq!((ages.width(), ages.header_line()), (None, None));
         ages.set(Some("1m".parse().unwrap()));
         assert_eq!(ages.width(), Some(60));
-        assert_eq!(ages.bucket().map(|start| start % 60), Some(0));
+        assert_eq!(ages.bucket_start().map(|start| start % 60), Some(0));
         ages.set(None);
-        assert_eq!((ages.width(), ages.bucket()), (None, None));
+        assert_eq!((ages.width(), ages.bucket_start()), (None, None));
         assert!(
             ages.header_line()
-                .is_some_and(|told| told.starts_with("60 "))
+                .is_some_and(|line| line.starts_with("60 "))
         );
     }
 }

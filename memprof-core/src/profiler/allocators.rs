@@ -1,4 +1,4 @@
-//! The allocators of the process, and which of them a message acts on.
+//! The allocators of the process, and the selection of those that a message acts on.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
@@ -13,28 +13,28 @@ use crate::lock::lock;
 use crate::sampler::Backend;
 use memprof_messages::{AllocatorKind, ProfileKind};
 
-/// Some or all allocators of the process.
+/// Some or all allocators of the process, with their samplers.
 pub(super) type BackendList = Arc<[Arc<Backend>]>;
 
-/// The allocators that were found last.
+/// The allocators of the most recent search.
 #[derive(Debug)]
 pub(super) struct Allocators(Mutex<FoundBackends>);
 
-/// The allocators, and how many libraries had been loaded when they were looked for.
+/// Result of a search, with the number of libraries that were loaded before it.
 #[derive(Debug)]
 struct FoundBackends {
     backends: BackendList,
     unknown_malloc: Option<PathBuf>,
     load_count: u64,
-    /// [`Discovered::without_allocators`].
+    /// Fingerprints of objects without allocators, as in [`Discovered::without_allocators`].
     without_allocators: Arc<[u64]>,
-    /// The program's file, where it contains a jemalloc that cannot be driven; unknown until it is
-    /// asked for, because the whole file is read.
-    undrivable: Option<Option<PathBuf>>,
+    /// File of the program, if it contains a stripped jemalloc. The outer `None` means not searched yet: the
+    /// search reads the whole file, so it waits until the answer is needed.
+    stripped_jemalloc: Option<Option<PathBuf>>,
 }
 
 impl FoundBackends {
-    /// `known` are the allocators that were found before: they stay what they are. Objects that are known to be
+    /// Searches for allocators. Backends of `known` allocators are reused. Objects with fingerprints in
     /// `without_allocators` are not searched again.
     fn find_all(
         settings: &ProfilerSettings,
@@ -67,17 +67,19 @@ impl FoundBackends {
             unknown_malloc,
             load_count,
             without_allocators: without_allocators.into(),
-            undrivable: None,
+            stripped_jemalloc: None,
         }
     }
 }
 
 impl Allocators {
+    /// Searches for allocators in the whole process.
     pub(super) fn find_all(settings: &ProfilerSettings) -> Self {
         Self(Mutex::new(FoundBackends::find_all(settings, &[], &[])))
     }
 
-    /// An allocator may have come with a library that was loaded since.
+    /// Searches again if a library was loaded since the last search, or if an allocator can now be
+    /// intercepted.
     pub(super) fn refresh(&self, settings: &ProfilerSettings) {
         let (known, without_allocators) = {
             let found = lock(&self.0);
@@ -89,74 +91,74 @@ impl Allocators {
         }
     }
 
-    /// Whether `memprof attach` has made one of them known to memprof's sampler since it was found.
+    /// Whether `memprof attach` patched the entry points of an allocator since the last search.
     pub(super) fn is_outdated(&self) -> bool {
         self.all().iter().any(|each| each.has_new_interception())
     }
 
-    /// All of them.
     pub(super) fn all(&self) -> BackendList {
         Arc::clone(&lock(&self.0).backends)
     }
 
-    /// Whether one of them samples.
+    /// Whether an allocator is being sampled.
     pub(super) fn is_active(&self) -> bool {
         self.all().iter().any(|each| each.is_active())
     }
 
-    /// The file whose `malloc` serves the process, where that is none of them.
+    /// File of the `malloc` that serves the process. `None` if that is a known allocator's.
     pub(super) fn unknown_malloc(&self) -> Option<PathBuf> {
         lock(&self.0).unknown_malloc.clone()
     }
 
-    /// The program's file, where it contains a jemalloc that no profile shows.
+    /// File of the program, if it contains a stripped jemalloc, which no profile shows. Searches the file the
+    /// first time.
     pub(super) fn stripped_jemalloc(&self) -> Option<PathBuf> {
         let (known, backends) = {
             let found = lock(&self.0);
-            (found.undrivable.clone(), Arc::clone(&found.backends))
+            (found.stripped_jemalloc.clone(), Arc::clone(&found.backends))
         };
-        // Not while the lock is held: a child that is forked meanwhile would never get it.
+        // Searched without the lock: a child that is forked meanwhile would inherit it locked.
         known.unwrap_or_else(|| {
             let jemallocs = backends.iter().filter_map(|each| each.allocator.jemalloc());
             let path = stripped_jemalloc::find_stripped_jemalloc(
                 jemallocs.map(|each| each.mallctl.address()),
             );
-            lock(&self.0).undrivable = Some(path.clone());
+            lock(&self.0).stripped_jemalloc = Some(path.clone());
             path
         })
     }
 
-    /// The allocators that a message acts on: those of the kind that it names; else the one that
-    /// serves `malloc`, every jemalloc, which may serve the program by another name, and every one
-    /// that samples.
+    /// Selects the allocators that a message acts on: those of the kind that it names; otherwise the one that
+    /// serves `malloc`, every jemalloc (which may serve the program under another name), and every one that
+    /// is being sampled.
     ///
     /// # Errors
-    /// `Unsupported`: there is none of that kind, or none at all.
+    /// `Unsupported`: the process has none of that kind, or none at all.
     pub(super) fn backends_for(&self, named: Option<AllocatorKind>) -> Result<BackendList> {
         let Some(kind) = named else {
             return self.default_backends().map_err(Error::from);
         };
         let backends = self.all();
         let is_named = |each: &&Arc<Backend>| each.identity().kind == kind;
-        let driven: BackendList = backends.iter().filter(is_named).cloned().collect();
-        if driven.is_empty() {
+        let selected: BackendList = backends.iter().filter(is_named).cloned().collect();
+        if selected.is_empty() {
             let message = format!("this process has no {kind} that memprof can find");
             return Err(Error::new(ErrorKind::Unsupported, message)
                 .remedy("send `status` for the allocators there are"));
         }
-        Ok(driven)
+        Ok(selected)
     }
 
-    /// Those that a message acts on which names none.
+    /// Allocators that a message acts on if it names no kind.
     fn default_backends(&self) -> std::result::Result<BackendList, Unprofilable> {
         let backends = self.all();
-        let is_driven = |each: &&Arc<Backend>| {
+        let is_default = |each: &&Arc<Backend>| {
             let identity = each.identity();
             identity.owns_malloc || identity.kind == AllocatorKind::Jemalloc || each.is_active()
         };
-        let driven: BackendList = backends.iter().filter(is_driven).cloned().collect();
-        match driven.is_empty() {
-            false => Ok(driven),
+        let selected: BackendList = backends.iter().filter(is_default).cloned().collect();
+        match selected.is_empty() {
+            false => Ok(selected),
             true => Err(match (self.stripped_jemalloc(), self.unknown_malloc()) {
                 (Some(program), _) => Unprofilable::StrippedJemalloc(program),
                 (None, Some(path)) => Unprofilable::UnknownMalloc(path),
@@ -165,16 +167,16 @@ impl Allocators {
         }
     }
 
-    /// Why profiling cannot be on, unless an allocator is named.
+    /// Reason why the default allocators cannot be profiled. `None` if one can.
     pub(super) fn default_unprofilable_reason(&self) -> Option<Unprofilable> {
         match self.default_backends() {
-            Ok(served) => self.unprofilable_reason(&served),
-            Err(why) => Some(why),
+            Ok(backends) => self.unprofilable_reason(&backends),
+            Err(reason) => Some(reason),
         }
     }
 
-    /// Why none of these can be profiled, where none can: as the first of them says, or because the
-    /// program's own jemalloc is not among them.
+    /// Reason why none of these allocators can be profiled: the first one's, or that the program contains a
+    /// stripped jemalloc. `None` if one can.
     fn unprofilable_reason(&self, backends: &[Arc<Backend>]) -> Option<Unprofilable> {
         let mut reasons = backends.iter().map(|each| each.unprofilable_reason());
         let first = reasons.next()??;
@@ -187,10 +189,10 @@ impl Allocators {
         )
     }
 
-    /// Whether one of them can take a profile of that kind.
+    /// Fails unless one of the allocators can write a profile of this kind.
     ///
     /// # Errors
-    /// Why the first cannot.
+    /// The reason of the first allocator.
     pub(super) fn require_profile(
         &self,
         backends: &[Arc<Backend>],
@@ -199,13 +201,13 @@ impl Allocators {
         match kind {
             ProfileKind::Heap => self
                 .unprofilable_reason(backends)
-                .map_or(Ok(()), |why| Err(why.into())),
+                .map_or(Ok(()), |reason| Err(reason.into())),
             ProfileKind::Growth | ProfileKind::Pinned => {
-                let mut able = backends.iter().map(|each| each.require_profile(kind));
-                let Some(Err(first)) = able.next() else {
+                let mut results = backends.iter().map(|each| each.require_profile(kind));
+                let Some(Err(first)) = results.next() else {
                     return Ok(());
                 };
-                able.find_map(Result::ok).ok_or(first)
+                results.find_map(Result::ok).ok_or(first)
             }
         }
     }

@@ -1,4 +1,4 @@
-//! Dumps that nobody asked for just then: watch rules, high water, the exit.
+//! Automatic dumps: by watch rules, at high water, and at the exit.
 
 use std::process;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -25,33 +25,34 @@ use memprof_messages::{
     DumpReport, GdumpResult, GdumpStatus, OnOff, ProfileKind, Profiling, WatchStatus,
 };
 
-/// How long the exit waits for its dump.
-const EXIT_PATIENCE: Duration = Duration::from_secs(5);
-const EXIT_TICK: Duration = Duration::from_millis(10);
+/// Longest time that the exit waits for its dump.
+const EXIT_DUMP_TIMEOUT: Duration = Duration::from_secs(5);
+/// Time between two attempts at the exit while another dump runs.
+const BUSY_RETRY_INTERVAL: Duration = Duration::from_millis(10);
 
-/// Who takes dumps that nobody asks for.
+/// The watcher and the exit dump of a process.
 #[derive(Debug, Default)]
 pub(super) struct AutomaticDumps {
     watcher: Mutex<Option<Arc<Watcher>>>,
-    /// Not behind a lock: the exiting thread may hold any.
+    /// Not behind a lock, because the exiting thread may hold any lock.
     exit_dump: OnceLock<ExitDump>,
-    /// The last dump of a rule was refused for want of memory, which was logged.
+    /// Set after a rule's dump was refused for lack of memory, so that this is logged only once.
     was_refused: AtomicBool,
 }
 
 impl AutomaticDumps {
-    fn watch(&self, watcher: &Arc<Watcher>) {
+    fn set_watcher(&self, watcher: &Arc<Watcher>) {
         *lock(&self.watcher) = Some(Arc::clone(watcher));
     }
 
-    /// This process's own: a forked child inherits the rules, but not the thread.
+    /// The watcher of this process. `None` in a forked child, which inherits the rules but not the thread.
     fn watcher(&self) -> Option<Arc<Watcher>> {
         let watcher = lock(&self.watcher).clone();
         watcher.filter(|watcher| watcher.owner == process::id())
     }
 
-    /// Nobody does any more.
-    pub(super) fn end(&self) {
+    /// Stops the watcher thread and cancels the exit dump.
+    pub(super) fn stop(&self) {
         if let Some(watcher) = lock(&self.watcher).take() {
             watcher.stop();
         }
@@ -62,39 +63,39 @@ impl AutomaticDumps {
 }
 
 impl Profiler {
-    /// Watches by these rules, in place of those before.
+    /// Sets the watch rules, replacing those before, and starts the watcher thread if they need it.
     ///
     /// # Errors
-    /// The thread that watches cannot be started.
+    /// `Io`: the watcher thread cannot be started.
     pub fn watch(self: &Arc<Self>, rules: &[WatchRule]) -> Result<()> {
         let reads_cgroup = |rule: &WatchRule| matches!(rule.condition, Condition::CgroupAbove(_));
         if rules.iter().any(reads_cgroup) && cgroup::read_current().is_none() {
             log::warn!("cgroup_above never fires: no memory cgroup of this process can be read");
         }
         let watcher = Watcher::new(rules);
-        self.unasked.watch(&watcher);
+        self.automatic_dumps.set_watcher(&watcher);
         if rules.iter().any(|rule| rule.condition == Condition::AtExit) {
-            self.prepare_exit()?;
+            self.prepare_exit_dump()?;
         }
-        self.start_watching(&watcher)
+        self.start_watcher(&watcher)
     }
 
     /// Dumps at each new high-water mark of the resident memory, within `limits`.
     ///
     /// # Errors
-    /// Why profiling is not on; the thread that watches cannot be started.
+    /// The reason why profiling is impossible; `Io`: the watcher thread cannot be started.
     pub fn gdump(self: &Arc<Self>, limits: GdumpLimits) -> Result<GdumpResult> {
         self.allocators.refresh(&self.settings);
-        if let Some(why) = self.allocators.default_unprofilable_reason() {
-            return Err(why.into());
+        if let Some(reason) = self.allocators.default_unprofilable_reason() {
+            return Err(reason.into());
         }
-        let watcher = self.unasked.watcher().unwrap_or_else(|| {
+        let watcher = self.automatic_dumps.watcher().unwrap_or_else(|| {
             let fresh = Watcher::new(&[]);
-            self.unasked.watch(&fresh);
+            self.automatic_dumps.set_watcher(&fresh);
             fresh
         });
         watcher.set_gdump(limits);
-        self.start_watching(&watcher)?;
+        self.start_watcher(&watcher)?;
         let status = self.status();
         let inactive = (status.profiling != Profiling::Active).then(|| {
             "profiling is inactive: the dumps hold only what was sampled before and still lives; \
@@ -108,14 +109,14 @@ impl Profiler {
         })
     }
 
-    /// Ends the dumps at high water: ours, and jemalloc's own, which a host may have been started
-    /// with.
+    /// Stops the dumps at high water: memprof's, and jemalloc's built-in ones, which a host may have enabled
+    /// at its start.
     ///
     /// # Errors
-    /// jemalloc refused.
+    /// `Allocator`: jemalloc refused.
     pub fn stop_gdump(&self) -> Result<GdumpResult> {
-        let ended = self
-            .unasked
+        let last_status = self
+            .automatic_dumps
             .watcher()
             .and_then(|watcher| watcher.stop_gdump());
         let mut warnings = Vec::new();
@@ -129,31 +130,32 @@ impl Profiler {
         }
         Ok(GdumpResult {
             state: OnOff::Off.into(),
-            gdump: ended,
+            gdump: last_status,
             warnings,
         })
     }
 
-    /// The plugin ends: stops watching, and takes the dump that a rule `at_exit` asks for, unless
+    /// Called at the plugin's end: stops watching, and takes the dump of an `at_exit` rule unless
     /// [`exit`](Self::exit) did.
-    pub fn end(&self) {
-        if let Some(watcher) = self.unasked.watcher() {
+    pub fn shut_down(&self) {
+        if let Some(watcher) = self.automatic_dumps.watcher() {
             watcher.stop();
         }
-        self.exit();
+        self.take_exit_dump();
     }
 
-    /// The program ends: takes the dump that a rule `at_exit` asks for, or leaves it when that
-    /// takes longer than five seconds. Allocates nothing on the calling thread and takes no lock
-    /// there, because that thread may have been interrupted by a signal anywhere.
-    pub fn exit(&self) {
-        if let Some(exit_dump) = self.unasked.exit_dump.get() {
-            exit_dump.run(EXIT_PATIENCE);
+    /// Called at the program's exit: takes the dump of an `at_exit` rule, and waits for it up to five
+    /// seconds. Allocates nothing and takes no lock on the calling thread, because a signal may have
+    /// interrupted it anywhere.
+    pub fn take_exit_dump(&self) {
+        if let Some(exit_dump) = self.automatic_dumps.exit_dump.get() {
+            exit_dump.run(EXIT_DUMP_TIMEOUT);
         }
     }
 
-    fn prepare_exit(self: &Arc<Self>) -> Result<()> {
-        // Weak: a thread must not keep the profiler of a host that ends.
+    /// Starts the thread that will take the exit dump.
+    fn prepare_exit_dump(self: &Arc<Self>) -> Result<()> {
+        // A weak reference, because a thread must not keep the profiler alive when the host ends.
         let profiler = Arc::downgrade(self);
         let exit_dump = ExitDump::prepare(move || {
             if let Some(profiler) = profiler.upgrade() {
@@ -161,18 +163,21 @@ impl Profiler {
                 profiler.dump_at_exit();
             }
         })?;
-        // The first one stays: its thread does what another one would do.
-        drop(self.unasked.exit_dump.set(exit_dump));
+        // An earlier one stays: its thread does the same.
+        drop(self.automatic_dumps.exit_dump.set(exit_dump));
         Ok(())
     }
 
+    /// Takes the exit dump. Retries while another dump runs.
     fn dump_at_exit(&self) {
-        let begun = Instant::now();
+        let start = Instant::now();
         let trigger = Trigger::Rule(Condition::AtExit, read_rss().unwrap_or(0));
         loop {
             match self.dump(None, ProfileKind::Heap, trigger) {
-                Err(error) if error.kind == ErrorKind::Busy && begun.elapsed() < EXIT_PATIENCE => {
-                    thread::sleep(EXIT_TICK);
+                Err(error)
+                    if error.kind == ErrorKind::Busy && start.elapsed() < EXIT_DUMP_TIMEOUT =>
+                {
+                    thread::sleep(BUSY_RETRY_INTERVAL);
                 }
                 Err(error) => return log::error!("no dump at the exit: {error}"),
                 Ok(report) => return log_dump(&report, &trigger),
@@ -181,17 +186,18 @@ impl Profiler {
     }
 
     pub(super) fn watch_status(&self) -> Vec<WatchStatus> {
-        self.unasked
+        self.automatic_dumps
             .watcher()
             .map_or(Vec::new(), |watcher| watcher.status())
     }
 
     pub(super) fn gdump_status(&self) -> Option<GdumpStatus> {
-        self.unasked.watcher()?.gdump_status()
+        self.automatic_dumps.watcher()?.gdump_status()
     }
 
-    fn start_watching(self: &Arc<Self>, watcher: &Arc<Watcher>) -> Result<()> {
-        // Weak: a thread must not keep the profiler of a host that ends.
+    /// Starts the watcher thread if its rules need it.
+    fn start_watcher(self: &Arc<Self>, watcher: &Arc<Watcher>) -> Result<()> {
+        // A weak reference, because a thread must not keep the profiler alive when the host ends.
         let profiler = Arc::downgrade(self);
         let entering = Arc::downgrade(self);
         let enter = move || {
@@ -200,12 +206,13 @@ impl Profiler {
             }
         };
         watcher.start(enter, move |due| match profiler.upgrade() {
-            Some(profiler) => profiler.act(due),
+            Some(profiler) => profiler.handle_due_dump(due),
             None => DumpOutcome::Done,
         })
     }
 
-    fn act(self: &Arc<Self>, due: DueDump) -> DumpOutcome {
+    /// Takes a due dump, or first turns sampling on if the rule requests it.
+    fn handle_due_dump(self: &Arc<Self>, due: DueDump) -> DumpOutcome {
         if due.activate && self.status().profiling == Profiling::Inactive {
             match self.activate(ActivateOptions::default()) {
                 Ok(_) => log::info!("profiling is active: {}", due.trigger),
@@ -216,13 +223,19 @@ impl Profiler {
         }
         match self.dump(None, ProfileKind::Heap, due.trigger) {
             Ok(report) => {
-                self.unasked.was_refused.store(false, Ordering::Relaxed);
+                self.automatic_dumps
+                    .was_refused
+                    .store(false, Ordering::Relaxed);
                 log_dump(&report, &due.trigger);
             }
             Err(error) if error.kind == ErrorKind::Busy => return DumpOutcome::Busy,
             Err(error) if error.os_error() == Some(Errno::NOMEM) => {
-                // A rule such as cgroup_above meets it again and again until there is memory.
-                if !self.unasked.was_refused.swap(true, Ordering::Relaxed) {
+                // A rule such as cgroup_above is refused repeatedly until there is memory.
+                if !self
+                    .automatic_dumps
+                    .was_refused
+                    .swap(true, Ordering::Relaxed)
+                {
                     log::error!("{}: {error}; tried again from time to time", due.trigger);
                 }
                 return DumpOutcome::Refused;

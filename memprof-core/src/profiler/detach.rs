@@ -1,21 +1,20 @@
-//! The way out of a process that goes on without us.
+//! Detaching: removes memprof's traces from a process that continues without it.
 
 use super::Profiler;
 use crate::error::Result;
 
 impl Profiler {
-    /// Ends all that was begun and gives back what was taken: sampling ends, calls of malloc lead to the
-    /// allocator alone, every thread ends. Samples of memprof's own sampler are dropped. What comes later
-    /// begins anew.
+    /// Undoes all that memprof does in the process: stops sampling, restores the calls of malloc, and stops
+    /// every thread. Drops the samples of memprof's own sampler. Later messages start from scratch.
     ///
     /// # Errors
-    /// `Busy` while a dump runs, and where a thread stays inside of the sampler; what an allocator or
-    /// the loader refused. Then it can be tried again.
+    /// `Busy` while a dump runs, or if a thread stays inside the sampler; otherwise the error of the
+    /// allocator or the loader. It can then be tried again.
     pub fn detach(&self) -> Result<()> {
         let _running = self.dump_slot.acquire()?;
-        self.unasked.end();
+        self.automatic_dumps.stop();
         match self.switch.was_active_before() {
-            // The program's own doing, which is to be found as it was.
+            // The program itself had activated the allocator's sampler, so that stays on.
             true => {
                 let mut switch = self.switch.lock();
                 switch.uninstall();
@@ -26,7 +25,7 @@ impl Profiler {
         for backend in &*self.allocators.all() {
             backend.release()?;
         }
-        self.dump_slot.dumper.end();
+        self.dump_slot.dumper.stop();
         Ok(())
     }
 }

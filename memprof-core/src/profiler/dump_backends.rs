@@ -1,4 +1,4 @@
-//! A dump of every allocator that profiles.
+//! Dumps of all allocators that can be profiled.
 
 use std::process;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use rustix::rand::GetRandomFlags;
 use super::labels;
 use super::take_dump::{self, DumpOrigin, InMemoryDump};
 use super::thread_exclusion::exclude_this_thread;
-use super::{Profiler, SEEN_FROM_THE_START, rfc3339, statistics};
+use super::{Profiler, START_ACTIVE_HINT, rfc3339, statistics};
 use crate::dumps::headroom;
 use crate::dumps::hidden;
 use crate::dumps::name::{DumpCause, DumpName};
@@ -24,22 +24,22 @@ use memprof_messages::{
     AllocatorKind, Dump, DumpReport, LabelSetStats, ProfileKind, SamplerStatus,
 };
 
-/// What is dumped at a time, and how it came to that.
+/// Allocators to dump together, and the circumstances of the dump.
 struct DumpRound {
     backends: Arc<[Arc<Backend>]>,
     kind: ProfileKind,
     origin: DumpOrigin,
 }
 
-/// Takes one dump, on the dumper's thread.
-type Take<T> = fn(&Backend, &Store, &DumpName, &DumpOrigin, &Scratch) -> Result<T>;
+/// Function that takes one dump; runs on the dumper's thread.
+type TakeDumpFn<T> = fn(&Backend, &Store, &DumpName, &DumpOrigin, &Scratch) -> Result<T>;
 
 impl Profiler {
-    /// Takes a dump of every allocator that can, of those that `allocator` names, else of those
-    /// that are driven; and keeps it.
+    /// Takes and stores a dump of every allocator that can be profiled, among those of the kind `allocator`
+    /// or the default ones.
     ///
     /// # Errors
-    /// `Busy` while another one runs; why profiling is not on; what the system refused.
+    /// `Busy` while another dump runs; the reason why profiling is impossible; an error of the system.
     pub fn dump(
         &self,
         allocator: Option<AllocatorKind>,
@@ -47,9 +47,10 @@ impl Profiler {
         trigger: Trigger,
     ) -> Result<DumpReport> {
         let _running = self.dump_slot.acquire()?;
-        let begun = Instant::now();
-        let round = self.prepare(allocator, kind, trigger)?;
-        // An allocator may hold locks while it writes what could not be kept.
+        let start = Instant::now();
+        let round = self.prepare_round(allocator, kind, trigger)?;
+        // Checked first, because an allocator may hold locks while it writes a dump that could then not be
+        // stored.
         self.settings.store.require_writable()?;
         let dumps = self.dump_each(&round, take_dump::take)?;
         let active_since = round.origin.active_since;
@@ -62,32 +63,32 @@ impl Profiler {
         Ok(DumpReport {
             warnings: match kind {
                 ProfileKind::Heap => {
-                    let mut warnings = explain(&dumps, active_since, SystemTime::now());
-                    let was_late = active_since.is_some_and(|since| since > self.started);
-                    let live = statistics::live(&round.backends).filter(|_| was_late);
+                    let mut warnings = dump_warnings(&dumps, active_since, SystemTime::now());
+                    let began_later = active_since.is_some_and(|since| since > self.started);
+                    let live = statistics::live_bytes(&round.backends).filter(|_| began_later);
                     warnings.extend(live.and_then(|live| unprofiled_warning(&dumps, live)));
-                    let labels = self.switch.labels();
-                    let is_marked = self.switch.age_width().is_some() || !labels.is_empty();
-                    warnings.extend(is_marked.then(|| READ_BY_MEMPROF.to_owned()));
+                    let labels = self.switch.label_keys();
+                    let has_pseudo_frames = self.switch.age_width().is_some() || !labels.is_empty();
+                    warnings.extend(has_pseudo_frames.then(|| PSEUDO_FRAMES_WARNING.to_owned()));
                     let samplers = round
                         .backends
                         .iter()
                         .filter_map(|each| each.sampler_status());
-                    warnings.extend(samplers.flat_map(|sampler| faults(&sampler)));
+                    warnings.extend(samplers.flat_map(|sampler| sampler_warnings(&sampler)));
                     let sets = labels::set_stats().filter(|_| !labels.is_empty());
-                    warnings.extend(sets.and_then(more_labels));
+                    warnings.extend(sets.and_then(label_set_warning));
                     warnings
                 }
                 ProfileKind::Growth | ProfileKind::Pinned => Vec::new(),
             },
             largest,
             active_since: active_since.map(rfc3339),
-            duration_ms: begun.elapsed().as_millis() as u64,
+            duration_ms: start.elapsed().as_millis() as u64,
             dumps,
         })
     }
 
-    /// Takes a dump into memory, which is kept nowhere: the largest, where several allocators can.
+    /// Takes a dump into memory without storing it; if several allocators can be dumped, returns the largest.
     ///
     /// # Errors
     /// As for [`dump`](Self::dump).
@@ -97,7 +98,7 @@ impl Profiler {
         kind: ProfileKind,
     ) -> Result<InMemoryDump> {
         let _running = self.dump_slot.acquire()?;
-        let round = self.prepare(allocator, kind, Trigger::Message)?;
+        let round = self.prepare_round(allocator, kind, Trigger::Message)?;
         let dumps = self.dump_each(&round, take_dump::take_in_memory)?;
         let largest = dumps
             .into_iter()
@@ -105,7 +106,8 @@ impl Profiler {
         largest.ok_or_else(no_dump_error)
     }
 
-    fn prepare(
+    /// Selects the backends and collects the facts that the dump records about its origin.
+    fn prepare_round(
         &self,
         allocator: Option<AllocatorKind>,
         kind: ProfileKind,
@@ -131,21 +133,27 @@ impl Profiler {
         })
     }
 
-    fn dump_each<T: Send + 'static>(&self, round: &DumpRound, take: Take<T>) -> Result<Vec<T>> {
-        let can = |each: &&Arc<Backend>| each.require_profile(round.kind).is_ok();
-        let each = round.backends.iter().filter(can);
+    /// Dumps each backend of the round that has this kind of profile.
+    fn dump_each<T: Send + 'static>(
+        &self,
+        round: &DumpRound,
+        take: TakeDumpFn<T>,
+    ) -> Result<Vec<T>> {
+        let has_profile = |each: &&Arc<Backend>| each.require_profile(round.kind).is_ok();
+        let each = round.backends.iter().filter(has_profile);
         each.map(|backend| self.dump_one(Arc::clone(backend), round, take))
             .collect()
     }
 
+    /// Dumps one backend on the dumper's thread, and polls the headroom meanwhile.
     fn dump_one<T: Send + 'static>(
         &self,
         backend: Arc<Backend>,
         round: &DumpRound,
-        take: Take<T>,
+        take: TakeDumpFn<T>,
     ) -> Result<T> {
         let origin = round.origin.clone();
-        let name = self.next_name(round.kind, &origin)?;
+        let name = self.next_dump_name(round.kind, &origin)?;
         let store = self.settings.store.clone();
         let bytes = backend.profile_bytes(round.kind);
         let bytes = bytes.unwrap_or_else(|| self.dump_slot.expected_bytes());
@@ -153,25 +161,26 @@ impl Profiler {
         seccomp::require_calls()?;
         let hidden = hidden::name(&name, ".scratch");
         let scratch = Arc::new(Scratch::open(store.directory(), &hidden)?);
-        let watched = Arc::clone(&scratch);
+        let polled = Arc::clone(&scratch);
         let all = self.allocators.all();
         let take = move || {
             exclude_this_thread(&all);
             take(&backend, &store, &name, &origin, &scratch)
         };
         self.dump_slot.dumper.run_with_poll(take, || {
-            watched.poll_headroom(|written| headroom::shortage(bytes.saturating_sub(written)))
+            polled.poll_headroom(|written| headroom::shortage(bytes.saturating_sub(written)))
         })?
     }
 
-    fn next_name(&self, kind: ProfileKind, origin: &DumpOrigin) -> Result<DumpName> {
+    /// Creates a unique name for a dump that is taken now.
+    fn next_dump_name(&self, kind: ProfileKind, origin: &DumpOrigin) -> Result<DumpName> {
         let mut random = [0; 4];
         rustix::rand::getrandom(&mut random, GetRandomFlags::empty())
             .map_err(|errno| Error::io("get random bytes", &errno.into()))?;
         Ok(DumpName {
             taken: SystemTime::now(),
             pid: process::id(),
-            sequence: self.dump_slot.next_number(),
+            sequence: self.dump_slot.next_sequence(),
             random: u32::from_ne_bytes(random),
             cause: origin.rss.map(|rss| DumpCause {
                 trigger: origin.trigger.kind(),
@@ -186,7 +195,8 @@ fn no_dump_error() -> Error {
     Error::new(ErrorKind::Internal, "no allocator was dumped")
 }
 
-fn more_labels(sets: LabelSetStats) -> Option<String> {
+/// Warning if samples had more label sets than there is space for.
+fn label_set_warning(sets: LabelSetStats) -> Option<String> {
     let LabelSetStats { most, others, .. } = sets;
     (others > 0).then(|| {
         format!(
@@ -196,8 +206,8 @@ fn more_labels(sets: LabelSetStats) -> Option<String> {
     })
 }
 
-/// Why the profile of memprof's sampler may show too little or too much.
-fn faults(sampler: &SamplerStatus) -> impl Iterator<Item = String> + use<> {
+/// Warnings that the profile of memprof's sampler may show too little or too much.
+fn sampler_warnings(sampler: &SamplerStatus) -> impl Iterator<Item = String> + use<> {
     let SamplerStatus {
         samples,
         lost,
@@ -220,29 +230,30 @@ fn faults(sampler: &SamplerStatus) -> impl Iterator<Item = String> + use<> {
     lost.into_iter().chain(unseen)
 }
 
-const READ_BY_MEMPROF: &str = "its stacks contain ages or labels, which other tools would read as addresses: \
+/// Warning about a dump whose stacks end in pseudo frames.
+const PSEUDO_FRAMES_WARNING: &str = "its stacks contain ages or labels, which other tools would read as addresses: \
      convert it for them with `memprof report --format jeprof`";
 
-/// Less than this was in use unseen before it matters.
-const NOTABLE_UNSEEN: u64 = 16 << 20;
+/// Live bytes outside of the dumps below which no warning is given.
+const NOTABLE_UNSEEN_BYTES: u64 = 16 << 20;
 
-/// Whether most of what lives is not in the dumps.
+/// Warning if most of the `live` bytes are not in the dumps.
 fn unprofiled_warning(dumps: &[Dump], live: u64) -> Option<String> {
     let estimates = dumps.iter().map(|dump| dump.estimated_inuse_bytes);
     let shown = estimates.fold(0, u64::saturating_add);
     let unseen = live.saturating_sub(shown);
-    (unseen >= NOTABLE_UNSEEN && unseen > shown).then(|| {
+    (unseen >= NOTABLE_UNSEEN_BYTES && unseen > shown).then(|| {
         format!(
             "about {} MiB of {} MiB live bytes are not in it: they were allocated before \
-             profiling became active, {SEEN_FROM_THE_START}",
+             profiling became active, {START_ACTIVE_HINT}",
             unseen >> 20,
             live >> 20
         )
     })
 }
 
-/// What a reader of these dumps may wonder about.
-fn explain(dumps: &[Dump], active_since: Option<SystemTime>, now: SystemTime) -> Vec<String> {
+/// Warnings that explain dumps with few or no samples.
+fn dump_warnings(dumps: &[Dump], active_since: Option<SystemTime>, now: SystemTime) -> Vec<String> {
     let mut warnings = Vec::new();
     match active_since {
         None => warnings.push(

@@ -1,4 +1,4 @@
-//! The place for the one dump that may run.
+//! The dump slot: at most one dump runs at a time.
 
 use std::process;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -6,29 +6,28 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use super::dumper::Dumper;
 use crate::error::{Error, ErrorKind, Result};
 
-/// What the first dump of an allocator is taken to need that tells nothing: some thousand stacks.
-const UNKNOWN_SIZE: u64 = 4 << 20;
+/// Least expected size of a dump in bytes: some thousand stacks.
+const MIN_EXPECTED_BYTES: u64 = 4 << 20;
 
-/// Who dumps, and what was dumped.
+/// The dumper thread, the owner of the slot, and counts of earlier dumps.
 #[derive(Debug, Default)]
 pub(super) struct DumpSlot {
-    /// The thread that does it.
+    /// Thread that takes the dumps.
     pub(super) dumper: Dumper,
-    /// The pid of the process in which a dump runs; a forked child inherits the value, not the
-    /// dump.
+    /// Pid of the process in which a dump runs, or 0. A forked child inherits the value, but not the dump.
     owner: AtomicU32,
     sequence: AtomicU32,
     last_size: AtomicU64,
 }
 
-/// Marks the time during which an allocator's dump lock may be held.
+/// Guard of the slot, which is held while an allocator's dump lock may be held.
 pub(super) struct DumpGuard<'a>(&'a AtomicU32);
 
 impl DumpSlot {
-    /// Takes the place, until the result is dropped.
+    /// Acquires the slot until the guard is dropped. Does not wait.
     ///
     /// # Errors
-    /// `Busy`: somebody has it.
+    /// `Busy`: a dump is running.
     pub(super) fn acquire(&self) -> Result<DumpGuard<'_>> {
         let own = process::id();
         let claimed = self
@@ -42,23 +41,24 @@ impl DumpSlot {
         }
     }
 
-    /// Whether somebody has it.
+    /// Whether a dump is running in this process.
     pub(super) fn is_busy(&self) -> bool {
         self.owner.load(Ordering::Acquire) == process::id()
     }
 
-    /// The number of the next dump of this process, from 1.
-    pub(super) fn next_number(&self) -> u32 {
+    /// Sequence number for the next dump of this process, from 1.
+    pub(super) fn next_sequence(&self) -> u32 {
         self.sequence.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    /// The bytes that a dump may take whose allocator does not tell, by the one before.
+    /// Expected bytes of the next dump if the allocator gives no estimate: twice the last dump, at least 4
+    /// MiB.
     pub(super) fn expected_bytes(&self) -> u64 {
         let last = self.last_size.load(Ordering::Relaxed);
-        last.saturating_mul(2).max(UNKNOWN_SIZE)
+        last.saturating_mul(2).max(MIN_EXPECTED_BYTES)
     }
 
-    /// A dump took so many bytes.
+    /// Records the size of a dump, in bytes.
     pub(super) fn record_size(&self, bytes: u64) {
         self.last_size.store(bytes, Ordering::Relaxed);
     }

@@ -1,7 +1,7 @@
 //! The thread on which dumps are taken.
 //!
-//! A thread of its own, because a dump blocks every signal (a small `RLIMIT_FSIZE` would
-//! otherwise kill the host by SIGXFSZ) and must not be interrupted by the host's handlers.
+//! A separate thread, because a dump blocks every signal (a small `RLIMIT_FSIZE` would otherwise kill the
+//! host by SIGXFSZ) and must not be interrupted by the host's handlers.
 
 use std::panic::{self, AssertUnwindSafe};
 use std::process;
@@ -13,26 +13,26 @@ use memprof_own::Privileges;
 use crate::error::{Error, ErrorKind, Result};
 use crate::lock::lock;
 
-/// Between two looks. In this time an allocator writes about a MiB.
-const LOOK: Duration = Duration::from_millis(5);
+/// Time between two polls. An allocator writes about a MiB in it.
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 type Job = Box<dyn FnOnce() + Send>;
 
 /// A thread that sleeps until it has a job.
 ///
-/// Both sides wait for one another by condition variables. Channels would keep a value in
-/// thread-local storage of the program's thread, whose end would free it.
+/// Both sides wait for each other on condition variables: channels would keep a value in thread-local storage
+/// of the program's thread, which that thread would free at its end.
 #[derive(Debug, Default)]
 pub(crate) struct Dumper {
-    desk: Mutex<Option<DumperHandle>>,
+    handle: Mutex<Option<DumperHandle>>,
 }
 
-/// The way to the thread, which ends when this is dropped.
+/// Handle of the running thread, which stops when this is dropped.
 #[derive(Debug)]
 struct DumperHandle {
-    /// The process that has the thread. A forked child does not.
+    /// Pid of the process with the thread; a forked child does not have it.
     process: u32,
-    shared: Arc<DumperState>,
+    state: Arc<DumperState>,
 }
 
 #[derive(Debug, Default)]
@@ -50,10 +50,10 @@ enum PendingJob {
 }
 
 impl Dumper {
-    /// Runs `work` on the thread and waits for it.
+    /// Runs `work` on the thread and waits for its result.
     ///
     /// # Errors
-    /// The thread cannot be started, or `work` panicked.
+    /// `Io`: the thread cannot be started. `Internal`: `work` panicked.
     pub(crate) fn run<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> T + Send + 'static,
@@ -61,27 +61,28 @@ impl Dumper {
         self.run_with_poll(work, || false)
     }
 
-    /// The same, and does `look` again and again meanwhile on the calling thread, until it is false.
+    /// Like [`run`](Self::run), but calls `poll` on the calling thread every 5 ms meanwhile, until it returns
+    /// false.
     ///
     /// # Errors
     /// As for [`run`](Self::run).
     pub(crate) fn run_with_poll<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> T + Send + 'static,
-        look: impl Fn() -> bool,
+        poll: impl Fn() -> bool,
     ) -> Result<T> {
-        let shared = self.shared()?;
+        let state = self.started_state()?;
         let outcome = Arc::new((Mutex::new(None), Condvar::new()));
-        let told = Arc::clone(&outcome);
-        shared.submit(Box::new(move || {
-            *lock(&told.0) = Some(panic::catch_unwind(AssertUnwindSafe(work)));
-            told.1.notify_one();
+        let result = Arc::clone(&outcome);
+        state.submit(Box::new(move || {
+            *lock(&result.0) = Some(panic::catch_unwind(AssertUnwindSafe(work)));
+            result.1.notify_one();
         }));
-        let outcome = wait(&outcome, look);
+        let outcome = wait_with_poll(&outcome, poll);
         match outcome {
             Some(Ok(value)) => Ok(value),
             Some(Err(payload)) => {
-                // Dropping a payload runs foreign code, which may panic again.
+                // Forgotten: dropping a payload runs foreign code, which may panic again.
                 std::mem::forget(payload);
                 Err(Error::new(
                     ErrorKind::Internal,
@@ -92,63 +93,69 @@ impl Dumper {
         }
     }
 
-    /// Starts the thread early, so that a dump later needs no new one.
+    /// Starts the thread early, so that a later dump does not need to.
     ///
     /// # Errors
-    /// The thread cannot be started.
+    /// `Io`: the thread cannot be started.
     pub(crate) fn start(&self) -> Result<()> {
-        self.shared().map(drop)
+        self.started_state().map(drop)
     }
 
-    /// Ends the thread, once it has done its work. The next dump starts another one.
-    pub(crate) fn end(&self) {
-        drop(lock(&self.desk).take());
+    /// Stops the thread after its current job. The next dump starts another one.
+    pub(crate) fn stop(&self) {
+        drop(lock(&self.handle).take());
     }
 
-    fn shared(&self) -> Result<Arc<DumperState>> {
-        let mut desk = lock(&self.desk);
-        if let Some(DumperHandle { process, shared }) = &*desk
+    /// Returns the state of the running thread; starts the thread if this process has none.
+    fn started_state(&self) -> Result<Arc<DumperState>> {
+        let mut handle = lock(&self.handle);
+        if let Some(DumperHandle { process, state }) = &*handle
             && *process == process::id()
         {
-            return Ok(Arc::clone(shared));
+            return Ok(Arc::clone(state));
         }
-        let shared: Arc<DumperState> = Arc::default();
-        let works = Arc::clone(&shared);
-        memprof_own::spawn(c"memprof-dumper", move |privileges| works.work(privileges))
-            .map_err(|error| Error::io("start the dumper thread", &error))?;
-        *desk = Some(DumperHandle {
+        let state: Arc<DumperState> = Arc::default();
+        let worker = Arc::clone(&state);
+        memprof_own::spawn(c"memprof-dumper", move |privileges| {
+            worker.run_jobs(privileges)
+        })
+        .map_err(|error| Error::io("start the dumper thread", &error))?;
+        *handle = Some(DumperHandle {
             process: process::id(),
-            shared: Arc::clone(&shared),
+            state: Arc::clone(&state),
         });
-        Ok(shared)
+        Ok(state)
     }
 }
 
-/// Waits until there is something, and looks meanwhile, while the lock is not held.
-fn wait<T>(told: &(Mutex<Option<T>>, Condvar), look: impl Fn() -> bool) -> Option<T> {
-    let (outcome, changed) = told;
-    let mut looks = true;
-    while looks {
-        let waited = changed.wait_timeout_while(lock(outcome), LOOK, |told| told.is_none());
-        let (mut told, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
+/// Waits for the outcome, and calls `poll` meanwhile without the lock, until it returns false.
+fn wait_with_poll<T>(result: &(Mutex<Option<T>>, Condvar), poll: impl Fn() -> bool) -> Option<T> {
+    let (outcome, changed) = result;
+    let mut is_polling = true;
+    while is_polling {
+        let waited =
+            changed.wait_timeout_while(lock(outcome), POLL_INTERVAL, |value| value.is_none());
+        let (mut value, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
         if !timeout.timed_out() {
-            return told.take();
+            return value.take();
         }
-        drop(told);
-        looks = look();
+        drop(value);
+        is_polling = poll();
     }
-    let waited = changed.wait_while(lock(outcome), |told| told.is_none());
+    let waited = changed.wait_while(lock(outcome), |value| value.is_none());
     waited.unwrap_or_else(PoisonError::into_inner).take()
 }
 
 impl DumperState {
+    /// Hands a job to the thread. Blocks while an earlier one is waiting.
     fn submit(&self, job: Job) {
         let mut next = self.wait_while(|next| matches!(next, PendingJob::Job(_)));
         *next = PendingJob::Job(job);
         self.changed.notify_all();
     }
 
-    fn work(&self, privileges: &mut Privileges) {
+    /// Body of the thread: runs jobs until its end is requested.
+    fn run_jobs(&self, privileges: &mut Privileges) {
         loop {
             let mut next = self.wait_while(|next| matches!(next, PendingJob::Nothing));
             let PendingJob::Job(job) = std::mem::take(&mut *next) else {
@@ -172,10 +179,10 @@ impl DumperState {
 
 impl Drop for DumperHandle {
     fn drop(&mut self) {
-        // In a forked child there is no thread, and its lock may be held for ever.
+        // A forked child does not have the thread, and its copy of the lock may be locked forever.
         if self.process == process::id() {
-            *lock(&self.shared.next) = PendingJob::End;
-            self.shared.changed.notify_all();
+            *lock(&self.state.next) = PendingJob::End;
+            self.state.changed.notify_all();
         }
     }
 }
@@ -197,7 +204,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn runs_with_every_signal_blocked() {
+    fn job_runs_with_every_signal_blocked() {
         let mask = Dumper::default()
             .run(|| SigSet::thread_get_mask().unwrap())
             .unwrap();
@@ -210,15 +217,15 @@ mod tests {
     }
 
     #[test]
-    fn ends_and_begins_again() {
+    fn stopped_dumper_starts_again() {
         let dumper = Dumper::default();
         assert_eq!(dumper.run(|| 7), Ok(7));
-        dumper.end();
+        dumper.stop();
         assert_eq!(dumper.run(|| 8), Ok(8));
     }
 
     #[test]
-    fn survives_a_panicking_job() {
+    fn dumper_survives_panicking_job() {
         let dumper = Dumper::default();
         let error = dumper.run(|| panic!("on purpose")).unwrap_err();
         assert_eq!(error.kind, ErrorKind::Internal);

@@ -1,8 +1,8 @@
-//! What is done at the program's exit, on a thread that was made for it beforehand.
+//! Runs a dump at the program's exit, on a thread that was started in advance.
 //!
-//! exit(3) may be called anywhere: in a signal handler that interrupted malloc, for example, which
-//! then holds a lock of the allocator for ever. So the exiting thread allocates nothing, takes no
-//! lock, and waits for the other one within bounds only.
+//! exit(3) may be called anywhere: for example in a signal handler that interrupted malloc, which then holds
+//! a lock of the allocator forever. So the exiting thread allocates nothing, takes no lock, and waits for the
+//! other thread only up to a timeout.
 
 use std::process;
 use std::sync::Arc;
@@ -14,36 +14,37 @@ use rustix::thread::futex::{self, Flags};
 
 use crate::error::{Error, Result};
 
-const ASLEEP: u32 = 0;
-const AT_WORK: u32 = 1;
+/// States of the thread.
+const WAITING: u32 = 0;
+const RUNNING: u32 = 1;
 const DONE: u32 = 2;
-const GIVEN_UP: u32 = 3;
+const CANCELLED: u32 = 3;
 
-/// A thread that sleeps until the exit; dropped, it ends without having done anything.
+/// A thread that waits for the exit. When dropped, it ends without doing anything.
 #[derive(Debug)]
 pub(crate) struct ExitDump {
-    /// The process that has the thread. A forked child does not.
+    /// Pid of the process with the thread; a forked child does not have it.
     process: u32,
     state: Arc<AtomicU32>,
 }
 
 impl ExitDump {
-    /// Has `work` done at the exit.
+    /// Starts the thread that will run `work` at the exit.
     ///
     /// # Errors
-    /// The thread cannot be started.
+    /// `Io`: the thread cannot be started.
     pub(crate) fn prepare(work: impl FnOnce() + Send + 'static) -> Result<Self> {
-        let state = Arc::new(AtomicU32::new(ASLEEP));
-        let theirs = Arc::clone(&state);
+        let state = Arc::new(AtomicU32::new(WAITING));
+        let thread_state = Arc::clone(&state);
         memprof_own::spawn(c"memprof-exit", move |privileges| {
-            while theirs.load(Ordering::Acquire) == ASLEEP {
-                wait(&theirs, ASLEEP, None);
+            while thread_state.load(Ordering::Acquire) == WAITING {
+                wait_for_change(&thread_state, WAITING, None);
             }
-            if theirs.load(Ordering::Acquire) == AT_WORK {
+            if thread_state.load(Ordering::Acquire) == RUNNING {
                 privileges.match_main_thread();
                 work();
-                theirs.store(DONE, Ordering::Release);
-                wake(&theirs);
+                thread_state.store(DONE, Ordering::Release);
+                wake_waiters(&thread_state);
             }
         })
         .map_err(|error| Error::io("start the thread that dumps at the exit", &error))?;
@@ -53,35 +54,36 @@ impl ExitDump {
         })
     }
 
-    /// Has the work done now, and waits until it is, but no longer than `patience`. Only the first
-    /// call does anything.
-    pub(crate) fn run(&self, patience: Duration) {
-        let begun = Instant::now();
-        if self.process != process::id() || !self.advance_to(AT_WORK) {
+    /// Lets the thread run its work now, and waits until it has finished or `timeout` is over. Only the first
+    /// call has an effect.
+    pub(crate) fn run(&self, timeout: Duration) {
+        let start = Instant::now();
+        if self.process != process::id() || !self.advance_to(RUNNING) {
             return;
         }
-        while self.state.load(Ordering::Acquire) == AT_WORK {
-            let left = patience.saturating_sub(begun.elapsed());
-            if left.is_zero() {
+        while self.state.load(Ordering::Acquire) == RUNNING {
+            let remaining = timeout.saturating_sub(start.elapsed());
+            if remaining.is_zero() {
                 return;
             }
-            wait(&self.state, AT_WORK, Some(left));
+            wait_for_change(&self.state, RUNNING, Some(remaining));
         }
     }
 
-    /// Ends the thread without having done anything.
+    /// Ends the thread without running its work.
     pub(crate) fn cancel(&self) {
-        self.advance_to(GIVEN_UP);
+        self.advance_to(CANCELLED);
     }
 
+    /// Changes the state from waiting to `next`, and wakes the thread. Returns false if it was not waiting.
     fn advance_to(&self, next: u32) -> bool {
-        let passed = self
-            .state
-            .compare_exchange(ASLEEP, next, Ordering::AcqRel, Ordering::Acquire);
-        if passed.is_ok() {
-            wake(&self.state);
+        let changed =
+            self.state
+                .compare_exchange(WAITING, next, Ordering::AcqRel, Ordering::Acquire);
+        if changed.is_ok() {
+            wake_waiters(&self.state);
         }
-        passed.is_ok()
+        changed.is_ok()
     }
 }
 
@@ -91,18 +93,19 @@ impl Drop for ExitDump {
     }
 }
 
-/// Returns when `state` is not `known` any more, at the latest after `time`, or for no reason.
-fn wait(state: &AtomicU32, known: u32, time: Option<Duration>) {
+/// Waits until `state` differs from `known`, at most for `time`. May also return spuriously.
+fn wait_for_change(state: &AtomicU32, known: u32, time: Option<Duration>) {
     let time = time.map(|time| Timespec {
         tv_sec: time.as_secs().cast_signed(),
         tv_nsec: time.subsec_nanos().into(),
     });
-    // Each reason to return is one to look again.
+    // Ignored: the caller checks the state again after every return.
     let _ = futex::wait(state, Flags::PRIVATE, known, time.as_ref());
 }
 
-fn wake(state: &AtomicU32) {
-    // It fails for addresses only that are none.
+/// Wakes all threads that wait for a change of `state`.
+fn wake_waiters(state: &AtomicU32) {
+    // Ignored: futex(2) fails only for invalid addresses.
     let _ = futex::wake(state, Flags::PRIVATE, u32::MAX >> 1);
 }
 
@@ -113,29 +116,29 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_work_is_done_once() {
-        let (tell, told) = mpsc::channel();
-        let exit_dump = ExitDump::prepare(move || tell.send(7).unwrap()).unwrap();
+    fn exit_work_runs_once() {
+        let (sender, receiver) = mpsc::channel();
+        let exit_dump = ExitDump::prepare(move || sender.send(7).unwrap()).unwrap();
         exit_dump.run(Duration::from_secs(60));
-        assert_eq!(told.try_recv(), Ok(7));
+        assert_eq!(receiver.try_recv(), Ok(7));
         exit_dump.run(Duration::from_secs(60));
-        assert!(told.try_recv().is_err());
+        assert!(receiver.try_recv().is_err());
     }
 
     #[test]
-    fn an_exit_goes_on_when_the_work_never_ends() {
-        let (_held, stuck) = mpsc::channel::<()>();
-        let exit_dump = ExitDump::prepare(move || assert!(stuck.recv().is_err())).unwrap();
-        let begun = Instant::now();
+    fn exit_continues_after_timeout() {
+        let (_sender, receiver) = mpsc::channel::<()>();
+        let exit_dump = ExitDump::prepare(move || assert!(receiver.recv().is_err())).unwrap();
+        let start = Instant::now();
         exit_dump.run(Duration::from_millis(10));
-        assert!(begun.elapsed() >= Duration::from_millis(10));
+        assert!(start.elapsed() >= Duration::from_millis(10));
     }
 
     #[test]
-    fn without_an_exit_nothing_is_done() {
-        let (tell, told) = mpsc::channel::<()>();
-        drop(ExitDump::prepare(move || tell.send(()).unwrap()));
+    fn dropped_exit_dump_runs_nothing() {
+        let (sender, receiver) = mpsc::channel::<()>();
+        drop(ExitDump::prepare(move || sender.send(()).unwrap()));
         // The closure is dropped without being called.
-        assert!(told.recv().is_err());
+        assert!(receiver.recv().is_err());
     }
 }

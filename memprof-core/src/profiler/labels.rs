@@ -1,4 +1,4 @@
-//! Whose work samples are: which labels of the allocating threads count, and what they were.
+//! Labels of samples: which labels of the allocating threads are recorded, and how dumps list them.
 
 use std::fmt::Write;
 use std::str::FromStr;
@@ -15,36 +15,36 @@ use crate::unwinder::{
     attribute_keys, thread_contexts,
 };
 
-/// The key of the thread's name, as the kernel knows it.
-const THREAD: &str = "thread";
+/// Key of the thread's name in the kernel.
+const THREAD_NAME_KEY: &str = "thread";
 
-/// The labels that count.
+/// Keys of the labels to record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LabelKeys(Vec<LabelKey>);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct LabelKey {
     name: String,
-    told: LabelSource,
+    source: LabelSource,
 }
 
-/// Where the value of a label is told.
+/// Source of a label's value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum LabelSource {
-    /// By the kernel: the thread's name.
+    /// Name of the thread, from the kernel.
     ThreadName,
-    /// By whoever knows a key of that name: the program, or OpenTelemetry's process context.
+    /// Key by name, in the labels of the program or in OpenTelemetry's process context.
     ContextKey,
-    /// As the attribute of that index in OpenTelemetry's thread context.
+    /// Attribute index in OpenTelemetry's thread context.
     ContextIndex(u8),
 }
 
 impl FromStr for LabelKeys {
     type Err = Error;
 
-    /// `thread,http.route,tenant:0`
+    /// Parses a list such as `thread,http.route,tenant:0`.
     fn from_str(words: &str) -> Result<Self> {
-        let keys: Option<Vec<_>> = words.split(',').map(LabelKey::of).collect();
+        let keys: Option<Vec<_>> = words.split(',').map(LabelKey::parse).collect();
         keys.map(Self).ok_or_else(|| {
             Error::new(
                 ErrorKind::InvalidArgument,
@@ -59,107 +59,117 @@ impl FromStr for LabelKeys {
 }
 
 impl LabelKey {
-    fn of(word: &str) -> Option<Self> {
-        let (name, told) = match word.rsplit_once(':') {
+    /// Parses one key. `None` if its name or index is not allowed.
+    fn parse(word: &str) -> Option<Self> {
+        let (name, source) = match word.rsplit_once(':') {
             Some((name, index)) => {
                 let index = index.parse().ok().filter(|index| *index < u8::MAX)?;
                 (name, LabelSource::ContextIndex(index))
             }
-            None if word == THREAD => (word, LabelSource::ThreadName),
+            None if word == THREAD_NAME_KEY => (word, LabelSource::ThreadName),
             None => (word, LabelSource::ContextKey),
         };
         let is_plain = |byte: u8| byte.is_ascii_graphic() && !matches!(byte, b'=' | b',' | b'%');
         let is_key = (1..=64).contains(&name.len()) && name.bytes().all(is_plain);
-        let is_told = name != THREAD || told == LabelSource::ThreadName;
-        (is_key && is_told).then(|| Self {
+        let has_valid_source = name != THREAD_NAME_KEY || source == LabelSource::ThreadName;
+        (is_key && has_valid_source).then(|| Self {
             name: name.to_owned(),
-            told,
+            source,
         })
     }
 }
 
-/// All keys that ever counted, by number: samples of those may live. A forked child has the samples, and so the
-/// numbers of its parent.
-static KNOWN: [LockFreeOnce<String>; MAX_KEYS] = [const { LockFreeOnce::new() }; MAX_KEYS];
+/// All keys recorded so far, by number, because samples with them may still be live. A forked child inherits
+/// the samples, and so the numbers.
+static KNOWN_KEYS: [LockFreeOnce<String>; MAX_KEYS] = [const { LockFreeOnce::new() }; MAX_KEYS];
 
 /// The label keys that samples record, as `activate labels=` named them.
 #[derive(Debug, Default)]
 pub(super) struct ActiveLabels(Mutex<Vec<String>>);
 
 impl ActiveLabels {
-    /// New samples have these labels, or none.
+    /// Starts recording these labels with new samples; `None` stops it.
     ///
     /// # Errors
-    /// There is nothing in the process that sets them; there were too many different ones.
-    pub(super) fn set(&self, asked: Option<&LabelKeys>) -> Result<()> {
-        let mut on = lock(&self.0);
-        let asked = asked.map_or(&[][..], |LabelKeys(asked)| asked);
-        let told_by_kernel = asked.iter().any(|key| key.told == LabelSource::ThreadName);
-        if told_by_kernel && seccomp::filter_count().is_some() {
+    /// `Unsupported`: no code in the process sets one of the labels, or there were too many different keys.
+    pub(super) fn set(&self, keys: Option<&LabelKeys>) -> Result<()> {
+        let mut active = lock(&self.0);
+        let requested = keys.map_or(&[][..], |LabelKeys(keys)| keys);
+        let has_thread_name = requested
+            .iter()
+            .any(|key| key.source == LabelSource::ThreadName);
+        if has_thread_name && seccomp::filter_count().is_some() {
             let message = "a thread's name is read by prctl(2), for which a seccomp filter of this process might \
                            end it";
             return Err(
                 Error::new(ErrorKind::Unsupported, message).remedy("leave thread out of labels")
             );
         }
-        let indexes = match asked.iter().any(|key| key.told != LabelSource::ThreadName) {
-            true => indexes(asked)?,
+        let indexes = match requested
+            .iter()
+            .any(|key| key.source != LabelSource::ThreadName)
+        {
+            true => find_key_indexes(requested)?,
             false => Vec::new(),
         };
-        let numbers = asked.iter().map(|key| number_of(&key.name, &KNOWN));
+        let numbers = requested
+            .iter()
+            .map(|key| key_number(&key.name, &KNOWN_KEYS));
         let numbers = numbers.collect::<Result<Vec<_>>>()?;
         let contexts: Vec<_> = indexes
             .into_iter()
-            .map(|(place, indexes)| {
+            .map(|(context, indexes)| {
                 let mut keys = [None; MAX_KEYS];
                 for (number, index) in numbers.iter().zip(indexes) {
                     keys[*number] = index;
                 }
                 LabelContext {
-                    module: place.module,
-                    offset: place.offset,
+                    module: context.module,
+                    offset: context.offset,
                     keys,
                 }
             })
             .collect();
-        let thread_name = asked.iter().zip(&numbers);
-        let thread_name = thread_name.filter(|(key, _)| key.told == LabelSource::ThreadName);
+        let thread_name = requested.iter().zip(&numbers);
+        let thread_name = thread_name.filter(|(key, _)| key.source == LabelSource::ThreadName);
         let thread_name = thread_name.map(|(_, number)| *number as u8).next();
         unwinder::set_labels(&contexts, thread_name);
-        *on = asked.iter().map(|key| key.name.clone()).collect();
+        *active = requested.iter().map(|key| key.name.clone()).collect();
         Ok(())
     }
 
-    /// The keys that count now.
+    /// Names of the keys that are recorded now.
     pub(super) fn active_keys(&self) -> Vec<String> {
         lock(&self.0).clone()
     }
 }
 
-/// The keys that dumps may tell of, by number.
-fn names(known: &[LockFreeOnce<String>]) -> Vec<&str> {
+/// Names of all keys that dumps may contain, by number.
+fn key_names(known: &[LockFreeOnce<String>]) -> Vec<&str> {
     let known = known.iter().map_while(LockFreeOnce::get);
     known.map(String::as_str).collect()
 }
 
-/// The number of a key, which it keeps.
-fn number_of(key: &str, known: &[LockFreeOnce<String>]) -> Result<usize> {
-    let is_it = |place: &LockFreeOnce<String>| {
-        place.get().is_none_or(|known| known == key) && place.get_or_set(key.to_owned()) == key
+/// Number of a key, assigned at its first use and never changed.
+fn key_number(key: &str, known: &[LockFreeOnce<String>]) -> Result<usize> {
+    let is_own_cell = |cell: &LockFreeOnce<String>| {
+        cell.get().is_none_or(|known| known == key) && cell.get_or_set(key.to_owned()) == key
     };
-    known.iter().position(is_it).ok_or_else(|| {
-        let known = names(known).join(", ");
+    known.iter().position(is_own_cell).ok_or_else(|| {
+        let known = key_names(known).join(", ");
         let message = format!("a process can have {MAX_KEYS} label keys, and has already: {known}");
         Error::new(ErrorKind::Unsupported, message).remedy("use these, or restart the program")
     })
 }
 
-/// Where threads have records, and by asked key its index in them.
-type Indexes = Vec<(ThreadContext, Vec<Option<u8>>)>;
+/// Label contexts of the process, each with the index in its records of every requested key.
+type ContextKeyIndexes = Vec<(ThreadContext, Vec<Option<u8>>)>;
 
+/// Finds the requested keys in the label contexts of the process.
+///
 /// # Errors
-/// A key that nobody tells.
-fn indexes(asked: &[LabelKey]) -> Result<Indexes> {
+/// `Unsupported`: no code sets labels, or none sets one of the keys.
+fn find_key_indexes(requested: &[LabelKey]) -> Result<ContextKeyIndexes> {
     let found = thread_contexts();
     if found.is_empty() {
         let message = "no code in this process sets labels: neither with memprof's label calls nor as a thread \
@@ -170,7 +180,7 @@ fn indexes(asked: &[LabelKey]) -> Result<Indexes> {
         ));
     }
     let named = attribute_keys();
-    let index = |context: &ThreadContext, key: &LabelKey| match (key.told, context.keys) {
+    let index = |context: &ThreadContext, key: &LabelKey| match (key.source, context.keys) {
         (LabelSource::ContextKey, LabelKeyNames::Program(registry)) => {
             registry.key_number(&key.name)
         }
@@ -183,26 +193,26 @@ fn indexes(asked: &[LabelKey]) -> Result<Indexes> {
         (LabelSource::ContextIndex(_), LabelKeyNames::Program(_))
         | (LabelSource::ThreadName, _) => None,
     };
-    let indexes: Indexes = found
+    let indexes: ContextKeyIndexes = found
         .into_iter()
         .map(|context| {
-            let indexes = asked.iter().map(|key| index(&context, key));
+            let indexes = requested.iter().map(|key| index(&context, key));
             (context, indexes.collect())
         })
         .collect();
-    for (at, key) in asked.iter().enumerate() {
-        let is_told =
-            key.told == LabelSource::ThreadName || indexes.iter().any(|(_, of)| of[at].is_some());
-        if !is_told {
+    for (number, key) in requested.iter().enumerate() {
+        let is_found = key.source == LabelSource::ThreadName
+            || indexes.iter().any(|(_, indexes)| indexes[number].is_some());
+        if !is_found {
             return Err(missing_key_error(key, named.as_deref()));
         }
     }
     Ok(indexes)
 }
 
-/// `named` are the keys of OpenTelemetry's process context.
-fn missing_key_error(LabelKey { name, told }: &LabelKey, named: Option<&[String]>) -> Error {
-    let (why, remedy) = match (told, named) {
+/// Error for a key that no code sets. `named` are the keys of OpenTelemetry's process context.
+fn missing_key_error(LabelKey { name, source }: &LabelKey, named: Option<&[String]>) -> Error {
+    let (reason, remedy) = match (source, named) {
         (LabelSource::ContextIndex(_), _) => (
             "an INDEX is that of OpenTelemetry's thread context, and no library has one".to_owned(),
             format!("name the key alone: labels={name}"),
@@ -222,14 +232,14 @@ fn missing_key_error(LabelKey { name, told }: &LabelKey, named: Option<&[String]
     };
     Error::new(
         ErrorKind::Unsupported,
-        format!("no code sets the label {name:?}: {why}"),
+        format!("no code sets the label {name:?}: {reason}"),
     )
     .remedy(remedy)
 }
 
-/// What a dump says of the labels that its stacks end in: the keys, and each set by its number.
+/// Header lines of a dump about the labels of its stacks: the keys, and each label set with its number.
 pub(super) fn header_lines() -> Vec<String> {
-    let known = names(&KNOWN);
+    let known = key_names(&KNOWN_KEYS);
     if known.is_empty() {
         return Vec::new();
     }
@@ -238,7 +248,7 @@ pub(super) fn header_lines() -> Vec<String> {
         let mut line = format!("# label: {id}");
         for (key, value) in labels {
             if let Some(key) = known.get(usize::from(key)) {
-                line += &format!(" {key}={}", escaped(value));
+                line += &format!(" {key}={}", escape_value(value));
             }
         }
         lines.push(line);
@@ -246,14 +256,14 @@ pub(super) fn header_lines() -> Vec<String> {
     lines
 }
 
-/// What came of the sets of labels so far; none before any label was asked for.
+/// Counts of the label sets so far. `None` before the first label was recorded.
 pub(super) fn set_stats() -> Option<LabelSetStats> {
     let LabelSetCounts {
         seen,
         others,
         bytes,
     } = unwinder::label_set_counts();
-    KNOWN[0].get().map(|_| LabelSetStats {
+    KNOWN_KEYS[0].get().map(|_| LabelSetStats {
         seen: seen as u64,
         most: MAX_SETS as u64,
         others,
@@ -261,8 +271,8 @@ pub(super) fn set_stats() -> Option<LabelSetStats> {
     })
 }
 
-/// One word of a line of text, whatever the bytes are.
-fn escaped(value: &[u8]) -> String {
+/// Escapes bytes, so that a value is one word of a line of text.
+fn escape_value(value: &[u8]) -> String {
     value.iter().fold(String::new(), |mut text, byte| {
         match byte {
             b'!'..=b'~' if *byte != b'%' => text.push(char::from(*byte)),
@@ -279,14 +289,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_name_what_they_are() {
+    fn label_keys_parse_with_source() {
         let check = |words: &str, expected: Option<&[(&str, LabelSource)]>| {
             let keys = words.parse::<LabelKeys>().ok();
-            let told = keys.as_ref().map(|LabelKeys(keys)| {
-                let keys = keys.iter().map(|key| (key.name.as_str(), key.told));
+            let parsed = keys.as_ref().map(|LabelKeys(keys)| {
+                let keys = keys.iter().map(|key| (key.name.as_str(), key.source));
                 keys.collect::<Vec<_>>()
             });
-            assert_eq!(told.as_deref(), expected, "{words}");
+            assert_eq!(parsed.as_deref(), expected, "{words}");
         };
         check("thread", Some(&[("thread", LabelSource::ThreadName)]));
         check(
@@ -310,26 +320,26 @@ mod tests {
     }
 
     #[test]
-    fn a_key_keeps_its_number() {
+    fn key_keeps_its_number() {
         let known = [const { LockFreeOnce::new() }; MAX_KEYS];
-        let numbers = ["a", "b", "a", "c", "b"].map(|key| number_of(key, &known).unwrap());
+        let numbers = ["a", "b", "a", "c", "b"].map(|key| key_number(key, &known).unwrap());
         assert_eq!(numbers, [0, 1, 0, 2, 1]);
         for key in ["d", "e", "f", "g", "h"] {
-            number_of(key, &known).unwrap();
+            key_number(key, &known).unwrap();
         }
-        let refused = number_of("i", &known).unwrap_err().to_string();
+        let refused = key_number("i", &known).unwrap_err().to_string();
         assert!(
             refused.contains("and has already: a, b, c, d, e, f, g, h"),
             "{refused}"
         );
-        assert_eq!(number_of("h", &known).unwrap(), 7);
+        assert_eq!(key_number("h", &known).unwrap(), 7);
     }
 
     #[test]
-    fn no_text_ends_a_line_or_a_word() {
-        assert_eq!(escaped(b"/x?a=b"), "/x?a=b");
+    fn escaped_value_is_one_word() {
+        assert_eq!(escape_value(b"/x?a=b"), "/x?a=b");
         assert_eq!(
-            escaped("a b%\n\x1b\0ä".as_bytes()),
+            escape_value("a b%\n\x1b\0ä".as_bytes()),
             "a%20b%25%0a%1b%00%c3%a4"
         );
     }

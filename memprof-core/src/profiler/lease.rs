@@ -1,35 +1,38 @@
-//! An activation that ends by itself: people forget to turn profiling off.
+//! The lease: the time limit of an activation, because people forget to turn profiling off.
 
 use std::time::{Duration, SystemTime};
 
 use crate::error::{Error, Result};
 use crate::system::cancellation::{CancelOnDrop, cancel_pair};
 
-/// Ends early when dropped, and then does nothing.
+/// A running time limit; dropping it cancels it.
 #[derive(Debug)]
 pub(crate) struct Lease {
-    /// When it ends.
-    pub(crate) until: SystemTime,
-    _held: CancelOnDrop,
+    /// Time at which the activation ends.
+    pub(crate) deadline: SystemTime,
+    _cancel: CancelOnDrop,
 }
 
 impl Lease {
-    /// Runs `end` after `duration`, on a thread that exists only until then.
+    /// Runs `end` after `duration`, on a thread that exists until then.
     ///
     /// # Errors
-    /// The thread cannot be started.
-    pub(crate) fn start(duration: Duration, end: impl FnOnce() + Send + 'static) -> Result<Self> {
-        let (held, token) = cancel_pair();
+    /// `Io`: the thread cannot be started.
+    pub(crate) fn start(
+        duration: Duration,
+        on_expiry: impl FnOnce() + Send + 'static,
+    ) -> Result<Self> {
+        let (cancel, token) = cancel_pair();
         memprof_own::spawn(c"memprof-lease", move |privileges| {
             if token.sleep_unless_cancelled(duration) {
                 privileges.match_main_thread();
-                end();
+                on_expiry();
             }
         })
         .map_err(|error| Error::io("start the thread that ends the activation", &error))?;
         Ok(Self {
-            until: SystemTime::now() + duration,
-            _held: held,
+            deadline: SystemTime::now() + duration,
+            _cancel: cancel,
         })
     }
 }
@@ -41,7 +44,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ends_by_itself() {
+    fn lease_expires_after_duration() {
         let (ended, wait) = mpsc::channel();
         let _lease =
             Lease::start(Duration::from_millis(1), move || ended.send(7).unwrap()).unwrap();
@@ -49,7 +52,7 @@ mod tests {
     }
 
     #[test]
-    fn does_nothing_when_it_is_given_up() {
+    fn dropped_lease_does_nothing() {
         let (ended, wait) = mpsc::channel::<()>();
         let lease = Lease::start(Duration::from_secs(3600), move || ended.send(()).unwrap());
         drop(lease);

@@ -1,4 +1,4 @@
-//! The latest sampled allocations.
+//! The most recent sampled allocations.
 
 use memprof_messages::RecentAllocations;
 
@@ -9,18 +9,19 @@ use crate::allocators::jemalloc::Jemalloc;
 use crate::error::Result;
 
 impl Profiler {
-    /// The latest sampled allocations, of every jemalloc that keeps them; `max` sets how many.
+    /// Reads the most recent sampled allocations of every jemalloc that records them; `max` sets how many are
+    /// recorded.
     ///
     /// # Errors
-    /// `Busy` while a dump runs; `Unsupported` where jemalloc is too old; none are kept yet; `max`
-    /// is out of range.
+    /// `Busy` while a dump runs; `Unsupported` if jemalloc is too old; `Unavailable` if none are recorded
+    /// yet; `InvalidArgument` if `max` is out of range.
     pub fn recent(&self, max: Option<u64>) -> Result<Vec<RecentAllocations>> {
         let _running = self.dump_slot.acquire()?;
         self.allocators.refresh(&self.settings);
         let backends = self.allocators.all();
         let jemallocs = jemallocs(&backends);
-        let none = || needs_jemalloc_error("keeps its latest allocations");
-        let first = jemallocs.first().ok_or_else(none)?;
+        let no_jemalloc = || needs_jemalloc_error("keeps its latest allocations");
+        let first = jemallocs.first().ok_or_else(no_jemalloc)?;
         let able = |jemalloc: &&Jemalloc| {
             recent_allocations::require_recent_allocations(jemalloc, max).is_ok()
         };
@@ -28,14 +29,14 @@ impl Profiler {
         if able.is_empty() {
             recent_allocations::require_recent_allocations(first, max)?;
         }
-        // Where signals are blocked, and what is allocated is left out of the profile.
-        let take = |jemalloc: &Jemalloc| {
+        // On the dumper's thread, which blocks signals and whose allocations are excluded from the profile.
+        let read = |jemalloc: &Jemalloc| {
             let jemalloc = jemalloc.clone();
             self.dump_slot.dumper.run(move || {
                 jemalloc.exclude_this_thread();
                 recent_allocations::read_recent_allocations(&jemalloc, max)
             })?
         };
-        able.into_iter().map(take).collect()
+        able.into_iter().map(read).collect()
     }
 }

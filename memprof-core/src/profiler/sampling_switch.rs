@@ -1,4 +1,5 @@
-//! Whether and how samples are taken, behind the lock that whoever switches holds over the work.
+//! The sampling switch: the state of sampling, behind a lock that is held while sampling is started or
+//! stopped.
 
 use std::sync::{Mutex, MutexGuard};
 use std::time::SystemTime;
@@ -13,84 +14,85 @@ use crate::sampler;
 use crate::unwinder::{PeriodicTask, Unwinder, UnwinderSettings, set_leased};
 use memprof_messages::{UnwinderChoice, UnwinderStatus};
 
-/// The switch of sampling, and what is installed while it is on.
+/// The switch of sampling, and what is installed while sampling is on.
 #[derive(Debug)]
 pub(super) struct SamplingSwitch {
-    on: Mutex<ActiveSampling>,
-    /// An allocator sampled before us.
-    was_on: bool,
+    active: Mutex<ActiveSampling>,
+    /// Set if an allocator was sampling before memprof.
+    was_active_before: bool,
     unwinder: Unwinder,
     ages: AgeClock,
     labels: ActiveLabels,
 }
 
-/// What there is only while it is on.
+/// State that exists only while sampling is on.
 #[derive(Debug, Default)]
 struct ActiveSampling {
     since: Option<SystemTime>,
     lease: Option<Lease>,
-    tick: Option<PeriodicTask>,
+    periodic_task: Option<PeriodicTask>,
 }
 
-/// When an activation began, and when it ends by itself.
+/// Start of an activation, and its end if it has a time limit.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ActivationTimes {
     pub(super) since: Option<SystemTime>,
-    pub(super) until: Option<SystemTime>,
+    pub(super) deadline: Option<SystemTime>,
 }
 
-/// The switch, held: allocators are switched meanwhile, and only by it what is installed is changed.
+/// Guard of the locked switch, through which installed parts are changed.
 pub(super) struct SwitchGuard<'a> {
-    on: MutexGuard<'a, ActiveSampling>,
+    active: MutexGuard<'a, ActiveSampling>,
     switch: &'a SamplingSwitch,
 }
 
 impl SamplingSwitch {
     pub(super) fn new(unwinder: UnwinderSettings) -> Self {
         Self {
-            on: Mutex::default(),
-            was_on: false,
+            active: Mutex::default(),
+            was_active_before: false,
             unwinder: Unwinder::new(unwinder),
             ages: AgeClock::new(),
             labels: ActiveLabels::default(),
         }
     }
 
-    /// An allocator samples already.
+    /// Records that an allocator is already sampling.
     pub(super) fn mark_already_active(&mut self, now: SystemTime) {
-        self.was_on = true;
-        lock(&self.on).since = Some(now);
+        self.was_active_before = true;
+        lock(&self.active).since = Some(now);
     }
 
-    /// Whether an allocator sampled before us.
+    /// Whether an allocator was sampling before memprof.
     pub(super) fn was_active_before(&self) -> bool {
-        self.was_on
+        self.was_active_before
     }
 
-    /// Waits until nobody else switches.
+    /// Locks the switch. Blocks while another thread starts or stops sampling.
     pub(super) fn lock(&self) -> SwitchGuard<'_> {
         SwitchGuard {
-            on: lock(&self.on),
+            active: lock(&self.active),
             switch: self,
         }
     }
 
+    /// Times of the current activation.
     pub(super) fn activation(&self) -> ActivationTimes {
-        let on = lock(&self.on);
+        let active = lock(&self.active);
         ActivationTimes {
-            since: on.since,
-            until: on.lease.as_ref().map(|lease| lease.until),
+            since: active.since,
+            deadline: active.lease.as_ref().map(|lease| lease.deadline),
         }
     }
 
-    /// Goes on to the next bucket of ages, and has the unwinder look at what was loaded. True while memprof's
-    /// walk is installed.
+    /// Advances the age buckets and maintains the unwinder. Returns true while memprof's walker is installed.
     pub(super) fn maintain(&self) -> bool {
         self.maintain_unwinder();
         self.ages.advance();
         self.unwinder.has_own_walker()
     }
 
+    /// Clears outdated unwind rules, and uninstalls walkers that disagree.
     pub(super) fn maintain_unwinder(&self) {
         self.unwinder.maintain();
     }
@@ -99,33 +101,34 @@ impl SamplingSwitch {
         self.unwinder.status()
     }
 
-    /// As of [`Unwinder::disagreements`].
+    /// See [`Unwinder::disagreements`].
     pub(super) fn walker_disagreements(&self) -> Vec<String> {
         self.unwinder.disagreements()
     }
 
-    /// Whether memprof's walk is installed somewhere.
+    /// Whether memprof's walker is installed in a jemalloc.
     pub(super) fn has_own_walker(&self) -> bool {
         self.unwinder.has_own_walker()
     }
 
+    /// Width of the age buckets in seconds. `None` while new samples have no age.
     pub(super) fn age_width(&self) -> Option<u32> {
         self.ages.width()
     }
 
-    /// As of [`AgeClock::header_line`].
+    /// See [`AgeClock::header_line`].
     pub(super) fn age_header_line(&self) -> Option<String> {
         self.ages.header_line()
     }
 
-    /// The keys of labels that count.
-    pub(super) fn labels(&self) -> Vec<String> {
+    /// Keys of the labels that are recorded now.
+    pub(super) fn label_keys(&self) -> Vec<String> {
         self.labels.active_keys()
     }
 }
 
 impl SwitchGuard<'_> {
-    /// As of [`Unwinder::install`].
+    /// Installs walkers; see [`Unwinder::install`].
     pub(super) fn install(
         &mut self,
         jemallocs: &[&Jemalloc],
@@ -138,45 +141,45 @@ impl SwitchGuard<'_> {
         self.switch.ages.set(width);
     }
 
-    /// As of [`ActiveLabels::set`].
+    /// Sets the labels to record; see [`ActiveLabels::set`].
     pub(super) fn set_labels(&mut self, keys: Option<&LabelKeys>) -> Result<()> {
         self.switch.labels.set(keys)
     }
 
-    /// What looks after all that while it is on.
-    pub(super) fn set_tick(&mut self, tick: Option<PeriodicTask>) {
-        self.on.tick = tick;
+    /// Sets the task that maintains the installed parts; dropping the previous one stops it.
+    pub(super) fn set_periodic_task(&mut self, periodic_task: Option<PeriodicTask>) {
+        self.active.periodic_task = periodic_task;
     }
 
-    /// When it ends by itself; without, it lasts.
+    /// Sets the time limit of the activation; `None` means no limit.
     pub(super) fn set_lease(&mut self, lease: Option<Lease>) {
         set_leased(lease.is_some());
         if lease.is_some() {
             sampler::stop_sampling_in_children();
         }
-        self.on.lease = lease;
+        self.active.lease = lease;
     }
 
-    /// Allocators sample from now on, unless they did.
+    /// Records that sampling is on, unless it was.
     pub(super) fn mark_active(&mut self) {
-        self.on.since.get_or_insert_with(SystemTime::now);
+        self.active.since.get_or_insert_with(SystemTime::now);
     }
 
-    /// Takes away what is ours from allocators, which may go on sampling.
+    /// Removes memprof's parts from the allocators, which may keep sampling.
     pub(super) fn uninstall(&mut self) {
         self.switch.unwinder.remove();
-        self.on.tick = None;
+        self.active.periodic_task = None;
     }
 
-    /// No allocator samples any more.
+    /// Records that sampling is off, and removes all parts.
     ///
     /// # Errors
-    /// As of [`ActiveLabels::set`].
+    /// As for [`ActiveLabels::set`].
     pub(super) fn clear(&mut self) -> Result<()> {
         self.uninstall();
         self.set_ages(None);
         self.set_labels(None)?;
-        self.on.since = None;
+        self.active.since = None;
         Ok(())
     }
 }

@@ -1,11 +1,11 @@
-//! What the allocators hold, and what can be done about it without a profile.
+//! Statistics of the allocators, and operations that need no profile.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::usage_cache::CachedUsage;
-use super::{Profiler, needs_jemalloc_error, with_each, with_remedy};
+use super::{Profiler, error_with_remedy, for_each_backend, needs_jemalloc_error};
 use crate::accounting::ledger::{self, EarlierLedger, ResidentMemory};
 use crate::accounting::smaps;
 use crate::allocators::background::{self};
@@ -22,15 +22,16 @@ use memprof_messages::{
     Severity, Stats,
 };
 
-/// A ledger is compared to the first one of the last hour.
-const COMPARED: Duration = Duration::from_secs(60 * 60);
+/// Age up to which an earlier ledger is the base of comparison.
+const COMPARISON_WINDOW: Duration = Duration::from_secs(60 * 60);
 
 impl Profiler {
-    /// The allocators' own figures, and what they print of themselves. `options` are jemalloc's,
-    /// so they leave the others out; `allocator` leaves out all of other kinds.
+    /// Reads the allocators' statistics and their printouts. `options` are jemalloc's, so they exclude other
+    /// allocators; `allocator` selects one kind.
     ///
     /// # Errors
-    /// `Busy` while a dump runs, whose lock jemalloc's statistics would wait for; none is left.
+    /// `Busy` while a dump runs, because jemalloc's statistics would wait for its lock; `Unsupported` if no
+    /// allocator is left.
     pub fn stats(
         &self,
         allocator: Option<AllocatorKind>,
@@ -55,52 +56,54 @@ impl Profiler {
                 None => Unprofilable::no_profiler(None).into(),
             });
         }
-        let stats = printing.into_iter().map(|each| stats(each, options));
+        let stats = printing
+            .into_iter()
+            .map(|each| allocator_stats(each, options));
         Ok(stats.collect())
     }
 
-    /// Where the resident memory is. At once, also while a dump runs: then with the totals that
-    /// were read last; so too where reading them takes long and was done just now.
+    /// Computes the ledger. Returns at once: while a dump runs, or if reading the totals is slow and was done
+    /// just now, it uses the totals that were read last.
     ///
     /// # Errors
-    /// `/proc/thread-self/status` cannot be read.
+    /// `Io`: `/proc/thread-self/status` cannot be read.
     pub fn ledger(&self) -> Result<Ledger> {
-        let mut resident = self.resident()?;
-        if !lock(&self.figures.heaps).is_fresh()
+        let mut resident = self.read_resident()?;
+        if !lock(&self.ledger_history.usage).is_fresh()
             && let Ok(_running) = self.dump_slot.acquire()
         {
             let heaps = CachedUsage::read(|| {
                 self.allocators
                     .all()
                     .iter()
-                    .map(|each| heap(each))
+                    .map(|each| allocator_heap(each))
                     .collect()
             });
             let before = resident.anonymous;
-            resident = self.resident()?;
-            // Pages that came or went meanwhile are no untouched ones.
+            resident = self.read_resident()?;
+            // Pages that came or went during the reading are not untouched ones.
             let most = before.max(resident.anonymous);
-            let untouched = ledger::untouched(most, &heaps.list);
-            *lock(&self.figures.heaps) = heaps;
-            // Beside other memory it does not show: so the most that was ever seen.
-            self.figures
-                .untouched
+            let untouched = ledger::untouched(most, &heaps.heaps);
+            *lock(&self.ledger_history.usage) = heaps;
+            // Other anonymous memory can hide untouched pages, so the largest value counts.
+            self.ledger_history
+                .max_untouched
                 .fetch_max(untouched, Ordering::Relaxed);
         }
-        let heaps = lock(&self.figures.heaps).list.clone();
-        let untouched = self.figures.untouched.load(Ordering::Relaxed);
+        let heaps = lock(&self.ledger_history.usage).heaps.clone();
+        let untouched = self.ledger_history.max_untouched.load(Ordering::Relaxed);
         let allocated = (!heaps.is_empty()).then(|| ledger::live_bytes(&heaps));
-        let earlier = allocated.and_then(|allocated| self.earlier(allocated));
+        let earlier = allocated.and_then(|allocated| self.earlier_ledger(allocated));
         let cgroup = cgroup::read_current();
         Ok(ledger::reconcile(
             resident, heaps, untouched, earlier, cgroup,
         ))
     }
 
-    /// The ledger with the kernel's account of all mappings, for which it walks every page.
+    /// The ledger with the kernel's account of all mappings, for which the kernel walks every page.
     ///
     /// # Errors
-    /// As [`ledger`](Self::ledger); `/proc/thread-self/smaps_rollup` cannot be read.
+    /// As for [`ledger`](Self::ledger); `Io`: `/proc/thread-self/smaps_rollup` cannot be read.
     pub fn ledger_with_smaps(&self) -> Result<Ledger> {
         Ok(Ledger {
             smaps: Some(smaps::read_current()?),
@@ -108,29 +111,31 @@ impl Profiler {
         })
     }
 
-    /// What the program holds of these allocators, where they count it and no dump runs, whose lock
-    /// their statistics would wait for.
-    pub(super) fn live_of(&self, backends: &[Arc<Backend>]) -> Option<u64> {
+    /// Live bytes of the program in these allocators. `None` if they keep no statistics, or while a dump
+    /// runs, because statistics would wait for its lock.
+    pub(super) fn live_bytes_of(&self, backends: &[Arc<Backend>]) -> Option<u64> {
         let _running = self.dump_slot.acquire().ok()?;
-        live(backends)
+        live_bytes(backends)
     }
 
-    /// The live heap of an earlier ledger, to which `allocated` is compared.
-    fn earlier(&self, allocated: u64) -> Option<EarlierLedger> {
+    /// The live heap of the earlier ledger to compare with. Stores `allocated` as the next base if there is
+    /// none or it is too old.
+    fn earlier_ledger(&self, allocated: u64) -> Option<EarlierLedger> {
         let now = Instant::now();
-        let mut first = lock(&self.figures.first);
-        let earlier = first.map(|(at, allocated)| EarlierLedger {
+        let mut base = lock(&self.ledger_history.base);
+        let earlier = base.map(|(time, allocated)| EarlierLedger {
             allocated,
-            ago: now.duration_since(at),
+            ago: now.duration_since(time),
         });
-        let is_stale = |earlier: EarlierLedger| earlier.ago > COMPARED;
+        let is_stale = |earlier: EarlierLedger| earlier.ago > COMPARISON_WINDOW;
         if earlier.is_none_or(is_stale) {
-            *first = Some((now, allocated));
+            *base = Some((now, allocated));
         }
         earlier
     }
 
-    fn resident(&self) -> Result<ResidentMemory> {
+    /// Reads the resident memory of the process.
+    fn read_resident(&self) -> Result<ResidentMemory> {
         const STATUS: &str = "/proc/thread-self/status";
         let status = std::fs::read_to_string(STATUS)
             .map_err(|error| Error::io(&format!("read {STATUS}"), &error))?;
@@ -138,8 +143,8 @@ impl Profiler {
             .ok_or_else(|| Error::new(ErrorKind::Io, format!("{STATUS} has no RssAnon")))
     }
 
-    /// What is wrong with profiling here, worst first. At once, also while a dump runs: then
-    /// without looking at how much is allocated.
+    /// Diagnoses why profiling cannot work in this process, errors first. Returns at once: while a dump runs,
+    /// it omits checks that need an allocator's statistics.
     pub fn doctor(&self) -> Vec<Finding> {
         self.allocators.refresh(&self.settings);
         let backends = self.allocators.all();
@@ -148,7 +153,7 @@ impl Profiler {
             if running.is_err() {
                 return None;
             }
-            // A jemalloc that refuses its figures is told of by `stats`.
+            // An error of its statistics is reported by `stats`.
             match jemalloc.totals() {
                 Ok(Some(HeapUsage::Detailed(figures))) => Some(figures.allocated),
                 _ => None,
@@ -170,20 +175,20 @@ impl Profiler {
         findings
     }
 
-    /// Gives all free pages back to the kernel, of the allocators that `allocator` names, else of
-    /// those that are driven.
+    /// Gives all free pages back to the kernel, of the allocators of the kind `allocator` or the default
+    /// ones.
     ///
     /// # Errors
-    /// `Busy` while a dump runs; no allocator; it refused.
+    /// `Busy` while a dump runs; `Unsupported`: no allocator; or it refused.
     pub fn purge(&self, allocator: Option<AllocatorKind>) -> Result<PurgeResult> {
         let _running = self.dump_slot.acquire()?;
         let backends = self.allocators.backends_for(allocator)?;
-        let before = self.resident()?.anonymous;
-        with_each(&backends, |each| {
+        let before = self.read_resident()?.anonymous;
+        for_each_backend(&backends, |each| {
             each.allocator.purge().map(|()| Vec::new())
         })?;
-        lock(&self.figures.heaps).invalidate();
-        let after = self.resident()?.anonymous;
+        lock(&self.ledger_history.usage).invalidate();
+        let after = self.read_resident()?.anonymous;
         Ok(PurgeResult {
             anonymous_before_bytes: before,
             anonymous_after_bytes: after,
@@ -191,11 +196,11 @@ impl Profiler {
         })
     }
 
-    /// Switches jemalloc's background threads where `on` is given, at most `max`, in every jemalloc
-    /// that has them.
+    /// Turns jemalloc's background threads on or off if `on` is given, limited to `max`, in every jemalloc
+    /// that supports them. Returns their state.
     ///
     /// # Errors
-    /// `Busy` while a dump runs; no jemalloc has them; `max` is out of range; jemalloc refused.
+    /// `Busy` while a dump runs; no jemalloc supports them; `max` is out of range; jemalloc refused.
     pub fn background_threads(
         &self,
         on: Option<bool>,
@@ -205,15 +210,15 @@ impl Profiler {
         self.allocators.refresh(&self.settings);
         let backends = self.allocators.all();
         let jemallocs = jemallocs(&backends);
-        let able = |jemalloc: &&Jemalloc| background::require_support(jemalloc).is_ok();
-        let with_threads: Vec<_> = jemallocs.iter().copied().filter(able).collect();
+        let has_support = |jemalloc: &&Jemalloc| background::require_support(jemalloc).is_ok();
+        let with_threads: Vec<_> = jemallocs.iter().copied().filter(has_support).collect();
         if with_threads.is_empty() {
-            let none = || needs_jemalloc_error("has background threads");
-            let first = jemallocs.first().ok_or_else(none)?;
+            let no_jemalloc = || needs_jemalloc_error("has background threads");
+            let first = jemallocs.first().ok_or_else(no_jemalloc)?;
             background::require_support(first)?;
         }
         if let Some(max) = max {
-            // All of them before the first is changed.
+            // All are checked before the first one is changed.
             let mut allocators = with_threads.iter();
             allocators.try_for_each(|jemalloc| background::check_max(jemalloc, max))?;
         }
@@ -222,16 +227,16 @@ impl Profiler {
     }
 }
 
-/// One that does not answer is told of in place of its figures.
-fn stats(backend: &Backend, options: Option<&PrintOptions>) -> Stats {
-    let told = |error: Error| with_remedy(&error) + "\n";
+/// Statistics of one allocator. An error takes the place of what could not be read.
+fn allocator_stats(backend: &Backend, options: Option<&PrintOptions>) -> Stats {
+    let error_text = |error: Error| error_with_remedy(&error) + "\n";
     let AllocatorHeap {
         kind,
         version,
         totals,
         error,
         ..
-    } = heap(backend);
+    } = allocator_heap(backend);
     Stats {
         kind,
         version,
@@ -240,17 +245,18 @@ fn stats(backend: &Backend, options: Option<&PrintOptions>) -> Stats {
         report: backend
             .allocator
             .printout(options)
-            .map_or_else(told, Printout::into_text),
+            .map_or_else(error_text, Printout::into_text),
     }
 }
 
-/// What the program holds of these allocators, where they count it.
-pub(super) fn live(backends: &[Arc<Backend>]) -> Option<u64> {
-    let heaps: Vec<_> = backends.iter().map(|each| heap(each)).collect();
+/// Live bytes of the program in these allocators. `None` if they keep no statistics.
+pub(super) fn live_bytes(backends: &[Arc<Backend>]) -> Option<u64> {
+    let heaps: Vec<_> = backends.iter().map(|each| allocator_heap(each)).collect();
     Some(ledger::live_bytes(&heaps)).filter(|live| *live > 0)
 }
 
-fn heap(backend: &Backend) -> AllocatorHeap {
+/// Totals of one allocator, and its sampled objects.
+fn allocator_heap(backend: &Backend) -> AllocatorHeap {
     let identity = backend.identity();
     let totals = backend.allocator.totals();
     AllocatorHeap {
@@ -261,11 +267,12 @@ fn heap(backend: &Backend) -> AllocatorHeap {
             Ok(Some(totals)) => backend.allocator.sampled_objects(totals),
             Ok(None) | Err(_) => None,
         },
-        error: totals.as_ref().err().map(with_remedy),
+        error: totals.as_ref().err().map(error_with_remedy),
         totals: totals.unwrap_or_default(),
     }
 }
 
+/// The jemallocs among the backends.
 pub(super) fn jemallocs(backends: &[Arc<Backend>]) -> Vec<&Jemalloc> {
     backends
         .iter()

@@ -1,10 +1,10 @@
-//! What the profiler tells of itself.
+//! The status of one allocator.
 
 use memprof_messages::{AllocatorStatus, JemallocOptions, ProfileKind, Provider};
 
 use crate::sampler::Backend;
 
-/// One allocator, as `status` shows it.
+/// Builds the status of one allocator, as `status` reports it.
 pub(crate) fn allocator_status(backend: &Backend) -> AllocatorStatus {
     let identity = backend.identity();
     let unavailable = backend.require_profiling().err();
@@ -23,7 +23,7 @@ pub(crate) fn allocator_status(backend: &Backend) -> AllocatorStatus {
         owns_malloc: identity.owns_malloc,
         prof_active: backend.is_active(),
         sample_interval: backend.sample_interval(),
-        can: abilities(backend),
+        can: supported_messages(backend),
         reason: unavailable.as_ref().map(|error| error.to_string()),
         remedy: unavailable.map(|error| error.remedy),
         jemalloc: backend
@@ -38,18 +38,22 @@ pub(crate) fn allocator_status(backend: &Backend) -> AllocatorStatus {
     }
 }
 
-fn abilities(backend: &Backend) -> Vec<String> {
+/// Names of the messages that the allocator supports.
+fn supported_messages(backend: &Backend) -> Vec<String> {
     let can_profile = backend.require_profiling().is_ok();
     let jemalloc = backend.allocator.jemalloc();
-    let is_ours = backend.sampler_status().is_some();
-    let has = |kind| backend.require_profile(kind).is_ok();
+    let has_own_sampler = backend.sampler_status().is_some();
+    let has_profile = |kind| backend.require_profile(kind).is_ok();
     let has_threads = jemalloc.is_some_and(|jemalloc| jemalloc.has_background_threads);
     [
         ("activate", can_profile),
         ("dump", can_profile),
-        ("dump kind=growth", has(ProfileKind::Growth)),
-        ("dump kind=pinned", has(ProfileKind::Pinned)),
-        ("reset", can_profile && (jemalloc.is_some() || is_ours)),
+        ("dump kind=growth", has_profile(ProfileKind::Growth)),
+        ("dump kind=pinned", has_profile(ProfileKind::Pinned)),
+        (
+            "reset",
+            can_profile && (jemalloc.is_some() || has_own_sampler),
+        ),
         ("stats", true),
         ("purge", true),
         ("background_thread", has_threads),

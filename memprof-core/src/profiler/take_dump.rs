@@ -1,5 +1,5 @@
-//! Taking a dump so that the host never waits for a disk, nothing partial is ever visible, and
-//! every failure is told with its true cause.
+//! Takes a dump: the host never waits for a disk, no partial dump is ever visible, and every failure is
+//! reported with its true cause.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -23,41 +23,41 @@ use memprof_messages::Dump;
 
 const MAPPED_LIBRARIES: &str = "\nMAPPED_LIBRARIES:\n";
 
-/// What a dump says of its origin, in comment lines that jeprof skips.
+/// Origin of a dump, written in comment lines that jeprof skips.
 #[derive(Clone, Debug)]
 pub(crate) struct DumpOrigin {
     pub program: String,
     pub started: SystemTime,
     pub active_since: Option<SystemTime>,
     pub trigger: Trigger,
-    /// The resident bytes, where the kernel tells.
+    /// Resident bytes. `None` if the kernel does not report them.
     pub rss: Option<u64>,
-    /// How the births in its stacks are to be read.
+    /// Content of the `# ages:` line. `None` if no sample has an age.
     pub ages: Option<String>,
 }
 
-/// What a scratch holds, and what makes a whole dump of it.
+/// Summary of the profile in a scratch file, and the text that completes the dump.
 struct WrittenProfile {
     summary: ProfileSummary,
-    /// Follows the profile, with the line of the checksum between the two.
+    /// Text after the profile; the checksum line goes between the two parts.
     tail: [String; 2],
 }
 
-/// A dump that is kept nowhere, in memory.
+/// A dump in memory that is not stored.
 #[derive(Debug)]
 pub struct InMemoryDump {
-    /// Open for reading only, at its start. Nobody writes to it any more.
+    /// File open for reading only, positioned at its start. Its content does not change any more.
     pub file: File,
-    /// Its length in bytes.
+    /// Length in bytes.
     pub bytes: u64,
-    /// As [`Dump::estimated_inuse_bytes`].
+    /// Estimated live bytes, as in [`Dump::estimated_inuse_bytes`].
     pub estimated_inuse_bytes: u64,
 }
 
-/// Takes a dump of `backend` into `store`, by way of `scratch`.
+/// Takes a dump of `backend` through `scratch`, and stores it.
 ///
 /// # Errors
-/// What failed and why; nothing is left behind then.
+/// Names what failed and why; nothing is left behind.
 pub(crate) fn take(
     backend: &Backend,
     store: &Store,
@@ -65,7 +65,7 @@ pub(crate) fn take(
     origin: &DumpOrigin,
     scratch: &Scratch,
 ) -> Result<Dump> {
-    let WrittenProfile { summary, tail } = write(backend, name, origin, scratch)?;
+    let WrittenProfile { summary, tail } = write_profile(backend, name, origin, scratch)?;
     let mut body = ChecksummedDump::new(scratch.drain(summary.profile_len), tail);
     let length = summary.profile_len + body.tail_len();
     let kept = store.add(name, origin.started, length, &mut body)?;
@@ -82,7 +82,7 @@ pub(crate) fn take(
     })
 }
 
-/// Takes a dump of `backend` into `scratch`, and keeps it nowhere.
+/// Takes a dump of `backend` in `scratch`, without storing it. Unlike [`take`], ignores the store.
 ///
 /// # Errors
 /// As for [`take`].
@@ -93,7 +93,7 @@ pub(crate) fn take_in_memory(
     origin: &DumpOrigin,
     scratch: &Scratch,
 ) -> Result<InMemoryDump> {
-    let WrittenProfile { summary, tail } = write(backend, name, origin, scratch)?;
+    let WrittenProfile { summary, tail } = write_profile(backend, name, origin, scratch)?;
     let mut body = ChecksummedDump::new(scratch.prefix_reader(summary.profile_len), tail);
     let completed = scratch.complete(summary.profile_len, &mut body);
     let (file, bytes) = completed.map_err(|error| Error::io("complete the dump", &error))?;
@@ -104,41 +104,42 @@ pub(crate) fn take_in_memory(
     })
 }
 
-/// Has `backend` write its profile to `scratch`, checks it, and completes it.
-fn write(
+/// Lets `backend` write its profile to `scratch`, checks it, and builds the text that completes the dump.
+fn write_profile(
     backend: &Backend,
     name: &DumpName,
     origin: &DumpOrigin,
     scratch: &Scratch,
 ) -> Result<WrittenProfile> {
     require_memory()?;
-    // Of this thread: filters are a thread's own.
+    // Checked on this thread, because seccomp filters are per thread.
     seccomp::require_calls()?;
     let written = backend.write_profile(name.kind, scratch);
-    // What was given up is not whole, which is no fault of the allocator's.
+    // Checked before the result: an abandoned profile is incomplete, which is not the allocator's fault.
     scratch.finish_writing()?;
     let summary = written?;
     let objects = loaded_objects::list();
     let maps = render_maps(&objects)?;
-    let comments = comments(backend.identity(), name, origin, &objects, &maps);
-    // What a reader finds else is damage.
+    let comments = comment_text(backend.identity(), name, origin, &objects, &maps);
+    // A reader that counts other values knows that the dump is damaged.
     let sums = format!(
         "# stacks: {}\n# estimated-inuse-bytes: {}\n",
         summary.stacks, summary.estimated_inuse_bytes
     );
-    let taken = summary
+    let sampler_text = summary
         .own_sampler
         .map(sampler_comments)
         .unwrap_or_default();
     let announced = checksum::ANNOUNCED;
-    let text = format!("{MAPPED_LIBRARIES}{announced}{maps}{comments}{taken}");
+    let text = format!("{MAPPED_LIBRARIES}{announced}{maps}{comments}{sampler_text}");
     Ok(WrittenProfile {
         summary,
         tail: [text, sums],
     })
 }
 
-/// Allocators append /proc/self/maps too, but answer success when they could not read it.
+/// Text of the process's mappings. Allocators also append /proc/self/maps, but report success if they could
+/// not read it.
 fn render_maps(objects: &[LoadedObject]) -> Result<String> {
     match std::fs::read("/proc/thread-self/maps") {
         Ok(maps) if maps.ends_with(b"\n") => Ok(String::from_utf8_lossy(&maps).into_owned()),
@@ -153,7 +154,8 @@ fn render_maps(objects: &[LoadedObject]) -> Result<String> {
     }
 }
 
-fn comments(
+/// Comment lines about the dump's origin, its labels and the loaded objects.
+fn comment_text(
     allocator: &AllocatorIdentity,
     name: &DumpName,
     origin: &DumpOrigin,
@@ -182,11 +184,12 @@ fn comments(
             .map(|since| format!("# active-since: {}", time(since))),
     );
     let paths = mapped_paths(maps);
-    let ours = comments as *const () as usize;
+    let own_code = comment_text as *const () as usize;
     lines.extend(objects.iter().filter_map(|object| {
         let path = paths.get(&object.start()?)?;
-        // Stacks that begin in this file are memprof's, where the allocator cannot leave them out.
-        let image = object.contains(ours);
+        // The file contains memprof's own code: a reader recognizes memprof's stacks by it, if the allocator
+        // cannot exclude them.
+        let image = object.contains(own_code);
         image.then(|| format!("# memprof-image: {path}"))
     }));
     lines.extend(objects.iter().filter_map(|object| {
@@ -195,24 +198,24 @@ fn comments(
         let id: String = id.iter().map(|byte| format!("{byte:02x}")).collect();
         Some(format!("# build-id: {id} {path}"))
     }));
-    // A path may hold any byte but NUL; a line of ours must stay one line.
+    // A path may contain any byte but NUL; a comment must stay on one line.
     lines
         .iter()
         .map(|line| format!("{}\n", line.replace(['\n', '\r'], "?")))
         .collect()
 }
 
-/// What a profile of memprof's sampler holds.
-fn sampler_comments(taken: SamplerSummary) -> String {
+/// Comment lines about memprof's sampler: its counts and, if all allocations are tallied, their totals.
+fn sampler_comments(summary: SamplerSummary) -> String {
     let SamplerSummary {
         samples,
         lost,
         unseen_frees,
         since,
         tally,
-    } = taken;
+    } = summary;
     let since = humantime::format_rfc3339_seconds(since);
-    let tallied = tally.map_or_else(String::new, |tally| {
+    let tally_line = tally.map_or_else(String::new, |tally| {
         let Tally {
             objects,
             bytes,
@@ -222,16 +225,16 @@ fn sampler_comments(taken: SamplerSummary) -> String {
     });
     format!(
         "# sampler: ours\n# sampling since: {since}\n# samples: {samples}\n# lost samples: {lost}\n\
-         # unseen frees: {unseen_frees}\n{tallied}"
+         # unseen frees: {unseen_frees}\n{tally_line}"
     )
 }
 
-/// The path of the file mapped at each address, as the mappings have it: without links, unlike the
-/// loader's. Read once for all objects, of which there may be thousands.
+/// Paths of the mapped files by address, as in the mappings: with links resolved, unlike the loader's paths.
+/// Built once for all objects, of which there may be thousands.
 fn mapped_paths(maps: &str) -> HashMap<usize, &str> {
     let mapped = maps.lines().filter_map(|line| {
-        let (start, rest) = line.split_once('-')?;
-        let path = &rest[rest.find(" /")? + 1..];
+        let (start, remaining) = line.split_once('-')?;
+        let path = &remaining[remaining.find(" /")? + 1..];
         Some((usize::from_str_radix(start, 16).ok()?, path))
     });
     mapped.collect()
@@ -252,8 +255,8 @@ mod tests {
     use crate::identity::FoundBy;
 
     fn take_from<B: Behaviour + 'static>() -> (Result<Dump>, Store, tempfile::TempDir) {
-        let place = tempfile::tempdir().unwrap();
-        let store = Store::new(place.path().join("dumps"), RetentionPolicy::default());
+        let directory = tempfile::tempdir().unwrap();
+        let store = Store::new(directory.path().join("dumps"), RetentionPolicy::default());
         let candidate = JemallocCandidate {
             mallctl: fake_mallctl::<B>(),
             found_by: FoundBy::Host,
@@ -281,11 +284,11 @@ mod tests {
         let backend = Backend::new(Allocator::Jemalloc(jemalloc), None);
         let scratch = Scratch::open(store.directory(), ".scratch").unwrap();
         let dump = take(&backend, &store, &name, &origin, &scratch);
-        (dump, store, place)
+        (dump, store, directory)
     }
 
     #[test]
-    fn mappings_that_jemalloc_left_out_are_ours() {
+    fn missing_mappings_are_appended() {
         struct WithoutMappings;
         impl Behaviour for WithoutMappings {}
         let (dump, store, _place) = take_from::<WithoutMappings>();
@@ -320,12 +323,12 @@ mod tests {
     }
 
     #[test]
-    fn damage_that_jemalloc_does_not_report_is_an_error() {
-        struct Cut;
-        impl Behaviour for Cut {
+    fn unreported_damage_is_an_error() {
+        struct TruncatingFake;
+        impl Behaviour for TruncatingFake {
             const DUMP: &'static str = "heap_v2/512\n  t*: 1: 100 [0: 0]\n@ 0x1 0x";
         }
-        let (dump, store, _place) = take_from::<Cut>();
+        let (dump, store, _place) = take_from::<TruncatingFake>();
         let error = dump.unwrap_err();
         assert_eq!(error.kind, ErrorKind::Allocator);
         assert!(error.message.contains("found \"@ 0x1 0x\""), "{error}");
@@ -333,12 +336,12 @@ mod tests {
     }
 
     #[test]
-    fn refusal_without_a_cause_is_jemallocs_own_errno() {
-        struct Refusing;
-        impl Behaviour for Refusing {
+    fn refusal_without_cause_has_errno_of_jemalloc() {
+        struct RefusingFake;
+        impl Behaviour for RefusingFake {
             const DUMP_STATUS: i32 = libc::EAGAIN;
         }
-        let (dump, store, _place) = take_from::<Refusing>();
+        let (dump, store, _place) = take_from::<RefusingFake>();
         let error = dump.unwrap_err();
         assert!(
             error

@@ -1,4 +1,4 @@
-//! Which allocators leave memprof's own work out.
+//! Exclusion of memprof's own threads and calls from the profile.
 
 use super::Profiler;
 use super::allocators::BackendList;
@@ -6,14 +6,13 @@ use crate::allocators::profiler_exclusion::ProfilerExclusion;
 use crate::sampler;
 
 impl Profiler {
-    /// Leaves the calling thread, which is one of memprof's own, out of every profile that can
-    /// leave threads out. Allocates nothing. To be called again before each piece of work: an
-    /// allocator may have been found since.
+    /// Excludes the calling thread, one of memprof's, from sampling wherever that is possible. Allocates
+    /// nothing. Call it before each piece of work, because an allocator may have been found since.
     pub fn exclude_this_thread(&self) {
         exclude_this_thread(&self.allocators.all());
     }
 
-    /// The same for a thread of the program's, for as long as the result lives.
+    /// Excludes a thread of the program from sampling until the guard is dropped.
     pub fn pause_on_this_thread(&self) -> ProfilerExclusion {
         let backends = self.allocators.all();
         let jemallocs = backends.iter().filter_map(|each| each.allocator.jemalloc());
@@ -22,6 +21,7 @@ impl Profiler {
     }
 }
 
+/// Excludes the calling thread from sampling by memprof and by these backends.
 pub(super) fn exclude_this_thread(backends: &BackendList) {
     sampler::exclude_this_thread();
     for jemalloc in backends.iter().filter_map(|each| each.allocator.jemalloc()) {

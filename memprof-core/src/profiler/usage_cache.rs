@@ -1,4 +1,4 @@
-//! What the allocators said of themselves, and how soon they are asked again.
+//! A cache of the allocators' statistics, and the decision when to read them again.
 
 use std::sync::Mutex;
 use std::sync::atomic::AtomicU64;
@@ -6,68 +6,68 @@ use std::time::{Duration, Instant};
 
 use memprof_messages::AllocatorHeap;
 
-/// jemalloc sums up arena by arena, under the locks that `malloc` needs: 9 us for each. So it is asked for
-/// a tenth of the time at the most.
-const REST: u32 = 9;
+/// Least pause after a slow read, as a multiple of its duration: reading takes at most a tenth of the time.
+/// jemalloc sums up its arenas under the locks that `malloc` needs, 9 µs for each.
+const REST_FACTOR: u32 = 9;
 
-/// What takes less is asked for each time. More than fifty arenas take more.
-const CHEAP: Duration = Duration::from_micros(500);
+/// Duration up to which a read counts as cheap and is repeated each time; more than fifty arenas take longer.
+const CHEAP_READ: Duration = Duration::from_micros(500);
 
-/// What ledgers remember of those before.
+/// Values that ledgers keep for later ones.
 #[derive(Debug, Default)]
 pub(super) struct LedgerHistory {
-    /// The figures that were read last.
-    pub(super) heaps: Mutex<CachedUsage>,
-    /// The live bytes of an earlier ledger, and when.
-    pub(super) first: Mutex<Option<(Instant, u64)>>,
-    /// The most bytes that the allocators were seen to count without having touched them.
-    pub(super) untouched: AtomicU64,
+    /// Statistics that were read last.
+    pub(super) usage: Mutex<CachedUsage>,
+    /// Time and live bytes of the ledger to compare with.
+    pub(super) base: Mutex<Option<(Instant, u64)>>,
+    /// Largest number of bytes that allocators counted without having touched them.
+    pub(super) max_untouched: AtomicU64,
 }
 
-/// The figures that were read last.
+/// Statistics that were read last, and the cost of reading them.
 #[derive(Debug, Default)]
 pub(super) struct CachedUsage {
-    pub list: Vec<AllocatorHeap>,
-    read: Option<ReadCost>,
+    pub heaps: Vec<AllocatorHeap>,
+    cost: Option<ReadCost>,
 }
 
-/// When they were read, and how long it took.
+/// End of a read, and its duration.
 #[derive(Clone, Copy, Debug)]
 struct ReadCost {
-    at: Instant,
-    took: Duration,
+    end: Instant,
+    elapsed: Duration,
 }
 
 impl CachedUsage {
-    /// Asks each allocator.
+    /// Calls `read`, which reads the statistics of each allocator, and measures its duration.
     pub(super) fn read(read: impl FnOnce() -> Vec<AllocatorHeap>) -> Self {
-        let begun = Instant::now();
-        let list = read();
-        let at = Instant::now();
+        let start = Instant::now();
+        let heaps = read();
+        let end = Instant::now();
         Self {
-            list,
-            read: Some(ReadCost {
-                at,
-                took: at - begun,
+            heaps,
+            cost: Some(ReadCost {
+                end,
+                elapsed: end - start,
             }),
         }
     }
 
-    /// Whether it is too early to ask again.
+    /// Whether it is too early to read them again.
     pub(super) fn is_fresh(&self) -> bool {
-        self.read
-            .is_some_and(|read| read.is_fresh(read.at.elapsed()))
+        self.cost
+            .is_some_and(|cost| cost.is_fresh(cost.end.elapsed()))
     }
 
-    /// They are not what they were.
+    /// Marks the statistics as outdated.
     pub(super) fn invalidate(&mut self) {
-        self.read = None;
+        self.cost = None;
     }
 }
 
 impl ReadCost {
     fn is_fresh(self, age: Duration) -> bool {
-        self.took >= CHEAP && age < self.took * REST
+        self.elapsed >= CHEAP_READ && age < self.elapsed * REST_FACTOR
     }
 }
 
@@ -76,17 +76,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn many_arenas_are_asked_for_a_tenth_of_the_time() {
-        let is_fresh = |took: u64, age: u64| {
+    fn slow_read_is_repeated_after_nine_times_its_duration() {
+        let is_fresh = |elapsed: u64, age: u64| {
             let read = ReadCost {
-                at: Instant::now(),
-                took: Duration::from_micros(took),
+                end: Instant::now(),
+                elapsed: Duration::from_micros(elapsed),
             };
             read.is_fresh(Duration::from_micros(age))
         };
         assert!(is_fresh(1000, 8999));
         assert!(!is_fresh(1000, 9000));
-        // A few arenas are asked each time.
+        // Few arenas are read each time.
         assert!(!is_fresh(499, 0));
         assert!(is_fresh(500, 0));
     }

@@ -34,7 +34,7 @@ fn has_samples() -> bool {
     memprof_sampler::interval() > 0 || memprof_sampler::counts().samples > 0
 }
 
-/// How calls of the allocator reach the sampler.
+/// Method by which calls of the allocator reach the sampler.
 #[derive(Debug)]
 pub(super) enum InterceptionMethod {
     Slots(Box<memprof_sampler::GotSlots>),

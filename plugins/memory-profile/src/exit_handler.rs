@@ -27,7 +27,7 @@ pub(crate) fn register_exit_handler(profiler: &Arc<Profiler>) {
 extern "C" fn on_exit() {
     let end = || {
         if let Some(profiler) = PROFILER.get().and_then(Weak::upgrade) {
-            profiler.exit();
+            profiler.take_exit_dump();
         }
     };
     if let Err(payload) = panic::catch_unwind(AssertUnwindSafe(end)) {

@@ -136,7 +136,7 @@ impl Drop for MemoryProfile {
     fn drop(&mut self) {
         // A forked child that ends has nothing to end.
         if let Some(profiler) = self.profilers.existing() {
-            profiler.end();
+            profiler.shut_down();
         }
     }
 }

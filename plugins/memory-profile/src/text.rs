@@ -2,7 +2,7 @@
 
 mod arenas;
 
-use memprof_core::SEEN_FROM_THE_START;
+use memprof_core::START_ACTIVE_HINT;
 use memprof_messages::{
     ActivationResult, AllocatorHeap, AllocatorStatus, BackgroundThreads, DumpReport, Finding,
     GdumpResult, GdumpStatus, HeapTotals, HeapUsage, KeptDump, LabelSetStats, Ledger, OnOff,
@@ -20,7 +20,7 @@ pub(crate) fn activation_text(activation: &ActivationResult) -> String {
         Some(unseen) => format!("{} that were allocated before", bytes(unseen)),
         None => "objects that were allocated before".to_owned(),
     };
-    format!("{text}; {unseen} are not in its profile, {SEEN_FROM_THE_START}")
+    format!("{text}; {unseen} are not in its profile, {START_ACTIVE_HINT}")
 }
 
 pub(crate) fn dump_text(report: &DumpReport) -> String {
