@@ -18,7 +18,6 @@ const UNREAD: &[&str] = &[
     "outside/memprof-fleet",
     "in-process/memprof-host",
     "outside/memprof-http",
-    "outside/memprof-leaks",
     "memprof-plugin-abi",
     "plugins/memory-profile",
     "dev/torture",

@@ -84,7 +84,7 @@ pub(crate) struct AnalyzedSnapshot<'a> {
     pub(crate) view: SnapshotMemory,
     pub(crate) objects: Objects,
     /// Objects of the allocator itself, which hold no pointers.
-    pub(crate) silent: Vec<u64>,
+    pub(crate) opaque: Vec<u64>,
     /// Addresses of objects, each with the profiler's context that the heap stores for it.
     pub(crate) contexts: Vec<(u64, u64)>,
     /// Tables of memprof's sampler in the process.
@@ -177,15 +177,20 @@ impl AnalysisReport {
         &mut self,
         snapshot: &'a Snapshot,
     ) -> Result<AnalyzedSnapshot<'a>, Error> {
-        let view = SnapshotMemory::of(snapshot)?;
+        let view = SnapshotMemory::open(snapshot)?;
         let mut budget = self.budget;
         budget.reserve(snapshot.uncopied.memory())?;
         let (allocators, heap) = heap::find_heaps(&view, &snapshot.threads, &mut budget)?;
         let sampled = SamplerTables::find(&view);
-        let own = merge_ranges(heap.own.into_iter().chain(sampled.table_ranges()).collect());
+        let own = merge_ranges(
+            heap.excluded
+                .into_iter()
+                .chain(sampled.table_ranges())
+                .collect(),
+        );
         let mut objects = Objects::new(heap.spans);
         objects.exclude_cached(&heap.cached);
-        objects.mark_without_scan(&heap.silent);
+        objects.mark_without_scan(&heap.opaque);
         if let Some(mut python) = Python::find(&view) {
             budget.reserve(objects.memory_of(2))?;
             python.record_gc_heads(&objects);
@@ -193,7 +198,7 @@ impl AnalysisReport {
         let roots = find_roots(snapshot, &view, &own);
         self.allocators = allocators;
         self.objects = objects.count();
-        for part in heap.unknown {
+        for part in heap.unreadable {
             self.warn(part);
         }
         for part in &roots.unread {
@@ -203,7 +208,7 @@ impl AnalysisReport {
             snapshot,
             view,
             objects,
-            silent: heap.silent,
+            opaque: heap.opaque,
             contexts: heap.contexts,
             sampled,
             unproven: heap.unproven,

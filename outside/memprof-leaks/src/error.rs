@@ -95,10 +95,10 @@ pub enum Error {
     #[error("has no object whose stack is known: no profiler in it holds a sample")]
     NoSamples,
     /// Another system call failed.
-    #[error("{what}: {cause}")]
+    #[error("{action}: {cause}")]
     Io {
         /// Action and object of the failed call.
-        what: String,
+        action: String,
         /// Error of the call.
         cause: io::Error,
     },
@@ -106,12 +106,12 @@ pub enum Error {
 
 impl Error {
     /// Returns a function that makes an I/O error of that action, for `map_err`.
-    pub(crate) fn io(what: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
-        let what = what.into();
-        move |cause| Self::Io { what, cause }
+    pub(crate) fn io(action: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
+        let action = action.into();
+        move |cause| Self::Io { action, cause }
     }
 
-    /// How to fix it: an imperative sentence. `None` if nothing helps.
+    /// Remedy: an imperative sentence. `None` if nothing helps.
     pub fn remedy(&self) -> Option<String> {
         let remedy = match self {
             Self::Refused(refusal) => return refusal.remedy(),

@@ -21,17 +21,17 @@ pub(crate) struct FoundHeap {
     /// Objects that are used according to the spans, but lie in a cache of the allocator.
     pub(crate) cached: Vec<u64>,
     /// Objects of the allocator itself, which hold no pointers.
-    pub(crate) silent: Vec<u64>,
+    pub(crate) opaque: Vec<u64>,
     /// Addresses of objects whose stacks the allocator's profiler may have, each with the profiler's context.
     pub(crate) contexts: Vec<(u64, u64)>,
     /// Memory that is not scanned as a root: the heap, whose objects are scanned when they are reached, and
     /// the allocator's own data.
-    pub(crate) own: Vec<Range<u64>>,
+    pub(crate) excluded: Vec<Range<u64>>,
     /// Inconsistent parts of the heap. They are scanned for pointers, and none of their objects is reported
     /// as leaked.
     pub(crate) unproven: Vec<String>,
     /// Heaps that memprof cannot read, as warnings.
-    pub(crate) unknown: Vec<String>,
+    pub(crate) unreadable: Vec<String>,
 }
 
 /// Finds and walks the heaps of all allocators in a process. Returns the allocators' names and the merged
@@ -68,7 +68,7 @@ pub(crate) fn find_heaps(
         }))),
         (false, other) => {
             let other = other.map(|other| format!("{other}: none of its objects is reported"));
-            all.unknown.extend(other);
+            all.unreadable.extend(other);
             Ok((names, all))
         }
     }
@@ -79,10 +79,10 @@ impl FoundHeap {
     pub(crate) fn extend(&mut self, other: Self) {
         self.spans.extend(other.spans);
         self.cached.extend(other.cached);
-        self.silent.extend(other.silent);
+        self.opaque.extend(other.opaque);
         self.contexts.extend(other.contexts);
-        self.own.extend(other.own);
+        self.excluded.extend(other.excluded);
         self.unproven.extend(other.unproven);
-        self.unknown.extend(other.unknown);
+        self.unreadable.extend(other.unreadable);
     }
 }

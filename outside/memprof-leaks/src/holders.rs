@@ -166,7 +166,7 @@ fn find_holders(
         ),
     };
     report.searched = scanner.searched();
-    analyzed.snapshot.require_room()?;
+    analyzed.snapshot.require_headroom()?;
     let max_bytes = budget
         .remaining()
         .saturating_sub(report.objects * BYTES_PER_OBJECT);

@@ -97,7 +97,7 @@ impl Marker<'_> {
     /// Fails if a worker has seen a shortage of memory that still lasts.
     fn require_memory(&self) -> Result<(), Error> {
         match self.is_short_of_memory.load(Ordering::Relaxed) {
-            true => self.snapshot.require_room(),
+            true => self.snapshot.require_headroom(),
             false => Ok(()),
         }
     }
@@ -227,7 +227,7 @@ impl<'a> MarkWorker<'a> {
         self.unchecked += length;
         if self.unchecked > HEADROOM_CHECK_BYTES {
             self.unchecked = 0;
-            let is_short = self.marker.snapshot.require_room().is_err();
+            let is_short = self.marker.snapshot.require_headroom().is_err();
             self.marker
                 .is_short_of_memory
                 .fetch_or(is_short, Ordering::Relaxed);

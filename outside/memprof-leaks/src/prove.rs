@@ -1,4 +1,4 @@
-//! What is leaked, with proof: nothing pointed to it at two moments, a second apart.
+//! Proves leaks: finds the objects that nothing pointed to at two moments, a second apart.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -15,138 +15,146 @@ use crate::python_garbage::mark_python_garbage;
 use crate::snapshot::{CopyTarget, Snapshot};
 use crate::snapshot_memory::CachedReader;
 
-/// Between two snapshots: what is on its way from one place to another has arrived then.
-const APART: Duration = Duration::from_secs(1);
+/// Time between the two snapshots, in which pointers that are being moved arrive.
+const SNAPSHOT_DELAY: Duration = Duration::from_secs(1);
 
-/// Words of an object that are compared.
-const SUMMED: usize = 512;
-/// Odd, and without a pattern: the golden ratio.
+/// Most words of an object that its checksum covers.
+const MAX_CHECKSUM_WORDS: usize = 512;
+/// Odd factor without a pattern: the golden ratio.
 const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// What was found.
+/// Result of a proof.
 #[derive(Clone, Debug, Default)]
 pub struct Proof {
-    /// How it was found.
+    /// Facts of the analysis.
     pub report: AnalysisReport,
-    /// What is leaked, by stack, class and size, the most bytes first.
+    /// Leaked objects, grouped by stack, class and size; most bytes first.
     pub leaked: Vec<LeakGroup>,
 }
 
-/// Looks at a process twice. `progress` is told what is being done.
+/// Finds the leaked objects of a process by two snapshots. Blocks for about a second longer than their
+/// analysis takes.
 ///
 /// # Errors
-/// Why not; the process goes on as before.
+/// A reason why the process was not analyzed; it runs on as before.
 pub fn prove(pid: u32, options: AnalysisOptions, progress: OnPhase<'_>) -> Result<Proof, Error> {
     let subject = CopyTarget::inspect(pid)?;
     let mut report = AnalysisReport::new(&subject.status, options);
-    let first = report.with_snapshot(&subject, options, progress, |report, seen| {
-        mark_all(&seen, report, progress)?;
-        let first = UnreachableObjects::of(seen)?;
+    let first = report.with_snapshot(&subject, options, progress, |report, analyzed| {
+        mark_all(&analyzed, report, progress)?;
+        let first = UnreachableObjects::new(analyzed)?;
         report.budget.reserve(first.memory())?;
         Ok(first)
     })?;
-    let begun = Instant::now();
+    let start = Instant::now();
     progress(Phase::AwaitSecond);
-    thread::sleep(APART.saturating_sub(begun.elapsed()));
-    let leaked = report.with_snapshot(&subject, options, progress, |report, seen| {
-        mark_all(&seen, report, progress)?;
+    thread::sleep(SNAPSHOT_DELAY.saturating_sub(start.elapsed()));
+    let leaked = report.with_snapshot(&subject, options, progress, |report, analyzed| {
+        mark_all(&analyzed, report, progress)?;
         Ok(UnsymbolizedGroups::new(
-            &seen,
-            first.still_unreachable(&seen),
+            &analyzed,
+            first.still_unreachable(&analyzed),
         ))
     })?;
-    // By then the copy is gone, of which every page counts that the process writes to.
+    // The stacks are symbolized after the snapshot is released, because the kernel duplicates every page that
+    // the process writes until then.
     progress(Phase::Symbolize);
     let leaked = leaked.symbolize(pid, &mut report);
     Ok(Proof { report, leaked })
 }
 
-/// Looks once at a program that is about to end: nothing moves any more.
+/// Finds the leaked objects of a program that is stopped in exit. One snapshot is enough, because nothing
+/// changes any more.
 ///
 /// # Errors
-/// Why not; it can still end.
+/// A reason why the program was not analyzed; it can still end.
 pub fn prove_at_exit(
-    ending: &ExitingProgram,
+    exiting: &ExitingProgram,
     options: AnalysisOptions,
     progress: OnPhase<'_>,
 ) -> Result<Proof, Error> {
-    let status = ProcStatus::read_thread(ending.pid())?;
+    let status = ProcStatus::read_thread(exiting.pid())?;
     let mut report = AnalysisReport::new(&status, options);
-    let snapshot = Snapshot::at_exit(ending)?;
+    let snapshot = Snapshot::at_exit(exiting)?;
     progress(Phase::WalkHeap);
-    let seen = report.analyze(&snapshot)?;
-    report.warn_unproven(&seen);
-    mark_all(&seen, &mut report, progress)?;
-    let leaked = UnsymbolizedGroups::new(&seen, seen.objects.unreachable());
+    let analyzed = report.analyze(&snapshot)?;
+    report.warn_unproven(&analyzed);
+    mark_all(&analyzed, &mut report, progress)?;
+    let leaked = UnsymbolizedGroups::new(&analyzed, analyzed.objects.unreachable());
     progress(Phase::Symbolize);
-    let leaked = leaked.symbolize(ending.pid(), &mut report);
+    let leaked = leaked.symbolize(exiting.pid(), &mut report);
     Ok(Proof { report, leaked })
 }
 
-/// What was not reached in a first snapshot, with a sum of what lay in each object: what nothing points to is written
-/// to by nobody. Where something else lies there later, it was freed meanwhile and the place given out again, or
-/// somebody has a pointer where nobody report.
+/// Objects that were unreachable in the first snapshot, with a checksum of each: a leaked object is not
+/// written any more. If it has changed, it was freed meanwhile and its memory reused, or a pointer to it was
+/// somewhere that was not scanned.
 struct UnreachableObjects {
     objects: Objects,
-    /// In the order of the addresses.
-    sums: Vec<u32>,
+    /// Checksums, in the order of the addresses.
+    checksums: Vec<u32>,
 }
 
 impl UnreachableObjects {
-    fn of(seen: AnalyzedSnapshot<'_>) -> Result<Self, Error> {
-        let count = seen.objects.unreachable().count();
-        seen.budget.require((count * size_of::<u32>()) as u64)?;
-        let mut sums = Vec::with_capacity(count);
-        let mut memory = CachedReader::new(&seen.view);
-        let leaked = seen.objects.unreachable();
-        sums.extend(leaked.map(|object| sum(&mut memory, &object)));
+    fn new(analyzed: AnalyzedSnapshot<'_>) -> Result<Self, Error> {
+        let count = analyzed.objects.unreachable().count();
+        analyzed.budget.require((count * size_of::<u32>()) as u64)?;
+        let mut checksums = Vec::with_capacity(count);
+        let mut memory = CachedReader::new(&analyzed.view);
+        let leaked = analyzed.objects.unreachable();
+        checksums.extend(leaked.map(|object| checksum(&mut memory, &object)));
         Ok(Self {
-            objects: seen.objects.retain_unreachable(),
-            sums,
+            objects: analyzed.objects.retain_unreachable(),
+            checksums,
         })
     }
 
-    /// In bytes.
+    /// Bytes of the objects and checksums.
     fn memory(&self) -> u64 {
-        self.objects.memory_of(2) + (self.sums.capacity() * size_of::<u32>()) as u64
+        self.objects.memory_of(2) + (self.checksums.capacity() * size_of::<u32>()) as u64
     }
 
-    /// Those that are there again in a later snapshot, and were not reached in that either.
-    fn still_unreachable(&self, seen: &AnalyzedSnapshot<'_>) -> impl Iterator<Item = Object> {
-        let mut memory = CachedReader::new(&seen.view);
-        let mut before = self.objects.unreachable().zip(&self.sums).peekable();
-        let leaked = seen.objects.unreachable();
+    /// Objects that are unreachable and unchanged in a later snapshot.
+    fn still_unreachable(&self, analyzed: &AnalyzedSnapshot<'_>) -> impl Iterator<Item = Object> {
+        let mut memory = CachedReader::new(&analyzed.view);
+        let mut before = self.objects.unreachable().zip(&self.checksums).peekable();
+        let leaked = analyzed.objects.unreachable();
         leaked.filter(move |object| {
             while before
                 .next_if(|(first, _)| first.range.start < object.range.start)
                 .is_some()
             {}
             let first = before.peek();
-            first.is_some_and(|(first, sum)| {
-                first == object && **sum == self::sum(&mut memory, object)
+            first.is_some_and(|(first, checksum)| {
+                first == object && **checksum == self::checksum(&mut memory, object)
             })
         })
     }
 }
 
-/// A sum of an object's first bytes.
-fn sum(memory: &mut CachedReader<'_>, object: &Object) -> u32 {
-    let places = object.range.clone().step_by(8).take(SUMMED);
-    let words = places.map(|place| memory.word(place).unwrap_or_default());
+/// Checksum of an object's first bytes.
+fn checksum(memory: &mut CachedReader<'_>, object: &Object) -> u32 {
+    let addresses = object.range.clone().step_by(8).take(MAX_CHECKSUM_WORDS);
+    let words = addresses.map(|address| memory.word(address).unwrap_or_default());
     let sum = words.fold(0_u64, |sum, word| {
         (sum.rotate_left(5) ^ word).wrapping_mul(FACTOR)
     });
     (sum >> 32) as u32
 }
 
-/// Marks what is reached, and what Python's collector will free.
+/// Marks what the roots reach, and the garbage that Python's collector will free.
 fn mark_all(
-    seen: &AnalyzedSnapshot<'_>,
+    analyzed: &AnalyzedSnapshot<'_>,
     report: &mut AnalysisReport,
     progress: OnPhase<'_>,
 ) -> Result<(), Error> {
     progress(Phase::Mark(report.objects));
-    let searched = mark_reachable(seen.snapshot, &seen.view, &seen.objects, &seen.roots)?;
-    report.searched = searched.bytes as u64;
-    mark_python_garbage(seen)
+    let stats = mark_reachable(
+        analyzed.snapshot,
+        &analyzed.view,
+        &analyzed.objects,
+        &analyzed.roots,
+    )?;
+    report.searched = stats.bytes as u64;
+    mark_python_garbage(analyzed)
 }

@@ -1,6 +1,6 @@
-//! Garbage of Python's: cycles to which nothing leads, and which its collector will free. It is told from what is
-//! leaked as the collector does: where an object counts more references than other garbage has to it, somebody forgot
-//! to give one back, and nobody ever frees it.
+//! Python garbage: unreachable cycles that the collector will free. Like the collector, memprof distinguishes
+//! them from leaks by reference counts: if an object has more references than other garbage has pointers to
+//! it, a reference was never released, and the object is never freed.
 
 use std::collections::HashMap;
 
@@ -10,58 +10,58 @@ use crate::names::references;
 use crate::objects::{Object, Objects};
 use crate::snapshot_memory::CachedReader;
 
-/// Bits of a pointer in which the interpreter keeps flags.
-const FLAGS: u64 = 0b11;
-/// What is known of an object, and that it waits, in bytes.
-const OF_OBJECT: u64 = 64;
+/// Bits of a pointer in which the interpreter has flags.
+const POINTER_FLAGS: u64 = 0b11;
+/// Bytes per object: its reference count and its queue entry.
+const BYTES_PER_OBJECT: u64 = 64;
 
-/// Marks garbage as reached.
+/// Marks Python garbage as reachable.
 ///
 /// # Errors
 /// `Memory`.
-pub(crate) fn mark_python_garbage(seen: &AnalyzedSnapshot<'_>) -> Result<(), Error> {
-    let objects = &seen.objects;
-    let linked = || {
+pub(crate) fn mark_python_garbage(analyzed: &AnalyzedSnapshot<'_>) -> Result<(), Error> {
+    let objects = &analyzed.objects;
+    let python_objects = || {
         objects
             .unreachable()
             .filter_map(|object| objects.python_object_in(&object))
     };
-    let count = linked().count() as u64;
+    let count = python_objects().count() as u64;
     if count == 0 {
         return Ok(());
     }
-    seen.budget.require(count * OF_OBJECT)?;
-    let mut memory = CachedReader::new(&seen.view);
-    let mut unexplained: HashMap<u64, u32> = linked()
+    analyzed.budget.require(count * BYTES_PER_OBJECT)?;
+    let mut memory = CachedReader::new(&analyzed.view);
+    let mut unexplained_references: HashMap<u64, u32> = python_objects()
         .map(|start| (start, references(&mut memory, start)))
         .collect();
     for object in objects.unreachable() {
         for word in words(&mut memory, &object) {
             if objects.may_contain(word)
-                && let Some(references) = unexplained.get_mut(&(word & !FLAGS))
+                && let Some(references) = unexplained_references.get_mut(&(word & !POINTER_FLAGS))
             {
                 *references = references.saturating_sub(1);
             }
         }
     }
-    let lost = unexplained
+    let leaked = unexplained_references
         .iter()
         .filter(|(_, references)| **references > 0);
-    let lost = mark_from(objects, &mut memory, lost.map(|(start, _)| *start));
-    mark_from(objects, &mut memory, unexplained.into_keys());
-    for start in lost {
+    let leaked = mark_from(objects, &mut memory, leaked.map(|(start, _)| *start));
+    mark_from(objects, &mut memory, unexplained_references.into_keys());
+    for start in leaked {
         objects.unmark(start);
     }
     Ok(())
 }
 
-/// Marks what these lead to as reached, and returns what was not before.
+/// Marks what these objects reach, and returns the objects that were not marked before.
 fn mark_from(
     objects: &Objects,
     memory: &mut CachedReader<'_>,
-    from: impl Iterator<Item = u64>,
+    starts: impl Iterator<Item = u64>,
 ) -> Vec<u64> {
-    let mut reached: Vec<u64> = from.filter_map(|start| objects.mark(start)).collect();
+    let mut reached: Vec<u64> = starts.filter_map(|start| objects.mark(start)).collect();
     let mut next = 0;
     while let Some(object) = reached.get(next).and_then(|start| objects.object(*start)) {
         let found = words(memory, &object)
@@ -73,7 +73,8 @@ fn mark_from(
     reached
 }
 
+/// Words of an object, up to the first that cannot be read.
 fn words(memory: &mut CachedReader<'_>, object: &Object) -> impl Iterator<Item = u64> {
-    let places = object.range.clone().step_by(8);
-    places.map_while(|place| memory.word(place))
+    let addresses = object.range.clone().step_by(8);
+    addresses.map_while(|address| memory.word(address))
 }

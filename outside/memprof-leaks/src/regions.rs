@@ -1,4 +1,4 @@
-//! The mappings of a process, and what they hold.
+//! Mappings of a process, and their resident pages.
 
 use std::fs::{self, File};
 use std::io::IoSliceMut;
@@ -13,28 +13,29 @@ use nix::unistd::Pid;
 use crate::error::Error;
 use crate::resident_pages::{PAGE, resident};
 
-/// A mapping, and what of it is to be read.
+/// A mapping, and its pages that may be read.
 #[derive(Clone, Debug)]
 pub(crate) struct Region {
     pub(crate) range: Range<u64>,
-    /// The file as the kernel names it, `[heap]` and the like, or nothing.
+    /// Path of the file as the kernel names it, or `[heap]` and the like; empty if it has no name.
     pub(crate) name: String,
     pub(crate) is_writable: bool,
     pub(crate) is_executable: bool,
     pub(crate) is_shared: bool,
     pub(crate) is_file: bool,
-    /// The file's, 0 for memory of no file.
+    /// Inode of the file; 0 if it maps none.
     pub(crate) inode: u64,
-    /// Where in the file it begins, in bytes.
+    /// Offset of its start in the file, in bytes.
     pub(crate) offset: u64,
     pub(crate) has_no_access: bool,
-    /// The copy does not have it, or has zeros there.
+    /// Whether the snapshot's copy does not have it, or has zeros there.
     pub(crate) is_uncopied: bool,
-    /// Pages that may hold pointers: private ones of no file, or shared ones that can be written.
+    /// Pages that may hold pointers: private ones that are not unchanged pages of a file, or shared ones that
+    /// are writable.
     pub(crate) pages: Vec<Range<u64>>,
 }
 
-/// A process whose memory is read.
+/// Memory of a process, or of a copy of one.
 #[derive(Debug)]
 pub(crate) struct ProcessMemory {
     pid: Pid,
@@ -42,8 +43,8 @@ pub(crate) struct ProcessMemory {
 }
 
 impl Region {
-    /// Whether none of its pages has to be waited for, and the process itself may read them: those of files may never
-    /// come.
+    /// Whether process_vm_readv(2) may read it. Not a mapping of a file, whose pages a file system may never
+    /// deliver, nor memory that the process itself must not read.
     pub(crate) fn is_direct(&self) -> bool {
         !self.has_no_access && !self.is_file
     }
@@ -51,8 +52,8 @@ impl Region {
 
 #[cfg(test)]
 impl Region {
-    /// Private memory of no file, without any page.
-    pub(crate) fn of(range: Range<u64>) -> Self {
+    /// Private anonymous memory without resident pages, for tests.
+    pub(crate) fn anonymous(range: Range<u64>) -> Self {
         Self {
             range,
             name: String::new(),
@@ -70,13 +71,14 @@ impl Region {
 }
 
 impl ProcessMemory {
+    /// Opens the memory of a running process.
     pub(crate) fn open(pid: u32) -> Result<Self, Error> {
         Self::open_copy(pid, pid)
     }
 
-    /// Opens a copy of process `of`.
-    pub(crate) fn open_copy(pid: u32, of: u32) -> Result<Self, Error> {
-        let memory = Memory::open_copy_by_child(pid, of);
+    /// Opens the memory of a copy of process `original`.
+    pub(crate) fn open_copy(pid: u32, original: u32) -> Result<Self, Error> {
+        let memory = Memory::open_copy_by_child(pid, original);
         let memory = memory.map_err(Error::io(format!("/proc/{pid}/mem")))?;
         Ok(Self {
             pid: Pid::from_raw(pid.cast_signed()),
@@ -88,13 +90,13 @@ impl ProcessMemory {
         self.pid.as_raw()
     }
 
-    /// Knows, also later, whether a page did not come: what was read besides is no answer then.
+    /// Memory by which the reads are made, to check later whether all of them were answered.
     pub(crate) fn memory(&self) -> Arc<Memory> {
         Arc::clone(&self.memory)
     }
 
-    /// Reads what begins at an address, as much as can be read; the length in bytes. `is_direct`: none of its pages has to
-    /// be waited for, and the process itself may read them.
+    /// Reads as many bytes at an address as can be read, and returns their number. `is_direct`:
+    /// process_vm_readv(2) may be tried first.
     pub(crate) fn read(&self, address: u64, buffer: &mut [u8], is_direct: bool) -> usize {
         if is_direct {
             let length = buffer.len();
@@ -107,7 +109,8 @@ impl ProcessMemory {
                 return length;
             }
         }
-        // Slower, but also where the process itself may not read; and page by page across holes.
+        // /proc/PID/mem is slower, but can also read what the process itself must not. After a failure,
+        // reading goes on page by page up to the first unreadable page.
         if self.memory.read(address, buffer).is_ok() {
             return buffer.len();
         }
@@ -128,13 +131,13 @@ impl ProcessMemory {
     }
 }
 
-/// The mappings of a process that are asked for, and which of their pages there are.
+/// Reads the mappings of a process that `is_included` accepts, with their resident pages.
 ///
 /// # Errors
-/// It was killed.
+/// The process was killed.
 pub(crate) fn read_regions(
     pid: u32,
-    is_wanted: impl Fn(&Range<u64>) -> bool,
+    is_included: impl Fn(&Range<u64>) -> bool,
 ) -> Result<Vec<Region>, Error> {
     let path = |name: &str| format!("/proc/{pid}/{name}");
     let maps = fs::read(path("maps")).map_err(Error::io(path("maps")))?;
@@ -142,13 +145,13 @@ pub(crate) fn read_regions(
     let region = |mapping: Mapping<'_>| {
         let is_shared = mapping.access[3] == b's';
         let is_writable = mapping.access[1] == b'w';
-        let kernel_s = [
+        let kernel_mappings = [
             b"[vvar]".as_slice(),
             b"[vdso]",
             b"[vsyscall]",
             b"[vvar_vclock]",
         ];
-        let found = match kernel_s.contains(&mapping.path) || (is_shared && !is_writable) {
+        let found = match kernel_mappings.contains(&mapping.path) || (is_shared && !is_writable) {
             true => Vec::new(),
             false => resident(&pages, &mapping.range, is_shared),
         };
@@ -166,6 +169,6 @@ pub(crate) fn read_regions(
             range: mapping.range,
         }
     };
-    let wanted = mappings(&maps).filter(|mapping| is_wanted(&mapping.range));
-    Ok(wanted.map(region).collect())
+    let included = mappings(&maps).filter(|mapping| is_included(&mapping.range));
+    Ok(included.map(region).collect())
 }

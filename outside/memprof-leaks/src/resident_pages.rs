@@ -1,4 +1,4 @@
-//! Which pages of a mapping there are (Documentation/admin-guide/mm/pagemap.rst).
+//! Finds the resident pages of a mapping (Documentation/admin-guide/mm/pagemap.rst).
 #![expect(unsafe_code, reason = "ioctl(2)")]
 
 use std::fs::File;
@@ -8,20 +8,24 @@ use std::os::unix::fs::FileExt;
 
 use nix::errno::Errno;
 
+/// Bytes of a page.
 pub(crate) const PAGE: u64 = 4096;
 
-/// Entries of /proc/PID/pagemap that are read at once.
-const ENTRIES: usize = 32 << 10;
+/// Entries of /proc/PID/pagemap that are read at a time.
+const ENTRIES_PER_READ: usize = 32 << 10;
+/// Bits of an entry: the page is in memory or swapped out.
 const PRESENT_OR_SWAPPED: u64 = 3 << 62;
-const OF_A_FILE_OR_SHARED: u64 = 1 << 61;
+/// Bit of an entry: the page belongs to a file or is shared.
+const FILE_OR_SHARED: u64 = 1 << 61;
 
-/// Runs of pages that one call of `PAGEMAP_SCAN` tells.
-const RUNS: usize = 1024;
+/// Most runs of pages that one call of `PAGEMAP_SCAN` returns.
+const MAX_RUNS: usize = 1024;
+/// Categories of pages (`PAGE_IS_FILE` and others).
 const IS_FILE: u64 = 1 << 2;
 const IS_PRESENT: u64 = 1 << 3;
 const IS_SWAPPED: u64 = 1 << 4;
 
-/// `struct pm_scan_arg` of linux/fs.h.
+/// Argument of `PAGEMAP_SCAN`, `struct pm_scan_arg` of linux/fs.h.
 #[repr(C)]
 #[derive(Default)]
 struct PagemapScan {
@@ -39,7 +43,7 @@ struct PagemapScan {
     return_mask: u64,
 }
 
-/// `struct page_region`.
+/// Run of pages that `PAGEMAP_SCAN` returns, `struct page_region` of linux/fs.h.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 struct PageRun {
@@ -50,68 +54,80 @@ struct PageRun {
 
 nix::ioctl_readwrite!(pagemap_scan, b'f', 16, PagemapScan);
 
-/// The pages of a mapping that exist, and are its own unless it is shared. Without the right to look, all.
+/// Finds the pages of a mapping that are in memory or swapped out, and private unless it is shared. Returns
+/// the whole mapping if the pagemap cannot be read.
 pub(crate) fn resident(pagemap: &File, range: &Range<u64>, is_shared: bool) -> Vec<Range<u64>> {
-    let found = scanned(pagemap, range, is_shared)
-        .or_else(|_| read(pagemap, range, is_shared))
+    let found = scan_pagemap(pagemap, range, is_shared)
+        .or_else(|_| read_pagemap(pagemap, range, is_shared))
         .ok();
     found.unwrap_or_else(|| vec![range.clone()])
 }
 
-/// Since Linux 6.7. What is not mapped to any page costs nothing, so that terabytes of reserved addresses,
-/// as sanitizers and garbage collectors have, take no time.
-fn scanned(pagemap: &File, range: &Range<u64>, is_shared: bool) -> Result<Vec<Range<u64>>, Errno> {
+/// Finds the pages by `PAGEMAP_SCAN` (Linux 6.7 and newer), which skips page tables that do not exist. So
+/// terabytes of reserved addresses, as sanitizers and garbage collectors have, take no time.
+fn scan_pagemap(
+    pagemap: &File,
+    range: &Range<u64>,
+    is_shared: bool,
+) -> Result<Vec<Range<u64>>, Errno> {
     let is_file = if is_shared { 0 } else { IS_FILE };
     let mut found = Vec::new();
-    let mut runs = vec![PageRun::default(); RUNS];
-    let mut at = range.start;
-    while at < range.end {
+    let mut runs = vec![PageRun::default(); MAX_RUNS];
+    let mut address = range.start;
+    while address < range.end {
         let mut scan = PagemapScan {
             size: size_of::<PagemapScan>() as u64,
-            start: at,
+            start: address,
             end: range.end,
             vec: runs.as_mut_ptr() as u64,
-            vec_len: RUNS as u64,
+            vec_len: MAX_RUNS as u64,
             category_inverted: is_file,
             category_mask: is_file,
             category_anyof_mask: IS_PRESENT | IS_SWAPPED,
             ..PagemapScan::default()
         };
-        // SAFETY: the kernel fills at most `vec_len` of `runs`, and `walk_end`; both live until it returns.
+        // SAFETY: the kernel fills at most `vec_len` elements of `runs`, and `walk_end`; both exist until the
+        // call returns.
         let filled = unsafe { pagemap_scan(pagemap.as_raw_fd(), &raw mut scan) }?;
         let filled = &runs[..filled as usize];
         for run in filled {
-            add(&mut found, run.start..run.end);
+            push_run(&mut found, run.start..run.end);
         }
-        // Not `walk_end`, which the kernel leaves at an earlier page where it took several steps.
-        at = match filled.last() {
-            Some(last) if filled.len() == RUNS => last.end,
+        // The next address is not `walk_end`, which the kernel sets too low if it took several steps.
+        address = match filled.last() {
+            Some(last) if filled.len() == MAX_RUNS => last.end,
             _ => range.end,
         };
     }
     Ok(found)
 }
 
-fn read(pagemap: &File, range: &Range<u64>, is_shared: bool) -> std::io::Result<Vec<Range<u64>>> {
+/// Finds the pages by reading an entry for each.
+fn read_pagemap(
+    pagemap: &File,
+    range: &Range<u64>,
+    is_shared: bool,
+) -> std::io::Result<Vec<Range<u64>>> {
     let mut found = Vec::new();
-    let mut entries = vec![0; ENTRIES * 8];
-    let mut at = range.start;
-    while at < range.end {
-        let length = (((range.end - at) / PAGE) as usize).min(ENTRIES) * 8;
-        pagemap.read_exact_at(&mut entries[..length], at / PAGE * 8)?;
+    let mut entries = vec![0; ENTRIES_PER_READ * 8];
+    let mut address = range.start;
+    while address < range.end {
+        let length = (((range.end - address) / PAGE) as usize).min(ENTRIES_PER_READ) * 8;
+        pagemap.read_exact_at(&mut entries[..length], address / PAGE * 8)?;
         for entry in entries[..length].chunks_exact(8) {
             let entry = u64::from_le_bytes(entry.try_into().expect("eight bytes"));
             let exists = entry & PRESENT_OR_SWAPPED != 0;
-            if exists && (is_shared || entry & OF_A_FILE_OR_SHARED == 0) {
-                add(&mut found, at..at + PAGE);
+            if exists && (is_shared || entry & FILE_OR_SHARED == 0) {
+                push_run(&mut found, address..address + PAGE);
             }
-            at += PAGE;
+            address += PAGE;
         }
     }
     Ok(found)
 }
 
-fn add(found: &mut Vec<Range<u64>>, run: Range<u64>) {
+/// Appends a run, merged with the last one if it follows it.
+fn push_run(found: &mut Vec<Range<u64>>, run: Range<u64>) {
     match found.last_mut() {
         Some(last) if last.end == run.start => last.end = run.end,
         _ => found.push(run),
@@ -124,19 +140,19 @@ mod tests {
 
     use super::*;
 
-    /// A mapping of this process of so many pages, some of which exist.
+    /// Maps `pages` pages in this process, and writes to some of them.
     fn mapped(pages: u64, touched: &[u64]) -> Range<u64> {
         let (length, access) = ((pages * PAGE) as usize, libc::PROT_READ | libc::PROT_WRITE);
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-        // SAFETY: new memory, which stays until the test ends.
+        // SAFETY: mmap(2): new memory, which stays mapped until the test ends.
         let start = unsafe { libc::mmap(ptr::null_mut(), length, access, flags, -1, 0) };
         assert_ne!(start, libc::MAP_FAILED);
-        // SAFETY: as above. Huge pages would make more pages exist.
+        // SAFETY: madvise(2) on that mapping. Huge pages would make further pages resident.
         let advised = unsafe { libc::madvise(start, length, libc::MADV_NOHUGEPAGE) };
         assert_eq!(advised, 0);
         let start = start as u64;
         for page in touched {
-            // SAFETY: within the mapping.
+            // SAFETY: the page is in the mapping, which is writable.
             unsafe { ((start + page * PAGE) as *mut u8).write_volatile(1) };
         }
         start..start + pages * PAGE
@@ -145,22 +161,22 @@ mod tests {
     fn check(pages: u64, touched: &[u64], expected: &[Range<u64>]) {
         let range = mapped(pages, touched);
         let pagemap = File::open("/proc/self/pagemap").unwrap();
-        let at = |page: u64| range.start + page * PAGE;
+        let address = |page: u64| range.start + page * PAGE;
         let expected: Vec<_> = expected
             .iter()
-            .map(|run| at(run.start)..at(run.end))
+            .map(|run| address(run.start)..address(run.end))
             .collect();
         assert!(resident(&pagemap, &range, false) == expected, "{pages}");
         if pages <= 1 << 20 {
             assert!(
-                read(&pagemap, &range, false).unwrap() == expected,
+                read_pagemap(&pagemap, &range, false).unwrap() == expected,
                 "{pages}"
             );
         }
     }
 
     #[test]
-    fn pages_that_exist_are_found() {
+    fn written_pages_are_found() {
         check(1, &[], &[]);
         check(8, &[0, 1, 5], &[0..2, 5..6]);
         check(8, &[0, 7], &[0..1, 7..8]);
@@ -169,9 +185,9 @@ mod tests {
         check(10_000, &every_other, &runs);
     }
 
-    /// Reading an entry for each page of 16 TiB takes longer than a minute.
+    /// Reading an entry for each page of 16 TiB would take longer than a minute.
     #[test]
-    fn reserved_terabytes_take_no_time() {
+    fn pages_in_reserved_terabytes_are_found_quickly() {
         let terabyte = 1 << 28;
         check(
             16 * terabyte,

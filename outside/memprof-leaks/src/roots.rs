@@ -1,4 +1,4 @@
-//! Where a program holds pointers besides its heap.
+//! Roots: pointers of a program outside its heap.
 
 use std::fs;
 use std::ops::Range;
@@ -7,21 +7,21 @@ use crate::regions::Region;
 use crate::snapshot::{Registers, Snapshot};
 use crate::snapshot_memory::SnapshotMemory;
 
-/// What an ABI lets a function use below the stack pointer.
+/// Bytes below the stack pointer that the ABI lets a function use.
 const RED_ZONE: u64 = 128;
 
-/// What is to be searched for pointers.
+/// Memory and words that are scanned for pointers.
 #[derive(Debug, Default)]
 pub(crate) struct Roots {
-    /// Memory, by address.
+    /// Memory outside the heap, by address.
     pub(crate) ranges: Vec<Range<u64>>,
-    /// What the kernel holds for the process.
+    /// Words that the kernel has stored for the process.
     pub(crate) kernel: Vec<u64>,
-    /// What might hold pointers and could not be searched.
+    /// Memory that may hold pointers and could not be scanned, as sentences.
     pub(crate) unread: Vec<String>,
 }
 
-/// The roots of a process. `own` is what the allocators have, by address.
+/// Finds the roots of a process. `own` are the ranges of the allocators, by address, which are no roots.
 pub(crate) fn find_roots(snapshot: &Snapshot, view: &SnapshotMemory, own: &[Range<u64>]) -> Roots {
     let mut roots = Roots::default();
     for region in &view.regions {
@@ -49,13 +49,14 @@ pub(crate) fn find_roots(snapshot: &Snapshot, view: &SnapshotMemory, own: &[Rang
     roots
 }
 
-/// The part of a stack that its thread does not use, at the start of its mapping. A stack is known by its name,
-/// or by the control block that libc puts on top of it: another may lie in the middle of what a program has.
+/// Unused part of a thread's stack, at the start of its mapping; empty if the mapping is no stack. A stack is
+/// recognized by its name, or by the control block that libc puts at its top: other stacks may lie in the
+/// middle of a program's memory.
 fn unused_stack(region: &Region, threads: &[Registers]) -> Range<u64> {
-    let mut on_it = threads
+    let mut threads_on_it = threads
         .iter()
         .filter(|thread| region.range.contains(&thread.stack));
-    let (Some(thread), None) = (on_it.next(), on_it.next()) else {
+    let (Some(thread), None) = (threads_on_it.next(), threads_on_it.next()) else {
         return 0..0;
     };
     let is_stack = region.name == "[stack]"
@@ -68,25 +69,26 @@ fn unused_stack(region: &Region, threads: &[Registers]) -> Range<u64> {
     }
 }
 
-/// Adds what is left of a range without others, which are sorted.
-fn subtract(range: Range<u64>, others: &[Range<u64>], left: &mut Vec<Range<u64>>) {
-    let mut at = range.start;
-    let first = others.partition_point(|other| other.end <= at);
+/// Adds the parts of a range that are in none of `others`, which are sorted.
+fn subtract(range: Range<u64>, others: &[Range<u64>], rest: &mut Vec<Range<u64>>) {
+    let mut start = range.start;
+    let first = others.partition_point(|other| other.end <= start);
     for other in others[first..]
         .iter()
         .take_while(|other| other.start < range.end)
     {
-        if other.start > at {
-            left.push(at..other.start);
+        if other.start > start {
+            rest.push(start..other.start);
         }
-        at = at.max(other.end);
+        start = start.max(other.end);
     }
-    if at < range.end {
-        left.push(at..range.end);
+    if start < range.end {
+        rest.push(start..range.end);
     }
 }
 
-/// Pointers that a program gave the kernel, and may have nowhere else: with a descriptor of epoll(7), or a timer.
+/// Adds pointers that a program has stored in the kernel, perhaps only there: with a descriptor of epoll(7),
+/// or a timer.
 fn kernel_roots(pid: u32, roots: &mut Roots) {
     let (mut rings, mut unknown) = (0, 0);
     for entry in fs::read_dir(format!("/proc/{pid}/fdinfo"))
@@ -111,18 +113,19 @@ fn kernel_roots(pid: u32, roots: &mut Roots) {
             .unread
             .push(format!("{unknown} descriptors in /proc/{pid}/fdinfo"));
     }
-    // A kernel without checkpoint and restore has no such file.
+    // Kernels without checkpoint/restore have no such file.
     let timers = fs::read_to_string(format!("/proc/{pid}/timers")).unwrap_or_default();
     roots.kernel.extend(timers.lines().filter_map(timer_value));
 }
 
-/// `tfd:        5 events:       19 data:     55d0c0a012a0  pos:0 ino:3e sdev:8`
+/// Data of a descriptor of epoll(7), from a line as `tfd:        5 events:       19 data:     55d0c0a012a0
+/// pos:0 ino:3e sdev:8`.
 fn epoll_data(line: &str) -> Option<u64> {
     let rest = line.strip_prefix("tfd:")?.split_once("data:")?.1;
     u64::from_str_radix(rest.split_whitespace().next()?, 16).ok()
 }
 
-/// `signal: 60/00007fff86e452a8`
+/// Value of a timer, from a line as `signal: 60/00007fff86e452a8`.
 fn timer_value(line: &str) -> Option<u64> {
     let value = line.strip_prefix("signal:")?.split_once('/')?.1;
     u64::from_str_radix(value.trim(), 16).ok()
@@ -133,16 +136,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ranges_without_others() {
+    fn subtract_keeps_parts_between_others() {
         let check = |others: &[(u64, u64)], expected: &[(u64, u64)]| {
             let others: Vec<_> = others.iter().map(|(start, end)| *start..*end).collect();
-            let mut left = Vec::new();
-            subtract(10..20, &others, &mut left);
-            let left: Vec<_> = left
+            let mut rest = Vec::new();
+            subtract(10..20, &others, &mut rest);
+            let rest: Vec<_> = rest
                 .into_iter()
                 .map(|range| (range.start, range.end))
                 .collect();
-            assert_eq!(left, expected);
+            assert_eq!(rest, expected);
         };
         check(&[], &[(10, 20)]);
         let others = [(0, 10), (12, 14), (14, 15), (18, 30)];
@@ -152,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_kernel_holds() {
+    fn epoll_data_and_timer_values_are_parsed() {
         let line = "tfd:        5 events:       19 data:     55d0c0a012a0  pos:0 ino:3e sdev:8";
         assert_eq!(epoll_data(line), Some(0x55d0_c0a0_12a0));
         assert_eq!(epoll_data("pos:\t0"), None);
@@ -164,10 +167,10 @@ mod tests {
     }
 
     #[test]
-    fn the_unused_part_of_a_stack() {
+    fn unused_stack_ends_at_red_zone() {
         let region = |name: &str, range: Range<u64>| Region {
             name: name.to_owned(),
-            ..Region::of(range)
+            ..Region::anonymous(range)
         };
         let thread = |stack, control_block| Registers {
             tid: 1,
@@ -183,7 +186,7 @@ mod tests {
         };
         check("[stack]", &[thread(0x8000, 0)], 0x1000..0x7f80);
         check("", &[thread(0x8000, 0x8f00)], 0x1000..0x7f80);
-        // A coroutine's, in memory of the program's.
+        // A coroutine's stack lies in other memory of the program.
         check("", &[thread(0x8000, 0x7000_0000)], 0..0);
         check("", &[thread(0x8000, 0x8f00), thread(0x3000, 0x8f00)], 0..0);
         check("[stack]", &[thread(0x1010, 0)], 0x1000..0x1000);

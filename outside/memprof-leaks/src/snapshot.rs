@@ -1,7 +1,8 @@
-//! A snapshot: a copy of a process that never runs, and what its threads had in their registers.
+//! Snapshot: a copy of a process that never runs, with the registers of its threads.
 //!
-//! All threads stand still while one of them makes the copy (clone(2) without its own memory, which shares the
-//! pages until somebody writes). Each thread then goes on by itself: this program may be killed at any moment.
+//! All threads are stopped while one of them makes the copy, by clone(2) without `CLONE_VM`: both processes
+//! share each page until one of them writes to it. The threads are set up so that they continue even if
+//! memprof is killed at any moment.
 
 mod headroom;
 mod reap;
@@ -33,58 +34,58 @@ pub use threads::Registers;
 use uncopied::SavePlan;
 pub(crate) use uncopied::UncopiedMemory;
 
-/// How long the copy may take after the threads stopped, beyond what was estimated: a machine may be busy.
-const CLONE_PATIENCE: Duration = Duration::from_secs(2);
-/// Until a memprof that cleans up is done with a process.
+/// Time that the copy may take beyond its estimate: the machine may be busy.
+const CLONE_TIMEOUT: Duration = Duration::from_secs(2);
+/// Longest wait for another memprof that cleans up in the process.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(1);
 const POLL_INTERVAL: Duration = Duration::from_millis(2);
-/// How much of a process's code is searched for the instructions that lead a thread home.
-const CODE_MAPPINGS: usize = 64;
+/// Most executable mappings in which the instructions for remote calls are searched.
+const MAX_CODE_MAPPINGS: usize = 64;
 
-/// A process that can be copied.
+/// Process that can be copied.
 #[derive(Debug)]
 pub struct CopyTarget {
-    /// In this program's pid namespace.
+    /// Process id in memprof's pid namespace.
     pub pid: u32,
-    /// What /proc/PID/status says.
+    /// Values of /proc/PID/status.
     pub status: ProcStatus,
     memory: Memory,
     gadgets: Gadgets,
 }
 
-/// A process as it was at one moment.
+/// State of a process at one moment.
 #[derive(Debug)]
 pub struct Snapshot {
-    twin: Option<ProcessCopy>,
-    /// The process that was copied.
+    copy: Option<ProcessCopy>,
+    /// Id of the process that was copied.
     pub pid: u32,
-    /// How long its threads stood still, at the most.
+    /// Time for which its threads were stopped.
     pub stopped: Duration,
-    /// How long that had been estimated.
+    /// Estimate of that time.
     pub estimate: Duration,
-    /// What each thread had in its registers.
+    /// Registers of each thread.
     pub threads: Vec<Registers>,
     pub(crate) uncopied: Arc<UncopiedMemory>,
-    /// Memory of devices, which cannot be read from outside.
+    /// Memory of devices, which cannot be read from outside the process.
     pub(crate) devices: Vec<Range<u64>>,
 }
 
-/// Whether a file is called as glibc's is, since 2.34 or before.
+/// Whether a file has a name of glibc's: `libc.so.6`, or before 2.34 also `libc-2.`.
 fn is_c_library(path: &[u8]) -> bool {
     let name = path.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
     name.starts_with(b"libc.so") || name.starts_with(b"libc-2.")
 }
 
 impl CopyTarget {
-    /// Looks at a process without touching it.
+    /// Checks without stopping the process whether it can be copied.
     ///
     /// # Errors
-    /// Why it cannot be copied.
+    /// A reason why it cannot.
     pub fn inspect(pid: u32) -> Result<Self, Error> {
         let memory = Memory::open_by_child(pid);
-        // First, because it traces the process meanwhile.
+        // The lock comes first, because it traces the process meanwhile.
         let locked = memory.as_ref().map(wait_for_lock);
-        // It says why, where the memory could not be opened.
+        // The examination comes before the result of the opening, because its refusal has the reason.
         let status = examine_for(Purpose::Read, pid)?.status;
         locked
             .unwrap_or(Ok(()))
@@ -92,11 +93,12 @@ impl CopyTarget {
         let memory = memory.map_err(Error::io(format!("/proc/{pid}/mem")))?;
         let maps = read(pid, "maps")?;
         let code = || mappings(&maps).filter(|each| each.is_executable() && each.inode != 0);
-        // A program may have more libraries than are searched. A name proves nothing: the instructions do.
+        // The C library is searched first, because a program may have more libraries than are searched. Its
+        // name proves nothing; the instructions do.
         let gadgets = code()
             .filter(|each| is_c_library(each.path))
             .chain(code())
-            .take(CODE_MAPPINGS)
+            .take(MAX_CODE_MAPPINGS)
             .find_map(|each| Gadgets::find(&memory, &each.range));
         memory.go_direct()?;
         let gadgets = gadgets.ok_or(Error::NoThread(
@@ -110,65 +112,71 @@ impl CopyTarget {
         })
     }
 
-    /// Copies it. `limit` is the longest that its threads may stand still, `room` what may be taken of memory for
-    /// what a copy lacks, in bytes.
+    /// Copies the process. `limit` is the longest time for which its threads may be stopped, `max_bytes` the
+    /// most memory for data that a copy does not have.
     ///
     /// # Errors
-    /// Why not; it goes on as before.
-    pub fn snapshot(&self, limit: Duration, room: u64) -> Result<Snapshot, Error> {
-        let figures = smaps::parse(&read(self.pid, "smaps")?);
-        headroom::require_room(self.pid, &figures)?;
-        let estimate = smaps::estimate(&figures, self.status.threads);
+    /// A reason why it could not be copied; it runs on as before.
+    pub fn snapshot(&self, limit: Duration, max_bytes: u64) -> Result<Snapshot, Error> {
+        let mappings = smaps::parse(&read(self.pid, "smaps")?);
+        headroom::require_headroom(self.pid, &mappings)?;
+        let estimate = smaps::estimate(&mappings, self.status.threads);
         if estimate > limit {
             return Err(Error::LongPause { estimate, limit });
         }
-        let plan = SavePlan::of(&figures, limit - estimate, room);
+        let plan = SavePlan::new(&mappings, limit - estimate, max_bytes);
         let estimate = estimate + plan.estimate;
-        let begun = Instant::now();
+        let start = Instant::now();
         let mut threads = threads::stop_all(self.pid, limit)?;
-        if !self.is_same() {
-            // First, because it is told who traces a process.
+        if !self.is_same_program() {
+            // The threads are resumed first: while they are traced, an examination would refuse the process.
             drop(threads);
             return Err(process_gone_refusal(self.pid).into());
         }
         let maps = read(self.pid, "maps")?;
         let (chosen, stopped) = threads.pick_thread(|thread| self.can_clone(&maps, thread))?;
-        let home = chosen.home();
+        let context = chosen.saved_context();
         let end = self
-            .room(&maps, &home, chosen.tid)
+            .frame_memory(&maps, &context, chosen.tid)
             .ok_or(Error::NoThread("its stacks have no room"))?;
-        let frames =
-            build_clone_frames(libc::CLONE_FILES as u64, end, u64::MAX, self.gadgets, &home);
+        let frames = build_clone_frames(
+            libc::CLONE_FILES as u64,
+            end,
+            u64::MAX,
+            self.gadgets,
+            &context,
+        );
         for (address, bytes) in &frames.writes {
             let written = self.memory.write(*address, bytes);
             written.map_err(Error::io("failed to write to a stack"))?;
         }
         let cloned = stopped.run_clone(
             &frames.registers,
-            &home,
-            Instant::now() + estimate + CLONE_PATIENCE,
+            &context,
+            Instant::now() + estimate + CLONE_TIMEOUT,
         );
-        let uncopied = cloned.as_ref().map(|(twin, _)| {
-            let copy_maps = read(twin.pid(), "maps")?;
-            UncopiedMemory::save(self.pid, &copy_maps, &figures, plan, begun + limit)
+        let uncopied = cloned.as_ref().map(|(copy, _)| {
+            let copy_maps = read(copy.pid(), "maps")?;
+            UncopiedMemory::save(self.pid, &copy_maps, &mappings, plan, start + limit)
         });
         let uncopied = uncopied.unwrap_or_else(|_| Ok(UncopiedMemory::default()));
-        let twin = cloned.map(|(twin, stopped)| {
+        let copy = cloned.map(|(copy, stopped)| {
             drop(stopped);
-            twin
+            copy
         });
-        // Unread, all registers count, those that functions of it leave behind too.
+        // If the libraries cannot be read, all registers count as roots, also those with values that
+        // functions have left behind.
         let loaded = loaded_libraries(&self.memory, &maps).unwrap_or_default();
         let registers = threads.resume_all(&maps, &loaded);
-        let stopped = begun.elapsed();
-        let twin = twin.map_err(Error::NotCloned)?;
+        let stopped = start.elapsed();
+        let copy = copy.map_err(Error::NotCloned)?;
         let mut snapshot = Snapshot {
-            twin: Some(twin),
+            copy: Some(copy),
             pid: self.pid,
             stopped,
             estimate,
             threads: registers,
-            devices: figures
+            devices: mappings
                 .iter()
                 .filter(|each| each.is_device)
                 .map(|each| each.range.clone())
@@ -178,7 +186,7 @@ impl CopyTarget {
         match uncopied {
             Ok(uncopied) => snapshot.uncopied = Arc::new(uncopied),
             Err(error) => {
-                // What matters more is why.
+                // The error matters more than whether the copy was reaped.
                 snapshot.release(self);
                 return Err(error);
             }
@@ -186,36 +194,42 @@ impl CopyTarget {
         Ok(snapshot)
     }
 
+    /// Whether a thread can make the copy: there is memory for its frames.
     fn can_clone(&self, maps: &[u8], thread: &threads::SnapshotThread) -> bool {
-        self.room(maps, &thread.home(), thread.tid).is_some()
+        self.frame_memory(maps, &thread.saved_context(), thread.tid)
+            .is_some()
     }
 
-    fn room(&self, maps: &[u8], home: &SavedContext<'_>, tid: u32) -> Option<u64> {
+    /// Memory for a thread's call frames. `None` if its stack has no room and there is no other.
+    fn frame_memory(&self, maps: &[u8], context: &SavedContext<'_>, tid: u32) -> Option<u64> {
         let owner = StackOwner {
             is_main: tid == self.pid,
-            end_on_stack: remote_call::stack_limit(home),
-            control_block: home.registers.fs_base,
+            end_on_stack: remote_call::stack_limit(context),
+            control_block: context.registers.fs_base,
         };
-        find_frame_memory(&self.memory, maps, owner, clone_frames_size(home))
+        find_frame_memory(&self.memory, maps, owner, clone_frames_size(context))
     }
 
-    /// Whether it still executes the program that was looked up: the opened memory is that one's.
-    fn is_same(&self) -> bool {
+    /// Whether it still executes the program that was inspected, to which the opened memory belongs.
+    fn is_same_program(&self) -> bool {
         let code = self.memory.bytes(self.gadgets.system_call);
         code.is_ok_and(|code| code == remote_call::SYSTEM_CALL)
     }
 }
 
 impl Snapshot {
-    /// Of a program that is about to end: it stands still itself.
-    pub(crate) fn at_exit(ending: &ExitingProgram) -> Result<Self, Error> {
-        let pid = ending.pid();
+    /// Snapshot of a program that is stopped in exit, without a copy.
+    ///
+    /// # Errors
+    /// `Io`, or the program has ended.
+    pub(crate) fn at_exit(exiting: &ExitingProgram) -> Result<Self, Error> {
+        let pid = exiting.pid();
         let maps = read(pid, "maps")?;
         let loaded = Memory::open(pid).and_then(|memory| loaded_libraries(&memory, &maps));
         let loaded = loaded.unwrap_or_default();
-        let registers = Registers::read(pid, ending.thread(), &maps, &loaded);
+        let registers = Registers::read(pid, exiting.thread(), &maps, &loaded);
         Ok(Self {
-            twin: None,
+            copy: None,
             pid,
             stopped: Duration::ZERO,
             estimate: Duration::ZERO,
@@ -225,48 +239,49 @@ impl Snapshot {
         })
     }
 
-    /// The pid of the copy, whose memory can be read.
-    pub fn copy(&self) -> u32 {
-        self.twin.as_ref().map_or(self.pid, ProcessCopy::pid)
+    /// Process id of the copy, whose memory is read; of the process itself if there is no copy.
+    pub fn copy_pid(&self) -> u32 {
+        self.copy.as_ref().map_or(self.pid, ProcessCopy::pid)
     }
 
-    /// Ends the copy, and has its parent reap it. Whether that has: a zombie stays otherwise, until the process
-    /// ends.
-    pub fn release(mut self, subject: &CopyTarget) -> bool {
-        let Some(twin) = self.twin.take() else {
+    /// Ends the copy, and makes its parent reap it. Returns false if the parent did not: the copy stays a
+    /// zombie until the process ends.
+    pub fn release(mut self, target: &CopyTarget) -> bool {
+        let Some(copy) = self.copy.take() else {
             return true;
         };
-        let pid = twin.pid();
+        let pid = copy.pid();
         let status = ProcStatus::read_thread(pid);
-        drop(twin);
+        drop(copy);
         let reaped = status
             .map_err(Error::from)
-            .and_then(|status| subject.reap(&status, pid));
+            .and_then(|status| target.reap(&status, pid));
         reaped.is_ok() && !reap::is_alive(pid)
     }
 
-    /// Fails where the pages that were copied meanwhile leave too little memory.
+    /// Fails if the pages that the kernel duplicates leave too little memory.
     ///
     /// # Errors
     /// `Headroom`.
-    pub(crate) fn require_room(&self) -> Result<(), Error> {
+    pub(crate) fn require_headroom(&self) -> Result<(), Error> {
         headroom::require_memory(self.pid, 0)
     }
 }
 
-/// Excludes other processes of memprof that write to the stacks of the process. One that cleans up after a killed
-/// search holds the lock for a moment only.
+/// Locks the process against other instances of memprof that write to its stacks. One that cleans up after a
+/// killed search holds the lock only for a moment.
 fn wait_for_lock(memory: &Memory) -> io::Result<()> {
-    let begun = Instant::now();
+    let start = Instant::now();
     loop {
         match memory.try_lock() {
             Ok(()) => return Ok(()),
-            Err(error) if begun.elapsed() > LOCK_TIMEOUT => return Err(error.into()),
+            Err(error) if start.elapsed() > LOCK_TIMEOUT => return Err(error.into()),
             Err(_) => thread::sleep(POLL_INTERVAL),
         }
     }
 }
 
+/// Reads a file of /proc/PID. Fails if the process has ended.
 fn read(pid: u32, name: &str) -> Result<Vec<u8>, Error> {
     match fs::read(format!("/proc/{pid}/{name}")) {
         Ok(text) if !text.is_empty() => Ok(text),
@@ -274,7 +289,7 @@ fn read(pid: u32, name: &str) -> Result<Vec<u8>, Error> {
     }
 }
 
-/// Why a process cannot be reached any more.
+/// Reason why a process cannot be reached any more: it has ended or executed another program.
 fn process_gone_refusal(pid: u32) -> Refusal {
     match examine_for(Purpose::Read, pid) {
         Ok(_) => Refusal::Executed,

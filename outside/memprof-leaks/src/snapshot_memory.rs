@@ -1,4 +1,4 @@
-//! The memory of a snapshot, read in blocks.
+//! Memory of a snapshot, read in blocks.
 
 use std::sync::Arc;
 
@@ -9,13 +9,13 @@ use crate::regions::{ProcessMemory, Region, read_regions};
 use crate::resident_pages::PAGE;
 use crate::snapshot::{Snapshot, UncopiedMemory};
 
-/// Bytes that are read at once.
+/// Bytes that are read at a time.
 pub(crate) const BLOCK: usize = 256 << 10;
 
-/// The memory of a snapshot.
+/// Memory of a snapshot: of its copy, and of the process where the copy has none.
 #[derive(Debug)]
 pub(crate) struct SnapshotMemory {
-    /// By address.
+    /// Mappings, by address.
     pub(crate) regions: Vec<Region>,
     copy: ProcessMemory,
     live: ProcessMemory,
@@ -23,20 +23,20 @@ pub(crate) struct SnapshotMemory {
 }
 
 impl SnapshotMemory {
-    /// Both memories that are read.
+    /// The two memories from which it is read.
     pub(crate) fn memories(&self) -> [Arc<Memory>; 2] {
         [self.copy.memory(), self.live.memory()]
     }
 
-    /// Reads the mappings of a snapshot, and which of their pages there are.
+    /// Reads the mappings of a snapshot, and their resident pages.
     ///
     /// # Errors
     /// The copy was killed.
-    pub(crate) fn of(snapshot: &Snapshot) -> Result<Self, Error> {
-        let copy = ProcessMemory::open_copy(snapshot.copy(), snapshot.pid)?;
+    pub(crate) fn open(snapshot: &Snapshot) -> Result<Self, Error> {
+        let copy = ProcessMemory::open_copy(snapshot.copy_pid(), snapshot.pid)?;
         let live = ProcessMemory::open(snapshot.pid)?;
         let uncopied = Arc::clone(&snapshot.uncopied);
-        let mut regions = read_regions(snapshot.copy(), |range| !uncopied.has(range))?;
+        let mut regions = read_regions(snapshot.copy_pid(), |range| !uncopied.overlaps(range))?;
         regions.extend(uncopied.regions.iter().cloned());
         regions.sort_by_key(|region| region.range.start);
         Ok(Self {
@@ -47,22 +47,22 @@ impl SnapshotMemory {
         })
     }
 
-    /// The pid of the process that was copied, whose files are open.
+    /// Process id of the process that was copied, by which its files can be opened.
     pub(crate) fn live_pid(&self) -> i32 {
         self.live.pid()
     }
 
-    /// The mapping in which an address lies.
+    /// Mapping that contains an address.
     pub(crate) fn region(&self, address: u64) -> Option<&Region> {
-        let at = self
+        let index = self
             .regions
             .partition_point(|region| region.range.end <= address);
         self.regions
-            .get(at)
+            .get(index)
             .filter(|region| region.range.contains(&address))
     }
 
-    /// Reads what begins at an address, as much as can be read, across mappings; the length in bytes.
+    /// Reads as many bytes at an address as can be read, across mappings, and returns their number.
     pub(crate) fn read(&self, address: u64, buffer: &mut [u8]) -> usize {
         let mut done = 0;
         while done < buffer.len()
@@ -79,12 +79,12 @@ impl SnapshotMemory {
         done
     }
 
-    /// The same within a mapping.
+    /// Like [`Self::read`], within a mapping.
     fn read_region(&self, region: &Region, address: u64, buffer: &mut [u8]) -> usize {
         if !region.is_uncopied {
             return self.copy.read(address, buffer, region.is_direct());
         }
-        // Pages of a file that nobody wrote to are as they were.
+        // The running process still has the file's unchanged pages; the changed ones were saved.
         let mut read = 0;
         if region.is_file || !self.uncopied.is_saved() {
             read = self.live.read(address, buffer, region.is_direct());
@@ -97,8 +97,8 @@ impl SnapshotMemory {
         buffer.len()
     }
 
-    /// The mapping of a file that an address belongs to: variables without a value lie in memory of no file
-    /// behind it.
+    /// Mapping of the file to which an address belongs: variables without an initial value are in an
+    /// anonymous mapping behind the file's.
     pub(crate) fn file_region(&self, address: u64) -> Option<&Region> {
         let region = self.region(address)?;
         if region.is_file || !region.name.is_empty() {
@@ -108,7 +108,7 @@ impl SnapshotMemory {
         (before.is_file && before.is_writable).then_some(before)
     }
 
-    /// The text at an address that ends with a zero, of so many bytes at the most.
+    /// Text at an address that ends with a zero byte. `None` if it is longer than `limit` bytes or not UTF-8.
     pub(crate) fn text(&self, address: u64, limit: usize) -> Option<String> {
         let mut bytes = vec![0; limit];
         let read = self.read(address, &mut bytes);
@@ -117,14 +117,14 @@ impl SnapshotMemory {
         String::from_utf8(bytes).ok()
     }
 
-    /// One number; `None` where it is not mapped.
+    /// Word at an address. `None` if it cannot be read.
     pub(crate) fn word(&self, address: u64) -> Option<u64> {
         let mut bytes = [0; 8];
         (self.read(address, &mut bytes) == 8).then(|| u64::from_le_bytes(bytes))
     }
 }
 
-/// Reads numbers that lie close to each other: a block is kept.
+/// Reader of words that are near each other: keeps the last block.
 #[derive(Debug)]
 pub(crate) struct CachedReader<'a> {
     view: &'a SnapshotMemory,
@@ -143,25 +143,27 @@ impl<'a> CachedReader<'a> {
         }
     }
 
-    /// The number at an address; what is not in the block is read alone.
+    /// Word at an address, from the block if it is there; does not replace the block.
     pub(crate) fn uncached_word(&self, address: u64) -> Option<u64> {
-        let at = address.checked_sub(self.start).map(|at| at as usize);
-        let kept = at.and_then(|at| self.kept(at));
-        kept.or_else(|| self.view.word(address))
+        let offset = address
+            .checked_sub(self.start)
+            .map(|offset| offset as usize);
+        let cached = offset.and_then(|offset| self.cached_word(offset));
+        cached.or_else(|| self.view.word(address))
     }
 
-    /// The number at an address; `None` where nothing is mapped.
+    /// Word at an address. `None` if it cannot be read.
     pub(crate) fn word(&mut self, address: u64) -> Option<u64> {
         let end = self.start + self.length as u64;
         if address < self.start || address.checked_add(8)? > end {
             self.start = address & !(PAGE - 1);
             self.length = self.view.read(self.start, &mut self.block);
         }
-        self.kept((address - self.start) as usize)
+        self.cached_word((address - self.start) as usize)
     }
 
-    fn kept(&self, at: usize) -> Option<u64> {
-        let bytes = self.block[..self.length].get(at..at.checked_add(8)?)?;
+    fn cached_word(&self, offset: usize) -> Option<u64> {
+        let bytes = self.block[..self.length].get(offset..offset.checked_add(8)?)?;
         Some(u64::from_le_bytes(bytes.try_into().expect("eight bytes")))
     }
 }

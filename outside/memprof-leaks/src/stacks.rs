@@ -1,5 +1,5 @@
-//! Where objects were allocated: the stacks that a profiler keeps of its live samples, jemalloc's own or memprof's.
-//! They are read in the snapshot; the profiler is asked nothing.
+//! Stacks that allocated objects, from the live samples of a profiler: jemalloc's or memprof's sampler. They
+//! are read from the snapshot; the profiler in the process is not called.
 
 mod jemalloc_profiler;
 mod memprof_sampler;
@@ -12,13 +12,13 @@ use memprof_report::{Address, Mapping, Sources, symbolize_stacks};
 pub(crate) use self::memprof_sampler::SamplerTables;
 use crate::snapshot_memory::SnapshotMemory;
 
-/// Return addresses, leaf first, and frames that are no code.
+/// Return addresses, leaf first, and pseudo frames.
 pub(crate) type Stack = Rc<[u64]>;
 
-/// The stacks of a snapshot.
+/// Stacks of a snapshot's objects, with a cache.
 pub(crate) struct Stacks<'a> {
     view: &'a SnapshotMemory,
-    /// Of jemalloc's profiler: objects by address, and the context of each.
+    /// Addresses of objects, each with its context of jemalloc's profiler, sorted.
     contexts: &'a [(u64, u64)],
     known: HashMap<u64, Option<Stack>>,
     sampled: &'a SamplerTables,
@@ -38,17 +38,18 @@ impl<'a> Stacks<'a> {
         }
     }
 
-    /// The stack by which the object that begins there was allocated, where it is a sample.
+    /// Stack that allocated the object at `start`. `None` if the object is not sampled.
     pub(crate) fn stack_of(&mut self, start: u64) -> Option<Stack> {
         self.jemalloc_stack(start)
             .or_else(|| self.sampled.stack(self.view, start))
     }
 
+    /// Stack from jemalloc's profiler.
     fn jemalloc_stack(&mut self, start: u64) -> Option<Stack> {
-        let at = self
+        let index = self
             .contexts
             .binary_search_by_key(&start, |(object, _)| *object);
-        let (_, context) = self.contexts[at.ok()?];
+        let (_, context) = self.contexts[index.ok()?];
         let known = self.known.entry(context);
         known
             .or_insert_with(|| jemalloc_profiler::stack(self.view, context))
@@ -56,8 +57,8 @@ impl<'a> Stacks<'a> {
     }
 }
 
-/// Where objects may begin that are samples, and other numbers.
-pub(crate) fn starts<'a>(
+/// Addresses that may be starts of sampled objects.
+pub(crate) fn candidate_starts<'a>(
     view: &'a SnapshotMemory,
     contexts: &'a [(u64, u64)],
     sampled: &'a SamplerTables,
@@ -66,10 +67,10 @@ pub(crate) fn starts<'a>(
     of_jemalloc.chain(sampled.sample_addresses(view))
 }
 
-/// The functions of stacks, leaf first, by the files of a process.
+/// Symbolizes stacks by the files of a process; functions are leaf first.
 ///
 /// # Errors
-/// Why they have no names, as a sentence.
+/// A reason why they have no names, as a sentence.
 pub(crate) fn symbolize<'a>(
     stacks: impl Iterator<Item = &'a Stack>,
     mappings: Vec<Mapping>,
@@ -81,7 +82,7 @@ pub(crate) fn symbolize<'a>(
         .map_err(|error| format!("the stacks of samples have no names: {error}"))
 }
 
-/// The files and other memory in which functions of a snapshot may lie, by address.
+/// Executable mappings of a snapshot, by address.
 pub(crate) fn mappings(view: &SnapshotMemory) -> Vec<Mapping> {
     let regions = view.regions.iter().filter(|region| region.is_executable);
     let mappings = regions.map(|region| Mapping {
@@ -95,7 +96,7 @@ pub(crate) fn mappings(view: &SnapshotMemory) -> Vec<Mapping> {
     mappings.collect()
 }
 
-/// Whether a function may lie there, to which a call returns.
+/// Whether an address follows executable memory, as a return address does.
 fn is_code(view: &SnapshotMemory, address: u64) -> bool {
     let region = address.checked_sub(1).and_then(|call| view.region(call));
     region.is_some_and(|region| region.is_executable)

@@ -41,18 +41,18 @@ pub(crate) fn heap(
     let mut heap = FoundHeap::default();
     let mut caches = Vec::new();
     for arena in &arenas {
-        heap.own.push(arena.struct_range());
+        heap.excluded.push(arena.struct_range());
         for segment in arena.segments(view) {
             let length = segment.chunks.end - segment.chunks.start;
             // A thread has ended and everything in its heap is free: all merged with the top chunk.
             if length == 0 {
-                heap.own.push(segment.mapped);
+                heap.excluded.push(segment.mapped);
                 continue;
             }
             budget.reserve(Span::memory(length, ALIGNMENT))?;
             match walk_chunks(view, &segment) {
                 Some(walked) => {
-                    heap.own.push(segment.mapped);
+                    heap.excluded.push(segment.mapped);
                     heap.spans.push(walked.span);
                     caches.extend(walked.caches);
                 }

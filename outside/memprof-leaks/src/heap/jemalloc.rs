@@ -55,7 +55,7 @@ pub(crate) fn heap(
     found.retain(|extent| blocks.contains_key(&(extent.record / OWN_BLOCK)));
     found.sort_by_key(|extent| (extent.range.start, extent.state != ExtentState::Active));
     let mut heap = FoundHeap::default();
-    heap.own.extend(
+    heap.excluded.extend(
         blocks
             .keys()
             .map(|block| block * OWN_BLOCK..(block + 1) * OWN_BLOCK),
@@ -68,7 +68,7 @@ pub(crate) fn heap(
         }
         is_apart
     });
-    heap.own
+    heap.excluded
         .extend(found.iter().map(|extent| extent.range.clone()));
     found.retain(|extent| extent.state == ExtentState::Active);
     heap.contexts

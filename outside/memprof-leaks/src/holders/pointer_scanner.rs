@@ -14,7 +14,7 @@ pub(super) struct PointerScanner<'a> {
     pub(super) analyzed: &'a AnalyzedSnapshot<'a>,
     pub(super) object_index: &'a ObjectIndex<'a>,
     /// Numbers of objects that hold no pointers, sorted.
-    silent: Vec<u32>,
+    opaque: Vec<u32>,
 }
 
 impl<'a> PointerScanner<'a> {
@@ -22,15 +22,15 @@ impl<'a> PointerScanner<'a> {
         analyzed: &'a AnalyzedSnapshot<'a>,
         object_index: &'a ObjectIndex<'a>,
     ) -> Self {
-        let silent = analyzed.silent.iter();
-        let mut silent: Vec<_> = silent
+        let opaque = analyzed.opaque.iter();
+        let mut opaque: Vec<_> = opaque
             .filter_map(|start| object_index.number(*start))
             .collect();
-        silent.sort_unstable();
+        opaque.sort_unstable();
         Self {
             analyzed,
             object_index,
-            silent,
+            opaque,
         }
     }
 
@@ -54,7 +54,7 @@ impl<'a> PointerScanner<'a> {
         memory: &mut CachedReader<'_>,
         mut found: impl FnMut(u32) -> ControlFlow<()>,
     ) -> ControlFlow<()> {
-        if self.silent.binary_search(&number).is_ok() {
+        if self.opaque.binary_search(&number).is_ok() {
             return ControlFlow::Continue(());
         }
         let mut last = number;

@@ -86,7 +86,8 @@ impl SampledObjects {
             by_object: HashMap::new(),
         };
         let mut indices: HashMap<Stack, u32> = HashMap::new();
-        for start in stacks::starts(&analyzed.view, &analyzed.contexts, &analyzed.sampled) {
+        for start in stacks::candidate_starts(&analyzed.view, &analyzed.contexts, &analyzed.sampled)
+        {
             let object = object_index
                 .find(start)
                 .filter(|(_, first)| *first == start);

@@ -1,18 +1,18 @@
-//! What could hurt a process that is copied: looked at beforehand, and while the snapshot is read.
+//! Checks limits that a copy of a process could exceed, beforehand and while the snapshot is read.
 
 use std::fs;
 
 use super::smaps::MappingUsage;
 use crate::error::Error;
 
-/// What must be left besides.
-const RESERVE: u64 = 16 << 20;
+/// Memory that must be left in addition, in bytes.
+const RESERVE_BYTES: u64 = 16 << 20;
 
-/// A copy of this process would break no limit.
+/// Fails if a copy of the process would exceed a limit.
 ///
 /// # Errors
 /// `Overcommit`, `PidsLimit`, `Headroom`.
-pub(crate) fn require_room(pid: u32, mappings: &[MappingUsage]) -> Result<(), Error> {
+pub(crate) fn require_headroom(pid: u32, mappings: &[MappingUsage]) -> Result<(), Error> {
     let private: u64 = mappings
         .iter()
         .map(|each| each.anonymous + each.swapped)
@@ -23,16 +23,17 @@ pub(crate) fn require_room(pid: u32, mappings: &[MappingUsage]) -> Result<(), Er
     {
         return Err(Error::PidsLimit { cgroup, limit });
     }
-    // The page tables, and a tenth of the pages: a process writes to few of them in some seconds.
+    // The copy needs page tables, and about a tenth of the pages: a process writes to few of them in some
+    // seconds.
     require_memory(pid, private / 512 + private / 10)
 }
 
-/// The machine and the process's cgroup have that much memory left, and a reserve.
+/// Fails unless the machine and the process's cgroup have `needed` bytes left, and a reserve.
 ///
 /// # Errors
 /// `Headroom`.
 pub(crate) fn require_memory(pid: u32, needed: u64) -> Result<(), Error> {
-    let needed = needed + RESERVE;
+    let needed = needed + RESERVE_BYTES;
     let cgroup = tightest_cgroup(pid, "memory", "memory.max", "memory.current").or_else(|| {
         tightest_cgroup(
             pid,
@@ -43,12 +44,12 @@ pub(crate) fn require_memory(pid: u32, needed: u64) -> Result<(), Error> {
     });
     let cgroup = cgroup
         .map(|(path, limit, used)| (format!("its cgroup {path}"), limit.saturating_sub(used)));
-    let machine = figure(&read_meminfo(), "MemAvailable");
-    let machine = machine.map(|left| ("the machine".to_owned(), left));
+    let machine = meminfo_bytes(&read_meminfo(), "MemAvailable");
+    let machine = machine.map(|available| ("the machine".to_owned(), available));
     let tightest = cgroup
         .into_iter()
         .chain(machine)
-        .min_by_key(|(_, left)| *left);
+        .min_by_key(|(_, available)| *available);
     match tightest {
         Some((place, left)) if left < needed => Err(Error::Headroom {
             place,
@@ -59,6 +60,7 @@ pub(crate) fn require_memory(pid: u32, needed: u64) -> Result<(), Error> {
     }
 }
 
+/// Fails unless the kernel's commit limit allows `needed` bytes more.
 fn require_commit_headroom(needed: u64) -> Result<(), Error> {
     let mode = fs::read_to_string("/proc/sys/vm/overcommit_memory").unwrap_or_default();
     match commit_headroom(&mode, &read_meminfo()) {
@@ -67,10 +69,11 @@ fn require_commit_headroom(needed: u64) -> Result<(), Error> {
     }
 }
 
-/// How much memory the machine may still promise, where it counts that.
+/// Bytes that the kernel may still commit. `None` if it does not limit them (`vm.overcommit_memory` is not
+/// 2).
 fn commit_headroom(mode: &str, meminfo: &str) -> Option<u64> {
-    let figure = |name| self::figure(meminfo, name).unwrap_or(0);
-    let left = || figure("CommitLimit").saturating_sub(figure("Committed_AS"));
+    let bytes = |name| meminfo_bytes(meminfo, name).unwrap_or(0);
+    let left = || bytes("CommitLimit").saturating_sub(bytes("Committed_AS"));
     (mode.trim() == "2").then(left)
 }
 
@@ -78,8 +81,8 @@ fn read_meminfo() -> String {
     fs::read_to_string("/proc/meminfo").unwrap_or_default()
 }
 
-/// A figure of /proc/meminfo, in bytes.
-fn figure(meminfo: &str, name: &str) -> Option<u64> {
+/// Value of /proc/meminfo, in bytes.
+fn meminfo_bytes(meminfo: &str, name: &str) -> Option<u64> {
     let value = meminfo
         .lines()
         .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
@@ -87,8 +90,8 @@ fn figure(meminfo: &str, name: &str) -> Option<u64> {
     Some(kibibytes << 10)
 }
 
-/// Of the cgroups that a process is in and those above, the one with the least left: its path, its limit, and
-/// what is used. `None` where there is no limit.
+/// Among a process's cgroup and the ones above it, the one with least left: its path, its limit and its
+/// usage. `None` if none has a limit.
 fn tightest_cgroup(
     pid: u32,
     controller: &str,
@@ -107,8 +110,8 @@ fn tightest_cgroup(
             .ok()
     };
     let path = path.trim_end_matches('/');
-    let above = path.match_indices('/').map(|(end, _)| &path[..end]);
-    let levels = above.chain([path]).filter_map(|path| {
+    let ancestors = path.match_indices('/').map(|(end, _)| &path[..end]);
+    let cgroups = ancestors.chain([path]).filter_map(|path| {
         let name = if path.is_empty() { "/" } else { path };
         let used = number(path, usage)?.saturating_sub(match controller {
             "memory" => reclaimable(&format!("{root}{path}/memory.stat")),
@@ -116,10 +119,10 @@ fn tightest_cgroup(
         });
         Some((name.to_owned(), number(path, limit)?, used))
     });
-    levels.min_by_key(|(_, limit, used)| limit.saturating_sub(*used))
+    cgroups.min_by_key(|(_, limit, used)| limit.saturating_sub(*used))
 }
 
-/// The page cache that nobody used lately: the kernel drops it before it ends a process.
+/// Bytes of the inactive page cache, which the kernel drops before it kills a process.
 fn reclaimable(stat: &str) -> u64 {
     let text = fs::read_to_string(stat).unwrap_or_default();
     let value = |name: &str| {
@@ -131,8 +134,8 @@ fn reclaimable(stat: &str) -> u64 {
         .unwrap_or(0)
 }
 
-/// Where the limits of a line of /proc/PID/cgroup lie: `0::/path` is of version 2, `7:memory:/path` of version
-/// 1, whose file has another name for memory.
+/// Mount point and path of the cgroup in a line of /proc/PID/cgroup: `0::/path` is of version 2,
+/// `7:memory:/path` of version 1. `None` if `limit` is not the file's name in that version.
 fn hierarchy<'a>(line: &'a str, controller: &str, limit: &str) -> Option<(String, &'a str)> {
     let mut parts = line.splitn(3, ':');
     let (_, controllers, path) = (parts.next()?, parts.next()?, parts.next()?);
@@ -153,7 +156,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn where_a_limit_lies() {
+    fn hierarchy_depends_on_cgroup_version() {
         let check = |line, controller, limit, expected: Option<(&str, &str)>| {
             let found = hierarchy(line, controller, limit);
             let found = found.as_ref().map(|(root, path)| (root.as_str(), *path));
@@ -180,9 +183,9 @@ mod tests {
         check("nonsense", "pids", "pids.max", None);
     }
 
-    /// The mode is the machine's: a test leaves it as it is.
+    /// Only the parser is tested, because the mode is the machine's.
     #[test]
-    fn a_machine_that_counts_its_promises_may_have_none_left() {
+    fn commit_headroom_is_limited_in_mode_2_only() {
         let meminfo = "MemTotal: 9 kB\nCommitLimit:     1000 kB\nCommitted_AS:     400 kB\n";
         let check = |mode, meminfo, expected| assert_eq!(commit_headroom(mode, meminfo), expected);
         check("2\n", meminfo, Some(600 << 10));
@@ -191,12 +194,12 @@ mod tests {
         check("0\n", meminfo, None);
         check("1\n", meminfo, None);
         check("", meminfo, None);
-        let own = figure(&read_meminfo(), "CommitLimit").unwrap();
+        let own = meminfo_bytes(&read_meminfo(), "CommitLimit").unwrap();
         assert!(own > 0);
     }
 
     #[test]
-    fn no_machine_has_all_memory_left() {
+    fn require_memory_beyond_the_machine_fails() {
         let own = std::process::id();
         let error = require_memory(own, 1 << 60).unwrap_err();
         assert!(matches!(error, Error::Headroom { .. }), "{error}");

@@ -1,5 +1,6 @@
-//! Zombies: a copy that has ended stays one until its parent waits for it. The parent is the process that was copied,
-//! which knows nothing of it: no signal reports its end, so that no handler of the program runs.
+//! Reaps copies: a copy that has ended stays a zombie until its parent waits for it. The parent is the
+//! process that was copied. It does not know of the copy, because no signal reports the end, so that no
+//! handler of the program runs.
 
 use std::fs;
 use std::thread;
@@ -11,67 +12,68 @@ use memprof_ptrace::remote_call::{self, COPY_EXIT_STATUS};
 use super::{CopyTarget, POLL_INTERVAL, process_gone_refusal, read, threads};
 use crate::error::Error;
 
-/// Until the child is reaped.
-const REAP_PATIENCE: Duration = Duration::from_secs(5);
-const LOOK_AGAIN: Duration = Duration::from_micros(200);
-/// Until a copy has given back its memory, and another memprof is done with the process.
+/// Longest wait until the child is reaped.
+const REAP_TIMEOUT: Duration = Duration::from_secs(5);
+const REAP_POLL_INTERVAL: Duration = Duration::from_micros(200);
+/// Longest wait until a copy has released its memory, and another memprof is done with the process.
 const COPIES_TIMEOUT: Duration = Duration::from_secs(60);
-/// Until a copy that the kernel kills begins to end: one that runs for longer is a child of the program's own.
+/// Longest wait until a killed copy begins to end: one that runs for longer is a child of the program itself.
 const KILL_TIMEOUT: Duration = Duration::from_secs(1);
-/// Until a thread that was on its way to clone(2) has made its copy, which then ends at once.
+/// Longest wait until a thread that was about to call clone(2) has made its copy, which then ends at once.
 const LATE_CLONE_TIMEOUT: Duration = Duration::from_secs(2);
 const LATE_CLONE_POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// How a memprof ended whose copies are reaped.
+/// End of the memprof whose copies are reaped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SearchEnd {
-    /// It reaped them itself as far as it could.
+    /// It ended normally, and reaped its copies as far as it could.
     Done,
-    /// At any moment: a copy may yet be made.
+    /// It was killed at any moment: a copy may still be made.
     Killed,
 }
 
-/// Reaps the copies of a process that another memprof has left, made since `since` (`starttime` of proc(5)). Waits up to
-/// a minute for those that have not ended yet. Returns how many are left.
+/// Reaps the copies of a process that another memprof has left behind, made since `since` (`starttime` of
+/// proc(5)). Blocks up to a minute for those that have not ended yet. Returns the number of remaining ones.
 pub fn reap_copies(pid: u32, since: u64, end: SearchEnd) -> usize {
-    let begun = Instant::now();
+    let start = Instant::now();
     loop {
-        let elapsed = begun.elapsed();
-        let mut left = copies(pid, since);
-        left.retain(|(_, life)| *life != CopyLife::Running || elapsed < KILL_TIMEOUT);
+        let elapsed = start.elapsed();
+        let mut remaining = copies(pid, since);
+        remaining.retain(|(_, life)| *life != CopyLife::Running || elapsed < KILL_TIMEOUT);
         let is_awaited = end == SearchEnd::Killed && elapsed < LATE_CLONE_TIMEOUT;
-        if left.is_empty() && is_awaited && is_alive(pid) {
+        if remaining.is_empty() && is_awaited && is_alive(pid) {
             thread::sleep(LATE_CLONE_POLL_INTERVAL);
             continue;
         }
-        if left.is_empty() || elapsed > COPIES_TIMEOUT {
-            return left.len();
+        if remaining.is_empty() || elapsed > COPIES_TIMEOUT {
+            return remaining.len();
         }
-        left.retain(|(_, life)| *life == CopyLife::Zombie);
-        // Another memprof may be at work on the process, or no thread of it fit just now: both pass.
-        if !left.is_empty()
-            && let Ok(subject) = CopyTarget::inspect(pid)
+        remaining.retain(|(_, life)| *life == CopyLife::Zombie);
+        // Both reasons for a failure pass: another memprof uses the process, or none of its threads is at a
+        // safe point.
+        if !remaining.is_empty()
+            && let Ok(target) = CopyTarget::inspect(pid)
         {
-            for (copy, _) in left {
+            for (copy, _) in remaining {
                 let status = ProcStatus::read_thread(copy).map_err(Error::from);
-                // The next turn tries again.
-                let _ = status.and_then(|status| subject.reap(&status, copy));
+                // The next iteration tries again.
+                let _ = status.and_then(|status| target.reap(&status, copy));
             }
         }
         thread::sleep(POLL_INTERVAL);
     }
 }
 
-/// How far a copy's end has come.
+/// State of a copy that ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum CopyLife {
-    /// Or a child of the program's own.
+    /// It runs, or it is a child of the program itself.
     Running,
     Ending,
     Zombie,
 }
 
-/// The children of a process that are copies of it.
+/// Children of a process that are copies of it.
 fn copies(pid: u32, since: u64) -> Vec<(u32, CopyLife)> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
@@ -83,18 +85,18 @@ fn copies(pid: u32, since: u64) -> Vec<(u32, CopyLife)> {
     copies.collect()
 }
 
-/// `None` for a process that is no copy. The program's own children whose end is reported by no signal end in other
-/// ways.
+/// State of a copy. `None` for a process that is no copy: children of the program itself whose end no signal
+/// reports have other exit codes.
 fn copy_life(stat: &ProcStat, parent: u32, since: u64) -> Option<CopyLife> {
-    const LET_RUN: i32 = (COPY_EXIT_STATUS as i32) << 8;
+    const RESUMED: i32 = (COPY_EXIT_STATUS as i32) << 8;
     let is_candidate = stat.parent == parent
         && stat.start_time >= since
         && stat.exit_signal == Some(0)
         && stat.has_never_executed();
     match stat.exit_code.filter(|_| is_candidate)? {
-        libc::SIGKILL | LET_RUN if stat.is_zombie => Some(CopyLife::Zombie),
-        libc::SIGKILL | LET_RUN => Some(CopyLife::Ending),
-        // Before the end this is the code of its last stop under ptrace(2).
+        libc::SIGKILL | RESUMED if stat.is_zombie => Some(CopyLife::Zombie),
+        libc::SIGKILL | RESUMED => Some(CopyLife::Ending),
+        // Before the end, the field is the code of the last stop under ptrace(2).
         _ if !stat.is_zombie => Some(CopyLife::Running),
         _ => None,
     }
@@ -105,7 +107,8 @@ pub(super) fn is_alive(pid: u32) -> bool {
 }
 
 impl CopyTarget {
-    /// Has the process wait for the zombie that a snapshot leaves: nobody else could.
+    /// Makes the process wait for the zombie of a snapshot, because only the parent can. Blocks up to five
+    /// seconds. Returns `Ok` also if that fails; the caller checks whether the zombie is gone.
     pub(super) fn reap(&self, child: &ProcStatus, child_pid: u32) -> Result<(), Error> {
         let Some(own_number) = child.ns_pids.last() else {
             return Ok(());
@@ -115,9 +118,9 @@ impl CopyTarget {
             libc::SYS_wait4,
             [u64::from(*own_number), 0, options, 0, 0, 0],
         );
-        let begun = Instant::now();
-        while begun.elapsed() < REAP_PATIENCE {
-            if !self.is_same() {
+        let start = Instant::now();
+        while start.elapsed() < REAP_TIMEOUT {
+            if !self.is_same_program() {
                 return Err(process_gone_refusal(self.pid).into());
             }
             let maps = read(self.pid, "maps")?;
@@ -125,16 +128,13 @@ impl CopyTarget {
             if let Ok((thread, stopped)) =
                 threads.pick_thread(|thread| self.can_clone(&maps, thread))
             {
-                let home = thread.home();
+                let context = thread.saved_context();
                 let calls = None;
-                let room = self.room(&maps, &home, thread.tid);
-                let home_place = room.ok_or(Error::NoThread("its stacks have no room"))?;
-                let places = remote_call::FrameLocations {
-                    saved: home_place,
-                    calls,
-                };
+                let memory = self.frame_memory(&maps, &context, thread.tid);
+                let saved = memory.ok_or(Error::NoThread("its stacks have no room"))?;
+                let locations = remote_call::FrameLocations { saved, calls };
                 let frames =
-                    remote_call::build_frames(&[wait], places, u64::MAX, self.gadgets, &home);
+                    remote_call::build_frames(&[wait], locations, u64::MAX, self.gadgets, &context);
                 for (address, bytes) in &frames.writes {
                     let written = self.memory.write(*address, bytes);
                     written.map_err(Error::io("failed to write to a stack"))?;
@@ -142,13 +142,13 @@ impl CopyTarget {
                 stopped
                     .detach_into(&frames.registers)
                     .map_err(Error::io("failed to let it reap"))?;
-                while begun.elapsed() < REAP_PATIENCE && is_alive(child_pid) {
-                    thread::sleep(LOOK_AGAIN);
+                while start.elapsed() < REAP_TIMEOUT && is_alive(child_pid) {
+                    thread::sleep(REAP_POLL_INTERVAL);
                 }
                 return Ok(());
             }
             drop(threads);
-            thread::sleep(LOOK_AGAIN);
+            thread::sleep(REAP_POLL_INTERVAL);
         }
         Ok(())
     }
@@ -159,7 +159,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_program_s_own_child_is_no_copy() {
+    fn own_child_of_program_is_no_copy() {
         let (parent, since) = (7, 4711);
         let check = |state: &str, exit_signal: i32, flags: u64, start: u64, code: i32, expected| {
             let mut fields = vec!["0".to_owned(); 50];
@@ -174,7 +174,7 @@ mod tests {
             assert_eq!(copy_life(&stat, parent, since), expected, "{stat:?}");
             assert_eq!(copy_life(&stat, parent + 1, since), None);
         };
-        let (never_executed, killed, let_run) = (0x40, 9, 109 << 8);
+        let (never_executed, killed, resumed) = (0x40, 9, 109 << 8);
         check(
             "Z",
             0,
@@ -188,7 +188,7 @@ mod tests {
             0,
             never_executed,
             since + 1,
-            let_run,
+            resumed,
             Some(CopyLife::Zombie),
         );
         check(

@@ -1,40 +1,41 @@
-//! /proc/PID/smaps: what a copy of the process costs, and what it will not hold.
+//! Estimates from /proc/PID/smaps how long a copy of the process takes, and which memory it will not have.
 
 use std::ops::Range;
 use std::time::Duration;
 
 use memprof_ptrace::maps::{self, Mapping};
 
-/// A mapping with what smaps tells of it.
+/// Mapping with its values of smaps.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct MappingUsage {
     pub(crate) range: Range<u64>,
-    /// Resident, in bytes.
+    /// Resident bytes.
     pub(crate) resident: u64,
-    /// Swapped out, in bytes.
+    /// Bytes that are swapped out.
     pub(crate) swapped: u64,
-    /// Private memory of no file, in bytes.
+    /// Bytes of private memory that is no unchanged page of a file.
     pub(crate) anonymous: u64,
-    /// Of that, in huge pages.
+    /// Bytes of these in huge pages.
     pub(crate) huge: u64,
-    /// A forked child does not have it, or has zeros there (`MADV_DONTFORK`, `MADV_WIPEONFORK`).
+    /// Whether a forked child does not have it, or has zeros there (`MADV_DONTFORK`, `MADV_WIPEONFORK`).
     pub(crate) is_not_copied: bool,
-    /// Only of `MADV_WIPEONFORK`: zeros in the child.
+    /// Whether a forked child has zeros there (`MADV_WIPEONFORK`).
     pub(crate) is_emptied: bool,
-    /// Of a device: not to be read from outside.
+    /// Whether it is a device's, which cannot be read from outside the process.
     pub(crate) is_device: bool,
 }
 
-/// What the copy of one entry of a page table took, with its page's reference count, measured on 1 GiB of
-/// pages of 4 KiB: 45 to 83 ms.
-const PAGE_COPY: Duration = Duration::from_nanos(250);
-/// The same for a huge page, whose table is made beforehand.
-const HUGE_PAGE_COPY: Duration = Duration::from_micros(15);
-const MAPPING_COPY: Duration = Duration::from_micros(2);
-/// Measured on 3,000 threads.
-const THREAD_STOP: Duration = Duration::from_micros(120);
+/// Time to copy an entry of a page table with the page's reference count. Measured on 1 GiB in pages of 4
+/// KiB: 45 to 83 ms.
+const PAGE_COPY_TIME: Duration = Duration::from_nanos(250);
+/// Time to copy a huge page's entry, whose table is made beforehand.
+const HUGE_PAGE_COPY_TIME: Duration = Duration::from_micros(15);
+/// Time to copy a mapping.
+const MAPPING_COPY_TIME: Duration = Duration::from_micros(2);
+/// Time to stop a thread. Measured on 3,000 threads.
+const THREAD_STOP_TIME: Duration = Duration::from_micros(120);
 
-/// Parses the file.
+/// Parses /proc/PID/smaps.
 pub(crate) fn parse(smaps: &[u8]) -> Vec<MappingUsage> {
     let mut all: Vec<MappingUsage> = Vec::new();
     for line in smaps.split(|byte| *byte == b'\n') {
@@ -64,7 +65,8 @@ pub(crate) fn parse(smaps: &[u8]) -> Vec<MappingUsage> {
     all
 }
 
-/// `Rss:    12 kB`; the first line of a mapping has a blank before its first colon.
+/// Name and value of a line as `Rss:    12 kB`. `None` for the first line of a mapping, which has a blank
+/// before its first colon.
 fn field(line: &[u8]) -> Option<(&str, &str)> {
     let (name, value) = str::from_utf8(line).ok()?.split_once(':')?;
     name.bytes()
@@ -74,11 +76,11 @@ fn field(line: &[u8]) -> Option<(&str, &str)> {
 
 fn kibibytes(value: &str) -> u64 {
     let number = value.trim().trim_end_matches(" kB").parse::<u64>();
-    // The kernel writes a number; nothing else depends on one that cannot be read than an estimate.
+    // Only an estimate depends on the value, so 0 is good enough for one that is no number.
     number.unwrap_or(0) << 10
 }
 
-/// How long a process with so many threads is going to stand still.
+/// Estimates how long the threads of a process must be stopped for a copy.
 pub(crate) fn estimate(mappings: &[MappingUsage], threads: u32) -> Duration {
     let small: u64 = mappings
         .iter()
@@ -86,10 +88,10 @@ pub(crate) fn estimate(mappings: &[MappingUsage], threads: u32) -> Duration {
         .sum();
     let huge: u64 = mappings.iter().map(|each| each.huge).sum();
     let times = |one: Duration, count: u64| Duration::from_nanos(one.as_nanos() as u64 * count);
-    times(PAGE_COPY, small >> 12)
-        + times(HUGE_PAGE_COPY, huge >> 21)
-        + times(MAPPING_COPY, mappings.len() as u64)
-        + times(THREAD_STOP, u64::from(threads))
+    times(PAGE_COPY_TIME, small >> 12)
+        + times(HUGE_PAGE_COPY_TIME, huge >> 21)
+        + times(MAPPING_COPY_TIME, mappings.len() as u64)
+        + times(THREAD_STOP_TIME, u64::from(threads))
 }
 
 #[cfg(test)]
@@ -110,7 +112,7 @@ VmFlags: rd wr io pf
 ";
 
     #[test]
-    fn what_a_copy_costs_and_lacks() {
+    fn parse_reads_sizes_and_flags_for_estimate() {
         let found = parse(SMAPS.as_bytes());
         let heap = MappingUsage {
             range: 0x55d0_c0a0_0000..0x55d1_00a0_0000,
@@ -124,13 +126,15 @@ VmFlags: rd wr io pf
         };
         assert_eq!(found[0], heap);
         assert!(found[1].is_device && !found[1].is_not_copied);
-        let expected =
-            PAGE_COPY * 131_073 + HUGE_PAGE_COPY * 256 + MAPPING_COPY * 2 + THREAD_STOP * 3;
+        let expected = PAGE_COPY_TIME * 131_073
+            + HUGE_PAGE_COPY_TIME * 256
+            + MAPPING_COPY_TIME * 2
+            + THREAD_STOP_TIME * 3;
         assert_eq!(estimate(&found, 3), expected);
     }
 
     #[test]
-    fn own_figures_are_read() {
+    fn smaps_of_this_process_are_parsed() {
         let own = parse(&std::fs::read("/proc/self/smaps").unwrap());
         let resident: u64 = own.iter().map(|each| each.resident).sum();
         assert!(resident > 1 << 20, "{resident}");
@@ -138,7 +142,7 @@ VmFlags: rd wr io pf
     }
 
     #[test]
-    fn nonsense_is_no_mapping() {
+    fn parse_of_invalid_lines_is_empty() {
         assert_eq!(parse(b"Rss: 4 kB\nx\n\xff: 4 kB\n"), []);
     }
 }

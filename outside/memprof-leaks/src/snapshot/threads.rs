@@ -1,4 +1,4 @@
-//! All threads of a process, stopped.
+//! Stopped threads of a process.
 
 use std::fs;
 use std::io;
@@ -17,22 +17,23 @@ use memprof_ptrace::xstate::XState;
 
 use crate::error::Error;
 
-/// Code of 64 bits.
-const USER_CODE: u64 = 0x33;
-/// The number of the system call of a thread that is in none.
+/// Value of `cs` for 64-bit code.
+const CODE_SEGMENT_64: u64 = 0x33;
+/// Value of `orig_rax` in a thread that is in no system call.
 const NO_CALL: i64 = -1;
-/// Of all ptrace(2) calls together, on top of the limit, on a busy machine.
-const PATIENCE: Duration = Duration::from_millis(50);
+/// Time for all ptrace(2) calls on a busy machine, in addition to the limit.
+const STOP_TIMEOUT: Duration = Duration::from_millis(50);
 
-/// The code of glibc, in which functions make system calls for others. `loaded` is where the libraries of the loader's
-/// list begin: a program may map other files of these names, and run code of its own there.
-fn c_library(maps: &[u8], loaded: &[u64]) -> Vec<Range<u64>> {
-    let is_of_it = |image: &Mapping<'_>| {
+/// Code of glibc's files, which make system calls for a program. `loaded` are the start addresses of the
+/// libraries in the loader's list: a program may map other files with these names, and run code of its own
+/// there.
+fn c_library_code(maps: &[u8], loaded: &[u64]) -> Vec<Range<u64>> {
+    let is_c_library = |image: &Mapping<'_>| {
         let starts = [&b"libc.so.6"[..], b"libc-2.", b"libpthread-2."];
         let name = image.file_name();
         loaded.contains(&image.range.start) && starts.iter().any(|start| name.starts_with(start))
     };
-    let images: Vec<_> = mappings(maps).filter(is_of_it).collect();
+    let images: Vec<_> = mappings(maps).filter(is_c_library).collect();
     let is_code = |mapping: &Mapping<'_>| {
         let mut files = images.iter().map(|image| (image.device, image.inode));
         mapping.is_executable() && files.any(|file| file == (mapping.device, mapping.inode))
@@ -41,69 +42,71 @@ fn c_library(maps: &[u8], loaded: &[u64]) -> Vec<Range<u64>> {
     code.map(|mapping| mapping.range).collect()
 }
 
-/// What a thread had in its registers.
+/// Registers of a thread.
 #[derive(Clone, Debug)]
 pub struct Registers {
-    /// The thread's number (TID).
+    /// Thread id (TID).
     pub tid: u32,
-    /// The stack pointer.
+    /// Stack pointer.
     pub stack: u64,
-    /// The thread's control block (`fs_base`).
+    /// Address of the thread's control block (`fs_base`).
     pub control_block: u64,
-    /// All registers, those of vectors too unless it waits in a call of the C library's.
+    /// All general registers. Also the vector registers, unless the thread waits in a system call that the C
+    /// library made.
     pub words: Vec<u64>,
 }
 
-/// A thread that stands still, and how it goes on.
+/// Stopped thread, with the state in which it continues.
 #[derive(Debug)]
 pub(super) struct SnapshotThread {
     pub(super) tid: u32,
     registers: user_regs_struct,
-    /// Other than it stopped with: its call is made again.
-    again: Option<user_regs_struct>,
+    /// Registers with which the thread repeats its interrupted system call.
+    restarted: Option<user_regs_struct>,
     state: XState,
     blocked: u64,
 }
 
 impl SnapshotThread {
-    pub(super) fn home(&self) -> SavedContext<'_> {
+    /// State to restore after a remote call.
+    pub(super) fn saved_context(&self) -> SavedContext<'_> {
         SavedContext {
-            registers: self.again.unwrap_or(self.registers),
+            registers: self.restarted.unwrap_or(self.registers),
             state: &self.state,
             blocked: self.blocked,
         }
     }
 }
 
-/// Threads that stand still until they are let go.
+/// Stopped threads, which are resumed on drop.
 #[derive(Debug)]
 pub(super) struct SnapshotThreads {
-    held: Vec<(SnapshotThread, Option<StoppedThread>)>,
+    threads: Vec<(SnapshotThread, Option<StoppedThread>)>,
 }
 
-/// Stops every thread.
+/// Stops all threads of a process. Blocks up to `limit` and [`STOP_TIMEOUT`].
 ///
 /// # Errors
-/// `StopTooLong`; `Refused`. All go on then.
+/// `StopTooLong`, `Refused`, `Io`: all threads are resumed then.
 pub(super) fn stop_all(pid: u32, limit: Duration) -> Result<SnapshotThreads, Error> {
     let memory = Memory::open(pid).map_err(Error::io(format!("/proc/{pid}/mem")))?;
     let mut stopped = Vec::new();
-    let all = stop_all::stop_all(pid, Instant::now() + limit + PATIENCE, &mut stopped);
+    let all = stop_all::stop_all(pid, Instant::now() + limit + STOP_TIMEOUT, &mut stopped);
     let threads = read_threads(&memory, stopped);
     match all {
         Ok(()) => Ok(threads),
-        Err(why) => {
-            // First, because it is told who traces a process.
+        Err(error) => {
+            // The threads are resumed first: while they are traced, an examination would refuse the process.
             drop(threads);
-            Err(match why {
+            Err(match error {
                 StopAllError::Unreadable(_) => super::process_gone_refusal(pid).into(),
-                StopAllError::Thread(tid, why) => refused(tid, why, limit),
+                StopAllError::Thread(tid, error) => stop_error(tid, error, limit),
             })
         }
     }
 }
 
-/// Stops one thread, the first that does.
+/// Stops one thread, the first that can be stopped. The result is empty if none can.
 pub(super) fn stop_one(pid: u32) -> Result<SnapshotThreads, Error> {
     let memory = Memory::open(pid).map_err(Error::io(format!("/proc/{pid}/mem")))?;
     let stopped = tids(pid)?
@@ -112,6 +115,7 @@ pub(super) fn stop_one(pid: u32) -> Result<SnapshotThreads, Error> {
     Ok(read_threads(&memory, stopped.into_iter().collect()))
 }
 
+/// Thread ids of a process.
 fn tids(pid: u32) -> Result<Vec<u32>, Error> {
     let entries = fs::read_dir(format!("/proc/{pid}/task"));
     let entries = entries.map_err(|_| super::process_gone_refusal(pid))?;
@@ -120,98 +124,109 @@ fn tids(pid: u32) -> Result<Vec<u32>, Error> {
         .collect())
 }
 
-fn refused(tid: u32, why: StopError, limit: Duration) -> Error {
-    match why {
+fn stop_error(tid: u32, error: StopError, limit: Duration) -> Error {
+    match error {
         StopError::Refused(code) => Error::Io {
-            what: format!("failed to trace thread {tid}"),
+            action: format!("failed to trace thread {tid}"),
             cause: io::Error::from_raw_os_error(code),
         },
         StopError::Ended | StopError::Uninterruptible => Error::StopTooLong { thread: tid, limit },
     }
 }
 
+/// Reads the registers of stopped threads.
 fn read_threads(memory: &Memory, stopped: Vec<(u32, StoppedThread)>) -> SnapshotThreads {
-    let mut held = Vec::with_capacity(stopped.len());
+    let mut threads = Vec::with_capacity(stopped.len());
     for (tid, stopped) in stopped {
-        // One that was killed meanwhile has none.
+        // A thread that was killed meanwhile has no registers.
         let (Ok(registers), Ok(state), Ok(blocked)) =
             (stopped.registers(), stopped.state(), stopped.signal_mask())
         else {
             continue;
         };
         let code = memory.bytes(registers.rip.wrapping_sub(CALL_LENGTH as u64));
-        let again = code
+        let restarted = code
             .ok()
             .and_then(|code| syscall_restart::restarted_registers(&registers, code));
         let thread = SnapshotThread {
             tid,
             registers,
-            again,
+            restarted,
             state,
             blocked,
         };
-        held.push((thread, Some(stopped)));
+        threads.push((thread, Some(stopped)));
     }
-    SnapshotThreads { held }
+    SnapshotThreads { threads }
 }
 
 impl SnapshotThreads {
-    /// Returns the first thread that waits in a call which it can make again, else one that runs: it can make a remote
-    /// call.
+    /// Picks a thread for a remote call, and removes its guard: the first that waits in a system call which
+    /// it can repeat, or else one that runs.
     ///
     /// # Errors
-    /// `NoThread`, or what its seccomp filter forbids.
+    /// `NoThread`, or the refusal of a thread's seccomp filter.
     pub(super) fn pick_thread(
         &mut self,
         has_room: impl Fn(&SnapshotThread) -> bool,
     ) -> Result<(&SnapshotThread, StoppedThread), Error> {
-        let mut why =
+        let mut error =
             Error::NoThread("its threads take signals, or run on stacks of the program's own");
-        let runs = |thread: &SnapshotThread| thread.registers.orig_rax.cast_signed() == NO_CALL;
-        for may_run in [false, true] {
-            for at in 0..self.held.len() {
-                let (thread, stopped) = &mut self.held[at];
-                let is_free = stopped
+        let is_running =
+            |thread: &SnapshotThread| thread.registers.orig_rax.cast_signed() == NO_CALL;
+        for runs in [false, true] {
+            for index in 0..self.threads.len() {
+                let (thread, stopped) = &mut self.threads[index];
+                let has_no_signal = stopped
                     .as_ref()
                     .is_some_and(|stopped| stopped.signal().is_none());
-                let fits = thread.registers.cs == USER_CODE && thread.again.is_some();
-                if !is_free || !fits || runs(thread) != may_run || !has_room(thread) {
+                let can_repeat_call =
+                    thread.registers.cs == CODE_SEGMENT_64 && thread.restarted.is_some();
+                if !has_no_signal
+                    || !can_repeat_call
+                    || is_running(thread) != runs
+                    || !has_room(thread)
+                {
                     continue;
                 }
                 match require_snapshot_calls(thread.tid) {
                     Ok(()) => {}
                     Err(refusal) => {
-                        why = refusal.into();
+                        error = refusal.into();
                         continue;
                     }
                 }
                 let Some(stopped) = stopped.take() else {
                     continue;
                 };
-                return Ok((&self.held[at].0, stopped));
+                return Ok((&self.threads[index].0, stopped));
             }
         }
-        Err(why)
+        Err(error)
     }
 
-    /// Lets all go, and tells what they had. `loaded` as for [`Registers::read`].
+    /// Resumes all threads, and returns their registers. `loaded` is as for [`Registers::read`].
     pub(super) fn resume_all(mut self, maps: &[u8], loaded: &[u64]) -> Vec<Registers> {
         self.resume();
-        let library = c_library(maps, loaded);
-        self.held
+        let library = c_library_code(maps, loaded);
+        self.threads
             .iter()
             .map(|(thread, _)| {
-                Registers::of(thread.tid, &thread.registers, &thread.state, &library)
+                Registers::new(thread.tid, &thread.registers, &thread.state, &library)
             })
             .collect()
     }
 
+    /// Resumes threads that would see EINTR so that they repeat their call. The others are resumed by the
+    /// drop of their guards.
     fn resume(&mut self) {
-        for (thread, stopped) in &mut self.held {
-            let again = thread.again.filter(|_| would_see_eintr(&thread.registers));
-            if let (Some(stopped), Some(again)) = (stopped.take(), again) {
-                // It fails for a thread that was killed.
-                let _ = stopped.resume_with(&again);
+        for (thread, stopped) in &mut self.threads {
+            let restarted = thread
+                .restarted
+                .filter(|_| would_see_eintr(&thread.registers));
+            if let (Some(stopped), Some(restarted)) = (stopped.take(), restarted) {
+                // This fails if the thread was killed.
+                let _ = stopped.resume_with(&restarted);
             }
         }
     }
@@ -224,7 +239,8 @@ impl Drop for SnapshotThreads {
 }
 
 impl Registers {
-    /// Those of a thread that stands still. `loaded` is where the libraries begin that its loader loaded.
+    /// Reads the registers of a stopped thread. `loaded` are the start addresses of the libraries that its
+    /// loader has loaded.
     pub(super) fn read(
         tid: u32,
         stopped: &StoppedThread,
@@ -232,19 +248,24 @@ impl Registers {
         loaded: &[u64],
     ) -> io::Result<Self> {
         let (registers, state) = (stopped.registers()?, stopped.state()?);
-        Ok(Self::of(tid, &registers, &state, &c_library(maps, loaded)))
+        Ok(Self::new(
+            tid,
+            &registers,
+            &state,
+            &c_library_code(maps, loaded),
+        ))
     }
 
-    fn of(tid: u32, r: &user_regs_struct, state: &XState, library: &[Range<u64>]) -> Self {
+    fn new(tid: u32, r: &user_regs_struct, state: &XState, library: &[Range<u64>]) -> Self {
         let mut words = vec![
             r.rax, r.rbx, r.rcx, r.rdx, r.rsi, r.rdi, r.rbp, r.rsp, r.r8, r.r9, r.r10, r.r11,
             r.r12, r.r13, r.r14, r.r15, r.rip, r.fs_base, r.gs_base,
         ];
-        // Whoever called a function expects nothing in these registers any more (System V ABI for AMD64, 3.2.1): there
-        // may lie whole arrays of pointers that were copied long before.
+        // A function's caller does not expect these registers to be preserved (System V ABI for AMD64,
+        // 3.2.1). They may contain pointers that were copied long before.
         let call = r.rip.wrapping_sub(CALL_LENGTH as u64);
-        let waits = r.orig_rax.cast_signed() != NO_CALL;
-        if !(waits && library.iter().any(|code| code.contains(&call))) {
+        let is_waiting = r.orig_rax.cast_signed() != NO_CALL;
+        if !(is_waiting && library.iter().any(|code| code.contains(&call))) {
             let vectors = state.bytes().chunks_exact(8);
             let word = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().expect("eight bytes"));
             words.extend(vectors.map(word));
@@ -263,13 +284,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn code_of_other_files_of_its_name_is_not_the_c_librarys() {
+    fn c_library_code_is_of_loaded_file_only() {
         let maps = b"400000-401000 r-xp 00000000 fe:01 5     /srv/libc.so.6\n\
             7f0000-7f1000 r--p 00000000 fe:01 7     /lib/libc.so.6\n\
             7f1000-7f2000 r-xp 00001000 fe:01 7     /lib/libc.so.6\n\
             7f3000-7f4000 r-xp 00000000 fe:01 8     /srv/web\n";
         let check = |loaded: &[u64], expected: Option<Range<u64>>| {
-            let found = c_library(maps, loaded).into_iter();
+            let found = c_library_code(maps, loaded).into_iter();
             assert!(found.eq(expected), "{loaded:x?}");
         };
         check(&[0x7f_0000, 0x7f_3000], Some(0x7f_1000..0x7f_2000));

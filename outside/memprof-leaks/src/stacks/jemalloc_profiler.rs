@@ -1,25 +1,28 @@
-//! The stacks that jemalloc's profiler keeps (`prof_structs.h` of 5.3.0 and 5.3.1): a sample's context leads to that
-//! of all threads, which holds the stack.
+//! Stacks of jemalloc's profiler (`prof_structs.h` of 5.3.0 and 5.3.1): a sample's context refers to the
+//! context of all threads, which has the stack.
 
 use super::{Stack, is_code};
 use crate::snapshot_memory::SnapshotMemory;
 
-/// Where `prof_tctx_t` has its `prof_gctx_t`.
-const OF_ALL_THREADS: u64 = 96;
-/// Where that one has its stack (`bt`): the address of the frames, and their number; they lie right behind.
-const FRAMES: u64 = 104;
-const COUNT: u64 = FRAMES + 8;
-const FIRST: u64 = COUNT + 8;
-/// jemalloc keeps 128 of a stack unless it is told otherwise.
-const MOST: u32 = 1024;
+/// Offset in a `prof_tctx_t` of its `prof_gctx_t`.
+const GLOBAL_CONTEXT_OFFSET: u64 = 96;
+/// Offset in a `prof_gctx_t` of the address of its frames (`bt`).
+const FRAMES_OFFSET: u64 = 104;
+/// Offset of the number of frames.
+const COUNT_OFFSET: u64 = FRAMES_OFFSET + 8;
+/// Offset of the first frame.
+const FIRST_FRAME_OFFSET: u64 = COUNT_OFFSET + 8;
+/// Most frames of a stack; jemalloc keeps 128 by default.
+const MAX_FRAMES: u32 = 1024;
 
-/// The stack of a context, which proves itself: its frames lie where it says, and the first one is code.
+/// Reads the stack of a context. `None` if it is inconsistent: the frames must be where the context says, and
+/// the first one must be code.
 pub(super) fn stack(view: &SnapshotMemory, context: u64) -> Option<Stack> {
-    let whole = view.word(context.checked_add(OF_ALL_THREADS)?)?;
-    let word = |offset: u64| view.word(whole.checked_add(offset)?);
-    let frames = whole.checked_add(FIRST)?;
-    let count = word(COUNT)? as u32;
-    if word(FRAMES)? != frames || !(1..=MOST).contains(&count) {
+    let global = view.word(context.checked_add(GLOBAL_CONTEXT_OFFSET)?)?;
+    let word = |offset: u64| view.word(global.checked_add(offset)?);
+    let frames = global.checked_add(FIRST_FRAME_OFFSET)?;
+    let count = word(COUNT_OFFSET)? as u32;
+    if word(FRAMES_OFFSET)? != frames || !(1..=MAX_FRAMES).contains(&count) {
         return None;
     }
     let mut bytes = vec![0; 8 * count as usize];

@@ -1,4 +1,4 @@
-//! What a program leaves behind when it exits, as `LeakSanitizer` counts it.
+//! Leaks of a program that exits, compared with those that `LeakSanitizer` counts.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -10,11 +10,11 @@ use crate::compiled;
 use crate::target::built;
 
 fn proof(command: &mut Command) -> Proof {
-    let RunOutcome::AtExit(ending) = run(command, |_| ()).unwrap() else {
+    let RunOutcome::AtExit(exiting) = run(command, |_| ()).unwrap() else {
         panic!("{command:?} has ended");
     };
-    let proof = prove_at_exit(&ending, AnalysisOptions::default(), &|_| {}).unwrap();
-    assert_eq!(ending.end().unwrap().code(), Some(3));
+    let proof = prove_at_exit(&exiting, AnalysisOptions::default(), &|_| {}).unwrap();
+    assert_eq!(exiting.end().unwrap().code(), Some(3));
     proof
 }
 
@@ -28,7 +28,7 @@ fn with_sanitizer() -> PathBuf {
 }
 
 #[test]
-fn what_is_leaked_at_the_exit_is_what_leak_sanitizer_says() {
+fn leaks_at_exit_equal_those_of_leak_sanitizer() {
     let proof = proof(&mut Command::new(compiled("exits")));
     let found = proof.leaked.iter().map(|group| (group.size, group.objects));
     let mut found: Vec<_> = found.collect();
@@ -37,14 +37,14 @@ fn what_is_leaked_at_the_exit_is_what_leak_sanitizer_says() {
     let bytes: u64 = proof.leaked.iter().map(|group| group.bytes).sum();
     let objects: u64 = proof.leaked.iter().map(|group| group.objects).sum();
     let sanitized = Command::new(with_sanitizer()).output().unwrap();
-    let said = String::from_utf8(sanitized.stderr).unwrap();
+    let report = String::from_utf8(sanitized.stderr).unwrap();
     let expected =
         format!("SUMMARY: LeakSanitizer: {bytes} byte(s) leaked in {objects} allocation(s).");
-    assert!(said.contains(&expected), "{said}");
+    assert!(report.contains(&expected), "{report}");
 }
 
 #[test]
-fn a_program_that_leaks_nothing_is_said_to() {
+fn clean_program_has_no_leaks_at_exit() {
     let proof = proof(Command::new(compiled("exits")).arg("clean"));
     assert_eq!(proof.leaked, []);
     assert!(proof.report.objects >= 1000, "{proof:?}");

@@ -1,4 +1,4 @@
-//! What is told to be leaked.
+//! Leaked objects that are found, and objects that are not leaked.
 
 use std::fs;
 use std::path::PathBuf;
@@ -10,23 +10,23 @@ use memprof_leaks::{AnalysisOptions, Proof, prove};
 use crate::target::{Target, built};
 use crate::{compiled, start};
 
-/// A loaded machine stops threads late.
-pub(crate) const PATIENT: AnalysisOptions = AnalysisOptions {
+/// A long pause, because a loaded machine stops threads late.
+pub(crate) const LONG_PAUSE: AnalysisOptions = AnalysisOptions {
     max_pause: Duration::from_secs(5),
     max_memory: None,
 };
 
-/// Preloaded, by the name of its package's library.
+/// jemalloc's library in its package, to be preloaded.
 pub(crate) const JEMALLOC: &str = "libjemalloc.so.2";
 
-/// Whose malloc planted.c uses.
+/// Allocator that planted.c uses.
 #[derive(Clone, Copy, Debug)]
 enum Allocator {
-    /// glibc 2.36's in Debian 12.
+    /// glibc 2.36 of Debian 12.
     Glibc,
-    /// jemalloc 5.3.0 in Debian 12, stripped.
+    /// jemalloc 5.3.0 of Debian 12, stripped.
     Preloaded,
-    /// jemalloc 5.3.1, linked statically under names of its own, as in programs in Rust.
+    /// jemalloc 5.3.1, statically linked with a prefix, as in programs in Rust.
     Static,
 }
 
@@ -46,7 +46,7 @@ impl Allocator {
 }
 
 fn with_static_jemalloc() -> PathBuf {
-    // The tests lie in `deps`, and what the crate's build made of jemalloc's source beside that.
+    // The tests are in `deps`; the crate's build of jemalloc's source is beside it.
     let tests = std::env::current_exe().unwrap();
     let builds = tests.ancestors().nth(2).unwrap().join("build");
     let mut builds = fs::read_dir(builds).unwrap();
@@ -64,14 +64,14 @@ fn with_static_jemalloc() -> PathBuf {
     })
 }
 
-fn of(mode: &str, allocator: Allocator) -> Proof {
+fn prove_in_mode(mode: &str, allocator: Allocator) -> Proof {
     let mut target = Target::from_command(allocator.command().arg(mode));
-    let proof = prove(target.pid, PATIENT, &|_| {}).unwrap();
+    let proof = prove(target.pid, LONG_PAUSE, &|_| {}).unwrap();
     target.assert_unharmed();
     let expected = match allocator {
         Allocator::Glibc => &["glibc"][..],
         Allocator::Preloaded => &["jemalloc"],
-        // The C library has its own.
+        // The C library uses glibc's malloc.
         Allocator::Static => &["glibc", "jemalloc"],
     };
     assert_eq!(proof.report.allocators, expected);
@@ -81,10 +81,10 @@ fn of(mode: &str, allocator: Allocator) -> Proof {
     proof
 }
 
-/// What was planted, by size as the allocator gives it out, and nothing else. glibc's objects may be 16 bytes larger:
-/// it leaves nothing over that is too small for an object.
+/// Checks that the planted objects are found, by usable size, and nothing else. glibc's objects may be 16
+/// bytes larger: it does not split off a rest that is too small for an object.
 fn check(allocator: Allocator, planted: &[(u64, u64)]) {
-    let proof = of("leaks", allocator);
+    let proof = prove_in_mode("leaks", allocator);
     let mut found: Vec<_> = planted.iter().map(|(size, _)| (*size, 0)).collect();
     for group in &proof.leaked {
         let expected = found
@@ -93,14 +93,14 @@ fn check(allocator: Allocator, planted: &[(u64, u64)]) {
         expected.unwrap_or_else(|| panic!("{group:?}")).1 += group.objects;
     }
     let missed = planted.iter().zip(&found).map(|(planted, found)| {
-        // A stale word in a register, or on a stack that is in use, may hold one.
+        // A stale word in a register, or on a stack that is in use, may hold an object.
         planted.1.checked_sub(found.1).unwrap()
     });
     assert!(missed.sum::<u64>() <= 3, "{found:?}");
 }
 
 #[test]
-fn what_nothing_points_to_in_glibc_is_found_and_nothing_else() {
+fn leaks_in_glibc_are_found_and_nothing_else() {
     let small = [
         (120, 500),
         (152, 500),
@@ -124,18 +124,18 @@ const IN_JEMALLOC: [(u64, u64); 7] = [
 ];
 
 #[test]
-fn what_nothing_points_to_in_jemalloc_is_found_and_nothing_else() {
+fn leaks_in_jemalloc_are_found_and_nothing_else() {
     check(Allocator::Preloaded, &IN_JEMALLOC);
 }
 
 #[test]
-fn what_nothing_points_to_in_a_static_jemalloc_is_found_and_nothing_else() {
+fn leaks_in_static_jemalloc_are_found_and_nothing_else() {
     check(Allocator::Static, &IN_JEMALLOC);
 }
 
-/// Of the objects that are leaked, one in some 20 is a sample; all others are shown without a stack.
+/// About one in 20 of the leaked objects is sampled; the others are shown without a stack.
 #[test]
-fn what_jemalloc_s_profiler_sampled_is_shown_with_its_stack() {
+fn leaks_sampled_by_jemallocs_profiler_have_stacks() {
     let options = "prof:true,prof_active:true,lg_prof_sample:12";
     for (allocator, variable) in [
         (Allocator::Preloaded, "MALLOC_CONF"),
@@ -143,13 +143,13 @@ fn what_jemalloc_s_profiler_sampled_is_shown_with_its_stack() {
     ] {
         let mut command = allocator.command();
         let mut target = Target::from_command(command.arg("leaks").env(variable, options));
-        let proof = prove(target.pid, PATIENT, &|_| {}).unwrap();
+        let proof = prove(target.pid, LONG_PAUSE, &|_| {}).unwrap();
         target.assert_unharmed();
-        has_stacks(&proof);
+        check_stacks(&proof);
     }
 }
 
-fn has_stacks(proof: &Proof) {
+fn check_stacks(proof: &Proof) {
     let mut sampled = 0;
     for group in &proof.leaked {
         let Some(stack) = &group.stack else { continue };
@@ -168,42 +168,50 @@ fn has_stacks(proof: &Proof) {
 }
 
 #[test]
-fn what_is_held_in_whatever_way_is_not() {
+fn reachable_objects_are_not_leaked() {
     for allocator in ALLOCATORS {
-        assert_eq!(of("clean", allocator).leaked, [], "{allocator:?}");
+        assert_eq!(
+            prove_in_mode("clean", allocator).leaked,
+            [],
+            "{allocator:?}"
+        );
     }
 }
 
-/// Nothing but a register leads to it, and its words are mixed.
+/// Only a register points to the list, and its pointers are xored.
 #[test]
-fn what_an_allocator_is_about_to_merge_is_not() {
-    assert_eq!(of("merges", Allocator::Glibc).leaked, []);
+fn chunks_about_to_be_merged_are_not_leaked() {
+    assert_eq!(prove_in_mode("merges", Allocator::Glibc).leaked, []);
 }
 
 #[test]
-fn what_is_on_its_way_is_not() {
+fn objects_whose_pointers_move_are_not_leaked() {
     for allocator in ALLOCATORS {
-        assert_eq!(of("churn", allocator).leaked, [], "{allocator:?}");
+        assert_eq!(
+            prove_in_mode("churn", allocator).leaked,
+            [],
+            "{allocator:?}"
+        );
     }
 }
 
-/// The collector has all of them in its list, also those that it will free.
+/// Python's collector has all these objects in its list, also the garbage that it will free.
 #[test]
-fn objects_of_python_that_only_its_collector_links_are_leaked() {
+fn python_objects_with_lost_reference_are_leaked() {
     const COUNT: u64 = 3000;
     for base in ["object", "Exception"] {
         let mut command = Command::new("python3");
         let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/processes/lost.py");
         command.args([script, &COUNT.to_string(), base]);
         let mut target = Target::from_command(command.env("PYTHONMALLOC", "malloc"));
-        let proof = prove(target.pid, PATIENT, &|_| {}).unwrap();
+        let proof = prove(target.pid, LONG_PAUSE, &|_| {}).unwrap();
         target.assert_unharmed();
         let of_class = |class: &str| {
             let groups = proof.leaked.iter();
             let of_class = groups.filter(|group| group.class.as_deref() == Some(class));
             of_class.map(|group| group.objects).sum::<u64>()
         };
-        // What is left on a stack or on a free list of the interpreter's holds some.
+        // Stale words on a stack, or on a free list of the interpreter, hold some of them.
         let most = COUNT / 100 * 99..=COUNT;
         assert!(most.contains(&of_class("Lost")), "{base}: {proof:?}");
         assert!(most.contains(&of_class("list")), "{base}: {proof:?}");
@@ -211,11 +219,11 @@ fn objects_of_python_that_only_its_collector_links_are_leaked() {
     }
 }
 
-/// Objects lie across the ends of mappings, and are read together.
+/// Objects cross the ends of mappings, and are read at once.
 #[test]
-fn what_lies_in_a_heap_of_many_mappings_is_held() {
+fn objects_in_heap_of_many_mappings_are_not_leaked() {
     let mut target = start("split", &[]);
-    let proof = prove(target.pid, PATIENT, &|_| {}).unwrap();
+    let proof = prove(target.pid, LONG_PAUSE, &|_| {}).unwrap();
     target.assert_unharmed();
     assert_eq!(proof.leaked, []);
     assert!(proof.report.objects >= 40_000, "{proof:?}");

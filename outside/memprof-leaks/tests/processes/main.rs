@@ -1,4 +1,4 @@
-//! Real processes: what is planted in them is found, and they go on as before.
+//! Real processes: planted leaks are found, and the processes run on unharmed.
 
 mod exits;
 mod holders;
@@ -16,7 +16,7 @@ use std::process::Command;
 
 use target::{Target, built};
 
-/// A program of this directory, in a mode.
+/// Starts a program of this folder with arguments.
 fn start(name: &str, mode: &[&str]) -> Target {
     Target::from_command(Command::new(compiled(name)).args(mode))
 }

@@ -1,15 +1,16 @@
-//! What a copy of a process lacks, and what is written to without a pointer that is seen.
+//! Uncopied memory, and objects that are written through hidden pointers.
 
 use memprof_leaks::{AnalysisOptions, Proof, prove};
 
-use crate::leaks::PATIENT;
+use crate::leaks::LONG_PAUSE;
 use crate::start;
 
-/// As glibc gives them out, of those in moves.c that are written to.
+/// Usable sizes in glibc of the objects in moves.c that are written.
 const SIZES_OF_WRITTEN: [u64; 2] = [504, 520];
-/// And of those that are not, and how many there are.
-const SIZES_OF_LEFT: [u64; 2] = [712, 728];
-const LEFT: u64 = 1 << 10;
+/// Usable sizes of those that are not.
+const SIZES_OF_LEAKED: [u64; 2] = [712, 728];
+/// Number of objects that are not written.
+const LEAKED: u64 = 1 << 10;
 
 fn leaked(mib: &str, options: AnalysisOptions) -> Proof {
     let mut target = start("moves", &[mib]);
@@ -21,18 +22,18 @@ fn leaked(mib: &str, options: AnalysisOptions) -> Proof {
 fn check(mib: &str, options: AnalysisOptions) {
     let proof = leaked(mib, options);
     assert_eq!(proof.report.unread, [""; 0]);
-    let mut left = 0;
+    let mut found = 0;
     for group in &proof.leaked {
-        assert!(SIZES_OF_LEFT.contains(&group.size), "{:?}", proof.leaked);
-        left += group.objects;
+        assert!(SIZES_OF_LEAKED.contains(&group.size), "{:?}", proof.leaked);
+        found += group.objects;
     }
-    // A stale word in a register may hold one.
-    assert!((LEFT - 3..=LEFT).contains(&left), "{:?}", proof.leaked);
+    // A stale word in a register may hold an object.
+    assert!((LEAKED - 3..=LEAKED).contains(&found), "{:?}", proof.leaked);
 }
 
 #[test]
-fn what_is_written_to_is_held_by_somebody() {
-    let proof = leaked("1", PATIENT);
+fn written_objects_are_not_leaked() {
+    let proof = leaked("1", LONG_PAUSE);
     let mut written = proof.leaked.iter();
     assert!(
         written.all(|group| !SIZES_OF_WRITTEN.contains(&group.size)),
@@ -41,19 +42,19 @@ fn what_is_written_to_is_held_by_somebody() {
 }
 
 #[test]
-fn what_moves_in_memory_that_a_copy_lacks_is_held() {
-    check("8", PATIENT);
+fn objects_held_by_uncopied_memory_are_not_leaked() {
+    check("8", LONG_PAUSE);
 }
 
-/// Where that memory does not fit, what may be pointers does.
+/// The memory does not fit into the limit, but the words that may be pointers do.
 #[test]
-fn what_moves_in_more_of_it_than_there_is_room_for_is_held() {
+fn objects_held_by_large_uncopied_memory_are_not_leaked() {
     let max_memory = Some(32 << 20);
     check(
         "32",
         AnalysisOptions {
             max_memory,
-            ..PATIENT
+            ..LONG_PAUSE
         },
     );
 }

@@ -1,4 +1,4 @@
-//! What is refused, and that nothing was done to it by then.
+//! Refused analyses, which leave the process unharmed.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,13 +8,13 @@ use std::time::Duration;
 use memprof_leaks::{AnalysisOptions, Error, prove};
 use memprof_ptrace::stop::StoppedThread;
 
-use crate::leaks::{JEMALLOC, PATIENT};
+use crate::leaks::{JEMALLOC, LONG_PAUSE};
 use crate::snapshots::children;
 use crate::target::{Target, built};
 use crate::{compiled, start};
 
-/// Looks at a process, which goes on as before and has no children then.
-fn refused(target: &mut Target, options: AnalysisOptions) -> Error {
+/// Error of an analysis that is refused. The process runs on, and has no children.
+fn refusal_of(target: &mut Target, options: AnalysisOptions) -> Error {
     let error = prove(target.pid, options, &|_| {}).unwrap_err();
     target.assert_unharmed();
     assert_eq!(children(target.pid), "", "{error}");
@@ -22,12 +22,12 @@ fn refused(target: &mut Target, options: AnalysisOptions) -> Error {
 }
 
 #[test]
-fn a_pause_that_is_too_long_is_refused_before_it_begins() {
+fn pause_beyond_limit_is_refused() {
     let options = AnalysisOptions {
         max_pause: Duration::from_micros(10),
-        ..PATIENT
+        ..LONG_PAUSE
     };
-    let error = refused(&mut start("planted", &["clean"]), options);
+    let error = refusal_of(&mut start("planted", &["clean"]), options);
     assert!(matches!(error, Error::LongPause { .. }), "{error}");
     let remedy = error.remedy().unwrap();
     assert!(remedy.starts_with("allow it by --max-pause "), "{remedy}");
@@ -35,12 +35,12 @@ fn a_pause_that_is_too_long_is_refused_before_it_begins() {
 }
 
 #[test]
-fn what_takes_more_memory_than_is_allowed_is_refused() {
+fn memory_beyond_limit_is_refused() {
     let options = AnalysisOptions {
         max_memory: Some(100 << 10),
-        ..PATIENT
+        ..LONG_PAUSE
     };
-    let error = refused(&mut start("planted", &["clean"]), options);
+    let error = refusal_of(&mut start("planted", &["clean"]), options);
     assert!(matches!(error, Error::Memory { .. }), "{error}");
     let remedy = error.remedy().unwrap();
     assert!(remedy.starts_with("allow it by --max-memory "), "{remedy}");
@@ -48,28 +48,30 @@ fn what_takes_more_memory_than_is_allowed_is_refused() {
 }
 
 #[test]
-fn filters_that_forbid_clone_are_told() {
-    for answer in ["kills", "refuses"] {
-        let error = refused(&mut start("planted", &[answer]), PATIENT);
+fn seccomp_filter_against_clone_is_refused() {
+    for mode in ["kills", "refuses"] {
+        let error = refusal_of(&mut start("planted", &[mode]), LONG_PAUSE);
         assert_eq!(error.to_string(), "its seccomp filter forbids clone");
         assert_eq!(error.exit_code(), 4);
     }
 }
 
 #[test]
-fn a_process_that_somebody_traces_is_left_to_them() {
+fn traced_process_is_refused() {
     let mut target = start("planted", &["clean"]);
     let tracing = StoppedThread::interrupt(target.pid).unwrap();
-    let error = prove(target.pid, PATIENT, &|_| {}).unwrap_err().to_string();
+    let error = prove(target.pid, LONG_PAUSE, &|_| {})
+        .unwrap_err()
+        .to_string();
     let tracer = format!("process {} already traces", std::process::id());
     assert!(error.starts_with(&tracer), "{error}");
     drop(tracing);
-    prove(target.pid, PATIENT, &|_| {}).unwrap();
+    prove(target.pid, LONG_PAUSE, &|_| {}).unwrap();
     target.assert_unharmed();
 }
 
 #[test]
-fn a_program_for_another_architecture_is_told() {
+fn program_of_other_architecture_is_refused() {
     let source = "../../../memprof-ptrace/tests/processes/i386.s";
     let object = built("i386.o", |path| {
         let mut command = Command::new("as");
@@ -81,31 +83,31 @@ fn a_program_for_another_architecture_is_told() {
         command.args(["-m", "elf_i386", "-o"]).arg(path).arg(object);
         command
     });
-    let error = refused(
+    let error = refusal_of(
         &mut Target::from_command(&mut Command::new(program)),
-        PATIENT,
+        LONG_PAUSE,
     );
     assert_eq!(error.to_string(), "is a program for i386");
 }
 
-/// By the names of their packages' libraries.
+/// The libraries have the names in their packages.
 #[test]
-fn allocators_without_a_known_heap_are_named() {
+fn unsupported_allocators_are_named() {
     for (library, name) in [
         ("libtcmalloc_minimal.so.4", "libtcmalloc"),
         ("libmimalloc.so.2.0", "libmimalloc"),
     ] {
         let mut command = Command::new(compiled("planted"));
         let mut target = Target::from_command(command.arg("clean").env("LD_PRELOAD", library));
-        let error = refused(&mut target, PATIENT).to_string();
+        let error = refusal_of(&mut target, LONG_PAUSE).to_string();
         let expected = format!("its malloc is that of {name}, whose heap memprof cannot read");
         assert!(error.ends_with(&expected), "{error}");
     }
 }
 
-/// As gnuplot, whose C library is the 72nd of 82 objects by their addresses.
+/// In gnuplot, for example, the C library is the 72nd of 82 objects by address.
 #[test]
-fn a_c_library_behind_much_other_code_is_found() {
+fn c_library_after_many_libraries_is_found() {
     let library = built("many_code.so", |path| {
         let mut command = Command::new("cc");
         command.args(["-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"]);
@@ -114,28 +116,28 @@ fn a_c_library_behind_much_other_code_is_found() {
     });
     let mut command = Command::new(compiled("planted"));
     let mut target = Target::from_command(command.arg("clean").env("LD_PRELOAD", library));
-    prove(target.pid, PATIENT, &|_| {}).unwrap();
+    prove(target.pid, LONG_PAUSE, &|_| {}).unwrap();
     target.assert_unharmed();
 }
 
 #[test]
-fn another_c_library_is_told() {
+fn other_c_library_is_refused() {
     let program = built("with_musl", |path| {
         let mut command = Command::new("musl-gcc");
         command.args(["-O1", "-static", "quiet.c", "-o"]).arg(path);
         command
     });
-    let error = refused(
+    let error = refusal_of(
         &mut Target::from_command(&mut Command::new(program)),
-        PATIENT,
+        LONG_PAUSE,
     );
     let words = "memprof does not know the signal return code of its C library";
     assert!(error.to_string().ends_with(words), "{error}");
 }
 
 #[test]
-fn a_heap_whose_layout_does_not_prove_itself_is_said_to() {
-    let error = refused(&mut start("quiet", &[]), PATIENT);
+fn heap_of_unknown_layout_is_refused() {
+    let error = refusal_of(&mut start("quiet", &[]), LONG_PAUSE);
     assert_eq!(
         error.to_string(),
         "has no heap that can be searched: found neither a heap of glibc's malloc nor one of jemalloc 5.3"
@@ -143,12 +145,12 @@ fn a_heap_whose_layout_does_not_prove_itself_is_said_to() {
     assert!(error.remedy().unwrap().contains("2.27 and newer"));
 }
 
-/// Its few slabs prove nothing, be it of a known version: what it gave out is not walked.
+/// Even a supported jemalloc is not walked if it has too few slabs to be recognized.
 #[test]
-fn a_jemalloc_that_does_not_prove_itself_is_named() {
+fn jemalloc_with_few_slabs_is_named() {
     let mut command = Command::new(compiled("quiet"));
     let mut target = Target::from_command(command.env("LD_PRELOAD", JEMALLOC));
-    let error = refused(&mut target, PATIENT).to_string();
+    let error = refusal_of(&mut target, LONG_PAUSE).to_string();
     assert!(
         error.starts_with(
             "has no heap that can be searched: memprof cannot read the heap of the jemalloc in /"
@@ -157,23 +159,27 @@ fn a_jemalloc_that_does_not_prove_itself_is_named() {
     );
 }
 
-/// A group of processes, of version 1 or 2, removed when dropped.
-struct Group {
-    place: PathBuf,
+/// Cgroup of version 1 or 2, removed on drop.
+struct Cgroup {
+    directory: PathBuf,
     pid: u32,
 }
 
-impl Group {
-    /// Puts a process into a group that has one of these files, and says which. `None` where no group can be made,
-    /// as in a container.
-    fn of(pid: u32, hierarchy: &str, files: [&'static str; 2]) -> Option<(Self, &'static str)> {
+impl Cgroup {
+    /// Moves a process into a new cgroup that has one of these files, and returns which. `None` if no cgroup
+    /// can be created, as in a container.
+    fn with_process(
+        pid: u32,
+        hierarchy: &str,
+        files: [&'static str; 2],
+    ) -> Option<(Self, &'static str)> {
         let roots = ["/sys/fs/cgroup", &format!("/sys/fs/cgroup/{hierarchy}")];
         for root in roots {
-            let place = Path::new(root).join(format!("memprof-leaks-{hierarchy}-{pid}"));
-            if fs::create_dir(&place).is_err() {
+            let directory = Path::new(root).join(format!("memprof-leaks-{hierarchy}-{pid}"));
+            if fs::create_dir(&directory).is_err() {
                 continue;
             }
-            let group = Self { place, pid };
+            let group = Self { directory, pid };
             if let Some(file) = files.into_iter().find(|file| group.path(file).exists()) {
                 group.set("cgroup.procs", &pid.to_string());
                 return Some((group, file));
@@ -187,7 +193,7 @@ impl Group {
     }
 
     fn path(&self, file: &str) -> PathBuf {
-        self.place.join(file)
+        self.directory.join(file)
     }
 
     fn set(&self, file: &str, value: &str) {
@@ -196,43 +202,43 @@ impl Group {
     }
 }
 
-impl Drop for Group {
+impl Drop for Cgroup {
     fn drop(&mut self) {
-        let above = self.place.parent().expect("a group lies in another");
-        // It may have ended.
-        let _ = fs::write(above.join("cgroup.procs"), self.pid.to_string());
-        fs::remove_dir(&self.place).unwrap();
+        let parent = self.directory.parent().expect("a cgroup has a parent");
+        // The process may have ended.
+        let _ = fs::write(parent.join("cgroup.procs"), self.pid.to_string());
+        fs::remove_dir(&self.directory).unwrap();
     }
 }
 
 #[test]
-fn a_group_that_has_all_its_processes_is_told() {
+fn cgroup_with_all_its_processes_is_refused() {
     let mut target = start("planted", &["clean"]);
-    let Some((group, limit)) = Group::of(target.pid, "pids", ["pids.max"; 2]) else {
+    let Some((group, limit)) = Cgroup::with_process(target.pid, "pids", ["pids.max"; 2]) else {
         return;
     };
     let threads = fs::read_to_string(group.path("pids.current")).unwrap();
     group.set(limit, &threads);
-    let error = refused(&mut target, PATIENT);
+    let error = refusal_of(&mut target, LONG_PAUSE);
     assert!(
         matches!(&error, Error::PidsLimit { cgroup, limit }
             if cgroup.contains("memprof-leaks-pids") && limit.to_string() == threads.trim()),
         "{error}"
     );
     group.set(limit, "max");
-    prove(target.pid, PATIENT, &|_| {}).unwrap();
+    prove(target.pid, LONG_PAUSE, &|_| {}).unwrap();
 }
 
 #[test]
-fn a_group_without_room_for_pages_that_are_written_meanwhile_is_told() {
+fn cgroup_without_memory_for_copied_pages_is_refused() {
     let mut target = start("planted", &["clean"]);
     let files = ["memory.max", "memory.limit_in_bytes"];
-    let Some((group, limit)) = Group::of(target.pid, "memory", files) else {
+    let Some((group, limit)) = Cgroup::with_process(target.pid, "memory", files) else {
         return;
     };
-    // What a process has when it comes stays with the group that it leaves.
+    // The memory that a process has allocated before stays charged to its former cgroup.
     group.set(limit, &(8 << 20).to_string());
-    let error = refused(&mut target, PATIENT);
+    let error = refusal_of(&mut target, LONG_PAUSE);
     assert!(
         matches!(&error, Error::Headroom { place, left, .. }
             if place.contains("memprof-leaks-memory") && *left <= 8 << 20),

@@ -1,4 +1,4 @@
-//! What a snapshot does to the process.
+//! Effects of a snapshot on the process.
 
 use std::fs;
 use std::process::Command;
@@ -9,8 +9,8 @@ use memprof_leaks::snapshot::CopyTarget;
 use crate::start;
 use crate::target::Target;
 
-const LONG: Duration = Duration::from_secs(5);
-const ROOM: u64 = 1 << 20;
+const MAX_PAUSE: Duration = Duration::from_secs(5);
+const MAX_BYTES: u64 = 1 << 20;
 
 pub(crate) fn children(pid: u32) -> String {
     let tasks = fs::read_dir(format!("/proc/{pid}/task")).unwrap();
@@ -19,7 +19,7 @@ pub(crate) fn children(pid: u32) -> String {
         .collect()
 }
 
-/// failed calls, signals, and rounds of the thread that went round least.
+/// Failed calls, signals, and rounds of the thread with the fewest.
 fn counts(target: &mut Target) -> [u64; 3] {
     target.write(b"?\n");
     let line = target.line();
@@ -28,24 +28,24 @@ fn counts(target: &mut Target) -> [u64; 3] {
 }
 
 #[test]
-fn no_call_fails_no_signal_comes_and_no_zombie_stays() {
+fn snapshots_leave_no_failed_call_signal_or_zombie() {
     let mut target = start("waits", &[]);
     let subject = CopyTarget::inspect(target.pid).unwrap();
     for round in 0..20 {
-        let snapshot = subject.snapshot(LONG, ROOM).unwrap();
+        let snapshot = subject.snapshot(MAX_PAUSE, MAX_BYTES).unwrap();
         assert_eq!(snapshot.threads.len(), 10, "{round}");
-        assert!(snapshot.stopped < LONG, "{snapshot:?}");
+        assert!(snapshot.stopped < MAX_PAUSE, "{snapshot:?}");
         assert!(snapshot.release(&subject), "{round}");
         let [failed, signals, rounds] = counts(&mut target);
         assert_eq!([failed, signals], [0, 0], "{round}");
-        // Each thread still runs.
+        // Each thread still makes progress.
         while counts(&mut target)[2] < rounds + 2 {}
     }
     assert_eq!(children(target.pid), "");
 }
 
 #[test]
-fn a_snapshot_is_not_taken_twice_at_a_time() {
+fn concurrent_inspect_is_refused() {
     let target = start("waits", &[]);
     let _first = CopyTarget::inspect(target.pid).unwrap();
     let second = CopyTarget::inspect(target.pid).unwrap_err();
@@ -56,7 +56,7 @@ fn a_snapshot_is_not_taken_twice_at_a_time() {
 }
 
 #[test]
-fn a_process_that_executes_or_ends_meanwhile_is_said_to() {
+fn process_that_executes_or_ends_is_refused() {
     let mut target = Target::from_command(
         Command::new("sh").args(["-c", "echo ready; read x; echo ready; exec cat"]),
     );
@@ -64,12 +64,12 @@ fn a_process_that_executes_or_ends_meanwhile_is_said_to() {
     target.write(b"\n");
     assert_eq!(target.line(), "ready\n");
     target.assert_unharmed();
-    let error = subject.snapshot(LONG, ROOM).unwrap_err();
+    let error = subject.snapshot(MAX_PAUSE, MAX_BYTES).unwrap_err();
     assert_eq!(error.to_string(), "has executed another program meanwhile");
     drop(subject);
     let subject = CopyTarget::inspect(target.pid).unwrap();
     target.signal(nix::sys::signal::Signal::SIGKILL);
     while fs::read_link(format!("/proc/{}/exe", target.pid)).is_ok() {}
-    let error = subject.snapshot(LONG, ROOM).unwrap_err();
+    let error = subject.snapshot(MAX_PAUSE, MAX_BYTES).unwrap_err();
     assert_eq!(error.to_string(), "has ended meanwhile");
 }

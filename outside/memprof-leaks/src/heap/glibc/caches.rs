@@ -35,7 +35,7 @@ pub(super) fn exclude_cached(
         .collect();
     if caches.is_empty() && !heap.spans.is_empty() {
         heap.spans.clear();
-        heap.own.clear();
+        heap.excluded.clear();
         let message = "glibc's heap: memprof does not know the form of the thread caches";
         heap.unproven = vec![message.to_owned()];
         return;
@@ -70,7 +70,7 @@ pub(super) fn exclude_detached(view: &SnapshotMemory, threads: &[Registers], hea
         (entry.is_multiple_of(ALIGNMENT) && (MIN_CHUNK..=MAX_CACHED_SIZE).contains(&size))
             .then_some(size)
     };
-    let is_in_heap = |entry: u64| heap.own.iter().any(|own| own.contains(&entry));
+    let is_in_heap = |entry: u64| heap.excluded.iter().any(|own| own.contains(&entry));
     let words = threads.iter().flat_map(|thread| &thread.words);
     for first in words.filter_map(|word| word.checked_add(HEADER)) {
         let Some(size) = size_of(first).filter(|_| is_in_heap(first)) else {

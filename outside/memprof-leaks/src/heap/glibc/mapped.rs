@@ -73,7 +73,7 @@ pub(super) fn add_mapped_chunks(view: &SnapshotMemory, heap: &mut FoundHeap) {
     let is_heap = |region: &Region| {
         let shares =
             |own: &Range<u64>| own.start < region.range.end && region.range.start < own.end;
-        heap.own.iter().any(shares)
+        heap.excluded.iter().any(shares)
     };
     let candidates = view.regions.iter().filter(|region| {
         let is_private = region.is_writable && !region.is_file && !region.is_shared;
@@ -94,7 +94,7 @@ pub(super) fn add_mapped_chunks(view: &SnapshotMemory, heap: &mut FoundHeap) {
     for chunk in found {
         heap.spans
             .push(Span::whole(chunk.start + HEADER..chunk.end));
-        heap.own.push(chunk);
+        heap.excluded.push(chunk);
     }
 }
 

@@ -40,12 +40,12 @@ pub(super) fn exclude_cached(view: &SnapshotMemory, threads: &[Registers], heap:
                     .is_some_and(|object| object.range.start == *address)
             };
             heap.cached.extend(entries.filter(is_start));
-            heap.silent.extend(
+            heap.opaque.extend(
                 objects
                     .object(bin.array.start)
                     .map(|object| object.range.start),
             );
-            heap.own.push(bin.array);
+            heap.excluded.push(bin.array);
         }
     }
     heap.spans = objects.into_spans();
