@@ -1,6 +1,6 @@
-//! Whether a file can be given to `dlopen` without danger. A truncated shared library kills the
-//! process by SIGBUS there, so every range that its headers name must lie inside the file; and a part of zeros
-//! by SIGSEGV, so every table that the loader reads is looked through.
+//! Checks that a file can be passed to dlopen(3) without danger. There, a truncated shared library ends the process by
+//! SIGBUS, so every range in its headers must lie within the file; and a block of zeros ends it by SIGSEGV, so every
+//! table that the loader reads is checked.
 
 mod tables;
 
@@ -10,28 +10,28 @@ use object::elf::{
 };
 use object::read::elf::{Dyn as _, FileHeader, ProgramHeader, SectionHeader};
 
-/// Checks the bytes of a file.
+/// Checks the bytes of a shared library.
 ///
 /// # Errors
-/// What is wrong with them.
+/// A description of the first fault.
 pub(crate) fn check_loadable(bytes: &[u8]) -> Result<(), String> {
-    let damaged = |error: object::Error| format!("it is not a whole ELF file: {error}");
-    let header = FileHeader64::<Endianness>::parse(bytes).map_err(damaged)?;
-    let endian = header.endian().map_err(damaged)?;
+    let invalid_elf = |error: object::Error| format!("it is not a whole ELF file: {error}");
+    let header = FileHeader64::<Endianness>::parse(bytes).map_err(invalid_elf)?;
+    let endian = header.endian().map_err(invalid_elf)?;
     if endian != Endianness::default() || header.e_machine(endian) != EM_X86_64 {
         return Err("it was built for another architecture".to_owned());
     }
     if header.e_type(endian) != ET_DYN {
         return Err("it is not a shared library".to_owned());
     }
-    let inside = |what: &str, offset: u64, size: u64| match offset.checked_add(size) {
+    let check_inside = |part: &str, offset: u64, size: u64| match offset.checked_add(size) {
         Some(end) if end <= bytes.len() as u64 => Ok(()),
         _ => Err(format!(
-            "it is truncated: a {what} ends beyond its {} bytes",
+            "it is truncated: a {part} ends beyond its {} bytes",
             bytes.len()
         )),
     };
-    let segments = header.program_headers(endian, bytes).map_err(damaged)?;
+    let segments = header.program_headers(endian, bytes).map_err(invalid_elf)?;
     if !segments
         .iter()
         .any(|segment| segment.p_type(endian) == PT_LOAD)
@@ -39,15 +39,15 @@ pub(crate) fn check_loadable(bytes: &[u8]) -> Result<(), String> {
         return Err("it has nothing to load".to_owned());
     }
     for segment in segments {
-        inside(
+        check_inside(
             "segment",
             segment.p_offset(endian),
             segment.p_filesz(endian),
         )?;
     }
-    for section in header.section_headers(endian, bytes).map_err(damaged)? {
+    for section in header.section_headers(endian, bytes).map_err(invalid_elf)? {
         if section.sh_type(endian) != SHT_NOBITS {
-            inside(
+            check_inside(
                 "section",
                 section.sh_offset(endian),
                 section.sh_size(endian),
@@ -57,13 +57,13 @@ pub(crate) fn check_loadable(bytes: &[u8]) -> Result<(), String> {
     tables::check(bytes)
 }
 
-/// Whether the loader never unloads it (`ld -z nodelete`). False for what is no ELF file.
+/// Whether the loader never unloads the library (`ld -z nodelete`). False for a file that is not ELF.
 pub(crate) fn stays_loaded(bytes: &[u8]) -> bool {
-    flags(bytes).is_ok_and(|flags| flags & DF_1_NODELETE.0 != 0)
+    dynamic_flags(bytes).is_ok_and(|flags| flags & DF_1_NODELETE.0 != 0)
 }
 
-/// `DT_FLAGS_1`, or none of them.
-fn flags(bytes: &[u8]) -> object::Result<u64> {
+/// Returns `DT_FLAGS_1`, 0 if there is none.
+fn dynamic_flags(bytes: &[u8]) -> object::Result<u64> {
     let header = FileHeader64::<Endianness>::parse(bytes)?;
     let endian = header.endian()?;
     for segment in header.program_headers(endian, bytes)? {
@@ -84,6 +84,7 @@ mod tests {
 
     use super::check_loadable;
 
+    /// Reads the C library of this process.
     fn library() -> Vec<u8> {
         let objects = std::fs::read_to_string("/proc/self/maps").unwrap();
         let libc = objects
@@ -99,12 +100,12 @@ mod tests {
     }
 
     #[test]
-    fn a_library_is_loadable() {
+    fn complete_library_is_loadable() {
         assert_eq!(check_loadable(&library()), Ok(()));
     }
 
     #[test]
-    fn a_library_truncated_anywhere_is_not() {
+    fn truncated_library_is_not_loadable() {
         let library = library();
         for part in 0..200 {
             let cut = &library[..library.len() * part / 200];
@@ -118,10 +119,9 @@ mod tests {
         assert!(check_loadable(&library[..library.len() - 1]).is_err());
     }
 
-    /// Each page of zeros is refused by name of the table, unless it is data, of which the file does not say
-    /// what it should be.
+    /// Clears each page of the tables in turn.
     #[test]
-    fn a_library_with_a_page_of_zeros_where_the_loader_reads_is_not() {
+    fn library_with_zeroed_table_page_is_not_loadable() {
         const PAGE: usize = 4096;
         let library = library();
         let header = FileHeader64::<Endianness>::parse(&*library).unwrap();
@@ -151,23 +151,23 @@ mod tests {
                 let mut copy = library.clone();
                 let end = copy.len().min(page + PAGE);
                 copy[page..end].fill(0);
-                let found = check_loadable(&copy);
-                assert!(found.is_err(), "{table}, {page:#x}");
+                let result = check_loadable(&copy);
+                assert!(result.is_err(), "{table}, {page:#x}");
             }
         }
     }
 
     #[test]
-    fn other_files_are_refused_by_name_of_the_fault() {
+    fn error_names_fault_of_other_file() {
         let library = library();
-        let patched = |at: usize, byte: u8| {
+        let patched = |index: usize, byte: u8| {
             let mut copy = library.clone();
-            copy[at] = byte;
+            copy[index] = byte;
             copy
         };
         let check = |bytes: &[u8], expected: &str| {
-            let found = check_loadable(bytes).unwrap_err();
-            assert!(found.contains(expected), "{found}");
+            let error = check_loadable(bytes).unwrap_err();
+            assert!(error.contains(expected), "{error}");
         };
         check(b"#!/bin/sh\n", "not a whole ELF file");
         check(&patched(18, 183), "another architecture");

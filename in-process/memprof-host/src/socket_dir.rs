@@ -1,4 +1,4 @@
-//! Where control sockets lie, and whether a directory may hold one.
+//! Directories of control sockets, and checks that they are safe.
 
 #[cfg(any(feature = "control", feature = "client"))]
 pub(crate) mod abstract_name;
@@ -11,11 +11,11 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-/// The environment variable that names another directory.
+/// Environment variable that names another directory.
 pub const VARIABLE: &str = "MEMPROF_SOCKET_DIR";
 
-/// The default directory: `$MEMPROF_SOCKET_DIR`, else `$XDG_RUNTIME_DIR/memprof`, else
-/// `/run/memprof` for root, else `/tmp/memprof-<uid>`. `variable` reads the environment.
+/// Returns the default directory of a user's sockets: `$MEMPROF_SOCKET_DIR`, otherwise `$XDG_RUNTIME_DIR/memprof`,
+/// otherwise `/run/memprof` for root and `/tmp/memprof-<uid>` for other users. `variable` reads the environment.
 pub fn default_dir(uid: u32, variable: impl Fn(&str) -> Option<OsString>) -> PathBuf {
     let absolute = |name| {
         variable(name)
@@ -27,56 +27,59 @@ pub fn default_dir(uid: u32, variable: impl Fn(&str) -> Option<OsString>) -> Pat
         .unwrap_or_else(|| default_dir_for(uid))
 }
 
+/// Returns the default directory of a user without environment variables.
 fn default_dir_for(uid: u32) -> PathBuf {
     match uid {
         0 => PathBuf::from("/run/memprof"),
-        uid => in_tmp(uid),
+        uid => tmp_dir(uid),
     }
 }
 
-/// The directory of a user who has none in /run.
-pub fn in_tmp(uid: u32) -> PathBuf {
+/// Returns the directory of a user who has none in /run.
+pub fn tmp_dir(uid: u32) -> PathBuf {
     PathBuf::from(format!("/tmp/memprof-{uid}"))
 }
 
-/// A directory that may hold the sockets of hosts.
+/// A directory that may contain the sockets of hosts.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct SocketDir {
-    /// As it is configured, or by default.
+    /// Path of the directory.
     pub directory: PathBuf,
-    /// The user in its name, whose it must be: anybody may make a directory in `/tmp`.
+    /// Id of the user in its name, who must own it, because any user may create a directory in `/tmp`. `None` if the
+    /// name contains no user.
     pub named_after: Option<u32>,
 }
 
-/// Every directory in which a host that this user may talk to can have its socket: a daemon's
-/// environment is not the shell's. Root may talk to everybody's hosts.
+/// Returns every directory that may contain the socket of a host to which this user may connect: the environment of a
+/// daemon differs from that of the shell. For root these are the directories of all users.
 pub fn socket_dirs(uid: u32, variable: impl Fn(&str) -> Option<OsString>) -> Vec<SocketDir> {
     let without_variable = |name: &str| variable(name).filter(|_| name != VARIABLE);
-    let mut places: Vec<SocketDir> = user_dirs(uid).collect();
+    let mut dirs: Vec<SocketDir> = user_dirs(uid).collect();
     if uid == 0 {
-        places.push(SocketDir {
+        dirs.push(SocketDir {
             directory: default_dir_for(0),
             named_after: Some(0),
         });
-        places.extend(users().into_iter().flat_map(user_dirs));
+        dirs.extend(users().into_iter().flat_map(user_dirs));
     }
     let from_environment = [
         default_dir(uid, &variable),
         default_dir(uid, without_variable),
     ];
     for directory in from_environment {
-        if !places.iter().any(|place| place.directory == directory) {
-            places.push(SocketDir {
+        if !dirs.iter().any(|dir| dir.directory == directory) {
+            dirs.push(SocketDir {
                 directory,
                 named_after: None,
             });
         }
     }
-    places.sort();
-    places.dedup();
-    places
+    dirs.sort();
+    dirs.dedup();
+    dirs
 }
 
+/// Returns the directories that a user may have, whatever the environment.
 fn user_dirs(uid: u32) -> impl Iterator<Item = SocketDir> {
     let directories = [
         format!("/run/user/{uid}/memprof"),
@@ -88,10 +91,10 @@ fn user_dirs(uid: u32) -> impl Iterator<Item = SocketDir> {
     })
 }
 
-/// The users that have a runtime directory or one of ours in `/tmp`.
+/// Returns the users that have a runtime directory, or a directory of memprof's in `/tmp`.
 fn users() -> Vec<u32> {
     let names = |parent: &str| {
-        // A parent that cannot be read holds no socket that could be reached.
+        // A parent that cannot be read contains no socket that can be reached.
         let entries = std::fs::read_dir(parent).into_iter().flatten().flatten();
         entries.map(|entry| entry.file_name().to_string_lossy().into_owned())
     };
@@ -101,10 +104,11 @@ fn users() -> Vec<u32> {
 }
 
 impl SocketDir {
-    /// The user whose hosts it holds, or `None` where there is no such directory.
+    /// Returns the user whose hosts it contains. `None` if there is no such directory.
+    ///
     ///
     /// # Errors
-    /// It cannot be looked at, or it belongs to somebody whom its name does not tell.
+    /// Those of stat(2); `PermissionDenied` if it belongs to another user than its name says.
     pub fn owner(&self) -> io::Result<Option<u32>> {
         use io::ErrorKind::{NotADirectory, NotFound};
         let metadata = match self.named_after {
@@ -132,17 +136,17 @@ impl SocketDir {
     }
 }
 
-/// The default directory of this process.
+/// Returns the default directory of this process.
 pub fn own_default_dir() -> PathBuf {
     default_dir(rustix::process::geteuid().as_raw(), |name| {
         std::env::var_os(name)
     })
 }
 
-/// Makes `directory` with mode 0700 where it is missing, and checks that it is ours alone.
+/// Creates `directory` with mode 0700 if it is missing, and checks that no other user may write to it.
 ///
 /// # Errors
-/// It cannot be made, or somebody else could put a socket there.
+/// Those of mkdir(2) and stat(2); `PermissionDenied` if another user could create a socket there.
 pub fn make_private(directory: &Path) -> io::Result<()> {
     match DirBuilder::new().mode(0o700).create(directory) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
@@ -159,10 +163,10 @@ pub fn make_private(directory: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Checks that only the owner can replace what lies in a configured socket's directory.
+/// Checks that only the owner of a file can replace it in a directory for a configured socket.
 ///
 /// # Errors
-/// It is missing, or others may rename files in it.
+/// Those of stat(2); `PermissionDenied` if others may rename files in it.
 pub fn check_parent(directory: &Path) -> io::Result<()> {
     let metadata = directory.metadata()?;
     if metadata.mode() & 0o022 != 0 && metadata.mode() & 0o1000 == 0 {
@@ -171,11 +175,11 @@ pub fn check_parent(directory: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// The sockets in a directory: the hosts that may be running. A missing directory has none, and
-/// neither has a file of its name, which anybody may have put into /tmp.
+/// Lists the sockets in a directory, in order. There are none if it is missing or no directory, which any user may
+/// create in /tmp.
 ///
 /// # Errors
-/// It cannot be read.
+/// Those of readdir(3).
 pub fn sockets(directory: &Path) -> io::Result<Vec<PathBuf>> {
     use io::ErrorKind::{NotADirectory, NotFound};
     let entries = match std::fs::read_dir(directory) {
@@ -196,8 +200,9 @@ pub fn sockets(directory: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(sockets)
 }
 
-fn insecure_dir_error(directory: &Path, why: &str) -> io::Error {
-    let message = format!("{} is not safe for a socket: {why}", directory.display());
+/// Creates the error of a directory that is not safe.
+fn insecure_dir_error(directory: &Path, reason: &str) -> io::Error {
+    let message = format!("{} is not safe for a socket: {reason}", directory.display());
     io::Error::new(io::ErrorKind::PermissionDenied, message)
 }
 
@@ -207,7 +212,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     #[test]
-    fn default_directories() {
+    fn default_dir_depends_on_user_and_environment() {
         let check = |uid, runtime: Option<&str>, expected: &str| {
             let variable = |name: &str| {
                 runtime
@@ -223,29 +228,34 @@ mod tests {
     }
 
     #[test]
-    fn every_user_has_places_and_the_environment_adds_to_them() {
+    fn socket_dirs_include_user_and_environment() {
         let check = |uid, name: &'static str, value: &str, expected: &[(&str, Option<u32>)]| {
-            let variable = |asked: &str| (asked == name).then(|| OsString::from(value));
-            let found = socket_dirs(uid, variable);
+            let variable = |requested: &str| (requested == name).then(|| OsString::from(value));
+            let dirs = socket_dirs(uid, variable);
             for (directory, named_after) in expected {
-                let place = SocketDir {
+                let dir = SocketDir {
                     directory: directory.into(),
                     named_after: *named_after,
                 };
-                assert!(found.contains(&place), "{directory}: {found:?}");
+                assert!(dirs.contains(&dir), "{directory}: {dirs:?}");
             }
         };
-        let of_user = [
+        let user_dirs = [
             ("/run/user/7/memprof", Some(7)),
             ("/tmp/memprof-7", Some(7)),
         ];
-        check(7, "", "", &of_user);
-        check(7, VARIABLE, "/a", &[of_user[0], of_user[1], ("/a", None)]);
+        check(7, "", "", &user_dirs);
+        check(
+            7,
+            VARIABLE,
+            "/a",
+            &[user_dirs[0], user_dirs[1], ("/a", None)],
+        );
         check(
             7,
             "XDG_RUNTIME_DIR",
             "/x",
-            &[of_user[1], ("/x/memprof", None)],
+            &[user_dirs[1], ("/x/memprof", None)],
         );
         check(
             0,
@@ -262,30 +272,27 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_that_somebody_else_made_is_refused() {
+    fn owner_refuses_file_and_link() {
         let parent = tempfile::tempdir().unwrap();
         let own = rustix::process::geteuid().as_raw();
-        let place = |name: &str, named_after| SocketDir {
+        let dir = |name: &str, named_after| SocketDir {
             directory: parent.path().join(name),
             named_after,
         };
         std::fs::create_dir(parent.path().join("dir")).unwrap();
         std::fs::write(parent.path().join("file"), "").unwrap();
         std::os::unix::fs::symlink("/", parent.path().join("link")).unwrap();
-        assert_eq!(place("dir", Some(own)).owner().unwrap(), Some(own));
-        assert_eq!(place("dir", None).owner().unwrap(), Some(own));
-        assert_eq!(place("missing", Some(own)).owner().unwrap(), None);
+        assert_eq!(dir("dir", Some(own)).owner().unwrap(), Some(own));
+        assert_eq!(dir("dir", None).owner().unwrap(), Some(own));
+        assert_eq!(dir("missing", Some(own)).owner().unwrap(), None);
         for name in ["file", "link"] {
-            let refused = place(name, Some(own)).owner().unwrap_err().to_string();
-            assert!(
-                refused.starts_with("it is not a directory of uid"),
-                "{refused}"
-            );
+            let error = dir(name, Some(own)).owner().unwrap_err().to_string();
+            assert!(error.starts_with("it is not a directory of uid"), "{error}");
         }
     }
 
     #[test]
-    fn a_directory_that_others_may_enter_is_refused() {
+    fn make_private_refuses_open_directory() {
         let parent = tempfile::tempdir().unwrap();
         let directory = parent.path().join("sockets");
         make_private(&directory).unwrap();
@@ -300,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_in_place_of_the_directory_is_refused() {
+    fn make_private_refuses_link() {
         let parent = tempfile::tempdir().unwrap();
         let link = parent.path().join("link");
         std::os::unix::fs::symlink("/etc", &link).unwrap();
@@ -308,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_directory_holds_no_socket() {
+    fn sockets_of_missing_or_other_file_is_empty() {
         let parent = tempfile::tempdir().unwrap();
         let file = parent.path().join("memprof-1000");
         std::fs::write(&file, "").unwrap();

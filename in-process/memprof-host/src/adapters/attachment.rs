@@ -1,16 +1,15 @@
-//! A process that nobody prepared, into which `memprof attach` has put the library: it gets a control
-//! socket, for a while.
+//! A running process that `memprof attach` has loaded the library into. It gets a control socket for a limited time.
 //!
-//! An attachment has an end. One thread sleeps until then, or until the plugin's message `detach` calls
-//! [`request_detach`]; it closes the socket and is the last one of ours to end. The library stays mapped, and the
-//! next attachment calls it again.
+//! An attachment ends when its lease expires, or when the plugin's message `detach` calls [`request_detach`]. One
+//! thread sleeps until then, closes the socket, and is the last of memprof's threads to end. The library stays mapped,
+//! and the next attachment calls it again.
 //!
-//! A forked child has an attachment of its own, with the same end, where that was asked for. Otherwise it has
-//! none: a process of more than one thread cannot enter a user namespace (unshare(2), setns(2)), as sandboxes do
-//! right after fork(2). Log lines go nowhere: the process's standard error is not ours.
+//! A forked child has its own attachment with the same end, if that was requested. Otherwise it has none: a process
+//! with more than one thread cannot enter a user namespace (unshare(2), setns(2)), as sandboxes do right after fork(2).
+//! Log lines are dropped: the standard error is the process's.
 #![expect(
     unsafe_code,
-    reason = "what memprof-attach calls, and a handler of fork"
+    reason = "called by memprof-attach, and a handler of fork(2)"
 )]
 
 mod thread_limit;
@@ -35,25 +34,25 @@ use serde::Deserialize;
 use super::config::{self, Control, Settings};
 use super::instance::{self, Adapter, AdapterInstance};
 use super::log::ProgramLog;
-use super::{contain, control};
+use super::{catch_panic, control};
 use crate::socket_dir::{self, abstract_name};
 use thread_limit::RaisedThreadLimit;
 
-/// For the threads that an attachment begins with, and their heaps.
-const MEMORY: usize = 16 << 20;
+/// Memory in bytes that must be free: for the first threads of an attachment, and their heaps.
+const THREADS_BYTES: usize = 16 << 20;
 const NO_MEMORY: &CStr =
     c"the process has no room left for it (RLIMIT_AS, RLIMIT_DATA or vm.max_map_count)";
 
-/// How long a forked child is left alone.
-const REST: Duration = Duration::from_millis(100);
-/// How long an attachment waits for the one before it to be gone.
-const PATIENCE: Duration = Duration::from_secs(5);
-const LOOK_AGAIN: Duration = Duration::from_millis(1);
+/// Delay before memprof opens the socket of a forked child, which may first execute another program.
+const CHILD_DELAY: Duration = Duration::from_millis(100);
+/// Timeout of waiting until the previous attachment has ended.
+const DETACH_TIMEOUT: Duration = Duration::from_secs(5);
+const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
-/// Made in a handler of fork(2) too, so it must not need an allocation.
-static STAY: ThreadSpec = ThreadSpec {
+/// The thread that ends the attachment. A fork handler creates it too, so it must not need an allocation.
+static END_THREAD: ThreadSpec = ThreadSpec {
     name: c"memprof-attach",
-    work: |privileges| contain((), || run_attachment(privileges)),
+    work: |privileges| catch_panic((), || run_attachment(privileges)),
 };
 
 static LOG: ProgramLog = ProgramLog {
@@ -66,72 +65,75 @@ static ADAPTER: Adapter = Adapter {
     control: Control::On,
 };
 
-/// What becomes of the attachment: one of the next three.
-static STATE: AtomicU32 = AtomicU32::new(AWAY);
-/// There is none.
-const AWAY: u32 = 0;
-/// It lasts.
-const HERE: u32 = 1;
-/// It ends as soon as [`STAY`] wakes.
-const LEAVING: u32 = 2;
+/// State of the attachment: one of the next three.
+static STATE: AtomicU32 = AtomicU32::new(DETACHED);
+/// The process is not attached to.
+const DETACHED: u32 = 0;
+/// The process is attached to.
+const ATTACHED: u32 = 1;
+/// The attachment ends as soon as [`END_THREAD`] wakes up.
+const DETACHING: u32 = 2;
 
-/// When it ends, in milliseconds of the clock that runs while the machine sleeps.
-static END: AtomicU64 = AtomicU64::new(0);
-/// Forked children are attached to as well.
-static HAS_CHILDREN: AtomicBool = AtomicBool::new(false);
-/// The thread of [`STAY`] is one of a forked child.
+/// End of the lease in milliseconds of `CLOCK_BOOTTIME`, which also runs while the machine sleeps.
+static LEASE_END_MS: AtomicU64 = AtomicU64::new(0);
+/// Whether forked children are attached to as well.
+static INCLUDES_CHILDREN: AtomicBool = AtomicBool::new(false);
+/// Whether [`END_THREAD`] runs in a forked child.
 static IS_CHILD: AtomicBool = AtomicBool::new(false);
-/// The instance was made here, not by another adapter.
-static IS_OURS: AtomicBool = AtomicBool::new(false);
+/// Whether the attachment created the instance, and no other adapter.
+static CREATED_INSTANCE: AtomicBool = AtomicBool::new(false);
 
-/// What `memprof attach` passes.
+/// Argument of `memprof attach`, as TOML.
 #[derive(Debug, Deserialize)]
 struct Attachment {
-    /// How long it lasts.
+    /// Time until the attachment ends, in milliseconds.
     lease_ms: u64,
     /// Whether forked children are attached to as well.
     #[serde(default)]
     children: bool,
-    /// The plugin's keys, as `key=value`.
+    /// Keys of the plugin's config, as `key=value`.
     #[serde(default)]
     words: Vec<String>,
-    /// A file with keys of the plugin's: its path where `memprof attach` runs, and its text.
+    /// File with keys of the plugin's config.
     file: Option<ConfigFile>,
-    /// The limit of threads, where it was raised for ours.
+    /// Limit of threads, if it was raised for memprof's threads.
     thread_limit: Option<RaisedThreadLimit>,
 }
 
+/// A config file that `memprof attach` has read.
 #[derive(Debug, Deserialize)]
 struct ConfigFile {
+    /// Path where `memprof attach` runs.
     path: String,
     text: String,
 }
 
-/// Makes the instance, or wakes it, and opens the socket. Null, or why not.
+/// Creates or reuses the instance, and opens the socket. Returns null, or a leaked text with the reason for a failure.
 ///
 /// # Safety
 /// `toml` is a NUL-terminated text.
 #[doc(hidden)]
-pub unsafe fn attached(
+pub unsafe fn attach_process(
     entry: &'static memprof_plugin_entry_t,
     toml: *const c_char,
 ) -> *const c_char {
-    // Before anything is allocated.
-    if memprof_own::require_memory(MEMORY).is_err() || !memprof_own::allocate_thread_locals() {
+    // The check must precede the first allocation.
+    if memprof_own::require_memory(THREADS_BYTES).is_err() || !memprof_own::allocate_thread_locals()
+    {
         return NO_MEMORY.as_ptr();
     }
-    // SAFETY: promised by the caller.
-    attached_with_memory(entry, unsafe { CStr::from_ptr(toml) })
+    // SAFETY: the caller promises a NUL-terminated text.
+    attach_or_reason(entry, unsafe { CStr::from_ptr(toml) })
 }
 
-/// Not inlined, as [`memprof_own::allocate_thread_locals`] demands.
+/// Attaches after memory was checked. Must not be inlined ([`memprof_own::allocate_thread_locals`]).
 #[inline(never)]
-fn attached_with_memory(entry: &'static memprof_plugin_entry_t, toml: &CStr) -> *const c_char {
-    contain(c"attaching panicked".as_ptr(), || {
+fn attach_or_reason(entry: &'static memprof_plugin_entry_t, toml: &CStr) -> *const c_char {
+    catch_panic(c"attaching panicked".as_ptr(), || {
         set_thread_name();
         match attach(entry, &toml.to_string_lossy()) {
             Ok(()) => ptr::null(),
-            // Leaked: the caller reads it when we have returned.
+            // The text is leaked, because the caller reads it after the return.
             Err(failure) => CString::new(failure.to_string().replace('\0', " "))
                 .unwrap_or_default()
                 .into_raw(),
@@ -139,143 +141,149 @@ fn attached_with_memory(entry: &'static memprof_plugin_entry_t, toml: &CStr) -> 
     })
 }
 
-/// The same for an attachment that comes on a thread of the program's, which is not to count as ours.
+/// Attaches on a new thread, for a caller on a thread of the program's, which must not be treated as memprof's.
 ///
 /// # Errors
-/// Why not.
+/// The reason for which the process cannot be attached to.
 #[cfg(any(feature = "adapter-java", feature = "adapter-node"))]
-pub(super) fn attach_from(
+pub(super) fn attach_on_new_thread(
     entry: &'static memprof_plugin_entry_t,
     toml: &[u8],
 ) -> Result<(), String> {
     let toml = String::from_utf8_lossy(toml).into_owned();
-    let (says, said) = std::sync::mpsc::channel();
+    let (sender, receiver) = std::sync::mpsc::channel();
     let thread = memprof_own::spawn(c"memprof-attach", move |privileges| {
         privileges.match_main_thread();
-        // The receiver waits.
-        let _sent = says.send(attach(entry, &toml).map_err(|failure| failure.to_string()));
+        // It succeeds, because the receiver waits.
+        let _result = sender.send(attach(entry, &toml).map_err(|failure| failure.to_string()));
     });
     let thread = thread.map_err(|error| format!("failed to start a thread: {error}"))?;
     thread.join();
-    said.recv()
+    receiver
+        .recv()
         .unwrap_or_else(|_| Err("attaching panicked".to_owned()))
 }
 
-/// Whether the process was attached to, and still is.
+/// Whether the process is attached to.
 pub fn is_attached() -> bool {
-    STATE.load(Ordering::Acquire) == HERE
+    STATE.load(Ordering::Acquire) == ATTACHED
 }
 
-/// Ends the attachment: closes the socket once the message that is being answered was answered.
+/// Ends the attachment. The socket is closed after the pending replies were sent.
 pub fn request_detach() {
-    STATE.store(LEAVING, Ordering::Release);
-    // It fails for addresses only that are none.
+    STATE.store(DETACHING, Ordering::Release);
+    // futex(2) fails only for invalid addresses.
     let _ = futex::wake(&STATE, Flags::PRIVATE, u32::MAX >> 1);
 }
 
-/// When the attachment ends by itself, in seconds from now.
+/// Time until the attachment ends automatically. `None` if the process is not attached to.
 pub fn remaining_lease() -> Option<Duration> {
-    let left = END.load(Ordering::Acquire).saturating_sub(now_ms());
-    is_attached().then(|| Duration::from_millis(left))
+    let remaining = LEASE_END_MS
+        .load(Ordering::Acquire)
+        .saturating_sub(boot_time_ms());
+    is_attached().then(|| Duration::from_millis(remaining))
 }
 
+/// Attaches to this process: creates or reuses the instance, opens the socket, and starts the thread that ends it.
 fn attach(entry: &'static memprof_plugin_entry_t, toml: &str) -> Result<(), Failure> {
-    let invalid = |why: String| Failure::new(MEMPROF_INVALID_ARGUMENT, why);
+    let invalid = |reason: String| Failure::new(MEMPROF_INVALID_ARGUMENT, reason);
     let attachment: Attachment =
         toml::from_str(toml).map_err(|error| invalid(error.to_string()))?;
     let settings = attachment.settings()?;
     wait_until_detached()?;
-    let is_ours = IS_OURS.load(Ordering::Acquire);
-    let is_used = instance::instance().is_some() && (!is_ours || instance::is_shared());
+    let is_own_instance = CREATED_INSTANCE.load(Ordering::Acquire);
+    let is_used = instance::instance().is_some() && (!is_own_instance || instance::is_shared());
     if is_used || control::is_open() {
-        return Err(loaded_by_the_program());
+        return Err(loaded_by_program_error());
     }
     let control = settings.control.clone();
     let has_keys = !settings.config_text().is_empty();
     let instance = match instance::instance() {
-        // Nothing was said that it does not know.
-        Some(asleep) if !has_keys && !asleep.has_keys() => asleep,
+        // An idle instance is reused if neither attachment has a config.
+        Some(idle) if !has_keys && !idle.has_keys() => idle,
         _ => {
-            // SAFETY: it is ours and asleep, and only one `memprof attach` is at it.
+            // SAFETY: the attachment created the instance, it is idle, and `memprof attach` runs once at a time.
             unsafe { instance::remove() };
-            let made = instance::make(entry, &ADAPTER, settings, has_keys)?;
-            made.ok_or_else(loaded_by_the_program)?
+            let created = instance::make(entry, &ADAPTER, settings, has_keys)?;
+            created.ok_or_else(loaded_by_program_error)?
         }
     };
-    if instance.is_of_another_copy() {
-        return Err(loaded_by_the_program());
+    if instance.is_of_other_copy() {
+        return Err(loaded_by_program_error());
     }
-    IS_OURS.store(true, Ordering::Release);
+    CREATED_INSTANCE.store(true, Ordering::Release);
     instance.enter_thread();
     open_control(instance, control.as_ref())
-        // SAFETY: as above; without a socket nobody can ask for it.
+        // SAFETY: the attachment created the instance; without a socket no message can reach it.
         .inspect_err(|_| unsafe { instance::remove() })?;
-    END.store(now_ms() + attachment.lease_ms, Ordering::Release);
-    HAS_CHILDREN.store(attachment.children, Ordering::Release);
+    LEASE_END_MS.store(boot_time_ms() + attachment.lease_ms, Ordering::Release);
+    INCLUDES_CHILDREN.store(attachment.children, Ordering::Release);
     IS_CHILD.store(false, Ordering::Release);
-    thread_limit::PUT_BACK.set(attachment.thread_limit);
-    STATE.store(HERE, Ordering::Release);
-    follow_forks();
+    thread_limit::RAISED_LIMIT.record(attachment.thread_limit);
+    STATE.store(ATTACHED, Ordering::Release);
+    register_fork_handler();
     memprof_plugin_abi::stay_loaded();
-    if let Err(error) = memprof_own::spawn_static(&STAY) {
+    if let Err(error) = memprof_own::spawn_static(&END_THREAD) {
         control::close();
         // SAFETY: the socket is closed, and its threads have ended.
         unsafe { instance::remove() };
-        thread_limit::PUT_BACK.set(None);
-        STATE.store(AWAY, Ordering::Release);
+        thread_limit::RAISED_LIMIT.record(None);
+        STATE.store(DETACHED, Ordering::Release);
         let message = format!("failed to start the thread that ends the attachment: {error}");
         return Err(Failure::new(MEMPROF_INTERNAL, message));
     }
     Ok(())
 }
 
-fn loaded_by_the_program() -> Failure {
+/// Creates the error of a process in which another adapter uses the plugin.
+fn loaded_by_program_error() -> Failure {
     let message = "the program has loaded the plugin itself";
     Failure::new(MEMPROF_UNSUPPORTED, message)
 }
 
-/// Opens the socket where it is asked for, or in the default directory; where that cannot be, as without /run
-/// after chroot(2), in /tmp; and where nothing can be written to, under a name that is no file.
+/// Opens the socket at the requested path, otherwise in the default directory; if that fails, as without /run after
+/// chroot(2), in /tmp; and if no directory is writable, under an abstract name.
 fn open_control(instance: &AdapterInstance, control: Option<&Control>) -> Result<(), Failure> {
     let opened = instance.open_control(&ADAPTER, control);
-    let in_tmp = |failure: Failure| {
-        let directory = socket_dir::in_tmp(rustix::process::geteuid().as_raw());
+    let open_in_tmp = |failure: Failure| {
+        let directory = socket_dir::tmp_dir(rustix::process::geteuid().as_raw());
         if control.is_some() || socket_dir::make_private(&directory).is_err() {
             return Err(failure);
         }
         let path = directory.join(format!("{}.sock", std::process::id()));
-        instance.open_control(&ADAPTER, Some(&Control::At(path)))
+        instance.open_control(&ADAPTER, Some(&Control::Path(path)))
     };
-    let without_file = |failure: Failure| match control {
+    let open_abstract = |failure: Failure| match control {
         Some(_) => Err(failure),
         None => {
             let name =
-                abstract_name::new().map_err(|error| Failure::io("name a socket", &error))?;
-            instance.open_control(&ADAPTER, Some(&Control::At(name)))
+                abstract_name::generate().map_err(|error| Failure::io("name a socket", &error))?;
+            instance.open_control(&ADAPTER, Some(&Control::Path(name)))
         }
     };
-    opened.or_else(in_tmp).or_else(without_file)
+    opened.or_else(open_in_tmp).or_else(open_abstract)
 }
 
 impl Attachment {
+    /// Parses the plugin's config.
     fn settings(&self) -> Result<Settings, Failure> {
-        let words = self.words.iter().map(|word| config::pair(word));
-        let words = words.collect::<Result<Vec<_>, _>>()?;
+        let pairs = self.words.iter().map(|pair| config::split_pair(pair));
+        let pairs = pairs.collect::<Result<Vec<_>, _>>()?;
         let file = self.file.as_ref();
         let file = file.map(|file| (file.path.as_str(), file.text.as_str()));
-        config::settings(words, file)
+        config::parse_with_file(pairs, file)
     }
 }
 
-/// An attachment that ends may still be at it.
+/// Waits until the previous attachment has ended. Fails if the process is attached to.
 fn wait_until_detached() -> Result<(), Failure> {
-    let begun = Instant::now();
-    while STATE.load(Ordering::Acquire) == LEAVING && begun.elapsed() < PATIENCE {
-        thread::sleep(LOOK_AGAIN);
+    let start = Instant::now();
+    while STATE.load(Ordering::Acquire) == DETACHING && start.elapsed() < DETACH_TIMEOUT {
+        thread::sleep(POLL_INTERVAL);
     }
     match STATE.load(Ordering::Acquire) {
-        AWAY => Ok(()),
-        HERE => Err(Failure::new(MEMPROF_UNSUPPORTED, "it is attached already")),
+        DETACHED => Ok(()),
+        ATTACHED => Err(Failure::new(MEMPROF_UNSUPPORTED, "it is attached already")),
         _ => Err(Failure::new(
             MEMPROF_UNSUPPORTED,
             "it is still being detached",
@@ -283,78 +291,85 @@ fn wait_until_detached() -> Result<(), Failure> {
     }
 }
 
-/// Names the thread that `memprof attach` has made, which is memprof's by the first seven letters. It is none of the
-/// plugin's: where its memprof was killed, it waits for that one's answers, up to 20 s, whatever is detached meanwhile.
+/// Names the thread that `memprof attach` has created, with memprof's prefix but without the dash of the plugin's
+/// threads: if its memprof was killed, it waits up to 20 s for the next one's reply, and detaching does not wait for
+/// it.
 fn set_thread_name() {
-    // SAFETY: pthread_self(3) has no conditions.
+    // SAFETY: pthread_self(3) has no preconditions.
     let this = unsafe { libc::pthread_self() };
     // SAFETY: pthread_setname_np(3): a NUL-terminated name of at most 15 bytes.
     unsafe { libc::pthread_setname_np(this, c"memprof.loader".as_ptr()) };
 }
 
-fn follow_forks() {
-    static FOLLOWS: ProcessOnce = ProcessOnce::new();
-    FOLLOWS.call(|| {
-        // SAFETY: pthread_atfork(3): this library is never unloaded.
-        unsafe { libc::pthread_atfork(None, None, Some(forked)) };
+/// Registers the fork handler, once in a process.
+fn register_fork_handler() {
+    static REGISTERED: ProcessOnce = ProcessOnce::new();
+    REGISTERED.call(|| {
+        // SAFETY: pthread_atfork(3): the handler is in this library, which is never unloaded.
+        unsafe { libc::pthread_atfork(None, None, Some(after_fork_in_child)) };
     });
 }
 
-extern "C" fn forked() {
-    contain((), || {
-        let stays = STATE.load(Ordering::Acquire) == HERE && HAS_CHILDREN.load(Ordering::Acquire);
-        IS_CHILD.store(stays, Ordering::Release);
-        // Otherwise the thread that was to end it is the parent's.
-        if !stays || memprof_own::spawn_static(&STAY).is_err() {
-            STATE.store(AWAY, Ordering::Release);
-            thread_limit::PUT_BACK.now();
+/// Fork handler: continues the attachment in the child, or ends it.
+extern "C" fn after_fork_in_child() {
+    catch_panic((), || {
+        let continues =
+            STATE.load(Ordering::Acquire) == ATTACHED && INCLUDES_CHILDREN.load(Ordering::Acquire);
+        IS_CHILD.store(continues, Ordering::Release);
+        // The thread that ends the attachment exists only in the parent.
+        if !continues || memprof_own::spawn_static(&END_THREAD).is_err() {
+            STATE.store(DETACHED, Ordering::Release);
+            thread_limit::RAISED_LIMIT.restore();
         }
     });
 }
 
-/// The attachment, from its thread's side.
+/// Keeps the socket open until the lease expires or the process is detached from. Runs on [`END_THREAD`].
 fn run_attachment(privileges: &mut Privileges) {
     let Some(instance) = instance::instance() else {
         return;
     };
     if IS_CHILD.load(Ordering::Acquire) {
-        thread::sleep(REST);
+        thread::sleep(CHILD_DELAY);
         privileges.match_main_thread();
         instance.enter_thread();
-        // The socket's path is the parent's; this one is called by its own pid.
-        let _refused = open_control(instance, None);
+        // The parent's socket is at another path; the child's has its own pid in the name.
+        let _result = open_control(instance, None);
     } else {
         instance.enter_thread();
     }
-    while STATE.load(Ordering::Acquire) == HERE {
-        let left = END.load(Ordering::Acquire).saturating_sub(now_ms());
-        if left > 0 {
-            wait(HERE, Duration::from_millis(left));
+    while STATE.load(Ordering::Acquire) == ATTACHED {
+        let remaining = LEASE_END_MS
+            .load(Ordering::Acquire)
+            .saturating_sub(boot_time_ms());
+        if remaining > 0 {
+            wait_for_change(ATTACHED, Duration::from_millis(remaining));
             continue;
         }
         privileges.match_main_thread();
         instance.enter_thread();
         instance.message(b"detach");
-        // Refused, as while a dump runs: again in a moment.
-        wait(HERE, Duration::from_secs(1));
+        // The plugin may refuse, as while a dump runs: retry.
+        wait_for_change(ATTACHED, Duration::from_secs(1));
     }
     privileges.match_main_thread();
     control::close();
-    thread_limit::PUT_BACK.now();
-    STATE.store(AWAY, Ordering::Release);
+    thread_limit::RAISED_LIMIT.restore();
+    STATE.store(DETACHED, Ordering::Release);
 }
 
-/// Returns when the state is not `known` any more, at the latest after `time`, or for no reason.
-fn wait(known: u32, time: Duration) {
-    let time = Timespec {
-        tv_sec: time.as_secs().cast_signed(),
-        tv_nsec: time.subsec_nanos().into(),
+/// Waits until the state is not `known` any more, at most for `timeout`. May return earlier.
+fn wait_for_change(known: u32, timeout: Duration) {
+    let timeout = Timespec {
+        tv_sec: timeout.as_secs().cast_signed(),
+        tv_nsec: timeout.subsec_nanos().into(),
     };
-    // Each reason to return is one to look again.
-    let _ = futex::wait(&STATE, Flags::PRIVATE, known, Some(&time));
+    // The caller checks the state again, whatever the result.
+    let _ = futex::wait(&STATE, Flags::PRIVATE, known, Some(&timeout));
 }
 
-fn now_ms() -> u64 {
+/// Returns the milliseconds of `CLOCK_BOOTTIME`.
+fn boot_time_ms() -> u64 {
     let now = clock_gettime(ClockId::Boottime);
     now.tv_sec.cast_unsigned() * 1000 + now.tv_nsec.cast_unsigned() / 1_000_000
 }
@@ -363,16 +378,16 @@ fn now_ms() -> u64 {
 #[macro_export]
 macro_rules! __export_attached {
     ($how:ident, $entry:path) => {
-        /// What `memprof attach` calls when it has put this library into a process.
+        /// Entry point that `memprof attach` calls after loading this library into a process.
         ///
         /// # Safety
-        /// Only memprof-attach calls it, on a thread of its own, with a NUL-terminated text.
+        /// Only memprof-attach calls it, on a thread that it created, with a NUL-terminated text.
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn memprof_attached(
             toml: *const ::std::ffi::c_char,
         ) -> *const ::std::ffi::c_char {
             // SAFETY: the argument of memprof-attach, unchanged.
-            unsafe { $crate::adapters::attachment::attached(&$entry, toml) }
+            unsafe { $crate::adapters::attachment::attach_process(&$entry, toml) }
         }
     };
 }

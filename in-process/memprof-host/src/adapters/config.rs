@@ -1,4 +1,4 @@
-//! A plugin's config as a foreign host passes it: words, which become the plugin's TOML table.
+//! A plugin's config as a foreign host passes it: `key=value` pairs, which become the plugin's TOML table.
 
 use std::path::{Path, PathBuf};
 
@@ -6,89 +6,91 @@ use memprof_plugin_abi::Failure;
 use memprof_plugin_abi::raw::MEMPROF_INVALID_ARGUMENT;
 use toml::{Table, Value};
 
-/// What the words ask for.
+/// Parsed config of a plugin and its adapter.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Settings {
-    /// The plugin's own table.
+    /// Table of the plugin.
     pub(super) plugin: Table,
-    /// The text of the file that is all of it.
+    /// Text of the config file, if the table is unchanged from it.
     file: Option<String>,
-    /// The control socket; where nothing is said, the adapter decides.
+    /// Control socket. `None` if the adapter decides.
     pub(super) control: Option<Control>,
-    /// Messages that everybody may send who reaches an adapter which cannot tell people apart.
+    /// Messages that are allowed for all users of an adapter that cannot distinguish users.
     pub(super) allow: Vec<String>,
 }
 
 impl Settings {
-    /// The plugin's table as the plugin gets it: a file as it is, so that what the plugin says of a
-    /// line is true.
+    /// Returns the plugin's table as text. An unchanged file is returned as it is, so that line numbers in the plugin's
+    /// errors are those of the file.
     pub(super) fn config_text(&self) -> String {
         let file = self.file.clone();
         file.unwrap_or_else(|| self.plugin.to_string())
     }
 }
 
-/// Whether and where to open the control socket.
+/// Whether and at which path to open the control socket.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Control {
     Off,
     /// In the default directory.
     On,
-    At(PathBuf),
+    /// At this path.
+    Path(PathBuf),
 }
 
 const CONFIG: &str = "config";
 const CONTROL: &str = "control";
 const ALLOW: &str = "allow";
 
-/// Reads `key` and `value` pairs. Dots in a key open tables; `config` names a TOML file, over
-/// which the other words win; `control` is `on`, `off` or an absolute path.
+/// Parses pairs of `key` and `value`. Dots in a key separate tables; `config` names a TOML file, whose keys the other
+/// pairs override; `control` is `on`, `off` or an absolute path.
 ///
 /// # Errors
-/// Names the word.
+/// The text names the key or file.
 pub(super) fn parse<'a>(
-    words: impl IntoIterator<Item = (&'a str, &'a str)>,
+    pairs: impl IntoIterator<Item = (&'a str, &'a str)>,
 ) -> Result<Settings, Failure> {
-    let mut given = Vec::new();
+    let mut own_pairs = Vec::new();
     let mut file = None;
-    for (key, value) in words {
+    for (key, value) in pairs {
         match key {
-            CONFIG if file.replace(value).is_some() => return Err(twice(key)),
+            CONFIG if file.replace(value).is_some() => return Err(duplicate_key_error(key)),
             CONFIG => {}
-            key => given.push((key, value)),
+            key => own_pairs.push((key, value)),
         }
     }
-    let text = file.map(|path| read(path.as_ref())).transpose()?;
+    let text = file.map(|path| read_file(path.as_ref())).transpose()?;
     let file = file.zip(text);
-    settings(
-        given,
+    parse_with_file(
+        own_pairs,
         file.as_ref().map(|(path, text)| (*path, text.as_str())),
     )
 }
 
-/// The same, where the file was read by somebody else: its path and its text.
+/// Like [`parse`], but for a file that the caller has read: its path and its text.
 ///
 /// # Errors
-/// Names the word.
-pub(super) fn settings<'a>(
-    words: impl IntoIterator<Item = (&'a str, &'a str)>,
+/// The text names the key or file.
+pub(super) fn parse_with_file<'a>(
+    pairs: impl IntoIterator<Item = (&'a str, &'a str)>,
     file: Option<(&str, &str)>,
 ) -> Result<Settings, Failure> {
-    let mut given = Table::new();
-    for (key, value) in words {
+    let mut own_pairs = Table::new();
+    for (key, value) in pairs {
         match key {
-            CONTROL => insert(&mut given, key, Value::String(value.to_owned()))?,
-            key => insert(&mut given, key, typed(value))?,
+            CONTROL => insert(&mut own_pairs, key, Value::String(value.to_owned()))?,
+            key => insert(&mut own_pairs, key, parse_value(value))?,
         }
     }
     let mut plugin = match file {
         Some((path, text)) => parse_file(text, path.as_ref())?,
         None => Table::new(),
     };
-    let is_file = given.is_empty() && ![CONTROL, ALLOW].iter().any(|key| plugin.contains_key(*key));
-    merge(&mut plugin, given);
-    let control = plugin.remove(CONTROL).map(control).transpose()?;
-    let allow = plugin.remove(ALLOW).map(allow).transpose()?;
+    let is_file =
+        own_pairs.is_empty() && ![CONTROL, ALLOW].iter().any(|key| plugin.contains_key(*key));
+    merge(&mut plugin, own_pairs);
+    let control = plugin.remove(CONTROL).map(parse_control).transpose()?;
+    let allow = plugin.remove(ALLOW).map(parse_allow).transpose()?;
     let text = file.map(|(_, text)| text.to_owned());
     Ok(Settings {
         plugin,
@@ -98,16 +100,18 @@ pub(super) fn settings<'a>(
     })
 }
 
-/// Takes one `key=value` word apart.
+/// Splits a `key=value` text.
 ///
 /// # Errors
-/// It has another form.
-pub(super) fn pair(word: &str) -> Result<(&str, &str), Failure> {
-    word.split_once('=')
-        .ok_or_else(|| invalid(format!("config word {word:?} is not of the form key=value")))
+/// The text has another form.
+pub(super) fn split_pair(word: &str) -> Result<(&str, &str), Failure> {
+    word.split_once('=').ok_or_else(|| {
+        invalid_config_error(format!("config word {word:?} is not of the form key=value"))
+    })
 }
 
-fn typed(value: &str) -> Value {
+/// Converts a value: `on`, `off`, `true`, `false` and integers are no texts.
+fn parse_value(value: &str) -> Value {
     match value {
         "true" | "on" => Value::Boolean(true),
         "false" | "off" => Value::Boolean(false),
@@ -118,6 +122,7 @@ fn typed(value: &str) -> Value {
     }
 }
 
+/// Inserts a value, with the tables that the dots in its key separate.
 fn insert(table: &mut Table, key: &str, value: Value) -> Result<(), Failure> {
     let (tables, last) = match key.rsplit_once('.') {
         Some((tables, last)) => (Some(tables), last),
@@ -128,17 +133,22 @@ fn insert(table: &mut Table, key: &str, value: Value) -> Result<(), Failure> {
         let inner = table
             .entry(name)
             .or_insert_with(|| Value::Table(Table::new()));
-        table = inner.as_table_mut().ok_or_else(|| twice(key))?;
+        table = inner
+            .as_table_mut()
+            .ok_or_else(|| duplicate_key_error(key))?;
     }
     if last.is_empty() {
-        return Err(invalid(format!("config key {key:?} has no name")));
+        return Err(invalid_config_error(format!(
+            "config key {key:?} has no name"
+        )));
     }
     match table.insert(last.to_owned(), value) {
         None => Ok(()),
-        Some(_) => Err(twice(key)),
+        Some(_) => Err(duplicate_key_error(key)),
     }
 }
 
+/// Merges `above` into `below`. Keys of `above` override those of `below`.
 fn merge(below: &mut Table, above: Table) {
     for (key, value) in above {
         match (below.get_mut(&key), value) {
@@ -148,42 +158,48 @@ fn merge(below: &mut Table, above: Table) {
     }
 }
 
-fn read(path: &Path) -> Result<String, Failure> {
-    std::fs::read_to_string(path).map_err(|error| in_file(path, &error.to_string()))
+/// Reads a config file.
+fn read_file(path: &Path) -> Result<String, Failure> {
+    std::fs::read_to_string(path).map_err(|error| file_error(path, &error.to_string()))
 }
 
+/// Parses the text of a config file.
 fn parse_file(text: &str, path: &Path) -> Result<Table, Failure> {
     text.parse()
-        .map_err(|error: toml::de::Error| in_file(path, &error.to_string()))
+        .map_err(|error: toml::de::Error| file_error(path, &error.to_string()))
 }
 
-fn in_file(path: &Path, why: &str) -> Failure {
-    invalid(format!("config file {}: {why}", path.display()))
+/// Creates the error of a config file.
+fn file_error(path: &Path, reason: &str) -> Failure {
+    invalid_config_error(format!("config file {}: {reason}", path.display()))
 }
 
-fn control(value: Value) -> Result<Control, Failure> {
+/// Parses the value of `control`.
+fn parse_control(value: Value) -> Result<Control, Failure> {
     match value {
         Value::Boolean(true) => Ok(Control::On),
         Value::Boolean(false) => Ok(Control::Off),
         Value::String(word) if word == "on" => Ok(Control::On),
         Value::String(word) if word == "off" => Ok(Control::Off),
-        Value::String(path) if path.starts_with('/') => Ok(Control::At(path.into())),
-        other => Err(invalid(format!(
-            "control={other} is none of on, off or an absolute path"
+        Value::String(path) if path.starts_with('/') => Ok(Control::Path(path.into())),
+        other => Err(invalid_config_error(format!(
+            "invalid control={other}: expected on, off or an absolute path"
         ))),
     }
 }
 
-fn allow(value: Value) -> Result<Vec<String>, Failure> {
+/// Parses the value of `allow`.
+fn parse_allow(value: Value) -> Result<Vec<String>, Failure> {
     let message = format!("allow = {value} is not a list of messages, as [\"dump\"] is");
-    value.try_into().map_err(|_| invalid(message))
+    value.try_into().map_err(|_| invalid_config_error(message))
 }
 
-fn twice(key: &str) -> Failure {
-    invalid(format!("config key {key:?} is given twice"))
+/// Creates the error of a key that occurs more than once.
+fn duplicate_key_error(key: &str) -> Failure {
+    invalid_config_error(format!("config key {key:?} is given twice"))
 }
 
-fn invalid(message: String) -> Failure {
+fn invalid_config_error(message: String) -> Failure {
     Failure::new(MEMPROF_INVALID_ARGUMENT, message)
 }
 
@@ -191,16 +207,17 @@ fn invalid(message: String) -> Failure {
 mod tests {
     use super::*;
 
-    fn of(words: &[&str]) -> Result<Settings, Failure> {
-        parse(words.iter().map(|word| word.split_once('=').unwrap()))
+    /// Parses `key=value` texts.
+    fn parse_texts(texts: &[&str]) -> Result<Settings, Failure> {
+        parse(texts.iter().map(|text| text.split_once('=').unwrap()))
     }
 
     #[test]
-    fn words_become_a_table() {
-        let check = |words: &[&str], expected: &str, control: Option<Control>| {
-            let settings = of(words).unwrap();
-            assert_eq!(settings.plugin.to_string(), expected, "{words:?}");
-            assert_eq!(settings.control, control, "{words:?}");
+    fn pairs_become_table() {
+        let check = |texts: &[&str], expected: &str, control: Option<Control>| {
+            let settings = parse_texts(texts).unwrap();
+            assert_eq!(settings.plugin.to_string(), expected, "{texts:?}");
+            assert_eq!(settings.control, control, "{texts:?}");
         };
         check(&[], "", None);
         check(&["dump_dir=/x y"], "dump_dir = \"/x y\"\n", None);
@@ -218,18 +235,18 @@ mod tests {
         check(
             &["control=/run/x.sock"],
             "",
-            Some(Control::At("/run/x.sock".into())),
+            Some(Control::Path("/run/x.sock".into())),
         );
         check(&["name=a=b"], "name = \"a=b\"\n", None);
     }
 
     #[test]
-    fn words_win_over_the_file() {
+    fn pairs_override_file() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let text = "control = true\ndump_dir = \"/f\"\n[keep]\ncount = 1\nbytes = 2\n";
         std::fs::write(file.path(), text).unwrap();
         let config = format!("config={}", file.path().display());
-        let settings = of(&["keep.count=7", &config]).unwrap();
+        let settings = parse_texts(&["keep.count=7", &config]).unwrap();
         assert_eq!(settings.control, Some(Control::On));
         assert_eq!(
             settings.plugin.to_string(),
@@ -238,13 +255,15 @@ mod tests {
     }
 
     #[test]
-    fn a_file_alone_is_handed_over_as_it_is() {
+    fn file_alone_is_passed_unchanged() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let text = "# mine\n\n[[watch]]\nat_exit = true\n";
         std::fs::write(file.path(), text).unwrap();
         let config = format!("config={}", file.path().display());
-        assert_eq!(of(&[&config]).unwrap().config_text(), text);
-        let with_word = of(&[&config, "dump_dir=/d"]).unwrap().config_text();
+        assert_eq!(parse_texts(&[&config]).unwrap().config_text(), text);
+        let with_word = parse_texts(&[&config, "dump_dir=/d"])
+            .unwrap()
+            .config_text();
         assert_eq!(
             with_word,
             "dump_dir = \"/d\"\n\n[[watch]]\nat_exit = true\n"
@@ -252,26 +271,23 @@ mod tests {
     }
 
     #[test]
-    fn a_file_allows_messages() {
+    fn file_can_allow_messages() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let config = format!("config={}", file.path().display());
         std::fs::write(file.path(), "allow = [\"dump\"]\ndump_dir = \"/d\"\n").unwrap();
-        let settings = of(&[&config]).unwrap();
+        let settings = parse_texts(&[&config]).unwrap();
         assert_eq!(settings.allow, ["dump"]);
         assert_eq!(settings.config_text(), "dump_dir = \"/d\"\n");
         std::fs::write(file.path(), "allow = \"dump\"\n").unwrap();
-        let refused = of(&[&config]).unwrap_err().to_string();
-        assert!(
-            refused.contains("allow = \"dump\" is not a list"),
-            "{refused}"
-        );
+        let error = parse_texts(&[&config]).unwrap_err().to_string();
+        assert!(error.contains("allow = \"dump\" is not a list"), "{error}");
     }
 
     #[test]
-    fn refusals_name_the_word() {
-        let check = |words: &[&str], expected: &str| {
-            let refused = of(words).unwrap_err().to_string();
-            assert!(refused.contains(expected), "{words:?}: {refused}");
+    fn error_names_key() {
+        let check = |texts: &[&str], expected: &str| {
+            let error = parse_texts(texts).unwrap_err().to_string();
+            assert!(error.contains(expected), "{texts:?}: {error}");
         };
         check(&["=7"], "config key \"\" has no name");
         check(&["keep.=7"], "config key \"keep.\" has no name");
@@ -288,6 +304,9 @@ mod tests {
             &["config=/no/such.toml"],
             "config file /no/such.toml: No such file",
         );
-        check(&["control=maybe"], "control=\"maybe\" is none of on, off");
+        check(
+            &["control=maybe"],
+            "invalid control=\"maybe\": expected on, off",
+        );
     }
 }

@@ -1,5 +1,5 @@
 //! The control socket of a foreign program, through which `memprof` reaches the plugin.
-#![expect(unsafe_code, reason = "a handler of exit")]
+#![expect(unsafe_code, reason = "a handler of exit(3)")]
 
 use std::process;
 use std::ptr;
@@ -16,30 +16,31 @@ use memprof_own::{ForkGuard, ProcessOnce};
 use memprof_plugin_abi::Failure;
 use memprof_plugin_abi::raw::MEMPROF_IO;
 
+use super::catch_panic;
 use super::config::Control;
-use super::contain;
 use super::log::ProgramLog;
 use crate::control::{ControlSocket, ListenConfig};
 use crate::program::HostProgram;
 use crate::router::Router;
 
-/// The process that opened its socket. A forked child has another number.
+/// Id of the process that opened the socket. A forked child has another id.
 static OWNER: AtomicU32 = AtomicU32::new(0);
 
-/// The socket of the process, or in a forked child its parent's; null before and after. Freed only by
-/// [`close`]: a program may end while it is in use.
+/// The socket of the process, or in a forked child its parent's; null before and after. Only [`close`] frees it,
+/// because the program may exit while it is in use.
 static SOCKET: AtomicPtr<ControlSocket> = AtomicPtr::new(ptr::null_mut());
 
-/// Whether the exit uses the socket just now.
-static EXITING: AtomicBool = AtomicBool::new(false);
+/// Whether the exit handler is using the socket.
+static IS_EXITING: AtomicBool = AtomicBool::new(false);
 
+/// Timeout of waiting for the exit handler.
 #[cfg(feature = "adapter-attached")]
-const EXIT_PATIENCE: Duration = Duration::from_secs(1);
+const EXIT_HANDLER_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Opens the socket, once in a process.
+/// Opens the socket, unless this process has opened one.
 ///
 /// # Errors
-/// Why not, which was logged.
+/// Those of [`ControlSocket::open`]; the error was logged.
 pub(super) fn open(
     program: HostProgram,
     router: Arc<Router>,
@@ -49,7 +50,7 @@ pub(super) fn open(
     let path = match control {
         Control::Off => return Ok(()),
         Control::On => None,
-        Control::At(path) => Some(path.clone()),
+        Control::Path(path) => Some(path.clone()),
     };
     let own = process::id();
     if OWNER.swap(own, Ordering::AcqRel) == own {
@@ -67,33 +68,33 @@ pub(super) fn open(
             let line = format!("control socket {}", socket.path().display());
             log.line(Level::Info, &line);
             SOCKET.store(Box::into_raw(Box::new(socket)), Ordering::Release);
-            watch();
+            register_exit_handler();
             Ok(())
         }
         Err(error) => {
             let line = format!("{error}; memprof cannot reach this program");
             log.line(Level::Error, &line);
-            // Asked for again, it is tried again.
+            // The next request tries again.
             OWNER.store(0, Ordering::Release);
             Err(Failure::new(MEMPROF_IO, line))
         }
     }
 }
 
-/// Closes the socket of this process, once each request that has come was answered.
+/// Closes the socket of this process, after the pending replies were sent.
 #[cfg(feature = "adapter-attached")]
 pub(super) fn close() {
     let socket = SOCKET.swap(ptr::null_mut(), Ordering::SeqCst);
-    // SAFETY: null, or leaked by `open`.
+    // SAFETY: null, or leaked by `open` and freed only below.
     if let Some(open) = unsafe { socket.as_ref() } {
         open.close();
-        // The exit removes files without waiting for anybody: a moment, or never again.
-        let begun = Instant::now();
-        while EXITING.load(Ordering::SeqCst) && begun.elapsed() < EXIT_PATIENCE {
+        // The exit handler removes files without waiting: it takes a moment, or is interrupted for ever.
+        let start = Instant::now();
+        while IS_EXITING.load(Ordering::SeqCst) && start.elapsed() < EXIT_HANDLER_TIMEOUT {
             thread::yield_now();
         }
-        if !EXITING.load(Ordering::SeqCst) {
-            // SAFETY: leaked by `open`; whoever exits from now on finds null.
+        if !IS_EXITING.load(Ordering::SeqCst) {
+            // SAFETY: leaked by `open`; an exit handler that starts from now on finds null.
             drop(unsafe { Box::from_raw(socket) });
         }
     }
@@ -106,24 +107,26 @@ pub(super) fn is_open() -> bool {
     OWNER.load(Ordering::Acquire) == process::id() && socket().is_some()
 }
 
-/// Ends the socket's files with the process.
-fn watch() {
-    static WATCHED: ProcessOnce = ProcessOnce::new();
-    WATCHED.call(|| {
-        // The C library does not free the lock of its list in a forked child, which exit(3) takes.
+/// Registers the exit handler that removes the socket's files, once in a process.
+fn register_exit_handler() {
+    static REGISTERED: ProcessOnce = ProcessOnce::new();
+    REGISTERED.call(|| {
+        // In a forked child, the C library does not release the lock of its list of handlers, which exit(3) acquires.
         let _no_fork = ForkGuard::acquire();
         // SAFETY: atexit(3): the library that holds the handler is never unloaded.
         unsafe { libc::atexit(at_exit) };
     });
 }
 
+/// Exit handler: removes the socket's files.
 extern "C" fn at_exit() {
-    EXITING.store(true, Ordering::SeqCst);
-    contain((), || socket().map_or((), ControlSocket::remove_files));
-    EXITING.store(false, Ordering::SeqCst);
+    IS_EXITING.store(true, Ordering::SeqCst);
+    catch_panic((), || socket().map_or((), ControlSocket::remove_files));
+    IS_EXITING.store(false, Ordering::SeqCst);
 }
 
+/// The socket of the process, or in a forked child its parent's. `None` before and after.
 fn socket() -> Option<&'static ControlSocket> {
-    // SAFETY: null, or leaked by `open`.
+    // SAFETY: null, or leaked by `open`; `close` frees it only if no exit handler uses it.
     unsafe { SOCKET.load(Ordering::SeqCst).as_ref() }
 }

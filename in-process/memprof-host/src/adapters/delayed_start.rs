@@ -28,7 +28,7 @@ use super::event::OneTimeEvent;
 use super::host_symbols::MissingSymbol;
 use super::instance::{self, Adapter, AdapterInstance};
 use super::log::ProgramLog;
-use super::{contain, environment, library_copies};
+use super::{catch_panic, environment, library_copies};
 use crate::socket_dir::own_default_dir;
 
 /// How long a process is left alone.
@@ -39,7 +39,7 @@ static ARRIVAL: ThreadSpec = ThreadSpec {
     name: c"memprof-start",
     work: |privileges| {
         EXITS.wait(REST);
-        contain((), || start_plugin(privileges));
+        catch_panic((), || start_plugin(privileges));
         HAS_ARRIVED.set();
     },
 };
@@ -50,7 +50,7 @@ static ARRIVAL_AT_ONCE: ThreadSpec = ThreadSpec {
     work: |privileges| {
         // The constructor that begins to sample may come after the one that made this thread.
         SAMPLES.wait(PATIENCE);
-        contain((), || start_plugin(privileges));
+        catch_panic((), || start_plugin(privileges));
         HAS_ARRIVED.set();
     },
 };
@@ -142,7 +142,7 @@ extern "C" fn wait_for_start() {
 
 /// Makes the plugin, in an entry point that the program called because it wants to send messages.
 pub(super) fn ensure_instance(entry: &'static memprof_plugin_entry_t) {
-    contain((), || {
+    catch_panic((), || {
         let start = start(entry, &ARRIVAL, unchanged(), environment::settings);
         let _made = instance(start);
     });
@@ -186,7 +186,7 @@ pub(super) fn allows(message: &str) -> bool {
 
 fn answer(ask: impl FnOnce(&AdapterInstance) -> Result<String, String>) -> Result<String, String> {
     let panicked = Err("the plugin panicked".to_owned());
-    contain(panicked, || match START.get() {
+    catch_panic(panicked, || match START.get() {
         Some(start) => ask(instance(start)),
         None => Err("the plugin is not loaded".to_owned()),
     })
@@ -206,7 +206,7 @@ fn start(
     settings: impl FnOnce() -> Result<Settings, Failure>,
 ) -> &'static StartSettings {
     let start = START.get().unwrap_or_else(|| {
-        let level = environment::level();
+        let level = environment::log_level();
         let log = ProgramLog {
             level: *level.as_ref().unwrap_or(&LevelFilter::Warn),
             sink: write,
@@ -239,7 +239,7 @@ extern "C" fn after_fork() {
     // The thread that an exit would wait for is the parent's.
     HAS_ARRIVED.set();
     if !IS_ALONE.load(Ordering::Acquire) {
-        contain((), || spawn_once(&ARRIVAL));
+        catch_panic((), || spawn_once(&ARRIVAL));
     }
 }
 

@@ -1,5 +1,5 @@
-//! The config of programs that have none for plugins: variables of the environment.
-#![expect(unsafe_code, reason = "a constant of the process")]
+//! Config from environment variables, for programs whose config has no plugins.
+#![expect(unsafe_code, reason = "getauxval(3)")]
 
 use log::LevelFilter;
 use memprof_plugin_abi::Failure;
@@ -12,12 +12,12 @@ pub(super) const LG_SAMPLE: &str = "MEMPROF_LG_SAMPLE";
 
 const CONFIG: &str = "MEMPROF_CONFIG";
 
-/// Whether there is a config of the plugin's.
+/// Whether the environment names a config file of the plugin.
 pub(super) fn has_config() -> bool {
     variable(CONFIG).is_some()
 }
 
-/// The words of the environment, as other programs have them in their configs.
+/// Parses the config in the environment.
 pub(super) fn settings() -> Result<Settings, Failure> {
     let named = [
         ("config", CONFIG),
@@ -26,23 +26,24 @@ pub(super) fn settings() -> Result<Settings, Failure> {
         ("lg_sample", LG_SAMPLE),
     ];
     let values = named.map(|(key, name)| Some((key, variable(name)?)));
-    let words = values.iter().flatten();
-    config::parse(words.map(|(key, value)| (*key, value.as_str())))
+    let pairs = values.iter().flatten();
+    config::parse(pairs.map(|(key, value)| (*key, value.as_str())))
 }
 
-/// The least important lines that go to standard error.
-pub(super) fn level() -> Result<LevelFilter, Failure> {
+/// Least severe level of the lines that go to standard error.
+pub(super) fn log_level() -> Result<LevelFilter, Failure> {
     variable("MEMPROF_LOG").map_or(Ok(LevelFilter::Warn), |word| {
         word.parse().map_err(|_| {
-            let message =
-                format!("MEMPROF_LOG={word} is none of off, error, warn, info, debug, trace");
+            let message = format!(
+                "invalid MEMPROF_LOG={word}: expected off, error, warn, info, debug or trace"
+            );
             Failure::new(MEMPROF_INVALID_ARGUMENT, message)
         })
     })
 }
 
-/// A variable that is set and not empty. In a process that runs with more rights than who started it the
-/// environment is somebody else's: it has none.
+/// Returns a variable that is set and not empty. `None` in a process with more privileges than the user who started it,
+/// because that user controls the environment.
 pub(super) fn variable(name: &str) -> Option<String> {
     if is_secure_execution() {
         return None;
@@ -51,7 +52,8 @@ pub(super) fn variable(name: &str) -> Option<String> {
     (!value.is_empty()).then_some(value)
 }
 
+/// Whether the process has more privileges than the user who started it.
 fn is_secure_execution() -> bool {
-    // SAFETY: getauxval(3) reads a constant of this process.
+    // SAFETY: getauxval(3) reads a constant of the process.
     unsafe { libc::getauxval(libc::AT_SECURE) != 0 }
 }

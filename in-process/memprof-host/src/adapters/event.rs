@@ -1,4 +1,4 @@
-//! What a thread waits for without a lock and without memory: it may exit in a signal handler.
+//! An event that needs no lock and no memory, so that a thread can wait for it when it exits in a signal handler.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -6,21 +6,21 @@ use std::time::{Duration, Instant};
 use rustix::thread::Timespec;
 use rustix::thread::futex::{self, Flags};
 
-/// Something that happens once in a process.
+/// An event that happens once in a process.
 pub(super) struct OneTimeEvent(AtomicU32);
 
-const AHEAD: u32 = 0;
+const PENDING: u32 = 0;
 const HAPPENED: u32 = 1;
 
 impl OneTimeEvent {
     pub(super) const fn new() -> Self {
-        Self(AtomicU32::new(AHEAD))
+        Self(AtomicU32::new(PENDING))
     }
 
-    /// Whoever waits goes on.
+    /// Sets the event, and wakes all waiting threads.
     pub(super) fn set(&self) {
         self.0.store(HAPPENED, Ordering::Release);
-        // It fails for addresses only that are none.
+        // futex(2) fails only for invalid addresses.
         let _ = futex::wake(&self.0, Flags::PRIVATE, u32::MAX >> 1);
     }
 
@@ -28,20 +28,20 @@ impl OneTimeEvent {
         self.0.load(Ordering::Acquire) == HAPPENED
     }
 
-    /// Returns when it has happened, at the latest after `patience`.
-    pub(super) fn wait(&self, patience: Duration) {
-        let begun = Instant::now();
-        while self.0.load(Ordering::Acquire) == AHEAD {
-            let left = patience.saturating_sub(begun.elapsed());
-            if left.is_zero() {
+    /// Waits until the event has happened, at most for `timeout`.
+    pub(super) fn wait(&self, timeout: Duration) {
+        let start = Instant::now();
+        while self.0.load(Ordering::Acquire) == PENDING {
+            let remaining = timeout.saturating_sub(start.elapsed());
+            if remaining.is_zero() {
                 return;
             }
-            let left = Timespec {
-                tv_sec: left.as_secs().cast_signed(),
-                tv_nsec: left.subsec_nanos().into(),
+            let remaining = Timespec {
+                tv_sec: remaining.as_secs().cast_signed(),
+                tv_nsec: remaining.subsec_nanos().into(),
             };
-            // Each reason to return is one to look again.
-            let _ = futex::wait(&self.0, Flags::PRIVATE, AHEAD, Some(&left));
+            // The loop checks the event again, whatever the result.
+            let _ = futex::wait(&self.0, Flags::PRIVATE, PENDING, Some(&remaining));
         }
     }
 }
@@ -53,15 +53,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_thread_waits_until_it_has_happened_and_no_longer() {
+    fn wait_ends_with_event_or_timeout() {
         static EVENT: OneTimeEvent = OneTimeEvent::new();
-        let begun = Instant::now();
+        let start = Instant::now();
         EVENT.wait(Duration::from_millis(10));
-        assert!(begun.elapsed() >= Duration::from_millis(10));
+        assert!(start.elapsed() >= Duration::from_millis(10));
         assert!(!EVENT.has_happened());
-        let waiting = thread::spawn(|| EVENT.wait(Duration::from_secs(60)));
+        let waiter = thread::spawn(|| EVENT.wait(Duration::from_secs(60)));
         EVENT.set();
-        waiting.join().unwrap();
+        waiter.join().unwrap();
         EVENT.wait(Duration::from_secs(60));
     }
 }

@@ -10,7 +10,7 @@ use std::ptr;
 
 use memprof_plugin_abi::raw::memprof_plugin_entry_t;
 
-use super::{contain, delayed_start};
+use super::{catch_panic, delayed_start};
 
 /// Answers a message. Null only where the memory is missing, or the answer panicked.
 ///
@@ -18,7 +18,7 @@ use super::{contain, delayed_start};
 /// `message` is null or NUL-terminated.
 #[doc(hidden)]
 pub unsafe fn send(entry: &'static memprof_plugin_entry_t, message: *const c_char) -> *mut c_char {
-    contain(ptr::null_mut(), || {
+    catch_panic(ptr::null_mut(), || {
         // SAFETY: promised by the caller.
         let message = (!message.is_null()).then(|| unsafe { CStr::from_ptr(message) });
         let message = message.map_or(b"".as_slice(), CStr::to_bytes);

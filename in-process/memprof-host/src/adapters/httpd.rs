@@ -11,7 +11,7 @@ use std::ptr;
 use memprof_plugin_abi::raw::memprof_plugin_entry_t;
 
 use super::host_symbols::find;
-use super::{contain, delayed_start};
+use super::{catch_panic, delayed_start};
 
 /// `ap_mmn.h`, `MODULE_MAGIC_NUMBER_MAJOR` of all of httpd 2.4; another httpd refuses the module.
 const VERSION: c_int = 20_120_211;
@@ -91,7 +91,7 @@ pub fn register_hooks(child_init: ChildInit) {
 /// Lets the child open its socket.
 #[doc(hidden)]
 pub fn child_init(entry: &'static memprof_plugin_entry_t) {
-    contain((), || delayed_start::start_delayed(entry));
+    catch_panic((), || delayed_start::start_delayed(entry));
 }
 
 #[doc(hidden)]

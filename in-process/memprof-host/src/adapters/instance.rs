@@ -13,7 +13,7 @@ use memprof_plugin_abi::raw::{MEMPROF_PANIC, memprof_plugin_entry_t, memprof_plu
 
 use super::config::{Control, Settings};
 use super::log::ProgramLog;
-use super::{contain, control, library_copies};
+use super::{catch_panic, control, library_copies};
 use crate::instance::{Instance, copy_text};
 use crate::program::HostProgram;
 use crate::router::Router;
@@ -82,7 +82,7 @@ pub fn shared() -> *mut memprof_plugin_t {
         let mut plugins = share_instance()?.router.plugins();
         plugins.find_map(|(_, plugin)| plugin.as_ref().ok()?.created_plugin())
     };
-    contain(ptr::null_mut(), || plugin().unwrap_or(ptr::null_mut()))
+    catch_panic(ptr::null_mut(), || plugin().unwrap_or(ptr::null_mut()))
 }
 
 /// Whether the instance has to stay.
@@ -143,7 +143,7 @@ pub(super) fn start_instance(
         Err(_) => None,
     };
     let (instance, is_new) = get_or_create(entry, adapter, || settings);
-    if !is_new || instance.is_of_another_copy() {
+    if !is_new || instance.is_of_other_copy() {
         let message = format!("{} is loaded already: its first config stays", instance.id);
         adapter.log.line(Level::Warn, &message);
     }
@@ -237,7 +237,7 @@ impl AdapterInstance {
     }
 
     /// Whether another copy of this library has the plugin.
-    pub(super) fn is_of_another_copy(&self) -> bool {
+    pub(super) fn is_of_other_copy(&self) -> bool {
         let mut plugins = self.router.plugins();
         plugins.any(|(_, plugin)| matches!(plugin, Ok(joined) if joined.created_plugin().is_none()))
     }

@@ -12,7 +12,7 @@ use std::ptr;
 use memprof_plugin_abi::raw::memprof_plugin_entry_t;
 
 use super::log::c_text;
-use super::{attachment, camel_case, contain, delayed_start};
+use super::{attachment, camel_case, catch_panic, delayed_start};
 
 type Object = *mut c_void;
 #[doc(hidden)]
@@ -76,7 +76,7 @@ struct NativeMethod {
 /// The JVM calls `JNI_OnLoad` with `vm`.
 #[doc(hidden)]
 pub unsafe fn load(entry: &'static memprof_plugin_entry_t, name: &'static CStr, vm: Vm) -> c_int {
-    contain((), || {
+    catch_panic((), || {
         // SAFETY: JNI: a pointer to the table.
         let table = unsafe { *vm };
         // SAFETY: JNI: the table.
@@ -121,12 +121,12 @@ pub unsafe fn agent(entry: &'static memprof_plugin_entry_t, options: *const c_ch
     };
     if let Some(attachment) = options.to_bytes().strip_prefix(ATTACHED) {
         // Without a word: `memprof attach` asks another way why not.
-        return contain(1, || {
-            c_int::from(attachment::attach_from(entry, attachment).is_err())
+        return catch_panic(1, || {
+            c_int::from(attachment::attach_on_new_thread(entry, attachment).is_err())
         });
     }
     delayed_start::ensure_instance(entry);
-    contain(1, || {
+    catch_panic(1, || {
         let message = options.to_bytes();
         if message.is_empty() {
             return OK;
@@ -139,7 +139,7 @@ pub unsafe fn agent(entry: &'static memprof_plugin_entry_t, options: *const c_ch
 }
 
 unsafe extern "C" fn send(env: Env, _class: Object, message: Object) -> Object {
-    contain(ptr::null_mut(), || {
+    catch_panic(ptr::null_mut(), || {
         // SAFETY: the environment of this call.
         let jni = unsafe { functions(env) };
         let answer = if message.is_null() {

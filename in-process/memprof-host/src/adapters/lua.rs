@@ -15,7 +15,7 @@ use memprof_plugin_abi::raw::memprof_plugin_entry_t;
 use serde_json::Value;
 
 use super::host_symbols::{CallerAddress, MissingSymbol};
-use super::{contain, delayed_start};
+use super::{catch_panic, delayed_start};
 
 mod values;
 
@@ -98,7 +98,7 @@ pub unsafe fn open(
 }
 
 fn lua(caller: CallerAddress) -> Option<Lua> {
-    contain(None, || Lua::of(caller).map_err(delayed_start::refuse).ok())
+    catch_panic(None, || Lua::of(caller).map_err(delayed_start::refuse).ok())
 }
 
 #[unsafe(naked)]

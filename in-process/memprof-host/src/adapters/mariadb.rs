@@ -13,7 +13,7 @@ use memprof_plugin_abi::raw::memprof_plugin_entry_t;
 
 use super::host_symbols::find;
 use super::log::{c_text, one_line};
-use super::{contain, delayed_start};
+use super::{catch_panic, delayed_start};
 use crate::protocol::split_message;
 
 /// Messages that change nothing and show nobody's data but figures of the process.
@@ -116,7 +116,7 @@ pub unsafe fn answer(
     let size = unsafe { *args.lengths } as usize;
     // SAFETY: a text of that length, which the server keeps during the call.
     let message = unsafe { slice::from_raw_parts(value.cast::<u8>(), size) };
-    match contain(Err(PANICKED.to_owned()), || send(message)) {
+    match catch_panic(Err(PANICKED.to_owned()), || send(message)) {
         Ok(reply) => {
             let reply = c_text(&reply, LENGTH_LIMIT as usize);
             // SAFETY: promised by the caller.

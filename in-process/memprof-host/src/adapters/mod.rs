@@ -1,17 +1,17 @@
-//! Adapters to programs that were not written for memprof, but load plugins of other kinds.
+//! Adapters to programs that were not built for memprof, but load plugins of other kinds.
 //!
-//! [`export_adapters!`](crate::export_adapters) gives a plugin's library the entry points that these
-//! programs look for. Behind them, this module plays the host: it makes the plugin's one
-//! instance in the process and passes the program's messages to it.
+//! [`export_adapters!`](crate::export_adapters) adds the entry points that these programs look for to a plugin's
+//! library. They call this module, which is the host: it creates the plugin's one instance in the process and passes
+//! the program's messages to it.
 //!
-//! - [`attachment`]: a process that nobody prepared; its messages come over the control socket.
-//! - [`ffi`]: any language that calls C functions; the reply is what the function returns.
+//! - [`attachment`]: a running process; its messages come over the control socket.
+//! - [`ffi`]: any language that calls C functions; the function returns the reply.
 //! - [`java`]: an agent of a JVM, or a class; the reply goes to standard error, or is a string.
 //! - [`lua`]: a module of Lua or `LuaJIT`; the reply is a string.
 //! - [`node`]: an addon of Node; the reply is a string or an object.
 //! - [`preload`]: any program, by `LD_PRELOAD`; its messages come over the control socket.
 //! - [`python`]: a module of Python; the reply is a str or a dict.
-//! - [`postgres`]: a PostgreSQL extension; the reply is a text of SQL, or of all backends a table.
+//! - [`postgres`]: a PostgreSQL extension; the reply is a text of SQL, or a table of all backends' replies.
 //! - [`mariadb`]: a loadable function of MariaDB or MySQL; the reply is a text of SQL.
 //! - [`nginx`], [`httpd`]: modules that open the control socket of each worker.
 //! - [`redis`]: a Redis module; the reply goes to the client.
@@ -19,8 +19,7 @@
 //! - [`mosquitto`]: a Mosquitto plugin; the reply goes to the client.
 //! - [`traffic_server`]: an Apache Traffic Server plugin; the reply goes to the log.
 //!
-//! Loading never fails the program. Whatever is wrong is logged in one line, and every message
-//! is answered with it.
+//! An adapter never fails the program's start. A failure is logged in one line, and is the reply to every message.
 
 #![cfg_attr(
     not(all(
@@ -40,7 +39,7 @@
         feature = "adapter-ruby",
         feature = "adapter-traffic-server"
     )),
-    allow(dead_code, reason = "each adapter uses a part of what they share")
+    allow(dead_code, reason = "each adapter uses a part of the shared code")
 )]
 
 #[cfg(feature = "adapter-attached")]
@@ -96,16 +95,16 @@ use std::panic::{self, AssertUnwindSafe};
 #[doc(hidden)]
 pub use memprof_own::bind_imports;
 
-/// Runs the code of an exported function; should it panic, the program gets `otherwise`.
-fn contain<T>(otherwise: T, work: impl FnOnce() -> T) -> T {
+/// Runs the code of an exported function. Returns `on_panic` if it panics: a panic must not reach the program.
+fn catch_panic<T>(on_panic: T, work: impl FnOnce() -> T) -> T {
     panic::catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|payload| {
-        // Dropping a payload runs foreign code, which may panic again.
+        // Dropping the payload would run foreign code, which may panic again.
         std::mem::forget(payload);
-        otherwise
+        on_panic
     })
 }
 
-/// The name of a class or module: `MemoryProfile` for `memory_profile`.
+/// Returns the name of a class or module for a plugin: `MemoryProfile` for `memory_profile`.
 #[cfg(any(feature = "adapter-java", feature = "adapter-ruby"))]
 fn camel_case(name: &CStr) -> CString {
     let name = name.to_string_lossy();
@@ -123,7 +122,7 @@ mod tests {
     use super::camel_case;
 
     #[test]
-    fn a_class_is_named_after_a_plugin_in_any_letters() {
+    fn camel_case_accepts_any_letters() {
         let check = |name: &std::ffi::CStr, expected: &str| {
             assert_eq!(camel_case(name).to_str(), Ok(expected));
         };

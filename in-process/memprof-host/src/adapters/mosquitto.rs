@@ -15,8 +15,8 @@ use memprof_own::LockFreeOnce;
 use memprof_plugin_abi::Failure;
 use memprof_plugin_abi::raw::{MEMPROF_INVALID_ARGUMENT, memprof_plugin_entry_t};
 
+use super::catch_panic;
 use super::config::{self, Settings};
-use super::contain;
 use super::host_symbols::find;
 use super::instance::{Adapter, AdapterInstance, instance, start_instance};
 use super::log::{ProgramLog, c_text};
@@ -129,7 +129,7 @@ pub unsafe fn init(
     options: *const Opt,
     count: c_int,
 ) -> c_int {
-    contain(SUCCESS, || {
+    catch_panic(SUCCESS, || {
         let Some(api) = Api::find() else {
             return SUCCESS;
         };
@@ -192,7 +192,7 @@ fn register(broker: &Broker, identifier: *mut c_void, instance: &AdapterInstance
 
 /// Answers what was published to the topic.
 unsafe extern "C" fn answer(_: c_int, event: *mut c_void, _: *mut c_void) -> c_int {
-    contain(SUCCESS, || {
+    catch_panic(SUCCESS, || {
         // SAFETY: mosquitto_broker.h: the data of a control event.
         let event = unsafe { event.cast::<ControlEvent>().as_ref() };
         let (Some(event), Some(broker), Some(instance)) = (event, BROKER.get(), instance()) else {

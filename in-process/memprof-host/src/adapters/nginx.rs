@@ -12,7 +12,7 @@ use std::ptr;
 use memprof_plugin_abi::raw::memprof_plugin_entry_t;
 
 use super::host_symbols::find;
-use super::{contain, delayed_start};
+use super::{catch_panic, delayed_start};
 
 /// 1.10.0 to 1.31, in which `ngx_module.h` declares the same structs. For another one the module's version stays 0,
 /// which nginx refuses: "version 0 instead of 1032000".
@@ -138,7 +138,7 @@ impl Module {
 /// Lets the worker open its socket.
 #[doc(hidden)]
 pub fn init_process(entry: &'static memprof_plugin_entry_t) -> isize {
-    contain((), || delayed_start::start_delayed(entry));
+    catch_panic((), || delayed_start::start_delayed(entry));
     OK
 }
 

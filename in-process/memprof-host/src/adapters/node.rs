@@ -12,7 +12,7 @@ use memprof_own::LockFreeOnce;
 use memprof_plugin_abi::raw::memprof_plugin_entry_t;
 
 use super::host_symbols::CallerAddress;
-use super::{attachment, contain, delayed_start};
+use super::{attachment, catch_panic, delayed_start};
 
 mod api;
 
@@ -51,7 +51,7 @@ pub unsafe fn register(
     exports: Value,
     caller: CallerAddress,
 ) -> Value {
-    contain(exports, || {
+    catch_panic(exports, || {
         let host = caller.functions();
         let node = match Node::of(&host) {
             Ok(node) => NODE.get_or_set(node),
@@ -61,7 +61,7 @@ pub unsafe fn register(
             }
         };
         if let Some(attachment) = node.text_property(env, exports, ATTACHED) {
-            if let Err(why) = attachment::attach_from(entry, &attachment) {
+            if let Err(why) = attachment::attach_on_new_thread(entry, &attachment) {
                 // SAFETY: node_api.h: an error of this environment.
                 unsafe { (node.throw)(env, node.error(env, &why)) };
             }
@@ -126,7 +126,7 @@ unsafe extern "C" fn called(env: Env, info: *mut c_void) -> Value {
             }
         }
     };
-    contain(None, answer).unwrap_or(ptr::null_mut())
+    catch_panic(None, answer).unwrap_or(ptr::null_mut())
 }
 
 fn reply(message: &[u8], is_json: bool) -> Result<String, String> {
@@ -180,7 +180,7 @@ unsafe extern "C" fn execute(_env: Env, job: *mut Job) {
 }
 
 unsafe extern "C" fn complete(env: Env, _status: c_int, job: *mut Job) {
-    contain((), || {
+    catch_panic((), || {
         // SAFETY: `queue` made it; this is the last call that has it.
         let job = unsafe { Box::from_raw(job) };
         let Some(node) = NODE.get() else { return };

@@ -18,7 +18,7 @@ use memprof_own::LockFreeOnce;
 use memprof_plugin_abi::raw::memprof_plugin_entry_t;
 
 use super::host_symbols::find;
-use super::{config, contain, delayed_start, environment};
+use super::{catch_panic, config, delayed_start, environment};
 use magic::Magic;
 use server::{Outcome, Server};
 
@@ -107,7 +107,7 @@ pub unsafe fn init(entry: &'static memprof_plugin_entry_t, name: &'static CStr) 
     // SAFETY: of the first copy, which is never unloaded.
     let config: &AtomicPtr<c_char> = unsafe { AtomicPtr::from_ptr(shared.cast()) };
     let config = config.load(Ordering::Relaxed);
-    contain((), || {
+    catch_panic((), || {
         // SAFETY: null, or NUL-terminated and kept while the setting is unchanged.
         let file = (!config.is_null()).then(|| unsafe { CStr::from_ptr(config) }.to_string_lossy());
         let settings = || match file.filter(|file| !file.is_empty()) {
@@ -156,7 +156,7 @@ unsafe fn run(
     };
     // SAFETY: a text, and the server's thread.
     let message = unsafe { server.text(argument) };
-    let outcome = contain(Outcome::NoMemory, || {
+    let outcome = catch_panic(Outcome::NoMemory, || {
         // SAFETY: NUL-terminated, and the server's until the function returns.
         let message = unsafe { CStr::from_ptr(message) };
         server.outcome(work(server, message.to_bytes()))

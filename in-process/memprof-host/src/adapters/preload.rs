@@ -13,7 +13,7 @@
 use memprof_plugin_abi::raw::memprof_plugin_entry_t;
 
 use super::environment::{ACTIVE, LG_SAMPLE, variable};
-use super::{contain, delayed_start};
+use super::{catch_panic, delayed_start};
 
 pub use super::delayed_start::set_sampling_started;
 
@@ -23,7 +23,7 @@ const TALLY: &str = "MEMPROF_TALLY";
 /// Runs when the library is loaded.
 #[doc(hidden)]
 pub fn loaded(entry: &'static memprof_plugin_entry_t) {
-    contain((), || match (is_on(RUN, "1"), is_tallied()) {
+    catch_panic((), || match (is_on(RUN, "1"), is_tallied()) {
         (true, true) => delayed_start::start_now(entry),
         (true, false) => delayed_start::start_delayed(entry),
         (false, _) => {}

@@ -15,7 +15,7 @@ use memprof_plugin_abi::raw::memprof_plugin_entry_t;
 
 use super::host_symbols::{CallerAddress, HostSymbols, MissingSymbol};
 use super::log::c_text;
-use super::{contain, delayed_start};
+use super::{catch_panic, delayed_start};
 
 mod definition;
 
@@ -90,7 +90,7 @@ pub unsafe fn init(
     name: &'static CStr,
     caller: CallerAddress,
 ) -> Object {
-    contain(ptr::null_mut(), || {
+    catch_panic(ptr::null_mut(), || {
         let host = caller.functions();
         let missing = |missing: MissingSymbol| missing.to_string();
         let whole = Python::of(&host).map_err(missing);
@@ -120,7 +120,7 @@ unsafe extern "C-unwind" fn answer(
     caller: CallerAddress,
     is_json: bool,
 ) -> Object {
-    let Some(python) = contain(None, || Python::of(&caller.functions()).ok()) else {
+    let Some(python) = catch_panic(None, || Python::of(&caller.functions()).ok()) else {
         return ptr::null_mut();
     };
     let mut length = 0;

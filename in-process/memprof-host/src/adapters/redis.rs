@@ -14,8 +14,8 @@ use memprof_own::LockFreeOnce;
 use memprof_plugin_abi::raw::{MEMPROF_INVALID_ARGUMENT, memprof_plugin_entry_t};
 use memprof_plugin_abi::{Arguments, Failure};
 
+use super::catch_panic;
 use super::config::{self, Settings};
-use super::contain;
 use super::host_symbols::function;
 use super::instance::{Adapter, AdapterInstance, instance, start_instance};
 use super::log::{ProgramLog, c_text, one_line};
@@ -156,7 +156,7 @@ pub unsafe fn load(
     argv: *const Word,
     argc: c_int,
 ) -> c_int {
-    contain(ERR, || {
+    catch_panic(ERR, || {
         // SAFETY: promised by the caller.
         let Some(api) = (unsafe { Api::of(ctx) }) else {
             return ERR;
@@ -219,7 +219,7 @@ fn register(api: &Api, ctx: Ctx, instance: &AdapterInstance) -> bool {
 
 /// `MEMORY_PROFILE WORD…`, on the thread of the server.
 unsafe extern "C" fn answer(ctx: Ctx, argv: *const Word, argc: c_int) -> c_int {
-    contain(ERR, || {
+    catch_panic(ERR, || {
         let (Some(api), Some(instance)) = (API.get(), instance()) else {
             return ERR;
         };

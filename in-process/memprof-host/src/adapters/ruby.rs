@@ -12,7 +12,7 @@ use memprof_own::LockFreeOnce;
 use memprof_plugin_abi::raw::memprof_plugin_entry_t;
 
 use super::host_symbols::{CallerAddress, MissingSymbol};
-use super::{camel_case, contain, delayed_start};
+use super::{camel_case, catch_panic, delayed_start};
 
 /// An object of Ruby's.
 type Value = usize;
@@ -116,7 +116,7 @@ pub unsafe fn init(
 ) {
     static NAME: LockFreeOnce<CString> = LockFreeOnce::new();
     let name = NAME.get_or_set(camel_case(name));
-    let ruby = match contain(Err(MissingSymbol(c"working plugin")), || Ruby::of(caller)) {
+    let ruby = match catch_panic(Err(MissingSymbol(c"working plugin")), || Ruby::of(caller)) {
         Ok(ruby) => RUBY.get_or_set(ruby),
         Err(missing) => return refuse(caller, missing),
     };
@@ -130,7 +130,7 @@ pub unsafe fn init(
 }
 
 fn refuse(caller: CallerAddress, missing: MissingSymbol) {
-    let raise = contain(None, || {
+    let raise = catch_panic(None, || {
         let host = caller.functions();
         // SAFETY: ruby.h declares it so.
         let raise = unsafe { host.find::<Raise>(c"rb_raise") }.ok()?;

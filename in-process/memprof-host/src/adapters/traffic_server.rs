@@ -13,8 +13,8 @@ use log::{Level, LevelFilter};
 use memprof_plugin_abi::Failure;
 use memprof_plugin_abi::raw::{MEMPROF_INVALID_ARGUMENT, MEMPROF_OK, memprof_plugin_entry_t};
 
+use super::catch_panic;
 use super::config::{self, Settings};
-use super::contain;
 use super::host_symbols::find;
 use super::instance::{Adapter, instance, start_instance};
 use super::log::{ProgramLog, c_text, one_line};
@@ -71,7 +71,7 @@ pub unsafe fn init(
     argc: c_int,
     argv: *const *const c_char,
 ) {
-    contain((), || {
+    catch_panic((), || {
         // SAFETY: promised by the caller.
         let settings = unsafe { settings(argc, argv) };
         let id = start_instance(entry, &ADAPTER, settings).id();
@@ -105,7 +105,7 @@ unsafe fn settings(argc: c_int, argv: *const *const c_char) -> Result<Settings, 
                     format!("config word {word:?}: {error}"),
                 )
             })?;
-            config::pair(text)
+            config::split_pair(text)
         });
     config::parse(words.collect::<Result<Vec<_>, _>>()?)
 }
@@ -148,7 +148,7 @@ fn register(id: &str) -> Result<(), &'static CStr> {
 
 /// Gets every message to every plugin.
 unsafe extern "C" fn handle(_: *mut c_void, event: c_int, data: *mut c_void) -> c_int {
-    contain(0, || {
+    catch_panic(0, || {
         let Some(instance) = instance().filter(|_| event == MESSAGE_EVENT && !data.is_null())
         else {
             return 0;

@@ -86,7 +86,7 @@ impl Connection {
     /// # Errors
     /// `TimedOut` if the host does not accept before the deadline; those of connect(2).
     pub(super) fn open(path: &Path, deadline: Deadline) -> io::Result<Self> {
-        let (address, socket) = match abstract_name::in_namespace(path) {
+        let (address, socket) = match abstract_name::split_namespace(path) {
             None => (SocketAddrUnix::new(path)?, new_socket()?),
             Some((namespace, name)) => {
                 let address = SocketAddrUnix::new_abstract_name(name)?;

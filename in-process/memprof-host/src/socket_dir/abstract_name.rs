@@ -1,23 +1,23 @@
-//! Sockets that are no files (unix(7), abstract): for processes that can write nowhere.
+//! Abstract socket names (unix(7)), for processes that can write to no directory.
 //!
-//! Such a name belongs to a network namespace and has no owner: who listens and who connects is told by the kernel only
-//! (`SO_PEERCRED`). A host calls its own `@memprof-4711-…`; seen from outside it is
-//! `/proc/4711/ns/net/@memprof-4711-…`, with the namespace in which it can be connected to.
+//! A name belongs to a network namespace and has no owner: the users at both ends are known only from the kernel
+//! (`SO_PEERCRED`). A host names its socket `@memprof-4711-…`. Outside of the process the path is
+//! `/proc/4711/ns/net/@memprof-4711-…`, which contains the namespace in which one can connect to it.
 
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 #[cfg(any(feature = "adapter-attached", feature = "client"))]
 use std::path::PathBuf;
 
-/// What the names of control sockets begin with: a program may listen at abstract sockets of its own.
+/// Prefix of the names of control sockets. A program may listen at other abstract sockets.
 const PREFIX: &str = "@memprof-";
 
-/// A new name, which nobody can have taken before.
+/// Generates a name that was never used before.
 ///
 /// # Errors
-/// The kernel gives no random bytes.
+/// Those of getrandom(2).
 #[cfg(feature = "adapter-attached")]
-pub(crate) fn new() -> std::io::Result<PathBuf> {
+pub(crate) fn generate() -> std::io::Result<PathBuf> {
     let mut random = [0; 8];
     rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())?;
     let random = u64::from_ne_bytes(random);
@@ -25,21 +25,21 @@ pub(crate) fn new() -> std::io::Result<PathBuf> {
     Ok(PathBuf::from(format!("{PREFIX}{pid}-{random:016x}")))
 }
 
-/// The bytes of the name, where a path is one of a control socket.
+/// Returns the name's bytes without the `@`. `None` if the path is no abstract name of a control socket.
 pub(crate) fn bytes(path: &Path) -> Option<&[u8]> {
     let path = path.as_os_str().as_bytes();
     path.starts_with(PREFIX.as_bytes()).then(|| &path[1..])
 }
 
-/// The same name as it is called outside of the process.
+/// Returns the path of the name outside of the process. `process` is `/proc/PID`.
 #[cfg(feature = "client")]
 pub(crate) fn in_process_namespace(process: &Path, name: &Path) -> PathBuf {
     process.join("ns/net").join(name)
 }
 
-/// The network namespace and the name's bytes, where a path is what [`in_process_namespace`] makes.
+/// Splits a path of [`in_process_namespace`] into the namespace and the name's bytes. `None` if it is another path.
 #[cfg(feature = "client")]
-pub(crate) fn in_namespace(path: &Path) -> Option<(&Path, &[u8])> {
+pub(crate) fn split_namespace(path: &Path) -> Option<(&Path, &[u8])> {
     let namespace = path.parent()?;
     let is_namespace = namespace.starts_with("/proc") && namespace.ends_with("ns/net");
     let name = path.file_name()?;

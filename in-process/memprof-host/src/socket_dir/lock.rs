@@ -1,5 +1,5 @@
-//! The lock beside a socket: held while its host lives, it decides who may replace the socket or
-//! remove what a host left.
+//! The lock file beside a socket. It is locked while the host runs; only its holder may replace the socket or remove
+//! the files of a host that died.
 
 use std::fs::File;
 use std::io;
@@ -13,34 +13,35 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connec
 
 use super::sockets;
 
+/// Extension that is added to the socket's name.
 const EXTENSION: &str = "lock";
-/// Longer than a host takes from its lock to its socket.
-const STARTING: Duration = Duration::from_secs(60);
+/// Longest time between a host's lock and its socket, with a margin.
+const MAX_STARTUP_TIME: Duration = Duration::from_secs(60);
 
-/// The lock of the socket at that path.
+/// Path of the lock file of a socket.
 pub fn lock_path(socket: &Path) -> PathBuf {
     socket.with_added_extension(EXTENSION)
 }
 
-/// Takes the lock of a socket's path.
+/// Locks the path of a socket. The lock is released when the file is closed.
 ///
 /// # Errors
-/// `AddrInUse` where another process holds it, else the reason why it cannot be had.
+/// `AddrInUse` if another process holds the lock; those of open(2), with the owner of a file that is in the way.
 pub fn lock(socket: &Path) -> io::Result<File> {
     let path = lock_path(socket);
-    // NONBLOCK: in a directory that others may write to, it can be a FIFO.
+    // NONBLOCK: in a directory that others may write to, the path may be a FIFO.
     let flags =
         OFlags::CREATE | OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     loop {
         let file = rustix::fs::openat(CWD, &path, flags, Mode::RUSR | Mode::WUSR)
             .and_then(above_stdio)
-            .map_err(|errno| lock_held_error(&path, errno.into()))?;
+            .map_err(|errno| obstructed_error(&path, errno.into()))?;
         let opened = rustix::fs::fstat(&file)?;
         let own = rustix::process::geteuid().as_raw();
         let is_file = FileType::from_raw_mode(opened.st_mode) == FileType::RegularFile;
         if !is_file || (opened.st_uid != own && opened.st_uid != 0) {
-            let held = io::Error::from(io::ErrorKind::PermissionDenied);
-            return Err(lock_held_error(&path, held));
+            let denied = io::Error::from(io::ErrorKind::PermissionDenied);
+            return Err(obstructed_error(&path, denied));
         }
         match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
             Err(Errno::WOULDBLOCK) => {
@@ -50,9 +51,9 @@ pub fn lock(socket: &Path) -> io::Result<File> {
             Err(errno) => return Err(errno.into()),
             Ok(()) => {}
         }
-        // Whoever held it before may have removed it: then the next one locks another file.
+        // An earlier holder may have removed the file; then another process can lock a new file of that name.
         match rustix::fs::lstat(&path) {
-            Ok(now) if (now.st_dev, now.st_ino) == (opened.st_dev, opened.st_ino) => {
+            Ok(current) if (current.st_dev, current.st_ino) == (opened.st_dev, opened.st_ino) => {
                 return Ok(file.into());
             }
             Ok(_) | Err(Errno::NOENT) => {}
@@ -61,45 +62,45 @@ pub fn lock(socket: &Path) -> io::Result<File> {
     }
 }
 
-/// Names who keeps the lock, where somebody else put something in its place.
-fn lock_held_error(path: &Path, error: io::Error) -> io::Error {
+/// Adds the owner of the existing file to the error, if there is a file.
+fn obstructed_error(path: &Path, error: io::Error) -> io::Error {
     use std::os::unix::fs::MetadataExt;
-    let Ok(found) = path.symlink_metadata() else {
+    let Ok(metadata) = path.symlink_metadata() else {
         return error;
     };
     let message = format!(
         "{} of uid {} is in the way ({error}): remove it, or put the socket into a directory that \
          only its user writes to",
         path.display(),
-        found.uid()
+        metadata.uid()
     );
     io::Error::new(error.kind(), message)
 }
 
-/// Removes what hosts that died left in a directory of this user's: sockets that refuse and whose
-/// lock is free, locks without a socket, and links that lead nowhere.
+/// Removes files of hosts that died from a directory of this user: sockets that refuse connections and whose lock is
+/// free, lock files without a socket, and links without a target.
 pub(crate) fn sweep(directory: &Path) {
-    // What cannot be read is not swept; binding tells what is wrong with the directory.
-    let left = sockets(directory).unwrap_or_default();
-    for socket in &left {
-        // A link has its lock elsewhere: whoever listens there keeps it.
+    // A directory that cannot be read is not swept; bind reports the reason.
+    let existing = sockets(directory).unwrap_or_default();
+    for socket in &existing {
+        // The lock of a link's target is in another directory, and its holder cleans up there.
         if socket.is_symlink() {
             if !socket.exists() {
                 remove(socket);
             }
         } else if socket
             .symlink_metadata()
-            .is_ok_and(|found| is_socket(&found))
+            .is_ok_and(|metadata| is_socket(&metadata))
         {
-            sweep_one(socket);
+            sweep_socket(socket);
         }
     }
-    for lock_file in locks(directory) {
+    for lock_file in lock_files(directory) {
         let socket = lock_file.with_extension("");
-        if left.contains(&socket) || !is_old(&lock_file) {
+        if existing.contains(&socket) || !is_old(&lock_file) {
             continue;
         }
-        if let Ok(_held) = lock(&socket)
+        if let Ok(_lock) = lock(&socket)
             && !socket.exists()
         {
             remove(&lock_file);
@@ -107,16 +108,19 @@ pub(crate) fn sweep(directory: &Path) {
     }
 }
 
-/// Whether no host can be about to lock it: taken for a moment here, it would send that host to
-/// another name.
+/// Whether the lock file is so old that no starting host can be about to lock it: that host would otherwise find it
+/// locked by the sweep, and use another name.
 fn is_old(lock_file: &Path) -> bool {
-    let modified = lock_file.symlink_metadata().and_then(|m| m.modified());
-    modified.is_ok_and(|time| time.elapsed().is_ok_and(|age| age > STARTING))
+    let modified = lock_file
+        .symlink_metadata()
+        .and_then(|metadata| metadata.modified());
+    modified.is_ok_and(|time| time.elapsed().is_ok_and(|age| age > MAX_STARTUP_TIME))
 }
 
-/// Asks only where the lock is free, so that hosts that live are left in peace.
-fn sweep_one(socket: &Path) {
-    if let Ok(_held) = lock(socket) {
+/// Removes a socket and its lock file if no host holds the lock. Connects only then, so that running hosts are not
+/// disturbed.
+fn sweep_socket(socket: &Path) {
+    if let Ok(_lock) = lock(socket) {
         if refuses_connections(socket) {
             remove(socket);
         }
@@ -124,7 +128,7 @@ fn sweep_one(socket: &Path) {
     }
 }
 
-/// Whether nobody listens there. One that is too busy to accept does listen.
+/// Whether no process listens at the socket. False if a process listens but is too busy to accept.
 pub fn refuses_connections(path: &Path) -> bool {
     let attempt = || {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -135,13 +139,14 @@ pub fn refuses_connections(path: &Path) -> bool {
     attempt() == Err(Errno::CONNREFUSED)
 }
 
-/// Whether it is a socket.
+/// Whether the file is a socket.
 pub fn is_socket(metadata: &std::fs::Metadata) -> bool {
     use std::os::unix::fs::FileTypeExt;
     metadata.file_type().is_socket()
 }
 
-fn locks(directory: &Path) -> Vec<PathBuf> {
+/// Lists the lock files in a directory.
+fn lock_files(directory: &Path) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
     let paths = entries.map(|entry| entry.path());
     paths
@@ -149,7 +154,7 @@ fn locks(directory: &Path) -> Vec<PathBuf> {
         .collect()
 }
 
-/// Removes a file; that it is gone already is no fault.
+/// Removes a file, if it exists. Logs a failure.
 pub(crate) fn remove(path: &Path) {
     match std::fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
@@ -165,6 +170,7 @@ mod tests {
 
     use super::*;
 
+    /// Lists the file names in a directory, in order.
     fn names(directory: &Path) -> Vec<String> {
         let entries = std::fs::read_dir(directory).unwrap();
         let mut names: Vec<_> = entries
@@ -175,26 +181,26 @@ mod tests {
     }
 
     #[test]
-    fn only_what_dead_hosts_left_is_swept() {
-        let place = tempfile::tempdir().unwrap();
-        let path = |name: &str| place.path().join(name);
+    fn sweep_removes_only_files_of_dead_hosts() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = |name: &str| directory.path().join(name);
         let killed = UnixListener::bind(path("1.sock")).unwrap();
         drop((killed, lock(&path("1.sock")).unwrap()));
         let alive = UnixListener::bind(path("2.sock")).unwrap();
-        let held = lock(&path("2.sock")).unwrap();
-        // It closed all its descriptors but the socket, as a daemon may.
+        let locked = lock(&path("2.sock")).unwrap();
+        // The host closed all its descriptors but the socket, as a daemon may.
         let unlocked = UnixListener::bind(path("3.sock")).unwrap();
-        // It holds its lock and did not bind yet.
+        // The host has locked its path and not bound the socket yet.
         let starting = lock(&path("4.sock")).unwrap();
         drop(lock(&path("5.sock")).unwrap());
-        let long_ago = std::time::SystemTime::now() - 2 * STARTING;
+        let long_ago = std::time::SystemTime::now() - 2 * MAX_STARTUP_TIME;
         let orphan = lock(&path("8.sock")).unwrap();
         orphan.set_modified(long_ago).unwrap();
         drop(orphan);
         std::fs::write(path("6.sock"), "a file").unwrap();
         std::os::unix::fs::symlink("/gone/host.sock", path("7.sock")).unwrap();
-        sweep(place.path());
-        let left = [
+        sweep(directory.path());
+        let remaining = [
             "2.sock",
             "2.sock.lock",
             "3.sock",
@@ -202,36 +208,37 @@ mod tests {
             "5.sock.lock",
             "6.sock",
         ];
-        assert_eq!(names(place.path()), left);
-        drop((alive, held, unlocked, starting));
+        assert_eq!(names(directory.path()), remaining);
+        drop((alive, locked, unlocked, starting));
     }
 
     #[test]
-    fn a_lock_that_was_removed_meanwhile_is_none() {
-        let place = tempfile::tempdir().unwrap();
-        let socket = place.path().join("h.sock");
+    fn removed_lock_file_is_locked_anew() {
+        let directory = tempfile::tempdir().unwrap();
+        let socket = directory.path().join("h.sock");
         let first = lock(&socket).unwrap();
         let busy = lock(&socket).unwrap_err();
         assert_eq!(busy.kind(), io::ErrorKind::AddrInUse);
-        // Opened before it is removed, locked after: as two that wait for the same host do.
+        // Two processes wait for the same host: this one opened the file before it was removed, and locks it
+        // afterwards.
         let late = File::open(lock_path(&socket)).unwrap();
         remove(&lock_path(&socket));
         drop(first);
         rustix::fs::flock(&late, FlockOperation::NonBlockingLockExclusive).unwrap();
-        let held = lock(&socket).unwrap();
+        let locked = lock(&socket).unwrap();
         assert_eq!(lock(&socket).unwrap_err().kind(), io::ErrorKind::AddrInUse);
-        drop((held, late));
+        drop((locked, late));
     }
 
     #[test]
-    fn what_is_in_the_way_of_a_lock_is_named() {
-        let place = tempfile::tempdir().unwrap();
-        let socket = place.path().join("h.sock");
+    fn error_names_file_in_the_way() {
+        let directory = tempfile::tempdir().unwrap();
+        let socket = directory.path().join("h.sock");
         let path = lock_path(&socket);
         let check = |kind: &str| {
-            let refused = lock(&socket).unwrap_err().to_string();
+            let error = lock(&socket).unwrap_err().to_string();
             let expected = format!("{} of uid ", path.display());
-            assert!(refused.starts_with(&expected), "{kind}: {refused}");
+            assert!(error.starts_with(&expected), "{kind}: {error}");
             std::fs::remove_file(&path).unwrap();
         };
         std::os::unix::fs::symlink("/etc/passwd", &path).unwrap();

@@ -625,7 +625,7 @@ fn whatever_is_missing_the_program_runs_and_every_message_says_why() {
     check(
         &[jemalloc, conf, ("MEMPROF_LOG", "loud")],
         "invalid_argument",
-        "MEMPROF_LOG=loud is none of",
+        "invalid MEMPROF_LOG=loud: expected",
     );
 }
 

@@ -89,7 +89,7 @@ fn survives_whatever_is_wrong() {
         (&[("dump_dirr", "/x")], "unknown field `dump_dirr`"),
         (
             &[("control", "maybe")],
-            "control=\"maybe\" is none of on, off",
+            "invalid control=\"maybe\": expected on, off",
         ),
         (&[("config", "/no/such.toml")], "config file /no/such.toml"),
         (&[("alone", "")], "has no value"),

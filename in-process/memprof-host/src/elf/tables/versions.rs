@@ -1,15 +1,15 @@
-//! The versions of the symbols that a library needs (gABI, "Symbol Versioning").
+//! Checks the symbol versions that a library needs (gABI, "Symbol Versioning").
 
 use object::elf::{DT_NEEDED, DT_VERNEED, DT_VERNEEDNUM, DT_VERSYM, Vernaux, Verneed};
 use object::endian::{LittleEndian, U16};
 
-use super::{Dynamic, LE, Library, Result, Strings, damaged};
+use super::{Dynamic, LE, Library, Result, Strings, damaged_error};
 
-/// The largest index of a symbol's version, without its flag (gABI, "Symbol Version Table").
-const VERSION_INDEX: u16 = 0x7fff;
+/// Mask of the index in a symbol's version, without the hidden flag (gABI, "Symbol Version Table").
+const VERSION_INDEX_MASK: u16 = 0x7fff;
 
 impl Library<'_> {
-    /// The loader ends the process for a version of a library that is not needed.
+    /// Checks that each version belongs to a needed library: the loader ends the process for any other.
     pub(super) fn check_versions(
         &self,
         dynamic: &Dynamic<'_>,
@@ -18,51 +18,52 @@ impl Library<'_> {
     ) -> Result<()> {
         const TABLE: &str = "table of versions";
         let needed: Vec<_> = dynamic
-            .all(DT_NEEDED)
+            .values(DT_NEEDED)
             .filter_map(|name| strings.name(name, TABLE).ok())
             .collect();
-        let mut most = 1;
-        let mut next = dynamic.one(DT_VERNEED);
-        let count = dynamic.one(DT_VERNEEDNUM).unwrap_or(0);
-        for at in 0..count {
+        let mut max_index = 1;
+        let mut next = dynamic.value(DT_VERNEED);
+        let count = dynamic.value(DT_VERNEEDNUM).unwrap_or(0);
+        for index in 0..count {
             let Some(address) = next else {
-                return damaged(TABLE);
+                return damaged_error(TABLE);
             };
             let entry: &Verneed<LittleEndian> = &self.slice(address, 1, TABLE)?[0];
             let file = strings.name(entry.vn_file.get(LE).into(), TABLE)?;
             let versions = entry.vn_cnt.get(LE);
             if entry.vn_version.get(LE) != 1 || versions == 0 || !needed.contains(&file) {
-                return damaged(TABLE);
+                return damaged_error(TABLE);
             }
             let mut version = address.saturating_add(entry.vn_aux.get(LE).into());
-            for at in 0..versions {
+            for index in 0..versions {
                 let aux: &Vernaux<LittleEndian> = &self.slice(version, 1, TABLE)?[0];
                 let name = strings.name(aux.vna_name.get(LE).into(), TABLE)?;
                 let step = aux.vna_next.get(LE);
                 if object::elf::hash(name) != aux.vna_hash.get(LE)
-                    || (step == 0) != (at + 1 == versions)
+                    || (step == 0) != (index + 1 == versions)
                 {
-                    return damaged(TABLE);
+                    return damaged_error(TABLE);
                 }
-                most = most.max(aux.vna_other.get(LE).0 & VERSION_INDEX);
+                max_index = max_index.max(aux.vna_other.get(LE).0 & VERSION_INDEX_MASK);
                 version = version.saturating_add(step.into());
             }
             let step = entry.vn_next.get(LE);
-            if (step == 0) != (at + 1 == count) {
-                return damaged(TABLE);
+            if (step == 0) != (index + 1 == count) {
+                return damaged_error(TABLE);
             }
             next = Some(address.saturating_add(step.into()));
         }
-        let Some(address) = dynamic.one(DT_VERSYM) else {
+        let Some(address) = dynamic.value(DT_VERSYM) else {
             return Ok(());
         };
         let versions: &[U16<LittleEndian>] = self.slice(address, symbols, TABLE)?;
-        let has_own = dynamic.one(object::elf::DT_VERDEF).is_some();
-        let known = |version: &U16<LittleEndian>| version.get(LE) & VERSION_INDEX <= most;
-        if has_own || versions.iter().all(known) {
+        let has_own = dynamic.value(object::elf::DT_VERDEF).is_some();
+        let is_known =
+            |version: &U16<LittleEndian>| version.get(LE) & VERSION_INDEX_MASK <= max_index;
+        if has_own || versions.iter().all(is_known) {
             Ok(())
         } else {
-            damaged(TABLE)
+            damaged_error(TABLE)
         }
     }
 }
