@@ -1,22 +1,24 @@
-//! Links a plugin so that it stays loaded, shows nothing but its entry points, and needs no library but libc.
+//! Links a plugin so that it stays loaded, exports only its entry points, and needs no library but libc.
 
 use std::path::Path;
 use std::process::Command;
 
 fn main() {
-    // dlclose of a Rust library whose threads may still end crashes: never unload.
+    // dlclose(3) of a Rust library whose threads may still end crashes, so it is never unloaded.
     println!("cargo::rustc-cdylib-link-arg=-Wl,-z,nodelete");
-    // A host that loads it globally must not mix its symbols with ours.
+    // If a host loads the plugin with RTLD_GLOBAL, its symbols must not replace the plugin's.
     println!("cargo::rustc-cdylib-link-arg=-Wl,-Bsymbolic");
     link_unwinder();
-    // From the package that it builds: a name that is not there would run it on every call.
+    // Relative to the package being built: a file that does not exist would make cargo run this script every
+    // time.
     println!("cargo::rerun-if-changed=../build.rs");
 }
 
-/// Links gcc's unwinder into the plugin: a root with nothing but libc has no `libgcc_s.so.1`. Rust's own
-/// `-lgcc_s` comes later, finds nothing left to define, and is dropped (`--as-needed`).
+/// Links gcc's unwinder statically into the plugin: a root directory with nothing but libc has no
+/// `libgcc_s.so.1`. Rust's own `-lgcc_s` comes later, has nothing left to define, and is dropped
+/// (`--as-needed`).
 ///
-/// Another linker than gcc brings an unwinder of its own; zig's is static already.
+/// Linkers other than gcc provide their own unwinder; zig's is static already.
 fn link_unwinder() {
     if std::env::var_os("RUSTC_LINKER").is_some() {
         return;
@@ -26,7 +28,7 @@ fn link_unwinder() {
         .output();
     let output = output.expect("cc, which links the plugin, says where its libraries are");
     let library = String::from_utf8(output.stdout).expect("a path in UTF-8");
-    // Where cc has no such file it prints the bare name, and the linker names it.
+    // If cc does not have the file, it prints the bare name, and the linker reports it.
     if let Some(directory) = Path::new(library.trim()).parent() {
         println!("cargo::rustc-link-search=native={}", directory.display());
     }

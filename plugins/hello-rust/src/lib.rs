@@ -1,4 +1,4 @@
-//! The smallest plugin in Rust: greets, and logs that it did.
+//! The smallest plugin in Rust: replies with a greeting and logs it.
 
 use memprof_plugin_abi::{Arguments, Failure, Host, Message, Plugin, Reply, export_plugin};
 

@@ -1,4 +1,4 @@
-//! The arguments of messages, taken by the form that they have.
+//! Typed access to the arguments of messages.
 
 use std::str::FromStr;
 use std::time::Duration;
@@ -6,7 +6,10 @@ use std::time::Duration;
 use memprof_messages::{AllocatorKind, UnknownName};
 use memprof_plugin_abi::{Arguments, ErrorKind, Failure};
 
-/// One of the words that the table has for `key`.
+/// Takes an argument that is one of the names of an enum.
+///
+/// # Errors
+/// `InvalidArgument`: lists the valid names.
 pub(crate) fn take_enum<T: FromStr<Err = UnknownName>>(
     args: &mut Arguments,
     key: &'static str,
@@ -21,10 +24,12 @@ pub(crate) fn take_enum<T: FromStr<Err = UnknownName>>(
     args.take(key).map(parse).transpose()
 }
 
+/// Takes the argument `allocator`, the kind of an allocator.
 pub(crate) fn take_allocator(args: &mut Arguments) -> Result<Option<AllocatorKind>, Failure> {
     take_enum(args, "allocator")
 }
 
+/// Takes an argument that is a whole number.
 pub(crate) fn take_number(args: &mut Arguments, key: &'static str) -> Result<Option<u64>, Failure> {
     let parse = |text: String| {
         text.parse().map_err(|_| {
@@ -35,6 +40,7 @@ pub(crate) fn take_number(args: &mut Arguments, key: &'static str) -> Result<Opt
     args.take(key).map(parse).transpose()
 }
 
+/// Takes an argument that is `on` or `off`.
 pub(crate) fn take_switch(
     args: &mut Arguments,
     key: &'static str,
@@ -50,22 +56,23 @@ pub(crate) fn take_switch(
     }
 }
 
-/// The longest activation: what runs longer needs no end.
-const LONGEST: Duration = Duration::from_secs(7 * 24 * 60 * 60);
+/// Longest time limit of an activation; a longer one needs no limit.
+const MAX_DURATION: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 
+/// Takes the argument `for`, a duration above 0 of at most 7 days.
 pub(crate) fn take_duration(args: &mut Arguments) -> Result<Option<Duration>, Failure> {
     let text = args.take("for");
     text.map(|text| parse_duration(&text)).transpose()
 }
 
 fn parse_duration(text: &str) -> Result<Duration, Failure> {
-    let invalid = |why: &str| {
-        let message = format!("for={text:?} {why}");
+    let invalid = |reason: &str| {
+        let message = format!("for={text:?} {reason}");
         Failure::new(ErrorKind::InvalidArgument, message).remedy("for example for=10m, at most 7d")
     };
     match humantime::parse_duration(text) {
         Ok(Duration::ZERO) => Err(invalid("must be above 0s")),
-        Ok(duration) if duration > LONGEST => Err(invalid("is too long")),
+        Ok(duration) if duration > MAX_DURATION => Err(invalid("is too long")),
         Ok(duration) => Ok(duration),
         Err(_) => Err(invalid("is not a duration")),
     }

@@ -1,4 +1,4 @@
-//! The plugin's TOML table.
+//! The plugin's TOML table, `[plugin.config]`.
 
 mod amount;
 mod plain;
@@ -21,40 +21,41 @@ use amount::SizeOrShare;
 use plain::{LgSample, Period, WholeNumber};
 use watch::WatchRules;
 
-/// `[plugin.config]`.
+/// The settings of `[plugin.config]`.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct Config {
-    /// Where dumps are kept; absolute.
+    /// Directory of the kept dumps; absolute.
     dump_dir: Option<PathBuf>,
-    /// Activate when the host starts.
+    /// Whether to start sampling when the host starts.
     pub activate_at_start: bool,
-    /// log2 of the sample interval: the sampler's own, and that of an activation at the start.
+    /// log2 of the sample interval, for memprof's sampler and for an activation at the start.
     lg_sample: Option<LgSample>,
-    /// Who samples: `auto`, `memprof` or `allocator`.
+    /// Sampler to use: `auto`, `memprof` or `allocator`.
     pub sampler: SamplerChoice,
-    /// Who walks the stacks of samples: `auto`, `memprof` or `allocator`.
+    /// Walker of the samples' stacks: `auto`, `memprof` or `allocator`.
     unwinder: UnwinderChoice,
-    /// How many stacks of an activation are walked by both and compared.
+    /// Number of stacks per activation that both walkers walk for comparison.
     unwinder_checks: Option<NonZero<u64>>,
-    /// How many dumps are kept.
+    /// Retention policy of the kept dumps.
     #[serde(deserialize_with = "keep")]
     keep: RetentionPolicy,
-    /// When to dump without being asked.
+    /// Rules of automatic dumps.
     watch: WatchRules,
 }
 
+/// The table `[keep]` as written.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct KeepConfig {
     count: Option<WholeNumber>,
-    /// A number of bytes, or a size: `1GiB`.
+    /// Number of bytes, or a size such as `1GiB`.
     bytes: Option<SizeOrShare>,
     age: Option<Period>,
     keep_first: KeepFirst,
 }
 
-/// `true` for one, or how many.
+/// Number of first dumps to keep; `true` stands for one.
 #[derive(Debug, Deserialize)]
 #[serde(untagged, expecting = "keep_first is true, false or a number of dumps")]
 enum KeepFirst {
@@ -69,7 +70,8 @@ impl Default for KeepFirst {
 }
 
 impl KeepConfig {
-    fn keep(&self) -> Result<RetentionPolicy, Failure> {
+    /// Converts to a policy, after checks of the values.
+    fn to_policy(&self) -> Result<RetentionPolicy, Failure> {
         let default = RetentionPolicy::default();
         let count = self
             .count
@@ -105,26 +107,28 @@ impl KeepConfig {
     }
 }
 
+/// Parses the table `[keep]`.
 fn keep<'de, D: Deserializer<'de>>(table: D) -> Result<RetentionPolicy, D::Error> {
     KeepConfig::deserialize(table)?
-        .keep()
+        .to_policy()
         .map_err(D::Error::custom)
 }
 
+/// Parses `keep.age`, a duration above 0.
 fn parse_age(text: &str) -> Result<Duration, Failure> {
     match humantime::parse_duration(text) {
         Ok(age) if !age.is_zero() => Ok(age),
         _ => Err(invalid(format!(
-            "keep.age = {text:?} is not an age, which is for example \"12h\" or \"7d\""
+            "invalid keep.age = {text:?}: expected a duration, e.g. \"12h\" or \"7d\""
         ))),
     }
 }
 
 impl Config {
-    /// Parses the table.
+    /// Parses and checks the TOML text of the table.
     ///
     /// # Errors
-    /// Names the key, the line and the column.
+    /// `InvalidArgument`: names the key, the line and the column.
     pub(crate) fn parse(text: &str) -> Result<Self, Failure> {
         let config: Self = toml::from_str(text).map_err(|error| invalid(error.to_string()))?;
         if let Some(relative) = config.dump_dir.as_ref().filter(|path| !path.is_absolute()) {
@@ -135,21 +139,21 @@ impl Config {
         Ok(config)
     }
 
-    /// How often to sample.
+    /// Sample interval. `None` if it is not configured.
     ///
     /// # Errors
-    /// It is out of range.
+    /// `InvalidArgument`: it is out of range.
     pub(crate) fn interval(&self) -> memprof_core::Result<Option<SampleInterval>> {
         let number = self.lg_sample.as_ref().map(LgSample::number);
         number.map(SampleInterval::from_lg).transpose()
     }
 
-    /// The watch rules, in their order.
+    /// Watch rules, in their order.
     pub(crate) fn watch(&self) -> &[WatchRule] {
         &self.watch.0
     }
 
-    /// How stacks are walked.
+    /// Settings of the stack walks.
     pub(crate) fn unwinder(&self) -> UnwinderSettings {
         let default = UnwinderSettings::default();
         UnwinderSettings {
@@ -158,21 +162,21 @@ impl Config {
         }
     }
 
-    /// The store that it describes, for the program of that name.
+    /// Store in the configured directory, or in the default one of this program.
     pub(crate) fn store(&self, program: &str) -> Store {
-        let of = |directory| Store::new(directory, self.keep);
+        let store_in = |directory| Store::new(directory, self.keep);
         if let Some(directory) = &self.dump_dir {
-            return of(directory.clone());
+            return store_in(directory.clone());
         }
         let uid = rustix::process::geteuid();
-        let store = of(default_dump_dir(program, uid.is_root(), |name| {
-            // Under a changed uid the environment is somebody else's.
+        let store = store_in(default_dump_dir(program, uid.is_root(), |name| {
+            // After a change of uid the environment belongs to another user.
             std::env::var_os(name).filter(|_| !is_secure_execution())
         }));
-        // A daemon that gave up root has root's environment.
-        let other = of(format!("/tmp/memprof-{}-{program}", uid.as_raw()).into());
-        match (store.require_writable(), other.require_writable()) {
-            (Err(_), Ok(())) => other,
+        // A daemon that gave up root privileges still has root's environment.
+        let fallback = store_in(format!("/tmp/memprof-{}-{program}", uid.as_raw()).into());
+        match (store.require_writable(), fallback.require_writable()) {
+            (Err(_), Ok(())) => fallback,
             _ => store,
         }
     }
@@ -187,7 +191,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn mistakes_are_named() {
+    fn errors_name_key_and_position() {
         let check = |text: &str, expected: &str| {
             let error = Config::parse(text).unwrap_err().to_string();
             assert!(error.contains(expected), "{error}");
@@ -200,8 +204,14 @@ mod tests {
         check("unwinder_checks = 0", "nonzero");
         check("[keep]\ncount = 0", "keep.count must be at least 1");
         check("[keep]\ndays = 1", "unknown field `days`");
-        check("[keep]\nage = \"7\"", "keep.age = \"7\" is not an age");
-        check("[keep]\nage = \"0s\"", "keep.age = \"0s\" is not an age");
+        check(
+            "[keep]\nage = \"7\"",
+            "invalid keep.age = \"7\": expected a duration",
+        );
+        check(
+            "[keep]\nage = \"0s\"",
+            "invalid keep.age = \"0s\": expected a duration",
+        );
         check("[keep]\nage = 7", "a duration in quotes and with its unit");
         check("[keep]\ncount = -3", "line 2, column 9");
         check("[keep]\ncount = -3", "expected a whole number, not below 0");
@@ -225,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_can_be_configured() {
+    fn retention_policy_is_configurable() {
         let check = |text: &str, expected: RetentionPolicy| {
             assert_eq!(Config::parse(text).unwrap().keep, expected, "{text}");
         };
@@ -254,7 +264,7 @@ mod tests {
         );
     }
 
-    /// The keys that there are, as the parser lists them for one that there is not.
+    /// Valid keys of a table, as the parser lists them in the error about an unknown one.
     fn keys(table: &str) -> Vec<String> {
         let error = Config::parse(&format!("{table}no_such_key = 1")).unwrap_err();
         let (_, listed) = error.message.split_once("expected one of ").unwrap();
@@ -263,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn the_reference_has_every_key_and_is_valid() {
+    fn reference_contains_every_key_and_is_valid() {
         let reference = include_str!("../../../CONFIGURATION.md");
         let (_, plugins) = reference.split_once("## The plugin's keys").unwrap();
         let block = plugins
@@ -285,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn a_configured_directory_is_used() {
+    fn configured_directory_is_used() {
         let config = Config::parse("dump_dir = \"/var/dumps\"\n[keep]\ncount = 3").unwrap();
         assert_eq!(
             config.store("web").directory(),

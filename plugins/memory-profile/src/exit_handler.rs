@@ -1,4 +1,5 @@
-//! The end of a program that never tells its plugins so, as Redis and a preloaded one.
+//! The exit handler, for programs that never destroy their plugins, such as Redis or a program with a
+//! preloaded plugin.
 #![expect(unsafe_code, reason = "the C library's list of what to run at exit")]
 
 use std::panic::{self, AssertUnwindSafe};
@@ -9,29 +10,29 @@ use memprof_own::{ForkGuard, LockFreeOnce};
 
 static PROFILER: LockFreeOnce<Weak<Profiler>> = LockFreeOnce::new();
 
-/// Has [`Profiler::exit`] called by exit(3) and by the end of `main`. A profiler that has ended by
-/// then does nothing.
+/// Registers [`Profiler::take_exit_dump`] for exit(3) and the end of `main`. It does nothing if the profiler
+/// was dropped by then.
 pub(crate) fn register_exit_handler(profiler: &Arc<Profiler>) {
     let own = Arc::downgrade(profiler);
     if !PROFILER.get_or_set(Weak::clone(&own)).ptr_eq(&own) {
         return;
     }
-    // The C library does not free the lock of its list in a forked child, which exit(3) takes.
+    // In a forked child, the C library does not release the lock of its list, which exit(3) acquires.
     let _no_fork = ForkGuard::acquire();
-    // SAFETY: atexit(3): a function of this library, which is never unloaded.
+    // SAFETY: atexit(3): the handler is a function of this library, which is never unloaded.
     if unsafe { libc::atexit(on_exit) } != 0 {
         log::warn!("the C library takes no more functions for the exit: no dump then");
     }
 }
 
 extern "C" fn on_exit() {
-    let end = || {
+    let take_dump = || {
         if let Some(profiler) = PROFILER.get().and_then(Weak::upgrade) {
             profiler.take_exit_dump();
         }
     };
-    if let Err(payload) = panic::catch_unwind(AssertUnwindSafe(end)) {
-        // Dropping a payload runs foreign code, which may panic again.
+    if let Err(payload) = panic::catch_unwind(AssertUnwindSafe(take_dump)) {
+        // Forgotten: dropping a payload runs foreign code, which may panic again.
         std::mem::forget(payload);
     }
 }

@@ -1,4 +1,4 @@
-//! How `gdump` was asked for.
+//! The arguments of `gdump`.
 
 use std::time::Duration;
 
@@ -7,14 +7,14 @@ use memprof_plugin_abi::{Arguments, ErrorKind, Failure};
 
 use crate::arguments::{take_duration, take_number, take_switch};
 
-const FILES: u32 = 16;
-const MOST_FILES: u64 = 1000;
-const DURATION: Duration = Duration::from_secs(10 * 60);
+const DEFAULT_FILES: u32 = 16;
+const MAX_FILES: u64 = 1000;
+const DEFAULT_DURATION: Duration = Duration::from_secs(10 * 60);
 
-/// The limits of a `gdump` that is switched on; None: it is switched off.
+/// Parses the limits of a `gdump`. `None` for `state=off`.
 ///
 /// # Errors
-/// Names the argument and what is allowed.
+/// `InvalidArgument`: names the argument and the valid values.
 pub(crate) fn parse(mut args: Arguments) -> Result<Option<GdumpLimits>, Failure> {
     let is_on = take_switch(&mut args, "state")?
         .ok_or_else(|| invalid("argument \"state\" is missing".to_owned()))?;
@@ -27,15 +27,15 @@ pub(crate) fn parse(mut args: Arguments) -> Result<Option<GdumpLimits>, Failure>
             _ => Err(invalid("files and for belong to state=on".to_owned())),
         };
     }
-    let files = files.unwrap_or(FILES.into());
-    if !(1..=MOST_FILES).contains(&files) {
+    let files = files.unwrap_or(DEFAULT_FILES.into());
+    if !(1..=MAX_FILES).contains(&files) {
         return Err(invalid(format!(
-            "files={files} is out of range 1..={MOST_FILES}"
+            "files={files} is out of range 1..={MAX_FILES}"
         )));
     }
     Ok(Some(GdumpLimits {
         files: files as u32,
-        duration: duration.unwrap_or(DURATION),
+        duration: duration.unwrap_or(DEFAULT_DURATION),
     }))
 }
 
@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn limits() {
+    fn limits_of_arguments() {
         let check = |args: &str, expected: Option<(u32, u64)>| {
             let limits = parse(Arguments::parse(args).unwrap()).unwrap();
             let limits = limits.map(|limits| (limits.files, limits.duration.as_secs()));

@@ -12,7 +12,7 @@ mod shim;
 mod stats_format;
 mod text;
 
-/// What fails here would end the program.
+/// Allocator with a reserve of memory, because a failed allocation in this library would abort the program.
 #[global_allocator]
 static ALLOCATOR: memprof_own::ReservedAllocator = memprof_own::ReservedAllocator;
 

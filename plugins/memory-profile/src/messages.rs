@@ -1,4 +1,4 @@
-//! The messages of `memory_profile`: who answers which, and how the plugin begins and ends.
+//! The messages of `memory_profile`: their handlers, and the start and end of the plugin.
 
 mod dumps;
 mod figures;
@@ -17,21 +17,21 @@ use crate::config::Config;
 use crate::exit_handler::register_exit_handler;
 use crate::profilers::Profilers;
 use crate::reply::{failure, ok};
-use crate::shim::{host_mallctl, read_report, read_totals};
+use crate::shim::{host_mallctl, read_printout, read_totals};
 use crate::text::activation_text;
 
-/// The table of messages, as the ABI describes it.
+/// Descriptions of the messages for the ABI.
 const DESCRIPTORS: [Message; MESSAGES.len()] = {
     let mut all = [Message::new("", "", ""); MESSAGES.len()];
-    let mut at = 0;
-    while at < all.len() {
-        all[at] = Message::new(MESSAGES[at].name, USAGES[at], MESSAGES[at].help);
-        at += 1;
+    let mut index = 0;
+    while index < all.len() {
+        all[index] = Message::new(MESSAGES[index].name, USAGES[index], MESSAGES[index].help);
+        index += 1;
     }
     all
 };
 
-/// The plugin: the profiler of this process.
+/// The plugin instance: owns the profiler of this process.
 pub(crate) struct MemoryProfile {
     profilers: Profilers,
 }
@@ -42,10 +42,10 @@ impl Plugin for MemoryProfile {
     const MESSAGES: &'static [Message] = &DESCRIPTORS;
 
     fn create(host: Host, config: &str) -> Result<Self, Failure> {
-        let _unsampled = ProfilerExclusion::from_exported_symbols();
+        let _exclusion = ProfilerExclusion::from_exported_symbols();
         let config = Config::parse(config)?;
         let store = config.store(host.name());
-        // At the start, where it can be mended: the first dump may be hours away.
+        // Checked at the start, when it can still be fixed: the first dump may be hours away.
         if let Err(error) = store.require_writable() {
             log::warn!("{}", failure(error));
         }
@@ -61,7 +61,7 @@ impl Plugin for MemoryProfile {
             store,
             readers: JemallocReaders {
                 totals: read_totals,
-                printout: read_report,
+                printout: read_printout,
             },
             unwinder: config.unwinder(),
             sampler: config.sampler,
@@ -82,7 +82,7 @@ impl Plugin for MemoryProfile {
                 log::info!("{}", activation_text(&activation));
                 Ok(())
             };
-            // A host must start even when its profile cannot.
+            // Only logged: a host must start even if it cannot be profiled.
             if let Err(error) = interval.and_then(activate) {
                 log::error!("activate_at_start: {}", failure(error));
             }
@@ -103,7 +103,7 @@ impl Plugin for MemoryProfile {
         reply: &mut Reply<'_>,
     ) -> Result<(), Failure> {
         // The thread may be the program's, as in Redis.
-        let _unsampled = self.profiler().pause_on_this_thread();
+        let _exclusion = self.profiler().pause_on_this_thread();
         require_calls().map_err(failure)?;
         let profiler = self.profiler();
         match name {
@@ -134,7 +134,7 @@ impl Plugin for MemoryProfile {
 
 impl Drop for MemoryProfile {
     fn drop(&mut self) {
-        // A forked child that ends has nothing to end.
+        // `existing`, because a forked child without a profiler has nothing to stop.
         if let Some(profiler) = self.profilers.existing() {
             profiler.shut_down();
         }
@@ -142,11 +142,13 @@ impl Drop for MemoryProfile {
 }
 
 impl MemoryProfile {
+    /// Profiler of this process; created if it is missing, as in a forked child.
     fn profiler(&self) -> &Arc<Profiler> {
         self.profilers.current()
     }
 }
 
+/// Replies with the list of messages.
 fn help(args: Arguments, reply: &mut Reply<'_>) -> Result<(), Failure> {
     args.finish()?;
     let messages: Vec<_> = DESCRIPTORS

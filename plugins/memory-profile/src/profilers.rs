@@ -1,5 +1,5 @@
-//! The profiler of this process. A forked child has one of its own: its parent's has threads that the
-//! child does not have, and locks that may be held for ever.
+//! The profiler of this process. A forked child gets its own: its parent's has threads that the child does
+//! not have, and locks that may be locked forever.
 
 use std::process;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use std::time::SystemTime;
 use memprof_core::{Profiler, ProfilerSettings};
 use memprof_own::{LockFreeOnce, ProcessLock};
 
-/// The profiler of the process that made the plugin, and those of its descendants by fork(2).
+/// The profiler of the process that created the plugin, and those of its descendants by fork(2).
 pub(crate) struct Profilers {
     settings: ProfilerSettings,
     first: ForkGeneration,
@@ -17,13 +17,15 @@ pub(crate) struct Profilers {
 struct ForkGeneration {
     process: u32,
     profiler: Arc<Profiler>,
+    /// The profiler of the next forked child, if that has created it.
     child: LockFreeOnce<Self>,
-    /// Held while that one is made. A grandchild that is forked meanwhile finds it free, and makes its own.
-    making: ProcessLock,
+    /// Locked while `child` is created. A grandchild that is forked meanwhile finds it unlocked, and creates
+    /// its own.
+    creation: ProcessLock,
 }
 
 impl Profilers {
-    /// With the one of this process.
+    /// Creates the profiler of this process.
     pub(crate) fn new(settings: ProfilerSettings) -> Self {
         Self {
             first: ForkGeneration::new(&settings),
@@ -31,7 +33,7 @@ impl Profilers {
         }
     }
 
-    /// That of this process, made where it is missing.
+    /// The profiler of this process; created if it is missing.
     pub(crate) fn current(&self) -> &Arc<Profiler> {
         let mut generation = &self.first;
         while !generation.is_current_process() {
@@ -40,7 +42,7 @@ impl Profilers {
         &generation.profiler
     }
 
-    /// That of this process, where it was asked for before.
+    /// The profiler of this process. `None` if it was not used yet.
     pub(crate) fn existing(&self) -> Option<&Arc<Profiler>> {
         let mut generation = &self.first;
         while !generation.is_current_process() {
@@ -51,6 +53,7 @@ impl Profilers {
 }
 
 impl ForkGeneration {
+    /// Creates the profiler of the calling process.
     fn new(settings: &ProfilerSettings) -> Self {
         let profiler = Arc::new(Profiler::new(settings.clone(), SystemTime::now()));
         profiler.maintain_already_active();
@@ -58,18 +61,18 @@ impl ForkGeneration {
             process: process::id(),
             profiler,
             child: LockFreeOnce::new(),
-            making: ProcessLock::new(),
+            creation: ProcessLock::new(),
         }
     }
 
-    /// That of the process's child, made where it is missing.
+    /// The generation of this process's child; created if it is missing.
     fn child(&self, settings: &ProfilerSettings) -> &Self {
         if let Some(child) = self.child.get() {
             return child;
         }
-        let _sole = self.making.lock();
-        let made = self.child.get();
-        made.unwrap_or_else(|| self.child.get_or_set(Self::new(settings)))
+        let _guard = self.creation.lock();
+        let existing = self.child.get();
+        existing.unwrap_or_else(|| self.child.get_or_set(Self::new(settings)))
     }
 
     fn is_current_process(&self) -> bool {

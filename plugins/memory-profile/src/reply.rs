@@ -1,4 +1,4 @@
-//! Replies: one JSON object with `status`, `text` and what was asked for.
+//! Replies: one JSON object with `status`, `text` and the fields of the message.
 
 use memprof_core::Error;
 use memprof_messages::{ErrorReply, ReplyEnvelope as Full, ReplyStatus};
@@ -6,32 +6,32 @@ use memprof_plugin_abi::{ErrorKind, Failure, Reply};
 use rustix::io::Errno;
 use serde::Serialize;
 
-/// How long a client that met a running dump should wait.
+/// Time in milliseconds that a client should wait while a dump runs.
 const RETRY_AFTER_MS: u64 = 500;
 
-/// Answers with `fields` and the text that a bus prints which can only print.
+/// Replies with `fields`, and with the text that buses without JSON print.
 pub(crate) fn ok(reply: &mut Reply<'_>, text: &str, fields: impl Serialize) -> Result<(), Failure> {
-    answer(reply, ReplyStatus::Ok, text, fields)
+    write_reply(reply, ReplyStatus::Ok, text, fields)
 }
 
-fn answer(
+/// Writes the JSON object of a reply.
+fn write_reply(
     reply: &mut Reply<'_>,
     status: ReplyStatus,
     text: &str,
     fields: impl Serialize,
 ) -> Result<(), Failure> {
-    let answer = Full {
+    let envelope = Full {
         status: status.into(),
         text: text.to_owned(),
         fields,
     };
-    let json = serde_json::to_string(&answer)
+    let json = serde_json::to_string(&envelope)
         .map_err(|error| Failure::new(ErrorKind::Internal, format!("reply: {error}")))?;
     reply.json(&json)
 }
 
-/// Answers with a failure that has `fields` beside it. The caller still returns the failure, for
-/// its status.
+/// Replies with a failure and `fields`. The caller must still return the failure, which sets the status.
 pub(crate) fn reply_failure(
     reply: &mut Reply<'_>,
     text: &str,
@@ -39,7 +39,7 @@ pub(crate) fn reply_failure(
     fields: impl Serialize,
 ) -> Result<(), Failure> {
     let error = failure.into();
-    answer(
+    write_reply(
         reply,
         ReplyStatus::Error,
         text,
@@ -47,7 +47,7 @@ pub(crate) fn reply_failure(
     )
 }
 
-/// The failure that tells of an error of the core's.
+/// Converts an error of memprof-core to a failure.
 pub(crate) fn failure(error: Error) -> Failure {
     let mut failure = Failure::new(error.kind, error.to_string());
     failure.errno = error.os_error().map(Errno::raw_os_error);

@@ -1,5 +1,5 @@
-//! Samples from the first allocations of a program on, under `memprof run --active` and `memprof test`: the plugin itself
-//! comes later, on a thread that leaves the program alone for a while.
+//! Samples a program from its first allocations, under `memprof run --active` and `memprof test`: the plugin
+//! itself is created later, on a thread that first lets the program start.
 #![expect(unsafe_code, reason = "what the dynamic loader calls")]
 
 use std::panic;
@@ -11,17 +11,18 @@ use memprof_host::adapters::preload;
 #[unsafe(link_section = ".init_array")]
 static LOADED: extern "C" fn() = loaded;
 
+/// Constructor that the loader runs: starts sampling if the environment requests it.
 extern "C" fn loaded() {
-    let begun = panic::catch_unwind(|| {
+    let outcome = panic::catch_unwind(|| {
         if let Some(lg_sample) = preload::is_active_at_once() {
             let interval = lg_sample.and_then(|lg| SampleInterval::from_lg(lg).ok());
-            // What stands against it is told when the plugin comes.
+            // The profiler will report the reason if this fails.
             let _refused = sample_from_start(interval, preload::is_tallied());
             preload::set_sampling_started();
         }
     });
-    if let Err(payload) = begun {
-        // Dropping a payload runs foreign code, which may panic again.
+    if let Err(payload) = outcome {
+        // Forgotten: dropping a payload runs foreign code, which may panic again.
         std::mem::forget(payload);
     }
 }

@@ -1,11 +1,11 @@
 //! tikv-jemalloc-ctl, bound to the host's jemalloc instead of a copy of its own.
 //!
-//! tikv-jemalloc-ctl calls `_rjem_mallctl` and its siblings. Were they left to the linker, it
-//! would pull in the bundled jemalloc, and the plugin would read the figures of an allocator that
-//! serves nobody. So this image defines them, as jumps to whatever the host has; a fifth symbol
-//! of jemalloc's would then be defined twice, which is a link error. They are hidden: a preloaded
-//! plugin must not offer the process a `_rjem_mallctl`. The two that take a MIB lead nowhere: most
-//! programs lack them, and everything here asks by name.
+//! tikv-jemalloc-ctl calls `_rjem_mallctl` and its siblings. If the linker resolved them, it would link the
+//! bundled jemalloc, and the plugin would read the statistics of an allocator that no one uses. So this image
+//! defines them, as jumps to the host's functions; if a fifth symbol of jemalloc's were needed, the
+//! definitions would clash, which is a link error. They are hidden, because a preloaded plugin must not
+//! provide the process with a `_rjem_mallctl`. The two that take a MIB only return an error: most programs
+//! lack them, and all code here uses names.
 #![expect(unsafe_code, reason = "the allocator calls")]
 
 use std::arch::global_asm;
@@ -23,11 +23,11 @@ use tikv_jemalloc_ctl::{epoch, stats, stats_print};
 #[cfg(not(target_arch = "x86_64"))]
 compile_error!("the trampolines to the host's jemalloc are written for x86-64");
 
-/// Where the trampolines jump: `mallctl`, `malloc_stats_print`. Null outside of [`with_jemalloc_bound`], when
-/// nothing calls them, and where the host has no such function.
+/// Addresses to which the trampolines jump: `mallctl`, `malloc_stats_print`. Null outside of
+/// [`with_jemalloc_bound`], when nothing calls them, and if the host lacks the function.
 static TARGETS: [AtomicPtr<c_void>; 2] = [const { AtomicPtr::new(ptr::null_mut()) }; 2];
 
-/// One binding at a time.
+/// Allows one binding at a time.
 static BINDING: ProcessLock = ProcessLock::new();
 
 global_asm!(
@@ -56,14 +56,15 @@ global_asm!(
     unbound = sym unbound,
 );
 
+/// Target of trampolines that are not bound; returns ENOSYS.
 extern "C" fn unbound() -> c_int {
     const ENOSYS: c_int = 38;
     ENOSYS
 }
 
-/// Runs `work` with tikv-jemalloc-ctl bound to `mallctl`.
+/// Runs `work` while tikv-jemalloc-ctl is bound to `mallctl`. Blocks while another thread does so.
 fn with_jemalloc_bound<T>(mallctl: &Mallctl, work: impl FnOnce() -> T) -> T {
-    let _one = BINDING.lock();
+    let _guard = BINDING.lock();
     let bind = |pointers: [*mut c_void; 2]| {
         for (target, pointer) in TARGETS.iter().zip(pointers) {
             target.store(pointer, Ordering::Release);
@@ -79,36 +80,41 @@ fn with_jemalloc_bound<T>(mallctl: &Mallctl, work: impl FnOnce() -> T) -> T {
     result
 }
 
-/// The host's own functions, where it hands them over.
+/// The host's own jemalloc functions. `None` if the host does not pass them.
 pub(crate) fn host_mallctl(host: &Host) -> Option<Mallctl> {
-    type Given = unsafe extern "C" fn(memprof_stats_callback_t, *mut c_void, *const c_char);
+    type RawStatsPrintFn =
+        unsafe extern "C" fn(memprof_stats_callback_t, *mut c_void, *const c_char);
     let found = host.jemalloc()?;
     let mallctl = found.mallctl?;
-    // SAFETY: `memprof_stats_callback_t` is transparent, so both types are called alike.
-    let typed = |print| unsafe { mem::transmute::<Given, StatsPrintFn>(print) };
+    // SAFETY: `memprof_stats_callback_t` is transparent, so both function types have the same calling
+    // convention.
+    let typed = |print| unsafe { mem::transmute::<RawStatsPrintFn, StatsPrintFn>(print) };
     let stats_print = found.malloc_stats_print.map(typed);
-    // SAFETY: memprof.h, `memprof_jemalloc_t`: the host's own jemalloc, for the process's life.
+    // SAFETY: memprof.h, `memprof_jemalloc_t`: the functions are of the host's own jemalloc and live as long
+    // as the process.
     Some(unsafe { Mallctl::new(mallctl, stats_print) })
 }
 
-/// The totals of a jemalloc.
+/// Reads the heap totals of a jemalloc.
 pub(crate) fn read_totals(mallctl: &Mallctl) -> Result<HeapTotals, Error> {
-    with_jemalloc_bound(mallctl, totals).map_err(|error| read_error("stats", &error.to_string()))
+    with_jemalloc_bound(mallctl, bound_totals)
+        .map_err(|error| read_error("stats", &error.to_string()))
 }
 
-/// What `malloc_stats_print` says, without single arenas.
-pub(crate) fn read_report(mallctl: &Mallctl) -> Result<Printout, Error> {
+/// Reads the output of `malloc_stats_print`, without single arenas.
+pub(crate) fn read_printout(mallctl: &Mallctl) -> Result<Printout, Error> {
     with_jemalloc_bound(mallctl, || {
         let mut options = stats_print::Options::default();
         options.skip_per_arena = true;
-        let mut report = Printout::default();
-        stats_print::stats_print(&mut report, options)
+        let mut printout = Printout::default();
+        stats_print::stats_print(&mut printout, options)
             .map_err(|error| read_error("malloc_stats_print", &error.to_string()))?;
-        Ok(report)
+        Ok(printout)
     })
 }
 
-fn totals() -> tikv_jemalloc_ctl::Result<HeapTotals> {
+/// Reads the heap totals of the jemalloc that is bound now.
+fn bound_totals() -> tikv_jemalloc_ctl::Result<HeapTotals> {
     epoch::advance()?;
     Ok(HeapTotals {
         allocated: stats::allocated::read()? as u64,
@@ -120,6 +126,6 @@ fn totals() -> tikv_jemalloc_ctl::Result<HeapTotals> {
     })
 }
 
-fn read_error(what: &str, why: &str) -> Error {
-    Error::allocator(format!("jemalloc refused {what}: {why}"))
+fn read_error(what: &str, reason: &str) -> Error {
+    Error::allocator(format!("jemalloc refused {what}: {reason}"))
 }

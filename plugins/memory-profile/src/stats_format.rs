@@ -1,24 +1,24 @@
-//! How the allocator's figures are asked for.
+//! The arguments of `stats` that select the format.
 
 use memprof_core::PrintOptions;
 use memprof_plugin_abi::{ErrorKind, Failure};
 
 use crate::reply::failure;
 
-/// What `stats` was asked for.
+/// Options of the printout, and the form of the reply.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct StatsFormat {
-    /// None: without single arenas.
+    /// Letters for jemalloc's printout. `None`: the default, without single arenas.
     pub(crate) options: Option<PrintOptions>,
-    /// The reply is the text alone.
+    /// Whether the reply is plain text instead of JSON with a text.
     pub(crate) is_plain: bool,
 }
 
 impl StatsFormat {
-    /// From the arguments `opts` and `format`; `format=json` is the option `J`.
+    /// Parses the arguments `opts` and `format`; `format=json` stands for the letter `J`.
     ///
     /// # Errors
-    /// A letter or a format that is none, or text and JSON at once.
+    /// `InvalidArgument`: an unknown letter or format, or text and JSON at once.
     pub(crate) fn parse(opts: Option<&str>, format: Option<&str>) -> Result<Self, Failure> {
         let given = opts.map(PrintOptions::parse).transpose().map_err(failure)?;
         let wants_json = given.as_ref().is_some_and(PrintOptions::is_json);
@@ -39,7 +39,7 @@ impl StatsFormat {
         })
     }
 
-    /// Whether the allocator prints JSON.
+    /// Whether the printout is JSON.
     pub(crate) fn is_json(&self) -> bool {
         self.options.as_ref().is_some_and(PrintOptions::is_json)
     }
@@ -54,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn options_and_formats() {
+    fn format_of_arguments() {
         let check = |opts, format, letters: Option<&str>, is_plain| {
             let options = letters.map(|letters| PrintOptions::parse(letters).unwrap());
             let expected = StatsFormat { options, is_plain };

@@ -1,4 +1,4 @@
-//! What a person reads of a reply.
+//! Texts of replies for people.
 
 mod arenas;
 
@@ -11,6 +11,7 @@ use memprof_messages::{
 
 use arenas::arenas_text;
 
+/// State of profiling, warnings, and what a new profile lacks.
 pub(crate) fn activation_text(activation: &ActivationResult) -> String {
     let text = append_unique(profiling_text(&activation.status), &activation.warnings);
     if !activation.begun {
@@ -23,6 +24,7 @@ pub(crate) fn activation_text(activation: &ActivationResult) -> String {
     format!("{text}; {unseen} are not in its profile, {START_ACTIVE_HINT}")
 }
 
+/// One line about a dump, and its warnings.
 pub(crate) fn dump_text(report: &DumpReport) -> String {
     let dump = &report.largest;
     let amount = bytes(dump.estimated_inuse_bytes);
@@ -40,6 +42,7 @@ pub(crate) fn dump_text(report: &DumpReport) -> String {
     append_unique(text, &report.warnings)
 }
 
+/// One line per kept dump.
 pub(crate) fn kept_text(kept: &[KeptDump]) -> String {
     if kept.is_empty() {
         return "no dumps are kept".to_owned();
@@ -54,6 +57,7 @@ pub(crate) fn kept_text(kept: &[KeptDump]) -> String {
     kept.iter().map(line).collect::<Vec<_>>().join("\n")
 }
 
+/// State of profiling in one line.
 fn profiling_text(status: &ProfilerStatus) -> String {
     let mut text = format!("profiling is {}", status.profiling);
     if let (Some(since), Some(interval)) = (&status.active_since, status.sample_interval) {
@@ -64,17 +68,18 @@ fn profiling_text(status: &ProfilerStatus) -> String {
     }
     if status.active_since.is_some() {
         let walkers = status.unwinder.walkers.iter();
-        let walks = walkers.map(
-            |each| match (each.walker == Provider::Memprof, &each.reason) {
-                (true, _) => ", stacks walked by memprof".to_owned(),
-                (_, Some(reason)) => format!(", stacks walked by the allocator ({reason})"),
-                (_, None) => ", stacks walked by the allocator".to_owned(),
-            },
-        );
-        // Each jemalloc has its own.
-        for walk in walks {
-            if !text.contains(&walk) {
-                text += &walk;
+        let walker_texts =
+            walkers.map(
+                |each| match (each.walker == Provider::Memprof, &each.reason) {
+                    (true, _) => ", stacks walked by memprof".to_owned(),
+                    (_, Some(reason)) => format!(", stacks walked by the allocator ({reason})"),
+                    (_, None) => ", stacks walked by the allocator".to_owned(),
+                },
+            );
+        // Each jemalloc has its own walker; equal texts are written once.
+        for walker_text in walker_texts {
+            if !text.contains(&walker_text) {
+                text += &walker_text;
             }
         }
     }
@@ -106,7 +111,7 @@ fn profiling_text(status: &ProfilerStatus) -> String {
     append_unique(text, status.reason.iter().chain(&status.remedy))
 }
 
-/// ` (1000 of at most 1000 sets, in 400.0 KiB; 12 samples of others)`.
+/// Counts of label sets: ` (1000 of at most 1000 sets, in 400.0 KiB; 12 samples of others)`.
 fn sets_text(sets: LabelSetStats) -> String {
     let LabelSetStats {
         seen,
@@ -125,7 +130,7 @@ fn sets_text(sets: LabelSetStats) -> String {
     )
 }
 
-/// Which messages each allocator takes.
+/// Lines with the messages that each allocator supports.
 pub(crate) fn abilities_text(status: &ProfilerStatus) -> String {
     let line = |allocator: &AllocatorStatus| {
         let name = allocator.to_string();
@@ -134,13 +139,14 @@ pub(crate) fn abilities_text(status: &ProfilerStatus) -> String {
     };
     let unknown = status.unknown_malloc.iter();
     let unknown = unknown.map(|path| format!("\n  {path:<18} malloc  (unknown to memprof)"));
-    let undrivable = status.stripped_jemalloc.iter();
-    let undrivable =
-        undrivable.map(|path| format!("\n  jemalloc in {path} (memprof cannot control it)"));
+    let stripped = status.stripped_jemalloc.iter();
+    let stripped =
+        stripped.map(|path| format!("\n  jemalloc in {path} (memprof cannot control it)"));
     let lines = status.allocators.iter().map(line);
-    lines.chain(unknown).chain(undrivable).collect()
+    lines.chain(unknown).chain(stripped).collect()
 }
 
+/// State of profiling, of `gdump` and of each watch rule.
 pub(crate) fn status_text(status: &ProfilerStatus) -> String {
     let mut text = profiling_text(status);
     if let Some(gdump) = &status.gdump {
@@ -152,7 +158,7 @@ pub(crate) fn status_text(status: &ProfilerStatus) -> String {
         text += &format!(
             "\nwatch {}: fired {}, last {last}",
             rule.rule,
-            times(rule.fired)
+            count_text(rule.fired)
         );
         if let Some(next) = &rule.next {
             text += &format!(", next not before {next}");
@@ -161,23 +167,25 @@ pub(crate) fn status_text(status: &ProfilerStatus) -> String {
     text
 }
 
-fn times(count: u64) -> String {
+/// `once` or `N times`.
+fn count_text(count: u64) -> String {
     match count {
         1 => "once".to_owned(),
         count => format!("{count} times"),
     }
 }
 
-pub(crate) fn gdump_text(gdumping: &GdumpResult) -> String {
-    let progress = gdumping.gdump.as_ref().map(gdump_progress);
-    let text = match (gdumping.state == OnOff::On, progress) {
+/// State and progress of `gdump`, and its warnings.
+pub(crate) fn gdump_text(result: &GdumpResult) -> String {
+    let progress = result.gdump.as_ref().map(gdump_progress);
+    let text = match (result.state == OnOff::On, progress) {
         (true, Some(progress)) => {
             format!("{progress}; safe dumps of memprof's at high water, not jemalloc's prof.gdump")
         }
         (true, None) | (false, None) => "gdump is off".to_owned(),
         (false, Some(progress)) => format!("gdump is off; before, {progress}"),
     };
-    append_unique(text, &gdumping.warnings)
+    append_unique(text, &result.warnings)
 }
 
 fn gdump_progress(gdump: &GdumpStatus) -> String {
@@ -190,6 +198,7 @@ fn gdump_progress(gdump: &GdumpStatus) -> String {
     format!("gdump took {taken} of {files} dumps, until {until}")
 }
 
+/// Two lines per finding: severity with message, and remedy.
 pub(crate) fn findings_text(findings: &[Finding]) -> String {
     if findings.is_empty() {
         return "healthy: nothing stands in the way of a heap profile".to_owned();
@@ -206,6 +215,7 @@ pub(crate) fn findings_text(findings: &[Finding]) -> String {
     findings.iter().map(line).collect::<Vec<_>>().join("\n")
 }
 
+/// Bytes that `purge` released.
 pub(crate) fn purged_text(purged: &PurgeResult) -> String {
     let (before, after) = (purged.anonymous_before_bytes, purged.anonymous_after_bytes);
     let released = bytes(purged.released_bytes);
@@ -216,7 +226,8 @@ pub(crate) fn purged_text(purged: &PurgeResult) -> String {
     )
 }
 
-pub(crate) fn background_text(switched: &[BackgroundThreads]) -> String {
+/// One line per jemalloc with background threads.
+pub(crate) fn background_text(states: &[BackgroundThreads]) -> String {
     let line = |background: &BackgroundThreads| {
         let state = if background.background_thread {
             "on"
@@ -228,9 +239,10 @@ pub(crate) fn background_text(switched: &[BackgroundThreads]) -> String {
             background.kind, background.version, background.max_background_threads
         )
     };
-    switched.iter().map(line).collect::<Vec<_>>().join("\n")
+    states.iter().map(line).collect::<Vec<_>>().join("\n")
 }
 
+/// The ledger as a table, with lines about allocators, cgroup, mappings and findings.
 pub(crate) fn ledger_text(ledger: &Ledger) -> String {
     let share = |part: u64| part as f64 * 100.0 / ledger.rss_bytes.max(1) as f64;
     let line = |name: &str, part: u64| {
@@ -267,17 +279,17 @@ pub(crate) fn ledger_text(ledger: &Ledger) -> String {
             bytes(smaps.swap_bytes)
         );
     }
-    for verdict in &ledger.verdicts {
-        text += &format!("{}: {}; {}\n", verdict.kind, verdict.why, verdict.remedy);
+    for finding in &ledger.verdicts {
+        text += &format!("{}: {}; {}\n", finding.kind, finding.why, finding.remedy);
     }
     text
 }
 
-/// `tcmalloc 2.10: 12.3 MiB live of 14.0 MiB resident`.
+/// Line about one allocator: `tcmalloc 2.10: 12.3 MiB live of 14.0 MiB resident`.
 fn heap_text(heap: &AllocatorHeap) -> String {
-    let holds = match (&heap.totals, &heap.error) {
-        (Some(HeapUsage::Detailed(figures)), _) => {
-            let (live, resident) = (bytes(figures.allocated), bytes(figures.resident));
+    let usage = match (&heap.totals, &heap.error) {
+        (Some(HeapUsage::Detailed(totals)), _) => {
+            let (live, resident) = (bytes(totals.allocated), bytes(totals.resident));
             format!("{live} live of {resident} resident")
         }
         (Some(HeapUsage::CommittedOnly { committed }), _) => {
@@ -288,13 +300,14 @@ fn heap_text(heap: &AllocatorHeap) -> String {
         (None, None) => "it keeps no count".to_owned(),
     };
     let owner = if heap.owns_malloc { " (malloc)" } else { "" };
-    format!("{} {}{owner}: {holds}\n", heap.kind, heap.version)
+    format!("{} {}{owner}: {usage}\n", heap.kind, heap.version)
 }
 
+/// Header, totals and printout of one allocator.
 pub(crate) fn stats_text(stats: &Stats) -> String {
     let head = format!("{} {}\n", stats.kind, stats.version);
-    let figures = match (&stats.totals, &stats.error) {
-        (Some(HeapUsage::Detailed(figures)), _) => figures_text(figures),
+    let totals = match (&stats.totals, &stats.error) {
+        (Some(HeapUsage::Detailed(totals)), _) => totals_text(totals),
         (Some(HeapUsage::CommittedOnly { committed }), _) => line_text("committed", *committed),
         (None, Some(error)) => format!("no figures: {error}\n"),
         (None, None) => format!(
@@ -303,19 +316,19 @@ pub(crate) fn stats_text(stats: &Stats) -> String {
         ),
     };
     match arenas_text(&stats.report) {
-        Some(arenas) => head + &figures + &arenas,
-        None => head + &figures + &stats.report,
+        Some(arenas) => head + &totals + &arenas,
+        None => head + &totals + &stats.report,
     }
 }
 
-fn figures_text(figures: &HeapTotals) -> String {
+fn totals_text(totals: &HeapTotals) -> String {
     let lines = [
-        ("allocated", figures.allocated),
-        ("active", figures.active),
-        ("metadata", figures.metadata),
-        ("resident", figures.resident),
-        ("mapped", figures.mapped),
-        ("retained", figures.retained),
+        ("allocated", totals.allocated),
+        ("active", totals.active),
+        ("metadata", totals.metadata),
+        ("resident", totals.resident),
+        ("mapped", totals.mapped),
+        ("retained", totals.retained),
     ]
     .map(|(name, value)| line_text(name, value));
     lines.concat()
@@ -325,7 +338,7 @@ fn line_text(name: &str, value: u64) -> String {
     format!("{name:<10} {value:>16}  {}\n", bytes(value))
 }
 
-/// A text and more parts, each once: what keeps profiling off is a reason and a warning too.
+/// Appends each of `more` that the text does not contain yet: a reason may also be a warning.
 fn append_unique<'a>(text: String, more: impl IntoIterator<Item = &'a String>) -> String {
     more.into_iter().fold(text, |text, part| {
         if text.contains(part) {
@@ -336,7 +349,7 @@ fn append_unique<'a>(text: String, more: impl IntoIterator<Item = &'a String>) -
     })
 }
 
-/// `12.3 MiB`.
+/// Formats a size with one decimal: `12.3 MiB`.
 fn bytes(count: u64) -> String {
     const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
     let mut value = count as f64;
@@ -357,7 +370,7 @@ mod tests {
     use super::{append_unique, bytes};
 
     #[test]
-    fn the_same_words_are_said_once() {
+    fn equal_parts_are_appended_once() {
         let check = |parts: &[&str], expected: &str| {
             let parts: Vec<String> = parts.iter().map(ToString::to_string).collect();
             assert_eq!(append_unique("a".to_owned(), &parts), expected);
@@ -371,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_have_units() {
+    fn bytes_have_units() {
         let check = |count, expected: &str| assert_eq!(bytes(count), expected);
         check(0, "0 B");
         check(1023, "1023 B");

@@ -1,11 +1,11 @@
-//! A size or a share in the config.
+//! Sizes and percentages in the configuration.
 
 use std::fmt;
 
 use memprof_messages::{SIZE_EXAMPLE, has_unit, parse_size};
 use serde::Deserialize;
 
-/// What stands in the config.
+/// Value as written in the configuration.
 #[derive(Debug, Deserialize)]
 #[serde(
     untagged,
@@ -17,11 +17,11 @@ pub(super) enum SizeOrShare {
 }
 
 impl SizeOrShare {
-    /// The bytes of a size with a unit: what 40 counts, bytes, megabytes or per cent, nobody can
-    /// tell.
+    /// Bytes of a size with a unit. A bare number is refused, because it may mean bytes, megabytes or
+    /// percent.
     ///
     /// # Errors
-    /// Names `key`, the value and what it could be.
+    /// Names `key`, the value and valid values.
     pub(super) fn size(&self, key: &str) -> Result<u64, String> {
         let share = |number: &str| match key {
             "rss_above" | "cgroup_above" => format!(" or \"{number}%\""),
@@ -46,7 +46,7 @@ impl SizeOrShare {
         }
     }
 
-    /// The number of `80%`; none where it is no share.
+    /// Number of a percentage such as `80%`. `None` for other values.
     pub(super) fn percent(&self) -> Option<u8> {
         match self {
             Self::Number(_) => None,
@@ -54,10 +54,10 @@ impl SizeOrShare {
         }
     }
 
-    /// The bytes, of a key whose name says that it counts bytes.
+    /// Bytes, for a key whose name says that it counts bytes; accepts a bare number.
     ///
     /// # Errors
-    /// As [`size`](Self::size), but for a number alone.
+    /// Like [`size`](Self::size), except for a bare number.
     pub(super) fn bytes(&self, key: &str) -> Result<u64, String> {
         match self {
             Self::Number(number) => {

@@ -1,7 +1,8 @@
-//! Values of the config, each of one kind, whose mistakes are told without names of Rust's types.
+//! Configuration values of one type each, whose error messages contain no names of Rust types.
 
 use serde::Deserialize;
 
+/// A number of at least 0.
 #[derive(Debug, Deserialize)]
 #[serde(untagged, expecting = "expected a whole number, not below 0")]
 pub(super) enum WholeNumber {
@@ -15,7 +16,7 @@ impl WholeNumber {
     }
 }
 
-/// Its range is checked where it is used.
+/// log2 of a sample interval; its range is checked by [`Config::interval`](super::Config::interval).
 #[derive(Debug, Deserialize)]
 #[serde(
     untagged,
@@ -32,7 +33,7 @@ impl LgSample {
     }
 }
 
-/// A duration, as it is written.
+/// Text of a duration, parsed by its user.
 #[derive(Debug, Deserialize)]
 #[serde(
     untagged,

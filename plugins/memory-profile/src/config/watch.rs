@@ -1,4 +1,4 @@
-//! `[[watch]]`: when to dump without being asked.
+//! `[[watch]]`: the rules of automatic dumps.
 
 use std::fmt;
 use std::ops::RangeInclusive;
@@ -12,19 +12,20 @@ use super::amount::SizeOrShare;
 use super::plain::Period;
 
 const MONTH: Duration = Duration::from_secs(30 * 24 * 60 * 60);
-/// A dump takes a part of a second: more often than that, it would be the program's work.
-const EVERY: RangeInclusive<Duration> = Duration::from_secs(1)..=MONTH;
-const MIN_INTERVAL: RangeInclusive<Duration> = Duration::ZERO..=MONTH;
-/// Between two dumps of one rule that does not say; `every` says.
-const DEFAULT_INTERVAL: Duration = Duration::from_secs(60);
-/// Less growth is noise.
-const LEAST_GROWTH: u64 = 1 << 20;
+/// Range of the period of `every`: a dump takes a fraction of a second, so shorter periods would dominate the
+/// program's work.
+const EVERY_RANGE: RangeInclusive<Duration> = Duration::from_secs(1)..=MONTH;
+const MIN_INTERVAL_RANGE: RangeInclusive<Duration> = Duration::ZERO..=MONTH;
+/// Time between two dumps of a rule without `min_interval`, except `every`.
+const DEFAULT_MIN_INTERVAL: Duration = Duration::from_secs(60);
+/// Least growth in bytes; less is noise.
+const MIN_GROWTH: u64 = 1 << 20;
 
-/// All tables.
+/// All rules, in their order.
 #[derive(Debug, Default)]
 pub(super) struct WatchRules(pub(super) Vec<WatchRule>);
 
-/// One table, as it is written.
+/// One table as written in the configuration.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct WatchTable {
@@ -42,6 +43,7 @@ struct WatchTable {
     activate: bool,
 }
 
+/// A table after its checks.
 #[derive(Debug, Deserialize)]
 #[serde(try_from = "WatchTable")]
 struct ParsedRule(WatchRule);
@@ -73,7 +75,7 @@ impl TryFrom<WatchTable> for ParsedRule {
         }
         let default = match condition {
             Condition::Every(_) => Duration::ZERO,
-            _ => DEFAULT_INTERVAL,
+            _ => DEFAULT_MIN_INTERVAL,
         };
         Ok(Self(WatchRule {
             condition,
@@ -105,35 +107,41 @@ impl<'de> Deserialize<'de> for WatchRules {
     }
 }
 
+/// Parses the period of `every`.
 fn every<'de, D: Deserializer<'de>>(value: D) -> Result<Option<Condition>, D::Error> {
-    let period = duration("every", &EVERY, value)?;
+    let period = duration("every", &EVERY_RANGE, value)?;
     Ok(Some(Condition::Every(period)))
 }
 
+/// Parses `min_interval`.
 fn min_interval<'de, D: Deserializer<'de>>(value: D) -> Result<Option<Duration>, D::Error> {
-    duration("min_interval", &MIN_INTERVAL, value).map(Some)
+    duration("min_interval", &MIN_INTERVAL_RANGE, value).map(Some)
 }
 
+/// Parses the threshold of `rss_above`.
 fn rss_above<'de, D: Deserializer<'de>>(value: D) -> Result<Option<Condition>, D::Error> {
     let threshold = threshold("rss_above", value)?;
     Ok(Some(Condition::RssAbove(threshold)))
 }
 
+/// Parses the threshold of `cgroup_above`.
 fn cgroup_above<'de, D: Deserializer<'de>>(value: D) -> Result<Option<Condition>, D::Error> {
     let threshold = threshold("cgroup_above", value)?;
     Ok(Some(Condition::CgroupAbove(threshold)))
 }
 
+/// Parses the step of `rss_growth`, at least 1 MiB.
 fn rss_growth<'de, D: Deserializer<'de>>(value: D) -> Result<Option<Condition>, D::Error> {
     let amount = SizeOrShare::deserialize(value)?;
     let bytes = amount.size("rss_growth").map_err(D::Error::custom)?;
-    if bytes < LEAST_GROWTH {
+    if bytes < MIN_GROWTH {
         let message = format!("rss_growth = {amount} is less than \"1MiB\"");
         return Err(D::Error::custom(message));
     }
     Ok(Some(Condition::RssGrowth(bytes)))
 }
 
+/// Parses a duration in `range`; errors name `key`.
 fn duration<'de, D: Deserializer<'de>>(
     key: &str,
     range: &RangeInclusive<Duration>,
@@ -152,6 +160,7 @@ fn duration<'de, D: Deserializer<'de>>(
     )))
 }
 
+/// Parses a size above 0 or a percentage of 1 to 100; errors name `key`.
 fn threshold<'de, D: Deserializer<'de>>(key: &str, value: D) -> Result<Threshold, D::Error> {
     let amount = SizeOrShare::deserialize(value)?;
     let (threshold, is_possible) = match amount.percent() {
@@ -182,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn rules_as_they_are_written() {
+    fn rules_of_valid_tables() {
         let check = |table: &str, expected: WatchRule| {
             let config = Config::parse(&format!("[[watch]]\n{table}")).unwrap();
             assert_eq!(config.watch(), [expected], "{table}");
@@ -228,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn rules_of_the_books_page_are_valid() {
+    fn rules_of_documentation_are_valid() {
         let page = include_str!("../../../../docs/src/watch.md");
         let mut blocks = page
             .split("```")
@@ -248,12 +257,12 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_name_key_value_and_what_is_allowed() {
-        let check = |table: &str, place: &str, expected: &str| {
+    fn errors_name_key_value_and_valid_values() {
+        let check = |table: &str, position: &str, expected: &str| {
             let text = format!("dump_dir = \"/d\"\n[[watch]]\n{table}");
             let error = Config::parse(&text).unwrap_err().to_string();
             assert!(error.contains(expected), "{error}");
-            assert!(error.contains(place), "{error}");
+            assert!(error.contains(position), "{error}");
         };
         let here = "line 3, column";
         let durations = "from 1s to 30days";

@@ -1,4 +1,4 @@
-//! Dumps: taken, handed over, listed, fetched.
+//! Messages about dumps: `dump`, `gdump`, `list`, `fetch`.
 
 use std::fs::File;
 use std::io;
@@ -14,11 +14,12 @@ use crate::gdump;
 use crate::reply::{failure, ok};
 use crate::text::{dump_text, gdump_text, kept_text};
 
-/// The content type of jemalloc's dumps.
+/// Content type of jemalloc's dumps.
 const JEMALLOC_PROFILE: &str = "application/x-jemalloc-heap-profile";
-/// The content type of tcmalloc's, which begin with other words.
+/// Content type of tcmalloc's dumps, which begin with other words.
 const TCMALLOC_PROFILE: &str = "application/x-tcmalloc-heap-profile";
 
+/// Handles `dump`.
 pub(super) fn dump(
     profiler: &Profiler,
     mut args: Arguments,
@@ -38,7 +39,7 @@ pub(super) fn dump(
     ok(reply, &text, &report)
 }
 
-/// The bytes of a dump that is kept nowhere.
+/// Replies with the bytes of a dump that is not stored.
 fn return_bytes(
     profiler: &Profiler,
     allocator: Option<AllocatorKind>,
@@ -53,21 +54,23 @@ fn return_bytes(
     reply.file(&dump.file, dump.bytes, content_type)
 }
 
+/// Handles `gdump`.
 pub(super) fn gdump(
     profiler: &Arc<Profiler>,
     args: Arguments,
     reply: &mut Reply<'_>,
 ) -> Result<(), Failure> {
-    let gdumping = match gdump::parse(args)? {
+    let result = match gdump::parse(args)? {
         Some(limits) => profiler.gdump(limits),
         None => profiler.stop_gdump(),
     };
-    let gdumping = gdumping.map_err(failure)?;
-    let text = gdump_text(&gdumping);
+    let result = result.map_err(failure)?;
+    let text = gdump_text(&result);
     log::info!("{text}");
-    ok(reply, &text, gdumping)
+    ok(reply, &text, result)
 }
 
+/// Handles `list`.
 pub(super) fn list(
     profiler: &Profiler,
     args: Arguments,
@@ -79,6 +82,7 @@ pub(super) fn list(
     ok(reply, &text, DumpList { dumps: kept })
 }
 
+/// Handles `fetch`.
 pub(super) fn fetch(
     profiler: &Profiler,
     mut args: Arguments,
@@ -93,15 +97,16 @@ pub(super) fn fetch(
     passed.map_err(|failure| failure.remedy(format!("read {}", dump.path.display())))
 }
 
+/// Converts the error of a dump, and logs errors of the system.
 fn dump_failure(error: Error) -> Failure {
-    // What the system refuses is for whoever runs the host, not only for who asked.
+    // Logged, because errors of the system concern the host's operator, not only the sender of the message.
     if error.kind == ErrorKind::Io {
         log::warn!("{error}");
     }
     failure(error)
 }
 
-/// The content type of a dump, by its first words.
+/// Content type of a dump, by its first words.
 fn content_type(dump: &File) -> io::Result<&'static str> {
     const TCMALLOC: &[u8] = b"heap profile:";
     let mut start = [0; TCMALLOC.len()];

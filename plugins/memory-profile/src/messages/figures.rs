@@ -1,4 +1,4 @@
-//! The allocators' figures, and what changes them.
+//! Messages about the allocators' statistics: `stats`, `purge`, `background_thread`, `recent`, `ledger`.
 
 use memprof_core::Profiler;
 use memprof_messages::PerAllocator;
@@ -9,6 +9,7 @@ use crate::reply::{failure, ok};
 use crate::stats_format::StatsFormat;
 use crate::text::{background_text, ledger_text, purged_text, stats_text};
 
+/// Handles `stats`.
 pub(super) fn stats(
     profiler: &Profiler,
     mut args: Arguments,
@@ -23,7 +24,7 @@ pub(super) fn stats(
     let stats = profiler.stats(allocator, format.options.as_ref());
     let stats = stats.map_err(failure)?;
     let text: String = match format.is_json() {
-        // What a program reads has no lines of ours before it.
+        // JSON for programs, without the header lines of the text.
         true => stats.iter().map(|each| each.report.as_str()).collect(),
         false => stats.iter().map(stats_text).collect(),
     };
@@ -36,6 +37,7 @@ pub(super) fn stats(
     ok(reply, &text, PerAllocator { allocators: stats })
 }
 
+/// Handles `purge`.
 pub(super) fn purge(
     profiler: &Profiler,
     mut args: Arguments,
@@ -49,6 +51,7 @@ pub(super) fn purge(
     ok(reply, &text, purged)
 }
 
+/// Handles `background_thread`.
 pub(super) fn background_thread(
     profiler: &Profiler,
     mut args: Arguments,
@@ -63,6 +66,7 @@ pub(super) fn background_thread(
     ok(reply, &text, PerAllocator { allocators })
 }
 
+/// Handles `recent`.
 pub(super) fn recent(
     profiler: &Profiler,
     mut args: Arguments,
@@ -76,6 +80,7 @@ pub(super) fn recent(
     ok(reply, &text, PerAllocator { allocators: recent })
 }
 
+/// Handles `ledger`.
 pub(super) fn ledger(
     profiler: &Profiler,
     mut args: Arguments,

@@ -1,4 +1,4 @@
-//! Sampling switched on and off.
+//! Messages that start and stop sampling: `activate`, `deactivate`, `reset`.
 
 use std::sync::Arc;
 
@@ -10,6 +10,7 @@ use crate::arguments::{take_allocator, take_duration, take_enum, take_number};
 use crate::reply::{failure, ok};
 use crate::text::activation_text;
 
+/// Handles `activate`.
 pub(super) fn activate(
     profiler: &Arc<Profiler>,
     mut args: Arguments,
@@ -21,6 +22,7 @@ pub(super) fn activate(
     reply_activation(reply, activation)
 }
 
+/// Handles `deactivate`.
 pub(super) fn deactivate(
     profiler: &Profiler,
     mut args: Arguments,
@@ -31,6 +33,7 @@ pub(super) fn deactivate(
     reply_activation(reply, profiler.deactivate(allocator).map_err(failure)?)
 }
 
+/// Handles `reset`.
 pub(super) fn reset(
     profiler: &Profiler,
     mut args: Arguments,
@@ -43,13 +46,14 @@ pub(super) fn reset(
     reply_activation(reply, activation)
 }
 
-/// Tells the state after a message that changed it, to the log too.
+/// Replies with the state after a message that changed it, and logs it.
 fn reply_activation(reply: &mut Reply<'_>, activation: ActivationResult) -> Result<(), Failure> {
     let text = activation_text(&activation);
     log::info!("{text}");
     ok(reply, &text, activation)
 }
 
+/// Takes the arguments of `activate`.
 fn take_options(args: &mut Arguments) -> Result<ActivateOptions, Failure> {
     let allocator = take_allocator(args)?;
     let interval = take_interval(args)?;
@@ -71,7 +75,7 @@ fn take_options(args: &mut Arguments) -> Result<ActivateOptions, Failure> {
     })
 }
 
-/// `sample_interval` in bytes, or its log2, as jemalloc's own options give it.
+/// Takes the sample interval: `sample_interval` in bytes, or `lg_sample`, its log2 as in jemalloc's options.
 fn take_interval(args: &mut Arguments) -> Result<Option<SampleInterval>, Failure> {
     let lg_sample = take_number(args, "lg_sample")?;
     let interval = match (args.take("sample_interval"), lg_sample) {

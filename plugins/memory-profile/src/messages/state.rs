@@ -1,4 +1,4 @@
-//! The state of the profiler in this process, and its end.
+//! Messages about the state of the profiler, and its end: `status`, `doctor`, `detach`.
 
 use memprof_core::Profiler;
 use memprof_host::adapters::attachment;
@@ -8,6 +8,7 @@ use memprof_plugin_abi::{Arguments, ErrorKind, Failure, Reply};
 use crate::reply::{failure, ok, reply_failure};
 use crate::text::{abilities_text, findings_text, status_text};
 
+/// Handles `status`.
 pub(super) fn status(
     profiler: &Profiler,
     args: Arguments,
@@ -19,7 +20,8 @@ pub(super) fn status(
     ok(reply, &text, status)
 }
 
-/// An error only where profiling cannot be on: a script may wait for its end.
+/// Handles `doctor`. Replies with an error only if profiling is impossible, because a script may wait until
+/// it is possible.
 pub(super) fn doctor(
     profiler: &Profiler,
     args: Arguments,
@@ -45,7 +47,7 @@ pub(super) fn doctor(
     }
 }
 
-/// The socket closes behind the reply.
+/// Handles `detach`. The control socket closes after the reply.
 pub(super) fn detach(
     profiler: &Profiler,
     args: Arguments,

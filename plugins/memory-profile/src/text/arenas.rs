@@ -1,21 +1,21 @@
-//! What a person reads of `malloc_info(3)`: a line for each of glibc's arenas instead of its XML.
+//! Summarizes malloc_info(3): one line per arena of glibc instead of XML.
 
 use super::bytes;
 
-/// The largest arenas, each with a line; a program with many threads has eight for each processor.
-const SHOWN: usize = 16;
+/// Number of arenas that get a line, largest first; a program with many threads has eight per processor.
+const MAX_SHOWN: usize = 16;
 
-/// Bytes of an arena, or of all together.
+/// Size of an arena, or of all together, in bytes.
 #[derive(Clone, Copy, Debug, Default)]
 struct Arena {
     number: u64,
-    /// From the system.
-    held: u64,
-    /// Of these, what no object has.
+    /// Bytes from the system.
+    size: u64,
+    /// Bytes of these that no object uses.
     free: u64,
 }
 
-/// None where it is not what `malloc_info(3)` prints.
+/// Text about the arenas, largest first. `None` if `info` is not the output of malloc_info(3).
 pub(super) fn arenas_text(info: &str) -> Option<String> {
     let mut arenas: Vec<Arena> = Vec::new();
     let mut total = Arena::default();
@@ -42,29 +42,30 @@ pub(super) fn arenas_text(info: &str) -> Option<String> {
             if line.starts_with("<total ") {
                 arena.free += attribute(line, "size")?;
             } else if line.starts_with("<system type=\"current\"") {
-                arena.held = attribute(line, "size")?;
+                arena.size = attribute(line, "size")?;
             }
         }
     }
     if arenas.is_empty() {
         return None;
     }
-    arenas.sort_by_key(|arena| std::cmp::Reverse(arena.held));
-    let of = |arena: &Arena| format!("{}, {} of it free", bytes(arena.held), bytes(arena.free));
-    let shown = arenas.iter().take(SHOWN);
+    arenas.sort_by_key(|arena| std::cmp::Reverse(arena.size));
+    let size_text =
+        |arena: &Arena| format!("{}, {} of it free", bytes(arena.size), bytes(arena.free));
+    let shown = arenas.iter().take(MAX_SHOWN);
     let mut text: String = shown
-        .map(|arena| format!("arena {:<4} {}\n", arena.number, of(arena)))
+        .map(|arena| format!("arena {:<4} {}\n", arena.number, size_text(arena)))
         .collect();
-    if let Some(more @ 1..) = arenas.len().checked_sub(SHOWN) {
+    if let Some(more @ 1..) = arenas.len().checked_sub(MAX_SHOWN) {
         text += &format!("{more} smaller arenas\n");
     }
     let count = arenas.len();
-    // The printout has a limit, which a hundred arenas of many sizes reach.
-    let is_whole = info.contains("\n</malloc>");
-    text += &match is_whole {
+    // The printout has a length limit, which a hundred arenas with many sizes reach.
+    let is_complete = info.contains("\n</malloc>");
+    text += &match is_complete {
         true => format!(
             "{count} arenas: {}; {} larger blocks mapped, {}\n",
-            of(&total),
+            size_text(&total),
             mapped.0,
             bytes(mapped.1)
         ),
@@ -73,17 +74,17 @@ pub(super) fn arenas_text(info: &str) -> Option<String> {
     Some(text)
 }
 
-/// `size` of `<total type="fast" count="0" size="0"/>`.
+/// Number in an attribute, such as `size` of `<total type="fast" count="0" size="0"/>`.
 fn attribute(line: &str, name: &str) -> Option<u64> {
-    let (_, rest) = line.split_once(&format!(" {name}=\""))?;
-    rest.split('"').next()?.parse().ok()
+    let (_, remaining) = line.split_once(&format!(" {name}=\""))?;
+    remaining.split('"').next()?.parse().ok()
 }
 
 #[cfg(test)]
 mod tests {
     use super::arenas_text;
 
-    /// As glibc 2.36 prints it.
+    /// Output of glibc 2.36.
     const INFO: &str = r#"<malloc version="1">
 <heap nr="0">
 <sizes>
@@ -115,7 +116,7 @@ mod tests {
 "#;
 
     #[test]
-    fn the_largest_arena_comes_first() {
+    fn largest_arena_comes_first() {
         assert_eq!(
             arenas_text(INFO).as_deref(),
             Some(
@@ -127,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hundred_arenas_take_few_lines_also_where_they_were_cut() {
+    fn hundred_arenas_take_few_lines_if_cut() {
         let heap = |number| format!("<heap nr=\"{number}\">\n</heap>\n");
         let text = arenas_text(&(0..100).map(heap).collect::<String>()).unwrap();
         assert_eq!(text.lines().count(), 18, "{text}");
@@ -136,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_malloc_info_is_left_as_it_is() {
+    fn other_text_has_no_arenas() {
         let check = |text| assert_eq!(arenas_text(text), None, "{text}");
         check("");
         check("glibc 2.36 lacks malloc_info");
