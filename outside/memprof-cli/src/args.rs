@@ -112,10 +112,10 @@ pub(crate) enum Command {
         /// The plugin's file.
         #[arg(value_name = "PLUGIN.so")]
         plugin: PathBuf,
-        /// How long loading it may take
+        /// Fail if loading takes longer than this
         #[arg(long = "for", value_name = "DURATION", default_value = "10s", value_parser = humantime::parse_duration)]
         limit: Duration,
-        /// Load it here.
+        /// Load it in this process.
         #[arg(long, hide = true)]
         in_child: bool,
     },
@@ -126,7 +126,7 @@ pub(crate) enum Command {
     },
     /// Print the manual page, or write the pages of all commands to a directory.
     Man {
-        /// Where memprof.1, memprof-dump.1 and the others go.
+        /// Write memprof.1, memprof-dump.1 and the others to DIR.
         #[arg(long, value_name = "DIR")]
         directory: Option<PathBuf>,
     },

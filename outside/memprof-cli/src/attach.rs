@@ -1,4 +1,4 @@
-//! `memprof attach`: the plugin, in a process that nobody prepared.
+//! `memprof attach`: loads the plugin into a running process.
 
 use std::fs;
 use std::path::PathBuf;
@@ -15,28 +15,28 @@ use serde_json::{Value, json};
 
 use crate::exit::Outcome;
 use crate::patched_functions::{self, PatchOutcome};
-use crate::refusal_error::refused;
+use crate::refusal_error::refusal_error;
 use crate::reply::send_request;
-use crate::run::plugin;
+use crate::run::find_plugin;
 use crate::{output, target};
 
-/// How long all threads of a process may stand still unless told otherwise.
+/// Default of `--max-pause`: how long all threads of a process may be stopped.
 pub(crate) const MAX_PAUSE: Duration = Duration::from_millis(100);
 
-/// Said of an inspector that was opened and is not closed yet.
+/// State of an inspector that was opened and is not closed yet, as the end of a sentence.
 pub(crate) const STILL_OPEN: &str =
     "is still open until its JavaScript is back in the event loop and no debugger is connected";
 
-/// How long an attachment lasts unless told otherwise.
+/// Default time limit of an attachment.
 pub(crate) const LEASE: Duration = Duration::from_secs(3600);
 
 /// Load the plugin into a running process, for a limited time
 ///
 /// The process is stopped for about a millisecond. Nothing is sampled before `memprof activate`. `memprof detach`
 /// removes the plugin's hooks, threads and socket, and so does the end of the time. Where malloc is linked into the
-/// program, the first instructions of its functions are replaced with jumps, which `memprof detach` takes away; at the
-/// end of the time they stay, and lead back to the functions. Root may attach to any process,
-/// other users to their own if the system allows it: `memprof ps --all` shows that.
+/// program, the first instructions of its functions are replaced with jumps, which `memprof detach` takes away; at
+/// the end of the time they stay, and lead back to the functions. Root may attach to any process, other users to
+/// their own if the system allows it: `memprof ps --all` shows that.
 #[derive(clap::Args, Debug)]
 pub(crate) struct AttachArgs {
     /// The process to attach to
@@ -47,8 +47,8 @@ pub(crate) struct AttachArgs {
     #[arg(long = "for", value_name = "DURATION", default_value = "1h", value_parser = humantime::parse_duration)]
     pub(crate) lease: Duration,
 
-    /// How long all threads may stand still for jumps to be written into a malloc that is linked into the program;
-    /// memprof estimates that first, and leaves it out if it is longer
+    /// Longest time for which all threads may be stopped to patch a malloc that is linked into the program; memprof
+    /// estimates it first, and does not patch if it is longer
     #[arg(long, value_name = "DURATION", default_value = "100ms", value_parser = humantime::parse_duration)]
     pub(crate) max_pause: Duration,
 
@@ -84,18 +84,18 @@ pub(crate) struct AttachArgs {
     pub(crate) args: Vec<String>,
 }
 
-/// What `memprof attach --json` prints.
+/// Output of `memprof attach --json`.
 #[derive(Debug, Serialize)]
 struct AttachOutput {
     status: &'static str,
     text: String,
     pid: u32,
     name: String,
-    /// How long a thread stood still, in all.
+    /// Total time for which a thread was stopped, in milliseconds.
     stopped_ms: f64,
-    /// The thread that was borrowed last, if any was.
+    /// Thread that was stopped last; null without a stop.
     thread: Option<u32>,
-    /// What was done to functions of the program, if anything was.
+    /// Result of patching functions of the program; null if none needs it.
     entries: Value,
     allocators: Value,
 }
@@ -114,31 +114,31 @@ pub(crate) fn run(args: &AttachArgs) -> Outcome {
         args.sampler(),
         args.max_pause,
     );
-    let reply = reply(args, &mut client, attached.as_ref(), &entries)?;
+    let output = build_output(args, &mut client, attached.as_ref(), &entries)?;
     if args.json {
-        output::print(&json!(reply).to_string());
+        output::print(&json!(output).to_string());
     } else {
-        output::print(&reply.text);
+        output::print(&output.text);
     }
     Ok(0.into())
 }
 
-/// The process, if it is a host already.
+/// Connects to a process that is a host already; `None` if it is not.
 pub(crate) fn connect_existing(pid: u32) -> Option<Client> {
     target::connect(Some(&pid.to_string())).ok()
 }
 
-/// Attaches to a process that is no host.
+/// Attaches to a process that is not a host yet.
 pub(crate) fn attach(args: &AttachArgs) -> anyhow::Result<(Client, AttachOutcome)> {
     let plugin = Plugin {
-        path: plugin(args.plugin.as_deref())?,
+        path: find_plugin(args.plugin.as_deref())?,
     };
-    let enter = match args.node_inspector {
+    let attach_with = match args.node_inspector {
         true => attach_by_node_inspector,
         false => memprof_attach::attach,
     };
-    let attached = enter(args.pid, &plugin, &args.attachment()?);
-    let attached = attached.map_err(|error| refused(args.pid, &error))?;
+    let attached = attach_with(args.pid, &plugin, &args.attachment()?);
+    let attached = attached.map_err(|error| refusal_error(args.pid, &error))?;
     let client = target::connect(Some(&args.pid.to_string())).with_context(|| {
         let (pid, lease) = (args.pid, humantime::format_duration(args.lease));
         format!(
@@ -149,13 +149,16 @@ pub(crate) fn attach(args: &AttachArgs) -> anyhow::Result<(Client, AttachOutcome
 }
 
 impl AttachArgs {
-    /// The sampler that its words ask for. A word that is none is refused by the plugin.
+    /// Sampler in the arguments; the default if it is missing or invalid. The plugin rejects an invalid one.
     fn sampler(&self) -> SamplerChoice {
-        let mut words = self.args.iter().rev();
-        let word = words.find_map(|word| word.strip_prefix("sampler="));
-        word.and_then(|word| word.parse().ok()).unwrap_or_default()
+        let mut args = self.args.iter().rev();
+        let sampler = args.find_map(|arg| arg.strip_prefix("sampler="));
+        sampler
+            .and_then(|sampler| sampler.parse().ok())
+            .unwrap_or_default()
     }
 
+    /// Builds the plugin's configuration. Reads the config file.
     fn attachment(&self) -> anyhow::Result<Attachment> {
         let read = |path: &PathBuf| {
             let text = fs::read_to_string(path);
@@ -172,7 +175,8 @@ impl AttachArgs {
     }
 }
 
-fn reply(
+/// Builds the output.
+fn build_output(
     args: &AttachArgs,
     client: &mut Client,
     attached: Option<&AttachOutcome>,
@@ -203,13 +207,15 @@ fn reply(
     };
     let limit = match attached {
         Some(AttachOutcome::ByThread {
-            thread_limit: Some((was, is)),
+            thread_limit: Some((before, raised)),
             ..
-        }) => format!("\nits limit of threads (RLIMIT_NPROC) is {is} until then; it was {was}"),
+        }) => {
+            format!("\nits limit of threads (RLIMIT_NPROC) is {raised} until then; it was {before}")
+        }
         _ => String::new(),
     };
     let handled = match attached {
-        Some(AttachOutcome::ByThread { handled, .. }) => handlers(handled),
+        Some(AttachOutcome::ByThread { handled, .. }) => handlers_note(handled),
         _ => None,
     };
     let handled = handled.map_or_else(String::new, |line| format!("\n{line}"));
@@ -237,8 +243,9 @@ fn reply(
     })
 }
 
-/// What a program of one thread must not do any more, in a line; `None` where it does not.
-pub(crate) fn handlers(handled: &[String]) -> Option<String> {
+/// Note on signal handlers that must not fork any more, because the program had a single thread; `None` if there are
+/// none.
+pub(crate) fn handlers_note(handled: &[String]) -> Option<String> {
     let line = format!(
         "it had one thread until now: if its handler of {} forks, that may wait for ever, also after `memprof detach` \
          (restart the program then)",
@@ -253,8 +260,8 @@ mod tests {
 
     #[test]
     fn handlers_are_named_by_their_signals() {
-        assert_eq!(handlers(&[]), None);
-        let line = handlers(&["SIGALRM", "signal 50"].map(str::to_owned)).unwrap();
+        assert_eq!(handlers_note(&[]), None);
+        let line = handlers_note(&["SIGALRM", "signal 50"].map(str::to_owned)).unwrap();
         assert!(
             line.contains("its handler of SIGALRM, signal 50 forks"),
             "{line}"

@@ -1,4 +1,4 @@
-//! Reports in a browser, where there is one.
+//! Opens reports in a browser, if there is one.
 
 use std::env;
 use std::fs::Permissions;
@@ -12,8 +12,8 @@ use anyhow::Context;
 use crate::output;
 use crate::signals;
 
-/// Writes a page to a file that stays, readable by this user alone, and returns its path.
-pub(crate) fn page<T>(
+/// Writes a page to a new file that is kept and that only this user may read. Returns its path.
+pub(crate) fn write_page<T>(
     write: impl FnOnce(&mut dyn Write) -> anyhow::Result<T>,
 ) -> anyhow::Result<(PathBuf, T)> {
     let failed = || format!("failed to write a page in {}", env::temp_dir().display());
@@ -30,7 +30,7 @@ pub(crate) fn page<T>(
     Ok((path, value))
 }
 
-/// Opens a file in the user's browser; where there is none, prints its path.
+/// Opens a file in the user's browser, or prints its path if there is none.
 pub(crate) fn open(file: &Path) -> anyhow::Result<()> {
     if !start(file)? {
         output::print(&std::path::absolute(file)?.display().to_string());
@@ -38,7 +38,7 @@ pub(crate) fn open(file: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The same while stdout is for data: the path goes to stderr.
+/// Like [`open`], but prints the path on stderr, because stdout carries data.
 pub(crate) fn open_beside_data(file: &Path) -> anyhow::Result<()> {
     if !start(file)? {
         output::print_stderr(&std::path::absolute(file)?.display().to_string());
@@ -46,7 +46,7 @@ pub(crate) fn open_beside_data(file: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Opens a file in the user's browser. False where there is none.
+/// Opens a file in the user's browser. Returns false if there is none.
 fn start(file: &Path) -> anyhow::Result<bool> {
     let file = std::path::absolute(file)?;
     let started = browsers()
@@ -64,7 +64,7 @@ fn start(file: &Path) -> anyhow::Result<bool> {
     Ok(started)
 }
 
-/// What `BROWSER` lists, separated by colons; the desktop's own choice where there is a display.
+/// Programs in `BROWSER`, separated by colons, then the desktop's choice if there is a display.
 fn browsers() -> Vec<String> {
     let listed = env::var("BROWSER").unwrap_or_else(|_| String::new());
     let listed = listed.split(':').filter(|browser| !browser.is_empty());
@@ -76,7 +76,7 @@ fn browsers() -> Vec<String> {
     browsers
 }
 
-/// Starts it on its own: a browser may run for as long as its window is open.
+/// Starts a browser without waiting: it may run while its window is open.
 fn spawn(browser: &str, file: &Path) -> io::Result<()> {
     let mut command = Command::new(browser);
     command

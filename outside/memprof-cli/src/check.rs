@@ -1,7 +1,7 @@
-//! `memprof check PLUGIN.so`: would a host take it?
+//! `memprof check PLUGIN.so`: checks whether a host would load a plugin.
 //!
-//! Loading runs the file's constructors, so it happens in a child: a plugin that crashes there
-//! is a finding, not the end.
+//! Loading runs the file's constructors, so it happens in a child: a crash there is a finding, and does not end this
+//! program.
 
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
@@ -20,36 +20,36 @@ use rustix::time::Timespec;
 use crate::exit::{FAILED, Outcome, code_of_status, with_exit_code};
 use crate::output;
 
-/// The child's last word: it made the check, whatever the file's code did.
+/// Byte that the child sends after the check, to prove that it was made, whatever the plugin's code did.
 const DONE: u8 = b'.';
 
 pub(crate) fn run(plugin: &Path, limit: Duration) -> Outcome {
     let own = std::env::current_exe().context("failed to find this program")?;
-    let (mut proof, childs) = UnixStream::pair().context("failed to make a socket pair")?;
+    let (mut proof, child_end) = UnixStream::pair().context("failed to make a socket pair")?;
     let mut child = Command::new(own)
         .arg("check")
         .arg("--in-child")
         .arg(std::path::absolute(plugin)?)
-        .stdin(OwnedFd::from(childs))
+        .stdin(OwnedFd::from(child_end))
         .spawn()
         .context("failed to start the child that loads the plugin")?;
-    let has_ended = wait(&child, limit)?;
+    let has_ended = wait_for_exit(&child, limit)?;
     if !has_ended {
         child
             .kill()
             .context("failed to end the child that loads the plugin")?;
     }
     let status = child.wait().context("failed to wait for the child")?;
-    // What the plugin left behind may hold the other end open.
+    // Processes that the plugin started may keep the other end open.
     proof
         .set_nonblocking(true)
         .context("failed to read the child's last word")?;
-    let mut word = [0];
-    let is_done = proof.read_exact(&mut word).is_ok() && word == [DONE];
-    let failed = |why: String| {
+    let mut byte = [0];
+    let is_done = proof.read_exact(&mut byte).is_ok() && byte == [DONE];
+    let failed = |reason: String| {
         Err(with_exit_code(
             FAILED,
-            format!("{}: {why}", plugin.display()),
+            format!("{}: {reason}", plugin.display()),
         ))
     };
     match (status.signal(), status.code()) {
@@ -68,8 +68,8 @@ pub(crate) fn run(plugin: &Path, limit: Duration) -> Outcome {
     }
 }
 
-/// Waits until the child has ended; false where it has not within `limit`.
-fn wait(child: &Child, limit: Duration) -> Result<bool> {
+/// Waits until the child has ended. Returns whether it has within `limit`.
+fn wait_for_exit(child: &Child, limit: Duration) -> Result<bool> {
     let process = pidfd_open(Pid::from_child(child), PidfdFlags::empty())
         .context("failed to watch the child that loads the plugin")?;
     let limit = Timespec::try_from(limit).context("--for is too long")?;
@@ -79,19 +79,20 @@ fn wait(child: &Child, limit: Duration) -> Result<bool> {
     Ok(ready > 0)
 }
 
-/// The check itself, and its last word on the standard input, which [`run`] made a socket.
+/// Makes the check in the child, and sends [`DONE`] to standard input, which [`run`] has made a socket.
 pub(crate) fn in_child(plugin: &Path) -> Outcome {
-    let outcome = load(plugin);
-    // Typed by a user, the option has another standard input, which is no socket.
+    let outcome = load_plugin(plugin);
+    // If a user types the option, standard input is something else than a socket.
     if let Ok(proof) = std::io::stdin().as_fd().try_clone_to_owned() {
         let _written = UnixStream::from(proof).write_all(&[DONE]);
     }
     outcome
 }
 
-fn load(plugin: &Path) -> Outcome {
+/// Loads the plugin as a host would, and prints its description.
+fn load_plugin(plugin: &Path) -> Outcome {
     let (info, warning) = memprof_host::check(plugin, None)
-        .map_err(|refused| with_exit_code(code_of_status(refused.status()), refused.to_string()))?;
+        .map_err(|error| with_exit_code(code_of_status(error.status()), error.to_string()))?;
     output::print(&format!(
         "{}: plugin {} {}, messages: {}",
         plugin.display(),

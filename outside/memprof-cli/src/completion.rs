@@ -1,22 +1,22 @@
-//! What a shell offers for a word that is being typed.
+//! Completion of arguments in a shell.
 
 use std::ffi::OsStr;
 
 use clap_complete::engine::{ArgValueCompleter, CompletionCandidate};
 use memprof_messages::{MESSAGES, PLUGIN};
 
-/// Completes to one of these.
+/// Completes to one of the candidates.
 pub(crate) fn one_of(candidates: Vec<String>) -> ArgValueCompleter {
     ArgValueCompleter::new(move |current: &OsStr| matching(&candidates, current))
 }
 
-/// Completes a target: the hosts that run, by pid and by name.
+/// Completes a target to the running hosts, by pid and by name.
 pub(crate) fn targets() -> ArgValueCompleter {
     ArgValueCompleter::new(|current: &OsStr| {
         let hosts = memprof_host::running_hosts();
         let by_pid = hosts.iter().map(|host| host.pid.to_string());
         let by_name = hosts.iter().map(|host| host.info.name.clone());
-        // A shell would take a name apart, and show what is in it.
+        // A shell would split another name, or interpret its characters.
         let is_plain = |name: &String| {
             name.chars()
                 .all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))
@@ -41,6 +41,7 @@ pub(crate) fn messages() -> ArgValueCompleter {
     )
 }
 
+/// Candidates that start with the typed text.
 pub(crate) fn matching(candidates: &[String], current: &OsStr) -> Vec<CompletionCandidate> {
     let current = current.to_string_lossy();
     let fitting = candidates.iter().filter(|each| each.starts_with(&*current));

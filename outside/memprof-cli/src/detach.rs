@@ -1,4 +1,4 @@
-//! `memprof detach`: the plugin leaves a process into which `memprof attach` has put it.
+//! `memprof detach`: unloads the plugin from a process that `memprof attach` has loaded it into.
 
 use std::collections::HashMap;
 use std::fs;
@@ -13,20 +13,21 @@ use crate::exit::{FAILED, Outcome, UNREACHABLE, with_exit_code};
 use crate::reply::send_request;
 use crate::{output, patched_functions, target};
 
-/// How long the socket may take to close.
-const PATIENCE: Duration = Duration::from_secs(5);
-const LOOK_AGAIN: Duration = Duration::from_millis(2);
+/// Timeout for the plugin's threads to end.
+const THREADS_EXIT_TIMEOUT: Duration = Duration::from_secs(5);
+const POLL_INTERVAL: Duration = Duration::from_millis(2);
 
-const LEFT: &str = "the hooks, threads and socket are gone; the plugin's code stays mapped";
-const STAYS: &str = "its functions are as before, without a profile; the plugin stays, which was loaded with the program";
+const DETACHED_TEXT: &str =
+    "the hooks, threads and socket are gone; the plugin's code stays mapped";
+const RESTORED_TEXT: &str = "its functions are as before, without a profile; the plugin stays, which was loaded with the program";
 
-/// What has left a process.
+/// Parts that were removed from a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DetachOutcome {
-    /// The plugin, and with it all that leads to it.
+    /// The plugin and all patches.
     Plugin,
-    /// The jumps that `memprof attach` wrote for a plugin that was there already.
-    Entries,
+    /// The patches only, because the plugin was preloaded.
+    Patches,
 }
 
 /// Remove the plugin from a process that memprof attached to
@@ -51,22 +52,24 @@ pub(crate) struct DetachArgs {
 pub(crate) fn run(args: &DetachArgs) -> Outcome {
     let pids = match args.tree {
         false => vec![args.pid],
-        true => hosts_below(args.pid),
+        true => hosts_in_tree(args.pid),
     };
     if pids.is_empty() {
-        // Says why there is none.
+        // Fails with the reason why there is no host.
         target::connect(Some(&args.pid.to_string()))?;
     }
-    let mut left = DetachOutcome::Plugin;
+    let mut outcome = DetachOutcome::Plugin;
     for pid in &pids {
-        left = detach(*pid)?;
+        outcome = detach(*pid)?;
     }
     let text = match pids.as_slice() {
-        [pid] if left == DetachOutcome::Entries => format!("detached from {pid}: {STAYS}"),
-        [pid] => format!("detached from {pid}: {LEFT}"),
+        [pid] if outcome == DetachOutcome::Patches => {
+            format!("detached from {pid}: {RESTORED_TEXT}")
+        }
+        [pid] => format!("detached from {pid}: {DETACHED_TEXT}"),
         pids => {
             let pids: Vec<_> = pids.iter().map(u32::to_string).collect();
-            format!("detached from {}: {LEFT}", pids.join(", "))
+            format!("detached from {}: {DETACHED_TEXT}", pids.join(", "))
         }
     };
     if args.json {
@@ -78,44 +81,44 @@ pub(crate) fn run(args: &DetachArgs) -> Outcome {
     Ok(0.into())
 }
 
-/// Has the plugin leave, gives the program its instructions back, and waits until the plugin has left.
+/// Detaches the plugin, restores patched functions, and waits until the plugin's threads have ended.
 pub(crate) fn detach(pid: u32) -> anyhow::Result<DetachOutcome> {
     let mut client = match target::connect(Some(&pid.to_string())) {
         Ok(client) => client,
-        // The plugin left when its time was over: it cannot change code that threads execute.
+        // The plugin was detached at the end of its time, but cannot restore code that threads may execute.
         Err(_) if patched_functions::restore(pid)? => return Ok(DetachOutcome::Plugin),
         Err(error) => return Err(error),
     };
     let detached = send_request(&mut client, "detach", "")?.ok();
-    let was_led = patched_functions::restore(pid)?;
-    if let Err(refused) = detached {
-        if !was_led {
-            return Err(refused);
+    let was_patched = patched_functions::restore(pid)?;
+    if let Err(error) = detached {
+        if !was_patched {
+            return Err(error);
         }
         for message in ["deactivate", "reset"] {
             send_request(&mut client, message, "")?.ok()?;
         }
-        return Ok(DetachOutcome::Entries);
+        return Ok(DetachOutcome::Patches);
     }
     drop(client);
-    let begun = Instant::now();
+    let start = Instant::now();
     let mut halts = HaltWatch::new(pid);
     while has_memprof_threads(pid) {
         if let Some(halt) = halts.poll().filter(|halt| !halt.has_ended()) {
             let message = format!("{pid} detaches when it goes on: {halt}");
             return Err(with_exit_code(UNREACHABLE, message));
         }
-        if begun.elapsed() > PATIENCE {
+        if start.elapsed() > THREADS_EXIT_TIMEOUT {
             let message = format!("{pid} has detached, but a thread of the plugin's still runs");
             return Err(with_exit_code(FAILED, message));
         }
-        thread::sleep(LOOK_AGAIN);
+        thread::sleep(POLL_INTERVAL);
     }
     Ok(DetachOutcome::Plugin)
 }
 
-/// All of them are called so (memprof-own). A thread that loads the plugin for a killed `memprof attach` is called
-/// otherwise.
+/// Whether a thread of the plugin runs: their names begin with "memprof-" (memprof-own). A thread that loads the
+/// plugin for a killed `memprof attach` has another name.
 fn has_memprof_threads(pid: u32) -> bool {
     let tasks = fs::read_dir(format!("/proc/{pid}/task"));
     let mut tasks = tasks.into_iter().flatten().flatten();
@@ -125,19 +128,19 @@ fn has_memprof_threads(pid: u32) -> bool {
     })
 }
 
-/// The hosts among a process and its descendants.
-fn hosts_below(pid: u32) -> Vec<u32> {
+/// Lists the hosts among a process and its descendants.
+fn hosts_in_tree(pid: u32) -> Vec<u32> {
     let hosts = discover(DiscoveryScope::AllProcesses, |_| ()).hosts;
-    let parents = parents();
+    let parents = list_parents();
     let is_below = |host: &u32| {
-        let mut at = *host;
-        // A process is never its own ancestor; pids that were reused meanwhile may make it seem so.
+        let mut ancestor = *host;
+        // A process is never its own ancestor, but with reused pids it may seem so; the count ends the loop.
         for _ in 0..parents.len() {
-            if at == pid {
+            if ancestor == pid {
                 return true;
             }
-            match parents.get(&at) {
-                Some(parent) => at = *parent,
+            match parents.get(&ancestor) {
+                Some(parent) => ancestor = *parent,
                 None => return false,
             }
         }
@@ -147,8 +150,8 @@ fn hosts_below(pid: u32) -> Vec<u32> {
     pids.filter(is_below).collect()
 }
 
-/// Each process's parent.
-fn parents() -> HashMap<u32, u32> {
+/// Maps each process to its parent.
+fn list_parents() -> HashMap<u32, u32> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     let parent = |pid: u32| {
         let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;

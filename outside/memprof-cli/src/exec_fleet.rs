@@ -1,4 +1,4 @@
-//! `memprof agent` and `memprof fleet`: a program of its own, so that this one stays small.
+//! `memprof agent` and `memprof fleet`: run the separate program memprof-fleet, so that this one stays small.
 
 use std::ffi::OsString;
 use std::io::ErrorKind;
@@ -15,9 +15,9 @@ const PROGRAM: &str = "memprof-fleet";
 
 /// Replaces this process by the program.
 pub(crate) fn run(command: &str, args: &[OsString]) -> Outcome {
-    let beside = find_installed()?;
-    let program = match beside.exists() {
-        true => beside.clone(),
+    let installed = installed_path()?;
+    let program = match installed.exists() {
+        true => installed.clone(),
         false => PathBuf::from(PROGRAM),
     };
     let error = signals::inherit(Command::new(&program).arg(command).args(args)).exec();
@@ -25,15 +25,15 @@ pub(crate) fn run(command: &str, args: &[OsString]) -> Outcome {
         let message = format!(
             "{PROGRAM} is neither at {} nor in PATH: `memprof {command}` needs it; it is a package of its own, \
              memprof-fleet",
-            beside.display()
+            installed.display()
         );
         return Err(with_exit_code(FAILED, message));
     }
     Err(error).with_context(|| format!("failed to run {}", program.display()))
 }
 
-/// Where it is installed with this program.
-fn find_installed() -> anyhow::Result<PathBuf> {
+/// Path of the program in this program's directory.
+fn installed_path() -> anyhow::Result<PathBuf> {
     let own = std::env::current_exe().context("failed to find this program")?;
     Ok(own.with_file_name(PROGRAM))
 }

@@ -1,4 +1,4 @@
-//! Exit codes: one number for each thing that a script treats differently.
+//! Exit codes: one for each outcome that scripts distinguish.
 
 use std::fmt;
 use std::process::ExitCode;
@@ -10,25 +10,25 @@ use memprof_plugin_abi::raw::{
     MEMPROF_UNKNOWN_MESSAGE, MEMPROF_UNSUPPORTED,
 };
 
-/// What a command ends with.
+/// Result of a command: its exit code, or an error.
 pub(crate) type Outcome = anyhow::Result<ExitCode>;
 
-/// Something failed.
+/// General failure.
 pub(crate) const FAILED: u8 = 1;
-/// The command line or a message's arguments are wrong.
+/// Invalid command line or message arguments.
 pub(crate) const USAGE: u8 = 2;
-/// No host there.
+/// The host or process is unreachable.
 pub(crate) const UNREACHABLE: u8 = 3;
-/// Profiling cannot be on in that process.
+/// The process cannot be profiled.
 pub(crate) const UNAVAILABLE: u8 = 4;
-/// There is nothing to show.
+/// There is no data to show.
 pub(crate) const NO_DATA: u8 = 5;
-/// Plugin and host, or dump and binary, do not belong together.
+/// ABI of plugin and host, or build IDs of dump and binary, differ.
 pub(crate) const MISMATCH: u8 = 6;
-/// `memprof test`: the command took more than its budget allows.
+/// `memprof test`: the command exceeded its budget.
 pub(crate) const OVER_BUDGET: u8 = 7;
 
-/// An error that has its own exit code.
+/// An error with its own exit code.
 #[derive(Debug)]
 pub(crate) struct ExitError {
     pub(crate) code: u8,
@@ -43,7 +43,7 @@ impl fmt::Display for ExitError {
 
 impl std::error::Error for ExitError {}
 
-/// An error with an exit code.
+/// Builds an error with an exit code.
 pub(crate) fn with_exit_code(code: u8, message: impl Into<String>) -> anyhow::Error {
     ExitError {
         code,
@@ -52,7 +52,7 @@ pub(crate) fn with_exit_code(code: u8, message: impl Into<String>) -> anyhow::Er
     .into()
 }
 
-/// An error with its causes, each said once: some errors say their cause themselves.
+/// Joins an error and its causes; a cause that ends the text already is not repeated.
 pub(crate) fn error_chain(error: &anyhow::Error) -> String {
     let mut text = error.to_string();
     for cause in error.chain().skip(1).map(ToString::to_string) {
@@ -63,7 +63,7 @@ pub(crate) fn error_chain(error: &anyhow::Error) -> String {
     text
 }
 
-/// The exit code for an error.
+/// Returns the exit code for an error.
 pub(crate) fn code_of(error: &anyhow::Error) -> ExitCode {
     let code = if let Some(coded) = error.downcast_ref::<ExitError>() {
         coded.code
@@ -81,7 +81,7 @@ pub(crate) fn code_of(error: &anyhow::Error) -> ExitCode {
     code.into()
 }
 
-/// The exit code for a plugin's status.
+/// Returns the exit code for a plugin's status.
 pub(crate) fn code_of_status(status: Status) -> u8 {
     match status {
         MEMPROF_OK => 0,

@@ -1,5 +1,5 @@
-//! What `--help`, the manual pages and the shell's completion say of each command: its message's
-//! arguments, as the table of messages has them, and examples. No host is asked for it.
+//! Help, manual pages and completion of each command: clap's, with the arguments from the table of messages and with
+//! examples. No host is queried for them.
 
 use std::ffi::OsString;
 
@@ -10,14 +10,14 @@ use memprof_messages::{ArgumentSpec, MessageSpec, message};
 use crate::args::Args;
 use crate::completion::one_of;
 
-/// What the help of a command has beside clap's: examples.
-struct Help {
+/// Additions to clap's help of a command.
+struct CommandHelp {
     command: &'static str,
     examples: &'static [&'static str],
 }
 
-const COMMANDS: &[Help] = &[
-    Help {
+const COMMANDS: &[CommandHelp] = &[
+    CommandHelp {
         command: "run",
         examples: &[
             "memprof run -- ./server --port 8080",
@@ -25,7 +25,7 @@ const COMMANDS: &[Help] = &[
             "memprof run --allocator jemalloc -- ./server",
         ],
     },
-    Help {
+    CommandHelp {
         command: "test",
         examples: &[
             "memprof test --budget memory.toml --update -- ./parser big.json",
@@ -33,18 +33,18 @@ const COMMANDS: &[Help] = &[
             "memprof test --budget memory.toml --runs 5 -- node app.js",
         ],
     },
-    Help {
+    CommandHelp {
         command: "attach",
         examples: &[
             "memprof attach 4711 && memprof activate -t 4711",
             "memprof attach 4711 --for 10m dump_dir=/var/tmp/dumps keep.count=3",
         ],
     },
-    Help {
+    CommandHelp {
         command: "detach",
         examples: &["memprof detach 4711", "memprof detach --tree 4711"],
     },
-    Help {
+    CommandHelp {
         command: "ps",
         examples: &[
             "memprof ps",
@@ -52,50 +52,50 @@ const COMMANDS: &[Help] = &[
             "memprof ps --json | jq '.hosts[].pid'",
         ],
     },
-    Help {
+    CommandHelp {
         command: "msg",
         examples: &[
             "memprof msg memory_profile help",
             "memprof msg -t web memory_profile fetch id=ID > dump.heap",
         ],
     },
-    Help {
+    CommandHelp {
         command: "activate",
         examples: &[
             "memprof activate",
             "memprof activate -t web for=10m sample_interval=64KiB",
         ],
     },
-    Help {
+    CommandHelp {
         command: "deactivate",
         examples: &["memprof deactivate -t web"],
     },
-    Help {
+    CommandHelp {
         command: "dump",
         examples: &[
             "memprof dump -o leak.heap && memprof report leak.heap",
             "memprof dump -t web --open",
         ],
     },
-    Help {
+    CommandHelp {
         command: "stats",
         examples: &[
             "memprof stats log=off",
             "memprof stats format=json > stats.json",
         ],
     },
-    Help {
+    CommandHelp {
         command: "status",
         examples: &[
             "memprof status -t web",
             "memprof status --json | jq .profiling",
         ],
     },
-    Help {
+    CommandHelp {
         command: "doctor",
         examples: &["memprof doctor -t web || echo profiling cannot be on"],
     },
-    Help {
+    CommandHelp {
         command: "ledger",
         examples: &[
             "memprof ledger -t web",
@@ -103,31 +103,31 @@ const COMMANDS: &[Help] = &[
             "memprof ledger -t web --pinned --format flamegraph -o pinned.svg",
         ],
     },
-    Help {
+    CommandHelp {
         command: "purge",
         examples: &["memprof purge -t web"],
     },
-    Help {
+    CommandHelp {
         command: "background_thread",
         examples: &["memprof background_thread state=on max=1"],
     },
-    Help {
+    CommandHelp {
         command: "reset",
         examples: &["memprof reset sample_interval=16KiB"],
     },
-    Help {
+    CommandHelp {
         command: "gdump",
         examples: &["memprof gdump state=on files=16 for=10m"],
     },
-    Help {
+    CommandHelp {
         command: "recent",
         examples: &["memprof recent max=64", "memprof recent"],
     },
-    Help {
+    CommandHelp {
         command: "list",
         examples: &["memprof list -t web"],
     },
-    Help {
+    CommandHelp {
         command: "record",
         examples: &[
             "memprof record --for 30s",
@@ -135,7 +135,7 @@ const COMMANDS: &[Help] = &[
             "memprof record -t web --for 5m -o web.heap --open",
         ],
     },
-    Help {
+    CommandHelp {
         command: "leaks",
         examples: &[
             "memprof leaks -t web --last 8",
@@ -144,7 +144,7 @@ const COMMANDS: &[Help] = &[
             "memprof leaks --prove --at-exit -- ./tests",
         ],
     },
-    Help {
+    CommandHelp {
         command: "holders",
         examples: &[
             "memprof holders 4711",
@@ -153,21 +153,21 @@ const COMMANDS: &[Help] = &[
             "memprof holders 4711 --format html -o holders.html",
         ],
     },
-    Help {
+    CommandHelp {
         command: "report",
         examples: &[
             "memprof report leak.heap",
             "memprof report new.heap --base old.heap --format flamegraph -o change.svg",
         ],
     },
-    Help {
+    CommandHelp {
         command: "serve",
         examples: &[
             "memprof serve",
             "memprof serve -t web --socket /run/memprof-web.sock",
         ],
     },
-    Help {
+    CommandHelp {
         command: "agent",
         examples: &[
             "memprof agent",
@@ -175,7 +175,7 @@ const COMMANDS: &[Help] = &[
             "memprof agent --once",
         ],
     },
-    Help {
+    CommandHelp {
         command: "fleet",
         examples: &[
             "memprof fleet ps",
@@ -185,22 +185,22 @@ const COMMANDS: &[Help] = &[
             "memprof fleet flame -t @cart --for 1h -o cart.svg",
         ],
     },
-    Help {
+    CommandHelp {
         command: "check",
         examples: &["memprof check /usr/lib/memprof/memory_profile.so"],
     },
-    Help {
+    CommandHelp {
         command: "completions",
         examples: &["memprof completions bash > /etc/bash_completion.d/memprof"],
     },
-    Help {
+    CommandHelp {
         command: "malloc-conf",
         examples: &["memprof malloc-conf ./server"],
     },
 ];
 
-impl Help {
-    /// None for a command that is no message.
+impl CommandHelp {
+    /// Message that the command sends; `None` for a command that is no message.
     fn message(&self) -> Option<&'static MessageSpec> {
         message(self.command)
     }
@@ -209,6 +209,7 @@ impl Help {
         self.message().map_or(&[], |message| message.arguments)
     }
 
+    /// Text after clap's help: arguments of the message, and examples.
     fn text(&self) -> String {
         let mut text = String::new();
         let arguments = self.arguments().iter().map(|each| (each.to_string(), each));
@@ -229,6 +230,7 @@ impl Help {
         text
     }
 
+    /// Completions of the message's arguments, as `key=value`.
     fn candidates(&self) -> Vec<String> {
         let pairs = self.arguments().iter().flat_map(|argument| {
             let offered = argument.values.completions().iter();
@@ -238,14 +240,14 @@ impl Help {
     }
 }
 
-/// The command line, with its examples and completions.
+/// Builds the command line, with examples and completions.
 pub(crate) fn command() -> Command {
     let mut command = Args::command();
     for help in COMMANDS {
         let candidates = help.candidates();
         command = command.mut_subcommand(help.command, |command| {
             let command = command.after_help(help.text());
-            // A command that does more than send its message has a help of its own.
+            // A command that does more than send its message has its own `about` text.
             let command = match help.message() {
                 Some(message) if command.get_about().is_none() => command.about(message.help),
                 _ => command,
@@ -259,7 +261,7 @@ pub(crate) fn command() -> Command {
     command
 }
 
-/// Tells who typed a message's argument as an option how it is written.
+/// Adds a hint to the error for a message argument that was typed as an option: how it is written.
 pub(crate) fn with_hint(mut error: Error, command: Option<OsString>) -> Error {
     let Some(ContextValue::String(option)) = error.get(ContextKind::InvalidArg) else {
         return error;
@@ -286,7 +288,7 @@ mod tests {
     use crate::completion::matching;
 
     #[test]
-    fn every_command_has_an_example_that_it_takes() {
+    fn every_command_accepts_its_examples() {
         let command = command();
         command.clone().debug_assert();
         for sub in command.get_subcommands().filter(|sub| !sub.is_hide_set()) {
@@ -302,7 +304,7 @@ mod tests {
         }
     }
 
-    /// The command of an example up to what a shell takes for itself.
+    /// Parses the command of an example, up to the first character that a shell interprets.
     fn check(example: &str) {
         let start = example.find("memprof").unwrap();
         let words = example[start..].split_whitespace();
@@ -313,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn a_command_with_a_help_of_its_own_keeps_it() {
+    fn command_with_its_own_about_keeps_it() {
         check_about("purge", message("purge").unwrap().help);
         let own = "Remove the plugin from a process that memprof attached to";
         check_about("detach", own);
@@ -326,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn arguments_are_shown_with_their_values() {
+    fn arguments_are_listed_with_their_values() {
         let gdump = COMMANDS
             .iter()
             .find(|help| help.command == "gdump")
@@ -343,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn an_argument_that_is_typed_as_an_option() {
+    fn message_argument_typed_as_option_gets_a_hint() {
         let hint = "tip: the message's arguments have no dashes: ";
         let check = |line: &str, expected: Option<&str>| {
             let words: Vec<_> = line.split(' ').collect();
@@ -365,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn completion_offers_what_fits() {
+    fn completion_offers_matching_candidates() {
         let reset = COMMANDS
             .iter()
             .find(|help| help.command == "reset")

@@ -1,5 +1,5 @@
-//! SIGINT, SIGTERM and SIGHUP while another process is changed: the first one ends the work early, the second one this
-//! program.
+//! SIGINT, SIGTERM and SIGHUP while another process is changed: the first signal ends the work early, the second one
+//! ends this program.
 
 use std::fs;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -15,107 +15,109 @@ use crate::output;
 
 const SIGNALS: [Signal; 3] = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP];
 
-/// Watches for the signals, from a thread of its own.
+/// Watches for the signals in a separate thread.
 #[derive(Debug)]
-pub(crate) struct Interrupts(Arc<Watched>);
+pub(crate) struct Interrupts(Arc<WatchState>);
 
 #[derive(Debug)]
-struct Watched {
-    /// Readable once a signal came that ends the work.
-    came: OwnedFd,
-    state: Mutex<State>,
+struct WatchState {
+    /// Readable once a signal has come that ends the work.
+    signal_event: OwnedFd,
+    state: Mutex<InterruptState>,
 }
 
 #[derive(Debug)]
-struct State {
+struct InterruptState {
     signal: Option<Signal>,
-    /// Changes that stay in the other process if this one ends at once, and until when.
-    remains: Vec<String>,
+    /// Changes that stay in the other process if this one ends at once, with their time limits.
+    changes: Vec<String>,
 }
 
 impl Interrupts {
-    /// Begins ([`block`]). While nothing [remains](Self::add), the first signal ends this program.
+    /// Starts watching ([`block`]). While [no change](Self::add) is registered, the first signal ends this program.
     ///
     /// # Errors
     /// No descriptor or thread is left.
     pub(crate) fn watch() -> Result<Self> {
-        let came = eventfd(0, EventfdFlags::CLOEXEC).context("failed to watch for signals")?;
-        let watched = Arc::new(Watched {
-            came,
-            state: Mutex::new(State {
+        let signal_event =
+            eventfd(0, EventfdFlags::CLOEXEC).context("failed to watch for signals")?;
+        let shared = Arc::new(WatchState {
+            signal_event,
+            state: Mutex::new(InterruptState {
                 signal: None,
-                remains: Vec::new(),
+                changes: Vec::new(),
             }),
         });
         let signals = block()?;
-        let watching = Arc::clone(&watched);
+        let watching = Arc::clone(&shared);
         thread::Builder::new()
             .name("signals".to_owned())
             .spawn(move || {
                 while let Ok(signal) = signals.wait() {
-                    watching.take(signal);
+                    watching.receive(signal);
                 }
             })
             .context("failed to watch for signals")?;
-        Ok(Self(watched))
+        Ok(Self(shared))
     }
 
-    /// Adds what the other process keeps from now on where this program ends at once: until when, and how to end it.
-    pub(crate) fn add(&self, remain: String) {
-        self.0.lock().remains.push(remain);
+    /// Adds a change that stays in the other process if this program ends at once: its time limit, and how to undo
+    /// it.
+    pub(crate) fn add(&self, change: String) {
+        self.0.lock().changes.push(change);
     }
 
-    /// Takes back what was added last: the other process keeps it no more.
-    pub(crate) fn take_back(&self) {
-        self.0.lock().remains.pop();
+    /// Removes the change that was added last, because it was undone.
+    pub(crate) fn remove_last(&self) {
+        self.0.lock().changes.pop();
     }
 
-    /// All that the other process keeps.
+    /// Removes and returns all changes.
     pub(crate) fn take_all(&self) -> Vec<String> {
-        std::mem::take(&mut self.0.lock().remains)
+        std::mem::take(&mut self.0.lock().changes)
     }
 
-    /// The signal that ended the work.
+    /// The signal that ended the work; `None` if none did.
     pub(crate) fn signal(&self) -> Option<Signal> {
         self.0.lock().signal
     }
 }
 
-/// Readable once a signal came.
+// Readable once a signal has come.
 impl AsFd for Interrupts {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.came.as_fd()
+        self.0.signal_event.as_fd()
     }
 }
 
-impl Watched {
-    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
+impl WatchState {
+    fn lock(&self) -> std::sync::MutexGuard<'_, InterruptState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn take(&self, signal: Signal) {
-        // Held to the end, so that nothing is changed any more.
+    fn receive(&self, signal: Signal) {
+        // The lock is held until the exit, so that no change can be registered any more.
         let mut state = self.lock();
-        if !state.remains.is_empty() && state.signal.is_none() {
+        if !state.changes.is_empty() && state.signal.is_none() {
             state.signal = Some(signal);
-            // It fails only where it is readable already.
-            let _ = rustix::io::write(&self.came, &1_u64.to_ne_bytes());
+            // The write fails only if the descriptor is readable already.
+            let _ = rustix::io::write(&self.signal_event, &1_u64.to_ne_bytes());
             return;
         }
         output::clear();
-        if let Some(first) = state.remains.first() {
+        if let Some(first) = state.changes.first() {
             output::print_stderr(&format!("memprof: left at once: {first}"));
         }
         process::exit(exit_code(signal).into());
     }
 }
 
-/// Blocks the signals in this thread and in those that it makes from now on. Those that this program's caller ignores
-/// stay so (nohup(1)). A program that is started has them blocked too, but for
+/// Blocks the signals in this thread and in those that it creates from now on, except signals that this program's
+/// caller ignores (nohup(1)). Programs that are started would have them blocked too, without
 /// [`signals::inherit`](crate::signals::inherit).
 pub(crate) fn block() -> Result<SigSet> {
     let status = fs::read_to_string("/proc/self/status").context("/proc/self/status")?;
-    let ignored = ignored(&status);
+    let ignored = ignored_signals(&status);
     let signals: SigSet = SIGNALS
         .into_iter()
         .filter(|signal| ignored & 1 << (*signal as i32 - 1) == 0)
@@ -124,13 +126,13 @@ pub(crate) fn block() -> Result<SigSet> {
     Ok(signals)
 }
 
-/// The exit code of a program that a signal ends, as shells report it.
+/// Exit code of a program that a signal ends, as shells report it.
 pub(crate) fn exit_code(signal: Signal) -> u8 {
     128 + signal as u8
 }
 
-/// The signals that a process ignores, the first in the lowest bit (proc(5), `SigIgn`).
-fn ignored(status: &str) -> u64 {
+/// Signals that a process ignores; bit 0 is signal 1 (proc(5), `SigIgn`).
+fn ignored_signals(status: &str) -> u64 {
     let line = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     line.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
         .unwrap_or(0)
@@ -143,9 +145,9 @@ mod tests {
     #[test]
     fn ignored_signals_are_read() {
         assert_eq!(
-            ignored("SigBlk:\t00000000000000ff\nSigIgn:\t0000000000001001\n"),
+            ignored_signals("SigBlk:\t00000000000000ff\nSigIgn:\t0000000000001001\n"),
             0x1001
         );
-        assert_eq!(ignored(""), 0);
+        assert_eq!(ignored_signals(""), 0);
     }
 }

@@ -6,7 +6,7 @@ use memprof_report::{Format, Options};
 
 use crate::exit::Outcome;
 use crate::message::{self, MessageArgs, TakenDump};
-use crate::report::{FormatArg, Show, show};
+use crate::report::{FormatArg, LiveReport, show};
 use crate::scratch::ScratchFile;
 use crate::target;
 
@@ -31,7 +31,7 @@ pub(crate) struct LedgerArgs {
 
 pub(crate) fn run(args: &LedgerArgs) -> Outcome {
     match args.pinned {
-        false => message::short("ledger", &args.short),
+        false => message::run_message("ledger", &args.short),
         true => pinned(args),
     }
 }
@@ -55,7 +55,7 @@ fn pinned(args: &LedgerArgs) -> Outcome {
         true => Format::Json,
         false => format.map_or(Format::Text, Into::into),
     };
-    show(&Show {
+    show(&LiveReport {
         file: &profile.path(),
         name: "dump.heap",
         pid: target::pid_of(&mut client)?,

@@ -1,7 +1,7 @@
-//! `memprof`: controls processes that loaded `memory_profile`, and reports on their memory.
+//! `memprof`: controls processes that have loaded the plugin `memory_profile`, and reports on their memory.
 //!
-//! stdout is data, stderr is notes. Exit codes: see [`exit`].
-// Hosts' texts reach a terminal only through `output`.
+//! Data goes to stdout, notes to stderr. Exit codes: see [`exit`].
+// Texts from hosts are printed only through `output`, which escapes terminal control characters.
 #![deny(clippy::print_stderr, clippy::print_stdout)]
 
 mod analysis_summary;
@@ -53,7 +53,7 @@ use exit::Outcome;
 
 fn main() -> ExitCode {
     CompleteEnv::with_factory(help::command)
-        .var(manual::COMPLETE)
+        .var(manual::COMPLETE_VARIABLE)
         .complete();
     let matches = help::command()
         .try_get_matches()
@@ -79,19 +79,19 @@ fn run(command: Command) -> Outcome {
         Command::Msg(send)
         | Command::Plugin {
             command: PluginCommand::Msg(send),
-        } => message::send(&send),
-        Command::Activate(short) => message::short("activate", &short),
-        Command::Deactivate(short) => message::short("deactivate", &short),
-        Command::Stats(short) => message::short("stats", &short),
-        Command::Status(short) => message::short("status", &short),
-        Command::Doctor(short) => message::short("doctor", &short),
+        } => message::run_msg(&send),
+        Command::Activate(short) => message::run_message("activate", &short),
+        Command::Deactivate(short) => message::run_message("deactivate", &short),
+        Command::Stats(short) => message::run_message("stats", &short),
+        Command::Status(short) => message::run_message("status", &short),
+        Command::Doctor(short) => message::run_message("doctor", &short),
         Command::Ledger(args) => ledger::run(&args),
-        Command::Purge(short) => message::short("purge", &short),
-        Command::BackgroundThread(short) => message::short("background_thread", &short),
-        Command::Reset(short) => message::short("reset", &short),
-        Command::Gdump(short) => message::short("gdump", &short),
-        Command::Recent(short) => message::short("recent", &short),
-        Command::List(short) => message::short("list", &short),
+        Command::Purge(short) => message::run_message("purge", &short),
+        Command::BackgroundThread(short) => message::run_message("background_thread", &short),
+        Command::Reset(short) => message::run_message("reset", &short),
+        Command::Gdump(short) => message::run_message("gdump", &short),
+        Command::Recent(short) => message::run_message("recent", &short),
+        Command::List(short) => message::run_message("list", &short),
         Command::Dump {
             short,
             output,

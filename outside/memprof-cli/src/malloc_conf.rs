@@ -1,6 +1,6 @@
-//! `memprof malloc-conf`: which variable switches profiling on in a program.
+//! `memprof malloc-conf`: prints the variable that enables jemalloc's profiler in a program.
 //!
-//! Every build of jemalloc reads a variable of its own, and a wrong one is ignored silently.
+//! Each build of jemalloc reads its own variable, and a wrong one is ignored without an error.
 
 use std::fs::File;
 use std::io;
@@ -17,7 +17,7 @@ use crate::exit::{Outcome, UNAVAILABLE, with_exit_code};
 use crate::output;
 use crate::script::{named_interpreter, read_head, search};
 
-/// A program's file, of which only what is asked for is read: it may be large.
+/// An ELF file of which only the needed parts are read: it may be large.
 type Elf<'d, R> = ElfFile64<'d, Endianness, R>;
 
 const OPTIONS: &str = "prof:true,prof_active:false";
@@ -33,6 +33,7 @@ pub(crate) fn run(program: Option<&str>) -> Outcome {
     Ok(0.into())
 }
 
+/// Line for a running process.
 fn for_process(pid: &str) -> anyhow::Result<String> {
     let maps = std::fs::read_to_string(format!("/proc/{pid}/maps"))
         .with_context(|| format!("failed to read the mappings of process {pid}"))?;
@@ -45,6 +46,7 @@ fn for_process(pid: &str) -> anyhow::Result<String> {
     }
 }
 
+/// Line for a program's file.
 fn for_file(path: &Path) -> anyhow::Result<String> {
     match variable_in(path)? {
         JemallocInFile::Variable(variable) => Ok(format!("{variable}={OPTIONS}")),
@@ -52,20 +54,21 @@ fn for_file(path: &Path) -> anyhow::Result<String> {
     }
 }
 
-/// What a program's file says of its jemalloc.
+/// jemalloc in a program's file.
 pub(crate) enum JemallocInFile {
-    /// It is linked in, and configured by this variable.
+    /// Linked in; configured by this variable.
     Variable(String),
-    /// It is linked to the shared library.
+    /// The program links to the shared library.
     Linked,
-    /// It has none.
+    /// The program has none.
     Nothing,
-    /// It has one, but no symbol leads to it: nothing tells the variable.
+    /// Linked in, but without symbols, so its variable is unknown.
     Hidden,
-    /// Its symbols are stripped, so a linked-in jemalloc cannot be told from none.
+    /// The symbols are stripped, so a linked jemalloc cannot be ruled out.
     Stripped,
 }
 
+/// Finds the jemalloc in a program's file, and prints a note if it has no profiler.
 fn variable_in(path: &Path) -> anyhow::Result<JemallocInFile> {
     let failed = || format!("failed to read {}", path.display());
     let file = File::open(path).with_context(failed)?;
@@ -88,6 +91,7 @@ fn variable_in(path: &Path) -> anyhow::Result<JemallocInFile> {
     Ok(own)
 }
 
+/// Builds the error for a file that is not a program.
 fn not_a_program_error(path: &Path, bytes: &[u8]) -> anyhow::Error {
     let path = path.display();
     match named_interpreter(bytes) {
@@ -101,38 +105,39 @@ fn not_a_program_error(path: &Path, bytes: &[u8]) -> anyhow::Error {
     }
 }
 
-/// Whether a file with a jemalloc in it has one that was built with profiling.
+/// Whether the jemalloc in a file was built with profiling.
 ///
 /// # Errors
 /// The file cannot be read.
 pub(crate) fn has_profiler<'d, R: ReadRef<'d>>(elf: &Elf<'d, R>, file: &File) -> io::Result<bool> {
-    // What prof_leakcheck prints, which is compiled for builds with profiling only.
+    // Text of prof_leakcheck, which is compiled only with profiling.
     contains(elf, file, b"<jemalloc>: Leak approximation summary")
 }
 
-/// The one function that the linker never leaves out: jemalloc calls it itself.
+/// Function that the linker never removes, because jemalloc calls it itself.
 const FUNCTION: &[u8] = b"mallctl";
-/// The variable that stands beside it, with the same prefix.
+/// Variable that is defined beside it, with the same prefix.
 const VARIABLE: &[u8] = b"malloc_conf";
 
-/// Looks for a jemalloc in a program's file.
+/// Finds the jemalloc in a program's file.
 ///
 /// # Errors
-/// The file cannot be read, or contradicts itself.
+/// The file cannot be read, or is inconsistent.
 pub(crate) fn variable_of<'d, R: ReadRef<'d>>(
     elf: &Elf<'d, R>,
     file: &File,
 ) -> anyhow::Result<JemallocInFile> {
-    /// Every build contains both. A program that only writes about jemalloc may contain one.
+    /// Texts that every build contains. A program that merely mentions jemalloc may contain one of them.
     const TEXTS: [&[u8]; 2] = [b"<jemalloc>: ", b"narenas"];
-    let names = names(elf);
+    let names = candidate_names(elf);
     let prefixes =
         |name: &'static [u8]| names.iter().filter_map(move |each| each.strip_suffix(name));
-    /// A program that exports only its `mallctl` has one of these.
-    const USUAL: [&[u8]; 3] = [b"", b"_rjem_", b"je_"];
+    /// Prefixes that are accepted if a program exports only its `mallctl`.
+    const USUAL_PREFIXES: [&[u8]; 3] = [b"", b"_rjem_", b"je_"];
     let has_variable = |prefix: &[u8]| prefixes(VARIABLE).any(|known| known == prefix);
-    let is_jemallocs = |prefix: &&[u8]| USUAL.contains(prefix) || has_variable(prefix);
-    if let Some(prefix) = prefixes(FUNCTION).find(is_jemallocs) {
+    let is_jemalloc_prefix =
+        |prefix: &&[u8]| USUAL_PREFIXES.contains(prefix) || has_variable(prefix);
+    if let Some(prefix) = prefixes(FUNCTION).find(is_jemalloc_prefix) {
         let prefix = String::from_utf8_lossy(prefix).to_uppercase();
         return Ok(JemallocInFile::Variable(format!("{prefix}MALLOC_CONF")));
     }
@@ -151,29 +156,29 @@ pub(crate) fn variable_of<'d, R: ReadRef<'d>>(
     })
 }
 
-/// The names that may be jemalloc's of what the file defines.
-fn names<'d, R: ReadRef<'d>>(elf: &Elf<'d, R>) -> Vec<&'d [u8]> {
+/// Names of the file's symbols that may be jemalloc's.
+fn candidate_names<'d, R: ReadRef<'d>>(elf: &Elf<'d, R>) -> Vec<&'d [u8]> {
     let tables = [elf.elf_symbol_table(), elf.elf_dynamic_symbol_table()];
     let of_table = tables.into_iter().filter_map(|table| {
         let strings = elf.elf_section_table().section(table.string_section());
         let strings = strings.ok()?.data(elf.endian(), elf.data()).ok()?;
-        // In nearly every program it is not there, and no name needs to be looked at.
+        // In nearly every program it is missing, so no name needs to be checked.
         memmem::find(strings, FUNCTION)?;
         let names = table.iter().filter_map(move |symbol| {
             let name = strings.get(symbol.st_name(elf.endian()) as usize..)?;
             let name = name.split(|byte| *byte == 0).next()?;
-            let may_be = name.ends_with(FUNCTION) || name.ends_with(VARIABLE);
+            let is_candidate = name.ends_with(FUNCTION) || name.ends_with(VARIABLE);
             let is_defined = || symbol.is_definition(elf.endian(), table.strings());
-            (may_be && is_defined()).then_some(name)
+            (is_candidate && is_defined()).then_some(name)
         });
         Some(names)
     });
     of_table.flatten().collect()
 }
 
-/// Searches what is loaded of the file and never written.
+/// Searches a text in the file's loaded, read-only segments.
 fn contains<'d, R: ReadRef<'d>>(elf: &Elf<'d, R>, file: &File, text: &[u8]) -> io::Result<bool> {
-    // Less than a core has of cache: what is read is searched while it is there.
+    // Smaller than a core's cache, so that data is searched while it is cached.
     const CHUNK: usize = 1 << 17;
     let finder = memmem::Finder::new(text);
     let mut chunk = vec![0; CHUNK];
@@ -181,36 +186,37 @@ fn contains<'d, R: ReadRef<'d>>(elf: &Elf<'d, R>, file: &File, text: &[u8]) -> i
         header.p_type(elf.endian()) == PT_LOAD && !header.p_flags(elf.endian()).contains(PF_W)
     });
     for header in constants {
-        let (mut at, size) = header.file_range(elf.endian());
-        let end = at.saturating_add(size);
-        while at < end {
-            let wanted = usize::try_from(end - at).unwrap_or(CHUNK).min(CHUNK);
-            let length = file.read_at(&mut chunk[..wanted], at)?;
+        let (mut offset, size) = header.file_range(elf.endian());
+        let end = offset.saturating_add(size);
+        while offset < end {
+            let wanted = usize::try_from(end - offset).unwrap_or(CHUNK).min(CHUNK);
+            let length = file.read_at(&mut chunk[..wanted], offset)?;
             if finder.find(&chunk[..length]).is_some() {
                 return Ok(true);
             }
             if length < text.len() {
                 break;
             }
-            // A text may lie across two chunks.
-            at += (length + 1 - text.len()) as u64;
+            // The text may lie across two chunks.
+            offset += (length + 1 - text.len()) as u64;
         }
     }
     Ok(false)
 }
 
-fn without_jemalloc(own: JemallocInFile, what: &str) -> anyhow::Result<String> {
+/// Line for a program without a known jemalloc of its own.
+fn without_jemalloc(own: JemallocInFile, subject: &str) -> anyhow::Result<String> {
     match own {
         JemallocInFile::Stripped | JemallocInFile::Hidden => {
             output::note(&format!(
-                "{what} is stripped; if jemalloc is linked in, its own variable may be \
+                "{subject} is stripped; if jemalloc is linked in, its own variable may be \
                  _RJEM_MALLOC_CONF (Rust) or MALLOC_CONF"
             ));
             Ok(format!("LD_PRELOAD=libjemalloc.so.2 MALLOC_CONF={OPTIONS}"))
         }
         JemallocInFile::Nothing => {
             output::note(&format!(
-                "{what} has no jemalloc, and needs none: `memprof activate` samples in its allocator's place; \
+                "{subject} has no jemalloc, and needs none: `memprof activate` samples in its allocator's place; \
                  this line is for jemalloc's own sampling"
             ));
             Ok(format!("LD_PRELOAD=libjemalloc.so.2 MALLOC_CONF={OPTIONS}"))
@@ -218,7 +224,7 @@ fn without_jemalloc(own: JemallocInFile, what: &str) -> anyhow::Result<String> {
         JemallocInFile::Linked => Ok(format!("MALLOC_CONF={OPTIONS}")),
         JemallocInFile::Variable(variable) => Err(with_exit_code(
             UNAVAILABLE,
-            format!("{what} reads {variable}"),
+            format!("{subject} reads {variable}"),
         )),
     }
 }

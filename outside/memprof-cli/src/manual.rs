@@ -1,4 +1,4 @@
-//! `memprof completions` and `memprof man`: what the command line says of itself.
+//! `memprof completions` and `memprof man`: prints completion scripts and manual pages.
 
 use std::path::Path;
 
@@ -10,22 +10,28 @@ use clap_mangen::Man;
 use crate::exit::Outcome;
 use crate::{help, output};
 
-/// Set by the shell's script where it asks this program what fits.
-pub(crate) const COMPLETE: &str = "MEMPROF_COMPLETE";
+/// Environment variable by which the shell's script requests completions from this program.
+pub(crate) const COMPLETE_VARIABLE: &str = "MEMPROF_COMPLETE";
 
-/// The script asks this program each time, so that it offers the hosts that run.
+/// Prints a script that runs this program at each completion, so that it offers running hosts.
 pub(crate) fn completions(shell: Shell) -> Outcome {
     let mut script = Vec::new();
     let shell = shell.to_string();
     let shells = Shells::builtins();
     let completer = shells.completer(&shell);
     let completer = completer.with_context(|| format!("no script for {shell}"))?;
-    completer.write_registration(COMPLETE, "memprof", "memprof", "memprof", &mut script)?;
+    completer.write_registration(
+        COMPLETE_VARIABLE,
+        "memprof",
+        "memprof",
+        "memprof",
+        &mut script,
+    )?;
     output::print(&String::from_utf8_lossy(&script));
     Ok(0.into())
 }
 
-/// The page of memprof alone to standard output, or those of all its commands to `directory`.
+/// Prints the page of memprof itself, or writes the pages of all commands to `directory`.
 pub(crate) fn man(directory: Option<&Path>) -> Outcome {
     let Some(directory) = directory else {
         let mut page = Vec::new();

@@ -1,4 +1,4 @@
-//! Messages to plugins.
+//! Commands that send messages to plugins.
 
 use std::fs::File;
 use std::io::Read;
@@ -39,27 +39,27 @@ pub(crate) struct MessageArgs {
     pub(crate) args: Vec<String>,
 }
 
-/// `memprof msg PLUGIN MESSAGE …`
-pub(crate) fn send(send: &MsgArgs) -> Outcome {
-    let mut client = target::connect_to(&send.to)?;
-    let reply = client.message(&send.plugin, &send.message, &join_args(&send.args), None)?;
-    show(&ParsedReply::of(reply)?, send.to.json)
+/// Runs `memprof msg PLUGIN MESSAGE …`.
+pub(crate) fn run_msg(args: &MsgArgs) -> Outcome {
+    let mut client = target::connect_to(&args.to)?;
+    let reply = client.message(&args.plugin, &args.message, &join_args(&args.args), None)?;
+    show(&ParsedReply::from_received(reply)?, args.to.json)
 }
 
-/// A message to `memory_profile` under its own name.
-pub(crate) fn short(message: &str, short: &MessageArgs) -> Outcome {
-    let mut client = target::connect_to(&short.to)?;
-    let reply = send_request(&mut client, message, &join_args(&short.args))?;
-    show(&reply, short.to.json)
+/// Runs a command that sends the message with its name to `memory_profile`.
+pub(crate) fn run_message(message: &str, args: &MessageArgs) -> Outcome {
+    let mut client = target::connect_to(&args.to)?;
+    let reply = send_request(&mut client, message, &join_args(&args.args))?;
+    show(&reply, args.to.json)
 }
 
-/// `memprof dump`: takes a dump, and fetches it when it is wanted here.
-pub(crate) fn dump(short: &MessageArgs, file: Option<&Path>, open: bool) -> Outcome {
-    let mut client = target::connect_to(&short.to)?;
+/// Runs `memprof dump`: takes a dump, and fetches it if `--output` or `--open` needs it.
+pub(crate) fn dump(args: &MessageArgs, file: Option<&Path>, open: bool) -> Outcome {
+    let mut client = target::connect_to(&args.to)?;
     let is_wanted = open || file.is_some();
     let dumped = match is_wanted {
-        true => take_dump_or_receive(&mut client, &short.args)?,
-        false => take_dump(&mut client, &short.args)?,
+        true => take_dump_or_receive(&mut client, &args.args)?,
+        false => take_dump(&mut client, &args.args)?,
     };
     let (mut bytes, name, text, reply) = match dumped {
         TakenDump::Kept(reply) => match (reply.status, reply.field("id").as_str()) {
@@ -67,7 +67,7 @@ pub(crate) fn dump(short: &MessageArgs, file: Option<&Path>, open: bool) -> Outc
                 let bytes: Box<dyn Read> = Box::new(client.fetch(id)?);
                 (bytes, file_name(id), reply.text().into_owned(), Some(reply))
             }
-            _ => return show(&reply, short.to.json),
+            _ => return show(&reply, args.to.json),
         },
         TakenDump::Received(bytes) => {
             let text = "the host keeps no copy of this dump".to_owned();
@@ -95,7 +95,7 @@ pub(crate) fn dump(short: &MessageArgs, file: Option<&Path>, open: bool) -> Outc
     let file = file.unwrap_or(Path::new("-"));
     report_written(output::export(&mut bytes, file)?, file);
     match reply {
-        Some(reply) if !to_stdout => show(&reply, short.to.json),
+        Some(reply) if !to_stdout => show(&reply, args.to.json),
         Some(_) | None => {
             output::print_stderr(&text);
             Ok(0.into())
@@ -103,11 +103,11 @@ pub(crate) fn dump(short: &MessageArgs, file: Option<&Path>, open: bool) -> Outc
     }
 }
 
-/// The result of `dump`.
+/// Result of the message `dump`.
 pub(crate) enum TakenDump {
-    /// What the plugin told: of a dump that is kept, or why there is none.
+    /// Reply of the plugin: about a kept dump, or an error.
     Kept(ParsedReply),
-    /// With `keep=off`: the dump itself.
+    /// The dump itself, with `keep=off`.
     Received(Box<dyn Read>),
 }
 
@@ -115,12 +115,12 @@ pub(crate) enum TakenDump {
 pub(crate) fn take_dump(client: &mut Client, args: &[String]) -> anyhow::Result<TakenDump> {
     let reply = client.message(PLUGIN, "dump", &join_args(args), None)?;
     if reply.result.status_code != 0 || reply.result.content_type == JSON {
-        return Ok(TakenDump::Kept(ParsedReply::of(reply)?));
+        return Ok(TakenDump::Kept(ParsedReply::from_received(reply)?));
     }
     Ok(TakenDump::Received(reply.into_reader()?))
 }
 
-/// The same where the dump is wanted here: a host that can keep none still has the bytes.
+/// Like [`take_dump`], but repeats it with `keep=off` if the host cannot keep dumps: the bytes are needed here.
 pub(crate) fn take_dump_or_receive(
     client: &mut Client,
     args: &[String],
@@ -135,12 +135,13 @@ pub(crate) fn take_dump_or_receive(
     }
 }
 
-/// Whether the system kept the host from keeping a dump, and nothing was said of that.
+/// Whether the system prevented the host from keeping a dump, and the arguments do not set `keep`.
 fn cannot_keep(reply: &ParsedReply, args: &[String]) -> bool {
     let kind = reply.field("error")["kind"].as_str();
     kind == Some(ErrorKind::Io.name()) && !args.iter().any(|arg| arg.starts_with("keep="))
 }
 
+/// Reports the size of a written file on stderr; nothing for stdout.
 fn report_written(length: Option<u64>, file: &Path) {
     if let Some(length) = length
         && file != Path::new("-")
@@ -149,7 +150,8 @@ fn report_written(length: Option<u64>, file: &Path) {
     }
 }
 
-/// An id as a name of a file, which a hostile host's may not be.
+/// Makes a file name of a dump's ID, which may come from a hostile host: at most 64 letters, digits, dots and
+/// dashes.
 fn file_name(id: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || c == '.' || c == '-';
     let name: String = id.chars().filter(|c| is_plain(*c)).take(64).collect();
@@ -162,7 +164,7 @@ pub(crate) fn show(reply: &ParsedReply, json: bool) -> Outcome {
         Body::Bytes(bytes) => output::save(&mut bytes.as_slice(), Path::new("-"))?,
         Body::Object(object) if json => output::print(&object.to_string()),
         Body::Text(text) if json || reply.status == 0 => output::print(text),
-        // What a doctor finds is data, whatever its status.
+        // The findings of `doctor` are data, whatever the status is.
         Body::Object(object) if object.get("findings").is_some() => output::print(&reply.text()),
         _ if reply.status != 0 => output::print_stderr(&format!("memprof: {}", reply.text())),
         _ => output::print(&reply.text()),
@@ -170,7 +172,7 @@ pub(crate) fn show(reply: &ParsedReply, json: bool) -> Outcome {
     Ok(code_of_status(reply.status).into())
 }
 
-/// Arguments of a message in one line.
+/// Joins arguments of a message to one line.
 pub(crate) fn join_args(args: &[String]) -> String {
     Arguments::join(args.iter().map(String::as_str))
 }
@@ -180,7 +182,7 @@ mod tests {
     use super::file_name;
 
     #[test]
-    fn an_id_leads_nowhere() {
+    fn file_name_of_an_id_has_no_path() {
         let check = |id: &str, expected: &str| assert_eq!(file_name(id), expected);
         let id = "20261121T111244Z.7.1.0000beef.rss-above.335kib";
         check(id, id);

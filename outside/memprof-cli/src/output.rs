@@ -1,5 +1,4 @@
-//! Everything that is written: to the terminal, to a pipe, to a file. What goes to a terminal is
-//! made [`printable()`] here and nowhere else.
+//! Output to the terminal, to a pipe and to files. Text for a terminal is made [`printable()`] in this module only.
 mod file;
 mod printable;
 mod stdout;
@@ -14,7 +13,8 @@ pub(crate) use printable::one_line;
 use printable::printable;
 pub(crate) use stdout::{is_complete, print, to_stdout};
 
-/// Writes a line to stderr. Where that is closed or full, the line is lost: the command and its exit code are not.
+/// Writes a line to stderr. If stderr is closed or full, the line is lost, without effect on the command and its
+/// exit code.
 pub(crate) fn print_stderr(text: &str) {
     to_stderr(&format!("{}\n", printable(text)));
 }
@@ -24,23 +24,23 @@ pub(crate) fn note(text: &str) {
     print_stderr(&format!("memprof: note: {text}"));
 }
 
-/// Writes a line over the last one on the terminal, until [`clear`]; nothing where nobody looks.
+/// Replaces the progress line on the terminal, until [`clear`]. Does nothing if stderr is not a terminal.
 pub(crate) fn progress(text: &str) {
     if io::stderr().is_terminal() {
         to_stderr(&format!("\r{}", one_line(text)));
     }
 }
 
-/// Takes the line of [`progress`] away.
+/// Clears the line of [`progress`].
 pub(crate) fn clear() {
     if io::stderr().is_terminal() {
         to_stderr("\r\x1b[K");
     }
 }
 
-/// In one call, so that lines of processes that share it do not mix.
+/// Writes in a single call, so that lines of processes with the same stderr do not mix.
 fn to_stderr(text: &str) {
-    // Nothing is left to which a failure could be reported.
+    // A failure cannot be reported.
     let _ = io::stderr().write_all(text.as_bytes());
 }
 
@@ -50,8 +50,8 @@ pub(crate) fn save(data: &mut dyn io::Read, path: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Writes a dump to `path`, or to stdout for `-`, as other tools read it. Returns the length of what is written;
-/// `None` if the reader of stdout went away.
+/// Writes a dump to `path`, or to stdout for `-`, in the form that other tools read. Returns the number of bytes
+/// written; `None` if the reader of stdout went away.
 pub(crate) fn export(dump: &mut dyn io::Read, path: &Path) -> anyhow::Result<Option<u64>> {
     let mut dump = BufReader::with_capacity(256 << 10, dump);
     let limits = Limits::default();
@@ -60,7 +60,7 @@ pub(crate) fn export(dump: &mut dyn io::Read, path: &Path) -> anyhow::Result<Opt
     })
 }
 
-/// Lets `write` fill the file at `path`, or stdout for `-`. `None` if the reader of stdout went away.
+/// Makes `write` fill the file at `path`, or stdout for `-`. `None` if the reader of stdout went away.
 fn write<T>(
     path: &Path,
     write: impl FnOnce(&mut dyn Write) -> anyhow::Result<T>,

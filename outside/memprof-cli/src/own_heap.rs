@@ -1,22 +1,22 @@
-//! This program's own heap, which glibc keeps after a report is made.
+//! Heap of this program, which glibc does not shrink after a report was written.
 
 #![expect(
     unsafe_code,
-    reason = "mallopt(3) and malloc_trim(3) are to be had as C functions alone"
+    reason = "mallopt(3) and malloc_trim(3) exist as C functions only"
 )]
 
-/// Blocks of this size are mapped, and unmapped when they are freed: 128 KiB, with which glibc begins.
-/// It raises that to 32 MiB where it is not set, so that a report's tables stay in the heap.
-const MAPPED: i32 = 128 << 10;
+/// Least size of blocks that malloc maps, and unmaps when they are freed: 128 KiB, glibc's initial value. Unless it
+/// is set, glibc raises it up to 32 MiB, so that a report's tables stay in the heap.
+const MMAP_THRESHOLD: i32 = 128 << 10;
 
-/// Lets no large block stay in the heap.
+/// Makes malloc map all large blocks.
 pub(crate) fn map_large_blocks() {
-    // SAFETY: mallopt(3): any thread may set a parameter; a refusal changes nothing.
-    unsafe { libc::mallopt(libc::M_MMAP_THRESHOLD, MAPPED) };
+    // SAFETY: any thread may call mallopt(3); if it fails, nothing changes.
+    unsafe { libc::mallopt(libc::M_MMAP_THRESHOLD, MMAP_THRESHOLD) };
 }
 
-/// Gives the kernel the pages that hold nothing.
+/// Releases free pages to the kernel.
 pub(crate) fn trim() {
-    // SAFETY: malloc_trim(3): any thread may ask for it.
+    // SAFETY: any thread may call malloc_trim(3).
     unsafe { libc::malloc_trim(0) };
 }

@@ -1,5 +1,5 @@
-//! The functions of an allocator that is linked into the program, led to memprof's sampler when the plugin comes and
-//! given back when it goes.
+//! Patches the functions of an allocator that is linked statically into the program when the plugin is attached, and
+//! restores them when it is detached.
 
 use std::time::Duration;
 
@@ -7,96 +7,96 @@ use memprof_attach::{PatchReport, patch_entry_points, require_symbols, restore_e
 use memprof_messages::{AllocatorStatus, InterceptionKind, ProfilerStatus, SamplerChoice};
 use serde_json::{Value, json};
 
-use crate::refusal_error::refused;
+use crate::refusal_error::refusal_error;
 
-/// Whether the functions lead to the sampler now.
+/// Result of patching a program's functions.
 pub(crate) enum PatchOutcome {
-    /// The plugin needs none of it.
+    /// The plugin does not need it.
     NotNeeded,
     Patched(PatchReport),
-    /// Why the program's own calls cannot be sampled.
+    /// The reason why the program's own calls cannot be sampled.
     Failed(anyhow::Error),
 }
 
-/// Leads the program's own `malloc` to memprof where `status` says that nothing else does, or memprof is to sample in
-/// place of its own sampler, unless its threads would stand still for longer than `most`.
+/// Patches the program's own `malloc` if `status` says that nothing else intercepts it, or if memprof is to sample
+/// instead of the allocator's sampler. Fails if its threads would be stopped for longer than `max_pause`.
 pub(crate) fn patch_malloc(
     pid: u32,
     status: &ProfilerStatus,
     sampler: SamplerChoice,
-    most: Duration,
+    max_pause: Duration,
 ) -> PatchOutcome {
-    let needs_it =
-        |allocator: &AllocatorStatus| allocator.owns_malloc && !has_way(allocator, sampler);
-    let led = if status.allocators.iter().any(needs_it) {
-        patch_entry_points(pid, most)
+    let needs_patch =
+        |allocator: &AllocatorStatus| allocator.owns_malloc && !is_intercepted(allocator, sampler);
+    let patched = if status.allocators.iter().any(needs_patch) {
+        patch_entry_points(pid, max_pause)
     } else if status.unknown_malloc.is_some() {
-        // It may be one that memprof knows by its symbols.
+        // It may be an allocator that memprof knows by its symbols.
         require_symbols(pid).map(|()| None)
     } else {
         return PatchOutcome::NotNeeded;
     };
-    match led {
-        Ok(Some(led)) => PatchOutcome::Patched(led),
+    match patched {
+        Ok(Some(report)) => PatchOutcome::Patched(report),
         Ok(None) => PatchOutcome::NotNeeded,
-        Err(error) => PatchOutcome::Failed(refused(pid, &error)),
+        Err(error) => PatchOutcome::Failed(refusal_error(pid, &error)),
     }
 }
 
-/// It samples by itself, or slots lead to memprof. Jumps that lead there may not be complete.
-fn has_way(allocator: &AllocatorStatus, sampler: SamplerChoice) -> bool {
+/// Whether the allocator samples with its own sampler, or GOT slots call memprof's. Entry patches may be incomplete.
+fn is_intercepted(allocator: &AllocatorStatus, sampler: SamplerChoice) -> bool {
     match &allocator.sampled {
         None => allocator.sampler.is_some() && sampler != SamplerChoice::Memprof,
         Some(sampled) => sampled.interception == InterceptionKind::Slots,
     }
 }
 
-/// Gives the program its first instructions back. Whether any were away.
+/// Restores the program's first instructions. Returns whether any was patched.
 ///
 /// # Errors
-/// Why they still are.
+/// The functions cannot be restored, with the reason.
 pub(crate) fn restore(pid: u32) -> anyhow::Result<bool> {
-    let restored = restore_entry_points(pid).map_err(|error| refused(pid, &error))?;
+    let restored = restore_entry_points(pid).map_err(|error| refusal_error(pid, &error))?;
     Ok(restored.is_some())
 }
 
 impl PatchOutcome {
-    /// For people: lines to be told behind others.
+    /// Lines of text to append to other output.
     pub(crate) fn lines(&self, pid: u32) -> String {
         match self {
             Self::NotNeeded => String::new(),
-            Self::Failed(why) => format!("\nnote: {why:#}"),
-            Self::Patched(led) => {
-                let left_out: Vec<_> = led
+            Self::Failed(error) => format!("\nnote: {error:#}"),
+            Self::Patched(report) => {
+                let skipped: Vec<_> = report
                     .skipped
                     .iter()
-                    .map(|why| format!("\nnote: not sampled: {why}"))
+                    .map(|reason| format!("\nnote: not sampled: {reason}"))
                     .collect();
                 format!(
                     "\nits malloc is linked into the program: jumps at {} functions lead to memprof, written while all \
                      threads stood still for {:.1} ms; `memprof detach {pid}` takes them away{}",
-                    led.functions,
-                    milliseconds(led),
-                    left_out.concat()
+                    report.functions,
+                    milliseconds(report),
+                    skipped.concat()
                 )
             }
         }
     }
 
-    /// For scripts.
+    /// JSON object for scripts; null if no patch is needed.
     pub(crate) fn json(&self) -> Value {
         match self {
             Self::NotNeeded => Value::Null,
-            Self::Failed(why) => json!({ "error": format!("{why:#}") }),
-            Self::Patched(led) => json!({
-                "functions": led.functions,
-                "stopped_ms": milliseconds(led),
-                "left_out": led.skipped,
+            Self::Failed(error) => json!({ "error": format!("{error:#}") }),
+            Self::Patched(report) => json!({
+                "functions": report.functions,
+                "stopped_ms": milliseconds(report),
+                "left_out": report.skipped,
             }),
         }
     }
 }
 
-fn milliseconds(led: &PatchReport) -> f64 {
-    led.stop.as_micros() as f64 / 1000.0
+fn milliseconds(report: &PatchReport) -> f64 {
+    report.stop.as_micros() as f64 / 1000.0
 }

@@ -1,9 +1,9 @@
-//! A process on the command line.
+//! Parser of a pid argument.
 
-/// A process where no host's name will do.
+/// Parses a pid, where the name of a host is not allowed.
 ///
 /// # Errors
-/// For whoever typed the name of one.
+/// The text is not a number.
 pub(crate) fn parse(text: &str) -> Result<u32, String> {
     text.parse().map_err(|_| {
         "a process is named by its number here; `memprof ps --all` lists them".to_owned()

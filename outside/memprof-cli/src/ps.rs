@@ -11,7 +11,7 @@ use serde::Serialize;
 
 use crate::exit::Outcome;
 use crate::output::{self, one_line};
-use crate::target::NEXT;
+use crate::target::NO_HOST_REMEDY;
 
 /// So many that were not reached are named one by one.
 const NAMED: usize = 10;
@@ -95,7 +95,7 @@ pub(crate) fn run(all: bool, json: bool) -> Outcome {
     }
     if listing.hosts.is_empty() && !all {
         output::print_stderr("no process with the plugin is running that this user can reach");
-        output::print_stderr(NEXT);
+        output::print_stderr(NO_HOST_REMEDY);
     }
     Ok(0.into())
 }

@@ -1,8 +1,8 @@
-//! A second process, which cleans up in a searched process should this one be killed: the copy of the searched process
-//! ends with its tracer, and only the searched process itself can be made to reap it.
+//! The reaper: a second process that cleans up in a searched process if this one is killed. The kernel kills the
+//! copy of the searched process when its tracer ends, but only the searched process can wait for it.
 //!
-//! It is memprof again (`memprof reap PID PARENT`), so that it has nothing of this process's but its standard input, whose end
-//! tells that this process has ended.
+//! The reaper is memprof again (`memprof reap PID PARENT`). It shares only its standard input with this process; end
+//! of input means that this process has ended.
 
 use std::io::{self, Read, Write};
 use std::os::unix::process::CommandExt;
@@ -18,24 +18,24 @@ use nix::unistd::getppid;
 
 use crate::exit::Outcome;
 
-/// Sent where the search has ended, well or not.
+/// Byte that is sent when the search has ended, whether it succeeded or not.
 const DONE: u8 = 1;
-/// Until the second process has ended, which is a look into /proc where nothing is to be done. It works on for longer
-/// where the searched process is stopped.
+/// Timeout for the reaper to end. It normally only checks /proc. If the searched process is stopped, it works on for
+/// longer.
 const END_TIMEOUT: Duration = Duration::from_secs(1);
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
-/// The second process, for as long as copies are made.
+/// A running reaper, while copies are made.
 #[derive(Debug)]
 pub(crate) struct ReaperGuard(Child);
 
 impl ReaperGuard {
-    /// Starts it, before the first copy is made.
+    /// Starts the reaper; to be called before the first copy is made.
     pub(crate) fn start(pid: u32) -> anyhow::Result<Self> {
         let mut command = Command::new("/proc/self/exe");
         command.arg0("memprof").arg("reap").arg(pid.to_string());
         command.arg(std::process::id().to_string());
-        // A Ctrl-C is for the terminal's process group.
+        // A Ctrl-C is sent to the terminal's foreground process group, to which the reaper must not belong.
         command.process_group(0).stdin(Stdio::piped());
         let started = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn();
         let started = started.context("failed to start the process that cleans up after this one");
@@ -46,29 +46,29 @@ impl ReaperGuard {
 impl Drop for ReaperGuard {
     fn drop(&mut self) {
         if let Some(mut input) = self.0.stdin.take() {
-            // It fails where the second process was killed.
+            // The write fails if the reaper was killed.
             let _ = input.write_all(&[DONE]);
         }
-        let begun = Instant::now();
-        while begun.elapsed() < END_TIMEOUT && matches!(self.0.try_wait(), Ok(None)) {
+        let start = Instant::now();
+        while start.elapsed() < END_TIMEOUT && matches!(self.0.try_wait(), Ok(None)) {
             thread::sleep(POLL_INTERVAL);
         }
     }
 }
 
-/// `memprof reap PID PARENT`: waits for the end of its parent, and reaps the copies of `pid` that it has left.
+/// Runs `memprof reap PID PARENT`: waits for the end of its parent, and makes `pid` reap the copies that are left.
 pub(crate) fn run(pid: u32, parent: u32) -> Outcome {
-    // What ends a whole service or session is sent to this process too.
-    let mut ends = SigSet::empty();
+    // A signal to a whole service or session is sent to this process too.
+    let mut signals = SigSet::empty();
     for signal in [
         Signal::SIGINT,
         Signal::SIGTERM,
         Signal::SIGHUP,
         Signal::SIGQUIT,
     ] {
-        ends.add(signal);
+        signals.add(signal);
     }
-    ends.thread_block().context("failed to block signals")?;
+    signals.thread_block().context("failed to block signals")?;
     let own = std::fs::read("/proc/self/stat").context("/proc/self/stat")?;
     let since = ProcStat::parse(&own).context("/proc/self/stat")?.start_time;
     let mut message = Vec::new();
@@ -79,10 +79,11 @@ pub(crate) fn run(pid: u32, parent: u32) -> Outcome {
         [] => SearchEnd::Killed,
         _ => SearchEnd::Done,
     };
-    // Its files are closed before what it traces is killed, and that before its children get another parent.
+    // The kernel closes the parent's files first, then kills its tracees, and only then gives its children another
+    // parent.
     while end == SearchEnd::Killed && getppid().as_raw().cast_unsigned() == parent {
         thread::sleep(POLL_INTERVAL);
     }
-    let left = reap_copies(pid, since, end);
-    Ok(u8::from(left > 0).into())
+    let remaining = reap_copies(pid, since, end);
+    Ok(u8::from(remaining > 0).into())
 }

@@ -1,4 +1,4 @@
-//! `memprof record`: a profile of the next half minute, and the host left as it was.
+//! `memprof record`: takes a profile over a time, and leaves the host as it was.
 
 mod early_profile;
 mod last_dump;
@@ -21,7 +21,7 @@ use crate::exit::{Outcome, UNREACHABLE, USAGE, with_exit_code};
 use crate::interrupts::{Interrupts, exit_code};
 use crate::message::{self, TakenDump};
 use crate::patched_functions::{self, PatchOutcome};
-use crate::report::{Show, show};
+use crate::report::{LiveReport, show};
 use crate::scratch::ScratchFile;
 use crate::{browser, completion, exit, output, report, target};
 
@@ -29,11 +29,12 @@ use early_profile::EarlyProfile;
 use last_dump::LastDump;
 use sampling::{End, HostProcess};
 
-/// How much longer than the recording its activation lasts, should this program be killed.
-const GRACE: Duration = Duration::from_secs(60);
-const ROWS: usize = 20;
-/// The name of the profile, which is in a file without one.
-const NAME: &str = "dump.heap";
+/// Time by which the activation outlasts the recording, so that it ends if this program is killed.
+const LEASE_GRACE: Duration = Duration::from_secs(60);
+/// Rows of the table.
+const TABLE_ROWS: usize = 20;
+/// Name of the profile in output; its file has no name.
+const PROFILE_NAME: &str = "dump.heap";
 
 /// Sample for a time, and show who allocated the memory that is still in use at its end
 ///
@@ -61,7 +62,7 @@ pub(crate) struct RecordArgs {
     #[arg(long, requires = "pid")]
     node_inspector: bool,
 
-    /// How long to sample, for example 30s or 5m
+    /// Sample for this time, for example 30s or 5m
     #[arg(long = "for", value_name = "DURATION", value_parser = humantime::parse_duration)]
     duration: Duration,
 
@@ -74,13 +75,14 @@ pub(crate) struct RecordArgs {
     open: bool,
 
     /// Sample and show only this allocator, as `memprof activate` and `memprof dump` do
-    #[arg(value_name = "allocator=NAME", value_parser = allocator_argument)]
+    #[arg(value_name = "allocator=NAME", value_parser = parse_allocator_argument)]
     allocator: Option<String>,
 }
 
-fn allocator_argument(word: &str) -> Result<String, String> {
-    match word.strip_prefix("allocator=") {
-        Some(_) => Ok(word.to_owned()),
+/// Parses the argument `allocator=NAME`.
+fn parse_allocator_argument(argument: &str) -> Result<String, String> {
+    match argument.strip_prefix("allocator=") {
+        Some(_) => Ok(argument.to_owned()),
         None => Err("expected allocator=NAME".to_owned()),
     }
 }
@@ -100,8 +102,8 @@ pub(crate) fn run(args: &RecordArgs) -> Outcome {
         }
         Some(pid) => record_attached(args, pid, &interrupts),
     };
-    for remain in interrupts.take_all() {
-        output::note(&remain);
+    for change in interrupts.take_all() {
+        output::note(&change);
     }
     let interrupted = interrupts.signal().map(exit_code);
     let shown = recorded.and_then(|recorded| recorded.show(args));
@@ -112,32 +114,32 @@ pub(crate) fn run(args: &RecordArgs) -> Outcome {
     }
 }
 
-/// The outcome of a recording.
+/// Result of a recording.
 struct Recorded {
     pid: u32,
     profile: Option<ScratchFile>,
     warnings: Vec<String>,
     end: End,
-    /// How much of the recording the profile is of, where it is not the whole.
+    /// Part of the recording that the profile covers; `None` if it covers the whole.
     age: Option<Duration>,
-    /// Why the process is not as it was before.
-    stays: Option<anyhow::Error>,
+    /// Error of detaching, if the process is not as it was before.
+    detach_error: Option<anyhow::Error>,
 }
 
 impl Recorded {
-    /// Shows the profile, if there is one.
+    /// Shows the profile, if there is one. Fails if the process ended or does not reply.
     fn show(self, args: &RecordArgs) -> Outcome {
         let shown = match &self.profile {
             Some(profile) => self.show_profile(args, &profile.path()),
             None => Ok(()),
         };
         let pid = self.pid;
-        let why = match self.end {
-            End::Host(why) => why,
+        let reason = match self.end {
+            End::Host(reason) => reason,
             End::Halt(halt) => format!("does not answer: {halt}"),
             End::Time | End::Interrupt => {
                 shown?;
-                return self.stays.map_or(Ok(ExitCode::SUCCESS), Err);
+                return self.detach_error.map_or(Ok(ExitCode::SUCCESS), Err);
             }
         };
         let profile = match (shown, self.age) {
@@ -150,10 +152,11 @@ impl Recorded {
         };
         Err(with_exit_code(
             UNREACHABLE,
-            format!("{pid} {why}; {profile}"),
+            format!("{pid} {reason}; {profile}"),
         ))
     }
 
+    /// Exports the dump, and prints the table.
     fn show_profile(&self, args: &RecordArgs, file: &Path) -> anyhow::Result<()> {
         let pid = self.pid;
         if let Some(output) = &args.output {
@@ -166,24 +169,24 @@ impl Recorded {
         if self.end == End::Interrupt {
             output::note("interrupted: this is the profile until then");
         }
-        show(&Show {
+        show(&LiveReport {
             file,
-            name: NAME,
+            name: PROFILE_NAME,
             pid,
             options: Options {
-                top: Some(ROWS),
+                top: Some(TABLE_ROWS),
                 ..Options::default()
             },
             output: None,
         })?;
         if args.open {
-            browser::open(&report::page(file, NAME, pid)?)?;
+            browser::open(&report::page(file, PROFILE_NAME, pid)?)?;
         }
         Ok(())
     }
 }
 
-/// Records in a process that may have to be attached to, and leaves it as it was.
+/// Records in a process. Attaches to it if necessary, and detaches afterwards.
 fn record_attached(
     args: &RecordArgs,
     pid: u32,
@@ -192,12 +195,12 @@ fn record_attached(
     if let Some(mut client) = attach::connect_existing(pid) {
         return record(args, &mut client, interrupts);
     }
-    // So that a process that ends meanwhile leaves its profile.
+    // The process then leaves a profile if it ends during the recording.
     let mut config = ScratchFile::new()?;
     config.append(&mut &b"[[watch]]\nat_exit = true\n"[..])?;
     let lease = match args.keep_attached {
         true => attach::LEASE,
-        false => args.duration + 2 * GRACE,
+        false => args.duration + 2 * LEASE_GRACE,
     };
     interrupts.add(format!(
         "the plugin may be in {pid} for up to {}; `memprof detach {pid}` removes it now",
@@ -214,9 +217,9 @@ fn record_attached(
         json: false,
         args: Vec::new(),
     });
-    let (mut client, attached) = attached.inspect_err(|_| interrupts.take_back())?;
+    let (mut client, attached) = attached.inspect_err(|_| interrupts.remove_last())?;
     if let AttachOutcome::ByThread { handled, .. } = &attached
-        && let Some(line) = attach::handlers(handled)
+        && let Some(line) = attach::handlers_note(handled)
     {
         output::note(&line);
     }
@@ -227,32 +230,32 @@ fn record_attached(
     {
         output::note(&format!("its inspector ({address}) {}", attach::STILL_OPEN));
     }
-    // Where the status fails, what follows does, and says so.
+    // If the status fails, the following requests fail too and report it.
     if let Ok(status) = client.status()
-        && let PatchOutcome::Failed(why) =
+        && let PatchOutcome::Failed(error) =
             patched_functions::patch_malloc(pid, &status, SamplerChoice::Auto, attach::MAX_PAUSE)
     {
-        output::note(&format!("{why:#}"));
+        output::note(&format!("{error:#}"));
     }
     let recorded = record(args, &mut client, interrupts);
     drop(client);
-    let is_left = match &recorded {
+    let detached = match &recorded {
         Ok(recorded) if matches!(recorded.end, End::Host(_)) => Ok(()),
         _ if args.keep_attached => Ok(()),
         _ => detach::detach(pid).map(drop),
     };
-    if is_left.is_ok() {
-        // With the plugin, the sampling is gone too.
+    if detached.is_ok() {
+        // Detaching has ended the sampling too.
         interrupts.take_all();
     }
-    // What went wrong first is what matters.
+    // The first error is the relevant one.
     recorded.map(|recorded| Recorded {
-        stays: is_left.err(),
+        detach_error: detached.err(),
         ..recorded
     })
 }
 
-/// Samples for the while, and fetches the dump.
+/// Samples for the duration, and fetches the dump.
 fn record(
     args: &RecordArgs,
     client: &mut Client,
@@ -260,40 +263,41 @@ fn record(
 ) -> anyhow::Result<Recorded> {
     let pid = target::pid_of(client)?;
     let status = client.status()?;
-    let last_dump = LastDump::before(pid, client.host()?.pid, &status);
-    let process = HostProcess::of(client);
-    let words = args.allocator.as_slice();
+    let last_dump = LastDump::new(pid, client.host()?.pid, &status);
+    let process = HostProcess::from_client(client);
+    let arguments = args.allocator.as_slice();
     let was_active = status.profiling == Profiling::Active;
-    let mut noted = Vec::new();
+    let mut activation_warnings = Vec::new();
     if !was_active {
-        // A lease, so that the host does not stay active should this program be killed.
-        let lease = humantime::format_duration(args.duration + GRACE).to_string();
+        // A lease ends the activation if this program is killed.
+        let lease = humantime::format_duration(args.duration + LEASE_GRACE).to_string();
         interrupts.add(format!(
             "{pid} samples for up to {lease}; `memprof deactivate -t {pid}` ends that now"
         ));
-        let activate = [words, &[format!("for={}", lease.replace(' ', ""))]].concat();
+        let activate = [arguments, &[format!("for={}", lease.replace(' ', ""))]].concat();
         let activated = client.activate(&message::join_args(&activate));
-        noted = activated.inspect_err(|_| interrupts.take_back())?.warnings;
-        for warning in &noted {
+        activation_warnings = activated
+            .inspect_err(|_| interrupts.remove_last())?
+            .warnings;
+        for warning in &activation_warnings {
             output::note(warning);
         }
     }
-    let mut early = EarlyProfile::new(words);
-    let end =
-        sampling::sleep_with_progress(args.duration, client, &process, interrupts, &mut early)?;
+    let mut early = EarlyProfile::new(arguments);
+    let end = sampling::wait_for_end(args.duration, client, &process, interrupts, &mut early)?;
     let mut recorded = Recorded {
         pid,
         profile: None,
         warnings: Vec::new(),
         end,
         age: None,
-        stays: None,
+        detach_error: None,
     };
     if let End::Time | End::Interrupt = recorded.end {
-        match finish(client, words, (!was_active).then_some(interrupts)) {
+        match finish(client, arguments, (!was_active).then_some(interrupts)) {
             Ok((profile, warnings)) => {
                 recorded.profile = Some(profile);
-                let is_new = |warning: &String| !noted.contains(warning);
+                let is_new = |warning: &String| !activation_warnings.contains(warning);
                 recorded.warnings = warnings.into_iter().filter(is_new).collect();
             }
             Err(error) => {
@@ -307,7 +311,7 @@ fn record(
         End::Halt(_) => {}
         End::Host(_) => {
             if !was_active {
-                interrupts.take_back();
+                interrupts.remove_last();
             }
             recorded.profile = last_dump.copy().unwrap_or_else(|error| {
                 output::note(&format!("{error:#}"));
@@ -325,24 +329,25 @@ fn record(
     Ok(recorded)
 }
 
-/// Fetches the dump, and ends the sampling that was `activated`. Returns the profile, and what the host warns of.
+/// Fetches the dump, and deactivates the sampling if it was `activated`. Returns the profile and the host's
+/// warnings.
 fn finish(
     client: &mut Client,
-    words: &[String],
+    arguments: &[String],
     activated: Option<&Interrupts>,
 ) -> anyhow::Result<(ScratchFile, Vec<String>)> {
-    let dumped = message::take_dump_or_receive(client, words);
+    let dumped = message::take_dump_or_receive(client, arguments);
     if let Some(interrupts) = activated {
         client.deactivate()?;
-        interrupts.take_back();
+        interrupts.remove_last();
     }
     let mut profile = ScratchFile::new()?;
     let warnings = match dumped? {
         TakenDump::Kept(reply) => {
             let reply = reply.ok()?;
-            let told: DumpReport = reply.typed().context("the reply to dump")?;
-            profile.append(&mut client.fetch(&told.largest.id)?)?;
-            told.warnings
+            let report: DumpReport = reply.typed().context("the reply to dump")?;
+            profile.append(&mut client.fetch(&report.largest.id)?)?;
+            report.warnings
         }
         TakenDump::Received(mut bytes) => {
             profile.append(&mut bytes)?;

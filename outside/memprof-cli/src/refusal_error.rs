@@ -1,4 +1,4 @@
-//! Why a process is not entered, as an error of this program's.
+//! Converts the reason why a process was not attached to into an error of this program.
 
 use std::fs;
 
@@ -6,8 +6,8 @@ use memprof_attach::Error;
 
 use crate::exit::{FAILED, UNAVAILABLE, with_exit_code};
 
-/// Names the process, and what helps.
-pub(crate) fn refused(pid: u32, error: &Error) -> anyhow::Error {
+/// Builds the error: the process, the reason and the remedy.
+pub(crate) fn refusal_error(pid: u32, error: &Error) -> anyhow::Error {
     let name = fs::read_to_string(format!("/proc/{pid}/comm"));
     let process = match name {
         Ok(name) => format!("{pid} ({})", name.trim_end()),
@@ -20,11 +20,11 @@ pub(crate) fn refused(pid: u32, error: &Error) -> anyhow::Error {
             let remedy = remedy.unwrap_or_default();
             with_exit_code(refusal.exit_code(), format!("{process}: {refusal}{remedy}"))
         }
-        Error::NotLoaded(why) => with_exit_code(
+        Error::NotLoaded(message) => with_exit_code(
             UNAVAILABLE,
-            format!("{process}: the plugin was not started: {why}"),
+            format!("{process}: the plugin was not started: {message}"),
         ),
-        Error::NoInspector(why) => with_exit_code(UNAVAILABLE, format!("{process}: {why}")),
+        Error::NoInspector(reason) => with_exit_code(UNAVAILABLE, format!("{process}: {reason}")),
         error => with_exit_code(FAILED, format!("{process}: {error}")),
     }
 }

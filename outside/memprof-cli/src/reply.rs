@@ -1,4 +1,4 @@
-//! A plugin's reply, whether its body came in the line or as a file beside it.
+//! A plugin's reply, with its body from the message or from a passed file.
 
 use std::borrow::Cow;
 
@@ -11,35 +11,37 @@ use serde_json::Value;
 
 use crate::exit::{code_of_status, with_exit_code};
 
-/// What a plugin replied.
+/// Reply of a plugin.
 #[derive(Debug)]
 pub(crate) struct ParsedReply {
-    /// 0, or one of the negative codes of memprof.h.
+    /// 0, or a negative status code of memprof.h.
     pub(crate) status: Status,
     pub(crate) body: Body,
 }
 
-/// A reply's body.
+/// Body of a reply.
 #[derive(Debug)]
 pub(crate) enum Body {
     /// JSON.
     Object(Value),
     /// Text of another content type.
     Text(String),
-    /// What is no text.
+    /// Bytes that are not UTF-8.
     Bytes(Vec<u8>),
 }
 
 impl ParsedReply {
+    /// Reads the body of a reply.
+    ///
     /// # Errors
-    /// A passed file cannot be read.
-    pub(crate) fn of(delivered: ReceivedBody) -> anyhow::Result<Self> {
-        let status = delivered.result.status_code;
-        let body = match (delivered.file.is_some(), delivered.result.body.as_ref()) {
+    /// The passed file cannot be read.
+    pub(crate) fn from_received(received: ReceivedBody) -> anyhow::Result<Self> {
+        let status = received.result.status_code;
+        let body = match (received.file.is_some(), received.result.body.as_ref()) {
             (false, Some(Value::String(_)) | None) | (true, _) => {
-                let is_json = delivered.result.content_type == JSON;
-                Body::of(
-                    delivered.into_bytes().context("failed to read the reply")?,
+                let is_json = received.result.content_type == JSON;
+                Body::from_bytes(
+                    received.into_bytes().context("failed to read the reply")?,
                     is_json,
                 )
             }
@@ -48,7 +50,7 @@ impl ParsedReply {
         Ok(Self { status, body })
     }
 
-    /// The field of that name; null where there is none.
+    /// Field of a JSON body; null if it is missing, or if the body is not JSON.
     pub(crate) fn field(&self, name: &str) -> &Value {
         match &self.body {
             Body::Object(object) => &object[name],
@@ -56,10 +58,10 @@ impl ParsedReply {
         }
     }
 
-    /// The body as a type.
+    /// Converts the body to a type.
     ///
     /// # Errors
-    /// The body is no JSON, or not of that type.
+    /// The body is not JSON, or does not fit the type.
     pub(crate) fn typed<T: DeserializeOwned>(self) -> serde_json::Result<T> {
         serde_json::from_value(match self.body {
             Body::Object(object) => object,
@@ -67,7 +69,7 @@ impl ParsedReply {
         })
     }
 
-    /// What a person reads of it.
+    /// Text of the reply for people.
     pub(crate) fn text(&self) -> Cow<'_, str> {
         match &self.body {
             Body::Text(text) if text.is_empty() => "an empty reply".into(),
@@ -80,7 +82,7 @@ impl ParsedReply {
         }
     }
 
-    /// The reply itself, unless it is an error.
+    /// Returns the reply, or an error if its status is one.
     pub(crate) fn ok(self) -> anyhow::Result<Self> {
         if self.status == 0 {
             return Ok(self);
@@ -90,7 +92,7 @@ impl ParsedReply {
 }
 
 impl Body {
-    fn of(bytes: Vec<u8>, is_json: bool) -> Self {
+    fn from_bytes(bytes: Vec<u8>, is_json: bool) -> Self {
         let object = is_json.then(|| serde_json::from_slice(&bytes).ok());
         match object.flatten() {
             Some(object) => Self::Object(object),
@@ -102,13 +104,13 @@ impl Body {
     }
 }
 
-/// Sends a message to `memory_profile`; its own error is a reply.
+/// Sends a message to `memory_profile`. An error of the plugin is returned as a reply.
 pub(crate) fn send_request(
     client: &mut Client,
     message: &str,
     args: &str,
 ) -> anyhow::Result<ParsedReply> {
-    ParsedReply::of(client.message(PLUGIN, message, args, None)?)
+    ParsedReply::from_received(client.message(PLUGIN, message, args, None)?)
 }
 
 #[cfg(test)]
@@ -120,7 +122,7 @@ mod tests {
 
     use super::*;
 
-    fn delivered(content_type: &str, body: Option<Value>, passed: Option<&[u8]>) -> ReceivedBody {
+    fn received(content_type: &str, body: Option<Value>, passed: Option<&[u8]>) -> ReceivedBody {
         let file = passed.map(|bytes| {
             let mut file = tempfile::tempfile().unwrap();
             file.write_all(bytes).unwrap();
@@ -138,20 +140,20 @@ mod tests {
     }
 
     #[test]
-    fn a_body_reads_the_same_wherever_it_came() {
+    fn body_from_line_and_from_file_are_equal() {
         let status = serde_json::json!({ "text": "profiling is active", "profiling": "active" });
         let bytes = status.to_string();
-        let passed = delivered(JSON, None, Some(bytes.as_bytes()));
-        for delivered in [delivered(JSON, Some(status), None), passed] {
-            let reply = ParsedReply::of(delivered).unwrap();
+        let passed = received(JSON, None, Some(bytes.as_bytes()));
+        for received in [received(JSON, Some(status), None), passed] {
+            let reply = ParsedReply::from_received(received).unwrap();
             assert_eq!(reply.field("profiling"), "active");
             assert_eq!(reply.text(), "profiling is active");
         }
         let text = Value::String("{\"profiling\": 1}".to_owned());
-        let plain = ParsedReply::of(delivered("text/plain", Some(text), None)).unwrap();
+        let plain = ParsedReply::from_received(received("text/plain", Some(text), None)).unwrap();
         assert_eq!(plain.field("profiling"), &Value::Null);
         assert_eq!(plain.text(), "{\"profiling\": 1}");
-        let bytes = ParsedReply::of(delivered("x", None, Some(b"\xff\x00"))).unwrap();
+        let bytes = ParsedReply::from_received(received("x", None, Some(b"\xff\x00"))).unwrap();
         assert!(matches!(bytes.body, Body::Bytes(_)), "{bytes:?}");
     }
 }

@@ -1,4 +1,4 @@
-//! `memprof report`: a heap profile to an answer.
+//! `memprof report`: renders a heap profile in a format for people or tools.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Write};
@@ -27,11 +27,11 @@ pub(crate) struct ReportArgs {
     #[arg(long, requires = "base")]
     normalize: bool,
 
-    /// What to write [default: text]
+    /// Output format [default: text]
     #[arg(long, value_enum)]
     format: Option<FormatArg>,
 
-    /// Which value to show; `alloc_*` needs a host with `prof_accum:true`
+    /// Value to show; `alloc_*` needs a host with `prof_accum:true`
     #[arg(long, value_enum, default_value_t = SampleTypeArg::InuseSpace)]
     sample_type: SampleTypeArg,
 
@@ -151,7 +151,7 @@ enum SampleTypeArg {
     AllocObjects,
 }
 
-/// The exit code for an error of the report.
+/// Exit code for an error of the report.
 pub(crate) fn exit_code(error: &Error) -> u8 {
     match error.kind() {
         ErrorKind::Usage => 2,
@@ -161,7 +161,7 @@ pub(crate) fn exit_code(error: &Error) -> u8 {
     }
 }
 
-/// Writes the report to standard output or `-o`, and notes to standard error.
+/// Writes the report to standard output or `--output`, and notes to standard error.
 pub(crate) fn run(args: &ReportArgs) -> anyhow::Result<()> {
     let options = args.options()?;
     let sources = (!args.no_symbols).then(|| args.sources());
@@ -182,24 +182,24 @@ pub(crate) fn run(args: &ReportArgs) -> anyhow::Result<()> {
     };
     let (page, notes) = match &args.output {
         Some(path) if path == Path::new("-") && args.open => {
-            let (page, notes) = browser::page(|out| Ok(write(out)?))?;
+            let (page, notes) = browser::write_page(|out| Ok(write(out)?))?;
             output::save(&mut open_input(&page)?, path)?;
-            tell(Ok(notes))?;
+            print_notes(Ok(notes))?;
             return browser::open_beside_data(&page);
         }
-        Some(path) if path == Path::new("-") => return tell(to_stdout(write)),
+        Some(path) if path == Path::new("-") => return print_notes(to_stdout(write)),
         Some(path) => (path.clone(), output::publish(path, |out| Ok(write(out)?))?),
-        None if args.open => browser::page(|out| Ok(write(out)?))?,
-        None => return tell(to_stdout(write)),
+        None if args.open => browser::write_page(|out| Ok(write(out)?))?,
+        None => return print_notes(to_stdout(write)),
     };
-    tell(Ok(notes))?;
+    print_notes(Ok(notes))?;
     match args.open {
         true => browser::open(&page),
         false => Ok(()),
     }
 }
 
-/// Makes a page of a dump of a living process that has this name on the page, and returns its path.
+/// Writes a page of a live process's dump, with `name` as the dump's name; returns the page's path.
 pub(crate) fn page(file: &Path, name: &str, pid: u32) -> anyhow::Result<PathBuf> {
     let input = Input {
         name,
@@ -210,43 +210,43 @@ pub(crate) fn page(file: &Path, name: &str, pid: u32) -> anyhow::Result<PathBuf>
         ..Options::default()
     };
     let sources = Sources::for_process(Some(pid));
-    let (page, notes) = browser::page(|out| {
+    let (page, notes) = browser::write_page(|out| {
         let report = memprof_report::report(input, None, Some(&sources), &options, &progress, out);
         Ok(report?)
     })?;
-    tell(Ok(notes))?;
+    print_notes(Ok(notes))?;
     Ok(page)
 }
 
-/// A report of a dump of a living process.
+/// A report of a live process's dump.
 #[derive(Debug)]
-pub(crate) struct Show<'a> {
+pub(crate) struct LiveReport<'a> {
     pub(crate) file: &'a Path,
     /// Name of the file in errors.
     pub(crate) name: &'a str,
     pub(crate) pid: u32,
     pub(crate) options: Options,
-    /// Where to, if not to standard output.
+    /// Output file; standard output if `None`.
     pub(crate) output: Option<&'a Path>,
 }
 
 /// Writes the report, and notes to standard error.
-pub(crate) fn show(what: &Show<'_>) -> anyhow::Result<()> {
+pub(crate) fn show(live: &LiveReport<'_>) -> anyhow::Result<()> {
     let input = Input {
-        name: what.name,
-        bytes: &mut open_input(what.file)?,
+        name: live.name,
+        bytes: &mut open_input(live.file)?,
     };
-    let sources = Sources::for_process(Some(what.pid));
+    let sources = Sources::for_process(Some(live.pid));
     let write = |out: &mut dyn Write| {
-        memprof_report::report(input, None, Some(&sources), &what.options, &progress, out)
+        memprof_report::report(input, None, Some(&sources), &live.options, &progress, out)
     };
-    tell(match what.output.filter(|path| *path != Path::new("-")) {
+    print_notes(match live.output.filter(|path| *path != Path::new("-")) {
         Some(path) => output::publish(path, |out| Ok(write(out)?)),
         None => to_stdout(write),
     })
 }
 
-/// Writes a report to standard output, and returns its notes: none where its reader went away.
+/// Writes a report to standard output, and returns its notes; no notes if the reader went away.
 fn to_stdout(
     write: impl FnOnce(&mut dyn Write) -> Result<Vec<String>, Error>,
 ) -> anyhow::Result<Vec<String>> {
@@ -254,7 +254,8 @@ fn to_stdout(
     Ok(notes.unwrap_or_default())
 }
 
-fn tell(notes: anyhow::Result<Vec<String>>) -> anyhow::Result<()> {
+/// Prints the notes of a report on stderr.
+fn print_notes(notes: anyhow::Result<Vec<String>>) -> anyhow::Result<()> {
     output::clear();
     for note in notes? {
         output::note(&note);
@@ -297,7 +298,7 @@ impl ReportArgs {
                 own: self.own.as_deref().map(pattern).transpose()?,
                 plumbing: self.plumbing.as_deref().map(pattern).transpose()?,
             },
-            time_nanos: modified(&self.file),
+            time_nanos: modification_time(&self.file),
             limits: Limits::default(),
         })
     }
@@ -313,9 +314,9 @@ impl ReportArgs {
     }
 }
 
-/// When the file was written: the best guess for a dump that does not tell. 0, pprof's unknown, for what
-/// has no time.
-fn modified(path: &Path) -> i64 {
+/// Modification time of a file in nanoseconds since 1970: the best guess for a dump without a time. 0, which means
+/// unknown in pprof, if there is none.
+fn modification_time(path: &Path) -> i64 {
     let modified = std::fs::metadata(path)
         .and_then(|metadata| metadata.modified())
         .ok();
@@ -325,6 +326,7 @@ fn modified(path: &Path) -> i64 {
         .unwrap_or(0)
 }
 
+/// Opens a profile; `-` is standard input.
 fn open_input(path: &Path) -> Result<Box<dyn BufRead>, Error> {
     if path == Path::new("-") {
         return Ok(Box::new(io::stdin().lock()));
@@ -340,7 +342,7 @@ fn open_input(path: &Path) -> Result<Box<dyn BufRead>, Error> {
     Ok(Box::new(BufReader::with_capacity(256 << 10, file)))
 }
 
-/// A line on the terminal that is written over, and nothing where nobody looks.
+/// Shows the progress of symbolizing on a terminal.
 pub(crate) fn progress(done: usize, of: usize) {
     if done == of {
         output::clear();

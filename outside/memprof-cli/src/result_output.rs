@@ -1,4 +1,4 @@
-//! In what form a result is written, and where to.
+//! Format and destination of a result.
 
 use std::path::Path;
 
@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use crate::output;
 
-/// What a result is written as.
+/// Output format of a result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum ResultFormat {
     /// A table
@@ -19,54 +19,55 @@ pub(crate) enum ResultFormat {
     Html,
 }
 
-/// Rows that a page has at the most.
-pub(crate) const MOST_ROWS: usize = 20_000;
+/// Largest number of rows of a page.
+pub(crate) const MAX_ROWS: usize = 20_000;
 
-/// What the pages of both commands say of pools.
-pub(crate) const POOLS: &str = "All objects in a pool that the program makes from the allocator's memory count as \
+/// Explanation of pools for the pages of `leaks --prove` and `holders`.
+pub(crate) const POOLS_NOTE: &str = "All objects in a pool that the program makes from the allocator's memory count as \
                                 one: Python's small objects, the arenas of Perl and PHP.";
 
-/// Form and place of a result.
+/// Format and destination of a result.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ResultOutput<'a> {
-    shape: ResultFormat,
-    /// Standard output where there is none.
+    format: ResultFormat,
+    /// Output file; standard output if `None`.
     output: Option<&'a Path>,
 }
 
 impl<'a> ResultOutput<'a> {
     pub(crate) fn new(format: Option<ResultFormat>, json: bool, output: Option<&'a Path>) -> Self {
-        let usual = if json {
+        let default = if json {
             ResultFormat::Json
         } else {
             ResultFormat::Text
         };
         Self {
-            shape: format.unwrap_or(usual),
+            format: format.unwrap_or(default),
             output: output.filter(|path| *path != Path::new("-")),
         }
     }
 
-    /// How many rows are shown where so many are asked for: a page has room for more.
+    /// Number of rows for a requested number: a page always has up to [`MAX_ROWS`].
     pub(crate) fn rows(&self, top: usize) -> usize {
-        match self.shape {
+        match self.format {
             ResultFormat::Text | ResultFormat::Json => top,
-            ResultFormat::Html => MOST_ROWS,
+            ResultFormat::Html => MAX_ROWS,
         }
     }
 
-    /// A person reads it on the terminal.
+    /// Whether the result is text for the terminal.
     pub(crate) fn is_terminal_text(&self) -> bool {
-        self.shape == ResultFormat::Text && self.output.is_none()
+        self.format == ResultFormat::Text && self.output.is_none()
     }
 
+    /// Writes the reply as JSON, the text, or the page.
     pub(crate) fn write(
         &self,
         reply: &impl Serialize,
         text: &str,
         page: impl FnOnce() -> OutlinePage,
     ) -> anyhow::Result<()> {
-        let text = match self.shape {
+        let text = match self.format {
             ResultFormat::Text => text.to_owned(),
             ResultFormat::Json => serde_json::to_string(reply)?,
             ResultFormat::Html => {

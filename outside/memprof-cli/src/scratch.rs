@@ -1,4 +1,4 @@
-//! A file without a name, which is gone when this program ends, however it ends.
+//! A temporary file without a name. The kernel removes it when this program ends, however it ends.
 
 use std::fs::File;
 use std::io;
@@ -7,12 +7,12 @@ use std::path::PathBuf;
 
 use anyhow::Context;
 
-/// A file for as long as this value lives.
+/// A nameless file, removed when this value is dropped.
 #[derive(Debug)]
 pub(crate) struct ScratchFile(File);
 
 impl ScratchFile {
-    /// Creates it where temporary files go.
+    /// Creates the file in the directory for temporary files.
     pub(crate) fn new() -> anyhow::Result<Self> {
         let failed = || {
             let directory = std::env::temp_dir();
@@ -24,14 +24,14 @@ impl ScratchFile {
         tempfile::tempfile().map(Self).with_context(failed)
     }
 
-    /// Writes all of `data` to its end.
+    /// Appends all of `data` to the file.
     pub(crate) fn append(&mut self, data: &mut dyn io::Read) -> anyhow::Result<()> {
         let copied = io::copy(data, &mut self.0);
         copied.context("failed to write a temporary file")?;
         Ok(())
     }
 
-    /// Its path in this process. Each open(2) of it reads from the start.
+    /// Path of the file in this process (/proc/self/fd). Each open(2) of it reads from the start.
     pub(crate) fn path(&self) -> PathBuf {
         format!("/proc/self/fd/{}", self.0.as_raw_fd()).into()
     }
@@ -42,7 +42,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_without_a_name_is_read_by_its_path() {
+    fn nameless_file_is_read_by_its_path() {
         let mut file = ScratchFile::new().unwrap();
         file.append(&mut &b"heap "[..]).unwrap();
         file.append(&mut &b"profile"[..]).unwrap();

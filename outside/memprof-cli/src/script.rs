@@ -1,4 +1,4 @@
-//! Programs as a shell finds them, and scripts.
+//! Finds programs as a shell does, and interpreters of scripts.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use crate::exit::{USAGE, with_exit_code};
 
-/// The first bytes of a program, by which execve(2) tells what it is.
+/// Reads the first bytes of a program, by which execve(2) recognizes its format.
 pub(crate) fn read_head(program: &File) -> io::Result<Vec<u8>> {
     // BINPRM_BUF_SIZE, include/uapi/linux/binfmts.h.
     let mut head = vec![0; 256];
@@ -18,10 +18,10 @@ pub(crate) fn read_head(program: &File) -> io::Result<Vec<u8>> {
     Ok(head)
 }
 
-/// The file of a program, where a shell would find it.
+/// Finds the file of a program as a shell does.
 ///
 /// # Errors
-/// None of that name is in PATH.
+/// No program with that name is in PATH.
 pub(crate) fn search(name: &OsStr) -> anyhow::Result<PathBuf> {
     if name.as_bytes().contains(&b'/') {
         return Ok(PathBuf::from(name));
@@ -36,14 +36,14 @@ pub(crate) fn search(name: &OsStr) -> anyhow::Result<PathBuf> {
     found.ok_or_else(|| with_exit_code(USAGE, format!("no program {} is in PATH", name.display())))
 }
 
-/// The program that runs a script.
-pub(crate) fn interpreter(bytes: &[u8]) -> Option<PathBuf> {
-    Some(PathBuf::from(words(bytes)?.next()?))
+/// Interpreter of a script; `None` for another file.
+pub(crate) fn interpreter(head: &[u8]) -> Option<PathBuf> {
+    Some(PathBuf::from(shebang_words(head)?.next()?))
 }
 
-/// The same for a reader: the program that `#!/usr/bin/env PROGRAM` looks up.
-pub(crate) fn named_interpreter(bytes: &[u8]) -> Option<PathBuf> {
-    let mut words = words(bytes)?;
+/// Like [`interpreter`], but for `#!/usr/bin/env PROGRAM` returns the program that env(1) looks up.
+pub(crate) fn named_interpreter(head: &[u8]) -> Option<PathBuf> {
+    let mut words = shebang_words(head)?;
     let path = Path::new(words.next()?);
     if path.file_name() != Some(OsStr::new("env")) {
         return Some(path.to_owned());
@@ -56,9 +56,9 @@ pub(crate) fn named_interpreter(bytes: &[u8]) -> Option<PathBuf> {
     words.find(is_program).map(PathBuf::from)
 }
 
-/// The words of the line that names the interpreter.
-fn words(bytes: &[u8]) -> Option<impl Iterator<Item = &OsStr>> {
-    let line = bytes
+/// Words of the `#!` line; `None` without one.
+fn shebang_words(head: &[u8]) -> Option<impl Iterator<Item = &OsStr>> {
+    let line = head
         .strip_prefix(b"#!")?
         .split(|byte| *byte == b'\n')
         .next()?;
@@ -71,7 +71,7 @@ mod tests {
     use super::{interpreter, named_interpreter};
 
     #[test]
-    fn the_interpreter_of_a_script() {
+    fn interpreter_is_read_from_the_first_line() {
         let check = |script: &str, started: Option<&str>, named: Option<&str>| {
             let text =
                 |path: Option<std::path::PathBuf>| path.map(|path| path.display().to_string());

@@ -1,4 +1,4 @@
-//! `memprof serve`: HTTP beside the hosts.
+//! `memprof serve`: an HTTP server in front of the hosts.
 
 use std::env;
 use std::sync::Arc;
@@ -15,11 +15,11 @@ use crate::exit::{Outcome, USAGE, with_exit_code};
 use crate::own_heap;
 use crate::{completion, exec_fleet, output, target};
 
-/// Requests that wait for hosts or make reports, at a time.
-const BLOCKING: usize = 64;
+/// Largest number of requests that wait for hosts or write reports at the same time.
+const MAX_BLOCKING_THREADS: usize = 64;
 
-/// How long a thread waits for more of these.
-const IDLE: Duration = Duration::from_secs(1);
+/// Time for which an idle thread waits for such a request.
+const THREAD_KEEP_ALIVE: Duration = Duration::from_secs(1);
 
 /// Serve a web page, an API and other profilers' endpoints over HTTP
 #[derive(clap::Args, Debug)]
@@ -36,7 +36,7 @@ pub(crate) struct ServeArgs {
     #[command(flatten)]
     place: ListenOptions,
 
-    /// Which other systems' endpoints to serve [default: all; none with --allow-remote]
+    /// Serve the endpoints of these other systems [default: all; none with --allow-remote]
     #[arg(long, value_name = "SYSTEMS", value_enum, value_delimiter = ',')]
     compat: Option<Vec<CompatSystem>>,
 }
@@ -53,11 +53,11 @@ enum CompatSystem {
 
 pub(crate) fn run(args: &ServeArgs) -> Outcome {
     if args.store.is_some() {
-        // What stands behind `serve` means the same there.
-        let words: Vec<_> = env::args_os().skip(2).collect();
-        return exec_fleet::run("serve", &words);
+        // The options of `serve` have the same meaning there.
+        let options: Vec<_> = env::args_os().skip(2).collect();
+        return exec_fleet::run("serve", &options);
     }
-    let (access, token) = args.place.access_with_new_token().map_err(refused)?;
+    let (access, token) = args.place.access_with_new_token().map_err(listen_error)?;
     let settings = RouterSettings {
         access,
         compat: compat(args),
@@ -65,14 +65,14 @@ pub(crate) fn run(args: &ServeArgs) -> Outcome {
     own_heap::map_large_blocks();
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
-        .max_blocking_threads(BLOCKING)
-        .thread_keep_alive(IDLE)
-        // It may have made a report.
+        .max_blocking_threads(MAX_BLOCKING_THREADS)
+        .thread_keep_alive(THREAD_KEEP_ALIVE)
+        // The thread may have written a report.
         .on_thread_stop(own_heap::trim)
         .build()
         .context("failed to start")?;
     runtime.block_on(serve_until_signal(args, settings, token.as_deref()))?;
-    // What still waits for a host must not keep this program.
+    // Requests that still wait for a host must not keep this program running.
     runtime.shutdown_background();
     Ok(0.into())
 }
@@ -97,13 +97,15 @@ async fn serve_until_signal(
     Ok(())
 }
 
-fn refused(error: ListenError) -> anyhow::Error {
+/// Converts an error of listening: exposing the server without access rules is a usage error.
+fn listen_error(error: ListenError) -> anyhow::Error {
     match error {
         ListenError::Exposed(_) => with_exit_code(USAGE, error.to_string()),
         error => error.into(),
     }
 }
 
+/// Endpoints of other systems to serve.
 fn compat(args: &ServeArgs) -> Compat {
     let Some(systems) = &args.compat else {
         return if args.place.allow_remote {
@@ -121,13 +123,14 @@ fn compat(args: &ServeArgs) -> Compat {
     }
 }
 
+/// Hosts to serve.
 fn hosts(args: &ServeArgs) -> Hosts {
-    let wanted = match args.target.as_deref() {
+    let selector = match args.target.as_deref() {
         None => return Hosts::running(),
-        Some(target) => match target::socket(target) {
+        Some(target) => match target::socket_path(target) {
             Some(path) => HostSelector::Socket(path),
             None => HostSelector::Named(target.to_owned()),
         },
     };
-    Hosts::with_single(Arc::new(RemoteHost::new(wanted)))
+    Hosts::with_single(Arc::new(RemoteHost::new(selector)))
 }

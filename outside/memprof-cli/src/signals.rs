@@ -1,6 +1,6 @@
-//! SIGPIPE and the signal mask, as this program's caller set them: services are started with SIGPIPE ignored
-//! (systemd.exec(5), `IgnoreSIGPIPE=`), and a server that relies on that must not die because memprof started it; nor may
-//! it have those blocked that memprof waits for.
+//! Passes SIGPIPE's disposition and the signal mask of this program's caller on to programs that memprof starts.
+//! Services are started with SIGPIPE ignored (systemd.exec(5), `IgnoreSIGPIPE=`), and a server that relies on that
+//! must not die because memprof started it; nor may it have the signals blocked that memprof waits for.
 #![expect(
     unsafe_code,
     reason = "sigaction(2) before the runtime's own, and signal(2) in a forked child"
@@ -13,18 +13,20 @@ use std::ptr;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Runs before Rust's runtime, which ignores the signal (`std`'s `sys::pal::unix::init`), so that no later reading
-/// tells the caller's disposition.
+/// Runs before Rust's runtime, which ignores SIGPIPE (`std`'s `sys::pal::unix::init`), so that the caller's
+/// disposition could not be read later.
 #[used]
 #[unsafe(link_section = ".init_array")]
-static READ_AT_START: extern "C" fn() = read;
+static READ_AT_START: extern "C" fn() = read_dispositions;
 
+/// Whether the caller ignored SIGPIPE.
 static IS_IGNORED: AtomicBool = AtomicBool::new(false);
+/// Signal mask of the caller.
 static MASK: OnceLock<libc::sigset_t> = OnceLock::new();
 
-extern "C" fn read() {
+extern "C" fn read_dispositions() {
     let mut action = MaybeUninit::<libc::sigaction>::uninit();
-    // SAFETY: sigaction(2) with no new action only writes the old one to a place of its size.
+    // SAFETY: sigaction(2) without a new action only writes the old one, to a buffer of its size.
     let failed = unsafe { libc::sigaction(libc::SIGPIPE, ptr::null(), action.as_mut_ptr()) };
     if failed == 0 {
         // SAFETY: sigaction(2) succeeded, so it has written the whole struct.
@@ -32,7 +34,7 @@ extern "C" fn read() {
         IS_IGNORED.store(action.sa_sigaction == libc::SIG_IGN, Ordering::Relaxed);
     }
     let mut mask = MaybeUninit::<libc::sigset_t>::uninit();
-    // SAFETY: sigprocmask(2) with no new mask only writes the old one to a place of its size.
+    // SAFETY: sigprocmask(2) without a new mask only writes the old one, to a buffer of its size.
     let failed = unsafe { libc::sigprocmask(libc::SIG_SETMASK, ptr::null(), mask.as_mut_ptr()) };
     if failed == 0 {
         // SAFETY: sigprocmask(2) succeeded, so it has written the whole set.
@@ -40,8 +42,8 @@ extern "C" fn read() {
     }
 }
 
-/// Lets the program that `command` starts find SIGPIPE and the signal mask as memprof found them; `Command` would reset
-/// the one to its default, and pass on what memprof blocks.
+/// Makes the program of `command` start with SIGPIPE's disposition and the signal mask of memprof's caller.
+/// Otherwise `Command` would reset the former to its default, and pass on the mask of memprof.
 pub(crate) fn inherit(command: &mut Command) -> &mut Command {
     let is_ignored = IS_IGNORED.load(Ordering::Relaxed);
     let mask = MASK.get().copied();
@@ -56,6 +58,6 @@ pub(crate) fn inherit(command: &mut Command) -> &mut Command {
         }
         Ok(())
     };
-    // SAFETY: the closure does nothing but async-signal-safe calls.
+    // SAFETY: the closure makes only async-signal-safe calls, as code between fork(2) and execve(2) must.
     unsafe { command.pre_exec(restore) }
 }

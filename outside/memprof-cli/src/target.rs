@@ -1,4 +1,4 @@
-//! Which host is meant.
+//! Selection of the host that a command talks to.
 
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
@@ -14,7 +14,8 @@ use memprof_ptrace::Halt;
 use crate::completion;
 use crate::exit::{UNREACHABLE, USAGE, with_exit_code};
 
-// Where to, and how to print the reply. No doc comment: clap takes one for the help of each command with these options.
+// Options that select the host and the form of the reply. No doc comment: clap would add it to the help of each
+// command with these options.
 #[derive(Debug, clap::Args)]
 pub(crate) struct TargetArgs {
     /// The host: a pid, a name or a socket's path. Not needed while only one host runs.
@@ -28,34 +29,35 @@ pub(crate) struct TargetArgs {
     pub(crate) timeout: Option<Duration>,
 }
 
-/// What to do where there is no host at all.
-pub(crate) const NEXT: &str = "load the plugin with `memprof attach PID` into a running process, or start one with \
+/// Remedy if no host is running.
+pub(crate) const NO_HOST_REMEDY: &str = "load the plugin with `memprof attach PID` into a running process, or start one with \
     `memprof run -- PROGRAM`; for a process of another user, run memprof as that user or as root";
 
-/// The host that the arguments name, with the timeout that they give.
-pub(crate) fn connect_to(to: &TargetArgs) -> anyhow::Result<Client> {
-    let socket = socket_of(to.target.as_deref())?;
-    let connected = match to.timeout {
+/// Connects to the host that the arguments name, with their timeout.
+pub(crate) fn connect_to(args: &TargetArgs) -> anyhow::Result<Client> {
+    let socket = find_socket(args.target.as_deref())?;
+    let connected = match args.timeout {
         None => Client::connect(&socket),
         Some(timeout) => Client::connect_within(&socket, timeout),
     };
     connected.with_context(|| socket.display().to_string())
 }
 
-/// Connects to the host that `target` names: a socket's path, a pid, or a name.
+/// Connects to the host that `target` names: a socket's path, a pid, or a name. `None`: the only running host.
 pub(crate) fn connect(target: Option<&str>) -> anyhow::Result<Client> {
-    let socket = socket_of(target)?;
+    let socket = find_socket(target)?;
     Client::connect(&socket).with_context(|| socket.display().to_string())
 }
 
-fn socket_of(target: Option<&str>) -> anyhow::Result<PathBuf> {
-    match target.and_then(socket) {
+/// Path of the socket of the host that `target` names.
+fn find_socket(target: Option<&str>) -> anyhow::Result<PathBuf> {
+    match target.and_then(socket_path) {
         Some(path) => Ok(path),
-        None => Ok(find(target)?.socket),
+        None => Ok(find_host(target)?.socket),
     }
 }
 
-/// The process of a host as it is called here: in a container it may call itself something else.
+/// Pid of a host in this process's pid namespace, which may differ from the one in the host's.
 pub(crate) fn pid_of(client: &mut Client) -> anyhow::Result<u32> {
     match client.peer().pid {
         Some(pid) => Ok(pid),
@@ -63,47 +65,50 @@ pub(crate) fn pid_of(client: &mut Client) -> anyhow::Result<u32> {
     }
 }
 
-/// A target that is a path: it has a slash, or there is a socket of that name here. A number is a
-/// pid, whatever lies here.
-pub(crate) fn socket(target: &str) -> Option<PathBuf> {
+/// Interprets a target as a path: it has a slash, or a socket with that name exists here. `None` otherwise. A number
+/// is a pid, even if such a file exists.
+pub(crate) fn socket_path(target: &str) -> Option<PathBuf> {
     let is_socket = |path: &Path| path.metadata().is_ok_and(|m| m.file_type().is_socket());
     let path = Path::new(target);
-    let is_path = target.contains('/') || (number(target).is_none() && is_socket(path));
+    let is_path = target.contains('/') || (parse_pid(target).is_none() && is_socket(path));
     is_path.then(|| path.to_owned())
 }
 
-fn number(target: &str) -> Option<u32> {
+fn parse_pid(target: &str) -> Option<u32> {
     target.parse().ok()
 }
 
-fn find(target: Option<&str>) -> anyhow::Result<RunningHost> {
-    if let Some(pid) = target.and_then(number) {
+/// Finds the host by its pid or name: first among those of the usual socket directories, then among all processes.
+fn find_host(target: Option<&str>) -> anyhow::Result<RunningHost> {
+    if let Some(pid) = target.and_then(parse_pid) {
         if let Some(host) = find_by_pid(pid) {
             return Ok(host);
         }
         if let Some(halt) = Halt::for_pid(pid) {
-            let name = inspect(pid).map_or_else(String::new, |(_, name, _)| format!(" ({name})"));
+            let name =
+                inspect_process(pid).map_or_else(String::new, |(_, name, _)| format!(" ({name})"));
             return Err(with_exit_code(UNREACHABLE, format!("{pid}{name}: {halt}")));
         }
     }
     let mut hosts = running_hosts();
-    let mut unreached = Vec::new();
-    let is_meant = |host: &RunningHost| target.is_none_or(|target| host.matches(target));
-    if !hosts.iter().any(is_meant) {
+    let mut unreachable = Vec::new();
+    let is_match = |host: &RunningHost| target.is_none_or(|target| host.matches(target));
+    if !hosts.iter().any(is_match) {
         let everywhere = discover(DiscoveryScope::AllProcesses, |_| ());
         hosts = everywhere
             .hosts
             .into_iter()
             .map(|(host, ())| host)
             .collect();
-        unreached = everywhere.unreached;
+        unreachable = everywhere.unreached;
     }
-    choose(hosts, &unreached, target)
+    choose(hosts, &unreachable, target)
 }
 
+/// Chooses the host that `target` names; fails unless exactly one matches.
 fn choose(
     mut hosts: Vec<RunningHost>,
-    unreached: &[UnreachableHost],
+    unreachable: &[UnreachableHost],
     target: Option<&str>,
 ) -> anyhow::Result<RunningHost> {
     let all = describe(&hosts);
@@ -114,11 +119,13 @@ fn choose(
         (1, _) => Ok(hosts.remove(0)),
         (0, None) => Err(with_exit_code(
             UNREACHABLE,
-            format!("no process with the plugin is running that this user can reach: {NEXT}"),
+            format!(
+                "no process with the plugin is running that this user can reach: {NO_HOST_REMEDY}"
+            ),
         )),
         (0, Some(target)) => Err(with_exit_code(
             UNREACHABLE,
-            no_host_message(target, &all, unreached),
+            no_host_message(target, &all, unreachable),
         )),
         (_, None) => Err(with_exit_code(
             USAGE,
@@ -134,17 +141,17 @@ fn choose(
     }
 }
 
-/// Why there is no such host.
-fn no_host_message(target: &str, running: &str, unreached: &[UnreachableHost]) -> String {
-    let process = number(target).or_else(|| find_process(target));
-    let Some((pid, name, owner)) = process.and_then(inspect) else {
-        return match number(target) {
+/// Builds the message for a target that matches no host.
+fn no_host_message(target: &str, running: &str, unreachable: &[UnreachableHost]) -> String {
+    let process = parse_pid(target).or_else(|| find_process(target));
+    let Some((pid, name, owner)) = process.and_then(inspect_process) else {
+        return match parse_pid(target) {
             Some(pid) => format!("no process {pid} is running; hosts: {running}"),
             None => format!("no host is named {target:?}; running: {running}"),
         };
     };
     let own = rustix::process::geteuid().as_raw();
-    let known = unreached.iter().find(|one| one.pid == Some(pid));
+    let known = unreachable.iter().find(|one| one.pid == Some(pid));
     match known {
         Some(one) => format!("{pid} ({name}) was not reached: {}", one.why),
         None if own != 0 && own != owner => {
@@ -160,20 +167,25 @@ fn no_host_message(target: &str, running: &str, unreached: &[UnreachableHost]) -
     }
 }
 
-/// A process's pid, name and owner.
-fn inspect(pid: u32) -> Option<(u32, String, u32)> {
-    let of = PathBuf::from(format!("/proc/{pid}"));
-    let name = std::fs::read_to_string(of.join("comm")).ok()?;
-    Some((pid, name.trim_end().to_owned(), of.metadata().ok()?.uid()))
+/// Pid, name and owner of a process; `None` if there is none.
+fn inspect_process(pid: u32) -> Option<(u32, String, u32)> {
+    let proc_dir = PathBuf::from(format!("/proc/{pid}"));
+    let name = std::fs::read_to_string(proc_dir.join("comm")).ok()?;
+    Some((
+        pid,
+        name.trim_end().to_owned(),
+        proc_dir.metadata().ok()?.uid(),
+    ))
 }
 
-/// The first process of that name.
+/// Pid of the first process with that name; `None` if there is none.
 fn find_process(name: &str) -> Option<u32> {
     let entries = std::fs::read_dir("/proc").ok()?.flatten();
     let mut pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-    pids.find(|pid| inspect(*pid).is_some_and(|(_, found, _)| found == name))
+    pids.find(|pid| inspect_process(*pid).is_some_and(|(_, found, _)| found == name))
 }
 
+/// Lists pids and names.
 fn describe(hosts: &[RunningHost]) -> String {
     let one = |host: &RunningHost| format!("{} ({})", host.pid, host.info.name);
     match hosts {
@@ -204,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn targets() {
+    fn targets_select_hosts() {
         let hosts = || {
             vec![
                 host(7, "web", "/usr/bin/server --x"),
@@ -241,15 +253,16 @@ mod tests {
             "several hosts are running, choose one with -t: 7 (web), 8 (db)",
         );
         check(vec![host(7, "web", "")], None, "7");
-        let none =
-            format!("no process with the plugin is running that this user can reach: {NEXT}");
+        let none = format!(
+            "no process with the plugin is running that this user can reach: {NO_HOST_REMEDY}"
+        );
         check(vec![], None, &none);
     }
 
     #[test]
-    fn a_process_that_is_no_host_is_told_why() {
+    fn missing_host_error_names_the_reason() {
         let own = std::process::id();
-        let (_, name, _) = inspect(own).unwrap();
+        let (_, name, _) = inspect_process(own).unwrap();
         let check = |unreached: &[UnreachableHost], expected: &str| {
             let error = choose(vec![], unreached, Some(&own.to_string())).unwrap_err();
             assert_eq!(error.to_string(), format!("{own} ({name}) {expected}"));
@@ -265,16 +278,16 @@ mod tests {
     }
 
     #[test]
-    fn a_socket_s_path_may_be_relative() {
+    fn socket_path_may_be_relative() {
         let place = tempfile::tempdir_in(".").unwrap();
         let directory = place.path().file_name().unwrap().to_str().unwrap();
         let path = format!("{directory}.sock");
         let _listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
-        let found = socket(&path);
+        let found = socket_path(&path);
         std::fs::remove_file(&path).unwrap();
         assert_eq!(found, Some(PathBuf::from(&path)));
-        assert_eq!(socket(&path), None);
-        assert_eq!(socket("/no/such"), Some(PathBuf::from("/no/such")));
-        assert_eq!(socket("Cargo.toml"), None);
+        assert_eq!(socket_path(&path), None);
+        assert_eq!(socket_path("/no/such"), Some(PathBuf::from("/no/such")));
+        assert_eq!(socket_path("Cargo.toml"), None);
     }
 }

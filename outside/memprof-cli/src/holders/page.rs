@@ -7,10 +7,10 @@ use memprof_report::{Cells, Column, Outline, OutlinePage};
 
 use super::rows::{ClassRow, HolderRow, HolderStep, step_of};
 use super::{HoldersOutput, step_text, summary_lines};
-use crate::result_output::{MOST_ROWS, POOLS};
+use crate::result_output::{MAX_ROWS, POOLS_NOTE};
 
 const LIMITS: [&str; 4] = [
-    POOLS,
+    POOLS_NOTE,
     "A stale pointer counts as a holder.",
     "Pointers at odd addresses, and encoded ones, are not seen.",
     "What a variable reaches is not shown below a stack, other memory or a register.",
@@ -41,7 +41,7 @@ fn most(levels: &[HolderGroup]) -> Vec<usize> {
         .filter(|at| levels[*at].held_objects > 0)
         .collect();
     shown.sort_by_key(|at| (Reverse(levels[*at].held_bytes), *at));
-    shown.truncate(MOST_ROWS);
+    shown.truncate(MAX_ROWS);
     shown
 }
 
@@ -85,7 +85,7 @@ fn row_outline(found: &[HolderRow]) -> Outline {
 
 fn class_outline(classes: &[ClassRow]) -> Outline {
     let mut rows = OutlineBuilder::default();
-    let shown = &classes[..classes.len().min(MOST_ROWS)];
+    let shown = &classes[..classes.len().min(MAX_ROWS)];
     for class in shown {
         rows.add(0, class.held_bytes, class.objects, class.name.clone());
     }

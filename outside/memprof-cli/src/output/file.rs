@@ -1,5 +1,4 @@
-//! Where `-o` leads, and writing there: a file appears complete or not at all, and nothing but a
-//! file is ever replaced.
+//! Writes output files: a file appears complete or not at all, and only regular files are replaced.
 
 use std::fs::{File, Metadata, OpenOptions, Permissions};
 use std::io::{self, BufWriter, Write};
@@ -9,32 +8,32 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use rustix::fs::OFlags;
 
-const BUFFER: usize = 256 << 10;
-/// What the kernel follows (`path_resolution(7)`).
-const LINKS: usize = 40;
-/// The mode of a directory in which everybody may make files: sticky, and writable for others.
-const SHARED: u32 = 0o1002;
+const BUFFER_SIZE: usize = 256 << 10;
+/// Largest number of links that the kernel follows (`path_resolution(7)`).
+const MAX_LINKS: usize = 40;
+/// Mode of a directory in which all users may create files: sticky, and writable for others.
+const SHARED_DIR_MODE: u32 = 0o1002;
 
-/// What is at the end of a path.
+/// The end of an output path.
 #[derive(Debug)]
 enum OutputTarget {
-    /// Nothing or a regular file: it is replaced at once, by a rename in its directory.
+    /// Nothing, or a regular file: it is replaced by a rename in its directory.
     Replaced { path: PathBuf, mode: Option<u32> },
-    /// A device, a FIFO, a terminal: it is opened and written to.
+    /// A device, a FIFO or a terminal: it is opened and written to.
     Written(File),
 }
 
-/// Lets `write` fill the file at `path`, which never holds half of it; what is there and is no
-/// regular file is written to. Links are followed.
+/// Makes `write` fill the file at `path`, which is never visible incomplete. Something other than a regular file is
+/// written to directly. Links are followed.
 pub(crate) fn publish<T>(
     path: &Path,
     write: impl FnOnce(&mut dyn Write) -> anyhow::Result<T>,
 ) -> anyhow::Result<T> {
     let failed = || format!("failed to write {}", path.display());
-    match target(path).with_context(failed)? {
+    match resolve(path).with_context(failed)? {
         OutputTarget::Replaced { path, mode } => replace(&path, mode, write, failed),
         OutputTarget::Written(file) => {
-            let mut out = BufWriter::with_capacity(BUFFER, file);
+            let mut out = BufWriter::with_capacity(BUFFER_SIZE, file);
             let value = write(&mut out)?;
             out.flush().with_context(failed)?;
             Ok(value)
@@ -42,6 +41,7 @@ pub(crate) fn publish<T>(
     }
 }
 
+/// Writes a temporary file in the directory of `path`, and renames it to `path`.
 fn replace<T>(
     path: &Path,
     mode: Option<u32>,
@@ -50,7 +50,7 @@ fn replace<T>(
 ) -> anyhow::Result<T> {
     let file = tempfile::Builder::new()
         .prefix(".memprof-")
-        // The user's umask decides, as for any file.
+        // The umask applies, as for any file.
         .permissions(Permissions::from_mode(0o666))
         .tempfile_in(parent(path))
         .map_err(|error| without_path(&error))
@@ -61,14 +61,14 @@ fn replace<T>(
                 parent(path).display()
             )
         })?;
-    let mut out = BufWriter::with_capacity(BUFFER, file);
+    let mut out = BufWriter::with_capacity(BUFFER_SIZE, file);
     let value = write(&mut out)?;
     let file = out
         .into_inner()
         .map_err(|error| error.into_error())
         .with_context(failed)?;
     if let Some(mode) = mode {
-        // A file that was kept from others stays so.
+        // Keep the mode of the replaced file, which may exclude other users.
         let permissions = Permissions::from_mode(mode & 0o777);
         file.as_file()
             .set_permissions(permissions)
@@ -79,35 +79,36 @@ fn replace<T>(
     Ok(value)
 }
 
-/// What happened, without the path of a file that nobody asked for, which tempfile adds.
+/// Text of an error without the temporary path that tempfile adds.
 fn without_path(error: &io::Error) -> anyhow::Error {
-    let told = error.to_string();
-    let (told, _) = told.split_once(" at path ").unwrap_or((&told, ""));
-    anyhow::anyhow!("{told}")
+    let text = error.to_string();
+    let (text, _) = text.split_once(" at path ").unwrap_or((&text, ""));
+    anyhow::anyhow!("{text}")
 }
 
-fn target(path: &Path) -> io::Result<OutputTarget> {
+/// Follows the links of an output path.
+fn resolve(path: &Path) -> io::Result<OutputTarget> {
     let mut end = path.to_owned();
-    for _ in 0..LINKS {
-        let found = match end.symlink_metadata() {
+    for _ in 0..MAX_LINKS {
+        let metadata = match end.symlink_metadata() {
             Err(error) if error.kind() == io::ErrorKind::NotFound && path.metadata().is_err() => {
                 return Ok(OutputTarget::Replaced {
                     path: end,
                     mode: None,
                 });
             }
-            // A link that names no path, as those in /proc/self/fd do for pipes.
+            // A link whose text is no path, as those of pipes in /proc/self/fd.
             Err(error) if error.kind() == io::ErrorKind::NotFound => break,
-            found => found?,
+            metadata => metadata?,
         };
-        if found.is_file() && is_same(&found, path) {
+        if metadata.is_file() && is_same_file(&metadata, path) {
             return Ok(OutputTarget::Replaced {
                 path: end,
-                mode: Some(found.mode()),
+                mode: Some(metadata.mode()),
             });
         }
-        refuse_planted(&end, &found)?;
-        if !found.is_symlink() {
+        reject_planted(&end, &metadata)?;
+        if !metadata.is_symlink() {
             break;
         }
         end = parent(&end).join(end.read_link()?);
@@ -119,32 +120,34 @@ fn target(path: &Path) -> io::Result<OutputTarget> {
     Ok(OutputTarget::Written(file))
 }
 
-/// Whether following `path` leads to that file.
-fn is_same(found: &Metadata, path: &Path) -> bool {
+/// Whether `path`, with links followed, is that file.
+fn is_same_file(metadata: &Metadata, path: &Path) -> bool {
     path.metadata()
-        .is_ok_and(|end| (end.dev(), end.ino()) == (found.dev(), found.ino()))
+        .is_ok_and(|end| (end.dev(), end.ino()) == (metadata.dev(), metadata.ino()))
 }
 
-/// In `/tmp` and its like anybody may have put a link or a FIFO under the name: as the kernel does
-/// (proc(5), `protected_symlinks` and `protected_fifos`), only those are followed and opened that this
-/// user or the directory's owner made.
-fn refuse_planted(path: &Path, found: &Metadata) -> io::Result<()> {
+/// Rejects a file that another user may have planted. In `/tmp` and similar directories any user may create a link
+/// or a FIFO with the name: as the kernel does (proc(5), `protected_symlinks` and `protected_fifos`), only those of
+/// this user and of the directory's owner are followed and opened.
+fn reject_planted(path: &Path, metadata: &Metadata) -> io::Result<()> {
     let directory = parent(path).metadata()?;
     let own = rustix::process::geteuid().as_raw();
-    if !is_planted(directory.mode(), directory.uid(), found.uid(), own) {
+    if !is_planted(directory.mode(), directory.uid(), metadata.uid(), own) {
         return Ok(());
     }
     let message = format!(
         "uid {} put it into a directory that everybody may write to",
-        found.uid()
+        metadata.uid()
     );
     Err(io::Error::new(io::ErrorKind::PermissionDenied, message))
 }
 
+/// Whether a file of `owner` in that directory comes from another user than `own` and the directory's owner.
 fn is_planted(directory_mode: u32, directory_owner: u32, owner: u32, own: u32) -> bool {
-    directory_mode & SHARED == SHARED && owner != own && owner != directory_owner
+    directory_mode & SHARED_DIR_MODE == SHARED_DIR_MODE && owner != own && owner != directory_owner
 }
 
+/// Directory of a path; `.` for a name without a directory.
 fn parent(path: &Path) -> &Path {
     match path.parent() {
         Some(parent) if parent != Path::new("") => parent,
@@ -161,7 +164,7 @@ mod tests {
 
     use super::*;
 
-    fn put(path: &Path, text: &str) -> anyhow::Result<()> {
+    fn publish_text(path: &Path, text: &str) -> anyhow::Result<()> {
         publish(path, |out| Ok(out.write_all(text.as_bytes())?))
     }
 
@@ -175,7 +178,7 @@ mod tests {
         symlink(path("link"), path("twice")).unwrap();
         symlink("dir/new", path("dangling")).unwrap();
         let check = |name: &str, end: &str| {
-            put(&path(name), name).unwrap();
+            publish_text(&path(name), name).unwrap();
             assert!(path(name).is_symlink(), "{name}");
             assert_eq!(std::fs::read_to_string(path(end)).unwrap(), name);
         };
@@ -183,14 +186,14 @@ mod tests {
         check("twice", "dir/file");
         check("dangling", "dir/new");
         symlink("round", path("round")).unwrap();
-        put(&path("round"), "x").unwrap_err();
+        publish_text(&path("round"), "x").unwrap_err();
     }
 
     #[test]
-    fn a_directory_that_does_not_exist_is_named() {
+    fn missing_directory_is_named() {
         let place = tempfile::tempdir().unwrap();
         let path = place.path().join("absent").join("x.heap");
-        let told = format!("{:#}", put(&path, "x").unwrap_err());
+        let told = format!("{:#}", publish_text(&path, "x").unwrap_err());
         let (path, absent) = (path.display(), path.parent().unwrap().display());
         assert_eq!(
             told,
@@ -201,24 +204,24 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_file_is_written_to_and_stays() {
+    fn device_is_written_to_and_stays() {
         let place = tempfile::tempdir().unwrap();
         let fifo = place.path().join("fifo");
         mknodat(CWD, &fifo, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
         std::thread::scope(|scope| {
             let reader = scope.spawn(|| std::fs::read_to_string(&fifo).unwrap());
-            put(&fifo, "through").unwrap();
+            publish_text(&fifo, "through").unwrap();
             assert_eq!(reader.join().unwrap(), "through");
         });
         assert!(fifo.symlink_metadata().unwrap().file_type().is_fifo());
 
         let null = place.path().join("null");
         symlink("/dev/null", &null).unwrap();
-        put(&null, "away").unwrap();
+        publish_text(&null, "away").unwrap();
         assert!(null.is_symlink());
         let device = Path::new("/dev/null").symlink_metadata().unwrap();
         assert!(device.file_type().is_char_device());
-        put(place.path(), "x").unwrap_err();
+        publish_text(place.path(), "x").unwrap_err();
     }
 
     #[test]
@@ -226,7 +229,7 @@ mod tests {
         use std::os::fd::AsRawFd;
         let (mut reader, writer) = io::pipe().unwrap();
         let path = format!("/proc/self/fd/{}", writer.as_raw_fd());
-        put(Path::new(&path), "through").unwrap();
+        publish_text(Path::new(&path), "through").unwrap();
         drop(writer);
         let mut text = String::new();
         reader.read_to_string(&mut text).unwrap();
@@ -234,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_replaced_whole_and_keeps_its_mode() {
+    fn replaced_file_keeps_its_mode() {
         let place = tempfile::tempdir().unwrap();
         let file = place.path().join("secret");
         std::fs::write(&file, "before").unwrap();
@@ -245,14 +248,14 @@ mod tests {
         });
         half.unwrap_err();
         assert_eq!(std::fs::read_to_string(&file).unwrap(), "before");
-        put(&file, "after").unwrap();
+        publish_text(&file, "after").unwrap();
         assert_eq!(std::fs::read_to_string(&file).unwrap(), "after");
         assert_eq!(file.metadata().unwrap().mode() & 0o777, 0o600);
         assert_eq!(std::fs::read_dir(place.path()).unwrap().count(), 1);
     }
 
     #[test]
-    fn what_others_planted_in_a_shared_directory_is_refused() {
+    fn planted_file_in_shared_directory_is_rejected() {
         let check = |mode, directory_owner, owner, own, expected| {
             let found = is_planted(mode, directory_owner, owner, own);
             assert_eq!(found, expected, "{mode:o} {directory_owner} {owner} {own}");

@@ -1,23 +1,24 @@
-//! Text that does no more to a terminal than show itself.
+//! Escapes text so that it has no effect on a terminal but to be shown.
 //!
-//! Names, texts and symbols come from hosts and files of other users. An escape sequence among them
-//! could write to the clipboard or hide what follows; characters that turn the direction of writing
-//! show a line as another one.
+//! Names, texts and symbols come from hosts and files of other users. An escape sequence in them could write to the
+//! clipboard or hide what follows; characters that change the direction of writing make a line look like another
+//! one.
 
 use std::borrow::Cow;
 use std::io::{self, Write};
 
-/// The text with each character that controls a terminal written as JSON writes it, `\u001b`: so JSON
-/// stays the same JSON. Newlines and tabs stay.
+/// Escapes each character that controls a terminal as JSON does, `\u001b`, so that JSON keeps its meaning. Newlines
+/// and tabs stay.
 pub(crate) fn printable(text: &str) -> Cow<'_, str> {
     escaped(text, |c| is_harmful(c) && c != '\n' && c != '\t')
 }
 
-/// The same for what must not begin a new line: a cell of a table.
+/// Like [`printable`], but also escapes newlines and tabs: for a table cell.
 pub(crate) fn one_line(text: &str) -> Cow<'_, str> {
     escaped(text, is_harmful)
 }
 
+/// Escapes the characters for which `is_harmful` holds.
 fn escaped(text: &str, is_harmful: impl Fn(char) -> bool) -> Cow<'_, str> {
     if !text.contains(&is_harmful) {
         return text.into();
@@ -33,7 +34,7 @@ fn escaped(text: &str, is_harmful: impl Fn(char) -> bool) -> Cow<'_, str> {
     out.into()
 }
 
-/// C0, DEL and C1; line and paragraph separators; what changes the direction of writing
+/// Whether a character is C0, DEL or C1, a line or paragraph separator, or changes the direction of writing
 /// (Unicode's UAX #9, `Bidi_Control`).
 fn is_harmful(c: char) -> bool {
     c.is_control()
@@ -44,33 +45,33 @@ fn is_harmful(c: char) -> bool {
         || matches!(c, '\u{2066}'..='\u{2069}')
 }
 
-/// Makes what is written through it printable; bytes that are no UTF-8 become U+FFFD.
+/// A writer that makes all text printable; bytes that are not UTF-8 become U+FFFD.
 #[derive(Debug)]
 pub(crate) struct Printable<W: Write> {
     inner: W,
-    /// The start of a character whose rest was not written yet.
-    begun: Vec<u8>,
+    /// Bytes of an incomplete character at the end of the last write.
+    incomplete: Vec<u8>,
 }
 
 impl<W: Write> Printable<W> {
     pub(crate) fn new(inner: W) -> Self {
         Self {
             inner,
-            begun: Vec::new(),
+            incomplete: Vec::new(),
         }
     }
 }
 
 impl<W: Write> Write for Printable<W> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.begun.extend_from_slice(bytes);
-        let whole = match str::from_utf8(&self.begun) {
+        self.incomplete.extend_from_slice(bytes);
+        let complete = match str::from_utf8(&self.incomplete) {
             Err(error) if error.error_len().is_none() => error.valid_up_to(),
-            // What is no UTF-8 at all has an end too.
-            Ok(_) | Err(_) => self.begun.len(),
+            // Invalid bytes are complete too: they are replaced.
+            Ok(_) | Err(_) => self.incomplete.len(),
         };
-        let rest = self.begun.split_off(whole);
-        let text = std::mem::replace(&mut self.begun, rest);
+        let rest = self.incomplete.split_off(complete);
+        let text = std::mem::replace(&mut self.incomplete, rest);
         let text = String::from_utf8_lossy(&text);
         self.inner.write_all(printable(&text).as_bytes())?;
         Ok(bytes.len())
@@ -86,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_controls_a_terminal_is_shown_instead() {
+    fn terminal_control_characters_are_escaped() {
         let check = |text: &str, expected: &str, line: &str| {
             assert_eq!(printable(text), expected);
             assert_eq!(one_line(text), line);
@@ -112,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn json_stays_the_same_json() {
+    fn escaped_json_has_the_same_value() {
         let value = serde_json::json!({ "name": "\u{1b}[2J \u{9b} \u{202e} \u{7f} ß" });
         let text = value.to_string();
         let shown = printable(&text);
@@ -122,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn characters_may_come_in_pieces() {
+    fn characters_may_be_split_across_writes() {
         let text = "ß\u{9b}値\u{202e}🦀\n".as_bytes();
         for at in 0..text.len() {
             let mut out = Vec::new();

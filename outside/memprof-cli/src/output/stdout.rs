@@ -1,4 +1,4 @@
-//! Standard output. A reader that goes away, as `head` does, or a full disk changes nothing that a command decides.
+//! Standard output. A reader that goes away, as `head` does, or a full disk does not change what a command does.
 
 use std::io::{self, BufWriter, IsTerminal, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -6,15 +6,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use super::print_stderr;
 use super::printable::Printable;
 
-/// Large enough that a report takes few system calls.
-const BUFFER: usize = 256 << 10;
+/// Size of the buffer in bytes: large enough that a report takes few system calls.
+const BUFFER_SIZE: usize = 256 << 10;
 
-/// Text was lost, and not because its reader had enough.
+/// Set once text was lost other than because its reader went away.
 static IS_INCOMPLETE: AtomicBool = AtomicBool::new(false);
 
-/// Lets `write` fill standard output: byte for byte into a pipe or a file, printable on a terminal.
+/// Makes `write` fill standard output: unchanged for a pipe or a file, printable for a terminal.
 ///
-/// `None` if the reader went away before the end: `write` is cut short then, and that is no error.
+/// `None` if the reader went away: then `write` is cut short, without an error.
 pub(crate) fn to_stdout<T>(
     write: impl FnOnce(&mut dyn Write) -> anyhow::Result<T>,
 ) -> anyhow::Result<Option<T>> {
@@ -22,8 +22,8 @@ pub(crate) fn to_stdout<T>(
     fill(io::stdout().lock(), is_terminal, write)
 }
 
-/// Prints what a command has to say. Where it cannot be written, that is said on standard error, once, and
-/// [`is_complete`] keeps it.
+/// Prints a command's text and a newline. If it cannot be written, reports that on standard error, once, and
+/// [`is_complete`] returns false.
 pub(crate) fn print(text: &str) {
     let line_end = if text.ends_with('\n') { "" } else { "\n" };
     let text = super::printable(text);
@@ -39,32 +39,36 @@ pub(crate) fn print(text: &str) {
     }
 }
 
-/// Whether all text was written. Where some was lost, success is none: who reads an empty file would take that for the
-/// answer.
+/// Whether all text was written. If not, the command must not succeed: a script would take an empty file for the
+/// result.
 pub(crate) fn is_complete() -> bool {
     !IS_INCOMPLETE.load(Ordering::Relaxed)
 }
 
+/// Makes `write` fill `out`. `None` if the reader of `out` went away.
 fn fill<T>(
     out: impl Write,
     is_terminal: bool,
     write: impl FnOnce(&mut dyn Write) -> anyhow::Result<T>,
 ) -> anyhow::Result<Option<T>> {
-    let mut watched = Watched {
+    let mut watcher = PipeWatcher {
         inner: out,
         is_closed: false,
     };
     let written = match is_terminal {
-        true => whole(&mut BufWriter::new(Printable::new(&mut watched)), write),
-        false => whole(&mut BufWriter::with_capacity(BUFFER, &mut watched), write),
+        true => write_and_flush(&mut BufWriter::new(Printable::new(&mut watcher)), write),
+        false => write_and_flush(
+            &mut BufWriter::with_capacity(BUFFER_SIZE, &mut watcher),
+            write,
+        ),
     };
     match written {
-        Err(_) if watched.is_closed => Ok(None),
+        Err(_) if watcher.is_closed => Ok(None),
         written => written.map(Some),
     }
 }
 
-fn whole<T>(
+fn write_and_flush<T>(
     out: &mut dyn Write,
     write: impl FnOnce(&mut dyn Write) -> anyhow::Result<T>,
 ) -> anyhow::Result<T> {
@@ -73,30 +77,30 @@ fn whole<T>(
     Ok(value)
 }
 
-/// Remembers that the reader went away: the same error may come from what is read meanwhile.
+/// A writer that records whether its reader went away: the same error may come from what `write` reads.
 #[derive(Debug)]
-struct Watched<W> {
+struct PipeWatcher<W> {
     inner: W,
     is_closed: bool,
 }
 
-impl<W> Watched<W> {
-    fn watch<T>(&mut self, result: io::Result<T>) -> io::Result<T> {
+impl<W> PipeWatcher<W> {
+    fn record<T>(&mut self, result: io::Result<T>) -> io::Result<T> {
         self.is_closed |=
             matches!(&result, Err(error) if error.kind() == io::ErrorKind::BrokenPipe);
         result
     }
 }
 
-impl<W: Write> Write for Watched<W> {
+impl<W: Write> Write for PipeWatcher<W> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let written = self.inner.write(bytes);
-        self.watch(written)
+        self.record(written)
     }
 
     fn flush(&mut self) -> io::Result<()> {
         let flushed = self.inner.flush();
-        self.watch(flushed)
+        self.record(flushed)
     }
 }
 
@@ -107,7 +111,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_reader_that_went_away_is_no_error() {
+    fn only_a_closed_reader_is_no_error() {
         let broken_pipe = || io::Error::from(io::ErrorKind::BrokenPipe);
         let text = |out: &mut dyn Write| Ok(out.write_all(b"text")?);
         let (reader, closed) = io::pipe().unwrap();
@@ -119,7 +123,7 @@ mod tests {
         assert_eq!(fill(&mut bytes, false, text).unwrap(), Some(()));
         assert_eq!(bytes, b"text");
 
-        // A socket that is read meanwhile breaks alike.
+        // Reading from a socket may fail with the same error.
         let failed = fill(&mut bytes, false, |_| -> anyhow::Result<()> {
             Err(broken_pipe().into())
         });

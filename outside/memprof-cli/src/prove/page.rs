@@ -3,10 +3,10 @@
 use memprof_report::{Cells, Column, Outline, OutlinePage};
 
 use super::{LeakedGroup, ProveOutput, heading};
-use crate::result_output::{MOST_ROWS, POOLS};
+use crate::result_output::{MAX_ROWS, POOLS_NOTE};
 
 const LIMITS: [&str; 5] = [
-    POOLS,
+    POOLS_NOTE,
     "A stale pointer hides a leak.",
     "Nothing is told of a heap whose form memprof does not know.",
     "Pointers at odd addresses, and encoded ones, are not seen: what only they lead to is reported by mistake.",
@@ -15,11 +15,11 @@ const LIMITS: [&str; 5] = [
 
 pub(super) fn page(reply: &ProveOutput<'_>) -> OutlinePage {
     let groups = &reply.leaked.by;
-    let shown = &groups[..groups.len().min(MOST_ROWS)];
+    let shown = &groups[..groups.len().min(MAX_ROWS)];
     let mut head = vec![heading(reply)];
     if groups.len() > shown.len() {
         head.push(format!(
-            "The {MOST_ROWS} largest of {} groups are shown.",
+            "The {MAX_ROWS} largest of {} groups are shown.",
             groups.len()
         ));
     }

@@ -1,4 +1,4 @@
-//! A profile from the midst of a recording, for a process that does not live to its end.
+//! Profiles taken during a recording, for a process that ends before the recording does.
 
 use std::time::{Duration, Instant};
 
@@ -7,53 +7,53 @@ use memprof_host::client::Client;
 use crate::message::{self, TakenDump};
 use crate::scratch::ScratchFile;
 
-/// Until the first one.
-const FIRST: Duration = Duration::from_millis(250);
+/// Age of the recording at the first early profile.
+const FIRST_PROFILE_AGE: Duration = Duration::from_millis(250);
 
-/// The last profile that was fetched. Each is fetched when the recording is twice as old as at the one before, so that
-/// it is of half of the time at least, and that few are made.
+/// The last early profile. Each is fetched when the recording is twice as old as at the previous one, so it covers
+/// at least half of the time, and few are taken.
 #[derive(Debug)]
 pub(super) struct EarlyProfile {
-    words: Vec<String>,
-    begun: Instant,
+    arguments: Vec<String>,
+    start: Instant,
     next: Duration,
-    /// With the recording's age then.
+    /// Last profile, with the age of the recording at that time.
     last: Option<(ScratchFile, Duration)>,
 }
 
 impl EarlyProfile {
-    /// A recording begins. `words` are arguments of `dump`.
-    pub(super) fn new(words: &[String]) -> Self {
+    /// Starts with the recording. `arguments` are those of `dump`.
+    pub(super) fn new(arguments: &[String]) -> Self {
         Self {
-            words: [words, &["keep=off".to_owned()]].concat(),
-            begun: Instant::now(),
-            next: FIRST,
+            arguments: [arguments, &["keep=off".to_owned()]].concat(),
+            start: Instant::now(),
+            next: FIRST_PROFILE_AGE,
             last: None,
         }
     }
 
-    /// The last one, and the recording's age then.
+    /// Returns the last profile, with the age of the recording at that time.
     pub(super) fn into_last(self) -> Option<(ScratchFile, Duration)> {
         self.last
     }
 
-    /// Fetches the next one if it is time for that. What the host refuses is left out.
+    /// Fetches the next profile if it is due. Errors of the plugin are ignored.
     ///
     /// # Errors
-    /// The host did not answer: the connection is out of step.
+    /// The host did not reply, so the connection cannot be used any more.
     pub(super) fn fetch_if_due(&mut self, client: &mut Client) -> anyhow::Result<()> {
-        let age = self.begun.elapsed();
+        let age = self.start.elapsed();
         if age < self.next {
             return Ok(());
         }
         let fetched = self.fetch(client, age);
-        // Also where it failed: a full disk here does not have the host dump at each look.
-        self.next = 2 * self.begun.elapsed();
+        // Also after a failure: otherwise a full disk here would make the host dump at each poll.
+        self.next = 2 * self.start.elapsed();
         fetched
     }
 
     fn fetch(&mut self, client: &mut Client, age: Duration) -> anyhow::Result<()> {
-        if let TakenDump::Received(mut bytes) = message::take_dump(client, &self.words)? {
+        if let TakenDump::Received(mut bytes) = message::take_dump(client, &self.arguments)? {
             let mut file = ScratchFile::new()?;
             file.append(&mut bytes)?;
             self.last = Some((file, age));

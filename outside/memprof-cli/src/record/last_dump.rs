@@ -1,4 +1,4 @@
-//! The profile that a process leaves when it ends.
+//! Finds the exit dump of a process.
 
 use std::collections::HashSet;
 use std::ffi::OsString;
@@ -13,42 +13,45 @@ use rustix::fs::OFlags;
 
 use crate::scratch::ScratchFile;
 
-/// A directory of dumps, as it was before a process ended.
+/// The dump directory of a process, as it was before the process ended.
 #[derive(Debug)]
 pub(super) struct LastDump {
     directory: PathBuf,
-    /// The user whose files its dumps are.
+    /// User whose files the dumps must be.
     owner: Option<u32>,
-    /// A part of their names.
+    /// Part of the names of the process's dumps.
     pid: String,
+    /// Names of the files that were there before.
     known: HashSet<OsString>,
 }
 
 impl LastDump {
-    /// `own_pid` is that by which the process knows itself.
-    pub(super) fn before(pid: u32, own_pid: u32, status: &ProfilerStatus) -> Self {
+    /// Reads the dump directory. `own_pid` is the pid in the process's own namespace.
+    pub(super) fn new(pid: u32, own_pid: u32, status: &ProfilerStatus) -> Self {
         let directory = PathBuf::from(&status.dump_dir);
         Self {
-            owner: fs::metadata(format!("/proc/{pid}")).map(|of| of.uid()).ok(),
+            owner: fs::metadata(format!("/proc/{pid}"))
+                .map(|dir| dir.uid())
+                .ok(),
             pid: format!(".{own_pid}."),
-            known: names(&directory).collect(),
+            known: file_names(&directory).collect(),
             directory,
         }
     }
 
-    /// Copies the dump that the process took at its exit, if there is one.
+    /// Copies the exit dump of the process; `None` if it left none.
     ///
     /// # Errors
-    /// The dump cannot be read, or the copy not be written.
+    /// The dump cannot be read, or the copy cannot be written.
     pub(super) fn copy(&self) -> Result<Option<ScratchFile>> {
-        let is_it = |name: &OsString| {
+        let is_exit_dump = |name: &OsString| {
             let text = name.to_string_lossy();
             !self.known.contains(name) && text.contains(&self.pid) && text.contains(".at-exit.")
         };
-        let Some(name) = names(&self.directory).find(is_it) else {
+        let Some(name) = file_names(&self.directory).find(is_exit_dump) else {
             return Ok(None);
         };
-        // The directory is the process's user's: a link there leads where that user says, and so does a FIFO.
+        // The directory belongs to the process's user, who may have put a link or a FIFO there.
         let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
         let path = self.directory.join(name);
         let file = OpenOptions::new()
@@ -56,21 +59,21 @@ impl LastDump {
             .custom_flags(flags.bits().cast_signed())
             .open(&path);
         let file = file.with_context(|| path.display().to_string())?;
-        let found = file
+        let metadata = file
             .metadata()
             .with_context(|| path.display().to_string())?;
-        if !found.is_file() || Some(found.uid()) != self.owner {
+        if !metadata.is_file() || Some(metadata.uid()) != self.owner {
             return Ok(None);
         }
         let mut dump =
-            PassedFile::new(file, found.len()).with_context(|| path.display().to_string())?;
+            PassedFile::new(file, metadata.len()).with_context(|| path.display().to_string())?;
         let mut copy = ScratchFile::new()?;
         copy.append(&mut dump)?;
         Ok(Some(copy))
     }
 }
 
-fn names(directory: &Path) -> impl Iterator<Item = OsString> {
+fn file_names(directory: &Path) -> impl Iterator<Item = OsString> {
     let entries = fs::read_dir(directory).into_iter().flatten().flatten();
     entries.map(|entry| entry.file_name())
 }
@@ -80,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn dump_is_copied_unless_it_is_larger_than_any() {
+    fn dump_is_copied_unless_it_is_too_large() {
         let directory = tempfile::tempdir().unwrap();
         let last = LastDump {
             directory: directory.path().to_owned(),

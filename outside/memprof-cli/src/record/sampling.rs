@@ -1,4 +1,4 @@
-//! The time for which a host samples.
+//! Waits while a host samples.
 
 use std::fs;
 use std::io::{IsTerminal, stderr};
@@ -19,54 +19,58 @@ use super::early_profile::EarlyProfile;
 use crate::interrupts::Interrupts;
 use crate::output;
 
-/// Longer than a host takes from the end of its control socket to its own: its dump at the exit has five seconds.
-const EXITING: Duration = Duration::from_secs(7);
-/// Interval between two looks at the process.
-const TICK: Duration = Duration::from_millis(250);
+/// Timeout for a host to end after it has closed its control socket: its exit dump may take five seconds.
+const EXIT_TIMEOUT: Duration = Duration::from_secs(7);
+/// Time between two checks of the process.
+const POLL_INTERVAL: Duration = Duration::from_millis(250);
 
-/// The end of the sampling.
+/// Reason for the end of the sampling.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum End {
-    /// Its time is over.
+    /// The time is over.
     Time,
-    /// A signal to memprof.
+    /// A signal was sent to memprof.
     Interrupt,
-    /// The host is there no more, with the reason as far as it can be seen.
+    /// The host has ended or lost the plugin; the text is a predicate.
     Host(String),
-    /// The host cannot answer.
+    /// The host is halted and cannot reply.
     Halt(Halt),
 }
 
-/// The process of a host, from before its recording on.
+/// The process of a host, opened before its recording.
 #[derive(Debug)]
 pub(super) struct HostProcess {
-    /// `None` in a PID namespace that cannot be seen from here.
+    /// `None` if the process is in a pid namespace that is not visible here.
     pid: Option<u32>,
     /// `None` before Linux 5.3.
     descriptor: Option<PidFd>,
 }
 
-/// Waits, and shows how long it still takes where somebody looks.
-pub(super) fn sleep_with_progress(
+/// Waits for the duration, with a progress bar on a terminal. Fetches early profiles meanwhile.
+pub(super) fn wait_for_end(
     duration: Duration,
     client: &mut Client,
     process: &HostProcess,
     interrupts: &Interrupts,
     early: &mut EarlyProfile,
 ) -> Result<End> {
-    let begun = Instant::now();
-    let watched = stderr().is_terminal();
-    let mut halted_looks = 0;
+    let start = Instant::now();
+    let is_terminal = stderr().is_terminal();
+    let mut halted_polls = 0;
     let end = loop {
-        let Some(left) = duration.checked_sub(begun.elapsed()) else {
+        let Some(remaining) = duration.checked_sub(start.elapsed()) else {
             break End::Time;
         };
-        if watched {
-            let done = (begun.elapsed().as_secs_f64() / duration.as_secs_f64() * 30.0) as usize;
+        if is_terminal {
+            let done = (start.elapsed().as_secs_f64() / duration.as_secs_f64() * 30.0) as usize;
             let bar = "#".repeat(done.min(30));
-            output::progress(&format!("sampling [{bar:<30}] {:>4}s left", left.as_secs()));
+            output::progress(&format!(
+                "sampling [{bar:<30}] {:>4}s left",
+                remaining.as_secs()
+            ));
         }
-        let [is_interrupted, has_ended] = process.sleep(left.min(TICK), interrupts)?;
+        let [is_interrupted, has_ended] =
+            process.sleep(remaining.min(POLL_INTERVAL), interrupts)?;
         if is_interrupted {
             break End::Interrupt;
         }
@@ -77,7 +81,7 @@ pub(super) fn sleep_with_progress(
         }
         match process.pid.and_then(Halt::for_pid) {
             None => {
-                halted_looks = 0;
+                halted_polls = 0;
                 if let Err(error) = early.fetch_if_due(client)
                     && !reconnect(client)
                 {
@@ -87,9 +91,9 @@ pub(super) fn sleep_with_progress(
                 }
             }
             Some(halt) => {
-                halted_looks += 1;
-                // Said once, and not of the short stops of tracers.
-                if halted_looks == 2 {
+                halted_polls += 1;
+                // Reported once, and not for the short stops by tracers.
+                if halted_polls == 2 {
                     output::clear();
                     output::note(&halt.to_string());
                 }
@@ -101,13 +105,14 @@ pub(super) fn sleep_with_progress(
 }
 
 impl HostProcess {
-    pub(super) fn of(client: &Client) -> Self {
+    /// Opens the process of a connected host.
+    pub(super) fn from_client(client: &Client) -> Self {
         let pid = client.peer().pid;
         let descriptor = pid.and_then(|pid| PidFd::open(pid).ok());
         Self { pid, descriptor }
     }
 
-    /// Sleeps, at most until a signal comes or the process ends.
+    /// Sleeps until a signal comes, the process ends, or the time is over. Returns whether the first two happened.
     fn sleep(&self, time: Duration, interrupts: &Interrupts) -> Result<[bool; 2]> {
         let signal = PollFd::from_borrowed_fd(interrupts.as_fd(), PollFlags::IN);
         let process = self.descriptor.iter();
@@ -120,12 +125,16 @@ impl HostProcess {
             Ok(_) | Err(Errno::INTR) => {}
             Err(errno) => return Err(errno).context("failed to wait"),
         }
-        let is_ready = |at: usize| waited.get(at).is_some_and(|one| !one.revents().is_empty());
+        let is_ready = |index: usize| {
+            waited
+                .get(index)
+                .is_some_and(|one| !one.revents().is_empty())
+        };
         Ok([is_ready(0), is_ready(1)])
     }
 
-    /// The reason why a host does not answer; `None` if it goes on with the plugin. One that has closed its connection
-    /// may be about to end, which is waited for.
+    /// Returns the reason why a host does not reply; `None` if it still runs with the plugin. If the host has closed
+    /// its connection, waits until it ends.
     pub(super) fn end(&self, is_connected: bool, interrupts: &Interrupts) -> Result<Option<End>> {
         let halt = || {
             self.pid
@@ -140,22 +149,23 @@ impl HostProcess {
             .and_then(|pid| fs::read(format!("/proc/{pid}/maps")).ok());
         let may_end = maps.is_some_and(|maps| has_plugin(&maps));
         let time = match may_end && !is_connected {
-            true => EXITING,
+            true => EXIT_TIMEOUT,
             false => Duration::ZERO,
         };
         let [_, has_ended] = self.sleep(time, interrupts)?;
         let status = self.descriptor.as_ref().and_then(PidFd::exit_status);
-        let words = match status {
-            Some(status) => format!("has ended {}", words(status)),
+        let reason = match status {
+            Some(status) => format!("has ended {}", describe_status(status)),
             None if has_ended => "has ended; with what status, only its parent is told".to_owned(),
             None if may_end => return Ok(None),
             None => "has executed another program".to_owned(),
         };
-        Ok(Some(End::Host(words)))
+        Ok(Some(End::Host(reason)))
     }
 }
 
-fn words(status: ExitStatus) -> String {
+/// Describes the end of a process: "with status 1", "by signal 9".
+fn describe_status(status: ExitStatus) -> String {
     match (status.code(), status.signal()) {
         (Some(code), _) => format!("with status {code}"),
         (None, Some(signal)) => format!("by signal {signal}"),
@@ -163,14 +173,14 @@ fn words(status: ExitStatus) -> String {
     }
 }
 
-/// Connects again: a host gives up idle connections where others want to connect.
+/// Connects again: a host closes idle connections if others want to connect. Returns whether it succeeded.
 fn reconnect(client: &mut Client) -> bool {
     let Some(pid) = client.peer().pid else {
         return false;
     };
     match crate::attach::connect_existing(pid) {
-        Some(again) => {
-            *client = again;
+        Some(reconnected) => {
+            *client = reconnected;
             true
         }
         None => false,

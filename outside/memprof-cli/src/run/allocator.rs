@@ -1,4 +1,4 @@
-//! The allocator that a program gets in place of its own, where one is asked for.
+//! Allocators that replace a program's own, with `--allocator`.
 
 use std::convert::Infallible;
 use std::ffi::OsString;
@@ -12,8 +12,8 @@ use object::{Endianness, Object, ObjectSymbol};
 
 use crate::exit::{UNAVAILABLE, USAGE, with_exit_code};
 
-/// Where distributions put libraries (Debian's multiarch, others' lib64, self-built ones).
-const DIRECTORIES: [&str; 6] = [
+/// Library directories of distributions (Debian's multiarch, lib64 of others, self-built libraries).
+const LIBRARY_DIRS: [&str; 6] = [
     "/usr/local/lib",
     "/usr/lib/x86_64-linux-gnu",
     "/lib/x86_64-linux-gnu",
@@ -22,7 +22,7 @@ const DIRECTORIES: [&str; 6] = [
     "/lib",
 ];
 
-/// What `--allocator` names.
+/// Value of `--allocator`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum AllocatorChoice {
     /// The first `libjemalloc.so.2` that was built with profiling.
@@ -40,12 +40,12 @@ pub(super) struct PreloadLibrary {
     pub(super) profiler: Option<BuiltinProfiler>,
 }
 
-/// A profiler of the allocator's own.
+/// The profiler of an allocator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum BuiltinProfiler {
-    /// `MALLOC_CONF` makes it possible.
+    /// Enabled by `MALLOC_CONF`.
     Jemalloc,
-    /// `TCMALLOC_SAMPLE_PARAMETER` switches it on.
+    /// Enabled by `TCMALLOC_SAMPLE_PARAMETER`.
     Tcmalloc,
 }
 
@@ -62,10 +62,10 @@ impl FromStr for AllocatorChoice {
 }
 
 impl AllocatorChoice {
-    /// The library's file.
+    /// Finds the library's file.
     ///
     /// # Errors
-    /// There is none, with the line that installs it; it cannot serve as an allocator.
+    /// No library is found (the text names the package), or it cannot serve as an allocator.
     pub(super) fn find(&self) -> anyhow::Result<PreloadLibrary> {
         match self {
             Self::Jemalloc => Ok(PreloadLibrary {
@@ -73,7 +73,7 @@ impl AllocatorChoice {
                 profiler: Some(BuiltinProfiler::Jemalloc),
             }),
             Self::Tcmalloc => {
-                let path = installed("libtcmalloc.so.4").next();
+                let path = installed_libraries("libtcmalloc.so.4").next();
                 let path = path.ok_or_else(|| {
                     let message = "no libtcmalloc.so.4 is installed; on Debian: apt-get install \
                                    libgoogle-perftools4";
@@ -89,14 +89,16 @@ impl AllocatorChoice {
     }
 }
 
-fn installed(name: &str) -> impl Iterator<Item = PathBuf> {
-    let paths = DIRECTORIES.map(|directory| Path::new(directory).join(name));
+/// Paths of the installed libraries with that file name.
+fn installed_libraries(name: &str) -> impl Iterator<Item = PathBuf> {
+    let paths = LIBRARY_DIRS.map(|directory| Path::new(directory).join(name));
     paths.into_iter().filter(|path| path.exists())
 }
 
+/// Finds a jemalloc that was built with profiling.
 fn profiling_jemalloc() -> anyhow::Result<PathBuf> {
     let mut without = Vec::new();
-    for library in installed("libjemalloc.so.2") {
+    for library in installed_libraries("libjemalloc.so.2") {
         if can_profile(&library)? {
             return Ok(library);
         }
@@ -113,10 +115,11 @@ fn profiling_jemalloc() -> anyhow::Result<PathBuf> {
     ))
 }
 
+/// Checks a library that was given by its path.
 fn from_file(file: &Path) -> anyhow::Result<PreloadLibrary> {
-    let unusable = |why: &str| {
+    let unusable = |reason: &str| {
         let message = format!(
-            "{} {why}; --allocator takes jemalloc, tcmalloc, or the path of a shared library that \
+            "{} {reason}; --allocator takes jemalloc, tcmalloc, or the path of a shared library that \
              defines malloc",
             file.display()
         );
@@ -143,7 +146,8 @@ fn from_file(file: &Path) -> anyhow::Result<PreloadLibrary> {
     Ok(PreloadLibrary { path, profiler })
 }
 
-/// Lets jemalloc itself say so: it aborts the process over an option that it does not know.
+/// Runs this program with the library preloaded, to find out whether a jemalloc has profiling: it aborts at an
+/// option that it does not know.
 pub(super) fn can_profile(library: &Path) -> anyhow::Result<bool> {
     let own = std::env::current_exe().context("failed to find this program")?;
     let status = Command::new(own)
@@ -159,9 +163,10 @@ pub(super) fn can_profile(library: &Path) -> anyhow::Result<bool> {
     Ok(status.success())
 }
 
-/// The shared jemalloc that the loader would load for a program, by whichever of its libraries.
+/// Path of the shared jemalloc that the loader would load for a program, as a dependency of any of its libraries;
+/// `None` if there is none.
 pub(super) fn linked_jemalloc(loader: &Path, program: &Path) -> Option<PathBuf> {
-    // ld.so(8): lists what would be loaded, and runs none of it.
+    // Lists the libraries without running code of them (ld.so(8)).
     let listed = Command::new(loader)
         .arg("--list")
         .arg(program)
@@ -170,9 +175,9 @@ pub(super) fn linked_jemalloc(loader: &Path, program: &Path) -> Option<PathBuf> 
     let listed = listed.ok().filter(|listed| listed.status.success())?;
     let lines = String::from_utf8_lossy(&listed.stdout).into_owned();
     lines.lines().find_map(|line| {
-        let (name, place) = line.trim().split_once(" => ")?;
+        let (name, target) = line.trim().split_once(" => ")?;
         let is_jemalloc = name.starts_with("libjemalloc.so");
-        let (path, _) = place.rsplit_once(" (")?;
+        let (path, _) = target.rsplit_once(" (")?;
         is_jemalloc.then(|| PathBuf::from(OsString::from(path)))
     })
 }
@@ -182,7 +187,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_cannot_be_an_allocator_is_refused_with_what_can() {
+    fn invalid_allocator_error_names_valid_ones() {
         let place = tempfile::tempdir().unwrap();
         let text = place.path().join("text");
         std::fs::write(&text, "text").unwrap();
@@ -205,9 +210,13 @@ mod tests {
     }
 
     #[test]
-    fn a_library_is_taken_for_what_it_is() {
+    fn profiler_of_a_library_is_recognized() {
         let check = |name: &str, profiler: Option<BuiltinProfiler>| {
-            let path = installed(name).next().unwrap().canonicalize().unwrap();
+            let path = installed_libraries(name)
+                .next()
+                .unwrap()
+                .canonicalize()
+                .unwrap();
             let found = AllocatorChoice::File(path.clone()).find().unwrap();
             assert_eq!(found, PreloadLibrary { path, profiler });
         };
@@ -217,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_links_to_jemalloc_says_which() {
+    fn linked_jemalloc_is_found() {
         let loader = Path::new("/lib64/ld-linux-x86-64.so.2");
         let own = std::env::current_exe().unwrap();
         assert_eq!(linked_jemalloc(loader, &own), None);

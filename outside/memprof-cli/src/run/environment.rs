@@ -1,4 +1,4 @@
-//! The environment of a program that is to be profiled: what the user set stays.
+//! Environment of a program to profile. Settings of the user are kept.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -6,8 +6,8 @@ use std::path::Path;
 
 use crate::exit::{USAGE, with_exit_code};
 
-/// The options of jemalloc with profiling possible, and those of the user's that stand against
-/// what was asked for. What the user has set is never changed.
+/// Returns a value for jemalloc's options with profiling possible, and the user's options that conflict with the
+/// requested ones. Options that the user has set are never changed.
 pub(crate) fn malloc_conf(
     before: Option<&str>,
     active: bool,
@@ -20,26 +20,28 @@ pub(crate) fn malloc_conf(
     ];
     wanted.extend(lg_sample.map(|lg| ("lg_prof_sample", lg.to_string())));
     let mut options: Vec<String> = Vec::new();
-    let mut kept = Vec::new();
+    let mut conflicting = Vec::new();
     for (key, value) in wanted {
-        let users = before
+        let user_value = before
             .split(',')
             .rev()
             .find_map(|option| option.split_once(':').filter(|(name, _)| *name == key));
-        match users {
+        match user_value {
             None => options.push(format!("{key}:{value}")),
-            Some((_, users)) if users != value => kept.push(format!("{key}:{users}")),
+            Some((_, user_value)) if user_value != value => {
+                conflicting.push(format!("{key}:{user_value}"))
+            }
             Some(_) => {}
         }
     }
     options.extend((!before.is_empty()).then(|| before.to_owned()));
-    (options.join(","), kept)
+    (options.join(","), conflicting)
 }
 
-/// `LD_PRELOAD` with `libraries` behind what the user preloads.
+/// Value of `LD_PRELOAD` with `libraries` after those that the user preloads.
 ///
 /// # Errors
-/// A path that the loader would take for two.
+/// A path has a separator of `LD_PRELOAD` in it.
 pub(crate) fn preload<'a>(
     before: Option<&OsStr>,
     libraries: impl IntoIterator<Item = &'a Path>,
@@ -49,7 +51,7 @@ pub(crate) fn preload<'a>(
         .unwrap_or_default();
     for library in libraries {
         let path = library.as_os_str().as_bytes();
-        // ld.so(8): colons and blanks both separate, and nothing escapes them.
+        // Colons and spaces both separate paths, and cannot be escaped (ld.so(8)).
         if path.contains(&b':') || path.contains(&b' ') {
             let message = format!(
                 "{} cannot be preloaded: its path has a blank or a colon",
@@ -76,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn options_of_the_user_stay() {
+    fn user_options_are_kept() {
         let check = |before: Option<&str>, active, lg, expected: &str, kept: &[&str]| {
             assert_eq!(
                 malloc_conf(before, active, lg),
@@ -118,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn libraries_come_behind_the_users() {
+    fn libraries_follow_the_user_s() {
         let check = |before: Option<&str>, expected: &str| {
             let libraries = [Path::new("/l/libjemalloc.so.2"), Path::new("/p/m.so")];
             let found = preload(before.map(OsStr::new), libraries).unwrap();
@@ -133,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_that_the_loader_splits_is_refused() {
+    fn path_with_separator_is_rejected() {
         let refused = preload(None, [Path::new("/a b/m.so")]).unwrap_err();
         assert!(
             refused.to_string().contains("has a blank or a colon"),

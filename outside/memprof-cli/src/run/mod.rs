@@ -1,5 +1,4 @@
-//! `memprof run`: a program as it is, with the plugin preloaded, and another allocator where one is
-//! asked for.
+//! `memprof run`: starts a program with the plugin preloaded, and with another allocator if one is requested.
 //!
 //! Its children inherit the environment, so they are profiled too, each under its own pid.
 
@@ -22,7 +21,7 @@ use allocator::{BuiltinProfiler, PreloadLibrary};
 use environment::{malloc_conf, preload};
 use program::{JemallocLocation, Program};
 
-/// What the preloaded plugin acts on (memprof-host, `adapters::preload`).
+/// Environment variables that the preloaded plugin reads (memprof-host, `adapters::preload`).
 const MARKER: (&str, &str) = ("MEMPROF_RUN", "1");
 const ACTIVE: &str = "MEMPROF_ACTIVE";
 const TALLY: (&str, &str) = ("MEMPROF_TALLY", "1");
@@ -31,12 +30,13 @@ const DUMP_DIR: &str = "MEMPROF_DUMP_DIR";
 const CONFIG: &str = "MEMPROF_CONFIG";
 
 const MALLOC_CONF: &str = "MALLOC_CONF";
-/// gperftools' bytes between samples; without it, tcmalloc does not sample.
+/// Variable with gperftools' mean bytes between samples; if unset, tcmalloc does not sample.
 const SAMPLE_PARAMETER: &str = "TCMALLOC_SAMPLE_PARAMETER";
 const DEFAULT_LG_SAMPLE: u8 = 19;
 
-/// Seen from this program: where packages put it, and `cargo xtask build`.
-const PLUGIN_PLACES: [&str; 2] = [
+/// Paths of the plugin relative to this program's directory: as packages install it, and as `cargo xtask build`
+/// places it.
+const PLUGIN_PATHS: [&str; 2] = [
     "../lib/memprof/memory_profile.so",
     "../plugins/memory_profile.so",
 ];
@@ -86,26 +86,26 @@ pub(crate) fn run(run: &RunArgs) -> Outcome {
     ))
 }
 
-/// The program with the plugin preloaded.
+/// Builds the command that runs the program with the plugin preloaded.
 ///
 /// # Errors
-/// There is none, or it cannot be profiled so.
+/// The program is not found, or cannot be profiled this way.
 pub(crate) fn preload_command(run: &RunArgs) -> anyhow::Result<Command> {
     let (name, args) = run.command.split_first().context("no program is given")?;
     let program = Program::find(name)?;
-    let plugin = plugin(run.plugin.as_deref())?;
-    let library = library(run, &program)?;
-    note(&program, library.as_ref());
+    let plugin = find_plugin(run.plugin.as_deref())?;
+    let library = preload_library(run, &program)?;
+    print_notes(&program, library.as_ref());
 
     let mut command = Command::new(&program.path);
     command.arg0(name).args(args).env(MARKER.0, MARKER.1);
-    let replaced = library.iter().map(|library| library.path.as_path());
+    let allocator = library.iter().map(|library| library.path.as_path());
     let before = std::env::var_os("LD_PRELOAD");
-    let libraries = replaced.chain([plugin.as_path()]);
+    let libraries = allocator.chain([plugin.as_path()]);
     command.env("LD_PRELOAD", preload(before.as_deref(), libraries)?);
     let profiler = library.and_then(|library| library.profiler);
     let preloaded = (profiler == Some(BuiltinProfiler::Jemalloc)).then_some(MALLOC_CONF);
-    // Only memprof's sampler counts all.
+    // Only memprof's sampler counts all allocations.
     let own = program.conf_variable().filter(|_| !run.is_tallied);
     let own = own.filter(|own| preloaded != Some(own));
     let mut lg_sample = run.lg_sample;
@@ -116,8 +116,8 @@ pub(crate) fn preload_command(run: &RunArgs) -> anyhow::Result<Command> {
             }
             before => before.ok(),
         };
-        let (value, kept) = malloc_conf(before.as_deref(), run.active, run.lg_sample);
-        for option in kept {
+        let (value, conflicting) = malloc_conf(before.as_deref(), run.active, run.lg_sample);
+        for option in conflicting {
             output::note(&format!("{variable} already sets {option}, which is kept"));
             lg_sample = lg_sample.filter(|_| !option.starts_with("lg_prof_sample"));
         }
@@ -146,24 +146,24 @@ pub(crate) fn preload_command(run: &RunArgs) -> anyhow::Result<Command> {
         command.env(DUMP_DIR, absolute(directory)?);
     }
     if let Some(config) = &run.config {
-        let found = config.canonicalize();
-        let config = found.with_context(|| format!("no config file at {}", config.display()))?;
+        let path = config.canonicalize();
+        let config = path.with_context(|| format!("no config file at {}", config.display()))?;
         command.env(CONFIG, config);
     }
     signals::inherit(&mut command);
     Ok(command)
 }
 
-/// The plugin that is wanted, or the one that lies beside this program.
-pub(crate) fn plugin(wanted: Option<&Path>) -> anyhow::Result<PathBuf> {
-    let path = match wanted {
+/// Finds the plugin's file: the given one, or the one that is installed with this program.
+pub(crate) fn find_plugin(given: Option<&Path>) -> anyhow::Result<PathBuf> {
+    let path = match given {
         Some(path) => absolute(path)?,
         None => {
             let own = std::env::current_exe().context("failed to find this program")?;
             let directory = own.parent().unwrap_or(Path::new("/"));
-            let mut places = PLUGIN_PLACES.map(|place| directory.join(place)).into_iter();
-            let found = places.find(|place| place.exists());
-            found.unwrap_or_else(|| directory.join(PLUGIN_PLACES[0]))
+            let mut paths = PLUGIN_PATHS.map(|path| directory.join(path)).into_iter();
+            let found = paths.find(|path| path.exists());
+            found.unwrap_or_else(|| directory.join(PLUGIN_PATHS[0]))
         }
     };
     path.canonicalize().with_context(|| {
@@ -178,11 +178,11 @@ fn absolute(path: &Path) -> anyhow::Result<PathBuf> {
     std::path::absolute(path).with_context(|| path.display().to_string())
 }
 
-/// The allocator that is preloaded: none unless one is asked for, nor a second jemalloc.
-fn library(run: &RunArgs, program: &Program) -> anyhow::Result<Option<PreloadLibrary>> {
-    let provided = program.provided();
-    let has_jemalloc = match provided.place {
-        JemallocLocation::Linked => provided.can_profile,
+/// Chooses the allocator to preload: `None` unless one is requested, and if the program has jemalloc already.
+fn preload_library(run: &RunArgs, program: &Program) -> anyhow::Result<Option<PreloadLibrary>> {
+    let own_jemalloc = program.own_jemalloc();
+    let has_jemalloc = match own_jemalloc.location {
+        JemallocLocation::Linked => own_jemalloc.can_profile,
         JemallocLocation::Malloc => true,
         JemallocLocation::Nowhere | JemallocLocation::Beside(_) | JemallocLocation::Unknown => {
             false
@@ -191,14 +191,16 @@ fn library(run: &RunArgs, program: &Program) -> anyhow::Result<Option<PreloadLib
     match &run.allocator {
         None => Ok(None),
         Some(AllocatorChoice::Jemalloc) if has_jemalloc => Ok(None),
-        Some(wanted) => wanted.find().map(Some),
+        Some(choice) => choice.find().map(Some),
     }
 }
 
+/// Fails if the program's allocations cannot be counted.
+///
 /// # Errors
-/// The program's allocator is linked into it: calls lead through no slot, and cannot be counted.
+/// The program's allocator is linked into it: no GOT slot holds its functions, so its calls cannot be counted.
 fn require_slots(program: &Program) -> anyhow::Result<()> {
-    match &program.provided().place {
+    match &program.own_jemalloc().location {
         JemallocLocation::Nowhere | JemallocLocation::Linked => Ok(()),
         JemallocLocation::Beside(_) | JemallocLocation::Malloc | JemallocLocation::Unknown => {
             let message = format!(
@@ -211,14 +213,15 @@ fn require_slots(program: &Program) -> anyhow::Result<()> {
     }
 }
 
-fn note(program: &Program, library: Option<&PreloadLibrary>) {
+/// Prints notes on the program's own jemalloc.
+fn print_notes(program: &Program, library: Option<&PreloadLibrary>) {
     let name = program.path.display();
-    let provided = program.provided();
-    match &provided.place {
-        JemallocLocation::Beside(variable) if provided.can_profile => output::note(&format!(
+    let own_jemalloc = program.own_jemalloc();
+    match &own_jemalloc.location {
+        JemallocLocation::Beside(variable) if own_jemalloc.can_profile => output::note(&format!(
             "{name} brings a jemalloc of its own, which reads {variable}; it is profiled"
         )),
-        JemallocLocation::Malloc if provided.can_profile => output::note(&format!(
+        JemallocLocation::Malloc if own_jemalloc.can_profile => output::note(&format!(
             "{name} brings its own jemalloc as malloc; it is profiled"
         )),
         JemallocLocation::Beside(_) | JemallocLocation::Malloc => output::note(&format!(
@@ -231,7 +234,7 @@ fn note(program: &Program, library: Option<&PreloadLibrary>) {
         )),
         JemallocLocation::Linked | JemallocLocation::Nowhere => {}
     }
-    if let (JemallocLocation::Malloc, Some(library)) = (&provided.place, library) {
+    if let (JemallocLocation::Malloc, Some(library)) = (&own_jemalloc.location, library) {
         output::note(&format!(
             "{name} has a malloc of its own, so {} serves only its libraries",
             library.path.display()

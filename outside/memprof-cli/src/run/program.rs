@@ -1,4 +1,4 @@
-//! The program that is to be profiled: its file, and what stands against preloading.
+//! Examines a program to run: its file, its jemalloc, and reasons why nothing can be preloaded.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -15,59 +15,59 @@ use crate::malloc_conf::{JemallocInFile, has_profiler, variable_of};
 use crate::run::allocator::{can_profile, linked_jemalloc};
 use crate::script::{interpreter, read_head, search};
 
-/// A program that can be profiled.
+/// A program that the plugin can be preloaded into.
 #[derive(Debug)]
 pub(crate) struct Program {
-    /// The file that is executed: a binary or a script.
+    /// File that is executed: a binary or a script.
     pub(crate) path: PathBuf,
-    provided: ProgramJemalloc,
+    own_jemalloc: ProgramJemalloc,
 }
 
-/// The jemalloc that a program has without our doing.
+/// jemalloc of a program, without anything preloaded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ProgramJemalloc {
-    pub(crate) place: JemallocLocation,
-    /// It was built with profiling.
+    pub(crate) location: JemallocLocation,
+    /// Whether it was built with profiling.
     pub(crate) can_profile: bool,
 }
 
-/// Where a program has its jemalloc.
+/// Location of a program's jemalloc.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum JemallocLocation {
-    /// Nowhere: it has none.
+    /// The program has none.
     Nowhere,
-    /// It is linked to the shared library, by itself or by another library.
+    /// In the shared library, which the program or another library links to.
     Linked,
-    /// It has one under a prefix, beside `malloc`; this variable configures it.
+    /// In the program under a prefix, in addition to `malloc`; this variable configures it.
     Beside(String),
-    /// It has one that serves as its `malloc`.
+    /// In the program, as its `malloc`.
     Malloc,
-    /// It has one, and nothing tells where.
+    /// In the program, but stripped, so its functions and variable are unknown.
     Unknown,
 }
 
-/// A script may name another script as its interpreter (execve(2)).
-const INTERPRETER_LIMIT: usize = 4;
+/// Largest number of interpreters: a script may name another script as its interpreter (execve(2)).
+const MAX_INTERPRETERS: usize = 4;
 
-const SETUID: u32 = 0o4000;
-const SETGID: u32 = 0o2000;
+const SETUID_BIT: u32 = 0o4000;
+const SETGID_BIT: u32 = 0o2000;
 
 impl Program {
-    /// Finds a program as a shell would.
+    /// Finds a program as a shell does, and examines it.
     ///
     /// # Errors
-    /// There is none, or nothing can be preloaded into it.
+    /// The program is not found, or nothing can be preloaded into it.
     pub(crate) fn find(name: &OsStr) -> anyhow::Result<Self> {
         let path = search(name)?;
         let mut binary = path.clone();
-        for _ in 0..INTERPRETER_LIMIT {
+        for _ in 0..MAX_INTERPRETERS {
             let (file, head) = open(&binary)?;
-            refuse_elevated(&binary)?;
+            require_equal_rights(&binary)?;
             match interpreter(&head) {
                 Some(interpreter) => binary = interpreter,
                 None => {
-                    let provided = inspect(&binary, &file, &head)?;
-                    return Ok(Self { path, provided });
+                    let own_jemalloc = inspect(&binary, &file, &head)?;
+                    return Ok(Self { path, own_jemalloc });
                 }
             }
         }
@@ -75,15 +75,15 @@ impl Program {
         Err(with_exit_code(USAGE, message))
     }
 
-    /// What it brings.
-    pub(crate) fn provided(&self) -> &ProgramJemalloc {
-        &self.provided
+    /// The program's own jemalloc.
+    pub(crate) fn own_jemalloc(&self) -> &ProgramJemalloc {
+        &self.own_jemalloc
     }
 
-    /// The variable that makes a profile of its own jemalloc possible.
+    /// Variable that enables profiling in the program's own jemalloc; `None` if there is no such jemalloc.
     pub(crate) fn conf_variable(&self) -> Option<&str> {
-        match &self.provided.place {
-            _ if !self.provided.can_profile => None,
+        match &self.own_jemalloc.location {
+            _ if !self.own_jemalloc.can_profile => None,
             JemallocLocation::Linked | JemallocLocation::Malloc => Some("MALLOC_CONF"),
             JemallocLocation::Beside(variable) => Some(variable),
             JemallocLocation::Nowhere | JemallocLocation::Unknown => None,
@@ -91,6 +91,7 @@ impl Program {
     }
 }
 
+/// Opens a program's file and reads its first bytes.
 fn open(path: &Path) -> anyhow::Result<(File, Vec<u8>)> {
     let opened = File::open(path).and_then(|file| {
         let head = read_head(&file)?;
@@ -99,8 +100,8 @@ fn open(path: &Path) -> anyhow::Result<(File, Vec<u8>)> {
     opened.with_context(|| format!("failed to read {}", path.display()))
 }
 
-/// The loader ignores `LD_PRELOAD` in a process that has more rights than who started it.
-fn refuse_elevated(path: &Path) -> anyhow::Result<()> {
+/// Fails if the program would run with other rights than this process: the loader then ignores `LD_PRELOAD`.
+fn require_equal_rights(path: &Path) -> anyhow::Result<()> {
     let metadata = path
         .metadata()
         .with_context(|| path.display().to_string())?;
@@ -108,8 +109,8 @@ fn refuse_elevated(path: &Path) -> anyhow::Result<()> {
         rustix::process::getuid().as_raw(),
         rustix::process::getgid().as_raw(),
     );
-    let changes_user = metadata.mode() & SETUID != 0 && metadata.uid() != uid;
-    let changes_group = metadata.mode() & SETGID != 0 && metadata.gid() != gid;
+    let changes_user = metadata.mode() & SETUID_BIT != 0 && metadata.uid() != uid;
+    let changes_group = metadata.mode() & SETGID_BIT != 0 && metadata.gid() != gid;
     let has_capabilities = uid != 0 && has_capabilities(path);
     if changes_user || changes_group || has_capabilities {
         let message = format!(
@@ -127,6 +128,7 @@ fn has_capabilities(path: &Path) -> bool {
     rustix::fs::getxattr(path, "security.capability", &mut value).is_ok()
 }
 
+/// Checks that the plugin can be preloaded into a binary, and finds its jemalloc.
 fn inspect(path: &Path, file: &File, head: &[u8]) -> anyhow::Result<ProgramJemalloc> {
     if !head.starts_with(&elf::ELFMAG) {
         let message = format!(
@@ -160,7 +162,7 @@ fn inspect(path: &Path, file: &File, head: &[u8]) -> anyhow::Result<ProgramJemal
     if class != elf::EM_X86_64 {
         anyhow::bail!(failed());
     }
-    let place = match variable_of(&elf, file).with_context(failed)? {
+    let location = match variable_of(&elf, file).with_context(failed)? {
         JemallocInFile::Variable(variable) if variable == "MALLOC_CONF" => JemallocLocation::Malloc,
         JemallocInFile::Variable(variable) => JemallocLocation::Beside(variable),
         JemallocInFile::Hidden => JemallocLocation::Unknown,
@@ -168,22 +170,22 @@ fn inspect(path: &Path, file: &File, head: &[u8]) -> anyhow::Result<ProgramJemal
             return match linked_jemalloc(loader, path) {
                 Some(library) => Ok(ProgramJemalloc {
                     can_profile: can_profile(&library)?,
-                    place: JemallocLocation::Linked,
+                    location: JemallocLocation::Linked,
                 }),
                 None => Ok(ProgramJemalloc {
-                    place: JemallocLocation::Nowhere,
+                    location: JemallocLocation::Nowhere,
                     can_profile: false,
                 }),
             };
         }
     };
     Ok(ProgramJemalloc {
-        place,
+        location,
         can_profile: has_profiler(&elf, file).with_context(failed)?,
     })
 }
 
-/// The plugin needs glibc's loader. Another one cannot load it, or loads it and fails later.
+/// Fails unless the program uses glibc's loader, which the plugin needs: another one cannot load it, or fails later.
 fn require_glibc_loader<'d, R: ReadRef<'d>>(
     path: &Path,
     elf: &ElfFile64<'d, Endianness, R>,
@@ -213,7 +215,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_program_for_another_libc_is_refused_by_name() {
+    fn program_for_another_libc_is_rejected_by_name() {
         const GLIBC: &[u8] = b"/lib64/ld-linux-x86-64.so.2\0";
         let own = std::fs::read(std::env::current_exe().unwrap()).unwrap();
         let at = memchr::memmem::find(&own, GLIBC).unwrap();
@@ -240,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn interpreters_of_scripts() {
+    fn interpreters_of_scripts_are_found() {
         let check = |script: &str, expected: Option<&str>| {
             assert_eq!(interpreter(script.as_bytes()), expected.map(PathBuf::from));
         };
@@ -251,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_profiled_is_told_why() {
+    fn unprofilable_program_error_names_the_reason() {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("program");
         let check = |path: &Path, expected: &str| {
