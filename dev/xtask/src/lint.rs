@@ -17,7 +17,6 @@ const UNREAD: &[&str] = &[
     "outside/memprof-cli",
     "outside/memprof-fleet",
     "in-process/memprof-host",
-    "outside/memprof-http",
     "memprof-plugin-abi",
     "plugins/memory-profile",
     "dev/torture",

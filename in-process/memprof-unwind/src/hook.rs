@@ -24,12 +24,12 @@ use crate::thread_stack::{self, ThreadStack, set_main_stack_top};
 use crate::walk::{Frame, Registers, RuleSource, WalkEnd, as_frames, walk};
 use crate::workspace::{self, Workspace};
 
-/// `prof_backtrace_hook_t` of jemalloc 5.3. Fills the array with at most `n` (third argument)
-/// program counters from the leaf on and sets the count, which is 0 before the call.
+/// `prof_backtrace_hook_t` of jemalloc 5.3. Fills the array with at most `n` (third argument) program counters from
+/// the leaf on and sets the count, which is 0 before the call.
 pub type Walker = unsafe extern "C" fn(*mut *mut c_void, *mut u32, u32);
 
-/// One hook per allocator of the process. The allocator passes no argument that tells hooks apart,
-/// so each has its own entry function. Hooks are static because a thread may be in one at any time.
+/// One hook per allocator of the process. The allocator passes no argument that tells hooks apart, so each has its
+/// own entry function. Hooks are static because a thread may be in one at any time.
 pub static HOOKS: [BacktraceHook; 4] = [const { BacktraceHook::new() }; 4];
 
 static ENTRIES: [Walker; HOOKS.len()] = [entry::<0>, entry::<1>, entry::<2>, entry::<3>];
@@ -65,9 +65,8 @@ pub struct BacktraceHook {
     agreed: AtomicU64,
 }
 
-/// Initializes the state that all hooks share. `find` is the loader's `_dl_find_object`;
-/// `main_stack_top` is an address in the topmost page of the main thread's stack, such as
-/// `AT_RANDOM` of getauxval(3).
+/// Initializes the state that all hooks share. `find` is the loader's `_dl_find_object`; `main_stack_top` is an
+/// address in the topmost page of the main thread's stack, such as `AT_RANDOM` of getauxval(3).
 pub fn prepare(find: FindObject, main_stack_top: usize) {
     set_main_stack_top(main_stack_top);
     FIND_OBJECT.store(find as usize, Release);
@@ -110,12 +109,12 @@ impl BacktraceHook {
         ENTRIES[index]
     }
 
-    /// Resets the counters and takes samples. The first `initial_comparisons` samples are walked by `saved`
-    /// too, and compared.
+    /// Resets the counters and takes samples. The first `initial_comparisons` samples are walked by `saved` too,
+    /// and compared.
     ///
     /// # Safety
-    /// `saved` is the walker of an allocator that stays loaded, this hook is given to that
-    /// allocator only, and [`prepare`] was called.
+    /// `saved` is the walker of an allocator that stays loaded, this hook is given to that allocator only, and
+    /// [`prepare`] was called.
     pub unsafe fn arm(&self, saved: Walker, initial_comparisons: u64) {
         self.saved.store(saved as usize, Relaxed);
         self.initial_comparisons.store(initial_comparisons, Relaxed);
@@ -185,8 +184,8 @@ unsafe extern "C" fn entry<const INDEX: usize>(_: *mut *mut c_void, _: *mut u32,
     )
 }
 
-/// Takes one sample. Returns false if the saved walker has to take it. `called` points to the
-/// return address of the hook's caller, `bp` is that caller's frame pointer.
+/// Takes one sample. Returns false if the saved walker has to take it. `called` points to the return address of the
+/// hook's caller, `bp` is that caller's frame pointer.
 ///
 /// # Safety
 /// Called only by [`entry`], with the arguments that the allocator passed to it.
@@ -236,8 +235,7 @@ unsafe extern "C" fn sample(
 }
 
 impl BacktraceHook {
-    /// Walks from `start`. `None` if the saved walker has to. `leaf` is put before the first frame
-    /// unless it is 0.
+    /// Walks from `start`. `None` if the saved walker has to. `leaf` is put before the first frame unless it is 0.
     #[inline(always)]
     fn walk(&self, start: Registers, leaf: usize, buffer: &mut [Frame]) -> Option<usize> {
         let (below, buffer) = match buffer.split_first_mut() {
@@ -318,13 +316,11 @@ impl BacktraceHook {
     }
 }
 
-/// Writes the program counters of the calling thread into the frames of `workspace`, from `start`
-/// outwards. Returns the number of frames and why the walk ended. Follows the frame pointer through
-/// code that no loader knows; ends where no rule leads to a caller.
+/// Writes the program counters of the calling thread into `workspace`, from `start` outwards. Returns their number and
+/// why the walk ended. Unlike a hook's, it follows the frame pointer through code without call frame information.
 ///
 /// # Safety
-/// `start` are registers of the calling thread, in a function that has not returned; [`prepare`]
-/// was called.
+/// `start` are registers of the calling thread, in a function that has not returned; [`prepare`] was called.
 #[inline(always)]
 pub unsafe fn walk_this_thread(start: Registers, workspace: &mut Workspace) -> (usize, WalkEnd) {
     let (buffer, steps, rule_stack) = workspace.parts();
@@ -335,8 +331,7 @@ pub unsafe fn walk_this_thread(start: Registers, workspace: &mut Workspace) -> (
 /// Like [`walk_this_thread`], but into `buffer`, and with a given rule for code that no loader knows.
 ///
 /// # Safety
-/// `start` are registers of the calling thread, in a function that has not returned; [`prepare`]
-/// was called.
+/// `start` are registers of the calling thread, in a function that has not returned; [`prepare`] was called.
 #[inline(always)]
 unsafe fn walk_with_fallback_rule(
     unknown_code_rule: PackedRule,

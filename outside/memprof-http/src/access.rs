@@ -1,7 +1,7 @@
-//! Who may ask: the right `Host`, no foreign page, and the token where there is one.
+//! Access control: the right `Host`, no page of another origin, and the token if there is one.
 //!
-//! A page from elsewhere can make a browser send requests here, to a name that it lets resolve to
-//! this address even with readable replies. So the name must be ours, and the asking page too.
+//! A page of another origin can make a browser send requests here, and even read the replies if its own host name
+//! resolves to this address. So both the requested name and the requesting page must be this server's.
 
 use std::sync::Arc;
 
@@ -17,28 +17,28 @@ use crate::peer::Peer;
 use crate::problem::{Problem, Result};
 use crate::token::Token;
 
-/// The names under which only this machine reaches itself.
+/// Names by which this machine reaches itself.
 const LOOPBACK: [&str; 3] = ["localhost", "127.0.0.1", "[::1]"];
 
-/// The rules of access.
+/// Rules of access.
 #[derive(Clone, Debug, Default)]
 pub struct Access {
-    /// Names that clients call this server by, besides those of the loopback address.
+    /// Host names of this server, besides those of the loopback address.
     pub names: Vec<String>,
-    /// Who may ask at all.
+    /// Clients that are allowed.
     pub admits: AccessRule,
 }
 
-/// Who may ask. The token comes as `Authorization: Bearer TOKEN`, or below `/t/TOKEN/`, for tools
-/// that send no headers. Never in a query, which ends up in logs.
+/// Clients that are allowed. The token is sent as `Authorization: Bearer TOKEN`, or in the path below `/t/TOKEN/`
+/// by tools that send no headers; never in a query, which ends up in logs.
 #[derive(Clone, Debug)]
 pub enum AccessRule {
-    /// This process's user and root, on this machine; and whoever brings the token, if there is
-    /// one. Only [`serve`](crate::serve) knows whose a connection is.
+    /// This process's user and root, on this machine; and any client with the token, if there is one. Only
+    /// [`serve`](crate::serve) knows the user of a connection.
     User(Option<Token>),
-    /// Who brings the token.
+    /// Clients with the token.
     Bearer(Token),
-    /// Everyone: the server that the router is mounted in has let them in.
+    /// All clients: the server in which the router is mounted controls access.
     Everyone,
 }
 
@@ -48,7 +48,7 @@ impl Default for AccessRule {
     }
 }
 
-/// Lets a request through that has the right to ask, without the token in its path.
+/// Middleware that forwards requests that are allowed, with the token removed from the path.
 pub(crate) async fn guard(
     State(access): State<Arc<Access>>,
     mut request: Request,
@@ -68,14 +68,15 @@ pub(crate) async fn guard(
             response
         }
     };
-    headers::protect(response.headers_mut());
+    headers::add_security_headers(response.headers_mut());
     response
 }
 
+/// Result of a successful check.
 #[derive(Debug)]
 enum Admission {
     Allow,
-    /// The page's links are relative to an address that ends in a slash.
+    /// The page's links are relative to a path that ends in a slash.
     RedirectToSlash(String),
 }
 
@@ -85,18 +86,18 @@ impl Access {
         check_cross_site(request)?;
         let peer = request.extensions().get::<Peer>().copied();
         let is_user = peer.is_some_and(Peer::is_same_user_or_root);
-        let (token, may) = match &self.admits {
+        let (token, is_allowed) = match &self.admits {
             AccessRule::User(token) => (token.as_ref(), is_user),
             AccessRule::Bearer(token) => (Some(token), false),
             AccessRule::Everyone => (None, true),
         };
-        let is_token = |given: &str| token.is_some_and(|token| token.matches(given));
+        let matches_token = |given: &str| token.is_some_and(|token| token.matches(given));
         let path = request.uri().path();
-        let behind = path.strip_prefix("/t/");
-        let given = behind.map(|behind| behind.split_once('/').unwrap_or((behind, "")));
+        let after_prefix = path.strip_prefix("/t/");
+        let given = after_prefix.map(|rest| rest.split_once('/').unwrap_or((rest, "")));
         match given {
-            // A page that was opened before this server started again shows the token of then.
-            Some((given, rest)) if may || is_token(given) => {
+            // A page that was opened before this server restarted sends an outdated token.
+            Some((given, rest)) if is_allowed || matches_token(given) => {
                 if path.len() == "/t/".len() + given.len() {
                     return Ok(Admission::RedirectToSlash(format!("{given}/")));
                 }
@@ -105,7 +106,9 @@ impl Access {
                 *request.uri_mut() = without_prefix(&rest)?;
                 Ok(Admission::Allow)
             }
-            _ if may || bearer(request.headers()).is_some_and(is_token) => Ok(Admission::Allow),
+            _ if is_allowed || bearer(request.headers()).is_some_and(matches_token) => {
+                Ok(Admission::Allow)
+            }
             _ => Err(unauthorized(token, peer)),
         }
     }
@@ -113,12 +116,12 @@ impl Access {
     fn check_host_header(&self, uri: &Uri, headers: &HeaderMap) -> Result<()> {
         let mut hosts = headers.get_all(HOST).iter();
         let host = hosts.next().and_then(|host| host.to_str().ok());
-        let named = host.is_some_and(|host| self.has_name(host)) && hosts.next().is_none();
+        let is_host_known = host.is_some_and(|host| self.has_name(host)) && hosts.next().is_none();
         // An absolute URI in the request line has precedence over Host (RFC 9112, 3.2.2).
-        let addressed = uri
+        let is_uri_known = uri
             .authority()
             .is_none_or(|uri| self.has_name(uri.as_str()));
-        if named && addressed {
+        if is_host_known && is_uri_known {
             return Ok(());
         }
         let message = format!("unknown host name {:?}", host.unwrap_or_default());
@@ -137,8 +140,8 @@ impl Access {
     }
 }
 
-/// Refuses what a page from elsewhere makes a browser send. A header that is there twice is taken
-/// for the worse of both.
+/// Rejects requests that a page of another origin makes a browser send. Of a repeated header, every value must be
+/// allowed.
 fn check_cross_site(request: &Request) -> Result<()> {
     let headers = request.headers();
     let texts = |name: &str| {
@@ -153,9 +156,9 @@ fn check_cross_site(request: &Request) -> Result<()> {
         authority.is_some_and(|authority| authority.eq_ignore_ascii_case(host))
     };
     let is_own_origin = texts(ORIGIN.as_str()).all(is_own);
-    // Browsers send no Origin with what an <img> loads, but tell that it is not ours.
+    // Browsers send no Origin when they load an <img>, but `Sec-Fetch-Site` shows that it is of another site.
     let is_own_page = texts("sec-fetch-site").all(|site| matches!(site, "same-origin" | "none"));
-    // A link to the page may be followed.
+    // Links to the page are allowed.
     let mut modes = texts("sec-fetch-mode");
     let is_link = modes.next() == Some("navigate") && modes.next().is_none();
     if is_own_origin && (is_own_page || (is_link && is_navigation(request.method(), request.uri())))
@@ -193,17 +196,18 @@ fn without_prefix(rest: &str) -> Result<Uri> {
         .map_err(|_| Problem::invalid("the path is malformed"))
 }
 
+/// Error for a request without a valid token.
 fn unauthorized(token: Option<&Token>, peer: Option<Peer>) -> Problem {
-    let stranger = peer.filter(|peer| !peer.is_same_user_or_root());
-    let of_whom = stranger.map(|peer| format!("this connection comes from {}", peer.describe()));
+    let other_user = peer.filter(|peer| !peer.is_same_user_or_root());
+    let origin = other_user.map(|peer| format!("this connection comes from {}", peer.describe()));
     let bring = "send Authorization: Bearer TOKEN, or put /t/TOKEN in front of the path";
-    let (message, remedy) = match (token, of_whom) {
-        (Some(_), Some(of_whom)) => (
-            format!("the token is missing or wrong, and {of_whom}"),
+    let (message, remedy) = match (token, origin) {
+        (Some(_), Some(origin)) => (
+            format!("the token is missing or wrong, and {origin}"),
             bring,
         ),
         (Some(_), None) => ("the token is missing or wrong".to_owned(), bring),
-        (None, Some(of_whom)) => (of_whom, "ask as the server's user, or as root"),
+        (None, Some(origin)) => (origin, "ask as the server's user, or as root"),
         (None, None) => (
             "this server does not know which user connects".to_owned(),
             "serve the router with memprof_http::serve, or set Access::admits",
@@ -217,7 +221,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_and_ports() {
+    fn host_names_match_with_any_port() {
         let access = Access {
             names: vec!["Box.example".to_owned()],
             admits: AccessRule::default(),

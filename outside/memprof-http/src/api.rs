@@ -1,4 +1,4 @@
-//! `/api/v1`: the plugin's messages as they are, and the kept dumps in every format.
+//! Routes of `/api/v1`: forwards the plugin's messages, and serves kept dumps in every format.
 
 use axum::Json;
 use axum::body::Bytes;
@@ -21,10 +21,10 @@ use crate::problem::{Problem, Result};
 use crate::report::ReportQuery;
 use crate::request_host::{RequestHost, SharedHosts, find_hosts};
 
-/// Messages whose routes are not called like them, or do more than pass them on.
-const OF_THEIR_OWN: [&str; 4] = ["dump", "list", "fetch", "help"];
-/// More than the arguments of any message.
-const ARGUMENTS: usize = 4096;
+/// Messages with a route of another name, or that are not just forwarded.
+const SPECIAL_MESSAGES: [&str; 4] = ["dump", "list", "fetch", "help"];
+/// Most bytes of a request body: more than the arguments of any message.
+const MAX_BODY_BYTES: usize = 4096;
 
 pub(crate) fn routes() -> Router<SharedHosts> {
     let mut router = Router::new()
@@ -38,72 +38,79 @@ pub(crate) fn routes() -> Router<SharedHosts> {
         };
         router = router.route(&format!("/api/v1/{}", message.name), route);
     }
-    router.layer(DefaultBodyLimit::max(ARGUMENTS))
+    router.layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
 }
 
-/// The messages that are passed on as they are.
+/// Messages that are forwarded unchanged.
 pub(crate) fn simple_messages() -> impl Iterator<Item = &'static MessageSpec> {
     let messages = MESSAGES.iter();
-    messages.filter(|message| !OF_THEIR_OWN.contains(&message.name))
+    messages.filter(|message| !SPECIAL_MESSAGES.contains(&message.name))
 }
 
-/// The arguments are the query's.
+/// Route of a message without side effects; its arguments are the query.
 fn read_route(message: &'static str) -> MethodRouter<SharedHosts> {
     get(
         async move |RequestHost(host): RequestHost,
                     Query(mut args): Query<Vec<(String, String)>>| {
             args.iter().try_for_each(|(key, _)| check_key(key))?;
             if message == "stats" && !args.iter().any(|(key, _)| key == "log") {
-                // A page that asks every few seconds must not fill the host's log.
+                // A page that polls every few seconds must not fill the host's log.
                 args.push(("log".to_owned(), "off".to_owned()));
             }
-            ask(&host, message, &args).await
+            send_args(&host, message, &args).await
         },
     )
 }
 
+/// Route of a message with side effects; its arguments are the body.
 fn write_route(message: &'static str) -> MethodRouter<SharedHosts> {
-    post(async move |RequestHost(host): RequestHost, body: Bytes| send(&host, message, &body).await)
+    post(async move |RequestHost(host): RequestHost, body: Bytes| {
+        send_body(&host, message, &body).await
+    })
 }
 
-async fn send(host: &Gateway, message: &'static str, body: &[u8]) -> Result<Response> {
-    ask(host, message, &arguments(body)?).await
+async fn send_body(host: &Gateway, message: &'static str, body: &[u8]) -> Result<Response> {
+    send_args(host, message, &parse_arguments(body)?).await
 }
 
-async fn ask(host: &Gateway, message: &'static str, args: &[(String, String)]) -> Result<Response> {
+async fn send_args(
+    host: &Gateway,
+    message: &'static str,
+    args: &[(String, String)],
+) -> Result<Response> {
     let args: Vec<_> = args.iter().map(|(k, v)| (k.as_str(), v.as_str())).collect();
-    reply(host.send(message, &args).await?)
+    forward_reply(host.send(message, &args).await?)
 }
 
-/// What is looked at of a reply that is passed on as it is.
+/// The part of a forwarded reply that determines its status and content type.
 #[derive(Deserialize)]
 struct ReplyPeek {
     findings: Option<IgnoredAny>,
 }
 
-/// The plugin's object as it is. What a doctor finds is an answer, whatever its status.
-fn reply(answer: PluginReply) -> Result<Response> {
-    let looked: Option<ReplyPeek> = serde_json::from_slice(&answer.body).ok();
-    let is_finding = looked.as_ref().is_some_and(|of| of.findings.is_some());
-    if answer.status != 0 && !is_finding {
-        return Err(Problem::from_reply(&answer));
+/// Forwards the plugin's reply. A reply with findings is a success, whatever its status.
+fn forward_reply(reply: PluginReply) -> Result<Response> {
+    let peek: Option<ReplyPeek> = serde_json::from_slice(&reply.body).ok();
+    let is_finding = peek.as_ref().is_some_and(|peek| peek.findings.is_some());
+    if reply.status != 0 && !is_finding {
+        return Err(Problem::from_reply(&reply));
     }
-    // `stats format=text` is no JSON.
-    let content_type = match looked {
+    // `stats format=text` is not JSON.
+    let content_type = match peek {
         Some(_) => "application/json",
         None => "text/plain; charset=utf-8",
     };
-    Ok(([(CONTENT_TYPE, content_type)], answer.body).into_response())
+    Ok(([(CONTENT_TYPE, content_type)], reply.body).into_response())
 }
 
-/// The arguments of a message: an object of texts, numbers and switches, or nothing.
-fn arguments(body: &[u8]) -> Result<Vec<(String, String)>> {
+/// Parses the arguments of a message: a JSON object of strings, numbers and booleans, or an empty body.
+fn parse_arguments(body: &[u8]) -> Result<Vec<(String, String)>> {
     if body.trim_ascii().is_empty() {
         return Ok(Vec::new());
     }
     let object: Map<String, Value> = serde_json::from_slice(body)
         .map_err(|error| Problem::invalid(format!("the body is not a JSON object: {error}")))?;
-    let word = |(key, value): (String, Value)| {
+    let parse = |(key, value): (String, Value)| {
         check_key(&key)?;
         let value = match value {
             Value::String(text) => text,
@@ -117,7 +124,7 @@ fn arguments(body: &[u8]) -> Result<Vec<(String, String)>> {
         };
         Ok((key, value))
     };
-    object.into_iter().map(word).collect()
+    object.into_iter().map(parse).collect()
 }
 
 fn check_key(key: &str) -> Result<()> {
@@ -128,9 +135,9 @@ fn check_key(key: &str) -> Result<()> {
 }
 
 async fn dump(RequestHost(host): RequestHost, body: Bytes) -> Result<Response> {
-    // One of another kind, or of one allocator, is not what the others wait for.
-    if !arguments(&body)?.is_empty() {
-        return send(&host, "dump", &body).await;
+    // A dump of another kind or of one allocator is not shared with other requests.
+    if !parse_arguments(&body)?.is_empty() {
+        return send_body(&host, "dump", &body).await;
     }
     Ok(Json(&*host.dump().await?).into_response())
 }
@@ -155,10 +162,10 @@ async fn kept_dump(
     view.render_kept_dump(&host, &id).await
 }
 
-/// The hosts that run, as `memprof ps` lists them.
+/// Lists the running hosts, like `memprof ps`.
 pub(crate) async fn hosts(State(hosts): State<SharedHosts>) -> Result<Response> {
-    let seen = find_hosts(move || hosts.list()).await?;
-    let hosts = seen.into_iter().map(HostRow::of).collect();
+    let listed = find_hosts(move || hosts.list()).await?;
+    let hosts = listed.into_iter().map(HostRow::from_listed).collect();
     Ok(Json(HostRows { hosts }).into_response())
 }
 
@@ -171,22 +178,22 @@ pub(crate) struct HostRows {
 /// One host, as `memprof ps` lists it.
 #[derive(Debug, Serialize, JsonSchema)]
 struct HostRow {
-    /// Its process, as it is called here.
+    /// Process id in the server's PID namespace.
     pid: u32,
-    /// `[control] name`, else its program's.
+    /// Value of `[control] name`, or the program's name.
     name: String,
-    /// Its command line.
+    /// Command line.
     command: String,
-    /// When its control socket was opened: seconds since 1970, UTC.
+    /// Time at which its control socket was opened, in seconds since 1970 (UTC).
     started: u64,
     /// Whether allocations are sampled.
     profiling: OpenEnum<Profiling>,
-    /// `jemalloc 5.3.0`, for each.
+    /// Name and version of each allocator, such as `jemalloc 5.3.0`.
     allocators: Vec<String>,
 }
 
 impl HostRow {
-    fn of(host: ListedHost) -> Self {
+    fn from_listed(host: ListedHost) -> Self {
         let ListedHost { pid, info, status } = host;
         let allocators = status.iter().flat_map(|status| &status.allocators);
         let allocators = allocators.map(ToString::to_string).collect();

@@ -1,4 +1,4 @@
-//! How many threads may wait for hosts: one that does not answer must not keep the others waiting.
+//! Limits the threads that wait for hosts: a host that does not answer must not block requests for others.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,25 +9,25 @@ use tokio::time::timeout;
 
 use crate::problem::{Problem, Result};
 
-/// How long a request waits for its turn.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// Time that a request waits for a permit.
+const PERMIT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Threads that wait for hosts, and of these for long answers. The program has more: some are
-/// always left for what waits for nobody.
-static ALL: Semaphore = Semaphore::const_new(40);
-static LONG: Semaphore = Semaphore::const_new(24);
+/// Threads that wait for hosts, and those of them that wait for long replies. The program has more threads, so some
+/// are always free for other work.
+static ALL_CALLS: Semaphore = Semaphore::const_new(40);
+static LONG_CALLS: Semaphore = Semaphore::const_new(24);
 
-/// How long the answer to a call may take.
+/// Expected time until a call is answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Call {
-    /// No longer than a dump does not last.
+pub(crate) enum CallKind {
+    /// Shorter than a dump.
     Quick,
     /// As long as a dump, or longer.
     Long,
 }
 
-impl Call {
-    pub(crate) fn of(message: &str) -> Self {
+impl CallKind {
+    pub(crate) fn for_message(message: &str) -> Self {
         match memprof_messages::message(message) {
             Some(known) if known.latency == ReplyLatency::Immediate => Self::Quick,
             _ => Self::Long,
@@ -35,7 +35,7 @@ impl Call {
     }
 }
 
-/// The calls to one host at the same time.
+/// Limits concurrent calls to one host.
 #[derive(Debug)]
 pub(crate) struct CallLimiter {
     quick: Arc<Semaphore>,
@@ -51,8 +51,7 @@ impl Default for CallLimiter {
     }
 }
 
-/// The right to one call, until it is dropped: by the thread that calls, which goes on when whoever
-/// asked has left.
+/// Permit for one call. The calling thread holds it, and goes on even if the client has left.
 pub(crate) struct CallPermit {
     _own: OwnedSemaphorePermit,
     _long: Option<SemaphorePermit<'static>>,
@@ -60,31 +59,31 @@ pub(crate) struct CallPermit {
 }
 
 impl CallLimiter {
-    /// Waits until the host may be called.
-    pub(crate) async fn acquire(&self, kind: Call) -> Result<CallPermit> {
-        self.acquire_within(PATIENCE, kind).await
+    /// Waits for a permit. Fails after [`PERMIT_TIMEOUT`].
+    pub(crate) async fn acquire(&self, kind: CallKind) -> Result<CallPermit> {
+        self.acquire_within(PERMIT_TIMEOUT, kind).await
     }
 
-    async fn acquire_within(&self, patience: Duration, kind: Call) -> Result<CallPermit> {
-        let Ok(turn) = timeout(patience, self.wait(kind)).await else {
+    async fn acquire_within(&self, limit: Duration, kind: CallKind) -> Result<CallPermit> {
+        let Ok(permit) = timeout(limit, self.wait(kind)).await else {
             let message = "too many requests wait for this host, or for others";
             return Err(Problem::overloaded(message));
         };
-        turn.map_err(|error| Problem::internal(error.to_string()))
+        permit.map_err(|error| Problem::internal(error.to_string()))
     }
 
-    async fn wait(&self, kind: Call) -> Result<CallPermit, AcquireError> {
+    async fn wait(&self, kind: CallKind) -> Result<CallPermit, AcquireError> {
         let (own, long) = match kind {
-            Call::Quick => (Arc::clone(&self.quick).acquire_owned().await?, None),
-            Call::Long => {
+            CallKind::Quick => (Arc::clone(&self.quick).acquire_owned().await?, None),
+            CallKind::Long => {
                 let own = Arc::clone(&self.long).acquire_owned().await?;
-                (own, Some(LONG.acquire().await?))
+                (own, Some(LONG_CALLS.acquire().await?))
             }
         };
         Ok(CallPermit {
             _own: own,
             _long: long,
-            _all: ALL.acquire().await?,
+            _all: ALL_CALLS.acquire().await?,
         })
     }
 }
@@ -94,32 +93,32 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_host_that_answers_nothing_keeps_no_other_waiting() {
+    fn unresponsive_host_does_not_block_others() {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_time()
             .build();
         runtime.unwrap().block_on(async {
             let (stuck, other) = (CallLimiter::default(), CallLimiter::default());
-            let mut turns = Vec::new();
-            for kind in [Call::Quick, Call::Long] {
+            let mut permits = Vec::new();
+            for kind in [CallKind::Quick, CallKind::Long] {
                 loop {
                     match stuck.acquire_within(Duration::ZERO, kind).await {
-                        Ok(turn) => turns.push(turn),
+                        Ok(permit) => permits.push(permit),
                         Err(problem) => break assert_eq!(problem.kind(), "overloaded"),
                     }
                 }
                 other.acquire_within(Duration::ZERO, kind).await.unwrap();
             }
-            turns.clear();
-            let free = stuck.acquire_within(Duration::ZERO, Call::Long).await;
+            permits.clear();
+            let free = stuck.acquire_within(Duration::ZERO, CallKind::Long).await;
             free.unwrap();
         });
     }
 
     #[test]
-    fn messages_that_are_answered_at_once() {
-        assert_eq!(Call::of("status"), Call::Quick);
-        assert_eq!(Call::of("dump"), Call::Long);
-        assert_eq!(Call::of("stats"), Call::Long);
+    fn message_latency_determines_kind() {
+        assert_eq!(CallKind::for_message("status"), CallKind::Quick);
+        assert_eq!(CallKind::for_message("dump"), CallKind::Long);
+        assert_eq!(CallKind::for_message("stats"), CallKind::Long);
     }
 }

@@ -1,4 +1,4 @@
-//! A body that is sent while it is made.
+//! Reply bodies that are sent while they are written.
 
 use std::io::{self, Write};
 use std::mem;
@@ -13,25 +13,25 @@ use tokio::sync::mpsc;
 use crate::problem::{Problem, Result};
 
 /// Bytes of a chunk.
-pub(crate) const SIZE: usize = 64 << 10;
-/// Chunks that wait for a slow reader.
-const WAITING: usize = 2;
+pub(crate) const CHUNK_BYTES: usize = 64 << 10;
+/// Most chunks that wait for a slow reader.
+const MAX_WAITING_CHUNKS: usize = 2;
 
 type Chunk = Result<Bytes>;
 
-/// What `write` writes, on a thread of its own, which may wait for a slow reader. An error before
-/// the first chunk is the reply; a later one breaks the connection off.
+/// Returns the body that `write` writes, on a thread of its own, which waits for a slow reader. An error before the
+/// first chunk is returned; a later one breaks off the connection.
 pub(crate) async fn stream(
     write: impl FnOnce(&mut dyn Write) -> Result<()> + Send + 'static,
 ) -> Result<Body> {
-    let (sender, mut chunks) = mpsc::channel(WAITING);
+    let (sender, mut chunks) = mpsc::channel(MAX_WAITING_CHUNKS);
     let thread = thread::Builder::new().name("body".to_owned());
     let started = thread.spawn(move || {
         let mut out = ChunkWriter {
-            chunk: Vec::with_capacity(SIZE),
+            chunk: Vec::with_capacity(CHUNK_BYTES),
             sender,
         };
-        let written = write(&mut out).and_then(|()| out.flush().map_err(interrupted));
+        let written = write(&mut out).and_then(|()| out.flush().map_err(write_error));
         if let Err(problem) = written
             && out.sender.blocking_send(Err(problem)).is_err()
         {
@@ -43,11 +43,12 @@ pub(crate) async fn stream(
     Ok(Body::new(ChunkBody { first, chunks }))
 }
 
-fn interrupted(error: io::Error) -> Problem {
+/// Error of a write to the body.
+fn write_error(error: io::Error) -> Problem {
     Problem::internal(error.to_string())
 }
 
-/// The writing end.
+/// Writing end of a body.
 struct ChunkWriter {
     chunk: Vec<u8>,
     sender: mpsc::Sender<Chunk>,
@@ -55,7 +56,7 @@ struct ChunkWriter {
 
 impl Write for ChunkWriter {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        if self.chunk.len() + bytes.len() > SIZE {
+        if self.chunk.len() + bytes.len() > CHUNK_BYTES {
             self.flush()?;
         }
         self.chunk.extend_from_slice(bytes);
@@ -66,13 +67,13 @@ impl Write for ChunkWriter {
         if self.chunk.is_empty() {
             return Ok(());
         }
-        let chunk = mem::replace(&mut self.chunk, Vec::with_capacity(SIZE));
+        let chunk = mem::replace(&mut self.chunk, Vec::with_capacity(CHUNK_BYTES));
         let sent = self.sender.blocking_send(Ok(chunk.into()));
         sent.map_err(|_| io::Error::new(io::ErrorKind::BrokenPipe, "the reader left"))
     }
 }
 
-/// The reading end.
+/// Reading end of a body.
 struct ChunkBody {
     first: Option<Bytes>,
     chunks: mpsc::Receiver<Chunk>,
@@ -108,13 +109,13 @@ mod tests {
     }
 
     #[test]
-    fn all_that_is_written_arrives() {
+    fn body_has_all_written_bytes() {
         run(async {
             let lines = || (0..100_000).map(|number| format!("{number}\n"));
             let body = stream(move |out| {
                 lines()
                     .try_for_each(|line| out.write_all(line.as_bytes()))
-                    .map_err(interrupted)
+                    .map_err(write_error)
             });
             let bytes = to_bytes(body.await.unwrap(), usize::MAX).await.unwrap();
             assert_eq!(bytes, lines().collect::<String>());
@@ -122,14 +123,14 @@ mod tests {
     }
 
     #[test]
-    fn an_early_error_is_the_reply_and_a_late_one_breaks_off() {
+    fn error_before_first_chunk_is_returned_later_one_breaks_off() {
         run(async {
             let fails = |after: usize| {
                 stream(move |out| {
-                    let piece = vec![b'x'; SIZE];
+                    let piece = vec![b'x'; CHUNK_BYTES];
                     (0..after)
                         .try_for_each(|_| out.write_all(&piece))
-                        .map_err(interrupted)?;
+                        .map_err(write_error)?;
                     Err(Problem::invalid("it is cut"))
                 })
             };
@@ -140,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_a_body_too() {
+    fn body_may_be_empty() {
         run(async {
             let body = stream(|_| Ok(())).await.unwrap();
             assert!(to_bytes(body, usize::MAX).await.unwrap().is_empty());

@@ -1,4 +1,4 @@
-//! What existing scripts call: five systems' control of heap profiling, unchanged.
+//! Endpoints that existing scripts call: heap profiling as in five other systems, unchanged.
 
 mod brpc;
 mod failure;
@@ -13,7 +13,7 @@ use serde::Deserialize;
 
 use crate::request_host::SharedHosts;
 
-/// Which of the other systems' endpoints are served. Their paths do not collide.
+/// Other systems whose endpoints are served. Their paths do not collide.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Compat {
@@ -30,7 +30,7 @@ pub struct Compat {
 }
 
 impl Default for Compat {
-    /// All of them.
+    /// Enables all systems.
     fn default() -> Self {
         Self {
             userver: true,
@@ -43,7 +43,7 @@ impl Default for Compat {
 }
 
 impl Compat {
-    /// None of them.
+    /// Disables all systems.
     pub const NONE: Self = Self {
         userver: false,
         brpc: false,
@@ -52,7 +52,7 @@ impl Compat {
         go: false,
     };
 
-    /// The routes of one host.
+    /// Returns the routes of one host.
     pub(crate) fn routes(self) -> Router<SharedHosts> {
         let groups = [
             (self.userver, userver::routes as fn() -> Router<SharedHosts>),

@@ -1,4 +1,4 @@
-//! One connection: its requests, one after the other, and a watch over how long its client takes.
+//! Serves one connection: its requests, one after the other, with timeouts for a slow client.
 
 use std::convert::Infallible;
 use std::future::poll_fn;
@@ -23,132 +23,130 @@ use crate::connections::{ConnectionSlot, ConnectionState, MemoryReservation};
 use crate::peer::Peer;
 use crate::problem::Problem;
 
-/// The longest head of a request.
-const HEAD: usize = 64 << 10;
-/// Bytes of a body that are read though nobody wants them.
-const PASSED_OVER: usize = 128 << 20;
-/// Bytes of a reply that are sent at a time.
-const PIECE: usize = 256 << 10;
+/// Most bytes of a request's head.
+const MAX_HEAD_BYTES: usize = 64 << 10;
+/// Most bytes of an unread body that are discarded before a connection closes.
+const MAX_DISCARDED_BYTES: usize = 128 << 20;
+/// Most bytes of a reply that are handed to the connection at a time.
+const MAX_PART_BYTES: usize = 256 << 10;
 
-/// Serves a connection until either side has enough of it.
-pub(crate) async fn serve_connection<S>(
-    stream: S,
-    peer: Peer,
-    place: ConnectionSlot,
-    router: Router,
-) where
+/// Serves a connection until either side ends it.
+pub(crate) async fn serve_connection<S>(stream: S, peer: Peer, slot: ConnectionSlot, router: Router)
+where
     S: AsyncRead + AsyncWrite + Unpin,
 {
-    let place = Arc::new(place);
-    let client = Arc::clone(&place.client);
+    let slot = Arc::new(slot);
+    let client = Arc::clone(&slot.client);
     client.start_request(peer.is_same_user_or_root());
     let service = service_fn(|request| {
         client.request_complete();
-        answer(request, peer, Arc::clone(&place), router.clone())
+        handle_request(request, peer, Arc::clone(&slot), router.clone())
     });
     let watched = WatchedStream {
         stream,
         client: Arc::clone(&client),
     };
     let served = http1::Builder::new()
-        .max_buf_size(HEAD)
+        .max_buf_size(MAX_HEAD_BYTES)
         .serve_connection(TokioIo::new(watched), service);
     tokio::select! {
-        served = served => match served {
+        result = served => match result {
             Ok(()) => {}
-            // A client that leaves is no news.
+            // A client that leaves is not an error of the server.
             Err(error) => log::debug!("a connection ended: {error}"),
         },
         () = client.until_timeout() => log::debug!("a client was too slow"),
     }
 }
 
-async fn answer(
+/// Handles one request, within the connection's memory reservation.
+async fn handle_request(
     request: hyper::Request<Incoming>,
     peer: Peer,
-    place: Arc<ConnectionSlot>,
+    slot: Arc<ConnectionSlot>,
     router: Router,
 ) -> Result<Response, Infallible> {
-    let mut reply = if place.client.is_surplus {
+    let mut reply = if slot.client.is_surplus {
         let close = [(CONNECTION, "close")];
         (close, Problem::overloaded("all connections are in use")).into_response()
     } else {
-        let taken = Arc::new(Mutex::new(RequestBytes {
-            held: place.empty_reservation(),
-            is_too_much: false,
-            rest: None,
+        let bytes = Arc::new(Mutex::new(RequestBytes {
+            reservation: slot.empty_reservation(),
+            is_over_limit: false,
+            unread: None,
         }));
         let request = request.map(|body| RequestBody {
             body: Some(body),
-            client: Arc::clone(&place.client),
-            taken: Arc::clone(&taken),
+            client: Arc::clone(&slot.client),
+            bytes: Arc::clone(&bytes),
         });
         let expects = request.headers().contains_key(EXPECT);
         let (mut head, body) = request.into_parts();
         head.extensions.insert(peer);
         let request = Request::from_parts(head, Body::new(body));
         let reply = TowerToHyperService::new(router).call(request).await?;
-        let (rest, is_too_much) = {
-            let mut taken = taken.lock().unwrap_or_else(PoisonError::into_inner);
-            (taken.rest.take(), taken.is_too_much)
+        let (unread, is_over_limit) = {
+            let mut bytes = bytes.lock().unwrap_or_else(PoisonError::into_inner);
+            (bytes.unread.take(), bytes.is_over_limit)
         };
-        // Whoever is told to wait before it sends has not sent it yet.
-        if let Some(rest) = rest.filter(|_| !expects) {
-            drain_body(rest, &place.client).await;
+        // A client that sent `Expect: 100-continue` was not asked to send its body.
+        if let Some(unread) = unread.filter(|_| !expects) {
+            drain_body(unread, &slot.client).await;
         }
-        if is_too_much {
+        if is_over_limit {
             overloaded_response()
         } else {
             reply
         }
     };
-    let mut held = place.empty_reservation();
+    let mut reservation = slot.empty_reservation();
     let size = reply.body().size_hint().exact().unwrap_or_default();
-    if !held.grow(usize::try_from(size).unwrap_or(usize::MAX)) {
+    if !reservation.grow(usize::try_from(size).unwrap_or(usize::MAX)) {
         reply = overloaded_response();
     }
     Ok(reply.map(|body| {
         Body::new(ReservedBody {
             body,
-            rest: Bytes::new(),
-            place,
-            _held: held,
+            pending: Bytes::new(),
+            slot,
+            _reservation: reservation,
         })
     }))
 }
 
-/// Reads what nobody wants: a client that still sends when the connection ends misses the reply.
+/// Discards the rest of a body: a client that still sends when the connection closes misses the reply.
 async fn drain_body(mut body: Incoming, client: &ConnectionState) {
-    let mut left = PASSED_OVER;
+    let mut remaining = MAX_DISCARDED_BYTES;
     client.await_body();
     while let Some(Ok(frame)) = poll_fn(|context| Pin::new(&mut body).poll_frame(context)).await {
-        left = left.saturating_sub(frame.data_ref().map_or(0, Bytes::len));
-        if left == 0 {
+        remaining = remaining.saturating_sub(frame.data_ref().map_or(0, Bytes::len));
+        if remaining == 0 {
             break;
         }
     }
     client.request_complete();
 }
 
+/// Reply if requests and replies need more memory than the server reserves.
 fn overloaded_response() -> Response {
     Problem::overloaded("too many large requests and replies are on their way").into_response()
 }
 
-/// What arrived of a request's body. It is held until the reply is made.
+/// State of a request's body, shared until the reply is made.
 #[derive(Debug)]
 struct RequestBytes {
-    held: MemoryReservation,
-    is_too_much: bool,
-    /// What nobody has read.
-    rest: Option<Incoming>,
+    reservation: MemoryReservation,
+    is_over_limit: bool,
+    /// Part of the body that the handler did not read.
+    unread: Option<Incoming>,
 }
 
-/// A request's body.
+/// A request's body, with a reservation for what was read.
 struct RequestBody {
-    /// None when all of it is read.
+    /// `None` once all of it is read.
     body: Option<Incoming>,
     client: Arc<ConnectionState>,
-    taken: Arc<Mutex<RequestBytes>>,
+    bytes: Arc<Mutex<RequestBytes>>,
 }
 
 impl HttpBody for RequestBody {
@@ -171,13 +169,16 @@ impl HttpBody for RequestBody {
             self.client.request_complete();
             return Poll::Ready(None);
         };
-        let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
-        if !taken.held.grow(frame.data_ref().map_or(0, Bytes::len)) {
-            taken.is_too_much = true;
+        let mut bytes = self.bytes.lock().unwrap_or_else(PoisonError::into_inner);
+        if !bytes
+            .reservation
+            .grow(frame.data_ref().map_or(0, Bytes::len))
+        {
+            bytes.is_over_limit = true;
             let error = io::Error::from(io::ErrorKind::OutOfMemory);
             return Poll::Ready(Some(Err(axum::Error::new(error))));
         }
-        drop(taken);
+        drop(bytes);
         Poll::Ready(Some(Ok(frame)))
     }
 
@@ -186,32 +187,33 @@ impl HttpBody for RequestBody {
     }
 
     fn size_hint(&self) -> SizeHint {
-        let left = self.body.as_ref().map(Incoming::size_hint);
-        left.unwrap_or_else(|| SizeHint::with_exact(0))
+        let remaining = self.body.as_ref().map(Incoming::size_hint);
+        remaining.unwrap_or_else(|| SizeHint::with_exact(0))
     }
 }
 
 impl Drop for RequestBody {
     fn drop(&mut self) {
-        let rest = self.body.take().filter(|body| !body.is_end_stream());
-        let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
-        taken.rest = rest;
+        let unread = self.body.take().filter(|body| !body.is_end_stream());
+        let mut bytes = self.bytes.lock().unwrap_or_else(PoisonError::into_inner);
+        bytes.unread = unread;
     }
 }
 
-/// A reply's body, in pieces: so it is held until its end is taken.
+/// A reply's body in parts, with its memory reserved until the client has taken the last one.
 struct ReservedBody {
     body: Body,
-    /// What of the body's last frame was not sent yet.
-    rest: Bytes,
-    place: Arc<ConnectionSlot>,
-    _held: MemoryReservation,
+    /// Part of the last frame that was not sent yet.
+    pending: Bytes,
+    slot: Arc<ConnectionSlot>,
+    _reservation: MemoryReservation,
 }
 
 impl ReservedBody {
-    fn piece(&mut self) -> Frame<Bytes> {
-        let length = self.rest.len().min(PIECE);
-        Frame::data(self.rest.split_to(length))
+    /// Takes the next part of the pending frame.
+    fn next_part(&mut self) -> Frame<Bytes> {
+        let length = self.pending.len().min(MAX_PART_BYTES);
+        Frame::data(self.pending.split_to(length))
     }
 }
 
@@ -223,14 +225,14 @@ impl HttpBody for ReservedBody {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
-        if !self.rest.is_empty() {
-            return Poll::Ready(Some(Ok(self.piece())));
+        if !self.pending.is_empty() {
+            return Poll::Ready(Some(Ok(self.next_part())));
         }
         let frame = ready!(Pin::new(&mut self.body).poll_frame(context));
         Poll::Ready(match frame.map(|frame| frame.map(Frame::into_data)) {
             Some(Ok(Ok(data))) => {
-                self.rest = data;
-                Some(Ok(self.piece()))
+                self.pending = data;
+                Some(Ok(self.next_part()))
             }
             Some(Ok(Err(other))) => Some(Ok(other)),
             Some(Err(error)) => Some(Err(error)),
@@ -239,16 +241,16 @@ impl HttpBody for ReservedBody {
     }
 
     fn is_end_stream(&self) -> bool {
-        self.rest.is_empty() && self.body.is_end_stream()
+        self.pending.is_empty() && self.body.is_end_stream()
     }
 
     fn size_hint(&self) -> SizeHint {
-        let rest = self.rest.len() as u64;
-        let behind = self.body.size_hint();
+        let pending = self.pending.len() as u64;
+        let later = self.body.size_hint();
         let mut hint = SizeHint::new();
-        hint.set_lower(behind.lower() + rest);
-        if let Some(upper) = behind.upper() {
-            hint.set_upper(upper + rest);
+        hint.set_lower(later.lower() + pending);
+        if let Some(upper) = later.upper() {
+            hint.set_upper(upper + pending);
         }
         hint
     }
@@ -256,11 +258,11 @@ impl HttpBody for ReservedBody {
 
 impl Drop for ReservedBody {
     fn drop(&mut self) {
-        self.place.client.response_started();
+        self.slot.client.response_started();
     }
 }
 
-/// A connection's bytes; notes whether the client takes what is written.
+/// The connection's stream, which records whether the client reads what is written.
 struct WatchedStream<S> {
     stream: S,
     client: Arc<ConnectionState>,
@@ -290,9 +292,9 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for WatchedStream<S> {
     fn poll_write_vectored(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
-        pieces: &[IoSlice<'_>],
+        parts: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        let written = Pin::new(&mut self.stream).poll_write_vectored(context, pieces);
+        let written = Pin::new(&mut self.stream).poll_write_vectored(context, parts);
         self.client.record_write(written.is_ready());
         written
     }

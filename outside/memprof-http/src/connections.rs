@@ -1,8 +1,7 @@
-//! The connections that are open, and what each one lets the server wait for.
+//! Open connections, and the part of a request or reply for which each one makes the server wait.
 //!
-//! There are at most so many, and they hold at most so much memory. Where more is wanted, the client
-//! that has let the server wait longest is pushed out: one that is slow on purpose never keeps out
-//! one that is not.
+//! Their number and their memory are limited. When a limit is reached, the connection that has made the server wait
+//! longest is evicted: a deliberately slow client never keeps out others.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -10,51 +9,51 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
 
-/// More than a person's pages and scripts have open.
-const CONNECTIONS: usize = 256;
-/// Connections beyond those, which are told to come back later.
-const REFUSALS: usize = 64;
-/// Bytes of requests' bodies and of replies that were made and are not read yet: twice the largest
-/// upload.
-const HELD: usize = 128 << 20;
-/// Bytes that a connection may always hold.
-const FREE: usize = 64 << 10;
+/// Most connections that are served: more than a person's pages and scripts open.
+const MAX_CONNECTIONS: usize = 256;
+/// Most further connections, which only receive a 503 reply.
+const MAX_SURPLUS: usize = 64;
+/// Most bytes of request bodies and of replies that are not read yet: twice the largest upload.
+const MAX_RESERVED_BYTES: usize = 128 << 20;
+/// Bytes that a connection may always reserve.
+const ALWAYS_FREE_BYTES: usize = 64 << 10;
 
-/// From the connection's start, or the last reply, to the end of a request's head.
-const HEAD: Duration = Duration::from_secs(30);
-/// From a request's head to the end of its body: the largest one in 9 Mbit/s.
-const BODY: Duration = Duration::from_secs(60);
-/// How long a client may leave what is ready for it.
-const UNREAD: Duration = Duration::from_secs(30);
-/// How long a client may take for a body, or to read, before another one has its place: one that
-/// is not slow on purpose is faster, unless the machine is busy.
-const GRACE: Duration = Duration::from_millis(500);
+/// From the start of the connection, or the last reply, to the end of a request's head.
+const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
+/// From the end of a request's head to the end of its body: allows the largest one at 9 Mbit/s.
+const BODY_TIMEOUT: Duration = Duration::from_secs(60);
+/// For a client that does not read what is ready for it.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
+/// Time that a client may take for a body, or to read, before it can be evicted. Clients that are not slow on
+/// purpose are faster, unless the machine is busy.
+const EVICTION_GRACE: Duration = Duration::from_millis(500);
 
-/// The open connections of a server.
+/// Open connections of a server.
 #[derive(Debug, Default)]
 pub(crate) struct Connections(Mutex<Vec<Arc<ConnectionState>>>);
 
-/// One connection, and how long it let the server wait.
+/// State of one connection.
 #[derive(Debug)]
 pub(crate) struct ConnectionState {
-    /// Whether all other places are taken, and it is to be told so.
+    /// Whether all slots are in use, so that the client only receives a 503 reply.
     pub(crate) is_surplus: bool,
-    state: Mutex<ConnectionProgress>,
-    pushed_out: Notify,
+    progress: Mutex<ConnectionProgress>,
+    evicted: Notify,
 }
 
 #[derive(Debug)]
+/// Progress of a connection.
 struct ConnectionProgress {
-    /// Whether it may ask without a token: it is pushed out after all that may not.
+    /// Whether the client needs no token; others are evicted first.
     is_known: bool,
-    owes: Option<AwaitedPart>,
-    /// Since when it takes nothing of what is ready for it.
-    unread: Option<Instant>,
-    held: usize,
-    is_pushed_out: bool,
+    awaited: Option<AwaitedPart>,
+    /// Time since which the client reads nothing of what is ready for it. `None` if it reads.
+    blocked_since: Option<Instant>,
+    reserved: usize,
+    is_evicted: bool,
 }
 
-/// What a client has yet to send, and since when.
+/// Part of a request that the client has yet to send, and the time since which it is awaited.
 #[derive(Clone, Copy, Debug)]
 enum AwaitedPart {
     RequestHead(Instant),
@@ -64,21 +63,21 @@ enum AwaitedPart {
 impl AwaitedPart {
     fn deadline(self) -> Instant {
         match self {
-            Self::RequestHead(since) => since + HEAD,
-            Self::RequestBody(since) => since + BODY,
+            Self::RequestHead(since) => since + HEAD_TIMEOUT,
+            Self::RequestBody(since) => since + BODY_TIMEOUT,
         }
     }
 }
 
 impl Connections {
-    /// Takes a place, if need be that of the client that has let the server wait longest. None when
-    /// there is not even a place to say that there is none.
-    pub(crate) fn enter(self: &Arc<Self>) -> Option<ConnectionSlot> {
+    /// Acquires a slot, if necessary that of the client that has made the server wait longest. `None` if even the
+    /// slots for refusals are in use.
+    pub(crate) fn acquire_slot(self: &Arc<Self>) -> Option<ConnectionSlot> {
         let mut open = self.open();
         let count = open.iter().filter(|client| client.has_slot()).count();
-        let is_surplus = count >= CONNECTIONS
+        let is_surplus = count >= MAX_CONNECTIONS
             && !evict_slowest(&open, Instant::now(), ConnectionState::has_slot);
-        if is_surplus && open.len() >= CONNECTIONS + REFUSALS {
+        if is_surplus && open.len() >= MAX_CONNECTIONS + MAX_SURPLUS {
             return None;
         }
         let client = Arc::new(ConnectionState::new(is_surplus));
@@ -90,29 +89,29 @@ impl Connections {
         })
     }
 
-    /// Gives up a place for one that the system has no descriptor for.
+    /// Evicts one connection, because the system has no descriptor for a new one.
     pub(crate) fn evict_one(&self) {
         evict_slowest(&self.open(), Instant::now(), |_| true);
     }
 
-    /// Lets `client` hold so many bytes more. False when too much is held already, and not by
-    /// clients that let the server wait.
+    /// Reserves `bytes` more for `client`, evicting slow ones if necessary. Returns false if too many bytes are
+    /// reserved and no connection can be evicted.
     fn reserve(&self, client: &ConnectionState, bytes: usize, now: Instant) -> bool {
         let open = self.open();
-        let own = client.state().held + bytes;
+        let own = client.progress().reserved + bytes;
         let total = || {
             open.iter()
                 .map(|client| client.reserved_bytes())
                 .sum::<usize>()
         };
-        let may =
+        let may_evict =
             |other: &ConnectionState| !std::ptr::eq(client, other) && other.reserved_bytes() > 0;
-        while own > FREE && total() + bytes > HELD {
-            if !evict_slowest(&open, now, may) {
+        while own > ALWAYS_FREE_BYTES && total() + bytes > MAX_RESERVED_BYTES {
+            if !evict_slowest(&open, now, may_evict) {
                 return false;
             }
         }
-        client.state().held = own;
+        client.progress().reserved = own;
         true
     }
 
@@ -121,20 +120,19 @@ impl Connections {
     }
 }
 
-/// Ends the connection that `may` be ended and has let the server wait longest. False when there is
-/// none.
+/// Evicts the connection that `may_evict` and has made the server wait longest. Returns false if there is none.
 fn evict_slowest(
     open: &[Arc<ConnectionState>],
     now: Instant,
-    may: impl Fn(&ConnectionState) -> bool,
+    may_evict: impl Fn(&ConnectionState) -> bool,
 ) -> bool {
-    let waiting = open.iter().filter(|client| may(client));
+    let waiting = open.iter().filter(|client| may_evict(client));
     let waiting = waiting.filter_map(|client| Some((client.eviction_rank(now)?, client)));
     let Some((_, client)) = waiting.min_by_key(|(rank, _)| *rank) else {
         return false;
     };
-    client.state().is_pushed_out = true;
-    client.pushed_out.notify_one();
+    client.progress().is_evicted = true;
+    client.evicted.notify_one();
     true
 }
 
@@ -142,56 +140,58 @@ impl ConnectionState {
     fn new(is_surplus: bool) -> Self {
         Self {
             is_surplus,
-            state: Mutex::new(ConnectionProgress {
+            progress: Mutex::new(ConnectionProgress {
                 is_known: false,
-                owes: None,
-                unread: None,
-                held: 0,
-                is_pushed_out: false,
+                awaited: None,
+                blocked_since: None,
+                reserved: 0,
+                is_evicted: false,
             }),
-            pushed_out: Notify::new(),
+            evicted: Notify::new(),
         }
     }
 
-    /// It is its turn to send a request. `is_known` when it needs no token for that.
+    /// The client may send a request now. `is_known` if it needs no token.
     pub(crate) fn start_request(&self, is_known: bool) {
-        let mut state = self.state();
-        state.is_known = is_known;
-        state.owes = Some(AwaitedPart::RequestHead(Instant::now()));
+        let mut progress = self.progress();
+        progress.is_known = is_known;
+        progress.awaited = Some(AwaitedPart::RequestHead(Instant::now()));
     }
 
-    /// It has sent all that a request consists of.
+    /// The client has sent a whole request.
     pub(crate) fn request_complete(&self) {
-        self.state().owes = None;
+        self.progress().awaited = None;
     }
 
     /// The server waits for more of a request's body.
     pub(crate) fn await_body(&self) {
-        let mut state = self.state();
-        if !matches!(state.owes, Some(AwaitedPart::RequestBody(_))) {
-            state.owes = Some(AwaitedPart::RequestBody(Instant::now()));
+        let mut progress = self.progress();
+        if !matches!(progress.awaited, Some(AwaitedPart::RequestBody(_))) {
+            progress.awaited = Some(AwaitedPart::RequestBody(Instant::now()));
         }
     }
 
-    /// The reply is on its way; the next request may come.
+    /// The reply is being sent; the client may send the next request.
     pub(crate) fn response_started(&self) {
-        self.state().owes = Some(AwaitedPart::RequestHead(Instant::now()));
+        self.progress().awaited = Some(AwaitedPart::RequestHead(Instant::now()));
     }
 
-    /// Whether it took some of what was ready for it.
-    pub(crate) fn record_write(&self, took: bool) {
-        let mut state = self.state();
-        state.unread = match state.unread {
-            _ if took => None,
+    /// Records whether the client accepted bytes of the reply.
+    pub(crate) fn record_write(&self, has_accepted: bool) {
+        let mut progress = self.progress();
+        progress.blocked_since = match progress.blocked_since {
+            _ if has_accepted => None,
             since => since.or_else(|| Some(Instant::now())),
         };
     }
 
-    /// Returns when the server has waited long enough for it.
+    /// Waits until the client exceeds a timeout or is evicted.
     pub(crate) async fn until_timeout(&self) {
-        let late = async {
+        let timeout = async {
             loop {
-                let end = self.deadline().unwrap_or_else(|| Instant::now() + HEAD);
+                let end = self
+                    .deadline()
+                    .unwrap_or_else(|| Instant::now() + HEAD_TIMEOUT);
                 if end <= Instant::now() {
                     return;
                 }
@@ -199,48 +199,55 @@ impl ConnectionState {
             }
         };
         tokio::select! {
-            () = late => {}
-            () = self.pushed_out.notified() => {}
+            () = timeout => {}
+            () = self.evicted.notified() => {}
         }
     }
 
-    /// When the server has waited long enough, unless something happens before.
+    /// Time at which the client exceeds a timeout, unless it makes progress. `None` if the server waits for
+    /// nothing.
     fn deadline(&self) -> Option<Instant> {
-        let state = self.state();
-        let unread = state.unread.map(|since| since + UNREAD);
-        let owed = state.owes.map(AwaitedPart::deadline);
-        unread.into_iter().chain(owed).min()
+        let progress = self.progress();
+        let blocked_since = progress.blocked_since.map(|since| since + WRITE_TIMEOUT);
+        let owed = progress.awaited.map(AwaitedPart::deadline);
+        blocked_since.into_iter().chain(owed).min()
     }
 
-    /// The smaller, the sooner it makes way: whether it is known, whether it has sent a head, and
-    /// since when it lets the server wait. None when the server works for it, or has ended it.
+    /// Eviction order, least first: without credentials before known clients, no request head before partial body,
+    /// then longest waiting. `None` while the server works for the client, during its grace period of 500 ms, or
+    /// once evicted.
     fn eviction_rank(&self, now: Instant) -> Option<(bool, bool, Instant)> {
-        let state = self.state();
-        let (has_head, since) = match (state.unread, state.owes) {
+        let progress = self.progress();
+        let (has_head, since) = match (progress.blocked_since, progress.awaited) {
             (Some(since), _) | (None, Some(AwaitedPart::RequestBody(since))) => (true, since),
             (None, Some(AwaitedPart::RequestHead(since))) => (false, since),
             (None, None) => return None,
         };
-        let may = !state.is_pushed_out && (!has_head || now.duration_since(since) > GRACE);
-        may.then_some((state.is_known, has_head, since))
+        let can_be_evicted =
+            !progress.is_evicted && (!has_head || now.duration_since(since) > EVICTION_GRACE);
+        can_be_evicted.then_some((progress.is_known, has_head, since))
     }
 
     fn has_slot(&self) -> bool {
-        !self.is_surplus && !self.state().is_pushed_out
+        !self.is_surplus && !self.progress().is_evicted
     }
 
-    /// What it holds, unless it is about to give it back.
+    /// Reserved bytes; 0 once evicted, because they are about to be released.
     fn reserved_bytes(&self) -> usize {
-        let state = self.state();
-        if state.is_pushed_out { 0 } else { state.held }
+        let progress = self.progress();
+        if progress.is_evicted {
+            0
+        } else {
+            progress.reserved
+        }
     }
 
-    fn state(&self) -> MutexGuard<'_, ConnectionProgress> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    fn progress(&self) -> MutexGuard<'_, ConnectionProgress> {
+        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// A client's place, given up when dropped.
+/// Slot of a connection, released when dropped.
 #[derive(Debug)]
 pub(crate) struct ConnectionSlot {
     clients: Arc<Connections>,
@@ -248,10 +255,10 @@ pub(crate) struct ConnectionSlot {
 }
 
 impl ConnectionSlot {
-    /// Memory that is held for this client, none so far.
+    /// Returns a reservation of 0 bytes for this connection.
     pub(crate) fn empty_reservation(self: &Arc<Self>) -> MemoryReservation {
         MemoryReservation {
-            place: Arc::clone(self),
+            slot: Arc::clone(self),
             bytes: 0,
         }
     }
@@ -264,31 +271,31 @@ impl Drop for ConnectionSlot {
     }
 }
 
-/// Memory that is held for a client until this is dropped.
+/// Memory reserved for a connection, released when dropped.
 #[derive(Debug)]
 pub(crate) struct MemoryReservation {
-    place: Arc<ConnectionSlot>,
+    slot: Arc<ConnectionSlot>,
     bytes: usize,
 }
 
 impl MemoryReservation {
-    /// Holds so many bytes more. False when too much is held already.
+    /// Reserves `bytes` more. Returns false if too many are reserved.
     pub(crate) fn grow(&mut self, bytes: usize) -> bool {
         self.grow_at(Instant::now(), bytes)
     }
 
     fn grow_at(&mut self, now: Instant, bytes: usize) -> bool {
-        let may = self.place.clients.reserve(&self.place.client, bytes, now);
-        if may {
+        let is_reserved = self.slot.clients.reserve(&self.slot.client, bytes, now);
+        if is_reserved {
             self.bytes += bytes;
         }
-        may
+        is_reserved
     }
 }
 
 impl Drop for MemoryReservation {
     fn drop(&mut self) {
-        self.place.client.state().held -= self.bytes;
+        self.slot.client.progress().reserved -= self.bytes;
     }
 }
 
@@ -296,102 +303,119 @@ impl Drop for MemoryReservation {
 mod tests {
     use super::*;
 
-    fn enter(clients: &Arc<Connections>, is_known: bool) -> Arc<ConnectionSlot> {
-        let place = clients.enter().unwrap();
-        place.client.start_request(is_known);
-        Arc::new(place)
+    fn acquire_slot(clients: &Arc<Connections>, is_known: bool) -> Arc<ConnectionSlot> {
+        let slot = clients.acquire_slot().unwrap();
+        slot.client.start_request(is_known);
+        Arc::new(slot)
     }
 
-    fn is_out(place: &ConnectionSlot) -> bool {
-        place.client.state().is_pushed_out
+    fn is_evicted(slot: &ConnectionSlot) -> bool {
+        slot.client.progress().is_evicted
     }
 
     #[test]
-    fn the_one_that_waits_longest_makes_way() {
+    fn longest_waiting_connection_is_evicted() {
         let clients = Arc::default();
-        let places: Vec<_> = (0..CONNECTIONS).map(|_| enter(&clients, true)).collect();
-        places[0].client.request_complete();
-        assert!(!places.iter().any(|place| is_out(place)));
-        let next = enter(&clients, true);
+        let slots: Vec<_> = (0..MAX_CONNECTIONS)
+            .map(|_| acquire_slot(&clients, true))
+            .collect();
+        slots[0].client.request_complete();
+        assert!(!slots.iter().any(|slot| is_evicted(slot)));
+        let next = acquire_slot(&clients, true);
         assert!(!next.client.is_surplus);
-        assert!(!is_out(&places[0]) && is_out(&places[1]) && !is_out(&places[2]));
+        assert!(!is_evicted(&slots[0]) && is_evicted(&slots[1]) && !is_evicted(&slots[2]));
     }
 
     #[test]
-    fn strangers_make_way_first() {
+    fn unknown_clients_are_evicted_first() {
         let clients = Arc::default();
-        let known: Vec<_> = (1..CONNECTIONS).map(|_| enter(&clients, true)).collect();
-        let stranger = enter(&clients, false);
-        let next = enter(&clients, true);
-        assert!(is_out(&stranger) && !next.client.is_surplus);
-        assert!(!known.iter().any(|place| is_out(place)));
+        let known: Vec<_> = (1..MAX_CONNECTIONS)
+            .map(|_| acquire_slot(&clients, true))
+            .collect();
+        let unknown = acquire_slot(&clients, false);
+        let next = acquire_slot(&clients, true);
+        assert!(is_evicted(&unknown) && !next.client.is_surplus);
+        assert!(!known.iter().any(|slot| is_evicted(slot)));
     }
 
     #[test]
-    fn where_all_are_served_the_next_is_told_so() {
+    fn new_connection_is_surplus_while_all_are_served() {
         let clients = Arc::default();
-        let places: Vec<_> = (0..CONNECTIONS).map(|_| enter(&clients, true)).collect();
-        places
+        let slots: Vec<_> = (0..MAX_CONNECTIONS)
+            .map(|_| acquire_slot(&clients, true))
+            .collect();
+        slots.iter().for_each(|slot| slot.client.request_complete());
+        let surplus: Vec<_> = (0..MAX_SURPLUS)
+            .map(|_| acquire_slot(&clients, true))
+            .collect();
+        assert!(surplus.iter().all(|slot| slot.client.is_surplus));
+        // Surplus connections cannot be evicted for a further one.
+        surplus
             .iter()
-            .for_each(|place| place.client.request_complete());
-        let told: Vec<_> = (0..REFUSALS).map(|_| enter(&clients, true)).collect();
-        assert!(told.iter().all(|place| place.client.is_surplus));
-        // Those who are being told are not what a further one waits for.
-        told.iter()
-            .for_each(|place| place.client.request_complete());
-        assert!(clients.enter().is_none());
-        drop(places);
-        assert!(!enter(&clients, true).client.is_surplus);
+            .for_each(|slot| slot.client.request_complete());
+        assert!(clients.acquire_slot().is_none());
+        drop(slots);
+        assert!(!acquire_slot(&clients, true).client.is_surplus);
     }
 
     #[test]
-    fn what_slow_clients_hold_is_taken_from_them() {
+    fn slow_client_is_evicted_for_its_memory() {
         let clients = Arc::default();
-        let places = [(); 3].map(|()| enter(&clients, true));
-        let [slow, served, honest] = &places;
-        let mut held = [slow, served, honest].map(ConnectionSlot::empty_reservation);
-        assert!(held[0].grow(HELD / 2) && held[1].grow(HELD / 2));
+        let slots = [(); 3].map(|()| acquire_slot(&clients, true));
+        let [slow, served, honest] = &slots;
+        let mut reservations = [slow, served, honest].map(ConnectionSlot::empty_reservation);
+        assert!(
+            reservations[0].grow(MAX_RESERVED_BYTES / 2)
+                && reservations[1].grow(MAX_RESERVED_BYTES / 2)
+        );
         served.client.request_complete();
         slow.client.request_complete();
-        let begun = Instant::now();
+        let start = Instant::now();
         slow.client.record_write(false);
-        // A little is always there, and a client that is busy for a moment keeps its place.
-        assert!(held[2].grow_at(begun, FREE) && !held[2].grow_at(begun, HELD / 4));
-        assert!(!is_out(slow));
-        let later = Instant::now() + 2 * GRACE;
-        assert!(held[2].grow_at(later, HELD / 4) && is_out(slow));
-        // Now nobody is left who could make way.
-        assert!(!held[2].grow_at(later, HELD / 2));
-        let [_, second, _] = held;
+        // A few bytes are always available, and a client that is briefly busy keeps its slot.
+        assert!(
+            reservations[2].grow_at(start, ALWAYS_FREE_BYTES)
+                && !reservations[2].grow_at(start, MAX_RESERVED_BYTES / 4)
+        );
+        assert!(!is_evicted(slow));
+        let later = Instant::now() + 2 * EVICTION_GRACE;
+        assert!(reservations[2].grow_at(later, MAX_RESERVED_BYTES / 4) && is_evicted(slow));
+        // No other connection can be evicted now.
+        assert!(!reservations[2].grow_at(later, MAX_RESERVED_BYTES / 2));
+        let [_, second, _] = reservations;
         drop(second);
-        assert!(honest.empty_reservation().grow_at(later, HELD / 2));
+        assert!(
+            honest
+                .empty_reservation()
+                .grow_at(later, MAX_RESERVED_BYTES / 2)
+        );
     }
 
     #[test]
-    fn those_who_sent_no_head_make_way_first() {
+    fn connections_without_request_head_are_evicted_first() {
         let clients: Arc<Connections> = Arc::default();
-        let half_body = enter(&clients, true);
+        let half_body = acquire_slot(&clients, true);
         half_body.client.await_body();
-        let unread = enter(&clients, true);
-        unread.client.request_complete();
-        unread.client.record_write(false);
-        let half_head = enter(&clients, true);
-        let later = Instant::now() + 2 * GRACE;
-        for expected in [&half_head, &half_body, &unread] {
+        let not_reading = acquire_slot(&clients, true);
+        not_reading.client.request_complete();
+        not_reading.client.record_write(false);
+        let half_head = acquire_slot(&clients, true);
+        let later = Instant::now() + 2 * EVICTION_GRACE;
+        for expected in [&half_head, &half_body, &not_reading] {
             assert!(evict_slowest(&clients.open(), later, |_| true));
-            assert!(is_out(expected));
+            assert!(is_evicted(expected));
         }
         assert!(!evict_slowest(&clients.open(), later, |_| true));
     }
 
     #[test]
-    fn patience_ends() {
-        let check = |what: fn(&ConnectionState), seconds: Option<u64>| {
+    fn deadline_depends_on_awaited_part() {
+        let check = |action: fn(&ConnectionState), seconds: Option<u64>| {
             let client = ConnectionState::new(false);
-            let begun = Instant::now();
+            let start = Instant::now();
             client.start_request(true);
-            what(&client);
-            let wait = client.deadline().map(|end| (end - begun).as_secs());
+            action(&client);
+            let wait = client.deadline().map(|end| (end - start).as_secs());
             assert_eq!(wait, seconds);
         };
         check(|_| {}, Some(30));
@@ -421,30 +445,30 @@ mod tests {
         );
     }
 
-    /// Whether the server ends the connection at once.
-    async fn is_late(client: &ConnectionState) -> bool {
-        let late = tokio::time::timeout(Duration::ZERO, client.until_timeout());
-        late.await.is_ok()
+    /// Returns whether the server ends the connection now.
+    async fn has_timed_out(client: &ConnectionState) -> bool {
+        let timeout = tokio::time::timeout(Duration::ZERO, client.until_timeout());
+        timeout.await.is_ok()
     }
 
     #[test]
-    fn a_connection_ends_when_patience_does_and_when_it_is_pushed_out() {
+    fn connection_ends_at_timeout_or_eviction() {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_time()
             .build();
         runtime.unwrap().block_on(async {
             let clients = Arc::default();
-            let place = enter(&clients, true);
-            assert!(!is_late(&place.client).await);
+            let slot = acquire_slot(&clients, true);
+            assert!(!has_timed_out(&slot.client).await);
             clients.evict_one();
-            assert!(is_late(&place.client).await);
+            assert!(has_timed_out(&slot.client).await);
 
             let client = ConnectionState::new(false);
-            assert!(!is_late(&client).await);
-            client.state().unread = Some(Instant::now() - UNREAD);
-            assert!(is_late(&client).await);
+            assert!(!has_timed_out(&client).await);
+            client.progress().blocked_since = Some(Instant::now() - WRITE_TIMEOUT);
+            assert!(has_timed_out(&client).await);
             client.record_write(true);
-            assert!(!is_late(&client).await);
+            assert!(!has_timed_out(&client).await);
         });
     }
 }

@@ -1,4 +1,4 @@
-//! The formats in which a kept dump is had.
+//! File formats in which a dump is served.
 
 use axum::body::{Body, Bytes};
 use axum::http::header::{CONTENT_DISPOSITION, CONTENT_SECURITY_POLICY, CONTENT_TYPE};
@@ -8,22 +8,22 @@ use memprof_report::{FLAMEGRAPH_POLICY, Format, POLICY};
 use crate::headers;
 use crate::problem::{Problem, Result};
 
-/// A format, as a query names it.
+/// A file format by its name in a query.
 #[derive(Clone, Copy, Debug)]
 pub struct FileFormat {
-    /// How it is made.
-    pub made: FormatSource,
+    /// Method by which a file is created.
+    pub source: FormatSource,
     content_type: &'static str,
-    /// Of a file that it is saved to.
+    /// Extension of the file's name.
     extension: &'static str,
 }
 
-/// How a file of a format is made.
+/// Method by which a file of a format is created.
 #[derive(Clone, Copy, Debug)]
 pub enum FormatSource {
-    /// As the allocator wrote it, as far as other tools can read that.
+    /// Copied as the allocator wrote it, without what other tools cannot read.
     AsStored,
-    /// By memprof-report.
+    /// Rendered by memprof-report.
     Rendered(Format),
 }
 
@@ -31,13 +31,13 @@ const TEXT: &str = "text/plain; charset=utf-8";
 const SVG: &str = "image/svg+xml";
 
 impl FileFormat {
-    /// The format of that name.
+    /// Returns the format of that name.
     ///
     /// # Errors
-    /// There is none.
-    pub fn of(name: &str) -> Result<Self> {
+    /// The name is unknown.
+    pub fn from_name(name: &str) -> Result<Self> {
         use FormatSource::{AsStored, Rendered};
-        let (made, content_type, extension) = match name {
+        let (source, content_type, extension) = match name {
             "heap" => (AsStored, "application/x-jemalloc-heap-profile", "heap"),
             "pprof" => (Rendered(Format::Pprof), "application/octet-stream", "pb.gz"),
             "collapsed" => (Rendered(Format::Collapsed), TEXT, "collapsed.txt"),
@@ -62,18 +62,18 @@ impl FileFormat {
             }
         };
         Ok(Self {
-            made,
+            source,
             content_type,
             extension,
         })
     }
 
-    /// The reply with the file of that name, without its extension.
+    /// Returns the reply with a file of that name, without its extension.
     pub fn reply(&self, name: &str, bytes: Bytes) -> Response {
         self.reply_as(self.content_type.to_owned(), name, bytes.into())
     }
 
-    /// The same of what has a content type of its own.
+    /// Like [`reply`](Self::reply), but with another content type and a streamed body.
     pub(crate) fn reply_as(&self, content_type: String, name: &str, body: Body) -> Response {
         let file = format!("inline; filename=\"{name}.{}\"", self.extension);
         let headers = [
@@ -85,7 +85,7 @@ impl FileFormat {
     }
 
     fn policy(&self) -> String {
-        headers::untrusted_document_policy(match self.made {
+        headers::untrusted_document_policy(match self.source {
             FormatSource::Rendered(Format::Html) => &POLICY,
             FormatSource::Rendered(Format::Flamegraph) => &FLAMEGRAPH_POLICY,
             FormatSource::Rendered(_) | FormatSource::AsStored => {

@@ -1,4 +1,4 @@
-//! The way to one host, and what its clients share: the dump that runs and what was rendered.
+//! Gateway to one host: calls it, and shares its running dump and its rendered reports between HTTP clients.
 
 use std::io::Read;
 use std::sync::Arc;
@@ -12,27 +12,30 @@ use memprof_plugin_abi::Arguments;
 use serde::de::{DeserializeOwned, IgnoredAny};
 use tokio::sync::Mutex;
 
-use crate::call_limiter::{Call, CallLimiter};
+use crate::call_limiter::{CallKind, CallLimiter};
 use crate::host_client::{DumpResponse, HostClient, HostUnavailable, PluginReply};
 use crate::problem::{Problem, Result};
 use crate::render_cache::RenderCache;
 use crate::shared_dump::SharedDump;
 
-/// The reply to `dump`.
+/// Reply to `dump`.
 pub(crate) type DumpReply = ReplyEnvelope<DumpReport>;
 
+/// Gateway to one host, shared by all requests for it.
 #[derive(Debug)]
 pub(crate) struct Gateway {
-    target: Arc<dyn HostClient>,
-    calls: Arc<CallLimiter>,
-    /// Of dumps that are kept, and of those that are not: a host takes one at a time.
-    dumping: SharedDump<DumpReply>,
-    passing: SharedDump<OpenDump>,
-    one: Arc<Mutex<()>>,
+    client: Arc<dyn HostClient>,
+    call_limiter: Arc<CallLimiter>,
+    /// Dumps that the host keeps.
+    kept_dumps: SharedDump<DumpReply>,
+    /// Dumps that are only in memory.
+    in_memory_dumps: SharedDump<OpenDump>,
+    /// Held during a dump: a host takes one at a time.
+    dump_lock: Arc<Mutex<()>>,
     pub(crate) renders: RenderCache,
 }
 
-/// The bytes of a dump, and what they are.
+/// Opened dump with its content type.
 #[derive(Debug)]
 pub(crate) struct OpenDump {
     pub(crate) content_type: String,
@@ -40,59 +43,59 @@ pub(crate) struct OpenDump {
 }
 
 impl Gateway {
-    pub(crate) fn new(target: Arc<dyn HostClient>) -> Self {
+    pub(crate) fn new(client: Arc<dyn HostClient>) -> Self {
         Self {
-            target,
-            calls: Arc::default(),
-            dumping: SharedDump::default(),
-            passing: SharedDump::default(),
-            one: Arc::default(),
+            client,
+            call_limiter: Arc::default(),
+            kept_dumps: SharedDump::default(),
+            in_memory_dumps: SharedDump::default(),
+            dump_lock: Arc::default(),
             renders: RenderCache::default(),
         }
     }
 
-    pub(crate) fn target(&self) -> &dyn HostClient {
-        &*self.target
+    pub(crate) fn client(&self) -> &dyn HostClient {
+        &*self.client
     }
 
-    /// Who the host is.
+    /// Returns the host's process and name.
     pub(crate) async fn host(&self) -> Result<HostInfo> {
-        self.call(Call::Quick, |target| target.host()).await
+        self.call(CallKind::Quick, |client| client.host()).await
     }
 
-    /// The plugin's answer, also where it is an error.
+    /// Sends a message. Returns the plugin's reply, also if it is an error.
     pub(crate) async fn send(
         &self,
         message: &'static str,
         args: &[(&str, &str)],
     ) -> Result<PluginReply> {
         let args = join_args(args);
-        let call = Call::of(message);
-        self.call(call, move |target| target.message(message, &args))
+        let call = CallKind::for_message(message);
+        self.call(call, move |client| client.message(message, &args))
             .await
     }
 
-    /// The reply to a message, of the type that the message has; its error is one here.
+    /// Sends a message. Returns its reply, converted to the message's type. Fails if the reply is an error.
     pub(crate) async fn send_typed<T: DeserializeOwned>(
         &self,
         message: &'static str,
         args: &[(&str, &str)],
     ) -> Result<T> {
-        object(message, &self.send(message, args).await?)
+        parse_reply(message, &self.send(message, args).await?)
     }
 
-    /// Has a message done of whose reply only an error matters.
+    /// Sends a message and ignores its reply, unless that is an error.
     pub(crate) async fn send_ok(&self, message: &'static str, args: &[(&str, &str)]) -> Result<()> {
         self.send_typed::<IgnoredAny>(message, args).await.map(drop)
     }
 
-    /// The state of the profiler.
+    /// Returns the state of the profiler.
     pub(crate) async fn status(&self) -> Result<ProfilerStatus> {
         self.send_typed("status", &[]).await
     }
 
-    /// The allocators' figures, which are not printed to the host's log: whoever asks over HTTP reads
-    /// the reply.
+    /// Returns the allocators' statistics, without writing them to the host's log, because the client reads the
+    /// reply.
     pub(crate) async fn stats(&self, opts: Option<&str>) -> Result<Vec<Stats>> {
         let opts = opts.map(|opts| ("opts", opts));
         let args: Vec<_> = [("log", "off")].into_iter().chain(opts).collect();
@@ -100,24 +103,24 @@ impl Gateway {
         Ok(stats.allocators)
     }
 
-    /// Takes a dump, or joins the one that runs: the reply to `dump`.
+    /// Takes a kept dump, or waits for the one that runs. Returns the reply to `dump`.
     pub(crate) async fn dump(&self) -> Result<Arc<DumpReply>> {
         let take = || {
-            let answer = self.run_exclusive(|target| target.message("dump", ""));
-            async move { object("dump", &answer.await?).map(Arc::new) }
+            let reply = self.run_exclusive(|client| client.message("dump", ""));
+            async move { parse_reply("dump", &reply.await?).map(Arc::new) }
         };
-        self.dumping.join(take).await
+        self.kept_dumps.join(take).await
     }
 
-    /// A dump that is taken now and not kept, or the one of these that runs: whoever asks again and again must not push
-    /// out what others keep.
+    /// Takes a dump that is only in memory, or waits for the one that runs. Frequent requests thus never evict kept
+    /// dumps.
     pub(crate) async fn open_in_memory(&self) -> Result<OpenDump> {
         let take = || {
-            let dumped = self.run_exclusive(|target| target.dump("dump", "keep=off"));
-            async move { into_open_dump(dumped.await?).map(Arc::new) }
+            let response = self.run_exclusive(|client| client.dump("dump", "keep=off"));
+            async move { into_open_dump(response.await?).map(Arc::new) }
         };
-        let opened = match self.passing.join(take).await {
-            // Version 0.1 keeps each.
+        let opened = match self.in_memory_dumps.join(take).await {
+            // Version 0.1 of the plugin keeps every dump.
             Err(problem) if problem.is_client_error() => {
                 let kept = self.dump().await?;
                 return self.open(&kept.fields.largest.id).await;
@@ -131,35 +134,35 @@ impl Gateway {
         })
     }
 
-    /// Has a dump taken when no other one runs. Nobody can cut this short: it ends with the dump.
+    /// Takes a dump when no other one runs. Cannot be cancelled: it ends with the dump.
     fn run_exclusive<T: Send + 'static>(
         &self,
         take: impl FnOnce(&dyn HostClient) -> Result<T, HostUnavailable> + Send + 'static,
     ) -> impl Future<Output = Result<T>> + Send + 'static {
-        let (target, calls) = (Arc::clone(&self.target), Arc::clone(&self.calls));
-        let one = Arc::clone(&self.one);
+        let (client, call_limiter) = (Arc::clone(&self.client), Arc::clone(&self.call_limiter));
+        let dump_lock = Arc::clone(&self.dump_lock);
         async move {
-            let _one = one.lock().await;
-            let _turn = calls.acquire(Call::Long).await?;
-            Ok(blocking(move || take(&*target)).await??)
+            let _guard = dump_lock.lock().await;
+            let _permit = call_limiter.acquire(CallKind::Long).await?;
+            Ok(blocking(move || take(&*client)).await??)
         }
     }
 
-    /// The kept dumps, newest first.
+    /// Returns the kept dumps, newest first.
     pub(crate) async fn kept(&self) -> Result<Vec<KeptDump>> {
         let kept: DumpList = self.send_typed("list", &[]).await?;
         Ok(kept.dumps)
     }
 
-    /// What every allocator prints of itself; `opts` are those of `malloc_stats_print`.
+    /// Returns the statistics text of every allocator; `opts` are those of `malloc_stats_print`.
     pub(crate) async fn stats_text(&self, opts: Option<&str>) -> Result<String> {
         let stats = self.stats(opts).await?;
         Ok(stats.into_iter().map(|each| each.report).collect())
     }
 
-    /// The same as one JSON document, of the allocator that holds most.
+    /// Returns the statistics of the allocator with most allocated bytes, as JSON.
     pub(crate) async fn stats_json(&self) -> Result<String> {
-        // What is too long is cut, which JSON does not survive: then without single arenas.
+        // The host truncates a long text, which makes JSON invalid: try again without single arenas.
         for opts in ["J", "Ja", "Jablx"] {
             let stats = self.stats(Some(opts)).await?;
             let largest = stats.into_iter().max_by_key(|each| match each.totals {
@@ -174,9 +177,9 @@ impl Gateway {
         Err(Problem::internal("the allocator printed no JSON"))
     }
 
-    /// A kept dump. Its id is looked up by the host, and never a path.
+    /// Opens a kept dump. The host looks up the id, which is never a path.
     pub(crate) async fn open(&self, id: &str) -> Result<OpenDump> {
-        // A word: no id of a dump holds anything else.
+        // An argument must be printable and without quotes; ids of dumps contain nothing else.
         if id.is_empty()
             || !id
                 .bytes()
@@ -184,35 +187,35 @@ impl Gateway {
         {
             return Err(no_such_dump(id));
         }
-        let word = id.to_owned();
-        let dumped = self.call(Call::Long, move |target| {
-            target.dump("fetch", &format!("id={word}"))
+        let argument = id.to_owned();
+        let response = self.call(CallKind::Long, move |client| {
+            client.dump("fetch", &format!("id={argument}"))
         });
-        into_open_dump(dumped.await?).map_err(|problem| match problem.is_client_error() {
+        into_open_dump(response.await?).map_err(|problem| match problem.is_client_error() {
             true => no_such_dump(id),
             false => problem,
         })
     }
 
-    /// Calls the host when it is this call's turn.
+    /// Calls the host on a blocking thread, once the call limiter permits it.
     async fn call<T: Send + 'static>(
         &self,
-        kind: Call,
-        ask: impl FnOnce(&dyn HostClient) -> Result<T, HostUnavailable> + Send + 'static,
+        kind: CallKind,
+        send: impl FnOnce(&dyn HostClient) -> Result<T, HostUnavailable> + Send + 'static,
     ) -> Result<T> {
-        let target = Arc::clone(&self.target);
-        let turn = self.calls.acquire(kind).await?;
-        let answer = blocking(move || {
-            let answer = ask(&*target);
-            drop(turn);
-            answer
+        let client = Arc::clone(&self.client);
+        let permit = self.call_limiter.acquire(kind).await?;
+        let reply = blocking(move || {
+            let reply = send(&*client);
+            drop(permit);
+            reply
         });
-        Ok(answer.await??)
+        Ok(reply.await??)
     }
 }
 
 impl OpenDump {
-    /// All of it. Blocks.
+    /// Reads the whole dump. Blocks.
     pub(crate) fn read(mut self) -> Result<Vec<u8>> {
         let mut bytes = Vec::new();
         let read = self.file.read_to_end(&mut bytes);
@@ -221,13 +224,14 @@ impl OpenDump {
     }
 }
 
-fn into_open_dump(dumped: DumpResponse) -> Result<OpenDump> {
-    match dumped {
+fn into_open_dump(response: DumpResponse) -> Result<OpenDump> {
+    match response {
         DumpResponse::File { content_type, file } => Ok(OpenDump { content_type, file }),
-        DumpResponse::Refused(answer) => Err(Problem::from_reply(&answer)),
+        DumpResponse::Refused(reply) => Err(Problem::from_reply(&reply)),
     }
 }
 
+/// Error for an unknown dump id.
 pub(crate) fn no_such_dump(id: &str) -> Problem {
     Problem::not_found(format!("no kept dump has the id {id:?}"))
         .remedy("GET /api/v1/dumps lists them")
@@ -237,7 +241,7 @@ fn is_json(text: &str) -> bool {
     serde_json::from_str::<IgnoredAny>(text).is_ok()
 }
 
-/// `key=value` words, which the plugin takes apart again.
+/// Joins arguments to `key=value` words, which the plugin splits again.
 fn join_args(args: &[(&str, &str)]) -> String {
     let words: Vec<String> = args
         .iter()
@@ -246,16 +250,16 @@ fn join_args(args: &[(&str, &str)]) -> String {
     Arguments::join(words.iter().map(String::as_str))
 }
 
-/// The fields of an answer that is no error.
-fn object<T: DeserializeOwned>(message: &str, answer: &PluginReply) -> Result<T> {
-    if answer.status != 0 {
-        return Err(Problem::from_reply(answer));
+/// Parses the fields of a reply. Fails if it is an error.
+fn parse_reply<T: DeserializeOwned>(message: &str, reply: &PluginReply) -> Result<T> {
+    if reply.status != 0 {
+        return Err(Problem::from_reply(reply));
     }
-    serde_json::from_slice(&answer.body)
+    serde_json::from_slice(&reply.body)
         .map_err(|error| Problem::internal(format!("the host's reply to {message}: {error}")))
 }
 
-/// Runs what blocks where it may.
+/// Runs `work` on a thread that may block.
 pub(crate) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T> {

@@ -1,31 +1,31 @@
-//! What every reply tells the browser not to do.
+//! Security headers of every reply.
 
 use axum::http::header::{
     CACHE_CONTROL, CONTENT_SECURITY_POLICY, HeaderName, REFERRER_POLICY, X_CONTENT_TYPE_OPTIONS,
 };
 use axum::http::{HeaderMap, HeaderValue};
 
-/// The page and its own files; nothing inline, nothing from elsewhere.
-const PAGE: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; \
+/// Policy of the page: loads its own files only, nothing inline.
+const PAGE_POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; \
                     connect-src 'self'; base-uri 'none'; form-action 'none'; \
                     frame-ancestors 'none'";
 
-/// A document with names of somebody else's in it: `may` is its own policy. Its scripts, should any
-/// run that is not meant to, are those of a stranger, whom this server refuses.
-pub(crate) fn untrusted_document_policy(may: &str) -> String {
+/// Policy for a document with untrusted names in it; `allowed` is the document's own policy. If an injected script
+/// runs in spite of it, the sandbox gives it an opaque origin, whose requests this server rejects.
+pub(crate) fn untrusted_document_policy(allowed: &str) -> String {
     format!(
-        "{may}; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; sandbox allow-scripts"
+        "{allowed}; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; sandbox allow-scripts"
     )
 }
 
-/// Adds what is not there yet.
-pub(crate) fn protect(headers: &mut HeaderMap) {
+/// Adds the headers that are missing.
+pub(crate) fn add_security_headers(headers: &mut HeaderMap) {
     let mut add = |name: HeaderName, value: &'static str| {
         headers
             .entry(name)
             .or_insert(HeaderValue::from_static(value));
     };
-    add(CONTENT_SECURITY_POLICY, PAGE);
+    add(CONTENT_SECURITY_POLICY, PAGE_POLICY);
     add(X_CONTENT_TYPE_OPTIONS, "nosniff");
     add(CACHE_CONTROL, "no-store");
     add(REFERRER_POLICY, "no-referrer");

@@ -1,4 +1,4 @@
-//! One host, however it is reached.
+//! Interface to one host, local or remote.
 
 use std::fmt;
 use std::io;
@@ -7,51 +7,51 @@ use memprof_host::client::PassedFile;
 use memprof_host::protocol::HostInfo;
 use memprof_plugin_abi::Status;
 
-/// A host: over its control socket, or in this very process. Calls block.
+/// Client of a host: over its control socket, or in this process. Calls block.
 pub trait HostClient: fmt::Debug + Send + Sync {
-    /// Who it is.
+    /// Returns the host's process and name.
     ///
     /// # Errors
-    /// It does not answer.
+    /// The host does not answer.
     fn host(&self) -> Result<HostInfo, HostUnavailable>;
 
-    /// Sends a message to `memory_profile`; `args` are `key=value` words. Its own error is an answer.
+    /// Sends a message to `memory_profile`; `args` are `key=value` words. An error of the plugin is a reply.
     ///
     /// # Errors
-    /// It does not answer.
+    /// The host does not answer.
     fn message(&self, name: &str, args: &str) -> Result<PluginReply, HostUnavailable>;
 
-    /// The same of a message whose answer is a dump: `fetch`, or `dump keep=off`.
+    /// Sends a message whose reply is a dump: `fetch`, or `dump keep=off`.
     ///
     /// # Errors
-    /// It does not answer, or with no dump.
+    /// The host does not answer, or its reply has no dump.
     fn dump(&self, name: &str, args: &str) -> Result<DumpResponse, HostUnavailable>;
 }
 
-/// What came of asking for a dump.
+/// Reply to a request for a dump.
 #[derive(Debug)]
 pub enum DumpResponse {
-    /// What nobody changes any more.
+    /// The dump, which does not change any more.
     File {
-        /// What its bytes are.
+        /// Content type of the dump.
         content_type: String,
-        /// At its start.
+        /// The dump, read from its start.
         file: PassedFile,
     },
-    /// The plugin's own error.
+    /// Error of the plugin.
     Refused(PluginReply),
 }
 
-/// What the plugin replied.
+/// Reply of the plugin.
 #[derive(Clone, Debug)]
 pub struct PluginReply {
-    /// 0, or one of the negative codes of memprof.h.
+    /// 0, or a negative status of memprof.h.
     pub status: Status,
-    /// The bytes: a JSON object, or a text.
+    /// Bytes of the reply: a JSON object or text.
     pub body: Vec<u8>,
 }
 
-/// Why a host does not answer.
+/// Reason why a host does not answer.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct HostUnavailable(pub String);
@@ -62,6 +62,7 @@ impl From<io::Error> for HostUnavailable {
     }
 }
 
-pub(crate) fn no_dump() -> HostUnavailable {
+/// Error for a successful reply without a dump.
+pub(crate) fn no_dump_error() -> HostUnavailable {
     HostUnavailable("it passed no dump".to_owned())
 }

@@ -1,4 +1,4 @@
-//! Which hosts are served.
+//! The hosts that a router serves.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,28 +13,30 @@ use crate::host_client::HostClient;
 use crate::problem::{Problem, Result};
 use crate::remote_host::{HostSelector, RemoteHost};
 
-/// The hosts behind a router.
+/// Hosts behind a router.
 #[derive(Debug)]
 pub struct Hosts(HostSource);
 
+/// Source of the hosts.
 #[derive(Debug)]
 enum HostSource {
     Single(Arc<Gateway>),
-    /// By pid, as it is called here. What ended is dropped when it is looked for.
+    /// Cached hosts by process id in this PID namespace. Those that ended are removed when hosts are discovered.
     Discovered(Mutex<HashMap<u32, CachedHost>>),
 }
 
+/// A host in the cache.
 #[derive(Clone, Debug)]
 struct CachedHost {
-    /// What it said of itself, which tells a process from a later one with its pid.
+    /// The host's own information, which distinguishes its process from a later one with the same id.
     info: HostInfo,
     gateway: Arc<Gateway>,
 }
 
-/// A host, and the way to it.
+/// A host with its gateway.
 #[derive(Debug)]
 pub(crate) struct HostGateway {
-    /// Its process, as it is called here.
+    /// Process id in this PID namespace.
     pub(crate) pid: u32,
     pub(crate) name: String,
     pub(crate) gateway: Arc<Gateway>,
@@ -43,46 +45,46 @@ pub(crate) struct HostGateway {
 /// A host that answered.
 #[derive(Debug)]
 pub(crate) struct ListedHost {
-    /// Its process, as it is called here.
+    /// Process id in this PID namespace.
     pub(crate) pid: u32,
     pub(crate) info: HostInfo,
-    /// Its reply to `status`, where it gave one.
+    /// Reply to `status`. `None` if the host did not answer it.
     pub(crate) status: Option<ProfilerStatus>,
 }
 
 impl Hosts {
-    /// One host.
+    /// Serves one host.
     pub fn with_single(target: Arc<dyn HostClient>) -> Self {
         Self(HostSource::Single(Arc::new(Gateway::new(target))))
     }
 
-    /// Every host that this user may talk to.
+    /// Serves every host that this user may access.
     pub fn running() -> Self {
         Self(HostSource::Discovered(Mutex::default()))
     }
 
-    /// The hosts that answer, all asked at the same time. Blocks.
+    /// Lists the hosts that answer, querying all at the same time. Blocks.
     pub(crate) fn list(&self) -> Vec<ListedHost> {
-        let HostSource::Discovered(known) = &self.0 else {
+        let HostSource::Discovered(cache) = &self.0 else {
             return self.probe_single().into_iter().collect();
         };
         let found = discover(DiscoveryScope::AllProcesses, status).hosts;
-        cache_hosts(known, found.iter().map(|(host, _)| host));
-        let seen = found.into_iter().map(|(host, status)| ListedHost {
+        cache_hosts(cache, found.iter().map(|(host, _)| host));
+        let listed = found.into_iter().map(|(host, status)| ListedHost {
             pid: host.pid,
             info: host.info,
             status,
         });
-        seen.collect()
+        listed.collect()
     }
 
     fn probe_single(&self) -> Option<ListedHost> {
         let HostSource::Single(gateway) = &self.0 else {
             return None;
         };
-        // One that just went away is not running.
-        let info = gateway.target().host().ok()?;
-        let status = gateway.target().message("status", "").ok()?;
+        // A host that does not answer is not listed.
+        let info = gateway.client().host().ok()?;
+        let status = gateway.client().message("status", "").ok()?;
         Some(ListedHost {
             pid: info.pid,
             info,
@@ -90,13 +92,13 @@ impl Hosts {
         })
     }
 
-    /// All of them that answer. Blocks.
+    /// Returns all hosts that answer. Blocks.
     pub(crate) fn find_all(&self) -> Vec<HostGateway> {
-        let known = match &self.0 {
-            HostSource::Discovered(known) => known,
+        let cache = match &self.0 {
+            HostSource::Discovered(cache) => cache,
             HostSource::Single(gateway) => {
-                // One that just went away is not running.
-                let info = gateway.target().host().ok();
+                // A host that does not answer is not listed.
+                let info = gateway.client().host().ok();
                 let found = info.map(|info| HostGateway {
                     pid: info.pid,
                     name: info.name,
@@ -106,10 +108,10 @@ impl Hosts {
             }
         };
         let found = discover(DiscoveryScope::AllProcesses, |_| ()).hosts;
-        cache_hosts(known, found.iter().map(|(host, ())| host))
+        cache_hosts(cache, found.iter().map(|(host, ())| host))
     }
 
-    /// The only one, where no host has to be asked which it is.
+    /// Returns the only host, if there can be only one; queries none.
     pub(crate) fn single(&self) -> Option<Arc<Gateway>> {
         match &self.0 {
             HostSource::Single(gateway) => Some(Arc::clone(gateway)),
@@ -117,7 +119,7 @@ impl Hosts {
         }
     }
 
-    /// The only one. Blocks.
+    /// Returns the only running host. Fails if there is none, or several. Blocks.
     pub(crate) fn only(&self) -> Result<Arc<Gateway>> {
         if let Some(gateway) = self.single() {
             return Ok(gateway);
@@ -136,20 +138,20 @@ impl Hosts {
         }
     }
 
-    /// The one of that pid. Blocks.
+    /// Returns the host of that process. Fails if there is none. Blocks.
     pub(crate) fn by_pid(&self, pid: u32) -> Result<Arc<Gateway>> {
-        // One that is known is asked first: another host may take its time to answer.
-        if let Some(known) = self.known(pid).filter(is_same_process) {
-            return Ok(known.gateway);
+        // A cached host is queried first: discovering all may wait for one that is slow.
+        if let Some(cache) = self.cached(pid).filter(is_same_process) {
+            return Ok(cache.gateway);
         }
         let missing = || Problem::host_unavailable(format!("no host runs as pid {pid}"));
         let found = match &self.0 {
-            // It may have just started.
-            HostSource::Discovered(known) => {
-                memprof_host::find_by_pid(pid).map(|host| cache_host(known, &host))
+            // The host may have just started.
+            HostSource::Discovered(cache) => {
+                memprof_host::find_by_pid(pid).map(|host| cache_host(cache, &host))
             }
             HostSource::Single(gateway) => {
-                let info = gateway.target().host()?;
+                let info = gateway.client().host()?;
                 return (info.pid == pid)
                     .then(|| Arc::clone(gateway))
                     .ok_or_else(missing);
@@ -158,59 +160,60 @@ impl Hosts {
         found
             .or_else(|| {
                 let mut all = self.find_all().into_iter();
-                all.find(|known| known.pid == pid)
-                    .map(|known| known.gateway)
+                all.find(|cache| cache.pid == pid)
+                    .map(|cache| cache.gateway)
             })
             .ok_or_else(missing)
     }
 
-    fn known(&self, pid: u32) -> Option<CachedHost> {
-        let HostSource::Discovered(known) = &self.0 else {
+    fn cached(&self, pid: u32) -> Option<CachedHost> {
+        let HostSource::Discovered(cache) = &self.0 else {
             return None;
         };
-        let known = known.lock().unwrap_or_else(PoisonError::into_inner);
-        known.get(&pid).cloned()
+        let cache = cache.lock().unwrap_or_else(PoisonError::into_inner);
+        cache.get(&pid).cloned()
     }
 }
 
-/// Whether the process behind its socket is still the one that was found there.
-fn is_same_process(known: &CachedHost) -> bool {
-    let is_same = |info: HostInfo| info.pid == known.info.pid && info.started == known.info.started;
-    known.gateway.target().host().is_ok_and(is_same)
+/// Returns whether the process behind a cached socket is still the same.
+fn is_same_process(cache: &CachedHost) -> bool {
+    let is_same = |info: HostInfo| info.pid == cache.info.pid && info.started == cache.info.started;
+    cache.gateway.client().host().is_ok_and(is_same)
 }
 
 fn status(client: &mut Client) -> Option<ProfilerStatus> {
     client.status().ok()
 }
 
-/// Keeps the gateways of those that were found, by pid, and drops all others.
+/// Caches the gateways of the hosts found, and removes all others. Returns them.
 fn cache_hosts<'a>(
-    known: &Mutex<HashMap<u32, CachedHost>>,
+    cache: &Mutex<HashMap<u32, CachedHost>>,
     found: impl Iterator<Item = &'a RunningHost>,
 ) -> Vec<HostGateway> {
     let found = found.map(|host| HostGateway {
         pid: host.pid,
         name: host.info.name.clone(),
-        gateway: cache_host(known, host),
+        gateway: cache_host(cache, host),
     });
     let found: Vec<_> = found.collect();
-    let mut known = known.lock().unwrap_or_else(PoisonError::into_inner);
-    known.retain(|pid, _| found.iter().any(|other| other.pid == *pid));
+    let mut cache = cache.lock().unwrap_or_else(PoisonError::into_inner);
+    cache.retain(|pid, _| found.iter().any(|other| other.pid == *pid));
     found
 }
 
-fn cache_host(known: &Mutex<HashMap<u32, CachedHost>>, host: &RunningHost) -> Arc<Gateway> {
-    let fresh = || {
+/// Returns the cached gateway of a host, replacing that of an earlier process with its id.
+fn cache_host(cache: &Mutex<HashMap<u32, CachedHost>>, host: &RunningHost) -> Arc<Gateway> {
+    let new_entry = || {
         let remote = RemoteHost::new(HostSelector::Socket(host.socket.clone()));
         CachedHost {
             info: host.info.clone(),
             gateway: Arc::new(Gateway::new(Arc::new(remote))),
         }
     };
-    let mut known = known.lock().unwrap_or_else(PoisonError::into_inner);
-    let known = known.entry(host.pid).or_insert_with(fresh);
-    if known.info.started != host.info.started || known.info.pid != host.info.pid {
-        *known = fresh();
+    let mut cache = cache.lock().unwrap_or_else(PoisonError::into_inner);
+    let cache = cache.entry(host.pid).or_insert_with(new_entry);
+    if cache.info.started != host.info.started || cache.info.pid != host.info.pid {
+        *cache = new_entry();
     }
-    Arc::clone(&known.gateway)
+    Arc::clone(&cache.gateway)
 }

@@ -1,4 +1,4 @@
-//! The host that this very process is.
+//! Client of the host in this process.
 
 use std::process;
 use std::sync::Arc;
@@ -9,9 +9,9 @@ use memprof_host::protocol::HostInfo;
 use memprof_host::{Body, Host};
 use memprof_messages::PLUGIN;
 
-use crate::host_client::{DumpResponse, HostClient, HostUnavailable, PluginReply, no_dump};
+use crate::host_client::{DumpResponse, HostClient, HostUnavailable, PluginReply, no_dump_error};
 
-/// A host that serves HTTP itself.
+/// The host in this process, which serves HTTP itself.
 #[derive(Debug)]
 pub struct InProcessHost {
     host: Arc<Host>,
@@ -19,7 +19,7 @@ pub struct InProcessHost {
 }
 
 impl InProcessHost {
-    /// `name` and `version` are the program's.
+    /// Creates the client; `name` and `version` are the program's.
     pub fn new(host: Arc<Host>, name: &str, version: &str) -> Self {
         let command: Vec<_> = std::env::args_os()
             .map(|arg| arg.to_string_lossy().into_owned())
@@ -60,7 +60,7 @@ impl HostClient for InProcessHost {
                 content_type: reply.content_type.into_owned(),
                 file: PassedFile::new(file, length)?,
             }),
-            _ if reply.status_code == 0 => Err(no_dump()),
+            _ if reply.status_code == 0 => Err(no_dump_error()),
             body => Ok(DumpResponse::Refused(PluginReply {
                 status: reply.status_code,
                 body: body.into_bytes()?,

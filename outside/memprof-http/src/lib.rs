@@ -1,8 +1,8 @@
-//! HTTP over hosts that loaded `memory_profile`: the page, an API of JSON, and the endpoints that
-//! existing scripts call. One axum [`router()`], which `memprof serve` puts beside a host, and which
-//! a Rust program may mount in a server of its own.
+//! HTTP server for hosts that loaded `memory_profile`: a web page, a JSON API, and the endpoints that existing
+//! scripts call. All routes are in one axum [`router()`], which `memprof serve` runs beside a host, and which a
+//! Rust program can mount in its own server.
 //!
-//! Symbols and reports are made here, never in the plugin. To talk to a host without HTTP, see
+//! Symbolizes and renders reports here, never in the plugin. To talk to a host without HTTP, see
 //! `memprof_host::client`; to read a dump, `memprof_report`.
 
 mod router;

@@ -1,4 +1,4 @@
-//! Where a server listens, and who may ask it there.
+//! Options for the address of a server, and for its access rules.
 
 use std::io;
 use std::net::SocketAddr;
@@ -10,11 +10,11 @@ use crate::access::{Access, AccessRule};
 use crate::listener::Listener;
 use crate::token::{Token, TokenError};
 
-/// Where to listen, and whom to let in.
+/// Address and access rules of a server.
 #[derive(Clone, Debug)]
 #[cfg_attr(feature = "args", derive(clap::Args))]
 pub struct ListenOptions {
-    /// Where to listen; an address that other machines reach needs --allow-remote and --token-file
+    /// Listen on ADDRESS; one that other machines can reach needs --allow-remote and --token-file
     #[cfg_attr(
         feature = "args",
         arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:7070")
@@ -28,7 +28,7 @@ pub struct ListenOptions {
     )]
     pub socket: Option<PathBuf>,
 
-    /// Listen where other machines reach it
+    /// Allow an address that other machines can reach
     #[cfg_attr(feature = "args", arg(long, requires = "token_file"))]
     pub allow_remote: bool,
 
@@ -43,31 +43,31 @@ pub struct ListenOptions {
     pub allow_host: Vec<String>,
 }
 
-/// Why nobody can be served there.
+/// Reason why a server cannot listen.
 #[derive(Debug, thiserror::Error)]
 pub enum ListenError {
-    /// Other machines reach it, which nobody allowed.
+    /// Other machines can reach the address, which the options do not allow.
     #[error(
         "{0} can be reached by other machines: add --allow-remote --token-file FILE, or listen on \
          127.0.0.1"
     )]
     Exposed(SocketAddr),
-    /// The token is not fit.
+    /// The token is invalid.
     #[error(transparent)]
     Token(#[from] TokenError),
     /// The kernel has no random bytes for a token.
     #[error("failed to make a token: {0}")]
     Random(#[source] io::Error),
-    /// The address or the path cannot be listened at.
+    /// Listening at the address or path failed.
     #[error("failed to listen at {0}: {1}")]
     Listen(String, #[source] io::Error),
 }
 
 impl ListenOptions {
-    /// Who may ask there: who brings the token, or without one this user and root.
+    /// Returns the access rules: clients with the token or, without one, this user and root.
     ///
     /// # Errors
-    /// Other machines would reach it, or the token is not fit.
+    /// Other machines can reach the address without permission, or the token is invalid.
     pub fn access(&self) -> Result<Access, ListenError> {
         let is_local = self.socket.is_some() || self.listen.ip().is_loopback();
         if !is_local && !self.allow_remote {
@@ -82,11 +82,11 @@ impl ListenOptions {
         Ok(Access { names, admits })
     }
 
-    /// The same, with a new token for others where they could connect and there is none. Its text is
-    /// kept nowhere else.
+    /// Like [`access`](Self::access), but generates a token for other users if they can connect and there is none.
+    /// The returned text is stored nowhere.
     ///
     /// # Errors
-    /// Those of [`access`](Self::access), or the kernel has no random bytes.
+    /// The errors of [`access`](Self::access), or the kernel has no random bytes.
     pub fn access_with_new_token(&self) -> Result<(Access, Option<String>), ListenError> {
         let mut access = self.access()?;
         if self.socket.is_some() || self.token_file.is_some() {
@@ -97,7 +97,7 @@ impl ListenOptions {
         Ok((access, Some(text)))
     }
 
-    /// Listens there. Returns also what to call it by, with `token` in it.
+    /// Listens. Returns also the address for clients, with `token` in it.
     ///
     /// # Errors
     /// The address or the path cannot be used.

@@ -1,4 +1,4 @@
-//! Where clients connect, and the end of it.
+//! Accepts connections and serves them.
 
 use std::io;
 use std::path::Path;
@@ -15,14 +15,14 @@ use crate::connections::Connections;
 use crate::peer::Peer;
 use crate::unix_socket::{self, BoundPath};
 
-/// What `accept` waits when there are no descriptors left.
-const PAUSE: Duration = Duration::from_millis(100);
+/// Delay after `accept` failed because no descriptors are left.
+const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
-/// Where clients connect.
+/// Listening socket, TCP or Unix.
 #[derive(Debug)]
 pub struct Listener {
     socket: Socket,
-    /// Its path, which is removed in the end.
+    /// Path of a Unix socket, removed when dropped.
     _bound: Option<BoundPath>,
 }
 
@@ -46,11 +46,11 @@ impl Listener {
         }
     }
 
-    /// Listens at a path, for this user alone. A socket that a server left there is replaced, and
-    /// this one is removed in the end.
+    /// Listens at a path, for this user only. Replaces a socket that an ended server left there; the new one is
+    /// removed when dropped.
     ///
     /// # Errors
-    /// Somebody listens there, something else than a socket lies there, or the path cannot be used.
+    /// Another process listens there, the path is not a socket, or it cannot be used.
     pub fn unix(path: &Path) -> io::Result<Self> {
         let (socket, bound) = unix_socket::listen(path)?;
         Ok(Self {
@@ -67,22 +67,22 @@ impl Listener {
     }
 }
 
-/// Serves until `end`; connections that are open then are dropped.
+/// Serves until `end`; then open connections are dropped.
 pub async fn serve(listener: Listener, router: Router, end: impl Future<Output = ()>) {
     let clients = Arc::default();
     let accept = async {
         loop {
             match listener.accept().await {
                 Ok(stream) => {
-                    tokio::spawn(welcome(stream, Arc::clone(&clients), router.clone()));
+                    tokio::spawn(accept_client(stream, Arc::clone(&clients), router.clone()));
                 }
                 Err(error) => {
                     log::warn!("failed to accept a connection: {error}");
                     clients.evict_one();
-                    sleep(PAUSE).await;
+                    sleep(ACCEPT_RETRY_DELAY).await;
                 }
             }
-            // Who is here already sends its request before the next one can push it out.
+            // Lets accepted connections send their request before the next one can evict them.
             yield_now().await;
         }
     };
@@ -92,18 +92,19 @@ pub async fn serve(listener: Listener, router: Router, end: impl Future<Output =
     }
 }
 
-async fn welcome(stream: Stream, clients: Arc<Connections>, router: Router) {
-    let Some(place) = clients.enter() else {
+/// Serves a connection, if there is a slot for it.
+async fn accept_client(stream: Stream, clients: Arc<Connections>, router: Router) {
+    let Some(slot) = clients.acquire_slot() else {
         return;
     };
     match stream {
         Stream::Tcp(stream) => {
             let peer = Peer::from_tcp(&stream).await;
-            serve_connection(stream, peer, place, router).await;
+            serve_connection(stream, peer, slot, router).await;
         }
         Stream::Unix(stream) => {
             let peer = Peer::from_unix(&stream);
-            serve_connection(stream, peer, place, router).await;
+            serve_connection(stream, peer, slot, router).await;
         }
     }
 }

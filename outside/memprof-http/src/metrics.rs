@@ -1,4 +1,4 @@
-//! `/metrics`, for Prometheus: of one host, or of all of them with labels that tell them apart.
+//! Prometheus metrics at `/metrics`: of one host, or of all hosts with labels that distinguish them.
 
 use std::sync::atomic::AtomicU64;
 use std::time::{Duration, UNIX_EPOCH};
@@ -23,16 +23,16 @@ use crate::problem::{Problem, Result};
 use crate::report;
 use crate::request_host::{RequestHost, SharedHosts, find_hosts};
 
-/// How long a host may take that is asked among others: a scraper gives up after ten seconds.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// Timeout of each host when all are queried: a scraper gives up after ten seconds.
+const HOST_TIMEOUT: Duration = Duration::from_secs(5);
 
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// A figure: its name, what it is, and where it stands.
-type Figure = (&'static str, &'static str, fn(&HeapTotals) -> u64);
+/// A metric of an allocator: its name, its help text, and its value.
+type AllocatorMetric = (&'static str, &'static str, fn(&HeapTotals) -> u64);
 
-/// jemalloc's totals (jemalloc(3), `stats.*`).
-const FIGURES: [Figure; 6] = [
+/// Totals of jemalloc (jemalloc(3), `stats.*`).
+const ALLOCATOR_METRICS: [AllocatorMetric; 6] = [
     ("allocated", "Bytes that the program holds", |of| {
         of.allocated
     }),
@@ -52,75 +52,80 @@ const FIGURES: [Figure; 6] = [
 type Number = Gauge<u64, AtomicU64>;
 type Labels = Vec<(&'static str, String)>;
 
-/// The replies of one host, of which its metrics are made.
+/// Replies of one host, from which its metrics are built.
 struct HostReplies {
-    /// Which host; none where there is one only.
+    /// Labels of the host; empty if it is the only one.
     labels: Labels,
     status: ProfilerStatus,
     ledger: Ledger,
-    /// None where there is no allocator, or a dump holds the lock that its figures need.
+    /// `None` if there is no allocator, or a dump holds the lock that the statistics need.
     stats: Option<Vec<Stats>>,
-    /// None where nothing is labelled, or no dump tells of it.
-    held: Option<LabelUsageAt>,
+    /// `None` if no labels are recorded, or no dump has them.
+    label_usage: Option<LabelUsageAt>,
 }
 
-/// Who held how much when the newest dump of the process was taken, and when that was, in seconds since 1970.
+/// Memory by label when the newest dump of the process was taken, and that time, in seconds since 1970.
 struct LabelUsageAt {
     by_labels: Vec<LabelUsage>,
     taken: Option<u64>,
 }
 
-/// Of one host, without labels for it.
+/// Serves the metrics of one host, without labels for the host.
 pub(crate) async fn host_metrics(RequestHost(host): RequestHost) -> Result<Response> {
-    reply(&build_registry(&[ask(&host, Vec::new()).await?]))
+    reply(&build_registry(&[query_host(&host, Vec::new()).await?]))
 }
 
-/// Of every host, asked at the same time; of the only one as [`host_metrics`].
+/// Serves the metrics of every host, querying all at the same time; of the only host like [`host_metrics`].
 pub(crate) async fn all_metrics(State(hosts): State<SharedHosts>) -> Result<Response> {
     if let Some(only) = hosts.single() {
         return host_metrics(RequestHost(only)).await;
     }
     let found = find_hosts(move || hosts.find_all()).await?;
-    let mut asking = JoinSet::new();
+    let mut queries = JoinSet::new();
     for HostGateway { pid, name, gateway } in found {
         let labels = vec![("service", name), ("pid", pid.to_string())];
-        asking.spawn(async move {
-            let told = timeout(PATIENCE, ask(&gateway, labels.clone())).await;
-            (pid, labels, told.ok().and_then(Result::ok))
+        queries.spawn(async move {
+            let reply = timeout(HOST_TIMEOUT, query_host(&gateway, labels.clone())).await;
+            (pid, labels, reply.ok().and_then(Result::ok))
         });
     }
-    let mut asked = asking.join_all().await;
-    asked.sort_by_key(|(pid, ..)| *pid);
-    let up = asked.iter();
-    let up = up.map(|(_, labels, told)| (labels.clone(), u64::from(told.is_some())));
+    let mut replies = queries.join_all().await;
+    replies.sort_by_key(|(pid, ..)| *pid);
+    let up = replies.iter();
+    let up = up.map(|(_, labels, reply)| (labels.clone(), u64::from(reply.is_some())));
     let up = up.collect();
-    let told: Vec<_> = asked.into_iter().filter_map(|(.., told)| told).collect();
-    let mut registry = build_registry(&told);
+    let replies: Vec<_> = replies
+        .into_iter()
+        .filter_map(|(.., reply)| reply)
+        .collect();
+    let mut registry = build_registry(&replies);
     let help = "Whether the process answered in time";
     add(&mut registry, "memprof_up", help, None, up);
     reply(&registry)
 }
 
-async fn ask(host: &Gateway, labels: Labels) -> Result<HostReplies> {
+/// Queries one host.
+async fn query_host(host: &Gateway, labels: Labels) -> Result<HostReplies> {
     let status = host.status().await?;
     let ledger = host.send_typed("ledger", &[]).await?;
-    let stats = figures(host).await?;
-    let held = match status.labels.is_empty() {
+    let stats = allocator_stats(host).await?;
+    let label_usage = match status.labels.is_empty() {
         true => None,
-        // Dumps come and go: without one that can be read, the rest is true all the same.
-        false => label_usage(host).await.unwrap_or(None),
+        // Dumps come and go: without a readable one, the other metrics are still valid.
+        false => newest_label_usage(host).await.unwrap_or(None),
     };
     Ok(HostReplies {
         labels,
         status,
         ledger,
         stats,
-        held,
+        label_usage,
     })
 }
 
-async fn figures(host: &Gateway) -> Result<Option<Vec<Stats>>> {
-    // Without the long report, of which nothing is shown.
+/// Queries the allocators' totals. `None` if they are not available now.
+async fn allocator_stats(host: &Gateway) -> Result<Option<Vec<Stats>>> {
+    // Omits the long text report, which metrics do not use.
     match host.stats(Some("gmdablxeh")).await {
         Ok(stats) => Ok(Some(stats)),
         Err(problem) if matches!(problem.kind(), "busy" | "unavailable" | "unsupported") => {
@@ -134,7 +139,7 @@ fn build_registry(hosts: &[HostReplies]) -> Registry {
     let mut registry = Registry::default();
     add_profiler(&mut registry, hosts);
     add_ledger(&mut registry, hosts);
-    add_figures(&mut registry, hosts);
+    add_allocators(&mut registry, hosts);
     add_labels(&mut registry, hosts);
     registry
 }
@@ -159,7 +164,7 @@ fn add(
     }
     match (&*values, unit) {
         ([], _) => {}
-        // A family without labels is written with braces around nothing.
+        // A family without labels would be written with empty braces.
         ([(none, value)], Some(unit)) if none.is_empty() => {
             registry.register_with_unit(name, help, unit, number(*value));
         }
@@ -242,9 +247,9 @@ fn bytes(registry: &mut Registry, name: &str, help: &str, values: Vec<(Labels, u
     add(registry, &name, help, Some(Unit::Bytes), values);
 }
 
-fn add_figures(registry: &mut Registry, hosts: &[HostReplies]) {
+fn add_allocators(registry: &mut Registry, hosts: &[HostReplies]) {
     let allocators: Vec<_> = hosts.iter().flat_map(allocators).collect();
-    for (name, help, of) in FIGURES {
+    for (name, help, of) in ALLOCATOR_METRICS {
         let values = allocators.iter();
         let values = values.map(|(labels, figures)| (labels.clone(), of(figures)));
         let name = format!("jemalloc_{name}");
@@ -252,17 +257,17 @@ fn add_figures(registry: &mut Registry, hosts: &[HostReplies]) {
     }
 }
 
-/// An allocator's labels are its name and its version. A second one of a kind has a number behind its
-/// name: `jemalloc 2`.
+/// Totals of a host's jemallocs, labelled by name and version. The names of further ones have a number: `jemalloc
+/// 2`.
 fn allocators(host: &HostReplies) -> impl Iterator<Item = (Labels, HeapTotals)> {
     let stats = host.stats.iter().flatten();
     let allocators = stats.filter(|each| each.kind == AllocatorKind::Jemalloc);
-    allocators.enumerate().filter_map(|(at, each)| {
-        let name = match at {
+    allocators.enumerate().filter_map(|(index, each)| {
+        let name = match index {
             0 => "jemalloc".to_owned(),
-            at => format!("jemalloc {}", at + 1),
+            index => format!("jemalloc {}", index + 1),
         };
-        // Absent where jemalloc was built without statistics.
+        // Missing if jemalloc was built without statistics.
         let Some(HeapUsage::Detailed(figures)) = each.totals else {
             return None;
         };
@@ -271,17 +276,17 @@ fn allocators(host: &HostReplies) -> impl Iterator<Item = (Labels, HeapTotals)> 
     })
 }
 
-/// Of each label so many values are told apart: each is a time series of its own.
-const VALUES: usize = 20;
+/// Most values per label key: each is a time series of its own.
+const MAX_VALUES: usize = 20;
 
-/// What the newest dump of this process's heap says: a scrape takes none.
-async fn label_usage(host: &Gateway) -> Result<Option<LabelUsageAt>> {
+/// Reads the memory by label from the newest heap dump of the process; takes no new dump.
+async fn newest_label_usage(host: &Gateway) -> Result<Option<LabelUsageAt>> {
     let pid = host.host().await?.pid;
     let mut kept = host.kept().await?.into_iter();
     let Some(dump) = kept.find(|dump| dump.pid == pid && dump.kind == ProfileKind::Heap) else {
         return Ok(None);
     };
-    let by_labels = report::usage_by_label(host, &dump.id, VALUES).await?;
+    let by_labels = report::usage_by_label(host, &dump.id, MAX_VALUES).await?;
     let taken = humantime::parse_rfc3339(&dump.taken).ok();
     let taken = taken.and_then(|taken| taken.duration_since(UNIX_EPOCH).ok());
     Ok(Some(LabelUsageAt {
@@ -291,21 +296,21 @@ async fn label_usage(host: &Gateway) -> Result<Option<LabelUsageAt>> {
 }
 
 fn add_labels(registry: &mut Registry, hosts: &[HostReplies]) {
-    let (mut held, mut times) = (Vec::new(), Vec::new());
+    let (mut usage, mut times) = (Vec::new(), Vec::new());
     for host in hosts {
-        let Some(of) = &host.held else {
+        let Some(label_usage) = &host.label_usage else {
             continue;
         };
-        for LabelUsage { key, value, bytes } in &of.by_labels {
+        for LabelUsage { key, value, bytes } in &label_usage.by_labels {
             let name = [("key", key.clone()), ("value", value.clone())];
             let bytes = u64::try_from(*bytes).unwrap_or(0);
-            held.push(([&host.labels[..], &name].concat(), bytes));
+            usage.push(([&host.labels[..], &name].concat(), bytes));
         }
-        times.extend(of.taken.map(|taken| (host.labels.clone(), taken)));
+        times.extend(label_usage.taken.map(|taken| (host.labels.clone(), taken)));
     }
     let help =
         "Sampled bytes in use when the newest dump was taken, by the labels of who allocated them";
-    bytes(registry, "label_inuse", help, held);
+    bytes(registry, "label_inuse", help, usage);
     let help = "When that dump was taken, in seconds since 1970";
     let unit = Some(Unit::Seconds);
     add(registry, "memprof_label_dump_time", help, unit, times);

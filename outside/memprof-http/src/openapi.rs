@@ -1,4 +1,4 @@
-//! The API's description for programs: `/api/v1/openapi.json`.
+//! OpenAPI document of the JSON API: `/api/v1/openapi.json`.
 
 use axum::Json;
 use memprof_messages::{
@@ -16,31 +16,31 @@ struct Route {
     method: &'static str,
     path: String,
     summary: &'static str,
-    /// Of the query, or of the body's object.
+    /// Parameters of the query, or of the body's object.
     parameters: Vec<Parameter>,
     reply: Content,
 }
 
-/// The kind of body that a route replies with.
+/// Kind of body that a route replies with.
 #[derive(Clone, Copy)]
 enum Content {
-    /// What the plugin replies to a message.
+    /// Reply of the plugin to a message.
     Message(ReplyType),
     /// JSON of the server's own.
     Json(fn(&mut SchemaGenerator) -> Schema),
-    /// Anything else, of this content type.
+    /// Any other content type.
     Other(&'static str),
 }
 
-/// A parameter: its name and its schema with a description.
+/// Name and schema of a parameter; the schema has a description.
 type Parameter = (&'static str, Value);
 
 const JSON: &str = "application/json";
 const TEXT: &str = "text/plain";
 const ID: &str = "A kept dump's id, from the list";
 
-/// What a kept dump can be shown as, and how.
-const VIEW: [(&str, &str); 12] = [
+/// Parameters of a report of a kept dump, with their descriptions.
+const REPORT_PARAMETERS: [(&str, &str); 12] = [
     (
         "format",
         "heap, pprof, collapsed, flamegraph, html, view, text, tree, jeprof, json, svg or dot",
@@ -88,7 +88,7 @@ const VIEW: [(&str, &str); 12] = [
     ),
 ];
 
-/// Routes that are about no single host.
+/// Routes that do not belong to one host.
 fn global_routes() -> [Route; 3] {
     let hosts = Content::Json(SchemaGenerator::subschema_for::<HostRows>);
     [
@@ -106,10 +106,10 @@ fn global_routes() -> [Route; 3] {
     ]
 }
 
-/// Routes of the only host, which stand below `/host/{pid}` too.
+/// Routes of the only host, which are below `/host/{pid}` too.
 fn host_routes() -> Vec<Route> {
-    let mut routes: Vec<_> = simple_messages().map(Route::of).collect();
-    routes.extend(message("dump").map(Route::of));
+    let mut routes: Vec<_> = simple_messages().map(Route::for_message).collect();
+    routes.extend(message("dump").map(Route::for_message));
     routes.push(Route::get(
         "/api/v1/dumps",
         "The kept heap profiles, newest first",
@@ -117,7 +117,9 @@ fn host_routes() -> Vec<Route> {
     ));
     let text = |help| json!({ "type": "string", "description": help });
     routes.push(Route {
-        parameters: VIEW.map(|(name, help)| (name, text(help))).to_vec(),
+        parameters: REPORT_PARAMETERS
+            .map(|(name, help)| (name, text(help)))
+            .to_vec(),
         ..Route::get(
             "/api/v1/dumps/{id}",
             "A kept heap profile in any format",
@@ -143,8 +145,8 @@ impl Route {
         }
     }
 
-    /// The route of a message.
-    fn of(message: &MessageSpec) -> Self {
+    /// Returns the route of a message.
+    fn for_message(message: &MessageSpec) -> Self {
         let parameter = |argument| parameter(message.effect, argument);
         Self {
             method: match message.effect {
@@ -162,15 +164,15 @@ impl Route {
 }
 
 impl Content {
-    /// By content type, the schema where there is one. `types` are those of the document.
-    fn described(self, types: &mut SchemaGenerator) -> Value {
+    /// Returns the content by type, with the schema if there is one. Adds `types` to the document's.
+    fn describe(self, types: &mut SchemaGenerator) -> Value {
         let json = |schema: Schema| json!({ JSON: { "schema": schema } });
         match self {
             Self::Json(schema) => json(schema(types)),
             Self::Other(content_type) => json!({ content_type: {} }),
             Self::Message(reply) => {
                 let mut content = reply.schema(types).map_or_else(|| json!({}), json);
-                // With keep=off or format=text.
+                // For keep=off or format=text.
                 if matches!(
                     reply,
                     ReplyType::DumpReport | ReplyType::Stats | ReplyType::Profile
@@ -183,10 +185,10 @@ impl Content {
     }
 }
 
-/// `effect` is that of the argument's message.
+/// Returns the parameter for an argument of a message with that effect.
 fn parameter(effect: Effect, argument: &ArgumentSpec) -> Parameter {
     let mut schema = match argument.values {
-        // JSON has words of its own for these.
+        // JSON has booleans for these values.
         ArgumentType::OneOf(["on", "off"]) if effect == Effect::Mutating => {
             json!({ "enum": ["on", "off", true, false] })
         }
@@ -204,7 +206,7 @@ fn parameter(effect: Effect, argument: &ArgumentSpec) -> Parameter {
         }
     };
     schema["description"] = argument.help.into();
-    // Whoever asks over HTTP reads the reply, not the host's log.
+    // An HTTP client reads the reply, so statistics are not written to the host's log.
     let default = match (effect, argument.key) {
         (Effect::ReadOnly, "log") => Some("off"),
         _ => argument.default,
@@ -221,7 +223,7 @@ fn parameter(effect: Effect, argument: &ArgumentSpec) -> Parameter {
     (argument.key, schema)
 }
 
-/// `GET /api/v1/openapi.json`
+/// Serves `GET /api/v1/openapi.json`.
 pub(crate) async fn document() -> Json<Value> {
     let mut types = SchemaSettings::draft2020_12()
         .for_serialize()
@@ -229,12 +231,12 @@ pub(crate) async fn document() -> Json<Value> {
         .into_generator();
     let error = types.subschema_for::<ErrorReply<EmptyReply>>();
     let mut paths = Map::new();
-    let of_a_host = host_routes();
-    for route in global_routes().iter().chain(&of_a_host) {
+    let host_routes = host_routes();
+    for route in global_routes().iter().chain(&host_routes) {
         let operation = json!({ route.method: operation(route, false, &error, &mut types) });
         paths.insert(route.path.clone(), operation);
     }
-    for route in &of_a_host {
+    for route in &host_routes {
         let operation = json!({ route.method: operation(route, true, &error, &mut types) });
         paths.insert(format!("/host/{{pid}}{}", route.path), operation);
     }
@@ -278,7 +280,7 @@ fn operation(
     let mut operation = json!({
         "summary": route.summary,
         "responses": {
-            "200": { "description": "Success", "content": route.reply.described(types) },
+            "200": { "description": "Success", "content": route.reply.describe(types) },
             "default": {
                 "description": "Error: `error.kind`, `error.message`, `error.remedy`. 400: invalid \
                                 arguments; 401: the token is missing; 403: a page of another origin; 404: \

@@ -1,4 +1,4 @@
-//! The page's files, as they lie in `page/`.
+//! Serves the files of the web page, from `page/`.
 
 use axum::Router;
 use axum::extract::Path;
@@ -14,11 +14,11 @@ const INDEX: &str = include_str!("page/index.html");
 const SCRIPT: &str = "text/javascript; charset=utf-8";
 const STYLE: &str = "text/css; charset=utf-8";
 
-/// A file's path relative to the page's, its type and its text.
+/// A file: its path relative to the page's, its content type and its text.
 type File = (&'static str, &'static str, &'static str);
 
-/// What the page of a host loads beside what [`shared_files`] has.
-const FILES: [File; 7] = [
+/// Files that only the page of a host loads, besides [`shared_files`].
+const HOST_FILES: [File; 7] = [
     ("/page.js", SCRIPT, include_str!("page/page.js")),
     ("/dumps.js", SCRIPT, include_str!("page/dumps.js")),
     ("/holders.js", SCRIPT, include_str!("page/holders.js")),
@@ -28,26 +28,27 @@ const FILES: [File; 7] = [
     ("/sampling.js", SCRIPT, include_str!("page/sampling.js")),
 ];
 
-const SHARED: [File; 4] = [
+/// Files that every page loads.
+const SHARED_FILES: [File; 4] = [
     ("/icon.svg", "image/svg+xml", include_str!("page/icon.svg")),
     ("/page.css", STYLE, include_str!("page/page.css")),
     ("/api.js", SCRIPT, include_str!("page/api.js")),
     ("/words.js", SCRIPT, include_str!("page/words.js")),
 ];
 
-fn serve<S: Clone + Send + Sync + 'static>(
+fn serve_text<S: Clone + Send + Sync + 'static>(
     content_type: &'static str,
     text: &'static str,
 ) -> MethodRouter<S> {
     get(async move || ([(CONTENT_TYPE, content_type)], text))
 }
 
-/// The page, whose address ends in a slash.
+/// Serves the page, whose path ends in a slash.
 pub(crate) async fn index() -> Html<String> {
     Html(whole_page("memprof", "page.js", INDEX))
 }
 
-/// Any page of memprof's, whose `script` and `body` find beside it what [`shared_files`] has.
+/// Returns a page of memprof's with that `script` and `body`, which find [`shared_files`] in its directory.
 pub fn whole_page(title: &str, script: &str, body: &str) -> String {
     format!(
         include_str!("page/whole.html"),
@@ -57,18 +58,18 @@ pub fn whole_page(title: &str, script: &str, body: &str) -> String {
     )
 }
 
-/// An address without the slash would break the page's relative links.
+/// Redirects to the path with a slash; without it, the page's relative links would break.
 pub(crate) async fn with_slash(Path(pid): Path<u32>) -> Redirect {
     Redirect::permanent(&format!("{pid}/"))
 }
 
-/// Its other files.
+/// Returns the routes of the other files.
 pub(crate) fn routes() -> Router<SharedHosts> {
-    with(shared_files(), &FILES)
+    with_files(shared_files(), &HOST_FILES)
 }
 
-/// What any page of memprof's loads: `icon.svg`, `page.css`, `api.js`, `words.js`, and the viewer below
-/// `viewer/`.
+/// Returns the routes of the files that every page loads: `icon.svg`, `page.css`, `api.js`, `words.js`, and the
+/// viewer below `viewer/`.
 pub fn shared_files<S: Clone + Send + Sync + 'static>() -> Router<S> {
     let viewer = VIEWER.map(|(name, text)| {
         let kind = if name.ends_with(".css") {
@@ -81,13 +82,13 @@ pub fn shared_files<S: Clone + Send + Sync + 'static>() -> Router<S> {
     let router = viewer
         .into_iter()
         .fold(Router::new(), |router, (path, kind, text)| {
-            router.route(&path, serve(kind, text))
+            router.route(&path, serve_text(kind, text))
         });
-    with(router, &SHARED)
+    with_files(router, &SHARED_FILES)
 }
 
-fn with<S: Clone + Send + Sync + 'static>(router: Router<S>, files: &[File]) -> Router<S> {
+fn with_files<S: Clone + Send + Sync + 'static>(router: Router<S>, files: &[File]) -> Router<S> {
     files.iter().fold(router, |router, (path, kind, text)| {
-        router.route(path, serve(kind, text))
+        router.route(path, serve_text(kind, text))
     })
 }

@@ -1,4 +1,4 @@
-//! Who is at the other end of a connection.
+//! Identifies the user at the other end of a connection.
 
 mod sock_diag;
 mod tcp_table;
@@ -10,13 +10,13 @@ use tokio::net::{TcpStream, UnixStream};
 use tokio::sync::Semaphore;
 use tokio::task::spawn_blocking;
 
-/// Tables that are read at a time, each on a thread of its own.
-static READING: Semaphore = Semaphore::const_new(2);
+/// Permits to read tables of sockets, each on a thread of its own.
+static TABLE_READS: Semaphore = Semaphore::const_new(2);
 
 /// The user at the other end of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Peer {
-    /// Unknown on another machine.
+    /// User id. `None` on another machine, or if unknown.
     uid: Option<u32>,
 }
 
@@ -29,7 +29,7 @@ impl Peer {
 
     pub(crate) async fn from_tcp(stream: &TcpStream) -> Self {
         let (Ok(server), Ok(client)) = (stream.local_addr(), stream.peer_addr()) else {
-            // It has left.
+            // The client has disconnected.
             return Self { uid: None };
         };
         let uid = match client.ip().is_loopback() {
@@ -40,21 +40,21 @@ impl Peer {
             log::warn!("failed to find out whose a connection is: {error}");
             None
         });
-        // Had the connection been reset meanwhile, its addresses could be another one's by now: but
-        // then it has no peer any more.
-        let is_open = stream.peer_addr().is_ok_and(|still| still == client);
+        // If the connection was reset meanwhile, another one may have its addresses by now; but then it has no peer
+        // any more.
+        let is_open = stream.peer_addr().is_ok_and(|current| current == client);
         Self {
             uid: uid.filter(|_| is_open),
         }
     }
 
-    /// Whether it is of this process's user, or of root.
+    /// Returns whether the connection is of this process's user, or of root.
     pub(crate) fn is_same_user_or_root(self) -> bool {
         let own = rustix::process::geteuid().as_raw();
         self.uid.is_some_and(|uid| uid == own || uid == 0)
     }
 
-    /// Who it is, for a person.
+    /// Describes the user for error messages.
     pub(crate) fn describe(self) -> String {
         match self.uid {
             Some(uid) => format!("uid {uid}"),
@@ -63,14 +63,15 @@ impl Peer {
     }
 }
 
-/// The user of the socket on this machine that is bound to `own` and connected to `other`.
+/// Returns the user of the socket on this machine that is bound to `own` and connected to `other`. `None` if there
+/// is no such socket.
 async fn uid_of(own: SocketAddr, other: SocketAddr) -> io::Result<Option<u32>> {
     match sock_diag::find(own, other) {
         Ok(socket) => Ok(socket.and_then(Socket::user)),
         Err(error) => {
             // Some sandboxes have no netlink, and some kernels no sock_diag.
             log::debug!("sock_diag: {error}");
-            let _turn = READING.acquire().await.map_err(io::Error::other)?;
+            let _permit = TABLE_READS.acquire().await.map_err(io::Error::other)?;
             let read = spawn_blocking(move || tcp_table::find(own, other)).await;
             Ok(read.map_err(io::Error::other)??.and_then(Socket::user))
         }
@@ -80,7 +81,7 @@ async fn uid_of(own: SocketAddr, other: SocketAddr) -> io::Result<Option<u32>> {
 /// A TCP socket on this machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Socket {
-    /// One of `net/tcp_states.h`.
+    /// State as in `net/tcp_states.h`.
     state: u8,
     uid: u32,
     inode: u64,
@@ -90,8 +91,8 @@ impl Socket {
     /// `TCP_ESTABLISHED`, `TCP_FIN_WAIT1`, `TCP_FIN_WAIT2`: a client that may still read.
     const CLIENT: [u8; 3] = [1, 4, 5];
 
-    /// Whose it is. One that its program closed is nobody's, though the kernel gives it to root: it
-    /// has no inode any more.
+    /// Returns the owner of a client's socket. `None` if its program closed it: it has no inode any more, and the
+    /// kernel reports root as its owner.
     fn user(self) -> Option<u32> {
         let is_client = Self::CLIENT.contains(&self.state) && self.inode != 0;
         is_client.then_some(self.uid)
@@ -103,7 +104,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whose_a_socket_is() {
+    fn owner_is_known_only_of_open_client_socket() {
         let check = |state, inode, expected| {
             let socket = Socket {
                 state,
@@ -113,34 +114,34 @@ mod tests {
             assert_eq!(socket.user(), expected, "{socket:?}");
         };
         check(1, 77, Some(33));
-        // It has sent all, and reads.
+        // The client has sent all and still reads.
         check(5, 77, Some(33));
-        // Closed by its program.
+        // The client's program closed the socket.
         check(5, 0, None);
         check(6, 0, None);
-        // Connecting, closed by us, listening: no client of this connection.
+        // Connecting, closed by the server, or listening: not the client of this connection.
         check(2, 77, None);
         check(8, 77, None);
         check(10, 77, None);
     }
 
-    /// A client's address, the server's, and both ends.
-    async fn connected(place: &str) -> (std::net::TcpStream, TcpStream) {
-        let server = tokio::net::TcpListener::bind(place).await.unwrap();
+    /// Returns both ends of a connection to an address.
+    async fn connected(address_text: &str) -> (std::net::TcpStream, TcpStream) {
+        let server = tokio::net::TcpListener::bind(address_text).await.unwrap();
         let client = std::net::TcpStream::connect(server.local_addr().unwrap()).unwrap();
         (client, server.accept().await.unwrap().0)
     }
 
     #[test]
-    fn a_client_of_this_process_is_known_and_one_that_left_is_not() {
+    fn client_is_known_until_it_closes() {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_io()
             .build()
             .unwrap();
         runtime.block_on(async {
             let own = rustix::process::geteuid().as_raw();
-            for place in ["127.0.0.1:0", "[::1]:0"] {
-                let (client, stream) = connected(place).await;
+            for address_text in ["127.0.0.1:0", "[::1]:0"] {
+                let (client, stream) = connected(address_text).await;
                 let (server, address) = (stream.local_addr().unwrap(), stream.peer_addr().unwrap());
                 for find in [sock_diag::find, tcp_table::find] {
                     let socket = find(address, server).unwrap().unwrap();

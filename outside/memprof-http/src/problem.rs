@@ -1,4 +1,4 @@
-//! What went wrong, as a status code and in words.
+//! Errors as HTTP replies.
 
 use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
@@ -10,21 +10,21 @@ use crate::host_client::{HostUnavailable, PluginReply};
 
 pub(crate) type Result<T, E = Problem> = std::result::Result<T, E>;
 
-/// How long a client should wait for a host that went away, in milliseconds.
-const HOST_RETRY: u64 = 2000;
-/// How long one should wait that came while too many others were served, in milliseconds.
-const OVERLOAD_RETRY: u64 = 1000;
+/// Delay that a client should wait for a host that is gone, in milliseconds.
+const HOST_RETRY_MS: u64 = 2000;
+/// Delay that a client should wait when the server is overloaded, in milliseconds.
+const OVERLOAD_RETRY_MS: u64 = 1000;
 
-/// An error reply, like those of the plugin: `{"error":{kind, message, remedy}}`.
+/// Error reply, like those of the plugin: `{"error":{kind, message, remedy}}`.
 #[derive(Clone, Debug)]
 pub struct Problem {
     pub(crate) status: StatusCode,
-    /// Its kind may be a word of the server's own.
+    /// The kind may be one that only the server has.
     pub(crate) error: Box<ErrorBody>,
 }
 
 impl Problem {
-    /// An error of this status; `kind` is a word for programs.
+    /// An error with that status; `kind` is its name for programs.
     pub fn new(status: StatusCode, kind: &'static str, message: impl Into<String>) -> Self {
         let kind =
             Kind::from_name(kind).map_or_else(|| OpenEnum::Other(kind.to_owned()), OpenEnum::Known);
@@ -43,41 +43,41 @@ impl Problem {
         }
     }
 
-    /// What it is called in `error.kind`.
+    /// Name in `error.kind`.
     pub(crate) fn kind(&self) -> &str {
         self.error.kind.as_str()
     }
 
-    /// The request is wrong.
+    /// 400 Bad Request, kind `invalid_argument`.
     pub fn invalid(message: impl Into<String>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, "invalid_argument", message)
     }
 
-    /// There is nothing of that name.
+    /// 404 Not Found, kind `not_found`.
     pub fn not_found(message: impl Into<String>) -> Self {
         Self::new(StatusCode::NOT_FOUND, "not_found", message)
     }
 
-    /// It is nobody's fault who asks.
+    /// 500 Internal Server Error, kind `internal`: not caused by the request.
     pub fn internal(message: impl Into<String>) -> Self {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", message)
     }
 
-    /// Too much is asked for at the same time.
+    /// 503 Service Unavailable, kind `overloaded`: too many requests at the same time.
     pub(crate) fn overloaded(message: impl Into<String>) -> Self {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "overloaded", message)
             .remedy("try again in a moment")
-            .retry_after_ms(OVERLOAD_RETRY)
+            .retry_after_ms(OVERLOAD_RETRY_MS)
     }
 
-    /// The host does not answer.
+    /// 503 Service Unavailable, kind `host_gone`: the host does not answer.
     pub(crate) fn host_unavailable(message: impl Into<String>) -> Self {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "host_gone", message)
             .remedy("start the process again, or see `memprof ps`; then repeat the request")
-            .retry_after_ms(HOST_RETRY)
+            .retry_after_ms(HOST_RETRY_MS)
     }
 
-    /// With what helps.
+    /// Sets the remedy: an imperative sentence.
     #[must_use]
     pub fn remedy(mut self, remedy: impl Into<String>) -> Self {
         self.error.remedy = remedy.into();
@@ -89,7 +89,7 @@ impl Problem {
         self
     }
 
-    /// Whether the plugin could not do it, rather than that nobody answered.
+    /// Returns whether the plugin failed, rather than that the host did not answer or does not exist.
     pub(crate) fn is_host_error(&self) -> bool {
         !matches!(
             self.kind(),
@@ -97,26 +97,26 @@ impl Problem {
         )
     }
 
-    /// Whether another request would have been answered.
+    /// Returns whether the request is invalid, so that another one could succeed.
     pub(crate) fn is_client_error(&self) -> bool {
         self.error.kind == Kind::InvalidArgument
     }
 
-    /// The error that the plugin replied.
-    pub(crate) fn from_reply(answer: &PluginReply) -> Self {
-        let Some(refusal) = ErrorBody::from_reply(&answer.body) else {
-            let message = String::from_utf8_lossy(&answer.body);
+    /// The error in the plugin's reply.
+    pub(crate) fn from_reply(reply: &PluginReply) -> Self {
+        let Some(error) = ErrorBody::from_reply(&reply.body) else {
+            let message = String::from_utf8_lossy(&reply.body);
             return Self::internal(format!("the plugin refused, and gave no reason: {message}"));
         };
-        let status = refusal.kind.known().map(status_of);
+        let status = error.kind.known().map(status_for);
         Self {
             status: status.unwrap_or(StatusCode::INTERNAL_SERVER_ERROR),
-            error: Box::new(refusal),
+            error: Box::new(error),
         }
     }
 }
 
-fn status_of(kind: Kind) -> StatusCode {
+fn status_for(kind: Kind) -> StatusCode {
     match kind {
         Kind::InvalidArgument | Kind::UnknownMessage => StatusCode::BAD_REQUEST,
         Kind::Unavailable => StatusCode::CONFLICT,
@@ -127,14 +127,14 @@ fn status_of(kind: Kind) -> StatusCode {
 }
 
 impl From<HostUnavailable> for Problem {
-    fn from(gone: HostUnavailable) -> Self {
-        Self::host_unavailable(gone.to_string())
+    fn from(unavailable: HostUnavailable) -> Self {
+        Self::host_unavailable(unavailable.to_string())
     }
 }
 
 impl From<Error> for Problem {
     fn from(error: Error) -> Self {
-        // The cause too: "failed to open x: permission denied".
+        // Includes the cause: "failed to open x: permission denied".
         let source = std::error::Error::source(&error);
         let message = match source {
             Some(source) => format!("{error}: {source}"),

@@ -1,4 +1,4 @@
-//! A host in another process, over its control socket.
+//! Client of a host in another process, over its control socket.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -10,70 +10,70 @@ use memprof_host::protocol::{Delivery, HostInfo};
 use memprof_host::running_hosts;
 use memprof_messages::{Effect, PLUGIN, message};
 
-use crate::host_client::{DumpResponse, HostClient, HostUnavailable, PluginReply, no_dump};
+use crate::host_client::{DumpResponse, HostClient, HostUnavailable, PluginReply, no_dump_error};
 
-/// How long a connection is kept for the next message. The host closes it after a second of silence.
-const KEPT: Duration = Duration::from_millis(500);
+/// Time for which a connection is kept for the next message. The host closes it after a second of silence.
+const MAX_IDLE: Duration = Duration::from_millis(500);
 
-/// Which host.
+/// Selects a host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum HostSelector {
-    /// The one behind this control socket.
+    /// The host behind this control socket.
     Socket(PathBuf),
-    /// The one of this pid, name or program: a host that starts again is found again.
+    /// The host with this process id, name or program; found again after it restarts.
     Named(String),
 }
 
-/// A host that is connected to for each request, so that it may end and come back.
+/// A host that is connected to for each request, so that it may end and restart.
 #[derive(Debug)]
 pub struct RemoteHost {
-    wanted: HostSelector,
-    /// Where it was found last.
-    last: Mutex<Option<PathBuf>>,
-    /// What the message before came over: most requests have several.
+    selector: HostSelector,
+    /// Control socket at which it was found last.
+    last_socket: Mutex<Option<PathBuf>>,
+    /// Connection of the last message: most requests send several.
     idle: Mutex<Option<(Client, Instant)>>,
 }
 
 impl RemoteHost {
-    /// A host, which need not run yet.
-    pub fn new(wanted: HostSelector) -> Self {
+    /// Creates the client of a host, which need not be running yet.
+    pub fn new(selector: HostSelector) -> Self {
         Self {
-            wanted,
-            last: Mutex::default(),
+            selector,
+            last_socket: Mutex::default(),
             idle: Mutex::default(),
         }
     }
 
-    /// Asks over the connection before, where that is certain to do no harm: it may have ended with the
-    /// question on its way.
-    fn ask<T>(
+    /// Calls the host, over the last connection if the message has no side effects: that connection may have ended
+    /// with the message in flight.
+    fn call<T>(
         &self,
         effect: Effect,
-        ask: impl Fn(&mut Client) -> Result<T, ClientError>,
+        send: impl Fn(&mut Client) -> Result<T, ClientError>,
     ) -> Result<T, HostUnavailable> {
         if effect == Effect::ReadOnly
             && let Some(mut client) = self.take_idle()
         {
-            match ask(&mut client) {
-                Ok(answer) => return Ok(self.store_idle(client, answer)),
+            match send(&mut client) {
+                Ok(reply) => return Ok(self.store_idle(client, reply)),
                 Err(ClientError::Unreachable(error)) if error.kind() != io::ErrorKind::TimedOut => {
                 }
                 Err(error) => return Err(host_unavailable(error)),
             }
         }
         let mut client = self.connect()?;
-        let answer = ask(&mut client).map_err(host_unavailable)?;
-        Ok(self.store_idle(client, answer))
+        let reply = send(&mut client).map_err(host_unavailable)?;
+        Ok(self.store_idle(client, reply))
     }
 
-    fn store_idle<T>(&self, client: Client, answer: T) -> T {
+    fn store_idle<T>(&self, client: Client, reply: T) -> T {
         *self.idle() = Some((client, Instant::now()));
-        answer
+        reply
     }
 
     fn take_idle(&self) -> Option<Client> {
         let kept = self.idle().take();
-        kept.filter(|(_, since)| since.elapsed() < KEPT)
+        kept.filter(|(_, since)| since.elapsed() < MAX_IDLE)
             .map(|(client, _)| client)
     }
 
@@ -82,19 +82,19 @@ impl RemoteHost {
     }
 
     fn connect(&self) -> Result<Client, HostUnavailable> {
-        let name = match &self.wanted {
+        let name = match &self.selector {
             HostSelector::Socket(socket) => return connect(socket),
             HostSelector::Named(name) => name,
         };
-        let last = self.last().clone();
-        if let Some(Ok(client)) = last.map(|socket| connect(&socket)) {
+        let last_socket = self.last_socket().clone();
+        if let Some(Ok(client)) = last_socket.map(|socket| connect(&socket)) {
             return Ok(client);
         }
         let mut hosts = running_hosts();
         hosts.retain(|host| host.matches(name));
         match hosts.as_slice() {
             [host] => {
-                *self.last() = Some(host.socket.clone());
+                *self.last_socket() = Some(host.socket.clone());
                 connect(&host.socket)
             }
             [] => Err(HostUnavailable(format!("no host is named {name:?}"))),
@@ -104,13 +104,15 @@ impl RemoteHost {
         }
     }
 
-    fn last(&self) -> MutexGuard<'_, Option<PathBuf>> {
-        self.last.lock().unwrap_or_else(PoisonError::into_inner)
+    fn last_socket(&self) -> MutexGuard<'_, Option<PathBuf>> {
+        self.last_socket
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     fn send(&self, name: &str, args: &str) -> Result<ReceivedBody, HostUnavailable> {
         let effect = message(name).map_or(Effect::Mutating, |message| message.effect);
-        self.ask(effect, |client| {
+        self.call(effect, |client| {
             client.message(PLUGIN, name, args, Some(Delivery::Fd))
         })
     }
@@ -118,20 +120,20 @@ impl RemoteHost {
 
 impl HostClient for RemoteHost {
     fn host(&self) -> Result<HostInfo, HostUnavailable> {
-        self.ask(Effect::ReadOnly, Client::host)
+        self.call(Effect::ReadOnly, Client::host)
     }
 
     fn message(&self, name: &str, args: &str) -> Result<PluginReply, HostUnavailable> {
-        answer(self.send(name, args)?)
+        plugin_reply(self.send(name, args)?)
     }
 
     fn dump(&self, name: &str, args: &str) -> Result<DumpResponse, HostUnavailable> {
         let mut reply = self.send(name, args)?;
         if reply.result.status_code != 0 {
-            return Ok(DumpResponse::Refused(answer(reply)?));
+            return Ok(DumpResponse::Refused(plugin_reply(reply)?));
         }
         Ok(DumpResponse::File {
-            file: reply.file.take().ok_or_else(no_dump)?,
+            file: reply.file.take().ok_or_else(no_dump_error)?,
             content_type: reply.result.content_type,
         })
     }
@@ -142,7 +144,7 @@ fn connect(socket: &Path) -> Result<Client, HostUnavailable> {
         .map_err(|error| HostUnavailable(format!("{}: {error}", socket.display())))
 }
 
-fn answer(reply: ReceivedBody) -> Result<PluginReply, HostUnavailable> {
+fn plugin_reply(reply: ReceivedBody) -> Result<PluginReply, HostUnavailable> {
     Ok(PluginReply {
         status: reply.result.status_code,
         body: reply.into_bytes()?,
@@ -163,24 +165,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn questions_share_a_connection_and_outlive_its_end() {
-        let place = tempfile::tempdir().unwrap();
-        let path = place.path().join("h.sock");
+    fn messages_share_connection_and_reconnect() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("h.sock");
         let listener = UnixListener::bind(&path).unwrap();
-        // How many questions come over each connection.
+        // Number of messages over each connection.
         let host = std::thread::spawn(move || {
-            [2, 1].map(|questions| {
+            [2, 1].map(|messages| {
                 let (stream, _) = listener.accept().unwrap();
                 let mut lines = BufReader::new(&stream).lines();
-                for number in 1..=questions {
-                    let asked: Value =
+                for number in 1..=messages {
+                    let request: Value =
                         serde_json::from_str(&lines.next().unwrap().unwrap()).unwrap();
-                    assert_eq!(asked["id"], number);
+                    assert_eq!(request["id"], number);
                     let info = json!({
                         "pid": number, "name": "n", "command": "c", "version": "", "started": 0,
                     });
-                    let answer = json!({ "jsonrpc": "2.0", "id": number, "result": info });
-                    writeln!(&stream, "{answer}").unwrap();
+                    let reply = json!({ "jsonrpc": "2.0", "id": number, "result": info });
+                    writeln!(&stream, "{reply}").unwrap();
                 }
             })
         });

@@ -1,4 +1,4 @@
-//! Reports of kept dumps, made once: a dump never changes.
+//! Cache of rendered reports: a kept dump never changes.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -8,18 +8,19 @@ use tokio::sync::OnceCell;
 
 use crate::problem::Result;
 
-/// What is remembered of one host.
-const BYTES: usize = 32 << 20;
-const COUNT: usize = 64;
+/// Most bytes and reports per host.
+const MAX_BYTES: usize = 32 << 20;
+const MAX_REPORTS: usize = 64;
 
+/// A report that is cached or being rendered.
 type RenderCell = Arc<OnceCell<Bytes>>;
 
-/// The last reports, by what was asked for.
+/// Most recently used reports, by query; the last one is the newest.
 #[derive(Debug, Default)]
 pub(crate) struct RenderCache(Mutex<VecDeque<(String, RenderCell)>>);
 
 impl RenderCache {
-    /// The report under `key`, made by `render` unless it is there or on its way.
+    /// Returns the report under `key`. Renders it with `render` unless it is cached or being rendered.
     pub(crate) async fn get_or_render<F>(
         &self,
         key: &str,
@@ -28,33 +29,33 @@ impl RenderCache {
     where
         F: Future<Output = Result<Bytes>>,
     {
-        let slot = self.slot(key);
-        let report = slot.get_or_try_init(render).await?.clone();
+        let cell = self.cell(key);
+        let report = cell.get_or_try_init(render).await?.clone();
         self.evict_oldest();
         Ok(report)
     }
 
-    fn slot(&self, key: &str) -> RenderCell {
-        let mut slots = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let at = slots.iter().position(|(known, _)| known == key);
-        let slot = match at.and_then(|at| slots.remove(at)) {
-            Some((_, slot)) => slot,
+    fn cell(&self, key: &str) -> RenderCell {
+        let mut cells = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let index = cells.iter().position(|(known, _)| known == key);
+        let cell = match index.and_then(|index| cells.remove(index)) {
+            Some((_, cell)) => cell,
             None => RenderCell::default(),
         };
-        slots.push_back((key.to_owned(), Arc::clone(&slot)));
-        slot
+        cells.push_back((key.to_owned(), Arc::clone(&cell)));
+        cell
     }
 
-    /// Forgets what was not asked for longest.
+    /// Removes the least recently used reports beyond the limits.
     fn evict_oldest(&self) {
-        let mut slots = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let size = |slot: &RenderCell| slot.get().map_or(0, Bytes::len);
-        let mut bytes: usize = slots.iter().map(|(_, slot)| size(slot)).sum();
-        while slots.len() > COUNT || bytes > BYTES {
-            let Some((_, slot)) = slots.pop_front() else {
+        let mut cells = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let size = |cell: &RenderCell| cell.get().map_or(0, Bytes::len);
+        let mut bytes: usize = cells.iter().map(|(_, cell)| size(cell)).sum();
+        while cells.len() > MAX_REPORTS || bytes > MAX_BYTES {
+            let Some((_, cell)) = cells.pop_front() else {
                 return;
             };
-            bytes -= size(&slot);
+            bytes -= size(&cell);
         }
     }
 }
@@ -69,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn a_report_is_made_once() {
+    fn report_is_rendered_once() {
         run(async {
             let renders = RenderCache::default();
             let once = renders
@@ -84,15 +85,15 @@ mod tests {
     }
 
     #[test]
-    fn the_oldest_reports_are_forgotten() {
+    fn least_recently_used_report_is_evicted() {
         run(async {
             let renders = RenderCache::default();
-            let third = Bytes::from(vec![0; BYTES / 3 + 1]);
+            let third = Bytes::from(vec![0; MAX_BYTES / 3 + 1]);
             for key in ["a", "b", "a", "c"] {
-                let made = renders
+                let report = renders
                     .get_or_render(key, || async { Ok(third.clone()) })
                     .await;
-                assert_eq!(made.unwrap().len(), third.len());
+                assert_eq!(report.unwrap().len(), third.len());
             }
             let keys: Vec<_> = renders
                 .0
@@ -106,15 +107,15 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_report_is_tried_again() {
+    fn failed_render_is_repeated() {
         run(async {
             let renders = RenderCache::default();
             let failed = || async { Err(crate::problem::Problem::internal("no")) };
             assert!(renders.get_or_render("a", failed).await.is_err());
-            let made = renders
+            let report = renders
                 .get_or_render("a", || async { Ok("1".into()) })
                 .await;
-            assert_eq!(made.unwrap(), "1");
+            assert_eq!(report.unwrap(), "1");
         });
     }
 }

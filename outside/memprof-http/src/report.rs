@@ -1,4 +1,4 @@
-//! Dumps as reports.
+//! Renders dumps as reports.
 
 use std::io::BufReader;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -18,37 +18,37 @@ use crate::file_format::{FileFormat, FormatSource};
 use crate::gateway::{Gateway, OpenDump, blocking, no_such_dump};
 use crate::problem::{Problem, Result};
 
-/// What of a dump is wanted: the parameters of a query.
+/// Parameters of a query for a report.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ReportQuery {
     pub(crate) format: Option<String>,
-    /// The id of another kept dump: every value is the change since then.
+    /// Id of another kept dump: every value is the change since it.
     pub(crate) base: Option<String>,
     pub(crate) sample_type: Option<String>,
     pub(crate) focus: Option<String>,
     pub(crate) ignore: Option<String>,
-    /// Split functions into lines: on or off.
+    /// Splits functions into lines: on or off.
     pub(crate) lines: Option<String>,
-    /// At most so many functions, of the formats that list them.
+    /// Most functions, in formats that list them.
     pub(crate) top: Option<usize>,
-    /// Every function is a row of its own: on or off.
+    /// Makes every function a row of its own: on or off.
     pub(crate) flat: Option<String>,
-    /// Which functions are the program's own.
+    /// Regular expression for the program's own functions.
     pub(crate) own: Option<String>,
-    /// Which are not.
+    /// Regular expression for functions that are plumbing.
     pub(crate) plumbing: Option<String>,
-    /// Only what was allocated under this label: KEY=VALUE.
+    /// Includes only memory allocated under this label: KEY=VALUE.
     pub(crate) label: Option<String>,
-    /// The rows of text and JSON are the values of this label.
+    /// Label key whose values become the rows of text and JSON.
     pub(crate) by: Option<String>,
 }
 
-/// The most that an upload is after decompression.
-const UPLOADED: u64 = 256 << 20;
+/// Most bytes of an upload after decompression.
+const MAX_UPLOAD_BYTES: u64 = 256 << 20;
 
 impl ReportQuery {
-    /// A dump in one of the formats, as a whole.
+    /// A report of a whole dump in that format.
     pub(crate) fn with_format(format: &str) -> Self {
         Self {
             format: Some(format.to_owned()),
@@ -56,26 +56,27 @@ impl ReportQuery {
         }
     }
 
-    /// The report of a dump that is taken now.
+    /// Renders a new dump, which the host keeps.
     pub(crate) async fn render_new_dump(&self, host: &Gateway) -> Result<Response> {
         let dump = host.dump().await?;
         self.render_kept_dump(host, &dump.fields.largest.id).await
     }
 
-    /// What `go tool pprof` reads, of a dump that is taken now and not kept: it may be asked for again and again.
-    /// `since` is an earlier one.
-    pub(crate) async fn pprof_without_keeping(
+    /// Renders pprof from a new dump that is only in memory, so that frequent requests evict no kept dump. `since`
+    /// is an earlier dump to subtract.
+    pub(crate) async fn render_in_memory_pprof(
         &self,
         host: &Gateway,
         since: Option<PendingDump>,
     ) -> Result<Response> {
-        let dump = PendingDump::without_keeping(host).await?;
-        let name = dump.of.id.clone();
-        let profile = rendered(host, dump, since, self.options(Format::Pprof)?);
-        Ok(FileFormat::of("pprof")?.reply(&name, profile.await?))
+        let dump = PendingDump::take_in_memory(host).await?;
+        let name = dump.origin.id.clone();
+        let profile = render_when_permitted(host, dump, since, self.options(Format::Pprof)?);
+        Ok(FileFormat::from_name("pprof")?.reply(&name, profile.await?))
     }
 
-    /// As [`render_new_dump`](Self::render_new_dump); a call graph that cannot be drawn is a flamegraph.
+    /// Like [`render_new_dump`](Self::render_new_dump), but returns a flamegraph if a call graph cannot be drawn
+    /// for lack of graphviz.
     pub(crate) async fn render_new_dump_or_flamegraph(&self, host: &Gateway) -> Result<Response> {
         let dump = host.dump().await?;
         let id = &dump.fields.largest.id;
@@ -92,32 +93,32 @@ impl ReportQuery {
         }
     }
 
-    /// The report of a kept dump, from the cache where it was made before.
+    /// Renders a kept dump, or returns its report from the cache.
     pub(crate) async fn render_kept_dump(&self, host: &Gateway, id: &str) -> Result<Response> {
-        let format = FileFormat::of(self.format.as_deref().unwrap_or("text"))?;
-        match format.made {
+        let format = FileFormat::from_name(self.format.as_deref().unwrap_or("text"))?;
+        match format.source {
             FormatSource::AsStored => {
                 let dump = host.open(id).await?;
                 let content_type = dump.content_type.clone();
                 Ok(format.reply_as(content_type, id, export(dump).await?))
             }
-            FormatSource::Rendered(made) => {
-                Ok(format.reply(id, self.report(host, id, made).await?))
+            FormatSource::Rendered(rendered) => {
+                Ok(format.reply(id, self.cached_report(host, id, rendered).await?))
             }
         }
     }
 
-    async fn report(&self, host: &Gateway, id: &str, format: Format) -> Result<Bytes> {
+    async fn cached_report(&self, host: &Gateway, id: &str, format: Format) -> Result<Bytes> {
         let options = self.options(format)?;
         let key = serde_json::to_string(&(id, self))
             .map_err(|error| Problem::internal(error.to_string()))?;
         let render = || async {
-            let dump = PendingDump::of(host, id).await?;
+            let dump = PendingDump::open(host, id).await?;
             let base = match &self.base {
-                Some(base) => Some(PendingDump::of(host, base).await?),
+                Some(base) => Some(PendingDump::open(host, base).await?),
                 None => None,
             };
-            rendered(host, dump, base, options).await
+            render_when_permitted(host, dump, base, options).await
         };
         host.renders.get_or_render(&key, render).await
     }
@@ -136,21 +137,22 @@ impl ReportQuery {
                 focus: compile(&self.focus)?,
                 ignore: compile(&self.ignore)?,
             },
-            blame: self.blame()?,
-            label: self.label()?,
+            blame: self.origin_rules()?,
+            label: self.label_filter()?,
             by: self.by.clone(),
             ..Options::default()
         })
     }
 
-    fn label(&self) -> Result<Option<Label>> {
+    fn label_filter(&self) -> Result<Option<Label>> {
         let label = self.label.as_deref().map(str::parse).transpose();
         label.map_err(|problem: String| {
             Problem::invalid(problem).remedy("an example: label=route=/search")
         })
     }
 
-    fn blame(&self) -> Result<OriginRules> {
+    /// Rules for code origins. Fails if `flat` contradicts the others.
+    fn origin_rules(&self) -> Result<OriginRules> {
         let flat = switch("flat", self.flat.as_deref())?.unwrap_or(false);
         if flat && (self.own.is_some() || self.plumbing.is_some()) {
             return Err(Problem::invalid(
@@ -167,40 +169,40 @@ impl ReportQuery {
     }
 }
 
-/// Who holds how much in a kept dump: of each label the `most` values with most bytes.
+/// Returns the memory by label in a kept dump: of each key the `max` values with most bytes.
 pub(crate) async fn usage_by_label(
     host: &Gateway,
     id: &str,
-    most: usize,
+    max: usize,
 ) -> Result<Vec<LabelUsage>> {
     let render = || async {
         let dump = host.open(id).await?.file;
         with_render_permit(move || {
-            let mut dump = BufReader::with_capacity(chunked_body::SIZE, dump);
-            let held = memprof_report::usage_by_label(&mut dump, &Limits::default(), most)?;
-            let json = serde_json::to_vec(&held);
+            let mut dump = BufReader::with_capacity(chunked_body::CHUNK_BYTES, dump);
+            let usage = memprof_report::usage_by_label(&mut dump, &Limits::default(), max)?;
+            let json = serde_json::to_vec(&usage);
             json.map(Bytes::from)
                 .map_err(|error| Problem::internal(error.to_string()))
         })
         .await
     };
-    let held = host
+    let usage = host
         .renders
         .get_or_render(&format!("labels {id}"), render)
         .await?;
-    serde_json::from_slice(&held).map_err(|error| Problem::internal(error.to_string()))
+    serde_json::from_slice(&usage).map_err(|error| Problem::internal(error.to_string()))
 }
 
-/// A dump that is taken now, in the text that jeprof, google-pprof and `go tool pprof` all read. It
-/// is sent while it is rewritten.
+/// Converts a new in-memory dump to the text that jeprof, google-pprof and `go tool pprof` all read. Sends it while
+/// it is converted.
 pub(crate) async fn new_dump_as_tcmalloc(host: &Gateway) -> Result<Body> {
     as_tcmalloc(host.open_in_memory().await?).await
 }
 
-/// The same of a dump that was opened.
+/// Like [`new_dump_as_tcmalloc`], but of an opened dump.
 pub(crate) async fn as_tcmalloc(dump: OpenDump) -> Result<Body> {
     chunked_body::stream(move |out| {
-        let mut dump = BufReader::with_capacity(chunked_body::SIZE, dump.file);
+        let mut dump = BufReader::with_capacity(chunked_body::CHUNK_BYTES, dump.file);
         Ok(memprof_report::write_tcmalloc(
             &mut dump,
             &Limits::default(),
@@ -210,21 +212,21 @@ pub(crate) async fn as_tcmalloc(dump: OpenDump) -> Result<Body> {
     .await
 }
 
-/// A dump in its own format, as other tools read it.
+/// Returns a dump in its own format, without what other tools cannot read.
 pub(crate) async fn export(dump: OpenDump) -> Result<Body> {
     chunked_body::stream(move |out| {
-        let mut dump = BufReader::with_capacity(chunked_body::SIZE, dump.file);
+        let mut dump = BufReader::with_capacity(chunked_body::CHUNK_BYTES, dump.file);
         memprof_report::export(&mut dump, &Limits::default(), out)?;
         Ok(())
     })
     .await
 }
 
-/// The flamegraph of a dump that somebody brings.
+/// Renders the flamegraph of an uploaded dump.
 pub(crate) async fn upload_flamegraph(host: &Gateway, dump: Bytes) -> Result<Response> {
     let pid = host.host().await?.pid;
     let dump = LoadedDump {
-        of: Origin {
+        origin: DumpOrigin {
             id: "upload".to_owned(),
             taken: String::new(),
             pid,
@@ -234,21 +236,21 @@ pub(crate) async fn upload_flamegraph(host: &Gateway, dump: Bytes) -> Result<Res
     let options = Options {
         format: Format::Flamegraph,
         limits: Limits {
-            bytes: UPLOADED,
+            bytes: MAX_UPLOAD_BYTES,
             ..Limits::default()
         },
         ..Options::default()
     };
-    let rendered = with_render_permit(move || render(&dump, None, pid, options)).await;
-    // What cannot be read is the fault of whoever sent it.
-    let svg = rendered.map_err(|problem| match problem.kind() {
+    let result = with_render_permit(move || render(&dump, None, pid, options)).await;
+    // The dump is the client's, so an unreadable one is an invalid request.
+    let svg = result.map_err(|problem| match problem.kind() {
         "internal" => Problem::invalid(problem.error.message),
         _ => problem,
     })?;
-    Ok(FileFormat::of("flamegraph")?.reply("upload", svg))
+    Ok(FileFormat::from_name("flamegraph")?.reply("upload", svg))
 }
 
-/// A switch of a query.
+/// Parses an on/off parameter. `None` if it is absent.
 fn switch(name: &str, value: Option<&str>) -> Result<Option<bool>> {
     match value {
         None => Ok(None),
@@ -261,6 +263,7 @@ fn switch(name: &str, value: Option<&str>) -> Result<Option<bool>> {
     }
 }
 
+/// Parses a sample type.
 fn sample_type(name: &str) -> Result<SampleType> {
     let known = SampleType::ALL
         .into_iter()
@@ -272,89 +275,89 @@ fn sample_type(name: &str) -> Result<SampleType> {
     })
 }
 
-/// What a report says of its dump.
+/// Name, time and process of a dump, as its report shows them.
 #[derive(Clone)]
-struct Origin {
+struct DumpOrigin {
     id: String,
-    /// RFC 3339.
+    /// Time of the dump in RFC 3339; empty if unknown.
     taken: String,
     pid: u32,
 }
 
-/// A dump of which nothing is in memory yet.
+/// An opened dump that has not been read yet.
 pub(crate) struct PendingDump {
-    of: Origin,
+    origin: DumpOrigin,
     dump: OpenDump,
 }
 
 impl PendingDump {
-    async fn of(host: &Gateway, id: &str) -> Result<Self> {
+    async fn open(host: &Gateway, id: &str) -> Result<Self> {
         let dump = host.open(id).await?;
         let DumpId { taken, pid } = DumpId::parse(id).ok_or_else(|| no_such_dump(id))?;
         let id = id.to_owned();
-        let of = Origin { id, taken, pid };
-        Ok(Self { of, dump })
+        let origin = DumpOrigin { id, taken, pid };
+        Ok(Self { origin, dump })
     }
 
-    /// One that is taken now and not kept.
-    pub(crate) async fn without_keeping(host: &Gateway) -> Result<Self> {
+    /// Takes a dump that is only in memory.
+    pub(crate) async fn take_in_memory(host: &Gateway) -> Result<Self> {
         let pid = host.host().await?.pid;
         let dump = host.open_in_memory().await?;
-        let of = Origin {
+        let origin = DumpOrigin {
             id: "now".to_owned(),
             taken: humantime::format_rfc3339_millis(SystemTime::now()).to_string(),
             pid,
         };
-        Ok(Self { of, dump })
+        Ok(Self { origin, dump })
     }
 
-    /// Blocks.
+    /// Reads the dump. Blocks.
     fn read(self) -> Result<LoadedDump> {
         Ok(LoadedDump {
-            of: self.of,
+            origin: self.origin,
             bytes: self.dump.read()?.into(),
         })
     }
 }
 
-/// A dump and its bytes.
+/// A dump with its bytes.
 struct LoadedDump {
-    of: Origin,
+    origin: DumpOrigin,
     bytes: Bytes,
 }
 
-/// Reports that are made at a time: each takes a multiple of its dump in memory, and a core.
-static TURNS: Semaphore = Semaphore::const_new(2);
-/// Those that wait for their turn.
-static QUEUE: Semaphore = Semaphore::const_new(32);
+/// Permits to render: each report needs a multiple of its dump in memory, and a core.
+static RENDER_PERMITS: Semaphore = Semaphore::const_new(2);
+/// Permits to wait for a permit to render.
+static RENDER_QUEUE: Semaphore = Semaphore::const_new(32);
 
-/// Makes a report, on a thread that may block, when its turn has come.
+/// Runs `render` on a blocking thread, once a permit is free. Fails if too many requests wait.
 pub(crate) async fn with_render_permit<T: Send + 'static>(
-    make: impl FnOnce() -> Result<T> + Send + 'static,
+    render: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<T> {
-    let full = |_| Problem::overloaded("too many reports are being made");
-    let waiting = QUEUE.try_acquire().map_err(full)?;
-    let turn = TURNS.acquire().await;
-    let turn = turn.map_err(|error| Problem::internal(error.to_string()))?;
-    drop(waiting);
+    let overloaded = |_| Problem::overloaded("too many reports are being made");
+    let queue_permit = RENDER_QUEUE.try_acquire().map_err(overloaded)?;
+    let permit = RENDER_PERMITS.acquire().await;
+    let permit = permit.map_err(|error| Problem::internal(error.to_string()))?;
+    drop(queue_permit);
     blocking(move || {
-        // Also when whoever asked has left: the work goes on.
-        let _turn = turn;
-        make()
+        // Held even if the client has left, because the work goes on.
+        let _permit = permit;
+        render()
     })
     .await?
 }
 
-/// 0, pprof's unknown, for what has no time.
-fn time_nanos(dump: &Origin) -> i64 {
+/// Time of a dump for pprof, in nanoseconds since 1970; 0, pprof's unknown, if the dump has none.
+fn time_nanos(dump: &DumpOrigin) -> i64 {
     let taken = humantime::parse_rfc3339(&dump.taken).ok();
     let since = taken.and_then(|taken| taken.duration_since(UNIX_EPOCH).ok());
     let nanos = since.and_then(|since| i64::try_from(since.as_nanos()).ok());
     nanos.unwrap_or(0)
 }
 
-/// Makes a report when its turn has come.
-async fn rendered(
+/// Reads and renders a dump, once a permit is free.
+async fn render_when_permitted(
     host: &Gateway,
     dump: PendingDump,
     base: Option<PendingDump>,
@@ -374,17 +377,17 @@ fn render(
     pid: u32,
     mut options: Options,
 ) -> Result<Bytes> {
-    options.time_nanos = time_nanos(&dump.of);
-    // The files of a living process are its own dumps' only.
-    let sources = Sources::for_process((dump.of.pid == pid).then_some(pid));
+    options.time_nanos = time_nanos(&dump.origin);
+    // A running process's files belong only to its own dumps.
+    let sources = Sources::for_process((dump.origin.pid == pid).then_some(pid));
     let mut bytes = &dump.bytes[..];
     let input = Input {
-        name: &dump.of.id,
+        name: &dump.origin.id,
         bytes: &mut bytes,
     };
     let mut base_bytes = base.map(|base| &base.bytes[..]);
     let base = base.zip(base_bytes.as_mut()).map(|(base, bytes)| Input {
-        name: &base.of.id,
+        name: &base.origin.id,
         bytes,
     });
     let mut out = Vec::new();

@@ -1,4 +1,4 @@
-//! The host that a request is about.
+//! Extracts the host that a request is about.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,15 +12,15 @@ use crate::gateway::{Gateway, blocking};
 use crate::hosts::Hosts;
 use crate::problem::{Problem, Result};
 
-/// Requests that look for hosts at a time.
-static LOOKS: Semaphore = Semaphore::const_new(8);
-/// How long one waits for its turn.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// Permits to discover hosts, each on a blocking thread.
+static DISCOVERY_PERMITS: Semaphore = Semaphore::const_new(8);
+/// Time that a request waits for a permit.
+const PERMIT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What every handler can reach.
+/// State that every handler can access.
 pub(crate) type SharedHosts = Arc<Hosts>;
 
-/// The host that the path names, or the only one.
+/// The host in the request's path, or the only one.
 pub(crate) struct RequestHost(pub(crate) Arc<Gateway>);
 
 impl FromRequestParts<SharedHosts> for RequestHost {
@@ -43,16 +43,16 @@ impl FromRequestParts<SharedHosts> for RequestHost {
     }
 }
 
-/// Looks for hosts, on a thread that may wait for them, when its turn has come.
+/// Discovers hosts on a blocking thread, once a permit is free.
 pub(crate) async fn find_hosts<T: Send + 'static>(
-    hosts: impl FnOnce() -> T + Send + 'static,
+    discover: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T> {
-    let Ok(Ok(turn)) = timeout(PATIENCE, LOOKS.acquire()).await else {
+    let Ok(Ok(permit)) = timeout(PERMIT_TIMEOUT, DISCOVERY_PERMITS.acquire()).await else {
         return Err(Problem::overloaded("too many requests look for hosts"));
     };
     blocking(move || {
-        let found = hosts();
-        drop(turn);
+        let found = discover();
+        drop(permit);
         found
     })
     .await

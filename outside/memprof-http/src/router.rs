@@ -1,4 +1,4 @@
-//! The routes: those of a host, at the root for the only one and below `/host/PID` for each.
+//! Routes of the server: those of a host are at the root if there is only one, and below `/host/PID` for each.
 
 use std::sync::Arc;
 
@@ -12,34 +12,34 @@ use crate::problem::Problem;
 use crate::request_host::SharedHosts;
 use crate::{access, api, metrics, openapi, page, scrape_targets};
 
-/// Who may ask, and for what.
+/// Access rules and optional endpoints of a router.
 #[derive(Clone, Debug, Default)]
 pub struct RouterSettings {
-    /// The rules of access.
+    /// Rules of access.
     pub access: Access,
-    /// The other systems' endpoints.
+    /// Endpoints of other systems.
     pub compat: Compat,
 }
 
-/// All routes over `hosts`.
+/// Returns the router with all routes over `hosts`.
 pub fn router(hosts: Hosts, settings: RouterSettings) -> Router {
-    let of_host = page::routes()
+    let host_routes = page::routes()
         .merge(api::routes())
         .merge(settings.compat.routes());
     let routes = Router::new()
         .route("/", get(page::index))
-        .merge(of_host.clone())
+        .merge(host_routes.clone())
         .route("/api/v1/hosts", get(api::hosts))
         .route("/api/v1/openapi.json", get(openapi::document))
         .route("/host/{host_pid}", get(page::with_slash))
         .route("/host/{host_pid}/", get(page::index))
-        .nest("/host/{host_pid}", of_host)
+        .nest("/host/{host_pid}", host_routes)
         .merge(metrics_routes());
     with_access(finish(routes, hosts), settings.access)
 }
 
-/// What scrapers read of `hosts`: metrics, and profiles as Go serves them. Nothing here switches
-/// anything; a profile is a dump, which the host keeps.
+/// Returns the routes that scrapers read: metrics of `hosts`, and profiles as Go serves them. No request changes a
+/// host's state, except that it keeps each dump.
 pub fn scrape_router(hosts: Hosts, access: Access) -> Router {
     let go = Compat {
         go: true,
@@ -49,14 +49,14 @@ pub fn scrape_router(hosts: Hosts, access: Access) -> Router {
     with_access(finish(routes, hosts), access)
 }
 
-/// Puts the rules of access around routes of any kind.
+/// Applies the rules of access to routes of any kind.
 pub fn with_access(routes: Router, access: Access) -> Router {
-    // Around the router, not in it: a token is taken off the path before a route is looked for.
+    // Around the router, not in it: the token is removed from the path before routing.
     let guard = axum::middleware::from_fn_with_state(Arc::new(access), access::guard);
     Router::new().fallback_service(routes).layer(guard)
 }
 
-/// Metrics, of all hosts and of each, and where these are.
+/// Metrics of all hosts and of each, and the list of scrape targets.
 fn metrics_routes() -> Router<SharedHosts> {
     Router::new()
         .route("/metrics", get(metrics::all_metrics))

@@ -1,4 +1,4 @@
-//! `/targets`: where each host's metrics and profiles are, as scrapers' HTTP service discovery reads it.
+//! Scrape targets at `/targets`: the addresses of each host's metrics and profiles, for HTTP service discovery.
 
 use axum::Json;
 use axum::extract::State;
@@ -9,7 +9,7 @@ use serde::Serialize;
 use crate::problem::Result;
 use crate::request_host::{SharedHosts, find_hosts};
 
-/// A group of targets (Prometheus, `http_sd`): always one host.
+/// Group of targets (Prometheus, `http_sd`): always one host.
 #[derive(Serialize)]
 pub(crate) struct TargetGroup {
     targets: [String; 1],
@@ -18,18 +18,18 @@ pub(crate) struct TargetGroup {
 
 #[derive(Serialize)]
 struct Labels {
-    /// Where Prometheus finds its metrics.
+    /// Path of the host's metrics, for Prometheus.
     #[serde(rename = "__metrics_path__")]
     metrics_path: String,
-    /// What Alloy puts in front of `/debug/pprof/allocs`.
+    /// Prefix that Alloy puts before `/debug/pprof/allocs`.
     #[serde(rename = "__profile_path_prefix__")]
     profile_path_prefix: String,
-    /// What Pyroscope calls a service.
+    /// Name of the service, for Pyroscope.
     service_name: String,
     pid: String,
 }
 
-/// The hosts that run now, at the address by which this server was called.
+/// Lists the running hosts, at the address by which the client reached this server.
 pub(crate) async fn targets(
     State(hosts): State<SharedHosts>,
     headers: HeaderMap,

@@ -1,4 +1,4 @@
-//! One dump for all who ask while it runs.
+//! Shares one running dump between all requests for it.
 
 use std::future::Future;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,7 +10,7 @@ use crate::problem::{Problem, Result};
 type DumpResult<T> = Result<Arc<T>>;
 type DumpReceiver<T> = watch::Receiver<Option<DumpResult<T>>>;
 
-/// The dump that runs, if one does. `T` is the reply.
+/// The running dump, if there is one. `T` is the reply.
 #[derive(Debug)]
 pub(crate) struct SharedDump<T>(Arc<Mutex<Option<DumpReceiver<T>>>>);
 
@@ -21,8 +21,8 @@ impl<T> Default for SharedDump<T> {
 }
 
 impl<T: Send + Sync + 'static> SharedDump<T> {
-    /// Joins the dump that runs, or starts one. It goes on when those who wait for it leave: a
-    /// second one would find the host busy.
+    /// Waits for the running dump, or starts one. The dump goes on when all requests for it are cancelled: a second
+    /// one would find the host busy.
     pub(crate) async fn join<F>(&self, take: impl FnOnce() -> F) -> DumpResult<T>
     where
         F: Future<Output = DumpResult<T>> + Send + 'static,
@@ -35,12 +35,13 @@ impl<T: Send + Sync + 'static> SharedDump<T> {
         }
     }
 
+    /// Returns the running dump, or starts one.
     fn running_or<F>(&self, take: impl FnOnce() -> F) -> DumpReceiver<T>
     where
         F: Future<Output = DumpResult<T>> + Send + 'static,
     {
         let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        // What has ended was taken before this request came.
+        // A dump that ended was taken before this request.
         let joined = last
             .take()
             .filter(|outcome| outcome.borrow().is_none() && outcome.has_changed().is_ok());
@@ -49,7 +50,7 @@ impl<T: Send + Sync + 'static> SharedDump<T> {
             let (dump, last) = (take(), Arc::clone(&self.0));
             tokio::spawn(async move {
                 sender.send_replace(Some(dump.await));
-                // Whoever waited has it: its memory goes with them.
+                // The waiting requests have the reply, so it need not stay in memory.
                 let mut last = last.lock().unwrap_or_else(PoisonError::into_inner);
                 last.take_if(|outcome| outcome.borrow().is_some());
             });
@@ -69,7 +70,7 @@ mod tests {
 
     use super::*;
 
-    /// Dumps that end when they are told to, and are counted.
+    /// Host whose dumps end when notified, and are counted.
     #[derive(Default)]
     struct Host {
         taken: AtomicU32,
@@ -93,11 +94,11 @@ mod tests {
     }
 
     #[test]
-    fn requests_while_a_dump_runs_share_it() {
+    fn requests_during_dump_share_it() {
         run(async {
-            let (host, dumping) = (Arc::new(Host::default()), SharedDump::default());
+            let (host, shared_dump) = (Arc::new(Host::default()), SharedDump::default());
             let end = async { host.end.notify_one() };
-            let join = || dumping.join(|| host.dump());
+            let join = || shared_dump.join(|| host.dump());
             let (a, b, c, ()) = tokio::join!(join(), join(), join(), end);
             assert_eq!(
                 [a.unwrap(), b.unwrap(), c.unwrap()].map(|dump| (*dump).clone()),
@@ -109,30 +110,30 @@ mod tests {
     }
 
     #[test]
-    fn a_dump_goes_on_when_nobody_waits() {
+    fn dump_goes_on_after_cancelled_request() {
         run(async {
-            let (host, dumping) = (Arc::new(Host::default()), SharedDump::default());
-            let leaves = async {
+            let (host, shared_dump) = (Arc::new(Host::default()), SharedDump::default());
+            let cancelled = async {
                 tokio::select! {
                     biased;
-                    _ = dumping.join(|| host.dump()) => panic!("nobody ended it"),
+                    _ = shared_dump.join(|| host.dump()) => panic!("it was not ended"),
                     () = async {} => {}
                 }
             };
-            leaves.await;
+            cancelled.await;
             host.end.notify_one();
-            let shared = dumping.join(|| host.dump()).await.unwrap();
+            let shared = shared_dump.join(|| host.dump()).await.unwrap();
             assert_eq!(*shared, 1);
             assert_eq!(host.taken.load(Ordering::Relaxed), 1);
         });
     }
 
     #[test]
-    fn those_who_share_a_dump_share_its_failure() {
+    fn waiting_requests_share_failure() {
         run(async {
-            let dumping = SharedDump::<Value>::default();
+            let shared_dump = SharedDump::<Value>::default();
             let fail = || async { Err(Problem::host_unavailable("it ended")) };
-            let (a, b) = tokio::join!(dumping.join(fail), dumping.join(fail));
+            let (a, b) = tokio::join!(shared_dump.join(fail), shared_dump.join(fail));
             assert_eq!(a.unwrap_err().kind(), "host_gone");
             assert_eq!(b.unwrap_err().kind(), "host_gone");
         });

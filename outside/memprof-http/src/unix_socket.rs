@@ -1,5 +1,5 @@
-//! A Unix socket at a path that a person chose. Only a socket is ever removed there, only one that
-//! nobody listens at, and only under a lock.
+//! Listens at a Unix socket whose path a person chose. Only a socket is ever removed there, only if no process
+//! listens, and only under a lock.
 
 use std::fs::{File, Metadata};
 use std::io;
@@ -14,20 +14,20 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 const BACKLOG: i32 = 128;
 
-/// The path of a listening socket, which is removed when this is dropped.
+/// Path of a listening socket, which is removed when this is dropped.
 #[derive(Debug)]
 pub(crate) struct BoundPath {
     path: PathBuf,
     /// Device and inode of the socket.
     identity: (u64, u64),
-    /// Held for as long as somebody listens.
+    /// Lock of the path, held while the socket listens.
     _lock: File,
 }
 
-/// Listens at `path`, for this user alone. A socket that a server left there is replaced.
+/// Listens at `path`, for this user only. Replaces a socket that an ended server left there.
 ///
 /// # Errors
-/// Somebody listens there, something else lies there, or the path cannot be used.
+/// Another process listens there, the path is not a socket, or it cannot be used.
 pub(crate) fn listen(path: &Path) -> io::Result<(UnixListener, BoundPath)> {
     let directory = path.parent().filter(|parent| *parent != Path::new(""));
     check_parent(directory.unwrap_or(Path::new(".")))?;
@@ -42,13 +42,13 @@ pub(crate) fn listen(path: &Path) -> io::Result<(UnixListener, BoundPath)> {
     Ok((socket, bound))
 }
 
-/// Removes a socket that nobody listens at.
+/// Removes a socket at which no process listens.
 fn remove_stale(path: &Path) -> io::Result<()> {
-    let found = match path.symlink_metadata() {
+    let metadata = match path.symlink_metadata() {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        found => found?,
+        metadata => metadata?,
     };
-    if !is_socket(&found) {
+    if !is_socket(&metadata) {
         let message = "something else than a socket lies there: remove it, or give another path";
         return Err(io::Error::new(io::ErrorKind::AlreadyExists, message));
     }
@@ -59,8 +59,8 @@ fn remove_stale(path: &Path) -> io::Result<()> {
     std::fs::remove_file(path)
 }
 
-/// A socket's mode is that of its descriptor when it is bound: never open to others, not even for
-/// a moment.
+/// Binds a socket without access for others, not even for a moment: its file gets the mode that the descriptor has
+/// when it is bound.
 fn bind_private(path: &Path) -> io::Result<UnixListener> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
@@ -72,11 +72,11 @@ fn bind_private(path: &Path) -> io::Result<UnixListener> {
 
 impl Drop for BoundPath {
     fn drop(&mut self) {
-        let found = self.path.symlink_metadata();
-        if found.is_ok_and(|found| identity(&found) == self.identity) {
+        let metadata = self.path.symlink_metadata();
+        if metadata.is_ok_and(|metadata| identity(&metadata) == self.identity) {
             remove(&self.path);
         }
-        // Last, while it is held.
+        // Removed last, while the lock is held.
         remove(&lock_path(&self.path));
     }
 }
@@ -98,22 +98,22 @@ mod tests {
 
     use super::*;
 
-    fn refusal(path: &Path) -> (io::ErrorKind, String) {
+    fn listen_error(path: &Path) -> (io::ErrorKind, String) {
         let error = listen(path).unwrap_err();
         (error.kind(), error.to_string())
     }
 
     #[test]
-    fn what_is_no_socket_stays() {
-        let place = tempfile::tempdir().unwrap();
-        let file = place.path().join("precious");
+    fn file_that_is_no_socket_is_not_removed() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("precious");
         std::fs::write(&file, "kept").unwrap();
-        let link = place.path().join("link");
+        let link = directory.path().join("link");
         symlink(&file, &link).unwrap();
-        let dangling = place.path().join("dangling");
-        symlink(place.path().join("nothing"), &dangling).unwrap();
-        for path in [&file, &link, &dangling, &place.path().to_owned()] {
-            let (kind, message) = refusal(path);
+        let dangling = directory.path().join("dangling");
+        symlink(directory.path().join("nothing"), &dangling).unwrap();
+        for path in [&file, &link, &dangling, &directory.path().to_owned()] {
+            let (kind, message) = listen_error(path);
             assert_eq!(kind, io::ErrorKind::AlreadyExists, "{message}");
             assert!(
                 message.contains("something else than a socket"),
@@ -125,25 +125,25 @@ mod tests {
     }
 
     #[test]
-    fn a_socket_that_somebody_listens_at_stays() {
-        let place = tempfile::tempdir().unwrap();
-        let path = place.path().join("other.sock");
+    fn socket_in_use_is_not_removed() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("other.sock");
         let other = UnixListener::bind(&path).unwrap();
-        assert_eq!(refusal(&path).0, io::ErrorKind::AddrInUse);
+        assert_eq!(listen_error(&path).0, io::ErrorKind::AddrInUse);
         UnixStream::connect(&path).unwrap();
-        // It ends and leaves its socket.
+        // The server ends and leaves its socket.
         drop(other);
         let (_socket, bound) = listen(&path).unwrap();
         UnixStream::connect(&path).unwrap();
-        assert_eq!(refusal(&path).0, io::ErrorKind::AddrInUse);
+        assert_eq!(listen_error(&path).0, io::ErrorKind::AddrInUse);
         drop(bound);
-        assert_eq!(std::fs::read_dir(place.path()).unwrap().count(), 0);
+        assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0);
     }
 
     #[test]
-    fn what_took_the_sockets_place_stays() {
-        let place = tempfile::tempdir().unwrap();
-        let path = place.path().join("http.sock");
+    fn replaced_file_is_not_removed() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("http.sock");
         let (_socket, bound) = listen(&path).unwrap();
         std::fs::remove_file(&path).unwrap();
         std::fs::write(&path, "kept").unwrap();

@@ -92,8 +92,8 @@ async fn listed(
 /// The sum of profiles, or how it differs from another one, in any format.
 async fn profile(State(served): Server, query: QueryExtractor) -> Result<Response, Problem> {
     let Parameters(query) = query.map_err(|error| Problem::invalid(error.body_text()))?;
-    let format = FileFormat::of(query.format.as_deref().unwrap_or("text"))?;
-    let FormatSource::Rendered(made) = format.made else {
+    let format = FileFormat::from_name(query.format.as_deref().unwrap_or("text"))?;
+    let FormatSource::Rendered(made) = format.source else {
         return Err(Problem::invalid("a sum of profiles is not a heap dump")
             .remedy("format=pprof is for other tools"));
     };

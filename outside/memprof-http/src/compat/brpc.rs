@@ -1,4 +1,4 @@
-//! brpc's builtin services: `/pprof`, `/hotspots`, `/memory`, `/flags`.
+//! brpc's built-in services: `/pprof`, `/hotspots`, `/memory`, `/flags`.
 
 mod flags;
 mod hotspots;
@@ -19,8 +19,8 @@ use crate::report::{ReportQuery, as_tcmalloc, new_dump_as_tcmalloc};
 use crate::request_host::{RequestHost, SharedHosts};
 
 const TEXT: (HeaderName, &str) = (CONTENT_TYPE, "text/plain");
-/// What brpc prints for the letters of `malloc_stats_print` that are not given.
-const STATS: &str = "Ja";
+/// Options of `malloc_stats_print` that brpc uses if none are given.
+const DEFAULT_STATS_OPTIONS: &str = "Ja";
 const GROWTH: [(&str, &str); 1] = [("kind", "growth")];
 
 pub(super) fn routes() -> Router<SharedHosts> {
@@ -30,40 +30,40 @@ pub(super) fn routes() -> Router<SharedHosts> {
         .route("/pprof/symbol", symbol::route())
         .route("/pprof/cmdline", get(symbol::command_line))
         .route("/memory", get(memory))
-        .route("/flags", get(flags::all))
-        .route("/flags/{flag}", get(flags::one))
+        .route("/flags", get(flags::flags))
+        .route("/flags/{flag}", get(flags::flag))
         .route("/hotspots/heap", get(hotspots::heap))
         .route("/hotspots/growth", get(hotspots::growth))
 }
 
-/// brpc's error codes, and the status that goes with each.
+/// Error codes of brpc, each with its HTTP status.
 #[derive(Clone, Copy)]
-enum Code {
+enum BrpcError {
     NoSuchMethod,
     NotPermitted,
 }
 
-/// An error as brpc writes it, and the reason behind it.
-fn failed(code: Code, text: &str, reason: Option<&Problem>) -> Response {
+/// Returns an error as brpc formats it, followed by the reason.
+fn brpc_error(code: BrpcError, text: &str, reason: Option<&Problem>) -> Response {
     let (status, number) = match code {
-        Code::NoSuchMethod => (StatusCode::NOT_FOUND, 1002),
-        Code::NotPermitted => (StatusCode::FORBIDDEN, 1),
+        BrpcError::NoSuchMethod => (StatusCode::NOT_FOUND, 1002),
+        BrpcError::NotPermitted => (StatusCode::FORBIDDEN, 1),
     };
-    let why = reason.map(|problem| format!("\n{}\n", problem.reason()));
-    let body = format!("[E{number}]{text}{}", why.unwrap_or_default());
+    let reason = reason.map(|problem| format!("\n{}\n", problem.reason()));
+    let body = format!("[E{number}]{text}{}", reason.unwrap_or_default());
     (status, [TEXT], body).into_response()
 }
 
-fn heap_is_off(problem: &Problem) -> Response {
+fn heap_off_error(problem: &Problem) -> Response {
     let text = "Heap profiler is not enabled, (no MALLOC_CONF=prof:true in env)";
-    failed(Code::NoSuchMethod, text, Some(problem))
+    brpc_error(BrpcError::NoSuchMethod, text, Some(problem))
 }
 
-/// What made the heap grow, which tcmalloc alone keeps.
+/// Serves the profile of heap growth, which only tcmalloc records.
 async fn growth(RequestHost(host): RequestHost) -> Result<Response> {
     match growth_profile(&host).await {
         Ok(text) => Ok(([TEXT], text).into_response()),
-        Err(problem) if problem.is_profiling_off() => Ok(growth_is_off(&problem)),
+        Err(problem) if problem.is_profiling_off() => Ok(growth_off_error(&problem)),
         Err(problem) => Err(problem),
     }
 }
@@ -73,9 +73,9 @@ async fn growth_profile(host: &Gateway) -> Result<Body> {
     as_tcmalloc(host.open(&dump.fields.largest.id).await?).await
 }
 
-fn growth_is_off(problem: &Problem) -> Response {
-    failed(
-        Code::NoSuchMethod,
+fn growth_off_error(problem: &Problem) -> Response {
+    brpc_error(
+        BrpcError::NoSuchMethod,
         "Growth profiler is not enabled",
         Some(problem),
     )
@@ -88,8 +88,8 @@ struct Display {
     opts: Option<String>,
 }
 
-/// `go tool pprof` asks the binary for names before it asks here, and that of Go 1.19 gets wrong ones
-/// for programs that lld linked, as Rust's are. So it is given a profile that has its names.
+/// Returns whether the client is `go tool pprof`. It symbolizes with the local binary before it asks the server,
+/// and Go 1.19 gets wrong names for programs that lld linked, such as Rust's. So it is sent a symbolized profile.
 fn is_go(headers: &HeaderMap) -> bool {
     let agent = headers.get(USER_AGENT).map(HeaderValue::as_bytes);
     agent.is_some_and(|agent| agent.starts_with(b"Go-http-client/"))
@@ -104,7 +104,7 @@ async fn heap(
     let done = match display {
         "" if is_go(&headers) => {
             ReportQuery::default()
-                .pprof_without_keeping(&host, None)
+                .render_in_memory_pprof(&host, None)
                 .await
         }
         "" => new_dump_as_tcmalloc(&host)
@@ -120,12 +120,12 @@ async fn heap(
             .remedy("valid: text, svg, flamegraph, stats")),
     };
     match done {
-        Err(problem) if problem.is_profiling_off() => Ok(heap_is_off(&problem)),
+        Err(problem) if problem.is_profiling_off() => Ok(heap_off_error(&problem)),
         done => done,
     }
 }
 
-/// jeprof's options, of which the values' kind is one; how they are written is not ours to change.
+/// Returns the sample type among jeprof's options, in whatever form they are given.
 fn sample_type(options: Option<&str>) -> Option<String> {
     let options = options.unwrap_or_default();
     let mut words = options.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));
@@ -143,20 +143,22 @@ async fn memory(RequestHost(host): RequestHost, Query(query): Query<Display>) ->
 }
 
 async fn stats(host: &Gateway, opts: Option<&str>) -> Result<Response> {
-    let opts = opts.filter(|opts| !opts.is_empty()).unwrap_or(STATS);
+    let opts = opts
+        .filter(|opts| !opts.is_empty())
+        .unwrap_or(DEFAULT_STATS_OPTIONS);
     let text = match host.stats_text(Some(opts)).await {
-        // The letters are jemalloc's.
+        // The options apply to jemalloc only.
         Err(problem) if problem.kind() == "unsupported" => host.stats_text(None).await,
         text => text,
     };
     match text {
         Ok(text) => Ok(([TEXT], text).into_response()),
         Err(problem) if problem.is_profiling_off() => {
-            let why = format!(
+            let text = format!(
                 "tcmalloc or jemalloc is not enabled\n{}\n",
                 problem.reason()
             );
-            Ok((StatusCode::FORBIDDEN, [TEXT], why).into_response())
+            Ok((StatusCode::FORBIDDEN, [TEXT], text).into_response())
         }
         Err(problem) => Err(problem),
     }
@@ -167,7 +169,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn options_of_jeprof() {
+    fn sample_type_is_found_in_jeprof_options() {
         let check = |options: Option<&str>, expected: Option<&str>| {
             assert_eq!(sample_type(options).as_deref(), expected, "{options:?}");
         };

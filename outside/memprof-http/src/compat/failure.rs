@@ -1,4 +1,4 @@
-//! What other systems say when jemalloc refuses, and why it really does.
+//! Errors in the form of other systems, and the real reason.
 
 use std::io;
 
@@ -7,31 +7,31 @@ use rustix::io::Errno;
 
 use crate::problem::Problem;
 
-/// Carries the reason where a body must say something else.
+/// Header with the reason, for replies whose body has a fixed form.
 pub(super) const REASON: HeaderName = HeaderName::from_static("x-memprof-reason");
 
 impl Problem {
-    /// The words of strerror(3) that `mallctl` would have led to.
+    /// Text of strerror(3) for the error that `mallctl` would have returned.
     pub(super) fn strerror(&self) -> String {
         let errno = self.error.errno.map(Errno::from_raw_os_error);
         let errno = errno.unwrap_or(match self.kind() {
-            // The controls of profiling do not exist where it is off.
+            // The controls of profiling do not exist if it is off.
             "unavailable" | "unsupported" => Errno::NOENT,
             "busy" => Errno::AGAIN,
             "invalid_argument" => Errno::INVAL,
             _ => Errno::FAULT,
         });
-        // std adds " (os error 28)" to what strerror(3) says.
+        // std appends " (os error 28)" to the text of strerror(3).
         let text = io::Error::from(errno).to_string();
         text.split(" (os error").next().unwrap_or(&text).to_owned()
     }
 
-    /// What happened and what would help, on one line.
+    /// Message and remedy, on one line.
     pub(super) fn reason(&self) -> String {
         self.error.to_string()
     }
 
-    /// The same for a header.
+    /// The reason as a header.
     pub(super) fn reason_header(&self) -> (HeaderName, HeaderValue) {
         let printable = |c: char| if (' '..='~').contains(&c) { c } else { '?' };
         let text: String = self.reason().chars().map(printable).collect();
@@ -39,7 +39,7 @@ impl Problem {
         (REASON, value.unwrap_or(HeaderValue::from_static("?")))
     }
 
-    /// Whether profiling cannot be on in that process.
+    /// Returns whether profiling cannot be on in that process.
     pub(super) fn is_profiling_off(&self) -> bool {
         matches!(self.kind(), "unavailable" | "unsupported")
     }
@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_of_strerror() {
+    fn strerror_follows_errno_or_kind() {
         let check = |kind, errno, expected: &str| {
             let mut problem = Problem::new(StatusCode::OK, kind, "");
             problem.error.errno = errno;

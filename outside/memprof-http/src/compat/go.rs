@@ -1,4 +1,4 @@
-//! Go's `net/http/pprof`, as far as it is about the heap.
+//! The heap profiles of Go's `net/http/pprof`.
 
 use std::time::Duration;
 
@@ -16,8 +16,8 @@ use crate::problem::{Problem, Result};
 use crate::report::{PendingDump, ReportQuery, new_dump_as_tcmalloc};
 use crate::request_host::{RequestHost, SharedHosts};
 
-/// A request that is open longer is cut by whatever lies between.
-const LONGEST: u64 = 600;
+/// Longest profile in seconds: proxies close requests that are open longer.
+const MAX_SECONDS: u64 = 600;
 
 pub(super) fn routes() -> Router<SharedHosts> {
     Router::new()
@@ -47,7 +47,7 @@ async fn heap(
     profile(&host, &parameters, "inuse_space").await
 }
 
-/// The same profile, with what was allocated in front where it is counted (`prof_accum`).
+/// Serves the same profile with the allocations as the default type, if they were counted (`prof_accum`).
 async fn allocs(
     RequestHost(host): RequestHost,
     Query(parameters): Query<Parameters>,
@@ -66,19 +66,19 @@ async fn profile(host: &Gateway, parameters: &Parameters, sample_type: &str) -> 
         ..ReportQuery::default()
     };
     match (parameters.seconds, parameters.debug) {
-        (Some(seconds @ 1..=LONGEST), _) => {
-            let before = PendingDump::without_keeping(host).await?;
+        (Some(seconds @ 1..=MAX_SECONDS), _) => {
+            let before = PendingDump::take_in_memory(host).await?;
             sleep(Duration::from_secs(seconds)).await;
-            view.pprof_without_keeping(host, Some(before)).await
+            view.render_in_memory_pprof(host, Some(before)).await
         }
         (Some(1..), _) => {
-            let longest = format!("seconds is at most {LONGEST}");
-            Err(Problem::invalid(longest))
+            let message = format!("seconds is at most {MAX_SECONDS}");
+            Err(Problem::invalid(message))
         }
         (_, Some(1..)) => {
             let text = new_dump_as_tcmalloc(host).await?;
             Ok(([(CONTENT_TYPE, "text/plain; charset=utf-8")], text).into_response())
         }
-        _ => view.pprof_without_keeping(host, None).await,
+        _ => view.render_in_memory_pprof(host, None).await,
     }
 }

@@ -15,8 +15,8 @@ use crate::problem::Problem;
 use crate::report::{ReportQuery, upload_flamegraph};
 use crate::request_host::{RequestHost, SharedHosts};
 
-/// The largest dump that is uploaded.
-const UPLOAD: usize = 64 << 20;
+/// Most bytes of an uploaded dump.
+const MAX_UPLOAD_BYTES: usize = 64 << 20;
 
 pub(super) fn routes() -> Router<SharedHosts> {
     Router::new()
@@ -27,13 +27,13 @@ pub(super) fn routes() -> Router<SharedHosts> {
         .route("/debug/prof/mem/gdump", get(gdump).post(set_gdump))
         .route(
             "/debug/prof/mem/symbol",
-            post(symbol).layer(DefaultBodyLimit::max(UPLOAD)),
+            post(symbol).layer(DefaultBodyLimit::max(MAX_UPLOAD_BYTES)),
         )
 }
 
 type Result<T> = std::result::Result<T, GreptimeError>;
 
-/// Errors are JSON, with a status that `curl -f` sees.
+/// Error as JSON, with a status for which `curl -f` fails.
 struct GreptimeError(Problem);
 
 impl<E: Into<Problem>> From<E> for GreptimeError {
@@ -81,7 +81,7 @@ async fn profile(
 
 async fn status(RequestHost(host): RequestHost) -> Result<Response> {
     let status = host.status().await?;
-    Ok(switch(status.profiling == Profiling::Active))
+    Ok(active_reply(status.profiling == Profiling::Active))
 }
 
 async fn activate(RequestHost(host): RequestHost) -> Result<&'static str> {
@@ -96,16 +96,16 @@ async fn deactivate(RequestHost(host): RequestHost) -> Result<&'static str> {
 
 async fn gdump(RequestHost(host): RequestHost) -> Result<Response> {
     let status = host.status().await?;
-    Ok(switch(status.gdump.is_some()))
+    Ok(active_reply(status.gdump.is_some()))
 }
 
-/// With the blank that scripts look for.
-fn switch(active: bool) -> Response {
+/// Replies with the blank that scripts search for.
+fn active_reply(active: bool) -> Response {
     let body = format!("{{\"active\": {active}}}");
     ([(CONTENT_TYPE, "application/json")], body).into_response()
 }
 
-/// The body is the form `activate=true`.
+/// Sets gdump; the body is the form `activate=true`.
 async fn set_gdump(RequestHost(host): RequestHost, form: Bytes) -> Result<&'static str> {
     let (state, done) = match form.trim_ascii() {
         b"activate=true" => ("on", "gdump activated"),

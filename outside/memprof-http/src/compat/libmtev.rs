@@ -38,8 +38,8 @@ async fn heap_profile(
         .iter()
         .any(|each| each.kind == AllocatorKind::Jemalloc)
     {
-        let why = "libjemalloc is not loaded, cannot heap profile\n";
-        return Ok((StatusCode::INTERNAL_SERVER_ERROR, [TEXT], why).into_response());
+        let message = "libjemalloc is not loaded, cannot heap profile\n";
+        return Ok((StatusCode::INTERNAL_SERVER_ERROR, [TEXT], message).into_response());
     }
     let done = match (
         parameters.active.as_deref(),
@@ -48,10 +48,10 @@ async fn heap_profile(
         (Some("true"), _) => activate(&host).await,
         (Some(_), _) => deactivate(&host).await,
         (None, Some("true")) => dump(&host).await,
-        (None, _) => Ok(([TEXT], state(&allocators)).into_response()),
+        (None, _) => Ok(([TEXT], state_text(&allocators)).into_response()),
     };
     match done {
-        Err(problem) if problem.is_host_error() => Ok(refused(&problem)),
+        Err(problem) if problem.is_host_error() => Ok(error_response(&problem)),
         done => done,
     }
 }
@@ -72,7 +72,7 @@ async fn deactivate(host: &Gateway) -> Result<Response> {
     Ok(([TEXT], "Profiling is deactivated\n").into_response())
 }
 
-fn state(allocators: &[AllocatorStatus]) -> String {
+fn state_text(allocators: &[AllocatorStatus]) -> String {
     let any = |is: fn(&JemallocOptions) -> bool| {
         let jemallocs = allocators.iter().filter_map(|each| each.jemalloc.as_ref());
         jemallocs.into_iter().any(is)
@@ -90,7 +90,7 @@ fn state(allocators: &[AllocatorStatus]) -> String {
     )
 }
 
-fn refused(problem: &Problem) -> Response {
+fn error_response(problem: &Problem) -> Response {
     let body = format!("{}\n{}\n", problem.strerror(), problem.reason());
     let status = StatusCode::INTERNAL_SERVER_ERROR;
     (status, [TEXT], [problem.reason_header()], body).into_response()

@@ -1,4 +1,4 @@
-//! Addresses to names, for tools that fetch a profile without: brpc's and Go's `symbol`.
+//! Symbolizes addresses for tools that fetch a profile without names: `symbol` of brpc and Go.
 
 use std::collections::HashMap;
 use std::fmt::Write;
@@ -13,41 +13,43 @@ use crate::problem::{Problem, Result};
 use crate::report::with_render_permit;
 use crate::request_host::{RequestHost, SharedHosts};
 
-/// 200,000 addresses, as jeprof pads them.
-const BODY: usize = 4 << 20;
+/// Most bytes of a request: 200,000 addresses, padded as by jeprof.
+const MAX_BODY_BYTES: usize = 4 << 20;
 const MAPS: &str = "MAPPED_LIBRARIES:\n";
 
-/// GET tells that there are symbols, POST names addresses.
+/// Route whose GET reports that there are symbols, and whose POST symbolizes addresses.
 pub(super) fn route() -> MethodRouter<SharedHosts> {
     get(async |_: RequestHost| "num_symbols: 1\n")
-        .post(async |RequestHost(host): RequestHost, body: Bytes| names(&host, &body).await)
-        .layer(DefaultBodyLimit::max(BODY))
+        .post(async |RequestHost(host): RequestHost, body: Bytes| {
+            symbolize_list(&host, &body).await
+        })
+        .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
 }
 
-/// The program and its arguments, with a NUL between them.
+/// Serves the program and its arguments, separated by NUL.
 pub(super) async fn command_line(RequestHost(host): RequestHost) -> Result<String> {
     let info = host.host().await?;
     let own = blocking(move || std::fs::read(format!("/proc/{}/cmdline", info.pid))).await?;
     match own {
-        Ok(bytes) if !bytes.is_empty() => Ok(separated(&bytes)),
-        // It runs in another PID namespace, or has just ended.
+        Ok(bytes) if !bytes.is_empty() => Ok(without_trailing_nul(&bytes)),
+        // The process is in another PID namespace, or has just ended.
         _ => Ok(info.command.replace(' ', "\0")),
     }
 }
 
-/// The kernel ends each argument with a NUL, Go writes one only between two. jeprof cuts a NUL off only where an
-/// argument follows it, and names a file after the rest.
-fn separated(arguments: &[u8]) -> String {
+/// Removes the last NUL. The kernel ends each argument with one, Go writes one only between two; jeprof removes a
+/// NUL only before an argument, and names a file after the rest.
+fn without_trailing_nul(arguments: &[u8]) -> String {
     let arguments = String::from_utf8_lossy(arguments);
     arguments.trim_end_matches('\0').to_owned()
 }
 
-/// A line for each address of `0x1+0x2`: `0x%08x`, a tab, the name.
-async fn names(host: &Gateway, body: &[u8]) -> Result<String> {
-    let addresses = addresses(body)?;
+/// Replies with a line for each address of `0x1+0x2`: `0x%08x`, a tab, the name.
+async fn symbolize_list(host: &Gateway, body: &[u8]) -> Result<String> {
+    let addresses = parse_addresses(body)?;
     let pid = host.host().await?.pid;
     let maps = newest_maps(host, pid).await?;
-    let named = with_render_permit(move || name(&addresses, &maps, pid)).await?;
+    let named = with_render_permit(move || symbolize(&addresses, &maps, pid)).await?;
     let mut lines = String::new();
     for (address, name) in named {
         writeln!(lines, "{address:#010x}\t{name}").map_err(|e| Problem::internal(e.to_string()))?;
@@ -55,7 +57,7 @@ async fn names(host: &Gateway, body: &[u8]) -> Result<String> {
     Ok(lines)
 }
 
-fn addresses(body: &[u8]) -> Result<Vec<u64>> {
+fn parse_addresses(body: &[u8]) -> Result<Vec<u64>> {
     let malformed = || {
         Problem::invalid("the body is not a list of addresses")
             .remedy("for example 0x4005d0+0x4005f7")
@@ -68,33 +70,35 @@ fn addresses(body: &[u8]) -> Result<Vec<u64>> {
     text.trim().split('+').map(address).collect()
 }
 
-/// Where the process had which file, as its newest dump says: the one that the addresses are from.
+/// Returns the mappings of the process in its newest dump, which is the one with the addresses.
 async fn newest_maps(host: &Gateway, pid: u32) -> Result<Bytes> {
     let kept = host.kept().await?;
     let newest = kept.into_iter().find(|dump| dump.pid == pid);
     let Some(newest) = newest else {
         return Ok(Bytes::new());
     };
-    let cut = || async {
+    let read_maps = || async {
         let dump = host.open(&newest.id).await?;
         blocking(move || {
             let dump = dump.read()?;
             let text = String::from_utf8_lossy(&dump);
-            let maps = text.find(MAPS).map_or("", |at| &text[at + MAPS.len()..]);
+            let maps = text
+                .find(MAPS)
+                .map_or("", |index| &text[index + MAPS.len()..]);
             Ok(Bytes::copy_from_slice(maps.as_bytes()))
         })
         .await?
     };
     host.renders
-        .get_or_render(&format!("maps of {}", newest.id), cut)
+        .get_or_render(&format!("maps of {}", newest.id), read_maps)
         .await
 }
 
-/// The names by address. A profile is made of the addresses, for the reader to name.
-fn name(addresses: &[u64], maps: &[u8], pid: u32) -> Result<Vec<(u64, String)>> {
+/// Returns the name of each address, by symbolizing a profile with these addresses.
+fn symbolize(addresses: &[u64], maps: &[u8], pid: u32) -> Result<Vec<(u64, String)>> {
     let mut text = String::from("heap profile: 0: 0 [0: 0] @ heapprofile\n").into_bytes();
     for address in addresses {
-        // A stack holds return addresses; these are calls.
+        // A stack has return addresses; these are addresses of calls.
         let line = format!("1: 1 [0: 0] @ {:#x}\n", address.wrapping_add(1));
         text.extend_from_slice(line.as_bytes());
     }
@@ -130,18 +134,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_argument_has_no_end() {
-        let check = |arguments: &[u8], expected| assert_eq!(separated(arguments), expected);
+    fn trailing_nul_is_removed() {
+        let check =
+            |arguments: &[u8], expected| assert_eq!(without_trailing_nul(arguments), expected);
         check(b"server\0", "server");
         check(b"server\0-p\x00", "server\0-p");
         check(b"renamed by itself", "renamed by itself");
     }
 
     #[test]
-    fn lists_of_addresses() {
+    fn address_list_is_parsed() {
         let check = |body: &str, expected: Option<&[u64]>| {
             assert_eq!(
-                addresses(body.as_bytes()).ok().as_deref(),
+                parse_addresses(body.as_bytes()).ok().as_deref(),
                 expected,
                 "{body}"
             );

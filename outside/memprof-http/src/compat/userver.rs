@@ -37,15 +37,15 @@ async fn command(
         "stat" => host.stats_text(Some("")).await,
         "bg_threads_enable" => send_ok_text(&host, "background_thread", &[("state", "on")]).await,
         "bg_threads_disable" => send_ok_text(&host, "background_thread", &[("state", "off")]).await,
-        "bg_threads_set_max" => match max_of(count.as_deref()) {
+        "bg_threads_set_max" => match parse_max(count.as_deref()) {
             Ok(max) => send_ok_text(&host, "background_thread", &[("max", &max)]).await,
-            Err(why) => return Ok((StatusCode::BAD_REQUEST, why).into_response()),
+            Err(message) => return Ok((StatusCode::BAD_REQUEST, message).into_response()),
         },
         _ => Ok("Unsupported command".to_owned()),
     };
     match done {
         Ok(text) => Ok(text.into_response()),
-        Err(problem) if problem.is_host_error() => Ok(refused(&problem)),
+        Err(problem) if problem.is_host_error() => Ok(error_response(&problem)),
         Err(problem) => Err(problem),
     }
 }
@@ -59,16 +59,16 @@ async fn send_ok_text(
     Ok("OK\n".to_owned())
 }
 
-fn max_of(count: Option<&str>) -> Result<String, String> {
+fn parse_max(count: Option<&str>) -> Result<String, String> {
     let count = count.ok_or("missing 'count' argument")?;
     match count.parse::<u64>() {
         Ok(max) => Ok(max.to_string()),
-        Err(why) => Err(format!("invalid 'count' value: {why}")),
+        Err(message) => Err(format!("invalid 'count' value: {message}")),
     }
 }
 
-/// Scripts look at the first line, and the status has always been 200.
-fn refused(problem: &Problem) -> Response {
+/// Reply for an error: scripts read the first line of the body, and the status has always been 200.
+fn error_response(problem: &Problem) -> Response {
     let (strerror, reason) = (problem.strerror(), problem.reason());
     let body = format!("mallctl() returned error: {strerror}\n{reason}\n");
     ([problem.reason_header()], body).into_response()

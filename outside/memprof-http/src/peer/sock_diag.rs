@@ -1,4 +1,4 @@
-//! The kernel's answer to which socket has a pair of addresses (`sock_diag(7)`).
+//! Asks the kernel for the socket with a pair of addresses (`sock_diag(7)`).
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -9,17 +9,17 @@ use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
 
 use super::Socket;
 
-/// `linux/netlink.h`: a header is length, type, flags, sequence number and port.
+/// Constants of `linux/netlink.h`: a header is length, type, flags, sequence number and port.
 const NLMSG_ERROR: u16 = 2;
 const NLM_F_REQUEST: u16 = 1;
-const HEADER: usize = 16;
+const HEADER_BYTES: usize = 16;
 /// `linux/sock_diag.h`
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
 /// `linux/in.h`
 const IPPROTO_TCP: u8 = 6;
 
-/// The socket that is bound to `own` and connected to `other`, on IPv4 also where a program uses a
-/// socket for IPv6.
+/// Returns the socket that is bound to `own` and connected to `other`. Finds a connection over IPv4 even if the
+/// program uses an IPv6 socket.
 pub(super) fn find(own: SocketAddr, other: SocketAddr) -> io::Result<Option<Socket>> {
     let flags = SocketFlags::CLOEXEC;
     let kernel = rustix::net::socket_with(
@@ -32,12 +32,12 @@ pub(super) fn find(own: SocketAddr, other: SocketAddr) -> io::Result<Option<Sock
     let address = SocketAddrNetlink::new(0, 0);
     rustix::net::sendto(&kernel, &request, SendFlags::empty(), &address)?;
     let mut reply = [0; 512];
-    // It is there when the request was sent.
+    // The kernel replies before sendto(2) returns.
     let (length, _) = rustix::net::recv(&kernel, &mut reply, RecvFlags::DONTWAIT)?;
     parse(&reply[..length], &request)
 }
 
-/// `struct nlmsghdr`, `struct inet_diag_req_v2`.
+/// Builds a `struct nlmsghdr` with a `struct inet_diag_req_v2`.
 fn request(own: SocketAddr, other: SocketAddr) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(72);
     bytes.extend(72u32.to_ne_bytes());
@@ -71,22 +71,22 @@ fn octets(address: SocketAddr) -> [u8; 16] {
     octets
 }
 
-/// `struct inet_diag_msg`, whose ports and addresses must be the request's: the kernel also answers
+/// Parses a `struct inet_diag_msg`. `None` if its ports and addresses are not the request's: the kernel may reply
 /// with the socket that would accept such a connection.
 fn parse(reply: &[u8], request: &[u8]) -> io::Result<Option<Socket>> {
     const ADDRESSES: std::ops::Range<usize> = 4..40;
-    let cut = || io::Error::from(io::ErrorKind::UnexpectedEof);
-    let word = |at: usize| {
+    let truncated = || io::Error::from(io::ErrorKind::UnexpectedEof);
+    let u32_at = |offset: usize| {
         reply
-            .get(at..at + 4)?
+            .get(offset..offset + 4)?
             .try_into()
             .ok()
             .map(u32::from_ne_bytes)
     };
-    let kind = reply.get(4..6).ok_or_else(cut)?;
+    let kind = reply.get(4..6).ok_or_else(truncated)?;
     let kind = u16::from_ne_bytes([kind[0], kind[1]]);
     if kind == NLMSG_ERROR {
-        let errno = word(HEADER).ok_or_else(cut)?.cast_signed();
+        let errno = u32_at(HEADER_BYTES).ok_or_else(truncated)?.cast_signed();
         let errno = Errno::from_raw_os_error(-errno);
         return if errno == Errno::NOENT {
             Ok(None)
@@ -94,14 +94,16 @@ fn parse(reply: &[u8], request: &[u8]) -> io::Result<Option<Socket>> {
             Err(errno.into())
         };
     }
-    let message = reply.get(HEADER..).unwrap_or_default();
-    let found = message.get(ADDRESSES).ok_or_else(cut)?;
-    if kind != SOCK_DIAG_BY_FAMILY || Some(found) != request.get(HEADER + 8..HEADER + 44) {
+    let message = reply.get(HEADER_BYTES..).unwrap_or_default();
+    let addresses = message.get(ADDRESSES).ok_or_else(truncated)?;
+    if kind != SOCK_DIAG_BY_FAMILY
+        || Some(addresses) != request.get(HEADER_BYTES + 8..HEADER_BYTES + 44)
+    {
         return Ok(None);
     }
     Ok(Some(Socket {
         state: message[1],
-        uid: word(HEADER + 64).ok_or_else(cut)?,
-        inode: word(HEADER + 68).ok_or_else(cut)?.into(),
+        uid: u32_at(HEADER_BYTES + 64).ok_or_else(truncated)?,
+        inode: u32_at(HEADER_BYTES + 68).ok_or_else(truncated)?.into(),
     }))
 }

@@ -1,4 +1,4 @@
-//! The kernel's tables of TCP sockets (`proc_pid_net(5)`), which is read line by line.
+//! Reads the kernel's tables of TCP sockets (`proc_pid_net(5)`), line by line.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader};
@@ -6,20 +6,24 @@ use std::net::{IpAddr, SocketAddr};
 
 use super::Socket;
 
-/// How often the tables are read before a socket counts as missing: a line can be passed over while
-/// others come and go.
+/// Number of times that the tables are read before a socket counts as missing: a line can be skipped while other
+/// sockets open and close.
 const ATTEMPTS: usize = 3;
 
-/// The socket that is bound to `own` and connected to `other`. Blocks.
+/// Returns the socket that is bound to `own` and connected to `other`. Blocks.
 pub(super) fn find(own: SocketAddr, other: SocketAddr) -> io::Result<Option<Socket>> {
     for _ in 0..ATTEMPTS {
-        if let (Some(own), Some(other)) = (words_v4(own), words_v4(other))
+        if let (Some(own), Some(other)) = (table_address_v4(own), table_address_v4(other))
             && let Some(socket) = find_in("/proc/net/tcp", &own, &other)?
         {
             return Ok(Some(socket));
         }
-        // A program may reach an IPv4 address through a socket for IPv6.
-        if let Some(socket) = find_in("/proc/net/tcp6", &words_v6(own), &words_v6(other))? {
+        // A program may reach an IPv4 address through an IPv6 socket.
+        if let Some(socket) = find_in(
+            "/proc/net/tcp6",
+            &table_address_v6(own),
+            &table_address_v6(other),
+        )? {
             return Ok(Some(socket));
         }
     }
@@ -49,7 +53,7 @@ fn find_line(mut table: impl BufRead, own: &str, other: &str) -> io::Result<Opti
     Ok(None)
 }
 
-/// What stands behind the addresses: state, queues, timer, retransmits, uid, timeout, inode.
+/// Parses the fields after the addresses: state, queues, timer, retransmits, uid, timeout, inode.
 fn socket<'a>(mut fields: impl Iterator<Item = &'a str>) -> Option<Socket> {
     Some(Socket {
         state: u8::from_str_radix(fields.next()?, 16).ok()?,
@@ -58,8 +62,8 @@ fn socket<'a>(mut fields: impl Iterator<Item = &'a str>) -> Option<Socket> {
     })
 }
 
-/// An address as the table of IPv4 writes it.
-fn words_v4(address: SocketAddr) -> Option<String> {
+/// Formats an address as in the table of IPv4.
+fn table_address_v4(address: SocketAddr) -> Option<String> {
     let IpAddr::V4(ip) = address.ip() else {
         return None;
     };
@@ -67,8 +71,8 @@ fn words_v4(address: SocketAddr) -> Option<String> {
     Some(format!("{word:08X}:{:04X}", address.port()))
 }
 
-/// An address as the table of IPv6 writes it.
-fn words_v6(address: SocketAddr) -> String {
+/// Formats an address as in the table of IPv6.
+fn table_address_v6(address: SocketAddr) -> String {
     let octets = match address.ip() {
         IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
         IpAddr::V6(ip) => ip.octets(),
@@ -92,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn the_line_of_a_connection() {
+    fn line_with_both_addresses_is_found() {
         const OWN: &str = "0100007F:D431";
         const OTHER: &str = "0100007F:1B9E";
         let check = |lines: &[String], uid: Option<u32>| {
@@ -109,17 +113,17 @@ mod tests {
         check(&[], None);
         check(std::slice::from_ref(&own), Some(1000));
         check(&[line("0100007F:D432", OTHER, 0), own.clone()], Some(1000));
-        // The server's side of the same connection is not the client's.
+        // The server's end of the connection is not the client's.
         check(&[line(OTHER, OWN, 0), own], Some(1000));
         check(&[line(OWN, "0100007F:1B9F", 0)], None);
     }
 
     #[test]
-    fn addresses_in_the_tables() {
+    fn addresses_are_formatted_as_in_tables() {
         let check = |address: &str, v4: Option<&str>, v6: &str| {
             let address = address.parse().unwrap();
-            assert_eq!(words_v4(address).as_deref(), v4);
-            assert_eq!(words_v6(address), v6);
+            assert_eq!(table_address_v4(address).as_deref(), v4);
+            assert_eq!(table_address_v6(address), v6);
         };
         check(
             "127.0.0.1:7070",

@@ -1,4 +1,4 @@
-//! The router over a host that answers as it is told to.
+//! Tests the router over a host with fixed replies.
 
 use std::io::Write;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use rustix::io::Errno;
 use serde_json::{Value, json};
 use tower::ServiceExt;
 
-/// A host that answers every message alike.
+/// A host with the same reply to every message.
 #[derive(Debug)]
 struct Fake(Result<PluginReply, HostUnavailable>);
 
@@ -44,20 +44,20 @@ impl HostClient for Fake {
     }
 }
 
-fn refusing(status: i32, message: &str) -> Fake {
+fn failing_host(status: i32, message: &str) -> Fake {
     let mut failure = Failure::new(status, message).remedy("wait");
     failure.retry_after_ms = (status == MEMPROF_BUSY).then_some(500);
-    refused(&failure)
+    host_with_failure(&failure)
 }
 
-fn refused(failure: &Failure) -> Fake {
+fn host_with_failure(failure: &Failure) -> Fake {
     Fake(Ok(PluginReply {
         status: failure.status(),
         body: failure.to_json().into_bytes(),
     }))
 }
 
-fn ask(
+fn request(
     host: impl HostClient + 'static,
     method: &str,
     path: &str,
@@ -86,9 +86,9 @@ fn ask(
 }
 
 #[test]
-fn refusals_by_kind() {
+fn error_kind_determines_status() {
     let check = |host: Fake, expected: u16, kind: &str, retry_after: Option<&str>| {
-        let (status, headers, body) = ask(host, "POST", "/api/v1/dump");
+        let (status, headers, body) = request(host, "POST", "/api/v1/dump");
         assert_eq!(status, expected, "{kind}");
         let error = serde_json::from_slice::<Value>(&body).unwrap()["error"].take();
         assert_eq!(error["kind"], kind);
@@ -98,20 +98,25 @@ fn refusals_by_kind() {
         assert_eq!(seconds, retry_after, "{kind}");
     };
     check(
-        refusing(MEMPROF_BUSY, "a dump is running"),
+        failing_host(MEMPROF_BUSY, "a dump is running"),
         429,
         "busy",
         Some("1"),
     );
     check(
-        refusing(MEMPROF_UNSUPPORTED, "no"),
+        failing_host(MEMPROF_UNSUPPORTED, "no"),
         501,
         "unsupported",
         None,
     );
-    check(refusing(MEMPROF_ALLOCATOR, "no"), 500, "allocator", None);
-    check(refusing(MEMPROF_IO, "no"), 500, "io", None);
-    check(refusing(MEMPROF_INTERNAL, "no"), 500, "internal", None);
+    check(
+        failing_host(MEMPROF_ALLOCATOR, "no"),
+        500,
+        "allocator",
+        None,
+    );
+    check(failing_host(MEMPROF_IO, "no"), 500, "io", None);
+    check(failing_host(MEMPROF_INTERNAL, "no"), 500, "internal", None);
     check(
         Fake(Err(HostUnavailable("it ended".to_owned()))),
         503,
@@ -126,9 +131,9 @@ fn refusals_by_kind() {
 }
 
 #[test]
-fn the_other_systems_say_it_in_their_words() {
+fn compat_endpoints_report_errors_in_their_form() {
     let check = |host: Fake, method: &str, path: &str, expected: u16, text: &str| {
-        let (status, _, body) = ask(host, method, path);
+        let (status, _, body) = request(host, method, path);
         assert_eq!(status, expected, "{path}");
         assert_eq!(String::from_utf8_lossy(&body), text, "{path}");
     };
@@ -136,7 +141,7 @@ fn the_other_systems_say_it_in_their_words() {
         let message = "failed to open /d: No space left on device (ENOSPC)";
         let mut failure = Failure::new(MEMPROF_IO, message).remedy("wait");
         failure.errno = Some(Errno::NOSPC.raw_os_error());
-        refused(&failure)
+        host_with_failure(&failure)
     };
     check(
         full(),
@@ -147,7 +152,7 @@ fn the_other_systems_say_it_in_their_words() {
          failed to open /d: No space left on device (ENOSPC); wait\n",
     );
     check(
-        refusing(MEMPROF_BUSY, "a dump is running"),
+        failing_host(MEMPROF_BUSY, "a dump is running"),
         "POST",
         "/service/jemalloc/prof/dump",
         200,
@@ -170,19 +175,19 @@ fn the_other_systems_say_it_in_their_words() {
     );
 }
 
-/// A plugin of version 0.1: it keeps every dump.
+/// A plugin of version 0.1, which keeps every dump.
 #[derive(Debug)]
-struct Older;
+struct PluginV01;
 
-impl Older {
+impl PluginV01 {
     const DUMP: &str = "heap_v2/512\n  t*: 1: 512 [0: 0]\n@ 0x400010\n  t*: 1: 512 [0: 0]\n\n\
         MAPPED_LIBRARIES:\n00400000-00401000 r-xp 00000000 00:00 0 /bin/older\n";
     const ID: &str = "20261121T111244Z.7.1.0000beef";
 }
 
-impl HostClient for Older {
+impl HostClient for PluginV01 {
     fn host(&self) -> Result<HostInfo, HostUnavailable> {
-        unreachable!("nobody asks")
+        unreachable!("not requested")
     }
 
     fn message(&self, name: &str, args: &str) -> Result<PluginReply, HostUnavailable> {
@@ -220,8 +225,8 @@ impl HostClient for Older {
 }
 
 #[test]
-fn a_plugin_that_keeps_every_dump_serves_other_tools_too() {
-    let (status, _, body) = ask(Older, "GET", "/pprof/heap");
+fn pprof_endpoint_works_with_plugin_that_keeps_every_dump() {
+    let (status, _, body) = request(PluginV01, "GET", "/pprof/heap");
     let body = String::from_utf8(body).unwrap();
     assert_eq!(status, 200, "{body}");
     assert!(body.starts_with("heap profile: "), "{body}");

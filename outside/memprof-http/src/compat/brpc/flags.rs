@@ -1,11 +1,11 @@
-//! `/flags`: gflags that stand for jemalloc's controls.
+//! brpc's `/flags`: gflags for jemalloc's controls.
 
 use axum::extract::{Path, Query};
 use axum::response::{IntoResponse, Response};
 use memprof_messages::Profiling;
 use serde::Deserialize;
 
-use super::{Code, TEXT, failed};
+use super::{BrpcError, TEXT, brpc_error};
 use crate::gateway::Gateway;
 use crate::problem::{Problem, Result};
 use crate::request_host::RequestHost;
@@ -13,7 +13,7 @@ use crate::request_host::RequestHost;
 const HEAD: &str = "Name | Value | Description | Defined At\n\
                     ---------------------------------------\n";
 
-/// A flag's name and description.
+/// Name and description of each flag.
 const FLAGS: [(&str, &str); 3] = [
     ("je_prof_active", "true or false: jemalloc samples or not"),
     (
@@ -26,8 +26,8 @@ const FLAGS: [(&str, &str); 3] = [
     ),
 ];
 
-pub(super) async fn all(RequestHost(host): RequestHost) -> Result<Response> {
-    table(&host, |_| true).await
+pub(super) async fn flags(RequestHost(host): RequestHost) -> Result<Response> {
+    flag_table(&host, |_| true).await
 }
 
 #[derive(Deserialize)]
@@ -40,18 +40,18 @@ pub(super) struct Parameters {
     setvalue: Option<String>,
 }
 
-pub(super) async fn one(
+pub(super) async fn flag(
     RequestHost(host): RequestHost,
     Path(Flag { flag }): Path<Flag>,
     Query(Parameters { setvalue }): Query<Parameters>,
 ) -> Result<Response> {
     if !FLAGS.iter().any(|(name, _)| *name == flag) {
-        return Ok(failed(Code::NoSuchMethod, "No such gflag", None));
+        return Ok(brpc_error(BrpcError::NoSuchMethod, "No such gflag", None));
     }
     let Some(value) = setvalue else {
-        return table(&host, |name| name == flag).await;
+        return flag_table(&host, |name| name == flag).await;
     };
-    match set(&host, &flag, &value).await {
+    match set_flag(&host, &flag, &value).await {
         Ok(()) => Ok(([TEXT], format!("Set `{flag}' to {value}")).into_response()),
         Err(problem) if problem.is_host_error() || problem.is_client_error() => {
             let value = if value.is_empty() {
@@ -60,17 +60,17 @@ pub(super) async fn one(
                 &value
             };
             let text = format!("Fail to set `{flag}' to {value}");
-            Ok(failed(Code::NotPermitted, &text, Some(&problem)))
+            Ok(brpc_error(BrpcError::NotPermitted, &text, Some(&problem)))
         }
         Err(problem) => Err(problem),
     }
 }
 
-async fn set(host: &Gateway, flag: &str, value: &str) -> Result<()> {
+async fn set_flag(host: &Gateway, flag: &str, value: &str) -> Result<()> {
     match (flag, value) {
         ("je_prof_active", "true" | "1") => host.send_ok("activate", &[]).await,
         ("je_prof_active", "false" | "0") => host.send_ok("deactivate", &[]).await,
-        // brpc takes a path, which nobody gives us: a dump has a name of its own.
+        // brpc takes a path here, which is ignored: a dump has a name of its own.
         ("je_prof_dump", _) => host.dump().await.map(drop),
         ("je_prof_reset", _) => host.send_ok("reset", &[("lg_sample", value)]).await,
         _ => Err(Problem::invalid(format!(
@@ -79,7 +79,7 @@ async fn set(host: &Gateway, flag: &str, value: &str) -> Result<()> {
     }
 }
 
-async fn table(host: &Gateway, wanted: impl Fn(&str) -> bool) -> Result<Response> {
+async fn flag_table(host: &Gateway, is_wanted: impl Fn(&str) -> bool) -> Result<Response> {
     let status = host.status().await?;
     let first = status.allocators.first().and_then(|each| each.jemalloc);
     let lg_sample = first.and_then(|jemalloc| jemalloc.lg_sample);
@@ -90,9 +90,9 @@ async fn table(host: &Gateway, wanted: impl Fn(&str) -> bool) -> Result<Response
     };
     let rows = FLAGS
         .iter()
-        .filter(|(name, _)| wanted(name))
+        .filter(|(name, _)| is_wanted(name))
         .map(|(name, description)| {
-            // (R): it can be set while the program runs.
+            // (R): the flag can be set at run time.
             format!(
                 "{name} (R) | {} | {description} | memory_profile\n",
                 value(name)

@@ -1,11 +1,11 @@
-//! `/hotspots/heap`: for browsers the page, for curl the text of a profile.
+//! brpc's `/hotspots/heap`: a redirect to the page for browsers, the text of a report for curl.
 
 use axum::extract::Query;
 use axum::http::header::{ACCEPT, HeaderMap};
 use axum::response::{IntoResponse, Redirect, Response};
 use serde::Deserialize;
 
-use super::{GROWTH, growth_is_off, heap_is_off};
+use super::{GROWTH, growth_off_error, heap_off_error};
 use crate::gateway::DumpReply;
 use crate::problem::Result;
 use crate::report::ReportQuery;
@@ -13,7 +13,7 @@ use crate::request_host::RequestHost;
 
 #[derive(Deserialize)]
 pub(super) struct Parameters {
-    /// A kept dump's id; without, a new one is taken.
+    /// Id of a kept dump; a new one is taken without it.
     view: Option<String>,
     base: Option<String>,
     display_type: Option<String>,
@@ -28,7 +28,7 @@ pub(super) async fn heap(
     let accepts = headers.get(ACCEPT).and_then(|accept| accept.to_str().ok());
     let is_browser = accepts.is_some_and(|accept| accept.contains("text/html"));
     if is_browser && query.console.is_none() {
-        return Ok(Redirect::to(&page(&query)).into_response());
+        return Ok(Redirect::to(&page_address(&query)).into_response());
     }
     let format = match query.display_type.as_deref() {
         Some("dot") => "dot",
@@ -37,19 +37,19 @@ pub(super) async fn heap(
     };
     let mut view = ReportQuery::with_format(format);
     view.base = query.base;
-    let done = match &query.view {
+    let result = match &query.view {
         Some(id) => view.render_kept_dump(&host, id).await,
         None => view.render_new_dump(&host).await,
     };
-    match done {
-        Err(problem) if problem.is_profiling_off() => Ok(heap_is_off(&problem)),
-        done => done,
+    match result {
+        Err(problem) if problem.is_profiling_off() => Ok(heap_off_error(&problem)),
+        result => result,
     }
 }
 
-/// The text of what made the heap grow.
+/// Serves the text report of heap growth.
 pub(super) async fn growth(RequestHost(host): RequestHost) -> Result<Response> {
-    let grown = match host.send_typed::<DumpReply>("dump", &GROWTH).await {
+    let result = match host.send_typed::<DumpReply>("dump", &GROWTH).await {
         Ok(dump) => {
             ReportQuery::with_format("text")
                 .render_kept_dump(&host, &dump.fields.largest.id)
@@ -57,14 +57,14 @@ pub(super) async fn growth(RequestHost(host): RequestHost) -> Result<Response> {
         }
         Err(problem) => Err(problem),
     };
-    match grown {
-        Err(problem) if problem.is_profiling_off() => Ok(growth_is_off(&problem)),
-        grown => grown,
+    match result {
+        Err(problem) if problem.is_profiling_off() => Ok(growth_off_error(&problem)),
+        result => result,
     }
 }
 
-/// Where the page shows the same.
-fn page(query: &Parameters) -> String {
+/// Address at which the page shows the same report.
+fn page_address(query: &Parameters) -> String {
     let is_id = |id: &&String| id.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'.');
     let pairs = [("view", &query.view), ("base", &query.base)];
     let state = pairs.into_iter().filter_map(|(key, id)| {
