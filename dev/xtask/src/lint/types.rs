@@ -17,6 +17,9 @@ const BARE: &[&str] = &[
 /// A name that more crates have is too general for each of them.
 const MAX_CRATES: usize = 3;
 
+/// By convention the name of each crate's error, which `crate::Error` distinguishes.
+const CRATE_ERROR: &str = "Error";
+
 /// Faults as `FILE: what`, or `CRATES: what`.
 pub(super) fn faults(files: &[SourceFile]) -> Vec<String> {
     let mut faults = Vec::new();
@@ -37,7 +40,7 @@ pub(super) fn faults(files: &[SourceFile]) -> Vec<String> {
     }
     let common = members
         .into_iter()
-        .filter(|(_, members)| members.len() > MAX_CRATES);
+        .filter(|(name, members)| members.len() > MAX_CRATES && name != CRATE_ERROR);
     faults.extend(common.map(|(name, members)| {
         let members: Vec<_> = members.into_iter().collect();
         format!("{}: each has a type `{name}`", members.join(", "))
