@@ -1,10 +1,10 @@
-//! A message's arguments: `key=value` words.
+//! The arguments of a message: words of the form `key=value`.
 
 use crate::Failure;
 use crate::raw::MEMPROF_INVALID_ARGUMENT;
 
-/// The arguments of one message. Take what you know, then [`finish`](Self::finish), which
-/// refuses the rest by name.
+/// The arguments of one message. Take those that the message knows, then call [`finish`](Self::finish), which
+/// rejects the others by name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Arguments {
     words: Vec<(String, String)>,
@@ -12,11 +12,11 @@ pub struct Arguments {
 }
 
 impl Arguments {
-    /// Parses `key=value key="value with blanks"`. Inside quotes `\"` and `\\` stand for the
-    /// character behind the backslash.
+    /// Parses `key=value key="value with blanks"`. Inside quotes, `\"` and `\\` stand for the character after
+    /// the backslash.
     ///
     /// # Errors
-    /// A word without `=` or with an empty key, an open quote, or a key that is given twice.
+    /// `InvalidArgument`: a word without `=` or with an empty key, an open quote, or a repeated key.
     pub fn parse(args: &str) -> Result<Self, Failure> {
         let mut words: Vec<(String, String)> = Vec::new();
         for word in split_words(args)? {
@@ -36,8 +36,8 @@ impl Arguments {
         })
     }
 
-    /// Words as one text that [`parse`](Self::parse) takes apart again: a value with blanks gets
-    /// the quotes back that a shell took from it.
+    /// Joins words to a text that [`parse`](Self::parse) splits again: quotes values with blanks, whose
+    /// quotes a shell removed.
     pub fn join<'a>(words: impl IntoIterator<Item = &'a str>) -> String {
         let quoted = |word: &str| match word.split_once('=') {
             Some((key, value)) if value.contains(|c: char| c.is_whitespace() || c == '"') => {
@@ -49,26 +49,27 @@ impl Arguments {
         words.into_iter().map(quoted).collect::<Vec<_>>().join(" ")
     }
 
-    /// Removes and returns the value of `key`.
+    /// Removes and returns the value of `key`. `None` if it is absent.
     pub fn take(&mut self, key: &'static str) -> Option<String> {
         self.known.push(key);
-        let at = self.words.iter().position(|(word, _)| word == key)?;
-        Some(self.words.remove(at).1)
+        let index = self.words.iter().position(|(word, _)| word == key)?;
+        Some(self.words.remove(index).1)
     }
 
-    /// The value of `key`, which the message cannot do without.
+    /// Removes and returns the value of `key`, which is mandatory.
     ///
     /// # Errors
-    /// The key is absent.
+    /// `InvalidArgument`: the key is absent.
     pub fn require(&mut self, key: &'static str) -> Result<String, Failure> {
         self.take(key)
             .ok_or_else(|| invalid(format!("argument {key:?} is missing")))
     }
 
-    /// Ends the parsing.
+    /// Checks that every argument was taken.
     ///
     /// # Errors
-    /// An argument was not taken: the message does not know it. The reply lists what it knows.
+    /// `InvalidArgument`: an argument was not taken, so the message does not know it. The remedy lists the
+    /// known ones.
     pub fn finish(self) -> Result<(), Failure> {
         let Some((key, _)) = self.words.first() else {
             return Ok(());
@@ -85,6 +86,7 @@ fn invalid(message: String) -> Failure {
     Failure::new(MEMPROF_INVALID_ARGUMENT, message)
 }
 
+/// Splits at blanks outside of quotes, and removes the quotes.
 fn split_words(args: &str) -> Result<Vec<String>, Failure> {
     let mut words = Vec::new();
     let mut word: Option<String> = None;
@@ -113,7 +115,7 @@ mod tests {
     use super::Arguments;
 
     #[test]
-    fn words() {
+    fn words_parse_to_pairs() {
         let check = |text: &str, expected: &[(&str, &str)]| {
             let words = Arguments::parse(text).unwrap().words;
             let words: Vec<_> = words
@@ -134,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn refusals_name_the_word() {
+    fn errors_name_the_word() {
         let check = |text: &str, expected: &str| {
             assert_eq!(
                 Arguments::parse(text).unwrap_err().to_string(),
@@ -149,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn joined_words_get_their_quotes_back() {
+    fn joined_words_are_quoted() {
         let check = |words: &[&str], expected: &str| {
             assert_eq!(Arguments::join(words.iter().copied()), expected);
         };
@@ -161,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn joined_words_come_back_whatever_blank_they_hold() {
+    fn joined_words_parse_to_same_values() {
         let blanks = ('\0'..=char::MAX).filter(|c| c.is_whitespace() || c.is_control());
         for c in blanks.chain(['"', '\\', '=', 'x']) {
             for value in [format!("{c}"), format!("a{c}b"), format!("{c}\\\"")] {

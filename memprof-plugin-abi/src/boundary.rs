@@ -1,5 +1,5 @@
-//! The funnel between the host and a [`Plugin`]: every exported function goes through
-//! [`contain`], so that no panic, null pointer or malformed message passes it.
+//! The boundary between the host and a [`Plugin`]: every exported function goes through [`catch_panic`], and
+//! rejects null pointers and malformed messages.
 #![expect(unsafe_code, reason = "the ABI boundary")]
 
 use std::any::Any;
@@ -20,27 +20,27 @@ use crate::raw::{
 };
 use crate::{Arguments, Failure, Host, Plugin, Reply, Status};
 
-/// The array of pointers that an entry needs, in static memory.
+/// Array of pointers to the messages of an entry, in static memory.
 #[derive(Debug)]
 pub struct MessagePointers<const COUNT: usize>([*const memprof_message_t; COUNT]);
 
-// SAFETY: pointers to constants of the plugin's image.
+// SAFETY: The pointers are to constants of the plugin's image.
 unsafe impl<const COUNT: usize> Sync for MessagePointers<COUNT> {}
 
 impl<const COUNT: usize> MessagePointers<COUNT> {
-    /// Points at each of `messages`, of which there are `COUNT`.
+    /// Creates pointers to `messages`, of which there are `COUNT`.
     pub const fn new(messages: &'static [Message]) -> Self {
         let mut pointers = [ptr::null(); COUNT];
-        let mut at = 0;
-        while at < COUNT {
-            pointers[at] = &raw const messages[at].0;
-            at += 1;
+        let mut index = 0;
+        while index < COUNT {
+            pointers[index] = &raw const messages[index].0;
+            index += 1;
         }
         Self(pointers)
     }
 }
 
-/// The entry of plugin `P`.
+/// Creates the entry of plugin `P`.
 pub const fn entry<P: Plugin, const COUNT: usize>(
     messages: &'static MessagePointers<COUNT>,
 ) -> memprof_plugin_entry_t {
@@ -60,15 +60,16 @@ pub const fn entry<P: Plugin, const COUNT: usize>(
     }
 }
 
-/// The process in which there is an instance, or one is being made; 0: none. A child that was forked
-/// while its parent made one has none.
-static CREATED: AtomicU32 = AtomicU32::new(0);
+/// Pid of the process with an instance, or with one that is being created; 0 if there is none. A child that
+/// was forked while its parent created one has none.
+static OWNER: AtomicU32 = AtomicU32::new(0);
 
-/// True for the first that asks in this process.
+/// Claims the instance for process `own`. Returns false if this process has already claimed it.
 fn claim_for_process(owner: &AtomicU32, own: u32) -> bool {
     owner.swap(own, Ordering::AcqRel) != own
 }
 
+/// Implements `create` of memprof.h.
 unsafe extern "C" fn create<P: Plugin>(
     host: *const memprof_host_t,
     config: memprof_str_t,
@@ -79,7 +80,7 @@ unsafe extern "C" fn create<P: Plugin>(
         Ok(host) if !plugin.is_null() => host,
         _ => return MEMPROF_ABI_MISMATCH,
     };
-    if !claim_for_process(&CREATED, process::id()) {
+    if !claim_for_process(&OWNER, process::id()) {
         host.log(
             log::Level::Error,
             P::ID,
@@ -88,18 +89,19 @@ unsafe extern "C" fn create<P: Plugin>(
         return MEMPROF_INTERNAL;
     }
     crate::stay_loaded();
-    // SAFETY: this thread alone has claimed the library for this process.
+    // SAFETY: `claim_for_process` lets only one thread of this process get here at a time.
     unsafe { host_log::set_host(host) };
-    let made = contain(|| {
+    let created = catch_panic(|| {
         // SAFETY: memprof.h, `create`: the text is borrowed for the call.
         let config = unsafe { config.as_str() }
             .map_err(|error| Failure::new(MEMPROF_INVALID_ARGUMENT, format!("config: {error}")))?;
         P::create(host, config)
     });
-    match made {
-        Ok(made) => {
-            // SAFETY: memprof.h, `create`: `plugin` is where the host wants the instance.
-            unsafe { *plugin = Box::into_raw(Box::new(made)).cast() };
+    match created {
+        Ok(instance) => {
+            // SAFETY: memprof.h, `create`: `plugin` is the address for the instance; it was checked not to be
+            // null.
+            unsafe { *plugin = Box::into_raw(Box::new(instance)).cast() };
             MEMPROF_OK
         }
         Err(failure) => {
@@ -110,6 +112,7 @@ unsafe extern "C" fn create<P: Plugin>(
     }
 }
 
+/// Implements `handle_message` of memprof.h.
 unsafe extern "C" fn handle_message<P: Plugin>(
     plugin: *mut memprof_plugin_t,
     name: memprof_str_t,
@@ -119,16 +122,16 @@ unsafe extern "C" fn handle_message<P: Plugin>(
     if plugin.is_null() || reply.is_null() {
         return MEMPROF_INTERNAL;
     }
-    // SAFETY: `create` made it from a `Box<P>`, and the host promises to call no more after
-    // `destroy`.
+    // SAFETY: `create` made the instance from a `Box<P>`. memprof.h, `destroy`: the host calls nothing
+    // afterwards.
     let plugin = unsafe { &*plugin.cast::<P>() };
-    // SAFETY: not null, and lent by the host for the call.
+    // SAFETY: The pointer is not null. memprof.h, `handle_message`: the host lends the struct for the call.
     let mut reply = unsafe { Reply::new(reply) };
-    // SAFETY: both texts are borrowed for the call (memprof.h, `handle_message`).
+    // SAFETY: memprof.h, `handle_message`: the text is borrowed for the call.
     let name = unsafe { name.as_str() };
-    // SAFETY: as above.
+    // SAFETY: memprof.h, `handle_message`: the text is borrowed for the call.
     let args = unsafe { args.as_str() };
-    let handled = contain(|| {
+    let handled = catch_panic(|| {
         let shown = name.unwrap_or("what is not UTF-8");
         let name = name
             .ok()
@@ -142,9 +145,9 @@ unsafe extern "C" fn handle_message<P: Plugin>(
         Ok(()) => MEMPROF_OK,
         Err(failure) => {
             if !reply.has_begun() {
-                // The status says that the call failed even when its explanation is not taken.
-                if let Err(refused) = reply.json(&failure.to_json()) {
-                    log::warn!("{refused}");
+                // The status reports the failure even if the host does not accept the text.
+                if let Err(error) = reply.json(&failure.to_json()) {
+                    log::warn!("{error}");
                 }
             }
             failure.status()
@@ -152,13 +155,15 @@ unsafe extern "C" fn handle_message<P: Plugin>(
     }
 }
 
+/// Implements `destroy` of memprof.h.
 unsafe extern "C" fn destroy<P: Plugin>(plugin: *mut memprof_plugin_t) {
     if plugin.is_null() {
         return;
     }
-    // SAFETY: `create` made it from a `Box<P>`; the host calls this once, with no call running.
+    // SAFETY: `create` made the instance from a `Box<P>`. memprof.h, `destroy`: the host calls it once, with
+    // no call running.
     let plugin = unsafe { Box::from_raw(plugin.cast::<P>()) };
-    if let Err(failure) = contain(|| {
+    if let Err(failure) = catch_panic(|| {
         drop(plugin);
         Ok(())
     }) {
@@ -167,6 +172,7 @@ unsafe extern "C" fn destroy<P: Plugin>(plugin: *mut memprof_plugin_t) {
     clear_instance();
 }
 
+/// Implements `get_extension` of memprof.h.
 unsafe extern "C" fn get_extension<P: Plugin>(
     _: *mut memprof_plugin_t,
     id: memprof_str_t,
@@ -178,6 +184,7 @@ unsafe extern "C" fn get_extension<P: Plugin>(
     }
 }
 
+/// The extension `memprof.threads/1` of plugin `P`.
 struct ThreadsExtension<P>(PhantomData<P>);
 
 impl<P: Plugin> ThreadsExtension<P> {
@@ -187,30 +194,33 @@ impl<P: Plugin> ThreadsExtension<P> {
     };
 }
 
+/// Implements `enter` of `memprof_threads_t`.
 unsafe extern "C" fn enter_thread<P: Plugin>(plugin: *mut memprof_plugin_t) {
-    // SAFETY: memprof.h, `memprof_threads_t`: null, or an instance between `create` and `destroy`,
-    // which `create` made from a `Box<P>`.
+    // SAFETY: memprof.h, `memprof_threads_t`: the pointer is null or an instance between `create` and
+    // `destroy`, which `create` made from a `Box<P>`.
     let Some(plugin) = (unsafe { plugin.cast::<P>().as_ref() }) else {
         return;
     };
     let entered = panic::catch_unwind(AssertUnwindSafe(|| plugin.enter_thread()));
     if let Err(payload) = entered {
-        // Dropping a payload runs foreign code, which may panic again.
+        // Forgotten: dropping a payload runs foreign code, which may panic again.
         std::mem::forget(payload);
     }
 }
 
+/// Clears the host, and lets this process create an instance again.
 fn clear_instance() {
     host_log::clear_host();
-    CREATED.store(0, Ordering::Release);
+    OWNER.store(0, Ordering::Release);
 }
 
-/// How much of a name that is none is repeated: a reply and a line of the log stay short.
-const SHOWN: usize = 64;
+/// Most characters of an unknown message name to repeat, so that replies and log lines stay short.
+const MAX_SHOWN: usize = 64;
 
+/// Failure for an unknown message, with the valid names as remedy.
 fn unknown_message<P: Plugin>(name: &str) -> Failure {
-    let mut shown: String = name.escape_debug().take(SHOWN).collect();
-    if name.escape_debug().nth(SHOWN).is_some() {
+    let mut shown: String = name.escape_debug().take(MAX_SHOWN).collect();
+    if name.escape_debug().nth(MAX_SHOWN).is_some() {
         shown.push('…');
     }
 
@@ -222,8 +232,8 @@ fn unknown_message<P: Plugin>(name: &str) -> Failure {
     .remedy(format!("valid messages: {}", names.join(", ")))
 }
 
-/// Runs a plugin's code; a panic becomes a [`Failure`].
-fn contain<T>(work: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
+/// Runs the plugin's code, and converts a panic to a [`Failure`].
+fn catch_panic<T>(work: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
     panic::catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|payload: Box<dyn Any + Send>| {
         let message = payload
             .downcast_ref::<&str>()
@@ -232,7 +242,7 @@ fn contain<T>(work: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
             .unwrap_or("no message");
         let failure = Failure::new(MEMPROF_PANIC, format!("the plugin panicked: {message}"))
             .remedy("the host's log names the place; please report it");
-        // Dropping a payload runs foreign code, which may panic again.
+        // Forgotten: dropping a payload runs foreign code, which may panic again.
         std::mem::forget(payload);
         Err(failure)
     })
@@ -243,7 +253,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_child_makes_its_own_instance_when_it_was_forked_while_its_parent_made_one() {
+    fn child_forked_during_create_claims_own_instance() {
         let owner = AtomicU32::new(0);
         let claims = [1, 1, 2, 2].map(|process| claim_for_process(&owner, process));
         assert_eq!(claims, [true, false, true, false]);

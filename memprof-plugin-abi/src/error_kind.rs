@@ -1,4 +1,4 @@
-//! The kinds of errors, as a number in C and as a word in JSON.
+//! Kinds of errors: a number in C, a name in JSON.
 
 use std::fmt;
 
@@ -11,7 +11,7 @@ use crate::raw::{
 
 macro_rules! kinds {
     ($($(#[$doc:meta])* $kind:ident = $status:ident, $word:literal;)+) => {
-        /// Why something failed, for a program to branch on.
+        /// Kind of an error, for a program to branch on.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         #[non_exhaustive]
         pub enum ErrorKind {
@@ -19,17 +19,17 @@ macro_rules! kinds {
         }
 
         impl ErrorKind {
-            /// All words, in the order of the kinds.
+            /// All names, in the order of the kinds.
             pub const WORDS: &'static [&'static str] = &[$($word),+];
 
-            /// The word in a reply's `error.kind`.
+            /// Name of the kind, as in a reply's `error.kind`.
             pub const fn name(self) -> &'static str {
                 match self {
                     $(Self::$kind => $word,)+
                 }
             }
 
-            /// The kind of that word.
+            /// Kind with this name. `None` if there is none.
             pub fn from_name(name: &str) -> Option<Self> {
                 match name {
                     $($word => Some(Self::$kind),)+
@@ -37,7 +37,7 @@ macro_rules! kinds {
                 }
             }
 
-            /// The negative number that a call through the ABI returns.
+            /// Negative status that a call through the ABI returns.
             pub const fn status(self) -> Status {
                 match self {
                     $(Self::$kind => $status,)+
@@ -46,7 +46,7 @@ macro_rules! kinds {
         }
 
         impl From<Status> for ErrorKind {
-            /// An unknown number is an internal error, as memprof.h says.
+            /// Converts a status. An unknown number is an internal error, as memprof.h documents.
             fn from(status: Status) -> Self {
                 match status {
                     $($status => Self::$kind,)+
@@ -58,23 +58,23 @@ macro_rules! kinds {
 }
 
 kinds! {
-    /// The plugin has no message of that name.
+    /// The plugin has no message of this name.
     UnknownMessage = MEMPROF_UNKNOWN_MESSAGE, "unknown_message";
     /// An argument or a setting is malformed, unknown or out of range.
     InvalidArgument = MEMPROF_INVALID_ARGUMENT, "invalid_argument";
-    /// This allocator or build cannot do it.
+    /// This allocator or build does not support it.
     Unsupported = MEMPROF_UNSUPPORTED, "unsupported";
-    /// The two sides were built for different versions of the contract.
+    /// Host and plugin were built for different versions of the contract.
     AbiMismatch = MEMPROF_ABI_MISMATCH, "abi_mismatch";
-    /// Something that excludes this call is running; try again.
+    /// An operation that excludes this one is running; try again.
     Busy = MEMPROF_BUSY, "busy";
     /// The allocator refused.
     Allocator = MEMPROF_ALLOCATOR, "allocator";
-    /// The plugin panicked; the panic was contained.
+    /// The plugin panicked; the panic was caught.
     Panic = MEMPROF_PANIC, "panic";
     /// Any other failure.
     Internal = MEMPROF_INTERNAL, "internal";
-    /// It could work, but not in this process as it was started.
+    /// It is supported, but not in this process as it was started.
     Unavailable = MEMPROF_UNAVAILABLE, "unavailable";
     /// The operating system refused: a file, a directory, a thread, memory.
     Io = MEMPROF_IO, "io";

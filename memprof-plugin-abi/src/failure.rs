@@ -1,4 +1,4 @@
-//! Why a plugin could not do what a message asked, as facts and in words.
+//! The error of a message, with facts for programs and a text for people.
 
 use std::{fmt, io};
 
@@ -6,28 +6,27 @@ use serde_json::{Value, json};
 
 use crate::{ErrorKind, Status};
 
-/// An error reply: what happened, and what the reader can do about it.
+/// An error reply: what failed, and what the reader can do about it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
-    /// For a program to branch on.
+    /// Kind of the error, for a program to branch on.
     pub kind: ErrorKind,
-    /// What happened, naming the thing.
+    /// Action and object that failed.
     pub message: String,
-    /// What would help; empty when nothing is known.
+    /// Remedy: one imperative sentence, empty if nothing helps.
     pub remedy: String,
-    /// What was being done when it failed: `open /var/lib/x`; none where the message was refused before
-    /// anything was done.
+    /// Operation that failed: `open /var/lib/x`. `None` if the message was rejected before it began.
     pub act: Option<Box<str>>,
-    /// Why the operating system or the allocator refused, in its own words; `message` has them too.
+    /// Reason of the operating system or the allocator, in its own words; also part of `message`.
     pub source: Option<Box<str>>,
-    /// The same as a number, as errno(3) has it.
+    /// Error number of the operating system (errno(3)).
     pub errno: Option<i32>,
-    /// For [`ErrorKind::Busy`]: how long to wait before the next try.
+    /// Time to wait before the next attempt, in milliseconds; only for [`ErrorKind::Busy`].
     pub retry_after_ms: Option<u64>,
 }
 
 impl Failure {
-    /// A failure without a remedy. Its kind may also be given as a status of [`raw`](crate::raw).
+    /// Creates a failure without a remedy. The kind may also be a status of [`raw`](crate::raw).
     pub fn new(kind: impl Into<ErrorKind>, message: impl Into<String>) -> Self {
         Self {
             kind: kind.into(),
@@ -40,7 +39,7 @@ impl Failure {
         }
     }
 
-    /// The operating system refused `act`, for example `"open /var/lib/x"`.
+    /// Failure of kind `Io`: the operating system refused `act`, for example `"open /var/lib/x"`.
     pub fn io(act: &str, error: &io::Error) -> Self {
         Self {
             act: Some(act.into()),
@@ -50,26 +49,26 @@ impl Failure {
         }
     }
 
-    /// The same with what would help.
+    /// Sets the remedy.
     #[must_use]
     pub fn remedy(mut self, remedy: impl Into<String>) -> Self {
         self.remedy = remedy.into();
         self
     }
 
-    /// What the call that failed returns.
+    /// Status that the failed call returns through the ABI.
     pub fn status(&self) -> Status {
         self.kind.status()
     }
 
-    /// The body of the error reply: a JSON object with `status`, `text` and `error`.
+    /// Body of the error reply: a JSON object with `status`, `text` and `error`.
     pub fn to_json(&self) -> String {
         let error = self.to_value();
         json!({ "status": "error", "text": self.to_string(), "error": error }).to_string()
     }
 
-    /// The reply's `error`: `{kind, message, remedy}`, and `act`, `source`, `errno` and `retry_after_ms`
-    /// where they are known.
+    /// Value of the reply's `error`: `{kind, message, remedy}`, with `act`, `source`, `errno` and
+    /// `retry_after_ms` if they are set.
     pub fn to_value(&self) -> Value {
         let mut error =
             json!({ "kind": self.kind.name(), "message": self.message, "remedy": self.remedy });

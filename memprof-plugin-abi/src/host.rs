@@ -1,4 +1,4 @@
-//! The host, as a plugin sees it.
+//! The host as a plugin sees it.
 #![expect(unsafe_code, reason = "the ABI boundary: callbacks of the host")]
 
 use std::ffi::c_void;
@@ -16,21 +16,22 @@ use crate::raw::{
 #[derive(Clone, Copy, Debug)]
 pub struct Host(NonNull<memprof_host_t>);
 
-// SAFETY: the host promises that every callback is thread-safe (memprof.h, `memprof_host_t`).
+// SAFETY: memprof.h, `memprof_host_t`: the host guarantees that every callback is thread-safe.
 unsafe impl Send for Host {}
-// SAFETY: as above.
+// SAFETY: memprof.h, `memprof_host_t`: the host guarantees that every callback is thread-safe.
 unsafe impl Sync for Host {}
 
 impl Host {
-    /// Checks the version before anything else of the struct is read.
+    /// Wraps the host's struct. Checks its version before it reads any other field.
     ///
     /// # Safety
-    /// `host` is null or valid as memprof.h says: until `destroy` returns.
+    /// `host` is null, or valid until `destroy` returns, as memprof.h documents.
     pub(crate) unsafe fn new(host: *const memprof_host_t) -> Result<Self, Failure> {
         let mismatch = |what: String| Failure::new(MEMPROF_ABI_MISMATCH, what);
         let host = NonNull::new(host.cast_mut())
             .ok_or_else(|| mismatch("the host passed no memprof_host_t".into()))?;
-        // SAFETY: the first two fields are the same in every version of the struct.
+        // SAFETY: memprof.h: `struct_size` and `abi_version` are the first fields in every version of the
+        // struct, and the caller passes a valid one.
         let (size, version) = unsafe {
             let host = host.as_ref();
             (host.struct_size, host.abi_version)
@@ -47,72 +48,73 @@ impl Host {
         Ok(Self(host))
     }
 
-    /// Where the host's struct lies.
+    /// Address of the host's struct.
     pub(crate) fn address(self) -> NonNull<memprof_host_t> {
         self.0
     }
 
-    /// The host of that struct.
+    /// Restores a host from its address.
     ///
     /// # Safety
-    /// `address` comes from [`address`](Self::address).
-    pub(crate) unsafe fn at(address: NonNull<memprof_host_t>) -> Self {
+    /// `address` comes from [`address`](Self::address) of a host that is still valid.
+    pub(crate) unsafe fn from_address(address: NonNull<memprof_host_t>) -> Self {
         Self(address)
     }
 
     fn raw(&self) -> &memprof_host_t {
-        // SAFETY: `new` was promised a struct that outlives the plugin.
+        // SAFETY: The caller of `new` guarantees that the struct outlives the plugin.
         unsafe { self.0.as_ref() }
     }
 
-    /// The program's name; empty when it is not UTF-8.
+    /// Name of the program; empty if it is not UTF-8.
     pub fn name(&self) -> &str {
-        // SAFETY: the host's text lives as long as the struct.
+        // SAFETY: memprof.h, `memprof_host_t`: the text lives as long as the struct.
         unsafe { self.raw().name.as_str() }.unwrap_or("")
     }
 
-    /// The program's version; may be empty.
+    /// Version of the program; may be empty.
     pub fn version(&self) -> &str {
-        // SAFETY: as in `name`.
+        // SAFETY: memprof.h, `memprof_host_t`: the text lives as long as the struct.
         unsafe { self.raw().version.as_str() }.unwrap_or("")
     }
 
-    /// The host's own jemalloc functions, where it hands them over.
+    /// The host's own jemalloc functions. `None` if the host does not pass them.
     pub fn jemalloc(&self) -> Option<&memprof_jemalloc_t> {
         let found = self
             .extension(MEMPROF_EXTENSION_JEMALLOC)
             .cast::<memprof_jemalloc_t>();
-        // SAFETY: the extension of that id is this struct or null, and lives as long as the
-        // process (memprof.h, `memprof_jemalloc_t`).
+        // SAFETY: memprof.h, `memprof_jemalloc_t`: the extension of this id is this struct or null, and lives
+        // as long as the process.
         let found = unsafe { found.as_ref() }?;
         (found.struct_size >= size_of::<memprof_jemalloc_t>()).then_some(found)
     }
 
-    /// How the host takes a reply as a file, where it does.
+    /// The callback for replies that are files. `None` if the host accepts no files.
     pub(crate) fn reply_fd(&self) -> Option<&memprof_reply_fd_t> {
         let found = self
             .extension(MEMPROF_EXTENSION_REPLY_FD)
             .cast::<memprof_reply_fd_t>();
-        // SAFETY: the extension of that id is this struct or null, and lives as long as the
-        // process (memprof.h, `memprof_reply_fd_t`).
+        // SAFETY: memprof.h, `memprof_reply_fd_t`: the extension of this id is this struct or null, and lives
+        // as long as the process.
         let found = unsafe { found.as_ref() }?;
         (found.struct_size >= size_of::<memprof_reply_fd_t>()).then_some(found)
     }
 
-    /// The host's extension of that id, or null.
+    /// Extension of the host with this id, or null.
     pub fn extension(&self, id: &str) -> *const c_void {
         match self.raw().get_extension {
-            // SAFETY: a thread-safe callback of the host, called with text that outlives it.
+            // SAFETY: memprof.h, `memprof_host_t.get_extension`: the callback is thread-safe, and the text
+            // outlives the call.
             Some(get) => unsafe { get(self.raw().ctx, memprof_str_t::new(id)) },
             None => std::ptr::null(),
         }
     }
 
-    /// True when the host would write a line of that level.
+    /// Whether the host would write a line of this level.
     pub fn log_enabled(&self, level: log::Level) -> bool {
         match self.raw().log_enabled {
-            // SAFETY: a thread-safe callback of the host.
-            Some(enabled) => unsafe { enabled(self.raw().ctx, number(level)) != 0 },
+            // SAFETY: memprof.h, `memprof_host_t.log_enabled`: the callback is thread-safe.
+            Some(enabled) => unsafe { enabled(self.raw().ctx, level_number(level)) != 0 },
             None => self.raw().log.is_some(),
         }
     }
@@ -121,13 +123,14 @@ impl Host {
     pub fn log(&self, level: log::Level, target: &str, message: &str) {
         if let Some(log) = self.raw().log {
             let (target, message) = (memprof_str_t::new(target), memprof_str_t::new(message));
-            // SAFETY: as in `extension`.
-            unsafe { log(self.raw().ctx, number(level), target, message) }
+            // SAFETY: memprof.h, `memprof_host_t.log`: the callback is thread-safe, and both texts outlive
+            // the call.
+            unsafe { log(self.raw().ctx, level_number(level), target, message) }
         }
     }
 }
 
-fn number(level: log::Level) -> memprof_log_level_t {
+fn level_number(level: log::Level) -> memprof_log_level_t {
     match level {
         log::Level::Error => MEMPROF_LOG_ERROR,
         log::Level::Warn => MEMPROF_LOG_WARN,

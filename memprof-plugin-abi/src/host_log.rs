@@ -1,7 +1,7 @@
-//! The host that this library's log lines and panics go to.
+//! The host that receives this library's log lines and panics.
 //!
-//! No lock: a child that is forked while a thread of the parent logs makes an instance of its own, and would wait
-//! for that thread.
+//! Uses no lock: a child that is forked while a thread of the parent logs creates its own instance, and would
+//! wait for that thread.
 #![expect(
     unsafe_code,
     reason = "a logger that a fork does not interrupt, and the host behind an atomic pointer"
@@ -17,47 +17,50 @@ use std::time::Duration;
 use crate::Host;
 use crate::raw::memprof_host_t;
 
-/// From `create` to `destroy`; else null.
+/// Address of the host's struct, from `create` to `destroy`; otherwise null.
 static HOST: AtomicPtr<memprof_host_t> = AtomicPtr::new(ptr::null_mut());
 
-/// The calls of the host's that are under way.
-static CALLS: InFlightCalls = InFlightCalls::new();
+/// Calls of the host's log callbacks that are running.
+static IN_FLIGHT: InFlightCalls = InFlightCalls::new();
 
-const LOOK_AGAIN: Duration = Duration::from_millis(1);
+/// Time between two checks for running calls.
+const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 /// Sends this library's log lines and panics to `host`.
 ///
 /// # Safety
-/// One thread of the process at a time calls it.
+/// Only one thread of the process calls it at a time.
 pub(crate) unsafe fn set_host(host: Host) {
     HOST.store(host.address().as_ptr(), Ordering::SeqCst);
-    // `set_logger` would wait in a forked child for a thread of the parent's that was just setting it.
-    // SAFETY: one thread at a time, as the caller promises; nobody else sets a logger of this library.
+    // `set_logger` would wait in a forked child for a thread of the parent that was just setting it.
+    // SAFETY: The caller guarantees one thread at a time, and only this function sets a logger of this
+    // library.
     let set = unsafe { log::set_logger_racy(&HostLogger) };
-    // Refused when this library has a logger already, as after a second `create`: it is ours.
+    // Fails if the logger is set already, as after a second `create`.
     if set.is_ok() {
         log::set_max_level(log::LevelFilter::Trace);
-        // The default hook prints to stderr; with a broken pipe there, that kills the host.
+        // The default hook prints to stderr, which would kill the host if that is a broken pipe.
         panic::set_hook(Box::new(|info| log::error!("{info}")));
     }
 }
 
-/// Returns when no call of the host's is under way, which may free what it needs for them.
+/// Clears the host and blocks until all log calls into it have returned; afterwards the host may free its
+/// context.
 pub(crate) fn clear_host() {
     HOST.store(ptr::null_mut(), Ordering::SeqCst);
-    while CALLS.any_in_flight(process::id()) {
-        thread::sleep(LOOK_AGAIN);
+    while IN_FLIGHT.any_in_flight(process::id()) {
+        thread::sleep(POLL_INTERVAL);
     }
 }
 
-/// The host, from `create` to `destroy`.
+/// The host, from `create` to `destroy`; otherwise `None`.
 pub(crate) fn host() -> Option<Host> {
     let address = NonNull::new(HOST.load(Ordering::SeqCst))?;
-    // SAFETY: `attach` stored it.
-    Some(unsafe { Host::at(address) })
+    // SAFETY: `set_host` stored the address of a host, which is valid until `clear_host` has returned.
+    Some(unsafe { Host::from_address(address) })
 }
 
-/// How many calls are under way, of one process: a forked child has none of its parent's.
+/// Number of running calls in one process, with its pid: a forked child does not have those of its parent.
 #[derive(Debug)]
 struct InFlightCalls(AtomicU64);
 
@@ -66,19 +69,20 @@ impl InFlightCalls {
         Self(AtomicU64::new(0))
     }
 
-    /// One more of process `own`.
-    fn begin(&self, own: u32) {
-        self.change(|known| match count_for_process(known, own) {
+    /// Counts a call that begins in process `own`.
+    fn add(&self, own: u32) {
+        self.change(|state| match count_for_process(state, own) {
             0 => u64::from(own) << 32 | 1,
-            _ => known + 1,
+            _ => state + 1,
         });
     }
 
-    /// One fewer. It may be one that a thread began before it forked this process.
-    fn end(&self, own: u32) {
-        self.change(|known| match count_for_process(known, own) {
-            0 => known,
-            _ => known - 1,
+    /// Counts the end of a call in process `own`. A thread that forked this process may have begun it before,
+    /// so that it was not counted.
+    fn remove(&self, own: u32) {
+        self.change(|state| match count_for_process(state, own) {
+            0 => state,
+            _ => state - 1,
         });
     }
 
@@ -86,42 +90,45 @@ impl InFlightCalls {
         count_for_process(self.0.load(Ordering::SeqCst), own) > 0
     }
 
+    /// Atomically replaces the packed pid and count.
     fn change(&self, change: impl Fn(u64) -> u64) {
-        let changed = |known| Some(change(known));
-        // It never fails.
+        let changed = |state| Some(change(state));
+        // Cannot fail, because `changed` always returns a value.
         let _before = self
             .0
             .fetch_update(Ordering::SeqCst, Ordering::SeqCst, changed);
     }
 }
 
-/// How many of `known` are of process `own`.
-fn count_for_process(known: u64, own: u32) -> u32 {
-    let (process, calls) = ((known >> 32) as u32, known as u32);
+/// Number of calls in the packed `state`, 0 if it is of another process than `own`.
+fn count_for_process(state: u64, own: u32) -> u32 {
+    let (process, calls) = ((state >> 32) as u32, state as u32);
     if process == own { calls } else { 0 }
 }
 
-/// One of the [`CALLS`], until it is dropped.
+/// Guard of one running call, counted in [`IN_FLIGHT`] until it is dropped.
 struct InFlightCall(());
 
 impl InFlightCall {
     fn begin() -> Self {
-        CALLS.begin(process::id());
+        IN_FLIGHT.add(process::id());
         Self(())
     }
 }
 
 impl Drop for InFlightCall {
     fn drop(&mut self) {
-        CALLS.end(process::id());
+        IN_FLIGHT.remove(process::id());
     }
 }
 
+/// Logger that forwards to the host.
 struct HostLogger;
 
 impl HostLogger {
-    fn with(work: impl FnOnce(&Host)) {
-        // Before the host is looked for: `detach` looks in the other order.
+    /// Calls `work` with the host, if there is one, and counts the call.
+    fn with_host(work: impl FnOnce(&Host)) {
+        // Counted before the host is read: `clear_host` clears it before it reads the count.
         let _call = InFlightCall::begin();
         if let Some(host) = host() {
             work(&host);
@@ -132,12 +139,12 @@ impl HostLogger {
 impl log::Log for HostLogger {
     fn enabled(&self, metadata: &log::Metadata<'_>) -> bool {
         let mut enabled = false;
-        Self::with(|host| enabled = host.log_enabled(metadata.level()));
+        Self::with_host(|host| enabled = host.log_enabled(metadata.level()));
         enabled
     }
 
     fn log(&self, record: &log::Record<'_>) {
-        Self::with(|host| {
+        Self::with_host(|host| {
             if !host.log_enabled(record.level()) {
                 return;
             }
@@ -156,30 +163,30 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nobody_waits_for_calls_of_the_process_that_forked_this_one() {
+    fn child_does_not_wait_for_calls_of_parent() {
         let calls = InFlightCalls::new();
         let (parent, child) = (7, 8);
-        calls.begin(parent);
-        calls.begin(parent);
+        calls.add(parent);
+        calls.add(parent);
         assert!(calls.any_in_flight(parent));
         assert!(!calls.any_in_flight(child));
-        // The thread that forked ends what it began before.
-        calls.end(child);
+        // The thread that forked ends a call that it began before.
+        calls.remove(child);
         assert!(!calls.any_in_flight(child));
-        calls.begin(child);
+        calls.add(child);
         assert!(calls.any_in_flight(child));
-        calls.end(child);
+        calls.remove(child);
         assert!(!calls.any_in_flight(child));
     }
 
     #[test]
-    fn the_host_is_let_go_when_each_call_has_ended() {
+    fn calls_are_in_flight_until_all_have_ended() {
         let calls = InFlightCalls::new();
-        calls.begin(7);
-        calls.begin(7);
-        calls.end(7);
+        calls.add(7);
+        calls.add(7);
+        calls.remove(7);
         assert!(calls.any_in_flight(7));
-        calls.end(7);
+        calls.remove(7);
         assert!(!calls.any_in_flight(7));
     }
 }

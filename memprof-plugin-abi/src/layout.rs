@@ -1,6 +1,5 @@
-//! The layouts of [`raw`](crate::raw) as abi_stable describes them: a Rust host compares the
-//! plugin's with its own before the first call, and so catches a struct that was changed without
-//! a new version number.
+//! The layouts of [`raw`](crate::raw) as abi_stable describes them. A Rust host compares the plugin's with
+//! its own before the first call, which detects a struct that was changed without a new version number.
 #![expect(
     unsafe_code,
     reason = "the ABI boundary: abi_stable's header in a foreign library"
@@ -16,7 +15,7 @@ use abi_stable::sabi_types::VersionStrings;
 
 use crate::raw::{memprof_host_t, memprof_jemalloc_t, memprof_plugin_entry_t, memprof_reply_t};
 
-/// The symbol under which a plugin exports its [`header`].
+/// Symbol under which a plugin exports its [`header`].
 pub const SYMBOL: &str = ROOT_MODULE_LOADER_NAME;
 
 /// Root module of abi_stable: the struct whose layout is compared. The comparison includes this type's name, so a host and
@@ -26,7 +25,7 @@ pub const SYMBOL: &str = ROOT_MODULE_LOADER_NAME;
 #[sabi(kind(Prefix(prefix_ref = LayoutRef, prefix_fields = LayoutPrefix)))]
 #[sabi(missing_field(panic))]
 pub struct Layout {
-    /// Names every struct that crosses the boundary; nobody calls it.
+    /// Names every struct that crosses the boundary, so that their layouts are compared. Never called.
     #[sabi(last_prefix_field)]
     pub structs: unsafe extern "C" fn(
         entry: *const memprof_plugin_entry_t,
@@ -45,10 +44,11 @@ impl RootModule for LayoutRef {
 
 /// The description that a plugin exports as [`SYMBOL`].
 pub const fn header() -> LibHeader {
-    // SAFETY: `module` returns a `LayoutRef`, as abi_stable's `from_constructor` asks.
+    // SAFETY: `module` returns a `LayoutRef`, as abi_stable's `from_constructor` requires.
     unsafe { LibHeader::from_constructor::<LayoutRef>(module, CheckTypeLayout::Yes) }
 }
 
+/// Constructor of the root module, called by abi_stable.
 extern "C" fn module() -> RootModuleResult {
     unsafe extern "C" fn structs(
         _: *const memprof_plugin_entry_t,
@@ -60,24 +60,25 @@ extern "C" fn module() -> RootModuleResult {
     abi_stable::library::__call_root_module_loader(|| Layout { structs }.leak_into_prefix())
 }
 
-/// Compares the layouts of the plugin that exported `header` with this build's.
+/// Compares the layouts of the plugin that exported `header` with those of this build.
 ///
 /// # Errors
-/// One line that names the difference, and abi_stable's full account of it.
+/// One line that names the difference, and abi_stable's full report.
 pub fn check(header: AbiHeaderRef) -> Result<(), (String, String)> {
     header
         .upgrade()
         .and_then(LibHeader::ensure_layout::<LayoutRef>)
         .map_err(|error| {
-            let account = error.to_string();
-            (first_difference(&account), account)
+            let report = error.to_string();
+            (first_difference(&report), report)
         })
 }
 
-/// abi_stable prints hundreds of lines for one field. In them, the struct is the one whose
-/// layout comes last before the first error, and a field that should not be there follows `Found:`.
-fn first_difference(account: &str) -> String {
-    let (before, errors) = account.split_once("\nError:").unwrap_or(("", account));
+/// Extracts the first difference from abi_stable's report, which has hundreds of lines for one field. The
+/// struct is the one whose layout comes last before the first error, and an unexpected field follows
+/// `Found:`.
+fn first_difference(report: &str) -> String {
+    let (before, errors) = report.split_once("\nError:").unwrap_or(("", report));
     let value = |line: &str, key: &str| line.trim().strip_prefix(key).map(str::to_owned);
     let changed = before
         .rsplit_once("--- Type Layout ---")
@@ -85,7 +86,7 @@ fn first_difference(account: &str) -> String {
     let error = errors.lines().next().unwrap_or("the layouts differ");
     let field = errors
         .split_once("Error:unexpected field")
-        .and_then(|(_, rest)| rest.split_once("Found:"))
+        .and_then(|(_, after)| after.split_once("Found:"))
         .and_then(|(_, found)| found.lines().find_map(|line| value(line, "field_name:")));
     let changed = changed.map(|name| format!("{name}: ")).unwrap_or_default();
     let field = field
@@ -114,7 +115,7 @@ mod tests {
     use crate::raw::MEMPROF_ABI_MAJOR;
 
     #[test]
-    fn hosts_and_plugins_that_were_built_with_0_1_are_not_refused() {
+    fn layouts_of_version_0_1_are_compatible() {
         let first = VersionNumber {
             major: 0,
             minor: 1,
@@ -122,12 +123,12 @@ mod tests {
         };
         let now = package_version_strings!().parsed().unwrap();
         assert_eq!(MEMPROF_ABI_MAJOR, 1);
-        // What abi_stable asks of the packages that two layouts are of.
+        // Condition of abi_stable for the packages of two layouts.
         assert!(now.is_loosely_compatible(first), "{now}");
     }
 
     #[test]
-    fn macro_exports_the_symbol_that_abi_stable_looks_for() {
+    fn exported_symbol_is_that_of_abi_stable() {
         assert_eq!(super::SYMBOL, "_1as_0lib_1header_0root_bmodule_bloader");
     }
 }

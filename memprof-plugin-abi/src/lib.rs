@@ -1,9 +1,9 @@
-//! The contract between a host process and the plugins it loads, and the SDK for plugin authors.
+//! The contract between a host process and the plugins that it loads, and the SDK for plugin authors.
 //!
-//! - [`raw`] holds the C structs: they are the ABI. A plugin in C or C++ includes
-//!   `include/memprof.h`, which is generated from that module.
-//! - A plugin in Rust implements [`Plugin`] and calls [`export_plugin!`]; panics, log lines and
-//!   malformed messages are taken care of.
+//! - [`raw`] contains the C structs, which are the ABI. A plugin in C or C++ includes `include/memprof.h`,
+//!   which is generated from that module.
+//! - A plugin in Rust implements [`Plugin`] and calls [`export_plugin!`]. The SDK catches panics, forwards
+//!   log lines and rejects malformed messages.
 //!
 //! To load plugins rather than write one, see the crate `memprof-host`.
 //!

@@ -1,28 +1,28 @@
-//! What the author of a plugin writes.
+//! The trait that a plugin author implements.
 
 use crate::raw::{memprof_message_t, memprof_str_t};
 use crate::{Arguments, Failure, Host, Reply};
 
-/// A plugin: made once by its host, then sent messages until the host ends.
+/// A plugin: created once by its host, then called with messages until the host ends.
 pub trait Plugin: Send + Sync + Sized + 'static {
-    /// Its name in messages and logs, unique in a host.
+    /// Name of the plugin in messages and logs; unique in a host.
     const ID: &'static str;
-    /// For logs and `status`, as in `0.2.0`.
+    /// Version for logs and `status`, such as `0.2.0`.
     const VERSION: &'static str;
-    /// The messages it answers. The SDK refuses all others, with this list.
+    /// Messages that the plugin handles. The SDK rejects all others, and lists these.
     const MESSAGES: &'static [Message];
 
-    /// Makes the plugin. `config` is the text of its TOML table. A [`Host`] may be kept until
-    /// the plugin is dropped.
+    /// Creates the plugin. `config` is the text of its TOML table. The [`Host`] may be stored until the
+    /// plugin is dropped.
     ///
     /// # Errors
-    /// The reason why it cannot work; the host logs it and goes on without the plugin.
+    /// The reason why the plugin cannot work; the host logs it and continues without the plugin.
     fn create(host: Host, config: &str) -> Result<Self, Failure>;
 
-    /// Answers one of [`MESSAGES`](Self::MESSAGES). May be called on several threads at once.
+    /// Handles one of [`MESSAGES`](Self::MESSAGES). May be called on several threads at once.
     ///
     /// # Errors
-    /// The SDK turns a [`Failure`] into the error reply, unless a body was begun.
+    /// The SDK converts a [`Failure`] to the error reply, unless part of a body was written.
     fn handle_message(
         &self,
         name: &str,
@@ -30,18 +30,18 @@ pub trait Plugin: Send + Sync + Sized + 'static {
         reply: &mut Reply<'_>,
     ) -> Result<(), Failure>;
 
-    /// Called on a thread that the host runs only for its plugins, before the host allocates there,
-    /// and again before each message: a profiler leaves the thread out. Must allocate nothing.
+    /// Called on a thread that the host runs only for its plugins, before the host allocates on it, and again
+    /// before each message. Lets a profiler exclude the thread. Must not allocate.
     fn enter_thread(&self) {}
 }
 
-/// One message that a plugin answers.
+/// Description of one message that a plugin handles.
 #[derive(Clone, Copy, Debug)]
 #[repr(transparent)]
 pub struct Message(pub(crate) memprof_message_t);
 
 impl Message {
-    /// A message of that name; `usage` shows its arguments, `help` says in one sentence what it
+    /// Describes a message: its name, its arguments as in `[name=NAME]`, and one sentence that says what it
     /// does.
     pub const fn new(name: &'static str, usage: &'static str, help: &'static str) -> Self {
         Self(memprof_message_t {
@@ -53,19 +53,19 @@ impl Message {
         })
     }
 
-    /// The message's name.
+    /// Name of the message.
     pub fn name(&self) -> &'static str {
-        text(self.0.name)
+        static_text(self.0.name)
     }
 
-    /// Its arguments as a person would type them.
+    /// Arguments as a person would type them.
     pub fn usage(&self) -> &'static str {
-        text(self.0.usage)
+        static_text(self.0.usage)
     }
 
-    /// What it does.
+    /// One sentence that says what the message does.
     pub fn help(&self) -> &'static str {
-        text(self.0.help)
+        static_text(self.0.help)
     }
 }
 
@@ -73,14 +73,14 @@ impl Message {
     unsafe_code,
     reason = "reads back the text that `Message::new` borrowed"
 )]
-fn text(text: memprof_str_t) -> &'static str {
-    // SAFETY: `Message::new` is the only constructor and borrows a `&'static str`.
-    unsafe { text.as_str() }.expect("it was a str")
+fn static_text(static_text: memprof_str_t) -> &'static str {
+    // SAFETY: `Message::new` is the only constructor, and borrows a `&'static str`.
+    unsafe { static_text.as_str() }.expect("it was a str")
 }
 
 /// Exports a type that implements [`Plugin`] as the library's plugin: defines the symbol
-/// `memprof_plugin_entry`. Call it once in a cdylib. One that is built with `panic = "abort"` is refused: its panics
-/// could not be contained.
+/// `memprof_plugin_entry`. Call it once in a cdylib. Does not compile with `panic = "abort"`, because panics
+/// could not be caught.
 #[macro_export]
 macro_rules! export_plugin {
     ($plugin:ty) => {
@@ -97,7 +97,7 @@ macro_rules! export_plugin {
 #[macro_export]
 macro_rules! __export_entry {
     ($plugin:ty) => {
-        /// What the host reads first (memprof.h).
+        /// The symbol that the host reads first (memprof.h).
         #[unsafe(no_mangle)]
         #[allow(non_upper_case_globals)]
         pub static memprof_plugin_entry: $crate::raw::memprof_plugin_entry_t = {

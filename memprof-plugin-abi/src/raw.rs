@@ -1,56 +1,56 @@
 //! The C structs that are the ABI. `include/memprof.h` is generated from this file.
 //!
-//! Structs are frozen within a major version: growth goes through extension ids
-//! (`memprof.<name>/<n>`), never through new fields.
+//! Structs are frozen within a major version: additions go through extension ids (`memprof.<name>/<n>`),
+//! never through new fields.
 
 #![expect(non_camel_case_types, reason = "the C header carries these names")]
 
 use std::ffi::{c_char, c_int, c_void};
 
-/// The ABI's major version. Another major is refused by both sides.
+/// Major version of the ABI. Both sides reject another major version.
 pub const MEMPROF_ABI_MAJOR: u32 = 1;
-/// The ABI's minor version: raised when a promise or an extension is added.
+/// Minor version of the ABI, raised when a guarantee or an extension is added.
 pub const MEMPROF_ABI_MINOR: u32 = 2;
-/// `major << 16 | minor`: what `abi_version` fields hold.
+/// Value of `abi_version` fields: `major << 16 | minor`.
 pub const MEMPROF_ABI_VERSION: u32 = 65538;
 
-/// The outcome of a call: 0 is success, a negative number an error. The set is open: treat an
-/// unknown negative number as `MEMPROF_INTERNAL`. Numbers are never reused.
+/// Result of a call: 0 for success, a negative number for an error. The set is open: treat an unknown
+/// negative number as `MEMPROF_INTERNAL`. Numbers are never reused.
 pub type memprof_status_t = i32;
 /// Success.
 pub const MEMPROF_OK: memprof_status_t = 0;
-/// The plugin has no message of that name.
+/// The plugin has no message of this name.
 pub const MEMPROF_UNKNOWN_MESSAGE: memprof_status_t = -1;
 /// An argument is malformed, unknown or out of range.
 pub const MEMPROF_INVALID_ARGUMENT: memprof_status_t = -2;
-/// This allocator or build cannot do it.
+/// This allocator or build does not support it.
 pub const MEMPROF_UNSUPPORTED: memprof_status_t = -3;
-/// The two sides were built for different versions of this contract.
+/// Host and plugin were built for different versions of this contract.
 pub const MEMPROF_ABI_MISMATCH: memprof_status_t = -4;
-/// Something that excludes this call is running; try again.
+/// An operation that excludes this one is running; try again.
 pub const MEMPROF_BUSY: memprof_status_t = -5;
 /// The allocator refused.
 pub const MEMPROF_ALLOCATOR: memprof_status_t = -6;
-/// The plugin panicked; the panic was contained.
+/// The plugin panicked; the panic was caught.
 pub const MEMPROF_PANIC: memprof_status_t = -7;
 /// Any other failure.
 pub const MEMPROF_INTERNAL: memprof_status_t = -8;
-/// It could work, but not in this process as it was started.
+/// It is supported, but not in this process as it was started.
 pub const MEMPROF_UNAVAILABLE: memprof_status_t = -9;
 /// The operating system refused (file, directory, thread).
 pub const MEMPROF_IO: memprof_status_t = -10;
 
 /// A log level: 1 error, 2 warn, 3 info, 4 debug, 5 trace.
 pub type memprof_log_level_t = u32;
-/// The host or the plugin cannot do something it was asked to do.
+/// Failure of a requested operation.
 pub const MEMPROF_LOG_ERROR: memprof_log_level_t = 1;
-/// Something is likely wrong.
+/// A likely problem.
 pub const MEMPROF_LOG_WARN: memprof_log_level_t = 2;
-/// Something an operator wants to know.
+/// Information for operators.
 pub const MEMPROF_LOG_INFO: memprof_log_level_t = 3;
-/// For the developer of the plugin.
+/// Details for developers of the plugin.
 pub const MEMPROF_LOG_DEBUG: memprof_log_level_t = 4;
-/// For the developer of the plugin, in bulk.
+/// Details for developers of the plugin, in large amounts.
 pub const MEMPROF_LOG_TRACE: memprof_log_level_t = 5;
 
 /// Borrowed UTF-8 text of `len` bytes, not NUL-terminated. `ptr` may be NULL when `len` is 0.
@@ -58,53 +58,52 @@ pub const MEMPROF_LOG_TRACE: memprof_log_level_t = 5;
 #[derive(Clone, Copy, Debug)]
 #[cfg_attr(feature = "stable-abi", derive(abi_stable::StableAbi))]
 pub struct memprof_str_t {
-    /// The first byte.
+    /// First byte.
     pub ptr: *const c_char,
-    /// The number of bytes.
+    /// Number of bytes.
     pub len: usize,
 }
 
-/// One message that a plugin answers. Names match exactly, by length and case.
+/// Description of one message that a plugin handles. Names match exactly, by length and case.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 #[cfg_attr(feature = "stable-abi", derive(abi_stable::StableAbi))]
 pub struct memprof_message_t {
     /// `sizeof(memprof_message_t)`.
     pub struct_size: usize,
-    /// 0; reserved.
+    /// Reserved; 0.
     pub flags: u64,
-    /// The message's name.
+    /// Name of the message.
     pub name: memprof_str_t,
-    /// Its arguments as a person would type them, for example `id=ID`; may be empty.
+    /// Arguments as a person would type them, for example `id=ID`; may be empty.
     pub usage: memprof_str_t,
-    /// One sentence that says what it does.
+    /// One sentence that says what the message does.
     pub help: memprof_str_t,
 }
 
-/// Where a plugin writes its reply. The host owns it; it lives as long as the call.
+/// Writer of one reply. The host owns it; valid for the call only.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 #[cfg_attr(feature = "stable-abi", derive(abi_stable::StableAbi))]
 pub struct memprof_reply_t {
     /// `sizeof(memprof_reply_t)`.
     pub struct_size: usize,
-    /// 0; reserved.
+    /// Reserved; 0.
     pub reserved: u64,
-    /// Passed back to the callbacks.
+    /// Argument for the callbacks.
     pub ctx: *mut c_void,
-    /// [same thread as the call] Names the body's content type; at most once, before the first
-    /// `write`. Without it the body is `text/plain; charset=utf-8`.
+    /// [same thread as the call] Sets the body's content type; at most once, before the first `write`.
+    /// Without it the body is `text/plain; charset=utf-8`.
     pub begin: Option<
         unsafe extern "C" fn(ctx: *mut c_void, content_type: memprof_str_t) -> memprof_status_t,
     >,
-    /// [same thread as the call] Appends bytes to the body. After an error further bytes are
-    /// dropped.
+    /// [same thread as the call] Appends bytes to the body. After an error, further bytes are ignored.
     pub write:
         Option<unsafe extern "C" fn(ctx: *mut c_void, chunk: memprof_str_t) -> memprof_status_t>,
 }
 
-/// What a host offers its plugins. Valid from the start of `create` until `destroy` returns.
-/// No callback throws, and none of them calls the plugin back. Only `get_extension` may be NULL.
+/// Functions of the host for its plugins. Valid from the start of `create` until `destroy` returns. No
+/// callback throws, and none calls the plugin. Only `get_extension` may be NULL.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 #[cfg_attr(feature = "stable-abi", derive(abi_stable::StableAbi))]
@@ -113,18 +112,18 @@ pub struct memprof_host_t {
     pub struct_size: usize,
     /// `MEMPROF_ABI_VERSION` of the host.
     pub abi_version: u32,
-    /// 0; reserved.
+    /// Reserved; 0.
     pub reserved: u32,
-    /// Passed back to the callbacks.
+    /// Argument for the callbacks.
     pub ctx: *mut c_void,
-    /// The program's name.
+    /// Name of the program.
     pub name: memprof_str_t,
-    /// The program's version; may be empty.
+    /// Version of the program; may be empty.
     pub version: memprof_str_t,
-    /// [thread-safe] 1 when a line of this level would be written, else 0.
+    /// [thread-safe] Returns 1 if a line of this level would be written, otherwise 0.
     pub log_enabled:
         Option<unsafe extern "C" fn(ctx: *mut c_void, level: memprof_log_level_t) -> i32>,
-    /// [thread-safe] Writes one line to the host's log. `target` names the part that speaks.
+    /// [thread-safe] Writes one line to the host's log. `target` names the part of the plugin that logs.
     pub log: Option<
         unsafe extern "C" fn(
             ctx: *mut c_void,
@@ -133,16 +132,16 @@ pub struct memprof_host_t {
             message: memprof_str_t,
         ),
     >,
-    /// [thread-safe] The host's extension of that id, or NULL.
+    /// [thread-safe] Returns the host's extension with this id, or NULL.
     pub get_extension:
         Option<unsafe extern "C" fn(ctx: *mut c_void, id: memprof_str_t) -> *const c_void>,
 }
 
-/// An instance of a plugin: opaque to the host.
+/// Instance of a plugin; opaque to the host.
 pub type memprof_plugin_t = c_void;
 
-/// The one symbol that a plugin exports, as constant data named `memprof_plugin_entry`.
-/// It and all that it points to live as long as the process.
+/// The one symbol that a plugin exports: constant data named `memprof_plugin_entry`. It and everything that
+/// it points to live as long as the process.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 #[cfg_attr(feature = "stable-abi", derive(abi_stable::StableAbi))]
@@ -151,22 +150,22 @@ pub struct memprof_plugin_entry_t {
     pub struct_size: usize,
     /// `MEMPROF_ABI_VERSION` of the plugin.
     pub abi_version: u32,
-    /// 0; reserved.
+    /// Reserved; 0.
     pub reserved: u32,
-    /// The plugin's name in messages and logs, unique in a host.
+    /// Name of the plugin in messages and logs; unique in a host.
     pub id: memprof_str_t,
-    /// The plugin's version.
+    /// Version of the plugin.
     pub version: memprof_str_t,
-    /// How it was built, for a bug report; may be empty.
+    /// Build information for bug reports; may be empty.
     pub build_info: memprof_str_t,
-    /// `message_count` pointers to the messages that it answers.
+    /// `message_count` pointers to the messages that the plugin handles.
     pub messages: *const *const memprof_message_t,
-    /// The number of messages.
+    /// Number of messages.
     pub message_count: usize,
-    /// [control-thread] Makes the instance and stores it in `*plugin`: one at a time in a process, so that
-    /// state may lie in static variables. `config` is the text of
-    /// the plugin's TOML table. On failure log the reason at error level before returning: the
-    /// host repeats it to everyone who sends this plugin a message.
+    /// [control-thread] Creates the instance and stores it in `*plugin`. Only one instance per process exists
+    /// at a time, so state may be in static variables. `config` is the text of the plugin's TOML table. On
+    /// failure log the reason at error level before returning: the host repeats it to every sender of a
+    /// message to this plugin.
     pub create: Option<
         unsafe extern "C" fn(
             host: *const memprof_host_t,
@@ -174,11 +173,11 @@ pub struct memprof_plugin_entry_t {
             plugin: *mut *mut memprof_plugin_t,
         ) -> memprof_status_t,
     >,
-    /// [thread-safe] Answers one message; may be called on several threads at once.
-    /// `args` are `key=value` words. An error still writes a body that explains it.
-    /// The thread is the program's own, or one of a control socket: that has 1 MiB of stack and every
-    /// signal blocked, which children that are started there inherit unless their mask is set (sigprocmask
-    /// after fork, `POSIX_SPAWN_SETSIGMASK`). No exception, `longjmp` or `pthread_exit` may leave the call.
+    /// [thread-safe] Handles one message; may be called on several threads at once. `args` are `key=value`
+    /// words. On an error, still writes a body that explains it. The thread is the program's own, or one of a
+    /// control socket: that has 1 MiB of stack and every signal blocked, which children that are started
+    /// there inherit unless their mask is set (sigprocmask after fork, `POSIX_SPAWN_SETSIGMASK`). No
+    /// exception, `longjmp` or `pthread_exit` may leave the call.
     pub handle_message: Option<
         unsafe extern "C" fn(
             plugin: *mut memprof_plugin_t,
@@ -187,18 +186,18 @@ pub struct memprof_plugin_entry_t {
             reply: *const memprof_reply_t,
         ) -> memprof_status_t,
     >,
-    /// [control-thread] Ends the instance. No call is running and none follows.
+    /// [control-thread] Destroys the instance. No call is running, and none follows.
     pub destroy: Option<unsafe extern "C" fn(plugin: *mut memprof_plugin_t)>,
-    /// [thread-safe] The plugin's extension of that id, or NULL.
+    /// [thread-safe] Returns the plugin's extension with this id, or NULL.
     pub get_extension: Option<
         unsafe extern "C" fn(plugin: *mut memprof_plugin_t, id: memprof_str_t) -> *const c_void,
     >,
 }
 
-/// The id of [`memprof_jemalloc_t`], the host extension that hands over the host's jemalloc.
+/// Id of [`memprof_jemalloc_t`], the host extension with the host's jemalloc functions.
 pub const MEMPROF_EXTENSION_JEMALLOC: &str = "memprof.jemalloc/1";
 
-/// The callback of `malloc_stats_print`.
+/// Callback of `malloc_stats_print`.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug)]
 #[cfg_attr(feature = "stable-abi", derive(abi_stable::StableAbi))]
@@ -207,9 +206,8 @@ pub struct memprof_stats_callback_t(
     pub Option<unsafe extern "C" fn(opaque: *mut c_void, text: *const c_char)>,
 );
 
-/// Host extension `memprof.jemalloc/1`: the HOST's own jemalloc functions (jemalloc(3)), whatever
-/// prefix they were built with. `struct_size` must be set; the functions must live as long as
-/// the process.
+/// Host extension `memprof.jemalloc/1`: the HOST's own jemalloc functions (jemalloc(3)), with any prefix.
+/// `struct_size` must be set; the functions must live as long as the process.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 #[cfg_attr(feature = "stable-abi", derive(abi_stable::StableAbi))]
@@ -251,23 +249,23 @@ pub struct memprof_jemalloc_t {
     >,
 }
 
-/// The id of [`memprof_reply_fd_t`], the host extension that takes a reply as a file.
+/// Id of [`memprof_reply_fd_t`], the host extension that accepts a reply as a file.
 pub const MEMPROF_EXTENSION_REPLY_FD: &str = "memprof.reply_fd/1";
 
-/// Host extension `memprof.reply_fd/1` (since ABI 1.1): a reply whose body is a file, which is
-/// passed on without a copy. A host that lacks it takes the bytes by `memprof_reply_t.write`.
-/// `struct_size` must be set; the function must live as long as the process.
+/// Host extension `memprof.reply_fd/1` (since ABI 1.1): a reply whose body is a file, which is passed without
+/// a copy. To a host without it, write the bytes by `memprof_reply_t.write`. `struct_size` must be set; the
+/// function must live as long as the process.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct memprof_reply_fd_t {
     /// `sizeof(memprof_reply_fd_t)`.
     pub struct_size: usize,
-    /// [same thread as the call] The whole body is the first `size` bytes of the file `fd`; no
-    /// `begin` and no `write` before or after it. `ctx` is that of the `memprof_reply_t`. The file
-    /// is a regular one that is open for reading only, or a sealed memfd; nobody writes to it any
-    /// more. The descriptor is borrowed for the call: the host duplicates it.
-    /// `MEMPROF_INVALID_ARGUMENT` when the file is none of these, `MEMPROF_IO` when the host has
-    /// no descriptor left; the body is empty then, and can still be written.
+    /// [same thread as the call] The complete body is the first `size` bytes of the file `fd`, with no
+    /// `begin` and no `write` before or after it. `ctx` is that of the `memprof_reply_t`. The file is a
+    /// regular one that is open for reading only, or a sealed memfd, and does not change any more. The
+    /// descriptor is borrowed for the call: the host duplicates it. Returns `MEMPROF_INVALID_ARGUMENT` if the
+    /// file is neither of these, `MEMPROF_IO` if the host has no descriptor left; the body is then empty, and
+    /// can still be written.
     pub file: Option<
         unsafe extern "C" fn(
             ctx: *mut c_void,
@@ -278,45 +276,45 @@ pub struct memprof_reply_fd_t {
     >,
 }
 
-/// The id of [`memprof_threads_t`], the plugin extension for the host's own threads.
+/// Id of [`memprof_threads_t`], the plugin extension for the host's own threads.
 pub const MEMPROF_EXTENSION_THREADS: &str = "memprof.threads/1";
 
-/// Plugin extension `memprof.threads/1` (since ABI 1.1): what a plugin does on a thread that the
-/// host runs only for its plugins, such as those of a control socket: a profiler leaves it out of the
-/// profile. `struct_size` must be set; the function must live as long as the process.
+/// Plugin extension `memprof.threads/1` (since ABI 1.1): prepares a thread that the host runs only for its
+/// plugins, such as those of a control socket; a profiler excludes it from the profile. `struct_size` must be
+/// set; the function must live as long as the process.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct memprof_threads_t {
     /// `sizeof(memprof_threads_t)`.
     pub struct_size: usize,
-    /// [thread-safe] Called on such a thread before the host allocates anything there, and again
-    /// before each message. Allocates nothing.
+    /// [thread-safe] Called on such a thread before the host allocates anything there, and again before each
+    /// message. Must not allocate.
     pub enter: Option<unsafe extern "C" fn(plugin: *mut memprof_plugin_t)>,
 }
 
-/// The labels of a program's threads (since ABI 1.2): whose work a thread does, which a profiler tells of
-/// each sample. Not asked for by an id, because programs that host nothing have labels too: a program or
-/// library tells of its constant of this type in an ELF note, as `MEMPROF_LABELS` does. `struct_size` must be
-/// set; the functions must live as long as the process. The static library of `memprof_host.h` has
-/// one, for `memprof_label_push`.
+/// The labels of a program's threads (since ABI 1.2): they say for which work a thread runs, and a profiler
+/// records them with each sample. Not an extension with an id, because programs that host no plugin have
+/// labels too: a program or library points to its constant of this type in an ELF note, as `MEMPROF_LABELS`
+/// does. `struct_size` must be set; the functions must live as long as the process. The static library of
+/// `memprof_host.h` has one, for `memprof_label_push`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct memprof_labels_t {
     /// `sizeof(memprof_labels_t)`.
     pub struct_size: usize,
-    /// [thread-safe] Where the calling thread has a pointer to its record: a thread-local variable
-    /// of the library that has the note, at the same offset in each thread. It is read in the
-    /// midst of `malloc`. NULL: no labels. The record is that of OpenTelemetry's thread context
-    /// (OTEP 4947), and can be read for as long as the pointer leads to it: 16 and 8 bytes that
-    /// are not read · valid, 1 byte, 1 · flags, 1 byte · length of what follows, 2 bytes · for each
-    /// label the number of its key, 1 byte, the length of its value, 1 byte, and the value.
+    /// [thread-safe] Address of the calling thread's pointer to its record: a thread-local variable of the
+    /// library with the note, at the same offset in each thread. It is read inside of `malloc`. NULL: no
+    /// labels. The record is that of OpenTelemetry's thread context (OTEP 4947), and must be readable as long
+    /// as the pointer points to it: 16 and 8 bytes that are not read · valid, 1 byte, 1 · flags, 1 byte ·
+    /// length of the rest, 2 bytes · for each label the number of its key, 1 byte, the length of its value, 1
+    /// byte, and the value.
     pub place: Option<unsafe extern "C" fn() -> *const *const c_void>,
-    /// [thread-safe] The number of a key, 0 to 254, for as long as the process lives; made where
-    /// the key is new. A negative status where there is no number left.
+    /// [thread-safe] Number of a key, 0 to 254, assigned at its first use and constant for the life of the
+    /// process. A negative status if no number is left.
     pub key: Option<unsafe extern "C" fn(key: memprof_str_t) -> i32>,
 }
 
-// What another build of this contract must agree with, on every 64-bit target.
+// Another build of this contract must have the same layout, on every 64-bit target.
 const _: () = {
     use std::mem::{offset_of, size_of};
     assert!(size_of::<memprof_str_t>() == 16);

@@ -11,16 +11,15 @@ use crate::Failure;
 use crate::host_log;
 use crate::raw::{MEMPROF_INTERNAL, MEMPROF_IO, MEMPROF_OK, memprof_reply_t, memprof_str_t};
 
-/// The content type of a JSON body.
+/// Content type of a JSON body.
 pub const JSON: &str = "application/json";
-/// The content type of a body for which none was named.
+/// Content type of a body without another one.
 pub const TEXT: &str = "text/plain; charset=utf-8";
 
-/// The largest body that is copied through a host's heap, in bytes. A larger one is passed as a
-/// file, or not at all.
+/// Largest body in bytes that is copied through a host's heap. A larger one can only be passed as a file.
 pub const COPY_LIMIT: u64 = 16 << 20;
 
-/// Where a plugin writes the answer to one message.
+/// Writer of the reply to one message.
 #[derive(Debug)]
 pub struct Reply<'a> {
     sink: memprof_reply_t,
@@ -29,10 +28,12 @@ pub struct Reply<'a> {
 }
 
 impl Reply<'_> {
+    /// Wraps the host's reply.
+    ///
     /// # Safety
-    /// `sink` points to the host's reply for this call, and its callbacks work as memprof.h says.
+    /// `sink` points to the host's reply for this call, and its callbacks behave as memprof.h documents.
     pub(crate) unsafe fn new(sink: *const memprof_reply_t) -> Self {
-        // SAFETY: the host lends the struct for the call (memprof.h, `handle_message`).
+        // SAFETY: memprof.h, `handle_message`: the host lends the struct for the call.
         let sink = unsafe { *sink };
         Self {
             sink,
@@ -41,61 +42,62 @@ impl Reply<'_> {
         }
     }
 
-    /// True once part of a body was written.
+    /// Whether part of a body was written.
     pub(crate) fn has_begun(&self) -> bool {
         self.begun
     }
 
-    /// Writes a whole body of plain text.
+    /// Writes a complete body of plain text.
     ///
     /// # Errors
-    /// The host does not take it.
+    /// The host does not accept it.
     pub fn text(&mut self, text: &str) -> Result<(), Failure> {
         self.write(text.as_bytes())
     }
 
-    /// Writes a whole body of JSON.
+    /// Writes a complete body of JSON.
     ///
     /// # Errors
-    /// The host does not take it.
+    /// The host does not accept it.
     pub fn json(&mut self, json: &str) -> Result<(), Failure> {
         self.begin(JSON)?;
         self.write(json.as_bytes())
     }
 
-    /// Names the content type, once and before the first byte.
+    /// Sets the content type; at most once, before the first byte.
     ///
     /// # Errors
-    /// The host refuses it.
+    /// The host rejects it.
     pub fn begin(&mut self, content_type: &str) -> Result<(), Failure> {
         self.begun = true;
         let Some(begin) = self.sink.begin else {
             return Ok(());
         };
-        // SAFETY: the host's callback, called on the thread of the call, with text that outlives
-        // it (memprof.h, `memprof_reply_t.begin`).
+        // SAFETY: memprof.h, `memprof_reply_t.begin`: called on the thread of the call, with text that
+        // outlives the callback.
         check_status(unsafe { begin(self.sink.ctx, memprof_str_t::new(content_type)) })
     }
 
     /// Appends bytes to the body.
     ///
     /// # Errors
-    /// The host takes no more: too large, or out of memory.
+    /// The host accepts no more bytes: the body is too large, or memory ran out.
     pub fn write(&mut self, bytes: &[u8]) -> Result<(), Failure> {
         self.begun = true;
         let Some(write) = self.sink.write else {
             return Ok(());
         };
-        // SAFETY: as in `begin`.
+        // SAFETY: memprof.h, `memprof_reply_t.write`: called on the thread of the call, with bytes that
+        // outlive the callback.
         check_status(unsafe { write(self.sink.ctx, memprof_str_t::from_bytes(bytes)) })
     }
 
-    /// Passes the first `size` bytes of a file as the whole body, without a copy. The file is open
-    /// for reading only, and nobody writes to it any more. A host that takes no files is given
-    /// the bytes, [`COPY_LIMIT`] at the most.
+    /// Passes the first `size` bytes of a file as the complete body, without a copy. The file must be open
+    /// for reading only, and must not change any more. A host that accepts no files gets a copy of the bytes,
+    /// at most [`COPY_LIMIT`].
     ///
     /// # Errors
-    /// The bytes are too many, or cannot be read; the host does not take them.
+    /// The body is too large to copy, or cannot be read; or the host does not accept it.
     pub fn file(&mut self, file: &File, size: u64, content_type: &str) -> Result<(), Failure> {
         if self.pass_file(file, size, content_type) {
             self.begun = true;
@@ -112,40 +114,41 @@ impl Reply<'_> {
         }
         self.begin(content_type)?;
         let mut chunk = [0; 16 << 10];
-        let mut at = 0;
-        while at < size {
-            let wanted = chunk.len().min((size - at) as usize);
-            match file.read_at(&mut chunk[..wanted], at) {
-                Ok(0) => return Err(unreadable(&io::ErrorKind::UnexpectedEof.into())),
+        let mut offset = 0;
+        while offset < size {
+            let wanted = chunk.len().min((size - offset) as usize);
+            match file.read_at(&mut chunk[..wanted], offset) {
+                Ok(0) => return Err(read_error(&io::ErrorKind::UnexpectedEof.into())),
                 Ok(read) => {
                     self.write(&chunk[..read])?;
-                    at += read as u64;
+                    offset += read as u64;
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(unreadable(&error)),
+                Err(error) => return Err(read_error(&error)),
             }
         }
         Ok(())
     }
 
-    /// True when the host took the file.
+    /// Passes the file to the host. Returns false if the host did not accept it.
     fn pass_file(&self, file: &File, size: u64, content_type: &str) -> bool {
         let host = host_log::host();
-        let Some(take) = host.as_ref().and_then(|host| host.reply_fd()?.file) else {
+        let Some(pass_file) = host.as_ref().and_then(|host| host.reply_fd()?.file) else {
             return false;
         };
         let content_type = memprof_str_t::new(content_type);
-        // SAFETY: the host's callback, called on the thread of the call, with a descriptor and a
-        // text that outlive it (memprof.h, `memprof_reply_fd_t.file`).
-        let status = unsafe { take(self.sink.ctx, file.as_raw_fd(), size, content_type) };
+        // SAFETY: memprof.h, `memprof_reply_fd_t.file`: called on the thread of the call, with a descriptor
+        // and a text that outlive the callback.
+        let status = unsafe { pass_file(self.sink.ctx, file.as_raw_fd(), size, content_type) };
         status == MEMPROF_OK
     }
 }
 
-fn unreadable(error: &io::Error) -> Failure {
+fn read_error(error: &io::Error) -> Failure {
     Failure::io("read the body", error)
 }
 
+/// Converts a status of the host's reply callbacks.
 fn check_status(status: crate::Status) -> Result<(), Failure> {
     match status {
         MEMPROF_OK => Ok(()),

@@ -1,14 +1,14 @@
-//! The plugin's library stays loaded until the process ends.
+//! Keeps the plugin's library loaded until the process ends.
 //!
-//! dlclose of a Rust library whose threads, or whose thread-locals in other threads, may still end
-//! crashes the program. `-Wl,-z,nodelete` prevents it, but only a build script can ask for that; so
-//! the library asks for it itself.
+//! dlclose(3) of a Rust library crashes the program if threads of the library, or its thread-local variables
+//! in other threads, end later. `-Wl,-z,nodelete` prevents that, but only a build script can pass it; so the
+//! library does it itself.
 #![expect(unsafe_code, reason = "the loader's functions")]
 
 use std::ffi::{c_char, c_int, c_void};
 use std::ptr;
 
-/// dlfcn.h, `Dl_info`.
+/// `Dl_info` of dlfcn.h.
 #[repr(C)]
 struct DlInfo {
     path: *const c_char,
@@ -23,12 +23,12 @@ unsafe extern "C" {
     fn dlclose(handle: *mut c_void) -> c_int;
 }
 
-/// bits/dlfcn.h.
+/// Flags of bits/dlfcn.h.
 const RTLD_LAZY: c_int = 1;
 const RTLD_NOLOAD: c_int = 4;
 const RTLD_NODELETE: c_int = 0x1000;
 
-/// Keeps the library that this code is linked into. Does nothing where that is the program.
+/// Keeps the library that contains this code loaded. Does nothing if that is the program.
 pub fn stay_loaded() {
     let mut image = DlInfo {
         path: ptr::null(),
@@ -41,10 +41,11 @@ pub fn stay_loaded() {
     if found == 0 || image.path.is_null() {
         return;
     }
-    // SAFETY: dlopen(3) with the path under which the loader knows this library; loads nothing.
+    // SAFETY: dlopen(3) gets the path under which the loader knows this library. RTLD_NOLOAD: it loads
+    // nothing.
     let handle = unsafe { dlopen(image.path, RTLD_LAZY | RTLD_NOLOAD | RTLD_NODELETE) };
     if !handle.is_null() {
-        // SAFETY: dlclose(3) of that handle, which RTLD_NODELETE outlasts.
+        // SAFETY: dlclose(3) gets the handle that dlopen(3) returned; RTLD_NODELETE remains in force.
         unsafe { dlclose(handle) };
     }
 }

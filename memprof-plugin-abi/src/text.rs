@@ -1,24 +1,25 @@
-//! Borrowed text as it crosses the boundary.
+//! Borrowed text at the ABI boundary.
 #![expect(unsafe_code, reason = "the ABI boundary: pointers from the other side")]
 
 use std::slice;
 
 use crate::raw::{memprof_message_t, memprof_plugin_entry_t, memprof_str_t};
 
-// SAFETY: both only hold pointers to constant data that lives as long as the process
-// (memprof.h, `memprof_plugin_entry_t`).
+// SAFETY: memprof.h, `memprof_plugin_entry_t`: the struct only contains pointers to constant data that lives
+// as long as the process.
 unsafe impl Sync for memprof_plugin_entry_t {}
-// SAFETY: as above.
+// SAFETY: memprof.h, `memprof_plugin_entry_t`: the struct only contains pointers to constant data that lives
+// as long as the process.
 unsafe impl Sync for memprof_message_t {}
 
-/// Text that should be UTF-8: invalid bytes are an error that tells where.
+/// Text that should be UTF-8; the error contains the position of the first invalid byte.
 pub type Utf8<'a> = Result<&'a str, std::str::Utf8Error>;
 
 impl memprof_str_t {
-    /// No text.
+    /// Text of length 0.
     pub const EMPTY: Self = Self::new("");
 
-    /// Borrows `text`; the caller keeps it alive while the other side may read it.
+    /// Borrows `text`. The caller must keep it alive while the other side may read it.
     pub const fn new(text: &str) -> Self {
         Self {
             ptr: text.as_ptr().cast(),
@@ -34,7 +35,7 @@ impl memprof_str_t {
         }
     }
 
-    /// The bytes that the other side lent.
+    /// Bytes that the other side lent.
     ///
     /// # Safety
     /// `ptr` points to `len` bytes that stay unchanged during `'a`, or `len` is 0.
@@ -42,16 +43,16 @@ impl memprof_str_t {
         if self.len == 0 || self.ptr.is_null() {
             return &[];
         }
-        // SAFETY: the caller promises `len` readable bytes at `ptr`.
+        // SAFETY: The caller guarantees `len` readable bytes at `ptr`.
         unsafe { slice::from_raw_parts(self.ptr.cast(), self.len) }
     }
 
-    /// The text that the other side lent.
+    /// Text that the other side lent, or the UTF-8 error.
     ///
     /// # Safety
     /// As for [`as_bytes`](Self::as_bytes).
     pub unsafe fn as_str<'a>(self) -> Utf8<'a> {
-        // SAFETY: the caller promises what `as_bytes` asks.
+        // SAFETY: The caller guarantees `len` readable bytes at `ptr`, or that `len` is 0.
         std::str::from_utf8(unsafe { self.as_bytes() })
     }
 }

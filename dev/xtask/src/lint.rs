@@ -17,8 +17,6 @@ const UNREAD: &[&str] = &[
     "outside/memprof-cli",
     "outside/memprof-fleet",
     "in-process/memprof-host",
-    "memprof-plugin-abi",
-    "plugins/memory-profile",
     "dev/torture",
 ];
 

@@ -1,4 +1,4 @@
-//! What a host that breaks the rules, or a plugin that panics, does to the boundary.
+//! The boundary between a plugin that panics and a host that violates the contract.
 #![expect(unsafe_code, reason = "plays the host's side of the ABI")]
 
 use std::ffi::{c_int, c_void};
@@ -55,7 +55,7 @@ impl Plugin for Probe {
 
 export_plugin!(Probe);
 
-/// One instance at a time in a process, so one test at a time.
+/// Lets one test run at a time, because a process can have only one instance.
 static ONE: Mutex<()> = Mutex::new(());
 static LOG: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
@@ -84,7 +84,7 @@ fn host() -> memprof_host_t {
     }
 }
 
-/// Creates the plugin; gives the status and the instance.
+/// Creates the plugin. Returns the status and the instance.
 fn create(host: *const memprof_host_t, config: memprof_str_t) -> (Status, *mut c_void) {
     let mut plugin = ptr::null_mut();
     // SAFETY: memprof.h, `create`; the tests keep the host alive until `destroy`.
@@ -98,7 +98,7 @@ fn destroy(plugin: *mut c_void) {
 }
 
 unsafe extern "C" fn collect(ctx: *mut c_void, chunk: memprof_str_t) -> Status {
-    // SAFETY: `send` passes a vector.
+    // SAFETY: `send` passes a pointer to its vector, which nothing else uses during the call.
     let body = unsafe { &mut *ctx.cast::<Vec<u8>>() };
     // SAFETY: the plugin lends the bytes for the call.
     body.extend_from_slice(unsafe { chunk.as_bytes() });
@@ -124,14 +124,14 @@ fn send(plugin: *mut c_void, name: memprof_str_t, args: &str) -> (Status, String
     (status, String::from_utf8(body).unwrap())
 }
 
-/// Takes a file: writes down that it did.
+/// Accepts a file, and records its size and content type in the body.
 unsafe extern "C" fn take_file(
     ctx: *mut c_void,
     fd: c_int,
     size: u64,
     content_type: memprof_str_t,
 ) -> Status {
-    // SAFETY: `send` passes a vector.
+    // SAFETY: `send` passes a pointer to its vector, which nothing else uses during the call.
     let body = unsafe { &mut *ctx.cast::<Vec<u8>>() };
     // SAFETY: the plugin lends the text for the call.
     let content_type = unsafe { content_type.as_str() }.unwrap();
@@ -153,7 +153,7 @@ static REFUSING: memprof_reply_fd_t = memprof_reply_fd_t {
     file: Some(refuse_file),
 };
 
-/// The context of a host that has the extension is a pointer to it.
+/// Returns the extension, to which the context of a host with it points.
 unsafe extern "C" fn reply_fd(ctx: *mut c_void, id: memprof_str_t) -> *const c_void {
     // SAFETY: the plugin lends the text for the call.
     match unsafe { id.as_str() } {
@@ -163,7 +163,7 @@ unsafe extern "C" fn reply_fd(ctx: *mut c_void, id: memprof_str_t) -> *const c_v
 }
 
 #[test]
-fn a_file_is_passed_or_copied_up_to_a_limit() {
+fn file_is_passed_or_copied_up_to_limit() {
     let _one = ONE.lock().unwrap();
     let place = tempfile::tempdir().unwrap();
     let check = |host: memprof_host_t, content: &[u8], size: u64, expected: (Status, &str)| {
@@ -248,7 +248,7 @@ fn message_with_null_pointers() {
     let (_, plugin) = create(&host, memprof_str_t::EMPTY);
     let handle = memprof_plugin_entry.handle_message.unwrap();
     let name = memprof_str_t::new("echo");
-    // SAFETY: a null reply is what the plugin has to bear.
+    // SAFETY: the plugin must check for a null reply.
     let status = unsafe { handle(plugin, name, name, ptr::null()) };
     assert_eq!(status, MEMPROF_INTERNAL);
     let null = memprof_str_t {

@@ -1,4 +1,4 @@
-//! `include/memprof.h`: generated, and fit for every compiler that a plugin may use.
+//! `include/memprof.h` equals the generated header, and compiles with every compiler that a plugin may use.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -8,7 +8,7 @@ fn crate_file(name: &str) -> PathBuf {
 }
 
 #[test]
-fn committed_header_is_the_generated_one() {
+fn committed_header_equals_generated_one() {
     let config = cbindgen::Config::from_file(crate_file("cbindgen.toml")).unwrap();
     let bindings = cbindgen::Builder::new()
         .with_config(config)
@@ -28,8 +28,7 @@ fn committed_header_is_the_generated_one() {
     );
 }
 
-/// Sizes and offsets as `raw.rs` asserts them, so both sides of the boundary are held to the
-/// same numbers.
+/// Assertions of the sizes and offsets that `raw.rs` also asserts, so that both sides agree.
 const PROBE: &str = r#"
 #include <memprof.h>
 #ifdef __cplusplus
@@ -108,9 +107,9 @@ fn compiles_without_warnings_and_exports_the_entry() {
     check("c++", "c++17", "cc");
 }
 
-/// The ABI of the header as libabigail sees it. A difference is a new major version.
+/// Compares the header's ABI, as libabigail describes it, with the snapshot. A difference needs a new major version.
 #[test]
-fn structs_are_those_of_the_committed_snapshot() {
+fn structs_equal_committed_snapshot() {
     let place = tempfile::tempdir().unwrap();
     let (source, library) = (place.path().join("probe.c"), place.path().join("probe.so"));
     std::fs::write(&source, PROBE).unwrap();
@@ -135,7 +134,7 @@ fn structs_are_those_of_the_committed_snapshot() {
     );
 }
 
-/// Runs a tool of a Debian package, which must succeed.
+/// Runs a tool of a Debian `package`, which must succeed.
 fn run(command: &mut Command, package: &str) {
     let output = command.output().unwrap_or_else(|error| {
         panic!("{command:?}: {error}; run `cargo xtask test`, or apt-get install {package}")

@@ -1,4 +1,4 @@
-//! The contract: its header, and what it does to those who break it.
+//! The contract: its header, and its behaviour towards callers that violate it.
 
 mod boundary;
 mod header;
