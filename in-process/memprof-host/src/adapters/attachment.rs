@@ -204,7 +204,7 @@ fn attach(entry: &'static memprof_plugin_entry_t, toml: &str) -> Result<(), Fail
         _ => {
             // SAFETY: the attachment created the instance, it is idle, and `memprof attach` runs once at a time.
             unsafe { instance::remove() };
-            let created = instance::make(entry, &ADAPTER, settings, has_keys)?;
+            let created = instance::create(entry, &ADAPTER, settings, has_keys)?;
             created.ok_or_else(loaded_by_program_error)?
         }
     };

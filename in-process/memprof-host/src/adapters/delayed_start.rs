@@ -1,13 +1,14 @@
-//! Programs whose config knows nothing of memprof: the environment says it, and they get a control socket.
+//! Delayed start in programs whose config has no plugins: they are configured by environment variables and get a
+//! control socket.
 //!
-//! A thread waits for 100 ms before it makes the plugin and opens the socket: a process that ends or
-//! executes another program sooner is not touched, unless it has a message. Where there is a config of the plugin's, an
-//! exit in that time waits until the plugin is there: it may dump at the exit, or the config may be wrong.
+//! A thread waits for 100 ms before it creates the plugin and opens the socket: a process that ends or executes another
+//! program sooner is not touched, unless it sends a message. If the environment names a config file of the plugin, an
+//! exit in that time waits until the plugin is created: it may dump at exit, or the config may be wrong.
 //!
-//! - A forked child closes its parent's socket at once, and opens one of its own by the same
-//!   rule. Children made by `vfork`, `_Fork` or a bare `clone` are not noticed until they execute a program.
-//! - A daemon that closes all descriptors loses the socket and opens it again at the next
-//!   connection; it never takes a descriptor of the daemon's for its own.
+//! - A forked child closes its parent's socket at once, and opens its own by the same rule. A child of `vfork`, `_Fork`
+//!   or a bare `clone` is not noticed until it executes a program.
+//! - A daemon that closes all descriptors loses the socket, which is opened again at the next connection; a reused
+//!   descriptor number is never mistaken for the socket.
 #![expect(unsafe_code, reason = "handlers of fork(2) and exit(3)")]
 
 use std::io::{self, IoSlice};
@@ -31,43 +32,43 @@ use super::log::ProgramLog;
 use super::{catch_panic, environment, library_copies};
 use crate::socket_dir::own_default_dir;
 
-/// How long a process is left alone.
-const REST: Duration = Duration::from_millis(100);
+/// Delay before a process gets the plugin and the socket.
+const STARTUP_DELAY: Duration = Duration::from_millis(100);
 
-/// Made in a handler of fork(2) too, so it must not need an allocation.
-static ARRIVAL: ThreadSpec = ThreadSpec {
+/// The thread that starts the plugin after a delay. A fork handler creates it too, so it must not need an allocation.
+static DELAYED_START_THREAD: ThreadSpec = ThreadSpec {
     name: c"memprof-start",
     work: |privileges| {
-        EXITS.wait(REST);
+        EXIT_STARTED.wait(STARTUP_DELAY);
         catch_panic((), || start_plugin(privileges));
-        HAS_ARRIVED.set();
+        START_FINISHED.set();
     },
 };
 
-/// Of a program whose figures are wanted, however short it is.
-static ARRIVAL_AT_ONCE: ThreadSpec = ThreadSpec {
+/// The thread that starts the plugin of a program whose measurements are wanted, however short it runs.
+static IMMEDIATE_START_THREAD: ThreadSpec = ThreadSpec {
     name: c"memprof-start",
     work: |privileges| {
-        // The constructor that begins to sample may come after the one that made this thread.
-        SAMPLES.wait(PATIENCE);
+        // The constructor that starts sampling may run after the one that created this thread.
+        SAMPLING_STARTED.wait(START_TIMEOUT);
         catch_panic((), || start_plugin(privileges));
-        HAS_ARRIVED.set();
+        START_FINISHED.set();
     },
 };
 
-/// How long an exit waits for a plugin that is being made.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// Timeout of an exit that waits for the start of the plugin.
+const START_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Forked children get no plugin: only the figures of programs are wanted, and whether a child got them would depend
-/// on which comes first, the plugin or the fork.
-static IS_ALONE: AtomicBool = AtomicBool::new(false);
+/// Whether forked children get no plugin, because only the program's measurements are wanted. Otherwise a child's
+/// plugin would depend on whether the plugin is created before or after the fork.
+static EXCLUDES_CHILDREN: AtomicBool = AtomicBool::new(false);
 
-static SAMPLES: OneTimeEvent = OneTimeEvent::new();
+static SAMPLING_STARTED: OneTimeEvent = OneTimeEvent::new();
 /// The program has called exit(3).
-static EXITS: OneTimeEvent = OneTimeEvent::new();
-static HAS_ARRIVED: OneTimeEvent = OneTimeEvent::new();
+static EXIT_STARTED: OneTimeEvent = OneTimeEvent::new();
+static START_FINISHED: OneTimeEvent = OneTimeEvent::new();
 
-/// What the environment said when the library was loaded or first used. It is not read again, because the
+/// Config from the time when the library was loaded or first used. The environment is not read again, because the
 /// program may change it at any time on another thread.
 struct StartSettings {
     entry: &'static memprof_plugin_entry_t,
@@ -76,188 +77,220 @@ struct StartSettings {
     stderr: LogDestination,
 }
 
-/// Where log lines go: never to a file that the program has opened under standard error's number.
+/// Destination of log lines: never a file that the program has opened under the number of standard error.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum LogDestination {
-    /// The one of the start, by device and inode, where there was one.
+    /// The standard error of the start by device and inode. `None` if it was closed.
     StartupStderr(Option<(u64, u64)>),
-    /// Whichever it is: the program puts nothing there but another log.
+    /// The current standard error, which this program only replaces by another log.
     #[cfg(feature = "adapter-postgres")]
     Redirected,
 }
 
-static START: LockFreeOnce<StartSettings> = LockFreeOnce::new();
+static START_SETTINGS: LockFreeOnce<StartSettings> = LockFreeOnce::new();
 
-/// The process that has made its thread, or tried to.
-static ARRIVING: AtomicU32 = AtomicU32::new(0);
+/// Id of the process that last created a start thread, or tried to.
+static STARTING_PROCESS: AtomicU32 = AtomicU32::new(0);
 
-/// Begins to wait for the moment to open the socket, once in a process.
+/// Starts the plugin and the socket after a delay, once in a process.
 pub(super) fn start_delayed(entry: &'static memprof_plugin_entry_t) {
-    let _begun = start(entry, &ARRIVAL, unchanged(), environment::settings);
+    let _settings = ensure_started(
+        entry,
+        &DELAYED_START_THREAD,
+        startup_stderr(),
+        environment::settings,
+    );
     if environment::has_config() {
-        wait_at_exit();
+        register_exit_handler();
     }
 }
 
-/// The same in a program that has settings of its own, and replaces its standard error by its log.
+/// Like [`start_delayed`], in a program that has its own settings and replaces its standard error by its log.
 #[cfg(feature = "adapter-postgres")]
 pub(super) fn start_delayed_with(
     entry: &'static memprof_plugin_entry_t,
     settings: impl FnOnce() -> Result<Settings, Failure>,
 ) {
-    let _begun = start(entry, &ARRIVAL, LogDestination::Redirected, settings);
+    let _settings = ensure_started(
+        entry,
+        &DELAYED_START_THREAD,
+        LogDestination::Redirected,
+        settings,
+    );
 }
 
-/// Makes the plugin now, on a thread of its own, for which an exit of the program waits.
+/// Starts the plugin now, on a new thread, for which an exit of the program waits.
 pub(super) fn start_now(entry: &'static memprof_plugin_entry_t) {
-    IS_ALONE.store(true, Ordering::Release);
-    let _begun = start(entry, &ARRIVAL_AT_ONCE, unchanged(), environment::settings);
-    wait_at_exit();
+    EXCLUDES_CHILDREN.store(true, Ordering::Release);
+    let _settings = ensure_started(
+        entry,
+        &IMMEDIATE_START_THREAD,
+        startup_stderr(),
+        environment::settings,
+    );
+    register_exit_handler();
 }
 
-/// Has an exit wait for the plugin. Children that were forked do not wait.
-fn wait_at_exit() {
-    // The C library does not free the lock of its list in a forked child, which exit(3) takes.
+/// Makes an exit wait for the start. An exit of a forked child does not wait.
+fn register_exit_handler() {
+    // In a forked child, the C library does not release the lock of its list of handlers, which exit(3) acquires.
     let _no_fork = ForkGuard::acquire();
-    // SAFETY: atexit(3): this library is never unloaded. What the plugin registers later is called before,
-    // or after it where the exit has begun by then.
+    // SAFETY: atexit(3): the handler is in this library, which is never unloaded. Handlers that the plugin registers
+    // later run before this one, or after it if the exit has started by then.
     unsafe { libc::atexit(wait_for_start) };
 }
 
-/// The program is sampled by now, or cannot be: a plugin that comes at once may.
+/// Reports that sampling has started or is impossible, so that the plugin may be created.
 #[cfg(feature = "adapter-preload")]
 #[doc(hidden)]
 pub fn set_sampling_started() {
-    SAMPLES.set();
+    SAMPLING_STARTED.set();
 }
 
+/// Exit handler: starts the plugin at once, and waits for it.
 extern "C" fn wait_for_start() {
-    // A child's thread stays where it is: its exit does not wait, so it would make the plugin in a process that ends.
-    if HAS_ARRIVED.has_happened() {
+    // In a forked child the event is set, so that its exit does not create the plugin in a process that ends.
+    if START_FINISHED.has_happened() {
         return;
     }
-    EXITS.set();
-    HAS_ARRIVED.wait(PATIENCE);
+    EXIT_STARTED.set();
+    START_FINISHED.wait(START_TIMEOUT);
 }
 
-/// Makes the plugin, in an entry point that the program called because it wants to send messages.
+/// Creates the plugin, in an entry point that the program called to send messages.
 pub(super) fn ensure_instance(entry: &'static memprof_plugin_entry_t) {
     catch_panic((), || {
-        let start = start(entry, &ARRIVAL, unchanged(), environment::settings);
-        let _made = instance(start);
+        let start = ensure_started(
+            entry,
+            &DELAYED_START_THREAD,
+            startup_stderr(),
+            environment::settings,
+        );
+        let _instance = instance(start);
     });
 }
 
+/// Returns the instance, and creates it if there is none.
 fn instance(start: &'static StartSettings) -> &'static AdapterInstance {
     instance::get_or_create(start.entry, &start.adapter(), || start.settings.clone()).0
 }
 
-/// The reply to a message as text, after [`ensure_instance`].
+/// Sends a message and returns its reply as text. Call [`ensure_instance`] first.
 ///
 /// # Errors
-/// Why not; also a panic is a reason.
+/// The reason, or that the plugin panicked.
 pub(super) fn send(message: &[u8]) -> Result<String, String> {
-    answer(|instance| instance.rendered_reply(message).into_result())
+    with_instance(|instance| instance.rendered_reply(message).into_result())
 }
 
-/// The reply to a message as JSON, after [`ensure_instance`].
+/// Sends a message and returns its reply as JSON. Call [`ensure_instance`] first.
 ///
 /// # Errors
-/// As for [`send`].
-pub(super) fn call(message: &[u8]) -> Result<String, String> {
-    answer(|instance| instance.json(message))
+/// Those of [`send`].
+pub(super) fn send_for_json(message: &[u8]) -> Result<String, String> {
+    with_instance(|instance| instance.json(message))
 }
 
-/// The same for all processes of the server: JSON. `gave_up` ends the wait for those that do not answer.
+/// Sends a message to all processes of the server and returns their replies as JSON. When `should_stop` returns true,
+/// the remaining replies are not waited for.
 #[cfg(feature = "adapter-postgres")]
 pub(super) fn send_to_server_processes(
     message: &[u8],
-    gave_up: impl Fn() -> bool,
+    should_stop: impl Fn() -> bool,
 ) -> Result<String, String> {
-    answer(|instance| Ok(instance.reply_for_all(message, gave_up)))
+    with_instance(|instance| Ok(instance.reply_for_all(message, should_stop)))
 }
 
-/// Whether the config lets everybody send a message, also where nobody tells them apart.
+/// Whether the config allows a message for all users of an adapter that cannot distinguish users.
 #[cfg(feature = "adapter-mariadb")]
-pub(super) fn allows(message: &str) -> bool {
-    let settings = START.get().and_then(|start| start.settings.as_ref().ok());
+pub(super) fn is_allowed(message: &str) -> bool {
+    let settings = START_SETTINGS
+        .get()
+        .and_then(|start| start.settings.as_ref().ok());
     settings.is_some_and(|settings| settings.allow.iter().any(|allowed| allowed == message))
 }
 
-fn answer(ask: impl FnOnce(&AdapterInstance) -> Result<String, String>) -> Result<String, String> {
+/// Calls `send` with the instance, and converts a panic to an error.
+fn with_instance(
+    send: impl FnOnce(&AdapterInstance) -> Result<String, String>,
+) -> Result<String, String> {
     let panicked = Err("the plugin panicked".to_owned());
-    catch_panic(panicked, || match START.get() {
-        Some(start) => ask(instance(start)),
+    catch_panic(panicked, || match START_SETTINGS.get() {
+        Some(start) => send(instance(start)),
         None => Err("the plugin is not loaded".to_owned()),
     })
 }
 
-/// Logs why an entry point did nothing.
-pub(super) fn refuse(missing: MissingSymbol) {
-    if let Some(start) = START.get() {
+/// Logs the reason for which an entry point does nothing.
+pub(super) fn log_missing_symbol(missing: MissingSymbol) {
+    if let Some(start) = START_SETTINGS.get() {
         start.log.line(Level::Error, &missing.to_string());
     }
 }
 
-fn start(
+/// Reads the settings once, and creates the start thread once in a process.
+fn ensure_started(
     entry: &'static memprof_plugin_entry_t,
-    arrival: &'static ThreadSpec,
+    thread: &'static ThreadSpec,
     stderr: LogDestination,
     settings: impl FnOnce() -> Result<Settings, Failure>,
 ) -> &'static StartSettings {
-    let start = START.get().unwrap_or_else(|| {
+    let start = START_SETTINGS.get().unwrap_or_else(|| {
         let level = environment::log_level();
         let log = ProgramLog {
             level: *level.as_ref().unwrap_or(&LevelFilter::Warn),
-            sink: write,
+            sink: write_log_line,
         };
         let settings = level.and_then(|_| settings());
-        START.get_or_set(StartSettings {
+        START_SETTINGS.get_or_set(StartSettings {
             entry,
             log,
             settings,
             stderr,
         })
     });
-    watch_forks();
-    spawn_once(arrival);
+    register_fork_handler();
+    spawn_once(thread);
     start
 }
 
-/// Has forked children begin too. Does not wait for a thread that is at it: this one may hold a lock of the loader's.
-fn watch_forks() {
-    static IS_WATCHED: AtomicBool = AtomicBool::new(false);
-    if !IS_WATCHED.swap(true, Ordering::AcqRel) {
+/// Registers the fork handler, once in a process. Does not wait for a thread that is registering it, because the caller
+/// may hold the loader's lock.
+fn register_fork_handler() {
+    static IS_REGISTERED: AtomicBool = AtomicBool::new(false);
+    if !IS_REGISTERED.swap(true, Ordering::AcqRel) {
         memprof_plugin_abi::stay_loaded();
         ForkGuard::register_fork_handlers();
-        // SAFETY: pthread_atfork(3): this library is never unloaded.
-        unsafe { libc::pthread_atfork(None, None, Some(after_fork)) };
+        // SAFETY: pthread_atfork(3): the handler is in this library, which is never unloaded.
+        unsafe { libc::pthread_atfork(None, None, Some(after_fork_in_child)) };
     }
 }
 
-extern "C" fn after_fork() {
-    // The thread that an exit would wait for is the parent's.
-    HAS_ARRIVED.set();
-    if !IS_ALONE.load(Ordering::Acquire) {
-        catch_panic((), || spawn_once(&ARRIVAL));
+/// Fork handler: starts the plugin in the child, unless children are excluded.
+extern "C" fn after_fork_in_child() {
+    // An exit must not wait, because the start thread exists only in the parent.
+    START_FINISHED.set();
+    if !EXCLUDES_CHILDREN.load(Ordering::Acquire) {
+        catch_panic((), || spawn_once(&DELAYED_START_THREAD));
     }
 }
 
-fn spawn_once(arrival: &'static ThreadSpec) {
+/// Creates the start thread, unless this process has created one.
+fn spawn_once(thread: &'static ThreadSpec) {
     let own = std::process::id();
-    if ARRIVING.swap(own, Ordering::AcqRel) != own {
-        spawn(arrival);
+    if STARTING_PROCESS.swap(own, Ordering::AcqRel) != own {
+        spawn(thread);
     }
 }
 
-/// Starts the thread that opens the socket.
-fn spawn(arrival: &'static ThreadSpec) {
-    if let Err(error) = memprof_own::spawn_static(arrival) {
-        // No exit waits for what never comes.
-        HAS_ARRIVED.set();
-        // Allocates nothing: this may be a handler of fork(2), and memory may be what is missing.
-        let logs = |start: &&StartSettings| start.log.level >= LevelFilter::Error;
-        if let Some(start) = START.get().filter(logs) {
+/// Creates the start thread.
+fn spawn(thread: &'static ThreadSpec) {
+    if let Err(error) = memprof_own::spawn_static(thread) {
+        // An exit must not wait for a thread that was not created.
+        START_FINISHED.set();
+        // This allocates nothing: it may run in a fork handler, or be called because there is no memory.
+        let is_logged = |start: &&StartSettings| start.log.level >= LevelFilter::Error;
+        if let Some(start) = START_SETTINGS.get().filter(is_logged) {
             let text = match error.raw_os_error() {
                 Some(libc::ENOMEM) => "memprof cannot reach this program: no thread (ENOMEM)",
                 Some(libc::EAGAIN) => "memprof cannot reach this program: no thread (EAGAIN)",
@@ -268,41 +301,42 @@ fn spawn(arrival: &'static ThreadSpec) {
     }
 }
 
+/// Creates the plugin and opens its socket. Runs on the start thread.
 fn start_plugin(privileges: &mut Privileges) {
     privileges.match_main_thread();
     if let Some(instance) = instance::instance() {
         instance.enter_thread();
     }
-    let Some(start) = START.get() else {
+    let Some(start) = START_SETTINGS.get() else {
         return;
     };
-    if is_served(start) {
+    if has_control_socket(start) {
         return;
     }
     let instance = instance(start);
     instance.enter_thread();
-    let _sole = library_copies::lock_all_copies(start.entry);
-    // Another copy of this library may have opened one meanwhile.
-    if is_served(start) {
+    let _guard = library_copies::lock_all_copies(start.entry);
+    // Another copy of this library may have opened a socket in the meantime.
+    if has_control_socket(start) {
         return;
     }
-    // What is wrong was logged; the program goes on without.
-    let _logged = instance.open_control(&start.adapter(), start.control());
+    // An error was logged; the program runs without the socket.
+    let _result = instance.open_control(&start.adapter(), start.control());
 }
 
-/// Whether this process has a control socket already.
-fn is_served(start: &StartSettings) -> bool {
-    let is_host = is_host();
-    if is_host {
+/// Whether the program serves this process's control socket by itself, which is logged.
+fn has_control_socket(start: &StartSettings) -> bool {
+    let has_own_socket = program_has_own_socket();
+    if has_own_socket {
         let line = "this program is a memprof host itself";
         start.log.line(Level::Info, line);
     }
-    is_host
+    has_own_socket
 }
 
-/// Whether the program serves this process's control socket by its own doing. In containers that
-/// share the directory, another process of the same pid may.
-fn is_host() -> bool {
+/// Whether this process listens at its default control socket, before memprof has opened it. In containers that share
+/// the directory, another process with the same pid may listen there.
+fn program_has_own_socket() -> bool {
     let own = std::process::id();
     let socket = own_default_dir().join(format!("{own}.sock"));
     let peer = UnixStream::connect(socket).map(|stream| getsockopt(&stream, PeerCredentials));
@@ -322,13 +356,14 @@ impl StartSettings {
     }
 }
 
-fn unchanged() -> LogDestination {
+/// Returns the current standard error as a destination.
+fn startup_stderr() -> LogDestination {
     let stat = fstat(io::stderr()).ok();
     LogDestination::StartupStderr(stat.map(|stat| (stat.st_dev, stat.st_ino)))
 }
 
-/// Writes to standard error, as long as it is the one that log lines go to.
-fn write(level: Level, text: &str) {
+/// Writes a log line to standard error, unless the program has replaced it.
+fn write_log_line(level: Level, text: &str) {
     let level = match level {
         Level::Error => "error: ",
         Level::Warn => "warn: ",
@@ -339,20 +374,24 @@ fn write(level: Level, text: &str) {
     print(level, text);
 }
 
-/// Writes a reply there, where the program has nothing else for it.
+/// Writes a reply to standard error, for programs without another place for it.
 pub(super) fn print_reply(reply: &str) {
     print("", reply);
 }
 
+/// Writes a line to standard error, unless the program has replaced it.
 fn print(level: &str, text: &str) {
     let is_log = |stderr| match stderr {
-        LogDestination::StartupStderr(_) => stderr == unchanged(),
+        LogDestination::StartupStderr(_) => stderr == startup_stderr(),
         #[cfg(feature = "adapter-postgres")]
         LogDestination::Redirected => true,
     };
-    if START.get().is_some_and(|start| is_log(start.stderr)) {
+    if START_SETTINGS
+        .get()
+        .is_some_and(|start| is_log(start.stderr))
+    {
         let parts = ["memprof: ", level, text, "\n"].map(|part| IoSlice::new(part.as_bytes()));
-        // Nobody is left to be told that standard error is broken.
+        // A failure of standard error cannot be reported anywhere.
         let _: Result<usize, Errno> = writev(io::stderr(), &parts);
     }
 }
@@ -364,12 +403,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_plugin_comes_to_a_child_whose_figures_are_not_wanted() {
-        IS_ALONE.store(true, Ordering::Release);
-        after_fork();
-        assert_eq!(ARRIVING.load(Ordering::Acquire), 0);
-        let begun = Instant::now();
+    fn excluded_child_gets_no_plugin() {
+        EXCLUDES_CHILDREN.store(true, Ordering::Release);
+        after_fork_in_child();
+        assert_eq!(STARTING_PROCESS.load(Ordering::Acquire), 0);
+        let start = Instant::now();
         wait_for_start();
-        assert!(begun.elapsed() < PATIENCE);
+        assert!(start.elapsed() < START_TIMEOUT);
     }
 }

@@ -1,10 +1,9 @@
-//! What a plugin's library exports, so that other programs load it: one macro for each adapter, which
-//! stands in the adapter's file, and those that choose among them.
+//! Entry points that a plugin's library exports, so that other programs can load it. Each adapter's file has a macro
+//! for its entry points; the macros here select among them.
 
-/// Makes a plugin's library loadable by other programs. `$entry` is the plugin's
-/// `memprof_plugin_entry`; the adapters are chosen after a colon, all of them by default. Call it
-/// once, in the cdylib, beside `export_plugin!`. By default they are those whose feature of this crate
-/// is on; to name one whose feature is off is an error.
+/// Makes a plugin's library loadable by other programs. `$entry` is the plugin's `memprof_plugin_entry`. The adapters
+/// are listed after a colon; by default they are those whose feature of this crate is on. To list one whose feature is
+/// off is an error. Call it once, in the cdylib, beside `export_plugin!`.
 ///
 /// ```text
 /// memprof_plugin_abi::export_plugin!(Greeter);
@@ -86,8 +85,8 @@ macro_rules! __export_adapter {
     };
 }
 
-/// What stands in the place of an adapter whose feature is off.
-macro_rules! without {
+/// Defines the macro of an adapter whose feature is off.
+macro_rules! stub_adapter {
     ($macro:ident, $feature:literal) => {
         #[cfg(not(feature = $feature))]
         #[doc(hidden)]
@@ -105,27 +104,27 @@ macro_rules! without {
     };
 }
 
-without!(__export_attached, "adapter-attached");
-without!(__export_ffi, "adapter-ffi");
-without!(__export_java, "adapter-java");
-without!(__export_lua, "adapter-lua");
-without!(__export_node, "adapter-node");
-without!(__export_preload, "adapter-preload");
-without!(__export_python, "adapter-python");
-without!(__export_redis, "adapter-redis");
-without!(__export_ruby, "adapter-ruby");
-without!(__export_httpd, "adapter-httpd");
-without!(__export_mariadb, "adapter-mariadb");
-without!(__export_nginx, "adapter-nginx");
-without!(__export_postgres, "adapter-postgres");
-without!(__export_mosquitto, "adapter-mosquitto");
-without!(__export_traffic_server, "adapter-traffic-server");
+stub_adapter!(__export_attached, "adapter-attached");
+stub_adapter!(__export_ffi, "adapter-ffi");
+stub_adapter!(__export_java, "adapter-java");
+stub_adapter!(__export_lua, "adapter-lua");
+stub_adapter!(__export_node, "adapter-node");
+stub_adapter!(__export_preload, "adapter-preload");
+stub_adapter!(__export_python, "adapter-python");
+stub_adapter!(__export_redis, "adapter-redis");
+stub_adapter!(__export_ruby, "adapter-ruby");
+stub_adapter!(__export_httpd, "adapter-httpd");
+stub_adapter!(__export_mariadb, "adapter-mariadb");
+stub_adapter!(__export_nginx, "adapter-nginx");
+stub_adapter!(__export_postgres, "adapter-postgres");
+stub_adapter!(__export_mosquitto, "adapter-mosquitto");
+stub_adapter!(__export_traffic_server, "adapter-traffic-server");
 
 #[doc(hidden)]
 #[macro_export]
 macro_rules! __export_instance {
     () => {
-        /// Runs before everything else of this library, also before other entries of `.init_array`.
+        /// Runs before all other code of this library, including other entries of `.init_array`.
         #[used]
         #[unsafe(link_section = ".init_array.00000")]
         static MEMPROF_BIND_IMPORTS: unsafe extern "C" fn() = {
@@ -142,13 +141,14 @@ macro_rules! __export_instance {
             bind_imports
         };
 
-        /// The plugin, for another copy of this library in the same process; null where there is none.
+        /// Returns the plugin for another copy of this library in the same process. Null if there is none.
         #[unsafe(no_mangle)]
         pub extern "C" fn memprof_adapter_instance() -> *mut ::std::ffi::c_void {
-            $crate::adapters::instance::shared().cast()
+            $crate::adapters::instance::plugin_for_other_copy().cast()
         }
 
-        /// The word by which all copies of this library in a process settle which one makes the plugin.
+        /// Returns the address of the lock under which all copies of this library in a process decide which one creates
+        /// the plugin.
         #[unsafe(no_mangle)]
         pub extern "C" fn memprof_adapter_lock() -> *const u32 {
             $crate::adapters::instance::lock_word()
@@ -156,9 +156,9 @@ macro_rules! __export_instance {
     };
 }
 
-/// Exports `$name`, which passes on its arguments, and after them, in `$register`, the address that it
-/// returns to: a [`CallerAddress`](super::host_symbols::CallerAddress). The name is a text for a compiler: a literal, or `concat!` of some and
-/// `env!("CARGO_CRATE_NAME")`, where the program derives it from the name of the library.
+/// Exports `$name`, which forwards its arguments and adds its return address in `$register`, a
+/// [`CallerAddress`](super::host_symbols::CallerAddress). The name is a constant text: a literal, or `concat!` of
+/// literals and `env!("CARGO_CRATE_NAME")`, if the program derives it from the library's name.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! __export_with_caller {
@@ -177,7 +177,7 @@ macro_rules! __export_with_caller {
     };
 }
 
-/// The name of the plugin's library as a C string, between two other texts.
+/// Name of the plugin's library as a C string, between a prefix and a suffix.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! __library_name {

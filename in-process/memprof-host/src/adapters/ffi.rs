@@ -1,8 +1,8 @@
-//! Any language that calls C functions: `char *memory_profile_send(const char *message)`, whose text is given
-//! back by `memory_profile_free`. The functions are named after the library.
+//! Functions for any language that calls C: `char *memory_profile_send(const char *message)` returns a text, which
+//! `memory_profile_free` frees. The functions are named after the library.
 //!
-//! A message that fails has a text that begins with `error: `; with `format=json` it is the JSON object.
-//! Any thread may call, which waits for the answer.
+//! If a message fails, the text begins with `error: `, or is the JSON object if the message has `format=json`. Any
+//! thread may call them; it waits for the reply.
 #![expect(unsafe_code, reason = "C strings of the program")]
 
 use std::ffi::{CStr, CString, c_char};
@@ -12,14 +12,14 @@ use memprof_plugin_abi::raw::memprof_plugin_entry_t;
 
 use super::{catch_panic, delayed_start};
 
-/// Answers a message. Null only where the memory is missing, or the answer panicked.
+/// Sends a message and returns its reply. Null only if there is no memory or the call panicked.
 ///
 /// # Safety
 /// `message` is null or NUL-terminated.
 #[doc(hidden)]
 pub unsafe fn send(entry: &'static memprof_plugin_entry_t, message: *const c_char) -> *mut c_char {
     catch_panic(ptr::null_mut(), || {
-        // SAFETY: promised by the caller.
+        // SAFETY: not null, and the caller promises a NUL-terminated text.
         let message = (!message.is_null()).then(|| unsafe { CStr::from_ptr(message) });
         let message = message.map_or(b"".as_slice(), CStr::to_bytes);
         delayed_start::ensure_instance(entry);
@@ -33,14 +33,14 @@ pub unsafe fn send(entry: &'static memprof_plugin_entry_t, message: *const c_cha
     })
 }
 
-/// Frees the text of an answer.
+/// Frees a reply.
 ///
 /// # Safety
-/// `reply` is null, or what [`send`] returned, and is freed once.
+/// `reply` is null, or a result of [`send`] that was not freed yet.
 #[doc(hidden)]
 pub unsafe fn free(reply: *mut c_char) {
     if !reply.is_null() {
-        // SAFETY: made by `CString::into_raw` in `send`, as the caller promises.
+        // SAFETY: the caller promises a text that `CString::into_raw` returned in `send`.
         drop(unsafe { CString::from_raw(reply) });
     }
 }
@@ -50,19 +50,19 @@ pub unsafe fn free(reply: *mut c_char) {
 macro_rules! __export_ffi {
     ($how:ident, $entry:path) => {
         const _: () = {
-            /// Answers a message: a text that is to be freed.
+            /// Sends a message. Returns its reply, which must be freed.
             #[unsafe(export_name = concat!(env!("CARGO_CRATE_NAME"), "_send"))]
             unsafe extern "C" fn send(
                 message: *const ::std::ffi::c_char,
             ) -> *mut ::std::ffi::c_char {
-                // SAFETY: the argument of the program, unchanged.
+                // SAFETY: the program's argument, unchanged.
                 unsafe { $crate::adapters::ffi::send(&$entry, message) }
             }
 
-            /// Frees the text of an answer.
+            /// Frees a reply.
             #[unsafe(export_name = concat!(env!("CARGO_CRATE_NAME"), "_free"))]
             unsafe extern "C" fn free(reply: *mut ::std::ffi::c_char) {
-                // SAFETY: the argument of the program, unchanged.
+                // SAFETY: the program's argument, unchanged.
                 unsafe { $crate::adapters::ffi::free(reply) }
             }
         };

@@ -1,27 +1,27 @@
-//! Functions of the program that is the host, found when they are needed: so the plugin's file
-//! has no undefined symbols, and loads into every program.
-#![expect(unsafe_code, reason = "functions by their names")]
+//! Functions of the host program, looked up when they are needed: so the plugin's file has no undefined symbols, and
+//! loads into every program.
+#![expect(unsafe_code, reason = "dlsym(3)")]
 
 use std::ffi::{CStr, c_void};
 use std::fmt;
 use std::mem::MaybeUninit;
 use std::ptr;
 
-/// An address in the code that called an entry point: its return address. An interpreter may be in the
-/// process twice, or not be seen by other libraries; so its functions are looked up in the one that called.
+/// Return address of an entry point: an address in the code that called it. A process may contain an interpreter twice,
+/// or hide it from other libraries; so its functions are looked up in the library that called.
 #[doc(hidden)]
 #[derive(Clone, Copy, Debug)]
 #[repr(transparent)]
 pub struct CallerAddress(*const c_void);
 
-/// The library that called, and what it depends on, then the whole program.
+/// Scope of a symbol lookup: the library that called with its dependencies, then the whole program.
 #[derive(Debug)]
 pub(super) struct HostSymbols {
-    /// Of dlopen(3); null where the program itself called.
+    /// Handle of dlopen(3); null if the program itself called.
     library: *mut c_void,
 }
 
-/// A function that the host does not have.
+/// A symbol that the host does not have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct MissingSymbol(pub(super) &'static CStr);
 
@@ -32,17 +32,17 @@ impl fmt::Display for MissingSymbol {
 }
 
 impl CallerAddress {
-    /// Opens the library in which the caller is, which stays loaded meanwhile: it is on the stack.
-    pub(super) fn functions(self) -> HostSymbols {
+    /// Opens the library that contains the caller. It cannot be unloaded meanwhile, because it is on the call stack.
+    pub(super) fn symbols(self) -> HostSymbols {
         let mut info = MaybeUninit::<libc::Dl_info>::zeroed();
-        // SAFETY: dladdr(3) takes any address, and fills in `info` unless it returns 0.
+        // SAFETY: dladdr(3) accepts any address, and fills in `info` unless it returns 0.
         let found = unsafe { libc::dladdr(self.0, info.as_mut_ptr()) };
-        // SAFETY: filled in, or zeros, which are valid.
+        // SAFETY: filled in by dladdr(3), or zeros, which are valid.
         let info = unsafe { info.assume_init() };
         let library = if found == 0 || info.dli_fname.is_null() {
             ptr::null_mut()
         } else {
-            // SAFETY: dlopen(3): the loader's own text; loads nothing.
+            // SAFETY: dlopen(3), RTLD_NOLOAD: the name is the loader's text, and nothing is loaded.
             unsafe { libc::dlopen(info.dli_fname, libc::RTLD_LAZY | libc::RTLD_NOLOAD) }
         };
         HostSymbols { library }
@@ -50,25 +50,25 @@ impl CallerAddress {
 }
 
 impl HostSymbols {
-    /// A function, or data, of the host by its name.
+    /// Looks up a function or variable of the host.
     ///
     /// # Safety
-    /// `F` is a type of pointer, and right for what has that name.
+    /// `F` is a pointer type that fits the symbol.
     ///
     /// # Errors
-    /// Nobody has that name.
+    /// The host has no such symbol.
     pub(super) unsafe fn find<F: Copy>(&self, name: &'static CStr) -> Result<F, MissingSymbol> {
         let address = if self.library.is_null() {
             ptr::null_mut()
         } else {
-            // SAFETY: dlsym(3) with a handle that is open, and a NUL-terminated name.
+            // SAFETY: dlsym(3) with an open handle and a NUL-terminated name.
             unsafe { libc::dlsym(self.library, name.as_ptr()) }
         };
-        // SAFETY: promised by the caller.
-        let found = unsafe { function(address) };
-        // SAFETY: as above.
+        // SAFETY: the caller promises that `F` fits the symbol.
+        let found = unsafe { as_pointer(address) };
+        // SAFETY: the caller promises that `F` fits the symbol.
         found
-            .or_else(|| unsafe { find(name) })
+            .or_else(|| unsafe { find_symbol(name) })
             .ok_or(MissingSymbol(name))
     }
 }
@@ -76,30 +76,30 @@ impl HostSymbols {
 impl Drop for HostSymbols {
     fn drop(&mut self) {
         if !self.library.is_null() {
-            // SAFETY: opened by `CallerAddress::functions`.
+            // SAFETY: dlclose(3): `CallerAddress::symbols` opened the handle.
             unsafe { libc::dlclose(self.library) };
         }
     }
 }
 
-/// The address of a function that the program or one of its libraries exports.
+/// Looks up a symbol that the program or one of its libraries exports. `None` if there is none.
 ///
 /// # Safety
-/// `F` is the type of a function pointer, and right for the function of that name.
-pub(super) unsafe fn find<F: Copy>(name: &CStr) -> Option<F> {
+/// `F` is a pointer type that fits the symbol.
+pub(super) unsafe fn find_symbol<F: Copy>(name: &CStr) -> Option<F> {
     // SAFETY: dlsym(3) with a NUL-terminated name.
     let address = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
-    // SAFETY: promised by the caller.
-    unsafe { function(address) }
+    // SAFETY: the caller promises that `F` fits the symbol.
+    unsafe { as_pointer(address) }
 }
 
-/// `address` as a function, unless it is null.
+/// Converts an address to a function pointer. `None` if it is null.
 ///
 /// # Safety
-/// `F` is the type of a function pointer, and right for what lies at `address`.
-pub(super) unsafe fn function<F: Copy>(address: *mut c_void) -> Option<F> {
+/// `F` is a pointer type that fits the symbol at `address`.
+pub(super) unsafe fn as_pointer<F: Copy>(address: *mut c_void) -> Option<F> {
     const { assert!(size_of::<F>() == size_of::<*mut c_void>()) };
-    // SAFETY: of the same size, and promised by the caller.
+    // SAFETY: the sizes are equal, and the caller promises that `F` fits the symbol.
     (!address.is_null()).then(|| unsafe { std::mem::transmute_copy(&address) })
 }
 
@@ -108,26 +108,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn functions_are_those_of_the_caller() {
+    fn symbols_are_searched_in_caller_first() {
         let check =
             |caller: *const c_void, name: &'static CStr, expected: Result<(), MissingSymbol>| {
-                // SAFETY: the address of it, which is not called.
-                let found = unsafe {
-                    CallerAddress(caller)
-                        .functions()
-                        .find::<*const c_void>(name)
-                };
+                // SAFETY: the symbol is used as an address only.
+                let found = unsafe { CallerAddress(caller).symbols().find::<*const c_void>(name) };
                 assert_eq!(found.map(|_| ()), expected, "{name:?}");
             };
         let in_libc = libc::malloc as *const c_void;
-        let in_program = functions_are_those_of_the_caller as *const c_void;
-        let nowhere = c"no_such_function";
+        let in_program = symbols_are_searched_in_caller_first as *const c_void;
+        let missing = c"no_such_function";
         for caller in [in_libc, in_program, ptr::null(), ptr::dangling()] {
             check(caller, c"getpid", Ok(()));
-            check(caller, nowhere, Err(MissingSymbol(nowhere)));
+            check(caller, missing, Err(MissingSymbol(missing)));
         }
         assert_eq!(
-            MissingSymbol(nowhere).to_string(),
+            MissingSymbol(missing).to_string(),
             "this program has no no_such_function"
         );
     }

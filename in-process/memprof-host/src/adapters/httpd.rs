@@ -1,7 +1,7 @@
 //! Apache httpd 2.4: `LoadModule memory_profile_module /path/memory_profile.so`.
 //!
-//! Each child opens a control socket when it begins; the module does nothing else, and nothing in the parent and
-//! in `httpd -t`. The config comes from the environment, which Debian sets in /etc/apache2/envvars.
+//! Each child opens a control socket when it starts. The module does nothing else, and nothing in the parent and in
+//! `httpd -t`. The config comes from the environment, which Debian sets in /etc/apache2/envvars.
 #![expect(unsafe_code, reason = "the module's struct, which httpd writes to")]
 
 use std::cell::UnsafeCell;
@@ -10,29 +10,29 @@ use std::ptr;
 
 use memprof_plugin_abi::raw::memprof_plugin_entry_t;
 
-use super::host_symbols::find;
+use super::host_symbols::find_symbol;
 use super::{catch_panic, delayed_start};
 
-/// `ap_mmn.h`, `MODULE_MAGIC_NUMBER_MAJOR` of all of httpd 2.4; another httpd refuses the module.
-const VERSION: c_int = 20_120_211;
+/// `ap_mmn.h`, `MODULE_MAGIC_NUMBER_MAJOR` of every httpd 2.4. An httpd with another number refuses the module.
+const MODULE_MAGIC_NUMBER: c_int = 20_120_211;
 /// `ap_mmn.h`, `MODULE_MAGIC_COOKIE`: "AP24".
-const COOKIE: c_ulong = 0x4150_3234;
+const MODULE_MAGIC_COOKIE: c_ulong = 0x4150_3234;
 /// `apr_hooks.h`, `APR_HOOK_MIDDLE`.
-const MIDDLE: c_int = 10;
+const HOOK_MIDDLE: c_int = 10;
 
-/// What httpd calls with a pool when it has read its config.
+/// The function that httpd calls with a pool after it has read its config.
 #[doc(hidden)]
 pub type RegisterHooks = extern "C" fn(*const c_void);
-/// What httpd calls with a pool and a server when a child begins.
+/// The function that httpd calls with a pool and a server when a child starts.
 #[doc(hidden)]
 pub type ChildInit = extern "C" fn(*const c_void, *const c_void);
 
 type HookChildInit = unsafe extern "C" fn(ChildInit, *const c_void, *const c_void, c_int);
 
-/// `http_config.h`, `module_struct`.
+/// The fields of `module_struct` in `http_config.h`.
 #[repr(C)]
 #[derive(Debug)]
-struct Fields {
+struct ModuleFields {
     version: c_int,
     minor_version: c_int,
     module_index: c_int,
@@ -44,30 +44,30 @@ struct Fields {
     configs: [usize; 4],
     commands: usize,
     register_hooks: RegisterHooks,
-    /// Since 2.4.47.
+    /// Present since httpd 2.4.47.
     flags: c_int,
 }
 
-/// `module` of `http_config.h`, which httpd finds by the name.
+/// `module` of `http_config.h`, which httpd finds by its symbol.
 #[doc(hidden)]
 #[repr(transparent)]
 #[derive(Debug)]
-pub struct Module(UnsafeCell<Fields>);
+pub struct Module(UnsafeCell<ModuleFields>);
 
-// SAFETY: written to by httpd alone, while it reads its config on one thread.
+// SAFETY: only httpd writes to it, on one thread while it reads its config.
 unsafe impl Sync for Module {}
 
 impl Module {
-    /// A module without directives.
+    /// Creates a module without directives.
     pub const fn new(name: &'static CStr, register_hooks: RegisterHooks) -> Self {
-        Self(UnsafeCell::new(Fields {
-            version: VERSION,
+        Self(UnsafeCell::new(ModuleFields {
+            version: MODULE_MAGIC_NUMBER,
             minor_version: 0,
             module_index: -1,
             name: name.as_ptr(),
             dynamic_load_handle: ptr::null(),
             next: ptr::null(),
-            magic: COOKIE,
+            magic: MODULE_MAGIC_COOKIE,
             rewrite_args: 0,
             configs: [0; 4],
             commands: 0,
@@ -77,18 +77,18 @@ impl Module {
     }
 }
 
-/// Asks httpd to call `child_init` in each child.
+/// Makes httpd call `child_init` in each child.
 #[doc(hidden)]
 pub fn register_hooks(child_init: ChildInit) {
-    // SAFETY: http_config.h declares it so.
-    let hook: Option<HookChildInit> = unsafe { find(c"ap_hook_child_init") };
+    // SAFETY: http_config.h declares a function of this type.
+    let hook: Option<HookChildInit> = unsafe { find_symbol(c"ap_hook_child_init") };
     if let Some(hook) = hook {
-        // SAFETY: called while httpd registers hooks; the function is never unloaded.
-        unsafe { hook(child_init, ptr::null(), ptr::null(), MIDDLE) };
+        // SAFETY: httpd is registering hooks; the function is in a library that is never unloaded.
+        unsafe { hook(child_init, ptr::null(), ptr::null(), HOOK_MIDDLE) };
     }
 }
 
-/// Lets the child open its socket.
+/// Opens the control socket of a child.
 #[doc(hidden)]
 pub fn child_init(entry: &'static memprof_plugin_entry_t) {
     catch_panic((), || delayed_start::start_delayed(entry));
@@ -125,12 +125,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn layouts_are_those_of_the_header() {
-        assert_eq!(offset_of!(Fields, module_index), 8);
-        assert_eq!(offset_of!(Fields, name), 16);
-        assert_eq!(offset_of!(Fields, magic), 40);
-        assert_eq!(offset_of!(Fields, commands), 88);
-        assert_eq!(offset_of!(Fields, register_hooks), 96);
-        assert_eq!(offset_of!(Fields, flags), 104);
+    fn layout_equals_header() {
+        assert_eq!(offset_of!(ModuleFields, module_index), 8);
+        assert_eq!(offset_of!(ModuleFields, name), 16);
+        assert_eq!(offset_of!(ModuleFields, magic), 40);
+        assert_eq!(offset_of!(ModuleFields, commands), 88);
+        assert_eq!(offset_of!(ModuleFields, register_hooks), 96);
+        assert_eq!(offset_of!(ModuleFields, flags), 104);
     }
 }

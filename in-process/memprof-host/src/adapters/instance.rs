@@ -1,4 +1,4 @@
-//! The plugin's one instance in a program that was not written for it.
+//! The plugin's one instance in a program that was not built for memprof.
 #![expect(unsafe_code, reason = "the ABI boundary: the entry of this library")]
 
 use std::ffi::{CStr, c_char};
@@ -18,32 +18,32 @@ use crate::instance::{Instance, copy_text};
 use crate::program::HostProgram;
 use crate::router::Router;
 
-/// One plugin in one process, on however many adapters.
+/// The plugin in this process, which all adapters share.
 #[derive(Debug)]
 pub(super) struct AdapterInstance {
     pub(super) entry: &'static memprof_plugin_entry_t,
     pub(super) id: String,
     program: HostProgram,
     pub(super) router: Arc<Router>,
-    /// Why the plugin could not be made.
+    /// Reason for which the plugin could not be created.
     failure: Option<Failure>,
-    /// Some of the plugin's keys were given when it was made.
+    /// Whether it was created with a config of the plugin.
     has_keys: bool,
 }
 
-/// The adapter on which a program loads the plugin.
+/// Properties of the adapter through which a program loads the plugin.
 #[derive(Debug)]
 pub(super) struct Adapter {
-    /// The program's log.
+    /// Log of the program.
     pub(super) log: &'static ProgramLog,
-    /// The control socket where the config says nothing.
+    /// Control socket, if the config does not mention it.
     pub(super) control: Control,
 }
 
 impl Adapter {
-    /// Of a program that calls the plugin on threads of its own, and has a bus for messages: no
-    /// control socket unless the config asks for one.
-    pub(super) const fn of(log: &'static ProgramLog) -> Self {
+    /// Creates an adapter of a program that calls the plugin on its own threads and has a bus for messages: it has no
+    /// control socket unless the config requests one.
+    pub(super) const fn without_socket(log: &'static ProgramLog) -> Self {
         Self {
             log,
             control: Control::Off,
@@ -51,22 +51,22 @@ impl Adapter {
     }
 }
 
-/// Null, or leaked: a thread may use it for as long as it likes. Only [`remove`] frees it.
+/// Null, or leaked, because threads may use it until the process ends. Only [`remove`] frees it.
 static INSTANCE: AtomicPtr<AdapterInstance> = AtomicPtr::new(ptr::null_mut());
 
-/// Somebody whom nobody can ask uses the instance, so it stays.
-static SHARED: AtomicBool = AtomicBool::new(false);
+/// Whether users of the instance are unknown, so that it must never be freed.
+static IS_SHARED: AtomicBool = AtomicBool::new(false);
 
-/// The instance, once an adapter has made it.
+/// Returns the instance. `None` before an adapter has created it.
 pub(super) fn instance() -> Option<&'static AdapterInstance> {
-    // SAFETY: null, or leaked by `settle` or `make`.
+    // SAFETY: null, or leaked by `get_or_create` or `create`; the caller of `remove` promises that it is unused.
     unsafe { INSTANCE.load(Ordering::SeqCst).as_ref() }
 }
 
-/// The instance, which stays from now on.
+/// Returns the instance, which is never freed from now on.
 fn share_instance() -> Option<&'static AdapterInstance> {
-    // Before the instance is read: `remove` looks in the other order.
-    SHARED.store(true, Ordering::SeqCst);
+    // The flag must be set before the instance is read: `remove` uses the reverse order.
+    IS_SHARED.store(true, Ordering::SeqCst);
     instance()
 }
 
@@ -74,10 +74,10 @@ fn share_instance() -> Option<&'static AdapterInstance> {
 #[doc(hidden)]
 pub use super::library_copies::lock_word;
 
-/// The plugin, for another copy of this library in the process: null where this one has none, or has joined
-/// another's.
+/// Returns the plugin for another copy of this library in the process. Null if this copy has none, or uses another
+/// copy's.
 #[doc(hidden)]
-pub fn shared() -> *mut memprof_plugin_t {
+pub fn plugin_for_other_copy() -> *mut memprof_plugin_t {
     let plugin = || {
         let mut plugins = share_instance()?.router.plugins();
         plugins.find_map(|(_, plugin)| plugin.as_ref().ok()?.created_plugin())
@@ -85,54 +85,54 @@ pub fn shared() -> *mut memprof_plugin_t {
     catch_panic(ptr::null_mut(), || plugin().unwrap_or(ptr::null_mut()))
 }
 
-/// Whether the instance has to stay.
+/// Whether the instance must never be freed.
 #[cfg(feature = "adapter-attached")]
 pub(super) fn is_shared() -> bool {
-    SHARED.load(Ordering::SeqCst)
+    IS_SHARED.load(Ordering::SeqCst)
 }
 
 /// Destroys the instance, unless it is shared.
 ///
 /// # Safety
-/// The caller has made it and nobody else uses it, unless it is shared.
+/// The caller has created the instance and no other code uses it, unless it is shared.
 #[cfg(feature = "adapter-attached")]
 pub(super) unsafe fn remove() {
     let removed = INSTANCE.swap(ptr::null_mut(), Ordering::SeqCst);
     if !removed.is_null() && !is_shared() {
-        // SAFETY: leaked by `settle` or `make`; nobody uses it, as the caller promises.
+        // SAFETY: leaked by `get_or_create` or `create`; the caller promises that no other code uses it.
         drop(unsafe { Box::from_raw(removed) });
     }
 }
 
-/// Makes the instance. None, where the program has made one meanwhile.
+/// Creates the instance. `None` if the program has created one in the meantime.
 ///
 /// # Errors
-/// Why the plugin cannot be made; nothing is changed then.
+/// The reason for which the plugin cannot be created. Then nothing has changed.
 #[cfg(feature = "adapter-attached")]
-pub(super) fn make(
+pub(super) fn create(
     entry: &'static memprof_plugin_entry_t,
     adapter: &Adapter,
     settings: Settings,
     has_keys: bool,
 ) -> Result<Option<&'static AdapterInstance>, Failure> {
-    let _sole = library_copies::lock_all_copies(entry);
+    let _guard = library_copies::lock_all_copies(entry);
     if instance().is_some() {
         return Ok(None);
     }
-    let mut made = Box::new(AdapterInstance::new(entry, adapter, Ok(settings)));
-    made.has_keys = has_keys;
-    match made.failure.take() {
+    let mut new = Box::new(AdapterInstance::new(entry, adapter, Ok(settings)));
+    new.has_keys = has_keys;
+    match new.failure.take() {
         Some(failure) => Err(failure),
         None => {
-            let made = Box::leak(made);
-            INSTANCE.store(ptr::from_mut(made), Ordering::SeqCst);
-            Ok(Some(made))
+            let new = Box::leak(new);
+            INSTANCE.store(ptr::from_mut(new), Ordering::SeqCst);
+            Ok(Some(new))
         }
     }
 }
 
-/// Makes the instance, or joins the one that another adapter made, and opens the control socket. What
-/// is wrong is logged in one line, and answered to every message.
+/// Creates the instance, or uses the one of another adapter, and opens the control socket. A failure is logged in one
+/// line, and is the reply to every message.
 pub(super) fn start_instance(
     entry: &'static memprof_plugin_entry_t,
     adapter: &Adapter,
@@ -147,12 +147,12 @@ pub(super) fn start_instance(
         let message = format!("{} is loaded already: its first config stays", instance.id);
         adapter.log.line(Level::Warn, &message);
     }
-    // The program goes on without.
-    let _logged = instance.open_control(adapter, control.as_ref());
+    // An error was logged; the program runs without the socket.
+    let _result = instance.open_control(adapter, control.as_ref());
     instance
 }
 
-/// The instance, and whether it was made for this call.
+/// Returns the instance, and whether this call has created it.
 pub(super) fn get_or_create(
     entry: &'static memprof_plugin_entry_t,
     adapter: &Adapter,
@@ -161,25 +161,26 @@ pub(super) fn get_or_create(
     if let Some(instance) = share_instance() {
         return (instance, false);
     }
-    let _sole = library_copies::lock_all_copies(entry);
-    // Another thread may have made it meanwhile.
+    let _guard = library_copies::lock_all_copies(entry);
+    // Another thread may have created it in the meantime.
     if let Some(instance) = share_instance() {
         return (instance, false);
     }
-    // Made before it is put there: a child that is forked meanwhile must not wait for a
-    // thread that it does not have.
-    let made = Box::leak(Box::new(AdapterInstance::new(entry, adapter, settings())));
-    INSTANCE.store(ptr::from_mut(made), Ordering::SeqCst);
-    (made, true)
+    // The instance is stored only when it is complete: a child that is forked meanwhile must not wait for a thread that
+    // exists only in its parent.
+    let new = Box::leak(Box::new(AdapterInstance::new(entry, adapter, settings())));
+    INSTANCE.store(ptr::from_mut(new), Ordering::SeqCst);
+    (new, true)
 }
 
 impl AdapterInstance {
+    /// Creates the plugin, or uses that of another copy of the library. A failure is logged.
     fn new(
         entry: &'static memprof_plugin_entry_t,
         adapter: &Adapter,
         settings: Result<Settings, Failure>,
     ) -> Self {
-        // SAFETY: the entry's texts live as long as it does.
+        // SAFETY: memprof.h: the entry's texts live as long as the entry.
         let id = unsafe { copy_text(entry.id) };
         let program = HostProgram {
             name: Box::leak(program_name().into_boxed_str()),
@@ -191,8 +192,7 @@ impl AdapterInstance {
             Some(joined) => Ok(joined),
             None => {
                 let config = settings?.config_text();
-                // SAFETY: the entry of the library that this code is part of; it is never unloaded
-                // (`-z nodelete`).
+                // SAFETY: the entry is of the library that contains this code, which is never unloaded (`-z nodelete`).
                 unsafe { Instance::create(entry, program, &config) }
             }
         };
@@ -217,16 +217,16 @@ impl AdapterInstance {
         }
     }
 
-    /// Whether some of the plugin's keys were given when it was made.
+    /// Whether it was created with a config of the plugin.
     #[cfg(feature = "adapter-attached")]
     pub(super) fn has_keys(&self) -> bool {
         self.has_keys
     }
 
-    /// Opens the control socket, once in a process, where the config says so or else the adapter.
+    /// Opens the control socket, once in a process, as the config or else the adapter specifies.
     ///
     /// # Errors
-    /// Why not, which was logged.
+    /// Those of [`control::open`]; the error was logged.
     pub(super) fn open_control(
         &self,
         adapter: &Adapter,
@@ -236,31 +236,31 @@ impl AdapterInstance {
         control::open(self.program, Arc::clone(&self.router), adapter.log, control)
     }
 
-    /// Whether another copy of this library has the plugin.
+    /// Whether another copy of this library has created the plugin.
     pub(super) fn is_of_other_copy(&self) -> bool {
         let mut plugins = self.router.plugins();
         plugins.any(|(_, plugin)| matches!(plugin, Ok(joined) if joined.created_plugin().is_none()))
     }
 
-    /// Tells the plugin that the calling thread is one of ours.
+    /// Reports to the plugin that the calling thread is memprof's.
     pub(super) fn enter_thread(&self) {
         self.router.enter_thread();
     }
 
-    /// The plugin's name.
+    /// Id of the plugin.
     pub(super) fn id(&self) -> &str {
         &self.id
     }
 }
 
-/// The file name that the program was started by: a link's own name, a script's for a script.
+/// Returns the file name by which the program was started: that of a link or script, if it was started by one.
 fn program_name() -> String {
-    // SAFETY: getauxval(3) reads a constant of this process.
+    // SAFETY: getauxval(3) reads a constant of the process.
     let name = unsafe { libc::getauxval(libc::AT_EXECFN) } as *const c_char;
     if name.is_null() {
         return "program".to_owned();
     }
-    // SAFETY: the kernel puts a NUL-terminated text there (getauxval(3), AT_EXECFN).
+    // SAFETY: getauxval(3), AT_EXECFN: the kernel stores a NUL-terminated text there.
     let path = unsafe { CStr::from_ptr(name) }.to_string_lossy();
     path.rsplit('/').next().unwrap_or_default().to_owned()
 }

@@ -1,9 +1,9 @@
-//! Java: an agent (`jcmd PID JVMTI.agent_load`, `-agentpath`), whose options are a message, and a class with a
-//! native method, named after the library: `MemoryProfile.send(String)`.
+//! Java: an agent (`jcmd PID JVMTI.agent_load`, `-agentpath`), whose options are a message, and a class with a native
+//! method, named after the library: `MemoryProfile.send(String)`.
 //!
-//! An agent's reply goes to standard error: `jcmd` shows no more than 0, or 1 where the message failed. A JVM
-//! starts whatever becomes of the message. The method throws a `RuntimeException` where the message fails. A
-//! thread that waits in it does not keep the garbage collector waiting.
+//! An agent's reply goes to standard error: `jcmd` shows only 0, or 1 if the message failed. A JVM starts whether the
+//! message succeeds or not. The method throws a `RuntimeException` if the message fails. A thread that waits in it does
+//! not block the garbage collector.
 #![expect(unsafe_code, reason = "the Java Native Interface")]
 
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -20,13 +20,13 @@ pub type Vm = *const *const Invocation;
 type Env = *const *const Functions;
 
 /// `JNI_VERSION_1_8`.
-const VERSION: c_int = 0x0001_0008;
+const JNI_VERSION: c_int = 0x0001_0008;
 const OK: c_int = 0;
 
-/// What `memprof attach` writes before the attachment.
-const ATTACHED: &[u8] = b"memprof_attached ";
+/// Prefix of the agent options with which `memprof attach` passes its argument.
+const ATTACH_PREFIX: &[u8] = b"memprof_attached ";
 
-/// `JNIInvokeInterface`, whose functions are specified by their numbers: "The Invocation API".
+/// `JNIInvokeInterface`: the specification numbers its functions ("The Invocation API").
 #[doc(hidden)]
 #[repr(C)]
 #[derive(Debug)]
@@ -35,7 +35,7 @@ pub struct Invocation {
     get_env: unsafe extern "C" fn(Vm, *mut Env, c_int) -> c_int,
 }
 
-/// `JNINativeInterface`, whose functions are specified by their numbers: "JNI Functions".
+/// `JNINativeInterface`: the specification numbers its functions ("JNI Functions").
 #[repr(C)]
 struct Functions {
     before_6: [usize; 6],
@@ -53,12 +53,14 @@ struct Functions {
     string_region: unsafe extern "C" fn(Env, Object, c_int, c_int, *mut u16),
 }
 
+/// Returns the functions of an environment.
+///
 /// # Safety
-/// The JVM passed it to a function that still runs.
-unsafe fn functions(env: Env) -> &'static Functions {
-    // SAFETY: JNI: a pointer to the table.
+/// The JVM passed `env` to a native function that has not returned yet.
+unsafe fn jni_functions(env: Env) -> &'static Functions {
+    // SAFETY: JNI: an environment points to its table's address.
     let table = unsafe { *env };
-    // SAFETY: JNI: which stays as long as the JVM, and has these functions since Java 1.2.
+    // SAFETY: JNI: the table lives as long as the JVM, and has these functions since Java 1.2.
     unsafe { &*table }
 }
 
@@ -70,44 +72,44 @@ struct NativeMethod {
     function: unsafe extern "C" fn(Env, Object, Object) -> Object,
 }
 
-/// Gives the class its method, where there is one of that name: an agent has none.
+/// Registers the native method of the class, if there is one of that name: an agent has none. Returns the JNI version.
 ///
 /// # Safety
 /// The JVM calls `JNI_OnLoad` with `vm`.
 #[doc(hidden)]
 pub unsafe fn load(entry: &'static memprof_plugin_entry_t, name: &'static CStr, vm: Vm) -> c_int {
     catch_panic((), || {
-        // SAFETY: JNI: a pointer to the table.
+        // SAFETY: JNI: a JVM's handle points to its table's address.
         let table = unsafe { *vm };
-        // SAFETY: JNI: the table.
+        // SAFETY: JNI: the table lives as long as the JVM.
         let Invocation { get_env, .. } = unsafe { &*table };
         let mut env: Env = ptr::null();
-        // SAFETY: JNI: fills in the environment of this thread, or fails.
-        if unsafe { get_env(vm, &raw mut env, VERSION) } != OK {
+        // SAFETY: JNI: GetEnv sets the environment of this thread, or fails.
+        if unsafe { get_env(vm, &raw mut env, JNI_VERSION) } != OK {
             return;
         }
         delayed_start::ensure_instance(entry);
-        // SAFETY: the environment of this call.
-        let jni = unsafe { functions(env) };
+        // SAFETY: GetEnv returned the environment of this thread, which is in JNI_OnLoad.
+        let jni = unsafe { jni_functions(env) };
         let name = camel_case(name);
-        // SAFETY: JNI: null, with an exception, where the class loader has none of that name.
+        // SAFETY: JNI: FindClass returns null, with a pending exception, if the class loader has no such class.
         let class = unsafe { (jni.find_class)(env, name.as_ptr()) };
         let method = NativeMethod {
             name: c"send".as_ptr(),
             signature: c"(Ljava/lang/String;)Ljava/lang/String;".as_ptr(),
             function: send,
         };
-        // SAFETY: JNI: the class, and one method, whose function is never unloaded.
+        // SAFETY: JNI: RegisterNatives copies one method, whose function is never unloaded.
         let register = || unsafe { (jni.register_natives)(env, class, &raw const method, 1) };
         if class.is_null() || register() != OK {
-            // SAFETY: JNI: takes the exception back: the library serves without the class.
+            // SAFETY: JNI: clears the exception, because the library works without the class.
             unsafe { (jni.exception_clear)(env) };
         }
     });
-    VERSION
+    JNI_VERSION
 }
 
-/// Loads the plugin as an agent, and answers the options: 0, or 1 where the message failed.
+/// Loads the plugin as an agent, and sends the options as a message. Returns 0, or 1 if the message failed.
 ///
 /// # Safety
 /// The JVM calls `Agent_OnLoad` or `Agent_OnAttach`: `options` is null or NUL-terminated.
@@ -116,11 +118,11 @@ pub unsafe fn agent(entry: &'static memprof_plugin_entry_t, options: *const c_ch
     let options = if options.is_null() {
         c""
     } else {
-        // SAFETY: promised by the caller.
+        // SAFETY: not null, and the caller promises a NUL-terminated text.
         unsafe { CStr::from_ptr(options) }
     };
-    if let Some(attachment) = options.to_bytes().strip_prefix(ATTACHED) {
-        // Without a word: `memprof attach` asks another way why not.
+    if let Some(attachment) = options.to_bytes().strip_prefix(ATTACH_PREFIX) {
+        // A failure is not logged: `memprof attach` requests the reason in another way.
         return catch_panic(1, || {
             c_int::from(attachment::attach_on_new_thread(entry, attachment).is_err())
         });
@@ -131,40 +133,45 @@ pub unsafe fn agent(entry: &'static memprof_plugin_entry_t, options: *const c_ch
         if message.is_empty() {
             return OK;
         }
-        let answer = delayed_start::send(message);
-        let (Ok(text) | Err(text)) = &answer;
+        let reply = delayed_start::send(message);
+        let (Ok(text) | Err(text)) = &reply;
         delayed_start::print_reply(text);
-        c_int::from(answer.is_err())
+        c_int::from(reply.is_err())
     })
 }
 
+/// The native method `send(String)`. Throws an exception if the message fails.
 unsafe extern "C" fn send(env: Env, _class: Object, message: Object) -> Object {
     catch_panic(ptr::null_mut(), || {
-        // SAFETY: the environment of this call.
-        let jni = unsafe { functions(env) };
-        let answer = if message.is_null() {
+        // SAFETY: the JVM passed the environment to this native method.
+        let jni = unsafe { jni_functions(env) };
+        let reply = if message.is_null() {
             Err("the message is null".to_owned())
         } else {
-            // SAFETY: a string of Java's.
-            let message = unsafe { text(jni, env, message) };
+            // SAFETY: JNI: `message` is a string that is not null.
+            let message = unsafe { java_text(jni, env, message) };
             delayed_start::send(message.as_bytes())
         };
-        match answer {
+        match reply {
             Ok(reply) => {
                 let reply: Vec<u16> = reply.encode_utf16().collect();
                 let length = c_int::try_from(reply.len()).unwrap_or(c_int::MAX);
-                // SAFETY: JNI: the text is copied; null, with an exception, where memory is missing.
+                // SAFETY: JNI: NewString copies the text; it returns null, with a pending exception, if there is no
+                // memory.
                 unsafe { (jni.new_string)(env, reply.as_ptr(), length) }
             }
-            Err(why) => {
-                // SAFETY: JNI: a class that every JVM has, or null, with another exception.
+            Err(reason) => {
+                // SAFETY: JNI: FindClass of a class that every JVM has, or null, with another exception.
                 let class =
                     unsafe { (jni.find_class)(env, c"java/lang/RuntimeException".as_ptr()) };
-                // What is above differs in JNI's UTF-8.
-                let why = c_text(&why.replace(|letter| letter > '\u{ffff}', "?"), usize::MAX);
+                // Characters above U+FFFF have another encoding in JNI's modified UTF-8.
+                let reason = c_text(
+                    &reason.replace(|letter| letter > '\u{ffff}', "?"),
+                    usize::MAX,
+                );
                 if !class.is_null() {
-                    // SAFETY: JNI: the text is copied.
-                    unsafe { (jni.throw_new)(env, class, why.as_ptr()) };
+                    // SAFETY: JNI: ThrowNew copies the text.
+                    unsafe { (jni.throw_new)(env, class, reason.as_ptr()) };
                 }
                 ptr::null_mut()
             }
@@ -172,11 +179,15 @@ unsafe extern "C" fn send(env: Env, _class: Object, message: Object) -> Object {
     })
 }
 
-unsafe fn text(jni: &Functions, env: Env, string: Object) -> String {
-    // SAFETY: JNI: the number of its UTF-16 units.
+/// Copies a Java string.
+///
+/// # Safety
+/// `env` and `string` are arguments of a native method that has not returned yet.
+unsafe fn java_text(jni: &Functions, env: Env, string: Object) -> String {
+    // SAFETY: JNI: GetStringLength returns the number of UTF-16 units.
     let length = unsafe { (jni.string_length)(env, string) };
     let mut units = vec![0_u16; usize::try_from(length).unwrap_or(0)];
-    // SAFETY: JNI: copies so many units.
+    // SAFETY: JNI: GetStringRegion copies `length` units, for which there is room.
     unsafe { (jni.string_region)(env, string, 0, length, units.as_mut_ptr()) };
     String::from_utf16_lossy(&units)
 }
@@ -185,10 +196,10 @@ unsafe fn text(jni: &Functions, env: Env, string: Object) -> String {
 #[macro_export]
 macro_rules! __export_java {
     ($how:ident, $entry:path) => {
-        /// What a JVM calls when a class has loaded this library.
+        /// Entry point that a JVM calls when a class has loaded this library.
         ///
         /// # Safety
-        /// Only a JVM calls it, as the Java Native Interface says.
+        /// Only a JVM calls it, according to the Java Native Interface.
         #[unsafe(no_mangle)]
         #[allow(non_snake_case)]
         pub unsafe extern "C" fn JNI_OnLoad(
@@ -200,10 +211,10 @@ macro_rules! __export_java {
             unsafe { $crate::adapters::java::load(&$entry, name, vm) }
         }
 
-        /// What a JVM calls at its start with this library as an agent. Another result than 0 would end it.
+        /// Entry point that a JVM calls at its start with this library as an agent. Any result but 0 would end the JVM.
         ///
         /// # Safety
-        /// Only a JVM calls it, as the JVM Tool Interface says.
+        /// Only a JVM calls it, according to the JVM Tool Interface.
         #[unsafe(no_mangle)]
         #[allow(non_snake_case)]
         pub unsafe extern "C" fn Agent_OnLoad(
@@ -216,10 +227,10 @@ macro_rules! __export_java {
             0
         }
 
-        /// What a running JVM calls that was told to load this library as an agent.
+        /// Entry point that a running JVM calls when it loads this library as an agent.
         ///
         /// # Safety
-        /// Only a JVM calls it, as the JVM Tool Interface says.
+        /// Only a JVM calls it, according to the JVM Tool Interface.
         #[unsafe(no_mangle)]
         #[allow(non_snake_case)]
         pub unsafe extern "C" fn Agent_OnAttach(
@@ -239,9 +250,9 @@ mod tests {
 
     use super::*;
 
-    /// The numbers of "JNI Functions" and of "The Invocation API".
+    /// Compares with the numbers in "JNI Functions" and "The Invocation API".
     #[test]
-    fn functions_have_the_numbers_of_the_specification() {
+    fn functions_have_specified_numbers() {
         let check = |offset: usize, number: usize| assert_eq!(offset, number * size_of::<usize>());
         check(offset_of!(Invocation, get_env), 6);
         check(offset_of!(Functions, find_class), 6);

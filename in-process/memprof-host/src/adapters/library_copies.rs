@@ -1,6 +1,6 @@
-//! Other copies of this library in the process: a file that is loaded by two paths is there twice, and one
-//! of them has the plugin. Which one is settled under a lock that all copies share: that of the copy that was loaded
-//! first. The loader's list only grows, for a copy is never unloaded, so all of them agree.
+//! Other copies of this library in the process: a file that is loaded by two paths is in memory twice, and one copy has
+//! the plugin. The copies decide which one under a shared lock, that of the copy that was loaded first. They agree on
+//! it, because a copy is never unloaded, so that the loader's list of copies only grows.
 #![expect(unsafe_code, reason = "symbols of other images")]
 
 use std::ffi::{CStr, CString, c_int, c_void};
@@ -9,132 +9,144 @@ use std::ptr;
 use memprof_own::{ForkGuard, ProcessLock, ProcessLockGuard};
 use memprof_plugin_abi::raw::{memprof_plugin_entry_t, memprof_plugin_t};
 
-use super::host_symbols::function;
+use super::host_symbols::as_pointer;
 use crate::instance::{Instance, check_entry};
 
-/// `memprof_adapter_instance`, which every copy exports: its instance, or null.
-type ShareFn = unsafe extern "C" fn() -> *mut memprof_plugin_t;
-/// `memprof_adapter_lock`, which every copy exports: its lock's word.
+/// `memprof_adapter_instance`, which every copy exports: returns its plugin, or null.
+type InstanceFn = unsafe extern "C" fn() -> *mut memprof_plugin_t;
+/// `memprof_adapter_lock`, which every copy exports: returns the address of its lock.
 type LockFn = unsafe extern "C" fn() -> *const u32;
 
-/// This copy's lock, for all copies where this is the first one.
+/// This copy's lock, which all copies use if this copy was loaded first.
 static LOCK: ProcessLock = ProcessLock::new();
 
-/// The address of this copy's lock.
+/// Returns the address of this copy's lock.
 #[doc(hidden)]
 pub fn lock_word() -> *const u32 {
     (&raw const LOCK).cast()
 }
 
-/// Waits until no other thread of the process, in whichever copy, makes an instance or opens the socket. None does
-/// while what is returned lives.
+/// Locks instance creation and socket setup across all copies of the library in this process. Blocks; unlocks on drop.
 pub(super) fn lock_all_copies(own: &'static memprof_plugin_entry_t) -> ProcessLockGuard<'static> {
     shared_lock(own).unwrap_or(&LOCK).lock()
 }
 
-/// The plugin that another copy has created, by the id of `own`.
+/// Returns the plugin with the id of `own` that another copy has created. `None` if there is none.
 pub(super) fn instance_of_other_copy(own: &'static memprof_plugin_entry_t) -> Option<Instance> {
-    copies(own).find_map(|copy| {
+    all_copies(own).find_map(|copy| {
         if ptr::eq(copy.entry, own) {
             return None;
         }
-        // SAFETY: any thread may call it.
-        let plugin = unsafe { (copy.share)() };
-        // SAFETY: of one copy, which shares its instance, and so never destroys it.
+        // SAFETY: a function of a copy of this library, which any thread may call.
+        let plugin = unsafe { (copy.get_plugin)() };
+        // SAFETY: the plugin is of this copy, which shares its instance and so never destroys it.
         (!plugin.is_null()).then(|| unsafe { Instance::join(copy.entry, plugin) }.ok())?
     })
 }
 
-/// The lock of the copy that was loaded first.
+/// Returns the lock of the copy that was loaded first.
 fn shared_lock(own: &'static memprof_plugin_entry_t) -> Option<&'static ProcessLock> {
-    let lock = copies(own).find_map(|copy| copy.lock)?;
-    // SAFETY: any thread may call it.
+    let lock = all_copies(own).find_map(|copy| copy.lock)?;
+    // SAFETY: a function of a copy of this library, which any thread may call.
     let word = unsafe { lock() };
-    // SAFETY: the lock of a library that is never unloaded; one word, `repr(transparent)`.
+    // SAFETY: a `ProcessLock` of a library that is never unloaded; it is one word, `repr(transparent)`.
     Some(unsafe { &*word.cast() })
 }
 
-/// A library with a plugin of the same id; this one too.
+/// A library with a plugin of the same id, possibly this one.
 struct LibraryCopy {
     entry: *const memprof_plugin_entry_t,
-    share: ShareFn,
+    get_plugin: InstanceFn,
     lock: Option<LockFn>,
 }
 
-/// All copies, in the order in which they were loaded.
-fn copies(own: &'static memprof_plugin_entry_t) -> impl Iterator<Item = LibraryCopy> {
-    // SAFETY: the entry of this library.
+/// Iterates over all copies, in the order in which they were loaded.
+fn all_copies(own: &'static memprof_plugin_entry_t) -> impl Iterator<Item = LibraryCopy> {
+    // SAFETY: the entry is of this library, which is never unloaded.
     let id = unsafe { check_entry(own) }.ok().map(|own| own.id);
     let id = id.into_iter();
-    // They are asked only now: dlopen(3) must not be called while the loader's list is walked.
+    // The copies are opened after the walk of the loader's list, during which dlopen(3) must not be called.
     id.flat_map(|id| {
-        let copies = loaded().into_iter().filter_map(|path| copy_in(&path));
+        let copies = loaded_paths()
+            .into_iter()
+            .filter_map(|path| find_copy(&path));
         copies.filter(move |copy| {
-            // SAFETY: the entry of a library that is never unloaded.
+            // SAFETY: the entry is of a copy, which is never unloaded.
             unsafe { check_entry(copy.entry) }.is_ok_and(|other| other.id == id)
         })
     })
 }
 
-/// The paths of all libraries in the process; the program's is empty. Nothing is allocated while the loader holds its
-/// lock: a sampled allocation unwinds, and an unwinder with a lock of its own may wait for the loader's.
-fn loaded() -> Vec<CString> {
-    let mut paths = Paths::default();
-    // The first round only measures; libraries may come until the next.
+/// Returns the paths of all loaded libraries; the program's is empty. Allocates nothing while the loader holds its
+/// lock: a sampled allocation unwinds, and an unwinder with its own lock may wait for the loader's.
+fn loaded_paths() -> Vec<CString> {
+    let mut paths = PathBuffer::default();
+    // The first round only measures the size; libraries may be loaded before the next.
     while paths.bytes.len() < paths.needed || paths.needed == 0 {
         paths.bytes = Vec::with_capacity(paths.needed);
         paths.needed = 0;
         let _no_fork = ForkGuard::acquire();
-        // SAFETY: dl_iterate_phdr(3): `copy` gets what it casts to.
-        unsafe { libc::dl_iterate_phdr(Some(copy), (&raw mut paths).cast()) };
+        // SAFETY: dl_iterate_phdr(3) calls `collect_path` synchronously with this buffer.
+        unsafe { libc::dl_iterate_phdr(Some(collect_path), (&raw mut paths).cast()) };
     }
     let paths = paths.bytes.split_inclusive(|byte| *byte == 0);
     let paths = paths.filter_map(|path| CStr::from_bytes_with_nul(path).ok());
     paths.map(CStr::to_owned).collect()
 }
 
+/// Paths, copied into memory that was allocated before the walk.
 #[derive(Debug, Default)]
-struct Paths {
-    /// Those that had room, each with its NUL.
+struct PathBuffer {
+    /// Paths that fit, each with its NUL.
     bytes: Vec<u8>,
-    /// How much room all of them take.
+    /// Size of all paths in bytes.
     needed: usize,
 }
 
-unsafe extern "C" fn copy(info: *mut libc::dl_phdr_info, _size: usize, to: *mut c_void) -> c_int {
-    // SAFETY: `loaded` passes its own.
-    let to = unsafe { &mut *to.cast::<Paths>() };
-    // SAFETY: dl_iterate_phdr(3): it lives during the call.
+/// Copies the path of a library, if it fits. Called by dl_iterate_phdr(3).
+unsafe extern "C" fn collect_path(
+    info: *mut libc::dl_phdr_info,
+    _size: usize,
+    buffer: *mut c_void,
+) -> c_int {
+    // SAFETY: `loaded_paths` passes its buffer.
+    let buffer = unsafe { &mut *buffer.cast::<PathBuffer>() };
+    // SAFETY: dl_iterate_phdr(3): `info` is valid during the call.
     let path = unsafe { (*info).dlpi_name };
     if !path.is_null() {
-        // SAFETY: as above, NUL-terminated.
+        // SAFETY: dl_iterate_phdr(3): the name is NUL-terminated and valid during the call.
         let path = unsafe { CStr::from_ptr(path) }.to_bytes_with_nul();
-        to.needed += path.len();
-        if to.needed <= to.bytes.capacity() {
-            to.bytes.extend_from_slice(path);
+        buffer.needed += path.len();
+        if buffer.needed <= buffer.bytes.capacity() {
+            buffer.bytes.extend_from_slice(path);
         }
     }
     0
 }
 
-/// The copy that a library is, if it is one.
-fn copy_in(path: &CStr) -> Option<LibraryCopy> {
-    // SAFETY: dlopen(3) with a NUL-terminated path; loads nothing. It waits for a library that is being loaded.
+/// Returns the copy at a path. `None` if the library there is no copy.
+fn find_copy(path: &CStr) -> Option<LibraryCopy> {
+    // SAFETY: dlopen(3), RTLD_NOLOAD, with a NUL-terminated path: loads nothing, but waits for a library that is being
+    // loaded.
     let library = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
     if library.is_null() {
         return None;
     }
-    // SAFETY: dlsym(3) with a handle that is open.
+    // SAFETY: dlsym(3) with an open handle and a NUL-terminated name.
     let symbol = |name: &CStr| unsafe { libc::dlsym(library, name.as_ptr()) };
     let entry = symbol(c"memprof_plugin_entry");
-    let share = symbol(c"memprof_adapter_instance");
+    let get_plugin = symbol(c"memprof_adapter_instance");
     let lock = symbol(c"memprof_adapter_lock");
-    // SAFETY: opened just now. What has these symbols is never unloaded (`-z nodelete`).
+    // SAFETY: dlclose(3): the handle was opened above. A library with these symbols is never unloaded (`-z nodelete`).
     unsafe { libc::dlclose(library) };
     let entry = entry.cast_const().cast::<memprof_plugin_entry_t>();
-    // SAFETY: `export_adapters!` exports it so.
-    let share: ShareFn = unsafe { function(share) }?;
-    // SAFETY: as above.
-    let lock: Option<LockFn> = unsafe { function(lock) };
-    (!entry.is_null()).then_some(LibraryCopy { entry, share, lock })
+    // SAFETY: `export_adapters!` exports a function of this type.
+    let get_plugin: InstanceFn = unsafe { as_pointer(get_plugin) }?;
+    // SAFETY: `export_adapters!` exports a function of this type.
+    let lock: Option<LockFn> = unsafe { as_pointer(lock) };
+    (!entry.is_null()).then_some(LibraryCopy {
+        entry,
+        get_plugin,
+        lock,
+    })
 }

@@ -1,21 +1,20 @@
-//! Log lines on their way to a foreign program's log.
+//! Log lines for a foreign program's log.
 
 use std::ffi::CString;
 
 use log::{Level, LevelFilter, Log, Metadata, Record};
 
-/// A foreign program's log. It never logs through the `log` crate: in a plugin's library that
-/// leads back here.
+/// A foreign program's log. Its sink must not use the `log` crate, whose logger in a plugin's library is this one.
 #[derive(Debug)]
 pub(super) struct ProgramLog {
-    /// The least important lines that are written.
+    /// Least severe level that is written.
     pub(super) level: LevelFilter,
-    /// Writes one line, without newline.
+    /// Writes one line, which has no newline.
     pub(super) sink: fn(Level, &str),
 }
 
 impl ProgramLog {
-    /// Writes a text as one line.
+    /// Writes a text as one line, if its level is severe enough.
     pub(super) fn line(&self, level: Level, text: &str) {
         if level <= self.level {
             (self.sink)(level, &one_line(text));
@@ -35,8 +34,8 @@ impl Log for ProgramLog {
     fn flush(&self) {}
 }
 
-/// The text as one line, without control characters and without the excerpts that the TOML
-/// parser draws below its first line.
+/// Joins the lines of a text. Removes control characters, and the excerpts with which the TOML parser illustrates its
+/// errors.
 pub(super) fn one_line(text: &str) -> String {
     let is_excerpt = |line: &str| {
         let line = line.trim_start_matches(|c: char| c.is_ascii_digit() || c == ' ');
@@ -47,7 +46,7 @@ pub(super) fn one_line(text: &str) -> String {
     text.replace(char::is_control, " ")
 }
 
-/// The first `limit` bytes of a text, for a function that takes C strings.
+/// Returns the first `limit` bytes of a text as a C string, with NUL bytes replaced by blanks.
 pub(super) fn c_text(text: &str, limit: usize) -> CString {
     let mut text = text.replace('\0', " ");
     if text.len() > limit {
@@ -62,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_parser_error_becomes_one_line() {
+    fn parser_error_becomes_one_line() {
         let error = "1 | x = 1\n".parse::<toml::Table>().unwrap_err();
         let line = one_line(&format!("config: {error}"));
         assert!(
@@ -73,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn c_texts_are_cut_between_characters() {
+    fn c_text_is_truncated_between_characters() {
         let check = |text: &str, expected: &str| {
             assert_eq!(c_text(text, 4).to_str().unwrap(), expected);
         };

@@ -1,10 +1,11 @@
 //! Lua 5.1 to 5.4 and `LuaJIT`: `require "memory_profile"`, found by `package.cpath`.
 //!
-//! `send(message)` returns a string, `call(message)` what the reply is as JSON, mostly a table. Where the message fails
-//! both return nil and the reason, as Lua's own `io` does. The thread waits for the answer, as for any function in C.
+//! `send(message)` returns a string; `call(message)` returns the reply's JSON as Lua values, mostly a table. If the
+//! message fails, both return nil and the reason, like Lua's `io`. The thread waits for the reply, as for any C
+//! function.
 //!
-//! Errors of Lua leave by longjmp(3), or unwind: where one may be raised, no frame of ours holds anything that
-//! has to be dropped.
+//! Lua raises errors by longjmp(3) or by unwinding: while one may be raised, no frame of this module holds a value that
+//! must be dropped.
 #![expect(unsafe_code, reason = "the API of Lua")]
 
 use std::arch::naked_asm;
@@ -24,7 +25,7 @@ use values::LuaValueApi;
 type State = *mut c_void;
 type Function = unsafe extern "C-unwind" fn(State) -> c_int;
 
-/// What is used of lua.h and lauxlib.h. A process may hold several Luas, each with functions of its own.
+/// Functions of lua.h and lauxlib.h. A process may contain several Luas, each with its own functions.
 #[derive(Clone, Copy)]
 struct Lua {
     check_string: unsafe extern "C-unwind" fn(State, c_int, *mut usize) -> *const c_char,
@@ -33,26 +34,28 @@ struct Lua {
     push_pointer: unsafe extern "C-unwind" fn(State, *const c_void),
     to_pointer: unsafe extern "C-unwind" fn(State, c_int) -> *const c_void,
     values: LuaValueApi,
-    /// Does not return.
+    /// Raises an error; does not return.
     error: unsafe extern "C-unwind" fn(State) -> c_int,
     protected_call: ProtectedCall,
 }
 
+/// The function for protected calls, whose parameters differ between versions.
 #[derive(Clone, Copy)]
 enum ProtectedCall {
-    /// 5.1 and `LuaJIT`.
+    /// `lua_pcall` of Lua 5.1 and `LuaJIT`.
     Plain(unsafe extern "C-unwind" fn(State, c_int, c_int, c_int) -> c_int),
-    /// Since 5.2, with a context and a continuation.
+    /// `lua_pcallk` since Lua 5.2, with a context and a continuation.
     Continued(
         unsafe extern "C-unwind" fn(State, c_int, c_int, c_int, isize, *const c_void) -> c_int,
     ),
 }
 
 impl Lua {
-    fn of(caller: CallerAddress) -> Result<Self, MissingSymbol> {
-        let host = caller.functions();
+    /// Looks up the functions of the Lua that called.
+    fn find(caller: CallerAddress) -> Result<Self, MissingSymbol> {
+        let host = caller.symbols();
         #[expect(clippy::multiple_unsafe_ops_per_block, reason = "one promise for all")]
-        // SAFETY: lua.h and lauxlib.h declare them so, from 5.1 to 5.4.
+        // SAFETY: lua.h and lauxlib.h declare functions of these types, from 5.1 to 5.4.
         unsafe {
             Ok(Self {
                 check_string: host.find(c"luaL_checklstring")?,
@@ -60,7 +63,7 @@ impl Lua {
                 push_function: host.find(c"lua_pushcclosure")?,
                 push_pointer: host.find(c"lua_pushlightuserdata")?,
                 to_pointer: host.find(c"lua_touserdata")?,
-                values: LuaValueApi::of(&host)?,
+                values: LuaValueApi::find(&host)?,
                 error: host.find(c"lua_error")?,
                 protected_call: match host.find(c"lua_pcallk") {
                     Ok(call) => ProtectedCall::Continued(call),
@@ -71,10 +74,10 @@ impl Lua {
     }
 }
 
-/// Opens the module: a table with its functions.
+/// Opens the module: pushes a table with its functions.
 ///
 /// # Safety
-/// Lua calls `luaopen_*` with this state.
+/// Lua calls `luaopen_*` with `state`.
 #[doc(hidden)]
 pub unsafe fn open(
     entry: &'static memprof_plugin_entry_t,
@@ -82,11 +85,11 @@ pub unsafe fn open(
     caller: CallerAddress,
 ) -> c_int {
     delayed_start::ensure_instance(entry);
-    let Some(lua) = lua(caller) else {
+    let Some(lua) = find_lua(caller) else {
         return 0;
     };
     #[expect(clippy::multiple_unsafe_ops_per_block, reason = "one promise for all")]
-    // SAFETY: lua.h: there is room for 20 values; the functions' library is never unloaded.
+    // SAFETY: lua.h: a C function has room for 20 values; the functions are in a library that is never unloaded.
     unsafe {
         (lua.values.create_table)(state, 0, 2);
         (lua.push_function)(state, send, 0);
@@ -97,84 +100,99 @@ pub unsafe fn open(
     1
 }
 
-fn lua(caller: CallerAddress) -> Option<Lua> {
-    catch_panic(None, || Lua::of(caller).map_err(delayed_start::refuse).ok())
+/// Looks up the functions of the Lua that called. `None`, which is logged, if one is missing.
+fn find_lua(caller: CallerAddress) -> Option<Lua> {
+    catch_panic(None, || {
+        Lua::find(caller)
+            .map_err(delayed_start::log_missing_symbol)
+            .ok()
+    })
 }
 
+/// The Lua function `send`.
 #[unsafe(naked)]
 unsafe extern "C-unwind" fn send(state: State) -> c_int {
-    naked_asm!("mov rsi, [rsp]", "xor edx, edx", "jmp {}", sym answer)
+    naked_asm!("mov rsi, [rsp]", "xor edx, edx", "jmp {}", sym handle_call)
 }
 
+/// The Lua function `call`.
 #[unsafe(naked)]
 unsafe extern "C-unwind" fn call(state: State) -> c_int {
-    naked_asm!("mov rsi, [rsp]", "mov edx, 1", "jmp {}", sym answer)
+    naked_asm!("mov rsi, [rsp]", "mov edx, 1", "jmp {}", sym handle_call)
 }
 
-unsafe extern "C-unwind" fn answer(state: State, caller: CallerAddress, is_json: bool) -> c_int {
-    let Some(lua) = lua(caller) else {
+/// Sends the first argument as a message. Returns the number of results on the stack.
+unsafe extern "C-unwind" fn handle_call(
+    state: State,
+    caller: CallerAddress,
+    is_json: bool,
+) -> c_int {
+    let Some(lua) = find_lua(caller) else {
         return 0;
     };
     let mut length = 0;
-    // SAFETY: lauxlib.h: raises an error unless the first argument is a string.
+    // SAFETY: lauxlib.h: luaL_checklstring raises an error unless the first argument is a string.
     let message = unsafe { (lua.check_string)(state, 1, &raw mut length) };
-    // SAFETY: lua.h. It may raise an error: before there is an answer.
-    unsafe { (lua.push_function)(state, push_answer, 0) };
-    // SAFETY: lua.h: `length` bytes, which stay while the argument is on the stack.
+    // SAFETY: lua.h: lua_pushcclosure may raise an error; nothing must be dropped yet.
+    unsafe { (lua.push_function)(state, push_reply, 0) };
+    // SAFETY: lua.h: `length` bytes, which are valid while the argument is on the stack.
     let message = unsafe { slice::from_raw_parts(message.cast::<u8>(), length) };
-    let answer = send_message(message, is_json);
-    let count = if answer.is_ok() { 1 } else { 2 };
-    let answer = Box::into_raw(Box::new(answer));
-    // SAFETY: lua.h: raises no error.
-    unsafe { (lua.push_pointer)(state, answer.cast()) };
-    // Errors come back as a status, so that the answer is always dropped.
+    let reply = send_message(message, is_json);
+    let count = if reply.is_ok() { 1 } else { 2 };
+    let reply = Box::into_raw(Box::new(reply));
+    // SAFETY: lua.h: lua_pushlightuserdata raises no error.
+    unsafe { (lua.push_pointer)(state, reply.cast()) };
+    // A protected call returns errors as a status, so that the reply is always dropped.
     let status = match lua.protected_call {
-        // SAFETY: lua.h: a function and its one argument are on the top.
+        // SAFETY: lua.h: a function and its one argument are at the top of the stack.
         ProtectedCall::Plain(call) => unsafe { call(state, 1, count, 0) },
-        // SAFETY: as above.
+        // SAFETY: lua.h: a function and its one argument are at the top of the stack.
         ProtectedCall::Continued(call) => unsafe { call(state, 1, count, 0, 0, ptr::null()) },
     };
-    // SAFETY: made above.
-    drop(unsafe { Box::from_raw(answer) });
+    // SAFETY: a box that was leaked above, and that the protected call only reads.
+    drop(unsafe { Box::from_raw(reply) });
     if status != 0 {
-        // SAFETY: lua.h: raises what is on the top. Nothing is held any more.
+        // SAFETY: lua.h: lua_error raises the value at the top; no value of this frame must be dropped any more.
         unsafe { (lua.error)(state) };
     }
     count
 }
 
+/// Sends a message to the plugin.
 fn send_message(message: &[u8], is_json: bool) -> Result<Value, String> {
     if is_json {
-        let json = delayed_start::call(message)?;
+        let json = delayed_start::send_for_json(message)?;
         serde_json::from_str(&json).map_err(|error| error.to_string())
     } else {
         delayed_start::send(message).map(Value::String)
     }
 }
 
+/// The Lua function that `handle_call` runs as a protected call.
 #[unsafe(naked)]
-unsafe extern "C-unwind" fn push_answer(state: State) -> c_int {
-    naked_asm!("mov rsi, [rsp]", "jmp {}", sym push_answer_from)
+unsafe extern "C-unwind" fn push_reply(state: State) -> c_int {
+    naked_asm!("mov rsi, [rsp]", "jmp {}", sym push_reply_for_caller)
 }
 
-unsafe extern "C-unwind" fn push_answer_from(state: State, caller: CallerAddress) -> c_int {
-    let Some(lua) = lua(caller) else {
+/// Pushes a reply as Lua values, or nil and the reason. Returns the number of values.
+unsafe extern "C-unwind" fn push_reply_for_caller(state: State, caller: CallerAddress) -> c_int {
+    let Some(lua) = find_lua(caller) else {
         return 0;
     };
-    // SAFETY: lua.h: the one argument is the pointer that `answer` pushed.
-    let answer = unsafe { (lua.to_pointer)(state, 1) };
-    // SAFETY: `answer` drops it after this call.
-    match unsafe { &*answer.cast::<Result<Value, String>>() } {
+    // SAFETY: lua.h: the one argument is the pointer that `handle_call` pushed.
+    let reply = unsafe { (lua.to_pointer)(state, 1) };
+    // SAFETY: `handle_call` drops the reply only after this call.
+    match unsafe { &*reply.cast::<Result<Value, String>>() } {
         Ok(value) => {
-            // SAFETY: in a protected call.
+            // SAFETY: this is a protected call, and the state is that of these functions.
             unsafe { lua.values.push(state, value) };
             1
         }
-        Err(why) => {
-            // SAFETY: lua.h: there is room for 20 values.
+        Err(reason) => {
+            // SAFETY: lua.h: a C function has room for 20 values.
             unsafe { (lua.values.push_nil)(state) };
-            // SAFETY: as above.
-            unsafe { lua.values.push_text(state, why) };
+            // SAFETY: this is a protected call, and the state is that of these functions.
+            unsafe { lua.values.push_text(state, reason) };
             2
         }
     }
@@ -189,7 +207,7 @@ macro_rules! __export_lua {
                 state: *mut ::std::ffi::c_void,
                 caller: $crate::adapters::host_symbols::CallerAddress,
             ) -> ::std::ffi::c_int {
-                // SAFETY: the argument of Lua, unchanged.
+                // SAFETY: Lua's argument, unchanged.
                 unsafe { $crate::adapters::lua::open(&$entry, state, caller) }
             }
             $crate::__export_with_caller!(

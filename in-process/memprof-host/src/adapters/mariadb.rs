@@ -1,9 +1,8 @@
 //! MariaDB and MySQL: `CREATE FUNCTION memory_profile RETURNS STRING SONAME 'memory_profile.so'`.
 //!
-//! `SELECT memory_profile('stats')` returns what a person reads of the reply, and fails with the reason where the
-//! message does. Everybody may call a loadable function, so it takes only messages that read, and those that `allow`
-//! in the config names. The server's process gets a control socket with the first call. The config comes
-//! from the environment.
+//! `SELECT memory_profile('stats')` returns the text of the reply, and fails with the reason if the message fails.
+//! Every user may call a loadable function, so it accepts only read-only messages and those that `allow` in the config
+//! lists. The first call creates the plugin and the server's control socket. The config comes from the environment.
 #![expect(unsafe_code, reason = "the structs of loadable functions")]
 
 use std::ffi::{CString, c_char, c_int, c_uchar, c_uint, c_ulong, c_void};
@@ -11,21 +10,21 @@ use std::{ptr, slice};
 
 use memprof_plugin_abi::raw::memprof_plugin_entry_t;
 
-use super::host_symbols::find;
+use super::host_symbols::find_symbol;
 use super::log::{c_text, one_line};
 use super::{catch_panic, delayed_start};
 use crate::protocol::split_message;
 
-/// Messages that change nothing and show nobody's data but figures of the process.
-const READING: [&str; 6] = ["help", "stats", "status", "ledger", "doctor", "list"];
+/// Messages that change nothing and show only measurements of the process.
+const READ_ONLY_MESSAGES: [&str; 6] = ["help", "stats", "status", "ledger", "doctor", "list"];
 
 /// `mysql_com.h`, `STRING_RESULT`.
-const STRING: c_int = 0;
-/// `mysqld_error.h`, `ER_UNKNOWN_ERROR`: its text is the one that is given.
+const STRING_RESULT: c_int = 0;
+/// `mysqld_error.h`, `ER_UNKNOWN_ERROR`, whose text is an argument.
 const UNKNOWN_ERROR: c_uint = 1105;
 /// `mysql_com.h`, `MYSQL_ERRMSG_SIZE`, without the NUL.
 const ERROR_LIMIT: usize = 500;
-/// Beyond 64 KiB the server takes the column for a LONGTEXT.
+/// Largest length of a reply in bytes. Beyond 64 KiB the server uses a LONGTEXT column.
 const LENGTH_LIMIT: c_ulong = 16 << 20;
 
 const PANICKED: &str = "the answer panicked";
@@ -40,7 +39,7 @@ pub struct Init {
     maybe_null: c_char,
     decimals: c_uint,
     max_length: c_ulong,
-    /// The reply, until the next row or the end of the statement: of [`CString::into_raw`].
+    /// The reply, until the next row or the end of the statement; from [`CString::into_raw`].
     reply: *mut c_char,
     const_item: c_char,
     extension: *mut c_void,
@@ -57,10 +56,10 @@ pub struct Args {
     lengths: *const c_ulong,
 }
 
-/// Checks the arguments of a statement, and makes the plugin; 1 refuses it with the text in `error`.
+/// Checks the arguments of a statement, and creates the plugin. Returns 0, or 1 to refuse it with the text in `error`.
 ///
 /// # Safety
-/// The server calls it as it calls the `_init` of a loadable function.
+/// The server calls it as the `_init` of a loadable function.
 #[doc(hidden)]
 pub unsafe fn init(
     entry: &'static memprof_plugin_entry_t,
@@ -68,17 +67,17 @@ pub unsafe fn init(
     args: *const Args,
     error: *mut c_char,
 ) -> c_char {
-    // SAFETY: promised by the caller.
+    // SAFETY: udf API: the server passes whole arguments, which are valid during the call.
     let args = unsafe { &*args };
     if args.count != 1 {
         let text = c"it takes one message, as in memory_profile('stats')";
-        // SAFETY: `MYSQL_ERRMSG_SIZE` bytes; the text is shorter.
+        // SAFETY: udf API: `error` has room for `MYSQL_ERRMSG_SIZE` bytes; the text is shorter.
         unsafe { ptr::copy_nonoverlapping(text.as_ptr(), error, text.count_bytes() + 1) };
         return 1;
     }
-    // SAFETY: `count` of them; the server converts the argument to what is asked for.
-    unsafe { *args.kinds = STRING };
-    // SAFETY: promised by the caller.
+    // SAFETY: udf API: `kinds` has `count` elements; the server converts the argument to this type.
+    unsafe { *args.kinds = STRING_RESULT };
+    // SAFETY: udf API: the server passes its whole struct, which no other code uses during the call.
     let init = unsafe { &mut *init };
     init.maybe_null = 1;
     init.max_length = LENGTH_LIMIT;
@@ -88,10 +87,10 @@ pub unsafe fn init(
     0
 }
 
-/// Answers the message of one row; null with `is_null` or `error` set.
+/// Sends the message of one row and returns its reply. Null, with `is_null` or `error` set, if there is none.
 ///
 /// # Safety
-/// The server calls it as it calls a loadable function, after `init`.
+/// The server calls it as a loadable function, after `init`.
 #[doc(hidden)]
 pub unsafe fn answer(
     init: *mut Init,
@@ -100,34 +99,34 @@ pub unsafe fn answer(
     is_null: *mut c_uchar,
     error: *mut c_uchar,
 ) -> *const c_char {
-    // SAFETY: promised by the caller, who gives it to nobody else meanwhile.
+    // SAFETY: udf API: the server passes its whole struct, which no other code uses during the call.
     let init = unsafe { &mut *init };
     init.free_reply();
-    // SAFETY: as above.
+    // SAFETY: udf API: the server passes whole arguments, which are valid during the call.
     let args = unsafe { &*args };
-    // SAFETY: as above; `init` saw that there is one.
+    // SAFETY: udf API: there is one value, as `init` has checked.
     let value = unsafe { *args.values };
     if value.is_null() {
-        // SAFETY: promised by the caller.
+        // SAFETY: udf API: the server passes a writable `is_null`.
         unsafe { *is_null = 1 };
         return ptr::null();
     }
-    // SAFETY: as above.
+    // SAFETY: udf API: there is one length, as `init` has checked.
     let size = unsafe { *args.lengths } as usize;
-    // SAFETY: a text of that length, which the server keeps during the call.
+    // SAFETY: udf API: a text of that length, which is valid during the call.
     let message = unsafe { slice::from_raw_parts(value.cast::<u8>(), size) };
     match catch_panic(Err(PANICKED.to_owned()), || send(message)) {
         Ok(reply) => {
             let reply = c_text(&reply, LENGTH_LIMIT as usize);
-            // SAFETY: promised by the caller.
+            // SAFETY: udf API: the server passes a writable `length`.
             unsafe { *length = reply.count_bytes() as c_ulong };
             init.reply = reply.into_raw();
             init.reply
         }
-        Err(why) => {
-            // SAFETY: promised by the caller.
+        Err(reason) => {
+            // SAFETY: udf API: the server passes a writable `error`.
             unsafe { *error = 1 };
-            fail(&why);
+            fail_statement(&reason);
             ptr::null()
         }
     }
@@ -136,43 +135,45 @@ pub unsafe fn answer(
 /// Frees the reply at the end of a statement.
 ///
 /// # Safety
-/// The server calls it as it calls the `_deinit` of a loadable function.
+/// The server calls it as the `_deinit` of a loadable function.
 #[doc(hidden)]
 pub unsafe fn deinit(init: *mut Init) {
-    // SAFETY: promised by the caller.
+    // SAFETY: udf API: the server passes its whole struct, which no other code uses during the call.
     unsafe { &mut *init }.free_reply();
 }
 
 impl Init {
+    /// Frees the reply of the previous row, if there is one.
     fn free_reply(&mut self) {
         let reply = std::mem::replace(&mut self.reply, ptr::null_mut());
         if !reply.is_null() {
-            // SAFETY: of `CString::into_raw`.
+            // SAFETY: `answer` stored a pointer from `CString::into_raw`.
             drop(unsafe { CString::from_raw(reply) });
         }
     }
 }
 
+/// Sends a message, if it is allowed for all users.
 fn send(message: &[u8]) -> Result<String, String> {
     let text = String::from_utf8_lossy(message);
     let (name, _) = split_message(&text);
-    if READING.contains(&name) || delayed_start::allows(name) {
+    if READ_ONLY_MESSAGES.contains(&name) || delayed_start::is_allowed(name) {
         return delayed_start::send(message);
     }
     let shown: String = name.chars().take(40).collect();
     Err(format!(
         "{shown:?} is not a message for everybody, who may call this function: it takes {}; allow = [{shown:?}] in the \
          file that MEMPROF_CONFIG names lets it through, and memprof sends it over the control socket",
-        READING.join(", ")
+        READ_ONLY_MESSAGES.join(", ")
     ))
 }
 
-/// Fails the statement.
-fn fail(why: &str) {
-    let text = c_text(&one_line(why), ERROR_LIMIT);
-    // SAFETY: my_sys.h declares it so.
-    if let Some(print) = unsafe { find::<PrintError>(c"my_printf_error") } {
-        // SAFETY: on a thread of the server's that runs a statement; the text is no format.
+/// Fails the statement with a reason.
+fn fail_statement(reason: &str) {
+    let text = c_text(&one_line(reason), ERROR_LIMIT);
+    // SAFETY: my_sys.h declares a function of this type.
+    if let Some(print) = unsafe { find_symbol::<PrintError>(c"my_printf_error") } {
+        // SAFETY: the thread is running a statement of the server; the text is an argument, not a format.
         unsafe { print(UNKNOWN_ERROR, c"%s".as_ptr(), 0, text.as_ptr()) };
     }
 }
@@ -224,7 +225,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn layouts_are_those_of_the_header() {
+    fn layout_equals_header() {
         assert_eq!(offset_of!(Init, decimals), 4);
         assert_eq!(offset_of!(Init, max_length), 8);
         assert_eq!(offset_of!(Init, reply), 16);

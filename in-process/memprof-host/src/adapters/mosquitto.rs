@@ -1,9 +1,9 @@
 //! Mosquitto 2: `plugin /path/memory_profile.so`, with options `plugin_opt_<key> <value>`.
 //!
-//! A message is published to `$CONTROL/<plugin>/v1`; its sender, and nobody else, gets the reply
-//! on `$CONTROL/<plugin>/v1/response`: what a person reads of it, or the JSON with `format=json`. It is answered on the broker's only thread, which waits for
-//! a dump. Mosquitto's log belongs to that thread: lines of others, which only the control socket
-//! has, are not written.
+//! A message is published to `$CONTROL/<plugin>/v1`; only its sender gets the reply, on
+//! `$CONTROL/<plugin>/v1/response`: a text, or the JSON if the message has `format=json`. The message is handled on the
+//! broker's only thread, which waits for a dump. Mosquitto's log may be used only on that thread: lines from other
+//! threads, which only the control socket has, are dropped.
 #![expect(unsafe_code, reason = "the API of Mosquitto plugins")]
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
@@ -17,7 +17,7 @@ use memprof_plugin_abi::raw::{MEMPROF_INVALID_ARGUMENT, memprof_plugin_entry_t};
 
 use super::catch_panic;
 use super::config::{self, Settings};
-use super::host_symbols::find;
+use super::host_symbols::find_symbol;
 use super::instance::{Adapter, AdapterInstance, instance, start_instance};
 use super::log::{ProgramLog, c_text};
 use super::rendered_reply::ReplyContent;
@@ -28,7 +28,7 @@ const VERSION: c_int = 5;
 const SUCCESS: c_int = 0;
 /// `mosquitto_broker.h`, `MOSQ_EVT_CONTROL`.
 const CONTROL: c_int = 6;
-/// Mosquitto cuts a line off near there.
+/// Largest length of a log line or topic in bytes; Mosquitto truncates lines near it.
 const LINE_LIMIT: usize = 900;
 
 /// mosquitto.h, `struct mosquitto_opt`.
@@ -40,7 +40,7 @@ pub struct Opt {
     value: *const c_char,
 }
 
-/// `mosquitto_broker.h`, `struct mosquitto_evt_control`, as far as it is read.
+/// First fields of `struct mosquitto_evt_control` in `mosquitto_broker.h`.
 #[repr(C)]
 struct ControlEvent {
     future: *mut c_void,
@@ -54,9 +54,9 @@ struct ControlEvent {
 
 type Callback = unsafe extern "C" fn(c_int, *mut c_void, *mut c_void) -> c_int;
 
-/// What this module uses of `mosquitto_broker.h`.
+/// Functions of `mosquitto_broker.h`.
 #[derive(Clone, Copy, Debug)]
-struct Api {
+struct BrokerApi {
     log_printf: unsafe extern "C" fn(c_int, *const c_char, ...),
     client_id: unsafe extern "C" fn(*const c_void) -> *const c_char,
     publish_copy: unsafe extern "C" fn(
@@ -72,10 +72,10 @@ struct Api {
         unsafe extern "C" fn(*mut c_void, c_int, Callback, *const c_void, *mut c_void) -> c_int,
 }
 
-/// The broker's functions, its thread, and the topic of replies.
+/// Functions of the broker, and its thread.
 #[derive(Debug)]
 struct Broker {
-    api: Api,
+    api: BrokerApi,
     thread: ThreadId,
 }
 
@@ -83,34 +83,35 @@ static BROKER: LockFreeOnce<Broker> = LockFreeOnce::new();
 
 static LOG: ProgramLog = ProgramLog {
     level: LevelFilter::Info,
-    sink: write,
+    sink: write_log_line,
 };
 
-const ADAPTER: Adapter = Adapter::of(&LOG);
+const ADAPTER: Adapter = Adapter::without_socket(&LOG);
 
-impl Api {
+impl BrokerApi {
+    /// Looks up the functions. `None` if one is missing.
     fn find() -> Option<Self> {
         #[expect(clippy::multiple_unsafe_ops_per_block, reason = "one promise for all")]
-        // SAFETY: mosquitto_broker.h declares them so, since Mosquitto 2.0.
+        // SAFETY: mosquitto_broker.h declares functions of these types, since Mosquitto 2.0.
         Some(unsafe {
             Self {
-                log_printf: find(c"mosquitto_log_printf")?,
-                client_id: find(c"mosquitto_client_id")?,
-                publish_copy: find(c"mosquitto_broker_publish_copy")?,
-                callback_register: find(c"mosquitto_callback_register")?,
+                log_printf: find_symbol(c"mosquitto_log_printf")?,
+                client_id: find_symbol(c"mosquitto_client_id")?,
+                publish_copy: find_symbol(c"mosquitto_broker_publish_copy")?,
+                callback_register: find_symbol(c"mosquitto_callback_register")?,
             }
         })
     }
 }
 
-/// The version of the plugin interface that is spoken, or -1.
+/// Selects the version of the plugin interface, -1 if Mosquitto does not support it.
 ///
 /// # Safety
 /// Mosquitto calls `mosquitto_plugin_version` with these arguments.
 #[doc(hidden)]
 pub unsafe fn version(count: c_int, versions: *const c_int) -> c_int {
-    // SAFETY: promised by the caller.
-    let versions = unsafe { elements(versions, count) };
+    // SAFETY: the caller promises Mosquitto's arguments: `count` versions.
+    let versions = unsafe { as_slice(versions, count) };
     if versions.contains(&VERSION) {
         VERSION
     } else {
@@ -118,7 +119,7 @@ pub unsafe fn version(count: c_int, versions: *const c_int) -> c_int {
     }
 }
 
-/// Loads the plugin. Never fails, because the broker would not start.
+/// Loads the plugin. Never fails, because then the broker would not start.
 ///
 /// # Safety
 /// Mosquitto calls `mosquitto_plugin_init` with these arguments.
@@ -130,12 +131,12 @@ pub unsafe fn init(
     count: c_int,
 ) -> c_int {
     catch_panic(SUCCESS, || {
-        let Some(api) = Api::find() else {
+        let Some(api) = BrokerApi::find() else {
             return SUCCESS;
         };
         let thread = thread::current().id();
         let broker = BROKER.get_or_set(Broker { api, thread });
-        // SAFETY: promised by the caller.
+        // SAFETY: the caller promises Mosquitto's arguments: `count` options.
         let settings = unsafe { settings(options, count) };
         let instance = start_instance(entry, &ADAPTER, settings);
         register(broker, identifier, instance);
@@ -143,16 +144,18 @@ pub unsafe fn init(
     })
 }
 
+/// Parses the plugin's options.
+///
 /// # Safety
 /// `options` points to `count` options of Mosquitto's.
 unsafe fn settings(options: *const Opt, count: c_int) -> Result<Settings, Failure> {
-    // SAFETY: promised by the caller.
-    let options = unsafe { elements(options, count) };
+    // SAFETY: the caller promises `count` options.
+    let options = unsafe { as_slice(options, count) };
     let text = |text: *const c_char| {
         if text.is_null() {
             return Ok("");
         }
-        // SAFETY: mosquitto.h: NUL-terminated, and kept during the call.
+        // SAFETY: mosquitto.h: not null, NUL-terminated, and valid during the call.
         let text = unsafe { CStr::from_ptr(text) };
         text.to_str().map_err(|error| {
             Failure::new(
@@ -167,19 +170,20 @@ unsafe fn settings(options: *const Opt, count: c_int) -> Result<Settings, Failur
     config::parse(pairs.collect::<Result<Vec<_>, _>>()?)
 }
 
-fn topic(instance: &AdapterInstance) -> String {
+/// Returns the topic of messages to the plugin.
+fn control_topic(instance: &AdapterInstance) -> String {
     format!("$CONTROL/{}/v1", instance.id())
 }
 
+/// Registers the handler of messages to the plugin's topic. A failure is logged.
 fn register(broker: &Broker, identifier: *mut c_void, instance: &AdapterInstance) {
-    let topic = c_text(&topic(instance), LINE_LIMIT);
-    // SAFETY: mosquitto_broker.h; the broker copies the topic, and the function's library is
-    // never unloaded.
+    let topic = c_text(&control_topic(instance), LINE_LIMIT);
+    // SAFETY: mosquitto_broker.h: the broker copies the topic; the handler is in a library that is never unloaded.
     let status = unsafe {
         (broker.api.callback_register)(
             identifier,
             CONTROL,
-            answer,
+            handle_control_event,
             topic.as_ptr().cast(),
             std::ptr::null_mut(),
         )
@@ -190,16 +194,16 @@ fn register(broker: &Broker, identifier: *mut c_void, instance: &AdapterInstance
     }
 }
 
-/// Answers what was published to the topic.
-unsafe extern "C" fn answer(_: c_int, event: *mut c_void, _: *mut c_void) -> c_int {
+/// Handles a message that was published to the plugin's topic.
+unsafe extern "C" fn handle_control_event(_: c_int, event: *mut c_void, _: *mut c_void) -> c_int {
     catch_panic(SUCCESS, || {
-        // SAFETY: mosquitto_broker.h: the data of a control event.
+        // SAFETY: mosquitto_broker.h: the data of a control event, or null.
         let event = unsafe { event.cast::<ControlEvent>().as_ref() };
         let (Some(event), Some(broker), Some(instance)) = (event, BROKER.get(), instance()) else {
             return SUCCESS;
         };
-        // SAFETY: mosquitto_broker.h: so many bytes, kept during the call.
-        let message = unsafe { elements(event.payload.cast::<u8>(), event.payload_length) };
+        // SAFETY: mosquitto_broker.h: `payload_length` bytes, which are valid during the call.
+        let message = unsafe { as_slice(event.payload.cast::<u8>(), event.payload_length) };
         let bytes = match instance.rendered_reply(message).body {
             ReplyContent::Text(text) => text.into_bytes(),
             ReplyContent::Bytes(bytes) => bytes,
@@ -209,15 +213,16 @@ unsafe extern "C" fn answer(_: c_int, event: *mut c_void, _: *mut c_void) -> c_i
     })
 }
 
+/// Publishes a reply to the client that sent the message.
 fn publish(broker: &Broker, client: *const c_void, instance: &AdapterInstance, bytes: &[u8]) {
-    let topic: CString = c_text(&format!("{}/response", topic(instance)), LINE_LIMIT);
-    // SAFETY: the client of the event.
+    let topic: CString = c_text(&format!("{}/response", control_topic(instance)), LINE_LIMIT);
+    // SAFETY: mosquitto_broker.h: the client of the event that is being handled.
     let client = unsafe { (broker.api.client_id)(client) };
-    // A reply to nobody would go to all.
+    // Without a client the reply would be published to all subscribers.
     if client.is_null() {
         return;
     }
-    // SAFETY: the broker copies topic and bytes.
+    // SAFETY: mosquitto_broker.h: the broker copies topic and bytes.
     let status = unsafe {
         (broker.api.publish_copy)(
             client,
@@ -237,18 +242,21 @@ fn publish(broker: &Broker, client: *const c_void, instance: &AdapterInstance, b
     }
 }
 
+/// Returns a C array as a slice; empty if `first` is null or `count` negative.
+///
 /// # Safety
-/// `first` is null or points to `count` elements.
-unsafe fn elements<'a, T>(first: *const T, count: impl TryInto<usize>) -> &'a [T] {
+/// `first` is null or points to `count` elements, which outlive the slice.
+unsafe fn as_slice<'a, T>(first: *const T, count: impl TryInto<usize>) -> &'a [T] {
     match count.try_into() {
-        // SAFETY: promised by the caller.
+        // SAFETY: not null, and the caller promises `count` elements.
         Ok(count) if !first.is_null() => unsafe { slice::from_raw_parts(first, count) },
         _ => &[],
     }
 }
 
-fn write(level: Level, text: &str) {
-    // mosquitto.h, `MOSQ_LOG_*`.
+/// Writes a log line, if the calling thread is the broker's.
+fn write_log_line(level: Level, text: &str) {
+    // The numbers are `MOSQ_LOG_*` of mosquitto.h.
     let level = match level {
         Level::Error => 1 << 3,
         Level::Warn => 1 << 2,
@@ -259,7 +267,7 @@ fn write(level: Level, text: &str) {
     if let Some(broker) = BROKER.get()
         && broker.thread == thread::current().id()
     {
-        // SAFETY: the text is no format, and this is the thread that logs.
+        // SAFETY: the text is an argument, not a format, and this thread may log.
         unsafe { (broker.api.log_printf)(level, c"%s".as_ptr(), text.as_ptr()) };
     }
 }
@@ -268,10 +276,10 @@ fn write(level: Level, text: &str) {
 #[macro_export]
 macro_rules! __export_mosquitto {
     ($how:ident, $entry:path) => {
-        /// Which interface Mosquitto and this library share.
+        /// Selects the version of the plugin interface.
         ///
         /// # Safety
-        /// Only Mosquitto calls it, as mosquitto_plugin.h says.
+        /// Only Mosquitto calls it, according to mosquitto_plugin.h.
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn mosquitto_plugin_version(
             count: ::std::ffi::c_int,
@@ -281,10 +289,10 @@ macro_rules! __export_mosquitto {
             unsafe { $crate::adapters::mosquitto::version(count, versions) }
         }
 
-        /// What Mosquitto calls when it has loaded this library.
+        /// Entry point that Mosquitto calls after loading this library.
         ///
         /// # Safety
-        /// Only Mosquitto calls it, as mosquitto_plugin.h says.
+        /// Only Mosquitto calls it, according to mosquitto_plugin.h.
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn mosquitto_plugin_init(
             identifier: *mut ::std::ffi::c_void,
@@ -296,7 +304,7 @@ macro_rules! __export_mosquitto {
             unsafe { $crate::adapters::mosquitto::init(&$entry, identifier, options, count) }
         }
 
-        /// What Mosquitto calls at its end: nothing is left to do.
+        /// Entry point that Mosquitto calls at its end. Does nothing.
         #[unsafe(no_mangle)]
         pub extern "C" fn mosquitto_plugin_cleanup(
             _data: *mut ::std::ffi::c_void,

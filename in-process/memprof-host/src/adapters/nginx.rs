@@ -11,7 +11,7 @@ use std::ptr;
 
 use memprof_plugin_abi::raw::memprof_plugin_entry_t;
 
-use super::host_symbols::find;
+use super::host_symbols::find_symbol;
 use super::{catch_panic, delayed_start};
 
 /// 1.10.0 to 1.31, in which `ngx_module.h` declares the same structs. For another one the module's version stays 0,
@@ -121,7 +121,7 @@ impl Module {
     /// Makes it one for the nginx that loads the library, where one does.
     pub fn adopt_nginx_version(&self) {
         // SAFETY: a pointer to data.
-        let Some(core) = (unsafe { find::<*const Fields>(c"ngx_core_module") }) else {
+        let Some(core) = (unsafe { find_symbol::<*const Fields>(c"ngx_core_module") }) else {
             return;
         };
         // SAFETY: ngx_core.h: a module, up to its signature the same in all versions since 1.9.11.

@@ -52,7 +52,7 @@ pub unsafe fn register(
     caller: CallerAddress,
 ) -> Value {
     catch_panic(exports, || {
-        let host = caller.functions();
+        let host = caller.symbols();
         let node = match Node::of(&host) {
             Ok(node) => NODE.get_or_set(node),
             Err(missing) => {
@@ -131,7 +131,7 @@ unsafe extern "C" fn called(env: Env, info: *mut c_void) -> Value {
 
 fn reply(message: &[u8], is_json: bool) -> Result<String, String> {
     if is_json {
-        delayed_start::call(message)
+        delayed_start::send_for_json(message)
     } else {
         delayed_start::send(message)
     }

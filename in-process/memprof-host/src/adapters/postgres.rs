@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 use memprof_own::LockFreeOnce;
 use memprof_plugin_abi::raw::memprof_plugin_entry_t;
 
-use super::host_symbols::find;
+use super::host_symbols::find_symbol;
 use super::{catch_panic, config, delayed_start, environment};
 use magic::Magic;
 use server::{Outcome, Server};
@@ -58,7 +58,7 @@ pub fn magic() -> *const c_void {
 /// The `server_version_num` of the server that this process is.
 fn version() -> Option<c_int> {
     // SAFETY: guc.h declares it so.
-    let get: GetConfigOption = unsafe { find(c"GetConfigOption") }?;
+    let get: GetConfigOption = unsafe { find_symbol(c"GetConfigOption") }?;
     // SAFETY: null where there is no such setting.
     let text = unsafe { get(c"server_version_num".as_ptr(), true, false) };
     // SAFETY: NUL-terminated, and kept until the next call.
@@ -76,9 +76,11 @@ pub unsafe fn init(entry: &'static memprof_plugin_entry_t, name: &'static CStr) 
     // Nothing here may have to be dropped: the server's functions leave by longjmp where they fail.
     static CONFIG: AtomicPtr<c_char> = AtomicPtr::new(ptr::null_mut());
     // SAFETY: fmgr.h declares it so.
-    let find_shared: Option<FindRendezvousVariable> = unsafe { find(c"find_rendezvous_variable") };
+    let find_shared: Option<FindRendezvousVariable> =
+        unsafe { find_symbol(c"find_rendezvous_variable") };
     // SAFETY: guc.h declares it so, since version 9.1.
-    let define: Option<DefineCustomStringVariable> = unsafe { find(c"DefineCustomStringVariable") };
+    let define: Option<DefineCustomStringVariable> =
+        unsafe { find_symbol(c"DefineCustomStringVariable") };
     let (Some(find_shared), Some(define)) = (find_shared, define) else {
         return;
     };

@@ -91,7 +91,7 @@ pub unsafe fn init(
     caller: CallerAddress,
 ) -> Object {
     catch_panic(ptr::null_mut(), || {
-        let host = caller.functions();
+        let host = caller.symbols();
         let missing = |missing: MissingSymbol| missing.to_string();
         let whole = Python::of(&host).map_err(missing);
         match whole.and_then(|_| definition::module(&host, name, [send, call])) {
@@ -120,7 +120,7 @@ unsafe extern "C-unwind" fn answer(
     caller: CallerAddress,
     is_json: bool,
 ) -> Object {
-    let Some(python) = catch_panic(None, || Python::of(&caller.functions()).ok()) else {
+    let Some(python) = catch_panic(None, || Python::of(&caller.symbols()).ok()) else {
         return ptr::null_mut();
     };
     let mut length = 0;
@@ -134,7 +134,7 @@ unsafe extern "C-unwind" fn answer(
     // SAFETY: ceval.h: this thread has the GIL.
     let thread = unsafe { (python.release_gil)() };
     let ask = if is_json {
-        delayed_start::call
+        delayed_start::send_for_json
     } else {
         delayed_start::send
     };

@@ -16,7 +16,7 @@ use memprof_plugin_abi::{Arguments, Failure};
 
 use super::catch_panic;
 use super::config::{self, Settings};
-use super::host_symbols::function;
+use super::host_symbols::as_pointer;
 use super::instance::{Adapter, AdapterInstance, instance, start_instance};
 use super::log::{ProgramLog, c_text, one_line};
 use super::rendered_reply::{RenderedReply, ReplyContent};
@@ -62,7 +62,7 @@ impl Api {
         // SAFETY: redismodule.h, `RedisModule_Init`: the context starts with `GetApi`.
         let get_api = unsafe { *ctx.cast::<*mut c_void>() };
         // SAFETY: as above.
-        let get_api: GetApi = unsafe { function(get_api) }?;
+        let get_api: GetApi = unsafe { as_pointer(get_api) }?;
         let find = |name: &CStr| {
             let mut address = std::ptr::null_mut();
             // SAFETY: stores the function's address, or returns an error and leaves it null.
@@ -73,14 +73,14 @@ impl Api {
         // SAFETY: redismodule.h declares them so, since Redis 4.0.
         Some(unsafe {
             Self {
-                set_module_attribs: function(find(c"RedisModule_SetModuleAttribs"))?,
-                is_module_name_busy: function(find(c"RedisModule_IsModuleNameBusy"))?,
-                create_command: function(find(c"RedisModule_CreateCommand"))?,
-                string_ptr_len: function(find(c"RedisModule_StringPtrLen"))?,
-                reply_with_string_buffer: function(find(c"RedisModule_ReplyWithStringBuffer"))?,
-                reply_with_error: function(find(c"RedisModule_ReplyWithError"))?,
-                reply_with_array: function(find(c"RedisModule_ReplyWithArray"))?,
-                log: function(find(c"RedisModule_Log"))?,
+                set_module_attribs: as_pointer(find(c"RedisModule_SetModuleAttribs"))?,
+                is_module_name_busy: as_pointer(find(c"RedisModule_IsModuleNameBusy"))?,
+                create_command: as_pointer(find(c"RedisModule_CreateCommand"))?,
+                string_ptr_len: as_pointer(find(c"RedisModule_StringPtrLen"))?,
+                reply_with_string_buffer: as_pointer(find(c"RedisModule_ReplyWithStringBuffer"))?,
+                reply_with_error: as_pointer(find(c"RedisModule_ReplyWithError"))?,
+                reply_with_array: as_pointer(find(c"RedisModule_ReplyWithArray"))?,
+                log: as_pointer(find(c"RedisModule_Log"))?,
             }
         })
     }
@@ -142,7 +142,7 @@ static LOG: ProgramLog = ProgramLog {
     sink: write,
 };
 
-const ADAPTER: Adapter = Adapter::of(&LOG);
+const ADAPTER: Adapter = Adapter::without_socket(&LOG);
 
 /// Loads the module. Fails only in a Redis that lacks a function which every Redis has: any
 /// other failure would keep Redis from starting.

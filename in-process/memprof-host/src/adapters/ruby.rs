@@ -63,7 +63,7 @@ struct Ask {
 
 impl Ruby {
     fn of(caller: CallerAddress) -> Result<Self, MissingSymbol> {
-        let host = caller.functions();
+        let host = caller.symbols();
         #[expect(clippy::multiple_unsafe_ops_per_block, reason = "one promise for all")]
         // SAFETY: ruby.h and ruby/thread.h declare them so, since 2.2.
         unsafe {
@@ -131,7 +131,7 @@ pub unsafe fn init(
 
 fn refuse(caller: CallerAddress, missing: MissingSymbol) {
     let raise = catch_panic(None, || {
-        let host = caller.functions();
+        let host = caller.symbols();
         // SAFETY: ruby.h declares it so.
         let raise = unsafe { host.find::<Raise>(c"rb_raise") }.ok()?;
         // SAFETY: ruby.h: a variable that holds the class.
@@ -200,7 +200,7 @@ unsafe extern "C" fn answer_ask(ask: *mut Ask) -> *mut c_void {
     let message = &ask.message;
     ask.answer.get_or_insert_with(|| {
         if ask.is_json {
-            delayed_start::call(message)
+            delayed_start::send_for_json(message)
         } else {
             delayed_start::send(message)
         }

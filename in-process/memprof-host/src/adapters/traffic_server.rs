@@ -15,7 +15,7 @@ use memprof_plugin_abi::raw::{MEMPROF_INVALID_ARGUMENT, MEMPROF_OK, memprof_plug
 
 use super::catch_panic;
 use super::config::{self, Settings};
-use super::host_symbols::find;
+use super::host_symbols::find_symbol;
 use super::instance::{Adapter, instance, start_instance};
 use super::log::{ProgramLog, c_text, one_line};
 use crate::reply::Reply;
@@ -56,7 +56,7 @@ static LOG: ProgramLog = ProgramLog {
     sink: write,
 };
 
-const ADAPTER: Adapter = Adapter::of(&LOG);
+const ADAPTER: Adapter = Adapter::without_socket(&LOG);
 
 /// Set when the hook is in place: a plugin that is named twice answers once.
 static HOOKED: AtomicBool = AtomicBool::new(false);
@@ -123,9 +123,9 @@ fn register(id: &str) -> Result<(), &'static CStr> {
         Option<LifecycleHookAdd>,
     ) = unsafe {
         (
-            find(c"TSPluginRegister"),
-            find(c"TSContCreate"),
-            find(c"TSLifecycleHookAdd"),
+            find_symbol(c"TSPluginRegister"),
+            find_symbol(c"TSContCreate"),
+            find_symbol(c"TSLifecycleHookAdd"),
         )
     };
     let name = c_text(id, LINE_LIMIT);
@@ -207,9 +207,9 @@ fn write(level: Level, text: &str) {
     };
     let text = c_text(&format!("memprof: {text}"), LINE_LIMIT);
     // SAFETY: ts/ts.h declares them so. An older server has only `TSError`.
-    let print: Option<Print> = unsafe { find(name) };
+    let print: Option<Print> = unsafe { find_symbol(name) };
     // SAFETY: as above.
-    if let Some(print) = print.or_else(|| unsafe { find(c"TSError") }) {
+    if let Some(print) = print.or_else(|| unsafe { find_symbol(c"TSError") }) {
         // SAFETY: the text is no format.
         unsafe { print(c"%s".as_ptr(), text.as_ptr()) };
     }

@@ -1,4 +1,4 @@
-//! JSON as values of Lua: objects and arrays become tables. What is null is nil, so a table does not have it.
+//! Converts JSON to Lua values: objects and arrays become tables. Null becomes nil, so a table does not contain it.
 #![expect(unsafe_code, reason = "the API of Lua")]
 
 use std::ffi::{c_char, c_int};
@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::State;
 use crate::adapters::host_symbols::{HostSymbols, MissingSymbol};
 
-/// What is used of lua.h and lauxlib.h. `lua_Integer` has 64 bits in all versions; the index of `lua_rawseti` had 32
+/// Functions of lua.h and lauxlib.h. `lua_Integer` has 64 bits in all versions; the index of `lua_rawseti` has 32 bits
 /// up to 5.2, in the same register.
 #[derive(Clone, Copy)]
 pub(super) struct LuaValueApi {
@@ -19,15 +19,16 @@ pub(super) struct LuaValueApi {
     push_integer: unsafe extern "C-unwind" fn(State, i64),
     push_number: unsafe extern "C-unwind" fn(State, f64),
     set: unsafe extern "C-unwind" fn(State, c_int),
-    set_at: unsafe extern "C-unwind" fn(State, c_int, i64),
-    make_room: unsafe extern "C-unwind" fn(State, c_int, *const c_char),
+    set_index: unsafe extern "C-unwind" fn(State, c_int, i64),
+    check_stack: unsafe extern "C-unwind" fn(State, c_int, *const c_char),
 }
 
 impl LuaValueApi {
-    pub(super) fn of(host: &HostSymbols) -> Result<Self, MissingSymbol> {
+    /// Looks up the functions.
+    pub(super) fn find(host: &HostSymbols) -> Result<Self, MissingSymbol> {
         #[expect(clippy::multiple_unsafe_ops_per_block, reason = "one promise for all")]
-        // SAFETY: lua.h and lauxlib.h declare them so, from 5.1 to 5.4. What lua_pushlstring returns, nothing
-        // in 5.1 and a pointer elsewhere, is ignored.
+        // SAFETY: lua.h and lauxlib.h declare functions of these types, from 5.1 to 5.4. The result of lua_pushlstring,
+        // which 5.1 does not have, is ignored.
         unsafe {
             Ok(Self {
                 create_table: host.find(c"lua_createtable")?,
@@ -37,26 +38,26 @@ impl LuaValueApi {
                 push_integer: host.find(c"lua_pushinteger")?,
                 push_number: host.find(c"lua_pushnumber")?,
                 set: host.find(c"lua_rawset")?,
-                set_at: host.find(c"lua_rawseti")?,
-                make_room: host.find(c"luaL_checkstack")?,
+                set_index: host.find(c"lua_rawseti")?,
+                check_stack: host.find(c"luaL_checkstack")?,
             })
         }
     }
 
-    /// Pushes a value.
+    /// Pushes a value onto the stack.
     ///
     /// # Safety
-    /// `state` is a Lua of these functions, in a protected call: errors of Lua leave through these frames, which
-    /// hold nothing that has to be dropped.
+    /// `state` is a Lua of these functions, in a protected call: Lua's errors unwind through these frames, which hold
+    /// no value that must be dropped.
     #[expect(clippy::multiple_unsafe_ops_per_block, reason = "one promise for all")]
     pub(super) unsafe fn push(&self, state: State, value: &Value) {
-        // SAFETY: lua.h: each takes and leaves what it says there; texts are copied. There is room for a table, a
-        // key and a value.
+        // SAFETY: lua.h: each function pops and pushes the documented values, and copies texts. `check_stack` ensures
+        // room for a table, a key and a value.
         unsafe {
-            (self.make_room)(state, 3, c"the reply is too deep".as_ptr());
+            (self.check_stack)(state, 3, c"the reply is too deep".as_ptr());
             match value {
                 Value::Null => (self.push_nil)(state),
-                Value::Bool(is) => (self.push_boolean)(state, (*is).into()),
+                Value::Bool(boolean) => (self.push_boolean)(state, (*boolean).into()),
                 Value::Number(number) => match number.as_i64() {
                     Some(integer) => (self.push_integer)(state, integer),
                     None => (self.push_number)(state, number.as_f64().unwrap_or(f64::NAN)),
@@ -64,9 +65,9 @@ impl LuaValueApi {
                 Value::String(text) => self.push_text(state, text),
                 Value::Array(items) => {
                     (self.create_table)(state, 0, 0);
-                    for (item, at) in items.iter().zip(1..) {
+                    for (item, index) in items.iter().zip(1..) {
                         self.push(state, item);
-                        (self.set_at)(state, -2, at);
+                        (self.set_index)(state, -2, index);
                     }
                 }
                 Value::Object(members) => {
@@ -81,10 +82,12 @@ impl LuaValueApi {
         }
     }
 
+    /// Pushes a text onto the stack.
+    ///
     /// # Safety
-    /// As [`LuaValueApi::push`].
+    /// Those of [`LuaValueApi::push`].
     pub(super) unsafe fn push_text(&self, state: State, text: &str) {
-        // SAFETY: promised by the caller; the text is copied.
+        // SAFETY: the caller promises a protected call in `state`; lua_pushlstring copies the text.
         unsafe { (self.push_string)(state, text.as_ptr().cast(), text.len()) };
     }
 }

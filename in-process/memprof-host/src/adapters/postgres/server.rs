@@ -3,7 +3,7 @@
 use std::ffi::{c_char, c_int, c_void};
 use std::ptr;
 
-use crate::adapters::host_symbols::find;
+use crate::adapters::host_symbols::find_symbol;
 use crate::adapters::log::c_text;
 
 /// postgres.h, `Datum`.
@@ -120,19 +120,25 @@ impl Server {
         // SAFETY: builtins.h, palloc.h, mb/pg_wchar.h, miscadmin.h and elog.h declare them so in all versions.
         Some(unsafe {
             Self {
-                text_to_cstring: find(c"text_to_cstring")?,
-                process_interrupts: find(c"ProcessInterrupts")?,
-                palloc_extended: find(c"palloc_extended")?,
-                get_database_encoding: find(c"GetDatabaseEncoding")?,
-                interrupt_pending: find(c"InterruptPending")?,
+                text_to_cstring: find_symbol(c"text_to_cstring")?,
+                process_interrupts: find_symbol(c"ProcessInterrupts")?,
+                palloc_extended: find_symbol(c"palloc_extended")?,
+                get_database_encoding: find_symbol(c"GetDatabaseEncoding")?,
+                interrupt_pending: find_symbol(c"InterruptPending")?,
                 error: Error {
                     begin: match version / 10_000 {
-                        ..13 => Begin::WithPlace(find(c"errstart")?, find(c"errfinish")?),
-                        13 => Begin::Alone(20, find(c"errstart")?, find(c"errfinish")?),
-                        14.. => Begin::Alone(21, find(c"errstart")?, find(c"errfinish")?),
+                        ..13 => {
+                            Begin::WithPlace(find_symbol(c"errstart")?, find_symbol(c"errfinish")?)
+                        }
+                        13 => {
+                            Begin::Alone(20, find_symbol(c"errstart")?, find_symbol(c"errfinish")?)
+                        }
+                        14.. => {
+                            Begin::Alone(21, find_symbol(c"errstart")?, find_symbol(c"errfinish")?)
+                        }
                     },
-                    code: find(c"errcode")?,
-                    message: find(c"errmsg_internal")?,
+                    code: find_symbol(c"errcode")?,
+                    message: find_symbol(c"errmsg_internal")?,
                 },
             }
         })
