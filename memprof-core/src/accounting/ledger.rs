@@ -19,7 +19,7 @@ const NOTABLE_SHARE: f64 = 0.10;
 /// Least size of a reported part, in bytes.
 const NOTABLE_BYTES: u64 = 16 << 20;
 
-/// Resident memory of a process as the kernel counts it (proc_pid_status(5)), in bytes.
+/// Resident memory of a process as the kernel counts it (`proc_pid_status(5)`), in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ResidentMemory {
     pub anonymous: u64,

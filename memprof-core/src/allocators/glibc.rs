@@ -105,7 +105,7 @@ impl Glibc {
         self.heap_totals().map(HeapUsage::Detailed)
     }
 
-    /// Output of malloc_info(3), as XML.
+    /// Output of `malloc_info(3)`, as XML.
     pub(crate) fn printout(&self) -> Result<Printout> {
         let info = self
             .functions

@@ -213,7 +213,7 @@ fn program_path() -> Option<&'static Path> {
     path.is_absolute().then_some(path)
 }
 
-/// Text of the mappings of `objects` in the format of proc_pid_maps(5), for a process without /proc.
+/// Text of the mappings of `objects` in the format of `proc_pid_maps(5)`, for a process without /proc.
 pub(crate) fn maps_text(objects: &[LoadedObject]) -> String {
     let mut text = String::new();
     for object in objects {

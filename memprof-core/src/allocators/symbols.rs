@@ -149,7 +149,7 @@ pub(crate) fn malloc() -> Option<usize> {
     Some(libc::malloc as *const () as usize)
 }
 
-/// Handle of an object that the loader never unloads (RTLD_NODELETE).
+/// Handle of an object that the loader never unloads (`RTLD_NODELETE`).
 #[derive(Debug)]
 struct RetainedObject(NonNull<c_void>);
 

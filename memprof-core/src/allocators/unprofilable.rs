@@ -10,7 +10,7 @@ use crate::identity::AllocatorIdentity;
 /// Options with which a jemalloc must start to be profilable.
 pub(crate) const PROFILING_CONF: &str = "prof:true,prof_active:false";
 
-/// Remedy for a process in which the loader ignores LD_PRELOAD.
+/// Remedy for a process in which the loader ignores `LD_PRELOAD`.
 const NO_PRELOAD_REMEDY: &str = "this process runs in secure-execution mode (AT_SECURE), in which the loader \
      ignores LD_PRELOAD: start it without changing uid (setpriv --reuid=USER --regid=GROUP \
      --init-groups), or use /etc/ld.so.preload and /etc/malloc.conf";
@@ -261,7 +261,7 @@ pub(crate) fn malloc_variables() -> Vec<(String, String)> {
 }
 
 /// Whether the loader and jemalloc ignore the environment, as after a setuid start or with file capabilities
-/// (AT_SECURE).
+/// (`AT_SECURE`).
 #[expect(unsafe_code, reason = "getauxval is only declared unsafe")]
 pub fn is_secure_execution() -> bool {
     // SAFETY: getauxval(3) reads a constant of this process.

@@ -118,7 +118,7 @@ fn nearest_limit() -> Option<Headroom> {
         .min_by_key(|each| each.bytes)
 }
 
-/// `MemAvailable` of proc_meminfo(5), in bytes.
+/// `MemAvailable` of `proc_meminfo(5)`, in bytes.
 fn parse_mem_available(meminfo: &str) -> Option<u64> {
     let line = meminfo
         .lines()

@@ -23,7 +23,7 @@ use crate::dumps::publish::copy;
 use crate::error::{Error, ErrorKind, Result};
 use crate::lock::lock;
 
-/// Usual mount point of a memory file system (shm_open(3)).
+/// Usual mount point of a memory file system (`shm_open(3)`).
 const SHARED_MEMORY: &str = "/dev/shm";
 /// `TMPFS_MAGIC` of linux/magic.h.
 const TMPFS: i64 = 0x0102_1994;

@@ -136,7 +136,7 @@ impl Profiler {
     }
 
     /// Called at the plugin's end: stops watching, and takes the dump of an `at_exit` rule unless
-    /// [`exit`](Self::exit) did.
+    /// [`take_exit_dump`](Self::take_exit_dump) did.
     pub fn shut_down(&self) {
         if let Some(watcher) = self.automatic_dumps.watcher() {
             watcher.stop();

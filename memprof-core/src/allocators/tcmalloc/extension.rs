@@ -15,7 +15,7 @@ pub(super) const OWNERSHIP: &CStr = c"MallocExtension_GetOwnership";
 pub(super) const RELEASE: &CStr = c"MallocExtension_ReleaseFreeMemory";
 pub(super) const VERSION: &CStr = c"tc_version";
 
-/// `MallocExtension_kOwned` of malloc_extension_c.h.
+/// `MallocExtension_kOwned` of `malloc_extension_c.h`.
 const OWNED: c_int = 1;
 
 /// Buffer for `MallocExtension_GetStats`, in bytes. From 10,000 bytes on the text also lists each size class.

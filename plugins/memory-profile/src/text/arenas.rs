@@ -1,4 +1,4 @@
-//! Summarizes malloc_info(3): one line per arena of glibc instead of XML.
+//! Summarizes `malloc_info(3)`: one line per arena of glibc instead of XML.
 
 use super::bytes;
 
@@ -15,7 +15,7 @@ struct Arena {
     free: u64,
 }
 
-/// Text about the arenas, largest first. `None` if `info` is not the output of malloc_info(3).
+/// Text about the arenas, largest first. `None` if `info` is not the output of `malloc_info(3)`.
 pub(super) fn arenas_text(info: &str) -> Option<String> {
     let mut arenas: Vec<Arena> = Vec::new();
     let mut total = Arena::default();
