@@ -37,6 +37,7 @@ pub enum Cause {
 }
 
 impl Error {
+    /// Creates an error without cause and remedy.
     pub(crate) fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
         Self {
             kind,

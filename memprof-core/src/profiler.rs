@@ -246,6 +246,7 @@ fn needs_jemalloc_error(has: &str) -> Error {
     Error::new(ErrorKind::Unsupported, message).remedy(Unprofilable::no_profiler(None).remedy())
 }
 
+/// Converts a path to text for a reply, replacing bytes that are not UTF-8.
 fn path_text(path: Option<PathBuf>) -> Option<String> {
     path.map(|path| path.display().to_string())
 }

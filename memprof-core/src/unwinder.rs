@@ -94,6 +94,7 @@ struct WalkerRecord {
 const INACTIVE: &str = "ours is installed by `activate`";
 
 impl Unwinder {
+    /// Creates an unwinder without installed walkers.
     pub(crate) fn new(settings: UnwinderSettings) -> Self {
         let state = UnwinderState {
             setting: settings.choice,
@@ -182,6 +183,7 @@ impl Unwinder {
             .collect()
     }
 
+    /// Chosen setting, number of rules read, and the state of each jemalloc's walker.
     pub(crate) fn status(&self) -> UnwinderStatus {
         let state = lock(&self.state);
         UnwinderStatus {
@@ -199,6 +201,7 @@ impl Drop for Unwinder {
 }
 
 impl UnwinderState {
+    /// Restores the built-in walker of each jemalloc at the end of an activation.
     fn remove_all(&mut self) {
         for record in &mut self.allocators {
             record.remove(INACTIVE.to_owned());
@@ -242,6 +245,7 @@ impl WalkerRecord {
         format!("only {agreed} of {compared} stacks were those that the allocator found")
     }
 
+    /// Counts of memprof's walker since its installation; 0 if it was never installed.
     fn counts(&self) -> installed_walker::HookStats {
         self.walker.as_ref().map_or(
             installed_walker::HookStats::default(),
@@ -249,6 +253,7 @@ impl WalkerRecord {
         )
     }
 
+    /// State of this jemalloc's walker, as `status` reports it.
     fn status(&self) -> WalkerStatus {
         let counts = self.counts();
         WalkerStatus {

@@ -21,12 +21,12 @@ impl Arguments {
         let mut words: Vec<(String, String)> = Vec::new();
         for word in split_words(args)? {
             let Some((key, value)) = word.split_once('=').filter(|(key, _)| !key.is_empty()) else {
-                return Err(invalid(format!(
+                return Err(invalid_argument(format!(
                     "argument {word:?} is not of the form key=value"
                 )));
             };
             if words.iter().any(|(known, _)| known == key) {
-                return Err(invalid(format!("argument {key:?} is given twice")));
+                return Err(invalid_argument(format!("argument {key:?} is given twice")));
             }
             words.push((key.to_owned(), value.to_owned()));
         }
@@ -62,7 +62,7 @@ impl Arguments {
     /// `InvalidArgument`: the key is absent.
     pub fn require(&mut self, key: &'static str) -> Result<String, Failure> {
         self.take(key)
-            .ok_or_else(|| invalid(format!("argument {key:?} is missing")))
+            .ok_or_else(|| invalid_argument(format!("argument {key:?} is missing")))
     }
 
     /// Checks that every argument was taken.
@@ -78,11 +78,12 @@ impl Arguments {
             [] => "this message takes no arguments".to_owned(),
             known => format!("valid arguments: {}", known.join(", ")),
         };
-        Err(invalid(format!("unknown argument {key:?}")).remedy(remedy))
+        Err(invalid_argument(format!("unknown argument {key:?}")).remedy(remedy))
     }
 }
 
-fn invalid(message: String) -> Failure {
+/// Failure of kind `InvalidArgument`.
+fn invalid_argument(message: String) -> Failure {
     Failure::new(MEMPROF_INVALID_ARGUMENT, message)
 }
 
@@ -104,7 +105,9 @@ fn split_words(args: &str) -> Result<Vec<String>, Failure> {
         }
     }
     if quoted {
-        return Err(invalid(format!("a quote is left open in {args:?}")));
+        return Err(invalid_argument(format!(
+            "a quote is left open in {args:?}"
+        )));
     }
     words.extend(word);
     Ok(words)

@@ -61,6 +61,7 @@ impl Host {
         Self(address)
     }
 
+    /// The host's struct.
     fn raw(&self) -> &memprof_host_t {
         // SAFETY: The caller of `new` guarantees that the struct outlives the plugin.
         unsafe { self.0.as_ref() }
@@ -130,6 +131,7 @@ impl Host {
     }
 }
 
+/// Number of a log level in memprof.h.
 fn level_number(level: log::Level) -> memprof_log_level_t {
     match level {
         log::Level::Error => MEMPROF_LOG_ERROR,

@@ -86,6 +86,7 @@ impl InFlightCalls {
         });
     }
 
+    /// Whether a call in process `own` is running.
     fn any_in_flight(&self, own: u32) -> bool {
         count_for_process(self.0.load(Ordering::SeqCst), own) > 0
     }
@@ -110,6 +111,7 @@ fn count_for_process(state: u64, own: u32) -> u32 {
 struct InFlightCall(());
 
 impl InFlightCall {
+    /// Begins a call; its end is counted when the guard is dropped.
     fn begin() -> Self {
         IN_FLIGHT.add(process::id());
         Self(())

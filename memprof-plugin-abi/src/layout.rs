@@ -50,6 +50,7 @@ pub const fn header() -> LibHeader {
 
 /// Constructor of the root module, called by abi_stable.
 extern "C" fn module() -> RootModuleResult {
+    /// Value of [`Layout::structs`]; never called.
     unsafe extern "C" fn structs(
         _: *const memprof_plugin_entry_t,
         _: *const memprof_host_t,

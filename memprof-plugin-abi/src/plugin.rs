@@ -73,9 +73,10 @@ impl Message {
     unsafe_code,
     reason = "reads back the text that `Message::new` borrowed"
 )]
-fn static_text(static_text: memprof_str_t) -> &'static str {
+/// The text of a field that [`Message::new`] set.
+fn static_text(text: memprof_str_t) -> &'static str {
     // SAFETY: `Message::new` is the only constructor, and borrows a `&'static str`.
-    unsafe { static_text.as_str() }.expect("it was a str")
+    unsafe { text.as_str() }.expect("it was a str")
 }
 
 /// Exports a type that implements [`Plugin`] as the library's plugin: defines the symbol

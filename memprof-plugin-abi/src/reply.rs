@@ -144,6 +144,7 @@ impl Reply<'_> {
     }
 }
 
+/// Failure to read the file of a body.
 fn read_error(error: &io::Error) -> Failure {
     Failure::io("read the body", error)
 }

@@ -42,6 +42,7 @@ impl ResidentMemory {
         })
     }
 
+    /// Resident memory in bytes (RSS).
     fn total(&self) -> u64 {
         self.anonymous + self.file + self.shared
     }
@@ -170,6 +171,7 @@ pub(crate) struct EarlierLedger {
     pub ago: Duration,
 }
 
+/// Finding if the live heap grew notably since the earlier ledger.
 fn growth_finding(live_bytes: u64, earlier: Option<EarlierLedger>) -> Option<LedgerFinding> {
     let EarlierLedger { allocated, ago } = earlier?;
     let grown = live_bytes.saturating_sub(allocated);
@@ -219,6 +221,7 @@ fn fragmentation_finding(heap: &HeapTotals, lost: u64) -> Option<LedgerFinding> 
     })
 }
 
+/// Finding if dirty pages are a notable share of RSS.
 fn dirty_finding(dirty: u64, rss: u64) -> Option<LedgerFinding> {
     let share = dirty as f64 / rss.max(1) as f64;
     (share > NOTABLE_SHARE && dirty >= NOTABLE_BYTES).then(|| LedgerFinding {
@@ -234,6 +237,7 @@ fn dirty_finding(dirty: u64, rss: u64) -> Option<LedgerFinding> {
     })
 }
 
+/// Finding if memory outside of every allocator is a notable share of RSS.
 fn outside_finding(bytes: u64, rss: u64) -> Option<LedgerFinding> {
     let share = bytes as f64 / rss.max(1) as f64;
     (share > NOTABLE_SHARE && bytes >= NOTABLE_BYTES).then(|| LedgerFinding {
@@ -249,6 +253,7 @@ fn outside_finding(bytes: u64, rss: u64) -> Option<LedgerFinding> {
     })
 }
 
+/// Finding if a notable share of the cgroup's limit is not this process's RSS.
 fn page_cache_finding(cgroup: Option<Cgroup>, rss: u64) -> Option<LedgerFinding> {
     let Cgroup {
         usage_bytes,
@@ -269,6 +274,7 @@ fn page_cache_finding(cgroup: Option<Cgroup>, rss: u64) -> Option<LedgerFinding>
     })
 }
 
+/// Formats a share as a whole percentage: `12 %`.
 fn percent(share: f64) -> String {
     format!("{:.0} %", share * 100.0)
 }

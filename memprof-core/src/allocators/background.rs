@@ -78,6 +78,7 @@ fn max_background_threads(jemalloc: &Jemalloc) -> Result<u64> {
         .map_err(|errno| Error::mallctl("opt.max_background_threads", errno))
 }
 
+/// Reads whether background threads are on, and their limit.
 fn read_state(jemalloc: &Jemalloc) -> Result<BackgroundThreads> {
     let mallctl = &jemalloc.mallctl;
     Ok(BackgroundThreads {

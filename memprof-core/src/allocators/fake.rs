@@ -36,6 +36,7 @@ pub(crate) fn fake_mallctl<B: Behaviour + 'static>() -> Mallctl {
     unsafe { Mallctl::new(mallctl::<B>, Some(stats_print::<B>)) }
 }
 
+/// Implements `mallctl` of the fake for the names that tests use.
 unsafe extern "C" fn mallctl<B: Behaviour>(
     name: *const c_char,
     old: *mut c_void,
@@ -74,6 +75,7 @@ unsafe extern "C" fn mallctl<B: Behaviour>(
     }
 }
 
+/// Implements `malloc_stats_print` of the fake.
 unsafe extern "C" fn stats_print<B: Behaviour>(
     write: StatsCallback,
     opaque: *mut c_void,

@@ -136,22 +136,26 @@ fn owns_malloc(mallctl: &Mallctl) -> bool {
 }
 
 impl Jemalloc {
+    /// Fails unless this jemalloc was built and started with profiling.
     pub(crate) fn require_profiling(&self) -> Result<()> {
         self.unprofilable
             .clone()
             .map_or(Ok(()), |reason| Err(reason.into()))
     }
 
+    /// Whether sampling is on (`prof.active`).
     pub(crate) fn is_active(&self) -> bool {
         // Without `opt.prof`, `prof.active` reads as 0 and means nothing.
         self.opt_prof && self.mallctl.read_bool(c"prof.active").unwrap_or(false)
     }
 
+    /// Mean bytes between samples. `None` without profiling.
     pub(crate) fn sample_interval(&self) -> Option<u64> {
         let lg_sample = self.lg_sample().filter(|_| self.opt_prof)?;
         1u64.checked_shl(lg_sample as u32)
     }
 
+    /// Starts sampling. A new `interval` drops all samples, because jemalloc sets it by `prof.reset`.
     pub(crate) fn activate(&self, interval: Option<SampleInterval>) -> Result<Vec<String>> {
         self.require_profiling()?;
         let mut warnings = Vec::new();
@@ -164,6 +168,7 @@ impl Jemalloc {
         Ok(warnings)
     }
 
+    /// Stops sampling. Does nothing in a jemalloc without profiling.
     pub(crate) fn deactivate(&self) -> Result<()> {
         if !self.opt_prof {
             return Ok(());
@@ -171,6 +176,7 @@ impl Jemalloc {
         self.set_active(false)
     }
 
+    /// Drops all samples, and sets the interval if given.
     pub(crate) fn reset(&self, interval: Option<SampleInterval>) -> Result<()> {
         self.require_profiling()?;
         let lg_sample = match interval {
@@ -199,6 +205,7 @@ impl Jemalloc {
         Some(self.mallctl.read::<usize>(INTERNAL).ok()? as u64)
     }
 
+    /// Heap totals. `None` if it was built without statistics.
     pub(crate) fn totals(&self) -> Result<Option<HeapUsage>> {
         if !self.config_stats {
             return Ok(None);
@@ -207,6 +214,7 @@ impl Jemalloc {
         Ok(Some(HeapUsage::Detailed(totals)))
     }
 
+    /// Output of `malloc_stats_print`; without `options`, the plugin's default ones.
     pub(crate) fn printout(&self, options: Option<&PrintOptions>) -> Result<Printout> {
         if self.mallctl.stats_print().is_none() {
             return Err(self.no_printout_error());
@@ -217,6 +225,7 @@ impl Jemalloc {
         }
     }
 
+    /// Purges the unused dirty pages of all arenas (`arena.<i>.purge`).
     pub(crate) fn purge(&self) -> Result<()> {
         // 4096 stands for all arenas (jemalloc(3), MALLCTL_ARENAS_ALL).
         const PURGE: &CStr = c"arena.4096.purge";
@@ -246,6 +255,8 @@ impl Jemalloc {
         ))
     }
 
+    /// `Unsupported` error for a jemalloc whose function `name` is interposed: its printout may abort the
+    /// process.
     fn interposed_printout_error(&self, name: &str) -> Error {
         Error::new(
             ErrorKind::Unsupported,

@@ -293,6 +293,7 @@ unsafe extern "C" fn forward_piece(opaque: *mut c_void, piece: *const c_char) {
     }
 }
 
+/// Converts the return value of `mallctl`, which is 0 or an errno.
 fn check_status(rc: c_int) -> Result<(), Errno> {
     match rc {
         0 => Ok(()),

@@ -130,6 +130,7 @@ impl Mimalloc {
         })
     }
 
+    /// Output of `mi_stats_print_out`.
     pub(crate) fn printout(&self) -> Result<Printout> {
         let stats = self
             .functions

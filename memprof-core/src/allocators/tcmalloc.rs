@@ -142,6 +142,7 @@ impl Tcmalloc {
         missing.map(|error| Unprofilable::Incomplete(Box::new(error.clone())))
     }
 
+    /// Whether the sample interval is above 0.
     pub(crate) fn is_active(&self) -> bool {
         let rate = self
             .profiler
@@ -150,11 +151,14 @@ impl Tcmalloc {
         rate.is_ok_and(|interval| interval > 0)
     }
 
+    /// Mean bytes between samples, the most recent one while sampling is off. `None` without a profiler.
     pub(crate) fn sample_interval(&self) -> Option<u64> {
         self.profiler.as_ref().ok()?;
         Some(self.interval()).filter(|interval| *interval > 0)
     }
 
+    /// Starts sampling, at `interval`, the most recent interval or 512 KiB. Returns warnings about its cost
+    /// and older samples.
     pub(crate) fn activate(&self, interval: Option<SampleInterval>) -> Result<Vec<String>> {
         let profiler = self.profiler()?;
         let before = self.interval();
@@ -193,6 +197,7 @@ impl Tcmalloc {
         Ok(warnings)
     }
 
+    /// Stops sampling, and stores the interval for later profiles.
     pub(crate) fn deactivate(&self) -> Result<()> {
         let Ok(profiler) = &self.profiler else {
             return Ok(());
@@ -201,6 +206,10 @@ impl Tcmalloc {
         profiler.rate.set(0, &self.extension, &self.identity)
     }
 
+    /// Always fails, because tcmalloc cannot drop samples.
+    ///
+    /// # Errors
+    /// `Unsupported`.
     pub(crate) fn reset(&self) -> Result<()> {
         self.profiler()?;
         let message = format!(
@@ -220,6 +229,7 @@ impl Tcmalloc {
         Some(string.saturating_add(string / 3))
     }
 
+    /// Writes a heap or growth profile to `scratch` and checks it.
     pub(crate) fn write_profile(
         &self,
         kind: ProfileKind,
@@ -256,17 +266,20 @@ impl Tcmalloc {
         }))
     }
 
+    /// Output of `MallocExtension_GetStats`.
     pub(crate) fn printout(&self) -> Result<Printout> {
         self.extension
             .stats_text()
             .ok_or_else(|| self.missing_symbol_error(extension::STATS))
     }
 
+    /// Releases all free pages of the page heap.
     pub(crate) fn purge(&self) -> Result<()> {
         let released = self.extension.release();
         released.ok_or_else(|| self.missing_symbol_error(extension::RELEASE))
     }
 
+    /// C functions that the build lacks.
     pub(crate) fn missing_symbols(&self) -> &[&'static str] {
         &self.extension.missing
     }

@@ -73,6 +73,7 @@ pub(crate) fn gather(
 }
 
 impl AllocatorFacts {
+    /// Reads the facts of one allocator.
     pub(crate) fn new(backend: &Backend) -> Self {
         let identity = backend.identity();
         Self {
@@ -86,6 +87,7 @@ impl AllocatorFacts {
 }
 
 impl JemallocFacts {
+    /// Reads the options of one jemalloc that concern profiling.
     pub(crate) fn new(
         jemalloc: &Jemalloc,
         allocated: Option<u64>,
@@ -151,6 +153,7 @@ pub(crate) fn unlinked_conf(jemalloc: &Jemalloc) -> Option<String> {
     (!metadata.is_symlink()).then_some(path)
 }
 
+/// Names of the objects' files, without directories.
 fn file_names(objects: &[LoadedObject]) -> Vec<String> {
     let names = objects.iter().filter_map(|object| object.path.file_name());
     names
@@ -158,6 +161,7 @@ fn file_names(objects: &[LoadedObject]) -> Vec<String> {
         .collect()
 }
 
+/// Whether the file is musl's loader or C library.
 fn is_musl(path: &Path) -> bool {
     let name = path.file_name().and_then(OsStr::to_str);
     name.is_some_and(|name| name.starts_with("ld-musl-") || name.starts_with("libc.musl-"))

@@ -170,6 +170,7 @@ pub(super) fn ignored_options(source: &ConfSource) -> Vec<String> {
 }
 
 impl ConfSource {
+    /// Whether the source is an environment variable (`MALLOC_CONF`, `_RJEM_MALLOC_CONF`).
     pub(super) fn is_environment(&self) -> bool {
         self.name.ends_with("MALLOC_CONF")
     }

@@ -71,6 +71,7 @@ pub(crate) fn shortage(rest: u64) -> Option<Error> {
     shortage_error(nearest_limit(), rest)
 }
 
+/// Pure part of [`shortage`], given the limit with the least headroom.
 fn shortage_error(nearest: Option<Headroom>, rest: u64) -> Option<Error> {
     let nearest =
         nearest.filter(|nearest| nearest.bytes < rest.min(MAX_WRITE_AHEAD) + ABANDON_RESERVE)?;
@@ -79,6 +80,7 @@ fn shortage_error(nearest: Option<Headroom>, rest: u64) -> Option<Error> {
     )))
 }
 
+/// Pure part of [`require`], given the limit with the least headroom.
 fn require_in(nearest: Option<Headroom>, bytes: u64) -> Result<()> {
     match nearest {
         Some(nearest) if nearest.bytes < bytes.saturating_add(RESERVE) => {
@@ -92,6 +94,7 @@ fn require_in(nearest: Option<Headroom>, bytes: u64) -> Result<()> {
     }
 }
 
+/// `Io` error with ENOMEM, and a remedy to free memory or sample more coarsely.
 fn out_of_memory_error(message: String) -> Error {
     Error::new(ErrorKind::Io, message).errno(Errno::NOMEM).remedy(
         "free memory, raise the limit, or sample more coarsely (reset sample_interval=4MiB, which \

@@ -144,6 +144,7 @@ fn parse_totals(line: &[u8]) -> Option<(u64, u64)> {
     Some((objects.parse().ok()?, bytes.parse().ok()?))
 }
 
+/// The line as text. `None` if it is not UTF-8.
 fn line_text(line: &[u8]) -> Option<&str> {
     std::str::from_utf8(line).ok()
 }

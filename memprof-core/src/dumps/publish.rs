@@ -122,6 +122,7 @@ fn rename(directory: &OwnedFd, from: &str, to: &str) -> Result<(), Errno> {
     }
 }
 
+/// Removes a file; an error is only logged.
 fn remove(directory: &OwnedFd, name: &str) {
     if let Err(errno) = rustix::fs::unlinkat(directory, name, AtFlags::empty()) {
         log::warn!("failed to remove {name}: {errno}");

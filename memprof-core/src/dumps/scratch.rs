@@ -89,10 +89,12 @@ impl Scratch {
         })
     }
 
+    /// Creates a memfd, which the allocator opens by its descriptor in /proc.
     fn in_memfd() -> io::Result<Self> {
         Self::in_memfd_with_path(ScratchPath::Descriptor)
     }
 
+    /// Creates a memfd with this kind of path.
     fn in_memfd_with_path(name: ScratchPath) -> io::Result<Self> {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let memory = retry_on_intr(|| rustix::fs::memfd_create("memprof-dump", flags))?;
@@ -173,6 +175,7 @@ impl Scratch {
         true
     }
 
+    /// Size of the file in bytes; 0 if the descriptor was closed.
     fn written_bytes(&self) -> u64 {
         let stat = self.file.get().and_then(rustix::fs::fstat);
         stat.map_or(0, |stat| stat.st_size.unsigned_abs())

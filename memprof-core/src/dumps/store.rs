@@ -247,6 +247,7 @@ impl Store {
         })
     }
 
+    /// Checks that the directory belongs to this user and that no other may write to it.
     fn check_ownership(&self, stat: &Stat) -> Result<()> {
         let own = rustix::process::geteuid().as_raw();
         let complaint = if stat.st_uid != own {
@@ -269,6 +270,7 @@ impl Store {
         )))
     }
 
+    /// Opens the directory; fails on a symbolic link.
     fn open(&self) -> std::result::Result<OwnedFd, Errno> {
         let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         retry_on_intr(|| rustix::fs::open(&self.directory, flags, Mode::empty()))
@@ -341,6 +343,7 @@ impl Store {
     }
 }
 
+/// Name of a dump's file.
 fn file_name(name: &DumpName) -> String {
     format!("{name}{EXTENSION}")
 }

@@ -49,6 +49,7 @@ pub(super) struct AgeClock {
 }
 
 impl AgeClock {
+    /// Creates a stopped clock, set to the system's time.
     pub(super) fn new() -> Self {
         let since = SystemTime::now().duration_since(UNIX_EPOCH);
         Self {

@@ -96,6 +96,7 @@ impl Allocators {
         self.all().iter().any(|each| each.has_new_interception())
     }
 
+    /// All allocators of the most recent search.
     pub(super) fn all(&self) -> BackendList {
         Arc::clone(&lock(&self.0).backends)
     }

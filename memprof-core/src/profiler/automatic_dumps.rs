@@ -41,6 +41,7 @@ pub(super) struct AutomaticDumps {
 }
 
 impl AutomaticDumps {
+    /// Replaces the watcher.
     fn set_watcher(&self, watcher: &Arc<Watcher>) {
         *lock(&self.watcher) = Some(Arc::clone(watcher));
     }
@@ -185,12 +186,14 @@ impl Profiler {
         }
     }
 
+    /// State of each watch rule, as `status` reports it; empty without rules.
     pub(super) fn watch_status(&self) -> Vec<WatchStatus> {
         self.automatic_dumps
             .watcher()
             .map_or(Vec::new(), |watcher| watcher.status())
     }
 
+    /// State of the high-water watch. `None` while there is none.
     pub(super) fn gdump_status(&self) -> Option<GdumpStatus> {
         self.automatic_dumps.watcher()?.gdump_status()
     }
@@ -246,6 +249,7 @@ impl Profiler {
     }
 }
 
+/// Logs the trigger, size and path of an automatic dump.
 fn log_dump(report: &DumpReport, trigger: &Trigger) {
     let path = report.largest.path.display();
     let stacks = match report.largest.stacks {

@@ -191,6 +191,7 @@ impl Profiler {
     }
 }
 
+/// `Internal` error: `require_profile` passed, but no backend could be dumped.
 fn no_dump_error() -> Error {
     Error::new(ErrorKind::Internal, "no allocator was dumped")
 }

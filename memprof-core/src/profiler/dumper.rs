@@ -168,6 +168,7 @@ impl DumperState {
         }
     }
 
+    /// Locks the pending job once `condition` is false. Blocks until then.
     fn wait_while(
         &self,
         condition: impl FnMut(&mut PendingJob) -> bool,

@@ -97,6 +97,7 @@ impl SamplingSwitch {
         self.unwinder.maintain();
     }
 
+    /// State of the walkers, as `status` reports it.
     pub(super) fn unwinder_status(&self) -> UnwinderStatus {
         self.unwinder.status()
     }
@@ -137,6 +138,7 @@ impl SwitchGuard<'_> {
         self.switch.unwinder.install(jemallocs, choice)
     }
 
+    /// Starts or stops recording allocation times; see [`AgeClock::set`].
     pub(super) fn set_ages(&mut self, width: Option<AgeBucketWidth>) {
         self.switch.ages.set(width);
     }

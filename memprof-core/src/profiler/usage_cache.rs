@@ -66,6 +66,7 @@ impl CachedUsage {
 }
 
 impl ReadCost {
+    /// Whether a read of this cost, `age` ago, was too expensive to be repeated yet.
     fn is_fresh(self, age: Duration) -> bool {
         self.elapsed >= CHEAP_READ && age < self.elapsed * REST_FACTOR
     }

@@ -30,6 +30,7 @@ pub(super) fn is_only_sampled(allocator: &AllocatorIdentity) -> bool {
     is_current && !SAMPLED_SEVERAL.load(Ordering::Acquire)
 }
 
+/// Whether sampling is on, or samples are stored.
 fn has_samples() -> bool {
     memprof_sampler::interval() > 0 || memprof_sampler::counts().samples > 0
 }
@@ -90,6 +91,7 @@ impl Interception {
         Self::find_slots().map(|_| Self::new(InterceptionMethod::Hooks(hooks)))
     }
 
+    /// Creates an interception with the state that sampling had before, since the program's start or a fork.
     fn new(method: InterceptionMethod) -> Self {
         Self {
             slots: SlotCounts {
@@ -212,11 +214,16 @@ impl Interception {
         Ok(())
     }
 
+    /// Stops sampling and uninstalls the interception. Samples are kept.
     pub(super) fn stop(&mut self) -> Result<()> {
         memprof_sampler::stop();
         self.uninstall()
     }
 
+    /// Stops sampling and drops all samples.
+    ///
+    /// # Errors
+    /// `Busy`: a thread stays inside the sampler.
     pub(super) fn drop_samples(&mut self) -> Result<()> {
         memprof_sampler::stop();
         self.since = None;
@@ -233,6 +240,7 @@ impl Interception {
         }
     }
 
+    /// Whether the calls are intercepted through jemalloc's hooks.
     pub(super) fn is_hooked(&self) -> bool {
         matches!(self.method, InterceptionMethod::Hooks(_))
     }

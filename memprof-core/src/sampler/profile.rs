@@ -77,6 +77,7 @@ impl<W: Write> ProfileWriter<W> {
         }
     }
 
+    /// Writes the line of a record, and adds it to the totals.
     fn write_record(&mut self, record: &StackRecord<'_>) -> io::Result<()> {
         let [objects, bytes] = match self.is_tallied {
             true => record.at_peak,

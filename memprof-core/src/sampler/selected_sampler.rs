@@ -61,6 +61,7 @@ impl SelectedSampler<'_> {
         self.sampler.is_hooked()
     }
 
+    /// Whether the sampler is on.
     pub(crate) fn is_active(&self) -> bool {
         memprof_sampler::interval() > 0
     }
@@ -162,6 +163,7 @@ impl SelectedSampler<'_> {
         warnings.map(|(_, text)| text).collect()
     }
 
+    /// Stops sampling. Samples taken so far are kept.
     pub(crate) fn stop(mut self) -> Result<()> {
         self.sampler.stop()
     }

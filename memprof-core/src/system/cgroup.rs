@@ -68,10 +68,12 @@ fn find_headroom(membership: &str, read: impl Fn(&str) -> Option<String>) -> Opt
     levels.min_by_key(|(_, bytes)| *bytes)
 }
 
+/// Text of the calling thread's /proc entry that names its cgroups.
 fn read_membership() -> Option<String> {
     std::fs::read_to_string("/proc/thread-self/cgroup").ok()
 }
 
+/// Reads a file below /sys/fs/cgroup. `None` if it cannot be read.
 fn read_cgroup_file(file: &str) -> Option<String> {
     std::fs::read_to_string(format!("/sys/fs/cgroup{file}")).ok()
 }
@@ -99,6 +101,7 @@ fn find_hierarchy<'a>(
 }
 
 impl CgroupHierarchy {
+    /// Reads a file of the cgroup at `path` in this hierarchy.
     fn read_file(
         self,
         path: &str,
@@ -108,10 +111,12 @@ impl CgroupHierarchy {
         read(&format!("{}{path}/{file}", self.root))
     }
 
+    /// Memory usage of the cgroup at `path`, in bytes.
     fn read_usage(self, path: &str, read: &impl Fn(&str) -> Option<String>) -> Option<u64> {
         self.read_file(path, self.usage, read)?.trim().parse().ok()
     }
 
+    /// Usage and limit of the cgroup at `path`.
     fn read_cgroup(self, path: &str, read: &impl Fn(&str) -> Option<String>) -> Option<Cgroup> {
         let limit = self.read_file(path, self.limit, read);
         let limit = limit.and_then(|limit| limit.trim().parse().ok());
@@ -121,6 +126,7 @@ impl CgroupHierarchy {
         })
     }
 
+    /// Bytes of the inactive page cache, which the kernel can reclaim; 0 if unknown.
     fn read_reclaimable(self, path: &str, read: &impl Fn(&str) -> Option<String>) -> u64 {
         let stat = self
             .read_file(path, "memory.stat", read)

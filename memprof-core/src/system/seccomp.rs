@@ -113,6 +113,7 @@ pub fn require_calls() -> Result<()> {
     outcome
 }
 
+/// `Io` error that names the system call at which the filter would kill the process.
 fn blocked_call_error(call: &str) -> Error {
     let message =
         format!("the seccomp filter of this process would end it at {call}, which memprof needs");
@@ -132,6 +133,7 @@ pub(crate) fn filter_count() -> Option<u64> {
     parse_filter_count(&String::from_utf8_lossy(status))
 }
 
+/// Number of filters in the text of /proc/PID/status. `None` if seccomp does not filter.
 fn parse_filter_count(status: &str) -> Option<u64> {
     const FILTERED: u64 = 2;
     let number = |name: &str| -> Option<u64> {
@@ -174,6 +176,7 @@ fn probe_in_child() -> io::Result<Option<&'static str>> {
 struct ProbePage(*mut AtomicUsize);
 
 impl ProbePage {
+    /// Maps a zeroed page that forked children share.
     fn map() -> io::Result<Self> {
         let (access, flags) = (
             libc::PROT_READ | libc::PROT_WRITE,

@@ -161,6 +161,7 @@ impl InstalledWalker {
         Ok(())
     }
 
+    /// Counts of the hook since it was armed.
     pub(super) fn counts(&self) -> HookStats {
         self.hook.counts()
     }

@@ -66,6 +66,7 @@ fn read_payload(memory: &File, start: u64) -> Option<Vec<u8>> {
     })
 }
 
+/// Reads the header of the context at `start` from the process's memory.
 fn read_header(memory: &File, start: u64) -> io::Result<[u8; HEADER_LEN]> {
     let mut header = [0; HEADER_LEN];
     memory.read_exact_at(&mut header, start)?;

@@ -32,6 +32,7 @@ pub(crate) struct HighWaterWatch {
 }
 
 impl HighWaterWatch {
+    /// Starts a watch at `now`; `clock` is the same time of the system clock.
     pub(crate) fn new(limits: GdumpLimits, now: Instant, clock: SystemTime) -> Self {
         Self {
             limits,
@@ -59,6 +60,7 @@ impl HighWaterWatch {
         self.high_water = Some(rss);
     }
 
+    /// Progress of the watch, as messages report it.
     pub(crate) fn status(&self) -> GdumpStatus {
         GdumpStatus {
             taken: self.dump_count,

@@ -35,6 +35,7 @@ pub(crate) struct RuleState {
 }
 
 impl RuleState {
+    /// State of a rule that is set at `now` and has not fired.
     pub(crate) fn new(rule: WatchRule, now: Instant) -> Self {
         Self {
             rule,

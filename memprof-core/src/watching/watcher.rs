@@ -55,6 +55,7 @@ struct WatchState {
 }
 
 impl Watcher {
+    /// Creates a watcher of this process, without a thread.
     pub(crate) fn new(rules: &[WatchRule]) -> Arc<Self> {
         let now = Instant::now();
         let rules = rules
@@ -121,10 +122,12 @@ impl Watcher {
         self.changed.notify_all();
     }
 
+    /// State of the high-water watch. `None` while there is none.
     pub(crate) fn gdump_status(&self) -> Option<GdumpStatus> {
         self.lock().gdump.as_ref().map(HighWaterWatch::status)
     }
 
+    /// State of each rule, with times of the system clock.
     pub(crate) fn status(&self) -> Vec<WatchStatus> {
         let (now, clock) = (Instant::now(), SystemTime::now());
         let time_text = |instant: Instant| {
@@ -202,6 +205,7 @@ impl Watcher {
         }
     }
 
+    /// Locks the state, also after a panic in the polling thread.
     fn lock(&self) -> MutexGuard<'_, WatchState> {
         self.watch.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -65,6 +65,7 @@ pub(crate) fn take_duration(args: &mut Arguments) -> Result<Option<Duration>, Fa
     text.map(|text| parse_duration(&text)).transpose()
 }
 
+/// Parses a duration above 0 of at most 7 days.
 fn parse_duration(text: &str) -> Result<Duration, Failure> {
     let invalid = |reason: &str| {
         let message = format!("for={text:?} {reason}");

@@ -78,14 +78,14 @@ impl KeepConfig {
             .as_ref()
             .map_or(default.count, WholeNumber::number);
         if count == 0 {
-            return Err(invalid("keep.count must be at least 1".to_owned()));
+            return Err(config_failure("keep.count must be at least 1".to_owned()));
         }
         let first = match self.keep_first {
             KeepFirst::Switch(switch) => usize::from(switch),
             KeepFirst::Count(count) => count,
         };
         if first >= count {
-            return Err(invalid(format!(
+            return Err(config_failure(format!(
                 "keep.keep_first = {first} leaves no place for a new dump: it must be below \
                  keep.count, which is {count}"
             )));
@@ -93,7 +93,7 @@ impl KeepConfig {
         Ok(RetentionPolicy {
             count,
             bytes: match &self.bytes {
-                Some(amount) => amount.bytes("keep.bytes").map_err(invalid)?,
+                Some(amount) => amount.bytes("keep.bytes").map_err(config_failure)?,
                 None => default.bytes,
             },
             age: self
@@ -118,7 +118,7 @@ fn keep<'de, D: Deserializer<'de>>(table: D) -> Result<RetentionPolicy, D::Error
 fn parse_age(text: &str) -> Result<Duration, Failure> {
     match humantime::parse_duration(text) {
         Ok(age) if !age.is_zero() => Ok(age),
-        _ => Err(invalid(format!(
+        _ => Err(config_failure(format!(
             "invalid keep.age = {text:?}: expected a duration, e.g. \"12h\" or \"7d\""
         ))),
     }
@@ -130,9 +130,10 @@ impl Config {
     /// # Errors
     /// `InvalidArgument`: names the key, the line and the column.
     pub(crate) fn parse(text: &str) -> Result<Self, Failure> {
-        let config: Self = toml::from_str(text).map_err(|error| invalid(error.to_string()))?;
+        let config: Self =
+            toml::from_str(text).map_err(|error| config_failure(error.to_string()))?;
         if let Some(relative) = config.dump_dir.as_ref().filter(|path| !path.is_absolute()) {
-            return Err(invalid(format!(
+            return Err(config_failure(format!(
                 "dump_dir {relative:?} is not an absolute path"
             )));
         }
@@ -182,7 +183,8 @@ impl Config {
     }
 }
 
-fn invalid(message: String) -> Failure {
+/// Failure for an invalid configuration.
+fn config_failure(message: String) -> Failure {
     Failure::new(ErrorKind::InvalidArgument, message)
 }
 

@@ -25,6 +25,7 @@ pub(crate) fn register_exit_handler(profiler: &Arc<Profiler>) {
     }
 }
 
+/// Handler of exit(3): takes the exit dump; a panic does not leave it.
 extern "C" fn on_exit() {
     let take_dump = || {
         if let Some(profiler) = PROFILER.get().and_then(Weak::upgrade) {

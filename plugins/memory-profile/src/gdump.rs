@@ -17,19 +17,21 @@ const DEFAULT_DURATION: Duration = Duration::from_secs(10 * 60);
 /// `InvalidArgument`: names the argument and the valid values.
 pub(crate) fn parse(mut args: Arguments) -> Result<Option<GdumpLimits>, Failure> {
     let is_on = take_switch(&mut args, "state")?
-        .ok_or_else(|| invalid("argument \"state\" is missing".to_owned()))?;
+        .ok_or_else(|| argument_failure("argument \"state\" is missing".to_owned()))?;
     let files = take_number(&mut args, "files")?;
     let duration = take_duration(&mut args)?;
     args.finish()?;
     if !is_on {
         return match (files, duration) {
             (None, None) => Ok(None),
-            _ => Err(invalid("files and for belong to state=on".to_owned())),
+            _ => Err(argument_failure(
+                "files and for belong to state=on".to_owned(),
+            )),
         };
     }
     let files = files.unwrap_or(DEFAULT_FILES.into());
     if !(1..=MAX_FILES).contains(&files) {
-        return Err(invalid(format!(
+        return Err(argument_failure(format!(
             "files={files} is out of range 1..={MAX_FILES}"
         )));
     }
@@ -39,7 +41,8 @@ pub(crate) fn parse(mut args: Arguments) -> Result<Option<GdumpLimits>, Failure>
     }))
 }
 
-fn invalid(message: String) -> Failure {
+/// Failure for invalid arguments, with an example as remedy.
+fn argument_failure(message: String) -> Failure {
     Failure::new(ErrorKind::InvalidArgument, message)
         .remedy("for example state=on files=16 for=10m")
 }

@@ -75,6 +75,7 @@ impl ForkGeneration {
         existing.unwrap_or_else(|| self.child.get_or_set(Self::new(settings)))
     }
 
+    /// Whether the profiler was created by the calling process.
     fn is_current_process(&self) -> bool {
         self.process == process::id()
     }

@@ -126,6 +126,7 @@ fn bound_totals() -> tikv_jemalloc_ctl::Result<HeapTotals> {
     })
 }
 
+/// `Allocator` error: jemalloc refused to report its statistics.
 fn read_error(what: &str, reason: &str) -> Error {
     Error::allocator(format!("jemalloc refused {what}: {reason}"))
 }

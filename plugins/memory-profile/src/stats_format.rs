@@ -28,10 +28,10 @@ impl StatsFormat {
                 Some(PrintOptions::parse(&letters).map_err(failure)?)
             }
             Some("text") if wants_json => {
-                return Err(invalid("format=\"text\" contradicts J in opts"));
+                return Err(argument_failure("format=\"text\" contradicts J in opts"));
             }
             None | Some("json" | "text") => given,
-            Some(other) => return Err(invalid(&format!("unknown format {other:?}"))),
+            Some(other) => return Err(argument_failure(&format!("unknown format {other:?}"))),
         };
         Ok(Self {
             options,
@@ -45,7 +45,8 @@ impl StatsFormat {
     }
 }
 
-fn invalid(message: &str) -> Failure {
+/// Failure for invalid arguments, with the valid formats as remedy.
+fn argument_failure(message: &str) -> Failure {
     Failure::new(ErrorKind::InvalidArgument, message).remedy("valid formats: text, json (opts=J)")
 }
 

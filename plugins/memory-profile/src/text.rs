@@ -188,6 +188,7 @@ pub(crate) fn gdump_text(result: &GdumpResult) -> String {
     append_unique(text, &result.warnings)
 }
 
+/// Progress of `gdump`: dumps taken, limit, and end.
 fn gdump_progress(gdump: &GdumpStatus) -> String {
     let GdumpStatus {
         taken,
@@ -321,6 +322,7 @@ pub(crate) fn stats_text(stats: &Stats) -> String {
     }
 }
 
+/// One line per total, in bytes and with a unit.
 fn totals_text(totals: &HeapTotals) -> String {
     let lines = [
         ("allocated", totals.allocated),
@@ -334,6 +336,7 @@ fn totals_text(totals: &HeapTotals) -> String {
     lines.concat()
 }
 
+/// A name and a size in columns.
 fn line_text(name: &str, value: u64) -> String {
     format!("{name:<10} {value:>16}  {}\n", bytes(value))
 }

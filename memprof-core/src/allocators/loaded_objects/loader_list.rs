@@ -68,6 +68,7 @@ impl LoaderList {
         listing
     }
 
+    /// The copied objects, in the loader's order.
     pub(super) fn objects(&self) -> impl Iterator<Item = ListedObject<'_>> {
         self.entries.iter().map(|entry| ListedObject {
             bias: entry.bias,

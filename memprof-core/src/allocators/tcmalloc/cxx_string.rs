@@ -43,6 +43,7 @@ pub(super) struct CxxString {
 }
 
 impl CxxString {
+    /// Creates an empty string, whose heap memory `delete` will free.
     pub(super) fn new(delete: OperatorDelete) -> Self {
         let layout = Box::leak(Box::new(Layout {
             start: ptr::null_mut(),
