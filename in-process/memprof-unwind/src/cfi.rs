@@ -35,6 +35,7 @@ pub fn rule_at<'a>(
     try_rule_at(hdr, section_at, address).unwrap_or(Rule::Unsupported)
 }
 
+/// Like [`rule_at`], but `None` for information that cannot be read.
 fn try_rule_at<'a>(
     hdr: Section<'a>,
     section_at: impl FnOnce(u64) -> Option<Section<'a>>,
@@ -124,7 +125,7 @@ impl CfiRow {
                     .checked_add(u64::from(delta).checked_mul(code_alignment)?)?,
                 SetLoc { address } => address,
                 instruction => {
-                    self.apply(instruction)?;
+                    self.apply_instruction(instruction)?;
                     continue;
                 }
             };
@@ -136,7 +137,8 @@ impl CfiRow {
         Some(())
     }
 
-    fn apply(&mut self, instruction: CallFrameInstruction<usize>) -> Option<()> {
+    /// Applies one instruction to the row. `None` if it is not supported.
+    fn apply_instruction(&mut self, instruction: CallFrameInstruction<usize>) -> Option<()> {
         use CallFrameInstruction as I;
         let RegisterRules { cfa, .. } = &mut self.state;
         match instruction {
@@ -178,6 +180,7 @@ impl CfiRow {
         Some(())
     }
 
+    /// Applies an instruction that sets the rule of one register. `None` if it is not supported.
     fn apply_to_register(&mut self, instruction: CallFrameInstruction<usize>) -> Option<()> {
         use CallFrameInstruction as I;
         use RegisterRule as R;
@@ -247,6 +250,7 @@ fn register_and_offset(register: Register, offset: u64) -> Option<CfaRule<usize>
 }
 
 impl RegisterRules {
+    /// Converts the row to a rule. `None` if rules cannot express it.
     fn rule(&self, eh_frame: &EhFrame<Bytes<'_>>) -> Option<Rule> {
         match self.return_address {
             RegisterRule::Offset(offset) if offset == -WORD => {}
@@ -262,7 +266,9 @@ impl RegisterRules {
                     _ => return None,
                 }
             }
-            CfaRule::Expression(expression) => cfa_from_expression(bytes(expression, eh_frame)?)?,
+            CfaRule::Expression(expression) => {
+                cfa_from_expression(expression_bytes(expression, eh_frame)?)?
+            }
         };
         let bp = match &self.bp {
             RegisterRule::SameValue | RegisterRule::Undefined => SavedBp::Unchanged,
@@ -270,7 +276,7 @@ impl RegisterRules {
                 0 => return None,
                 distance => SavedBp::BelowCfa(distance),
             },
-            RegisterRule::Expression(expression) => match bytes(expression, eh_frame)? {
+            RegisterRule::Expression(expression) => match expression_bytes(expression, eh_frame)? {
                 [BREG_BP, 0] => SavedBp::AtBp,
                 _ => return None,
             },
@@ -289,7 +295,8 @@ fn words(bytes: i64, limit: u16) -> Option<u16> {
     (words < limit).then_some(words)
 }
 
-fn bytes<'a>(
+/// Returns the bytes of a DWARF expression.
+fn expression_bytes<'a>(
     expression: &UnwindExpression<usize>,
     eh_frame: &EhFrame<Bytes<'a>>,
 ) -> Option<&'a [u8]> {

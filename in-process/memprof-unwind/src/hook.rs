@@ -371,7 +371,7 @@ impl RuleSource for ProcessRules<'_> {
     fn rule_at(&mut self, address: usize, sp: usize) -> PackedRule {
         let rule_stack = &mut *self.rule_stack;
         let read = |address| Rule::from(rule_stack.call(read_rule, address));
-        let rule = self.cursor.rule(&RULES, address, sp, read);
+        let rule = self.cursor.next_rule(&RULES, address, sp, read);
         if rule == PackedRule::UNKNOWN {
             self.unknown_code_rule
         } else {

@@ -114,6 +114,7 @@ pub(crate) fn label_frame() -> Option<usize> {
     }
 }
 
+/// Reads and interns the calling thread's labels. `None` if it has none.
 #[cold]
 #[inline(never)]
 fn label_frame_of_this_thread() -> Option<usize> {

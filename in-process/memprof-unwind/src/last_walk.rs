@@ -55,6 +55,7 @@ impl LastWalk {
         owner == thread.id() || owner == 0 && self.claim(thread)
     }
 
+    /// Claims a free cell for `thread`. Returns false if another thread was faster.
     #[cold]
     fn claim(&self, thread: Thread) -> bool {
         let (free, id) = (0, thread.id());
@@ -83,6 +84,7 @@ impl WalkStep {
         self.0 >> RuleIndex::BITS < sp as u64 >> 3
     }
 
+    /// Returns whether the frame has this stack pointer.
     fn is_at(self, sp: usize) -> bool {
         self.0 >> RuleIndex::BITS == sp as u64 >> 3
     }
@@ -134,7 +136,7 @@ impl<'a> LastWalkCursor<'a> {
 
     /// Returns the rule at `address` of the next frame, whose stack pointer is `sp`.
     #[inline(always)]
-    pub(crate) fn rule(
+    pub(crate) fn next_rule(
         &mut self,
         table: &RuleTable,
         address: usize,
@@ -161,6 +163,7 @@ impl<'a> LastWalkCursor<'a> {
         Some((rule, slot))
     }
 
+    /// Returns the step of the last walk that is compared next.
     #[inline(always)]
     fn step(&self) -> Option<WalkStep> {
         let step = self.steps.get(self.next)?;
@@ -199,6 +202,7 @@ impl<'a> LastWalkCursor<'a> {
         }
     }
 
+    /// Writes this walk's steps over those of the last one.
     #[cold]
     #[inline(never)]
     fn write(&self) {
@@ -208,7 +212,7 @@ impl<'a> LastWalkCursor<'a> {
             .zip(self.new_steps.iter())
             .take(self.count)
         {
-            // SAFETY: `rule` initialized the first `count` steps.
+            // SAFETY: `next_rule` initialized the first `count` steps.
             let new_step = unsafe { new_step.assume_init() };
             step.store(new_step.0, Relaxed);
         }
@@ -241,7 +245,7 @@ mod tests {
         let unpredicted = frames.iter().filter(|(address, sp)| {
             let step = cursor.step();
             let is_predicted = step.is_some_and(|step| TABLE.get(step.slot(), *address).is_some());
-            let rule = cursor.rule(&TABLE, *address, *sp, rule_of);
+            let rule = cursor.next_rule(&TABLE, *address, *sp, rule_of);
             assert_eq!(rule, rule_of(*address).into(), "{address:#x}");
             !is_predicted
         });

@@ -124,11 +124,13 @@ impl PackedRule {
         })
     }
 
+    /// Distance of the CFA, or the kind of outermost frame.
     #[inline(always)]
     fn cfa_field(self) -> u16 {
         (self.0 >> KIND_BITS) as u16 & (CFA_LIMIT - 1)
     }
 
+    /// Distance of the saved frame pointer, 0 or `AT_BP`.
     #[inline(always)]
     fn bp_field(self) -> u16 {
         (self.0 >> (KIND_BITS + CFA_BITS)) as u16 & AT_BP

@@ -68,6 +68,7 @@ struct RuleLine {
 }
 
 impl RuleLine {
+    /// Returns the rule in one way, if it has this tag.
     #[inline(always)]
     fn get(&self, way: usize, tag: u64) -> Option<PackedRule> {
         let bits = self.slots[way % WAYS].load(Relaxed) ^ tag << PackedRule::BITS;

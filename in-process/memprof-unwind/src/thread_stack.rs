@@ -54,6 +54,7 @@ pub(crate) struct ThreadStack {
 }
 
 impl ThreadStack {
+    /// The stack with the given stack pointer, of the calling thread.
     #[inline(always)]
     pub(crate) fn for_thread(sp: usize, thread: Thread) -> Self {
         Self::with_word(sp, thread, &KNOWN[thread.index(INDEX_BITS)])

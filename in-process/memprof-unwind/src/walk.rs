@@ -154,6 +154,7 @@ fn has_frame_pointer(registers: Registers) -> bool {
     frame.contains(&registers.bp)
 }
 
+/// Computes the caller's registers. `None` if the stack cannot be read.
 fn frame_caller(
     callee: Registers,
     cfa: Cfa,
@@ -185,6 +186,7 @@ const SIGNAL_BP: usize = 120;
 const SIGNAL_SP: usize = 160;
 const SIGNAL_PC: usize = 168;
 
+/// Reads the registers that a signal interrupted. `None` if the stack cannot be read.
 fn registers_before_signal(callee: Registers, memory: &mut impl StackReader) -> Option<Registers> {
     let mut word = |offset| memory.word(callee.sp.wrapping_add(offset));
     let bp = word(SIGNAL_BP)?;

@@ -81,6 +81,7 @@ enum Admission {
 }
 
 impl Access {
+    /// Checks a request, and removes the token from its path.
     fn admit(&self, request: &mut Request) -> Result<Admission> {
         self.check_host_header(request.uri(), request.headers())?;
         check_cross_site(request)?;
@@ -113,6 +114,7 @@ impl Access {
         }
     }
 
+    /// Fails unless the request is for one of the server's names.
     fn check_host_header(&self, uri: &Uri, headers: &HeaderMap) -> Result<()> {
         let mut hosts = headers.get_all(HOST).iter();
         let host = hosts.next().and_then(|host| host.to_str().ok());
@@ -131,6 +133,7 @@ impl Access {
         )
     }
 
+    /// Returns whether an authority, with any port, is one of the server's names.
     fn has_name(&self, authority: &str) -> bool {
         let name = without_port(authority);
         let names = self.names.iter().map(String::as_str).chain(LOOPBACK);
@@ -173,10 +176,12 @@ fn check_cross_site(request: &Request) -> Result<()> {
     ))
 }
 
+/// Returns whether a request loads the page, whose path ends in a slash.
 fn is_navigation(method: &Method, uri: &Uri) -> bool {
     method == Method::GET && uri.path().ends_with('/')
 }
 
+/// Returns the token in the `Authorization` header.
 fn bearer(headers: &HeaderMap) -> Option<&str> {
     let value = headers.get(AUTHORIZATION)?.to_str().ok()?;
     let (scheme, token) = value.split_once(' ')?;
@@ -190,6 +195,7 @@ fn without_port(authority: &str) -> &str {
     }
 }
 
+/// Parses the path that remains without the token.
 fn without_prefix(rest: &str) -> Result<Uri> {
     let path = rest.parse::<PathAndQuery>();
     path.map(Uri::from)

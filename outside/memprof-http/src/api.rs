@@ -69,10 +69,12 @@ fn write_route(message: &'static str) -> MethodRouter<SharedHosts> {
     })
 }
 
+/// Sends a message with the arguments in a JSON body, and forwards the reply.
 async fn send_body(host: &Gateway, message: &'static str, body: &[u8]) -> Result<Response> {
     send_args(host, message, &parse_arguments(body)?).await
 }
 
+/// Sends a message, and forwards the reply.
 async fn send_args(
     host: &Gateway,
     message: &'static str,
@@ -127,6 +129,7 @@ fn parse_arguments(body: &[u8]) -> Result<Vec<(String, String)>> {
     object.into_iter().map(parse).collect()
 }
 
+/// Fails unless `key` could be the name of an argument.
 fn check_key(key: &str) -> Result<()> {
     let is_key = !key.is_empty() && key.bytes().all(|b| b.is_ascii_lowercase() || b == b'_');
     is_key
@@ -134,12 +137,13 @@ fn check_key(key: &str) -> Result<()> {
         .ok_or_else(|| Problem::invalid(format!("unknown argument {key:?}")))
 }
 
+/// Takes a dump, or waits for the one that runs.
 async fn dump(RequestHost(host): RequestHost, body: Bytes) -> Result<Response> {
     // A dump of another kind or of one allocator is not shared with other requests.
     if !parse_arguments(&body)?.is_empty() {
         return send_body(&host, "dump", &body).await;
     }
-    Ok(Json(&*host.dump().await?).into_response())
+    Ok(Json(&*host.take_dump().await?).into_response())
 }
 
 async fn dumps(RequestHost(host): RequestHost) -> Result<Response> {
@@ -152,6 +156,7 @@ struct DumpId {
     id: String,
 }
 
+/// Serves a kept dump as the report that the query selects.
 async fn kept_dump(
     RequestHost(host): RequestHost,
     Path(DumpId { id }): Path<DumpId>,

@@ -27,6 +27,7 @@ pub(crate) enum CallKind {
 }
 
 impl CallKind {
+    /// Returns the kind of a message; an unknown one counts as long.
     pub(crate) fn for_message(message: &str) -> Self {
         match memprof_messages::message(message) {
             Some(known) if known.latency == ReplyLatency::Immediate => Self::Quick,
@@ -72,6 +73,7 @@ impl CallLimiter {
         permit.map_err(|error| Problem::internal(error.to_string()))
     }
 
+    /// Waits for the permits of the host and of all hosts.
     async fn wait(&self, kind: CallKind) -> Result<CallPermit, AcquireError> {
         let (own, long) = match kind {
             CallKind::Quick => (Arc::clone(&self.quick).acquire_owned().await?, None),

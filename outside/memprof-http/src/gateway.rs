@@ -104,12 +104,12 @@ impl Gateway {
     }
 
     /// Takes a kept dump, or waits for the one that runs. Returns the reply to `dump`.
-    pub(crate) async fn dump(&self) -> Result<Arc<DumpReply>> {
+    pub(crate) async fn take_dump(&self) -> Result<Arc<DumpReply>> {
         let take = || {
             let reply = self.run_exclusive(|client| client.message("dump", ""));
             async move { parse_reply("dump", &reply.await?).map(Arc::new) }
         };
-        self.kept_dumps.join(take).await
+        self.kept_dumps.join_or_start(take).await
     }
 
     /// Takes a dump that is only in memory, or waits for the one that runs. Frequent requests thus never evict kept
@@ -119,10 +119,10 @@ impl Gateway {
             let response = self.run_exclusive(|client| client.dump("dump", "keep=off"));
             async move { into_open_dump(response.await?).map(Arc::new) }
         };
-        let opened = match self.in_memory_dumps.join(take).await {
+        let opened = match self.in_memory_dumps.join_or_start(take).await {
             // Version 0.1 of the plugin keeps every dump.
             Err(problem) if problem.is_client_error() => {
-                let kept = self.dump().await?;
+                let kept = self.take_dump().await?;
                 return self.open(&kept.fields.largest.id).await;
             }
             opened => opened?,
@@ -185,14 +185,14 @@ impl Gateway {
                 .bytes()
                 .all(|byte| matches!(byte, b'!'..=b'~') && byte != b'"')
         {
-            return Err(no_such_dump(id));
+            return Err(unknown_dump_error(id));
         }
         let argument = id.to_owned();
         let response = self.call(CallKind::Long, move |client| {
             client.dump("fetch", &format!("id={argument}"))
         });
         into_open_dump(response.await?).map_err(|problem| match problem.is_client_error() {
-            true => no_such_dump(id),
+            true => unknown_dump_error(id),
             false => problem,
         })
     }
@@ -224,6 +224,7 @@ impl OpenDump {
     }
 }
 
+/// Converts a response. Fails if it is an error of the plugin.
 fn into_open_dump(response: DumpResponse) -> Result<OpenDump> {
     match response {
         DumpResponse::File { content_type, file } => Ok(OpenDump { content_type, file }),
@@ -232,7 +233,7 @@ fn into_open_dump(response: DumpResponse) -> Result<OpenDump> {
 }
 
 /// Error for an unknown dump id.
-pub(crate) fn no_such_dump(id: &str) -> Problem {
+pub(crate) fn unknown_dump_error(id: &str) -> Problem {
     Problem::not_found(format!("no kept dump has the id {id:?}"))
         .remedy("GET /api/v1/dumps lists them")
 }

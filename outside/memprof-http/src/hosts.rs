@@ -78,6 +78,7 @@ impl Hosts {
         listed.collect()
     }
 
+    /// Queries the only host. `None` if it does not answer, or hosts are discovered.
     fn probe_single(&self) -> Option<ListedHost> {
         let HostSource::Single(gateway) = &self.0 else {
             return None;
@@ -141,8 +142,8 @@ impl Hosts {
     /// Returns the host of that process. Fails if there is none. Blocks.
     pub(crate) fn by_pid(&self, pid: u32) -> Result<Arc<Gateway>> {
         // A cached host is queried first: discovering all may wait for one that is slow.
-        if let Some(cache) = self.cached(pid).filter(is_same_process) {
-            return Ok(cache.gateway);
+        if let Some(host) = self.cached(pid).filter(is_same_process) {
+            return Ok(host.gateway);
         }
         let missing = || Problem::host_unavailable(format!("no host runs as pid {pid}"));
         let found = match &self.0 {
@@ -160,8 +161,7 @@ impl Hosts {
         found
             .or_else(|| {
                 let mut all = self.find_all().into_iter();
-                all.find(|cache| cache.pid == pid)
-                    .map(|cache| cache.gateway)
+                all.find(|host| host.pid == pid).map(|host| host.gateway)
             })
             .ok_or_else(missing)
     }
@@ -176,9 +176,9 @@ impl Hosts {
 }
 
 /// Returns whether the process behind a cached socket is still the same.
-fn is_same_process(cache: &CachedHost) -> bool {
-    let is_same = |info: HostInfo| info.pid == cache.info.pid && info.started == cache.info.started;
-    cache.gateway.client().host().is_ok_and(is_same)
+fn is_same_process(host: &CachedHost) -> bool {
+    let is_same = |info: HostInfo| info.pid == host.info.pid && info.started == host.info.started;
+    host.gateway.client().host().is_ok_and(is_same)
 }
 
 fn status(client: &mut Client) -> Option<ProfilerStatus> {
@@ -211,9 +211,9 @@ fn cache_host(cache: &Mutex<HashMap<u32, CachedHost>>, host: &RunningHost) -> Ar
         }
     };
     let mut cache = cache.lock().unwrap_or_else(PoisonError::into_inner);
-    let cache = cache.entry(host.pid).or_insert_with(new_entry);
-    if cache.info.started != host.info.started || cache.info.pid != host.info.pid {
-        *cache = new_entry();
+    let entry = cache.entry(host.pid).or_insert_with(new_entry);
+    if entry.info.started != host.info.started || entry.info.pid != host.info.pid {
+        *entry = new_entry();
     }
-    Arc::clone(&cache.gateway)
+    Arc::clone(&entry.gateway)
 }

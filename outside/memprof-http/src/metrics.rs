@@ -135,6 +135,7 @@ async fn allocator_stats(host: &Gateway) -> Result<Option<Vec<Stats>>> {
     }
 }
 
+/// Builds the metrics of all hosts.
 fn build_registry(hosts: &[HostReplies]) -> Registry {
     let mut registry = Registry::default();
     add_profiler(&mut registry, hosts);
@@ -144,6 +145,7 @@ fn build_registry(hosts: &[HostReplies]) -> Registry {
     registry
 }
 
+/// Encodes metrics in the OpenMetrics text format.
 fn reply(registry: &Registry) -> Result<Response> {
     let mut text = String::new();
     encode(&mut text, registry).map_err(|error| Problem::internal(error.to_string()))?;

@@ -135,6 +135,7 @@ fn host_routes() -> Vec<Route> {
 }
 
 impl Route {
+    /// A route with the method GET and without parameters.
     fn get(path: &str, summary: &'static str, reply: Content) -> Self {
         Self {
             method: "get",
@@ -258,6 +259,7 @@ pub(crate) async fn document() -> Json<Value> {
     }))
 }
 
+/// Describes a route, at the root or below `/host/{pid}`.
 fn operation(
     route: &Route,
     below_host: bool,
@@ -305,6 +307,7 @@ fn operation(
     operation
 }
 
+/// Schema of a request body with the route's parameters.
 fn body(route: &Route) -> Value {
     let properties = route.parameters.iter().cloned();
     let properties: Map<String, Value> = properties

@@ -27,6 +27,7 @@ impl Peer {
         Self { uid: uid.ok() }
     }
 
+    /// Identifies the user of a TCP client, if it is on this machine.
     pub(crate) async fn from_tcp(stream: &TcpStream) -> Self {
         let (Ok(server), Ok(client)) = (stream.local_addr(), stream.peer_addr()) else {
             // The client has disconnected.

@@ -66,11 +66,13 @@ impl RemoteHost {
         Ok(self.store_idle(client, reply))
     }
 
+    /// Keeps a connection for the next message.
     fn store_idle<T>(&self, client: Client, reply: T) -> T {
         *self.idle() = Some((client, Instant::now()));
         reply
     }
 
+    /// Takes the kept connection. `None` if the host may have closed it.
     fn take_idle(&self) -> Option<Client> {
         let kept = self.idle().take();
         kept.filter(|(_, since)| since.elapsed() < MAX_IDLE)
@@ -81,6 +83,7 @@ impl RemoteHost {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Connects to the host, at its last socket if it is still there.
     fn connect(&self) -> Result<Client, HostUnavailable> {
         let name = match &self.selector {
             HostSelector::Socket(socket) => return connect(socket),
@@ -110,6 +113,7 @@ impl RemoteHost {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Sends a message, whose reply may be a file.
     fn send(&self, name: &str, args: &str) -> Result<ReceivedBody, HostUnavailable> {
         let effect = message(name).map_or(Effect::Mutating, |message| message.effect);
         self.call(effect, |client| {
@@ -144,6 +148,7 @@ fn connect(socket: &Path) -> Result<Client, HostUnavailable> {
         .map_err(|error| HostUnavailable(format!("{}: {error}", socket.display())))
 }
 
+/// Reads the body of a reply.
 fn plugin_reply(reply: ReceivedBody) -> Result<PluginReply, HostUnavailable> {
     Ok(PluginReply {
         status: reply.result.status_code,

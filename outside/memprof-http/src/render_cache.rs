@@ -35,6 +35,7 @@ impl RenderCache {
         Ok(report)
     }
 
+    /// Returns the cell of a report, as the most recently used one.
     fn cell(&self, key: &str) -> RenderCell {
         let mut cells = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let index = cells.iter().position(|(known, _)| known == key);

@@ -15,7 +15,7 @@ use tokio::sync::Semaphore;
 
 use crate::chunked_body;
 use crate::file_format::{FileFormat, FormatSource};
-use crate::gateway::{Gateway, OpenDump, blocking, no_such_dump};
+use crate::gateway::{Gateway, OpenDump, blocking, unknown_dump_error};
 use crate::problem::{Problem, Result};
 
 /// Parameters of a query for a report.
@@ -58,7 +58,7 @@ impl ReportQuery {
 
     /// Renders a new dump, which the host keeps.
     pub(crate) async fn render_new_dump(&self, host: &Gateway) -> Result<Response> {
-        let dump = host.dump().await?;
+        let dump = host.take_dump().await?;
         self.render_kept_dump(host, &dump.fields.largest.id).await
     }
 
@@ -78,7 +78,7 @@ impl ReportQuery {
     /// Like [`render_new_dump`](Self::render_new_dump), but returns a flamegraph if a call graph cannot be drawn
     /// for lack of graphviz.
     pub(crate) async fn render_new_dump_or_flamegraph(&self, host: &Gateway) -> Result<Response> {
-        let dump = host.dump().await?;
+        let dump = host.take_dump().await?;
         let id = &dump.fields.largest.id;
         match self.render_kept_dump(host, id).await {
             Err(problem) if problem.kind() == "missing_program" => {
@@ -108,6 +108,7 @@ impl ReportQuery {
         }
     }
 
+    /// Returns a report of a kept dump, rendered or from the cache.
     async fn cached_report(&self, host: &Gateway, id: &str, format: Format) -> Result<Bytes> {
         let options = self.options(format)?;
         let key = serde_json::to_string(&(id, self))
@@ -123,6 +124,7 @@ impl ReportQuery {
         host.renders.get_or_render(&key, render).await
     }
 
+    /// Converts the parameters to a report's options. Fails if one is invalid.
     fn options(&self, format: Format) -> Result<Options> {
         let compile = |text: &Option<String>| text.as_deref().map(pattern).transpose();
         Ok(Options {
@@ -144,6 +146,7 @@ impl ReportQuery {
         })
     }
 
+    /// Parses the parameter `label`.
     fn label_filter(&self) -> Result<Option<Label>> {
         let label = self.label.as_deref().map(str::parse).transpose();
         label.map_err(|problem: String| {
@@ -291,9 +294,10 @@ pub(crate) struct PendingDump {
 }
 
 impl PendingDump {
+    /// Opens a kept dump.
     async fn open(host: &Gateway, id: &str) -> Result<Self> {
         let dump = host.open(id).await?;
-        let DumpId { taken, pid } = DumpId::parse(id).ok_or_else(|| no_such_dump(id))?;
+        let DumpId { taken, pid } = DumpId::parse(id).ok_or_else(|| unknown_dump_error(id))?;
         let id = id.to_owned();
         let origin = DumpOrigin { id, taken, pid };
         Ok(Self { origin, dump })
@@ -371,6 +375,7 @@ async fn render_when_permitted(
     .await
 }
 
+/// Renders a dump, with the binaries of the process if the dump is its own.
 fn render(
     dump: &LoadedDump,
     base: Option<&LoadedDump>,

@@ -64,6 +64,7 @@ fn metrics_routes() -> Router<SharedHosts> {
         .route("/targets", get(scrape_targets::targets))
 }
 
+/// Adds the reply for unknown paths, and the shared state.
 fn finish(routes: Router<SharedHosts>, hosts: Hosts) -> Router {
     let shared: SharedHosts = Arc::new(hosts);
     routes

@@ -23,11 +23,11 @@ impl<T> Default for SharedDump<T> {
 impl<T: Send + Sync + 'static> SharedDump<T> {
     /// Waits for the running dump, or starts one. The dump goes on when all requests for it are cancelled: a second
     /// one would find the host busy.
-    pub(crate) async fn join<F>(&self, take: impl FnOnce() -> F) -> DumpResult<T>
+    pub(crate) async fn join_or_start<F>(&self, take: impl FnOnce() -> F) -> DumpResult<T>
     where
         F: Future<Output = DumpResult<T>> + Send + 'static,
     {
-        let mut outcome = self.running_or(take);
+        let mut outcome = self.running_or_new(take);
         let ended = outcome.wait_for(Option::is_some).await;
         match ended.ok().and_then(|outcome| outcome.clone()) {
             Some(outcome) => outcome,
@@ -36,7 +36,7 @@ impl<T: Send + Sync + 'static> SharedDump<T> {
     }
 
     /// Returns the running dump, or starts one.
-    fn running_or<F>(&self, take: impl FnOnce() -> F) -> DumpReceiver<T>
+    fn running_or_new<F>(&self, take: impl FnOnce() -> F) -> DumpReceiver<T>
     where
         F: Future<Output = DumpResult<T>> + Send + 'static,
     {
@@ -78,7 +78,7 @@ mod tests {
     }
 
     impl Host {
-        fn dump(self: &Arc<Self>) -> impl Future<Output = DumpResult<Value>> + Send + 'static {
+        fn take_dump(self: &Arc<Self>) -> impl Future<Output = DumpResult<Value>> + Send + 'static {
             let host = Arc::clone(self);
             async move {
                 let number = host.taken.fetch_add(1, Ordering::Relaxed) + 1;
@@ -98,7 +98,7 @@ mod tests {
         run(async {
             let (host, shared_dump) = (Arc::new(Host::default()), SharedDump::default());
             let end = async { host.end.notify_one() };
-            let join = || shared_dump.join(|| host.dump());
+            let join = || shared_dump.join_or_start(|| host.take_dump());
             let (a, b, c, ()) = tokio::join!(join(), join(), join(), end);
             assert_eq!(
                 [a.unwrap(), b.unwrap(), c.unwrap()].map(|dump| (*dump).clone()),
@@ -116,13 +116,16 @@ mod tests {
             let cancelled = async {
                 tokio::select! {
                     biased;
-                    _ = shared_dump.join(|| host.dump()) => panic!("it was not ended"),
+                    _ = shared_dump.join_or_start(|| host.take_dump()) => panic!("it was not ended"),
                     () = async {} => {}
                 }
             };
             cancelled.await;
             host.end.notify_one();
-            let shared = shared_dump.join(|| host.dump()).await.unwrap();
+            let shared = shared_dump
+                .join_or_start(|| host.take_dump())
+                .await
+                .unwrap();
             assert_eq!(*shared, 1);
             assert_eq!(host.taken.load(Ordering::Relaxed), 1);
         });
@@ -133,7 +136,10 @@ mod tests {
         run(async {
             let shared_dump = SharedDump::<Value>::default();
             let fail = || async { Err(Problem::host_unavailable("it ended")) };
-            let (a, b) = tokio::join!(shared_dump.join(fail), shared_dump.join(fail));
+            let (a, b) = tokio::join!(
+                shared_dump.join_or_start(fail),
+                shared_dump.join_or_start(fail)
+            );
             assert_eq!(a.unwrap_err().kind(), "host_gone");
             assert_eq!(b.unwrap_err().kind(), "host_gone");
         });

@@ -85,6 +85,7 @@ fn identity(metadata: &Metadata) -> (u64, u64) {
     (metadata.dev(), metadata.ino())
 }
 
+/// Removes a file; a failure is logged.
 fn remove(path: &Path) {
     if let Err(error) = std::fs::remove_file(path) {
         log::warn!("failed to remove {}: {error}", path.display());

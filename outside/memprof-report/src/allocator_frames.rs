@@ -127,6 +127,7 @@ fn is_allocator_address(names: &Names, address: AddressId) -> bool {
             .all(|frame| is_allocator(names.strings.get(frame.function)))
 }
 
+/// Returns whether a file is an allocator's library.
 fn is_library(file: &str) -> bool {
     LIBRARIES.iter().any(|library| file.starts_with(library))
 }

@@ -109,6 +109,7 @@ fn origin_of_file(mapping: &Mapping) -> Option<CodeOrigin> {
     find_origin(FILES, stem(mapping.file_name()))
 }
 
+/// Returns the origin of a function by the built-in tables. `None` if no pattern matches.
 fn origin_by_rules(function: &str) -> Option<CodeOrigin> {
     match namespace(function) {
         Some(namespace) => find_origin(NAMESPACES, &namespace),
@@ -119,6 +120,7 @@ fn origin_by_rules(function: &str) -> Option<CodeOrigin> {
     .or_else(|| find_origin(LANGUAGES, function))
 }
 
+/// Returns the origin of the first pattern that matches.
 fn find_origin(rules: &[(CodeOrigin, &[&str])], name: &str) -> Option<CodeOrigin> {
     rules
         .iter()

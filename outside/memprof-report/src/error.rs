@@ -135,6 +135,7 @@ impl Error {
         }
     }
 
+    /// Error for a malformed line.
     pub(crate) fn line(format: &'static str, line: u64, problem: impl Into<String>) -> Self {
         Self::Line {
             format,
@@ -143,12 +144,14 @@ impl Error {
         }
     }
 
+    /// Error for a malformed protobuf profile.
     pub(crate) fn pprof(problem: impl Into<String>) -> Self {
         Self::Pprof {
             problem: problem.into(),
         }
     }
 
+    /// Converter from I/O errors; `act` says what failed, as in "read the profile".
     pub(crate) fn io(act: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
         let act = act.into();
         move |source| Self::Io { act, source }

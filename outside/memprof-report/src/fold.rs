@@ -152,6 +152,7 @@ struct FoldBuilder {
 }
 
 impl FoldBuilder {
+    /// Adds the samples of a profile; `side` selects the value of the profile or of the base.
     fn add(
         &mut self,
         named: &SymbolizedProfile,
@@ -205,6 +206,7 @@ impl FoldBuilder {
         }
     }
 
+    /// Returns the id of a frame's function, and updates the function's code origin.
     fn intern(
         &mut self,
         frame: &Frame,
@@ -252,6 +254,7 @@ impl FoldBuilder {
         functions.drain(..leading.min(functions.len().saturating_sub(1)));
     }
 
+    /// Sorts the stacks by their function names.
     fn sorted(self) -> Folded {
         let mut by_name: Vec<u32> = (0..self.functions.len() as u32).collect();
         by_name.sort_unstable_by_key(|&id| self.functions.get(StringId(id)));

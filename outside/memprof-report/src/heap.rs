@@ -97,6 +97,7 @@ impl<'a> DumpReader<'a> {
         }
     }
 
+    /// Reads one line in the current section.
     fn read_line(&mut self, line: &[u8]) -> Result<()> {
         self.bytes_read += line.len() as u64 + 1;
         self.checksum.add(line);
@@ -114,6 +115,7 @@ impl<'a> DumpReader<'a> {
         }
     }
 
+    /// Reads the first line of a dump, which determines its format.
     fn read_header(&mut self, line: &[u8]) -> Result<()> {
         // jeprof writes symbols before the dump, which the checksum does not cover.
         self.checksum = checksum::DumpChecksum::default();
@@ -128,7 +130,7 @@ impl<'a> DumpReader<'a> {
             self.section = DumpSection::Symbols;
             return Ok(());
         }
-        Err(self.unexpected("'heap_v2/' or 'heap profile:'", line))
+        Err(self.unexpected_error("'heap_v2/' or 'heap profile:'", line))
     }
 
     /// Returns whether `line` starts the mappings, and enters their section if so.
@@ -147,7 +149,7 @@ impl<'a> DumpReader<'a> {
         let previous = stacks.addresses().len();
         self.marks = match self.frames.read(text, stacks) {
             Ok(marks) => marks,
-            Err(token) => return Err(self.unexpected("an address '0x…'", token)),
+            Err(token) => return Err(self.unexpected_error("an address '0x…'", token)),
         };
         for _ in previous..self.profile.stacks.addresses().len() {
             self.spend(ProfileItem::Address)?;
@@ -185,11 +187,13 @@ impl<'a> DumpReader<'a> {
         Ok(())
     }
 
+    /// Counts memory for an item. Fails if the budget is exceeded.
     fn spend(&mut self, part: ProfileItem) -> Result<()> {
         self.budget.spend(part, self.bytes_read)
     }
 
-    fn unexpected(&self, expected: &str, found: &[u8]) -> Error {
+    /// Error for an unexpected text in the current line.
+    fn unexpected_error(&self, expected: &str, found: &[u8]) -> Error {
         Error::line(
             "heap dump",
             self.line,
@@ -197,6 +201,7 @@ impl<'a> DumpReader<'a> {
         )
     }
 
+    /// Checks that the dump is complete, and completes the profile.
     fn finish(mut self, ending: InputEnd, force: bool) -> Result<Profile> {
         let missing = match (ending, self.section) {
             (InputEnd::Truncated(line), _) => Some(format!("line {line} has no end")),

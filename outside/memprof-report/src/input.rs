@@ -31,6 +31,7 @@ pub fn parse(input: &mut dyn BufRead, limits: &Limits, force: bool) -> Result<Pr
     )
 }
 
+/// Parses a compressed profile, within the limits for decompression.
 fn parse_gzip(input: &mut dyn BufRead, limits: &Limits, force: bool) -> Result<Profile> {
     let compressed = Cell::new(0);
     let counted = CountingReader {
@@ -54,6 +55,7 @@ fn parse_gzip(input: &mut dyn BufRead, limits: &Limits, force: bool) -> Result<P
     )
 }
 
+/// Detects the format by the first bytes and parses the input.
 fn parse_plain(
     magic: &[u8],
     input: &mut LimitedReader<'_>,
@@ -181,6 +183,7 @@ impl<R: Read> Read for BombGuard<'_, R> {
     }
 }
 
+/// Returns whether [`BombGuard`] caused an error.
 fn is_limit(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::QuotaExceeded && error.get_ref().is_some()
 }

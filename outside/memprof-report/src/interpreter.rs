@@ -72,6 +72,7 @@ pub(crate) fn advice(
     (share >= MIN_SHARE_PERCENT).then(|| format!("{share:.0} % ends in {file}: {advice}"))
 }
 
+/// Returns the advice for an interpreter. `None` for other files.
 fn tool_for(file: &str) -> Option<&'static str> {
     let stem = stem(file);
     INTERPRETERS

@@ -53,6 +53,7 @@ pub(crate) struct Labels {
 }
 
 impl Labels {
+    /// Reads the keys of a line `# labels: KEY,…`.
     pub(crate) fn read_keys(&mut self, text: &str) {
         self.keys = text.split(',').map(decode).collect();
     }

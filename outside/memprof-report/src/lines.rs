@@ -52,6 +52,7 @@ pub(crate) fn for_each_line(
     }
 }
 
+/// Fails if a line is longer than `max_len` bytes.
 fn check_length(max_len: usize, length: usize) -> Result<()> {
     if length <= max_len {
         return Ok(());

@@ -101,6 +101,7 @@ struct InternedStrings {
 }
 
 impl<'a> Reader<'a> {
+    /// Counts memory for an item. Fails if the budget is exceeded.
     fn spend(&mut self, item: ProfileItem) -> Result<()> {
         self.budget.spend(item, self.bytes.len() as u64)
     }
@@ -110,6 +111,7 @@ impl<'a> Reader<'a> {
         self.spend(ProfileItem::Entry)
     }
 
+    /// Returns the string with that index. Fails if there is none, or it is not UTF-8.
     fn string(&self, index: i64) -> Result<&'a str> {
         let string = usize::try_from(index)
             .ok()
@@ -136,6 +138,7 @@ impl<'a> Reader<'a> {
         Ok(columns)
     }
 
+    /// Converts the mappings, sorted and without those that overlap an earlier one.
     fn mappings(&mut self, messages: &[proto::Mapping]) -> Result<Vec<Mapping>> {
         let mut mappings = Vec::new();
         for mapping in messages {
@@ -216,6 +219,7 @@ impl<'a> Reader<'a> {
         Ok(ids)
     }
 
+    /// Converts a line of a location to a frame.
     fn frame(
         &mut self,
         line: proto::Line,
@@ -266,6 +270,7 @@ impl<'a> Reader<'a> {
         Ok(id)
     }
 
+    /// Reads the samples into `profile`.
     fn samples(
         &mut self,
         profile: &mut Profile,

@@ -225,6 +225,7 @@ pub fn read(
 }
 
 impl Options {
+    /// Fails if options contradict each other or lack one another.
     fn check(&self, input: &Input<'_>, base: Option<&Input<'_>>) -> Result<()> {
         let problem = match (self.format, base) {
             (_, Some(_)) if self.ages || self.older.is_some() => {
@@ -273,6 +274,7 @@ fn jeprof_base_error(new: &str, base: &str) -> String {
     )
 }
 
+/// Explains why no sample is left.
 fn empty_reason(profile: &Profile, options: &Options) -> String {
     if options.filter.focus.is_some() || options.filter.ignore.is_some() {
         return "no stack is left by --focus and --ignore".into();

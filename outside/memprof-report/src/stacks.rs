@@ -89,6 +89,7 @@ impl Stacks {
         id
     }
 
+    /// Stores the pending stack as a new one.
     fn append(&mut self) -> StackId {
         let id = StackId(self.ends.len() as u32);
         self.ends.push(self.frames.len());

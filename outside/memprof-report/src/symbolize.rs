@@ -296,6 +296,7 @@ fn symbolize_files(
     results.into_iter().map(|(_, result)| result).collect()
 }
 
+/// Symbolizes the addresses of one file; notes say what failed.
 fn symbolize_file(
     file: &ObjectFile<'_>,
     origin: &ProfileOrigin,

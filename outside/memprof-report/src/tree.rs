@@ -25,7 +25,7 @@ pub(crate) struct Node {
 const BYTES_PER_NODE: u64 = 224;
 
 /// Returns the nodes in preorder, callees sorted by name. Fails if they exceed the memory budget.
-pub(crate) fn tree(folded: &Folded, mut memory_left: MemoryLeft) -> Result<Vec<Node>> {
+pub(crate) fn call_tree(folded: &Folded, mut memory_left: MemoryLeft) -> Result<Vec<Node>> {
     let root = Node {
         function: None,
         parent: 0,

@@ -47,6 +47,7 @@ fn overflow() -> Error {
 /// Rounding error so far, of allocated objects and of those in use.
 type Carry = [f64; 2];
 
+/// Unsamples the values of one sample. `None` if they overflow.
 fn unsample_values(
     values: SampleValues,
     sampling: Sampling,
@@ -78,6 +79,7 @@ fn scale(objects: i64, bytes: i64, sampling: Sampling) -> f64 {
     }
 }
 
+/// Scales and rounds a value, and updates the carried rounding error. `None` if it overflows.
 fn round_with_carry(value: i64, scale: f64, carry: &mut f64) -> Option<i64> {
     if scale == 1.0 {
         return Some(value);
@@ -127,6 +129,7 @@ const MAX_DEVIATIONS: f64 = 6.0;
 const MIN_TOLERANCE: f64 = 0.002;
 
 impl TotalsTolerance {
+    /// Adds the rounding error of one stack.
     fn add(&mut self, values: SampleValues, interval: u64) {
         let difference = Self::line_rounding(values, interval);
         self.max += difference;
@@ -155,6 +158,7 @@ impl TotalsTolerance {
     }
 }
 
+/// Warning if the sum over the stacks differs too much from the header.
 fn header_warning(
     header: SampleValues,
     raw: SampleValues,

@@ -73,6 +73,7 @@ impl<'a> LabelSet<'a> {
         self.length += count;
     }
 
+    /// Removes the label with that key, if there is one.
     #[inline(always)]
     fn remove(&mut self, key: u8) {
         let mut index = 0;
@@ -89,6 +90,7 @@ impl<'a> LabelSet<'a> {
         }
     }
 
+    /// Returns the written words.
     pub(super) fn words(&self) -> &[u64] {
         let written = self.words.get(..self.length).unwrap_or_default();
         // SAFETY: `add` has initialized the first `length` words.

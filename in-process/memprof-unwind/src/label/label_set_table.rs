@@ -95,6 +95,7 @@ impl LabelSetTable {
         None
     }
 
+    /// Visits the completely written sets with their ids.
     pub(super) fn for_each(&self, mut visit: impl FnMut(u32, LabelIter<'_>)) {
         for (index, cell) in self.cells.iter().enumerate() {
             let length = cell.length.load(Acquire) as usize;
@@ -108,6 +109,7 @@ impl LabelSetTable {
 }
 
 impl LabelSetCell {
+    /// Writes the words of a new set, and its length last.
     fn write(&self, words: &[u64]) {
         for (cell, word) in self.words.iter().zip(words) {
             cell.store(*word, Relaxed);

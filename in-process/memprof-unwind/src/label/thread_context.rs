@@ -36,6 +36,7 @@ impl ContextCell {
         }
     }
 
+    /// Stores a context, or clears the cell. Samples may read the cell meanwhile.
     pub(super) fn set(&self, context: Option<&LabelContext>) {
         let Some(context) = context else {
             return self.module.store(0, Relaxed);
@@ -136,6 +137,7 @@ impl ContextRecord {
         pages == [self.pages[0]; 2] || pages.into_iter().all(|page| self.can_read_page(page))
     }
 
+    /// Returns whether a page is readable, after a system call unless it is known.
     #[cold]
     fn can_read_page(&mut self, page: usize) -> bool {
         if self.pages.contains(&page) {

@@ -95,6 +95,7 @@ fn is_go(headers: &HeaderMap) -> bool {
     agent.is_some_and(|agent| agent.starts_with(b"Go-http-client/"))
 }
 
+/// Serves `/pprof/heap`, in the form that `display` selects.
 async fn heap(
     RequestHost(host): RequestHost,
     headers: HeaderMap,
@@ -142,6 +143,7 @@ async fn memory(RequestHost(host): RequestHost, Query(query): Query<Display>) ->
     stats(&host, query.opts.as_deref()).await
 }
 
+/// Serves the statistics of all allocators.
 async fn stats(host: &Gateway, opts: Option<&str>) -> Result<Response> {
     let opts = opts
         .filter(|opts| !opts.is_empty())

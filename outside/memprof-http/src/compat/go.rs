@@ -60,6 +60,7 @@ async fn allocs(
     }
 }
 
+/// Serves a profile as pprof, as the difference over `seconds`, or as text with `debug`.
 async fn profile(host: &Gateway, parameters: &Parameters, sample_type: &str) -> Result<Response> {
     let view = ReportQuery {
         sample_type: Some(sample_type.to_owned()),

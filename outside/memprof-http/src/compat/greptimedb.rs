@@ -60,6 +60,7 @@ struct Output {
     output: Option<String>,
 }
 
+/// Serves a new dump in the format that `output` selects.
 async fn profile(
     RequestHost(host): RequestHost,
     Query(Output { output }): Query<Output>,

@@ -29,6 +29,7 @@ struct Parameters {
 const TEXT: (axum::http::HeaderName, &str) = (CONTENT_TYPE, "text/plain");
 const DUMP: (axum::http::HeaderName, &str) = (CONTENT_TYPE, "application/x-jemalloc-heap-profile");
 
+/// Serves the state of profiling, changes it, or serves a new dump.
 async fn heap_profile(
     RequestHost(host): RequestHost,
     Query(parameters): Query<Parameters>,
@@ -57,7 +58,7 @@ async fn heap_profile(
 }
 
 async fn dump(host: &Gateway) -> Result<Response> {
-    let dump = host.dump().await?;
+    let dump = host.take_dump().await?;
     let dump = host.open(&dump.fields.largest.id).await?;
     Ok(([DUMP], export(dump).await?).into_response())
 }
@@ -72,6 +73,7 @@ async fn deactivate(host: &Gateway) -> Result<Response> {
     Ok(([TEXT], "Profiling is deactivated\n").into_response())
 }
 
+/// Formats the state of profiling as libmtev does.
 fn state_text(allocators: &[AllocatorStatus]) -> String {
     let any = |is: fn(&JemallocOptions) -> bool| {
         let jemallocs = allocators.iter().filter_map(|each| each.jemalloc.as_ref());

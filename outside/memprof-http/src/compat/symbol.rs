@@ -57,6 +57,7 @@ async fn symbolize_list(host: &Gateway, body: &[u8]) -> Result<String> {
     Ok(lines)
 }
 
+/// Parses addresses such as `0x4005d0+0x4005f7`.
 fn parse_addresses(body: &[u8]) -> Result<Vec<u64>> {
     let malformed = || {
         Problem::invalid("the body is not a list of addresses")

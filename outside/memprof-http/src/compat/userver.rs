@@ -25,6 +25,7 @@ struct Parameters {
     count: Option<String>,
 }
 
+/// Runs the command in the path.
 async fn command(
     RequestHost(host): RequestHost,
     Path(Command { command }): Path<Command>,
@@ -33,7 +34,7 @@ async fn command(
     let done = match command.as_str() {
         "enable" => send_ok_text(&host, "activate", &[]).await,
         "disable" => send_ok_text(&host, "deactivate", &[]).await,
-        "dump" => host.dump().await.map(|_| "OK\n".to_owned()),
+        "dump" => host.take_dump().await.map(|_| "OK\n".to_owned()),
         "stat" => host.stats_text(Some("")).await,
         "bg_threads_enable" => send_ok_text(&host, "background_thread", &[("state", "on")]).await,
         "bg_threads_disable" => send_ok_text(&host, "background_thread", &[("state", "off")]).await,
@@ -50,6 +51,7 @@ async fn command(
     }
 }
 
+/// Sends a message. Returns the text for success.
 async fn send_ok_text(
     host: &Gateway,
     message: &'static str,
@@ -59,6 +61,7 @@ async fn send_ok_text(
     Ok("OK\n".to_owned())
 }
 
+/// Parses the largest number of threads. Returns the reply's text on failure.
 fn parse_max(count: Option<&str>) -> Result<String, String> {
     let count = count.ok_or("missing 'count' argument")?;
     match count.parse::<u64>() {

@@ -53,8 +53,8 @@ fn request(own: SocketAddr, other: SocketAddr) -> Vec<u8> {
     bytes.extend(u32::MAX.to_ne_bytes());
     bytes.extend(own.port().to_be_bytes());
     bytes.extend(other.port().to_be_bytes());
-    bytes.extend(octets(own));
-    bytes.extend(octets(other));
+    bytes.extend(padded_octets(own));
+    bytes.extend(padded_octets(other));
     // Any interface.
     bytes.extend([0; 4]);
     // INET_DIAG_NOCOOKIE.
@@ -62,7 +62,8 @@ fn request(own: SocketAddr, other: SocketAddr) -> Vec<u8> {
     bytes
 }
 
-fn octets(address: SocketAddr) -> [u8; 16] {
+/// Returns an address in network byte order, padded to 16 bytes.
+fn padded_octets(address: SocketAddr) -> [u8; 16] {
     let mut octets = [0; 16];
     match address.ip() {
         IpAddr::V4(ip) => octets[..4].copy_from_slice(&ip.octets()),

@@ -30,6 +30,7 @@ pub(super) fn find(own: SocketAddr, other: SocketAddr) -> io::Result<Option<Sock
     Ok(None)
 }
 
+/// Searches one table for a pair of formatted addresses.
 fn find_in(path: &str, own: &str, other: &str) -> io::Result<Option<Socket>> {
     match File::open(path) {
         Ok(table) => find_line(BufReader::with_capacity(256 << 10, table), own, other),

@@ -95,6 +95,7 @@ impl AddressReader {
         Some((StackWord::Frame(id), length))
     }
 
+    /// Returns the id of an address by the key of its word.
     fn get(&self, key: Key) -> Option<AddressId> {
         let size = self.slots.len();
         if size == 0 {
@@ -110,6 +111,7 @@ impl AddressReader {
         }
     }
 
+    /// Inserts an address, and grows the table if necessary.
     fn insert(&mut self, key: Key, id: AddressId) {
         self.used += 1;
         if self.slots.len() < 4 * self.used {

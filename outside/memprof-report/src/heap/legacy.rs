@@ -20,7 +20,7 @@ const DEFAULT_INTERVAL: u64 = 128 << 10;
 impl DumpReader<'_> {
     pub(super) fn read_legacy_header(&mut self, text: &[u8]) -> Result<()> {
         let Some((counts, rest)) = counts(text) else {
-            return Err(self.unexpected("'objects: bytes [objects: bytes]'", text));
+            return Err(self.unexpected_error("'objects: bytes [objects: bytes]'", text));
         };
         let kind = rest
             .trim_ascii()
@@ -31,7 +31,9 @@ impl DumpReader<'_> {
             None => (kind, None),
             Some(slash) => match decimal(&kind[slash + 1..]) {
                 Some((interval @ 1.., [])) => (&kind[..slash], Some(interval as u64)),
-                _ => return Err(self.unexpected("a sample interval of at least 1 byte", kind)),
+                _ => {
+                    return Err(self.unexpected_error("a sample interval of at least 1 byte", kind));
+                }
             },
         };
         let is_repeated =
@@ -58,10 +60,10 @@ impl DumpReader<'_> {
             return Ok(());
         }
         let Some((counts, rest)) = counts(line) else {
-            return Err(self.unexpected("'objects: bytes [objects: bytes] @ 0x…'", line));
+            return Err(self.unexpected_error("'objects: bytes [objects: bytes] @ 0x…'", line));
         };
         let Some(addresses) = rest.trim_ascii().strip_prefix(b"@") else {
-            return Err(self.unexpected("'@'", rest));
+            return Err(self.unexpected_error("'@'", rest));
         };
         self.read_stack(addresses.trim_ascii())?;
         self.push_sample(self.legacy_values(counts))

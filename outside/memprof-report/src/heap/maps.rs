@@ -8,6 +8,7 @@ use crate::names::printable;
 use crate::profile::{Address, Mapping};
 
 impl DumpReader<'_> {
+    /// Reads a line after the mappings' header: a mapping or a comment.
     pub(super) fn read_mapping(&mut self, line: &[u8]) -> Result<()> {
         if let Some(comment) = line.strip_prefix(b"#") {
             return self.read_comment(comment);
@@ -27,7 +28,7 @@ impl DumpReader<'_> {
                 self.mappings.push(mapping);
                 self.spend(item)
             }
-            None => Err(self.unexpected("'start-end perms offset dev inode path'", line)),
+            None => Err(self.unexpected_error("'start-end perms offset dev inode path'", line)),
         }
     }
 }

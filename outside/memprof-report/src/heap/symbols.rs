@@ -25,7 +25,7 @@ impl DumpReader<'_> {
         }
         let symbol = line.strip_prefix(b"0x").and_then(hexadecimal);
         let Some((address, name)) = symbol.filter(|(_, name)| name.first() == Some(&b' ')) else {
-            return Err(self.unexpected("'0xADDR name' or '---'", line));
+            return Err(self.unexpected_error("'0xADDR name' or '---'", line));
         };
         let name = String::from_utf8_lossy(name.trim_ascii()).into_owned();
         let item = ProfileItem::Text(name.len());

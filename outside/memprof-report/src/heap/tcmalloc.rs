@@ -123,6 +123,7 @@ fn totals(line: &[u8]) -> Option<&[u8]> {
     line.trim_ascii_start().strip_prefix(b"t*: ")
 }
 
+/// Writes several byte strings.
 fn write_all(out: &mut dyn Write, parts: &[&[u8]]) -> Result<()> {
     for part in parts {
         out.write_all(part)?;

@@ -49,6 +49,7 @@ impl ThreadTotals {
         self.count = 0;
     }
 
+    /// Counts a thread with these values.
     fn add(&mut self, values: &[u8]) {
         self.count += 1;
         self.is_equal = values == self.all;
@@ -65,7 +66,9 @@ impl DumpReader<'_> {
     pub(super) fn read_v2_header(&mut self, interval: &[u8]) -> Result<()> {
         let sampling = match decimal(interval) {
             Some((interval @ 1.., rest)) if rest.trim_ascii().is_empty() => interval as u64,
-            _ => return Err(self.unexpected("a sample interval of at least 1 byte", interval)),
+            _ => {
+                return Err(self.unexpected_error("a sample interval of at least 1 byte", interval));
+            }
         };
         self.profile.sampling = Sampling::Poisson(sampling);
         self.profile.interval = Some(sampling);
@@ -77,7 +80,7 @@ impl DumpReader<'_> {
         match (expected, line.first()) {
             (Expected::Totals | Expected::StackTotals, _) => {
                 let Some(text) = line.trim_ascii_start().strip_prefix(b"t*:") else {
-                    return Err(self.unexpected("'t*:'", line));
+                    return Err(self.unexpected_error("'t*:'", line));
                 };
                 let values = self.read_v2_values(text, line)?;
                 self.threads.reset(text.trim_ascii());
@@ -101,8 +104,8 @@ impl DumpReader<'_> {
             }
             (Expected::Maps, None) => Ok(()),
             _ if self.enter_mappings(line) => Ok(()),
-            (Expected::Maps, _) => Err(self.unexpected("'MAPPED_LIBRARIES:'", line)),
-            (Expected::Any, _) => Err(self.unexpected("'@'", line)),
+            (Expected::Maps, _) => Err(self.unexpected_error("'MAPPED_LIBRARIES:'", line)),
+            (Expected::Any, _) => Err(self.unexpected_error("'@'", line)),
         }
     }
 
@@ -121,7 +124,7 @@ impl DumpReader<'_> {
             _ => None,
         };
         let Some(end) = end else {
-            return Err(self.unexpected("'tN: objects: bytes [objects: bytes]' or '@'", line));
+            return Err(self.unexpected_error("'tN: objects: bytes [objects: bytes]' or '@'", line));
         };
         let values = memchr::memchr(b':', &text[..end]).map(|index| &text[index + 1..end]);
         self.threads.add(values.unwrap_or_default().trim_ascii());
@@ -146,7 +149,7 @@ impl DumpReader<'_> {
                     counts.bytes,
                 ]))
             }
-            _ => Err(self.unexpected("'objects: bytes [objects: bytes]'", line)),
+            _ => Err(self.unexpected_error("'objects: bytes [objects: bytes]'", line)),
         }
     }
 }

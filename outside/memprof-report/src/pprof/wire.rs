@@ -30,6 +30,7 @@ impl<'a> Iterator for Fields<'a> {
 }
 
 impl<'a> Fields<'a> {
+    /// Reads the next field. `None` if it is malformed.
     fn field(&mut self) -> Option<(u64, Value<'a>)> {
         let key = read_varint(&mut self.0)?;
         let value = match key & 7 {
@@ -45,6 +46,7 @@ impl<'a> Fields<'a> {
         Some((key >> 3, value))
     }
 
+    /// Takes `length` bytes. `None` if there are fewer.
     fn split_off(&mut self, length: usize) -> Option<&'a [u8]> {
         let (bytes, rest) = self.0.split_at_checked(length)?;
         self.0 = rest;

@@ -71,6 +71,7 @@ pub(super) fn write(input: &RenderInput<'_>, options: &Options, out: &mut dyn Wr
     Ok(())
 }
 
+/// Writes the node of a function, with a size and a colour by its values.
 fn write_node(
     index: usize,
     row: &Row,

@@ -55,6 +55,7 @@ const GREY: Color = Color {
     b: 210,
 };
 
+/// Options of inferno that all flamegraphs share.
 fn options() -> Flamegraph<'static> {
     let mut options = Flamegraph::default();
     options.deterministic = true;

@@ -20,7 +20,7 @@ use crate::ages::{Cohorts, MAX_COLUMNS};
 use crate::error::{Error, Result};
 use crate::names::StringId;
 use crate::options::Options;
-use crate::tree::tree;
+use crate::tree::call_tree;
 
 const PAGE: &str = include_str!("html/page.html");
 
@@ -59,6 +59,7 @@ fn join_modules(modules: &[&str]) -> String {
 /// names the symbols have.
 pub static POLICY: LazyLock<String> = LazyLock::new(|| policy_for(&SCRIPT));
 
+/// Returns the policy of a page with that script.
 fn policy_for(script: &str) -> String {
     let hash = |text: &str| BASE64_STANDARD.encode(Sha256::digest(text));
     format!(
@@ -162,7 +163,7 @@ pub(super) fn write_view(
     let ages = ages(input, options);
     let folded = input.fold(options);
     let mut nodes = ViewerTree::default();
-    let tree = tree(&folded, input.memory_left())?;
+    let tree = call_tree(&folded, input.memory_left())?;
     let is_estimated = tree[0].total.confidence.samples > 0;
     for node in tree {
         nodes
@@ -202,6 +203,7 @@ pub(super) fn write_view(
     serde_json::to_writer(out, &view).map_err(|error| Error::io("write the report")(error.into()))
 }
 
+/// Returns the ages of each function's memory. `None` if the profile has none, or there is a base.
 fn ages(input: &RenderInput<'_>, options: &Options) -> Option<ViewerAges> {
     let ages = input
         .profile

@@ -73,6 +73,7 @@ pub(super) fn write(
     write_mappings(profile, out)
 }
 
+/// Formats values as `objects: bytes [objects: bytes]`.
 fn counts(values: SampleValues) -> String {
     format!(
         "{}: {} [{}: {}]",

@@ -58,6 +58,7 @@ fn write_shares(
     Ok(())
 }
 
+/// Writes the table of one profile.
 fn write_values(
     rows: &[Row],
     folded: &Folded,
@@ -138,6 +139,7 @@ fn write_values(
     write_omitted_count(rows.len() - shown, out)
 }
 
+/// Writes one table per kind of change.
 fn write_changes(
     rows: &[Row],
     folded: &Folded,

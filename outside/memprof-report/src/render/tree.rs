@@ -5,7 +5,7 @@ use std::io::Write;
 use super::{RenderInput, amount, label, percent, pluralize};
 use crate::error::Result;
 use crate::options::Options;
-use crate::tree::{Node, children, tree};
+use crate::tree::{Node, call_tree, children};
 
 /// Smallest subtree that is shown without `top`, in percent of the total; smaller ones are counted.
 const MIN_PERCENT: f64 = 0.5;
@@ -15,12 +15,12 @@ const MAX_INDENT: u32 = 100;
 
 pub(super) fn write(input: &RenderInput<'_>, options: &Options, out: &mut dyn Write) -> Result<()> {
     let folded = input.fold_by_origin(options);
-    let nodes = tree(&folded, input.memory_left())?;
+    let nodes = call_tree(&folded, input.memory_left())?;
     let children = children(&nodes);
     let total = nodes[0].total.new.max(nodes[0].total.base).max(1);
     let shown = match options.top {
-        Some(top) => largest(&nodes, top),
-        None => at_least_min_percent(&nodes, total),
+        Some(top) => shown_largest(&nodes, top),
+        None => shown_by_percent(&nodes, total),
     };
     writeln!(out, "{}", input.heading(options))?;
     writeln!(out, "{:>10} {:>6} {:>10}  function", "cum", "cum%", "flat")?;
@@ -73,7 +73,7 @@ pub(super) fn write(input: &RenderInput<'_>, options: &Options, out: &mut dyn Wr
 
 /// By node: whether it is shown, because it is one of the `top` largest or an ancestor of one. The root does not
 /// count.
-fn largest(nodes: &[Node], top: usize) -> Vec<bool> {
+fn shown_largest(nodes: &[Node], top: usize) -> Vec<bool> {
     let magnitude = |index: usize| nodes[index].total.value().unsigned_abs();
     let mut by_size: Vec<usize> = (1..nodes.len())
         .filter(|&index| magnitude(index) > 0)
@@ -90,7 +90,7 @@ fn largest(nodes: &[Node], top: usize) -> Vec<bool> {
 }
 
 /// By node: whether it has at least [`MIN_PERCENT`] of the total.
-fn at_least_min_percent(nodes: &[Node], total: i64) -> Vec<bool> {
+fn shown_by_percent(nodes: &[Node], total: i64) -> Vec<bool> {
     let is_small = |node: &Node| percent(node.total.value(), total).abs() < MIN_PERCENT;
     let mut shown: Vec<bool> = nodes.iter().map(|node| !is_small(node)).collect();
     shown[0] = true;

@@ -125,6 +125,7 @@ impl<'s> Frames<'s> {
         *known.or_insert_with(|| self.strings.intern(&name()))
     }
 
+    /// Returns the id of a source file.
     fn file(&mut self, path: &'s str) -> StringId {
         let known = self.files.entry(StrAddress(path.as_bytes()));
         *known.or_insert_with(|| self.strings.intern(path))

@@ -123,6 +123,7 @@ impl LiveProcess {
         })
     }
 
+    /// Opens the map that the process's JIT compiler writes for `perf`.
     fn perf_map(&self) -> Option<File> {
         self.open(Path::new(&format!("/tmp/perf-{}.map", self.own_pid)))
     }

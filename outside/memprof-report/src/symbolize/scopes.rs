@@ -153,6 +153,7 @@ fn reference<'s>(unit: UnitRef<'_, Slice<'s>>, entry: &Entry<'s>) -> Option<Opti
     })
 }
 
+/// Returns the name of a namespace, class or function. `None` for other entries.
 fn scope_name<'s>(unit: UnitRef<'_, Slice<'s>>, scope: &Entry<'s>) -> Option<String> {
     let name = scope.attr_value(DW_AT_name);
     let name = name.and_then(|name| unit.attr_string(name).ok());

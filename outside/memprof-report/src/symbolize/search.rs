@@ -103,6 +103,7 @@ pub(super) fn find(
     }
 }
 
+/// Paths at which the binary may be, in order.
 fn search_paths(
     object_file: &ObjectFile<'_>,
     sources: &Sources,
@@ -136,6 +137,7 @@ fn search_paths(
     search_paths
 }
 
+/// Path of a file below `.build-id`. `None` if the id is malformed.
 fn by_build_id(id: &str, suffix: &str) -> Option<PathBuf> {
     let (first, rest) = id.split_at_checked(2)?;
     let is_safe = id.bytes().all(|byte| byte.is_ascii_hexdigit()) && !rest.is_empty();
@@ -219,6 +221,7 @@ fn build_id(file: &File) -> std::result::Result<Option<String>, TooLarge> {
     Ok(id.ok().flatten().map(hex))
 }
 
+/// CRC-32 of a file's contents.
 fn crc(mut file: &File) -> Option<u32> {
     let mut reader = flate2::CrcReader::new(&mut file);
     io::copy(&mut reader, &mut io::sink()).ok()?;

@@ -101,6 +101,7 @@ fn units_in_ranges(dwarf: &Dwarf<Slice<'_>>, addresses: &[LinkedAddress]) -> Has
     }
 }
 
+/// Returns whether one of the addresses, ascending, is in the range.
 fn is_inside(addresses: &[LinkedAddress], range: ArangeEntry) -> bool {
     let next = addresses.partition_point(|&address| address < range.address());
     let next = addresses.get(next);
@@ -125,6 +126,7 @@ fn references(dwarf: &Dwarf<Slice<'_>>, unit: &UnitHeader<Slice<'_>>) -> io::Res
     Ok(references)
 }
 
+/// Adds the references of one entry to other units.
 fn read_entry(
     entries: &mut gimli::EntriesRaw<'_, Slice<'_>>,
     references: &mut Vec<usize>,

@@ -40,6 +40,7 @@ pub(super) struct Parameters {
     setvalue: Option<String>,
 }
 
+/// Serves a flag, or sets it.
 pub(super) async fn flag(
     RequestHost(host): RequestHost,
     Path(Flag { flag }): Path<Flag>,
@@ -66,12 +67,13 @@ pub(super) async fn flag(
     }
 }
 
+/// Sends the message for which the flag stands.
 async fn set_flag(host: &Gateway, flag: &str, value: &str) -> Result<()> {
     match (flag, value) {
         ("je_prof_active", "true" | "1") => host.send_ok("activate", &[]).await,
         ("je_prof_active", "false" | "0") => host.send_ok("deactivate", &[]).await,
         // brpc takes a path here, which is ignored: a dump has a name of its own.
-        ("je_prof_dump", _) => host.dump().await.map(drop),
+        ("je_prof_dump", _) => host.take_dump().await.map(drop),
         ("je_prof_reset", _) => host.send_ok("reset", &[("lg_sample", value)]).await,
         _ => Err(Problem::invalid(format!(
             "{value:?} is neither true nor false"
@@ -79,6 +81,7 @@ async fn set_flag(host: &Gateway, flag: &str, value: &str) -> Result<()> {
     }
 }
 
+/// Formats a table of the flags with their values.
 async fn flag_table(host: &Gateway, is_wanted: impl Fn(&str) -> bool) -> Result<Response> {
     let status = host.status().await?;
     let first = status.allocators.first().and_then(|each| each.jemalloc);

@@ -20,6 +20,7 @@ pub(super) struct Parameters {
     console: Option<String>,
 }
 
+/// Serves `/hotspots/heap`.
 pub(super) async fn heap(
     RequestHost(host): RequestHost,
     headers: HeaderMap,
