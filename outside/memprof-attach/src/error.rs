@@ -8,7 +8,7 @@ use memprof_ptrace::Refusal;
 
 /// Reason why the plugin was not loaded. The process continues as before.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub enum AttachError {
     /// The process cannot be attached to.
     #[error(transparent)]
     Refused(#[from] Refusal),
@@ -134,7 +134,7 @@ fn still_open_note(address: &SocketAddr, was_opened: &bool) -> String {
     }
 }
 
-impl Error {
+impl AttachError {
     /// Builds an error from the act and the file; the system's error follows.
     pub(crate) fn io(what: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
         let what = what.into();

@@ -17,7 +17,7 @@ use nix::errno::Errno;
 
 use crate::address_gap::find_gap;
 use crate::attachment::Attachment;
-use crate::error::Error;
+use crate::error::AttachError;
 use crate::fork;
 use crate::injected_code::{code, create_offset};
 use crate::jvm;
@@ -38,12 +38,10 @@ const PAGE_SIZE: u64 = 4096;
 const STACK_SIZE: u64 = 128 << 10;
 /// Timeout for the plugin to be loaded. Its constructors run meanwhile, and the loader's lock is waited for.
 const LOAD_TIMEOUT: Duration = Duration::from_secs(60);
-
 /// Time between two checks by the new thread, for its `struct timespec`.
 const THREAD_POLL_INTERVAL_NS: u64 = 10_000_000;
 
-/// Signals of faults. They stay unblocked: a fault whose signal is blocked ends the process without running its
-/// handler.
+/// Signals of faults. They stay unblocked: a fault with a blocked signal ends the process without its handler.
 const FAULT_SIGNALS: [i32; 5] = [
     libc::SIGSEGV,
     libc::SIGBUS,
@@ -55,12 +53,15 @@ const FAULT_SIGNALS: [i32; 5] = [
 const SIGCANCEL: i32 = 32;
 const SIGSETXID: i32 = 33;
 
-/// Loads the plugin into a process and starts it there. If an earlier attachment left it loaded but inactive, only
-/// starts it.
+/// Loads the plugin into a process and starts it there; only starts it if an earlier attachment left it loaded.
 ///
 /// # Errors
 /// The reason why the process was not attached to. It continues as before.
-pub fn attach(pid: u32, plugin: &Plugin, attachment: &Attachment) -> Result<AttachOutcome, Error> {
+pub fn attach(
+    pid: u32,
+    plugin: &Plugin,
+    attachment: &Attachment,
+) -> Result<AttachOutcome, AttachError> {
     if jvm::attach(pid, plugin, attachment)? {
         return Ok(AttachOutcome::ByJvm);
     }
@@ -72,7 +73,7 @@ fn attach_by_threads(
     pid: u32,
     plugin: &Plugin,
     attachment: &Attachment,
-) -> Result<AttachOutcome, Error> {
+) -> Result<AttachOutcome, AttachError> {
     let mut target = Target::inspect(pid)?;
     require_room(pid, &target.maps)?;
     let source = plugin.source(&target)?;
@@ -86,10 +87,10 @@ fn attach_by_threads(
     }
     let injection = match inject(&mut target, plugin, &source, &toml) {
         // The file exists, but this process may not load it: because of its user, noexec or a security module.
-        Err(Error::NotLoaded(file_error)) if source.is_refused(&file_error) => {
+        Err(AttachError::NotLoaded(file_error)) if source.is_refused(&file_error) => {
             target.refresh()?;
             inject(&mut target, plugin, &PluginSource::Memfd, &toml).map_err(|error| match error {
-                Error::NotLoaded(memfd_error) => Refusal::NotOpened {
+                AttachError::NotLoaded(memfd_error) => Refusal::NotOpened {
                     file_error,
                     memfd_error,
                 }
@@ -123,7 +124,7 @@ fn inject(
     plugin: &Plugin,
     source: &PluginSource,
     toml: &str,
-) -> Result<Injection, Error> {
+) -> Result<Injection, AttachError> {
     let mut page = SharedPage::new(toml);
     let layout = TargetLayout::choose(target, &page)?;
     fill_page(&mut page, target, &layout, source);
@@ -171,7 +172,7 @@ fn inject(
             stops: [first.stop, second.stop],
             thread: second.tid,
         }),
-        message => Err(Error::NotLoaded(message)),
+        message => Err(AttachError::NotLoaded(message)),
     }
 }
 
@@ -185,11 +186,11 @@ struct TargetLayout {
 }
 
 impl TargetLayout {
-    fn choose(target: &Target, page: &SharedPage) -> Result<Self, Error> {
+    fn choose(target: &Target, page: &SharedPage) -> Result<Self, AttachError> {
         let page_size = (page.bytes().len() as u64).next_multiple_of(PAGE_SIZE);
         let code = find_gap(&target.maps, PAGE_SIZE + page_size + STACK_SIZE);
         let code = code.ok_or_else(|| {
-            Error::Failed("its address space has no room for memprof's pages".to_owned())
+            AttachError::Failed("its address space has no room for memprof's pages".to_owned())
         })?;
         let page = code + PAGE_SIZE;
         let stack = page + page_size;
@@ -246,15 +247,13 @@ fn signals_except<'a>(signals: impl Iterator<Item = &'a i32>) -> u64 {
 }
 
 /// Returns the error for a shared page that is not mapped any more.
-fn thread_lost_error(target: &Target) -> Error {
-    let early_exit_error = |()| {
-        let message = "its new thread did not wait for memprof (does a seccomp filter forbid nanosleep?); \
-                       `memprof ps` tells whether it is a host now";
-        Error::Failed(message.to_owned())
-    };
-    target
-        .require_same()
-        .map_or_else(|error| error, early_exit_error)
+fn thread_lost_error(target: &Target) -> AttachError {
+    if let Err(error) = target.require_same() {
+        return error;
+    }
+    let message = "its new thread did not wait for memprof (does a seccomp filter forbid nanosleep?); \
+                   `memprof ps` tells whether it is a host now";
+    AttachError::Failed(message.to_owned())
 }
 
 /// Outcome of creating the new thread.
@@ -265,16 +264,15 @@ enum LoadOutcome {
     NoThread(Errno),
 }
 
-/// Waits for the new thread until the plugin was started or loading it has failed. Provides the file in memory if
-/// the thread requests it.
+/// Waits until the plugin was started or loading it has failed. Provides the file in memory on request.
 fn wait_until_loaded(
     target: &Target,
     page: RemotePage<'_>,
     plugin: &Plugin,
     creator: &CallInProgress,
-) -> Result<LoadOutcome, Error> {
+) -> Result<LoadOutcome, AttachError> {
     let lost_error = |_| thread_lost_error(target);
-    let failed = |message: &str| Err(Error::Failed(message.to_owned()));
+    let failed = |message: &str| Err(AttachError::Failed(message.to_owned()));
     let start = Instant::now();
     let mut has_memfd = false;
     let mut is_cancelled = false;
@@ -285,9 +283,9 @@ fn wait_until_loaded(
             page.send_reply(LoaderAck::Cancelled).map_err(lost_error)?;
             return Err(match page.stage().map_err(lost_error)? {
                 LoaderStage::Calling | LoaderStage::Done => {
-                    Error::Failed(format!("{halt}; the plugin is there"))
+                    AttachError::Failed(format!("{halt}; the plugin is there"))
                 }
-                _ => Error::Failed(format!("{halt}; the plugin will not start there")),
+                _ => AttachError::Failed(format!("{halt}; the plugin will not start there")),
             });
         }
         match stage {
@@ -360,20 +358,23 @@ fn has_create_failed(page: RemotePage<'_>) -> io::Result<bool> {
 }
 
 /// Writes the plugin into the file in memory, and passes its path to the thread.
-fn provide_plugin_file(target: &Target, page: RemotePage<'_>, plugin: &Path) -> Result<(), Error> {
+fn provide_plugin_file(
+    target: &Target,
+    page: RemotePage<'_>,
+    plugin: &Path,
+) -> Result<(), AttachError> {
     let lost_error = |_| thread_lost_error(target);
     let fd = page.word(shared_page::MEMFD).map_err(lost_error)? as i64;
     if fd < 0 {
         let cause = io::Error::from_raw_os_error(fd.saturating_neg() as i32);
         let what = "it could not make a file in memory for the plugin".to_owned();
-        return Err(Error::Io { what, cause });
+        return Err(AttachError::Io { what, cause });
     }
     let path = format!("/proc/{}/fd/{fd}", target.pid);
-    let bytes = fs::read(plugin).map_err(Error::io(plugin.display().to_string()))?;
+    let bytes = fs::read(plugin).map_err(AttachError::io(plugin.display().to_string()))?;
     let written = open_in_memory(&path).and_then(|mut file| file.write_all(&bytes));
-    written.map_err(Error::io(path))?;
-    // The loader compares names before files, and the number may have been another library's before, so the path
-    // gets a varying number of slashes.
+    written.map_err(AttachError::io(path))?;
+    // The loader would take a path that it knows for the library that was loaded by it, so slashes are added.
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     let slashes = "/".repeat(1 + now.map_or(0, |now| now.subsec_micros() as usize) % 64);
     let path = format!("/proc/self/fd{slashes}{fd}");

@@ -14,7 +14,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use crate::attachment::Attachment;
-use crate::error::Error;
+use crate::error::AttachError;
 use crate::plugin::{ENTRY_NAME, Plugin};
 
 /// Largest argument of the protocol (`AttachOperation::arg_length_max`), in bytes.
@@ -27,7 +27,11 @@ const REPLY_LIMIT: usize = 64 << 10;
 
 /// Makes the JVM load the plugin, and start it. Returns false if the JVM has no attach API or did not load the
 /// plugin.
-pub(crate) fn attach(pid: u32, plugin: &Plugin, attachment: &Attachment) -> Result<bool, Error> {
+pub(crate) fn attach(
+    pid: u32,
+    plugin: &Plugin,
+    attachment: &Attachment,
+) -> Result<bool, AttachError> {
     let options = format!("{ENTRY_NAME} {}", attachment.to_toml());
     let fits =
         options.len() <= MAX_ARGUMENT_SIZE && plugin.path.as_os_str().len() <= MAX_ARGUMENT_SIZE;
@@ -45,7 +49,7 @@ pub(crate) fn attach(pid: u32, plugin: &Plugin, attachment: &Attachment) -> Resu
     }
     let reply = read_reply(&mut jvm, Instant::now() + LOAD_TIMEOUT);
     let act = "the JVM did not say whether it loaded the plugin; `memprof ps` shows whether it is a host now";
-    Ok(is_loaded(&reply.map_err(Error::io(act))?))
+    Ok(is_loaded(&reply.map_err(AttachError::io(act))?))
 }
 
 /// Sends a request in version 1 of the protocol: texts that end with NUL. "true" says that the path is absolute.

@@ -30,7 +30,7 @@ mod target_root;
 mod thread_limit;
 
 pub use attachment::{Attachment, ConfigFile};
-pub use error::{Error, InspectorError};
+pub use error::{AttachError, InspectorError};
 pub use inject::attach;
 pub use node::{attach_by_node_inspector, remedy};
 pub use outcome::{AttachOutcome, InspectorPort};

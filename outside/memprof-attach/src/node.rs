@@ -22,7 +22,7 @@ use rustix::io::Errno;
 use rustix::process::{Signal, pidfd_send_signal};
 
 use crate::attachment::Attachment;
-use crate::error::{Error, InspectorError};
+use crate::error::{AttachError, InspectorError};
 use crate::outcome::{AttachOutcome, InspectorPort};
 use crate::plugin::Plugin;
 
@@ -69,7 +69,7 @@ pub fn attach_by_node_inspector(
     pid: u32,
     plugin: &Plugin,
     attachment: &Attachment,
-) -> Result<AttachOutcome, Error> {
+) -> Result<AttachOutcome, AttachError> {
     let process = program::require_node(pid)?;
     require_same_network(pid)?;
     let path = plugin.path_in_target(pid)?;
@@ -95,15 +95,15 @@ pub fn attach_by_node_inspector(
     let port = opened.wait_until_closed(pid);
     match loaded {
         Ok(()) => Ok(AttachOutcome::ByNode { address, port }),
-        Err(error) if port == InspectorPort::StillOpen => Err(Error::NotLoaded(format!(
+        Err(error) if port == InspectorPort::StillOpen => Err(AttachError::NotLoaded(format!(
             "{error}; its inspector is still open at {address}"
         ))),
-        Err(error) => Err(Error::NotLoaded(error.to_string())),
+        Err(error) => Err(AttachError::NotLoaded(error.to_string())),
     }
 }
 
 /// Fails if the inspector would listen in another network namespace, where this process cannot connect.
-fn require_same_network(pid: u32) -> Result<(), Error> {
+fn require_same_network(pid: u32) -> Result<(), AttachError> {
     let namespace = |process: &str| fs::read_link(format!("/proc/{process}/ns/net"));
     match namespace(&pid.to_string()) {
         Ok(network) if namespace("self").is_ok_and(|own| own == network) => Ok(()),
@@ -114,7 +114,7 @@ fn require_same_network(pid: u32) -> Result<(), Error> {
 
 impl Plugin {
     /// Returns the plugin's path, checked to be one that the target's JavaScript can open.
-    fn path_in_target(&self, pid: u32) -> Result<&str, Error> {
+    fn path_in_target(&self, pid: u32) -> Result<&str, AttachError> {
         let path = self.path.to_str().filter(|_| self.has_same_path(pid));
         let hidden = || InspectorError::HiddenPlugin(self.path.display().to_string());
         let path = path.ok_or_else(hidden)?;
@@ -150,7 +150,7 @@ struct OpenInspector {
 }
 
 /// Finds the inspector of a Node process, or sends SIGUSR1 to open it.
-fn find_or_open(pid: u32, process: &OwnedFd) -> Result<OpenInspector, Error> {
+fn find_or_open(pid: u32, process: &OwnedFd) -> Result<OpenInspector, AttachError> {
     let list = || listeners(pid).map_err(|error| program::proc_error(pid, "fd", error));
     let mut known = list()?;
     let default = known
@@ -169,7 +169,7 @@ fn find_or_open(pid: u32, process: &OwnedFd) -> Result<OpenInspector, Error> {
     let signalled = pidfd_send_signal(process, Signal::USR1);
     signalled.map_err(|errno| match errno {
         Errno::SRCH => Refusal::Ended.into(),
-        errno => Error::io("SIGUSR1")(errno.into()),
+        errno => AttachError::io("SIGUSR1")(errno.into()),
     })?;
     let start = Instant::now();
     let mut untried = before.iter();

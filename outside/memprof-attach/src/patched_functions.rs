@@ -21,7 +21,7 @@ use memprof_ptrace::maps::mappings;
 use memprof_ptrace::memory::Memory;
 use memprof_sampler::{EntryRow, TABLE_SIZE};
 
-use crate::error::Error;
+use crate::error::AttachError;
 use crate::run_calls::{map, run_calls, wait_until_mapped, write_error};
 use crate::target::{Target, read_maps};
 use plan::PatchPlan;
@@ -46,7 +46,10 @@ pub struct PatchReport {
 /// # Errors
 /// `LongPause`: the threads would be stopped for longer than `max_pause`. `NotPatched`: a function that cannot be
 /// patched, with the reason. The process continues as before.
-pub fn patch_entry_points(pid: u32, max_pause: Duration) -> Result<Option<PatchReport>, Error> {
+pub fn patch_entry_points(
+    pid: u32,
+    max_pause: Duration,
+) -> Result<Option<PatchReport>, AttachError> {
     let Some(code) = ProgramCode::read(pid)? else {
         return Ok(None);
     };
@@ -99,7 +102,7 @@ pub fn patch_entry_points(pid: u32, max_pause: Duration) -> Result<Option<PatchR
 ///
 /// # Errors
 /// `NotPatched`: the program was stripped, or is too large.
-pub fn require_symbols(pid: u32) -> Result<(), Error> {
+pub fn require_symbols(pid: u32) -> Result<(), AttachError> {
     ProgramCode::read(pid).map(drop)
 }
 
@@ -107,7 +110,7 @@ pub fn require_symbols(pid: u32) -> Result<(), Error> {
 ///
 /// # Errors
 /// The threads cannot be stopped. The process continues as before.
-pub fn restore_entry_points(pid: u32) -> Result<Option<PatchReport>, Error> {
+pub fn restore_entry_points(pid: u32) -> Result<Option<PatchReport>, AttachError> {
     // If this user may not trace the process, it has not patched it either.
     let (Ok(memory), Ok(maps)) = (Memory::open(pid), read_maps(pid)) else {
         return Ok(None);
@@ -145,7 +148,7 @@ fn is_patched(memory: &Memory, entry: &InstalledEntry) -> std::io::Result<bool> 
 }
 
 /// Fails if a function differs from the program's file after the bytes of a jump, which are checked later.
-fn require_unchanged_code(target: &Target, plan: &PatchPlan) -> Result<(), Error> {
+fn require_unchanged_code(target: &Target, plan: &PatchPlan) -> Result<(), AttachError> {
     for function in &plan.functions {
         let mut found = vec![0; function.code.len()];
         let start = function.prologue.range.start;
@@ -156,15 +159,15 @@ fn require_unchanged_code(target: &Target, plan: &PatchPlan) -> Result<(), Error
                 "{} is not what the program's file says: something has changed it",
                 function.name
             );
-            return Err(Error::NotPatched(message));
+            return Err(AttachError::NotPatched(message));
         }
     }
     Ok(())
 }
 
 /// Returns the table of this plan in the process, written by an earlier attachment or now.
-fn require_table(target: &mut Target, plan: &PatchPlan) -> Result<(u64, TableImage), Error> {
-    let not_relocatable = |(name, reason)| Error::NotPatched(format!("{name} {reason}"));
+fn require_table(target: &mut Target, plan: &PatchPlan) -> Result<(u64, TableImage), AttachError> {
+    let not_relocatable = |(name, reason)| AttachError::NotPatched(format!("{name} {reason}"));
     if let Some(base) = table::find(&target.memory, &target.maps) {
         let image = TableImage::new(plan, base).map_err(not_relocatable)?;
         let is_same = image.matches(&target.memory, base);
@@ -172,7 +175,7 @@ fn require_table(target: &mut Target, plan: &PatchPlan) -> Result<(u64, TableIma
             return Ok((base, image));
         }
         let message = "another version of memprof has changed its functions; detach with that one";
-        return Err(Error::NotPatched(message.to_owned()));
+        return Err(AttachError::NotPatched(message.to_owned()));
     }
     for function in &plan.functions {
         let found: [u8; EntryRow::JUMP_SIZE] = target
@@ -184,7 +187,7 @@ fn require_table(target: &mut Target, plan: &PatchPlan) -> Result<(u64, TableIma
                 "{} is not what the program's file says: something has changed it",
                 function.name
             );
-            return Err(Error::NotPatched(message));
+            return Err(AttachError::NotPatched(message));
         }
     }
     let first = plan
@@ -194,7 +197,7 @@ fn require_table(target: &mut Target, plan: &PatchPlan) -> Result<(u64, TableIma
     let base = table::find_space(&target.maps, first);
     let base = base.ok_or_else(|| {
         let message = "there is no room below the program for memprof's copies of its instructions";
-        Error::NotPatched(message.to_owned())
+        AttachError::NotPatched(message.to_owned())
     })?;
     let image = TableImage::new(plan, base).map_err(not_relocatable)?;
     let code = base + TABLE_SIZE as u64;

@@ -9,7 +9,7 @@ use memprof_ptrace::Refusal;
 use memprof_ptrace::library_image::LibraryImage;
 use memprof_ptrace::maps::{Mapping, mappings};
 
-use crate::error::Error;
+use crate::error::AttachError;
 use crate::target::Target;
 use crate::target_root::{TargetRoot, TemporaryCopy};
 
@@ -50,7 +50,7 @@ impl PluginSource {
 
 impl Plugin {
     /// Chooses the way for a target. Creates the copy if one is needed.
-    pub(crate) fn source(&self, target: &Target) -> Result<PluginSource, Error> {
+    pub(crate) fn source(&self, target: &Target) -> Result<PluginSource, AttachError> {
         if let Some(entry) = self.loaded_entry(target) {
             return Ok(PluginSource::Loaded(entry));
         }
@@ -61,7 +61,8 @@ impl Plugin {
         if root.has_proc() {
             return Ok(PluginSource::Memfd);
         }
-        let bytes = fs::read(&self.path).map_err(Error::io(self.path.display().to_string()))?;
+        let bytes =
+            fs::read(&self.path).map_err(AttachError::io(self.path.display().to_string()))?;
         let copy = root.write_copy(&bytes).map_err(|error| Refusal::NoFile {
             cause: error.to_string(),
         })?;

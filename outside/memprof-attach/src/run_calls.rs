@@ -11,7 +11,7 @@ use memprof_ptrace::maps::mappings;
 use memprof_ptrace::remote_call::{FrameLocations, RemoteCall, build_frames};
 use memprof_ptrace::threads::waiting_syscall;
 
-use crate::error::Error;
+use crate::error::AttachError;
 use crate::room::require_room;
 use crate::safe_point::{NoSafePoint, SafePointThread, stop_at_safe_point};
 use crate::target::Target;
@@ -52,7 +52,7 @@ pub(crate) fn run_calls(
     calls: &[RemoteCall],
     stack: Option<u64>,
     blocked: u64,
-) -> Result<CallInProgress, Error> {
+) -> Result<CallInProgress, AttachError> {
     let mut avoided = Vec::new();
     loop {
         // A separate thread each time: when it ends, the kernel detaches every thread that it has stopped or
@@ -115,8 +115,8 @@ fn try_run_calls(
 }
 
 /// Builds the error for a failed write to the target's memory.
-pub(crate) fn write_error(target: &Target, cause: io::Error) -> Error {
-    let failed = |()| Error::io(WRITE_ERROR)(cause);
+pub(crate) fn write_error(target: &Target, cause: io::Error) -> AttachError {
+    let failed = |()| AttachError::io(WRITE_ERROR)(cause);
     target.require_same().map_or_else(|error| error, failed)
 }
 
@@ -133,7 +133,7 @@ pub(crate) fn wait_until_mapped(
     target: &mut Target,
     ranges: &[Range<u64>],
     call: &CallInProgress,
-) -> Result<(), Error> {
+) -> Result<(), AttachError> {
     let start = Instant::now();
     loop {
         // Checked before the mappings: once the thread has returned, its calls were made.
@@ -148,12 +148,12 @@ pub(crate) fn wait_until_mapped(
             require_room(target.pid, &target.maps)?;
             let message = "the kernel gave it no memory (its cgroup's or the machine's is used up, or \
                            vm.overcommit_memory=2 promises no more); nothing is left behind";
-            return Err(Error::Failed(message.to_owned()));
+            return Err(AttachError::Failed(message.to_owned()));
         }
         if start.elapsed() > CALLS_TIMEOUT {
             let message = "its thread did not map memory for 5 s, and may do so later: is it held up (SIGSTOP, a \
                            debugger, no processor for its priority)?";
-            return Err(Error::Failed(message.to_owned()));
+            return Err(AttachError::Failed(message.to_owned()));
         }
         thread::sleep(POLL_INTERVAL);
     }

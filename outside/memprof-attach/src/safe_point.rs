@@ -19,7 +19,7 @@ use memprof_ptrace::syscall_restart::{
 use memprof_ptrace::threads::threads;
 use memprof_ptrace::xstate::XState;
 
-use crate::error::Error;
+use crate::error::AttachError;
 use crate::target::Target;
 
 /// Timeout for a thread to reach a safe point.
@@ -72,11 +72,11 @@ pub(crate) enum NoSafePoint {
     /// the tracing thread of this process ends, because ptrace(2) detaches stopped threads only.
     Unstoppable(u32),
     /// No thread can be used.
-    Failed(Error),
+    Failed(AttachError),
 }
 
-impl From<Error> for NoSafePoint {
-    fn from(error: Error) -> Self {
+impl From<AttachError> for NoSafePoint {
+    fn from(error: AttachError) -> Self {
         Self::Failed(error)
     }
 }
@@ -91,7 +91,7 @@ enum UnsafeReason {
     /// Its seccomp filters forbid the calls, permanently.
     Refused(Refusal),
     /// The reason holds for all threads.
-    Fatal(Error),
+    Fatal(AttachError),
 }
 
 /// Stops the first thread at a safe point that is not among `avoided` and has room for the frames of `calls` calls.
@@ -153,7 +153,7 @@ pub(crate) fn stop_at_safe_point(
             POLL_INTERVAL
         });
     }
-    Err(Error::from(last_refusal).into())
+    Err(AttachError::from(last_refusal).into())
 }
 
 /// State of a thread when it was listed.
@@ -167,7 +167,7 @@ enum CandidateState {
 
 /// Returns the threads to try: waiting ones, the best first, one of each kind, because a thousand may wait for the
 /// same; and running ones. Each round starts with others.
-fn list_candidates(target: &Target, round: usize) -> Result<(Vec<u32>, Vec<u32>), Error> {
+fn list_candidates(target: &Target, round: usize) -> Result<(Vec<u32>, Vec<u32>), AttachError> {
     let threads = threads(target.pid).map_err(|_| target.process_gone_error())?;
     let mut waiting: Vec<(RestartClass, u32)> = threads
         .iter()
@@ -196,7 +196,7 @@ fn stop_if_safe(
     let stopped = StoppedThread::interrupt(tid).map_err(|error| match error {
         StopError::Ended => UnsafeReason::Retry("its threads end"),
         StopError::Uninterruptible => UnsafeReason::Unstoppable,
-        StopError::Refused(code) => UnsafeReason::Fatal(Error::Io {
+        StopError::Refused(code) => UnsafeReason::Fatal(AttachError::Io {
             what: format!("failed to trace thread {tid}"),
             cause: io::Error::from_raw_os_error(code),
         }),

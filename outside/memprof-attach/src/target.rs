@@ -13,7 +13,7 @@ use memprof_ptrace::memory::Memory;
 use memprof_ptrace::remote_call::Gadgets;
 use memprof_ptrace::{Refusal, examine, sanitizer};
 
-use crate::error::Error;
+use crate::error::AttachError;
 use crate::running_thread::ProgramCodeMap;
 
 /// A process that can load a library.
@@ -63,30 +63,30 @@ const ALLOCATOR_FILES: [&[u8]; 4] = [
 
 impl Target {
     /// Reads the facts that an attachment needs, before any thread is stopped.
-    pub(crate) fn inspect(pid: u32) -> Result<Self, Error> {
+    pub(crate) fn inspect(pid: u32) -> Result<Self, AttachError> {
         let path = format!("/proc/{pid}/mem");
         let memory = Memory::open_by_child(pid);
         if let Ok(memory) = &memory {
             // Two commands would write their frames to the same addresses.
-            memory.try_lock().map_err(|_| Error::Busy)?;
+            memory.try_lock().map_err(|_| AttachError::Busy)?;
         }
         // It gives the reason if the memory could not be opened.
         examine(pid)?;
-        let memory = Arc::new(memory.map_err(Error::io(path))?);
+        let memory = Arc::new(memory.map_err(AttachError::io(path))?);
         let target =
             Self::read_facts(pid, Arc::clone(&memory)).map_err(|error| memory.explain(error))?;
         memory.go_direct()?;
         Ok(target)
     }
 
-    fn read_facts(pid: u32, memory: Arc<Memory>) -> Result<Self, Error> {
+    fn read_facts(pid: u32, memory: Arc<Memory>) -> Result<Self, AttachError> {
         let maps = read_maps(pid)?;
         let program =
             fs::read_link(format!("/proc/{pid}/exe")).map_err(|_| process_gone_error(pid))?;
         sanitizer::require_none_linked(&memory, &maps, program.as_os_str().as_bytes())?;
         // Another file with that name may be mapped as data, and another namespace of dlmopen(3) has its own libc.
         let libraries = loaded_libraries(&memory, &maps)
-            .map_err(Error::io("its loader's list of libraries"))?;
+            .map_err(AttachError::io("its loader's list of libraries"))?;
         let libc = mappings(&maps).find(|mapping| {
             mapping.file_name() == b"libc.so.6" && libraries.contains(&mapping.range.start)
         });
@@ -101,7 +101,7 @@ impl Target {
         };
         let libc = libc.range.start;
         let image = LibraryImage::read(&memory, libc);
-        let image = image.map_err(Error::io("libc's symbols"))?;
+        let image = image.map_err(AttachError::io("libc's symbols"))?;
         let functions = Functions::find(&image).ok_or(Refusal::OldGlibc)?;
         let gadgets = mappings(&maps)
             .filter(is_code)
@@ -109,7 +109,7 @@ impl Target {
             .find_map(|mapping| Gadgets::find(&memory, &mapping.range));
         let gadgets = gadgets.ok_or_else(|| {
             let message = "memprof does not know the signal return code of its C library";
-            Error::Failed(message.to_owned())
+            AttachError::Failed(message.to_owned())
         })?;
         let allocators = mappings(&maps).filter(|mapping| {
             let name = mapping.file_name();
@@ -131,13 +131,13 @@ impl Target {
     }
 
     /// Reads the mappings again.
-    pub(crate) fn refresh(&mut self) -> Result<(), Error> {
+    pub(crate) fn refresh(&mut self) -> Result<(), AttachError> {
         self.maps = read_maps(self.pid)?;
         self.require_same()
     }
 
     /// Fails if the process has ended or executed another program, so that addresses are void.
-    pub(crate) fn require_same(&self) -> Result<(), Error> {
+    pub(crate) fn require_same(&self) -> Result<(), AttachError> {
         // The open memory file belongs to the program that was executed at its opening.
         match self.memory.word(self.libc) {
             Ok(_) => Ok(()),
@@ -146,7 +146,7 @@ impl Target {
     }
 
     /// Error for a process that cannot be reached any more.
-    pub(crate) fn process_gone_error(&self) -> Error {
+    pub(crate) fn process_gone_error(&self) -> AttachError {
         process_gone_error(self.pid)
     }
 
@@ -174,7 +174,7 @@ impl Functions {
 }
 
 /// Reads /proc/PID/maps.
-pub(crate) fn read_maps(pid: u32) -> Result<Vec<u8>, Error> {
+pub(crate) fn read_maps(pid: u32) -> Result<Vec<u8>, AttachError> {
     match fs::read(format!("/proc/{pid}/maps")) {
         Ok(maps) if !maps.is_empty() => Ok(maps),
         _ => Err(process_gone_error(pid)),
@@ -182,11 +182,11 @@ pub(crate) fn read_maps(pid: u32) -> Result<Vec<u8>, Error> {
 }
 
 /// Finds out why a process cannot be reached any more.
-fn process_gone_error(pid: u32) -> Error {
+fn process_gone_error(pid: u32) -> AttachError {
     // The link exe cannot be read for a thread that has ended.
     let is_alive = |directory: &Path| fs::read_link(directory.join("exe")).is_ok();
     let process = Path::new("/proc").join(pid.to_string());
-    Error::Refused(if is_alive(&process) {
+    AttachError::Refused(if is_alive(&process) {
         Refusal::Executed
     } else if thread_dirs(&process).any(|thread| is_alive(&thread)) {
         Refusal::MainThreadEnded
@@ -237,12 +237,12 @@ mod tests {
         directory.lock().unwrap();
         let target = Target::inspect(child.id()).unwrap();
         let second = Target::inspect(child.id()).unwrap_err();
-        assert!(matches!(second, Error::Busy), "{second:?}");
+        assert!(matches!(second, AttachError::Busy), "{second:?}");
         drop(target);
         // The child of a test that runs in parallel holds the lock too, until it executes its program.
         let again = loop {
             match Target::inspect(child.id()) {
-                Err(Error::Busy) => std::thread::yield_now(),
+                Err(AttachError::Busy) => std::thread::yield_now(),
                 again => break again,
             }
         };

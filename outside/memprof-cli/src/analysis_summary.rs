@@ -1,4 +1,4 @@
-//! What `memprof leaks --prove` and `memprof holders` say of how they looked at a process.
+//! Summary of an analysis, for `memprof leaks --prove` and `memprof holders`.
 
 use std::fs;
 use std::time::{Duration, SystemTime};
@@ -13,54 +13,54 @@ use crate::output;
 use crate::own_heap;
 use crate::reaper::ReaperGuard;
 
-/// The part of a reply that says how it was found.
+/// Part of the output that describes how the result was found.
 #[derive(Serialize)]
 pub(crate) struct AnalysisSummary<'a> {
     pub(crate) pid: u32,
-    /// The time of the last look, RFC 3339.
+    /// Time of the last snapshot, RFC 3339.
     taken: String,
     allocators: &'a [&'static str],
-    /// In bytes.
+    /// Resident set of the process, in bytes.
     rss: u64,
     stopped_ms: Vec<f64>,
     estimated_ms: f64,
     pub(crate) snapshots: usize,
-    /// Objects that live, leaked or not.
+    /// Live objects, leaked or not.
     pub(crate) objects: u64,
     searched_bytes: u64,
-    /// The most that this program had of memory, in bytes.
+    /// Peak resident set of this program, in bytes.
     memory_bytes: u64,
-    /// What it may take for looking at the process, in bytes.
+    /// Memory budget of the analysis, in bytes.
     memory_limit_bytes: u64,
     unread: &'a [String],
     warnings: &'a [String],
 }
 
-/// Looks at a process, and shows on a terminal what is being done.
+/// Analyzes a process, with a progress line on the terminal and a reaper.
 pub(crate) fn analyze<T>(
     pid: u32,
     options: AnalysisOptions,
-    look: impl FnOnce(AnalysisOptions, &dyn Fn(Phase)) -> Result<T, Error>,
+    run: impl FnOnce(AnalysisOptions, &dyn Fn(Phase)) -> Result<T, Error>,
 ) -> anyhow::Result<T> {
-    // What is given back then counts no more.
+    // Freed blocks then no longer count towards this program's resident set.
     own_heap::map_large_blocks();
     let _reaper = ReaperGuard::start(pid)?;
-    finish_analysis(pid, look(options, &|step| progress(pid, step)))
+    finish_analysis(pid, run(options, &|phase| progress(pid, phase)))
 }
 
-/// What was found, or why not.
-pub(crate) fn finish_analysis<T>(pid: u32, found: Result<T, Error>) -> anyhow::Result<T> {
+/// Clears the progress line, and adds the process's name to an error.
+pub(crate) fn finish_analysis<T>(pid: u32, result: Result<T, Error>) -> anyhow::Result<T> {
     output::clear();
-    found.map_err(|error| refused(pid, &error))
+    result.map_err(|error| analysis_error(pid, &error))
 }
 
-/// Shows on a terminal what is being done.
-pub(crate) fn progress(pid: u32, step: Phase) {
-    output::progress(&phase_text(pid, step));
+/// Shows the phase of an analysis on a terminal.
+pub(crate) fn progress(pid: u32, phase: Phase) {
+    output::progress(&phase_text(pid, phase));
 }
 
-fn phase_text(pid: u32, step: Phase) -> String {
-    match step {
+fn phase_text(pid: u32, phase: Phase) -> String {
+    match phase {
         Phase::Snapshot => format!("{pid}: taking a snapshot"),
         Phase::WalkHeap => format!("{pid}: walking the heap"),
         Phase::Mark(objects) => format!("{pid}: searching for pointers to {objects} objects"),
@@ -69,43 +69,45 @@ fn phase_text(pid: u32, step: Phase) -> String {
     }
 }
 
-pub(crate) fn name_of(pid: u32) -> String {
+/// Pid and name of a process, for texts.
+pub(crate) fn describe_process(pid: u32) -> String {
     match fs::read_to_string(format!("/proc/{pid}/comm")) {
         Ok(name) => format!("{pid} ({})", name.trim_end()),
         Err(_) => pid.to_string(),
     }
 }
 
-fn refused(pid: u32, error: &Error) -> anyhow::Error {
+/// Builds the error: the process, the reason and the remedy.
+fn analysis_error(pid: u32, error: &Error) -> anyhow::Error {
     let remedy = error.remedy().map(|remedy| format!("; {remedy}"));
     let remedy = remedy.unwrap_or_default();
     with_exit_code(
         error.exit_code(),
-        format!("{}: {error}{remedy}", name_of(pid)),
+        format!("{}: {error}{remedy}", describe_process(pid)),
     )
 }
 
 impl<'a> AnalysisSummary<'a> {
-    pub(crate) fn new(pid: u32, looks: &'a AnalysisReport) -> Self {
+    pub(crate) fn new(pid: u32, report: &'a AnalysisReport) -> Self {
         let milliseconds = |pause: &Duration| pause.as_micros() as f64 / 1000.0;
         Self {
             pid,
             taken: humantime::format_rfc3339_seconds(SystemTime::now()).to_string(),
-            allocators: &looks.allocators,
-            rss: looks.rss,
-            stopped_ms: looks.stopped.iter().map(milliseconds).collect(),
-            estimated_ms: milliseconds(&looks.estimate),
-            snapshots: looks.stopped.len(),
-            objects: looks.objects,
-            searched_bytes: looks.searched,
-            memory_bytes: most_resident(),
-            memory_limit_bytes: looks.memory_limit(),
-            unread: &looks.unread,
-            warnings: &looks.warnings,
+            allocators: &report.allocators,
+            rss: report.rss,
+            stopped_ms: report.stopped.iter().map(milliseconds).collect(),
+            estimated_ms: milliseconds(&report.estimate),
+            snapshots: report.stopped.len(),
+            objects: report.objects,
+            searched_bytes: report.searched,
+            memory_bytes: peak_resident(),
+            memory_limit_bytes: report.memory_limit(),
+            unread: &report.unread,
+            warnings: &report.warnings,
         }
     }
 
-    /// The last lines of a text.
+    /// Lines at the end of a text: the summary, unread memory and warnings.
     pub(crate) fn lines(&self) -> Vec<String> {
         let mut lines = vec![format!("\n{}", self.summary())];
         lines.extend(self.unread());
@@ -117,7 +119,7 @@ impl<'a> AnalysisSummary<'a> {
     fn summary(&self) -> String {
         let stopped = self.stopped_ms.iter();
         let stopped: Vec<_> = stopped.map(|pause| format!("{pause:.1} ms")).collect();
-        let stood_still = match stopped.is_empty() {
+        let pause = match stopped.is_empty() {
             true => String::new(),
             false => format!(
                 " the process was stopped for {} (estimated {:.1} ms);",
@@ -126,7 +128,7 @@ impl<'a> AnalysisSummary<'a> {
             ),
         };
         format!(
-            "{} objects in the heap of {};{stood_still} {} were searched; memprof used {} of memory (limit {})",
+            "{} objects in the heap of {};{pause} {} were searched; memprof used {} of memory (limit {})",
             self.objects,
             self.allocators.join(" and "),
             size(self.searched_bytes),
@@ -135,12 +137,13 @@ impl<'a> AnalysisSummary<'a> {
         )
     }
 
+    /// Lines about memory that was not searched.
     fn unread(&self) -> impl Iterator<Item = String> {
         let unread = self.unread.iter();
         unread.map(|part| format!("not searched: {part}"))
     }
 
-    /// The page that says the same as a text, whose first lines these are.
+    /// Builds the page, with the first lines of the text at its top.
     pub(crate) fn page(
         &self,
         command: &str,
@@ -158,7 +161,7 @@ impl<'a> AnalysisSummary<'a> {
             unreachable!("a text has a first line");
         };
         OutlinePage {
-            title: format!("memprof {command} {}", name_of(self.pid)),
+            title: format!("memprof {command} {}", describe_process(self.pid)),
             heading: heading.clone(),
             facts: more.iter().cloned().chain([when]).collect(),
             notes: self.unread().chain(self.warnings.iter().cloned()).collect(),
@@ -168,7 +171,7 @@ impl<'a> AnalysisSummary<'a> {
     }
 }
 
-/// An amount of memory as an argument: `512MiB`.
+/// Parses an amount of memory, e.g. `512MiB`.
 pub(crate) fn parse_amount(text: &str) -> Result<u64, String> {
     parse_size(text).ok_or_else(|| format!("a size is {SIZE_EXAMPLE}"))
 }
@@ -177,8 +180,8 @@ pub(crate) fn size(bytes: u64) -> String {
     amount(bytes.cast_signed(), SampleType::InuseSpace)
 }
 
-/// The most memory that this program had at a time, in bytes.
-fn most_resident() -> u64 {
+/// Peak resident set of this program, in bytes.
+fn peak_resident() -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let value = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
     let kibibytes = value.and_then(|value| value.trim().strip_suffix(" kB")?.parse::<u64>().ok());

@@ -13,12 +13,13 @@ use nix::unistd::Pid;
 pub(crate) enum CommandGroup {
     /// The command's own, so that a signal reaches all its processes.
     Own,
-    /// This program's, which is in the foreground of a terminal: only there the command may read from it.
+    /// This program's own, which is in the foreground of a terminal: only then the command may read from the
+    /// terminal.
     Shared,
 }
 
 impl CommandGroup {
-    /// Chooses the group for a command, and has the command start in it.
+    /// Chooses the group for a command, and makes the command start in it.
     ///
     /// # Errors
     /// /proc/self/stat cannot be read.
@@ -31,9 +32,9 @@ impl CommandGroup {
         Ok(group)
     }
 
-    /// Decides by this program's /proc/PID/stat.
+    /// Decides by the contents of this program's /proc/PID/stat.
     fn for_stat(stat: &str) -> Self {
-        // proc(5) counts the fields from 1, and the state, the first behind the name, is its third.
+        // proc(5) counts the fields from 1; the first one after the name is the state, field 3.
         let fields = stat.rsplit_once(')').map_or("", |(_, fields)| fields);
         let field = |number: usize| fields.split_ascii_whitespace().nth(number - 3);
         let (group, foreground) = (field(5), field(8));
@@ -55,7 +56,7 @@ impl CommandGroup {
             Self::Own => killpg(command, signal),
             Self::Shared => kill(command, signal),
         };
-        // It fails if all have ended, or belong to another user now.
+        // The call fails if all processes have ended, or changed to another user.
         let _ = sent;
     }
 }

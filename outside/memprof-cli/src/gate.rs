@@ -1,6 +1,6 @@
-//! `memprof test`: runs a command and fails where it takes more memory than its budget allows.
+//! `memprof test`: runs a command and fails if it takes more memory than its budget allows.
 //!
-//! Totals are counted, each allocation of them; who takes it is estimated from samples.
+//! Totals are exact counts of every allocation; the functions that allocate are estimated from samples.
 
 mod budget;
 mod command;
@@ -26,8 +26,8 @@ use measurement::Measurement;
 use stacks::Stacks;
 use verdict::BudgetVerdict;
 
-/// An update takes the median of so many runs, and says how far they lie apart.
-const RUNS_OF_UPDATE: usize = 5;
+/// Number of runs of an update, which takes their median and reports their range.
+const UPDATE_RUNS: usize = 5;
 
 /// Run a command, and fail if it takes more memory than its budget allows
 ///
@@ -47,7 +47,7 @@ pub(crate) struct TestArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=99))]
     runs: Option<u8>,
 
-    /// What to print: annotations for GitHub where `GITHUB_ACTIONS` is set, else text
+    /// Output format: annotations for GitHub if `GITHUB_ACTIONS` is set, else text
     #[arg(long, value_enum)]
     format: Option<FormatArg>,
 
@@ -78,7 +78,7 @@ pub(crate) fn run(args: &TestArgs) -> Outcome {
     let known = Budget::read(&args.budget)?;
     let runs = match (args.runs, args.update) {
         (Some(runs), _) => usize::from(runs),
-        (None, true) => RUNS_OF_UPDATE,
+        (None, true) => UPDATE_RUNS,
         (None, false) => 1,
     };
     if known.is_none() && !args.update {
@@ -100,8 +100,8 @@ pub(crate) fn run(args: &TestArgs) -> Outcome {
         output::note(note);
     }
     if args.update {
-        let stacks = Stacks::of(&measured)?;
-        let budget = Budget::of(&measured, &stacks, known.unwrap_or_default());
+        let stacks = Stacks::read(&measured)?;
+        let budget = Budget::from_measurement(&measured, &stacks, known.unwrap_or_default());
         output::publish(&args.budget, |out| {
             Ok(out.write_all(budget.text().as_bytes())?)
         })?;
@@ -109,7 +109,7 @@ pub(crate) fn run(args: &TestArgs) -> Outcome {
         return Ok(ExitCode::SUCCESS);
     }
     let budget = known.unwrap_or_default();
-    let verdict = BudgetVerdict::of(&measured, &stacks(&measured, &budget)?, &budget);
+    let verdict = BudgetVerdict::new(&measured, &needed_stacks(&measured, &budget)?, &budget);
     output::print(&render::verdict(&verdict, args)?);
     Ok(match verdict.is_broken() {
         true => OVER_BUDGET.into(),
@@ -117,16 +117,16 @@ pub(crate) fn run(args: &TestArgs) -> Outcome {
     })
 }
 
-/// The stacks that a verdict needs: none where only totals are limited, and kept.
-fn stacks(measured: &Measurement, budget: &Budget) -> anyhow::Result<Stacks> {
+/// Reads the stacks that a verdict needs: none if only totals are limited, and none is exceeded.
+fn needed_stacks(measured: &Measurement, budget: &Budget) -> anyhow::Result<Stacks> {
     if budget.limits_functions() {
-        return Stacks::of(measured);
+        return Stacks::read(measured);
     }
     if !budget.is_exceeded_by(measured) {
         return Ok(Stacks::default());
     }
-    // Totals are exact without names, so the budget is broken all the same.
-    Ok(Stacks::of(measured).unwrap_or_else(|error| {
+    // Totals are exact without symbols, so the budget is exceeded even if these cannot be read.
+    Ok(Stacks::read(measured).unwrap_or_else(|error| {
         output::note(&format!(
             "who broke the budget is not known: {}",
             error_chain(&error)

@@ -1,4 +1,4 @@
-//! `memprof holders`: through whom the memory of a running process is held.
+//! `memprof holders`: shows which holders keep the memory of a running process alive.
 
 mod page;
 mod rows;
@@ -17,7 +17,7 @@ use self::rows::{
     ClassRow, HolderRow, HolderStep, classes, largest, row_for_object, rows_by_kind, rows_by_sample,
 };
 
-use crate::analysis_summary::{AnalysisSummary, analyze, name_of, parse_amount, size};
+use crate::analysis_summary::{AnalysisSummary, analyze, describe_process, parse_amount, size};
 use crate::exit::{NO_DATA, Outcome, USAGE, with_exit_code};
 use crate::output;
 use crate::result_output::{ResultFormat, ResultOutput};
@@ -52,18 +52,18 @@ pub(crate) struct HoldersArgs {
     stack: Option<String>,
 
     /// Show what holds the object in which this address lies
-    #[arg(long, value_name = "0x...", value_parser = address)]
+    #[arg(long, value_name = "0x...", value_parser = parse_address)]
     address: Option<u64>,
 
     /// Show this many holders
     #[arg(long, value_name = "N", default_value_t = 10)]
     top: usize,
 
-    /// How long the process may be stopped; memprof estimates that first, and refuses if it is longer
+    /// Stop the process for this time at most; memprof estimates it first, and refuses if it is longer
     #[arg(long, value_name = "DURATION", default_value = "100ms", value_parser = humantime::parse_duration)]
     max_pause: Duration,
 
-    /// How much memory memprof may use; default: 12 % of the process's memory, at least 128 MiB
+    /// Use this much memory at most; default: 12 % of the process's memory, at least 128 MiB
     ///
     /// If that is not enough to find all holders of an object, one shortest path to it is shown, and marked as such.
     #[arg(long, value_name = "SIZE", value_parser = parse_amount)]
@@ -73,7 +73,7 @@ pub(crate) struct HoldersArgs {
     #[arg(long)]
     json: bool,
 
-    /// What is written
+    /// Output format
     #[arg(long, value_enum, value_name = "FORMAT", conflicts_with = "json")]
     format: Option<ResultFormat>,
 
@@ -82,22 +82,23 @@ pub(crate) struct HoldersArgs {
     output: Option<PathBuf>,
 }
 
-fn address(text: &str) -> Result<u64, std::num::ParseIntError> {
+/// Parses a hexadecimal address.
+fn parse_address(text: &str) -> Result<u64, std::num::ParseIntError> {
     u64::from_str_radix(text.strip_prefix("0x").unwrap_or(text), 16)
 }
 
-/// The objects whose holders are asked for.
+/// The objects whose holders are shown.
 enum ObjectFilter {
     Largest,
     Class(Regex),
     Size(u64),
     Stack(Regex),
-    /// By an address in it.
+    /// The object that contains this address.
     Object(u64),
 }
 
 impl ObjectFilter {
-    fn of(args: &HoldersArgs) -> anyhow::Result<Self> {
+    fn from_args(args: &HoldersArgs) -> anyhow::Result<Self> {
         let expression =
             |text: &str| pattern(text).map_err(|error| with_exit_code(USAGE, error.to_string()));
         Ok(match (&args.class, args.size, &args.stack, args.address) {
@@ -109,6 +110,7 @@ impl ObjectFilter {
         })
     }
 
+    /// Additional data that the analysis must collect.
     fn detail(&self) -> Detail {
         match self {
             Self::Stack(_) => Detail::Samples,
@@ -117,8 +119,8 @@ impl ObjectFilter {
         }
     }
 
-    /// Why nothing is shown.
-    fn missing(&self, sampled: Option<&SampledSummary>) -> String {
+    /// Error text if no object matches.
+    fn no_match_message(&self, sampled: Option<&SampledSummary>) -> String {
         match (self, sampled) {
             (Self::Object(address), _) => {
                 format!("no object that is held contains the address {address:#x}")
@@ -134,13 +136,13 @@ impl ObjectFilter {
     }
 }
 
-/// What `memprof holders --json` prints.
+/// Output of `memprof holders --json`.
 #[derive(Serialize)]
 struct HoldersOutput<'a> {
     status: &'static str,
     text: String,
     #[serde(flatten)]
-    looked: AnalysisSummary<'a>,
+    analysis: AnalysisSummary<'a>,
     method: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
     sampled: Option<SampledSummary>,
@@ -148,37 +150,37 @@ struct HoldersOutput<'a> {
     classes: Vec<ClassRow>,
 }
 
-/// The objects of which a profiler in the process knows the stack.
+/// Numbers of the objects whose stacks a profiler in the process recorded.
 #[derive(Serialize)]
 struct SampledSummary {
-    /// All that are held.
+    /// Number of such objects that are held.
     objects: usize,
-    /// Those whose stacks were asked for.
+    /// Number of those whose stack matches.
     matching: u64,
 }
 
 pub(crate) fn run(args: &HoldersArgs) -> Outcome {
-    let which = ObjectFilter::of(args)?;
+    let filter = ObjectFilter::from_args(args)?;
     let options = AnalysisOptions {
         max_pause: args.max_pause,
         max_memory: args.max_memory,
     };
     let holding = analyze(args.pid, options, |options, progress| {
-        holders(args.pid, which.detail(), options, progress)
+        holders(args.pid, filter.detail(), options, progress)
     })?;
-    let written = ResultOutput::new(args.format, args.json, args.output.as_deref());
-    let top = written.rows(args.top);
-    let levels = &holding.groups;
+    let output = ResultOutput::new(args.format, args.json, args.output.as_deref());
+    let top = output.rows(args.top);
+    let groups = &holding.groups;
     let mut sampled = None;
-    let rows = match &which {
-        ObjectFilter::Largest => largest(levels, top),
-        ObjectFilter::Class(class) => rows_by_kind(levels, top, |kind| match kind {
+    let rows = match &filter {
+        ObjectFilter::Largest => largest(groups, top),
+        ObjectFilter::Class(class) => rows_by_kind(groups, top, |kind| match kind {
             HeapObjectKind::Class(name) => class.is_match(name),
             HeapObjectKind::Size(_) => false,
         }),
         ObjectFilter::Size(size) => {
-            let meant = HeapObjectKind::of_size(*size);
-            rows_by_kind(levels, top, |kind| *kind == meant)
+            let kind_of_size = HeapObjectKind::of_size(*size);
+            rows_by_kind(groups, top, |kind| *kind == kind_of_size)
         }
         ObjectFilter::Stack(function) => {
             let samples = holding.samples.as_ref();
@@ -189,7 +191,7 @@ pub(crate) fn run(args: &HoldersArgs) -> Outcome {
                 objects: samples.count(),
                 matching: found.iter().map(|sampling| sampling.own.objects).sum(),
             });
-            rows_by_sample(levels, top, found)
+            rows_by_sample(groups, top, found)
         }
         ObjectFilter::Object(_) => holding.object.iter().map(row_for_object).collect(),
     };
@@ -197,38 +199,41 @@ pub(crate) fn run(args: &HoldersArgs) -> Outcome {
         for warning in &holding.report.warnings {
             output::note(warning);
         }
-        return Err(with_exit_code(NO_DATA, which.missing(sampled.as_ref())));
+        return Err(with_exit_code(
+            NO_DATA,
+            filter.no_match_message(sampled.as_ref()),
+        ));
     }
     let mut reply = HoldersOutput {
         status: "ok",
         text: String::new(),
-        looked: AnalysisSummary::new(args.pid, &holding.report),
+        analysis: AnalysisSummary::new(args.pid, &holding.report),
         method: match holding.method {
             Method::Dominators => "dominators",
             Method::ShortestPath => "shortest_path",
         },
         sampled,
         holders: rows,
-        classes: classes(levels),
+        classes: classes(groups),
     };
-    let is_overview = matches!(which, ObjectFilter::Largest);
+    let is_overview = matches!(filter, ObjectFilter::Largest);
     reply.text = text(&reply, &holding, top, is_overview);
-    written.write(&reply, &reply.text, || page(&reply, &holding, is_overview))?;
+    output.write(&reply, &reply.text, || page(&reply, &holding, is_overview))?;
     Ok(0.into())
 }
 
-/// The first lines.
+/// Lines above the table.
 fn summary_lines(reply: &HoldersOutput<'_>, holding: &Holding) -> Vec<String> {
     let all = &holding.groups[0];
-    let name = name_of(reply.looked.pid);
-    let how = match holding.method {
+    let name = describe_process(reply.analysis.pid);
+    let explanation = match holding.method {
         Method::Dominators => "each is reachable only through its holder, unless marked",
         Method::ShortestPath => {
             "one shortest path to each object, others may hold it too (a larger --max-memory shows all)"
         }
     };
     let mut lines = vec![format!(
-        "{name}: {} in {} objects are held; {how}",
+        "{name}: {} in {} objects are held; {explanation}",
         size(all.held_bytes),
         all.held_objects
     )];
@@ -240,6 +245,7 @@ fn summary_lines(reply: &HoldersOutput<'_>, holding: &Holding) -> Vec<String> {
     lines
 }
 
+/// Formats the output for people.
 fn text(reply: &HoldersOutput<'_>, holding: &Holding, top: usize, is_overview: bool) -> String {
     let mut lines = summary_lines(reply, holding);
     lines.push(format!("\n{:>12} {:>10}  holder", "held", "objects"));
@@ -269,10 +275,11 @@ fn text(reply: &HoldersOutput<'_>, holding: &Holding, top: usize, is_overview: b
             )
         }));
     }
-    lines.extend(reply.looked.lines());
+    lines.extend(reply.analysis.lines());
     lines.join("\n")
 }
 
+/// Name of a holder, with its address and a mark if others hold the object too.
 fn step_text(step: &HolderStep) -> String {
     let at = step
         .address

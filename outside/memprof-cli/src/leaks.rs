@@ -1,7 +1,7 @@
-//! `memprof leaks`: the stacks that grew from each kept dump of a process to the next.
+//! `memprof leaks`: finds the stacks whose memory keeps growing.
 //!
-//! One dump shows who holds memory, two show what changed; only growth that does not stop is a
-//! leak. Where samples have ages one dump is enough: of a leak as much is alive of every age.
+//! One dump shows who holds memory, two show what changed; only growth that does not stop is a leak. If samples have
+//! ages, one dump is enough: a leak's live memory is of every age in equal amounts.
 
 use std::collections::HashMap;
 use std::io::BufReader;
@@ -20,13 +20,13 @@ use crate::exit::{NO_DATA, Outcome, with_exit_code};
 use crate::output;
 use crate::prove::{self, ProveArgs};
 use crate::report::progress;
-use crate::stack_lines::frames;
+use crate::stack_lines::format_frames;
 use crate::target::{self, TargetArgs};
 
-/// Two dumps make a difference, three a trend.
-const FEWEST: usize = 3;
-/// Dumps that are compared where nobody says how many.
-const USUAL: usize = 5;
+/// Least number of dumps: two make a difference, three a trend.
+const MIN_DUMPS: usize = 3;
+/// Number of dumps that are compared by default.
+const DEFAULT_DUMPS: usize = 5;
 
 /// Show stacks that keep growing, by the ages of one dump or by comparing dumps; with --prove, list the objects
 /// that nothing points to
@@ -48,20 +48,20 @@ pub(crate) struct LeaksArgs {
     top: usize,
 }
 
-/// A dump's stacks, root first and joined by `;`, with their estimated bytes in use.
+/// Stacks of a dump, root first and joined by `;`, with their estimated bytes in use.
 type Stacks = HashMap<String, i64>;
 
 #[derive(Serialize)]
 struct Leaks {
     schema_version: u32,
     by: LeakMethod,
-    /// Ids, oldest first.
+    /// IDs, oldest first.
     dumps: Vec<String>,
     span_seconds: u64,
     stacks: Vec<Leak>,
 }
 
-/// What a ranking of leaks is computed from: the ages in one dump, or several dumps.
+/// Source of a ranking of leaks: the ages in one dump, or several dumps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 enum LeakMethod {
@@ -74,7 +74,7 @@ struct Leak {
     growth_bytes: i64,
     growth_bytes_per_hour: i64,
     inuse_space: i64,
-    /// Root first.
+    /// Functions, root first.
     stack: Vec<String>,
 }
 
@@ -82,24 +82,24 @@ pub(crate) fn run(args: &LeaksArgs) -> Outcome {
     if args.prove.prove {
         return prove::run(&args.prove, args.top, args.to.json);
     }
-    if args.last.is_some_and(|last| last < FEWEST) {
+    if args.last.is_some_and(|last| last < MIN_DUMPS) {
         return Err(with_exit_code(
             crate::exit::USAGE,
-            format!("--last must be at least {FEWEST}"),
+            format!("--last must be at least {MIN_DUMPS}"),
         ));
     }
     let mut client = target::connect_to(&args.to)?;
-    // In a container it calls itself, in its dumps too, by another number than it has here.
+    // In a container, the process has another pid in its own namespace, which its dumps contain.
     let own_pid = client.host()?.pid;
-    let kept = newest(&mut client, own_pid, args.last.unwrap_or(USUAL))?;
+    let kept = newest_dumps(&mut client, own_pid, args.last.unwrap_or(DEFAULT_DUMPS))?;
     let sources = Sources::for_process(Some(target::pid_of(&mut client)?));
     let by_age = match (args.last, kept.last()) {
-        (None, Some(newest)) => by_age(&mut client, newest, &sources)?,
+        (None, Some(newest)) => leaks_by_age(&mut client, newest, &sources)?,
         _ => None,
     };
     let leaks = match by_age {
         Some(leaks) => leaks,
-        None => by_dumps(&mut client, kept, &sources)?,
+        None => leaks_by_dumps(&mut client, kept, &sources)?,
     };
     output::clear();
     if args.to.json {
@@ -110,53 +110,56 @@ pub(crate) fn run(args: &LeaksArgs) -> Outcome {
     Ok(0.into())
 }
 
-/// None where the samples have no ages, or span too few.
-fn by_age(
+/// Finds leaks by the ages in one dump. `None` if its samples have no ages, or too few.
+fn leaks_by_age(
     client: &mut Client,
     dump: &ComparedDump,
     sources: &Sources,
 ) -> anyhow::Result<Option<Leaks>> {
-    let named = read(client, dump, sources)?;
-    let Ok(levels) = find_steady_growth(&named, &fold_by_origin(&named)) else {
+    let profile = read_dump(client, dump, sources)?;
+    let Ok(growth) = find_steady_growth(&profile, &fold_by_origin(&profile)) else {
         return Ok(None);
     };
-    let leaks = levels.stacks.into_iter().map(|level| Leak {
-        growth_bytes: level.bytes,
-        growth_bytes_per_hour: per_hour(level.bytes, levels.span),
-        inuse_space: level.inuse,
-        stack: level.stack,
+    let leaks = growth.stacks.into_iter().map(|stack| Leak {
+        growth_bytes: stack.bytes,
+        growth_bytes_per_hour: per_hour(stack.bytes, growth.span),
+        inuse_space: stack.inuse,
+        stack: stack.stack,
     });
     Ok(Some(Leaks {
         schema_version: 1,
         by: LeakMethod::Ages,
         dumps: vec![dump.id.clone()],
-        span_seconds: levels.span.as_secs(),
+        span_seconds: growth.span.as_secs(),
         stacks: largest_first(leaks.collect()),
     }))
 }
 
-fn by_dumps(
+/// Finds leaks by comparing dumps.
+fn leaks_by_dumps(
     client: &mut Client,
     kept: Vec<ComparedDump>,
     sources: &Sources,
 ) -> anyhow::Result<Leaks> {
-    if kept.len() < FEWEST {
+    if kept.len() < MIN_DUMPS {
         let dumps = match kept.len() {
             1 => "1 dump of this process is kept".to_owned(),
             count => format!("{count} dumps of this process are kept"),
         };
         let message = format!(
-            "{dumps}, and {FEWEST} are needed to see what keeps growing: run `memprof dump` again, some minutes \
+            "{dumps}, and {MIN_DUMPS} are needed to see what keeps growing: run `memprof dump` again, some minutes \
              apart; with `memprof activate ages=10s`, one dump after some minutes is enough"
         );
         return Err(with_exit_code(NO_DATA, message));
     }
-    let dumps = kept
-        .iter()
-        .map(|dump| Ok(stacks(&fold_by_origin(&read(client, dump, sources)?))));
+    let dumps = kept.iter().map(|dump| {
+        Ok(stack_bytes(&fold_by_origin(&read_dump(
+            client, dump, sources,
+        )?)))
+    });
     let dumps: Vec<Stacks> = dumps.collect::<anyhow::Result<_>>()?;
     let span = match (kept.first(), kept.last()) {
-        // No time has passed where the clock was set back: then there is no rate.
+        // The clock may have been set back; then no time has passed, and there is no rate.
         (Some(first), Some(last)) => last.taken.duration_since(first.taken).unwrap_or_default(),
         _ => Duration::ZERO,
     };
@@ -169,15 +172,16 @@ fn by_dumps(
     })
 }
 
+/// A kept dump to compare.
 struct ComparedDump {
     id: String,
     taken: SystemTime,
 }
 
-/// The newest dumps of the running process, oldest first.
-fn newest(client: &mut Client, pid: u32, count: usize) -> anyhow::Result<Vec<ComparedDump>> {
+/// Lists the newest kept dumps of the running process, oldest first.
+fn newest_dumps(client: &mut Client, pid: u32, count: usize) -> anyhow::Result<Vec<ComparedDump>> {
     let mut kept = Vec::new();
-    // A profile of growth tells of the past, not of what lives.
+    // A profile of growth contains past allocations, not only live memory.
     let is_comparable = |dump: &KeptDump| dump.pid == pid && dump.kind == ProfileKind::Heap;
     for dump in client.list()?.into_iter().filter(is_comparable).take(count) {
         let taken = humantime::parse_rfc3339(&dump.taken).context("a dump's time")?;
@@ -187,7 +191,8 @@ fn newest(client: &mut Client, pid: u32, count: usize) -> anyhow::Result<Vec<Com
     Ok(kept)
 }
 
-fn read(
+/// Fetches and symbolizes a dump.
+fn read_dump(
     client: &mut Client,
     dump: &ComparedDump,
     sources: &Sources,
@@ -197,17 +202,25 @@ fn read(
         name: &dump.id,
         bytes: &mut BufReader::new(file),
     };
-    let named = memprof_report::read(input, Some(sources), &Options::default(), &progress)?;
-    Ok(named)
+    let profile = memprof_report::read(input, Some(sources), &Options::default(), &progress)?;
+    Ok(profile)
 }
 
-/// By the program's own functions.
-fn fold_by_origin(named: &SymbolizedProfile) -> Folded {
-    let of = (SampleType::InuseSpace, Granularity::Functions);
-    Folded::new(named, None, of.0, of.1, &OriginRules::default()).into_origin_filtered()
+/// Folds a profile's bytes in use to the functions of the program.
+fn fold_by_origin(profile: &SymbolizedProfile) -> Folded {
+    let (sample_type, granularity) = (SampleType::InuseSpace, Granularity::Functions);
+    Folded::new(
+        profile,
+        None,
+        sample_type,
+        granularity,
+        &OriginRules::default(),
+    )
+    .into_origin_filtered()
 }
 
-fn stacks(folded: &Folded) -> Stacks {
+/// Bytes of each stack.
+fn stack_bytes(folded: &Folded) -> Stacks {
     let stack = |functions: &[memprof_report::StringId]| {
         functions
             .iter()
@@ -222,7 +235,7 @@ fn stacks(folded: &Folded) -> Stacks {
         .collect()
 }
 
-/// The stacks that grew at every step, the largest growth first.
+/// Returns the stacks that grew from each dump to the next, the largest growth first.
 fn growing_stacks(dumps: &[Stacks], span: Duration) -> Vec<Leak> {
     let (Some(first), Some(last)) = (dumps.first(), dumps.last()) else {
         return Vec::new();
@@ -249,12 +262,13 @@ fn growing_stacks(dumps: &[Stacks], span: Duration) -> Vec<Leak> {
     largest_first(leaks)
 }
 
+/// Sorts by growth, the largest first.
 fn largest_first(mut leaks: Vec<Leak>) -> Vec<Leak> {
     leaks.sort_by(|a, b| (b.growth_bytes, &a.stack).cmp(&(a.growth_bytes, &b.stack)));
     leaks
 }
 
-/// 0 where no time has passed.
+/// Growth rate in bytes per hour; 0 if no time has passed.
 fn per_hour(bytes: i64, span: Duration) -> i64 {
     match span.is_zero() {
         true => 0,
@@ -262,6 +276,7 @@ fn per_hour(bytes: i64, span: Duration) -> i64 {
     }
 }
 
+/// Formats the leaks for people.
 fn text(leaks: &Leaks, top: usize) -> String {
     let span = humantime::format_duration(Duration::from_secs(leaks.span_seconds));
     let (dumps, count) = (leaks.dumps.len(), leaks.stacks.len());
@@ -281,7 +296,7 @@ fn text(leaks: &Leaks, top: usize) -> String {
             size(leak.inuse_space)
         ));
         let stack = leak.stack.iter().rev();
-        lines.extend(frames(&stack.collect::<Vec<_>>()));
+        lines.extend(format_frames(&stack.collect::<Vec<_>>()));
     }
     if count > top {
         lines.push(format!("\n({} more stacks, --top shows them)", count - top));
@@ -294,7 +309,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_growth_that_does_not_stop_is_a_leak() {
+    fn only_steady_growth_is_a_leak() {
         let dump = |values: &[(&str, i64)]| -> Stacks {
             values
                 .iter()
@@ -333,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn dumps_of_one_second_have_no_rate() {
+    fn dumps_of_the_same_second_have_no_rate() {
         let dump = |bytes| Stacks::from([("main".to_owned(), bytes)]);
         let found = growing_stacks(&[dump(1), dump(2), dump(3)], Duration::ZERO);
         assert_eq!(found[0].growth_bytes_per_hour, 0);

@@ -1,4 +1,4 @@
-//! `memprof ledger`: where the resident memory is; with `--pinned`, who keeps free memory from being given back.
+//! `memprof ledger`: shows the resident memory by part; with `--pinned`, which objects pin nearly empty slabs.
 
 use std::path::PathBuf;
 
@@ -32,11 +32,12 @@ pub(crate) struct LedgerArgs {
 pub(crate) fn run(args: &LedgerArgs) -> Outcome {
     match args.pinned {
         false => message::run_message("ledger", &args.short),
-        true => pinned(args),
+        true => show_pinned(args),
     }
 }
 
-fn pinned(args: &LedgerArgs) -> Outcome {
+/// Takes a profile of pinned slabs, and shows it.
+fn show_pinned(args: &LedgerArgs) -> Outcome {
     let LedgerArgs {
         short,
         format,

@@ -1,4 +1,4 @@
-//! `memprof leaks --prove`: the objects of a running process that nothing points to.
+//! `memprof leaks --prove`: lists the objects of a running process that nothing points to.
 
 mod forwarder;
 mod page;
@@ -18,15 +18,15 @@ use serde::Serialize;
 use self::forwarder::{Recipient, SignalForwarder};
 use self::page::page;
 use crate::analysis_summary::{
-    AnalysisSummary, analyze, finish_analysis, name_of, parse_amount, progress, size,
+    AnalysisSummary, analyze, describe_process, finish_analysis, parse_amount, progress, size,
 };
 use crate::command_group::CommandGroup;
 use crate::exit::{FAILED, Outcome, USAGE, with_exit_code};
 use crate::result_output::{ResultFormat, ResultOutput};
-use crate::stack_lines::frames;
+use crate::stack_lines::format_frames;
 use crate::{output, own_heap, signals};
 
-/// How to look at a process.
+/// Options of `memprof leaks --prove`.
 #[derive(clap::Args, Debug)]
 #[command(group = clap::ArgGroup::new("subject").args(["pid", "at_exit"]))]
 pub(crate) struct ProveArgs {
@@ -41,7 +41,7 @@ pub(crate) struct ProveArgs {
     #[arg(long, requires = "subject", conflicts_with_all = ["target", "timeout", "last"])]
     pub(crate) prove: bool,
 
-    /// The process that --prove looks at
+    /// Process that --prove searches
     #[arg(requires = "prove", value_parser = crate::pid_arg::parse)]
     pid: Option<u32>,
 
@@ -57,15 +57,16 @@ pub(crate) struct ProveArgs {
     #[arg(last = true, requires = "at_exit", value_name = "COMMAND")]
     command: Vec<OsString>,
 
-    /// How long --prove may stop the process each time; memprof estimates that first, and refuses if it is longer
+    /// Let --prove stop the process for this time at most, each time; memprof estimates it first, and refuses if it
+    /// is longer
     #[arg(long, value_name = "DURATION", default_value = "100ms", value_parser = humantime::parse_duration, requires = "prove")]
     max_pause: Duration,
 
-    /// How much memory --prove may use; default: 12 % of the process's memory, at least 128 MiB
+    /// Let --prove use this much memory; default: 12 % of the process's memory, at least 128 MiB
     #[arg(long, value_name = "SIZE", value_parser = parse_amount, requires = "prove")]
     max_memory: Option<u64>,
 
-    /// What --prove writes
+    /// Output format of --prove
     #[arg(
         long,
         value_enum,
@@ -79,18 +80,18 @@ pub(crate) struct ProveArgs {
     #[arg(short, long, value_name = "FILE", requires = "prove")]
     output: Option<PathBuf>,
 
-    /// Exit with 1 where --prove finds leaks
+    /// Exit with 1 if --prove finds leaks
     #[arg(long, requires = "prove")]
     fail: bool,
 }
 
-/// What `memprof leaks --prove --json` prints.
+/// Output of `memprof leaks --prove --json`.
 #[derive(Serialize)]
 struct ProveOutput<'a> {
     status: &'static str,
     text: String,
     #[serde(flatten)]
-    looked: AnalysisSummary<'a>,
+    analysis: AnalysisSummary<'a>,
     leaked: LeakedTotals<'a>,
 }
 
@@ -105,7 +106,7 @@ struct LeakedTotals<'a> {
 struct LeakedGroup<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     class: Option<&'a str>,
-    /// The functions by which they were allocated, root first, where they are samples of a profiler.
+    /// Functions through which the objects were allocated, root first; `None` unless a profiler sampled them.
     #[serde(skip_serializing_if = "Option::is_none")]
     stack: Option<Vec<&'a str>>,
     size: u64,
@@ -119,25 +120,25 @@ pub(crate) fn run(args: &ProveArgs, top: usize, json: bool) -> Outcome {
         max_pause: args.max_pause,
         max_memory: args.max_memory,
     };
-    let written = ResultOutput::new(args.format, json, args.output.as_deref());
+    let output = ResultOutput::new(args.format, json, args.output.as_deref());
     let Some(pid) = args.pid else {
-        return at_exit(&args.command, options, top, written);
+        return at_exit(&args.command, options, top, output);
     };
     let proof = analyze(pid, options, |options, progress| {
         prove(pid, options, progress)
     })?;
-    let reply = reply(pid, &proof, top);
-    written.write(&reply, &reply.text, || page(&reply))?;
+    let reply = build_output(pid, &proof, top);
+    output.write(&reply, &reply.text, || page(&reply))?;
     let found = reply.leaked.objects > 0;
     Ok(ExitCode::from(if found && args.fail { FAILED } else { 0 }))
 }
 
-/// Runs a command, and says what it leaves behind.
+/// Runs a command, and searches it for leaks at its exit.
 fn at_exit(
     command: &[OsString],
     options: AnalysisOptions,
     top: usize,
-    written: ResultOutput<'_>,
+    output: ResultOutput<'_>,
 ) -> Outcome {
     let [program, args @ ..] = command else {
         return Err(with_exit_code(USAGE, "--at-exit needs a command"));
@@ -166,15 +167,15 @@ fn at_exit(
     own_heap::map_large_blocks();
     let proof = prove_at_exit(&exiting, options, &|step| progress(pid, step));
     let proof = finish_analysis(pid, proof)?;
-    let reply = reply(pid, &proof, top);
-    match written.is_terminal_text() {
+    let reply = build_output(pid, &proof, top);
+    match output.is_terminal_text() {
         true => output::print_stderr(&reply.text),
-        false => written.write(&reply, &reply.text, || page(&reply))?,
+        false => output.write(&reply, &reply.text, || page(&reply))?,
     }
     Ok(exit_code(exiting.end()?, reply.leaked.objects))
 }
 
-/// A shell's code of a command; 1 where it is 0, and so many objects are leaked.
+/// Exit code of a command as shells report it; 1 instead of 0 if objects are leaked.
 fn exit_code(status: ExitStatus, leaked: u64) -> ExitCode {
     let code = status.code().or_else(|| Some(128 + status.signal()?));
     match code.unwrap_or(FAILED.into()) {
@@ -183,8 +184,9 @@ fn exit_code(status: ExitStatus, leaked: u64) -> ExitCode {
     }
 }
 
-fn reply(pid: u32, proof: &Proof, top: usize) -> ProveOutput<'_> {
-    let sum = |of: fn(&LeakGroup) -> u64| proof.leaked.iter().map(of).sum();
+/// Builds the output.
+fn build_output(pid: u32, proof: &Proof, top: usize) -> ProveOutput<'_> {
+    let sum = |amount: fn(&LeakGroup) -> u64| proof.leaked.iter().map(amount).sum();
     let by = proof.leaked.iter().map(|group| LeakedGroup {
         class: group.class.as_deref(),
         stack: group
@@ -199,7 +201,7 @@ fn reply(pid: u32, proof: &Proof, top: usize) -> ProveOutput<'_> {
     let mut reply = ProveOutput {
         status: "ok",
         text: String::new(),
-        looked: AnalysisSummary::new(pid, &proof.report),
+        analysis: AnalysisSummary::new(pid, &proof.report),
         leaked: LeakedTotals {
             objects: sum(|group| group.objects),
             bytes: sum(|group| group.bytes),
@@ -210,18 +212,19 @@ fn reply(pid: u32, proof: &Proof, top: usize) -> ProveOutput<'_> {
     reply
 }
 
+/// First line of the text and the page.
 fn heading(reply: &ProveOutput<'_>) -> String {
-    let name = name_of(reply.looked.pid);
+    let name = describe_process(reply.analysis.pid);
     let leaked = &reply.leaked;
     match leaked.objects {
         0 => format!(
             "{name}: nothing is leaked: all {} objects are held",
-            reply.looked.objects
+            reply.analysis.objects
         ),
         objects => format!(
             "{name}: {objects} objects are leaked, {}: nothing pointed to them{}",
             size(leaked.bytes),
-            if reply.looked.snapshots > 1 {
+            if reply.analysis.snapshots > 1 {
                 " in two snapshots"
             } else {
                 ""
@@ -230,6 +233,7 @@ fn heading(reply: &ProveOutput<'_>) -> String {
     }
 }
 
+/// Formats the output for people.
 fn text(reply: &ProveOutput<'_>, top: usize) -> String {
     let leaked = &reply.leaked;
     let mut lines = vec![heading(reply)];
@@ -247,7 +251,7 @@ fn text(reply: &ProveOutput<'_>, top: usize) -> String {
             by.objects, by.example
         ));
         let stack = by.stack.iter().flatten().rev();
-        lines.extend(frames(&stack.collect::<Vec<_>>()));
+        lines.extend(format_frames(&stack.collect::<Vec<_>>()));
     }
     if leaked.by.len() > top {
         lines.push(format!(
@@ -255,6 +259,6 @@ fn text(reply: &ProveOutput<'_>, top: usize) -> String {
             leaked.by.len() - top
         ));
     }
-    lines.extend(reply.looked.lines());
+    lines.extend(reply.analysis.lines());
     lines.join("\n")
 }

@@ -1,4 +1,4 @@
-//! `memprof ps`: the hosts that are running, and with `--all` what could be one.
+//! `memprof ps`: lists the running hosts, and with `--all` processes that could be attached to.
 
 mod processes;
 
@@ -13,8 +13,8 @@ use crate::exit::Outcome;
 use crate::output::{self, one_line};
 use crate::target::NO_HOST_REMEDY;
 
-/// So many that were not reached are named one by one.
-const NAMED: usize = 10;
+/// Number of unreachable hosts that are listed individually.
+const MAX_LISTED: usize = 10;
 
 #[derive(Serialize)]
 struct Listing {
@@ -35,16 +35,16 @@ struct PsHostRow {
     answer: PluginSummary,
 }
 
-/// What the plugins of a host say of it.
+/// Summary of a host's plugins.
 #[derive(Default, Serialize)]
 struct PluginSummary {
     plugins: Vec<String>,
-    /// The allocators of the process, by kind and version.
+    /// Allocators of the process, with kind and version.
     allocator: String,
     profiling: String,
 }
 
-/// What may be a host and was not reached.
+/// A host that could not be reached.
 #[derive(Serialize)]
 struct UnreachableRow {
     pid: Option<u32>,
@@ -61,8 +61,8 @@ pub(crate) fn run(all: bool, json: bool) -> Outcome {
     });
     let mut listing = Listing {
         schema_version: 1,
-        hosts: found.hosts.into_iter().map(row).collect(),
-        unreached: found.unreached.into_iter().map(missing).collect(),
+        hosts: found.hosts.into_iter().map(host_row).collect(),
+        unreached: found.unreached.into_iter().map(unreachable_row).collect(),
         processes: None,
     };
     let mut of_others = 0;
@@ -81,10 +81,10 @@ pub(crate) fn run(all: bool, json: bool) -> Outcome {
         None if listing.hosts.is_empty() => {}
         None => output::print(&table(&listing.hosts)),
     }
-    for one in listing.unreached.iter().take(NAMED) {
+    for one in listing.unreached.iter().take(MAX_LISTED) {
         output::note(&one.describe());
     }
-    match listing.unreached.len().saturating_sub(NAMED) {
+    match listing.unreached.len().saturating_sub(MAX_LISTED) {
         0 => {}
         more => output::note(&format!("{more} more were not reached; --json names them")),
     }
@@ -100,7 +100,7 @@ pub(crate) fn run(all: bool, json: bool) -> Outcome {
     Ok(0.into())
 }
 
-fn row((host, answer): (RunningHost, PluginSummary)) -> PsHostRow {
+fn host_row((host, answer): (RunningHost, PluginSummary)) -> PsHostRow {
     PsHostRow {
         pid: host.pid,
         name: host.info.name,
@@ -110,7 +110,7 @@ fn row((host, answer): (RunningHost, PluginSummary)) -> PsHostRow {
     }
 }
 
-fn missing(one: UnreachableHost) -> UnreachableRow {
+fn unreachable_row(one: UnreachableHost) -> UnreachableRow {
     UnreachableRow {
         pid: one.pid,
         place: one.place,
@@ -119,6 +119,7 @@ fn missing(one: UnreachableHost) -> UnreachableRow {
 }
 
 impl UnreachableRow {
+    /// Text of the note about the host.
     fn describe(&self) -> String {
         let pid = self.pid.map(|pid| format!("{pid}, ")).unwrap_or_default();
         format!(
@@ -129,6 +130,7 @@ impl UnreachableRow {
     }
 }
 
+/// Requests the plugins and the status of a host.
 fn query_plugins(client: &mut Client) -> anyhow::Result<PluginSummary> {
     let plugins = client.plugins()?.into_iter().map(|plugin| plugin.id);
     let plugins: Vec<_> = plugins.collect();
@@ -148,6 +150,7 @@ fn query_plugins(client: &mut Client) -> anyhow::Result<PluginSummary> {
     })
 }
 
+/// Formats the table of hosts.
 fn table(hosts: &[PsHostRow]) -> String {
     let cells = |host: &PsHostRow| {
         let answer = &host.answer;

@@ -2,29 +2,31 @@
 
 use std::fs;
 
-use memprof_attach::Error;
+use memprof_attach::AttachError;
 
 use crate::exit::{FAILED, UNAVAILABLE, with_exit_code};
 
 /// Builds the error: the process, the reason and the remedy.
-pub(crate) fn refusal_error(pid: u32, error: &Error) -> anyhow::Error {
+pub(crate) fn refusal_error(pid: u32, error: &AttachError) -> anyhow::Error {
     let name = fs::read_to_string(format!("/proc/{pid}/comm"));
     let process = match name {
         Ok(name) => format!("{pid} ({})", name.trim_end()),
         Err(_) => pid.to_string(),
     };
     match error {
-        Error::Refused(refusal) => {
+        AttachError::Refused(refusal) => {
             let remedy = memprof_attach::remedy(pid, refusal);
             let remedy = remedy.map(|remedy| format!("; {remedy}"));
             let remedy = remedy.unwrap_or_default();
             with_exit_code(refusal.exit_code(), format!("{process}: {refusal}{remedy}"))
         }
-        Error::NotLoaded(message) => with_exit_code(
+        AttachError::NotLoaded(message) => with_exit_code(
             UNAVAILABLE,
             format!("{process}: the plugin was not started: {message}"),
         ),
-        Error::NoInspector(reason) => with_exit_code(UNAVAILABLE, format!("{process}: {reason}")),
+        AttachError::NoInspector(reason) => {
+            with_exit_code(UNAVAILABLE, format!("{process}: {reason}"))
+        }
         error => with_exit_code(FAILED, format!("{process}: {error}")),
     }
 }

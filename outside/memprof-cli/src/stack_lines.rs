@@ -1,15 +1,15 @@
-//! How a text shows a stack.
+//! Lines of a stack in a text.
 
 use std::fmt::Display;
 
-/// The frames that are shown, from the leaf.
-const FRAMES: usize = 8;
+/// Frames shown, from the leaf.
+const MAX_SHOWN_FRAMES: usize = 8;
 
-/// The lines of a stack, leaf first.
-pub(crate) fn frames(stack: &[impl Display]) -> impl Iterator<Item = String> {
-    let more = stack.len().saturating_sub(FRAMES);
+/// Formats a stack, leaf first, with a line for the callers that are omitted.
+pub(crate) fn format_frames(stack: &[impl Display]) -> impl Iterator<Item = String> {
+    let more = stack.len().saturating_sub(MAX_SHOWN_FRAMES);
     let more = (more > 0).then(|| format!("    ... {more} callers"));
-    let shown = stack.iter().take(FRAMES);
+    let shown = stack.iter().take(MAX_SHOWN_FRAMES);
     let shown = shown.map(|frame| format!("    {frame}"));
     shown.chain(more)
 }

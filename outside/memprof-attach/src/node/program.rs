@@ -15,7 +15,7 @@ use object::read::elf::ElfFile64;
 use object::{Endianness, Object, ObjectSymbol, ReadCache};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open};
 
-use crate::error::{Error, InspectorError};
+use crate::error::{AttachError, InspectorError};
 
 /// `node::Start(int, char**)` of `node.h`.
 const START_SYMBOL: &[u8] = b"_ZN4node5StartEiPPc";
@@ -25,7 +25,7 @@ const LIBRARY_PREFIX: &[u8] = b"libnode";
 const MAX_FILE_SIZE: u64 = 1 << 30;
 
 /// Opens a process, if it is a Node that handles SIGUSR1.
-pub(super) fn require_node(pid: u32) -> Result<OwnedFd, Error> {
+pub(super) fn require_node(pid: u32) -> Result<OwnedFd, AttachError> {
     let number = i32::try_from(pid).ok().and_then(Pid::from_raw);
     let number = number.ok_or(Refusal::NoSuchProcess)?;
     require_process(pid, &ProcStatus::read_thread(pid)?)?;
@@ -42,11 +42,11 @@ pub(super) fn require_node(pid: u32) -> Result<OwnedFd, Error> {
 }
 
 /// Builds the error for a file of the process in /proc that could not be read, or a signal that could not be sent.
-pub(super) fn proc_error(pid: u32, file: &str, error: io::Error) -> Error {
+pub(super) fn proc_error(pid: u32, file: &str, error: io::Error) -> AttachError {
     match Errno::from_raw(error.raw_os_error().unwrap_or_default()) {
         Errno::ENOENT | Errno::ESRCH => Refusal::Ended.into(),
         errno @ (Errno::EACCES | Errno::EPERM) => denied_to_read(pid, file, errno).into(),
-        _ => Error::io(format!("/proc/{pid}/{file}"))(error),
+        _ => AttachError::io(format!("/proc/{pid}/{file}"))(error),
     }
 }
 
@@ -82,7 +82,7 @@ fn require_process(pid: u32, status: &ProcStatus) -> Result<(), Refusal> {
     }
 }
 
-fn require_program(pid: u32) -> Result<(), Error> {
+fn require_program(pid: u32) -> Result<(), AttachError> {
     let file = File::open(format!("/proc/{pid}/exe"));
     let file = file.map_err(|error| proc_error(pid, "exe", error))?;
     let maps = fs::read(format!("/proc/{pid}/maps"));

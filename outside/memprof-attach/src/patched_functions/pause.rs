@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use memprof_ptrace::process::ProcStatus;
 
-use crate::error::Error;
+use crate::error::AttachError;
 use crate::target::Target;
 
 /// Time to stop a thread, scan its stack and detach it: 3,000 threads took 119 ms on two busy processors.
@@ -13,11 +13,11 @@ const PAUSE_PER_THREAD: Duration = Duration::from_micros(50);
 const MIN_PAUSE: Duration = Duration::from_millis(1);
 
 /// Fails if the threads would be stopped for longer than `max_pause`.
-pub(super) fn require_short_pause(target: &Target, max_pause: Duration) -> Result<(), Error> {
+pub(super) fn require_short_pause(target: &Target, max_pause: Duration) -> Result<(), AttachError> {
     let threads = ProcStatus::read_thread(target.pid)?.threads;
     let estimate = estimate_pause(threads);
     match estimate > max_pause {
-        true => Err(Error::LongPause {
+        true => Err(AttachError::LongPause {
             threads,
             estimate,
             most: max_pause,

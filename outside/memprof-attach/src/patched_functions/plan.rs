@@ -7,7 +7,7 @@ use memprof_sampler::{Role, Signature};
 use super::call_graph::{CallGraph, find_jump_into};
 use super::program::{ProgramCode, ProgramFunction};
 use super::prologue::Prologue;
-use crate::error::Error;
+use crate::error::AttachError;
 
 /// Functions to patch, and those that are skipped.
 #[derive(Debug)]
@@ -36,7 +36,7 @@ impl PatchPlan {
     /// # Errors
     /// `NotPatched`: `malloc` or a function that frees cannot be patched. Without a hook at every function that
     /// frees, freed blocks would count as live for ever.
-    pub(crate) fn new(code: &ProgramCode) -> Result<Self, Error> {
+    pub(crate) fn new(code: &ProgramCode) -> Result<Self, AttachError> {
         let hooked = hooked_functions(code)?;
         let allocates = hooked
             .iter()
@@ -77,7 +77,7 @@ impl PatchPlan {
         if let Some((jump, index)) = find_jump_into(code, &ranges) {
             let name = plan.functions[index].name;
             let message = format!("{name} is entered behind its first byte by a jump at {jump:#x}");
-            return Err(Error::NotPatched(message));
+            return Err(AttachError::NotPatched(message));
         }
         let mut graph = CallGraph::new(code);
         for function in &mut plan.functions {
@@ -88,10 +88,10 @@ impl PatchPlan {
     }
 
     /// Skips a function, or fails if it must be patched.
-    fn skip(&mut self, signature: &Signature, reason: &str) -> Result<(), Error> {
+    fn skip(&mut self, signature: &Signature, reason: &str) -> Result<(), AttachError> {
         let sentence = format!("{} {reason}", signature.name);
         if signature.role == Role::Frees || signature.name == "malloc" {
-            return Err(Error::NotPatched(sentence));
+            return Err(AttachError::NotPatched(sentence));
         }
         self.skipped.push(sentence);
         Ok(())
@@ -102,7 +102,7 @@ impl PatchPlan {
 /// with the most arguments, which passes all of them on.
 fn hooked_functions(
     code: &ProgramCode,
-) -> Result<BTreeMap<u64, (&'static Signature, &ProgramFunction)>, Error> {
+) -> Result<BTreeMap<u64, (&'static Signature, &ProgramFunction)>, AttachError> {
     let mut hooked = BTreeMap::new();
     let mut names = HashSet::new();
     for (address, function) in code.functions() {
@@ -110,7 +110,7 @@ fn hooked_functions(
         let Some(widest) = signatures.iter().max_by_key(|each| each.arguments()) else {
             continue;
         };
-        let fail = |message: String| Err(Error::NotPatched(message));
+        let fail = |message: String| Err(AttachError::NotPatched(message));
         if function.is_indirect {
             return fail(format!("{} is an indirect function", widest.name));
         }
@@ -132,7 +132,7 @@ fn hooked_functions(
         .iter()
         .find(|name| !names.contains(**name))
     {
-        Some(missing) => Err(Error::NotPatched(format!(
+        Some(missing) => Err(AttachError::NotPatched(format!(
             "the program's symbols do not name {missing}"
         ))),
         None => Ok(hooked),

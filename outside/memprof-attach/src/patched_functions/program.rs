@@ -12,7 +12,7 @@ use object::{
 
 use memprof_sampler::{SIGNATURES, Signature};
 
-use crate::error::Error;
+use crate::error::AttachError;
 
 type Program<'a> = ElfFile64<'a, LittleEndian, &'a ReadCache<File>>;
 
@@ -49,17 +49,17 @@ impl ProgramCode {
     ///
     /// # Errors
     /// The file cannot be read, has no symbols, or is too large.
-    pub(crate) fn read(pid: u32) -> Result<Option<Self>, Error> {
+    pub(crate) fn read(pid: u32) -> Result<Option<Self>, AttachError> {
         let path = format!("/proc/{pid}/exe");
-        let file = File::open(&path).map_err(Error::io(path.clone()))?;
+        let file = File::open(&path).map_err(AttachError::io(path.clone()))?;
         let cache = ReadCache::new(file);
-        let invalid = |error: object::Error| Error::Failed(format!("{path}: {error}"));
+        let invalid = |error: object::Error| AttachError::Failed(format!("{path}: {error}"));
         let program = Program::parse(&cache).map_err(invalid)?;
         if !defines_malloc(&program) {
             return Ok(None);
         }
         let Some(table) = program.symbol_table() else {
-            return Err(Error::NotPatched(
+            return Err(AttachError::NotPatched(
                 "the program was stripped, so nothing tells where its functions end; keep its symbols (strip \
                  --strip-debug; Cargo: strip = \"debuginfo\")"
                     .to_owned(),
@@ -70,7 +70,7 @@ impl ProgramCode {
             .iter()
             .map(|each| (each.name.as_bytes(), each))
             .collect();
-        let too_large = || Error::NotPatched("the program is too large".to_owned());
+        let too_large = || AttachError::NotPatched("the program is too large".to_owned());
         let start = Instant::now();
         let mut functions: BTreeMap<u64, ProgramFunction> = BTreeMap::new();
         for symbol in table.symbols() {
@@ -139,9 +139,9 @@ fn defines_malloc(program: &Program<'_>) -> bool {
 }
 
 /// Difference between addresses in the process and in the file.
-fn load_bias(pid: u32, program: &Program<'_>) -> Result<u64, Error> {
+fn load_bias(pid: u32, program: &Program<'_>) -> Result<u64, AttachError> {
     let path = format!("/proc/{pid}/auxv");
-    let vector = fs::read(&path).map_err(Error::io(path))?;
+    let vector = fs::read(&path).map_err(AttachError::io(path))?;
     let word = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().expect("eight bytes"));
     let mut entries = vector.chunks_exact(16);
     let headers = entries.find(|entry| word(&entry[..8]) == AT_PHDR);
@@ -152,7 +152,7 @@ fn load_bias(pid: u32, program: &Program<'_>) -> Result<u64, Error> {
     let file_address = headers_segment.map(|headers_segment| headers_segment.p_vaddr(endian));
     match (headers, file_address) {
         (Some(headers), Some(file_address)) => Ok(headers.wrapping_sub(file_address)),
-        _ => Err(Error::Failed(
+        _ => Err(AttachError::Failed(
             "its program headers are not to be found".to_owned(),
         )),
     }

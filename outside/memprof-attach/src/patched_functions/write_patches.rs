@@ -10,7 +10,7 @@ use memprof_ptrace::stop::{StopError, StoppedThread};
 use memprof_ptrace::stop_all::{StopAllError, resume, stop_all};
 use memprof_sampler::EntryRow;
 
-use crate::error::Error;
+use crate::error::AttachError;
 use crate::target::Target;
 
 /// Timeout for all threads to be stopped.
@@ -40,7 +40,7 @@ pub(crate) struct RelocatedRange {
 /// Reason why an attempt failed.
 enum PatchFailure {
     Retry(&'static str),
-    Fatal(Error),
+    Fatal(AttachError),
 }
 
 /// Writes the patches, each of them completely or not at all; returns for how long the threads were stopped.
@@ -51,7 +51,7 @@ pub(crate) fn write(
     target: &mut Target,
     patches: &[CodePatch],
     relocated: &[RelocatedRange],
-) -> Result<Duration, Error> {
+) -> Result<Duration, AttachError> {
     let start = Instant::now();
     loop {
         target.refresh()?;
@@ -63,7 +63,7 @@ pub(crate) fn write(
             Ok(stop) => return Ok(stop),
             Err(PatchFailure::Fatal(error)) => return Err(error),
             Err(PatchFailure::Retry(reason)) if start.elapsed() > PATCH_TIMEOUT => {
-                return Err(Error::NotPatched(format!("{reason}; try again")));
+                return Err(AttachError::NotPatched(format!("{reason}; try again")));
             }
             Err(PatchFailure::Retry(_)) => thread::sleep(RETRY_INTERVAL),
         }
@@ -106,10 +106,12 @@ fn stop_failure(target: &Target, error: StopAllError) -> PatchFailure {
         StopAllError::Thread(_, StopError::Uninterruptible | StopError::Ended) => {
             PatchFailure::Retry("a thread does not stop (state D)")
         }
-        StopAllError::Thread(tid, StopError::Refused(code)) => PatchFailure::Fatal(Error::Io {
-            what: format!("failed to trace thread {tid}"),
-            cause: std::io::Error::from_raw_os_error(code),
-        }),
+        StopAllError::Thread(tid, StopError::Refused(code)) => {
+            PatchFailure::Fatal(AttachError::Io {
+                what: format!("failed to trace thread {tid}"),
+                cause: std::io::Error::from_raw_os_error(code),
+            })
+        }
     }
 }
 
@@ -198,14 +200,14 @@ fn is_inside(relocated: &RelocatedRange, address: u64) -> bool {
 }
 
 /// Checks that all original bytes are unchanged, then writes the patches.
-fn apply_patches(target: &Target, patches: &[CodePatch]) -> Result<(), Error> {
+fn apply_patches(target: &Target, patches: &[CodePatch]) -> Result<(), AttachError> {
     let memory = &target.memory;
-    let failed = || Error::io("failed to write to its code");
+    let failed = || AttachError::io("failed to write to its code");
     for patch in patches {
         let found: [u8; EntryRow::JUMP_SIZE] = memory.bytes(patch.address).map_err(failed())?;
         if found != patch.original {
             let message = format!("its code at {:#x} has changed meanwhile", patch.address);
-            return Err(Error::NotPatched(message));
+            return Err(AttachError::NotPatched(message));
         }
     }
     for patch in patches {
@@ -219,7 +221,7 @@ fn apply_patches(target: &Target, patches: &[CodePatch]) -> Result<(), Error> {
                 "its code at {:#x} does not keep what is written",
                 patch.address
             );
-            return Err(Error::NotPatched(message));
+            return Err(AttachError::NotPatched(message));
         }
     }
     Ok(())

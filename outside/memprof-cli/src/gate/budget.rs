@@ -1,4 +1,4 @@
-//! The budget's file: what is allowed, and what held it when that was written.
+//! The budget file: limits, and values by function when it was written.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -11,21 +11,22 @@ use super::measurement::{BudgetedTotal, Measurement};
 use super::stacks::Stacks;
 use crate::exit::{USAGE, with_exit_code};
 
-/// Above half of the growth that is to be caught, so that chance hides as little as it makes up.
-const TOLERANCE: f64 = 2.5;
+/// Default tolerance, in percent: above half of the growth that should be detected, so that chance hides about as
+/// many regressions as it reports.
+const DEFAULT_TOLERANCE: f64 = 2.5;
 
-/// Functions whose share is written down, so that a broken budget can tell who grew.
-const HELD: usize = 30;
+/// Number of functions whose bytes are written to the file, so that a verdict can name the one that grew.
+const BASELINE_FUNCTIONS: usize = 30;
 
-/// What a budget's file says.
+/// Contents of a budget file.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Budget {
     #[serde(default)]
     pub(super) tolerance: Tolerance,
-    /// The most bytes that may live at the same time; any where it is not set.
+    /// Most bytes live at the same time; unlimited if `None`.
     pub(super) peak: Option<ByteSize>,
-    /// The bytes that may be allocated in all.
+    /// Total of allocated bytes; unlimited if `None`.
     pub(super) allocated: Option<ByteSize>,
     /// Limits by function.
     #[serde(default)]
@@ -45,30 +46,30 @@ pub(super) struct FunctionBudgets {
     pub(super) allocated: BTreeMap<String, ByteSize>,
 }
 
-/// A number of bytes: `1048576`, `"1MiB"`.
+/// A number of bytes, in the file `1048576` or `"1MiB"`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct ByteSize(pub(super) u64);
 
-/// How many per cent more than the budget are let pass: `"2.5%"`.
+/// Percentage by which a budget may be exceeded, in the file `"2.5%"`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Tolerance(pub(super) f64);
 
 impl Default for Tolerance {
     fn default() -> Self {
-        Self(TOLERANCE)
+        Self(DEFAULT_TOLERANCE)
     }
 }
 
 impl FunctionBudgets {
-    pub(super) fn of(&self, what: BudgetedTotal) -> &BTreeMap<String, ByteSize> {
-        match what {
+    pub(super) fn for_total(&self, total: BudgetedTotal) -> &BTreeMap<String, ByteSize> {
+        match total {
             BudgetedTotal::Peak => &self.peak,
             BudgetedTotal::Allocated => &self.allocated,
         }
     }
 
-    fn of_mut(&mut self, what: BudgetedTotal) -> &mut BTreeMap<String, ByteSize> {
-        match what {
+    fn for_total_mut(&mut self, total: BudgetedTotal) -> &mut BTreeMap<String, ByteSize> {
+        match total {
             BudgetedTotal::Peak => &mut self.peak,
             BudgetedTotal::Allocated => &mut self.allocated,
         }
@@ -76,10 +77,10 @@ impl FunctionBudgets {
 }
 
 impl Budget {
-    /// None where there is no such file.
+    /// Reads a budget file; `None` if there is none.
     ///
     /// # Errors
-    /// It cannot be read; names the line that is wrong.
+    /// The file cannot be read or parsed; the text names the line.
     pub(super) fn read(path: &Path) -> anyhow::Result<Option<Self>> {
         let text = match std::fs::read_to_string(path) {
             Ok(text) => text,
@@ -97,65 +98,66 @@ impl Budget {
             .map_err(|error| with_exit_code(USAGE, format!("{}: {error}", path.display())))
     }
 
-    pub(super) fn total(&self, what: BudgetedTotal) -> Option<ByteSize> {
-        match what {
+    pub(super) fn limit_of_total(&self, total: BudgetedTotal) -> Option<ByteSize> {
+        match total {
             BudgetedTotal::Peak => self.peak,
             BudgetedTotal::Allocated => self.allocated,
         }
     }
 
-    /// The most that keeps a budget of so many bytes.
+    /// Largest number of bytes that a budget allows, with the tolerance.
     pub(super) fn limit(&self, budgeted: ByteSize) -> u64 {
         (budgeted.0 as f64 * (1.0 + self.tolerance.0 / 100.0)) as u64
     }
 
-    /// Whether a total is beyond its limit.
+    /// Whether a total exceeds its limit.
     pub(super) fn is_exceeded_by(&self, measured: &Measurement) -> bool {
-        let is_exceeded = |what: BudgetedTotal| {
-            let budgeted = self.total(what);
-            budgeted.is_some_and(|budgeted| measured.total(what) > self.limit(budgeted))
+        let is_exceeded = |total: BudgetedTotal| {
+            let budgeted = self.limit_of_total(total);
+            budgeted.is_some_and(|budgeted| measured.total(total) > self.limit(budgeted))
         };
         BudgetedTotal::ALL.into_iter().any(is_exceeded)
     }
 
+    /// Whether functions have limits.
     pub(super) fn limits_functions(&self) -> bool {
-        let limits = |what: BudgetedTotal| !self.functions.of(what).is_empty();
+        let limits = |total: BudgetedTotal| !self.functions.for_total(total).is_empty();
         BudgetedTotal::ALL.into_iter().any(limits)
     }
 
-    /// The budget that `measured` just keeps. Of the one before stay the tolerance, which totals have a
-    /// limit, and which functions.
-    pub(super) fn of(measured: &Measurement, stacks: &Stacks, before: Self) -> Self {
+    /// Builds the budget that a measurement just keeps. Keeps the tolerance of the budget before, and which totals
+    /// and functions have a limit.
+    pub(super) fn from_measurement(measured: &Measurement, stacks: &Stacks, before: Self) -> Self {
         let is_new = before.peak.is_none()
             && before.allocated.is_none()
             && before.functions == FunctionBudgets::default();
-        let total = |what: BudgetedTotal| {
-            let is_meant = is_new || before.total(what).is_some();
-            is_meant.then(|| ByteSize(measured.total(what)))
+        let limit = |total: BudgetedTotal| {
+            let is_limited = is_new || before.limit_of_total(total).is_some();
+            is_limited.then(|| ByteSize(measured.total(total)))
         };
-        let (peak, allocated) = (total(BudgetedTotal::Peak), total(BudgetedTotal::Allocated));
+        let (peak, allocated) = (limit(BudgetedTotal::Peak), limit(BudgetedTotal::Allocated));
         let mut budget = Self {
             peak,
             allocated,
             baseline: FunctionBudgets::default(),
             ..before
         };
-        for what in BudgetedTotal::ALL {
-            let rows = stacks.functions(what);
-            for (name, limit) in budget.functions.of_mut(what) {
+        for total in BudgetedTotal::ALL {
+            let rows = stacks.functions(total);
+            for (name, limit) in budget.functions.for_total_mut(total) {
                 let row = rows.iter().find(|row| row.name == *name);
                 *limit = ByteSize(row.map_or(0, |row| row.bytes));
             }
-            let held = rows
+            let baseline = rows
                 .iter()
-                .take(HELD)
+                .take(BASELINE_FUNCTIONS)
                 .map(|row| (row.name.clone(), ByteSize(row.bytes)));
-            *budget.baseline.of_mut(what) = held.collect();
+            *budget.baseline.for_total_mut(total) = baseline.collect();
         }
         budget
     }
 
-    /// TOML, as `--update` writes it.
+    /// Formats the file as `--update` writes it, in TOML.
     pub(super) fn text(&self) -> String {
         let mut text = String::from(
             "# The budget of `memprof test`: a run may exceed it by `tolerance`. `--update` rewrites this file.\n",
@@ -175,16 +177,16 @@ impl Budget {
                 "allocated = {bytes}  # bytes, in all processes together"
             ));
         }
-        let mut table = |name: &str, why: &str, of: &FunctionBudgets| {
-            for what in BudgetedTotal::ALL {
-                let functions = of.of(what);
+        let mut table = |name: &str, comment: &str, budgets: &FunctionBudgets| {
+            for total in BudgetedTotal::ALL {
+                let functions = budgets.for_total(total);
                 if !functions.is_empty() {
-                    line(format!("\n# {why}\n[{name}.{}]", what.key()));
+                    line(format!("\n# {comment}\n[{name}.{}]", total.key()));
                     let mut sorted: Vec<_> = functions.iter().collect();
                     sorted.sort_by_key(|(name, bytes)| (std::cmp::Reverse(bytes.0), *name));
                     for (function, ByteSize(bytes)) in sorted {
                         let key = toml::Value::String(function.clone());
-                        line(format!("{} = {bytes}", one_line(&key)));
+                        line(format!("{} = {bytes}", quoted_key(&key)));
                     }
                 }
             }
@@ -203,8 +205,8 @@ impl Budget {
     }
 }
 
-/// A key must stay on its line.
-fn one_line(key: &toml::Value) -> String {
+/// Quotes a key for TOML, with control characters escaped: it must not leave its line.
+fn quoted_key(key: &toml::Value) -> String {
     let mut text = String::from("\"");
     for char in key.as_str().unwrap_or_default().chars() {
         match char {
@@ -244,13 +246,13 @@ impl<'de> Deserialize<'de> for ByteSize {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
         #[derive(Deserialize)]
         #[serde(untagged)]
-        enum Told {
+        enum NumberOrText {
             Number(u64),
             Text(String),
         }
-        match Told::deserialize(from)? {
-            Told::Number(bytes) => Ok(Self(bytes)),
-            Told::Text(text) => text.parse().map_err(de::Error::custom),
+        match NumberOrText::deserialize(from)? {
+            NumberOrText::Number(bytes) => Ok(Self(bytes)),
+            NumberOrText::Text(text) => text.parse().map_err(de::Error::custom),
         }
     }
 }
@@ -275,14 +277,14 @@ impl<'de> Deserialize<'de> for Tolerance {
 #[cfg(test)]
 mod tests {
     use super::super::measurement::tests::measured;
-    use super::super::stacks::tests::held;
+    use super::super::stacks::tests::stacks_with;
     use super::*;
 
     #[test]
-    fn what_is_written_is_read_again() {
-        let budget = Budget::of(
+    fn budget_survives_writing_and_reading() {
+        let budget = Budget::from_measurement(
             &measured(1000, 5000),
-            &held(&[("a \"b\"\n\\", 700), ("c", 300)]),
+            &stacks_with(&[("a \"b\"\n\\", 700), ("c", 300)]),
             Budget::default(),
         );
         assert_eq!(toml::from_str::<Budget>(&budget.text()), Ok(budget));
@@ -296,13 +298,14 @@ mod tests {
     }
 
     #[test]
-    fn an_update_keeps_what_is_the_users() {
+    fn update_keeps_user_settings() {
         let before =
             "tolerance = \"1%\"\npeak = \"1MiB\"\n[functions.allocated]\nc = 1\nd = \"2 KiB\"\n";
         let before: Budget = toml::from_str(before).unwrap();
         assert_eq!(before.peak, Some(ByteSize(1 << 20)));
         assert_eq!(before.functions.allocated["d"], ByteSize(2048));
-        let after = Budget::of(&measured(1000, 5000), &held(&[("c", 300)]), before);
+        let after =
+            Budget::from_measurement(&measured(1000, 5000), &stacks_with(&[("c", 300)]), before);
         assert_eq!(
             (after.tolerance, after.peak, after.allocated),
             (Tolerance(1.0), Some(ByteSize(1000)), None)
@@ -312,23 +315,23 @@ mod tests {
     }
 
     #[test]
-    fn the_reference_has_every_key() {
+    fn reference_has_every_key() {
         let reference = include_str!("../../../../CONFIGURATION.md");
-        let (_, ours) = reference.split_once("## The budget of").unwrap();
-        let block = ours
+        let (_, text) = reference.split_once("## The budget of").unwrap();
+        let block = text
             .split("```")
             .find_map(|block| block.strip_prefix("toml\n"))
             .unwrap();
         let budget: Budget = toml::from_str(block).unwrap();
         assert!(budget.peak.is_some() && budget.allocated.is_some());
-        for what in BudgetedTotal::ALL {
-            assert_eq!(budget.functions.of(what).len(), 1);
-            assert_eq!(budget.baseline.of(what).len(), 1);
+        for total in BudgetedTotal::ALL {
+            assert_eq!(budget.functions.for_total(total).len(), 1);
+            assert_eq!(budget.baseline.for_total(total).len(), 1);
         }
     }
 
     #[test]
-    fn what_is_no_budget_is_refused_by_line() {
+    fn invalid_budget_error_names_the_line() {
         let check = |text: &str, expected: &str| {
             let error = toml::from_str::<Budget>(text).unwrap_err().to_string();
             assert!(error.contains(expected), "{error}");

@@ -1,4 +1,4 @@
-//! The tested command, which ends with its process group where `memprof test` is asked to end.
+//! Runs the tested command, and ends it with its process group if `memprof test` gets a signal.
 
 use std::fs;
 use std::os::fd::AsFd;
@@ -17,56 +17,57 @@ use rustix::process::{PidfdFlags, pidfd_open};
 use crate::command_group::CommandGroup;
 use crate::interrupts;
 
-/// Until the command is killed that was asked to end.
+/// Time after which the command is killed if it has not ended after a signal.
 const END_TIMEOUT: Duration = Duration::from_secs(10);
-/// Until the processes are killed that it leaves then.
-const REST_TIMEOUT: Duration = Duration::from_secs(1);
+/// Time after which the remaining processes of its group are killed.
+const GROUP_END_TIMEOUT: Duration = Duration::from_secs(1);
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 /// The end of the tested command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CommandEnd {
-    /// By itself.
+    /// It exited, or was killed by a signal that was not sent to this program.
     Status(ExitStatus),
-    /// Because this program got this signal.
+    /// This program got this signal.
     Interrupted(Signal),
 }
 
-/// Runs a command to its end, or to a signal that asks this program to end. That signal is passed on.
+/// Runs a command until it ends, or until this program gets a signal, which is passed on to it.
 ///
 /// # Errors
-/// It cannot be started or waited for.
+/// The command cannot be started or waited for.
 pub(super) fn run(command: &mut Command) -> anyhow::Result<CommandEnd> {
     let signals = interrupts::block()?;
     let end = run_blocking(command, &signals);
-    // One that came when the command had ended ends this program.
+    // A signal that arrived after the command's end now ends this program.
     signals
         .thread_unblock()
         .context("failed to unblock signals")?;
     end
 }
 
+/// Like [`run`], while the signals are blocked.
 fn run_blocking(command: &mut Command, signals: &SigSet) -> anyhow::Result<CommandEnd> {
     let flags = SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK;
     let signals = SignalFd::with_flags(signals, flags).context("failed to watch for signals")?;
     let group = CommandGroup::choose(command)?;
     let child = command.spawn()?;
-    let mut tested = Tested {
+    let mut running = RunningCommand {
         child,
         group,
         signals,
     };
-    match tested.wait(None)? {
-        Event::Ended(status) => Ok(CommandEnd::Status(status)),
-        Event::Signal { signal, is_shared } => {
-            tested.end(signal, is_shared)?;
+    match running.wait(None)? {
+        CommandEvent::Ended(status) => Ok(CommandEnd::Status(status)),
+        CommandEvent::Signal { signal, is_shared } => {
+            running.end(signal, is_shared)?;
             Ok(CommandEnd::Interrupted(signal))
         }
-        Event::Timeout => unreachable!("there is no limit"),
+        CommandEvent::Timeout => unreachable!("there is no limit"),
     }
 }
 
-/// Whether a process group has processes that have not ended. Zombies stay where the first process of a container
+/// Whether a process group has processes other than zombies. Zombies remain if the first process of a container
 /// reaps none.
 fn has_processes(group: u32) -> bool {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
@@ -78,15 +79,15 @@ fn has_processes(group: u32) -> bool {
 }
 
 #[derive(Debug)]
-struct Tested {
+struct RunningCommand {
     child: Child,
     group: CommandGroup,
     signals: SignalFd,
 }
 
-enum Event {
+enum CommandEvent {
     Ended(ExitStatus),
-    /// `is_shared`: the terminal has sent it to the whole group.
+    /// `is_shared`: the terminal has sent the signal to the whole group.
     Signal {
         signal: Signal,
         is_shared: bool,
@@ -94,13 +95,13 @@ enum Event {
     Timeout,
 }
 
-impl Tested {
+impl RunningCommand {
     fn pid(&self) -> Pid {
         Pid::from_raw(self.child.id().cast_signed())
     }
 
-    /// Waits until the command ends or a signal comes, and for `limit` at most.
-    fn wait(&mut self, limit: Option<Duration>) -> anyhow::Result<Event> {
+    /// Waits until the command ends or a signal arrives, for `limit` at most.
+    fn wait(&mut self, limit: Option<Duration>) -> anyhow::Result<CommandEvent> {
         let failed = "failed to wait for the command";
         let pid = rustix::process::Pid::from_child(&self.child);
         let process = pidfd_open(pid, PidfdFlags::empty()).context(failed)?;
@@ -112,25 +113,25 @@ impl Tested {
         ];
         let count = rustix::io::retry_on_intr(|| poll(&mut events, limit.as_ref()));
         if count.context(failed)? == 0 {
-            return Ok(Event::Timeout);
+            return Ok(CommandEvent::Timeout);
         }
-        // First, because it may have ended by the same signal.
+        // Checked first, because the command may have ended by the same signal.
         if let Some(info) = self.signals.read_signal().context(failed)? {
             let signal = Signal::try_from(info.ssi_signo.cast_signed()).context(failed)?;
             let is_shared = self.group.has_received(info.ssi_code);
-            return Ok(Event::Signal { signal, is_shared });
+            return Ok(CommandEvent::Signal { signal, is_shared });
         }
-        Ok(Event::Ended(self.child.wait().context(failed)?))
+        Ok(CommandEvent::Ended(self.child.wait().context(failed)?))
     }
 
-    /// Passes a signal on, and kills what is left after a while or by a second signal.
+    /// Passes a signal on. Kills the processes that remain after a timeout, or at a second signal.
     fn end(&mut self, signal: Signal, is_shared: bool) -> anyhow::Result<()> {
         if !is_shared {
             self.send(signal);
-            // A stopped process takes the signal when it goes on.
+            // A stopped process handles the signal only when it is continued.
             self.send(Signal::SIGCONT);
         }
-        if !matches!(self.wait(Some(END_TIMEOUT))?, Event::Ended(_)) {
+        if !matches!(self.wait(Some(END_TIMEOUT))?, CommandEvent::Ended(_)) {
             self.send(Signal::SIGKILL);
             self.child
                 .wait()
@@ -140,7 +141,7 @@ impl Tested {
             return Ok(());
         }
         // Background processes of a shell ignore SIGINT (POSIX, Shell Command Language, 2.11).
-        let deadline = Instant::now() + REST_TIMEOUT;
+        let deadline = Instant::now() + GROUP_END_TIMEOUT;
         while has_processes(self.child.id()) {
             let signal = self.signals.read_signal();
             if Instant::now() > deadline || matches!(signal, Ok(Some(_))) {

@@ -1,4 +1,4 @@
-//! The standard input of a command that is run several times: each run reads the same.
+//! Standard input of a command that is run several times: each run reads the same data.
 
 use std::fs::File;
 use std::io::{self, ErrorKind, Seek, SeekFrom};
@@ -9,25 +9,26 @@ use anyhow::Context;
 
 use crate::exit::{USAGE, with_exit_code};
 
-/// The standard input that each run gets.
+/// Standard input of each run.
 #[derive(Debug)]
 pub(super) enum Input {
-    /// A file at an offset, which is not always its start: an earlier command of a script may have read a part.
+    /// A file, with the offset of its first unread byte: an earlier command of a script may have read a part.
     File { file: File, start: u64 },
-    /// A terminal or another device without offsets, or the input of the only run.
+    /// A terminal or another device without offsets, or the input of a single run.
     Stream,
 }
 
 impl Input {
-    /// Standard input for this many runs.
+    /// Prepares standard input for a number of runs.
     ///
     /// # Errors
-    /// It can be read only once. It is not copied: a pipe that stays open without a word would never end.
+    /// The input can be read only once. It is not copied, because a pipe that stays open would block for ever.
     pub(super) fn for_runs(runs: usize) -> anyhow::Result<Self> {
         let stdin = io::stdin().as_fd().try_clone_to_owned();
         Self::new(File::from(stdin.context("standard input")?), runs)
     }
 
+    /// Like [`for_runs`](Self::for_runs), for an open file.
     fn new(mut file: File, runs: usize) -> anyhow::Result<Self> {
         if runs == 1 {
             return Ok(Self::Stream);
@@ -48,7 +49,7 @@ impl Input {
         }
     }
 
-    /// Has the next run read from where the first one began. The command inherits the offset with the descriptor.
+    /// Sets the offset back to the start of the first run. The command inherits it with the descriptor.
     pub(super) fn rewind(&mut self) -> anyhow::Result<()> {
         if let Self::File { file, start } = self {
             let rewound = file.seek(SeekFrom::Start(*start));
@@ -67,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_run_reads_a_file_from_the_same_offset() {
+    fn runs_read_a_file_from_the_same_offset() {
         let mut file = tempfile::tempfile().unwrap();
         file.write_all(b"read before, then for each run").unwrap();
         file.seek(SeekFrom::Start(13)).unwrap();
@@ -81,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn input_that_is_read_once_serves_one_run_only() {
+    fn pipe_serves_a_single_run_only() {
         let check = |make: &dyn Fn() -> OwnedFd, is_refused: bool| {
             let input = |runs| Input::new(File::from(make()), runs);
             input(1).unwrap();

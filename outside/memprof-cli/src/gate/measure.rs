@@ -1,4 +1,4 @@
-//! Runs the command with every allocation counted, and reads the totals that its processes left.
+//! Runs the command with every allocation counted, and reads the totals from the dumps of its processes.
 
 use std::fs::File;
 use std::io::BufReader;
@@ -16,16 +16,18 @@ use crate::exit::{FAILED, NO_DATA, with_exit_code};
 use crate::interrupts;
 use crate::run::{RunArgs, preload_command};
 
-/// The plugin's keys: each process leaves one dump. Nobody talks to it.
+/// Config of the plugin: each process leaves an exit dump. It needs no control socket.
 const CONFIG: &str = "sampler = \"memprof\"\ncontrol = \"off\"\n[keep]\ncount = 100000\nbytes = \"1TiB\"\n\
                       [[watch]]\nat_exit = true\n";
 
+/// Runs the command once, and reads its totals.
+///
 /// # Errors
-/// The command cannot be counted; it failed; it left nothing.
+/// The command cannot be counted, has failed, or has left no dump.
 pub(super) fn measure(args: &TestArgs) -> anyhow::Result<Measurement> {
-    let place = tempfile::tempdir().context("failed to make a directory for the dumps")?;
-    let config = place.path().join("config.toml");
-    let dumps = place.path().join("dumps");
+    let dir = tempfile::tempdir().context("failed to make a directory for the dumps")?;
+    let config = dir.path().join("config.toml");
+    let dumps = dir.path().join("dumps");
     std::fs::write(&config, CONFIG).with_context(|| config.display().to_string())?;
     let mut command = preload_command(&RunArgs {
         active: true,
@@ -56,8 +58,8 @@ pub(super) fn measure(args: &TestArgs) -> anyhow::Result<Measurement> {
             return Err(with_exit_code(interrupts::exit_code(signal), message));
         }
     }
-    let mut measured = read(&dumps)?;
-    measured.dumps.place = Some(place);
+    let mut measured = read_dumps(&dumps)?;
+    measured.dumps.dir = Some(dir);
     if measured.processes == 0 {
         let message = format!(
             "{name} left no figures: it ended by _exit(2), it executed itself again, or a program that it ran has an \
@@ -68,15 +70,17 @@ pub(super) fn measure(args: &TestArgs) -> anyhow::Result<Measurement> {
     Ok(measured)
 }
 
-fn describe_exit(ended: ExitStatus) -> String {
-    match (ended.code(), ended.signal()) {
+/// Describes the end of a command: "exit status 1", "signal 9".
+fn describe_exit(status: ExitStatus) -> String {
+    match (status.code(), status.signal()) {
         (Some(code), _) => format!("exit status {code}"),
         (None, Some(signal)) => format!("signal {signal}"),
         (None, None) => "it did not end".to_owned(),
     }
 }
 
-fn read(dumps: &Path) -> anyhow::Result<Measurement> {
+/// Reads the totals of all dumps in a directory.
+fn read_dumps(dumps: &Path) -> anyhow::Result<Measurement> {
     let mut measured = Measurement::default();
     let entries = match std::fs::read_dir(dumps) {
         Ok(entries) => entries,
@@ -85,13 +89,14 @@ fn read(dumps: &Path) -> anyhow::Result<Measurement> {
     };
     for entry in entries {
         let path = entry.with_context(|| dumps.display().to_string())?.path();
-        add(&mut measured, path)?;
+        add_dump(&mut measured, path)?;
     }
     Ok(measured)
 }
 
-fn add(measured: &mut Measurement, dump: PathBuf) -> anyhow::Result<()> {
-    let origin = origin(&dump).with_context(|| dump.display().to_string())?;
+/// Adds the totals of a dump.
+fn add_dump(measured: &mut Measurement, dump: PathBuf) -> anyhow::Result<()> {
+    let origin = read_origin(&dump).with_context(|| dump.display().to_string())?;
     let host = origin.host.as_deref().unwrap_or("a process");
     let Some(tally) = origin.tally else {
         measured.notes.push(format!(
@@ -108,14 +113,14 @@ fn add(measured: &mut Measurement, dump: PathBuf) -> anyhow::Result<()> {
     measured.allocated += tally.bytes;
     if tally.peak > measured.peak {
         measured.peak = tally.peak;
-        measured.dumps.of_peak = Some(measured.dumps.files.len());
+        measured.dumps.peak_index = Some(measured.dumps.files.len());
     }
     measured.dumps.files.push(dump);
     Ok(())
 }
 
-/// What a dump says of itself. It is checked to its end.
-fn origin(dump: &Path) -> anyhow::Result<ProfileOrigin> {
+/// Reads the origin of a dump, and checks the dump to its end.
+fn read_origin(dump: &Path) -> anyhow::Result<ProfileOrigin> {
     let mut bytes = BufReader::new(File::open(dump)?);
     Ok(memprof_report::parse(&mut bytes, &Limits::default(), false)?.origin)
 }

@@ -1,4 +1,4 @@
-//! What a run of the command took.
+//! Memory that a run of the command took.
 
 use std::path::PathBuf;
 
@@ -10,41 +10,43 @@ use tempfile::TempDir;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum BudgetedTotal {
-    /// The most bytes that live at the same time.
+    /// Most bytes live at the same time.
     Peak,
-    /// The bytes that are allocated, be they freed or not.
+    /// Bytes allocated, whether freed or not.
     Allocated,
 }
 
-/// A run of the command, with all programs that it executed.
+/// Totals of a run of the command, with all programs that it executed.
 #[derive(Debug, Default)]
 pub(super) struct Measurement {
-    /// Of the process in which most lived at the same time.
+    /// Peak of the process with the largest one, in bytes.
     pub(super) peak: u64,
+    /// Bytes allocated by all processes.
     pub(super) allocated: u64,
-    /// Processes that were counted.
+    /// Number of counted processes.
     pub(super) processes: usize,
-    /// What these left.
+    /// Dumps of these processes.
     pub(super) dumps: Dumps,
-    /// How far several runs lie apart, as shares of their median: peak, allocated. None of one run.
+    /// Range of several runs, as a share of their median: peak, allocated. `None` for one run.
     pub(super) spread: Option<[f64; 2]>,
-    /// What the reader should know of it.
+    /// Notes for the user.
     pub(super) notes: Vec<String>,
 }
 
-/// One dump of each process that was counted.
+/// One dump of each counted process.
 #[derive(Debug, Default)]
 pub(super) struct Dumps {
     pub(super) files: Vec<PathBuf>,
-    /// Which of them is that of the process in which most lived at the same time.
-    pub(super) of_peak: Option<usize>,
-    /// The directory, which is removed when nobody needs it any more.
-    pub(super) place: Option<TempDir>,
+    /// Index of the dump of the process with the largest peak.
+    pub(super) peak_index: Option<usize>,
+    /// Directory of the dumps, removed when this value is dropped.
+    pub(super) dir: Option<TempDir>,
 }
 
 impl BudgetedTotal {
     pub(super) const ALL: [Self; 2] = [Self::Peak, Self::Allocated];
 
+    /// Key in the budget file.
     pub(super) fn key(self) -> &'static str {
         match self {
             Self::Peak => "peak",
@@ -52,6 +54,7 @@ impl BudgetedTotal {
         }
     }
 
+    /// Sample type that estimates the total by function.
     pub(super) fn sample_type(self) -> SampleType {
         match self {
             Self::Peak => SampleType::InuseSpace,
@@ -61,30 +64,30 @@ impl BudgetedTotal {
 }
 
 impl Measurement {
-    pub(super) fn total(&self, what: BudgetedTotal) -> u64 {
-        match what {
+    pub(super) fn total(&self, total: BudgetedTotal) -> u64 {
+        match total {
             BudgetedTotal::Peak => self.peak,
             BudgetedTotal::Allocated => self.allocated,
         }
     }
 }
 
-/// The run in the middle, each total the median of its own.
+/// Returns the middle run, with each total replaced by that total's median. `None` without runs.
 pub(super) fn median(mut runs: Vec<Measurement>) -> Option<Measurement> {
-    let middle = |what: BudgetedTotal, runs: &mut Vec<Measurement>| {
-        runs.sort_by_key(|run| run.total(what));
-        let (least, most) = (runs.first()?.total(what), runs.last()?.total(what));
-        let median = runs.get(runs.len() / 2)?.total(what);
+    let median_and_spread = |total: BudgetedTotal, runs: &mut Vec<Measurement>| {
+        runs.sort_by_key(|run| run.total(total));
+        let (least, most) = (runs.first()?.total(total), runs.last()?.total(total));
+        let median = runs.get(runs.len() / 2)?.total(total);
         Some((median, (most - least) as f64 / (median as f64).max(1.0)))
     };
     let count = runs.len();
-    let (allocated, of_allocated) = middle(BudgetedTotal::Allocated, &mut runs)?;
-    let (peak, of_peak) = middle(BudgetedTotal::Peak, &mut runs)?;
+    let (allocated, allocated_spread) = median_and_spread(BudgetedTotal::Allocated, &mut runs)?;
+    let (peak, peak_spread) = median_and_spread(BudgetedTotal::Peak, &mut runs)?;
     let run = runs.swap_remove(count / 2);
     Some(Measurement {
         peak,
         allocated,
-        spread: (count > 1).then_some([of_peak, of_allocated]),
+        spread: (count > 1).then_some([peak_spread, allocated_spread]),
         ..run
     })
 }
@@ -103,7 +106,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn each_total_is_the_median_of_its_own() {
+    fn each_total_has_its_own_median() {
         let runs = [(1, 30), (3, 10), (2, 20)].map(|(peak, allocated)| measured(peak, allocated));
         let median = median(runs.into()).unwrap();
         assert_eq!(

@@ -1,4 +1,4 @@
-//! What `memprof test` prints.
+//! Output of `memprof test`.
 
 use std::fmt::Write;
 use std::path::Path;
@@ -11,24 +11,25 @@ use super::measurement::{BudgetedTotal, Measurement};
 use super::verdict::{BudgetVerdict, LimitCheck, Regression};
 use super::{FormatArg, TestArgs};
 
-/// The frames of a stack that the text shows, from the leaf.
-const FRAMES: usize = 12;
+/// Frames of a stack in the text, from the leaf.
+const MAX_SHOWN_FRAMES: usize = 12;
 
 #[derive(Serialize)]
-struct Json<'a> {
+struct VerdictOutput<'a> {
     schema_version: u32,
     status: &'static str,
     #[serde(flatten)]
     verdict: &'a BudgetVerdict,
 }
 
+/// Formats a verdict in the requested format.
 pub(super) fn verdict(verdict: &BudgetVerdict, args: &TestArgs) -> anyhow::Result<String> {
-    let by_default = match std::env::var_os("GITHUB_ACTIONS") {
+    let default = match std::env::var_os("GITHUB_ACTIONS") {
         Some(value) if value == "true" => FormatArg::Github,
         _ => FormatArg::Text,
     };
-    Ok(match args.format.unwrap_or(by_default) {
-        FormatArg::Json => serde_json::to_string(&Json {
+    Ok(match args.format.unwrap_or(default) {
+        FormatArg::Json => serde_json::to_string(&VerdictOutput {
             schema_version: 1,
             status: match verdict.is_broken() {
                 true => "broken",
@@ -39,20 +40,22 @@ pub(super) fn verdict(verdict: &BudgetVerdict, args: &TestArgs) -> anyhow::Resul
         FormatArg::Text => text(verdict),
         FormatArg::Github => {
             let broken = verdict.checks.iter().filter(|check| check.is_broken);
-            let commands: String = broken.map(|check| github(check, &args.budget)).collect();
+            let commands: String = broken
+                .map(|check| github_annotation(check, &args.budget))
+                .collect();
             format!("{commands}{}", text(verdict))
         }
     })
 }
 
-/// What an update wrote, and what its runs differed by.
+/// Formats the result of an update: the budget, and the range of the runs.
 pub(super) fn updated(path: &Path, budget: &Budget, measured: &Measurement) -> String {
     let mut text = format!("wrote {}\n", path.display());
     for (what, spread) in BudgetedTotal::ALL
         .into_iter()
         .zip(measured.spread.unwrap_or_default())
     {
-        let Some(bytes) = budget.total(what) else {
+        let Some(bytes) = budget.limit_of_total(what) else {
             continue;
         };
         // Writing to a string never fails, here and below.
@@ -63,8 +66,8 @@ pub(super) fn updated(path: &Path, budget: &Budget, measured: &Measurement) -> S
             size(bytes.0),
             100.0 * spread
         );
-        // The range of five runs is about 2.3 standard deviations: beyond this, one run in a hundred
-        // would break the budget by chance.
+        // The range of five runs is about 2.3 standard deviations: beyond the tolerance, one run in a hundred would
+        // exceed the budget by chance.
         if 100.0 * spread > budget.tolerance.0 {
             let _ = writeln!(
                 text,
@@ -76,12 +79,13 @@ pub(super) fn updated(path: &Path, budget: &Budget, measured: &Measurement) -> S
     text
 }
 
+/// Formats a verdict for people.
 fn text(verdict: &BudgetVerdict) -> String {
     let mut text = String::new();
     for check in &verdict.checks {
-        let _ = writeln!(text, "{}", line(check));
-        if let Some(guilty) = &check.guilty {
-            let _ = writeln!(text, "{}", blame(guilty));
+        let _ = writeln!(text, "{}", check_line(check));
+        if let Some(regression) = &check.guilty {
+            let _ = writeln!(text, "{}", regression_lines(regression));
         }
     }
     if verdict.checks.is_empty() {
@@ -92,9 +96,10 @@ fn text(verdict: &BudgetVerdict) -> String {
     text
 }
 
-fn line(check: &LimitCheck) -> String {
+/// Line for a limit: the measured value, and by how much it differs from the budget.
+fn check_line(check: &LimitCheck) -> String {
     let name = subject(check);
-    let doubt = match check.error {
+    let error = match check.error {
         0 => String::new(),
         error => format!(" ± {}", size(error)),
     };
@@ -106,7 +111,7 @@ fn line(check: &LimitCheck) -> String {
         }
     };
     format!(
-        "{:<6} {name}: {}{doubt} of {}{change}",
+        "{:<6} {name}: {}{error} of {}{change}",
         match check.is_broken {
             true => "BROKEN",
             false => "ok",
@@ -116,6 +121,7 @@ fn line(check: &LimitCheck) -> String {
     )
 }
 
+/// Name of the limited total or function.
 fn subject(check: &LimitCheck) -> String {
     match &check.function {
         Some(function) => format!("{} by {function}", check.what.key()),
@@ -123,43 +129,44 @@ fn subject(check: &LimitCheck) -> String {
     }
 }
 
-fn blame(guilty: &Regression) -> String {
+/// Lines for the function that grew: its growth and its largest stack.
+fn regression_lines(regression: &Regression) -> String {
     let mut text = format!(
         "       +{} ± {} in {}, which has {}",
-        size(guilty.growth),
-        size(guilty.error),
-        guilty.function,
-        size(guilty.bytes)
+        size(regression.growth),
+        size(regression.error),
+        regression.function,
+        size(regression.bytes)
     );
-    for frame in guilty.stack.iter().rev().take(FRAMES) {
+    for frame in regression.stack.iter().rev().take(MAX_SHOWN_FRAMES) {
         let _ = write!(text, "\n           {frame}");
     }
-    if let Some(more @ 1..) = guilty.stack.len().checked_sub(FRAMES) {
+    if let Some(more @ 1..) = regression.stack.len().checked_sub(MAX_SHOWN_FRAMES) {
         let _ = write!(text, "\n           ... {more} callers");
     }
     text
 }
 
-/// A workflow command (docs.github.com, "Workflow commands for GitHub Actions").
-fn github(check: &LimitCheck, budget: &Path) -> String {
-    let blamed = check.guilty.as_ref().map(blame);
-    let message = format!("{}\n{}", line(check), blamed.unwrap_or_default());
+/// Formats a workflow command (docs.github.com, "Workflow commands for GitHub Actions").
+fn github_annotation(check: &LimitCheck, budget: &Path) -> String {
+    let regression = check.guilty.as_ref().map(regression_lines);
+    let message = format!("{}\n{}", check_line(check), regression.unwrap_or_default());
     format!(
         "::error file={},title={}::{}\n",
-        property(&budget.display().to_string()),
-        property(&format!("memprof: {} over budget", subject(check))),
-        data(message.trim())
+        escape_property(&budget.display().to_string()),
+        escape_property(&format!("memprof: {} over budget", subject(check))),
+        escape_data(message.trim())
     )
 }
 
-fn data(text: &str) -> String {
+fn escape_data(text: &str) -> String {
     text.replace('%', "%25")
         .replace('\r', "%0D")
         .replace('\n', "%0A")
 }
 
-fn property(text: &str) -> String {
-    data(text).replace(':', "%3A").replace(',', "%2C")
+fn escape_property(text: &str) -> String {
+    escape_data(text).replace(':', "%3A").replace(',', "%2C")
 }
 
 fn size(bytes: u64) -> String {
@@ -172,18 +179,18 @@ fn size(bytes: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::super::measurement::tests::measured;
-    use super::super::stacks::tests::held;
+    use super::super::stacks::tests::stacks_with;
     use super::*;
 
     fn broken() -> BudgetVerdict {
         let (before, now) = (measured(100 << 20, 1 << 30), measured(106 << 20, 1 << 30));
-        let held = |bytes| held(&[("parse: a, 5%", bytes)]);
-        let budget = Budget::of(&before, &held(60 << 20), Budget::default());
-        BudgetVerdict::of(&now, &held(66 << 20), &budget)
+        let held = |bytes| stacks_with(&[("parse: a, 5%", bytes)]);
+        let budget = Budget::from_measurement(&before, &held(60 << 20), Budget::default());
+        BudgetVerdict::new(&now, &held(66 << 20), &budget)
     }
 
     #[test]
-    fn the_guilty_stack_is_told() {
+    fn stack_of_a_regression_is_shown() {
         assert_eq!(
             text(&broken()),
             "BROKEN peak: 106.00MiB of 100.00MiB (+6.0%)\n       +6.00MiB ± 0B in parse: a, 5%, which has \
@@ -192,9 +199,9 @@ mod tests {
     }
 
     #[test]
-    fn an_annotation_is_one_line() {
+    fn annotation_is_one_line() {
         let verdict = broken();
-        let command = github(&verdict.checks[0], Path::new("a,b:c"));
+        let command = github_annotation(&verdict.checks[0], Path::new("a,b:c"));
         assert_eq!(
             command,
             "::error file=a%2Cb%3Ac,title=memprof%3A peak over budget::BROKEN peak: 106.00MiB of 100.00MiB \

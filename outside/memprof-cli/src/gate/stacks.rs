@@ -1,5 +1,5 @@
-//! Who took what was measured. The functions' names are looked up only where somebody asks for them: it takes as
-//! long as many a test does, and fails where a binary has been replaced since.
+//! Memory of a measurement by stack and function. Functions are symbolized only if they are needed: that takes as
+//! long as many tests do, and fails if a binary was replaced meanwhile.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -15,59 +15,65 @@ use super::measurement::{BudgetedTotal, Measurement};
 use crate::output;
 use crate::report::progress;
 
-/// What functions hold, as samples tell.
+/// Estimates by stack, from samples.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Stacks {
+    /// Bytes live at the peak of the process with the largest one.
     pub(super) at_peak: Vec<Stack>,
-    pub(super) in_all: Vec<Stack>,
+    /// Bytes allocated, of all processes.
+    pub(super) allocated: Vec<Stack>,
 }
 
-/// Samples of one stack.
+/// Estimate for a stack.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Stack {
     /// Functions of the program, root first.
     pub(super) functions: Vec<String>,
-    /// An estimate, and the square of its standard error.
+    /// Estimated bytes.
     pub(super) bytes: u64,
+    /// Square of the estimate's standard error.
     pub(super) variance: f64,
 }
 
-/// What the stacks that end in a function hold together.
+/// Sum of the stacks whose leaf is a function.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct FunctionRow {
     pub(super) name: String,
     pub(super) bytes: u64,
-    /// The standard error.
+    /// Standard error of `bytes`.
     pub(super) error: f64,
 }
 
 impl Stacks {
+    /// Reads and symbolizes the dumps of a measurement.
+    ///
     /// # Errors
-    /// A dump cannot be read; a binary is not the one that ran.
-    pub(super) fn of(measured: &Measurement) -> anyhow::Result<Self> {
+    /// A dump cannot be read, or a binary differs from the one that ran.
+    pub(super) fn read(measured: &Measurement) -> anyhow::Result<Self> {
         let mut all = Self::default();
-        for (at, dump) in measured.dumps.files.iter().enumerate() {
-            let named = symbolize(dump)?;
-            all.in_all.extend(stacks(&named, BudgetedTotal::Allocated));
-            if measured.dumps.of_peak == Some(at) {
-                all.at_peak = stacks(&named, BudgetedTotal::Peak);
+        for (index, dump) in measured.dumps.files.iter().enumerate() {
+            let profile = symbolize(dump)?;
+            all.allocated
+                .extend(fold_stacks(&profile, BudgetedTotal::Allocated));
+            if measured.dumps.peak_index == Some(index) {
+                all.at_peak = fold_stacks(&profile, BudgetedTotal::Peak);
             }
         }
         output::clear();
         Ok(all)
     }
 
-    fn at(&self, what: BudgetedTotal) -> &[Stack] {
-        match what {
+    fn for_total(&self, total: BudgetedTotal) -> &[Stack] {
+        match total {
             BudgetedTotal::Peak => &self.at_peak,
-            BudgetedTotal::Allocated => &self.in_all,
+            BudgetedTotal::Allocated => &self.allocated,
         }
     }
 
-    /// The largest first.
-    pub(super) fn functions(&self, what: BudgetedTotal) -> Vec<FunctionRow> {
+    /// Sums by function, the largest first.
+    pub(super) fn functions(&self, total: BudgetedTotal) -> Vec<FunctionRow> {
         let mut rows: HashMap<&str, (u64, f64)> = HashMap::new();
-        for stack in self.at(what) {
+        for stack in self.for_total(total) {
             let name = stack.functions.last().map_or("", String::as_str);
             let (bytes, variance) = rows.entry(name).or_default();
             *bytes += stack.bytes;
@@ -83,15 +89,16 @@ impl Stacks {
         rows
     }
 
-    /// The stack of a function that holds most.
-    pub(super) fn heaviest(&self, what: BudgetedTotal, function: &str) -> Option<&Stack> {
-        let stacks = self.at(what).iter();
-        let of_it =
+    /// Largest stack whose leaf is a function; `None` if the function has none.
+    pub(super) fn heaviest(&self, total: BudgetedTotal, function: &str) -> Option<&Stack> {
+        let stacks = self.for_total(total).iter();
+        let matching =
             stacks.filter(|stack| stack.functions.last().is_some_and(|last| last == function));
-        of_it.max_by_key(|stack| stack.bytes)
+        matching.max_by_key(|stack| stack.bytes)
     }
 }
 
+/// Reads a dump, and names its functions.
 fn symbolize(dump: &Path) -> anyhow::Result<SymbolizedProfile> {
     let failed = || dump.display().to_string();
     let input = Input {
@@ -107,14 +114,15 @@ fn symbolize(dump: &Path) -> anyhow::Result<SymbolizedProfile> {
     )?)
 }
 
-fn stacks(named: &SymbolizedProfile, what: BudgetedTotal) -> Vec<Stack> {
-    let blame = OriginRules::default();
+/// Folds a profile to the functions of the program.
+fn fold_stacks(profile: &SymbolizedProfile, total: BudgetedTotal) -> Vec<Stack> {
+    let rules = OriginRules::default();
     let folded = Folded::new(
-        named,
+        profile,
         None,
-        what.sample_type(),
+        total.sample_type(),
         Granularity::Functions,
-        &blame,
+        &rules,
     )
     .into_origin_filtered();
     let stacks = folded.stacks.iter().map(|stack| Stack {
@@ -133,8 +141,8 @@ fn stacks(named: &SymbolizedProfile, what: BudgetedTotal) -> Vec<Stack> {
 pub(super) mod tests {
     use super::*;
 
-    /// Each function with so many bytes, allocated and at the peak, below `main`.
-    pub(in crate::gate) fn held(functions: &[(&str, u64)]) -> Stacks {
+    /// Stacks of functions below `main`, with bytes that are allocated and live at the peak.
+    pub(in crate::gate) fn stacks_with(functions: &[(&str, u64)]) -> Stacks {
         let stack = |(name, bytes): &(&str, u64)| Stack {
             functions: vec!["main".to_owned(), (*name).to_owned()],
             bytes: *bytes,
@@ -143,7 +151,7 @@ pub(super) mod tests {
         let stacks: Vec<Stack> = functions.iter().map(stack).collect();
         Stacks {
             at_peak: stacks.clone(),
-            in_all: stacks,
+            allocated: stacks,
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Whether a run kept its budget, and who broke it.
+//! Decides whether a run kept its budget, and which function exceeded it.
 
 use serde::Serialize;
 
@@ -6,42 +6,41 @@ use super::budget::Budget;
 use super::measurement::{BudgetedTotal, Measurement};
 use super::stacks::{FunctionRow, Stack, Stacks};
 
-/// An estimate breaks a limit that it exceeds by so many standard errors: one in a hundred does by
-/// chance (one-sided).
-const DOUBT: f64 = 2.33;
+/// Number of standard errors by which an estimate must exceed a limit: by chance, one in a hundred does (one-sided).
+const ERROR_FACTOR: f64 = 2.33;
 
-/// One line for each limit.
+/// Results for all limits.
 #[derive(Debug, Serialize)]
 pub(super) struct BudgetVerdict {
     pub(super) checks: Vec<LimitCheck>,
-    /// Processes that were counted.
+    /// Number of counted processes.
     pub(super) processes: usize,
 }
 
-/// One limit, and what was measured.
+/// A limit, and the measured value.
 #[derive(Debug, Serialize)]
 pub(super) struct LimitCheck {
     pub(super) what: BudgetedTotal,
-    /// None: of all functions together.
+    /// Limited function; `None` for a total.
     pub(super) function: Option<String>,
-    /// In the unit of [`BudgetedTotal`], as the file has it.
+    /// Value in the file, in bytes.
     pub(super) budget: u64,
-    /// The least that would break it, chance left aside.
+    /// Limit with the tolerance, in bytes.
     pub(super) limit: u64,
     pub(super) measured: u64,
-    /// The standard error of an estimate; 0 of a total, which is exact.
+    /// Standard error of an estimate; 0 for a total, which is exact.
     pub(super) error: u64,
     pub(super) is_broken: bool,
     pub(super) guilty: Option<Regression>,
 }
 
-/// Who took more than at the update.
+/// The function that grew most since the update.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 pub(super) struct Regression {
     pub(super) function: String,
-    /// What it holds more than at the update, or all that it holds where that does not tell.
+    /// Growth since the update, or all its bytes if it is not in the baseline.
     pub(super) growth: u64,
-    /// Of the growth.
+    /// Standard error of the growth.
     pub(super) error: u64,
     pub(super) bytes: u64,
     /// Its largest stack, root first.
@@ -49,10 +48,11 @@ pub(super) struct Regression {
 }
 
 impl BudgetVerdict {
-    /// `stacks` show who is to blame for a broken total, and are what functions are judged by.
-    pub(super) fn of(measured: &Measurement, stacks: &Stacks, budget: &Budget) -> Self {
+    /// Compares a measurement with a budget. `stacks` are estimates for functions, and name the function that
+    /// exceeded a total.
+    pub(super) fn new(measured: &Measurement, stacks: &Stacks, budget: &Budget) -> Self {
         let totals = BudgetedTotal::ALL.into_iter().filter_map(|what| {
-            let budgeted = budget.total(what)?;
+            let budgeted = budget.limit_of_total(what)?;
             let (total, limit) = (measured.total(what), budget.limit(budgeted));
             let is_broken = total > limit;
             Some(LimitCheck {
@@ -71,12 +71,12 @@ impl BudgetVerdict {
         let mut checks: Vec<LimitCheck> = totals.collect();
         for what in BudgetedTotal::ALL {
             let rows = stacks.functions(what);
-            for (name, budgeted) in budget.functions.of(what) {
+            for (name, budgeted) in budget.functions.for_total(what) {
                 let row = rows.iter().find(|row| row.name == *name);
                 let (bytes, error) = row.map_or((0, 0.0), |row| (row.bytes, row.error));
                 let limit = budget.limit(*budgeted);
-                let is_broken = bytes as f64 > limit as f64 + DOUBT * error;
-                let found = || {
+                let is_broken = bytes as f64 > limit as f64 + ERROR_FACTOR * error;
+                let regressed = || {
                     row.map(|row| regression(stacks, what, row, bytes.saturating_sub(budgeted.0)))
                 };
                 checks.push(LimitCheck {
@@ -87,7 +87,7 @@ impl BudgetVerdict {
                     measured: bytes,
                     error: error as u64,
                     is_broken,
-                    guilty: is_broken.then(found).flatten(),
+                    guilty: is_broken.then(regressed).flatten(),
                 });
             }
         }
@@ -102,22 +102,23 @@ impl BudgetVerdict {
     }
 }
 
-/// The function that grew most since the update.
-fn find_regression(stacks: &Stacks, budget: &Budget, what: BudgetedTotal) -> Option<Regression> {
-    let held = budget.baseline.of(what);
-    let before = |row: &FunctionRow| held.get(&row.name).map_or(0, |bytes| bytes.0);
+/// Finds the function that grew most since the update; `None` without samples.
+fn find_regression(stacks: &Stacks, budget: &Budget, total: BudgetedTotal) -> Option<Regression> {
+    let baseline = budget.baseline.for_total(total);
+    let before = |row: &FunctionRow| baseline.get(&row.name).map_or(0, |bytes| bytes.0);
     let growth = |row: &FunctionRow| row.bytes.saturating_sub(before(row));
-    let rows = stacks.functions(what);
-    let most = rows.iter().max_by_key(|row| growth(row))?;
-    Some(regression(stacks, what, most, growth(most)))
+    let rows = stacks.functions(total);
+    let row = rows.iter().max_by_key(|row| growth(row))?;
+    Some(regression(stacks, total, row, growth(row)))
 }
 
-fn regression(stacks: &Stacks, what: BudgetedTotal, row: &FunctionRow, growth: u64) -> Regression {
-    let stack = stacks.heaviest(what, &row.name);
+/// Describes the growth of a function.
+fn regression(stacks: &Stacks, total: BudgetedTotal, row: &FunctionRow, growth: u64) -> Regression {
+    let stack = stacks.heaviest(total, &row.name);
     Regression {
         function: row.name.clone(),
         growth,
-        // Both were estimated, about as well.
+        // The estimates before and now have about equal errors, which add up in quadrature.
         error: (row.error * std::f64::consts::SQRT_2) as u64,
         bytes: row.bytes,
         stack: stack.map_or_else(Vec::new, |Stack { functions, .. }| functions.clone()),
@@ -127,19 +128,20 @@ fn regression(stacks: &Stacks, what: BudgetedTotal, row: &FunctionRow, growth: u
 #[cfg(test)]
 mod tests {
     use super::super::measurement::tests::measured;
-    use super::super::stacks::tests::held;
+    use super::super::stacks::tests::stacks_with;
     use super::*;
 
     #[test]
-    fn growth_beyond_the_tolerance_is_broken_and_named() {
-        let budget = Budget::of(
+    fn growth_beyond_tolerance_is_broken_and_named() {
+        let budget = Budget::from_measurement(
             &measured(1000, 5000),
-            &held(&[("a", 600), ("b", 400)]),
+            &stacks_with(&[("a", 600), ("b", 400)]),
             Budget::default(),
         );
         let check = |peak, allocated, expected: [bool; 2]| {
             let now = measured(peak, allocated);
-            let verdict = BudgetVerdict::of(&now, &held(&[("a", 610), ("b", 450)]), &budget);
+            let verdict =
+                BudgetVerdict::new(&now, &stacks_with(&[("a", 610), ("b", 450)]), &budget);
             let broken: Vec<bool> = verdict.checks.iter().map(|check| check.is_broken).collect();
             assert_eq!(broken, expected);
             assert_eq!(budget.is_exceeded_by(&now), expected.contains(&true));
@@ -160,22 +162,22 @@ mod tests {
     }
 
     #[test]
-    fn a_total_is_judged_without_stacks() {
+    fn total_is_judged_without_stacks() {
         let budget = toml::from_str("peak = 100\nallocated = 200").unwrap();
-        let verdict = BudgetVerdict::of(&measured(150, 150), &Stacks::default(), &budget);
-        let told = verdict.checks.iter();
-        let told: Vec<_> = told.map(|check| (check.is_broken, &check.guilty)).collect();
-        assert_eq!(told, [(true, &None), (false, &None)]);
+        let verdict = BudgetVerdict::new(&measured(150, 150), &Stacks::default(), &budget);
+        let text = verdict.checks.iter();
+        let text: Vec<_> = text.map(|check| (check.is_broken, &check.guilty)).collect();
+        assert_eq!(text, [(true, &None), (false, &None)]);
     }
 
     #[test]
-    fn a_function_is_broken_only_beyond_chance() {
+    fn function_is_broken_only_beyond_chance() {
         let mut budget: Budget =
             toml::from_str("tolerance = \"0%\"\n[functions.peak]\na = 600\ngone = 5").unwrap();
         let check = |budget: &Budget, error: f64, expected| {
-            let mut stacks = held(&[("a", 700)]);
+            let mut stacks = stacks_with(&[("a", 700)]);
             stacks.at_peak[0].variance = error * error;
-            let verdict = BudgetVerdict::of(&measured(1, 1), &stacks, budget);
+            let verdict = BudgetVerdict::new(&measured(1, 1), &stacks, budget);
             assert_eq!(verdict.is_broken(), expected, "{error}");
         };
         assert!(budget.limits_functions());

@@ -1,11 +1,11 @@
-//! Who holds the memory of a process, as a page.
+//! Page of the result of `memprof holders`.
 
 use std::cmp::Reverse;
 
 use memprof_leaks::{HolderGroup, Holding};
 use memprof_report::{Cells, Column, Outline, OutlinePage};
 
-use super::rows::{ClassRow, HolderRow, HolderStep, step_of};
+use super::rows::{ClassRow, HolderRow, HolderStep, step_for_group};
 use super::{HoldersOutput, step_text, summary_lines};
 use crate::result_output::{MAX_ROWS, POOLS_NOTE};
 
@@ -21,53 +21,53 @@ pub(super) fn page(reply: &HoldersOutput<'_>, holding: &Holding, is_overview: bo
     let outlines = match is_overview {
         false => vec![row_outline(&reply.holders)],
         true => {
-            let levels = &holding.groups;
-            let shown = most(levels);
-            let holding = levels.iter().skip(1).filter(|level| level.held_objects > 0);
-            let left = holding.count() - shown.len();
-            if left > 0 {
-                head.push(format!("{left} rows that hold less are not shown."));
+            let groups = &holding.groups;
+            let shown = largest_groups(groups);
+            let holding = groups.iter().skip(1).filter(|group| group.held_objects > 0);
+            let omitted = holding.count() - shown.len();
+            if omitted > 0 {
+                head.push(format!("{omitted} rows that hold less are not shown."));
             }
-            vec![level_outline(levels, &shown), class_outline(&reply.classes)]
+            vec![group_outline(groups, &shown), class_outline(&reply.classes)]
         }
     };
-    reply.looked.page("holders", &head, &LIMITS, outlines)
+    reply.analysis.page("holders", &head, &LIMITS, outlines)
 }
 
-/// The levels that hold most, by index. Each one's holder is among them: it holds as much and more, and comes before
-/// it.
-fn most(levels: &[HolderGroup]) -> Vec<usize> {
-    let mut shown: Vec<_> = (1..levels.len())
-        .filter(|at| levels[*at].held_objects > 0)
+/// Indices of the groups that hold most. Each group's holder is among them, because it holds at least as much and
+/// has a lower index.
+fn largest_groups(groups: &[HolderGroup]) -> Vec<usize> {
+    let mut shown: Vec<_> = (1..groups.len())
+        .filter(|index| groups[*index].held_objects > 0)
         .collect();
-    shown.sort_by_key(|at| (Reverse(levels[*at].held_bytes), *at));
+    shown.sort_by_key(|index| (Reverse(groups[*index].held_bytes), *index));
     shown.truncate(MAX_ROWS);
     shown
 }
 
-/// A row for each holder, and below it what it holds.
-fn level_outline(levels: &[HolderGroup], shown: &[usize]) -> Outline {
-    let mut below = vec![Vec::new(); levels.len()];
-    // The last one is shown first.
-    for at in shown.iter().rev() {
-        below[levels[*at].parent].push(*at);
+/// A row for each holder, with what it holds below it.
+fn group_outline(groups: &[HolderGroup], shown: &[usize]) -> Outline {
+    let mut below = vec![Vec::new(); groups.len()];
+    // In reverse order, because the last element is popped first.
+    for index in shown.iter().rev() {
+        below[groups[*index].parent].push(*index);
     }
     let mut rows = OutlineBuilder::default();
-    let mut open: Vec<_> = below[0].iter().map(|at| (*at, 0)).collect();
-    while let Some((at, depth)) = open.pop() {
-        let level = &levels[at];
+    let mut open: Vec<_> = below[0].iter().map(|index| (*index, 0)).collect();
+    while let Some((index, depth)) = open.pop() {
+        let group = &groups[index];
         rows.add(
             depth,
-            level.held_bytes,
-            level.held_objects,
-            step_text(&step_of(level)),
+            group.held_bytes,
+            group.held_objects,
+            step_text(&step_for_group(group)),
         );
-        open.extend(below[at].iter().map(|within| (*within, depth + 1)));
+        open.extend(below[index].iter().map(|within| (*within, depth + 1)));
     }
     rows.outline("Holders", "Holder and what it holds")
 }
 
-/// A row for the objects that were asked for, and below it what holds them.
+/// A row for the selected objects, with their holders below it.
 fn row_outline(found: &[HolderRow]) -> Outline {
     let mut rows = OutlineBuilder::default();
     for row in found {
@@ -111,6 +111,7 @@ struct OutlineBuilder {
 }
 
 impl OutlineBuilder {
+    /// Adds a row.
     fn add(&mut self, depth: u32, bytes: u64, objects: u64, name: String) {
         self.depth.push(depth);
         self.bytes.push(Some(bytes));
@@ -118,7 +119,7 @@ impl OutlineBuilder {
         self.names.push(name);
     }
 
-    /// A row without amounts.
+    /// Adds a row without amounts.
     fn add_label(&mut self, depth: u32, name: String) {
         self.depth.push(depth);
         self.bytes.push(None);
@@ -126,6 +127,7 @@ impl OutlineBuilder {
         self.names.push(name);
     }
 
+    /// Finishes the outline.
     fn outline(self, title: &'static str, names: &'static str) -> Outline {
         let column = |title, help, cells| Column {
             title,

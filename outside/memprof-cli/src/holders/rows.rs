@@ -1,4 +1,4 @@
-//! What is shown of who holds what: rows of holders, and of what they hold.
+//! Rows of holders, and of the objects that they hold.
 
 use std::collections::BTreeMap;
 
@@ -7,30 +7,32 @@ use serde::Serialize;
 
 use crate::analysis_summary::size;
 
-/// Of what a holder holds, what is shown: this share, in hundredths.
-const SHOWN_SHARE: u64 = 5;
-const SHOWN_DEPTH: usize = 8;
+/// Least share of a holder's bytes with which an object is shown below it, in percent.
+const MIN_SHOWN_PERCENT: u64 = 5;
+/// Largest depth of rows below a holder.
+const MAX_SHOWN_DEPTH: usize = 8;
 
-/// A holder, what it holds, or objects and what holds them.
+/// A holder, an object below it, or objects with their holders.
 #[derive(Serialize)]
 pub(super) struct HolderRow {
-    /// What is held first, its outermost holder last.
+    /// Steps from the held object to its outermost holder.
     pub(super) path: Vec<HolderStep>,
-    /// With what they hold.
+    /// Number of objects, with those that they hold.
     pub(super) objects: u64,
     pub(super) bytes: u64,
-    /// How many objects a profiler sampled of those that were asked for by their stacks.
+    /// Number of sampled objects with a matching stack; `None` unless objects were selected by stack.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) samples: Option<u64>,
     #[serde(skip)]
     pub(super) depth: usize,
 }
 
+/// An object or holder in a path.
 #[derive(Serialize)]
 pub(super) struct HolderStep {
     pub(super) kind: &'static str,
     pub(super) name: String,
-    /// Others hold it too.
+    /// Whether other holders reach the object too.
     pub(super) is_shared: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) address: Option<String>,
@@ -42,16 +44,16 @@ pub(super) struct ClassRow {
     pub(super) name: String,
     pub(super) objects: u64,
     pub(super) bytes: u64,
-    /// With what is held through them.
+    /// Bytes of these objects, with what they hold.
     pub(super) held_bytes: u64,
 }
 
-fn step(link: &GroupKind) -> HolderStep {
-    let (kind, name) = match link {
+fn kind_and_name(group: &GroupKind) -> HolderStep {
+    let (kind, name) = match group {
         GroupKind::Process => ("process", "the process".to_owned()),
         GroupKind::Holder(Holder::Variable { name, file }) => {
-            let place = name.strip_prefix(file.as_str());
-            match place.is_some_and(|place| place.starts_with('+')) {
+            let offset = name.strip_prefix(file.as_str());
+            match offset.is_some_and(|offset| offset.starts_with('+')) {
                 true => ("symbol", format!("variable {name}")),
                 false => ("symbol", format!("variable {name} in {file}")),
             }
@@ -81,6 +83,7 @@ fn step(link: &GroupKind) -> HolderStep {
     }
 }
 
+/// Name of a class, or a size.
 fn name_of_kind(kind: &HeapObjectKind) -> String {
     match kind {
         HeapObjectKind::Class(name) => name.to_string(),
@@ -89,79 +92,83 @@ fn name_of_kind(kind: &HeapObjectKind) -> String {
     }
 }
 
-/// A level of the tree, as the text and the page show it.
-pub(super) fn step_of(level: &HolderGroup) -> HolderStep {
+/// Kind and name of a group, with its mark.
+pub(super) fn step_for_group(group: &HolderGroup) -> HolderStep {
     HolderStep {
-        is_shared: level.is_shared,
-        ..step(&level.kind)
+        is_shared: group.is_shared,
+        ..kind_and_name(&group.kind)
     }
 }
 
-fn path(levels: &[HolderGroup], mut at: usize) -> Vec<HolderStep> {
+/// Steps from a group to its outermost holder.
+fn path(groups: &[HolderGroup], mut index: usize) -> Vec<HolderStep> {
     let mut path = Vec::new();
-    while at != 0 {
-        path.push(step_of(&levels[at]));
-        at = levels[at].parent;
+    while index != 0 {
+        path.push(step_for_group(&groups[index]));
+        index = groups[index].parent;
     }
     path
 }
 
-/// The holders that hold most, each with what it holds.
-pub(super) fn largest(levels: &[HolderGroup], top: usize) -> Vec<HolderRow> {
-    let mut below = vec![Vec::new(); levels.len()];
-    for (at, level) in levels.iter().enumerate().skip(1) {
-        below[level.parent].push(at);
+/// Rows of the largest holders, each followed by the large objects below it.
+pub(super) fn largest(groups: &[HolderGroup], top: usize) -> Vec<HolderRow> {
+    let mut below = vec![Vec::new(); groups.len()];
+    for (index, group) in groups.iter().enumerate().skip(1) {
+        below[group.parent].push(index);
     }
     for children in &mut below {
-        children.sort_by_key(|at| std::cmp::Reverse(levels[*at].held_bytes));
+        children.sort_by_key(|index| std::cmp::Reverse(groups[*index].held_bytes));
     }
     let mut rows = Vec::new();
-    // What points only to what holders of an earlier rank hold has nothing.
-    let holding = below[0].iter().filter(|at| levels[**at].held_objects > 0);
-    for holder in holding.take(top) {
-        let shown = levels[*holder].held_bytes / 100 * SHOWN_SHARE;
+    // A holder whose objects all belong to holders of an earlier rank holds nothing.
+    let non_empty = below[0]
+        .iter()
+        .filter(|index| groups[**index].held_objects > 0);
+    for holder in non_empty.take(top) {
+        let shown = groups[*holder].held_bytes / 100 * MIN_SHOWN_PERCENT;
         let mut open = vec![(*holder, 0)];
-        while let Some((at, depth)) = open.pop() {
-            rows.push(row(levels, at, depth));
-            let within = below[at].iter().rev();
-            let large = within.filter(|at| levels[**at].held_bytes > shown);
+        while let Some((index, depth)) = open.pop() {
+            rows.push(row(groups, index, depth));
+            let within = below[index].iter().rev();
+            let large = within.filter(|index| groups[**index].held_bytes > shown);
             open.extend(
                 large
-                    .filter(|_| depth < SHOWN_DEPTH)
-                    .map(|at| (*at, depth + 1)),
+                    .filter(|_| depth < MAX_SHOWN_DEPTH)
+                    .map(|index| (*index, depth + 1)),
             );
         }
     }
     rows
 }
 
-fn row(levels: &[HolderGroup], at: usize, depth: usize) -> HolderRow {
+/// Row for a group.
+fn row(groups: &[HolderGroup], index: usize, depth: usize) -> HolderRow {
     HolderRow {
-        path: path(levels, at),
-        objects: levels[at].held_objects,
-        bytes: levels[at].held_bytes,
+        path: path(groups, index),
+        objects: groups[index].held_objects,
+        bytes: groups[index].held_bytes,
         samples: None,
         depth,
     }
 }
 
-/// Objects of a kind, by what holds them.
+/// Rows of the objects whose kind matches, by bytes in descending order.
 pub(super) fn rows_by_kind(
-    levels: &[HolderGroup],
+    groups: &[HolderGroup],
     top: usize,
-    is_meant: impl Fn(&HeapObjectKind) -> bool,
+    is_match: impl Fn(&HeapObjectKind) -> bool,
 ) -> Vec<HolderRow> {
-    let is_meant =
-        |at: &usize| matches!(&levels[*at].kind, GroupKind::Objects(kind) if is_meant(kind));
-    let mut found: Vec<_> = (0..levels.len()).filter(is_meant).collect();
-    found.sort_by_key(|at| std::cmp::Reverse(levels[*at].bytes));
-    let rows = found.iter().take(top).map(|at| row(levels, *at, 0));
+    let is_match =
+        |index: &usize| matches!(&groups[*index].kind, GroupKind::Objects(kind) if is_match(kind));
+    let mut found: Vec<_> = (0..groups.len()).filter(is_match).collect();
+    found.sort_by_key(|index| std::cmp::Reverse(groups[*index].bytes));
+    let rows = found.iter().take(top).map(|index| row(groups, *index, 0));
     rows.collect()
 }
 
-/// Sampled objects, by what holds them.
+/// Rows of the sampled objects, by held bytes in descending order.
 pub(super) fn rows_by_sample(
-    levels: &[HolderGroup],
+    groups: &[HolderGroup],
     top: usize,
     mut found: Vec<SampledGroup>,
 ) -> Vec<HolderRow> {
@@ -170,16 +177,16 @@ pub(super) fn rows_by_sample(
         objects: sampling.held.objects,
         bytes: sampling.held.bytes,
         samples: Some(sampling.own.objects),
-        ..row(levels, sampling.group, 0)
+        ..row(groups, sampling.group, 0)
     });
     rows.collect()
 }
 
-/// One object, and what holds it.
+/// Row for one object with its holders.
 pub(super) fn row_for_object(chain: &HolderPath) -> HolderRow {
     let links = chain.steps.iter().map(|(link, address)| HolderStep {
         address: address.map(|address| format!("{address:#x}")),
-        ..step(link)
+        ..kind_and_name(link)
     });
     HolderRow {
         path: links.collect(),
@@ -190,11 +197,11 @@ pub(super) fn row_for_object(chain: &HolderPath) -> HolderRow {
     }
 }
 
-/// No level of a kind lies behind another one of that kind: what they hold can be added up.
-pub(super) fn classes(levels: &[HolderGroup]) -> Vec<ClassRow> {
+/// Rows by class. A group of a class never lies below another group of that class, so held bytes can be added.
+pub(super) fn classes(groups: &[HolderGroup]) -> Vec<ClassRow> {
     let mut classes: BTreeMap<String, ClassRow> = BTreeMap::new();
-    for level in levels {
-        let GroupKind::Objects(kind) = &level.kind else {
+    for group in groups {
+        let GroupKind::Objects(kind) = &group.kind else {
             continue;
         };
         let name = name_of_kind(kind);
@@ -204,9 +211,9 @@ pub(super) fn classes(levels: &[HolderGroup]) -> Vec<ClassRow> {
             bytes: 0,
             held_bytes: 0,
         });
-        class.objects += level.objects;
-        class.bytes += level.bytes;
-        class.held_bytes += level.held_bytes;
+        class.objects += group.objects;
+        class.bytes += group.bytes;
+        class.held_bytes += group.held_bytes;
     }
     let mut classes: Vec<_> = classes.into_values().collect();
     classes.sort_by_key(|class| std::cmp::Reverse(class.held_bytes));
@@ -218,11 +225,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_variable_s_file_is_named_once() {
+    fn file_of_a_variable_is_named_once() {
         let check = |name: &str, file: &str, expected| {
             let [name, file] = [name, file].map(str::to_owned);
             let link = GroupKind::Holder(Holder::Variable { name, file });
-            assert_eq!(step(&link).name, expected);
+            assert_eq!(kind_and_name(&link).name, expected);
         };
         check("sessions", "shop", "variable sessions in shop");
         check("shop_state", "shop", "variable shop_state in shop");

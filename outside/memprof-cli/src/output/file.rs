@@ -193,10 +193,10 @@ mod tests {
     fn missing_directory_is_named() {
         let place = tempfile::tempdir().unwrap();
         let path = place.path().join("absent").join("x.heap");
-        let told = format!("{:#}", publish_text(&path, "x").unwrap_err());
+        let text = format!("{:#}", publish_text(&path, "x").unwrap_err());
         let (path, absent) = (path.display(), path.parent().unwrap().display());
         assert_eq!(
-            told,
+            text,
             format!(
                 "failed to write {path}: no file can be made in {absent}: No such file or directory (os error 2)"
             )

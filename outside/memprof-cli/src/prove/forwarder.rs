@@ -17,20 +17,20 @@ use crate::output;
 #[derive(Debug)]
 pub(super) struct SignalForwarder(Arc<Mutex<Recipient>>);
 
-/// The process that a signal is meant for.
+/// Process that a signal is forwarded to.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Recipient {
     Command {
         pid: Pid,
         group: CommandGroup,
     },
-    /// This program, which ends; a command that is stopped before its exit exits then.
+    /// This program, which ends; a command that is stopped before its exit then exits.
     Memprof,
 }
 
 impl SignalForwarder {
-    /// Blocks the signals in this thread and its later children, and starts the thread. A signal ends this program until
-    /// a command is set.
+    /// Blocks the signals in this thread and in those that it creates later, and starts the thread. Until a command is
+    /// set, a signal ends this program.
     ///
     /// # Errors
     /// No descriptor or thread is left.
@@ -38,7 +38,7 @@ impl SignalForwarder {
         let recipient = Arc::new(Mutex::new(Recipient::Memprof));
         let forwarder = Self(Arc::clone(&recipient));
         let signals = interrupts::block()?;
-        let watching = watch(&signals).context("failed to watch for signals")?;
+        let watching = open_signal_fd(&signals).context("failed to watch for signals")?;
         let forward = move || {
             while let Ok(Some(info)) = watching.read_signal() {
                 if let Ok(signal) = Signal::try_from(info.ssi_signo.cast_signed()) {
@@ -63,11 +63,13 @@ fn lock(recipient: &Mutex<Recipient>) -> MutexGuard<'_, Recipient> {
     recipient.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn watch(signals: &SigSet) -> nix::Result<SignalFd> {
+/// Opens a descriptor that receives the signals.
+fn open_signal_fd(signals: &SigSet) -> nix::Result<SignalFd> {
     SignalFd::with_flags(signals, SfdFlags::SFD_CLOEXEC)
 }
 
 impl Recipient {
+    /// Forwards a signal to the command, or ends this program.
     fn receive(self, signal: Signal, si_code: i32) {
         match self {
             Self::Command { group, .. } if group.has_received(si_code) => {}

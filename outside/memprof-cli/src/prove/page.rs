@@ -1,4 +1,4 @@
-//! What `memprof leaks --prove` found, as a page.
+//! Page of the result of `memprof leaks --prove`.
 
 use memprof_report::{Cells, Column, Outline, OutlinePage};
 
@@ -25,11 +25,11 @@ pub(super) fn page(reply: &ProveOutput<'_>) -> OutlinePage {
     }
     let command = "leaks --prove";
     reply
-        .looked
+        .analysis
         .page(command, &head, &LIMITS, vec![outline(shown)])
 }
 
-/// A row for each group, and below it the functions by which its objects were allocated.
+/// A row for each group, with the functions through which its objects were allocated below it.
 fn outline(groups: &[LeakedGroup<'_>]) -> Outline {
     let mut depth = Vec::new();
     let (mut bytes, mut objects, mut sizes) = (Vec::new(), Vec::new(), Vec::new());

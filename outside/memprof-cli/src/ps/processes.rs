@@ -1,4 +1,4 @@
-//! The processes of this machine: which hold the plugin, which could, and why others could not.
+//! Processes of this machine: which have loaded the plugin, which can be attached to, and reasons why others cannot.
 
 use std::collections::HashSet;
 
@@ -10,12 +10,12 @@ use serde::Serialize;
 use crate::exit::{FAILED, with_exit_code};
 use crate::output::one_line;
 
-/// The processes that are shown.
+/// Processes that the user may see.
 #[derive(Debug)]
 pub(super) struct Processes {
-    /// By resident memory, the largest first.
+    /// By resident memory in descending order.
     pub(super) rows: Vec<ProcessRow>,
-    /// The number of processes of other users, of which nothing is shown.
+    /// Number of processes of other users, which are not shown.
     pub(super) of_others: usize,
 }
 
@@ -29,13 +29,13 @@ pub(super) struct ProcessRow {
     /// Resident memory in bytes.
     rss: u64,
     state: AttachState,
-    /// Why it is refused.
+    /// Reason why attaching is refused.
     #[serde(skip_serializing_if = "Option::is_none")]
     reason: Option<String>,
-    /// What makes the process attachable.
+    /// Remedy: how to make the process attachable.
     #[serde(skip_serializing_if = "Option::is_none")]
     remedy: Option<String>,
-    /// What else to know before attaching.
+    /// Further note on attaching.
     #[serde(skip_serializing_if = "Option::is_none")]
     note: Option<&'static str>,
 }
@@ -43,7 +43,7 @@ pub(super) struct ProcessRow {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 enum AttachState {
-    /// The plugin runs in it.
+    /// The plugin is active in it.
     Loaded,
     /// This user can attach to it.
     Attachable,
@@ -51,23 +51,23 @@ enum AttachState {
     Refused,
 }
 
-const FILTERED: &str = "its seccomp filter is read at attach";
+const FILTER_NOTE: &str = "its seccomp filter is read at attach";
 
 /// Lists the processes of /proc, the largest first.
 ///
 /// # Errors
-/// There is no /proc.
+/// /proc is not mounted.
 pub(super) fn processes(hosts: HashSet<u32>) -> anyhow::Result<Processes> {
-    let survey = memprof_ptrace::list_processes();
-    let survey = survey.map_err(|error| with_exit_code(FAILED, error.to_string()))?;
-    let row = |process| row(process, &hosts);
+    let list = memprof_ptrace::list_processes();
+    let list = list.map_err(|error| with_exit_code(FAILED, error.to_string()))?;
+    let process_row = |process| process_row(process, &hosts);
     Ok(Processes {
-        rows: survey.processes.into_iter().map(row).collect(),
-        of_others: survey.of_others,
+        rows: list.processes.into_iter().map(process_row).collect(),
+        of_others: list.of_others,
     })
 }
 
-fn row(process: ListedProcess, hosts: &HashSet<u32>) -> ProcessRow {
+fn process_row(process: ListedProcess, hosts: &HashSet<u32>) -> ProcessRow {
     let is_host = hosts.contains(&process.pid);
     let refusal = process.outcome.as_ref().err().filter(|_| !is_host);
     ProcessRow {
@@ -92,16 +92,17 @@ fn row(process: ListedProcess, hosts: &HashSet<u32>) -> ProcessRow {
     }
 }
 
+/// Note on attaching to a process; `None` if there is nothing to note.
 fn note(examined: &ExaminedProcess) -> Option<&'static str> {
     match examined {
         _ if examined.has_plugin => Some(SILENT),
-        _ if examined.has_filter() => Some(FILTERED),
+        _ if examined.has_filter() => Some(FILTER_NOTE),
         _ => None,
     }
 }
 
 impl ProcessRow {
-    /// `refused: uses musl`.
+    /// Text of the state, e.g. `refused: uses musl`.
     fn verdict(&self) -> String {
         match self.state {
             AttachState::Loaded => "loaded".to_owned(),
@@ -116,10 +117,11 @@ impl ProcessRow {
     }
 }
 
+/// Formats the table of processes.
 pub(super) fn table(rows: &[ProcessRow]) -> String {
     let size = |row: &ProcessRow| amount(row.rss.cast_signed(), SampleType::InuseSpace);
     let line = |pid: &str, rss: &str, name: &str, state: &str| {
-        // The kernel keeps 15 bytes of a name.
+        // The kernel limits names to 15 bytes.
         format!("{pid:>7}  {rss:>10}  {name:<15}  {state}")
     };
     let mut lines = vec![line("PID", "RSS", "NAME", "STATE")];
