@@ -286,11 +286,11 @@ mod tests {
         check(coarse, "coarse_interval", Warning, "about 20 samples");
         let unwinder = |facts: &mut Facts| facts.lock_free_unwinding = false;
         check(unwinder, "exposed_unwinder", Warning, "_dl_find_object");
-        let given_up = |facts: &mut Facts| {
+        let disagreement = |facts: &mut Facts| {
             facts.walker_disagreements = vec!["jemalloc 5.3.0: only 1 of 64 stacks".to_owned()];
         };
         check(
-            given_up,
+            disagreement,
             "unwinder_given_up",
             Warning,
             "only 1 of 64 stacks",

@@ -2,15 +2,15 @@
 //!
 //! Each part has a lock or none. The locks are acquired in this order:
 //!
-//! [`DumpSlot`] never waits: a second dump is refused as busy.
-//! 2. [`SamplingSwitch`] is held while sampling is started or stopped, also while allocators are called. State that only
-//!    that work may change is reached through its guard.
-//! 3. All others are held while one value is read or written, and no other lock of the profiler is acquired meanwhile:
-//!    the list of [`Allocators`], [`LedgerHistory`], [`AutomaticDumps`], and inside of the parts the unwinder's state,
-//!    the labels' keys and the sampler's slots.
+//! 1. [`DumpSlot`] never waits: a second dump is refused as busy.
+//! 2. [`SamplingSwitch`] is held while sampling is started or stopped, also while allocators are called. State
+//!    that only this work may change is reached through its guard.
+//! 3. All others are held while one value is read or written, and no other lock of the profiler is acquired
+//!    meanwhile: the list of [`Allocators`], [`LedgerHistory`], [`AutomaticDumps`], and inside of the parts the
+//!    unwinder's state, the labels' keys and the sampler's slots.
 //!
-//! The holder of the second may acquire locks of the third; no holder of one of the third acquires the second. The
-//! loader's lock comes last: the sampler acquires it to patch slots.
+//! The holder of the second may acquire locks of the third; no holder of one of the third acquires the second.
+//! The loader's lock comes last: the sampler acquires it to patch slots.
 
 mod activation;
 mod age_clock;

@@ -91,7 +91,7 @@ struct WalkerRecord {
 }
 
 /// Reason while no activation is running.
-const INACTIVE: &str = "ours is installed by `activate`";
+const INACTIVE: &str = "memprof's walker is installed by `activate`";
 
 impl Unwinder {
     /// Creates an unwinder without installed walkers.
@@ -174,11 +174,11 @@ impl Unwinder {
     /// Reasons why memprof's walker was uninstalled from jemallocs because its stacks differed from theirs.
     pub(crate) fn disagreements(&self) -> Vec<String> {
         let state = lock(&self.state);
-        let given_up = state
+        let disagreeing = state
             .allocators
             .iter()
             .filter(|record| record.counts().given_up);
-        given_up
+        disagreeing
             .map(|record| format!("{}: {}", record.jemalloc.identity, record.disagreement()))
             .collect()
     }
@@ -231,7 +231,7 @@ impl WalkerRecord {
         }
         let reason = self.disagreement();
         log::warn!(
-            "{}: our stack walk is given up: {reason}",
+            "{}: memprof's stack walk is given up: {reason}",
             self.jemalloc.identity
         );
         self.remove(reason);

@@ -18,8 +18,8 @@ use crate::raw::{memprof_host_t, memprof_jemalloc_t, memprof_plugin_entry_t, mem
 /// Symbol under which a plugin exports its [`header`].
 pub const SYMBOL: &str = ROOT_MODULE_LOADER_NAME;
 
-/// Root module of abi_stable: the struct whose layout is compared. The comparison includes this type's name, so a host and
-/// a plugin that were built with different names refuse each other.
+/// Root module of abi_stable: the struct whose layout is compared. The comparison includes this type's name, so
+/// a host and a plugin that were built with different names reject each other.
 #[repr(C)]
 #[derive(Debug, StableAbi)]
 #[sabi(kind(Prefix(prefix_ref = LayoutRef, prefix_fields = LayoutPrefix)))]

@@ -132,7 +132,7 @@ const OPTIONS: &[(&str, OptionType)] = &[
 /// Describes each option of a source that jemalloc ignores, with the reason.
 pub(super) fn ignored_options(source: &ConfSource) -> Vec<String> {
     let mut faults = Vec::new();
-    let mut seen: Vec<(&str, &str)> = Vec::new();
+    let mut applied: Vec<(&str, &str)> = Vec::new();
     let mut remaining = source.text.as_str();
     while !remaining.is_empty() {
         let end = remaining.find(|letter: char| !letter.is_ascii_alphanumeric() && letter != '_');
@@ -156,13 +156,13 @@ pub(super) fn ignored_options(source: &ConfSource) -> Vec<String> {
                 faults.push(format!("{pair:?}: {key} is {values}"));
             }
             None if !is_newer() => faults.push(format!("{pair:?}: {}", unknown_option_reason(key))),
-            Some(_) | None => match seen.iter_mut().find(|(name, _)| *name == key) {
+            Some(_) | None => match applied.iter_mut().find(|(name, _)| *name == key) {
                 Some((_, before)) if *before != value => {
                     faults.push(format!("\"{key}:{before}\": {pair:?} behind it counts"));
                     *before = value;
                 }
                 Some(_) => {}
-                None => seen.push((key, value)),
+                None => applied.push((key, value)),
             },
         }
     }

@@ -170,7 +170,7 @@ impl Scratch {
             .get()
             .and_then(|file| rustix::fs::ftruncate(file, 0));
         if let Err(errno) = emptied {
-            log::warn!("failed to give the memory of a dump back: {errno}");
+            log::warn!("failed to release the memory of a dump: {errno}");
         }
         true
     }

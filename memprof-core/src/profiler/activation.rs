@@ -204,7 +204,7 @@ impl Profiler {
             return Ok(());
         }
         let message =
-            format!("{what} need memprof's stack walk or its sampler, and neither is at work here");
+            format!("{what} need memprof's stack walk or its sampler, and neither is in use here");
         let mut reasons = self
             .switch
             .unwinder_status()

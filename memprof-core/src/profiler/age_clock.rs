@@ -19,8 +19,8 @@ impl FromStr for AgeBucketWidth {
     /// Parses whole seconds with a unit, as in `1m`.
     fn from_str(word: &str) -> Result<Self> {
         let duration = humantime::parse_duration(word).ok();
-        let whole = duration.filter(|duration| duration.subsec_nanos() == 0);
-        let seconds = whole.and_then(|duration| u32::try_from(duration.as_secs()).ok());
+        let whole_seconds = duration.filter(|duration| duration.subsec_nanos() == 0);
+        let seconds = whole_seconds.and_then(|duration| u32::try_from(duration.as_secs()).ok());
         seconds.and_then(NonZero::new).map(Self).ok_or_else(|| {
             Error::new(
                 ErrorKind::InvalidArgument,

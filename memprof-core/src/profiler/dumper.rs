@@ -89,7 +89,10 @@ impl Dumper {
                     "the dumper panicked; the host's log names the place",
                 ))
             }
-            None => Err(Error::new(ErrorKind::Internal, "the dumper told nothing")),
+            None => Err(Error::new(
+                ErrorKind::Internal,
+                "the dumper returned no result",
+            )),
         }
     }
 

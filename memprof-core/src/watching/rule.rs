@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn per_cent_of_very_much_do_not_overflow() {
+    fn percent_of_huge_amount_does_not_overflow() {
         let check = |percent: u8, available: u64, expected: u64| {
             assert_eq!(Threshold::Percent(percent).bytes(available), expected);
         };

@@ -165,9 +165,9 @@ unsafe extern "C" fn reply_fd(ctx: *mut c_void, id: memprof_str_t) -> *const c_v
 #[test]
 fn file_is_passed_or_copied_up_to_limit() {
     let _one = ONE.lock().unwrap();
-    let place = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     let check = |host: memprof_host_t, content: &[u8], size: u64, expected: (Status, &str)| {
-        let path = place.path().join("body");
+        let path = directory.path().join("body");
         std::fs::write(&path, content).unwrap();
         let (_, plugin) = create(&host, memprof_str_t::EMPTY);
         let args = format!("path={} size={size}", path.display());
@@ -198,7 +198,7 @@ fn file_is_passed_or_copied_up_to_limit() {
 }
 
 #[test]
-fn create_with_a_null_old_or_short_host() {
+fn create_with_null_old_or_short_host() {
     let _one = ONE.lock().unwrap();
     let check = |host: *const memprof_host_t| {
         assert_eq!(
@@ -218,7 +218,7 @@ fn create_with_a_null_old_or_short_host() {
 }
 
 #[test]
-fn create_that_fails_logs_the_reason_and_can_be_repeated() {
+fn failed_create_logs_reason_and_can_be_repeated() {
     let _one = ONE.lock().unwrap();
     let host = host();
     let (status, _) = create(&host, memprof_str_t::new("no such key"));
@@ -262,7 +262,7 @@ fn message_with_null_pointers() {
 }
 
 #[test]
-fn message_that_is_unknown_malformed_or_panics() {
+fn unknown_malformed_and_panicking_messages() {
     let _one = ONE.lock().unwrap();
     let host = host();
     let (_, plugin) = create(&host, memprof_str_t::EMPTY);
@@ -292,7 +292,7 @@ fn message_that_is_unknown_malformed_or_panics() {
 }
 
 #[test]
-fn host_that_refuses_the_reply() {
+fn host_refuses_reply() {
     let _one = ONE.lock().unwrap();
     let host = host();
     let (_, plugin) = create(&host, memprof_str_t::EMPTY);

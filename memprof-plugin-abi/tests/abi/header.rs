@@ -54,9 +54,9 @@ CHECK(offsetof(memprof_plugin_entry_t, id) == 16);
 CHECK(offsetof(memprof_plugin_entry_t, messages) == 64);
 CHECK(offsetof(memprof_plugin_entry_t, create) == 80);
 CHECK(offsetof(memprof_plugin_entry_t, get_extension) == 104);
-static const void *const *place(void) { return 0; }
+static const void *const *context(void) { return 0; }
 static int32_t key(memprof_str_t name) { return name.len ? 0 : MEMPROF_INVALID_ARGUMENT; }
-MEMPROF_LABELS(place, key);
+MEMPROF_LABELS(context, key);
 static const memprof_message_t hello = {
     sizeof(memprof_message_t), 0, MEMPROF_STR_INIT("hello"), MEMPROF_STR_INIT(""), MEMPROF_STR_INIT("")};
 static const memprof_message_t *const messages[] = {&hello};
@@ -68,9 +68,9 @@ const memprof_plugin_entry_t memprof_plugin_entry = {
 #[test]
 fn compiles_without_warnings_and_exports_the_entry() {
     let check = |compiler: &str, standard: &str, extension: &str| {
-        let place = tempfile::tempdir().unwrap();
-        let source = place.path().join(format!("probe.{extension}"));
-        let library = place.path().join("probe.so");
+        let directory = tempfile::tempdir().unwrap();
+        let source = directory.path().join(format!("probe.{extension}"));
+        let library = directory.path().join("probe.so");
         std::fs::write(&source, PROBE).unwrap();
         let compiled = Command::new(compiler)
             .arg(format!("-std={standard}"))
@@ -110,8 +110,11 @@ fn compiles_without_warnings_and_exports_the_entry() {
 /// Compares the header's ABI, as libabigail describes it, with the snapshot. A difference needs a new major version.
 #[test]
 fn structs_equal_committed_snapshot() {
-    let place = tempfile::tempdir().unwrap();
-    let (source, library) = (place.path().join("probe.c"), place.path().join("probe.so"));
+    let directory = tempfile::tempdir().unwrap();
+    let (source, library) = (
+        directory.path().join("probe.c"),
+        directory.path().join("probe.so"),
+    );
     std::fs::write(&source, PROBE).unwrap();
     let mut cc = Command::new("cc");
     cc.args(["-g", "-shared", "-fPIC", "-I"])

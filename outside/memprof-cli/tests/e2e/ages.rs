@@ -128,7 +128,7 @@ fn ages_that_nobody_can_tell_are_refused() {
         2,
         "ages=\"1\" is not a length of a bucket; valid: off, or whole seconds",
     );
-    let walks = "neither is at work here: as chosen; activate sampler=memprof";
+    let walks = "neither is in use here: as chosen; activate sampler=memprof";
     check(&["ages=1m", "unwinder=allocator"], 4, walks);
     let status = host.memprof("status", &["--json"]).exits(0).json();
     assert_eq!(status["profiling"], "inactive", "{status}");
