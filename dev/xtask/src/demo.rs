@@ -31,7 +31,7 @@ pub(crate) fn show() -> Result<()> {
 
     println!("\nStarting rust_host: it grows a cache and never shrinks it. Its config:\n");
     println!("{}", indent(&host_config(&place)));
-    let host = Host::start(&config, &place.join("host.log"))?;
+    let host = DemoHost::start(&config, &place.join("host.log"))?;
 
     let pid = host.child.id().to_string();
     step(&["activate", "-t", &pid])?;
@@ -76,7 +76,7 @@ fn unprepared() -> Result<()> {
     let child = Command::new(dist().join("examples/unprepared"))
         .spawn()
         .context("failed to start unprepared")?;
-    let program = Host { child };
+    let program = DemoHost { child };
     let pid = program.child.id().to_string();
     let seconds = format!("{}s", GROWTH.as_secs());
     let record = ["record", "--pid", &pid, "--for", &seconds];
@@ -104,11 +104,11 @@ fn host_config(place: &Path) -> String {
 }
 
 /// A running program, ended when dropped.
-struct Host {
+struct DemoHost {
     child: Child,
 }
 
-impl Host {
+impl DemoHost {
     fn start(config: &Path, log: &Path) -> Result<Self> {
         let file = File::create(log).with_context(|| log.display().to_string())?;
         let child = Command::new(dist().join("examples/rust_host"))
@@ -138,7 +138,7 @@ impl Host {
     }
 }
 
-impl Drop for Host {
+impl Drop for DemoHost {
     fn drop(&mut self) {
         let pid = self.child.id().to_string();
         let ended = run(Command::new("kill").arg(&pid)).and_then(|()| Ok(self.child.wait()?));

@@ -15,7 +15,6 @@ mod words;
 const UNREAD: &[&str] = &[
     "hosts-examples/rust",
     "outside/memprof-fleet",
-    "in-process/memprof-host",
     "dev/torture",
 ];
 

@@ -14,7 +14,7 @@ static LOADED: extern "C" fn() = loaded;
 /// Constructor that the loader runs: starts sampling if the environment requests it.
 extern "C" fn loaded() {
     let outcome = panic::catch_unwind(|| {
-        if let Some(lg_sample) = preload::is_active_at_once() {
+        if let Some(lg_sample) = preload::startup_sampling() {
             let interval = lg_sample.and_then(|lg| SampleInterval::from_lg(lg).ok());
             // The profiler will report the reason if this fails.
             let _refused = sample_from_start(interval, preload::is_tallied());

@@ -1,7 +1,8 @@
 //! nginx 1.10 and later: `load_module /path/memory_profile.so;` as the first line of nginx.conf.
 //!
-//! Each worker, the cache's processes too, opens a control socket when it begins; the module does nothing else,
-//! and nothing in the master and in `nginx -t`. The config comes from the environment: `env MEMPROF_CONFIG=FILE;`.
+//! Each worker, including the processes of the cache, opens a control socket when it starts. The module does nothing
+//! else, and nothing in the master and in `nginx -t`. The config comes from the environment: `env
+//! MEMPROF_CONFIG=FILE;`.
 #![expect(unsafe_code, reason = "the module's structs, which nginx writes to")]
 
 use std::cell::UnsafeCell;
@@ -14,23 +15,23 @@ use memprof_plugin_abi::raw::memprof_plugin_entry_t;
 use super::host_symbols::find_symbol;
 use super::{catch_panic, delayed_start};
 
-/// 1.10.0 to 1.31, in which `ngx_module.h` declares the same structs. For another one the module's version stays 0,
+/// Versions whose `ngx_module.h` declares the same structs: 1.10.0 to 1.31. For others the module's version stays 0,
 /// which nginx refuses: "version 0 instead of 1032000".
-const KNOWN: RangeInclusive<usize> = 1_010_000..=1_031_999;
+const SUPPORTED_VERSIONS: RangeInclusive<usize> = 1_010_000..=1_031_999;
 
 /// nginx.h, `NGX_CORE_MODULE`: "CORE".
-const CORE: usize = 0x4552_4F43;
+const CORE_MODULE: usize = 0x4552_4F43;
 /// `ngx_module.h`, `NGX_MODULE_UNSET_INDEX`.
-const UNSET: usize = usize::MAX;
+const UNSET_INDEX: usize = usize::MAX;
 
-/// `ngx_core.h`, `NGX_OK`; anything else ends the worker.
+/// `ngx_core.h`, `NGX_OK`; any other result ends the worker.
 const OK: isize = 0;
 
-/// What nginx calls with its cycle when a worker begins.
+/// The function that nginx calls with its cycle when a worker starts.
 #[doc(hidden)]
 pub type InitProcess = extern "C" fn(*const c_void) -> isize;
 
-/// ngx_module.h, `ngx_core_module_t`: a module of the core without a config.
+/// ngx_module.h, `ngx_core_module_t`: a core module without a config.
 #[doc(hidden)]
 #[repr(C)]
 #[derive(Debug)]
@@ -51,7 +52,7 @@ static NO_DIRECTIVES: NullCommand = NullCommand([0; 7]);
 /// `ngx_module.h`, `ngx_module_t`.
 #[repr(C)]
 #[derive(Debug)]
-struct Fields {
+struct ModuleFields {
     ctx_index: usize,
     index: usize,
     name: *const c_char,
@@ -67,27 +68,27 @@ struct Fields {
     others: [usize; 12],
 }
 
-/// `ngx_module_t`, which nginx finds by the name.
+/// `ngx_module_t`, which nginx finds by its name in `ngx_module_names`.
 #[doc(hidden)]
 #[repr(transparent)]
 #[derive(Debug)]
-pub struct Module(UnsafeCell<Fields>);
+pub struct Module(UnsafeCell<ModuleFields>);
 
-/// A list that nginx finds by its name: an element, and null.
+/// A list that nginx finds by its symbol: one element, and null.
 #[doc(hidden)]
 #[repr(transparent)]
 #[derive(Debug)]
-pub struct List<T>(pub [*const T; 2]);
+pub struct SymbolList<T>(pub [*const T; 2]);
 
-// SAFETY: texts of the library's, never written to.
+// SAFETY: it contains pointers to static texts, and is never written to.
 unsafe impl Sync for Context {}
-// SAFETY: written to while the loader, and then nginx, load the library; both do so on one thread.
+// SAFETY: it is written to only while the library is loaded, by its constructor and then by nginx, on one thread.
 unsafe impl Sync for Module {}
-// SAFETY: pointers to what is static and `Sync`.
-unsafe impl<T> Sync for List<T> {}
+// SAFETY: it contains pointers to static data that is `Sync`, and is never written to.
+unsafe impl<T> Sync for SymbolList<T> {}
 
 impl Context {
-    /// That of a module of this name.
+    /// Creates the context of a module with this name.
     pub const fn new(name: &'static CStr) -> Self {
         Self {
             name_length: name.count_bytes(),
@@ -99,18 +100,18 @@ impl Context {
 }
 
 impl Module {
-    /// A module for no version of nginx.
+    /// Creates a module that fits no version of nginx.
     pub const fn new(context: &'static Context, init_process: InitProcess) -> Self {
-        Self(UnsafeCell::new(Fields {
-            ctx_index: UNSET,
-            index: UNSET,
+        Self(UnsafeCell::new(ModuleFields {
+            ctx_index: UNSET_INDEX,
+            index: UNSET_INDEX,
             name: ptr::null(),
             spare: [0; 2],
             version: 0,
             signature: c"".as_ptr(),
             context,
             directives: &raw const NO_DIRECTIVES,
-            kind: CORE,
+            kind: CORE_MODULE,
             init_master: 0,
             init_module: 0,
             init_process,
@@ -118,16 +119,16 @@ impl Module {
         }))
     }
 
-    /// Makes it one for the nginx that loads the library, where one does.
+    /// Sets the version to that of the nginx that is loading the library, if there is one and it is supported.
     pub fn adopt_nginx_version(&self) {
-        // SAFETY: a pointer to data.
-        let Some(core) = (unsafe { find_symbol::<*const Fields>(c"ngx_core_module") }) else {
+        // SAFETY: ngx_core.h: the symbol is a struct, whose address is a pointer.
+        let Some(core) = (unsafe { find_symbol::<*const ModuleFields>(c"ngx_core_module") }) else {
             return;
         };
-        // SAFETY: ngx_core.h: a module, up to its signature the same in all versions since 1.9.11.
+        // SAFETY: ngx_core.h: a module, whose fields up to the signature are the same in all versions since 1.9.11.
         let core = unsafe { &*core };
-        if KNOWN.contains(&core.version) {
-            // SAFETY: the loader runs this before it lets anybody else know of the module.
+        if SUPPORTED_VERSIONS.contains(&core.version) {
+            // SAFETY: this runs in a constructor of the library, before nginx can find the module.
             let own = unsafe { &mut *self.0.get() };
             own.version = core.version;
             own.signature = core.signature;
@@ -135,7 +136,7 @@ impl Module {
     }
 }
 
-/// Lets the worker open its socket.
+/// Opens the control socket of a worker.
 #[doc(hidden)]
 pub fn init_process(entry: &'static memprof_plugin_entry_t) -> isize {
     catch_panic((), || delayed_start::start_delayed(entry));
@@ -158,10 +159,11 @@ macro_rules! __export_nginx {
             static MODULE: nginx::Module = nginx::Module::new(&CONTEXT, init_process);
 
             #[unsafe(export_name = "ngx_modules")]
-            static MODULES: nginx::List<nginx::Module> = nginx::List([&MODULE, ::std::ptr::null()]);
+            static MODULES: nginx::SymbolList<nginx::Module> =
+                nginx::SymbolList([&MODULE, ::std::ptr::null()]);
             #[unsafe(export_name = "ngx_module_names")]
-            static NAMES: nginx::List<::std::ffi::c_char> =
-                nginx::List([NAME.as_ptr(), ::std::ptr::null()]);
+            static NAMES: nginx::SymbolList<::std::ffi::c_char> =
+                nginx::SymbolList([NAME.as_ptr(), ::std::ptr::null()]);
 
             #[used]
             #[unsafe(link_section = ".init_array")]
@@ -182,13 +184,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn layouts_are_those_of_the_headers() {
+    fn layout_equals_headers() {
         assert_eq!(size_of::<Context>(), 32);
-        assert_eq!(size_of::<Fields>(), 25 * 8);
-        assert_eq!(offset_of!(Fields, name), 2 * 8);
-        assert_eq!(offset_of!(Fields, version), 5 * 8);
-        assert_eq!(offset_of!(Fields, signature), 6 * 8);
-        assert_eq!(offset_of!(Fields, kind), 9 * 8);
-        assert_eq!(offset_of!(Fields, init_process), 12 * 8);
+        assert_eq!(size_of::<ModuleFields>(), 25 * 8);
+        assert_eq!(offset_of!(ModuleFields, name), 2 * 8);
+        assert_eq!(offset_of!(ModuleFields, version), 5 * 8);
+        assert_eq!(offset_of!(ModuleFields, signature), 6 * 8);
+        assert_eq!(offset_of!(ModuleFields, kind), 9 * 8);
+        assert_eq!(offset_of!(ModuleFields, init_process), 12 * 8);
     }
 }

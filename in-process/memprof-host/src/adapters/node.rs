@@ -1,8 +1,8 @@
 //! Node 18 and later, and others with Node-API: `require("./memory_profile.node")`, or `process.dlopen`.
 //!
-//! `send(message)` returns a string, `call(message)` what the reply is as JSON, mostly an object; a message that
-//! fails throws an `Error`. JavaScript waits meanwhile: for `dump`, `sendAsync(message)` and `callAsync(message)`
-//! return promises, and wait on a thread of Node's pool. Each worker has an environment of its own.
+//! `send(message)` returns a string; `call(message)` returns the parsed JSON of the reply, mostly an object. A message
+//! that fails throws an `Error`. JavaScript waits meanwhile; `sendAsync(message)` and `callAsync(message)` instead
+//! return promises and wait on a thread of Node's pool, for example for `dump`. Each worker has its own environment.
 #![expect(unsafe_code, reason = "Node-API")]
 
 use std::ffi::{CStr, c_int, c_void};
@@ -20,10 +20,10 @@ use api::{Env, Node, OK, Value};
 
 static NODE: LockFreeOnce<Node> = LockFreeOnce::new();
 
-/// The property of `exports` in which `memprof attach` hands over the attachment.
-const ATTACHED: &CStr = c"memprof_attached";
+/// Property of `exports` with which `memprof attach` passes its argument.
+const ATTACH_PROPERTY: &CStr = c"memprof_attached";
 
-/// The functions of the module: name, whether the reply is parsed, whether JavaScript goes on meanwhile.
+/// Functions of the module: name, whether the reply is parsed, whether it returns a promise.
 static FUNCTIONS: [(&CStr, bool, bool); 4] = [
     (c"send", false, false),
     (c"call", true, false),
@@ -31,16 +31,16 @@ static FUNCTIONS: [(&CStr, bool, bool); 4] = [
     (c"callAsync", true, true),
 ];
 
-/// A message on its way through the pool.
+/// A message that a thread of Node's pool sends.
 struct Job {
     message: Vec<u8>,
     is_json: bool,
-    answer: Result<String, String>,
+    reply: Result<String, String>,
     promise: *mut c_void,
     work: *mut c_void,
 }
 
-/// Fills in `exports`, or throws an error.
+/// Adds the functions to `exports`, or throws an error.
 ///
 /// # Safety
 /// Node calls `napi_register_module_v1` with these arguments.
@@ -53,37 +53,37 @@ pub unsafe fn register(
 ) -> Value {
     catch_panic(exports, || {
         let host = caller.symbols();
-        let node = match Node::of(&host) {
+        let node = match Node::find(&host) {
             Ok(node) => NODE.get_or_set(node),
             Err(missing) => {
-                api::refuse(&host, env, missing);
+                api::throw_missing_symbol(&host, env, missing);
                 return exports;
             }
         };
-        if let Some(attachment) = node.text_property(env, exports, ATTACHED) {
-            if let Err(why) = attachment::attach_on_new_thread(entry, &attachment) {
-                // SAFETY: node_api.h: an error of this environment.
-                unsafe { (node.throw)(env, node.error(env, &why)) };
+        if let Some(attachment) = node.text_property(env, exports, ATTACH_PROPERTY) {
+            if let Err(reason) = attachment::attach_on_new_thread(entry, &attachment) {
+                // SAFETY: node_api.h: an error of this environment, on its thread.
+                unsafe { (node.throw)(env, node.error(env, &reason)) };
             }
             return exports;
         }
         delayed_start::ensure_instance(entry);
-        for (at, (name, ..)) in FUNCTIONS.iter().enumerate() {
+        for (index, (name, ..)) in FUNCTIONS.iter().enumerate() {
             let mut function = ptr::null_mut();
-            let made = node.function;
-            // SAFETY: node_api.h: a function, whose library is never unloaded, and a number for it.
+            let create_function = node.function;
+            // SAFETY: node_api.h: a function of a library that is never unloaded, and a number as its data.
             if unsafe {
-                made(
+                create_function(
                     env,
                     name.as_ptr(),
                     usize::MAX,
-                    called,
-                    at as *mut c_void,
+                    handle_call,
+                    index as *mut c_void,
                     &raw mut function,
                 )
             } == OK
             {
-                // SAFETY: node_api.h: the name is copied.
+                // SAFETY: node_api.h: Node copies the name.
                 unsafe { (node.set_property)(env, exports, name.as_ptr(), function) };
             }
         }
@@ -91,11 +91,12 @@ pub unsafe fn register(
     })
 }
 
-unsafe extern "C" fn called(env: Env, info: *mut c_void) -> Value {
-    let answer = || {
+/// Handles a call of one of the module's functions.
+unsafe extern "C" fn handle_call(env: Env, info: *mut c_void) -> Value {
+    let reply = || {
         let node = NODE.get()?;
-        let (mut count, mut argument, mut at) = (1, ptr::null_mut(), ptr::null_mut());
-        // SAFETY: node_api.h: fills in at most one argument, `undefined` where there is none.
+        let (mut count, mut argument, mut index) = (1, ptr::null_mut(), ptr::null_mut());
+        // SAFETY: node_api.h: writes at most one argument, which is `undefined` if there is none.
         unsafe {
             (node.callback_info)(
                 env,
@@ -103,12 +104,12 @@ unsafe extern "C" fn called(env: Env, info: *mut c_void) -> Value {
                 &raw mut count,
                 &raw mut argument,
                 ptr::null_mut(),
-                &raw mut at,
+                &raw mut index,
             )
         };
-        let (_, is_json, is_async) = FUNCTIONS[at as usize];
+        let (_, is_json, is_async) = FUNCTIONS[index as usize];
         let Some(message) = node.text(env, argument) else {
-            // SAFETY: node_api.h: the texts are copied.
+            // SAFETY: node_api.h: Node copies the texts.
             unsafe {
                 (node.throw_type_error)(env, ptr::null(), c"the message must be a string".as_ptr())
             };
@@ -117,19 +118,20 @@ unsafe extern "C" fn called(env: Env, info: *mut c_void) -> Value {
         if is_async {
             return queue(node, env, message, is_json);
         }
-        match reply(&message, is_json).and_then(|text| node.value(env, &text, is_json)) {
+        match send_message(&message, is_json).and_then(|text| node.value(env, &text, is_json)) {
             Ok(value) => Some(value),
-            Err(why) => {
-                // SAFETY: node_api.h: an error of this environment.
-                unsafe { (node.throw)(env, node.error(env, &why)) };
+            Err(reason) => {
+                // SAFETY: node_api.h: an error of this environment, on its thread.
+                unsafe { (node.throw)(env, node.error(env, &reason)) };
                 None
             }
         }
     };
-    catch_panic(None, answer).unwrap_or(ptr::null_mut())
+    catch_panic(None, reply).unwrap_or(ptr::null_mut())
 }
 
-fn reply(message: &[u8], is_json: bool) -> Result<String, String> {
+/// Sends a message and waits for its reply.
+fn send_message(message: &[u8], is_json: bool) -> Result<String, String> {
     if is_json {
         delayed_start::send_for_json(message)
     } else {
@@ -137,19 +139,19 @@ fn reply(message: &[u8], is_json: bool) -> Result<String, String> {
     }
 }
 
-/// The promise of an answer.
+/// Queues a message for Node's pool. Returns the promise of its reply, or `None` if Node cannot create one.
 fn queue(node: &Node, env: Env, message: Vec<u8>, is_json: bool) -> Option<Value> {
     let mut value = ptr::null_mut();
     let mut promise = ptr::null_mut();
-    // SAFETY: node_api.h: fills in both, or fails.
+    // SAFETY: node_api.h: writes both values, or fails.
     if unsafe { (node.promise)(env, &raw mut promise, &raw mut value) } != OK {
         return None;
     }
-    let answer = Err("Node did not ask the plugin".to_owned());
+    let reply = Err("Node did not ask the plugin".to_owned());
     let job = Job {
         message,
         is_json,
-        answer,
+        reply,
         promise,
         work: ptr::null_mut(),
     };
@@ -157,44 +159,46 @@ fn queue(node: &Node, env: Env, message: Vec<u8>, is_json: bool) -> Option<Value
     let name = node.string(env, "memprof");
     let mut work = ptr::null_mut();
     let resource = ptr::null_mut();
-    // SAFETY: node_api.h: `execute` gets the job on another thread, and then `complete` on this one.
+    // SAFETY: node_api.h: Node passes the job to `execute` on another thread, and then to `complete` on this one.
     let mut status =
         unsafe { (node.work)(env, resource, name, execute, complete, job, &raw mut work) };
     if status == OK {
-        // SAFETY: made above, and not queued yet.
+        // SAFETY: the job was leaked above, and is not queued yet.
         unsafe { (*job).work = work };
-        // SAFETY: as above.
+        // SAFETY: node_api.h: work of this environment that is not queued yet.
         status = unsafe { (node.queue)(env, work) };
     }
     if status != OK {
-        // SAFETY: nobody else has it.
+        // SAFETY: the job is not queued, so only this function has it.
         unsafe { complete(env, status, job) };
     }
     Some(value)
 }
 
+/// Sends the message of a job. Node calls it on a thread of its pool.
 unsafe extern "C" fn execute(_env: Env, job: *mut Job) {
-    // SAFETY: `queue` made it, and `complete` comes later.
+    // SAFETY: `queue` leaked the job, and Node calls `complete` only afterwards.
     let job = unsafe { &mut *job };
-    job.answer = reply(&job.message, job.is_json);
+    job.reply = send_message(&job.message, job.is_json);
 }
 
+/// Settles the promise of a job, and frees the job.
 unsafe extern "C" fn complete(env: Env, _status: c_int, job: *mut Job) {
     catch_panic((), || {
-        // SAFETY: `queue` made it; this is the last call that has it.
+        // SAFETY: `queue` leaked the job, and this is the last call with it.
         let job = unsafe { Box::from_raw(job) };
         let Some(node) = NODE.get() else { return };
         let value = job
-            .answer
+            .reply
             .and_then(|text| node.value(env, &text, job.is_json));
         match value {
-            // SAFETY: node_api.h: the promise of `queue`, once.
+            // SAFETY: node_api.h: the promise of `queue`, which is settled once.
             Ok(value) => unsafe { (node.resolve)(env, job.promise, value) },
-            // SAFETY: as above.
-            Err(why) => unsafe { (node.reject)(env, job.promise, node.error(env, &why)) },
+            // SAFETY: node_api.h: the promise of `queue`, which is settled once.
+            Err(reason) => unsafe { (node.reject)(env, job.promise, node.error(env, &reason)) },
         };
         if !job.work.is_null() {
-            // SAFETY: node_api.h: in its `complete`, or never queued.
+            // SAFETY: node_api.h: work may be deleted in its `complete`, or if it was never queued.
             unsafe { (node.delete)(env, job.work) };
         }
     });

@@ -1,11 +1,11 @@
 //! PostgreSQL 12 to 18: `LOAD '/path/memory_profile.so'`, or one of the settings that preload libraries, and
 //! `CREATE FUNCTION memory_profile(text) … AS '/path/memory_profile.so', 'pg_memory_profile' LANGUAGE C STRICT`.
 //!
-//! The function answers for the backend that runs the query: what a person reads of the reply, or an error. A
-//! second one asks all processes of the server, over the control sockets that each of them opens 100 ms
-//! after it loaded the library or was forked. The config is the setting `memory_profile.config`, a file, else the
-//! environment's.
-#![expect(unsafe_code, reason = "functions that the server calls, and calls")]
+//! The function sends the message to the backend that runs the query, and returns the text of the reply or fails. A
+//! second function sends it to all processes of the server, over the control sockets that each of them opens 100 ms
+//! after it loaded the library or was forked. The config is the file in the setting `memory_profile.config`, otherwise
+//! it comes from the environment.
+#![expect(unsafe_code, reason = "the API of PostgreSQL extensions")]
 
 mod magic;
 mod server;
@@ -40,57 +40,57 @@ type DefineCustomStringVariable = unsafe extern "C-unwind" fn(
     *const c_void,
 );
 
-/// fmgr.h, `Pg_finfo_record`: how a function is called. There is one way.
+/// fmgr.h, `Pg_finfo_record`: the calling convention of a function. There is only version 1.
 #[doc(hidden)]
 pub static CALLING_CONVENTION: c_int = 1;
 
-/// guc.h, `PGC_SIGHUP`: a setting of the server's files, which no session can change.
-const BY_FILE: c_int = 2;
+/// guc.h, `PGC_SIGHUP`: a setting of the server's files, which a session cannot change.
+const PGC_SIGHUP: c_int = 2;
 
-/// fmgr.h, `Pg_magic_func`: for which server the library was made.
+/// fmgr.h, `Pg_magic_func`: returns the block that states for which server the library was built.
 #[doc(hidden)]
 pub fn magic() -> *const c_void {
     static MAGIC: LockFreeOnce<Magic> = LockFreeOnce::new();
-    let magic = MAGIC.get_or_set(magic::magic(version().unwrap_or_default()));
+    let magic = MAGIC.get_or_set(magic::magic_block(server_version().unwrap_or_default()));
     ptr::from_ref(magic).cast()
 }
 
-/// The `server_version_num` of the server that this process is.
-fn version() -> Option<c_int> {
-    // SAFETY: guc.h declares it so.
+/// Returns the `server_version_num` of this server. `None` if the process is no server.
+fn server_version() -> Option<c_int> {
+    // SAFETY: guc.h declares a function of this type.
     let get: GetConfigOption = unsafe { find_symbol(c"GetConfigOption") }?;
-    // SAFETY: null where there is no such setting.
+    // SAFETY: guc.h: on the server's thread; returns null if there is no such setting.
     let text = unsafe { get(c"server_version_num".as_ptr(), true, false) };
-    // SAFETY: NUL-terminated, and kept until the next call.
+    // SAFETY: guc.h: not null, NUL-terminated, and valid until the next call.
     let text = (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) })?;
     text.to_str().ok()?.parse().ok()
 }
 
-/// Reads the setting called `name`, and begins. Of several copies of the library in a process, the first
-/// one defines the setting.
+/// Defines the setting called `name`, and starts with the config in it. If a process has several copies of the library,
+/// the first one defines the setting.
 ///
 /// # Safety
 /// The server calls `_PG_init`.
 #[doc(hidden)]
 pub unsafe fn init(entry: &'static memprof_plugin_entry_t, name: &'static CStr) {
-    // Nothing here may have to be dropped: the server's functions leave by longjmp where they fail.
+    // No value in this function may need a drop: the server's functions fail by longjmp.
     static CONFIG: AtomicPtr<c_char> = AtomicPtr::new(ptr::null_mut());
-    // SAFETY: fmgr.h declares it so.
+    // SAFETY: fmgr.h declares a function of this type.
     let find_shared: Option<FindRendezvousVariable> =
         unsafe { find_symbol(c"find_rendezvous_variable") };
-    // SAFETY: guc.h declares it so, since version 9.1.
+    // SAFETY: guc.h declares a function of this type, since version 9.1.
     let define: Option<DefineCustomStringVariable> =
         unsafe { find_symbol(c"DefineCustomStringVariable") };
     let (Some(find_shared), Some(define)) = (find_shared, define) else {
         return;
     };
-    // SAFETY: fmgr.h: on the server's thread.
+    // SAFETY: fmgr.h: on the server's thread, with a NUL-terminated name.
     let shared = unsafe { find_shared(name.as_ptr()) };
-    // SAFETY: a place of the process's, for as long as it lives.
+    // SAFETY: fmgr.h: a variable that lives as long as the process.
     let shared = unsafe { &mut *shared };
     if shared.is_null() {
         *shared = CONFIG.as_ptr().cast();
-        // SAFETY: as above; static texts, and a place for the value that is static too.
+        // SAFETY: guc.h: on the server's thread, with static texts and a static variable for the value.
         unsafe {
             define(
                 name.as_ptr(),
@@ -98,7 +98,7 @@ pub unsafe fn init(entry: &'static memprof_plugin_entry_t, name: &'static CStr) 
                 ptr::null(),
                 CONFIG.as_ptr(),
                 ptr::null(),
-                BY_FILE,
+                PGC_SIGHUP,
                 0,
                 ptr::null(),
                 ptr::null(),
@@ -106,11 +106,11 @@ pub unsafe fn init(entry: &'static memprof_plugin_entry_t, name: &'static CStr) 
             );
         }
     }
-    // SAFETY: of the first copy, which is never unloaded.
+    // SAFETY: the variable of the first copy, which is never unloaded.
     let config: &AtomicPtr<c_char> = unsafe { AtomicPtr::from_ptr(shared.cast()) };
     let config = config.load(Ordering::Relaxed);
     catch_panic((), || {
-        // SAFETY: null, or NUL-terminated and kept while the setting is unchanged.
+        // SAFETY: guc.h: not null, NUL-terminated, and valid while the setting is unchanged.
         let file = (!config.is_null()).then(|| unsafe { CStr::from_ptr(config) }.to_string_lossy());
         let settings = || match file.filter(|file| !file.is_empty()) {
             Some(file) => config::parse([("config", &*file)]),
@@ -120,50 +120,53 @@ pub unsafe fn init(entry: &'static memprof_plugin_entry_t, name: &'static CStr) 
     });
 }
 
-/// Answers a message for this process.
+/// Sends a message to this process. The SQL function's result is the text of the reply.
 ///
 /// # Safety
-/// The server calls it as a function of one text that returns a text.
+/// The server calls it as a function with one text argument that returns a text.
 #[doc(hidden)]
-pub unsafe fn answer(call: *mut Call) -> Datum {
-    // SAFETY: promised by the caller.
-    unsafe { run(call, |_, message| delayed_start::send(message)) }
+pub unsafe fn handle_call(call: *mut Call) -> Datum {
+    // SAFETY: the caller promises a call by the server.
+    unsafe { finish_call(call, |_, message| delayed_start::send(message)) }
 }
 
-/// Answers a message for all processes of the server: JSON, an array of objects.
+/// Sends a message to all processes of the server. The SQL function's result is JSON, an array of objects.
 ///
 /// # Safety
-/// As [`answer`].
+/// Those of [`handle_call`].
 #[doc(hidden)]
-pub unsafe fn answer_for_all(call: *mut Call) -> Datum {
-    // SAFETY: promised by the caller.
+pub unsafe fn handle_call_for_all(call: *mut Call) -> Datum {
+    // SAFETY: the caller promises a call by the server.
     unsafe {
-        run(call, |server, message| {
+        finish_call(call, |server, message| {
             delayed_start::send_to_server_processes(message, || server.is_interrupted())
         })
     }
 }
 
+/// Passes the argument of a call to `work`, and returns its result to the server.
+///
 /// # Safety
-/// As [`answer`].
-unsafe fn run(
+/// Those of [`handle_call`].
+unsafe fn finish_call(
     call: *mut Call,
     work: impl FnOnce(Server, &[u8]) -> Result<String, String> + Copy,
 ) -> Datum {
-    // Nothing here may have to be dropped: the server's functions leave by longjmp where they fail.
-    // SAFETY: promised by the caller.
-    let called = version().and_then(|version| unsafe { Server::of(call, version) });
-    let Some((server, argument)) = called else {
+    // No value in this function may need a drop: the server's functions fail by longjmp. SAFETY: the caller promises a
+    // call by the server of this version.
+    let server_and_argument =
+        server_version().and_then(|version| unsafe { Server::from_call(call, version) });
+    let Some((server, argument)) = server_and_argument else {
         return 0;
     };
-    // SAFETY: a text, and the server's thread.
+    // SAFETY: the argument is a text, on the server's thread; no value above needs a drop.
     let message = unsafe { server.text(argument) };
     let outcome = catch_panic(Outcome::NoMemory, || {
-        // SAFETY: NUL-terminated, and the server's until the function returns.
+        // SAFETY: the server's text is NUL-terminated, and valid until the function returns.
         let message = unsafe { CStr::from_ptr(message) };
         server.outcome(work(server, message.to_bytes()))
     });
-    // SAFETY: as above.
+    // SAFETY: on the server's thread; no value above needs a drop.
     unsafe { server.finish(outcome) }
 }
 
@@ -182,31 +185,31 @@ macro_rules! __export_postgres {
             #[unsafe(export_name = "_PG_init")]
             unsafe extern "C-unwind" fn init() {
                 const SETTING: &::std::ffi::CStr = $crate::__library_name!("", ".config");
-                // SAFETY: the server calls.
+                // SAFETY: only the server calls `_PG_init`.
                 unsafe { postgres::init(&$entry, SETTING) }
             }
 
             #[unsafe(export_name = concat!("pg_", env!("CARGO_CRATE_NAME")))]
-            unsafe extern "C-unwind" fn answer(call: *mut postgres::Call) -> postgres::Datum {
-                // SAFETY: the argument of the server, unchanged.
-                unsafe { postgres::answer(call) }
+            unsafe extern "C-unwind" fn handle_call(call: *mut postgres::Call) -> postgres::Datum {
+                // SAFETY: the server's argument, unchanged.
+                unsafe { postgres::handle_call(call) }
             }
 
             #[unsafe(export_name = concat!("pg_", env!("CARGO_CRATE_NAME"), "_all"))]
-            unsafe extern "C-unwind" fn answer_for_all(
+            unsafe extern "C-unwind" fn handle_call_for_all(
                 call: *mut postgres::Call,
             ) -> postgres::Datum {
-                // SAFETY: the argument of the server, unchanged.
-                unsafe { postgres::answer_for_all(call) }
+                // SAFETY: the server's argument, unchanged.
+                unsafe { postgres::handle_call_for_all(call) }
             }
 
             #[unsafe(export_name = concat!("pg_finfo_pg_", env!("CARGO_CRATE_NAME")))]
-            extern "C" fn of_answer() -> *const ::std::ffi::c_int {
+            extern "C" fn calling_convention() -> *const ::std::ffi::c_int {
                 &postgres::CALLING_CONVENTION
             }
 
             #[unsafe(export_name = concat!("pg_finfo_pg_", env!("CARGO_CRATE_NAME"), "_all"))]
-            extern "C" fn of_answer_for_all() -> *const ::std::ffi::c_int {
+            extern "C" fn calling_convention_for_all() -> *const ::std::ffi::c_int {
                 &postgres::CALLING_CONVENTION
             }
         };

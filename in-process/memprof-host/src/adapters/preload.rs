@@ -1,14 +1,14 @@
-//! Any program, by `LD_PRELOAD`: nothing in it changes, and it gets a control socket.
+//! Any program, by `LD_PRELOAD`: it is not changed, and gets a control socket.
 //!
-//! The library does nothing unless `MEMPROF_RUN=1` is in the environment (`memprof run` sets it),
-//! so that a program which merely loads it is left alone.
+//! The library does nothing unless `MEMPROF_RUN=1` is in the environment (`memprof run` sets it), so that a program
+//! that loads it for another purpose is not affected.
 //!
 //! - An executed program inherits the environment, so it does the same.
-//! - `MEMPROF_TALLY=1` (`memprof test` sets it) is for a program whose figures matter and not its rest:
-//!   the plugin comes at once, and an exit waits until it is there. Its forked children get none.
-//! - Limits: a process has a thread of ours from its start, so `unshare(CLONE_NEWUSER)` and
-//!   `setns` into a user namespace fail as they do in any program with threads. A seccomp filter
-//!   that the program puts on all its threads holds for ours.
+//! - `MEMPROF_TALLY=1` (`memprof test` sets it) is for a program of which only the measurements are wanted: the plugin
+//!   is created at once, and an exit waits until it is. Its forked children get none.
+//! - Limits: a process has a thread of memprof's from its start, so `unshare(CLONE_NEWUSER)` and `setns` into a user
+//!   namespace fail as in any program with threads. A seccomp filter that the program sets on all its threads applies
+//!   to memprof's.
 
 use memprof_plugin_abi::raw::memprof_plugin_entry_t;
 
@@ -20,9 +20,9 @@ pub use super::delayed_start::set_sampling_started;
 const RUN: &str = "MEMPROF_RUN";
 const TALLY: &str = "MEMPROF_TALLY";
 
-/// Runs when the library is loaded.
+/// Starts the plugin if the environment requests it. Runs when the library is loaded.
 #[doc(hidden)]
-pub fn loaded(entry: &'static memprof_plugin_entry_t) {
+pub fn start_if_requested(entry: &'static memprof_plugin_entry_t) {
     catch_panic((), || match (is_on(RUN, "1"), is_tallied()) {
         (true, true) => delayed_start::start_now(entry),
         (true, false) => delayed_start::start_delayed(entry),
@@ -30,20 +30,22 @@ pub fn loaded(entry: &'static memprof_plugin_entry_t) {
     });
 }
 
-/// Whether the program is sampled from its start on, and the log2 of the interval where it is named.
-/// Asked while the library is loaded.
+/// Whether the program is sampled from its start on, with the base-2 logarithm of the sample interval if the
+/// environment contains it. `None` if it is not sampled. Call it while the library is loaded, before the environment
+/// may change.
 #[doc(hidden)]
-pub fn is_active_at_once() -> Option<Option<u64>> {
-    let is_asked = is_on(RUN, "1") && is_on(ACTIVE, "on");
-    is_asked.then(|| variable(LG_SAMPLE)?.parse().ok())
+pub fn startup_sampling() -> Option<Option<u64>> {
+    let is_requested = is_on(RUN, "1") && is_on(ACTIVE, "on");
+    is_requested.then(|| variable(LG_SAMPLE)?.parse().ok())
 }
 
-/// Whether all allocations are counted. Asked while the library is loaded.
+/// Whether all allocations are counted. Call it while the library is loaded, before the environment may change.
 #[doc(hidden)]
 pub fn is_tallied() -> bool {
     is_on(TALLY, "1")
 }
 
+/// Whether a variable of the environment has this value.
 fn is_on(name: &str, value: &str) -> bool {
     variable(name).is_some_and(|found| found == value)
 }
@@ -52,12 +54,12 @@ fn is_on(name: &str, value: &str) -> bool {
 #[macro_export]
 macro_rules! __export_preload {
     ($how:ident, $entry:path) => {
-        /// What the dynamic loader calls when it has loaded this library.
+        /// Constructor that the dynamic loader calls when it loads this library.
         #[used]
         #[unsafe(link_section = ".init_array")]
         static MEMPROF_PRELOAD: extern "C" fn() = {
             extern "C" fn loaded() {
-                $crate::adapters::preload::loaded(&$entry);
+                $crate::adapters::preload::start_if_requested(&$entry);
             }
             loaded
         };

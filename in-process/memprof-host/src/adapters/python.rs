@@ -1,10 +1,10 @@
 //! Python 3.6 and later: `import memory_profile`, found by `sys.path`.
 //!
-//! `send(message)` returns a str, `call(message)` what the reply is as JSON, mostly a dict. A message that fails
-//! raises `RuntimeError`. Other threads of Python run while one waits for its answer. Builds without a GIL are refused.
+//! `send(message)` returns a str; `call(message)` returns the parsed JSON of the reply, mostly a dict. A message that
+//! fails raises `RuntimeError`. Other threads of Python run while one waits for its reply. Builds without a GIL are
+//! refused.
 //!
-//! A thread that waited may be ended by the interpreter's end, which unwinds it: it holds nothing that has to
-//! be dropped then.
+//! When the interpreter ends, it may unwind a thread that has waited: that thread must hold no value that needs a drop.
 #![expect(unsafe_code, reason = "the API of Python")]
 
 use std::arch::naked_asm;
@@ -22,65 +22,69 @@ mod definition;
 type Object = *mut c_void;
 type Raise = unsafe extern "C-unwind" fn(Object, *const c_char);
 
-/// What a message needs of Python.h. A process may hold several Pythons, each with functions of its own.
+/// Functions of Python.h that a message needs. A process may contain several Pythons, each with its own functions.
 #[derive(Clone, Copy)]
 struct Python {
     text: unsafe extern "C-unwind" fn(*const c_char, isize) -> Object,
     utf8: unsafe extern "C-unwind" fn(Object, *mut isize) -> *const c_char,
     release_gil: unsafe extern "C-unwind" fn() -> Object,
-    take_gil: unsafe extern "C-unwind" fn(Object),
+    acquire_gil: unsafe extern "C-unwind" fn(Object),
     raise: Raise,
     runtime_error: *const Object,
     import: unsafe extern "C-unwind" fn(*const c_char) -> Object,
     call: unsafe extern "C-unwind" fn(Object, *const c_char, *const c_char, ...) -> Object,
-    drop: unsafe extern "C-unwind" fn(Object),
+    decref: unsafe extern "C-unwind" fn(Object),
 }
 
 impl Python {
-    fn of(host: &HostSymbols) -> Result<Self, MissingSymbol> {
+    /// Looks up the functions.
+    fn find(host: &HostSymbols) -> Result<Self, MissingSymbol> {
         #[expect(clippy::multiple_unsafe_ops_per_block, reason = "one promise for all")]
-        // SAFETY: Python.h declares them so, since 3.3.
+        // SAFETY: Python.h declares functions of these types, since 3.3.
         unsafe {
             Ok(Self {
                 text: host.find(c"PyUnicode_FromStringAndSize")?,
                 utf8: host.find(c"PyUnicode_AsUTF8AndSize")?,
                 release_gil: host.find(c"PyEval_SaveThread")?,
-                take_gil: host.find(c"PyEval_RestoreThread")?,
+                acquire_gil: host.find(c"PyEval_RestoreThread")?,
                 raise: host.find(c"PyErr_SetString")?,
                 runtime_error: host.find(c"PyExc_RuntimeError")?,
                 import: host.find(c"PyImport_ImportModule")?,
                 call: host.find(c"PyObject_CallMethod")?,
-                drop: host.find(c"Py_DecRef")?,
+                decref: host.find(c"Py_DecRef")?,
             })
         }
     }
 
-    /// The text as a str, or parsed.
+    /// Converts a text to a str, or to its parsed JSON. Null, with an exception, if that fails.
+    ///
+    /// # Safety
+    /// The calling thread has the GIL.
     unsafe fn object(&self, text: &str, is_json: bool) -> Object {
         let length = text.len().cast_signed();
-        // SAFETY: unicodeobject.h: the bytes are copied.
+        // SAFETY: unicodeobject.h: Python copies the bytes.
         let object = unsafe { (self.text)(text.as_ptr().cast(), length) };
         if !is_json || object.is_null() {
             return object;
         }
-        // SAFETY: import.h: a NUL-terminated name.
+        // SAFETY: import.h: a NUL-terminated name, and the caller has the GIL.
         let json = unsafe { (self.import)(c"json".as_ptr()) };
         let parsed = if json.is_null() {
             ptr::null_mut()
         } else {
-            // SAFETY: abstract.h: "O" is one object.
+            // SAFETY: abstract.h: the format "O" stands for one object.
             let parsed = unsafe { (self.call)(json, c"loads".as_ptr(), c"O".as_ptr(), object) };
-            // SAFETY: object.h: a reference of ours.
-            unsafe { (self.drop)(json) };
+            // SAFETY: object.h: releases the reference that the import returned.
+            unsafe { (self.decref)(json) };
             parsed
         };
-        // SAFETY: as above.
-        unsafe { (self.drop)(object) };
+        // SAFETY: object.h: releases the reference to the str.
+        unsafe { (self.decref)(object) };
         parsed
     }
 }
 
-/// Makes the module: null, with an `ImportError`, where that cannot be.
+/// Creates the module. Null, with an `ImportError`, if that fails.
 ///
 /// # Safety
 /// Python calls `PyInit_*`.
@@ -93,65 +97,68 @@ pub unsafe fn init(
     catch_panic(ptr::null_mut(), || {
         let host = caller.symbols();
         let missing = |missing: MissingSymbol| missing.to_string();
-        let whole = Python::of(&host).map_err(missing);
-        match whole.and_then(|_| definition::module(&host, name, [send, call])) {
+        let python = Python::find(&host).map_err(missing);
+        match python.and_then(|_| definition::create_module(&host, name, [send, call])) {
             Ok(module) => {
                 delayed_start::ensure_instance(entry);
                 module
             }
-            Err(why) => definition::refuse(&host, name, &why),
+            Err(reason) => definition::raise_import_error(&host, name, &reason),
         }
     })
 }
 
+/// The Python function `send`.
 #[unsafe(naked)]
 unsafe extern "C-unwind" fn send(module: Object, message: Object) -> Object {
-    naked_asm!("mov rdx, [rsp]", "xor ecx, ecx", "jmp {}", sym answer)
+    naked_asm!("mov rdx, [rsp]", "xor ecx, ecx", "jmp {}", sym handle_call)
 }
 
+/// The Python function `call`.
 #[unsafe(naked)]
 unsafe extern "C-unwind" fn call(module: Object, message: Object) -> Object {
-    naked_asm!("mov rdx, [rsp]", "mov ecx, 1", "jmp {}", sym answer)
+    naked_asm!("mov rdx, [rsp]", "mov ecx, 1", "jmp {}", sym handle_call)
 }
 
-unsafe extern "C-unwind" fn answer(
+/// Sends a message and converts its reply.
+unsafe extern "C-unwind" fn handle_call(
     _module: Object,
     message: Object,
     caller: CallerAddress,
     is_json: bool,
 ) -> Object {
-    let Some(python) = catch_panic(None, || Python::of(&caller.symbols()).ok()) else {
+    let Some(python) = catch_panic(None, || Python::find(&caller.symbols()).ok()) else {
         return ptr::null_mut();
     };
     let mut length = 0;
-    // SAFETY: unicodeobject.h: null, with an error, where the message is no text.
+    // SAFETY: unicodeobject.h: returns null, with an exception, if the message is no str.
     let bytes = unsafe { (python.utf8)(message, &raw mut length) };
     if bytes.is_null() {
         return ptr::null_mut();
     }
-    // SAFETY: as above: `length` bytes, which stay as long as the message, which the caller holds.
+    // SAFETY: unicodeobject.h: `length` bytes, which live as long as the message, to which Python holds a reference.
     let bytes = unsafe { slice::from_raw_parts(bytes.cast::<u8>(), length.cast_unsigned()) };
-    // SAFETY: ceval.h: this thread has the GIL.
+    // SAFETY: ceval.h: the calling thread has the GIL.
     let thread = unsafe { (python.release_gil)() };
-    let ask = if is_json {
+    let send_message = if is_json {
         delayed_start::send_for_json
     } else {
         delayed_start::send
     };
-    let answer = Box::into_raw(Box::new(ask(bytes)));
-    // SAFETY: ceval.h: the thread that gave the GIL away.
-    unsafe { (python.take_gil)(thread) };
-    // SAFETY: made above.
-    let answer = unsafe { Box::from_raw(answer) };
-    match *answer {
-        // SAFETY: this thread has the GIL.
+    let reply = Box::into_raw(Box::new(send_message(bytes)));
+    // SAFETY: ceval.h: the thread state of this thread, which released the GIL.
+    unsafe { (python.acquire_gil)(thread) };
+    // SAFETY: a box that was leaked above. It was leaked because acquiring the GIL may unwind.
+    let reply = unsafe { Box::from_raw(reply) };
+    match *reply {
+        // SAFETY: the thread has the GIL.
         Ok(text) => unsafe { python.object(&text, is_json) },
-        Err(why) => {
-            let why = c_text(&why, usize::MAX);
-            // SAFETY: pyerrors.h: the variable that holds the class.
+        Err(reason) => {
+            let reason = c_text(&reason, usize::MAX);
+            // SAFETY: pyerrors.h: a variable that contains the class.
             let class = unsafe { *python.runtime_error };
-            // SAFETY: this thread has the GIL; the text is copied.
-            unsafe { (python.raise)(class, why.as_ptr()) };
+            // SAFETY: the thread has the GIL; Python copies the text.
+            unsafe { (python.raise)(class, reason.as_ptr()) };
             ptr::null_mut()
         }
     }
@@ -165,7 +172,7 @@ macro_rules! __export_python {
             unsafe extern "C" fn init(
                 caller: $crate::adapters::host_symbols::CallerAddress,
             ) -> *mut ::std::ffi::c_void {
-                // SAFETY: called by Python only.
+                // SAFETY: only Python calls `PyInit_*`.
                 unsafe {
                     $crate::adapters::python::init(&$entry, $crate::__library_name!(), caller)
                 }

@@ -1,9 +1,9 @@
 //! Redis 4 and later: `loadmodule /path/memory_profile.so [key value …]`.
 //!
-//! The module has one command, the plugin's name in capitals: `MEMORY_PROFILE dump` sends the
-//! message, and the client gets what a person reads of the reply, or an error of one line; with
-//! `format=json` it gets the JSON. Its flags are `admin readonly`. It runs on Redis' main thread, as
-//! every command does: Redis waits for a dump. `MEMORY_PROFILE` alone lists the messages.
+//! The module has one command, the plugin's name in capitals: `MEMORY_PROFILE dump` sends the message, and the client
+//! gets the text of the reply, or an error of one line; with `format=json` it gets the JSON. The command's flags are
+//! `admin readonly`. Like every command it runs on Redis' main thread, so Redis waits for a dump. `MEMORY_PROFILE`
+//! without arguments lists the messages.
 #![expect(unsafe_code, reason = "the API of Redis modules")]
 
 use std::ffi::{CStr, c_char, c_int, c_long, c_void};
@@ -24,17 +24,17 @@ use super::rendered_reply::{RenderedReply, ReplyContent};
 const OK: c_int = 0;
 const ERR: c_int = 1;
 const API_VERSION: c_int = 1;
-/// Redis cuts a line off there (server.h, `LOG_MAX_LEN`).
+/// Largest length of a log line in bytes (server.h, `LOG_MAX_LEN`), beyond which Redis truncates it.
 const LINE_LIMIT: usize = 1000;
 const ERROR_LIMIT: usize = 4000;
 
 type Ctx = *mut c_void;
-type Word = *const c_void;
-type Command = unsafe extern "C" fn(Ctx, *const Word, c_int) -> c_int;
+type RedisString = *const c_void;
+type Command = unsafe extern "C" fn(Ctx, *const RedisString, c_int) -> c_int;
 
-/// What this module uses of redismodule.h, under the names it has there.
+/// Functions of redismodule.h, under the names in it.
 #[derive(Clone, Copy, Debug)]
-struct Api {
+struct RedisApi {
     set_module_attribs: unsafe extern "C" fn(Ctx, *const c_char, c_int, c_int),
     is_module_name_busy: unsafe extern "C" fn(*const c_char) -> c_int,
     create_command: unsafe extern "C" fn(
@@ -46,7 +46,7 @@ struct Api {
         c_int,
         c_int,
     ) -> c_int,
-    string_ptr_len: unsafe extern "C" fn(Word, *mut usize) -> *const c_char,
+    string_ptr_len: unsafe extern "C" fn(RedisString, *mut usize) -> *const c_char,
     reply_with_string_buffer: unsafe extern "C" fn(Ctx, *const c_char, usize) -> c_int,
     reply_with_error: unsafe extern "C" fn(Ctx, *const c_char) -> c_int,
     reply_with_array: unsafe extern "C" fn(Ctx, c_long) -> c_int,
@@ -55,22 +55,24 @@ struct Api {
 
 type GetApi = unsafe extern "C" fn(*const c_char, *mut *mut c_void) -> c_int;
 
-impl Api {
+impl RedisApi {
+    /// Looks up the functions. `None` if one is missing.
+    ///
     /// # Safety
     /// `ctx` is the context that Redis passes to `RedisModule_OnLoad`.
-    unsafe fn of(ctx: Ctx) -> Option<Self> {
-        // SAFETY: redismodule.h, `RedisModule_Init`: the context starts with `GetApi`.
+    unsafe fn find(ctx: Ctx) -> Option<Self> {
+        // SAFETY: redismodule.h, `RedisModule_Init`: the context begins with the address of `GetApi`.
         let get_api = unsafe { *ctx.cast::<*mut c_void>() };
-        // SAFETY: as above.
+        // SAFETY: redismodule.h: a function of this type.
         let get_api: GetApi = unsafe { as_pointer(get_api) }?;
         let find = |name: &CStr| {
             let mut address = std::ptr::null_mut();
-            // SAFETY: stores the function's address, or returns an error and leaves it null.
+            // SAFETY: redismodule.h: stores the function's address, or fails and leaves null.
             unsafe { get_api(name.as_ptr(), &raw mut address) };
             address
         };
         #[expect(clippy::multiple_unsafe_ops_per_block, reason = "one promise for all")]
-        // SAFETY: redismodule.h declares them so, since Redis 4.0.
+        // SAFETY: redismodule.h declares functions of these types, since Redis 4.0.
         Some(unsafe {
             Self {
                 set_module_attribs: as_pointer(find(c"RedisModule_SetModuleAttribs"))?,
@@ -85,32 +87,35 @@ impl Api {
         })
     }
 
+    /// Copies the arguments of a call.
+    ///
     /// # Safety
     /// `argv` points to `argc` strings of Redis.
-    unsafe fn args_from_redis(&self, argv: *const Word, argc: c_int) -> Vec<String> {
+    unsafe fn copy_arguments(&self, argv: *const RedisString, argc: c_int) -> Vec<String> {
         let count = usize::try_from(argc).unwrap_or(0);
         if argv.is_null() || count == 0 {
             return Vec::new();
         }
-        // SAFETY: promised by the caller.
+        // SAFETY: not null, and the caller promises `argc` strings.
         let argv = unsafe { slice::from_raw_parts(argv, count) };
-        let text = |word: &Word| {
+        let text = |string: &RedisString| {
             let mut length = 0;
-            // SAFETY: one of the strings that Redis passed.
-            let bytes = unsafe { (self.string_ptr_len)(*word, &raw mut length) };
-            // SAFETY: `length` bytes, which Redis keeps during the call.
+            // SAFETY: redismodule.h: a string that Redis passed to this call.
+            let bytes = unsafe { (self.string_ptr_len)(*string, &raw mut length) };
+            // SAFETY: redismodule.h: `length` bytes, which are valid during the call.
             let bytes = unsafe { slice::from_raw_parts(bytes.cast::<u8>(), length) };
             String::from_utf8_lossy(bytes).into_owned()
         };
         argv.iter().map(text).collect()
     }
 
+    /// Sends bytes to the client.
     fn reply(&self, ctx: Ctx, bytes: &[u8]) -> c_int {
-        // SAFETY: called on the context of the running command; Redis copies the bytes.
+        // SAFETY: redismodule.h: the context of the running command; Redis copies the bytes.
         unsafe { (self.reply_with_string_buffer)(ctx, bytes.as_ptr().cast(), bytes.len()) }
     }
 
-    /// A text of several lines is an array of them: redis-cli would show one string on one line.
+    /// Sends a text to the client: several lines as an array, because redis-cli would show one string on one line.
     fn reply_text(&self, ctx: Ctx, text: &str) -> c_int {
         let lines: Vec<_> = text.lines().map(str::to_owned).collect();
         match lines.as_slice() {
@@ -119,8 +124,9 @@ impl Api {
         }
     }
 
+    /// Sends an array of lines to the client.
     fn reply_lines(&self, ctx: Ctx, lines: &[String]) -> c_int {
-        // SAFETY: called on the context of the running command; the elements follow.
+        // SAFETY: redismodule.h: the context of the running command; the elements follow.
         unsafe { (self.reply_with_array)(ctx, lines.len() as c_long) };
         for line in lines {
             self.reply(ctx, line.as_bytes());
@@ -128,24 +134,25 @@ impl Api {
         OK
     }
 
-    fn refuse(&self, ctx: Ctx, text: &str) -> c_int {
+    /// Sends an error of one line to the client.
+    fn reply_error(&self, ctx: Ctx, text: &str) -> c_int {
         let line = c_text(&format!("ERR {}", one_line(text)), ERROR_LIMIT);
-        // SAFETY: as in `reply`.
+        // SAFETY: redismodule.h: the context of the running command; Redis copies the text.
         unsafe { (self.reply_with_error)(ctx, line.as_ptr()) }
     }
 }
 
-static API: LockFreeOnce<Api> = LockFreeOnce::new();
+static API: LockFreeOnce<RedisApi> = LockFreeOnce::new();
 
 static LOG: ProgramLog = ProgramLog {
     level: LevelFilter::Info,
-    sink: write,
+    sink: write_log_line,
 };
 
 const ADAPTER: Adapter = Adapter::without_socket(&LOG);
 
-/// Loads the module. Fails only in a Redis that lacks a function which every Redis has: any
-/// other failure would keep Redis from starting.
+/// Loads the module. Fails only in a Redis that lacks one of the functions, which every version has: any other failure
+/// would prevent Redis from starting.
 ///
 /// # Safety
 /// Redis calls `RedisModule_OnLoad` with these arguments.
@@ -153,20 +160,20 @@ const ADAPTER: Adapter = Adapter::without_socket(&LOG);
 pub unsafe fn load(
     entry: &'static memprof_plugin_entry_t,
     ctx: Ctx,
-    argv: *const Word,
+    argv: *const RedisString,
     argc: c_int,
 ) -> c_int {
     catch_panic(ERR, || {
-        // SAFETY: promised by the caller.
-        let Some(api) = (unsafe { Api::of(ctx) }) else {
+        // SAFETY: the caller promises Redis' context.
+        let Some(api) = (unsafe { RedisApi::find(ctx) }) else {
             return ERR;
         };
-        let again = API.get().is_some();
+        let is_reload = API.get().is_some();
         let api = API.get_or_set(api);
-        // SAFETY: promised by the caller.
-        let words = unsafe { api.args_from_redis(argv, argc) };
-        let instance = start_instance(entry, &ADAPTER, settings(&words));
-        if !register(api, ctx, instance) && !again {
+        // SAFETY: the caller promises `argc` strings of Redis.
+        let arguments = unsafe { api.copy_arguments(argv, argc) };
+        let instance = start_instance(entry, &ADAPTER, settings(&arguments));
+        if !register(api, ctx, instance) && !is_reload {
             let line = "the module's command exists already, and stays as it is";
             LOG.line(Level::Warn, line);
         }
@@ -174,40 +181,40 @@ pub unsafe fn load(
     })
 }
 
-fn settings(words: &[String]) -> Result<Settings, Failure> {
-    let pairs = words.chunks(2).map(|pair| match pair {
+/// Parses the plugin's options.
+fn settings(arguments: &[String]) -> Result<Settings, Failure> {
+    let pairs = arguments.chunks(2).map(|pair| match pair {
         [key, value] => Ok((key.as_str(), value.as_str())),
-        rest => Err(Failure::new(
+        unpaired => Err(Failure::new(
             MEMPROF_INVALID_ARGUMENT,
             format!(
                 "config word {:?} has no value; loadmodule takes key value pairs",
-                rest.concat()
+                unpaired.concat()
             ),
         )),
     });
     config::parse(pairs.collect::<Result<Vec<_>, _>>()?)
 }
 
-/// Names the module and makes its command. False when there is a command of that name.
-fn register(api: &Api, ctx: Ctx, instance: &AdapterInstance) -> bool {
-    // A module that is loaded again under another path needs a name of its own; Redis crashes
-    // over one without a name.
+/// Names the module and creates its command. Returns false if there is a command of that name.
+fn register(api: &RedisApi, ctx: Ctx, instance: &AdapterInstance) -> bool {
+    // A module that is loaded again under another path needs another name; Redis crashes on a module without a name.
     let names = std::iter::once(instance.id().to_owned())
         .chain((2..).map(|number| format!("{}_{number}", instance.id())));
     let free = names.map(|name| c_text(&name, LINE_LIMIT)).find(|name| {
-        // SAFETY: takes a NUL-terminated name.
+        // SAFETY: redismodule.h: a NUL-terminated name.
         unsafe { (api.is_module_name_busy)(name.as_ptr()) == 0 }
     });
     let name = free.expect("there is no end of names");
-    // SAFETY: called in `RedisModule_OnLoad`; Redis copies the name.
+    // SAFETY: redismodule.h: the context of `RedisModule_OnLoad`; Redis copies the name.
     unsafe { (api.set_module_attribs)(ctx, name.as_ptr(), 1, API_VERSION) };
     let command = c_text(&instance.id().to_uppercase(), LINE_LIMIT);
-    // SAFETY: as above; the function's library is never unloaded.
+    // SAFETY: redismodule.h: the context of `RedisModule_OnLoad`; the function is in a library that is never unloaded.
     let created = unsafe {
         (api.create_command)(
             ctx,
             command.as_ptr(),
-            answer,
+            handle_command,
             c"admin readonly".as_ptr(),
             0,
             0,
@@ -217,45 +224,46 @@ fn register(api: &Api, ctx: Ctx, instance: &AdapterInstance) -> bool {
     created == OK
 }
 
-/// `MEMORY_PROFILE WORD…`, on the thread of the server.
-unsafe extern "C" fn answer(ctx: Ctx, argv: *const Word, argc: c_int) -> c_int {
+/// The command `MEMORY_PROFILE ARGUMENT…`. Runs on the server's main thread.
+unsafe extern "C" fn handle_command(ctx: Ctx, argv: *const RedisString, argc: c_int) -> c_int {
     catch_panic(ERR, || {
         let (Some(api), Some(instance)) = (API.get(), instance()) else {
             return ERR;
         };
-        // SAFETY: redismodule.h, `RedisModuleCmdFunc`.
-        let words = unsafe { api.args_from_redis(argv, argc) };
-        match words.get(1..) {
+        // SAFETY: redismodule.h, `RedisModuleCmdFunc`: `argc` strings.
+        let arguments = unsafe { api.copy_arguments(argv, argc) };
+        match arguments.get(1..) {
             None | Some([]) => api.reply_lines(ctx, &instance.help()),
             Some([help]) if help.eq_ignore_ascii_case("HELP") => {
                 api.reply_lines(ctx, &instance.help())
             }
-            Some(words) => {
-                let message = Arguments::join(words.iter().map(String::as_str));
+            Some(arguments) => {
+                let message = Arguments::join(arguments.iter().map(String::as_str));
                 match instance.rendered_reply(message.as_bytes()) {
                     RenderedReply {
-                        is_done: true,
+                        is_success: true,
                         body: ReplyContent::Text(text),
                     } => api.reply_text(ctx, &text),
                     RenderedReply {
-                        is_done: true,
+                        is_success: true,
                         body: ReplyContent::Bytes(bytes),
                     } => api.reply(ctx, &bytes),
                     RenderedReply {
-                        is_done: false,
+                        is_success: false,
                         body: ReplyContent::Text(text),
-                    } => api.refuse(ctx, &text),
+                    } => api.reply_error(ctx, &text),
                     RenderedReply {
-                        is_done: false,
+                        is_success: false,
                         body: ReplyContent::Bytes(bytes),
-                    } => api.refuse(ctx, &String::from_utf8_lossy(&bytes)),
+                    } => api.reply_error(ctx, &String::from_utf8_lossy(&bytes)),
                 }
             }
         }
     })
 }
 
-fn write(level: Level, text: &str) {
+/// Writes a log line.
+fn write_log_line(level: Level, text: &str) {
     let level = match level {
         Level::Error | Level::Warn => c"warning",
         Level::Info => c"notice",
@@ -263,7 +271,7 @@ fn write(level: Level, text: &str) {
     };
     let text = c_text(&format!("memprof: {text}"), LINE_LIMIT);
     if let Some(api) = API.get() {
-        // SAFETY: the text is no format; without a context any thread may log.
+        // SAFETY: redismodule.h: the text is an argument, not a format; without a context any thread may log.
         unsafe {
             (api.log)(
                 std::ptr::null_mut(),
@@ -279,10 +287,10 @@ fn write(level: Level, text: &str) {
 #[macro_export]
 macro_rules! __export_redis {
     ($how:ident, $entry:path) => {
-        /// What Redis calls when it has loaded this library.
+        /// Entry point that Redis calls after loading this library.
         ///
         /// # Safety
-        /// Only Redis calls it, as redismodule.h says.
+        /// Only Redis calls it, according to redismodule.h.
         #[unsafe(no_mangle)]
         #[allow(non_snake_case)]
         pub unsafe extern "C" fn RedisModule_OnLoad(

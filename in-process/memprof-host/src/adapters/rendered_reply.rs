@@ -1,5 +1,5 @@
-//! Messages of a program that was not written for memprof, and what it makes of the replies.
-#![expect(unsafe_code, reason = "the texts of the entry")]
+//! Messages of a program that was not built for memprof, and replies in the form that it returns.
+#![expect(unsafe_code, reason = "texts of the plugin's entry")]
 
 use std::borrow::Cow;
 
@@ -16,25 +16,26 @@ use crate::instance::copy_text;
 use crate::protocol::{FRAME_LIMIT, split_message};
 use crate::reply::Reply;
 
-/// What a message may ask its reply to be.
-const FORMATS: [&str; 2] = [AS_JSON, "format=text"];
-const AS_JSON: &str = "format=json";
+/// Arguments that select the format of a reply.
+const FORMATS: [&str; 2] = [JSON_FORMAT, "format=text"];
+const JSON_FORMAT: &str = "format=json";
 
-/// A reply for somebody who may be a person.
+/// A reply in the format that the message requested, by default a text for people.
 #[derive(Debug)]
 pub(super) struct RenderedReply {
-    /// The plugin did what was asked.
-    pub(super) is_done: bool,
+    /// Whether the message was carried out.
+    pub(super) is_success: bool,
     pub(super) body: ReplyContent,
 }
 
 impl RenderedReply {
-    fn of(reply: Reply, format: Option<&'static str>) -> Self {
-        let is_done = reply.status_code == MEMPROF_OK;
+    /// Renders a reply. Without a format, JSON is rendered as its `text`.
+    fn from_reply(reply: Reply, format: Option<&'static str>) -> Self {
+        let is_success = reply.status_code == MEMPROF_OK;
         let is_object = reply.content_type == JSON;
-        let wants_text = is_object && format != Some(AS_JSON) || reply.content_type == TEXT;
+        let wants_text = is_object && format != Some(JSON_FORMAT) || reply.content_type == TEXT;
         Self {
-            is_done,
+            is_success,
             body: if wants_text {
                 ReplyContent::Text(reply.into_text())
             } else {
@@ -46,28 +47,28 @@ impl RenderedReply {
         }
     }
 
-    /// For whoever takes one text: what was said, or as an error what went wrong.
+    /// Converts the reply to one text, which is an error if the message failed.
     pub(super) fn into_result(self) -> Result<String, String> {
         let text = match self.body {
             ReplyContent::Text(text) => text,
             ReplyContent::Bytes(bytes) => String::from_utf8(bytes)
                 .unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned()),
         };
-        if self.is_done { Ok(text) } else { Err(text) }
+        if self.is_success { Ok(text) } else { Err(text) }
     }
 }
 
-/// What an [`RenderedReply`] says.
+/// Content of a [`RenderedReply`].
 #[derive(Debug)]
 pub(super) enum ReplyContent {
-    /// To be read.
+    /// A text for people.
     Text(String),
-    /// To be kept: a dump, or JSON.
+    /// A dump, or JSON.
     Bytes(Vec<u8>),
 }
 
 impl AdapterInstance {
-    /// Sends a message that is one text: a name, a blank, arguments.
+    /// Sends a message in one text: a name, a blank and arguments.
     pub(super) fn message(&self, data: &[u8]) -> Reply {
         if data.len() > FRAME_LIMIT {
             let message = format!(
@@ -76,7 +77,7 @@ impl AdapterInstance {
             );
             return Reply::failed(&Failure::new(MEMPROF_INVALID_ARGUMENT, message));
         }
-        // Bytes that are no text make the name unknown or the argument invalid.
+        // Bytes that are not UTF-8 are replaced, and make the name unknown or the argument invalid.
         let data = String::from_utf8_lossy(data);
         let (name, args) = split_message(&data);
         self.router
@@ -86,42 +87,44 @@ impl AdapterInstance {
             })
     }
 
-    /// The reply to a message that a person types: the text, unless the message asks for
-    /// `format=json`. `stats`, which has that argument itself, gets it too.
+    /// Sends a message that a person typed. The reply is a text, unless the message has the argument `format=json`. The
+    /// message `stats` has a `format` argument of its own, which it receives too.
     pub(super) fn rendered_reply(&self, data: &[u8]) -> RenderedReply {
-        let (reply, format) = self.reply(data);
-        RenderedReply::of(reply, format)
+        let (reply, format) = self.send(data);
+        RenderedReply::from_reply(reply, format)
     }
 
-    /// What all processes of the server answer, which this one is of: JSON, an array of objects with `pid` and `reply`
-    /// or `error`. `gave_up` ends the wait for them.
+    /// Sends a message to all processes of the server, including this one. Returns JSON, an array of objects with `pid`
+    /// and `reply` or `error`. When `should_stop` returns true, the remaining replies are not waited for.
     #[cfg(feature = "adapter-postgres")]
-    pub(super) fn reply_for_all(&self, data: &[u8], gave_up: impl Fn() -> bool) -> String {
-        let (data, format) = self.request(data);
+    pub(super) fn reply_for_all(&self, data: &[u8], should_stop: impl Fn() -> bool) -> String {
+        let (data, format) = self.split_format(data);
         let text = String::from_utf8_lossy(&data);
         let (name, args) = split_message(&text);
         let own = ServerProcess {
             pid: std::process::id(),
             reply: Ok(self.message(&data)),
         };
-        let others = server_processes::query_all(&self.id, name, args, gave_up);
-        let answers = std::iter::once(own)
+        let others = server_processes::query_all(&self.id, name, args, should_stop);
+        let replies = std::iter::once(own)
             .chain(others)
             .map(|ServerProcess { pid, reply }| {
-                match reply.and_then(|reply| RenderedReply::of(reply, format).into_result()) {
+                match reply.and_then(|reply| RenderedReply::from_reply(reply, format).into_result())
+                {
                     Ok(reply) => json!({ "pid": pid, "reply": reply }),
-                    Err(why) => json!({ "pid": pid, "error": why }),
+                    Err(reason) => json!({ "pid": pid, "error": reason }),
                 }
             });
-        Value::Array(answers.collect()).to_string()
+        Value::Array(replies.collect()).to_string()
     }
 
-    /// The reply to a program that takes it apart: JSON, which is one string where the plugin replied with text.
+    /// Sends a message for a program that parses the reply. Returns JSON, which is a string if the plugin replied with
+    /// text.
     ///
     /// # Errors
-    /// What a person reads, where the message failed.
+    /// The text for people, if the message failed.
     pub(super) fn json(&self, data: &[u8]) -> Result<String, String> {
-        let (reply, _) = self.reply(data);
+        let (reply, _) = self.send(data);
         if reply.status_code != MEMPROF_OK {
             return Err(reply.into_text());
         }
@@ -134,21 +137,21 @@ impl AdapterInstance {
         })
     }
 
-    /// The reply, and the word that asked for a format where it is not the plugin's own argument.
-    fn reply(&self, data: &[u8]) -> (Reply, Option<&'static str>) {
-        let (data, format) = self.request(data);
+    /// Sends a message without its format argument. Also returns that argument.
+    fn send(&self, data: &[u8]) -> (Reply, Option<&'static str>) {
+        let (data, format) = self.split_format(data);
         (self.message(&data), format)
     }
 
-    /// The message without the word that asks for a format, where that is not the plugin's own argument.
-    fn request<'a>(&self, data: &'a [u8]) -> (Cow<'a, [u8]>, Option<&'static str>) {
+    /// Removes the format argument from a message, unless the plugin's message has such an argument. Also returns it.
+    fn split_format<'a>(&self, data: &'a [u8]) -> (Cow<'a, [u8]>, Option<&'static str>) {
         let text = String::from_utf8_lossy(data);
         let (name, args) = split_message(&text);
-        let is_asked = |format: &&str| args.split(' ').any(|word| word == *format);
-        let format = FORMATS.into_iter().find(is_asked);
-        let is_the_plugins = || self.usage(name).contains("format=");
+        let is_requested = |format: &&str| args.split(' ').any(|word| word == *format);
+        let format = FORMATS.into_iter().find(is_requested);
+        let plugin_has_format = || self.usage(name).contains("format=");
         let data = match format {
-            Some(word) if data.len() <= FRAME_LIMIT && !is_the_plugins() => {
+            Some(word) if data.len() <= FRAME_LIMIT && !plugin_has_format() => {
                 format!("{name} {}", args.replacen(word, "", 1))
                     .into_bytes()
                     .into()
@@ -158,30 +161,30 @@ impl AdapterInstance {
         (data, format)
     }
 
-    /// The arguments of a message as they are described; empty for one that is none.
+    /// Returns the usage of a message; empty if there is no such message.
     fn usage(&self, name: &str) -> String {
         let mut messages = self.messages();
-        let found = messages.find(|[known, ..]| known == name);
-        found.map_or_else(String::new, |[_, usage, _]| usage)
+        let message = messages.find(|[known, ..]| known == name);
+        message.map_or_else(String::new, |[_, usage, _]| usage)
     }
 
-    /// Each message as a person would type it, and what it does.
+    /// Returns a line for each message: its usage, and its description.
     pub(super) fn help(&self) -> Vec<String> {
         self.messages()
             .map(|[name, usage, help]| format!("{:<32} {help}", format!("{name} {usage}")))
             .collect()
     }
 
-    /// Name, usage and help of each message.
+    /// Iterates over the name, usage and description of each message.
     fn messages(&self) -> impl Iterator<Item = [String; 3]> {
-        (0..self.entry.message_count).map(|at| {
+        (0..self.entry.message_count).map(|index| {
             // SAFETY: memprof.h: `messages` points to `message_count` pointers.
-            let message = unsafe { self.entry.messages.add(at) };
-            // SAFETY: as above.
+            let message = unsafe { self.entry.messages.add(index) };
+            // SAFETY: memprof.h: each of the `message_count` pointers is initialized.
             let message = unsafe { *message };
-            // SAFETY: each of them points to a message, which lives as long as the process.
+            // SAFETY: memprof.h: each pointer refers to a message that lives as long as the process.
             let message = unsafe { &*message };
-            // SAFETY: and so do its texts.
+            // SAFETY: memprof.h: the message's texts live as long as the message.
             [message.name, message.usage, message.help].map(|part| unsafe { copy_text(part) })
         })
     }

@@ -1,9 +1,10 @@
 //! Ruby: `require "memory_profile"`, found by `$LOAD_PATH`; its module is named after the library, `MemoryProfile`.
 //!
-//! `send_message(message)` returns a string, `call(message)` what the reply is as JSON, mostly a Hash; a message that
-//! fails raises `RuntimeError`. Other threads of Ruby run while one waits for its answer.
+//! `send_message(message)` returns a string; `call(message)` returns the parsed JSON of the reply, mostly a Hash. A
+//! message that fails raises `RuntimeError`. Other threads of Ruby run while one waits for its reply.
 //!
-//! Exceptions leave by longjmp(3): where one may be raised, no frame of ours holds anything that has to be dropped.
+//! Exceptions are raised by longjmp(3): while one may be raised, no frame of this module holds a value that needs a
+//! drop.
 #![expect(unsafe_code, reason = "the API of Ruby")]
 
 use std::ffi::{CStr, CString, c_char, c_int, c_long, c_void};
@@ -14,13 +15,13 @@ use memprof_plugin_abi::raw::memprof_plugin_entry_t;
 use super::host_symbols::{CallerAddress, MissingSymbol};
 use super::{camel_case, catch_panic, delayed_start};
 
-/// An object of Ruby's.
+/// ruby.h, `VALUE`: an object.
 type Value = usize;
 /// ruby.h, `ID`.
-type Name = usize;
+type Id = usize;
 type Raise = unsafe extern "C-unwind" fn(Value, *const c_char, ...);
 
-/// What is used of ruby.h and ruby/thread.h.
+/// Functions of ruby.h and ruby/thread.h.
 #[derive(Clone, Copy, Debug)]
 struct Ruby {
     module: unsafe extern "C-unwind" fn(*const c_char) -> Value,
@@ -29,43 +30,44 @@ struct Ruby {
     string: unsafe extern "C-unwind" fn(*const c_char, c_long) -> Value,
     require: unsafe extern "C-unwind" fn(*const c_char) -> Value,
     class: unsafe extern "C-unwind" fn(*const c_char) -> Value,
-    name: unsafe extern "C-unwind" fn(*const c_char) -> Name,
-    call: unsafe extern "C-unwind" fn(Value, Name, c_int, *const Value) -> Value,
+    name: unsafe extern "C-unwind" fn(*const c_char) -> Id,
+    call: unsafe extern "C-unwind" fn(Value, Id, c_int, *const Value) -> Value,
     exception: unsafe extern "C-unwind" fn(Value, *const c_char, c_long) -> Value,
     runtime_error: *const Value,
     raise: unsafe extern "C-unwind" fn(Value) -> Value,
-    protect: unsafe extern "C-unwind" fn(Protected, *mut Ask, *mut c_int) -> Value,
+    protect: unsafe extern "C-unwind" fn(Protected, *mut PendingMessage, *mut c_int) -> Value,
     raise_again: unsafe extern "C-unwind" fn(c_int),
     without_lock: unsafe extern "C-unwind" fn(
-        unsafe extern "C" fn(*mut Ask) -> *mut c_void,
-        *mut Ask,
+        unsafe extern "C" fn(*mut PendingMessage) -> *mut c_void,
+        *mut PendingMessage,
         *const c_void,
         *const c_void,
     ) -> *mut c_void,
 }
 
 type Method = unsafe extern "C-unwind" fn(Value, Value) -> Value;
-type Protected = unsafe extern "C-unwind" fn(*mut Ask) -> Value;
+type Protected = unsafe extern "C-unwind" fn(*mut PendingMessage) -> Value;
 
-// SAFETY: functions, and a variable that is set once, before any library is loaded.
+// SAFETY: it contains functions, and a variable that Ruby sets before it loads any library.
 unsafe impl Send for Ruby {}
-// SAFETY: as above.
+// SAFETY: it contains functions, and a variable that Ruby sets before it loads any library.
 unsafe impl Sync for Ruby {}
 
 static RUBY: LockFreeOnce<Ruby> = LockFreeOnce::new();
 
-/// A message and its answer.
-struct Ask {
+/// A message that is being sent, and its reply.
+struct PendingMessage {
     message: Vec<u8>,
     is_json: bool,
-    answer: Option<Result<String, String>>,
+    reply: Option<Result<String, String>>,
 }
 
 impl Ruby {
-    fn of(caller: CallerAddress) -> Result<Self, MissingSymbol> {
+    /// Looks up the functions of the Ruby that called.
+    fn find(caller: CallerAddress) -> Result<Self, MissingSymbol> {
         let host = caller.symbols();
         #[expect(clippy::multiple_unsafe_ops_per_block, reason = "one promise for all")]
-        // SAFETY: ruby.h and ruby/thread.h declare them so, since 2.2.
+        // SAFETY: ruby.h and ruby/thread.h declare functions of these types, since 2.2.
         unsafe {
             Ok(Self {
                 module: host.find(c"rb_define_module")?,
@@ -88,18 +90,18 @@ impl Ruby {
 }
 
 impl Ruby {
-    /// What a string is as JSON.
+    /// Parses a string as JSON.
     ///
     /// # Safety
-    /// `string` is one, and `rb_protect` takes an exception.
-    unsafe fn parsed(&self, string: Value) -> Value {
-        // SAFETY: ruby.h.
+    /// `string` is a Ruby string, and `rb_protect` is calling, which catches exceptions.
+    unsafe fn parse_json(&self, string: Value) -> Value {
+        // SAFETY: ruby.h: a NUL-terminated name; the caller promises that exceptions are caught.
         unsafe { (self.require)(c"json".as_ptr()) };
-        // SAFETY: ruby.h.
+        // SAFETY: ruby.h: a NUL-terminated name; the caller promises that exceptions are caught.
         let json = unsafe { (self.class)(c"JSON".as_ptr()) };
-        // SAFETY: ruby.h.
+        // SAFETY: ruby.h: a NUL-terminated name.
         let parse = unsafe { (self.name)(c"parse".as_ptr()) };
-        // SAFETY: ruby.h: one argument, which its collector finds on this stack.
+        // SAFETY: ruby.h: one argument, which the garbage collector finds on this stack.
         unsafe { (self.call)(json, parse, 1, &raw const string) }
     }
 }
@@ -116,90 +118,96 @@ pub unsafe fn init(
 ) {
     static NAME: LockFreeOnce<CString> = LockFreeOnce::new();
     let name = NAME.get_or_set(camel_case(name));
-    let ruby = match catch_panic(Err(MissingSymbol(c"working plugin")), || Ruby::of(caller)) {
+    let ruby = match catch_panic(Err(MissingSymbol(c"working plugin")), || Ruby::find(caller)) {
         Ok(ruby) => RUBY.get_or_set(ruby),
-        Err(missing) => return refuse(caller, missing),
+        Err(missing) => return raise_load_error(caller, missing),
     };
     delayed_start::ensure_instance(entry);
-    // SAFETY: ruby.h; the name stays.
+    // SAFETY: ruby.h: on a thread of Ruby's; the name is never freed.
     let module = unsafe { (ruby.module)(name.as_ptr()) };
-    // SAFETY: ruby.h: a function with one argument, whose library is never unloaded.
+    // SAFETY: ruby.h: a function with one argument, in a library that is never unloaded.
     unsafe { (ruby.define)(module, c"send_message".as_ptr(), send_message, 1) };
-    // SAFETY: as above.
+    // SAFETY: ruby.h: a function with one argument, in a library that is never unloaded.
     unsafe { (ruby.define)(module, c"call".as_ptr(), call, 1) };
 }
 
-fn refuse(caller: CallerAddress, missing: MissingSymbol) {
+/// Raises a `LoadError` that names a missing function, if the host can.
+fn raise_load_error(caller: CallerAddress, missing: MissingSymbol) {
     let raise = catch_panic(None, || {
         let host = caller.symbols();
-        // SAFETY: ruby.h declares it so.
+        // SAFETY: ruby.h declares a function of this type.
         let raise = unsafe { host.find::<Raise>(c"rb_raise") }.ok()?;
-        // SAFETY: ruby.h: a variable that holds the class.
+        // SAFETY: ruby.h: a variable that contains the class.
         let class = unsafe { host.find::<*const Value>(c"rb_eLoadError") }.ok()?;
-        // SAFETY: as above.
+        // SAFETY: ruby.h: the variable is initialized.
         Some((raise, unsafe { *class }))
     });
     if let Some((raise, class)) = raise {
-        let why = c"memprof: this program has no %s";
-        // SAFETY: ruby.h: a format with one text.
-        unsafe { raise(class, why.as_ptr(), missing.0.as_ptr()) };
+        let format = c"memprof: this program has no %s";
+        // SAFETY: ruby.h: a format with one text; no value of this frame needs a drop.
+        unsafe { raise(class, format.as_ptr(), missing.0.as_ptr()) };
     }
 }
 
+/// The Ruby function `send_message`.
 unsafe extern "C-unwind" fn send_message(_module: Value, message: Value) -> Value {
-    // SAFETY: called by Ruby.
-    unsafe { reply(message, false) }
+    // SAFETY: Ruby calls it with an object.
+    unsafe { handle_call(message, false) }
 }
 
+/// The Ruby function `call`.
 unsafe extern "C-unwind" fn call(_module: Value, message: Value) -> Value {
-    // SAFETY: called by Ruby.
-    unsafe { reply(message, true) }
+    // SAFETY: Ruby calls it with an object.
+    unsafe { handle_call(message, true) }
 }
 
+/// Sends a message and converts its reply, or raises an exception.
+///
 /// # Safety
-/// Ruby calls, with an object; nothing on the stack up to its own frames needs to be dropped.
-unsafe fn reply(mut message: Value, is_json: bool) -> Value {
+/// Ruby calls, with an object; no value on the stack up to its frames needs a drop.
+unsafe fn handle_call(mut message: Value, is_json: bool) -> Value {
     let Some(ruby) = RUBY.get() else {
         return message;
     };
-    // SAFETY: ruby.h: raises an exception unless it is a string without NUL.
+    // SAFETY: ruby.h: raises an exception unless the message is a string without NUL.
     let text = unsafe { (ruby.c_string)(&raw mut message) };
-    // SAFETY: as above; copied, because other threads may change it.
+    // SAFETY: ruby.h: NUL-terminated. It is copied because other threads may change it.
     let message = unsafe { CStr::from_ptr(text) }.to_bytes().to_vec();
-    let ask = Box::into_raw(Box::new(Ask {
+    let pending = Box::into_raw(Box::new(PendingMessage {
         message,
         is_json,
-        answer: None,
+        reply: None,
     }));
-    // SAFETY: ruby/thread.h: does not call where an exception waits, and raises none.
-    unsafe { (ruby.without_lock)(answer_ask, ask, std::ptr::null(), std::ptr::null()) };
-    // SAFETY: made above; does nothing where there is an answer.
-    unsafe { answer_ask(ask) };
+    // SAFETY: ruby/thread.h: calls the function, except if an exception is pending, and raises none.
+    unsafe { (ruby.without_lock)(send_pending, pending, std::ptr::null(), std::ptr::null()) };
+    // SAFETY: the box was leaked above. The call does nothing if there is a reply already.
+    unsafe { send_pending(pending) };
     let mut raised = 0;
-    // SAFETY: ruby.h: exceptions come back as a number.
-    let object = unsafe { (ruby.protect)(object_of, ask, &raw mut raised) };
-    // SAFETY: made above.
-    let is_done = unsafe { Box::from_raw(ask) }
-        .answer
-        .is_some_and(|answer| answer.is_ok());
-    match (raised, is_done) {
+    // SAFETY: ruby.h: rb_protect catches exceptions and returns them as a number.
+    let object = unsafe { (ruby.protect)(to_object, pending, &raw mut raised) };
+    // SAFETY: a box that was leaked above, and that no other code has any more.
+    let is_success = unsafe { Box::from_raw(pending) }
+        .reply
+        .is_some_and(|reply| reply.is_ok());
+    match (raised, is_success) {
         (0, true) => object,
-        // SAFETY: ruby.h: an exception; nothing is held any more.
+        // SAFETY: ruby.h: an exception object; no value of this frame needs a drop any more.
         (0, false) => unsafe { (ruby.raise)(object) },
         _ => {
-            // SAFETY: ruby.h: the number is rb_protect's; nothing is held any more.
+            // SAFETY: ruby.h: the number is rb_protect's; no value of this frame needs a drop any more.
             unsafe { (ruby.raise_again)(raised) };
             object
         }
     }
 }
 
-unsafe extern "C" fn answer_ask(ask: *mut Ask) -> *mut c_void {
-    // SAFETY: `reply` passes its own.
-    let ask = unsafe { &mut *ask };
-    let message = &ask.message;
-    ask.answer.get_or_insert_with(|| {
-        if ask.is_json {
+/// Sends the message, unless it has a reply. Runs without Ruby's lock.
+unsafe extern "C" fn send_pending(pending: *mut PendingMessage) -> *mut c_void {
+    // SAFETY: `handle_call` passes its box, to which no other code has access meanwhile.
+    let pending = unsafe { &mut *pending };
+    let message = &pending.message;
+    pending.reply.get_or_insert_with(|| {
+        if pending.is_json {
             delayed_start::send_for_json(message)
         } else {
             delayed_start::send(message)
@@ -208,27 +216,27 @@ unsafe extern "C" fn answer_ask(ask: *mut Ask) -> *mut c_void {
     std::ptr::null_mut()
 }
 
-/// The string, or what it is as JSON, or the exception.
-unsafe extern "C-unwind" fn object_of(ask: *mut Ask) -> Value {
-    // SAFETY: `reply` passes its own.
-    let ask = unsafe { &*ask };
-    let (Some(ruby), Some(answer)) = (RUBY.get(), &ask.answer) else {
+/// Converts the reply to a string, its parsed JSON, or an exception. Runs in `rb_protect`.
+unsafe extern "C-unwind" fn to_object(pending: *mut PendingMessage) -> Value {
+    // SAFETY: `handle_call` passes its box.
+    let pending = unsafe { &*pending };
+    let (Some(ruby), Some(reply)) = (RUBY.get(), &pending.reply) else {
         return 0;
     };
-    let (Ok(text) | Err(text)) = answer;
+    let (Ok(text) | Err(text)) = reply;
     let (bytes, length) = (text.as_ptr().cast(), text.len() as c_long);
-    if answer.is_ok() {
-        // SAFETY: ruby.h: the bytes are copied.
+    if reply.is_ok() {
+        // SAFETY: ruby.h: Ruby copies the bytes.
         let string = unsafe { (ruby.string)(bytes, length) };
-        if !ask.is_json {
+        if !pending.is_json {
             return string;
         }
-        // SAFETY: called by `rb_protect`.
-        return unsafe { ruby.parsed(string) };
+        // SAFETY: `rb_protect` is calling, and the value is a string.
+        return unsafe { ruby.parse_json(string) };
     }
-    // SAFETY: ruby.h: the variable that holds the class.
+    // SAFETY: ruby.h: a variable that contains the class.
     let class = unsafe { *ruby.runtime_error };
-    // SAFETY: ruby.h: the bytes are copied.
+    // SAFETY: ruby.h: Ruby copies the bytes.
     unsafe { (ruby.exception)(class, bytes, length) }
 }
 
@@ -240,7 +248,7 @@ macro_rules! __export_ruby {
             unsafe extern "C-unwind" fn init(
                 caller: $crate::adapters::host_symbols::CallerAddress,
             ) {
-                // SAFETY: called by Ruby only.
+                // SAFETY: only Ruby calls `Init_*`.
                 unsafe { $crate::adapters::ruby::init(&$entry, $crate::__library_name!(), caller) }
             }
             $crate::__export_with_caller!(concat!("Init_", env!("CARGO_CRATE_NAME")), "rdi", init);

@@ -1,5 +1,5 @@
-//! The other processes of the same server, asked over their control sockets: its children, of which this process
-//! is one, and the server itself. All are asked at once: together they take at most [`PATIENCE`].
+//! Sends messages to the other processes of the same server over their control sockets: the server, and its children
+//! other than this process. All are queried in parallel; together they take at most [`REPLIES_TIMEOUT`].
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -22,81 +22,86 @@ use crate::protocol::{MESSAGE, MessageParams, MessageResult, Request};
 use crate::reply::Reply;
 use crate::socket_dir::{own_default_dir, sockets};
 
-/// How long all of them together are waited for.
-const PATIENCE: Duration = Duration::from_secs(5);
-/// Between two looks at whether the caller gave up.
-const LOOK: Duration = Duration::from_millis(100);
-/// A longer reply is passed as a descriptor, which this one does not take.
+/// Timeout of all replies together.
+const REPLIES_TIMEOUT: Duration = Duration::from_secs(5);
+/// Interval at which `should_stop` is checked.
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
+/// Largest length of a response in bytes. A longer reply is passed as a descriptor, which is not accepted here.
 const LINE_LIMIT: usize = 1 << 20;
 
-/// A process that was asked.
+/// A process to which the message was sent.
 #[derive(Debug)]
 pub(super) struct ServerProcess {
     pub(super) pid: u32,
-    /// Why there is no reply.
+    /// The reply, or the reason for which there is none.
     pub(super) reply: Result<Reply, String>,
 }
 
-/// Sends a message to all of them that have a socket. `gave_up` ends the wait.
+/// Sends a message to all processes with a socket. When `should_stop` returns true, the remaining replies are not
+/// waited for.
 pub(super) fn query_all(
     plugin: &str,
     message: &str,
     args: &str,
-    gave_up: impl Fn() -> bool,
+    should_stop: impl Fn() -> bool,
 ) -> Vec<ServerProcess> {
-    let request = request(plugin, message, args);
-    let until = Instant::now() + PATIENCE;
-    let (mut asked, mut answered) = (Vec::new(), Vec::new());
-    for pid in pids() {
-        match PendingRequest::begin(pid, &request) {
-            Ok(one) => asked.push(one),
-            Err(error) => answered.push(ServerProcess {
+    let request = request_line(plugin, message, args);
+    let deadline = Instant::now() + REPLIES_TIMEOUT;
+    let (mut pending, mut finished) = (Vec::new(), Vec::new());
+    for pid in sibling_pids() {
+        match PendingRequest::send(pid, &request) {
+            Ok(request) => pending.push(request),
+            Err(error) => finished.push(ServerProcess {
                 pid,
                 reply: Err(error.to_string()),
             }),
         }
     }
-    while !asked.is_empty() && !gave_up() {
-        let left = until.saturating_duration_since(Instant::now());
-        if left.is_zero() {
+    while !pending.is_empty() && !should_stop() {
+        let remaining = deadline.saturating_duration_since(Instant::now());
+        if remaining.is_zero() {
             break;
         }
-        for at in wait(&asked, left.min(LOOK)).into_iter().rev() {
-            if let Some(reply) = asked[at].receive() {
-                let pid = asked.swap_remove(at).pid;
-                answered.push(ServerProcess { pid, reply });
+        for index in wait_readable(&pending, remaining.min(POLL_INTERVAL))
+            .into_iter()
+            .rev()
+        {
+            if let Some(reply) = pending[index].receive() {
+                let pid = pending.swap_remove(index).pid;
+                finished.push(ServerProcess { pid, reply });
             }
         }
     }
-    let silent = format!("it did not answer within {PATIENCE:?}");
-    answered.extend(asked.into_iter().map(|one| ServerProcess {
-        pid: one.pid,
-        reply: Err(silent.clone()),
+    let timed_out = format!("it did not answer within {REPLIES_TIMEOUT:?}");
+    finished.extend(pending.into_iter().map(|request| ServerProcess {
+        pid: request.pid,
+        reply: Err(timed_out.clone()),
     }));
-    answered
+    finished
 }
 
-/// Other processes with a socket whose parent is this one's, and the parent.
-fn pids() -> impl Iterator<Item = u32> {
+/// Iterates over the parent and its other children, as far as they have a socket.
+fn sibling_pids() -> impl Iterator<Item = u32> {
     let server = getppid().map(|pid| pid.as_raw_pid().cast_unsigned());
-    // A directory that cannot be read has nobody's socket who could be asked.
+    // A directory that cannot be read contains no socket to which this process can connect.
     let sockets = sockets(&own_default_dir()).unwrap_or_default();
     let pid = |path: &Path| path.file_stem()?.to_str()?.parse().ok();
     let pids: Vec<u32> = sockets.iter().filter_map(|path| pid(path)).collect();
     pids.into_iter()
         .filter(|pid| *pid != std::process::id())
-        .filter(move |pid| Some(*pid) == server || parent(*pid) == server)
+        .filter(move |pid| Some(*pid) == server || parent_pid(*pid) == server)
 }
 
-/// The parent of a process (proc(5), /proc/PID/stat), unless it has ended.
-fn parent(pid: u32) -> Option<u32> {
+/// Returns the parent of a process (proc(5), /proc/PID/stat). `None` if the process has ended.
+fn parent_pid(pid: u32) -> Option<u32> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name before it may have parentheses and blanks.
-    let (_, behind_name) = stat.rsplit_once(") ")?;
-    behind_name.split(' ').nth(1)?.parse().ok()
+    // The name before it may contain parentheses and blanks.
+    let (_, after_name) = stat.rsplit_once(") ")?;
+    after_name.split(' ').nth(1)?.parse().ok()
 }
 
-fn request(plugin: &str, message: &str, args: &str) -> String {
+/// Formats the line of a request.
+fn request_line(plugin: &str, message: &str, args: &str) -> String {
     let params = MessageParams {
         plugin: plugin.to_owned(),
         message: message.to_owned(),
@@ -112,7 +117,7 @@ fn request(plugin: &str, message: &str, args: &str) -> String {
     json!(request).to_string() + "\n"
 }
 
-/// A connection on which a reply is awaited.
+/// A request whose response is awaited.
 #[derive(Debug)]
 struct PendingRequest {
     pid: u32,
@@ -121,7 +126,11 @@ struct PendingRequest {
 }
 
 impl PendingRequest {
-    fn begin(pid: u32, request: &str) -> io::Result<Self> {
+    /// Connects to a process and sends the request.
+    ///
+    /// # Errors
+    /// `PermissionDenied` if another process or user has the socket; those of connect(2).
+    fn send(pid: u32, request: &str) -> io::Result<Self> {
         let path = own_default_dir().join(format!("{pid}.sock"));
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
@@ -132,7 +141,7 @@ impl PendingRequest {
             let message = format!("{} is another process's", path.display());
             return Err(io::Error::new(io::ErrorKind::PermissionDenied, message));
         }
-        // The socket was just made: it has room for a line.
+        // The buffer of a new socket has room for a line.
         send(&socket, request.as_bytes(), SendFlags::NOSIGNAL)?;
         Ok(Self {
             pid,
@@ -141,7 +150,7 @@ impl PendingRequest {
         })
     }
 
-    /// The reply, once it is there, or why there will be none.
+    /// Receives without waiting. Returns the reply or the reason for which there is none; `None` if it is incomplete.
     fn receive(&mut self) -> Option<Result<Reply, String>> {
         let mut chunk = [0; 16 << 10];
         loop {
@@ -153,30 +162,31 @@ impl PendingRequest {
                 Err(errno) => return Some(Err(errno.to_string())),
             }
             if self.line.ends_with(b"\n") || self.line.len() > LINE_LIMIT {
-                return Some(reply(&self.line));
+                return Some(parse_reply(&self.line));
             }
         }
     }
 }
 
-/// Waits until some of them can be read, and returns which.
-fn wait(asked: &[PendingRequest], time: Duration) -> Vec<usize> {
-    let mut polled: Vec<_> = asked
+/// Waits until a response can be read, at most for `timeout`. Returns the indices of the readable requests.
+fn wait_readable(pending: &[PendingRequest], timeout: Duration) -> Vec<usize> {
+    let mut polled: Vec<_> = pending
         .iter()
-        .map(|one| PollFd::from_borrowed_fd(one.socket.as_fd(), PollFlags::IN))
+        .map(|request| PollFd::from_borrowed_fd(request.socket.as_fd(), PollFlags::IN))
         .collect();
-    let time = Timespec {
-        tv_sec: time.as_secs().cast_signed(),
-        tv_nsec: time.subsec_nanos().into(),
+    let timeout = Timespec {
+        tv_sec: timeout.as_secs().cast_signed(),
+        tv_nsec: timeout.subsec_nanos().into(),
     };
-    // A signal is one reason of many to look again.
-    let _ = poll(&mut polled, Some(&time));
-    let ready = |(at, one): (usize, &PollFd<'_>)| (!one.revents().is_empty()).then_some(at);
+    // The caller polls again, so that an interruption by a signal needs no handling.
+    let _ = poll(&mut polled, Some(&timeout));
+    let ready =
+        |(index, request): (usize, &PollFd<'_>)| (!request.revents().is_empty()).then_some(index);
     polled.iter().enumerate().filter_map(ready).collect()
 }
 
-/// What a line of the protocol says.
-fn reply(line: &[u8]) -> Result<Reply, String> {
+/// Parses a response.
+fn parse_reply(line: &[u8]) -> Result<Reply, String> {
     let response: Value = serde_json::from_slice(line).map_err(|error| error.to_string())?;
     if let Some(error) = response.get("error") {
         return Err(error["message"].as_str().unwrap_or_default().to_owned());
@@ -205,10 +215,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_are_replies_or_reasons() {
+    fn parse_reply_returns_reply_or_reason() {
         let check = |line: &str, expected: Result<&str, &str>| {
-            let found = reply(line.as_bytes()).map(Reply::into_text);
-            assert_eq!(found.as_deref().map_err(String::as_str), expected, "{line}");
+            let actual = parse_reply(line.as_bytes()).map(Reply::into_text);
+            assert_eq!(
+                actual.as_deref().map_err(String::as_str),
+                expected,
+                "{line}"
+            );
         };
         let result = |members: &str| {
             format!(r#"{{"result":{{"status_code":0,"content_type":"x",{members}}}}}"#)
@@ -228,9 +242,9 @@ mod tests {
     }
 
     #[test]
-    fn parents_are_found_by_pid() {
+    fn parent_pid_is_found() {
         let own = getppid().map(|pid| pid.as_raw_pid().cast_unsigned());
-        assert_eq!(parent(std::process::id()), own);
-        assert_eq!(parent(u32::MAX), None);
+        assert_eq!(parent_pid(std::process::id()), own);
+        assert_eq!(parent_pid(u32::MAX), None);
     }
 }

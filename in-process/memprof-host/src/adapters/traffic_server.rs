@@ -1,8 +1,8 @@
 //! Apache Traffic Server 9 and later: a line `memory_profile.so [key=value …]` in plugin.config.
 //!
-//! `traffic_ctl plugin msg memory_profile dump` sends the message. The bus takes no reply, so what
-//! a person reads of it goes to diags.log, line by line. The message is answered on the thread that serves the management
-//! socket: a dump delays that, not the traffic.
+//! `traffic_ctl plugin msg memory_profile dump` sends the message. The bus returns no reply, so the text of the reply
+//! goes to diags.log, line by line. The message is handled on the thread that serves the management socket: a dump
+//! delays that socket, but not the traffic.
 #![expect(unsafe_code, reason = "the API of Traffic Server plugins")]
 
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -24,7 +24,7 @@ use crate::reply::Reply;
 const MESSAGE_HOOK: c_int = 5;
 /// ts/apidefs.h, `TS_EVENT_LIFECYCLE_MSG`.
 const MESSAGE_EVENT: c_int = 60105;
-/// How much of a reply the log gets.
+/// Largest length, in bytes, of a line of the log.
 const LINE_LIMIT: usize = 1000;
 
 /// ts/ts.h, `TSPluginRegistrationInfo`.
@@ -50,18 +50,17 @@ type LifecycleHookAdd = unsafe extern "C" fn(c_int, *mut c_void);
 type Print = unsafe extern "C" fn(*const c_char, ...);
 
 static LOG: ProgramLog = ProgramLog {
-    // What a message does is told by its reply, which is logged; the plugin's own line about it
-    // would say it again.
+    // The reply to a message is logged, so the plugin's own line about it is not needed.
     level: LevelFilter::Warn,
-    sink: write,
+    sink: write_log_line,
 };
 
 const ADAPTER: Adapter = Adapter::without_socket(&LOG);
 
-/// Set when the hook is in place: a plugin that is named twice answers once.
-static HOOKED: AtomicBool = AtomicBool::new(false);
+/// Set when the hook is added: a plugin that is configured twice must reply once.
+static IS_HOOKED: AtomicBool = AtomicBool::new(false);
 
-/// Loads the plugin. Never fails: Traffic Server would be started again and again.
+/// Loads the plugin. Never fails, because Traffic Server would be restarted again and again.
 ///
 /// # Safety
 /// Traffic Server calls `TSPluginInit` with these arguments.
@@ -72,7 +71,7 @@ pub unsafe fn init(
     argv: *const *const c_char,
 ) {
     catch_panic((), || {
-        // SAFETY: promised by the caller.
+        // SAFETY: the caller promises Traffic Server's arguments.
         let settings = unsafe { settings(argc, argv) };
         let id = start_instance(entry, &ADAPTER, settings).id();
         if let Err(missing) = register(id) {
@@ -82,41 +81,43 @@ pub unsafe fn init(
     });
 }
 
+/// Parses the plugin's options.
+///
 /// # Safety
-/// `argv` points to `argc` words, of which the first is the plugin's file.
+/// `argv` points to `argc` texts, of which the first is the plugin's file.
 unsafe fn settings(argc: c_int, argv: *const *const c_char) -> Result<Settings, Failure> {
     let count = usize::try_from(argc).unwrap_or(0);
     let argv = if argv.is_null() {
         &[]
     } else {
-        // SAFETY: promised by the caller.
+        // SAFETY: not null, and the caller promises `argc` texts.
         unsafe { slice::from_raw_parts(argv, count) }
     };
-    let words = argv
+    let pairs = argv
         .iter()
         .skip(1)
-        .filter(|word| !word.is_null())
-        .map(|word| {
-            // SAFETY: NUL-terminated, and kept during the call.
-            let word = unsafe { CStr::from_ptr(*word) };
-            let text = word.to_str().map_err(|error| {
+        .filter(|argument| !argument.is_null())
+        .map(|argument| {
+            // SAFETY: ts/ts.h: not null, NUL-terminated, and valid during the call.
+            let argument = unsafe { CStr::from_ptr(*argument) };
+            let text = argument.to_str().map_err(|error| {
                 Failure::new(
                     MEMPROF_INVALID_ARGUMENT,
-                    format!("config word {word:?}: {error}"),
+                    format!("config word {argument:?}: {error}"),
                 )
             })?;
             config::split_pair(text)
         });
-    config::parse(words.collect::<Result<Vec<_>, _>>()?)
+    config::parse(pairs.collect::<Result<Vec<_>, _>>()?)
 }
 
-/// Registers the plugin, without which Traffic Server ends, and asks for messages.
+/// Registers the plugin, without which Traffic Server ends, and adds the hook for messages.
 ///
 /// # Errors
-/// The function that Traffic Server lacks.
+/// Name of the function that Traffic Server lacks.
 fn register(id: &str) -> Result<(), &'static CStr> {
     #[expect(clippy::multiple_unsafe_ops_per_block, reason = "one promise for all")]
-    // SAFETY: ts/ts.h declares them so.
+    // SAFETY: ts/ts.h declares functions of these types.
     let (register, create, add): (
         Option<Register>,
         Option<ContCreate>,
@@ -134,29 +135,29 @@ fn register(id: &str) -> Result<(), &'static CStr> {
         vendor_name: c"memprof".as_ptr(),
         support_email: c"".as_ptr(),
     };
-    // SAFETY: Traffic Server copies the texts.
+    // SAFETY: ts/ts.h: Traffic Server copies the texts.
     unsafe { register.ok_or(c"TSPluginRegister")?(&raw const info) };
-    if HOOKED.swap(true, Ordering::AcqRel) {
+    if IS_HOOKED.swap(true, Ordering::AcqRel) {
         return Ok(());
     }
-    // SAFETY: without a mutex the handler may run on any thread, as it can.
-    let handler = unsafe { create.ok_or(c"TSContCreate")?(handle, std::ptr::null_mut()) };
-    // SAFETY: a continuation that was just made.
+    // SAFETY: ts/ts.h: without a mutex, Traffic Server may call the handler on any thread, which it allows.
+    let handler = unsafe { create.ok_or(c"TSContCreate")?(handle_event, std::ptr::null_mut()) };
+    // SAFETY: ts/ts.h: a continuation that was created above.
     unsafe { add.ok_or(c"TSLifecycleHookAdd")?(MESSAGE_HOOK, handler) };
     Ok(())
 }
 
-/// Gets every message to every plugin.
-unsafe extern "C" fn handle(_: *mut c_void, event: c_int, data: *mut c_void) -> c_int {
+/// Handles a lifecycle event. Traffic Server passes every message for any plugin.
+unsafe extern "C" fn handle_event(_: *mut c_void, event: c_int, data: *mut c_void) -> c_int {
     catch_panic(0, || {
         let Some(instance) = instance().filter(|_| event == MESSAGE_EVENT && !data.is_null())
         else {
             return 0;
         };
-        // SAFETY: ts/apidefs.h: the data of this event, kept during the call.
+        // SAFETY: ts/apidefs.h: not null, and the data of this event, which are valid during the call.
         let message = unsafe { &*data.cast::<PluginMessage>() };
-        // SAFETY: as above.
-        if let Some(data) = unsafe { message.for_plugin(instance.id()) } {
+        // SAFETY: ts/apidefs.h: the tag is null or NUL-terminated, and the data null or of its size.
+        if let Some(data) = unsafe { message.data_for(instance.id()) } {
             log_reply(instance.message(data));
         }
         0
@@ -164,16 +165,16 @@ unsafe extern "C" fn handle(_: *mut c_void, event: c_int, data: *mut c_void) -> 
 }
 
 impl PluginMessage {
-    /// The data of a message whose tag is exactly `id`. Version 9 counts the terminating NUL,
-    /// later ones do not.
+    /// Returns the data of the message if its tag is `id`, otherwise `None`. Version 9 counts a terminating NUL, later
+    /// versions do not.
     ///
     /// # Safety
     /// The tag is null or NUL-terminated, and the data null or of its size.
-    unsafe fn for_plugin(&self, id: &str) -> Option<&[u8]> {
+    unsafe fn data_for(&self, id: &str) -> Option<&[u8]> {
         if self.tag.is_null() {
             return None;
         }
-        // SAFETY: promised by the caller.
+        // SAFETY: not null, and the caller promises a NUL-terminated tag.
         let tag = unsafe { CStr::from_ptr(self.tag) };
         if tag.to_bytes() != id.as_bytes() {
             return None;
@@ -181,36 +182,37 @@ impl PluginMessage {
         if self.data.is_null() {
             return Some(&[]);
         }
-        // SAFETY: promised by the caller.
+        // SAFETY: not null, and the caller promises `data_size` bytes.
         let data = unsafe { slice::from_raw_parts(self.data.cast::<u8>(), self.data_size) };
         Some(data.strip_suffix(b"\0").unwrap_or(data))
     }
 }
 
-/// Logs what a person reads of a reply.
+/// Logs the text of a reply, line by line.
 fn log_reply(reply: Reply) {
-    let done = reply.status_code == MEMPROF_OK;
+    let is_success = reply.status_code == MEMPROF_OK;
     let text = reply.into_text();
-    if !done {
-        return write(Level::Error, &one_line(&text));
+    if !is_success {
+        return write_log_line(Level::Error, &one_line(&text));
     }
     for line in text.lines() {
-        write(Level::Info, &one_line(line));
+        write_log_line(Level::Info, &one_line(line));
     }
 }
 
-fn write(level: Level, text: &str) {
+/// Writes a log line.
+fn write_log_line(level: Level, text: &str) {
     let name = match level {
         Level::Error => c"TSError",
         Level::Warn => c"TSWarning",
         Level::Info | Level::Debug | Level::Trace => c"TSNote",
     };
     let text = c_text(&format!("memprof: {text}"), LINE_LIMIT);
-    // SAFETY: ts/ts.h declares them so. An older server has only `TSError`.
+    // SAFETY: ts/ts.h declares functions of this type. An older server has only `TSError`.
     let print: Option<Print> = unsafe { find_symbol(name) };
-    // SAFETY: as above.
+    // SAFETY: ts/ts.h declares functions of this type.
     if let Some(print) = print.or_else(|| unsafe { find_symbol(c"TSError") }) {
-        // SAFETY: the text is no format.
+        // SAFETY: the text is an argument, not a format.
         unsafe { print(c"%s".as_ptr(), text.as_ptr()) };
     }
 }
@@ -219,10 +221,10 @@ fn write(level: Level, text: &str) {
 #[macro_export]
 macro_rules! __export_traffic_server {
     ($how:ident, $entry:path) => {
-        /// What Traffic Server calls when it has loaded this library.
+        /// Entry point that Traffic Server calls after loading this library.
         ///
         /// # Safety
-        /// Only Traffic Server calls it, as ts/ts.h says.
+        /// Only Traffic Server calls it, according to ts/ts.h.
         #[unsafe(no_mangle)]
         #[allow(non_snake_case)]
         pub unsafe extern "C" fn TSPluginInit(
@@ -241,16 +243,16 @@ mod tests {
     use std::ptr;
 
     #[test]
-    fn the_terminating_nul_may_be_counted_or_not() {
+    fn terminating_nul_is_optional() {
         let check = |tag: Option<&CStr>, data: Option<&[u8]>, expected: Option<&[u8]>| {
             let message = PluginMessage {
                 tag: tag.map_or(ptr::null(), CStr::as_ptr),
                 data: data.map_or(ptr::null(), |data| data.as_ptr().cast()),
                 data_size: data.map_or(0, <[u8]>::len),
             };
-            // SAFETY: made from texts that live until here.
-            let found = unsafe { message.for_plugin("memory_profile") };
-            assert_eq!(found, expected, "{data:?}");
+            // SAFETY: the texts live until the end of this closure.
+            let data_for_plugin = unsafe { message.data_for("memory_profile") };
+            assert_eq!(data_for_plugin, expected, "{data:?}");
         };
         let own = Some(c"memory_profile");
         check(own, Some(b"dump\0"), Some(b"dump"));

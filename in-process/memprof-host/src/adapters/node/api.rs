@@ -1,4 +1,4 @@
-//! What is used of `node_api.h`.
+//! Functions of `node_api.h` that the adapter uses.
 #![expect(unsafe_code, reason = "Node-API")]
 
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -18,6 +18,7 @@ type Throw = unsafe extern "C" fn(Env, *const c_char, *const c_char) -> Status;
 
 pub(super) const OK: Status = 0;
 
+/// Functions of Node-API, the same for all environments.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Node {
     pub(super) callback_info: unsafe extern "C" fn(
@@ -62,9 +63,10 @@ pub(super) struct Node {
 }
 
 impl Node {
-    pub(super) fn of(host: &HostSymbols) -> Result<Self, MissingSymbol> {
+    /// Looks up the functions.
+    pub(super) fn find(host: &HostSymbols) -> Result<Self, MissingSymbol> {
         #[expect(clippy::multiple_unsafe_ops_per_block, reason = "one promise for all")]
-        // SAFETY: node_api.h and js_native_api.h declare them so, since Node-API 1.
+        // SAFETY: node_api.h and js_native_api.h declare functions of these types, since Node-API 1.
         unsafe {
             Ok(Self {
                 callback_info: host.find(c"napi_get_cb_info")?,
@@ -88,51 +90,51 @@ impl Node {
         }
     }
 
-    /// The bytes of a string, unless the value is none.
+    /// Copies the bytes of a string. `None` if the value is no string.
     pub(super) fn text(&self, env: Env, value: Value) -> Option<Vec<u8>> {
         let mut length = 0;
-        // SAFETY: js_native_api.h: without a buffer, the number of bytes.
+        // SAFETY: js_native_api.h: without a buffer, writes only the number of bytes.
         if unsafe { (self.text)(env, value, ptr::null_mut(), 0, &raw mut length) } != OK {
             return None;
         }
-        // With the NUL that Node appends.
+        // One more byte for the NUL that Node appends.
         let mut text = vec![0; length + 1];
         let bytes = text.as_mut_ptr().cast();
-        // SAFETY: as above: writes at most so many bytes.
+        // SAFETY: js_native_api.h: writes at most as many bytes as the buffer has.
         unsafe { (self.text)(env, value, bytes, text.len(), &raw mut length) };
         text.truncate(length);
         Some(text)
     }
 
-    /// The bytes of a property that is a string.
+    /// Copies the bytes of a property. `None` if it is no string.
     pub(super) fn text_property(&self, env: Env, object: Value, name: &CStr) -> Option<Vec<u8>> {
         let mut value = ptr::null_mut();
-        // SAFETY: js_native_api.h: fills in a value, `undefined` where there is none, or fails.
+        // SAFETY: js_native_api.h: writes a value, `undefined` if there is no such property, or fails.
         let status = unsafe { (self.property)(env, object, name.as_ptr(), &raw mut value) };
         (status == OK).then(|| self.text(env, value)).flatten()
     }
 
-    /// A string of JavaScript; null where that cannot be.
+    /// Creates a JavaScript string; null if Node fails to.
     pub(super) fn string(&self, env: Env, text: &str) -> Value {
         let mut string = ptr::null_mut();
-        // SAFETY: js_native_api.h: the bytes are copied.
+        // SAFETY: js_native_api.h: Node copies the bytes.
         unsafe { (self.string)(env, text.as_ptr().cast(), text.len(), &raw mut string) };
         string
     }
 
-    /// An `Error` of JavaScript.
-    pub(super) fn error(&self, env: Env, why: &str) -> Value {
+    /// Creates a JavaScript `Error`.
+    pub(super) fn error(&self, env: Env, reason: &str) -> Value {
         let mut error = ptr::null_mut();
-        let why = self.string(env, why);
-        // SAFETY: js_native_api.h: without a code.
-        unsafe { (self.error)(env, ptr::null_mut(), why, &raw mut error) };
+        let reason = self.string(env, reason);
+        // SAFETY: js_native_api.h: the message is a string; there is no code.
+        unsafe { (self.error)(env, ptr::null_mut(), reason, &raw mut error) };
         error
     }
 
-    /// The text as a string, or by `JSON.parse`.
+    /// Converts a text to a JavaScript string, or to the result of `JSON.parse`.
     ///
     /// # Errors
-    /// The program has another `JSON`.
+    /// `JSON.parse` failed: the program has replaced `JSON`.
     pub(super) fn value(&self, env: Env, text: &str, is_json: bool) -> Result<Value, String> {
         let string = self.string(env, text);
         if !is_json {
@@ -140,7 +142,7 @@ impl Node {
         }
         let [mut global, mut json, mut parse, mut parsed] = [ptr::null_mut(); 4];
         #[expect(clippy::multiple_unsafe_ops_per_block, reason = "one promise for all")]
-        // SAFETY: js_native_api.h: each fills in a value, or fails, as does what gets none.
+        // SAFETY: js_native_api.h: each call writes a value, or fails, also for a null argument.
         let status = unsafe {
             (self.global)(env, &raw mut global);
             (self.property)(env, global, c"JSON".as_ptr(), &raw mut json);
@@ -155,12 +157,12 @@ impl Node {
     }
 }
 
-/// Throws an error, where this is a Node.
-pub(super) fn refuse(host: &HostSymbols, env: Env, missing: MissingSymbol) {
-    // SAFETY: js_native_api.h declares it so.
+/// Throws an error that names a missing function, if the host can.
+pub(super) fn throw_missing_symbol(host: &HostSymbols, env: Env, missing: MissingSymbol) {
+    // SAFETY: js_native_api.h declares a function of this type.
     if let Ok(throw) = unsafe { host.find::<Throw>(c"napi_throw_error") } {
-        let why = c_text(&missing.to_string(), usize::MAX);
-        // SAFETY: js_native_api.h: without a code; the text is copied.
-        unsafe { throw(env, ptr::null(), why.as_ptr()) };
+        let reason = c_text(&missing.to_string(), usize::MAX);
+        // SAFETY: js_native_api.h: there is no code; Node copies the text.
+        unsafe { throw(env, ptr::null(), reason.as_ptr()) };
     }
 }

@@ -1,4 +1,4 @@
-//! The server's functions and structs, and what a function of ours returns to it.
+//! The server's functions and structs, and the results of a function that it calls.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::ptr;
@@ -33,57 +33,58 @@ struct Argument {
 }
 
 /// palloc.h, `MCXT_ALLOC_NO_OOM`.
-const RETURN_NULL: c_int = 2;
+const MCXT_ALLOC_NO_OOM: c_int = 2;
 /// `pg_wchar.h`, `PG_UTF8`.
-const UTF8: c_int = 6;
+const PG_UTF8: c_int = 6;
 /// `external_routine_exception`, 38000, as elog.h packs it: six bits for each character.
-const FAILED: c_int = 3 | 8 << 6;
+const EXTERNAL_ROUTINE_EXCEPTION: c_int = 3 | 8 << 6;
 /// `out_of_memory`, 53200.
 const OUT_OF_MEMORY: c_int = 5 | 3 << 6 | 2 << 12;
-/// Clients show an error whole.
+/// Largest length of an error in bytes: clients show the whole text.
 const ERROR_LIMIT: usize = 4000;
 
-/// What a call of ours leads to; it needs no drop.
+/// Result of a call. It needs no drop.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Outcome {
-    /// A text of the server's.
+    /// A text in memory of the server.
     Text(*const c_void),
-    /// Why there is none, NUL-terminated, in memory of the server's.
+    /// The reason for a failure, NUL-terminated, in memory of the server.
     Failed(*const c_char),
+    /// There is no memory for the result.
     NoMemory,
 }
 
-/// Functions of the server. Those of `C-unwind` leave by longjmp where they fail.
+/// Functions of the server. Those of type `C-unwind` fail by longjmp.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Server {
     text_to_cstring: unsafe extern "C-unwind" fn(Datum) -> *mut c_char,
     process_interrupts: unsafe extern "C-unwind" fn(),
-    /// Returns null with the flag that is used here, if the size is below 1 GB.
+    /// Returns null, with the flag that is used here, if there is no memory and the size is below 1 GB.
     palloc_extended: unsafe extern "C" fn(usize, c_int) -> *mut c_void,
     get_database_encoding: unsafe extern "C" fn() -> c_int,
     /// miscadmin.h, `volatile sig_atomic_t InterruptPending`.
     interrupt_pending: *const c_int,
-    error: Error,
+    error: ErrorApi,
 }
 
-/// elog.h: how an error is raised.
+/// Functions of elog.h that raise an error.
 #[derive(Clone, Copy, Debug)]
-struct Error {
-    begin: Begin,
+struct ErrorApi {
+    begin: ErrorFunctions,
     code: unsafe extern "C-unwind" fn(c_int) -> c_int,
     message: unsafe extern "C-unwind" fn(*const c_char, ...) -> c_int,
 }
 
-/// The functions that begin and end an error, and the number of its level.
+/// Functions that start and finish an error, with the number of the level `ERROR`.
 #[derive(Clone, Copy, Debug)]
-enum Begin {
-    /// Up to version 12: file, line and function are given at the beginning.
-    WithPlace(
+enum ErrorFunctions {
+    /// Up to version 12: the start has the file, line and function as arguments. The level is 20.
+    LocationAtStart(
         unsafe extern "C-unwind" fn(c_int, Text, c_int, Text, Text) -> bool,
         unsafe extern "C-unwind" fn(c_int, ...),
     ),
-    /// And at the end since then.
-    Alone(
+    /// Since version 13: the finish has them as arguments.
+    LocationAtFinish(
         c_int,
         unsafe extern "C-unwind" fn(c_int, Text) -> bool,
         unsafe extern "C-unwind" fn(Text, c_int, Text),
@@ -93,14 +94,14 @@ enum Begin {
 type Text = *const c_char;
 
 impl Server {
-    /// The functions, and the argument of a call that has one text.
+    /// Returns the functions, and the argument of a call with one text. `None` if the call has another argument.
     ///
     /// # Safety
-    /// The server of that version, its `server_version_num`, calls.
-    pub(super) unsafe fn of(call: *mut Call, version: c_int) -> Option<(Self, Datum)> {
-        // SAFETY: promised by the caller.
+    /// The server, whose `server_version_num` is `version`, is calling.
+    pub(super) unsafe fn from_call(call: *mut Call, version: c_int) -> Option<(Self, Datum)> {
+        // SAFETY: the caller promises a call by the server, which passes a whole struct.
         let call = unsafe { &mut *call };
-        // SAFETY: as above.
+        // SAFETY: the caller promises the server's version.
         let server = unsafe { Self::find(version) };
         match (server, &call.arguments) {
             (Some(server), [argument]) if call.count == 1 && !argument.is_null => {
@@ -113,11 +114,14 @@ impl Server {
         }
     }
 
+    /// Looks up the functions. `None` if one is missing.
+    ///
     /// # Safety
-    /// As [`Server::of`].
+    /// Those of [`Server::from_call`].
     unsafe fn find(version: c_int) -> Option<Self> {
         #[expect(clippy::multiple_unsafe_ops_per_block, reason = "one promise for all")]
-        // SAFETY: builtins.h, palloc.h, mb/pg_wchar.h, miscadmin.h and elog.h declare them so in all versions.
+        // SAFETY: builtins.h, palloc.h, mb/pg_wchar.h, miscadmin.h and elog.h declare them with these types in all
+        // versions.
         Some(unsafe {
             Self {
                 text_to_cstring: find_symbol(c"text_to_cstring")?,
@@ -125,17 +129,22 @@ impl Server {
                 palloc_extended: find_symbol(c"palloc_extended")?,
                 get_database_encoding: find_symbol(c"GetDatabaseEncoding")?,
                 interrupt_pending: find_symbol(c"InterruptPending")?,
-                error: Error {
+                error: ErrorApi {
                     begin: match version / 10_000 {
-                        ..13 => {
-                            Begin::WithPlace(find_symbol(c"errstart")?, find_symbol(c"errfinish")?)
-                        }
-                        13 => {
-                            Begin::Alone(20, find_symbol(c"errstart")?, find_symbol(c"errfinish")?)
-                        }
-                        14.. => {
-                            Begin::Alone(21, find_symbol(c"errstart")?, find_symbol(c"errfinish")?)
-                        }
+                        ..13 => ErrorFunctions::LocationAtStart(
+                            find_symbol(c"errstart")?,
+                            find_symbol(c"errfinish")?,
+                        ),
+                        13 => ErrorFunctions::LocationAtFinish(
+                            20,
+                            find_symbol(c"errstart")?,
+                            find_symbol(c"errfinish")?,
+                        ),
+                        14.. => ErrorFunctions::LocationAtFinish(
+                            21,
+                            find_symbol(c"errstart")?,
+                            find_symbol(c"errfinish")?,
+                        ),
                     },
                     code: find_symbol(c"errcode")?,
                     message: find_symbol(c"errmsg_internal")?,
@@ -144,22 +153,22 @@ impl Server {
         })
     }
 
-    /// The argument as a C string, which the server frees with the query's memory.
+    /// Converts an argument to a C string, which the server frees with the query's memory.
     ///
     /// # Safety
-    /// `argument` is a text; nothing on the stack up to the server's own frames needs to be dropped.
+    /// `argument` is a text; no value on the stack up to the server's frames needs a drop.
     pub(super) unsafe fn text(self, argument: Datum) -> *const c_char {
-        // SAFETY: promised by the caller.
+        // SAFETY: the caller promises a text, and that a longjmp skips no drop.
         unsafe { (self.text_to_cstring)(argument) }
     }
 
-    /// Whether the query is to end: it was cancelled, or took too long, or the session ends.
+    /// Whether the query should end: it was cancelled or timed out, or the session ends.
     pub(super) fn is_interrupted(self) -> bool {
-        // SAFETY: set by handlers of signals on this thread.
+        // SAFETY: miscadmin.h: an initialized variable, which signal handlers of this thread set.
         unsafe { self.interrupt_pending.read_volatile() != 0 }
     }
 
-    /// Copies a reply, or an error, to memory of the server's.
+    /// Copies a reply or an error to memory of the server.
     pub(super) fn outcome(self, reply: Result<String, String>) -> Outcome {
         match reply {
             Ok(text) => {
@@ -167,48 +176,51 @@ impl Server {
                 let head = ((bytes.len() as u32 + 4) << 2).to_ne_bytes();
                 self.copy(&[&head, &bytes]).map(Outcome::Text)
             }
-            Err(why) => {
-                let why = c_text(&self.encode(why), ERROR_LIMIT);
-                let copied = self.copy(&[why.to_bytes_with_nul()]);
-                copied.map(|why| Outcome::Failed(why.cast()))
+            Err(reason) => {
+                let reason = c_text(&self.encode(reason), ERROR_LIMIT);
+                let copied = self.copy(&[reason.to_bytes_with_nul()]);
+                copied.map(|reason| Outcome::Failed(reason.cast()))
             }
         }
         .unwrap_or(Outcome::NoMemory)
     }
 
-    /// Without NULs, which no text has, and without what the database's encoding may not have.
+    /// Replaces NULs, which no text may contain, and characters that the database's encoding may lack.
     fn encode(self, text: String) -> String {
-        // SAFETY: pg_wchar.h: a number of the session's.
-        let is_utf8 = unsafe { (self.get_database_encoding)() } == UTF8;
+        // SAFETY: pg_wchar.h: returns a number of the session.
+        let is_utf8 = unsafe { (self.get_database_encoding)() } == PG_UTF8;
         let fits = |c: char| c != '\0' && (is_utf8 || c.is_ascii());
         text.replace(|c| !fits(c), "?")
     }
 
+    /// Copies bytes to memory of the server. `None` if there is no memory.
     fn copy(self, parts: &[&[u8]]) -> Option<*const c_void> {
         let bytes = parts.concat();
-        // SAFETY: a reply has less than 1 GB; null where there is no memory.
-        let place = unsafe { (self.palloc_extended)(bytes.len(), RETURN_NULL) };
-        if place.is_null() {
+        // SAFETY: palloc.h: below 1 GB, which no reply reaches, it returns null if there is no memory.
+        let block = unsafe { (self.palloc_extended)(bytes.len(), MCXT_ALLOC_NO_OOM) };
+        if block.is_null() {
             return None;
         }
-        // SAFETY: of that size.
-        unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), place.cast(), bytes.len()) };
-        Some(place)
+        // SAFETY: the new block has that size.
+        unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), block.cast(), bytes.len()) };
+        Some(block)
     }
 
-    /// Returns to the server, by a longjmp where the query ends or has failed.
+    /// Returns a result to the server, or fails by longjmp if the query should end or has failed.
     ///
     /// # Safety
-    /// Nothing on the stack up to the server's own frames needs to be dropped.
+    /// No value on the stack up to the server's frames needs a drop.
     pub(super) unsafe fn finish(self, outcome: Outcome) -> Datum {
         if self.is_interrupted() {
-            // SAFETY: miscadmin.h, `CHECK_FOR_INTERRUPTS`.
+            // SAFETY: miscadmin.h, `CHECK_FOR_INTERRUPTS`: on the server's thread.
             unsafe { (self.process_interrupts)() };
         }
         match outcome {
-            // SAFETY: promised by the caller.
-            Outcome::Failed(why) => unsafe { self.error.raise(FAILED, why) },
-            // SAFETY: as above.
+            // SAFETY: the caller promises that a longjmp skips no drop; the text is NUL-terminated.
+            Outcome::Failed(reason) => unsafe {
+                self.error.raise(EXTERNAL_ROUTINE_EXCEPTION, reason)
+            },
+            // SAFETY: the caller promises that a longjmp skips no drop; the text is NUL-terminated.
             Outcome::NoMemory => unsafe {
                 self.error.raise(OUT_OF_MEMORY, c"out of memory".as_ptr())
             },
@@ -218,26 +230,26 @@ impl Server {
     }
 }
 
-impl Error {
-    /// `ereport(ERROR)`, which does not return.
+impl ErrorApi {
+    /// Raises an error as `ereport(ERROR)` does; does not return.
     ///
     /// # Safety
-    /// As [`Server::finish`]; `why` is NUL-terminated.
+    /// Those of [`Server::finish`]; `reason` is NUL-terminated.
     #[expect(clippy::multiple_unsafe_ops_per_block, reason = "one promise for all")]
-    unsafe fn raise(self, code: c_int, why: *const c_char) {
-        let nowhere = ptr::null();
-        // SAFETY: elog.h, `ereport`; the message is copied.
+    unsafe fn raise(self, code: c_int, reason: *const c_char) {
+        let no_location = ptr::null();
+        // SAFETY: elog.h, `ereport`: the calls are in its order; the server copies the message.
         unsafe {
             match self.begin {
-                Begin::WithPlace(begin, end) => {
-                    begin(20, nowhere, 0, nowhere, nowhere);
-                    end((self.code)(code), (self.message)(c"%s".as_ptr(), why));
+                ErrorFunctions::LocationAtStart(begin, end) => {
+                    begin(20, no_location, 0, no_location, no_location);
+                    end((self.code)(code), (self.message)(c"%s".as_ptr(), reason));
                 }
-                Begin::Alone(level, begin, end) => {
-                    begin(level, nowhere);
+                ErrorFunctions::LocationAtFinish(level, begin, end) => {
+                    begin(level, no_location);
                     (self.code)(code);
-                    (self.message)(c"%s".as_ptr(), why);
-                    end(nowhere, 0, nowhere);
+                    (self.message)(c"%s".as_ptr(), reason);
+                    end(no_location, 0, no_location);
                 }
             }
         }
@@ -251,7 +263,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn layouts_are_those_of_the_headers() {
+    fn layout_equals_headers() {
         assert_eq!(offset_of!(Call, collation), 24);
         assert_eq!(offset_of!(Call, is_null), 28);
         assert_eq!(offset_of!(Call, count), 30);

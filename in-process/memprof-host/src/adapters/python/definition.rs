@@ -1,4 +1,4 @@
-//! The module's definition, as Python.h lays it out where there is a GIL.
+//! The definition of the Python module, in the layout of Python.h for builds with a GIL.
 #![expect(unsafe_code, reason = "the API of Python")]
 
 use std::ffi::{CStr, c_char, c_int};
@@ -41,38 +41,39 @@ struct Slot {
 }
 
 /// methodobject.h, `METH_O`.
-const ONE_ARGUMENT: c_int = 8;
+const METH_O: c_int = 8;
+/// End of a list of slots.
 const NO_SLOTS: &[Slot] = &[Slot { id: 0, value: 0 }];
-/// moduleobject.h since 3.12, `Py_mod_multiple_interpreters`: each may have a GIL of its own. An older Python
-/// refuses a slot that it does not know.
-const MANY_INTERPRETERS: &[Slot] = &[Slot { id: 3, value: 2 }, Slot { id: 0, value: 0 }];
+/// moduleobject.h since 3.12, `Py_mod_multiple_interpreters`: each interpreter may have its own GIL. An older Python
+/// refuses unknown slots.
+const MULTIPLE_INTERPRETERS: &[Slot] = &[Slot { id: 3, value: 2 }, Slot { id: 0, value: 0 }];
 
-/// Makes the module out of `send` and `call`.
+/// Creates the module with the functions `send` and `call`.
 ///
 /// # Errors
 /// This Python has another layout, or lacks a function.
-pub(super) fn module(
+pub(super) fn create_module(
     host: &HostSymbols,
     name: &'static CStr,
     [send, call]: [Function; 2],
 ) -> Result<Object, String> {
     let missing = |missing: MissingSymbol| missing.to_string();
-    // SAFETY: pylifecycle.h declares it so.
+    // SAFETY: pylifecycle.h declares a function of this type.
     let version =
         unsafe { host.find::<unsafe extern "C-unwind" fn() -> *const c_char>(c"Py_GetVersion") };
-    // SAFETY: as above.
+    // SAFETY: pylifecycle.h: Py_GetVersion has no preconditions.
     let version = unsafe { version.map_err(missing)?() };
-    // SAFETY: as above: a text that stays.
+    // SAFETY: pylifecycle.h: a NUL-terminated static text.
     let version = unsafe { CStr::from_ptr(version) };
-    let slots = slots(&version.to_string_lossy())?;
-    // SAFETY: moduleobject.h declares it so, since 3.5.
+    let slots = slots_for_version(&version.to_string_lossy())?;
+    // SAFETY: moduleobject.h declares a function of this type, since 3.5.
     let make = unsafe {
         host.find::<unsafe extern "C-unwind" fn(*mut Module) -> Object>(c"PyModuleDef_Init")
     };
     let method = |name: &'static CStr, function, doc: &'static CStr| Method {
         name: name.as_ptr(),
         function,
-        flags: ONE_ARGUMENT,
+        flags: METH_O,
         doc: doc.as_ptr(),
     };
     let methods = [
@@ -99,42 +100,42 @@ pub(super) fn module(
         slots: slots.as_ptr(),
         hooks: [0; 3],
     };
-    // Leaked, for each interpreter that imports it: Python writes to it, and there may be two Pythons.
+    // The definition is leaked for each interpreter that imports it: Python writes to it, and there may be two Pythons.
     let definition = Box::into_raw(Box::new(definition));
-    // SAFETY: the definition stays.
+    // SAFETY: moduleobject.h: the definition is leaked, so it lives as long as the module.
     Ok(unsafe { make.map_err(missing)?(definition) })
 }
 
-/// What the Python of this version has to be told.
-fn slots(version: &str) -> Result<&'static [Slot], String> {
+/// Returns the slots for a Python of this version.
+fn slots_for_version(version: &str) -> Result<&'static [Slot], String> {
     let number = version.split([' ', '+']).next().unwrap_or_default();
     let mut parts = number.split('.').map(str::parse::<u32>);
     let (Some(Ok(3)), Some(Ok(minor))) = (parts.next(), parts.next()) else {
         return Err(format!("this is Python {number}, not Python 3"));
     };
     if version.contains("free-threading") {
-        let why = "Python without a GIL lays out its objects differently; use a build with one";
-        return Err(why.to_owned());
+        let reason = "Python without a GIL lays out its objects differently; use a build with one";
+        return Err(reason.to_owned());
     }
     Ok(if minor < 12 {
         NO_SLOTS
     } else {
-        MANY_INTERPRETERS
+        MULTIPLE_INTERPRETERS
     })
 }
 
-/// Raises an `ImportError`, where this is a Python, and returns null.
-pub(super) fn refuse(host: &HostSymbols, name: &CStr, why: &str) -> Object {
-    // SAFETY: pyerrors.h declares it so.
+/// Raises an `ImportError`, if the host can. Returns null.
+pub(super) fn raise_import_error(host: &HostSymbols, name: &CStr, reason: &str) -> Object {
+    // SAFETY: pyerrors.h declares a function of this type.
     let raise = unsafe { host.find::<Raise>(c"PyErr_SetString") };
-    // SAFETY: pyerrors.h: a variable that holds the class.
+    // SAFETY: pyerrors.h: a variable that contains the class.
     let class = unsafe { host.find::<*const Object>(c"PyExc_ImportError") };
     if let (Ok(raise), Ok(class)) = (raise, class) {
-        let why = c_text(&format!("{}: {why}", name.to_string_lossy()), usize::MAX);
-        // SAFETY: as above.
+        let reason = c_text(&format!("{}: {reason}", name.to_string_lossy()), usize::MAX);
+        // SAFETY: pyerrors.h: the variable is initialized.
         let class = unsafe { *class };
-        // SAFETY: a thread of Python's calls `PyInit_*`; the text is copied.
-        unsafe { raise(class, why.as_ptr()) };
+        // SAFETY: a thread of Python with the GIL calls `PyInit_*`; Python copies the text.
+        unsafe { raise(class, reason.as_ptr()) };
     }
     ptr::null_mut()
 }
@@ -145,9 +146,9 @@ mod tests {
 
     use super::*;
 
-    /// Read from moduleobject.h and methodobject.h of 3.6 to 3.13.
+    /// Compares with moduleobject.h and methodobject.h of 3.6 to 3.13.
     #[test]
-    fn layouts_are_those_of_python_h() {
+    fn layout_equals_python_h() {
         let check = |found: &[usize], expected: &[usize]| assert_eq!(found, expected);
         check(
             &[
@@ -164,15 +165,15 @@ mod tests {
     }
 
     #[test]
-    fn versions_get_the_slots_that_they_know() {
+    fn slots_depend_on_version() {
         let check = |version: &str, expected: Result<&[Slot], &str>| {
-            let found = slots(version);
-            let found = found
+            let actual = slots_for_version(version);
+            let actual = actual
                 .as_ref()
-                .map_or_else(|why| Err(why.as_str()), |slots| Ok(*slots));
-            match (found, expected) {
-                (Err(why), Err(part)) => assert!(why.contains(part), "{version}: {why}"),
-                (found, expected) => assert_eq!(found, expected, "{version}"),
+                .map_or_else(|reason| Err(reason.as_str()), |slots| Ok(*slots));
+            match (actual, expected) {
+                (Err(reason), Err(part)) => assert!(reason.contains(part), "{version}: {reason}"),
+                (actual, expected) => assert_eq!(actual, expected, "{version}"),
             }
         };
         check("3.6.15 (default, Oct  1 2021) [GCC 10]", Ok(NO_SLOTS));
@@ -181,8 +182,8 @@ mod tests {
             Ok(NO_SLOTS),
         );
         check("3.11.7+ (heads/3.11) [GCC]", Ok(NO_SLOTS));
-        check("3.12.0 (main)", Ok(MANY_INTERPRETERS));
-        check("3.13.1 (main)", Ok(MANY_INTERPRETERS));
+        check("3.12.0 (main)", Ok(MULTIPLE_INTERPRETERS));
+        check("3.13.1 (main)", Ok(MULTIPLE_INTERPRETERS));
         check(
             "3.13.1 experimental free-threading build (main)",
             Err("without a GIL"),
