@@ -196,8 +196,7 @@ pub(crate) async fn usage_by_label(
     serde_json::from_slice(&usage).map_err(|error| Problem::internal(error.to_string()))
 }
 
-/// Converts a new in-memory dump to the text that jeprof, google-pprof and `go tool pprof` all read. Sends it while
-/// it is converted.
+/// Streams a new in-memory dump as the text that jeprof, google-pprof and `go tool pprof` all read.
 pub(crate) async fn new_dump_as_tcmalloc(host: &Gateway) -> Result<Body> {
     as_tcmalloc(host.open_in_memory().await?).await
 }

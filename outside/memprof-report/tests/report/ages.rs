@@ -1,4 +1,4 @@
-//! How old memory is, from one dump.
+//! Ages of memory, from one dump.
 
 use std::time::Duration;
 
@@ -13,8 +13,8 @@ use crate::support::report_on;
 const TAKEN: u64 = 1_795_300_000;
 const WIDTH: u64 = 60;
 
-/// What a program allocated minute by minute and is still alive: its start's data, a cache that loses a tenth of
-/// what it holds each minute, a leak.
+/// A dump of a program with live memory of its start, of a cache that loses a tenth of its memory each minute, and
+/// of a leak, allocated minute by minute.
 fn dump() -> String {
     let minutes = 24;
     let mut stacks = String::new();
@@ -43,14 +43,14 @@ fn dump() -> String {
     )
 }
 
-fn aged(options: &Options) -> Result<(String, Vec<String>), String> {
+fn report_ages(options: &Options) -> Result<(String, Vec<String>), String> {
     let (out, notes) =
         report_on(dump().as_bytes(), None, None, options).map_err(|error| error.to_string())?;
     Ok((String::from_utf8(out).expect("it is text"), notes))
 }
 
 #[test]
-fn start_cache_and_leak_have_three_shapes() {
+fn ages_of_start_cache_and_leak_differ() {
     for (format, golden) in [(Format::Text, "ages.text"), (Format::Json, "ages.json")] {
         let options = Options {
             format,
@@ -59,7 +59,7 @@ fn start_cache_and_leak_have_three_shapes() {
         };
         goldens::check(golden, dump().as_bytes(), None, &options);
     }
-    // The page shows them unasked.
+    // The page shows ages without an option.
     let page = Options {
         format: Format::View,
         ..Options::default()
@@ -68,16 +68,16 @@ fn start_cache_and_leak_have_three_shapes() {
 }
 
 #[test]
-fn what_is_older_is_kept_and_what_has_no_age_is_told() {
+fn older_filter_keeps_old_memory_and_reports_unknown_ages() {
     let older = |minutes: u64| Options {
         older: Some(Duration::from_secs(60 * minutes)),
         ..Options::default()
     };
-    let (out, notes) = aged(&older(20)).expect("it is a good dump");
-    // Four minutes of the leak, the start, and what is left of the cache.
+    let (out, notes) = report_ages(&older(20)).expect("it is a good dump");
+    // Four minutes of the leak, the start, and the rest of the cache.
     assert!(out.starts_with("inuse_space: 1418240 bytes"), "{out}");
     assert_eq!(notes, ["4.00KiB of unknown age left out"]);
-    let error = aged(&older(24)).expect_err("the oldest is 23 minutes old");
+    let error = report_ages(&older(24)).expect_err("the oldest is 23 minutes old");
     assert_eq!(
         error,
         "new.heap: the profile is empty: nothing is left by --older"
@@ -85,7 +85,7 @@ fn what_is_older_is_kept_and_what_has_no_age_is_told() {
 }
 
 #[test]
-fn one_dump_tells_the_leak_from_the_cache_and_the_start() {
+fn steady_growth_finds_only_the_leak() {
     let named = |dump: &str| {
         let input = Input {
             name: "new.heap",
@@ -107,7 +107,7 @@ fn one_dump_tells_the_leak_from_the_cache_and_the_start() {
     let (leak, cache) = (&levels.stacks[0], &levels.stacks[1]);
     assert_eq!(leak.stack, ["server+0xeff", "server+0x3ff"]);
     assert_eq!([leak.bytes, leak.inuse], [(23 * 80) << 10, (24 * 80) << 10]);
-    // Of a quarter of an hour ago a fifth of it is left.
+    // A fifth of the cache's memory of a quarter of an hour ago is left.
     assert_eq!(cache.stack[1], "server+0x2ff");
     assert!(cache.bytes < cache.inuse / 2, "{cache:?}");
     assert_eq!(levels.stacks.len(), 2);
@@ -120,7 +120,7 @@ fn one_dump_tells_the_leak_from_the_cache_and_the_start() {
 }
 
 #[test]
-fn ages_of_a_profile_without_births_are_refused_with_the_remedy() {
+fn ages_without_allocation_times_are_refused_with_remedy() {
     let plain = dump().replace("# ages", "# other");
     for options in [
         Options {
@@ -144,14 +144,14 @@ fn ages_of_a_profile_without_births_are_refused_with_the_remedy() {
         ..Options::default()
     };
     assert_eq!(
-        aged(&options).unwrap_err(),
+        report_ages(&options).unwrap_err(),
         "--ages is for --format text and json"
     );
 }
 
 /// Other tools take an allocation time for an address.
 #[test]
-fn births_are_cut_for_other_tools_and_all_else_stays() {
+fn allocation_times_are_removed_for_other_tools() {
     let cut = |dump: &str| {
         let mut cut = Vec::new();
         write_tcmalloc(&mut dump.as_bytes(), &Limits::default(), &mut cut).expect("it is whole");

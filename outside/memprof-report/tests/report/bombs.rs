@@ -1,4 +1,4 @@
-//! Inputs made to unfold: what reading them takes in memory, measured in a process of its own.
+//! Inputs that expand in memory: the memory for reading them, measured in a process of its own.
 
 use std::fs;
 use std::io::Write;
@@ -11,13 +11,13 @@ use nix::sys::resource::{UsageWho, getrusage};
 
 use crate::support::report_on;
 
-/// Tells the process that measures which file it reads.
+/// Environment variable with the file that the measuring process reads.
 const BOMB: &str = "MEMPROF_TEST_BOMB";
 
 /// Bytes of each bomb, before compression.
 const SIZE: usize = 6 << 20;
 
-/// What the process takes besides, and what a small input may.
+/// Memory of the process without a bomb, and the memory that a small input may use.
 const FLOOR: u64 = 64 << 20;
 
 const FORMATS: [Format; 6] = [
@@ -29,9 +29,9 @@ const FORMATS: [Format; 6] = [
     Format::Pprof,
 ];
 
-/// Not a test of its own: what the others start.
+/// Runs in the process that the other tests start; does nothing otherwise.
 #[test]
-fn reads_a_bomb() {
+fn read_bomb_from_environment() {
     let Some(bomb) = std::env::var_os(BOMB) else {
         return;
     };
@@ -57,8 +57,8 @@ fn reads_a_bomb() {
     println!("peak {} {outcome}", usage.max_rss());
 }
 
-/// Writes the bomb as it is and in gzip, and holds what reading takes against its size. `expected` is
-/// "ok" or a part of the error.
+/// Reads the bomb, plain and in gzip, and compares the memory with its size. `expected` is "ok" or a part of the
+/// error.
 fn check(bomb: &[u8], expected: &str) {
     let directory = tempfile::tempdir().expect("a directory");
     let file = directory.path().join("bomb");
@@ -72,7 +72,7 @@ fn check(bomb: &[u8], expected: &str) {
             let output = Command::new(std::env::current_exe().expect("it has a name"))
                 .args([
                     "--exact",
-                    "bombs::reads_a_bomb",
+                    "bombs::read_bomb_from_environment",
                     "--nocapture",
                     "--test-threads=1",
                 ])
@@ -102,7 +102,7 @@ fn check(bomb: &[u8], expected: &str) {
 
 const MEMORY: &str = "bytes of memory that an input of its size may take";
 
-/// A profile that samples bytes in use, and then `tail` as often as fits.
+/// A profile of bytes in use, followed by `tail` as often as fits.
 fn pprof(tail: impl Fn(usize) -> Vec<u8>) -> Vec<u8> {
     let mut bytes = vec![0x0a, 4, 0x08, 1, 0x10, 2, 0x32, 0, 0x32, 11];
     bytes.extend(b"inuse_space");
@@ -135,23 +135,23 @@ fn number(tag: u8, number: usize) -> Vec<u8> {
 }
 
 #[test]
-fn empty_samples() {
+fn empty_samples_are_bounded() {
     check(&pprof(|_| field(2, &[0x10, 0])), "ok");
 }
 
 #[test]
-fn empty_locations() {
+fn empty_locations_are_bounded() {
     check(&pprof(|index| field(4, &number(1, index + 1))), MEMORY);
 }
 
 #[test]
-fn empty_strings_and_functions() {
+fn empty_strings_and_functions_are_bounded() {
     check(&pprof(|_| field(6, &[])), MEMORY);
     check(&pprof(|_| field(5, &[])), MEMORY);
 }
 
 #[test]
-fn places_of_one_location() {
+fn lines_of_one_location_are_bounded() {
     let location = |_: usize| {
         let lines: Vec<u8> = (0..1000).flat_map(|_| field(4, &[])).collect();
         field(4, &lines)
@@ -161,14 +161,14 @@ fn places_of_one_location() {
 }
 
 #[test]
-fn frames_of_one_sample() {
+fn frames_of_one_sample_are_bounded() {
     let sample = |_: usize| field(2, &[field(1, &[1; 5000]), number(2, 1)].concat());
     let located = [pprof(sample), field(4, &number(1, 1))].concat();
     check(&located, "4096 frames in a stack");
 }
 
 #[test]
-fn deep_stacks_of_few_locations() {
+fn deep_stacks_of_few_locations_are_bounded() {
     let stack = |index: usize| {
         let ids: Vec<u8> = (0..1000)
             .map(|at| 1 + ((index >> (at % 20)) & 1) as u8)
@@ -179,9 +179,9 @@ fn deep_stacks_of_few_locations() {
     check(&[pprof(stack), locations].concat(), "ok");
 }
 
-/// A Rust name of some 70 bytes that stands for 10,000: each tuple holds the one inside of it twice, the
-/// second time by where it lies.
-fn unfolding(index: usize) -> String {
+/// A Rust name of some 70 bytes that expands to 10,000: each tuple has the inner one twice, the second time by a
+/// back reference.
+fn expanding_name(index: usize) -> String {
     let head = format!("INvC8a{index:07}1b");
     let digit = |number: usize| b"0123456789abcdefghijklmnopqrstuvwxyz"[number] as char;
     let levels = 11;
@@ -194,10 +194,10 @@ fn unfolding(index: usize) -> String {
 }
 
 #[test]
-fn names_that_unfold() {
-    assert!(memprof_report::demangle(&unfolding(7)).len() > 8000);
+fn names_that_expand_are_bounded() {
+    assert!(memprof_report::demangle(&expanding_name(7)).len() > 8000);
     let mangled = |index: usize| {
-        let name = field(6, unfolding(index).as_bytes());
+        let name = field(6, expanding_name(index).as_bytes());
         let function = [number(1, index + 1), number(2, index + 3)].concat();
         let line = field(4, &number(1, index + 1));
         let location = [number(1, index + 1), line].concat();
@@ -231,7 +231,7 @@ fn nothing(_: usize) -> String {
 }
 
 #[test]
-fn addresses_that_are_all_different() {
+fn distinct_addresses_are_bounded() {
     let stack = |index: usize| {
         let addresses: String = (0..1000)
             .map(|at| format!(" {:#x}", 1 + index * 1000 + at))
@@ -242,7 +242,7 @@ fn addresses_that_are_all_different() {
 }
 
 #[test]
-fn stacks_that_are_all_different() {
+fn distinct_stacks_are_bounded() {
     let stack = |index: usize| {
         let addresses: String = (0..20)
             .map(|bit| format!(" {}", 0x1 + (index >> bit & 1)))
@@ -253,7 +253,7 @@ fn stacks_that_are_all_different() {
 }
 
 #[test]
-fn mappings_and_build_ids() {
+fn mappings_and_build_ids_are_bounded() {
     let mapping = |index: usize| format!("{:x}-{:x} r--p 0 0:0 0 /a\n", index * 2, index * 2 + 1);
     check(
         &dump(|_| "@ 0x1\n  t*: 1: 1 [0: 0]\n".into(), nothing),
@@ -267,7 +267,7 @@ fn mappings_and_build_ids() {
 }
 
 #[test]
-fn symbols_of_a_symbolized_file() {
+fn symbols_are_bounded() {
     let mut text = String::from("--- symbol\n");
     for index in 0..SIZE / 10 {
         text.push_str(&format!("{index:#x} a\n"));
@@ -278,9 +278,9 @@ fn symbols_of_a_symbolized_file() {
     check(text.as_bytes(), MEMORY);
 }
 
-/// The limit counts what an input takes, not how large it is.
+/// The limit applies to the memory of an input, not to its size.
 #[test]
-fn a_name_in_every_frame_is_one_name() {
+fn name_in_every_frame_is_stored_once() {
     let long = "a".repeat(100_000);
     let mut text = format!("--- symbol\n0x1 {long}\n---\nheap_v2/1\n  t*: 1: 1 [0: 0]\n");
     for index in 0..2000 {

@@ -1,10 +1,10 @@
-//! Whose row a stack is, of stacks as they are in programs that the rules were not made for.
+//! Code origins in stacks of real programs for which the rules were not made.
 
 use memprof_report::Options;
 
 use crate::support::report_on;
 
-/// Root first, and the first row of the table.
+/// Stacks, root first, with the first row of the table.
 const STACKS: &[(&str, &str)] = &[
     // opt of LLVM 14: operators of a class, containers, pools.
     (
@@ -100,7 +100,7 @@ const STACKS: &[(&str, &str)] = &[
          boost::asio::detail::thread_info_base::allocate<boost::asio::detail::thread_info_base::default_tag>",
         "market::post_work",
     ),
-    // libxml2 and SQLite, in programs of C and Go, and in an extension of Python without names.
+    // libxml2 and SQLite, in programs of C and Go, and in an extension of Python without symbols.
     (
         "_start;main;parse_orders;xmlReadMemory;xmlParseDocument;xmlParseElement;xmlSAX2StartElementNs;xmlNewDocNodeEatName",
         "parse_orders",
@@ -120,7 +120,7 @@ const STACKS: &[(&str, &str)] = &[
          vala_collection_construct;vala_iterable_construct;g_type_create_instance;g_slice_alloc0;g_slice_alloc",
         "vala_phi_function_construct",
     ),
-    // Async Rust: what serde derives, a connection in a task of the program's and in one of hyper's own, columns.
+    // Async Rust: code derived by serde, a connection in a task of the program and in one of hyper, columns.
     (
         "tokio::runtime::task::raw::poll;crawler::crawl::{{closure}};crawler::parse_page;serde_json::de::from_str;\
          crawler::_::<impl serde_core::de::Deserialize for crawler::Page>::deserialize;\
@@ -174,7 +174,7 @@ fn dump(stack: &str) -> String {
 }
 
 #[test]
-fn the_first_row_is_the_programs_own_function() {
+fn first_row_is_function_of_program() {
     for (stack, expected) in STACKS {
         let report = report_on(dump(stack).as_bytes(), None, None, &Options::default());
         let text = String::from_utf8(report.expect("it is a good dump").0).expect("it is text");

@@ -1,4 +1,4 @@
-//! How sure a row is: the truth lies where its error says.
+//! Errors of estimates: the true value is within the reported error.
 
 use std::ops::RangeInclusive;
 
@@ -8,34 +8,34 @@ use crate::support::report_on;
 
 const INTERVAL: u32 = 512 << 10;
 
-/// What a program holds at an address: objects, and their size.
+/// Objects of a program at one address, with their size.
 #[derive(Clone, Copy)]
-struct Held {
+struct Objects {
     objects: u32,
     size: u32,
     address: &'static str,
 }
 
-const fn held(objects: u32, size: u32, address: &'static str) -> Held {
-    Held {
+const fn objects(objects: u32, size: u32, address: &'static str) -> Objects {
+    Objects {
         objects,
         size,
         address,
     }
 }
 
-/// Of each size between 50 and 150 samples.
-const HELD: [Held; 5] = [
-    held(400_000, 64, "0x1200"),
-    held(80_000, 512, "0x1300"),
-    held(20_000, 3000, "0x1400"),
-    held(8_000, 8000, "0x1500"),
-    held(4_000, 20_000, "0x1600"),
+/// Sizes of which between 50 and 150 samples are taken.
+const HELD: [Objects; 5] = [
+    objects(400_000, 64, "0x1200"),
+    objects(80_000, 512, "0x1300"),
+    objects(20_000, 3000, "0x1400"),
+    objects(8_000, 8000, "0x1500"),
+    objects(4_000, 20_000, "0x1600"),
 ];
-/// Three samples.
-const FEW: [Held; 1] = [held(24_600, 64, "0x1200")];
+/// An address with three samples.
+const FEW: [Objects; 1] = [objects(24_600, 64, "0x1200")];
 
-/// Numbers that a seed decides (Knuth's MMIX).
+/// Random numbers from a seed (Knuth's MMIX).
 struct Random(u64);
 
 impl Random {
@@ -48,30 +48,31 @@ impl Random {
     }
 }
 
-/// How many of these objects a sampler takes that takes each with the probability that its size gives it: by the
-/// lengths of the gaps between those taken, which follow the geometric distribution.
-fn taken(random: &mut Random, held: Held) -> u32 {
-    let missed = -f64::from(held.size) / f64::from(INTERVAL);
-    let (mut at, mut taken) = (0.0, 0);
+/// Number of samples of these objects, if each is taken with the probability that its size gives it: computed from
+/// the gaps between samples, which follow the geometric distribution.
+fn sample_count(random: &mut Random, objects: Objects) -> u32 {
+    let missed = -f64::from(objects.size) / f64::from(INTERVAL);
+    let (mut at, mut sample_count) = (0.0, 0);
     loop {
         at += 1.0 + ((1.0 - random.fraction()).ln() / missed).floor();
-        if at > f64::from(held.objects) {
-            return taken;
+        if at > f64::from(objects.objects) {
+            return sample_count;
         }
-        taken += 1;
+        sample_count += 1;
     }
 }
 
-/// A dump of the program, if it has a sample of each.
-fn dump(random: &mut Random, program: &[Held]) -> Option<String> {
+/// A dump of the program. `None` if an address has no sample.
+fn dump(random: &mut Random, program: &[Objects]) -> Option<String> {
     let mut stacks = String::new();
     let mut totals = [0; 2];
-    for held in program {
-        let taken = Some(taken(random, *held)).filter(|taken| *taken > 0)?;
-        let bytes = taken * held.size;
-        let address = held.address;
-        stacks += &format!("@ {address} 0x1f00\n  t*: {taken}: {bytes} [0: 0]\n");
-        totals = [totals[0] + taken, totals[1] + bytes];
+    for objects in program {
+        let sample_count =
+            Some(sample_count(random, *objects)).filter(|sample_count| *sample_count > 0)?;
+        let bytes = sample_count * objects.size;
+        let address = objects.address;
+        stacks += &format!("@ {address} 0x1f00\n  t*: {sample_count}: {bytes} [0: 0]\n");
+        totals = [totals[0] + sample_count, totals[1] + bytes];
     }
     let [objects, bytes] = totals;
     Some(format!(
@@ -80,9 +81,9 @@ fn dump(random: &mut Random, program: &[Held]) -> Option<String> {
     ))
 }
 
-/// The share, in percent, of rows whose true value lies within two errors, over 1,000 profiles in which they are: by
-/// address, and that of the function which calls all.
-fn covered(program: &[Held], sample_type: SampleType, value: fn(&Held) -> u32) -> Vec<f64> {
+/// Share, in percent, of rows whose true value is within two errors, over 1,000 profiles that have the row: by
+/// address, and of the function that calls all.
+fn coverage(program: &[Objects], sample_type: SampleType, value: fn(&Objects) -> u32) -> Vec<f64> {
     const PROFILES: usize = 1000;
     let all = program.iter().map(value).sum();
     let truths: Vec<u32> = program.iter().map(value).chain([all]).collect();
@@ -102,7 +103,7 @@ fn covered(program: &[Held], sample_type: SampleType, value: fn(&Held) -> u32) -
         assert_eq!(rows.len(), truths.len());
         for ((row, truth), inside) in rows.iter().zip(&truths).zip(&mut inside) {
             let off = row.cum.value() as f64 - f64::from(*truth);
-            // Half a unit is what rounding to whole numbers may do.
+            // Rounding to whole numbers adds an error of half a unit.
             *inside += usize::from(off.abs() <= 2.0 * row.cum.confidence.error() + 0.5);
         }
     }
@@ -110,33 +111,33 @@ fn covered(program: &[Held], sample_type: SampleType, value: fn(&Held) -> u32) -
     inside.into_iter().map(share).collect()
 }
 
-/// Of bytes and of objects.
-fn check(program: &[Held], expected: RangeInclusive<f64>) {
-    let bytes: fn(&Held) -> u32 = |held| held.objects * held.size;
-    let objects: fn(&Held) -> u32 = |held| held.objects;
+/// Checks the shares for bytes and for objects.
+fn check(program: &[Objects], expected: RangeInclusive<f64>) {
+    let bytes: fn(&Objects) -> u32 = |objects| objects.objects * objects.size;
+    let objects: fn(&Objects) -> u32 = |objects| objects.objects;
     for (sample_type, value) in [
         (SampleType::InuseSpace, bytes),
         (SampleType::InuseObjects, objects),
     ] {
-        let shares = covered(program, sample_type, value);
+        let shares = coverage(program, sample_type, value);
         let are_expected = shares.iter().all(|share| expected.contains(share));
         assert!(are_expected, "{sample_type:?}: {shares:?}");
     }
 }
 
 #[test]
-fn the_truth_lies_within_two_errors_in_19_of_20_profiles() {
+fn true_value_is_within_two_errors_in_19_of_20_profiles() {
     check(&HELD, 93.0..=97.0);
 }
 
-/// One of six profiles with such a row has one sample of it, whose two errors do not reach the truth.
+/// In one of six profiles, such a row has one sample, whose two errors do not reach the true value.
 #[test]
-fn of_three_samples_the_truth_lies_within_two_errors_in_5_of_6_profiles() {
+fn true_value_of_three_samples_is_within_two_errors_in_5_of_6_profiles() {
     check(&FEW, 81.0..=87.0);
 }
 
 #[test]
-fn stacks_that_hold_nothing_any_more_are_not_counted() {
+fn stacks_without_live_objects_are_not_counted() {
     let dump = "heap_v2/1\n  t*: 3: 4096 [5: 8192]\n\
                 @ 0x1200\n  t*: 1: 1024 [1: 1024]\n  t1: 1: 1024 [1: 1024]\n\
                 @ 0x1300\n  t*: 0: 0 [2: 4096]\n  t1: 0: 0 [2: 4096]\n\

@@ -23,7 +23,7 @@ fn flat() -> OriginRules {
 }
 
 #[test]
-fn who_runs_a_script_is_told_what_names_its_functions() {
+fn interpreter_is_noted_with_its_tool() {
     let (_, notes) =
         report_on(&corpus("node"), None, None, &Options::default()).expect("it is a good dump");
     let [note] = notes.as_slice() else {
@@ -34,7 +34,7 @@ fn who_runs_a_script_is_told_what_names_its_functions() {
 }
 
 #[test]
-fn totals_are_the_reference_within_a_thousandth() {
+fn totals_equal_reference_within_a_thousandth() {
     let text = std::fs::read_to_string(path("corpus/reference.json")).expect("it is there");
     let reference: Value = serde_json::from_str(&text).expect("it is JSON");
     for name in CORPUS {
@@ -91,7 +91,7 @@ fn collapsed_stacks_add_up_to_the_total() {
 }
 
 #[test]
-fn our_pprof_and_jeprof_files_read_back_alike() {
+fn pprof_and_jeprof_output_can_be_read_back() {
     for name in CORPUS {
         for format in [Format::Pprof, Format::Jeprof] {
             let expected = &json(name, Options::default())["totals"];
@@ -113,7 +113,7 @@ fn our_pprof_and_jeprof_files_read_back_alike() {
 }
 
 #[test]
-fn the_allocator_is_not_the_top_row() {
+fn allocator_is_not_first_row() {
     for name in CORPUS {
         let report = json(name, Options::default());
         let function = report["functions"][0]["name"].as_str().expect("a name");

@@ -1,4 +1,4 @@
-//! What a difference must satisfy.
+//! Comparison of two profiles.
 
 use std::fs;
 
@@ -35,7 +35,7 @@ fn changes(new: &[u8], base: &[u8]) -> Vec<i64> {
 }
 
 #[test]
-fn a_profile_and_itself_differ_in_nothing() {
+fn profile_compared_with_itself_has_no_change() {
     for name in CORPUS {
         let dump = corpus(name);
         assert_eq!(changes(&dump, &dump), Vec::<i64>::new());
@@ -44,7 +44,7 @@ fn a_profile_and_itself_differ_in_nothing() {
 }
 
 #[test]
-fn the_changes_add_up_to_the_difference_of_the_totals() {
+fn changes_sum_to_difference_of_totals() {
     for pair in CORPUS.windows(2) {
         let (new, base) = (corpus(pair[0]), corpus(pair[1]));
         let total = |report: Value| report["totals"]["inuse_space"].as_i64().expect("a number");
@@ -59,7 +59,7 @@ fn the_changes_add_up_to_the_difference_of_the_totals() {
 }
 
 #[test]
-fn a_base_of_another_program_is_named() {
+fn base_of_other_program_is_warned_of() {
     let notes = |new: &str, base: &str| {
         let (_, notes) = report_on(&corpus(new), Some(&corpus(base)), None, &Options::default())
             .expect("they are good dumps");
@@ -72,7 +72,7 @@ fn a_base_of_another_program_is_named() {
 }
 
 #[test]
-fn a_broken_file_is_named() {
+fn error_names_broken_file() {
     let dump = corpus("redis");
     let error = |new: &[u8], base: &[u8]| {
         let error = report_on(new, Some(base), None, &Options::default()).expect_err("it is junk");
@@ -83,7 +83,7 @@ fn a_broken_file_is_named() {
 }
 
 #[test]
-fn functions_are_matched_by_name_not_by_address() {
+fn functions_are_matched_by_name() {
     let dump = String::from_utf8(corpus("redis")).expect("it is text");
     let moved = dump
         .replace("0x7f95", "0x7a95")
@@ -97,7 +97,7 @@ fn functions_are_matched_by_name_not_by_address() {
 }
 
 #[test]
-fn pprof_is_a_base_too() {
+fn pprof_profile_can_be_base() {
     let dump = corpus("sqlite");
     let options = Options {
         format: Format::Pprof,
@@ -107,9 +107,9 @@ fn pprof_is_a_base_too() {
     assert_eq!(json(&dump, Some(&pprof))["totals"]["inuse_space"], 0);
 }
 
-/// The lines that the refusal gives, run: stock jeprof has our changes of what grew and what shrank.
+/// Runs the commands that the error suggests: stock jeprof computes the same changes.
 #[test]
-fn jeprof_compares_two_files_of_ours() {
+fn jeprof_compares_two_output_files() {
     let directory = tempfile::tempdir().expect("a directory");
     let base = corpus("sqlite");
     let new = String::from_utf8(base.clone()).expect("it is text");

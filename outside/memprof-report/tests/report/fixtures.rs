@@ -1,4 +1,4 @@
-//! Names of programs that are built here: inlines, PIE, dlopen, stripped, moved and wrong binaries.
+//! Symbolizes programs that are built here: inlined functions, PIE, dlopen, stripped, moved and wrong binaries.
 
 use std::fs;
 use std::io::Read;
@@ -10,7 +10,7 @@ use tempfile::TempDir;
 
 use crate::support::{path, report_on, run};
 
-/// `shop` and `libplugin.so` in a directory of their own, and a dump that `shop` printed.
+/// `shop` and `libplugin.so` in a directory of their own, with a dump that `shop` printed.
 struct Shop {
     directory: TempDir,
     dump: Vec<u8>,
@@ -48,7 +48,7 @@ impl Shop {
         self.directory.path().join(file)
     }
 
-    /// The dump as another tool of ours would end it.
+    /// The dump with further comment lines.
     fn with_comments(&self, comments: &str) -> Vec<u8> {
         let mut dump = self.dump.clone();
         dump.extend_from_slice(comments.as_bytes());
@@ -80,8 +80,8 @@ impl Shop {
         });
     }
 
-    /// Strips `file` as Fedora does: its symbols stay in `.gnu_debugdata`. `pack` makes that section of the
-    /// ELF file that holds them.
+    /// Strips `file` as Fedora does: its symbols stay in `.gnu_debugdata`. `pack` creates that section from the ELF
+    /// file with the symbols.
     fn strip_to_mini_debug(&self, file: &str, pack: impl FnOnce(Vec<u8>) -> Vec<u8>) {
         let (debug, mini) = (self.path("full.debug"), self.path("mini.debug"));
         self.split_debug(file, "full.debug");
@@ -151,7 +151,7 @@ fn assert_named(stacks: &str) {
 }
 
 #[test]
-fn inlines_pie_and_dlopen() {
+fn inlined_pie_and_dlopened_functions_are_named() {
     let shop = Shop::build();
     let named = stacks(&shop.dump, &here());
     assert_named(&named);
@@ -163,7 +163,7 @@ fn inlines_pie_and_dlopen() {
 }
 
 #[test]
-fn stripped_with_a_debug_link() {
+fn debug_link_is_followed() {
     let shop = Shop::build();
     for file in ["shop", "libplugin.so"] {
         let debug = format!(".debug/{file}.debug");
@@ -176,7 +176,7 @@ fn stripped_with_a_debug_link() {
 }
 
 #[test]
-fn stripped_with_a_build_id_directory() {
+fn build_id_directory_is_searched() {
     let shop = Shop::build();
     for file in ["shop", "libplugin.so"] {
         let id = shop.build_id(file);
@@ -194,13 +194,13 @@ fn stripped_with_a_build_id_directory() {
 }
 
 #[test]
-fn stripped_with_mini_debug_information() {
+fn mini_debug_information_is_read() {
     let shop = Shop::build();
     shop.strip_to_mini_debug("shop", xz);
     shop.strip_to_mini_debug("libplugin.so", xz);
     let (stacks, notes) =
         collapsed(&shop.dump, &here(), Granularity::Functions).expect("it is a good dump");
-    // There are symbols in it, no inlined functions.
+    // It contains symbols, but no inlined functions.
     assert!(
         stacks.contains("main;shop::serve;shop::capture "),
         "{stacks}"
@@ -211,7 +211,7 @@ fn stripped_with_mini_debug_information() {
 }
 
 #[test]
-fn damaged_mini_debug_information() {
+fn damaged_mini_debug_information_is_noted() {
     let bomb = |_| xz(vec![0; (128 << 20) + 1]);
     let cut = |bytes| {
         let whole = xz(bytes);
@@ -235,7 +235,7 @@ fn check_mini_debug(pack: impl FnOnce(Vec<u8>) -> Vec<u8>, problem: &str) {
 }
 
 #[test]
-fn stripped_frames_are_numbers_not_neighbours() {
+fn stripped_function_does_not_get_neighbours_name() {
     let shop = Shop::build();
     shop.strip("shop");
     shop.strip("libplugin.so");
@@ -248,7 +248,7 @@ fn stripped_frames_are_numbers_not_neighbours() {
 
 /// Debian's redis-server is a link to redis-check-rdb.
 #[test]
-fn stripped_and_started_by_a_link() {
+fn stripped_program_started_by_link_is_noted() {
     let shop = Shop::build();
     shop.strip("shop");
     let dump = shop.with_comments("# memprof 1\n# host: store pid 1 on here\n");
@@ -258,7 +258,7 @@ fn stripped_and_started_by_a_link() {
 }
 
 #[test]
-fn moved_binary() {
+fn moved_binary_is_found_in_binary_root() {
     let shop = Shop::build();
     fs::rename(shop.path("shop"), shop.path("moved")).expect("it can be moved");
     let (without, notes) =
@@ -278,7 +278,7 @@ fn moved_binary() {
 }
 
 #[test]
-fn mismatching_build_id() {
+fn different_build_id_is_refused() {
     let shop = Shop::build();
     let comment = |id: &str| {
         format!(
@@ -301,7 +301,7 @@ fn mismatching_build_id() {
 }
 
 #[test]
-fn another_machine() {
+fn profile_of_other_machine_needs_binary_root() {
     let shop = Shop::build();
     let id = shop.build_id("shop");
     let dump = shop.with_comments(&format!(
@@ -328,7 +328,7 @@ fn another_machine() {
     );
 }
 
-/// A process of `shop` that has printed its dump.
+/// A running `shop` that has printed its dump.
 struct Living {
     process: Child,
     dump: Vec<u8>,
@@ -352,7 +352,7 @@ impl Living {
         PathBuf::from(format!("/proc/{}/{file}", self.process.id()))
     }
 
-    /// What `memprof report --pid` looks at, without the files of this machine.
+    /// Sources of `memprof report --pid`, without the files of this machine.
     fn sources(&self) -> Sources {
         Sources {
             roots: vec![self.proc("root")],
@@ -369,15 +369,15 @@ impl Drop for Living {
 }
 
 #[test]
-fn files_of_a_living_process() {
+fn files_of_running_process_are_read() {
     let shop = Shop::build();
     let living = Living::start(&shop);
     assert_named(&stacks(&living.dump, &living.sources()));
 }
 
-/// The path leads to the new file, which is not what runs.
+/// The path is now of the new file, which is not the running one.
 #[test]
-fn replaced_binary_of_a_living_process() {
+fn replaced_binary_of_running_process_is_read() {
     let shop = Shop::build();
     let living = Living::start(&shop);
     let id = shop.build_id("shop");
@@ -396,9 +396,9 @@ fn replaced_binary_of_a_living_process() {
     assert_named(&stacks(&dump, &running));
 }
 
-/// A dump may name anything: devices, FIFOs, directories. None is waited for.
+/// A dump may name devices, FIFOs or directories, none of which may block.
 #[test]
-fn mappings_that_are_no_files() {
+fn special_files_do_not_block() {
     let shop = Shop::build();
     let fifo = shop.path("fifo");
     run("mkfifo", "coreutils", |mkfifo| mkfifo.arg(&fifo));
@@ -417,9 +417,9 @@ fn mappings_that_are_no_files() {
     }
 }
 
-/// Cut anywhere and with bytes changed, a binary gives names or numbers, as many as there are stacks.
+/// A truncated or changed binary yields names or offsets, for all stacks.
 #[test]
-fn damaged_binaries() {
+fn damaged_binary_yields_names_or_offsets() {
     let shop = Shop::build();
     shop.strip_to_mini_debug("libplugin.so", xz);
     let mut random = 0x2545_f491_4f6c_dd1d_u64;
@@ -453,7 +453,7 @@ fn damaged_binaries() {
 }
 
 #[test]
-fn debug_information_without_a_bottom() {
+fn deeply_nested_debug_information_is_refused() {
     let directory = tempfile::tempdir().expect("a directory");
     let library = directory.path().join("libdeep.so");
     run("gcc", "gcc", |gcc| {
@@ -474,7 +474,7 @@ fn debug_information_without_a_bottom() {
 }
 
 #[test]
-fn debug_information_that_claims_to_be_larger_than_it_can_be() {
+fn oversized_debug_section_is_refused() {
     let shop = Shop::build();
     let file = shop.path("shop");
     run("objcopy", "binutils", |o| {
@@ -497,7 +497,7 @@ fn debug_information_that_claims_to_be_larger_than_it_can_be() {
     assert!(notes.concat().contains(note), "{notes:?}");
 }
 
-/// Where the compressed sections of an ELF file tell their sizes (gABI, "Compression Header").
+/// Offsets of the sizes of compressed sections in an ELF file (gABI, "Compression Header").
 fn compressed_sizes(bytes: &[u8]) -> Vec<usize> {
     let number = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("8 bytes"));
     let short = |at: usize| usize::from(u16::from_le_bytes([bytes[at], bytes[at + 1]]));
@@ -512,7 +512,7 @@ fn compressed_sizes(bytes: &[u8]) -> Vec<usize> {
 }
 
 #[test]
-fn rust_names() {
+fn inlined_rust_functions_are_qualified() {
     let directory = tempfile::tempdir().expect("a directory");
     let binary = directory.path().join("market");
     let source = path("fixtures/market.rs");
@@ -532,7 +532,7 @@ fn rust_names() {
 
 /// Functions that are inlined across units have their names in another unit than the address.
 #[test]
-fn units_that_refer_to_others() {
+fn referenced_units_are_read() {
     let directory = tempfile::tempdir().expect("a directory");
     let binary = directory.path().join("market");
     let flags = ["--edition=2024", "-g", "-O", "-Clto=fat"];
@@ -541,7 +541,7 @@ fn units_that_refer_to_others() {
     let whole = stacks(&dump, &here());
     let sell = "market::stall::Sell>::sell;market::stall::weigh;market::capture ";
     assert!(whole.contains(sell), "{whole}");
-    // Without its index of units, each of them is read.
+    // Without the index of units, all units are read.
     run("objcopy", "binutils", |o| {
         o.arg("--remove-section=.debug_aranges").arg(&binary)
     });

@@ -28,7 +28,7 @@ fn named() -> Vec<u8> {
     fs::read(path("named.heap")).expect("it is there")
 }
 
-/// `named`, after some time: one function gone, one new, one grown, one shrunk.
+/// `named`, some time later: one function is gone, one new, one grown, one shrunk.
 fn named_later() -> Vec<u8> {
     let text = String::from_utf8(named()).expect("it is text");
     text.replace(": 2: 4096 [", ": 3: 6144 [")
@@ -37,7 +37,7 @@ fn named_later() -> Vec<u8> {
         .into()
 }
 
-/// Every function as a row.
+/// Options that make every function a row.
 fn options(format: Format) -> Options {
     Options {
         format,
@@ -49,7 +49,7 @@ fn options(format: Format) -> Options {
     }
 }
 
-fn told(format: Format) -> Options {
+fn origin_options(format: Format) -> Options {
     Options {
         format,
         ..Options::default()
@@ -57,7 +57,7 @@ fn told(format: Format) -> Options {
 }
 
 #[test]
-fn the_programs_own_functions() {
+fn own_functions_in_each_format() {
     for (name, format) in [
         ("text", Format::Text),
         ("tree", Format::Tree),
@@ -68,10 +68,10 @@ fn the_programs_own_functions() {
         ("json", Format::Json),
     ] {
         let golden = format!("named.own.{name}");
-        check(&golden, &named(), None, &told(format));
+        check(&golden, &named(), None, &origin_options(format));
     }
     let (new, base) = (named_later(), named());
-    let text = told(Format::Text);
+    let text = origin_options(Format::Text);
     check("named_later.base_named.own.text", &new, Some(&base), &text);
     let asked = OriginRules {
         own: Some(pattern("^std::").expect("a pattern")),
@@ -86,7 +86,7 @@ fn the_programs_own_functions() {
 }
 
 #[test]
-fn redis_by_numbers() {
+fn redis_without_symbols() {
     let redis = corpus("redis");
     for (golden, format) in [
         ("redis.inuse_space.no_symbols.text", Format::Text),
@@ -110,7 +110,7 @@ fn redis_by_numbers() {
 }
 
 #[test]
-fn every_format_of_a_named_dump() {
+fn symbolized_dump_in_each_format() {
     for (name, format) in [
         ("text", Format::Text),
         ("tree", Format::Tree),
@@ -131,7 +131,7 @@ fn every_format_of_a_named_dump() {
 }
 
 #[test]
-fn every_option() {
+fn each_option() {
     let text = options(Format::Text);
     check(
         "named.cum.text",
@@ -196,7 +196,7 @@ fn every_option() {
 }
 
 #[test]
-fn a_diff_in_every_format() {
+fn comparison_in_each_format() {
     let (new, base) = (named_later(), named());
     for (name, format) in [
         ("text", Format::Text),

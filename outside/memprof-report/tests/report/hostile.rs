@@ -1,4 +1,4 @@
-//! Damaged and malicious input: a right answer or a named error.
+//! Damaged and malicious input yields a correct report or an error.
 
 use std::fs;
 use std::io::Write;
@@ -22,7 +22,7 @@ fn error_of(bytes: &[u8]) -> String {
 const HEAD: &str = "heap_v2/512\n  t*: 1: 64 [0: 0]\n  t0: 1: 64 [0: 0]\n";
 
 #[test]
-fn errors_quote_the_line() {
+fn error_quotes_line() {
     let check = |tail: &str, expected: &str| {
         assert_eq!(error_of(format!("{HEAD}{tail}").as_bytes()), expected)
     };
@@ -61,7 +61,7 @@ fn errors_quote_the_line() {
 }
 
 #[test]
-fn intervals_of_nothing_are_refused() {
+fn interval_of_zero_is_refused() {
     for interval in ["0", "", "-5", "99999999999999999999", "abc"] {
         let dump = format!("heap_v2/{interval}\n");
         assert!(
@@ -72,7 +72,7 @@ fn intervals_of_nothing_are_refused() {
 }
 
 #[test]
-fn sums_that_overflow_are_refused() {
+fn overflowing_sum_is_refused() {
     let stack = |address: u32| format!("@ {address:#x}\n  t*: 1: 9223372036854775807 [0: 0]\n");
     let dump = format!("{HEAD}{}{}\nMAPPED_LIBRARIES:\n", stack(1), stack(2));
     assert_eq!(
@@ -82,7 +82,7 @@ fn sums_that_overflow_are_refused() {
 }
 
 #[test]
-fn deep_stacks_pass_a_limit() {
+fn deep_stack_exceeds_limit() {
     let frames = " 0x7f0000000001".repeat(200_000);
     let dump = format!("{HEAD}@{frames}\n  t*: 1: 64 [0: 0]\n\nMAPPED_LIBRARIES:\n");
     assert_eq!(
@@ -98,7 +98,7 @@ fn deep_stacks_pass_a_limit() {
 }
 
 #[test]
-fn gzip_bombs_pass_a_limit() {
+fn gzip_bomb_exceeds_limit() {
     let mut bomb = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::best());
     bomb.write_all(HEAD.as_bytes()).expect("memory takes it");
     for _ in 0..1024 {
@@ -124,7 +124,7 @@ fn gzip_bombs_pass_a_limit() {
 }
 
 #[test]
-fn junk_is_not_recognised() {
+fn unknown_format_is_refused() {
     for junk in [
         &b"\x7fELF\x02\x01\x01"[..],
         b"hello",
@@ -143,7 +143,7 @@ fn junk_is_not_recognised() {
 }
 
 #[test]
-fn an_empty_profile_says_why() {
+fn empty_profile_has_reason() {
     let dump = b"heap_v2/512\n  t*: 0: 0 [0: 0]\n\nMAPPED_LIBRARIES:\n";
     let error = report_on(dump, None, None, &text()).expect_err("it is empty");
     assert_eq!(error.kind(), ErrorKind::Empty);
@@ -151,7 +151,7 @@ fn an_empty_profile_says_why() {
         error.to_string(),
         "new.heap: the profile is empty: nothing was sampled, at 1 sample per 512 bytes; profiling may never have been active"
     );
-    // A program that maps its memory itself, as Node does for JavaScript's.
+    // A program that maps its memory itself, as Node does for JavaScript.
     let active = [
         &dump[..],
         b"# memprof 1\n# active-since: 2026-11-22T02:39:42Z\n",
@@ -162,9 +162,9 @@ fn an_empty_profile_says_why() {
     assert!(error.to_string().contains(remedy), "{error}");
 }
 
-/// A cut anywhere before the mappings is an error. Behind them whole lines may be missing: names, no values.
+/// Truncation before the mappings is an error. After them, whole lines may be missing: names, but no values.
 #[test]
-fn truncation_never_makes_the_answer_smaller() {
+fn truncation_is_detected_or_harmless() {
     let dump = corpus("sqlite");
     let options = Options {
         format: Format::Collapsed,
@@ -188,9 +188,9 @@ fn truncation_never_makes_the_answer_smaller() {
     }
 }
 
-/// 10,000 damaged dumps: each gives an error, a warning, or totals within the header's tolerance.
+/// 10,000 damaged dumps: each yields an error, a warning, or totals within the header's tolerance.
 #[test]
-fn bit_flips_are_noticed_or_harmless() {
+fn bit_flips_are_detected_or_harmless() {
     let dump = corpus("sqlite");
     let options = Options {
         format: Format::Collapsed,
@@ -222,15 +222,15 @@ fn bit_flips_are_noticed_or_harmless() {
     }
 }
 
-/// A dump of the corpus with the comments of memprof's own, and their checksum.
-fn sealed(name: &str) -> String {
+/// A dump of the corpus with memprof's comments and checksum.
+fn with_checksum(name: &str) -> String {
     let dump = String::from_utf8(corpus(name)).expect("it is text");
     let maps = "\nMAPPED_LIBRARIES:\n";
     let announced = dump.replace(maps, &format!("{maps}# memprof 2\n"));
     let dump = announced
         + "# host: server pid 7 on here\n# taken: 2026-11-22T02:39:42Z\n# trigger: message\n\
            # build-id: 00112233445566778899aabbccddeeff00112233 /usr/bin/server\n";
-    let (stacks, inuse) = claims(dump.as_bytes());
+    let (stacks, inuse) = declared_contents(dump.as_bytes());
     let behind = format!("# stacks: {stacks}\n# estimated-inuse-bytes: {inuse}\n");
     let mut sum = flate2::Crc::new();
     sum.update(dump.as_bytes());
@@ -238,8 +238,8 @@ fn sealed(name: &str) -> String {
     format!("{dump}# checksum: crc32 {:08x}\n{behind}", sum.sum())
 }
 
-/// The number of stacks, and the bytes in use.
-fn claims(dump: &[u8]) -> (usize, i64) {
+/// Number of stacks, and bytes in use.
+fn declared_contents(dump: &[u8]) -> (usize, i64) {
     let mut profile =
         memprof_report::parse(&mut &*dump, &Limits::default(), false).expect("it is whole");
     memprof_report::unsample(&mut profile).expect("it is small");
@@ -247,17 +247,17 @@ fn claims(dump: &[u8]) -> (usize, i64) {
     (profile.samples.len(), totals[SampleType::InuseSpace])
 }
 
-/// What is said of a dump's damage: an error, or a warning that names it.
-fn named_damage(dump: &[u8]) -> Option<String> {
+/// Error or warning about a dump's damage. `None` if it is not detected.
+fn detected_damage(dump: &[u8]) -> Option<String> {
     match report_on(dump, None, None, &text()) {
         Err(error) => Some(error.to_string()),
         Ok((_, notes)) => notes.into_iter().find(|note| note.contains("damaged")),
     }
 }
 
-/// 8 kinds of damage to each of 5 dumps, at 5 places: all 200 are named.
+/// 8 kinds of damage to each of 5 dumps, at 5 positions: all 200 are detected.
 #[test]
-fn damage_anywhere_is_named() {
+fn damage_is_detected_anywhere() {
     type Damage = fn(&mut Vec<Vec<u8>>, &mut dyn FnMut(usize) -> usize);
     fn bytes(lines: &mut Vec<Vec<u8>>, damage: impl FnOnce(&mut Vec<u8>)) {
         let mut dump = lines.concat();
@@ -313,7 +313,7 @@ fn damage_anywhere_is_named() {
         random as usize % end
     };
     for name in CORPUS {
-        let whole = sealed(name).into_bytes();
+        let whole = with_checksum(name).into_bytes();
         for (kind, damage) in kinds {
             for _ in 0..5 {
                 let mut lines = whole
@@ -323,35 +323,39 @@ fn damage_anywhere_is_named() {
                 damage(&mut lines, &mut below);
                 let damaged = lines.concat();
                 assert!(damaged != whole, "{name}: {kind}");
-                assert!(named_damage(&damaged).is_some(), "{name}: {kind}");
+                assert!(detected_damage(&damaged).is_some(), "{name}: {kind}");
             }
         }
     }
 }
 
-/// The checksum's own lines too, and what follows them.
+/// Includes the checksum's own lines, and those after them.
 #[test]
-fn damage_to_every_byte_of_the_comments_is_named() {
-    let whole = sealed("sqlite").into_bytes();
+fn damage_to_comments_is_detected() {
+    let whole = with_checksum("sqlite").into_bytes();
     let maps = memchr_of(&whole, b"MAPPED_LIBRARIES:");
     let announcement = maps..memchr_of(&whole, b"# memprof 2\n") + 12;
     let comments = memchr_of(&whole, b"# host:")..whole.len();
     for at in announcement.chain(comments) {
         let mut damaged = whole.clone();
         damaged[at] ^= 0x20;
-        assert!(named_damage(&damaged).is_some(), "byte {at}");
-        // A dump with no line behind this one may be another's.
+        assert!(detected_damage(&damaged).is_some(), "byte {at}");
+        // A dump that ends after this line may be one of another allocator.
         if at != maps + b"MAPPED_LIBRARIES:\n".len() {
-            assert!(named_damage(&whole[..at]).is_some(), "cut at byte {at}");
+            assert!(detected_damage(&whole[..at]).is_some(), "cut at byte {at}");
         }
     }
 }
 
 #[test]
-fn dumps_that_were_only_carried_are_not_called_damaged() {
-    let check = |how: &str, carried: &dyn Fn(&str) -> Vec<u8>| {
+fn transferred_dump_is_not_damaged() {
+    let check = |how: &str, transferred: &dyn Fn(&str) -> Vec<u8>| {
         for name in CORPUS {
-            assert_eq!(named_damage(&carried(&sealed(name))), None, "{name} {how}");
+            assert_eq!(
+                detected_damage(&transferred(&with_checksum(name))),
+                None,
+                "{name} {how}"
+            );
         }
     };
     check("as it was", &|dump| dump.into());
@@ -384,7 +388,7 @@ fn dumps_that_were_only_carried_are_not_called_damaged() {
 }
 
 #[test]
-fn binary_junk_in_pprof_is_an_error() {
+fn malformed_pprof_is_refused() {
     let options = Options {
         format: Format::Pprof,
         ..text()
@@ -396,7 +400,7 @@ fn binary_junk_in_pprof_is_an_error() {
     for at in (0..plain.len()).step_by(7) {
         let mut damaged = plain.clone();
         damaged[at] ^= 0x55;
-        // Any answer but a crash: protobuf has no checksum, the gzip around it has.
+        // Any result but a crash: protobuf has no checksum, only the gzip around it.
         drop(report_on(&damaged, None, None, &text()));
         drop(report_on(&plain[..at], None, None, &text()));
     }

@@ -1,4 +1,4 @@
-//! Whose memory it is, from a dump whose stacks end in labels.
+//! Labels of memory, from a dump with labels in its stacks.
 
 use memprof_report::{Format, Label, Limits, Options, usage_by_label, write_tcmalloc};
 
@@ -8,7 +8,8 @@ use crate::support::report_on;
 const LABEL: u64 = 0x4d_5001 << 40;
 const ALLOC_TIME: u64 = 0x4d_5002 << 40;
 
-/// Three routes, one of them with hostile text, samples without a label, and some that found no place.
+/// Three routes, one of them with unprintable text, samples without a label, and some without a cell in the label
+/// table.
 fn dump() -> String {
     let stacks = [
         (0x1200, Some(7), 40),
@@ -21,7 +22,7 @@ fn dump() -> String {
     let lines = stacks.map(|(address, label, kib)| {
         let label = label.map(|id: u64| format!(" {:#x}", LABEL | (id << 1) | 1));
         let label = label.unwrap_or_default();
-        // Either order.
+        // Pseudo frames are accepted in either order.
         let alloc_time = ALLOC_TIME | (1000 << 1) | 1;
         format!(
             "@ {address:#x} 0x1f00{label} {alloc_time:#x}\n  t*: 1: {} [0: 0]\n",
@@ -46,7 +47,7 @@ fn by_route(format: Format) -> Options {
 }
 
 #[test]
-fn each_label_has_its_share() {
+fn table_by_label_has_a_row_per_value() {
     goldens::check(
         "labels.text",
         dump().as_bytes(),
@@ -62,7 +63,7 @@ fn each_label_has_its_share() {
 }
 
 #[test]
-fn few_values_are_told_apart_where_many_are_too_many() {
+fn usage_lists_most_used_values_only() {
     let held = |most| -> Vec<(String, String, i64)> {
         let held = usage_by_label(&mut dump().as_bytes(), &Limits::default(), most);
         let held = held.expect("it is read").into_iter();
@@ -94,7 +95,7 @@ fn few_values_are_told_apart_where_many_are_too_many() {
 }
 
 #[test]
-fn a_view_offers_the_values_of_labels() {
+fn view_contains_label_values() {
     let view = |dump: &str| -> serde_json::Value {
         let options = Options {
             format: Format::View,
@@ -123,7 +124,7 @@ fn a_view_offers_the_values_of_labels() {
     assert!(view(&plain).get("labels").is_none());
 }
 
-/// The bytes in use of tcmalloc's text: `OBJECTS: BYTES [OBJECTS: BYTES] @ STACK`.
+/// Bytes in use in tcmalloc's text: `OBJECTS: BYTES [OBJECTS: BYTES] @ STACK`.
 fn bytes_in_use(text: &str) -> i64 {
     let stacks = text.lines().filter(|line| line.contains("] @ 0x"));
     let bytes = stacks.map(|line| line.split([':', '[']).nth(1).expect("bytes"));
@@ -133,7 +134,7 @@ fn bytes_in_use(text: &str) -> i64 {
 }
 
 #[test]
-fn labels_and_ages_change_no_total_for_other_tools() {
+fn totals_of_export_are_unchanged() {
     let written = |format| {
         let options = Options {
             format,
@@ -155,7 +156,7 @@ fn labels_and_ages_change_no_total_for_other_tools() {
 }
 
 #[test]
-fn one_label_alone() {
+fn label_filter_keeps_one_value() {
     let total = |label: &str| -> i64 {
         let options = Options {
             format: Format::Json,
@@ -175,7 +176,7 @@ fn one_label_alone() {
 }
 
 #[test]
-fn what_cannot_be_told_is_refused() {
+fn unavailable_label_report_is_refused() {
     let check = |dump: &str, options: &Options, expected: &str| {
         let error = report_on(dump.as_bytes(), None, None, options).expect_err(expected);
         assert!(error.to_string().contains(expected), "{error}");
@@ -211,7 +212,7 @@ fn what_cannot_be_told_is_refused() {
 }
 
 #[test]
-fn labels_are_cut_for_other_tools() {
+fn labels_are_removed_for_other_tools() {
     let mut text = Vec::new();
     write_tcmalloc(&mut dump().as_bytes(), &Limits::default(), &mut text).expect("it is whole");
     let text = String::from_utf8(text).expect("it is text");

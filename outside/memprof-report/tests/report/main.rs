@@ -1,4 +1,4 @@
-//! Reports on real, made up and hostile profiles, as their readers see them.
+//! Reports on real, constructed and hostile profiles.
 
 mod ages;
 mod bombs;

@@ -1,4 +1,4 @@
-//! What is left out of a report: memprof's own.
+//! Filtering of memprof's own stacks, and origins of special code.
 
 use memprof_report::{Format, Options, OriginRules, Sources};
 
@@ -24,7 +24,7 @@ fn check(image: &str, options: &Options, total: &str, notes: &[&str]) {
 }
 
 #[test]
-fn what_memprof_holds_is_no_row() {
+fn memprofs_own_stacks_are_dropped() {
     let image = "# memprof-image: /opt/plugin.so\n";
     let default = Options::default();
     check(image, &default, "inuse_space: 1024 bytes", &[NOTE]);
@@ -45,9 +45,9 @@ fn what_memprof_holds_is_no_row() {
     check(image, &collapsed, "memprof_host::control::listen 1024", &[]);
 }
 
-/// A map of this process, as a just-in-time compiler writes it.
+/// A map of this process, in the format of a JIT compiler.
 #[test]
-fn code_in_no_file_is_named_by_the_map_of_its_process() {
+fn jit_code_is_named_by_perf_map() {
     let pid = std::process::id();
     let map = format!("/tmp/perf-{pid}.map");
     std::fs::write(&map, "7f0000000010 20 JS:~leak /srv/app.js:3:1\n").expect("it can be written");
@@ -62,7 +62,7 @@ fn code_in_no_file_is_named_by_the_map_of_its_process() {
         String::from_utf8(report.expect("it is a good dump").0).expect("it is text")
     };
     let named = rows();
-    // Only root may give a file away.
+    // Only root may change a file's owner.
     let foreign = std::os::unix::fs::chown(&map, Some(65534), None).map(|()| rows());
     std::fs::remove_file(&map).expect("it is there");
     let row = named.lines().nth(2).expect("a row");
@@ -73,7 +73,7 @@ fn code_in_no_file_is_named_by_the_map_of_its_process() {
 }
 
 #[test]
-fn a_profile_of_memprofs_sampler_says_since_when() {
+fn sampling_start_is_in_every_format() {
     let comments = "# sampler: ours\n# sampling since: 2026-11-21T11:13:00Z\n# samples: 9\n\
                     # lost samples: 2\n# memprof-image: /opt/plugin.so\n";
     let lost = "2 of 9 samples were lost, because memprof's tables were full: sample more coarsely \
@@ -95,6 +95,6 @@ fn a_profile_of_memprofs_sampler_says_since_when() {
     }
     let json = "\"sampling_since\": \"2026-11-21T11:13:00Z\",\n    \"samples\": 9,\n    \"lost_samples\": 2";
     check(Format::Json, json);
-    // Two of nine: for seven that were kept, two more.
+    // Two of nine were lost: for the seven that were kept, two more.
     check(Format::Text, "29%");
 }

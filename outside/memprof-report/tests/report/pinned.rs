@@ -1,4 +1,4 @@
-//! Who keeps free memory from being given back, as reports tell it.
+//! Reports on pinned slabs.
 
 use memprof_report::{Format, Options, SampleType};
 
@@ -28,7 +28,7 @@ fn check(format: Format, expected: &[&str]) {
 }
 
 #[test]
-fn it_is_told_in_bytes_alone() {
+fn pinned_profile_has_bytes_only() {
     for sample_type in [
         SampleType::InuseObjects,
         SampleType::AllocSpace,
@@ -46,7 +46,7 @@ fn it_is_told_in_bytes_alone() {
 }
 
 #[test]
-fn shares_and_what_nobody_is_known_to_hold_sum_to_the_allocators_count() {
+fn shares_sum_to_allocators_count() {
     let heading = "pinned: 9000 bytes (8.79KiB), free beside live objects as the allocator counts it, shared out by \
                    samples, 40 samples in 2 stacks, only memory allocated since 2026-11-21T11:13:00Z\n";
     check(

@@ -1,4 +1,4 @@
-//! The corpus, and reports on bytes.
+//! The corpus of dumps, and reports on bytes.
 
 use std::fs;
 use std::io::Read;
@@ -7,7 +7,7 @@ use std::process::Command;
 
 use memprof_report::{Error, Input, Options, Result, Sources, report};
 
-/// The real dumps: programs of Debian 12 under jemalloc 5.3.
+/// Real dumps of programs of Debian 12 under jemalloc 5.3.
 pub(crate) const CORPUS: [&str; 5] = ["cc1plus", "gs-pdf", "node", "redis", "sqlite"];
 
 pub(crate) fn path(file: &str) -> PathBuf {
@@ -16,7 +16,7 @@ pub(crate) fn path(file: &str) -> PathBuf {
         .join(file)
 }
 
-/// A dump of the corpus, out of its gzip.
+/// Returns a dump of the corpus, decompressed.
 pub(crate) fn corpus(name: &str) -> Vec<u8> {
     let compressed =
         fs::File::open(path(&format!("corpus/{name}.heap.gz"))).expect("the corpus is there");
@@ -27,7 +27,7 @@ pub(crate) fn corpus(name: &str) -> Vec<u8> {
     bytes
 }
 
-/// A report on `bytes`, named by `sources`.
+/// Returns a report on `bytes`, symbolized from `sources`.
 pub(crate) fn report_on(
     bytes: &[u8],
     base: Option<&[u8]>,

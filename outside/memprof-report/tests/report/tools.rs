@@ -1,4 +1,4 @@
-//! Our files in the hands of other tools: the same totals, the same names.
+//! Output files read by other tools: the same totals, the same names.
 
 use std::fs;
 use std::path::PathBuf;
@@ -16,7 +16,7 @@ struct Report {
     file: PathBuf,
 }
 
-fn written(dump: &[u8], base: Option<&[u8]>, format: Format) -> Report {
+fn write_report(dump: &[u8], base: Option<&[u8]>, format: Format) -> Report {
     let (out, _) = report_on(
         dump,
         base,
@@ -72,10 +72,10 @@ fn perl_pprof(program: &str, package: &str, report: &Report) -> String {
 }
 
 #[test]
-fn go_tool_pprof_has_our_totals() {
+fn go_tool_pprof_computes_same_totals() {
     for name in CORPUS {
         let dump = corpus(name);
-        let top = go_pprof(&written(&dump, None, Format::Pprof));
+        let top = go_pprof(&write_report(&dump, None, Format::Pprof));
         assert!(
             top.contains(&format!("of {}B total", total(&dump))),
             "{name}: {top}"
@@ -87,7 +87,7 @@ fn go_tool_pprof_has_our_totals() {
 #[test]
 fn go_tool_pprof_reads_names_and_differences() {
     let named = fs::read(path("named.heap")).expect("it is there");
-    let top = go_pprof(&written(&named, None, Format::Pprof));
+    let top = go_pprof(&write_report(&named, None, Format::Pprof));
     for name in [
         "read_body (inline)",
         "parse_header",
@@ -98,15 +98,15 @@ fn go_tool_pprof_reads_names_and_differences() {
     let later = String::from_utf8(named.clone())
         .expect("it is text")
         .replace("1: 10240 [1", "1: 5120 [1");
-    let top = go_pprof(&written(later.as_bytes(), Some(&named), Format::Pprof));
+    let top = go_pprof(&write_report(later.as_bytes(), Some(&named), Format::Pprof));
     assert!(top.contains("-5085B") && top.contains("read_body"), "{top}");
 }
 
 #[test]
-fn jeprof_and_google_pprof_have_our_totals() {
+fn jeprof_and_google_pprof_compute_same_totals() {
     for name in CORPUS {
         let dump = corpus(name);
-        let report = written(&dump, None, Format::Jeprof);
+        let report = write_report(&dump, None, Format::Jeprof);
         for (program, package) in [
             ("jeprof", "libjemalloc-dev"),
             ("google-pprof", "google-perftools"),
@@ -126,7 +126,7 @@ fn jeprof_reads_names_without_the_binary() {
     let text = perl_pprof(
         "jeprof",
         "libjemalloc-dev",
-        &written(&named, None, Format::Jeprof),
+        &write_report(&named, None, Format::Jeprof),
     );
     for line in [
         "10240  43.9%  43.9%    10240  43.9% read_body",
@@ -143,7 +143,7 @@ fn svg_files_are_xml() {
     let named = fs::read(path("named.heap")).expect("it is there");
     for format in [Format::Flamegraph, Format::Svg] {
         for dump in [named.clone(), corpus("redis")] {
-            let report = written(&dump, None, format);
+            let report = write_report(&dump, None, format);
             run("python3", "python3", |python| {
                 python.arg("-c").arg(XML).arg(&report.file)
             });
@@ -153,7 +153,7 @@ fn svg_files_are_xml() {
     }
 }
 
-/// Symbols of every kind of malice, in every format that a browser or a terminal may show.
+/// Symbols with hostile characters, in every format that a browser or a terminal may show.
 #[test]
 fn hostile_names_are_escaped() {
     let names = [
@@ -204,7 +204,7 @@ fn hostile_names_are_escaped() {
                 }
             }
             if format == Format::Svg || format == Format::Flamegraph {
-                let report = written(dump.as_bytes(), None, format);
+                let report = write_report(dump.as_bytes(), None, format);
                 run("python3", "python3", |python| {
                     python.arg("-c").arg(XML).arg(&report.file)
                 });
@@ -213,7 +213,7 @@ fn hostile_names_are_escaped() {
     }
 }
 
-/// tcmalloc's text with each of its samplings, read by google-pprof and by us.
+/// tcmalloc's text with each of its sampling methods, read by google-pprof and by memprof.
 #[test]
 fn legacy_text_has_the_totals_of_google_pprof() {
     for kind in ["heap_v2/4096", "heap/8192", "heapprofile", "heap_v2/524288"] {
