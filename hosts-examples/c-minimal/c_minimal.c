@@ -1,9 +1,9 @@
-/* The smallest host: loads one plugin with memprof.h alone and sends it one message.
+/* The smallest host: loads one plugin with only memprof.h, and sends it one message.
  *
  *   cc -I../../target/dist/include c_minimal.c -ldl -o c_minimal
  *   LD_PRELOAD=libjemalloc.so.2 MALLOC_CONF=prof:true c_minimal memory_profile.so status
  *
- * It makes none of the checks of a real host (see memprof-host): it trusts the file. */
+ * It trusts the plugin's file: it makes none of the checks of memprof-host. */
 #include <memprof.h>
 
 #include <dlfcn.h>

@@ -1,11 +1,11 @@
-/* The example host in C. It leaks steadily in grow_cache, beside balanced churn in
+/* The example host in C. It leaks steadily in grow_cache, and allocates and frees in
  * handle_request, until SIGTERM.
  *
  *   cc -I../../target/dist/include c_host.c libmemprof_host.a -lpthread -ldl -lm -o c_host
  *   LD_PRELOAD=libjemalloc.so.2 MALLOC_CONF=prof:true,prof_active:false c_host --config host.toml &
  *   memprof activate && sleep 5 && memprof dump
  *
- * c_host_static is the same source linked with libjemalloc.a: then only MALLOC_CONF is needed. */
+ * c_host_static is this source, linked with libjemalloc.a: it needs only MALLOC_CONF. */
 #include <memprof_host.h>
 
 #include <pthread.h>
@@ -15,7 +15,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* 20 entries of 1 KiB each 10 ms are 2 MB/s. */
+/* 20 entries of 1 KiB every 10 ms are 2 MB/s. */
 enum { ENTRIES_PER_TICK = 20, ENTRY_SIZE = 1024, REQUESTS_PER_TICK = 200, TICK_US = 10000 };
 
 struct entry {
@@ -25,7 +25,7 @@ struct entry {
 
 static struct entry *cache;
 
-/* The leak: entries that nothing ever removes. */
+/* Leaks: adds entries that are never removed. */
 __attribute__((noinline)) static void grow_cache(void) {
     for (int i = 0; i < ENTRIES_PER_TICK; i++) {
         struct entry *entry = malloc(sizeof *entry);
@@ -35,7 +35,7 @@ __attribute__((noinline)) static void grow_cache(void) {
     }
 }
 
-/* Balanced: everything is freed at the end. */
+/* Allocates a buffer and frees it. */
 __attribute__((noinline)) static void handle_request(int number) {
     volatile char *request = malloc(256 + (size_t)number % 4096);
     if (!request) abort();
@@ -66,11 +66,11 @@ int main(int argc, char **argv) {
         fprintf(stderr, "usage: c_host --config FILE\n");
         return 2;
     }
-    sigset_t until;
-    sigemptyset(&until);
-    sigaddset(&until, SIGTERM);
-    sigaddset(&until, SIGINT);
-    pthread_sigmask(SIG_BLOCK, &until, NULL);
+    sigset_t end_signals;
+    sigemptyset(&end_signals);
+    sigaddset(&end_signals, SIGTERM);
+    sigaddset(&end_signals, SIGINT);
+    pthread_sigmask(SIG_BLOCK, &end_signals, NULL);
 
     memprof_host_options_t options = {0};
     options.struct_size = sizeof options;
@@ -84,7 +84,7 @@ int main(int argc, char **argv) {
     pthread_t worker;
     if (pthread_create(&worker, NULL, work, NULL) != 0) return 1;
     int signal = 0;
-    sigwait(&until, &signal);
+    sigwait(&end_signals, &signal);
     memprof_host_stop(host);
     return 0;
 }

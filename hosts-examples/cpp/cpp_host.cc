@@ -1,4 +1,4 @@
-// The example host in C++. It leaks steadily in grow_cache, beside balanced churn in
+// The example host in C++. It leaks steadily in grow_cache, and allocates and frees in
 // handle_request, until SIGTERM.
 //
 //   c++ -I../../target/dist/include cpp_host.cc libmemprof_host.a -lpthread -ldl -lm -o cpp_host
@@ -18,7 +18,7 @@
 
 namespace {
 
-// 20 entries of 1 KiB each 10 ms are 2 MB/s.
+// 20 entries of 1 KiB every 10 ms are 2 MB/s.
 constexpr int kEntriesPerTick = 20;
 constexpr std::size_t kEntrySize = 1024;
 constexpr int kRequestsPerTick = 200;
@@ -26,12 +26,12 @@ constexpr std::chrono::milliseconds kTick{10};
 
 using Cache = std::vector<std::unique_ptr<std::array<char, kEntrySize>>>;
 
-// The leak: entries that nothing ever removes.
+// Leaks: adds entries that are never removed.
 __attribute__((noinline)) void grow_cache(Cache &cache) {
     for (int i = 0; i < kEntriesPerTick; i++) cache.emplace_back(new std::array<char, kEntrySize>);
 }
 
-// Balanced: everything is freed at the end.
+// Allocates a string and frees it.
 __attribute__((noinline)) void handle_request(int number) {
     volatile char last = std::string(256 + number % 4096, 'x').back();
     (void)last;
@@ -60,11 +60,11 @@ int main(int argc, char **argv) {
         std::fprintf(stderr, "usage: cpp_host --config FILE\n");
         return 2;
     }
-    sigset_t until;
-    sigemptyset(&until);
-    sigaddset(&until, SIGTERM);
-    sigaddset(&until, SIGINT);
-    pthread_sigmask(SIG_BLOCK, &until, nullptr);
+    sigset_t end_signals;
+    sigemptyset(&end_signals);
+    sigaddset(&end_signals, SIGTERM);
+    sigaddset(&end_signals, SIGINT);
+    pthread_sigmask(SIG_BLOCK, &end_signals, nullptr);
 
     memprof_host_options_t options{};
     options.struct_size = sizeof options;
@@ -77,7 +77,7 @@ int main(int argc, char **argv) {
 
     std::thread(work).detach();
     int signal = 0;
-    sigwait(&until, &signal);
+    sigwait(&end_signals, &signal);
     memprof_host_stop(host);
     return 0;
 }

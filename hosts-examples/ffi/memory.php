@@ -1,5 +1,5 @@
 <?php
-// Sends a message through the library that is named first.
+// Sends a message through the library in the first argument.
 $library = FFI::cdef('
     char *memory_profile_send(const char *message);
     void memory_profile_free(char *reply);

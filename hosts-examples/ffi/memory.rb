@@ -1,4 +1,4 @@
-# Sends a message through the library that is named first.
+# Sends a message through the library in the first argument.
 require "fiddle/import"
 
 path, *message = ARGV

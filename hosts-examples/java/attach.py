@@ -10,15 +10,15 @@ import time
 pid, library, options = sys.argv[1:]
 path = f"/tmp/.java_pid{pid}"
 if not os.path.exists(path):
-    # The JVM opens its socket when it gets SIGQUIT and finds this file.
-    asked = pathlib.Path(f"/proc/{pid}/cwd/.attach_pid{pid}")
-    asked.touch()
+    # The JVM opens its socket when it receives SIGQUIT and finds this file.
+    request_file = pathlib.Path(f"/proc/{pid}/cwd/.attach_pid{pid}")
+    request_file.touch()
     os.kill(int(pid), signal.SIGQUIT)
     for _ in range(100):
         if os.path.exists(path):
             break
         time.sleep(0.1)
-    asked.unlink()
+    request_file.unlink()
 
 with socket.socket(socket.AF_UNIX) as jvm:
     jvm.connect(path)

@@ -1,4 +1,4 @@
-// Sends a message through the library that is named first.
+// Sends a message through the library in the first argument.
 const [path, ...message] = process.argv.slice(2);
 const memoryProfile = { exports: {} };
 process.dlopen(memoryProfile, path);

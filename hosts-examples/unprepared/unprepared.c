@@ -1,4 +1,4 @@
-/* Knows nothing of memprof, and grows: what `memprof record --pid` is for. */
+/* A program that was not built for memprof and that leaks: an example for `memprof record --pid`. */
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>

@@ -1,5 +1,5 @@
-//! The example host with an HTTP server of its own, in which it mounts memprof's router: the page,
-//! the API and what existing scripts call, without a second process. It leaks as `rust_host` does.
+//! The example host with its own HTTP server, in which it mounts memprof's router: the page, the API, and the paths of
+//! existing scripts, without a second process. It leaks like `rust_host`.
 //!
 //! ```text
 //! _RJEM_MALLOC_CONF=prof:true,prof_active:false rust_http --config host.toml --listen 127.0.0.1:8080 &
@@ -7,8 +7,8 @@
 //! go tool pprof -top http://127.0.0.1:8080/debug/pprof/heap
 //! ```
 //!
-//! Names are looked up in this process then, which takes memory while it lasts: where that matters,
-//! leave HTTP to `memprof serve`.
+//! Symbols are looked up in this process, which temporarily needs memory. If that is a problem, serve HTTP by `memprof
+//! serve`.
 
 #[path = "../../rust/src/jemalloc.rs"]
 mod jemalloc;
@@ -46,6 +46,7 @@ fn main() -> ExitCode {
     }
 }
 
+/// Runs the host and its HTTP server.
 fn run() -> anyhow::Result<()> {
     let (config, address) = arguments()?;
     let config = Config::read(&config)?;
@@ -64,6 +65,7 @@ fn run() -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Serves HTTP until SIGTERM.
 async fn serve(address: SocketAddr, host: Arc<Host>) -> anyhow::Result<()> {
     let mut terminate = signal(SignalKind::terminate())?;
     let listener = TcpListener::bind(address).await?;
@@ -75,7 +77,7 @@ async fn serve(address: SocketAddr, host: Arc<Host>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// This program's own routes; what is none of them is memprof's.
+/// Returns the program's routes. All other paths are memprof's.
 fn router(host: Arc<Host>) -> Router {
     let this_process = Arc::new(InProcessHost::new(host, NAME, VERSION));
     let memprof = memprof_http::router(Hosts::with_single(this_process), RouterSettings::default());
@@ -84,6 +86,7 @@ fn router(host: Arc<Host>) -> Router {
         .fallback_service(memprof)
 }
 
+/// Parses the command line: the config file, and the address to listen on, by default a free port of 127.0.0.1.
 fn arguments() -> anyhow::Result<(PathBuf, SocketAddr)> {
     let args: Vec<_> = std::env::args().skip(1).collect();
     match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {

@@ -1,9 +1,10 @@
-//! This program's own jemalloc, handed over to the plugins.
+//! The program's jemalloc, which it passes to the plugins.
 
 use memprof_plugin_abi::raw::{memprof_jemalloc_t, memprof_stats_callback_t};
 use std::ffi::{c_char, c_void};
 use tikv_jemalloc_sys as jemalloc;
 
+/// Returns the functions of the statically linked jemalloc.
 pub(crate) fn functions() -> memprof_jemalloc_t {
     memprof_jemalloc_t {
         struct_size: size_of::<memprof_jemalloc_t>(),
@@ -14,12 +15,13 @@ pub(crate) fn functions() -> memprof_jemalloc_t {
     }
 }
 
+/// Forwards to `malloc_stats_print`, whose declaration has another type for the callback.
 #[expect(unsafe_code, reason = "an allocator call with the plugin's callback")]
 unsafe extern "C" fn stats_print(
     write: memprof_stats_callback_t,
     opaque: *mut c_void,
     opts: *const c_char,
 ) {
-    // SAFETY: jemalloc(3); the plugin promises that the callback fits its pointer.
+    // SAFETY: jemalloc(3); the plugin promises that the callback fits `opaque`.
     unsafe { jemalloc::malloc_stats_print(write.0, opaque, opts) }
 }

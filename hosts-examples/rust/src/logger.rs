@@ -1,17 +1,19 @@
-//! Log lines on stderr, as every example host writes them: `LEVEL target: message`.
+//! Log lines on standard error, in the format of all example hosts: `LEVEL target: message`.
 
 use std::io::Write;
 
 use log::{LevelFilter, Log, Metadata, Record, SetLoggerError};
 
-struct Stderr;
+/// A logger that writes to standard error.
+struct StderrLogger;
 
+/// Sets the logger of the process, which logs lines up to `level`.
 pub(crate) fn init(level: LevelFilter) -> Result<(), SetLoggerError> {
     log::set_max_level(level);
-    log::set_logger(&Stderr)
+    log::set_logger(&StderrLogger)
 }
 
-impl Log for Stderr {
+impl Log for StderrLogger {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
         metadata.level() <= log::max_level()
     }
@@ -26,7 +28,7 @@ impl Log for Stderr {
             record.target(),
             record.args()
         );
-        // A log that cannot be written has nowhere to complain.
+        // A failure of standard error cannot be reported anywhere.
         drop(std::io::stderr().lock().write_all(line.as_bytes()));
     }
 

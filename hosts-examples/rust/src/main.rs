@@ -1,12 +1,12 @@
-//! The example host in Rust. It leaks steadily in `grow_cache`, beside balanced churn in
-//! `handle_request`, until SIGTERM.
+//! The example host in Rust. It leaks steadily in `grow_cache`, and allocates and frees in `handle_request`, until
+//! SIGTERM.
 //!
 //! ```text
 //! _RJEM_MALLOC_CONF=prof:true,prof_active:false rust_host --config host.toml &
 //! memprof activate && sleep 5 && memprof dump
 //! ```
 //!
-//! Its jemalloc is tikv's, linked statically and prefixed, so it hands the functions over.
+//! It links tikv's jemalloc statically with a prefix, so it passes the allocator's functions to the plugins.
 
 mod jemalloc;
 mod logger;
@@ -32,15 +32,16 @@ fn main() -> ExitCode {
     }
 }
 
+/// Runs the host until SIGTERM or SIGINT.
 fn serve() -> anyhow::Result<()> {
     let config = Config::read(&config_path()?)?;
     let level = config.log.level().map_err(anyhow::Error::msg)?;
     logger::init(level)?;
 
-    let mut until = SigSet::empty();
-    until.add(Signal::SIGTERM);
-    until.add(Signal::SIGINT);
-    until
+    let mut end_signals = SigSet::empty();
+    end_signals.add(Signal::SIGTERM);
+    end_signals.add(Signal::SIGINT);
+    end_signals
         .thread_block()
         .context("failed to block the signals that end this host")?;
 
@@ -50,13 +51,14 @@ fn serve() -> anyhow::Result<()> {
     let worker = work::start()?;
     log::info!("serving as pid {}", std::process::id());
 
-    let signal = until.wait().context("failed to wait for the end")?;
+    let signal = end_signals.wait().context("failed to wait for the end")?;
     log::info!("{signal}: ending");
     worker.stop();
     drop(host);
     Ok(())
 }
 
+/// Parses the command line: `--config FILE`.
 fn config_path() -> anyhow::Result<PathBuf> {
     let args: Vec<_> = std::env::args_os().skip(1).collect();
     match args.as_slice() {

@@ -1,5 +1,5 @@
-//! A program that knows nothing of memprof: what most programs on tikv-jemallocator look like.
-//! Each line that it reads makes it hold 2 MB more.
+//! A program that was not built for memprof, like most programs on tikv-jemallocator. Each line that it reads makes it
+//! retain 2 MB more.
 //!
 //! ```sh
 //! memprof run --lg-sample 12 -- target/dist/examples/plain_rust &
@@ -11,10 +11,12 @@ use std::hint::black_box;
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
+/// Number of entries for each line.
 const ENTRIES: usize = 2000;
+/// Size of an entry in bytes.
 const ENTRY_SIZE: usize = 1000;
 
-/// The leak: entries that nothing ever removes.
+/// Leaks: adds entries that are never removed.
 #[inline(never)]
 fn keep_entries(cache: &mut Vec<Vec<u8>>) {
     cache.extend((0..ENTRIES).map(|_| vec![0; ENTRY_SIZE]));

@@ -1,4 +1,4 @@
-//! What the example hosts do: 2 MB/s stay in a cache, and requests come and go.
+//! The work of the example hosts: 2 MB/s are added to a cache, and requests allocate and free.
 
 use std::hint::black_box;
 use std::io;
@@ -6,17 +6,22 @@ use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
+/// Interval between two rounds of work.
 const TICK: Duration = Duration::from_millis(10);
-/// 20 entries of 1 KiB each tick are 2 MB/s.
+/// Entries that are added to the cache in each round: 20 of 1 KiB are 2 MB/s.
 const ENTRIES_PER_TICK: usize = 20;
+/// Size of an entry in bytes.
 const ENTRY_SIZE: usize = 1024;
+/// Requests that are handled in each round.
 const REQUESTS_PER_TICK: usize = 200;
 
+/// A running worker thread.
 pub(crate) struct Worker {
     stop: Sender<()>,
     thread: JoinHandle<()>,
 }
 
+/// Starts the worker thread.
 pub(crate) fn start() -> io::Result<Worker> {
     let (stop, stopped) = mpsc::channel();
     let thread = Builder::new().name("worker".into()).spawn(move || {
@@ -30,6 +35,7 @@ pub(crate) fn start() -> io::Result<Worker> {
 }
 
 impl Worker {
+    /// Stops the thread and waits for it.
     pub(crate) fn stop(self) {
         drop(self.stop);
         if self.thread.join().is_err() {
@@ -38,7 +44,7 @@ impl Worker {
     }
 }
 
-/// The leak: entries that nothing ever removes.
+/// Leaks: adds entries that are never removed.
 #[inline(never)]
 fn grow_cache(cache: &mut Vec<Box<[u8]>>) {
     for _ in 0..ENTRIES_PER_TICK {
@@ -47,7 +53,7 @@ fn grow_cache(cache: &mut Vec<Box<[u8]>>) {
     black_box(&*cache);
 }
 
-/// Balanced: everything is freed at the end.
+/// Allocates a buffer and frees it.
 #[inline(never)]
 fn handle_request(number: usize) {
     let request: Vec<u8> = Vec::with_capacity(256 + number % 4096);

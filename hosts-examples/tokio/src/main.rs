@@ -1,6 +1,6 @@
-//! An asynchronous program that says whose work its tasks do: each request has the label `route`, wherever it is
-//! polled, and a part of it the label `tenant`. It knows no plugin. For each line that it reads it serves 3,000
-//! requests, and keeps what they left.
+//! An asynchronous program that labels its tasks: each request has the label `route` on any thread that polls it, and a
+//! part of it the label `tenant`. It loads no plugin. For each line that it reads it handles 3,000 requests, and
+//! retains the memory that they allocated.
 //!
 //! ```sh
 //! memprof run -- target/dist/examples/tokio_labels &
@@ -16,11 +16,13 @@ use std::sync::{Arc, Mutex};
 use memprof_labels::{Label, Labels, label};
 use tokio::task::{JoinHandle, yield_now};
 
+/// Number of requests for each line.
 const REQUESTS: usize = 3000;
-/// A request is polled once more than that, mostly on another thread.
+/// Number of steps of a request, after each of which it is polled again, mostly on another thread.
 const STEPS: usize = 7;
 
-type Left = Arc<Mutex<Vec<Vec<u8>>>>;
+/// Memory that the requests have allocated.
+type RetainedMemory = Arc<Mutex<Vec<Vec<u8>>>>;
 
 #[derive(Clone, Copy)]
 enum Route {
@@ -38,6 +40,7 @@ impl Route {
         }
     }
 
+    /// Allocates the memory of one step.
     fn step(self) -> Vec<u8> {
         match self {
             Self::Search => read_index(),
@@ -65,27 +68,31 @@ fn render_page() -> Vec<u8> {
     black_box(vec![0; 9000])
 }
 
-async fn handle(route: Route, left: Left) {
+/// Handles a request.
+async fn handle(route: Route, retained: RetainedMemory) {
     for _ in 0..STEPS {
         let step = route.step();
-        left.lock().expect("nobody panics").push(step);
+        retained.lock().expect("no thread panics").push(step);
         yield_now().await;
     }
 }
 
-fn accept(number: usize, left: &Left) -> JoinHandle<()> {
+/// Spawns the task of a request.
+fn accept(number: usize, retained: &RetainedMemory) -> JoinHandle<()> {
     let route = [Route::Search, Route::Cart, Route::Export][number % 3];
     let labels = Labels::new().with("route", route.path());
-    tokio::spawn(handle(route, Arc::clone(left)).labelled(labels))
+    tokio::spawn(handle(route, Arc::clone(retained)).labelled(labels))
 }
 
 fn main() -> std::io::Result<()> {
     let mut builder = tokio::runtime::Builder::new_multi_thread();
     let runtime = builder.worker_threads(4).build()?;
-    let left = Left::default();
+    let retained = RetainedMemory::default();
     for line in std::io::stdin().lines() {
         runtime.block_on(async {
-            let requests: Vec<_> = (0..REQUESTS).map(|number| accept(number, &left)).collect();
+            let requests: Vec<_> = (0..REQUESTS)
+                .map(|number| accept(number, &retained))
+                .collect();
             for request in requests {
                 request.await.expect("no request panics");
             }
