@@ -1,4 +1,4 @@
-//! `memprof agent`: dumps by the policy, to the spool, to the store.
+//! `memprof agent`: takes profiles by the policy, writes them to the spool, and moves them to the store.
 
 mod dump_requests;
 
@@ -18,13 +18,13 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use crate::args::AgentArgs;
 use crate::attachments::Attachments;
-use crate::bus::{AgentEvent, answer};
+use crate::bus::{AgentEvent, serve_requests};
 use crate::compact::compact;
 use crate::config::Config;
 use crate::drain::drain;
 use crate::metrics_server;
 use crate::naming::Naming;
-use crate::output::{NO_DATA, coded, in_line, note, print_stderr};
+use crate::output::{NO_DATA, exit_error, in_line, note, print_stderr};
 use crate::policy::{ServiceRule, elect, rule};
 use crate::prune::prune;
 use crate::query::writing_since;
@@ -34,34 +34,35 @@ use crate::store::Store;
 use crate::take_profile::{MachineInfo, TakenProfile, take_profile};
 use crate::time::{Hour, Instant, Uptime};
 
-/// How often hosts are looked for.
-const TURN: Duration = Duration::from_secs(5);
-/// So many bytes of dumps make a file before its time.
+/// Longest wait between two discoveries of hosts.
+const POLL_INTERVAL: Duration = Duration::from_secs(5);
+/// Bytes of profiles in the spool from which a batch is written early.
 const BATCH_BYTES: u64 = 4 << 20;
-/// How long a store that failed is left alone.
-const LEAVE: Duration = Duration::from_secs(10);
-/// How often the store is merged and pruned.
-const HOUSEKEEPING: Duration = Duration::from_secs(1800);
-/// How long an agent takes profiles before it reads files of others: one that ends an agent must not do so
-/// before each profile.
-const SETTLING: Duration = Duration::from_secs(660);
+/// Pause after a failure of the store.
+const STORE_RETRY_DELAY: Duration = Duration::from_secs(10);
+/// Time between two runs of merging and pruning the store.
+const MAINTENANCE_INTERVAL: Duration = Duration::from_secs(1800);
+/// Delay of the first merging and pruning: it reads other agents' files, and if one of them crashes the agent
+/// each time, profiles are still taken in between.
+const MAINTENANCE_DELAY: Duration = Duration::from_secs(660);
 
-/// How the name of a host begins that was not reached.
-const UNREACHED: &str = "not reached: ";
+/// Prefix of the names of unreachable hosts.
+const UNREACHABLE_PREFIX: &str = "not reached: ";
 
+/// Runs `memprof agent`.
 pub(crate) fn run(args: &AgentArgs) -> anyhow::Result<ExitCode> {
-    let config = Config::read(&args.at)?.with(&args.bus);
+    let config = Config::read(&args.store)?.with_bus(&args.bus);
     let mut agent = Agent {
         spool: Spool::open(&config.spool)?,
         store: Arc::new(Store::open(&config.store)?),
         machine: MachineInfo::new(config.labels.clone()),
         config,
-        attached: Attachments::new(),
+        attachments: Attachments::new(),
         naming: Naming::default(),
-        known: HashSet::new(),
-        known_by: None,
-        seen: HashMap::new(),
-        told: HashMap::new(),
+        stored_stacks: HashSet::new(),
+        stored_in: None,
+        last_dumps: HashMap::new(),
+        reported_errors: HashMap::new(),
     };
     match args.once {
         true => agent.run_once(),
@@ -69,24 +70,26 @@ pub(crate) fn run(args: &AgentArgs) -> anyhow::Result<ExitCode> {
     }
 }
 
+/// An agent, with its state.
 struct Agent {
     config: Config,
     spool: Spool,
     store: Arc<Store>,
     machine: MachineInfo,
-    attached: Attachments,
+    attachments: Attachments,
     naming: Naming,
-    /// The stacks that this agent put into the store, by hour.
-    known: HashSet<(Hour, i64)>,
-    /// The id of the store that has them.
-    known_by: Option<Bytes>,
-    /// By process: when it was dumped last, or first seen.
-    seen: HashMap<String, Uptime>,
-    /// What was said last of each thing, so that it is not said each time.
-    told: HashMap<String, String>,
+    /// Stacks that this agent has written to the store, by hour.
+    stored_stacks: HashSet<(Hour, i64)>,
+    /// Id of the store with these stacks.
+    stored_in: Option<Bytes>,
+    /// Time of the last dump, or of the discovery, by process key.
+    last_dumps: HashMap<String, Uptime>,
+    /// Last error reported for each subject, so that it is not repeated.
+    reported_errors: HashMap<String, String>,
 }
 
 impl Agent {
+    /// Takes a profile of each host, and moves all to the store.
     fn run_once(&mut self) -> anyhow::Result<ExitCode> {
         let hosts = self.hosts();
         let mut failed = false;
@@ -103,7 +106,7 @@ impl Agent {
         self.flush_batch()?;
         drain(&self.spool, &self.store)?;
         if taken == 0 && !failed {
-            return Err(coded(
+            return Err(exit_error(
                 NO_DATA,
                 "no process with the plugin is running that this user can profile: `memprof ps --all` shows why",
             ));
@@ -111,56 +114,57 @@ impl Agent {
         Ok(u8::from(failed).into())
     }
 
+    /// Takes profiles until a signal ends the agent.
     fn serve(&mut self) -> anyhow::Result<ExitCode> {
         let (send, events) = channel();
         notify_on_signal(send.clone())?;
         if self.config.nats.url.is_some() {
-            answer(self.config.nats.clone(), self.machine.name.clone(), send)?;
+            serve_requests(self.config.nats.clone(), self.machine.name.clone(), send)?;
         }
         metrics_server::serve_metrics(&self.config.http)?;
         print_stderr(&format!("memprof: profiles go to {}", self.store.url()));
-        let mut rest_until = Uptime(0);
+        let mut pause_until = Uptime(0);
         let mut batched = Uptime::now();
-        let mut leave_until = Uptime(0);
-        let mut keep_house_at = batched.after(SETTLING);
+        let mut store_retry_at = Uptime(0);
+        let mut maintenance_at = batched.after(MAINTENANCE_DELAY);
         loop {
             let now = Uptime::now();
             self.attach();
             for (host, rule) in self.hosts() {
-                if Uptime::now() >= rest_until && self.is_due(&host, &rule) {
-                    let begun = std::time::Instant::now();
-                    let dumped = self.dump(&host, &rule);
-                    rest_until = Uptime::now().after(rule.pause_after(begun.elapsed()));
-                    self.report_change(self.describe(&host), dumped.map(drop));
+                if Uptime::now() >= pause_until && self.is_due(&host, &rule) {
+                    let start = std::time::Instant::now();
+                    let dump = self.dump(&host, &rule);
+                    pause_until = Uptime::now().after(rule.pause_after(start.elapsed()));
+                    self.report_change(self.describe(&host), dump.map(drop));
                 }
             }
-            let is_time = now.since(batched) >= self.config.batch;
-            if is_time || self.spool.dump_bytes()? >= BATCH_BYTES {
-                let done = self.flush_batch();
-                self.report_change("the spool".to_owned(), done);
+            let is_batch_due = now.since(batched) >= self.config.batch;
+            if is_batch_due || self.spool.dump_bytes()? >= BATCH_BYTES {
+                let flushed = self.flush_batch();
+                self.report_change("the spool".to_owned(), flushed);
                 batched = now;
             }
-            if leave_until <= now {
+            if store_retry_at <= now {
                 let drained = drain(&self.spool, &self.store);
                 match &drained {
                     Ok(drained) if drained.clock_offset_ms.is_some() => {
                         self.machine.clock_offset_ms = drained.clock_offset_ms;
                     }
                     Ok(_) => {}
-                    Err(_) => leave_until = Uptime::now().after(LEAVE),
+                    Err(_) => store_retry_at = Uptime::now().after(STORE_RETRY_DELAY),
                 }
                 self.report_change("the store".to_owned(), drained.map(drop));
             }
-            if keep_house_at <= now {
-                let kept = self.compact_and_prune(Instant::now());
-                self.report_change("merging".to_owned(), kept);
-                keep_house_at = now.after(HOUSEKEEPING);
+            if maintenance_at <= now {
+                let maintained = self.compact_and_prune(Instant::now());
+                self.report_change("merging".to_owned(), maintained);
+                maintenance_at = now.after(MAINTENANCE_INTERVAL);
             }
-            match events.recv_timeout(TURN) {
+            match events.recv_timeout(POLL_INTERVAL) {
                 Err(RecvTimeoutError::Timeout) => {}
-                Ok(AgentEvent::Asked(asked)) => {
-                    // Those who asked meanwhile get the same dumps.
-                    if self.handle_dump_requests(asked, &events) {
+                Ok(AgentEvent::DumpRequested(request)) => {
+                    // Requests that arrived meanwhile get the same profiles.
+                    if self.handle_dump_requests(request, &events) {
                         break;
                     }
                 }
@@ -168,10 +172,10 @@ impl Agent {
             }
         }
         self.detach();
-        let attempts = self.attached.wait_for_attempts();
+        let attempts = self.attachments.wait_for_attempts();
         self.report_attempts(attempts);
         self.detach();
-        // What does not reach the store now does so the next time.
+        // Profiles that do not reach the store now stay in the spool for the next agent.
         self.flush_batch()?;
         if let Err(error) = drain(&self.spool, &self.store) {
             note(&format!("{error:#}: what is in the spool stays there"));
@@ -179,7 +183,7 @@ impl Agent {
         Ok(ExitCode::SUCCESS)
     }
 
-    /// Attaches to what the policy names.
+    /// Attaches to unmodified programs that the policy names.
     fn attach(&mut self) {
         if self
             .config
@@ -192,7 +196,7 @@ impl Agent {
         let hosts = discover(DiscoveryScope::AllProcesses, |_| ()).hosts;
         let hosts = hosts.into_iter().map(|(host, ())| host.pid).collect();
         let attempts = self
-            .attached
+            .attachments
             .attach(&self.config.service, &hosts, &self.machine);
         let attempts = match attempts {
             Ok(attempts) => attempts,
@@ -201,6 +205,7 @@ impl Agent {
         self.report_attempts(attempts);
     }
 
+    /// Reports the results of attempts to attach.
     fn report_attempts(&mut self, attempts: Vec<(String, anyhow::Result<()>)>) {
         for (name, attempt) in attempts {
             if attempt.is_ok() {
@@ -210,8 +215,9 @@ impl Agent {
         }
     }
 
+    /// Detaches the plugin from all processes to which this agent has attached it.
     fn detach(&mut self) {
-        for (name, detached) in self.attached.detach(&self.machine) {
+        for (name, detached) in self.attachments.detach(&self.machine) {
             match detached {
                 Ok(()) => print_stderr(&format!("memprof: {}: detached", in_line(&name))),
                 Err(error) => note(&format!("{name}: {error:#}")),
@@ -219,69 +225,79 @@ impl Agent {
         }
     }
 
-    /// The hosts that the policy names and that belong to its share.
+    /// Discovers the hosts that the policy names and whose processes are in its share. Reports unreachable
+    /// ones.
     fn hosts(&mut self) -> Vec<(RunningHost, ServiceRule)> {
         let found = discover(DiscoveryScope::AllProcesses, |_| ());
         let name = |one: &UnreachableHost| {
             let pid = one.pid.map(|pid| format!("{pid}, ")).unwrap_or_default();
-            format!("{UNREACHED}{pid}{}", one.place.display())
+            format!("{UNREACHABLE_PREFIX}{pid}{}", one.place.display())
         };
-        let unreached: HashSet<_> = found.unreached.iter().map(name).collect();
-        // Those that ended are nobody's business any more.
-        self.told
-            .retain(|what, _| !what.starts_with(UNREACHED) || unreached.contains(what));
+        let unreachable: HashSet<_> = found.unreached.iter().map(name).collect();
+        // Errors of hosts that have ended are dropped without a report.
+        self.reported_errors.retain(|subject, _| {
+            !subject.starts_with(UNREACHABLE_PREFIX) || unreachable.contains(subject)
+        });
         for one in &found.unreached {
-            let what = name(one);
-            self.report_change(what, Err(anyhow::anyhow!("{}", one.why)));
+            let subject = name(one);
+            self.report_change(subject, Err(anyhow::anyhow!("{}", one.why)));
         }
         let hosts = found.hosts.into_iter().filter_map(|(host, ())| {
             let rule = rule(&self.config.service, &host.info.name)?;
-            let is_taken = rule.includes(&self.machine.process_key(&host));
-            is_taken.then(|| (host, rule.clone()))
+            let is_selected = rule.includes(&self.machine.process_key(&host));
+            is_selected.then(|| (host, rule.clone()))
         });
         let hosts: Vec<_> = hosts.collect();
         let running: HashSet<_> = hosts
             .iter()
             .map(|(host, _)| self.machine.process_key(host))
             .collect();
-        self.seen.retain(|instance, _| running.contains(instance));
+        self.last_dumps
+            .retain(|instance, _| running.contains(instance));
         hosts
     }
 
+    /// Whether a host is due for a dump; if so, its next period begins.
     fn is_due(&mut self, host: &RunningHost, rule: &ServiceRule) -> bool {
         let instance = self.machine.process_key(host);
         let now = Uptime::now();
-        let last = *self.seen.entry(instance.clone()).or_insert(now);
+        let last = *self.last_dumps.entry(instance.clone()).or_insert(now);
         let is_due = rule.is_due(&instance, last, now);
         if is_due {
-            self.seen.insert(instance, now);
+            self.last_dumps.insert(instance, now);
         }
         is_due
     }
 
-    /// Takes a dump, and keeps it in the spool. Returns the bytes in use.
+    /// Takes a profile of a host, and writes it to the spool. Returns the bytes in use.
     fn dump(&mut self, host: &RunningHost, rule: &ServiceRule) -> anyhow::Result<i64> {
-        let waiting = self.spool.bytes()?;
+        let pending = self.spool.bytes()?;
         anyhow::ensure!(
-            waiting <= self.config.spool_limit,
-            "no profile was taken: {waiting} bytes in {} wait for the store, more than `spool_limit` ({})",
+            pending <= self.config.spool_limit,
+            "no profile was taken: {pending} bytes in {} wait for the store, more than `spool_limit` ({})",
             self.config.spool.display(),
             self.config.spool_limit
         );
-        let TakenProfile { dumped, named } =
-            take_profile(host, rule, &self.machine, &mut self.naming)?;
-        self.report_change(format!("the names of {}", self.describe(host)), named);
-        self.spool.add(&dumped)?;
-        let [bytes, _] = dumped.inuse();
+        let TakenProfile {
+            profile,
+            symbolization,
+        } = take_profile(host, rule, &self.machine, &mut self.naming)?;
+        self.report_change(
+            format!("the names of {}", self.describe(host)),
+            symbolization,
+        );
+        self.spool.add(&profile)?;
+        let [bytes, _] = profile.sum_inuse();
         print_stderr(&format!(
             "memprof: {}: {} in {}",
             self.describe(host),
             amount(bytes, SampleType::InuseSpace),
-            dumped.extent()
+            profile.summary()
         ));
         Ok(bytes)
     }
 
+    /// Service, machine and process id of a host, as text.
     fn describe(&self, host: &RunningHost) -> String {
         format!(
             "{} {}/{}",
@@ -291,52 +307,52 @@ impl Agent {
         )
     }
 
-    /// Forgets the stacks that are in a store which was emptied or replaced since. One that does not answer may have
-    /// been: frames that it gets twice are better than none.
-    fn forget_other_store(&mut self) {
-        if self.known.is_empty() {
+    /// Drops the stored stacks if the store was emptied or replaced since, or does not reply: stacks that are
+    /// written twice are better than missing ones.
+    fn forget_stacks_of_other_store(&mut self) {
+        if self.stored_stacks.is_empty() {
             return;
         }
         let store = self.store.id().ok();
-        if store.is_none() || store != self.known_by {
-            self.known.clear();
-            self.known_by = store;
+        if store.is_none() || store != self.stored_in {
+            self.stored_stacks.clear();
+            self.stored_in = store;
         }
     }
 
-    /// Makes files of what was dumped.
+    /// Converts the profiles in the spool to files for the store.
     fn flush_batch(&mut self) -> anyhow::Result<()> {
-        self.forget_other_store();
-        let put = RefCell::new(Vec::new());
-        self.spool.batch(|dumped| {
-            let files = files(dumped, &self.known)?;
-            for one in dumped {
-                let hour = one.context.time.hour();
-                let stacks = one
+        self.forget_stacks_of_other_store();
+        let new_stacks = RefCell::new(Vec::new());
+        self.spool.batch(|profiles| {
+            let files = files(profiles, &self.stored_stacks)?;
+            for profile in profiles {
+                let hour = profile.context.time.hour();
+                let stacks = profile
                     .stacks
                     .iter()
                     .map(|stack| (hour.clone(), stack.stack_id));
-                put.borrow_mut().extend(stacks);
+                new_stacks.borrow_mut().extend(stacks);
             }
             Ok(files)
         })?;
-        // Only what is in the spool's files is known.
-        self.known.extend(put.into_inner());
+        // Only stacks in complete files count as stored.
+        self.stored_stacks.extend(new_stacks.into_inner());
         let hour = Instant::now().hour();
-        self.known.retain(|(of, _)| *of == hour);
+        self.stored_stacks.retain(|(stored, _)| *stored == hour);
         Ok(())
     }
 
-    /// Merges and prunes. Of the machines that write to a store that all share, one does in each hour.
+    /// Merges and prunes the store. In each hour, only one of the machines that write to a shared store does.
     fn compact_and_prune(&self, now: Instant) -> anyhow::Result<()> {
         if !self.store.is_local() {
             let writing = writing_since(&self.store, now.before(Duration::from_secs(3600)))?;
-            let turn = now.hour().directory();
-            if elect(writing.iter().map(String::as_str), &turn) != Some(&self.machine.name) {
+            let task = now.hour().directory();
+            if elect(writing.iter().map(String::as_str), &task) != Some(&self.machine.name) {
                 return Ok(());
             }
         }
-        compact(&self.store, now.before(crate::compact::GRACE))?;
+        compact(&self.store, now.before(crate::compact::GRACE_PERIOD))?;
         let deleted = prune(&self.store, self.config.keep, now)?;
         for (hour, files) in deleted {
             print_stderr(&format!(
@@ -348,26 +364,26 @@ impl Agent {
         Ok(())
     }
 
-    /// Says what went wrong, or goes well again, unless that was said last of it.
-    fn report_change(&mut self, what: String, outcome: anyhow::Result<()>) {
+    /// Reports an error of a subject, or that it works again, unless that was its last report.
+    fn report_change(&mut self, subject: String, outcome: anyhow::Result<()>) {
         match outcome {
             Ok(()) => {
-                if self.told.remove(&what).is_some() {
-                    note(&format!("{what}: works again"));
+                if self.reported_errors.remove(&subject).is_some() {
+                    note(&format!("{subject}: works again"));
                 }
             }
             Err(error) => {
                 let error = format!("{error:#}");
-                if self.told.get(&what) != Some(&error) {
-                    note(&format!("{what}: {error}"));
-                    self.told.insert(what, error);
+                if self.reported_errors.get(&subject) != Some(&error) {
+                    note(&format!("{subject}: {error}"));
+                    self.reported_errors.insert(subject, error);
                 }
             }
         }
     }
 }
 
-/// Sends a word when the agent is to end.
+/// Starts a thread that sends [`AgentEvent::End`] on SIGTERM, SIGINT or SIGHUP.
 fn notify_on_signal(send: Sender<AgentEvent>) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -389,7 +405,7 @@ fn notify_on_signal(send: Sender<AgentEvent>) -> anyhow::Result<()> {
                 _ = hangup.recv() => {}
             }
         });
-        // Who does not listen any more has ended.
+        // Sending fails only if the agent has ended.
         send.send(AgentEvent::End).unwrap_or_default();
     });
     Ok(())

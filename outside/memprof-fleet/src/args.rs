@@ -1,4 +1,4 @@
-//! The command line.
+//! Command line.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -47,7 +47,7 @@ pub(crate) struct NameArgs {
 #[derive(clap::Args, Debug)]
 pub(crate) struct AgentArgs {
     #[command(flatten)]
-    pub(crate) at: StoreArgs,
+    pub(crate) store: StoreArgs,
 
     #[command(flatten)]
     pub(crate) bus: BusArgs,
@@ -61,10 +61,10 @@ pub(crate) struct AgentArgs {
 #[derive(clap::Args, Debug)]
 pub(crate) struct ServeArgs {
     #[command(flatten)]
-    pub(crate) at: StoreArgs,
+    pub(crate) store: StoreArgs,
 
     #[command(flatten)]
-    pub(crate) place: ListenOptions,
+    pub(crate) listen: ListenOptions,
 }
 
 /// The store and the configuration of a command.
@@ -102,7 +102,7 @@ pub(crate) enum FleetCommand {
     /// List processes: with NATS, those that agents see now; without, those that have profiles in the store
     Ps {
         #[command(flatten)]
-        asked: ProcessArgs,
+        processes: ProcessArgs,
     },
     Dump(DumpArgs),
     Top(TopArgs),
@@ -112,20 +112,20 @@ pub(crate) enum FleetCommand {
     /// Print SQL views of the store's files
     Views {
         #[command(flatten)]
-        at: StoreArgs,
-        /// Which engine
+        store: StoreArgs,
+        /// SQL engine that the views are for
         #[arg(long = "for", value_enum)]
         engine: Engine,
     },
     /// Merge the small files of each past hour into one
     Compact {
         #[command(flatten)]
-        at: StoreArgs,
+        store: StoreArgs,
     },
     /// Delete profiles that are older than --keep
     Prune {
         #[command(flatten)]
-        at: StoreArgs,
+        store: StoreArgs,
         /// How long profiles are kept [default: the configuration's `keep`]
         #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
         keep: Option<Duration>,
@@ -133,15 +133,15 @@ pub(crate) enum FleetCommand {
     /// Check the configuration, the spool and the store, and every file in it
     Doctor {
         #[command(flatten)]
-        at: StoreArgs,
+        store: StoreArgs,
     },
 }
 
-/// Which processes are asked for, and how.
+/// Options that select processes.
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct ProcessArgs {
     #[command(flatten)]
-    pub(crate) at: StoreArgs,
+    pub(crate) store: StoreArgs,
 
     #[command(flatten)]
     pub(crate) bus: BusArgs,
@@ -162,7 +162,7 @@ pub(crate) struct ProcessArgs {
 #[derive(clap::Args, Debug)]
 pub(crate) struct DumpArgs {
     #[command(flatten)]
-    pub(crate) asked: ProcessArgs,
+    pub(crate) processes: ProcessArgs,
 
     /// Only this share of the processes; always the same ones
     #[arg(long, value_name = "SHARE", default_value = "100%", value_parser = parse_share)]
@@ -183,21 +183,21 @@ pub(crate) struct DumpArgs {
 #[derive(clap::Args, Debug)]
 pub(crate) struct TopArgs {
     #[command(flatten)]
-    pub(crate) which: SelectArgs,
+    pub(crate) select: SelectArgs,
 
     /// Only processes whose build id begins with ID
     #[arg(long, value_name = "ID")]
     pub(crate) build: Option<String>,
 
     #[command(flatten)]
-    pub(crate) shown: TableArgs,
+    pub(crate) table: TableArgs,
 }
 
 /// The profiles of one service, build or process.
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct SelectArgs {
     #[command(flatten)]
-    pub(crate) at: StoreArgs,
+    pub(crate) store: StoreArgs,
 
     /// Only these processes: @SERVICE, a machine, or MACHINE/PID
     #[arg(short, long, value_name = "@SERVICE|MACHINE[/PID]", default_value = "")]
@@ -207,7 +207,7 @@ pub(crate) struct SelectArgs {
     pub(crate) window: TimeWindow,
 }
 
-/// From when to when profiles count.
+/// Time window of the profiles that count.
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct TimeWindow {
     /// End of the time, in UTC: 14:30 (the last one), 2026-11-21T14:30:00Z, or 2h ago [default: now]
@@ -219,7 +219,7 @@ pub(crate) struct TimeWindow {
     pub(crate) length: Duration,
 }
 
-/// How an answer is shown.
+/// Options of a printed table.
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct TableArgs {
     /// Show this many functions
@@ -235,10 +235,10 @@ pub(crate) struct TableArgs {
 #[derive(clap::Args, Debug)]
 pub(crate) struct GrowthArgs {
     #[command(flatten)]
-    pub(crate) which: SelectArgs,
+    pub(crate) select: SelectArgs,
 
     #[command(flatten)]
-    pub(crate) shown: TableArgs,
+    pub(crate) table: TableArgs,
 }
 
 /// Compare two builds: what a process of one holds more than a process of the other, by function
@@ -247,7 +247,7 @@ pub(crate) struct GrowthArgs {
 #[derive(clap::Args, Debug)]
 pub(crate) struct DiffArgs {
     #[command(flatten)]
-    pub(crate) which: SelectArgs,
+    pub(crate) select: SelectArgs,
 
     /// The build id, or its beginning
     #[arg(long, value_name = "ID")]
@@ -258,20 +258,20 @@ pub(crate) struct DiffArgs {
     pub(crate) base: String,
 
     #[command(flatten)]
-    pub(crate) shown: TableArgs,
+    pub(crate) table: TableArgs,
 }
 
 /// Draw a flamegraph of all processes together, each as the mean of its profiles
 #[derive(clap::Args, Debug)]
 pub(crate) struct FlameArgs {
     #[command(flatten)]
-    pub(crate) which: SelectArgs,
+    pub(crate) select: SelectArgs,
 
     /// Only processes whose build id begins with ID
     #[arg(long, value_name = "ID")]
     pub(crate) build: Option<String>,
 
-    /// What to write
+    /// Output format
     #[arg(long, value_enum, default_value_t = FlameFormat::Svg)]
     pub(crate) format: FlameFormat,
 
@@ -280,7 +280,7 @@ pub(crate) struct FlameArgs {
     pub(crate) output: Option<PathBuf>,
 }
 
-/// What `fleet flame` writes.
+/// Output format of `fleet flame`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum FlameFormat {
     /// A flamegraph with zoom and search
@@ -296,7 +296,7 @@ pub(crate) enum FlameFormat {
     Otlp,
 }
 
-/// A SQL engine, whose dialect the views are written in.
+/// SQL engine, by which the dialect of the views is chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Engine {
     /// DuckDB 1.1 and newer

@@ -1,5 +1,5 @@
-//! Processes that nobody prepared and that the policy names: the agent has `memprof attach` put the plugin
-//! into them, and takes it out again when it ends.
+//! Attachments to unmodified programs that the policy names: the agent runs `memprof attach` for them, and
+//! detaches the plugin when the agent ends.
 
 use std::collections::{HashMap, HashSet};
 use std::env;
@@ -16,53 +16,55 @@ use crate::policy::ServiceRule;
 use crate::take_profile::{MachineInfo, start_ticks};
 use crate::time::Uptime;
 
-/// How long the plugin stays where an agent was killed. A new attachment knows nothing of what was
-/// allocated before, so a living agent should have to make none.
-const LEASE: &str = "24h";
-/// How many attempts run at the same time: a process may keep one waiting.
-const AT_ONCE: usize = 4;
-/// How long the end of the agent waits for them.
-const ENDING: Duration = Duration::from_secs(30);
+/// Time after which the plugin detaches if the agent was killed. It is long, because a new attachment does
+/// not know allocations before it; a running agent should never need one.
+const ATTACH_LEASE: &str = "24h";
+/// Most attempts that run at the same time: a process may delay one.
+const MAX_ATTEMPTS: usize = 4;
+/// Longest time that the agent's end waits for running attempts.
+const ATTEMPTS_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// What this agent attached to, and what it tried.
+/// Attachments of this agent, and its attempts.
 #[derive(Debug)]
 pub(crate) struct Attachments {
-    /// By instance: the pid.
-    held: HashMap<String, u32>,
-    /// By instance: when it was tried last, in vain.
-    refused: HashMap<String, Uptime>,
-    /// By instance: what the processes are called whose attempts run, on threads of their own.
-    under_way: HashMap<String, String>,
-    /// The attempts that ended.
-    ended: (Sender<AttemptResult>, Receiver<AttemptResult>),
+    /// Process id of each attached process, by process key.
+    attached: HashMap<String, u32>,
+    /// Time of the last failed attempt, by process key.
+    failed: HashMap<String, Uptime>,
+    /// Names of the processes with a running attempt, by process key. Each runs on a thread of its own.
+    running: HashMap<String, String>,
+    /// Channel for results of attempts.
+    results: (Sender<AttemptResult>, Receiver<AttemptResult>),
 }
 
-/// A process to attach to.
+/// Process to attach to.
 #[derive(Debug)]
 struct AttachCandidate {
+    /// Process key.
     instance: String,
     pid: u32,
     name: String,
 }
 
-/// What came of an attempt.
+/// Candidate, and the result of its attempt.
 type AttemptResult = (AttachCandidate, anyhow::Result<()>);
 
-/// The same for people: what the process is called, and why not.
+/// Name of a process, and the result of attaching or detaching.
 type Attempt = (String, anyhow::Result<()>);
 
 impl Attachments {
     pub(crate) fn new() -> Self {
         Self {
-            held: HashMap::new(),
-            refused: HashMap::new(),
-            under_way: HashMap::new(),
-            ended: channel(),
+            attached: HashMap::new(),
+            failed: HashMap::new(),
+            running: HashMap::new(),
+            results: channel(),
         }
     }
 
-    /// Begins to attach to every process that a rule names and that is none of `hosts`, pids; a few at a time. One
-    /// that refuses is tried again after a period. Returns what came of attempts that ended since the last call.
+    /// Starts to attach to every process that a rule names and that is not among `hosts`, a few at a time.
+    /// After a failure, a process is tried again after the rule's period. Returns the results of attempts
+    /// that ended since the last call.
     pub(crate) fn attach(
         &mut self,
         rules: &[ServiceRule],
@@ -70,42 +72,44 @@ impl Attachments {
         machine: &MachineInfo,
     ) -> anyhow::Result<Vec<Attempt>> {
         let candidates = self.candidates(rules, hosts, machine)?;
-        // Only now: a process whose attempt has just ended may be none of `hosts` yet.
-        let ended: Vec<_> = self.ended.1.try_iter().collect();
-        let attempts = ended
+        // Results are recorded after the candidates are listed: a process whose attempt has just ended may
+        // not be among `hosts` yet.
+        let results: Vec<_> = self.results.1.try_iter().collect();
+        let attempts = results
             .into_iter()
-            .map(|ended| self.record_result(ended))
+            .map(|result| self.record_result(result))
             .collect();
-        let room = AT_ONCE.saturating_sub(self.under_way.len());
-        for candidate in candidates.into_iter().take(room) {
+        let free = MAX_ATTEMPTS.saturating_sub(self.running.len());
+        for candidate in candidates.into_iter().take(free) {
             self.start_attempt(candidate);
         }
         Ok(attempts)
     }
 
+    /// Lists the processes to attach to now, and drops the state of processes that have ended.
     fn candidates(
         &mut self,
         rules: &[ServiceRule],
         hosts: &HashSet<u32>,
         machine: &MachineInfo,
     ) -> anyhow::Result<Vec<AttachCandidate>> {
-        let mut living = HashSet::new();
+        let mut running = HashSet::new();
         let mut candidates = Vec::new();
         for (pid, program) in programs()? {
-            // It may have ended meanwhile.
+            // The process may have ended meanwhile.
             let Some(start) = start_ticks(pid) else {
                 continue;
             };
             let instance = machine.process_key_of(pid, start);
-            living.insert(instance.clone());
+            running.insert(instance.clone());
             let rule = rules.iter().find(|rule| rule.attaches(&program));
             let Some(rule) = rule.filter(|rule| !hosts.contains(&pid) && rule.includes(&instance))
             else {
                 continue;
             };
-            let tried = self.refused.get(&instance);
-            let is_resting = tried.is_some_and(|tried| Uptime::now().since(*tried) < rule.period);
-            if !is_resting && !self.under_way.contains_key(&instance) {
+            let tried = self.failed.get(&instance);
+            let is_pausing = tried.is_some_and(|tried| Uptime::now().since(*tried) < rule.period);
+            if !is_pausing && !self.running.contains_key(&instance) {
                 let name = format!("{program} {}/{pid}", machine.name);
                 candidates.push(AttachCandidate {
                     instance,
@@ -114,19 +118,20 @@ impl Attachments {
                 });
             }
         }
-        self.held.retain(|instance, _| living.contains(instance));
-        self.refused.retain(|instance, _| living.contains(instance));
+        self.attached
+            .retain(|instance, _| running.contains(instance));
+        self.failed.retain(|instance, _| running.contains(instance));
         Ok(candidates)
     }
 
     fn start_attempt(&mut self, candidate: AttachCandidate) {
         let AttachCandidate { instance, name, .. } = &candidate;
-        self.under_way.insert(instance.clone(), name.clone());
-        let ended = self.ended.0.clone();
+        self.running.insert(instance.clone(), name.clone());
+        let results = self.results.0.clone();
         thread::spawn(move || {
-            let attempt = memprof(&["attach", &candidate.pid.to_string(), "--for", LEASE]);
-            // An agent that has ended does not listen.
-            ended.send((candidate, attempt)).unwrap_or_default();
+            let attempt = memprof(&["attach", &candidate.pid.to_string(), "--for", ATTACH_LEASE]);
+            // Sending fails only if the agent has ended.
+            results.send((candidate, attempt)).unwrap_or_default();
         });
     }
 
@@ -136,40 +141,42 @@ impl Attachments {
             pid,
             name,
         } = candidate;
-        self.under_way.remove(&instance);
+        self.running.remove(&instance);
         match &attempt {
-            Ok(()) => self.held.insert(instance, pid).map(drop),
-            Err(_) => self.refused.insert(instance, Uptime::now()).map(drop),
+            Ok(()) => self.attached.insert(instance, pid).map(drop),
+            Err(_) => self.failed.insert(instance, Uptime::now()).map(drop),
         };
         (name, attempt)
     }
 
-    /// Waits for the attempts that run, but not for long.
+    /// Waits for running attempts, up to [`ATTEMPTS_TIMEOUT`]. Returns their results; those that still run
+    /// are errors.
     pub(crate) fn wait_for_attempts(&mut self) -> Vec<Attempt> {
-        let until = std::time::Instant::now() + ENDING;
+        let deadline = std::time::Instant::now() + ATTEMPTS_TIMEOUT;
         let mut attempts = Vec::new();
-        while !self.under_way.is_empty() {
-            let left = until.saturating_duration_since(std::time::Instant::now());
-            match self.ended.1.recv_timeout(left) {
-                Ok(ended) => attempts.push(self.record_result(ended)),
+        while !self.running.is_empty() {
+            let remaining = deadline.saturating_duration_since(std::time::Instant::now());
+            match self.results.1.recv_timeout(remaining) {
+                Ok(result) => attempts.push(self.record_result(result)),
                 Err(_) => break,
             }
         }
-        let left = self.under_way.drain().map(|(_, name)| {
-            let error = anyhow!("`memprof attach` still runs: its plugin leaves after {LEASE}");
+        let unfinished = self.running.drain().map(|(_, name)| {
+            let error =
+                anyhow!("`memprof attach` still runs: its plugin leaves after {ATTACH_LEASE}");
             (name, Err(error))
         });
-        attempts.extend(left);
+        attempts.extend(unfinished);
         attempts
     }
 
-    /// Takes the plugin out of every process that is still there. Returns what came of each.
+    /// Detaches the plugin from every attached process that still runs. Returns the results.
     pub(crate) fn detach(&mut self, machine: &MachineInfo) -> Vec<Attempt> {
-        let held = self.held.drain();
-        let left = held.filter(|(instance, pid)| {
+        let attached = self.attached.drain();
+        let running = attached.filter(|(instance, pid)| {
             start_ticks(*pid).is_some_and(|start| machine.process_key_of(*pid, start) == *instance)
         });
-        let detached = left.map(|(_, pid)| {
+        let detached = running.map(|(_, pid)| {
             let name = format!("{}/{pid}", machine.name);
             (name, memprof(&["detach", &pid.to_string()]))
         });
@@ -177,13 +184,14 @@ impl Attachments {
     }
 }
 
-/// The processes of this machine, but for this one, by the names of their programs' files.
+/// Process ids and file names of the programs that run on this machine, except this process.
 fn programs() -> anyhow::Result<Vec<(u32, String)>> {
     let entries = fs::read_dir("/proc").context("failed to read /proc")?;
     let pids = entries.flatten();
     let pids = pids.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
     let programs = pids.filter_map(|pid| {
-        // Another user's, or the kernel's, cannot be attached to.
+        // The link is unreadable for other users' processes and kernel threads, to which this user cannot
+        // attach.
         let program = fs::read_link(format!("/proc/{pid}/exe")).ok()?;
         let name = program.file_name()?.to_str()?;
         let name = name.strip_suffix(" (deleted)").unwrap_or(name);
@@ -192,20 +200,20 @@ fn programs() -> anyhow::Result<Vec<(u32, String)>> {
     Ok(programs.collect())
 }
 
-/// Runs `memprof`, which is installed with this program.
+/// Runs `memprof`, preferably the one beside this program. Fails with its error output.
 fn memprof(args: &[&str]) -> anyhow::Result<()> {
     let own = env::current_exe().context("failed to find this program")?;
-    let beside = own.with_file_name("memprof");
-    let program = match beside.exists() {
-        true => beside,
+    let sibling = own.with_file_name("memprof");
+    let program = match sibling.exists() {
+        true => sibling,
         false => PathBuf::from("memprof"),
     };
     let output = Command::new(&program).args(args).output();
     let output = output.with_context(|| format!("failed to run {}", program.display()))?;
     if !output.status.success() {
-        let said = String::from_utf8_lossy(&output.stderr);
-        let said = said.trim().trim_start_matches("memprof: ").to_owned();
-        bail!("memprof {} failed: {said}", args[0]);
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        let message = stderr.trim().trim_start_matches("memprof: ").to_owned();
+        bail!("memprof {} failed: {message}", args[0]);
     }
     Ok(())
 }

@@ -1,14 +1,14 @@
-//! The columns of rows that were read from a file of the store.
+//! Columns of rows that were read from a file of the store.
 
 use anyhow::Context as _;
 use arrow_array::cast::AsArray;
 use arrow_array::types::{Int32Type, Int64Type, TimestampMillisecondType};
 use arrow_array::{Array, RecordBatch};
 
-/// A batch's columns by name and type; one that is not there is damage.
+/// Columns of a batch by name and type. A missing column, or one of another type, is an error.
 pub(crate) struct Columns<'b>(pub(crate) &'b RecordBatch);
 
-/// A column of texts, each distinct one kept once.
+/// Column of texts, in which each distinct text is stored once.
 pub(crate) struct TextColumn<'b> {
     keys: &'b [i32],
     values: Vec<&'b str>,
@@ -21,32 +21,34 @@ impl<'b> Columns<'b> {
         Ok(column.as_ref())
     }
 
-    /// Numbers of 64 bits, none of them null.
+    /// Column of 64-bit numbers without null.
     pub(crate) fn numbers(&self, name: &str) -> anyhow::Result<&'b [i64]> {
         let column = self.array(name)?.as_primitive_opt::<Int64Type>();
         let column = column.filter(|column| column.null_count() == 0);
         Ok(column.with_context(|| wrong_type(name))?.values())
     }
 
-    /// The same, where each may be null.
+    /// Column of 64-bit numbers that may be null.
     pub(crate) fn nullable(&self, name: &str) -> anyhow::Result<Vec<Option<i64>>> {
         let column = self.array(name)?.as_primitive_opt::<Int64Type>();
         Ok(column.with_context(|| wrong_type(name))?.iter().collect())
     }
 
-    /// The same of a column that older files lack: null in each row.
-    pub(crate) fn added(&self, name: &str) -> anyhow::Result<Vec<Option<i64>>> {
+    /// Column of nullable 64-bit numbers that older files lack: null in each row then.
+    pub(crate) fn nullable_or_missing(&self, name: &str) -> anyhow::Result<Vec<Option<i64>>> {
         match self.0.column_by_name(name) {
             Some(_) => self.nullable(name),
             None => Ok(vec![None; self.0.num_rows()]),
         }
     }
 
+    /// Column `pid`.
     pub(crate) fn pids(&self) -> anyhow::Result<&'b [i32]> {
         let column = self.array("pid")?.as_primitive_opt::<Int32Type>();
         Ok(column.with_context(|| wrong_type("pid"))?.values())
     }
 
+    /// Column of times without null, in milliseconds since 1970.
     pub(crate) fn times(&self, name: &str) -> anyhow::Result<&'b [i64]> {
         let column = self
             .array(name)?
@@ -55,34 +57,42 @@ impl<'b> Columns<'b> {
         Ok(column.with_context(|| wrong_type(name))?.values())
     }
 
+    /// Column of texts without null, as a dictionary.
     pub(crate) fn texts(&self, name: &str) -> anyhow::Result<TextColumn<'b>> {
-        let wrong = || wrong_type(name);
+        let type_error = || wrong_type(name);
         let column = self
             .array(name)?
             .as_dictionary_opt::<Int32Type>()
-            .with_context(wrong)?;
-        let values = column.values().as_string_opt::<i32>().with_context(wrong)?;
+            .with_context(type_error)?;
+        let values = column
+            .values()
+            .as_string_opt::<i32>()
+            .with_context(type_error)?;
         let keys = column.keys();
-        let is_whole = keys.null_count() == 0 && values.null_count() == 0;
-        anyhow::ensure!(is_whole, wrong());
+        let has_no_null = keys.null_count() == 0 && values.null_count() == 0;
+        anyhow::ensure!(has_no_null, type_error());
         Ok(TextColumn {
             keys: keys.values(),
             values: values.iter().flatten().collect(),
         })
     }
 
-    /// The lists of texts of each row.
+    /// Column with a list of texts in each row.
     pub(crate) fn lists(&self, name: &str) -> anyhow::Result<Vec<Vec<String>>> {
-        let wrong = || wrong_type(name);
-        let column = self.array(name)?.as_list_opt::<i32>().with_context(wrong)?;
+        let type_error = || wrong_type(name);
+        let column = self
+            .array(name)?
+            .as_list_opt::<i32>()
+            .with_context(type_error)?;
         let lists = column.iter().map(|list| {
-            let list = list.with_context(wrong)?;
-            let texts = list.as_string_opt::<i32>().with_context(wrong)?;
+            let list = list.with_context(type_error)?;
+            let texts = list.as_string_opt::<i32>().with_context(type_error)?;
             Ok(texts.iter().flatten().map(str::to_owned).collect())
         });
         lists.collect()
     }
 
+    /// Column of texts without a dictionary; nulls are left out.
     pub(crate) fn plain(&self, name: &str) -> anyhow::Result<Vec<&'b str>> {
         let column = self.array(name)?.as_string_opt::<i32>();
         Ok(column
@@ -92,17 +102,20 @@ impl<'b> Columns<'b> {
             .collect())
     }
 
-    /// The labels of each row.
+    /// Column `labels`: keys and values of each row.
     pub(crate) fn labels(&self) -> anyhow::Result<Vec<Vec<(String, String)>>> {
-        let wrong = || wrong_type("labels");
-        let column = self.array("labels")?.as_map_opt().with_context(wrong)?;
+        let type_error = || wrong_type("labels");
+        let column = self
+            .array("labels")?
+            .as_map_opt()
+            .with_context(type_error)?;
         let maps = column.iter().map(|entries| {
-            let entries = entries.with_context(wrong)?;
-            let text = |at: usize| {
+            let entries = entries.with_context(type_error)?;
+            let text = |index: usize| {
                 entries
-                    .column(at)
+                    .column(index)
                     .as_string_opt::<i32>()
-                    .with_context(wrong)
+                    .with_context(type_error)
             };
             let pairs = text(0)?.iter().zip(text(1)?.iter());
             Ok(pairs
@@ -114,20 +127,23 @@ impl<'b> Columns<'b> {
 }
 
 impl<'b> TextColumn<'b> {
+    /// Text of a row.
     pub(crate) fn get(&self, row: usize) -> &'b str {
         self.values[self.keys[row] as usize]
     }
 
-    /// By row: the index of its text in [`values`](Self::values).
+    /// Index of each row's text in [`values`](Self::values).
     pub(crate) fn keys(&self) -> &'b [i32] {
         self.keys
     }
 
+    /// Distinct texts.
     pub(crate) fn values(&self) -> &[&'b str] {
         &self.values
     }
 }
 
+/// Message for a column of another type.
 fn wrong_type(column: &str) -> String {
     format!("its column {column} is of another type")
 }

@@ -1,8 +1,8 @@
-//! The files of each hour that is over, merged into one: agents write small ones.
+//! Merges the small files of agents into one per hour, after the hour.
 //!
-//! A merged file names the files that are in it, and from then on these do not count: the one write of it
-//! is the moment of the change, and they are deleted afterwards. Merged files are numbered by the hour and
-//! created only where none of that number is, so that of two that merge the same hour one wins.
+//! A merged file lists the files that it contains, and these do not count from then on: its single write is
+//! the moment of the change, and they are deleted afterwards. Merged files of an hour are numbered, and one
+//! is created only if the number is free, so that only one of two concurrent merges succeeds.
 
 use std::collections::{BTreeMap, HashMap};
 use std::process::ExitCode;
@@ -18,35 +18,39 @@ use crate::schema::{INCOMING, Rows, SAMPLER_COUNTS, Table, Totals};
 use crate::store::{CreateOutcome, Object, Store};
 use crate::time::{Hour, Instant};
 
-/// How long after its end an hour's files are waited for.
-pub(crate) const GRACE: Duration = Duration::from_secs(20 * 60);
+/// Time after an hour's end in which its files may still arrive.
+pub(crate) const GRACE_PERIOD: Duration = Duration::from_secs(20 * 60);
 
-/// How many files were merged, and into how many.
+/// Numbers of merged files, and of files into which they were merged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct CompactStats {
     pub(crate) files: usize,
-    pub(crate) into: usize,
+    pub(crate) merged_into: usize,
 }
 
-/// `memprof fleet compact`
+/// Runs `memprof fleet compact`.
 pub(crate) fn run(config: &Config) -> anyhow::Result<ExitCode> {
     let store = Arc::new(Store::open(&config.store)?);
-    let done = compact(&store, Instant::now().before(GRACE))?;
-    print(&format!("merged {} files into {}", done.files, done.into))?;
+    let stats = compact(&store, Instant::now().before(GRACE_PERIOD))?;
+    print(&format!(
+        "merged {} files into {}",
+        stats.files, stats.merged_into
+    ))?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// Merges the files of all hours that ended before `until`.
+/// Merges the files of all hours that ended before `until`. Files that cannot be read are noted and left as
+/// they are.
 pub(crate) fn compact(store: &Arc<Store>, until: Instant) -> anyhow::Result<CompactStats> {
-    let mut done = CompactStats::default();
+    let mut stats = CompactStats::default();
     for table in Table::ALL {
         let found = files(store, table, (Instant(0), until))?;
-        // What was merged before, and not deleted.
+        // These files were merged before, but not deleted.
         for object in &found.merged {
             store.delete(&object.name)?;
         }
-        for (name, why) in &found.damaged {
-            note(&format!("{name} is left as it is: {why}"));
+        for (name, reason) in &found.damaged {
+            note(&format!("{name} is left as it is: {reason}"));
         }
         let mut by_hour: BTreeMap<&Hour, Vec<&Object>> = BTreeMap::new();
         for (hour, object) in &found.counted {
@@ -56,16 +60,17 @@ pub(crate) fn compact(store: &Arc<Store>, until: Instant) -> anyhow::Result<Comp
             }
         }
         for (hour, objects) in by_hour {
-            let merged = merge(store, table, hour, &objects)?;
-            done.files += merged;
-            done.into += usize::from(merged > 0);
+            let merged = merge_hour(store, table, hour, &objects)?;
+            stats.files += merged;
+            stats.merged_into += usize::from(merged > 0);
         }
     }
-    Ok(done)
+    Ok(stats)
 }
 
-/// Merges the files of an hour. Returns how many.
-fn merge(
+/// Merges the files of an hour. Returns their number; 0 if there was nothing to merge, or another agent was
+/// faster.
+fn merge_hour(
     store: &Arc<Store>,
     table: Table,
     hour: &Hour,
@@ -75,9 +80,9 @@ fn merge(
     let mut contexts = HashMap::new();
     let mut sources = Vec::new();
     for object in objects {
-        match read(store, table, object) {
-            Ok(of_file) => {
-                rows.add(of_file, &mut contexts);
+        match read_rows(store, table, object) {
+            Ok(file_rows) => {
+                rows.add(file_rows, &mut contexts);
                 sources.push(object.name.clone());
             }
             Err(error) => note(&format!("{} is left as it is: {error:#}", object.name)),
@@ -87,7 +92,7 @@ fn merge(
         return Ok(0);
     };
     let directory = format!("{}/{}", table.name(), hour.directory());
-    // Those that were pruned by hand leave holes: the next number is behind the last.
+    // Numbers may be missing, because files were deleted by hand: the next number follows the last.
     let numbers = store.list(&directory)?.into_iter().filter_map(|object| {
         let name = object
             .name
@@ -100,7 +105,8 @@ fn merge(
     let next = numbers.max().map_or(0, |last| last + 1);
     let name = format!("{directory}/{next:05}.parquet");
     if store.create(&name, bytes.into())? == CreateOutcome::Exists {
-        // It may be ours, and its answer lost: who comes next finds out from what it names.
+        // The file may be this agent's, if the reply to its write was lost: the next run finds out by the
+        // files that it lists.
         note(&format!(
             "{name} was written meanwhile: that hour is looked at the next time"
         ));
@@ -113,7 +119,7 @@ fn merge(
 }
 
 impl Rows {
-    /// Adds the rows of another file. `known` are the contexts by process and time.
+    /// Adds the rows of another file. `known` has the index of each context, by process and time.
     fn add(&mut self, other: Self, known: &mut HashMap<(String, Instant), usize>) {
         let contexts: Vec<usize> = other
             .contexts
@@ -136,16 +142,16 @@ impl Rows {
     }
 }
 
-/// Reads all of a file.
+/// Checks that all rows of a file can be read.
 pub(crate) fn verify_file(store: &Arc<Store>, table: Table, object: &Object) -> anyhow::Result<()> {
-    read(store, table, object).map(drop)
+    read_rows(store, table, object).map(drop)
 }
 
-/// All rows of a file.
-fn read(store: &Arc<Store>, table: Table, object: &Object) -> anyhow::Result<Rows> {
+/// Reads all rows of a file.
+fn read_rows(store: &Arc<Store>, table: Table, object: &Object) -> anyhow::Result<Rows> {
     let mut rows = Rows::default();
     let mut known = HashMap::new();
-    scan(store, object, columns(table), None, |batch| {
+    scan(store, object, column_names(table), None, |batch| {
         let columns = Columns(batch);
         match table {
             Table::Samples => read_samples(&columns, &mut rows, &mut known),
@@ -156,7 +162,8 @@ fn read(store: &Arc<Store>, table: Table, object: &Object) -> anyhow::Result<Row
     Ok(rows)
 }
 
-fn columns(table: Table) -> &'static [&'static str] {
+/// Names of the columns that are read of a table.
+fn column_names(table: Table) -> &'static [&'static str] {
     match table {
         Table::Stacks => &["stack_id", "function", "frames", "modules"],
         Table::Samples => &[
@@ -215,27 +222,27 @@ fn read_samples(
         columns.nullable("alloc_bytes")?,
         columns.nullable("alloc_objects")?,
     ];
-    let contexts = Contexts::new(columns)?;
+    let contexts = ContextColumns::new(columns)?;
     let mut last = None;
-    for (at, time) in times.iter().enumerate() {
-        let run = (instance.keys()[at], *time);
+    for (row, time) in times.iter().enumerate() {
+        let run = (instance.keys()[row], *time);
         let index = match last {
             Some((same, index)) if same == run => index,
             _ => {
-                let key = (instance.get(at).to_owned(), Instant(*time));
+                let key = (instance.get(row).to_owned(), Instant(*time));
                 *known.entry(key).or_insert_with(|| {
-                    rows.contexts.push(contexts.get(at));
+                    rows.contexts.push(contexts.get(row));
                     rows.contexts.len() - 1
                 })
             }
         };
         last = Some((run, index));
         let sample = Sample {
-            stack_id: ids[at],
-            inuse_bytes: inuse[0][at],
-            inuse_objects: inuse[1][at],
-            alloc: alloc[0][at]
-                .zip(alloc[1][at])
+            stack_id: ids[row],
+            inuse_bytes: inuse[0][row],
+            inuse_objects: inuse[1][row],
+            alloc: alloc[0][row]
+                .zip(alloc[1][row])
                 .map(|(bytes, objects)| [bytes, objects]),
         };
         rows.samples.push((index, sample));
@@ -257,21 +264,21 @@ fn read_profiles(columns: &Columns<'_>, rows: &mut Rows) -> anyhow::Result<()> {
         columns.nullable("rss_bytes")?,
         columns.nullable("clock_offset_ms")?,
     );
-    let [taken, lost] = SAMPLER_COUNTS.map(|name| columns.added(name));
+    let [taken, lost] = SAMPLER_COUNTS.map(|name| columns.nullable_or_missing(name));
     let (taken, lost) = (taken?, lost?);
-    let contexts = Contexts::new(columns)?;
-    for (at, samples) in samples.iter().enumerate() {
+    let contexts = ContextColumns::new(columns)?;
+    for (row, samples) in samples.iter().enumerate() {
         rows.contexts.push(ProfileContext {
-            rss_bytes: rss[at],
-            clock_offset_ms: clock[at],
-            sampler: SamplerCounts::new(taken[at], lost[at]),
-            ..contexts.get(at)
+            rss_bytes: rss[row],
+            clock_offset_ms: clock[row],
+            sampler: SamplerCounts::new(taken[row], lost[row]),
+            ..contexts.get(row)
         });
         let totals = Totals {
             samples: *samples,
-            inuse: [inuse[0][at], inuse[1][at]],
-            alloc: alloc[0][at]
-                .zip(alloc[1][at])
+            inuse: [inuse[0][row], inuse[1][row]],
+            alloc: alloc[0][row]
+                .zip(alloc[1][row])
                 .map(|(bytes, objects)| [bytes, objects]),
         };
         rows.profiles.push((rows.contexts.len() - 1, totals));
@@ -299,8 +306,8 @@ fn read_stacks(columns: &Columns<'_>, rows: &mut Rows) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The columns that samples and profiles have in common.
-struct Contexts<'b> {
+/// Columns that samples and profiles have in common.
+struct ContextColumns<'b> {
     times: [&'b [i64]; 2],
     texts: [crate::columns::TextColumn<'b>; 5],
     pid: &'b [i32],
@@ -308,7 +315,7 @@ struct Contexts<'b> {
     interval: &'b [i64],
 }
 
-impl<'b> Contexts<'b> {
+impl<'b> ContextColumns<'b> {
     fn new(columns: &Columns<'b>) -> anyhow::Result<Self> {
         Ok(Self {
             times: [columns.times("time")?, columns.times("start_time")?],
@@ -325,6 +332,7 @@ impl<'b> Contexts<'b> {
         })
     }
 
+    /// Context of a row.
     fn get(&self, row: usize) -> ProfileContext {
         let [service, instance, host, build_id, trigger] = self
             .texts

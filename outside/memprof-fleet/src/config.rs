@@ -1,4 +1,4 @@
-//! `/etc/memprof/fleet.toml`: where the profiles are, and of what they are taken.
+//! Configuration file `/etc/memprof/fleet.toml`: the store, and the processes to profile.
 
 use std::collections::BTreeMap;
 use std::env;
@@ -11,42 +11,43 @@ use anyhow::Context;
 use serde::Deserialize;
 
 use crate::args::{BusArgs, StoreArgs};
-use crate::output::{USAGE, coded};
+use crate::output::{USAGE, exit_error};
 use crate::policy::ServiceRule;
 use crate::units::{duration, size};
 
-const DEFAULT: &str = "/etc/memprof/fleet.toml";
+/// Path of the configuration file unless the command line names another.
+const DEFAULT_PATH: &str = "/etc/memprof/fleet.toml";
 
-/// The configuration. Unknown keys are errors.
+/// Configuration of a command. Unknown keys are errors.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct Config {
-    /// The store's address.
+    /// URL of the store.
     pub(crate) store: String,
-    /// The directory in which profiles wait for the store.
+    /// Directory in which profiles wait for the store.
     pub(crate) spool: PathBuf,
-    /// The most bytes that wait there: above that no profile is taken.
+    /// Most bytes in the spool; while it has more, no profile is taken.
     #[serde(deserialize_with = "size")]
     pub(crate) spool_limit: u64,
-    /// How long profiles are kept in the store.
+    /// Time for which profiles are kept in the store.
     #[serde(deserialize_with = "duration")]
     pub(crate) keep: Duration,
-    /// The longest time that a profile waits for others, with which it shares a file.
+    /// Longest time for which a profile waits for others, with which it shares a file.
     #[serde(deserialize_with = "duration")]
     pub(crate) batch: Duration,
-    /// How agents are reached.
+    /// NATS server that connects agents.
     pub(crate) nats: Nats,
-    /// Where scrapers reach this machine's hosts.
+    /// HTTP server of an agent, for scrapers.
     pub(crate) http: Http,
-    /// What each profile of this machine is marked with.
+    /// Labels of each profile of this machine.
     pub(crate) labels: BTreeMap<String, String>,
-    /// Which hosts; the first rule that fits a service counts.
+    /// Rules of services; the first that matches a service's name applies.
     pub(crate) service: Vec<ServiceRule>,
 }
 
 impl Default for Config {
     fn default() -> Self {
-        let state = state();
+        let state = state_dir();
         Self {
             store: format!("file://{}", state.join("fleet").display()),
             spool: state.join("fleet-spool"),
@@ -62,21 +63,24 @@ impl Default for Config {
 }
 
 impl Config {
-    /// The file's configuration, and what the command line says of it.
-    pub(crate) fn read(at: &StoreArgs) -> anyhow::Result<Self> {
-        let path = at.config.as_deref().unwrap_or(Path::new(DEFAULT));
+    /// Reads the configuration file, and overrides it by the command line and the environment.
+    ///
+    /// # Errors
+    /// The file cannot be read, or is invalid (exit code 2).
+    pub(crate) fn read(args: &StoreArgs) -> anyhow::Result<Self> {
+        let path = args.config.as_deref().unwrap_or(Path::new(DEFAULT_PATH));
         let mut config = match std::fs::read_to_string(path) {
-            Err(error) if error.kind() == ErrorKind::NotFound && at.config.is_none() => {
+            Err(error) if error.kind() == ErrorKind::NotFound && args.config.is_none() => {
                 Self::default()
             }
             text => {
                 let text = text.with_context(|| format!("failed to read {}", path.display()))?;
-                let wrong = |error| coded(USAGE, format!("{}: {error}", path.display()));
-                toml::from_str(&text).map_err(|error| wrong(error.to_string()))?
+                let invalid = |error| exit_error(USAGE, format!("{}: {error}", path.display()));
+                toml::from_str(&text).map_err(|error| invalid(error.to_string()))?
             }
         };
         let environment = || env::var("MEMPROF_STORE").ok();
-        if let Some(store) = at.store.clone().or_else(environment) {
+        if let Some(store) = args.store.clone().or_else(environment) {
             config.store = store;
         }
         if let Ok(nats) = env::var("MEMPROF_NATS") {
@@ -85,8 +89,8 @@ impl Config {
         Ok(config)
     }
 
-    /// With what the command line says of the bus.
-    pub(crate) fn with(mut self, bus: &BusArgs) -> Self {
+    /// Overrides the NATS server by the command line.
+    pub(crate) fn with_bus(mut self, bus: &BusArgs) -> Self {
         let BusArgs {
             nats,
             nkey_file,
@@ -101,26 +105,32 @@ impl Config {
     }
 }
 
-/// `[nats]`: the server over which agents are asked.
+/// `[nats]`: the server over which agents receive requests.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct Nats {
-    /// Its address. Without one there is no bus.
+    /// URL of the server. `None`: agents receive no requests.
     pub(crate) url: Option<String>,
-    /// The seed of a user of the server.
+    /// File with the seed of a user of the server.
     pub(crate) nkey_file: Option<PathBuf>,
-    /// The certificates that sign the server's; the system's where it is not set.
+    /// File with the certificates that sign the server's. `None`: the system's.
     pub(crate) ca_file: Option<PathBuf>,
 }
 
 impl Nats {
-    /// The address, which must be one.
+    /// URL of the server.
+    ///
+    /// # Errors
+    /// None is configured, or it has another scheme than `nats` or `tls` (exit code 2).
     pub(crate) fn url(&self) -> anyhow::Result<&str> {
         let missing = "no NATS server is configured: give --nats URL, or set `url` in [nats] of the configuration";
-        let url = self.url.as_deref().ok_or_else(|| coded(USAGE, missing))?;
+        let url = self
+            .url
+            .as_deref()
+            .ok_or_else(|| exit_error(USAGE, missing))?;
         match url.split_once("://") {
             Some(("nats" | "tls", _)) => Ok(url),
-            _ => Err(coded(
+            _ => Err(exit_error(
                 USAGE,
                 format!("{url:?} is not a NATS server: give nats://HOST:4222 or tls://HOST:4222"),
             )),
@@ -128,20 +138,20 @@ impl Nats {
     }
 }
 
-/// `[http]`: where an agent serves metrics and profiles.
+/// `[http]`: address on which an agent serves metrics and profiles.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct Http {
-    /// The address. Without one nothing is served.
+    /// Address to listen on. `None`: nothing is served.
     pub(crate) listen: Option<SocketAddr>,
-    /// Whoever asks must bring this token; without it, only this user and root may ask.
+    /// File with the token that clients must send. `None`: only this user and root are served.
     pub(crate) token_file: Option<PathBuf>,
-    /// Names by which clients call the server, besides localhost.
+    /// Host names of the server that clients may use, besides localhost.
     pub(crate) allow_host: Vec<String>,
 }
 
-/// Where this user's programs keep what has to last.
-fn state() -> PathBuf {
+/// Directory for persistent state of this user's programs.
+fn state_dir() -> PathBuf {
     let set = |name| env::var_os(name).filter(|value| !value.is_empty());
     match (set("XDG_STATE_HOME"), set("HOME")) {
         (Some(state), _) => PathBuf::from(state).join("memprof"),
@@ -157,7 +167,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_cannot_be_meant_is_refused() {
+    fn invalid_values_are_errors() {
         let check = |text: &str, expected: &str| {
             let error = toml::from_str::<Config>(text).unwrap_err().to_string();
             assert!(error.contains(expected), "{error}");
@@ -171,14 +181,14 @@ mod tests {
     }
 
     #[test]
-    fn every_key_is_in_the_reference() {
+    fn every_key_is_documented() {
         let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../CONFIGURATION.md");
         let reference = std::fs::read_to_string(file).unwrap();
         let section = reference.split("## The fleet's file").nth(1).unwrap();
         let example = section.split("```").nth(1).unwrap();
         let written: toml::Table = toml::from_str(example.trim_start_matches("toml")).unwrap();
         toml::from_str::<Config>(example.trim_start_matches("toml")).unwrap();
-        // A key that does not exist is refused with all that do.
+        // The error for an unknown key lists all known ones.
         let known = |text: &str| {
             let error = toml::from_str::<Config>(text).unwrap_err().to_string();
             let listed = error.split("expected ").nth(1).unwrap();

@@ -1,4 +1,4 @@
-//! `memprof fleet doctor`: what is wrong with the spool and the store.
+//! `memprof fleet doctor`: checks the spool and the store.
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -14,15 +14,16 @@ use crate::spool::pending_bytes;
 use crate::store::{CreateOutcome, Store};
 use crate::time::Instant;
 
-/// Where it is tried out whether the store does what is needed.
-const PROBE: &str = "doctor";
+/// Folder of objects for a test of the store.
+const PROBE_FOLDER: &str = "doctor";
 
+/// Runs `memprof fleet doctor`.
 pub(crate) fn run(config: &Config) -> anyhow::Result<ExitCode> {
     let mut findings = Vec::new();
-    let waiting = pending_bytes(&config.spool)?;
-    if waiting > config.spool_limit {
+    let pending = pending_bytes(&config.spool)?;
+    if pending > config.spool_limit {
         findings.push(format!(
-            "{} is full: {waiting} bytes wait for the store, and no profile is taken; the agent's log says why",
+            "{} is full: {pending} bytes wait for the store, and no profile is taken; the agent's log says why",
             config.spool.display()
         ));
     }
@@ -35,7 +36,7 @@ pub(crate) fn run(config: &Config) -> anyhow::Result<ExitCode> {
         findings
             .extend(foreign.map(|name| format!("{name} is not a file of memprof's: move it away")));
         let damaged = found.damaged.into_iter();
-        findings.extend(damaged.map(|(name, why)| format!("{name} is damaged: {why}")));
+        findings.extend(damaged.map(|(name, reason)| format!("{name} is damaged: {reason}")));
         for (_, object) in &found.counted {
             counted += 1;
             if let Err(error) = verify_file(&store, table, object) {
@@ -44,7 +45,7 @@ pub(crate) fn run(config: &Config) -> anyhow::Result<ExitCode> {
         }
     }
     print(&format!(
-        "{}: {counted} files; {waiting} bytes wait in {}",
+        "{}: {counted} files; {pending} bytes wait in {}",
         store.url(),
         config.spool.display()
     ))?;
@@ -54,18 +55,22 @@ pub(crate) fn run(config: &Config) -> anyhow::Result<ExitCode> {
     Ok(u8::from(!findings.is_empty()).into())
 }
 
-/// Whether an object that exists is left as it is, which all counting once depends on.
+/// Tests whether the store refuses to create an object that exists: without that, profiles may count twice.
+/// Returns a finding if it does not refuse.
 fn probe_store(store: &Store) -> anyhow::Result<Option<String>> {
-    let name = format!("{PROBE}/{}", content_name(Instant::now().text().as_bytes()));
+    let name = format!(
+        "{PROBE_FOLDER}/{}",
+        content_name(Instant::now().text().as_bytes())
+    );
     let [first, second] = [Bytes::from_static(b"first"), Bytes::from_static(b"second")];
     let created = [
         store.create(&name, first.clone())?,
         store.create(&name, second)?,
     ];
-    let left = store.read(&name)?;
+    let stored = store.read(&name)?;
     store.delete(&name)?;
-    let holds = created == [CreateOutcome::New, CreateOutcome::Exists] && left == first;
-    Ok((!holds).then(|| {
+    let is_conditional = created == [CreateOutcome::New, CreateOutcome::Exists] && stored == first;
+    Ok((!is_conditional).then(|| {
         "the store overwrites objects in spite of If-None-Match: profiles may be lost or counted twice; use one \
          that supports conditional writes"
             .to_owned()

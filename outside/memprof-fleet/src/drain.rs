@@ -1,4 +1,4 @@
-//! From the spool to the store: each file once, whatever is killed when.
+//! Moves files from the spool to the store, each exactly once, no matter when the agent is killed.
 
 use std::fs;
 
@@ -9,52 +9,55 @@ use crate::spool::Spool;
 use crate::store::{CreateOutcome, Store};
 use crate::time::Instant;
 
-/// How many files reached the store, and what its clock showed.
+/// Number of files that were moved, and a comparison of the clocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct DrainStats {
     pub(crate) files: usize,
-    /// How far this machine's clock is ahead of the store's, where that is another machine.
+    /// Milliseconds by which this machine's clock is ahead of the store's. `None` if no file was created.
     pub(crate) clock_offset_ms: Option<i64>,
 }
 
-/// Moves every file of the outbox to the store. A file leaves the spool when the store has shown one of the
-/// same bytes: neither the answer to a write, which may be lost, nor "exists" is believed.
+/// Moves every file of the outbox to the store. A file leaves the spool only when the store shows an object
+/// with the same bytes: the reply to a write may be lost, and an existing object may be foreign.
+///
+/// # Errors
+/// A request fails, or an object with other bytes exists.
 pub(crate) fn drain(spool: &Spool, store: &Store) -> anyhow::Result<DrainStats> {
-    let mut drained = DrainStats::default();
+    let mut stats = DrainStats::default();
     let mut foreign = None;
     for outgoing in spool.outgoing()? {
-        let failed = || outgoing.file.display().to_string();
-        let bytes = Bytes::from(fs::read(&outgoing.file).with_context(failed)?);
+        let failed = || outgoing.path.display().to_string();
+        let bytes = Bytes::from(fs::read(&outgoing.path).with_context(failed)?);
         let before = Instant::now();
         let created = store.create(&outgoing.name, bytes.clone())?;
-        let shown = store.head(&outgoing.name)?;
-        let shown = shown.filter(|object| object.size == bytes.len() as u64);
-        let is_same = match (created, &shown) {
+        let stored = store.head(&outgoing.name)?;
+        let stored = stored.filter(|object| object.size == bytes.len() as u64);
+        let is_same = match (created, &stored) {
             (_, None) => false,
             (CreateOutcome::New, Some(_)) => true,
             (CreateOutcome::Exists, Some(_)) => store.read(&outgoing.name)? == bytes,
         };
         if !is_same {
-            // An operator must look at it; the files behind it need not wait for that.
+            // An operator must look at the object; the following files do not wait for that.
             foreign = Some(format!(
                 "{}: {} is not what was written; {} stays in the spool; move the store's file away if it is foreign",
                 store.url(),
                 outgoing.name,
-                outgoing.file.display()
+                outgoing.path.display()
             ));
             continue;
         }
         if created == CreateOutcome::New
-            && let Some(object) = shown
+            && let Some(object) = stored
         {
-            drained.clock_offset_ms = Some(before.0 - object.written.0);
+            stats.clock_offset_ms = Some(before.0 - object.written.0);
         }
-        fs::remove_file(&outgoing.file).with_context(failed)?;
-        drained.files += 1;
+        fs::remove_file(&outgoing.path).with_context(failed)?;
+        stats.files += 1;
     }
     match foreign {
         Some(foreign) => bail!(foreign),
-        None => Ok(drained),
+        None => Ok(stats),
     }
 }
 
@@ -63,13 +66,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_foreign_object_in_the_store_keeps_no_other_file_in_the_spool() {
+    fn foreign_object_in_store_does_not_block_other_files() {
         let check = |foreign: &[u8]| {
-            let place = tempfile::tempdir().unwrap();
-            let (spool, objects) = (place.path().join("spool"), place.path().join("store"));
+            let directory = tempfile::tempdir().unwrap();
+            let (spool, objects) = (
+                directory.path().join("spool"),
+                directory.path().join("store"),
+            );
             let store = Store::open(&format!("file://{}", objects.display())).unwrap();
             let spool = Spool::open(&spool).unwrap();
-            let outbox = place.path().join("spool/outbox");
+            let outbox = directory.path().join("spool/outbox");
             for name in ["a", "b", "c"] {
                 fs::write(outbox.join(format!("samples!{name}")), "written").unwrap();
             }
@@ -80,9 +86,9 @@ mod tests {
                 error.contains("samples/a is not what was written"),
                 "{error}"
             );
-            let left = spool.outgoing().unwrap();
-            let left: Vec<_> = left.iter().map(|one| one.name.as_str()).collect();
-            assert_eq!(left, ["samples/a"]);
+            let remaining = spool.outgoing().unwrap();
+            let remaining: Vec<_> = remaining.iter().map(|file| file.name.as_str()).collect();
+            assert_eq!(remaining, ["samples/a"]);
             assert_eq!(store.read("samples/a").unwrap(), foreign);
             assert_eq!(store.read("samples/c").unwrap(), "written");
         };

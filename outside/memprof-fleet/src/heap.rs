@@ -1,4 +1,4 @@
-//! A heap profile of one dump, as the rows of the tables have it.
+//! Heap profile of one dump, in the form of the tables' rows.
 
 use std::collections::HashMap;
 use std::mem;
@@ -11,10 +11,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::process_profile::{Frame, Sample, SamplerCounts, Stack, stack_id};
 
-/// Samples and stacks of one process, by the ids of the stacks.
+/// Samples and stacks of one process, sorted by stack id.
 #[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Heap {
-    /// That of the program's file; empty where it has none.
+    /// Build id of the program's file; empty if it has none.
     pub(crate) build_id: String,
     pub(crate) sampler: Option<SamplerCounts>,
     pub(crate) samples: Vec<Sample>,
@@ -22,7 +22,7 @@ pub(crate) struct Heap {
 }
 
 impl Heap {
-    /// Adds another allocator's of the same process.
+    /// Adds the heap of another allocator in the same process.
     pub(crate) fn add(&mut self, other: Self) {
         if !other.build_id.is_empty() {
             self.build_id = other.build_id;
@@ -33,32 +33,36 @@ impl Heap {
             .into_iter()
             .chain(other.samples);
         let stacks = mem::take(&mut self.stacks).into_iter().chain(other.stacks);
-        let mut both: Vec<_> = samples.zip(stacks).collect();
-        both.sort_by_key(|(sample, _)| sample.stack_id);
-        both.dedup_by(|(later, _), (first, _)| {
-            let is_same = later.stack_id == first.stack_id;
-            if is_same {
+        let mut rows: Vec<_> = samples.zip(stacks).collect();
+        rows.sort_by_key(|(sample, _)| sample.stack_id);
+        rows.dedup_by(|(later, _), (first, _)| {
+            let is_same_stack = later.stack_id == first.stack_id;
+            if is_same_stack {
                 *first = first.plus(*later);
             }
-            is_same
+            is_same_stack
         });
-        (self.samples, self.stacks) = both.into_iter().unzip();
+        (self.samples, self.stacks) = rows.into_iter().unzip();
     }
 }
 
-/// Reads a dump. Its functions have names where there are `sources`.
+/// Reads a dump. Symbolizes its functions if `sources` are given.
 pub(crate) fn read(mut bytes: &[u8], sources: Option<&Sources>) -> anyhow::Result<Heap> {
     let input = Input {
         name: "the dump",
         bytes: &mut bytes,
     };
-    let mut named = memprof_report::read(input, sources, &Options::default(), &|_, _| ())?;
-    drop_memprof_stacks(&mut named.profile, &named.names, &named.depths);
-    let main = named.profile.main_file();
+    let mut symbolized = memprof_report::read(input, sources, &Options::default(), &|_, _| ())?;
+    drop_memprof_stacks(
+        &mut symbolized.profile,
+        &symbolized.names,
+        &symbolized.depths,
+    );
+    let main = symbolized.profile.main_file();
     let build_id = main.and_then(|main| main.build_id.clone());
-    let sampler = sampler_counts(&named.profile.origin);
+    let sampler = sampler_counts(&symbolized.profile.origin);
     let mut sums = StackSums::default();
-    sums.add(&named);
+    sums.add(&symbolized);
     let (samples, stacks) = sums.into_parts();
     Ok(Heap {
         build_id: build_id.unwrap_or_default(),
@@ -68,23 +72,24 @@ pub(crate) fn read(mut bytes: &[u8], sources: Option<&Sources>) -> anyhow::Resul
     })
 }
 
+/// Counts of memprof's sampler. `None` if the allocator sampled.
 fn sampler_counts(origin: &ProfileOrigin) -> Option<SamplerCounts> {
     let count = |count: Option<u64>| count.and_then(|count| i64::try_from(count).ok());
     SamplerCounts::new(count(origin.samples), count(origin.lost_samples))
 }
 
-/// Profiles of one process, summed by stack.
+/// Samples of one process, summed by stack.
 #[derive(Default)]
 struct StackSums {
     by_stack: HashMap<i64, (Sample, Stack)>,
 }
 
 impl StackSums {
-    fn add(&mut self, named: &SymbolizedProfile) {
-        let whose = function_origins(named);
-        let profile = &named.profile;
+    fn add(&mut self, symbolized: &SymbolizedProfile) {
+        let origins = function_origins(symbolized);
+        let profile = &symbolized.profile;
         for sample in &profile.samples {
-            let frames = frames(named, sample.stack);
+            let frames = frames(symbolized, sample.stack);
             let id = stack_id(&frames);
             let [alloc_objects, alloc_bytes, inuse_objects, inuse_bytes] = sample.values.0;
             let alloc = [alloc_bytes, alloc_objects];
@@ -96,7 +101,7 @@ impl StackSums {
                 };
                 let stack = Stack {
                     stack_id: id,
-                    function: row_function(&frames, &whose),
+                    function: row_function(&frames, &origins),
                     frames,
                 };
                 (sample, stack)
@@ -111,36 +116,38 @@ impl StackSums {
     }
 
     fn into_parts(self) -> (Vec<Sample>, Vec<Stack>) {
-        let mut both: Vec<_> = self.by_stack.into_values().collect();
-        both.sort_by_key(|(sample, _)| sample.stack_id);
-        both.into_iter().unzip()
+        let mut rows: Vec<_> = self.by_stack.into_values().collect();
+        rows.sort_by_key(|(sample, _)| sample.stack_id);
+        rows.into_iter().unzip()
     }
 }
 
-/// Whose each function is.
-fn function_origins(named: &SymbolizedProfile) -> HashMap<String, CodeOrigin> {
-    let blame = OriginRules::default();
+/// Code origin of each function, by its name.
+fn function_origins(symbolized: &SymbolizedProfile) -> HashMap<String, CodeOrigin> {
+    let rules = OriginRules::default();
     let functions = Granularity::Functions;
-    let folded = Folded::new(named, None, SampleType::InuseSpace, functions, &blame);
+    let folded = Folded::new(symbolized, None, SampleType::InuseSpace, functions, &rules);
     let name = |index: usize| folded.functions.get(StringId(index as u32)).to_owned();
-    let whose = folded.origins.iter().enumerate();
-    whose.map(|(index, whose)| (name(index), *whose)).collect()
+    let origins = folded.origins.iter().enumerate();
+    origins
+        .map(|(index, origin)| (name(index), *origin))
+        .collect()
 }
 
-/// The leaf-most function of the most telling kind.
-fn row_function(frames: &[Frame], whose: &HashMap<String, CodeOrigin>) -> String {
-    let kind = |frame: &&Frame| whose.get(&frame.function).copied().unwrap_or_default();
-    // The last one of equals.
-    let frame = frames.iter().max_by_key(kind);
+/// Name of a stack's function in a table: the leaf-most one of the highest code origin.
+fn row_function(frames: &[Frame], origins: &HashMap<String, CodeOrigin>) -> String {
+    let origin = |frame: &&Frame| origins.get(&frame.function).copied().unwrap_or_default();
+    // `max_by_key` returns the last of equal frames.
+    let frame = frames.iter().max_by_key(origin);
     frame
         .map(|frame| frame.function.clone())
         .unwrap_or_default()
 }
 
-/// A stack's functions, root first, without the allocator's.
-fn frames(named: &SymbolizedProfile, stack: memprof_report::StackId) -> Vec<Frame> {
-    let profile = &named.profile;
-    let depth = named.depths[stack.0 as usize] as usize;
+/// Functions of a stack, root first, without the allocator's.
+fn frames(symbolized: &SymbolizedProfile, stack: memprof_report::StackId) -> Vec<Frame> {
+    let profile = &symbolized.profile;
+    let depth = symbolized.depths[stack.0 as usize] as usize;
     let addresses = &profile.stacks.frames(stack)[depth..];
     let mut frames = Vec::new();
     for &id in addresses {
@@ -150,8 +157,8 @@ fn frames(named: &SymbolizedProfile, stack: memprof_report::StackId) -> Vec<Fram
             .mapping_of(call)
             .map(|index| &profile.mappings[index]);
         let module = mapping.map_or("", |mapping| mapping.file_name());
-        frames.extend(named.names.frames(id).iter().map(|frame| Frame {
-            function: named.names.strings.get(frame.function).to_owned(),
+        frames.extend(symbolized.names.frames(id).iter().map(|frame| Frame {
+            function: symbolized.names.strings.get(frame.function).to_owned(),
             module: module.to_owned(),
         }));
     }
@@ -163,7 +170,7 @@ fn frames(named: &SymbolizedProfile, stack: memprof_report::StackId) -> Vec<Fram
 pub(crate) mod tests {
     use super::*;
 
-    /// 400 bytes in use: 300 of `cart`, called by `libshop.so`, and 100 of that.
+    /// Profile with 400 bytes in use: 300 of `cart` called by `libshop.so`, and 100 of `libshop.so` itself.
     pub(crate) fn two_stacks() -> SymbolizedProfile {
         let text = "heap profile: 4: 400 [4: 400] @ heapprofile\n\
                     3: 300 [3: 300] @ 0x1001 0x2001\n1: 100 [1: 100] @ 0x2001\n\
@@ -179,10 +186,10 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_profile_becomes_rows() {
-        let named = two_stacks();
+    fn profile_is_summed_to_rows_by_stack() {
+        let symbolized = two_stacks();
         let mut sums = StackSums::default();
-        sums.add(&named);
+        sums.add(&symbolized);
         let (samples, stacks) = sums.into_parts();
         assert_eq!(
             samples.iter().map(|sample| sample.inuse_bytes).sum::<i64>(),
@@ -195,7 +202,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn the_heaps_of_two_allocators_are_one() {
+    fn heaps_of_two_allocators_are_summed() {
         let heap = |stack_id, inuse_bytes, alloc| Heap {
             build_id: String::new(),
             sampler: SamplerCounts::new(Some(3), Some(1)),

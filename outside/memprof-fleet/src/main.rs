@@ -1,7 +1,7 @@
-//! `memprof-fleet`: heap profiles of many machines. An agent on each of them takes dumps by a policy and
-//! writes them as Parquet files to an object store; questions are answered from these files.
+//! `memprof-fleet`: heap profiles of many machines. An agent on each machine takes dumps by a policy, and
+//! writes them as Parquet files to an object store; queries read these files.
 //!
-//! To look at one process, see `memprof`, which runs this program for `memprof agent` and `memprof fleet`.
+//! For a single process see `memprof`, which runs this program for `memprof agent` and `memprof fleet`.
 
 mod args;
 mod config;
@@ -58,7 +58,7 @@ fn main() -> ExitCode {
         Err(error) if output::is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
             output::print_stderr(&format!("memprof: {error:#}"));
-            output::code_of(&error).into()
+            output::exit_code(&error).into()
         }
     }
 }
@@ -67,30 +67,32 @@ fn run(args: &Args) -> anyhow::Result<ExitCode> {
     match &args.command {
         Command::Agent(agent) => agent::run(agent),
         Command::Name(name) => naming::run(name),
-        Command::Fleet(FleetCommand::Views { engine, at }) => {
-            views::run(*engine, &Config::read(at)?)
+        Command::Fleet(FleetCommand::Views { engine, store }) => {
+            views::run(*engine, &Config::read(store)?)
         }
         Command::Serve(serve) => web::run(serve),
-        Command::Fleet(FleetCommand::Ps { asked }) => {
+        Command::Fleet(FleetCommand::Ps { processes }) => {
             let ProcessArgs {
-                at,
+                store,
                 bus,
                 target,
                 json,
-            } = asked;
-            let config = Config::read(at)?.with(bus);
+            } = processes;
+            let config = Config::read(store)?.with_bus(bus);
             match config.nats.url {
                 Some(_) => query::agents::ps(&config, target, *json),
                 None => query::processes::ps(&config, target, *json),
             }
         }
         Command::Fleet(FleetCommand::Dump(dump)) => query::agents::dump(dump),
-        Command::Fleet(FleetCommand::Top(question)) => query::top(question),
+        Command::Fleet(FleetCommand::Top(top)) => query::top(top),
         Command::Fleet(FleetCommand::Growth(growth)) => query::processes::growth(growth),
         Command::Fleet(FleetCommand::Flame(flame)) => query::flame(flame),
         Command::Fleet(FleetCommand::Diff(diff)) => query::diff(diff),
-        Command::Fleet(FleetCommand::Compact { at }) => compact::run(&Config::read(at)?),
-        Command::Fleet(FleetCommand::Prune { at, keep }) => prune::run(&Config::read(at)?, *keep),
-        Command::Fleet(FleetCommand::Doctor { at }) => doctor::run(&Config::read(at)?),
+        Command::Fleet(FleetCommand::Compact { store }) => compact::run(&Config::read(store)?),
+        Command::Fleet(FleetCommand::Prune { store, keep }) => {
+            prune::run(&Config::read(store)?, *keep)
+        }
+        Command::Fleet(FleetCommand::Doctor { store }) => doctor::run(&Config::read(store)?),
     }
 }

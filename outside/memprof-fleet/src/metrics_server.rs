@@ -1,4 +1,4 @@
-//! What an agent serves to scrapers: metrics and profiles of all hosts of its machine.
+//! HTTP server of an agent for scrapers: metrics and profiles of all hosts of its machine.
 
 use std::future::pending;
 use std::thread;
@@ -6,38 +6,42 @@ use std::thread;
 use memprof_http::{Hosts, ListenError, ListenOptions, scrape_router, serve};
 
 use crate::config::Http;
-use crate::output::{USAGE, coded, print_stderr};
+use crate::output::{USAGE, exit_error, print_stderr};
 
-/// Requests that wait for hosts at a time.
-const BLOCKING: usize = 16;
+/// Most requests that wait for hosts at the same time.
+const MAX_BLOCKING_REQUESTS: usize = 16;
 
-/// Serves, on a thread of its own, for as long as this program runs.
+/// Starts the server on a thread of its own, if the configuration has an address. It runs as long as this
+/// program.
+///
+/// # Errors
+/// The address cannot be listened on, or other machines could reach it without a token.
 pub(crate) fn serve_metrics(config: &Http) -> anyhow::Result<()> {
     let Some(listen) = config.listen else {
         return Ok(());
     };
-    let place = ListenOptions {
+    let options = ListenOptions {
         listen,
         socket: None,
         allow_remote: config.token_file.is_some(),
         token_file: config.token_file.clone(),
         allow_host: config.allow_host.clone(),
     };
-    let access = place.access().map_err(refused)?;
+    let access = options.access().map_err(listen_error)?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
-        .max_blocking_threads(BLOCKING)
+        .max_blocking_threads(MAX_BLOCKING_REQUESTS)
         .build()?;
-    let (listener, address) = runtime.block_on(place.listen(None))?;
+    let (listener, address) = runtime.block_on(options.listen(None))?;
     print_stderr(&format!("memprof: metrics and profiles: serving {address}"));
     let router = scrape_router(Hosts::running(), access);
     thread::spawn(move || runtime.block_on(serve(listener, router, pending())));
     Ok(())
 }
 
-fn refused(error: ListenError) -> anyhow::Error {
+fn listen_error(error: ListenError) -> anyhow::Error {
     match error {
-        ListenError::Exposed(address) => coded(
+        ListenError::Exposed(address) => exit_error(
             USAGE,
             format!(
                 "{address} can be reached by other machines: set `token_file` in [http] of the configuration, \

@@ -1,7 +1,8 @@
-//! Names of a dump's functions, by a child process.
+//! Symbolizes dumps in a child process.
 //!
-//! They come out of files that other users may have made, of any size and form, on file systems that may never answer. The
-//! child has a limit of memory and of time; where it passes one, the dump keeps numbers, and the agent goes on.
+//! Names of functions come from files that other users may have written, of any size and form, on file
+//! systems that may never answer. The child has limits of memory and time. If it exceeds one, the dump keeps
+//! addresses, and the agent continues.
 
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
@@ -18,30 +19,30 @@ use rustix::process::{Pid, PidfdFlags, Resource, Rlimit, pidfd_open, setrlimit};
 use crate::args::NameArgs;
 use crate::heap::{Heap, read};
 
-/// From the child's start to its end. The largest programs take some seconds.
+/// Longest time from the child's start to its end. The largest programs take some seconds.
 const NAMING_TIMEOUT: Duration = Duration::from_secs(20);
-/// Limit of the child's own memory, in bytes: less than that of the agent's unit.
+/// Limit of the child's data memory, in bytes: less than that of the agent's unit.
 const MEMORY_LIMIT: u64 = 768 << 20;
-/// The largest heap that the child may write, in bytes.
+/// Most bytes of the heap that the child writes.
 const HEAP_LIMIT: u64 = 256 << 20;
-/// The part of the child's errors that is read, in bytes.
+/// Most bytes that are read of the child's error output.
 const ERROR_LIMIT: u64 = 1000;
 
-/// The children of an agent.
+/// Child processes of an agent.
 #[derive(Debug, Default)]
 pub(crate) struct Naming {
-    /// By instance: a child that was killed and has not ended, because it waits for a page of a file.
+    /// Killed children that have not ended, because they wait for a page of a file, by process key.
     stuck: HashMap<String, Child>,
 }
 
-/// The child: reads a dump from its input, and writes its [`Heap`] as JSON.
+/// Entry point of the child: reads a dump from stdin, and writes its symbolized [`Heap`] to stdout as JSON.
 pub(crate) fn run(args: &NameArgs) -> anyhow::Result<ExitCode> {
     let limit = |bytes| Rlimit {
         current: Some(bytes),
         maximum: Some(bytes),
     };
     setrlimit(Resource::Data, limit(MEMORY_LIMIT))?;
-    // It holds what another user's process does.
+    // A core file would contain data of another user's process.
     setrlimit(Resource::Core, limit(0))?;
     let mut bytes = Vec::new();
     io::stdin().read_to_end(&mut bytes)?;
@@ -51,10 +52,10 @@ pub(crate) fn run(args: &NameArgs) -> anyhow::Result<ExitCode> {
 }
 
 impl Naming {
-    /// Reads a dump of process `pid`, with names.
+    /// Symbolizes a dump of process `pid`. Blocks up to [`NAMING_TIMEOUT`].
     ///
     /// # Errors
-    /// The reason why there are none.
+    /// The reason why there are no names, as a sentence.
     pub(crate) fn name(
         &mut self,
         instance: &str,
@@ -63,17 +64,18 @@ impl Naming {
     ) -> Result<Heap, String> {
         let mut child = Command::new("/proc/self/exe");
         child.arg("name").arg(pid.to_string());
-        self.name_by(instance, &mut child, dump, NAMING_TIMEOUT)
+        self.name_with(instance, &mut child, dump, NAMING_TIMEOUT)
     }
 
-    fn name_by(
+    /// Symbolizes a dump by a child process that `child` starts.
+    fn name_with(
         &mut self,
         instance: &str,
         child: &mut Command,
         dump: &Arc<Vec<u8>>,
         timeout: Duration,
     ) -> Result<Heap, String> {
-        // Reaps those that have ended.
+        // Children that have ended are reaped here.
         self.stuck
             .retain(|_, child| child.try_wait().is_ok_and(|ended| ended.is_none()));
         if let Some(child) = self.stuck.get(instance) {
@@ -83,30 +85,30 @@ impl Naming {
             ));
         }
         let failed = |error: io::Error| format!("failed to run a process that reads them: {error}");
-        let begun = Instant::now();
+        let start = Instant::now();
         let child = child.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = child.stderr(Stdio::piped()).spawn().map_err(failed)?;
         let (send, heaps) = channel();
-        // Each thread ends with the child, or with this process.
+        // Each thread ends when the child does, or with this process.
         let (input, dump) = (child.stdin.take(), Arc::clone(dump));
         thread::spawn(move || input.map(|mut input| input.write_all(&dump)));
         let errors = child.stderr.take();
         let errors = thread::spawn(move || read_up_to(errors, ERROR_LIMIT));
         let output = child.stdout.take();
-        // Fails only where this function has returned.
+        // Sending fails only if this function has returned.
         thread::spawn(move || drop(send.send(read_up_to(output, HEAP_LIMIT + 1))));
         let heap = heaps.recv_timeout(timeout).ok();
-        // The last close(2) of a file may wait as long as a read of it, after the output was closed.
+        // After the output is closed, the last close(2) of a file may block as long as a read of it.
         let ended = match heap {
-            Some(_) => wait(&mut child, timeout.saturating_sub(begun.elapsed())).map_err(failed)?,
+            Some(_) => wait(&mut child, timeout.saturating_sub(start.elapsed())).map_err(failed)?,
             None => None,
         };
         let (Some(heap), Some(ended)) = (heap, ended) else {
-            self.give_up(instance, child);
+            self.kill(instance, child);
             return Err(format!("they are not read after {timeout:?}"));
         };
         if !ended.success() {
-            // Without its errors, its status is what is known.
+            // If its error output cannot be read, the exit status must do.
             let errors = errors.join().ok().and_then(Result::ok).unwrap_or_default();
             let errors = String::from_utf8_lossy(&errors);
             let errors = errors.trim().trim_start_matches("memprof: ");
@@ -122,8 +124,9 @@ impl Naming {
             .map_err(|error| format!("the process that reads them wrote no heap: {error}"))
     }
 
-    fn give_up(&mut self, instance: &str, mut child: Child) {
-        // It may have ended just now.
+    /// Kills a child, and keeps it if it has not ended.
+    fn kill(&mut self, instance: &str, mut child: Child) {
+        // This fails if the child has just ended.
         let _ = child.kill();
         if !matches!(child.try_wait(), Ok(Some(_))) {
             self.stuck.insert(instance.to_owned(), child);
@@ -131,7 +134,7 @@ impl Naming {
     }
 }
 
-/// Waits until a child ends. `None` if it has not after `limit`.
+/// Waits until a child ends. `None` if it has not ended after `limit`.
 fn wait(child: &mut Child, limit: Duration) -> io::Result<Option<ExitStatus>> {
     let process = pidfd_open(Pid::from_child(child), PidfdFlags::empty())?;
     let limit = Timespec::try_from(limit).map_err(io::Error::other)?;
@@ -140,10 +143,11 @@ fn wait(child: &mut Child, limit: Duration) -> io::Result<Option<ExitStatus>> {
     child.try_wait()
 }
 
-fn read_up_to(from: Option<impl Read>, limit: u64) -> io::Result<Vec<u8>> {
+/// Reads at most `limit` bytes, nothing if there is no stream.
+fn read_up_to(stream: Option<impl Read>, limit: u64) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
-    if let Some(from) = from {
-        from.take(limit).read_to_end(&mut bytes)?;
+    if let Some(stream) = stream {
+        stream.take(limit).read_to_end(&mut bytes)?;
     }
     Ok(bytes)
 }
@@ -159,13 +163,14 @@ mod tests {
     }
 
     #[test]
-    fn heap_of_a_child_is_taken_if_it_is_whole() {
+    fn complete_heap_of_child_is_returned() {
         let check = |script: &str, expected: Result<(), &str>| {
             let dump = Arc::new(b"dump".to_vec());
-            let answer = Naming::default().name_by("i", &mut shell(script), &dump, NAMING_TIMEOUT);
+            let result =
+                Naming::default().name_with("i", &mut shell(script), &dump, NAMING_TIMEOUT);
             match expected {
-                Ok(()) => assert_eq!(answer, Ok(Heap::default()), "{script}"),
-                Err(text) => assert!(answer.as_ref().unwrap_err().contains(text), "{answer:?}"),
+                Ok(()) => assert_eq!(result, Ok(Heap::default()), "{script}"),
+                Err(text) => assert!(result.as_ref().unwrap_err().contains(text), "{result:?}"),
             }
         };
         let heap = serde_json::to_string(&Heap::default()).unwrap();
@@ -176,10 +181,10 @@ mod tests {
     }
 
     #[test]
-    fn child_that_does_not_end_is_killed_and_keeps_others_from_being_started() {
+    fn hanging_child_is_killed_and_blocks_next_one() {
         let mut naming = Naming::default();
-        let ask = |naming: &mut Naming, instance: &str| {
-            naming.name_by(
+        let name = |naming: &mut Naming, instance: &str| {
+            naming.name_with(
                 instance,
                 &mut shell("exec sleep 1000"),
                 &Arc::default(),
@@ -187,19 +192,19 @@ mod tests {
             )
         };
         assert!(
-            ask(&mut naming, "i")
+            name(&mut naming, "i")
                 .unwrap_err()
                 .contains("not read after")
         );
-        // One that no signal ends.
+        // This child stands for one that ignores the kill.
         let stuck = shell("exec sleep 1000").spawn().unwrap();
         let pid = stuck.id().to_string();
         if let Some(mut killed) = naming.stuck.insert("i".to_owned(), stuck) {
             killed.wait().unwrap();
         }
-        assert!(ask(&mut naming, "i").unwrap_err().contains(&pid));
+        assert!(name(&mut naming, "i").unwrap_err().contains(&pid));
         assert!(
-            ask(&mut naming, "other")
+            name(&mut naming, "other")
                 .unwrap_err()
                 .contains("not read after")
         );
@@ -210,12 +215,12 @@ mod tests {
     }
 
     #[test]
-    fn child_that_closes_its_output_and_does_not_end_is_given_up() {
+    fn child_that_hangs_after_its_output_is_killed() {
         let heap = serde_json::to_string(&Heap::default()).unwrap();
         let mut child = shell(&format!("echo '{heap}'; exec >&- 2>&-; exec sleep 1000"));
         let mut naming = Naming::default();
         let limit = Duration::from_millis(500);
-        let named = naming.name_by("i", &mut child, &Arc::default(), limit);
+        let named = naming.name_with("i", &mut child, &Arc::default(), limit);
         assert!(named.unwrap_err().contains("not read after"));
     }
 }

@@ -1,5 +1,5 @@
-//! A sum of profiles in OpenTelemetry's protocol, which collectors take at `/v1development/profiles`: one
-//! profile for each sample type, and one dictionary for all.
+//! Converts a sum of profiles to OpenTelemetry's protocol, for collectors at `/v1development/profiles`: one
+//! profile per sample type, and one dictionary for all.
 
 mod messages;
 mod tables;
@@ -17,20 +17,26 @@ use messages::{
 };
 use tables::Tables;
 
+/// Sample types of the profiles.
 const TYPES: [SampleType; 2] = [SampleType::InuseSpace, SampleType::InuseObjects];
 
-/// The message, encoded. `service` is what the profile is called, and `from` and `to` are its time.
+/// Encodes the message for the profile of a service from one time to another.
 pub(crate) fn encode(
-    named: &SymbolizedProfile,
+    symbolized: &SymbolizedProfile,
     service: &str,
     from: Instant,
     to: Instant,
 ) -> Vec<u8> {
-    message(named, service, from, to).encode_to_vec()
+    message(symbolized, service, from, to).encode_to_vec()
 }
 
-fn message(named: &SymbolizedProfile, service: &str, from: Instant, to: Instant) -> ProfilesData {
-    let mut tables = Tables::new(named);
+fn message(
+    symbolized: &SymbolizedProfile,
+    service: &str,
+    from: Instant,
+    to: Instant,
+) -> ProfilesData {
+    let mut tables = Tables::new(symbolized);
     let nanos = |Instant(ms): Instant| ms.unsigned_abs().saturating_mul(1_000_000);
     let mut profiles = TYPES.map(|sample_type| {
         let unit = |tables: &mut Tables<'_>, name: &str, unit: &str| ValueType {
@@ -39,18 +45,18 @@ fn message(named: &SymbolizedProfile, service: &str, from: Instant, to: Instant)
         };
         Profile {
             sample_type: Some(unit(&mut tables, sample_type.name(), sample_type.unit())),
-            samples: samples(named, sample_type, &mut tables),
+            samples: samples(symbolized, sample_type, &mut tables),
             time_unix_nano: nanos(from),
             duration_nano: nanos(Instant(to.0 - from.0)),
             period_type: Some(unit(&mut tables, "space", "bytes")),
-            period: interval(named),
+            period: interval(symbolized),
             profile_id: Vec::new(),
         }
     });
     let dictionary = tables.finish();
     let names = dictionary.encode_to_vec();
     for profile in &mut profiles {
-        profile.profile_id = id(&[service.as_bytes(), &names, &profile.encode_to_vec()]);
+        profile.profile_id = profile_id(&[service.as_bytes(), &names, &profile.encode_to_vec()]);
     }
     let attribute = |key: &str, value: &str| KeyValue {
         key: key.to_owned(),
@@ -75,8 +81,8 @@ fn message(named: &SymbolizedProfile, service: &str, from: Instant, to: Instant)
     }
 }
 
-/// What no other profile is called (profiles.proto, `profile_id`): a hash of all that it says.
-fn id(parts: &[&[u8]]) -> Vec<u8> {
+/// Globally unique id of a profile (profiles.proto, `profile_id`): a hash of its content.
+fn profile_id(parts: &[&[u8]]) -> Vec<u8> {
     let mut hash = Sha256::new();
     for part in parts {
         hash.update((part.len() as u64).to_le_bytes());
@@ -85,28 +91,28 @@ fn id(parts: &[&[u8]]) -> Vec<u8> {
     hash.finalize()[..16].to_vec()
 }
 
-/// Mean bytes between samples; 0 where that is not known.
-fn interval(named: &SymbolizedProfile) -> i64 {
-    let interval = named.profile.interval.unwrap_or(0);
+/// Mean bytes between samples; 0 if unknown.
+fn interval(symbolized: &SymbolizedProfile) -> i64 {
+    let interval = symbolized.profile.interval.unwrap_or(0);
     i64::try_from(interval).unwrap_or(i64::MAX)
 }
 
-/// The samples of a type, one for each stack.
+/// Samples of a type, one per stack, without zeros.
 fn samples(
-    named: &SymbolizedProfile,
+    symbolized: &SymbolizedProfile,
     sample_type: SampleType,
     tables: &mut Tables<'_>,
 ) -> Vec<Sample> {
     let mut samples: Vec<Sample> = Vec::new();
-    let mut known = HashMap::new();
-    for sample in &named.profile.samples {
+    let mut indices = HashMap::new();
+    for sample in &symbolized.profile.samples {
         let value = sample.values[sample_type];
         if value == 0 {
             continue;
         }
         let stack_index = tables.stack(sample.stack);
-        let at = *known.entry(stack_index).or_insert(samples.len());
-        match samples.get_mut(at) {
+        let index = *indices.entry(stack_index).or_insert(samples.len());
+        match samples.get_mut(index) {
             Some(sample) => sample.values[0] += value,
             None => samples.push(Sample {
                 stack_index,
@@ -127,15 +133,19 @@ mod tests {
 
     const TIME: [Instant; 2] = [Instant(1000), Instant(3000)];
 
-    fn decoded(named: &SymbolizedProfile, service: &str, [from, to]: [Instant; 2]) -> ProfilesData {
-        ProfilesData::decode(&*encode(named, service, from, to)).unwrap()
+    fn decoded(
+        symbolized: &SymbolizedProfile,
+        service: &str,
+        [from, to]: [Instant; 2],
+    ) -> ProfilesData {
+        ProfilesData::decode(&*encode(symbolized, service, from, to)).unwrap()
     }
 
     fn profiles(message: &ProfilesData) -> &[Profile] {
         &message.resource_profiles[0].scope_profiles[0].profiles
     }
 
-    fn has_zero_entries(dictionary: &Dictionary) {
+    fn check_zero_entries(dictionary: &Dictionary) {
         assert_eq!(dictionary.string_table[0], "");
         assert_eq!(dictionary.stack_table[0], Stack::default());
         assert_eq!(dictionary.location_table[0], Location::default());
@@ -144,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn the_message_has_the_profile_s_totals_and_zero_entries() {
+    fn message_has_totals_of_profile_and_zero_entries() {
         let message = decoded(&two_stacks(), "cart", TIME);
         let dictionary = message.dictionary.as_ref().unwrap();
         let totals: Vec<_> = profiles(&message)
@@ -158,8 +168,8 @@ mod tests {
             .collect();
         assert_eq!(totals, [("inuse_space", 400), ("inuse_objects", 4)]);
         assert_eq!(profiles(&message)[0].duration_nano, 2_000_000_000);
-        has_zero_entries(dictionary);
-        // Leaf first, and no stack twice for two types.
+        check_zero_entries(dictionary);
+        // A stack is leaf first, and shared by both types.
         assert_eq!(dictionary.stack_table.len(), 3);
         let deep = dictionary.stack_table.iter();
         let deep = deep
@@ -171,14 +181,14 @@ mod tests {
     }
 
     #[test]
-    fn profiles_have_one_id_only_where_all_that_they_say_is_the_same() {
-        let ids = |named: &SymbolizedProfile, service: &str, time| {
-            let message = decoded(named, service, time);
+    fn profile_ids_differ_unless_content_is_equal() {
+        let ids = |symbolized: &SymbolizedProfile, service: &str, time| {
+            let message = decoded(symbolized, service, time);
             let ids = profiles(&message).iter().map(|one| one.profile_id.clone());
             ids.collect::<Vec<_>>()
         };
-        let named = two_stacks();
-        let first = ids(&named, "cart", TIME);
+        let symbolized = two_stacks();
+        let first = ids(&symbolized, "cart", TIME);
         assert_eq!(first, ids(&two_stacks(), "cart", TIME));
         let mut more = two_stacks();
         more.profile.samples[0].values[SampleType::InuseSpace] += 1;
@@ -186,12 +196,12 @@ mod tests {
         other_names.profile.mappings[0].path = "/bin/shop".to_owned();
         let all = [
             first,
-            // The number of objects is the same.
+            // The number of objects is equal, so only the profile of bytes differs.
             vec![ids(&more, "cart", TIME).remove(0)],
             ids(&other_names, "cart", TIME),
-            ids(&named, "shop", TIME),
-            ids(&named, "cart", [Instant(2000), TIME[1]]),
-            ids(&named, "cart", [TIME[0], Instant(4000)]),
+            ids(&symbolized, "shop", TIME),
+            ids(&symbolized, "cart", [Instant(2000), TIME[1]]),
+            ids(&symbolized, "cart", [TIME[0], Instant(4000)]),
         ];
         let mut all = all.concat();
         assert!(all.iter().all(|id| id.len() == 16));
@@ -202,41 +212,41 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_name_is_the_zero_entry_of_its_table() {
-        let mut named = SymbolizedProfile {
+    fn unnamed_entries_are_zero_entries_of_their_tables() {
+        let mut symbolized = SymbolizedProfile {
             profile: Default::default(),
             names: Default::default(),
             depths: vec![0; 3],
         };
-        // Nothing is known of the first frame, the module of the second one, the function of the third one.
-        for (at, (function, module)) in [("", ""), ("", "/lib/libshop.so"), ("serve", "")]
+        // The first frame has no names, the second no function, the third no module.
+        for (index, (function, module)) in [("", ""), ("", "/lib/libshop.so"), ("serve", "")]
             .into_iter()
             .enumerate()
         {
-            let start = 0x1000 * (at as u64 + 1);
-            named.profile.mappings.push(Mapping {
+            let start = 0x1000 * (index as u64 + 1);
+            symbolized.profile.mappings.push(Mapping {
                 start: Address(start),
                 end: Address(start + 0x1000),
                 path: module.to_owned(),
                 ..Mapping::default()
             });
-            let id = named.profile.stacks.intern_address(Address(start + 1));
+            let id = symbolized.profile.stacks.intern_address(Address(start + 1));
             let frame = Frame {
-                function: named.names.strings.intern(function),
+                function: symbolized.names.strings.intern(function),
                 file: None,
                 line: 0,
                 named: true,
             };
-            named.names.set(id, &[frame]);
-            named.profile.stacks.push(id);
-            let stack = named.profile.stacks.finish();
+            symbolized.names.set(id, &[frame]);
+            symbolized.profile.stacks.push(id);
+            let stack = symbolized.profile.stacks.finish();
             let mut values = SampleValues::default();
             values[SampleType::InuseSpace] = 100;
             let sample = memprof_report::Sample::new(stack, values);
-            named.profile.samples.push(sample);
+            symbolized.profile.samples.push(sample);
         }
-        let dictionary = decoded(&named, "cart", TIME).dictionary.unwrap();
-        has_zero_entries(&dictionary);
+        let dictionary = decoded(&symbolized, "cart", TIME).dictionary.unwrap();
+        check_zero_entries(&dictionary);
         let [_, module, function] = &dictionary.location_table[..] else {
             panic!("{dictionary:#?}");
         };

@@ -1,16 +1,16 @@
-//! What is printed: answers to stdout, notes to stderr. What came from other machines is made printable.
+//! Output: results to stdout, notes to stderr. Control characters in text from other machines are replaced.
 
 use std::fmt;
 use std::io::{self, Write};
 
-/// The command line is wrong.
+/// Exit code: the command line or the configuration is invalid.
 pub(crate) const USAGE: u8 = 2;
-/// The store does not answer.
+/// Exit code: the store or a server is unreachable.
 pub(crate) const UNREACHABLE: u8 = 3;
-/// There is nothing to show.
+/// Exit code: there is no data to show.
 pub(crate) const NO_DATA: u8 = 5;
 
-/// An error that has its own exit code.
+/// Error with an exit code of its own.
 #[derive(Debug)]
 struct ExitError {
     code: u8,
@@ -25,21 +25,21 @@ impl fmt::Display for ExitError {
 
 impl std::error::Error for ExitError {}
 
-pub(crate) fn coded(code: u8, message: impl Into<String>) -> anyhow::Error {
+/// Returns an error with that exit code.
+pub(crate) fn exit_error(code: u8, message: impl Into<String>) -> anyhow::Error {
     let message = message.into();
     ExitError { code, message }.into()
 }
 
-/// The exit code of an error: 1 where it has none of its own.
-pub(crate) fn code_of(error: &anyhow::Error) -> u8 {
-    let coded = error
+/// Exit code of an error; 1 unless it is an [`ExitError`].
+pub(crate) fn exit_code(error: &anyhow::Error) -> u8 {
+    let exit_error = error
         .chain()
         .find_map(|cause| cause.downcast_ref::<ExitError>());
-    coded.map_or(1, |coded| coded.code)
+    exit_error.map_or(1, |error| error.code)
 }
 
-/// Writes lines to stdout. A reader that went away, as `head` does, is no error: the command's exit status is
-/// the one that it would have had.
+/// Writes lines to stdout. A closed pipe, as of `head`, is no error, and does not change the exit code.
 pub(crate) fn print(text: &str) -> anyhow::Result<()> {
     match write_lines(&mut io::stdout().lock(), text) {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
@@ -47,21 +47,22 @@ pub(crate) fn print(text: &str) -> anyhow::Result<()> {
     }
 }
 
-/// Writes lines to stderr. Where that fails, on a full disk or a closed pipe, they are lost and nothing else.
+/// Writes lines to stderr. If that fails, on a full disk or a closed pipe, they are lost.
 pub(crate) fn print_stderr(text: &str) {
     write_lines(&mut io::stderr().lock(), text).unwrap_or_default();
 }
 
-fn write_lines(to: &mut impl Write, text: &str) -> io::Result<()> {
+/// Writes printable text, with a line feed at its end, and flushes.
+fn write_lines(stream: &mut impl Write, text: &str) -> io::Result<()> {
     let mut text = printable(text);
     if !text.ends_with('\n') {
         text.push('\n');
     }
-    to.write_all(text.as_bytes())?;
-    to.flush()
+    stream.write_all(text.as_bytes())?;
+    stream.flush()
 }
 
-/// Writes a note to stderr: one line, whatever names of hosts, objects and services are in it.
+/// Writes a note to stderr as one line: line feeds in names of hosts, objects and services are replaced.
 pub(crate) fn note(text: &str) {
     print_stderr(&note_line(text));
 }
@@ -70,7 +71,7 @@ fn note_line(text: &str) -> String {
     format!("memprof: note: {}", in_line(text))
 }
 
-/// Text without characters that control a terminal or the direction of writing, but for line feeds.
+/// Replaces characters that control a terminal or the direction of text, but keeps line feeds.
 fn printable(text: &str) -> String {
     let is_direction = |c| matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
     text.replace(
@@ -79,12 +80,12 @@ fn printable(text: &str) -> String {
     )
 }
 
-/// A name that another process chose, as part of one line.
+/// Replaces line breaks in a name from another process, so that it stays in one line.
 pub(crate) fn in_line(name: &str) -> String {
     name.replace(['\n', '\u{2028}', '\u{2029}'], "\u{fffd}")
 }
 
-/// True when the reader of stdout went away, as `head` does.
+/// Whether the reader of stdout has closed the pipe, as `head` does.
 pub(crate) fn is_broken_pipe(error: &anyhow::Error) -> bool {
     let cause = error
         .chain()
@@ -97,7 +98,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_from_elsewhere_neither_makes_a_line_nor_turns_one_around() {
+    fn control_characters_of_names_are_replaced() {
         let check = |name: &str, expected: &str| assert_eq!(printable(&in_line(name)), expected);
         check("cart", "cart");
         check("cart\nshop", "cart\u{fffd}shop");
@@ -108,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn name_in_a_note_forges_no_second_note() {
+    fn line_feed_of_name_in_note_is_replaced() {
         let line = note_line("missing: cart\nmemprof: note: all is well");
         assert_eq!(
             line,
@@ -117,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_that_fails_is_an_error_and_no_panic() {
+    fn write_to_full_disk_is_error() {
         let mut full = std::fs::File::options()
             .write(true)
             .open("/dev/full")

@@ -1,4 +1,4 @@
-//! Which hosts are dumped, and when. Nothing here looks at a process or a clock.
+//! Policy: which hosts are dumped, and when. This module is pure: process keys and times are arguments.
 
 use std::time::Duration;
 
@@ -8,24 +8,24 @@ use sha2::{Digest, Sha256};
 use crate::time::Uptime;
 use crate::units::duration;
 
-/// How often the processes of a service are dumped.
+/// Rule for the processes of some services.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct ServiceRule {
-    /// The services' names; `*` is any text.
+    /// Pattern of the services' names, in which `*` is any text.
     pub(crate) name: String,
-    /// Between two dumps of one process.
+    /// Time between two dumps of one process.
     #[serde(deserialize_with = "period")]
     pub(crate) period: Duration,
-    /// The part of the processes that is dumped, from 0 to 1. The same ones each time.
+    /// Fraction of the processes that is dumped, from 0 to 1. The same processes are selected each time.
     #[serde(deserialize_with = "share")]
     pub(crate) share: f64,
-    /// After a dump no other one is taken on this machine for as many times as long as it took.
+    /// Length of the pause on this machine after a dump, in multiples of the dump's duration.
     pub(crate) pause: u32,
-    /// Whether sampling is switched on where it is off.
+    /// Whether sampling is enabled where it is off.
     pub(crate) activate: bool,
-    /// Programs that are attached to where they run without the plugin, by the names of their files; `*` is
-    /// any text. Their sampling is switched on.
+    /// Patterns of program file names, in which `*` is any text. Processes of these programs without the
+    /// plugin are attached to, and sampling is enabled in them.
     pub(crate) attach: Vec<String>,
 }
 
@@ -42,65 +42,65 @@ impl Default for ServiceRule {
     }
 }
 
-/// The first rule for a service.
+/// First rule that matches a service's name.
 pub(crate) fn rule<'r>(rules: &'r [ServiceRule], service: &str) -> Option<&'r ServiceRule> {
     rules.iter().find(|rule| matches_glob(&rule.name, service))
 }
 
 impl ServiceRule {
-    /// Whether a process belongs to the share.
+    /// Whether a process is in the rule's share.
     pub(crate) fn includes(&self, instance: &str) -> bool {
         is_in_share(instance, self.share)
     }
 
-    /// Whether a process of this program is attached to.
+    /// Whether to attach to processes of this program.
     pub(crate) fn attaches(&self, program: &str) -> bool {
         self.attach.iter().any(|named| matches_glob(named, program))
     }
 
-    /// Whether sampling is switched on where it is off.
+    /// Whether sampling is enabled where it is off.
     pub(crate) fn activates(&self) -> bool {
         self.activate || !self.attach.is_empty()
     }
 
-    /// Whether a process is due that was dumped, or first seen, at `last`. Each has a phase of its own in
-    /// the period, so that a thousand agents that start together do not dump together.
+    /// Whether a process is due that was dumped, or first discovered, at `last`. Each process has its own
+    /// phase in the period, so that a thousand agents that start together do not dump together.
     pub(crate) fn is_due(&self, instance: &str, last: Uptime, now: Uptime) -> bool {
         let period = i64::try_from(self.period.as_millis()).unwrap_or(i64::MAX);
         let phase = (stable_hash(instance) % period.unsigned_abs()).cast_signed();
-        let turn = |time: Uptime| (time.0 - phase).div_euclid(period);
-        turn(now) > turn(last)
+        let period_number = |time: Uptime| (time.0 - phase).div_euclid(period);
+        period_number(now) > period_number(last)
     }
 
-    /// How long the machine rests after a dump that took so long.
-    pub(crate) fn pause_after(&self, took: Duration) -> Duration {
-        took.saturating_mul(self.pause)
+    /// Pause of the machine after a dump that took `elapsed`.
+    pub(crate) fn pause_after(&self, elapsed: Duration) -> Duration {
+        elapsed.saturating_mul(self.pause)
     }
 }
 
-/// Whether a process belongs to a share: the same ones each time.
+/// Whether a process is in a share. The same processes are selected each time.
 pub(crate) fn is_in_share(instance: &str, share: f64) -> bool {
     share >= 1.0 || hash_fraction(instance) < share
 }
 
-/// A number from 0 to 1 that is the same for a text everywhere and always.
+/// Stable hash of a text as a number from 0 to 1.
 pub(crate) fn hash_fraction(text: &str) -> f64 {
     stable_hash(text) as f64 / u64::MAX as f64
 }
 
-/// Which of `machines` has a turn: all of them choose the same one, and another one where it is gone
-/// (rendezvous hashing).
-pub(crate) fn elect<'m>(machines: impl Iterator<Item = &'m str>, turn: &str) -> Option<&'m str> {
-    machines.max_by_key(|machine| stable_hash(&format!("{machine} {turn}")))
+/// Elects the machine for a task. All machines elect the same one, and another one if it is gone (rendezvous
+/// hashing). `None` if there are no machines.
+pub(crate) fn elect<'m>(machines: impl Iterator<Item = &'m str>, task: &str) -> Option<&'m str> {
+    machines.max_by_key(|machine| stable_hash(&format!("{machine} {task}")))
 }
 
-/// A number that is the same for a text everywhere and always.
+/// Hash of a text that is equal on all machines and in all versions.
 fn stable_hash(text: &str) -> u64 {
     let digest = Sha256::digest(text);
-    u64::from_be_bytes(std::array::from_fn(|at| digest[at]))
+    u64::from_be_bytes(std::array::from_fn(|index| digest[index]))
 }
 
-/// Whether `name` is `pattern`, in which `*` is any text.
+/// Whether a name matches a pattern, in which `*` is any text.
 fn matches_glob(pattern: &str, name: &str) -> bool {
     let Some((start, rest)) = pattern.split_once('*') else {
         return pattern == name;
@@ -108,29 +108,34 @@ fn matches_glob(pattern: &str, name: &str) -> bool {
     let Some(name) = name.strip_prefix(start) else {
         return false;
     };
-    let mut ends = name.char_indices().map(|(at, _)| at).chain([name.len()]);
-    ends.any(|at| matches_glob(rest, &name[at..]))
+    let mut ends = name
+        .char_indices()
+        .map(|(index, _)| index)
+        .chain([name.len()]);
+    ends.any(|index| matches_glob(rest, &name[index..]))
 }
 
+/// Deserializes a period, from 1 second to 30 days.
 fn period<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
     let period = duration(deserializer)?;
-    let known = Duration::from_secs(1)..=Duration::from_secs(30 * 24 * 3600);
-    match known.contains(&period) {
+    let valid = Duration::from_secs(1)..=Duration::from_secs(30 * 24 * 3600);
+    match valid.contains(&period) {
         true => Ok(period),
         false => Err(serde::de::Error::custom("a period is from 1s to 30d")),
     }
 }
 
+/// Deserializes a share, as `5%`.
 fn share<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
     parse_share(&String::deserialize(deserializer)?).map_err(serde::de::Error::custom)
 }
 
-/// `5%` as a number from 0 to 1.
+/// Parses a share, as `5%`, to a number from 0 to 1.
 pub(crate) fn parse_share(text: &str) -> Result<f64, String> {
     let share = text.strip_suffix('%').and_then(|text| text.parse().ok());
     let share = share.filter(|share| (0.0..=100.0).contains(share));
-    let wrong = || format!("{text:?} is not a share; give 0% to 100%");
-    share.map(|share: f64| share / 100.0).ok_or_else(wrong)
+    let invalid = || format!("{text:?} is not a share; give 0% to 100%");
+    share.map(|share: f64| share / 100.0).ok_or_else(invalid)
 }
 
 #[cfg(test)]
@@ -138,7 +143,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_matched() {
+    fn glob_matches_any_text_at_asterisk() {
         let check = |pattern: &str, name: &str, expected: bool| {
             assert_eq!(matches_glob(pattern, name), expected, "{pattern} {name}");
         };
@@ -151,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn each_process_is_dumped_once_a_period_and_not_all_at_once() {
+    fn dumps_of_processes_are_spread_over_the_period() {
         let rule = ServiceRule::default();
         let start = Uptime(1_795_000_000_000);
         let mut by_minute = [0; 10];
@@ -175,38 +180,38 @@ mod tests {
     }
 
     #[test]
-    fn machines_take_turns() {
+    fn elections_are_spread_and_stable() {
         let machines = ["a", "b", "c"];
         let mut turns = [0; 3];
         for hour in 0..300 {
-            let turn = format!("hour={hour}");
-            let first = elect(machines.into_iter(), &turn).unwrap();
-            assert_eq!(elect(machines.into_iter().rev(), &turn), Some(first));
+            let task = format!("hour={hour}");
+            let first = elect(machines.into_iter(), &task).unwrap();
+            assert_eq!(elect(machines.into_iter().rev(), &task), Some(first));
             turns[machines.iter().position(|one| *one == first).unwrap()] += 1;
-            // That another one is gone changes nothing.
+            // The election does not change if another machine is gone.
             let gone = machines.into_iter().find(|one| *one != first);
-            let left = machines.into_iter().filter(|one| Some(*one) != gone);
-            assert_eq!(elect(left, &turn), Some(first));
+            let remaining = machines.into_iter().filter(|one| Some(*one) != gone);
+            assert_eq!(elect(remaining, &task), Some(first));
         }
         assert!(turns.iter().all(|turns| *turns > 70), "{turns:?}");
         assert_eq!(elect([].into_iter(), "x"), None);
     }
 
     #[test]
-    fn a_share_is_the_same_part_each_time() {
+    fn share_selects_same_processes_each_time() {
         let rule = |share| ServiceRule {
             share,
             ..ServiceRule::default()
         };
-        let taken =
+        let selected =
             |share| (0..10_000).filter(move |index| rule(share).includes(&format!("node/{index}")));
-        assert_eq!(taken(0.0).count(), 0);
-        assert_eq!(taken(1.0).count(), 10_000);
-        let some: Vec<_> = taken(0.05).collect();
+        assert_eq!(selected(0.0).count(), 0);
+        assert_eq!(selected(1.0).count(), 10_000);
+        let some: Vec<_> = selected(0.05).collect();
         assert!((400..600).contains(&some.len()), "{}", some.len());
         assert!(
             some.iter()
-                .all(|index| taken(0.1).any(|other| other == *index))
+                .all(|index| selected(0.1).any(|other| other == *index))
         );
     }
 }

@@ -1,5 +1,5 @@
-//! A heap profile of one process at one time, named and summed by stack: what an agent takes, and the rows
-//! of the tables come from.
+//! Heap profile of one process at one time, symbolized and summed by stack. An agent takes it, and the
+//! tables' rows come from it.
 
 use std::collections::BTreeMap;
 
@@ -8,53 +8,53 @@ use sha2::{Digest, Sha256};
 
 use crate::time::Instant;
 
-/// What was dumped, and what it held.
+/// Profile of one process.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct ProcessProfile {
     pub(crate) context: ProfileContext,
-    /// One sample for each stack and its values.
+    /// One sample per stack.
     pub(crate) samples: Vec<Sample>,
     pub(crate) stacks: Vec<Stack>,
 }
 
-/// The process, and how and when it was dumped.
+/// The profiled process, and circumstances of its dump.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct ProfileContext {
-    /// When the dump was there.
+    /// Time at which the dump was complete.
     pub(crate) time: Instant,
-    /// When the process became a host.
+    /// Time at which the process became a host.
     pub(crate) start_time: Instant,
     pub(crate) service: String,
-    /// The process as no other one is called: `HOST/PID.START`, the start in ticks since the machine's.
+    /// Process key: `HOST/PID.START`, START in clock ticks since boot.
     pub(crate) instance: String,
-    /// The machine's name.
+    /// Machine name.
     pub(crate) host: String,
     pub(crate) pid: u32,
-    /// That of the program's file in hexadecimal; empty where it has none.
+    /// Build id of the program's file in hexadecimal; empty if it has none.
     pub(crate) build_id: String,
-    /// Why it was dumped.
+    /// Trigger of the dump.
     pub(crate) trigger: String,
     pub(crate) labels: BTreeMap<String, String>,
     /// Mean bytes between samples.
     pub(crate) sample_interval: i64,
     pub(crate) rss_bytes: Option<i64>,
-    /// How far this machine's clock is ahead of the store's.
+    /// Milliseconds by which this machine's clock is ahead of the store's. `None` if unknown.
     pub(crate) clock_offset_ms: Option<i64>,
-    /// `None` where the allocator sampled. Older agents did not write it.
+    /// Counts of memprof's sampler. `None` if the allocator sampled. Older agents did not write it.
     #[serde(default)]
     pub(crate) sampler: Option<SamplerCounts>,
 }
 
-/// The samples that memprof's sampler took since it began.
+/// Counts of memprof's sampler since it started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SamplerCounts {
     pub(crate) samples: i64,
-    /// How many of them are in no profile, because its tables were full.
+    /// Samples that are in no profile, because its tables were full.
     pub(crate) lost: i64,
 }
 
 impl SamplerCounts {
-    /// Both counts, if they are there.
+    /// Both counts, `None` if one is missing.
     pub(crate) fn new(samples: Option<i64>, lost: Option<i64>) -> Option<Self> {
         let (samples, lost) = samples.zip(lost)?;
         Some(Self { samples, lost })
@@ -68,21 +68,24 @@ impl SamplerCounts {
     }
 }
 
-/// What one stack holds, unsampled.
+/// Values of one stack, unsampled.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Sample {
     pub(crate) stack_id: i64,
     pub(crate) inuse_bytes: i64,
     pub(crate) inuse_objects: i64,
-    /// Bytes and objects, where the allocator counts them.
+    /// Bytes and objects allocated. `None` if the allocator does not count them.
     pub(crate) alloc: Option<[i64; 2]>,
 }
 
 impl Sample {
-    /// Both of one stack.
+    /// Sum of two samples with one stack.
     pub(crate) fn plus(self, other: Self) -> Self {
-        let sum = |[bytes, objects]: [i64; 2], [more, of]: [i64; 2]| {
-            [bytes.saturating_add(more), objects.saturating_add(of)]
+        let sum = |[bytes, objects]: [i64; 2], [more_bytes, more_objects]: [i64; 2]| {
+            [
+                bytes.saturating_add(more_bytes),
+                objects.saturating_add(more_objects),
+            ]
         };
         let inuse = [self.inuse_bytes, self.inuse_objects];
         let [inuse_bytes, inuse_objects] = sum(inuse, [other.inuse_bytes, other.inuse_objects]);
@@ -98,24 +101,24 @@ impl Sample {
     }
 }
 
-/// A stack by its names, so that those of two builds are the same.
+/// Stack, identified by its names, so that it is equal in two builds.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Stack {
     pub(crate) stack_id: i64,
-    /// The row of `memprof report` in which it counts.
+    /// Function under which it counts in a table, as in `memprof report`.
     pub(crate) function: String,
-    /// Root first.
+    /// Frames, root first.
     pub(crate) frames: Vec<Frame>,
 }
 
-/// A function, and the file name of its program or library.
+/// Function, and the file name of its program or library.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) struct Frame {
     pub(crate) function: String,
     pub(crate) module: String,
 }
 
-/// What a stack is called in every table: a hash of its names.
+/// Id of a stack in every table: a hash of its names.
 pub(crate) fn stack_id(frames: &[Frame]) -> i64 {
     let mut hash = Sha256::new();
     for frame in frames {
@@ -125,12 +128,12 @@ pub(crate) fn stack_id(frames: &[Frame]) -> i64 {
         }
     }
     let digest = hash.finalize();
-    i64::from_be_bytes(std::array::from_fn(|at| digest[at]))
+    i64::from_be_bytes(std::array::from_fn(|index| digest[index]))
 }
 
 impl ProcessProfile {
-    /// How many stacks there are, and how many samples are missing.
-    pub(crate) fn extent(&self) -> String {
+    /// Number of stacks and of lost samples, as text.
+    pub(crate) fn summary(&self) -> String {
         let stacks = match self.samples.len() {
             1 => "1 stack".to_owned(),
             stacks => format!("{stacks} stacks"),
@@ -142,8 +145,8 @@ impl ProcessProfile {
         }
     }
 
-    /// The sum of all samples: bytes and objects in use.
-    pub(crate) fn inuse(&self) -> [i64; 2] {
+    /// Sum of all samples: bytes and objects in use.
+    pub(crate) fn sum_inuse(&self) -> [i64; 2] {
         self.samples
             .iter()
             .fold([0; 2], |[bytes, objects], sample| {
@@ -151,13 +154,13 @@ impl ProcessProfile {
             })
     }
 
-    /// Of bytes and objects allocated; none where any sample lacks it.
-    pub(crate) fn alloc(&self) -> Option<[i64; 2]> {
+    /// Sum of all samples: bytes and objects allocated. `None` if any sample has none.
+    pub(crate) fn sum_alloc(&self) -> Option<[i64; 2]> {
         self.samples
             .iter()
             .try_fold([0; 2], |[bytes, objects], sample| {
-                let [more, of] = sample.alloc?;
-                Some([bytes + more, objects + of])
+                let [more_bytes, more_objects] = sample.alloc?;
+                Some([bytes + more_bytes, objects + more_objects])
             })
     }
 }

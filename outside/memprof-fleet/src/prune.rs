@@ -1,4 +1,4 @@
-//! `memprof fleet prune`: the hours that are older than the retention.
+//! `memprof fleet prune`: deletes the files of hours that are older than the retention.
 
 use std::collections::BTreeMap;
 use std::process::ExitCode;
@@ -14,9 +14,10 @@ use crate::schema::Table;
 use crate::store::Store;
 use crate::time::{Hour, Instant};
 
-/// The greatest difference between this machine's clock and the store's at which files are deleted.
-const TOLERANCE: Duration = Duration::from_secs(3600);
+/// Largest difference between this machine's clock and the store's with which files are deleted.
+const CLOCK_TOLERANCE: Duration = Duration::from_secs(3600);
 
+/// Runs `memprof fleet prune`.
 pub(crate) fn run(config: &Config, keep: Option<Duration>) -> anyhow::Result<ExitCode> {
     let store = Arc::new(Store::open(&config.store)?);
     let keep = keep.unwrap_or(config.keep);
@@ -33,25 +34,29 @@ pub(crate) fn run(config: &Config, keep: Option<Duration>) -> anyhow::Result<Exi
     Ok(ExitCode::SUCCESS)
 }
 
-/// Deletes the files of hours that ended more than `keep` ago and that were written as long ago, by the store's
-/// clock. Returns how many of each hour. `here` is this machine's clock: one that is wrong deletes nothing.
+/// Deletes the files of hours that ended more than `keep` ago, if they were also written so long ago by the
+/// store's clock. Returns the number of files per hour. `here` is this machine's clock.
+///
+/// # Errors
+/// The clocks differ by more than an hour: nothing is deleted then. Or a request fails.
 pub(crate) fn prune(
     store: &Arc<Store>,
     keep: Duration,
     here: Instant,
 ) -> anyhow::Result<BTreeMap<Hour, usize>> {
     let now = store.now()?;
-    agree(here, now)?;
-    let before = now.before(keep);
+    check_clocks(here, now)?;
+    let limit = now.before(keep);
     let mut deleted = BTreeMap::new();
     for table in Table::ALL {
-        let found = files(store, table, (Instant(0), before))?;
-        // Their rows are in merged files. They go first: without these they would count again.
+        let found = files(store, table, (Instant(0), limit))?;
+        // Files whose rows are in merged files are deleted first: without the merged files they would count
+        // again.
         for object in &found.merged {
             store.delete(&object.name)?;
         }
         for (hour, object) in found.counted {
-            if hour.end().is_some_and(|end| end <= before) && object.written <= before {
+            if hour.end().is_some_and(|end| end <= limit) && object.written <= limit {
                 store.delete(&object.name)?;
                 *deleted.entry(hour).or_default() += 1;
             }
@@ -60,10 +65,10 @@ pub(crate) fn prune(
     Ok(deleted)
 }
 
-/// An error where this machine's clock and the store's differ so much that one of them is wrong.
-fn agree(here: Instant, store: Instant) -> anyhow::Result<()> {
+/// Fails if this machine's clock and the store's differ so much that one of them must be wrong.
+fn check_clocks(here: Instant, store: Instant) -> anyhow::Result<()> {
     let difference = Duration::from_millis(here.0.abs_diff(store.0));
-    if difference > TOLERANCE {
+    if difference > CLOCK_TOLERANCE {
         let direction = if here > store { "ahead of" } else { "behind" };
         bail!(
             "nothing was pruned: this machine's clock is {} {direction} the store's: set the one that is wrong",
@@ -78,11 +83,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn clocks_that_differ_by_more_than_an_hour_stop_pruning() {
+    fn clocks_that_differ_by_more_than_an_hour_are_refused() {
         let now = Instant(1_795_000_000_000);
-        let check = |seconds: i64, agrees: bool| {
+        let check = |seconds: i64, is_ok: bool| {
             let here = Instant(now.0 + seconds * 1000);
-            assert_eq!(agree(here, now).is_ok(), agrees, "{seconds}");
+            assert_eq!(check_clocks(here, now).is_ok(), is_ok, "{seconds}");
         };
         for seconds in [0, 60, 3600, -3600] {
             check(seconds, true);
@@ -90,7 +95,7 @@ mod tests {
         for seconds in [3601, -3601, 30 * 24 * 3600, -30 * 24 * 3600, -1_795_000_000] {
             check(seconds, false);
         }
-        let error = agree(Instant(now.0 + 86_400_000), now).unwrap_err();
+        let error = check_clocks(Instant(now.0 + 86_400_000), now).unwrap_err();
         assert!(error.to_string().contains("1day ahead of"), "{error}");
     }
 }

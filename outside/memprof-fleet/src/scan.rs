@@ -1,4 +1,4 @@
-//! Reading the store's tables: which files count, and the rows of one.
+//! Reads tables of the store: selects the files that count, and reads the rows of one.
 
 use std::cell::Cell;
 use std::collections::HashSet;
@@ -22,33 +22,35 @@ use crate::schema::{INCOMING, SOURCES, Table};
 use crate::store::{Object, Store};
 use crate::time::{Hour, Instant};
 
-/// Rows that are decoded at a time.
-const BATCH: usize = 32 << 10;
-/// Files up to this size are read at once: a request takes longer than their bytes.
-const WHOLE: u64 = 4 << 20;
-/// The most rows for each byte of a file, and a number of rows that any file may have.
-const MOST_ROWS: u64 = 4;
-const LEAST_ROWS: u64 = 64 << 10;
-/// The most bytes for each byte of a file, and a number of them that any file may have.
-const MOST_PACKED: u64 = 200;
-const LEAST_PACKED: u64 = 64 << 20;
-/// How much is read where the length of what is needed is not known.
-const PIECE: u64 = 64 << 10;
+/// Most rows that are decoded at a time.
+const BATCH_ROWS: usize = 32 << 10;
+/// Size in bytes up to which a file is read at once, because a further request would take longer.
+const WHOLE_FILE_LIMIT: u64 = 4 << 20;
+/// Most rows per byte of a file.
+const MAX_ROWS_PER_BYTE: u64 = 4;
+/// Number of rows that any file may have.
+const MIN_ROW_LIMIT: u64 = 64 << 10;
+/// Most uncompressed bytes per byte of a file.
+const MAX_COMPRESSION_RATIO: u64 = 200;
+/// Number of uncompressed bytes that any file may have.
+const MIN_UNPACKED_LIMIT: u64 = 64 << 20;
+/// Bytes that are read if the needed length is unknown.
+const DEFAULT_READ_SIZE: u64 = 64 << 10;
 
-/// The files of a table.
+/// Files of a table.
 #[derive(Debug, Default)]
 pub(crate) struct TableFiles {
-    /// Those that count, with their hours.
+    /// Files whose rows count, with their hours.
     pub(crate) counted: Vec<(Hour, Object)>,
-    /// Those of agents whose rows are in merged files.
+    /// Agents' files whose rows are in merged files.
     pub(crate) merged: Vec<Object>,
-    /// What is no file of memprof's.
+    /// Names of objects that are no files of memprof.
     pub(crate) foreign: Vec<String>,
-    /// What could not be read, and why.
+    /// Names of unreadable files, with the reasons.
     pub(crate) damaged: Vec<(String, String)>,
 }
 
-/// The files of a table with rows of these times, and none whose rows are in another one.
+/// Lists the files of a table with rows in a time range. Files whose rows are in a merged file do not count.
 pub(crate) fn files(
     store: &Arc<Store>,
     table: Table,
@@ -65,13 +67,13 @@ pub(crate) fn files(
                 files.foreign.push(object.name);
                 continue;
             };
-            let is_meant = |(start, end): (Instant, Instant)| start <= to && from < end;
-            if !hour.start().zip(hour.end()).is_some_and(is_meant) {
+            let is_in_range = |(start, end): (Instant, Instant)| start <= to && from < end;
+            if !hour.start().zip(hour.end()).is_some_and(is_in_range) {
                 continue;
             }
             if prefix == table.name() {
                 match read_sources(store, &object) {
-                    Ok(of) => sources.extend(of),
+                    Ok(names) => sources.extend(names),
                     Err(error) => {
                         files.damaged.push((object.name, format!("{error:#}")));
                         continue;
@@ -87,7 +89,7 @@ pub(crate) fn files(
     Ok(files)
 }
 
-/// The hour of `PREFIX/date=2026-11-21/hour=07/NAME.parquet`.
+/// Hour of a file named `PREFIX/date=2026-11-21/hour=07/NAME.parquet`. `None` if it has another name.
 fn hour(name: &str, prefix: &str) -> Option<Hour> {
     let rest = name.strip_prefix(prefix)?.strip_prefix("/date=")?;
     let (date, rest) = rest.split_once("/hour=")?;
@@ -100,13 +102,13 @@ fn hour(name: &str, prefix: &str) -> Option<Hour> {
     (is_file && hour.start().is_some()).then_some(hour)
 }
 
-/// The files that are in a merged one.
+/// Names of the files that a merged one contains.
 fn read_sources(store: &Arc<Store>, object: &Object) -> anyhow::Result<Vec<String>> {
-    contain(|| read_sources_of(store, object))
+    catch_panic(|| read_source_names(store, object))
 }
 
-fn read_sources_of(store: &Arc<Store>, object: &Object) -> anyhow::Result<Vec<String>> {
-    let reader = open(store, object)?;
+fn read_source_names(store: &Arc<Store>, object: &Object) -> anyhow::Result<Vec<String>> {
+    let reader = open_file(store, object)?;
     let entries = reader.metadata().file_metadata().key_value_metadata();
     let mut entries = entries.into_iter().flatten();
     let sources = entries.find(|entry| entry.key == SOURCES);
@@ -118,56 +120,58 @@ fn read_sources_of(store: &Arc<Store>, object: &Object) -> anyhow::Result<Vec<St
         .collect())
 }
 
-/// Reads columns of a file, batch by batch; of a service, only pages that may hold it. Returns how many rows
-/// were read. A damaged file may have given some of its rows before that is noticed.
+/// Reads columns of a file, and calls `visit` for each batch of rows. With a service, pages without it are
+/// skipped. Returns the number of rows. Some rows of a damaged file may be visited before an error is
+/// returned.
 pub(crate) fn scan(
     store: &Arc<Store>,
     object: &Object,
     columns: &[&str],
     service: Option<&str>,
-    each: impl FnMut(&RecordBatch) -> anyhow::Result<()>,
+    visit: impl FnMut(&RecordBatch) -> anyhow::Result<()>,
 ) -> anyhow::Result<usize> {
-    contain(|| scan_rows(store, object, columns, service, each))
+    catch_panic(|| scan_rows(store, object, columns, service, visit))
 }
 
 thread_local! {
-    /// Whether a panic of this thread is caught and told as an error.
-    static IS_CONTAINED: Cell<bool> = const { Cell::new(false) };
+    /// Whether a panic of this thread is converted to an error, so that the panic hook is silent.
+    static IS_CAUGHT: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Reads a file. The Parquet reader panics on some that are damaged: that is an error of the file.
-fn contain<T>(read: impl FnOnce() -> anyhow::Result<T>) -> anyhow::Result<T> {
-    static QUIET: Once = Once::new();
-    QUIET.call_once(|| {
+/// Reads a file, and converts a panic to an error: the Parquet reader panics on some damaged files.
+fn catch_panic<T>(read: impl FnOnce() -> anyhow::Result<T>) -> anyhow::Result<T> {
+    static HOOK: Once = Once::new();
+    HOOK.call_once(|| {
         let hook = take_hook();
         set_hook(Box::new(move |panic| {
-            if !IS_CONTAINED.get() {
+            if !IS_CAUGHT.get() {
                 hook(panic);
             }
         }));
     });
-    let outer = IS_CONTAINED.replace(true);
-    // What `read` changed is rows of that file, which an error may leave incomplete as well.
+    let outer = IS_CAUGHT.replace(true);
+    // After a panic, `read` may have added some of the file's rows, as after an error.
     let outcome = catch_unwind(AssertUnwindSafe(read));
-    IS_CONTAINED.set(outer);
+    IS_CAUGHT.set(outer);
     outcome.unwrap_or_else(|panic| {
-        let why = panic.downcast_ref::<String>().map(String::as_str);
-        let why = why.or_else(|| panic.downcast_ref::<&str>().copied());
+        let message = panic.downcast_ref::<String>().map(String::as_str);
+        let message = message.or_else(|| panic.downcast_ref::<&str>().copied());
         Err(anyhow::anyhow!(
             "the reader gave up: {}",
-            why.unwrap_or("it panicked")
+            message.unwrap_or("it panicked")
         ))
     })
 }
 
+/// Reads the selected columns and pages.
 fn scan_rows(
     store: &Arc<Store>,
     object: &Object,
     columns: &[&str],
     service: Option<&str>,
-    mut each: impl FnMut(&RecordBatch) -> anyhow::Result<()>,
+    mut visit: impl FnMut(&RecordBatch) -> anyhow::Result<()>,
 ) -> anyhow::Result<usize> {
-    let reader = open(store, object)?;
+    let reader = open_file(store, object)?;
     let schema = reader.parquet_schema();
     let mask = ProjectionMask::columns(schema, columns.iter().copied());
     let selection = service.and_then(|service| {
@@ -175,9 +179,9 @@ fn scan_rows(
             .columns()
             .iter()
             .position(|column| column.name() == "service")?;
-        pages(reader.metadata(), column, service.as_bytes())
+        pages_with_value(reader.metadata(), column, service.as_bytes())
     });
-    let mut reader = reader.with_projection(mask).with_batch_size(BATCH);
+    let mut reader = reader.with_projection(mask).with_batch_size(BATCH_ROWS);
     if let Some(selection) = selection {
         reader = reader.with_row_selection(selection);
     }
@@ -185,16 +189,17 @@ fn scan_rows(
     for batch in reader.build()? {
         let batch = batch?;
         rows += batch.num_rows();
-        each(&batch)?;
+        visit(&batch)?;
     }
     Ok(rows)
 }
 
-fn open(
+/// Opens a Parquet file. Fails if it is none, or claims to be too large.
+fn open_file(
     store: &Arc<Store>,
     object: &Object,
 ) -> anyhow::Result<ParquetRecordBatchReaderBuilder<ObjectReader>> {
-    let whole = match object.size <= WHOLE {
+    let whole = match object.size <= WHOLE_FILE_LIMIT {
         true => Some(store.read(&object.name)?),
         false => None,
     };
@@ -216,31 +221,37 @@ fn open(
             bytes.saturating_add(group.total_byte_size().max(0).unsigned_abs()),
         )
     });
-    limit(object.size, claimed)?;
+    check_size(object.size, claimed)?;
     Ok(reader)
 }
 
-/// An error where a file claims more rows or bytes than memprof's own files of its size have: what is packed
-/// so much would take all memory when it is read.
-fn limit(size: u64, (rows, bytes): (u64, u64)) -> anyhow::Result<()> {
-    let most = size.saturating_mul(MOST_ROWS).max(LEAST_ROWS);
+/// Checks the numbers of rows and uncompressed bytes that a file of `size` bytes claims to have. Fails if
+/// they are larger than in memprof's own files: decompressing it could exhaust the memory.
+fn check_size(size: u64, (rows, bytes): (u64, u64)) -> anyhow::Result<()> {
+    let max = size.saturating_mul(MAX_ROWS_PER_BYTE).max(MIN_ROW_LIMIT);
     anyhow::ensure!(
-        rows <= most,
-        "it is too large: {rows} rows in {size} bytes, and at most {most} are read"
+        rows <= max,
+        "it is too large: {rows} rows in {size} bytes, and at most {max} are read"
     );
-    let most = size.saturating_mul(MOST_PACKED).max(LEAST_PACKED);
+    let max = size
+        .saturating_mul(MAX_COMPRESSION_RATIO)
+        .max(MIN_UNPACKED_LIMIT);
     anyhow::ensure!(
-        bytes <= most,
-        "it is too large: {bytes} bytes packed into {size}, and at most {most} are read"
+        bytes <= max,
+        "it is too large: {bytes} bytes packed into {size}, and at most {max} are read"
     );
     Ok(())
 }
 
-/// The rows of pages that may hold `value` in a column of text.
-fn pages(metadata: &ParquetMetaData, column: usize, value: &[u8]) -> Option<RowSelection> {
+/// Selects the rows of pages that may contain `value` in a column of text. `None` if the file has no index.
+fn pages_with_value(
+    metadata: &ParquetMetaData,
+    column: usize,
+    value: &[u8],
+) -> Option<RowSelection> {
     let mut rows = Vec::new();
-    for (at, group) in metadata.row_groups().iter().enumerate() {
-        let of_group = metadata.page_index_for_row_group(at);
+    for (number, group) in metadata.row_groups().iter().enumerate() {
+        let of_group = metadata.page_index_for_row_group(number);
         let ColumnIndexMetaData::BYTE_ARRAY(index) = of_group.column_index(column)? else {
             return None;
         };
@@ -250,8 +261,8 @@ fn pages(metadata: &ParquetMetaData, column: usize, value: &[u8]) -> Option<RowS
                 .get(page + 1)
                 .map_or(group.num_rows(), |next| next.first_row_index);
             let count = usize::try_from(end - location.first_row_index).ok()?;
-            let may_hold = index.min_value(page).is_none_or(|least| least <= value)
-                && index.max_value(page).is_none_or(|most| value <= most);
+            let may_hold = index.min_value(page).is_none_or(|min| min <= value)
+                && index.max_value(page).is_none_or(|max| value <= max);
             rows.push(match may_hold {
                 true => RowSelector::select(count),
                 false => RowSelector::skip(count),
@@ -261,7 +272,7 @@ fn pages(metadata: &ParquetMetaData, column: usize, value: &[u8]) -> Option<RowS
     Some(rows.into())
 }
 
-/// The bytes of an object, for the Parquet reader.
+/// Object of the store, as the Parquet reader needs it.
 struct ObjectReader {
     store: Arc<Store>,
     name: String,
@@ -270,6 +281,7 @@ struct ObjectReader {
 }
 
 impl ObjectReader {
+    /// Reads a range of bytes. Fails beyond the end.
     fn read(&self, start: u64, length: u64) -> Result<Bytes, ParquetError> {
         let end = start.checked_add(length).filter(|end| *end <= self.size);
         let end = end.ok_or_else(|| ParquetError::EOF("a part lies behind the end".to_owned()))?;
@@ -293,7 +305,7 @@ impl ChunkReader for ObjectReader {
     type T = Cursor<Bytes>;
 
     fn get_read(&self, start: u64) -> Result<Self::T, ParquetError> {
-        let length = self.size.saturating_sub(start).min(PIECE);
+        let length = self.size.saturating_sub(start).min(DEFAULT_READ_SIZE);
         self.read(start, length).map(Cursor::new)
     }
 
@@ -307,9 +319,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_panic_of_the_reader_is_an_error_of_the_file() {
+    fn panic_of_reader_is_error() {
         let check = |read: fn() -> anyhow::Result<()>, expected: &str| {
-            let error = contain(read).unwrap_err().to_string();
+            let error = catch_panic(read).unwrap_err().to_string();
             assert!(error.contains(expected), "{error}");
         };
         check(|| panic!("negative"), "negative");
@@ -319,9 +331,13 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_claims_too_much_is_not_read() {
+    fn file_that_claims_too_many_rows_is_refused() {
         let check = |size, claimed, is_read: bool| {
-            assert_eq!(limit(size, claimed).is_ok(), is_read, "{size} {claimed:?}");
+            assert_eq!(
+                check_size(size, claimed).is_ok(),
+                is_read,
+                "{size} {claimed:?}"
+            );
         };
         check(2_000, (20, 4_000), true);
         check(2_000, (64 << 10, 64 << 20), true);

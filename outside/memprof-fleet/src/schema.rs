@@ -1,5 +1,5 @@
-//! The tables, as Parquet files: SAMPLES, PROFILES and STACKS. No unsigned types, which Spark and Trino
-//! do not have; date and hour are directories, as Hive has them.
+//! Tables of the store as Parquet files: samples, profiles and stacks. Their columns have no unsigned types,
+//! which Spark and Trino lack. Date and hour are folders, as in Hive.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
@@ -21,32 +21,33 @@ use sha2::{Digest, Sha256};
 use crate::process_profile::{ProcessProfile, ProfileContext, Sample, Stack};
 use crate::time::Hour;
 
-/// A table, and the prefix of its files.
+/// Table, whose name is the prefix of its files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Table {
-    /// What each stack held in each dump.
+    /// Values of each stack in each profile.
     Samples,
-    /// A row for each dump.
+    /// One row per profile.
     Profiles,
-    /// The frames of each stack. One stack may be there several times, with the same frames.
+    /// Frames of each stack. A stack may have several rows, with equal frames.
     Stacks,
 }
 
-/// Where agents put files, before they are merged by the hour.
+/// Folder of agents' files, until they are merged by hour.
 pub(crate) const INCOMING: &str = "incoming";
 
-/// The key of a merged file's metadata that lists the files that are in it.
+/// Metadata key of a merged file, whose value lists the merged files.
 pub(crate) const SOURCES: &str = "memprof.sources";
 
-/// Columns of PROFILES that files of older agents lack: samples that memprof's sampler took, and lost.
+/// Columns of PROFILES that files of older agents lack: samples taken and lost by memprof's sampler.
 pub(crate) const SAMPLER_COUNTS: [&str; 2] = ["taken_samples", "lost_samples"];
 
-/// The most rows of a page in an agent's file, so that a query of one service reads little of it.
-const PAGE: usize = 2048;
-/// The same of a merged file, of which a service has many more rows: what a page takes for itself in each column, with
-/// its least and greatest value, is half a byte a row where pages are small.
-const MERGED_PAGE: usize = 16 * 1024;
-const ZSTD: i32 = 3;
+/// Most rows of a page in an agent's file, so that a query of one service reads little of it.
+const PAGE_ROWS: usize = 2048;
+/// Most rows of a page in a merged file, in which a service has many more rows. Each column of a page has an
+/// overhead, with the least and greatest value, that would be half a byte per row in small pages.
+const MERGED_PAGE_ROWS: usize = 16 * 1024;
+/// Compression level.
+const ZSTD_LEVEL: i32 = 3;
 
 impl Table {
     pub(crate) const ALL: [Self; 3] = [Self::Samples, Self::Profiles, Self::Stacks];
@@ -60,43 +61,47 @@ impl Table {
     }
 }
 
-/// The rows of some files, of any tables.
+/// Rows of some files, of any tables.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Rows {
-    /// Those of samples, with the index of their context.
+    /// Rows of samples, each with the index of its context.
     pub(crate) samples: Vec<(usize, Sample)>,
-    /// Those of profiles: the sums of bytes and objects in use, and allocated.
+    /// Rows of profiles, each with the index of its context.
     pub(crate) profiles: Vec<(usize, Totals)>,
     pub(crate) stacks: Vec<Stack>,
-    /// What rows of samples and profiles have in common.
+    /// Columns that rows of samples and profiles have in common.
     pub(crate) contexts: Vec<ProfileContext>,
 }
 
-/// What a dump held in all.
+/// Sums of a profile.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Totals {
+    /// Number of samples.
     pub(crate) samples: i64,
+    /// Bytes and objects in use.
     pub(crate) inuse: [i64; 2],
+    /// Bytes and objects allocated. `None` if the allocator does not count them.
     pub(crate) alloc: Option<[i64; 2]>,
 }
 
-/// The files of a batch of dumps: their names in the store, and their bytes, the same for the same dumps.
-/// `known` are stacks that are in the store already.
+/// Converts profiles to files of the store: names and bytes, which are equal for equal profiles. Stacks in
+/// `known` are in the store already, and are left out.
 pub(crate) fn files(
-    dumped: &[ProcessProfile],
+    profiles: &[ProcessProfile],
     known: &HashSet<(Hour, i64)>,
 ) -> anyhow::Result<Vec<(String, Vec<u8>)>> {
     let mut by_hour: BTreeMap<Hour, Rows> = BTreeMap::new();
-    for one in dumped {
-        let hour = one.context.time.hour();
+    for profile in profiles {
+        let hour = profile.context.time.hour();
         let rows = by_hour.entry(hour.clone()).or_default();
         let index = rows.contexts.len();
-        rows.contexts.push(one.context.clone());
+        rows.contexts.push(profile.context.clone());
         rows.samples
-            .extend(one.samples.iter().map(|sample| (index, *sample)));
-        rows.profiles.push((index, Totals::of(one)));
+            .extend(profile.samples.iter().map(|sample| (index, *sample)));
+        rows.profiles.push((index, Totals::new(profile)));
         let fresh = |stack: &&Stack| !known.contains(&(hour.clone(), stack.stack_id));
-        rows.stacks.extend(one.stacks.iter().filter(fresh).cloned());
+        rows.stacks
+            .extend(profile.stacks.iter().filter(fresh).cloned());
     }
     let mut files = Vec::new();
     for (hour, mut rows) in by_hour {
@@ -111,7 +116,7 @@ pub(crate) fn files(
     Ok(files)
 }
 
-/// What a file of these bytes is called.
+/// File name of these bytes: a hash of them.
 pub(crate) fn content_name(bytes: &[u8]) -> String {
     let digest = Sha256::digest(bytes);
     digest[..16]
@@ -121,17 +126,18 @@ pub(crate) fn content_name(bytes: &[u8]) -> String {
 }
 
 impl Totals {
-    fn of(dumped: &ProcessProfile) -> Self {
+    fn new(profile: &ProcessProfile) -> Self {
         Self {
-            samples: dumped.samples.len() as i64,
-            inuse: dumped.inuse(),
-            alloc: dumped.alloc(),
+            samples: profile.samples.len() as i64,
+            inuse: profile.sum_inuse(),
+            alloc: profile.sum_alloc(),
         }
     }
 }
 
 impl Rows {
-    /// The file of a table, sorted; none where it has no row. `sources` are the files that are in it.
+    /// Writes the sorted file of a table. `None` if the table has no row. `sources` are the names of the
+    /// files that are merged in it.
     pub(crate) fn write(
         &mut self,
         table: Table,
@@ -149,16 +155,22 @@ impl Rows {
         }
     }
 
+    /// Rows of samples, sorted by service, process, stack and time.
     fn samples(&mut self) -> Result<RecordBatch, ArrowError> {
         let contexts = &self.contexts;
         let key = |(index, sample): &(usize, Sample)| {
-            let of = &contexts[*index];
-            (&of.service, &of.instance, sample.stack_id, of.time)
+            let context = &contexts[*index];
+            (
+                &context.service,
+                &context.instance,
+                sample.stack_id,
+                context.time,
+            )
         };
         self.samples.sort_unstable_by(|a, b| key(a).cmp(&key(b)));
         let rows = &self.samples;
-        let of = |index: usize| &contexts[index];
-        let mut columns = context_columns(rows.iter().map(|(index, _)| of(*index)));
+        let context = |index: usize| &contexts[index];
+        let mut columns = context_columns(rows.iter().map(|(index, _)| context(*index)));
         let mut numbers: [Int64Builder; 5] = Default::default();
         for (_, sample) in rows {
             let [bytes, objects] = sample.alloc.map_or([None; 2], |both| both.map(Some));
@@ -188,18 +200,19 @@ impl Rows {
         RecordBatch::try_from_iter(columns)
     }
 
+    /// Rows of profiles, sorted by service, process and time.
     fn profiles(&mut self) -> Result<RecordBatch, ArrowError> {
         let contexts = &self.contexts;
         let key = |(index, _): &(usize, Totals)| {
-            let of = &contexts[*index];
-            (&of.service, &of.instance, of.time)
+            let context = &contexts[*index];
+            (&context.service, &context.instance, context.time)
         };
         self.profiles.sort_unstable_by(|a, b| key(a).cmp(&key(b)));
         let rows = &self.profiles;
         let mut columns = context_columns(rows.iter().map(|(index, _)| &contexts[*index]));
         let mut numbers: [Int64Builder; 9] = Default::default();
         for (index, totals) in rows {
-            let of = &contexts[*index];
+            let context = &contexts[*index];
             let [bytes, objects] = totals.alloc.map_or([None; 2], |both| both.map(Some));
             let values = [
                 Some(totals.samples),
@@ -207,10 +220,10 @@ impl Rows {
                 Some(totals.inuse[1]),
                 bytes,
                 objects,
-                of.rss_bytes,
-                of.clock_offset_ms,
-                of.sampler.map(|counts| counts.samples),
-                of.sampler.map(|counts| counts.lost),
+                context.rss_bytes,
+                context.clock_offset_ms,
+                context.sampler.map(|counts| counts.samples),
+                context.sampler.map(|counts| counts.lost),
             ];
             for (column, value) in numbers.iter_mut().zip(values) {
                 column.append_option(value);
@@ -235,6 +248,7 @@ impl Rows {
         RecordBatch::try_from_iter(columns)
     }
 
+    /// Rows of stacks, sorted by id, one for each.
     fn stacks(&mut self) -> Result<RecordBatch, ArrowError> {
         self.stacks.sort_by_key(|stack| stack.stack_id);
         self.stacks.dedup_by_key(|stack| stack.stack_id);
@@ -263,7 +277,7 @@ impl Rows {
     }
 }
 
-/// The columns that samples and profiles have in common.
+/// Columns that samples and profiles have in common.
 fn context_columns<'c>(
     contexts: impl Iterator<Item = &'c ProfileContext>,
 ) -> Vec<(&'static str, ArrayRef)> {
@@ -273,26 +287,26 @@ fn context_columns<'c>(
     let mut pid = Int32Builder::new();
     let mut labels = MapBuilder::new(None, StringBuilder::new(), StringBuilder::new());
     let mut interval = Int64Builder::new();
-    for of in contexts {
-        times.append_value(of.time.0);
-        starts.append_value(of.start_time.0);
+    for context in contexts {
+        times.append_value(context.time.0);
+        starts.append_value(context.start_time.0);
         let values = [
-            &of.service,
-            &of.instance,
-            &of.host,
-            &of.build_id,
-            &of.trigger,
+            &context.service,
+            &context.instance,
+            &context.host,
+            &context.build_id,
+            &context.trigger,
         ];
         for (column, value) in texts.iter_mut().zip(values) {
             column.append_value(value);
         }
-        pid.append_value(of.pid.cast_signed());
-        for (key, value) in &of.labels {
+        pid.append_value(context.pid.cast_signed());
+        for (key, value) in &context.labels {
             labels.keys().append_value(key);
             labels.values().append_value(value);
         }
         labels.append(true).expect("as many keys as values");
-        interval.append_value(of.sample_interval);
+        interval.append_value(context.sample_interval);
     }
     let names = ["service", "instance", "host", "build_id", "trigger"];
     let texts = names
@@ -309,19 +323,20 @@ fn context_columns<'c>(
     columns
 }
 
+/// Writes a Parquet file. A file with sources is a merged one.
 fn write(batch: &RecordBatch, sources: Option<&[String]>) -> anyhow::Result<Vec<u8>> {
-    let page = match sources {
-        Some(_) => MERGED_PAGE,
-        None => PAGE,
+    let page_rows = match sources {
+        Some(_) => MERGED_PAGE_ROWS,
+        None => PAGE_ROWS,
     };
     let sources =
         sources.map(|sources| vec![KeyValue::new(SOURCES.to_owned(), sources.join("\n"))]);
     let properties = WriterProperties::builder()
-        .set_compression(Compression::ZSTD(ZstdLevel::try_new(ZSTD)?))
+        .set_compression(Compression::ZSTD(ZstdLevel::try_new(ZSTD_LEVEL)?))
         .set_statistics_enabled(EnabledStatistics::Page)
-        .set_data_page_row_count_limit(page)
-        // The limit is looked at after each of these.
-        .set_write_batch_size(page)
+        .set_data_page_row_count_limit(page_rows)
+        // The writer checks the limit of a page after each batch.
+        .set_write_batch_size(page_rows)
         .set_created_by("memprof-fleet".to_owned())
         .set_key_value_metadata(sources)
         .build();

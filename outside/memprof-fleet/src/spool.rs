@@ -1,16 +1,16 @@
-//! What waits for the store, on this machine's disk: each dump, until it is in a file of the store.
+//! Spool: profiles on this machine's disk, until they are in a file of the store.
 //!
 //! ```text
-//! lock       held by the agent
-//! dumps/     a file for each dump
-//! batch/     dumps/ by another name: they become files of the store
-//! done/      batch/ by another name: they have become such files
-//! outbox/    files of the store, `/` in their names written as `!`
-//! damaged/   what cannot be read
+//! lock       locked by the agent
+//! dumps/     a file for each profile
+//! batch/     formerly dumps/: profiles that are being converted to files of the store
+//! done/      formerly batch/: profiles that have been converted
+//! outbox/    files for the store, with `!` for `/` in their names
+//! damaged/   files that cannot be read
 //! ```
 //!
-//! Every step is a rename, so that wherever an agent is killed the next one goes on: what is in batch/ is made
-//! again, to the same bytes with the same names, and nothing leaves outbox/ while there is a batch/.
+//! Every step is a rename, so that the next agent continues if one is killed: the profiles in batch/ are
+//! converted again, to the same bytes under the same names, and no file leaves outbox/ while batch/ exists.
 
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Write};
@@ -23,89 +23,96 @@ use rustix::io::Errno;
 use crate::output;
 use crate::process_profile::ProcessProfile;
 
-/// The spool, which one agent has.
+/// Spool of a machine, locked by one agent.
 #[derive(Debug)]
 pub(crate) struct Spool {
-    place: PathBuf,
-    /// Unlocked when it is closed.
+    directory: PathBuf,
+    /// Lock file, which is unlocked when it is closed.
     _lock: File,
-    /// How many dumps this agent added.
+    /// Number of profiles that this agent added.
     added: u64,
 }
 
-/// A file for the store.
+/// File for the store.
 #[derive(Debug)]
 pub(crate) struct OutgoingFile {
-    pub(crate) file: PathBuf,
-    /// What it is called in the store.
+    pub(crate) path: PathBuf,
+    /// Name of the file in the store.
     pub(crate) name: String,
 }
 
 impl Spool {
-    /// Takes the spool.
-    pub(crate) fn open(place: &Path) -> anyhow::Result<Self> {
-        let failed = || format!("failed to open the spool {}", place.display());
+    /// Opens and locks the spool. Creates its directories.
+    ///
+    /// # Errors
+    /// Another agent has locked it, or a directory cannot be created.
+    pub(crate) fn open(root: &Path) -> anyhow::Result<Self> {
+        let failed = || format!("failed to open the spool {}", root.display());
         for directory in ["dumps", "outbox", "damaged"] {
-            fs::create_dir_all(place.join(directory)).with_context(failed)?;
+            fs::create_dir_all(root.join(directory)).with_context(failed)?;
         }
         let mut options = File::options();
         let lock = options.create(true).truncate(false).write(true);
-        let lock = lock.open(place.join("lock")).with_context(failed)?;
+        let lock = lock.open(root.join("lock")).with_context(failed)?;
         if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
             bail!(
                 "another agent has the spool {}: one agent serves a machine; `spool` in its configuration \
                  gives a second one a place of its own",
-                place.display()
+                root.display()
             );
         }
         Ok(Self {
-            place: place.to_owned(),
+            directory: root.to_owned(),
             _lock: lock,
             added: 0,
         })
     }
 
-    /// Keeps a dump: it is on the disk when this returns.
-    pub(crate) fn add(&mut self, dumped: &ProcessProfile) -> anyhow::Result<()> {
+    /// Writes a profile to the disk, and waits until it is there.
+    pub(crate) fn add(&mut self, profile: &ProcessProfile) -> anyhow::Result<()> {
         self.added += 1;
-        let (time, added) = (dumped.context.time.0, self.added);
+        let (time, added) = (profile.context.time.0, self.added);
         let name = format!("{time:015}.{}.{added}.json", std::process::id());
         publish(
-            &self.place.join("dumps"),
+            &self.directory.join("dumps"),
             &name,
-            &serde_json::to_vec(dumped)?,
+            &serde_json::to_vec(profile)?,
         )
     }
 
-    /// The size of all files that wait, in bytes.
+    /// Bytes of all files that wait.
     pub(crate) fn bytes(&self) -> anyhow::Result<u64> {
-        pending_bytes(&self.place)
+        pending_bytes(&self.directory)
     }
 
-    /// How many bytes of dumps wait for a batch.
+    /// Bytes of the profiles that wait for a batch.
     pub(crate) fn dump_bytes(&self) -> anyhow::Result<u64> {
-        bytes_in(&self.place.join("dumps"))
+        bytes_in(&self.directory.join("dumps"))
     }
 
-    /// Makes files of the dumps that wait. `convert` gets all of a batch, and returns names and bytes, which
-    /// must be the same each time.
+    /// Converts the waiting profiles to files for the store. `convert` gets all profiles of a batch, and
+    /// returns names and bytes, which must be equal each time.
     pub(crate) fn batch(
         &self,
         convert: impl Fn(&[ProcessProfile]) -> anyhow::Result<Vec<(String, Vec<u8>)>>,
     ) -> anyhow::Result<()> {
-        let (dumps, batch) = (self.place.join("dumps"), self.place.join("batch"));
-        self.remove_sent()?;
-        // One that was not finished comes first.
+        let (dumps, batch) = (self.directory.join("dumps"), self.directory.join("batch"));
+        self.remove_converted()?;
+        // The first iteration finishes a batch that a killed agent left behind.
         for _ in 0..2 {
             if batch.exists() {
-                let dumped = self.read(&batch)?;
-                if !dumped.is_empty() {
-                    for (name, bytes) in convert(&dumped)? {
-                        publish(&self.place.join("outbox"), &name.replace('/', "!"), &bytes)?;
+                let profiles = self.read(&batch)?;
+                if !profiles.is_empty() {
+                    for (name, bytes) in convert(&profiles)? {
+                        publish(
+                            &self.directory.join("outbox"),
+                            &name.replace('/', "!"),
+                            &bytes,
+                        )?;
                     }
                 }
-                rename(&batch, &self.place.join("done"))?;
-                self.remove_sent()?;
+                rename(&batch, &self.directory.join("done"))?;
+                self.remove_converted()?;
             }
             if entries(&dumps)?.is_empty() {
                 break;
@@ -116,33 +123,33 @@ impl Spool {
         Ok(())
     }
 
-    /// The files for the store, by name; none while a batch is not finished.
+    /// Files for the store, sorted by name. Empty while a batch is unfinished.
     pub(crate) fn outgoing(&self) -> anyhow::Result<Vec<OutgoingFile>> {
-        if self.place.join("batch").exists() {
+        if self.directory.join("batch").exists() {
             return Ok(Vec::new());
         }
-        let files = entries(&self.place.join("outbox"))?.into_iter();
-        let outgoing = files.filter_map(|file| {
-            let name = file.file_name()?.to_str()?.replace('!', "/");
-            Some(OutgoingFile { file, name })
+        let paths = entries(&self.directory.join("outbox"))?.into_iter();
+        let outgoing = paths.filter_map(|path| {
+            let name = path.file_name()?.to_str()?.replace('!', "/");
+            Some(OutgoingFile { path, name })
         });
         Ok(outgoing.collect())
     }
 
-    /// The dumps of a directory, in order. One that cannot be read is put aside.
+    /// Reads the profiles of a directory, in order. Moves files that cannot be read to damaged/.
     fn read(&self, directory: &Path) -> anyhow::Result<Vec<ProcessProfile>> {
-        let mut dumped = Vec::new();
+        let mut profiles = Vec::new();
         for file in entries(directory)? {
             let read = match fs::read(&file) {
-                Err(error) if is_of_this_moment(&error) => {
+                Err(error) if is_transient(&error) => {
                     return Err(error).with_context(|| file.display().to_string());
                 }
                 read => read.map_err(anyhow::Error::from),
             };
             match read.and_then(|bytes| Ok(serde_json::from_slice(&bytes)?)) {
-                Ok(one) => dumped.push(one),
+                Ok(one) => profiles.push(one),
                 Err(error) => {
-                    let damaged = self.place.join("damaged");
+                    let damaged = self.directory.join("damaged");
                     fs::create_dir_all(&damaged).with_context(|| damaged.display().to_string())?;
                     let aside = damaged.join(file_name(&file));
                     let (from, to) = (file.display(), aside.display());
@@ -151,11 +158,12 @@ impl Spool {
                 }
             }
         }
-        Ok(dumped)
+        Ok(profiles)
     }
 
-    fn remove_sent(&self) -> anyhow::Result<()> {
-        let done = self.place.join("done");
+    /// Deletes the profiles whose files for the store are complete.
+    fn remove_converted(&self) -> anyhow::Result<()> {
+        let done = self.directory.join("done");
         match fs::remove_dir_all(&done) {
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
             removed => removed.with_context(|| done.display().to_string()),
@@ -163,17 +171,17 @@ impl Spool {
     }
 }
 
-/// How many bytes wait in a spool, which an agent may have.
-pub(crate) fn pending_bytes(place: &Path) -> anyhow::Result<u64> {
+/// Bytes that wait in a spool. Does not lock it.
+pub(crate) fn pending_bytes(spool: &Path) -> anyhow::Result<u64> {
     let parts = ["dumps", "batch", "outbox"].iter();
-    parts.map(|name| bytes_in(&place.join(name))).sum()
+    parts.map(|name| bytes_in(&spool.join(name))).sum()
 }
 
 fn file_name(path: &Path) -> &std::ffi::OsStr {
     path.file_name().unwrap_or_default()
 }
 
-/// The files of a directory by name, without those that are being written.
+/// Files of a directory, sorted by name, without those that are being written.
 fn entries(directory: &Path) -> anyhow::Result<Vec<PathBuf>> {
     let failed = || format!("failed to read {}", directory.display());
     let mut files = Vec::new();
@@ -192,6 +200,7 @@ fn entries(directory: &Path) -> anyhow::Result<Vec<PathBuf>> {
     Ok(files)
 }
 
+/// Bytes of the files in a directory.
 fn bytes_in(directory: &Path) -> anyhow::Result<u64> {
     let files = entries(directory)?.into_iter();
     Ok(files
@@ -199,16 +208,16 @@ fn bytes_in(directory: &Path) -> anyhow::Result<u64> {
         .sum())
 }
 
-/// Whether a failure to read is the machine's at this moment, and says nothing of the file.
-fn is_of_this_moment(error: &io::Error) -> bool {
+/// Whether a failure to read is due to the machine's state, and says nothing of the file.
+fn is_transient(error: &io::Error) -> bool {
     matches!(
         Errno::from_io_error(error),
         Some(Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::INTR | Errno::AGAIN)
     )
 }
 
-/// Writes a file that is whole or not there, and on the disk. The directory is made where it is missing: a disk
-/// that was full for a moment may have left the spool without it.
+/// Writes a file atomically, and waits until it is on the disk. Creates the directory if it is missing: a
+/// disk that was full for a moment may have left the spool without it.
 fn publish(directory: &Path, name: &str, bytes: &[u8]) -> anyhow::Result<()> {
     let (fresh, path) = (directory.join(".new"), directory.join(name));
     let failed = || format!("failed to write {}", path.display());
@@ -219,7 +228,7 @@ fn publish(directory: &Path, name: &str, bytes: &[u8]) -> anyhow::Result<()> {
     rename(&fresh, &path)
 }
 
-/// Renames, and waits until it is on the disk.
+/// Renames a file, and waits until the change is on the disk.
 fn rename(from: &Path, to: &Path) -> anyhow::Result<()> {
     let failed = || format!("failed to rename {} to {}", from.display(), to.display());
     fs::rename(from, to).with_context(failed)?;
@@ -237,7 +246,7 @@ mod tests {
     use crate::process_profile::ProfileContext;
     use crate::time::Instant;
 
-    fn dumped() -> ProcessProfile {
+    fn profile() -> ProcessProfile {
         ProcessProfile {
             context: ProfileContext {
                 time: Instant(0),
@@ -260,13 +269,13 @@ mod tests {
     }
 
     #[test]
-    fn a_spool_that_lost_its_directories_keeps_on() {
+    fn spool_without_directories_recreates_them() {
         for lost in ["dumps", "outbox", "damaged"] {
-            let place = tempfile::tempdir().unwrap();
-            let mut spool = Spool::open(place.path()).unwrap();
-            fs::remove_dir_all(place.path().join(lost)).unwrap();
-            spool.add(&dumped()).unwrap();
-            fs::write(place.path().join("dumps/0.json"), "{").unwrap();
+            let root = tempfile::tempdir().unwrap();
+            let mut spool = Spool::open(root.path()).unwrap();
+            fs::remove_dir_all(root.path().join(lost)).unwrap();
+            spool.add(&profile()).unwrap();
+            fs::write(root.path().join("dumps/0.json"), "{").unwrap();
             let file = ("samples/x".to_owned(), b"x".to_vec());
             spool.batch(|_| Ok(vec![file.clone()])).unwrap();
             assert_eq!(spool.outgoing().unwrap().len(), 1, "{lost}");
@@ -274,20 +283,20 @@ mod tests {
     }
 
     #[test]
-    fn a_dump_that_cannot_be_read_is_put_aside() {
+    fn unreadable_dump_is_moved_to_damaged() {
         let check = |what: &str, make: fn(&Path)| {
-            let place = tempfile::tempdir().unwrap();
-            let mut spool = Spool::open(place.path()).unwrap();
-            make(&place.path().join("dumps/0.json"));
-            spool.add(&dumped()).unwrap();
+            let root = tempfile::tempdir().unwrap();
+            let mut spool = Spool::open(root.path()).unwrap();
+            make(&root.path().join("dumps/0.json"));
+            spool.add(&profile()).unwrap();
             let read = std::cell::Cell::new(0);
-            let count = |dumped: &[ProcessProfile]| {
-                read.set(dumped.len());
+            let count = |profiles: &[ProcessProfile]| {
+                read.set(profiles.len());
                 Ok(Vec::new())
             };
             spool.batch(count).unwrap();
             assert_eq!(read.get(), 1, "{what}");
-            let aside = place.path().join("damaged/0.json");
+            let aside = root.path().join("damaged/0.json");
             assert!(fs::symlink_metadata(aside).is_ok(), "{what}");
         };
         check("half of it", |file| fs::write(file, "{").unwrap());

@@ -1,4 +1,4 @@
-//! The store: objects by name, in a directory or on S3. The questions of this program wait for it.
+//! Store: objects by name, in a directory or on S3. All calls block.
 
 use std::ffi::OsString;
 use std::sync::Arc;
@@ -18,18 +18,20 @@ use object_store::{
 use rustix::rand::GetRandomFlags;
 use tokio::runtime::Runtime;
 
-use crate::output::{UNREACHABLE, USAGE, coded};
+use crate::output::{UNREACHABLE, USAGE, exit_error};
 use crate::time::{Instant, Uptime};
 use crate::tls::is_untrusted;
 
-/// How long a server may take: what waits for it is on this machine's disk, and is tried again.
-const PATIENCE: Duration = Duration::from_secs(20);
-const CONNECTING: Duration = Duration::from_secs(5);
-const TRIES: usize = 3;
-/// The object that holds the store's id.
-const ID: &str = "store-id";
+/// Longest time of a request. The data is still on this machine's disk, and is sent again later.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(20);
+/// Longest time to connect.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Retries of a failed request.
+const MAX_RETRIES: usize = 3;
+/// Name of the object with the store's id.
+const ID_OBJECT: &str = "store-id";
 
-/// A store that was opened. Nothing was asked of it yet.
+/// Opened store. Opening sends no request.
 #[derive(Debug)]
 pub(crate) struct Store {
     url: String,
@@ -37,36 +39,40 @@ pub(crate) struct Store {
     runtime: Runtime,
 }
 
-/// An object of the store.
+/// Object of the store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Object {
     pub(crate) name: String,
     pub(crate) size: u64,
-    /// When it was written, by the store's clock.
+    /// Time of its last write, by the store's clock.
     pub(crate) written: Instant,
 }
 
-/// What became of an object that must not exist yet.
+/// Outcome of creating an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CreateOutcome {
+    /// It was created.
     New,
-    /// There is one of that name, or the server says so.
+    /// An object of that name exists, or the server says so.
     Exists,
 }
 
 impl Store {
-    /// Opens a store, by `file:///DIRECTORY`, which is made, or `s3://BUCKET/PREFIX`.
+    /// Opens a store by `file:///DIRECTORY`, which is created, or `s3://BUCKET/PREFIX`.
+    ///
+    /// # Errors
+    /// The URL or the environment's settings are invalid (exit code 2), or the directory cannot be created.
     pub(crate) fn open(url: &str) -> anyhow::Result<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()?;
         let objects = match url.split_once("://") {
-            Some(("file", path)) if path.starts_with('/') => directory(path)?,
-            Some(("s3", path)) => s3(url, path)?,
+            Some(("file", path)) if path.starts_with('/') => open_directory(path)?,
+            Some(("s3", path)) => open_s3(url, path)?,
             _ => {
                 let message =
                     format!("{url:?} is not a store: give file:///DIRECTORY or s3://BUCKET/PREFIX");
-                return Err(coded(USAGE, message));
+                return Err(exit_error(USAGE, message));
             }
         };
         Ok(Self {
@@ -85,7 +91,7 @@ impl Store {
         self.url.starts_with("file://")
     }
 
-    /// All objects whose names begin with the directories `prefix`, by name.
+    /// Lists the objects in the folder `prefix`, sorted by name.
     pub(crate) fn list(&self, prefix: &str) -> anyhow::Result<Vec<Object>> {
         let prefix = Path::from(prefix);
         let listed = self.objects.list(Some(&prefix)).map_ok(|meta| Object {
@@ -94,29 +100,30 @@ impl Store {
             written: Instant(meta.last_modified.timestamp_millis()),
         });
         let listed = self.runtime.block_on(listed.try_collect());
-        let mut objects: Vec<_> = listed.map_err(|error| self.failed("list objects", error))?;
+        let mut objects: Vec<_> =
+            listed.map_err(|error| self.store_error("list objects", error))?;
         objects.sort_by(|a, b| a.name.cmp(&b.name));
         Ok(objects)
     }
 
-    /// The bytes of an object.
+    /// Reads an object.
     pub(crate) fn read(&self, name: &str) -> anyhow::Result<Bytes> {
         let read = async { self.objects.get(&Path::from(name)).await?.bytes().await };
         self.runtime
             .block_on(read)
-            .map_err(|error| self.failed(&format!("read {name}"), error))
+            .map_err(|error| self.store_error(&format!("read {name}"), error))
     }
 
-    /// Some bytes of an object.
+    /// Reads a range of bytes of an object.
     pub(crate) fn read_range(&self, name: &str, start: u64, length: u64) -> anyhow::Result<Bytes> {
         let path = Path::from(name);
         let read = self.objects.get_range(&path, start..start + length);
         self.runtime
             .block_on(read)
-            .map_err(|error| self.failed(&format!("read {name}"), error))
+            .map_err(|error| self.store_error(&format!("read {name}"), error))
     }
 
-    /// Writes an object that does not exist.
+    /// Creates an object, unless one of that name exists.
     pub(crate) fn create(&self, name: &str, bytes: Bytes) -> anyhow::Result<CreateOutcome> {
         let options = PutOptions {
             mode: PutMode::Create,
@@ -126,15 +133,15 @@ impl Store {
         let put = self.objects.put_opts(&path, bytes.into(), options);
         match self.runtime.block_on(put) {
             Ok(_) => Ok(CreateOutcome::New),
-            // S3 answers a race with 409 or 412.
+            // S3 replies to a race with status 409 or 412.
             Err(Error::AlreadyExists { .. } | Error::Precondition { .. }) => {
                 Ok(CreateOutcome::Exists)
             }
-            Err(error) => Err(self.failed(&format!("write {name}"), error)),
+            Err(error) => Err(self.store_error(&format!("write {name}"), error)),
         }
     }
 
-    /// An object by its name.
+    /// Metadata of an object. `None` if it does not exist.
     pub(crate) fn head(&self, name: &str) -> anyhow::Result<Option<Object>> {
         match self.runtime.block_on(self.objects.head(&Path::from(name))) {
             Ok(meta) => Ok(Some(Object {
@@ -143,47 +150,48 @@ impl Store {
                 written: Instant(meta.last_modified.timestamp_millis()),
             })),
             Err(Error::NotFound { .. }) => Ok(None),
-            Err(error) => Err(self.failed(&format!("look at {name}"), error)),
+            Err(error) => Err(self.store_error(&format!("look at {name}"), error)),
         }
     }
 
-    /// What tells this store from one that is put in its place, or that is emptied: the bytes of an object that
-    /// the first who asks makes.
+    /// Id by which a store that was replaced or emptied is recognized: the content of an object, which is
+    /// created with random bytes if it is missing.
     pub(crate) fn id(&self) -> anyhow::Result<Bytes> {
-        if self.head(ID)?.is_none() {
+        if self.head(ID_OBJECT)?.is_none() {
             let mut random = [0; 16];
             rustix::rand::getrandom(&mut random, GetRandomFlags::empty())?;
-            self.create(ID, Bytes::copy_from_slice(&random))?;
+            self.create(ID_OBJECT, Bytes::copy_from_slice(&random))?;
         }
-        self.read(ID)
+        self.read(ID_OBJECT)
     }
 
-    /// The store's clock: when an object that is written for that is said to have been written.
+    /// Time of the store's clock: creates an object, and reads when that was written.
     pub(crate) fn now(&self) -> anyhow::Result<Instant> {
         let ticks = Uptime::now().0;
         let name = format!("clock/{}-{}-{ticks}", Instant::now().0, std::process::id());
         self.create(&name, Bytes::from_static(b"now"))?;
-        let shown = self.head(&name);
+        let object = self.head(&name);
         self.delete(&name)?;
-        let shown =
-            shown?.with_context(|| format!("{}: {name} was written and is not there", self.url))?;
-        Ok(shown.written)
+        let object = object?
+            .with_context(|| format!("{}: {name} was written and is not there", self.url))?;
+        Ok(object.written)
     }
 
-    /// Deletes an object, which may be gone already.
+    /// Deletes an object, if it exists.
     pub(crate) fn delete(&self, name: &str) -> anyhow::Result<()> {
         match self
             .runtime
             .block_on(self.objects.delete(&Path::from(name)))
         {
             Ok(()) | Err(Error::NotFound { .. }) => Ok(()),
-            Err(error) => Err(self.failed(&format!("delete {name}"), error)),
+            Err(error) => Err(self.store_error(&format!("delete {name}"), error)),
         }
     }
 
-    fn failed(&self, act: &str, error: Error) -> anyhow::Error {
+    /// Error of a request (exit code 3), with a remedy.
+    fn store_error(&self, act: &str, error: Error) -> anyhow::Error {
         let error = anyhow::Error::from(error);
-        // Each of them says all that those below it say.
+        // The root cause is enough, because each error repeats the text of its cause.
         let cause = error.root_cause().to_string();
         let refused = cause.contains("status code: 401") || cause.contains("status code: 403");
         let remedy = match self.is_local() {
@@ -202,11 +210,11 @@ impl Store {
             self.url,
             plain_s3_error(&cause)
         );
-        coded(UNREACHABLE, message)
+        exit_error(UNREACHABLE, message)
     }
 }
 
-/// An error of S3 without its XML: `SignatureDoesNotMatch: The request signature …`.
+/// Text of an S3 error without its XML, as `SignatureDoesNotMatch: The request signature …`.
 fn plain_s3_error(cause: &str) -> String {
     let element = |name: &str| {
         let (_, rest) = cause.split_once(&format!("<{name}>"))?;
@@ -218,30 +226,31 @@ fn plain_s3_error(cause: &str) -> String {
     }
 }
 
-fn directory(path: &str) -> anyhow::Result<Arc<dyn ObjectStore>> {
+/// Opens a directory as a store.
+fn open_directory(path: &str) -> anyhow::Result<Arc<dyn ObjectStore>> {
     let failed = || format!("failed to open the store {path}");
     std::fs::create_dir_all(path).with_context(failed)?;
     let files = LocalFileSystem::new_with_prefix(path).with_context(failed)?;
     Ok(Arc::new(files.with_fsync(true)))
 }
 
-/// Credentials, endpoint and region are those of the usual environment: `AWS_ACCESS_KEY_ID`,
-/// `AWS_ENDPOINT_URL`, …
-fn s3(url: &str, path: &str) -> anyhow::Result<Arc<dyn ObjectStore>> {
-    // Only a second call fails.
+/// Opens a bucket. Credentials, endpoint and region are those of the usual environment variables:
+/// `AWS_ACCESS_KEY_ID`, `AWS_ENDPOINT_URL`, …
+fn open_s3(url: &str, path: &str) -> anyhow::Result<Arc<dyn ObjectStore>> {
+    // The call fails if a provider is installed already.
     drop(rustls::crypto::ring::default_provider().install_default());
     let retry = RetryConfig {
-        max_retries: TRIES,
-        retry_timeout: PATIENCE,
+        max_retries: MAX_RETRIES,
+        retry_timeout: REQUEST_TIMEOUT,
         backoff: BackoffConfig::default(),
     };
-    let settings = settings(std::env::vars_os())?;
+    let settings = s3_settings(std::env::vars_os())?;
     let allows_http = settings
         .iter()
-        .any(|(name, value)| name == "AWS_ALLOW_HTTP" && is_yes(value));
+        .any(|(name, value)| name == "AWS_ALLOW_HTTP" && is_true(value));
     let client = ClientOptions::new()
-        .with_timeout(PATIENCE)
-        .with_connect_timeout(CONNECTING)
+        .with_timeout(REQUEST_TIMEOUT)
+        .with_connect_timeout(CONNECT_TIMEOUT)
         .with_allow_http(allows_http);
     let mut builder = AmazonS3Builder::new();
     for (name, value) in &settings {
@@ -261,9 +270,10 @@ fn s3(url: &str, path: &str) -> anyhow::Result<Arc<dyn ObjectStore>> {
     })
 }
 
-/// The environment's settings of S3. Blanks and line ends around a value, which files and secrets have, are no
-/// part of it; an empty one is not set. What is wrong within a value is named: the libraries below panic on it.
-fn settings(
+/// S3 settings of the environment. Blanks and line ends around a value, which files and secrets have, are
+/// trimmed; an empty value counts as not set. Invalid characters within a value are errors here, because the
+/// libraries panic on them.
+fn s3_settings(
     environment: impl Iterator<Item = (OsString, OsString)>,
 ) -> anyhow::Result<Vec<(String, String)>> {
     let mut settings = Vec::new();
@@ -278,26 +288,27 @@ fn settings(
         {
             continue;
         }
-        let wrong = |why: &str| coded(USAGE, format!("the environment's {name} {why}"));
+        let invalid =
+            |reason: &str| exit_error(USAGE, format!("the environment's {name} {reason}"));
         let value = value.to_str().map(str::trim);
-        let value = value.ok_or_else(|| wrong("is no UTF-8 text"))?;
+        let value = value.ok_or_else(|| invalid("is no UTF-8 text"))?;
         if value.is_empty() {
             continue;
         }
-        // What signs is in no header: stores of one's own take any text for it.
+        // The secret is sent in no header, and S3 servers other than Amazon's accept any text for it.
         let is_secret = name == "AWS_SECRET_ACCESS_KEY";
-        let is_wrong =
+        let is_invalid =
             |c: char| c.is_control() || !is_secret && (c.is_whitespace() || !c.is_ascii());
-        if value.contains(is_wrong) {
-            return Err(wrong(
+        if value.contains(is_invalid) {
+            return Err(invalid(
                 "holds a blank, a line end or a character that is not of ASCII in its middle",
             ));
         }
         if name.contains("ENDPOINT") {
-            let address = reqwest::Url::parse(value).ok();
+            let url = reqwest::Url::parse(value).ok();
             let is_http = |url: &reqwest::Url| ["http", "https"].contains(&url.scheme());
-            if !address.is_some_and(|url| is_http(&url) && url.has_host()) {
-                return Err(wrong(
+            if !url.is_some_and(|url| is_http(&url) && url.has_host()) {
+                return Err(invalid(
                     "is no address: give https://HOST or http://HOST:PORT",
                 ));
             }
@@ -307,10 +318,11 @@ fn settings(
     Ok(settings)
 }
 
-fn is_yes(value: &str) -> bool {
+/// Whether a value of a setting means true.
+fn is_true(value: &str) -> bool {
     ["1", "true", "yes", "on"]
         .iter()
-        .any(|yes| value.eq_ignore_ascii_case(yes))
+        .any(|word| value.eq_ignore_ascii_case(word))
 }
 
 #[cfg(test)]
@@ -318,14 +330,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn malformed_settings_of_s3_are_trimmed_or_named() {
+    fn malformed_s3_settings_are_trimmed_or_refused() {
         let check = |name: &str, value: &str, expected: Result<Option<&str>, &str>| {
-            let found = settings([(name.into(), value.into())].into_iter());
+            let found = s3_settings([(name.into(), value.into())].into_iter());
             let found = found.map(|found| found.into_iter().next().map(|(_, value)| value));
             match (found, expected) {
                 (Ok(found), Ok(expected)) => assert_eq!(found.as_deref(), expected, "{value:?}"),
                 (Err(error), Err(part)) => {
-                    assert_eq!(crate::output::code_of(&error), USAGE);
+                    assert_eq!(crate::output::exit_code(&error), USAGE);
                     assert!(error.to_string().contains(part), "{error}");
                 }
                 (found, _) => panic!("{name}={value:?}: {found:?}"),
@@ -356,10 +368,10 @@ mod tests {
     }
 
     #[test]
-    fn a_store_that_is_emptied_or_replaced_is_another_one() {
+    fn store_that_is_emptied_or_replaced_has_other_id() {
         let check = |what: &str, change: fn(&std::path::Path), is_same: bool| {
-            let place = tempfile::tempdir().unwrap();
-            let root = place.path().join("store");
+            let directory = tempfile::tempdir().unwrap();
+            let root = directory.path().join("store");
             let url = format!("file://{}", root.display());
             let store = Store::open(&url).unwrap();
             store.create("samples/a", Bytes::from_static(b"a")).unwrap();
@@ -399,13 +411,13 @@ mod tests {
     }
 
     #[test]
-    fn http_is_allowed_in_the_usual_words() {
-        assert!(["1", "true", "TRUE", "yes"].into_iter().all(is_yes));
-        assert!(!["0", "false", "", "maybe"].into_iter().any(is_yes));
+    fn is_true_accepts_usual_words() {
+        assert!(["1", "true", "TRUE", "yes"].into_iter().all(is_true));
+        assert!(!["0", "false", "", "maybe"].into_iter().any(is_true));
     }
 
     #[test]
-    fn an_error_of_s3_is_said_in_words() {
+    fn s3_error_is_shown_without_xml() {
         let xml = "status code: 403 Forbidden: <?xml?>\n<Error><Code>AccessDenied</Code>\
                    <Message>No.</Message></Error>";
         assert_eq!(plain_s3_error(xml), "AccessDenied: No.");

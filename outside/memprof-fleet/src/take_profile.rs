@@ -1,4 +1,4 @@
-//! A dump of one host, read and named on its machine, where its binaries are.
+//! Takes a profile of one host, and symbolizes it on the host's machine, where its binaries are.
 
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -16,18 +16,20 @@ use crate::policy::ServiceRule;
 use crate::process_profile::{ProcessProfile, ProfileContext};
 use crate::time::Instant;
 
-/// How many periods an activation of ours outlives the agent.
-const LEASE: u32 = 3;
-/// The largest dump that is read, in bytes. One of the sampler's has some MiB.
+/// Number of periods after which an activation by the agent expires.
+const LEASE_PERIODS: u32 = 3;
+/// Most bytes of a dump that is read. A dump of memprof's sampler has some MiB.
 const DUMP_LIMIT: u64 = 256 << 20;
-/// The shortest one: the agent looks for hosts less often than some periods are long.
-const LEAST_LEASE: Duration = Duration::from_secs(60);
+/// Shortest lease: the agent discovers hosts less often than some periods are long.
+const MIN_LEASE: Duration = Duration::from_secs(60);
 
-/// What all dumps of an agent have in common.
+/// Properties of this machine, which all profiles of an agent have in common.
 #[derive(Clone, Debug)]
 pub(crate) struct MachineInfo {
+    /// Host name.
     pub(crate) name: String,
     pub(crate) labels: BTreeMap<String, String>,
+    /// Milliseconds by which this machine's clock is ahead of the store's. `None` if unknown.
     pub(crate) clock_offset_ms: Option<i64>,
 }
 
@@ -44,27 +46,31 @@ impl MachineInfo {
         }
     }
 
-    /// What no other process is called, here and elsewhere. Neither a step of the clock nor another
-    /// attachment changes it.
+    /// Identifies a process across machines and restarts: HOST/PID.START, START in clock ticks since boot
+    /// (proc(5), starttime). Independent of the wall clock and of attachments.
     pub(crate) fn process_key(&self, host: &RunningHost) -> String {
         let start = start_ticks(host.pid).unwrap_or(host.info.started);
         self.process_key_of(host.pid, start)
     }
 
-    /// The same of any process, by its start in ticks since the machine's.
+    /// Process key of any process, by its start in clock ticks since boot.
     pub(crate) fn process_key_of(&self, pid: u32, start: u64) -> String {
         format!("{}/{pid}.{start}", self.name)
     }
 }
 
-/// A dump of a host.
+/// Profile of a host, and whether it is symbolized.
 pub(crate) struct TakenProfile {
-    pub(crate) dumped: ProcessProfile,
-    /// Why its functions are numbers, where they are.
-    pub(crate) named: anyhow::Result<()>,
+    pub(crate) profile: ProcessProfile,
+    /// Error if its functions are addresses, with the reason.
+    pub(crate) symbolization: anyhow::Result<()>,
 }
 
-/// Takes a dump of a host, and reads all profiles in it.
+/// Takes a dump of a host, and sums all heap profiles in it. Enables sampling first if the rule says so.
+/// Blocks until the dump is read and symbolized.
+///
+/// # Errors
+/// The host does not answer, cannot be profiled, or does not sample.
 pub(crate) fn take_profile(
     host: &RunningHost,
     rule: &ServiceRule,
@@ -92,11 +98,11 @@ pub(crate) fn take_profile(
         );
         let bytes = Arc::new(bytes);
         interval = interval.max(dump.sample_interval);
-        let named = match &unnamed {
+        let symbolized = match &unnamed {
             None => naming.name(&instance, host.pid, &bytes),
             Some(reason) => Err(reason.clone()),
         };
-        let heap = match named {
+        let heap = match symbolized {
             Ok(heap) => heap,
             Err(reason) => {
                 unnamed = Some(reason);
@@ -111,7 +117,7 @@ pub(crate) fn take_profile(
         samples,
         stacks,
     } = sum;
-    let dumped = ProcessProfile {
+    let profile = ProcessProfile {
         context: ProfileContext {
             time: Instant::now(),
             start_time: Instant(host.info.started.saturating_mul(1000).cast_signed()),
@@ -123,27 +129,30 @@ pub(crate) fn take_profile(
             trigger: "agent".to_owned(),
             labels: machine.labels.clone(),
             sample_interval: i64::try_from(interval).unwrap_or(i64::MAX),
-            rss_bytes: resident(host.pid),
+            rss_bytes: resident_bytes(host.pid),
             clock_offset_ms: machine.clock_offset_ms,
             sampler,
         },
         samples,
         stacks,
     };
-    let named = match unnamed {
+    let symbolization = match unnamed {
         None => Ok(()),
         Some(reason) => Err(anyhow!("its functions are numbers: {reason}")),
     };
-    Ok(TakenProfile { dumped, named })
+    Ok(TakenProfile {
+        profile,
+        symbolization,
+    })
 }
 
-/// Switches sampling on, or keeps it on, where the rule says so.
+/// Enables sampling, or extends its lease, if the rule says so. Fails if the host does not sample afterwards.
 fn ensure_sampling(client: &mut Client, rule: &ServiceRule) -> anyhow::Result<()> {
     let status = client.status()?;
-    let lease = (rule.period * LEASE).max(LEAST_LEASE);
-    let is_ending = expires_within(status.active_until.as_deref(), lease);
+    let lease = (rule.period * LEASE_PERIODS).max(MIN_LEASE);
+    let is_expiring = expires_within(status.active_until.as_deref(), lease);
     match status.profiling.known() {
-        Some(Profiling::Active) if !(is_ending && rule.activates()) => Ok(()),
+        Some(Profiling::Active) if !(is_expiring && rule.activates()) => Ok(()),
         Some(Profiling::Unavailable) => {
             let reason = status.reason.unwrap_or_default();
             bail!(
@@ -161,22 +170,22 @@ fn ensure_sampling(client: &mut Client, rule: &ServiceRule) -> anyhow::Result<()
     }
 }
 
-/// Whether an activation ends, and so soon.
+/// Whether an activation expires, and does so within `time`.
 fn expires_within(until: Option<&str>, time: Duration) -> bool {
     let until = until.and_then(|until| humantime::parse_rfc3339(until).ok());
     until.is_some_and(|until| until < SystemTime::now() + time)
 }
 
-/// When the process started, in ticks since the machine did (`starttime` of proc(5), stat).
+/// Start of a process, in clock ticks since boot (`starttime` of proc(5), stat). `None` if it has ended.
 pub(crate) fn start_ticks(pid: u32) -> Option<u64> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The program's name may hold anything; behind it comes the third field.
+    // The program's name may contain any character; the third field follows its parenthesis.
     let (_, fields) = stat.rsplit_once(')')?;
     fields.split_whitespace().nth(22 - 3)?.parse().ok()
 }
 
-/// The process's resident memory (proc(5), status).
-pub(crate) fn resident(pid: u32) -> Option<i64> {
+/// Resident memory of a process in bytes (proc(5), status). `None` if it has ended.
+pub(crate) fn resident_bytes(pid: u32) -> Option<i64> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let line = status
         .lines()

@@ -1,4 +1,4 @@
-//! Which processes are meant: `@SERVICE`, `HOST`, `HOST/PID`, or all.
+//! Selection of processes: `@SERVICE`, `HOST`, `HOST/PID`, or all.
 
 use std::convert::Infallible;
 use std::fmt;
@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// The processes that `-t` names.
+/// Processes that the option `--target` selects.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Target {
     All,
@@ -40,17 +40,19 @@ impl fmt::Display for Target {
 }
 
 impl Target {
-    /// Whether it means a process.
+    /// Whether a process is selected.
     pub(crate) fn matches(&self, service: &str, host: &str, pid: i32) -> bool {
         match self {
             Self::All => true,
-            Self::Service(meant) => meant == service,
-            Self::Host(meant) => meant == host,
-            Self::Process(meant, of) => meant == host && *of == pid.to_string(),
+            Self::Service(selected) => selected == service,
+            Self::Host(selected) => selected == host,
+            Self::Process(selected, selected_pid) => {
+                selected == host && *selected_pid == pid.to_string()
+            }
         }
     }
 
-    /// The service, where one is meant.
+    /// Name of the service, if one is selected.
     pub(crate) fn service(&self) -> Option<&str> {
         match self {
             Self::Service(service) => Some(service),
@@ -64,12 +66,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn targets_are_told_apart() {
+    fn target_matches_selected_processes_only() {
         let check = |text: &str, expected: [bool; 3]| {
             let Ok(target) = text.parse::<Target>();
             let processes = [("cart", "a", 7), ("cart", "b", 7), ("shop", "a", 8)];
-            let taken = processes.map(|(service, host, pid)| target.matches(service, host, pid));
-            assert_eq!(taken, expected, "{text}");
+            let matched = processes.map(|(service, host, pid)| target.matches(service, host, pid));
+            assert_eq!(matched, expected, "{text}");
         };
         check("", [true; 3]);
         check("@cart", [true, true, false]);

@@ -1,27 +1,28 @@
-//! Times: milliseconds since 1970, UTC.
+//! Points in time, as milliseconds since 1970 in UTC.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 
-/// A point in time, in milliseconds since 1970.
+/// Point in time, in milliseconds since 1970.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub(crate) struct Instant(pub(crate) i64);
 
-/// A point in time for waiting: milliseconds since the machine was started, with those in which it slept
-/// (`CLOCK_BOOTTIME`). Unlike the wall clock nothing sets it.
+/// Point in time for waiting: milliseconds since the machine started, including suspend (`CLOCK_BOOTTIME`).
+/// Setting the wall clock does not change it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Uptime(pub(crate) i64);
 
-/// The hour of a file: its directories in the store.
+/// Hour of a file, which names its folders in the store.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Hour {
-    /// `2026-11-21`
+    /// Date, as `2026-11-21`.
     pub(crate) date: String,
-    /// `07`
+    /// Hour, as `07`.
     pub(crate) hour: String,
 }
 
+/// Milliseconds of a day.
 const DAY_MS: i64 = 24 * HOUR_MS;
 const HOUR_MS: i64 = 60 * MINUTE_MS;
 const MINUTE_MS: i64 = 60 * 1000;
@@ -31,24 +32,26 @@ impl Instant {
         Self::from_system_time(SystemTime::now())
     }
 
-    /// A time before 1970 is 1970.
+    /// Converts a system time. A time before 1970 becomes 1970.
     pub(crate) fn from_system_time(time: SystemTime) -> Self {
         let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
         Self(i64::try_from(since.as_millis()).unwrap_or(i64::MAX))
     }
 
+    /// Time that is `length` earlier, at least the smallest.
     pub(crate) fn before(self, length: Duration) -> Self {
         let length = i64::try_from(length.as_millis()).unwrap_or(i64::MAX);
         Self(self.0.saturating_sub(length))
     }
 
-    /// `2026-11-21T14:30:00.000Z`; times that no calendar has are its ends.
+    /// Time as `2026-11-21T14:30:00.000Z`, limited to the years 1970 to 9999.
     pub(crate) fn text(self) -> String {
-        // The last one that RFC 3339 can say: the end of 9999.
+        // The last millisecond of 9999, the last year of RFC 3339.
         let ms = self.0.clamp(0, 253_402_300_799_999).unsigned_abs();
         humantime::format_rfc3339_millis(UNIX_EPOCH + Duration::from_millis(ms)).to_string()
     }
 
+    /// Hour in which it is.
     pub(crate) fn hour(self) -> Hour {
         let text = self.text();
         Hour {
@@ -64,11 +67,12 @@ impl Uptime {
         Self(now.tv_sec * 1000 + now.tv_nsec / 1_000_000)
     }
 
-    /// The time that has passed since an earlier one.
+    /// Time that has passed since an earlier point; 0 if that is later.
     pub(crate) fn since(self, earlier: Self) -> Duration {
         Duration::from_millis(self.0.saturating_sub(earlier.0).max(0).unsigned_abs())
     }
 
+    /// Time that is `length` later, at most the largest.
     pub(crate) fn after(self, length: Duration) -> Self {
         let length = i64::try_from(length.as_millis()).unwrap_or(i64::MAX);
         Self(self.0.saturating_add(length))
@@ -76,12 +80,12 @@ impl Uptime {
 }
 
 impl Hour {
-    /// `date=2026-11-21/hour=07`
+    /// Folders of the hour's files in the store, as `date=2026-11-21/hour=07`.
     pub(crate) fn directory(&self) -> String {
         format!("date={}/hour={}", self.date, self.hour)
     }
 
-    /// When it begins; none where these are no date and hour.
+    /// Begin of the hour. `None` if its texts are no date and hour.
     pub(crate) fn start(&self) -> Option<Instant> {
         let text = format!("{}T{}:00:00Z", self.date, self.hour);
         humantime::parse_rfc3339(&text)
@@ -89,7 +93,7 @@ impl Hour {
             .map(Instant::from_system_time)
     }
 
-    /// When it ends.
+    /// End of the hour. `None` if its texts are no date and hour.
     pub(crate) fn end(&self) -> Option<Instant> {
         self.start().map(|start| Instant(start.0 + HOUR_MS))
     }
@@ -100,6 +104,7 @@ pub(crate) fn parse_instant(text: &str) -> Result<Instant, String> {
     parse_at(text, Instant::now())
 }
 
+/// Parses a time relative to `now`.
 fn parse_at(text: &str, now: Instant) -> Result<Instant, String> {
     let expected = "expected a time in UTC: 14:30, 2026-11-21T14:30:00Z, or 2h for two hours ago";
     let ago = text.strip_suffix(" ago").unwrap_or(text);
@@ -117,7 +122,7 @@ fn parse_at(text: &str, now: Instant) -> Result<Instant, String> {
     let (hour, minute) = number(hour, 24).zip(number(minute, 60)).ok_or(expected)?;
     let today = now.0 - now.0.rem_euclid(DAY_MS);
     let time = today + hour * HOUR_MS + minute * MINUTE_MS;
-    // What is still to come today was meant of yesterday.
+    // A time that is still to come today means yesterday's.
     Ok(Instant(if time > now.0 { time - DAY_MS } else { time }))
 }
 
@@ -126,7 +131,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_are_understood() {
+    fn parse_at_accepts_clock_duration_and_date() {
         let now = Instant(1_795_000_000_000);
         assert_eq!(now.text(), "2026-11-18T11:06:40.000Z");
         let check = |text: &str, expected: &str| {
@@ -144,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn an_hour_is_a_directory() {
+    fn hour_names_its_directory() {
         let hour = Instant(1_795_000_000_000).hour();
         assert_eq!(hour.directory(), "date=2026-11-18/hour=11");
         assert_eq!(hour.end().unwrap().text(), "2026-11-18T12:00:00.000Z");

@@ -1,7 +1,7 @@
-//! What goes wrong with a server's certificate.
+//! Recognizes errors of a server's certificate.
 
-/// Whether an error says that no known authority signed it: `rustls::Error::InvalidCertificate`, by its words, which
-/// what wraps it repeats.
+/// Whether an error says that no trusted authority signed the certificate:
+/// `rustls::Error::InvalidCertificate`, recognized by its text, which errors that wrap it repeat.
 pub(crate) fn is_untrusted(error: &str) -> bool {
     error.contains("invalid peer certificate")
 }

@@ -1,30 +1,30 @@
-//! Times and sizes as the configuration writes them.
+//! Deserializers of durations and sizes in the configuration.
 
 use std::time::Duration;
 
 use serde::{Deserialize, Deserializer};
 
-/// As `90s` or `14d`.
+/// Deserializes a duration, as `90s` or `14d`.
 pub(crate) fn duration<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
     let text = String::deserialize(deserializer)?;
     humantime::parse_duration(&text)
         .map_err(|error| serde::de::Error::custom(format!("{text:?} is not a duration: {error}")))
 }
 
-/// A number with a unit, as in the plugin's keys.
+/// Deserializes a size with a unit, as in the plugin's configuration. `K` and `KiB` are both 1024 bytes.
 pub(crate) fn size<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
     let text = String::deserialize(deserializer)?;
-    let wrong =
+    let invalid =
         || serde::de::Error::custom(format!("{text:?} is not a size, as 64MiB or 4GiB are"));
     let digits = text.trim_end_matches(|c: char| !c.is_ascii_digit());
-    let number: u64 = digits.parse().map_err(|_| wrong())?;
+    let number: u64 = digits.parse().map_err(|_| invalid())?;
     let shift = match text[digits.len()..].trim() {
         "B" => 0,
         "K" | "KB" | "KiB" => 10,
         "M" | "MB" | "MiB" => 20,
         "G" | "GB" | "GiB" => 30,
         "T" | "TB" | "TiB" => 40,
-        _ => return Err(wrong()),
+        _ => return Err(invalid()),
     };
-    number.checked_mul(1 << shift).ok_or_else(wrong)
+    number.checked_mul(1 << shift).ok_or_else(invalid)
 }

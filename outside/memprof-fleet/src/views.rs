@@ -1,13 +1,14 @@
-//! `memprof fleet views`: the store's tables in SQL, for engines that people have.
+//! `memprof fleet views`: SQL views of the store's tables.
 
 use std::process::ExitCode;
 
 use crate::args::Engine;
 use crate::config::Config;
-use crate::output::{USAGE, coded, print};
+use crate::output::{USAGE, exit_error, print};
 use crate::schema::{INCOMING, SOURCES, Table};
 use crate::store::Store;
 
+/// Runs `memprof fleet views`.
 pub(crate) fn run(engine: Engine, config: &Config) -> anyhow::Result<ExitCode> {
     let store = Store::open(&config.store)?;
     let root = engine.root(store.url())?;
@@ -22,13 +23,13 @@ pub(crate) fn run(engine: Engine, config: &Config) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The view of a table, over the files that there are: engines refuse a pattern that no file has.
+/// View of a table over its existing files: engines refuse a pattern that matches no file.
 fn view(engine: Engine, root: &str, table: Table, has_merged: bool, has_incoming: bool) -> String {
     let name = table.name();
-    let files = engine.text(&format!("{root}/{name}/date=*/hour=*/*.parquet"));
-    let incoming = engine.text(&format!("{root}/{INCOMING}/{name}/date=*/hour=*/*.parquet"));
+    let files = engine.literal(&format!("{root}/{name}/date=*/hour=*/*.parquet"));
+    let incoming = engine.literal(&format!("{root}/{INCOMING}/{name}/date=*/hour=*/*.parquet"));
     let distinct = |rows: String| match table {
-        // Agents may write one stack twice: a join would count its samples twice.
+        // Agents may write a stack twice: a join would count its samples twice.
         Table::Stacks => format!(
             "SELECT stack_id, any_value(leaf) AS leaf, any_value(function) AS function, \
              any_value(frames) AS frames, any_value(modules) AS modules FROM ({rows}) GROUP BY stack_id"
@@ -48,8 +49,9 @@ fn view(engine: Engine, root: &str, table: Table, has_merged: bool, has_incoming
             let rows = match (has_merged, has_incoming) {
                 (true, false) => merged,
                 (false, _) => fresh,
-                // A file whose rows are in a merged one does not count. Its name in the store is the last five parts of
-                // its path, whose start DuckDB may write otherwise than the config does (`//`, `..`).
+                // A file whose rows are in a merged one does not count. Its name in the store is the last
+                // five parts of its path; DuckDB may write the start of the path in another way than the
+                // configuration does (`//`, `..`).
                 (true, true) => format!(
                     "{merged} UNION ALL BY NAME {fresh} WHERE \
                      array_to_string(string_split(filename, '/')[-5:], '/') NOT IN \
@@ -71,26 +73,26 @@ fn view(engine: Engine, root: &str, table: Table, has_merged: bool, has_incoming
 }
 
 impl Engine {
-    /// The start of patterns for files of a store, in which no character stands for others.
+    /// Start of file patterns for a store, with all characters escaped that have a meaning in patterns.
     ///
     /// # Errors
-    /// The engine cannot be given such a path.
+    /// The path has a character that cannot be escaped (exit code 2).
     fn root(self, store: &str) -> anyhow::Result<String> {
-        // Engines know directories by their paths.
+        // For a directory, engines need the path instead of the URL.
         let path = store.strip_prefix("file://").unwrap_or(store);
         let path = path.trim_end_matches('/');
-        // DuckDB takes a backslash for a slash; ClickHouse has no way to write its wildcards as characters.
-        let (name, refused) = match self {
+        // DuckDB reads a backslash as a slash. ClickHouse cannot escape its wildcards.
+        let (name, unsupported) = match self {
             Self::Duckdb => ("DuckDB", "\\"),
             Self::Clickhouse => ("ClickHouse", "*?{}"),
         };
-        let is_refused = |c: &char| refused.contains(*c) || c.is_control();
-        if let Some(character) = path.chars().find(is_refused) {
+        let is_unsupported = |c: &char| unsupported.contains(*c) || c.is_control();
+        if let Some(character) = path.chars().find(is_unsupported) {
             let message = format!(
                 "{store} has a {character:?} in its path, which {name} cannot be given: name the store by a \
                  symbolic link without it"
             );
-            return Err(coded(USAGE, message));
+            return Err(exit_error(USAGE, message));
         }
         Ok(match self {
             Self::Duckdb => {
@@ -104,8 +106,8 @@ impl Engine {
         })
     }
 
-    /// A literal of SQL.
-    fn text(self, text: &str) -> String {
+    /// Quotes a text as an SQL literal.
+    fn literal(self, text: &str) -> String {
         let text = match self {
             Self::Duckdb => text.replace('\'', "''"),
             Self::Clickhouse => text.replace('\\', "\\\\").replace('\'', "\\'"),

@@ -1,5 +1,5 @@
-//! The bus: questions to all agents at once, over NATS. Replies are small, one message for each process;
-//! profiles themselves go to the store.
+//! Bus: requests to all agents over NATS. Replies are small, one message per process; profiles go to the
+//! store.
 
 mod responder;
 
@@ -14,27 +14,28 @@ use rustix::rand::GetRandomFlags;
 use serde::{Deserialize, Serialize};
 
 use crate::config::Nats;
-use crate::output::{UNREACHABLE, USAGE, coded};
+use crate::output::{UNREACHABLE, USAGE, exit_error};
 use crate::target::Target;
 use crate::tls::is_untrusted;
 
-pub(crate) use responder::{AgentEvent, DumpRequest, answer, process};
+pub(crate) use responder::{AgentEvent, DumpRequest, agent_process, serve_requests};
 
-const CONNECTING: Duration = Duration::from_secs(5);
-/// Room for the replies of a large fleet: what does not fit is dropped.
-const REPLIES: usize = 1 << 18;
+/// Longest time to connect.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Replies that can wait to be read, enough for a large fleet. Further ones are dropped.
+const MAX_PENDING_REPLIES: usize = 1 << 18;
 
-/// What is asked of agents.
+/// Kind of a request to agents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verb {
-    /// Which processes there are.
+    /// List processes.
     Ps,
-    /// Take a profile of each.
+    /// Take a profile of each process.
     Dump,
 }
 
 impl Verb {
-    fn word(self) -> &'static str {
+    fn name(self) -> &'static str {
         match self {
             Self::Ps => "ps",
             Self::Dump => "dump",
@@ -42,19 +43,19 @@ impl Verb {
     }
 }
 
-/// What an agent is asked, as JSON on its subject.
+/// Request to agents, sent as JSON to their subject.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct AgentRequest {
     pub(crate) target: Target,
-    /// The part of the processes that is dumped, from 0 to 1.
+    /// Fraction of the processes that is dumped, from 0 to 1.
     pub(crate) share: f64,
-    /// Agents begin within this time, each at a moment of its own.
+    /// Time in milliseconds within which agents begin, each after a delay of its own.
     pub(crate) spread_ms: u64,
-    /// Only say who would be dumped.
+    /// Whether to list the processes without dumping them.
     pub(crate) dry_run: bool,
 }
 
-/// An agent's answer is one `Here`, at once, a `AgentProcess` for each, and one `Done`.
+/// Reply of an agent: one `Here` at once, a `Process` for each process, and one `Done`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub(crate) enum AgentReply {
@@ -72,36 +73,37 @@ pub(crate) enum AgentReply {
     },
 }
 
-/// A process of an agent's machine.
+/// Process of an agent's machine.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct AgentProcess {
     pub(crate) host: String,
-    /// The agent that tells of it: two machines may have one name.
+    /// Id of the agent: two machines may have one name.
     #[serde(default)]
     pub(crate) agent: String,
     pub(crate) pid: u32,
     pub(crate) service: String,
     pub(crate) profiling: String,
     pub(crate) rss_bytes: Option<i64>,
-    /// Of a dump: bytes in use, or why there is none.
+    /// Bytes in use, after a dump.
     pub(crate) inuse_bytes: Option<i64>,
+    /// Reason why the dump failed.
     pub(crate) failed: Option<String>,
 }
 
-/// This agent's id, which no other one has.
+/// Unique id of this agent.
 pub(crate) fn agent_id() -> &'static str {
     static ID: OnceLock<String> = OnceLock::new();
     ID.get_or_init(|| {
         let mut bytes = [0; 8];
-        // Early in a boot there may be no random bytes yet: without them it has the name of its process only.
+        // Early in a boot there may be no random bytes; then the id has only the process id.
         rustix::rand::getrandom(&mut bytes, GetRandomFlags::NONBLOCK).unwrap_or_default();
         format!("{:016x}-{}", u64::from_le_bytes(bytes), std::process::id())
     })
 }
 
-/// The subject of a question: by machine and service, so that a server's permissions can tell them apart.
+/// Subject of a request, with machine or service, so that permissions of the server can depend on them.
 pub(crate) fn subject(verb: Verb, target: &Target) -> String {
-    let verb = verb.word();
+    let verb = verb.name();
     match target {
         Target::All => format!("memprof.v1.all.{verb}"),
         Target::Service(service) => format!("memprof.v1.svc.{}.{verb}", subject_token(service)),
@@ -111,7 +113,7 @@ pub(crate) fn subject(verb: Verb, target: &Target) -> String {
     }
 }
 
-/// The subjects that an agent listens to.
+/// Subjects to which an agent subscribes.
 fn subjects(host: &str) -> [String; 3] {
     [
         "memprof.v1.all.*".to_owned(),
@@ -120,40 +122,43 @@ fn subjects(host: &str) -> [String; 3] {
     ]
 }
 
-/// A name as a part of a subject, which dots take apart.
+/// Replaces characters of a name that have a meaning in a subject.
 fn subject_token(name: &str) -> String {
     name.replace(|c: char| c.is_whitespace() || ".*>".contains(c), "_")
 }
 
-/// Connects, and calls `tell` for what goes wrong later.
+/// Connects to the server, and calls `report` for errors of the connection later.
+///
+/// # Errors
+/// The configuration is invalid (exit code 2), or the server cannot be reached (3).
 pub(crate) async fn connect(
     nats: &Nats,
     name: &str,
-    tell: impl Fn(String) + Send + Sync + Clone + 'static,
+    report: impl Fn(String) + Send + Sync + Clone + 'static,
 ) -> anyhow::Result<Client> {
     let url = nats.url()?;
     let mut options = ConnectOptions::new()
         .name(name)
-        .subscription_capacity(REPLIES)
-        .connection_timeout(CONNECTING)
+        .subscription_capacity(MAX_PENDING_REPLIES)
+        .connection_timeout(CONNECT_TIMEOUT)
         .event_callback(move |event| {
-            let tell = tell.clone();
+            let report = report.clone();
             async move {
                 match event {
                     async_nats::Event::ServerError(_)
                     | async_nats::Event::ClientError(_)
                     | async_nats::Event::SlowConsumer(_) => {
-                        tell(event.to_string());
+                        report(event.to_string());
                     }
                     _ => {}
                 }
             }
         });
     if let Some(file) = &nats.nkey_file {
-        options = options.nkey(seed(file)?);
+        options = options.nkey(read_seed(file)?);
     }
     if let Some(file) = &nats.ca_file {
-        // What async-nats says later does not name it.
+        // Opening the file here gives an error with its path, which later ones of async-nats lack.
         File::open(file).with_context(|| format!("failed to read {}", file.display()))?;
         options = options.add_root_certificates(file.clone());
     }
@@ -170,23 +175,24 @@ pub(crate) async fn connect(
             }
             _ => "",
         };
-        coded(
+        exit_error(
             UNREACHABLE,
             format!("failed to connect to {url}: {error}{remedy}"),
         )
     })
 }
 
-fn seed(file: &PathBuf) -> anyhow::Result<String> {
+/// Reads the seed of a user from a file.
+fn read_seed(file: &PathBuf) -> anyhow::Result<String> {
     let text = std::fs::read_to_string(file);
     let text = text.with_context(|| format!("failed to read {}", file.display()))?;
-    // As nats-server and nsc write them, with lines around.
+    // nats-server and nsc write the seed between other lines.
     let seed = text
         .lines()
         .map(str::trim)
         .find(|line| line.starts_with("SU"));
     let missing = || {
-        coded(
+        exit_error(
             USAGE,
             format!(
                 "{} has no seed of a NATS user (a line that begins with SU)",

@@ -1,4 +1,4 @@
-//! An agent's end of the bus.
+//! Responder: the part of an agent that replies to requests on the bus.
 
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
@@ -17,57 +17,62 @@ use super::{AgentProcess, AgentReply, AgentRequest, agent_id, connect, subjects}
 use crate::config::Nats;
 use crate::output::note;
 use crate::policy::hash_fraction;
-use crate::take_profile::resident;
+use crate::take_profile::resident_bytes;
 
-/// How long a server that does not answer is left alone.
-const LEAVE: Duration = Duration::from_secs(5);
-/// The most requests whose answers are not complete. More are ignored: each waits as long as it says.
-const MOST_WAITING: usize = 256;
-static WAITING: Semaphore = Semaphore::const_new(MOST_WAITING);
-/// The longest time over which the agents of a request spread their starts.
-const LONGEST_SPREAD: Duration = Duration::from_secs(24 * 3600);
+/// Delay before a new connection to a server that failed.
+const RECONNECT_DELAY: Duration = Duration::from_secs(5);
+/// Most requests with unfinished replies. Further ones are ignored, because each may wait as long as it says.
+const MAX_OPEN_REQUESTS: usize = 256;
+static OPEN_REQUESTS: Semaphore = Semaphore::const_new(MAX_OPEN_REQUESTS);
+/// Longest time over which the agents of a request spread their starts.
+const MAX_SPREAD: Duration = Duration::from_secs(24 * 3600);
 
-/// What an agent that waits is woken by.
+/// Event for which a waiting agent wakes up.
 #[derive(Debug)]
 pub(crate) enum AgentEvent {
-    /// A signal asked the agent to end.
+    /// A signal ends the agent.
     End,
-    /// Somebody asks for dumps.
-    Asked(DumpRequest),
+    /// A request for dumps arrived.
+    DumpRequested(DumpRequest),
 }
 
-/// A question that only the agent's own thread can answer: it takes one dump at a time.
+/// Request for dumps, which the agent's own thread handles: it takes one dump at a time.
 #[derive(Debug)]
 pub(crate) struct DumpRequest {
     pub(crate) request: AgentRequest,
     pub(crate) replies: UnboundedSender<AgentReply>,
 }
 
-/// Answers questions, on a thread of its own, for as long as this program runs.
-pub(crate) fn answer(nats: Nats, host: String, dumps: Sender<AgentEvent>) -> anyhow::Result<()> {
+/// Starts to serve requests, on a thread of its own that runs as long as this program. Requests for dumps are
+/// sent to `dumps`.
+pub(crate) fn serve_requests(
+    nats: Nats,
+    host: String,
+    dumps: Sender<AgentEvent>,
+) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;
     nats.url()?;
     thread::spawn(move || {
         runtime.block_on(async {
-            let mut told = String::new();
+            let mut last_error = String::new();
             loop {
                 if let Err(error) = serve(&nats, &host, &dumps).await {
                     let error = format!("{error:#}");
-                    if told != error {
+                    if last_error != error {
                         note(&error);
-                        told = error;
+                        last_error = error;
                     }
                 }
-                tokio::time::sleep(LEAVE).await;
+                tokio::time::sleep(RECONNECT_DELAY).await;
             }
         });
     });
     Ok(())
 }
 
-/// Answers until the connection ends for good.
+/// Serves requests until the connection is closed for good.
 async fn serve(nats: &Nats, host: &str, dumps: &Sender<AgentEvent>) -> anyhow::Result<()> {
     let client = connect(nats, &format!("memprof agent {host}"), |error| note(&error)).await?;
     let mut messages = Vec::new();
@@ -78,7 +83,7 @@ async fn serve(nats: &Nats, host: &str, dumps: &Sender<AgentEvent>) -> anyhow::R
     let mut messages = select_all(messages);
     let host: Arc<str> = host.into();
     while let Some(message) = messages.next().await {
-        tokio::spawn(reply(
+        tokio::spawn(handle_message(
             client.clone(),
             Arc::clone(&host),
             dumps.clone(),
@@ -88,8 +93,14 @@ async fn serve(nats: &Nats, host: &str, dumps: &Sender<AgentEvent>) -> anyhow::R
     Ok(())
 }
 
-async fn reply(client: Client, host: Arc<str>, dumps: Sender<AgentEvent>, message: Message) {
-    let (Some(to), Ok(request)) = (
+/// Handles a request, and sends the replies to its inbox. Invalid requests are noted and ignored.
+async fn handle_message(
+    client: Client,
+    host: Arc<str>,
+    dumps: Sender<AgentEvent>,
+    message: Message,
+) {
+    let (Some(inbox), Ok(request)) = (
         message.reply,
         serde_json::from_slice::<AgentRequest>(&message.payload),
     ) else {
@@ -98,15 +109,15 @@ async fn reply(client: Client, host: Arc<str>, dumps: Sender<AgentEvent>, messag
             message.subject
         ));
     };
-    if !is_inbox(&to) {
+    if !is_inbox(&inbox) {
         return note(&format!(
-            "ignored a request at {}: it wants its answer at {to}, which is no inbox",
+            "ignored a request at {}: it wants its answer at {inbox}, which is no inbox",
             message.subject
         ));
     }
-    let Ok(_waiting) = WAITING.try_acquire() else {
+    let Ok(_permit) = OPEN_REQUESTS.try_acquire() else {
         return note(&format!(
-            "ignored a request at {}: {MOST_WAITING} others wait for their answers",
+            "ignored a request at {}: {MAX_OPEN_REQUESTS} others wait for their answers",
             message.subject
         ));
     };
@@ -115,33 +126,35 @@ async fn reply(client: Client, host: Arc<str>, dumps: Sender<AgentEvent>, messag
         host: host.to_string(),
         agent: agent_id().to_owned(),
     };
-    // The other end is below.
+    // Sending cannot fail: the receiver is in this function.
     send.send(here).unwrap_or_default();
     if message.subject.ends_with(".dump") {
-        let spread = Duration::from_millis(request.spread_ms).min(LONGEST_SPREAD);
+        let spread = Duration::from_millis(request.spread_ms).min(MAX_SPREAD);
         let spread = spread.mul_f64(hash_fraction(&host));
         tokio::spawn(async move {
             tokio::time::sleep(spread).await;
-            let asked = DumpRequest {
+            let dump_request = DumpRequest {
                 request,
                 replies: send,
             };
-            // An agent that ends answers nobody: it is missed.
-            dumps.send(AgentEvent::Asked(asked)).unwrap_or_default();
+            // Sending fails if the agent ends. The requesting program notices that its reply is missing.
+            dumps
+                .send(AgentEvent::DumpRequested(dump_request))
+                .unwrap_or_default();
         });
     } else {
-        tokio::task::spawn_blocking(move || list(&host, &request, &send));
+        tokio::task::spawn_blocking(move || list_processes(&host, &request, &send));
     }
     while let Some(reply) = replies.recv().await {
         let bytes: Bytes = serde_json::to_vec(&reply).unwrap_or_default().into();
-        if let Err(error) = client.publish(to.clone(), bytes).await {
+        if let Err(error) = client.publish(inbox.clone(), bytes).await {
             note(&format!("a reply was not sent: {error}"));
         }
     }
 }
 
-/// The processes that are asked for.
-fn list(host: &str, request: &AgentRequest, replies: &UnboundedSender<AgentReply>) {
+/// Replies with the requested processes of this machine.
+fn list_processes(host: &str, request: &AgentRequest, replies: &UnboundedSender<AgentReply>) {
     let state = |client: &mut memprof_host::client::Client| match client.status() {
         Ok(status) => status.profiling.to_string(),
         Err(error) => error.to_string(),
@@ -149,16 +162,18 @@ fn list(host: &str, request: &AgentRequest, replies: &UnboundedSender<AgentReply
     let hosts = discover(DiscoveryScope::AllProcesses, state)
         .hosts
         .into_iter();
-    let meant = hosts.filter(|(of, _)| {
+    let selected = hosts.filter(|(running, _)| {
         request
             .target
-            .matches(&of.info.name, host, of.pid.cast_signed())
+            .matches(&running.info.name, host, running.pid.cast_signed())
     });
     let mut processes = 0;
-    for (of, profiling) in meant {
+    for (running, profiling) in selected {
         processes += 1;
         replies
-            .send(AgentReply::Process(process(host, &of, profiling)))
+            .send(AgentReply::Process(agent_process(
+                host, &running, profiling,
+            )))
             .unwrap_or_default();
     }
     let done = AgentReply::Done {
@@ -169,21 +184,22 @@ fn list(host: &str, request: &AgentRequest, replies: &UnboundedSender<AgentReply
     replies.send(done).unwrap_or_default();
 }
 
-pub(crate) fn process(host: &str, of: &RunningHost, profiling: String) -> AgentProcess {
+/// Description of a running host for a reply.
+pub(crate) fn agent_process(host: &str, running: &RunningHost, profiling: String) -> AgentProcess {
     AgentProcess {
         host: host.to_owned(),
         agent: agent_id().to_owned(),
-        pid: of.pid,
-        service: of.info.name.clone(),
+        pid: running.pid,
+        service: running.info.name.clone(),
         profiling,
-        rss_bytes: resident(of.pid),
+        rss_bytes: resident_bytes(running.pid),
         inuse_bytes: None,
         failed: None,
     }
 }
 
-/// Whether a subject is an inbox, on which only the one who asks listens. An answer elsewhere would be this agent's
-/// word with this agent's rights.
+/// Whether a subject is an inbox, to which only the requesting program subscribes. A reply elsewhere would be
+/// a message with this agent's rights.
 fn is_inbox(subject: &str) -> bool {
     subject.starts_with("_INBOX.")
 }
@@ -193,7 +209,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn answers_go_to_inboxes_only() {
+    fn is_inbox_accepts_inboxes_only() {
         assert!(is_inbox("_INBOX.a1b2.1"));
         for other in [
             "memprof.v1.all.ps",

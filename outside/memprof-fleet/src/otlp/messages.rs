@@ -1,6 +1,6 @@
-//! OpenTelemetry's profiles, `opentelemetry.proto.profiles.v1development`, as far as they are written here.
-//! What ends in `strindex`, `index` or `indices` are indices into a table of the dictionary, whose first entry is zero
-//! and stands for what is not known.
+//! Messages of OpenTelemetry's profiles, `opentelemetry.proto.profiles.v1development`, with the fields that
+//! are written here. Fields that end in `strindex`, `index` or `indices` are indices into a table of the
+//! dictionary. The first entry of each table is zero, and means unknown.
 
 #![allow(
     missing_docs,
@@ -33,7 +33,7 @@ pub(crate) struct Dictionary {
     pub(crate) stack_table: Vec<Stack>,
 }
 
-/// An entry of a table that has only its zero entry.
+/// Entry of a table that has only its zero entry.
 #[derive(Clone, Copy, PartialEq, prost::Message)]
 pub(crate) struct Empty {}
 
@@ -115,7 +115,7 @@ pub(crate) struct Sample {
     pub(crate) values: Vec<i64>,
 }
 
-/// Without addresses: those of many processes are summed.
+/// Module, without addresses, which differ between the summed processes.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, prost::Message)]
 pub(crate) struct Mapping {
     #[prost(int32, tag = "4")]
@@ -124,7 +124,7 @@ pub(crate) struct Mapping {
 
 #[derive(Clone, PartialEq, Eq, Hash, prost::Message)]
 pub(crate) struct Stack {
-    /// Leaf first.
+    /// Locations, leaf first.
     #[prost(int32, repeated, tag = "1")]
     pub(crate) location_indices: Vec<i32>,
 }

@@ -1,4 +1,4 @@
-//! The dictionary of a message while it grows.
+//! Dictionary of a message, to which entries are added.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -7,7 +7,7 @@ use memprof_report::{Address, AddressId, StackId, StringId, Strings, SymbolizedP
 
 use super::messages::{Dictionary, Empty, Function, Line, Location, Mapping, Stack};
 
-/// A table of the dictionary. Its first entry is zero, and none is there twice.
+/// Table of the dictionary, without duplicates. Its first entry is zero.
 struct Table<T> {
     entries: Vec<T>,
     indices: HashMap<T, i32>,
@@ -19,12 +19,12 @@ impl<T: Clone + Default + Eq + Hash> Table<T> {
             entries: Vec::new(),
             indices: HashMap::new(),
         };
-        table.index(T::default());
+        table.intern(T::default());
         table
     }
 
-    /// The index of an entry, new or not.
-    fn index(&mut self, entry: T) -> i32 {
+    /// Index of an entry, which is added if it is new.
+    fn intern(&mut self, entry: T) -> i32 {
         let next = self.entries.len() as i32;
         let index = *self.indices.entry(entry.clone()).or_insert(next);
         if index == next {
@@ -34,9 +34,9 @@ impl<T: Clone + Default + Eq + Hash> Table<T> {
     }
 }
 
-/// What the samples of a profile refer to.
+/// Tables to which the samples of a profile refer.
 pub(super) struct Tables<'n> {
-    named: &'n SymbolizedProfile,
+    symbolized: &'n SymbolizedProfile,
     strings: Strings,
     functions: Table<Function>,
     mappings: Table<Mapping>,
@@ -47,11 +47,11 @@ pub(super) struct Tables<'n> {
 }
 
 impl<'n> Tables<'n> {
-    pub(super) fn new(named: &'n SymbolizedProfile) -> Self {
+    pub(super) fn new(symbolized: &'n SymbolizedProfile) -> Self {
         let mut strings = Strings::default();
         strings.intern("");
         Self {
-            named,
+            symbolized,
             strings,
             functions: Table::new(),
             mappings: Table::new(),
@@ -62,31 +62,35 @@ impl<'n> Tables<'n> {
         }
     }
 
+    /// Index of a string.
     pub(super) fn string(&mut self, text: &str) -> i32 {
         self.strings.intern(text).0 as i32
     }
 
+    /// Index of a stack.
     pub(super) fn stack(&mut self, id: StackId) -> i32 {
         if let Some(index) = self.known_stacks.get(&id) {
             return *index;
         }
-        let frames = self.named.profile.stacks.frames(id);
+        let frames = self.symbolized.profile.stacks.frames(id);
         let location_indices = frames.iter().map(|frame| self.location(*frame)).collect();
-        let index = self.stacks.index(Stack { location_indices });
+        let index = self.stacks.intern(Stack { location_indices });
         self.known_stacks.insert(id, index);
         index
     }
 
-    /// A function of a module. There are no addresses: many builds and machines are one sum.
+    /// Index of a location, which is a function of a module. It has no address, because the profile is a sum
+    /// over builds and machines.
     fn location(&mut self, id: AddressId) -> i32 {
         if let Some(index) = self.known_locations.get(&id) {
             return *index;
         }
-        let named = self.named;
-        let call = Address(named.profile.stacks.address(id).0.wrapping_sub(1));
-        let mapping = named.profile.mapping_of(call);
-        let frames = named.names.frames(id).iter();
-        let functions = frames.map(|frame| self.function(named.names.strings.get(frame.function)));
+        let symbolized = self.symbolized;
+        let call = Address(symbolized.profile.stacks.address(id).0.wrapping_sub(1));
+        let mapping = symbolized.profile.mapping_of(call);
+        let frames = symbolized.names.frames(id).iter();
+        let functions =
+            frames.map(|frame| self.function(symbolized.names.strings.get(frame.function)));
         let lines = functions
             .filter(|index| *index != 0)
             .map(|function_index| Line { function_index })
@@ -95,27 +99,28 @@ impl<'n> Tables<'n> {
             lines,
             mapping_index: mapping.map_or(0, |mapping| self.mapping(mapping)),
         };
-        let index = self.locations.index(location);
+        let index = self.locations.intern(location);
         self.known_locations.insert(id, index);
         index
     }
 
     fn function(&mut self, name: &str) -> i32 {
         let name_strindex = self.string(name);
-        self.functions.index(Function { name_strindex })
+        self.functions.intern(Function { name_strindex })
     }
 
-    fn mapping(&mut self, at: usize) -> i32 {
-        let mapping = &self.named.profile.mappings[at];
-        // The module of a function that lies in none has no path.
+    fn mapping(&mut self, index: usize) -> i32 {
+        let mapping = &self.symbolized.profile.mappings[index];
+        // A function outside every module has a mapping without a path.
         let name = match mapping.path.is_empty() {
             true => "",
             false => mapping.file_name(),
         };
         let filename_strindex = self.string(name);
-        self.mappings.index(Mapping { filename_strindex })
+        self.mappings.intern(Mapping { filename_strindex })
     }
 
+    /// Returns the dictionary.
     pub(super) fn finish(self) -> Dictionary {
         let strings = (0..self.strings.len() as u32).map(StringId);
         Dictionary {

@@ -1,4 +1,4 @@
-//! Questions to the agents themselves: `fleet ps` where there is a bus, and `fleet dump`.
+//! Requests to agents: `fleet ps` with a NATS server, and `fleet dump`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::ExitCode;
@@ -14,32 +14,33 @@ use super::table::{bytes, table};
 use crate::args::{DumpArgs, ProcessArgs, TimeWindow};
 use crate::bus::{AgentProcess, AgentReply, AgentRequest, Verb, connect, subject};
 use crate::config::Config;
-use crate::output::{NO_DATA, UNREACHABLE, coded, note, print};
+use crate::output::{NO_DATA, UNREACHABLE, exit_error, note, print};
 use crate::query::{ProfileQuery, profiles};
 use crate::target::Target;
 
-/// How long agents may take to say that they are there.
-const HERE: Duration = Duration::from_secs(2);
-/// How long nobody else may have answered until then: a crowd of agents, or of those who ask, is slower.
-const QUIET: Duration = Duration::from_millis(500);
-/// How long a list may take.
-const LISTING: Duration = Duration::from_secs(15);
-/// How long dumps may take, behind the time over which they are spread.
-const DUMPING: Duration = Duration::from_secs(300);
-/// Which agents are expected: those that wrote a profile in this time.
-const KNOWN: Duration = Duration::from_secs(3600);
+/// Time in which agents must announce themselves.
+const ANNOUNCE_TIMEOUT: Duration = Duration::from_secs(2);
+/// Time without a reply after which no more agents are expected: many agents, or many requests, are slower.
+const QUIET_TIMEOUT: Duration = Duration::from_millis(500);
+/// Longest time for a list.
+const LIST_TIMEOUT: Duration = Duration::from_secs(15);
+/// Longest time for dumps, in addition to the time over which they are spread.
+const DUMP_TIMEOUT: Duration = Duration::from_secs(300);
+/// Age of a machine's last profile up to which its agent is expected to reply.
+const EXPECTED_AGENT_AGE: Duration = Duration::from_secs(3600);
 
+/// Number of received processes, and of the announced ones once the agent is done, by machine and agent.
 type Agents = BTreeMap<(String, String), (usize, Option<usize>)>;
 
-/// The agents' replies to one question.
+/// Replies of agents to one request.
 #[derive(Default)]
 struct AgentReplies {
     processes: Vec<AgentProcess>,
-    /// By machine and agent: how many processes it told of, and how many it says that it told of.
+    /// Counts by machine and agent.
     agents: Agents,
 }
 
-/// `memprof fleet ps` over the bus.
+/// Runs `memprof fleet ps` over NATS.
 pub(crate) fn ps(config: &Config, target: &Target, json: bool) -> anyhow::Result<ExitCode> {
     let request = AgentRequest {
         target: target.clone(),
@@ -47,18 +48,18 @@ pub(crate) fn ps(config: &Config, target: &Target, json: bool) -> anyhow::Result
         spread_ms: 0,
         dry_run: false,
     };
-    show(config, Verb::Ps, target, &request, LISTING, json)
+    request_and_print(config, Verb::Ps, target, &request, LIST_TIMEOUT, json)
 }
 
-/// `memprof fleet dump`
+/// Runs `memprof fleet dump`.
 pub(crate) fn dump(args: &DumpArgs) -> anyhow::Result<ExitCode> {
     let ProcessArgs {
-        at,
+        store,
         bus,
         target,
         json,
-    } = &args.asked;
-    let config = Config::read(at)?.with(bus);
+    } = &args.processes;
+    let config = Config::read(store)?.with_bus(bus);
     let spread = u64::try_from(args.spread.as_millis()).unwrap_or(u64::MAX);
     let request = AgentRequest {
         target: target.clone(),
@@ -66,47 +67,49 @@ pub(crate) fn dump(args: &DumpArgs) -> anyhow::Result<ExitCode> {
         spread_ms: spread,
         dry_run: args.dry_run,
     };
-    let patience = args.spread.saturating_add(DUMPING);
-    show(&config, Verb::Dump, target, &request, patience, *json)
+    let timeout = args.spread.saturating_add(DUMP_TIMEOUT);
+    request_and_print(&config, Verb::Dump, target, &request, timeout, *json)
 }
 
-fn show(
+/// Sends a request, prints the replies, and notes missing agents. Exits with 1 if an agent is missing or a
+/// dump failed.
+fn request_and_print(
     config: &Config,
     verb: Verb,
     target: &Target,
     request: &AgentRequest,
-    patience: Duration,
+    timeout: Duration,
     json: bool,
 ) -> anyhow::Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;
-    let gathered = runtime.block_on(gather(config, verb, target, request, patience))?;
+    let replies = runtime.block_on(collect_replies(config, verb, target, request, timeout))?;
     drop(runtime);
-    let missing = missing(config, target, &gathered);
-    if gathered.agents.is_empty() && missing.is_empty() {
+    let missing = missing_agents(config, target, &replies);
+    if replies.agents.is_empty() && missing.is_empty() {
         let url = config.nats.url()?;
         let message =
             format!("no agent answered at {url}: start one with `memprof agent --nats {url}`");
-        return Err(coded(UNREACHABLE, message));
+        return Err(exit_error(UNREACHABLE, message));
     }
     let AgentReplies {
         mut processes,
         agents,
-    } = gathered;
+    } = replies;
     processes.sort_by(|a, b| (&a.service, &a.host, a.pid).cmp(&(&b.service, &b.host, b.pid)));
     if json {
         print(&json!({ "processes": processes, "missing": missing }).to_string())?;
     } else {
-        let cells = processes.iter().map(|one| {
+        let cells = processes.iter().map(|process| {
             [
-                one.service.clone(),
-                format!("{}/{}", one.host, one.pid),
-                one.profiling.clone(),
-                one.rss_bytes.map(bytes).unwrap_or_default(),
-                match &one.failed {
-                    Some(why) => why.clone(),
-                    None => one.inuse_bytes.map(bytes).unwrap_or_default(),
+                process.service.clone(),
+                format!("{}/{}", process.host, process.pid),
+                process.profiling.clone(),
+                process.rss_bytes.map(bytes).unwrap_or_default(),
+                match &process.failed {
+                    Some(error) => error.clone(),
+                    None => process.inuse_bytes.map(bytes).unwrap_or_default(),
                 },
             ]
         });
@@ -115,10 +118,10 @@ fn show(
     }
     note(&format!(
         "{} agents answered",
-        agents.len() - unfinished(&agents)
+        agents.len() - unfinished_count(&agents)
     ));
-    for (host, why) in &missing {
-        note(&format!("missing: {host}: {why}"));
+    for (host, reason) in &missing {
+        note(&format!("missing: {host}: {reason}"));
     }
     for host in shared_names(&agents) {
         note(&format!(
@@ -126,48 +129,53 @@ fn show(
         ));
     }
     if processes.is_empty() && missing.is_empty() && verb == Verb::Dump {
-        return Err(coded(
+        return Err(exit_error(
             NO_DATA,
             format!("no process of {target} runs where agents answered"),
         ));
     }
-    let failed = processes.iter().any(|one| one.failed.is_some());
+    let failed = processes.iter().any(|process| process.failed.is_some());
     Ok(u8::from(failed || !missing.is_empty()).into())
 }
 
-fn unfinished(agents: &Agents) -> usize {
+/// Number of agents whose replies are incomplete.
+fn unfinished_count(agents: &Agents) -> usize {
     agents
         .values()
-        .filter(|(told, of)| *of != Some(*told))
+        .filter(|(received, announced)| *announced != Some(*received))
         .count()
 }
 
-/// The names that more than one agent has.
+/// Machine names that more than one agent has.
 fn shared_names(agents: &Agents) -> BTreeSet<&str> {
     let names = agents.keys().zip(agents.keys().skip(1));
     let shared = names.filter(|((one, _), (next, _))| one == next);
     shared.map(|((name, _), _)| name.as_str()).collect()
 }
 
-/// The agents that did not answer, or not to the end, and what is known of each.
-fn missing(config: &Config, target: &Target, gathered: &AgentReplies) -> BTreeMap<String, String> {
+/// Machines whose agents did not reply, or not completely, with the reasons.
+fn missing_agents(
+    config: &Config,
+    target: &Target,
+    replies: &AgentReplies,
+) -> BTreeMap<String, String> {
     let mut missing = BTreeMap::new();
     let window = TimeWindow {
         until: None,
-        length: KNOWN,
+        length: EXPECTED_AGENT_AGE,
     };
-    let known = ProfileQuery::new(config, &window, target).and_then(|asked| profiles(&asked));
-    match known {
-        Ok(known) => {
-            let silent = known
+    let expected = ProfileQuery::new(config, &window, target).and_then(|query| profiles(&query));
+    match expected {
+        Ok(expected) => {
+            let silent = expected
                 .into_iter()
-                .filter(|one| !gathered.agents.keys().any(|(host, _)| *host == one.host));
-            missing.extend(silent.map(|one| {
+                .filter(|profile| !replies.agents.keys().any(|(host, _)| *host == profile.host));
+            missing.extend(silent.map(|profile| {
                 (
-                    one.host,
+                    profile.host,
                     format!(
                         "it wrote a profile at {}, but does not answer now",
-                        one.time.text()
+                        profile.time.text()
                     ),
                 )
             }));
@@ -176,90 +184,92 @@ fn missing(config: &Config, target: &Target, gathered: &AgentReplies) -> BTreeMa
             "agents that do not answer cannot be listed: {error:#}"
         )),
     }
-    for ((host, _), (told, of)) in &gathered.agents {
-        let why = match of {
+    for ((host, _), (received, announced)) in &replies.agents {
+        let reason = match announced {
             None => "its answer was not complete in time".to_owned(),
-            Some(of) if of != told => format!("only {told} of its {of} processes were received"),
+            Some(announced) if announced != received => {
+                format!("only {received} of its {announced} processes were received")
+            }
             Some(_) => continue,
         };
-        missing.insert(host.clone(), why);
+        missing.insert(host.clone(), reason);
     }
     missing
 }
 
-/// Asks, and takes answers until every agent that is there has ended its own.
-async fn gather(
+/// Sends a request, and receives replies until every announced agent is done, or the timeout expires.
+async fn collect_replies(
     config: &Config,
     verb: Verb,
     target: &Target,
     request: &AgentRequest,
-    patience: Duration,
+    timeout: Duration,
 ) -> anyhow::Result<AgentReplies> {
-    let refused: Arc<Mutex<BTreeSet<String>>> = Arc::default();
-    let tell = {
-        let refused = Arc::clone(&refused);
+    let errors: Arc<Mutex<BTreeSet<String>>> = Arc::default();
+    let report = {
+        let errors = Arc::clone(&errors);
         move |error| {
-            if let Ok(mut refused) = refused.lock() {
-                refused.insert(error);
+            if let Ok(mut errors) = errors.lock() {
+                errors.insert(error);
             }
         }
     };
-    let client = connect(&config.nats, "memprof fleet", tell).await?;
+    let client = connect(&config.nats, "memprof fleet", report).await?;
     let inbox = client.new_inbox();
-    let mut replies = client.subscribe(inbox.clone()).await?;
+    let mut messages = client.subscribe(inbox.clone()).await?;
     let payload = serde_json::to_vec(request)?;
     client
         .publish_with_reply(subject(verb, target), inbox, payload.into())
         .await?;
     client.flush().await?;
-    let begun = Instant::now();
-    let (here, end) = (begun + HERE, begun + patience);
-    let mut heard = begun;
-    let mut gathered = AgentReplies::default();
+    let start = Instant::now();
+    let (announce_end, deadline) = (start + ANNOUNCE_TIMEOUT, start + timeout);
+    let mut last_reply = start;
+    let mut replies = AgentReplies::default();
     loop {
-        // A refusal is only an event, and nobody would ever answer.
-        if let Some(error) = refused
+        // NATS reports a refused permission only as an event, and no agent would ever reply.
+        if let Some(error) = errors
             .lock()
             .ok()
-            .and_then(|refused| refused.first().cloned())
+            .and_then(|errors| errors.first().cloned())
         {
             let message = format!(
                 "{}: {error}: the server must let this user publish {} and subscribe to _INBOX.>",
                 config.nats.url()?,
                 subject(verb, target)
             );
-            return Err(coded(UNREACHABLE, message));
+            return Err(exit_error(UNREACHABLE, message));
         }
         let now = Instant::now();
-        let is_quiet = now >= here && now >= heard + QUIET;
-        let is_done = is_quiet && unfinished(&gathered.agents) == 0;
-        if is_done || now >= end {
-            return Ok(gathered);
+        let is_quiet = now >= announce_end && now >= last_reply + QUIET_TIMEOUT;
+        let is_done = is_quiet && unfinished_count(&replies.agents) == 0;
+        if is_done || now >= deadline {
+            return Ok(replies);
         }
-        // Refusals are looked for meanwhile.
-        let until = end.min(now + HERE / 10);
-        let Ok(Some(message)) = timeout_at(until, replies.next()).await else {
+        // The wait is short, so that errors are noticed soon.
+        let wait_end = deadline.min(now + ANNOUNCE_TIMEOUT / 10);
+        let Ok(Some(message)) = timeout_at(wait_end, messages.next()).await else {
             continue;
         };
         if message.status == Some(StatusCode::NO_RESPONDERS) {
-            return Ok(gathered);
+            return Ok(replies);
         }
-        heard = Instant::now();
+        last_reply = Instant::now();
         match serde_json::from_slice(&message.payload) {
             Ok(AgentReply::Here { host, agent }) => {
-                gathered.agents.entry((host, agent)).or_default();
+                replies.agents.entry((host, agent)).or_default();
             }
             Ok(AgentReply::Process(process)) => {
                 let agent = (process.host.clone(), process.agent.clone());
-                gathered.agents.entry(agent).or_default().0 += 1;
-                gathered.processes.push(process);
+                replies.agents.entry(agent).or_default().0 += 1;
+                replies.processes.push(process);
             }
             Ok(AgentReply::Done {
                 host,
                 agent,
                 processes,
             }) => {
-                gathered.agents.entry((host, agent)).or_default().1 = Some(processes);
+                replies.agents.entry((host, agent)).or_default().1 = Some(processes);
             }
             Err(error) => note(&format!("ignored a reply that is not memprof's: {error}")),
         }
@@ -271,13 +281,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn two_machines_of_one_name_are_two_agents() {
+    fn machines_of_one_name_are_separate_agents() {
         let check = |agents: &[(&str, &str)], expected: &[&str]| {
             let agents = agents
                 .iter()
                 .map(|(host, agent)| (((*host).to_owned(), (*agent).to_owned()), (1, Some(1))));
             let agents = agents.collect();
-            assert_eq!(unfinished(&agents), 0);
+            assert_eq!(unfinished_count(&agents), 0);
             assert!(shared_names(&agents).iter().eq(expected), "{expected:?}");
         };
         check(&[], &[]);

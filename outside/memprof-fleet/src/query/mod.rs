@@ -1,4 +1,4 @@
-//! The questions, answered from the tables.
+//! Queries, which are answered from the store's tables.
 
 pub(crate) mod agents;
 mod notes;
@@ -26,24 +26,25 @@ use crate::args::{DiffArgs, FlameArgs, FlameFormat, SelectArgs, TableArgs, TimeW
 use crate::config::Config;
 #[cfg(feature = "otlp")]
 use crate::otlp;
-use crate::output::{NO_DATA, coded};
+use crate::output::{NO_DATA, exit_error};
 use crate::store::Store;
 use crate::target::Target;
 use crate::time::Instant;
 use result::{QueryResult, compare_builds, sum_profiles};
 
-/// Which profiles a question is about.
+/// Selection of profiles in a store.
 #[derive(Debug)]
 pub(crate) struct ProfileQuery {
     pub(crate) store: Arc<Store>,
     pub(crate) from: Instant,
     pub(crate) to: Instant,
     pub(crate) target: Target,
+    /// Receiver of notes about the result.
     pub(crate) notes: Notes,
 }
 
 impl ProfileQuery {
-    /// What the command line asks; notes are printed.
+    /// Selects the profiles of a target in a time window. Notes are printed to stderr.
     pub(crate) fn new(
         config: &Config,
         window: &TimeWindow,
@@ -59,26 +60,30 @@ impl ProfileQuery {
         })
     }
 
-    fn of(which: &SelectArgs) -> anyhow::Result<Self> {
-        Self::new(&Config::read(&which.at)?, &which.window, &which.target)
+    /// Selects the profiles that the command line names.
+    fn from_args(args: &SelectArgs) -> anyhow::Result<Self> {
+        Self::new(&Config::read(&args.store)?, &args.window, &args.target)
     }
 
-    /// Its profiles, of which there must be one.
+    /// Reads the selected profiles, of one build if `build` is given.
+    ///
+    /// # Errors
+    /// There is none (exit code 5), or the store cannot be read.
     pub(crate) fn profiles(&self, build: Option<&str>) -> anyhow::Result<Vec<Profile>> {
         let mut profiles = profiles(self)?;
         let all = profiles.len();
-        profiles.retain(|one| build.is_none_or(|build| one.build_id.starts_with(build)));
+        profiles.retain(|profile| build.is_none_or(|build| profile.build_id.starts_with(build)));
         match (profiles.is_empty(), build) {
             (false, _) => Ok(profiles),
             (true, Some(build)) if all > 0 => {
                 let message =
                     format!("no profile of {self} has a build id that begins with {build}");
-                Err(coded(
+                Err(exit_error(
                     NO_DATA,
                     format!("{message}: `memprof fleet ps` lists builds"),
                 ))
             }
-            _ => Err(coded(
+            _ => Err(exit_error(
                 NO_DATA,
                 format!("there is no profile of {self} in {}", self.store.url()),
             )),
@@ -86,17 +91,17 @@ impl ProfileQuery {
     }
 }
 
-/// The machines that wrote a profile since then.
+/// Machines that have written a profile since a time.
 pub(crate) fn writing_since(store: &Arc<Store>, from: Instant) -> anyhow::Result<BTreeSet<String>> {
-    let asked = ProfileQuery {
+    let query = ProfileQuery {
         store: Arc::clone(store),
         from,
         to: Instant::now(),
         target: Target::All,
         notes: Notes::Collect(Mutex::default()),
     };
-    let profiles = profiles(&asked)?.into_iter();
-    Ok(profiles.map(|one| one.host).collect())
+    let profiles = profiles(&query)?.into_iter();
+    Ok(profiles.map(|profile| profile.host).collect())
 }
 
 impl std::fmt::Display for ProfileQuery {
@@ -111,25 +116,25 @@ impl std::fmt::Display for ProfileQuery {
     }
 }
 
-/// `memprof fleet top`
+/// Runs `memprof fleet top`.
 pub(crate) fn top(args: &TopArgs) -> anyhow::Result<ExitCode> {
-    let asked = ProfileQuery::of(&args.which)?;
-    let answer = sum_profiles(&asked, args.build.as_deref(), Weighting::Newest)?;
-    table(&asked, &answer, &args.shown)
+    let query = ProfileQuery::from_args(&args.select)?;
+    let result = sum_profiles(&query, args.build.as_deref(), Weighting::Newest)?;
+    print_table(&query, &result, &args.table)
 }
 
-/// `memprof fleet diff`
+/// Runs `memprof fleet diff`.
 pub(crate) fn diff(args: &DiffArgs) -> anyhow::Result<ExitCode> {
-    let asked = ProfileQuery::of(&args.which)?;
-    let answer = compare_builds(&asked, &args.build, &args.base)?;
-    table(&asked, &answer, &args.shown)
+    let query = ProfileQuery::from_args(&args.select)?;
+    let result = compare_builds(&query, &args.build, &args.base)?;
+    print_table(&query, &result, &args.table)
 }
 
-/// `memprof fleet flame`
+/// Runs `memprof fleet flame`.
 pub(crate) fn flame(args: &FlameArgs) -> anyhow::Result<ExitCode> {
-    let asked = ProfileQuery::of(&args.which)?;
-    let answer = sum_profiles(&asked, args.build.as_deref(), Weighting::Mean)?;
-    let bytes = drawn(&asked, &answer, args.format)?;
+    let query = ProfileQuery::from_args(&args.select)?;
+    let result = sum_profiles(&query, args.build.as_deref(), Weighting::Mean)?;
+    let bytes = render_flame(&query, &result, args.format)?;
     match &args.output {
         Some(path) => {
             std::fs::write(path, &bytes)
@@ -140,9 +145,10 @@ pub(crate) fn flame(args: &FlameArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn drawn(
-    asked: &ProfileQuery,
-    answer: &QueryResult,
+/// Renders a result in a format of `fleet flame`.
+fn render_flame(
+    query: &ProfileQuery,
+    result: &QueryResult,
     format: FlameFormat,
 ) -> anyhow::Result<Vec<u8>> {
     let format = match format {
@@ -152,31 +158,32 @@ fn drawn(
         FlameFormat::Pprof => Format::Pprof,
         #[cfg(feature = "otlp")]
         FlameFormat::Otlp => {
-            let service = asked.target.service().unwrap_or("fleet");
-            return Ok(otlp::encode(&answer.profile, service, asked.from, asked.to));
+            let service = query.target.service().unwrap_or("fleet");
+            return Ok(otlp::encode(&result.profile, service, query.from, query.to));
         }
     };
     let options = Options {
         format,
         ..Options::default()
     };
-    answer.render(asked, options)
+    result.render(query, options)
 }
 
-fn table(
-    asked: &ProfileQuery,
-    answer: &QueryResult,
-    shown: &TableArgs,
+/// Prints a result as a table or as JSON.
+fn print_table(
+    query: &ProfileQuery,
+    result: &QueryResult,
+    args: &TableArgs,
 ) -> anyhow::Result<ExitCode> {
     let options = Options {
-        format: match shown.json {
+        format: match args.json {
             true => Format::Json,
             false => Format::Text,
         },
-        top: (!shown.json).then_some(shown.top),
+        top: (!args.json).then_some(args.top),
         ..Options::default()
     };
-    let bytes = answer.render(asked, options)?;
+    let bytes = result.render(query, options)?;
     io::stdout().lock().write_all(&bytes)?;
     Ok(ExitCode::SUCCESS)
 }

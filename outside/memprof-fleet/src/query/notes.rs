@@ -1,15 +1,15 @@
-//! What is to be known of an answer besides it: files that are not counted, clocks that are off.
+//! Notes on the result of a query: files that do not count, clocks that are wrong.
 
 use std::sync::{Mutex, PoisonError};
 
 use crate::output::note;
 
-/// The receiver of notes about files and agents that are left out.
+/// Receiver of notes.
 #[derive(Debug)]
 pub(crate) enum Notes {
-    /// To standard error.
+    /// Prints them to stderr.
     Print,
-    /// Into the answer.
+    /// Collects them without duplicates, for the response.
     Collect(Mutex<Vec<String>>),
 }
 
@@ -26,7 +26,7 @@ impl Notes {
         }
     }
 
-    /// Those that were kept.
+    /// Collected notes; empty for [`Self::Print`].
     pub(crate) fn texts(&self) -> Vec<String> {
         match self {
             Self::Print => Vec::new(),

@@ -1,4 +1,4 @@
-//! Questions about processes: which there are, and which grow.
+//! Queries of processes: which ones have profiles, and which grow.
 
 use std::collections::BTreeMap;
 use std::process::ExitCode;
@@ -12,12 +12,11 @@ use crate::output::print;
 use crate::query::table::{bytes, signed, table};
 use crate::query::{Profile, ProfileQuery};
 use crate::target::Target;
-use crate::time::Instant;
 
-/// How far back `fleet ps` looks.
-const LOOK: Duration = Duration::from_secs(24 * 3600);
+/// Age of profiles up to which `fleet ps` lists their processes.
+const PS_WINDOW: Duration = Duration::from_secs(24 * 3600);
 
-/// A process, as its newest profile shows it.
+/// Process, with values of its newest profile.
 #[derive(Serialize)]
 pub(crate) struct Process {
     service: String,
@@ -25,16 +24,16 @@ pub(crate) struct Process {
     host: String,
     pid: i32,
     build_id: String,
-    /// The newest profile's, RFC 3339.
+    /// Time of the newest profile (RFC 3339).
     time: String,
     profiles: usize,
     inuse_bytes: i64,
     rss_bytes: Option<i64>,
-    /// Number of samples since the start that are in no value.
+    /// Samples lost since sampling started; no value contains them.
     lost_samples: Option<i64>,
 }
 
-/// What a process holds more than at the start.
+/// Growth of a process between its first and last profile.
 #[derive(Serialize)]
 pub(crate) struct Growth {
     service: String,
@@ -45,15 +44,15 @@ pub(crate) struct Growth {
     inuse_bytes: [i64; 2],
     growth_bytes: i64,
     growth_bytes_per_hour: i64,
-    /// Number of samples until the last profile that are in no value.
+    /// Samples lost until the last profile; no value contains them.
     lost_samples: Option<i64>,
 }
 
-/// `memprof fleet ps`, without a bus.
+/// Runs `memprof fleet ps` on the store.
 pub(crate) fn ps(config: &Config, target: &Target, json: bool) -> anyhow::Result<ExitCode> {
     let window = TimeWindow {
         until: None,
-        length: LOOK,
+        length: PS_WINDOW,
     };
     let profiles = ProfileQuery::new(config, &window, target)?.profiles(None)?;
     let rows = processes(&profiles);
@@ -79,15 +78,15 @@ pub(crate) fn ps(config: &Config, target: &Target, json: bool) -> anyhow::Result
     Ok(ExitCode::SUCCESS)
 }
 
-/// `memprof fleet growth`
+/// Runs `memprof fleet growth`.
 pub(crate) fn growth(args: &GrowthArgs) -> anyhow::Result<ExitCode> {
-    let profiles = ProfileQuery::of(&args.which)?.profiles(None)?;
+    let profiles = ProfileQuery::from_args(&args.select)?.profiles(None)?;
     let rows = by_growth(&profiles);
-    if args.shown.json {
+    if args.table.json {
         print(&serde_json::to_string(&rows)?)?;
         return Ok(ExitCode::SUCCESS);
     }
-    let cells = rows.iter().take(args.shown.top).map(|row| {
+    let cells = rows.iter().take(args.table.top).map(|row| {
         [
             signed(row.growth_bytes),
             signed(row.growth_bytes_per_hour),
@@ -105,7 +104,7 @@ pub(crate) fn growth(args: &GrowthArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The processes, those that were seen last first.
+/// Processes of the profiles, those with the newest profile first.
 pub(crate) fn processes(profiles: &[Profile]) -> Vec<Process> {
     let rows = by_process(profiles).into_iter();
     let mut rows: Vec<_> = rows
@@ -126,7 +125,7 @@ pub(crate) fn processes(profiles: &[Profile]) -> Vec<Process> {
     rows
 }
 
-/// The processes that have two profiles at least, those that grew most first.
+/// Growth of the processes with at least two profiles, largest first.
 pub(crate) fn by_growth(profiles: &[Profile]) -> Vec<Growth> {
     let rows = by_process(profiles).into_iter();
     let mut rows: Vec<_> = rows
@@ -136,11 +135,11 @@ pub(crate) fn by_growth(profiles: &[Profile]) -> Vec<Growth> {
     rows
 }
 
-/// A process's first and last profile of the time, where these are two.
+/// Growth between a process's first and last profile. `None` if these are the same.
 fn growth_between(first: &Profile, last: &Profile) -> Option<Growth> {
-    let Instant(length) = Instant(last.time.0 - first.time.0);
+    let elapsed_ms = last.time.0 - first.time.0;
     let growth = last.inuse_bytes - first.inuse_bytes;
-    (length > 0).then(|| Growth {
+    (elapsed_ms > 0).then(|| Growth {
         service: last.service.clone(),
         instance: last.instance.clone(),
         build_id: last.build().to_owned(),
@@ -148,17 +147,20 @@ fn growth_between(first: &Profile, last: &Profile) -> Option<Growth> {
         to: last.time.text(),
         inuse_bytes: [first.inuse_bytes, last.inuse_bytes],
         growth_bytes: growth,
-        growth_bytes_per_hour: (growth as f64 * 3_600_000.0 / length as f64) as i64,
+        growth_bytes_per_hour: (growth as f64 * 3_600_000.0 / elapsed_ms as f64) as i64,
         lost_samples: last.sampler.map(|counts| counts.lost),
     })
 }
 
-/// The first and the last profile of each process, and how many there are.
+/// First and last profile of each process, and the number of its profiles. `profiles` are sorted by process
+/// and time.
 pub(super) fn by_process(profiles: &[Profile]) -> Vec<(&Profile, &Profile, usize)> {
     let mut processes: BTreeMap<&str, (&Profile, &Profile, usize)> = BTreeMap::new();
-    for one in profiles {
-        let entry = processes.entry(&one.instance).or_insert((one, one, 0));
-        entry.1 = one;
+    for profile in profiles {
+        let entry = processes
+            .entry(&profile.instance)
+            .or_insert((profile, profile, 0));
+        entry.1 = profile;
         entry.2 += 1;
     }
     processes.into_values().collect()

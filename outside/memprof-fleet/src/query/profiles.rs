@@ -1,4 +1,4 @@
-//! The rows of PROFILES that a question is about.
+//! Reads the selected rows of the table PROFILES.
 
 use crate::columns::Columns;
 use crate::process_profile::SamplerCounts;
@@ -7,9 +7,10 @@ use crate::scan::{files, scan};
 use crate::schema::{SAMPLER_COUNTS, Table};
 use crate::time::Instant;
 
-/// A clock that is further off than this is told of.
-const CLOCK_MS: i64 = 2000;
+/// Largest deviation of a clock, in milliseconds, that is not noted.
+const MAX_CLOCK_OFFSET_MS: i64 = 2000;
 
+/// Columns that are read.
 const COLUMNS: [&str; 13] = [
     "time",
     "service",
@@ -26,7 +27,7 @@ const COLUMNS: [&str; 13] = [
     SAMPLER_COUNTS[1],
 ];
 
-/// A dump, without its samples.
+/// Profile without its samples.
 #[derive(Clone, Debug)]
 pub(crate) struct Profile {
     pub(crate) time: Instant,
@@ -38,12 +39,12 @@ pub(crate) struct Profile {
     pub(crate) sample_interval: i64,
     pub(crate) inuse_bytes: i64,
     pub(crate) rss_bytes: Option<i64>,
-    /// `None` where the allocator sampled.
+    /// Counts of memprof's sampler. `None` if the allocator sampled.
     pub(crate) sampler: Option<SamplerCounts>,
 }
 
 impl Profile {
-    /// The build as it is shown.
+    /// Build id as it is shown: its first 12 characters, or "unknown".
     pub(crate) fn build(&self) -> &str {
         match self.build_id.get(..12) {
             Some(start) => start,
@@ -53,34 +54,35 @@ impl Profile {
     }
 }
 
-/// All profiles that are asked for, by process and time.
-pub(crate) fn profiles(asked: &ProfileQuery) -> anyhow::Result<Vec<Profile>> {
-    let found = files(&asked.store, Table::Profiles, (asked.from, asked.to))?;
+/// Reads the selected profiles, sorted by process and time. Notes files that cannot be read, wrong clocks and
+/// lost samples.
+pub(crate) fn profiles(query: &ProfileQuery) -> anyhow::Result<Vec<Profile>> {
+    let found = files(&query.store, Table::Profiles, (query.from, query.to))?;
     for name in &found.foreign {
-        asked
+        query
             .notes
             .add(format!("{name} is not a file of memprof's, and is ignored"));
     }
-    for (name, why) in &found.damaged {
-        asked.notes.add(format!("{name} is not counted: {why}"));
+    for (name, reason) in &found.damaged {
+        query.notes.add(format!("{name} is not counted: {reason}"));
     }
     let mut profiles = Vec::new();
     let mut clocks = Vec::new();
     for (_, object) in &found.counted {
-        let mut of_file = Vec::new();
+        let mut file_rows = Vec::new();
         let read = scan(
-            &asked.store,
+            &query.store,
             object,
             &COLUMNS,
-            asked.target.service(),
+            query.target.service(),
             |batch| {
-                of_file.extend(rows(&Columns(batch), asked, &mut clocks)?);
+                file_rows.extend(selected_rows(&Columns(batch), query, &mut clocks)?);
                 Ok(())
             },
         );
         match read {
-            Ok(_) => profiles.extend(of_file),
-            Err(error) => asked
+            Ok(_) => profiles.extend(file_rows),
+            Err(error) => query
                 .notes
                 .add(format!("{} is not counted: {error:#}", object.name)),
         }
@@ -88,46 +90,48 @@ pub(crate) fn profiles(asked: &ProfileQuery) -> anyhow::Result<Vec<Profile>> {
     clocks.sort();
     clocks.dedup_by(|(host, _), (next, _)| host == next);
     for (host, offset) in clocks {
-        asked.notes.add(format!(
+        query.notes.add(format!(
             "the clock of {host} differed by {:.1} s from the store's; times are shown by the clock of {host}",
             offset as f64 / 1000.0
         ));
     }
     profiles.sort_by(|a: &Profile, b| (&a.instance, a.time).cmp(&(&b.instance, b.time)));
     if let Some(note) = lost_note(&profiles) {
-        asked.notes.add(note);
+        query.notes.add(note);
     }
     Ok(profiles)
 }
 
-/// Each process's newest profile, of profiles by process and time.
+/// Newest profile of each process. `profiles` are sorted by process and time.
 pub(crate) fn newest(profiles: &[Profile]) -> impl Iterator<Item = &Profile> {
     let processes = profiles.chunk_by(|a, b| a.instance == b.instance);
     processes.filter_map(<[Profile]>::last)
 }
 
-/// Samples that were lost are in no value, and a value may fall because of them.
+/// Note on processes that lost samples: no value contains these, so values may fall because of them. `None`
+/// if no process did.
 fn lost_note(profiles: &[Profile]) -> Option<String> {
     let share = |counts: &SamplerCounts| counts.lost as f64 / counts.samples.max(1) as f64;
-    let counted = newest(profiles).filter_map(|one| Some((one, one.sampler?)));
+    let counted = newest(profiles).filter_map(|profile| Some((profile, profile.sampler?)));
     let losing: Vec<_> = counted.filter(|(_, counts)| counts.lost > 0).collect();
-    let most = losing
+    let worst = losing
         .iter()
         .max_by(|(_, a), (_, b)| share(a).total_cmp(&share(b)));
-    let (one, SamplerCounts { samples, lost }) = most?;
+    let (profile, SamplerCounts { samples, lost }) = worst?;
     Some(format!(
         "{} of {} processes lost samples, because memprof's tables were full: their values are too low, and may fall \
          while memory grows; most in {} ({lost} of {samples}): sample more coarsely (`memprof activate \
          sample_interval=4MiB`)",
         losing.len(),
         newest(profiles).count(),
-        one.instance
+        profile.instance
     ))
 }
 
-fn rows(
+/// Selected rows of a batch. Collects clocks that are wrong, by machine.
+fn selected_rows(
     columns: &Columns<'_>,
-    asked: &ProfileQuery,
+    query: &ProfileQuery,
     clocks: &mut Vec<(String, i64)>,
 ) -> anyhow::Result<Vec<Profile>> {
     let times = columns.times("time")?;
@@ -139,29 +143,31 @@ fn rows(
         columns.nullable("rss_bytes")?,
         columns.nullable("clock_offset_ms")?,
     );
-    let [taken, lost] = SAMPLER_COUNTS.map(|name| columns.added(name));
+    let [taken, lost] = SAMPLER_COUNTS.map(|name| columns.nullable_or_missing(name));
     let (taken, lost) = (taken?, lost?);
     let mut rows = Vec::new();
-    for (at, time) in times.iter().enumerate() {
+    for (row, time) in times.iter().enumerate() {
         let time = Instant(*time);
-        let is_meant = asked.target.matches(service.get(at), host.get(at), pid[at]);
-        if !is_meant || time < asked.from || asked.to < time {
+        let is_selected = query
+            .target
+            .matches(service.get(row), host.get(row), pid[row]);
+        if !is_selected || time < query.from || query.to < time {
             continue;
         }
-        if let Some(offset) = clock[at].filter(|offset| offset.abs() > CLOCK_MS) {
-            clocks.push((host.get(at).to_owned(), offset));
+        if let Some(offset) = clock[row].filter(|offset| offset.abs() > MAX_CLOCK_OFFSET_MS) {
+            clocks.push((host.get(row).to_owned(), offset));
         }
         rows.push(Profile {
             time,
-            service: service.get(at).to_owned(),
-            instance: instance.get(at).to_owned(),
-            host: host.get(at).to_owned(),
-            pid: pid[at],
-            build_id: build_id.get(at).to_owned(),
-            sample_interval: interval[at],
-            inuse_bytes: inuse_bytes[at],
-            rss_bytes: rss[at],
-            sampler: SamplerCounts::new(taken[at], lost[at]),
+            service: service.get(row).to_owned(),
+            instance: instance.get(row).to_owned(),
+            host: host.get(row).to_owned(),
+            pid: pid[row],
+            build_id: build_id.get(row).to_owned(),
+            sample_interval: interval[row],
+            inuse_bytes: inuse_bytes[row],
+            rss_bytes: rss[row],
+            sampler: SamplerCounts::new(taken[row], lost[row]),
         });
     }
     Ok(rows)
@@ -199,7 +205,7 @@ mod tests {
         };
         check(&[], None);
         check(&[("a", None), ("b", Some((10, 0)))], None);
-        // The sampler began anew since.
+        // The sampler was restarted before the second profile.
         check(&[("a", Some((10, 9))), ("a", Some((1, 0)))], None);
         let rows = [("a", Some((100, 9))), ("b", Some((10, 5))), ("c", None)];
         check(&rows, Some("2 of 3 processes lost samples"));

@@ -1,4 +1,4 @@
-//! Answers that memprof-report shows: the sum of many profiles, or the difference of two such sums.
+//! Results of queries that memprof-report renders: the sum of profiles, or a comparison of two sums.
 
 use memprof_report::{Options, RenderInput, SymbolizedProfile, render};
 
@@ -7,112 +7,114 @@ use crate::query::symbolized::to_symbolized;
 use crate::query::weights::{Weighting, Weights, sums};
 use crate::query::{Profile, ProfileQuery, newest};
 
-/// A sum, or what it is more than another one.
+/// Sum of profiles, perhaps compared with another sum.
 pub(crate) struct QueryResult {
     name: String,
     pub(crate) profile: SymbolizedProfile,
     base: Option<(String, SymbolizedProfile)>,
 }
 
-/// The sum of the profiles that are asked for.
+/// Sums the selected profiles.
 pub(crate) fn sum_profiles(
-    asked: &ProfileQuery,
+    query: &ProfileQuery,
     build: Option<&str>,
-    each: Weighting,
+    weighting: Weighting,
 ) -> anyhow::Result<QueryResult> {
     Ok(QueryResult {
-        name: asked.to_string(),
-        profile: sum(asked, build, each)?,
+        name: query.to_string(),
+        profile: sum(query, build, weighting)?,
         base: None,
     })
 }
 
-/// What the mean process of a build holds more than that of another one.
+/// Compares the mean process of a build with that of another build.
 pub(crate) fn compare_builds(
-    asked: &ProfileQuery,
+    query: &ProfileQuery,
     build: &str,
     base: &str,
 ) -> anyhow::Result<QueryResult> {
     let base_name = format!("{base}, each the mean of its processes");
     Ok(QueryResult {
         name: format!("a process of build {build}"),
-        profile: sum(asked, Some(build), Weighting::MeanOfProcesses)?,
+        profile: sum(query, Some(build), Weighting::MeanOfProcesses)?,
         base: Some((
             base_name,
-            sum(asked, Some(base), Weighting::MeanOfProcesses)?,
+            sum(query, Some(base), Weighting::MeanOfProcesses)?,
         )),
     })
 }
 
-/// What a process of the one time holds more than one of the other time.
+/// Compares the mean process of a time window with that of another window.
 pub(crate) fn compare_windows(
-    asked: &ProfileQuery,
-    before: &ProfileQuery,
+    query: &ProfileQuery,
+    base: &ProfileQuery,
     build: Option<&str>,
 ) -> anyhow::Result<QueryResult> {
     Ok(QueryResult {
-        name: format!("a process of {asked}"),
-        profile: sum(asked, build, Weighting::MeanOfProcesses)?,
+        name: format!("a process of {query}"),
+        profile: sum(query, build, Weighting::MeanOfProcesses)?,
         base: Some((
-            format!("{} to {}", before.from.text(), before.to.text()),
-            sum(before, build, Weighting::MeanOfProcesses)?,
+            format!("{} to {}", base.from.text(), base.to.text()),
+            sum(base, build, Weighting::MeanOfProcesses)?,
         )),
     })
 }
 
+/// Sums the selected profiles by stack, and adds counts of lost samples.
 fn sum(
-    asked: &ProfileQuery,
+    query: &ProfileQuery,
     build: Option<&str>,
-    each: Weighting,
+    weighting: Weighting,
 ) -> anyhow::Result<SymbolizedProfile> {
-    let profiles = asked.profiles(build)?;
-    let weights = Weights::new(&profiles, each);
-    note_counts(asked, &profiles, &weights);
-    let mut named = to_symbolized(asked, &sums(asked, &profiles, &weights)?)?;
-    let counts = newest(&profiles).filter_map(|one| one.sampler);
-    // Errors of values are as much larger as samples were lost.
+    let profiles = query.profiles(build)?;
+    let weights = Weights::new(&profiles, weighting);
+    note_counts(query, &profiles, &weights);
+    let mut symbolized = to_symbolized(query, &sums(query, &profiles, &weights)?)?;
+    let counts = newest(&profiles).filter_map(|profile| profile.sampler);
+    // The report enlarges the errors of values by the share of lost samples.
     if let Some(sum) = counts.reduce(SamplerCounts::plus) {
-        let origin = &mut named.profile.origin;
+        let origin = &mut symbolized.profile.origin;
         origin.samples = u64::try_from(sum.samples).ok();
         origin.lost_samples = u64::try_from(sum.lost).ok();
     }
-    Ok(named)
+    Ok(symbolized)
 }
 
 impl QueryResult {
-    /// The answer in the format of `options`, with the notes that were kept.
+    /// Renders the result in the format of `options`.
     pub(crate) fn render(
         &self,
-        asked: &ProfileQuery,
+        query: &ProfileQuery,
         mut options: Options,
     ) -> anyhow::Result<Vec<u8>> {
-        options.time_nanos = asked.to.0.saturating_mul(1_000_000);
+        options.time_nanos = query.to.0.saturating_mul(1_000_000);
         let (base_name, base) = self.base.as_ref().map(|(name, base)| (name, base)).unzip();
-        let subject = RenderInput {
+        let input = RenderInput {
             name: self.name.clone(),
             profile: &self.profile,
             base_name: base_name.cloned(),
             base,
         };
         let mut bytes = Vec::new();
-        render(&subject, &options, &mut bytes)?;
+        render(&input, &options, &mut bytes)?;
         Ok(bytes)
     }
 
-    /// Puts notes into what is rendered.
+    /// Adds notes to the warnings that are rendered.
     pub(crate) fn with_notes(mut self, notes: Vec<String>) -> Self {
         self.profile.profile.warnings.extend(notes);
         self
     }
 }
 
-fn note_counts(asked: &ProfileQuery, profiles: &[Profile], weights: &Weights) {
-    let (processes, dumps) = (weights.processes(), weights.profiles());
-    let mut builds: Vec<_> = profiles.iter().map(|one| one.build()).collect();
+/// Notes the numbers of profiles and processes, and the builds.
+fn note_counts(query: &ProfileQuery, profiles: &[Profile], weights: &Weights) {
+    let (processes, count) = (weights.process_count(), weights.profile_count());
+    let mut builds: Vec<_> = profiles.iter().map(|profile| profile.build()).collect();
     builds.sort_unstable();
     builds.dedup();
-    asked.notes.add(format!(
-        "{dumps} profiles of {processes} processes, builds {}",
+    query.notes.add(format!(
+        "{count} profiles of {processes} processes, builds {}",
         builds.join(", ")
     ));
 }

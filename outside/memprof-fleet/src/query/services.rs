@@ -1,4 +1,4 @@
-//! Questions about services: what each holds, and over the time.
+//! Queries of services: what each holds now, and held over time.
 
 use std::collections::BTreeMap;
 
@@ -8,64 +8,64 @@ use crate::query::processes::by_process;
 use crate::query::{Profile, ProfileQuery};
 use crate::time::Instant;
 
-/// The points of a history.
-const POINTS: i64 = 60;
+/// Number of points of a history.
+const POINT_COUNT: i64 = 60;
 
-/// A service, as the newest profile of each of its processes shows it.
+/// Service, summed over the newest profiles of its processes.
 #[derive(Debug, Default, PartialEq, Serialize)]
 pub(crate) struct Service {
     service: String,
     processes: usize,
-    /// By build: how many processes.
+    /// Number of processes by build.
     builds: BTreeMap<String, usize>,
     inuse_bytes: i64,
-    /// The sum of all processes that have two profiles.
+    /// Growth of all processes with two profiles.
     growth_bytes: i64,
-    /// RFC 3339.
+    /// Time of the newest profile (RFC 3339).
     newest: String,
 }
 
-/// The services, those that hold most first.
+/// Services of the profiles, those that hold most first.
 pub(crate) fn services(profiles: &[Profile]) -> Vec<Service> {
     let mut services: BTreeMap<&str, Service> = BTreeMap::new();
     for (first, last, _) in by_process(profiles) {
-        let of = services.entry(&last.service).or_default();
-        of.service.clone_from(&last.service);
-        of.processes += 1;
-        *of.builds.entry(last.build().to_owned()).or_default() += 1;
-        of.inuse_bytes += last.inuse_bytes;
-        of.growth_bytes += last.inuse_bytes - first.inuse_bytes;
-        of.newest = last.time.text().max(std::mem::take(&mut of.newest));
+        let service = services.entry(&last.service).or_default();
+        service.service.clone_from(&last.service);
+        service.processes += 1;
+        *service.builds.entry(last.build().to_owned()).or_default() += 1;
+        service.inuse_bytes += last.inuse_bytes;
+        service.growth_bytes += last.inuse_bytes - first.inuse_bytes;
+        service.newest = last.time.text().max(std::mem::take(&mut service.newest));
     }
     let mut services: Vec<_> = services.into_values().collect();
-    services.sort_by_key(|of| std::cmp::Reverse(of.inuse_bytes));
+    services.sort_by_key(|service| std::cmp::Reverse(service.inuse_bytes));
     services
 }
 
-/// What all processes held at the end of a part of the time.
+/// Sum over processes at one time.
 #[derive(Debug, PartialEq, Serialize)]
 pub(crate) struct Point {
-    /// RFC 3339.
+    /// End of a part of the time window (RFC 3339).
     time: String,
     inuse_bytes: i64,
     processes: usize,
 }
 
-/// The time in equal parts. Each process counts from its first profile to its last one, with the newest that
-/// it had then.
-pub(crate) fn history(asked: &ProfileQuery, profiles: &[Profile]) -> Vec<Point> {
-    let (Instant(from), Instant(to)) = (asked.from, asked.to);
-    let points = (1..=POINTS).map(|at| Instant(from + (to - from) * at / POINTS));
+/// History of the selected profiles, at the ends of equal parts of the time window. Each process counts from
+/// its first to its last profile, with the newest one at that time.
+pub(crate) fn history(query: &ProfileQuery, profiles: &[Profile]) -> Vec<Point> {
+    let (Instant(from), Instant(to)) = (query.from, query.to);
+    let points = (1..=POINT_COUNT).map(|point| Instant(from + (to - from) * point / POINT_COUNT));
     let mut points: Vec<_> = points.map(|end| (end, 0, 0)).collect();
-    for one in profiles.chunk_by(|a, b| a.instance == b.instance) {
+    for process in profiles.chunk_by(|a, b| a.instance == b.instance) {
         let mut newest = None;
-        let mut left = one.iter().peekable();
+        let mut remaining = process.iter().peekable();
         for (end, bytes, processes) in &mut points {
-            let was_over = left.peek().is_none();
-            while let Some(next) = left.next_if(|next| next.time <= *end) {
+            let has_ended = remaining.peek().is_none();
+            while let Some(next) = remaining.next_if(|next| next.time <= *end) {
                 newest = Some(next);
             }
-            if let Some(newest) = newest.filter(|_| !was_over) {
+            if let Some(newest) = newest.filter(|_| !has_ended) {
                 *bytes += newest.inuse_bytes;
                 *processes += 1;
             }

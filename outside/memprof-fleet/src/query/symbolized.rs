@@ -1,4 +1,4 @@
-//! Sums by stack as a named profile, which `memprof-report` shows as it shows one process's.
+//! Converts sums by stack to a symbolized profile, which `memprof-report` renders like that of one process.
 
 use std::collections::HashMap;
 
@@ -13,22 +13,24 @@ use crate::query::weights::WeightedSums;
 use crate::scan::{files, scan};
 use crate::schema::Table;
 
-/// The room that a module's functions have: an address each.
-const MODULE: u64 = 1 << 32;
+/// Bytes of a module's address range, in which each function has an address.
+const MODULE_SIZE: u64 = 1 << 32;
 
-/// A profile of these sums.
+/// Builds a profile of these sums, with the frames from the table STACKS. Notes stacks whose frames are
+/// missing.
 pub(crate) fn to_symbolized(
-    asked: &ProfileQuery,
+    query: &ProfileQuery,
     sums: &WeightedSums,
 ) -> anyhow::Result<SymbolizedProfile> {
-    let mut named = ProfileBuilder::default();
+    let mut builder = ProfileBuilder::default();
     let mut missing = sums.by_stack.clone();
-    for (_, object) in &files(&asked.store, Table::Stacks, (asked.from, asked.to))?.counted {
+    for (_, object) in &files(&query.store, Table::Stacks, (query.from, query.to))?.counted {
         let columns = ["stack_id", "frames", "modules"];
-        let read = scan(&asked.store, object, &columns, None, |batch| {
+        let read = scan(&query.store, object, &columns, None, |batch| {
             let columns = Columns(batch);
             let ids = columns.numbers("stack_id")?;
-            // Most of a file's stacks may be known already.
+            // Lists are decoded only if the batch has a missing stack: most stacks of a file may be known
+            // already.
             if ids.iter().any(|id| missing.contains_key(id)) {
                 let lists = columns
                     .lists("frames")?
@@ -36,35 +38,36 @@ pub(crate) fn to_symbolized(
                     .zip(columns.lists("modules")?);
                 for (id, (frames, modules)) in ids.iter().zip(lists) {
                     if let Some(values) = missing.remove(id) {
-                        named.add(&frames, &modules, values);
+                        builder.add(&frames, &modules, values);
                     }
                 }
             }
             Ok(())
         });
         if let Err(error) = read {
-            asked
+            query
                 .notes
                 .add(format!("{} is not counted: {error:#}", object.name));
         }
     }
     let unnamed: f64 = missing.values().map(|[bytes, _]| bytes).sum();
     if unnamed > 0.0 {
-        asked.notes.add(format!(
+        query.notes.add(format!(
             "the names of the stacks of {unnamed:.0} bytes are missing"
         ));
     }
     for (id, values) in missing {
-        named.add(&[format!("stack {id:016x}")], &[String::new()], values);
+        builder.add(&[format!("stack {id:016x}")], &[String::new()], values);
     }
-    Ok(named.finish(sums.sample_interval))
+    Ok(builder.finish(sums.sample_interval))
 }
 
+/// Profile under construction, with invented addresses.
 #[derive(Default)]
 struct ProfileBuilder {
     profile: Profile,
     names: Names,
-    /// By name: the index of a module, and the number of its functions.
+    /// Index and number of functions of each module, by name.
     modules: HashMap<String, (u64, u64)>,
     functions: HashMap<(String, String), AddressId>,
 }
@@ -83,6 +86,7 @@ impl ProfileBuilder {
         self.profile.samples.push(Sample::new(stack, values));
     }
 
+    /// Address of a function, which gets a new one if it is unknown.
     fn function(&mut self, function: &str, module: &str) -> AddressId {
         let key = (function.to_owned(), module.to_owned());
         if let Some(id) = self.functions.get(&key) {
@@ -91,11 +95,11 @@ impl ProfileBuilder {
         let next = self.modules.len() as u64 + 1;
         let (index, count) = self.modules.entry(module.to_owned()).or_insert((next, 0));
         *count += 1;
-        // A frame is a return address: the call is one before.
+        // A frame is a return address, and the call's address is one less.
         let id = self
             .profile
             .stacks
-            .intern_address(Address(*index * MODULE + *count));
+            .intern_address(Address(*index * MODULE_SIZE + *count));
         let frame = Frame {
             function: self.names.strings.intern(function),
             file: None,
@@ -109,10 +113,11 @@ impl ProfileBuilder {
         id
     }
 
+    /// Returns the profile with a mapping for each module.
     fn finish(mut self, sample_interval: Option<i64>) -> SymbolizedProfile {
         let mapping = |(module, (index, _)): (&String, &(u64, u64))| Mapping {
-            start: Address(index * MODULE),
-            end: Address((index + 1) * MODULE),
+            start: Address(index * MODULE_SIZE),
+            end: Address((index + 1) * MODULE_SIZE),
             executable: true,
             path: match module.starts_with('[') || module.is_empty() {
                 true => module.clone(),

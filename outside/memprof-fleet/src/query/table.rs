@@ -1,21 +1,21 @@
-//! Answers as columns of text.
+//! Formats results as a table of text.
 
 use memprof_report::{SampleType, amount};
 
 use crate::output::in_line;
 
-/// `1.50MiB`
+/// Formats a size, as `1.50MiB`.
 pub(super) fn bytes(bytes: i64) -> String {
     amount(bytes, SampleType::InuseSpace)
 }
 
-/// The same with its sign.
+/// Formats a size with its sign, as `+1.50MiB`.
 pub(super) fn signed(value: i64) -> String {
     let sign = if value < 0 { "" } else { "+" };
     format!("{sign}{}", bytes(value))
 }
 
-/// Columns as wide as their longest cell.
+/// Formats a table whose columns are as wide as their longest cell.
 pub(super) fn table<const N: usize>(heads: [&str; N], rows: Vec<[String; N]>) -> String {
     let rows: Vec<_> = rows
         .into_iter()
@@ -40,7 +40,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn columns_line_up() {
+    fn columns_are_padded_and_cells_are_one_line() {
         let rows = vec![
             ["a".to_owned(), "long".to_owned()],
             ["bcd".to_owned(), String::new()],

@@ -1,4 +1,4 @@
-//! What each profile counts in an answer, and the sum of samples by stack.
+//! Weights of profiles in a result, and weighted sums of samples by stack.
 
 use std::collections::HashMap;
 
@@ -8,6 +8,7 @@ use crate::scan::{files, scan};
 use crate::schema::Table;
 use crate::time::Instant;
 
+/// Columns of samples that are read.
 const COLUMNS: [&str; 6] = [
     "service",
     "instance",
@@ -17,59 +18,60 @@ const COLUMNS: [&str; 6] = [
     "inuse_objects",
 ];
 
-/// How much each profile counts.
+/// Method by which the profiles of processes are weighted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Weighting {
-    /// The newest of each process counts once, the others do not.
+    /// The newest profile of each process counts once, older ones do not.
     Newest,
-    /// Each process is the mean of its profiles.
+    /// Each process counts as the mean of its profiles.
     Mean,
-    /// So it is, and the answer is the mean process.
+    /// Like [`Self::Mean`], but the result is the mean of all processes.
     MeanOfProcesses,
 }
 
-/// By process and time: what a profile is multiplied with.
+/// Factor of each profile, by process key and time.
 #[derive(Debug, Default)]
 pub(crate) struct Weights(HashMap<String, HashMap<i64, f64>>);
 
-/// The weighted sums of bytes and objects in use.
+/// Weighted sums of bytes and objects in use, by stack.
 #[derive(Debug, Default)]
 pub(crate) struct WeightedSums {
     pub(crate) by_stack: HashMap<i64, [f64; 2]>,
-    /// Mean bytes between samples, where that is the same in all of them.
+    /// Mean bytes between samples. `None` if the profiles differ in it.
     pub(crate) sample_interval: Option<i64>,
 }
 
 impl Weights {
-    pub(crate) fn new(profiles: &[Profile], each: Weighting) -> Self {
-        match each {
+    pub(crate) fn new(profiles: &[Profile], weighting: Weighting) -> Self {
+        match weighting {
             Weighting::Newest => Self::newest(profiles),
             Weighting::Mean => Self::mean(profiles),
             Weighting::MeanOfProcesses => Self::mean_process(profiles),
         }
     }
 
-    /// The newest profile of each process, once.
+    /// Weights for [`Weighting::Newest`].
     fn newest(profiles: &[Profile]) -> Self {
         let mut weights = Self::default();
-        // They come by process and time.
-        for one in profiles {
-            weights
-                .0
-                .insert(one.instance.clone(), HashMap::from([(one.time.0, 1.0)]));
+        // Profiles are sorted by process and time, so the newest one of a process is inserted last.
+        for profile in profiles {
+            weights.0.insert(
+                profile.instance.clone(),
+                HashMap::from([(profile.time.0, 1.0)]),
+            );
         }
         weights
     }
 
-    /// Each process as the mean of its profiles.
+    /// Weights for [`Weighting::Mean`].
     fn mean(profiles: &[Profile]) -> Self {
         let mut weights = Self::default();
-        for one in profiles {
+        for profile in profiles {
             weights
                 .0
-                .entry(one.instance.clone())
+                .entry(profile.instance.clone())
                 .or_default()
-                .insert(one.time.0, 1.0);
+                .insert(profile.time.0, 1.0);
         }
         for times in weights.0.values_mut() {
             let count = times.len() as f64;
@@ -78,29 +80,32 @@ impl Weights {
         weights
     }
 
-    /// The mean of all processes, each as the mean of its profiles.
+    /// Weights for [`Weighting::MeanOfProcesses`].
     fn mean_process(profiles: &[Profile]) -> Self {
         let mut weights = Self::mean(profiles);
-        let count = weights.processes() as f64;
+        let count = weights.process_count() as f64;
         let each = weights.0.values_mut().flat_map(HashMap::values_mut);
         each.for_each(|weight| *weight /= count);
         weights
     }
 
-    pub(crate) fn processes(&self) -> usize {
+    /// Number of processes.
+    pub(crate) fn process_count(&self) -> usize {
         self.0.len()
     }
 
-    pub(crate) fn profiles(&self) -> usize {
+    /// Number of profiles with a weight.
+    pub(crate) fn profile_count(&self) -> usize {
         self.0.values().map(HashMap::len).sum()
     }
 
-    /// When the first and the last profile that counts were taken.
-    fn time(&self) -> Option<(Instant, Instant)> {
+    /// Times of the first and the last profile with a weight. `None` if there is none.
+    fn time_range(&self) -> Option<(Instant, Instant)> {
         let times = || self.0.values().flat_map(HashMap::keys).copied();
         Some((Instant(times().min()?), Instant(times().max()?)))
     }
 
+    /// Factor of a profile; 0 if it does not count.
     fn weight(&self, profile: &Profile) -> f64 {
         let times = self.0.get(&profile.instance);
         times
@@ -110,34 +115,35 @@ impl Weights {
     }
 }
 
-/// Sums the samples of profiles, and says where some are missing.
+/// Sums the weighted samples of profiles. Notes files that cannot be read, and missing samples.
 pub(crate) fn sums(
-    asked: &ProfileQuery,
+    query: &ProfileQuery,
     profiles: &[Profile],
     weights: &Weights,
 ) -> anyhow::Result<WeightedSums> {
     let mut sums = WeightedSums::default();
-    // Of the hours that are asked for, few have a process's newest profile.
-    let time = weights.time().unwrap_or((asked.from, asked.to));
-    let found = files(&asked.store, Table::Samples, time)?;
-    for (name, why) in &found.damaged {
-        asked.notes.add(format!("{name} is not counted: {why}"));
+    // Only the hours of weighted profiles are read: the newest profiles of processes lie in few of the
+    // selected hours.
+    let time = weights.time_range().unwrap_or((query.from, query.to));
+    let found = files(&query.store, Table::Samples, time)?;
+    for (name, reason) in &found.damaged {
+        query.notes.add(format!("{name} is not counted: {reason}"));
     }
     for (_, object) in &found.counted {
-        let mut of_file = HashMap::new();
+        let mut file_sums = HashMap::new();
         let read = scan(
-            &asked.store,
+            &query.store,
             object,
             &COLUMNS,
-            asked.target.service(),
-            |batch| add(&Columns(batch), weights, &mut of_file),
+            query.target.service(),
+            |batch| add_batch(&Columns(batch), weights, &mut file_sums),
         );
         match read {
-            Err(error) => asked
+            Err(error) => query
                 .notes
                 .add(format!("{} is not counted: {error:#}", object.name)),
             Ok(_) => {
-                for (stack, [bytes, objects]) in of_file {
+                for (stack, [bytes, objects]) in file_sums {
                     let sum: &mut [f64; 2] = sums.by_stack.entry(stack).or_default();
                     *sum = [sum[0] + bytes, sum[1] + objects];
                 }
@@ -147,22 +153,23 @@ pub(crate) fn sums(
     let found: f64 = sums.by_stack.values().map(|[bytes, _]| bytes).sum();
     let weighted = profiles
         .iter()
-        .map(|one| one.inuse_bytes as f64 * weights.weight(one));
+        .map(|profile| profile.inuse_bytes as f64 * weights.weight(profile));
     let expected: f64 = weighted.sum();
-    // Half a byte for each profile is the fractions'.
+    // Rounding may contribute half a byte per profile.
     if (found - expected).abs() > 0.5 + profiles.len() as f64 / 2.0 {
-        asked.notes.add(format!(
+        query.notes.add(format!(
             "the profiles hold {expected:.0} bytes, but only {found:.0} of them have samples in the store: a file is \
              missing or damaged; run `memprof fleet doctor`"
         ));
     }
-    let mut intervals = profiles.iter().map(|one| one.sample_interval);
+    let mut intervals = profiles.iter().map(|profile| profile.sample_interval);
     let first = intervals.next();
     sums.sample_interval = first.filter(|first| intervals.all(|other| other == *first));
     Ok(sums)
 }
 
-fn add(
+/// Adds the weighted samples of a batch.
+fn add_batch(
     columns: &Columns<'_>,
     weights: &Weights,
     sums: &mut HashMap<i64, [f64; 2]>,
@@ -175,13 +182,13 @@ fn add(
         columns.numbers("inuse_bytes")?,
         columns.numbers("inuse_objects")?,
     );
-    for (at, key) in instance.keys().iter().enumerate() {
-        let times_of = by_key[*key as usize];
-        if let Some(weight) = times_of.and_then(|times_of| times_of.get(&times[at])) {
-            let sum = sums.entry(stacks[at]).or_default();
+    for (row, key) in instance.keys().iter().enumerate() {
+        let weights_by_time = by_key[*key as usize];
+        if let Some(weight) = weights_by_time.and_then(|weights| weights.get(&times[row])) {
+            let sum = sums.entry(stacks[row]).or_default();
             *sum = [
-                sum[0] + bytes[at] as f64 * weight,
-                sum[1] + objects[at] as f64 * weight,
+                sum[0] + bytes[row] as f64 * weight,
+                sum[1] + objects[row] as f64 * weight,
             ];
         }
     }

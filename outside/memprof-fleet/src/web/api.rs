@@ -1,4 +1,4 @@
-//! `/api/v1`: the questions of `memprof fleet`, as JSON and files.
+//! API `/api/v1`: the queries of `memprof fleet`, with JSON and files as responses.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 
 use super::ServerState;
 use super::query::QueryParams;
-use crate::output::{NO_DATA, UNREACHABLE, USAGE, code_of};
+use crate::output::{NO_DATA, UNREACHABLE, USAGE, exit_code};
 use crate::query::processes::{by_growth, processes};
 use crate::query::result::{compare_builds, compare_windows, sum_profiles};
 use crate::query::services::{history, services};
@@ -25,34 +25,35 @@ use crate::store::Store;
 type QueryExtractor = Result<Parameters<QueryParams>, QueryRejection>;
 type Server = State<Arc<ServerState>>;
 
-/// Processes that are listed.
-const LISTED: usize = 200;
+/// Most processes in a response.
+const MAX_PROCESSES: usize = 200;
 
+/// Routes of the API.
 pub(super) fn routes() -> Router<Arc<ServerState>> {
     Router::new()
         .route(
             "/api/v1/services",
             get(async |server: Server, query: QueryExtractor| {
-                listed(server, query, |_, profiles| json!(services(profiles))).await
+                rows_response(server, query, |_, profiles| json!(services(profiles))).await
             }),
         )
         .route(
             "/api/v1/processes",
             get(async |server: Server, query: QueryExtractor| {
-                listed(server, query, |_, profiles| first(processes(profiles))).await
+                rows_response(server, query, |_, profiles| truncated(processes(profiles))).await
             }),
         )
         .route(
             "/api/v1/growth",
             get(async |server: Server, query: QueryExtractor| {
-                listed(server, query, |_, profiles| first(by_growth(profiles))).await
+                rows_response(server, query, |_, profiles| truncated(by_growth(profiles))).await
             }),
         )
         .route(
             "/api/v1/history",
             get(async |server: Server, query: QueryExtractor| {
-                listed(server, query, |asked, profiles| {
-                    json!(history(asked, profiles))
+                rows_response(server, query, |query, profiles| {
+                    json!(history(query, profiles))
                 })
                 .await
             }),
@@ -61,54 +62,55 @@ pub(super) fn routes() -> Router<Arc<ServerState>> {
         .fallback(async || Problem::not_found("there is no such page"))
 }
 
-fn first(mut rows: Vec<impl serde::Serialize>) -> Value {
-    rows.truncate(LISTED);
+/// The first [`MAX_PROCESSES`] rows as JSON.
+fn truncated(mut rows: Vec<impl serde::Serialize>) -> Value {
+    rows.truncate(MAX_PROCESSES);
     json!(rows)
 }
 
-/// Rows that profiles are enough for, without their samples.
-async fn listed(
-    State(served): Server,
-    query: QueryExtractor,
+/// Responds with rows that are computed from profiles without their samples.
+async fn rows_response(
+    State(server): Server,
+    params: QueryExtractor,
     rows: impl FnOnce(&ProfileQuery, &[Profile]) -> Value + Send + 'static,
 ) -> Result<Json<Value>, Problem> {
-    let Parameters(query) = query.map_err(|error| Problem::invalid(error.body_text()))?;
-    let url = served.store.clone();
-    let reply = in_turn(&served, move |store| {
-        let asked = query.to_query(store)?;
-        let profiles = asked.profiles(query.build.as_deref());
-        let rows = rows(&asked, &profiles.map_err(problem)?);
+    let Parameters(params) = params.map_err(|error| Problem::invalid(error.body_text()))?;
+    let url = server.store.clone();
+    let reply = with_permit(&server, move |store| {
+        let query = params.to_query(store)?;
+        let profiles = query.profiles(params.build.as_deref());
+        let rows = rows(&query, &profiles.map_err(problem)?);
         Ok(json!({
             "store": url,
-            "from": asked.from.text(),
-            "to": asked.to.text(),
+            "from": query.from.text(),
+            "to": query.to.text(),
             "rows": rows,
-            "notes": asked.notes.texts(),
+            "notes": query.notes.texts(),
         }))
     });
     reply.await.map(Json)
 }
 
-/// The sum of profiles, or how it differs from another one, in any format.
-async fn profile(State(served): Server, query: QueryExtractor) -> Result<Response, Problem> {
-    let Parameters(query) = query.map_err(|error| Problem::invalid(error.body_text()))?;
-    let format = FileFormat::from_name(query.format.as_deref().unwrap_or("text"))?;
+/// Responds with a sum of profiles, or a comparison of two sums, in the requested format.
+async fn profile(State(server): Server, params: QueryExtractor) -> Result<Response, Problem> {
+    let Parameters(params) = params.map_err(|error| Problem::invalid(error.body_text()))?;
+    let format = FileFormat::from_name(params.format.as_deref().unwrap_or("text"))?;
     let FormatSource::Rendered(made) = format.source else {
         return Err(Problem::invalid("a sum of profiles is not a heap dump")
             .remedy("format=pprof is for other tools"));
     };
     let options = Options {
         format: made,
-        sample_type: query.sample_type()?,
+        sample_type: params.sample_type()?,
         ..Options::default()
     };
-    let bytes = in_turn(&served, move |store| {
-        let asked = query.to_query(Arc::clone(&store))?;
-        let build = query.build.as_deref();
-        let answer = match (build, query.base.as_deref(), query.base_query(store)?) {
-            (_, None, None) => sum_profiles(&asked, build, Weighting::Mean),
-            (_, None, Some(before)) => compare_windows(&asked, &before, build),
-            (Some(build), Some(base), None) => compare_builds(&asked, build, base),
+    let bytes = with_permit(&server, move |store| {
+        let query = params.to_query(Arc::clone(&store))?;
+        let build = params.build.as_deref();
+        let result = match (build, params.base.as_deref(), params.base_query(store)?) {
+            (_, None, None) => sum_profiles(&query, build, Weighting::Mean),
+            (_, None, Some(base)) => compare_windows(&query, &base, build),
+            (Some(build), Some(base), None) => compare_builds(&query, build, base),
             (None, Some(_), None) => {
                 return Err(Problem::invalid("base is a build, and build is missing"));
             }
@@ -116,30 +118,32 @@ async fn profile(State(served): Server, query: QueryExtractor) -> Result<Respons
                 return Err(Problem::invalid("base and base_at are two questions"));
             }
         };
-        let answer = answer.map_err(problem)?.with_notes(asked.notes.texts());
-        answer.render(&asked, options).map_err(problem)
+        let result = result.map_err(problem)?.with_notes(query.notes.texts());
+        result.render(&query, options).map_err(problem)
     });
     Ok(format.reply("fleet", bytes.await?.into()))
 }
 
-/// Answers on a thread that may block, when it is this question's turn.
-async fn in_turn<T: Send + 'static>(
-    served: &ServerState,
-    answer: impl FnOnce(Arc<Store>) -> Result<T, Problem> + Send + 'static,
+/// Runs a query on a thread that may block, as soon as one of the [`MAX_QUERIES`](super::MAX_QUERIES) permits
+/// is free.
+async fn with_permit<T: Send + 'static>(
+    server: &ServerState,
+    work: impl FnOnce(Arc<Store>) -> Result<T, Problem> + Send + 'static,
 ) -> Result<T, Problem> {
-    let turn = Arc::clone(&served.turns).acquire_owned().await;
-    let url = served.store.clone();
-    let answered = tokio::task::spawn_blocking(move || {
-        // Also when whoever asked has left: the work goes on.
-        let _turn = turn;
-        answer(Arc::new(Store::open(&url).map_err(problem)?))
+    let permit = Arc::clone(&server.permits).acquire_owned().await;
+    let url = server.store.clone();
+    let result = tokio::task::spawn_blocking(move || {
+        // The permit is held until the work ends, even if the client has closed the connection.
+        let _permit = permit;
+        work(Arc::new(Store::open(&url).map_err(problem)?))
     });
-    let answered = answered.await;
-    answered.map_err(|error| Problem::internal(error.to_string()))?
+    let result = result.await;
+    result.map_err(|error| Problem::internal(error.to_string()))?
 }
 
+/// Problem for an error, with the HTTP status for its exit code.
 fn problem(error: anyhow::Error) -> Problem {
-    let (status, kind) = match code_of(&error) {
+    let (status, kind) = match exit_code(&error) {
         NO_DATA => (StatusCode::NOT_FOUND, "no_data"),
         UNREACHABLE => (StatusCode::SERVICE_UNAVAILABLE, "store_unreachable"),
         USAGE => (StatusCode::BAD_REQUEST, "invalid_argument"),

@@ -1,4 +1,4 @@
-//! `memprof serve --store`: a page and an API of the profiles in a store.
+//! `memprof serve --store`: a page and an API for the profiles in a store.
 
 mod api;
 mod page;
@@ -14,30 +14,33 @@ use tokio::sync::Semaphore;
 
 use crate::args::ServeArgs;
 use crate::config::Config;
-use crate::output::{USAGE, coded, print_stderr};
+use crate::output::{USAGE, exit_error, print_stderr};
 use crate::store::Store;
 
-/// Questions that are answered at a time: each may take a core and the memory of an hour's samples.
-const TURNS: usize = 2;
+/// Most queries that run at the same time: each may use a core, and memory for an hour's samples.
+const MAX_QUERIES: usize = 2;
 
-/// What every request can reach.
+/// State that all requests share.
 struct ServerState {
+    /// URL of the store.
     store: String,
-    turns: Arc<Semaphore>,
+    /// Permits for queries.
+    permits: Arc<Semaphore>,
 }
 
+/// Runs `memprof serve --store` until a signal ends it.
 pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<ExitCode> {
-    let config = Config::read(&args.at)?;
-    // What is wrong with the address is said now.
+    let config = Config::read(&args.store)?;
+    // An invalid URL is reported before the server starts.
     drop(Store::open(&config.store)?);
-    let (access, token) = args.place.access_with_new_token().map_err(refused)?;
-    let served = ServerState {
+    let (access, token) = args.listen.access_with_new_token().map_err(listen_error)?;
+    let state = ServerState {
         store: config.store,
-        turns: Arc::new(Semaphore::new(TURNS)),
+        permits: Arc::new(Semaphore::new(MAX_QUERIES)),
     };
     let routes = page::routes()
         .merge(api::routes())
-        .with_state(Arc::new(served));
+        .with_state(Arc::new(state));
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -45,7 +48,7 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<ExitCode> {
     runtime.block_on(async {
         let mut terminate = signal(SignalKind::terminate())?;
         let mut interrupt = signal(SignalKind::interrupt())?;
-        let (listener, address) = args.place.listen(token.as_deref()).await?;
+        let (listener, address) = args.listen.listen(token.as_deref()).await?;
         print_stderr(&format!("memprof: serving {address}"));
         let end = async {
             tokio::select! {
@@ -56,14 +59,15 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<ExitCode> {
         serve(listener, with_access(routes, access), end).await;
         anyhow::Ok(())
     })?;
-    // A question that is still being answered must not keep this program.
+    // A query that still runs must not delay the end of the program.
     runtime.shutdown_background();
     Ok(ExitCode::SUCCESS)
 }
 
-fn refused(error: ListenError) -> anyhow::Error {
+/// Error of listening (exit code 2 if other machines could reach the address).
+fn listen_error(error: ListenError) -> anyhow::Error {
     match error {
-        ListenError::Exposed(_) => coded(USAGE, error.to_string()),
+        ListenError::Exposed(_) => exit_error(USAGE, error.to_string()),
         error => error.into(),
     }
 }

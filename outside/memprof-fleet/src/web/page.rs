@@ -1,4 +1,4 @@
-//! The page's files, as they lie in `page/`; the rest is that of every page of memprof's.
+//! Files of the page, from `page/`. Files that all pages of memprof share come from memprof-http.
 
 use std::sync::Arc;
 
@@ -10,8 +10,10 @@ use memprof_http::{shared_files, whole_page};
 
 use super::ServerState;
 
+/// HTML of the page.
 const INDEX: &str = include_str!("page/index.html");
 
+/// Paths and texts of the scripts.
 const FILES: [(&str, &str); 4] = [
     ("/fleet.js", include_str!("page/fleet.js")),
     ("/asked.js", include_str!("page/asked.js")),
@@ -19,6 +21,7 @@ const FILES: [(&str, &str); 4] = [
     ("/profile.js", include_str!("page/profile.js")),
 ];
 
+/// Routes of the page and its files.
 pub(super) fn routes() -> Router<Arc<ServerState>> {
     let index = async || Html(whole_page("memprof fleet", "fleet.js", INDEX));
     let router = shared_files().route("/", get(index));

@@ -1,4 +1,4 @@
-//! What a request asks: the parameters of its address.
+//! Query parameters of a request.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -12,56 +12,61 @@ use crate::store::Store;
 use crate::target::Target;
 use crate::time::{Instant, parse_instant};
 
-/// How far back a question looks.
-const LENGTH: Duration = Duration::from_secs(3600);
+/// Default length of the time window.
+const DEFAULT_LENGTH: Duration = Duration::from_secs(3600);
 
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(super) struct QueryParams {
-    /// As `-t` takes it.
+    /// Processes, as `--target` takes them.
     target: String,
-    /// The end of the time, as `--at` takes it.
+    /// End of the time window, as `--at` takes it.
     at: Option<String>,
-    /// The length of the time before `at`, as `6h`.
+    /// Length of the time window before `at`, as `6h`.
     #[serde(rename = "for")]
     length: Option<String>,
     pub(super) build: Option<String>,
-    /// A build: every value is what a process of `build` holds more than one of it.
+    /// Build to compare with: values are differences between a process of `build` and one of this build.
     pub(super) base: Option<String>,
-    /// A time: every value is what a process holds more than in the time before that.
+    /// End of the time window to compare with: values are differences between a process in the window and one
+    /// in this window.
     base_at: Option<String>,
     pub(super) format: Option<String>,
     sample_type: Option<String>,
 }
 
 impl QueryParams {
-    /// The question, about a store.
+    /// Query of a store.
     pub(super) fn to_query(&self, store: Arc<Store>) -> Result<ProfileQuery, Problem> {
-        self.until(store, self.at.as_deref())
+        self.query_until(store, self.at.as_deref())
     }
 
-    /// The same about the time that it is compared with.
+    /// Query of the time window to compare with. `None` if none is requested.
     pub(super) fn base_query(&self, store: Arc<Store>) -> Result<Option<ProfileQuery>, Problem> {
-        let before = self.base_at.as_deref();
-        before.map(|at| self.until(store, Some(at))).transpose()
+        let base_end = self.base_at.as_deref();
+        base_end
+            .map(|end| self.query_until(store, Some(end)))
+            .transpose()
     }
 
-    fn until(&self, store: Arc<Store>, at: Option<&str>) -> Result<ProfileQuery, Problem> {
+    /// Query of the time window that ends at a time, by default now.
+    fn query_until(&self, store: Arc<Store>, end: Option<&str>) -> Result<ProfileQuery, Problem> {
         let Ok(target) = self.target.parse::<Target>();
-        let at = at.map(parse_instant).transpose();
-        let to = at.map_err(Problem::invalid)?.unwrap_or_else(Instant::now);
+        let end = end.map(parse_instant).transpose();
+        let to = end.map_err(Problem::invalid)?.unwrap_or_else(Instant::now);
         let length = self.length.as_deref().map(humantime::parse_duration);
         let length = length.transpose();
         let length = length.map_err(|error| Problem::invalid(format!("for: {error}")))?;
         Ok(ProfileQuery {
             store,
-            from: to.before(length.unwrap_or(LENGTH)),
+            from: to.before(length.unwrap_or(DEFAULT_LENGTH)),
             to,
             target,
             notes: Notes::Collect(Mutex::default()),
         })
     }
 
+    /// Requested sample type, by default bytes in use.
     pub(super) fn sample_type(&self) -> Result<SampleType, Problem> {
         match self.sample_type.as_deref() {
             None | Some("inuse_space") => Ok(SampleType::InuseSpace),
