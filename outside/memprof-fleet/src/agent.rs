@@ -1,5 +1,6 @@
 //! `memprof agent`: takes profiles by the policy, writes them to the spool, and moves them to the store.
 
+mod attach;
 mod dump_requests;
 
 use std::cell::RefCell;
@@ -30,7 +31,7 @@ use crate::prune::prune;
 use crate::query::writing_since;
 use crate::schema::files;
 use crate::spool::Spool;
-use crate::store::Store;
+use crate::store::ProfileStore;
 use crate::take_profile::{MachineInfo, TakenProfile, take_profile};
 use crate::time::{Hour, Instant, Uptime};
 
@@ -54,7 +55,7 @@ pub(crate) fn run(args: &AgentArgs) -> anyhow::Result<ExitCode> {
     let config = Config::read(&args.store)?.with_bus(&args.bus);
     let mut agent = Agent {
         spool: Spool::open(&config.spool)?,
-        store: Arc::new(Store::open(&config.store)?),
+        store: Arc::new(ProfileStore::open(&config.store)?),
         machine: MachineInfo::new(config.labels.clone()),
         config,
         attachments: Attachments::new(),
@@ -74,7 +75,7 @@ pub(crate) fn run(args: &AgentArgs) -> anyhow::Result<ExitCode> {
 struct Agent {
     config: Config,
     spool: Spool,
-    store: Arc<Store>,
+    store: Arc<ProfileStore>,
     machine: MachineInfo,
     attachments: Attachments,
     naming: Naming,
@@ -181,48 +182,6 @@ impl Agent {
             note(&format!("{error:#}: what is in the spool stays there"));
         }
         Ok(ExitCode::SUCCESS)
-    }
-
-    /// Attaches to unmodified programs that the policy names.
-    fn attach(&mut self) {
-        if self
-            .config
-            .service
-            .iter()
-            .all(|rule| rule.attach.is_empty())
-        {
-            return;
-        }
-        let hosts = discover(DiscoveryScope::AllProcesses, |_| ()).hosts;
-        let hosts = hosts.into_iter().map(|(host, ())| host.pid).collect();
-        let attempts = self
-            .attachments
-            .attach(&self.config.service, &hosts, &self.machine);
-        let attempts = match attempts {
-            Ok(attempts) => attempts,
-            Err(error) => return self.report_change("attaching".to_owned(), Err(error)),
-        };
-        self.report_attempts(attempts);
-    }
-
-    /// Reports the results of attempts to attach.
-    fn report_attempts(&mut self, attempts: Vec<(String, anyhow::Result<()>)>) {
-        for (name, attempt) in attempts {
-            if attempt.is_ok() {
-                print_stderr(&format!("memprof: {}: attached", in_line(&name)));
-            }
-            self.report_change(name, attempt);
-        }
-    }
-
-    /// Detaches the plugin from all processes to which this agent has attached it.
-    fn detach(&mut self) {
-        for (name, detached) in self.attachments.detach(&self.machine) {
-            match detached {
-                Ok(()) => print_stderr(&format!("memprof: {}: detached", in_line(&name))),
-                Err(error) => note(&format!("{name}: {error:#}")),
-            }
-        }
     }
 
     /// Discovers the hosts that the policy names and whose processes are in its share. Reports unreachable

@@ -80,7 +80,7 @@ pub(crate) struct StoreArgs {
     pub(crate) store: Option<String>,
 }
 
-/// How agents are reached.
+/// Options to reach agents.
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct BusArgs {
     /// The NATS server that connects agents: `tls://HOST:4222` or `nats://HOST` [default:
@@ -126,7 +126,7 @@ pub(crate) enum FleetCommand {
     Prune {
         #[command(flatten)]
         store: StoreArgs,
-        /// How long profiles are kept [default: the configuration's `keep`]
+        /// Keep profiles for this time [default: the configuration's `keep`]
         #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
         keep: Option<Duration>,
     },

@@ -15,7 +15,7 @@ use crate::output::{note, print};
 use crate::process_profile::{Frame, ProfileContext, Sample, SamplerCounts, Stack};
 use crate::scan::{files, scan};
 use crate::schema::{INCOMING, Rows, SAMPLER_COUNTS, Table, Totals};
-use crate::store::{CreateOutcome, Object, Store};
+use crate::store::{CreateOutcome, Object, ProfileStore};
 use crate::time::{Hour, Instant};
 
 /// Time after an hour's end in which its files may still arrive.
@@ -30,7 +30,7 @@ pub(crate) struct CompactStats {
 
 /// Runs `memprof fleet compact`.
 pub(crate) fn run(config: &Config) -> anyhow::Result<ExitCode> {
-    let store = Arc::new(Store::open(&config.store)?);
+    let store = Arc::new(ProfileStore::open(&config.store)?);
     let stats = compact(&store, Instant::now().before(GRACE_PERIOD))?;
     print(&format!(
         "merged {} files into {}",
@@ -41,7 +41,7 @@ pub(crate) fn run(config: &Config) -> anyhow::Result<ExitCode> {
 
 /// Merges the files of all hours that ended before `until`. Files that cannot be read are noted and left as
 /// they are.
-pub(crate) fn compact(store: &Arc<Store>, until: Instant) -> anyhow::Result<CompactStats> {
+pub(crate) fn compact(store: &Arc<ProfileStore>, until: Instant) -> anyhow::Result<CompactStats> {
     let mut stats = CompactStats::default();
     for table in Table::ALL {
         let found = files(store, table, (Instant(0), until))?;
@@ -71,7 +71,7 @@ pub(crate) fn compact(store: &Arc<Store>, until: Instant) -> anyhow::Result<Comp
 /// Merges the files of an hour. Returns their number; 0 if there was nothing to merge, or another agent was
 /// faster.
 fn merge_hour(
-    store: &Arc<Store>,
+    store: &Arc<ProfileStore>,
     table: Table,
     hour: &Hour,
     objects: &[&Object],
@@ -143,12 +143,16 @@ impl Rows {
 }
 
 /// Checks that all rows of a file can be read.
-pub(crate) fn verify_file(store: &Arc<Store>, table: Table, object: &Object) -> anyhow::Result<()> {
+pub(crate) fn verify_file(
+    store: &Arc<ProfileStore>,
+    table: Table,
+    object: &Object,
+) -> anyhow::Result<()> {
     read_rows(store, table, object).map(drop)
 }
 
 /// Reads all rows of a file.
-fn read_rows(store: &Arc<Store>, table: Table, object: &Object) -> anyhow::Result<Rows> {
+fn read_rows(store: &Arc<ProfileStore>, table: Table, object: &Object) -> anyhow::Result<Rows> {
     let mut rows = Rows::default();
     let mut known = HashMap::new();
     scan(store, object, column_names(table), None, |batch| {

@@ -11,7 +11,7 @@ use crate::output::print;
 use crate::scan::files;
 use crate::schema::{Table, content_name};
 use crate::spool::pending_bytes;
-use crate::store::{CreateOutcome, Store};
+use crate::store::{CreateOutcome, ProfileStore};
 use crate::time::Instant;
 
 /// Folder of objects for a test of the store.
@@ -27,7 +27,7 @@ pub(crate) fn run(config: &Config) -> anyhow::Result<ExitCode> {
             config.spool.display()
         ));
     }
-    let store = Arc::new(Store::open(&config.store)?);
+    let store = Arc::new(ProfileStore::open(&config.store)?);
     findings.extend(probe_store(&store)?);
     let mut counted = 0;
     for table in Table::ALL {
@@ -57,7 +57,7 @@ pub(crate) fn run(config: &Config) -> anyhow::Result<ExitCode> {
 
 /// Tests whether the store refuses to create an object that exists: without that, profiles may count twice.
 /// Returns a finding if it does not refuse.
-fn probe_store(store: &Store) -> anyhow::Result<Option<String>> {
+fn probe_store(store: &ProfileStore) -> anyhow::Result<Option<String>> {
     let name = format!(
         "{PROBE_FOLDER}/{}",
         content_name(Instant::now().text().as_bytes())

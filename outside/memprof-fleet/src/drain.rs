@@ -6,7 +6,7 @@ use anyhow::{Context, bail};
 use bytes::Bytes;
 
 use crate::spool::Spool;
-use crate::store::{CreateOutcome, Store};
+use crate::store::{CreateOutcome, ProfileStore};
 use crate::time::Instant;
 
 /// Number of files that were moved, and a comparison of the clocks.
@@ -22,7 +22,7 @@ pub(crate) struct DrainStats {
 ///
 /// # Errors
 /// A request fails, or an object with other bytes exists.
-pub(crate) fn drain(spool: &Spool, store: &Store) -> anyhow::Result<DrainStats> {
+pub(crate) fn drain(spool: &Spool, store: &ProfileStore) -> anyhow::Result<DrainStats> {
     let mut stats = DrainStats::default();
     let mut foreign = None;
     for outgoing in spool.outgoing()? {
@@ -73,7 +73,7 @@ mod tests {
                 directory.path().join("spool"),
                 directory.path().join("store"),
             );
-            let store = Store::open(&format!("file://{}", objects.display())).unwrap();
+            let store = ProfileStore::open(&format!("file://{}", objects.display())).unwrap();
             let spool = Spool::open(&spool).unwrap();
             let outbox = directory.path().join("spool/outbox");
             for name in ["a", "b", "c"] {

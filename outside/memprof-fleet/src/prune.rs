@@ -11,7 +11,7 @@ use crate::config::Config;
 use crate::output::print;
 use crate::scan::files;
 use crate::schema::Table;
-use crate::store::Store;
+use crate::store::ProfileStore;
 use crate::time::{Hour, Instant};
 
 /// Largest difference between this machine's clock and the store's with which files are deleted.
@@ -19,7 +19,7 @@ const CLOCK_TOLERANCE: Duration = Duration::from_secs(3600);
 
 /// Runs `memprof fleet prune`.
 pub(crate) fn run(config: &Config, keep: Option<Duration>) -> anyhow::Result<ExitCode> {
-    let store = Arc::new(Store::open(&config.store)?);
+    let store = Arc::new(ProfileStore::open(&config.store)?);
     let keep = keep.unwrap_or(config.keep);
     let now = Instant::now();
     let deleted = prune(&store, keep, now)?;
@@ -40,7 +40,7 @@ pub(crate) fn run(config: &Config, keep: Option<Duration>) -> anyhow::Result<Exi
 /// # Errors
 /// The clocks differ by more than an hour: nothing is deleted then. Or a request fails.
 pub(crate) fn prune(
-    store: &Arc<Store>,
+    store: &Arc<ProfileStore>,
     keep: Duration,
     here: Instant,
 ) -> anyhow::Result<BTreeMap<Hour, usize>> {

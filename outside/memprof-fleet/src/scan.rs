@@ -19,7 +19,7 @@ use parquet::file::page_index::column_index::ColumnIndexMetaData;
 use parquet::file::reader::{ChunkReader, Length};
 
 use crate::schema::{INCOMING, SOURCES, Table};
-use crate::store::{Object, Store};
+use crate::store::{Object, ProfileStore};
 use crate::time::{Hour, Instant};
 
 /// Most rows that are decoded at a time.
@@ -52,7 +52,7 @@ pub(crate) struct TableFiles {
 
 /// Lists the files of a table with rows in a time range. Files whose rows are in a merged file do not count.
 pub(crate) fn files(
-    store: &Arc<Store>,
+    store: &Arc<ProfileStore>,
     table: Table,
     (from, to): (Instant, Instant),
 ) -> anyhow::Result<TableFiles> {
@@ -103,11 +103,11 @@ fn hour(name: &str, prefix: &str) -> Option<Hour> {
 }
 
 /// Names of the files that a merged one contains.
-fn read_sources(store: &Arc<Store>, object: &Object) -> anyhow::Result<Vec<String>> {
+fn read_sources(store: &Arc<ProfileStore>, object: &Object) -> anyhow::Result<Vec<String>> {
     catch_panic(|| read_source_names(store, object))
 }
 
-fn read_source_names(store: &Arc<Store>, object: &Object) -> anyhow::Result<Vec<String>> {
+fn read_source_names(store: &Arc<ProfileStore>, object: &Object) -> anyhow::Result<Vec<String>> {
     let reader = open_file(store, object)?;
     let entries = reader.metadata().file_metadata().key_value_metadata();
     let mut entries = entries.into_iter().flatten();
@@ -124,7 +124,7 @@ fn read_source_names(store: &Arc<Store>, object: &Object) -> anyhow::Result<Vec<
 /// skipped. Returns the number of rows. Some rows of a damaged file may be visited before an error is
 /// returned.
 pub(crate) fn scan(
-    store: &Arc<Store>,
+    store: &Arc<ProfileStore>,
     object: &Object,
     columns: &[&str],
     service: Option<&str>,
@@ -165,7 +165,7 @@ fn catch_panic<T>(read: impl FnOnce() -> anyhow::Result<T>) -> anyhow::Result<T>
 
 /// Reads the selected columns and pages.
 fn scan_rows(
-    store: &Arc<Store>,
+    store: &Arc<ProfileStore>,
     object: &Object,
     columns: &[&str],
     service: Option<&str>,
@@ -196,7 +196,7 @@ fn scan_rows(
 
 /// Opens a Parquet file. Fails if it is none, or claims to be too large.
 fn open_file(
-    store: &Arc<Store>,
+    store: &Arc<ProfileStore>,
     object: &Object,
 ) -> anyhow::Result<ParquetRecordBatchReaderBuilder<ObjectReader>> {
     let whole = match object.size <= WHOLE_FILE_LIMIT {
@@ -274,7 +274,7 @@ fn pages_with_value(
 
 /// Object of the store, as the Parquet reader needs it.
 struct ObjectReader {
-    store: Arc<Store>,
+    store: Arc<ProfileStore>,
     name: String,
     size: u64,
     whole: Option<Bytes>,

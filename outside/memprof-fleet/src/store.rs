@@ -33,7 +33,7 @@ const ID_OBJECT: &str = "store-id";
 
 /// Opened store. Opening sends no request.
 #[derive(Debug)]
-pub(crate) struct Store {
+pub(crate) struct ProfileStore {
     url: String,
     objects: Arc<dyn ObjectStore>,
     runtime: Runtime,
@@ -57,7 +57,7 @@ pub(crate) enum CreateOutcome {
     Exists,
 }
 
-impl Store {
+impl ProfileStore {
     /// Opens a store by `file:///DIRECTORY`, which is created, or `s3://BUCKET/PREFIX`.
     ///
     /// # Errors
@@ -373,11 +373,11 @@ mod tests {
             let directory = tempfile::tempdir().unwrap();
             let root = directory.path().join("store");
             let url = format!("file://{}", root.display());
-            let store = Store::open(&url).unwrap();
+            let store = ProfileStore::open(&url).unwrap();
             store.create("samples/a", Bytes::from_static(b"a")).unwrap();
             let id = store.id().unwrap();
             change(&root);
-            let again = Store::open(&url).unwrap().id().unwrap();
+            let again = ProfileStore::open(&url).unwrap().id().unwrap();
             assert_eq!(again == id, is_same, "{what}");
         };
         let empty = |root: &std::path::Path| {

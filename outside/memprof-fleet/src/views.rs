@@ -6,11 +6,11 @@ use crate::args::Engine;
 use crate::config::Config;
 use crate::output::{USAGE, exit_error, print};
 use crate::schema::{INCOMING, SOURCES, Table};
-use crate::store::Store;
+use crate::store::ProfileStore;
 
 /// Runs `memprof fleet views`.
 pub(crate) fn run(engine: Engine, config: &Config) -> anyhow::Result<ExitCode> {
-    let store = Store::open(&config.store)?;
+    let store = ProfileStore::open(&config.store)?;
     let root = engine.root(store.url())?;
     let mut views = Vec::new();
     for table in Table::ALL {

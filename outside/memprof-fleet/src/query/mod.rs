@@ -27,7 +27,7 @@ use crate::config::Config;
 #[cfg(feature = "otlp")]
 use crate::otlp;
 use crate::output::{NO_DATA, exit_error};
-use crate::store::Store;
+use crate::store::ProfileStore;
 use crate::target::Target;
 use crate::time::Instant;
 use result::{QueryResult, compare_builds, sum_profiles};
@@ -35,7 +35,7 @@ use result::{QueryResult, compare_builds, sum_profiles};
 /// Selection of profiles in a store.
 #[derive(Debug)]
 pub(crate) struct ProfileQuery {
-    pub(crate) store: Arc<Store>,
+    pub(crate) store: Arc<ProfileStore>,
     pub(crate) from: Instant,
     pub(crate) to: Instant,
     pub(crate) target: Target,
@@ -52,7 +52,7 @@ impl ProfileQuery {
     ) -> anyhow::Result<Self> {
         let to = window.until.unwrap_or_else(Instant::now);
         Ok(Self {
-            store: Arc::new(Store::open(&config.store)?),
+            store: Arc::new(ProfileStore::open(&config.store)?),
             from: to.before(window.length),
             to,
             target: target.clone(),
@@ -92,7 +92,10 @@ impl ProfileQuery {
 }
 
 /// Machines that have written a profile since a time.
-pub(crate) fn writing_since(store: &Arc<Store>, from: Instant) -> anyhow::Result<BTreeSet<String>> {
+pub(crate) fn writing_since(
+    store: &Arc<ProfileStore>,
+    from: Instant,
+) -> anyhow::Result<BTreeSet<String>> {
     let query = ProfileQuery {
         store: Arc::clone(store),
         from,

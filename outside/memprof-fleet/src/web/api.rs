@@ -20,7 +20,7 @@ use crate::query::processes::{by_growth, processes};
 use crate::query::result::{compare_builds, compare_windows, sum_profiles};
 use crate::query::services::{history, services};
 use crate::query::{Profile, ProfileQuery, Weighting};
-use crate::store::Store;
+use crate::store::ProfileStore;
 
 type QueryExtractor = Result<Parameters<QueryParams>, QueryRejection>;
 type Server = State<Arc<ServerState>>;
@@ -128,14 +128,14 @@ async fn profile(State(server): Server, params: QueryExtractor) -> Result<Respon
 /// is free.
 async fn with_permit<T: Send + 'static>(
     server: &ServerState,
-    work: impl FnOnce(Arc<Store>) -> Result<T, Problem> + Send + 'static,
+    work: impl FnOnce(Arc<ProfileStore>) -> Result<T, Problem> + Send + 'static,
 ) -> Result<T, Problem> {
     let permit = Arc::clone(&server.permits).acquire_owned().await;
     let url = server.store.clone();
     let result = tokio::task::spawn_blocking(move || {
         // The permit is held until the work ends, even if the client has closed the connection.
         let _permit = permit;
-        work(Arc::new(Store::open(&url).map_err(problem)?))
+        work(Arc::new(ProfileStore::open(&url).map_err(problem)?))
     });
     let result = result.await;
     result.map_err(|error| Problem::internal(error.to_string()))?

@@ -15,7 +15,7 @@ use tokio::sync::Semaphore;
 use crate::args::ServeArgs;
 use crate::config::Config;
 use crate::output::{USAGE, exit_error, print_stderr};
-use crate::store::Store;
+use crate::store::ProfileStore;
 
 /// Most queries that run at the same time: each may use a core, and memory for an hour's samples.
 const MAX_QUERIES: usize = 2;
@@ -32,7 +32,7 @@ struct ServerState {
 pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<ExitCode> {
     let config = Config::read(&args.store)?;
     // An invalid URL is reported before the server starts.
-    drop(Store::open(&config.store)?);
+    drop(ProfileStore::open(&config.store)?);
     let (access, token) = args.listen.access_with_new_token().map_err(listen_error)?;
     let state = ServerState {
         store: config.store,

@@ -8,7 +8,7 @@ use memprof_report::SampleType;
 use serde::Deserialize;
 
 use crate::query::{Notes, ProfileQuery};
-use crate::store::Store;
+use crate::store::ProfileStore;
 use crate::target::Target;
 use crate::time::{Instant, parse_instant};
 
@@ -37,12 +37,15 @@ pub(super) struct QueryParams {
 
 impl QueryParams {
     /// Query of a store.
-    pub(super) fn to_query(&self, store: Arc<Store>) -> Result<ProfileQuery, Problem> {
+    pub(super) fn to_query(&self, store: Arc<ProfileStore>) -> Result<ProfileQuery, Problem> {
         self.query_until(store, self.at.as_deref())
     }
 
     /// Query of the time window to compare with. `None` if none is requested.
-    pub(super) fn base_query(&self, store: Arc<Store>) -> Result<Option<ProfileQuery>, Problem> {
+    pub(super) fn base_query(
+        &self,
+        store: Arc<ProfileStore>,
+    ) -> Result<Option<ProfileQuery>, Problem> {
         let base_end = self.base_at.as_deref();
         base_end
             .map(|end| self.query_until(store, Some(end)))
@@ -50,7 +53,11 @@ impl QueryParams {
     }
 
     /// Query of the time window that ends at a time, by default now.
-    fn query_until(&self, store: Arc<Store>, end: Option<&str>) -> Result<ProfileQuery, Problem> {
+    fn query_until(
+        &self,
+        store: Arc<ProfileStore>,
+        end: Option<&str>,
+    ) -> Result<ProfileQuery, Problem> {
         let Ok(target) = self.target.parse::<Target>();
         let end = end.map(parse_instant).transpose();
         let to = end.map_err(Problem::invalid)?.unwrap_or_else(Instant::now);

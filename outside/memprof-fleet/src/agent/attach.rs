@@ -1,0 +1,50 @@
+//! Attachments of an agent: started in each round, ended with the agent.
+
+use memprof_host::{DiscoveryScope, discover};
+
+use super::Agent;
+use crate::output::{in_line, note, print_stderr};
+
+impl Agent {
+    /// Attaches to unmodified programs that the policy names.
+    pub(super) fn attach(&mut self) {
+        if self
+            .config
+            .service
+            .iter()
+            .all(|rule| rule.attach.is_empty())
+        {
+            return;
+        }
+        let hosts = discover(DiscoveryScope::AllProcesses, |_| ()).hosts;
+        let hosts = hosts.into_iter().map(|(host, ())| host.pid).collect();
+        let attempts = self
+            .attachments
+            .attach(&self.config.service, &hosts, &self.machine);
+        let attempts = match attempts {
+            Ok(attempts) => attempts,
+            Err(error) => return self.report_change("attaching".to_owned(), Err(error)),
+        };
+        self.report_attempts(attempts);
+    }
+
+    /// Reports the results of attempts to attach.
+    pub(super) fn report_attempts(&mut self, attempts: Vec<(String, anyhow::Result<()>)>) {
+        for (name, attempt) in attempts {
+            if attempt.is_ok() {
+                print_stderr(&format!("memprof: {}: attached", in_line(&name)));
+            }
+            self.report_change(name, attempt);
+        }
+    }
+
+    /// Detaches the plugin from all processes to which this agent has attached it.
+    pub(super) fn detach(&mut self) {
+        for (name, detached) in self.attachments.detach(&self.machine) {
+            match detached {
+                Ok(()) => print_stderr(&format!("memprof: {}: detached", in_line(&name))),
+                Err(error) => note(&format!("{name}: {error:#}")),
+            }
+        }
+    }
+}
