@@ -60,6 +60,7 @@ impl ThreadStack {
         Self::with_word(sp, thread, &KNOWN[thread.index(INDEX_BITS)])
     }
 
+    /// Like [`for_thread`](Self::for_thread), but with a given word of [`KNOWN`].
     #[inline(always)]
     fn with_word(sp: usize, thread: Thread, word: &'static AtomicU64) -> Self {
         let top = stack_top(sp, thread);

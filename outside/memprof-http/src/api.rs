@@ -146,6 +146,7 @@ async fn dump(RequestHost(host): RequestHost, body: Bytes) -> Result<Response> {
     Ok(Json(&*host.take_dump().await?).into_response())
 }
 
+/// Lists the kept dumps, newest first.
 async fn dumps(RequestHost(host): RequestHost) -> Result<Response> {
     let dumps = host.kept().await?;
     Ok(Json(DumpList { dumps }).into_response())

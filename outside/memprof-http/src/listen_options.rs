@@ -118,6 +118,7 @@ impl ListenOptions {
     }
 }
 
+/// Formats an address without its port, as in a `Host` header.
 fn without_port(address: SocketAddr) -> String {
     match address {
         SocketAddr::V4(address) => address.ip().to_string(),

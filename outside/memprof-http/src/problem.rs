@@ -116,6 +116,7 @@ impl Problem {
     }
 }
 
+/// HTTP status for an error of the plugin.
 fn status_for(kind: Kind) -> StatusCode {
     match kind {
         Kind::InvalidArgument | Kind::UnknownMessage => StatusCode::BAD_REQUEST,

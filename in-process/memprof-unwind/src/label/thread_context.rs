@@ -167,7 +167,7 @@ impl ContextRecord {
             let Some(rest) = rest.checked_sub(length) else {
                 return;
             };
-            if let Some(key) = key_number(index, keys) {
+            if let Some(key) = key_position(index, keys) {
                 // SAFETY: the value and the record's head before it, of more than eight bytes, are
                 // within those that `can_read` checked.
                 unsafe { set.add(key, address, length) };
@@ -178,10 +178,10 @@ impl ContextRecord {
     }
 }
 
-/// Returns the index of `index` among the recorded keys, one byte each in `keys`. `None` if it is not
-/// recorded.
+/// Returns the position in `keys`, one byte per recorded key, of the key with `index` in the record. `None` if that key
+/// is not recorded.
 #[inline(always)]
-fn key_number(index: u8, keys: u64) -> Option<u8> {
+fn key_position(index: u8, keys: u64) -> Option<u8> {
     const LOWEST: u64 = u64::from_ne_bytes([1; 8]);
     const HIGHEST: u64 = LOWEST << 7;
     // The byte of an equal key is 0, and the lowest 0 borrows from the byte above it.
@@ -240,7 +240,7 @@ mod tests {
         for index in 0..=u8::MAX {
             let number = recorded.iter().position(|key| *key == index);
             let number = number.filter(|_| index != NONE).map(|number| number as u8);
-            assert_eq!(key_number(index, keys), number, "{index}");
+            assert_eq!(key_position(index, keys), number, "{index}");
         }
     }
 

@@ -1,4 +1,4 @@
-//! Any file where a binary is looked for: names or numbers for its addresses, never a crash. Seeds are small
+//! Symbolizes from an arbitrary file as the binary: yields names or offsets, never a crash. Seeds are small
 //! programs: with debug information, compressed, stripped to `.gnu_debugdata`.
 #![no_main]
 
@@ -7,7 +7,7 @@ use std::{env, fs, process};
 use libfuzzer_sys::fuzz_target;
 use memprof_report::{AddressId, Limits, Sources, parse, symbolize};
 
-/// Asked for in each file, all over it.
+/// Number of addresses that are symbolized, spread over the file.
 const ADDRESSES: usize = 200;
 
 fuzz_target!(|bytes: &[u8]| {

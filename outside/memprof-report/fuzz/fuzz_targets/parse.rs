@@ -1,4 +1,4 @@
-//! Any bytes: a profile or an error.
+//! Parses arbitrary bytes: yields a profile or an error.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,4 +1,4 @@
-//! Any bytes in every format: a report or an error, and no control character in it.
+//! Renders arbitrary bytes in every format: yields a report without control characters, or an error.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -105,8 +105,7 @@ fn write_node(
     Ok(())
 }
 
-/// Escapes text for double quotes: graphviz ends lines at `
-/// ` and `\l`, and decodes HTML entities.
+/// Escapes text for double quotes: graphviz ends lines at `\n` and `\l`, and decodes HTML entities.
 fn escape(name: &str) -> String {
     name.replace('\\', "\\\\")
         .replace('"', "\\\"")

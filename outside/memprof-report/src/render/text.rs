@@ -202,6 +202,7 @@ fn write_changes(
     Ok(())
 }
 
+/// Adds a plus sign to a positive amount.
 fn with_sign(amount: String) -> String {
     if amount.starts_with('-') {
         amount

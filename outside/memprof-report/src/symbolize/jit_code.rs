@@ -33,7 +33,7 @@ pub(super) fn name_addresses(profile: &mut Profile, sources: &Sources, names: &m
     };
     let process = sources.pid.and_then(LiveProcess::find);
     if let Some(map) = process.as_ref().and_then(LiveProcess::perf_map) {
-        set(perf_map::names(map, &addresses));
+        set(perf_map::read_names(map, &addresses));
     }
     let mut notes = Vec::new();
     for (path, writer) in jitdumps(profile) {
@@ -41,7 +41,7 @@ pub(super) fn name_addresses(profile: &mut Profile, sources: &Sources, names: &m
             None => notes.push(format!(
                 "{path}: no such file here, code that it describes has no names"
             )),
-            Some(dump) => match jitdump::names(BufReader::new(dump), writer, &addresses) {
+            Some(dump) => match jitdump::read_names(BufReader::new(dump), writer, &addresses) {
                 Ok(found) => set(found),
                 Err(error) => notes.push(format!("{path}: {error}")),
             },

@@ -40,7 +40,7 @@ pub(super) fn writer(mapping: &Mapping) -> Option<u32> {
 
 /// Returns the names of `addresses`, ascending. Empty if another process than `writer` wrote the file; of a
 /// truncated or damaged one, the part before the damage counts.
-pub(super) fn names(
+pub(super) fn read_names(
     mut dump: impl Read + Seek,
     writer: u32,
     addresses: &[(u64, AddressId)],
@@ -131,7 +131,7 @@ fn was_complete(read: io::Result<()>) -> io::Result<bool> {
 mod tests {
     use std::io::Cursor;
 
-    use super::names;
+    use super::read_names;
     use crate::stacks::AddressId;
 
     const WRITER: u32 = 77;
@@ -164,7 +164,7 @@ mod tests {
     fn check(dump: &[u8], expected: &[(u64, &str)]) {
         let addresses = [0xfff, 0x1000, 0x101f, 0x1020, 0x2000, 0x2fff];
         let ids: Vec<_> = addresses.into_iter().zip((0..).map(AddressId)).collect();
-        let found = names(Cursor::new(dump), WRITER, &ids).expect("it can be read");
+        let found = read_names(Cursor::new(dump), WRITER, &ids).expect("it can be read");
         let found = found
             .iter()
             .map(|(id, name)| (addresses[id.0 as usize], name.as_str()));
@@ -192,7 +192,7 @@ mod tests {
         let cut: Vec<usize> = (0..dump.len()).collect();
         for length in cut {
             let addresses = [(0x1000, AddressId(0))];
-            let found = names(Cursor::new(&dump[..length]), WRITER, &addresses);
+            let found = read_names(Cursor::new(&dump[..length]), WRITER, &addresses);
             assert!(found.is_ok(), "{length} bytes");
         }
     }

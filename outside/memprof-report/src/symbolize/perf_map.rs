@@ -18,7 +18,10 @@ const MAX_LINE_BYTES: usize = 4 << 10;
 
 /// Returns the names of `addresses`, ascending. The latest entry for an address wins: code is moved, and its memory
 /// reused.
-pub(super) fn names(map: impl Read, addresses: &[(u64, AddressId)]) -> Vec<(AddressId, String)> {
+pub(super) fn read_names(
+    map: impl Read,
+    addresses: &[(u64, AddressId)],
+) -> Vec<(AddressId, String)> {
     let mut map = BufReader::new(map.take(MAX_BYTES));
     let mut latest = SegmentTree::new(addresses.len());
     let mut names: Vec<String> = Vec::new();
@@ -53,7 +56,7 @@ fn parse_entry(line: &[u8]) -> Option<(u64, u64, &str)> {
 
 #[cfg(test)]
 mod tests {
-    use super::names;
+    use super::read_names;
     use crate::stacks::AddressId;
 
     #[test]
@@ -68,6 +71,6 @@ mod tests {
             (AddressId(2), "py::leak:/srv/app.py".to_owned()),
             (AddressId(4), "JS:~go /srv/a.js:1:1".to_owned()),
         ];
-        assert_eq!(names(map.as_bytes(), &addresses), expected);
+        assert_eq!(read_names(map.as_bytes(), &addresses), expected);
     }
 }
