@@ -25,7 +25,7 @@ pub(crate) use gather::gather;
 const MIN_FREE_SPACE: u64 = 64 << 20;
 
 /// Derives findings from the facts, the most general first.
-pub(crate) fn examine(facts: &Facts) -> Vec<Finding> {
+pub(crate) fn diagnose(facts: &Facts) -> Vec<Finding> {
     let mut findings = Vec::new();
     report_runtime_heaps(facts, &mut findings);
     check_process(facts, &mut findings);
@@ -144,7 +144,7 @@ mod tests {
     fn check(change: impl FnOnce(&mut Facts), kind: &str, severity: Severity, part: &str) {
         let mut facts = healthy();
         change(&mut facts);
-        let findings = examine(&facts);
+        let findings = diagnose(&facts);
         let kinds: Vec<_> = findings.iter().map(|finding| &*finding.kind).collect();
         assert_eq!(kinds, [kind]);
         assert_eq!(findings[0].severity, severity);
@@ -166,7 +166,7 @@ mod tests {
 
     #[test]
     fn healthy_process_has_no_findings() {
-        assert_eq!(examine(&healthy()), []);
+        assert_eq!(diagnose(&healthy()), []);
     }
 
     #[test]
@@ -192,7 +192,7 @@ mod tests {
     #[test]
     fn unprofilable_finding_equals_error_of_activate() {
         for reason in all_reasons() {
-            let findings = examine(&Facts {
+            let findings = diagnose(&Facts {
                 unavailable: Some(reason.clone()),
                 ..healthy()
             });
@@ -340,7 +340,7 @@ mod tests {
     fn glibc_beside_other_allocator_is_no_finding() {
         let mut facts = healthy();
         facts.allocators.push(allocator_facts(AllocatorKind::Glibc));
-        assert_eq!(examine(&facts), []);
+        assert_eq!(diagnose(&facts), []);
     }
 
     #[test]
@@ -352,7 +352,7 @@ mod tests {
             ..healthy_jemalloc()
         });
         assert!(
-            examine(&facts)
+            diagnose(&facts)
                 .iter()
                 .all(|finding| finding.severity == Severity::Warning)
         );

@@ -24,7 +24,7 @@ use crate::{Arguments, Failure, Host, Plugin, Reply, Status};
 #[derive(Debug)]
 pub struct MessagePointers<const COUNT: usize>([*const memprof_message_t; COUNT]);
 
-// SAFETY: The pointers are to constants of the plugin's image.
+// SAFETY: the pointers are to constants of the plugin's image.
 unsafe impl<const COUNT: usize> Sync for MessagePointers<COUNT> {}
 
 impl<const COUNT: usize> MessagePointers<COUNT> {
@@ -125,7 +125,7 @@ unsafe extern "C" fn handle_message<P: Plugin>(
     // SAFETY: `create` made the instance from a `Box<P>`. memprof.h, `destroy`: the host calls nothing
     // afterwards.
     let plugin = unsafe { &*plugin.cast::<P>() };
-    // SAFETY: The pointer is not null. memprof.h, `handle_message`: the host lends the struct for the call.
+    // SAFETY: the pointer is not null. memprof.h, `handle_message`: the host lends the struct for the call.
     let mut reply = unsafe { Reply::new(reply) };
     // SAFETY: memprof.h, `handle_message`: the text is borrowed for the call.
     let name = unsafe { name.as_str() };

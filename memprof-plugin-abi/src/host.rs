@@ -63,7 +63,7 @@ impl Host {
 
     /// The host's struct.
     fn raw(&self) -> &memprof_host_t {
-        // SAFETY: The caller of `new` guarantees that the struct outlives the plugin.
+        // SAFETY: the caller of `new` guarantees that the struct outlives the plugin.
         unsafe { self.0.as_ref() }
     }
 

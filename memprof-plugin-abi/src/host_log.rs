@@ -33,7 +33,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(1);
 pub(crate) unsafe fn set_host(host: Host) {
     HOST.store(host.address().as_ptr(), Ordering::SeqCst);
     // `set_logger` would wait in a forked child for a thread of the parent that was just setting it.
-    // SAFETY: The caller guarantees one thread at a time, and only this function sets a logger of this
+    // SAFETY: the caller guarantees one thread at a time, and only this function sets a logger of this
     // library.
     let set = unsafe { log::set_logger_racy(&HostLogger) };
     // Fails if the logger is set already, as after a second `create`.
@@ -70,8 +70,8 @@ impl InFlightCalls {
     }
 
     /// Counts a call that begins in process `own`.
-    fn add(&self, own: u32) {
-        self.change(|state| match count_for_process(state, own) {
+    fn add_call(&self, own: u32) {
+        self.update(|state| match count_for_process(state, own) {
             0 => u64::from(own) << 32 | 1,
             _ => state + 1,
         });
@@ -79,8 +79,8 @@ impl InFlightCalls {
 
     /// Counts the end of a call in process `own`. A thread that forked this process may have begun it before,
     /// so that it was not counted.
-    fn remove(&self, own: u32) {
-        self.change(|state| match count_for_process(state, own) {
+    fn remove_call(&self, own: u32) {
+        self.update(|state| match count_for_process(state, own) {
             0 => state,
             _ => state - 1,
         });
@@ -92,7 +92,7 @@ impl InFlightCalls {
     }
 
     /// Atomically replaces the packed pid and count.
-    fn change(&self, change: impl Fn(u64) -> u64) {
+    fn update(&self, change: impl Fn(u64) -> u64) {
         let changed = |state| Some(change(state));
         // Cannot fail, because `changed` always returns a value.
         let _before = self
@@ -113,14 +113,14 @@ struct InFlightCall(());
 impl InFlightCall {
     /// Begins a call; its end is counted when the guard is dropped.
     fn begin() -> Self {
-        IN_FLIGHT.add(process::id());
+        IN_FLIGHT.add_call(process::id());
         Self(())
     }
 }
 
 impl Drop for InFlightCall {
     fn drop(&mut self) {
-        IN_FLIGHT.remove(process::id());
+        IN_FLIGHT.remove_call(process::id());
     }
 }
 
@@ -168,27 +168,27 @@ mod tests {
     fn child_does_not_wait_for_calls_of_parent() {
         let calls = InFlightCalls::new();
         let (parent, child) = (7, 8);
-        calls.add(parent);
-        calls.add(parent);
+        calls.add_call(parent);
+        calls.add_call(parent);
         assert!(calls.any_in_flight(parent));
         assert!(!calls.any_in_flight(child));
         // The thread that forked ends a call that it began before.
-        calls.remove(child);
+        calls.remove_call(child);
         assert!(!calls.any_in_flight(child));
-        calls.add(child);
+        calls.add_call(child);
         assert!(calls.any_in_flight(child));
-        calls.remove(child);
+        calls.remove_call(child);
         assert!(!calls.any_in_flight(child));
     }
 
     #[test]
     fn calls_are_in_flight_until_all_have_ended() {
         let calls = InFlightCalls::new();
-        calls.add(7);
-        calls.add(7);
-        calls.remove(7);
+        calls.add_call(7);
+        calls.add_call(7);
+        calls.remove_call(7);
         assert!(calls.any_in_flight(7));
-        calls.remove(7);
+        calls.remove_call(7);
         assert!(!calls.any_in_flight(7));
     }
 }

@@ -44,12 +44,12 @@ impl RootModule for LayoutRef {
 
 /// The description that a plugin exports as [`SYMBOL`].
 pub const fn header() -> LibHeader {
-    // SAFETY: `module` returns a `LayoutRef`, as abi_stable's `from_constructor` requires.
-    unsafe { LibHeader::from_constructor::<LayoutRef>(module, CheckTypeLayout::Yes) }
+    // SAFETY: `root_module` returns a `LayoutRef`, as abi_stable's `from_constructor` requires.
+    unsafe { LibHeader::from_constructor::<LayoutRef>(root_module, CheckTypeLayout::Yes) }
 }
 
 /// Constructor of the root module, called by abi_stable.
-extern "C" fn module() -> RootModuleResult {
+extern "C" fn root_module() -> RootModuleResult {
     /// Value of [`Layout::structs`]; never called.
     unsafe extern "C" fn structs(
         _: *const memprof_plugin_entry_t,

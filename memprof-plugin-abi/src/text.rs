@@ -43,7 +43,7 @@ impl memprof_str_t {
         if self.len == 0 || self.ptr.is_null() {
             return &[];
         }
-        // SAFETY: The caller guarantees `len` readable bytes at `ptr`.
+        // SAFETY: the caller guarantees `len` readable bytes at `ptr`.
         unsafe { slice::from_raw_parts(self.ptr.cast(), self.len) }
     }
 
@@ -52,7 +52,7 @@ impl memprof_str_t {
     /// # Safety
     /// As for [`as_bytes`](Self::as_bytes).
     pub unsafe fn as_str<'a>(self) -> Utf8<'a> {
-        // SAFETY: The caller guarantees `len` readable bytes at `ptr`, or that `len` is 0.
+        // SAFETY: the caller guarantees `len` readable bytes at `ptr`, or that `len` is 0.
         std::str::from_utf8(unsafe { self.as_bytes() })
     }
 }

@@ -100,7 +100,7 @@ pub(crate) fn discover(
     ));
 
     let malloc_is_known = allocators.iter().any(|each| each.identity().owns_malloc);
-    let malloc = symbols::malloc().filter(|_| !malloc_is_known);
+    let malloc = symbols::malloc_address().filter(|_| !malloc_is_known);
     let unknown = objects
         .iter()
         .find(|object| malloc.is_some_and(|malloc| object.is_code(malloc)));
@@ -153,10 +153,10 @@ fn identify_all(
     objects: &[LoadedObject],
     tables: &[ObjectSymbols<'_>],
 ) -> Vec<Allocator> {
-    let exported = ObjectSymbols::exported(objects, anchor);
+    let exported = ObjectSymbols::find_exported(objects, anchor);
     let mut known = Vec::new();
     let mut is_new = |symbols: &&ObjectSymbols<'_>| {
-        let address = symbols.function(anchor);
+        let address = symbols.function_address(anchor);
         let is_new = address.is_some() && !known.contains(&address);
         known.push(address);
         is_new
@@ -176,7 +176,7 @@ fn is_self_contained(
     anchor: &CStr,
     is_own_name: fn(&[u8]) -> bool,
 ) -> bool {
-    let address = symbols.function(anchor);
+    let address = symbols.function_address(anchor);
     let interposed = address.and_then(|address| find_interposed(address, is_own_name));
     if let Some(name) = &interposed {
         log::warn!(
@@ -215,7 +215,11 @@ fn jemalloc_candidates(
         host.map(|mallctl| JemallocCandidate::new(mallctl, FoundBy::Host, None, objects));
     let by_dlsym = PREFIXES.iter().filter_map(|prefix| {
         let anchor = CString::new(format!("{prefix}{ANCHOR}")).ok()?;
-        candidate_with_prefix(&ObjectSymbols::exported(objects, &anchor)?, prefix, objects)
+        candidate_with_prefix(
+            &ObjectSymbols::find_exported(objects, &anchor)?,
+            prefix,
+            objects,
+        )
     });
     let by_table = tables.iter().flat_map(|symbols| {
         let prefixes = symbols.names().filter_map(|name| name.strip_suffix(ANCHOR));
@@ -253,13 +257,13 @@ fn candidate_with_prefix(
 ) -> Option<JemallocCandidate> {
     let address = |name: &str| {
         let name = CString::new(format!("{prefix}{name}")).ok()?;
-        symbols.function(&name)
+        symbols.function_address(&name)
     };
-    // SAFETY: The loaded object defines this code as the function of jemalloc(3), which gives the type.
+    // SAFETY: the loaded object defines this code as the function of jemalloc(3), which gives the type.
     let mallctl = unsafe { as_function(address(ANCHOR)?) };
-    // SAFETY: The loaded object defines this code as the function of jemalloc(3), which gives the type.
+    // SAFETY: the loaded object defines this code as the function of jemalloc(3), which gives the type.
     let stats_print = address(STATS_PRINT).map(|address| unsafe { as_function(address) });
-    // SAFETY: Both functions share one prefix and one object, which `ObjectSymbols` keeps loaded.
+    // SAFETY: both functions share one prefix and one object, which `ObjectSymbols` keeps loaded.
     let mallctl = unsafe { Mallctl::new(mallctl, stats_print) };
     let prefix = Some(prefix.to_owned());
     Some(JemallocCandidate::new(

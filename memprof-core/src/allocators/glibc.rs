@@ -33,7 +33,7 @@ pub(crate) struct Glibc {
 impl Glibc {
     /// Returns glibc's malloc. `None` if it holds no memory, because another allocator is `malloc`.
     pub(crate) fn identify(symbols: &ObjectSymbols<'_>) -> Option<Self> {
-        let version = symbols.function(ANCHOR)?;
+        let version = symbols.function_address(ANCHOR)?;
         // SAFETY: gnu_get_libc_version(3): this function has this type.
         let version: unsafe extern "C" fn() -> *const c_char = unsafe { as_function(version) };
         // SAFETY: gnu_get_libc_version(3): the function takes no arguments.
@@ -42,15 +42,15 @@ impl Glibc {
         let version = unsafe { CStr::from_ptr(version) };
         let functions = Functions {
             mallinfo: symbols
-                .function(c"mallinfo2")
+                .function_address(c"mallinfo2")
                 // SAFETY: mallinfo2(3): this function of the C library has this type.
                 .map(|address| unsafe { as_function(address) }),
             trim: symbols
-                .function(c"malloc_trim")
+                .function_address(c"malloc_trim")
                 // SAFETY: malloc_trim(3): this function of the C library has this type.
                 .map(|address| unsafe { as_function(address) }),
             info: symbols
-                .function(c"malloc_info")
+                .function_address(c"malloc_info")
                 // SAFETY: malloc_info(3): this function of the C library has this type.
                 .map(|address| unsafe { as_function(address) }),
         };
@@ -59,8 +59,8 @@ impl Glibc {
                 kind: AllocatorKind::Glibc,
                 version: version.to_string_lossy().into_owned(),
                 found_by: symbols.found_by(),
-                owns_malloc: symbols.function(c"malloc") == symbols::malloc(),
-                address: symbols.function(ANCHOR)?,
+                owns_malloc: symbols.function_address(c"malloc") == symbols::malloc_address(),
+                address: symbols.function_address(ANCHOR)?,
             },
             functions,
         };
@@ -128,7 +128,7 @@ impl Glibc {
             // SAFETY: open_memstream(3): after fclose, `length` bytes are valid at `text`.
             unsafe { std::slice::from_raw_parts(text.cast::<u8>(), length) }
         };
-        let printout = Printout::from(bytes);
+        let printout = Printout::from_text(bytes);
         // SAFETY: open_memstream(3): the caller must free the text, which may be null.
         unsafe { libc::free(text.cast()) };
         if printed == 0 && closed == 0 {
@@ -159,7 +159,7 @@ mod tests {
 
     fn glibc_of_process() -> Glibc {
         let objects = loaded_objects::list();
-        Glibc::identify(&ObjectSymbols::exported(&objects, ANCHOR).unwrap()).unwrap()
+        Glibc::identify(&ObjectSymbols::find_exported(&objects, ANCHOR).unwrap()).unwrap()
     }
 
     #[test]

@@ -34,7 +34,7 @@ pub(crate) fn find_interposed(
         .into_iter()
         .flatten()
         .find_map(|(name, own, target)| {
-            // SAFETY: The name lies in the string table of the object, which the caller keeps loaded.
+            // SAFETY: the name lies in the string table of the object, which the caller keeps loaded.
             let name = unsafe { CStr::from_ptr(name) };
             let is_replaced = target == CallTarget::Elsewhere || {
                 // RTLD_DEFAULT searches in the loader's order. An object that was opened with its own scope

@@ -57,7 +57,7 @@ pub(crate) const EXECUTABLE: &str = "/proc/thread-self/exe";
 
 impl LoadedObject {
     /// Start of the first page. `None` for an object without segments.
-    pub(crate) fn start(&self) -> Option<usize> {
+    pub(crate) fn start_address(&self) -> Option<usize> {
         Some(self.segments.first()?.range.start & !0xfff)
     }
 
@@ -86,7 +86,7 @@ impl LoadedObject {
     }
 
     /// Segments that are never written, so that they equal the file.
-    pub(crate) fn constants(&self) -> impl Iterator<Item = &Segment> {
+    pub(crate) fn constant_segments(&self) -> impl Iterator<Item = &Segment> {
         self.segments
             .iter()
             .filter(|segment| segment.flags & PF_W == 0)
@@ -162,7 +162,7 @@ fn copy_object(path: &Path, object: &ListedObject<'_>) -> LoadedObject {
                 offset: header.p_offset,
             }
         });
-    // SAFETY: Program headers are plain integers without padding.
+    // SAFETY: program headers are plain integers without padding.
     let bytes =
         unsafe { slice::from_raw_parts(headers.as_ptr().cast::<u8>(), mem::size_of_val(headers)) };
     LoadedObject {

@@ -56,7 +56,7 @@ impl Mimalloc {
     /// Returns the mimalloc with these symbols. `None` if they lack [`ANCHOR`].
     pub(crate) fn identify(symbols: &ObjectSymbols<'_>) -> Option<Self> {
         const NAMES: [&CStr; 5] = [ANCHOR, IS_OWN, PROCESS_INFO, STATS, COLLECT];
-        let addresses = NAMES.map(|name| symbols.function(name).unwrap_or(0));
+        let addresses = NAMES.map(|name| symbols.function_address(name).unwrap_or(0));
         let absent = NAMES
             .iter()
             .zip(addresses)
@@ -71,7 +71,7 @@ impl Mimalloc {
             version: version(&functions)?,
             found_by: symbols.found_by(),
             owns_malloc: owns_malloc(&functions),
-            address: symbols.function(ANCHOR)?,
+            address: symbols.function_address(ANCHOR)?,
         };
         Some(Self {
             identity,

@@ -76,7 +76,7 @@ impl Printout {
     }
 
     /// Copies a text.
-    pub(crate) fn from(text: &[u8]) -> Self {
+    pub(crate) fn from_text(text: &[u8]) -> Self {
         let mut printout = Self::default();
         printout.push(text);
         printout

@@ -42,7 +42,7 @@ pub(crate) fn find_stripped_jemalloc(known: impl Iterator<Item = usize>) -> Opti
 fn file_contains(file: &File, program: &LoadedObject, text: &[u8]) -> io::Result<bool> {
     let finder = Finder::new(text);
     let mut chunk = MmapMut::map_anon(CHUNK_SIZE)?;
-    for segment in program.constants() {
+    for segment in program.constant_segments() {
         let end = segment.offset + segment.range.len() as u64;
         let mut offset = segment.offset;
         while offset < end {

@@ -46,7 +46,7 @@ enum SymbolSource {
 
 impl<'a> ObjectSymbols<'a> {
     /// Symbols of the object that defines `anchor` for the whole process. `None` if none of `objects` does.
-    pub(crate) fn exported(objects: &'a [LoadedObject], anchor: &CStr) -> Option<Self> {
+    pub(crate) fn find_exported(objects: &'a [LoadedObject], anchor: &CStr) -> Option<Self> {
         // SAFETY: dlsym(3) gets a NUL-terminated name.
         let address = unsafe { libc::dlsym(libc::RTLD_DEFAULT, anchor.as_ptr()) } as usize;
         // Also excludes memprof's own image, which is not among the objects.
@@ -100,13 +100,13 @@ impl<'a> ObjectSymbols<'a> {
     }
 
     /// Address of a function. `None` if the object has no code of this name.
-    pub(crate) fn function(&self, name: &CStr) -> Option<usize> {
+    pub(crate) fn function_address(&self, name: &CStr) -> Option<usize> {
         self.address(name)
             .filter(|address| self.object.is_code(*address))
     }
 
     /// Address of a variable. `None` if the object has no writable data of this name.
-    pub(crate) fn variable(&self, name: &CStr) -> Option<usize> {
+    pub(crate) fn variable_address(&self, name: &CStr) -> Option<usize> {
         self.address(name)
             .filter(|address| self.object.is_writable(*address))
     }
@@ -114,7 +114,7 @@ impl<'a> ObjectSymbols<'a> {
     /// Address in memory of a symbol of any kind.
     fn address(&self, name: &CStr) -> Option<usize> {
         match &self.source {
-            SymbolSource::Exported(loaded) => loaded.symbol(name),
+            SymbolSource::Exported(loaded) => loaded.symbol_address(name),
             SymbolSource::Table { names, .. } => names
                 .iter()
                 .find(|(known, _)| known.as_bytes() == name.to_bytes())
@@ -138,14 +138,14 @@ impl<'a> ObjectSymbols<'a> {
 
 /// Address of the function that serves `malloc` in this process.
 #[cfg(target_arch = "x86_64")]
-pub(crate) fn malloc() -> Option<usize> {
+pub(crate) fn malloc_address() -> Option<usize> {
     let _reading = ForkGuard::acquire();
     memprof_sampler::malloc_address()
 }
 
 /// Address of the function that serves `malloc` in this process.
 #[cfg(not(target_arch = "x86_64"))]
-pub(crate) fn malloc() -> Option<usize> {
+pub(crate) fn malloc_address() -> Option<usize> {
     Some(libc::malloc as *const () as usize)
 }
 
@@ -169,7 +169,7 @@ impl RetainedObject {
     }
 
     /// Address of a dynamic symbol that this object or its dependencies define.
-    fn symbol(&self, name: &CStr) -> Option<usize> {
+    fn symbol_address(&self, name: &CStr) -> Option<usize> {
         // SAFETY: dlsym(3) gets an open handle and a NUL-terminated name.
         let address = unsafe { libc::dlsym(self.0.as_ptr(), name.as_ptr()) } as usize;
         (address != 0).then_some(address)
@@ -190,7 +190,7 @@ impl Drop for RetainedObject {
 pub(crate) unsafe fn as_function<F: Copy>(address: usize) -> F {
     const { assert!(size_of::<F>() == size_of::<*const c_void>()) };
     let pointer: *const c_void = std::ptr::with_exposed_provenance(address);
-    // SAFETY: Both have the size of a pointer, and the caller guarantees the function's type.
+    // SAFETY: both have the size of a pointer, and the caller guarantees the function's type.
     unsafe { std::mem::transmute_copy(&pointer) }
 }
 
@@ -202,7 +202,7 @@ fn read_names(
     wanted: impl Fn(&[u8]) -> bool,
 ) -> io::Result<Vec<(String, usize)>> {
     let file = open_object(&object.path)?;
-    // SAFETY: The mapping is read-only and private. If another process truncates the file, the loader's own
+    // SAFETY: the mapping is read-only and private. If another process truncates the file, the loader's own
     // mapping of it fails too.
     let bytes = unsafe { memmap2::Mmap::map(&file) }?;
     let Ok(elf) = Elf::parse(&*bytes) else {
@@ -293,22 +293,22 @@ mod tests {
     #[test]
     fn exported_symbols_are_of_object_with_anchor() {
         let objects = loaded_objects::list();
-        let libc = ObjectSymbols::exported(&objects, c"gnu_get_libc_version").unwrap();
+        let libc = ObjectSymbols::find_exported(&objects, c"gnu_get_libc_version").unwrap();
         assert_eq!(libc.found_by(), FoundBy::DynamicSymbol);
-        assert!(libc.function(c"malloc").is_some());
-        assert!(libc.variable(c"stdout").is_some());
+        assert!(libc.function_address(c"malloc").is_some());
+        assert!(libc.variable_address(c"stdout").is_some());
         // Symbols of the other kind, and names that do not exist.
-        assert_eq!(libc.function(c"stdout"), None);
-        assert_eq!(libc.variable(c"malloc"), None);
-        assert_eq!(libc.function(c"memprof_no_such_function"), None);
-        assert!(ObjectSymbols::exported(&objects, c"memprof_no_such_function").is_none());
+        assert_eq!(libc.function_address(c"stdout"), None);
+        assert_eq!(libc.variable_address(c"malloc"), None);
+        assert_eq!(libc.function_address(c"memprof_no_such_function"), None);
+        assert!(ObjectSymbols::find_exported(&objects, c"memprof_no_such_function").is_none());
         // Without the object that defines it, as with memprof's own image.
         let others: Vec<_> = objects
             .iter()
             .filter(|object| !object.path.ends_with("libc.so.6"))
             .cloned()
             .collect();
-        assert!(ObjectSymbols::exported(&others, c"gnu_get_libc_version").is_none());
+        assert!(ObjectSymbols::find_exported(&others, c"gnu_get_libc_version").is_none());
     }
 
     #[test]
@@ -381,12 +381,12 @@ mod tests {
             .unwrap();
         let symbols = ObjectSymbols::in_file(object, &[b"mi_"], |name| name == b"mi_version");
         let symbols = symbols.unwrap().unwrap();
-        let function = symbols.function(c"mi_version").unwrap();
+        let function = symbols.function_address(c"mi_version").unwrap();
         drop(symbols);
         // SAFETY: dlclose(3) gets the handle that dlopen(3) returned.
         unsafe { libc::dlclose(handle) };
         assert!(is_loaded());
-        // SAFETY: The C source above defines the function with this type.
+        // SAFETY: the C source above defines the function with this type.
         let function: extern "C" fn() -> i32 = unsafe { as_function(function) };
         assert_eq!(function(), 209);
     }

@@ -85,7 +85,7 @@ impl Tcmalloc {
                 .unwrap_or_else(|| "(no version)".to_owned()),
             found_by: symbols.found_by(),
             owns_malloc: extension.owns_malloc(),
-            address: symbols.function(ANCHOR)?,
+            address: symbols.function_address(ANCHOR)?,
         };
         let profiler = Profiles::find(symbols, &identity).and_then(|profiles| {
             let rate = RateSetting::find(symbols, &extension, &identity)?;
@@ -93,7 +93,7 @@ impl Tcmalloc {
         });
         let interval = profiler
             .as_ref()
-            .map_or(0, |each| each.rate.get(&extension));
+            .map_or(0, |each| each.rate.interval(&extension));
         Some(Self {
             identity,
             extension,
@@ -103,32 +103,32 @@ impl Tcmalloc {
     }
 
     /// The profiler's functions, or the reason why this build has none.
-    fn profiler(&self) -> Result<&Profiler> {
+    fn require_profiler(&self) -> Result<&Profiler> {
         self.profiler.as_ref().map_err(Clone::clone)
     }
 
     /// Current sample interval in bytes; the most recent one while sampling is off.
-    fn interval(&self) -> u64 {
+    fn known_interval(&self) -> u64 {
         let known = |interval: &u64| *interval > 0;
         let now = self
             .profiler
             .as_ref()
-            .map(|each| each.rate.get(&self.extension));
+            .map(|each| each.rate.interval(&self.extension));
         let last = self.last_interval.load(Ordering::Relaxed);
         now.ok().filter(known).unwrap_or(last)
     }
 
     /// Sample interval in bytes to write to profiles.
     fn reported_interval(&self) -> u64 {
-        match self.interval() {
+        match self.known_interval() {
             0 => DEFAULT_INTERVAL,
             interval => interval,
         }
     }
 
     /// Reads a numeric property.
-    fn property(&self, name: &CStr) -> Result<u64> {
-        self.extension.get(name).ok_or_else(|| {
+    fn read_property(&self, name: &CStr) -> Result<u64> {
+        self.extension.get_property(name).ok_or_else(|| {
             let name = name.to_string_lossy();
             Error::allocator(format!("{} does not report {name}", self.identity))
         })
@@ -147,21 +147,21 @@ impl Tcmalloc {
         let rate = self
             .profiler
             .as_ref()
-            .map(|each| each.rate.get(&self.extension));
+            .map(|each| each.rate.interval(&self.extension));
         rate.is_ok_and(|interval| interval > 0)
     }
 
     /// Mean bytes between samples, the most recent one while sampling is off. `None` without a profiler.
     pub(crate) fn sample_interval(&self) -> Option<u64> {
         self.profiler.as_ref().ok()?;
-        Some(self.interval()).filter(|interval| *interval > 0)
+        Some(self.known_interval()).filter(|interval| *interval > 0)
     }
 
     /// Starts sampling, at `interval`, the most recent interval or 512 KiB. Returns warnings about its cost
     /// and older samples.
     pub(crate) fn activate(&self, interval: Option<SampleInterval>) -> Result<Vec<String>> {
-        let profiler = self.profiler()?;
-        let before = self.interval();
+        let profiler = self.require_profiler()?;
+        let before = self.known_interval();
         let interval = match interval {
             Some(interval) => interval.bytes(),
             None if before > 0 => before,
@@ -170,7 +170,7 @@ impl Tcmalloc {
         let was_active = self.is_active();
         profiler
             .rate
-            .set(interval, &self.extension, &self.identity)?;
+            .set_interval(interval, &self.extension, &self.identity)?;
         self.last_interval.store(interval, Ordering::Relaxed);
         let mut warnings = Vec::new();
         if !was_active {
@@ -202,8 +202,11 @@ impl Tcmalloc {
         let Ok(profiler) = &self.profiler else {
             return Ok(());
         };
-        self.last_interval.store(self.interval(), Ordering::Relaxed);
-        profiler.rate.set(0, &self.extension, &self.identity)
+        self.last_interval
+            .store(self.known_interval(), Ordering::Relaxed);
+        profiler
+            .rate
+            .set_interval(0, &self.extension, &self.identity)
     }
 
     /// Always fails, because tcmalloc cannot drop samples.
@@ -211,7 +214,7 @@ impl Tcmalloc {
     /// # Errors
     /// `Unsupported`.
     pub(crate) fn reset(&self) -> Result<()> {
-        self.profiler()?;
+        self.require_profiler()?;
         let message = format!(
             "{} keeps each sample until its memory is freed",
             self.identity
@@ -224,7 +227,7 @@ impl Tcmalloc {
 
     /// Estimated memory for a profile in bytes: a C++ string, and its copy in the scratch file.
     pub(crate) fn profile_bytes(&self, kind: ProfileKind) -> Option<u64> {
-        let heap = self.extension.get(c"generic.heap_size")?;
+        let heap = self.extension.get_property(c"generic.heap_size")?;
         let string = profile::string_bytes(kind, heap, self.reported_interval());
         Some(string.saturating_add(string / 3))
     }
@@ -235,10 +238,13 @@ impl Tcmalloc {
         kind: ProfileKind,
         scratch: &Scratch,
     ) -> Result<ProfileSummary> {
-        let profiles = &self.profiler()?.profiles;
+        let profiles = &self.require_profiler()?.profiles;
         // Without this property, only the memory for the smallest profile is checked.
-        let heap = self.extension.get(c"generic.heap_size").unwrap_or(0);
-        profiles.write(
+        let heap = self
+            .extension
+            .get_property(c"generic.heap_size")
+            .unwrap_or(0);
+        profiles.write_profile(
             kind,
             heap,
             self.reported_interval(),
@@ -250,14 +256,14 @@ impl Tcmalloc {
     /// Heap totals in jemalloc's terms: memory in caches and central lists counts as active pages, the page
     /// heap's as free pages.
     pub(crate) fn totals(&self) -> Result<HeapUsage> {
-        let heap = self.property(c"generic.heap_size")?;
-        let free = self.property(c"tcmalloc.pageheap_free_bytes")?;
-        let unmapped = self.property(c"tcmalloc.pageheap_unmapped_bytes")?;
-        let physical = self.extension.get(c"generic.total_physical_bytes");
+        let heap = self.read_property(c"generic.heap_size")?;
+        let free = self.read_property(c"tcmalloc.pageheap_free_bytes")?;
+        let unmapped = self.read_property(c"tcmalloc.pageheap_unmapped_bytes")?;
+        let physical = self.extension.get_property(c"generic.total_physical_bytes");
         let resident = heap.saturating_sub(unmapped);
         let metadata = physical.map_or(0, |all| all.saturating_sub(resident));
         Ok(HeapUsage::Detailed(HeapTotals {
-            allocated: self.property(c"generic.current_allocated_bytes")?,
+            allocated: self.read_property(c"generic.current_allocated_bytes")?,
             active: resident.saturating_sub(free),
             metadata,
             resident: resident.saturating_add(metadata),
@@ -275,7 +281,7 @@ impl Tcmalloc {
 
     /// Releases all free pages of the page heap.
     pub(crate) fn purge(&self) -> Result<()> {
-        let released = self.extension.release();
+        let released = self.extension.release_free_memory();
         released.ok_or_else(|| self.missing_symbol_error(extension::RELEASE))
     }
 

@@ -111,6 +111,6 @@ fn find_variable(jemalloc: &Jemalloc, objects: &[LoadedObject], name: &CStr) -> 
     exported.or_else(|| {
         let wanted = |known: &[u8]| known == name.to_bytes();
         let symbols = ObjectSymbols::in_file(object, &[name.to_bytes()], wanted);
-        symbols.ok()??.variable(name)
+        symbols.ok()??.variable_address(name)
     })
 }

@@ -188,7 +188,7 @@ fn hidden_conf(jemalloc: &Jemalloc, objects: &[LoadedObject]) -> Option<String> 
     }
     let symbol = jemalloc.conf_variable.as_ref()?.to_lowercase();
     let file = File::open(EXECUTABLE).ok()?;
-    // SAFETY: The mapping is read-only and private. If another process truncates the file, the loader's own
+    // SAFETY: the mapping is read-only and private. If another process truncates the file, the loader's own
     // mapping of it fails too.
     let bytes = unsafe { memmap2::Mmap::map(&file) }.ok()?;
     let elf = ElfFile64::<object::Endianness>::parse(&*bytes).ok()?;

@@ -27,8 +27,8 @@ pub(crate) fn publish(
     let length = match unnamed {
         Ok(unnamed) => {
             let mut file = File::from(unnamed);
-            let length = fill(&mut file, body)?;
-            link(&file, directory, name).map_err(|errno| ("link the dump", errno.into()))?;
+            let length = copy_and_sync(&mut file, body)?;
+            link_into(&file, directory, name).map_err(|errno| ("link the dump", errno.into()))?;
             length
         }
         // File systems without O_TMPFILE say so in different ways (open(2), BUGS).
@@ -44,7 +44,7 @@ pub(crate) fn publish(
 }
 
 /// Copies `body` to `file` and waits until it is on disk.
-fn fill(file: &mut File, body: &mut dyn Read) -> Result<u64, (&'static str, io::Error)> {
+fn copy_and_sync(file: &mut File, body: &mut dyn Read) -> Result<u64, (&'static str, io::Error)> {
     let length = copy(body, file).map_err(|error| ("write the dump", error))?;
     retry_on_intr(|| rustix::fs::fsync(&file)).map_err(|errno| ("sync the dump", errno.into()))?;
     Ok(length)
@@ -69,7 +69,7 @@ pub(crate) fn copy(body: &mut dyn Read, file: &mut dyn Write) -> io::Result<u64>
 }
 
 /// Gives the nameless `file` a name.
-fn link(file: &File, directory: &OwnedFd, name: &str) -> Result<(), Errno> {
+fn link_into(file: &File, directory: &OwnedFd, name: &str) -> Result<(), Errno> {
     let by_descriptor = format!("/proc/thread-self/fd/{}", file.as_raw_fd());
     let linked = retry_on_intr(|| {
         rustix::fs::linkat(
@@ -99,15 +99,15 @@ fn publish_hidden(
     let file = hidden::create(directory, &hidden)
         .map_err(|errno| ("create a file for the dump", errno.into()))?;
     let mut file = File::from(file);
-    let length = fill(&mut file, body).and_then(|length| {
-        rename(directory, &hidden, name).map_err(|errno| ("name the dump", errno.into()))?;
+    let length = copy_and_sync(&mut file, body).and_then(|length| {
+        rename_to_new(directory, &hidden, name).map_err(|errno| ("name the dump", errno.into()))?;
         Ok(length)
     });
     length.inspect_err(|_| remove(directory, &hidden))
 }
 
 /// Renames without overwriting an existing file.
-fn rename(directory: &OwnedFd, from: &str, to: &str) -> Result<(), Errno> {
+fn rename_to_new(directory: &OwnedFd, from: &str, to: &str) -> Result<(), Errno> {
     let renamed = retry_on_intr(|| {
         rustix::fs::renameat_with(directory, from, directory, to, RenameFlags::NOREPLACE)
     });

@@ -82,7 +82,7 @@ impl Store {
         let Some(directory) = self.open_safe("read")? else {
             return Ok(Vec::new());
         };
-        let entries = self.entries(&directory)?;
+        let entries = self.read_entries(&directory)?;
         Ok(entries.iter().map(|entry| self.describe(entry)).collect())
     }
 
@@ -153,12 +153,12 @@ impl Store {
     /// # Errors
     /// Like [`add`](Self::add).
     pub(crate) fn open_or_create(&self) -> Result<OwnedFd> {
-        let opened = match self.open() {
+        let opened = match self.open_directory() {
             Err(Errno::NOENT) => DirBuilder::new()
                 .recursive(true)
                 .mode(0o700)
                 .create(&self.directory)
-                .and_then(|()| Ok(self.open()?)),
+                .and_then(|()| Ok(self.open_directory()?)),
             result => result.map_err(io::Error::from),
         };
         let directory = opened.map_err(|cause| {
@@ -171,7 +171,7 @@ impl Store {
 
     /// Opens the directory and checks that it is safe. `None` if it does not exist.
     fn open_safe(&self, act: &str) -> Result<Option<OwnedFd>> {
-        match self.open() {
+        match self.open_directory() {
             Ok(directory) => {
                 self.check_safe(&directory)?;
                 Ok(Some(directory))
@@ -271,14 +271,14 @@ impl Store {
     }
 
     /// Opens the directory; fails on a symbolic link.
-    fn open(&self) -> std::result::Result<OwnedFd, Errno> {
+    fn open_directory(&self) -> std::result::Result<OwnedFd, Errno> {
         let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         retry_on_intr(|| rustix::fs::open(&self.directory, flags, Mode::empty()))
             .and_then(above_stdio)
     }
 
     /// Reads the names and lengths of the dumps in the directory, newest first.
-    fn entries(&self, directory: &OwnedFd) -> Result<Vec<DumpFile>> {
+    fn read_entries(&self, directory: &OwnedFd) -> Result<Vec<DumpFile>> {
         let failed = |errno: Errno| self.directory_error("list", errno.into());
         let mut entries = Vec::new();
         for entry in Dir::read_from(directory).map_err(failed)? {
@@ -323,7 +323,7 @@ impl Store {
 
     /// Deletes the dumps that the retention policy does not allow beside `new_dump`.
     fn delete_expired(&self, directory: &OwnedFd, new_dump: &NewDump<'_>) -> Result<()> {
-        let mut entries = self.entries(directory)?;
+        let mut entries = self.read_entries(directory)?;
         // A dump from the future was taken before the clock was set back, so it counts as older than the
         // present ones.
         let latest = new_dump.name.taken + CLOCK_SLACK;

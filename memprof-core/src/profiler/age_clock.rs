@@ -61,7 +61,7 @@ impl AgeClock {
     }
 
     /// Starts recording allocation times in buckets of this width; `None` stops it.
-    pub(super) fn set(&self, width: Option<AgeBucketWidth>) {
+    pub(super) fn set_width(&self, width: Option<AgeBucketWidth>) {
         if let Some(AgeBucketWidth(width)) = width {
             self.width.store(width.get(), Ordering::Relaxed);
             self.since.store(self.now_seconds(), Ordering::Relaxed);
@@ -153,10 +153,10 @@ mod tests {
     fn header_line_remains_after_activation() {
         let ages = AgeClock::new();
         assert_eq!((ages.width(), ages.header_line()), (None, None));
-        ages.set(Some("1m".parse().unwrap()));
+        ages.set_width(Some("1m".parse().unwrap()));
         assert_eq!(ages.width(), Some(60));
         assert_eq!(ages.bucket_start().map(|start| start % 60), Some(0));
-        ages.set(None);
+        ages.set_width(None);
         assert_eq!((ages.width(), ages.bucket_start()), (None, None));
         assert!(
             ages.header_line()

@@ -68,7 +68,7 @@ impl Profiler {
     ///
     /// # Errors
     /// `Io`: the watcher thread cannot be started.
-    pub fn watch(self: &Arc<Self>, rules: &[WatchRule]) -> Result<()> {
+    pub fn set_watch_rules(self: &Arc<Self>, rules: &[WatchRule]) -> Result<()> {
         let reads_cgroup = |rule: &WatchRule| matches!(rule.condition, Condition::CgroupAbove(_));
         if rules.iter().any(reads_cgroup) && cgroup::read_current().is_none() {
             log::warn!("cgroup_above never fires: no memory cgroup of this process can be read");
@@ -85,7 +85,7 @@ impl Profiler {
     ///
     /// # Errors
     /// The reason why profiling is impossible; `Io`: the watcher thread cannot be started.
-    pub fn gdump(self: &Arc<Self>, limits: GdumpLimits) -> Result<GdumpResult> {
+    pub fn start_gdump(self: &Arc<Self>, limits: GdumpLimits) -> Result<GdumpResult> {
         self.allocators.refresh(&self.settings);
         if let Some(reason) = self.allocators.default_unprofilable_reason() {
             return Err(reason.into());

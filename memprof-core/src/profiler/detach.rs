@@ -23,7 +23,7 @@ impl Profiler {
             false => drop(self.deactivate(None)?),
         }
         for backend in &*self.allocators.all() {
-            backend.release()?;
+            backend.clear_and_uninstall()?;
         }
         self.dump_slot.dumper.stop();
         Ok(())

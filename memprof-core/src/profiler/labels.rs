@@ -92,7 +92,7 @@ impl ActiveLabels {
     ///
     /// # Errors
     /// `Unsupported`: no code in the process sets one of the labels, or there were too many different keys.
-    pub(super) fn set(&self, keys: Option<&LabelKeys>) -> Result<()> {
+    pub(super) fn set_keys(&self, keys: Option<&LabelKeys>) -> Result<()> {
         let mut active = lock(&self.0);
         let requested = keys.map_or(&[][..], |LabelKeys(keys)| keys);
         let has_thread_name = requested

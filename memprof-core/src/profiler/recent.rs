@@ -15,7 +15,7 @@ impl Profiler {
     /// # Errors
     /// `Busy` while a dump runs; `Unsupported` if jemalloc is too old; `Unavailable` if none are recorded
     /// yet; `InvalidArgument` if `max` is out of range.
-    pub fn recent(&self, max: Option<u64>) -> Result<Vec<RecentAllocations>> {
+    pub fn recent_allocations(&self, max: Option<u64>) -> Result<Vec<RecentAllocations>> {
         let _running = self.dump_slot.acquire()?;
         self.allocators.refresh(&self.settings);
         let backends = self.allocators.all();

@@ -138,14 +138,14 @@ impl SwitchGuard<'_> {
         self.switch.unwinder.install(jemallocs, choice)
     }
 
-    /// Starts or stops recording allocation times; see [`AgeClock::set`].
+    /// Starts or stops recording allocation times; see [`AgeClock::set_width`].
     pub(super) fn set_ages(&mut self, width: Option<AgeBucketWidth>) {
-        self.switch.ages.set(width);
+        self.switch.ages.set_width(width);
     }
 
-    /// Sets the labels to record; see [`ActiveLabels::set`].
+    /// Sets the labels to record; see [`ActiveLabels::set_keys`].
     pub(super) fn set_labels(&mut self, keys: Option<&LabelKeys>) -> Result<()> {
-        self.switch.labels.set(keys)
+        self.switch.labels.set_keys(keys)
     }
 
     /// Sets the task that maintains the installed parts; dropping the previous one stops it.
@@ -176,7 +176,7 @@ impl SwitchGuard<'_> {
     /// Records that sampling is off, and removes all parts.
     ///
     /// # Errors
-    /// As for [`ActiveLabels::set`].
+    /// As for [`ActiveLabels::set_keys`].
     pub(super) fn clear(&mut self) -> Result<()> {
         self.uninstall();
         self.set_ages(None);

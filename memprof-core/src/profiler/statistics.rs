@@ -12,7 +12,7 @@ use crate::allocators::background::{self};
 use crate::allocators::jemalloc::Jemalloc;
 use crate::allocators::printout::{PrintOptions, Printout};
 use crate::allocators::unprofilable::Unprofilable;
-use crate::doctor::{Facts, examine, gather};
+use crate::doctor::{Facts, diagnose, gather};
 use crate::error::{Error, ErrorKind, Result};
 use crate::lock::lock;
 use crate::sampler::Backend;
@@ -72,7 +72,7 @@ impl Profiler {
         if !lock(&self.ledger_history.usage).is_fresh()
             && let Ok(_running) = self.dump_slot.acquire()
         {
-            let heaps = CachedUsage::read(|| {
+            let heaps = CachedUsage::measure(|| {
                 self.allocators
                     .all()
                     .iter()
@@ -170,7 +170,7 @@ impl Profiler {
                 &self.settings.store,
             )
         };
-        let mut findings = examine(&facts);
+        let mut findings = diagnose(&facts);
         findings.sort_by_key(|finding| finding.severity != Severity::Error);
         findings
     }

@@ -186,14 +186,14 @@ fn comment_text(
     let paths = mapped_paths(maps);
     let own_code = comment_text as *const () as usize;
     lines.extend(objects.iter().filter_map(|object| {
-        let path = paths.get(&object.start()?)?;
+        let path = paths.get(&object.start_address()?)?;
         // The file contains memprof's own code: a reader recognizes memprof's stacks by it, if the allocator
         // cannot exclude them.
         let image = object.contains(own_code);
         image.then(|| format!("# memprof-image: {path}"))
     }));
     lines.extend(objects.iter().filter_map(|object| {
-        let path = paths.get(&object.start()?)?;
+        let path = paths.get(&object.start_address()?)?;
         let id = object.build_id.as_ref()?;
         let id: String = id.iter().map(|byte| format!("{byte:02x}")).collect();
         Some(format!("# build-id: {id} {path}"))

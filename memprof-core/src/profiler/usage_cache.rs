@@ -40,7 +40,7 @@ struct ReadCost {
 
 impl CachedUsage {
     /// Calls `read`, which reads the statistics of each allocator, and measures its duration.
-    pub(super) fn read(read: impl FnOnce() -> Vec<AllocatorHeap>) -> Self {
+    pub(super) fn measure(read: impl FnOnce() -> Vec<AllocatorHeap>) -> Self {
         let start = Instant::now();
         let heaps = read();
         let end = Instant::now();

@@ -75,9 +75,9 @@ impl Backend {
     ///
     /// # Errors
     /// `Busy`: a thread stays inside the sampler; or the loader does not let memprof restore the slots.
-    pub(crate) fn release(&self) -> Result<()> {
+    pub(crate) fn clear_and_uninstall(&self) -> Result<()> {
         match &self.own_sampler {
-            Some(sampler) => sampler.release(),
+            Some(sampler) => sampler.clear_and_uninstall(),
             None => Ok(()),
         }
     }

@@ -18,7 +18,7 @@ use super::jemalloc_hooks::JemallocHookInstaller;
 use crate::allocators::allocator::Allocator;
 use crate::allocators::interval::SampleInterval;
 use crate::allocators::loaded_objects::ForkGuard;
-use crate::allocators::symbols::malloc;
+use crate::allocators::symbols::malloc_address;
 use crate::error::{Error, Result};
 use crate::lock::lock;
 
@@ -96,7 +96,7 @@ impl OwnSampler {
             }
             Err(_) => false,
         };
-        let malloc = || malloc().and_then(PatchedEntries::find);
+        let malloc = || malloc_address().and_then(PatchedEntries::find);
         !has_interception && allocator.identity().owns_malloc && malloc().is_some()
     }
 
@@ -145,7 +145,7 @@ impl OwnSampler {
     ///
     /// # Errors
     /// `Busy`: a thread stays inside the sampler; or the loader cannot be locked.
-    pub(crate) fn release(&self) -> Result<()> {
+    pub(crate) fn clear_and_uninstall(&self) -> Result<()> {
         let Ok(sampler) = &self.sampler else {
             return Ok(());
         };

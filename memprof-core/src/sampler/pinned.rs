@@ -76,13 +76,13 @@ impl PinnedProfile<StackRecordId> {
         let mut outcome = Ok(());
         let add = |sample| {
             if outcome.is_ok() {
-                // SAFETY: The caller guarantees that `jemalloc` allocated the block of each sample.
+                // SAFETY: the caller guarantees that `jemalloc` allocated the block of each sample.
                 outcome = unsafe { query.add(sample) };
             }
         };
         memprof_sampler::for_each_live(add);
         outcome?;
-        // SAFETY: The caller guarantees that `jemalloc` allocated the block of each sample.
+        // SAFETY: the caller guarantees that `jemalloc` allocated the block of each sample.
         unsafe { query.query_pending() }?;
         distribute(&bins, &query.weights).ok_or(Errno::NOMEM)
     }
@@ -116,7 +116,7 @@ impl SlabQuery<'_> {
         self.batch.push(sample);
         match self.batch.len() < BATCH_SIZE {
             true => Ok(()),
-            // SAFETY: The caller of each `add` guarantees that jemalloc allocated the block.
+            // SAFETY: the caller of each `add` guarantees that jemalloc allocated the block.
             false => unsafe { self.query_pending() },
         }
     }
@@ -135,10 +135,10 @@ impl SlabQuery<'_> {
         for (address, sample) in addresses.iter_mut().zip(&self.batch) {
             *address = sample.address;
         }
-        // SAFETY: The caller guarantees that jemalloc allocated the block of each sample.
+        // SAFETY: the caller guarantees that jemalloc allocated the block of each sample.
         unsafe { query_slabs(self.jemalloc, &addresses[..count], &mut slabs[..count]) }?;
         for (sample, slab) in self.batch.iter().zip(&slabs) {
-            if let Some(class) = slab.bin(self.bins, sample.size) {
+            if let Some(class) = slab.find_bin(self.bins, sample.size) {
                 let pinned = slab.free_bytes_per_object(&self.bins[class]);
                 let pinned = pinned * objects_per_sample(sample.size, self.interval);
                 add_weight(&mut self.weights, (sample.record, class), pinned)

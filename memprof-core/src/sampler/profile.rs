@@ -16,7 +16,7 @@ use std::io::{self, BufWriter, Seek, SeekFrom, Write};
 use memprof_sampler::{StackRecord, StackRecordId};
 
 use super::pinned::{PinnedProfile, PinnedShare};
-use crate::dumps::heap::{ProfileSummary, unsampled};
+use crate::dumps::heap::{ProfileSummary, unsampled_bytes};
 
 /// Characters per number of the header, so that it can be written before the totals are known.
 const NUMBER_WIDTH: usize = 20;
@@ -37,7 +37,7 @@ pub(super) fn write_samples(interval: u64, file: &File) -> io::Result<ProfileSum
     // SAFETY: `DumpSlot::acquire` keeps samples from being cleared during a dump.
     #[expect(unsafe_code, reason = "the sampler's tables")]
     unsafe {
-        memprof_sampler::for_each_record(|record| lines.add(&record));
+        memprof_sampler::for_each_record(|record| lines.add_record(&record));
     }
     lines.outcome?;
     let end = lines.text.stream_position()?;
@@ -71,7 +71,7 @@ impl<W: Write> ProfileWriter<W> {
     }
 
     /// Writes a record, unless an earlier one failed.
-    fn add(&mut self, record: &StackRecord<'_>) {
+    fn add_record(&mut self, record: &StackRecord<'_>) {
         if self.outcome.is_ok() {
             self.outcome = self.write_record(record);
         }
@@ -94,7 +94,7 @@ impl<W: Write> ProfileWriter<W> {
         write_stack(&mut self.text, counts, record.frames)?;
         let summary = &mut self.summary;
         summary.stacks += 1;
-        summary.estimated_inuse_bytes += unsampled(objects, bytes, summary.sample_interval);
+        summary.estimated_inuse_bytes += unsampled_bytes(objects, bytes, summary.sample_interval);
         Ok(())
     }
 }

@@ -33,7 +33,7 @@ impl Slab {
 
     /// Index of the size class of an object of `size` bytes in it. `None` if it is no slab, or if the object
     /// was freed and its memory reused for another class.
-    pub(super) fn bin(&self, bins: &[Bin], size: u64) -> Option<usize> {
+    pub(super) fn find_bin(&self, bins: &[Bin], size: u64) -> Option<usize> {
         bins.iter().position(|bin| self.is_in_bin(bin, size))
     }
 
@@ -66,7 +66,7 @@ pub(super) fn supports_slab_queries(jemalloc: &Jemalloc) -> bool {
 /// jemalloc refused.
 pub(super) fn read_current_bins(jemalloc: &Jemalloc) -> Result<Vec<Bin>, Errno> {
     jemalloc.mallctl.write(c"epoch", 1_u64)?;
-    jemalloc.bins()
+    jemalloc.read_bins()
 }
 
 /// Queries the slab of each object. If an object was freed meanwhile, the result describes what its address
@@ -109,7 +109,7 @@ mod tests {
                 regions,
                 bytes,
             };
-            assert_eq!(slab.bin(&bins, size), expected, "{size} {slab:?}");
+            assert_eq!(slab.find_bin(&bins, size), expected, "{size} {slab:?}");
         };
         check(40, [9, 256, 12288], Some(1));
         check(48, [0, 256, 12288], Some(1));

@@ -48,7 +48,7 @@ impl OwnSampler {
         match *self {}
     }
 
-    pub(crate) fn release(&self) -> Result<()> {
+    pub(crate) fn clear_and_uninstall(&self) -> Result<()> {
         match *self {}
     }
 

@@ -192,7 +192,7 @@ impl ProbePage {
 
     /// Number of calls that the child has begun; one more than [`CALLS`] has once all returned.
     fn progress(&self) -> &AtomicUsize {
-        // SAFETY: The page stays mapped until `self` is dropped and is page-aligned; zeroed bytes are a valid
+        // SAFETY: the page stays mapped until `self` is dropped and is page-aligned; zeroed bytes are a valid
         // `AtomicUsize`.
         unsafe { &*self.0 }
     }
@@ -200,7 +200,7 @@ impl ProbePage {
 
 impl Drop for ProbePage {
     fn drop(&mut self) {
-        // SAFETY: The mapping is the one that `map` created, and no reference into it outlives `self`.
+        // SAFETY: the mapping is the one that `map` created, and no reference into it outlives `self`.
         unsafe { libc::munmap(self.0.cast(), size_of::<usize>()) };
     }
 }
@@ -241,7 +241,7 @@ fn fork_probe_child(progress: &AtomicUsize) -> io::Result<(pid_t, OwnedFd)> {
     match child {
         -1 => Err(io::Error::last_os_error()),
         0 => make_calls(progress),
-        // SAFETY: The kernel created the pidfd for this process, and only this value owns it.
+        // SAFETY: the kernel created the pidfd for this process, and only this value owns it.
         child => Ok((child as pid_t, unsafe { OwnedFd::from_raw_fd(descriptor) })),
     }
 }
@@ -252,7 +252,7 @@ fn make_calls(progress: &AtomicUsize) -> ! {
     const NOTHING: [u64; 4] = [0; 4];
     for (index, (_, number, [a, b, c, d, e])) in CALLS.iter().enumerate() {
         progress.store(index + 1, Ordering::Release);
-        // SAFETY: No argument is a valid pointer or descriptor, so the kernel only reports errors.
+        // SAFETY: no argument is a valid pointer or descriptor, so the kernel only reports errors.
         unsafe { libc::syscall(*number, *a, *b, *c, *d, *e) };
         if index == SILENCE_AFTER {
             // SAFETY: prlimit(2) reads a limit of zeroes from `NOTHING`: the child writes no core dump of a

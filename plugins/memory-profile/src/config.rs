@@ -144,18 +144,18 @@ impl Config {
     ///
     /// # Errors
     /// `InvalidArgument`: it is out of range.
-    pub(crate) fn interval(&self) -> memprof_core::Result<Option<SampleInterval>> {
+    pub(crate) fn sample_interval(&self) -> memprof_core::Result<Option<SampleInterval>> {
         let number = self.lg_sample.as_ref().map(LgSample::number);
         number.map(SampleInterval::from_lg).transpose()
     }
 
     /// Watch rules, in their order.
-    pub(crate) fn watch(&self) -> &[WatchRule] {
+    pub(crate) fn watch_rules(&self) -> &[WatchRule] {
         &self.watch.0
     }
 
     /// Settings of the stack walks.
-    pub(crate) fn unwinder(&self) -> UnwinderSettings {
+    pub(crate) fn unwinder_settings(&self) -> UnwinderSettings {
         let default = UnwinderSettings::default();
         UnwinderSettings {
             choice: self.unwinder,
@@ -282,7 +282,7 @@ mod tests {
             .split("```")
             .find_map(|block| block.strip_prefix("toml\n"));
         let block = block.unwrap();
-        assert_eq!(Config::parse(block).unwrap().watch().len(), 5);
+        assert_eq!(Config::parse(block).unwrap().watch_rules().len(), 5);
         for table in ["", "[keep]\n", "[[watch]]\n"] {
             let keys = keys(table);
             assert!(keys.len() > 3, "{keys:?}");

@@ -16,7 +16,7 @@ use memprof_plugin_abi::{Arguments, Failure, Host, Message, Plugin, Reply};
 use crate::config::Config;
 use crate::exit_handler::register_exit_handler;
 use crate::profilers::Profilers;
-use crate::reply::{failure, ok};
+use crate::reply::{reply_success, to_failure};
 use crate::shim::{host_mallctl, read_printout, read_totals};
 use crate::text::activation_text;
 
@@ -47,9 +47,9 @@ impl Plugin for MemoryProfile {
         let store = config.store(host.name());
         // Checked at the start, when it can still be fixed: the first dump may be hours away.
         if let Err(error) = store.require_writable() {
-            log::warn!("{}", failure(error));
+            log::warn!("{}", to_failure(error));
         }
-        let interval = config.interval();
+        let interval = config.sample_interval();
         if let (Err(error), false) = (&interval, config.activate_at_start) {
             log::error!("{error}; the default is used instead");
         }
@@ -63,7 +63,7 @@ impl Plugin for MemoryProfile {
                 totals: read_totals,
                 printout: read_printout,
             },
-            unwinder: config.unwinder(),
+            unwinder: config.unwinder_settings(),
             sampler: config.sampler,
         });
         let profiler = profilers.current();
@@ -84,12 +84,12 @@ impl Plugin for MemoryProfile {
             };
             // Only logged: a host must start even if it cannot be profiled.
             if let Err(error) = interval.and_then(activate) {
-                log::error!("activate_at_start: {}", failure(error));
+                log::error!("activate_at_start: {}", to_failure(error));
             }
         }
-        if !config.watch().is_empty() {
-            if let Err(error) = profiler.watch(config.watch()) {
-                log::error!("watch: {}", failure(error));
+        if !config.watch_rules().is_empty() {
+            if let Err(error) = profiler.set_watch_rules(config.watch_rules()) {
+                log::error!("watch: {}", to_failure(error));
             }
             register_exit_handler(profiler);
         }
@@ -104,7 +104,7 @@ impl Plugin for MemoryProfile {
     ) -> Result<(), Failure> {
         // The thread may be the program's, as in Redis.
         let _exclusion = self.profiler().pause_on_this_thread();
-        require_calls().map_err(failure)?;
+        require_calls().map_err(to_failure)?;
         let profiler = self.profiler();
         match name {
             "activate" => sampling::activate(profiler, args, reply),
@@ -164,5 +164,5 @@ fn help(args: Arguments, reply: &mut Reply<'_>) -> Result<(), Failure> {
         .map(|m| format!("{:<43} {}", format!("{} {}", m.name(), m.usage()), m.help()))
         .collect::<Vec<_>>()
         .join("\n");
-    ok(reply, &text, HelpReply { messages })
+    reply_success(reply, &text, HelpReply { messages })
 }

@@ -10,7 +10,11 @@ use serde::Serialize;
 const RETRY_AFTER_MS: u64 = 500;
 
 /// Replies with `fields`, and with the text that buses without JSON print.
-pub(crate) fn ok(reply: &mut Reply<'_>, text: &str, fields: impl Serialize) -> Result<(), Failure> {
+pub(crate) fn reply_success(
+    reply: &mut Reply<'_>,
+    text: &str,
+    fields: impl Serialize,
+) -> Result<(), Failure> {
     write_reply(reply, ReplyStatus::Ok, text, fields)
 }
 
@@ -48,7 +52,7 @@ pub(crate) fn reply_failure(
 }
 
 /// Converts an error of memprof-core to a failure.
-pub(crate) fn failure(error: Error) -> Failure {
+pub(crate) fn to_failure(error: Error) -> Failure {
     let mut failure = Failure::new(error.kind, error.to_string());
     failure.errno = error.os_error().map(Errno::raw_os_error);
     failure.source = error.source.map(|cause| cause.to_string().into());

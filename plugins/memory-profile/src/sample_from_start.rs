@@ -9,10 +9,10 @@ use memprof_host::adapters::preload;
 
 #[used]
 #[unsafe(link_section = ".init_array")]
-static LOADED: extern "C" fn() = loaded;
+static LOADED: extern "C" fn() = on_load;
 
 /// Constructor that the loader runs: starts sampling if the environment requests it.
-extern "C" fn loaded() {
+extern "C" fn on_load() {
     let outcome = panic::catch_unwind(|| {
         if let Some(lg_sample) = preload::startup_sampling() {
             let interval = lg_sample.and_then(|lg| SampleInterval::from_lg(lg).ok());

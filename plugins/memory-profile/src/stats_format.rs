@@ -3,7 +3,7 @@
 use memprof_core::PrintOptions;
 use memprof_plugin_abi::{ErrorKind, Failure};
 
-use crate::reply::failure;
+use crate::reply::to_failure;
 
 /// Options of the printout, and the form of the reply.
 #[derive(Debug, PartialEq, Eq)]
@@ -20,12 +20,15 @@ impl StatsFormat {
     /// # Errors
     /// `InvalidArgument`: an unknown letter or format, or text and JSON at once.
     pub(crate) fn parse(opts: Option<&str>, format: Option<&str>) -> Result<Self, Failure> {
-        let given = opts.map(PrintOptions::parse).transpose().map_err(failure)?;
+        let given = opts
+            .map(PrintOptions::parse)
+            .transpose()
+            .map_err(to_failure)?;
         let wants_json = given.as_ref().is_some_and(PrintOptions::is_json);
         let options = match format {
             Some("json") if !wants_json => {
                 let letters = format!("J{}", opts.unwrap_or("a"));
-                Some(PrintOptions::parse(&letters).map_err(failure)?)
+                Some(PrintOptions::parse(&letters).map_err(to_failure)?)
             }
             Some("text") if wants_json => {
                 return Err(argument_failure("format=\"text\" contradicts J in opts"));

@@ -18,7 +18,7 @@ pub(crate) fn activation_text(activation: &ActivationResult) -> String {
         return text;
     }
     let unseen = match activation.unseen_bytes {
-        Some(unseen) => format!("{} that were allocated before", bytes(unseen)),
+        Some(unseen) => format!("{} that were allocated before", size_text(unseen)),
         None => "objects that were allocated before".to_owned(),
     };
     format!("{text}; {unseen} are not in its profile, {START_ACTIVE_HINT}")
@@ -27,7 +27,7 @@ pub(crate) fn activation_text(activation: &ActivationResult) -> String {
 /// One line about a dump, and its warnings.
 pub(crate) fn dump_text(report: &DumpReport) -> String {
     let dump = &report.largest;
-    let amount = bytes(dump.estimated_inuse_bytes);
+    let amount = size_text(dump.estimated_inuse_bytes);
     let amount = match dump.kind.known() {
         Some(ProfileKind::Growth) => format!("{amount} of growth"),
         Some(ProfileKind::Pinned) => format!("{amount} that are free beside live objects"),
@@ -48,9 +48,9 @@ pub(crate) fn kept_text(kept: &[KeptDump]) -> String {
         return "no dumps are kept".to_owned();
     }
     let line = |dump: &KeptDump| {
-        let line = format!("{}  {}", dump.id, bytes(dump.bytes));
+        let line = format!("{}  {}", dump.id, size_text(dump.bytes));
         match (&dump.trigger, dump.rss_bytes) {
-            (Some(trigger), Some(rss)) => format!("{line}  {trigger}, RSS {}", bytes(rss)),
+            (Some(trigger), Some(rss)) => format!("{line}  {trigger}, RSS {}", size_text(rss)),
             _ => line,
         }
     };
@@ -126,7 +126,7 @@ fn sets_text(sets: LabelSetStats) -> String {
     };
     format!(
         " ({seen} of at most {most} sets, in {}{others})",
-        bytes(taken)
+        size_text(taken)
     )
 }
 
@@ -219,11 +219,11 @@ pub(crate) fn findings_text(findings: &[Finding]) -> String {
 /// Bytes that `purge` released.
 pub(crate) fn purged_text(purged: &PurgeResult) -> String {
     let (before, after) = (purged.anonymous_before_bytes, purged.anonymous_after_bytes);
-    let released = bytes(purged.released_bytes);
+    let released = size_text(purged.released_bytes);
     format!(
         "gave back {released}: {} resident before, {} after",
-        bytes(before),
-        bytes(after)
+        size_text(before),
+        size_text(after)
     )
 }
 
@@ -249,7 +249,7 @@ pub(crate) fn ledger_text(ledger: &Ledger) -> String {
     let line = |name: &str, part: u64| {
         format!(
             "{name:<18} {part:>16}  {:>10}  {:>5.1} %\n",
-            bytes(part),
+            size_text(part),
             share(part)
         )
     };
@@ -263,21 +263,21 @@ pub(crate) fn ledger_text(ledger: &Ledger) -> String {
         text += &heap_text(heap);
     }
     if let Some(cgroup) = ledger.cgroup {
-        let limit = cgroup.limit_bytes.map_or("none".to_owned(), bytes);
+        let limit = cgroup.limit_bytes.map_or("none".to_owned(), size_text);
         text += &format!(
             "cgroup: {} used, limit {limit}\n",
-            bytes(cgroup.usage_bytes)
+            size_text(cgroup.usage_bytes)
         );
     }
     if let Some(smaps) = &ledger.smaps {
         text += &format!(
             "mappings: {} proportional, {} private dirty, {} lazily free, {} in huge pages, {} \
              swapped\n",
-            bytes(smaps.pss_bytes),
-            bytes(smaps.private_dirty_bytes),
-            bytes(smaps.lazy_free_bytes),
-            bytes(smaps.anon_huge_pages_bytes),
-            bytes(smaps.swap_bytes)
+            size_text(smaps.pss_bytes),
+            size_text(smaps.private_dirty_bytes),
+            size_text(smaps.lazy_free_bytes),
+            size_text(smaps.anon_huge_pages_bytes),
+            size_text(smaps.swap_bytes)
         );
     }
     for finding in &ledger.verdicts {
@@ -290,11 +290,11 @@ pub(crate) fn ledger_text(ledger: &Ledger) -> String {
 fn heap_text(heap: &AllocatorHeap) -> String {
     let usage = match (&heap.totals, &heap.error) {
         (Some(HeapUsage::Detailed(totals)), _) => {
-            let (live, resident) = (bytes(totals.allocated), bytes(totals.resident));
+            let (live, resident) = (size_text(totals.allocated), size_text(totals.resident));
             format!("{live} live of {resident} resident")
         }
         (Some(HeapUsage::CommittedOnly { committed }), _) => {
-            let committed = bytes(*committed);
+            let committed = size_text(*committed);
             format!("at most {committed}; it does not separate live memory from free")
         }
         (None, Some(error)) => error.clone(),
@@ -338,7 +338,7 @@ fn totals_text(totals: &HeapTotals) -> String {
 
 /// A name and a size in columns.
 fn line_text(name: &str, value: u64) -> String {
-    format!("{name:<10} {value:>16}  {}\n", bytes(value))
+    format!("{name:<10} {value:>16}  {}\n", size_text(value))
 }
 
 /// Appends each of `more` that the text does not contain yet: a reason may also be a warning.
@@ -353,7 +353,7 @@ fn append_unique<'a>(text: String, more: impl IntoIterator<Item = &'a String>) -
 }
 
 /// Formats a size with one decimal: `12.3 MiB`.
-fn bytes(count: u64) -> String {
+fn size_text(count: u64) -> String {
     const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
     let mut value = count as f64;
     let mut unit = 0;
@@ -370,7 +370,7 @@ fn bytes(count: u64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{append_unique, bytes};
+    use super::{append_unique, size_text};
 
     #[test]
     fn equal_parts_are_appended_once() {
@@ -388,7 +388,7 @@ mod tests {
 
     #[test]
     fn bytes_have_units() {
-        let check = |count, expected: &str| assert_eq!(bytes(count), expected);
+        let check = |count, expected: &str| assert_eq!(size_text(count), expected);
         check(0, "0 B");
         check(1023, "1023 B");
         check(1536, "1.5 KiB");

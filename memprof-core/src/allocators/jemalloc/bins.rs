@@ -27,7 +27,7 @@ impl Bin {
 
 impl Jemalloc {
     /// Reads all size classes, as of the last `epoch`.
-    pub(crate) fn bins(&self) -> Result<Vec<Bin>, Errno> {
+    pub(crate) fn read_bins(&self) -> Result<Vec<Bin>, Errno> {
         // 4096 stands for all arenas (jemalloc(3), MALLCTL_ARENAS_ALL).
         let size = |name: &str| Ok(self.read_by_name::<usize>(name)? as u64);
         let bin = |index: u32| {

@@ -33,14 +33,14 @@ impl Jemalloc {
             return None;
         }
         let counts = self.heap_counts().ok()?;
-        Some(estimate(&counts, totals.active))
+        Some(estimate_sampled(&counts, totals.active))
     }
 
     /// Reads the counts that the estimate needs, as of the last `epoch`.
     fn heap_counts(&self) -> Result<HeapCounts, Errno> {
         // 4096 stands for all arenas (jemalloc(3), MALLCTL_ARENAS_ALL).
         let size = |name: &str| Ok(self.read_by_name::<usize>(name)? as u64);
-        let bins = self.bins();
+        let bins = self.read_bins();
         let page = size("arenas.page")?;
         let is_on = |name: &CStr| self.mallctl.read_bool(name);
         // Since 5.3 an option at the start; before, a build option.
@@ -67,7 +67,7 @@ impl Jemalloc {
 const MAX_INTERVALS: f64 = 5.0;
 
 /// Estimates the sampled objects from what jemalloc counts and its `active` bytes.
-fn estimate(counts: &HeapCounts, active: u64) -> SampledObjects {
+fn estimate_sampled(counts: &HeapCounts, active: u64) -> SampledObjects {
     let in_pages = |size: u64| size.next_multiple_of(counts.page.max(1));
     let (mut objects, mut bytes, mut pages) = (0.0, 0.0, 0.0);
     for bin in &counts.bins {
@@ -137,7 +137,7 @@ mod tests {
     fn unaccounted_pages_are_of_samples() {
         // jemalloc 5.3.1 in `rust_host`: a page and a page of padding for each of 5,138 objects.
         let active = 4514 * 4096 + 5138 * 8192;
-        let sampled = estimate(&counts(), active);
+        let sampled = estimate_sampled(&counts(), active);
         assert_eq!(sampled.objects, 5138);
         assert_eq!(sampled.bytes, 5138 * 1024);
         assert_eq!(sampled.active, 5138 * 8192);
@@ -155,7 +155,7 @@ mod tests {
         };
         let check = |objects: u64, expected: u64| {
             let active = 4514 * 4096 + objects * 20480;
-            let sampled = estimate(&large(objects), active);
+            let sampled = estimate_sampled(&large(objects), active);
             assert_eq!(sampled.objects, expected);
             assert_eq!(sampled.allocated, expected * 16384);
             assert_eq!(sampled.active, expected * 20480);
@@ -171,9 +171,12 @@ mod tests {
             interval: 1 << 40,
             ..counts()
         };
-        assert_eq!(estimate(&coarse, 4514 * 4096), SampledObjects::default());
         assert_eq!(
-            estimate(&HeapCounts::default(), u64::MAX),
+            estimate_sampled(&coarse, 4514 * 4096),
+            SampledObjects::default()
+        );
+        assert_eq!(
+            estimate_sampled(&HeapCounts::default(), u64::MAX),
             SampledObjects::default()
         );
     }

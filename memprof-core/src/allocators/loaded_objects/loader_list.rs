@@ -96,7 +96,7 @@ impl LoaderList {
     }
 
     /// Counts an object, and copies it if the reserved memory suffices.
-    fn add(&mut self, object: ListedObject<'_>) {
+    fn add_object(&mut self, object: ListedObject<'_>) {
         let build_id = object.build_id.unwrap_or_default();
         self.needed.entries += 1;
         self.needed.headers += object.headers.len();
@@ -149,13 +149,13 @@ unsafe extern "C" fn copy_entry(info: *mut dl_phdr_info, _: usize, listing: *mut
             .filter_map(|header| memory_range(header, bias))
             .filter(|notes| is_readable(notes, headers, bias))
             .find_map(|notes| {
-                // SAFETY: The range is inside a readable segment that the loader keeps mapped during the
+                // SAFETY: the range is inside a readable segment that the loader keeps mapped during the
                 // callback.
                 let notes = unsafe { slice::from_raw_parts(notes.start as *const u8, notes.len()) };
                 find_note(notes, wanted)
             })
     };
-    listing.add(ListedObject {
+    listing.add_object(ListedObject {
         bias,
         path,
         headers,
@@ -208,17 +208,17 @@ mod tests {
             }
         }
         let mut listing = LoaderList::default();
-        listing.add(object(1, b"/a", Some(b"id")));
+        listing.add_object(object(1, b"/a", Some(b"id")));
         assert!(!listing.is_complete());
         assert_eq!(listing.objects().count(), 0);
         listing.reserve_needed();
-        listing.add(object(1, b"/a", Some(b"id")));
+        listing.add_object(object(1, b"/a", Some(b"id")));
         assert!(listing.is_complete());
         let first = listing.objects().next().unwrap();
         assert_eq!((first.bias, first.path), (1, b"/a".as_slice()));
         assert_eq!(first.build_id, Some(b"id".as_slice()));
         // A path longer than all reserved memory.
-        listing.add(object(2, &[b'x'; 4096], None));
+        listing.add_object(object(2, &[b'x'; 4096], None));
         assert!(!listing.is_complete());
         assert_eq!(listing.objects().count(), 1);
     }

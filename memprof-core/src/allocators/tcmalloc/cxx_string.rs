@@ -65,7 +65,7 @@ impl CxxString {
 
     /// Content of the string. `None` if its fields are not those of a valid string.
     pub(super) fn bytes(&self) -> Option<&[u8]> {
-        // SAFETY: The pointer is from `Box::leak`, and `&self` excludes C++ code that writes to it.
+        // SAFETY: the pointer is from `Box::leak`, and `&self` excludes C++ code that writes to it.
         let layout = unsafe { self.layout.as_ref() };
         let capacity = if self.is_local() {
             LOCAL_CAPACITY
@@ -81,7 +81,7 @@ impl CxxString {
 
     /// Whether the content is in the local buffer.
     fn is_local(&self) -> bool {
-        // SAFETY: The pointer is from `Box::leak`, and `&self` excludes C++ code that writes to it.
+        // SAFETY: the pointer is from `Box::leak`, and `&self` excludes C++ code that writes to it.
         let layout = unsafe { self.layout.as_ref() };
         ptr::eq(layout.start.cast(), &raw const layout.local)
     }
@@ -90,7 +90,7 @@ impl CxxString {
 impl Drop for CxxString {
     fn drop(&mut self) {
         let is_local = self.is_local();
-        // SAFETY: The pointer is from `Box::leak` in `new`, and this is its only drop.
+        // SAFETY: the pointer is from `Box::leak` in `new`, and this is its only drop.
         let layout = unsafe { Box::from_raw(self.layout.as_ptr()) };
         if !is_local && !layout.start.is_null() {
             // SAFETY: bits/basic_string.h: the buffer is from the process's operator new.

@@ -50,7 +50,7 @@ impl Extension {
     /// Looks the functions up; absent ones are listed in `missing`.
     pub(super) fn find(symbols: &ObjectSymbols<'_>) -> Self {
         const NAMES: [&CStr; 6] = [super::ANCHOR, SET, STATS, OWNERSHIP, RELEASE, VERSION];
-        let addresses = NAMES.map(|name| symbols.function(name).unwrap_or(0));
+        let addresses = NAMES.map(|name| symbols.function_address(name).unwrap_or(0));
         let absent = NAMES
             .iter()
             .zip(addresses)
@@ -65,7 +65,7 @@ impl Extension {
     }
 
     /// Reads a numeric property. `None` if this build does not know it.
-    pub(super) fn get(&self, name: &CStr) -> Option<u64> {
+    pub(super) fn get_property(&self, name: &CStr) -> Option<u64> {
         let get = self.functions.get?;
         let mut value = 0;
         // SAFETY: malloc_extension_c.h: the function takes a C string and a pointer to a size_t.
@@ -74,7 +74,7 @@ impl Extension {
     }
 
     /// Sets a numeric property. Returns false if this build does not know it.
-    pub(super) fn set(&self, name: &CStr, value: u64) -> bool {
+    pub(super) fn set_property(&self, name: &CStr, value: u64) -> bool {
         let Some(set) = self.functions.set else {
             return false;
         };
@@ -90,11 +90,11 @@ impl Extension {
         // the buffer has. So the text ends with NUL even if the allocator omits it.
         unsafe { stats(text.as_mut_ptr().cast(), (STATS_CAPACITY - 1) as c_int) };
         let length = text.iter().position(|byte| *byte == 0).unwrap_or(0);
-        Some(Printout::from(&text[..length]))
+        Some(Printout::from_text(&text[..length]))
     }
 
     /// Releases free pages to the kernel. `None` if the build lacks the function.
-    pub(super) fn release(&self) -> Option<()> {
+    pub(super) fn release_free_memory(&self) -> Option<()> {
         // SAFETY: malloc_extension_c.h: the function takes no arguments.
         self.functions.release.map(|release| unsafe { release() })
     }

@@ -52,7 +52,7 @@ impl Profiles {
         let unsupported = |reason: &str, remedy: &str| {
             Error::new(ErrorKind::Unsupported, format!("{allocator} {reason}")).remedy(remedy)
         };
-        if symbols.function(HEAP_PROFILER).is_none() {
+        if symbols.function_address(HEAP_PROFILER).is_none() {
             return Err(unsupported(
                 "was built without its profiler: it is libtcmalloc_minimal, or linked in statically",
                 "if it is linked in, use `memprof attach`; else start the program with \
@@ -62,7 +62,7 @@ impl Profiles {
         }
         let names = [INSTANCE, HEAP_SAMPLE, GROWTH_STACKS];
         let [Some(instance), Some(heap_sample), Some(growth_stacks)] =
-            names.map(|name| symbols.function(name))
+            names.map(|name| symbols.function_address(name))
         else {
             return Err(unsupported(
                 "hands profiles over in another std::string than libstdc++'s: it was built with \
@@ -77,12 +77,12 @@ impl Profiles {
             ));
         };
         Ok(Self {
-            // SAFETY: The object names this code as `MallocExtension::instance()`, which has this type.
+            // SAFETY: the object names this code as `MallocExtension::instance()`, which has this type.
             instance: unsafe { as_function(instance) },
-            // SAFETY: The object names this code as `GetHeapSample`, mangled with its arguments; `this` is
+            // SAFETY: the object names this code as `GetHeapSample`, mangled with its arguments; `this` is
             // the first.
             heap_sample: unsafe { as_function(heap_sample) },
-            // SAFETY: The object names this code as `GetHeapGrowthStacks`, mangled with its arguments; `this`
+            // SAFETY: the object names this code as `GetHeapGrowthStacks`, mangled with its arguments; `this`
             // is the first.
             growth_stacks: unsafe { as_function(growth_stacks) },
             delete,
@@ -94,7 +94,7 @@ impl Profiles {
     ///
     /// # Errors
     /// tcmalloc returned no profile or a damaged one, or the kernel refused.
-    pub(super) fn write(
+    pub(super) fn write_profile(
         &self,
         kind: ProfileKind,
         heap: u64,

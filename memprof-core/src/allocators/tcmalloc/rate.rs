@@ -33,10 +33,10 @@ impl RateSetting {
         extension: &Extension,
         allocator: &AllocatorIdentity,
     ) -> Result<Self> {
-        if extension.get(PROPERTY).is_some() {
+        if extension.get_property(PROPERTY).is_some() {
             return Ok(Self::Property);
         }
-        let address = symbols.variable(FLAG).ok_or_else(|| {
+        let address = symbols.variable_address(FLAG).ok_or_else(|| {
             let message = format!("{allocator} does not let its sampling be switched");
             Error::new(ErrorKind::Unsupported, message)
                 .remedy("use libtcmalloc.so.4 of gperftools, unstripped")
@@ -53,9 +53,9 @@ impl RateSetting {
     }
 
     /// Current sample interval in bytes; 0 while sampling is off.
-    pub(super) fn get(&self, extension: &Extension) -> u64 {
+    pub(super) fn interval(&self, extension: &Extension) -> u64 {
         match self {
-            Self::Property => extension.get(PROPERTY).unwrap_or(0),
+            Self::Property => extension.get_property(PROPERTY).unwrap_or(0),
             Self::Flag(flag) => u64::try_from(flag.load(Ordering::Relaxed)).unwrap_or(0),
         }
     }
@@ -64,21 +64,21 @@ impl RateSetting {
     ///
     /// # Errors
     /// `Allocator`: tcmalloc refused, or ignored the value.
-    pub(super) fn set(
+    pub(super) fn set_interval(
         &self,
         interval: u64,
         extension: &Extension,
         allocator: &AllocatorIdentity,
     ) -> Result<()> {
         match self {
-            Self::Property if !extension.set(PROPERTY, interval) => {
+            Self::Property if !extension.set_property(PROPERTY, interval) => {
                 let message = format!("{allocator} refused tcmalloc.sample_parameter");
                 return Err(Error::allocator(message));
             }
             Self::Property => {}
             Self::Flag(flag) => flag.store(interval as i64, Ordering::Relaxed),
         }
-        if self.get(extension) != interval {
+        if self.interval(extension) != interval {
             return Err(Error::allocator(format!(
                 "{allocator} accepted tcmalloc.sample_parameter and ignored it"
             )));

@@ -16,7 +16,7 @@ impl WholeNumber {
     }
 }
 
-/// log2 of a sample interval; its range is checked by [`Config::interval`](super::Config::interval).
+/// log2 of a sample interval; its range is checked by [`Config::sample_interval`](super::Config::sample_interval).
 #[derive(Debug, Deserialize)]
 #[serde(
     untagged,

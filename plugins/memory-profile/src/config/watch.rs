@@ -194,7 +194,7 @@ mod tests {
     fn rules_of_valid_tables() {
         let check = |table: &str, expected: WatchRule| {
             let config = Config::parse(&format!("[[watch]]\n{table}")).unwrap();
-            assert_eq!(config.watch(), [expected], "{table}");
+            assert_eq!(config.watch_rules(), [expected], "{table}");
         };
         let every = Condition::Every(Duration::from_secs(600));
         check("every = \"10m\"", rule(every, 0));
@@ -244,16 +244,20 @@ mod tests {
             .filter_map(|block| block.strip_prefix("toml\n"));
         let block = blocks.find(|block| block.contains("config.watch")).unwrap();
         let config = Config::parse(&block.replace("plugin.config.", "")).unwrap();
-        assert_eq!(config.watch().len(), 5);
+        assert_eq!(config.watch_rules().len(), 5);
     }
 
     #[test]
     fn several_rules_keep_their_order() {
         let config = Config::parse("[[watch]]\nat_exit = true\n[[watch]]\nevery = \"1h\"").unwrap();
-        let conditions: Vec<_> = config.watch().iter().map(|rule| rule.condition).collect();
+        let conditions: Vec<_> = config
+            .watch_rules()
+            .iter()
+            .map(|rule| rule.condition)
+            .collect();
         let hour = Condition::Every(Duration::from_secs(3600));
         assert_eq!(conditions, [Condition::AtExit, hour]);
-        assert_eq!(Config::parse("").unwrap().watch(), []);
+        assert_eq!(Config::parse("").unwrap().watch_rules(), []);
     }
 
     #[test]

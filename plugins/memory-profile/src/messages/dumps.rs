@@ -11,7 +11,7 @@ use memprof_plugin_abi::{Arguments, ErrorKind, Failure, Reply};
 
 use crate::arguments::{take_allocator, take_enum, take_switch};
 use crate::gdump;
-use crate::reply::{failure, ok};
+use crate::reply::{reply_success, to_failure};
 use crate::text::{dump_text, gdump_text, kept_text};
 
 /// Content type of jemalloc's dumps.
@@ -36,7 +36,7 @@ pub(super) fn dump(
     let report = report.map_err(dump_failure)?;
     let text = dump_text(&report);
     log::info!("{text}");
-    ok(reply, &text, &report)
+    reply_success(reply, &text, &report)
 }
 
 /// Replies with the bytes of a dump that is not stored.
@@ -61,13 +61,13 @@ pub(super) fn gdump(
     reply: &mut Reply<'_>,
 ) -> Result<(), Failure> {
     let result = match gdump::parse(args)? {
-        Some(limits) => profiler.gdump(limits),
+        Some(limits) => profiler.start_gdump(limits),
         None => profiler.stop_gdump(),
     };
-    let result = result.map_err(failure)?;
+    let result = result.map_err(to_failure)?;
     let text = gdump_text(&result);
     log::info!("{text}");
-    ok(reply, &text, result)
+    reply_success(reply, &text, result)
 }
 
 /// Handles `list`.
@@ -77,9 +77,9 @@ pub(super) fn list(
     reply: &mut Reply<'_>,
 ) -> Result<(), Failure> {
     args.finish()?;
-    let kept = profiler.list().map_err(failure)?;
+    let kept = profiler.list().map_err(to_failure)?;
     let text = kept_text(&kept);
-    ok(reply, &text, DumpList { dumps: kept })
+    reply_success(reply, &text, DumpList { dumps: kept })
 }
 
 /// Handles `fetch`.
@@ -90,7 +90,7 @@ pub(super) fn fetch(
 ) -> Result<(), Failure> {
     let id = args.require("id")?;
     args.finish()?;
-    let dump = profiler.fetch(&id).map_err(failure)?;
+    let dump = profiler.fetch(&id).map_err(to_failure)?;
     let passed = content_type(&dump.file)
         .map_err(|error| Failure::io(&format!("read dump {id}"), &error))
         .and_then(|content_type| reply.file(&dump.file, dump.bytes, content_type));
@@ -103,7 +103,7 @@ fn dump_failure(error: Error) -> Failure {
     if error.kind == ErrorKind::Io {
         log::warn!("{error}");
     }
-    failure(error)
+    to_failure(error)
 }
 
 /// Content type of a dump, by its first words.

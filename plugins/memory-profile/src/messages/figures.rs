@@ -5,7 +5,7 @@ use memprof_messages::PerAllocator;
 use memprof_plugin_abi::{Arguments, Failure, Reply};
 
 use crate::arguments::{take_allocator, take_number, take_switch};
-use crate::reply::{failure, ok};
+use crate::reply::{reply_success, to_failure};
 use crate::stats_format::StatsFormat;
 use crate::text::{background_text, ledger_text, purged_text, stats_text};
 
@@ -22,7 +22,7 @@ pub(super) fn stats(
     args.finish()?;
     let format = StatsFormat::parse(opts.as_deref(), format.as_deref())?;
     let stats = profiler.stats(allocator, format.options.as_ref());
-    let stats = stats.map_err(failure)?;
+    let stats = stats.map_err(to_failure)?;
     let text: String = match format.is_json() {
         // JSON for programs, without the header lines of the text.
         true => stats.iter().map(|each| each.report.as_str()).collect(),
@@ -34,7 +34,7 @@ pub(super) fn stats(
     if format.is_plain {
         return reply.text(&text);
     }
-    ok(reply, &text, PerAllocator { allocators: stats })
+    reply_success(reply, &text, PerAllocator { allocators: stats })
 }
 
 /// Handles `purge`.
@@ -45,10 +45,10 @@ pub(super) fn purge(
 ) -> Result<(), Failure> {
     let allocator = take_allocator(&mut args)?;
     args.finish()?;
-    let purged = profiler.purge(allocator).map_err(failure)?;
+    let purged = profiler.purge(allocator).map_err(to_failure)?;
     let text = purged_text(&purged);
     log::info!("{text}");
-    ok(reply, &text, purged)
+    reply_success(reply, &text, purged)
 }
 
 /// Handles `background_thread`.
@@ -60,10 +60,10 @@ pub(super) fn background_thread(
     let on = take_switch(&mut args, "state")?;
     let max = take_number(&mut args, "max")?;
     args.finish()?;
-    let allocators = profiler.background_threads(on, max).map_err(failure)?;
+    let allocators = profiler.background_threads(on, max).map_err(to_failure)?;
     let text = background_text(&allocators);
     log::info!("{text}");
-    ok(reply, &text, PerAllocator { allocators })
+    reply_success(reply, &text, PerAllocator { allocators })
 }
 
 /// Handles `recent`.
@@ -74,10 +74,10 @@ pub(super) fn recent(
 ) -> Result<(), Failure> {
     let max = take_number(&mut args, "max")?;
     args.finish()?;
-    let recent = profiler.recent(max).map_err(failure)?;
+    let recent = profiler.recent_allocations(max).map_err(to_failure)?;
     let reports: Vec<_> = recent.iter().map(|recent| recent.report.trim()).collect();
     let text = reports.join("\n");
-    ok(reply, &text, PerAllocator { allocators: recent })
+    reply_success(reply, &text, PerAllocator { allocators: recent })
 }
 
 /// Handles `ledger`.
@@ -92,6 +92,6 @@ pub(super) fn ledger(
         Some(true) => profiler.ledger_with_smaps(),
         Some(false) | None => profiler.ledger(),
     };
-    let ledger = ledger.map_err(failure)?;
-    ok(reply, &ledger_text(&ledger), ledger)
+    let ledger = ledger.map_err(to_failure)?;
+    reply_success(reply, &ledger_text(&ledger), ledger)
 }

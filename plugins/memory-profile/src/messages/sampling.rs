@@ -7,7 +7,7 @@ use memprof_messages::ActivationResult;
 use memprof_plugin_abi::{Arguments, ErrorKind, Failure, Reply};
 
 use crate::arguments::{take_allocator, take_duration, take_enum, take_number};
-use crate::reply::{failure, ok};
+use crate::reply::{reply_success, to_failure};
 use crate::text::activation_text;
 
 /// Handles `activate`.
@@ -18,7 +18,7 @@ pub(super) fn activate(
 ) -> Result<(), Failure> {
     let options = take_options(&mut args)?;
     args.finish()?;
-    let activation = profiler.activate(options).map_err(failure)?;
+    let activation = profiler.activate(options).map_err(to_failure)?;
     reply_activation(reply, activation)
 }
 
@@ -30,7 +30,7 @@ pub(super) fn deactivate(
 ) -> Result<(), Failure> {
     let allocator = take_allocator(&mut args)?;
     args.finish()?;
-    reply_activation(reply, profiler.deactivate(allocator).map_err(failure)?)
+    reply_activation(reply, profiler.deactivate(allocator).map_err(to_failure)?)
 }
 
 /// Handles `reset`.
@@ -42,7 +42,7 @@ pub(super) fn reset(
     let allocator = take_allocator(&mut args)?;
     let interval = take_interval(&mut args)?;
     args.finish()?;
-    let activation = profiler.reset(allocator, interval).map_err(failure)?;
+    let activation = profiler.reset(allocator, interval).map_err(to_failure)?;
     reply_activation(reply, activation)
 }
 
@@ -50,7 +50,7 @@ pub(super) fn reset(
 fn reply_activation(reply: &mut Reply<'_>, activation: ActivationResult) -> Result<(), Failure> {
     let text = activation_text(&activation);
     log::info!("{text}");
-    ok(reply, &text, activation)
+    reply_success(reply, &text, activation)
 }
 
 /// Takes the arguments of `activate`.
@@ -70,8 +70,8 @@ fn take_options(args: &mut Arguments) -> Result<ActivateOptions, Failure> {
         duration,
         unwinder,
         sampler,
-        ages: ages.transpose().map_err(failure)?,
-        labels: labels.transpose().map_err(failure)?,
+        ages: ages.transpose().map_err(to_failure)?,
+        labels: labels.transpose().map_err(to_failure)?,
     })
 }
 
@@ -86,5 +86,5 @@ fn take_interval(args: &mut Arguments) -> Result<Option<SampleInterval>, Failure
         (Some(size), None) => SampleInterval::parse(&size).map(Some),
         (None, lg_sample) => lg_sample.map(SampleInterval::from_lg).transpose(),
     };
-    interval.map_err(failure)
+    interval.map_err(to_failure)
 }

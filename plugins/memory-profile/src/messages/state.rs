@@ -5,7 +5,7 @@ use memprof_host::adapters::attachment;
 use memprof_messages::{DoctorReport, EmptyReply, Severity};
 use memprof_plugin_abi::{Arguments, ErrorKind, Failure, Reply};
 
-use crate::reply::{failure, ok, reply_failure};
+use crate::reply::{reply_failure, reply_success, to_failure};
 use crate::text::{abilities_text, findings_text, status_text};
 
 /// Handles `status`.
@@ -17,7 +17,7 @@ pub(super) fn status(
     args.finish()?;
     let status = profiler.status();
     let text = status_text(&status) + &abilities_text(&status);
-    ok(reply, &text, status)
+    reply_success(reply, &text, status)
 }
 
 /// Handles `doctor`. Replies with an error only if profiling is impossible, because a script may wait until
@@ -39,7 +39,7 @@ pub(super) fn doctor(
         findings,
     };
     match failure {
-        None => ok(reply, &text, fields),
+        None => reply_success(reply, &text, fields),
         Some(failure) => {
             reply_failure(reply, &text, &failure, fields)?;
             Err(failure)
@@ -59,8 +59,8 @@ pub(super) fn detach(
         let remedy = "send `deactivate`, which ends sampling";
         return Err(Failure::new(ErrorKind::Unsupported, message).remedy(remedy));
     }
-    profiler.detach().map_err(failure)?;
+    profiler.detach().map_err(to_failure)?;
     attachment::request_detach();
     let text = "detached: the hooks are removed, the threads and the socket end; the plugin's code stays mapped";
-    ok(reply, text, EmptyReply {})
+    reply_success(reply, text, EmptyReply {})
 }

@@ -1,6 +1,6 @@
 //! Summarizes `malloc_info(3)`: one line per arena of glibc instead of XML.
 
-use super::bytes;
+use super::size_text;
 
 /// Number of arenas that get a line, largest first; a program with many threads has eight per processor.
 const MAX_SHOWN: usize = 16;
@@ -24,7 +24,7 @@ pub(super) fn arenas_text(info: &str) -> Option<String> {
     for line in info.lines().map(str::trim_start) {
         if line.starts_with("<heap ") {
             is_inside = true;
-            let number = attribute(line, "nr")?;
+            let number = parse_attribute(line, "nr")?;
             arenas.push(Arena {
                 number,
                 ..Arena::default()
@@ -32,7 +32,10 @@ pub(super) fn arenas_text(info: &str) -> Option<String> {
         } else if line.starts_with("</heap>") {
             is_inside = false;
         } else if line.starts_with("<total type=\"mmap\"") {
-            mapped = (attribute(line, "count")?, attribute(line, "size")?);
+            mapped = (
+                parse_attribute(line, "count")?,
+                parse_attribute(line, "size")?,
+            );
         } else {
             let arena = if is_inside {
                 arenas.last_mut()?
@@ -40,9 +43,9 @@ pub(super) fn arenas_text(info: &str) -> Option<String> {
                 &mut total
             };
             if line.starts_with("<total ") {
-                arena.free += attribute(line, "size")?;
+                arena.free += parse_attribute(line, "size")?;
             } else if line.starts_with("<system type=\"current\"") {
-                arena.size = attribute(line, "size")?;
+                arena.size = parse_attribute(line, "size")?;
             }
         }
     }
@@ -50,11 +53,16 @@ pub(super) fn arenas_text(info: &str) -> Option<String> {
         return None;
     }
     arenas.sort_by_key(|arena| std::cmp::Reverse(arena.size));
-    let size_text =
-        |arena: &Arena| format!("{}, {} of it free", bytes(arena.size), bytes(arena.free));
+    let usage_text = |arena: &Arena| {
+        format!(
+            "{}, {} of it free",
+            size_text(arena.size),
+            size_text(arena.free)
+        )
+    };
     let shown = arenas.iter().take(MAX_SHOWN);
     let mut text: String = shown
-        .map(|arena| format!("arena {:<4} {}\n", arena.number, size_text(arena)))
+        .map(|arena| format!("arena {:<4} {}\n", arena.number, usage_text(arena)))
         .collect();
     if let Some(more @ 1..) = arenas.len().checked_sub(MAX_SHOWN) {
         text += &format!("{more} smaller arenas\n");
@@ -65,9 +73,9 @@ pub(super) fn arenas_text(info: &str) -> Option<String> {
     text += &match is_complete {
         true => format!(
             "{count} arenas: {}; {} larger blocks mapped, {}\n",
-            size_text(&total),
+            usage_text(&total),
             mapped.0,
-            bytes(mapped.1)
+            size_text(mapped.1)
         ),
         false => format!("{count} arenas and more, which the printout left out\n"),
     };
@@ -75,7 +83,7 @@ pub(super) fn arenas_text(info: &str) -> Option<String> {
 }
 
 /// Number in an attribute, such as `size` of `<total type="fast" count="0" size="0"/>`.
-fn attribute(line: &str, name: &str) -> Option<u64> {
+fn parse_attribute(line: &str, name: &str) -> Option<u64> {
     let (_, remaining) = line.split_once(&format!(" {name}=\""))?;
     remaining.split('"').next()?.parse().ok()
 }
