@@ -12,6 +12,7 @@ mod types;
 mod words;
 
 /// Crates whose comments and names were not gone through yet.
+const UNREAD: &[&str] = &["dev/torture"];
 
 /// Checks every crate of the workspace.
 ///
