@@ -12,7 +12,7 @@ use std::time::Duration;
 use crate::columns::Columns;
 use crate::config::Config;
 use crate::output::{note, print};
-use crate::process_profile::{Frame, ProfileContext, Sample, SamplerCounts, Stack};
+use crate::process_profile::{Frame, NamedStack, ProfileContext, Sample, SamplerCounts};
 use crate::scan::{files, scan};
 use crate::schema::{INCOMING, Rows, SAMPLER_COUNTS, Table, Totals};
 use crate::store::{CreateOutcome, Object, ProfileStore};
@@ -299,7 +299,7 @@ fn read_stacks(columns: &Columns<'_>, rows: &mut Rows) -> anyhow::Result<()> {
     let ids = columns.numbers("stack_id")?.iter().zip(functions);
     for ((id, function), (frames, modules)) in ids.zip(lists) {
         let frames = frames.into_iter().zip(modules);
-        rows.stacks.push(Stack {
+        rows.stacks.push(NamedStack {
             stack_id: *id,
             function: function.to_owned(),
             frames: frames

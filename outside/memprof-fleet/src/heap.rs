@@ -9,7 +9,7 @@ use memprof_report::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::process_profile::{Frame, Sample, SamplerCounts, Stack, stack_id};
+use crate::process_profile::{Frame, NamedStack, Sample, SamplerCounts, stack_id};
 
 /// Samples and stacks of one process, sorted by stack id.
 #[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -18,7 +18,7 @@ pub(crate) struct Heap {
     pub(crate) build_id: String,
     pub(crate) sampler: Option<SamplerCounts>,
     pub(crate) samples: Vec<Sample>,
-    pub(crate) stacks: Vec<Stack>,
+    pub(crate) stacks: Vec<NamedStack>,
 }
 
 impl Heap {
@@ -81,7 +81,7 @@ fn sampler_counts(origin: &ProfileOrigin) -> Option<SamplerCounts> {
 /// Samples of one process, summed by stack.
 #[derive(Default)]
 struct StackSums {
-    by_stack: HashMap<i64, (Sample, Stack)>,
+    by_stack: HashMap<i64, (Sample, NamedStack)>,
 }
 
 impl StackSums {
@@ -99,7 +99,7 @@ impl StackSums {
                     alloc: profile.has_alloc.then_some([0; 2]),
                     ..Sample::default()
                 };
-                let stack = Stack {
+                let stack = NamedStack {
                     stack_id: id,
                     function: row_function(&frames, &origins),
                     frames,
@@ -115,7 +115,7 @@ impl StackSums {
         }
     }
 
-    fn into_parts(self) -> (Vec<Sample>, Vec<Stack>) {
+    fn into_parts(self) -> (Vec<Sample>, Vec<NamedStack>) {
         let mut rows: Vec<_> = self.by_stack.into_values().collect();
         rows.sort_by_key(|(sample, _)| sample.stack_id);
         rows.into_iter().unzip()
@@ -212,7 +212,7 @@ pub(crate) mod tests {
                 inuse_objects: 1,
                 alloc,
             }],
-            stacks: vec![Stack {
+            stacks: vec![NamedStack {
                 stack_id,
                 function: "cart".to_owned(),
                 frames: Vec::new(),

@@ -127,7 +127,7 @@ fn samples(
 mod tests {
     use memprof_report::{Address, Frame, Mapping, SampleValues};
 
-    use super::messages::{Dictionary, Function, Location, Stack};
+    use super::messages::{Dictionary, Function, Location, ProtoStack};
     use super::*;
     use crate::heap::tests::two_stacks;
 
@@ -147,7 +147,7 @@ mod tests {
 
     fn check_zero_entries(dictionary: &Dictionary) {
         assert_eq!(dictionary.string_table[0], "");
-        assert_eq!(dictionary.stack_table[0], Stack::default());
+        assert_eq!(dictionary.stack_table[0], ProtoStack::default());
         assert_eq!(dictionary.location_table[0], Location::default());
         assert_eq!(dictionary.function_table[0], Function::default());
         assert_eq!(dictionary.mapping_table[0], messages::Mapping::default());

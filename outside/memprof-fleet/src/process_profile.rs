@@ -14,7 +14,7 @@ pub(crate) struct ProcessProfile {
     pub(crate) context: ProfileContext,
     /// One sample per stack.
     pub(crate) samples: Vec<Sample>,
-    pub(crate) stacks: Vec<Stack>,
+    pub(crate) stacks: Vec<NamedStack>,
 }
 
 /// The profiled process, and circumstances of its dump.
@@ -103,7 +103,7 @@ impl Sample {
 
 /// Stack, identified by its names, so that it is equal in two builds.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Stack {
+pub(crate) struct NamedStack {
     pub(crate) stack_id: i64,
     /// Function under which it counts in a table, as in `memprof report`.
     pub(crate) function: String,

@@ -18,7 +18,7 @@ use parquet::file::metadata::KeyValue;
 use parquet::file::properties::{EnabledStatistics, WriterProperties};
 use sha2::{Digest, Sha256};
 
-use crate::process_profile::{ProcessProfile, ProfileContext, Sample, Stack};
+use crate::process_profile::{NamedStack, ProcessProfile, ProfileContext, Sample};
 use crate::time::Hour;
 
 /// Table, whose name is the prefix of its files.
@@ -68,7 +68,7 @@ pub(crate) struct Rows {
     pub(crate) samples: Vec<(usize, Sample)>,
     /// Rows of profiles, each with the index of its context.
     pub(crate) profiles: Vec<(usize, Totals)>,
-    pub(crate) stacks: Vec<Stack>,
+    pub(crate) stacks: Vec<NamedStack>,
     /// Columns that rows of samples and profiles have in common.
     pub(crate) contexts: Vec<ProfileContext>,
 }
@@ -99,7 +99,7 @@ pub(crate) fn files(
         rows.samples
             .extend(profile.samples.iter().map(|sample| (index, *sample)));
         rows.profiles.push((index, Totals::new(profile)));
-        let fresh = |stack: &&Stack| !known.contains(&(hour.clone(), stack.stack_id));
+        let fresh = |stack: &&NamedStack| !known.contains(&(hour.clone(), stack.stack_id));
         rows.stacks
             .extend(profile.stacks.iter().filter(fresh).cloned());
     }

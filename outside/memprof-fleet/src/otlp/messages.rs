@@ -30,7 +30,7 @@ pub(crate) struct Dictionary {
     #[prost(message, repeated, tag = "6")]
     pub(crate) attribute_table: Vec<Empty>,
     #[prost(message, repeated, tag = "7")]
-    pub(crate) stack_table: Vec<Stack>,
+    pub(crate) stack_table: Vec<ProtoStack>,
 }
 
 /// Entry of a table that has only its zero entry.
@@ -123,7 +123,7 @@ pub(crate) struct Mapping {
 }
 
 #[derive(Clone, PartialEq, Eq, Hash, prost::Message)]
-pub(crate) struct Stack {
+pub(crate) struct ProtoStack {
     /// Locations, leaf first.
     #[prost(int32, repeated, tag = "1")]
     pub(crate) location_indices: Vec<i32>,

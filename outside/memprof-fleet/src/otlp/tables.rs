@@ -5,7 +5,7 @@ use std::hash::Hash;
 
 use memprof_report::{Address, AddressId, StackId, StringId, Strings, SymbolizedProfile};
 
-use super::messages::{Dictionary, Empty, Function, Line, Location, Mapping, Stack};
+use super::messages::{Dictionary, Empty, Function, Line, Location, Mapping, ProtoStack};
 
 /// Table of the dictionary, without duplicates. Its first entry is zero.
 struct Table<T> {
@@ -41,7 +41,7 @@ pub(super) struct Tables<'n> {
     functions: Table<Function>,
     mappings: Table<Mapping>,
     locations: Table<Location>,
-    stacks: Table<Stack>,
+    stacks: Table<ProtoStack>,
     known_locations: HashMap<AddressId, i32>,
     known_stacks: HashMap<StackId, i32>,
 }
@@ -74,7 +74,7 @@ impl<'n> Tables<'n> {
         }
         let frames = self.symbolized.profile.stacks.frames(id);
         let location_indices = frames.iter().map(|frame| self.location(*frame)).collect();
-        let index = self.stacks.intern(Stack { location_indices });
+        let index = self.stacks.intern(ProtoStack { location_indices });
         self.known_stacks.insert(id, index);
         index
     }

@@ -1,32 +1,32 @@
-//! What is wrong is named, and nothing of it is counted.
+//! Invalid files and options are named, and damaged data is not counted.
 
 use std::fs;
 
-use crate::place::{CART, Place, Process, START};
+use crate::test_dir::{CART, Process, START, TestDir};
 
-fn with_two_profiles() -> Place {
-    let place = Place::new();
-    for at in 0..2 {
-        place.spool(CART, START + at * 60_000, &[("leak", 1000)]);
-        place.drain();
+fn dir_with_two_profiles() -> TestDir {
+    let dir = TestDir::new();
+    for minute in 0..2 {
+        dir.spool(CART, START + minute * 60_000, &[("leak", 1000)]);
+        dir.drain();
     }
-    place
+    dir
 }
 
 #[test]
-fn a_foreign_file_is_named_and_not_counted() {
-    let place = with_two_profiles();
+fn foreign_file_is_named_and_not_counted() {
+    let dir = dir_with_two_profiles();
     let foreign = [
         "samples/notes.txt",
         "incoming/profiles/date=2026-11-21/hour=10/x.csv",
     ];
     for name in foreign {
-        let path = place.path("store").join(name);
+        let path = dir.path("store").join(name);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         fs::write(path, "not a table").unwrap();
     }
-    assert_eq!(place.total(), 1000);
-    let doctor = place.run(&["fleet", "doctor"]).exits(1).stdout;
+    assert_eq!(dir.total(), 1000);
+    let doctor = dir.run(&["fleet", "doctor"]).exits(1).stdout;
     for name in foreign {
         assert!(
             doctor.contains(&format!("{name} is not a file of memprof's")),
@@ -36,12 +36,12 @@ fn a_foreign_file_is_named_and_not_counted() {
 }
 
 #[test]
-fn a_damaged_file_is_named_whatever_is_damaged_in_it() {
-    let place = with_two_profiles();
-    let file = place.files("incoming/samples").remove(0);
+fn damaged_file_is_named_and_not_counted() {
+    let dir = dir_with_two_profiles();
+    let file = dir.files("incoming/samples").remove(0);
     let whole = fs::read(&file).unwrap();
     let name = file
-        .strip_prefix(place.path("store"))
+        .strip_prefix(dir.path("store"))
         .unwrap()
         .to_str()
         .unwrap()
@@ -57,7 +57,7 @@ fn a_damaged_file_is_named_whatever_is_damaged_in_it() {
     ];
     for (damage, bytes) in damages {
         fs::write(&file, bytes).unwrap();
-        let question = [
+        let args = [
             "fleet",
             "flame",
             "--format",
@@ -65,7 +65,7 @@ fn a_damaged_file_is_named_whatever_is_damaged_in_it() {
             "--at",
             "2026-11-21T11:00:00Z",
         ];
-        let run = place.run(&question).exits(0);
+        let run = dir.run(&args).exits(0);
         assert!(
             run.stderr.contains(&format!("{name} is not counted")),
             "{damage}: {run:?}"
@@ -75,76 +75,76 @@ fn a_damaged_file_is_named_whatever_is_damaged_in_it() {
             "{damage}: {run:?}"
         );
         assert_eq!(run.stdout, "main;leak 500\n", "{damage}: {run:?}");
-        let doctor = place.run(&["fleet", "doctor"]).exits(1).stdout;
+        let doctor = dir.run(&["fleet", "doctor"]).exits(1).stdout;
         assert!(
             doctor.contains(&format!("{name} is damaged")),
             "{damage}: {doctor}"
         );
-        let merged = place.run(&["fleet", "compact"]).exits(0);
+        let merged = dir.run(&["fleet", "compact"]).exits(0);
         assert!(
             merged.stderr.contains(&format!("{name} is left as it is")),
             "{damage}: {merged:?}"
         );
     }
     fs::write(&file, whole).unwrap();
-    assert_eq!(place.total(), 1000);
+    assert_eq!(dir.total(), 1000);
 }
 
 #[test]
-fn a_second_agent_is_refused_by_name() {
-    let place = Place::new();
-    let lock = fs::File::create(place.path("spool/lock")).unwrap();
+fn second_agent_of_spool_is_refused() {
+    let dir = TestDir::new();
+    let lock = fs::File::create(dir.path("spool/lock")).unwrap();
     rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive).unwrap();
-    let refused = place.run(&["agent", "--once"]).exits(1).stderr;
+    let refused = dir.run(&["agent", "--once"]).exits(1).stderr;
     assert!(refused.contains("another agent has the spool"), "{refused}");
 }
 
 #[test]
-fn a_damaged_dump_in_the_spool_is_put_aside() {
-    let place = Place::new();
-    fs::write(place.path("spool/dumps/000.json"), "{\"context\":").unwrap();
-    place.spool(CART, START, &[("leak", 1000)]);
-    let run = place.drain();
+fn damaged_dump_in_spool_is_moved_away() {
+    let dir = TestDir::new();
+    fs::write(dir.path("spool/dumps/000.json"), "{\"context\":").unwrap();
+    dir.spool(CART, START, &[("leak", 1000)]);
+    let run = dir.drain();
     assert!(
         run.stderr.contains("000.json is damaged, and now"),
         "{run:?}"
     );
-    assert_eq!(place.total(), 1000);
-    assert!(place.path("spool/damaged/000.json").exists());
+    assert_eq!(dir.total(), 1000);
+    assert!(dir.path("spool/damaged/000.json").exists());
 }
 
 #[test]
-fn an_object_of_the_same_name_and_other_bytes_keeps_the_file_in_the_spool() {
-    let place = with_two_profiles();
-    let file = place.files("incoming/samples").remove(0);
+fn foreign_object_of_same_name_keeps_file_in_spool() {
+    let dir = dir_with_two_profiles();
+    let file = dir.files("incoming/samples").remove(0);
     let whole = fs::read(&file).unwrap();
     let name = file
-        .strip_prefix(place.path("store"))
+        .strip_prefix(dir.path("store"))
         .unwrap()
         .to_str()
         .unwrap()
         .to_owned();
-    let spooled = place.path("spool/outbox").join(name.replace('/', "!"));
+    let spooled = dir.path("spool/outbox").join(name.replace('/', "!"));
     fs::write(&spooled, &whole).unwrap();
     fs::write(&file, vec![0; whole.len()]).unwrap();
-    let refused = place.run(&["agent", "--once"]).exits(1).stderr;
+    let refused = dir.run(&["agent", "--once"]).exits(1).stderr;
     assert!(
         refused.contains(&format!("{name} is not what was written")),
         "{refused}"
     );
     assert!(spooled.exists());
-    // The same bytes are what an agent wrote that was killed before it could know.
+    // An agent that was killed before it got the reply has written the same bytes.
     fs::write(&file, whole).unwrap();
-    place.drain();
+    dir.drain();
     assert!(!spooled.exists());
-    assert_eq!(place.total(), 1000);
+    assert_eq!(dir.total(), 1000);
 }
 
 #[test]
-fn stores_that_cannot_be_are_refused_with_what_can() {
-    let place = Place::new();
+fn invalid_stores_are_refused() {
+    let dir = TestDir::new();
     let check = |store: &str, code: i32, expected: &str| {
-        let run = place.run(&["fleet", "ps", "--store", store]).exits(code);
+        let run = dir.run(&["fleet", "ps", "--store", store]).exits(code);
         assert!(run.stderr.contains(expected), "{run:?}");
     };
     check(
@@ -158,15 +158,15 @@ fn stores_that_cannot_be_are_refused_with_what_can() {
         1,
         "failed to open the store /proc/nothing",
     );
-    let empty = format!("file://{}", place.path("empty").display());
+    let empty = format!("file://{}", dir.path("empty").display());
     check(&empty, 5, "there is no profile of the fleet");
 }
 
 #[test]
-fn a_disk_without_room_for_the_spool_is_told_of_and_loses_nothing() {
-    let place = Place::new();
-    place.spool(CART, START, &[("leak", 1000)]);
-    let mut agent = place.command(&["agent", "--once"]);
+fn full_disk_of_spool_fails_and_loses_nothing() {
+    let dir = TestDir::new();
+    dir.spool(CART, START, &[("leak", 1000)]);
+    let mut agent = dir.command(&["agent", "--once"]);
     let strace = [
         "-f",
         "-qq",
@@ -179,31 +179,31 @@ fn a_disk_without_room_for_the_spool_is_told_of_and_loses_nothing() {
     full.args(strace)
         .arg(agent.get_program())
         .args(agent.get_args());
-    full.env("MEMPROF_SOCKET_DIR", place.path("run"));
+    full.env("MEMPROF_SOCKET_DIR", dir.path("run"));
     let full = full
         .output()
         .expect("strace: run `cargo xtask test`, or apt-get install strace");
     assert!(!full.status.success());
     let agent = agent.output().unwrap();
     assert_eq!(agent.status.code(), Some(5));
-    assert_eq!(place.total(), 1000);
+    assert_eq!(dir.total(), 1000);
 }
 
 #[test]
-fn clocks_that_are_an_hour_apart_are_told_of_and_change_no_time() {
-    let place = with_two_profiles();
+fn clock_offset_of_an_hour_is_noted_and_changes_no_time() {
+    let dir = dir_with_two_profiles();
     let ahead = Process {
         host: "ahead",
         ..CART
     };
-    place.spool(ahead, START, &[("leak", 500)]);
-    let dump = place.path("spool/dumps").read_dir().unwrap().next();
+    dir.spool(ahead, START, &[("leak", 500)]);
+    let dump = dir.path("spool/dumps").read_dir().unwrap().next();
     let dump = dump.unwrap().unwrap().path();
     let text = fs::read_to_string(&dump).unwrap();
     let late = text.replace("\"clock_offset_ms\":null", "\"clock_offset_ms\":3600000");
     assert_ne!(late, text);
     fs::write(&dump, late).unwrap();
-    place.drain();
+    dir.drain();
     let ps = [
         "fleet",
         "flame",
@@ -212,41 +212,41 @@ fn clocks_that_are_an_hour_apart_are_told_of_and_change_no_time() {
         "--at",
         "2026-11-21T11:00:00Z",
     ];
-    let run = place.run(&ps).exits(0);
-    let told = "the clock of ahead differed by 3600.0 s from the store's; times are shown by the clock of ahead";
-    assert!(run.stderr.contains(told), "{run:?}");
+    let run = dir.run(&ps).exits(0);
+    let note = "the clock of ahead differed by 3600.0 s from the store's; times are shown by the clock of ahead";
+    assert!(run.stderr.contains(note), "{run:?}");
     assert_eq!(run.stdout, "main;leak 1500\n");
 }
 
 #[test]
-fn lost_samples_are_noted_before_and_after_files_are_merged() {
-    let place = with_two_profiles();
-    place.spool(CART, START + 120_000, &[("leak", 500)]);
-    let dumps = place.path("spool/dumps").read_dir().unwrap();
+fn lost_samples_are_noted_before_and_after_merge() {
+    let dir = dir_with_two_profiles();
+    dir.spool(CART, START + 120_000, &[("leak", 500)]);
+    let dumps = dir.path("spool/dumps").read_dir().unwrap();
     let dump = dumps.last().unwrap().unwrap().path();
     let text = fs::read_to_string(&dump).unwrap();
     let counts = r#""clock_offset_ms":null,"sampler":{"samples":1370838,"lost":1193397}"#;
     let lossy = text.replace("\"clock_offset_ms\":null", counts);
     assert_ne!(lossy, text);
     fs::write(&dump, lossy).unwrap();
-    place.drain();
+    dir.drain();
     let check = || {
-        let asked = |words: &[&str]| {
+        let run = |args: &[&str]| {
             let window = ["--at", "2026-11-21T11:00:00Z"];
-            place.run(&[words, &window].concat()).exits(0)
+            dir.run(&[args, &window].concat()).exits(0)
         };
         let note = "1 of 1 processes lost samples";
-        let growth = asked(&["fleet", "growth", "--json"]);
+        let growth = run(&["fleet", "growth", "--json"]);
         assert!(growth.stderr.contains(note), "{growth:?}");
         assert!(
             growth.stdout.contains("\"lost_samples\":1193397"),
             "{growth:?}"
         );
-        let top = asked(&["fleet", "top", "--json"]);
+        let top = run(&["fleet", "top", "--json"]);
         assert!(top.stderr.contains(note), "{top:?}");
         assert!(top.stdout.contains("\"lost_samples\": 1193397"), "{top:?}");
     };
     check();
-    place.run(&["fleet", "compact"]).exits(0);
+    dir.run(&["fleet", "compact"]).exits(0);
     check();
 }

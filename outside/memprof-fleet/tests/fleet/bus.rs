@@ -1,4 +1,4 @@
-//! Questions over a real NATS server, with one agent that looks after no host.
+//! Requests over a real NATS server, with one agent whose policy selects no host.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -7,34 +7,36 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use crate::place::{CART, Place};
+use crate::test_dir::{CART, TestDir};
 
-/// Longer than anything here takes on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Longest wait for an event, more than it takes on a busy machine.
+const EVENT_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A process that ends with the test.
-pub(crate) struct Running(pub(crate) Child);
+/// Child process that is killed on drop.
+pub(crate) struct ChildGuard(pub(crate) Child);
 
-impl Drop for Running {
+impl Drop for ChildGuard {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // The kill fails if the process has ended already.
         self.0.kill().unwrap_or_default();
         self.0.wait().unwrap();
     }
 }
 
-/// Waits for a line of standard error, and reads on so that nobody waits for a full pipe.
+/// Waits for a line of the child's stderr, and reads on in a thread, because the child would block on a full
+/// pipe.
 pub(crate) fn wait_for_line(child: &mut Child, text: &str) {
     let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
-    let mut seen = Vec::new();
+    let mut lines_before = Vec::new();
     let found = lines.by_ref().map_while(Result::ok).any(|line| {
-        seen.push(line);
-        seen.last().is_some_and(|line| line.contains(text))
+        lines_before.push(line);
+        lines_before.last().is_some_and(|line| line.contains(text))
     });
-    assert!(found, "no line with {text:?}: {seen:#?}");
+    assert!(found, "no line with {text:?}: {lines_before:#?}");
     std::thread::spawn(move || lines.for_each(drop));
 }
 
+/// Port on which no process listens.
 pub(crate) fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0")
         .unwrap()
@@ -43,8 +45,9 @@ pub(crate) fn free_port() -> u16 {
         .port()
 }
 
-pub(crate) fn server(place: &Path, port: u16, config: &str) -> Running {
-    let file = place.join("nats.conf");
+/// Starts a NATS server.
+pub(crate) fn server(dir: &Path, port: u16, config: &str) -> ChildGuard {
+    let file = dir.join("nats.conf");
     fs::write(&file, format!("listen: \"127.0.0.1:{port}\"\n{config}")).unwrap();
     let mut command = Command::new("/usr/sbin/nats-server");
     command
@@ -56,54 +59,52 @@ pub(crate) fn server(place: &Path, port: u16, config: &str) -> Running {
     let mut child =
         child.expect("nats-server: run `cargo xtask test`, or apt-get install nats-server");
     wait_for_line(&mut child, "Server is ready");
-    Running(child)
+    ChildGuard(child)
 }
 
-fn agent(place: &Place, args: &[&str]) -> Running {
-    let mut command = place.command(&[&["agent"], args].concat());
+/// Starts an agent, and waits until it is connected.
+fn agent(dir: &TestDir, args: &[&str]) -> ChildGuard {
+    let mut command = dir.command(&[&["agent"], args].concat());
     let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
     wait_for_line(&mut child, "questions come from");
-    Running(child)
+    ChildGuard(child)
 }
 
-/// Nobody's: other tests' hosts are left alone.
-const NOBODY: [&str; 2] = ["-t", "@nobody-is-called-so"];
+/// Target without processes, so that hosts of other tests are left alone.
+const NO_PROCESS: [&str; 2] = ["-t", "@nobody-is-called-so"];
 
 #[test]
-fn agents_answer_and_those_that_do_not_are_named() {
-    let place = Place::new();
+fn agents_reply_and_missing_ones_are_named() {
+    let dir = TestDir::new();
     let port = free_port();
     let url = format!("nats://127.0.0.1:{port}");
-    let ps = [&["fleet", "ps", "--nats", &url], &NOBODY[..]].concat();
-    let unreachable = place.run(&ps).exits(3).stderr;
+    let ps = [&["fleet", "ps", "--nats", &url], &NO_PROCESS[..]].concat();
+    let unreachable = dir.run(&ps).exits(3).stderr;
     assert!(
         unreachable.contains(&format!("failed to connect to {url}")),
         "{unreachable}"
     );
 
-    let server_of_first = server(place.path("").as_path(), port, "");
-    let nobody = place.run(&ps).exits(3).stderr;
-    assert!(nobody.contains("no agent answered"), "{nobody}");
+    let server_of_first = server(dir.path("").as_path(), port, "");
+    let no_agent = dir.run(&ps).exits(3).stderr;
+    assert!(no_agent.contains("no agent answered"), "{no_agent}");
 
-    let _agent = agent(&place, &["--nats", &url]);
-    let answered = place.run(&ps).exits(0);
-    assert!(
-        answered.stderr.contains("1 agents answered"),
-        "{answered:?}"
-    );
-    let dump = [&["fleet", "dump", "--nats", &url], &NOBODY[..]].concat();
-    place.run(&dump).exits(5);
+    let _agent = agent(&dir, &["--nats", &url]);
+    let reply = dir.run(&ps).exits(0);
+    assert!(reply.stderr.contains("1 agents answered"), "{reply:?}");
+    let dump = [&["fleet", "dump", "--nats", &url], &NO_PROCESS[..]].concat();
+    dir.run(&dump).exits(5);
 
-    // A server that goes and comes back finds the agent again.
+    // The agent reconnects after a restart of the server.
     drop(server_of_first);
-    let _server = server(place.path("").as_path(), port, "");
-    let begun = Instant::now();
-    while place.run(&ps).code != 0 {
-        assert!(begun.elapsed() < PATIENCE);
+    let _server = server(dir.path("").as_path(), port, "");
+    let start = Instant::now();
+    while dir.run(&ps).code != 0 {
+        assert!(start.elapsed() < EVENT_TIMEOUT);
     }
 
-    // One that wrote a profile a moment ago is missed by its name.
-    let other = Place::new();
+    // A machine that wrote a profile a moment ago is noted as missing.
+    let other = TestDir::new();
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
     other.spool(
         CART,
@@ -124,36 +125,36 @@ fn agents_answer_and_those_that_do_not_are_named() {
 }
 
 #[test]
-fn what_a_server_refuses_is_said_with_what_helps() {
-    let place = Place::new();
-    let ask = |url: &str, more: &[&str], expected: &str| {
-        let args = [&["fleet", "ps", "--nats", url], more, &NOBODY[..]].concat();
-        let run = place.run(&args);
+fn refusal_of_server_is_reported_with_remedy() {
+    let dir = TestDir::new();
+    let check = |url: &str, options: &[&str], expected: &str| {
+        let args = [&["fleet", "ps", "--nats", url], options, &NO_PROCESS[..]].concat();
+        let run = dir.run(&args);
         assert!(run.stderr.contains(expected), "{run:?}");
         assert!([1, 2, 3].contains(&run.code), "{run:?}");
     };
     let users = "authorization { users = [ { user: u, password: p, permissions: { publish: [\"other\"] } } ] }";
     let port = free_port();
-    let stranger = format!("nats://127.0.0.1:{port}");
+    let address = format!("nats://127.0.0.1:{port}");
     let mute = format!("{users}\nno_auth_user: u");
-    let mute = server(place.path("").as_path(), port, &mute);
+    let mute = server(dir.path("").as_path(), port, &mute);
     let publish = "the server must let this user publish memprof.v1.svc.nobody-is-called-so.ps";
-    ask(&stranger, &[], publish);
+    check(&address, &[], publish);
     drop(mute);
-    let _server = server(place.path("").as_path(), port, users);
-    ask(
-        &stranger,
+    let _server = server(dir.path("").as_path(), port, users);
+    check(
+        &address,
         &[],
         "`nkey_file` must hold the seed of a user that the server knows",
     );
-    ask(
-        &stranger,
+    check(
+        &address,
         &["--nkey-file", "/no/such"],
         "failed to read /no/such",
     );
-    ask("http://x", &[], "give nats://HOST:4222 or tls://HOST:4222");
-    ask(
-        &stranger,
+    check("http://x", &[], "give nats://HOST:4222 or tls://HOST:4222");
+    check(
+        &address,
         &["--ca-file", "/no/such"],
         "failed to read /no/such",
     );

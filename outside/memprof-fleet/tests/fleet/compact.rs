@@ -1,28 +1,28 @@
-//! Questions, before and after the files of an hour are merged.
+//! Queries give the same results before and after the files of an hour are merged.
 
-use crate::place::{CART, HOUR, Place, Process, START};
+use crate::test_dir::{CART, HOUR, Process, START, TestDir};
 
 #[test]
-fn merged_hours_give_the_same_answers() {
-    let place = Place::new();
+fn merged_hours_give_same_results() {
+    let dir = TestDir::new();
     let other = Process {
         service: "shop",
         pid: 8,
         build: "3f2a00",
         ..CART
     };
-    for at in 0..6 {
-        place.spool(
+    for index in 0..6 {
+        dir.spool(
             CART,
-            START + at * HOUR / 3,
-            &[("leak", 1000 * (at + 1)), ("load", 500)],
+            START + index * HOUR / 3,
+            &[("leak", 1000 * (index + 1)), ("load", 500)],
         );
-        place.spool(other, START + at * HOUR / 3, &[("load", 700)]);
-        place.drain();
+        dir.spool(other, START + index * HOUR / 3, &[("load", 700)]);
+        dir.drain();
     }
     let day = ["--at", "2026-11-21T23:00:00Z", "--for", "24h"];
-    let ask = |args: &[&str]| place.run(&[args, &day].concat()).exits(0).stdout;
-    let questions: [&[&str]; 5] = [
+    let run = |args: &[&str]| dir.run(&[args, &day].concat()).exits(0).stdout;
+    let queries: [&[&str]; 5] = [
         &["fleet", "top", "--json"],
         &["fleet", "top", "-t", "@cart", "--json"],
         &["fleet", "growth", "--json"],
@@ -31,23 +31,22 @@ fn merged_hours_give_the_same_answers() {
             "fleet", "diff", "--build", "91cc", "--base", "3f2a", "--json",
         ],
     ];
-    let before = questions.map(ask);
-    assert_eq!(place.files("incoming/samples").len(), 6);
-    let merged = place.run(&["fleet", "compact"]).exits(0);
-    // The stacks of an hour are the same each time, and so are their files.
+    let before = queries.map(run);
+    assert_eq!(dir.files("incoming/samples").len(), 6);
+    let merged = dir.run(&["fleet", "compact"]).exits(0);
+    // The stacks of an hour, and so their files, are equal each time.
     assert_eq!(merged.stdout, "merged 14 files into 6\n");
-    assert!(place.files("incoming").is_empty());
-    assert_eq!(questions.map(ask), before);
-    // A late one is merged into a file of its own.
-    place.spool(CART, START + 1, &[("late", 1)]);
-    place.drain();
-    let late = questions.map(ask);
-    place.run(&["fleet", "compact"]).exits(0);
-    assert_eq!(questions.map(ask), late);
-    assert_eq!(place.files("samples").len(), 3);
+    assert!(dir.files("incoming").is_empty());
+    assert_eq!(queries.map(run), before);
+    // A late profile is merged into a file of its own.
+    dir.spool(CART, START + 1, &[("late", 1)]);
+    dir.drain();
+    let late = queries.map(run);
+    dir.run(&["fleet", "compact"]).exits(0);
+    assert_eq!(queries.map(run), late);
+    assert_eq!(dir.files("samples").len(), 3);
     assert_eq!(
-        place
-            .run(&["fleet", "doctor"])
+        dir.run(&["fleet", "doctor"])
             .exits(0)
             .stdout
             .lines()
@@ -57,50 +56,50 @@ fn merged_hours_give_the_same_answers() {
 }
 
 #[test]
-fn what_is_older_than_the_retention_goes() {
-    let place = Place::new();
+fn files_older_than_retention_are_pruned() {
+    let dir = TestDir::new();
     let now = std::time::SystemTime::now()
         .duration_since(std::time::UNIX_EPOCH)
         .unwrap();
     let now = i64::try_from(now.as_millis()).unwrap();
-    place.spool(CART, now - 15 * 24 * HOUR, &[("old", 1)]);
-    place.spool(CART, now, &[("new", 2)]);
-    place.drain();
-    // The store got them today: a machine's clock may have been behind.
-    place.run(&["fleet", "prune"]).exits(0);
-    assert_eq!(place.files("incoming/samples").len(), 2);
+    dir.spool(CART, now - 15 * 24 * HOUR, &[("old", 1)]);
+    dir.spool(CART, now, &[("new", 2)]);
+    dir.drain();
+    // The store's clock counts: the files were written today, and the machine's clock may have been behind.
+    dir.run(&["fleet", "prune"]).exits(0);
+    assert_eq!(dir.files("incoming/samples").len(), 2);
     let two_weeks = std::time::Duration::from_secs(15 * 24 * 3600);
     for table in ["samples", "profiles", "stacks"] {
-        let old = &place.files(&format!("incoming/{table}"))[0];
+        let old = &dir.files(&format!("incoming/{table}"))[0];
         let file = std::fs::File::options().write(true).open(old).unwrap();
         file.set_modified(std::time::SystemTime::now() - two_weeks)
             .unwrap();
     }
-    place.run(&["fleet", "prune"]).exits(0);
-    let left = place
+    dir.run(&["fleet", "prune"]).exits(0);
+    let remaining = dir
         .run(&["fleet", "flame", "--format", "collapsed", "--for", "720h"])
         .exits(0);
-    assert_eq!(left.stdout, "main;new 2\n");
-    place.run(&["fleet", "prune", "--keep", "0s"]).exits(0);
-    // The hour that runs is never over.
-    assert_eq!(place.files("incoming/samples").len(), 1);
+    assert_eq!(remaining.stdout, "main;new 2\n");
+    dir.run(&["fleet", "prune", "--keep", "0s"]).exits(0);
+    // The current hour has not ended.
+    assert_eq!(dir.files("incoming/samples").len(), 1);
 }
 
 #[test]
-fn a_diff_is_of_the_mean_process_of_each_build() {
-    let place = Place::new();
+fn diff_compares_mean_processes_of_builds() {
+    let dir = TestDir::new();
     let process = |pid, build| Process { pid, build, ..CART };
-    for at in 0..3 {
-        let time = START + at * 60_000;
-        place.spool(process(1, "91cc00"), time, &[("load", 100)]);
-        place.spool(process(2, "91cc00"), time, &[("load", 300)]);
-        place.spool(
+    for minute in 0..3 {
+        let time = START + minute * 60_000;
+        dir.spool(process(1, "91cc00"), time, &[("load", 100)]);
+        dir.spool(process(2, "91cc00"), time, &[("load", 300)]);
+        dir.spool(
             process(3, "3f2a00"),
             time,
-            &[("load", 200), ("leak", 1000 * (at + 1))],
+            &[("load", 200), ("leak", 1000 * (minute + 1))],
         );
     }
-    place.drain();
+    dir.drain();
     let args = [
         "fleet",
         "diff",
@@ -113,27 +112,27 @@ fn a_diff_is_of_the_mean_process_of_each_build() {
         "--at",
         "2026-11-21T11:00:00Z",
     ];
-    let text = place.run(&args).exits(0).stdout;
+    let text = dir.run(&args).exits(0).stdout;
     assert!(text.contains("changed by 2000 bytes"), "{text}");
     assert!(text.contains("leak"), "{text}");
     assert!(!text.contains("load"), "{text}");
 }
 
 #[test]
-fn only_the_hours_of_the_newest_profiles_are_read_for_a_sum_of_these() {
-    let place = Place::new();
-    for at in 0..2 {
-        place.spool(CART, START + at * HOUR, &[("leak", 1000 * (at + 1))]);
+fn sum_of_newest_profiles_reads_their_hours_only() {
+    let dir = TestDir::new();
+    for hour in 0..2 {
+        dir.spool(CART, START + hour * HOUR, &[("leak", 1000 * (hour + 1))]);
     }
-    place.drain();
-    let before = place.files("incoming/samples").remove(0);
+    dir.drain();
+    let before = dir.files("incoming/samples").remove(0);
     std::fs::write(&before, "not a table").unwrap();
     let day = ["--at", "2026-11-21T23:00:00Z", "--for", "24h"];
-    let top = place.run(&[&["fleet", "top", "--json"][..], &day].concat());
+    let top = dir.run(&[&["fleet", "top", "--json"][..], &day].concat());
     let top = top.exits(0);
     assert_eq!(top.json()["totals"]["inuse_space"], 2000);
     assert!(!top.stderr.contains("not counted"), "{top:?}");
-    // A mean needs both.
-    let flame = place.run(&[&["fleet", "flame", "--format", "collapsed"][..], &day].concat());
+    // The mean needs both hours.
+    let flame = dir.run(&[&["fleet", "flame", "--format", "collapsed"][..], &day].concat());
     assert!(flame.exits(0).stderr.contains("not counted"));
 }

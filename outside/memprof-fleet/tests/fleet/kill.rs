@@ -1,20 +1,20 @@
-//! An agent or a merge that is killed at any step: every sample is in the store once, for SQL engines too.
+//! Agents and merges that are killed at any step: every sample is in the store once, also for SQL engines.
 
 use std::os::unix::process::ExitStatusExt;
 use std::process::Command;
 
 use testkit::python;
 
-use crate::place::{CART, HOUR, Place, Run, START};
+use crate::test_dir::{CART, HOUR, Run, START, TestDir};
 
-/// The calls by which the agent changes what is on a disk.
+/// System calls by which an agent changes files.
 const CALLS: [&str; 3] = [
     "rename,renameat2,linkat,link",
     "unlink,unlinkat",
     "fsync,fdatasync",
 ];
 
-/// A command with a fault in these calls, in strace's words.
+/// Runs a command under strace(1) with a fault in these system calls.
 fn with_fault(command: &Command, calls: &str, fault: &str) -> Command {
     let mut strace = Command::new("strace");
     strace
@@ -31,11 +31,10 @@ fn with_fault(command: &Command, calls: &str, fault: &str) -> Command {
     strace
 }
 
-/// Why strace could not be started.
+/// Message if strace is missing.
 const NO_STRACE: &str = "strace: run `cargo xtask test`, or apt-get install strace";
 
-/// Runs a command that is killed when it makes one of these calls for the `count`th time. Returns whether it
-/// came so far.
+/// Runs a command that is killed at the `count`th of these system calls. Returns whether it made so many.
 fn killed(command: &Command, calls: &str, count: usize) -> bool {
     let fault = format!("signal=SIGKILL:when={count}");
     let mut strace = with_fault(command, calls, &fault);
@@ -43,110 +42,111 @@ fn killed(command: &Command, calls: &str, count: usize) -> bool {
     status.signal() == Some(9) || status.code() == Some(137)
 }
 
-/// Has DuckDB add up the bytes of all samples, through the views of the moment.
-fn ask_duckdb(place: &Place) -> Run {
-    let views = place.run(&["fleet", "views", "--for", "duckdb"]).exits(0);
+/// Sums the bytes of all samples in DuckDB, by the current views.
+fn run_duckdb(dir: &TestDir) -> Run {
+    let views = dir.run(&["fleet", "views", "--for", "duckdb"]).exits(0);
     let sum = "SELECT sum(inuse_bytes) FROM samples";
     let program = "import duckdb, sys\nduckdb.execute(sys.argv[1])\nprint(duckdb.execute(sys.argv[2]).fetchone()[0])";
     let mut python = Command::new(python::interpreter(&["duckdb==2.0.0"]).unwrap());
     python.args(["-c", program, &views.stdout, sum]);
-    Run::of(python.output().unwrap())
+    Run::from_output(python.output().unwrap())
 }
 
-fn total_of_duckdb(place: &Place) -> i64 {
-    let answered = ask_duckdb(place).exits(0);
-    answered.stdout.trim().parse().unwrap()
+/// Sum of the bytes of all samples, from DuckDB.
+fn duckdb_total(dir: &TestDir) -> i64 {
+    let result = run_duckdb(dir).exits(0);
+    result.stdout.trim().parse().unwrap()
 }
 
-/// Fills a spool: four profiles of two hours.
-fn filled() -> Place {
-    let place = Place::new();
-    for at in 0..4 {
-        place.spool(
+/// Spool with four profiles from two hours.
+fn dir_with_spool() -> TestDir {
+    let dir = TestDir::new();
+    for index in 0..4 {
+        dir.spool(
             CART,
-            START + at * HOUR / 2,
-            &[("leak", 1000 + at), ("load", 500)],
+            START + index * HOUR / 2,
+            &[("leak", 1000 + index), ("load", 500)],
         );
     }
-    place
+    dir
 }
 
 #[test]
-fn an_agent_that_is_killed_at_any_step_puts_each_sample_into_the_store_once() {
-    let whole = filled();
+fn killed_agent_stores_each_sample_once() {
+    let whole = dir_with_spool();
     whole.drain();
     let expected = whole.total();
     let mut kills = 0;
     for calls in CALLS {
         for count in 1.. {
-            let place = filled();
-            let agent = place.command(&["agent", "--once"]);
+            let dir = dir_with_spool();
+            let agent = dir.command(&["agent", "--once"]);
             if !killed(&agent, calls, count) {
                 break;
             }
             kills += 1;
-            // What was there may have been merged before the next agent comes.
+            // Another agent may merge the stored files before the next one starts here.
             if count % 2 == 0 {
-                place.run(&["fleet", "compact"]).exits(0);
+                dir.run(&["fleet", "compact"]).exits(0);
             }
-            place.drain();
-            assert_eq!(place.total(), expected, "{calls} {count}");
-            place.run(&["fleet", "compact"]).exits(0);
-            assert_eq!(place.total(), expected, "{calls} {count}, merged");
-            assert_eq!(place.growth()[0]["growth_bytes"], 3, "{calls} {count}");
+            dir.drain();
+            assert_eq!(dir.total(), expected, "{calls} {count}");
+            dir.run(&["fleet", "compact"]).exits(0);
+            assert_eq!(dir.total(), expected, "{calls} {count}, merged");
+            assert_eq!(dir.growth()[0]["growth_bytes"], 3, "{calls} {count}");
         }
     }
     assert!(kills > 20, "only {kills} steps");
 }
 
 #[test]
-fn a_merge_that_is_killed_at_any_step_changes_no_answer() {
-    let whole = filled();
+fn killed_merge_changes_no_result() {
+    let whole = dir_with_spool();
     whole.drain();
-    let (expected, bytes) = (whole.total(), total_of_duckdb(&whole));
+    let (expected, bytes) = (whole.total(), duckdb_total(&whole));
     assert_eq!(bytes, 4 * 1500 + 6);
     for calls in CALLS {
         for count in 1.. {
-            let place = filled();
-            place.drain();
-            let merge = place.command(&["fleet", "compact"]);
+            let dir = dir_with_spool();
+            dir.drain();
+            let merge = dir.command(&["fleet", "compact"]);
             if !killed(&merge, calls, count) {
                 break;
             }
-            assert_eq!(place.total(), expected, "{calls} {count}");
-            assert_eq!(total_of_duckdb(&place), bytes, "{calls} {count}");
-            place.run(&["fleet", "compact"]).exits(0);
-            assert_eq!(place.total(), expected, "{calls} {count}, merged");
+            assert_eq!(dir.total(), expected, "{calls} {count}");
+            assert_eq!(duckdb_total(&dir), bytes, "{calls} {count}");
+            dir.run(&["fleet", "compact"]).exits(0);
+            assert_eq!(dir.total(), expected, "{calls} {count}, merged");
             assert!(
-                place.files("incoming").is_empty(),
+                dir.files("incoming").is_empty(),
                 "{:?}",
-                place.files("incoming")
+                dir.files("incoming")
             );
         }
     }
 }
 
 #[test]
-fn a_merge_at_work_changes_no_answer() {
-    let place = filled();
-    place.drain();
-    let (expected, bytes) = (place.total(), total_of_duckdb(&place));
-    let merge = place.command(&["fleet", "compact"]);
-    // Long enough for a question between two steps.
+fn running_merge_changes_no_result() {
+    let dir = dir_with_spool();
+    dir.drain();
+    let (expected, bytes) = (dir.total(), duckdb_total(&dir));
+    let merge = dir.command(&["fleet", "compact"]);
+    // The delay leaves time for a query between two steps.
     let mut merge = with_fault(&merge, CALLS[1], "delay_enter=500000");
     let mut merge = merge.spawn().expect(NO_STRACE);
-    let mut asked = 0;
+    let mut queries = 0;
     while merge.try_wait().unwrap().is_none() {
-        assert_eq!(place.total(), expected);
-        // An engine reads the list of files once: one that is gone is an error of its, never another sum.
-        let answered = ask_duckdb(&place);
-        match answered.code {
-            0 => assert_eq!(answered.stdout.trim(), bytes.to_string()),
-            _ => assert!(answered.stderr.contains(".parquet"), "{answered:?}"),
+        assert_eq!(dir.total(), expected);
+        // An engine lists the files once: a deleted one is an error, but never changes a sum.
+        let result = run_duckdb(&dir);
+        match result.code {
+            0 => assert_eq!(result.stdout.trim(), bytes.to_string()),
+            _ => assert!(result.stderr.contains(".parquet"), "{result:?}"),
         }
-        asked += 1;
+        queries += 1;
     }
-    assert!(asked > 2, "{asked}");
-    assert_eq!(place.total(), expected);
-    assert_eq!(total_of_duckdb(&place), bytes);
+    assert!(queries > 2, "{queries}");
+    assert_eq!(dir.total(), expected);
+    assert_eq!(duckdb_total(&dir), bytes);
 }

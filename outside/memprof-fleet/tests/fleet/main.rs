@@ -1,4 +1,5 @@
-//! `memprof-fleet` as a program, over stores in directories: dumps are put into its spool as an agent does.
+//! Tests of the program `memprof-fleet` on stores in directories. Profiles are written into its spool as an
+//! agent does.
 
 mod bad_input;
 mod bus;
@@ -7,7 +8,7 @@ mod kill;
 mod many_agents;
 #[cfg(feature = "otlp")]
 mod otlp;
-mod place;
 mod s3;
+mod test_dir;
 mod tls;
 mod web;

@@ -1,4 +1,4 @@
-//! A thousand agents behind a real NATS server, played by this program; some are known and do not answer.
+//! A thousand agents behind a real NATS server, simulated by the test; some expected ones do not reply.
 
 use std::collections::BTreeSet;
 use std::thread;
@@ -11,20 +11,21 @@ use tokio::runtime::Runtime;
 use tokio::sync::oneshot;
 
 use crate::bus::{free_port, server};
-use crate::place::{CART, Place, Process, Run};
+use crate::test_dir::{CART, Process, Run, TestDir};
 
 const AGENTS: usize = 1000;
-/// Of each agent.
+/// Processes of each agent.
 const PROCESSES: usize = 3;
-/// Agents that wrote a profile, and are gone.
+/// Machines that wrote a profile, and have no agent.
 const SILENT: [&str; 3] = ["gone-1", "gone-2", "gone-3"];
-const ASKERS: usize = 20;
-/// On a busy machine the answers of some come after the asker stopped to wait, and other tests take minutes.
-const LOOKS: usize = 60;
+/// Number of concurrent requests.
+const REQUESTERS: usize = 20;
+/// Most attempts: on a busy machine some replies come too late, and other tests take minutes.
+const MAX_ATTEMPTS: usize = 60;
 
-/// Answers as an agent does: that it is there, a reply for each process, and the end.
-async fn answer(client: &Client, host: &str, message: Message) {
-    let Some(to) = message.reply else {
+/// Replies as an agent does: it announces itself, lists its processes, and ends.
+async fn reply_as_agent(client: &Client, host: &str, message: Message) {
+    let Some(inbox) = message.reply else {
         return;
     };
     let mut replies = vec![json!({ "kind": "here", "host": host })];
@@ -37,81 +38,85 @@ async fn answer(client: &Client, host: &str, message: Message) {
     replies.push(json!({ "kind": "done", "host": host, "processes": PROCESSES }));
     for reply in replies {
         let bytes = reply.to_string().into();
-        client.publish(to.clone(), bytes).await.unwrap();
+        client.publish(inbox.clone(), bytes).await.unwrap();
     }
 }
 
-/// Connects all of them; they answer for as long as the runtime is driven.
-fn agents(runtime: &Runtime, url: &str) {
+/// Connects all agents; they reply as long as the runtime runs.
+fn start_agents(runtime: &Runtime, url: &str) {
     runtime.block_on(async {
         for agent in 0..AGENTS {
             let client = async_nats::connect(url).await.unwrap();
-            let mut asked = client.subscribe("memprof.v1.svc.cart.ps").await.unwrap();
+            let mut requests = client.subscribe("memprof.v1.svc.cart.ps").await.unwrap();
             client.flush().await.unwrap();
             tokio::spawn(async move {
                 let host = format!("node-{agent:04}");
-                while let Some(message) = asked.next().await {
-                    answer(&client, &host, message).await;
+                while let Some(message) = requests.next().await {
+                    reply_as_agent(&client, &host, message).await;
                 }
             });
         }
     });
 }
 
-/// Asks: every agent is in the answer with all its processes, or is named as missing.
-fn ask(place: &Place, args: &[&str]) {
+/// Sends a request, and checks that every agent either replies with all its processes, or is named as
+/// missing.
+fn check_request(dir: &TestDir, args: &[&str]) {
     let has_all = |run: &Run| {
-        let answer = run.json();
-        let processes = answer["processes"].as_array().unwrap();
-        let hosts: BTreeSet<_> = processes.iter().map(|one| one["host"].as_str()).collect();
+        let reply = run.json();
+        let processes = reply["processes"].as_array().unwrap();
+        let hosts: BTreeSet<_> = processes
+            .iter()
+            .map(|process| process["host"].as_str())
+            .collect();
         (processes.len(), hosts.len()) == (AGENTS * PROCESSES, AGENTS)
     };
-    let run = (0..LOOKS).map(|_| place.run(args)).find(has_all);
-    let run = run.expect("all agents answer");
+    let run = (0..MAX_ATTEMPTS).map(|_| dir.run(args)).find(has_all);
+    let run = run.expect("all agents reply");
     assert_eq!(run.code, 1, "{}", run.stderr);
-    let answer = run.json();
-    let missing = answer["missing"].as_object().unwrap();
+    let reply = run.json();
+    let missing = reply["missing"].as_object().unwrap();
     let missing: Vec<_> = missing.keys().map(String::as_str).collect();
     assert_eq!(missing, SILENT);
-    let told = format!("{AGENTS} agents answered");
-    assert!(run.stderr.contains(&told), "{}", run.stderr);
+    let note = format!("{AGENTS} agents answered");
+    assert!(run.stderr.contains(&note), "{}", run.stderr);
 }
 
 #[test]
-fn a_thousand_agents_answer_one_asker_and_twenty() {
-    let place = Place::new();
+fn thousand_agents_reply_to_concurrent_requests() {
+    let dir = TestDir::new();
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
     let now = i64::try_from(now.as_millis()).unwrap();
     for host in SILENT {
         let process = Process { host, ..CART };
-        place.spool(process, now, &[("leak", 1)]);
+        dir.spool(process, now, &[("leak", 1)]);
     }
-    place.drain();
+    dir.drain();
     let port = free_port();
-    let _server = server(place.path("").as_path(), port, "");
+    let _server = server(dir.path("").as_path(), port, "");
     let url = format!("nats://127.0.0.1:{port}");
     let runtime = tokio::runtime::Builder::new_current_thread();
     let runtime = { runtime }.enable_all().build().unwrap();
-    agents(&runtime, &url);
+    start_agents(&runtime, &url);
     let ps = ["fleet", "ps", "-t", "@cart", "--json", "--nats", &url];
     let (done, ended) = oneshot::channel::<()>();
-    let (place, ps) = (&place, &ps);
+    let (dir, ps) = (&dir, &ps);
     thread::scope(|scope| {
-        let asking = scope.spawn(move || {
-            for askers in [1, ASKERS] {
-                let begun = Instant::now();
+        let requesting = scope.spawn(move || {
+            for requesters in [1, REQUESTERS] {
+                let start = Instant::now();
                 thread::scope(|scope| {
-                    for _ in 0..askers {
-                        scope.spawn(|| ask(place, ps));
+                    for _ in 0..requesters {
+                        scope.spawn(|| check_request(dir, ps));
                     }
                 });
-                println!("{askers} askers: {:?}", begun.elapsed());
+                println!("{requesters} requests: {:?}", start.elapsed());
             }
             drop(done);
         });
-        // The agents answer meanwhile.
+        // The agents reply until all requests are done.
         let ended = runtime.block_on(ended);
-        asking.join().unwrap();
-        assert!(ended.is_err(), "nobody sends anything");
+        requesting.join().unwrap();
+        assert!(ended.is_err(), "the sender is only dropped");
     });
 }

@@ -1,37 +1,37 @@
-//! A store on S3 that fails: what was dumped is there once.
+//! Failures of a store on S3: every profile is stored once.
 
 use std::process::Command;
 
 use testkit::s3::{BUCKET, S3, WriteFault};
 
-use crate::place::{CART, HOUR, Place, Run, START};
+use crate::test_dir::{CART, HOUR, Run, START, TestDir};
 
-/// A store on S3, and an agent's place.
+/// Store on S3, and a directory of an agent.
 struct Bucket {
-    place: Place,
+    dir: TestDir,
     s3: S3,
 }
 
 impl Bucket {
     fn new() -> Self {
         Self {
-            place: Place::new(),
+            dir: TestDir::new(),
             s3: S3::start().unwrap(),
         }
     }
 
     fn command(&self, args: &[&str]) -> Command {
         let url = format!("s3://{BUCKET}/prod");
-        let mut command = self.place.command(args);
+        let mut command = self.dir.command(args);
         command.args(["--store", &url]).envs(self.s3.environment());
         command
     }
 
     fn run(&self, args: &[&str]) -> Run {
-        Run::of(self.command(args).output().unwrap())
+        Run::from_output(self.command(args).output().unwrap())
     }
 
-    /// The bytes of all samples.
+    /// Sum of the bytes of all samples.
     fn total(&self) -> i64 {
         let day = ["--at", "2026-11-21T23:00:00Z", "--for", "24h"];
         let flame = ["fleet", "flame", "--format", "collapsed"];
@@ -41,12 +41,12 @@ impl Bucket {
         values.sum()
     }
 
-    /// Two hours of a process that holds the same all the time.
+    /// Writes profiles from two hours of a process that always holds the same.
     fn spool(&self) {
-        for at in 0..4 {
-            self.place.spool(
+        for index in 0..4 {
+            self.dir.spool(
                 CART,
-                START + at * HOUR / 2,
+                START + index * HOUR / 2,
                 &[("leak", 1000), ("load", 500)],
             );
         }
@@ -54,7 +54,7 @@ impl Bucket {
 }
 
 #[test]
-fn what_a_failing_store_takes_is_there_once() {
+fn failing_store_has_each_profile_once() {
     let faults = [
         WriteFault::Conflict,
         WriteFault::ConflictAfterWriting,
@@ -69,16 +69,16 @@ fn what_a_failing_store_takes_is_there_once() {
             bucket.spool();
             bucket.s3.set_faults(&vec![fault; failing]);
             let mut runs = Vec::new();
-            // Whatever does not arrive stays in the spool, and comes the next time.
-            while !bucket.place.is_drained() {
+            // Profiles that did not arrive stay in the spool, and are sent by the next run.
+            while !bucket.dir.is_drained() {
                 assert!(runs.len() < 12, "{fault:?}: {runs:?}");
                 runs.push(bucket.run(&["agent", "--once"]));
             }
             let names = bucket.s3.object_names();
-            // Three tables, two hours.
+            // There are three tables with two hours each.
             assert_eq!(names.len(), 6, "{fault:?} {failing}: {names:?}");
             assert_eq!(bucket.total(), 1500, "{fault:?} {failing}");
-            // Merging meets the faults that are left; what is in two files counts once.
+            // The merge meets the remaining faults; rows that are in two files count once.
             bucket.run(&["fleet", "compact"]);
             assert_eq!(bucket.total(), 1500, "{fault:?} {failing}, merging");
             bucket.s3.set_faults(&[]);
@@ -90,23 +90,23 @@ fn what_a_failing_store_takes_is_there_once() {
 }
 
 #[test]
-fn credentials_that_a_store_refuses_are_named() {
+fn refused_credentials_are_named() {
     let bucket = Bucket::new();
     bucket.spool();
     bucket.s3.set_faults(&[WriteFault::Forbidden; 9]);
     let refused = bucket.run(&["agent", "--once"]).exits(3).stderr;
     assert!(refused.contains("AccessDenied: scripted"), "{refused}");
     assert!(refused.contains("AWS_ACCESS_KEY_ID"), "{refused}");
-    assert!(!bucket.place.is_drained());
+    assert!(!bucket.dir.is_drained());
 }
 
 #[test]
-fn a_store_that_is_not_there_is_named_and_nothing_is_lost() {
+fn unreachable_store_is_named_and_nothing_is_lost() {
     let bucket = Bucket::new();
     bucket.spool();
     let mut agent = bucket.command(&["agent", "--once"]);
     agent.env("AWS_ENDPOINT_URL", "http://127.0.0.1:1");
-    let refused = Run::of(agent.output().unwrap()).exits(3).stderr;
+    let refused = Run::from_output(agent.output().unwrap()).exits(3).stderr;
     assert!(
         refused.contains(&format!("s3://{BUCKET}/prod: failed to")),
         "{refused}"

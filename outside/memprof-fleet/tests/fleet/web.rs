@@ -6,20 +6,21 @@ use std::process::Stdio;
 
 use serde_json::Value;
 
-use crate::bus::Running;
-use crate::place::{CART, HOUR, Place, Process, START};
+use crate::bus::ChildGuard;
+use crate::test_dir::{CART, HOUR, Process, START, TestDir};
 
+/// Time window of the queries.
 const DAY: &str = "at=2026-11-21T23:00:00Z&for=24h";
 
-/// A server, ended when dropped.
+/// Running server, stopped on drop.
 struct Server {
     address: String,
-    _running: Running,
+    _running: ChildGuard,
 }
 
 impl Server {
-    fn start(place: &Place) -> Self {
-        let mut command = place.command(&["serve", "--listen", "127.0.0.1:0"]);
+    fn start(dir: &TestDir) -> Self {
+        let mut command = dir.command(&["serve", "--listen", "127.0.0.1:0"]);
         let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
         let mut line = String::new();
         let mut notes = BufReader::new(child.stderr.take().unwrap());
@@ -28,11 +29,11 @@ impl Server {
         let address = address.split('/').next().unwrap().to_owned();
         Self {
             address,
-            _running: Running(child),
+            _running: ChildGuard(child),
         }
     }
 
-    /// The status and the body of a reply.
+    /// Status and body of the response to a GET request.
     fn get(&self, path: &str) -> (u16, String) {
         let mut stream = TcpStream::connect(&self.address).unwrap();
         let head = format!("GET {path} HTTP/1.0\r\nHost: {}\r\n\r\n", self.address);
@@ -43,33 +44,34 @@ impl Server {
         (head[9..12].parse().unwrap(), body.to_owned())
     }
 
-    fn rows(&self, what: &str) -> Value {
-        let (status, body) = self.get(&format!("/api/v1/{what}?{DAY}"));
+    /// Rows of a response for the day.
+    fn rows(&self, resource: &str) -> Value {
+        let (status, body) = self.get(&format!("/api/v1/{resource}?{DAY}"));
         assert_eq!(status, 200, "{body}");
         serde_json::from_str::<Value>(&body).unwrap()["rows"].clone()
     }
 }
 
-fn two_builds() -> Place {
-    let place = Place::new();
+fn dir_with_two_builds() -> TestDir {
+    let dir = TestDir::new();
     let other = Process {
         pid: 8,
         build: "3f2a00",
         ..CART
     };
-    for at in 0..3 {
-        let time = START + at * HOUR;
-        place.spool(CART, time, &[("load", 500)]);
-        place.spool(other, time, &[("load", 500), ("leak", 1000 * (at + 1))]);
+    for hour in 0..3 {
+        let time = START + hour * HOUR;
+        dir.spool(CART, time, &[("load", 500)]);
+        dir.spool(other, time, &[("load", 500), ("leak", 1000 * (hour + 1))]);
     }
-    place.drain();
-    place
+    dir.drain();
+    dir
 }
 
 #[test]
-fn services_processes_and_their_history_are_told() {
-    let place = two_builds();
-    let server = Server::start(&place);
+fn services_processes_and_history_are_returned() {
+    let dir = dir_with_two_builds();
+    let server = Server::start(&dir);
     let services = server.rows("services");
     assert_eq!(services[0]["service"], "cart");
     assert_eq!(services[0]["processes"], 2);
@@ -79,25 +81,25 @@ fn services_processes_and_their_history_are_told() {
     );
     assert_eq!(services[0]["inuse_bytes"], 4000);
     assert_eq!(services[0]["growth_bytes"], 2000);
-    assert_eq!(server.rows("growth"), place.growth());
+    assert_eq!(server.rows("growth"), dir.growth());
     assert_eq!(server.rows("processes").as_array().unwrap().len(), 2);
     let history = server.rows("history");
-    let mut held: Vec<_> = history
+    let mut values: Vec<_> = history
         .as_array()
         .unwrap()
         .iter()
-        .map(|one| one["inuse_bytes"].as_i64().unwrap())
+        .map(|point| point["inuse_bytes"].as_i64().unwrap())
         .collect();
-    assert_eq!(held.len(), 60);
-    held.dedup();
-    // Nothing before the first profile and behind the last one.
-    assert_eq!(held, [0, 2000, 3000, 4000, 0]);
+    assert_eq!(values.len(), 60);
+    values.dedup();
+    // The values are 0 before the first profile and after the last one.
+    assert_eq!(values, [0, 2000, 3000, 4000, 0]);
 }
 
 #[test]
-fn profiles_are_had_in_the_formats_of_reports() {
-    let place = two_builds();
-    let server = Server::start(&place);
+fn profiles_are_returned_in_report_formats() {
+    let dir = dir_with_two_builds();
+    let server = Server::start(&dir);
     let (status, collapsed) = server.get(&format!("/api/v1/profile?{DAY}&format=collapsed"));
     assert_eq!(
         (status, &*collapsed),
@@ -129,9 +131,9 @@ fn profiles_are_had_in_the_formats_of_reports() {
 }
 
 #[test]
-fn what_cannot_be_answered_says_why() {
-    let place = two_builds();
-    let server = Server::start(&place);
+fn invalid_queries_are_refused_with_reason() {
+    let dir = dir_with_two_builds();
+    let server = Server::start(&dir);
     let check = |path: &str, expected: u16, text: &str| {
         let (status, body) = server.get(path);
         assert_eq!(status, expected, "{path}: {body}");
@@ -163,7 +165,7 @@ fn what_cannot_be_answered_says_why() {
         "there is no profile of the fleet",
     );
     check("/nothing", 404, "there is no such page");
-    let samples = place.files("incoming/samples").remove(0);
+    let samples = dir.files("incoming/samples").remove(0);
     std::fs::write(&samples, "not a table").unwrap();
     let path = format!("/api/v1/profile?{DAY}&format=view");
     check(&path, 200, "a file is missing or damaged");

@@ -1,4 +1,4 @@
-//! A spool and a store in a directory of their own, and what is asked of them.
+//! Directory with a spool and a store, and commands on them.
 
 use std::path::PathBuf;
 use std::process::{Command, Output};
@@ -6,15 +6,17 @@ use std::process::{Command, Output};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-/// 2026-11-21T10:00:00Z
+/// Time of the first profile: 2026-11-21T10:00:00Z.
 pub(crate) const START: i64 = 1_795_255_200_000;
+/// Milliseconds of an hour.
 pub(crate) const HOUR: i64 = 3_600_000;
 
-pub(crate) struct Place {
-    place: TempDir,
+/// Directory of a test, removed on drop.
+pub(crate) struct TestDir {
+    directory: TempDir,
 }
 
-/// How a run of the program ended.
+/// Result of a run of the program.
 #[derive(Debug)]
 pub(crate) struct Run {
     pub(crate) code: i32,
@@ -23,7 +25,7 @@ pub(crate) struct Run {
 }
 
 impl Run {
-    pub(crate) fn of(output: Output) -> Self {
+    pub(crate) fn from_output(output: Output) -> Self {
         Self {
             code: output.status.code().unwrap_or(-1),
             stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
@@ -31,36 +33,39 @@ impl Run {
         }
     }
 
+    /// Checks the exit code.
     pub(crate) fn exits(self, code: i32) -> Self {
         assert_eq!(self.code, code, "{self:?}");
         self
     }
 
+    /// Stdout as JSON.
     pub(crate) fn json(&self) -> Value {
         serde_json::from_str(&self.stdout).unwrap_or_else(|error| panic!("{error}: {self:?}"))
     }
 }
 
-impl Place {
+impl TestDir {
     pub(crate) fn new() -> Self {
-        let place = tempfile::tempdir().unwrap();
-        let of = |name: &str| place.path().join(name);
-        // No rule: the hosts of this machine are left alone.
+        let directory = tempfile::tempdir().unwrap();
+        let path = |name: &str| directory.path().join(name);
+        // The policy has no rule, so the hosts of this machine are left alone.
         let config = format!(
             "store = \"file://{}\"\nspool = {:?}\nservice = []\n",
-            of("store").display(),
-            of("spool")
+            path("store").display(),
+            path("spool")
         );
-        std::fs::write(of("fleet.toml"), config).unwrap();
-        std::fs::create_dir_all(of("spool/dumps")).unwrap();
-        Self { place }
+        std::fs::write(path("fleet.toml"), config).unwrap();
+        std::fs::create_dir_all(path("spool/dumps")).unwrap();
+        Self { directory }
     }
 
+    /// Path in the directory.
     pub(crate) fn path(&self, name: &str) -> PathBuf {
-        self.place.path().join(name)
+        self.directory.path().join(name)
     }
 
-    /// A command of the program, with this place's configuration.
+    /// Command of the program, with the configuration of this directory.
     pub(crate) fn command(&self, args: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_memprof-fleet"));
         command
@@ -73,40 +78,41 @@ impl Place {
         command
     }
 
+    /// Runs a command of the program.
     pub(crate) fn run(&self, args: &[&str]) -> Run {
-        Run::of(self.command(args).output().unwrap())
+        Run::from_output(self.command(args).output().unwrap())
     }
 
-    /// Puts a dump into the spool: what each function holds.
+    /// Writes a profile into the spool, with the bytes that each function holds.
     pub(crate) fn spool(&self, process: Process, time: i64, held: &[(&str, i64)]) {
         let stack = |function| vec![("main", "cart"), (function, "cart")];
         let held: Vec<_> = held
             .iter()
-            .map(|(of, bytes)| (stack(*of), *bytes))
+            .map(|(function, bytes)| (stack(*function), *bytes))
             .collect();
         self.spool_stacks(process, time, &held);
     }
 
-    /// Puts a dump into the spool: what each stack holds.
+    /// Writes a profile into the spool, with the bytes that each stack holds.
     pub(crate) fn spool_stacks(&self, process: Process, time: i64, held: &[(Stack<'_>, i64)]) {
         let name = format!("{time:015}.{}.{}.json", process.host, process.pid);
-        let dumped = dumped(process, time, held).to_string();
-        std::fs::write(self.path("spool/dumps").join(name), dumped).unwrap();
+        let profile = spooled_profile(process, time, held).to_string();
+        std::fs::write(self.path("spool/dumps").join(name), profile).unwrap();
     }
 
-    /// Whether nothing waits in the spool.
+    /// Whether the spool is empty.
     pub(crate) fn is_drained(&self) -> bool {
         let parts = ["dumps", "batch", "outbox"].map(|part| self.path("spool").join(part));
         let mut entries = parts.iter().flat_map(std::fs::read_dir).flatten();
         entries.next().is_none()
     }
 
-    /// Moves the spool to the store. There is no host to take a profile of.
+    /// Moves the spool to the store. Exits with 5, because there is no host to profile.
     pub(crate) fn drain(&self) -> Run {
         self.run(&["agent", "--once"]).exits(5)
     }
 
-    /// What a question about the day says of all bytes, as JSON.
+    /// Sum of all bytes that a query of the day returns.
     pub(crate) fn total(&self) -> i64 {
         let args = [
             "fleet",
@@ -126,7 +132,7 @@ impl Place {
         values.map(|value| value.parse::<i64>().unwrap()).sum()
     }
 
-    /// The profiles that growth sees, of the process that has them.
+    /// Result of `fleet growth` for the day.
     pub(crate) fn growth(&self) -> Value {
         let args = [
             "fleet",
@@ -140,15 +146,15 @@ impl Place {
         self.run(&args).exits(0).json()
     }
 
-    /// The names of the store's files below a directory.
+    /// Paths of the store's files below a folder, sorted.
     pub(crate) fn files(&self, directory: &str) -> Vec<PathBuf> {
         let mut found = Vec::new();
-        let mut left = vec![self.path("store").join(directory)];
-        while let Some(directory) = left.pop() {
+        let mut folders = vec![self.path("store").join(directory)];
+        while let Some(directory) = folders.pop() {
             for entry in std::fs::read_dir(directory).into_iter().flatten() {
                 let path = entry.unwrap().path();
                 match path.is_dir() {
-                    true => left.push(path),
+                    true => folders.push(path),
                     false => found.push(path),
                 }
             }
@@ -158,7 +164,7 @@ impl Place {
     }
 }
 
-/// Of which process a dump is.
+/// Process of a profile.
 #[derive(Clone, Copy)]
 pub(crate) struct Process {
     pub(crate) host: &'static str,
@@ -167,6 +173,7 @@ pub(crate) struct Process {
     pub(crate) build: &'static str,
 }
 
+/// Process of most profiles.
 pub(crate) const CART: Process = Process {
     host: "node",
     service: "cart",
@@ -177,8 +184,9 @@ pub(crate) const CART: Process = Process {
 /// Functions and their modules, root first.
 type Stack<'s> = Vec<(&'s str, &'s str)>;
 
-/// The form of a file in the spool. The ids of stacks are the hash of their names only for the agent.
-fn dumped(process: Process, time: i64, held: &[(Stack<'_>, i64)]) -> Value {
+/// Profile in the form of a file in the spool. Its stack ids differ from an agent's, which are hashes of
+/// other bytes.
+fn spooled_profile(process: Process, time: i64, held: &[(Stack<'_>, i64)]) -> Value {
     let id = |stack: &Stack<'_>| {
         let texts = stack
             .iter()
