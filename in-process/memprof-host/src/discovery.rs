@@ -23,7 +23,7 @@ const HOST_TIMEOUT: Duration = Duration::from_secs(3);
 const TOTAL_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Reason and remedy for a process that has the plugin but no control socket.
-pub const SILENT: &str = "it has the plugin, but no control socket: set `control=on` in the \
+pub const NO_CONTROL_SOCKET: &str = "it has the plugin, but no control socket: set `control=on` in the \
                           plugin's configuration, or attach again if memprof detached from it";
 
 /// A host that responded.
@@ -53,9 +53,9 @@ pub struct UnreachableHost {
     /// Id of its process, if it is known.
     pub pid: Option<u32>,
     /// Path of its socket, or a directory of sockets.
-    pub place: PathBuf,
+    pub path: PathBuf,
     /// Reason for which it was not reached.
-    pub why: String,
+    pub reason: String,
 }
 
 /// Extent of a discovery.
@@ -73,7 +73,7 @@ pub struct Discovery<T> {
     /// Hosts in the order of their pids, each with the result of the query.
     pub hosts: Vec<(RunningHost, T)>,
     /// Hosts that did not respond, and directories that were not read.
-    pub unreached: Vec<UnreachableHost>,
+    pub unreachable: Vec<UnreachableHost>,
 }
 
 /// A socket at which a host may listen.
@@ -121,9 +121,9 @@ pub fn discover<T: Send>(
     let deadline = Deadline::after(TOTAL_TIMEOUT);
     let mut discovery = Discovery {
         hosts: Vec::new(),
-        unreached: Vec::new(),
+        unreachable: Vec::new(),
     };
-    let (candidates, own) = socket_candidates(&mut discovery.unreached);
+    let (candidates, own) = socket_candidates(&mut discovery.unreachable);
     let any_is_abandoned = discovery.query_candidates(&candidates, deadline, &query);
     if scope == DiscoveryScope::AllProcesses {
         discovery.query_processes(&candidates, deadline, &query);
@@ -159,10 +159,10 @@ impl<T: Send> Discovery<T> {
                 Err((_, ClientError::Unreachable(error))) if is_abandoned(&error) => {
                     any_is_abandoned = true;
                 }
-                Err((pid, error)) => self.unreached.push(UnreachableHost {
+                Err((pid, error)) => self.unreachable.push(UnreachableHost {
                     pid: pid.or(candidate.process),
-                    place: candidate.socket.clone(),
-                    why: match error {
+                    path: candidate.socket.clone(),
+                    reason: match error {
                         ClientError::Unreachable(error) => error.to_string(),
                         error => error.to_string(),
                     },
@@ -187,10 +187,10 @@ impl<T: Send> Discovery<T> {
         let mut candidates = Vec::new();
         for process in processes::find_with_plugin(&known) {
             if process.sockets.is_empty() {
-                self.unreached.push(UnreachableHost {
+                self.unreachable.push(UnreachableHost {
                     pid: Some(process.pid),
-                    place: PathBuf::from(format!("/proc/{}", process.pid)),
-                    why: SILENT.to_owned(),
+                    path: PathBuf::from(format!("/proc/{}", process.pid)),
+                    reason: NO_CONTROL_SOCKET.to_owned(),
                 });
             }
             let sockets = process.sockets.into_iter();
@@ -235,8 +235,8 @@ fn socket_candidates(unreached: &mut Vec<UnreachableHost>) -> (Vec<SocketCandida
             }
             Err(error) => unreached.push(UnreachableHost {
                 pid: None,
-                place: dir.directory,
-                why: error.to_string(),
+                path: dir.directory,
+                reason: error.to_string(),
             }),
         }
     }

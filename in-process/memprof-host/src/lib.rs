@@ -49,8 +49,8 @@ pub use config::{Config, ConfigError, ControlConfig, LogConfig, PluginConfig};
 pub use control::{ControlError, ControlSocket, ListenConfig};
 #[cfg(feature = "client")]
 pub use discovery::{
-    Discovery, DiscoveryScope, RunningHost, SILENT, UnreachableHost, discover, find_by_pid,
-    running_hosts,
+    Discovery, DiscoveryScope, NO_CONTROL_SOCKET, RunningHost, UnreachableHost, discover,
+    find_by_pid, running_hosts,
 };
 #[cfg(all(feature = "loader", feature = "control"))]
 pub use host::Host;

@@ -62,7 +62,7 @@ pub(crate) fn run(all: bool, json: bool) -> Outcome {
     let mut listing = Listing {
         schema_version: 1,
         hosts: found.hosts.into_iter().map(host_row).collect(),
-        unreached: found.unreached.into_iter().map(unreachable_row).collect(),
+        unreached: found.unreachable.into_iter().map(unreachable_row).collect(),
         processes: None,
     };
     let mut of_others = 0;
@@ -113,8 +113,8 @@ fn host_row((host, answer): (RunningHost, PluginSummary)) -> PsHostRow {
 fn unreachable_row(one: UnreachableHost) -> UnreachableRow {
     UnreachableRow {
         pid: one.pid,
-        place: one.place,
-        reason: one.why,
+        place: one.path,
+        reason: one.reason,
     }
 }
 

@@ -100,7 +100,7 @@ fn find_host(target: Option<&str>) -> anyhow::Result<RunningHost> {
             .into_iter()
             .map(|(host, ())| host)
             .collect();
-        unreachable = everywhere.unreached;
+        unreachable = everywhere.unreachable;
     }
     choose(hosts, &unreachable, target)
 }
@@ -153,7 +153,7 @@ fn no_host_message(target: &str, running: &str, unreachable: &[UnreachableHost])
     let own = rustix::process::geteuid().as_raw();
     let known = unreachable.iter().find(|one| one.pid == Some(pid));
     match known {
-        Some(one) => format!("{pid} ({name}) was not reached: {}", one.why),
+        Some(one) => format!("{pid} ({name}) was not reached: {}", one.reason),
         None if own != 0 && own != owner => {
             let owner = match owner {
                 0 => "root".to_owned(),
@@ -271,8 +271,8 @@ mod tests {
         check(&[], &remedy);
         let silent = UnreachableHost {
             pid: Some(own),
-            place: "/run/h.sock".into(),
-            why: "it did not answer within 3s".to_owned(),
+            path: "/run/h.sock".into(),
+            reason: "it did not answer within 3s".to_owned(),
         };
         check(&[silent], "was not reached: it did not answer within 3s");
     }

@@ -190,16 +190,16 @@ impl Agent {
         let found = discover(DiscoveryScope::AllProcesses, |_| ());
         let name = |one: &UnreachableHost| {
             let pid = one.pid.map(|pid| format!("{pid}, ")).unwrap_or_default();
-            format!("{UNREACHABLE_PREFIX}{pid}{}", one.place.display())
+            format!("{UNREACHABLE_PREFIX}{pid}{}", one.path.display())
         };
-        let unreachable: HashSet<_> = found.unreached.iter().map(name).collect();
+        let unreachable: HashSet<_> = found.unreachable.iter().map(name).collect();
         // Errors of hosts that have ended are dropped without a report.
         self.reported_errors.retain(|subject, _| {
             !subject.starts_with(UNREACHABLE_PREFIX) || unreachable.contains(subject)
         });
-        for one in &found.unreached {
+        for one in &found.unreachable {
             let subject = name(one);
-            self.report_change(subject, Err(anyhow::anyhow!("{}", one.why)));
+            self.report_change(subject, Err(anyhow::anyhow!("{}", one.reason)));
         }
         let hosts = found.hosts.into_iter().filter_map(|(host, ())| {
             let rule = rule(&self.config.service, &host.info.name)?;

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use memprof_host::SILENT;
+use memprof_host::NO_CONTROL_SOCKET;
 use memprof_ptrace::{ExaminedProcess, ListedProcess, Refusal};
 use memprof_report::{SampleType, amount};
 use serde::Serialize;
@@ -95,7 +95,7 @@ fn process_row(process: ListedProcess, hosts: &HashSet<u32>) -> ProcessRow {
 /// Note on attaching to a process; `None` if there is nothing to note.
 fn note(examined: &ExaminedProcess) -> Option<&'static str> {
     match examined {
-        _ if examined.has_plugin => Some(SILENT),
+        _ if examined.has_plugin => Some(NO_CONTROL_SOCKET),
         _ if examined.has_filter() => Some(FILTER_NOTE),
         _ => None,
     }
