@@ -14,7 +14,7 @@ const PAGE: usize = 4096;
 /// More than the size of a plugin's thread-local variables.
 const THREAD_LOCAL_BYTES: usize = 1024;
 
-/// Fails unless the kernel maps `bytes` in total and allows [`MAPPINGS`] more mappings (`vm.max_map_count`), or if half
+/// Fails unless the kernel maps `bytes` in total and allows 16 more mappings (`vm.max_map_count`), or if half
 /// of the reserve of [`ReservedAllocator`](crate::ReservedAllocator) is in use. Nothing is reserved: other threads may
 /// use the memory before the caller does, so `bytes` should include a margin.
 ///
