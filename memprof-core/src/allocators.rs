@@ -14,7 +14,6 @@ pub(crate) mod mallctl;
 pub(crate) mod mimalloc;
 pub(crate) mod printout;
 pub(crate) mod profiler_exclusion;
-pub(crate) mod stats;
 pub(crate) mod stripped_jemalloc;
 pub(crate) mod symbols;
 pub(crate) mod tcmalloc;

@@ -13,8 +13,6 @@ mod limit;
 
 mod error;
 
-mod clock;
-
 mod lock;
 
 mod identity;
@@ -40,9 +38,8 @@ mod profiler;
 pub use accounting::recent_allocations::RECENT;
 pub use allocators::interval::SampleInterval;
 pub use allocators::mallctl::{Mallctl, MallctlFn, StatsCallback, StatsPrintFn, Value};
-pub use allocators::printout::{PrintOptions, Printout};
+pub use allocators::printout::{JemallocReaders, PrintOptions, Printout, ReadPrintout, ReadTotals};
 pub use allocators::profiler_exclusion::ProfilerExclusion;
-pub use allocators::stats::{JemallocReaders, ReadPrintout, ReadTotals};
 pub use allocators::unprofilable::is_secure_execution;
 pub use dumps::retention::RetentionPolicy;
 pub use dumps::store::{OpenedDump, Store, default_dump_dir};

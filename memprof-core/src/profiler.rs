@@ -48,9 +48,8 @@ use self::status::allocator_status;
 use self::usage_cache::LedgerHistory;
 use crate::allocators::interval::SampleInterval;
 use crate::allocators::mallctl::Mallctl;
-use crate::allocators::stats::JemallocReaders;
+use crate::allocators::printout::JemallocReaders;
 use crate::allocators::unprofilable::Unprofilable;
-use crate::clock::rfc3339;
 use crate::dumps::store::{OpenedDump, Store};
 use crate::error::{Error, ErrorKind, Result};
 use crate::sampler::{self, Backend};
@@ -244,6 +243,11 @@ fn for_each_backend(
 fn needs_jemalloc_error(has: &str) -> Error {
     let message = format!("only jemalloc {has}, and this process has none that memprof can find");
     Error::new(ErrorKind::Unsupported, message).remedy(Unprofilable::no_profiler(None).remedy())
+}
+
+/// Formats a time as `2026-01-31T12:00:00Z`, to the second.
+fn rfc3339(time: SystemTime) -> String {
+    humantime::format_rfc3339_seconds(time).to_string()
 }
 
 /// Converts a path to text for a reply, replacing bytes that are not UTF-8.

@@ -14,7 +14,7 @@ use std::sync::Mutex;
 use std::time::SystemTime;
 
 use crate::allocators::jemalloc::Jemalloc;
-use crate::{clock::rfc3339, lock::lock};
+use crate::lock::lock;
 use memprof_messages::{Provider, UnwinderChoice, UnwinderStatus, WalkerStatus};
 
 #[cfg(target_arch = "x86_64")]
@@ -265,7 +265,9 @@ impl WalkerRecord {
             }
             .into(),
             reason: self.reason.clone(),
-            since: self.since.map(rfc3339),
+            since: self
+                .since
+                .map(|since| humantime::format_rfc3339_seconds(since).to_string()),
             samples: counts.samples,
             fallbacks: counts.fallbacks,
             cut: counts.cut,

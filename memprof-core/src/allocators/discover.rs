@@ -18,7 +18,7 @@ use crate::allocators::jemalloc::{JemallocCandidate, identify};
 use crate::allocators::loaded_objects::{self, LoadedObject};
 use crate::allocators::mallctl::Mallctl;
 use crate::allocators::mimalloc::{self, Mimalloc};
-use crate::allocators::stats::JemallocReaders;
+use crate::allocators::printout::JemallocReaders;
 use crate::allocators::symbols::{self, ObjectSymbols, as_function};
 use crate::allocators::tcmalloc::{self, Tcmalloc};
 use crate::identity::FoundBy;

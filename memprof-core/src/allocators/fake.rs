@@ -6,8 +6,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use crate::allocators::mallctl::{Mallctl, StatsCallback};
+use crate::allocators::printout::JemallocReaders;
 use crate::allocators::printout::Printout;
-use crate::allocators::stats::JemallocReaders;
 use memprof_messages::HeapTotals;
 
 /// Readers that return empty statistics.

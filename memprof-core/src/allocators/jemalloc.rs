@@ -11,8 +11,8 @@ use rustix::io::Errno;
 
 use crate::allocators::interval::SampleInterval;
 use crate::allocators::mallctl::Mallctl;
+use crate::allocators::printout::JemallocReaders;
 use crate::allocators::printout::{PrintOptions, Printout};
-use crate::allocators::stats::JemallocReaders;
 use crate::allocators::unprofilable::{Unprofilable, malloc_variables};
 use crate::error::{Error, ErrorKind, Result};
 use crate::identity::AllocatorIdentity;

@@ -1,8 +1,9 @@
-//! An allocator's statistics printout and its options.
+//! An allocator's statistics printout and its options, and the functions with which the plugin reads them.
 
 use std::ffi::CString;
 use std::io;
 
+use memprof_messages::HeapTotals;
 use rustix::io::Errno;
 
 use crate::allocators::mallctl::Mallctl;
@@ -129,6 +130,23 @@ impl io::Write for Printout {
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }
+}
+
+/// Reads a jemalloc's heap totals. The plugin provides it, because it uses tikv-jemalloc-ctl, which only a
+/// cdylib can bind to a jemalloc of the host.
+pub type ReadTotals = fn(&Mallctl) -> Result<HeapTotals>;
+
+/// Reads the `malloc_stats_print` output of a jemalloc without single arenas. Provided by the plugin, like
+/// [`ReadTotals`].
+pub type ReadPrintout = fn(&Mallctl) -> Result<Printout>;
+
+/// Functions that read a jemalloc's statistics.
+#[derive(Clone, Copy, Debug)]
+pub struct JemallocReaders {
+    /// Reads the heap totals from `stats.*` (jemalloc(3)).
+    pub totals: ReadTotals,
+    /// Reads the output of `malloc_stats_print`.
+    pub printout: ReadPrintout,
 }
 
 #[cfg(test)]
