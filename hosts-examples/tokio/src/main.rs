@@ -32,6 +32,7 @@ enum Route {
 }
 
 impl Route {
+    /// Path of the route, the value of the label `route`.
     fn path(self) -> &'static str {
         match self {
             Self::Search => "/search",
@@ -53,16 +54,19 @@ impl Route {
     }
 }
 
+/// Allocates for `/search`.
 #[inline(never)]
 fn read_index() -> Vec<u8> {
     black_box(vec![0; 1000])
 }
 
+/// Allocates for `/cart`.
 #[inline(never)]
 fn fill_cart() -> Vec<u8> {
     black_box(vec![0; 3000])
 }
 
+/// Allocates for `/export`.
 #[inline(never)]
 fn render_page() -> Vec<u8> {
     black_box(vec![0; 9000])

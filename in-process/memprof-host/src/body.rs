@@ -167,6 +167,7 @@ fn path_name(file: &File) -> String {
     path.display().to_string()
 }
 
+/// Creates an error of kind `InvalidInput`.
 fn invalid_input_error(message: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, message)
 }

@@ -22,7 +22,7 @@ pub struct Config {
     pub plugin: Vec<PluginConfig>,
 }
 
-/// `[control]`: the socket through which `memprof` talks to the host.
+/// `[control]`: the socket through which `memprof` sends messages to the host.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(
     default,

@@ -11,7 +11,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! [`adapters`] make programs hosts that were not built for memprof.
+//! [`adapters`] turn programs that were not built for memprof into hosts.
 //!
 //! To write a plugin, see `memprof-plugin-abi`. To embed a host in C or C++, see
 //! `memprof-host-c`.

@@ -106,7 +106,6 @@ fn users() -> Vec<u32> {
 impl SocketDir {
     /// Returns the user whose hosts it contains. `None` if there is no such directory.
     ///
-    ///
     /// # Errors
     /// Those of stat(2); `PermissionDenied` if it belongs to another user than its name says.
     pub fn owner(&self) -> io::Result<Option<u32>> {

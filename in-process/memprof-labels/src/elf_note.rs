@@ -16,12 +16,12 @@ static LABELS: memprof_labels_t = memprof_labels_t {
     key: Some(key_number),
 };
 
-/// The function `place` of `memprof_labels_t`.
+/// Implements `place` of `memprof_labels_t`: returns the address of the calling thread's pointer to its record.
 unsafe extern "C" fn context_pointer() -> *const *const c_void {
     record::context_pointer()
 }
 
-/// The function `key` of `memprof_labels_t`. Returns the key's number, or a negative status.
+/// Implements `key` of `memprof_labels_t`: returns the number of a key, or a negative status.
 unsafe extern "C" fn key_number(key: memprof_str_t) -> i32 {
     // SAFETY: memprof.h: the caller lends the text for the call.
     match unsafe { key.as_str() } {

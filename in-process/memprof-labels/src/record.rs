@@ -73,6 +73,7 @@ impl Context {
         Mark(before)
     }
 
+    /// Truncates the labels to the length before a push. Does nothing if they are shorter already.
     fn pop(&self, Mark(before): Mark) {
         let current = self.record.length.get();
         self.record.length.set(current.min(before));

@@ -54,6 +54,7 @@ impl<const N: usize> UsageWriter<N> {
         }
     }
 
+    /// Appends a text.
     const fn write_text(mut self, text: &str) -> Self {
         let mut index = 0;
         while index < text.len() {
@@ -66,6 +67,7 @@ impl<const N: usize> UsageWriter<N> {
         self
     }
 
+    /// Appends a number in decimal.
     const fn write_number(self, number: u32) -> Self {
         const DIGITS: &str = "0123456789";
         let writer = if number >= 10 {
@@ -78,6 +80,7 @@ impl<const N: usize> UsageWriter<N> {
         writer.write_text(digit)
     }
 
+    /// Appends the accepted values of an argument.
     const fn write_values(self, values: &ArgumentType) -> Self {
         match values {
             ArgumentType::OneOf(words) => {
@@ -100,12 +103,14 @@ impl<const N: usize> UsageWriter<N> {
         }
     }
 
+    /// Appends an argument as `key=values`.
     const fn write_argument(self, argument: &ArgumentSpec) -> Self {
         self.write_text(argument.key)
             .write_text("=")
             .write_values(&argument.values)
     }
 
+    /// Appends all arguments of a message, optional ones in brackets.
     const fn write_message(self, message: &MessageSpec) -> Self {
         let mut writer = self;
         let mut index = 0;

@@ -77,6 +77,7 @@ impl Drop for ForkGuard {
     }
 }
 
+/// Fork handler: waits until no thread reads the loader's list, at most 100 ms.
 extern "C" fn before_fork() {
     FORKS.fetch_add(1, SeqCst);
     // The wait has a limit: a program may fork in a signal handler that interrupted a reader, which then never ends.
@@ -88,10 +89,12 @@ extern "C" fn before_fork() {
     }
 }
 
+/// Fork handler: lets readers continue in the parent.
 extern "C" fn after_fork_in_parent() {
     FORKS.fetch_sub(1, SeqCst);
 }
 
+/// Fork handler: releases a lock of the parent's threads, and resets the counts in the child.
 extern "C" fn after_fork_in_child() {
     loader_lock::release_orphaned(true);
     FORKS.store(0, SeqCst);

@@ -43,6 +43,7 @@ pub struct GuardedFd<T: AsFd> {
 struct FdIdentity(u64, u64);
 
 impl FdIdentity {
+    /// Returns the identity of an open file, by fstat(2).
     fn from_fd(descriptor: impl AsFd) -> Result<Self, Errno> {
         let stat = rustix::fs::fstat(descriptor)?;
         Ok(Self(stat.st_dev, stat.st_ino))
@@ -144,6 +145,7 @@ where
     }
 }
 
+/// Closes a descriptor that the caller knows to be memprof's.
 fn close(descriptor: RawFd) {
     // SAFETY: close(2) has no preconditions; the caller has checked that the number is memprof's.
     unsafe { libc::close(descriptor) };
@@ -175,6 +177,7 @@ impl FdRegistration {
         }
     }
 
+    /// Registers a descriptor, which forked children close. `None` if the table is full.
     fn register(descriptor: RawFd, identity: FdIdentity) -> Option<&'static Self> {
         static REGISTERED: ProcessOnce = ProcessOnce::new();
         REGISTERED.call(|| {
@@ -200,6 +203,7 @@ impl FdRegistration {
         }
     }
 
+    /// Identity of the file for which the descriptor was registered.
     fn identity(&self) -> FdIdentity {
         let [device, inode] =
             [&self.device, &self.inode].map(|number| number.load(Ordering::Relaxed));

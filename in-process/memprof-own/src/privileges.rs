@@ -101,6 +101,7 @@ impl Capabilities {
         Self::parse(|piece| rustix::io::read(file.get().ok()?, piece).ok())
     }
 
+    /// Parses the text that `read` returns piece by piece. `None` if a read fails or a capability set is missing.
     fn parse(read: impl FnMut(&mut [u8]) -> Option<usize>) -> Option<Self> {
         let [mut inheritable, mut permitted, mut effective, mut seccomp] = [None; 4];
         for_each_line(read, |line| {
@@ -125,6 +126,7 @@ impl Capabilities {
         })
     }
 
+    /// Returns the capabilities that are also in `mask`.
     fn intersect(self, mask: u64) -> Self {
         Self {
             inheritable: self.inheritable & mask,

@@ -172,14 +172,17 @@ impl Reserve {
         }
     }
 
+    /// Address of the region.
     fn start(&self) -> *mut u8 {
         self.bytes.get().cast()
     }
 
+    /// Whether a block is in the reserve.
     fn contains(&self, block: *mut u8) -> bool {
         (self.start().addr()..self.start().addr() + RESERVE_BYTES).contains(&block.addr())
     }
 
+    /// Number of granules in use.
     fn used_granules(&self) -> usize {
         let used = |word: &AtomicU64| word.load(Ordering::Relaxed).count_ones() as usize;
         self.map.iter().map(used).sum()
@@ -240,6 +243,7 @@ impl Reserve {
     }
 }
 
+/// Marks all granules of the words as free.
 fn free_words(words: &[AtomicU64]) {
     for word in words {
         word.store(0, Ordering::Release);

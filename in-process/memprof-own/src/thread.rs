@@ -96,8 +96,8 @@ where
     let stack = needs.stack_size();
     require_memory(stack + ALLOCATOR_BYTES)?;
     let start = Box::into_raw(Box::new(ThreadStart { name, needs, work }));
-    // SAFETY: `run::<W>` accepts exactly such a box, and `W` is `Send`.
-    unsafe { create(stack, run::<W>, start.cast()) }.inspect_err(|_| {
+    // SAFETY: `run_boxed::<W>` accepts exactly such a box, and `W` is `Send`.
+    unsafe { create(stack, run_boxed::<W>, start.cast()) }.inspect_err(|_| {
         // SAFETY: no thread was created that could own the box.
         drop(unsafe { Box::from_raw(start) });
     })
@@ -122,7 +122,8 @@ struct ThreadStart<W> {
     work: W,
 }
 
-extern "C" fn run<W: FnOnce(&mut Privileges)>(start: *mut c_void) -> *mut c_void {
+/// Entry point of a thread of [`spawn_with`]. `start` is a box of [`ThreadStart`].
+extern "C" fn run_boxed<W: FnOnce(&mut Privileges)>(start: *mut c_void) -> *mut c_void {
     // SAFETY: `spawn_with` passed ownership of the box to this thread.
     let ThreadStart { name, needs, work } =
         *unsafe { Box::from_raw(start.cast::<ThreadStart<W>>()) };
@@ -130,6 +131,7 @@ extern "C" fn run<W: FnOnce(&mut Privileges)>(start: *mut c_void) -> *mut c_void
     ptr::null_mut()
 }
 
+/// Entry point of a thread of [`spawn_static`]. `spec` is its argument.
 extern "C" fn run_static(spec: *mut c_void) -> *mut c_void {
     // SAFETY: `spawn_static` passes a static `ThreadSpec`.
     let spec = unsafe { &*spec.cast::<ThreadSpec>() };
@@ -255,6 +257,7 @@ impl Attributes {
         Ok(Self(unsafe { attributes.assume_init() }))
     }
 
+    /// Sets the size of the stack, in bytes.
     fn set_stack_size(&mut self, bytes: usize) -> io::Result<()> {
         // SAFETY: pthread_attr_setstacksize(3): attributes that `new` initialized.
         check(unsafe { libc::pthread_attr_setstacksize(&raw mut self.0, bytes) })
@@ -275,6 +278,7 @@ struct BlockedSignals {
 }
 
 impl BlockedSignals {
+    /// Blocks all signals of the calling thread.
     fn block_all() -> io::Result<Self> {
         let mut all = MaybeUninit::uninit();
         // SAFETY: sigfillset(3) writes the set.

@@ -199,6 +199,7 @@ fn duplicate_key_error(key: &str) -> Failure {
     invalid_config_error(format!("config key {key:?} is given twice"))
 }
 
+/// Creates the error of an invalid config.
 fn invalid_config_error(message: String) -> Failure {
     Failure::new(MEMPROF_INVALID_ARGUMENT, message)
 }

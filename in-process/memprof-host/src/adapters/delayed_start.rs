@@ -344,6 +344,7 @@ fn program_has_own_socket() -> bool {
 }
 
 impl StartSettings {
+    /// Returns the properties of the adapter: a control socket by default.
     fn adapter(&'static self) -> Adapter {
         Adapter {
             log: &self.log,
@@ -351,6 +352,7 @@ impl StartSettings {
         }
     }
 
+    /// Control socket in the config. `None` if the config does not mention it.
     fn control(&self) -> Option<&Control> {
         self.settings.as_ref().ok()?.control.as_ref()
     }

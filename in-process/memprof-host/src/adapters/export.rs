@@ -128,6 +128,7 @@ macro_rules! __export_instance {
         #[used]
         #[unsafe(link_section = ".init_array.00000")]
         static MEMPROF_BIND_IMPORTS: unsafe extern "C" fn() = {
+            /// Passes the loader's return address and the library's headers to [`memprof_own::bind_imports`].
             #[unsafe(naked)]
             unsafe extern "C" fn bind_imports() {
                 ::std::arch::naked_asm!(
@@ -164,6 +165,7 @@ macro_rules! __export_instance {
 macro_rules! __export_with_caller {
     ($name:expr, $register:literal, $entry_point:path) => {
         const _: () = {
+            /// Adds the return address to the arguments, and jumps to the entry point.
             #[unsafe(naked)]
             #[unsafe(export_name = $name)]
             unsafe extern "C" fn exported() {

@@ -113,6 +113,7 @@ impl Connection {
         })
     }
 
+    /// Returns the user and process at the other end.
     pub(super) fn peer(&self) -> io::Result<Peer> {
         peer(&self.socket)
     }

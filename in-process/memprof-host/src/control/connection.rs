@@ -75,6 +75,7 @@ impl ControlConnection {
         }
     }
 
+    /// Stream of the connection, in nonblocking mode.
     pub(super) fn stream(&self) -> &GuardedFd<UnixStream> {
         &self.stream
     }

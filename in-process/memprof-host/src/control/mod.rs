@@ -197,11 +197,13 @@ impl Drop for ControlSocket {
 }
 
 impl SocketState {
+    /// Returns the listener. `None` if it was closed and cannot be opened again.
     fn listener(&self) -> Option<Arc<Listener>> {
         let listener = self.listener.lock();
         listener.unwrap_or_else(PoisonError::into_inner).clone()
     }
 
+    /// Removes the listener from the state. Its last owner closes it.
     fn take_listener(&self) -> Option<Arc<Listener>> {
         let listener = self.listener.lock();
         listener.unwrap_or_else(PoisonError::into_inner).take()
@@ -216,6 +218,7 @@ impl SocketState {
         Ok(listener)
     }
 
+    /// Locks the table of open connections.
     fn connections(&self) -> std::sync::MutexGuard<'_, ConnectionTable> {
         self.connections
             .lock()
@@ -323,6 +326,7 @@ impl SocketState {
 }
 
 impl ConnectionTable {
+    /// Whether a request is being handled or a response sent on any connection.
     #[cfg(feature = "adapter-attached")]
     fn any_is_busy(&self) -> bool {
         self.open.values().any(ControlConnection::is_busy)
@@ -346,6 +350,7 @@ impl ConnectionTable {
 }
 
 impl ControlConnection {
+    /// Shuts the connection down, so that its thread ends.
     fn disconnect(&self) {
         // It fails only on a connection that is closed already.
         let stream = self.stream().get().map_err(io::Error::from);
@@ -356,6 +361,7 @@ impl ControlConnection {
 }
 
 impl HostInfo {
+    /// Creates the identity of this process, which starts now.
     fn for_this_process(name: String, version: String) -> Self {
         let command = std::fs::read("/proc/thread-self/cmdline").unwrap_or_default();
         let command = String::from_utf8_lossy(&command).replace('\0', " ");

@@ -87,6 +87,7 @@ impl WorkerPool {
 }
 
 impl PoolShared {
+    /// Locks the state of the pool.
     fn lock(&self) -> MutexGuard<'_, PoolState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

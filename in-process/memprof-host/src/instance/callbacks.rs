@@ -81,7 +81,7 @@ fn to_text(bytes: &[u8]) -> Cow<'_, str> {
     str::from_utf8(bytes).map_or_else(|_| String::from_utf8_lossy(bytes), Cow::Borrowed)
 }
 
-/// The function `log_enabled` of `memprof_host_t`: 1 or 0.
+/// Implements `log_enabled` of `memprof_host_t`: returns 1 if lines of this level are logged, otherwise 0.
 pub(super) unsafe extern "C" fn log_enabled(ctx: *mut c_void, number: memprof_log_level_t) -> i32 {
     // SAFETY: `ctx` is the context that `Instance::create` leaked.
     let context = unsafe { &*ctx.cast::<HostContext>() };
@@ -92,7 +92,7 @@ pub(super) unsafe extern "C" fn log_enabled(ctx: *mut c_void, number: memprof_lo
     i32::from(context.program.log.enabled(&metadata))
 }
 
-/// The function `log` of `memprof_host_t`.
+/// Implements `log` of `memprof_host_t`: logs a line. Errors during the plugin's creation are collected instead.
 pub(super) unsafe extern "C" fn log_line(
     ctx: *mut c_void,
     number: memprof_log_level_t,
@@ -118,7 +118,7 @@ pub(super) unsafe extern "C" fn log_line(
     context.log(level, &target, &message);
 }
 
-/// The function `get_extension` of `memprof_host_t`. Null if the host has no such extension.
+/// Implements `get_extension` of `memprof_host_t`: returns the extension called `id`, null if the host has none.
 pub(super) unsafe extern "C" fn get_extension(
     ctx: *mut c_void,
     id: memprof_str_t,

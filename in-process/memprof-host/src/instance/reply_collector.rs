@@ -20,7 +20,7 @@ pub(super) struct ReplyCollector {
     pub(super) body: Body,
 }
 
-/// The function `begin` of `memprof_reply_t`.
+/// Implements `begin` of `memprof_reply_t`: sets the content type. Fails if the reply has begun already.
 pub(super) unsafe extern "C" fn begin_body(
     ctx: *mut c_void,
     content_type: memprof_str_t,
@@ -35,7 +35,7 @@ pub(super) unsafe extern "C" fn begin_body(
     MEMPROF_OK
 }
 
-/// The function `write` of `memprof_reply_t`. Appends to the body.
+/// Implements `write` of `memprof_reply_t`: appends to the body. Fails if the body would be too large.
 pub(super) unsafe extern "C" fn write_body(ctx: *mut c_void, chunk: memprof_str_t) -> Status {
     // SAFETY: `Instance::message` passes its collector as `ctx`, for one call on one thread.
     let collector = unsafe { &mut *ctx.cast::<ReplyCollector>() };
@@ -55,7 +55,8 @@ pub(super) static REPLY_FD: memprof_reply_fd_t = memprof_reply_fd_t {
     file: Some(set_body_file),
 };
 
-/// The function `file` of `memprof_reply_fd_t`. Duplicates the descriptor.
+/// Implements `file` of `memprof_reply_fd_t`: makes a file the body, and duplicates its descriptor. Fails if the reply
+/// has begun already.
 unsafe extern "C" fn set_body_file(
     ctx: *mut c_void,
     fd: c_int,

@@ -39,6 +39,7 @@ impl LinkMap {
         std::iter::successors(Some(self), |map| Self::from_address(read(map.0 + 24)))
     }
 
+    /// Returns the object of this entry.
     pub(super) fn object(self) -> Object {
         // SAFETY: the loader lists an object while it is loaded.
         unsafe { Object::new(read(self.0), self.dynamic()) }
@@ -49,6 +50,7 @@ impl LinkMap {
         read(self.0 + 16)
     }
 
+    /// Converts a pointer. `None` if it is null.
     fn from_address(address: usize) -> Option<Self> {
         (address != 0).then_some(Self(address))
     }
