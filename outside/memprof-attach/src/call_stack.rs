@@ -129,7 +129,7 @@ impl UnwindInfo {
         if header[..5] != *b"\x7fELF\x02" {
             return Err(io::ErrorKind::InvalidData.into());
         }
-        let headers = base.wrapping_add(word(&header, 32));
+        let headers = base.wrapping_add(read_u64(&header, 32));
         let count = u64::from(read_u16(&header, 56)).min(MAX_SEGMENTS);
         let mut segments = Vec::new();
         for index in 0..count {
@@ -143,10 +143,10 @@ impl UnwindInfo {
         };
         // The bias is 0 for a program that is not position independent.
         let first = of_type(PT_LOAD).next().ok_or(io::ErrorKind::NotFound)?;
-        let bias = base.wrapping_sub(word(first, 16) & !(PAGE_SIZE - 1));
+        let bias = base.wrapping_sub(read_u64(first, 16) & !(PAGE_SIZE - 1));
         let addresses = |segment: &[u8; 56]| {
-            let start = bias.wrapping_add(word(segment, 16));
-            start..start.saturating_add(word(segment, 40))
+            let start = bias.wrapping_add(read_u64(segment, 16));
+            start..start.saturating_add(read_u64(segment, 40))
         };
         let hdr = of_type(PT_GNU_EH_FRAME).next().map(addresses);
         let hdr = hdr.ok_or(io::ErrorKind::NotFound)?.start;
@@ -208,7 +208,7 @@ fn read_u32(bytes: &[u8], offset: usize) -> u32 {
     u32::from_le_bytes(bytes[offset..offset + 4].try_into().expect("four bytes"))
 }
 
-fn word(bytes: &[u8], offset: usize) -> u64 {
+fn read_u64(bytes: &[u8], offset: usize) -> u64 {
     u64::from_le_bytes(bytes[offset..offset + 8].try_into().expect("eight bytes"))
 }
 

@@ -13,18 +13,18 @@ use nix::sys::signal::Signal;
 use crate::target::Target;
 
 /// Signals of faults and aborts: their handlers run in a program that ends.
-const FAULT_SIGNALS: u64 = bit(libc::SIGSEGV)
-    | bit(libc::SIGBUS)
-    | bit(libc::SIGILL)
-    | bit(libc::SIGFPE)
-    | bit(libc::SIGTRAP)
-    | bit(libc::SIGABRT)
-    | bit(libc::SIGSYS);
+const FAULT_SIGNALS: u64 = signal_bit(libc::SIGSEGV)
+    | signal_bit(libc::SIGBUS)
+    | signal_bit(libc::SIGILL)
+    | signal_bit(libc::SIGFPE)
+    | signal_bit(libc::SIGTRAP)
+    | signal_bit(libc::SIGABRT)
+    | signal_bit(libc::SIGSYS);
 /// Signals that libc handles.
-const LIBC_SIGNALS: u64 = bit(32) | bit(33);
+const LIBC_SIGNALS: u64 = signal_bit(32) | signal_bit(33);
 
 /// Bit of a signal in a signal mask.
-const fn bit(signal: i32) -> u64 {
+const fn signal_bit(signal: i32) -> u64 {
     1 << (signal - 1)
 }
 
@@ -49,7 +49,7 @@ fn handled_signals(status: &ProcStatus) -> Vec<i32> {
         _ => 0,
     };
     (1..=64)
-        .filter(|signal| caught & bit(*signal) != 0)
+        .filter(|signal| caught & signal_bit(*signal) != 0)
         .collect()
 }
 
@@ -80,9 +80,13 @@ mod tests {
             };
             assert_eq!(handled_signals(&status), expected, "{threads} {caught:x}");
         };
-        check(1, bit(libc::SIGALRM) | bit(libc::SIGSEGV), &[libc::SIGALRM]);
-        check(1, bit(33) | bit(64), &[64]);
+        check(
+            1,
+            signal_bit(libc::SIGALRM) | signal_bit(libc::SIGSEGV),
+            &[libc::SIGALRM],
+        );
+        check(1, signal_bit(33) | signal_bit(64), &[64]);
         check(1, 0, &[]);
-        check(2, bit(libc::SIGALRM), &[]);
+        check(2, signal_bit(libc::SIGALRM), &[]);
     }
 }

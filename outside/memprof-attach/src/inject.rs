@@ -19,13 +19,13 @@ use crate::address_gap::find_gap;
 use crate::attachment::Attachment;
 use crate::error::AttachError;
 use crate::fork;
-use crate::injected_code::{code, create_offset};
+use crate::injected_code::{code_bytes, create_offset};
 use crate::jvm;
 use crate::outcome::AttachOutcome;
 use crate::plugin::{ENTRY_NAME, Plugin, PluginSource};
 use crate::room::require_room;
 use crate::run_calls::{
-    CALLS_TIMEOUT, CallInProgress, POLL_INTERVAL, has_returned, map, run_calls, unmap,
+    CALLS_TIMEOUT, CallInProgress, POLL_INTERVAL, has_returned, map_call, run_calls, unmap_call,
     unmap_leftovers, wait_until_mapped, write_error,
 };
 use crate::shared_page::{self, LoaderAck, LoaderStage, RemotePage, SharedPage};
@@ -130,8 +130,8 @@ fn inject(
     fill_page(&mut page, target, &layout, source);
 
     let maps = [
-        map(layout.code, PAGE_SIZE, PROT_READ | PROT_EXEC),
-        map(
+        map_call(layout.code, PAGE_SIZE, PROT_READ | PROT_EXEC),
+        map_call(
             layout.page,
             layout.end - layout.page,
             PROT_READ | PROT_WRITE,
@@ -141,12 +141,12 @@ fn inject(
     let first = run_calls(target, &maps, None, u64::MAX)?;
     wait_until_mapped(target, &mapped, &first)?;
     let write = |address, bytes: &[u8]| target.memory.write(address, bytes);
-    let written = write(layout.page, page.bytes()).and_then(|()| write(layout.code, code()));
+    let written = write(layout.page, page.bytes()).and_then(|()| write(layout.code, code_bytes()));
     written.map_err(|cause| write_error(target, cause))?;
 
     let create = [
         RemoteCall::Function(layout.code + create_offset(), [layout.page, 0, 0, 0]),
-        unmap(&(layout.stack..layout.end)),
+        unmap_call(&(layout.stack..layout.end)),
     ];
     let unblocked = FAULT_SIGNALS.iter().chain([&SIGSETXID]);
     let second = run_calls(target, &create, Some(layout.end), signals_except(unblocked));
@@ -338,9 +338,9 @@ fn wait_until_loaded(
         }
         .into());
     }
-    let said = page.text().map_err(lost_error)?;
+    let message = page.text().map_err(lost_error)?;
     page.send_reply(LoaderAck::ResultRead).map_err(lost_error)?;
-    Ok(LoadOutcome::Finished(said))
+    Ok(LoadOutcome::Finished(message))
 }
 
 /// Name of the file that is mapped at an address, or "of no file".
@@ -419,8 +419,8 @@ mod tests {
             words(&in_memory),
             "the file that it made is not an empty memory file (memfd)"
         );
-        let place = tempfile::tempdir().unwrap();
-        let path = place.path().join("file");
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
         fs::write(&path, "kept").unwrap();
         let read_only = OwnedFd::from(File::open(&path).unwrap());
         assert_eq!(

@@ -267,7 +267,7 @@ unsafe extern "C" {
 
 /// The position-independent code. Its first instruction is the `start_routine` of `pthread_create(3)`, whose
 /// argument is the shared page.
-pub(crate) fn code() -> &'static [u8] {
+pub(crate) fn code_bytes() -> &'static [u8] {
     let start = &raw const memprof_attach_code;
     let end = &raw const memprof_attach_code_end;
     // SAFETY: the linker keeps both labels in one read-only section, in this order.

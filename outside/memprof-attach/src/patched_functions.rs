@@ -22,12 +22,12 @@ use memprof_ptrace::memory::Memory;
 use memprof_sampler::{EntryRow, TABLE_SIZE};
 
 use crate::error::AttachError;
-use crate::run_calls::{map, run_calls, wait_until_mapped, write_error};
+use crate::run_calls::{map_call, run_calls, wait_until_mapped, write_error};
 use crate::target::{Target, read_maps};
 use plan::PatchPlan;
 use program::ProgramCode;
 use table::{InstalledEntry, TableImage};
-use write_patches::{CodePatch, RelocatedRange, write};
+use write_patches::{CodePatch, RelocatedRange, write_patches};
 
 /// Result of patching the entry points of a statically linked allocator.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -56,12 +56,12 @@ pub fn patch_entry_points(
     let plan = PatchPlan::new(&code)?;
     let mut target = Target::inspect(pid)?;
     require_unchanged_code(&target, &plan)?;
-    if table::find(&target.memory, &target.maps).is_none() {
+    if table::find_table(&target.memory, &target.maps).is_none() {
         pause::require_short_pause(&target, max_pause)?;
     }
     let (base, image) = require_table(&mut target, &plan)?;
     let failed = |cause| write_error(&target, cause);
-    let entries = table::read(&target.memory, base).map_err(failed)?;
+    let entries = table::read_entries(&target.memory, base).map_err(failed)?;
     let mut patches = Vec::new();
     let mut relocated = Vec::new();
     for (index, entry) in entries.iter().enumerate() {
@@ -87,7 +87,7 @@ pub fn patch_entry_points(
         true => Duration::ZERO,
         false => {
             pause::require_short_pause(&target, max_pause)?;
-            write(&mut target, &patches, &relocated)?
+            write_patches(&mut target, &patches, &relocated)?
         }
     };
     Ok(Some(PatchReport {
@@ -115,14 +115,14 @@ pub fn restore_entry_points(pid: u32) -> Result<Option<PatchReport>, AttachError
     let (Ok(memory), Ok(maps)) = (Memory::open(pid), read_maps(pid)) else {
         return Ok(None);
     };
-    let Some(base) = table::find(&memory, &maps) else {
+    let Some(base) = table::find_table(&memory, &maps) else {
         return Ok(None);
     };
     drop(memory);
     let mut target = Target::inspect(pid)?;
     let failed = |cause| write_error(&target, cause);
     let mut patches = Vec::new();
-    for entry in table::read(&target.memory, base).map_err(failed)? {
+    for entry in table::read_entries(&target.memory, base).map_err(failed)? {
         if is_patched(&target.memory, &entry).map_err(failed)? {
             patches.push(CodePatch {
                 address: entry.function,
@@ -137,7 +137,7 @@ pub fn restore_entry_points(pid: u32) -> Result<Option<PatchReport>, AttachError
     Ok(Some(PatchReport {
         functions: patches.len(),
         skipped: Vec::new(),
-        stop: write(&mut target, &patches, &[])?,
+        stop: write_patches(&mut target, &patches, &[])?,
     }))
 }
 
@@ -168,7 +168,7 @@ fn require_unchanged_code(target: &Target, plan: &PatchPlan) -> Result<(), Attac
 /// Returns the table of this plan in the process, written by an earlier attachment or now.
 fn require_table(target: &mut Target, plan: &PatchPlan) -> Result<(u64, TableImage), AttachError> {
     let not_relocatable = |(name, reason)| AttachError::NotPatched(format!("{name} {reason}"));
-    if let Some(base) = table::find(&target.memory, &target.maps) {
+    if let Some(base) = table::find_table(&target.memory, &target.maps) {
         let image = TableImage::new(plan, base).map_err(not_relocatable)?;
         let is_same = image.matches(&target.memory, base);
         if is_same.map_err(|cause| write_error(target, cause))? {
@@ -202,8 +202,8 @@ fn require_table(target: &mut Target, plan: &PatchPlan) -> Result<(u64, TableIma
     let image = TableImage::new(plan, base).map_err(not_relocatable)?;
     let code = base + TABLE_SIZE as u64;
     let maps = [
-        map(base, TABLE_SIZE as u64, PROT_READ | PROT_WRITE),
-        map(
+        map_call(base, TABLE_SIZE as u64, PROT_READ | PROT_WRITE),
+        map_call(
             code,
             table::TABLE_AND_CODE_SIZE - TABLE_SIZE as u64,
             PROT_READ | PROT_EXEC,

@@ -120,7 +120,8 @@ mod tests {
     #[test]
     fn loader_error_about_the_file_is_recognized() {
         let source = PluginSource::Path(PathBuf::from("/a/memory_profile.so"));
-        let check = |said: &str, expected| assert_eq!(source.is_refused(said), expected, "{said}");
+        let check =
+            |error: &str, expected| assert_eq!(source.is_refused(error), expected, "{error}");
         check(
             "/a/memory_profile.so: cannot open shared object file: Permission denied",
             true,

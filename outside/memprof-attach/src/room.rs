@@ -56,11 +56,11 @@ pub(crate) fn require_room(pid: u32, maps: &[u8]) -> Result<(), Refusal> {
         mappings: mappings(maps)
             .filter(|mapping| mapping.path != b"[vsyscall]")
             .count() as u64,
-        addresses: kibibytes(&status, "VmSize"),
-        data: kibibytes(&status, "VmData"),
-        locked: kibibytes(&status, "VmLck"),
+        addresses: bytes_of_field(&status, "VmSize"),
+        data: bytes_of_field(&status, "VmData"),
+        locked: bytes_of_field(&status, "VmLck"),
         descriptors: descriptors.map_or(0, |entries| entries.count() as u64),
-        capabilities: hexadecimal(&status, "CapEff"),
+        capabilities: hex_field(&status, "CapEff"),
     };
     let max_mappings = fs::read_to_string("/proc/sys/vm/max_map_count").unwrap_or_default();
     match find_shortage(used, &read("limits"), max_mappings.trim().parse().ok()) {
@@ -138,19 +138,20 @@ fn parse_limit(limits: &str, name: &str) -> Option<LimitValue> {
 }
 
 /// Value in bytes of a line such as `VmData: 224 kB`; 0 without the line.
-fn kibibytes(status: &str, name: &str) -> u64 {
+fn bytes_of_field(status: &str, name: &str) -> u64 {
     let number =
-        field(status, name).and_then(|value| value.split_whitespace().next()?.parse().ok());
+        field_value(status, name).and_then(|value| value.split_whitespace().next()?.parse().ok());
     number.map_or(0, |kibibytes: u64| kibibytes << 10)
 }
 
 /// Value of a line with a hexadecimal number; 0 without the line.
-fn hexadecimal(status: &str, name: &str) -> u64 {
-    let number = field(status, name).and_then(|value| u64::from_str_radix(value.trim(), 16).ok());
+fn hex_field(status: &str, name: &str) -> u64 {
+    let number =
+        field_value(status, name).and_then(|value| u64::from_str_radix(value.trim(), 16).ok());
     number.unwrap_or(0)
 }
 
-fn field<'a>(status: &'a str, name: &str) -> Option<&'a str> {
+fn field_value<'a>(status: &'a str, name: &str) -> Option<&'a str> {
     let mut lines = status.lines();
     lines.find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))
 }
@@ -229,8 +230,8 @@ mod tests {
         let maps = fs::read("/proc/self/maps").unwrap();
         require_room(std::process::id(), &maps).unwrap();
         let status = "VmSize:\t    2440 kB\nVmData:\t     224 kB\nCapEff:\t0000000000004000\n";
-        assert_eq!(kibibytes(status, "VmData"), 224 << 10);
-        assert_eq!(kibibytes(status, "VmLck"), 0);
-        assert_eq!(hexadecimal(status, "CapEff"), CAP_IPC_LOCK);
+        assert_eq!(bytes_of_field(status, "VmData"), 224 << 10);
+        assert_eq!(bytes_of_field(status, "VmLck"), 0);
+        assert_eq!(hex_field(status, "CapEff"), CAP_IPC_LOCK);
     }
 }

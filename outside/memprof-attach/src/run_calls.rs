@@ -26,7 +26,7 @@ const MAX_UNSTOPPABLE: usize = 4;
 const WRITE_ERROR: &str = "failed to write to its memory";
 
 /// Builds the call that maps anonymous memory at a free address.
-pub(crate) fn map(address: u64, length: u64, protection: i32) -> RemoteCall {
+pub(crate) fn map_call(address: u64, length: u64, protection: i32) -> RemoteCall {
     let flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE;
     let no_file = u64::MAX;
     RemoteCall::Syscall(
@@ -121,7 +121,7 @@ pub(crate) fn write_error(target: &Target, cause: io::Error) -> AttachError {
 }
 
 /// Builds the call that unmaps memory.
-pub(crate) fn unmap(range: &Range<u64>) -> RemoteCall {
+pub(crate) fn unmap_call(range: &Range<u64>) -> RemoteCall {
     RemoteCall::Syscall(
         SYS_munmap,
         [range.start, range.end - range.start, 0, 0, 0, 0],
@@ -173,7 +173,7 @@ pub(crate) fn unmap_leftovers(target: &mut Target, ranges: &[Range<u64>]) {
         let mut mappings = mappings(&target.maps);
         mappings.any(|mapping| mapping.range == **range && mapping.inode == 0)
     };
-    let calls: Vec<_> = ranges.iter().filter(is_mapped).map(unmap).collect();
+    let calls: Vec<_> = ranges.iter().filter(is_mapped).map(unmap_call).collect();
     if !calls.is_empty()
         && let Ok(call) = run_calls(target, &calls, None, u64::MAX)
     {

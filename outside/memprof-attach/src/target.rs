@@ -73,8 +73,8 @@ impl Target {
         // It gives the reason if the memory could not be opened.
         examine(pid)?;
         let memory = Arc::new(memory.map_err(AttachError::io(path))?);
-        let target =
-            Self::read_facts(pid, Arc::clone(&memory)).map_err(|error| memory.explain(error))?;
+        let target = Self::read_facts(pid, Arc::clone(&memory))
+            .map_err(|error| memory.explain_error(error))?;
         memory.go_direct()?;
         Ok(target)
     }

@@ -162,10 +162,10 @@ mod tests {
 
     #[test]
     fn files_are_created_only_where_the_target_s_user_may() {
-        let place = tempfile::tempdir().unwrap();
+        let dir = tempfile::tempdir().unwrap();
         let check = |mode, user: u32, expected| {
-            fs::set_permissions(place.path(), fs::Permissions::from_mode(mode)).unwrap();
-            let directory = rustix::fs::stat(place.path()).unwrap();
+            fs::set_permissions(dir.path(), fs::Permissions::from_mode(mode)).unwrap();
+            let directory = rustix::fs::stat(dir.path()).unwrap();
             let found = require_writable(&directory, user).is_ok();
             assert_eq!(found, expected, "{mode:o} {user}");
         };
@@ -182,8 +182,8 @@ mod tests {
     fn nothing_is_created_where_the_target_may_not() {
         assert!(rustix::process::geteuid().is_root(), "this test needs root");
         let check = |before: &[&str], is_placed: bool| {
-            let place = tempfile::tempdir().unwrap();
-            let tmp = place.path().join("tmp");
+            let dir = tempfile::tempdir().unwrap();
+            let tmp = dir.path().join("tmp");
             fs::create_dir(&tmp).unwrap();
             let words = [before, &["sh", "-c", "echo; exec sleep 60"]].concat();
             let mut process = Command::new(words[0])
@@ -195,22 +195,22 @@ mod tests {
             process.stdout.take().unwrap().read_exact(&mut [0]).unwrap();
             let root = TargetRoot {
                 pid: process.id(),
-                root: File::open(place.path()).unwrap().into(),
+                root: File::open(dir.path()).unwrap().into(),
             };
-            let placed = root.write_copy_in("tmp", b"plugin").map(drop);
-            let left = fs::read_dir(&tmp).unwrap().count();
+            let created = root.write_copy_in("tmp", b"plugin").map(drop);
+            let remaining = fs::read_dir(&tmp).unwrap().count();
             fs::set_permissions(&tmp, fs::Permissions::from_mode(0o1777)).unwrap();
             let placed_for_all = root.write_copy_in("tmp", b"plugin").map(drop);
             process.kill().unwrap();
             process.wait().unwrap();
             match is_placed {
-                true => placed.unwrap(),
+                true => created.unwrap(),
                 false => {
                     let denied = Some(Errno::ACCESS.raw_os_error());
-                    assert_eq!(placed.unwrap_err().raw_os_error(), denied);
+                    assert_eq!(created.unwrap_err().raw_os_error(), denied);
                 }
             }
-            assert_eq!(left, 0);
+            assert_eq!(remaining, 0);
             placed_for_all.unwrap();
         };
         check(&["unshare", "--user"], false);

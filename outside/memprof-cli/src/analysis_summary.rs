@@ -50,7 +50,7 @@ pub(crate) fn analyze<T>(
 
 /// Clears the progress line, and adds the process's name to an error.
 pub(crate) fn finish_analysis<T>(pid: u32, result: Result<T, Error>) -> anyhow::Result<T> {
-    output::clear();
+    output::clear_progress();
     result.map_err(|error| analysis_error(pid, &error))
 }
 

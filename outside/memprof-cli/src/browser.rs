@@ -32,7 +32,7 @@ pub(crate) fn write_page<T>(
 
 /// Opens a file in the user's browser, or prints its path if there is none.
 pub(crate) fn open(file: &Path) -> anyhow::Result<()> {
-    if !start(file)? {
+    if !open_in_browser(file)? {
         output::print(&std::path::absolute(file)?.display().to_string());
     }
     Ok(())
@@ -40,18 +40,18 @@ pub(crate) fn open(file: &Path) -> anyhow::Result<()> {
 
 /// Like [`open`], but prints the path on stderr, because stdout carries data.
 pub(crate) fn open_beside_data(file: &Path) -> anyhow::Result<()> {
-    if !start(file)? {
+    if !open_in_browser(file)? {
         output::print_stderr(&std::path::absolute(file)?.display().to_string());
     }
     Ok(())
 }
 
 /// Opens a file in the user's browser. Returns false if there is none.
-fn start(file: &Path) -> anyhow::Result<bool> {
+fn open_in_browser(file: &Path) -> anyhow::Result<bool> {
     let file = std::path::absolute(file)?;
     let started = browsers()
         .iter()
-        .any(|browser| match spawn(browser, &file) {
+        .any(|browser| match spawn_browser(browser, &file) {
             Ok(()) => true,
             Err(error) => {
                 output::note(&format!("failed to start {browser}: {error}"));
@@ -77,7 +77,7 @@ fn browsers() -> Vec<String> {
 }
 
 /// Starts a browser without waiting: it may run while its window is open.
-fn spawn(browser: &str, file: &Path) -> io::Result<()> {
+fn spawn_browser(browser: &str, file: &Path) -> io::Result<()> {
     let mut command = Command::new(browser);
     command
         .arg(file)

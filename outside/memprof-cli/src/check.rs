@@ -80,7 +80,7 @@ fn wait_for_exit(child: &Child, limit: Duration) -> Result<bool> {
 }
 
 /// Makes the check in the child, and sends [`DONE`] to standard input, which [`run`] has made a socket.
-pub(crate) fn in_child(plugin: &Path) -> Outcome {
+pub(crate) fn run_in_child(plugin: &Path) -> Outcome {
     let outcome = load_plugin(plugin);
     // If a user types the option, standard input is something else than a socket.
     if let Ok(proof) = std::io::stdin().as_fd().try_clone_to_owned() {

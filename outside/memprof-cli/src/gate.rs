@@ -103,14 +103,14 @@ pub(crate) fn run(args: &TestArgs) -> Outcome {
         let stacks = Stacks::read(&measured)?;
         let budget = Budget::from_measurement(&measured, &stacks, known.unwrap_or_default());
         output::publish(&args.budget, |out| {
-            Ok(out.write_all(budget.text().as_bytes())?)
+            Ok(out.write_all(budget.to_toml().as_bytes())?)
         })?;
-        output::print(&render::updated(&args.budget, &budget, &measured));
+        output::print(&render::format_update(&args.budget, &budget, &measured));
         return Ok(ExitCode::SUCCESS);
     }
     let budget = known.unwrap_or_default();
     let verdict = BudgetVerdict::new(&measured, &needed_stacks(&measured, &budget)?, &budget);
-    output::print(&render::verdict(&verdict, args)?);
+    output::print(&render::format_verdict(&verdict, args)?);
     Ok(match verdict.is_broken() {
         true => OVER_BUDGET.into(),
         false => ExitCode::SUCCESS,

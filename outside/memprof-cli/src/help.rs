@@ -210,7 +210,7 @@ impl CommandHelp {
     }
 
     /// Text after clap's help: arguments of the message, and examples.
-    fn text(&self) -> String {
+    fn help_text(&self) -> String {
         let mut text = String::new();
         let arguments = self.arguments().iter().map(|each| (each.to_string(), each));
         let width = arguments.clone().map(|(usage, _)| usage.len()).max();
@@ -246,7 +246,7 @@ pub(crate) fn command() -> Command {
     for help in COMMANDS {
         let candidates = help.candidates();
         command = command.mut_subcommand(help.command, |command| {
-            let command = command.after_help(help.text());
+            let command = command.after_help(help.help_text());
             // A command that does more than send its message has its own `about` text.
             let command = match help.message() {
                 Some(message) if command.get_about().is_none() => command.about(message.help),
@@ -334,7 +334,7 @@ mod tests {
             .find(|help| help.command == "gdump")
             .unwrap();
         assert_eq!(
-            gdump.text(),
+            gdump.help_text(),
             "Arguments of the message:\n  \
                state=on|off   start or stop\n  \
                files=1..1000  the most dumps [default: 16]\n  \
@@ -350,11 +350,11 @@ mod tests {
         let check = |line: &str, expected: Option<&str>| {
             let words: Vec<_> = line.split(' ').collect();
             let error = command().try_get_matches_from(&words).unwrap_err();
-            let said = with_hint(error, Some(words[1].into())).to_string();
-            let shown = said
+            let message = with_hint(error, Some(words[1].into())).to_string();
+            let shown = message
                 .split_once(hint)
                 .and_then(|(_, shown)| shown.lines().next());
-            assert_eq!(shown, expected, "{said}");
+            assert_eq!(shown, expected, "{message}");
         };
         check("memprof activate --for 10m", Some("for=10m"));
         check(

@@ -14,7 +14,8 @@ use serde::Serialize;
 
 use self::page::page;
 use self::rows::{
-    ClassRow, HolderRow, HolderStep, classes, largest, row_for_object, rows_by_kind, rows_by_sample,
+    ClassRow, HolderRow, HolderStep, class_rows, largest_holders, row_for_object, rows_by_kind,
+    rows_by_sample,
 };
 
 use crate::analysis_summary::{AnalysisSummary, analyze, describe_process, parse_amount, size};
@@ -173,7 +174,7 @@ pub(crate) fn run(args: &HoldersArgs) -> Outcome {
     let groups = &holding.groups;
     let mut sampled = None;
     let rows = match &filter {
-        ObjectFilter::Largest => largest(groups, top),
+        ObjectFilter::Largest => largest_holders(groups, top),
         ObjectFilter::Class(class) => rows_by_kind(groups, top, |kind| match kind {
             HeapObjectKind::Class(name) => class.is_match(name),
             HeapObjectKind::Size(_) => false,
@@ -214,10 +215,10 @@ pub(crate) fn run(args: &HoldersArgs) -> Outcome {
         },
         sampled,
         holders: rows,
-        classes: classes(groups),
+        classes: class_rows(groups),
     };
     let is_overview = matches!(filter, ObjectFilter::Largest);
-    reply.text = text(&reply, &holding, top, is_overview);
+    reply.text = format_text(&reply, &holding, top, is_overview);
     output.write(&reply, &reply.text, || page(&reply, &holding, is_overview))?;
     Ok(0.into())
 }
@@ -246,7 +247,12 @@ fn summary_lines(reply: &HoldersOutput<'_>, holding: &Holding) -> Vec<String> {
 }
 
 /// Formats the output for people.
-fn text(reply: &HoldersOutput<'_>, holding: &Holding, top: usize, is_overview: bool) -> String {
+fn format_text(
+    reply: &HoldersOutput<'_>,
+    holding: &Holding,
+    top: usize,
+    is_overview: bool,
+) -> String {
     let mut lines = summary_lines(reply, holding);
     lines.push(format!("\n{:>12} {:>10}  holder", "held", "objects"));
     for row in &reply.holders {

@@ -48,7 +48,7 @@ impl Interrupts {
                 changes: Vec::new(),
             }),
         });
-        let signals = block()?;
+        let signals = block_signals()?;
         let watching = Arc::clone(&shared);
         thread::Builder::new()
             .name("signals".to_owned())
@@ -104,7 +104,7 @@ impl WatchState {
             let _ = rustix::io::write(&self.signal_event, &1_u64.to_ne_bytes());
             return;
         }
-        output::clear();
+        output::clear_progress();
         if let Some(first) = state.changes.first() {
             output::print_stderr(&format!("memprof: left at once: {first}"));
         }
@@ -115,7 +115,7 @@ impl WatchState {
 /// Blocks the signals in this thread and in those that it creates from now on, except signals that this program's
 /// caller ignores (nohup(1)). Programs that are started would have them blocked too, without
 /// [`signals::inherit`](crate::signals::inherit).
-pub(crate) fn block() -> Result<SigSet> {
+pub(crate) fn block_signals() -> Result<SigSet> {
     let status = fs::read_to_string("/proc/self/status").context("/proc/self/status")?;
     let ignored = ignored_signals(&status);
     let signals: SigSet = SIGNALS

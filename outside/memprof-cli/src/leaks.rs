@@ -101,11 +101,11 @@ pub(crate) fn run(args: &LeaksArgs) -> Outcome {
         Some(leaks) => leaks,
         None => leaks_by_dumps(&mut client, kept, &sources)?,
     };
-    output::clear();
+    output::clear_progress();
     if args.to.json {
         output::print(&serde_json::to_string(&leaks)?);
     } else {
-        output::print(&text(&leaks, args.top));
+        output::print(&format_text(&leaks, args.top));
     }
     Ok(0.into())
 }
@@ -277,7 +277,7 @@ fn per_hour(bytes: i64, span: Duration) -> i64 {
 }
 
 /// Formats the leaks for people.
-fn text(leaks: &Leaks, top: usize) -> String {
+fn format_text(leaks: &Leaks, top: usize) -> String {
     let span = humantime::format_duration(Duration::from_secs(leaks.span_seconds));
     let (dumps, count) = (leaks.dumps.len(), leaks.stacks.len());
     let grew = match leaks.by {

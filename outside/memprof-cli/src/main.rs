@@ -117,7 +117,7 @@ fn run(command: Command) -> Outcome {
             plugin,
             in_child: true,
             ..
-        } => check::in_child(&plugin),
+        } => check::run_in_child(&plugin),
         Command::Completions { shell } => manual::completions(shell),
         Command::Man { directory } => manual::man(directory.as_deref()),
         Command::MallocConf { program } => malloc_conf::run(program.as_deref()),

@@ -78,7 +78,7 @@ fn variable_in(path: &Path) -> anyhow::Result<JemallocInFile> {
     }
     let cache = ReadCache::new(&file);
     let elf = Elf::parse(&cache).with_context(failed)?;
-    let own = variable_of(&elf, &file).with_context(failed)?;
+    let own = find_variable(&elf, &file).with_context(failed)?;
     if matches!(own, JemallocInFile::Variable(_))
         && !has_profiler(&elf, &file).with_context(failed)?
     {
@@ -111,7 +111,7 @@ fn not_a_program_error(path: &Path, bytes: &[u8]) -> anyhow::Error {
 /// The file cannot be read.
 pub(crate) fn has_profiler<'d, R: ReadRef<'d>>(elf: &Elf<'d, R>, file: &File) -> io::Result<bool> {
     // Text of prof_leakcheck, which is compiled only with profiling.
-    contains(elf, file, b"<jemalloc>: Leak approximation summary")
+    contains_text(elf, file, b"<jemalloc>: Leak approximation summary")
 }
 
 /// Function that the linker never removes, because jemalloc calls it itself.
@@ -123,7 +123,7 @@ const VARIABLE: &[u8] = b"malloc_conf";
 ///
 /// # Errors
 /// The file cannot be read, or is inconsistent.
-pub(crate) fn variable_of<'d, R: ReadRef<'d>>(
+pub(crate) fn find_variable<'d, R: ReadRef<'d>>(
     elf: &Elf<'d, R>,
     file: &File,
 ) -> anyhow::Result<JemallocInFile> {
@@ -146,7 +146,7 @@ pub(crate) fn variable_of<'d, R: ReadRef<'d>>(
         return Ok(JemallocInFile::Linked);
     }
     let [complaint, option] = TEXTS;
-    let is_hidden = contains(elf, file, complaint)? && contains(elf, file, option)?;
+    let is_hidden = contains_text(elf, file, complaint)? && contains_text(elf, file, option)?;
     Ok(if is_hidden {
         JemallocInFile::Hidden
     } else if elf.symbols().next().is_some() {
@@ -177,7 +177,11 @@ fn candidate_names<'d, R: ReadRef<'d>>(elf: &Elf<'d, R>) -> Vec<&'d [u8]> {
 }
 
 /// Searches a text in the file's loaded, read-only segments.
-fn contains<'d, R: ReadRef<'d>>(elf: &Elf<'d, R>, file: &File, text: &[u8]) -> io::Result<bool> {
+fn contains_text<'d, R: ReadRef<'d>>(
+    elf: &Elf<'d, R>,
+    file: &File,
+    text: &[u8],
+) -> io::Result<bool> {
     // Smaller than a core's cache, so that data is searched while it is cached.
     const CHUNK: usize = 1 << 17;
     let finder = memmem::Finder::new(text);

@@ -32,7 +32,7 @@ pub(crate) fn progress(text: &str) {
 }
 
 /// Clears the line of [`progress`].
-pub(crate) fn clear() {
+pub(crate) fn clear_progress() {
     if io::stderr().is_terminal() {
         to_stderr("\r\x1b[K");
     }
@@ -46,7 +46,7 @@ fn to_stderr(text: &str) {
 
 /// Copies `data` to `path`, or to stdout for `-`.
 pub(crate) fn save(data: &mut dyn io::Read, path: &Path) -> anyhow::Result<()> {
-    write(path, |out| Ok(io::copy(data, out)?))?;
+    write_to(path, |out| Ok(io::copy(data, out)?))?;
     Ok(())
 }
 
@@ -55,13 +55,13 @@ pub(crate) fn save(data: &mut dyn io::Read, path: &Path) -> anyhow::Result<()> {
 pub(crate) fn export(dump: &mut dyn io::Read, path: &Path) -> anyhow::Result<Option<u64>> {
     let mut dump = BufReader::with_capacity(256 << 10, dump);
     let limits = Limits::default();
-    write(path, |out| {
+    write_to(path, |out| {
         Ok(memprof_report::export(&mut dump, &limits, out)?)
     })
 }
 
 /// Makes `write` fill the file at `path`, or stdout for `-`. `None` if the reader of stdout went away.
-fn write<T>(
+fn write_to<T>(
     path: &Path,
     write: impl FnOnce(&mut dyn Write) -> anyhow::Result<T>,
 ) -> anyhow::Result<Option<T>> {

@@ -187,7 +187,7 @@ fn exit_code(status: ExitStatus, leaked: u64) -> ExitCode {
 /// Builds the output.
 fn build_output(pid: u32, proof: &Proof, top: usize) -> ProveOutput<'_> {
     let sum = |amount: fn(&LeakGroup) -> u64| proof.leaked.iter().map(amount).sum();
-    let by = proof.leaked.iter().map(|group| LeakedGroup {
+    let groups = proof.leaked.iter().map(|group| LeakedGroup {
         class: group.class.as_deref(),
         stack: group
             .stack
@@ -205,10 +205,10 @@ fn build_output(pid: u32, proof: &Proof, top: usize) -> ProveOutput<'_> {
         leaked: LeakedTotals {
             objects: sum(|group| group.objects),
             bytes: sum(|group| group.bytes),
-            by: by.collect(),
+            by: groups.collect(),
         },
     };
-    reply.text = text(&reply, top);
+    reply.text = format_text(&reply, top);
     reply
 }
 
@@ -234,7 +234,7 @@ fn heading(reply: &ProveOutput<'_>) -> String {
 }
 
 /// Formats the output for people.
-fn text(reply: &ProveOutput<'_>, top: usize) -> String {
+fn format_text(reply: &ProveOutput<'_>, top: usize) -> String {
     let leaked = &reply.leaked;
     let mut lines = vec![heading(reply)];
     if leaked.objects > 0 {
@@ -243,14 +243,14 @@ fn text(reply: &ProveOutput<'_>, top: usize) -> String {
             "leaked", "objects", "of each", "one of them"
         ));
     }
-    for by in leaked.by.iter().take(top) {
-        let (bytes, each) = (size(by.bytes), format!("{} B", by.size));
-        let class = by.class.unwrap_or("-");
+    for group in leaked.by.iter().take(top) {
+        let (bytes, each) = (size(group.bytes), format!("{} B", group.size));
+        let class = group.class.unwrap_or("-");
         lines.push(format!(
             "{bytes:>12} {:>9} {each:>10}  {:<14}  {class}",
-            by.objects, by.example
+            group.objects, group.example
         ));
-        let stack = by.stack.iter().flatten().rev();
+        let stack = group.stack.iter().flatten().rev();
         lines.extend(format_frames(&stack.collect::<Vec<_>>()));
     }
     if leaked.by.len() > top {

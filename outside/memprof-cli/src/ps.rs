@@ -68,7 +68,7 @@ pub(crate) fn run(all: bool, json: bool) -> Outcome {
     let mut of_others = 0;
     if all {
         let hosts = listing.hosts.iter().map(|host| host.pid).collect();
-        let found = processes::processes(hosts)?;
+        let found = processes::process_rows(hosts)?;
         listing.processes = Some(found.rows);
         of_others = found.of_others;
     }
@@ -77,9 +77,9 @@ pub(crate) fn run(all: bool, json: bool) -> Outcome {
         return Ok(0.into());
     }
     match &listing.processes {
-        Some(processes) => output::print(&processes::table(processes)),
+        Some(processes) => output::print(&processes::format_table(processes)),
         None if listing.hosts.is_empty() => {}
-        None => output::print(&table(&listing.hosts)),
+        None => output::print(&format_table(&listing.hosts)),
     }
     for one in listing.unreached.iter().take(MAX_LISTED) {
         output::note(&one.describe());
@@ -151,7 +151,7 @@ fn query_plugins(client: &mut Client) -> anyhow::Result<PluginSummary> {
 }
 
 /// Formats the table of hosts.
-fn table(hosts: &[PsHostRow]) -> String {
+fn format_table(hosts: &[PsHostRow]) -> String {
     let cells = |host: &PsHostRow| {
         let answer = &host.answer;
         let texts = [

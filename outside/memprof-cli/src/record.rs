@@ -27,7 +27,7 @@ use crate::{browser, completion, exit, output, report, target};
 
 use early_profile::EarlyProfile;
 use last_dump::LastDump;
-use sampling::{End, HostProcess};
+use sampling::{HostProcess, SamplingEnd};
 
 /// Time by which the activation outlasts the recording, so that it ends if this program is killed.
 const LEASE_GRACE: Duration = Duration::from_secs(60);
@@ -119,7 +119,7 @@ struct Recorded {
     pid: u32,
     profile: Option<ScratchFile>,
     warnings: Vec<String>,
-    end: End,
+    end: SamplingEnd,
     /// Part of the recording that the profile covers; `None` if it covers the whole.
     age: Option<Duration>,
     /// Error of detaching, if the process is not as it was before.
@@ -135,9 +135,9 @@ impl Recorded {
         };
         let pid = self.pid;
         let reason = match self.end {
-            End::Host(reason) => reason,
-            End::Halt(halt) => format!("does not answer: {halt}"),
-            End::Time | End::Interrupt => {
+            SamplingEnd::Host(reason) => reason,
+            SamplingEnd::Halt(halt) => format!("does not answer: {halt}"),
+            SamplingEnd::Time | SamplingEnd::Interrupt => {
                 shown?;
                 return self.detach_error.map_or(Ok(ExitCode::SUCCESS), Err);
             }
@@ -166,7 +166,7 @@ impl Recorded {
         for warning in &self.warnings {
             output::note(warning);
         }
-        if self.end == End::Interrupt {
+        if self.end == SamplingEnd::Interrupt {
             output::note("interrupted: this is the profile until then");
         }
         show(&LiveReport {
@@ -240,7 +240,7 @@ fn record_attached(
     let recorded = record(args, &mut client, interrupts);
     drop(client);
     let detached = match &recorded {
-        Ok(recorded) if matches!(recorded.end, End::Host(_)) => Ok(()),
+        Ok(recorded) if matches!(recorded.end, SamplingEnd::Host(_)) => Ok(()),
         _ if args.keep_attached => Ok(()),
         _ => detach::detach(pid).map(drop),
     };
@@ -293,8 +293,8 @@ fn record(
         age: None,
         detach_error: None,
     };
-    if let End::Time | End::Interrupt = recorded.end {
-        match finish(client, arguments, (!was_active).then_some(interrupts)) {
+    if let SamplingEnd::Time | SamplingEnd::Interrupt = recorded.end {
+        match finish_recording(client, arguments, (!was_active).then_some(interrupts)) {
             Ok((profile, warnings)) => {
                 recorded.profile = Some(profile);
                 let is_new = |warning: &String| !activation_warnings.contains(warning);
@@ -302,14 +302,14 @@ fn record(
             }
             Err(error) => {
                 recorded.end = process
-                    .end(client.is_connected(), interrupts)?
+                    .end_reason(client.is_connected(), interrupts)?
                     .ok_or(error)?;
             }
         }
     }
     match recorded.end {
-        End::Halt(_) => {}
-        End::Host(_) => {
+        SamplingEnd::Halt(_) => {}
+        SamplingEnd::Host(_) => {
             if !was_active {
                 interrupts.remove_last();
             }
@@ -318,7 +318,7 @@ fn record(
                 None
             });
         }
-        End::Time | End::Interrupt => return Ok(recorded),
+        SamplingEnd::Time | SamplingEnd::Interrupt => return Ok(recorded),
     }
     if recorded.profile.is_none()
         && let Some((profile, age)) = early.into_last()
@@ -331,7 +331,7 @@ fn record(
 
 /// Fetches the dump, and deactivates the sampling if it was `activated`. Returns the profile and the host's
 /// warnings.
-fn finish(
+fn finish_recording(
     client: &mut Client,
     arguments: &[String],
     activated: Option<&Interrupts>,

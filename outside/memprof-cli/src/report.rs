@@ -256,7 +256,7 @@ fn to_stdout(
 
 /// Prints the notes of a report on stderr.
 fn print_notes(notes: anyhow::Result<Vec<String>>) -> anyhow::Result<()> {
-    output::clear();
+    output::clear_progress();
     for note in notes? {
         output::note(&note);
     }
@@ -345,7 +345,7 @@ fn open_input(path: &Path) -> Result<Box<dyn BufRead>, Error> {
 /// Shows the progress of symbolizing on a terminal.
 pub(crate) fn progress(done: usize, of: usize) {
     if done == of {
-        output::clear();
+        output::clear_progress();
     } else {
         output::progress(&format!("symbolizing: {done} of {of} files"));
     }

@@ -60,7 +60,7 @@ pub(crate) fn run(args: &ServeArgs) -> Outcome {
     let (access, token) = args.place.access_with_new_token().map_err(listen_error)?;
     let settings = RouterSettings {
         access,
-        compat: compat(args),
+        compat: compat_endpoints(args),
     };
     own_heap::map_large_blocks();
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -92,7 +92,7 @@ async fn serve_until_signal(
             _ = interrupt.recv() => {}
         }
     };
-    let router = memprof_http::router(hosts(args), settings);
+    let router = memprof_http::router(served_hosts(args), settings);
     memprof_http::serve(listener, router, end).await;
     Ok(())
 }
@@ -106,7 +106,7 @@ fn listen_error(error: ListenError) -> anyhow::Error {
 }
 
 /// Endpoints of other systems to serve.
-fn compat(args: &ServeArgs) -> Compat {
+fn compat_endpoints(args: &ServeArgs) -> Compat {
     let Some(systems) = &args.compat else {
         return if args.place.allow_remote {
             Compat::NONE
@@ -124,7 +124,7 @@ fn compat(args: &ServeArgs) -> Compat {
 }
 
 /// Hosts to serve.
-fn hosts(args: &ServeArgs) -> Hosts {
+fn served_hosts(args: &ServeArgs) -> Hosts {
     let selector = match args.target.as_deref() {
         None => return Hosts::running(),
         Some(target) => match target::socket_path(target) {

@@ -102,16 +102,16 @@ fn find_host(target: Option<&str>) -> anyhow::Result<RunningHost> {
             .collect();
         unreachable = everywhere.unreachable;
     }
-    choose(hosts, &unreachable, target)
+    choose_host(hosts, &unreachable, target)
 }
 
 /// Chooses the host that `target` names; fails unless exactly one matches.
-fn choose(
+fn choose_host(
     mut hosts: Vec<RunningHost>,
     unreachable: &[UnreachableHost],
     target: Option<&str>,
 ) -> anyhow::Result<RunningHost> {
-    let all = describe(&hosts);
+    let all = list_names(&hosts);
     if let Some(target) = target {
         hosts.retain(|host| host.matches(target));
     }
@@ -132,7 +132,7 @@ fn choose(
             format!("several hosts are running, choose one with -t: {all}"),
         )),
         (_, Some(target)) => {
-            let those = describe(&hosts);
+            let those = list_names(&hosts);
             Err(with_exit_code(
                 USAGE,
                 format!("several hosts are called {target:?}, give a pid: {those}"),
@@ -186,7 +186,7 @@ fn find_process(name: &str) -> Option<u32> {
 }
 
 /// Lists pids and names.
-fn describe(hosts: &[RunningHost]) -> String {
+fn list_names(hosts: &[RunningHost]) -> String {
     let one = |host: &RunningHost| format!("{} ({})", host.pid, host.info.name);
     match hosts {
         [] => "none".to_owned(),
@@ -224,7 +224,7 @@ mod tests {
             ]
         };
         let check = |hosts: Vec<RunningHost>, target: Option<&str>, expected: &str| {
-            let found = match choose(hosts, &[], target) {
+            let found = match choose_host(hosts, &[], target) {
                 Ok(host) => host.pid.to_string(),
                 Err(error) => error.to_string(),
             };
@@ -264,7 +264,7 @@ mod tests {
         let own = std::process::id();
         let (_, name, _) = inspect_process(own).unwrap();
         let check = |unreached: &[UnreachableHost], expected: &str| {
-            let error = choose(vec![], unreached, Some(&own.to_string())).unwrap_err();
+            let error = choose_host(vec![], unreached, Some(&own.to_string())).unwrap_err();
             assert_eq!(error.to_string(), format!("{own} ({name}) {expected}"));
         };
         let remedy = format!("runs without the plugin: `memprof attach {own}` loads it");
@@ -279,8 +279,8 @@ mod tests {
 
     #[test]
     fn socket_path_may_be_relative() {
-        let place = tempfile::tempdir_in(".").unwrap();
-        let directory = place.path().file_name().unwrap().to_str().unwrap();
+        let dir = tempfile::tempdir_in(".").unwrap();
+        let directory = dir.path().file_name().unwrap().to_str().unwrap();
         let path = format!("{directory}.sock");
         let _listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
         let found = socket_path(&path);

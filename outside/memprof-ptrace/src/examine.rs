@@ -8,7 +8,7 @@ use nix::sys::signal::kill;
 use nix::unistd::Pid;
 use object::ReadCache;
 
-use crate::executable::{glibc_by_name, has_plugin, loader, require_glibc};
+use crate::executable::{find_glibc_by_name, has_plugin, loader_name, require_glibc};
 use crate::frame_memory::loaded_libraries;
 use crate::maps::Mapping;
 use crate::memory::Memory;
@@ -129,12 +129,12 @@ impl TracerCredentials {
         }
         let file = ReadCache::new(proc_dir.open_executable()?);
         let name = proc_dir.executable_name()?;
-        let loader = loader(&name, &file);
+        let loader = loader_name(&name, &file);
         let maps = proc_dir.read("maps")?;
         match (purpose, loader) {
             (Purpose::Read, Ok(_) | Err(Refusal::Static)) => {}
             (Purpose::List, loader) => {
-                glibc_by_name(loader?, &maps)?;
+                find_glibc_by_name(loader?, &maps)?;
             }
             (_, loader) => {
                 let loader = loader?;
@@ -149,7 +149,7 @@ impl TracerCredentials {
                         first_bytes(&memory, mapping, limit)
                     })
                 });
-                checked.map_err(|refusal| memory.explain(refusal))?;
+                checked.map_err(|refusal| memory.explain_error(refusal))?;
             }
         }
         if purpose != Purpose::Read {

@@ -16,30 +16,33 @@ const LIBC_LIMIT: u64 = 2 << 20;
 ///
 /// # Errors
 /// `Static`: the file names no loader. `OtherArchitecture`; `Unreadable` if it is not an ELF file.
-pub fn loader<'data>(
+pub fn loader_name<'data>(
     file_name: &'data [u8],
     data: impl ReadRef<'data>,
 ) -> Result<&'data [u8], Refusal> {
-    match FileKind::parse(data).map_err(malformed)? {
+    match FileKind::parse(data).map_err(malformed_error)? {
         FileKind::Elf64 => {}
         FileKind::Elf32 => {
-            let header = FileHeader32::<Endianness>::parse(data).map_err(malformed)?;
-            let endian = header.endian().map_err(malformed)?;
+            let header = FileHeader32::<Endianness>::parse(data).map_err(malformed_error)?;
+            let endian = header.endian().map_err(malformed_error)?;
             return Err(Refusal::OtherArchitecture(match header.e_machine(endian) {
                 EM_386 => "i386",
                 EM_X86_64 => "x32",
                 _ => "another processor",
             }));
         }
-        _ => return Err(malformed("it is not an ELF file")),
+        _ => return Err(malformed_error("it is not an ELF file")),
     }
-    let header = FileHeader64::<Endianness>::parse(data).map_err(malformed)?;
-    let endian = header.endian().map_err(malformed)?;
+    let header = FileHeader64::<Endianness>::parse(data).map_err(malformed_error)?;
+    let endian = header.endian().map_err(malformed_error)?;
     if header.e_machine(endian) != EM_X86_64 {
         return Err(Refusal::OtherArchitecture("another processor"));
     }
-    for segment in header.program_headers(endian, data).map_err(malformed)? {
-        if let Some(path) = segment.interpreter(endian, data).map_err(malformed)? {
+    for segment in header
+        .program_headers(endian, data)
+        .map_err(malformed_error)?
+    {
+        if let Some(path) = segment.interpreter(endian, data).map_err(malformed_error)? {
             let name = path.rsplit(|byte| *byte == b'/').next();
             return Ok(name.unwrap_or_default());
         }
@@ -62,7 +65,7 @@ pub(crate) fn require_glibc(
     read: impl FnOnce(&Mapping<'_>, u64) -> Vec<u8>,
 ) -> Result<(), Refusal> {
     let is_loaded = |mapping: &Mapping<'_>| libraries.contains(&mapping.range.start);
-    match defines_2_34(&read(&glibc(loader, maps, is_loaded)?, LIBC_LIMIT)) {
+    match defines_2_34(&read(&find_glibc(loader, maps, is_loaded)?, LIBC_LIMIT)) {
         true => Ok(()),
         false => Err(Refusal::OldGlibc),
     }
@@ -73,9 +76,12 @@ pub(crate) fn require_glibc(
 ///
 /// # Errors
 /// `Musl`, `NoGlibc`, `OldGlibc`.
-pub(crate) fn glibc_by_name<'a>(loader: &[u8], maps: &'a [u8]) -> Result<Mapping<'a>, Refusal> {
+pub(crate) fn find_glibc_by_name<'a>(
+    loader: &[u8],
+    maps: &'a [u8],
+) -> Result<Mapping<'a>, Refusal> {
     // A file that is mapped as data has no executable mapping.
-    glibc(loader, maps, |image| {
+    find_glibc(loader, maps, |image| {
         let is_same_file =
             |mapping: &Mapping<'_>| (mapping.device, mapping.inode) == (image.device, image.inode);
         mappings(maps).any(|mapping| mapping.is_executable() && is_same_file(&mapping))
@@ -83,7 +89,7 @@ pub(crate) fn glibc_by_name<'a>(loader: &[u8], maps: &'a [u8]) -> Result<Mapping
 }
 
 /// Finds the first mapping of a process's glibc that `is_loaded` accepts.
-fn glibc<'a>(
+fn find_glibc<'a>(
     loader: &[u8],
     maps: &'a [u8],
     is_loaded: impl Fn(&Mapping<'_>) -> bool,
@@ -116,7 +122,7 @@ pub fn has_plugin(maps: &[u8]) -> bool {
     mappings(maps).any(|mapping| mapping.file_name().ends_with(b"memory_profile.so"))
 }
 
-fn malformed(cause: impl ToString) -> Refusal {
+fn malformed_error(cause: impl ToString) -> Refusal {
     Refusal::Unreadable {
         file: "the executed file".to_owned(),
         cause: cause.to_string(),
@@ -150,7 +156,7 @@ mod tests {
     #[test]
     fn loader_is_read_from_the_file() {
         let check = |name: &str, data: &[u8], expected: Result<&str, &str>| {
-            let found = loader(name.as_bytes(), data);
+            let found = loader_name(name.as_bytes(), data);
             let found = found.map(|name| str::from_utf8(name).unwrap().to_owned());
             let expected = expected.map(str::to_owned);
             let found = found.map_err(|refusal| refusal.to_string());
@@ -187,7 +193,7 @@ mod tests {
         check("web", &i386, Err("is a program for x32"));
         for length in 0..120 + glibc.len() {
             let cut = file(glibc);
-            let refusal = loader(b"web", &cut[..length]).unwrap_err();
+            let refusal = loader_name(b"web", &cut[..length]).unwrap_err();
             assert!(
                 matches!(refusal, Refusal::Unreadable { .. }),
                 "{length}: {refusal:?}"
@@ -231,7 +237,7 @@ mod tests {
                  7f0000-7f2000 r--p 00000000 fe:01 7     {libc}\n\
                  7f2000-7f4000 r-xp 00002000 fe:01 7     {libc}\n"
             );
-            let found = glibc_by_name(glibc.as_bytes(), maps.as_bytes());
+            let found = find_glibc_by_name(glibc.as_bytes(), maps.as_bytes());
             found.map(|mapping| mapping.range)
         };
         for first in ["/srv/web", "/srv/libc.so.6", "/srv/libc-2.31.so"] {

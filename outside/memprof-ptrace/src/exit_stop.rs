@@ -50,7 +50,7 @@ pub fn run(command: &mut Command, on_start: impl FnOnce(u32)) -> io::Result<RunO
     let pid = command.spawn()?.id().cast_signed();
     on_start(pid.cast_unsigned());
     // With PTRACE_TRACEME it stops at execve(2).
-    wait(pid)?;
+    wait_for_status(pid)?;
     let options = libc::PTRACE_O_TRACEEXIT | libc::PTRACE_O_TRACEEXEC;
     request(libc::PTRACE_SETOPTIONS, pid, 0, options as usize)?;
     let mut signal = 0;
@@ -60,7 +60,7 @@ pub fn run(command: &mut Command, on_start: impl FnOnce(u32)) -> io::Result<RunO
             Err(error) if error.raw_os_error() == Some(libc::ESRCH) => {}
             other => other?,
         }
-        let status = wait(pid)?;
+        let status = wait_for_status(pid)?;
         if !libc::WIFSTOPPED(status) {
             return Ok(RunOutcome::Exited(ExitStatus::from_raw(status)));
         }
@@ -94,7 +94,7 @@ fn is_whole_exit(pid: pid_t) -> io::Result<bool> {
 }
 
 /// Waits for the next stop or the end of a child; returns its wait status.
-fn wait(pid: pid_t) -> io::Result<c_int> {
+fn wait_for_status(pid: pid_t) -> io::Result<c_int> {
     loop {
         let mut status = 0;
         // SAFETY: waitpid(2) writes an integer to `status`.
@@ -124,7 +124,7 @@ impl ExitingProgram {
     /// Another thread of this process has waited for the program.
     pub fn end(self) -> io::Result<ExitStatus> {
         drop(self.stopped);
-        wait(self.pid).map(ExitStatus::from_raw)
+        wait_for_status(self.pid).map(ExitStatus::from_raw)
     }
 }
 

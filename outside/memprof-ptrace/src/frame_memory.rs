@@ -40,7 +40,7 @@ pub fn find_frame_memory(
     length: u64,
 ) -> Option<u64> {
     let end = owner.end_on_stack;
-    let stack = mapping(maps, end)?;
+    let stack = mapping_at(maps, end)?;
     let has_room = stack.range.start + length < end;
     let is_main = owner.is_main && stack.path == b"[stack]";
     if has_room && (is_main || is_libc_stack(maps, &stack, end, owner.control_block)) {
@@ -49,7 +49,7 @@ pub fn find_frame_memory(
     find_bss_slack(memory, maps, length)
 }
 
-fn mapping(maps: &[u8], address: u64) -> Option<Mapping<'_>> {
+fn mapping_at(maps: &[u8], address: u64) -> Option<Mapping<'_>> {
     mappings(maps).find(|mapping| mapping.range.contains(&address))
 }
 
@@ -57,7 +57,7 @@ fn mapping(maps: &[u8], address: u64) -> Option<Mapping<'_>> {
 /// top.
 fn is_libc_stack(maps: &[u8], stack: &Mapping<'_>, end: u64, control_block: u64) -> bool {
     let guard = stack.range.start.checked_sub(1);
-    let guard = guard.and_then(|below| mapping(maps, below));
+    let guard = guard.and_then(|below| mapping_at(maps, below));
     let has_guard = guard.is_some_and(|guard| guard.access == *b"---p");
     let is_below = end < control_block && control_block - end < MAX_STACK_SIZE;
     has_guard && is_below && stack.range.contains(&control_block)
@@ -71,7 +71,7 @@ fn find_bss_slack(memory: &Memory, maps: &[u8], length: u64) -> Option<u64> {
         .filter_map(|base| bss_slack(memory, base).ok()?);
     let (_, end) = images.find(|(start, end)| {
         let is_private = |mapping: Mapping<'_>| mapping.access == *b"rw-p";
-        end - start > length && mapping(maps, *start).is_some_and(is_private)
+        end - start > length && mapping_at(maps, *start).is_some_and(is_private)
     })?;
     Some(end)
 }
@@ -220,8 +220,8 @@ mod tests {
 
     #[test]
     fn loader_of_another_name_is_found_even_if_executed() {
-        let place = tempfile::tempdir().unwrap();
-        let renamed = place.path().join("loader");
+        let dir = tempfile::tempdir().unwrap();
+        let renamed = dir.path().join("loader");
         std::fs::copy(LOADER, &renamed).unwrap();
         let mut child = Command::new(&renamed)
             .arg("/bin/cat")
@@ -260,8 +260,8 @@ mod tests {
             let base = object.as_ptr() as u64;
             let found = bss_slack(&memory, base).unwrap();
             let end = base + 0x10_0010;
-            let whole = (end, end.next_multiple_of(PAGE_SIZE));
-            assert_eq!(found, expected.then_some(whole), "{count} of {entry_size}");
+            let slack = (end, end.next_multiple_of(PAGE_SIZE));
+            assert_eq!(found, expected.then_some(slack), "{count} of {entry_size}");
         };
         check(1, 56, true);
         check(255, 56, true);

@@ -15,12 +15,12 @@ impl FreezerCgroups {
     /// Reads the mount points of this process; empty if they cannot be read.
     pub(crate) fn mounted() -> Self {
         let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
-        Self::parse(&mounts)
+        Self::parse_mountinfo(&mounts)
     }
 
     /// Parses lines of mountinfo (proc(5)): `35 24 0:30 / /sys/fs/cgroup rw shared:9 - cgroup2 cgroup2
     /// rw,nsdelegate`.
-    fn parse(mounts: &str) -> Self {
+    fn parse_mountinfo(mounts: &str) -> Self {
         let mut freezers = Self::default();
         for line in mounts.lines() {
             let Some((mount_fields, system_fields)) = line.split_once(" - ") else {
@@ -93,7 +93,11 @@ mod tests {
                 unified: unified.map(PathBuf::from),
                 legacy: legacy.map(PathBuf::from),
             };
-            assert_eq!(FreezerCgroups::parse(mounts), expected, "{mounts}");
+            assert_eq!(
+                FreezerCgroups::parse_mountinfo(mounts),
+                expected,
+                "{mounts}"
+            );
         };
         let unified =
             "35 24 0:30 / /sys/fs/cgroup rw,nosuid shared:9 - cgroup2 cgroup2 rw,nsdelegate\n";
@@ -114,13 +118,13 @@ mod tests {
 
     #[test]
     fn frozen_cgroup_is_recognized() {
-        let place = tempfile::tempdir().unwrap();
+        let dir = tempfile::tempdir().unwrap();
         let freezers = FreezerCgroups {
-            unified: Some(place.path().join("unified")),
-            legacy: Some(place.path().join("freezer")),
+            unified: Some(dir.path().join("unified")),
+            legacy: Some(dir.path().join("freezer")),
         };
         let put = |file: &str, text: &str| {
-            let file = place.path().join(file);
+            let file = dir.path().join(file);
             fs::create_dir_all(file.parent().unwrap()).unwrap();
             fs::write(file, text).unwrap();
         };

@@ -39,7 +39,7 @@ impl LibraryImage {
     pub fn read(memory: &Memory, base: u64) -> io::Result<Self> {
         let header: [u8; 64] = memory.bytes(base)?;
         if header[..5] != *b"\x7fELF\x02" {
-            return Err(malformed("no ELF file of 64 bits"));
+            return Err(malformed_error("no ELF file of 64 bits"));
         }
         let bias = match read_u16(&header, 16) {
             ET_EXEC => 0,
@@ -54,7 +54,7 @@ impl LibraryImage {
                 dynamic = Some(bias.wrapping_add(read_u64(&segment, 16)));
             }
         }
-        let dynamic = dynamic.ok_or_else(|| malformed("no dynamic section"))?;
+        let dynamic = dynamic.ok_or_else(|| malformed_error("no dynamic section"))?;
         let (mut symbols, mut names, mut size) = (0, 0, 0);
         for index in 0..MAX_DYNAMIC_ENTRIES {
             let entry: [u8; 16] = memory.bytes(dynamic.wrapping_add(index * 16))?;
@@ -78,7 +78,7 @@ impl LibraryImage {
             .checked_sub(symbols)
             .filter(|length| *length < MAX_TABLE_SIZE);
         let length = length.filter(|_| size < MAX_TABLE_SIZE);
-        let length = length.ok_or_else(|| malformed("its symbols lie behind their names"))?;
+        let length = length.ok_or_else(|| malformed_error("its symbols lie behind their names"))?;
         let mut image = Self {
             bias,
             symbols: vec![0; length as usize],
@@ -115,7 +115,7 @@ fn is_defined(symbol: &[u8]) -> bool {
     read_u16(symbol, 6) != 0
 }
 
-fn malformed(message: &str) -> io::Error {
+fn malformed_error(message: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, message)
 }
 

@@ -44,8 +44,8 @@ mod tests {
 
     #[test]
     fn only_the_regular_file_with_the_inode_is_opened() {
-        let place = tempfile::tempdir().unwrap();
-        let path = |name: &str| place.path().join(name);
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name);
         let inode = |name: &str| fs::metadata(path(name)).unwrap().ino();
         fs::write(path("library.so"), "text").unwrap();
         symlink("library.so", path("link.so")).unwrap();

@@ -88,7 +88,7 @@ impl Memory {
     }
 
     /// Replaces an error by `SilentMemory` if a page did not arrive in time, because that makes later steps fail.
-    pub fn explain<E: From<Refusal>>(&self, error: E) -> E {
+    pub fn explain_error<E: From<Refusal>>(&self, error: E) -> E {
         self.require_answers().err().map_or(error, E::from)
     }
 

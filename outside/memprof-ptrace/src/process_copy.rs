@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use libc::pid_t;
 
-use crate::ptrace_request::{request, wait};
+use crate::ptrace_request::{request, wait_for_stop};
 
 /// Timeout for the copy to stop, on a busy machine.
 const STOP_TIMEOUT: Duration = Duration::from_secs(10);
@@ -24,7 +24,7 @@ impl ProcessCopy {
     /// Takes over a child that was created under ptrace(2), and waits until it stops before its first instruction.
     pub(crate) fn adopt(pid: pid_t) -> io::Result<Self> {
         let copy = Self(pid);
-        wait(pid, Instant::now() + STOP_TIMEOUT)
+        wait_for_stop(pid, Instant::now() + STOP_TIMEOUT)
             .map_err(|_| io::Error::from_raw_os_error(libc::ESRCH))?;
         let options = libc::PTRACE_O_EXITKILL as usize;
         request(libc::PTRACE_SETOPTIONS, pid, 0, options)?;

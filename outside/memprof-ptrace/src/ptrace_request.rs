@@ -24,7 +24,7 @@ pub enum StopError {
 }
 
 /// Waits until a traced thread is stopped; returns its wait status.
-pub(crate) fn wait(tid: pid_t, deadline: Instant) -> Result<i32, StopError> {
+pub(crate) fn wait_for_stop(tid: pid_t, deadline: Instant) -> Result<i32, StopError> {
     loop {
         let mut status = 0;
         // SAFETY: waitpid(2) writes an integer to `status`.

@@ -315,9 +315,9 @@ mod tests {
         reader.waited = MEMORY_TIMEOUT;
         // SAFETY: kill(2) takes numbers; the child belongs to this test.
         unsafe { libc::kill(reader.child, libc::SIGSTOP) };
-        let place = [7_u8; 8];
+        let source = [7_u8; 8];
         let mut read = [0; 8];
-        let address = place.as_ptr() as u64;
+        let address = source.as_ptr() as u64;
         for _ in 0..2 {
             let error = reader.read(address, &mut read).unwrap_err();
             assert_eq!(error.kind(), io::ErrorKind::TimedOut);
@@ -345,8 +345,8 @@ mod tests {
         let page = Window::new().unwrap();
         let mut api = [API, 0, 0];
         // SAFETY: the argument is a `struct uffdio_api` of three words.
-        let made = unsafe { libc::ioctl(faults.as_raw_fd(), UFFDIO_API, api.as_mut_ptr()) };
-        assert_eq!(made, 0);
+        let result = unsafe { libc::ioctl(faults.as_raw_fd(), UFFDIO_API, api.as_mut_ptr()) };
+        assert_eq!(result, 0);
         let mut region = [page.0 as u64, WINDOW_SIZE as u64, MISSING, 0];
         // SAFETY: the argument is a `struct uffdio_register` of four words, for a mapping that nothing touches.
         let registered =
@@ -369,6 +369,6 @@ mod tests {
         memory.read(8, &mut [0]).unwrap_err();
         memory.require_answers().unwrap();
         let other = Refusal::NoGlibc;
-        assert_eq!(memory.explain(other.clone()), other);
+        assert_eq!(memory.explain_error(other.clone()), other);
     }
 }

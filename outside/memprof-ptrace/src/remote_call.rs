@@ -134,16 +134,16 @@ pub fn build_frames(
     let mut writes = vec![(vectors, state)];
     for (index, call) in calls.iter().enumerate() {
         let mut registers = saved.registers;
-        call.load(&mut registers, gadgets);
+        call.set_registers(&mut registers, gadgets);
         registers.rsp = address(index + 1);
         registers.eflags &= !CLEARED_FLAGS;
         // Without vectors the kernel loads the initial state, in which functions expect to be called.
-        let frame = frame(&registers, blocked, 0, gadgets);
+        let frame = signal_frame(&registers, blocked, 0, gadgets);
         writes.push((address(index), frame));
     }
     writes.push((
         last,
-        frame(&saved.registers, saved.blocked, vectors, gadgets),
+        signal_frame(&saved.registers, saved.blocked, vectors, gadgets),
     ));
     let mut registers = saved.registers;
     registers.rip = gadgets.restorer;
@@ -176,11 +176,12 @@ pub fn build_clone_frames(
     let clone = RemoteCall::Syscall(SYS_clone, [flags, stack, 0, 0, 0, 0]);
     let mut frames = build_frames(&[clone], locations, blocked, gadgets, saved);
     let mut exit = saved.registers;
-    RemoteCall::Syscall(SYS_exit_group, [COPY_EXIT_STATUS, 0, 0, 0, 0, 0]).load(&mut exit, gadgets);
+    RemoteCall::Syscall(SYS_exit_group, [COPY_EXIT_STATUS, 0, 0, 0, 0, 0])
+        .set_registers(&mut exit, gadgets);
     exit.rsp = stack;
     frames
         .writes
-        .push((stack, frame(&exit, blocked, 0, gadgets)));
+        .push((stack, signal_frame(&exit, blocked, 0, gadgets)));
     frames
 }
 
@@ -208,7 +209,12 @@ pub fn is_signal_frame(words: &[u64], restorer: u64) -> bool {
 
 /// Bytes of `struct rt_sigframe`, as far as `rt_sigreturn(2)` reads it (asm/sigframe.h, asm/sigcontext.h). `vectors`
 /// is the address of the vector registers, or 0.
-fn frame(registers: &user_regs_struct, blocked: u64, vectors: u64, gadgets: Gadgets) -> Vec<u8> {
+fn signal_frame(
+    registers: &user_regs_struct,
+    blocked: u64,
+    vectors: u64,
+    gadgets: Gadgets,
+) -> Vec<u8> {
     let r = registers;
     let segments = r.cs & 0xffff | (r.ss & 0xffff) << 48;
     let [alternative_stack, its_mode, its_size] = [0, u64::from(INVALID_STACK_MODE), 0];
@@ -227,7 +233,7 @@ fn frame(registers: &user_regs_struct, blocked: u64, vectors: u64, gadgets: Gadg
 
 impl RemoteCall {
     /// Sets the registers so that the thread makes the call.
-    fn load(self, registers: &mut user_regs_struct, gadgets: Gadgets) {
+    fn set_registers(self, registers: &mut user_regs_struct, gadgets: Gadgets) {
         match self {
             Self::Syscall(number, [rdi, rsi, rdx, r10, r8, r9]) => {
                 registers.rip = gadgets.system_call;
@@ -285,11 +291,11 @@ mod tests {
                 RemoteCall::Syscall(11, [0; 6]),
             ];
             let end = stack_limit(saved);
-            let places = FrameLocations {
+            let locations = FrameLocations {
                 saved: end,
                 calls: None,
             };
-            let frames = build_frames(&calls, places, 0x55, GADGETS, saved);
+            let frames = build_frames(&calls, locations, 0x55, GADGETS, saved);
             assert_eq!(frames.registers.rip, GADGETS.restorer);
             let mut frame = frames.registers.rsp - 8;
             let lowest = frames.writes.iter().map(|(at, _)| *at).min().unwrap();
@@ -338,11 +344,11 @@ mod tests {
                 RemoteCall::Syscall(11, [0; 6]),
             ];
             let stack = 0x5000_0000;
-            let places = FrameLocations {
+            let locations = FrameLocations {
                 saved: stack_limit(saved),
                 calls: Some(stack),
             };
-            let frames = build_frames(&calls, places, 0, GADGETS, saved);
+            let frames = build_frames(&calls, locations, 0, GADGETS, saved);
             let function = words(&frames, frames.registers.rsp - 8);
             assert_eq!((function[22], function[14]), (0x3333, 7));
             // The frame lies below the function's stack pointer, where it is free once it was loaded.

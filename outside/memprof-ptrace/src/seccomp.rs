@@ -51,7 +51,7 @@ fn require_allowed(
     forbidden: impl FnOnce(&[Vec<BpfInstruction>]) -> Result<Option<&'static str>, UndecidedFilter>,
 ) -> Result<(), Refusal> {
     let seccomp = ProcStatus::read_thread(thread)?.seccomp;
-    dispatch::require_none(thread)?;
+    dispatch::require_no_user_dispatch(thread)?;
     match seccomp {
         SeccompMode::Off => return Ok(()),
         SeccompMode::Strict => return Err(Refusal::StrictSeccomp),
@@ -94,7 +94,7 @@ fn first_missing(
     needs: impl IntoIterator<Item = &'static SyscallRequirement>,
 ) -> Result<Option<&'static str>, UndecidedFilter> {
     for need in needs {
-        if let Some(call) = missing(filters, need)? {
+        if let Some(call) = missing_call(filters, need)? {
             return Ok(Some(call));
         }
     }
@@ -102,7 +102,7 @@ fn first_missing(
 }
 
 /// Returns the call without which a requirement is not met; `None` if it is met.
-fn missing(
+fn missing_call(
     filters: &[Vec<BpfInstruction>],
     need: &'static SyscallRequirement,
 ) -> Result<Option<&'static str>, UndecidedFilter> {

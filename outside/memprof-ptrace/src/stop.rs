@@ -12,7 +12,7 @@ use libc::{c_void, iovec, pid_t, user_regs_struct};
 pub use crate::ptrace_request::StopError;
 
 use crate::process_copy::ProcessCopy;
-use crate::ptrace_request::{request, wait};
+use crate::ptrace_request::{request, wait_for_stop};
 use crate::remote_call::SavedContext;
 use crate::xstate::XState;
 
@@ -69,7 +69,7 @@ impl PendingStop {
     /// # Errors
     /// `Ended`; `Uninterruptible` if it is not stopped by the deadline.
     pub fn wait(self, deadline: Instant) -> Result<StoppedThread, StopError> {
-        let status = wait(self.tid, deadline)?;
+        let status = wait_for_stop(self.tid, deadline)?;
         // The upper half holds a ptrace event: the stop of PTRACE_INTERRUPT or a group stop, no signal.
         let is_signal = status >> 16 == 0;
         Ok(StoppedThread {
@@ -184,12 +184,12 @@ impl StoppedThread {
         request(libc::PTRACE_SETREGS, self.tid, 0, address)?;
         // After the registers: if this process is killed in between, the thread's rt_sigreturn(2) still sets the
         // right mask.
-        self.block(u64::MAX)?;
+        self.set_signal_mask(u64::MAX)?;
         self.is_attached = false;
         request(libc::PTRACE_DETACH, self.tid, 0, 0)
     }
 
-    fn block(&self, signals: u64) -> io::Result<()> {
+    fn set_signal_mask(&self, signals: u64) -> io::Result<()> {
         let address = &raw const signals;
         request(
             libc::PTRACE_SETSIGMASK,
@@ -214,7 +214,7 @@ impl StoppedThread {
         let options = (libc::PTRACE_O_TRACECLONE | libc::PTRACE_O_TRACESYSGOOD) as usize;
         request(libc::PTRACE_SETOPTIONS, self.tid, 0, options)?;
         self.set_registers(registers)?;
-        self.block(u64::MAX)?;
+        self.set_signal_mask(u64::MAX)?;
         let mut signal = 0;
         loop {
             let is_late = Instant::now() > deadline;
@@ -227,10 +227,10 @@ impl StoppedThread {
                 true => Instant::now() + STOP_TIMEOUT,
                 false => deadline,
             };
-            let status = match wait(self.tid, wait_deadline) {
+            let status = match wait_for_stop(self.tid, wait_deadline) {
                 Err(StopError::Uninterruptible) if !is_late => {
                     request(libc::PTRACE_INTERRUPT, self.tid, 0, 0)?;
-                    wait(self.tid, Instant::now() + STOP_TIMEOUT)
+                    wait_for_stop(self.tid, Instant::now() + STOP_TIMEOUT)
                 }
                 waited => waited,
             };
@@ -251,7 +251,7 @@ impl StoppedThread {
                 self.signal = signal;
                 // If this process is killed in between, the thread still calls clone(2) and then restores its
                 // context.
-                self.block(saved.blocked)?;
+                self.set_signal_mask(saved.blocked)?;
                 self.set_registers(&saved.registers)?;
                 return Err(io::ErrorKind::TimedOut.into());
             }

@@ -38,7 +38,7 @@ pub fn threads(pid: u32) -> io::Result<Vec<Thread>> {
         let line = syscall_line(pid, tid);
         Thread {
             tid,
-            call: line.as_deref().and_then(parse),
+            call: line.as_deref().and_then(parse_syscall_line),
             is_runnable: line.is_some_and(|line| line.trim_end() == RUNNING),
         }
     };
@@ -47,7 +47,7 @@ pub fn threads(pid: u32) -> io::Result<Vec<Thread>> {
 
 /// Returns the call in which a thread sleeps; `None` while it runs, and if it has ended.
 pub fn waiting_syscall(pid: u32, tid: u32) -> Option<WaitingSyscall> {
-    parse(&syscall_line(pid, tid)?)
+    parse_syscall_line(&syscall_line(pid, tid)?)
 }
 
 fn syscall_line(pid: u32, tid: u32) -> Option<String> {
@@ -59,7 +59,7 @@ const RUNNING: &str = "running";
 /// Parses a line of proc(5)'s `syscall`. `232 0x4 0x7ffd 0x20 0xffffffff 0x0 0x0 0x7ffd1f28 0x7f5c0e1c` are number,
 /// arguments, stack pointer and instruction pointer; `running` and `-1 0x7ffd1f28 0x7f5c0e1c` (asleep outside a
 /// call) are no call.
-fn parse(line: &str) -> Option<WaitingSyscall> {
+fn parse_syscall_line(line: &str) -> Option<WaitingSyscall> {
     let mut words = line.split_whitespace();
     let number = words.next()?.parse().ok()?;
     let mut next = || u64::from_str_radix(words.next()?.strip_prefix("0x")?, 16).ok();
@@ -84,7 +84,8 @@ mod tests {
 
     #[test]
     fn syscall_lines_are_parsed() {
-        let call = parse("232 0x4 0x7ffd 0x20 0xffffffff 0x0 0x5 0x7ffd1f28 0x7f5c0e1c\n");
+        let call =
+            parse_syscall_line("232 0x4 0x7ffd 0x20 0xffffffff 0x0 0x5 0x7ffd1f28 0x7f5c0e1c\n");
         let expected = WaitingSyscall {
             number: 232,
             arguments: [4, 0x7ffd, 0x20, 0xffff_ffff, 0, 5],
@@ -92,8 +93,8 @@ mod tests {
             instruction: 0x7f5c_0e1c,
         };
         assert_eq!(call, Some(expected));
-        assert_eq!(parse(RUNNING), None);
-        assert_eq!(parse("-1 0x7ffd1f28 0x7f5c0e1c\n"), None);
+        assert_eq!(parse_syscall_line(RUNNING), None);
+        assert_eq!(parse_syscall_line("-1 0x7ffd1f28 0x7f5c0e1c\n"), None);
     }
 
     #[test]

@@ -50,8 +50,8 @@ impl XState {
 
     /// Like [`for_frame`](Self::for_frame), with the end offset of each component as a parameter.
     fn frame_bytes(&self, end: impl Fn(u32) -> usize) -> Vec<u8> {
-        let components = self.word(RESERVED_OFFSET);
-        let granted = match self.word(PRESENT_OFFSET) & GRANTED_COMPONENTS {
+        let components = self.read_u64(RESERVED_OFFSET);
+        let granted = match self.read_u64(PRESENT_OFFSET) & GRANTED_COMPONENTS {
             0 => components & !GRANTED_COMPONENTS,
             _ => components,
         };
@@ -76,7 +76,7 @@ impl XState {
         frame
     }
 
-    fn word(&self, offset: usize) -> u64 {
+    fn read_u64(&self, offset: usize) -> u64 {
         let bytes = self.0[offset..offset + 8].try_into();
         u64::from_le_bytes(bytes.expect("eight bytes"))
     }
@@ -110,8 +110,8 @@ mod tests {
             );
             let claimed = (size as u32).to_le_bytes();
             assert_eq!(frame[RESERVED_OFFSET + 16..RESERVED_OFFSET + 20], claimed);
-            for place in [size, length] {
-                assert_eq!(frame[place..place + 4], MAGIC2.to_le_bytes(), "{place}");
+            for offset in [size, length] {
+                assert_eq!(frame[offset..offset + 4], MAGIC2.to_le_bytes(), "{offset}");
             }
         };
         let (avx, amx) = (0b111, 0x6_0007);

@@ -5,7 +5,7 @@ use std::fs::{self, File};
 use std::io;
 use std::os::fd::OwnedFd;
 
-use memprof_ptrace::executable::loader;
+use memprof_ptrace::executable::loader_name;
 use memprof_ptrace::mapped_file::open_mapped;
 use memprof_ptrace::maps::mappings;
 use memprof_ptrace::process::{ProcStatus, ProcessState};
@@ -97,7 +97,7 @@ fn require_program(pid: u32) -> Result<(), AttachError> {
     if !is_node {
         return Err(InspectorError::NotNode.into());
     }
-    if loader(b"node", &ReadCache::new(&file))?.starts_with(b"ld-musl-") {
+    if loader_name(b"node", &ReadCache::new(&file))?.starts_with(b"ld-musl-") {
         return Err(Refusal::Musl.into());
     }
     Ok(())

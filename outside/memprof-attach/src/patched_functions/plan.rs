@@ -176,11 +176,11 @@ mod tests {
                     (&*found, plan.skipped),
                     (
                         planned,
-                        skipped.iter().map(|why| (*why).to_owned()).collect()
+                        skipped.iter().map(|reason| (*reason).to_owned()).collect()
                     )
                 );
             }
-            (Err(error), Err(why)) => assert!(error.to_string().ends_with(why), "{error}"),
+            (Err(error), Err(reason)) => assert!(error.to_string().ends_with(reason), "{error}"),
             (plan, expected) => panic!("{functions:x?}: {plan:x?}, not {expected:?}"),
         }
     }
@@ -262,7 +262,7 @@ mod tests {
         let forwards = [&[JUMP][..], &(-32 - 5_i32).to_le_bytes()].concat();
         check(&[malloc, free, ("_ZdlPv", &forwards)], Ok((&plain, &[])));
         let inside = [&[JUMP][..], &(2 - 64 - 5_i32).to_le_bytes()].concat();
-        let why = "malloc is entered behind its first byte by a jump at 0x401040";
-        check(&[malloc, free, ("other", &inside)], Err(why));
+        let reason = "malloc is entered behind its first byte by a jump at 0x401040";
+        check(&[malloc, free, ("other", &inside)], Err(reason));
     }
 }

@@ -178,8 +178,8 @@ mod tests {
 
     /// Checks the size of the prologue, or the reason.
     fn check(code: &[u8], address: u64, expected: Result<u64, NotRelocatable>) {
-        let moved = Prologue::new(code, address).map(|moved| moved.range.end - moved.range.start);
-        assert_eq!(moved, expected, "{code:02x?}");
+        let size = Prologue::new(code, address).map(|each| each.range.end - each.range.start);
+        assert_eq!(size, expected, "{code:02x?}");
     }
 
     /// Several `ret`, as the rest of a function.
@@ -294,17 +294,18 @@ mod tests {
 
     #[test]
     fn relocated_instructions_have_the_same_targets() {
-        let placed = |code: &[u8], place: u64| Prologue::new(code, AT).unwrap().relocate_to(place);
+        let relocate =
+            |code: &[u8], address: u64| Prologue::new(code, AT).unwrap().relocate_to(address);
         // mov 0x100(%rip),%rax; ret
         let code = [0x48, 0x8b, 5, 0, 1, 0, 0, 0xc3];
-        let place = AT - 0x1000;
-        let there = placed(&code, place).unwrap();
+        let address = AT - 0x1000;
+        let relocated = relocate(&code, address).unwrap();
         let back = [0xe9, 0xfb, 0x0f, 0, 0];
         assert_eq!(
-            there.bytes,
+            relocated.bytes,
             [&[0x48, 0x8b, 5, 0, 0x11, 0, 0][..], &back].concat()
         );
-        assert_eq!(there.addresses, [(AT, place)]);
+        assert_eq!(relocated.addresses, [(AT, address)]);
         let high = Prologue::new(&code, 0x5555_5555_5000).unwrap();
         assert_eq!(
             high.relocate_to(0x5555_5555_5000 - (4 << 30)),
@@ -312,11 +313,11 @@ mod tests {
         );
         // cmp $16,%rdi; ja +0x10; ret: the short jump becomes a long one
         let code = [0x48, 0x83, 0xff, 16, 0x77, 0x10, 0xc3];
-        let there = placed(&code, place).unwrap();
+        let relocated = relocate(&code, address).unwrap();
         let jump = [0x0f, 0x87, 0x0c, 0x10, 0, 0];
         let back = [0xe9, 0xf7, 0x0f, 0, 0];
-        assert_eq!(there.bytes, [&code[..4], &jump, &back].concat());
-        assert_eq!(there.addresses, [(AT, place), (AT + 4, place + 4)]);
+        assert_eq!(relocated.bytes, [&code[..4], &jump, &back].concat());
+        assert_eq!(relocated.addresses, [(AT, address), (AT + 4, address + 4)]);
         let to_other = Prologue::new(&[0xe9, 0xfb, 0, 0, 0], AT).unwrap();
         assert_eq!(to_other.jump_target(), Some(AT + 0x100));
     }

@@ -57,7 +57,7 @@ impl TableImage {
             let prologue = function.prologue.relocate_to(relocated).map_err(failed)?;
             let room = trampoline_offset(index + 1) - trampoline_offset(index) - TRAMPOLINE_SIZE;
             if prologue.bytes.len() > room
-                || jump(function.prologue.range.start, trampoline).is_none()
+                || encode_jump(function.prologue.range.start, trampoline).is_none()
             {
                 return Err(failed(NotRelocatable::Far));
             }
@@ -123,7 +123,7 @@ impl TableImage {
 }
 
 /// Finds the address of a process's table; `None` if it has none.
-pub(crate) fn find(memory: &Memory, maps: &[u8]) -> Option<u64> {
+pub(crate) fn find_table(memory: &Memory, maps: &[u8]) -> Option<u64> {
     let code: HashSet<u64> = mappings(maps)
         .filter(|mapping| mapping.access == *b"r-xp")
         .map(|mapping| mapping.range.start)
@@ -136,7 +136,7 @@ pub(crate) fn find(memory: &Memory, maps: &[u8]) -> Option<u64> {
 }
 
 /// Reads the entries of a table.
-pub(crate) fn read(memory: &Memory, base: u64) -> io::Result<Vec<InstalledEntry>> {
+pub(crate) fn read_entries(memory: &Memory, base: u64) -> io::Result<Vec<InstalledEntry>> {
     let count = memory.word(base + offset_of!(EntryTable, count) as u64)?;
     let count = (count as usize).min(EntryTable::MAX_ENTRIES);
     let read_entry = |index: usize| {
@@ -155,14 +155,14 @@ pub(crate) fn read(memory: &Memory, base: u64) -> io::Result<Vec<InstalledEntry>
             relocated: memory.word(field(offset_of!(EntryRow, moved)))?,
             target: field(offset_of!(EntryRow, target)),
             original: memory.bytes(field(offset_of!(EntryRow, original)))?,
-            jump: jump(function, trampoline).ok_or_else(far)?,
+            jump: encode_jump(function, trampoline).ok_or_else(far)?,
         })
     };
     (0..count).map(read_entry).collect()
 }
 
 /// Encodes a `jmp` from one address to another; `None` if they are more than 2 GiB apart.
-fn jump(from: u64, to: u64) -> Option<[u8; EntryRow::JUMP_SIZE]> {
+fn encode_jump(from: u64, to: u64) -> Option<[u8; EntryRow::JUMP_SIZE]> {
     let distance = to.wrapping_sub(from + EntryRow::JUMP_SIZE as u64) as i64;
     let [a, b, c, d] = i32::try_from(distance).ok()?.to_le_bytes();
     Some([0xe9, a, b, c, d])
@@ -209,8 +209,11 @@ mod tests {
 
     #[test]
     fn jumps_span_two_gibibytes() {
-        assert_eq!(jump(0x1000, 0x1005), Some([0xe9, 0, 0, 0, 0]));
-        assert_eq!(jump(0x1000, 0x1000), Some([0xe9, 0xfb, 0xff, 0xff, 0xff]));
-        assert_eq!(jump(0x1000, 0x1005 + (1 << 31)), None);
+        assert_eq!(encode_jump(0x1000, 0x1005), Some([0xe9, 0, 0, 0, 0]));
+        assert_eq!(
+            encode_jump(0x1000, 0x1000),
+            Some([0xe9, 0xfb, 0xff, 0xff, 0xff])
+        );
+        assert_eq!(encode_jump(0x1000, 0x1005 + (1 << 31)), None);
     }
 }

@@ -47,7 +47,7 @@ enum PatchFailure {
 ///
 /// # Errors
 /// The threads cannot be stopped outside of the patched bytes. Nothing was changed then.
-pub(crate) fn write(
+pub(crate) fn write_patches(
     target: &mut Target,
     patches: &[CodePatch],
     relocated: &[RelocatedRange],

@@ -143,7 +143,7 @@ impl Budget {
             ..before
         };
         for total in BudgetedTotal::ALL {
-            let rows = stacks.functions(total);
+            let rows = stacks.function_rows(total);
             for (name, limit) in budget.functions.for_total_mut(total) {
                 let row = rows.iter().find(|row| row.name == *name);
                 *limit = ByteSize(row.map_or(0, |row| row.bytes));
@@ -158,7 +158,7 @@ impl Budget {
     }
 
     /// Formats the file as `--update` writes it, in TOML.
-    pub(super) fn text(&self) -> String {
+    pub(super) fn to_toml(&self) -> String {
         let mut text = String::from(
             "# The budget of `memprof test`: a run may exceed it by `tolerance`. `--update` rewrites this file.\n",
         );
@@ -287,14 +287,14 @@ mod tests {
             &stacks_with(&[("a \"b\"\n\\", 700), ("c", 300)]),
             Budget::default(),
         );
-        assert_eq!(toml::from_str::<Budget>(&budget.text()), Ok(budget));
+        assert_eq!(toml::from_str::<Budget>(&budget.to_toml()), Ok(budget));
     }
 
     #[test]
     fn baseline_under_its_older_name_is_read() {
         let budget: Budget = toml::from_str("[held.peak]\na = 1\n").unwrap();
         assert_eq!(budget.baseline.peak["a"], ByteSize(1));
-        assert!(budget.text().contains("[baseline.peak]"));
+        assert!(budget.to_toml().contains("[baseline.peak]"));
     }
 
     #[test]

@@ -37,7 +37,7 @@ pub(super) enum CommandEnd {
 /// # Errors
 /// The command cannot be started or waited for.
 pub(super) fn run(command: &mut Command) -> anyhow::Result<CommandEnd> {
-    let signals = interrupts::block()?;
+    let signals = interrupts::block_signals()?;
     let end = run_blocking(command, &signals);
     // A signal that arrived after the command's end now ends this program.
     signals

@@ -23,7 +23,7 @@ struct VerdictOutput<'a> {
 }
 
 /// Formats a verdict in the requested format.
-pub(super) fn verdict(verdict: &BudgetVerdict, args: &TestArgs) -> anyhow::Result<String> {
+pub(super) fn format_verdict(verdict: &BudgetVerdict, args: &TestArgs) -> anyhow::Result<String> {
     let default = match std::env::var_os("GITHUB_ACTIONS") {
         Some(value) if value == "true" => FormatArg::Github,
         _ => FormatArg::Text,
@@ -37,32 +37,32 @@ pub(super) fn verdict(verdict: &BudgetVerdict, args: &TestArgs) -> anyhow::Resul
             },
             verdict,
         })?,
-        FormatArg::Text => text(verdict),
+        FormatArg::Text => format_text(verdict),
         FormatArg::Github => {
             let broken = verdict.checks.iter().filter(|check| check.is_broken);
             let commands: String = broken
                 .map(|check| github_annotation(check, &args.budget))
                 .collect();
-            format!("{commands}{}", text(verdict))
+            format!("{commands}{}", format_text(verdict))
         }
     })
 }
 
 /// Formats the result of an update: the budget, and the range of the runs.
-pub(super) fn updated(path: &Path, budget: &Budget, measured: &Measurement) -> String {
+pub(super) fn format_update(path: &Path, budget: &Budget, measured: &Measurement) -> String {
     let mut text = format!("wrote {}\n", path.display());
-    for (what, spread) in BudgetedTotal::ALL
+    for (total, spread) in BudgetedTotal::ALL
         .into_iter()
         .zip(measured.spread.unwrap_or_default())
     {
-        let Some(bytes) = budget.limit_of_total(what) else {
+        let Some(bytes) = budget.limit_of_total(total) else {
             continue;
         };
         // Writing to a string never fails, here and below.
         let _ = writeln!(
             text,
             "{:<10} {:>10}  the runs differ by {:.2}%",
-            what.key(),
+            total.key(),
             size(bytes.0),
             100.0 * spread
         );
@@ -80,7 +80,7 @@ pub(super) fn updated(path: &Path, budget: &Budget, measured: &Measurement) -> S
 }
 
 /// Formats a verdict for people.
-fn text(verdict: &BudgetVerdict) -> String {
+fn format_text(verdict: &BudgetVerdict) -> String {
     let mut text = String::new();
     for check in &verdict.checks {
         let _ = writeln!(text, "{}", check_line(check));
@@ -98,7 +98,7 @@ fn text(verdict: &BudgetVerdict) -> String {
 
 /// Line for a limit: the measured value, and by how much it differs from the budget.
 fn check_line(check: &LimitCheck) -> String {
-    let name = subject(check);
+    let name = limit_name(check);
     let error = match check.error {
         0 => String::new(),
         error => format!(" ± {}", size(error)),
@@ -122,7 +122,7 @@ fn check_line(check: &LimitCheck) -> String {
 }
 
 /// Name of the limited total or function.
-fn subject(check: &LimitCheck) -> String {
+fn limit_name(check: &LimitCheck) -> String {
     match &check.function {
         Some(function) => format!("{} by {function}", check.what.key()),
         None => check.what.key().to_owned(),
@@ -154,7 +154,7 @@ fn github_annotation(check: &LimitCheck, budget: &Path) -> String {
     format!(
         "::error file={},title={}::{}\n",
         escape_property(&budget.display().to_string()),
-        escape_property(&format!("memprof: {} over budget", subject(check))),
+        escape_property(&format!("memprof: {} over budget", limit_name(check))),
         escape_data(message.trim())
     )
 }
@@ -192,7 +192,7 @@ mod tests {
     #[test]
     fn stack_of_a_regression_is_shown() {
         assert_eq!(
-            text(&broken()),
+            format_text(&broken()),
             "BROKEN peak: 106.00MiB of 100.00MiB (+6.0%)\n       +6.00MiB ± 0B in parse: a, 5%, which has \
              66.00MiB\n           parse: a, 5%\n           main\nok     allocated: 1.00GiB of 1.00GiB (+0.0%)\n"
         );

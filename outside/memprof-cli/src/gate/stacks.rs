@@ -59,7 +59,7 @@ impl Stacks {
                 all.at_peak = fold_stacks(&profile, BudgetedTotal::Peak);
             }
         }
-        output::clear();
+        output::clear_progress();
         Ok(all)
     }
 
@@ -71,7 +71,7 @@ impl Stacks {
     }
 
     /// Sums by function, the largest first.
-    pub(super) fn functions(&self, total: BudgetedTotal) -> Vec<FunctionRow> {
+    pub(super) fn function_rows(&self, total: BudgetedTotal) -> Vec<FunctionRow> {
         let mut rows: HashMap<&str, (u64, f64)> = HashMap::new();
         for stack in self.for_total(total) {
             let name = stack.functions.last().map_or("", String::as_str);

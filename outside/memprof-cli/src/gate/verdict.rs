@@ -51,36 +51,36 @@ impl BudgetVerdict {
     /// Compares a measurement with a budget. `stacks` are estimates for functions, and name the function that
     /// exceeded a total.
     pub(super) fn new(measured: &Measurement, stacks: &Stacks, budget: &Budget) -> Self {
-        let totals = BudgetedTotal::ALL.into_iter().filter_map(|what| {
-            let budgeted = budget.limit_of_total(what)?;
-            let (total, limit) = (measured.total(what), budget.limit(budgeted));
-            let is_broken = total > limit;
+        let totals = BudgetedTotal::ALL.into_iter().filter_map(|total| {
+            let budgeted = budget.limit_of_total(total)?;
+            let (value, limit) = (measured.total(total), budget.limit(budgeted));
+            let is_broken = value > limit;
             Some(LimitCheck {
-                what,
+                what: total,
                 function: None,
                 budget: budgeted.0,
                 limit,
-                measured: total,
+                measured: value,
                 error: 0,
                 is_broken,
                 guilty: is_broken
-                    .then(|| find_regression(stacks, budget, what))
+                    .then(|| find_regression(stacks, budget, total))
                     .flatten(),
             })
         });
         let mut checks: Vec<LimitCheck> = totals.collect();
-        for what in BudgetedTotal::ALL {
-            let rows = stacks.functions(what);
-            for (name, budgeted) in budget.functions.for_total(what) {
+        for total in BudgetedTotal::ALL {
+            let rows = stacks.function_rows(total);
+            for (name, budgeted) in budget.functions.for_total(total) {
                 let row = rows.iter().find(|row| row.name == *name);
                 let (bytes, error) = row.map_or((0, 0.0), |row| (row.bytes, row.error));
                 let limit = budget.limit(*budgeted);
                 let is_broken = bytes as f64 > limit as f64 + ERROR_FACTOR * error;
                 let regressed = || {
-                    row.map(|row| regression(stacks, what, row, bytes.saturating_sub(budgeted.0)))
+                    row.map(|row| regression(stacks, total, row, bytes.saturating_sub(budgeted.0)))
                 };
                 checks.push(LimitCheck {
-                    what,
+                    what: total,
                     function: Some(name.clone()),
                     budget: budgeted.0,
                     limit,
@@ -107,7 +107,7 @@ fn find_regression(stacks: &Stacks, budget: &Budget, total: BudgetedTotal) -> Op
     let baseline = budget.baseline.for_total(total);
     let before = |row: &FunctionRow| baseline.get(&row.name).map_or(0, |bytes| bytes.0);
     let growth = |row: &FunctionRow| row.bytes.saturating_sub(before(row));
-    let rows = stacks.functions(total);
+    let rows = stacks.function_rows(total);
     let row = rows.iter().max_by_key(|row| growth(row))?;
     Some(regression(stacks, total, row, growth(row)))
 }

@@ -101,7 +101,7 @@ pub(super) fn step_for_group(group: &HolderGroup) -> HolderStep {
 }
 
 /// Steps from a group to its outermost holder.
-fn path(groups: &[HolderGroup], mut index: usize) -> Vec<HolderStep> {
+fn path_to_root(groups: &[HolderGroup], mut index: usize) -> Vec<HolderStep> {
     let mut path = Vec::new();
     while index != 0 {
         path.push(step_for_group(&groups[index]));
@@ -111,7 +111,7 @@ fn path(groups: &[HolderGroup], mut index: usize) -> Vec<HolderStep> {
 }
 
 /// Rows of the largest holders, each followed by the large objects below it.
-pub(super) fn largest(groups: &[HolderGroup], top: usize) -> Vec<HolderRow> {
+pub(super) fn largest_holders(groups: &[HolderGroup], top: usize) -> Vec<HolderRow> {
     let mut below = vec![Vec::new(); groups.len()];
     for (index, group) in groups.iter().enumerate().skip(1) {
         below[group.parent].push(index);
@@ -128,7 +128,7 @@ pub(super) fn largest(groups: &[HolderGroup], top: usize) -> Vec<HolderRow> {
         let shown = groups[*holder].held_bytes / 100 * MIN_SHOWN_PERCENT;
         let mut open = vec![(*holder, 0)];
         while let Some((index, depth)) = open.pop() {
-            rows.push(row(groups, index, depth));
+            rows.push(row_for_group(groups, index, depth));
             let within = below[index].iter().rev();
             let large = within.filter(|index| groups[**index].held_bytes > shown);
             open.extend(
@@ -142,9 +142,9 @@ pub(super) fn largest(groups: &[HolderGroup], top: usize) -> Vec<HolderRow> {
 }
 
 /// Row for a group.
-fn row(groups: &[HolderGroup], index: usize, depth: usize) -> HolderRow {
+fn row_for_group(groups: &[HolderGroup], index: usize, depth: usize) -> HolderRow {
     HolderRow {
-        path: path(groups, index),
+        path: path_to_root(groups, index),
         objects: groups[index].held_objects,
         bytes: groups[index].held_bytes,
         samples: None,
@@ -162,7 +162,10 @@ pub(super) fn rows_by_kind(
         |index: &usize| matches!(&groups[*index].kind, GroupKind::Objects(kind) if is_match(kind));
     let mut found: Vec<_> = (0..groups.len()).filter(is_match).collect();
     found.sort_by_key(|index| std::cmp::Reverse(groups[*index].bytes));
-    let rows = found.iter().take(top).map(|index| row(groups, *index, 0));
+    let rows = found
+        .iter()
+        .take(top)
+        .map(|index| row_for_group(groups, *index, 0));
     rows.collect()
 }
 
@@ -177,7 +180,7 @@ pub(super) fn rows_by_sample(
         objects: sampling.held.objects,
         bytes: sampling.held.bytes,
         samples: Some(sampling.own.objects),
-        ..row(groups, sampling.group, 0)
+        ..row_for_group(groups, sampling.group, 0)
     });
     rows.collect()
 }
@@ -198,7 +201,7 @@ pub(super) fn row_for_object(chain: &HolderPath) -> HolderRow {
 }
 
 /// Rows by class. A group of a class never lies below another group of that class, so held bytes can be added.
-pub(super) fn classes(groups: &[HolderGroup]) -> Vec<ClassRow> {
+pub(super) fn class_rows(groups: &[HolderGroup]) -> Vec<ClassRow> {
     let mut classes: BTreeMap<String, ClassRow> = BTreeMap::new();
     for group in groups {
         let GroupKind::Objects(kind) = &group.kind else {

@@ -170,8 +170,8 @@ mod tests {
 
     #[test]
     fn links_are_followed_and_stay_links() {
-        let place = tempfile::tempdir().unwrap();
-        let path = |name: &str| place.path().join(name);
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name);
         std::fs::create_dir(path("dir")).unwrap();
         std::fs::write(path("dir/file"), "before").unwrap();
         symlink("dir/file", path("link")).unwrap();
@@ -191,8 +191,8 @@ mod tests {
 
     #[test]
     fn missing_directory_is_named() {
-        let place = tempfile::tempdir().unwrap();
-        let path = place.path().join("absent").join("x.heap");
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("absent").join("x.heap");
         let text = format!("{:#}", publish_text(&path, "x").unwrap_err());
         let (path, absent) = (path.display(), path.parent().unwrap().display());
         assert_eq!(
@@ -205,8 +205,8 @@ mod tests {
 
     #[test]
     fn device_is_written_to_and_stays() {
-        let place = tempfile::tempdir().unwrap();
-        let fifo = place.path().join("fifo");
+        let dir = tempfile::tempdir().unwrap();
+        let fifo = dir.path().join("fifo");
         mknodat(CWD, &fifo, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
         std::thread::scope(|scope| {
             let reader = scope.spawn(|| std::fs::read_to_string(&fifo).unwrap());
@@ -215,13 +215,13 @@ mod tests {
         });
         assert!(fifo.symlink_metadata().unwrap().file_type().is_fifo());
 
-        let null = place.path().join("null");
+        let null = dir.path().join("null");
         symlink("/dev/null", &null).unwrap();
         publish_text(&null, "away").unwrap();
         assert!(null.is_symlink());
         let device = Path::new("/dev/null").symlink_metadata().unwrap();
         assert!(device.file_type().is_char_device());
-        publish_text(place.path(), "x").unwrap_err();
+        publish_text(dir.path(), "x").unwrap_err();
     }
 
     #[test]
@@ -238,8 +238,8 @@ mod tests {
 
     #[test]
     fn replaced_file_keeps_its_mode() {
-        let place = tempfile::tempdir().unwrap();
-        let file = place.path().join("secret");
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("secret");
         std::fs::write(&file, "before").unwrap();
         std::fs::set_permissions(&file, Permissions::from_mode(0o600)).unwrap();
         let half = publish(&file, |out| -> anyhow::Result<()> {
@@ -251,7 +251,7 @@ mod tests {
         publish_text(&file, "after").unwrap();
         assert_eq!(std::fs::read_to_string(&file).unwrap(), "after");
         assert_eq!(file.metadata().unwrap().mode() & 0o777, 0o600);
-        assert_eq!(std::fs::read_dir(place.path()).unwrap().count(), 1);
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
     }
 
     #[test]

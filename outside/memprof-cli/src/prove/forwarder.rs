@@ -37,7 +37,7 @@ impl SignalForwarder {
     pub(super) fn start() -> anyhow::Result<Self> {
         let recipient = Arc::new(Mutex::new(Recipient::Memprof));
         let forwarder = Self(Arc::clone(&recipient));
-        let signals = interrupts::block()?;
+        let signals = interrupts::block_signals()?;
         let watching = open_signal_fd(&signals).context("failed to watch for signals")?;
         let forward = move || {
             while let Ok(Some(info)) = watching.read_signal() {
@@ -77,7 +77,7 @@ impl Recipient {
                 group.send(pid, signal);
             }
             Self::Memprof => {
-                output::clear();
+                output::clear_progress();
                 process::exit(exit_code(signal).into());
             }
         }

@@ -57,7 +57,7 @@ const FILTER_NOTE: &str = "its seccomp filter is read at attach";
 ///
 /// # Errors
 /// /proc is not mounted.
-pub(super) fn processes(hosts: HashSet<u32>) -> anyhow::Result<Processes> {
+pub(super) fn process_rows(hosts: HashSet<u32>) -> anyhow::Result<Processes> {
     let list = memprof_ptrace::list_processes();
     let list = list.map_err(|error| with_exit_code(FAILED, error.to_string()))?;
     let process_row = |process| process_row(process, &hosts);
@@ -84,7 +84,7 @@ fn process_row(process: ListedProcess, hosts: &HashSet<u32>) -> ProcessRow {
             .as_ref()
             .ok()
             .filter(|_| !is_host)
-            .and_then(note),
+            .and_then(attach_note),
         name: process.status.name,
         command: process.command,
         uid: process.status.uids[1],
@@ -93,7 +93,7 @@ fn process_row(process: ListedProcess, hosts: &HashSet<u32>) -> ProcessRow {
 }
 
 /// Note on attaching to a process; `None` if there is nothing to note.
-fn note(examined: &ExaminedProcess) -> Option<&'static str> {
+fn attach_note(examined: &ExaminedProcess) -> Option<&'static str> {
     match examined {
         _ if examined.has_plugin => Some(NO_CONTROL_SOCKET),
         _ if examined.has_filter() => Some(FILTER_NOTE),
@@ -118,7 +118,7 @@ impl ProcessRow {
 }
 
 /// Formats the table of processes.
-pub(super) fn table(rows: &[ProcessRow]) -> String {
+pub(super) fn format_table(rows: &[ProcessRow]) -> String {
     let size = |row: &ProcessRow| amount(row.rss.cast_signed(), SampleType::InuseSpace);
     let line = |pid: &str, rss: &str, name: &str, state: &str| {
         // The kernel limits names to 15 bytes.

@@ -26,7 +26,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(250);
 
 /// Reason for the end of the sampling.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum End {
+pub(super) enum SamplingEnd {
     /// The time is over.
     Time,
     /// A signal was sent to memprof.
@@ -53,13 +53,13 @@ pub(super) fn wait_for_end(
     process: &HostProcess,
     interrupts: &Interrupts,
     early: &mut EarlyProfile,
-) -> Result<End> {
+) -> Result<SamplingEnd> {
     let start = Instant::now();
     let is_terminal = stderr().is_terminal();
     let mut halted_polls = 0;
     let end = loop {
         let Some(remaining) = duration.checked_sub(start.elapsed()) else {
-            break End::Time;
+            break SamplingEnd::Time;
         };
         if is_terminal {
             let done = (start.elapsed().as_secs_f64() / duration.as_secs_f64() * 30.0) as usize;
@@ -72,11 +72,11 @@ pub(super) fn wait_for_end(
         let [is_interrupted, has_ended] =
             process.sleep(remaining.min(POLL_INTERVAL), interrupts)?;
         if is_interrupted {
-            break End::Interrupt;
+            break SamplingEnd::Interrupt;
         }
         if has_ended || !client.is_connected() && !reconnect(client) {
-            break process.end(false, interrupts)?.unwrap_or_else(|| {
-                End::Host("has lost the plugin: something else detached it".to_owned())
+            break process.end_reason(false, interrupts)?.unwrap_or_else(|| {
+                SamplingEnd::Host("has lost the plugin: something else detached it".to_owned())
             });
         }
         match process.pid.and_then(Halt::for_pid) {
@@ -86,7 +86,7 @@ pub(super) fn wait_for_end(
                     && !reconnect(client)
                 {
                     break process
-                        .end(client.is_connected(), interrupts)?
+                        .end_reason(client.is_connected(), interrupts)?
                         .ok_or(error)?;
                 }
             }
@@ -94,13 +94,13 @@ pub(super) fn wait_for_end(
                 halted_polls += 1;
                 // Reported once, and not for the short stops by tracers.
                 if halted_polls == 2 {
-                    output::clear();
+                    output::clear_progress();
                     output::note(&halt.to_string());
                 }
             }
         }
     };
-    output::clear();
+    output::clear_progress();
     Ok(end)
 }
 
@@ -135,14 +135,18 @@ impl HostProcess {
 
     /// Returns the reason why a host does not reply; `None` if it still runs with the plugin. If the host has closed
     /// its connection, waits until it ends.
-    pub(super) fn end(&self, is_connected: bool, interrupts: &Interrupts) -> Result<Option<End>> {
+    pub(super) fn end_reason(
+        &self,
+        is_connected: bool,
+        interrupts: &Interrupts,
+    ) -> Result<Option<SamplingEnd>> {
         let halt = || {
             self.pid
                 .and_then(Halt::for_pid)
                 .filter(|halt| !halt.has_ended())
         };
         if let Some(halt) = halt() {
-            return Ok(Some(End::Halt(halt)));
+            return Ok(Some(SamplingEnd::Halt(halt)));
         }
         let maps = self
             .pid
@@ -160,7 +164,7 @@ impl HostProcess {
             None if may_end => return Ok(None),
             None => "has executed another program".to_owned(),
         };
-        Ok(Some(End::Host(reason)))
+        Ok(Some(SamplingEnd::Host(reason)))
     }
 }
 

@@ -188,8 +188,8 @@ mod tests {
 
     #[test]
     fn invalid_allocator_error_names_valid_ones() {
-        let place = tempfile::tempdir().unwrap();
-        let text = place.path().join("text");
+        let dir = tempfile::tempdir().unwrap();
+        let text = dir.path().join("text");
         std::fs::write(&text, "text").unwrap();
         let check = |word: &str, expected: &str| {
             let wanted: AllocatorChoice = word.parse().unwrap();

@@ -11,7 +11,7 @@ use object::read::elf::{ElfFile64, FileHeader, ProgramHeader};
 use object::{Endianness, ReadCache, ReadRef, elf};
 
 use crate::exit::{UNAVAILABLE, USAGE, with_exit_code};
-use crate::malloc_conf::{JemallocInFile, has_profiler, variable_of};
+use crate::malloc_conf::{JemallocInFile, find_variable, has_profiler};
 use crate::run::allocator::{can_profile, linked_jemalloc};
 use crate::script::{interpreter, read_head, search};
 
@@ -61,12 +61,12 @@ impl Program {
         let path = search(name)?;
         let mut binary = path.clone();
         for _ in 0..MAX_INTERPRETERS {
-            let (file, head) = open(&binary)?;
+            let (file, head) = open_program(&binary)?;
             require_equal_rights(&binary)?;
             match interpreter(&head) {
                 Some(interpreter) => binary = interpreter,
                 None => {
-                    let own_jemalloc = inspect(&binary, &file, &head)?;
+                    let own_jemalloc = find_jemalloc(&binary, &file, &head)?;
                     return Ok(Self { path, own_jemalloc });
                 }
             }
@@ -92,7 +92,7 @@ impl Program {
 }
 
 /// Opens a program's file and reads its first bytes.
-fn open(path: &Path) -> anyhow::Result<(File, Vec<u8>)> {
+fn open_program(path: &Path) -> anyhow::Result<(File, Vec<u8>)> {
     let opened = File::open(path).and_then(|file| {
         let head = read_head(&file)?;
         Ok((file, head))
@@ -129,7 +129,7 @@ fn has_capabilities(path: &Path) -> bool {
 }
 
 /// Checks that the plugin can be preloaded into a binary, and finds its jemalloc.
-fn inspect(path: &Path, file: &File, head: &[u8]) -> anyhow::Result<ProgramJemalloc> {
+fn find_jemalloc(path: &Path, file: &File, head: &[u8]) -> anyhow::Result<ProgramJemalloc> {
     if !head.starts_with(&elf::ELFMAG) {
         let message = format!(
             "{} is not an ELF file; if it is a script, name its interpreter: memprof run -- INTERPRETER {0}",
@@ -162,7 +162,7 @@ fn inspect(path: &Path, file: &File, head: &[u8]) -> anyhow::Result<ProgramJemal
     if class != elf::EM_X86_64 {
         anyhow::bail!(failed());
     }
-    let location = match variable_of(&elf, file).with_context(failed)? {
+    let location = match find_variable(&elf, file).with_context(failed)? {
         JemallocInFile::Variable(variable) if variable == "MALLOC_CONF" => JemallocLocation::Malloc,
         JemallocInFile::Variable(variable) => JemallocLocation::Beside(variable),
         JemallocInFile::Hidden => JemallocLocation::Unknown,

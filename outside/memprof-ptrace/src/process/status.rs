@@ -95,12 +95,15 @@ impl ProcStatus {
             uids: fields.four_numbers("Uid")?,
             gids: fields.four_numbers("Gid")?,
             ns_pids: fields.numbers("NSpid")?,
-            resident: fields.kibibytes("VmRSS"),
-            size: [fields.kibibytes("VmSize"), fields.kibibytes("VmPeak")],
-            locked: fields.kibibytes("VmLck"),
+            resident: fields.amount_in_bytes("VmRSS"),
+            size: [
+                fields.amount_in_bytes("VmSize"),
+                fields.amount_in_bytes("VmPeak"),
+            ],
+            locked: fields.amount_in_bytes("VmLck"),
             threads: fields.number("Threads")?,
-            capabilities: [fields.bits("CapPrm")?, fields.bits("CapEff")?],
-            caught: fields.bits("SigCgt")?,
+            capabilities: [fields.hex_mask("CapPrm")?, fields.hex_mask("CapEff")?],
+            caught: fields.hex_mask("SigCgt")?,
             // A kernel without seccomp writes no such line.
             seccomp: match fields.text("Seccomp") {
                 Ok("1") => SeccompMode::Strict,
@@ -140,12 +143,12 @@ impl<'a> StatusFields<'a> {
         numbers.try_into().map_err(|_| MalformedProcFile(name))
     }
 
-    fn bits(&self, name: &'static str) -> Result<u64, MalformedProcFile> {
+    fn hex_mask(&self, name: &'static str) -> Result<u64, MalformedProcFile> {
         u64::from_str_radix(self.text(name)?, 16).map_err(|_| MalformedProcFile(name))
     }
 
     /// Returns an amount in bytes; 0 without such a line, as for kernel threads and zombies.
-    fn kibibytes(&self, name: &'static str) -> u64 {
+    fn amount_in_bytes(&self, name: &'static str) -> u64 {
         let number = self.text(name).ok().and_then(|value| {
             let number = value.strip_suffix("kB")?;
             number.trim_end().parse::<u64>().ok()

@@ -112,7 +112,7 @@ pub fn evaluate(
     let severity = |value: u32| (value & libc::SECCOMP_RET_ACTION_FULL).cast_signed();
     let mut decided = libc::SECCOMP_RET_ALLOW;
     for filter in filters.iter().rev() {
-        let value = run(filter, call)?;
+        let value = run_filter(filter, call)?;
         if severity(value) < severity(decided) {
             decided = value;
         }
@@ -121,7 +121,7 @@ pub fn evaluate(
 }
 
 /// Runs one filter; returns its return value.
-fn run(filter: &[BpfInstruction], call: &SeccompData) -> Result<u32, UndecidedFilter> {
+fn run_filter(filter: &[BpfInstruction], call: &SeccompData) -> Result<u32, UndecidedFilter> {
     let mut machine = BpfMachine::default();
     let mut index = 0;
     // Jumps only go forward, so the loop ends.
@@ -131,7 +131,7 @@ fn run(filter: &[BpfInstruction], call: &SeccompData) -> Result<u32, UndecidedFi
         {
             return Err(UndecidedFilter::InstructionPointer { index });
         }
-        let done = machine.step(instruction, call);
+        let done = machine.execute(instruction, call);
         match done.ok_or(UndecidedFilter::Instruction {
             index,
             code: instruction.code,
@@ -158,20 +158,20 @@ struct BpfMachine {
 }
 
 impl BpfMachine {
-    fn step(&mut self, instruction: &BpfInstruction, call: &SeccompData) -> Option<BpfStep> {
+    fn execute(&mut self, instruction: &BpfInstruction, call: &SeccompData) -> Option<BpfStep> {
         let BpfInstruction { code, operand, .. } = *instruction;
         let code = u32::from(code);
         match code & 7 {
-            BPF_LD => self.a = self.load(code, operand, call)?,
-            BPF_LDX => self.x = self.load(code, operand, call)?,
+            BPF_LD => self.a = self.load_value(code, operand, call)?,
+            BPF_LDX => self.x = self.load_value(code, operand, call)?,
             BPF_ST if code == BPF_ST => *self.memory.get_mut(operand as usize)? = self.a,
             BPF_STX if code == BPF_STX => *self.memory.get_mut(operand as usize)? = self.x,
-            BPF_ALU => match self.calculate(code, operand)? {
+            BPF_ALU => match self.arithmetic_result(code, operand)? {
                 Some(result) => self.a = result,
                 // The kernel ends the filter with 0 at a division by 0.
                 None => return Some(BpfStep::Return(0)),
             },
-            BPF_JMP => return self.jump(instruction).map(BpfStep::Skip),
+            BPF_JMP => return self.skip_count(instruction).map(BpfStep::Skip),
             BPF_RET if code == BPF_RET | BPF_K => return Some(BpfStep::Return(operand)),
             BPF_RET if code == BPF_RET | BPF_A => return Some(BpfStep::Return(self.a)),
             BPF_MISC if code == BPF_MISC | BPF_TAX => self.x = self.a,
@@ -182,9 +182,9 @@ impl BpfMachine {
     }
 
     /// Value that a load instruction reads; `None` for an invalid instruction.
-    fn load(&self, code: u32, operand: u32, call: &SeccompData) -> Option<u32> {
+    fn load_value(&self, code: u32, operand: u32, call: &SeccompData) -> Option<u32> {
         match code & !7 {
-            _ if code == LOAD_DATA => call.word(operand),
+            _ if code == LOAD_DATA => call.data_word(operand),
             mode if mode == BPF_W | BPF_LEN => Some(DATA_SIZE),
             BPF_IMM => Some(operand),
             BPF_MEM => self.memory.get(operand as usize).copied(),
@@ -194,7 +194,7 @@ impl BpfMachine {
 
     /// Result of an arithmetic instruction; the inner `None` is a division by 0, the outer one an invalid
     /// instruction.
-    fn calculate(&self, code: u32, operand: u32) -> Option<Option<u32>> {
+    fn arithmetic_result(&self, code: u32, operand: u32) -> Option<Option<u32>> {
         let a = self.a;
         let other = self.second_operand(code, operand);
         Some(match code & 0xF0 {
@@ -214,7 +214,7 @@ impl BpfMachine {
     }
 
     /// Number of instructions that a jump skips; `None` for an invalid instruction.
-    fn jump(&self, instruction: &BpfInstruction) -> Option<u32> {
+    fn skip_count(&self, instruction: &BpfInstruction) -> Option<u32> {
         let code = u32::from(instruction.code);
         let other = self.second_operand(code, instruction.operand);
         let holds = match code & 0xF0 {
@@ -240,7 +240,7 @@ impl BpfMachine {
 impl SeccompData {
     /// Word at an offset of `struct seccomp_data`: number, architecture, instruction pointer, arguments. `None` for
     /// the instruction pointer and an invalid offset.
-    fn word(&self, offset: u32) -> Option<u32> {
+    fn data_word(&self, offset: u32) -> Option<u32> {
         let half = |value: u64| match offset % 8 {
             0 => value as u32,
             _ => (value >> 32) as u32,
@@ -294,7 +294,7 @@ mod tests {
             number: 42,
             arguments: [1, 0x2222_2222_3333_3333, 3, 4, 5, 0x6666_6666_7777_7777],
         };
-        let check = |offset, expected| assert_eq!(call.word(offset), expected, "{offset}");
+        let check = |offset, expected| assert_eq!(call.data_word(offset), expected, "{offset}");
         check(0, Some(42));
         check(4, Some(AUDIT_ARCH_X86_64));
         check(12, None);
@@ -336,9 +336,9 @@ mod tests {
         let endless = [plain(BPF_LD | BPF_IMM, 0)].to_vec();
         let end = UndecidedFilter::Instruction { index: 1, code: 0 };
         assert_eq!(evaluate(&[endless], &call), Err(end));
-        let place = [plain(LOAD_DATA, 12)].to_vec();
+        let filter = [plain(LOAD_DATA, 12)].to_vec();
         assert_eq!(
-            evaluate(&[place], &call),
+            evaluate(&[filter], &call),
             Err(UndecidedFilter::InstructionPointer { index: 0 })
         );
         assert_eq!(evaluate(&[], &call), Ok(FilterAction::Allowed));
