@@ -338,7 +338,7 @@ unsafe fn walk_with_fallback_rule(
     start: Registers,
     buffer: &mut [Frame],
     steps: &mut [MaybeUninit<WalkStep>; MAX_STEPS],
-    rule_stack: &mut workspace::Stack,
+    rule_stack: &mut workspace::SpareStack,
 ) -> (usize, WalkEnd) {
     let thread = Thread::current();
     let own = ThreadStack::for_thread(start.sp, thread);
@@ -361,7 +361,7 @@ unsafe fn walk_with_fallback_rule(
 struct ProcessRules<'a> {
     cursor: LastWalkCursor<'a>,
     /// Separate stack on which rules are read.
-    rule_stack: &'a mut workspace::Stack,
+    rule_stack: &'a mut workspace::SpareStack,
     /// Rule for code that no loader knows.
     unknown_code_rule: PackedRule,
 }

@@ -27,7 +27,7 @@ pub const WORKSPACE_FRAMES: usize = 144;
 const WORKSPACES: usize = 1 << INDEX_BITS;
 const INDEX_BITS: u32 = 5;
 
-/// Bytes of [`Stack`]: twice what reading a rule needs.
+/// Bytes of [`SpareStack`]: twice what reading a rule needs.
 const STACK_SIZE: usize = 5888;
 
 // Next to the other tables: a variable between two of them would dirty a page of its own.
@@ -46,12 +46,12 @@ unsafe impl Sync for Cell {}
 struct Memory {
     frames: [Frame; WORKSPACE_FRAMES],
     steps: [MaybeUninit<WalkStep>; MAX_STEPS],
-    stack: Stack,
+    stack: SpareStack,
 }
 
 /// A stack for the one deep call of a walk, which reads a rule.
 #[repr(align(16))]
-pub(crate) struct Stack([MaybeUninit<u8>; STACK_SIZE]);
+pub(crate) struct SpareStack([MaybeUninit<u8>; STACK_SIZE]);
 
 /// Memory of one walk, released when dropped.
 #[derive(Debug)]
@@ -108,7 +108,7 @@ impl Workspace {
     ) -> (
         &mut [Frame; WORKSPACE_FRAMES],
         &mut [MaybeUninit<WalkStep>; MAX_STEPS],
-        &mut Stack,
+        &mut SpareStack,
     ) {
         let memory = self.memory();
         (&mut memory.frames, &mut memory.steps, &mut memory.stack)
@@ -129,13 +129,13 @@ impl Cell {
             memory: UnsafeCell::new(Memory {
                 frames: [const { MaybeUninit::zeroed() }; WORKSPACE_FRAMES],
                 steps: [const { MaybeUninit::zeroed() }; MAX_STEPS],
-                stack: Stack([const { MaybeUninit::zeroed() }; STACK_SIZE]),
+                stack: SpareStack([const { MaybeUninit::zeroed() }; STACK_SIZE]),
             }),
         }
     }
 }
 
-impl Stack {
+impl SpareStack {
     /// Calls `read` with an address on this stack. Signals are blocked meanwhile: their handlers
     /// may need more stack, and one with an alternate stack would start at its top again, though
     /// frames below this call may be there.

@@ -104,10 +104,10 @@ impl Access {
                 }
                 let query = request.uri().query().map(|query| format!("?{query}"));
                 let rest = format!("/{rest}{}", query.unwrap_or_default());
-                *request.uri_mut() = without_prefix(&rest)?;
+                *request.uri_mut() = parse_path(&rest)?;
                 Ok(Admission::Allow)
             }
-            _ if is_allowed || bearer(request.headers()).is_some_and(matches_token) => {
+            _ if is_allowed || bearer_token(request.headers()).is_some_and(matches_token) => {
                 Ok(Admission::Allow)
             }
             _ => Err(unauthorized(token, peer)),
@@ -182,7 +182,7 @@ fn is_navigation(method: &Method, uri: &Uri) -> bool {
 }
 
 /// Returns the token in the `Authorization` header.
-fn bearer(headers: &HeaderMap) -> Option<&str> {
+fn bearer_token(headers: &HeaderMap) -> Option<&str> {
     let value = headers.get(AUTHORIZATION)?.to_str().ok()?;
     let (scheme, token) = value.split_once(' ')?;
     scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
@@ -196,7 +196,7 @@ fn without_port(authority: &str) -> &str {
 }
 
 /// Parses the path that remains without the token.
-fn without_prefix(rest: &str) -> Result<Uri> {
+fn parse_path(rest: &str) -> Result<Uri> {
     let path = rest.parse::<PathAndQuery>();
     path.map(Uri::from)
         .map_err(|_| Problem::invalid("the path is malformed"))

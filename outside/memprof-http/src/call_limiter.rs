@@ -66,7 +66,7 @@ impl CallLimiter {
     }
 
     async fn acquire_within(&self, limit: Duration, kind: CallKind) -> Result<CallPermit> {
-        let Ok(permit) = timeout(limit, self.wait(kind)).await else {
+        let Ok(permit) = timeout(limit, self.wait_for_permits(kind)).await else {
             let message = "too many requests wait for this host, or for others";
             return Err(Problem::overloaded(message));
         };
@@ -74,7 +74,7 @@ impl CallLimiter {
     }
 
     /// Waits for the permits of the host and of all hosts.
-    async fn wait(&self, kind: CallKind) -> Result<CallPermit, AcquireError> {
+    async fn wait_for_permits(&self, kind: CallKind) -> Result<CallPermit, AcquireError> {
         let (own, long) = match kind {
             CallKind::Quick => (Arc::clone(&self.quick).acquire_owned().await?, None),
             CallKind::Long => {

@@ -68,7 +68,7 @@ impl Hosts {
         let HostSource::Discovered(cache) = &self.0 else {
             return self.probe_single().into_iter().collect();
         };
-        let found = discover(DiscoveryScope::AllProcesses, status).hosts;
+        let found = discover(DiscoveryScope::AllProcesses, query_status).hosts;
         cache_hosts(cache, found.iter().map(|(host, _)| host));
         let listed = found.into_iter().map(|(host, status)| ListedHost {
             pid: host.pid,
@@ -181,7 +181,7 @@ fn is_same_process(host: &CachedHost) -> bool {
     host.gateway.client().host().is_ok_and(is_same)
 }
 
-fn status(client: &mut Client) -> Option<ProfilerStatus> {
+fn query_status(client: &mut Client) -> Option<ProfilerStatus> {
     client.status().ok()
 }
 

@@ -72,7 +72,7 @@ struct LabelUsageAt {
 
 /// Serves the metrics of one host, without labels for the host.
 pub(crate) async fn host_metrics(RequestHost(host): RequestHost) -> Result<Response> {
-    reply(&build_registry(&[query_host(&host, Vec::new()).await?]))
+    encode_reply(&build_registry(&[query_host(&host, Vec::new()).await?]))
 }
 
 /// Serves the metrics of every host, querying all at the same time; of the only host like [`host_metrics`].
@@ -100,8 +100,8 @@ pub(crate) async fn all_metrics(State(hosts): State<SharedHosts>) -> Result<Resp
         .collect();
     let mut registry = build_registry(&replies);
     let help = "Whether the process answered in time";
-    add(&mut registry, "memprof_up", help, None, up);
-    reply(&registry)
+    add_metric(&mut registry, "memprof_up", help, None, up);
+    encode_reply(&registry)
 }
 
 /// Queries one host.
@@ -146,14 +146,14 @@ fn build_registry(hosts: &[HostReplies]) -> Registry {
 }
 
 /// Encodes metrics in the OpenMetrics text format.
-fn reply(registry: &Registry) -> Result<Response> {
+fn encode_reply(registry: &Registry) -> Result<Response> {
     let mut text = String::new();
     encode(&mut text, registry).map_err(|error| Problem::internal(error.to_string()))?;
     Ok(([(CONTENT_TYPE, OPEN_METRICS)], text).into_response())
 }
 
 /// Adds a metric of those hosts that have it.
-fn add(
+fn add_metric(
     registry: &mut Registry,
     name: &str,
     help: &str,
@@ -183,7 +183,7 @@ fn add_profiler(registry: &mut Registry, hosts: &[HostReplies]) {
         let values = hosts.iter();
         let values = values.map(|host| (host.labels.clone(), of(&host.status)));
         let name = format!("memprof_{name}");
-        add(registry, &name, help, None, values.collect());
+        add_metric(registry, &name, help, None, values.collect());
     };
     every(
         "profiling_active",
@@ -208,14 +208,14 @@ fn add_profiler(registry: &mut Registry, hosts: &[HostReplies]) {
         Some((host.labels.clone(), interval))
     });
     let help = "Mean allocated bytes between samples";
-    bytes(registry, "sample_interval", help, intervals.collect());
+    add_bytes_metric(registry, "sample_interval", help, intervals.collect());
 }
 
 fn add_ledger(registry: &mut Registry, hosts: &[HostReplies]) {
     let mut some = |name: &str, help: &str, of: fn(&Ledger) -> Option<u64>| {
         let values = hosts.iter();
         let values = values.filter_map(|host| Some((host.labels.clone(), of(&host.ledger)?)));
-        bytes(registry, name, help, values.collect());
+        add_bytes_metric(registry, name, help, values.collect());
     };
     some(
         "resident",
@@ -235,7 +235,7 @@ fn add_ledger(registry: &mut Registry, hosts: &[HostReplies]) {
             parts.push(([&host.labels[..], &part].concat(), row.bytes));
         }
     }
-    bytes(
+    add_bytes_metric(
         registry,
         "ledger",
         "The parts of the resident memory",
@@ -244,9 +244,9 @@ fn add_ledger(registry: &mut Registry, hosts: &[HostReplies]) {
 }
 
 /// Adds one of memprof's own metrics, in bytes.
-fn bytes(registry: &mut Registry, name: &str, help: &str, values: Vec<(Labels, u64)>) {
+fn add_bytes_metric(registry: &mut Registry, name: &str, help: &str, values: Vec<(Labels, u64)>) {
     let name = format!("memprof_{name}");
-    add(registry, &name, help, Some(Unit::Bytes), values);
+    add_metric(registry, &name, help, Some(Unit::Bytes), values);
 }
 
 fn add_allocators(registry: &mut Registry, hosts: &[HostReplies]) {
@@ -255,7 +255,7 @@ fn add_allocators(registry: &mut Registry, hosts: &[HostReplies]) {
         let values = allocators.iter();
         let values = values.map(|(labels, figures)| (labels.clone(), of(figures)));
         let name = format!("jemalloc_{name}");
-        add(registry, &name, help, Some(Unit::Bytes), values.collect());
+        add_metric(registry, &name, help, Some(Unit::Bytes), values.collect());
     }
 }
 
@@ -312,10 +312,10 @@ fn add_labels(registry: &mut Registry, hosts: &[HostReplies]) {
     }
     let help =
         "Sampled bytes in use when the newest dump was taken, by the labels of who allocated them";
-    bytes(registry, "label_inuse", help, usage);
+    add_bytes_metric(registry, "label_inuse", help, usage);
     let help = "When that dump was taken, in seconds since 1970";
     let unit = Some(Unit::Seconds);
-    add(registry, "memprof_label_dump_time", help, unit, times);
+    add_metric(registry, "memprof_label_dump_time", help, unit, times);
 }
 
 fn number(value: u64) -> Number {

@@ -295,7 +295,7 @@ fn operation(
         },
     });
     if route.method == "post" && !route.parameters.is_empty() {
-        operation["requestBody"] = json!({ "content": { JSON: { "schema": body(route) } } });
+        operation["requestBody"] = json!({ "content": { JSON: { "schema": body_schema(route) } } });
     } else {
         parameters.extend(route.parameters.iter().map(|(name, schema)| {
             json!({
@@ -308,7 +308,7 @@ fn operation(
 }
 
 /// Schema of a request body with the route's parameters.
-fn body(route: &Route) -> Value {
+fn body_schema(route: &Route) -> Value {
     let properties = route.parameters.iter().cloned();
     let properties: Map<String, Value> = properties
         .map(|(name, schema)| (name.to_owned(), schema))

@@ -67,13 +67,13 @@ impl Peer {
 /// Returns the user of the socket on this machine that is bound to `own` and connected to `other`. `None` if there
 /// is no such socket.
 async fn uid_of(own: SocketAddr, other: SocketAddr) -> io::Result<Option<u32>> {
-    match sock_diag::find(own, other) {
+    match sock_diag::find_socket(own, other) {
         Ok(socket) => Ok(socket.and_then(Socket::user)),
         Err(error) => {
             // Some sandboxes have no netlink, and some kernels no sock_diag.
             log::debug!("sock_diag: {error}");
             let _permit = TABLE_READS.acquire().await.map_err(io::Error::other)?;
-            let read = spawn_blocking(move || tcp_table::find(own, other)).await;
+            let read = spawn_blocking(move || tcp_table::find_socket(own, other)).await;
             Ok(read.map_err(io::Error::other)??.and_then(Socket::user))
         }
     }
@@ -144,13 +144,13 @@ mod tests {
             for address_text in ["127.0.0.1:0", "[::1]:0"] {
                 let (client, stream) = connected(address_text).await;
                 let (server, address) = (stream.local_addr().unwrap(), stream.peer_addr().unwrap());
-                for find in [sock_diag::find, tcp_table::find] {
+                for find in [sock_diag::find_socket, tcp_table::find_socket] {
                     let socket = find(address, server).unwrap().unwrap();
                     assert_eq!((socket.user(), socket.state), (Some(own), 1));
                 }
                 assert_eq!(Peer::from_tcp(&stream).await, Peer { uid: Some(own) });
                 drop(client);
-                for find in [sock_diag::find, tcp_table::find] {
+                for find in [sock_diag::find_socket, tcp_table::find_socket] {
                     let socket = find(address, server).unwrap();
                     assert_eq!(socket.and_then(Socket::user), None, "{socket:?}");
                 }

@@ -29,14 +29,14 @@ impl RenderCache {
     where
         F: Future<Output = Result<Bytes>>,
     {
-        let cell = self.cell(key);
+        let cell = self.recent_cell(key);
         let report = cell.get_or_try_init(render).await?.clone();
         self.evict_oldest();
         Ok(report)
     }
 
     /// Returns the cell of a report, as the most recently used one.
-    fn cell(&self, key: &str) -> RenderCell {
+    fn recent_cell(&self, key: &str) -> RenderCell {
         let mut cells = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let index = cells.iter().position(|(known, _)| known == key);
         let cell = match index.and_then(|index| cells.remove(index)) {

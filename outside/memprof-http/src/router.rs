@@ -35,7 +35,7 @@ pub fn router(hosts: Hosts, settings: RouterSettings) -> Router {
         .route("/host/{host_pid}/", get(page::index))
         .nest("/host/{host_pid}", host_routes)
         .merge(metrics_routes());
-    with_access(finish(routes, hosts), settings.access)
+    with_access(finish_routes(routes, hosts), settings.access)
 }
 
 /// Returns the routes that scrapers read: metrics of `hosts`, and profiles as Go serves them. No request changes a
@@ -46,7 +46,7 @@ pub fn scrape_router(hosts: Hosts, access: Access) -> Router {
         ..Compat::NONE
     };
     let routes = metrics_routes().nest("/host/{host_pid}", go.routes());
-    with_access(finish(routes, hosts), access)
+    with_access(finish_routes(routes, hosts), access)
 }
 
 /// Applies the rules of access to routes of any kind.
@@ -65,7 +65,7 @@ fn metrics_routes() -> Router<SharedHosts> {
 }
 
 /// Adds the reply for unknown paths, and the shared state.
-fn finish(routes: Router<SharedHosts>, hosts: Hosts) -> Router {
+fn finish_routes(routes: Router<SharedHosts>, hosts: Hosts) -> Router {
     let shared: SharedHosts = Arc::new(hosts);
     routes
         .fallback(|| async { Problem::not_found("there is no such page") })

@@ -37,7 +37,7 @@ pub(crate) struct Cohorts {
 }
 
 /// Adds bytes and objects to the cohort with that index.
-fn add(cohorts: &mut Vec<[i64; 2]>, index: usize, [bytes, objects]: [i64; 2]) {
+fn add_to_cohort(cohorts: &mut Vec<[i64; 2]>, index: usize, [bytes, objects]: [i64; 2]) {
     if cohorts.len() <= index {
         cohorts.resize(index + 1, [0; 2]);
     }
@@ -66,9 +66,9 @@ impl Cohorts {
             }
             for (alloc_time, amounts) in &stack.alloc_times {
                 for function in &visible {
-                    add(&mut held[function.0 as usize], index(*alloc_time), *amounts);
+                    add_to_cohort(&mut held[function.0 as usize], index(*alloc_time), *amounts);
                 }
-                add(&mut total, index(*alloc_time), *amounts);
+                add_to_cohort(&mut total, index(*alloc_time), *amounts);
             }
         }
         Self {

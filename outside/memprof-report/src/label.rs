@@ -7,7 +7,7 @@ use std::num::NonZeroU32;
 use percent_encoding::percent_decode_str;
 
 use crate::error::{Error, Result};
-use crate::names::printable;
+use crate::names::replace_unprintable;
 
 /// Upper 24 bits of such a pseudo frame.
 const KIND: u64 = 0x4d_5001;
@@ -145,7 +145,7 @@ impl std::str::FromStr for Label {
 
 /// Decodes percent-encoding, such as `%20`, and replaces unprintable characters.
 fn decode(word: &str) -> String {
-    printable(&percent_decode_str(word).decode_utf8_lossy()).into_owned()
+    replace_unprintable(&percent_decode_str(word).decode_utf8_lossy()).into_owned()
 }
 
 #[cfg(test)]

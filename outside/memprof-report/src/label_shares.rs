@@ -32,7 +32,7 @@ pub(crate) struct LabelShare {
 }
 
 /// Returns the memory by values of a label, the largest share first. Fails if the profile has no such key.
-pub(crate) fn shares(
+pub(crate) fn shares_by_label(
     profile: &Profile,
     key: &str,
     sample_type: SampleType,
@@ -80,7 +80,7 @@ pub fn usage_by_label(
     unsample(&mut profile)?;
     let mut usages = Vec::new();
     for key in profile.labels.keys() {
-        let shares = shares(&profile, key, SampleType::InuseSpace)?;
+        let shares = shares_by_label(&profile, key, SampleType::InuseSpace)?;
         let (other, listed): (Vec<_>, Vec<_>) = shares
             .into_iter()
             .enumerate()

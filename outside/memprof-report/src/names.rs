@@ -24,7 +24,7 @@ impl Strings {
         if let Some(&id) = self.ids.get(string) {
             return id;
         }
-        let string = &*printable(string);
+        let string = &*replace_unprintable(string);
         if let Some(&id) = self.ids.get(string) {
             return id;
         }
@@ -51,7 +51,7 @@ impl Strings {
 }
 
 /// Replaces characters that must not be sent to a terminal by U+FFFD.
-pub(crate) fn printable(text: &str) -> Cow<'_, str> {
+pub(crate) fn replace_unprintable(text: &str) -> Cow<'_, str> {
     let is_plain = text.bytes().all(|byte| matches!(byte, b' '..=b'~'));
     match !is_plain && text.contains(is_unprintable) {
         true => Cow::Owned(text.replace(is_unprintable, "\u{fffd}")),

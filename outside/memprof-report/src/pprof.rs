@@ -12,7 +12,7 @@ use self::wire::{Fields, Value};
 use crate::demangle::demangle;
 use crate::error::{Error, Result};
 use crate::limits::{Limits, ParseBudget, ProfileItem};
-use crate::names::{Frame, Names, StringId, printable};
+use crate::names::{Frame, Names, StringId, replace_unprintable};
 use crate::profile::{Address, Mapping, Profile, Sample, SampleType, SampleValues};
 use crate::stacks::AddressId;
 
@@ -43,12 +43,12 @@ pub(crate) fn parse(bytes: &[u8], limits: &Limits) -> Result<Profile> {
         let (tag, value) = field?;
         match tag {
             tag::SAMPLE_TYPE => {
-                sample_types.push(message(value)?);
+                sample_types.push(decode_message(value)?);
                 reader.spend(ProfileItem::Entry)?;
             }
             tag::STRING => reader.add_string(value)?,
             tag::FUNCTION => {
-                reader.functions.push(message(value)?);
+                reader.functions.push(decode_message(value)?);
                 reader.spend(ProfileItem::Entry)?;
             }
             tag::MAPPING if mappings.len() == limits.mappings => {
@@ -57,30 +57,30 @@ pub(crate) fn parse(bytes: &[u8], limits: &Limits) -> Result<Profile> {
                     limit: limits.mappings as u64,
                 });
             }
-            tag::MAPPING => mappings.push(message(value)?),
+            tag::MAPPING => mappings.push(decode_message(value)?),
             tag::PERIOD => period = value.number()?,
             _ => {}
         }
     }
     // Of functions with equal ids the last one counts: the search from behind finds it first.
     reader.functions.sort_by_key(|function| function.id);
-    let columns = reader.columns(&sample_types)?;
+    let columns = reader.sample_types(&sample_types)?;
     let mut profile = Profile {
         interval: (1..=i64::MAX as u64).contains(&period).then_some(period),
         has_alloc: columns
             .iter()
             .flatten()
             .any(|sample_type| sample_type.is_alloc()),
-        mappings: reader.mappings(&mappings)?,
+        mappings: reader.convert_mappings(&mappings)?,
         ..Profile::default()
     };
-    let locations = reader.locations(&mut profile)?;
-    reader.samples(&mut profile, &columns, &locations)?;
+    let locations = reader.read_locations(&mut profile)?;
+    reader.read_samples(&mut profile, &columns, &locations)?;
     profile.memory_left = reader.budget.memory_left(bytes.len() as u64);
     Ok(profile)
 }
 
-fn message<M: Message + Default>(value: Value<'_>) -> Result<M> {
+fn decode_message<M: Message + Default>(value: Value<'_>) -> Result<M> {
     M::decode(value.bytes()?).map_err(|error| Error::pprof(error.to_string()))
 }
 
@@ -121,7 +121,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Maps each value of a sample to its type. `None` for types other than the four of [`SampleType`].
-    fn columns(&self, types: &[proto::ValueType]) -> Result<Vec<Option<SampleType>>> {
+    fn sample_types(&self, types: &[proto::ValueType]) -> Result<Vec<Option<SampleType>>> {
         let mut columns = Vec::new();
         for value_type in types {
             columns.push(match self.string(value_type.r#type)? {
@@ -139,7 +139,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Converts the mappings, sorted and without those that overlap an earlier one.
-    fn mappings(&mut self, messages: &[proto::Mapping]) -> Result<Vec<Mapping>> {
+    fn convert_mappings(&mut self, messages: &[proto::Mapping]) -> Result<Vec<Mapping>> {
         let mut mappings = Vec::new();
         for mapping in messages {
             let build_id = self.string(mapping.build_id)?;
@@ -150,8 +150,9 @@ impl<'a> Reader<'a> {
                 end: Address(mapping.memory_limit),
                 offset: mapping.file_offset,
                 executable: true,
-                path: printable(path).into_owned(),
-                build_id: (!build_id.is_empty()).then(|| printable(build_id).into_owned()),
+                path: replace_unprintable(path).into_owned(),
+                build_id: (!build_id.is_empty())
+                    .then(|| replace_unprintable(build_id).into_owned()),
             });
         }
         mappings.sort_by_key(|mapping| mapping.start);
@@ -168,7 +169,7 @@ impl<'a> Reader<'a> {
 
     /// Interns all locations. pprof has addresses of calls, [`Profile`] return addresses: one more. Two locations
     /// may share an address or have none; those get addresses at the upper end, outside of any mapping.
-    fn locations(&mut self, profile: &mut Profile) -> Result<Vec<(u64, AddressId)>> {
+    fn read_locations(&mut self, profile: &mut Profile) -> Result<Vec<(u64, AddressId)>> {
         let mut names = Names::default();
         let mut known = InternedStrings {
             functions: vec![None; self.strings.len()],
@@ -189,7 +190,11 @@ impl<'a> Reader<'a> {
                     (3, value) => address = value.number()?,
                     (4, value) => {
                         self.spend(ProfileItem::Inlined)?;
-                        frames.push(self.frame(message(value)?, &mut names, &mut known)?);
+                        frames.push(self.convert_line(
+                            decode_message(value)?,
+                            &mut names,
+                            &mut known,
+                        )?);
                     }
                     _ => {}
                 }
@@ -220,7 +225,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Converts a line of a location to a frame.
-    fn frame(
+    fn convert_line(
         &mut self,
         line: proto::Line,
         names: &mut Names,
@@ -271,7 +276,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Reads the samples into `profile`.
-    fn samples(
+    fn read_samples(
         &mut self,
         profile: &mut Profile,
         columns: &[Option<SampleType>],

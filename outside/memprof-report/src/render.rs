@@ -171,7 +171,7 @@ pub(crate) fn pluralize(count: u64, what: &str) -> String {
 
 /// Name of a function in a table: the full one with `flat`, else a short one, with a suffix if it is not the
 /// program's own.
-fn label<'f>(folded: &'f Folded, function: StringId, options: &Options) -> Cow<'f, str> {
+fn function_label<'f>(folded: &'f Folded, function: StringId, options: &Options) -> Cow<'f, str> {
     let name = folded.functions.get(function);
     if options.blame.flat {
         return Cow::Borrowed(name);

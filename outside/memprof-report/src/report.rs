@@ -10,7 +10,7 @@ use crate::fold::SymbolizedProfile;
 use crate::input::parse;
 use crate::interpreter::advice;
 use crate::label_shares::filter_by_label;
-use crate::names::printable;
+use crate::names::replace_unprintable;
 use crate::options::{Format, Options};
 use crate::profile::{Profile, Sample, SampleType, UNATTRIBUTED};
 use crate::render::{self, amount};
@@ -49,7 +49,7 @@ pub fn report(
     out: &mut dyn Write,
 ) -> Result<Vec<String>> {
     options.check(&input, base.as_ref())?;
-    let name = printable(input.name).into_owned();
+    let name = replace_unprintable(input.name).into_owned();
     let input_error = |name: &str, error| Error::Input {
         name: name.to_owned(),
         source: Box::new(error),
@@ -60,7 +60,9 @@ pub fn report(
         let reason = empty_reason(&profile.profile, options);
         return Err(input_error(&name, Error::Empty { reason }));
     }
-    let base_name = base.as_ref().map(|base| printable(base.name).into_owned());
+    let base_name = base
+        .as_ref()
+        .map(|base| replace_unprintable(base.name).into_owned());
     let mut base = base
         .map(|base| read(base, sources, options, progress))
         .transpose()

@@ -314,7 +314,7 @@ fn symbolize_file(
         None => file.path.to_owned(),
     };
     let note = |text: String| format!("{name}: {text}");
-    match search::find(file, origin.machine.as_deref(), sources)? {
+    match search::find_binary(file, origin.machine.as_deref(), sources)? {
         search::BinaryLookup::Nothing(reason) => result.notes.push(note(reason)),
         search::BinaryLookup::Binary(binary) => {
             result.build_id_match = Some(binary.build_id_match);

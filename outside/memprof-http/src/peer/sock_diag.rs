@@ -20,7 +20,7 @@ const IPPROTO_TCP: u8 = 6;
 
 /// Returns the socket that is bound to `own` and connected to `other`. Finds a connection over IPv4 even if the
 /// program uses an IPv6 socket.
-pub(super) fn find(own: SocketAddr, other: SocketAddr) -> io::Result<Option<Socket>> {
+pub(super) fn find_socket(own: SocketAddr, other: SocketAddr) -> io::Result<Option<Socket>> {
     let flags = SocketFlags::CLOEXEC;
     let kernel = rustix::net::socket_with(
         AddressFamily::NETLINK,
@@ -28,17 +28,17 @@ pub(super) fn find(own: SocketAddr, other: SocketAddr) -> io::Result<Option<Sock
         flags,
         Some(SOCK_DIAG),
     )?;
-    let request = request(own, other);
+    let request = build_request(own, other);
     let address = SocketAddrNetlink::new(0, 0);
     rustix::net::sendto(&kernel, &request, SendFlags::empty(), &address)?;
     let mut reply = [0; 512];
     // The kernel replies before sendto(2) returns.
     let (length, _) = rustix::net::recv(&kernel, &mut reply, RecvFlags::DONTWAIT)?;
-    parse(&reply[..length], &request)
+    parse_reply(&reply[..length], &request)
 }
 
 /// Builds a `struct nlmsghdr` with a `struct inet_diag_req_v2`.
-fn request(own: SocketAddr, other: SocketAddr) -> Vec<u8> {
+fn build_request(own: SocketAddr, other: SocketAddr) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(72);
     bytes.extend(72u32.to_ne_bytes());
     bytes.extend(SOCK_DIAG_BY_FAMILY.to_ne_bytes());
@@ -74,7 +74,7 @@ fn padded_octets(address: SocketAddr) -> [u8; 16] {
 
 /// Parses a `struct inet_diag_msg`. `None` if its ports and addresses are not the request's: the kernel may reply
 /// with the socket that would accept such a connection.
-fn parse(reply: &[u8], request: &[u8]) -> io::Result<Option<Socket>> {
+fn parse_reply(reply: &[u8], request: &[u8]) -> io::Result<Option<Socket>> {
     const ADDRESSES: std::ops::Range<usize> = 4..40;
     let truncated = || io::Error::from(io::ErrorKind::UnexpectedEof);
     let u32_at = |offset: usize| {

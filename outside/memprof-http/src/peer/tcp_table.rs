@@ -11,7 +11,7 @@ use super::Socket;
 const ATTEMPTS: usize = 3;
 
 /// Returns the socket that is bound to `own` and connected to `other`. Blocks.
-pub(super) fn find(own: SocketAddr, other: SocketAddr) -> io::Result<Option<Socket>> {
+pub(super) fn find_socket(own: SocketAddr, other: SocketAddr) -> io::Result<Option<Socket>> {
     for _ in 0..ATTEMPTS {
         if let (Some(own), Some(other)) = (table_address_v4(own), table_address_v4(other))
             && let Some(socket) = find_in("/proc/net/tcp", &own, &other)?
@@ -48,14 +48,14 @@ fn find_line(mut table: impl BufRead, own: &str, other: &str) -> io::Result<Opti
     } {
         let mut fields = line.split_ascii_whitespace().skip(1);
         if fields.next() == Some(own) && fields.next() == Some(other) {
-            return Ok(socket(fields));
+            return Ok(parse_socket(fields));
         }
     }
     Ok(None)
 }
 
 /// Parses the fields after the addresses: state, queues, timer, retransmits, uid, timeout, inode.
-fn socket<'a>(mut fields: impl Iterator<Item = &'a str>) -> Option<Socket> {
+fn parse_socket<'a>(mut fields: impl Iterator<Item = &'a str>) -> Option<Socket> {
     Some(Socket {
         state: u8::from_str_radix(fields.next()?, 16).ok()?,
         uid: fields.nth(3)?.parse().ok()?,

@@ -16,19 +16,19 @@ pub(super) struct DumpChecksum {
 /// Returns whether a line belongs to the checksum: tools that rewrite a dump remove it.
 pub(super) fn is_about(line: &[u8]) -> bool {
     let line = line.strip_suffix(b"\r").unwrap_or(line);
-    line == ANNOUNCEMENT || value(line).is_some()
+    line == ANNOUNCEMENT || checksum_digits(line).is_some()
 }
 
 /// Returns whether a line contains a checksum.
 pub(super) fn is_checksum(line: &[u8]) -> bool {
-    value(line).is_some()
+    checksum_digits(line).is_some()
 }
 
 /// Line before the mappings that announces a checksum, so that a dump truncated in the mappings is detected.
 const ANNOUNCEMENT: &[u8] = b"# memprof 2";
 
 /// Digits of `# checksum: crc32 cbf43926`. `None` for other lines.
-fn value(line: &[u8]) -> Option<[u8; 8]> {
+fn checksum_digits(line: &[u8]) -> Option<[u8; 8]> {
     let digits = line.strip_prefix(b"# checksum: crc32 ")?;
     digits.try_into().ok()
 }
@@ -40,7 +40,7 @@ impl DumpChecksum {
     /// Adds a line of the dump. The first checksum line is stored instead.
     pub(super) fn add(&mut self, line: &[u8]) {
         if self.written.is_none()
-            && let Some(value) = value(line)
+            && let Some(value) = checksum_digits(line)
         {
             self.written = Some(value);
             return;

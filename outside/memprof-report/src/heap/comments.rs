@@ -5,14 +5,14 @@ use super::{DumpReader, stripped_frames};
 use crate::alloc_time::AgeBuckets;
 use crate::error::Result;
 use crate::limits::ProfileItem;
-use crate::names::printable;
+use crate::names::replace_unprintable;
 use crate::profile::AllocationTally;
 
 impl DumpReader<'_> {
     /// Reads a comment line without its `#`.
     pub(super) fn read_comment(&mut self, comment: &[u8]) -> Result<()> {
         let text = String::from_utf8_lossy(comment);
-        let text = printable(&text);
+        let text = replace_unprintable(&text);
         let Some((key, value)) = text.trim().split_once(": ") else {
             return Ok(());
         };

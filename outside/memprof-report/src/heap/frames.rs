@@ -3,7 +3,7 @@
 //! A dump repeats few addresses many times, so the text itself, 16 bytes from the `0x` on, is the key: only an
 //! address that is new is checked and converted.
 
-use super::numbers::hexadecimal;
+use super::numbers::parse_hexadecimal;
 use crate::profile::Address;
 use crate::pseudo_frames::{PseudoFrame, StackMarks};
 use crate::stacks::{AddressId, StackHasher, Stacks};
@@ -84,7 +84,7 @@ impl AddressReader {
             return Some((StackWord::Frame(id), width.length()));
         }
         let length = memchr::memchr(b' ', text).unwrap_or(text.len());
-        let address = address(&text[..length])?;
+        let address = parse_address(&text[..length])?;
         if let Some(mark) = PseudoFrame::from_frame(address.0) {
             return Some((StackWord::Mark(mark), length));
         }
@@ -180,8 +180,8 @@ impl Width {
 }
 
 /// Parses `0x…`. `None` if anything else is in the word.
-fn address(word: &[u8]) -> Option<Address> {
-    match hexadecimal(word.strip_prefix(b"0x")?)? {
+fn parse_address(word: &[u8]) -> Option<Address> {
+    match parse_hexadecimal(word.strip_prefix(b"0x")?)? {
         (address, []) => Some(Address(address)),
         _ => None,
     }

@@ -9,7 +9,7 @@
 //!
 //! The text after the `@` of the header selects the unsampling, as in jeprof's `ReadHeapProfile`.
 
-use super::numbers::{Counts, counts, decimal};
+use super::numbers::{Counts, parse_counts, parse_decimal};
 use super::{DumpReader, DumpSection};
 use crate::error::Result;
 use crate::profile::{SampleValues, Sampling};
@@ -19,7 +19,7 @@ const DEFAULT_INTERVAL: u64 = 128 << 10;
 
 impl DumpReader<'_> {
     pub(super) fn read_legacy_header(&mut self, text: &[u8]) -> Result<()> {
-        let Some((counts, rest)) = counts(text) else {
+        let Some((counts, rest)) = parse_counts(text) else {
             return Err(self.unexpected_error("'objects: bytes [objects: bytes]'", text));
         };
         let kind = rest
@@ -29,7 +29,7 @@ impl DumpReader<'_> {
             .trim_ascii();
         let (name, interval) = match memchr::memchr(b'/', kind) {
             None => (kind, None),
-            Some(slash) => match decimal(&kind[slash + 1..]) {
+            Some(slash) => match parse_decimal(&kind[slash + 1..]) {
                 Some((interval @ 1.., [])) => (&kind[..slash], Some(interval as u64)),
                 _ => {
                     return Err(self.unexpected_error("a sample interval of at least 1 byte", kind));
@@ -59,7 +59,7 @@ impl DumpReader<'_> {
         if line.trim_ascii().is_empty() || self.enter_mappings(line) {
             return Ok(());
         }
-        let Some((counts, rest)) = counts(line) else {
+        let Some((counts, rest)) = parse_counts(line) else {
             return Err(self.unexpected_error("'objects: bytes [objects: bytes] @ 0x…'", line));
         };
         let Some(addresses) = rest.trim_ascii().strip_prefix(b"@") else {

@@ -1,10 +1,10 @@
 //! Reads the mappings at the end of a dump: lines of `/proc/PID/maps`, or the short lines of tcmalloc.
 
 use super::DumpReader;
-use super::numbers::{decimal, hexadecimal};
+use super::numbers::{parse_decimal, parse_hexadecimal};
 use crate::error::{Error, Result};
 use crate::limits::ProfileItem;
-use crate::names::printable;
+use crate::names::replace_unprintable;
 use crate::profile::{Address, Mapping};
 
 impl DumpReader<'_> {
@@ -22,7 +22,7 @@ impl DumpReader<'_> {
                 limit: self.limits.mappings as u64,
             });
         }
-        match mapping(line) {
+        match parse_mapping(line) {
             Some(mapping) => {
                 let item = ProfileItem::Text(mapping.path.len());
                 self.mappings.push(mapping);
@@ -35,9 +35,9 @@ impl DumpReader<'_> {
 
 /// Parses `55d62a6b1000-55d62a710000 r-xp 00000000 fe:00 10199045   /usr/bin/redis-server`, or tcmalloc's
 /// `40000000-40015000: /lib/ld-2.3.2.so`.
-fn mapping(line: &[u8]) -> Option<Mapping> {
-    let (start, rest) = hexadecimal(line.trim_ascii_start())?;
-    let (end, rest) = hexadecimal(rest.strip_prefix(b"-")?)?;
+fn parse_mapping(line: &[u8]) -> Option<Mapping> {
+    let (start, rest) = parse_hexadecimal(line.trim_ascii_start())?;
+    let (end, rest) = parse_hexadecimal(rest.strip_prefix(b"-")?)?;
     if end < start {
         return None;
     }
@@ -58,10 +58,10 @@ fn mapping(line: &[u8]) -> Option<Mapping> {
     if !permissions.iter().all(|byte| b"rwxps-".contains(byte)) {
         return None;
     }
-    let (offset, rest) = hexadecimal(rest.strip_prefix(b" ")?)?;
-    let (_major, rest) = hexadecimal(rest.strip_prefix(b" ")?)?;
-    let (_minor, rest) = hexadecimal(rest.strip_prefix(b":")?)?;
-    let (_inode, rest) = decimal(rest.strip_prefix(b" ")?)?;
+    let (offset, rest) = parse_hexadecimal(rest.strip_prefix(b" ")?)?;
+    let (_major, rest) = parse_hexadecimal(rest.strip_prefix(b" ")?)?;
+    let (_minor, rest) = parse_hexadecimal(rest.strip_prefix(b":")?)?;
+    let (_inode, rest) = parse_decimal(rest.strip_prefix(b" ")?)?;
     if !matches!(rest.first(), None | Some(b' ')) {
         return None;
     }
@@ -74,7 +74,7 @@ fn mapping(line: &[u8]) -> Option<Mapping> {
 }
 
 fn trimmed_path(text: &[u8]) -> String {
-    printable(&String::from_utf8_lossy(text.trim_ascii())).into_owned()
+    replace_unprintable(&String::from_utf8_lossy(text.trim_ascii())).into_owned()
 }
 
 /// Sorts the mappings, sets their build ids and drops those that overlap an earlier one.

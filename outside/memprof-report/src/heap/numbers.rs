@@ -10,7 +10,7 @@ pub(super) struct Counts {
 }
 
 /// Parses a decimal number. Returns it and the text after it; `None` without digits or beyond `i64`.
-pub(super) fn decimal(text: &[u8]) -> Option<(i64, &[u8])> {
+pub(super) fn parse_decimal(text: &[u8]) -> Option<(i64, &[u8])> {
     let mut number = 0_i64;
     let mut digits = 0;
     while let Some(digit @ b'0'..=b'9') = text.get(digits) {
@@ -23,7 +23,7 @@ pub(super) fn decimal(text: &[u8]) -> Option<(i64, &[u8])> {
 }
 
 /// Parses a hexadecimal number. Returns it and the text after it; `None` without digits or beyond 64 bits.
-pub(super) fn hexadecimal(text: &[u8]) -> Option<(u64, &[u8])> {
+pub(super) fn parse_hexadecimal(text: &[u8]) -> Option<(u64, &[u8])> {
     let digits = text
         .iter()
         .take_while(|byte| byte.is_ascii_hexdigit())
@@ -36,12 +36,12 @@ pub(super) fn hexadecimal(text: &[u8]) -> Option<(u64, &[u8])> {
 }
 
 /// Parses counts. Returns them and the text after their `]`.
-pub(super) fn counts(text: &[u8]) -> Option<(Counts, &[u8])> {
-    let (objects, rest) = decimal(text.trim_ascii_start())?;
-    let (bytes, rest) = decimal(rest.strip_prefix(b":")?.trim_ascii_start())?;
+pub(super) fn parse_counts(text: &[u8]) -> Option<(Counts, &[u8])> {
+    let (objects, rest) = parse_decimal(text.trim_ascii_start())?;
+    let (bytes, rest) = parse_decimal(rest.strip_prefix(b":")?.trim_ascii_start())?;
     let rest = rest.trim_ascii_start().strip_prefix(b"[")?;
-    let (accum_objects, rest) = decimal(rest.trim_ascii_start())?;
-    let (accum_bytes, rest) = decimal(rest.strip_prefix(b":")?.trim_ascii_start())?;
+    let (accum_objects, rest) = parse_decimal(rest.trim_ascii_start())?;
+    let (accum_bytes, rest) = parse_decimal(rest.strip_prefix(b":")?.trim_ascii_start())?;
     Some((
         Counts {
             objects,
@@ -55,21 +55,21 @@ pub(super) fn counts(text: &[u8]) -> Option<(Counts, &[u8])> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Counts, counts, decimal, hexadecimal};
+    use super::{Counts, parse_counts, parse_decimal, parse_hexadecimal};
 
     #[test]
     fn number_out_of_range_is_refused() {
         assert_eq!(
-            decimal(b"9223372036854775807:"),
+            parse_decimal(b"9223372036854775807:"),
             Some((i64::MAX, &b":"[..]))
         );
-        assert_eq!(decimal(b"9223372036854775808"), None);
-        assert_eq!(decimal(b"-1"), None);
+        assert_eq!(parse_decimal(b"9223372036854775808"), None);
+        assert_eq!(parse_decimal(b"-1"), None);
         assert_eq!(
-            hexadecimal(b"ffffffffffffffff "),
+            parse_hexadecimal(b"ffffffffffffffff "),
             Some((u64::MAX, &b" "[..]))
         );
-        assert_eq!(hexadecimal(b"10000000000000000"), None);
+        assert_eq!(parse_hexadecimal(b"10000000000000000"), None);
     }
 
     #[test]
@@ -80,11 +80,11 @@ mod tests {
             accum_objects: 2,
             accum_bytes: 128,
         };
-        assert_eq!(counts(b"1: 64 [2: 128]"), Some((expected, &b""[..])));
+        assert_eq!(parse_counts(b"1: 64 [2: 128]"), Some((expected, &b""[..])));
         assert_eq!(
-            counts(b"     1:       64 [     2:      128] @ 0x1"),
+            parse_counts(b"     1:       64 [     2:      128] @ 0x1"),
             Some((expected, &b" @ 0x1"[..]))
         );
-        assert_eq!(counts(b"1: 64 [2: 128"), None);
+        assert_eq!(parse_counts(b"1: 64 [2: 128"), None);
     }
 }

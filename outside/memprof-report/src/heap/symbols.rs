@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::numbers::hexadecimal;
+use super::numbers::parse_hexadecimal;
 use super::{DumpReader, DumpSection};
 use crate::error::Result;
 use crate::limits::ProfileItem;
@@ -23,7 +23,7 @@ impl DumpReader<'_> {
         if line.starts_with(b"binary=") {
             return Ok(());
         }
-        let symbol = line.strip_prefix(b"0x").and_then(hexadecimal);
+        let symbol = line.strip_prefix(b"0x").and_then(parse_hexadecimal);
         let Some((address, name)) = symbol.filter(|(_, name)| name.first() == Some(&b' ')) else {
             return Err(self.unexpected_error("'0xADDR name' or '---'", line));
         };

@@ -13,7 +13,7 @@
 //!
 //! `t*` counts all threads; the lines of single threads are checked against it and not stored.
 
-use super::numbers::{counts, decimal};
+use super::numbers::{parse_counts, parse_decimal};
 use super::{DumpReader, DumpSection};
 use crate::error::Result;
 use crate::profile::{SampleValues, Sampling};
@@ -64,7 +64,7 @@ impl ThreadTotals {
 
 impl DumpReader<'_> {
     pub(super) fn read_v2_header(&mut self, interval: &[u8]) -> Result<()> {
-        let sampling = match decimal(interval) {
+        let sampling = match parse_decimal(interval) {
             Some((interval @ 1.., rest)) if rest.trim_ascii().is_empty() => interval as u64,
             _ => {
                 return Err(self.unexpected_error("a sample interval of at least 1 byte", interval));
@@ -139,7 +139,7 @@ impl DumpReader<'_> {
     }
 
     fn read_v2_values(&mut self, text: &[u8], line: &[u8]) -> Result<SampleValues> {
-        match counts(text) {
+        match parse_counts(text) {
             Some((counts, rest)) if rest.trim_ascii().is_empty() => {
                 self.profile.has_alloc |= counts.accum_objects > 0;
                 Ok(SampleValues([

@@ -21,7 +21,7 @@ impl<'a> Iterator for Fields<'a> {
         if self.0.is_empty() {
             return None;
         }
-        let field = self.field();
+        let field = self.read_field();
         if field.is_none() {
             self.0 = &[];
         }
@@ -31,7 +31,7 @@ impl<'a> Iterator for Fields<'a> {
 
 impl<'a> Fields<'a> {
     /// Reads the next field. `None` if it is malformed.
-    fn field(&mut self) -> Option<(u64, Value<'a>)> {
+    fn read_field(&mut self) -> Option<(u64, Value<'a>)> {
         let key = read_varint(&mut self.0)?;
         let value = match key & 7 {
             0 => Value::Varint(read_varint(&mut self.0)?),

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::io::Write;
 
 use super::graph::edges;
-use super::{RenderInput, amount, label, percent, pluralize};
+use super::{RenderInput, amount, function_label, percent, pluralize};
 use crate::error::Result;
 use crate::names::StringId;
 use crate::options::Options;
@@ -47,7 +47,7 @@ pub(super) fn write(input: &RenderInput<'_>, options: &Options, out: &mut dyn Wr
         write_node(
             index,
             row,
-            &label(&folded, row.function, options),
+            &function_label(&folded, row.function, options),
             total,
             input,
             options,

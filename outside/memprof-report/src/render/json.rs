@@ -10,7 +10,7 @@ use crate::code_origin::CodeOrigin;
 use crate::comparison::Comparison;
 use crate::error::{Error, Result};
 use crate::fold::SymbolizedProfile;
-use crate::label_shares::shares;
+use crate::label_shares::shares_by_label;
 use crate::options::Options;
 use crate::profile::{Profile, SampleValues};
 use crate::table::table;
@@ -233,7 +233,7 @@ fn label_shares<'a>(
     key: &'a str,
     options: &Options,
 ) -> Result<JsonLabelShares<'a>> {
-    let shares = shares(profile, key, options.sample_type)?.into_iter();
+    let shares = shares_by_label(profile, key, options.sample_type)?.into_iter();
     let values = shares.map(|share| JsonLabelShare {
         value: share.value,
         flat: share.amount,

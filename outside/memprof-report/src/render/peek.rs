@@ -3,7 +3,7 @@
 use std::io::Write;
 
 use super::graph::edges;
-use super::{RenderInput, amount, label, percent};
+use super::{RenderInput, amount, function_label, percent};
 use crate::error::Result;
 use crate::options::Options;
 use crate::table::table;
@@ -41,7 +41,7 @@ pub(super) fn write(input: &RenderInput<'_>, options: &Options, out: &mut dyn Wr
                 .map(|(function, pair)| {
                     let share = percent(pair.value(), row.cum.value());
                     let value = amount(pair.value(), options.sample_type);
-                    let name = label(&folded, function, options);
+                    let name = function_label(&folded, function, options);
                     format!("{:>10} {value:>10} {share:>6.1}%    {name}", "")
                 })
                 .collect()
@@ -51,7 +51,7 @@ pub(super) fn write(input: &RenderInput<'_>, options: &Options, out: &mut dyn Wr
             amount(row.flat.value(), options.sample_type),
             amount(row.cum.value(), options.sample_type),
             "",
-            label(&folded, row.function, options)
+            function_label(&folded, row.function, options)
         );
         writeln!(out)?;
         for line in neighbours(Direction::Callers)

@@ -3,12 +3,12 @@
 
 use std::io::Write;
 
-use super::{RenderInput, amount, label, percent, pluralize};
+use super::{RenderInput, amount, function_label, percent, pluralize};
 use crate::ages::{Cohorts, MAX_COLUMNS, format_span};
 use crate::comparison::Change;
 use crate::error::Result;
 use crate::fold::Folded;
-use crate::label_shares::shares;
+use crate::label_shares::shares_by_label;
 use crate::options::Options;
 use crate::table::{Row, table};
 
@@ -32,7 +32,7 @@ fn write_shares(
     options: &Options,
     out: &mut dyn Write,
 ) -> Result<()> {
-    let rows = shares(&input.profile.profile, key, options.sample_type)?;
+    let rows = shares_by_label(&input.profile.profile, key, options.sample_type)?;
     let total = input.totals()[options.sample_type];
     writeln!(out, "{}", input.heading(options))?;
     writeln!(
@@ -133,7 +133,7 @@ fn write_values(
                 }
                 None => String::new(),
             },
-            label(folded, row.function, options)
+            function_label(folded, row.function, options)
         )?;
     }
     write_omitted_count(rows.len() - shown, out)
@@ -193,7 +193,7 @@ fn write_changes(
                 confidence_columns(format!("±{}", amount(pair.confidence.error() as i64))),
                 amount(pair.base),
                 amount(pair.new),
-                label(folded, row.function, options),
+                function_label(folded, row.function, options),
                 if pair.is_noise() { " (noise)" } else { "" }
             )?;
         }

@@ -2,7 +2,7 @@
 
 use std::io::Write;
 
-use super::{RenderInput, amount, label, percent, pluralize};
+use super::{RenderInput, amount, function_label, percent, pluralize};
 use crate::error::Result;
 use crate::options::Options;
 use crate::tree::{Node, call_tree, children};
@@ -33,9 +33,9 @@ pub(super) fn write(input: &RenderInput<'_>, options: &Options, out: &mut dyn Wr
             continue;
         }
         let share = percent(node.total.value(), total);
-        let name = node
-            .function
-            .map_or("total".into(), |function| label(&folded, function, options));
+        let name = node.function.map_or("total".into(), |function| {
+            function_label(&folded, function, options)
+        });
         let mut indent = " ".repeat(node.depth.min(MAX_INDENT) as usize);
         if node.depth > MAX_INDENT {
             indent.push_str(&format!("[{}] ", node.depth));

@@ -122,7 +122,7 @@ impl<'s> Context<'s> {
     /// information has its location but not its function, or only the short name: without linkage names
     /// (`-Cdebuginfo=line-tables-only`) only the mangled symbol has the module or class. Adds nothing if there is
     /// no name, or the debug information contradicts itself.
-    pub(super) fn name(
+    pub(super) fn add_frames(
         &'s self,
         (address, id): (LinkedAddress, AddressId),
         symbol: Option<&'s [u8]>,

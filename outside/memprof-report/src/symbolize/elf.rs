@@ -111,7 +111,7 @@ fn with_inlined_frames(queries: &[Query<'_>], dwarf: Option<&Dwarf<'_>>) -> Coll
         let symbol = symbol.map(str::as_bytes);
         let before = frames.len();
         if let Some(context) = &context {
-            context.name(query, symbol, &mut frames);
+            context.add_frames(query, symbol, &mut frames);
         }
         if let Some(symbol) = symbol
             && frames.len() == before

@@ -47,7 +47,7 @@ pub(super) struct SearchPath {
 /// # Errors
 ///
 /// Finds the binary of a mapping.
-pub(super) fn find(
+pub(super) fn find_binary(
     object_file: &ObjectFile<'_>,
     machine: Option<&str>,
     sources: &Sources,
@@ -127,7 +127,7 @@ fn search_paths(
     }
     if let Some(root) = &sources.binary_root {
         let name = path.file_name().map(PathBuf::from);
-        let by_id = object_file.build_id.and_then(|id| by_build_id(id, ""));
+        let by_id = object_file.build_id.and_then(|id| build_id_path(id, ""));
         let paths = [Some(path.to_owned()), name, by_id].into_iter().flatten();
         search_paths.extend(paths.map(|path| SearchPath {
             root: root.clone(),
@@ -138,7 +138,7 @@ fn search_paths(
 }
 
 /// Path of a file below `.build-id`. `None` if the id is malformed.
-fn by_build_id(id: &str, suffix: &str) -> Option<PathBuf> {
+fn build_id_path(id: &str, suffix: &str) -> Option<PathBuf> {
     let (first, rest) = id.split_at_checked(2)?;
     let is_safe = id.bytes().all(|byte| byte.is_ascii_hexdigit()) && !rest.is_empty();
     is_safe.then(|| PathBuf::from(format!(".build-id/{first}/{rest}{suffix}")))
@@ -158,7 +158,7 @@ fn debug_file(
         .map(PathBuf::as_path)
         .collect();
     roots.dedup();
-    if let Some(path) = id.and_then(|id| by_build_id(id, ".debug")) {
+    if let Some(path) = id.and_then(|id| build_id_path(id, ".debug")) {
         for root in &roots {
             for path in [Path::new(DEBUG_DIR).join(&path), path.clone()] {
                 let found = open(&SearchPath {
