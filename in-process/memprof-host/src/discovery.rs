@@ -179,13 +179,13 @@ impl<T: Send> Discovery<T> {
         deadline: Deadline,
         query: &(impl Fn(&mut Client) -> T + Sync),
     ) {
-        let known = self.hosts.iter().map(|(host, _)| host.pid).collect();
+        let known_pids = self.hosts.iter().map(|(host, _)| host.pid).collect();
         let queried: HashSet<&Path> = queried
             .iter()
             .map(|candidate| candidate.socket.as_path())
             .collect();
         let mut candidates = Vec::new();
-        for process in processes::find_with_plugin(&known) {
+        for process in processes::find_with_plugin(&known_pids) {
             if process.sockets.is_empty() {
                 self.unreachable.push(UnreachableHost {
                     pid: Some(process.pid),
@@ -242,8 +242,8 @@ fn socket_candidates(unreached: &mut Vec<UnreachableHost>) -> (Vec<SocketCandida
     }
     // Sockets of all directories alternate, so that a thousand silent sockets of one user do not delay other hosts.
     ranked.sort_by_key(|(rank, _)| *rank);
-    let mut known = HashSet::new();
-    ranked.retain(|(_, candidate)| known.insert(candidate.socket.clone()));
+    let mut known_sockets = HashSet::new();
+    ranked.retain(|(_, candidate)| known_sockets.insert(candidate.socket.clone()));
     let candidates = ranked.into_iter().map(|(_, candidate)| candidate);
     (candidates.collect(), own_directories)
 }

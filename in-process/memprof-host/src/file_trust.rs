@@ -91,10 +91,10 @@ mod tests {
         let own = rustix::process::geteuid().as_raw();
         let check = |path: &Path, mode: u32, expected: &str| {
             std::fs::set_permissions(path, PermissionsExt::from_mode(mode)).unwrap();
-            let found = check_trusted(&plugin, own).err().unwrap_or_default();
+            let error = check_trusted(&plugin, own).err().unwrap_or_default();
             assert!(
-                found.ends_with(expected) && found.is_empty() == expected.is_empty(),
-                "{found}"
+                error.ends_with(expected) && error.is_empty() == expected.is_empty(),
+                "{error}"
             );
         };
         check(&plugin, 0o644, "");
@@ -117,8 +117,8 @@ mod tests {
     fn only_root_and_own_user_are_trusted() {
         let check = |owner, group, mode, is_plugin, expected: Option<&str>| {
             let rights = FileRights { owner, group, mode };
-            let found = rights.violation(is_plugin, 1000);
-            assert_eq!(found.as_deref(), expected, "{owner}:{group} {mode:o}");
+            let violation = rights.violation(is_plugin, 1000);
+            assert_eq!(violation.as_deref(), expected, "{owner}:{group} {mode:o}");
         };
         let stranger = Some("it belongs to uid 12345, not to root or to uid 1000");
         check(12_345, 12_345, 0o100_600, true, stranger);
@@ -133,8 +133,8 @@ mod tests {
     #[test]
     fn relative_missing_and_irregular_paths_are_refused() {
         let check = |path: &str, expected: &str| {
-            let found = check_trusted(Path::new(path), 0).unwrap_err();
-            assert!(found.contains(expected), "{found}");
+            let error = check_trusted(Path::new(path), 0).unwrap_err();
+            assert!(error.contains(expected), "{error}");
         };
         check("p.so", "plugin path p.so is not absolute");
         check("/no/such.so", "failed to read /no/such.so: No such file");

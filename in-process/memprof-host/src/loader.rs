@@ -124,8 +124,9 @@ impl CheckedFile {
         };
         let mapped = mapped_file(&maps, address).map(|file| Path::new(OsStr::from_bytes(file)));
         mapped.is_some_and(|mapped| {
-            let found = mapped.metadata();
-            mapped == self.path || found.is_ok_and(|found| file_identity(&found) == self.identity)
+            let metadata = mapped.metadata();
+            mapped == self.path
+                || metadata.is_ok_and(|metadata| file_identity(&metadata) == self.identity)
         })
     }
 }
@@ -146,13 +147,13 @@ fn check_file(path: &Path, sha256: Option<&str>) -> Result<CheckedFile, Failure>
             .remedy("copy the plugin again; replace a loaded one by rename, never in place")
     })?;
     if let Some(expected) = sha256 {
-        let found: String = Sha256::digest(&bytes)
+        let digest: String = Sha256::digest(&bytes)
             .iter()
             .map(|byte| format!("{byte:02x}"))
             .collect();
-        if !expected.eq_ignore_ascii_case(&found) {
+        if !expected.eq_ignore_ascii_case(&digest) {
             return Err(io_failure(format!(
-                "its sha256 is {found}, the config asks for {expected}"
+                "its sha256 is {digest}, the config asks for {expected}"
             )));
         }
     }

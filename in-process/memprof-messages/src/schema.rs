@@ -29,8 +29,8 @@ impl ReplyType {
             Self::Recent => types.subschema_for::<ReplyEnvelope<PerAllocator<RecentAllocations>>>(),
             Self::Findings => {
                 let healthy = types.subschema_for::<ReplyEnvelope<DoctorReport>>();
-                let refused = types.subschema_for::<ReplyEnvelope<ErrorReply<DoctorReport>>>();
-                json_schema!({ "anyOf": [healthy, refused] })
+                let error = types.subschema_for::<ReplyEnvelope<ErrorReply<DoctorReport>>>();
+                json_schema!({ "anyOf": [healthy, error] })
             }
             Self::KeptDumps => types.subschema_for::<ReplyEnvelope<DumpList>>(),
             Self::Help => types.subschema_for::<ReplyEnvelope<HelpReply>>(),

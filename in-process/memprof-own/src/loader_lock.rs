@@ -162,10 +162,10 @@ fn loader_state() -> Option<&'static [AtomicUsize]> {
     let mut info = MaybeUninit::uninit();
     let mut symbol = ptr::null_mut();
     // SAFETY: dladdr1(3) fills both, or returns 0.
-    let found = unsafe { dladdr1(start, info.as_mut_ptr(), &raw mut symbol, RTLD_DL_SYMENT) };
+    let result = unsafe { dladdr1(start, info.as_mut_ptr(), &raw mut symbol, RTLD_DL_SYMENT) };
     // SAFETY: dladdr1(3) sets it to the symbol that contains `start`, or to null.
     let symbol = unsafe { symbol.cast::<libc::Elf64_Sym>().as_ref() };
-    let size = symbol.filter(|_| found != 0)?.st_size as usize;
+    let size = symbol.filter(|_| result != 0)?.st_size as usize;
     // SAFETY: the symbol's size is that of the loader's state, which lives as long as the process and is aligned for
     // the pointers in it. The loader writes it word by word, and each word is read atomically.
     Some(unsafe { slice::from_raw_parts(start.cast(), size / size_of::<usize>()) })

@@ -36,12 +36,12 @@ pub fn require_memory(bytes: usize) -> io::Result<()> {
     }
     // Every second page gets another access, so that the kernel splits the mapping at each page.
     let mut odd = (1..MAPPINGS.min(bytes / PAGE)).step_by(2);
-    let refused = odd.find(|page| {
+    let failed_page = odd.find(|page| {
         let page = mapped.wrapping_byte_add(page * PAGE);
         // SAFETY: mprotect(2): a page of the new mapping, to which nothing refers.
         unsafe { libc::mprotect(page, PAGE, libc::PROT_READ) != 0 }
     });
-    let error = refused.map(|_| io::Error::last_os_error());
+    let error = failed_page.map(|_| io::Error::last_os_error());
     // SAFETY: munmap(2): the new mapping, to which nothing refers.
     unsafe { libc::munmap(mapped, bytes) };
     error.map_or(Ok(()), Err)

@@ -36,10 +36,10 @@ impl CallerAddress {
     pub(super) fn symbols(self) -> HostSymbols {
         let mut info = MaybeUninit::<libc::Dl_info>::zeroed();
         // SAFETY: dladdr(3) accepts any address, and fills in `info` unless it returns 0.
-        let found = unsafe { libc::dladdr(self.0, info.as_mut_ptr()) };
+        let result = unsafe { libc::dladdr(self.0, info.as_mut_ptr()) };
         // SAFETY: filled in by dladdr(3), or zeros, which are valid.
         let info = unsafe { info.assume_init() };
-        let library = if found == 0 || info.dli_fname.is_null() {
+        let library = if result == 0 || info.dli_fname.is_null() {
             ptr::null_mut()
         } else {
             // SAFETY: dlopen(3), RTLD_NOLOAD: the name is the loader's text, and nothing is loaded.
@@ -65,9 +65,9 @@ impl HostSymbols {
             unsafe { libc::dlsym(self.library, name.as_ptr()) }
         };
         // SAFETY: the caller promises that `F` fits the symbol.
-        let found = unsafe { as_pointer(address) };
+        let symbol = unsafe { as_pointer(address) };
         // SAFETY: the caller promises that `F` fits the symbol.
-        found
+        symbol
             .or_else(|| unsafe { find_symbol(name) })
             .ok_or(MissingSymbol(name))
     }
@@ -112,8 +112,8 @@ mod tests {
         let check =
             |caller: *const c_void, name: &'static CStr, expected: Result<(), MissingSymbol>| {
                 // SAFETY: the symbol is used as an address only.
-                let found = unsafe { CallerAddress(caller).symbols().find::<*const c_void>(name) };
-                assert_eq!(found.map(|_| ()), expected, "{name:?}");
+                let symbol = unsafe { CallerAddress(caller).symbols().find::<*const c_void>(name) };
+                assert_eq!(symbol.map(|_| ()), expected, "{name:?}");
             };
         let in_libc = libc::malloc as *const c_void;
         let in_program = symbols_are_searched_in_caller_first as *const c_void;

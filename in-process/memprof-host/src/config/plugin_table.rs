@@ -86,8 +86,8 @@ mod tests {
     fn quoted_header_has_table_prefix() {
         let text = "[[plugin]]\npath = \"/a\"\n[[plugin.config.watch]]\nb = 2";
         let config = Config::parse(text).unwrap();
-        let given = config.plugin[0].config_text();
-        let header = given.lines().nth(2).unwrap();
+        let config_text = config.plugin[0].config_text();
+        let header = config_text.lines().nth(2).unwrap();
         let quoted = format!("  |\n3 | {header}\n  | ^^");
         let expected = "  |\n3 | [[plugin.config.watch]]\n  | ^^";
         assert_eq!(super::with_table_prefix(&quoted), expected);

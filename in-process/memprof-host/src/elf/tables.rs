@@ -146,14 +146,14 @@ impl<'a> Library<'a> {
 
     /// Returns the bytes of the file from an address to the end of its segment.
     fn bytes_from(&self, address: u64, table: &str) -> Result<&'a [u8]> {
-        let found = self.loaded_segments().find_map(|segment| {
+        let bytes = self.loaded_segments().find_map(|segment| {
             let offset = address.checked_sub(segment.p_vaddr(LE))?;
             segment
                 .data(LE, self.bytes)
                 .ok()?
                 .get(usize::try_from(offset).ok()?..)
         });
-        found.map_or_else(|| damaged_error(table), Ok)
+        bytes.map_or_else(|| damaged_error(table), Ok)
     }
 
     /// Returns `count` values at an address.

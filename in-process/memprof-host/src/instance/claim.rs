@@ -98,9 +98,9 @@ mod tests {
         let [first, second] = [1, 2].map(ptr::without_provenance);
         let claim = InstanceClaim::claim(first, "x").unwrap();
         let other = InstanceClaim::claim(second, "y").unwrap();
-        let refused = InstanceClaim::claim(first, "x").unwrap_err();
+        let error = InstanceClaim::claim(first, "x").unwrap_err();
         assert_eq!(
-            refused.message,
+            error.message,
             "plugin x has an instance in this process already"
         );
         drop(claim);

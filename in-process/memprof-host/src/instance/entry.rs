@@ -21,11 +21,11 @@ pub(super) unsafe fn find_enter_thread(
 ) -> Option<EnterThread> {
     let get = entry.get_extension?;
     // SAFETY: memprof.h, `get_extension`: the text is borrowed for the call.
-    let found = unsafe { get(plugin, memprof_str_t::new(MEMPROF_EXTENSION_THREADS)) };
+    let extension = unsafe { get(plugin, memprof_str_t::new(MEMPROF_EXTENSION_THREADS)) };
     // SAFETY: memprof.h: the extension of this id is this struct or null, and lives as long as the process.
-    let found = unsafe { found.cast::<memprof_threads_t>().as_ref() }?;
-    let is_whole = found.struct_size >= size_of::<memprof_threads_t>();
-    found.enter.filter(|_| is_whole)
+    let extension = unsafe { extension.cast::<memprof_threads_t>().as_ref() }?;
+    let is_whole = extension.struct_size >= size_of::<memprof_threads_t>();
+    extension.enter.filter(|_| is_whole)
 }
 
 /// First fields of every version of `memprof_plugin_entry_t`.

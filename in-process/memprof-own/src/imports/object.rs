@@ -176,12 +176,13 @@ impl Object {
     /// it.
     pub(super) fn find_function(&self, import: &Import) -> Option<usize> {
         let version = self.defined_version(import.version.name)?;
-        let found = self.find_version(import.name, Some(version))?;
-        match found.kind {
-            STT_FUNC => Some(found.address),
+        let definition = self.find_version(import.name, Some(version))?;
+        match definition.kind {
+            STT_FUNC => Some(definition.address),
             STT_GNU_IFUNC => {
                 // SAFETY: a resolver of this object, which is relocated; on x86-64 the loader passes nothing.
-                let resolve: extern "C" fn() -> usize = unsafe { mem::transmute(found.address) };
+                let resolve: extern "C" fn() -> usize =
+                    unsafe { mem::transmute(definition.address) };
                 Some(resolve())
             }
             // A variable may be in the program, which copied it (R_X86_64_COPY).
@@ -327,11 +328,11 @@ mod tests {
             assert!(libc.is_named(c"libc.so.6"));
             assert!(!libc.is_named(c"libc.so"));
             let base_version = libc.defined_version(c"GLIBC_2.2.5".as_ptr().addr());
-            let found = |version| libc.find_version(name.as_ptr().addr(), version);
-            assert_eq!(found(base_version).unwrap().address, function);
+            let find = |version| libc.find_version(name.as_ptr().addr(), version);
+            assert_eq!(find(base_version).unwrap().address, function);
             assert_eq!(libc.find(name).unwrap().address, function);
             let other_version = libc.defined_version(c"GLIBC_2.3".as_ptr().addr());
-            assert!(other_version.is_some() && found(other_version).is_none());
+            assert!(other_version.is_some() && find(other_version).is_none());
         };
         check(c"getpid", libc::getpid as *const () as usize);
         check(c"mkdir", libc::mkdir as *const () as usize);
