@@ -40,10 +40,8 @@ pub fn is_readable(address: usize) -> bool {
 /// Readable words of a stack, from a stack pointer on.
 #[derive(Debug)]
 pub struct ReadableStack {
-    /// Every aligned word from here to `end` is readable.
-    ///
+    /// Every aligned word from here to `end`, the end of a page, is readable.
     start: usize,
-    /// A page's end.
     end: usize,
     /// Every aligned word from here to `known_end` is readable too.
     known: usize,

@@ -182,16 +182,16 @@ fn frame_caller(
 
 /// Offsets in Linux's `rt_sigframe` on x86-64, in bytes from the stack pointer in the signal
 /// trampoline: `uc_mcontext.gregs[REG_RBP, REG_RSP, REG_RIP]` of `ucontext_t`.
-const SIGNAL_BP: usize = 120;
-const SIGNAL_SP: usize = 160;
-const SIGNAL_PC: usize = 168;
+const SIGNAL_BP_OFFSET: usize = 120;
+const SIGNAL_SP_OFFSET: usize = 160;
+const SIGNAL_PC_OFFSET: usize = 168;
 
 /// Reads the registers that a signal interrupted. `None` if the stack cannot be read.
 fn registers_before_signal(callee: Registers, memory: &mut impl StackReader) -> Option<Registers> {
     let mut word = |offset| memory.word(callee.sp.wrapping_add(offset));
-    let bp = word(SIGNAL_BP)?;
-    let sp = word(SIGNAL_SP)?;
-    let pc = word(SIGNAL_PC)?;
+    let bp = word(SIGNAL_BP_OFFSET)?;
+    let sp = word(SIGNAL_SP_OFFSET)?;
+    let pc = word(SIGNAL_PC_OFFSET)?;
     Some(Registers { pc, sp, bp })
 }
 

@@ -32,18 +32,19 @@ const STACK_SIZE: usize = 5888;
 
 // Next to the other tables: a variable between two of them would dirty a page of its own.
 #[unsafe(link_section = ".bss.tables")]
-static CELLS: [Cell; WORKSPACES] = [const { Cell::new() }; WORKSPACES];
+static CELLS: [WorkspaceCell; WORKSPACES] = [const { WorkspaceCell::new() }; WORKSPACES];
 
 #[repr(C, align(64))]
-struct Cell {
+struct WorkspaceCell {
     is_acquired: AtomicBool,
-    memory: UnsafeCell<Memory>,
+    memory: UnsafeCell<WorkspaceMemory>,
 }
 
 // SAFETY: `memory` is reached only through a `Workspace`, and `is_acquired` admits one per cell.
-unsafe impl Sync for Cell {}
+unsafe impl Sync for WorkspaceCell {}
 
-struct Memory {
+/// Buffers of one walk.
+struct WorkspaceMemory {
     frames: [Frame; WORKSPACE_FRAMES],
     steps: [MaybeUninit<WalkStep>; MAX_STEPS],
     stack: SpareStack,
@@ -56,10 +57,10 @@ pub(crate) struct SpareStack([MaybeUninit<u8>; STACK_SIZE]);
 /// Memory of one walk, released when dropped.
 #[derive(Debug)]
 pub struct Workspace {
-    cell: &'static Cell,
+    cell: &'static WorkspaceCell,
 }
 
-impl core::fmt::Debug for Cell {
+impl core::fmt::Debug for WorkspaceCell {
     // Inline, so that code that runs inside malloc does not contain it unless something formats the
     // value.
     #[inline]
@@ -90,7 +91,7 @@ impl Workspace {
         }
     }
 
-    fn memory(&mut self) -> &mut Memory {
+    fn memory(&mut self) -> &mut WorkspaceMemory {
         // SAFETY: `is_acquired` gives the cell to this workspace alone.
         unsafe { &mut *self.cell.memory.get() }
     }
@@ -122,11 +123,11 @@ impl Drop for Workspace {
     }
 }
 
-impl Cell {
+impl WorkspaceCell {
     const fn new() -> Self {
         Self {
             is_acquired: AtomicBool::new(false),
-            memory: UnsafeCell::new(Memory {
+            memory: UnsafeCell::new(WorkspaceMemory {
                 frames: [const { MaybeUninit::zeroed() }; WORKSPACE_FRAMES],
                 steps: [const { MaybeUninit::zeroed() }; MAX_STEPS],
                 stack: SpareStack([const { MaybeUninit::zeroed() }; STACK_SIZE]),
@@ -150,8 +151,8 @@ impl SpareStack {
     }
 }
 
-///
 /// Calls `read(address)` on the stack that ends at `end`.
+///
 /// # Safety
 /// `end` is aligned to 16 and is the end of a stack that is large enough for the function.
 #[unsafe(naked)]

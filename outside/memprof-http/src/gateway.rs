@@ -26,9 +26,9 @@ pub(crate) type DumpReply = ReplyEnvelope<DumpReport>;
 pub(crate) struct Gateway {
     client: Arc<dyn HostClient>,
     call_limiter: Arc<CallLimiter>,
-    /// Dumps that the host keeps.
+    /// Running dump that the host keeps.
     kept_dumps: SharedDump<DumpReply>,
-    /// Dumps that are only in memory.
+    /// Running dump that is only in memory.
     in_memory_dumps: SharedDump<OpenDump>,
     /// Held during a dump: a host takes one at a time.
     dump_lock: Arc<Mutex<()>>,

@@ -21,18 +21,18 @@ const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 /// Listening socket, TCP or Unix.
 #[derive(Debug)]
 pub struct Listener {
-    socket: Socket,
+    socket: ListeningSocket,
     /// Path of a Unix socket, removed when dropped.
     _bound: Option<BoundPath>,
 }
 
 #[derive(Debug)]
-enum Socket {
+enum ListeningSocket {
     Tcp(TcpListener),
     Unix(UnixListener),
 }
 
-enum Stream {
+enum AcceptedStream {
     Tcp(TcpStream),
     Unix(UnixStream),
 }
@@ -41,7 +41,7 @@ impl Listener {
     /// Listens at an address.
     pub fn tcp(listener: TcpListener) -> Self {
         Self {
-            socket: Socket::Tcp(listener),
+            socket: ListeningSocket::Tcp(listener),
             _bound: None,
         }
     }
@@ -54,15 +54,15 @@ impl Listener {
     pub fn unix(path: &Path) -> io::Result<Self> {
         let (socket, bound) = unix_socket::listen(path)?;
         Ok(Self {
-            socket: Socket::Unix(UnixListener::from_std(socket)?),
+            socket: ListeningSocket::Unix(UnixListener::from_std(socket)?),
             _bound: Some(bound),
         })
     }
 
-    async fn accept(&self) -> io::Result<Stream> {
+    async fn accept(&self) -> io::Result<AcceptedStream> {
         match &self.socket {
-            Socket::Tcp(tcp) => Ok(Stream::Tcp(tcp.accept().await?.0)),
-            Socket::Unix(unix) => Ok(Stream::Unix(unix.accept().await?.0)),
+            ListeningSocket::Tcp(tcp) => Ok(AcceptedStream::Tcp(tcp.accept().await?.0)),
+            ListeningSocket::Unix(unix) => Ok(AcceptedStream::Unix(unix.accept().await?.0)),
         }
     }
 }
@@ -93,16 +93,16 @@ pub async fn serve(listener: Listener, router: Router, end: impl Future<Output =
 }
 
 /// Serves a connection, if there is a slot for it.
-async fn accept_client(stream: Stream, clients: Arc<Connections>, router: Router) {
+async fn accept_client(stream: AcceptedStream, clients: Arc<Connections>, router: Router) {
     let Some(slot) = clients.acquire_slot() else {
         return;
     };
     match stream {
-        Stream::Tcp(stream) => {
+        AcceptedStream::Tcp(stream) => {
             let peer = Peer::from_tcp(&stream).await;
             serve_connection(stream, peer, slot, router).await;
         }
-        Stream::Unix(stream) => {
+        AcceptedStream::Unix(stream) => {
             let peer = Peer::from_unix(&stream);
             serve_connection(stream, peer, slot, router).await;
         }

@@ -9,6 +9,7 @@ use memprof_report::VIEWER;
 
 use crate::request_host::SharedHosts;
 
+/// Body of a host's page.
 const INDEX: &str = include_str!("page/index.html");
 
 const SCRIPT: &str = "text/javascript; charset=utf-8";

@@ -13,8 +13,8 @@ use super::label_set::{LabelSet, read_once};
 use super::{LabelContext, NONE};
 use crate::stack_memory::{is_readable, page_of};
 
-const VALID: usize = 24;
-const ATTRIBUTES: usize = 28;
+const VALID_OFFSET: usize = 24;
+const ATTRIBUTES_OFFSET: usize = 28;
 /// Most bytes of attributes in a record (OTEP 4947).
 const MAX_ATTRIBUTE_BYTES: usize = 612;
 
@@ -94,7 +94,7 @@ fn thread_variables(module: usize) -> Option<usize> {
     (address != UNALLOCATED && address != 0).then_some(address)
 }
 
-/// Record of which `ATTRIBUTES + length` bytes can be read, each page after a check.
+/// Record of which `ATTRIBUTES_OFFSET + length` bytes can be read, each page after a check.
 pub(super) struct ContextRecord {
     address: usize,
     /// Size of all attributes, in bytes.
@@ -113,11 +113,11 @@ impl ContextRecord {
             length: 0,
             pages: [page_of(known); 2],
         };
-        if address == 0 || !record.can_read(0, ATTRIBUTES) {
+        if address == 0 || !record.can_read(0, ATTRIBUTES_OFFSET) {
             return None;
         }
         // SAFETY: `can_read` checked the head; only this thread writes it, and it is here.
-        let head: u32 = unsafe { read_once(address.wrapping_add(VALID)) };
+        let head: u32 = unsafe { read_once(address.wrapping_add(VALID_OFFSET)) };
         let [valid, _, low, high] = head.to_ne_bytes();
         record.length = usize::from(u16::from_ne_bytes([low, high])).min(MAX_ATTRIBUTE_BYTES);
         (valid == 1).then_some(record)
@@ -153,10 +153,10 @@ impl ContextRecord {
     /// Adds the attributes of recorded keys to `set`.
     #[inline(always)]
     pub(super) fn read(&mut self, keys: u64, set: &mut LabelSet<'_>) {
-        if self.length == 0 || !self.can_read(ATTRIBUTES, self.length) {
+        if self.length == 0 || !self.can_read(ATTRIBUTES_OFFSET, self.length) {
             return;
         }
-        let mut address = self.address.wrapping_add(ATTRIBUTES);
+        let mut address = self.address.wrapping_add(ATTRIBUTES_OFFSET);
         let mut remaining = self.length;
         while let Some(rest) = remaining.checked_sub(2) {
             // SAFETY: these bytes are within those that `can_read` checked.
@@ -206,9 +206,10 @@ mod tests {
 
     /// A record as OTEP 4947 defines it.
     fn record(valid: u8, attributes: &[u8]) -> Vec<u8> {
-        let mut record = std::vec![0; ATTRIBUTES];
-        record[VALID] = valid;
-        record[VALID + 2..ATTRIBUTES].copy_from_slice(&(attributes.len() as u16).to_ne_bytes());
+        let mut record = std::vec![0; ATTRIBUTES_OFFSET];
+        record[VALID_OFFSET] = valid;
+        record[VALID_OFFSET + 2..ATTRIBUTES_OFFSET]
+            .copy_from_slice(&(attributes.len() as u16).to_ne_bytes());
         record.extend_from_slice(attributes);
         record
     }
@@ -303,7 +304,7 @@ mod tests {
         check(&record(1, b"\x07\x01a\x03"), &[(0, "a")]);
         let mut long = record(1, &[7; 700]);
         check(&long, &[(0, core::str::from_utf8(&[7; 7]).unwrap())]);
-        long[VALID + 2..ATTRIBUTES].fill(0xff);
+        long[VALID_OFFSET + 2..ATTRIBUTES_OFFSET].fill(0xff);
         check(&long, &[(0, core::str::from_utf8(&[7; 7]).unwrap())]);
         for wild in [1, 0x1000, usize::MAX - 8, 1 << 63, 0x4d50_0000_0000_0001] {
             assert!(

@@ -22,6 +22,7 @@ use crate::names::StringId;
 use crate::options::Options;
 use crate::tree::call_tree;
 
+/// Template of the page, with marks for its parts.
 const PAGE: &str = include_str!("html/page.html");
 
 /// Files of the viewer, for pages that load it: `viewer.css`, and ES modules that import each other by these names.
@@ -38,12 +39,13 @@ pub const VIEWER: [(&str, &str); 9] = [
     ("viewer.js", include_str!("html/viewer.js")),
 ];
 
-const START: &str = include_str!("html/report.js");
+/// Script that starts the viewer in a page.
+const START_SCRIPT: &str = include_str!("html/report.js");
 
 /// All modules as one script, in the order of their imports.
 static SCRIPT: LazyLock<String> = LazyLock::new(|| {
     let modules = VIEWER.iter().skip(1).map(|(_, module)| *module);
-    join_modules(&modules.chain([START]).collect::<Vec<_>>())
+    join_modules(&modules.chain([START_SCRIPT]).collect::<Vec<_>>())
 });
 
 /// Joins modules into one script: removes imports and the word `export`.

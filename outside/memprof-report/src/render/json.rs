@@ -17,6 +17,7 @@ use crate::table::table;
 
 const SCHEMA_VERSION: u32 = 1;
 
+/// The JSON document.
 #[derive(Serialize)]
 struct Report<'a> {
     schema_version: u32,
@@ -96,6 +97,7 @@ struct Mapping<'a> {
     build_id: Option<&'a str>,
 }
 
+/// Row of a function.
 #[derive(Serialize)]
 struct Function<'a> {
     name: &'a str,
@@ -142,6 +144,7 @@ impl From<Cohort> for Age {
     }
 }
 
+/// Change of a function from the base.
 #[derive(Serialize)]
 struct Diff {
     change: &'static str,

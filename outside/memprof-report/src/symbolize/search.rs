@@ -43,10 +43,10 @@ pub(super) struct SearchPath {
     pub(super) path: PathBuf,
 }
 
-/// Only binaries with another build id exist, and `force` is not set.
-/// # Errors
-///
 /// Finds the binary of a mapping.
+///
+/// # Errors
+/// Only binaries with another build id exist, and `force` is not set.
 pub(super) fn find_binary(
     object_file: &ObjectFile<'_>,
     machine: Option<&str>,
@@ -258,9 +258,9 @@ pub(super) fn open(search_path: &SearchPath) -> Option<File> {
 /// its writer nothing, but costs its reader unlimited memory and time. Linkers leave no large holes, and
 /// compressing file systems do not save that much.
 fn is_mostly_holes(length: u64, blocks: u64) -> bool {
-    const SMALL: u64 = 64 << 20;
-    const RATIO: u64 = 16;
-    length > SMALL && length / RATIO > blocks.saturating_mul(512)
+    const MIN_CHECKED_BYTES: u64 = 64 << 20;
+    const MAX_HOLE_RATIO: u64 = 16;
+    length > MIN_CHECKED_BYTES && length / MAX_HOLE_RATIO > blocks.saturating_mul(512)
 }
 
 #[cfg(test)]
