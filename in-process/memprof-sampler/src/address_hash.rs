@@ -12,8 +12,9 @@ const GOLDEN: u64 = 6_949_403_065;
 pub(crate) struct AddressHash(u64);
 
 impl AddressHash {
+    /// Hash of a block's address.
     #[inline(always)]
-    pub(crate) fn of(address: usize) -> Self {
+    pub(crate) fn new(address: usize) -> Self {
         Self(address as u64)
     }
 
@@ -62,7 +63,7 @@ mod tests {
         let check = |of: fn(AddressHash) -> usize| {
             let mut used = [false; 256];
             for page in 0..4096 {
-                used[of(AddressHash::of(0x7f00_0000_0010 + page * 4096))] = true;
+                used[of(AddressHash::new(0x7f00_0000_0010 + page * 4096))] = true;
             }
             assert_eq!(used.iter().filter(|used| **used).count(), 256);
         };
@@ -73,7 +74,7 @@ mod tests {
     #[test]
     fn locality_of_next_neighbourhood_is_one_or_two_more() {
         let shared = |at: usize| {
-            AddressHash::of(0x7f00_0000_0000 + (at << NEIGHBOURHOOD_BITS)).locality_bits(11)
+            AddressHash::new(0x7f00_0000_0000 + (at << NEIGHBOURHOOD_BITS)).locality_bits(11)
         };
         for at in 0..10_000 {
             let step = (shared(at + 1) + (1 << 11) - shared(at)) % (1 << 11);
@@ -84,8 +85,8 @@ mod tests {
     #[test]
     fn hashes_of_neighbours_share_locality_and_differ_in_offset() {
         let blocks = (0..1 << (NEIGHBOURHOOD_BITS - 4))
-            .map(|at| AddressHash::of(0x7f00_0000_0000 + at * 16));
-        let first = AddressHash::of(0x7f00_0000_0000);
+            .map(|at| AddressHash::new(0x7f00_0000_0000 + at * 16));
+        let first = AddressHash::new(0x7f00_0000_0000);
         assert!(
             blocks
                 .clone()

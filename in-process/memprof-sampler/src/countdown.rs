@@ -35,6 +35,7 @@ struct Countdown {
     random: AtomicU64,
 }
 
+/// Countdown of the calling thread, which other threads may share.
 #[inline(always)]
 fn this_thread() -> &'static Countdown {
     &THREADS[hash_of(thread_pointer(), COUNTDOWNS.ilog2())]
@@ -117,6 +118,7 @@ pub(crate) fn set_interval(interval: u64) {
     }
 }
 
+/// Mean bytes between samples; 0 while sampling is stopped.
 pub(crate) fn interval() -> u64 {
     INTERVAL.load(Relaxed)
 }
@@ -140,6 +142,7 @@ impl Countdown {
         }
     }
 
+    /// Draws the bytes until the next sample from the thread's own random numbers.
     fn draw(&self, interval: u64) -> u64 {
         let state = xorshift(self.random.load(Relaxed));
         self.random.store(state, Relaxed);
@@ -147,6 +150,7 @@ impl Countdown {
     }
 }
 
+/// Next state of the generator xorshift64.
 fn xorshift(mut state: u64) -> u64 {
     state ^= state << 13;
     state ^= state >> 7;

@@ -64,6 +64,7 @@ pub(crate) fn is_excluded() -> bool {
     count_for_hash(own).load(Relaxed) != 0 && has_cell(own)
 }
 
+/// Whether the calling thread has a cell. Frees cells of ended threads that had its pointer.
 #[cold]
 #[inline(never)]
 fn has_cell(own: usize) -> bool {
@@ -71,7 +72,7 @@ fn has_cell(own: usize) -> bool {
         if cell.pointer.load(Acquire) != own {
             return false;
         }
-        let is_this = cell.id.load(Relaxed) == id();
+        let is_this = cell.id.load(Relaxed) == current_tid();
         if !is_this {
             // The cell's thread has ended: two running threads cannot have one pointer.
             cell.release(own);
@@ -80,6 +81,8 @@ fn has_cell(own: usize) -> bool {
     })
 }
 
+/// Claims a cell for the calling thread: a free one, or else one whose thread has ended. `None` if there is
+/// none.
 fn claim_cell() -> Option<&'static ThreadCell> {
     let own = thread_pointer();
     let is_orphaned = |cell: &&ThreadCell| {
@@ -90,15 +93,18 @@ fn claim_cell() -> Option<&'static ThreadCell> {
     free.or_else(|| THREADS.iter().find(is_orphaned))
 }
 
+/// Number of cells whose threads have the hash of a thread pointer.
 fn count_for_hash(pointer: usize) -> &'static AtomicU8 {
     &CELLS_BY_HASH[hash_of(pointer, HASH_BITS)]
 }
 
-fn id() -> i64 {
+/// Thread id of the calling thread.
+fn current_tid() -> i64 {
     // SAFETY: gettid(2) reads a number.
     unsafe { libc::syscall(libc::SYS_gettid) }
 }
 
+/// Whether this process has no thread with that id.
 fn has_ended(id: i64) -> bool {
     // SAFETY: getpid(2) reads a number.
     let process = unsafe { libc::getpid() };
@@ -127,7 +133,7 @@ impl ThreadCell {
             count_for_hash(from).fetch_sub(1, Relaxed);
         }
         count_for_hash(own).fetch_add(1, Relaxed);
-        self.id.store(id(), Relaxed);
+        self.id.store(current_tid(), Relaxed);
         self.pointer.store(own, Release);
         true
     }

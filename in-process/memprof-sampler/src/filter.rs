@@ -46,10 +46,12 @@ impl Filter {
         counter / ONE > 1 || counter == ONE | tag(address)
     }
 
+    /// Counts a sampled address.
     pub(crate) fn add(&self, address: usize) {
         self.change(address, |counter| counter.checked_add(ONE));
     }
 
+    /// Counts an address as no longer sampled.
     pub(crate) fn subtract(&self, address: usize) {
         self.change(address, |counter| counter.checked_sub(ONE));
     }
@@ -61,6 +63,7 @@ impl Filter {
         }
     }
 
+    /// Changes an address's count, unless it is full, and its tags.
     fn change(&self, address: usize, to: impl Fn(u8) -> Option<u8>) {
         let next = |counter| {
             let changed = to(counter).filter(|_| counter / ONE != FULL)?;
@@ -70,9 +73,10 @@ impl Filter {
         let _full = self.counter(address).fetch_update(Relaxed, Relaxed, next);
     }
 
+    /// Counter of an address.
     #[inline(always)]
     fn counter(&self, address: usize) -> &AtomicU8 {
-        let hash = AddressHash::of(address);
+        let hash = AddressHash::new(address);
         let line = hash.locality_bits(LINES_BITS);
         &self.0[(line << LINE_BITS) | hash.offset_bits(LINE_BITS)]
     }
@@ -81,7 +85,7 @@ impl Filter {
 /// Bits that distinguish an address from most others with the same counter.
 #[inline(always)]
 fn tag(address: usize) -> u8 {
-    AddressHash::of(address).offset_bits(LINE_BITS + TAG_BITS) as u8 & TAGS
+    AddressHash::new(address).offset_bits(LINE_BITS + TAG_BITS) as u8 & TAGS
 }
 
 #[cfg(test)]

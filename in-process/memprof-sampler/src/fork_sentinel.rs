@@ -35,7 +35,7 @@ impl ForkSentinel {
 
     /// Makes the calling process the one that samples.
     pub(crate) fn adopt_process(&self) {
-        self.id.store(id(), Relaxed);
+        self.id.store(current_pid(), Relaxed);
         if self.mark.load(Acquire).is_null()
             && let Some(fresh) = map_mark()
             && self
@@ -57,10 +57,11 @@ impl ForkSentinel {
     pub(crate) fn is_current(&self) -> bool {
         match self.mark() {
             Some(mark) => mark.load(Relaxed) == 1,
-            None => self.id.load(Relaxed) == id(),
+            None => self.id.load(Relaxed) == current_pid(),
         }
     }
 
+    /// The mark, if the kernel supports it.
     #[inline(always)]
     fn mark(&self) -> Option<&AtomicU64> {
         let mark = self.mark.load(Acquire);
@@ -83,7 +84,8 @@ fn map_mark() -> Option<*mut AtomicU64> {
     Some(mark)
 }
 
-fn id() -> i32 {
+/// Process id of the calling process.
+fn current_pid() -> i32 {
     // SAFETY: getpid(2) reads a number.
     unsafe { libc::getpid() }
 }
@@ -114,7 +116,7 @@ mod tests {
         marked.adopt_process();
         assert!(marked.mark().is_some());
         let without_mark = ForkSentinel::new();
-        without_mark.id.store(id(), Relaxed);
+        without_mark.id.store(current_pid(), Relaxed);
         for process in [marked, without_mark] {
             assert!(process.is_current());
             assert!(!child_is_current(&process));

@@ -191,7 +191,7 @@ impl GotSlots {
             for_each_object(&mut |object| {
                 for slot in self.patched().iter().filter(|slot| is_selected(slot)) {
                     let is_inside = object.code.contains(&slot.address);
-                    if is_inside && value(slot.address) == slot.hook {
+                    if is_inside && slot_value(slot.address) == slot.hook {
                         restored += usize::from(write(&object, slot.address, slot.original));
                     }
                 }
@@ -201,6 +201,8 @@ impl GotSlots {
         is_done.then_some(restored)
     }
 
+    /// Patches the slots of one object, and counts what it found. Skips memprof itself and the provider of
+    /// `malloc`.
     fn patch_object(&mut self, object: &ElfObject, patched: &mut PatchStats) {
         if object.code.contains(&own_code().start) || object.code == self.provider_code {
             return;
@@ -211,14 +213,14 @@ impl GotSlots {
         let mut words = object.data_words();
         let has_address = words.any(|word| {
             let hook = self.hook(word.name);
-            hook.is_some_and(|hook| value(word.address) == hook.real.load(Relaxed))
+            hook.is_some_and(|hook| slot_value(word.address) == hook.real.load(Relaxed))
         });
         patched.unseen_objects += usize::from(has_address);
         for slot in object.slots() {
             let Some(hook) = self.hook(slot.name) else {
                 continue;
             };
-            let original = value(slot.address);
+            let original = slot_value(slot.address);
             if original == hook.address {
                 continue;
             }
@@ -240,11 +242,13 @@ impl GotSlots {
         }
     }
 
+    /// Whether an object other than the C library defines a `malloc` that is not the sampled one.
     fn defines_another_malloc(&self, object: &ElfObject) -> bool {
         let malloc = object.definition(c"malloc");
         malloc.is_some_and(|malloc| malloc != self.owner.malloc) && !is_libc(object)
     }
 
+    /// Hook of a function by name. `None` if the allocator does not have the function.
     fn hook(&self, name: &CStr) -> Option<&Hook> {
         let hook = self.hooks.iter().find(|hook| hook.name == name)?;
         (hook.real.load(Relaxed) != 0).then_some(hook)
@@ -258,7 +262,7 @@ impl GotSlots {
             let first = kept;
             for index in first..self.count() {
                 let slot = self.patched()[index];
-                if object.code.contains(&slot.address) && value(slot.address) == slot.hook {
+                if object.code.contains(&slot.address) && slot_value(slot.address) == slot.hook {
                     self.patched_mut().swap(kept, index);
                     kept += 1;
                 }
@@ -267,6 +271,7 @@ impl GotSlots {
         self.set_count(kept);
     }
 
+    /// Drops the patched slots that `is_kept` rejects from the list.
     fn retain(&mut self, is_kept: impl Fn(&PatchedSlot) -> bool) {
         let mut kept = 0;
         for index in 0..self.count() {
@@ -278,6 +283,7 @@ impl GotSlots {
         self.set_count(kept);
     }
 
+    /// Appends a patched slot to the list, which must have room.
     fn push(&mut self, slot: PatchedSlot) {
         let count = self.count();
         self.set_count(count + 1);
@@ -314,6 +320,7 @@ fn probe_chunk_headers(hooks: &[Hook]) {
     }
 }
 
+/// Whether an object is the C library.
 fn is_libc(object: &ElfObject) -> bool {
     object.definition(c"gnu_get_libc_version").is_some()
 }
@@ -336,6 +343,7 @@ fn holds_allocator_function(
     value == real || is_unbound()
 }
 
+/// Visits the objects that the loader lists.
 fn for_each_object(visit: &mut dyn FnMut(ElfObject)) {
     let mut visit = visit;
     // SAFETY: dl_iterate_phdr(3) calls `visit_object` with the pointer passed here, and returns before it
@@ -343,6 +351,7 @@ fn for_each_object(visit: &mut dyn FnMut(ElfObject)) {
     unsafe { libc::dl_iterate_phdr(Some(visit_object), (&raw mut visit).cast()) };
 }
 
+/// Callback of dl_iterate_phdr(3). Returns 0, so that the iteration goes on.
 unsafe extern "C" fn visit_object(info: *mut dl_phdr_info, _: usize, visit: *mut c_void) -> c_int {
     // SAFETY: `for_each_object` passes a pointer to its `visit`, and does not use it meanwhile.
     let visit = unsafe { &mut *visit.cast::<&mut dyn FnMut(ElfObject)>() };
@@ -355,7 +364,8 @@ unsafe extern "C" fn visit_object(info: *mut dl_phdr_info, _: usize, visit: *mut
     0
 }
 
-fn value(slot: usize) -> usize {
+/// Address in a slot.
+fn slot_value(slot: usize) -> usize {
     // SAFETY: a slot of a loaded object is readable and aligned.
     unsafe { &*(slot as *const AtomicUsize) }.load(Acquire)
 }
@@ -413,7 +423,7 @@ mod tests {
                 let Some(hook) = slots.hook(slot.name) else {
                     continue;
                 };
-                if holds_allocator_function(&object, &slot, value(slot.address), hook) {
+                if holds_allocator_function(&object, &slot, slot_value(slot.address), hook) {
                     found += 1;
                 } else {
                     others += 1;

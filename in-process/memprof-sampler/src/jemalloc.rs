@@ -43,16 +43,19 @@ mod function {
     pub(super) const RALLOCX: c_int = 9;
 }
 
+/// Hook after an allocation.
 #[unsafe(naked)]
 unsafe extern "C" fn allocated(_: *mut c_void, _: c_int, _: usize, _: usize, _: *const usize) {
     call_aligned!(on_allocated)
 }
 
+/// Hook before a free.
 #[unsafe(naked)]
 unsafe extern "C" fn freed(_: *mut c_void, _: c_int, _: usize, _: *const usize) {
     call_aligned!(on_freed)
 }
 
+/// Hook after a change of a block's size in place.
 #[unsafe(naked)]
 unsafe extern "C" fn expanded(
     _: *mut c_void,
@@ -67,6 +70,7 @@ unsafe extern "C" fn expanded(
     call_aligned!(on_expanded, "mov r9, [rsp + 8]")
 }
 
+/// Counts an allocation. `args` are the arguments of the called function, which tell the requested size.
 unsafe extern "C" fn on_allocated(
     _: *mut c_void,
     function: c_int,
@@ -87,12 +91,14 @@ unsafe extern "C" fn on_allocated(
     sample_if_due(block, size);
 }
 
+/// Removes the sample of a block that will be freed.
 unsafe extern "C" fn on_freed(_: *mut c_void, _: c_int, block: usize, _: *const usize) {
     if may_be_sample(block) {
         remove_sample(block);
     }
 }
 
+/// Counts a block that changed its size in place like a free and an allocation.
 unsafe extern "C" fn on_expanded(
     _: *mut c_void,
     _: c_int,
@@ -113,6 +119,7 @@ unsafe extern "C" fn on_expanded(
     sample_if_due(block, size);
 }
 
+/// Counts an allocation, and samples it if the countdown expires.
 fn sample_if_due(block: usize, size: usize) {
     if !count_down(size) && is_due(size) {
         sample(block, size);

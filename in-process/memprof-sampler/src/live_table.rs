@@ -95,6 +95,7 @@ impl LiveTable {
         self.tables().map(size_of_val).sum()
     }
 
+    /// The tables that are mapped.
     fn tables(&self) -> impl Iterator<Item = &[Bucket]> {
         let tables = self.tables.iter().zip(BUCKETS);
         tables.filter_map(|(table, count)| mapped(table, count))
@@ -119,6 +120,7 @@ impl LiveTable {
     }
 }
 
+/// A table's buckets. `None` if it is not mapped.
 fn mapped(table: &AtomicPtr<Bucket>, count: usize) -> Option<&[Bucket]> {
     let start = table.load(Acquire);
     if start.is_null() {
@@ -189,13 +191,13 @@ mod tests {
 
     impl LiveTable {
         fn insert(&self, address: usize, sample: Sample) {
-            self.claim(AddressHash::of(address), address)
+            self.claim(AddressHash::new(address), address)
                 .unwrap()
                 .fill(sample);
         }
 
         fn remove(&self, address: usize) -> Option<Sample> {
-            let claim = self.find(AddressHash::of(address), address)?;
+            let claim = self.find(AddressHash::new(address), address)?;
             Some(claim.sample())
         }
     }

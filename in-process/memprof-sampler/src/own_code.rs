@@ -11,6 +11,7 @@ pub(crate) fn own_code() -> Range<usize> {
     START.load(Relaxed)..END.load(Relaxed)
 }
 
+/// Stores the range.
 pub(crate) fn set_own_code(code: &Range<usize>) {
     START.store(code.start, Relaxed);
     END.store(code.end, Relaxed);

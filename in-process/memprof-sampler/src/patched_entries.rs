@@ -147,15 +147,18 @@ impl PatchedEntries {
         }
     }
 
+    /// Rows of the table that are in use.
     fn entries(&self) -> &[EntryRow] {
         let count = self.table.count as usize;
         self.table.entries.get(..count).unwrap_or_default()
     }
 
+    /// Address of a row's trampoline.
     fn trampoline(&self, index: usize) -> usize {
         ptr::from_ref(self.table) as usize + trampoline_offset(index)
     }
 
+    /// Hook for a row, by the name of its symbol.
     fn hook(&self, entry: &EntryRow) -> Option<&Hook> {
         let length = entry.name.iter().position(|byte| *byte == 0)?;
         let name = &entry.name[..length];

@@ -53,7 +53,7 @@ impl RemoteTables {
     ) -> Option<&'r [u64]> {
         let record = find_remote(
             self.tables,
-            AddressHash::of(block as usize),
+            AddressHash::new(block as usize),
             block,
             &mut word,
         )?;

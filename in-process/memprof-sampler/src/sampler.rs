@@ -218,7 +218,7 @@ pub(crate) fn remove_sample(block: usize) -> Option<RemovedSample> {
     if block == 0 || !FILTER.tag_may_hold(block) {
         return None;
     }
-    let claim = TABLES.live.find(AddressHash::of(block), block)?;
+    let claim = TABLES.live.find(AddressHash::new(block), block)?;
     let record = count_freed(&claim);
     probes::free(block);
     Some(RemovedSample {
@@ -290,13 +290,14 @@ fn claim(block: usize) -> Option<ClaimedCell<'static>> {
     if may_be_sample(block) && remove_sample(block).is_some() {
         UNSEEN_FREES.fetch_add(1, Relaxed);
     }
-    let claim = TABLES.live.claim(AddressHash::of(block), block);
+    let claim = TABLES.live.claim(AddressHash::new(block), block);
     if claim.is_none() {
         count_lost();
     }
     claim.filter(|_| GATE.may_pass())
 }
 
+/// Fills a claimed cell, and counts the block in the filter.
 fn insert(claim: ClaimedCell<'_>, sample: Sample) {
     let block = claim.address();
     // The filter counts the block before another thread can find its sample and remove it.

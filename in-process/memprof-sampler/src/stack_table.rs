@@ -112,6 +112,7 @@ impl StackTable {
         }
     }
 
+    /// Generation after the newest record's; never 0.
     fn next_generation(&self) -> u32 {
         let last = self.generation.fetch_add(1, Relaxed);
         last.wrapping_add(1).max(1)
@@ -177,6 +178,7 @@ impl StackTable {
         is_acquired
     }
 
+    /// Adds to two words of a record, after saving its counts at the last peak.
     fn change(&self, record: u32, changes: [(usize, u64); 2]) {
         let Some(MappedTable { words, .. }) = self.mapped() else {
             return;
@@ -271,6 +273,7 @@ impl StackTable {
         CELLS * size_of::<u64>() + self.segments.bytes()
     }
 
+    /// The table's memory. `None` before [`Self::prepare`].
     fn mapped(&self) -> Option<MappedTable<'_>> {
         Some(MappedTable {
             cells: slice_of(&self.cells, CELLS)?,
@@ -319,6 +322,7 @@ fn map_once<T>(mapping: &AtomicPtr<T>, count: usize) -> bool {
     true
 }
 
+/// A mapping as a slice. `None` if it is null.
 fn slice_of<T>(mapping: &AtomicPtr<T>, count: usize) -> Option<&[T]> {
     let start = mapping.load(Acquire);
     // SAFETY: null, or a mapping of `map_once` with `count` atomics, for which zeros are valid; it is never

@@ -75,6 +75,7 @@ pub fn tally() -> Option<Tally> {
     (is_enabled() && USABLE_SIZE.load(Relaxed) != 0).then(sums)
 }
 
+/// Sums over all threads.
 fn sums() -> Tally {
     let rows = || THREADS.iter().chain([&OTHERS]);
     let sum =
@@ -86,6 +87,7 @@ fn sums() -> Tally {
     }
 }
 
+/// Whether every allocation is counted.
 pub(crate) fn is_enabled() -> bool {
     IS_ENABLED.load(Relaxed)
 }
@@ -177,12 +179,13 @@ pub(crate) fn record_alloc(block: usize, requested: usize) {
     }
 }
 
+/// Counts an allocation of `size` usable bytes.
 #[inline(always)]
 fn count(size: i64, requested: usize) {
-    with_thread_totals(|totals, add| {
-        add.more(&totals.objects, 1);
-        add.more(&totals.bytes, requested as u64);
-        add.live(totals, size);
+    with_thread_totals(|totals, mode| {
+        mode.add(&totals.objects, 1);
+        mode.add(&totals.bytes, requested as u64);
+        mode.add_live(totals, size);
     });
 }
 
@@ -190,7 +193,7 @@ fn count(size: i64, requested: usize) {
 #[inline(always)]
 pub(crate) fn record_free(size: i64) {
     if size != 0 {
-        with_thread_totals(|totals, add| add.live(totals, -size));
+        with_thread_totals(|totals, mode| mode.add_live(totals, -size));
     }
 }
 
@@ -204,16 +207,18 @@ enum AddMode {
 }
 
 impl AddMode {
+    /// Adds to a sum.
     #[inline(always)]
-    fn more(self, sum: &AtomicU64, more: u64) {
+    fn add(self, sum: &AtomicU64, more: u64) {
         match self {
             Self::Exclusive => sum.store(sum.load(Relaxed).wrapping_add(more), Relaxed),
             Self::Shared => drop(sum.fetch_add(more, Relaxed)),
         }
     }
 
+    /// Adds to the pending live bytes, and flushes them from [`BATCH_BYTES`] on.
     #[inline(always)]
-    fn live(self, totals: &ThreadTotals, more: i64) {
+    fn add_live(self, totals: &ThreadTotals, more: i64) {
         let pending = match self {
             Self::Exclusive => {
                 let pending = totals.pending.load(Relaxed) + more;
@@ -239,6 +244,7 @@ fn flush(totals: &ThreadTotals) {
     }
 }
 
+/// Calls `change` with the row of the calling thread, or with the shared one if it finds no free row.
 #[inline(always)]
 fn with_thread_totals(change: impl FnOnce(&ThreadTotals, AddMode)) {
     const BITS: u32 = MAX_THREADS.ilog2();

@@ -124,6 +124,7 @@ impl Attachments {
         Ok(candidates)
     }
 
+    /// Starts `memprof attach` for a candidate, on a thread that sends the result.
     fn start_attempt(&mut self, candidate: AttachCandidate) {
         let AttachCandidate { instance, name, .. } = &candidate;
         self.running.insert(instance.clone(), name.clone());
@@ -135,6 +136,7 @@ impl Attachments {
         });
     }
 
+    /// Records the result of an attempt, and returns it with the process's name.
     fn record_result(&mut self, (candidate, attempt): AttemptResult) -> Attempt {
         let AttachCandidate {
             instance,

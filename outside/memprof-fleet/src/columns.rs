@@ -15,6 +15,7 @@ pub(crate) struct TextColumn<'b> {
 }
 
 impl<'b> Columns<'b> {
+    /// Column by name. Fails if there is none.
     fn array(&self, name: &str) -> anyhow::Result<&'b dyn Array> {
         let column = self.0.column_by_name(name);
         let column = column.with_context(|| format!("it has no column {name}"))?;

@@ -211,6 +211,7 @@ fn column_names(table: Table) -> &'static [&'static str] {
     }
 }
 
+/// Adds the rows of a batch of samples.
 fn read_samples(
     columns: &Columns<'_>,
     rows: &mut Rows,
@@ -254,6 +255,7 @@ fn read_samples(
     Ok(())
 }
 
+/// Adds the rows of a batch of profiles.
 fn read_profiles(columns: &Columns<'_>, rows: &mut Rows) -> anyhow::Result<()> {
     let samples = columns.numbers("samples")?;
     let inuse = [
@@ -290,6 +292,7 @@ fn read_profiles(columns: &Columns<'_>, rows: &mut Rows) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Adds the rows of a batch of stacks.
 fn read_stacks(columns: &Columns<'_>, rows: &mut Rows) -> anyhow::Result<()> {
     let functions = columns.plain("function")?;
     let lists = columns

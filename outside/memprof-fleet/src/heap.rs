@@ -115,6 +115,7 @@ impl StackSums {
         }
     }
 
+    /// Samples and stacks, both sorted by stack id.
     fn into_parts(self) -> (Vec<Sample>, Vec<NamedStack>) {
         let mut rows: Vec<_> = self.by_stack.into_values().collect();
         rows.sort_by_key(|(sample, _)| sample.stack_id);

@@ -63,6 +63,7 @@ fn main() -> ExitCode {
     }
 }
 
+/// Runs the command, and returns its exit code.
 fn run(args: &Args) -> anyhow::Result<ExitCode> {
     match &args.command {
         Command::Agent(agent) => agent::run(agent),

@@ -39,6 +39,7 @@ pub(crate) fn serve_metrics(config: &Http) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Error of listening (exit code 2 if other machines could reach the address without a token).
 fn listen_error(error: ListenError) -> anyhow::Error {
     match error {
         ListenError::Exposed(address) => exit_error(

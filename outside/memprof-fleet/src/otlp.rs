@@ -30,6 +30,7 @@ pub(crate) fn encode(
     message(symbolized, service, from, to).encode_to_vec()
 }
 
+/// Message for the profile of a service from one time to another.
 fn message(
     symbolized: &SymbolizedProfile,
     service: &str,

@@ -67,6 +67,7 @@ pub(crate) fn note(text: &str) {
     print_stderr(&note_line(text));
 }
 
+/// Line of a note.
 fn note_line(text: &str) -> String {
     format!("memprof: note: {}", in_line(text))
 }

@@ -60,6 +60,7 @@ impl SamplerCounts {
         Some(Self { samples, lost })
     }
 
+    /// Sum of two counts.
     pub(crate) fn plus(self, other: Self) -> Self {
         Self {
             samples: self.samples.saturating_add(other.samples),

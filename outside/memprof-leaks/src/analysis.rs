@@ -114,7 +114,7 @@ impl AnalysisReport {
     /// [`MAX_ATTEMPTS`] times while the heap is inconsistent.
     pub(crate) fn with_snapshot<T>(
         &mut self,
-        subject: &CopyTarget,
+        target: &CopyTarget,
         options: AnalysisOptions,
         progress: OnPhase<'_>,
         mut work: impl FnMut(&mut Self, AnalyzedSnapshot<'_>) -> Result<T, Error>,
@@ -123,7 +123,7 @@ impl AnalysisReport {
             progress(Phase::Snapshot);
             // The other half is for data about the objects.
             let max_bytes = self.budget.remaining() / 2;
-            let snapshot = subject.snapshot(options.max_pause, max_bytes)?;
+            let snapshot = target.snapshot(options.max_pause, max_bytes)?;
             self.stopped.push(snapshot.stopped);
             self.estimate = snapshot.estimate;
             progress(Phase::WalkHeap);
@@ -147,7 +147,7 @@ impl AnalysisReport {
                 true => done,
                 false => Err(Refusal::SilentMemory { pid: snapshot.pid }.into()),
             };
-            let is_reaped = snapshot.release(subject);
+            let is_reaped = snapshot.release(target);
             if !is_reaped {
                 let message = "a zombie child stays until the process ends, which could not be made to call wait4(2)";
                 self.warn(message.to_owned());

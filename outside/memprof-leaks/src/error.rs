@@ -156,6 +156,7 @@ impl Error {
     }
 }
 
+/// Reason why there is no copy, by the error of clone(2). An error without errno is a timeout.
 fn not_cloned_reason(error: &io::Error) -> String {
     match error.raw_os_error() {
         Some(libc::EAGAIN) => {

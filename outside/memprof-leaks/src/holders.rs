@@ -105,9 +105,9 @@ pub fn holders(
     options: AnalysisOptions,
     progress: OnPhase<'_>,
 ) -> Result<Holding, Error> {
-    let subject = CopyTarget::inspect(pid)?;
-    let mut report = AnalysisReport::new(&subject.status, options);
-    let found = report.with_snapshot(&subject, options, progress, |report, analyzed| {
+    let target = CopyTarget::inspect(pid)?;
+    let mut report = AnalysisReport::new(&target.status, options);
+    let found = report.with_snapshot(&target, options, progress, |report, analyzed| {
         progress(Phase::Mark(report.objects));
         find_holders(&analyzed, report, detail)
     })?;

@@ -38,9 +38,9 @@ pub struct Proof {
 /// # Errors
 /// A reason why the process was not analyzed; it runs on as before.
 pub fn prove(pid: u32, options: AnalysisOptions, progress: OnPhase<'_>) -> Result<Proof, Error> {
-    let subject = CopyTarget::inspect(pid)?;
-    let mut report = AnalysisReport::new(&subject.status, options);
-    let first = report.with_snapshot(&subject, options, progress, |report, analyzed| {
+    let target = CopyTarget::inspect(pid)?;
+    let mut report = AnalysisReport::new(&target.status, options);
+    let first = report.with_snapshot(&target, options, progress, |report, analyzed| {
         mark_all(&analyzed, report, progress)?;
         let first = UnreachableObjects::new(analyzed)?;
         report.budget.reserve(first.memory())?;
@@ -49,7 +49,7 @@ pub fn prove(pid: u32, options: AnalysisOptions, progress: OnPhase<'_>) -> Resul
     let start = Instant::now();
     progress(Phase::AwaitSecond);
     thread::sleep(SNAPSHOT_DELAY.saturating_sub(start.elapsed()));
-    let leaked = report.with_snapshot(&subject, options, progress, |report, analyzed| {
+    let leaked = report.with_snapshot(&target, options, progress, |report, analyzed| {
         mark_all(&analyzed, report, progress)?;
         Ok(UnsymbolizedGroups::new(
             &analyzed,

@@ -162,6 +162,7 @@ impl<'a> CachedReader<'a> {
         self.cached_word((address - self.start) as usize)
     }
 
+    /// Word at an offset in the block. `None` if the block does not contain it.
     fn cached_word(&self, offset: usize) -> Option<u64> {
         let bytes = self.block[..self.length].get(offset..offset.checked_add(8)?)?;
         Some(u64::from_le_bytes(bytes.try_into().expect("eight bytes")))

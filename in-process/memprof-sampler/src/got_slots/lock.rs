@@ -53,6 +53,7 @@ unsafe extern "C" fn memprof_loader_is_locked() -> *const c_void {
     )
 }
 
+/// Resolver of the indirect function: runs the job if this thread has set one.
 extern "C" fn resolve() -> *const c_void {
     if THREAD.load(SeqCst) == thread_pointer() {
         let job = JOB.swap(ptr::null_mut(), SeqCst);
@@ -65,4 +66,5 @@ extern "C" fn resolve() -> *const c_void {
     do_nothing as *const () as *const c_void
 }
 
+/// Function to which the resolver binds the name; it is never called.
 extern "C" fn do_nothing() {}

@@ -147,6 +147,7 @@ impl ElfObject {
         self.relocations_of(&[R_X86_64_64])
     }
 
+    /// Relocations of these types that refer to a symbol, as slots.
     fn relocations_of(&self, kinds: &'static [u32]) -> impl Iterator<Item = GotSlot<'_>> {
         let tables = self.relocations.iter();
         tables
@@ -178,6 +179,7 @@ impl ElfObject {
         self.relro.contains(&page_start(slot))
     }
 
+    /// Name of a symbol.
     fn name(&self, symbol: &Elf64_Sym) -> &CStr {
         // SAFETY: gABI: names in the string table end with NUL, and the table stays mapped while the object
         // is loaded.
@@ -194,6 +196,7 @@ impl ElfObject {
         }
     }
 
+    /// Whether this is the dynamic loader or the vDSO, by the file name.
     fn is_loader_or_vdso(&self) -> bool {
         let path = self.path().to_bytes();
         let file = path.rsplit(|byte| *byte == b'/').next().unwrap_or(path);
@@ -224,11 +227,13 @@ impl ElfObject {
     }
 }
 
+/// Hash of a name in DT_GNU_HASH.
 fn gnu_hash(name: &[u8]) -> u32 {
     let step = |hash: u32, byte: &u8| hash.wrapping_mul(33).wrapping_add((*byte).into());
     name.iter().fold(5381, step)
 }
 
+/// Start of the page that contains an address.
 fn page_start(address: usize) -> usize {
     address & !(PAGE - 1)
 }

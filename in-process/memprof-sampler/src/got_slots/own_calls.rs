@@ -3,7 +3,7 @@
 
 use core::ffi::CStr;
 
-use super::{for_each_object, value};
+use super::{for_each_object, slot_value};
 
 /// Function that such a call reaches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,7 +28,7 @@ pub fn visit_own_calls(address: usize, visit: &mut dyn FnMut(&CStr, usize, CallT
             let Some(own) = slot.own else {
                 continue;
             };
-            let target = value(slot.address);
+            let target = slot_value(slot.address);
             let target = if target == own {
                 CallTarget::Inside
             } else if slot.may_be_lazy && object.code.contains(&target) {

@@ -65,7 +65,7 @@ impl Bucket {
     /// share a bucket, and rarely collide that way.
     #[inline(always)]
     fn claim_where(&self, from: usize, address: usize) -> Option<ClaimedCell<'_>> {
-        let first = AddressHash::of(address).offset_bits(WAYS.ilog2());
+        let first = AddressHash::new(address).offset_bits(WAYS.ilog2());
         self.claim_way(first, from, address)
             .or_else(|| self.claim_from(first, from, address))
     }
@@ -78,6 +78,7 @@ impl Bucket {
         others.find_map(|way| self.claim_way(way, from, address))
     }
 
+    /// Claims the cell `way` if it holds `from`, and stores `address` with the claim's bit.
     #[inline(always)]
     fn claim_way(&self, way: usize, from: usize, address: usize) -> Option<ClaimedCell<'_>> {
         let (cell, data) = (self.addresses.get(way)?, self.samples.get(way)?);
@@ -143,12 +144,14 @@ impl Bucket {
         }
     }
 
+    /// Addresses and data of all cells.
     fn cells(&self) -> impl Iterator<Item = (&AtomicUsize, &CellData)> {
         self.addresses.iter().zip(&self.samples)
     }
 }
 
 impl ClaimedCell<'_> {
+    /// Address of the sampled block.
     pub(crate) fn address(&self) -> usize {
         self.address
     }
@@ -173,6 +176,7 @@ impl Drop for ClaimedCell<'_> {
 }
 
 impl CellData {
+    /// Stores a sample. The version is odd meanwhile.
     fn write(&self, sample: Sample) {
         let version = self.version.load(Relaxed);
         self.version.store(version.wrapping_add(1), Relaxed);

@@ -64,6 +64,7 @@ impl<'a> MappedTable<'a> {
         indices.filter_map(move |index| self.cells.get(index & (CELLS - 1)))
     }
 
+    /// Use count and generation of a record.
     pub(super) fn life(self, record: u32) -> Option<&'a Life> {
         life(self.words, record)
     }

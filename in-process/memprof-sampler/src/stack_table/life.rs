@@ -17,6 +17,7 @@ pub(crate) struct Life(pub(crate) AtomicU64);
 
 const USERS_MASK: u64 = u32::MAX as u64;
 
+/// Generation in the upper half of a life's bits.
 fn generation_of(bits: u64) -> u32 {
     (bits >> 32) as u32
 }
@@ -37,6 +38,7 @@ impl Life {
         self.acquire_if(|generation| generation == expected && generation != 0)
     }
 
+    /// Adds a user if `is_expected` accepts the generation. Returns whether it did.
     fn acquire_if(&self, is_expected: impl Fn(u32) -> bool) -> bool {
         let add_user = |bits| is_expected(generation_of(bits)).then_some(bits + 1);
         self.0.fetch_update(Acquire, Relaxed, add_user).is_ok()

@@ -123,6 +123,7 @@ impl Segments {
         Some(chain)
     }
 
+    /// A free segment, or else one that was never used. `None` if all are in use.
     fn allocate_one(&self, words: &[AtomicU64]) -> Option<u32> {
         let free = self.free.pop(|segment| word(words, segment, NEXT));
         free.or_else(|| {

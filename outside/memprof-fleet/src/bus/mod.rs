@@ -35,6 +35,7 @@ pub(crate) enum Verb {
 }
 
 impl Verb {
+    /// Name of the request in its subject.
     fn name(self) -> &'static str {
         match self {
             Self::Ps => "ps",

@@ -104,11 +104,13 @@ impl<'n> Tables<'n> {
         index
     }
 
+    /// Index of a function.
     fn function(&mut self, name: &str) -> i32 {
         let name_strindex = self.string(name);
         self.functions.intern(Function { name_strindex })
     }
 
+    /// Index of the module of a mapping.
     fn mapping(&mut self, index: usize) -> i32 {
         let mapping = &self.symbolized.profile.mappings[index];
         // A function outside every module has a mapping without a path.

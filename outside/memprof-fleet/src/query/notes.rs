@@ -14,6 +14,7 @@ pub(crate) enum Notes {
 }
 
 impl Notes {
+    /// Adds a note.
     pub(crate) fn add(&self, text: String) {
         match self {
             Self::Print => note(&text),

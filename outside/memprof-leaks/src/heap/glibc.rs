@@ -49,7 +49,7 @@ pub(crate) fn heap(
                 heap.excluded.push(segment.mapped);
                 continue;
             }
-            budget.reserve(Span::memory(length, ALIGNMENT))?;
+            budget.reserve(Span::memory_size(length, ALIGNMENT))?;
             match walk_chunks(view, &segment) {
                 Some(walked) => {
                     heap.excluded.push(segment.mapped);

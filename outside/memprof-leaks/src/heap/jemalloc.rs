@@ -82,7 +82,7 @@ pub(crate) fn heap(
     };
     let (large, small): (Vec<_>, Vec<_>) = found.into_iter().partition(is_large);
     for extent in large {
-        reserve(Span::memory(0, 1))?;
+        reserve(Span::memory_size(0, 1))?;
         heap.spans.push(Span::whole(extent.object()));
     }
     let is_run = |one: &Extent, next: &Extent| {
@@ -90,13 +90,14 @@ pub(crate) fn heap(
     };
     for run in small.chunk_by(is_run) {
         let Range { start, end } = memory_of_run(run);
-        reserve(Span::memory(end - start, granule(&run[0])))?;
+        reserve(Span::memory_size(end - start, granule(&run[0])))?;
         heap.spans.push(span_of_run(run));
     }
     caches::exclude_cached(view, threads, &mut heap);
     Ok(Some(heap))
 }
 
+/// Whether an extent's object has a span of its own.
 fn is_large(extent: &Extent) -> bool {
     matches!(extent.kind, ExtentKind::Large { .. })
         && extent.range.end - extent.range.start >= LARGE_OBJECT

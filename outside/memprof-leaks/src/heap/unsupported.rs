@@ -37,6 +37,7 @@ pub(super) fn jemalloc(view: &SnapshotMemory) -> Option<&str> {
     })
 }
 
+/// Whether a mapping contains a text.
 fn contains(view: &SnapshotMemory, region: &Region, text: &[u8]) -> bool {
     range_contains(&region.range, text, |start, block| view.read(start, block))
 }

@@ -118,6 +118,7 @@ struct TargetSet {
 }
 
 impl TargetSet {
+    /// Objects to which words point.
     fn from_words(words: &[u64], scanner: &PointerScanner<'_>) -> Self {
         let mut targets = Self::default();
         let found = words
@@ -127,6 +128,7 @@ impl TargetSet {
         targets
     }
 
+    /// Adds a target, and removes duplicates when their number has doubled.
     fn push(&mut self, target: u32) {
         if self.all.last() == Some(&target) {
             return;
@@ -161,6 +163,10 @@ impl HolderBuilder {
         }
     }
 
+    /// Adds targets to a holder.
+    ///
+    /// # Errors
+    /// `Memory`.
     fn add(&mut self, holder: Holder, new: TargetSet) -> Result<(), Error> {
         if new.all.is_empty() {
             return Ok(());

@@ -41,7 +41,8 @@ impl<'a> PointerScanner<'a> {
         objects.sum::<u64>() + roots.map(|range| range.end - range.start).sum::<u64>()
     }
 
-    pub(super) fn window(&self) -> CachedReader<'a> {
+    /// Reader of the snapshot's memory, with a cache of its own.
+    pub(super) fn reader(&self) -> CachedReader<'a> {
         CachedReader::new(&self.analyzed.view)
     }
 

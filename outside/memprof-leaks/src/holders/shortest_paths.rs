@@ -22,7 +22,7 @@ pub(super) fn find_tree(scanner: &PointerScanner<'_>, roots: &[ExternalHolder]) 
         *word |= bit;
         is_new
     };
-    let mut memory = scanner.window();
+    let mut memory = scanner.reader();
     for same in roots.chunk_by(|one, next| one.rank == next.rank) {
         let mut group = Vec::new();
         for root in same {

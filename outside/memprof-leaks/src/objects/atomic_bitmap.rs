@@ -24,15 +24,18 @@ impl AtomicBitmap {
         Self(Vec::new())
     }
 
+    /// A word of the bitmap, 64 bits.
     pub(super) fn word(&self, index: usize) -> u64 {
         let part = self.0.get(index / PART_WORDS).and_then(OnceLock::get);
         part.map_or(0, |part| part[index % PART_WORDS].load(Ordering::Relaxed))
     }
 
+    /// Whether a bit is set.
     pub(super) fn has(&self, bit: u64) -> bool {
         self.word((bit / 64) as usize) >> (bit % 64) & 1 != 0
     }
 
+    /// Clears a bit.
     pub(super) fn clear(&self, bit: u64) {
         let (word, mask) = ((bit / 64) as usize, 1 << (bit % 64));
         if let Some(part) = self.0.get(word / PART_WORDS).and_then(OnceLock::get) {

@@ -33,7 +33,7 @@ pub(crate) struct Span {
 impl Span {
     /// Bytes that a span of `length` bytes needs, with its bitmaps, if objects begin at multiples of
     /// `granule` bytes.
-    pub(crate) fn memory(length: u64, granule: u64) -> u64 {
+    pub(crate) fn memory_size(length: u64, granule: u64) -> u64 {
         const WORDS: u64 = 4;
         size_of::<Self>() as u64 + (length / granule / 64 + 1) * 8 * WORDS
     }
@@ -50,6 +50,7 @@ impl Span {
         span
     }
 
+    /// Span without objects, with `1 << shift` bytes per bit.
     fn with_shift(range: Range<u64>, shift: u32, header: u64) -> Self {
         let bits = ((range.end - range.start) >> shift) + 1;
         let words = bits.div_ceil(64) as usize;
@@ -112,10 +113,12 @@ impl Span {
         Some(self.address(bit) + (part as u64 + 1) * GC_HEAD_SIZE)
     }
 
+    /// Index in `gc_heads` of an address in the object that begins at a bit.
     fn gc_head_index(&self, bit: u64, address: u64) -> usize {
         ((address - self.address(bit)) / GC_HEAD_SIZE) as usize
     }
 
+    /// Forgets all `PyGC_Head`s.
     pub(super) fn clear_gc_heads(&mut self) {
         self.gc_heads = OnceLock::new();
     }
@@ -185,6 +188,7 @@ impl Span {
             }
     }
 
+    /// Whether an object begins at a bit.
     pub(super) fn is_start(&self, bit: u64) -> bool {
         self.starts
             .get((bit / 64) as usize)
@@ -192,6 +196,7 @@ impl Span {
     }
 }
 
+/// Whether a bit is set in a bitmap.
 pub(super) fn is_set(bits: &[u64], bit: u64) -> bool {
     bits[(bit / 64) as usize] >> (bit % 64) & 1 != 0
 }

@@ -77,6 +77,7 @@ fn commit_headroom(mode: &str, meminfo: &str) -> Option<u64> {
     (mode.trim() == "2").then(left)
 }
 
+/// Text of /proc/meminfo; empty if it cannot be read.
 fn read_meminfo() -> String {
     fs::read_to_string("/proc/meminfo").unwrap_or_default()
 }

@@ -102,6 +102,7 @@ fn copy_life(stat: &ProcStat, parent: u32, since: u64) -> Option<CopyLife> {
     }
 }
 
+/// Whether a process exists, be it as a zombie.
 pub(super) fn is_alive(pid: u32) -> bool {
     fs::metadata(format!("/proc/{pid}")).is_ok()
 }

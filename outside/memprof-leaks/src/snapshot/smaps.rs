@@ -74,6 +74,7 @@ fn field(line: &[u8]) -> Option<(&str, &str)> {
         .then_some((name, value))
 }
 
+/// Bytes of a value in kB.
 fn kibibytes(value: &str) -> u64 {
     let number = value.trim().trim_end_matches(" kB").parse::<u64>();
     // Only an estimate depends on the value, so 0 is good enough for one that is no number.

@@ -124,6 +124,7 @@ fn tids(pid: u32) -> Result<Vec<u32>, Error> {
         .collect())
 }
 
+/// Error of a thread that could not be stopped.
 fn stop_error(tid: u32, error: StopError, limit: Duration) -> Error {
     match error {
         StopError::Refused(code) => Error::Io {

@@ -281,12 +281,14 @@ fn save_pointers(
     Some(SavedMemory::Pointers(found))
 }
 
+/// Splits a range into blocks of [`BYTES_PER_CHECK`] bytes.
 fn blocks(range: &Range<u64>) -> impl Iterator<Item = Range<u64>> + use<> {
     let end = range.end;
     let starts = range.clone().step_by(BYTES_PER_CHECK as usize);
     starts.map(move |start| start..end.min(start + BYTES_PER_CHECK))
 }
 
+/// Whether a range overlaps any of the others.
 fn overlaps(range: &Range<u64>, others: &[Range<u64>]) -> bool {
     let mut others = others.iter();
     others.any(|other| other.start < range.end && range.start < other.end)

@@ -139,11 +139,12 @@ impl Arena {
         };
         match self.is_main {
             true => main_segment(view, top).into_iter().collect(),
-            false => self.heaps(view, top),
+            false => self.heap_segments(view, top),
         }
     }
 
-    fn heaps(&self, view: &SnapshotMemory, top: u64) -> Vec<Segment> {
+    /// Segments of an arena other than the main one: its heaps, from the last to the first.
+    fn heap_segments(&self, view: &SnapshotMemory, top: u64) -> Vec<Segment> {
         let own_heap = self.address & !(MAX_HEAP_SIZE - 1);
         let info = self.address - own_heap;
         let last_heap = top & !(MAX_HEAP_SIZE - 1);
