@@ -111,8 +111,8 @@ impl CheckedFile {
     }
 
     /// Whether `address` is mapped from this file, under any name. /proc follows a renamed file and marks a deleted
-    /// one; it does not compare devices, as overlay file systems show another one there. Without /proc the answer is
-    /// unknown, and true is returned.
+    /// one. The device in /proc is not compared, because an overlay file system shows another one there. Without /proc
+    /// the answer is unknown, and true is returned.
     fn is_mapped_at(&self, address: usize) -> bool {
         let maps = match std::fs::read("/proc/self/maps") {
             Ok(maps) => maps,

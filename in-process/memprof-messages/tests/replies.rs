@@ -67,6 +67,7 @@ fn check_schema<T: JsonSchema>(reply: &Value) {
     assert_eq!(check(&later).unwrap_err(), "a_later_field is not described");
 }
 
+/// Adds fields to an object.
 fn merge(object: &mut Value, fields: Value) {
     let Value::Object(fields) = fields else {
         panic!("{fields}");
@@ -103,6 +104,7 @@ fn replace_words(value: &mut Value) -> usize {
     }
 }
 
+/// Returns the fields of a reply to `status`, each of them set.
 fn status() -> Value {
     let jemalloc = json!({
         "kind": "jemalloc", "version": "5.3.0", "found_by": "dlsym", "owns_malloc": true,
@@ -133,6 +135,7 @@ fn status() -> Value {
     })
 }
 
+/// Returns the fields of a reply to `activate`, each of them set.
 fn activation() -> Value {
     let mut activation = status();
     merge(
@@ -142,6 +145,7 @@ fn activation() -> Value {
     activation
 }
 
+/// Returns the fields of a reply to `dump`, each of them set.
 fn dump_report() -> Value {
     let dump = json!({
         "id": "i", "kind": "heap", "path": "/d/i.heap", "bytes": 1, "stacks": 2,
@@ -156,12 +160,14 @@ fn dump_report() -> Value {
     report
 }
 
+/// Returns the fields of an allocator's heap totals.
 fn heap_totals() -> Value {
     json!({
         "allocated": 1, "active": 2, "metadata": 3, "resident": 4, "mapped": 5, "retained": 6,
     })
 }
 
+/// Returns the fields of a reply to `stats`, with detailed and with committed sizes.
 fn stats() -> Value {
     let mut stats = json!({ "kind": "jemalloc", "version": "5.3.0", "error": "e", "report": "r" });
     merge(&mut stats, heap_totals());
@@ -169,6 +175,7 @@ fn stats() -> Value {
     json!({ "allocators": [stats, committed] })
 }
 
+/// Returns the fields of a reply to `ledger`, each of them set.
 fn ledger() -> Value {
     let sampled = json!({ "objects": 1, "bytes": 2, "active": 3, "allocated": 4, "pages": 5 });
     let mut heap = json!({

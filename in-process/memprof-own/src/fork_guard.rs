@@ -28,8 +28,8 @@ pub struct ForkGuard(());
 impl ForkGuard {
     /// Registers the fork handlers, once in a process. Called early, so that few forks are under way without them.
     pub fn register_fork_handlers() {
-        static WATCHED: ProcessOnce = ProcessOnce::new();
-        WATCHED.call(|| {
+        static REGISTERED: ProcessOnce = ProcessOnce::new();
+        REGISTERED.call(|| {
             // SAFETY: pthread_atfork(3): functions of this library, which is never unloaded.
             if unsafe {
                 libc::pthread_atfork(

@@ -10,7 +10,7 @@ use crate::reserve::is_scarce;
 
 /// Number of mappings that must be free: a thread's stack and its heap take two each, and its work maps more.
 const MAPPINGS: usize = 16;
-const PAGE: usize = 4096;
+const PAGE_BYTES: usize = 4096;
 /// More than the size of a plugin's thread-local variables.
 const THREAD_LOCAL_BYTES: usize = 1024;
 
@@ -35,11 +35,11 @@ pub fn require_memory(bytes: usize) -> io::Result<()> {
         return Err(io::Error::last_os_error());
     }
     // Every second page gets another access, so that the kernel splits the mapping at each page.
-    let mut odd = (1..MAPPINGS.min(bytes / PAGE)).step_by(2);
+    let mut odd = (1..MAPPINGS.min(bytes / PAGE_BYTES)).step_by(2);
     let failed_page = odd.find(|page| {
-        let page = mapped.wrapping_byte_add(page * PAGE);
+        let page = mapped.wrapping_byte_add(page * PAGE_BYTES);
         // SAFETY: mprotect(2): a page of the new mapping, to which nothing refers.
-        unsafe { libc::mprotect(page, PAGE, libc::PROT_READ) != 0 }
+        unsafe { libc::mprotect(page, PAGE_BYTES, libc::PROT_READ) != 0 }
     });
     let error = failed_page.map(|_| io::Error::last_os_error());
     // SAFETY: munmap(2): the new mapping, to which nothing refers.
@@ -102,13 +102,14 @@ mod tests {
         let access = libc::PROT_READ | libc::PROT_WRITE;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
         // SAFETY: mmap(2) creates a mapping at an address that the kernel chooses.
-        let area = unsafe { libc::mmap(ptr::null_mut(), 2 * max * PAGE, access, flags, -1, 0) };
+        let area =
+            unsafe { libc::mmap(ptr::null_mut(), 2 * max * PAGE_BYTES, access, flags, -1, 0) };
         // The kernel's page (vsyscall) is listed but is no mapping of the process.
         let pairs = (max - remaining - (count() - 1)) / 2;
         for pair in 0..pairs {
-            let page = area.wrapping_byte_add((2 * pair + 1) * PAGE);
+            let page = area.wrapping_byte_add((2 * pair + 1) * PAGE_BYTES);
             // SAFETY: mprotect(2): a page of the area, to which nothing refers.
-            let split = unsafe { libc::mprotect(page, PAGE, libc::PROT_READ) };
+            let split = unsafe { libc::mprotect(page, PAGE_BYTES, libc::PROT_READ) };
             assert_eq!(split, 0, "{pair} of {pairs}");
         }
         require_memory(1 << 20).is_err()

@@ -119,7 +119,8 @@ pub(super) fn start_delayed_with(
     );
 }
 
-/// Starts the plugin now, on a new thread, for which an exit of the program waits.
+/// Starts the plugin without delay, on a new thread, and makes an exit of the program wait for it. Forked children get
+/// no plugin.
 pub(super) fn start_now(entry: &'static memprof_plugin_entry_t) {
     EXCLUDES_CHILDREN.store(true, Ordering::Release);
     let _settings = ensure_started(
@@ -157,7 +158,7 @@ extern "C" fn wait_for_start() {
     START_FINISHED.wait(START_TIMEOUT);
 }
 
-/// Creates the plugin, in an entry point that the program called to send messages.
+/// Creates the plugin, unless it exists. For entry points that the program calls to send messages.
 pub(super) fn ensure_instance(entry: &'static memprof_plugin_entry_t) {
     catch_panic((), || {
         let start = ensure_started(

@@ -114,7 +114,7 @@ pub unsafe fn load(entry: &'static memprof_plugin_entry_t, name: &'static CStr, 
 /// # Safety
 /// The JVM calls `Agent_OnLoad` or `Agent_OnAttach`: `options` is null or NUL-terminated.
 #[doc(hidden)]
-pub unsafe fn agent(entry: &'static memprof_plugin_entry_t, options: *const c_char) -> c_int {
+pub unsafe fn run_agent(entry: &'static memprof_plugin_entry_t, options: *const c_char) -> c_int {
     let options = if options.is_null() {
         c""
     } else {
@@ -223,7 +223,7 @@ macro_rules! __export_java {
             _reserved: *mut ::std::ffi::c_void,
         ) -> ::std::ffi::c_int {
             // SAFETY: the argument of the JVM, unchanged.
-            unsafe { $crate::adapters::java::agent(&$entry, options) };
+            unsafe { $crate::adapters::java::run_agent(&$entry, options) };
             0
         }
 
@@ -239,7 +239,7 @@ macro_rules! __export_java {
             _reserved: *mut ::std::ffi::c_void,
         ) -> ::std::ffi::c_int {
             // SAFETY: the argument of the JVM, unchanged.
-            unsafe { $crate::adapters::java::agent(&$entry, options) }
+            unsafe { $crate::adapters::java::run_agent(&$entry, options) }
         }
     };
 }

@@ -93,7 +93,7 @@ pub unsafe fn register(
 
 /// Handles a call of one of the module's functions.
 unsafe extern "C" fn handle_call(env: Env, info: *mut c_void) -> Value {
-    let reply = || {
+    let handle = || {
         let node = NODE.get()?;
         let (mut count, mut argument, mut index) = (1, ptr::null_mut(), ptr::null_mut());
         // SAFETY: node_api.h: writes at most one argument, which is `undefined` if there is none.
@@ -116,7 +116,7 @@ unsafe extern "C" fn handle_call(env: Env, info: *mut c_void) -> Value {
             return None;
         };
         if is_async {
-            return queue(node, env, message, is_json);
+            return queue_message(node, env, message, is_json);
         }
         match send_message(&message, is_json).and_then(|text| node.value(env, &text, is_json)) {
             Ok(value) => Some(value),
@@ -127,7 +127,7 @@ unsafe extern "C" fn handle_call(env: Env, info: *mut c_void) -> Value {
             }
         }
     };
-    catch_panic(None, reply).unwrap_or(ptr::null_mut())
+    catch_panic(None, handle).unwrap_or(ptr::null_mut())
 }
 
 /// Sends a message and waits for its reply.
@@ -140,7 +140,7 @@ fn send_message(message: &[u8], is_json: bool) -> Result<String, String> {
 }
 
 /// Queues a message for Node's pool. Returns the promise of its reply, or `None` if Node cannot create one.
-fn queue(node: &Node, env: Env, message: Vec<u8>, is_json: bool) -> Option<Value> {
+fn queue_message(node: &Node, env: Env, message: Vec<u8>, is_json: bool) -> Option<Value> {
     let mut value = ptr::null_mut();
     let mut promise = ptr::null_mut();
     // SAFETY: node_api.h: writes both values, or fails.
@@ -177,7 +177,7 @@ fn queue(node: &Node, env: Env, message: Vec<u8>, is_json: bool) -> Option<Value
 
 /// Sends the message of a job. Node calls it on a thread of its pool.
 unsafe extern "C" fn execute(_env: Env, job: *mut Job) {
-    // SAFETY: `queue` leaked the job, and Node calls `complete` only afterwards.
+    // SAFETY: `queue_message` leaked the job, and Node calls `complete` only afterwards.
     let job = unsafe { &mut *job };
     job.reply = send_message(&job.message, job.is_json);
 }
@@ -185,16 +185,16 @@ unsafe extern "C" fn execute(_env: Env, job: *mut Job) {
 /// Settles the promise of a job, and frees the job.
 unsafe extern "C" fn complete(env: Env, _status: c_int, job: *mut Job) {
     catch_panic((), || {
-        // SAFETY: `queue` leaked the job, and this is the last call with it.
+        // SAFETY: `queue_message` leaked the job, and this is the last call with it.
         let job = unsafe { Box::from_raw(job) };
         let Some(node) = NODE.get() else { return };
         let value = job
             .reply
             .and_then(|text| node.value(env, &text, job.is_json));
         match value {
-            // SAFETY: node_api.h: the promise of `queue`, which is settled once.
+            // SAFETY: node_api.h: the promise of `queue_message`, which is settled once.
             Ok(value) => unsafe { (node.resolve)(env, job.promise, value) },
-            // SAFETY: node_api.h: the promise of `queue`, which is settled once.
+            // SAFETY: node_api.h: the promise of `queue_message`, which is settled once.
             Err(reason) => unsafe { (node.reject)(env, job.promise, node.error(env, &reason)) },
         };
         if !job.work.is_null() {

@@ -62,8 +62,8 @@ impl ControlConnection {
         })
     }
 
-    /// Sends the error that there is no thread for the connection.
-    pub(super) fn refuse(&self, error: &io::Error) {
+    /// Sends the error that no thread can be started for the connection.
+    pub(super) fn refuse_without_thread(&self, error: &io::Error) {
         match error.raw_os_error() {
             Some(code) if code == Errno::NOMEM.raw_os_error() => {
                 refuse_without_memory(&self.stream);

@@ -73,7 +73,7 @@ impl Listener {
         let link = configured.and_then(|_| {
             let created = make_private(&default).and_then(|()| {
                 sweep(&default);
-                relink(&path, &default)
+                replace_link(&path, &default)
             });
             // The socket works without the link; only `memprof ps` does not list the host.
             created
@@ -145,7 +145,7 @@ impl Drop for Listener {
 fn bind_path(path: &Path) -> io::Result<GuardedFd<UnixListener>> {
     // The lock proves that the host of an existing socket has died.
     match path.symlink_metadata() {
-        Ok(found) if is_socket(&found) => std::fs::remove_file(path)?,
+        Ok(metadata) if is_socket(&metadata) => std::fs::remove_file(path)?,
         Ok(_) => {
             return Err(io::Error::new(
                 io::ErrorKind::AlreadyExists,
@@ -195,9 +195,9 @@ fn lock_free_name(directory: &Path) -> io::Result<(PathBuf, File)> {
     Err(io::ErrorKind::AddrInUse.into())
 }
 
-/// Creates a link to `socket`, whose lock the caller holds. Removes another link to it, which belongs to a host that
-/// died.
-fn relink(socket: &Path, directory: &Path) -> io::Result<PathBuf> {
+/// Creates a link to `socket` in the default directory, and removes an older link to it. The caller holds the socket's
+/// lock, which proves that the older link is of a host that died.
+fn replace_link(socket: &Path, directory: &Path) -> io::Result<PathBuf> {
     for other in sockets(directory)? {
         if other.read_link().is_ok_and(|target| target == socket) {
             remove(&other);
@@ -227,9 +227,9 @@ mod tests {
         let link = |pid: u32| directory.join(format!("{pid}.sock"));
         symlink("/other/host.sock", link(1)).unwrap();
         symlink("/my/host.sock", link(2)).unwrap();
-        let own = relink(Path::new("/my/host.sock"), &directory).unwrap();
+        let own = replace_link(Path::new("/my/host.sock"), &directory).unwrap();
         assert_eq!(own, link(std::process::id()));
-        relink(Path::new("/my/host.sock"), &directory).unwrap();
+        replace_link(Path::new("/my/host.sock"), &directory).unwrap();
         assert_eq!(sockets(&directory).unwrap(), [link(1), own]);
     }
 
@@ -242,7 +242,7 @@ mod tests {
         let pid = std::process::id();
         assert_eq!(first, root.path().join(format!("{pid}.sock")));
         assert_eq!(second, root.path().join(format!("{pid}.2.sock")));
-        let link = relink(Path::new("/my/host.sock"), root.path()).unwrap();
+        let link = replace_link(Path::new("/my/host.sock"), root.path()).unwrap();
         assert_eq!(link, second, "a host that lives keeps its name");
         assert!(first.exists());
         drop((socket, lock));

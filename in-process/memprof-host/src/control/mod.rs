@@ -300,7 +300,7 @@ impl SocketState {
         });
         if let Err(error) = dispatched {
             self.connections().open.remove(&id);
-            connection.refuse(&error);
+            connection.refuse_without_thread(&error);
             log::warn!("control connection refused: {error}");
         }
     }
