@@ -49,7 +49,7 @@ fn remove_stale(path: &Path) -> io::Result<()> {
         metadata => metadata?,
     };
     if !is_socket(&metadata) {
-        let message = "something else than a socket lies there: remove it, or give another path";
+        let message = "the path exists and is not a socket: remove it, or choose another path";
         return Err(io::Error::new(io::ErrorKind::AlreadyExists, message));
     }
     if !refuses_connections(path) {
@@ -116,10 +116,7 @@ mod tests {
         for path in [&file, &link, &dangling, &directory.path().to_owned()] {
             let (kind, message) = listen_error(path);
             assert_eq!(kind, io::ErrorKind::AlreadyExists, "{message}");
-            assert!(
-                message.contains("something else than a socket"),
-                "{message}"
-            );
+            assert!(message.contains("is not a socket"), "{message}");
             assert!(path.symlink_metadata().is_ok(), "{}", path.display());
         }
         assert_eq!(std::fs::read(&file).unwrap(), b"kept");

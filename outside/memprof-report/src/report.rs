@@ -175,7 +175,7 @@ fn drop_memprof_stacks_and_note(named: &mut SymbolizedProfile, sample_type: Samp
 /// Returns why the profile lacks that sample type. `None` if it has it.
 fn missing_sample_type(profile: &Profile, sample_type: SampleType) -> Option<&'static str> {
     if profile.is_pinned && sample_type != SampleType::InuseSpace {
-        return Some("who keeps free memory is told in bytes alone, inuse_space");
+        return Some("a profile of pinned slabs has bytes only, inuse_space");
     }
     let lacks = sample_type.is_alloc() && !profile.has_alloc && !profile.samples.is_empty();
     lacks.then_some("the host ran without prof_accum:true")

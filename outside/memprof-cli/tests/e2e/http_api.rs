@@ -290,7 +290,7 @@ fn what_lies_where_the_socket_should_be_stays() {
     for path in [&file, &link] {
         let path = path.to_str().unwrap();
         let refused = memprof(&host.socket_dir(), &["serve", "--socket", path]).exits(1);
-        let why = format!("failed to listen at {path}: something else than a socket lies there");
+        let why = format!("failed to listen at {path}: the path exists and is not a socket");
         assert!(refused.stderr.contains(&why), "{refused:?}");
     }
     assert_eq!(std::fs::read_to_string(&link).unwrap(), "kept");

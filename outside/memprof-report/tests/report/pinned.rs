@@ -40,7 +40,7 @@ fn pinned_profile_has_bytes_only() {
         };
         let error = report_on(DUMP.as_bytes(), None, None, &options).unwrap_err();
         let name = sample_type.name();
-        let expected = format!("it has no {name}: who keeps free memory is told in bytes alone");
+        let expected = format!("it has no {name}: a profile of pinned slabs has bytes only");
         assert!(error.to_string().contains(&expected), "{error}");
     }
 }
