@@ -87,7 +87,7 @@ impl Body {
     /// thread, which must therefore block signals.
     ///
     /// # Errors
-    /// Those of memfd_create(2): no memory or no descriptor is left.
+    /// Those of `memfd_create(2)`: no memory or no descriptor is left.
     #[cfg(feature = "control")]
     pub(crate) fn into_file(self) -> io::Result<File> {
         let bytes = match self {

@@ -107,7 +107,8 @@ impl SocketDir {
     /// Returns the user whose hosts it contains. `None` if there is no such directory.
     ///
     /// # Errors
-    /// Those of stat(2); `PermissionDenied` if it belongs to another user than its name says.
+    /// Those of stat(2); `PermissionDenied` if its name contains a user, and it is no directory of that user, of this
+    /// process's user or of root.
     pub fn owner(&self) -> io::Result<Option<u32>> {
         use io::ErrorKind::{NotADirectory, NotFound};
         let metadata = match self.named_after {

@@ -73,7 +73,7 @@ pub(crate) fn verify_loader_lock() {
     unsafe { libc::dl_iterate_phdr(Some(forget_unheld), ptr::null_mut()) };
 }
 
-/// Forgets the lock if the calling thread does not hold it, although dl_iterate_phdr(3) calls this.
+/// Forgets the lock if the calling thread does not hold it, although `dl_iterate_phdr(3)` calls this.
 unsafe extern "C" fn forget_unheld(_: *mut libc::dl_phdr_info, _: usize, _: *mut c_void) -> c_int {
     if lock().is_some_and(|lock| lock.owner.load(Ordering::Relaxed) != current_tid()) {
         LOCK.store(ptr::null_mut(), Ordering::Release);

@@ -9,7 +9,7 @@ use rustix::fs::{CWD, Mode, OFlags, openat};
 use crate::guarded_fd::GuardedFd;
 
 /// Capabilities that memprof's threads retain. setuid(3) and its relatives make the system call in every thread of the
-/// process and abort if it succeeds in only some of them. CAP_IPC_LOCK: if a program locks all its memory, each
+/// process and abort if it succeeds in only some of them. `CAP_IPC_LOCK`: if a program locks all its memory, each
 /// allocation needs it.
 const NEEDED: u64 = 1 << CAP_SETGID | 1 << CAP_SETUID | 1 << CAP_IPC_LOCK;
 

@@ -77,7 +77,7 @@ pub struct ThreadSpec {
 /// program's allocator has memory for the thread's variables.
 ///
 /// # Errors
-/// There is no memory for the thread, or those of pthread_create(3). Then `work` was not run.
+/// There is no memory for the thread, or those of `pthread_create(3)`. Then `work` was not run.
 pub fn spawn<W>(name: &'static CStr, work: W) -> io::Result<Thread>
 where
     W: FnOnce(&mut Privileges) + Send + 'static,
@@ -245,7 +245,7 @@ impl Drop for Thread {
     }
 }
 
-/// Initialized attributes of pthread_attr_init(3), destroyed on drop.
+/// Initialized attributes of `pthread_attr_init(3)`, destroyed on drop.
 struct Attributes(libc::pthread_attr_t);
 
 impl Attributes {

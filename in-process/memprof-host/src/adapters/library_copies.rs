@@ -103,7 +103,7 @@ struct PathBuffer {
     needed: usize,
 }
 
-/// Copies the path of a library, if it fits. Called by dl_iterate_phdr(3).
+/// Copies the path of a library, if it fits. Called by `dl_iterate_phdr(3)`.
 unsafe extern "C" fn collect_path(
     info: *mut libc::dl_phdr_info,
     _size: usize,

@@ -78,7 +78,7 @@ fn has_memprof_threads(proc_dir: &Path) -> bool {
     names.any(|name| name.starts_with(b"memprof-"))
 }
 
-/// Returns the effective user id in the text of /proc/PID/status.
+/// Returns the effective user id in the text of /proc/PID/status. `None` if the text contains none.
 fn effective_uid(status: &str) -> Option<u32> {
     let line = status.lines().find_map(|line| line.strip_prefix("Uid:"))?;
     line.split_whitespace().nth(1)?.parse().ok()
