@@ -28,6 +28,7 @@ pub struct ConfigFile {
 }
 
 impl Attachment {
+    /// Formats the configuration as TOML, which the plugin parses.
     pub(crate) fn to_toml(&self) -> String {
         toml::to_string(self).expect("numbers and texts have a form in TOML")
     }

@@ -186,6 +186,7 @@ struct TargetLayout {
 }
 
 impl TargetLayout {
+    /// Chooses unused addresses of the target.
     fn choose(target: &Target, page: &SharedPage) -> Result<Self, AttachError> {
         let page_size = (page.bytes().len() as u64).next_multiple_of(PAGE_SIZE);
         let code = find_gap(&target.maps, PAGE_SIZE + page_size + STACK_SIZE);

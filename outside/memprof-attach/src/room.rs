@@ -151,6 +151,7 @@ fn hex_field(status: &str, name: &str) -> u64 {
     number.unwrap_or(0)
 }
 
+/// Text after the name of a field; `None` if it is missing.
 fn field_value<'a>(status: &'a str, name: &str) -> Option<&'a str> {
     let mut lines = status.lines();
     lines.find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))

@@ -222,6 +222,7 @@ fn find_allocators(memory: &Memory, maps: &[u8], entry: u64) -> Option<Vec<File>
     missing.is_empty().then_some(found)
 }
 
+/// Device and inode of a mapping's file.
 fn file_identity(mapping: &Mapping<'_>) -> File {
     (mapping.device.to_vec(), mapping.inode)
 }

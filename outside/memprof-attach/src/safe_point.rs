@@ -8,7 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use memprof_ptrace::Refusal;
-use memprof_ptrace::control_block::is_of_c_library;
+use memprof_ptrace::control_block::can_call_glibc;
 use memprof_ptrace::frame_memory::{StackOwner, find_frame_memory};
 use memprof_ptrace::remote_call::{self, SavedContext, is_signal_frame};
 use memprof_ptrace::seccomp::{require_calls, rseq_area};
@@ -59,7 +59,7 @@ impl SafePointThread {
     pub(crate) fn saved_context(&self) -> SavedContext<'_> {
         SavedContext {
             registers: self.registers,
-            state: &self.state,
+            xstate: &self.state,
             blocked: self.blocked,
         }
     }
@@ -247,7 +247,7 @@ fn inspect_thread(
     if registers.cs != USER_CODE_SEGMENT {
         return Err(UnsafeReason::Retry("it runs code of 32 bits"));
     }
-    if !is_of_c_library(&target.memory, tid, tid == target.pid, registers.fs_base) {
+    if !can_call_glibc(&target.memory, tid, tid == target.pid, registers.fs_base) {
         return Err(UnsafeReason::Retry(
             "a thread has no control block of the C library's (made by clone(2) alone?)",
         ));
@@ -258,16 +258,16 @@ fn inspect_thread(
     };
     // Each thread has its own filters, and a new thread inherits those of its creator.
     require_calls(tid).map_err(UnsafeReason::Refused)?;
-    let state = stopped.state().map_err(|_| THREAD_ENDED)?;
+    let state = stopped.xstate().map_err(|_| THREAD_ENDED)?;
     let blocked = stopped.signal_mask().map_err(|_| THREAD_ENDED)?;
     let saved = SavedContext {
         registers: registers_after,
-        state: &state,
+        xstate: &state,
         blocked,
     };
     let owner = StackOwner {
         is_main: tid == target.pid,
-        end_on_stack: remote_call::stack_limit(&saved),
+        stack_end: remote_call::stack_limit(&saved),
         control_block: registers.fs_base,
     };
     let length = remote_call::frames_size(calls, &saved);

@@ -93,16 +93,19 @@ pub(crate) enum LoaderAck {
 pub(crate) struct SharedPage(Vec<u8>);
 
 impl SharedPage {
+    /// Creates a page with this configuration; all other fields are 0.
     pub(crate) fn new(toml: &str) -> Self {
         let mut page = Self(vec![0; TOML + toml.len() + 1]);
         page.set_text(TOML, toml.as_bytes());
         page
     }
 
+    /// Stores a number.
     pub(crate) fn set(&mut self, offset: usize, word: u64) {
         self.0[offset..offset + 8].copy_from_slice(&word.to_le_bytes());
     }
 
+    /// Stores a text. The zeros behind it terminate it.
     pub(crate) fn set_text(&mut self, offset: usize, text: &[u8]) {
         self.0[offset..offset + text.len()].copy_from_slice(text);
     }
@@ -120,6 +123,7 @@ pub(crate) struct RemotePage<'a> {
 }
 
 impl RemotePage<'_> {
+    /// Reads a number.
     pub(crate) fn word(self, offset: usize) -> std::io::Result<u64> {
         self.memory.word(self.address + offset as u64)
     }

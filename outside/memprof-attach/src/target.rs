@@ -79,6 +79,7 @@ impl Target {
         Ok(target)
     }
 
+    /// Finds libc, its functions, the gadgets and the allocators in the process's memory.
     fn read_facts(pid: u32, memory: Arc<Memory>) -> Result<Self, AttachError> {
         let maps = read_maps(pid)?;
         let program =
@@ -157,6 +158,7 @@ impl Target {
 }
 
 impl Functions {
+    /// Looks up the functions in libc; `None` if one is missing.
     fn find(libc: &LibraryImage) -> Option<Self> {
         Some(Self {
             pthread_create: libc.symbol("pthread_create")?,

@@ -70,6 +70,7 @@ impl TargetRoot {
         Err(last_error)
     }
 
+    /// Creates the copy in a new directory below `dir`. Fails if the process could not create it or execute from it.
     fn write_copy_in(&self, dir: &str, bytes: &[u8]) -> io::Result<TemporaryCopy> {
         let parent = self.directory(dir)?;
         if !self.has_system_mounts() {

@@ -59,6 +59,7 @@ pub(crate) fn progress(pid: u32, phase: Phase) {
     output::progress(&phase_text(pid, phase));
 }
 
+/// Progress line of a phase.
 fn phase_text(pid: u32, phase: Phase) -> String {
     match phase {
         Phase::Snapshot => format!("{pid}: taking a snapshot"),
@@ -88,6 +89,7 @@ fn analysis_error(pid: u32, error: &Error) -> anyhow::Error {
 }
 
 impl<'a> AnalysisSummary<'a> {
+    /// Builds the summary from the report of an analysis. Reads this program's peak memory.
     pub(crate) fn new(pid: u32, report: &'a AnalysisReport) -> Self {
         let milliseconds = |pause: &Duration| pause.as_micros() as f64 / 1000.0;
         Self {
@@ -116,6 +118,7 @@ impl<'a> AnalysisSummary<'a> {
         lines
     }
 
+    /// One sentence about the searched memory, the pause and the memory used.
     fn summary(&self) -> String {
         let stopped = self.stopped_ms.iter();
         let stopped: Vec<_> = stopped.map(|pause| format!("{pause:.1} ms")).collect();
@@ -176,6 +179,7 @@ pub(crate) fn parse_amount(text: &str) -> Result<u64, String> {
     parse_size(text).ok_or_else(|| format!("a size is {SIZE_EXAMPLE}"))
 }
 
+/// Formats a number of bytes with its unit.
 pub(crate) fn size(bytes: u64) -> String {
     amount(bytes.cast_signed(), SampleType::InuseSpace)
 }

@@ -100,6 +100,7 @@ struct AttachOutput {
     allocators: Value,
 }
 
+/// Runs `memprof attach`.
 pub(crate) fn run(args: &AttachArgs) -> Outcome {
     let (mut client, attached) = match connect_existing(args.pid) {
         Some(client) => (client, None),

@@ -23,6 +23,7 @@ use crate::output;
 /// Byte that the child sends after the check, to prove that it was made, whatever the plugin's code did.
 const DONE: u8 = b'.';
 
+/// Runs `memprof check`: starts the child, and judges its end.
 pub(crate) fn run(plugin: &Path, limit: Duration) -> Outcome {
     let own = std::env::current_exe().context("failed to find this program")?;
     let (mut proof, child_end) = UnixStream::pair().context("failed to make a socket pair")?;

@@ -49,6 +49,7 @@ pub(crate) struct DetachArgs {
     json: bool,
 }
 
+/// Runs `memprof detach`.
 pub(crate) fn run(args: &DetachArgs) -> Outcome {
     let pids = match args.tree {
         false => vec![args.pid],

@@ -74,6 +74,7 @@ enum FormatArg {
     Github,
 }
 
+/// Runs `memprof test`: measures the command, then writes the budget or compares with it.
 pub(crate) fn run(args: &TestArgs) -> Outcome {
     let known = Budget::read(&args.budget)?;
     let runs = match (args.runs, args.update) {

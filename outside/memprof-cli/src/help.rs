@@ -205,6 +205,7 @@ impl CommandHelp {
         message(self.command)
     }
 
+    /// Arguments of the command's message; empty for a command that is no message.
     fn arguments(&self) -> &'static [ArgumentSpec] {
         self.message().map_or(&[], |message| message.arguments)
     }

@@ -99,6 +99,7 @@ enum ObjectFilter {
 }
 
 impl ObjectFilter {
+    /// Builds the filter from the options; fails for an invalid regular expression.
     fn from_args(args: &HoldersArgs) -> anyhow::Result<Self> {
         let expression =
             |text: &str| pattern(text).map_err(|error| with_exit_code(USAGE, error.to_string()));
@@ -160,6 +161,7 @@ struct SampledSummary {
     matching: u64,
 }
 
+/// Runs `memprof holders`.
 pub(crate) fn run(args: &HoldersArgs) -> Outcome {
     let filter = ObjectFilter::from_args(args)?;
     let options = AnalysisOptions {

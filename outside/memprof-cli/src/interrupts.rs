@@ -34,7 +34,7 @@ struct InterruptState {
 }
 
 impl Interrupts {
-    /// Starts watching ([`block`]). While [no change](Self::add) is registered, the first signal ends this program.
+    /// Starts watching ([`block_signals`]). While [no change](Self::add) is registered, the first signal ends this program.
     ///
     /// # Errors
     /// No descriptor or thread is left.
@@ -95,6 +95,7 @@ impl WatchState {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Handles a signal: reports it if changes are registered and none came before, else ends this program.
     fn receive(&self, signal: Signal) {
         // The lock is held until the exit, so that no change can be registered any more.
         let mut state = self.lock();

@@ -78,6 +78,7 @@ struct Leak {
     stack: Vec<String>,
 }
 
+/// Runs `memprof leaks`.
 pub(crate) fn run(args: &LeaksArgs) -> Outcome {
     if args.prove.prove {
         return prove::run(&args.prove, args.top, args.to.json);

@@ -29,6 +29,7 @@ pub(crate) struct LedgerArgs {
     output: Option<PathBuf>,
 }
 
+/// Runs `memprof ledger`.
 pub(crate) fn run(args: &LedgerArgs) -> Outcome {
     match args.pinned {
         false => message::run_message("ledger", &args.short),

@@ -69,6 +69,7 @@ fn main() -> ExitCode {
     }
 }
 
+/// Runs a command.
 fn run(command: Command) -> Outcome {
     match command {
         Command::Run(command) => run::run(&command),

@@ -22,6 +22,7 @@ type Elf<'d, R> = ElfFile64<'d, Endianness, R>;
 
 const OPTIONS: &str = "prof:true,prof_active:false";
 
+/// Runs `memprof malloc-conf`.
 pub(crate) fn run(program: Option<&str>) -> Outcome {
     let line = match program {
         None => format!("MALLOC_CONF={OPTIONS}"),

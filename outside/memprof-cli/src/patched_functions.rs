@@ -97,6 +97,7 @@ impl PatchOutcome {
     }
 }
 
+/// Duration of the stop of all threads, in milliseconds.
 fn milliseconds(report: &PatchReport) -> f64 {
     report.stop.as_micros() as f64 / 1000.0
 }

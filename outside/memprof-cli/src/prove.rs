@@ -115,6 +115,7 @@ struct LeakedGroup<'a> {
     example: String,
 }
 
+/// Runs `memprof leaks --prove`.
 pub(crate) fn run(args: &ProveArgs, top: usize, json: bool) -> Outcome {
     let options = AnalysisOptions {
         max_pause: args.max_pause,

@@ -52,6 +52,7 @@ struct UnreachableRow {
     reason: String,
 }
 
+/// Runs `memprof ps`.
 pub(crate) fn run(all: bool, json: bool) -> Outcome {
     let found = discover(DiscoveryScope::AllProcesses, |client| {
         query_plugins(client).unwrap_or_else(|error| PluginSummary {
@@ -100,6 +101,7 @@ pub(crate) fn run(all: bool, json: bool) -> Outcome {
     Ok(0.into())
 }
 
+/// Row of a host that replied.
 fn host_row((host, answer): (RunningHost, PluginSummary)) -> PsHostRow {
     PsHostRow {
         pid: host.pid,
@@ -110,6 +112,7 @@ fn host_row((host, answer): (RunningHost, PluginSummary)) -> PsHostRow {
     }
 }
 
+/// Row of a host that could not be reached.
 fn unreachable_row(one: UnreachableHost) -> UnreachableRow {
     UnreachableRow {
         pid: one.pid,

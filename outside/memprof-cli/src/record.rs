@@ -87,6 +87,7 @@ fn parse_allocator_argument(argument: &str) -> Result<String, String> {
     }
 }
 
+/// Runs `memprof record`.
 pub(crate) fn run(args: &RecordArgs) -> Outcome {
     if args.output.as_deref() == Some(Path::new("-")) {
         return Err(with_exit_code(

@@ -264,6 +264,7 @@ fn print_notes(notes: anyhow::Result<Vec<String>>) -> anyhow::Result<()> {
 }
 
 impl ReportArgs {
+    /// Format of the report: HTML with `--open`, text by default.
     fn format(&self) -> Result<Format, Error> {
         match (self.format, self.open) {
             (None | Some(FormatArg::Html), true) => Ok(Format::Html),
@@ -272,6 +273,7 @@ impl ReportArgs {
         }
     }
 
+    /// Options of the report; fails for an invalid regular expression.
     fn options(&self) -> Result<Options, Error> {
         Ok(Options {
             format: self.format()?,
@@ -303,6 +305,7 @@ impl ReportArgs {
         })
     }
 
+    /// Binaries and symbols to use.
     fn sources(&self) -> Sources {
         let found = Sources::for_process(self.pid);
         Sources {

@@ -51,6 +51,7 @@ enum CompatSystem {
     None,
 }
 
+/// Runs `memprof serve`.
 pub(crate) fn run(args: &ServeArgs) -> Outcome {
     if args.store.is_some() {
         // The options of `serve` have the same meaning there.
@@ -77,6 +78,7 @@ pub(crate) fn run(args: &ServeArgs) -> Outcome {
     Ok(0.into())
 }
 
+/// Serves until SIGINT or SIGTERM.
 async fn serve_until_signal(
     args: &ServeArgs,
     settings: RouterSettings,

@@ -74,6 +74,7 @@ pub(crate) fn socket_path(target: &str) -> Option<PathBuf> {
     is_path.then(|| path.to_owned())
 }
 
+/// Parses a target as a pid; `None` if it is not a number.
 fn parse_pid(target: &str) -> Option<u32> {
     target.parse().ok()
 }

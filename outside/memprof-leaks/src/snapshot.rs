@@ -204,7 +204,7 @@ impl CopyTarget {
     fn frame_memory(&self, maps: &[u8], context: &SavedContext<'_>, tid: u32) -> Option<u64> {
         let owner = StackOwner {
             is_main: tid == self.pid,
-            end_on_stack: remote_call::stack_limit(context),
+            stack_end: remote_call::stack_limit(context),
             control_block: context.registers.fs_base,
         };
         find_frame_memory(&self.memory, maps, owner, clone_frames_size(context))

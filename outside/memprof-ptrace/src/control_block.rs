@@ -19,7 +19,7 @@ const SELF_OFFSET: u64 = 16;
 ///
 /// The kernel knows from `set_robust_list(2)` which block glibc allocated for the thread. The main thread of a
 /// process that was created without glibc's fork(3) has no list, and a copy of its creator's block.
-pub fn is_of_c_library(memory: &Memory, thread: u32, is_main: bool, control_block: u64) -> bool {
+pub fn can_call_glibc(memory: &Memory, thread: u32, is_main: bool, control_block: u64) -> bool {
     let has_self = memory
         .word(control_block.wrapping_add(SELF_OFFSET))
         .is_ok_and(|this| this == control_block);
@@ -62,13 +62,13 @@ mod tests {
             wait.recv().unwrap_err();
         });
         let (other_tid, other) = other.recv().unwrap();
-        assert!(is_of_c_library(&memory, tid, false, own));
-        assert!(is_of_c_library(&memory, other_tid, false, other));
+        assert!(can_call_glibc(&memory, tid, false, own));
+        assert!(can_call_glibc(&memory, other_tid, false, other));
         // The block of the creator, no block, and another address.
-        assert!(!is_of_c_library(&memory, other_tid, false, own));
-        assert!(!is_of_c_library(&memory, tid, false, 0));
+        assert!(!can_call_glibc(&memory, other_tid, false, own));
+        assert!(!can_call_glibc(&memory, tid, false, 0));
         let word = 0_u64;
-        assert!(!is_of_c_library(
+        assert!(!can_call_glibc(
             &memory,
             tid,
             false,

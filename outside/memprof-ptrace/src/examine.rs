@@ -69,7 +69,7 @@ pub fn examine_for(purpose: Purpose, pid: u32) -> Result<ExaminedProcess, Refusa
 
 /// Builds the refusal for a file of a process in /proc that could not be opened, and that is not about its memory:
 /// `file` failed with `errno`, `EACCES` or `EPERM`. Yama does not restrict such files.
-pub fn denied_to_read(pid: u32, file: &str, errno: Errno) -> Refusal {
+pub fn proc_denied_refusal(pid: u32, file: &str, errno: Errno) -> Refusal {
     let proc_dir = ProcDir::for_pid(pid);
     let denial = TracerCredentials::current().and_then(|caller| {
         let status = proc_dir.parse("status", ProcStatus::parse)?;
@@ -85,6 +85,7 @@ pub fn denied_to_read(pid: u32, file: &str, errno: Errno) -> Refusal {
 }
 
 impl TracerCredentials {
+    /// Examines a process for a purpose, with these credentials.
     pub(crate) fn examine(&self, purpose: Purpose, pid: u32) -> Result<ExaminedProcess, Refusal> {
         let proc_dir = ProcDir::for_pid(pid);
         match proc_dir.parse("status", ProcStatus::parse) {
@@ -167,6 +168,7 @@ impl TracerCredentials {
         })
     }
 
+    /// Opens the process's memory, which fails unless this user may trace the process.
     fn require_access(&self, proc_dir: &ProcDir, status: &ProcStatus) -> Result<File, Refusal> {
         proc_dir.open_memory().map_err(|errno| match errno {
             Errno::ESRCH | Errno::ENOENT => Refusal::NoSuchProcess,
@@ -178,6 +180,7 @@ impl TracerCredentials {
         })
     }
 
+    /// Fails if a cgroup has frozen the process.
     fn require_thawed(&self, proc_dir: &ProcDir) -> Result<(), Refusal> {
         let cgroups = proc_dir.read("cgroup")?;
         match self.freezers.is_frozen(&String::from_utf8_lossy(&cgroups)) {
@@ -205,6 +208,7 @@ impl TracerCredentials {
     }
 }
 
+/// Fails unless the number is the pid of another process that has memory.
 fn require_process(pid: u32, status: &ProcStatus, stat: ProcStat) -> Result<(), Refusal> {
     if pid == std::process::id() {
         return Err(Refusal::Itself);
@@ -223,6 +227,7 @@ fn require_process(pid: u32, status: &ProcStatus, stat: ProcStat) -> Result<(), 
     }
 }
 
+/// Fails if the process is traced or stopped.
 fn require_running(pid: u32, status: &ProcStatus) -> Result<(), Refusal> {
     match (status.tracer, status.state) {
         (Some(thread), _) => Err(Refusal::Traced {
@@ -234,6 +239,7 @@ fn require_running(pid: u32, status: &ProcStatus) -> Result<(), Refusal> {
     }
 }
 
+/// Whether the process runs in its parent's memory, between vfork(2) and execve(2).
 fn is_vfork(pid: u32, status: &ProcStatus) -> bool {
     let parent = ProcDir::for_pid(status.parent).parse("status", ProcStatus::parse);
     // A parent outside of this pid namespace is not visible; one that has ended does not wait in vfork(2).

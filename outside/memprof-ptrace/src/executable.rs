@@ -122,6 +122,7 @@ pub fn has_plugin(maps: &[u8]) -> bool {
     mappings(maps).any(|mapping| mapping.file_name().ends_with(b"memory_profile.so"))
 }
 
+/// Builds the refusal for an executed file that cannot be parsed.
 fn malformed_error(cause: impl ToString) -> Refusal {
     Refusal::Unreadable {
         file: "the executed file".to_owned(),

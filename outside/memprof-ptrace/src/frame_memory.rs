@@ -23,7 +23,7 @@ pub struct StackOwner {
     /// Whether the thread is its process's main thread.
     pub is_main: bool,
     /// Highest address that the thread does not use: [`crate::remote_call::stack_limit`].
-    pub end_on_stack: u64,
+    pub stack_end: u64,
     /// Address of the thread's control block (`fs_base`).
     pub control_block: u64,
 }
@@ -39,7 +39,7 @@ pub fn find_frame_memory(
     owner: StackOwner,
     length: u64,
 ) -> Option<u64> {
-    let end = owner.end_on_stack;
+    let end = owner.stack_end;
     let stack = mapping_at(maps, end)?;
     let has_room = stack.range.start + length < end;
     let is_main = owner.is_main && stack.path == b"[stack]";
@@ -49,6 +49,7 @@ pub fn find_frame_memory(
     find_bss_slack(memory, maps, length)
 }
 
+/// Mapping that contains an address; `None` if there is none.
 fn mapping_at(maps: &[u8], address: u64) -> Option<Mapping<'_>> {
     mappings(maps).find(|mapping| mapping.range.contains(&address))
 }

@@ -36,7 +36,7 @@ pub mod threads;
 mod tracer;
 pub mod xstate;
 
-pub use examine::{ExaminedProcess, Purpose, denied_to_read, examine, examine_for};
+pub use examine::{ExaminedProcess, Purpose, examine, examine_for, proc_denied_refusal};
 pub use halt::{Halt, HaltWatch};
 pub use limit::Limit;
 pub use process_list::{ListedProcess, ProcessList, list_processes};

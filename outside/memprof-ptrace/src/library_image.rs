@@ -100,6 +100,7 @@ impl LibraryImage {
         self.symbols_named(name).any(|symbol| !is_defined(symbol))
     }
 
+    /// Symbols with that name, as the bytes of `Elf64_Sym`.
     fn symbols_named(&self, name: &str) -> impl Iterator<Item = &[u8]> {
         self.symbols
             .chunks_exact(SYMBOL_SIZE)
@@ -111,6 +112,7 @@ impl LibraryImage {
     }
 }
 
+/// Whether the library defines a symbol: its `st_shndx` is not `SHN_UNDEF`.
 fn is_defined(symbol: &[u8]) -> bool {
     read_u16(symbol, 6) != 0
 }

@@ -61,6 +61,7 @@ impl Memory {
         Ok(memory)
     }
 
+    /// Locks the child that reads.
     pub(crate) fn reader(&self) -> MutexGuard<'_, Option<Reader>> {
         self.reader.lock().unwrap_or_else(PoisonError::into_inner)
     }

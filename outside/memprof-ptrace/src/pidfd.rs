@@ -76,12 +76,14 @@ impl PidFd {
         Some(ExitStatus::from_raw(code))
     }
 
+    /// Wait status of a process that is still a zombie, from /proc/PID/stat.
     fn zombie_status(&self) -> Option<i32> {
         let text = fs::read(format!("/proc/{}/stat", self.pid)).ok()?;
         let stat = ProcStat::parse(&text).ok()?;
         stat.exit_code.filter(|_| stat.is_zombie)
     }
 
+    /// Wait status of a process whose parent has waited for it, from the pidfd (Linux 6.15).
     fn reaped_status(&self) -> Option<i32> {
         let mut info = PidfdInfo {
             mask: INFO_EXIT,

@@ -16,10 +16,12 @@ use crate::refusal::Refusal;
 pub(crate) struct ProcDir(PathBuf);
 
 impl ProcDir {
+    /// Directory of the process with that pid.
     pub(crate) fn for_pid(pid: u32) -> Self {
         Self(PathBuf::from(format!("/proc/{pid}")))
     }
 
+    /// Directory of this process.
     pub(crate) fn current() -> Self {
         Self(PathBuf::from("/proc/self"))
     }
@@ -129,6 +131,7 @@ impl ProcDir {
     }
 }
 
+/// Errno of an error; `EIO` if it has none.
 fn errno_of(error: &io::Error) -> Errno {
     error.raw_os_error().map_or(Errno::EIO, Errno::from_raw)
 }

@@ -148,6 +148,7 @@ impl Reader {
     }
 }
 
+/// Builds the error for memory that does not arrive.
 fn unresponsive_error() -> io::Error {
     io::Error::new(io::ErrorKind::TimedOut, "its memory does not answer")
 }
@@ -168,6 +169,7 @@ impl Drop for Reader {
 }
 
 impl Window {
+    /// Maps the shared area.
     fn new() -> io::Result<Self> {
         let access = libc::PROT_READ | libc::PROT_WRITE;
         let kind = libc::MAP_SHARED | libc::MAP_ANONYMOUS;

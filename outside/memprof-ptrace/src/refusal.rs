@@ -307,6 +307,7 @@ impl Refusal {
 }
 
 impl Denial {
+    /// Returns how to fix it, with the cause if the error text does not name it.
     fn remedy(self) -> String {
         match self {
             Self::OtherUser(uid) => format!("run memprof as uid {uid} or as root"),

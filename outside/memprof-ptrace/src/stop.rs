@@ -129,7 +129,7 @@ impl StoppedThread {
     ///
     /// # Errors
     /// The thread was killed, or the processor has no XSAVE (`Unsupported`).
-    pub fn state(&self) -> io::Result<XState> {
+    pub fn xstate(&self) -> io::Result<XState> {
         let mut bytes = vec![0_u8; MAX_XSTATE_SIZE];
         let mut buffer = iovec {
             iov_base: bytes.as_mut_ptr().cast::<c_void>(),
@@ -189,6 +189,7 @@ impl StoppedThread {
         request(libc::PTRACE_DETACH, self.tid, 0, 0)
     }
 
+    /// Sets the signals that the thread blocks.
     fn set_signal_mask(&self, signals: u64) -> io::Result<()> {
         let address = &raw const signals;
         request(
@@ -296,6 +297,7 @@ enum CloneStep {
 }
 
 impl CloneStep {
+    /// Converts the wait status of a stop.
     fn from_status(status: i32) -> Self {
         match (status >> 16, libc::WSTOPSIG(status)) {
             (libc::PTRACE_EVENT_CLONE, _) => Self::Cloned,
@@ -336,7 +338,7 @@ mod tests {
         let registers = stopped.registers().unwrap();
         assert!(registers.rsp > 0x1000, "{:x}", registers.rsp);
         assert_eq!(stopped.signal_mask().unwrap(), 0);
-        assert!(stopped.state().unwrap().for_frame().len() > 576);
+        assert!(stopped.xstate().unwrap().for_frame().len() > 576);
         let traced = StoppedThread::interrupt(cat.id()).unwrap_err();
         assert_eq!(traced, StopError::Refused(libc::EPERM));
         drop(stopped);

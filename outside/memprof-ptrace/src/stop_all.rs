@@ -73,6 +73,7 @@ pub fn resume(memory: &Memory, stopped: StoppedThread) {
     }
 }
 
+/// Lists the thread IDs of a process.
 fn list_tids(pid: u32) -> io::Result<Vec<u32>> {
     let entries = fs::read_dir(format!("/proc/{pid}/task"))?;
     let tids = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());

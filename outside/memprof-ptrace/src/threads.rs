@@ -50,6 +50,7 @@ pub fn waiting_syscall(pid: u32, tid: u32) -> Option<WaitingSyscall> {
     parse_syscall_line(&syscall_line(pid, tid)?)
 }
 
+/// Reads /proc/PID/task/TID/syscall.
 fn syscall_line(pid: u32, tid: u32) -> Option<String> {
     fs::read_to_string(format!("/proc/{pid}/task/{tid}/syscall")).ok()
 }

@@ -79,6 +79,7 @@ impl TracerCredentials {
         }
     }
 
+    /// Whether this process has a capability in its effective set.
     fn has_capability(&self, capability: u32) -> bool {
         self.status.capabilities[1] & 1 << capability != 0
     }

@@ -22,6 +22,7 @@ const COMPONENTS_LEAF: u32 = 0xd;
 pub struct XState(Vec<u8>);
 
 impl XState {
+    /// Wraps the bytes of `PTRACE_GETREGSET`. `Unsupported` if they have no XSAVE header.
     pub(crate) fn new(bytes: Vec<u8>) -> io::Result<Self> {
         if bytes.len() < MIN_SIZE {
             let message = "this processor has no XSAVE";

@@ -12,6 +12,7 @@ pub(super) struct InspectorConnection {
 }
 
 impl InspectorConnection {
+    /// Connects, within `timeout`, which is also the deadline for the first reads and writes.
     pub(super) fn new(address: SocketAddr, timeout: Duration) -> io::Result<Self> {
         let deadline = Instant::now() + timeout;
         let stream = TcpStream::connect_timeout(&address, timeout)?;

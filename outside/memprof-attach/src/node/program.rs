@@ -9,7 +9,7 @@ use memprof_ptrace::executable::loader_name;
 use memprof_ptrace::mapped_file::open_mapped;
 use memprof_ptrace::maps::mappings;
 use memprof_ptrace::process::{ProcStatus, ProcessState};
-use memprof_ptrace::{Refusal, denied_to_read};
+use memprof_ptrace::{Refusal, proc_denied_refusal};
 use nix::errno::Errno;
 use object::read::elf::ElfFile64;
 use object::{Endianness, Object, ObjectSymbol, ReadCache};
@@ -45,7 +45,7 @@ pub(super) fn require_node(pid: u32) -> Result<OwnedFd, AttachError> {
 pub(super) fn proc_error(pid: u32, file: &str, error: io::Error) -> AttachError {
     match Errno::from_raw(error.raw_os_error().unwrap_or_default()) {
         Errno::ENOENT | Errno::ESRCH => Refusal::Ended.into(),
-        errno @ (Errno::EACCES | Errno::EPERM) => denied_to_read(pid, file, errno).into(),
+        errno @ (Errno::EACCES | Errno::EPERM) => proc_denied_refusal(pid, file, errno).into(),
         _ => AttachError::io(format!("/proc/{pid}/{file}"))(error),
     }
 }
@@ -70,6 +70,7 @@ fn interruptible_function(status: &str, function: &str) -> Option<String> {
     }
 }
 
+/// Fails unless the number is the pid of a process that is neither a zombie nor stopped.
 fn require_process(pid: u32, status: &ProcStatus) -> Result<(), Refusal> {
     if status.thread_group != pid {
         let process = status.thread_group;
@@ -82,6 +83,7 @@ fn require_process(pid: u32, status: &ProcStatus) -> Result<(), Refusal> {
     }
 }
 
+/// Fails unless the process executes Node for glibc.
 fn require_program(pid: u32) -> Result<(), AttachError> {
     let file = File::open(format!("/proc/{pid}/exe"));
     let file = file.map_err(|error| proc_error(pid, "exe", error))?;

@@ -61,6 +61,7 @@ impl Default for Tolerance {
 }
 
 impl FunctionBudgets {
+    /// Bytes by function for one of the totals.
     pub(super) fn for_total(&self, total: BudgetedTotal) -> &BTreeMap<String, ByteSize> {
         match total {
             BudgetedTotal::Peak => &self.peak,
@@ -98,6 +99,7 @@ impl Budget {
             .map_err(|error| with_exit_code(USAGE, format!("{}: {error}", path.display())))
     }
 
+    /// Budget of a total, without the tolerance; `None` if it is unlimited.
     pub(super) fn limit_of_total(&self, total: BudgetedTotal) -> Option<ByteSize> {
         match total {
             BudgetedTotal::Peak => self.peak,

@@ -153,6 +153,7 @@ impl RunningCommand {
         Ok(())
     }
 
+    /// Sends a signal to the command or its group.
     fn send(&self, signal: Signal) {
         self.group.send(self.pid(), signal);
     }

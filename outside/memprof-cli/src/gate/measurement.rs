@@ -64,6 +64,7 @@ impl BudgetedTotal {
 }
 
 impl Measurement {
+    /// Measured bytes of a total.
     pub(super) fn total(&self, total: BudgetedTotal) -> u64 {
         match total {
             BudgetedTotal::Peak => self.peak,

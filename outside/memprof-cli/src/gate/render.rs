@@ -159,16 +159,19 @@ fn github_annotation(check: &LimitCheck, budget: &Path) -> String {
     )
 }
 
+/// Escapes the text of a workflow command.
 fn escape_data(text: &str) -> String {
     text.replace('%', "%25")
         .replace('\r', "%0D")
         .replace('\n', "%0A")
 }
 
+/// Escapes a property of a workflow command.
 fn escape_property(text: &str) -> String {
     escape_data(text).replace(':', "%3A").replace(',', "%2C")
 }
 
+/// Formats a number of bytes with its unit.
 fn size(bytes: u64) -> String {
     amount(
         i64::try_from(bytes).unwrap_or(i64::MAX),

@@ -63,6 +63,7 @@ impl Stacks {
         Ok(all)
     }
 
+    /// Stacks that estimate a total.
     fn for_total(&self, total: BudgetedTotal) -> &[Stack] {
         match total {
             BudgetedTotal::Peak => &self.at_peak,

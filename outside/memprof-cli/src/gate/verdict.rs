@@ -97,6 +97,7 @@ impl BudgetVerdict {
         }
     }
 
+    /// Whether a limit was exceeded.
     pub(super) fn is_broken(&self) -> bool {
         self.checks.iter().any(|check| check.is_broken)
     }

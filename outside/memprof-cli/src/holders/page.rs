@@ -16,6 +16,7 @@ const LIMITS: [&str; 4] = [
     "What a variable reaches is not shown below a stack, other memory or a register.",
 ];
 
+/// Builds the page: an outline of holders and one of classes, or one of the selected objects.
 pub(super) fn page(reply: &HoldersOutput<'_>, holding: &Holding, is_overview: bool) -> OutlinePage {
     let mut head = summary_lines(reply, holding);
     let outlines = match is_overview {
@@ -83,6 +84,7 @@ fn row_outline(found: &[HolderRow]) -> Outline {
     rows.outline("Objects", "Objects and what holds them, the nearest first")
 }
 
+/// A row for each class or size.
 fn class_outline(classes: &[ClassRow]) -> Outline {
     let mut rows = OutlineBuilder::default();
     let shown = &classes[..classes.len().min(MAX_ROWS)];

@@ -48,6 +48,7 @@ pub(super) struct ClassRow {
     pub(super) held_bytes: u64,
 }
 
+/// Kind and name of a group, as a step without its mark.
 fn kind_and_name(group: &GroupKind) -> HolderStep {
     let (kind, name) = match group {
         GroupKind::Process => ("process", "the process".to_owned()),

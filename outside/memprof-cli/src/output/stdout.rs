@@ -68,6 +68,7 @@ fn fill<T>(
     }
 }
 
+/// Makes `write` fill `out`, and flushes it.
 fn write_and_flush<T>(
     out: &mut dyn Write,
     write: impl FnOnce(&mut dyn Write) -> anyhow::Result<T>,
@@ -85,6 +86,7 @@ struct PipeWatcher<W> {
 }
 
 impl<W> PipeWatcher<W> {
+    /// Records whether a result says that the reader went away.
     fn record<T>(&mut self, result: io::Result<T>) -> io::Result<T> {
         self.is_closed |=
             matches!(&result, Err(error) if error.kind() == io::ErrorKind::BrokenPipe);

@@ -13,6 +13,7 @@ const LIMITS: [&str; 5] = [
     "Only objects that a profiler in the process sampled have a stack.",
 ];
 
+/// Builds the page: an outline of the groups of leaked objects.
 pub(super) fn page(reply: &ProveOutput<'_>) -> OutlinePage {
     let groups = &reply.leaked.by;
     let shown = &groups[..groups.len().min(MAX_ROWS)];

@@ -67,6 +67,7 @@ pub(super) fn process_rows(hosts: HashSet<u32>) -> anyhow::Result<Processes> {
     })
 }
 
+/// Row of a process: its state, and the reason if attaching is refused.
 fn process_row(process: ListedProcess, hosts: &HashSet<u32>) -> ProcessRow {
     let is_host = hosts.contains(&process.pid);
     let refusal = process.outcome.as_ref().err().filter(|_| !is_host);

@@ -52,6 +52,7 @@ impl EarlyProfile {
         fetched
     }
 
+    /// Takes a dump that the host does not keep, and replaces the last profile by it.
     fn fetch(&mut self, client: &mut Client, age: Duration) -> anyhow::Result<()> {
         if let TakenDump::Received(mut bytes) = message::take_dump(client, &self.arguments)? {
             let mut file = ScratchFile::new()?;

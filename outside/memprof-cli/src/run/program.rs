@@ -123,6 +123,7 @@ fn require_equal_rights(path: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Whether a file has capabilities (capabilities(7), File capabilities).
 fn has_capabilities(path: &Path) -> bool {
     let mut value = [0; 64];
     rustix::fs::getxattr(path, "security.capability", &mut value).is_ok()

@@ -72,7 +72,7 @@ impl SnapshotThread {
     pub(super) fn saved_context(&self) -> SavedContext<'_> {
         SavedContext {
             registers: self.restarted.unwrap_or(self.registers),
-            state: &self.state,
+            xstate: &self.state,
             blocked: self.blocked,
         }
     }
@@ -141,7 +141,7 @@ fn read_threads(memory: &Memory, stopped: Vec<(u32, StoppedThread)>) -> Snapshot
     for (tid, stopped) in stopped {
         // A thread that was killed meanwhile has no registers.
         let (Ok(registers), Ok(state), Ok(blocked)) =
-            (stopped.registers(), stopped.state(), stopped.signal_mask())
+            (stopped.registers(), stopped.xstate(), stopped.signal_mask())
         else {
             continue;
         };
@@ -248,7 +248,7 @@ impl Registers {
         maps: &[u8],
         loaded: &[u64],
     ) -> io::Result<Self> {
-        let (registers, state) = (stopped.registers()?, stopped.state()?);
+        let (registers, state) = (stopped.registers()?, stopped.xstate()?);
         Ok(Self::new(
             tid,
             &registers,

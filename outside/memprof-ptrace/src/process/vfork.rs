@@ -19,6 +19,7 @@ pub(crate) fn shares_memory_with_parent(pid: u32, child: &ProcStatus, parent: &P
     }
 }
 
+/// Compares the memory of two processes by kcmp(2).
 fn have_same_memory(one: u32, other: u32) -> Result<bool, Errno> {
     // SAFETY: kcmp(2) takes numbers and touches no memory of this process.
     let order = unsafe { libc::syscall(libc::SYS_kcmp, one, other, KCMP_VM, 0_u64, 0_u64) };

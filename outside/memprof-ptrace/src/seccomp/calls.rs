@@ -23,6 +23,7 @@ pub(super) enum SyscallRequirement {
 }
 
 impl SyscallRequirement {
+    /// Alternative calls, in the order in which the C library tries them.
     pub(super) fn calls(&self) -> &[NamedSyscall] {
         match self {
             Self::One(call) => std::slice::from_ref(call),
@@ -66,6 +67,7 @@ const fn syscall(name: &'static str, number: c_long, first: [c_long; 4]) -> Name
     }
 }
 
+/// Builds a requirement of a single call.
 const fn required(name: &'static str, number: c_long, first: [c_long; 4]) -> SyscallRequirement {
     SyscallRequirement::One(syscall(name, number, first))
 }

@@ -28,6 +28,7 @@ pub fn filters(thread: u32) -> Result<Vec<Vec<BpfInstruction>>, Errno> {
     }
 }
 
+/// Reads one filter; index 0 is the oldest. `ENOENT` if there is none.
 fn read_filter(thread: u32, index: usize) -> Result<Vec<BpfInstruction>, Errno> {
     // SAFETY: with a null pointer, ptrace(2) only returns the number of instructions.
     let count = unsafe { get_filter(thread, index, ptr::null_mut()) }?;

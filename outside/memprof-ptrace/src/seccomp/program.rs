@@ -158,6 +158,7 @@ struct BpfMachine {
 }
 
 impl BpfMachine {
+    /// Executes one instruction; `None` if it is invalid for seccomp.
     fn execute(&mut self, instruction: &BpfInstruction, call: &SeccompData) -> Option<BpfStep> {
         let BpfInstruction { code, operand, .. } = *instruction;
         let code = u32::from(code);
