@@ -111,7 +111,7 @@ int main(int argc, char **argv) {
         blocks[at] = calloc((size_t)(BLOCKS / threads), sizeof(block_t));
         arrays[at] = calloc((size_t)(ARRAYS / threads), sizeof(block_t));
     }
-    must_send("activate", "sampler=ours sample_interval=16KiB", &reply);
+    must_send("activate", "sampler=memprof sample_interval=16KiB", &reply);
     for (int left = atoi(argv[3]); left > 0; left--) run();
     must_send("deactivate", "", &reply);
     memprof_host_stop(host);

@@ -86,7 +86,7 @@ int main(int argc, char **argv) {
     }
     if (start_host("churn", argv[1]) != MEMPROF_OK) return 1;
     churn(1);
-    must_send("activate", "sampler=ours sample_interval=4KiB", &reply);
+    must_send("activate", "sampler=memprof sample_interval=4KiB", &reply);
     /* What was allocated before is not sampled. */
     for (int at = 0; at < LIVE; at++) {
         free(live[at].block);

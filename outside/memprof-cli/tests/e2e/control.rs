@@ -186,7 +186,11 @@ const MALFORMED: &[(&str, &str, &str)] = &[
         "FOR=1s",
         "unknown argument \"FOR\"; valid arguments: ",
     ),
-    ("activate", "unwinder=fast", "valid: auto, ours, allocator"),
+    (
+        "activate",
+        "unwinder=fast",
+        "valid: auto, memprof, allocator",
+    ),
     ("activate", "sampler=mine", "unknown sampler \"mine\""),
     (
         "reset",

@@ -170,7 +170,7 @@ fn a_native_leak_is_named() {
 import ctypes, memory_profile
 library = ctypes.CDLL('PLACE/native_leak.so')
 status = memory_profile.call('activate lg_sample=12')
-assert status['allocators'][0]['sampler'] == 'ours', status
+assert status['allocators'][0]['sampler'] == 'memprof', status
 library.planted_leak()
 print(memory_profile.call('dump')['path'])";
     let script = script.replace("PLACE", languages.path().to_str().unwrap());
@@ -180,7 +180,7 @@ const m = { exports: {} }; process.dlopen(m, process.env.LIBRARY);
 const addon = () => process.dlopen({ exports: {} }, process.env.PLACE + '/leak.node');
 addon();
 const status = m.exports.call('activate lg_sample=12');
-require('assert').equal(status.allocators[0].sampler, 'ours');
+require('assert').equal(status.allocators[0].sampler, 'memprof');
 addon();
 console.log(m.exports.call('dump').path);";
     check(
@@ -195,7 +195,7 @@ public class MemoryProfile {
         System.load(paths[0]);
         System.load(paths[1]);
         String status = send(\"activate lg_sample=12 format=json\");
-        if (!status.contains(\"\\\"sampler\\\":\\\"ours\\\"\")) throw new AssertionError(status);
+        if (!status.contains(\"\\\"sampler\\\":\\\"memprof\\\"\")) throw new AssertionError(status);
         Leak.leak();
         System.out.println(send(\"dump\").replaceFirst(\"(?s).* to (\\\\S+\\\\.heap).*\", \"$1\"));
     }

@@ -99,5 +99,5 @@ fn the_allocators_own_walk_can_be_chosen() {
         .start();
     chosen(&walker_after(&host, 0));
     let wrong = host.memprof("activate", &["unwinder=fast"]).exits(2);
-    assert!(wrong.stderr.contains("valid: auto, ours, allocator"));
+    assert!(wrong.stderr.contains("valid: auto, memprof, allocator"));
 }
