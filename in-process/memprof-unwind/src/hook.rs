@@ -109,7 +109,7 @@ impl BacktraceHook {
         ENTRIES[index]
     }
 
-    /// Resets the counters and takes samples. The first `initial_comparisons` samples are walked by `saved` too,
+    /// Resets the counters and activates the hook. The first `initial_comparisons` samples are walked by `saved` too,
     /// and compared.
     ///
     /// # Safety

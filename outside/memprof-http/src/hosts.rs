@@ -121,7 +121,7 @@ impl Hosts {
     }
 
     /// Returns the only running host. Fails if there is none, or several. Blocks.
-    pub(crate) fn only(&self) -> Result<Arc<Gateway>> {
+    pub(crate) fn only_running(&self) -> Result<Arc<Gateway>> {
         if let Some(gateway) = self.single() {
             return Ok(gateway);
         }

@@ -130,7 +130,7 @@ impl ReportQuery {
         Ok(Options {
             format,
             sample_type: sample_type(self.sample_type.as_deref().unwrap_or("inuse_space"))?,
-            granularity: match switch("lines", self.lines.as_deref())? {
+            granularity: match parse_on_off("lines", self.lines.as_deref())? {
                 Some(true) => Granularity::Lines,
                 Some(false) | None => Granularity::Functions,
             },
@@ -156,7 +156,7 @@ impl ReportQuery {
 
     /// Rules for code origins. Fails if `flat` contradicts the others.
     fn origin_rules(&self) -> Result<OriginRules> {
-        let flat = switch("flat", self.flat.as_deref())?.unwrap_or(false);
+        let flat = parse_on_off("flat", self.flat.as_deref())?.unwrap_or(false);
         if flat && (self.own.is_some() || self.plumbing.is_some()) {
             return Err(Problem::invalid(
                 "flat=on folds no function, so own and plumbing have no effect",
@@ -253,7 +253,7 @@ pub(crate) async fn upload_flamegraph(host: &Gateway, dump: Bytes) -> Result<Res
 }
 
 /// Parses an on/off parameter. `None` if it is absent.
-fn switch(name: &str, value: Option<&str>) -> Result<Option<bool>> {
+fn parse_on_off(name: &str, value: Option<&str>) -> Result<Option<bool>> {
     match value {
         None => Ok(None),
         Some("on" | "1" | "true" | "yes") => Ok(Some(true)),

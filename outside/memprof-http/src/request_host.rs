@@ -35,7 +35,7 @@ impl FromRequestParts<SharedHosts> for RequestHost {
         let hosts = Arc::clone(hosts);
         let found = match (pid, hosts.single()) {
             (None, Some(only)) => Ok(only),
-            (None, None) => find_hosts(move || hosts.only()).await?,
+            (None, None) => find_hosts(move || hosts.only_running()).await?,
             (Some(Ok(pid)), _) => find_hosts(move || hosts.by_pid(pid)).await?,
             (Some(Err(_)), _) => Err(Problem::not_found("a host is named by its pid")),
         };

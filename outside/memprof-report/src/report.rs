@@ -68,7 +68,7 @@ pub fn report(
         .transpose()
         .map_err(|error| input_error(base_name.as_deref().unwrap_or_default(), error))?;
     if let Some(base) = &base {
-        let warning = other_program(&profile.profile, &base.profile);
+        let warning = other_program_warning(&profile.profile, &base.profile);
         profile.profile.warnings.extend(warning);
     }
     if options.normalize
@@ -107,7 +107,7 @@ pub fn report(
 }
 
 /// Warns if the two profiles are of different programs: their difference is no growth.
-fn other_program(profile: &Profile, base: &Profile) -> Option<String> {
+fn other_program_warning(profile: &Profile, base: &Profile) -> Option<String> {
     let program = |profile: &Profile| -> Option<String> {
         let main = profile.main_file().map(|mapping| mapping.file_name());
         profile.origin.host.as_deref().or(main).map(str::to_owned)

@@ -18,6 +18,7 @@ use crate::profile::{SampleValues, Sampling};
 const DEFAULT_INTERVAL: u64 = 128 << 10;
 
 impl DumpReader<'_> {
+    /// Reads the totals and the sampling method in the first line.
     pub(super) fn read_legacy_header(&mut self, text: &[u8]) -> Result<()> {
         let Some((counts, rest)) = parse_counts(text) else {
             return Err(self.unexpected_error("'objects: bytes [objects: bytes]'", text));

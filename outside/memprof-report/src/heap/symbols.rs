@@ -15,6 +15,7 @@ use crate::stacks::AddressId;
 pub(super) struct Symbols(HashMap<Address, String>);
 
 impl DumpReader<'_> {
+    /// Reads a line of the symbols.
     pub(super) fn read_symbol(&mut self, line: &[u8]) -> Result<()> {
         if line == b"---" {
             self.section = DumpSection::SymbolsEnd;

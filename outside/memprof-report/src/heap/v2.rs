@@ -63,6 +63,7 @@ impl ThreadTotals {
 }
 
 impl DumpReader<'_> {
+    /// Reads the sample interval in the first line.
     pub(super) fn read_v2_header(&mut self, interval: &[u8]) -> Result<()> {
         let sampling = match parse_decimal(interval) {
             Some((interval @ 1.., rest)) if rest.trim_ascii().is_empty() => interval as u64,
@@ -76,6 +77,7 @@ impl DumpReader<'_> {
         Ok(())
     }
 
+    /// Reads a line of the stacks.
     pub(super) fn read_v2(&mut self, expected: Expected, line: &[u8]) -> Result<()> {
         match (expected, line.first()) {
             (Expected::Totals | Expected::StackTotals, _) => {
@@ -109,6 +111,7 @@ impl DumpReader<'_> {
         }
     }
 
+    /// Reads the line of a stack, which its values follow.
     fn read_v2_stack(&mut self, line: &[u8]) -> Result<()> {
         self.read_stack(line[1..].trim_ascii())?;
         self.section = DumpSection::V2(Expected::StackTotals);
@@ -138,6 +141,7 @@ impl DumpReader<'_> {
         }
     }
 
+    /// Parses the values of a `t*` line.
     fn read_v2_values(&mut self, text: &[u8], line: &[u8]) -> Result<SampleValues> {
         match parse_counts(text) {
             Some((counts, rest)) if rest.trim_ascii().is_empty() => {

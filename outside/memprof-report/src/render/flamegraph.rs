@@ -74,6 +74,7 @@ fn grey_palette(folded: &Folded) -> PaletteMap {
     palette
 }
 
+/// Writes the flamegraph. Fails if no stack has a positive value.
 pub(super) fn write(input: &RenderInput<'_>, options: &Options, out: &mut dyn Write) -> Result<()> {
     let folded = input.fold(options);
     let is_drawn = |stack: &&FoldedStack| {

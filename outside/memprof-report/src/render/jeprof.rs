@@ -12,6 +12,7 @@ use crate::options::Options;
 use crate::profile::{Profile, SampleType, SampleValues};
 use crate::stacks::AddressId;
 
+/// Writes symbols, stacks and mappings.
 pub(super) fn write(
     input: &RenderInput<'_>,
     _options: &Options,

@@ -159,6 +159,7 @@ struct Diff {
 /// Most age spans per function.
 const MAX_COHORTS: u32 = 60;
 
+/// Writes the document, with all functions unless `top` limits them.
 pub(super) fn write(input: &RenderInput<'_>, options: &Options, out: &mut dyn Write) -> Result<()> {
     let folded = input.fold_for_table(options);
     let rows = table(&folded, options.by_cum);

@@ -8,6 +8,7 @@ use super::{RenderInput, dot};
 use crate::error::{Error, Result};
 use crate::options::Options;
 
+/// Writes the graph as an SVG. Fails if graphviz is missing.
 pub(super) fn write(input: &RenderInput<'_>, options: &Options, out: &mut dyn Write) -> Result<()> {
     let mut graph = Vec::new();
     dot::write(input, options, &mut graph)?;

@@ -12,6 +12,7 @@ use crate::label_shares::shares_by_label;
 use crate::options::Options;
 use crate::table::{Row, table};
 
+/// Writes the table that the options select.
 pub(super) fn write(input: &RenderInput<'_>, options: &Options, out: &mut dyn Write) -> Result<()> {
     if let Some(key) = &options.by {
         return write_shares(input, key, options, out);

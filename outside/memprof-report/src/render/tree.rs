@@ -13,6 +13,7 @@ const MIN_PERCENT: f64 = 0.5;
 /// Largest indentation; deeper nodes are shown with their depth.
 const MAX_INDENT: u32 = 100;
 
+/// Writes the tree, without small subtrees.
 pub(super) fn write(input: &RenderInput<'_>, options: &Options, out: &mut dyn Write) -> Result<()> {
     let folded = input.fold_by_origin(options);
     let nodes = call_tree(&folded, input.memory_left())?;
