@@ -295,7 +295,7 @@ impl ReportArgs {
             top: self.top,
             normalize: self.normalize,
             force: self.force,
-            blame: OriginRules {
+            origin_rules: OriginRules {
                 flat: self.flat,
                 own: self.own.as_deref().map(pattern).transpose()?,
                 plumbing: self.plumbing.as_deref().map(pattern).transpose()?,

@@ -139,7 +139,7 @@ impl ReportQuery {
                 focus: compile(&self.focus)?,
                 ignore: compile(&self.ignore)?,
             },
-            blame: self.origin_rules()?,
+            origin_rules: self.origin_rules()?,
             label: self.label_filter()?,
             by: self.by.clone(),
             ..Options::default()

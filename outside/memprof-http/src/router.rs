@@ -38,8 +38,8 @@ pub fn router(hosts: Hosts, settings: RouterSettings) -> Router {
     with_access(finish_routes(routes, hosts), settings.access)
 }
 
-/// Returns the routes that scrapers read: metrics of `hosts`, and profiles as Go serves them. No request changes a
-/// host's state, except that it keeps each dump.
+/// Returns the routes that scrapers read: metrics of `hosts`, and profiles as Go serves them. Requests change
+/// nothing in a host; a profile is a new dump that is only in memory.
 pub fn scrape_router(hosts: Hosts, access: Access) -> Router {
     let go = Compat {
         go: true,

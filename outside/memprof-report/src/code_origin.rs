@@ -311,25 +311,25 @@ mod tests {
     #[test]
     fn command_line_patterns_override_rules() {
         let pattern = |text| Some(Regex::new(text).expect("a pattern"));
-        let blame = OriginRules {
+        let origin_rules = OriginRules {
             own: pattern("^std::|^libc.so"),
             plumbing: pattern("^shop::|^std::"),
             ..OriginRules::default()
         };
         assert_eq!(
-            blame.origin_of_name("std::vector<int>::push_back", true),
+            origin_rules.origin_of_name("std::vector<int>::push_back", true),
             Some(CodeOrigin::Program)
         );
         assert_eq!(
-            blame.origin_of_name("libc.so.6+0x10", false),
+            origin_rules.origin_of_name("libc.so.6+0x10", false),
             Some(CodeOrigin::Program)
         );
         assert_eq!(
-            blame.origin_of_name("shop::main", true),
+            origin_rules.origin_of_name("shop::main", true),
             Some(CodeOrigin::Plumbing)
         );
         assert_eq!(
-            blame.origin_of_name("alloc::alloc::alloc", true),
+            origin_rules.origin_of_name("alloc::alloc::alloc", true),
             Some(CodeOrigin::Plumbing)
         );
     }

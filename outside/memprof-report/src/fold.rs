@@ -65,13 +65,13 @@ impl Folded {
         base: Option<&SymbolizedProfile>,
         sample_type: SampleType,
         granularity: Granularity,
-        blame: &OriginRules,
+        origin_rules: &OriginRules,
     ) -> Self {
         let mut fold = FoldBuilder::default();
         let shown = (sample_type, granularity);
-        fold.add(profile, shown, blame, |values| &mut values.new);
+        fold.add(profile, shown, origin_rules, |values| &mut values.new);
         if let Some(base) = base {
-            fold.add(base, shown, blame, |values| &mut values.base);
+            fold.add(base, shown, origin_rules, |values| &mut values.base);
             fold.drop_unchanged();
         }
         fold.sorted()
@@ -157,7 +157,7 @@ impl FoldBuilder {
         &mut self,
         named: &SymbolizedProfile,
         (sample_type, granularity): (SampleType, Granularity),
-        blame: &OriginRules,
+        origin_rules: &OriginRules,
         side: impl Fn(&mut Comparison) -> &mut i64,
     ) {
         let SymbolizedProfile {
@@ -173,7 +173,7 @@ impl FoldBuilder {
                 let location = mapping.map(|index| locations[index]).unwrap_or_default();
                 let frames = names.frames(id).iter();
                 frames
-                    .map(|frame| self.intern(frame, names, granularity, (blame, location)))
+                    .map(|frame| self.intern(frame, names, granularity, (origin_rules, location)))
                     .collect()
             })
             .collect();
@@ -212,7 +212,7 @@ impl FoldBuilder {
         frame: &Frame,
         names: &Names,
         granularity: Granularity,
-        (blame, location): (&OriginRules, CodeLocation),
+        (origin_rules, location): (&OriginRules, CodeLocation),
     ) -> StringId {
         let function = names.strings.get(frame.function);
         let id = match (granularity, frame.file) {
@@ -226,7 +226,7 @@ impl FoldBuilder {
         if index == self.is_allocator.len() {
             self.is_allocator.push(is_allocator(function));
             self.by_name
-                .push(blame.origin_of_name(function, frame.named));
+                .push(origin_rules.origin_of_name(function, frame.named));
             self.origins.push(CodeOrigin::default());
         }
         // A function that is in several files, or in the base too, is the program's own if one of them is.

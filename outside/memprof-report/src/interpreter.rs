@@ -38,7 +38,7 @@ const INTERPRETERS: &[(&[&str], &str)] = &[
 pub(crate) fn advice(
     named: &SymbolizedProfile,
     sample_type: SampleType,
-    blame: &OriginRules,
+    origin_rules: &OriginRules,
 ) -> Option<String> {
     let profile = &named.profile;
     let (file, advice) = profile.mappings.iter().find_map(|mapping| {
@@ -53,7 +53,7 @@ pub(crate) fn advice(
             let location = mapping.map(|index| locations[index]).unwrap_or_default();
             let origin = named.names.frames(id).iter().map(|frame| {
                 let function = named.names.strings.get(frame.function);
-                let by_name = blame.origin_of_name(function, frame.named);
+                let by_name = origin_rules.origin_of_name(function, frame.named);
                 by_name.unwrap_or_else(|| location.origin_of_frame(frame))
             });
             origin.max().unwrap_or_default()

@@ -41,7 +41,7 @@ pub struct Options {
     /// outputs.
     pub time_nanos: i64,
     /// Decides which functions are rows of their own.
-    pub blame: OriginRules,
+    pub origin_rules: OriginRules,
     /// Limits on the input's size.
     pub limits: Limits,
 }

@@ -76,14 +76,14 @@ impl RenderInput<'_> {
             self.base,
             options.sample_type,
             options.granularity,
-            &options.blame,
+            &options.origin_rules,
         )
     }
 
     /// Folds stacks for a table of the program's own functions, or of all with `flat`.
     fn fold_for_table(&self, options: &Options) -> Folded {
         let folded = self.fold(options);
-        match options.blame.flat {
+        match options.origin_rules.flat {
             true => folded,
             false => folded.with_origin_filter(),
         }
@@ -92,7 +92,7 @@ impl RenderInput<'_> {
     /// Folds stacks to the program's own functions, or whole ones with `flat`.
     fn fold_by_origin(&self, options: &Options) -> Folded {
         let folded = self.fold(options);
-        match options.blame.flat {
+        match options.origin_rules.flat {
             true => folded,
             false => folded.into_origin_filtered(),
         }
@@ -173,7 +173,7 @@ pub(crate) fn pluralize(count: u64, what: &str) -> String {
 /// program's own.
 fn function_label<'f>(folded: &'f Folded, function: StringId, options: &Options) -> Cow<'f, str> {
     let name = folded.functions.get(function);
-    if options.blame.flat {
+    if options.origin_rules.flat {
         return Cow::Borrowed(name);
     }
     let short = short_name(name);

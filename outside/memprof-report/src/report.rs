@@ -84,11 +84,11 @@ pub fn report(
     profile.profile.warnings.extend(unseen);
     let unattributed = unattributed_note(&profile.profile);
     profile.profile.warnings.extend(unattributed);
-    if !options.format.is_for_tools() && !options.blame.flat {
+    if !options.format.is_for_tools() && !options.origin_rules.flat {
         for named in [Some(&mut profile), base.as_mut()].into_iter().flatten() {
             drop_memprof_stacks_and_note(named, options.sample_type);
         }
-        let advice = advice(&profile, options.sample_type, &options.blame);
+        let advice = advice(&profile, options.sample_type, &options.origin_rules);
         profile.profile.warnings.extend(advice);
     }
     let render_input = render::RenderInput {

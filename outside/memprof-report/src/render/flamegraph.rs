@@ -122,7 +122,7 @@ pub(super) fn write(input: &RenderInput<'_>, options: &Options, out: &mut dyn Wr
         _ => "objects".into(),
     };
     let mut palette = grey_palette(&folded);
-    if !options.blame.flat {
+    if !options.origin_rules.flat {
         flamegraph.palette_map = Some(&mut palette);
     }
     from_lines(&mut flamegraph, lines.iter().map(String::as_str), out)?;

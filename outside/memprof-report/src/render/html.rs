@@ -194,7 +194,7 @@ pub(super) fn write_view(
         functions: (0..folded.functions.len() as u32)
             .map(|id| folded.functions.get(StringId(id)))
             .collect(),
-        origins: match options.blame.flat {
+        origins: match options.origin_rules.flat {
             true => Vec::new(),
             false => folded.origins.iter().map(|origin| *origin as u8).collect(),
         },

@@ -96,8 +96,14 @@ fn coverage(program: &[Objects], sample_type: SampleType, value: fn(&Objects) ->
             bytes: &mut text.as_bytes(),
         };
         let named = read(input, None, &Options::default(), &|_, _| {}).expect("it is a good dump");
-        let blame = OriginRules::default();
-        let folded = Folded::new(&named, None, sample_type, Granularity::Functions, &blame);
+        let origin_rules = OriginRules::default();
+        let folded = Folded::new(
+            &named,
+            None,
+            sample_type,
+            Granularity::Functions,
+            &origin_rules,
+        );
         let mut rows = table(&folded, true);
         rows.sort_by_key(|row| folded.functions.get(row.function).to_owned());
         assert_eq!(rows.len(), truths.len());

@@ -7,7 +7,7 @@ use serde_json::Value;
 fn json(name: &str, options: Options) -> Value {
     let options = Options {
         format: Format::Json,
-        blame: flat(),
+        origin_rules: flat(),
         ..options
     };
     let (out, notes) = report_on(&corpus(name), None, None, &options).expect("it is a good dump");

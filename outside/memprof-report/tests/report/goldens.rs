@@ -41,7 +41,7 @@ fn named_later() -> Vec<u8> {
 fn options(format: Format) -> Options {
     Options {
         format,
-        blame: OriginRules {
+        origin_rules: OriginRules {
             flat: true,
             ..OriginRules::default()
         },
@@ -79,7 +79,7 @@ fn own_functions_in_each_format() {
         ..OriginRules::default()
     };
     let asked = Options {
-        blame: asked,
+        origin_rules: asked,
         ..text
     };
     check("named.own_std.plumbing_read.text", &named(), None, &asked);

@@ -31,7 +31,7 @@ fn memprofs_own_stacks_are_dropped() {
     let without = "1.00KiB of memprof's own left out; --flat shows it";
     check("", &default, "inuse_space: 3072 bytes", &[without]);
     let flat = Options {
-        blame: OriginRules {
+        origin_rules: OriginRules {
             flat: true,
             ..OriginRules::default()
         },
