@@ -5,7 +5,7 @@
 pub(crate) const NEIGHBOURHOOD_BITS: u32 = 13;
 
 /// Golden ratio times 2^32, rounded. Fractional parts of its multiples leave no large gap.
-const GOLDEN: u64 = 6_949_403_065;
+const GOLDEN_RATIO: u64 = 6_949_403_065;
 
 /// Hash of an address that an allocator returned.
 #[derive(Clone, Copy, Debug)]
@@ -22,7 +22,7 @@ impl AddressHash {
     /// is one or two more, so a heap uses few pages of a table, and few entries of the TLB.
     #[inline(always)]
     pub(crate) fn locality_bits(self, bits: u32) -> usize {
-        let factor = (GOLDEN >> bits) as u32;
+        let factor = (GOLDEN_RATIO >> bits) as u32;
         ((self.0 >> NEIGHBOURHOOD_BITS) as u32).wrapping_mul(factor) as usize >> (u32::BITS - bits)
     }
 

@@ -13,7 +13,7 @@ const PARKED_BYTES: u64 = 1 << 20;
 
 /// Countdowns of a process. Threads whose hashes collide share one: a race then loses bytes of a countdown,
 /// never memory.
-const COUNTDOWNS: usize = 1024;
+const COUNTDOWN_COUNT: usize = 1024;
 
 /// Mean bytes between samples; 0 while sampling is stopped.
 static INTERVAL: AtomicU64 = AtomicU64::new(0);
@@ -23,7 +23,7 @@ static INTERVAL: AtomicU64 = AtomicU64::new(0);
 // THREADS lies in the section of the other tables, because a page between two tables would become resident as
 // soon as it is written.
 #[unsafe(link_section = ".bss.tables")]
-static THREADS: [Countdown; COUNTDOWNS] = [const { Countdown::new() }; COUNTDOWNS];
+static THREADS: [Countdown; COUNTDOWN_COUNT] = [const { Countdown::new() }; COUNTDOWN_COUNT];
 
 /// One thread's countdown, alone in its cache line.
 #[derive(Debug)]
@@ -38,7 +38,7 @@ struct Countdown {
 /// Countdown of the calling thread, which other threads may share.
 #[inline(always)]
 fn this_thread() -> &'static Countdown {
-    &THREADS[hash_of(thread_pointer(), COUNTDOWNS.ilog2())]
+    &THREADS[hash_of(thread_pointer(), COUNTDOWN_COUNT.ilog2())]
 }
 
 /// Subtracts bytes from this thread's countdown. Returns true while it has not expired (fast path, not

@@ -6,7 +6,7 @@ use core::sync::atomic::{AtomicU8, Ordering::Relaxed};
 use crate::address_hash::AddressHash;
 
 /// Counters of one byte: 128 KiB.
-const COUNTERS: usize = 1 << LINE_BITS << LINES_BITS;
+const COUNTER_COUNT: usize = 1 << LINE_BITS << LINES_BITS;
 
 /// log2 of the counters in a cache line, which neighbouring blocks share.
 const LINE_BITS: u32 = 6;
@@ -14,24 +14,24 @@ const LINE_BITS: u32 = 6;
 const LINES_BITS: u32 = 11;
 
 /// One sample, in a counter's upper five bits.
-const ONE: u8 = 1 << TAG_BITS;
+const ONE_SAMPLE: u8 = 1 << TAG_BITS;
 /// Bits of the tags: the lower bits of a counter, which hold the exclusive or of its samples' tags. With one
 /// sample, that is its tag.
 const TAG_BITS: u32 = 3;
-const TAGS: u8 = ONE - 1;
+const TAG_MASK: u8 = ONE_SAMPLE - 1;
 
 /// Largest count. A counter that reaches it stays there, and its blocks count as possibly sampled from then
 /// on.
-const FULL: u8 = u8::MAX >> TAG_BITS;
+const MAX_COUNT: u8 = u8::MAX >> TAG_BITS;
 
 /// Counts live samples by a hash of their addresses.
 #[derive(Debug)]
 #[repr(align(64))]
-pub(crate) struct Filter([AtomicU8; COUNTERS]);
+pub(crate) struct Filter([AtomicU8; COUNTER_COUNT]);
 
 impl Filter {
     pub(crate) const fn new() -> Self {
-        Self([const { AtomicU8::new(0) }; COUNTERS])
+        Self([const { AtomicU8::new(0) }; COUNTER_COUNT])
     }
 
     /// Returns false only if no sample has this address's counter.
@@ -43,17 +43,17 @@ impl Filter {
     /// Compares the tag also. Returns false only if this address is not sampled.
     pub(crate) fn tag_may_hold(&self, address: usize) -> bool {
         let counter = self.counter(address).load(Relaxed);
-        counter / ONE > 1 || counter == ONE | tag(address)
+        counter / ONE_SAMPLE > 1 || counter == ONE_SAMPLE | tag(address)
     }
 
     /// Counts a sampled address.
     pub(crate) fn add(&self, address: usize) {
-        self.change(address, |counter| counter.checked_add(ONE));
+        self.change(address, |counter| counter.checked_add(ONE_SAMPLE));
     }
 
     /// Counts an address as no longer sampled.
     pub(crate) fn subtract(&self, address: usize) {
-        self.change(address, |counter| counter.checked_sub(ONE));
+        self.change(address, |counter| counter.checked_sub(ONE_SAMPLE));
     }
 
     /// Sets all counters to 0. Samples added meanwhile may be lost.
@@ -66,7 +66,7 @@ impl Filter {
     /// Changes an address's count, unless it is full, and its tags.
     fn change(&self, address: usize, to: impl Fn(u8) -> Option<u8>) {
         let next = |counter| {
-            let changed = to(counter).filter(|_| counter / ONE != FULL)?;
+            let changed = to(counter).filter(|_| counter / ONE_SAMPLE != MAX_COUNT)?;
             Some(changed ^ tag(address))
         };
         // The update fails only for a counter that is full.
@@ -85,7 +85,7 @@ impl Filter {
 /// Bits that distinguish an address from most others with the same counter.
 #[inline(always)]
 fn tag(address: usize) -> u8 {
-    AddressHash::new(address).offset_bits(LINE_BITS + TAG_BITS) as u8 & TAGS
+    AddressHash::new(address).offset_bits(LINE_BITS + TAG_BITS) as u8 & TAG_MASK
 }
 
 #[cfg(test)]

@@ -22,7 +22,7 @@ use core::sync::atomic::{
 
 use libc::dl_phdr_info;
 
-use crate::hooks::{COUNT, Hook, Role, hooks};
+use crate::hooks::{HOOK_COUNT, Hook, Role, hooks};
 use crate::own_code::{own_code, set_own_code};
 use crate::patched_entries::PatchedEntries;
 use crate::{mapping, tally};
@@ -73,8 +73,8 @@ pub struct MallocProvider {
 /// restore.
 #[derive(Debug)]
 pub struct GotSlots {
-    owner: MallocProvider,
-    hooks: [Hook; COUNT],
+    provider: MallocProvider,
+    hooks: [Hook; HOOK_COUNT],
     /// Address range of the object that provides `malloc`, whose own slots are not patched. Empty if that is
     /// the C library.
     provider_code: Range<usize>,
@@ -97,7 +97,7 @@ impl GotSlots {
     /// Finds the provider of `malloc`, and the address of its functions. `None` if no object defines
     /// `malloc`, or the kernel has no memory.
     pub fn find() -> Option<Self> {
-        let mut owner = None;
+        let mut provider = None;
         let mut is_glibc = false;
         let mut provider_code = 0..0;
         let hooks = hooks();
@@ -106,33 +106,33 @@ impl GotSlots {
             if object.code.contains(&here) {
                 set_own_code(&object.code);
             }
-            if owner.is_some() {
+            if provider.is_some() {
                 return;
             }
             let Some(malloc) = object.definition(c"malloc") else {
                 return;
             };
-            owner = Some(MallocProvider {
+            provider = Some(MallocProvider {
                 malloc,
                 is_program: object.path().is_empty(),
             });
-            tally::set_usable(object.definition(c"malloc_usable_size"));
+            tally::set_usable_size(object.definition(c"malloc_usable_size"));
             let is_libc = is_libc(&object);
             for hook in &hooks {
                 // glibc's reallocarray calls its realloc through a slot: with both hooked, the call would be
                 // counted twice.
                 let is_hookable = !is_libc || hook.name != c"reallocarray";
-                let real = is_hookable.then(|| object.definition(hook.name)).flatten();
-                hook.real.store(real.unwrap_or(0), Relaxed);
+                let original = is_hookable.then(|| object.definition(hook.name)).flatten();
+                hook.original.store(original.unwrap_or(0), Relaxed);
             }
             is_glibc = is_libc;
             if !is_libc {
                 provider_code = object.code;
             }
         });
-        let owner: MallocProvider = owner?;
-        if owner.is_program
-            && let Some(entries) = PatchedEntries::find(owner.malloc)
+        let provider: MallocProvider = provider?;
+        if provider.is_program
+            && let Some(entries) = PatchedEntries::find(provider.malloc)
         {
             entries.set_originals();
         }
@@ -143,15 +143,15 @@ impl GotSlots {
             SLOTS.store(mapping::zeroed(MAX_SLOTS)?, Release);
         }
         Some(Self {
-            owner,
+            provider,
             hooks,
             provider_code,
         })
     }
 
     /// Object that provides `malloc`.
-    pub fn owner(&self) -> MallocProvider {
-        self.owner
+    pub fn provider(&self) -> MallocProvider {
+        self.provider
     }
 
     /// Number of patched slots of the process.
@@ -213,7 +213,7 @@ impl GotSlots {
         let mut words = object.data_words();
         let has_address = words.any(|word| {
             let hook = self.hook(word.name);
-            hook.is_some_and(|hook| slot_value(word.address) == hook.real.load(Relaxed))
+            hook.is_some_and(|hook| slot_value(word.address) == hook.original.load(Relaxed))
         });
         patched.unseen_objects += usize::from(has_address);
         for slot in object.slots() {
@@ -245,13 +245,13 @@ impl GotSlots {
     /// Whether an object other than the C library defines a `malloc` that is not the sampled one.
     fn defines_another_malloc(&self, object: &ElfObject) -> bool {
         let malloc = object.definition(c"malloc");
-        malloc.is_some_and(|malloc| malloc != self.owner.malloc) && !is_libc(object)
+        malloc.is_some_and(|malloc| malloc != self.provider.malloc) && !is_libc(object)
     }
 
     /// Hook of a function by name. `None` if the allocator does not have the function.
     fn hook(&self, name: &CStr) -> Option<&Hook> {
         let hook = self.hooks.iter().find(|hook| hook.name == name)?;
-        (hook.real.load(Relaxed) != 0).then_some(hook)
+        (hook.original.load(Relaxed) != 0).then_some(hook)
     }
 
     /// Drops the slots of objects that were unloaded since, even if another object was loaded at their
@@ -305,11 +305,11 @@ impl GotSlots {
 
 /// Checks whether glibc's chunk headers give the sizes of blocks, for the tally.
 fn probe_chunk_headers(hooks: &[Hook]) {
-    let real = |name: &CStr| {
+    let original = |name: &CStr| {
         let hook = hooks.iter().find(|hook| hook.name == name)?;
-        Some(hook.real.load(Relaxed)).filter(|real| *real != 0)
+        Some(hook.original.load(Relaxed)).filter(|original| *original != 0)
     };
-    if let (Some(malloc), Some(free)) = (real(c"malloc"), real(c"free")) {
+    if let (Some(malloc), Some(free)) = (original(c"malloc"), original(c"free")) {
         // SAFETY: malloc(3), as glibc defines it.
         let malloc =
             unsafe { mem::transmute::<usize, unsafe extern "C" fn(usize) -> *mut c_void>(malloc) };
@@ -334,13 +334,13 @@ fn holds_allocator_function(
 ) -> bool {
     // An object that defines the function itself may be bound to its own definition (RTLD_DEEPBIND), except the
     // C library, which is loaded at startup.
-    let real = hook.real.load(Relaxed);
+    let original = hook.original.load(Relaxed);
     let is_unbound = || {
         let is_inside = slot.may_be_lazy && object.code.contains(&value);
         let own = object.definition(hook.name);
-        is_inside && (own.is_none_or(|own| own == real) || is_libc(object))
+        is_inside && (own.is_none_or(|own| own == original) || is_libc(object))
     };
-    value == real || is_unbound()
+    value == original || is_unbound()
 }
 
 /// Visits the objects that the loader lists.
@@ -372,11 +372,11 @@ fn slot_value(slot: usize) -> usize {
 
 /// Writes a slot, if need be with its page made writable for a moment. Returns false if mprotect(2) fails.
 fn write(object: &ElfObject, slot: usize, value: usize) -> bool {
-    const PAGE: usize = 4096;
-    let page = (slot & !(PAGE - 1)) as *mut c_void;
+    const PAGE_SIZE: usize = 4096;
+    let page = (slot & !(PAGE_SIZE - 1)) as *mut c_void;
     let protect = |protection| {
         // SAFETY: mprotect(2) on a page of slots. Other threads only read them, which stays allowed.
-        let failed = unsafe { libc::mprotect(page, PAGE, protection) };
+        let failed = unsafe { libc::mprotect(page, PAGE_SIZE, protection) };
         failed == 0
     };
     let is_protected = object.is_protected(slot);
@@ -398,11 +398,11 @@ mod tests {
     #[test]
     fn find_returns_definitions_that_the_loader_uses() {
         let slots = GotSlots::find().unwrap();
-        assert_eq!(slots.owner().malloc, libc::malloc as *const () as usize);
-        assert!(!slots.owner().is_program);
-        let check = |name: &CStr, real: usize| {
+        assert_eq!(slots.provider().malloc, libc::malloc as *const () as usize);
+        assert!(!slots.provider().is_program);
+        let check = |name: &CStr, original: usize| {
             let hook = slots.hooks.iter().find(|hook| hook.name == name).unwrap();
-            assert_eq!(hook.real.load(Relaxed), real, "{name:?}");
+            assert_eq!(hook.original.load(Relaxed), original, "{name:?}");
         };
         check(c"free", libc::free as *const () as usize);
         check(

@@ -36,7 +36,7 @@ pub(crate) struct Hook {
     /// allocations are not counted.
     pub(crate) outer: usize,
     /// Address of the allocator's function; 0 if it has none.
-    pub(crate) real: &'static AtomicUsize,
+    pub(crate) original: &'static AtomicUsize,
 }
 
 /// Function that can be hooked, as memprof-attach needs it to patch an entry point.
@@ -82,11 +82,11 @@ type Block = *mut c_void;
 /// `F` is the function's type, and `GotSlots::find` or `PatchedEntries::enable` stored its address before the
 /// hook could be called.
 #[inline(always)]
-unsafe fn function<F: Copy>(real: &AtomicUsize) -> F {
+unsafe fn function<F: Copy>(original: &AtomicUsize) -> F {
     const { assert!(size_of::<F>() == size_of::<usize>()) };
-    let real = real.load(Relaxed);
+    let original = original.load(Relaxed);
     // SAFETY: the caller names the function's type, and the sizes are equal.
-    unsafe { mem::transmute_copy(&real) }
+    unsafe { mem::transmute_copy(&original) }
 }
 
 /// Declares a module for each hook, and the list of them. A line has the arguments of the allocator's
@@ -96,7 +96,7 @@ macro_rules! hooks {
         $(hook!($kind $name($($arg: $type),*) => $what $(, $bytes)?);)*
 
         /// Hooks of all functions. If the tally is enabled, they count every call.
-        pub(crate) fn hooks() -> [Hook; COUNT] {
+        pub(crate) fn hooks() -> [Hook; HOOK_COUNT] {
             let is_tallied = tally::is_enabled();
             [$(Hook {
                 name: name!($name),
@@ -106,12 +106,12 @@ macro_rules! hooks {
                     false => $name::hook::<false, false> as *const () as usize,
                 },
                 outer: $name::hook::<false, true> as *const () as usize,
-                real: &$name::REAL,
+                original: &$name::ORIGINAL,
             }),*]
         }
 
         /// Signatures of all functions that can be hooked.
-        pub const SIGNATURES: [Signature; COUNT] = [$(Signature {
+        pub const SIGNATURES: [Signature; HOOK_COUNT] = [$(Signature {
             name: stringify!($name),
             role: role!($kind),
             kind: stringify!($kind),
@@ -120,7 +120,7 @@ macro_rules! hooks {
         }),*];
 
         /// Number of hooks.
-        pub(crate) const COUNT: usize = [$(stringify!($name)),*].len();
+        pub(crate) const HOOK_COUNT: usize = [$(stringify!($name)),*].len();
     };
 }
 
@@ -155,7 +155,7 @@ macro_rules! hook {
             let is_due = !count_down($bytes) && is_due($bytes);
             let pause = OUTER.then(CountdownPause::new);
             // SAFETY: the hook's caller passed these arguments, for a function of this type.
-            let block = unsafe { function::<Real>(&REAL)($($arg),*) };
+            let block = unsafe { function::<Function>(&ORIGINAL)($($arg),*) };
             drop(pause);
             if TALLIED {
                 tally::record_alloc(block as usize, $bytes);
@@ -171,7 +171,7 @@ macro_rules! hook {
             let is_due = !count_down($bytes) && is_due($bytes);
             let pause = OUTER.then(CountdownPause::new);
             // SAFETY: the hook's caller passed these arguments, for a function of this type.
-            let failed = unsafe { function::<Real>(&REAL)(result, $($arg),*) };
+            let failed = unsafe { function::<Function>(&ORIGINAL)(result, $($arg),*) };
             drop(pause);
             if (is_due || TALLIED) && failed == 0 {
                 // SAFETY: posix_memalign(3) stores the block on success.
@@ -196,7 +196,7 @@ macro_rules! hook {
                 tally::record_free(tally::block_size($block as usize));
             }
             // SAFETY: the hook's caller passed these arguments, for a function of this type.
-            unsafe { function::<Real>(&REAL)($($arg),*) }
+            unsafe { function::<Function>(&ORIGINAL)($($arg),*) }
         });
     };
     (reallocate $name:ident($($arg:ident: $type:ty),*) => $old:expr, $bytes:expr) => {
@@ -209,7 +209,7 @@ macro_rules! hook {
             let removed = may_be_sample($old as usize).then(|| remove_sample($old as usize)).flatten();
             let pause = OUTER.then(CountdownPause::new);
             // SAFETY: the hook's caller passed these arguments, for a function of this type.
-            let block = unsafe { function::<Real>(&REAL)($($arg),*) };
+            let block = unsafe { function::<Function>(&ORIGINAL)($($arg),*) };
             drop(pause);
             if TALLIED && (!block.is_null() || $bytes == 0) {
                 tally::record_free(before);
@@ -232,8 +232,8 @@ macro_rules! hook {
         mod $name {
             use super::*;
 
-            pub(super) type Real = unsafe extern "C-unwind" fn($($type),*) -> $result;
-            pub(super) static REAL: AtomicUsize = AtomicUsize::new(0);
+            pub(super) type Function = unsafe extern "C-unwind" fn($($type),*) -> $result;
+            pub(super) static ORIGINAL: AtomicUsize = AtomicUsize::new(0);
 
             /// Tail-calls without a frame of its own, because the caller's stack may be misaligned.
             pub(super) unsafe extern "C-unwind" fn hook<const TALLIED: bool, const OUTER: bool>(
@@ -241,7 +241,7 @@ macro_rules! hook {
             ) -> $result {
                 if !TALLIED && !OUTER && $is_usual {
                     // SAFETY: the hook's caller passed these arguments, for a function of this type.
-                    return unsafe { function::<Real>(&REAL)($($arg),*) };
+                    return unsafe { function::<Function>(&ORIGINAL)($($arg),*) };
                 }
                 // SAFETY: `aligned` passes on the arguments of the hook's caller.
                 unsafe { aligned::<TALLIED, OUTER>($($arg),*) }

@@ -20,18 +20,18 @@ pub(crate) use bucket::{ClaimedCell, Sample};
 
 /// Sizes of the tables, in buckets. The next one is mapped when all before are full; together they hold 1.4
 /// million samples in 34 MB.
-pub(crate) const BUCKETS: [usize; 4] = [1 << 11, 1 << 13, 1 << 15, 1 << 17];
+pub(crate) const BUCKETS_PER_TABLE: [usize; 4] = [1 << 11, 1 << 13, 1 << 15, 1 << 17];
 
 /// Live samples of the process.
 #[repr(C)]
 pub(crate) struct LiveTable {
-    tables: [AtomicPtr<Bucket>; BUCKETS.len()],
+    tables: [AtomicPtr<Bucket>; BUCKETS_PER_TABLE.len()],
 }
 
 impl LiveTable {
     pub(crate) const fn new() -> Self {
         Self {
-            tables: [const { AtomicPtr::new(ptr::null_mut()) }; BUCKETS.len()],
+            tables: [const { AtomicPtr::new(ptr::null_mut()) }; BUCKETS_PER_TABLE.len()],
         }
     }
 
@@ -43,7 +43,7 @@ impl LiveTable {
     /// Claims an empty cell for a sample. `None` if all tables are full, or the kernel has no memory for the
     /// next.
     pub(crate) fn claim(&self, hash: AddressHash, address: usize) -> Option<ClaimedCell<'_>> {
-        (0..BUCKETS.len()).find_map(|generation| {
+        (0..BUCKETS_PER_TABLE.len()).find_map(|generation| {
             let mut buckets = candidate_buckets(self.table(generation)?, hash);
             buckets.find_map(|bucket| bucket.claim(address))
         })
@@ -97,13 +97,16 @@ impl LiveTable {
 
     /// The tables that are mapped.
     fn tables(&self) -> impl Iterator<Item = &[Bucket]> {
-        let tables = self.tables.iter().zip(BUCKETS);
+        let tables = self.tables.iter().zip(BUCKETS_PER_TABLE);
         tables.filter_map(|(table, count)| mapped(table, count))
     }
 
     /// Returns a table by its number, and maps it if it is missing.
     fn table(&self, generation: usize) -> Option<&[Bucket]> {
-        let (table, count) = (self.tables.get(generation)?, *BUCKETS.get(generation)?);
+        let (table, count) = (
+            self.tables.get(generation)?,
+            *BUCKETS_PER_TABLE.get(generation)?,
+        );
         if let Some(table) = mapped(table, count) {
             return Some(table);
         }
@@ -146,8 +149,8 @@ fn indices(count: usize, hash: AddressHash) -> [usize; 2] {
 }
 
 /// Address ranges of the tables that begin at `tables`; 0 means not mapped.
-pub(crate) fn ranges(tables: [u64; BUCKETS.len()]) -> impl Iterator<Item = Range<u64>> {
-    let tables = tables.into_iter().zip(BUCKETS);
+pub(crate) fn ranges(tables: [u64; BUCKETS_PER_TABLE.len()]) -> impl Iterator<Item = Range<u64>> {
+    let tables = tables.into_iter().zip(BUCKETS_PER_TABLE);
     let mapped = tables.filter(|(table, _)| *table != 0);
     mapped.map(|(table, count)| {
         let end = table.wrapping_add((count * size_of::<Bucket>()) as u64);
@@ -158,12 +161,12 @@ pub(crate) fn ranges(tables: [u64; BUCKETS.len()]) -> impl Iterator<Item = Range
 /// Finds the sample at an address in another process, whose tables begin at `tables`. `word` reads eight
 /// bytes. Returns the stack record; `None` if there is no such sample.
 pub(crate) fn find_remote(
-    tables: [u64; BUCKETS.len()],
+    tables: [u64; BUCKETS_PER_TABLE.len()],
     hash: AddressHash,
     address: u64,
     mut word: impl FnMut(u64) -> Option<u64>,
 ) -> Option<u32> {
-    let tables = tables.into_iter().zip(BUCKETS);
+    let tables = tables.into_iter().zip(BUCKETS_PER_TABLE);
     let mut buckets = tables
         .filter(|(table, _)| *table != 0)
         .flat_map(|(table, count)| {

@@ -3,16 +3,16 @@
 use core::ops::Range;
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-static START: AtomicUsize = AtomicUsize::new(0);
-static END: AtomicUsize = AtomicUsize::new(0);
+static CODE_START: AtomicUsize = AtomicUsize::new(0);
+static CODE_END: AtomicUsize = AtomicUsize::new(0);
 
 /// Returns the range, empty until `GotSlots::find` has run.
 pub(crate) fn own_code() -> Range<usize> {
-    START.load(Relaxed)..END.load(Relaxed)
+    CODE_START.load(Relaxed)..CODE_END.load(Relaxed)
 }
 
 /// Stores the range.
 pub(crate) fn set_own_code(code: &Range<usize>) {
-    START.store(code.start, Relaxed);
-    END.store(code.end, Relaxed);
+    CODE_START.store(code.start, Relaxed);
+    CODE_END.store(code.end, Relaxed);
 }

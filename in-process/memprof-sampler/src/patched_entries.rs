@@ -11,7 +11,7 @@ use core::mem::offset_of;
 use core::ptr;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed, Ordering::Release};
 
-use crate::hooks::{COUNT, Hook, Role, hooks};
+use crate::hooks::{HOOK_COUNT, Hook, Role, hooks};
 
 /// First bytes of a table. The last one is the version of this layout.
 pub const TABLE_MARK: [u8; 16] = *b"memprof entries1";
@@ -60,7 +60,8 @@ impl EntryRow {
     pub const JUMP_SIZE: usize = 5;
 }
 
-const _: () = assert!(size_of::<EntryTable>() <= TABLE_SIZE && COUNT <= EntryTable::MAX_ENTRIES);
+const _: () =
+    assert!(size_of::<EntryTable>() <= TABLE_SIZE && HOOK_COUNT <= EntryTable::MAX_ENTRIES);
 const _: () = assert!(size_of::<EntryRow>() == 88);
 
 /// Offset of an entry's trampoline from the table's start: `jmp *target(%rip)`, at byte 8 the table's
@@ -73,7 +74,7 @@ pub const fn trampoline_offset(index: usize) -> usize {
 #[derive(Debug)]
 pub struct PatchedEntries {
     table: &'static EntryTable,
-    hooks: [Hook; COUNT],
+    hooks: [Hook; HOOK_COUNT],
 }
 
 impl PatchedEntries {
@@ -99,11 +100,11 @@ impl PatchedEntries {
     /// Makes the hooks call the relocated prologues: the functions themselves jump to the hooks.
     pub(crate) fn set_originals(&self) {
         for hook in &self.hooks {
-            hook.real.store(0, Relaxed);
+            hook.original.store(0, Relaxed);
         }
         for entry in self.entries() {
             if let Some(hook) = self.hook(entry) {
-                hook.real.store(entry.moved as usize, Relaxed);
+                hook.original.store(entry.moved as usize, Relaxed);
             }
         }
     }

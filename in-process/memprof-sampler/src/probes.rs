@@ -11,9 +11,9 @@ use core::arch::asm;
 use core::sync::atomic::{AtomicU16, Ordering::Relaxed};
 
 #[unsafe(link_section = ".probes")]
-static ALLOC: AtomicU16 = AtomicU16::new(0);
+static ALLOC_SEMAPHORE: AtomicU16 = AtomicU16::new(0);
 #[unsafe(link_section = ".probes")]
-static FREE: AtomicU16 = AtomicU16::new(0);
+static FREE_SEMAPHORE: AtomicU16 = AtomicU16::new(0);
 
 /// Probe with a name and a semaphore, whose arguments are in the given registers.
 macro_rules! probe {
@@ -54,11 +54,11 @@ macro_rules! probe {
 
 /// Fires the probe of a sampled allocation.
 pub(crate) fn alloc(block: usize, size: u64, interval: u64) {
-    if ALLOC.load(Relaxed) != 0 {
+    if ALLOC_SEMAPHORE.load(Relaxed) != 0 {
         let weight = weighted(size, interval);
         probe!(
             "alloc",
-            ALLOC,
+            ALLOC_SEMAPHORE,
             "8@%rdi 8@%rsi 8@%rdx",
             "rdi" = block,
             "rsi" = size,
@@ -69,8 +69,8 @@ pub(crate) fn alloc(block: usize, size: u64, interval: u64) {
 
 /// Fires the probe of a sampled block that is about to be freed.
 pub(crate) fn free(block: usize) {
-    if FREE.load(Relaxed) != 0 {
-        probe!("free", FREE, "8@%rdi", "rdi" = block);
+    if FREE_SEMAPHORE.load(Relaxed) != 0 {
+        probe!("free", FREE_SEMAPHORE, "8@%rdi", "rdi" = block);
     }
 }
 
@@ -97,11 +97,11 @@ mod tests {
 
     #[test]
     fn probes_fired_without_tracer_do_nothing() {
-        ALLOC.store(1, Relaxed);
-        FREE.store(1, Relaxed);
+        ALLOC_SEMAPHORE.store(1, Relaxed);
+        FREE_SEMAPHORE.store(1, Relaxed);
         alloc(1, 2, 3);
         free(1);
-        ALLOC.store(0, Relaxed);
-        FREE.store(0, Relaxed);
+        ALLOC_SEMAPHORE.store(0, Relaxed);
+        FREE_SEMAPHORE.store(0, Relaxed);
     }
 }

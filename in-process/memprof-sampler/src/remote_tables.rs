@@ -3,7 +3,7 @@
 use core::ops::Range;
 
 use crate::address_hash::AddressHash;
-use crate::live_table::{BUCKETS, find_remote, ranges};
+use crate::live_table::{BUCKETS_PER_TABLE, find_remote, ranges};
 use crate::stack_table::{MAX_FRAMES, frames_of};
 
 /// Bytes in front of the tables, among the variables of a process. The last one is the version of the layout
@@ -14,7 +14,7 @@ pub const MARK: [u8; 16] = *b"memprof samples\x04";
 #[derive(Clone, Copy, Debug)]
 pub struct RemoteTables {
     /// Tables of live samples; 0 means not mapped.
-    tables: [u64; BUCKETS.len()],
+    tables: [u64; BUCKETS_PER_TABLE.len()],
     /// First word of the stack table.
     words: u64,
 }
@@ -29,7 +29,7 @@ impl RemoteTables {
             next = next.wrapping_add(8);
             Some(pointer)
         };
-        let mut tables = [0; BUCKETS.len()];
+        let mut tables = [0; BUCKETS_PER_TABLE.len()];
         for table in &mut tables {
             *table = pointer()?;
         }

@@ -35,14 +35,14 @@ static GATE: Gate = Gate {
 static LOST: AtomicU64 = AtomicU64::new(0);
 static UNSEEN_FREES: AtomicU64 = AtomicU64::new(0);
 /// Process that samples. A child of `_Fork(3)` runs no fork handler, so each sample checks it.
-static PROCESS: ForkSentinel = ForkSentinel::new();
+static SAMPLING_PROCESS: ForkSentinel = ForkSentinel::new();
 
 /// Most times that [`clear`] waits a millisecond for hooks to leave the tables.
 const MAX_CLEAR_WAITS: u32 = 1000;
 
 /// Frames of memprof's hooks at the leaf of a walked stack, above the program's own.
-const OWN_FRAMES: usize = 8;
-const _: () = assert!(MAX_FRAMES + OWN_FRAMES <= WORKSPACE_FRAMES);
+const MAX_HOOK_FRAMES: usize = 8;
+const _: () = assert!(MAX_FRAMES + MAX_HOOK_FRAMES <= WORKSPACE_FRAMES);
 
 /// Live table and stack table, as [`RemoteTables`](crate::RemoteTables) finds them by their mark.
 #[repr(C)]
@@ -82,7 +82,7 @@ pub struct SamplerStats {
 /// # Errors
 /// `NoMemory`.
 pub fn start(interval: u64) -> Result<(), SamplerError> {
-    PROCESS.adopt_process();
+    SAMPLING_PROCESS.adopt_process();
     if TABLES.live.prepare() && TABLES.records.prepare() {
         countdown::set_interval(interval);
         Ok(())
@@ -145,7 +145,7 @@ fn wait_a_millisecond() {
 /// Resets the sampler in a forked child. Threads of the parent that were inside a hook do not exist there, so
 /// their claimed cells and workspaces are released.
 pub fn reset_in_child() {
-    PROCESS.adopt_process();
+    SAMPLING_PROCESS.adopt_process();
     tally::enter_child();
     TABLES.live.clear_claimed();
     Workspace::enter_child();
@@ -251,7 +251,7 @@ pub(crate) fn restore_sample(block: usize, removed: RemovedSample) {
 #[cold]
 #[inline(never)]
 pub(crate) fn sample(block: usize, size: usize) {
-    if block == 0 || countdown::interval() == 0 || !PROCESS.is_current() {
+    if block == 0 || countdown::interval() == 0 || !SAMPLING_PROCESS.is_current() {
         return;
     }
     let Some(claim) = claim(block) else {

@@ -24,13 +24,13 @@ use core::sync::atomic::{
 
 pub use record::{MAX_FRAMES, StackRecord, StackRecordId};
 
-use cells::{CELLS, IdleRecord, MappedTable, PROBES, StackKey, VACANT, hash_of, life};
+use cells::{CELL_COUNT, IdleRecord, MAX_PROBES, MappedTable, StackKey, VACANT, hash_of, life};
 use counts::{live_counts, save_peak};
 use evicted::Evicted;
 use life::Life;
 use segments::{
     FREED_BYTES, FREED_OBJECTS, FrameCursor, HASH, NEXT, PEAK, PEAK_BYTES, PEAK_OBJECTS, SHAPE,
-    Segments, TOTAL_BYTES, TOTAL_OBJECTS, WORDS, frames, offset, word,
+    Segments, TOTAL_BYTES, TOTAL_OBJECTS, WORD_COUNT, frames, offset, word,
 };
 
 use crate::mapping;
@@ -65,7 +65,7 @@ impl StackTable {
 
     /// Maps the memory. Returns false if the kernel has none.
     pub(crate) fn prepare(&self) -> bool {
-        map_once(&self.cells, CELLS) && map_once(&self.words, WORDS)
+        map_once(&self.cells, CELL_COUNT) && map_once(&self.words, WORD_COUNT)
     }
 
     /// Finds or inserts the record of a stack and a size, and adds a user to it. `None` if there is no room.
@@ -123,7 +123,7 @@ impl StackTable {
     #[inline(never)]
     fn evict_near(&self, mapped: MappedTable<'_>, hash: u64) -> bool {
         // If another thread evicts the record first, the next one is tried.
-        (0..PROBES)
+        (0..MAX_PROBES)
             .map_while(|_| mapped.evictable(hash))
             .any(|idle| self.evict(mapped.words, &idle))
     }
@@ -254,12 +254,12 @@ impl StackTable {
         let cells = self.cells.load(Acquire);
         if !cells.is_null() {
             // SAFETY: a mapping of `map_once`, and the caller makes sure that no thread uses it.
-            unsafe { mapping::reset(cells, CELLS) };
+            unsafe { mapping::reset(cells, CELL_COUNT) };
         }
         let words = self.words.load(Acquire);
         if !words.is_null() {
             // SAFETY: a mapping of `map_once`, and the caller makes sure that no thread uses it.
-            unsafe { mapping::reset(words, WORDS) };
+            unsafe { mapping::reset(words, WORD_COUNT) };
         }
         self.evicted.clear();
         self.segments.clear();
@@ -270,14 +270,14 @@ impl StackTable {
         if self.cells.load(Relaxed).is_null() {
             return 0;
         }
-        CELLS * size_of::<u64>() + self.segments.bytes()
+        CELL_COUNT * size_of::<u64>() + self.segments.bytes()
     }
 
     /// The table's memory. `None` before [`Self::prepare`].
     fn mapped(&self) -> Option<MappedTable<'_>> {
         Some(MappedTable {
-            cells: slice_of(&self.cells, CELLS)?,
-            words: slice_of(&self.words, WORDS)?,
+            cells: slice_of(&self.cells, CELL_COUNT)?,
+            words: slice_of(&self.words, WORD_COUNT)?,
         })
     }
 }
@@ -410,7 +410,7 @@ mod tests {
         assert!(records.prepare());
         let frames = [7; MAX_FRAMES];
         let mut interned = 0;
-        for leaf in 0..WORDS {
+        for leaf in 0..WORD_COUNT {
             let mut frames = frames;
             frames[0] = leaf;
             if records.intern(&frames, 8).is_none() {
@@ -418,9 +418,9 @@ mod tests {
             }
             interned += 1;
         }
-        let least = segments::SEGMENTS / 8;
-        assert!((least..CELLS).contains(&interned), "{interned}");
-        assert!(records.bytes() <= WORDS * 8 + CELLS * 8);
+        let least = segments::SEGMENT_COUNT / 8;
+        assert!((least..CELL_COUNT).contains(&interned), "{interned}");
+        assert!(records.bytes() <= WORD_COUNT * 8 + CELL_COUNT * 8);
     }
 
     /// Adds samples, each with another stack of that depth, and removes all but one of `every`. Returns the
@@ -466,7 +466,7 @@ mod tests {
     #[test]
     fn churn_of_stacks_loses_no_sample() {
         let check = |every, depth| {
-            const SAMPLES: u64 = 4 * CELLS as u64;
+            const SAMPLES: u64 = 4 * CELL_COUNT as u64;
             let records = StackTable::new();
             assert!(records.prepare());
             assert_eq!(churn(&records, SAMPLES, every, depth), 0, "{every} {depth}");
@@ -474,7 +474,7 @@ mod tests {
             let expected = [live, 100 * live, SAMPLES, 100 * SAMPLES];
             assert_eq!(sums(&records), expected, "{every} {depth}");
             assert_eq!(records.objects(), (live, SAMPLES));
-            assert!(records.bytes() <= WORDS * 8 + CELLS * 8);
+            assert!(records.bytes() <= WORD_COUNT * 8 + CELL_COUNT * 8);
         };
         check(u64::MAX, 23);
         check(100, 23);
@@ -487,12 +487,12 @@ mod tests {
     fn table_full_of_live_stacks_refuses_others_and_keeps_its_records() {
         let records = StackTable::new();
         assert!(records.prepare());
-        let lost = churn(&records, 2 * CELLS as u64, 1, 10);
+        let lost = churn(&records, 2 * CELL_COUNT as u64, 1, 10);
         assert!(
-            (CELLS as u64..CELLS as u64 * 11 / 10).contains(&lost),
+            (CELL_COUNT as u64..CELL_COUNT as u64 * 11 / 10).contains(&lost),
             "{lost}"
         );
-        let kept = 2 * CELLS as u64 - lost;
+        let kept = 2 * CELL_COUNT as u64 - lost;
         assert_eq!(sums(&records), [kept, 100 * kept, kept, 100 * kept]);
     }
 
@@ -506,7 +506,7 @@ mod tests {
         assert!(records.restore_sample(id, 100));
         assert_eq!(sums(&records), [1, 100, 1, 100]);
         assert_eq!(records.remove_sample(record, 100), id);
-        assert_eq!(churn(&records, 8 * CELLS as u64, u64::MAX, 3), 0);
+        assert_eq!(churn(&records, 8 * CELL_COUNT as u64, u64::MAX, 3), 0);
         assert!(!records.restore_sample(id, 100));
     }
 }

@@ -20,7 +20,7 @@ const BATCH_BYTES: i64 = 4096;
 /// Rows of thread totals. The row of a thread that ends passes to the thread that gets its pointer.
 const MAX_THREADS: usize = 4096;
 /// Rows that are searched for a thread's or a free one.
-const PROBES: usize = 8;
+const MAX_PROBES: usize = 8;
 
 static IS_ENABLED: AtomicBool = AtomicBool::new(false);
 /// Address of `malloc_usable_size` of the allocator that serves `malloc`; 0 if it has none.
@@ -29,19 +29,19 @@ static USABLE_SIZE: AtomicUsize = AtomicUsize::new(0);
 static HAS_HEADERS: AtomicBool = AtomicBool::new(false);
 
 /// Flag bits of `mchunk_size`. A chunk with a mapping of its own has a header of two words, others of one.
-const FLAGS: usize = 0b111;
-const IS_MAPPED: usize = 0b010;
+const CHUNK_FLAGS: usize = 0b111;
+const MAPPED_FLAG: usize = 0b010;
 
 // THREADS lies in the section of the other tables, because a page between two tables would become resident as
 // soon as it is written.
 #[unsafe(link_section = ".bss.tables")]
 static THREADS: [ThreadTotals; MAX_THREADS] = [const { ThreadTotals::new() }; MAX_THREADS];
 /// Sums of threads that found no free row.
-static OTHERS: ThreadTotals = ThreadTotals::new();
+static SHARED_TOTALS: ThreadTotals = ThreadTotals::new();
 
-static LIVE: AtomicI64 = AtomicI64::new(0);
-static PEAK: AtomicI64 = AtomicI64::new(0);
-static PEAKS: AtomicU64 = AtomicU64::new(0);
+static LIVE_BYTES: AtomicI64 = AtomicI64::new(0);
+static PEAK_BYTES: AtomicI64 = AtomicI64::new(0);
+static PEAK_NUMBER: AtomicU64 = AtomicU64::new(0);
 
 /// Exact counts since the start of the process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -77,13 +77,13 @@ pub fn tally() -> Option<Tally> {
 
 /// Sums over all threads.
 fn sums() -> Tally {
-    let rows = || THREADS.iter().chain([&OTHERS]);
+    let rows = || THREADS.iter().chain([&SHARED_TOTALS]);
     let sum =
         |field: fn(&ThreadTotals) -> &AtomicU64| rows().map(|each| field(each).load(Relaxed)).sum();
     Tally {
         objects: sum(|each| &each.objects),
         bytes: sum(|each| &each.bytes),
-        peak: u64::try_from(PEAK.load(Relaxed)).unwrap_or(0),
+        peak: u64::try_from(PEAK_BYTES.load(Relaxed)).unwrap_or(0),
     }
 }
 
@@ -93,7 +93,7 @@ pub(crate) fn is_enabled() -> bool {
 }
 
 /// Stores the address of the allocator's `malloc_usable_size`.
-pub(crate) fn set_usable(function: Option<usize>) {
+pub(crate) fn set_usable_size(function: Option<usize>) {
     USABLE_SIZE.store(function.unwrap_or(0), Relaxed);
 }
 
@@ -122,18 +122,18 @@ pub(crate) unsafe fn probe_chunk_headers(
 
 /// Number of the last peak. It consists of the blocks that were live when it began.
 pub(crate) fn peaks() -> u64 {
-    PEAKS.load(Relaxed)
+    PEAK_NUMBER.load(Relaxed)
 }
 
 /// Resets the sums in a forked child.
 pub(crate) fn enter_child() {
-    for totals in THREADS.iter().chain([&OTHERS]) {
+    for totals in THREADS.iter().chain([&SHARED_TOTALS]) {
         totals.objects.store(0, Relaxed);
         totals.bytes.store(0, Relaxed);
         totals.pending.store(0, Relaxed);
     }
-    LIVE.store(0, Relaxed);
-    PEAK.store(0, Relaxed);
+    LIVE_BYTES.store(0, Relaxed);
+    PEAK_BYTES.store(0, Relaxed);
 }
 
 /// Usable bytes of a block; 0 for null.
@@ -153,8 +153,8 @@ fn chunk_size(block: usize) -> Option<i64> {
     let word = block.checked_sub(size_of::<usize>())? as *const AtomicUsize;
     // SAFETY: glibc has a header word before each block. Other threads change its flags, not the size.
     let word = unsafe { &*word }.load(Relaxed);
-    let size = (word & !FLAGS).wrapping_sub(size_of::<usize>());
-    (word & IS_MAPPED == 0).then_some(size as i64)
+    let size = (word & !CHUNK_FLAGS).wrapping_sub(size_of::<usize>());
+    (word & MAPPED_FLAG == 0).then_some(size as i64)
 }
 
 /// Usable bytes by the allocator's `malloc_usable_size`; 0 for null, or if it has none.
@@ -238,9 +238,9 @@ impl AddMode {
 #[inline(never)]
 fn flush(totals: &ThreadTotals) {
     let pending = totals.pending.swap(0, Relaxed);
-    let live = LIVE.fetch_add(pending, AcqRel) + pending;
-    if PEAK.fetch_max(live, AcqRel) < live {
-        PEAKS.fetch_add(1, AcqRel);
+    let live = LIVE_BYTES.fetch_add(pending, AcqRel) + pending;
+    if PEAK_BYTES.fetch_max(live, AcqRel) < live {
+        PEAK_NUMBER.fetch_add(1, AcqRel);
     }
 }
 
@@ -256,14 +256,14 @@ fn with_thread_totals(change: impl FnOnce(&ThreadTotals, AddMode)) {
     }
     match find_totals(hash, thread) {
         Some(totals) => change(totals, AddMode::Exclusive),
-        None => change(&OTHERS, AddMode::Shared),
+        None => change(&SHARED_TOTALS, AddMode::Shared),
     }
 }
 
-/// Finds the row of a thread, or claims a free one for it. `None` if neither is within [`PROBES`] rows.
+/// Finds the row of a thread, or claims a free one for it. `None` if neither is within [`MAX_PROBES`] rows.
 #[inline(never)]
 fn find_totals(hash: usize, thread: usize) -> Option<&'static ThreadTotals> {
-    (0..PROBES).find_map(|probe| {
+    (0..MAX_PROBES).find_map(|probe| {
         let totals = THREADS.get((hash + probe) % MAX_THREADS)?;
         let owner = totals
             .owner
@@ -295,7 +295,7 @@ mod tests {
 
     #[test]
     fn chunk_size_equals_usable_size_of_glibc() {
-        set_usable(Some(libc::malloc_usable_size as *const () as usize));
+        set_usable_size(Some(libc::malloc_usable_size as *const () as usize));
         // SAFETY: both are of the C library.
         unsafe { probe_chunk_headers(libc::malloc, libc::free) };
         assert!(HAS_HEADERS.load(Relaxed), "of this C library");

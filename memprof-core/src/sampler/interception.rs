@@ -70,8 +70,8 @@ impl Interception {
             Error { message, ..error }
         };
         let slots = Self::find_slots().map_err(unsampleable_error)?;
-        if slots.owner().is_program {
-            if let Some(entries) = PatchedEntries::find(slots.owner().malloc) {
+        if slots.provider().is_program {
+            if let Some(entries) = PatchedEntries::find(slots.provider().malloc) {
                 return Ok(Self::new(InterceptionMethod::Entries(Box::new(entries))));
             }
             return hooks().map_or_else(

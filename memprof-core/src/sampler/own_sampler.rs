@@ -36,7 +36,7 @@ pub fn sample_from_start(interval: Option<SampleInterval>, is_tallied: bool) -> 
         memprof_sampler::enable_tally();
     }
     let mut slots = Interception::find_slots()?;
-    if slots.owner().is_program {
+    if slots.provider().is_program {
         return Err(statically_linked_error());
     }
     register_fork_handler();

@@ -14,7 +14,7 @@ use crate::config::Config;
 use crate::output::{note, print};
 use crate::process_profile::{Frame, NamedStack, ProfileContext, Sample, SamplerCounts};
 use crate::scan::{files, scan};
-use crate::schema::{INCOMING, Rows, SAMPLER_COUNTS, Table, Totals};
+use crate::schema::{INCOMING_FOLDER, Rows, SAMPLER_COUNTS, Table, Totals};
 use crate::store::{CreateOutcome, Object, ProfileStore};
 use crate::time::{Hour, Instant};
 
@@ -55,7 +55,7 @@ pub(crate) fn compact(store: &Arc<ProfileStore>, until: Instant) -> anyhow::Resu
         let mut by_hour: BTreeMap<&Hour, Vec<&Object>> = BTreeMap::new();
         for (hour, object) in &found.counted {
             let is_over = hour.end().is_some_and(|end| end <= until);
-            if is_over && object.name.starts_with(INCOMING) {
+            if is_over && object.name.starts_with(INCOMING_FOLDER) {
                 by_hour.entry(hour).or_default().push(object);
             }
         }

@@ -18,7 +18,7 @@ use messages::{
 use tables::Tables;
 
 /// Sample types of the profiles.
-const TYPES: [SampleType; 2] = [SampleType::InuseSpace, SampleType::InuseObjects];
+const SAMPLE_TYPES: [SampleType; 2] = [SampleType::InuseSpace, SampleType::InuseObjects];
 
 /// Encodes the message for the profile of a service from one time to another.
 pub(crate) fn encode(
@@ -39,7 +39,7 @@ fn message(
 ) -> ProfilesData {
     let mut tables = Tables::new(symbolized);
     let nanos = |Instant(ms): Instant| ms.unsigned_abs().saturating_mul(1_000_000);
-    let mut profiles = TYPES.map(|sample_type| {
+    let mut profiles = SAMPLE_TYPES.map(|sample_type| {
         let unit = |tables: &mut Tables<'_>, name: &str, unit: &str| ValueType {
             type_strindex: tables.string(name),
             unit_strindex: tables.string(unit),

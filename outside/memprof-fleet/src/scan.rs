@@ -18,7 +18,7 @@ use parquet::file::metadata::{PageIndexPolicy, ParquetMetaData};
 use parquet::file::page_index::column_index::ColumnIndexMetaData;
 use parquet::file::reader::{ChunkReader, Length};
 
-use crate::schema::{INCOMING, SOURCES, Table};
+use crate::schema::{INCOMING_FOLDER, SOURCES_KEY, Table};
 use crate::store::{Object, ProfileStore};
 use crate::time::{Hour, Instant};
 
@@ -60,7 +60,7 @@ pub(crate) fn files(
     let mut sources = HashSet::new();
     for prefix in [
         table.name().to_owned(),
-        format!("{INCOMING}/{}", table.name()),
+        format!("{INCOMING_FOLDER}/{}", table.name()),
     ] {
         for object in store.list(&prefix)? {
             let Some(hour) = hour(&object.name, &prefix) else {
@@ -112,7 +112,7 @@ fn read_source_names(store: &Arc<ProfileStore>, object: &Object) -> anyhow::Resu
     let reader = open_file(store, object)?;
     let entries = reader.metadata().file_metadata().key_value_metadata();
     let mut entries = entries.into_iter().flatten();
-    let sources = entries.find(|entry| entry.key == SOURCES);
+    let sources = entries.find(|entry| entry.key == SOURCES_KEY);
     let sources = sources.and_then(|entry| entry.value.as_deref());
     Ok(sources
         .unwrap_or_default()

@@ -33,10 +33,10 @@ pub(crate) enum Table {
 }
 
 /// Folder of agents' files, until they are merged by hour.
-pub(crate) const INCOMING: &str = "incoming";
+pub(crate) const INCOMING_FOLDER: &str = "incoming";
 
 /// Metadata key of a merged file, whose value lists the merged files.
-pub(crate) const SOURCES: &str = "memprof.sources";
+pub(crate) const SOURCES_KEY: &str = "memprof.sources";
 
 /// Columns of PROFILES that files of older agents lack: samples taken and lost by memprof's sampler.
 pub(crate) const SAMPLER_COUNTS: [&str; 2] = ["taken_samples", "lost_samples"];
@@ -108,7 +108,10 @@ pub(crate) fn files(
         for table in Table::ALL {
             if let Some(bytes) = rows.write(table, None)? {
                 let (name, directory) = (content_name(&bytes), hour.directory());
-                let name = format!("{INCOMING}/{}/{directory}/{name}.parquet", table.name());
+                let name = format!(
+                    "{INCOMING_FOLDER}/{}/{directory}/{name}.parquet",
+                    table.name()
+                );
                 files.push((name, bytes));
             }
         }
@@ -330,7 +333,7 @@ fn write(batch: &RecordBatch, sources: Option<&[String]>) -> anyhow::Result<Vec<
         None => PAGE_ROWS,
     };
     let sources =
-        sources.map(|sources| vec![KeyValue::new(SOURCES.to_owned(), sources.join("\n"))]);
+        sources.map(|sources| vec![KeyValue::new(SOURCES_KEY.to_owned(), sources.join("\n"))]);
     let properties = WriterProperties::builder()
         .set_compression(Compression::ZSTD(ZstdLevel::try_new(ZSTD_LEVEL)?))
         .set_statistics_enabled(EnabledStatistics::Page)

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use crate::args::Engine;
 use crate::config::Config;
 use crate::output::{USAGE, exit_error, print};
-use crate::schema::{INCOMING, SOURCES, Table};
+use crate::schema::{INCOMING_FOLDER, SOURCES_KEY, Table};
 use crate::store::ProfileStore;
 
 /// Runs `memprof fleet views`.
@@ -16,7 +16,7 @@ pub(crate) fn run(engine: Engine, config: &Config) -> anyhow::Result<ExitCode> {
     for table in Table::ALL {
         let has = |prefix: &str| anyhow::Ok(!store.list(prefix)?.is_empty());
         let has_merged = has(table.name())?;
-        let has_incoming = has(&format!("{INCOMING}/{}", table.name()))?;
+        let has_incoming = has(&format!("{INCOMING_FOLDER}/{}", table.name()))?;
         views.push(view(engine, &root, table, has_merged, has_incoming));
     }
     print(&views.join("\n"))?;
@@ -27,7 +27,9 @@ pub(crate) fn run(engine: Engine, config: &Config) -> anyhow::Result<ExitCode> {
 fn view(engine: Engine, root: &str, table: Table, has_merged: bool, has_incoming: bool) -> String {
     let name = table.name();
     let files = engine.literal(&format!("{root}/{name}/date=*/hour=*/*.parquet"));
-    let incoming = engine.literal(&format!("{root}/{INCOMING}/{name}/date=*/hour=*/*.parquet"));
+    let incoming = engine.literal(&format!(
+        "{root}/{INCOMING_FOLDER}/{name}/date=*/hour=*/*.parquet"
+    ));
     let distinct = |rows: String| match table {
         // Agents may write a stack twice: a join would count its samples twice.
         Table::Stacks => format!(
@@ -56,7 +58,7 @@ fn view(engine: Engine, root: &str, table: Table, has_merged: bool, has_incoming
                     "{merged} UNION ALL BY NAME {fresh} WHERE \
                      array_to_string(string_split(filename, '/')[-5:], '/') NOT IN \
                      (SELECT unnest(string_split(decode(value), chr(10))) \
-                     FROM parquet_kv_metadata({files}) WHERE decode(key) = '{SOURCES}')"
+                     FROM parquet_kv_metadata({files}) WHERE decode(key) = '{SOURCES_KEY}')"
                 ),
             };
             format!("CREATE OR REPLACE VIEW {name} AS {};", distinct(rows))

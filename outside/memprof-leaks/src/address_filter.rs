@@ -3,9 +3,9 @@
 use std::ops::Range;
 
 /// Number of units in user space (47 bits).
-const UNITS: usize = 1 << (47 - SHIFT);
+const UNIT_COUNT: usize = 1 << (47 - UNIT_SHIFT);
 /// log2 of the bytes of a unit.
-const SHIFT: u32 = 21;
+const UNIT_SHIFT: u32 = 21;
 
 /// One bit per unit. Pages of the bitmap that stay 0 use no memory.
 #[derive(Debug, Default)]
@@ -14,9 +14,9 @@ pub(crate) struct AddressFilter(Vec<u64>);
 impl AddressFilter {
     /// Adds all units of the ranges, none of which is empty.
     pub(crate) fn new<'a>(ranges: impl Iterator<Item = &'a Range<u64>>) -> Self {
-        let mut units = vec![0; UNITS / 64];
+        let mut units = vec![0; UNIT_COUNT / 64];
         for range in ranges {
-            for unit in range.start >> SHIFT..=(range.end - 1) >> SHIFT {
+            for unit in range.start >> UNIT_SHIFT..=(range.end - 1) >> UNIT_SHIFT {
                 // Addresses beyond the bitmap are the kernel's.
                 let Some(word) = units.get_mut((unit / 64) as usize) else {
                     break;
@@ -30,8 +30,8 @@ impl AddressFilter {
     /// Returns false only if the address is in none of the ranges.
     #[inline]
     pub(crate) fn may_contain(&self, address: u64) -> bool {
-        let unit = address >> SHIFT;
-        (unit as usize) < UNITS && self.0[(unit / 64) as usize] >> (unit % 64) & 1 != 0
+        let unit = address >> UNIT_SHIFT;
+        (unit as usize) < UNIT_COUNT && self.0[(unit / 64) as usize] >> (unit % 64) & 1 != 0
     }
 }
 

@@ -7,24 +7,24 @@ use std::thread;
 
 use crate::error::Error;
 use crate::objects::Objects;
-use crate::resident_pages::PAGE;
+use crate::resident_pages::PAGE_SIZE;
 use crate::roots::Roots;
 use crate::snapshot::Snapshot;
-use crate::snapshot_memory::{BLOCK, SnapshotMemory};
+use crate::snapshot_memory::{BLOCK_SIZE, SnapshotMemory};
 
 /// Most threads that scan memory; with more, memory bandwidth is the limit.
 const MAX_THREADS: usize = 8;
 /// Objects that a thread scans at a time.
 const OBJECTS_PER_BATCH: usize = 1024;
 /// Largest gap between two objects that are read at once, in bytes.
-const MAX_GAP: u64 = PAGE;
+const MAX_GAP: u64 = PAGE_SIZE;
 /// Most objects in the queue of unscanned ones. Further ones are found later by their marks.
 const MAX_QUEUED: usize = 1 << 18;
 /// Size in bytes above which only the resident pages of an object are read.
-const LARGE_OBJECT: u64 = 1 << 20;
+const LARGE_OBJECT_SIZE: u64 = 1 << 20;
 /// Bytes that are read at once if objects are near each other: the nodes of a list were mostly allocated in a
 /// row.
-const READ_AHEAD: u64 = 16 << 10;
+const READ_AHEAD_BYTES: u64 = 16 << 10;
 /// Bytes that a thread reads between two checks of the machine's available memory.
 const HEADROOM_CHECK_BYTES: usize = 64 << 20;
 
@@ -134,13 +134,13 @@ impl Marker<'_> {
             let Some(object) = self.objects.mark_scanned(*start) else {
                 continue;
             };
-            if object.end - object.start > LARGE_OBJECT {
+            if object.end - object.start > LARGE_OBJECT_SIZE {
                 worker.mark_large(object);
                 continue;
             }
             let is_near = near.last().is_some_and(|last| {
                 object.start - last.end.min(object.start) <= MAX_GAP
-                    && object.end - near[0].start <= BLOCK as u64
+                    && object.end - near[0].start <= BLOCK_SIZE as u64
             });
             if !is_near {
                 worker.mark_near(&near);
@@ -190,12 +190,12 @@ impl Marker<'_> {
     }
 }
 
-/// Splits a range into blocks of [`BLOCK`] bytes.
+/// Splits a range into blocks of [`BLOCK_SIZE`] bytes.
 fn blocks(range: Range<u64>) -> impl Iterator<Item = Range<u64>> {
     let end = range.end;
     range
-        .step_by(BLOCK)
-        .map(move |start| start..end.min(start + BLOCK as u64))
+        .step_by(BLOCK_SIZE)
+        .map(move |start| start..end.min(start + BLOCK_SIZE as u64))
 }
 
 /// State of one thread of a mark phase.
@@ -212,14 +212,14 @@ impl<'a> MarkWorker<'a> {
     fn new(marker: &'a Marker<'a>) -> Self {
         Self {
             marker,
-            block: vec![0; BLOCK],
+            block: vec![0; BLOCK_SIZE],
             cached: 0..0,
             found: Vec::new(),
             unchecked: 0,
         }
     }
 
-    /// Reads a range of at most [`BLOCK`] bytes. Returns its position in `block`, shortened if the memory
+    /// Reads a range of at most [`BLOCK_SIZE`] bytes. Returns its position in `block`, shortened if the memory
     /// cannot be read completely.
     fn read(&mut self, range: &Range<u64>) -> Range<usize> {
         let length = (range.end - range.start) as usize;
@@ -250,11 +250,11 @@ impl<'a> MarkWorker<'a> {
 
     /// Range to read so that it contains `range`: extended by its surroundings if it is near the last one.
     fn read_range(&self, range: &Range<u64>) -> Range<u64> {
-        let is_near = range.start.abs_diff(self.cached.start) <= 2 * READ_AHEAD;
+        let is_near = range.start.abs_diff(self.cached.start) <= 2 * READ_AHEAD_BYTES;
         let region = self.marker.view.region(range.start).filter(|_| is_near);
         let around = region.map(|region| {
-            let start = range.start & !(READ_AHEAD - 1);
-            start.max(region.range.start)..region.range.end.min(start + READ_AHEAD)
+            let start = range.start & !(READ_AHEAD_BYTES - 1);
+            start.max(region.range.start)..region.range.end.min(start + READ_AHEAD_BYTES)
         });
         let around = around.filter(|around| range.end <= around.end);
         around.unwrap_or_else(|| range.clone())
@@ -291,7 +291,7 @@ impl<'a> MarkWorker<'a> {
         };
         let base = first.start;
         // Words stay whole: objects and blocks have a whole number of them.
-        if last.end - base > BLOCK as u64 {
+        if last.end - base > BLOCK_SIZE as u64 {
             blocks(base..last.end).for_each(|block| self.mark_range(block));
             return;
         }

@@ -8,7 +8,7 @@ mod symbols;
 use std::collections::HashMap;
 use std::rc::Rc;
 
-pub(crate) use self::python::{DICT, Python, references};
+pub(crate) use self::python::{DICT_TYPE, Python, references};
 use self::symbols::Symbols;
 pub(crate) use self::symbols::Variable;
 use crate::objects::Object;

@@ -21,7 +21,7 @@ const SNAPSHOT_DELAY: Duration = Duration::from_secs(1);
 /// Most words of an object that its checksum covers.
 const MAX_CHECKSUM_WORDS: usize = 512;
 /// Odd factor without a pattern: the golden ratio.
-const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
+const CHECKSUM_FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// Result of a proof.
 #[derive(Clone, Debug, Default)]
@@ -137,7 +137,7 @@ fn checksum(memory: &mut CachedReader<'_>, object: &Object) -> u32 {
     let addresses = object.range.clone().step_by(8).take(MAX_CHECKSUM_WORDS);
     let words = addresses.map(|address| memory.word(address).unwrap_or_default());
     let sum = words.fold(0_u64, |sum, word| {
-        (sum.rotate_left(5) ^ word).wrapping_mul(FACTOR)
+        (sum.rotate_left(5) ^ word).wrapping_mul(CHECKSUM_FACTOR)
     });
     (sum >> 32) as u32
 }

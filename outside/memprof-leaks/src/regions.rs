@@ -11,7 +11,7 @@ use nix::sys::uio::{RemoteIoVec, process_vm_readv};
 use nix::unistd::Pid;
 
 use crate::error::Error;
-use crate::resident_pages::{PAGE, resident};
+use crate::resident_pages::{PAGE_SIZE, resident};
 
 /// A mapping, and its pages that may be read.
 #[derive(Clone, Debug)]
@@ -116,7 +116,7 @@ impl ProcessMemory {
         }
         let mut done = 0;
         while done < buffer.len() {
-            let end = (PAGE - (address + done as u64) % PAGE) as usize;
+            let end = (PAGE_SIZE - (address + done as u64) % PAGE_SIZE) as usize;
             let end = buffer.len().min(done + end);
             if self
                 .memory

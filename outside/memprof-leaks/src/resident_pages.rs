@@ -9,7 +9,7 @@ use std::os::unix::fs::FileExt;
 use nix::errno::Errno;
 
 /// Bytes of a page.
-pub(crate) const PAGE: u64 = 4096;
+pub(crate) const PAGE_SIZE: u64 = 4096;
 
 /// Entries of /proc/PID/pagemap that are read at a time.
 const ENTRIES_PER_READ: usize = 32 << 10;
@@ -21,9 +21,9 @@ const FILE_OR_SHARED: u64 = 1 << 61;
 /// Most runs of pages that one call of `PAGEMAP_SCAN` returns.
 const MAX_RUNS: usize = 1024;
 /// Categories of pages (`PAGE_IS_FILE` and others).
-const IS_FILE: u64 = 1 << 2;
-const IS_PRESENT: u64 = 1 << 3;
-const IS_SWAPPED: u64 = 1 << 4;
+const PAGE_IS_FILE: u64 = 1 << 2;
+const PAGE_IS_PRESENT: u64 = 1 << 3;
+const PAGE_IS_SWAPPED: u64 = 1 << 4;
 
 /// Argument of `PAGEMAP_SCAN`, `struct pm_scan_arg` of linux/fs.h.
 #[repr(C)]
@@ -70,7 +70,7 @@ fn scan_pagemap(
     range: &Range<u64>,
     is_shared: bool,
 ) -> Result<Vec<Range<u64>>, Errno> {
-    let is_file = if is_shared { 0 } else { IS_FILE };
+    let is_file = if is_shared { 0 } else { PAGE_IS_FILE };
     let mut found = Vec::new();
     let mut runs = vec![PageRun::default(); MAX_RUNS];
     let mut address = range.start;
@@ -83,7 +83,7 @@ fn scan_pagemap(
             vec_len: MAX_RUNS as u64,
             category_inverted: is_file,
             category_mask: is_file,
-            category_anyof_mask: IS_PRESENT | IS_SWAPPED,
+            category_anyof_mask: PAGE_IS_PRESENT | PAGE_IS_SWAPPED,
             ..PagemapScan::default()
         };
         // SAFETY: the kernel fills at most `vec_len` elements of `runs`, and `walk_end`; both exist until the
@@ -112,15 +112,15 @@ fn read_pagemap(
     let mut entries = vec![0; ENTRIES_PER_READ * 8];
     let mut address = range.start;
     while address < range.end {
-        let length = (((range.end - address) / PAGE) as usize).min(ENTRIES_PER_READ) * 8;
-        pagemap.read_exact_at(&mut entries[..length], address / PAGE * 8)?;
+        let length = (((range.end - address) / PAGE_SIZE) as usize).min(ENTRIES_PER_READ) * 8;
+        pagemap.read_exact_at(&mut entries[..length], address / PAGE_SIZE * 8)?;
         for entry in entries[..length].chunks_exact(8) {
             let entry = u64::from_le_bytes(entry.try_into().expect("eight bytes"));
             let exists = entry & PRESENT_OR_SWAPPED != 0;
             if exists && (is_shared || entry & FILE_OR_SHARED == 0) {
-                push_run(&mut found, address..address + PAGE);
+                push_run(&mut found, address..address + PAGE_SIZE);
             }
-            address += PAGE;
+            address += PAGE_SIZE;
         }
     }
     Ok(found)
@@ -142,7 +142,10 @@ mod tests {
 
     /// Maps `pages` pages in this process, and writes to some of them.
     fn mapped(pages: u64, touched: &[u64]) -> Range<u64> {
-        let (length, access) = ((pages * PAGE) as usize, libc::PROT_READ | libc::PROT_WRITE);
+        let (length, access) = (
+            (pages * PAGE_SIZE) as usize,
+            libc::PROT_READ | libc::PROT_WRITE,
+        );
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
         // SAFETY: mmap(2): new memory, which stays mapped until the test ends.
         let start = unsafe { libc::mmap(ptr::null_mut(), length, access, flags, -1, 0) };
@@ -153,15 +156,15 @@ mod tests {
         let start = start as u64;
         for page in touched {
             // SAFETY: the page is in the mapping, which is writable.
-            unsafe { ((start + page * PAGE) as *mut u8).write_volatile(1) };
+            unsafe { ((start + page * PAGE_SIZE) as *mut u8).write_volatile(1) };
         }
-        start..start + pages * PAGE
+        start..start + pages * PAGE_SIZE
     }
 
     fn check(pages: u64, touched: &[u64], expected: &[Range<u64>]) {
         let range = mapped(pages, touched);
         let pagemap = File::open("/proc/self/pagemap").unwrap();
-        let address = |page: u64| range.start + page * PAGE;
+        let address = |page: u64| range.start + page * PAGE_SIZE;
         let expected: Vec<_> = expected
             .iter()
             .map(|run| address(run.start)..address(run.end))

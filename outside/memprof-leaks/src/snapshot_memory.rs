@@ -6,11 +6,11 @@ use memprof_ptrace::memory::Memory;
 
 use crate::error::Error;
 use crate::regions::{ProcessMemory, Region, read_regions};
-use crate::resident_pages::PAGE;
+use crate::resident_pages::PAGE_SIZE;
 use crate::snapshot::{Snapshot, UncopiedMemory};
 
 /// Bytes that are read at a time.
-pub(crate) const BLOCK: usize = 256 << 10;
+pub(crate) const BLOCK_SIZE: usize = 256 << 10;
 
 /// Memory of a snapshot: of its copy, and of the process where the copy has none.
 #[derive(Debug)]
@@ -138,7 +138,7 @@ impl<'a> CachedReader<'a> {
         Self {
             view,
             start: 0,
-            block: vec![0; BLOCK],
+            block: vec![0; BLOCK_SIZE],
             length: 0,
         }
     }
@@ -156,7 +156,7 @@ impl<'a> CachedReader<'a> {
     pub(crate) fn word(&mut self, address: u64) -> Option<u64> {
         let end = self.start + self.length as u64;
         if address < self.start || address.checked_add(8)? > end {
-            self.start = address & !(PAGE - 1);
+            self.start = address & !(PAGE_SIZE - 1);
             self.length = self.view.read(self.start, &mut self.block);
         }
         self.cached_word((address - self.start) as usize)

@@ -11,11 +11,11 @@ use core::sync::atomic::{AtomicPtr, AtomicUsize, Ordering::SeqCst};
 
 use crate::thread_pointer::thread_pointer;
 
-const NAME: &CStr = c"memprof_loader_is_locked";
+const RESOLVER_NAME: &CStr = c"memprof_loader_is_locked";
 
 /// Job that the resolver runs, in the thread that set it.
-static JOB: AtomicPtr<LockedJob<'static>> = AtomicPtr::new(ptr::null_mut());
-static THREAD: AtomicUsize = AtomicUsize::new(0);
+static PENDING_JOB: AtomicPtr<LockedJob<'static>> = AtomicPtr::new(ptr::null_mut());
+static JOB_THREAD: AtomicUsize = AtomicUsize::new(0);
 
 struct LockedJob<'a> {
     work: &'a mut dyn FnMut(),
@@ -30,12 +30,12 @@ pub(super) fn with_loader_locked(work: &mut dyn FnMut()) -> bool {
         work,
         is_done: false,
     };
-    THREAD.store(thread_pointer(), SeqCst);
-    JOB.store((&raw mut job).cast(), SeqCst);
+    JOB_THREAD.store(thread_pointer(), SeqCst);
+    PENDING_JOB.store((&raw mut job).cast(), SeqCst);
     // SAFETY: dlsym(3) with a NUL-terminated name, searched in all objects.
-    unsafe { libc::dlsym(libc::RTLD_DEFAULT, NAME.as_ptr()) };
-    JOB.store(ptr::null_mut(), SeqCst);
-    THREAD.store(0, SeqCst);
+    unsafe { libc::dlsym(libc::RTLD_DEFAULT, RESOLVER_NAME.as_ptr()) };
+    PENDING_JOB.store(ptr::null_mut(), SeqCst);
+    JOB_THREAD.store(0, SeqCst);
     job.is_done
 }
 
@@ -55,8 +55,8 @@ unsafe extern "C" fn memprof_loader_is_locked() -> *const c_void {
 
 /// Resolver of the indirect function: runs the job if this thread has set one.
 extern "C" fn resolve() -> *const c_void {
-    if THREAD.load(SeqCst) == thread_pointer() {
-        let job = JOB.swap(ptr::null_mut(), SeqCst);
+    if JOB_THREAD.load(SeqCst) == thread_pointer() {
+        let job = PENDING_JOB.swap(ptr::null_mut(), SeqCst);
         // SAFETY: null, or the job of this thread, which waits in `with_loader_locked`.
         if let Some(job) = unsafe { job.as_mut() } {
             (job.work)();

@@ -8,7 +8,7 @@ use core::{ptr, slice};
 
 use libc::{Elf64_Phdr, Elf64_Rela, Elf64_Sym, PT_DYNAMIC, PT_GNU_RELRO, PT_LOAD, dl_phdr_info};
 
-const PAGE: usize = 4096;
+const PAGE_SIZE: usize = 4096;
 
 const DT_NULL: i64 = 0;
 const DT_PLTRELSZ: i64 = 2;
@@ -235,5 +235,5 @@ fn gnu_hash(name: &[u8]) -> u32 {
 
 /// Start of the page that contains an address.
 fn page_start(address: usize) -> usize {
-    address & !(PAGE - 1)
+    address & !(PAGE_SIZE - 1)
 }

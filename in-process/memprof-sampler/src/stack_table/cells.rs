@@ -16,11 +16,11 @@ use crate::address_hash::mix;
 use crate::tally;
 
 /// Cells of the stack table, the largest number of records.
-pub(super) const CELLS: usize = 1 << 17;
+pub(super) const CELL_COUNT: usize = 1 << 17;
 /// Cells probed for one stack; if all have live records, the sample counts as lost.
-pub(super) const PROBES: usize = 64;
+pub(super) const MAX_PROBES: usize = 64;
 /// IdleRecord records that are compared before the one with fewest samples is evicted.
-pub(super) const CANDIDATES: usize = 8;
+pub(super) const MAX_CANDIDATES: usize = 8;
 
 /// Cell of a record that was evicted: a search goes on behind it, unlike at an empty one (0).
 pub(super) const VACANT: u64 = u32::MAX as u64;
@@ -60,8 +60,8 @@ impl<'a> StackKey<'a> {
 impl<'a> MappedTable<'a> {
     /// Cells that the record of a hash may have, in the order of probing.
     pub(super) fn near(self, hash: u64) -> impl Iterator<Item = &'a AtomicU64> {
-        let indices = (0..PROBES).map(move |probe| (hash as usize).wrapping_add(probe));
-        indices.filter_map(move |index| self.cells.get(index & (CELLS - 1)))
+        let indices = (0..MAX_PROBES).map(move |probe| (hash as usize).wrapping_add(probe));
+        indices.filter_map(move |index| self.cells.get(index & (CELL_COUNT - 1)))
     }
 
     /// Use count and generation of a record.
@@ -103,7 +103,7 @@ impl<'a> MappedTable<'a> {
                 .all(|(word, frame)| word.load(Relaxed) == *frame as u64)
     }
 
-    /// Selects a record to evict: of the first [`CANDIDATES`] idle ones near a hash, the one with fewest
+    /// Selects a record to evict: of the first [`MAX_CANDIDATES`] idle ones near a hash, the one with fewest
     /// samples. `None` if no record is idle.
     pub(super) fn evictable(self, hash: u64) -> Option<IdleRecord<'a>> {
         let idle = self.near(hash).filter_map(|cell| {
@@ -120,7 +120,7 @@ impl<'a> MappedTable<'a> {
         let samples = |idle: &IdleRecord<'_>| {
             word(self.words, idle.record, TOTAL_OBJECTS).map(|word| word.load(Relaxed))
         };
-        idle.take(CANDIDATES).min_by_key(samples)
+        idle.take(MAX_CANDIDATES).min_by_key(samples)
     }
 
     /// First segments of all records.

@@ -3,19 +3,19 @@
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// Number of size classes: four for each power of two.
-const CLASSES: usize = 4 * u64::BITS as usize;
+const CLASS_COUNT: usize = 4 * u64::BITS as usize;
 
 /// Sums of evicted records.
 #[derive(Debug)]
 pub(super) struct Evicted {
     /// Objects and bytes of each class.
-    classes: [[AtomicU64; 2]; CLASSES],
+    classes: [[AtomicU64; 2]; CLASS_COUNT],
 }
 
 impl Evicted {
     pub(super) const fn new() -> Self {
         Self {
-            classes: [const { [AtomicU64::new(0), AtomicU64::new(0)] }; CLASSES],
+            classes: [const { [AtomicU64::new(0), AtomicU64::new(0)] }; CLASS_COUNT],
         }
     }
 

@@ -10,9 +10,9 @@ use core::sync::atomic::{
 use super::free_segments::FreeSegments;
 
 /// Number of segments: 64 MiB, enough for 200,000 stacks of 35 frames.
-pub(super) const SEGMENTS: usize = WORDS / SEGMENT_WORDS;
+pub(super) const SEGMENT_COUNT: usize = WORD_COUNT / SEGMENT_WORDS;
 /// Words of all segments.
-pub(super) const WORDS: usize = 1 << 23;
+pub(super) const WORD_COUNT: usize = 1 << 23;
 /// Words of a segment: three cache lines.
 pub(super) const SEGMENT_WORDS: usize = 24;
 
@@ -127,11 +127,11 @@ impl Segments {
     fn allocate_one(&self, words: &[AtomicU64]) -> Option<u32> {
         let free = self.free.pop(|segment| word(words, segment, NEXT));
         free.or_else(|| {
-            if self.used.load(Relaxed) >= SEGMENTS {
+            if self.used.load(Relaxed) >= SEGMENT_COUNT {
                 return None;
             }
             let fresh = self.used.fetch_add(1, Relaxed);
-            u32::try_from(fresh).ok().filter(|_| fresh < SEGMENTS)
+            u32::try_from(fresh).ok().filter(|_| fresh < SEGMENT_COUNT)
         })
     }
 
@@ -152,7 +152,7 @@ impl Segments {
 
     /// Bytes of all segments that were ever used.
     pub(super) fn bytes(&self) -> usize {
-        self.used.load(Relaxed).min(SEGMENTS) * SEGMENT_WORDS * size_of::<u64>()
+        self.used.load(Relaxed).min(SEGMENT_COUNT) * SEGMENT_WORDS * size_of::<u64>()
     }
 
     /// Frees all segments. The caller has filled them with zeros.

@@ -11,10 +11,10 @@ use memprof_http::{shared_files, whole_page};
 use super::ServerState;
 
 /// HTML of the page.
-const INDEX: &str = include_str!("page/index.html");
+const INDEX_HTML: &str = include_str!("page/index.html");
 
 /// Paths and texts of the scripts.
-const FILES: [(&str, &str); 4] = [
+const SCRIPTS: [(&str, &str); 4] = [
     ("/fleet.js", include_str!("page/fleet.js")),
     ("/asked.js", include_str!("page/asked.js")),
     ("/overview.js", include_str!("page/overview.js")),
@@ -23,9 +23,9 @@ const FILES: [(&str, &str); 4] = [
 
 /// Routes of the page and its files.
 pub(super) fn routes() -> Router<Arc<ServerState>> {
-    let index = async || Html(whole_page("memprof fleet", "fleet.js", INDEX));
+    let index = async || Html(whole_page("memprof fleet", "fleet.js", INDEX_HTML));
     let router = shared_files().route("/", get(index));
-    FILES.into_iter().fold(router, |router, (path, text)| {
+    SCRIPTS.into_iter().fold(router, |router, (path, text)| {
         let script = [(CONTENT_TYPE, "text/javascript; charset=utf-8")];
         router.route(path, get(async move || (script, text)))
     })

@@ -19,14 +19,14 @@ use crate::snapshot_memory::{CachedReader, SnapshotMemory};
 
 /// Bytes of a chunk's header: the size of the previous chunk, which belongs to that one while it is used, and
 /// its own size.
-const HEADER: u64 = 16;
+const HEADER_SIZE: u64 = 16;
 /// Bytes of the header that no other chunk uses.
 const SIZE_FIELD: u64 = 8;
 const ALIGNMENT: u64 = 16;
 const MIN_CHUNK: u64 = 32;
 /// Flag bits of a size field.
-const FLAGS: u64 = 7;
-const PREVIOUS_IS_USED: u64 = 1;
+const SIZE_FLAGS: u64 = 7;
+const PREVIOUS_IN_USE_FLAG: u64 = 1;
 
 /// Walks the heap. `None` if the process has no glibc, or allocated nothing with it.
 ///
@@ -95,7 +95,7 @@ fn walk_chunks(view: &SnapshotMemory, segment: &Segment) -> Option<SegmentWalk> 
     let mut memory = CachedReader::new(view);
     let mut walked = SegmentWalk {
         span: Span::new(
-            start + HEADER..end + HEADER - SIZE_FIELD,
+            start + HEADER_SIZE..end + HEADER_SIZE - SIZE_FIELD,
             ALIGNMENT,
             SIZE_FIELD,
         ),
@@ -104,10 +104,10 @@ fn walk_chunks(view: &SnapshotMemory, segment: &Segment) -> Option<SegmentWalk> 
     let mut chunk = start;
     let mut size = memory.word(chunk + 8)?;
     while chunk < end {
-        let length = size & !FLAGS;
+        let length = size & !SIZE_FLAGS;
         // Two minimal chunks close a full heap.
         if length < MIN_CHUNK && end - chunk <= 2 * MIN_CHUNK {
-            walked.span.add_object(chunk + HEADER, false);
+            walked.span.add_object(chunk + HEADER_SIZE, false);
             return Some(walked);
         }
         // A thread has moved the top behind this chunk, but has not written the chunk's new size yet.
@@ -119,10 +119,10 @@ fn walk_chunks(view: &SnapshotMemory, segment: &Segment) -> Option<SegmentWalk> 
         }
         let next = if is_being_cut { end } else { chunk + length };
         let next_size = memory.word(next + 8)?;
-        let is_used = next_size & PREVIOUS_IS_USED != 0;
-        walked.span.add_object(chunk + HEADER, is_used);
+        let is_used = next_size & PREVIOUS_IN_USE_FLAG != 0;
+        walked.span.add_object(chunk + HEADER_SIZE, is_used);
         if is_used && caches::CACHE_SIZES.contains(&length) {
-            walked.caches.push(chunk + HEADER);
+            walked.caches.push(chunk + HEADER_SIZE);
         }
         (chunk, size) = (next, next_size);
     }

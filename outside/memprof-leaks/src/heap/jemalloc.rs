@@ -17,14 +17,14 @@ use crate::error::Error;
 use crate::objects::Span;
 use crate::regions::Region;
 use crate::snapshot::Registers;
-use crate::snapshot_memory::{BLOCK, SnapshotMemory};
+use crate::snapshot_memory::{BLOCK_SIZE, SnapshotMemory};
 
 /// Alignment and least size of blocks of the allocator's own memory.
-const OWN_BLOCK: u64 = 2 << 20;
+const OWN_BLOCK_SIZE: u64 = 2 << 20;
 /// Least number of slabs; with fewer, there is no jemalloc.
 const MIN_SLABS: usize = 4;
 /// Size in bytes from which an object has a span of its own.
-const LARGE_OBJECT: u64 = 64 << 10;
+const LARGE_OBJECT_SIZE: u64 = 64 << 10;
 
 /// Bytes per extent while the heap is walked, with a slab's bitmap.
 const BYTES_PER_EXTENT: usize = size_of::<Extent>() + 64;
@@ -47,18 +47,18 @@ pub(crate) fn heap(
         .iter()
         .filter(|extent| matches!(extent.kind, ExtentKind::Slab { .. }))
     {
-        *blocks.entry(extent.record / OWN_BLOCK).or_default() += 1;
+        *blocks.entry(extent.record / OWN_BLOCK_SIZE).or_default() += 1;
     }
     if blocks.values().sum::<usize>() < MIN_SLABS {
         return Ok(None);
     }
-    found.retain(|extent| blocks.contains_key(&(extent.record / OWN_BLOCK)));
+    found.retain(|extent| blocks.contains_key(&(extent.record / OWN_BLOCK_SIZE)));
     found.sort_by_key(|extent| (extent.range.start, extent.state != ExtentState::Active));
     let mut heap = FoundHeap::default();
     heap.excluded.extend(
         blocks
             .keys()
-            .map(|block| block * OWN_BLOCK..(block + 1) * OWN_BLOCK),
+            .map(|block| block * OWN_BLOCK_SIZE..(block + 1) * OWN_BLOCK_SIZE),
     );
     let mut end = 0;
     found.retain(|extent| {
@@ -100,7 +100,7 @@ pub(crate) fn heap(
 /// Whether an extent's object has a span of its own.
 fn is_large(extent: &Extent) -> bool {
     matches!(extent.kind, ExtentKind::Large { .. })
-        && extent.range.end - extent.range.start >= LARGE_OBJECT
+        && extent.range.end - extent.range.start >= LARGE_OBJECT_SIZE
 }
 
 /// Greatest power of two, at most 16, of which the object's size is a multiple: only the smallest class has 8
@@ -148,10 +148,10 @@ fn add_extents(
     if !region.is_writable || region.is_file || region.is_shared {
         return Ok(());
     }
-    let mut block = vec![0; BLOCK];
+    let mut block = vec![0; BLOCK_SIZE];
     for pages in &region.pages {
-        for start in pages.clone().step_by(BLOCK) {
-            let length = (pages.end - start).min(BLOCK as u64) as usize;
+        for start in pages.clone().step_by(BLOCK_SIZE) {
+            let length = (pages.end - start).min(BLOCK_SIZE as u64) as usize;
             let read = view.read(start, &mut block[..length]);
             let records = block[..read].chunks_exact(RECORD_SIZE).enumerate();
             found.extend(records.filter_map(|(index, bytes)| {

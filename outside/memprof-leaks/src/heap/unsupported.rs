@@ -5,7 +5,7 @@ use std::ops::Range;
 use memchr::memmem::find;
 
 use crate::regions::Region;
-use crate::snapshot_memory::{BLOCK, SnapshotMemory};
+use crate::snapshot_memory::{BLOCK_SIZE, SnapshotMemory};
 
 /// Names of libraries with such allocators.
 const LIBRARIES: [&str; 4] = ["libtcmalloc", "libmimalloc", "libsnmalloc", "libhoard"];
@@ -49,11 +49,11 @@ fn range_contains(
     text: &[u8],
     mut read: impl FnMut(u64, &mut [u8]) -> usize,
 ) -> bool {
-    let mut block = vec![0; BLOCK];
+    let mut block = vec![0; BLOCK_SIZE];
     // Blocks overlap by the text's length, because it may lie across two.
-    let mut starts = range.clone().step_by(BLOCK - text.len());
+    let mut starts = range.clone().step_by(BLOCK_SIZE - text.len());
     starts.any(|start| {
-        let length = BLOCK.min((range.end - start) as usize);
+        let length = BLOCK_SIZE.min((range.end - start) as usize);
         let read = read(start, &mut block[..length]);
         find(&block[..read], text).is_some()
     })
@@ -66,7 +66,7 @@ mod tests {
     #[test]
     fn range_contains_reads_nothing_beyond_range() {
         let check = |length: u64, at: u64, expected: bool| {
-            let mut bytes = vec![0; length as usize + BLOCK];
+            let mut bytes = vec![0; length as usize + BLOCK_SIZE];
             bytes[at as usize..][..4].copy_from_slice(b"text");
             let read = |start: u64, block: &mut [u8]| {
                 assert!(start + block.len() as u64 <= length, "{length} {start}");
@@ -79,7 +79,7 @@ mod tests {
                 "{length}"
             );
         };
-        let block = BLOCK as u64;
+        let block = BLOCK_SIZE as u64;
         check(4096, 0, true);
         check(4096, 4092, true);
         check(4096, 4093, false);

@@ -4,7 +4,7 @@
 
 use super::external::ExternalHolder;
 use super::graph::PointerGraph;
-use super::{HolderTree, NONE};
+use super::{HolderTree, NO_NODE};
 
 /// Finds the holder of each object that the roots reach. The number of a root's node follows those of the
 /// objects.
@@ -38,13 +38,13 @@ pub(super) fn find_tree(graph: PointerGraph, roots: &[ExternalHolder]) -> Holder
 
 /// Nearest holder of each object, by the object's number.
 fn nearest_holders(graph: &PointerGraph, roots: &[ExternalHolder], count: u32) -> Vec<u32> {
-    let mut nearest = vec![NONE; count as usize];
+    let mut nearest = vec![NO_NODE; count as usize];
     for same in roots.chunk_by(|one, next| one.rank == next.rank) {
         let mut found = Vec::new();
         for root in same {
             for target in &root.targets {
                 let own = &mut nearest[*target as usize];
-                if *own == NONE {
+                if *own == NO_NODE {
                     *own = root.holder;
                     found.push(*target);
                 }
@@ -56,7 +56,7 @@ fn nearest_holders(graph: &PointerGraph, roots: &[ExternalHolder], count: u32) -
                 let holder = nearest[object as usize];
                 for target in graph.targets(object) {
                     let own = &mut nearest[*target as usize];
-                    if *own == NONE {
+                    if *own == NO_NODE {
                         *own = holder;
                         next.push(*target);
                     }
@@ -100,9 +100,9 @@ impl DfsOrder {
 /// Searches the graph depth first, from the roots of one rank after the other.
 fn depth_first_order(graph: &PointerGraph, roots: &[ExternalHolder], count: u32) -> DfsOrder {
     let mut order = DfsOrder {
-        nodes: vec![NONE],
+        nodes: vec![NO_NODE],
         parents: vec![0],
-        indices: vec![NONE; count as usize],
+        indices: vec![NO_NODE; count as usize],
         ranks: Vec::new(),
     };
     // Stack of the search: node of each object whose pointers are followed, and its next pointer.
@@ -111,7 +111,7 @@ fn depth_first_order(graph: &PointerGraph, roots: &[ExternalHolder], count: u32)
         for root in same {
             let node = order.visit(count + root.holder, 0);
             for target in &root.targets {
-                if order.indices[*target as usize] != NONE {
+                if order.indices[*target as usize] != NO_NODE {
                     continue;
                 }
                 open.push((order.visit(*target, node), graph.first[*target as usize]));
@@ -123,7 +123,7 @@ fn depth_first_order(graph: &PointerGraph, roots: &[ExternalHolder], count: u32)
                     }
                     let target = graph.targets[*next as usize];
                     *next += 1;
-                    if order.indices[target as usize] == NONE {
+                    if order.indices[target as usize] == NO_NODE {
                         open.push((order.visit(target, node), graph.first[target as usize]));
                     }
                 }
@@ -288,26 +288,26 @@ mod tests {
         check(
             &diamond,
             &[(0, &[0])],
-            &[(0, 4), (1, 0), (2, 0), (3, 0), (4, NONE)],
+            &[(0, 4), (1, 0), (2, 0), (3, 0), (4, NO_NODE)],
         );
         // The list is linked both ways.
         let list = [(0, 1), (1, 2), (2, 3), (3, 2), (2, 1), (1, 0)];
         check(
             &list,
             &[(0, &[0, 3])],
-            &[(0, 4), (1, 4), (2, 4), (3, 4), (4, NONE)],
+            &[(0, 4), (1, 4), (2, 4), (3, 4), (4, NO_NODE)],
         );
         // Two variables hold the same object: the nearer one is its holder.
-        let both = [(0, 4), (4, NONE), (5, NONE)];
+        let both = [(0, 4), (4, NO_NODE), (5, NO_NODE)];
         check(&[], &[(0, &[0]), (0, &[])], &both);
         check(&[], &[(0, &[0]), (0, &[0])], &both);
-        let farther = [(0, 4), (1, 5), (4, NONE), (5, NONE)];
+        let farther = [(0, 4), (1, 5), (4, NO_NODE), (5, NO_NODE)];
         check(&[(0, 1)], &[(0, &[0]), (0, &[1])], &farther);
         // A stack is no holder of what a variable holds, and pointers of its objects do not change what a
         // variable holds.
         check(&[], &[(0, &[0]), (1, &[0])], &both);
         let back = [(0, 1), (2, 1)];
-        let expected = [(0, 4), (1, 0), (2, 5), (4, NONE), (5, NONE)];
+        let expected = [(0, 4), (1, 0), (2, 5), (4, NO_NODE), (5, NO_NODE)];
         check(&back, &[(0, &[0]), (1, &[2])], &expected);
     }
 
@@ -342,7 +342,7 @@ mod tests {
             let expected = simple_fast(&other, NodeIndex::new(count as usize));
             for (node, holder) in holders(&tree) {
                 let dominator = expected.immediate_dominator(NodeIndex::new(node as usize));
-                let dominator = dominator.map_or(NONE, |node| node.index() as u32);
+                let dominator = dominator.map_or(NO_NODE, |node| node.index() as u32);
                 assert_eq!(holder, dominator, "{round}: {node}");
             }
         }

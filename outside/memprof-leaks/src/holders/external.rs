@@ -10,7 +10,7 @@ use crate::analysis::AnalyzedSnapshot;
 use crate::budget::MemoryBudget;
 use crate::error::Error;
 use crate::names::NameResolver;
-use crate::snapshot_memory::BLOCK;
+use crate::snapshot_memory::BLOCK_SIZE;
 
 /// Number of holders up to which each word without a symbol counts as a variable. Beyond it, each page does.
 const MAX_EXACT_HOLDERS: usize = 1 << 16;
@@ -77,11 +77,11 @@ fn add_range(
     found: &mut HolderBuilder,
 ) -> Result<(), Error> {
     let range = range.start.next_multiple_of(8)..range.end;
-    let mut block = vec![0; BLOCK];
+    let mut block = vec![0; BLOCK_SIZE];
     let mut current: Option<(Holder, Range<u64>)> = None;
     let mut targets = TargetSet::default();
-    for start in range.clone().step_by(BLOCK) {
-        let length = (range.end - start).min(BLOCK as u64) as usize;
+    for start in range.clone().step_by(BLOCK_SIZE) {
+        let length = (range.end - start).min(BLOCK_SIZE as u64) as usize;
         let read = analyzed.view.read(start, &mut block[..length]);
         for (index, word) in block[..read].chunks_exact(8).enumerate() {
             let word = u64::from_le_bytes(word.try_into().expect("eight bytes"));

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use super::external::ExternalHolders;
 use super::holder::Holder;
 use super::kinds::{HeapObjectKind, HeapObjectKinds};
-use super::{HolderTree, NONE};
+use super::{HolderTree, NO_NODE};
 use crate::objects::ObjectIndex;
 
 /// Most groups of objects. Further objects are counted in the group of their holder.
@@ -54,7 +54,7 @@ pub(super) struct HolderGroups {
 }
 
 /// Kind of a group that is a holder or the process.
-const NO_KIND: u32 = NONE;
+const NO_KIND: u32 = NO_NODE;
 
 /// Groups the nodes of a tree by kind and holder. The groups may use up to `max_bytes`.
 pub(super) fn group_by_kind(

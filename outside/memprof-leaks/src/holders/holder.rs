@@ -6,7 +6,7 @@ use std::ops::Range;
 use crate::analysis::AnalyzedSnapshot;
 use crate::names::{NameResolver, Variable};
 use crate::regions::Region;
-use crate::resident_pages::PAGE;
+use crate::resident_pages::PAGE_SIZE;
 
 /// Memory outside the heap, or a kernel object, with pointers to objects.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -69,8 +69,8 @@ pub(super) fn holder_of(
     if let Some(mut variable) = names.variable(address) {
         let mut end = address + variable.rest.max(8);
         if variable.rest == 0 && !is_exact {
-            let within = address % PAGE;
-            end = address - within + PAGE;
+            let within = address % PAGE_SIZE;
+            end = address - within + PAGE_SIZE;
             variable.offset = variable.offset.saturating_sub(within);
         }
         let (name, Variable { file, .. }) = (variable.display_name(), variable);

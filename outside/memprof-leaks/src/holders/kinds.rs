@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 use std::rc::Rc;
 
-use crate::names::{DICT, NameResolver};
+use crate::names::{DICT_TYPE, NameResolver};
 use crate::objects::ObjectIndex;
 
 /// Size in bytes up to which each size is a kind. Larger objects have one kind per power of two.
@@ -46,7 +46,7 @@ impl HeapObjectKinds {
         });
         let by_object = by_object.collect();
         let mut kinds = Self { by_object, all };
-        if let Some(dict) = numbers_of.get(&HeapObjectKind::Class(DICT.into())) {
+        if let Some(dict) = numbers_of.get(&HeapObjectKind::Class(DICT_TYPE.into())) {
             kinds.assign_attribute_kinds(*dict, object_index, names);
         }
         kinds

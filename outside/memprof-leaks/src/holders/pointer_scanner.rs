@@ -7,7 +7,7 @@ use crate::objects::{Object, ObjectIndex};
 use crate::snapshot_memory::CachedReader;
 
 /// Size in bytes above which only the resident pages of an object are read.
-const LARGE_OBJECT: u64 = 1 << 20;
+const LARGE_OBJECT_SIZE: u64 = 1 << 20;
 
 /// Finds the objects to which an object of the snapshot points.
 pub(super) struct PointerScanner<'a> {
@@ -75,7 +75,7 @@ impl<'a> PointerScanner<'a> {
         };
         let Range { start, end } = object.range;
         let end = end & !7;
-        if end - start <= LARGE_OBJECT {
+        if end - start <= LARGE_OBJECT_SIZE {
             return words(start..end);
         }
         let region = self.analyzed.view.region(start);

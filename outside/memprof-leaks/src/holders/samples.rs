@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 use memprof_report::Mapping;
 
-use super::{HolderTree, NONE};
+use super::{HolderTree, NO_NODE};
 use crate::analysis::{AnalysisReport, AnalyzedSnapshot};
 use crate::error::Error;
 use crate::objects::ObjectIndex;
@@ -123,7 +123,7 @@ impl SampledObjects {
         object_index: &ObjectIndex<'_>,
         group_of: &[u32],
     ) -> UnsymbolizedSamples {
-        let mut nearest = vec![NONE; tree.nodes.len()];
+        let mut nearest = vec![NO_NODE; tree.nodes.len()];
         let mut all: Vec<HeldSample> = Vec::new();
         for (position, node) in tree.nodes.iter().enumerate().skip(1) {
             if *node >= object_index.count() {
@@ -207,9 +207,9 @@ impl HeldSamples {
     /// Calls `visit` with the index of each selected sample, and whether no other selected sample of its
     /// group holds it: the objects of a list hold each other, and must be counted once.
     fn visit_selected(&self, is_selected: &[bool], mut visit: impl FnMut(usize, bool)) {
-        let mut first_child = vec![NONE; self.all.len()];
-        let mut next = vec![NONE; self.all.len()];
-        let mut outermost = NONE;
+        let mut first_child = vec![NO_NODE; self.all.len()];
+        let mut next = vec![NO_NODE; self.all.len()];
+        let mut outermost = NO_NODE;
         for (index, sample) in self.all.iter().enumerate().rev() {
             let first = first_child.get_mut(sample.parent as usize);
             next[index] = std::mem::replace(first.unwrap_or(&mut outermost), index as u32);
@@ -219,7 +219,7 @@ impl HeldSamples {
         let mut open = Vec::new();
         let mut current = outermost;
         loop {
-            if current == NONE {
+            if current == NO_NODE {
                 let Some(parent) = open.pop() else { break };
                 let sample: &HeldSample = &self.all[parent as usize];
                 if is_selected[sample.stack as usize] {
@@ -283,15 +283,15 @@ mod tests {
                 .collect();
             assert_eq!(found, expected, "{all:?} {function}");
         };
-        check(&[(0, 1, NONE), (0, 1, NONE)], "make", &[(1, 2, 4)]);
-        check(&[(0, 1, NONE)], "load", &[]);
+        check(&[(0, 1, NO_NODE), (0, 1, NO_NODE)], "make", &[(1, 2, 4)]);
+        check(&[(0, 1, NO_NODE)], "load", &[]);
         // A list, whose second object another function allocated.
-        let list = [(0, 1, NONE), (1, 1, 0), (0, 1, 1)];
+        let list = [(0, 1, NO_NODE), (1, 1, 0), (0, 1, 1)];
         check(&list, "make", &[(1, 2, 6)]);
         check(&list, "load", &[(1, 1, 4)]);
         check(&list, "", &[(1, 3, 6)]);
         // A group that holds another contains its objects, and so does the other one.
-        let nested = [(0, 1, NONE), (0, 2, 0), (0, 1, 1), (1, 2, NONE)];
+        let nested = [(0, 1, NO_NODE), (0, 2, 0), (0, 1, 1), (1, 2, NO_NODE)];
         check(&nested, "make", &[(1, 2, 6), (2, 1, 4)]);
         check(&nested, "load", &[(2, 1, 2)]);
     }
@@ -300,7 +300,7 @@ mod tests {
     fn long_list_is_counted_without_recursion() {
         const LENGTH: u32 = 1_000_000;
         let list: Vec<_> = (0..LENGTH)
-            .map(|index| (0, index % 2, index.checked_sub(1).unwrap_or(NONE)))
+            .map(|index| (0, index % 2, index.checked_sub(1).unwrap_or(NO_NODE)))
             .collect();
         let found = samples(&list).with_stacks(|_| true);
         let held: Vec<_> = found.iter().map(|each| each.held.objects).collect();

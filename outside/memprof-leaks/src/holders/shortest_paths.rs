@@ -4,14 +4,14 @@ use std::ops::ControlFlow;
 
 use super::external::ExternalHolder;
 use super::pointer_scanner::PointerScanner;
-use super::{HolderTree, NONE};
+use super::{HolderTree, NO_NODE};
 
 /// Finds the objects that the roots reach, the nearest first. The roots of each rank come after all objects
 /// of the ranks before.
 pub(super) fn find_tree(scanner: &PointerScanner<'_>, roots: &[ExternalHolder]) -> HolderTree {
     let count = scanner.object_index.count();
     let mut tree = HolderTree {
-        nodes: vec![NONE],
+        nodes: vec![NO_NODE],
         parents: vec![0],
         shared: Vec::new(),
     };

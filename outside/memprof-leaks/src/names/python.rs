@@ -25,13 +25,13 @@ const FLAGS_OFFSET: u64 = 168;
 /// Offset in a type of the offset at which its objects have the pointer to their dict (`tp_dictoffset`).
 const DICT_OFFSET: u64 = 288;
 /// `Py_TPFLAGS_HAVE_GC`: the collector may have the objects in its list.
-const IS_COLLECTED: u64 = 1 << 14;
+const HAVE_GC_FLAG: u64 = 1 << 14;
 /// `Py_TPFLAGS_MANAGED_DICT`, since 3.11: the pointer to the dict precedes the object.
-const HAS_MANAGED_DICT: u64 = 1 << 4;
+const MANAGED_DICT_FLAG: u64 = 1 << 4;
 /// Offset of that pointer from the object.
 const MANAGED_DICT_OFFSET: i64 = -24;
 /// Name of the type of dicts.
-pub(crate) const DICT: &str = "dict";
+pub(crate) const DICT_TYPE: &str = "dict";
 /// Offset of a dict's pointer to its table of keys.
 const KEYS_OFFSET: u64 = 32;
 /// Offset of a dict's pointer to its table of values, null unless it shares its keys with other dicts.
@@ -126,7 +126,7 @@ impl<'a> Python<'a> {
     pub(super) fn table(&mut self, memory: &mut CachedReader<'_>, dict: &Object) -> Option<u64> {
         let (before, of_type) = self.find_type(memory, dict)?;
         let start = dict.range.start + before;
-        if &*of_type.name != DICT || start + VALUES_OFFSET >= dict.range.end {
+        if &*of_type.name != DICT_TYPE || start + VALUES_OFFSET >= dict.range.end {
             return None;
         }
         match memory.word(start + VALUES_OFFSET)? {
@@ -173,7 +173,7 @@ impl<'a> Python<'a> {
             let name = is_type.then(|| name_at(view, address)).flatten()?;
             Some(PythonType {
                 name: name.into(),
-                is_collected: view.word(address + FLAGS_OFFSET)? & IS_COLLECTED != 0,
+                is_collected: view.word(address + FLAGS_OFFSET)? & HAVE_GC_FLAG != 0,
                 dict: dict_offset(view, address),
             })
         };
@@ -203,7 +203,7 @@ fn name_at(view: &SnapshotMemory, of_type: u64) -> Option<String> {
 /// Offset of the dict pointer in a type's objects. `None` if they have no dict, or the offset depends on
 /// their length.
 fn dict_offset(view: &SnapshotMemory, of_type: u64) -> Option<i64> {
-    if view.word(of_type + FLAGS_OFFSET)? & HAS_MANAGED_DICT != 0 {
+    if view.word(of_type + FLAGS_OFFSET)? & MANAGED_DICT_FLAG != 0 {
         return Some(MANAGED_DICT_OFFSET);
     }
     let offset = view.word(of_type + DICT_OFFSET)? as i64;

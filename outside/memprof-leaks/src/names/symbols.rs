@@ -10,7 +10,7 @@ use object::read::elf::{ElfFile64, ProgramHeader};
 use object::{Endianness, Object, ObjectSymbol, SymbolKind};
 
 use crate::regions::Region;
-use crate::resident_pages::PAGE;
+use crate::resident_pages::PAGE_SIZE;
 use crate::snapshot_memory::SnapshotMemory;
 
 /// Most bytes that are read of a file's tables and names: another user may have written the file.
@@ -152,8 +152,8 @@ fn read_table(file: File) -> Option<VariableTable> {
     variables.sort_by(|one, other| (one.start, &one.name).cmp(&(other.start, &other.name)));
     variables.dedup_by_key(|entry| entry.start);
     Some(VariableTable {
-        first_offset: first.p_offset(endian) & !(PAGE - 1),
-        first_address: first.p_vaddr(endian) & !(PAGE - 1),
+        first_offset: first.p_offset(endian) & !(PAGE_SIZE - 1),
+        first_address: first.p_vaddr(endian) & !(PAGE_SIZE - 1),
         variables,
     })
 }

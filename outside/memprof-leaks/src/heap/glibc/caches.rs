@@ -2,7 +2,7 @@
 //! tcache_perthread_struct`), and those in an arena's fast bins.
 
 use super::arena::Arena;
-use super::{ALIGNMENT, FLAGS, FoundHeap, HEADER, MIN_CHUNK, reveal_pointer};
+use super::{ALIGNMENT, FoundHeap, HEADER_SIZE, MIN_CHUNK, SIZE_FLAGS, reveal_pointer};
 use crate::objects::{Object, Span};
 use crate::snapshot::Registers;
 use crate::snapshot_memory::{CachedReader, SnapshotMemory};
@@ -10,9 +10,9 @@ use crate::snapshot_memory::{CachedReader, SnapshotMemory};
 /// Sizes of the chunk that contains a thread's cache: in glibc 2.30 and newer, and in 2.26 to 2.29.
 pub(super) const CACHE_SIZES: [u64; 2] = [0x290, 0x250];
 /// Number of a cache's lists, one per chunk size.
-const LISTS: u64 = 64;
+const LIST_COUNT: u64 = 64;
 /// Size of the largest chunk in a cache.
-const MAX_CACHED_SIZE: u64 = MIN_CHUNK + (LISTS - 1) * ALIGNMENT;
+const MAX_CACHED_SIZE: u64 = MIN_CHUNK + (LIST_COUNT - 1) * ALIGNMENT;
 /// Most entries that are followed in one list; glibc keeps 7 by default.
 const MAX_ENTRIES: u64 = 1 << 16;
 
@@ -56,8 +56,8 @@ pub(super) fn exclude_cached(
         heap.cached.extend(cached);
     }
     for chunk in arenas.iter().flat_map(|arena| arena.fast_bins(view)) {
-        let entry = chunk.wrapping_add(HEADER);
-        walk_free_list(view, entry, HEADER, MAX_ENTRIES, &mut heap.cached);
+        let entry = chunk.wrapping_add(HEADER_SIZE);
+        walk_free_list(view, entry, HEADER_SIZE, MAX_ENTRIES, &mut heap.cached);
     }
 }
 
@@ -66,18 +66,18 @@ pub(super) fn exclude_cached(
 /// size, to its end.
 pub(super) fn exclude_detached(view: &SnapshotMemory, threads: &[Registers], heap: &mut FoundHeap) {
     let size_of = |entry: u64| {
-        let size = view.word(entry.checked_sub(8)?)? & !FLAGS;
+        let size = view.word(entry.checked_sub(8)?)? & !SIZE_FLAGS;
         (entry.is_multiple_of(ALIGNMENT) && (MIN_CHUNK..=MAX_CACHED_SIZE).contains(&size))
             .then_some(size)
     };
     let is_in_heap = |entry: u64| heap.excluded.iter().any(|own| own.contains(&entry));
     let words = threads.iter().flat_map(|thread| &thread.words);
-    for first in words.filter_map(|word| word.checked_add(HEADER)) {
+    for first in words.filter_map(|word| word.checked_add(HEADER_SIZE)) {
         let Some(size) = size_of(first).filter(|_| is_in_heap(first)) else {
             continue;
         };
         let mut list = Vec::new();
-        walk_free_list(view, first, HEADER, MAX_ENTRIES, &mut list);
+        walk_free_list(view, first, HEADER_SIZE, MAX_ENTRIES, &mut list);
         let is_whole = list.iter().all(|entry| size_of(*entry) == Some(size));
         let last = list.last().copied().unwrap_or(first);
         if is_whole && view.word(last) == Some(last >> 12) {
@@ -102,13 +102,13 @@ fn walk_free_list(view: &SnapshotMemory, first: u64, back: u64, count: u64, foun
 
 /// Reads the cache at an address. `None` if it is inconsistent.
 fn read_cache(view: &SnapshotMemory, address: u64) -> Option<Cache> {
-    let size = view.word(address - 8)? & !FLAGS;
+    let size = view.word(address - 8)? & !SIZE_FLAGS;
     let width = if size == CACHE_SIZES[0] { 2 } else { 1 };
-    let mut bytes = vec![0; (LISTS * (width + 8)) as usize];
+    let mut bytes = vec![0; (LIST_COUNT * (width + 8)) as usize];
     if view.read(address, &mut bytes) < bytes.len() {
         return None;
     }
-    let (counts, entries) = bytes.split_at((LISTS * width) as usize);
+    let (counts, entries) = bytes.split_at((LIST_COUNT * width) as usize);
     let counts = counts.chunks_exact(width as usize);
     let counts = counts
         .map(|count| u64::from(count[0]) | count.get(1).map_or(0, |high| u64::from(*high) << 8));
@@ -120,7 +120,7 @@ fn read_cache(view: &SnapshotMemory, address: u64) -> Option<Cache> {
             return None;
         }
         if first != 0 {
-            let length = view.word(first.wrapping_sub(8))? & !FLAGS;
+            let length = view.word(first.wrapping_sub(8))? & !SIZE_FLAGS;
             if !first.is_multiple_of(ALIGNMENT) || length != MIN_CHUNK + list as u64 * ALIGNMENT {
                 return None;
             }

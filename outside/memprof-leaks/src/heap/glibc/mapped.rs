@@ -2,13 +2,13 @@
 
 use std::ops::Range;
 
-use super::{FLAGS, FoundHeap, HEADER};
+use super::{FoundHeap, HEADER_SIZE, SIZE_FLAGS};
 use crate::objects::Span;
 use crate::regions::Region;
-use crate::resident_pages::PAGE;
+use crate::resident_pages::PAGE_SIZE;
 use crate::snapshot_memory::{CachedReader, SnapshotMemory};
 
-const IS_MAPPED: u64 = 2;
+const MAPPED_FLAG: u64 = 2;
 /// Offset back from `sbrk_base` to the number of mapped chunks and its limit, two 32-bit numbers (glibc 2.35
 /// and newer); in older versions they are 4 bytes later.
 const COUNTS_OFFSET: u64 = 40;
@@ -53,7 +53,8 @@ pub(super) fn find_parameters(view: &SnapshotMemory, heap: &Range<u64>) -> Optio
                 .windows(2)
                 .find(|pair| pair[1] == DEFAULT_MAX_COUNT)?;
             let count = counts[0];
-            let is_consistent = bytes <= max && bytes % PAGE == 0 && (count == 0) == (bytes == 0);
+            let is_consistent =
+                bytes <= max && bytes % PAGE_SIZE == 0 && (count == 0) == (bytes == 0);
             is_consistent.then_some(Parameters {
                 first_break,
                 count,
@@ -93,7 +94,7 @@ pub(super) fn add_mapped_chunks(view: &SnapshotMemory, heap: &mut FoundHeap) {
     }
     for chunk in found {
         heap.spans
-            .push(Span::whole(chunk.start + HEADER..chunk.end));
+            .push(Span::whole(chunk.start + HEADER_SIZE..chunk.end));
         heap.excluded.push(chunk);
     }
 }
@@ -106,13 +107,13 @@ fn mapped_chunks(view: &SnapshotMemory, region: &Region) -> Vec<Range<u64>> {
         address = address.max(pages.start);
         while address < pages.end {
             let size = view.word(address + 8).filter(|size| {
-                let length = size & !FLAGS;
-                size & FLAGS == IS_MAPPED
-                    && length.is_multiple_of(PAGE)
-                    && (PAGE..=region.range.end - address).contains(&length)
+                let length = size & !SIZE_FLAGS;
+                size & SIZE_FLAGS == MAPPED_FLAG
+                    && length.is_multiple_of(PAGE_SIZE)
+                    && (PAGE_SIZE..=region.range.end - address).contains(&length)
                     && view.word(address) == Some(0)
             });
-            let length = size.map_or(PAGE, |size| size & !FLAGS);
+            let length = size.map_or(PAGE_SIZE, |size| size & !SIZE_FLAGS);
             if size.is_some() {
                 found.push(address..address + length);
             }

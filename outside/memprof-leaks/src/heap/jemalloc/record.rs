@@ -5,18 +5,18 @@ use std::sync::LazyLock;
 
 /// Bytes of a record, and its alignment.
 pub(super) const RECORD_SIZE: usize = 128;
-const PAGE: u64 = 4096;
+const PAGE_SIZE: u64 = 4096;
 
 /// Flag in the first word: the extent is a slab.
-const SLAB: u64 = 1 << 12;
+const SLAB_FLAG: u64 = 1 << 12;
 /// Flag in the first word: the extent's memory is committed.
-const COMMITTED: u64 = 1 << 13;
+const COMMITTED_FLAG: u64 = 1 << 13;
 /// Shift and mask of the extent's state in the first word.
-const STATE: (u32, u64) = (17, 7);
+const STATE_FIELD: (u32, u64) = (17, 7);
 /// Shift and mask of the size class.
-const CLASS: (u32, u64) = (20, 0xff);
+const CLASS_FIELD: (u32, u64) = (20, 0xff);
 /// Shift and mask of a slab's number of free regions.
-const FREE: (u32, u64) = (28, 0x3ff);
+const FREE_FIELD: (u32, u64) = (28, 0x3ff);
 /// First of the bits of the first word that are always 0.
 const FIRST_UNUSED_BIT: u32 = 45;
 /// Word of a record with a slab's bitmap; a one is a free region.
@@ -24,17 +24,17 @@ const BITMAP_WORD: usize = 8;
 /// Word of a record with the profiler's context of a sampled object (`e_prof_tctx`).
 const CONTEXT_WORD: usize = 10;
 /// Number of size classes whose objects lie in slabs.
-const SMALL_CLASSES: usize = 39;
+const SMALL_CLASS_COUNT: usize = 39;
 /// Bytes of the largest extent of a small object that has one because it is sampled: 5.3.0 gives it 20 KiB.
 const MAX_SAMPLED_EXTENT: u64 = 20 << 10;
 /// Bytes by which an extent may be larger than its size class: the object begins at a random offset in the
 /// first page.
-const PAD: u64 = PAGE;
+const MAX_PADDING: u64 = PAGE_SIZE;
 /// Most regions of a slab.
 const MAX_REGIONS: u64 = 512;
 
 /// Object size of each size class, in bytes.
-static SIZES: LazyLock<Vec<u64>> = LazyLock::new(|| {
+static CLASS_SIZES: LazyLock<Vec<u64>> = LazyLock::new(|| {
     let mut sizes = vec![8, 16, 32, 48, 64];
     let groups = (6..62).map(|shift| 1_u64 << shift);
     sizes.extend(groups.flat_map(|base| (1..=4).map(move |quarter| base + base / 4 * quarter)));
@@ -78,7 +78,7 @@ impl Extent {
     /// is not sampled is 1; without a profiler, the word has an old value.
     pub(super) fn context(&self) -> Option<(u64, u64)> {
         match self.kind {
-            ExtentKind::Large { context } if context > PAGE && context.is_multiple_of(8) => {
+            ExtentKind::Large { context } if context > PAGE_SIZE && context.is_multiple_of(8) => {
                 Some((self.first, context))
             }
             _ => None,
@@ -97,14 +97,14 @@ pub(super) fn parse(bytes: &[u8], record: u64) -> Option<Extent> {
         let bytes = bytes[8 * index..8 * index + 8].try_into();
         u64::from_le_bytes(bytes.expect("eight bytes"))
     };
-    let (bits, first, length) = (word(0), word(1), word(2) & !(PAGE - 1));
+    let (bits, first, length) = (word(0), word(1), word(2) & !(PAGE_SIZE - 1));
     let field = |(shift, mask): (u32, u64)| bits >> shift & mask;
-    if bits >> FIRST_UNUSED_BIT != 0 || bits & COMMITTED == 0 || first == 0 || length == 0 {
+    if bits >> FIRST_UNUSED_BIT != 0 || bits & COMMITTED_FLAG == 0 || first == 0 || length == 0 {
         return None;
     }
-    let start = first & !(PAGE - 1);
+    let start = first & !(PAGE_SIZE - 1);
     let range = start..start.checked_add(length).filter(|end| *end < 1 << 47)?;
-    let class = field(CLASS) as usize;
+    let class = field(CLASS_FIELD) as usize;
     let extent = |size, state, kind| Extent {
         record,
         range: range.clone(),
@@ -113,15 +113,15 @@ pub(super) fn parse(bytes: &[u8], record: u64) -> Option<Extent> {
         state,
         kind,
     };
-    if field(STATE) != 0 {
+    if field(STATE_FIELD) != 0 {
         let none = ExtentKind::Large { context: 0 };
         return Some(extent(length, ExtentState::Idle, none));
     }
-    let size = *SIZES.get(class)?;
-    if bits & SLAB == 0 {
-        let fits = match class < SMALL_CLASSES {
+    let size = *CLASS_SIZES.get(class)?;
+    if bits & SLAB_FLAG == 0 {
+        let fits = match class < SMALL_CLASS_COUNT {
             true => length <= MAX_SAMPLED_EXTENT,
-            false => length > SIZES[class - 1] && length <= size + PAD,
+            false => length > CLASS_SIZES[class - 1] && length <= size + MAX_PADDING,
         };
         let context = word(CONTEXT_WORD);
         let kind = ExtentKind::Large { context };
@@ -130,7 +130,7 @@ pub(super) fn parse(bytes: &[u8], record: u64) -> Option<Extent> {
     let regions = length / size;
     let is_filled =
         first == start && length.is_multiple_of(size) && (1..=MAX_REGIONS).contains(&regions);
-    if class >= SMALL_CLASSES || !is_filled {
+    if class >= SMALL_CLASS_COUNT || !is_filled {
         return None;
     }
     let mut free = Box::new([0; 8]);
@@ -140,7 +140,8 @@ pub(super) fn parse(bytes: &[u8], record: u64) -> Option<Extent> {
         *bits = word(BITMAP_WORD + index) & u64::MAX.checked_shr(64 - valid as u32).unwrap_or(0);
         count += u64::from(bits.count_ones());
     }
-    (count == field(FREE)).then(|| extent(size, ExtentState::Active, ExtentKind::Slab { free }))
+    (count == field(FREE_FIELD))
+        .then(|| extent(size, ExtentState::Active, ExtentKind::Slab { free }))
 }
 
 #[cfg(test)]
@@ -158,13 +159,16 @@ mod tests {
     }
 
     fn bits(slab: u64, state: u64, class: u64, free: u64) -> u64 {
-        slab | COMMITTED | state << STATE.0 | class << CLASS.0 | free << FREE.0
+        slab | COMMITTED_FLAG
+            | state << STATE_FIELD.0
+            | class << CLASS_FIELD.0
+            | free << FREE_FIELD.0
     }
 
     #[test]
     fn sizes_equal_those_of_jemalloc() {
-        assert_eq!(SIZES[..9], [8, 16, 32, 48, 64, 80, 96, 112, 128]);
-        assert_eq!((SIZES[35], SIZES[36]), (14336, 16384));
+        assert_eq!(CLASS_SIZES[..9], [8, 16, 32, 48, 64, 80, 96, 112, 128]);
+        assert_eq!((CLASS_SIZES[35], CLASS_SIZES[36]), (14336, 16384));
     }
 
     #[test]
@@ -176,20 +180,23 @@ mod tests {
         };
         // The slab has 256 regions of 16 bytes, five of them free.
         check(
-            &record(bits(SLAB, 0, 1, 5), start, 4096, &[0b1111, 0, 0, 1]),
+            &record(bits(SLAB_FLAG, 0, 1, 5), start, 4096, &[0b1111, 0, 0, 1]),
             Some((16, ExtentState::Active)),
         );
         check(
-            &record(bits(SLAB, 0, 1, 4), start, 4096, &[0b1111, 0, 0, 1]),
+            &record(bits(SLAB_FLAG, 0, 1, 4), start, 4096, &[0b1111, 0, 0, 1]),
             None,
         );
         // Bits after the last region are ignored.
         check(
-            &record(bits(SLAB, 0, 8, 1), start, 4096, &[1 << 31 | 1 << 32]),
+            &record(bits(SLAB_FLAG, 0, 8, 1), start, 4096, &[1 << 31 | 1 << 32]),
             Some((128, ExtentState::Active)),
         );
-        check(&record(bits(SLAB, 0, 1, 0), start + 16, 4096, &[]), None);
-        check(&record(bits(SLAB, 0, 3, 0), start, 4096, &[]), None);
+        check(
+            &record(bits(SLAB_FLAG, 0, 1, 0), start + 16, 4096, &[]),
+            None,
+        );
+        check(&record(bits(SLAB_FLAG, 0, 3, 0), start, 4096, &[]), None);
         // Large extents: with a random offset in the first page, too long, and sampled.
         check(
             &record(bits(0, 0, 36, 0), start + 64, 5 * 4096, &[]),
