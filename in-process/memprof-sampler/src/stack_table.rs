@@ -129,7 +129,6 @@ impl StackTable {
     }
     /// Evicts a record, adds its totals to the sums, and frees its segments. Returns false if a thread uses it
     /// again.
-
     fn evict(&self, words: &[AtomicU64], idle: &IdleRecord<'_>) -> bool {
         let Some(life) = life(words, idle.record) else {
             return false;

@@ -138,7 +138,7 @@ impl Glibc {
         }
     }
 
-    /// Releases free pages of all arenas by malloc_trim(3).
+    /// Releases free pages of all arenas by `malloc_trim(3)`.
     pub(crate) fn purge(&self) -> Result<()> {
         let trim = self
             .functions

@@ -1,7 +1,7 @@
 //! Attaches through a Java virtual machine's attach API: HotSpot's protocol by which `jcmd` loads agents. No thread
 //! is stopped, and no right to trace is needed: HotSpot accepts its own user and root.
 //!
-//! attach_socket.rs describes when it is available. If it is not, or fails to load the plugin, the plugin is loaded
+//! `attach_socket.rs` describes when it is available. If it is not, or fails to load the plugin, the plugin is loaded
 //! by a stopped thread instead, which can also report why the plugin did not start.
 
 mod attach_socket;

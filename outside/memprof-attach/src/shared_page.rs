@@ -2,8 +2,8 @@
 
 use memprof_ptrace::memory::Memory;
 
-/// Offsets of the addresses of functions: dlopen(3), dlsym(3), dlerror(3), munmap(2), pthread_self(3),
-/// pthread_detach(3).
+/// Offsets of the addresses of functions: dlopen(3), dlsym(3), dlerror(3), munmap(2), `pthread_self(3)`,
+/// `pthread_detach(3)`.
 pub(crate) const DLOPEN: usize = 0;
 pub(crate) const DLSYM: usize = 8;
 pub(crate) const DLERROR: usize = 16;
@@ -29,7 +29,7 @@ pub(crate) const WANTS_MEMFD: usize = 112;
 pub(crate) const ENTRY: usize = 120;
 /// Buffer for the `pthread_t` of `pthread_create(3)`.
 pub(crate) const THREAD: usize = 128;
-/// Address of pthread_create(3).
+/// Address of `pthread_create(3)`.
 pub(crate) const CREATE: usize = 136;
 /// Address of a `syscall; ret` in libc.
 pub(crate) const SYSTEM_CALL: usize = 144;

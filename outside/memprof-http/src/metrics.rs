@@ -145,7 +145,7 @@ fn build_registry(hosts: &[HostReplies]) -> Registry {
     registry
 }
 
-/// Encodes metrics in the OpenMetrics text format.
+/// Encodes metrics in the `OpenMetrics` text format.
 fn encode_reply(registry: &Registry) -> Result<Response> {
     let mut text = String::new();
     encode(&mut text, registry).map_err(|error| Problem::internal(error.to_string()))?;

@@ -1,4 +1,4 @@
-//! OpenAPI document of the JSON API: `/api/v1/openapi.json`.
+//! `OpenAPI` document of the JSON API: `/api/v1/openapi.json`.
 
 use axum::Json;
 use memprof_messages::{

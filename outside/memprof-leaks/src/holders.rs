@@ -87,7 +87,7 @@ pub struct HolderPath {
 
 /// Tree of objects and holders, each node after the one that holds it. The first node is the process.
 struct HolderTree {
-    /// Number of each node's object; holders have the object_index after the objects'.
+    /// Number of each node's object; holders have the `object_index` after the objects'.
     nodes: Vec<u32>,
     /// Index of each node's holder. It precedes an object's node; a holder's node may be anywhere.
     parents: Vec<u32>,

@@ -43,7 +43,7 @@ pub(crate) struct ProcessMemory {
 }
 
 impl Region {
-    /// Whether process_vm_readv(2) may read it. Not a mapping of a file, whose pages a file system may never
+    /// Whether `process_vm_readv(2)` may read it. Not a mapping of a file, whose pages a file system may never
     /// deliver, nor memory that the process itself must not read.
     pub(crate) fn is_direct(&self) -> bool {
         !self.has_no_access && !self.is_file
@@ -96,7 +96,7 @@ impl ProcessMemory {
     }
 
     /// Reads as many bytes at an address as can be read, and returns their number. `is_direct`:
-    /// process_vm_readv(2) may be tried first.
+    /// `process_vm_readv(2)` may be tried first.
     pub(crate) fn read(&self, address: u64, buffer: &mut [u8], is_direct: bool) -> usize {
         if is_direct {
             let length = buffer.len();

@@ -5,7 +5,7 @@ use std::fmt;
 /// A limit of a process that an attachment counts towards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Limit {
-    /// Number of mappings of a process (vm.max_map_count).
+    /// Number of mappings of a process (`vm.max_map_count`).
     Mappings,
     /// Bytes of address space.
     Addresses,

@@ -23,7 +23,7 @@ const SEGMENTS_INDEX: usize = 24;
 const USER_CODE_SEGMENT: u64 = 0x33;
 /// `UC_FP_XSTATE | UC_SIGCONTEXT_SS | UC_STRICT_RESTORE_SS` (asm/ucontext.h).
 const UC_FLAGS: u64 = 7;
-/// Invalid mode of sigaltstack(2), with which rt_sigreturn(2) leaves the alternative stack unchanged.
+/// Invalid mode of sigaltstack(2), with which `rt_sigreturn(2)` leaves the alternative stack unchanged.
 const INVALID_STACK_MODE: u32 = 0x7fff_fff0;
 /// Bytes below the stack pointer that the x86-64 ABI reserves for the function.
 const RED_ZONE: u64 = 128;
@@ -33,7 +33,7 @@ const CLEARED_FLAGS: u64 = 1 << 10 | 1 << 8;
 /// Addresses of instructions in libc that chain remote calls.
 #[derive(Clone, Copy, Debug)]
 pub struct Gadgets {
-    /// `mov $15,%rax; syscall`: libc's return from signal handlers (rt_sigreturn(2)).
+    /// `mov $15,%rax; syscall`: libc's return from signal handlers (`rt_sigreturn(2)`).
     pub restorer: u64,
     /// `syscall; ret`.
     pub system_call: u64,
@@ -83,7 +83,7 @@ pub struct SavedContext<'a> {
 }
 
 /// Signal frames to write to the target's memory, and the registers with which to resume the thread so that
-/// rt_sigreturn(2) loads the first one.
+/// `rt_sigreturn(2)` loads the first one.
 #[derive(Debug)]
 pub struct CallFrames {
     /// Target addresses with the bytes to write there.

@@ -37,7 +37,7 @@ pub fn require_calls(thread: u32) -> Result<(), Refusal> {
     })
 }
 
-/// Like [`require_calls`], for the calls of a snapshot: clone(2) of the process, wait4(2) and rt_sigreturn(2).
+/// Like [`require_calls`], for the calls of a snapshot: clone(2) of the process, wait4(2) and `rt_sigreturn(2)`.
 ///
 /// # Errors
 /// Like [`require_calls`].

@@ -161,7 +161,7 @@ impl Browser {
         );
     }
 
-    /// Runs a command of the Chrome DevTools Protocol.
+    /// Runs a command of the Chrome `DevTools` Protocol.
     fn run_devtools(&self, command: &str, params: &Value) {
         self.post_command(
             "goog/cdp/execute",

@@ -227,7 +227,7 @@ impl ElfObject {
     }
 }
 
-/// Hash of a name in DT_GNU_HASH.
+/// Hash of a name in `DT_GNU_HASH`.
 fn gnu_hash(name: &[u8]) -> u32 {
     let step = |hash: u32, byte: &u8| hash.wrapping_mul(33).wrapping_add((*byte).into());
     name.iter().fold(5381, step)

@@ -6,7 +6,7 @@ use std::slice;
 
 use memprof_sampler::{EntryRow, EntryTable, TABLE_MARK, trampoline_offset};
 
-/// `mov %rdi,%rax` and padding up to the size of a write_jump: the functions' first instructions.
+/// `mov %rdi,%rax` and padding up to the size of a `write_jump`: the functions' first instructions.
 pub(crate) const MOVED: [u8; 5] = [0x48, 0x89, 0xf8, 0x90, 0x90];
 pub(crate) const RET: u8 = 0xc3;
 

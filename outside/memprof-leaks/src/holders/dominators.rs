@@ -268,7 +268,7 @@ mod tests {
         roots.map(root).collect()
     }
 
-    /// Holder of each node, by the nodes' object_index.
+    /// Holder of each node, by the nodes' `object_index`.
     fn holders(tree: &HolderTree) -> Vec<(u32, u32)> {
         let parent = |place: usize| tree.nodes[tree.parents[place] as usize];
         let mut found: Vec<_> = (1..tree.nodes.len())

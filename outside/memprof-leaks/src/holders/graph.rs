@@ -9,7 +9,7 @@ const BYTES_PER_OBJECT: u64 = 52;
 /// Bytes per pointer to find dominators.
 const BYTES_PER_POINTER: u64 = 8;
 
-/// Pointers between objects, by the objects' object_index.
+/// Pointers between objects, by the objects' `object_index`.
 pub(super) struct PointerGraph {
     /// Index of each object's first pointer in `targets`, and the number of all pointers.
     pub(super) first: Vec<u32>,

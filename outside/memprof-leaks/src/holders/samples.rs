@@ -58,7 +58,7 @@ pub struct SampledGroup {
     pub held: ObjectTotals,
 }
 
-/// Stacks of sampled objects by the objects' object_index, before their holders are known.
+/// Stacks of sampled objects by the objects' `object_index`, before their holders are known.
 pub(super) struct SampledObjects {
     stacks: Vec<Stack>,
     by_object: HashMap<u32, u32>,

@@ -51,7 +51,7 @@ pub enum FilterAction {
     Signal,
     /// The call fails with this errno, or with 0 pretends success.
     Error(u16),
-    /// Another process decides (seccomp_unotify(2)).
+    /// Another process decides (`seccomp_unotify(2)`).
     Supervised,
     /// The call is made.
     Allowed,
