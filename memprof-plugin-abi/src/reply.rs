@@ -23,7 +23,7 @@ pub const COPY_LIMIT: u64 = 16 << 20;
 #[derive(Debug)]
 pub struct Reply<'a> {
     sink: memprof_reply_t,
-    begun: bool,
+    has_begun: bool,
     call: PhantomData<&'a memprof_reply_t>,
 }
 
@@ -37,14 +37,14 @@ impl Reply<'_> {
         let sink = unsafe { *sink };
         Self {
             sink,
-            begun: false,
+            has_begun: false,
             call: PhantomData,
         }
     }
 
     /// Whether part of a body was written.
     pub(crate) fn has_begun(&self) -> bool {
-        self.begun
+        self.has_begun
     }
 
     /// Writes a complete body of plain text.
@@ -69,7 +69,7 @@ impl Reply<'_> {
     /// # Errors
     /// The host rejects it.
     pub fn begin(&mut self, content_type: &str) -> Result<(), Failure> {
-        self.begun = true;
+        self.has_begun = true;
         let Some(begin) = self.sink.begin else {
             return Ok(());
         };
@@ -83,7 +83,7 @@ impl Reply<'_> {
     /// # Errors
     /// The host accepts no more bytes: the body is too large, or memory ran out.
     pub fn write(&mut self, bytes: &[u8]) -> Result<(), Failure> {
-        self.begun = true;
+        self.has_begun = true;
         let Some(write) = self.sink.write else {
             return Ok(());
         };
@@ -100,7 +100,7 @@ impl Reply<'_> {
     /// The body is too large to copy, or cannot be read; or the host does not accept it.
     pub fn file(&mut self, file: &File, size: u64, content_type: &str) -> Result<(), Failure> {
         if self.pass_file(file, size, content_type) {
-            self.begun = true;
+            self.has_begun = true;
             return Ok(());
         }
         if size > COPY_LIMIT {

@@ -11,7 +11,9 @@ use crate::allocators::printout::Printout;
 use crate::error::{Error, ErrorKind, Result};
 use memprof_messages::{AllocatorKind, RecentAllocations};
 
+/// Mallctl with the number of allocations to record.
 const ALLOC_MAX: &CStr = c"experimental.prof_recent.alloc_max";
+/// Mallctl that prints the recorded allocations.
 const ALLOC_DUMP: &CStr = c"experimental.prof_recent.alloc_dump";
 
 /// Range of the number of recorded allocations.

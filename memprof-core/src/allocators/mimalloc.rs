@@ -22,6 +22,7 @@ pub(crate) fn is_own_name(name: &[u8]) -> bool {
     name.starts_with(b"mi_") || name.starts_with(b"_mi_")
 }
 
+/// Names of the C functions to look up.
 const IS_OWN: &CStr = c"mi_is_in_heap_region";
 const PROCESS_INFO: &CStr = c"mi_process_info";
 const STATS: &CStr = c"mi_stats_print_out";

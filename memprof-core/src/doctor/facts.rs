@@ -26,7 +26,7 @@ pub(crate) struct Facts {
     pub is_musl: bool,
     /// File whose `dl_iterate_phdr` interposes the C library's.
     pub interposer: Option<String>,
-    /// Allocators with stacks that memprof's walker did not find.
+    /// Jemallocs from which memprof's walker was uninstalled, each with the reason.
     pub walker_disagreements: Vec<String>,
     /// Whether a seccomp filter restricts the process's system calls.
     pub has_seccomp_filter: bool,

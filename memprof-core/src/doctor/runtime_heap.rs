@@ -16,6 +16,7 @@ pub(super) struct RuntimeSigns<'a> {
     pub(super) arguments: &'a [String],
 }
 
+/// All known runtimes.
 const ALL: [RuntimeHeap; 9] = [
     RuntimeHeap::Python,
     RuntimeHeap::Php,

@@ -21,6 +21,7 @@ use crate::dumps::retention::{DumpFile, NewDump, RetentionPolicy, select_expired
 use crate::error::{Error, ErrorKind, Result};
 use memprof_messages::KeptDump;
 
+/// Suffix of a dump's file name.
 const EXTENSION: &str = ".heap";
 
 /// Clock difference to ignore: another process that dumps into the same directory may be slightly ahead.

@@ -21,6 +21,7 @@ use crate::sampler::Backend;
 use crate::system::seccomp;
 use memprof_messages::Dump;
 
+/// Separator between the stacks and the mappings.
 const MAPPED_LIBRARIES: &str = "\nMAPPED_LIBRARIES:\n";
 
 /// Origin of a dump, written in comment lines that jeprof skips.

@@ -14,6 +14,7 @@ use crate::allocators::loaded_objects::ForkGuard;
 use crate::allocators::mallctl::{Mallctl, MallctlFn};
 use crate::error::{Error, Result};
 
+/// Mallctl that removes hooks by their handle.
 const REMOVE: &CStr = c"experimental.hooks.remove";
 
 /// `mallctl` of the jemalloc with installed hooks, for the fork handler; with jemalloc's handle of the hooks,

@@ -8,6 +8,7 @@ use std::sync::{Arc, Weak};
 use memprof_core::Profiler;
 use memprof_own::{ForkGuard, LockFreeOnce};
 
+/// Profiler whose exit dump the handler takes.
 static PROFILER: LockFreeOnce<Weak<Profiler>> = LockFreeOnce::new();
 
 /// Registers [`Profiler::take_exit_dump`] for exit(3) and the end of `main`. It does nothing if the profiler

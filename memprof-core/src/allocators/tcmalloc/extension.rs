@@ -9,6 +9,7 @@ use std::ptr;
 use crate::allocators::printout::Printout;
 use crate::allocators::symbols::ObjectSymbols;
 
+/// Names of the C functions to look up.
 pub(super) const SET: &CStr = c"MallocExtension_SetNumericProperty";
 pub(super) const STATS: &CStr = c"MallocExtension_GetStats";
 pub(super) const OWNERSHIP: &CStr = c"MallocExtension_GetOwnership";
