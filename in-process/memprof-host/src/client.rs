@@ -314,9 +314,9 @@ mod tests {
 
     use super::*;
 
-    const SHORT: Duration = Duration::from_millis(100);
+    const SHORT_TIMEOUT: Duration = Duration::from_millis(100);
     /// Longer than anything here takes on a busy machine.
-    const LONG: Duration = Duration::from_secs(20);
+    const LONG_TIMEOUT: Duration = Duration::from_secs(20);
 
     /// Connects a client to a host that runs `work` with the connection. Returns the error of `request`.
     fn client_error<T>(
@@ -333,7 +333,7 @@ mod tests {
         client.set_timeout(timeout);
         let start = Instant::now();
         let error = request(&mut client).err().unwrap().to_string();
-        assert!(start.elapsed() < LONG, "{error}");
+        assert!(start.elapsed() < LONG_TIMEOUT, "{error}");
         drop(client);
         drop(host.join().unwrap());
         error
@@ -346,7 +346,7 @@ mod tests {
         let listener = UnixListener::bind(&path).unwrap();
         rustix::net::listen(&listener, 0).unwrap();
         let _waits = Client::connect(&path).unwrap();
-        let error = Client::connect_until(&path, Deadline::after(SHORT)).unwrap_err();
+        let error = Client::connect_until(&path, Deadline::after(SHORT_TIMEOUT)).unwrap_err();
         let expected = "cannot reach the host: it accepted no connection within 100ms";
         assert_eq!(error.to_string(), expected);
     }
@@ -359,17 +359,17 @@ mod tests {
                 return Ok(());
             }
         };
-        assert_eq!(client_error(SHORT, silent, Client::host), late);
+        assert_eq!(client_error(SHORT_TIMEOUT, silent, Client::host), late);
         let drips = |mut stream: UnixStream| loop {
             stream.write_all(b" ")?;
             std::thread::park_timeout(Duration::from_millis(1));
         };
-        assert_eq!(client_error(SHORT, drips, Client::host), late);
+        assert_eq!(client_error(SHORT_TIMEOUT, drips, Client::host), late);
         let endless = |mut stream: UnixStream| loop {
             stream.write_all(&[b'x'; 4096])?;
         };
         let long = "cannot reach the host: it answered with a line above 1048576 bytes";
-        assert_eq!(client_error(LONG, endless, Client::host), long);
+        assert_eq!(client_error(LONG_TIMEOUT, endless, Client::host), long);
     }
 
     #[test]
@@ -386,7 +386,7 @@ mod tests {
                 Ok(())
             };
             let fetch = |client: &mut Client| client.message("p", "fetch", "", Some(Delivery::Fd));
-            let error = client_error(LONG, host, fetch);
+            let error = client_error(LONG_TIMEOUT, host, fetch);
             assert!(error.contains(expected), "{error}");
         };
         let size =
@@ -411,7 +411,7 @@ mod tests {
             stream.write_all(b"{\"jsonrpc\":\"2.0\",\"id\":7,\"result\":[]}\n")
         };
         let expected = "the host's reply breaks the control protocol: it answered request 7, not 1";
-        assert_eq!(client_error(LONG, late, Client::plugins), expected);
+        assert_eq!(client_error(LONG_TIMEOUT, late, Client::plugins), expected);
         let without = |mut stream: UnixStream| {
             let result = r#"{"status_code":0,"content_type":"x","size":7}"#;
             writeln!(stream, r#"{{"jsonrpc":"2.0","id":1,"result":{result}}}"#)
@@ -419,6 +419,6 @@ mod tests {
         let fetch = |client: &mut Client| client.message("p", "fetch", "", None);
         let expected =
             "the host's reply breaks the control protocol: it announced a file and passed none";
-        assert_eq!(client_error(LONG, without, fetch), expected);
+        assert_eq!(client_error(LONG_TIMEOUT, without, fetch), expected);
     }
 }

@@ -70,7 +70,7 @@ impl<T: AsFd + From<OwnedFd>> GuardedFd<T> {
         if !is_expected(&descriptor) {
             return Err(Errno::BADF.into());
         }
-        let moved = Self::at_its_number(above_stdio(ManuallyDrop::into_inner(descriptor))?)?;
+        let moved = Self::new_unmoved(above_stdio(ManuallyDrop::into_inner(descriptor))?)?;
         match moved.identity == identity {
             true => Ok(moved),
             false => Err(Errno::BADF.into()),
@@ -80,7 +80,7 @@ impl<T: AsFd + From<OwnedFd>> GuardedFd<T> {
 
 impl<T: AsFd> GuardedFd<T> {
     /// Like [`new`](Self::new), but keeps the descriptor's number.
-    pub(crate) fn at_its_number(descriptor: T) -> Result<Self, Errno> {
+    pub(crate) fn new_unmoved(descriptor: T) -> Result<Self, Errno> {
         let descriptor = ManuallyDrop::new(descriptor);
         let identity = FdIdentity::from_fd(&*descriptor)?;
         Ok(Self {

@@ -36,7 +36,7 @@ impl StdioGuard {
                     _occupied: occupied,
                 });
             }
-            occupied.push(GuardedFd::at_its_number(opened)?);
+            occupied.push(GuardedFd::new_unmoved(opened)?);
         }
     }
 }

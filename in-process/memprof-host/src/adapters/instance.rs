@@ -63,7 +63,7 @@ pub(super) fn instance() -> Option<&'static AdapterInstance> {
     unsafe { INSTANCE.load(Ordering::SeqCst).as_ref() }
 }
 
-/// Returns the instance, which is never freed from now on.
+/// Returns the instance, which is never freed from now on. `None` before an adapter has created it.
 fn share_instance() -> Option<&'static AdapterInstance> {
     // The flag must be set before the instance is read: `remove` uses the reverse order.
     IS_SHARED.store(true, Ordering::SeqCst);

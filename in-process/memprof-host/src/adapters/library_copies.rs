@@ -44,7 +44,7 @@ pub(super) fn instance_of_other_copy(own: &'static memprof_plugin_entry_t) -> Op
     })
 }
 
-/// Returns the lock of the copy that was loaded first.
+/// Returns the lock of the copy that was loaded first, of those that export one. `None` if no copy does.
 fn shared_lock(own: &'static memprof_plugin_entry_t) -> Option<&'static ProcessLock> {
     let lock = all_copies(own).find_map(|copy| copy.lock)?;
     // SAFETY: a function of a copy of this library, which any thread may call.

@@ -203,7 +203,7 @@ impl SocketState {
         listener.unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Removes the listener from the state. Its last owner closes it.
+    /// Removes the listener from the state, and returns it. Its last owner closes it. `None` if there is none.
     fn take_listener(&self) -> Option<Arc<Listener>> {
         let listener = self.listener.lock();
         listener.unwrap_or_else(PoisonError::into_inner).take()

@@ -91,8 +91,8 @@ fn socket_inode(link: &Path) -> Option<u64> {
     str::from_utf8(number).ok()?.parse().ok()
 }
 
-/// Returns the path in a line of /proc/net/unix (`Num RefCount Protocol Flags Type St Inode Path`), if the socket
-/// listens and has one of the inodes.
+/// Returns the path in a line of /proc/net/unix (`Num RefCount Protocol Flags Type St Inode Path`). `None` if the
+/// socket does not listen or has none of the inodes.
 fn listening_path<'a>(line: &'a str, held_inodes: &HashSet<u64>) -> Option<&'a str> {
     let mut path = line;
     let mut columns = [""; 7];

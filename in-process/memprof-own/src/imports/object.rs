@@ -235,13 +235,14 @@ impl Object {
         ))
     }
 
-    /// Returns the index of a symbol's version, from `DT_VERSYM`.
+    /// Returns the index of a symbol's version, from `DT_VERSYM`. `None` if the object has no versions.
     fn version_index(&self, symbol: usize) -> Option<u16> {
         let index: u16 = read(self.address(DT_VERSYM)? + symbol * 2);
         Some(index & !VERSION_HIDDEN)
     }
 
-    /// Finds a version in `DT_VERNEED`: a chain of `Elf64_Verneed`, each with a chain of `Elf64_Vernaux`.
+    /// Finds a version in `DT_VERNEED`: a chain of `Elf64_Verneed`, each with a chain of `Elf64_Vernaux`. `None` if no
+    /// needed object has it.
     fn needed_version(&self, index: u16) -> Option<Version> {
         let mut file = self.address(DT_VERNEED)?;
         loop {
@@ -281,13 +282,13 @@ impl Object {
         }
     }
 
-    /// Returns the address of the string at an offset of `DT_STRTAB`.
+    /// Returns the address of the string at an offset of `DT_STRTAB`. `None` if the object has no strings.
     fn text(&self, offset: usize) -> Option<usize> {
         Some(self.address(DT_STRTAB)? + offset)
     }
 
     /// Returns an address from the dynamic section. The loader adds the base to some of them in place, so it is added
-    /// only to those that lie below the base.
+    /// only to those that lie below the base. `None` if the section has no such entry.
     fn address(&self, tag: usize) -> Option<usize> {
         let value = self.entry(tag)?;
         Some(match value < self.base {
