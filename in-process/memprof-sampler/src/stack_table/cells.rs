@@ -19,7 +19,7 @@ use crate::tally;
 pub(super) const CELL_COUNT: usize = 1 << 17;
 /// Cells probed for one stack; if all have live records, the sample counts as lost.
 pub(super) const MAX_PROBES: usize = 64;
-/// IdleRecord records that are compared before the one with fewest samples is evicted.
+/// `IdleRecord` records that are compared before the one with fewest samples is evicted.
 pub(super) const MAX_CANDIDATES: usize = 8;
 
 /// Cell of a record that was evicted: a search goes on behind it, unlike at an empty one (0).
