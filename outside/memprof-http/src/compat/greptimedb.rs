@@ -100,7 +100,7 @@ async fn gdump(RequestHost(host): RequestHost) -> Result<Response> {
     Ok(active_reply(status.gdump.is_some()))
 }
 
-/// Replies with the blank that scripts search for.
+/// JSON reply with the state, in the spacing for which scripts search.
 fn active_reply(active: bool) -> Response {
     let body = format!("{{\"active\": {active}}}");
     ([(CONTENT_TYPE, "application/json")], body).into_response()

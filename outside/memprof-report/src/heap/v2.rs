@@ -42,7 +42,7 @@ pub(super) struct ThreadTotals {
 }
 
 impl ThreadTotals {
-    /// Starts with the values of a `t*` line.
+    /// Starts a new set of threads, after a `t*` line with the values `all`.
     fn reset(&mut self, all: &[u8]) {
         self.all.clear();
         self.all.extend_from_slice(all);

@@ -54,7 +54,7 @@ pub(super) fn read_names(
     let mut loaded: HashMap<u64, u64> = HashMap::new();
     while name_positions.len() < MAX_ENTRIES && loaded.len() < MAX_ENTRIES && position < MAX_BYTES {
         let mut head = [0; RECORD_HEAD];
-        if !was_complete(dump.read_exact(&mut head))? {
+        if !was_read_whole(dump.read_exact(&mut head))? {
             break;
         }
         let (kind, length) = (read_u32(&head, 0), u64::from(read_u32(&head, 4)));
@@ -66,7 +66,7 @@ pub(super) fn read_names(
         };
         let read = read.as_flattened_mut();
         let head_len = (RECORD_HEAD + read.len()) as u64;
-        if length < head_len || !was_complete(dump.read_exact(read))? {
+        if length < head_len || !was_read_whole(dump.read_exact(read))? {
             break;
         }
         // Other records leave zeros, a range without addresses.
@@ -94,7 +94,7 @@ pub(super) fn read_names(
 /// Seeks to the first record and returns its position. `None` if the file is no jitdump of that process.
 fn first_record(dump: &mut (impl Read + Seek), writer: u32) -> io::Result<Option<u64>> {
     let mut head = [0; FILE_HEAD];
-    let is_read = was_complete(dump.read_exact(&mut head))?;
+    let is_read = was_read_whole(dump.read_exact(&mut head))?;
     if !is_read || read_u32(&head, 0) != MAGIC || read_u32(&head, 20) != writer {
         return Ok(None);
     }
@@ -120,7 +120,7 @@ fn read_u32(bytes: &[u8], offset: usize) -> u32 {
 }
 
 /// Converts an early end of file to false: a compiler that is still writing leaves an incomplete record at the end.
-fn was_complete(read: io::Result<()>) -> io::Result<bool> {
+fn was_read_whole(read: io::Result<()>) -> io::Result<bool> {
     match read {
         Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(false),
         read => read.map(|()| true),
