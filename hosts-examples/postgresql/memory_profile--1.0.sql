@@ -1,16 +1,16 @@
 \echo Use "CREATE EXTENSION memory_profile" to load this file. \quit
 
--- For the backend that runs the query. It changes what that process does, so no parallel worker runs it.
+-- Sends a message to the backend that runs the query. It may change that process, so no parallel worker may run it.
 CREATE FUNCTION memory_profile(message text) RETURNS text
 AS 'MODULE_PATHNAME', 'pg_memory_profile'
 LANGUAGE C STRICT VOLATILE PARALLEL RESTRICTED;
 
--- For the server's processes that have the library: an array of objects with pid, and reply or error.
+-- Sends a message to the server's processes with the library: an array of objects with pid, and reply or error.
 CREATE FUNCTION memory_profile_all(message text) RETURNS json
 AS 'MODULE_PATHNAME', 'pg_memory_profile_all'
 LANGUAGE C STRICT VOLATILE PARALLEL RESTRICTED;
 
--- For all processes of the server: those that do not answer in five seconds, and those without the library, say so.
+-- Returns a row for each process of the server, with an error if it does not reply in five seconds or lacks the library.
 CREATE FUNCTION memory_profile_cluster(message text)
 RETURNS TABLE (pid integer, backend_type text, reply text, error text)
 LANGUAGE sql STRICT VOLATILE PARALLEL RESTRICTED
