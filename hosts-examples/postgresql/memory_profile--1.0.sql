@@ -10,7 +10,7 @@ CREATE FUNCTION memory_profile_all(message text) RETURNS json
 AS 'MODULE_PATHNAME', 'pg_memory_profile_all'
 LANGUAGE C STRICT VOLATILE PARALLEL RESTRICTED;
 
--- Returns a row for each process of the server, with an error if it does not reply in five seconds or lacks the library.
+-- Returns a row for each process of the server: an error if it does not reply in five seconds or lacks the library.
 CREATE FUNCTION memory_profile_cluster(message text)
 RETURNS TABLE (pid integer, backend_type text, reply text, error text)
 LANGUAGE sql STRICT VOLATILE PARALLEL RESTRICTED
