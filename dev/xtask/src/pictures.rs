@@ -9,7 +9,7 @@ use xtask::packages;
 use xtask::run::{cargo, root, run};
 
 /// The end-to-end test that draws them into `target/screenshots`.
-const TEST: &str = "pictures::the_pictures_are_of_a_run";
+const TEST: &str = "pictures::pictures_are_of_a_run";
 
 pub(crate) fn draw() -> Result<()> {
     packages::require(packages::TEST)?;

@@ -114,7 +114,7 @@ fn try_run_calls(
     })
 }
 
-/// Builds the error for a failed write to the target's memory.
+/// Builds the error for a failed write to the target's memory; if the process has ended or executed, says so.
 pub(crate) fn write_error(target: &Target, cause: io::Error) -> AttachError {
     let failed = |()| AttachError::io(WRITE_ERROR)(cause);
     target.require_same().map_or_else(|error| error, failed)

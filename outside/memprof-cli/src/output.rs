@@ -24,7 +24,7 @@ pub(crate) fn note(text: &str) {
     print_stderr(&format!("memprof: note: {text}"));
 }
 
-/// Replaces the progress line on the terminal, until [`clear`]. Does nothing if stderr is not a terminal.
+/// Replaces the progress line on the terminal, until [`clear_progress`]. Does nothing if stderr is not a terminal.
 pub(crate) fn progress(text: &str) {
     if io::stderr().is_terminal() {
         to_stderr(&format!("\r{}", one_line(text)));

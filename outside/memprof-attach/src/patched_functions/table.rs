@@ -97,7 +97,7 @@ impl TableImage {
         })
     }
 
-    /// Writes the table and the code; last the mark by which [`find`] recognizes it.
+    /// Writes the table and the code; last the mark by which [`find_table`] recognizes it.
     pub(crate) fn write(&self, memory: &Memory, base: u64) -> io::Result<()> {
         memory.write(base + TABLE_SIZE as u64, &self.code)?;
         memory.write(base, &self.table)?;

@@ -25,7 +25,7 @@ fn compiled(name: &str, options: &[&str], place: &Path) -> PathBuf {
 const PLUGIN: &[&str] = &["-shared", "-fPIC", "-Wl,-z,nodelete"];
 
 #[test]
-fn a_plugin_of_0_1_answers_in_hosts_of_now() {
+fn plugin_of_0_1_replies_in_current_hosts() {
     let place = tempfile::tempdir().unwrap();
     let plugin = compiled("hello_c.c", PLUGIN, place.path());
     memprof(place.path(), &["check", plugin.to_str().unwrap()]).exits(0);
@@ -35,7 +35,7 @@ fn a_plugin_of_0_1_answers_in_hosts_of_now() {
 }
 
 #[test]
-fn a_host_of_0_1_loads_plugins_of_now() {
+fn host_of_0_1_loads_current_plugins() {
     let place = tempfile::tempdir().unwrap();
     let host = compiled("c_minimal.c", &["-ldl"], place.path());
     let reply = |plugin: &str, message: &str| {

@@ -31,7 +31,7 @@ fn ages_of_leak(host: &Host, spans: usize) -> Vec<Value> {
 }
 
 #[test]
-fn one_dump_tells_how_old_the_leak_is() {
+fn dump_with_ages_shows_the_age_of_a_leak() {
     for host in [Setup::of("rust_host"), Setup::without_profiling("c_host")] {
         let host = host.start();
         let active = host
@@ -73,7 +73,7 @@ fn mean_age(report: &Value, function: &str) -> f64 {
 }
 
 #[test]
-fn one_dump_tells_start_cache_and_leak_apart() {
+fn dump_with_ages_separates_start_cache_and_leak() {
     // A thread of jemalloc draws the distance to its first sample when it starts, at the interval of then.
     let jemalloc = ["--allocator", "jemalloc", "--lg-sample", "12"];
     for allocator in [&[][..], &jemalloc] {
@@ -117,7 +117,7 @@ fn one_dump_tells_start_cache_and_leak_apart() {
 }
 
 #[test]
-fn ages_that_nobody_can_tell_are_refused() {
+fn unknown_ages_are_refused() {
     let host = Setup::of("c_host").start();
     let check = |args: &[&str], code, error: &str| {
         let refused = host.memprof("activate", args).exits(code);

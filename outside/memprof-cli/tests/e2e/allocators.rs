@@ -95,7 +95,7 @@ fn pprof_percent(program: &str, dump: &Path, function: &str) -> f64 {
 }
 
 #[test]
-fn tcmallocs_profiles_name_the_leak() {
+fn tcmalloc_profile_names_the_leak() {
     let host = host_under("c_host", "libtcmalloc.so.4");
     let can = "tcmalloc true: activate, dump, dump kind=growth, stats, purge";
     assert_eq!(allocators(&host), [can]);
@@ -135,7 +135,7 @@ fn tcmallocs_profiles_name_the_leak() {
 }
 
 #[test]
-fn tcmallocs_dumps_are_fetched_as_what_they_are() {
+fn tcmalloc_dump_is_fetched_unchanged() {
     let host = Setup::without_profiling("c_host")
         .env("LD_PRELOAD", "libtcmalloc.so.4")
         .env("TCMALLOC_SAMPLE_PARAMETER", "4096")
@@ -187,7 +187,7 @@ fn messages_while_every_thread_samples() {
 }
 
 #[test]
-fn an_allocator_without_a_profiler_is_sampled_in_its_place_and_does_the_rest() {
+fn allocator_without_profiler_is_sampled_by_memprof() {
     let check = |preload: &str, kind: &str, reason: &str, remedy: &str, prints: &str| {
         let host = host_under("c_host", preload);
         let can = format!("{kind} true: activate, dump, reset, stats, purge");
@@ -239,7 +239,7 @@ fn an_allocator_without_a_profiler_is_sampled_in_its_place_and_does_the_rest() {
 }
 
 #[test]
-fn two_kinds_at_once_are_both_driven() {
+fn two_kinds_of_allocators_are_both_profiled() {
     let host = Setup::of("rust_host")
         .env("LD_PRELOAD", "libtcmalloc.so.4")
         .start();
@@ -284,7 +284,7 @@ fn two_kinds_at_once_are_both_driven() {
 }
 
 #[test]
-fn redis_has_its_jemalloc_and_no_other() {
+fn redis_uses_only_its_own_jemalloc() {
     let redis = Redis::start(&Load {
         env: &[CONF],
         config: &[("control", "on")],
@@ -296,7 +296,7 @@ fn redis_has_its_jemalloc_and_no_other() {
 }
 
 #[test]
-fn one_that_does_not_serve_malloc_is_left_alone_until_it_is_named() {
+fn allocator_beside_malloc_is_profiled_only_by_name() {
     let host = Setup::of("c_host")
         .env("LD_PRELOAD", "libjemalloc.so.2:libtcmalloc.so.4")
         .start();
@@ -356,7 +356,7 @@ fn lied_to(name: &str, misbehaviours: &[&str], message: &str) -> (Host, Run) {
 }
 
 #[test]
-fn a_tcmalloc_that_lies_is_told_of_and_harms_nothing() {
+fn lying_tcmalloc_is_reported_and_harmless() {
     let check = |misbehaviours: &[&str], message: &str, code: i32, expected: &str| {
         let (_host, run) = lied_to("tcmalloc", misbehaviours, message);
         let run = run.exits(code);
@@ -417,7 +417,7 @@ fn a_tcmalloc_that_lies_is_told_of_and_harms_nothing() {
 }
 
 #[test]
-fn a_mimalloc_that_lies_is_told_of_and_harms_nothing() {
+fn lying_mimalloc_is_reported_and_harmless() {
     let (host, run) = lied_to("mimalloc", &[], "stats");
     let text = run.exits(0).json()["text"].as_str().unwrap().to_owned();
     assert!(text.starts_with("mimalloc -7\n"), "{text}");
@@ -438,7 +438,7 @@ fn a_mimalloc_that_lies_is_told_of_and_harms_nothing() {
 }
 
 #[test]
-fn a_malloc_that_memprof_does_not_know_is_named() {
+fn unknown_malloc_is_named() {
     let place = tempfile::tempdir().unwrap();
     let (code, library) = (place.path().join("own.c"), place.path().join("own.so"));
     let text = "#include <stddef.h>\nvoid *__libc_malloc(size_t);\n\
@@ -516,7 +516,7 @@ fn read_by_each(host: &Host, program: &str, dump: &Path) -> Vec<(&'static str, f
 }
 
 #[test]
-fn all_tools_read_the_same_of_memprofs_own_samples() {
+fn all_tools_agree_on_memprof_samples() {
     for preload in [
         "",
         "libmimalloc.so.2",
@@ -553,7 +553,7 @@ fn all_tools_read_the_same_of_memprofs_own_samples() {
 }
 
 #[test]
-fn a_jemalloc_in_the_program_is_sampled_through_its_hooks() {
+fn linked_jemalloc_is_sampled_through_its_hooks() {
     for program in ["rust_host", "c_host_static"] {
         let host = Setup::without_profiling(program).start();
         let args = ["--json", "sampler=memprof", "sample_interval=4KiB"];
@@ -621,7 +621,7 @@ fn answers(host: &mut Host, line: &str) {
 }
 
 #[test]
-fn what_the_sampler_cannot_see_is_counted_and_told() {
+fn unsampled_memory_is_counted_and_reported() {
     let place = tempfile::tempdir().unwrap();
     let library = place.path().join("libdeep.so");
     let mut cc = Command::new("cc");
@@ -653,7 +653,7 @@ fn what_the_sampler_cannot_see_is_counted_and_told() {
 }
 
 #[test]
-fn where_mprotect_is_refused_nothing_is_broken() {
+fn refused_mprotect_breaks_nothing() {
     let place = tempfile::tempdir().unwrap();
     let mut host = past(&place, &["mprotect"]);
     answers(&mut host, "before");
@@ -668,7 +668,7 @@ fn where_mprotect_is_refused_nothing_is_broken() {
 }
 
 #[test]
-fn what_a_vforked_child_allocates_in_its_parents_heap_is_the_parents() {
+fn vforked_child_allocations_belong_to_the_parent() {
     let place = tempfile::tempdir().unwrap();
     let mut host = past(&place, &["vfork"]);
     host.memprof("activate", &["sample_interval=1KiB"]).exits(0);
@@ -694,7 +694,7 @@ fn flat_report(host: &Host, place: &tempfile::TempDir, sample_type: &str) -> Str
 }
 
 #[test]
-fn a_stack_of_the_programs_own_is_walked() {
+fn custom_stack_is_walked() {
     let place = tempfile::tempdir().unwrap();
     let mut host = past(&place, &["stack"]);
     host.memprof("activate", &["sample_interval=1KiB"]).exits(0);

@@ -70,7 +70,7 @@ fn plugins_export_their_entry_and_nothing_else() {
 }
 
 #[test]
-fn plugins_need_nothing_of_the_program_that_loads_them() {
+fn plugins_import_nothing_from_the_host() {
     for plugin in PLUGINS {
         let needed = nm(&["-D", "--undefined-only"], plugin);
         // The compiler's own, weak; resolved to null where nobody has them.
@@ -84,7 +84,7 @@ fn plugins_need_nothing_of_the_program_that_loads_them() {
 }
 
 #[test]
-fn memory_profile_contains_no_jemalloc_of_its_own() {
+fn memory_profile_contains_no_jemalloc() {
     let symbols = nm(&["--defined-only"], "plugins/memory_profile.so");
     let jemalloc: Vec<_> = symbols.iter().filter(|name| name.contains("je_")).collect();
     assert!(jemalloc.is_empty(), "{jemalloc:?}");
@@ -115,7 +115,7 @@ fn plugins_can_be_loaded_late_and_stay_loaded() {
 }
 
 #[test]
-fn the_samplers_probes_are_described_in_a_note() {
+fn sampler_probes_are_described_in_a_note() {
     let mut readelf = Command::new("readelf");
     let notes = readelf.args(["--notes", "--wide"]).arg(dist(PLUGINS[0]));
     let notes = tool_text("binutils", notes);

@@ -157,7 +157,7 @@ fn plugin_range(pid: u32) -> (u64, u64) {
 }
 
 #[test]
-fn a_program_that_nobody_prepared_is_profiled_and_left_as_it_was() {
+fn unmodified_program_is_profiled_and_restored() {
     let mut host = unprepared();
     // Lazy slots are filled by the first calls.
     serves(&mut host, "zero");
@@ -198,7 +198,7 @@ fn a_program_that_nobody_prepared_is_profiled_and_left_as_it_was() {
 }
 
 #[test]
-fn an_attachment_ends_by_itself_and_takes_the_activation_with_it() {
+fn expired_attachment_ends_the_activation() {
     let mut host = unprepared();
     serves(&mut host, "zero");
     let before = slots(host.pid());
@@ -212,7 +212,7 @@ fn an_attachment_ends_by_itself_and_takes_the_activation_with_it() {
 }
 
 #[test]
-fn record_attaches_and_leaves() {
+fn record_attaches_and_detaches() {
     let mut host = unprepared();
     let kept = host.place().join("kept.heap");
     let mut recording = Command::new(crate::dist::dist("bin/memprof"))
@@ -246,7 +246,7 @@ fn record_attaches_and_leaves() {
 }
 
 #[test]
-fn a_config_that_is_wrong_leaves_nothing_behind() {
+fn invalid_config_leaves_nothing_behind() {
     let mut host = unprepared();
     let file = host.place().join("plugin.toml");
     fs::write(&file, "lg_sample = 13\n").unwrap();
@@ -267,7 +267,7 @@ fn a_config_that_is_wrong_leaves_nothing_behind() {
 }
 
 #[test]
-fn a_message_to_a_process_without_the_plugin_names_attach() {
+fn message_to_process_without_plugin_names_attach() {
     let host = unprepared();
     let refused = host.memprof("status", &[]).exits(3);
     let pid = host.pid();
@@ -277,7 +277,7 @@ fn a_message_to_a_process_without_the_plugin_names_attach() {
 }
 
 #[test]
-fn only_what_was_attached_is_detached() {
+fn detach_without_attachment_is_refused() {
     let host = crate::host::Setup::of("c_host").start();
     let refused = detach(&host, &[]).exits(4);
     assert!(refused.stderr.contains("deactivate"), "{refused:?}");
@@ -286,7 +286,7 @@ fn only_what_was_attached_is_detached() {
 }
 
 #[test]
-fn what_cannot_be_attached_to_is_told_why() {
+fn refused_process_error_names_the_reason() {
     let host = unprepared();
     let check = |code: i32, expected: &str| {
         let refused = attach(&host, &[]).exits(code);
@@ -310,7 +310,7 @@ fn what_cannot_be_attached_to_is_told_why() {
 }
 
 #[test]
-fn a_program_that_never_waits_is_profiled_and_left() {
+fn running_program_is_profiled_and_detached() {
     const COMPUTING: &str = r#"
         my @kept;
         print STDERR "ready\n";
@@ -333,7 +333,7 @@ fn a_program_that_never_waits_is_profiled_and_left() {
 }
 
 #[test]
-fn a_program_that_runs_where_it_must_not_be_interrupted_is_left_alone() {
+fn program_without_safe_point_is_not_attached() {
     // In the handler of a signal, which may have interrupted anything.
     const HANDLING: &str = r#"
         $SIG{USR1} = sub { print STDERR "ready\n"; 1 while 1 };
@@ -358,7 +358,7 @@ fn children(pid: u32) -> Vec<u32> {
 }
 
 #[test]
-fn what_leaves_no_room_is_named_and_nothing_is_left_behind() {
+fn limit_without_room_is_named_and_nothing_left_behind() {
     let mut host = unprepared();
     let pid = host.pid().to_string();
     let mappings = || {
@@ -404,7 +404,7 @@ fn what_leaves_no_room_is_named_and_nothing_is_left_behind() {
 }
 
 #[test]
-fn a_program_of_one_thread_that_may_fork_in_a_handler_is_told_of() {
+fn fork_in_handlers_of_single_thread_is_warned_of() {
     let mut command = Command::new("perl");
     command
         .args(["-e", &format!("$SIG{{ALRM}} = sub {{}}; {GROWING}")])
@@ -426,7 +426,7 @@ fn a_program_of_one_thread_that_may_fork_in_a_handler_is_told_of() {
 }
 
 #[test]
-fn a_program_that_is_run_with_a_small_stack_is_attached_to() {
+fn program_with_small_stack_is_attached() {
     // Its new threads get stacks of that size, in which the loader finds no room.
     for kibibytes in [48, 64, 256] {
         let mut command = Command::new("sh");
@@ -452,7 +452,7 @@ fn a_program_that_is_run_with_a_small_stack_is_attached_to() {
 }
 
 #[test]
-fn forked_children_enter_user_namespaces_and_are_attached_to_by_themselves() {
+fn forked_children_enter_user_namespaces_and_can_be_attached() {
     // unshare(2), CLONE_NEWUSER, which fails in a process of more than one thread.
     const SANDBOXING: &str = r#"
         use POSIX ();
@@ -490,7 +490,7 @@ fn forked_children_enter_user_namespaces_and_are_attached_to_by_themselves() {
 }
 
 #[test]
-fn forked_children_are_attached_to_and_the_whole_tree_is_left() {
+fn forked_children_are_attached_and_detached_as_a_tree() {
     const FORKING: &str = r#"
         print STDERR "ready\n";
         while (<STDIN>) { if (!fork()) { close STDIN; sleep 1 while getppid() != 1 } }
@@ -522,7 +522,7 @@ fn forked_children_are_attached_to_and_the_whole_tree_is_left() {
 }
 
 #[test]
-fn a_process_in_namespaces_of_its_own_gets_the_plugin_as_a_file_in_memory() {
+fn process_in_other_namespaces_gets_the_plugin_as_memfd() {
     let mut command = Command::new("unshare");
     // The plugin's file is hidden there.
     let plugins = crate::dist::dist("plugins");
@@ -617,7 +617,7 @@ fn left_in(host: &Host, directory: &str) -> Vec<String> {
 }
 
 #[test]
-fn a_process_in_a_chroot_is_profiled_and_left() {
+fn process_in_chroot_is_profiled_and_detached() {
     let check = |directories: &[&str], has_proc: bool| {
         let mut host = in_chroot(directories, has_proc);
         let pid = host.pid().to_string();

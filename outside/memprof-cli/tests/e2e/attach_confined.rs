@@ -170,7 +170,7 @@ fn raises_limits() -> bool {
 }
 
 #[test]
-fn stock_haproxy_is_profiled_in_its_chroot_and_left() {
+fn stock_haproxy_is_profiled_in_its_chroot_and_detached() {
     if !geteuid().is_root() {
         return;
     }
@@ -258,7 +258,7 @@ fn perl_after(command: &[&str], script: &str) -> Host {
 }
 
 #[test]
-fn what_can_write_nowhere_hands_its_dump_over() {
+fn process_without_writable_directory_sends_its_dump() {
     if !geteuid().is_root() {
         return;
     }
@@ -319,7 +319,7 @@ fn what_can_write_nowhere_hands_its_dump_over() {
 }
 
 #[test]
-fn a_low_limit_of_threads_is_raised_for_the_attachment() {
+fn low_thread_limit_is_raised_for_the_attachment() {
     if !geteuid().is_root() {
         return;
     }
@@ -395,7 +395,7 @@ fn is_entered_with_plugin_in(place: &Path, host: &Host) {
 }
 
 #[test]
-fn a_plugin_that_the_process_may_not_open_comes_as_a_file_in_memory() {
+fn unreadable_plugin_is_loaded_as_memfd() {
     assert!(
         geteuid().is_root(),
         "this test takes another user's part, and needs root"

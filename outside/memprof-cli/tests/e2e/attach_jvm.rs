@@ -35,7 +35,7 @@ fn attaches(host: &mut Host, way: &str) {
 }
 
 #[test]
-fn a_jvm_is_attached_to_by_its_door_again_and_again() {
+fn jvm_is_attached_repeatedly_by_its_attach_api() {
     let mut host = jvm(&[]);
     for _ in 0..3 {
         attaches(&mut host, BY_ITS_DOOR);
@@ -46,7 +46,7 @@ fn a_jvm_is_attached_to_by_its_door_again_and_again() {
 
 /// Why the plugin did not start is said by the way that can say it.
 #[test]
-fn a_jvm_whose_plugin_refuses_its_keys_says_why() {
+fn jvm_with_invalid_keys_reports_the_reason() {
     let host = jvm(&[]);
     let pid = host.pid().to_string();
     let attached = memprof(&host.socket_dir(), &["attach", &pid, "dump_dirr=/tmp"]);
@@ -56,12 +56,12 @@ fn a_jvm_whose_plugin_refuses_its_keys_says_why() {
 
 /// It has no handler of SIGQUIT, which would end it, and its socket is open from the start.
 #[test]
-fn a_jvm_that_leaves_signals_alone_is_attached_to_by_its_door() {
+fn jvm_without_signals_is_attached_by_its_attach_api() {
     attaches(&mut jvm(&["-Xrs"]), BY_ITS_DOOR);
 }
 
 /// SIGQUIT would have it print its threads.
 #[test]
-fn a_jvm_without_a_door_is_attached_to_by_a_thread() {
+fn jvm_without_attach_api_is_attached_by_a_thread() {
     attaches(&mut jvm(&["-XX:+DisableAttachMechanism"]), BY_A_THREAD);
 }

@@ -111,7 +111,7 @@ impl Program {
 }
 
 #[test]
-fn an_allocator_in_the_program_is_sampled_by_its_functions_which_are_given_back() {
+fn linked_allocator_is_patched_sampled_and_restored() {
     for linked in LINKED {
         let mut program = linked.start(&[]);
         let before = program.text();
@@ -202,7 +202,7 @@ fn an_allocator_in_the_program_is_sampled_by_its_functions_which_are_given_back(
 }
 
 #[test]
-fn threads_that_allocate_all_the_time_take_no_harm() {
+fn allocating_threads_survive_patching() {
     for linked in LINKED {
         let mut program = linked.start(&[]);
         let before = program.text();
@@ -223,7 +223,7 @@ fn threads_that_allocate_all_the_time_take_no_harm() {
 }
 
 #[test]
-fn an_attacher_that_is_killed_leaves_a_program_that_goes_on() {
+fn killed_attach_leaves_a_running_program() {
     let mut program = LINKED[0].start(&[]);
     let before = program.text();
     program.does("storm");
@@ -266,7 +266,7 @@ fn an_attacher_that_is_killed_leaves_a_program_that_goes_on() {
 }
 
 #[test]
-fn at_the_end_of_an_attachment_the_jumps_stay_until_detach() {
+fn expired_attachment_keeps_patches_until_detach() {
     let mut program = LINKED[0].start(&[]);
     let before = program.text();
     attach(&program.host, &["--for", "1500ms"]).exits(0);
@@ -290,7 +290,7 @@ fn at_the_end_of_an_attachment_the_jumps_stay_until_detach() {
 }
 
 #[test]
-fn threads_that_would_stand_still_for_too_long_are_left_alone_until_that_is_allowed() {
+fn long_pause_is_refused_until_allowed() {
     let program = LINKED[2].start(&[]);
     let before = program.text();
     let text = |args: &[&str]| attach(&program.host, args).exits(0).json()["entries"].to_string();
@@ -308,7 +308,7 @@ fn threads_that_would_stand_still_for_too_long_are_left_alone_until_that_is_allo
 }
 
 #[test]
-fn a_plugin_that_was_there_stays_when_its_jumps_are_taken_away() {
+fn preloaded_plugin_stays_when_patches_are_restored() {
     let memprof = dist("bin/memprof");
     let mut program = LINKED[0].start_by(&[memprof.to_str().unwrap(), "run", "--"], &[]);
     program.host.wait_for_log("was built without its profiler");
@@ -329,7 +329,7 @@ fn a_plugin_that_was_there_stays_when_its_jumps_are_taken_away() {
 }
 
 #[test]
-fn a_stripped_program_keeps_its_functions_and_is_told_why() {
+fn stripped_program_is_not_patched_with_a_reason() {
     let mut program = LINKED[0].start(&["-s"]);
     let before = program.text();
     let attached = attach(&program.host, &[]).exits(0).json();

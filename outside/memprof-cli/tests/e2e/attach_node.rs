@@ -113,7 +113,7 @@ fn has_the_plugin(host: &Host) -> bool {
 }
 
 #[test]
-fn a_node_is_profiled_and_left_again_and_again() {
+fn node_is_profiled_and_detached_repeatedly() {
     let mut host = node(SERVER);
     let pid = host.pid().to_string();
     let listing = memprof(&host.socket_dir(), &["ps", "--json"])
@@ -136,7 +136,7 @@ fn a_node_is_profiled_and_left_again_and_again() {
 }
 
 #[test]
-fn an_inspector_that_was_open_stays_open() {
+fn open_inspector_stays_open() {
     let mut host = node_with(&["--inspect=127.0.0.1:0"], SERVER);
     let attached = attach(&host, &[]).exits(0).stdout;
     assert!(
@@ -148,7 +148,7 @@ fn an_inspector_that_was_open_stays_open() {
 }
 
 #[test]
-fn a_recording_enters_and_leaves_by_the_inspector() {
+fn record_attaches_by_the_inspector() {
     let turning = "const kept = []; let count = 0;
         setInterval(() => { kept[count++ % 64] = Buffer.alloc(1 << 20, 1); }, 1);";
     let mut host = node(&format!("{turning} {ECHO}"));
@@ -161,7 +161,7 @@ fn a_recording_enters_and_leaves_by_the_inspector() {
 
 /// The start of the plugin fails in the Node, which throws what `memprof attach` says.
 #[test]
-fn a_plugin_that_refuses_its_keys_says_why() {
+fn node_with_invalid_keys_reports_the_reason() {
     let mut host = node(SERVER);
     let refused = attach(&host, &["dump_dirr=/tmp"]).exits(4).stderr;
     assert!(
@@ -176,7 +176,7 @@ fn a_plugin_that_refuses_its_keys_says_why() {
 
 /// A loop of JavaScript alone lets the inspector in between two steps, and never comes back to the event loop.
 #[test]
-fn a_node_that_is_busy_is_attached_to() {
+fn busy_node_is_attached() {
     let host = node("console.error('ready'); for (;;);");
     let attached = attach(&host, &[]).exits(0).stdout;
     assert!(attached.contains(STILL_OPEN), "{attached}");
@@ -186,7 +186,7 @@ fn a_node_that_is_busy_is_attached_to() {
 
 /// Node would wait for it with everything that it does.
 #[test]
-fn an_inspector_is_not_closed_while_a_debugger_is_connected() {
+fn inspector_stays_open_while_a_debugger_is_connected() {
     let mut host = node(DEBUGGED);
     let attached = attach(&host, &[]).exits(0).stdout;
     assert!(attached.contains(STILL_OPEN), "{attached}");
@@ -199,7 +199,7 @@ fn an_inspector_is_not_closed_while_a_debugger_is_connected() {
 }
 
 #[test]
-fn what_does_not_listen_to_the_signal_does_not_get_it() {
+fn process_without_handler_gets_no_signal() {
     let check = |command: Command, expected: &str| {
         let mut host = ready(command);
         let refused = attach(&host, &[]).exits(4).stderr;
@@ -234,7 +234,7 @@ fn what_does_not_listen_to_the_signal_does_not_get_it() {
 }
 
 #[test]
-fn another_user_s_node_is_refused() {
+fn node_of_another_user_is_refused() {
     if !nix::unistd::geteuid().is_root() {
         return;
     }
@@ -248,7 +248,7 @@ fn another_user_s_node_is_refused() {
 }
 
 #[test]
-fn a_node_that_does_not_open_its_inspector_is_told() {
+fn unopened_inspector_is_reported() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = format!("--inspect-port={}", taken.local_addr().unwrap());
     let mut host = node_with(&[&port], SERVER);
@@ -263,7 +263,7 @@ fn a_node_that_does_not_open_its_inspector_is_told() {
 }
 
 #[test]
-fn a_node_whose_javascript_waits_is_told_and_goes_on_without_the_plugin() {
+fn waiting_javascript_is_reported_and_the_plugin_not_loaded() {
     let check = |option: &str, call: &str, expected: &str| {
         let mut host = waiting(option, call);
         let refused = attach(&host, &[]).exits(4).stderr;

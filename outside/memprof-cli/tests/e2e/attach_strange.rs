@@ -18,7 +18,7 @@ fn program() -> &'static str {
 
 /// Does what the program cannot bear where a function is called by its name alone.
 #[test]
-fn functions_of_the_thread_s_own_library_are_called() {
+fn functions_of_the_library_of_the_thread_are_called() {
     let check = |words: &[&str]| {
         let mut command = Command::new(words[0]);
         command.args(&words[1..]);
@@ -48,7 +48,7 @@ fn functions_of_the_thread_s_own_library_are_called() {
 }
 
 #[test]
-fn programs_that_handle_system_calls_are_refused_and_go_on() {
+fn program_with_user_dispatch_is_refused_and_unharmed() {
     let mut command = Command::new(program());
     command.arg("dispatch");
     let mut host = start(command);
@@ -65,7 +65,7 @@ fn programs_that_handle_system_calls_are_refused_and_go_on() {
 }
 
 #[test]
-fn programs_with_thread_sanitizer_are_refused_and_go_on() {
+fn program_with_thread_sanitizer_is_refused_and_unharmed() {
     let check = |options: &[&str]| {
         let (_place, program) = build("strange.c", options);
         let mut host = start(Command::new(program));
@@ -80,7 +80,7 @@ fn programs_with_thread_sanitizer_are_refused_and_go_on() {
 
 /// What compares each mapping with all others takes minutes here, and `detach` did.
 #[test]
-fn programs_with_as_many_mappings_as_the_kernel_allows_are_left() {
+fn program_at_the_mapping_limit_is_detached() {
     let limit = std::fs::read_to_string("/proc/sys/vm/max_map_count").unwrap();
     let limit: u32 = limit.trim().parse().unwrap();
     let check = |allocator: &[&str]| {

@@ -70,7 +70,7 @@ fn library() -> PathBuf {
 }
 
 #[test]
-fn jemalloc_without_hooks_is_sampled_once_attach_has_led_its_functions() {
+fn jemalloc_without_hooks_is_sampled_after_attach_patched_it() {
     let library = library();
     let memprof = dist("bin/memprof");
     let linked = Linked {

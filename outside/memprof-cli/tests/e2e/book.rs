@@ -6,7 +6,7 @@ use std::process::Command;
 use crate::dist::{dist, source};
 
 #[test]
-fn every_page_is_in_the_summary_and_its_links_lead_to_the_book() {
+fn pages_are_in_the_summary_with_valid_links() {
     let pages = source("docs/src");
     let summary = std::fs::read_to_string(pages.join("SUMMARY.md")).unwrap();
     let linked: Vec<&str> = summary
@@ -34,7 +34,7 @@ fn every_page_is_in_the_summary_and_its_links_lead_to_the_book() {
 
 /// README is also read in a package, which has the book beside it, and on pages that follow no symbolic links.
 #[test]
-fn links_of_readme_lead_to_files_and_headings() {
+fn readme_links_are_valid() {
     let text = std::fs::read_to_string(source("README.md")).unwrap();
     for link in text.split("](").skip(1) {
         let link = link.split(')').next().unwrap();
@@ -114,7 +114,7 @@ fn pages_below(directory: &Path) -> usize {
 }
 
 #[test]
-fn exit_codes_are_those_of_the_help() {
+fn exit_codes_match_the_help() {
     let page = std::fs::read_to_string(source("docs/src/exit-codes.md")).unwrap();
     let help = Command::new(dist("bin/memprof"))
         .arg("--help")

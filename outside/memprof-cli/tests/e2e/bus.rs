@@ -100,7 +100,7 @@ fn dump_path(text: &str) -> PathBuf {
 }
 
 /// Messages that are none are refused with the list of those that are.
-pub(crate) fn refuses_what_is_no_message<S: Server>() {
+pub(crate) fn refuses_invalid_messages<S: Server>() {
     let server = S::start(&Load {
         env: S::ENV,
         ..Load::default()
@@ -124,7 +124,7 @@ pub(crate) fn refuses_what_is_no_message<S: Server>() {
 
 /// Whatever is wrong: the server starts, every message is answered with the reason, one line of
 /// the log has it, and the server works.
-pub(crate) fn survives_whatever_is_wrong<S: Server>(nonsense: &[(&[(&str, &str)], &str)]) {
+pub(crate) fn survives_any_misuse<S: Server>(nonsense: &[(&[(&str, &str)], &str)]) {
     let check = |load: &Load<'_>, reason: &str| {
         let server = S::start(load);
         let log = server.host().log();

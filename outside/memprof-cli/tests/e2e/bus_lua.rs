@@ -281,7 +281,7 @@ impl Running {
 }
 
 #[test]
-fn knot_resolver_loads_it_over_its_control_socket() {
+fn knot_resolver_loads_the_plugin_over_its_control_socket() {
     let mut kresd = KRESD.run();
     let [load, profile] = &kresd.commands()[..] else {
         panic!("{:?}", kresd.commands());
@@ -310,7 +310,7 @@ fn knot_resolver_loads_it_over_its_control_socket() {
 }
 
 #[test]
-fn dnsdist_loads_it_at_its_console() {
+fn dnsdist_loads_the_plugin_at_its_console() {
     let mut dnsdist = DNSDIST.run();
     let [load, profile] = &dnsdist.commands()[..] else {
         panic!("{:?}", dnsdist.commands());
@@ -336,7 +336,7 @@ fn dnsdist_loads_it_at_its_console() {
 }
 
 #[test]
-fn the_recursor_loads_it_with_its_script() {
+fn recursor_loads_the_plugin_with_its_script() {
     let mut recursor = RECURSOR.run();
     let [load, profile] = &recursor.commands()[..] else {
         panic!("{:?}", recursor.commands());
@@ -352,7 +352,7 @@ fn the_recursor_loads_it_with_its_script() {
 }
 
 #[test]
-fn haproxy_loads_it_by_a_reload() {
+fn haproxy_loads_the_plugin_by_a_reload() {
     let mut haproxy = HAPROXY.run();
     let [load, profile] = &haproxy.commands()[..] else {
         panic!("{:?}", haproxy.commands());

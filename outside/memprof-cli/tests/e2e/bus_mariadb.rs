@@ -161,7 +161,7 @@ fn replica_without_the_plugin_goes_on_through_install_and_uninstall() {
 }
 
 #[test]
-fn everybody_may_read_and_the_config_allows_more() {
+fn all_users_may_read_and_the_config_allows_more() {
     let server = MariaDb::start();
     server.sql("root", "CREATE USER guest");
     assert_eq!(server.threads(), 0);
@@ -196,7 +196,7 @@ fn everybody_may_read_and_the_config_allows_more() {
 }
 
 #[test]
-fn what_is_no_message_is_an_error_and_the_server_lives() {
+fn invalid_message_is_an_error_and_the_server_survives() {
     let server = MariaDb::start();
     server.sql("root", CREATE);
     let check = |argument: &str, expected: &str| {
@@ -230,7 +230,7 @@ fn what_is_no_message_is_an_error_and_the_server_lives() {
 /// A loadable function stays in the server's tables. The library that was loaded stays mapped when the function is
 /// dropped, for its threads are in it; so the function that is created again finds the same profiler.
 #[test]
-fn it_survives_a_restart_and_a_drop_while_it_runs() {
+fn function_survives_restart_and_drop_while_running() {
     let mut server = MariaDb::start();
     server.sql("root", CREATE);
     server.sql("root", "SELECT memory_profile('activate')");

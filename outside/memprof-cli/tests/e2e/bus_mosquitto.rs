@@ -80,13 +80,13 @@ fn does_the_main_job() {
 }
 
 #[test]
-fn refuses_what_is_no_message() {
-    bus::refuses_what_is_no_message::<Mosquitto>();
+fn refuses_invalid_messages() {
+    bus::refuses_invalid_messages::<Mosquitto>();
 }
 
 #[test]
-fn survives_whatever_is_wrong() {
-    bus::survives_whatever_is_wrong::<Mosquitto>(&[
+fn survives_any_misuse() {
+    bus::survives_any_misuse::<Mosquitto>(&[
         (&[("dump_dirr", "/x")], "unknown field `dump_dirr`"),
         (&[("keep.count", "many")], "expected a whole number"),
         (&[("config", "/no/such.toml")], "config file /no/such.toml"),

@@ -229,7 +229,7 @@ impl Drop for Session {
 
 /// As on a server that nobody prepared: nothing is restarted, nothing but this session has the library.
 #[test]
-fn a_session_loads_it_and_answers() {
+fn session_loads_the_plugin_and_replies() {
     let server = Postgres::start("");
     let library = plugin(server.0.place()).display().to_string();
     let second = server.0.place().join("second.so");
@@ -324,7 +324,7 @@ fn a_session_loads_it_and_answers() {
 }
 
 #[test]
-fn a_leak_of_an_extension_is_named() {
+fn leak_of_an_extension_is_named() {
     let server = Postgres::start("");
     server.install_extension();
     let library = server.0.place().join("leaking_extension.so");
@@ -365,7 +365,7 @@ fn a_leak_of_an_extension_is_named() {
 
 /// New sessions get the library by a reload; the others go on without.
 #[test]
-fn new_sessions_answer_as_a_cluster() {
+fn new_sessions_reply_as_a_cluster() {
     let server = Postgres::start("");
     server.install_extension();
     server.sql("CREATE ROLE anybody LOGIN");
@@ -453,7 +453,7 @@ fn new_sessions_answer_as_a_cluster() {
 
 /// The server itself has the library, with a config; so has each of its processes.
 #[test]
-fn a_server_that_was_started_with_it_survives_a_crash() {
+fn server_with_preloaded_plugin_survives_a_crash() {
     let server = Postgres::start(
         "shared_preload_libraries = 'PLACE/memory_profile.so'\nmemory_profile.config = 'PLACE/memprof.toml'\n\
          restart_after_crash = on\n",
@@ -501,7 +501,7 @@ fn a_server_that_was_started_with_it_survives_a_crash() {
 
 /// The collector takes the place of the standard error that the server was started with, after it loaded the library.
 #[test]
-fn lines_reach_the_log_that_the_server_collects() {
+fn log_lines_reach_the_server_log() {
     let server = Postgres::spawn(
         "logging_collector = on\nlog_directory = 'PLACE/log'\nlog_filename = 'server.log'\n\
          shared_preload_libraries = 'PLACE/memory_profile.so'\n",
@@ -534,7 +534,7 @@ fn lines_reach_the_log_that_the_server_collects() {
 
 /// While backends work, all of them are switched on and off and dumped, again and again.
 #[test]
-fn queries_are_answered_the_same_while_all_backends_are_profiled() {
+fn query_results_are_equal_while_all_backends_are_profiled() {
     const CLIENTS: u64 = 4;
     const TRANSACTIONS: u64 = 2000;
     let server = Postgres::start("session_preload_libraries = 'PLACE/memory_profile.so'\n");

@@ -69,7 +69,7 @@ fn wait_until_listed(host: &Host, pid: u32) -> Value {
 }
 
 #[test]
-fn perl_is_profiled_as_it_is() {
+fn unmodified_perl_is_profiled() {
     let check = |options: &[&str], allocator: &str, sampler: &str, prints: &str| {
         let args = [options, &["--lg-sample", "12", "--", "perl", "-e", GROWING]].concat();
         let mut host = run(&args, &[]);
@@ -152,7 +152,7 @@ fn sampling_can_start_with_the_program() {
 }
 
 #[test]
-fn dumps_go_where_run_says() {
+fn dumps_go_to_the_directory_of_run() {
     let place = tempfile::tempdir().unwrap();
     let dumps = place.path().join("dumps");
     let config = place.path().join("plugin.toml");
@@ -173,7 +173,7 @@ fn dumps_go_where_run_says() {
 }
 
 #[test]
-fn a_dump_directory_that_cannot_be_is_told_at_the_start() {
+fn invalid_dump_directory_is_reported_at_the_start() {
     // A user without a home meets this one, and root too.
     let nowhere = ["--dump-dir", "/etc/passwd/dumps"];
     let host = run(&[&nowhere[..], &["perl", "-e", GROWING]].concat(), &[]);
@@ -182,7 +182,7 @@ fn a_dump_directory_that_cannot_be_is_told_at_the_start() {
 }
 
 #[test]
-fn what_the_user_set_stays() {
+fn user_settings_are_kept() {
     let env = [
         ("MALLOC_CONF", "lg_prof_sample:16"),
         ("LD_PRELOAD", "libm.so.6"),
@@ -199,7 +199,7 @@ fn what_the_user_set_stays() {
 
 /// Whatever memprof does while the program does nothing, the profile stays empty.
 #[test]
-fn nothing_of_memprofs_own_is_in_a_profile() {
+fn memprof_s_own_memory_is_not_in_a_profile() {
     for options in [&[][..], &["--allocator", "jemalloc"]] {
         let args = [options, &["--lg-sample", "10", "--", "cat"]].concat();
         let host = run(&args, &[]);
@@ -222,7 +222,7 @@ fn nothing_of_memprofs_own_is_in_a_profile() {
 }
 
 #[test]
-fn messages_that_are_no_messages_are_answered() {
+fn invalid_messages_get_a_reply() {
     let mut host = run(&["perl", "-e", GROWING], &[]);
     host.wait_for_log("control socket ");
     let check = |message: &str| {
@@ -250,7 +250,7 @@ fn environment(pid: u32) -> String {
 }
 
 #[test]
-fn only_a_jemalloc_that_can_profile_gets_options() {
+fn only_profiling_jemalloc_gets_options() {
     let place = tempfile::tempdir().unwrap();
     let config = place.path().join("host.toml");
     std::fs::write(&config, "[control]\nsocket = \"off\"\n").unwrap();
@@ -291,7 +291,7 @@ fn only_a_jemalloc_that_can_profile_gets_options() {
 }
 
 #[test]
-fn a_program_that_links_to_jemalloc_is_profiled_by_it() {
+fn program_linked_to_jemalloc_is_profiled_by_it() {
     let place = tempfile::tempdir().unwrap();
     let socket = place.path().join("redis.sock").display().to_string();
     let args = ["--", "redis-server", "--port", "0", "--unixsocket", &socket];
@@ -317,7 +317,7 @@ const PHP: &str = r#"
 "#;
 
 #[test]
-fn php_keeps_its_allocator_and_answers_as_without() {
+fn php_keeps_its_allocator_and_its_output() {
     let script = ["php", "-r", PHP];
     let answers = |host: &mut Host| {
         for line in ["one", "two", "three"] {
@@ -366,7 +366,7 @@ const FORKING: &str = r#"
 "#;
 
 #[test]
-fn forked_and_executed_children_have_sockets_of_their_own() {
+fn forked_and_executed_children_have_separate_sockets() {
     let mut host = run(
         &["--active", "--lg-sample", "12", "perl", "-e", FORKING],
         &[],
@@ -433,7 +433,7 @@ const CLOSING: &str = r#"
 "#;
 
 #[test]
-fn a_daemon_that_closes_all_descriptors_keeps_its_own_and_is_reached_again() {
+fn daemon_that_closes_all_descriptors_is_reachable_again() {
     let mut host = run(&["perl", "-e", CLOSING], &[]);
     host.wait_for_log("control socket ");
     host.type_line("close");
@@ -480,7 +480,7 @@ const ENDING: &str = r#"
 /// The rules are those of the process that loaded the plugin: a forked child neither watches nor
 /// dumps at its end, and may have a gdump of its own.
 #[test]
-fn watch_rules_are_not_a_forked_childs() {
+fn forked_child_has_no_watch_rules() {
     let place = tempfile::tempdir().unwrap();
     let config = place.path().join("memprof.toml");
     let dumps = place.path().join("dumps");
@@ -521,7 +521,7 @@ fn watch_rules_are_not_a_forked_childs() {
 }
 
 #[test]
-fn a_daemon_is_reached_under_its_own_pid() {
+fn daemon_is_reached_under_its_own_pid() {
     let mut host = run(&["perl", "-e", DAEMON], &[]);
     let line = host.wait_for_log("daemon ");
     let pid: u32 = line.trim_start_matches("daemon ").parse().unwrap();
@@ -530,7 +530,7 @@ fn a_daemon_is_reached_under_its_own_pid() {
 }
 
 #[test]
-fn a_program_that_is_a_host_itself_keeps_its_own_socket() {
+fn program_that_is_a_host_keeps_its_own_socket() {
     let place = tempfile::tempdir().unwrap();
     let config = place.path().join("host.toml");
     let plugin = dist("plugins/memory_profile.so");
@@ -542,7 +542,7 @@ fn a_program_that_is_a_host_itself_keeps_its_own_socket() {
 }
 
 #[test]
-fn a_jemalloc_of_its_own_is_told_and_driven() {
+fn own_jemalloc_is_reported_and_profiled() {
     let check = |options: &[&str], program: &str, note: &str| {
         let place = tempfile::tempdir().unwrap();
         let config = place.path().join("host.toml");
@@ -571,7 +571,7 @@ fn a_jemalloc_of_its_own_is_told_and_driven() {
 }
 
 #[test]
-fn whatever_is_missing_the_program_runs_and_every_message_says_why() {
+fn program_runs_with_anything_missing_and_messages_name_it() {
     let check_told = |env: &[(&str, &str)], kind: &str, reason: &str, told: usize| {
         let mut command = Command::new("perl");
         command.args(["-e", GROWING]);
@@ -635,7 +635,7 @@ fn env_value<'a>(env: &[(&str, &'a str)], name: &str) -> &'a str {
 }
 
 #[test]
-fn without_the_marker_a_preloaded_plugin_does_nothing() {
+fn preloaded_plugin_without_marker_does_nothing() {
     let plugin = dist("plugins/memory_profile.so").display().to_string();
     let mut command = Command::new("perl");
     command.args(["-e", GROWING]);
@@ -647,7 +647,7 @@ fn without_the_marker_a_preloaded_plugin_does_nothing() {
 }
 
 #[test]
-fn what_nothing_can_be_preloaded_into_is_refused_with_the_reason() {
+fn program_without_preloading_is_refused_with_the_reason() {
     let place = tempfile::tempdir().unwrap();
     let check = |args: &[&str], code: i32, reason: &str| {
         let refused = memprof(place.path(), &[&["run"], args].concat()).exits(code);

@@ -79,13 +79,13 @@ fn does_the_main_job() {
 }
 
 #[test]
-fn refuses_what_is_no_message() {
-    bus::refuses_what_is_no_message::<Redis>();
+fn refuses_invalid_messages() {
+    bus::refuses_invalid_messages::<Redis>();
 }
 
 #[test]
-fn survives_whatever_is_wrong() {
-    bus::survives_whatever_is_wrong::<Redis>(&[
+fn survives_any_misuse() {
+    bus::survives_any_misuse::<Redis>(&[
         (&[("dump_dirr", "/x")], "unknown field `dump_dirr`"),
         (
             &[("control", "maybe")],
@@ -99,7 +99,7 @@ fn survives_whatever_is_wrong() {
 /// A lease, rules from a file of the config's, gdump, recent, and the dump at the end of a server that never
 /// unloads its modules.
 #[test]
-fn leases_and_rules_work_here_too() {
+fn leases_and_rules_work() {
     let place = tempfile::tempdir().unwrap();
     let config = place.path().join("memprof.toml");
     let dumps = place.path().join("dumps");
@@ -197,7 +197,7 @@ fn fetch_within_a_limit_of_the_file_size() {
 }
 
 #[test]
-fn help_lists_the_messages_and_so_does_no_message() {
+fn help_and_missing_message_list_the_messages() {
     let redis = Redis::start(&Load::default());
     let help = redis.command(&["MEMORY_PROFILE".into(), "HELP".into()]);
     assert!(help.lines().any(|line| line.starts_with("dump ")), "{help}");
@@ -210,7 +210,7 @@ fn help_lists_the_messages_and_so_does_no_message() {
 
 /// Built outside of this workspace, without a build script.
 #[test]
-fn a_module_of_somebody_elses_survives_its_unloading() {
+fn another_module_survives_unloading() {
     let module = crate::plugins::out_of_tree();
     let place = tempfile::tempdir().unwrap();
     let mut command = Command::new("sh");
@@ -233,7 +233,7 @@ fn a_module_of_somebody_elses_survives_its_unloading() {
 }
 
 #[test]
-fn replies_are_for_people_unless_json_is_asked_for() {
+fn replies_are_text_unless_json_is_requested() {
     let redis = Redis::start(&Load {
         env: Redis::ENV,
         ..Load::default()

@@ -212,7 +212,7 @@ fn manager_with_the_capabilities_of_the_example_starts_a_crashed_server_again() 
 }
 
 #[test]
-fn stats_are_lines_of_the_log() {
+fn stats_are_printed_to_the_log() {
     let server = TrafficServer::start(&Load {
         env: TrafficServer::ENV,
         ..Load::default()
@@ -236,13 +236,13 @@ fn stats_are_lines_of_the_log() {
 }
 
 #[test]
-fn refuses_what_is_no_message() {
-    bus::refuses_what_is_no_message::<TrafficServer>();
+fn refuses_invalid_messages() {
+    bus::refuses_invalid_messages::<TrafficServer>();
 }
 
 #[test]
-fn survives_whatever_is_wrong() {
-    bus::survives_whatever_is_wrong::<TrafficServer>(&[
+fn survives_any_misuse() {
+    bus::survives_any_misuse::<TrafficServer>(&[
         (&[("dump_dirr", "/x")], "unknown field `dump_dirr`"),
         (
             &[("nonsense", "")],
@@ -252,7 +252,7 @@ fn survives_whatever_is_wrong() {
 }
 
 #[test]
-fn a_server_that_changes_its_user_ignores_the_environment_and_is_sampled_all_the_same() {
+fn server_that_changes_its_user_ignores_environment_but_is_sampled() {
     if !geteuid().is_root() {
         return;
     }

@@ -220,12 +220,12 @@ fn workers_answer_by_their_sockets(web: &Web) {
 }
 
 #[test]
-fn workers_of_nginx_answer_by_their_sockets() {
+fn nginx_workers_reply_on_their_sockets() {
     workers_answer_by_their_sockets(&NGINX);
 }
 
 #[test]
-fn children_of_httpd_answer_by_their_sockets() {
+fn httpd_children_reply_on_their_sockets() {
     workers_answer_by_their_sockets(&HTTPD);
 }
 
@@ -298,7 +298,7 @@ impl Drop for Daemon {
 
 /// A new program takes the listening sockets over while the old one serves, as on an upgrade of the package.
 #[test]
-fn an_upgraded_nginx_has_it_beside_the_old_one() {
+fn upgraded_nginx_loads_the_plugin_beside_the_old_one() {
     let daemon = Daemon::start();
     let sockets = daemon.sockets();
     let old = wait_for_hosts(&sockets, |pids| pids.len() == 2);

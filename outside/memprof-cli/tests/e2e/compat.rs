@@ -290,7 +290,7 @@ fn brpc_names_addresses() {
 }
 
 #[test]
-fn what_other_tools_read_pushes_no_kept_dump_out() {
+fn reads_of_other_tools_expire_no_kept_dump() {
     each_way(|address, _| {
         let kept = || curl(address, "H/api/v1/dumps").is(200).text();
         let before = kept();
@@ -414,7 +414,7 @@ fn brpc_over_tcmalloc() {
 }
 
 #[test]
-fn pictures_need_no_other_program() {
+fn pictures_need_no_external_program() {
     let host = Setup::of("rust_host").start();
     host.memprof("activate", &[]).exits(0);
     host.dump_of(1 << 20);

@@ -32,7 +32,7 @@ fn answer(stream: &UnixStream) -> Value {
 }
 
 #[test]
-fn requests_and_their_faults() {
+fn invalid_requests_are_errors() {
     let host = Setup::of("c_host").start();
     let mut stream = connect(&host);
     let mut check = |request: Value, expected: Value| {
@@ -344,7 +344,7 @@ fn malformed_arguments_are_named_and_change_nothing() {
 }
 
 #[test]
-fn an_object_without_newline_counts_before_shutdown() {
+fn object_without_newline_counts_before_shutdown() {
     let host = Setup::of("c_host").start();
     let mut stream = connect(&host);
     stream
@@ -355,7 +355,7 @@ fn an_object_without_newline_counts_before_shutdown() {
 }
 
 #[test]
-fn junk_is_answered_and_the_next_request_too() {
+fn junk_gets_an_error_and_the_next_request_a_reply() {
     let host = Setup::of("c_host").start();
     for junk in [
         &b"{\n"[..],
@@ -378,7 +378,7 @@ fn junk_is_answered_and_the_next_request_too() {
 }
 
 #[test]
-fn a_notification_gets_no_answer() {
+fn notification_gets_no_reply() {
     let host = Setup::of("c_host").start();
     let mut stream = connect(&host);
     stream
@@ -392,7 +392,7 @@ fn a_notification_gets_no_answer() {
 }
 
 #[test]
-fn an_oversized_message_is_refused_and_the_connection_closed() {
+fn oversized_message_is_refused_and_the_connection_closed() {
     let host = Setup::of("c_host").start();
     let mut stream = connect(&host);
     let long = format!(
@@ -412,7 +412,7 @@ fn an_oversized_message_is_refused_and_the_connection_closed() {
 }
 
 #[test]
-fn a_slow_message_is_cut_off_after_a_second() {
+fn slow_message_is_cut_off_after_a_second() {
     let host = Setup::of("c_host").start();
     let mut stream = connect(&host);
     let begun = Instant::now();
@@ -434,7 +434,7 @@ fn a_slow_message_is_cut_off_after_a_second() {
 }
 
 #[test]
-fn a_client_that_never_reads_delays_nobody() {
+fn unread_client_delays_no_other() {
     let host = Setup::of("c_host").start();
     let mut deaf = connect(&host);
     deaf.set_nonblocking(true).unwrap();
@@ -444,7 +444,7 @@ fn a_client_that_never_reads_delays_nobody() {
 }
 
 #[test]
-fn a_client_that_vanishes_during_a_dump_leaves_a_whole_dump() {
+fn vanished_client_leaves_a_complete_dump() {
     let host = Setup::of("c_host").start();
     host.memprof("activate", &[]).exits(0);
     let request = r#"{"jsonrpc":"2.0","id":1,"method":"memprof.message","params":{"plugin":"memory_profile","message":"dump"}}"#;
@@ -464,7 +464,7 @@ fn a_client_that_vanishes_during_a_dump_leaves_a_whole_dump() {
 }
 
 #[test]
-fn more_connections_than_allowed_push_out_the_silent_ones() {
+fn silent_connections_are_evicted_at_the_limit() {
     let host = Setup::of("c_host").start();
     let before = host.descriptors();
     let silent: Vec<_> = (0..100).map(|_| connect(&host)).collect();
@@ -484,7 +484,7 @@ fn more_connections_than_allowed_push_out_the_silent_ones() {
 }
 
 #[test]
-fn slow_senders_make_room_for_others() {
+fn slow_senders_are_evicted_at_the_limit() {
     let host = Setup::of("c_host").start();
     let slow: Vec<_> = (0..32)
         .map(|_| {
@@ -509,7 +509,7 @@ fn slow_senders_make_room_for_others() {
 }
 
 #[test]
-fn fifty_thousand_connections_leave_no_descriptor_behind() {
+fn fifty_thousand_connections_leak_no_descriptor() {
     let host = Setup::of("c_host").start();
     host.memprof("status", &[]).exits(0);
     let before = host.descriptors();
@@ -530,7 +530,7 @@ fn socket_and_directory_are_private() {
 }
 
 #[test]
-fn a_configured_socket_is_listed_too() {
+fn configured_socket_is_listed() {
     let place = tempfile::tempdir().unwrap();
     let socket = place.path().join("my.sock");
     let more = format!("[control]\nsocket = {socket:?}\nname = \"web\"");
@@ -542,7 +542,7 @@ fn a_configured_socket_is_listed_too() {
 }
 
 #[test]
-fn a_socket_left_over_by_a_killed_host_is_taken_over() {
+fn socket_of_a_killed_host_is_reused() {
     let place = tempfile::tempdir().unwrap();
     let socket = place.path().join("my.sock");
     let more = format!("[control]\nsocket = {socket:?}");
@@ -561,7 +561,7 @@ fn a_socket_left_over_by_a_killed_host_is_taken_over() {
 }
 
 #[test]
-fn nobody_there_is_exit_code_3() {
+fn missing_host_is_exit_code_3() {
     let nowhere = tempfile::tempdir().unwrap();
     let run = crate::memprof::memprof(nowhere.path(), &["status", "-t", "/no/such.sock"]).exits(3);
     assert!(
@@ -577,7 +577,7 @@ fn nobody_there_is_exit_code_3() {
 }
 
 #[test]
-fn large_replies_come_as_a_file() {
+fn large_replies_are_passed_as_a_file() {
     let host = Setup::of("c_host").start();
     host.memprof("activate", &[]).exits(0);
     let dump = host.dump_of(1_000_000);

@@ -51,7 +51,7 @@ fn check_refused(host: &Host, directory: &Path, why: &str) {
 }
 
 #[test]
-fn full_and_read_only_dump_directories() {
+fn full_and_read_only_dump_directories_are_named() {
     let check = |options: &str, why: &str| {
         let script = format!("mount -t tmpfs -o mode=700,{options} none $DUMPS");
         let host = Setup::of("c_host").mounts(&script).start();
@@ -94,7 +94,7 @@ fn damage_to_a_kept_dump_is_named() {
 }
 
 #[test]
-fn dump_directory_that_is_not_ours_alone() {
+fn shared_dump_directory_is_refused() {
     let host = Setup::of("c_host").start();
     host.memprof("activate", &[]).exits(0);
     fs::create_dir(host.dump_dir()).unwrap();
@@ -168,7 +168,7 @@ fn limits_on_files_and_descriptors() {
 }
 
 #[test]
-fn one_dump_at_a_time_and_status_all_the_while() {
+fn status_replies_during_a_dump_and_second_dump_is_busy() {
     let host = Setup::of("c_host")
         .config("[plugin.config.keep]\ncount = 5")
         .start();
@@ -275,7 +275,7 @@ fn dumps_without_samples_explain_themselves() {
 }
 
 #[test]
-fn the_bytes_come_over_the_socket() {
+fn dump_is_fetched_over_the_socket() {
     let host = Setup::of("c_host").start();
     host.memprof("activate", &[]).exits(0);
     host.dump_of(1_000_000);
@@ -301,7 +301,7 @@ fn the_bytes_come_over_the_socket() {
 }
 
 #[test]
-fn killed_at_any_moment_it_leaves_only_whole_dumps() {
+fn killed_host_leaves_only_complete_dumps() {
     let place = tempfile::tempdir().unwrap();
     let dumps = place.path().join("d");
     let config = format!("activate_at_start = true\ndump_dir = {dumps:?}");

@@ -78,7 +78,7 @@ fn agree(host: &Host, package: &str, command: &[&str], file: &Path) {
 }
 
 #[test]
-fn other_tools_read_what_is_written_and_memprof_loses_nothing() {
+fn other_tools_read_written_dumps_without_loss() {
     for allocator in ALLOCATORS {
         let host = served(allocator);
         let file = host.place().join("written.heap");
@@ -112,7 +112,7 @@ fn google_pprof_and_go_agree(host: &Host, file: &Path) {
 }
 
 #[test]
-fn a_recorded_file_is_for_other_tools_too() {
+fn other_tools_read_recorded_files() {
     let host = served(ALLOCATORS[1]);
     let file = host.place().join("recorded.heap");
     let args = ["--for", "1s", "-o", file.to_str().unwrap()];
@@ -123,7 +123,7 @@ fn a_recorded_file_is_for_other_tools_too() {
 }
 
 #[test]
-fn google_pprof_and_go_read_what_is_served_and_memprof_loses_nothing() {
+fn google_pprof_and_go_read_served_dumps_without_loss() {
     let host = served(ALLOCATORS[1]);
     let dump = host.memprof("dump", &["--json"]).exits(0).json();
     let kept = Path::new(dump["path"].as_str().unwrap());

@@ -139,7 +139,7 @@ impl Fleet {
 }
 
 #[test]
-fn the_diff_of_two_builds_names_the_function_that_leaks() {
+fn diff_of_two_builds_names_the_leaking_function() {
     let fleet = Fleet::start();
     let of_service = format!("@{}", fleet.service);
     let grown = fleet.until_grown();
@@ -192,7 +192,7 @@ fn the_diff_of_two_builds_names_the_function_that_leaks() {
 }
 
 #[test]
-fn without_its_program_the_command_says_what_is_missing() {
+fn command_without_its_program_names_the_package() {
     let place = tempfile::tempdir().unwrap();
     let alone = place.path().join("memprof");
     copy_program(dist("bin/memprof"), &alone);

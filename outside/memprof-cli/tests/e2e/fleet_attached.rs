@@ -119,7 +119,7 @@ fn agent_with_slow_memprof(place: &Path, slow: &Unprepared) -> PathBuf {
 }
 
 #[test]
-fn an_agent_attaches_to_what_the_policy_names_and_to_nothing_else() {
+fn agent_attaches_only_to_processes_of_the_policy() {
     let place = tempfile::tempdir().unwrap();
     let named = Unprepared::start(place.path(), "basket-7");
     let other = Unprepared::start(place.path(), "shop-7");
@@ -167,7 +167,7 @@ fn an_agent_attaches_to_what_the_policy_names_and_to_nothing_else() {
 }
 
 #[test]
-fn a_process_that_is_slow_to_attach_to_holds_up_nothing_else() {
+fn slow_attachment_delays_no_other() {
     let place = tempfile::tempdir().unwrap();
     let slow = Unprepared::start(place.path(), "kiosk-1");
     let other = Unprepared::start(place.path(), "kiosk-2");

@@ -8,7 +8,7 @@ use crate::page::{is_quiet, screenshot};
 use crate::server::Server;
 
 #[test]
-fn the_page_leads_from_the_service_to_the_function_that_leaks() {
+fn page_links_service_to_leaking_function() {
     let fleet = Fleet::start();
     fleet.until_grown();
     let server = Server::start(&fleet.path("run"), &["--store", &fleet.store()]);
@@ -58,7 +58,7 @@ fn the_page_leads_from_the_service_to_the_function_that_leaks() {
 }
 
 #[test]
-fn an_hour_without_profiles_is_said_to_be_one() {
+fn hour_without_profiles_is_reported() {
     let fleet = Fleet::start();
     fleet.memprof(&["agent", "--once"]).exits(0);
     let server = Server::start(&fleet.path("run"), &["--store", &fleet.store()]);

@@ -26,7 +26,7 @@ fn with_token(fleet: &Fleet) -> String {
 }
 
 #[test]
-fn an_agent_tells_the_figures_of_every_host() {
+fn agent_exports_metrics_of_every_host() {
     let fleet = Fleet::start();
     let config = fleet.config("[http]\nlisten = \"127.0.0.1:0\"\n");
     let agent = Server::agent(&fleet.path("run"), &config);
@@ -64,7 +64,7 @@ fn an_agent_tells_the_figures_of_every_host() {
 }
 
 #[test]
-fn an_address_that_others_reach_needs_a_token() {
+fn public_address_needs_a_token() {
     let fleet = Fleet::start();
     let config = fleet.config("[http]\nlisten = \"0.0.0.0:0\"\n");
     let args = ["agent", "--config", config.to_str().unwrap()];

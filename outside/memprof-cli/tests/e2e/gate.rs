@@ -116,7 +116,7 @@ fn growth_of_a_node_program_is_caught() {
 }
 
 #[test]
-fn the_smallest_program_leaves_figures_and_children_count() {
+fn smallest_program_and_children_are_counted() {
     let place = tempfile::tempdir().unwrap();
     let program = in_cpp(&place);
     let totals = |command: &[&str]| -> Value {
@@ -153,7 +153,7 @@ fn the_smallest_program_leaves_figures_and_children_count() {
 }
 
 #[test]
-fn a_child_that_is_forked_at_once_ends_at_once() {
+fn immediately_forked_child_exits() {
     let place = tempfile::tempdir().unwrap();
     let program = compiled("cc", &[], "forks.c", &place);
     std::fs::write(place.path().join("budget.toml"), "peak = \"1GiB\"\n").unwrap();
@@ -161,7 +161,7 @@ fn a_child_that_is_forked_at_once_ends_at_once() {
 }
 
 #[test]
-fn a_function_has_a_limit_of_its_own() {
+fn function_limit_is_checked() {
     let place = tempfile::tempdir().unwrap();
     let program = in_cpp(&place);
     let budget = place.path().join("budget.toml");
@@ -191,7 +191,7 @@ fn a_function_has_a_limit_of_its_own() {
 }
 
 #[test]
-fn totals_are_judged_where_the_program_was_replaced_meanwhile() {
+fn totals_are_judged_although_the_program_was_replaced() {
     let place = tempfile::tempdir().unwrap();
     let program = in_cpp(&place);
     let script = format!("cp {program} {program}.o && {program}.o 10 && cp /bin/true {program}.o");
@@ -208,7 +208,7 @@ fn totals_are_judged_where_the_program_was_replaced_meanwhile() {
 }
 
 #[test]
-fn input_is_the_same_for_each_run() {
+fn each_run_reads_equal_input() {
     let place = tempfile::tempdir().unwrap();
     let text = place.path().join("text");
     std::fs::write(&text, vec![b'x'; 8 << 20]).unwrap();
@@ -232,7 +232,7 @@ fn input_is_the_same_for_each_run() {
 }
 
 #[test]
-fn github_gets_an_annotation() {
+fn broken_budget_is_a_github_annotation() {
     let place = tempfile::tempdir().unwrap();
     std::fs::write(place.path().join("budget.toml"), "allocated = \"1B\"\n").unwrap();
     let broken = gate(place.path(), &["--format", "github"], &["/bin/true"]).exits(7);
@@ -241,7 +241,7 @@ fn github_gets_an_annotation() {
 }
 
 #[test]
-fn what_cannot_be_judged_is_an_error_with_a_code_of_its_own() {
+fn unjudgeable_run_has_its_own_exit_code() {
     let place = tempfile::tempdir().unwrap();
     let check = |command: &[&str], code, expected: &str| {
         let refused = gate(place.path(), &[], command).exits(code);
@@ -302,7 +302,7 @@ fn runs(pid: u32) -> bool {
 }
 
 #[test]
-fn ended_gate_ends_the_command_and_what_that_started() {
+fn interrupted_gate_ends_the_command_and_its_children() {
     let check = |trap: &str, signals: &[Signal], code: i32| {
         let place = tempfile::tempdir().unwrap();
         let (gate, pid) = started(place.path(), trap);

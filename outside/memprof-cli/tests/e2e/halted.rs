@@ -27,7 +27,7 @@ fn stop(host: &Host) {
 }
 
 #[test]
-fn stopped_hosts_are_told_as_such() {
+fn stopped_host_is_reported() {
     let mut host = Setup::of("c_host").start();
     host.memprof("activate", &[]).exits(0);
     stop(&host);
@@ -79,7 +79,7 @@ fn that_holds_the_loader(place: &TempDir) -> Host {
 }
 
 #[test]
-fn process_that_is_stopped_while_it_is_attached_to_is_told_as_such() {
+fn process_stopped_during_attach_is_reported() {
     let place = tempfile::tempdir().unwrap();
     let mut host = that_holds_the_loader(&place);
     let attaching = Command::new(dist("bin/memprof"))
@@ -113,7 +113,7 @@ fn process_that_is_stopped_while_it_is_attached_to_is_told_as_such() {
 }
 
 #[test]
-fn hosts_that_are_traced_are_told_as_such() {
+fn traced_host_is_reported() {
     let host = Setup::of("c_host").start();
     let check = |words: &str| {
         for command in ["status", "activate", "dump", "doctor"] {

@@ -19,7 +19,7 @@ fn keys(text: &str) -> BTreeSet<String> {
 }
 
 #[test]
-fn each_command_s_help_has_the_arguments_that_its_message_takes() {
+fn help_lists_the_arguments_of_each_message() {
     let host = Setup::of("c_host").start();
     let help = host
         .memprof("msg", &["memory_profile", "help", "--json"])
@@ -58,7 +58,7 @@ fn refusal(host: &crate::host::Host, message: &str, args: &str) -> serde_json::V
 }
 
 #[test]
-fn each_message_takes_the_arguments_that_the_table_has() {
+fn messages_accept_the_arguments_of_the_table() {
     let host = Setup::of("c_host").start();
     for message in MESSAGES {
         let required = |argument: &ArgumentSpec| {

@@ -118,7 +118,7 @@ const PAGES: &[Page] = &[
 const ELSEWHERE: &[&str] = &["dnsdist", "haproxy", "knot-resolver", "pdns-recursor"];
 
 #[test]
-fn the_commands_of_the_hosts_pages() {
+fn commands_of_host_pages_work() {
     for Page {
         name,
         before,
@@ -135,7 +135,7 @@ fn the_commands_of_the_hosts_pages() {
 }
 
 #[test]
-fn every_hosts_page_with_commands_is_known() {
+fn host_pages_with_commands_are_all_tested() {
     let known = PAGES.iter().map(|page| page.name);
     let mut known: Vec<&str> = known.chain(ELSEWHERE.iter().copied()).collect();
     known.sort_unstable();

@@ -65,7 +65,7 @@ fn jeprof_names_the_leak() {
 }
 
 #[test]
-fn two_jemallocs_are_both_driven_and_the_hosts_is_profiled() {
+fn two_jemallocs_are_both_controlled() {
     let conf = "prof:true,prof_active:false,lg_prof_sample:12";
     let host = Setup::of("rust_host")
         .env("LD_PRELOAD", "libjemalloc.so.2")
@@ -96,7 +96,7 @@ fn two_jemallocs_are_both_driven_and_the_hosts_is_profiled() {
 }
 
 #[test]
-fn the_bare_header_is_enough_for_a_host() {
+fn bare_header_suffices_for_a_host() {
     let state = tempfile::tempdir().unwrap();
     let mut command = Command::new(dist("examples/c_minimal"));
     command
@@ -114,7 +114,7 @@ fn the_bare_header_is_enough_for_a_host() {
 }
 
 #[test]
-fn activation_that_cannot_work_names_cause_and_remedy() {
+fn impossible_activation_names_cause_and_remedy() {
     let check = |setup: Setup<'_>, kind: &str, message: &str, remedy: &str| {
         let host = setup.start();
         let refused = host.memprof("activate", &["--json"]).exits(4).json();
@@ -145,7 +145,7 @@ fn activation_that_cannot_work_names_cause_and_remedy() {
 }
 
 #[test]
-fn two_operators_may_switch_at_the_same_time() {
+fn concurrent_activations_succeed() {
     let host = Setup::of("c_host").start();
     let switch_often = |message: &str| {
         let mut client = host.client();
@@ -179,7 +179,7 @@ fn stats_are_printed_to_the_log_and_returned() {
 }
 
 #[test]
-fn a_host_can_activate_at_its_start() {
+fn host_activates_at_its_start() {
     let setup = Setup::of("c_host").config("activate_at_start = true\nlg_sample = 13");
     let host = setup.start();
     let status = host.memprof("status", &["--json"]).exits(0).json();
@@ -188,7 +188,7 @@ fn a_host_can_activate_at_its_start() {
 }
 
 #[test]
-fn a_host_starts_although_it_cannot_activate_as_configured() {
+fn host_starts_although_it_cannot_activate() {
     let setup = Setup::of("c_host").config("activate_at_start = true\nlg_sample = 99");
     let host = setup.start();
     host.wait_for_log(
@@ -199,13 +199,13 @@ fn a_host_starts_although_it_cannot_activate_as_configured() {
 }
 
 #[test]
-fn an_interval_out_of_range_is_named_at_the_start() {
+fn interval_out_of_range_is_reported_at_the_start() {
     let host = Setup::of("c_host").config("lg_sample = 40").start();
     host.wait_for_log("lg_sample=40 is out of range 10..=24; the default is used instead");
 }
 
 #[test]
-fn ps_lists_what_runs() {
+fn ps_lists_running_hosts() {
     let host = Setup::of("c_host").start();
     let listing = crate::memprof::memprof(&host.socket_dir(), &["ps", "--json"])
         .exits(0)
@@ -224,7 +224,7 @@ fn ps_lists_what_runs() {
 }
 
 #[test]
-fn a_host_is_found_whatever_the_environment_says() {
+fn host_is_found_with_any_environment() {
     let host = Setup::of("c_host").start();
     let elsewhere = tempfile::tempdir().unwrap();
     let run = |args: &[&str]| crate::memprof::memprof(elsewhere.path(), args);
@@ -244,7 +244,7 @@ fn a_host_is_found_whatever_the_environment_says() {
 }
 
 #[test]
-fn a_process_that_is_no_host_is_told_why() {
+fn process_without_plugin_error_names_the_reason() {
     let mut sleeper = Command::new("sleep").arg("600").spawn().unwrap();
     let nowhere = tempfile::tempdir().unwrap();
     let pid = sleeper.id();
@@ -256,7 +256,7 @@ fn a_process_that_is_no_host_is_told_why() {
 }
 
 #[test]
-fn what_a_killed_host_left_is_removed() {
+fn files_of_a_killed_host_are_removed() {
     let place = tempfile::tempdir().unwrap();
     let sockets = place.path().join("run");
     let mut killed = Setup::of("c_host").sockets(&sockets).start();
@@ -272,7 +272,7 @@ fn what_a_killed_host_left_is_removed() {
 }
 
 #[test]
-fn malloc_conf_prints_what_each_program_reads() {
+fn malloc_conf_prints_the_variable_of_each_program() {
     let nowhere = tempfile::tempdir().unwrap();
     let check = |program: &str, expected: &str| {
         let path = dist("examples").join(program);

@@ -34,7 +34,7 @@ fn status(server: &Server, request: &str) -> u16 {
 }
 
 #[test]
-fn only_what_is_allowed_passes() {
+fn only_allowed_requests_pass() {
     let host = Setup::of("rust_host").start();
     let file = token_file(&host);
     let args = ["--token-file", &file, "--allow-host", "box.example"];
@@ -129,7 +129,7 @@ fn only_what_is_allowed_passes() {
 }
 
 #[test]
-fn requests_that_name_two_servers_are_refused() {
+fn request_with_two_hosts_is_refused() {
     let host = Setup::of("rust_host").start();
     let server = Server::of(&host, &[]);
     let check = |head: &str, expected: u16| {
@@ -153,7 +153,7 @@ fn requests_that_name_two_servers_are_refused() {
 }
 
 #[test]
-fn a_second_header_does_not_hide_the_first() {
+fn second_header_does_not_hide_the_first() {
     let host = Setup::of("rust_host").start();
     let server = Server::of(&host, &[]);
     let check = |headers: &str, expected: u16| {
@@ -176,7 +176,7 @@ fn a_second_header_does_not_hide_the_first() {
 }
 
 #[test]
-fn a_link_from_elsewhere_opens_the_page_and_nothing_else() {
+fn cross_site_link_opens_only_the_page() {
     let host = Setup::of("rust_host").start();
     let server = Server::of(&host, &[]);
     let link = |path: &str| {
@@ -264,7 +264,7 @@ fn every_reply_is_confined() {
 }
 
 #[test]
-fn a_body_that_is_too_large_is_refused() {
+fn oversized_body_is_refused() {
     let host = Setup::of("rust_host").start();
     let server = Server::of(&host, &[]);
     let file = host.place().join("body");
@@ -290,7 +290,7 @@ fn a_body_that_is_too_large_is_refused() {
 }
 
 #[test]
-fn an_address_for_others_needs_two_more_switches() {
+fn public_address_needs_two_more_options() {
     let host = Setup::of("rust_host").start();
     let sockets = host.socket_dir();
     let refused = memprof(&sockets, &["serve", "--listen", "0.0.0.0:0"]).exits(2);
@@ -344,7 +344,7 @@ fn hostile_names() -> Vec<String> {
 }
 
 #[test]
-fn hostile_names_are_text() {
+fn hostile_names_are_escaped() {
     const ID: &str = "20260102T030405Z.4242.1.0a1b2c3d";
     let host = Setup::of("rust_host").start();
     host.memprof("dump", &[]).exits(0);

@@ -10,7 +10,7 @@ use crate::schema;
 use crate::server::Server;
 
 #[test]
-fn messages_and_their_replies() {
+fn messages_have_replies() {
     let host = Setup::of("rust_host").start();
     let server = Server::of(&host, &[]);
     let post = |line: &str| curl(&server.address, &format!("-X POST {line}"));
@@ -58,7 +58,7 @@ fn messages_and_their_replies() {
 }
 
 #[test]
-fn errors_name_what_is_wrong() {
+fn errors_name_the_cause() {
     let host = Setup::that_cannot_profile("rust_host").start();
     let server = Server::of(&host, &[]);
     let check = |line: &str, status: u16, kind: &str, message: &str| {
@@ -118,7 +118,7 @@ fn errors_name_what_is_wrong() {
 }
 
 #[test]
-fn a_kept_dump_in_every_format() {
+fn kept_dump_is_served_in_every_format() {
     let host = Setup::of("rust_host").config("keep.count = 10000").start();
     host.memprof("activate", &[]).exits(0);
     let first = host.dump_of(1 << 20);
@@ -188,7 +188,7 @@ fn a_kept_dump_in_every_format() {
 }
 
 #[test]
-fn what_reports_took_is_given_back() {
+fn memory_of_reports_is_released() {
     /// The names of a program with all its debug information take several times this.
     const KEPT_KIB: u64 = 24 << 10;
     let host = Setup::of("rust_host").start();
@@ -234,7 +234,7 @@ fn several_hosts_are_served_below_their_pids() {
 }
 
 #[test]
-fn a_host_that_ends_is_missed_and_found_again() {
+fn ended_host_is_reported_and_found_again() {
     // Of all hosts on this machine, none else is called so.
     let name = format!("comes_back_{}", std::process::id());
     let setup = || Setup::of("rust_host").more(&format!("[control]\nname = {name:?}"));
@@ -253,7 +253,7 @@ fn a_host_that_ends_is_missed_and_found_again() {
 }
 
 #[test]
-fn a_server_on_a_unix_socket_is_this_users_alone() {
+fn unix_socket_serves_only_its_user() {
     use std::os::unix::fs::PermissionsExt;
     let host = Setup::of("rust_host").start();
     let socket = host.place().join("http.sock");
@@ -281,7 +281,7 @@ fn a_server_on_a_unix_socket_is_this_users_alone() {
 }
 
 #[test]
-fn what_lies_where_the_socket_should_be_stays() {
+fn file_at_the_socket_path_is_kept() {
     let host = Setup::of("rust_host").start();
     let file = host.place().join("precious");
     std::fs::write(&file, "kept").unwrap();
@@ -307,7 +307,7 @@ fn what_lies_where_the_socket_should_be_stays() {
 }
 
 #[test]
-fn the_api_is_described_as_it_is() {
+fn api_matches_its_description() {
     let host = Setup::of("rust_host").start();
     host.memprof("activate", &[]).exits(0);
     host.dump_of(1 << 20);
@@ -376,7 +376,7 @@ fn keys(usage: &str) -> BTreeSet<String> {
 }
 
 #[test]
-fn the_api_takes_what_the_plugin_takes() {
+fn api_accepts_the_arguments_of_the_plugin() {
     let host = Setup::of("rust_host").start();
     let server = Server::of(&host, &[]);
     let document = curl(&server.address, "H/api/v1/openapi.json").json();
@@ -417,7 +417,7 @@ fn the_api_takes_what_the_plugin_takes() {
 }
 
 #[test]
-fn completions_and_manual_pages() {
+fn completions_and_manual_pages_are_complete() {
     let nowhere = std::path::Path::new("/nonexistent");
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
         let script = memprof(nowhere, &["completions", shell]).exits(0).stdout;

@@ -78,7 +78,7 @@ fn jeprof_and_google_pprof_read_a_served_heap() {
 }
 
 #[test]
-fn a_served_heap_is_the_native_dump_in_other_words() {
+fn served_heap_equals_the_native_dump() {
     let (host, server) = served("c_host");
     host.memprof("deactivate", &[]).exits(0);
     // Frees are counted on, but c_host's leak is over; what is left changes by what churns.
@@ -116,7 +116,7 @@ fn dist_program(name: &str) -> PathBuf {
 }
 
 #[test]
-fn a_token_in_the_path_lets_jeprof_in() {
+fn jeprof_passes_the_token_in_the_path() {
     const TOKEN: &str = "0123456789abcdef0123456789abcdef";
     let (host, _) = served("rust_host");
     let file = host.place().join("token");
@@ -166,7 +166,7 @@ fn go_reads_a_served_heap() {
 }
 
 #[test]
-fn go_reads_the_text_for_all_three_and_asks_for_its_names() {
+fn go_reads_the_text_and_requests_symbols() {
     let (host, server) = served("c_host");
     let body = curl(&server.address, "H/pprof/heap").is(200).body;
     let file = host.place().join("legacy.heap");
@@ -187,7 +187,7 @@ fn go_reads_the_text_for_all_three_and_asks_for_its_names() {
 }
 
 #[test]
-fn go_reads_what_changed() {
+fn go_reads_the_difference() {
     let (host, server) = served("rust_host");
     let address = format!("{}debug/pprof/heap", server.address);
     let text = go(
@@ -234,7 +234,7 @@ fn go_reads_what_changed() {
 }
 
 #[test]
-fn promtool_finds_nothing_wrong_with_the_metrics() {
+fn promtool_accepts_the_metrics() {
     let (host, server) = served("rust_host");
     let metrics = curl(&server.address, "H/metrics").is(200);
     assert!(
@@ -267,7 +267,7 @@ fn promtool_finds_nothing_wrong_with_the_metrics() {
 }
 
 #[test]
-fn metrics_of_a_host_that_cannot_profile() {
+fn unprofilable_host_has_metrics() {
     let host = Setup::that_cannot_profile("rust_host").start();
     let server = Server::of(&host, &[]);
     let text = curl(&server.address, "H/metrics").is(200).text();

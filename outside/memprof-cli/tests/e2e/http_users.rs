@@ -65,7 +65,7 @@ fn another_user_is_refused_everything() {
 }
 
 #[test]
-fn the_printed_address_lets_another_user_in() {
+fn printed_address_admits_another_user() {
     let (_host, server) = served();
     let (_, token) = server.printed.split_once("/t/").unwrap();
     let token = token.trim_end_matches('/');
@@ -84,7 +84,7 @@ fn the_printed_address_lets_another_user_in() {
 }
 
 #[test]
-fn root_is_let_in_by_another_users_server() {
+fn server_of_another_user_admits_root() {
     let place = tempfile::tempdir().unwrap();
     let own = place.path().join("own");
     fs::create_dir(&own).unwrap();
@@ -100,7 +100,7 @@ fn root_is_let_in_by_another_users_server() {
 }
 
 #[test]
-fn a_connection_that_its_program_closed_is_nobodys() {
+fn closed_connection_belongs_to_no_user() {
     let (host, server) = served();
     let address = server
         .address
@@ -129,7 +129,7 @@ fn a_connection_that_its_program_closed_is_nobodys() {
 }
 
 #[test]
-fn a_client_that_shuts_its_side_down_is_answered() {
+fn half_closed_client_gets_a_reply() {
     let (_host, server) = served();
     let address = server
         .address
@@ -145,7 +145,7 @@ fn a_client_that_shuts_its_side_down_is_answered() {
 }
 
 #[test]
-fn a_unix_socket_that_others_may_open_is_still_this_users() {
+fn open_unix_socket_still_serves_only_its_user() {
     let host = Setup::of("rust_host").start();
     let place = tempfile::tempdir().unwrap();
     fs::set_permissions(place.path(), Permissions::from_mode(0o755)).unwrap();

@@ -46,7 +46,7 @@ fn start(args: &[&str]) -> Child {
 }
 
 #[test]
-fn ended_while_it_has_a_copy_leaves_no_zombie() {
+fn memprof_ended_with_a_copy_leaves_no_zombie() {
     let source = "../../../memprof-leaks/tests/processes/planted.c";
     let (_place, program) = compiled("cc", source, &["-O1", "-pthread"]);
     let mut target = Process::start(Command::new(program), &["leaks"]);
@@ -79,7 +79,7 @@ fn ended_while_it_has_a_copy_leaves_no_zombie() {
 }
 
 #[test]
-fn stopped_while_it_is_copied_has_no_zombie_afterwards() {
+fn process_stopped_while_copied_has_no_zombie_afterwards() {
     const TIMES: usize = 30;
     let source = "../../../memprof-leaks/tests/processes/planted.c";
     let (_place, program) = compiled("cc", source, &["-O1", "-pthread"]);
@@ -123,7 +123,7 @@ fn start_at_exit(trap: &str, place: &Path) -> Child {
 }
 
 #[test]
-fn signals_reach_a_command_that_is_searched_when_it_exits() {
+fn signals_reach_a_command_searched_at_exit() {
     let check = |trap: &str, signal: Signal, code: i32, words: &str| {
         let place = tempfile::tempdir().unwrap();
         let mut memprof = start_at_exit(trap, place.path());

@@ -92,7 +92,7 @@ fn told_apart(host: &Host, dump: &Value, functions: &[(String, String)]) {
 pub(crate) const ALLOCATORS: [&[&str]; 2] = [&[], &["--allocator", "jemalloc"]];
 
 #[test]
-fn tasks_that_go_on_in_other_threads_are_told_apart() {
+fn tasks_across_threads_have_separate_labels() {
     for allocator in ALLOCATORS {
         let place = tempfile::tempdir().unwrap();
         let mut host = Host::run(&dist("examples/tokio_labels"), allocator, place);
@@ -117,7 +117,7 @@ fn tasks_that_go_on_in_other_threads_are_told_apart() {
 }
 
 #[test]
-fn a_program_in_c_says_whose_work_its_threads_do() {
+fn c_program_sets_labels_of_its_threads() {
     for allocator in ALLOCATORS {
         let mut host = pushes(allocator);
         let fine = ["labels=route", "sample_interval=4KiB"];
@@ -136,7 +136,7 @@ fn a_program_in_c_says_whose_work_its_threads_do() {
 }
 
 #[test]
-fn metrics_tell_by_label_what_the_newest_dump_of_the_heap_holds() {
+fn metrics_show_the_newest_dump_by_label() {
     let mut host = pushes(&["--allocator", "jemalloc"]);
     let fine = ["labels=route", "sampler=memprof", "sample_interval=4KiB"];
     host.memprof("activate", &fine).exits(0);
@@ -159,7 +159,7 @@ fn metrics_tell_by_label_what_the_newest_dump_of_the_heap_holds() {
 }
 
 #[test]
-fn go_tells_the_labels_of_a_file_and_others_the_total() {
+fn go_shows_labels_and_other_tools_the_total() {
     let mut host = pushes(&["--allocator", "jemalloc"]);
     let fine = ["labels=route", "sample_interval=4KiB"];
     host.memprof("activate", &fine).exits(0);
@@ -208,7 +208,7 @@ fn go_tells_the_labels_of_a_file_and_others_the_total() {
 }
 
 #[test]
-fn a_pool_that_changes_labels_with_each_request_is_told_apart() {
+fn pool_with_labels_per_request_is_separated() {
     const FINE: [&str; 3] = ["--json", "labels=route,thread", "sample_interval=4KiB"];
     for allocator in ALLOCATORS {
         let mut host = pool(allocator);
@@ -228,7 +228,7 @@ fn a_pool_that_changes_labels_with_each_request_is_told_apart() {
 }
 
 #[test]
-fn processes_that_nobody_prepared_are_told_apart_too() {
+fn attached_processes_have_labels() {
     const FINE: &str = "sample_interval=4KiB";
     for library in [None, Some("libjemalloc.so.2")] {
         let place = tempfile::tempdir().unwrap();
@@ -293,7 +293,7 @@ fn ten_thousand_labels_stay_bounded() {
 }
 
 #[test]
-fn a_hostile_writer_of_labels_breaks_nothing() {
+fn hostile_label_writer_breaks_nothing() {
     let mut host = pool(&[]);
     let fine = ["labels=route:0", "sample_interval=4KiB"];
     host.memprof("activate", &fine).exits(0);
@@ -312,7 +312,7 @@ fn a_hostile_writer_of_labels_breaks_nothing() {
 }
 
 #[test]
-fn labels_that_nobody_sets_are_refused_with_the_remedy() {
+fn unset_labels_are_refused_with_the_remedy() {
     let check = |host: &Host, labels: &str, code, error: &str| {
         let refused = host.memprof("activate", &[labels]).exits(code);
         assert!(refused.stderr.contains(error), "{}", refused.stderr);

@@ -208,7 +208,7 @@ fn functions_in_c_are_called_from_many_languages() {
 
 /// A second copy of the file calls the plugin of the first one, whichever adapter made it.
 #[test]
-fn a_process_has_one_plugin() {
+fn process_has_one_plugin() {
     let languages = Languages::new();
     let copy = languages.0.path().join("memory_profile.so");
     std::fs::copy(dist("plugins/memory_profile.so"), &copy).unwrap();
@@ -246,7 +246,7 @@ fn a_process_has_one_plugin() {
 /// Whoever sends the first message makes the plugin, in whichever copy, and it is one also where many send theirs
 /// within the same microseconds.
 #[test]
-fn copies_that_begin_at_the_same_moment_have_one_plugin() {
+fn concurrent_library_copies_share_one_plugin() {
     let place = tempfile::tempdir().unwrap();
     let program = compiled("copies.c", &["-pthread"], place.path());
     let copies = (0..4).map(|number| {
@@ -345,7 +345,7 @@ assert hello_rust.send("hello") == hello_rust.call("hello name=world") == "hello
 
 /// Threads that ask at once, threads that the interpreter's end cuts off, children, other interpreters.
 #[test]
-fn python_goes_on_around_messages() {
+fn python_runs_on_during_messages() {
     let check = |script: &str| {
         let script = format!("import memory_profile, os, sys, threading\n{script}");
         let ran = Languages::new().run("python3", &[PYTHON, "-c", &script], &[PYTHON_PATH]);
@@ -393,7 +393,7 @@ print('done')",
 
 /// No thread is made to give Python's lock away, so another one gets it during a message or not at all.
 #[test]
-fn python_gives_its_lock_away_while_it_waits() {
+fn python_releases_its_lock_while_waiting() {
     let script = r#"
 import memory_profile, sys, threading, time
 sys.setswitchinterval(1000)

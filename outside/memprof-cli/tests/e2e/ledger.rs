@@ -113,7 +113,7 @@ fn kernel_rss(host: &Host) -> u64 {
 }
 
 #[test]
-fn rows_sum_to_the_kernels_rss() {
+fn rows_sum_to_the_rss_of_the_kernel() {
     Injection::each_host(|_, host| {
         host.memprof("activate", &[]).exits(0);
         let before = kernel_rss(host);
@@ -165,7 +165,7 @@ fn settled(host: &Host) -> u64 {
 }
 
 #[test]
-fn a_mapping_of_the_programs_own_is_not_the_allocators() {
+fn program_s_own_mapping_is_not_the_allocator_s() {
     Injection::each_host(|injection, host| {
         let before = settled(host);
         injection.order(host, "map 50");
@@ -182,7 +182,7 @@ fn a_mapping_of_the_programs_own_is_not_the_allocators() {
 }
 
 #[test]
-fn fragmentation_is_told_and_purging_does_not_help() {
+fn fragmentation_is_reported_and_not_purged() {
     Injection::each_host(|injection, host| {
         let status = host.memprof("status", &["--json"]).exits(0).json();
         if status["allocators"][0]["owns_malloc"] == false {

@@ -34,7 +34,7 @@ fn is_profiled(host: &mut Host) {
 }
 
 #[test]
-fn daemon_without_standard_streams_is_profiled_and_left() {
+fn daemon_without_standard_streams_is_profiled_and_detached() {
     let check = |allocator: &[(&str, &str)]| {
         let (_place, program) = fixture::build("no_stdio.c", &["-pthread"]);
         let mut command = Command::new(program);

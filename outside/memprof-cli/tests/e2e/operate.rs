@@ -19,7 +19,7 @@ fn rows(ledger: &Value) -> Vec<(String, u64)> {
 }
 
 #[test]
-fn the_ledger_needs_no_profiler() {
+fn ledger_needs_no_profiler() {
     let host = Setup::without_profiling("c_host").start();
     let ledger = host.memprof("ledger", &["--json"]).exits(0).json();
     assert_eq!(ledger["allocators"][0]["kind"], "glibc", "{ledger}");
@@ -32,7 +32,7 @@ fn the_ledger_needs_no_profiler() {
 }
 
 #[test]
-fn a_lease_ends_by_itself() {
+fn lease_expires() {
     let host = Setup::of("c_host").start();
     let active = host
         .memprof("activate", &["--json", "for=1s"])
@@ -47,7 +47,7 @@ fn a_lease_ends_by_itself() {
 }
 
 #[test]
-fn an_activation_without_end_outlives_a_lease() {
+fn unlimited_activation_outlives_a_lease() {
     let host = Setup::of("c_host").start();
     host.memprof("activate", &["for=1h"]).exits(0);
     let active = host.memprof("activate", &["--json"]).exits(0).json();
@@ -59,7 +59,7 @@ fn an_activation_without_end_outlives_a_lease() {
 }
 
 #[test]
-fn a_host_ends_while_a_lease_runs() {
+fn host_exits_during_a_lease() {
     let mut host = Setup::of("c_host").start();
     host.memprof("activate", &["for=1h"]).exits(0);
     assert!(host.terminate().success());
@@ -85,7 +85,7 @@ fn reset_drops_the_samples_and_sets_the_interval() {
 }
 
 #[test]
-fn purge_tells_what_it_gave_back() {
+fn purge_reports_released_memory() {
     let host = Setup::of("c_host").start();
     let purged = host.memprof("purge", &["--json"]).exits(0).json();
     let field = |name: &str| purged[name].as_u64().unwrap();
@@ -95,7 +95,7 @@ fn purge_tells_what_it_gave_back() {
 }
 
 #[test]
-fn doctor_tells_what_is_wrong_and_ends_accordingly() {
+fn doctor_reports_findings_and_sets_the_exit_code() {
     let check = |setup: Setup<'_>, code: i32, kinds: &[&str], text: &str| {
         let host = setup.start();
         let found = host.memprof("doctor", &["--json"]).exits(code).json();
@@ -133,7 +133,7 @@ fn doctor_tells_what_is_wrong_and_ends_accordingly() {
 }
 
 #[test]
-fn doctor_recognizes_a_variable_that_jemalloc_does_not_see() {
+fn doctor_recognizes_a_variable_ignored_by_jemalloc() {
     let place = tempfile::tempdir().unwrap();
     let program = place.path().join("conf_host");
     let link = |export: &[&str]| {
@@ -161,7 +161,7 @@ fn doctor_recognizes_a_variable_that_jemalloc_does_not_see() {
 }
 
 #[test]
-fn doctor_recognizes_who_stands_before_the_unwinder() {
+fn doctor_recognizes_a_replaced_unwinder() {
     let place = tempfile::tempdir().unwrap();
     let library = preloadable("interposer.c", place.path());
     let preload = format!("libjemalloc.so.2 {}", library.display());
@@ -172,7 +172,7 @@ fn doctor_recognizes_who_stands_before_the_unwinder() {
 }
 
 #[test]
-fn doctor_names_the_options_that_jemalloc_ignores() {
+fn doctor_names_options_ignored_by_jemalloc() {
     let host = Setup::of("c_host")
         .env("MALLOC_CONF", "prof:true,lg_sample:12, prof_active:false")
         .env("_RJEM_MALLOC_CONF", "tcache:false")
@@ -208,7 +208,7 @@ fn doctor_recognizes_a_stripped_program() {
 }
 
 #[test]
-fn record_shows_the_leak_and_leaves_the_host_as_it_was() {
+fn record_shows_the_leak_and_restores_the_host() {
     let host = Setup::of("c_host").start();
     let file = host.place().join("x.heap");
     let file_name = file.to_str().unwrap();
@@ -235,7 +235,7 @@ fn record_shows_the_leak_and_leaves_the_host_as_it_was() {
 }
 
 #[test]
-fn leaks_names_what_keeps_growing() {
+fn leaks_names_the_growing_stack() {
     let host = Setup::of("c_host").start();
     host.memprof("activate", &[]).exits(0);
     host.memprof("leaks", &[]).exits(5);
@@ -263,7 +263,7 @@ fn leaks_names_what_keeps_growing() {
 }
 
 #[test]
-fn the_first_dump_outlasts_the_quota() {
+fn first_dump_outlasts_the_quota() {
     let host = Setup::of("c_host")
         .config("[plugin.config.keep]\ncount = 3\nage = \"7d\"\nkeep_first = true")
         .start();
@@ -277,7 +277,7 @@ fn the_first_dump_outlasts_the_quota() {
 }
 
 #[test]
-fn stats_come_as_they_are_asked_for() {
+fn stats_come_in_the_requested_form() {
     for program in ["c_host", "rust_host"] {
         let host = Setup::of(program).start();
         let report = |args: &[&str]| {
@@ -329,7 +329,7 @@ fn background_threads_are_switched_and_read_back() {
 }
 
 #[test]
-fn statistics_leave_the_log_alone_when_asked() {
+fn stats_skip_the_log_on_request() {
     let host = Setup::of("rust_host").start();
     let lines = |text: &str| host.log().iter().filter(|line| line.contains(text)).count();
     host.memprof("stats", &["log=off"]).exits(0);

@@ -25,7 +25,7 @@ fn is_dump(bytes: &[u8]) -> bool {
 }
 
 #[test]
-fn links_and_fifos_stay_what_they_are() {
+fn links_and_fifos_are_kept() {
     let host = host();
     let path = |name: &str| host.place().join(name);
     let text = |name: &str| path(name).to_str().unwrap().to_owned();
@@ -62,7 +62,7 @@ fn links_and_fifos_stay_what_they_are() {
 }
 
 #[test]
-fn a_dump_that_is_written_and_opened_is_fetched_once() {
+fn dump_written_and_opened_is_fetched_once() {
     let host = host();
     let fetches = |args: &[&str]| {
         let output = Command::new("strace")
@@ -93,7 +93,7 @@ fn a_dump_that_is_written_and_opened_is_fetched_once() {
 }
 
 #[test]
-fn output_that_cannot_be_written_changes_no_verdict() {
+fn failed_output_changes_no_verdict() {
     let place = tempfile::tempdir().unwrap();
     let budget = place.path().join("budget.toml");
     std::fs::write(&budget, "allocated = 1\n").unwrap();
@@ -138,7 +138,7 @@ fn output_that_cannot_be_written_changes_no_verdict() {
 }
 
 #[test]
-fn started_programs_find_the_signals_that_memprof_found() {
+fn started_programs_inherit_the_signals_of_memprof() {
     let place = tempfile::tempdir().unwrap();
     let budget = place.path().join("budget.toml");
     std::fs::write(&budget, "peak = \"1GiB\"\n").unwrap();

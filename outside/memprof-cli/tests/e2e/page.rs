@@ -181,7 +181,7 @@ fn two_dumps_are_taken_and_compared() {
 }
 
 #[test]
-fn the_first_screen_names_who_holds_the_memory() {
+fn first_screen_names_the_largest_functions() {
     let host = host();
     // Newer than nothing of this process, and of another one: it is not what is asked for.
     keep_named(&host);
@@ -205,7 +205,7 @@ fn the_first_screen_names_who_holds_the_memory() {
 }
 
 #[test]
-fn where_nothing_is_sampled_one_click_leads_to_a_dump() {
+fn inactive_host_is_dumped_by_one_click() {
     let host = host();
     let server = server(&host);
     let browser = Browser::open();
@@ -229,7 +229,7 @@ fn where_nothing_is_sampled_one_click_leads_to_a_dump() {
 }
 
 #[test]
-fn a_dump_is_compared_with_an_older_one_of_its_process() {
+fn dump_is_compared_with_an_older_one() {
     let host = host();
     let other = keep_named(&host);
     host.memprof("activate", &[]).exits(0);
@@ -336,7 +336,7 @@ fn zoom_search_and_keys() {
 }
 
 #[test]
-fn hostile_names_are_text() {
+fn hostile_names_are_escaped() {
     let host = host();
     let names = HOSTILE
         .iter()
@@ -413,7 +413,7 @@ fn hostile_names_are_text() {
 }
 
 #[test]
-fn a_host_that_ends_is_missed_and_found_again() {
+fn ended_host_is_reported_and_found_again() {
     let name = format!("phoenix_{}", std::process::id());
     let named = format!("[control]\nname = {name:?}\n");
     let mut host = Setup::of("rust_host").more(&named).start();
@@ -480,7 +480,7 @@ fn one_of_several_hosts_is_chosen() {
 }
 
 #[test]
-fn a_token_in_the_path_stays_before_every_request() {
+fn token_in_the_path_precedes_every_request() {
     let host = host();
     let id = keep_named(&host);
     let token = "0123456789abcdef0123456789abcdef";
@@ -506,7 +506,7 @@ fn a_token_in_the_path_stays_before_every_request() {
 }
 
 #[test]
-fn a_host_without_profiling_says_what_helps() {
+fn unprofilable_host_shows_the_remedy() {
     let host = Setup::that_cannot_profile("rust_host").start();
     let server = server(&host);
     let browser = Browser::open();
@@ -526,7 +526,7 @@ fn a_host_without_profiling_says_what_helps() {
 }
 
 #[test]
-fn a_narrow_and_dark_window_shows_everything() {
+fn narrow_and_dark_window_shows_everything() {
     let host = host();
     let id = keep_named(&host);
     let server = server(&host);
@@ -565,7 +565,7 @@ fn a_narrow_and_dark_window_shows_everything() {
 }
 
 #[test]
-fn dumps_that_the_host_takes_by_itself_appear() {
+fn automatic_dumps_appear() {
     let rules = "[[plugin.config.watch]]\nrss_growth = \"1MiB\"\nmin_interval = \"0s\"";
     let host = Setup::of("rust_host").config(rules).start();
     let server = server(&host);
@@ -581,7 +581,7 @@ fn dumps_that_the_host_takes_by_itself_appear() {
 }
 
 #[test]
-fn an_address_with_an_unknown_dump_says_so() {
+fn address_of_an_unknown_dump_is_reported() {
     let host = host();
     let server = server(&host);
     let browser = Browser::open();
@@ -598,7 +598,7 @@ fn an_address_with_an_unknown_dump_says_so() {
 
 /// `memprof` with a browser, and one without.
 #[test]
-fn reports_open_in_a_browser_or_say_where_they_lie() {
+fn reports_open_in_a_browser_or_print_their_path() {
     let host = host();
     let place = host.place();
     let opened = place.join("opened");

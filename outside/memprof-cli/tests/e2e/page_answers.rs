@@ -124,7 +124,7 @@ fn start_cache_and_leak_are_drawn_as_three_shapes() {
 }
 
 #[test]
-fn a_label_that_is_chosen_leaves_its_memory_alone() {
+fn chosen_label_shows_only_its_memory() {
     let (_host, server, browser) = shown();
     let choose = |value: &str, heading: &str, total: &str| {
         browser.click(&format!("#label option[value='{value}']"));

@@ -51,7 +51,7 @@ fn redis() -> Host {
 }
 
 #[test]
-fn the_pictures_are_of_a_run() {
+fn pictures_are_of_a_run() {
     let host = redis();
     host.memprof("dump", &[]).exits(0);
     let server = Server::of(&host, &[]);

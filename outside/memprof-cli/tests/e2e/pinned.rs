@@ -53,7 +53,7 @@ fn row<'a>(report: &'a Value, function: &str) -> Option<&'a Value> {
 }
 
 #[test]
-fn few_that_live_among_many_that_ended_are_told_and_the_sum_is_jemallocs_own() {
+fn few_live_objects_among_freed_ones_are_reported_with_jemalloc_s_sum() {
     let mut host = planted();
     host.memprof("activate", &["sampler=memprof", "sample_interval=4KiB"])
         .exits(0);
@@ -117,7 +117,7 @@ fn few_that_live_among_many_that_ended_are_told_and_the_sum_is_jemallocs_own() {
 }
 
 #[test]
-fn one_click_on_the_page_leads_from_free_memory_to_who_keeps_it() {
+fn page_links_free_memory_to_its_holders() {
     let mut host = planted();
     let server = Server::of(&host, &[]);
     let browser = Browser::open();
@@ -165,7 +165,7 @@ fn one_click_on_the_page_leads_from_free_memory_to_who_keeps_it() {
 }
 
 #[test]
-fn a_kept_profile_is_read_by_other_tools() {
+fn other_tools_read_a_kept_profile() {
     let mut host = planted();
     host.memprof("activate", &["sampler=memprof", "sample_interval=4KiB"])
         .exits(0);
@@ -203,7 +203,7 @@ fn a_kept_profile_is_read_by_other_tools() {
 }
 
 #[test]
-fn where_nobody_can_tell_it_the_reason_is_named() {
+fn unknown_pinned_slabs_name_the_reason() {
     let check = |host: &Host, code, error: &str| {
         let refused = pinned(host, &[]).exits(code);
         assert!(refused.stderr.contains(error), "{}", refused.stderr);

@@ -81,7 +81,7 @@ fn own_jemalloc(host: &Host) -> Value {
 }
 
 #[test]
-fn its_jemalloc_is_found_and_the_dump_names_the_function() {
+fn jemalloc_is_found_and_the_dump_names_the_function() {
     let check = |program: &Path, how: Start| {
         let mut host = start(program, how);
         assert_eq!(own_jemalloc(&host)["opt_prof"], true, "{program:?} {how:?}");
@@ -107,7 +107,7 @@ fn its_jemalloc_is_found_and_the_dump_names_the_function() {
 }
 
 #[test]
-fn what_was_allocated_before_is_told_to_be_missing() {
+fn earlier_allocations_are_reported_as_missing() {
     let mut host = start(&plain_rust(), Start::Profiling);
     for line in 0..12 {
         host.type_line(&line.to_string());
@@ -143,7 +143,7 @@ fn what_was_allocated_before_is_told_to_be_missing() {
 }
 
 #[test]
-fn without_prof_true_the_refusal_names_its_own_variable() {
+fn refusal_without_prof_names_the_variable() {
     let host = start(&plain_rust(), Start::Bare);
     let args = ["--json", "sampler=allocator"];
     let refused = host.memprof("activate", &args).exits(4).json();
@@ -157,7 +157,7 @@ fn without_prof_true_the_refusal_names_its_own_variable() {
 }
 
 #[test]
-fn malloc_conf_tells_that_a_jemalloc_was_built_without_profiling() {
+fn malloc_conf_reports_a_jemalloc_without_profiling() {
     let place = tempfile::tempdir().unwrap();
     let program = copy(&place, &[]);
     let mut bytes = std::fs::read(&program).unwrap();
@@ -190,7 +190,7 @@ fn malloc_conf_tells_that_a_jemalloc_was_built_without_profiling() {
 }
 
 #[test]
-fn functions_that_the_linker_may_drop_are_not_missed() {
+fn functions_dropped_by_the_linker_are_not_needed() {
     let place = tempfile::tempdir().unwrap();
     let dropped = [
         "--strip-symbol=_rjem_mallctlnametomib",
@@ -210,7 +210,7 @@ fn functions_that_the_linker_may_drop_are_not_missed() {
 }
 
 #[test]
-fn a_jemalloc_that_no_symbol_leads_to_is_told_of() {
+fn stripped_jemalloc_is_reported() {
     let check = |options: &[&str]| {
         let place = tempfile::tempdir().unwrap();
         let program = copy(&place, options);

@@ -123,7 +123,7 @@ fn crash_while_it_is_checked() {
 }
 
 #[test]
-fn library_that_is_no_plugin() {
+fn library_without_entry() {
     let place = tempfile::tempdir().unwrap();
     let plugin = place.path().join("other.so");
     fs::copy("/lib/x86_64-linux-gnu/libm.so.6", &plugin).unwrap();
@@ -131,7 +131,7 @@ fn library_that_is_no_plugin() {
 }
 
 #[test]
-fn the_loaders_reason_is_told_once() {
+fn loader_error_is_reported_once() {
     let program = dist("examples/c_host");
     let why =
         "c_host: the loader refused it: cannot dynamically load position-independent executable";
@@ -172,7 +172,7 @@ fn library_with_constructor(place: &Path, code: &str) -> PathBuf {
 }
 
 #[test]
-fn a_check_that_a_constructor_ends_or_stops_is_failed() {
+fn check_ended_by_a_constructor_fails() {
     let place = tempfile::tempdir().unwrap();
     let check = |code: &str, why: &str| {
         let library = library_with_constructor(place.path(), code);
@@ -193,7 +193,7 @@ fn a_check_that_a_constructor_ends_or_stops_is_failed() {
 
 /// Each page of zeros is refused, or harms nothing as the plugin is loaded.
 #[test]
-fn a_page_of_zeros_anywhere_never_harms_the_host() {
+fn page_of_zeros_anywhere_never_harms_the_host() {
     const PAGE: usize = 4096;
     let place = tempfile::tempdir().unwrap();
     let whole = fs::read(dist("plugins/hello_c.so")).unwrap();
@@ -209,7 +209,7 @@ fn a_page_of_zeros_anywhere_never_harms_the_host() {
 }
 
 #[test]
-fn the_same_library_twice_is_created_once() {
+fn same_library_twice_is_created_once() {
     let place = tempfile::tempdir().unwrap();
     let plugin = place.path().join("hello_c.so");
     fs::copy(dist("plugins/hello_c.so"), &plugin).unwrap();
@@ -230,7 +230,7 @@ fn the_same_library_twice_is_created_once() {
 }
 
 #[test]
-fn a_file_truncated_at_any_point_never_harms_the_host() {
+fn file_truncated_at_any_point_never_harms_the_host() {
     let place = tempfile::tempdir().unwrap();
     let whole = fs::read(dist("plugins/hello_c.so")).unwrap();
     let mut config = String::new();
@@ -265,7 +265,7 @@ fn missing_relative_and_untrusted_paths() {
 }
 
 #[test]
-fn digest_that_does_not_match() {
+fn digest_mismatch() {
     let plugin = dist("plugins/hello_c.so");
     let digest = tool_text("coreutils", Command::new("sha256sum").arg(&plugin));
     let digest = digest.split(' ').next().unwrap();
@@ -279,7 +279,7 @@ fn digest_that_does_not_match() {
 }
 
 #[test]
-fn a_file_that_is_replaced_while_it_is_loaded() {
+fn file_replaced_while_loading() {
     let place = tempfile::tempdir().unwrap();
     let (library, other) = (
         place.path().join("changed.so"),
@@ -295,7 +295,7 @@ fn a_file_that_is_replaced_while_it_is_loaded() {
 }
 
 #[test]
-fn the_same_plugin_twice() {
+fn same_plugin_twice() {
     let path = dist("plugins/hello_c.so");
     let more = format!("[[plugin]]\npath = {path:?}\n[[plugin]]\npath = {path:?}");
     let host = Setup::of("c_host").more(&more).start();
@@ -351,7 +351,7 @@ fn build_foreign(manifest: &Path) -> PathBuf {
 }
 
 #[test]
-fn plugin_of_another_compiler_setting_is_taken() {
+fn plugin_of_another_compiler_setting_is_accepted() {
     let host = host_with(panicky(), "");
     assert_eq!(
         text_of(&mut host.client(), "panicky", "hello"),

@@ -191,7 +191,7 @@ pub(crate) fn memprof_as_nobody(sockets: &Path, args: &[&str]) -> Run {
 }
 
 #[test]
-fn another_user_sees_his_own_processes_only() {
+fn other_users_see_only_their_own_processes() {
     if !geteuid().is_root() {
         return;
     }

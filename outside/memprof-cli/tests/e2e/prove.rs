@@ -45,7 +45,7 @@ fn sampled(program: &Path, mode: &str) -> (Process, TempDir) {
 }
 
 #[test]
-fn what_a_process_leaked_is_told_to_people_and_scripts() {
+fn leaks_are_reported_as_text_and_json() {
     let source = "../../../memprof-leaks/tests/processes/planted.c";
     let (_place, program) = compiled("cc", source, &["-O1", "-pthread"]);
     let mut leaking = start(&program, "leaks");
@@ -75,7 +75,7 @@ fn what_a_process_leaked_is_told_to_people_and_scripts() {
 }
 
 #[test]
-fn what_memprof_sampled_is_shown_with_its_stack() {
+fn sampled_objects_are_shown_with_their_stacks() {
     let source = "../../../memprof-leaks/tests/processes/planted.c";
     let (_place, program) = compiled("cc", source, &["-O1", "-pthread"]);
     let (mut leaking, _sockets) = sampled(&program, "leaks");
@@ -96,7 +96,7 @@ fn what_memprof_sampled_is_shown_with_its_stack() {
 }
 
 #[test]
-fn classes_and_holders_are_told_to_people_and_scripts() {
+fn classes_and_holders_are_reported_as_text_and_json() {
     let source = "../../../memprof-leaks/tests/processes/sessions.cc";
     let (_place, program) = compiled("g++", source, &["-O1"]);
     let mut target = start(&program, "10000");
@@ -136,7 +136,7 @@ fn classes_and_holders_are_told_to_people_and_scripts() {
 }
 
 #[test]
-fn holders_of_what_a_function_allocated_are_told() {
+fn holders_of_a_function_s_objects_are_reported() {
     let source = "../../../memprof-leaks/tests/processes/sessions.cc";
     let (_place, program) = compiled("g++", source, &["-O1"]);
     let (mut target, _sockets) = sampled(&program, "10000");
@@ -185,7 +185,7 @@ fn holders_of_what_a_function_allocated_are_told() {
 }
 
 #[test]
-fn a_command_that_leaks_fails_when_it_exits() {
+fn leaking_command_fails_at_exit() {
     let source = "../../../memprof-leaks/tests/processes/exits.c";
     let (place, program) = compiled("cc", source, &["-O1"]);
     let at_exit = |args: &[&str]| {
@@ -216,7 +216,7 @@ fn a_command_that_leaks_fails_when_it_exits() {
 }
 
 #[test]
-fn what_cannot_be_looked_at_is_refused_by_name() {
+fn refused_process_is_named() {
     let mut ended = Command::new("true").spawn().unwrap();
     ended.wait().unwrap();
     let said = prove(ended.id(), &[]).exits(3).stderr;

@@ -31,7 +31,7 @@ fn run(args: &[&str]) -> (u64, Value) {
 }
 
 #[test]
-fn no_more_is_taken_than_is_promised() {
+fn memory_stays_within_the_budget() {
     let source = "../../../memprof-leaks/tests/processes/many.c";
     let (_place, program) = compiled("cc", source, &["-O1"]);
     let mut many = Process::start(Command::new(&program), &[]);

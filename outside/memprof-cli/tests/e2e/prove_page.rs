@@ -67,7 +67,7 @@ fn of_row(script: &str) -> String {
 }
 
 #[test]
-fn leaks_and_holders_are_pages_that_show_names_as_text() {
+fn pages_of_leaks_and_holders_escape_names() {
     let place = tempfile::tempdir().unwrap();
     fs::set_permissions(place.path(), Permissions::from_mode(0o700)).unwrap();
     let mut process = start(place.path());

@@ -117,7 +117,7 @@ fn interrupted_recordings_show_the_profile_so_far_and_detach() {
 }
 
 #[test]
-fn second_interrupt_leaves_at_once_and_says_what_is_left() {
+fn second_interrupt_ends_at_once_and_names_remaining_changes() {
     let (_place, host) = start();
     let recording = Recording::start(&host);
     // The first one then waits for the process, to end the sampling.
@@ -139,7 +139,7 @@ fn second_interrupt_leaves_at_once_and_says_what_is_left() {
 }
 
 #[test]
-fn recording_of_a_process_that_ends_shows_the_profile_of_its_exit() {
+fn recording_of_an_exiting_process_shows_its_exit_dump() {
     let (_place, mut host) = start();
     let recording = Recording::start(&host);
     host.type_line("end");
@@ -151,7 +151,7 @@ fn recording_of_a_process_that_ends_shows_the_profile_of_its_exit() {
 }
 
 #[test]
-fn recording_of_a_process_that_is_killed_or_executes_another_program_shows_what_it_has() {
+fn recording_of_a_killed_or_replaced_process_shows_the_last_profile() {
     let check = |end: fn(&mut Host), words: &str| {
         let (_place, mut host) = start();
         let recording = Recording::start(&host);
@@ -172,7 +172,7 @@ fn recording_of_a_process_that_is_killed_or_executes_another_program_shows_what_
 }
 
 #[test]
-fn recording_of_a_stopped_process_says_so_at_once() {
+fn recording_of_a_stopped_process_reports_it_at_once() {
     let (_place, mut host) = start();
     let mut recording = Recording::start(&host);
     recording.wait_for_early_profile();

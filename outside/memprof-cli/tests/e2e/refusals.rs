@@ -54,7 +54,7 @@ fn filter(call: libc::c_long, answer: u32) -> [String; 3] {
 }
 
 #[test]
-fn numbers_that_name_no_process() {
+fn numbers_of_no_process_are_refused() {
     let mut child = Command::new("true").spawn().unwrap();
     child.wait().unwrap();
     let said = attach(child.id()).exits(3).stderr;
@@ -69,7 +69,7 @@ fn numbers_that_name_no_process() {
 }
 
 #[test]
-fn processes_in_no_state_for_it() {
+fn processes_in_unsuitable_states_are_refused() {
     check(&["zombie"], "has ended (zombie)", 3);
     check(
         &["strict"],
@@ -81,7 +81,7 @@ fn processes_in_no_state_for_it() {
 }
 
 #[test]
-fn between_vfork_and_exec() {
+fn process_between_vfork_and_exec_is_refused() {
     let words = "is between vfork and exec and runs in its parent's memory";
     let mut process = check(&["vfork"], words, 4);
     process.type_line("");
@@ -90,7 +90,7 @@ fn between_vfork_and_exec() {
 }
 
 #[test]
-fn a_thread_that_nothing_wakes() {
+fn uninterruptible_thread_is_skipped() {
     let (_place, program) = compiled("cc", "target.c", &["-pthread"]);
     let mut process = Process::start(Command::new(program), &["vfork"]);
     let parent = process.started();
@@ -112,7 +112,7 @@ fn a_thread_that_nothing_wakes() {
 }
 
 #[test]
-fn a_stopped_process() {
+fn stopped_process_is_refused() {
     let (_place, program) = compiled("cc", "echo.c", &[]);
     let mut process = Process::start(Command::new(program), &[]);
     process.signal(Signal::SIGSTOP);
@@ -130,7 +130,7 @@ fn a_stopped_process() {
 }
 
 #[test]
-fn a_process_that_strace_traces() {
+fn traced_process_is_refused() {
     let (place, program) = compiled("cc", "echo.c", &[]);
     let mut process = Process::start(Command::new(program), &[]);
     let trace = place.path().join("trace");
@@ -158,7 +158,7 @@ fn a_process_that_strace_traces() {
 }
 
 #[test]
-fn programs_that_can_load_no_library() {
+fn programs_without_dynamic_loading_are_refused() {
     let of = |compiler: &str, source: &str, options: &[&str], words: &str| {
         let (_place, program) = compiled(compiler, source, options);
         let mut process = Process::start(Command::new(program), &[]);
@@ -172,7 +172,7 @@ fn programs_that_can_load_no_library() {
 }
 
 #[test]
-fn a_libc_that_is_mapped_as_data_is_not_called() {
+fn libc_mapped_as_data_is_not_called() {
     let options = ["-shared", "-fPIC", "-D_GNU_SOURCE"];
     let (_place, library) = compiled("cc", "maps_libc.c", &options);
     let (_place, program) = compiled("cc", "echo.c", &[]);
@@ -184,7 +184,7 @@ fn a_libc_that_is_mapped_as_data_is_not_called() {
 }
 
 #[test]
-fn a_malloc_that_aligns_to_8_bytes() {
+fn malloc_with_8_byte_alignment_is_refused() {
     let check = |way: &str| {
         let (_place, library) = compiled("cc", "align8.c", &["-shared", "-fPIC", way]);
         let (_place, program) = compiled("cc", "echo.c", &[]);
@@ -203,7 +203,7 @@ fn a_malloc_that_aligns_to_8_bytes() {
 }
 
 #[test]
-fn a_program_in_go() {
+fn go_program_is_refused() {
     let place = tempfile::tempdir().unwrap();
     let program = place.path().join("target");
     let mut go = Command::new("go");
@@ -222,7 +222,7 @@ fn a_program_in_go() {
 }
 
 #[test]
-fn seccomp_filters_that_would_end_it_or_fail_it() {
+fn harmful_seccomp_filters_are_refused() {
     if !geteuid().is_root() {
         return;
     }
@@ -244,7 +244,7 @@ fn seccomp_filters_that_would_end_it_or_fail_it() {
 }
 
 #[test]
-fn seccomp_filters_under_which_it_works() {
+fn sufficient_seccomp_filters_are_accepted() {
     if !geteuid().is_root() {
         return;
     }
@@ -293,7 +293,7 @@ fn needed(answer: u32) -> Vec<String> {
 
 /// That nothing is called but what was looked at before shows where all else kills.
 #[test]
-fn a_filter_that_allows_nothing_but_what_is_needed() {
+fn minimal_seccomp_filter_suffices() {
     if !geteuid().is_root() {
         return;
     }
@@ -338,7 +338,7 @@ fn a_filter_that_allows_nothing_but_what_is_needed() {
 }
 
 #[test]
-fn what_another_user_may_not() {
+fn processes_of_other_users_are_refused() {
     if !geteuid().is_root() {
         return;
     }
@@ -364,7 +364,7 @@ fn what_another_user_may_not() {
 
 /// In a user namespace root is nobody outside of it.
 #[test]
-fn root_of_a_container() {
+fn container_root_is_refused() {
     if !geteuid().is_root() {
         return;
     }

@@ -85,7 +85,7 @@ fn data_goes_to_stdout_and_notes_to_stderr() {
 }
 
 #[test]
-fn a_file_is_written_whole_or_not_at_all() {
+fn output_file_is_written_atomically() {
     let directory = tempfile::tempdir().expect("a directory");
     let out = directory.path().join("out.svg");
     let out_text = out.to_str().expect("a path");
@@ -118,7 +118,7 @@ fn leak_of(host: &Host, directory: &Path) -> String {
 
 /// Between the leak and malloc lie what the languages put there, above it what starts threads.
 #[test]
-fn the_first_row_is_the_programs_own_function() {
+fn first_row_is_a_function_of_the_program() {
     let check = |setup: Setup, function: &str| {
         let directory = tempfile::tempdir().expect("a directory");
         let host = setup.start();
@@ -171,7 +171,7 @@ fn pid_names_a_process_whose_binary_was_replaced() {
 
 /// As a container's program: its path leads nowhere from outside.
 #[test]
-fn pid_names_a_process_in_mounts_of_its_own() {
+fn pid_names_a_process_in_another_mount_namespace() {
     let directory = tempfile::tempdir().expect("a directory");
     let inside = directory.path().join("inside");
     fs::create_dir(&inside).expect("it can be made");

@@ -11,7 +11,7 @@ use crate::memprof::memprof;
 
 /// What a runtime hides comes first, and then the switch.
 #[test]
-fn doctor_names_the_memory_that_a_runtime_hides() {
+fn doctor_names_hidden_runtime_memory() {
     let languages = Languages::new();
     let check =
         |package: &str, words: &[&str], env: &[(&str, &str)], expected: Option<[&str; 2]>| {
@@ -76,7 +76,7 @@ fn doctor_names_the_memory_that_a_runtime_hides() {
 
 /// Erlang loads no plugin, and is attached to.
 #[test]
-fn doctor_names_the_memory_that_erlang_hides() {
+fn doctor_names_hidden_erlang_memory() {
     let first_line = |flags: &str| {
         let mut erl = Command::new("erl");
         erl.args([
@@ -151,7 +151,7 @@ console.log(memprof.exports.call('dump').path);";
 
 /// A library that leaks in a program of each language, sampled by memprof in glibc's place.
 #[test]
-fn a_native_leak_is_named() {
+fn native_leak_is_named() {
     let languages = Languages::new();
     let leak = preloadable("native_leak.c", languages.path());
     std::fs::copy(&leak, languages.path().join("leak.node")).unwrap();
@@ -227,7 +227,7 @@ fn idle_jvm(options: &[&str]) -> Host {
 
 /// The agent of `-agentpath` has a message, or none; the JVM starts also where it fails.
 #[test]
-fn a_jvm_starts_with_the_plugin() {
+fn jvm_starts_with_the_plugin() {
     let check = |options: &str, expected: Option<&str>| {
         let library = dist("plugins/memory_profile.so");
         let mut host = idle_jvm(&[&format!("-agentpath:{}{options}", library.display())]);
@@ -247,7 +247,7 @@ fn a_jvm_starts_with_the_plugin() {
 
 /// A JVM that runs gets the agent by jcmd, and by the protocol that jcmd speaks.
 #[test]
-fn a_running_jvm_loads_the_plugin() {
+fn running_jvm_loads_the_plugin() {
     let mut host = idle_jvm(&[]);
     let pid = host.pid().to_string();
     let library = dist("plugins/memory_profile.so");
@@ -280,7 +280,7 @@ fn a_running_jvm_loads_the_plugin() {
 
 /// With the plugin preloaded and not asked for, programs write what they write without.
 #[test]
-fn programs_that_only_have_it_loaded_are_left_alone() {
+fn programs_with_an_inactive_plugin_are_unchanged() {
     let languages = Languages::new();
     let check = |package: &str, words: &[&str]| {
         let alone = languages.run(package, words, &[]);

@@ -32,7 +32,7 @@ fn threads(host: &Host) -> Vec<String> {
 }
 
 #[test]
-fn our_walk_finds_what_the_allocators_own_finds() {
+fn memprof_walk_agrees_with_the_allocator_s() {
     for program in ["c_host", "c_host_static", "cpp_host", "rust_host"] {
         let host = Setup::of(program)
             .config("unwinder_checks = 1000000")
@@ -51,7 +51,7 @@ fn our_walk_finds_what_the_allocators_own_finds() {
 }
 
 #[test]
-fn after_the_first_samples_few_are_compared() {
+fn few_later_samples_are_compared() {
     let host = Setup::of("c_host").start();
     host.memprof("activate", &[]).exits(0);
     let walker = walker_after(&host, 3000);
@@ -60,7 +60,7 @@ fn after_the_first_samples_few_are_compared() {
 }
 
 #[test]
-fn deactivate_gives_the_allocator_its_own_walk_back() {
+fn deactivate_restores_the_allocator_s_walk() {
     let host = Setup::of("c_host").start();
     let status = host.memprof("status", &["--json"]).exits(0).json();
     assert_eq!(status["unwinder"]["walkers"], Value::Array(Vec::new()));
@@ -77,7 +77,7 @@ fn deactivate_gives_the_allocator_its_own_walk_back() {
 }
 
 #[test]
-fn the_allocators_own_walk_can_be_chosen() {
+fn allocator_s_walk_can_be_chosen() {
     let chosen = |walker: &Value| {
         assert_eq!(walker["walker"], "allocator", "{walker}");
         assert_eq!(walker["reason"], "as chosen", "{walker}");

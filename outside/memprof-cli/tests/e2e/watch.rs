@@ -67,7 +67,7 @@ fn growth_is_dumped_each_time() {
 }
 
 #[test]
-fn a_threshold_that_stays_passed_is_dumped_once() {
+fn exceeded_threshold_is_dumped_once() {
     let rules = "[[plugin.config.watch]]\nrss_above = \"1MiB\"\nmin_interval = \"0s\"\n\
                  [[plugin.config.watch]]\nevery = \"1s\"";
     let host = watched("c_host", rules);
@@ -84,7 +84,7 @@ fn a_threshold_that_stays_passed_is_dumped_once() {
 
 /// Where the machine has no memory cgroup for the process, the log says that nothing comes of it.
 #[test]
-fn the_cgroup_is_watched_where_there_is_one() {
+fn cgroup_is_watched_if_there_is_one() {
     let host = watched("c_host", "[[plugin.config.watch]]\ncgroup_above = \"1MiB\"");
     let ledger = host.memprof("ledger", &["--json"]).exits(0).json();
     if ledger["cgroup"].is_null() {
@@ -96,7 +96,7 @@ fn the_cgroup_is_watched_where_there_is_one() {
 }
 
 #[test]
-fn a_rule_activates_only_where_it_says_so() {
+fn rule_activates_only_if_configured() {
     let rules = "[[plugin.config.watch]]\nrss_above = \"1MiB\"";
     let quiet = Setup::of("c_host").config(rules).start();
     quiet.wait_for_log("rss_above = \"1MiB\" at ");
@@ -114,7 +114,7 @@ fn a_rule_activates_only_where_it_says_so() {
 }
 
 #[test]
-fn the_exit_is_dumped_once() {
+fn exit_is_dumped_once() {
     for program in ["c_host", "rust_host"] {
         let mut host = watched(program, "[[plugin.config.watch]]\nat_exit = true");
         let status = host.memprof("status", &["--json"]).exits(0).json();
@@ -134,7 +134,7 @@ fn kept(dumps: &Path, part: &str) -> usize {
 }
 
 #[test]
-fn without_a_rule_that_needs_it_no_thread_watches() {
+fn no_thread_watches_without_a_rule() {
     let watcher = "memprof-watch".to_owned();
     let none = Setup::of("c_host").start();
     assert!(!none.threads().contains(&watcher));
@@ -145,7 +145,7 @@ fn without_a_rule_that_needs_it_no_thread_watches() {
 }
 
 #[test]
-fn mistakes_in_rules_are_named_and_the_host_lives() {
+fn invalid_rules_are_named_and_the_host_survives() {
     let rules = "[[plugin.config.watch]]\nrss_above = \"120%\"";
     let host = Setup::of("c_host").config(rules).start();
     let status = host.memprof("status", &[]);
@@ -185,7 +185,7 @@ fn gdump_ends_after_its_files() {
 }
 
 #[test]
-fn gdump_is_switched_off_and_so_is_jemallocs_own() {
+fn gdump_off_disables_jemalloc_s_gdump() {
     let own = "prof:true,prof_active:false,prof_gdump:true,prof_prefix:/no/such/directory/x";
     let host = Setup::of("c_host").env("MALLOC_CONF", own).start();
     let on = host.memprof("gdump", &["state=on"]).exits(0).stdout;
