@@ -84,7 +84,9 @@ impl Steps {
     fn take(&mut self, name: &'static str, step: impl FnOnce() -> Result<()>) -> Result<()> {
         let begun = Instant::now();
         step().context(name)?;
-        self.0.push((name, begun.elapsed()));
+        let time = begun.elapsed();
+        println!("{}", step_line(name, time));
+        self.0.push((name, time));
         Ok(())
     }
 }
@@ -93,10 +95,14 @@ impl fmt::Display for Steps {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let total: Duration = self.0.iter().map(|(_, time)| *time).sum();
         for (name, time) in self.0.iter().chain(&[("all", total)]) {
-            writeln!(out, "{:6.0} s  {name}", time.as_secs_f64())?;
+            writeln!(out, "{}", step_line(name, *time))?;
         }
         Ok(())
     }
+}
+
+fn step_line(name: &str, time: Duration) -> String {
+    format!("{:6.0} s  {name}", time.as_secs_f64())
 }
 
 /// Licences, sources and wildcards; the advisory database may be out of reach. CI has no such tool, which takes minutes
