@@ -11,11 +11,13 @@ use crate::thread_pointer::{hash_of, thread_pointer};
 /// Most excluded threads at one time: memprof has 32 connections and a few other threads.
 const MAX_THREADS: usize = 128;
 
+/// Cells of all excluded threads.
 static THREADS: [ThreadCell; MAX_THREADS] = [const { ThreadCell::new() }; MAX_THREADS];
 
 /// Number of cells whose thread has that hash: 0 for nearly all threads of the program, which then skip the
 /// search.
 static CELLS_BY_HASH: [AtomicU8; 1 << HASH_BITS] = [const { AtomicU8::new(0) }; 1 << HASH_BITS];
+/// Bits of a thread pointer's hash.
 const HASH_BITS: u32 = 10;
 
 /// Value of `pointer` while a cell is being claimed: no thread has this pointer.

@@ -18,6 +18,7 @@ const ONE_SAMPLE: u8 = 1 << TAG_BITS;
 /// Bits of the tags: the lower bits of a counter, which hold the exclusive or of its samples' tags. With one
 /// sample, that is its tag.
 const TAG_BITS: u32 = 3;
+/// Mask of the tag bits of a counter.
 const TAG_MASK: u8 = ONE_SAMPLE - 1;
 
 /// Largest count. A counter that reaches it stays there, and its blocks count as possibly sampled from then

@@ -82,6 +82,7 @@ pub struct GotSlots {
 
 /// Patched slots: a mapping for [`MAX_SLOTS`], null before the first [`GotSlots::find`].
 static SLOTS: AtomicPtr<PatchedSlot> = AtomicPtr::new(ptr::null_mut());
+/// Number of patched slots in the mapping.
 static SLOT_COUNT: AtomicUsize = AtomicUsize::new(0);
 
 /// Address of the `malloc` that serves the process, in the first loaded object that defines it. `None` if no

@@ -74,6 +74,7 @@ impl Signature {
     }
 }
 
+/// Address of a block, as `malloc` returns it.
 type Block = *mut c_void;
 
 /// Allocator's function behind a hook.

@@ -3,7 +3,9 @@
 use core::ops::Range;
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
+/// First address of the library's segments; 0 while unknown.
 static CODE_START: AtomicUsize = AtomicUsize::new(0);
+/// End of the library's segments.
 static CODE_END: AtomicUsize = AtomicUsize::new(0);
 
 /// Returns the range, empty until `GotSlots::find` has run.

@@ -10,8 +10,10 @@
 use core::arch::asm;
 use core::sync::atomic::{AtomicU16, Ordering::Relaxed};
 
+/// Number of tracers that listen to the probe `alloc`.
 #[unsafe(link_section = ".probes")]
 static ALLOC_SEMAPHORE: AtomicU16 = AtomicU16::new(0);
+/// Number of tracers that listen to the probe `free`.
 #[unsafe(link_section = ".probes")]
 static FREE_SEMAPHORE: AtomicU16 = AtomicU16::new(0);
 

@@ -29,10 +29,13 @@ static TABLES: SampleTables = SampleTables {
     live: LiveTable::new(),
     records: StackTable::new(),
 };
+/// Closed while [`clear`] empties the tables.
 static GATE: Gate = Gate {
     is_closed: AtomicBool::new(false),
 };
+/// Number of samples that were not recorded, because a table was full.
 static LOST: AtomicU64 = AtomicU64::new(0);
+/// Number of samples whose blocks were allocated again without a free that a hook saw.
 static UNSEEN_FREES: AtomicU64 = AtomicU64::new(0);
 /// Process that samples. A child of `_Fork(3)` runs no fork handler, so each sample checks it.
 static SAMPLING_PROCESS: ForkSentinel = ForkSentinel::new();

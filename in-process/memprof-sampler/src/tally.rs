@@ -22,6 +22,7 @@ const MAX_THREADS: usize = 4096;
 /// Rows that are searched for a thread's or a free one.
 const MAX_PROBES: usize = 8;
 
+/// Whether every allocation is counted.
 static IS_ENABLED: AtomicBool = AtomicBool::new(false);
 /// Address of `malloc_usable_size` of the allocator that serves `malloc`; 0 if it has none.
 static USABLE_SIZE: AtomicUsize = AtomicUsize::new(0);
@@ -30,6 +31,7 @@ static HAS_HEADERS: AtomicBool = AtomicBool::new(false);
 
 /// Flag bits of `mchunk_size`. A chunk with a mapping of its own has a header of two words, others of one.
 const CHUNK_FLAGS: usize = 0b111;
+/// Flag of `mchunk_size`: the chunk has a mapping of its own.
 const MAPPED_FLAG: usize = 0b010;
 
 // THREADS lies in the section of the other tables, because a page between two tables would become resident as
@@ -39,8 +41,11 @@ static THREADS: [ThreadTotals; MAX_THREADS] = [const { ThreadTotals::new() }; MA
 /// Sums of threads that found no free row.
 static SHARED_TOTALS: ThreadTotals = ThreadTotals::new();
 
+/// Live bytes, without those that threads still hold back.
 static LIVE_BYTES: AtomicI64 = AtomicI64::new(0);
+/// Largest value of [`LIVE_BYTES`] so far.
 static PEAK_BYTES: AtomicI64 = AtomicI64::new(0);
+/// Number of the current peak.
 static PEAK_NUMBER: AtomicU64 = AtomicU64::new(0);
 
 /// Exact counts since the start of the process.

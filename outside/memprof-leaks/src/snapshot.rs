@@ -38,6 +38,7 @@ pub(crate) use uncopied::UncopiedMemory;
 const CLONE_TIMEOUT: Duration = Duration::from_secs(2);
 /// Longest wait for another memprof that cleans up in the process.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(1);
+/// Time between two attempts to lock or to reap.
 const POLL_INTERVAL: Duration = Duration::from_millis(2);
 /// Most executable mappings in which the instructions for remote calls are searched.
 const MAX_CODE_MAPPINGS: usize = 64;

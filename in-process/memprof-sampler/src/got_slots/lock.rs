@@ -11,12 +11,15 @@ use core::sync::atomic::{AtomicPtr, AtomicUsize, Ordering::SeqCst};
 
 use crate::thread_pointer::thread_pointer;
 
+/// Name of the indirect function below.
 const RESOLVER_NAME: &CStr = c"memprof_loader_is_locked";
 
 /// Job that the resolver runs, in the thread that set it.
 static PENDING_JOB: AtomicPtr<LockedJob<'static>> = AtomicPtr::new(ptr::null_mut());
+/// Thread pointer of the thread that set the job; 0 if there is none.
 static JOB_THREAD: AtomicUsize = AtomicUsize::new(0);
 
+/// Work to run under the loader's lock.
 struct LockedJob<'a> {
     work: &'a mut dyn FnMut(),
     is_done: bool,

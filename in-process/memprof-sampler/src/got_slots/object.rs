@@ -23,6 +23,7 @@ const R_X86_64_64: u32 = 1;
 const R_X86_64_GLOB_DAT: u32 = 6;
 const R_X86_64_JUMP_SLOT: u32 = 7;
 
+/// Entry of the dynamic section (`Elf64_Dyn`).
 #[repr(C)]
 struct Dynamic {
     tag: i64,

@@ -15,6 +15,7 @@ use crate::atomic::{
 #[derive(Debug)]
 pub(crate) struct Life(pub(crate) AtomicU64);
 
+/// Mask of the number of users.
 const USERS_MASK: u64 = u32::MAX as u64;
 
 /// Generation in the upper half of a life's bits.

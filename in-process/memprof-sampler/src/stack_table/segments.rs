@@ -20,17 +20,24 @@ pub(super) const SEGMENT_WORDS: usize = 24;
 pub(super) const NEXT: usize = 0;
 /// Word with a [`Life`](super::life::Life). Always 0 in segments after a record's first.
 pub(super) const LIFE: usize = 1;
+/// Word with the hash of the stack and its shape.
 pub(super) const HASH: usize = 2;
 /// Word with the size class in the upper half, the number of frames in the lower.
 pub(super) const SHAPE: usize = 3;
+/// Word with the number of freed samples.
 pub(super) const FREED_OBJECTS: usize = 4;
+/// Word with the bytes of the freed samples.
 pub(super) const FREED_BYTES: usize = 5;
+/// Word with the number of all samples.
 pub(super) const TOTAL_OBJECTS: usize = 6;
+/// Word with the bytes of all samples.
 pub(super) const TOTAL_BYTES: usize = 7;
 /// Word with the number of the peak to which the next two words belong. Changes before it are in the words
 /// above.
 pub(super) const PEAK: usize = 8;
+/// Word with the number of live samples at that peak.
 pub(super) const PEAK_OBJECTS: usize = 9;
+/// Word with the bytes of the live samples at that peak.
 pub(super) const PEAK_BYTES: usize = 10;
 /// First word with a frame in a record's first segment.
 const FIRST_FRAME: usize = 11;

@@ -23,6 +23,7 @@ use crate::take_profile::resident_bytes;
 const RECONNECT_DELAY: Duration = Duration::from_secs(5);
 /// Most requests with unfinished replies. Further ones are ignored, because each may wait as long as it says.
 const MAX_OPEN_REQUESTS: usize = 256;
+/// Permits for requests with unfinished replies.
 static OPEN_REQUESTS: Semaphore = Semaphore::const_new(MAX_OPEN_REQUESTS);
 /// Longest time over which the agents of a request spread their starts.
 const MAX_SPREAD: Duration = Duration::from_secs(24 * 3600);

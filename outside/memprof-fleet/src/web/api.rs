@@ -22,6 +22,7 @@ use crate::query::services::{history, services};
 use crate::query::{Profile, ProfileQuery, Weighting};
 use crate::store::ProfileStore;
 
+/// Query parameters of a request, or the reason why they are invalid.
 type QueryExtractor = Result<Parameters<QueryParams>, QueryRejection>;
 type Server = State<Arc<ServerState>>;
 

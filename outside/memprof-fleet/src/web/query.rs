@@ -15,6 +15,7 @@ use crate::time::{Instant, parse_instant};
 /// Default length of the time window.
 const DEFAULT_LENGTH: Duration = Duration::from_secs(3600);
 
+/// Parameters of a query. Unknown ones are errors.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(super) struct QueryParams {

@@ -22,10 +22,13 @@ use crate::snapshot_memory::{CachedReader, SnapshotMemory};
 const HEADER_SIZE: u64 = 16;
 /// Bytes of the header that no other chunk uses.
 const SIZE_FIELD: u64 = 8;
+/// Alignment of chunks, in bytes.
 const ALIGNMENT: u64 = 16;
+/// Bytes of the smallest chunk.
 const MIN_CHUNK: u64 = 32;
 /// Flag bits of a size field.
 const SIZE_FLAGS: u64 = 7;
+/// Flag of a size field: the previous chunk is used.
 const PREVIOUS_IN_USE_FLAG: u64 = 1;
 
 /// Walks the heap. `None` if the process has no glibc, or allocated nothing with it.

@@ -54,6 +54,7 @@ struct VariableTable {
     variables: Vec<VariableEntry>,
 }
 
+/// Variable of a file, by addresses as the linker assigned them.
 #[derive(Debug)]
 struct VariableEntry {
     start: u64,

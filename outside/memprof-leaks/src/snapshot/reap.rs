@@ -14,6 +14,7 @@ use crate::error::Error;
 
 /// Longest wait until the child is reaped.
 const REAP_TIMEOUT: Duration = Duration::from_secs(5);
+/// Time between two checks whether the child is reaped.
 const REAP_POLL_INTERVAL: Duration = Duration::from_micros(200);
 /// Longest wait until a copy has released its memory, and another memprof is done with the process.
 const COPIES_TIMEOUT: Duration = Duration::from_secs(60);
@@ -21,6 +22,7 @@ const COPIES_TIMEOUT: Duration = Duration::from_secs(60);
 const KILL_TIMEOUT: Duration = Duration::from_secs(1);
 /// Longest wait until a thread that was about to call clone(2) has made its copy, which then ends at once.
 const LATE_CLONE_TIMEOUT: Duration = Duration::from_secs(2);
+/// Time between two checks for such a copy.
 const LATE_CLONE_POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// End of the memprof whose copies are reaped.

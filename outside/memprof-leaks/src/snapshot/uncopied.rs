@@ -49,6 +49,7 @@ pub(super) struct SavePlan {
     pub(super) estimate: Duration,
 }
 
+/// Method to save uncopied memory.
 #[derive(Debug, PartialEq, Eq)]
 enum SaveMethod {
     /// Copies the pages into this buffer, whose memory is resident already: that takes longer than reading

@@ -8,6 +8,7 @@ use crate::regions::Region;
 use crate::resident_pages::PAGE_SIZE;
 use crate::snapshot_memory::{CachedReader, SnapshotMemory};
 
+/// Flag of a size field: the chunk has a mapping of its own.
 const MAPPED_FLAG: u64 = 2;
 /// Offset back from `sbrk_base` to the number of mapped chunks and its limit, two 32-bit numbers (glibc 2.35
 /// and newer); in older versions they are 4 bytes later.
