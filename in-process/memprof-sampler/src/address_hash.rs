@@ -73,19 +73,19 @@ mod tests {
 
     #[test]
     fn locality_of_next_neighbourhood_is_one_or_two_more() {
-        let shared = |at: usize| {
-            AddressHash::new(0x7f00_0000_0000 + (at << NEIGHBOURHOOD_BITS)).locality_bits(11)
+        let shared = |index: usize| {
+            AddressHash::new(0x7f00_0000_0000 + (index << NEIGHBOURHOOD_BITS)).locality_bits(11)
         };
-        for at in 0..10_000 {
-            let step = (shared(at + 1) + (1 << 11) - shared(at)) % (1 << 11);
-            assert!([1, 2].contains(&step), "{at}: {step}");
+        for index in 0..10_000 {
+            let step = (shared(index + 1) + (1 << 11) - shared(index)) % (1 << 11);
+            assert!([1, 2].contains(&step), "{index}: {step}");
         }
     }
 
     #[test]
     fn hashes_of_neighbours_share_locality_and_differ_in_offset() {
         let blocks = (0..1 << (NEIGHBOURHOOD_BITS - 4))
-            .map(|at| AddressHash::new(0x7f00_0000_0000 + at * 16));
+            .map(|index| AddressHash::new(0x7f00_0000_0000 + index * 16));
         let first = AddressHash::new(0x7f00_0000_0000);
         assert!(
             blocks

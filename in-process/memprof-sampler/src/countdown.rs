@@ -30,7 +30,7 @@ static THREADS: [Countdown; COUNTDOWN_COUNT] = [const { Countdown::new() }; COUN
 #[repr(C, align(64))]
 struct Countdown {
     /// Bytes until the next sample.
-    left: AtomicU64,
+    remaining: AtomicU64,
     /// State of xorshift64; 0 before the first draw.
     random: AtomicU64,
 }
@@ -46,9 +46,12 @@ fn this_thread() -> &'static Countdown {
 #[inline(always)]
 pub(crate) fn count_down(bytes: usize) -> bool {
     let countdown = this_thread();
-    let (left, is_over) = countdown.left.load(Relaxed).overflowing_sub(bytes as u64);
+    let (remaining, is_over) = countdown
+        .remaining
+        .load(Relaxed)
+        .overflowing_sub(bytes as u64);
     if !is_over {
-        countdown.left.store(left, Relaxed);
+        countdown.remaining.store(remaining, Relaxed);
     }
     !is_over
 }
@@ -61,7 +64,7 @@ pub(crate) fn is_due(bytes: usize) -> bool {
     let countdown = this_thread();
     let interval = INTERVAL.load(Relaxed);
     if interval == 0 {
-        countdown.left.store(PARKED_BYTES, Relaxed);
+        countdown.remaining.store(PARKED_BYTES, Relaxed);
         countdown.random.store(0, Relaxed);
         return false;
     }
@@ -69,13 +72,13 @@ pub(crate) fn is_due(bytes: usize) -> bool {
         countdown.random.store(seed(), Relaxed);
         // The countdown of a thread that did not sample says nothing about this allocation.
         let gap = countdown.draw(interval);
-        if let Some(left) = gap.checked_sub(bytes as u64) {
-            countdown.left.store(left, Relaxed);
+        if let Some(remaining) = gap.checked_sub(bytes as u64) {
+            countdown.remaining.store(remaining, Relaxed);
             return false;
         }
     }
     let gap = countdown.draw(interval);
-    countdown.left.store(gap, Relaxed);
+    countdown.remaining.store(gap, Relaxed);
     // Only the excluded thread's sample is dropped: a thread of the program may share the countdown, and
     // would miss samples if it were parked.
     !excluded_threads::is_excluded()
@@ -85,7 +88,7 @@ pub(crate) fn is_due(bytes: usize) -> bool {
 #[derive(Debug)]
 pub(crate) struct CountdownPause {
     countdown: &'static Countdown,
-    left: u64,
+    remaining: u64,
 }
 
 /// More bytes than one call can allocate.
@@ -95,9 +98,12 @@ impl CountdownPause {
     #[inline(always)]
     pub(crate) fn new() -> Self {
         let countdown = this_thread();
-        let left = countdown.left.load(Relaxed);
-        countdown.left.store(PAUSED_BYTES, Relaxed);
-        Self { countdown, left }
+        let remaining = countdown.remaining.load(Relaxed);
+        countdown.remaining.store(PAUSED_BYTES, Relaxed);
+        Self {
+            countdown,
+            remaining,
+        }
     }
 }
 
@@ -105,7 +111,7 @@ impl CountdownPause {
 impl Drop for CountdownPause {
     #[inline(always)]
     fn drop(&mut self) {
-        self.countdown.left.store(self.left, Relaxed);
+        self.countdown.remaining.store(self.remaining, Relaxed);
     }
 }
 
@@ -114,7 +120,7 @@ pub(crate) fn set_interval(interval: u64) {
     INTERVAL.store(interval, Relaxed);
     for thread in &THREADS {
         thread.random.store(0, Relaxed);
-        thread.left.store(0, Relaxed);
+        thread.remaining.store(0, Relaxed);
     }
 }
 
@@ -137,7 +143,7 @@ fn seed() -> u64 {
 impl Countdown {
     const fn new() -> Self {
         Self {
-            left: AtomicU64::new(0),
+            remaining: AtomicU64::new(0),
             random: AtomicU64::new(0),
         }
     }
@@ -216,17 +222,17 @@ mod tests {
     #[test]
     fn nested_allocation_is_not_counted() {
         set_interval(1 << 10);
-        this_thread().left.store(1000, Relaxed);
-        let held = CountdownPause::new();
+        this_thread().remaining.store(1000, Relaxed);
+        let pause = CountdownPause::new();
         assert!(count_down(1 << 40));
-        drop(held);
-        assert_eq!(this_thread().left.load(Relaxed), 1000);
+        drop(pause);
+        assert_eq!(this_thread().remaining.load(Relaxed), 1000);
         assert!(!count_down(1001));
         // An excluded thread's countdown still runs, for the threads that share it.
         let excluded = SamplerExclusion::this_thread();
         assert!(!is_due(1 << 40));
-        let left = this_thread().left.load(Relaxed);
-        assert!(left < 64 << 10, "{left}");
+        let remaining = this_thread().remaining.load(Relaxed);
+        assert!(remaining < 64 << 10, "{remaining}");
         drop(excluded);
         assert!(is_due(1 << 40));
         set_interval(0);

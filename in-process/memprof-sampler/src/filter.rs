@@ -103,23 +103,29 @@ mod tests {
     #[test]
     fn tags_of_neighbours_rarely_match() {
         static FILTER: Filter = Filter::new();
-        let block = |at: usize| 0x7f00_0000_0010 + at * 16;
+        let block = |index: usize| 0x7f00_0000_0010 + index * 16;
         let blocks = 1 << NEIGHBOURHOOD_BITS >> 4;
         let matching = |but: usize| {
-            let others = (0..blocks).filter(|at| *at != but);
-            others.filter(|at| FILTER.tag_may_hold(block(*at))).count()
+            let others = (0..blocks).filter(|index| *index != but);
+            others
+                .filter(|index| FILTER.tag_may_hold(block(*index)))
+                .count()
         };
-        for at in 0..blocks {
-            FILTER.add(block(at));
-            assert!(FILTER.tag_may_hold(block(at)));
-            assert!(matching(at) <= blocks / 256, "{at}: {}", matching(at));
-            FILTER.subtract(block(at));
+        for index in 0..blocks {
+            FILTER.add(block(index));
+            assert!(FILTER.tag_may_hold(block(index)));
+            assert!(
+                matching(index) <= blocks / 256,
+                "{index}: {}",
+                matching(index)
+            );
+            FILTER.subtract(block(index));
         }
         // Blocks that share a counter all match, until the last of them is subtracted.
-        (0..blocks).for_each(|at| FILTER.add(block(at)));
-        for at in 0..blocks {
-            assert!((at..blocks).all(|at| FILTER.tag_may_hold(block(at))));
-            FILTER.subtract(block(at));
+        (0..blocks).for_each(|index| FILTER.add(block(index)));
+        for index in 0..blocks {
+            assert!((index..blocks).all(|index| FILTER.tag_may_hold(block(index))));
+            FILTER.subtract(block(index));
         }
         assert_eq!(matching(blocks), 0);
     }
@@ -158,9 +164,12 @@ mod tests {
     #[test]
     fn counters_of_blocks_are_distributed_and_neighbours_share_a_line() {
         // Small blocks that are neighbours have counters on one line.
-        assert_eq!(spread((0..64).map(|at| 0x7f00_0000_0010 + at * 16)), (2, 1));
+        assert_eq!(
+            spread((0..64).map(|index| 0x7f00_0000_0010 + index * 16)),
+            (2, 1)
+        );
         let check = |stride: usize| {
-            let blocks = (0..1024).map(|at| 0x7f00_0000_0010 + at * stride);
+            let blocks = (0..1024).map(|index| 0x7f00_0000_0010 + index * stride);
             let (shared, lines) = spread(blocks);
             let least = (1024 * stride.min(1 << NEIGHBOURHOOD_BITS)) >> NEIGHBOURHOOD_BITS;
             assert!(lines * 8 >= least * 5, "{stride}: {lines} of {least}");

@@ -102,9 +102,9 @@ impl GotSlots {
         let mut is_glibc = false;
         let mut provider_code = 0..0;
         let hooks = hooks();
-        let here = Self::find as *const () as usize;
+        let own_function = Self::find as *const () as usize;
         for_each_object(&mut |object| {
-            if object.code.contains(&here) {
+            if object.code.contains(&own_function) {
                 set_own_code(&object.code);
             }
             if provider.is_some() {

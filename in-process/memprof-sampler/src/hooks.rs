@@ -48,7 +48,7 @@ pub struct Signature {
     pub role: Role,
     kind: &'static str,
     arguments: &'static [&'static str],
-    what: &'static str,
+    operand: &'static str,
 }
 
 impl Signature {
@@ -65,12 +65,12 @@ impl Signature {
     /// Whether one hook can serve both functions, where two names have one address: they find the size and
     /// the block in the same arguments.
     pub fn has_same_shape(&self, other: &Self) -> bool {
-        let place = |one: &Self| one.arguments.iter().position(|name| *name == one.what);
-        let is_same_place = match (place(self), place(other)) {
+        let position = |one: &Self| one.arguments.iter().position(|name| *name == one.operand);
+        let is_same_position = match (position(self), position(other)) {
             (None, None) => self.arguments == other.arguments,
             (one, other) => one == other,
         };
-        (self.kind, self.what) == (other.kind, other.what) && is_same_place
+        (self.kind, self.operand) == (other.kind, other.operand) && is_same_position
     }
 }
 
@@ -93,8 +93,8 @@ unsafe fn function<F: Copy>(original: &AtomicUsize) -> F {
 /// Declares a module for each hook, and the list of them. A line has the arguments of the allocator's
 /// function, then the bytes it allocates, or the block it frees, or both.
 macro_rules! hooks {
-    ($($kind:ident $name:ident($($arg:ident: $type:ty),*) => $what:expr $(, $bytes:expr)?;)*) => {
-        $(hook!($kind $name($($arg: $type),*) => $what $(, $bytes)?);)*
+    ($($kind:ident $name:ident($($arg:ident: $type:ty),*) => $operand:expr $(, $bytes:expr)?;)*) => {
+        $(hook!($kind $name($($arg: $type),*) => $operand $(, $bytes)?);)*
 
         /// Hooks of all functions. If the tally is enabled, they count every call.
         pub(crate) fn hooks() -> [Hook; HOOK_COUNT] {
@@ -117,7 +117,7 @@ macro_rules! hooks {
             role: role!($kind),
             kind: stringify!($kind),
             arguments: &[$(stringify!($arg)),*],
-            what: stringify!($what),
+            operand: stringify!($operand),
         }),*];
 
         /// Number of hooks.

@@ -177,8 +177,8 @@ pub(crate) fn find_remote(
         let mut word = |offset: usize| word(bucket.wrapping_add(offset as u64));
         let addresses = offset_of!(Bucket, addresses);
         let way = (0..WAYS).find(|way| word(addresses + 8 * way) == Some(address))?;
-        let kept = offset_of!(Bucket, samples) + way * size_of::<CellData>();
-        Some(word(kept + offset_of!(CellData, record))? as u32)
+        let data = offset_of!(Bucket, samples) + way * size_of::<CellData>();
+        Some(word(data + offset_of!(CellData, record))? as u32)
     })
 }
 
@@ -219,17 +219,17 @@ mod tests {
     #[test]
     fn samples_beyond_the_first_table_are_found() {
         let live = LiveTable::new();
-        let addresses: Vec<usize> = (0..100_000).map(|at| 0x10_0000 + at * 48).collect();
-        for (at, address) in addresses.iter().enumerate() {
+        let addresses: Vec<usize> = (0..100_000).map(|index| 0x10_0000 + index * 48).collect();
+        for (index, address) in addresses.iter().enumerate() {
             let sample = Sample {
-                size: at as u64,
+                size: index as u64,
                 record: 1,
             };
             live.insert(*address, sample);
         }
-        for (at, address) in addresses.iter().enumerate() {
+        for (index, address) in addresses.iter().enumerate() {
             let sample = live.remove(*address).unwrap();
-            assert_eq!(sample.size, at as u64);
+            assert_eq!(sample.size, index as u64);
         }
         let mut drained = 0;
         for address in &addresses {
@@ -243,23 +243,23 @@ mod tests {
     #[test]
     fn for_each_visits_remaining_samples_once() {
         let live = LiveTable::new();
-        let sample = |at: usize| Sample {
-            size: at as u64,
+        let sample = |index: usize| Sample {
+            size: index as u64,
             record: 3,
         };
-        for at in 1..=10_000 {
-            live.insert(at * 64, sample(at));
+        for index in 1..=10_000 {
+            live.insert(index * 64, sample(index));
         }
-        for at in (1..=10_000).filter(|at| at % 3 != 0) {
-            assert_eq!(live.remove(at * 64), Some(sample(at)));
+        for index in (1..=10_000).filter(|index| index % 3 != 0) {
+            assert_eq!(live.remove(index * 64), Some(sample(index)));
         }
-        let mut seen = Vec::new();
+        let mut visited = Vec::new();
         live.for_each(|address, found| {
             assert_eq!(found, sample(address / 64));
-            seen.push(address / 64);
+            visited.push(address / 64);
         });
-        seen.sort_unstable();
-        assert!(seen.into_iter().eq((3..=10_000).step_by(3)));
+        visited.sort_unstable();
+        assert!(visited.into_iter().eq((3..=10_000).step_by(3)));
     }
 
     #[test]
@@ -270,8 +270,8 @@ mod tests {
         let inserter = {
             let live = Arc::clone(&live);
             move || {
-                for at in 1..=EACH {
-                    let address = at * 4096;
+                for index in 1..=EACH {
+                    let address = index * 4096;
                     let sample = Sample {
                         size: address as u64,
                         record: 1,

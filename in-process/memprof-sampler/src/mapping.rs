@@ -105,7 +105,7 @@ mod tests {
             let before = rss_and_locked();
             let start: *mut u64 = zeroed(1 << 20).unwrap();
             let after = rss_and_locked();
-            let is_small = (0..2).all(|at| after[at] < before[at] + 1024);
+            let is_small = (0..2).all(|index| after[index] < before[index] + 1024);
             // SAFETY: `zeroed` has just mapped it, and nothing uses it.
             let is_released = unsafe { release_pages(start, 1 << 20) };
             // SAFETY: _exit(2) takes a number.

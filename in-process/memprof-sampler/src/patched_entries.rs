@@ -188,7 +188,7 @@ fn find_table(function: usize) -> Option<&'static EntryTable> {
     let trampoline = jump_target(function)?;
     // SAFETY: the target of a jump is code, with at least one instruction. The bytes are read in order, and
     // no further than the first that differs from a trampoline of memprof-attach, which has 16.
-    let byte = |at: usize| unsafe { ((trampoline + at) as *const u8).read() };
+    let byte = |index: usize| unsafe { ((trampoline + index) as *const u8).read() };
     if byte(0) != 0xff || byte(1) != 0x25 {
         return None;
     }
@@ -197,7 +197,7 @@ fn find_table(function: usize) -> Option<&'static EntryTable> {
     if byte(6) != 0x0f || byte(7) != 0x0b {
         return None;
     }
-    let table = usize::from_le_bytes(core::array::from_fn(|at| byte(8 + at)));
+    let table = usize::from_le_bytes(core::array::from_fn(|index| byte(8 + index)));
     let index = trampoline.wrapping_sub(table).wrapping_sub(TABLE_SIZE) / 128;
     let expected = table
         .wrapping_add(offset_of!(EntryTable, entries))

@@ -49,7 +49,7 @@ impl RemoteTables {
         &self,
         block: u64,
         mut word: impl FnMut(u64) -> Option<u64>,
-        room: &'r mut [u64; MAX_FRAMES],
+        buffer: &'r mut [u64; MAX_FRAMES],
     ) -> Option<&'r [u64]> {
         let record = find_remote(
             self.tables,
@@ -57,6 +57,6 @@ impl RemoteTables {
             block,
             &mut word,
         )?;
-        frames_of(self.words, record, word, room)
+        frames_of(self.words, record, word, buffer)
     }
 }

@@ -265,8 +265,8 @@ pub(crate) fn sample(block: usize, size: usize) {
     };
     // SAFETY: `caller_registers` returns the registers of this function, whose frame stays during the walk.
     let (count, _) = unsafe { walk_this_thread(caller_registers(), &mut workspace) };
-    let room = workspace.frames();
-    let walked = room.get(..count).unwrap_or_default();
+    let buffer = workspace.frames();
+    let walked = buffer.get(..count).unwrap_or_default();
     // SAFETY: the walk wrote the first `count` frames.
     let walked = unsafe { &*(&raw const *walked as *const [usize]) };
     let own = own_code();
@@ -274,8 +274,8 @@ pub(crate) fn sample(block: usize, size: usize) {
     let start = walked.iter().take_while(is_own).count();
     let tail = PseudoFrames::for_this_thread();
     let end = count.min(start + tail.frames_left(MAX_FRAMES));
-    let end = tail.append_to(room, end);
-    let frames = room.get(start..end).unwrap_or_default();
+    let end = tail.append_to(buffer, end);
+    let frames = buffer.get(start..end).unwrap_or_default();
     // SAFETY: the walk wrote these frames, and `append_to` the pseudo frames behind them.
     let frames = unsafe { &*(&raw const *frames as *const [usize]) };
     let size = size as u64;
@@ -396,13 +396,13 @@ mod tests {
             }
         }
         let remote = RemoteTables::read_after(&raw const TABLES as u64, read_own_word).unwrap();
-        let mut room = [0; MAX_FRAMES];
+        let mut buffer = [0; MAX_FRAMES];
         for block in live.keys() {
-            let stack = remote.stack(*block as u64, read_own_word, &mut room);
+            let stack = remote.stack(*block as u64, read_own_word, &mut buffer);
             assert!(stack.is_some_and(|stack| stack.len() > 1), "{block:x}");
         }
         assert_eq!(
-            remote.stack(0x5500_0000_0008, read_own_word, &mut room),
+            remote.stack(0x5500_0000_0008, read_own_word, &mut buffer),
             None
         );
         let sums = sums();

@@ -137,7 +137,7 @@ impl StackTable {
             return false;
         }
         idle.cell.store(VACANT, Release);
-        let word = |at| word(words, idle.record, at).map_or(0, |word| word.load(Relaxed));
+        let word = |index| word(words, idle.record, index).map_or(0, |word| word.load(Relaxed));
         let class = (word(SHAPE) >> 32) as u32;
         let totals = [word(TOTAL_OBJECTS), word(TOTAL_BYTES)];
         self.evicted.add(class, totals);
@@ -171,7 +171,7 @@ impl StackTable {
             let decrements = [(FREED_OBJECTS, 1_u64), (FREED_BYTES, size)];
             self.change(
                 record,
-                decrements.map(|(at, less)| (at, less.wrapping_neg())),
+                decrements.map(|(index, less)| (index, less.wrapping_neg())),
             );
         }
         is_acquired
@@ -183,8 +183,8 @@ impl StackTable {
             return;
         };
         save_peak(words, record);
-        for (at, more) in changes {
-            if let Some(word) = word(words, record, at) {
+        for (index, more) in changes {
+            if let Some(word) = word(words, record, index) {
                 word.fetch_add(more, Relaxed);
             }
         }
@@ -207,9 +207,9 @@ impl StackTable {
         let Some(mapped) = self.mapped() else {
             return;
         };
-        let mut room = [0; MAX_FRAMES];
+        let mut buffer = [0; MAX_FRAMES];
         for record in mapped.records() {
-            if let Some(record) = mapped.read(record, &mut room) {
+            if let Some(record) = mapped.read(record, &mut buffer) {
                 visit(record);
             }
         }
@@ -293,9 +293,9 @@ fn write(words: &[AtomicU64], record: u32, key: &StackKey<'_>) -> Option<()> {
         PEAK_OBJECTS,
         PEAK_BYTES,
     ];
-    let head = zeros.into_iter().map(|at| (at, 0));
-    for (at, value) in head.chain([(HASH, key.hash), (SHAPE, key.shape)]) {
-        word(words, record, at)?.store(value, Relaxed);
+    let head = zeros.into_iter().map(|index| (index, 0));
+    for (index, value) in head.chain([(HASH, key.hash), (SHAPE, key.shape)]) {
+        word(words, record, index)?.store(value, Relaxed);
     }
     for (word, frame) in frames(words, record).zip(key.frames) {
         word.store(*frame as u64, Relaxed);
@@ -335,15 +335,15 @@ pub(crate) fn frames_of(
     words: u64,
     record: u32,
     mut word: impl FnMut(u64) -> Option<u64>,
-    room: &mut [u64; MAX_FRAMES],
+    buffer: &mut [u64; MAX_FRAMES],
 ) -> Option<&[u64]> {
-    let mut word = |segment, at| word(words.wrapping_add(offset(segment, at)));
+    let mut word = |segment, index| word(words.wrapping_add(offset(segment, index)));
     let (hash, shape) = (word(record, HASH)?, word(record, SHAPE)?);
-    let frames = room.get_mut(..shape as u32 as usize)?;
+    let frames = buffer.get_mut(..shape as u32 as usize)?;
     let mut cursor = FrameCursor::new(record);
     for frame in &mut *frames {
-        let (segment, at) = cursor.advance(|segment| word(segment, NEXT))?;
-        *frame = word(segment, at)?;
+        let (segment, index) = cursor.advance(|segment| word(segment, NEXT))?;
+        *frame = word(segment, index)?;
     }
     (hash_of(frames.iter().copied(), shape) == hash).then_some(frames)
 }
@@ -389,8 +389,8 @@ mod tests {
     fn hashes_of_similar_stacks_are_distributed() {
         let check = |stack: fn(u64) -> [u64; 100]| {
             let mut used = [0_u8; 4096];
-            for at in 0..4096 {
-                let hash = hash_of(stack(at).into_iter(), 100);
+            for index in 0..4096 {
+                let hash = hash_of(stack(index).into_iter(), 100);
                 used[hash as usize % 4096] += 1;
             }
             let most = used.into_iter().max().unwrap();
@@ -398,9 +398,11 @@ mod tests {
         };
         const CODE: u64 = 0x55d5_1234_5678;
         // The stacks differ in one frame, or in the number of different frames.
-        check(|at| array::from_fn(|frame| CODE + if frame == 99 { at } else { 0 }));
-        check(|at| array::from_fn(|frame| CODE + if frame == 7 { 16 * at } else { 0 }));
-        check(|at| array::from_fn(|frame| CODE + if frame as u64 * 42 > at { at } else { 0 }));
+        check(|index| array::from_fn(|frame| CODE + if frame == 99 { index } else { 0 }));
+        check(|index| array::from_fn(|frame| CODE + if frame == 7 { 16 * index } else { 0 }));
+        check(|index| {
+            array::from_fn(|frame| CODE + if frame as u64 * 42 > index { index } else { 0 })
+        });
     }
 
     #[test]

@@ -94,10 +94,10 @@ impl Agent {
     fn run_once(&mut self) -> anyhow::Result<ExitCode> {
         let hosts = self.hosts();
         let mut failed = false;
-        let mut taken = 0;
+        let mut profiles = 0;
         for (host, rule) in &hosts {
             match self.dump(host, rule) {
-                Ok(_) => taken += 1,
+                Ok(_) => profiles += 1,
                 Err(error) => {
                     failed = true;
                     note(&format!("{}: {error:#}", self.describe(host)));
@@ -106,7 +106,7 @@ impl Agent {
         }
         self.flush_batch()?;
         drain(&self.spool, &self.store)?;
-        if taken == 0 && !failed {
+        if profiles == 0 && !failed {
             return Err(exit_error(
                 NO_DATA,
                 "no process with the plugin is running that this user can profile: `memprof ps --all` shows why",

@@ -200,17 +200,17 @@ fn open_file(
     store: &Arc<ProfileStore>,
     object: &Object,
 ) -> anyhow::Result<ParquetRecordBatchReaderBuilder<ObjectReader>> {
-    let whole = match object.size <= WHOLE_FILE_LIMIT {
+    let content = match object.size <= WHOLE_FILE_LIMIT {
         true => Some(store.read(&object.name)?),
         false => None,
     };
     let chunks = ObjectReader {
         store: Arc::clone(store),
         name: object.name.clone(),
-        size: whole
+        size: content
             .as_ref()
             .map_or(object.size, |bytes| bytes.len() as u64),
-        whole,
+        content,
     };
     let options = ArrowReaderOptions::new().with_page_index_policy(PageIndexPolicy::Optional);
     let reader = ParquetRecordBatchReaderBuilder::try_new_with_options(chunks, options)
@@ -278,7 +278,7 @@ struct ObjectReader {
     store: Arc<ProfileStore>,
     name: String,
     size: u64,
-    whole: Option<Bytes>,
+    content: Option<Bytes>,
 }
 
 impl ObjectReader {
@@ -286,7 +286,7 @@ impl ObjectReader {
     fn read(&self, start: u64, length: u64) -> Result<Bytes, ParquetError> {
         let end = start.checked_add(length).filter(|end| *end <= self.size);
         let end = end.ok_or_else(|| ParquetError::EOF("a part lies behind the end".to_owned()))?;
-        match &self.whole {
+        match &self.content {
             Some(bytes) => Ok(bytes.slice(start as usize..end as usize)),
             None => self
                 .store

@@ -171,9 +171,9 @@ fn ensure_sampling(client: &mut Client, rule: &ServiceRule) -> anyhow::Result<()
 }
 
 /// Whether an activation expires, and does so within `time`.
-fn expires_within(until: Option<&str>, time: Duration) -> bool {
-    let until = until.and_then(|until| humantime::parse_rfc3339(until).ok());
-    until.is_some_and(|until| until < SystemTime::now() + time)
+fn expires_within(expiry: Option<&str>, time: Duration) -> bool {
+    let expiry = expiry.and_then(|expiry| humantime::parse_rfc3339(expiry).ok());
+    expiry.is_some_and(|expiry| expiry < SystemTime::now() + time)
 }
 
 /// Start of a process, in clock ticks since boot (`starttime` of proc(5), stat). `None` if it has ended.

@@ -42,13 +42,13 @@ pub enum Error {
     /// The kernel's commit limit rules the copy out (`vm.overcommit_memory` is 2).
     #[error(
         "cannot be copied: vm.overcommit_memory is 2, and its {} MiB of private memory are more than the {} MiB \
-         that may still be promised", .needed >> 20, .left >> 20
+         that may still be promised", .needed >> 20, .available >> 20
     )]
     Overcommit {
         /// Private writable memory, in bytes.
         needed: u64,
         /// Rest of `CommitLimit`, in bytes.
-        left: u64,
+        available: u64,
     },
     /// The copy would exceed the process limit of its cgroup.
     #[error(
@@ -63,14 +63,14 @@ pub enum Error {
     /// The cgroup or the machine has too little memory for the pages that the process writes while its copy
     /// exists: the kernel duplicates each.
     #[error(
-        "cannot be copied: {place} has {} MiB left, and {} MiB may be needed for pages that are written meanwhile",
-        .left >> 20, .needed >> 20
+        "cannot be copied: {limiter} has {} MiB left, and {} MiB may be needed for pages that are written meanwhile",
+        .available >> 20, .needed >> 20
     )]
     Headroom {
         /// Path of the cgroup, or "the machine".
-        place: String,
+        limiter: String,
         /// Available memory, in bytes.
-        left: u64,
+        available: u64,
         /// Memory that may be needed, in bytes.
         needed: u64,
     },

@@ -224,7 +224,7 @@ mod tests {
         ] {
             span.add_object(address, is_used);
         }
-        Objects::new(vec![Span::whole(0x7000_0010..0x7010_0000), span])
+        Objects::new(vec![Span::single_object(0x7000_0010..0x7010_0000), span])
     }
 
     #[test]
@@ -274,8 +274,8 @@ mod tests {
     #[test]
     fn first_of_overlapping_spans_is_kept() {
         let objects = Objects::new(vec![
-            Span::whole(0x1000..0x3000),
-            Span::whole(0x2000..0x4000),
+            Span::single_object(0x1000..0x3000),
+            Span::single_object(0x2000..0x4000),
         ]);
         assert_eq!(objects.count(), 1);
     }

@@ -66,11 +66,11 @@ impl SnapshotMemory {
     pub(crate) fn read(&self, address: u64, buffer: &mut [u8]) -> usize {
         let mut done = 0;
         while done < buffer.len()
-            && let Some(at) = address.checked_add(done as u64)
-            && let Some(region) = self.region(at)
+            && let Some(next) = address.checked_add(done as u64)
+            && let Some(region) = self.region(next)
         {
-            let length = (buffer.len() - done).min((region.range.end - at) as usize);
-            let read = self.read_region(region, at, &mut buffer[done..done + length]);
+            let length = (buffer.len() - done).min((region.range.end - next) as usize);
+            let read = self.read_region(region, next, &mut buffer[done..done + length]);
             done += read;
             if read < length {
                 break;

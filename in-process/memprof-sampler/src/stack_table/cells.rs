@@ -93,8 +93,8 @@ impl<'a> MappedTable<'a> {
 
     /// Whether a record has the stack and size class of a key. The caller is its user.
     pub(super) fn matches(self, record: u32, key: &StackKey<'_>) -> bool {
-        let has = |at: usize, value: u64| {
-            word(self.words, record, at).is_some_and(|word| word.load(Relaxed) == value)
+        let has = |index: usize, value: u64| {
+            word(self.words, record, index).is_some_and(|word| word.load(Relaxed) == value)
         };
         has(HASH, key.hash)
             && has(SHAPE, key.shape)
@@ -129,17 +129,21 @@ impl<'a> MappedTable<'a> {
     }
 
     /// Reads a record without becoming its user. `None` if it is evicted.
-    pub(super) fn read(self, record: u32, room: &mut [u64; MAX_FRAMES]) -> Option<StackRecord<'_>> {
+    pub(super) fn read(
+        self,
+        record: u32,
+        buffer: &mut [u64; MAX_FRAMES],
+    ) -> Option<StackRecord<'_>> {
         let mut count = 0;
         let mut copy = self.life(record)?.read(|generation| {
-            let word = |at| Some(word(self.words, record, at)?.load(Relaxed));
+            let word = |index| Some(word(self.words, record, index)?.load(Relaxed));
             count = (word(SHAPE)? as u32) as usize;
-            for (room, word) in room
+            for (frame, word) in buffer
                 .get_mut(..count)?
                 .iter_mut()
                 .zip(frames(self.words, record))
             {
-                *room = word.load(Relaxed);
+                *frame = word.load(Relaxed);
             }
             let [objects, bytes] = live_counts(self.words, record)?;
             Some(StackRecord {
@@ -155,7 +159,7 @@ impl<'a> MappedTable<'a> {
                 },
             })
         })?;
-        copy.frames = room.get(..count)?;
+        copy.frames = buffer.get(..count)?;
         Some(copy)
     }
 }

@@ -13,13 +13,13 @@ use crate::tally;
 /// Saves the live counts that a record had at the last peak, before it is changed for the first time since.
 pub(super) fn save_peak(words: &[AtomicU64], record: u32) {
     let peak = tally::peaks();
-    let word = |at: usize| word(words, record, at);
-    let Some(known) = word(PEAK) else {
+    let word = |index: usize| word(words, record, index);
+    let Some(saved_peak) = word(PEAK) else {
         return;
     };
     // The peak is nearly always saved already: a load is cheaper than an exchange.
-    if known.load(Relaxed) != peak
-        && known.swap(peak, Relaxed) != peak
+    if saved_peak.load(Relaxed) != peak
+        && saved_peak.swap(peak, Relaxed) != peak
         && let (Some(at_peak), Some(peak_bytes)) = (word(PEAK_OBJECTS), word(PEAK_BYTES))
         && let Some([objects, bytes]) = live_counts(words, record)
     {
@@ -31,7 +31,7 @@ pub(super) fn save_peak(words: &[AtomicU64], record: u32) {
 /// Number of a record's live samples, and their bytes.
 pub(super) fn live_counts(words: &[AtomicU64], record: u32) -> Option<[u64; 2]> {
     // The freed counts are loaded first, so that each freed sample is in the totals, too.
-    let word = |at: usize| word(words, record, at).map(|word| word.load(Acquire));
+    let word = |index: usize| word(words, record, index).map(|word| word.load(Acquire));
     let freed = [word(FREED_OBJECTS)?, word(FREED_BYTES)?];
     let total = [word(TOTAL_OBJECTS)?, word(TOTAL_BYTES)?];
     Some([
@@ -42,6 +42,7 @@ pub(super) fn live_counts(words: &[AtomicU64], record: u32) -> Option<[u64; 2]> 
 
 /// Whether an idle record had live samples at the last peak, which the profile with a tally shows.
 pub(super) fn was_live_at_peak(words: &[AtomicU64], record: u32) -> bool {
-    let has = |at, value| word(words, record, at).is_some_and(|word| word.load(Relaxed) == value);
+    let has =
+        |index, value| word(words, record, index).is_some_and(|word| word.load(Relaxed) == value);
     has(PEAK, tally::peaks()) && !has(PEAK_OBJECTS, 0)
 }

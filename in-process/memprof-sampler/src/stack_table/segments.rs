@@ -98,8 +98,8 @@ pub(super) fn frames(words: &[AtomicU64], record: u32) -> impl Iterator<Item = &
     let mut cursor = FrameCursor::new(record);
     let next = |segment| Some(word(words, segment, NEXT)?.load(Relaxed));
     core::iter::from_fn(move || {
-        let (segment, at) = cursor.advance(next)?;
-        word(words, segment, at)
+        let (segment, index) = cursor.advance(next)?;
+        word(words, segment, index)
     })
 }
 

@@ -83,7 +83,7 @@ pub(crate) fn heap(
     let (large, small): (Vec<_>, Vec<_>) = found.into_iter().partition(is_large);
     for extent in large {
         reserve(Span::memory_size(0, 1))?;
-        heap.spans.push(Span::whole(extent.object()));
+        heap.spans.push(Span::single_object(extent.object()));
     }
     let is_run = |one: &Extent, next: &Extent| {
         one.range.end == next.range.start && granule(one) == granule(next)

@@ -65,9 +65,9 @@ mod tests {
 
     #[test]
     fn range_contains_reads_nothing_beyond_range() {
-        let check = |length: u64, at: u64, expected: bool| {
+        let check = |length: u64, position: u64, expected: bool| {
             let mut bytes = vec![0; length as usize + BLOCK_SIZE];
-            bytes[at as usize..][..4].copy_from_slice(b"text");
+            bytes[position as usize..][..4].copy_from_slice(b"text");
             let read = |start: u64, block: &mut [u8]| {
                 assert!(start + block.len() as u64 <= length, "{length} {start}");
                 block.copy_from_slice(&bytes[start as usize..][..block.len()]);

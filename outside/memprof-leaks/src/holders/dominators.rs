@@ -21,16 +21,16 @@ pub(super) fn find_tree(graph: PointerGraph, roots: &[ExternalHolder]) -> Holder
         shared: Vec::new(),
     };
     let mut holders = vec![0; roots.len()];
-    for (place, node) in (0..).zip(&tree.nodes).skip(1) {
+    for (index, node) in (0..).zip(&tree.nodes).skip(1) {
         if *node >= count {
-            holders[(*node - count) as usize] = place;
+            holders[(*node - count) as usize] = index;
         }
     }
-    for place in 1..tree.nodes.len() {
-        let node = tree.nodes[place];
-        if tree.parents[place] == 0 && node < count {
-            tree.parents[place] = holders[nearest[node as usize] as usize];
-            tree.shared.push(place as u32);
+    for index in 1..tree.nodes.len() {
+        let node = tree.nodes[index];
+        if tree.parents[index] == 0 && node < count {
+            tree.parents[index] = holders[nearest[node as usize] as usize];
+            tree.shared.push(index as u32);
         }
     }
     tree
@@ -221,18 +221,18 @@ struct Forest {
 impl Forest {
     /// Node with the least `semi` among `node` and those above it, from the node `linked` on.
     fn least_above(&mut self, node: u32, linked: u32) -> u32 {
-        let mut at = node;
-        while self.above[at as usize] >= linked {
-            self.path.push(at);
-            at = self.above[at as usize];
+        let mut current = node;
+        while self.above[current as usize] >= linked {
+            self.path.push(current);
+            current = self.above[current as usize];
         }
         while let Some(below) = self.path.pop() {
-            let (upper, lower) = (self.label[at as usize], self.label[below as usize]);
+            let (upper, lower) = (self.label[current as usize], self.label[below as usize]);
             if self.semi[upper as usize] < self.semi[lower as usize] {
                 self.label[below as usize] = upper;
             }
-            self.above[below as usize] = self.above[at as usize];
-            at = below;
+            self.above[below as usize] = self.above[current as usize];
+            current = below;
         }
         self.label[node as usize]
     }
@@ -270,9 +270,9 @@ mod tests {
 
     /// Holder of each node, by the nodes' `object_index`.
     fn holders(tree: &HolderTree) -> Vec<(u32, u32)> {
-        let parent = |place: usize| tree.nodes[tree.parents[place] as usize];
+        let parent = |index: usize| tree.nodes[tree.parents[index] as usize];
         let mut found: Vec<_> = (1..tree.nodes.len())
-            .map(|place| (tree.nodes[place], parent(place)))
+            .map(|index| (tree.nodes[index], parent(index)))
             .collect();
         found.sort_unstable();
         found
@@ -317,7 +317,7 @@ mod tests {
         let shared: Vec<_> = both
             .shared
             .iter()
-            .map(|place| both.nodes[*place as usize])
+            .map(|index| both.nodes[*index as usize])
             .collect();
         assert_eq!(shared, [1]);
     }

@@ -100,7 +100,11 @@ mod tests {
             span.add_object(0x1000 + index * 16, index % 3 != 0);
         }
         let unused = Span::new(0x10_0000..0x20_0000, 16, 0);
-        let objects = Objects::new(vec![Span::whole(0x7000_0000..0x7010_0000), span, unused]);
+        let objects = Objects::new(vec![
+            Span::single_object(0x7000_0000..0x7010_0000),
+            span,
+            unused,
+        ]);
         let numbers = ObjectIndex::new(&objects).unwrap();
         assert_eq!(u64::from(numbers.count()), objects.count());
         for (number, object) in numbers.all().enumerate() {

@@ -44,7 +44,7 @@ impl Span {
     }
 
     /// Span of one used object.
-    pub(crate) fn whole(range: Range<u64>) -> Self {
+    pub(crate) fn single_object(range: Range<u64>) -> Self {
         let mut span = Self::with_shift(range, WHOLE_SHIFT, 0);
         span.add_object(span.range.start, true);
         span
@@ -74,8 +74,9 @@ impl Span {
 
     /// Objects whose bits are set in the words that `word` returns by index.
     pub(super) fn select(&self, word: impl Fn(usize) -> u64) -> impl Iterator<Item = Object> {
-        (0..self.starts.len())
-            .flat_map(move |at| ones(word(at)).map(move |bit| self.object(at as u64 * 64 + bit)))
+        (0..self.starts.len()).flat_map(move |index| {
+            ones(word(index)).map(move |bit| self.object(index as u64 * 64 + bit))
+        })
     }
 
     /// Adds an object that begins at an address.
@@ -132,34 +133,34 @@ impl Span {
     /// Last object's start at or before a bit.
     pub(super) fn start_before(&self, bit: u64) -> Option<u64> {
         let word = (bit / 64) as usize;
-        let here = self.starts[word] & (u64::MAX >> (63 - bit % 64));
-        if here != 0 {
-            return Some(word as u64 * 64 + 63 - u64::from(here.leading_zeros()));
+        let bits = self.starts[word] & (u64::MAX >> (63 - bit % 64));
+        if bits != 0 {
+            return Some(word as u64 * 64 + 63 - u64::from(bits.leading_zeros()));
         }
-        let mut at = word / 64;
-        let mut summary = self.summary[at] & ((1 << (word % 64)) - 1);
+        let mut index = word / 64;
+        let mut summary = self.summary[index] & ((1 << (word % 64)) - 1);
         while summary == 0 {
-            at = at.checked_sub(1)?;
-            summary = self.summary[at];
+            index = index.checked_sub(1)?;
+            summary = self.summary[index];
         }
-        let word = at * 64 + 63 - summary.leading_zeros() as usize;
+        let word = index * 64 + 63 - summary.leading_zeros() as usize;
         Some(word as u64 * 64 + 63 - u64::from(self.starts[word].leading_zeros()))
     }
 
     /// First object's start after a bit.
     fn start_after(&self, bit: u64) -> Option<u64> {
         let word = (bit / 64) as usize;
-        let here = self.starts[word] & (u64::MAX << (bit % 64)) & !(1 << (bit % 64));
-        if here != 0 {
-            return Some(word as u64 * 64 + u64::from(here.trailing_zeros()));
+        let bits = self.starts[word] & (u64::MAX << (bit % 64)) & !(1 << (bit % 64));
+        if bits != 0 {
+            return Some(word as u64 * 64 + u64::from(bits.trailing_zeros()));
         }
-        let mut at = word / 64;
-        let mut summary = self.summary[at] & (u64::MAX << (word % 64)) & !(1 << (word % 64));
+        let mut index = word / 64;
+        let mut summary = self.summary[index] & (u64::MAX << (word % 64)) & !(1 << (word % 64));
         while summary == 0 {
-            at += 1;
-            summary = *self.summary.get(at)?;
+            index += 1;
+            summary = *self.summary.get(index)?;
         }
-        let word = at * 64 + summary.trailing_zeros() as usize;
+        let word = index * 64 + summary.trailing_zeros() as usize;
         Some(word as u64 * 64 + u64::from(self.starts[word].trailing_zeros()))
     }
 

@@ -51,9 +51,9 @@ pub(crate) fn require_memory(pid: u32, needed: u64) -> Result<(), Error> {
         .chain(machine)
         .min_by_key(|(_, available)| *available);
     match tightest {
-        Some((place, left)) if left < needed => Err(Error::Headroom {
-            place,
-            left,
+        Some((limiter, available)) if available < needed => Err(Error::Headroom {
+            limiter,
+            available,
             needed,
         }),
         _ => Ok(()),
@@ -64,7 +64,7 @@ pub(crate) fn require_memory(pid: u32, needed: u64) -> Result<(), Error> {
 fn require_commit_headroom(needed: u64) -> Result<(), Error> {
     let mode = fs::read_to_string("/proc/sys/vm/overcommit_memory").unwrap_or_default();
     match commit_headroom(&mode, &read_meminfo()) {
-        Some(left) if left < needed => Err(Error::Overcommit { needed, left }),
+        Some(available) if available < needed => Err(Error::Overcommit { needed, available }),
         _ => Ok(()),
     }
 }
@@ -73,8 +73,8 @@ fn require_commit_headroom(needed: u64) -> Result<(), Error> {
 /// 2).
 fn commit_headroom(mode: &str, meminfo: &str) -> Option<u64> {
     let bytes = |name| meminfo_bytes(meminfo, name).unwrap_or(0);
-    let left = || bytes("CommitLimit").saturating_sub(bytes("Committed_AS"));
-    (mode.trim() == "2").then(left)
+    let available = || bytes("CommitLimit").saturating_sub(bytes("Committed_AS"));
+    (mode.trim() == "2").then(available)
 }
 
 /// Text of /proc/meminfo; empty if it cannot be read.

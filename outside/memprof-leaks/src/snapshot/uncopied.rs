@@ -327,8 +327,8 @@ mod tests {
             } = SavePlan::new(&usage(16), Duration::from_millis(time), max_mib * MIB);
             (method, estimate)
         };
-        let whole = SaveMethod::CopyPages(vec![1; 18 << 20]);
-        assert_eq!(plan(20, 18), (whole, 16 * SAVE_TIME_PER_MIB));
+        let all_pages = SaveMethod::CopyPages(vec![1; 18 << 20]);
+        assert_eq!(plan(20, 18), (all_pages, 16 * SAVE_TIME_PER_MIB));
         assert_eq!(
             plan(20, 17),
             (SaveMethod::PointersOnly, 16 * SCAN_TIME_PER_MIB)

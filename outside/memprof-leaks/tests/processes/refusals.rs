@@ -240,8 +240,8 @@ fn cgroup_without_memory_for_copied_pages_is_refused() {
     group.set(limit, &(8 << 20).to_string());
     let error = refusal_of(&mut target, LONG_PAUSE);
     assert!(
-        matches!(&error, Error::Headroom { place, left, .. }
-            if place.contains("memprof-leaks-memory") && *left <= 8 << 20),
+        matches!(&error, Error::Headroom { limiter, available, .. }
+            if limiter.contains("memprof-leaks-memory") && *available <= 8 << 20),
         "{error}"
     );
 }

@@ -95,7 +95,7 @@ pub(super) fn add_mapped_chunks(view: &SnapshotMemory, heap: &mut FoundHeap) {
     }
     for chunk in found {
         heap.spans
-            .push(Span::whole(chunk.start + HEADER_SIZE..chunk.end));
+            .push(Span::single_object(chunk.start + HEADER_SIZE..chunk.end));
         heap.excluded.push(chunk);
     }
 }
