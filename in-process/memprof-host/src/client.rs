@@ -277,12 +277,13 @@ impl Client {
         let connection = &mut self.connection;
         let written = connection.write(format!("{request}\n").as_bytes(), deadline);
         // A host that refuses a connection responds before it closes, perhaps before the request is written.
-        let (line, file) = match written {
+        let received = match written {
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {
-                connection.read_line(deadline).map_err(|_| error)?
+                connection.read_line(deadline).map_err(|_| error)
             }
-            written => written.and_then(|()| connection.read_line(deadline))?,
+            written => written.and_then(|()| connection.read_line(deadline)),
         };
+        let (line, file) = received.map_err(|error| connection.explain_loss(error))?;
         let parse_error = |error: serde_json::Error| ClientError::Protocol(error.to_string());
         let response: Response = serde_json::from_slice(&line).map_err(parse_error)?;
         if !response.id.is_null() && response.id != self.next_id {
@@ -420,5 +421,51 @@ mod tests {
         let expected =
             "the host's reply breaks the control protocol: it announced a file and passed none";
         assert_eq!(client_error(LONG_TIMEOUT, without, fetch), expected);
+    }
+
+    /// Result of a request to a host in Python that does `action` in place of a reply.
+    fn query_python_host(action: &str) -> String {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("h.sock");
+        let script = format!(
+            "import os, socket, sys
+listener = socket.socket(socket.AF_UNIX)
+listener.bind(sys.argv[1])
+listener.listen()
+print(flush=True)
+connection = listener.accept()[0]
+connection.recv(1)
+{action}"
+        );
+        let mut host = std::process::Command::new("python3")
+            .args(["-c", &script])
+            .arg(&path)
+            .stdout(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        Read::read_exact(host.stdout.as_mut().unwrap(), &mut [0]).unwrap();
+        let mut client = Client::connect(&path).unwrap();
+        let error = client.host().unwrap_err().to_string();
+        host.kill().unwrap();
+        host.wait().unwrap();
+        error.replace(&host.id().to_string(), "PID")
+    }
+
+    #[test]
+    fn lost_host_is_reported_with_the_reason() {
+        let check = |action: &str, expected: &str| {
+            let error = query_python_host(action);
+            assert_eq!(error, format!("cannot reach the host: {expected}"));
+        };
+        check("os._exit(0)", "process PID has ended meanwhile");
+        check("os.kill(os.getpid(), 9)", "process PID has ended meanwhile");
+        check(
+            "os.execvp('sleep', ['sleep', '1000'])",
+            "process PID has executed another program meanwhile; `memprof attach PID` loads the plugin into that one",
+        );
+        check(
+            "connection.close(); listener.accept()",
+            "it closed the connection",
+        );
     }
 }

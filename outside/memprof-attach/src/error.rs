@@ -135,6 +135,19 @@ fn still_open_note(address: &SocketAddr, was_opened: &bool) -> String {
 }
 
 impl AttachError {
+    /// Whether it may come of a process that is about to end or to execute another program.
+    pub(crate) fn is_transient(&self) -> bool {
+        match self {
+            Self::Refused(refusal) => refusal.is_transient(),
+            Self::NoInspector(_)
+            | Self::Failed(_)
+            | Self::NotPatched(_)
+            | Self::NotLoaded(_)
+            | Self::Io { .. } => true,
+            Self::Busy | Self::LongPause { .. } => false,
+        }
+    }
+
     /// Builds an error from the act and the file; the system's error follows.
     pub(crate) fn io(what: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
         let what = what.into();

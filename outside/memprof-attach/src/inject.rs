@@ -12,7 +12,7 @@ use libc::{PROT_EXEC, PROT_READ, PROT_WRITE};
 use memprof_ptrace::maps::mappings;
 use memprof_ptrace::process::ProcStatus;
 use memprof_ptrace::remote_call::RemoteCall;
-use memprof_ptrace::{HaltWatch, Refusal};
+use memprof_ptrace::{HaltWatch, ProgramWatch, Refusal};
 use nix::errno::Errno;
 
 use crate::address_gap::find_gap;
@@ -62,10 +62,13 @@ pub fn attach(
     plugin: &Plugin,
     attachment: &Attachment,
 ) -> Result<AttachOutcome, AttachError> {
-    if jvm::attach(pid, plugin, attachment)? {
-        return Ok(AttachOutcome::ByJvm);
-    }
-    attach_by_threads(pid, plugin, attachment)
+    let program = ProgramWatch::open(pid);
+    let attached = match jvm::attach(pid, plugin, attachment) {
+        Ok(true) => Ok(AttachOutcome::ByJvm),
+        Ok(false) => attach_by_threads(pid, plugin, attachment),
+        Err(error) => Err(error),
+    };
+    attached.map_err(|error| program.explain(error, AttachError::is_transient))
 }
 
 /// Loads the plugin by a new thread, after raising the thread limit if necessary.

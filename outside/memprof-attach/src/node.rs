@@ -17,7 +17,7 @@ use std::os::fd::OwnedFd;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use memprof_ptrace::Refusal;
+use memprof_ptrace::{ProgramWatch, Refusal};
 use rustix::io::Errno;
 use rustix::process::{Signal, pidfd_send_signal};
 
@@ -66,6 +66,16 @@ pub fn remedy(pid: u32, refusal: &Refusal) -> Option<String> {
 /// # Errors
 /// The reason why the process was not attached to. It continues as before.
 pub fn attach_by_node_inspector(
+    pid: u32,
+    plugin: &Plugin,
+    attachment: &Attachment,
+) -> Result<AttachOutcome, AttachError> {
+    let program = ProgramWatch::open(pid);
+    let attached = load_by_inspector(pid, plugin, attachment);
+    attached.map_err(|error| program.explain(error, AttachError::is_transient))
+}
+
+fn load_by_inspector(
     pid: u32,
     plugin: &Plugin,
     attachment: &Attachment,

@@ -17,6 +17,7 @@ mod write_patches;
 use std::time::Duration;
 
 use libc::{PROT_EXEC, PROT_READ, PROT_WRITE};
+use memprof_ptrace::ProgramWatch;
 use memprof_ptrace::maps::mappings;
 use memprof_ptrace::memory::Memory;
 use memprof_sampler::{EntryRow, TABLE_SIZE};
@@ -50,6 +51,11 @@ pub fn patch_entry_points(
     pid: u32,
     max_pause: Duration,
 ) -> Result<Option<PatchReport>, AttachError> {
+    let program = ProgramWatch::open(pid);
+    patch(pid, max_pause).map_err(|error| program.explain(error, AttachError::is_transient))
+}
+
+fn patch(pid: u32, max_pause: Duration) -> Result<Option<PatchReport>, AttachError> {
     let Some(code) = ProgramCode::read(pid)? else {
         return Ok(None);
     };
@@ -103,7 +109,9 @@ pub fn patch_entry_points(
 /// # Errors
 /// `NotPatched`: the program was stripped, or is too large.
 pub fn require_symbols(pid: u32) -> Result<(), AttachError> {
-    ProgramCode::read(pid).map(drop)
+    let program = ProgramWatch::open(pid);
+    let code = ProgramCode::read(pid).map(drop);
+    code.map_err(|error| program.explain(error, AttachError::is_transient))
 }
 
 /// Restores the first instructions of the patched functions. `None` if none is patched.
@@ -111,6 +119,11 @@ pub fn require_symbols(pid: u32) -> Result<(), AttachError> {
 /// # Errors
 /// The threads cannot be stopped. The process continues as before.
 pub fn restore_entry_points(pid: u32) -> Result<Option<PatchReport>, AttachError> {
+    let program = ProgramWatch::open(pid);
+    restore(pid).map_err(|error| program.explain(error, AttachError::is_transient))
+}
+
+fn restore(pid: u32) -> Result<Option<PatchReport>, AttachError> {
     // If this user may not trace the process, it has not patched it either.
     let (Ok(memory), Ok(maps)) = (Memory::open(pid), read_maps(pid)) else {
         return Ok(None);

@@ -5,6 +5,8 @@ use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use memprof_ptrace::frame_memory::loaded_libraries;
 use memprof_ptrace::library_image::LibraryImage;
@@ -49,6 +51,10 @@ pub(crate) struct Functions {
     pub(crate) munmap: u64,
 }
 
+/// Time in which the loader of a program that was just executed maps the C library.
+const START_TIMEOUT: Duration = Duration::from_millis(250);
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
+
 /// Number of libc's mappings that are searched for gadgets.
 const MAX_CODE_MAPPINGS: usize = 8;
 
@@ -62,8 +68,25 @@ const ALLOCATOR_FILES: [&[u8]; 4] = [
 ];
 
 impl Target {
-    /// Reads the facts that an attachment needs, before any thread is stopped.
+    /// Reads the facts that an attachment needs, before any thread is stopped. Waits while the loader maps the C library.
+    ///
+    /// # Errors
+    /// The process cannot be attached to, or another memprof is attaching to it.
     pub(crate) fn inspect(pid: u32) -> Result<Self, AttachError> {
+        let deadline = Instant::now() + START_TIMEOUT;
+        loop {
+            match Self::inspect_once(pid) {
+                Err(AttachError::Refused(Refusal::NoGlibc | Refusal::OldGlibc))
+                    if Instant::now() < deadline =>
+                {
+                    thread::sleep(POLL_INTERVAL);
+                }
+                inspected => return inspected,
+            }
+        }
+    }
+
+    fn inspect_once(pid: u32) -> Result<Self, AttachError> {
         let path = format!("/proc/{pid}/mem");
         let memory = Memory::open_by_child(pid);
         if let Ok(memory) = &memory {
@@ -104,10 +127,16 @@ impl Target {
         let image = LibraryImage::read(&memory, libc);
         let image = image.map_err(AttachError::io("libc's symbols"))?;
         let functions = Functions::find(&image).ok_or(Refusal::OldGlibc)?;
-        let gadgets = mappings(&maps)
+        let mut code = mappings(&maps)
             .filter(is_code)
             .take(MAX_CODE_MAPPINGS)
-            .find_map(|mapping| Gadgets::find(&memory, &mapping.range));
+            .peekable();
+        if code.peek().is_none() {
+            // The loader maps the library's parts one after another.
+            return Err(Refusal::NoGlibc.into());
+        }
+        let gadgets = code.find_map(|mapping| Gadgets::find(&memory, &mapping.range));
+        drop(code);
         let gadgets = gadgets.ok_or_else(|| {
             let message = "memprof does not know the signal return code of its C library";
             AttachError::Failed(message.to_owned())

@@ -10,12 +10,13 @@ use memprof_attach::{
 };
 use memprof_host::client::Client;
 use memprof_messages::SamplerChoice;
+use memprof_ptrace::ProgramWatch;
 use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::exit::Outcome;
 use crate::patched_functions::{self, PatchOutcome};
-use crate::refusal_error::refusal_error;
+use crate::refusal_error::{program_end_error, refusal_error};
 use crate::reply::send_request;
 use crate::run::find_plugin;
 use crate::{output, target};
@@ -102,6 +103,14 @@ struct AttachOutput {
 
 /// Runs `memprof attach`.
 pub(crate) fn run(args: &AttachArgs) -> Outcome {
+    let program = ProgramWatch::open(args.pid);
+    attach_and_report(args).map_err(|error| match program.end() {
+        Some(end) => program_end_error(args.pid, end),
+        None => error,
+    })
+}
+
+fn attach_and_report(args: &AttachArgs) -> Outcome {
     let (mut client, attached) = match connect_existing(args.pid) {
         Some(client) => (client, None),
         None => {
@@ -138,15 +147,20 @@ pub(crate) fn attach(args: &AttachArgs) -> anyhow::Result<(Client, AttachOutcome
         true => attach_by_node_inspector,
         false => memprof_attach::attach,
     };
-    let attached = attach_with(args.pid, &plugin, &args.attachment()?);
-    let attached = attached.map_err(|error| refusal_error(args.pid, &error))?;
-    let client = target::connect(Some(&args.pid.to_string())).with_context(|| {
-        let (pid, lease) = (args.pid, humantime::format_duration(args.lease));
-        format!(
-            "the plugin was loaded into {pid}, and leaves by itself in {lease}, but does not answer"
-        )
-    })?;
-    Ok((client, attached))
+    let pid = args.pid;
+    let program = ProgramWatch::open(pid);
+    let attached = attach_with(pid, &plugin, &args.attachment()?);
+    let attached = attached.map_err(|error| refusal_error(pid, &error))?;
+    match target::connect(Some(&pid.to_string())) {
+        Ok(client) => Ok((client, attached)),
+        Err(error) => Err(match program.await_end() {
+            Some(end) => program_end_error(pid, end),
+            None => error.context(format!(
+                "the plugin was loaded into {pid}, and leaves by itself in {}, but does not answer",
+                humantime::format_duration(args.lease)
+            )),
+        }),
+    }
 }
 
 impl AttachArgs {

@@ -13,6 +13,7 @@ use anyhow::Context;
 use memprof_attach::{AttachOutcome, InspectorPort};
 use memprof_host::client::Client;
 use memprof_messages::{DumpReport, Profiling, SamplerChoice};
+use memprof_ptrace::ProgramWatch;
 use memprof_report::Options;
 
 use crate::attach::{self, AttachArgs};
@@ -207,6 +208,7 @@ fn record_attached(
         "the plugin may be in {pid} for up to {}; `memprof detach {pid}` removes it now",
         humantime::format_duration(lease)
     ));
+    let program = ProgramWatch::open(pid);
     let attached = attach::attach(&AttachArgs {
         pid,
         lease,
@@ -241,6 +243,7 @@ fn record_attached(
     let recorded = record(args, &mut client, interrupts);
     drop(client);
     let detached = match &recorded {
+        _ if program.end().is_some() => Ok(()),
         Ok(recorded) if matches!(recorded.end, SamplingEnd::Host(_)) => Ok(()),
         _ if args.keep_attached => Ok(()),
         _ => detach::detach(pid).map(drop),

@@ -3,8 +3,14 @@
 use std::fs;
 
 use memprof_attach::AttachError;
+use memprof_ptrace::{ProgramEnd, Refusal};
 
 use crate::exit::{FAILED, UNAVAILABLE, with_exit_code};
+
+/// Builds the error for a process that has ended or executed another program meanwhile.
+pub(crate) fn program_end_error(pid: u32, end: ProgramEnd) -> anyhow::Error {
+    refusal_error(pid, &Refusal::from(end).into())
+}
 
 /// Builds the error: the process, the reason and the remedy.
 pub(crate) fn refusal_error(pid: u32, error: &AttachError) -> anyhow::Error {

@@ -111,6 +111,19 @@ impl Error {
         move |cause| Self::Io { action, cause }
     }
 
+    /// Whether it may come of a process that is about to end or to execute another program.
+    pub(crate) fn is_transient(&self) -> bool {
+        match self {
+            Self::Refused(refusal) => refusal.is_transient(),
+            Self::StopTooLong { .. }
+            | Self::NoThread(_)
+            | Self::NotCloned(_)
+            | Self::NoHeap(_)
+            | Self::Io { .. } => true,
+            _ => false,
+        }
+    }
+
     /// Remedy: an imperative sentence. `None` if nothing helps.
     pub fn remedy(&self) -> Option<String> {
         let remedy = match self {

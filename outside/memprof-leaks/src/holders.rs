@@ -15,6 +15,8 @@ mod pointer_scanner;
 mod samples;
 mod shortest_paths;
 
+use memprof_ptrace::ProgramWatch;
+
 use self::external::ExternalHolders;
 use self::graph::PointerGraph;
 pub use self::groups::{GroupKind, HolderGroup};
@@ -100,6 +102,17 @@ struct HolderTree {
 /// # Errors
 /// A reason why the process was not analyzed; it runs on as before.
 pub fn holders(
+    pid: u32,
+    detail: Detail,
+    options: AnalysisOptions,
+    progress: OnPhase<'_>,
+) -> Result<Holding, Error> {
+    let program = ProgramWatch::open(pid);
+    let holding = find_holding(pid, detail, options, progress);
+    holding.map_err(|error| program.explain(error, Error::is_transient))
+}
+
+fn find_holding(
     pid: u32,
     detail: Detail,
     options: AnalysisOptions,

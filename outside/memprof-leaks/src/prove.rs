@@ -1,10 +1,10 @@
 //! Proves leaks: finds the objects that nothing pointed to at two moments, a second apart.
 
-use std::thread;
 use std::time::{Duration, Instant};
 
 use memprof_ptrace::exit_stop::ExitingProgram;
 use memprof_ptrace::process::ProcStatus;
+use memprof_ptrace::{ProgramWatch, Refusal};
 
 use crate::analysis::{AnalysisOptions, AnalysisReport, AnalyzedSnapshot, OnPhase, Phase};
 use crate::error::Error;
@@ -38,6 +38,17 @@ pub struct Proof {
 /// # Errors
 /// A reason why the process was not analyzed; it runs on as before.
 pub fn prove(pid: u32, options: AnalysisOptions, progress: OnPhase<'_>) -> Result<Proof, Error> {
+    let program = ProgramWatch::open(pid);
+    let proof = prove_twice(pid, &program, options, progress);
+    proof.map_err(|error| program.explain(error, Error::is_transient))
+}
+
+fn prove_twice(
+    pid: u32,
+    program: &ProgramWatch,
+    options: AnalysisOptions,
+    progress: OnPhase<'_>,
+) -> Result<Proof, Error> {
     let target = CopyTarget::inspect(pid)?;
     let mut report = AnalysisReport::new(&target.status, options);
     let first = report.with_snapshot(&target, options, progress, |report, analyzed| {
@@ -48,7 +59,9 @@ pub fn prove(pid: u32, options: AnalysisOptions, progress: OnPhase<'_>) -> Resul
     })?;
     let start = Instant::now();
     progress(Phase::AwaitSecond);
-    thread::sleep(SNAPSHOT_DELAY.saturating_sub(start.elapsed()));
+    if let Some(end) = program.await_end_until(start + SNAPSHOT_DELAY) {
+        return Err(Refusal::from(end).into());
+    }
     let leaked = report.with_snapshot(&target, options, progress, |report, analyzed| {
         mark_all(&analyzed, report, progress)?;
         Ok(UnsymbolizedGroups::new(

@@ -23,6 +23,7 @@ mod proc_dir;
 pub mod process;
 pub mod process_copy;
 mod process_list;
+mod program_watch;
 mod ptrace_request;
 mod reader;
 mod refusal;
@@ -40,4 +41,5 @@ pub use examine::{ExaminedProcess, Purpose, examine, examine_for, proc_denied_re
 pub use halt::{Halt, HaltWatch};
 pub use limit::Limit;
 pub use process_list::{ListedProcess, ProcessList, list_processes};
+pub use program_watch::{ProgramEnd, ProgramWatch};
 pub use refusal::{Denial, Refusal};

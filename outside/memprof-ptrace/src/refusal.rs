@@ -220,6 +220,22 @@ impl Refusal {
         }
     }
 
+    /// Whether it may be gone a moment later: the process starts, is busy or is about to end.
+    pub fn is_transient(&self) -> bool {
+        matches!(
+            self,
+            Self::NoSuchProcess
+                | Self::Ended
+                | Self::Executed
+                | Self::Zombie
+                | Self::MainThreadEnded
+                | Self::NoGlibc
+                | Self::OldGlibc
+                | Self::NoSafePoint { .. }
+                | Self::Unreadable { .. }
+        )
+    }
+
     /// Returns how to fix it; `None` if nothing can be done.
     pub fn remedy(&self) -> Option<String> {
         let remedy = match self {

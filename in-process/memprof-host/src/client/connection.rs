@@ -10,7 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use memprof_own::above_stdio;
-use memprof_ptrace::HaltWatch;
+use memprof_ptrace::{Halt, HaltWatch, ProgramEnd, ProgramWatch};
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{Errno, ioctl_fionbio};
@@ -26,6 +26,8 @@ use crate::socket_dir::abstract_name;
 /// Largest length, in bytes, of a line that is read. A host passes a body above 64 KiB as a file, and JSON writes a
 /// byte in at most six; a command line has up to 128 KiB for each of its arguments.
 const LINE_LIMIT: usize = 1 << 20;
+/// Error text if the reason is unknown.
+const CLOSED: &str = "it closed the connection";
 /// Number of bytes that are read at once.
 const CHUNK_BYTES: usize = 64 << 10;
 /// Interval at which a process that does not respond is checked for being stopped or frozen.
@@ -76,6 +78,8 @@ pub(super) struct Connection {
     socket: OwnedFd,
     /// Id of the process at the other end, if it is visible from here.
     process: Option<u32>,
+    /// Program of that process, if it is visible from here.
+    program: Option<ProgramWatch>,
     /// Received bytes that no line was returned for yet.
     buffer: Vec<u8>,
 }
@@ -106,8 +110,10 @@ impl Connection {
             }
         }
         ioctl_fionbio(&socket, true)?;
+        let process = peer(&socket)?.pid;
         Ok(Self {
-            process: peer(&socket)?.pid,
+            process,
+            program: process.map(ProgramWatch::open),
             socket,
             buffer: Vec::new(),
         })
@@ -116,6 +122,29 @@ impl Connection {
     /// Returns the user and process at the other end.
     pub(super) fn peer(&self) -> io::Result<Peer> {
         peer(&self.socket)
+    }
+
+    /// Returns an error that says whether the process of the other end has ended or executed another program, if `error`
+    /// comes of a closed connection; else `error` itself.
+    pub(super) fn explain_loss(&self, error: io::Error) -> io::Error {
+        use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
+        let is_closed = matches!(error.kind(), BrokenPipe | ConnectionReset | UnexpectedEof);
+        if !is_closed {
+            return error;
+        }
+        let pid = self.process.unwrap_or_default();
+        let end = self.program.as_ref().and_then(ProgramWatch::await_end);
+        // It may have ended before it was watched.
+        let had_ended = || Halt::for_pid(pid).is_some_and(|halt| halt.has_ended());
+        let message = match end.or_else(|| had_ended().then_some(ProgramEnd::Exited)) {
+            None => CLOSED.to_owned(),
+            Some(ProgramEnd::Exited) => format!("process {pid} has ended meanwhile"),
+            Some(ProgramEnd::Executed) => format!(
+                "process {pid} has executed another program meanwhile; `memprof attach {pid}` loads the plugin into \
+                 that one"
+            ),
+        };
+        io::Error::new(error.kind(), message)
     }
 
     /// Whether the other end has not closed the connection.
@@ -175,8 +204,7 @@ impl Connection {
             Err(errno) => return Err(errno.into()),
         };
         if received.bytes == 0 {
-            let message = "it closed the connection";
-            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, message));
+            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, CLOSED));
         }
         self.buffer.extend_from_slice(&chunk[..received.bytes]);
         let mut file = None;

@@ -1,6 +1,7 @@
 //! memprof, ended or disturbed while it works on a process, which must be left as it was found.
 
 use std::fs::{self, File};
+use std::io::Write;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -76,6 +77,38 @@ fn memprof_ended_with_a_copy_leaves_no_zombie() {
             target.is_unharmed();
         }
     }
+}
+
+#[test]
+fn process_that_ends_or_executes_while_searched_is_named() {
+    let check = |script: &str, code: i32, words: &str| {
+        let mut target = Command::new("sh");
+        let target = target.args(["-c", script]).stdin(Stdio::piped());
+        let mut target = target.spawn().unwrap();
+        let syscall = format!("/proc/{}/syscall", target.id());
+        wait_until("the shell does not read", || {
+            let syscall = fs::read_to_string(&syscall).unwrap();
+            syscall.starts_with("0 0x0 ")
+        });
+        let mut memprof = Command::new(dist("bin/memprof"));
+        memprof.args(["leaks", "--prove", &target.id().to_string()]);
+        memprof.args(["--max-pause", "5s"]).stdin(Stdio::null());
+        let memprof = memprof.stdout(Stdio::piped()).stderr(Stdio::piped());
+        let memprof = memprof.spawn().unwrap();
+        // Of the first of two snapshots.
+        wait_until("no copy was met", || !children(target.id()).is_empty());
+        target.stdin.as_ref().unwrap().write_all(b"\n").unwrap();
+        let output = memprof.wait_with_output().unwrap();
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "{script}: {stderr}");
+        assert!(stderr.contains(words), "{script}: {stderr}");
+        target.kill().unwrap();
+        target.wait().unwrap();
+    };
+    check("read x", 3, "has ended meanwhile");
+    check("read x; kill -KILL $$", 3, "has ended meanwhile");
+    let executed = "has executed another program meanwhile; try again";
+    check("read x; exec sleep 1000", 4, executed);
 }
 
 #[test]

@@ -1,0 +1,189 @@
+//! The program of a process, watched while another one works on it: its end or an execve(2) makes any step fail, with
+//! whatever error that step has.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+
+use crate::pidfd::PidFd;
+use crate::refusal::Refusal;
+
+/// Time from the first step that fails to the end that made it fail: threads end one after another.
+const END_TIMEOUT: Duration = Duration::from_millis(250);
+/// Time that an execve(2) takes to end the other threads.
+const EXECUTE_DELAY: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(2);
+
+/// The program that a process executed when this was opened.
+#[derive(Debug)]
+pub struct ProgramWatch {
+    pid: u32,
+    /// `None` before Linux 5.3, and if the process had ended.
+    process: Option<PidFd>,
+    /// /proc/PID/maps, which shows the memory of that program only, and nothing once that is gone. `None` if this user
+    /// may not read it.
+    maps: Option<File>,
+}
+
+/// The reason why a process no longer executes a program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ProgramEnd {
+    /// The process has ended, or all its threads are about to.
+    Exited,
+    /// It executes another program.
+    Executed,
+}
+
+impl ProgramWatch {
+    /// Opens the program of process `pid`. Without the right to look into the process, only its end will be seen.
+    pub fn open(pid: u32) -> Self {
+        let process = PidFd::open(pid).ok();
+        let process = process.filter(|process| !process.wait(Duration::ZERO));
+        let open_maps = || File::open(format!("/proc/{pid}/maps")).ok();
+        let has_memory = |maps: &File| !is_gone(maps);
+        // Kernel threads and zombies have no memory, and neither has the first thread while another one's execve(2) ends it.
+        let maps = open_maps().filter(has_memory).or_else(|| {
+            let has_ended = process.as_ref()?.wait(EXECUTE_DELAY);
+            (!has_ended).then(open_maps)?.filter(has_memory)
+        });
+        Self { pid, process, maps }
+    }
+
+    /// How the program ended. `None` if the process still executes it, or was no process when this was opened.
+    pub fn end(&self) -> Option<ProgramEnd> {
+        let has_exited = || {
+            let process = self.process.as_ref();
+            process.is_some_and(|process| process.wait(Duration::ZERO))
+        };
+        if has_exited() {
+            return Some(ProgramEnd::Exited);
+        }
+        if !self.maps.as_ref().is_some_and(is_gone) {
+            return None;
+        }
+        // The kernel gives a process the next program's memory before it takes the last one's.
+        let has_memory = match fs::read_link(format!("/proc/{}/exe", self.pid)) {
+            Ok(_) => true,
+            Err(error) => error.kind() == io::ErrorKind::PermissionDenied,
+        };
+        Some(match has_memory && !has_exited() {
+            true => ProgramEnd::Executed,
+            false => ProgramEnd::Exited,
+        })
+    }
+
+    /// The end of the program if that made `error`, else `error` itself. Threads that are about to end are waited for
+    /// where `is_transient` says that another moment has another error.
+    pub fn explain<E: From<Refusal>>(&self, error: E, is_transient: impl Fn(&E) -> bool) -> E {
+        let end = match is_transient(&error) {
+            true => self.await_end(),
+            false => self.end(),
+        };
+        end.map_or(error, |end| Refusal::from(end).into())
+    }
+
+    /// [`end`](Self::end), waited for as long as the threads of a process take to end.
+    pub fn await_end(&self) -> Option<ProgramEnd> {
+        self.await_end_until(Instant::now() + END_TIMEOUT)
+    }
+
+    /// [`end`](Self::end), waited for until `deadline`.
+    pub fn await_end_until(&self, deadline: Instant) -> Option<ProgramEnd> {
+        loop {
+            let end = self.end();
+            if end.is_some() || Instant::now() > deadline {
+                return end;
+            }
+            thread::sleep(POLL_INTERVAL);
+        }
+    }
+}
+
+/// Whether the memory of an open /proc/PID/maps is.
+fn is_gone(maps: &File) -> bool {
+    match maps.read_at(&mut [0], 0) {
+        Ok(length) => length == 0,
+        Err(error) => error.raw_os_error() == Some(Errno::ESRCH as i32),
+    }
+}
+
+impl From<ProgramEnd> for Refusal {
+    fn from(end: ProgramEnd) -> Self {
+        match end {
+            ProgramEnd::Exited => Self::Ended,
+            ProgramEnd::Executed => Self::Executed,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::process::{Child, Command, Stdio};
+
+    use super::*;
+
+    fn start(script: &str) -> Child {
+        let mut command = Command::new("sh");
+        command.args(["-c", script]).stdin(Stdio::piped());
+        let child = command.spawn().unwrap();
+        // Until it executes the shell, and waits for a line.
+        let read = |file: &str| fs::read_to_string(format!("/proc/{}/{file}", child.id())).unwrap();
+        while read("comm") != "sh\n" || !read("syscall").starts_with("0 ") {
+            thread::yield_now();
+        }
+        child
+    }
+
+    fn await_end(watch: &ProgramWatch) -> ProgramEnd {
+        loop {
+            if let Some(end) = watch.await_end() {
+                return end;
+            }
+        }
+    }
+
+    #[test]
+    fn end_and_execve_are_told_apart() {
+        let check = |script: &str, expected: ProgramEnd| {
+            let mut child = start(script);
+            let watch = ProgramWatch::open(child.id());
+            assert_eq!(watch.end(), None, "{script}");
+            child.stdin.as_ref().unwrap().write_all(b"\n").unwrap();
+            assert_eq!(await_end(&watch), expected, "{script}");
+            child.kill().unwrap();
+            assert_eq!(
+                await_end(&ProgramWatch {
+                    maps: None,
+                    ..watch
+                }),
+                ProgramEnd::Exited
+            );
+            child.wait().unwrap();
+        };
+        check("read x; exec sleep 60", ProgramEnd::Executed);
+        check(
+            "read x; exec sh -c 'read x; sleep 60'",
+            ProgramEnd::Executed,
+        );
+        check("read x", ProgramEnd::Exited);
+        check("read x; kill -KILL $$", ProgramEnd::Exited);
+    }
+
+    #[test]
+    fn zombie_reaped_child_and_absent_process_have_no_program() {
+        let mut child = start("read x");
+        let watch = ProgramWatch::open(child.id());
+        child.kill().unwrap();
+        assert_eq!(await_end(&watch), ProgramEnd::Exited);
+        // Of a zombie nothing is watched: its end came before.
+        assert_eq!(ProgramWatch::open(child.id()).end(), None);
+        child.wait().unwrap();
+        assert_eq!(watch.end(), Some(ProgramEnd::Exited));
+        assert_eq!(ProgramWatch::open(u32::MAX >> 2).end(), None);
+    }
+}
