@@ -4,7 +4,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use memprof_ptrace::Refusal;
+use memprof_ptrace::{ProgramWatch, Refusal};
 
 /// Reason why the plugin was not loaded. The process continues as before.
 #[derive(Debug, thiserror::Error)]
@@ -134,9 +134,18 @@ fn still_open_note(address: &SocketAddr, was_opened: &bool) -> String {
     }
 }
 
+/// Does `work` on a process. If that fails because the process ends or executes another program, the error says so.
+pub(crate) fn watch_program<T>(
+    pid: u32,
+    work: impl FnOnce() -> Result<T, AttachError>,
+) -> Result<T, AttachError> {
+    let program = ProgramWatch::open(pid);
+    work().map_err(|error| program.explain(error, AttachError::is_transient))
+}
+
 impl AttachError {
     /// Whether it may come of a process that is about to end or to execute another program.
-    pub(crate) fn is_transient(&self) -> bool {
+    fn is_transient(&self) -> bool {
         match self {
             Self::Refused(refusal) => refusal.is_transient(),
             Self::NoInspector(_)

@@ -12,12 +12,12 @@ use libc::{PROT_EXEC, PROT_READ, PROT_WRITE};
 use memprof_ptrace::maps::mappings;
 use memprof_ptrace::process::ProcStatus;
 use memprof_ptrace::remote_call::RemoteCall;
-use memprof_ptrace::{HaltWatch, ProgramWatch, Refusal};
+use memprof_ptrace::{HaltWatch, Refusal};
 use nix::errno::Errno;
 
 use crate::address_gap::find_gap;
 use crate::attachment::Attachment;
-use crate::error::AttachError;
+use crate::error::{AttachError, watch_program};
 use crate::fork;
 use crate::injected_code::{code_bytes, create_offset};
 use crate::jvm;
@@ -62,13 +62,10 @@ pub fn attach(
     plugin: &Plugin,
     attachment: &Attachment,
 ) -> Result<AttachOutcome, AttachError> {
-    let program = ProgramWatch::open(pid);
-    let attached = match jvm::attach(pid, plugin, attachment) {
-        Ok(true) => Ok(AttachOutcome::ByJvm),
-        Ok(false) => attach_by_threads(pid, plugin, attachment),
-        Err(error) => Err(error),
-    };
-    attached.map_err(|error| program.explain(error, AttachError::is_transient))
+    watch_program(pid, || match jvm::attach(pid, plugin, attachment)? {
+        true => Ok(AttachOutcome::ByJvm),
+        false => attach_by_threads(pid, plugin, attachment),
+    })
 }
 
 /// Loads the plugin by a new thread, after raising the thread limit if necessary.

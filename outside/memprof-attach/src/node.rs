@@ -17,12 +17,12 @@ use std::os::fd::OwnedFd;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use memprof_ptrace::{ProgramWatch, Refusal};
+use memprof_ptrace::Refusal;
 use rustix::io::Errno;
 use rustix::process::{Signal, pidfd_send_signal};
 
 use crate::attachment::Attachment;
-use crate::error::{AttachError, InspectorError};
+use crate::error::{AttachError, InspectorError, watch_program};
 use crate::outcome::{AttachOutcome, InspectorPort};
 use crate::plugin::Plugin;
 
@@ -70,9 +70,7 @@ pub fn attach_by_node_inspector(
     plugin: &Plugin,
     attachment: &Attachment,
 ) -> Result<AttachOutcome, AttachError> {
-    let program = ProgramWatch::open(pid);
-    let attached = load_by_inspector(pid, plugin, attachment);
-    attached.map_err(|error| program.explain(error, AttachError::is_transient))
+    watch_program(pid, || load_by_inspector(pid, plugin, attachment))
 }
 
 fn load_by_inspector(

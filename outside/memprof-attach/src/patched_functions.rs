@@ -17,12 +17,11 @@ mod write_patches;
 use std::time::Duration;
 
 use libc::{PROT_EXEC, PROT_READ, PROT_WRITE};
-use memprof_ptrace::ProgramWatch;
 use memprof_ptrace::maps::mappings;
 use memprof_ptrace::memory::Memory;
 use memprof_sampler::{EntryRow, TABLE_SIZE};
 
-use crate::error::AttachError;
+use crate::error::{AttachError, watch_program};
 use crate::run_calls::{map_call, run_calls, wait_until_mapped, write_error};
 use crate::target::{Target, read_maps};
 use plan::PatchPlan;
@@ -51,8 +50,7 @@ pub fn patch_entry_points(
     pid: u32,
     max_pause: Duration,
 ) -> Result<Option<PatchReport>, AttachError> {
-    let program = ProgramWatch::open(pid);
-    patch(pid, max_pause).map_err(|error| program.explain(error, AttachError::is_transient))
+    watch_program(pid, || patch(pid, max_pause))
 }
 
 fn patch(pid: u32, max_pause: Duration) -> Result<Option<PatchReport>, AttachError> {
@@ -109,9 +107,7 @@ fn patch(pid: u32, max_pause: Duration) -> Result<Option<PatchReport>, AttachErr
 /// # Errors
 /// `NotPatched`: the program was stripped, or is too large.
 pub fn require_symbols(pid: u32) -> Result<(), AttachError> {
-    let program = ProgramWatch::open(pid);
-    let code = ProgramCode::read(pid).map(drop);
-    code.map_err(|error| program.explain(error, AttachError::is_transient))
+    watch_program(pid, || ProgramCode::read(pid).map(drop))
 }
 
 /// Restores the first instructions of the patched functions. `None` if none is patched.
@@ -119,8 +115,7 @@ pub fn require_symbols(pid: u32) -> Result<(), AttachError> {
 /// # Errors
 /// The threads cannot be stopped. The process continues as before.
 pub fn restore_entry_points(pid: u32) -> Result<Option<PatchReport>, AttachError> {
-    let program = ProgramWatch::open(pid);
-    restore(pid).map_err(|error| program.explain(error, AttachError::is_transient))
+    watch_program(pid, || restore(pid))
 }
 
 fn restore(pid: u32) -> Result<Option<PatchReport>, AttachError> {

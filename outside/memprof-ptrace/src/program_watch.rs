@@ -53,7 +53,7 @@ impl ProgramWatch {
         Self { pid, process, maps }
     }
 
-    /// How the program ended. `None` if the process still executes it, or was no process when this was opened.
+    /// Returns the end of the program. `None` if the process still executes it, or was no process when this was opened.
     pub fn end(&self) -> Option<ProgramEnd> {
         let has_exited = || {
             let process = self.process.as_ref();
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn end_and_execve_are_told_apart() {
+    fn end_and_execve_are_distinguished() {
         let check = |script: &str, expected: ProgramEnd| {
             let mut child = start(script);
             let watch = ProgramWatch::open(child.id());
