@@ -125,7 +125,7 @@ impl RuleSource for CallStacks {
 impl UnwindInfo {
     /// Reads the information from the object that is loaded at `base`.
     fn read(memory: &Memory, base: u64) -> io::Result<Self> {
-        let header: [u8; 64] = memory.bytes(base)?;
+        let header: [u8; 64] = memory.read_array(base)?;
         if header[..5] != *b"\x7fELF\x02" {
             return Err(io::ErrorKind::InvalidData.into());
         }
@@ -133,7 +133,7 @@ impl UnwindInfo {
         let count = u64::from(read_u16(&header, 56)).min(MAX_SEGMENTS);
         let mut segments = Vec::new();
         for index in 0..count {
-            let segment: [u8; 56] = memory.bytes(headers.wrapping_add(index * 56))?;
+            let segment: [u8; 56] = memory.read_array(headers.wrapping_add(index * 56))?;
             segments.push(segment);
         }
         let of_type = |kind: u32| {
@@ -154,7 +154,7 @@ impl UnwindInfo {
         let segment = readable.find(|segment| addresses(segment).contains(&hdr));
         let segment = addresses(segment.ok_or(io::ErrorKind::NotFound)?);
         // Linkers place `.eh_frame` after its header, or right before it.
-        let start: [u8; 8] = memory.bytes(hdr)?;
+        let start: [u8; 8] = memory.read_array(hdr)?;
         let eh_frame = match start[1] {
             PCREL_SDATA4 => {
                 (hdr + 4).wrapping_add_signed(i64::from(read_u32(&start, 4).cast_signed()))
@@ -195,7 +195,7 @@ struct StackWords<'a>(&'a Memory);
 impl memprof_unwind::StackReader for StackWords<'_> {
     fn word(&mut self, address: usize) -> Option<usize> {
         let is_aligned = address.is_multiple_of(size_of::<usize>());
-        let word = is_aligned.then(|| self.0.word(address as u64))?;
+        let word = is_aligned.then(|| self.0.read_u64(address as u64))?;
         word.ok().map(|word| word as usize)
     }
 }

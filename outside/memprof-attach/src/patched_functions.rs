@@ -151,7 +151,7 @@ fn restore(pid: u32) -> Result<Option<PatchReport>, AttachError> {
 
 /// Whether the jump is at the start of the function.
 fn is_patched(memory: &Memory, entry: &InstalledEntry) -> std::io::Result<bool> {
-    let found: [u8; EntryRow::JUMP_SIZE] = memory.bytes(entry.function)?;
+    let found: [u8; EntryRow::JUMP_SIZE] = memory.read_array(entry.function)?;
     Ok(found == entry.jump)
 }
 
@@ -188,7 +188,7 @@ fn require_table(target: &mut Target, plan: &PatchPlan) -> Result<(u64, TableIma
     for function in &plan.functions {
         let found: [u8; EntryRow::JUMP_SIZE] = target
             .memory
-            .bytes(function.prologue.range.start)
+            .read_array(function.prologue.range.start)
             .map_err(|cause| write_error(target, cause))?;
         if found != function.code[..EntryRow::JUMP_SIZE] {
             let message = format!(

@@ -138,7 +138,7 @@ pub(crate) fn wait_until_mapped(
     loop {
         // Checked before the mappings: once the thread has returned, its calls were made.
         let is_done = has_returned(target, call);
-        let is_mapped = |range: &Range<u64>| target.memory.word(range.start).is_ok();
+        let is_mapped = |range: &Range<u64>| target.memory.read_u64(range.start).is_ok();
         if ranges.iter().rev().all(is_mapped) {
             return Ok(());
         }

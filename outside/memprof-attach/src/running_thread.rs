@@ -94,7 +94,7 @@ impl ProgramCodeMap {
         // The C library finds a thread's variables by it (`tcbhead_t`, self).
         let control_block = registers.fs_base;
         if !memory
-            .word(control_block.wrapping_add(16))
+            .read_u64(control_block.wrapping_add(16))
             .is_ok_and(|this| this == control_block)
         {
             return Err(UNKNOWN_START);

@@ -218,7 +218,7 @@ fn stop_if_safe(
             let restarted = restarted.and_then(|registers| {
                 let code = target
                     .memory
-                    .bytes(registers.rip.wrapping_sub(CALL_LENGTH as u64));
+                    .read_array(registers.rip.wrapping_sub(CALL_LENGTH as u64));
                 syscall_restart::restarted_registers(&registers, code.ok()?)
             });
             if let Some(registers) = restarted {
@@ -288,7 +288,7 @@ fn require_program_code(
     // The kernel cannot restart a restartable sequence that the thread leaves for a remote call (rseq(2)).
     let area = rseq_area(tid)
         .map_err(|_| UnsafeReason::Retry("a thread runs, maybe in a restartable sequence"))?;
-    let sequence = area.map(|area| target.memory.word(area + RSEQ_CS_OFFSET));
+    let sequence = area.map(|area| target.memory.read_u64(area + RSEQ_CS_OFFSET));
     if sequence.transpose().map_err(|_| THREAD_ENDED)?.unwrap_or(0) != 0 {
         return Err(UnsafeReason::Retry(
             "a thread runs in a restartable sequence",
@@ -312,7 +312,9 @@ fn require_waiting(
     let arguments = [r.rdi, r.rsi, r.rdx, r.r10, r.r8, r.r9];
     let class = restart_class(r.orig_rax as i64, arguments);
     let class = class.ok_or(UnsafeReason::Retry("its threads do not wait long enough"))?;
-    let code = target.memory.bytes(r.rip.wrapping_sub(CALL_LENGTH as u64));
+    let code = target
+        .memory
+        .read_array(r.rip.wrapping_sub(CALL_LENGTH as u64));
     let code: [u8; CALL_LENGTH] = code.map_err(|_| THREAD_ENDED)?;
     if !code.ends_with(&[0x0f, 0x05]) {
         return Err(UnsafeReason::Retry(

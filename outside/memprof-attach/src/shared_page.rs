@@ -125,7 +125,7 @@ pub(crate) struct RemotePage<'a> {
 impl RemotePage<'_> {
     /// Reads a number.
     pub(crate) fn word(self, offset: usize) -> std::io::Result<u64> {
-        self.memory.word(self.address + offset as u64)
+        self.memory.read_u64(self.address + offset as u64)
     }
 
     /// Reads the progress of the thread.
@@ -148,7 +148,7 @@ impl RemotePage<'_> {
 
     /// Reads the error text of the plugin or the loader; empty on success.
     pub(crate) fn text(self) -> std::io::Result<String> {
-        let text: [u8; TEXT_LENGTH] = self.memory.bytes(self.address + TEXT as u64)?;
+        let text: [u8; TEXT_LENGTH] = self.memory.read_array(self.address + TEXT as u64)?;
         let end = text.iter().position(|byte| *byte == 0);
         let text = &text[..end.unwrap_or(TEXT_LENGTH)];
         Ok(String::from_utf8_lossy(text).into_owned())

@@ -169,7 +169,7 @@ impl Target {
     /// Fails if the process has ended or executed another program, so that addresses are void.
     pub(crate) fn require_same(&self) -> Result<(), AttachError> {
         // The open memory file belongs to the program that was executed at its opening.
-        match self.memory.word(self.libc) {
+        match self.memory.read_u64(self.libc) {
             Ok(_) => Ok(()),
             Err(_) => Err(self.process_gone_error()),
         }

@@ -26,8 +26,9 @@ pub(crate) fn patch_malloc(
     sampler: SamplerChoice,
     max_pause: Duration,
 ) -> PatchOutcome {
-    let needs_patch =
-        |allocator: &AllocatorStatus| allocator.owns_malloc && !is_intercepted(allocator, sampler);
+    let needs_patch = |allocator: &AllocatorStatus| {
+        allocator.owns_malloc && !is_sampled_without_patches(allocator, sampler)
+    };
     let patched = if status.allocators.iter().any(needs_patch) {
         patch_entry_points(pid, max_pause)
     } else if status.unknown_malloc.is_some() {
@@ -44,7 +45,7 @@ pub(crate) fn patch_malloc(
 }
 
 /// Whether the allocator samples with its own sampler, or GOT slots call memprof's. Entry patches may be incomplete.
-fn is_intercepted(allocator: &AllocatorStatus, sampler: SamplerChoice) -> bool {
+fn is_sampled_without_patches(allocator: &AllocatorStatus, sampler: SamplerChoice) -> bool {
     match &allocator.sampled {
         None => allocator.sampler.is_some() && sampler != SamplerChoice::Memprof,
         Some(sampled) => sampled.interception == InterceptionKind::Slots,

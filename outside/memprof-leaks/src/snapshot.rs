@@ -213,7 +213,7 @@ impl CopyTarget {
 
     /// Whether it still executes the program that was inspected, to which the opened memory belongs.
     fn is_same_program(&self) -> bool {
-        let code = self.memory.bytes(self.gadgets.system_call);
+        let code = self.memory.read_array(self.gadgets.system_call);
         code.is_ok_and(|code| code == remote_call::SYSTEM_CALL)
     }
 }

@@ -21,7 +21,7 @@ const SELF_OFFSET: u64 = 16;
 /// process that was created without glibc's fork(3) has no list, and a copy of its creator's block.
 pub fn can_call_glibc(memory: &Memory, thread: u32, is_main: bool, control_block: u64) -> bool {
     let has_self = memory
-        .word(control_block.wrapping_add(SELF_OFFSET))
+        .read_u64(control_block.wrapping_add(SELF_OFFSET))
         .is_ok_and(|this| this == control_block);
     has_self
         && robust_list_address(thread).is_ok_and(|list| match list {

@@ -122,20 +122,20 @@ fn loader_list(memory: &Memory, maps: &[u8]) -> io::Result<(Vec<u64>, Option<u64
         return Ok((program.into_iter().collect(), None));
     };
     let mut bases = Vec::new();
-    let mut entry = memory.word(list.wrapping_add(8))?;
+    let mut entry = memory.read_u64(list.wrapping_add(8))?;
     for _ in 0..MAX_LIBRARIES {
         if entry == 0 {
             break;
         }
-        bases.push(memory.word(entry)?);
-        entry = memory.word(entry.wrapping_add(24))?;
+        bases.push(memory.read_u64(entry)?);
+        entry = memory.read_u64(entry.wrapping_add(24))?;
     }
     Ok((bases, Some(loader)))
 }
 
 /// Returns the address range between the end of a library's variables and the end of their page.
 fn bss_slack(memory: &Memory, base: u64) -> io::Result<Option<(u64, u64)>> {
-    let header: [u8; 64] = memory.bytes(base)?;
+    let header: [u8; 64] = memory.read_array(base)?;
     let read_u64 = |bytes: &[u8], offset: usize| {
         u64::from_le_bytes(bytes[offset..offset + 8].try_into().expect("eight bytes"))
     };
@@ -155,7 +155,8 @@ fn bss_slack(memory: &Memory, base: u64) -> io::Result<Option<(u64, u64)>> {
     let mut last = None;
     for index in 0..count {
         let headers = base.wrapping_add(read_u64(&header, 32));
-        let segment: [u8; 56] = memory.bytes(headers.wrapping_add(index * PROGRAM_HEADER_SIZE))?;
+        let segment: [u8; 56] =
+            memory.read_array(headers.wrapping_add(index * PROGRAM_HEADER_SIZE))?;
         if read_u32(&segment, 0) == PT_LOAD && read_u32(&segment, 4) & PF_W != 0 {
             let start = base.checked_add(read_u64(&segment, 16));
             let end = start.and_then(|start| start.checked_add(read_u64(&segment, 40)));

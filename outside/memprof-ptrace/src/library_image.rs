@@ -37,7 +37,7 @@ impl LibraryImage {
     /// # Errors
     /// The memory cannot be read, or holds no 64-bit ELF file with dynamic symbols.
     pub fn read(memory: &Memory, base: u64) -> io::Result<Self> {
-        let header: [u8; 64] = memory.bytes(base)?;
+        let header: [u8; 64] = memory.read_array(base)?;
         if header[..5] != *b"\x7fELF\x02" {
             return Err(malformed_error("no ELF file of 64 bits"));
         }
@@ -49,7 +49,7 @@ impl LibraryImage {
         let count = u64::from(read_u16(&header, 56));
         let mut dynamic = None;
         for index in 0..count.min(MAX_SEGMENTS) {
-            let segment: [u8; 56] = memory.bytes(segments.wrapping_add(index * 56))?;
+            let segment: [u8; 56] = memory.read_array(segments.wrapping_add(index * 56))?;
             if read_u32(&segment, 0) == PT_DYNAMIC {
                 dynamic = Some(bias.wrapping_add(read_u64(&segment, 16)));
             }
@@ -57,7 +57,7 @@ impl LibraryImage {
         let dynamic = dynamic.ok_or_else(|| malformed_error("no dynamic section"))?;
         let (mut symbols, mut names, mut size) = (0, 0, 0);
         for index in 0..MAX_DYNAMIC_ENTRIES {
-            let entry: [u8; 16] = memory.bytes(dynamic.wrapping_add(index * 16))?;
+            let entry: [u8; 16] = memory.read_array(dynamic.wrapping_add(index * 16))?;
             let value = read_u64(&entry, 8);
             // An address if the loader has relocated the entry, else an offset, as in the vDSO.
             let address = if value < base {

@@ -125,7 +125,7 @@ impl Memory {
     ///
     /// # Errors
     /// Like [`read`](Self::read).
-    pub fn bytes<const N: usize>(&self, address: u64) -> io::Result<[u8; N]> {
+    pub fn read_array<const N: usize>(&self, address: u64) -> io::Result<[u8; N]> {
         let mut bytes = [0; N];
         self.read(address, &mut bytes)?;
         Ok(bytes)
@@ -135,8 +135,8 @@ impl Memory {
     ///
     /// # Errors
     /// Like [`read`](Self::read).
-    pub fn word(&self, address: u64) -> io::Result<u64> {
-        self.bytes(address).map(u64::from_le_bytes)
+    pub fn read_u64(&self, address: u64) -> io::Result<u64> {
+        self.read_array(address).map(u64::from_le_bytes)
     }
 
     /// Reads the auxiliary vector of the process's program.

@@ -11,7 +11,7 @@ mod rseq;
 
 use nix::errno::Errno;
 
-pub use filter::filters;
+pub use filter::read_filters;
 pub use program::{BpfInstruction, FilterAction, SeccompData, UndecidedFilter, evaluate};
 pub use rseq::{Rseq, rseq_area};
 
@@ -57,7 +57,7 @@ fn require_allowed(
         SeccompMode::Strict => return Err(Refusal::StrictSeccomp),
         SeccompMode::Filter => {}
     }
-    let filters = filters(thread).map_err(|errno| match errno {
+    let filters = read_filters(thread).map_err(|errno| match errno {
         Errno::EACCES => Refusal::UnreadFilter,
         errno => Refusal::UnreadableFilter(errno.desc().to_owned()),
     })?;

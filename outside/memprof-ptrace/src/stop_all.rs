@@ -64,7 +64,7 @@ pub fn stop_all(
 pub fn resume(memory: &Memory, stopped: StoppedThread) {
     let registers = stopped.registers().ok().filter(would_see_eintr);
     let restarted = registers.and_then(|registers| {
-        let code = memory.bytes(registers.rip.wrapping_sub(CALL_LENGTH as u64));
+        let code = memory.read_array(registers.rip.wrapping_sub(CALL_LENGTH as u64));
         syscall_restart::restarted_registers(&registers, code.ok()?)
     });
     if let Some(restarted) = restarted {

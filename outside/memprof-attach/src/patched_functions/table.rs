@@ -132,17 +132,21 @@ pub(crate) fn find_table(memory: &Memory, maps: &[u8]) -> Option<u64> {
         .filter(|mapping| mapping.inode == 0 && mapping.access == *b"rw-p")
         .map(|mapping| mapping.range.start)
         .filter(|base| code.contains(&base.wrapping_add(TABLE_SIZE as u64)))
-        .find(|base| memory.bytes(*base).is_ok_and(|mark| mark == TABLE_MARK))
+        .find(|base| {
+            memory
+                .read_array(*base)
+                .is_ok_and(|mark| mark == TABLE_MARK)
+        })
 }
 
 /// Reads the entries of a table.
 pub(crate) fn read_entries(memory: &Memory, base: u64) -> io::Result<Vec<InstalledEntry>> {
-    let count = memory.word(base + offset_of!(EntryTable, count) as u64)?;
+    let count = memory.read_u64(base + offset_of!(EntryTable, count) as u64)?;
     let count = (count as usize).min(EntryTable::MAX_ENTRIES);
     let read_entry = |index: usize| {
         let entry = base + (offset_of!(EntryTable, entries) + index * ENTRY_SIZE) as u64;
         let field = |offset: usize| entry + offset as u64;
-        let function = memory.word(field(offset_of!(EntryRow, function)))?;
+        let function = memory.read_u64(field(offset_of!(EntryRow, function)))?;
         let trampoline = base + trampoline_offset(index) as u64;
         let far = || {
             io::Error::new(
@@ -152,9 +156,9 @@ pub(crate) fn read_entries(memory: &Memory, base: u64) -> io::Result<Vec<Install
         };
         Ok(InstalledEntry {
             function,
-            relocated: memory.word(field(offset_of!(EntryRow, moved)))?,
+            relocated: memory.read_u64(field(offset_of!(EntryRow, moved)))?,
             target: field(offset_of!(EntryRow, target)),
-            original: memory.bytes(field(offset_of!(EntryRow, original)))?,
+            original: memory.read_array(field(offset_of!(EntryRow, original)))?,
             jump: encode_jump(function, trampoline).ok_or_else(far)?,
         })
     };

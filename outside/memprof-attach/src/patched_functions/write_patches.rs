@@ -204,7 +204,7 @@ fn apply_patches(target: &Target, patches: &[CodePatch]) -> Result<(), AttachErr
     let memory = &target.memory;
     let failed = || AttachError::io("failed to write to its code");
     for patch in patches {
-        let found: [u8; EntryRow::JUMP_SIZE] = memory.bytes(patch.address).map_err(failed())?;
+        let found: [u8; EntryRow::JUMP_SIZE] = memory.read_array(patch.address).map_err(failed())?;
         if found != patch.original {
             let message = format!("its code at {:#x} has changed meanwhile", patch.address);
             return Err(AttachError::NotPatched(message));
@@ -215,7 +215,8 @@ fn apply_patches(target: &Target, patches: &[CodePatch]) -> Result<(), AttachErr
         memory
             .write(patch.address, &patch.patched)
             .map_err(failed())?;
-        let written: [u8; EntryRow::JUMP_SIZE] = memory.bytes(patch.address).map_err(failed())?;
+        let written: [u8; EntryRow::JUMP_SIZE] =
+            memory.read_array(patch.address).map_err(failed())?;
         if written != patch.patched {
             let message = format!(
                 "its code at {:#x} does not keep what is written",

@@ -108,7 +108,7 @@ impl Budget {
     }
 
     /// Largest number of bytes that a budget allows, with the tolerance.
-    pub(super) fn limit(&self, budgeted: ByteSize) -> u64 {
+    pub(super) fn limit_with_tolerance(&self, budgeted: ByteSize) -> u64 {
         (budgeted.0 as f64 * (1.0 + self.tolerance.0 / 100.0)) as u64
     }
 
@@ -116,7 +116,8 @@ impl Budget {
     pub(super) fn is_exceeded_by(&self, measured: &Measurement) -> bool {
         let is_exceeded = |total: BudgetedTotal| {
             let budgeted = self.limit_of_total(total);
-            budgeted.is_some_and(|budgeted| measured.total(total) > self.limit(budgeted))
+            budgeted
+                .is_some_and(|budgeted| measured.total(total) > self.limit_with_tolerance(budgeted))
         };
         BudgetedTotal::ALL.into_iter().any(is_exceeded)
     }

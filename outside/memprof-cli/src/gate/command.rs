@@ -38,7 +38,7 @@ pub(super) enum CommandEnd {
 /// The command cannot be started or waited for.
 pub(super) fn run(command: &mut Command) -> anyhow::Result<CommandEnd> {
     let signals = interrupts::block_signals()?;
-    let end = run_blocking(command, &signals);
+    let end = run_with_signals_blocked(command, &signals);
     // A signal that arrived after the command's end now ends this program.
     signals
         .thread_unblock()
@@ -47,7 +47,7 @@ pub(super) fn run(command: &mut Command) -> anyhow::Result<CommandEnd> {
 }
 
 /// Like [`run`], while the signals are blocked.
-fn run_blocking(command: &mut Command, signals: &SigSet) -> anyhow::Result<CommandEnd> {
+fn run_with_signals_blocked(command: &mut Command, signals: &SigSet) -> anyhow::Result<CommandEnd> {
     let flags = SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK;
     let signals = SignalFd::with_flags(signals, flags).context("failed to watch for signals")?;
     let group = CommandGroup::choose(command)?;

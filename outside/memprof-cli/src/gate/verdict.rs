@@ -53,7 +53,7 @@ impl BudgetVerdict {
     pub(super) fn new(measured: &Measurement, stacks: &Stacks, budget: &Budget) -> Self {
         let totals = BudgetedTotal::ALL.into_iter().filter_map(|total| {
             let budgeted = budget.limit_of_total(total)?;
-            let (value, limit) = (measured.total(total), budget.limit(budgeted));
+            let (value, limit) = (measured.total(total), budget.limit_with_tolerance(budgeted));
             let is_broken = value > limit;
             Some(LimitCheck {
                 what: total,
@@ -74,7 +74,7 @@ impl BudgetVerdict {
             for (name, budgeted) in budget.functions.for_total(total) {
                 let row = rows.iter().find(|row| row.name == *name);
                 let (bytes, error) = row.map_or((0, 0.0), |row| (row.bytes, row.error));
-                let limit = budget.limit(*budgeted);
+                let limit = budget.limit_with_tolerance(*budgeted);
                 let is_broken = bytes as f64 > limit as f64 + ERROR_FACTOR * error;
                 let regressed = || {
                     row.map(|row| regression(stacks, total, row, bytes.saturating_sub(budgeted.0)))

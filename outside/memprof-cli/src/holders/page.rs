@@ -57,7 +57,7 @@ fn group_outline(groups: &[HolderGroup], shown: &[usize]) -> Outline {
     let mut open: Vec<_> = below[0].iter().map(|index| (*index, 0)).collect();
     while let Some((index, depth)) = open.pop() {
         let group = &groups[index];
-        rows.add(
+        rows.add_row(
             depth,
             group.held_bytes,
             group.held_objects,
@@ -75,7 +75,7 @@ fn row_outline(found: &[HolderRow]) -> Outline {
         let [object, holders @ ..] = &row.path[..] else {
             continue;
         };
-        rows.add(0, row.bytes, row.objects, step_text(object));
+        rows.add_row(0, row.bytes, row.objects, step_text(object));
         let name = |holder: &HolderStep| format!("held by {}", step_text(holder));
         holders
             .iter()
@@ -89,7 +89,7 @@ fn class_outline(classes: &[ClassRow]) -> Outline {
     let mut rows = OutlineBuilder::default();
     let shown = &classes[..classes.len().min(MAX_ROWS)];
     for class in shown {
-        rows.add(0, class.held_bytes, class.objects, class.name.clone());
+        rows.add_row(0, class.held_bytes, class.objects, class.name.clone());
     }
     let own = shown.iter().map(|class| Some(class.bytes)).collect();
     let mut outline = rows.outline("Classes and sizes", "Class, type or size of the objects");
@@ -114,7 +114,7 @@ struct OutlineBuilder {
 
 impl OutlineBuilder {
     /// Adds a row.
-    fn add(&mut self, depth: u32, bytes: u64, objects: u64, name: String) {
+    fn add_row(&mut self, depth: u32, bytes: u64, objects: u64, name: String) {
         self.depth.push(depth);
         self.bytes.push(Some(bytes));
         self.objects.push(Some(objects));

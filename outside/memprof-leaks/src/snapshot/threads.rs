@@ -145,7 +145,7 @@ fn read_threads(memory: &Memory, stopped: Vec<(u32, StoppedThread)>) -> Snapshot
         else {
             continue;
         };
-        let code = memory.bytes(registers.rip.wrapping_sub(CALL_LENGTH as u64));
+        let code = memory.read_array(registers.rip.wrapping_sub(CALL_LENGTH as u64));
         let restarted = code
             .ok()
             .and_then(|code| syscall_restart::restarted_registers(&registers, code));

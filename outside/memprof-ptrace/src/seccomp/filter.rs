@@ -17,7 +17,7 @@ const PTRACE_SECCOMP_GET_FILTER: libc::c_uint = 0x420c;
 /// `EACCES`: the caller lacks `CAP_SYS_ADMIN`, or has a filter itself. `ESRCH`: the thread is not stopped. `EINVAL`:
 /// it has no filter. `EIO`: the kernel was built without checkpoint and restore. `EMEDIUMTYPE`: a filter is not
 /// classic BPF.
-pub fn filters(thread: u32) -> Result<Vec<Vec<BpfInstruction>>, Errno> {
+pub fn read_filters(thread: u32) -> Result<Vec<Vec<BpfInstruction>>, Errno> {
     let mut filters = Vec::new();
     loop {
         match read_filter(thread, filters.len()) {

@@ -10,7 +10,7 @@ use libc::{
 };
 use memprof_ptrace::Refusal;
 use memprof_ptrace::seccomp::{
-    BpfInstruction, FilterAction, SeccompData, evaluate, filters, require_calls,
+    BpfInstruction, FilterAction, SeccompData, evaluate, read_filters, require_calls,
 };
 use nix::errno::Errno;
 use nix::sys::ptrace;
@@ -294,10 +294,10 @@ fn filters_are_returned_as_installed() {
         plain(BPF_RET | BPF_K, value),
         plain(BPF_RET | BPF_K, libc::SECCOMP_RET_ALLOW),
     ];
-    let found = while_stopped(&target, || filters(target.pid));
+    let found = while_stopped(&target, || read_filters(target.pid));
     assert_eq!(found, Ok(vec![expected]));
     // A thread that is not stopped cannot be read.
-    assert_eq!(filters(target.pid), Err(Errno::ESRCH));
+    assert_eq!(read_filters(target.pid), Err(Errno::ESRCH));
 }
 
 #[test]
