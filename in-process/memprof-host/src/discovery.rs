@@ -16,6 +16,7 @@ use crate::client::{Client, ClientError, Deadline, Peer};
 use crate::protocol::HostInfo;
 use crate::socket_dir::{self, SocketDir, lock};
 use parallel::parallel_map;
+use processes::PluginProcess;
 
 /// Timeout for one host to identify itself and to answer the query.
 const HOST_TIMEOUT: Duration = Duration::from_secs(3);
@@ -65,6 +66,8 @@ pub enum DiscoveryScope {
     SocketDirs,
     /// Also sockets elsewhere of processes that have the plugin.
     AllProcesses,
+    /// Sockets of the process with this pid, wherever they are. No other process is inspected or queried.
+    Process(u32),
 }
 
 /// All hosts that this user may send messages to.
@@ -94,6 +97,16 @@ pub fn running_hosts() -> Vec<RunningHost> {
 
 /// Finds the host with this pid whose socket has its default name. Queries no other host. `None` if there is none.
 pub fn find_by_pid(pid: u32) -> Option<RunningHost> {
+    let candidates = default_candidates(pid);
+    let results = parallel_map(&candidates, |candidate| {
+        connect_candidate(candidate, HOST_TIMEOUT)
+    });
+    let mut hosts = results.into_iter().flatten().map(|(_, host)| host);
+    hosts.find(|host| host.pid == pid)
+}
+
+/// Returns the sockets with the default name of a process's.
+fn default_candidates(pid: u32) -> Vec<SocketCandidate> {
     let name = format!("{pid}.sock");
     let owned = own_socket_dirs().into_iter().filter_map(|dir| {
         let owner = dir.owner().ok()??;
@@ -103,14 +116,9 @@ pub fn find_by_pid(pid: u32) -> Option<RunningHost> {
             process: None,
         })
     });
-    let candidates: Vec<_> = owned
+    owned
         .filter(|candidate| candidate.socket.exists())
-        .collect();
-    let results = parallel_map(&candidates, |candidate| {
-        connect_candidate(candidate, HOST_TIMEOUT)
-    });
-    let mut hosts = results.into_iter().flatten().map(|(_, host)| host);
-    hosts.find(|host| host.pid == pid)
+        .collect()
 }
 
 /// Queries all hosts in `scope`.
@@ -123,11 +131,21 @@ pub fn discover<T: Send>(
         hosts: Vec::new(),
         unreachable: Vec::new(),
     };
-    let (candidates, own) = socket_candidates(&mut discovery.unreachable);
+    let (candidates, own) = match scope {
+        DiscoveryScope::Process(pid) => (default_candidates(pid), Vec::new()),
+        DiscoveryScope::SocketDirs | DiscoveryScope::AllProcesses => {
+            socket_candidates(&mut discovery.unreachable)
+        }
+    };
     let any_is_abandoned = discovery.query_candidates(&candidates, deadline, &query);
-    if scope == DiscoveryScope::AllProcesses {
-        discovery.query_processes(&candidates, deadline, &query);
-    }
+    let known_pids: HashSet<u32> = discovery.hosts.iter().map(|(host, _)| host.pid).collect();
+    let processes = match scope {
+        DiscoveryScope::SocketDirs => Vec::new(),
+        DiscoveryScope::AllProcesses => processes::find_with_plugin(&known_pids),
+        DiscoveryScope::Process(pid) if known_pids.contains(&pid) => Vec::new(),
+        DiscoveryScope::Process(pid) => processes::find_by_pid(pid).into_iter().collect(),
+    };
+    discovery.query_processes(processes, &candidates, deadline, &query);
     if any_is_abandoned {
         own.iter().for_each(|directory| lock::sweep(directory));
     }
@@ -172,20 +190,20 @@ impl<T: Send> Discovery<T> {
         any_is_abandoned
     }
 
-    /// Queries the processes that have the plugin, except at sockets that were queried already.
+    /// Queries processes, except at sockets that were queried already.
     fn query_processes(
         &mut self,
+        processes: Vec<PluginProcess>,
         queried: &[SocketCandidate],
         deadline: Deadline,
         query: &(impl Fn(&mut Client) -> T + Sync),
     ) {
-        let known_pids = self.hosts.iter().map(|(host, _)| host.pid).collect();
         let queried: HashSet<&Path> = queried
             .iter()
             .map(|candidate| candidate.socket.as_path())
             .collect();
         let mut candidates = Vec::new();
-        for process in processes::find_with_plugin(&known_pids) {
+        for process in processes {
             if process.sockets.is_empty() {
                 self.unreachable.push(UnreachableHost {
                     pid: Some(process.pid),

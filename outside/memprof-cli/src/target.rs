@@ -6,9 +6,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use memprof_host::client::Client;
-use memprof_host::{
-    DiscoveryScope, RunningHost, UnreachableHost, discover, find_by_pid, running_hosts,
-};
+use memprof_host::{DiscoveryScope, RunningHost, UnreachableHost, discover, running_hosts};
 use memprof_ptrace::Halt;
 
 use crate::completion;
@@ -79,10 +77,15 @@ fn parse_pid(target: &str) -> Option<u32> {
     target.parse().ok()
 }
 
-/// Finds the host by its pid or name: first among those of the usual socket directories, then among all processes.
+/// Finds the host by its pid, then looking at that process only, or by its name: first among those of the usual socket
+/// directories, then among all processes.
 fn find_host(target: Option<&str>) -> anyhow::Result<RunningHost> {
-    if let Some(pid) = target.and_then(parse_pid) {
-        if let Some(host) = find_by_pid(pid) {
+    if let Some(pid) = target.and_then(parse_pid)
+        && Path::new("/proc").join(pid.to_string()).exists()
+    {
+        let found = discover(DiscoveryScope::Process(pid), |_| ());
+        let mut hosts = found.hosts.into_iter().map(|(host, ())| host);
+        if let Some(host) = hosts.find(|host| host.pid == pid) {
             return Ok(host);
         }
         if let Some(halt) = Halt::for_pid(pid) {
@@ -90,6 +93,7 @@ fn find_host(target: Option<&str>) -> anyhow::Result<RunningHost> {
                 inspect_process(pid).map_or_else(String::new, |(_, name, _)| format!(" ({name})"));
             return Err(with_exit_code(UNREACHABLE, format!("{pid}{name}: {halt}")));
         }
+        return choose_host(Vec::new(), &found.unreachable, target);
     }
     let mut hosts = running_hosts();
     let mut unreachable = Vec::new();

@@ -31,6 +31,13 @@ pub(super) fn find_with_plugin(known: &HashSet<u32>) -> Vec<PluginProcess> {
     others.filter_map(plugin_process).collect()
 }
 
+/// Inspects the process with this pid. `None` if it neither has the plugin nor serves at a control socket, or if this
+/// user may not inspect it.
+pub(super) fn find_by_pid(pid: u32) -> Option<PluginProcess> {
+    let serves = |process: &PluginProcess| !process.sockets.is_empty();
+    plugin_process(pid).or_else(|| find_control_sockets(pid).filter(serves))
+}
+
 /// Inspects a process. `None` if it has no plugin or no thread of memprof's, has ended, or this user may not inspect
 /// it.
 fn plugin_process(pid: u32) -> Option<PluginProcess> {
@@ -44,6 +51,12 @@ fn plugin_process(pid: u32) -> Option<PluginProcess> {
         // It was detached from, or a program loaded the plugin without starting it.
         return None;
     }
+    find_control_sockets(pid)
+}
+
+/// Finds the control sockets of a process. `None` if it has ended, or this user may not inspect it.
+fn find_control_sockets(pid: u32) -> Option<PluginProcess> {
+    let proc_dir = PathBuf::from(format!("/proc/{pid}"));
     let owner = effective_uid(&fs::read_to_string(proc_dir.join("status")).ok()?)?;
     let held_inodes: HashSet<u64> = fs::read_dir(proc_dir.join("fd"))
         .ok()?

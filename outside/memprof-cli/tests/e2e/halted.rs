@@ -1,6 +1,8 @@
 //! Hosts that cannot answer.
 
 use std::fs;
+use std::io::ErrorKind;
+use std::os::unix::net::UnixListener;
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
@@ -131,4 +133,19 @@ fn traced_host_is_reported() {
     check("which traces it (a debugger?)");
     drop(threads);
     host.memprof("status", &[]).exits(0);
+}
+
+#[test]
+fn pid_as_target_queries_no_other_host() {
+    let sockets = TempDir::new().unwrap();
+    let other = UnixListener::bind(sockets.path().join("1.sock")).unwrap();
+    other.set_nonblocking(true).unwrap();
+    let own = std::process::id().to_string();
+    for args in [&["status", "-t", &own][..], &["detach", &own]] {
+        let refused = memprof(sockets.path(), args).exits(3);
+        let reason = "runs without the plugin";
+        assert!(refused.stderr.contains(reason), "{refused:?}");
+    }
+    let unasked = other.accept().unwrap_err();
+    assert_eq!(unasked.kind(), ErrorKind::WouldBlock);
 }
