@@ -34,6 +34,7 @@ impl Attachment {
     }
 }
 
+/// Serializes a duration in milliseconds.
 fn serialize_milliseconds<S: Serializer>(lease: &Duration, to: S) -> Result<S::Ok, S::Error> {
     to.serialize_u64(u64::try_from(lease.as_millis()).unwrap_or(u64::MAX >> 1))
 }

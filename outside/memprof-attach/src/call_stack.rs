@@ -94,6 +94,7 @@ impl MappedObject {
         }
     }
 
+    /// Whether both are mappings of the same file.
     fn is_same_file(&self, other: &Self) -> bool {
         (self.inode, &self.device) == (other.inode, &other.device)
     }
@@ -200,14 +201,17 @@ impl memprof_unwind::StackReader for StackWords<'_> {
     }
 }
 
+/// Little-endian number of 16 bits at an offset.
 fn read_u16(bytes: &[u8], offset: usize) -> u16 {
     u16::from_le_bytes([bytes[offset], bytes[offset + 1]])
 }
 
+/// Little-endian number of 32 bits at an offset.
 fn read_u32(bytes: &[u8], offset: usize) -> u32 {
     u32::from_le_bytes(bytes[offset..offset + 4].try_into().expect("four bytes"))
 }
 
+/// Little-endian number of 64 bits at an offset.
 fn read_u64(bytes: &[u8], offset: usize) -> u64 {
     u64::from_le_bytes(bytes[offset..offset + 8].try_into().expect("eight bytes"))
 }

@@ -134,7 +134,7 @@ fn still_open_note(address: &SocketAddr, was_opened: &bool) -> String {
     }
 }
 
-/// Does `work` on a process. If that fails because the process ends or executes another program, the error says so.
+/// Runs `work` on a process. If it fails because the process ends or executes another program, the error says so.
 pub(crate) fn watch_program<T>(
     pid: u32,
     work: impl FnOnce() -> Result<T, AttachError>,
@@ -144,7 +144,7 @@ pub(crate) fn watch_program<T>(
 }
 
 impl AttachError {
-    /// Whether it may come of a process that is about to end or to execute another program.
+    /// Whether the cause may be that the process is about to end or to execute another program.
     fn is_transient(&self) -> bool {
         match self {
             Self::Refused(refusal) => refusal.is_transient(),

@@ -260,6 +260,7 @@ global_asm!(
 );
 
 unsafe extern "C" {
+    /// Labels of the assembly above.
     static memprof_attach_code: u8;
     static memprof_attach_create: u8;
     static memprof_attach_code_end: u8;

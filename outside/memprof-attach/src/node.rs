@@ -73,6 +73,7 @@ pub fn attach_by_node_inspector(
     watch_program(pid, || load_by_inspector(pid, plugin, attachment))
 }
 
+/// Loads the plugin through the inspector, without watching for the end of the process.
 fn load_by_inspector(
     pid: u32,
     plugin: &Plugin,

@@ -53,6 +53,7 @@ pub fn patch_entry_points(
     watch_program(pid, || patch(pid, max_pause))
 }
 
+/// Like [`patch_entry_points`], without watching for the end of the process.
 fn patch(pid: u32, max_pause: Duration) -> Result<Option<PatchReport>, AttachError> {
     let Some(code) = ProgramCode::read(pid)? else {
         return Ok(None);
@@ -118,6 +119,7 @@ pub fn restore_entry_points(pid: u32) -> Result<Option<PatchReport>, AttachError
     watch_program(pid, || restore(pid))
 }
 
+/// Like [`restore_entry_points`], without watching for the end of the process.
 fn restore(pid: u32) -> Result<Option<PatchReport>, AttachError> {
     // If this user may not trace the process, it has not patched it either.
     let (Ok(memory), Ok(maps)) = (Memory::open(pid), read_maps(pid)) else {

@@ -157,6 +157,7 @@ impl ProgramCodeMap {
     }
 }
 
+/// Reasons why a running thread is not at a safe point.
 const IN_LIBC: &str = "a thread runs in the C library";
 const UNKNOWN_CODE: &str = "a thread runs code of no file";
 const UNKNOWN_START: &str = "a thread runs that was not begun by the C library";

@@ -233,6 +233,7 @@ fn stop_if_safe(
 /// Registers, vector registers, signal mask, and highest address for call frames.
 type ThreadSnapshot = (libc::user_regs_struct, XState, u64, u64);
 
+/// Reason if a thread ends while it is inspected.
 const THREAD_ENDED: UnsafeReason = UnsafeReason::Retry("its threads end");
 
 /// Reads the state of a stopped thread, and fails unless it is at a safe point.

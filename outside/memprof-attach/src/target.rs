@@ -86,6 +86,7 @@ impl Target {
         }
     }
 
+    /// Like [`inspect`](Self::inspect), without waiting for the loader.
     fn inspect_once(pid: u32) -> Result<Self, AttachError> {
         let path = format!("/proc/{pid}/mem");
         let memory = Memory::open_by_child(pid);

@@ -110,6 +110,7 @@ pub(crate) fn run(args: &AttachArgs) -> Outcome {
     })
 }
 
+/// Attaches unless the process is a host already, patches its malloc if necessary, and prints the result.
 fn attach_and_report(args: &AttachArgs) -> Outcome {
     let (mut client, attached) = match connect_existing(args.pid) {
         Some(client) => (client, None),

@@ -17,6 +17,7 @@ use crate::{output, patched_functions, target};
 const THREADS_EXIT_TIMEOUT: Duration = Duration::from_secs(5);
 const POLL_INTERVAL: Duration = Duration::from_millis(2);
 
+/// Ends of the command's text: after detaching, and if only patches were restored.
 const DETACHED_TEXT: &str =
     "the hooks, threads and socket are gone; the plugin's code stays mapped";
 const RESTORED_TEXT: &str = "its functions are as before, without a profile; the plugin stays, which was loaded with the program";

@@ -11,6 +11,7 @@ use anyhow::Context;
 use crate::exit::{FAILED, Outcome, with_exit_code};
 use crate::signals;
 
+/// File name of the program.
 const PROGRAM: &str = "memprof-fleet";
 
 /// Replaces this process by the program.

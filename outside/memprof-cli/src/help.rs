@@ -16,6 +16,7 @@ struct CommandHelp {
     examples: &'static [&'static str],
 }
 
+/// Commands with examples.
 const COMMANDS: &[CommandHelp] = &[
     CommandHelp {
         command: "run",

@@ -13,12 +13,14 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use crate::output;
 
+/// Signals that end the work early.
 const SIGNALS: [Signal; 3] = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP];
 
 /// Watches for the signals in a separate thread.
 #[derive(Debug)]
 pub(crate) struct Interrupts(Arc<WatchState>);
 
+/// State that the thread of the signals shares with [`Interrupts`].
 #[derive(Debug)]
 struct WatchState {
     /// Readable once a signal has come that ends the work.
@@ -26,6 +28,7 @@ struct WatchState {
     state: Mutex<InterruptState>,
 }
 
+/// Signal and registered changes.
 #[derive(Debug)]
 struct InterruptState {
     signal: Option<Signal>,

@@ -51,6 +51,7 @@ pub(crate) struct LeaksArgs {
 /// Stacks of a dump, root first and joined by `;`, with their estimated bytes in use.
 type Stacks = HashMap<String, i64>;
 
+/// Output of `memprof leaks --json`.
 #[derive(Serialize)]
 struct Leaks {
     schema_version: u32,
@@ -69,6 +70,7 @@ enum LeakMethod {
     Dumps,
 }
 
+/// A stack that keeps growing.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 struct Leak {
     growth_bytes: i64,

@@ -20,6 +20,7 @@ use crate::script::{named_interpreter, read_head, search};
 /// An ELF file of which only the needed parts are read: it may be large.
 type Elf<'d, R> = ElfFile64<'d, Endianness, R>;
 
+/// jemalloc's options that make profiling possible.
 const OPTIONS: &str = "prof:true,prof_active:false";
 
 /// Runs `memprof malloc-conf`.

@@ -95,6 +95,7 @@ struct ProveOutput<'a> {
     leaked: LeakedTotals<'a>,
 }
 
+/// Totals and groups of the leaked objects.
 #[derive(Serialize)]
 struct LeakedTotals<'a> {
     objects: u64,
@@ -102,6 +103,7 @@ struct LeakedTotals<'a> {
     by: Vec<LeakedGroup<'a>>,
 }
 
+/// Leaked objects of one kind.
 #[derive(Serialize)]
 struct LeakedGroup<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]

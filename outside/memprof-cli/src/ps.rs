@@ -16,6 +16,7 @@ use crate::target::NO_HOST_REMEDY;
 /// Number of unreachable hosts that are listed individually.
 const MAX_LISTED: usize = 10;
 
+/// Output of `memprof ps --json`.
 #[derive(Serialize)]
 struct Listing {
     schema_version: u32,
@@ -25,6 +26,7 @@ struct Listing {
     processes: Option<Vec<processes::ProcessRow>>,
 }
 
+/// Row of a running host.
 #[derive(Serialize)]
 struct PsHostRow {
     pid: u32,

@@ -35,6 +35,7 @@ pub(crate) struct ResultOutput<'a> {
 }
 
 impl<'a> ResultOutput<'a> {
+    /// Chooses the format: text by default, JSON with `json`. `-` as output is standard output.
     pub(crate) fn new(format: Option<ResultFormat>, json: bool, output: Option<&'a Path>) -> Self {
         let default = if json {
             ResultFormat::Json

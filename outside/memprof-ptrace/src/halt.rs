@@ -17,6 +17,7 @@ pub struct Halt {
     cause: HaltCause,
 }
 
+/// Cause why no thread of a process runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum HaltCause {
     /// SIGSTOP, SIGTSTP, SIGTTIN or SIGTTOU, which stop all threads.

@@ -117,19 +117,23 @@ fn is_defined(symbol: &[u8]) -> bool {
     read_u16(symbol, 6) != 0
 }
 
+/// Builds the error for memory that holds no library.
 fn malformed_error(message: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, message)
 }
 
+/// Little-endian number of 16 bits at an offset.
 fn read_u16(bytes: &[u8], offset: usize) -> u16 {
     u16::from_le_bytes([bytes[offset], bytes[offset + 1]])
 }
 
+/// Little-endian number of 32 bits at an offset.
 fn read_u32(bytes: &[u8], offset: usize) -> u32 {
     let bytes = bytes[offset..offset + 4].try_into();
     u32::from_le_bytes(bytes.expect("four bytes"))
 }
 
+/// Little-endian number of 64 bits at an offset.
 fn read_u64(bytes: &[u8], offset: usize) -> u64 {
     let bytes = bytes[offset..offset + 8].try_into();
     u64::from_le_bytes(bytes.expect("eight bytes"))

@@ -1,5 +1,5 @@
-//! The program of a process, watched while another one works on it: its end or an execve(2) makes any step fail, with
-//! whatever error that step has.
+//! Watches the program of a process while memprof works on the process: if the process ends or calls execve(2), any
+//! step fails, with whatever error that step has.
 
 use std::fs::{self, File};
 use std::io;
@@ -12,20 +12,21 @@ use nix::errno::Errno;
 use crate::pidfd::PidFd;
 use crate::refusal::Refusal;
 
-/// Time from the first step that fails to the end that made it fail: threads end one after another.
+/// Longest time between the first step that fails and the visible end of the process: its threads end one after
+/// another.
 const END_TIMEOUT: Duration = Duration::from_millis(250);
-/// Time that an execve(2) takes to end the other threads.
+/// Time in which an execve(2) ends the other threads.
 const EXECUTE_DELAY: Duration = Duration::from_millis(20);
 const POLL_INTERVAL: Duration = Duration::from_millis(2);
 
-/// The program that a process executed when this was opened.
+/// The program that a process executed when this value was created.
 #[derive(Debug)]
 pub struct ProgramWatch {
     pid: u32,
     /// `None` before Linux 5.3, and if the process had ended.
     process: Option<PidFd>,
-    /// /proc/PID/maps, which shows the memory of that program only, and nothing once that is gone. `None` if this user
-    /// may not read it.
+    /// The open /proc/PID/maps, which shows the memory of that program only, and nothing once it is gone. `None` if
+    /// this user may not read it.
     maps: Option<File>,
 }
 
@@ -39,13 +40,15 @@ pub enum ProgramEnd {
 }
 
 impl ProgramWatch {
-    /// Opens the program of process `pid`. Without the right to look into the process, only its end will be seen.
+    /// Opens the program of process `pid`. Without the right to read the process's memory map, only its end is
+    /// noticed.
     pub fn open(pid: u32) -> Self {
         let process = PidFd::open(pid).ok();
         let process = process.filter(|process| !process.wait(Duration::ZERO));
         let open_maps = || File::open(format!("/proc/{pid}/maps")).ok();
         let has_memory = |maps: &File| !is_gone(maps);
-        // Kernel threads and zombies have no memory, and neither has the first thread while another one's execve(2) ends it.
+        // Kernel threads and zombies have no memory, and neither has the main thread while another thread's
+        // execve(2) ends it.
         let maps = open_maps().filter(has_memory).or_else(|| {
             let has_ended = process.as_ref()?.wait(EXECUTE_DELAY);
             (!has_ended).then(open_maps)?.filter(has_memory)
@@ -53,7 +56,8 @@ impl ProgramWatch {
         Self { pid, process, maps }
     }
 
-    /// Returns the end of the program. `None` if the process still executes it, or was no process when this was opened.
+    /// Returns how the program ended. `None` if the process still executes it, or did not exist when this value was
+    /// created.
     pub fn end(&self) -> Option<ProgramEnd> {
         let has_exited = || {
             let process = self.process.as_ref();
@@ -65,7 +69,7 @@ impl ProgramWatch {
         if !self.maps.as_ref().is_some_and(is_gone) {
             return None;
         }
-        // The kernel gives a process the next program's memory before it takes the last one's.
+        // The kernel installs the new program's memory before it releases the old one's.
         let has_memory = match fs::read_link(format!("/proc/{}/exe", self.pid)) {
             Ok(_) => true,
             Err(error) => error.kind() == io::ErrorKind::PermissionDenied,
@@ -76,8 +80,8 @@ impl ProgramWatch {
         })
     }
 
-    /// The end of the program if that made `error`, else `error` itself. Threads that are about to end are waited for
-    /// where `is_transient` says that another moment has another error.
+    /// Replaces an error by the end of the program, if the program has ended. If `is_transient` says that the error
+    /// may come from a process that is about to end, waits for the end.
     pub fn explain<E: From<Refusal>>(&self, error: E, is_transient: impl Fn(&E) -> bool) -> E {
         let end = match is_transient(&error) {
             true => self.await_end(),
@@ -86,12 +90,12 @@ impl ProgramWatch {
         end.map_or(error, |end| Refusal::from(end).into())
     }
 
-    /// [`end`](Self::end), waited for as long as the threads of a process take to end.
+    /// Like [`end`](Self::end), but waits as long as the threads of a process take to end.
     pub fn await_end(&self) -> Option<ProgramEnd> {
         self.await_end_until(Instant::now() + END_TIMEOUT)
     }
 
-    /// [`end`](Self::end), waited for until `deadline`.
+    /// Like [`end`](Self::end), but waits until `deadline`.
     pub fn await_end_until(&self, deadline: Instant) -> Option<ProgramEnd> {
         loop {
             let end = self.end();
@@ -103,7 +107,7 @@ impl ProgramWatch {
     }
 }
 
-/// Whether the memory of an open /proc/PID/maps is.
+/// Whether the memory of an open /proc/PID/maps is gone.
 fn is_gone(maps: &File) -> bool {
     match maps.read_at(&mut [0], 0) {
         Ok(length) => length == 0,
@@ -131,7 +135,7 @@ mod tests {
         let mut command = Command::new("sh");
         command.args(["-c", script]).stdin(Stdio::piped());
         let child = command.spawn().unwrap();
-        // Until it executes the shell, and waits for a line.
+        // Waits until the child executes the shell and waits for a line.
         let read = |file: &str| fs::read_to_string(format!("/proc/{}/{file}", child.id())).unwrap();
         while read("comm") != "sh\n" || !read("syscall").starts_with("0 ") {
             thread::yield_now();
@@ -180,7 +184,7 @@ mod tests {
         let watch = ProgramWatch::open(child.id());
         child.kill().unwrap();
         assert_eq!(await_end(&watch), ProgramEnd::Exited);
-        // Of a zombie nothing is watched: its end came before.
+        // A zombie has no program to watch: it ended before.
         assert_eq!(ProgramWatch::open(child.id()).end(), None);
         child.wait().unwrap();
         assert_eq!(watch.end(), Some(ProgramEnd::Exited));

@@ -220,7 +220,7 @@ impl Refusal {
         }
     }
 
-    /// Whether it may be gone a moment later: the process starts, is busy or is about to end.
+    /// Whether the reason may disappear after a moment, because the process is starting, busy or about to end.
     pub fn is_transient(&self) -> bool {
         matches!(
             self,

@@ -17,6 +17,7 @@ struct Sanitizer {
     text: &'static str,
 }
 
+/// Sanitizers that end a process in which memprof creates a thread.
 const SANITIZERS: [Sanitizer; 3] = [
     Sanitizer {
         name: "ThreadSanitizer",

@@ -17,12 +17,14 @@ use libc::{
 /// Length of `mov $NUMBER,%eax; syscall`, with which libc enters the kernel, in bytes.
 pub const CALL_LENGTH: usize = 7;
 
+/// Results of an interrupted call, as in `rax`: include/linux/errno.h of the kernel.
 const EINTR: i64 = -4;
 const ERESTARTSYS: i64 = -512;
 const ERESTARTNOINTR: i64 = -513;
 const ERESTARTNOHAND: i64 = -514;
 const ERESTART_RESTARTBLOCK: i64 = -516;
 
+/// Futex operations, and flags that are combined with them (linux/futex.h).
 const FUTEX_WAIT_BITSET: u64 = 9;
 const FUTEX_WAIT_REQUEUE_PI: u64 = 11;
 const FUTEX_FLAGS: u64 = 0x180;

@@ -55,6 +55,7 @@ fn syscall_line(pid: u32, tid: u32) -> Option<String> {
     fs::read_to_string(format!("/proc/{pid}/task/{tid}/syscall")).ok()
 }
 
+/// Contents of `syscall` for a thread that runs.
 const RUNNING: &str = "running";
 
 /// Parses a line of proc(5)'s `syscall`. `232 0x4 0x7ffd 0x20 0xffffffff 0x0 0x0 0x7ffd1f28 0x7f5c0e1c` are number,

@@ -12,6 +12,7 @@ const PRESENT_OFFSET: usize = 512;
 const RESERVED_OFFSET: usize = 464;
 /// Components that a process must request (`XFEATURE_MASK_USER_DYNAMIC`): the tiles of AMX.
 const GRANTED_COMPONENTS: u64 = 1 << 18;
+/// `FP_XSTATE_MAGIC1` and `FP_XSTATE_MAGIC2` of asm/sigcontext.h.
 const MAGIC1: u32 = 0x4650_5853;
 const MAGIC2: u32 = 0x4650_5845;
 /// CPUID leaf that returns the sizes and offsets of the components.
@@ -77,6 +78,7 @@ impl XState {
         frame
     }
 
+    /// Little-endian number at an offset of the area.
     fn read_u64(&self, offset: usize) -> u64 {
         let bytes = self.0[offset..offset + 8].try_into();
         u64::from_le_bytes(bytes.expect("eight bytes"))

@@ -14,8 +14,10 @@ use memprof_sampler::{SIGNATURES, Signature};
 
 use crate::error::AttachError;
 
+/// A program's ELF file, read as needed.
 type Program<'a> = ElfFile64<'a, LittleEndian, &'a ReadCache<File>>;
 
+/// Key of the address of the program headers in the auxiliary vector (getauxval(3)).
 const AT_PHDR: u64 = 3;
 /// Largest size of all code, in bytes: no program has more. A malicious file could otherwise take memory and time.
 const MAX_CODE_SIZE: usize = 512 << 20;

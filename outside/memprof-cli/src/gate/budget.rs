@@ -249,6 +249,7 @@ impl<'de> Deserialize<'de> for ByteSize {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
         #[derive(Deserialize)]
         #[serde(untagged)]
+        /// A value of a budget in TOML.
         enum NumberOrText {
             Number(u64),
             Text(String),

@@ -78,6 +78,7 @@ fn has_processes(group: u32) -> bool {
     stats.any(|stat| stat.group == group && !stat.is_zombie)
 }
 
+/// The tested command while it runs.
 #[derive(Debug)]
 struct RunningCommand {
     child: Child,
@@ -85,6 +86,7 @@ struct RunningCommand {
     signals: SignalFd,
 }
 
+/// Event that ends a wait for the command.
 enum CommandEvent {
     Ended(ExitStatus),
     /// `is_shared`: the terminal has sent the signal to the whole group.

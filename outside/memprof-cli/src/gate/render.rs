@@ -14,6 +14,7 @@ use super::{FormatArg, TestArgs};
 /// Frames of a stack in the text, from the leaf.
 const MAX_SHOWN_FRAMES: usize = 12;
 
+/// Output of `memprof test --format json`.
 #[derive(Serialize)]
 struct VerdictOutput<'a> {
     schema_version: u32,

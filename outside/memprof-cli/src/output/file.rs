@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use rustix::fs::OFlags;
 
+/// Size of the write buffer in bytes.
 const BUFFER_SIZE: usize = 256 << 10;
 /// Largest number of links that the kernel follows (`path_resolution(7)`).
 const MAX_LINKS: usize = 40;

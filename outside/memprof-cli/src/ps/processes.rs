@@ -40,6 +40,7 @@ pub(super) struct ProcessRow {
     note: Option<&'static str>,
 }
 
+/// Whether memprof can attach to a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 enum AttachState {
@@ -51,6 +52,7 @@ enum AttachState {
     Refused,
 }
 
+/// Note on a process whose seccomp filter can be read only while a thread is stopped.
 const FILTER_NOTE: &str = "its seccomp filter is read at attach";
 
 /// Lists the processes of /proc, the largest first.

@@ -22,16 +22,18 @@ use environment::{malloc_conf, preload};
 use program::{JemallocLocation, Program};
 
 /// Environment variables that the preloaded plugin reads (memprof-host, `adapters::preload`).
-const MARKER: (&str, &str) = ("MEMPROF_RUN", "1");
-const ACTIVE: &str = "MEMPROF_ACTIVE";
-const TALLY: (&str, &str) = ("MEMPROF_TALLY", "1");
-const LG_SAMPLE: &str = "MEMPROF_LG_SAMPLE";
-const DUMP_DIR: &str = "MEMPROF_DUMP_DIR";
-const CONFIG: &str = "MEMPROF_CONFIG";
+const MARKER_VARIABLE: (&str, &str) = ("MEMPROF_RUN", "1");
+const ACTIVE_VARIABLE: &str = "MEMPROF_ACTIVE";
+const TALLY_VARIABLE: (&str, &str) = ("MEMPROF_TALLY", "1");
+const LG_SAMPLE_VARIABLE: &str = "MEMPROF_LG_SAMPLE";
+const DUMP_DIR_VARIABLE: &str = "MEMPROF_DUMP_DIR";
+const CONFIG_VARIABLE: &str = "MEMPROF_CONFIG";
 
+/// Variable of jemalloc without a prefix.
 const MALLOC_CONF: &str = "MALLOC_CONF";
 /// Variable with gperftools' mean bytes between samples; if unset, tcmalloc does not sample.
-const SAMPLE_PARAMETER: &str = "TCMALLOC_SAMPLE_PARAMETER";
+const TCMALLOC_SAMPLE_VARIABLE: &str = "TCMALLOC_SAMPLE_PARAMETER";
+/// jemalloc's default `lg_prof_sample`: a sample interval of 512 KiB.
 const DEFAULT_LG_SAMPLE: u8 = 19;
 
 /// Paths of the plugin relative to this program's directory: as packages install it, and as `cargo xtask build`
@@ -98,7 +100,10 @@ pub(crate) fn preload_command(run: &RunArgs) -> anyhow::Result<Command> {
     print_notes(&program, library.as_ref());
 
     let mut command = Command::new(&program.path);
-    command.arg0(name).args(args).env(MARKER.0, MARKER.1);
+    command
+        .arg0(name)
+        .args(args)
+        .env(MARKER_VARIABLE.0, MARKER_VARIABLE.1);
     let allocator = library.iter().map(|library| library.path.as_path());
     let before = std::env::var_os("LD_PRELOAD");
     let libraries = allocator.chain([plugin.as_path()]);
@@ -125,30 +130,30 @@ pub(crate) fn preload_command(run: &RunArgs) -> anyhow::Result<Command> {
     }
     if run.is_tallied {
         require_slots(&program)?;
-        command.env(TALLY.0, TALLY.1);
+        command.env(TALLY_VARIABLE.0, TALLY_VARIABLE.1);
     }
     if run.active {
-        command.env(ACTIVE, "on");
+        command.env(ACTIVE_VARIABLE, "on");
         if profiler == Some(BuiltinProfiler::Tcmalloc)
-            && std::env::var_os(SAMPLE_PARAMETER).is_none()
+            && std::env::var_os(TCMALLOC_SAMPLE_VARIABLE).is_none()
         {
             let interval = 1_u64 << run.lg_sample.unwrap_or(DEFAULT_LG_SAMPLE);
-            command.env(SAMPLE_PARAMETER, interval.to_string());
+            command.env(TCMALLOC_SAMPLE_VARIABLE, interval.to_string());
         }
     }
     if let Some(lg_sample) = lg_sample {
-        command.env(LG_SAMPLE, lg_sample.to_string());
+        command.env(LG_SAMPLE_VARIABLE, lg_sample.to_string());
     }
     if let Some(directory) = &run.socket_dir {
         command.env(memprof_host::socket_dir::VARIABLE, absolute(directory)?);
     }
     if let Some(directory) = &run.dump_dir {
-        command.env(DUMP_DIR, absolute(directory)?);
+        command.env(DUMP_DIR_VARIABLE, absolute(directory)?);
     }
     if let Some(config) = &run.config {
         let path = config.canonicalize();
         let config = path.with_context(|| format!("no config file at {}", config.display()))?;
-        command.env(CONFIG, config);
+        command.env(CONFIG_VARIABLE, config);
     }
     signals::inherit(&mut command);
     Ok(command)
@@ -174,6 +179,7 @@ pub(crate) fn find_plugin(given: Option<&Path>) -> anyhow::Result<PathBuf> {
     })
 }
 
+/// Makes a path absolute without resolving links.
 fn absolute(path: &Path) -> anyhow::Result<PathBuf> {
     std::path::absolute(path).with_context(|| path.display().to_string())
 }

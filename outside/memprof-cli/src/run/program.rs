@@ -49,6 +49,7 @@ pub(crate) enum JemallocLocation {
 /// Largest number of interpreters: a script may name another script as its interpreter (execve(2)).
 const MAX_INTERPRETERS: usize = 4;
 
+/// Mode bits of a file that changes the user or the group at execve(2) (inode(7)).
 const SETUID_BIT: u32 = 0o4000;
 const SETGID_BIT: u32 = 0o2000;
 

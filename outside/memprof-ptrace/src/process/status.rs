@@ -117,6 +117,7 @@ impl ProcStatus {
     }
 }
 
+/// Text of a status file, with access to its fields by name.
 struct StatusFields<'a>(&'a str);
 
 impl<'a> StatusFields<'a> {

@@ -43,6 +43,7 @@ const THREAD_FLAGS: c_long = (libc::CLONE_VM
     | libc::CLONE_PARENT_SETTID
     | libc::CLONE_CHILD_CLEARTID) as c_long;
 
+/// Arguments of the calls below.
 const ANONYMOUS_FLAGS: c_long = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS) as c_long;
 const STACK_FLAGS: c_long = ANONYMOUS_FLAGS | libc::MAP_STACK as c_long;
 const FIXED_FLAGS: c_long = (libc::MAP_PRIVATE | libc::MAP_FIXED | libc::MAP_DENYWRITE) as c_long;

@@ -144,6 +144,7 @@ fn run_filter(filter: &[BpfInstruction], call: &SeccompData) -> Result<u32, Unde
     Err(UndecidedFilter::Instruction { index, code: 0 })
 }
 
+/// Effect of an instruction: the filter's return value, or the number of instructions to skip.
 enum BpfStep {
     Return(u32),
     Skip(u32),
