@@ -114,7 +114,7 @@ impl Unwinder {
         choice: Option<UnwinderChoice>,
     ) -> Vec<String> {
         let mut state = lock(&self.state);
-        state.remove_all();
+        state.uninstall_all();
         state.setting = choice.unwrap_or(self.settings.choice);
         state.loaded.clear_if_changed();
         let setting = state.setting;
@@ -148,8 +148,8 @@ impl Unwinder {
     }
 
     /// Restores the built-in walker of each jemalloc.
-    pub(crate) fn remove(&self) {
-        lock(&self.state).remove_all();
+    pub(crate) fn uninstall(&self) {
+        lock(&self.state).uninstall_all();
     }
 
     /// Clears the rules of unloaded code, and uninstalls memprof's walker where its stacks differ too often.
@@ -158,7 +158,7 @@ impl Unwinder {
         state.loaded.clear_if_changed();
         installed_walker::clear_stack_cache();
         for record in &mut state.allocators {
-            record.remove_if_disagreeing();
+            record.uninstall_if_disagreeing();
         }
     }
 
@@ -196,27 +196,27 @@ impl Unwinder {
 
 impl Drop for Unwinder {
     fn drop(&mut self) {
-        self.remove();
+        self.uninstall();
     }
 }
 
 impl UnwinderState {
     /// Restores the built-in walker of each jemalloc at the end of an activation.
-    fn remove_all(&mut self) {
+    fn uninstall_all(&mut self) {
         for record in &mut self.allocators {
-            record.remove(INACTIVE.to_owned());
+            record.uninstall(INACTIVE.to_owned());
         }
     }
 }
 
 impl WalkerRecord {
     /// Restores jemalloc's own walker, and stores the reason.
-    fn remove(&mut self, reason: String) {
+    fn uninstall(&mut self, reason: String) {
         if self.reason.is_some() {
             return;
         }
         let Some(walker) = &self.walker else { return };
-        match walker.remove(&self.jemalloc.mallctl) {
+        match walker.uninstall(&self.jemalloc.mallctl) {
             Ok(()) => self.reason = Some(reason),
             // memprof's walker keeps working; its code is never unloaded.
             Err(error) => log::error!("{}: {error}", self.jemalloc.identity),
@@ -224,7 +224,7 @@ impl WalkerRecord {
     }
 
     /// Uninstalls memprof's walker if its stacks differed from jemalloc's too often.
-    fn remove_if_disagreeing(&mut self) {
+    fn uninstall_if_disagreeing(&mut self) {
         let counts = self.counts();
         if self.reason.is_some() || !counts.given_up {
             return;
@@ -234,7 +234,7 @@ impl WalkerRecord {
             "{}: memprof's stack walk is given up: {reason}",
             self.jemalloc.identity
         );
-        self.remove(reason);
+        self.uninstall(reason);
     }
 
     /// Reason that names how many of the compared stacks agreed.

@@ -169,7 +169,7 @@ impl SwitchGuard<'_> {
 
     /// Removes memprof's parts from the allocators, which may keep sampling.
     pub(super) fn uninstall(&mut self) {
-        self.switch.unwinder.remove();
+        self.switch.unwinder.uninstall();
         self.active.periodic_task = None;
     }
 

@@ -151,7 +151,7 @@ impl InstalledWalker {
     ///
     /// # Errors
     /// `Allocator`: jemalloc refused.
-    pub(super) fn remove(&self, mallctl: &Mallctl) -> Result<()> {
+    pub(super) fn uninstall(&self, mallctl: &Mallctl) -> Result<()> {
         saved_walker(self.hook).mallctl.store(0, Ordering::Release);
         let refused = |errno| Error::mallctl("experimental.hooks.prof_backtrace", errno);
         let current = mallctl.read::<usize>(BACKTRACE_HOOK).map_err(refused)?;

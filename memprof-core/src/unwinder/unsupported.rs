@@ -30,7 +30,7 @@ impl InstalledWalker {
         Err("memprof's stack walk is built for x86-64 only".to_owned())
     }
 
-    pub(super) fn remove(&self, _: &Mallctl) -> Result<()> {
+    pub(super) fn uninstall(&self, _: &Mallctl) -> Result<()> {
         match *self {}
     }
 
