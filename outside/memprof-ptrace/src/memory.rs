@@ -48,16 +48,16 @@ impl Memory {
         Self::open_copy_by_child(pid, pid)
     }
 
-    /// Like [`open_by_child`](Self::open_by_child), for a copy (`pid`) of process `of`. If the child of an earlier
-    /// command still waits for memory of `of`, every read fails at once.
+    /// Like [`open_by_child`](Self::open_by_child), for a copy (`pid`) of process `original`. If the child of an earlier
+    /// command still waits for memory of `original`, every read fails at once.
     ///
     /// # Errors
     /// Like [`open_by_child`](Self::open_by_child).
-    pub fn open_copy_by_child(pid: u32, of: u32) -> io::Result<Self> {
+    pub fn open_copy_by_child(pid: u32, original: u32) -> io::Result<Self> {
         let memory = Self::open(pid)?;
         // Opened again: the child may outlive this process, and the lock goes with the open file description.
-        let again = File::open(format!("/proc/self/fd/{}", memory.file.as_raw_fd()))?;
-        *memory.reader() = Some(Reader::start(&again, of)?);
+        let file = File::open(format!("/proc/self/fd/{}", memory.file.as_raw_fd()))?;
+        *memory.reader() = Some(Reader::start(&file, original)?);
         Ok(memory)
     }
 

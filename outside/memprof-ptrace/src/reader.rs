@@ -20,7 +20,7 @@ use libc::pid_t;
 use nix::errno::Errno;
 use nix::sys::signal::{SigSet, SigmaskHow};
 
-use crate::given_up;
+use crate::stuck_reader;
 
 /// Longest total wait for the memory of one process, beyond the time that disks and swap take.
 pub const MEMORY_TIMEOUT: Duration = Duration::from_secs(10);
@@ -58,7 +58,7 @@ impl Reader {
             socket: child_socket.as_raw_fd(),
             memory: memory.as_raw_fd(),
             window: window.0,
-            name: given_up::reader_name(pid),
+            name: stuck_reader::reader_name(pid),
         };
         // SAFETY: the child runs only `ReaderServer::serve`, which makes system calls only.
         let child = unsafe { fork_without_signals(&server) }?;
@@ -67,7 +67,7 @@ impl Reader {
             socket,
             window,
             waited: Duration::ZERO,
-            is_unresponsive: given_up::has_stuck_reader(pid),
+            is_unresponsive: stuck_reader::has_stuck_reader(pid),
         })
     }
 
@@ -236,7 +236,7 @@ impl ReaderServer {
         close_range(0, low.checked_sub(1));
         close_range(low + 1, high.checked_sub(1));
         close_range(high + 1, Some(u32::MAX));
-        // SAFETY: prctl(2) reads up to 16 bytes with their final zero, as `given_up::name` builds them.
+        // SAFETY: prctl(2) reads up to 16 bytes with their final zero, as `stuck_reader::name` builds them.
         unsafe { libc::prctl(libc::PR_SET_NAME, self.name.as_ptr()) };
         let mut request = [0_u64; 2];
         loop {
