@@ -6,10 +6,10 @@ use std::time::Instant;
 use serde_json::Value;
 
 use crate::dist::{source, tool_text};
-use crate::host::{Host, PATIENCE, Setup};
+use crate::host::{Host, Setup, TEST_TIMEOUT};
 use crate::memprof::memprof;
 
-/// The ages of the leak, young to old, once it spans so many.
+/// The ages of the leak, young to old, once it spans that many.
 fn ages_of_leak(host: &Host, spans: usize) -> Vec<Value> {
     let begun = Instant::now();
     loop {
@@ -26,7 +26,7 @@ fn ages_of_leak(host: &Host, spans: usize) -> Vec<Value> {
             assert_eq!(of_ages, leak.unwrap()["flat"].as_i64().unwrap(), "{ages:?}");
             return ages;
         }
-        assert!(begun.elapsed() < PATIENCE, "{report}");
+        assert!(begun.elapsed() < TEST_TIMEOUT, "{report}");
     }
 }
 

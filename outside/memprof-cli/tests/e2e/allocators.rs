@@ -11,7 +11,7 @@ use crate::bus::{CONF, Load, Server};
 use crate::bus_redis::Redis;
 use crate::curl::curl;
 use crate::dist::{dist, source, tool_text};
-use crate::host::{Host, PATIENCE, Setup};
+use crate::host::{Host, Setup, TEST_TIMEOUT};
 use crate::memprof::{Run, memprof};
 
 fn host_under(program: &str, preload: &str) -> Host {
@@ -65,7 +65,10 @@ fn growth_with(host: &Host, function: &str) -> PathBuf {
         if reported_percent(&path, function) > 0.0 {
             return path;
         }
-        assert!(begun.elapsed() < PATIENCE, "{function} is not in {growth}");
+        assert!(
+            begun.elapsed() < TEST_TIMEOUT,
+            "{function} is not in {growth}"
+        );
     }
 }
 
@@ -78,11 +81,11 @@ fn wait_for_growth(host: &Host) {
     };
     let enough = resident() + (4 << 20);
     while resident() < enough {
-        assert!(begun.elapsed() < PATIENCE, "it does not grow");
+        assert!(begun.elapsed() < TEST_TIMEOUT, "it does not grow");
     }
 }
 
-/// The same by Google's own tool.
+/// Like the function before, by Google's own tool.
 fn pprof_percent(program: &str, dump: &Path, function: &str) -> f64 {
     let mut pprof = Command::new("google-pprof");
     pprof.args(["--text", "--cum", "--show_bytes"]);
@@ -160,7 +163,7 @@ fn tcmalloc_dump_is_fetched_unchanged() {
     assert_eq!(served.body, bytes);
 }
 
-/// gperftools samples through libunwind, which locks and asks the loader: whoever allocates under the
+/// gperftools samples through libunwind, which locks and calls the loader: a thread that allocates under the
 /// loader's lock may wait for a thread that waits for the loader.
 #[test]
 fn messages_while_every_thread_samples() {
@@ -170,7 +173,7 @@ fn messages_while_every_thread_samples() {
         .start();
     let ask_often = |messages: &[(&str, &str)]| {
         let mut client = host.client();
-        client.set_timeout(PATIENCE);
+        client.set_timeout(TEST_TIMEOUT);
         for (message, args) in messages.iter().cycle().take(300) {
             let reply = client.message("memory_profile", message, args, None);
             let status = reply.unwrap().result.status_code;
@@ -422,7 +425,7 @@ fn lying_mimalloc_is_reported_and_harmless() {
     let text = run.exits(0).json()["text"].as_str().unwrap().to_owned();
     assert!(text.starts_with("mimalloc -7\n"), "{text}");
     assert!(text.contains("… cut after 262144 bytes"));
-    // It claims what malloc gives; so does nobody else.
+    // It claims the memory that malloc returns, as no other allocator does.
     let mimalloc = "mimalloc true: activate, dump, reset, stats, purge";
     assert_eq!(allocators(&host)[0], mimalloc);
     let (host, run) = lied_to("mimalloc", &["HALF"], "stats");

@@ -73,7 +73,7 @@ fn plugins_export_their_entry_and_nothing_else() {
 fn plugins_import_nothing_from_the_host() {
     for plugin in PLUGINS {
         let needed = nm(&["-D", "--undefined-only"], plugin);
-        // The compiler's own, weak; resolved to null where nobody has them.
+        // The compiler's own, weak; resolved to null if no library defines them.
         let weak = ["_ITM_", "__gmon_start__"];
         let known = |name: &String| {
             name.contains("@GLIBC_") || weak.iter().any(|prefix| name.starts_with(prefix))

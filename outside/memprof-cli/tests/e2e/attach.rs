@@ -1,4 +1,4 @@
-//! `memprof attach`: a program that nobody prepared, and left as it was.
+//! `memprof attach`: profiles an unmodified program, and restores it.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -15,7 +15,7 @@ use object::{Endianness, elf};
 
 use crate::dist::tool_text;
 use crate::fixture::{serves, start};
-use crate::host::{Host, PATIENCE};
+use crate::host::{Host, TEST_TIMEOUT};
 use crate::memprof::memprof;
 use crate::place::copy_program;
 
@@ -28,7 +28,7 @@ const GROWING: &str = r#"
     while (<STDIN>) { grow(); print STDERR "served $_" }
 "#;
 
-/// The same in C, for little stack: perl needs more.
+/// Like the program before, in C, for a small stack: perl needs more.
 const SMALL: &str = r#"
     #include <string.h>
     #include <unistd.h>
@@ -40,7 +40,7 @@ const SMALL: &str = r#"
 "#;
 
 /// Perl as it is, waiting for a line.
-fn unprepared() -> Host {
+fn unmodified() -> Host {
     let mut command = Command::new("perl");
     command.args(["-e", GROWING]);
     start(command)
@@ -69,12 +69,12 @@ fn is_listed(host: &Host) -> bool {
     has_it("hosts") || has_it("unreached")
 }
 
-fn our_threads(host: &Host) -> Vec<String> {
-    our_threads_of(host.pid())
+fn memprof_threads(host: &Host) -> Vec<String> {
+    memprof_threads_of(host.pid())
 }
 
 /// The plugin's threads in a process.
-pub(crate) fn our_threads_of(pid: u32) -> Vec<String> {
+pub(crate) fn memprof_threads_of(pid: u32) -> Vec<String> {
     let tasks = fs::read_dir(format!("/proc/{pid}/task")).unwrap();
     let names = tasks.flatten().filter_map(|task| {
         let name = fs::read_to_string(task.path().join("comm")).ok()?;
@@ -85,13 +85,17 @@ pub(crate) fn our_threads_of(pid: u32) -> Vec<String> {
 
 fn wait_until_gone(host: &Host) {
     let begun = Instant::now();
-    while !our_threads(host).is_empty() {
-        assert!(begun.elapsed() < PATIENCE, "{:?}", our_threads(host));
+    while !memprof_threads(host).is_empty() {
+        assert!(
+            begun.elapsed() < TEST_TIMEOUT,
+            "{:?}",
+            memprof_threads(host)
+        );
         thread::sleep(Duration::from_millis(5));
     }
 }
 
-/// What the slots of the program and its libraries hold, by address.
+/// Contents of the GOT slots of the program and its libraries, by address.
 fn slots(pid: u32) -> BTreeMap<u64, u64> {
     let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
     let memory = File::open(format!("/proc/{pid}/mem")).unwrap();
@@ -158,7 +162,7 @@ fn plugin_range(pid: u32) -> (u64, u64) {
 
 #[test]
 fn unmodified_program_is_profiled_and_restored() {
-    let mut host = unprepared();
+    let mut host = unmodified();
     // Lazy slots are filled by the first calls.
     serves(&mut host, "zero");
     let before = slots(host.pid());
@@ -182,7 +186,7 @@ fn unmodified_program_is_profiled_and_restored() {
     assert!(report.contains("Perl_sv_grow"), "{report}");
 
     detach(&host, &[]).exits(0);
-    assert_eq!(our_threads(&host), [""; 0]);
+    assert_eq!(memprof_threads(&host), [""; 0]);
     assert!(!is_listed(&host));
     assert_eq!(changed(&before, &slots(host.pid()), ours), 0);
     serves(&mut host, "two");
@@ -199,7 +203,7 @@ fn unmodified_program_is_profiled_and_restored() {
 
 #[test]
 fn expired_attachment_ends_the_activation() {
-    let mut host = unprepared();
+    let mut host = unmodified();
     serves(&mut host, "zero");
     let before = slots(host.pid());
     attach(&host, &["--for", "1500ms"]).exits(0);
@@ -213,7 +217,7 @@ fn expired_attachment_ends_the_activation() {
 
 #[test]
 fn record_attaches_and_detaches() {
-    let mut host = unprepared();
+    let mut host = unmodified();
     let kept = host.place().join("kept.heap");
     let mut recording = Command::new(crate::dist::dist("bin/memprof"))
         .args(["record", "--for", "2s", "--pid", &host.pid().to_string()])
@@ -229,7 +233,7 @@ fn record_attaches_and_detaches() {
         status.code == 0 && status.json()["profiling"] == "active"
     };
     while !is_active() {
-        assert!(begun.elapsed() < PATIENCE, "{:?}", host.log());
+        assert!(begun.elapsed() < TEST_TIMEOUT, "{:?}", host.log());
     }
     // A sample for each 512 KiB: some of 20 MB.
     for _ in 0..10 {
@@ -241,13 +245,13 @@ fn record_attaches_and_detaches() {
     assert!(recording.wait().unwrap().success(), "{table}");
     assert!(table.contains("Perl_sv_grow"), "{table}");
     assert!(kept.metadata().unwrap().len() > 0);
-    assert_eq!(our_threads(&host), [""; 0]);
+    assert_eq!(memprof_threads(&host), [""; 0]);
     assert!(!is_listed(&host));
 }
 
 #[test]
 fn invalid_config_leaves_nothing_behind() {
-    let mut host = unprepared();
+    let mut host = unmodified();
     let file = host.place().join("plugin.toml");
     fs::write(&file, "lg_sample = 13\n").unwrap();
     let file = file.to_str().unwrap();
@@ -268,7 +272,7 @@ fn invalid_config_leaves_nothing_behind() {
 
 #[test]
 fn message_to_process_without_plugin_names_attach() {
-    let host = unprepared();
+    let host = unmodified();
     let refused = host.memprof("status", &[]).exits(3);
     let pid = host.pid();
     let remedy = format!("runs without the plugin: `memprof attach {pid}` loads it");
@@ -287,7 +291,7 @@ fn detach_without_attachment_is_refused() {
 
 #[test]
 fn refused_process_error_names_the_reason() {
-    let host = unprepared();
+    let host = unmodified();
     let check = |code: i32, expected: &str| {
         let refused = attach(&host, &[]).exits(code);
         assert!(refused.stderr.contains(expected), "{refused:?}");
@@ -359,7 +363,7 @@ fn children(pid: u32) -> Vec<u32> {
 
 #[test]
 fn limit_without_room_is_named_and_nothing_left_behind() {
-    let mut host = unprepared();
+    let mut host = unmodified();
     let pid = host.pid().to_string();
     let mappings = || {
         let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
@@ -419,7 +423,7 @@ fn fork_in_handlers_of_single_thread_is_warned_of() {
     );
     detach(&host, &[]).exits(0);
     // No handler.
-    let host = unprepared();
+    let host = unmodified();
     let attached = text(attach(&host, &[]));
     assert!(!attached.contains("handler"), "{attached}");
     detach(&host, &[]).exits(0);
@@ -510,7 +514,7 @@ fn forked_children_are_attached_and_detached_as_a_tree() {
         .first()
         .is_some_and(|pid| is_host(*pid))
     {
-        assert!(begun.elapsed() < PATIENCE, "{:?}", host.log());
+        assert!(begun.elapsed() < TEST_TIMEOUT, "{:?}", host.log());
     }
     let child = children(host.pid())[0];
     let left = detach(&host, &["--tree", "--json"]).exits(0).json();
@@ -607,7 +611,7 @@ fn in_chroot(directories: &[&str], has_proc: bool) -> Host {
     host
 }
 
-/// What an attachment has put there.
+/// Mappings that an attachment has added.
 fn left_in(host: &Host, directory: &str) -> Vec<String> {
     let entries = fs::read_dir(format!("/proc/{}/root/{directory}", host.pid())).unwrap();
     let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());

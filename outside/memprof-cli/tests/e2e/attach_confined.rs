@@ -13,11 +13,11 @@ use std::time::Instant;
 use nix::unistd::geteuid;
 
 use crate::dist::dist;
-use crate::host::{Host, PATIENCE};
+use crate::host::{Host, TEST_TIMEOUT};
 use crate::memprof::{Run, memprof};
 use crate::place::copy_program;
 
-/// What an attachment may change and has to give back.
+/// State of a process that an attachment may change and must restore.
 #[derive(Debug, PartialEq)]
 struct Seen {
     /// Every name below its root directory.
@@ -25,7 +25,7 @@ struct Seen {
     /// Its line of /proc/PID/limits.
     thread_limit: String,
     threads: usize,
-    /// What they are open to, but for sockets, of which a server has others at each moment.
+    /// Targets of the descriptors, except sockets, of which a server has others at each moment.
     descriptors: Vec<String>,
 }
 
@@ -67,7 +67,7 @@ fn is_left(pid: u32, root: &Path, before: &Seen) {
     let begun = Instant::now();
     while Seen::of(pid, root) != *before {
         let now = Seen::of(pid, root);
-        assert!(begun.elapsed() < PATIENCE, "{before:?}, now {now:?}");
+        assert!(begun.elapsed() < TEST_TIMEOUT, "{before:?}, now {now:?}");
         thread::yield_now();
     }
 }
@@ -118,7 +118,7 @@ impl Haproxy {
         };
         let begun = Instant::now();
         while haproxy.ask("/").is_none() {
-            assert!(begun.elapsed() < PATIENCE, "{:?}", haproxy.host.log());
+            assert!(begun.elapsed() < TEST_TIMEOUT, "{:?}", haproxy.host.log());
             thread::yield_now();
         }
         haproxy
@@ -130,7 +130,7 @@ impl Haproxy {
         children.trim().parse().unwrap()
     }
 
-    /// What a client gets.
+    /// Response that a client gets.
     fn ask(&self, path: &str) -> Option<String> {
         let mut stream = TcpStream::connect(("127.0.0.1", self.port)).ok()?;
         let request = format!("GET {path} HTTP/1.0\r\n\r\n");
@@ -300,7 +300,7 @@ fn process_without_writable_directory_sends_its_dump() {
         };
         let begun = Instant::now();
         while !is_active() {
-            assert!(begun.elapsed() < PATIENCE, "{:?}", host.log());
+            assert!(begun.elapsed() < TEST_TIMEOUT, "{:?}", host.log());
         }
         host.type_line("two");
         let mut table = String::new();

@@ -1,16 +1,16 @@
-//! `memprof attach`: programs whose allocator is linked into them, so that their calls of malloc lead through no slot.
+//! `memprof attach`: programs whose allocator is linked into them, so that no GOT slot holds their malloc.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::attach::{attach, detach, our_threads_of};
+use crate::attach::{attach, detach, memprof_threads_of};
 use crate::dist::{dist, source, tool_text};
-use crate::host::{Host, PATIENCE};
+use crate::host::{Host, TEST_TIMEOUT};
 use crate::memprof::memprof;
 
-/// How a program is linked.
+/// Kind of linking of a program.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Linked {
     pub(crate) name: &'static str,
@@ -43,7 +43,7 @@ impl Linked {
         self.start_by(&[], more)
     }
 
-    /// The same by another program, which executes it.
+    /// Like the function before, by another program, which executes it.
     pub(crate) fn start_by(self, starter: &[&str], more: &[&str]) -> Program {
         let place = tempfile::tempdir().unwrap();
         let program = place.path().join("linked");
@@ -102,7 +102,7 @@ impl Program {
         ["samples", "live_samples"].map(|count| own[count].as_i64().unwrap())
     }
 
-    /// Attached and back again: how many of its functions led to memprof.
+    /// Attaches and detaches; returns the number of patched functions.
     fn leads(&self) -> u64 {
         let attached = attach(&self.host, &[]).exits(0).json();
         let functions = attached["entries"]["functions"].as_u64();
@@ -245,7 +245,7 @@ fn killed_attach_leaves_a_running_program() {
     }
     let begun = Instant::now();
     while attach(&program.host, &[]).code != 0 {
-        assert!(begun.elapsed() < PATIENCE, "{:?}", program.host.log());
+        assert!(begun.elapsed() < TEST_TIMEOUT, "{:?}", program.host.log());
     }
     program
         .host
@@ -276,8 +276,8 @@ fn expired_attachment_keeps_patches_until_detach() {
         .exits(0);
     program.does("keep malloc 100");
     let begun = Instant::now();
-    while !our_threads_of(program.host.pid()).is_empty() {
-        assert!(begun.elapsed() < PATIENCE);
+    while !memprof_threads_of(program.host.pid()).is_empty() {
+        assert!(begun.elapsed() < TEST_TIMEOUT);
         std::thread::yield_now();
     }
     assert!(program.text() != before);

@@ -4,7 +4,7 @@ use std::net::{TcpListener, TcpStream};
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
-use crate::host::{Host, PATIENCE};
+use crate::host::{Host, TEST_TIMEOUT};
 use crate::memprof::{Run, memprof};
 use crate::processes::memprof_as_nobody;
 
@@ -34,7 +34,7 @@ fn waiting(option: &str, call: &str) -> Host {
     let wchan = format!("/proc/{0}/task/{0}/wchan", host.pid());
     let begun = Instant::now();
     while std::fs::read_to_string(&wchan).unwrap() == "0" {
-        assert!(begun.elapsed() < PATIENCE);
+        assert!(begun.elapsed() < TEST_TIMEOUT);
         std::thread::yield_now();
     }
     host

@@ -1,4 +1,4 @@
-//! `memprof attach`: programs in which a name leads elsewhere than usual, or whose threads are not the C library's.
+//! `memprof attach`: programs in which a name resolves to another function than usual, or whose threads are not the C library's.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -78,7 +78,7 @@ fn program_with_thread_sanitizer_is_refused_and_unharmed() {
     check(&["-fsanitize=thread", "-static-libtsan"]);
 }
 
-/// What compares each mapping with all others takes minutes here, and `detach` did.
+/// A quadratic comparison of mappings takes minutes here, as `detach` once did.
 #[test]
 fn program_at_the_mapping_limit_is_detached() {
     let limit = std::fs::read_to_string("/proc/sys/vm/max_map_count").unwrap();

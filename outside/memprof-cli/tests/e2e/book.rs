@@ -84,14 +84,14 @@ fn whole(page: &Path) -> String {
     whole + rest
 }
 
-/// Where a page's links lead, but for those to other sites and within the page.
+/// Targets of a page's links, without those to other sites and within the page.
 fn links(text: &str) -> impl Iterator<Item = &str> {
     let targets = text.split("](").skip(1);
     let targets = targets.filter_map(|rest| rest.split([')', '#']).next());
     targets.filter(|target| !target.is_empty() && !target.contains("://"))
 }
 
-/// The file to which a page's link leads, as a browser finds it: links of the file system do not count.
+/// Target file of a page's link, as a browser finds it: links of the file system do not count.
 fn joined(page: &str, link: &str) -> String {
     let mut names: Vec<&str> = page.split('/').collect();
     names.pop();
@@ -122,7 +122,7 @@ fn exit_codes_match_the_help() {
         .unwrap();
     let help = String::from_utf8(help.stdout).unwrap();
     let (_, codes) = help.split_once("Exit codes: ").unwrap();
-    let told: Vec<&str> = codes
+    let reported: Vec<&str> = codes
         .split(|char: char| !char.is_ascii_digit())
         .filter(|word| !word.is_empty())
         .collect();
@@ -132,5 +132,5 @@ fn exit_codes_match_the_help() {
     let listed = listed
         .map(|(code, _)| code)
         .filter(|code| code.parse::<u8>().is_ok());
-    assert_eq!(listed.collect::<Vec<_>>(), told);
+    assert_eq!(listed.collect::<Vec<_>>(), reported);
 }

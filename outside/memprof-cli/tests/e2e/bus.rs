@@ -32,7 +32,7 @@ pub(crate) trait Server: Sized {
     fn work(&self);
 }
 
-/// What the server's config says of memory_profile, besides its path.
+/// Part of the server's config about memory_profile, besides its path.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Load<'a> {
     pub(crate) env: &'a [(&'a str, &'a str)],
@@ -185,7 +185,7 @@ pub(crate) fn text_of(body: &str) -> String {
     }
 }
 
-/// A port on loopback that nobody has.
+/// An unused port on loopback.
 pub(crate) fn free_port() -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     listener.local_addr().unwrap().port()

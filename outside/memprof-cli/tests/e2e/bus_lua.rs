@@ -12,22 +12,22 @@ use nix::unistd::geteuid;
 
 use crate::bus::free_port;
 use crate::dist::{dist, source};
-use crate::host::{Host, PATIENCE};
+use crate::host::{Host, TEST_TIMEOUT};
 use crate::languages::{INACTIVE, TOO_LONG, UNKNOWN};
 use crate::memprof::memprof;
 use crate::place::{in_place, not_as_root, open_place, wait_for_hosts};
 
-/// What differs between the servers.
+/// Differences between the servers.
 struct Server {
     /// Its directory of hosts-examples.
     example: &'static str,
     /// Writes its config into the place, and starts it in the foreground.
     start: fn(&Path, u16) -> Command,
-    /// What its commands name, and what stands for it here, where `PLACE` is the place.
+    /// Texts of its commands, and their replacements here, where `PLACE` is the place.
     stand_ins: &'static [(&'static str, &'static str)],
     /// A request, to which there is an answer.
     request: &'static [u8],
-    /// What the answer ends with.
+    /// End of the reply.
     answer: &'static [u8],
 }
 
@@ -172,7 +172,7 @@ impl Server {
         let begun = Instant::now();
         while !running.answers() {
             let log = running.host.log();
-            assert!(begun.elapsed() < PATIENCE, "{log:#?}");
+            assert!(begun.elapsed() < TEST_TIMEOUT, "{log:#?}");
             thread::yield_now();
         }
         running
@@ -200,7 +200,7 @@ impl Running {
             if status.code == 0 {
                 return newest.parse().unwrap();
             }
-            assert!(begun.elapsed() < PATIENCE, "{status:?}");
+            assert!(begun.elapsed() < TEST_TIMEOUT, "{status:?}");
         }
     }
 
@@ -209,7 +209,7 @@ impl Running {
         let Ok(mut stream) = TcpStream::connect(("127.0.0.1", self.port)) else {
             return false;
         };
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
         stream.write_all(self.server.request).unwrap();
         let mut answer = Vec::new();
         let mut chunk = [0; 4096];
@@ -242,7 +242,7 @@ impl Running {
         blocks.map(str::to_owned).collect()
     }
 
-    /// What a shell says to commands, which sees the server's mounts.
+    /// Output of commands in a shell that sees the server's mounts.
     fn types(&self, commands: &str) -> String {
         let bin = dist("bin/memprof");
         let path = std::env::var("PATH").unwrap();
@@ -268,7 +268,7 @@ impl Running {
         said
     }
 
-    /// What its page says of a process that has the plugin: activate, dump, report.
+    /// Commands of its page for a process that has the plugin: activate, dump, report.
     fn is_profiled(&self, commands: &str) {
         let (activate, dump) = commands.split_once("\nmemprof dump").unwrap();
         self.types(&format!("{activate} lg_sample=12"));
@@ -366,7 +366,7 @@ fn haproxy_loads_the_plugin_by_a_reload() {
     // The old worker answers until the new one does.
     let mut said = haproxy.types(ask);
     while !said.contains(INACTIVE) {
-        assert!(begun.elapsed() < PATIENCE, "{said}");
+        assert!(begun.elapsed() < TEST_TIMEOUT, "{said}");
         said = haproxy.types(ask);
     }
     let worker = haproxy.worker().to_string();

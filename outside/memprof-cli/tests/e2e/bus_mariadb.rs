@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use crate::bus::free_port;
 use crate::dist::{dist, tool, tool_text};
-use crate::host::{Host, PATIENCE};
+use crate::host::{Host, TEST_TIMEOUT};
 use crate::memprof::memprof;
 use crate::place::{copy_of_the_plugin, give, not_as_root, open_place, wait_for_hosts};
 
@@ -78,7 +78,7 @@ impl MariaDb {
         tool("mariadb-client", &mut client)
     }
 
-    /// What a statement returns.
+    /// Result of a statement.
     fn sql(&self, user: &str, statements: &str) -> String {
         let output = self.client(user, statements);
         let notes = String::from_utf8_lossy(&output.stderr);
@@ -248,7 +248,7 @@ fn function_survives_restart_and_drop_while_running() {
     let busy = "SELECT count(*) FROM information_schema.processlist WHERE info LIKE '%seq_1_to_2000' \
                 AND info NOT LIKE '%processlist%' AND state <> ''";
     while server.sql("root", busy) != "1" {
-        assert!(begun.elapsed() < PATIENCE);
+        assert!(begun.elapsed() < TEST_TIMEOUT);
     }
     server.sql("root", "DROP FUNCTION memory_profile");
     let refused = server.refused("root", "SELECT memory_profile('status')");

@@ -12,7 +12,7 @@ use nix::unistd::Pid;
 use serde_json::Value;
 
 use crate::dist::{source, tool, tool_text};
-use crate::host::{Host, PATIENCE};
+use crate::host::{Host, TEST_TIMEOUT};
 use crate::memprof::memprof;
 use crate::place::{
     copy_of, copy_of_the_plugin, copy_program, give, in_place, not_as_root, open_place, plugin,
@@ -76,7 +76,7 @@ impl Postgres {
         server
     }
 
-    /// The same, which may not be ready yet.
+    /// Like the function before, for a server that may not be ready yet.
     fn spawn(config: &str) -> Self {
         let place = open_place();
         let programs = install(place.path());
@@ -113,7 +113,7 @@ impl Postgres {
         client
     }
 
-    /// What statements print, also their errors.
+    /// Output of statements, with their errors.
     fn says(&self, user: &str, statements: &str) -> String {
         let mut client = self.psql(user);
         let mut child = client
@@ -133,7 +133,7 @@ impl Postgres {
         String::from_utf8(said).unwrap().trim_end().to_owned()
     }
 
-    /// What statements print, as the superuser; they must succeed.
+    /// Output of statements of the superuser, which must succeed.
     fn sql(&self, statements: &str) -> String {
         let mut client = self.psql("postgres");
         tool_text(
@@ -158,7 +158,7 @@ impl Postgres {
             if are(&rows) {
                 return rows;
             }
-            assert!(begun.elapsed() < PATIENCE, "{rows:#?}");
+            assert!(begun.elapsed() < TEST_TIMEOUT, "{rows:#?}");
         }
     }
 }
@@ -227,7 +227,7 @@ impl Drop for Session {
     }
 }
 
-/// As on a server that nobody prepared: nothing is restarted, nothing but this session has the library.
+/// On an unmodified server: nothing is restarted, and only this session has loaded the library.
 #[test]
 fn session_loads_the_plugin_and_replies() {
     let server = Postgres::start("");
@@ -382,7 +382,7 @@ fn new_sessions_reply_as_a_cluster() {
         .sql("SHOW session_preload_libraries")
         .contains(&library)
     {
-        assert!(begun.elapsed() < PATIENCE);
+        assert!(begun.elapsed() < TEST_TIMEOUT);
     }
     let sessions = [Session::open(&server), Session::open(&server)];
     let of = |session: &Session, rows: &[Row]| {
@@ -520,7 +520,7 @@ fn log_lines_reach_the_server_log() {
             if log.contains(line) {
                 return log;
             }
-            assert!(begun.elapsed() < PATIENCE, "no {line}: {log}");
+            assert!(begun.elapsed() < TEST_TIMEOUT, "no {line}: {log}");
             thread::yield_now();
         }
     };

@@ -12,7 +12,7 @@ use nix::unistd::Pid;
 use serde_json::Value;
 
 use crate::dist::dist;
-use crate::host::{Host, PATIENCE};
+use crate::host::{Host, TEST_TIMEOUT};
 use crate::hosts::cumulative_percent;
 use crate::memprof::memprof;
 use crate::place::copy_program;
@@ -61,7 +61,7 @@ fn wait_until_listed(host: &Host, pid: u32) -> Value {
             return row;
         }
         assert!(
-            begun.elapsed() < PATIENCE,
+            begun.elapsed() < TEST_TIMEOUT,
             "{pid} is not listed: {:?}",
             host.log()
         );
@@ -124,7 +124,7 @@ fn unmodified_perl_is_profiled() {
     );
 }
 
-/// What perl itself takes before the plugin comes, and keeps.
+/// Memory that perl itself allocates before the plugin is loaded, and keeps.
 const GROWN: &str = r#"
     my @kept = map { "x" x 1000 } 1 .. 4000;
     print STDERR "grown\n";
@@ -438,14 +438,14 @@ fn daemon_that_closes_all_descriptors_is_reachable_again() {
     host.wait_for_log("control socket ");
     host.type_line("close");
     let line = host.wait_for_log("closed ");
-    // If nobody waited in accept(2), the socket was gone until the thread comes to open another.
+    // If no thread waited in accept(2), the socket is missing until the thread opens another one.
     wait_until_listed(&host, host.pid());
     for _ in 0..3 {
         host.memprof("status", &[]).exits(0);
     }
     for port in line.split(' ').skip(1) {
         let mut stream = TcpStream::connect(format!("127.0.0.1:{port}")).unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
         let mut greeting = String::new();
         stream.read_to_string(&mut greeting).unwrap();
         assert_eq!(greeting, "hello\n", "port {port}");
@@ -465,7 +465,7 @@ const DAEMON: &str = r#"
     while (<STDIN>) { print STDERR "served $_" }
 "#;
 
-/// A program that forks a child when it is told to; the child ends by itself once it was asked.
+/// A program that forks a child on command; the child exits after a request.
 const ENDING: &str = r#"
     $| = 1;
     <STDIN>;
@@ -488,7 +488,7 @@ fn forked_child_has_no_watch_rules() {
     std::fs::write(&config, format!("dump_dir = {dumps:?}\n{rules}")).unwrap();
     let config = ("MEMPROF_CONFIG", config.to_str().unwrap());
     let mut host = run(&["--active", "perl", "-e", ENDING], &[config]);
-    // The plugin is there by now; a child forked before would load it by itself.
+    // The plugin is there by now; a child forked before would load its own copy.
     wait_until_listed(&host, host.pid());
     host.type_line("fork");
     let line = host.wait_for_log("child ");
@@ -572,7 +572,7 @@ fn own_jemalloc_is_reported_and_profiled() {
 
 #[test]
 fn program_runs_with_anything_missing_and_messages_name_it() {
-    let check_told = |env: &[(&str, &str)], kind: &str, reason: &str, told: usize| {
+    let check_reported = |env: &[(&str, &str)], kind: &str, reason: &str, reported: usize| {
         let mut command = Command::new("perl");
         command.args(["-e", GROWING]);
         let plugin = dist("plugins/memory_profile.so").display().to_string();
@@ -597,16 +597,16 @@ fn program_runs_with_anything_missing_and_messages_name_it() {
         host.wait_for_log(reason);
         let lines = host.log();
         let about: Vec<_> = lines.iter().filter(|line| line.contains(reason)).collect();
-        assert_eq!(about.len(), told, "{lines:#?}");
+        assert_eq!(about.len(), reported, "{lines:#?}");
         serves(&mut host, "still");
     };
-    let check = |env: &[_], kind: &str, reason: &str| check_told(env, kind, reason, 1);
+    let check = |env: &[_], kind: &str, reason: &str| check_reported(env, kind, reason, 1);
     let jemalloc = ("LD_PRELOAD", "libjemalloc.so.2");
     let conf = ("MALLOC_CONF", "prof:true,prof_active:true");
     check(&[], "unsupported", "glibc 2.36 has no profiler");
     check(&[jemalloc], "unavailable", "opt.prof=false");
     // When it starts, and when a dump fails.
-    check_told(
+    check_reported(
         &[jemalloc, conf, ("MEMPROF_DUMP_DIR", "/proc/no/dumps")],
         "io",
         "keep dumps in /proc/no/dumps: no way to write to /proc",

@@ -12,7 +12,7 @@ use nix::unistd::{Pid, User, geteuid};
 
 use crate::bus::{self, CONF, Load, Server, free_port};
 use crate::dist::{dist, tool_text};
-use crate::host::{Host, PATIENCE};
+use crate::host::{Host, TEST_TIMEOUT};
 
 struct TrafficServer {
     host: Host,
@@ -53,7 +53,7 @@ impl Server for TrafficServer {
 
     fn work(&self) {
         let mut stream = TcpStream::connect(("127.0.0.1", self.port)).unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
         stream.write_all(b"GET / HTTP/1.0\r\n\r\n").unwrap();
         let mut answer = String::new();
         stream.read_to_string(&mut answer).unwrap();

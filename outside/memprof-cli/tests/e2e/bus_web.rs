@@ -14,7 +14,7 @@ use crate::host::Host;
 use crate::memprof::memprof;
 use crate::place::{in_place, open_place, plugin, wait_for_hosts};
 
-/// What differs.
+/// Differences between the servers.
 struct Web {
     package: &'static str,
     program: &'static str,
@@ -27,7 +27,7 @@ struct Web {
     load: &'static str,
     /// Have the workers replaced after the config was changed.
     reloads: &'static [Signal],
-    /// What `doctor` says first, where it has something to say.
+    /// First finding of `doctor`, if it has one.
     hidden: &'static str,
     /// Ends it once all requests are answered.
     quit: Signal,
@@ -114,7 +114,7 @@ impl Web {
         fs::write(&file, lines + &config).unwrap();
     }
 
-    /// What it prints when it checks the config alone.
+    /// Output of a check of the config alone.
     fn check(&self, running: &Running, preloaded: &str) -> String {
         let mut command = Command::new(self.program);
         command
@@ -211,7 +211,7 @@ fn workers_answer_by_their_sockets(web: &Web) {
     assert!(running.host.wait().success());
     let left = fs::read_dir(running.sockets()).unwrap();
     let left: Vec<_> = left.map(|entry| entry.unwrap().file_name()).collect();
-    // Of the one that was killed: whoever looks for hosts removes them.
+    // Files of the killed one; a discovery of hosts removes them.
     let killed = first[0].to_string();
     let others = left
         .iter()
@@ -274,7 +274,7 @@ impl Daemon {
         kill(Pid::from_raw(pid), signal).unwrap();
     }
 
-    /// What a file with a pid says.
+    /// Contents of a pid file.
     fn pid(&self, file: &str) -> Option<i32> {
         let text = fs::read_to_string(self.place.path().join(file)).ok()?;
         text.trim().parse().ok()

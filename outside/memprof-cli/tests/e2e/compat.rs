@@ -7,7 +7,7 @@ use crate::curl::curl;
 use crate::host::{Host, Setup};
 use crate::server::Server;
 
-/// What a body must be.
+/// Expected body of a response.
 #[derive(Clone, Copy, Debug)]
 enum Body<'a> {
     Is(&'a str),

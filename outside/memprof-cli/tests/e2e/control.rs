@@ -11,11 +11,11 @@ use memprof_host::protocol::{Delivery, TOO_MANY_CONNECTIONS};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
-use crate::host::{Host, PATIENCE, Setup};
+use crate::host::{Host, Setup, TEST_TIMEOUT};
 
 fn connect(host: &Host) -> UnixStream {
     let stream = UnixStream::connect(host.socket()).unwrap();
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
     stream
 }
 

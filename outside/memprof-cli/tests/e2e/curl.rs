@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::dist::tool;
 
-/// What curl got.
+/// Response that curl got.
 #[derive(Debug)]
 pub(crate) struct Got {
     pub(crate) status: u16,
@@ -31,7 +31,7 @@ impl Got {
         header.map_or("", |(_, value)| value)
     }
 
-    /// The same, which must have this status.
+    /// Like the function before; the response must have this status.
     #[track_caller]
     pub(crate) fn is(self, status: u16) -> Self {
         assert_eq!(self.status, status, "{}", self.text());
@@ -44,7 +44,7 @@ pub(crate) fn curl(address: &str, args: &str) -> Got {
     run(Command::new("curl"), address, args)
 }
 
-/// The same as another user, which only root can be.
+/// Like the function before, as another user, which only root can become.
 pub(crate) fn curl_as(uid: u32, address: &str, args: &str) -> Got {
     run(as_user(uid, "curl".as_ref()), address, args)
 }

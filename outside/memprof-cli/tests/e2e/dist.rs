@@ -27,7 +27,7 @@ pub(crate) fn tool(package: &str, command: &mut Command) -> Output {
     })
 }
 
-/// What a tool wrote to stdout; it must succeed.
+/// Output of a tool, which must succeed.
 pub(crate) fn tool_text(package: &str, command: &mut Command) -> String {
     let output = tool(package, command);
     let notes = String::from_utf8_lossy(&output.stderr);

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use crate::dist::source;
 use crate::typed::{Block, System, blocks, stand_in, type_in};
 
-/// What a test does with a block that is marked `sh`.
+/// Treatment of a block that is marked `sh`.
 enum Commands {
     /// Typed in a system of their own: after other commands, and with replacements for what only a reader has.
     Typed(&'static str, &'static [(&'static str, &'static str)]),
@@ -169,7 +169,7 @@ fn each_block_of_readme_and_book_has_a_row() {
     for entry in std::fs::read_dir(source("docs/src")).unwrap() {
         let entry = entry.unwrap();
         let name = entry.file_name().into_string().unwrap();
-        // Links lead to documents with tests of their own.
+        // The linked documents have their own tests.
         if entry.file_type().unwrap().is_file() && name.ends_with(".md") {
             pages.push(name);
         }

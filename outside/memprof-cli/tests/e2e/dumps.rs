@@ -61,9 +61,9 @@ fn full_and_read_only_dump_directories_are_named() {
 
         let copy = host.place().join("copy.heap");
         let taken = host.memprof("dump", &["-o", copy.to_str().unwrap()]);
-        let told = taken.exits(0).stderr;
-        assert!(told.contains(why), "{told}");
-        assert!(told.contains("the host keeps no copy"), "{told}");
+        let reported = taken.exits(0).stderr;
+        assert!(reported.contains(why), "{reported}");
+        assert!(reported.contains("the host keeps no copy"), "{reported}");
         assert!(is_whole(&copy));
         assert_eq!(files(Path::new(&seen)), Vec::<String>::new());
     };
@@ -147,7 +147,7 @@ fn limits_on_files_and_descriptors() {
             "File too large (EFBIG)",
         );
     }
-    // Three are open at once, and a waiting accept(2) holds the number of one that nobody sees.
+    // Three are open at once, and a waiting accept(2) holds the number of one that is not visible.
     let enough = 4;
     for spare in 0..=enough {
         // Which act fails depends on how many are spare; the cause is always named.

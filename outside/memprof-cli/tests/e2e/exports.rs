@@ -26,8 +26,8 @@ fn text_of(file: &Path) -> String {
     String::from_utf8_lossy(&std::fs::read(file).unwrap()).into_owned()
 }
 
-/// What `memprof report` says of a file, without its name.
-fn told(host: &Host, file: &Path, args: &[&str]) -> Value {
+/// Output of `memprof report` for a file, without the file's name.
+fn report_json(host: &Host, file: &Path, args: &[&str]) -> Value {
     let file = file.to_str().unwrap();
     let args = [&["report", "--format", "json", file], args].concat();
     let run = memprof(&host.socket_dir(), &args).exits(0);
@@ -38,7 +38,7 @@ fn told(host: &Host, file: &Path, args: &[&str]) -> Value {
 /// Whose memory it is and how old: all that marks tell.
 fn answers(host: &Host, file: &Path) -> [Value; 3] {
     let asked: [&[&str]; 3] = [&["--by", "route"], &["--ages"], &["--label", "route=/1"]];
-    asked.map(|args| told(host, file, args))
+    asked.map(|args| report_json(host, file, args))
 }
 
 fn tool(host: &Host, package: &str, command: &[&str], file: &Path) -> String {
@@ -69,7 +69,7 @@ fn total(text: &str) -> f64 {
 
 /// The total that memprof has of a file is that of the tool.
 fn agree(host: &Host, package: &str, command: &[&str], file: &Path) {
-    let ours = told(host, file, &[])["totals"]["inuse_space"]
+    let ours = report_json(host, file, &[])["totals"]["inuse_space"]
         .as_f64()
         .unwrap();
     let text = tool(host, package, command, file);
@@ -118,7 +118,7 @@ fn other_tools_read_recorded_files() {
     let args = ["--for", "1s", "-o", file.to_str().unwrap()];
     host.memprof("record", &args).exits(0);
     assert!(!text_of(&file).contains("0x4d50"));
-    let by = told(&host, &file, &["--by", "route"]);
+    let by = report_json(&host, &file, &["--by", "route"]);
     assert_eq!(by["by"]["values"][0]["value"], "nested", "{by}");
 }
 
@@ -140,7 +140,7 @@ fn google_pprof_and_go_read_served_dumps_without_loss() {
 
     let text = get("text.heap", "H/pprof/heap");
     let values = |file: &Path| {
-        let by = told(&host, file, &["--by", "route"]);
+        let by = report_json(&host, file, &["--by", "route"]);
         let values = by["by"]["values"].as_array().unwrap().iter();
         let values = values.filter(|value| value["value"] != "[none]");
         values

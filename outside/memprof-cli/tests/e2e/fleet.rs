@@ -8,14 +8,14 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::dist::{dist, tool_text};
-use crate::host::{Host, PATIENCE};
+use crate::host::{Host, TEST_TIMEOUT};
 use crate::memprof::{Run, memprof};
 use crate::place::copy_program;
 
 /// The fleets of this run of the tests.
 static COUNT: AtomicU32 = AtomicU32::new(0);
 
-/// A program that holds 4 MiB, and in its second build adds to a list that nobody clears.
+/// A program that holds 4 MiB, and in its second build adds to a list that is never cleared.
 const CART: &str = r"
 #include <stdlib.h>
 #include <string.h>
@@ -43,7 +43,7 @@ int main(void) {
 
 pub(crate) struct Fleet {
     place: TempDir,
-    /// What this fleet's program is called, and no other test's.
+    /// Program name of this fleet, which no other test uses.
     pub(crate) service: String,
     pub(crate) processes: Vec<Host>,
 }
@@ -133,7 +133,7 @@ impl Fleet {
             if growth[0]["growth_bytes"].as_i64() > Some(1 << 20) {
                 return growth[0].clone();
             }
-            assert!(begun.elapsed() < PATIENCE, "{growth}");
+            assert!(begun.elapsed() < TEST_TIMEOUT, "{growth}");
         }
     }
 }

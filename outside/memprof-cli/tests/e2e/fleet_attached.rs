@@ -11,12 +11,12 @@ use nix::sys::stat::Mode;
 use nix::unistd::{Pid, mkfifo};
 use tempfile::TempDir;
 
-use crate::attach::our_threads_of;
+use crate::attach::memprof_threads_of;
 use crate::dist::{dist, tool_text};
 use crate::memprof::memprof;
 use crate::place::copy_program;
 
-/// A process that nobody prepared, ended when dropped.
+/// An unmodified process, ended when dropped.
 struct Unprepared(Child);
 
 impl Unprepared {
@@ -34,7 +34,7 @@ impl Unprepared {
     }
 
     fn is_attached(&self) -> bool {
-        !our_threads_of(self.0.id()).is_empty()
+        !memprof_threads_of(self.0.id()).is_empty()
     }
 }
 
@@ -75,7 +75,7 @@ fn agent(place: &TempDir, program: &Path, names: &str) -> Child {
     command.stderr(Stdio::piped()).spawn().unwrap()
 }
 
-/// Reads until the second profile of a process is told of, which is behind several turns.
+/// Reads until the second profile of a process is reported, which takes several rounds.
 fn read_two_profiles(
     lines: &mut Lines<BufReader<ChildStderr>>,
     of: &Unprepared,

@@ -11,7 +11,7 @@ use serde_json::Value;
 use crate::curl::{curl, curl_as};
 use crate::dist::{tool, tool_text};
 use crate::fleet::Fleet;
-use crate::host::PATIENCE;
+use crate::host::TEST_TIMEOUT;
 use crate::server::Server;
 
 const TOKEN: &str = "00112233445566778899aabbccddeeff";
@@ -56,7 +56,7 @@ fn agent_exports_metrics_of_every_host() {
     let pid = fleet.processes[0].pid();
     let profile = curl(&agent.address, &format!("H/host/{pid}/debug/pprof/heap"));
     assert_eq!(&profile.is(200).body[..2], b"\x1f\x8b");
-    // Nothing here changes a host, and nobody else gets in.
+    // No request here changes a host, and no other client is admitted.
     let activate = format!("-X POST H/host/{pid}/api/v1/activate");
     curl(&agent.address, &activate).is(404);
     curl_as(NOBODY, &agent.address, "H/metrics").is(401);
@@ -104,7 +104,7 @@ impl Drop for Prometheus {
 }
 
 fn prometheus(place: &Path, port: u16, agent: &str) -> Prometheus {
-    // The type is Bearer by itself where metrics are scraped, but not where hosts are discovered (2.42).
+    // The type defaults to Bearer where metrics are scraped, but not where hosts are discovered (2.42).
     let token = format!("authorization: {{ type: Bearer, credentials: {TOKEN} }}");
     let config = format!(
         "global: {{ scrape_interval: 1s }}\nscrape_configs:\n- job_name: memprof\n  {token}\n  \
@@ -169,6 +169,6 @@ fn prometheus_discovers_and_scrapes_the_hosts() {
         if pids.iter().all(has) {
             return;
         }
-        assert!(begun.elapsed() < PATIENCE, "{pids:?}: {reply}");
+        assert!(begun.elapsed() < TEST_TIMEOUT, "{pids:?}: {reply}");
     }
 }

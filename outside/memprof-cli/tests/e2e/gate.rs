@@ -13,7 +13,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::dist::{dist, source, tool_text};
-use crate::host::PATIENCE;
+use crate::host::TEST_TIMEOUT;
 use crate::memprof::Run;
 
 /// Records, in hundreds: what the budget is written for.
@@ -48,7 +48,7 @@ fn gate(place: &Path, options: &[&str], words: &[&str]) -> Run {
     Run::of(command.env_remove("GITHUB_ACTIONS"))
 }
 
-/// What grows by five per cent is caught, what does not is let pass. Returns the guilty function.
+/// Checks that a growth of five per cent is caught, and none passes. Returns the named function.
 fn check(place: &TempDir, command: &[&str]) -> Option<String> {
     let with = |records: u32| {
         let records = records.to_string();
@@ -129,7 +129,7 @@ fn smallest_program_and_children_are_counted() {
             .exits(7)
             .json()
     };
-    let of = |told: &Value, at: usize| told["checks"][at]["measured"].as_u64().unwrap();
+    let of = |reported: &Value, at: usize| reported["checks"][at]["measured"].as_u64().unwrap();
     let script = format!("{program} 10; {program} 20; true");
     let both = totals(&["/bin/sh", "-c", &script]);
     // The shell itself ends by _exit(2).
@@ -288,7 +288,7 @@ fn started(place: &Path, trap: &str) -> (Child, u32) {
     let gate = command.spawn().unwrap();
     let begun = Instant::now();
     while !file.exists() {
-        assert!(begun.elapsed() < PATIENCE, "the command does not start");
+        assert!(begun.elapsed() < TEST_TIMEOUT, "the command does not start");
         thread::sleep(Duration::from_millis(1));
     }
     let pid = fs::read_to_string(file).unwrap();

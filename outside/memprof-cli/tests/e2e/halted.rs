@@ -11,7 +11,7 @@ use nix::sys::signal::Signal;
 use tempfile::TempDir;
 
 use crate::dist::{dist, source, tool_text};
-use crate::host::{Host, PATIENCE, Setup};
+use crate::host::{Host, Setup, TEST_TIMEOUT};
 use crate::memprof::memprof;
 
 /// Stops a host, and returns when it is.
@@ -23,7 +23,7 @@ fn stop(host: &Host) {
         .unwrap()
         .contains("State:\tT (stopped)")
     {
-        assert!(begun.elapsed() < PATIENCE);
+        assert!(begun.elapsed() < TEST_TIMEOUT);
         std::thread::yield_now();
     }
 }
@@ -93,13 +93,13 @@ fn process_stopped_during_attach_is_reported() {
     let begun = Instant::now();
     // The thread that waits for the loader.
     while host.threads().len() < 2 {
-        assert!(begun.elapsed() < PATIENCE);
+        assert!(begun.elapsed() < TEST_TIMEOUT);
         std::thread::yield_now();
     }
     stop(&host);
     let begun = Instant::now();
     let ended = attaching.wait_with_output().unwrap();
-    assert!(begun.elapsed() < PATIENCE / 2, "{ended:?}");
+    assert!(begun.elapsed() < TEST_TIMEOUT / 2, "{ended:?}");
     let text = String::from_utf8_lossy(&ended.stderr);
     assert_eq!(ended.status.code(), Some(1), "{text}");
     let words = ["is stopped (SIGSTOP)", "the plugin will not start there"];
@@ -108,7 +108,7 @@ fn process_stopped_during_attach_is_reported() {
     host.type_line("go on");
     let begun = Instant::now();
     while host.threads().len() > 1 {
-        assert!(begun.elapsed() < PATIENCE);
+        assert!(begun.elapsed() < TEST_TIMEOUT);
         std::thread::yield_now();
     }
     host.memprof("status", &[]).exits(3);
@@ -129,7 +129,7 @@ fn traced_host_is_reported() {
         }
     };
     let mut threads = Vec::new();
-    stop_all(host.pid(), Instant::now() + PATIENCE, &mut threads).unwrap();
+    stop_all(host.pid(), Instant::now() + TEST_TIMEOUT, &mut threads).unwrap();
     check("which traces it (a debugger?)");
     drop(threads);
     host.memprof("status", &[]).exits(0);

@@ -17,9 +17,9 @@ use crate::dist::dist;
 use crate::memprof::{Run, memprof};
 
 /// Longer than anything here takes on a busy machine.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// How to start a host.
+/// Options to start a host with.
 #[derive(Debug)]
 pub(crate) struct Setup<'a> {
     /// The program: its name in `target/dist/examples`, or its path.
@@ -32,7 +32,7 @@ pub(crate) struct Setup<'a> {
     pub(crate) more: String,
     /// Shell commands to run before it, in mounts of its own; `$DUMPS` is the dump directory.
     pub(crate) mounts: String,
-    /// Where its control socket goes, when not to a place of its own.
+    /// Directory of its control socket, if not its own directory.
     pub(crate) sockets: Option<PathBuf>,
 }
 
@@ -62,7 +62,7 @@ impl<'a> Setup<'a> {
         }
     }
 
-    /// The same without any environment for an allocator.
+    /// Like the function before, without any environment for an allocator.
     pub(crate) fn without_profiling(program: &'a str) -> Self {
         Self {
             env: Vec::new(),
@@ -70,7 +70,7 @@ impl<'a> Setup<'a> {
         }
     }
 
-    /// The same, and memprof's sampler is not to take the allocator's place.
+    /// Like the function before, without memprof's sampler in the allocator's place.
     pub(crate) fn that_cannot_profile(program: &'a str) -> Self {
         Self::without_profiling(program).config("sampler = \"allocator\"")
     }
@@ -164,7 +164,7 @@ pub(crate) struct Host {
 }
 
 impl Host {
-    /// Starts a program that nobody prepared under `memprof run` with these arguments, and waits until its control socket
+    /// Starts an unmodified program under `memprof run` with these arguments, and waits until its control socket
     /// is open. What it reads is [typed](Self::type_line).
     pub(crate) fn run(program: &Path, args: &[&str], place: TempDir) -> Self {
         let mut command = Command::new(dist("bin/memprof"));
@@ -181,7 +181,7 @@ impl Host {
         Self::spawn_in(command, place, sockets)
     }
 
-    /// The same with its socket in a directory that several share.
+    /// Like the function before, with its socket in a shared directory.
     pub(crate) fn spawn_in(mut command: Command, place: TempDir, sockets: PathBuf) -> Self {
         command
             .env("MEMPROF_SOCKET_DIR", &sockets)
@@ -247,7 +247,7 @@ impl Host {
         let (lines, _) = self
             .log
             .1
-            .wait_timeout_while(self.log.0.lock().unwrap(), PATIENCE, |lines| {
+            .wait_timeout_while(self.log.0.lock().unwrap(), TEST_TIMEOUT, |lines| {
                 !lines.iter().any(|line| has(&line))
             })
             .unwrap();
@@ -264,7 +264,7 @@ impl Host {
         let (lines, _) = self
             .log
             .1
-            .wait_timeout_while(self.log.0.lock().unwrap(), PATIENCE, |lines| {
+            .wait_timeout_while(self.log.0.lock().unwrap(), TEST_TIMEOUT, |lines| {
                 those(lines).len() < count
             })
             .unwrap();
@@ -302,7 +302,7 @@ impl Host {
                 return reply;
             }
             assert!(
-                begun.elapsed() < PATIENCE,
+                begun.elapsed() < TEST_TIMEOUT,
                 "the profile stays small: {reply}"
             );
         }
@@ -323,7 +323,10 @@ impl Host {
         while !self.threads().iter().any(|thread| thread == name) {
             let (threads, log) = (self.threads(), self.log());
             let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid()));
-            assert!(begun.elapsed() < PATIENCE, "{threads:?} {stat:?} {log:#?}");
+            assert!(
+                begun.elapsed() < TEST_TIMEOUT,
+                "{threads:?} {stat:?} {log:#?}"
+            );
             thread::yield_now();
         }
     }
@@ -340,7 +343,7 @@ impl Host {
         let begun = Instant::now();
         while self.descriptors() > count {
             assert!(
-                begun.elapsed() < PATIENCE,
+                begun.elapsed() < TEST_TIMEOUT,
                 "{} descriptors, not {count}",
                 self.descriptors()
             );
@@ -358,7 +361,7 @@ impl Host {
         writeln!(stdin, "{line}").unwrap();
     }
 
-    /// Waits until it ends by itself.
+    /// Waits until it exits.
     pub(crate) fn wait(&mut self) -> ExitStatus {
         self.child.wait().unwrap()
     }

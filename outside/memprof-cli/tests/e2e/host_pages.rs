@@ -6,9 +6,9 @@ use crate::typed::{System, blocks, stand_in, type_in};
 /// A page of hosts-examples.
 struct Page {
     name: &'static str,
-    /// What a reader has done before: mostly, starting the server as its unit does.
+    /// Commands that a reader has run before: mostly, starting the server as its unit does.
     before: &'static str,
-    /// What is in the page, and what stands for it here.
+    /// Texts of the page, and their replacements here.
     stand_ins: &'static [(&'static str, &'static str)],
 }
 

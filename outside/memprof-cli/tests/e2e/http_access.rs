@@ -323,7 +323,7 @@ fn public_address_needs_two_more_options() {
     assert!(token(TOKEN, 0o644).contains("chmod 600"));
 }
 
-/// Names that are attacks on whoever takes them for something else than text.
+/// Names that attack a page which does not escape them.
 fn hostile_names() -> Vec<String> {
     let payloads = [
         "<img src=x onerror=alert(N)>",

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::time::Instant;
 
 use crate::curl::curl;
-use crate::host::{PATIENCE, Setup};
+use crate::host::{Setup, TEST_TIMEOUT};
 use crate::memprof::memprof;
 use crate::schema;
 use crate::server::Server;
@@ -202,7 +202,11 @@ fn memory_of_reports_is_released() {
     }
     let begun = Instant::now();
     while server.anonymous_kib() > KEPT_KIB {
-        assert!(begun.elapsed() < PATIENCE, "{} KiB", server.anonymous_kib());
+        assert!(
+            begun.elapsed() < TEST_TIMEOUT,
+            "{} KiB",
+            server.anonymous_kib()
+        );
         std::thread::yield_now();
     }
 }
@@ -270,7 +274,7 @@ fn unix_socket_serves_only_its_user() {
             "{taken:?}"
         );
     }
-    // What a killed server left there is in nobody's way.
+    // The socket of a killed server does not block a new one.
     assert!(socket.exists());
     let _server = Server::at(&host, path);
     curl(

@@ -24,7 +24,7 @@ fn address_without_scheme(server: &Server) -> &str {
         .trim_end_matches('/')
 }
 
-/// What a tool prints whose files go to the host's place.
+/// Output of a tool that writes its files to the host's directory.
 fn run(host: &Host, package: &str, program: &str, args: &[&str]) -> String {
     let mut command = Command::new(program);
     command

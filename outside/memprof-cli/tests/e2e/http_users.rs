@@ -12,7 +12,7 @@ use crate::host::{Host, Setup};
 use crate::place::copy_program;
 use crate::server::Server;
 
-/// Debian's nobody.
+/// Uid of Debian's user nobody.
 const NOBODY: u32 = 65534;
 /// A user without an entry, as a container's is.
 const SOMEBODY: u32 = 64321;
@@ -21,7 +21,7 @@ fn as_nobody(address: &str, args: &str) -> Got {
     curl_as(NOBODY, address, args)
 }
 
-/// What is served to nobody, of a host that can be profiled.
+/// Server for the user nobody, of a host that can be profiled.
 fn served() -> (Host, Server) {
     let host = Setup::of("rust_host").start();
     let server = Server::of(&host, &[]);

@@ -1,4 +1,4 @@
-//! Whose memory it is, told by the labels of threads.
+//! Memory by the labels of threads.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -184,12 +184,12 @@ fn go_shows_labels_and_other_tools_the_total() {
     let tags = read("golang-go", &[&["go", "tool", "pprof"], &tags[..]].concat());
     for value in by["by"]["values"].as_array().unwrap() {
         let line = format!("{}.0B (", value["flat"].as_i64().unwrap());
-        let told = tags
+        let reported = tags
             .lines()
             .find(|text| text.trim_start().starts_with(&line));
         let name = format!(": {}", value["value"].as_str().unwrap());
         assert!(
-            told.is_some_and(|told| told.ends_with(&name)),
+            reported.is_some_and(|reported| reported.ends_with(&name)),
             "{name} {line}: {tags}"
         );
     }
@@ -200,10 +200,10 @@ fn go_shows_labels_and_other_tools_the_total() {
         &["jeprof", "--text", "--show_bytes", &jeprof],
     );
     let line = text.lines().find_map(|line| line.strip_prefix("Total: "));
-    let told: f64 = line.unwrap().trim_end_matches(" B").parse().unwrap();
+    let reported: f64 = line.unwrap().trim_end_matches(" B").parse().unwrap();
     assert!(
-        (told / total - 1.0).abs() < 1e-3,
-        "jeprof: {told}, memprof: {total}"
+        (reported / total - 1.0).abs() < 1e-3,
+        "jeprof: {reported}, memprof: {total}"
     );
 }
 

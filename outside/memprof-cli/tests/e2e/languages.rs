@@ -10,7 +10,7 @@ use crate::dist::{dist, source, tool, tool_text};
 /// A place for sockets and dumps, and for copies of the plugin.
 pub(crate) struct Languages(TempDir);
 
-/// What a program wrote, and whether it succeeded.
+/// Output of a program, and whether it succeeded.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Ran {
     pub(crate) output: String,

@@ -1,4 +1,4 @@
-//! Where the resident memory is, told by live hosts to which something was done.
+//! Ledgers of live hosts after changes of their memory.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;
@@ -15,7 +15,7 @@ use tempfile::TempDir;
 use crate::bus::{CONF, Load, Server};
 use crate::bus_redis::Redis;
 use crate::dist::{preloadable, tool_text};
-use crate::host::{Host, PATIENCE, Setup};
+use crate::host::{Host, Setup, TEST_TIMEOUT};
 
 const MIB: u64 = 1 << 20;
 
@@ -78,7 +78,7 @@ impl Injection {
         host.wait_for_log(&format!("injected {order}"));
     }
 
-    /// Waits until somebody reads at the other end: until then there is no such device.
+    /// Waits until the other end is read: until then there is no such device.
     fn open(&self) -> File {
         let begun = Instant::now();
         loop {
@@ -86,7 +86,7 @@ impl Injection {
             options.write(true).custom_flags(libc::O_NONBLOCK);
             match options.open(&self.fifo) {
                 Ok(fifo) => return fifo,
-                Err(error) => assert!(begun.elapsed() < PATIENCE, "nobody reads: {error}"),
+                Err(error) => assert!(begun.elapsed() < TEST_TIMEOUT, "nobody reads: {error}"),
             }
             std::thread::yield_now();
         }
@@ -103,7 +103,7 @@ pub(crate) fn row(ledger: &Value, name: &str) -> u64 {
     row["bytes"].as_u64().unwrap()
 }
 
-/// What the kernel says of a process's resident memory.
+/// Resident memory of a process according to the kernel.
 fn kernel_rss(host: &Host) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{}/status", host.pid())).unwrap();
     let mut lines = status.lines();
@@ -117,18 +117,18 @@ fn rows_sum_to_the_rss_of_the_kernel() {
     Injection::each_host(|_, host| {
         host.memprof("activate", &[]).exits(0);
         let before = kernel_rss(host);
-        let told = ledger(host);
+        let reported = ledger(host);
         let after = kernel_rss(host);
-        let rows = told["rows"].as_array().unwrap().iter();
+        let rows = reported["rows"].as_array().unwrap().iter();
         let sum: u64 = rows.map(|row| row["bytes"].as_u64().unwrap()).sum();
-        assert_eq!(told["rss_bytes"], sum);
+        assert_eq!(reported["rss_bytes"], sum);
         // Some hosts grow all the while.
         let within = before as f64 * 0.99..=after as f64 * 1.01;
         assert!(within.contains(&(sum as f64)), "{sum} is not in {within:?}");
     });
 }
 
-/// What is not the allocator's, once every arena is there and two looks agree. A thread whose
+/// Memory that is not the allocator's, once every arena is there and two looks agree. A thread whose
 /// predecessors have not ended makes a new arena, whose metadata counts before it is touched.
 fn settled(host: &Host) -> u64 {
     let processors = available_parallelism().map_or(1, NonZeroUsize::get);
@@ -149,7 +149,7 @@ fn settled(host: &Host) -> u64 {
         threads.filter(|name| name == "memprof-conn").count()
     };
     while connections() > 1 {
-        assert!(begun.elapsed() < PATIENCE, "{:?}", host.threads());
+        assert!(begun.elapsed() < TEST_TIMEOUT, "{:?}", host.threads());
         std::thread::yield_now();
     }
     let look = || row(&ledger(host), "not_the_allocator");
@@ -159,7 +159,7 @@ fn settled(host: &Host) -> u64 {
         if next.abs_diff(last) < MIB / 4 {
             return next;
         }
-        assert!(begun.elapsed() < PATIENCE, "{last} and then {next}");
+        assert!(begun.elapsed() < TEST_TIMEOUT, "{last} and then {next}");
         last = next;
     }
 }
@@ -169,14 +169,17 @@ fn program_s_own_mapping_is_not_the_allocator_s() {
     Injection::each_host(|injection, host| {
         let before = settled(host);
         injection.order(host, "map 50");
-        let told = ledger(host);
-        let risen = row(&told, "not_the_allocator") - before;
+        let reported = ledger(host);
+        let risen = row(&reported, "not_the_allocator") - before;
         eprintln!("risen by {:.2} MiB", risen as f64 / MIB as f64);
-        assert!((49 * MIB..=51 * MIB).contains(&risen), "{risen}: {told}");
-        let mut verdicts = told["verdicts"].as_array().unwrap().iter();
+        assert!(
+            (49 * MIB..=51 * MIB).contains(&risen),
+            "{risen}: {reported}"
+        );
+        let mut verdicts = reported["verdicts"].as_array().unwrap().iter();
         assert!(
             verdicts.any(|verdict| verdict["kind"] == "not_the_allocator"),
-            "{told}"
+            "{reported}"
         );
     });
 }
@@ -190,13 +193,13 @@ fn fragmentation_is_reported_and_not_purged() {
             return;
         }
         injection.order(host, "fragment 100");
-        let told = ledger(host);
-        let mut verdicts = told["verdicts"].as_array().unwrap().iter();
+        let reported = ledger(host);
+        let mut verdicts = reported["verdicts"].as_array().unwrap().iter();
         let fragmented = verdicts.find(|verdict| verdict["kind"] == "fragmentation");
         let remedy = fragmented.unwrap()["remedy"].as_str().unwrap();
         assert!(remedy.starts_with("purging will not help"), "{remedy}");
-        let lost = row(&told, "fragmentation");
-        assert!(lost > 80 * MIB, "{told}");
+        let lost = row(&reported, "fragmentation");
+        assert!(lost > 80 * MIB, "{reported}");
         let purged = host.memprof("purge", &["--json"]).exits(0).json();
         let released = purged["released_bytes"].as_u64().unwrap();
         let left = row(&ledger(host), "fragmentation");
@@ -205,7 +208,7 @@ fn fragmentation_is_reported_and_not_purged() {
             lost / MIB,
             released / MIB
         );
-        assert!(released < lost / 5, "{purged}: {told}");
+        assert!(released < lost / 5, "{purged}: {reported}");
         assert!(left > lost * 9 / 10, "{left} of {lost}");
     });
 }

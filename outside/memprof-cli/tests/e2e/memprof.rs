@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::dist::dist;
 
-/// How a run of `memprof` ended.
+/// Result of a run of `memprof`.
 #[derive(Debug)]
 pub(crate) struct Run {
     pub(crate) code: i32,
@@ -31,7 +31,7 @@ impl Run {
         serde_json::from_str(&self.stdout).unwrap_or_else(|error| panic!("{error}: {self:?}"))
     }
 
-    /// The same run, which must have ended with `code`.
+    /// Returns the run, which must have ended with `code`.
     pub(crate) fn exits(self, code: i32) -> Self {
         assert_eq!(self.code, code, "{self:?}");
         self

@@ -5,7 +5,7 @@ use std::time::Instant;
 use serde_json::Value;
 
 use crate::dist::{dist, preloadable, source, tool_text};
-use crate::host::{PATIENCE, Setup};
+use crate::host::{Setup, TEST_TIMEOUT};
 
 fn rows(ledger: &Value) -> Vec<(String, u64)> {
     let rows = ledger["rows"].as_array().unwrap().iter();
@@ -243,7 +243,7 @@ fn leaks_names_the_growing_stack() {
     for _ in 0..3 {
         let (before, begun) = (live(), Instant::now());
         while live() < before + 500_000 {
-            assert!(begun.elapsed() < PATIENCE, "the host does not grow");
+            assert!(begun.elapsed() < TEST_TIMEOUT, "the host does not grow");
         }
         host.memprof("dump", &[]).exits(0);
     }

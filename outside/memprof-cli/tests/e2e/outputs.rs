@@ -1,4 +1,4 @@
-//! Where `-o` leads.
+//! Targets of `-o`.
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::{FileTypeExt, symlink};

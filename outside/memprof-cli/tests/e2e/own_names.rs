@@ -35,7 +35,7 @@ const NOT_DEFINED: [&str; 14] = [
 /// Names that the plugin looks up by dlsym(3).
 const LOOKED_UP: [&str; 2] = ["_dl_find_object", "__pthread_get_minstack"];
 
-/// What the plugin imports, and what some linkers or profiles would have it import.
+/// Functions that the plugin imports, and those that it imports with some linkers or profiles.
 fn names() -> Vec<String> {
     let imports = nm(&["-D", "--undefined-only"], "plugins/memory_profile.so");
     let mut names: Vec<String> = imports

@@ -13,7 +13,7 @@ use crate::host::{Host, Setup};
 use crate::memprof::memprof;
 use crate::server::Server;
 
-/// What runs code in a page that takes a symbol for markup.
+/// Names that run code in a page which takes a symbol for markup.
 const HOSTILE: [&str; 10] = [
     "<img src=x onerror=top.pwned=1>",
     "<script>top.pwned=1</script>",
@@ -75,7 +75,7 @@ fn dump_of_names(names: &[String]) -> String {
     )
 }
 
-/// What is wrong with a page that was looked at: complaints in the console, requests elsewhere.
+/// Faults of a loaded page: complaints in the console, requests elsewhere.
 #[track_caller]
 pub(crate) fn is_quiet(browser: &Browser, address: &str) {
     // A browser names each reply that is no success: that a profile is empty is one.

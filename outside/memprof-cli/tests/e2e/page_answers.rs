@@ -11,7 +11,7 @@ const MINUTES: u64 = 12;
 /// When the dump was taken, in seconds since 1970.
 const TAKEN: u64 = 6060;
 
-/// What was allocated at an address under a label, so many minutes before the dump.
+/// An allocation at an address under a label, some minutes before the dump.
 fn stack(address: &str, label: Option<u64>, minutes: u64, bytes: u64) -> String {
     let mark = |kind: u64, number: u64| format!(" {:#x}", kind << 40 | number << 1 | 1);
     let label = label.map(|set| mark(0x4d_5001, set)).unwrap_or_default();
@@ -54,7 +54,7 @@ fn shown() -> (Host, Server, Browser) {
     (host, server, browser)
 }
 
-/// How high a line lies above its ground for each age, young to old: 16 is the most.
+/// Height of a line above its base for each age, young to old; 16 is the highest.
 fn heights(browser: &Browser, path: &str) -> Vec<f64> {
     let script = format!(
         "const path = {path};
@@ -86,8 +86,11 @@ fn start_cache_and_leak_are_drawn_as_three_shapes() {
     let (_host, server, browser) = shown();
     let lines = "return document.querySelectorAll('#survival path').length";
     assert_eq!(browser.run_script(lines), 1);
-    let told = browser.text("#survival");
-    assert!(told.ends_with("young to old, 60 s a step"), "{told}");
+    let reported = browser.text("#survival");
+    assert!(
+        reported.ends_with("young to old, 60 s a step"),
+        "{reported}"
+    );
     let all = heights(&browser, "document.querySelector('#survival path')");
     assert_eq!(all.len() as u64, MINUTES);
 

@@ -28,7 +28,7 @@ fn pinned(host: &Host, args: &[&str]) -> Run {
     host.memprof("ledger", &[&["--pinned"], args].concat())
 }
 
-/// What the slabs of all size classes take beyond their objects, as jemalloc itself prints it.
+/// Bytes of the slabs of all size classes beyond their objects, as jemalloc prints them.
 fn free_in_slabs(host: &Host) -> u64 {
     let stats = host.memprof("stats", &["--json", "log=off", "format=json"]);
     let stats = stats.exits(0).json();
@@ -64,7 +64,7 @@ fn few_live_objects_among_freed_ones_are_reported_with_jemalloc_s_sum() {
     let total = report["totals"]["inuse_space"].as_u64().unwrap();
     let bytes =
         |function: &str| row(&report, function).map_or(0, |row| row["flat"].as_u64().unwrap());
-    let told = [
+    let reported = [
         "open_session",
         "parse_node",
         "fill_cache",
@@ -72,13 +72,13 @@ fn few_live_objects_among_freed_ones_are_reported_with_jemalloc_s_sum() {
         "[not attributable]",
     ]
     .map(bytes);
-    eprintln!("{told:?} of {total}; jemalloc: {free}");
+    eprintln!("{reported:?} of {total}; jemalloc: {free}");
     // memprof's own threads allocate a little of it too.
     assert!(total.abs_diff(free) < 256 << 10, "{total} and {free}");
     let rows = report["functions"].as_array().unwrap().iter();
     let sum: u64 = rows.map(|row| row["flat"].as_u64().unwrap()).sum();
     assert_eq!(sum, total);
-    let [session, node, cache, plugins, unknown] = told;
+    let [session, node, cache, plugins, unknown] = reported;
     // 63 of 64 objects of 64 bytes are free.
     let expected = 600_000 / 64 * 63 * 64;
     assert!(
@@ -183,8 +183,11 @@ fn other_tools_read_a_kept_profile() {
     let jeprof = ["--text", "--show_bytes", "/bin/true", path];
     let text = tool_text("libjemalloc-dev", Command::new("jeprof").args(jeprof));
     let line = text.lines().find_map(|line| line.strip_prefix("Total: "));
-    let told: f64 = line.unwrap().trim_end_matches(" B").parse().unwrap();
-    assert!((told / total - 1.0).abs() < 1e-3, "{told} of {total}");
+    let reported: f64 = line.unwrap().trim_end_matches(" B").parse().unwrap();
+    assert!(
+        (reported / total - 1.0).abs() < 1e-3,
+        "{reported} of {total}"
+    );
     let go = [
         "tool",
         "pprof",

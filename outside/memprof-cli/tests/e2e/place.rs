@@ -11,11 +11,11 @@ use nix::unistd::geteuid;
 use tempfile::TempDir;
 
 use crate::dist::dist;
-use crate::host::PATIENCE;
+use crate::host::TEST_TIMEOUT;
 use crate::memprof::memprof;
 use crate::processes::NOBODY;
 
-/// A directory that everybody can write to, with a copy of the plugin that everybody can load.
+/// A directory that all users can write to, with a copy of the plugin that all users can load.
 pub(crate) fn open_place() -> TempDir {
     let place = tempfile::tempdir().unwrap();
     fs::set_permissions(&place, Permissions::from_mode(0o1777)).unwrap();
@@ -57,7 +57,7 @@ pub(crate) fn copy_program(from: impl AsRef<Path>, to: impl AsRef<Path>) {
     assert!(copy.status().unwrap().success());
 }
 
-/// Has a command run by nobody where root starts it: some servers insist on not being root.
+/// Runs a command as the user nobody if root starts it: some servers insist on not being root.
 pub(crate) fn not_as_root(command: &mut Command) -> &mut Command {
     match geteuid().is_root() {
         true => command.uid(NOBODY).gid(NOBODY),
@@ -88,6 +88,6 @@ pub(crate) fn wait_for_hosts(sockets: &Path, are: impl Fn(&[u32]) -> bool) -> Ve
         if are(&pids) {
             return pids;
         }
-        assert!(begun.elapsed() < PATIENCE, "{listing:#}");
+        assert!(begun.elapsed() < TEST_TIMEOUT, "{listing:#}");
     }
 }

@@ -14,7 +14,7 @@ use crate::memprof::memprof;
 const OWN_CONF: &str = "_RJEM_MALLOC_CONF";
 const PROF: &str = "prof:true,prof_active:false,lg_prof_sample:12";
 
-/// How the program is started.
+/// Ways to start the program.
 #[derive(Clone, Copy, Debug)]
 enum Start {
     /// `memprof run`.
@@ -69,7 +69,7 @@ fn start(program: &Path, how: Start) -> Host {
     host
 }
 
-/// What `status` says of the program's own jemalloc.
+/// Entry of `status` about the program's own jemalloc.
 fn own_jemalloc(host: &Host) -> Value {
     let status = host.memprof("status", &["--json"]).exits(0).json();
     let allocators = status["allocators"].as_array().unwrap().iter();

@@ -12,7 +12,7 @@ use crate::dist::{dist, source, tool_text};
 use crate::host::{Host, Setup};
 use crate::memprof::memprof;
 
-/// A host that was told to load the plugin at `path`, besides memory_profile.
+/// A host that is configured to load the plugin at `path`, besides memory_profile.
 fn host_with(path: &Path, config: &str) -> Host {
     let more = format!("[[plugin]]\npath = {path:?}\n[plugin.config]\n{config}");
     Setup::of("c_host").more(&more).start()
@@ -326,7 +326,7 @@ fn panicky() -> &'static Path {
     })
 }
 
-/// A plugin as somebody else would build it.
+/// A plugin as a third party would build it.
 pub(crate) fn out_of_tree() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     BUILT.get_or_init(|| {

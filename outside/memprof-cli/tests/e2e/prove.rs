@@ -1,4 +1,4 @@
-//! `memprof leaks --prove` and `memprof holders`: what nothing points to in a process that nobody prepared, and who
+//! `memprof leaks --prove` and `memprof holders`: unreachable objects of an unmodified process, and what
 //! holds the rest.
 
 use std::fs::{self, Permissions};

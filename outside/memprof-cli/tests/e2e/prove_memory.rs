@@ -7,7 +7,7 @@ use serde_json::Value;
 use crate::dist::{dist, tool_text};
 use crate::processes::{Process, compiled};
 
-/// Of the process's resident memory, in hundredths, and not less: as the help says.
+/// Default budget according to the help: percent of the process's resident memory, and the least amount.
 const SHARE: u64 = 12;
 const LEAST: u64 = 128 << 20;
 
@@ -44,8 +44,11 @@ fn memory_stays_within_the_budget() {
         assert!(rss > 250 << 20, "{rss}");
         assert!(reply["objects"].as_u64().unwrap() > 1_000_000);
         assert!(peak <= promised, "{args:?}: {peak} of {promised}");
-        let told = reply["memory_bytes"].as_u64().unwrap();
-        assert!(told <= peak && told > peak / 2, "{told} of {peak}");
+        let reported = reply["memory_bytes"].as_u64().unwrap();
+        assert!(
+            reported <= peak && reported > peak / 2,
+            "{reported} of {peak}"
+        );
     }
     many.is_unharmed();
 }

@@ -76,8 +76,8 @@ fn pages_of_leaks_and_holders_escape_names() {
         let page = place.path().join(name);
         let more = ["--max-pause", "5s", "--format", "html", "-o"];
         let args = [command, &[&pid], &more, &[page.to_str().unwrap()]].concat();
-        let told = memprof(place.path(), &args).exits(0);
-        assert_eq!((told.stdout, told.stderr), Default::default());
+        let reported = memprof(place.path(), &args).exits(0);
+        assert_eq!((reported.stdout, reported.stderr), Default::default());
         page
     };
     open(&write(&["leaks", "--prove"], "leaks.html"), |browser| {

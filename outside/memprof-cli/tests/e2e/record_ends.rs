@@ -13,7 +13,7 @@ use tempfile::TempDir;
 
 use crate::dist::dist;
 use crate::fixture;
-use crate::host::{Host, PATIENCE};
+use crate::host::{Host, TEST_TIMEOUT};
 use crate::memprof::memprof;
 
 fn start() -> (TempDir, Host) {
@@ -47,7 +47,7 @@ impl Recording {
         let dump = || host.memprof("dump", &["--json"]).stdout;
         // Until something is in the profile.
         while !dump().contains("\"stacks\":1") {
-            assert!(begun.elapsed() < PATIENCE);
+            assert!(begun.elapsed() < TEST_TIMEOUT);
         }
         Self { memprof, temporary }
     }
@@ -63,7 +63,7 @@ impl Recording {
                     .is_ok_and(|text| String::from_utf8_lossy(&text).contains("# checksum: crc32"))
         };
         while !fs::read_dir(&files).unwrap().flatten().any(is_profile) {
-            assert!(begun.elapsed() < PATIENCE);
+            assert!(begun.elapsed() < TEST_TIMEOUT);
             thread::yield_now();
         }
     }
@@ -134,7 +134,7 @@ fn second_interrupt_ends_at_once_and_names_remaining_changes() {
     let begun = Instant::now();
     // The dump that memprof asked for first may be under way.
     while memprof(&host.socket_dir(), &detach).code != 0 {
-        assert!(begun.elapsed() < PATIENCE);
+        assert!(begun.elapsed() < TEST_TIMEOUT);
     }
 }
 
@@ -184,7 +184,7 @@ fn recording_of_a_stopped_process_reports_it_at_once() {
     let (status, text, left) = recording.end();
     assert_eq!(status.code(), Some(130), "{text}");
     assert!(text.contains("leak_here"), "{text}");
-    // It is told what stays.
+    // The remaining changes are reported.
     assert!(
         text.contains(&format!("memprof detach {}", host.pid())),
         "{text}"

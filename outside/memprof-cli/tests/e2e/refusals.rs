@@ -11,13 +11,13 @@ use nix::sys::signal::Signal;
 use nix::unistd::geteuid;
 
 use crate::curl::as_user;
-use crate::host::PATIENCE;
+use crate::host::TEST_TIMEOUT;
 use crate::memprof::{Run, memprof};
 use crate::processes::{NOBODY, Process, compiled, memprof_as_nobody};
 
 const KILL: u32 = libc::SECCOMP_RET_KILL_PROCESS;
 
-/// Where nobody listens.
+/// Path of a socket without a listener.
 fn attach(pid: u32) -> Run {
     let nowhere = tempfile::tempdir().unwrap();
     memprof(nowhere.path(), &["attach", &pid.to_string()])
@@ -104,7 +104,7 @@ fn uninterruptible_thread_is_skipped() {
     let begun = Instant::now();
     let words = "no thread came to a safe point in time: no thread waits in a system call that it could make again";
     is_refused(attach(parent), parent, words, 4);
-    assert!(begun.elapsed() < PATIENCE / 4, "{:?}", begun.elapsed());
+    assert!(begun.elapsed() < TEST_TIMEOUT / 4, "{:?}", begun.elapsed());
     assert!(state().contains("D (disk sleep)"), "{}", state());
     process.type_line("");
     assert_eq!(process.line(), "the child has executed a program\n");
@@ -362,7 +362,7 @@ fn processes_of_other_users_are_refused() {
     refused(filtered, words, 4, "; run memprof as root");
 }
 
-/// In a user namespace root is nobody outside of it.
+/// Root of a user namespace has no rights outside of it.
 #[test]
 fn container_root_is_refused() {
     if !geteuid().is_root() {

@@ -43,8 +43,8 @@ fn exit_codes() {
         let file = written(directory.path(), content);
         let output = report(&[&[file.as_str()], arguments].concat());
         assert_eq!(output.status.code(), Some(code), "{}", text(&output.stderr));
-        let told = text(&output.stderr);
-        assert_eq!(told.matches(message).count(), 1, "{told}");
+        let reported = text(&output.stderr);
+        assert_eq!(reported.matches(message).count(), 1, "{reported}");
         assert_eq!(text(&output.stdout), "");
     };
     check("junk", &[], 1, "failed to recognise the input");
@@ -169,7 +169,7 @@ fn pid_names_a_process_whose_binary_was_replaced() {
     assert!(table.contains("grow_cache"), "{table}{named:?}");
 }
 
-/// As a container's program: its path leads nowhere from outside.
+/// As a container's program: its path does not exist outside.
 #[test]
 fn pid_names_a_process_in_another_mount_namespace() {
     let directory = tempfile::tempdir().expect("a directory");

@@ -98,8 +98,8 @@ fn doctor_names_hidden_erlang_memory() {
         has("carriers of its own allocators") && has("+Mea min"),
         "{hidden}"
     );
-    let told = first_line("+Mea min");
-    assert!(!told.contains("carriers"), "{told}");
+    let reported = first_line("+Mea min");
+    assert!(!reported.contains("carriers"), "{reported}");
 }
 
 /// The file and mapping that V8 writes for `perf inject` name functions of a script, also where V8's own functions,

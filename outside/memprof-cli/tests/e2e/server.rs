@@ -32,7 +32,7 @@ impl Server {
         Self::start_with(sockets, args, &[])
     }
 
-    /// The same with an environment.
+    /// Like the function before, with an environment.
     pub(crate) fn start_with(sockets: &Path, args: &[&str], env: &[(&str, &str)]) -> Self {
         let args = [&["--listen", "127.0.0.1:0"], args].concat();
         Self::spawn(sockets, &args, env)

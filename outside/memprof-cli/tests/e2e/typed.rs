@@ -52,7 +52,7 @@ pub(crate) fn stand_in(commands: &str, stand_ins: &[(&str, &str)]) -> String {
 /// Longer than a page takes on a busy machine: what it waits for never comes then.
 const MOST: &str = "5m";
 
-/// Where commands may write.
+/// Directories that commands may write to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum System {
     /// In their working directory.
@@ -146,11 +146,11 @@ pub(crate) fn type_in(page: &str, system: System, script: &str) {
     let ended = shell.wait_with_output().unwrap().status;
     // Nothing is left: the first of the processes took all others with it.
     let _nobody = killpg(group, Signal::SIGKILL);
-    let told = |name: &str| std::fs::read_to_string(place.path().join(name)).unwrap();
+    let reported = |name: &str| std::fs::read_to_string(place.path().join(name)).unwrap();
     assert!(
         ended.success(),
         "{page}: {ended}\n{script}\n{}\n{}",
-        told("out"),
-        told("err")
+        reported("out"),
+        reported("err")
     );
 }

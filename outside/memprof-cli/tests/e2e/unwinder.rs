@@ -4,9 +4,9 @@ use std::time::Instant;
 
 use serde_json::Value;
 
-use crate::host::{Host, PATIENCE, Setup};
+use crate::host::{Host, Setup, TEST_TIMEOUT};
 
-/// The walker of the only jemalloc that can profile, once it took so many samples.
+/// The walker of the only jemalloc that can profile, once it took that many samples.
 fn walker_after(host: &Host, samples: u64) -> Value {
     let begun = Instant::now();
     loop {
@@ -16,7 +16,7 @@ fn walker_after(host: &Host, samples: u64) -> Value {
         if walkers[0]["samples"].as_u64().unwrap() >= samples {
             return walkers[0].clone();
         }
-        assert!(begun.elapsed() < PATIENCE, "{status}");
+        assert!(begun.elapsed() < TEST_TIMEOUT, "{status}");
     }
 }
 
@@ -72,7 +72,7 @@ fn deactivate_restores_the_allocator_s_walk() {
     assert_eq!(walker_after(&host, 100)["walker"], "allocator");
     let begun = Instant::now();
     while threads(&host).contains(&"memprof-unwind".to_owned()) {
-        assert!(begun.elapsed() < PATIENCE, "its thread goes on");
+        assert!(begun.elapsed() < TEST_TIMEOUT, "its thread goes on");
     }
 }
 

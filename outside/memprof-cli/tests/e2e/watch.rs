@@ -1,4 +1,4 @@
-//! Dumps that nobody asked for just then: watch rules, high water, the exit.
+//! Automatic dumps: by watch rules, at high water and at the exit.
 
 use std::path::{Path, PathBuf};
 
@@ -82,7 +82,7 @@ fn exceeded_threshold_is_dumped_once() {
     assert!(shown.contains(once), "{shown}");
 }
 
-/// Where the machine has no memory cgroup for the process, the log says that nothing comes of it.
+/// Without a memory cgroup for the process, the log says that the rule has no effect.
 #[test]
 fn cgroup_is_watched_if_there_is_one() {
     let host = watched("c_host", "[[plugin.config.watch]]\ncgroup_above = \"1MiB\"");
