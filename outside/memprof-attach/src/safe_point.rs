@@ -16,7 +16,7 @@ use memprof_ptrace::stop::{StopError, StoppedThread};
 use memprof_ptrace::syscall_restart::{
     self, CALL_LENGTH, RestartClass, restart_class, would_see_eintr,
 };
-use memprof_ptrace::threads::threads;
+use memprof_ptrace::threads::list_threads;
 use memprof_ptrace::xstate::XState;
 
 use crate::error::AttachError;
@@ -24,6 +24,8 @@ use crate::target::Target;
 
 /// Timeout for a thread to reach a safe point.
 const SAFE_POINT_TIMEOUT: Duration = Duration::from_secs(2);
+/// Time to list threads in each round: the following one lists the next.
+const LIST_TIME_LIMIT: Duration = Duration::from_millis(50);
 const POLL_INTERVAL: Duration = Duration::from_micros(300);
 /// Time after which running threads are tried too.
 const RUNNING_THREADS_DELAY: Duration = Duration::from_millis(100);
@@ -104,9 +106,10 @@ pub(crate) fn stop_at_safe_point(
     let mut last_refusal = Refusal::NoSafePoint {
         reason: "no thread waits in a system call that it could make again".to_owned(),
     };
+    let mut first = 0;
     for round in 0.. {
         let tries_running = start.elapsed() > RUNNING_THREADS_DELAY;
-        let (waiting, running) = list_candidates(target, round)?;
+        let (waiting, running) = list_candidates(target, &mut first, round)?;
         let running = running.into_iter().take(if tries_running {
             MAX_RUNNING_PER_ROUND
         } else {
@@ -166,9 +169,15 @@ enum CandidateState {
 }
 
 /// Returns the threads to try: waiting ones, the best first, one of each kind, because a thousand may wait for the
-/// same; and running ones. Each round starts with others.
-fn list_candidates(target: &Target, round: usize) -> Result<(Vec<u32>, Vec<u32>), AttachError> {
-    let threads = threads(target.pid).map_err(|_| target.process_gone_error())?;
+/// same; and running ones. Each round starts with others, and `first` advances by the threads that were listed.
+fn list_candidates(
+    target: &Target,
+    first: &mut usize,
+    round: usize,
+) -> Result<(Vec<u32>, Vec<u32>), AttachError> {
+    let threads = list_threads(target.pid, *first, LIST_TIME_LIMIT);
+    let threads = threads.map_err(|_| target.process_gone_error())?;
+    *first += threads.len();
     let mut waiting: Vec<(RestartClass, u32)> = threads
         .iter()
         .filter_map(|thread| {

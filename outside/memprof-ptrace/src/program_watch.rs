@@ -92,7 +92,13 @@ impl ProgramWatch {
 
     /// Like [`end`](Self::end), but waits as long as the threads of a process take to end.
     pub fn await_end(&self) -> Option<ProgramEnd> {
-        self.await_end_until(Instant::now() + END_TIMEOUT)
+        let is_watched = self.process.is_some() || self.maps.is_some();
+        let timeout = if is_watched {
+            END_TIMEOUT
+        } else {
+            Duration::ZERO
+        };
+        self.await_end_until(Instant::now() + timeout)
     }
 
     /// Like [`end`](Self::end), but waits until `deadline`.

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io;
+use std::time::{Duration, Instant};
 
 /// A thread, from /proc/PID/task.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,13 +28,21 @@ pub struct WaitingSyscall {
     pub instruction: u64,
 }
 
-/// Lists the threads of a process. Skips threads whose directory name is no number.
+/// Number of threads that are listed whatever time that takes.
+const MIN_THREADS: usize = 64;
+
+/// Lists the threads of a process, beginning with its `first`, until `time_limit` is over: the kernel waits for a clock
+/// tick to tell the call of a thread that is ready to run, and a busy process has thousands of them.
 ///
 /// # Errors
 /// The process has ended, or this user may not inspect it.
-pub fn threads(pid: u32) -> io::Result<Vec<Thread>> {
+pub fn list_threads(pid: u32, first: usize, time_limit: Duration) -> io::Result<Vec<Thread>> {
+    let start = Instant::now();
     let entries = fs::read_dir(format!("/proc/{pid}/task"))?;
     let tids = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+    let mut tids: Vec<u32> = tids.collect();
+    let count = tids.len().max(1);
+    tids.rotate_left(first % count);
     let thread = |tid| {
         let line = syscall_line(pid, tid);
         Thread {
@@ -42,7 +51,10 @@ pub fn threads(pid: u32) -> io::Result<Vec<Thread>> {
             is_runnable: line.is_some_and(|line| line.trim_end() == RUNNING),
         }
     };
-    Ok(tids.map(thread).collect())
+    let is_in_time =
+        |(index, _): &(usize, u32)| *index < MIN_THREADS || start.elapsed() < time_limit;
+    let tids = tids.into_iter().enumerate().take_while(is_in_time);
+    Ok(tids.map(|(_, tid)| thread(tid)).collect())
 }
 
 /// Returns the call in which a thread sleeps; `None` while it runs, and if it has ended.
@@ -111,11 +123,40 @@ mod tests {
                 .call
                 .is_some_and(|call| call.number == libc::SYS_read)
         };
-        while !threads(own).unwrap().iter().any(reads) {
+        while !list_threads(own, 0, Duration::MAX)
+            .unwrap()
+            .iter()
+            .any(reads)
+        {
             std::thread::yield_now();
         }
         drop(_writer);
         waits.join().unwrap();
+    }
+
+    #[test]
+    fn thousands_of_threads_are_listed_in_parts() {
+        let mut command = std::process::Command::new("perl");
+        let script = "$| = 1; threads->create(sub { sleep 3600 }) for 1 .. 99; print 1; sleep 3600";
+        let command = command.args(["-Mthreads=stack_size,65536", "-e", script]);
+        let mut child = command
+            .stdout(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        let output = child.stdout.as_mut().unwrap();
+        std::io::Read::read_exact(output, &mut [0]).unwrap();
+        let list = |first, time_limit| {
+            let threads = list_threads(child.id(), first, time_limit).unwrap();
+            threads.iter().map(|thread| thread.tid).collect::<Vec<_>>()
+        };
+        let all = list(0, Duration::MAX);
+        assert_eq!((all.len(), all[0]), (100, child.id()));
+        assert_eq!(list(0, Duration::ZERO), all[..MIN_THREADS]);
+        let rest = list(MIN_THREADS, Duration::ZERO);
+        assert_eq!(rest[..36], all[64..]);
+        assert_eq!(rest[36..], all[..28]);
+        child.kill().unwrap();
+        child.wait().unwrap();
     }
 
     #[test]
@@ -133,7 +174,12 @@ mod tests {
         let tid = receiver.recv().unwrap();
         let runs =
             |thread: &Thread| thread.tid == tid && thread.is_runnable && thread.call.is_none();
-        while !threads(std::process::id()).unwrap().iter().any(runs) {
+        let own = std::process::id();
+        while !list_threads(own, 0, Duration::MAX)
+            .unwrap()
+            .iter()
+            .any(runs)
+        {
             std::thread::yield_now();
         }
         ENDED.store(true, Ordering::Relaxed);
