@@ -185,9 +185,9 @@ fn contains_text<'d, R: ReadRef<'d>>(
     text: &[u8],
 ) -> io::Result<bool> {
     // Smaller than a core's cache, so that data is searched while it is cached.
-    const CHUNK: usize = 1 << 17;
+    const CHUNK_SIZE: usize = 1 << 17;
     let finder = memmem::Finder::new(text);
-    let mut chunk = vec![0; CHUNK];
+    let mut chunk = vec![0; CHUNK_SIZE];
     let constants = elf.elf_program_headers().iter().filter(|header| {
         header.p_type(elf.endian()) == PT_LOAD && !header.p_flags(elf.endian()).contains(PF_W)
     });
@@ -195,7 +195,9 @@ fn contains_text<'d, R: ReadRef<'d>>(
         let (mut offset, size) = header.file_range(elf.endian());
         let end = offset.saturating_add(size);
         while offset < end {
-            let wanted = usize::try_from(end - offset).unwrap_or(CHUNK).min(CHUNK);
+            let wanted = usize::try_from(end - offset)
+                .unwrap_or(CHUNK_SIZE)
+                .min(CHUNK_SIZE);
             let length = file.read_at(&mut chunk[..wanted], offset)?;
             if finder.find(&chunk[..length]).is_some() {
                 return Ok(true);
