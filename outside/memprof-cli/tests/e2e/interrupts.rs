@@ -167,14 +167,22 @@ fn signals_reach_a_command_searched_at_exit() {
             !pid.is_empty()
         });
         let shell: u32 = pid.trim().parse().unwrap();
-        wait_until("the command does not wait", || !children(shell).is_empty());
-        let sleeps = children(shell)[0];
+        // The shell's first child is mv; a signal before sleep(1) may take effect only after it.
+        let mut sleep = None;
+        wait_until("the command does not wait", || {
+            let is_sleep = |pid: &u32| {
+                let name = fs::read_to_string(format!("/proc/{pid}/comm"));
+                name.is_ok_and(|name| name == "sleep\n")
+            };
+            sleep = children(shell).into_iter().find(is_sleep);
+            sleep.is_some()
+        });
         kill(Pid::from_raw(memprof.id().cast_signed()), signal).unwrap();
         let status = memprof.wait().unwrap();
         let text = fs::read_to_string(place.path().join("stderr")).unwrap();
         assert_eq!(status.code(), Some(code), "{signal}: {text}");
         assert!(text.contains(words), "{signal}: {text}");
-        for pid in [shell, sleeps] {
+        for pid in [Some(shell), sleep].into_iter().flatten() {
             let exists = || Path::new(&format!("/proc/{pid}")).exists();
             wait_until("a process is left", || !exists());
         }
