@@ -418,7 +418,7 @@ fn plugin_with_an_inserted_field_is_refused() {
     for file in fs::read_dir(source("memprof-plugin-abi/src")).unwrap() {
         let name = file.unwrap().file_name().into_string().unwrap();
         copy(&format!("memprof-plugin-abi/src/{name}"), &|text| {
-            let structs = text.split("// What another build").next().unwrap();
+            let structs = text.split("// Another build").next().unwrap();
             structs.replace(
                 "pub reserved: u64,",
                 "pub reserved: u64,\n    /// New.\n    pub new: u64,",
