@@ -70,15 +70,15 @@ fn measure_reports(http: &Path, server: &Server, measurements: &mut Measurements
         .nth(1)
         .and_then(|rest| rest.split('"').next());
     let id = id.context("no dump is kept")?;
-    let before = server.status("RssAnon:")?;
+    let before = server.status_field("RssAnon:")?;
     for format in ["html", "text", "pprof", "json"] {
         get(http, &format!("/api/v1/dumps/{id}?format={format}"))?;
     }
-    let during = server.status("VmHWM:")?;
+    let during = server.status_field("VmHWM:")?;
     thread::sleep(RELEASE_DELAY);
     measurements.record(
         "memprof serve after four reports",
-        (server.status("RssAnon:")? >> 10) as f64,
+        (server.status_field("RssAnon:")? >> 10) as f64,
         format_args!(
             "anonymous; {} before, {} resident at most",
             before >> 10,

@@ -6,7 +6,7 @@ use std::process::Command;
 
 use anyhow::Result;
 
-use torture::probe::{self, Mode, Report};
+use torture::probe::{self, Report, WalkMode};
 use torture::programs::build_probe;
 use xtask::dist::{self, Profile, dist};
 use xtask::packages;
@@ -62,7 +62,7 @@ fn measure_micro(lg_sample: u32, measurements: &mut Measurements) -> Result<()> 
     let mut timed = work::command(&program.to_string_lossy(), &[ROUNDS, ALLOCATIONS]);
     probe::preload(
         &mut timed,
-        Mode::Theirs,
+        WalkMode::Allocator,
         lg_sample,
         &directory.path().join("reports"),
     );
@@ -77,7 +77,7 @@ fn measure_micro(lg_sample: u32, measurements: &mut Measurements) -> Result<()> 
         memprof.push(walk / allocator);
     }
     let compared = work::command(&program.to_string_lossy(), &["0", "3000000"]);
-    let report = probe::run(compared, "micro", Mode::Compared, lg_sample)?;
+    let report = probe::run(compared, "micro", WalkMode::Compared, lg_sample)?;
     let memprof = Ratios::new(&memprof);
     measurements.record(
         &format!("memprof's walk / jemalloc's, micro, lg {lg_sample}"),
@@ -116,15 +116,15 @@ fn measure_program(program: &str, command: impl Fn() -> Command) -> Result<WalkC
 }
 
 impl WalkCost {
-    fn measure(run: impl Fn(Mode) -> Result<Report>) -> Result<Self> {
-        let timed = (0..RUNS).map(|_| run(Mode::Timed));
+    fn measure(run: impl Fn(WalkMode) -> Result<Report>) -> Result<Self> {
+        let timed = (0..RUNS).map(|_| run(WalkMode::Timed));
         let timed = timed.collect::<Result<Vec<_>>>()?;
         let ratios = timed
             .iter()
             .map(|report| report.memprof_ticks / report.allocator_ticks);
         Ok(Self {
             ratios: Ratios::new(&ratios.collect::<Vec<_>>()),
-            compared: run(Mode::Compared)?,
+            compared: run(WalkMode::Compared)?,
         })
     }
 }
@@ -134,12 +134,12 @@ fn measure_redis() -> Result<WalkCost> {
     WalkCost::measure(run_redis)
 }
 
-fn run_redis(mode: Mode) -> Result<Report> {
+fn run_redis(mode: WalkMode) -> Result<Report> {
     let directory = tempfile::tempdir()?;
     let reports = directory.path().join("reports");
     work::redis_cpu_seconds(|mut server| {
         probe::preload(&mut server, mode, LG_SAMPLE, &reports);
         server
     })?;
-    probe::read(&reports, "redis-server")
+    probe::read_report(&reports, "redis-server")
 }

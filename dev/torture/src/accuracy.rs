@@ -1,5 +1,4 @@
-//! What memprof's own sampler tells of a heap that is known, again and again: without a bias, and as
-//! close as theory says.
+//! Suite `accuracy`: estimates of memprof's sampler for a known heap have no bias, and the spread that theory predicts.
 
 use std::fs;
 use std::process::Command;
@@ -10,60 +9,68 @@ use super::SuiteLength;
 use xtask::dist::dist;
 use xtask::run::{output, root};
 
-/// How far the mean of a hundred runs may be from what lives.
-const BIAS: f64 = 0.005;
+/// Maximum relative deviation of the mean of a hundred runs from the true bytes.
+const MAX_BIAS: f64 = 0.005;
 
-/// One dump: what it tells, what lives, and what the standard deviation should be.
+/// Bytes of one dump: the estimate, the live bytes, and the expected standard deviation.
 struct Run {
     estimate: f64,
     truth: f64,
     deviation: f64,
 }
 
-pub(super) fn run(form: SuiteLength) -> Result<String> {
-    let runs = form.pick(10, 100);
-    // Few runs prove little: what fails them is wrong for certain.
-    let most = form.pick(4.5, 3.0);
+pub(super) fn run(length: SuiteLength) -> Result<String> {
+    let runs = length.pick(10, 100);
+    // A few runs prove little, so the limit is wide: a failure is an error for certain.
+    let max_deviations = length.pick(4.5, 3.0);
     let mut lines = Vec::new();
     for threads in [1, 8] {
-        let taken = dumps(threads, runs)?;
-        ensure!(taken.len() == runs, "{} runs", taken.len());
-        lines.push(format!("{threads} threads: {}", check_runs(&taken, most)?));
+        let runs_done = run_program(threads, runs)?;
+        ensure!(runs_done.len() == runs, "{} runs", runs_done.len());
+        lines.push(format!(
+            "{threads} threads: {}",
+            check_runs(&runs_done, max_deviations)?
+        ));
     }
     Ok(format!("{runs} runs each, 16 KiB, {}", lines.join("; ")))
 }
 
-/// `most` is how many standard deviations their mean and their spread may be off.
-fn check_runs(runs: &[Run], most: f64) -> Result<String> {
+/// Checks the bias and the spread of the runs; `max_deviations` is the number of standard deviations that both may be
+/// off.
+fn check_runs(runs: &[Run], max_deviations: f64) -> Result<String> {
     let count = runs.len() as f64;
-    let mean = |of: &dyn Fn(&Run) -> f64| runs.iter().map(of).sum::<f64>() / count;
+    let mean = |value: &dyn Fn(&Run) -> f64| runs.iter().map(value).sum::<f64>() / count;
     let bias = mean(&|run| run.estimate / run.truth - 1.0);
     let theory = mean(&|run| run.deviation / run.truth);
-    // In standard deviations: normally distributed, by the number of samples in each run.
+    // The offset of a run in standard deviations is normally distributed, whatever its number of samples.
     let offset = mean(&|run| (run.estimate - run.truth) / run.deviation);
     let spread = mean(&|run| ((run.estimate - run.truth) / run.deviation).powi(2)).sqrt();
-    let told = format!(
+    let summary = format!(
         "bias {:+.2} %, spread {spread:.2} of the {:.2} % of theory",
         bias * 100.0,
         theory * 100.0
     );
-    // Of the mean of so many runs, and of the deviation of their spread.
-    ensure!(offset.abs() < most / count.sqrt(), "{told}");
+    // The standard deviation of the mean is 1 / sqrt(count), that of the spread 1 / sqrt(2 count).
+    ensure!(offset.abs() < max_deviations / count.sqrt(), "{summary}");
     ensure!(
-        bias.abs() < BIAS.max(most * theory / count.sqrt()),
-        "{told}"
+        bias.abs() < MAX_BIAS.max(max_deviations * theory / count.sqrt()),
+        "{summary}"
     );
-    ensure!((spread - 1.0).abs() < most / (2.0 * count).sqrt(), "{told}");
-    Ok(told)
+    ensure!(
+        (spread - 1.0).abs() < max_deviations / (2.0 * count).sqrt(),
+        "{summary}"
+    );
+    Ok(summary)
 }
 
-fn dumps(threads: usize, runs: usize) -> Result<Vec<Run>> {
-    let place = tempfile::tempdir()?;
-    let config = place.path().join("accuracy.toml");
+/// Runs accuracy.c and parses its line for each run.
+fn run_program(threads: usize, runs: usize) -> Result<Vec<Run>> {
+    let dir = tempfile::tempdir()?;
+    let config = dir.path().join("accuracy.toml");
     let text = format!(
         "[control]\nsocket = \"off\"\n[[plugin]]\npath = {:?}\n[plugin.config]\ndump_dir = {:?}\n",
         dist().join("plugins/memory_profile.so"),
-        place.path().join("dumps"),
+        dir.path().join("dumps"),
     );
     fs::write(&config, text)?;
     let mut program = Command::new(dist().join("torture/accuracy"));
@@ -82,25 +89,25 @@ fn dumps(threads: usize, runs: usize) -> Result<Vec<Run>> {
             deviation,
         })
     };
-    let printed = output(&mut program).context("the program failed")?;
-    printed.lines().map(line).collect()
+    let stdout = output(&mut program).context("the program failed")?;
+    stdout.lines().map(line).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// A hundred runs that are off by `bias`, and spread by `spread` of theory.
+    /// A hundred runs with this bias, and this share of the predicted spread.
     fn runs(bias: f64, spread: f64) -> Vec<Run> {
-        let off = |at: usize| {
-            if at.is_multiple_of(2) {
+        let deviation_sign = |index: usize| {
+            if index.is_multiple_of(2) {
                 spread
             } else {
                 -spread
             }
         };
-        let run = |at| Run {
-            estimate: 1e6 * (1.0 + bias) + 1e4 * off(at),
+        let run = |index| Run {
+            estimate: 1e6 * (1.0 + bias) + 1e4 * deviation_sign(index),
             truth: 1e6,
             deviation: 1e4,
         };
@@ -108,10 +115,10 @@ mod tests {
     }
 
     #[test]
-    fn a_bias_and_a_wrong_spread_are_told() {
+    fn bias_and_wrong_spread_fail() {
         let check = |bias, spread, is_good| {
-            let judged = check_runs(&runs(bias, spread), 3.0);
-            assert_eq!(judged.is_ok(), is_good, "{bias} {spread}: {judged:?}");
+            let result = check_runs(&runs(bias, spread), 3.0);
+            assert_eq!(result.is_ok(), is_good, "{bias} {spread}: {result:?}");
         };
         check(0.0, 1.0, true);
         check(0.002, 0.9, true);

@@ -16,24 +16,24 @@ use nix::unistd::Pid;
 use serde_json::Value;
 
 use super::SuiteLength;
-use super::host_dir::{HostDir, make_private};
+use super::host_dir::{HostDir, create_private_dir};
 use xtask::dist::dist;
 
 /// How long a program may take to answer on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-pub(super) fn run(form: SuiteLength) -> Result<String> {
-    let (waits, weather) = (form.pick(5, 60), form.pick(5, 100));
+pub(super) fn run(length: SuiteLength) -> Result<String> {
+    let (waits, weather) = (length.pick(5, 60), length.pick(5, 100));
     let mut stops = Vec::new();
     let seen = attach_unnoticed(waits, &mut stops)?;
     let storm = in_a_storm("weather", weather, &mut stops)?;
-    let computing = form.pick(5, 200);
+    let computing = length.pick(5, 200);
     let mut running = Vec::new();
     for kind in KINDS {
         computes(kind, computing, &mut running)?;
     }
     let (median_running, longest_running) = median_and_longest(&mut running);
-    let kills = form.pick(10, 200);
+    let kills = length.pick(10, 200);
     let tries = killed("weather", kills)?;
     let mut all_stopped = Vec::new();
     in_a_storm(LINKED, weather, &mut all_stopped)?;
@@ -68,15 +68,15 @@ struct AttachTarget {
     child: Child,
     input: ChildStdin,
     output: BufReader<ChildStdout>,
-    place: HostDir,
+    dir: HostDir,
     is_linked: bool,
 }
 
 impl AttachTarget {
     fn start(name: &str, words: &[&str]) -> Result<Self> {
-        let place = HostDir::new()?;
-        let sockets = place.path().join("run");
-        make_private(&sockets)?;
+        let dir = HostDir::new()?;
+        let sockets = dir.path().join("run");
+        create_private_dir(&sockets)?;
         let mut child = Command::new(dist().join("torture").join(name))
             .args(words)
             .env("MEMPROF_SOCKET_DIR", &sockets)
@@ -90,7 +90,7 @@ impl AttachTarget {
             child,
             input,
             output,
-            place,
+            dir,
             is_linked: name == LINKED,
         })
     }
@@ -99,7 +99,7 @@ impl AttachTarget {
         let mut command = Command::new(dist().join("bin/memprof"));
         command
             .args(args)
-            .env("MEMPROF_SOCKET_DIR", self.place.path().join("run"));
+            .env("MEMPROF_SOCKET_DIR", self.dir.path().join("run"));
         command
     }
 
@@ -119,7 +119,7 @@ impl AttachTarget {
     /// were changed.
     fn attach(&self) -> Result<f64> {
         let pid = self.pid();
-        let dumps = format!("dump_dir={}", self.place.dumps().display());
+        let dumps = format!("dump_dir={}", self.dir.dump_dir().display());
         let reply = self.done(&["attach", &pid, "--json", &dumps])?;
         let reply: Value = serde_json::from_str(&reply)?;
         let stopped = match self.is_linked {
@@ -152,13 +152,13 @@ impl AttachTarget {
 
     /// How often a value of the program's had changed.
     fn ping(&mut self) -> Result<u64> {
-        let begun = Instant::now();
+        let start = Instant::now();
         self.input.write_all(b"ping\n").context("it is dead")?;
         let mut line = String::new();
         self.output.read_line(&mut line)?;
         let answer = line.trim_end().strip_prefix("pong ");
         let bad = answer.with_context(|| format!("it answered {line:?}"))?;
-        ensure!(begun.elapsed() < PATIENCE, "it took {:?}", begun.elapsed());
+        ensure!(start.elapsed() < PATIENCE, "it took {:?}", start.elapsed());
         Ok(bad.parse()?)
     }
 }
@@ -247,9 +247,9 @@ fn killed(name: &str, times: u32) -> Result<u32> {
     target.ping()?;
     let code = target.code()?;
     let pid = target.pid();
-    let begun = Instant::now();
+    let start = Instant::now();
     target.attach()?;
-    let usual = begun.elapsed();
+    let usual = start.elapsed();
     target.detach()?;
     let random = RandomState::new();
     let (mut killed, mut tries) = (0, 0);
@@ -287,12 +287,12 @@ fn killed(name: &str, times: u32) -> Result<u32> {
 
 /// Detaches, wherever the killed one was: it may have brought the plugin all the way.
 fn detach_leftover(target: &AttachTarget) -> Result<()> {
-    let begun = Instant::now();
+    let start = Instant::now();
     loop {
         let output = target.memprof(&["detach", &target.pid()]).output()?;
         match output.status.code() {
             Some(0 | 3) if memprof_threads(&target.pid())?.is_empty() => return Ok(()),
-            _ if begun.elapsed() < PATIENCE => thread::sleep(Duration::from_millis(5)),
+            _ if start.elapsed() < PATIENCE => thread::sleep(Duration::from_millis(5)),
             _ => bail!("{}", String::from_utf8_lossy(&output.stderr)),
         }
     }

@@ -1,5 +1,5 @@
-//! Profiles made to unfold in the reader, and dumps damaged at random: `memprof report` on each, which may
-//! take a multiple of its input in memory and no more, and never gives another answer than the right one.
+//! Suite `bombs`: `memprof report` of profiles that expand in memory, and of dumps with random damage. Its memory is
+//! limited to a multiple of its input, and its totals are right or it reports the damage.
 
 use std::fs;
 use std::os::unix::process::ExitStatusExt;
@@ -12,20 +12,23 @@ use memprof_host::client::Client;
 use serde_json::Value;
 
 use super::SuiteLength;
-use super::host::{HostSetup, dump, send};
+use super::host::{HostSetup, dump, send_message};
 use xtask::dist::dist;
 use xtask::run::run as run_to_end;
 
-/// What `memprof report` may take for each byte of a profile, and besides, in KiB.
-const TIMES: usize = 8;
-const FLOOR: usize = 64 << 10;
+/// Bytes of memory that `memprof report` may use for each byte of a profile.
+const MEMORY_FACTOR: usize = 8;
+/// KiB of memory that it may use besides.
+const BASE_KIB: usize = 64 << 10;
 
-const PATIENCE: Duration = Duration::from_secs(30);
+/// Time until a dump has samples.
+const SAMPLE_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// What is repeated behind a beginning.
+/// A profile that repeats a part.
 struct Bomb {
     name: &'static str,
     begin: &'static [u8],
+    /// Returns the part with this number.
     part: fn(usize) -> Vec<u8>,
 }
 
@@ -65,30 +68,31 @@ const BOMBS: [Bomb; 6] = [
     },
 ];
 
-pub(super) fn run(form: SuiteLength) -> Result<String> {
-    let place = tempfile::tempdir()?;
-    let size = form.pick(8 << 20, 64 << 20);
+pub(super) fn run(length: SuiteLength) -> Result<String> {
+    let dir = tempfile::tempdir()?;
+    let size = length.pick(8 << 20, 64 << 20);
     for bomb in &BOMBS {
-        unfold(bomb, size, place.path()).with_context(|| bomb.name)?;
+        report_bomb(bomb, size, dir.path()).with_context(|| bomb.name)?;
     }
-    let count = form.pick(200, 10_000);
-    let named = damage(count, place.path())?;
+    let count = length.pick(200, 10_000);
+    let damage_reported = report_damaged_dumps(count, dir.path())?;
     Ok(format!(
-        "{} bombs of {} MiB, plain and in gzip, within {TIMES} times their size; of {count} damaged dumps {named} \
-         were named, the others have the right total",
+        "{} bombs of {} MiB, plain and in gzip, within {MEMORY_FACTOR} times their size; of {count} damaged dumps {damage_reported} \
+         were reported, the others have the right total",
         BOMBS.len(),
         size >> 20
     ))
 }
 
-fn unfold(bomb: &Bomb, size: usize, place: &Path) -> Result<()> {
+/// Checks that reports of a bomb, plain and compressed, succeed or fail within the memory limit.
+fn report_bomb(bomb: &Bomb, size: usize, dir: &Path) -> Result<()> {
     let mut bytes = bomb.begin.to_vec();
     let mut index = 0;
     while bytes.len() < size {
         bytes.extend((bomb.part)(index));
         index += 1;
     }
-    let file = place.join(bomb.name);
+    let file = dir.join(bomb.name);
     fs::write(&file, &bytes)?;
     run_to_end(
         Command::new("gzip")
@@ -97,11 +101,15 @@ fn unfold(bomb: &Bomb, size: usize, place: &Path) -> Result<()> {
     )?;
     for file in [file.clone(), file.with_extension("gz")] {
         for format in ["text", "html", "flamegraph"] {
-            let output = bounded(&file, format, TIMES * (bytes.len() >> 10) + FLOOR)?;
-            let problem = String::from_utf8_lossy(&output.stderr);
+            let output = report_with_limit(
+                &file,
+                format,
+                MEMORY_FACTOR * (bytes.len() >> 10) + BASE_KIB,
+            )?;
+            let stderr = String::from_utf8_lossy(&output.stderr);
             ensure!(
                 matches!(output.status.code(), Some(0 | 1 | 5)),
-                "{format}: {}: {problem}",
+                "{format}: {}: {stderr}",
                 output.status
             );
         }
@@ -109,8 +117,8 @@ fn unfold(bomb: &Bomb, size: usize, place: &Path) -> Result<()> {
     Ok(())
 }
 
-/// `memprof report` with so many KiB of memory to write to.
-fn bounded(file: &Path, format: &str, limit: usize) -> Result<Output> {
+/// Runs `memprof report` with a limit of `limit` KiB for its data (ulimit -d).
+fn report_with_limit(file: &Path, format: &str, limit: usize) -> Result<Output> {
     let mut report = Command::new("bash");
     report
         .args([
@@ -124,17 +132,17 @@ fn bounded(file: &Path, format: &str, limit: usize) -> Result<Output> {
     report.output().context("failed to run memprof report")
 }
 
-/// Damages a real dump that often; returns how many were refused or called damaged.
-fn damage(count: usize, place: &Path) -> Result<usize> {
+/// Reports `count` dumps with random damage; returns the number that were refused or reported as damaged.
+fn report_damaged_dumps(count: usize, dir: &Path) -> Result<usize> {
     let host = HostSetup::default().start()?;
     let mut client = host.client()?;
-    send(&mut client, "activate", "")?;
-    let path = dump_of_samples(&mut client)?;
+    send_message(&mut client, "activate", "")?;
+    let path = dump_with_samples(&mut client)?;
     let whole = fs::read(&path).with_context(|| path.clone())?;
-    let file = place.join("damaged.heap");
+    let file = dir.join("damaged.heap");
     let report = |bytes: &[u8]| -> Result<(Output, Option<Value>)> {
         fs::write(&file, bytes)?;
-        let output = bounded(&file, "json", FLOOR)?;
+        let output = report_with_limit(&file, "json", BASE_KIB)?;
         let code = output.status.code();
         ensure!(
             matches!(code, Some(0 | 1 | 5)) && output.status.signal().is_none(),
@@ -155,52 +163,56 @@ fn damage(count: usize, place: &Path) -> Result<usize> {
         String::from_utf8_lossy(&output.stderr)
     );
     let mut random = Random(0x2545_f491_4f6c_dd1d);
-    let mut named = 0;
+    let mut damage_reported = 0;
     for round in 0..count {
         let mut bytes = whole.clone();
-        let (at, length) = (random.below(bytes.len()), 1 + random.below(200));
-        let end = (at + length).min(bytes.len());
+        let (offset, len) = (random.below(bytes.len()), 1 + random.below(200));
+        let end = (offset + len).min(bytes.len());
         match round % 5 {
-            0 => bytes[at] ^= 1 << random.below(8),
-            1 => bytes.truncate(at),
-            2 => drop(bytes.drain(at..end)),
-            3 => bytes[at..end].fill(0),
+            0 => bytes[offset] ^= 1 << random.below(8),
+            1 => bytes.truncate(offset),
+            2 => drop(bytes.drain(offset..end)),
+            3 => bytes[offset..end].fill(0),
             _ => {
-                let twice = bytes[at..end].to_vec();
-                bytes.splice(at..at, twice);
+                let copy = bytes[offset..end].to_vec();
+                bytes.splice(offset..offset, copy);
             }
         }
         let (output, found) = report(&bytes)?;
-        let is_named = !output.status.success() || !output.stderr.is_empty();
+        let is_reported = !output.status.success() || !output.stderr.is_empty();
         ensure!(
-            is_named || found == total,
-            "round {round}: {found:?} instead of {total:?}, and not a word of damage"
+            is_reported || found == total,
+            "round {round}: {found:?} instead of {total:?}, and no report of the damage"
         );
-        named += usize::from(is_named);
+        damage_reported += usize::from(is_reported);
     }
-    Ok(named)
+    Ok(damage_reported)
 }
 
-/// The path of a dump that is not empty: a report of an empty one says so.
-fn dump_of_samples(client: &mut Client) -> Result<String> {
-    let begun = Instant::now();
+/// Dumps until a dump has samples, and returns its path. The report of an empty dump has a note.
+fn dump_with_samples(client: &mut Client) -> Result<String> {
+    let start = Instant::now();
     loop {
         let dump = dump(client)?;
         if dump["estimated_inuse_bytes"].as_u64() > Some(0) {
             return Ok(dump["path"].as_str().unwrap_or_default().to_owned());
         }
-        ensure!(begun.elapsed() < PATIENCE, "nothing is sampled: {dump}");
+        ensure!(
+            start.elapsed() < SAMPLE_TIMEOUT,
+            "nothing is sampled: {dump}"
+        );
     }
 }
 
-/// Numbers that are the same in every run.
+/// Pseudo-random numbers with a fixed seed (xorshift64).
 pub(super) struct Random(pub(super) u64);
 
 impl Random {
-    pub(super) fn below(&mut self, most: usize) -> usize {
+    /// Next number, from 0 to `limit` - 1.
+    pub(super) fn below(&mut self, limit: usize) -> usize {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
-        (self.0 % most as u64) as usize
+        (self.0 % limit as u64) as usize
     }
 }

@@ -1,5 +1,5 @@
-//! A program that allocates from four million stacks, many times what memprof's sampler has room for: it stays right
-//! about what lives, and its memory stays bounded.
+//! Suite `churn`: a program allocates from four million stacks, many more than the cells of memprof's sampler. The
+//! estimate of live bytes stays right, and the sampler's memory bounded.
 
 use std::fs;
 use std::process::Command;
@@ -10,32 +10,33 @@ use super::SuiteLength;
 use xtask::dist::dist;
 use xtask::run::{output, root};
 
-/// RSS that may come: the sampler's tables take 64 MiB of records and up to 34 MB of live samples; the rest is the
-/// program's own.
+/// Maximum growth of RSS in bytes: the sampler's tables use 64 MiB of records and up to 34 MB of live samples; the rest
+/// is the program's.
 const MAX_GROWTH: f64 = (128 << 20) as f64;
 
-pub(super) fn run(form: SuiteLength) -> Result<String> {
-    let seconds = form.pick(10, 600);
-    let place = tempfile::tempdir()?;
-    let config = place.path().join("churn.toml");
+pub(super) fn run(length: SuiteLength) -> Result<String> {
+    let seconds = length.pick(10, 600);
+    let dir = tempfile::tempdir()?;
+    let config = dir.path().join("churn.toml");
     let text = format!(
         "[control]\nsocket = \"off\"\n[[plugin]]\npath = {:?}\n[plugin.config]\ndump_dir = {:?}\n",
         dist().join("plugins/memory_profile.so"),
-        place.path().join("dumps"),
+        dir.path().join("dumps"),
     );
     fs::write(&config, text)?;
     let mut program = Command::new(dist().join("torture/churn"));
     program.arg(&config).arg(seconds.to_string());
     program.current_dir(root());
-    let printed = output(&mut program).context("the program failed")?;
-    // CI runs the short form often.
-    let told = judge(form.pick(4.5, 3.0), &printed)?;
-    Ok(format!("{seconds} s, {told}"))
+    let stdout = output(&mut program).context("the program failed")?;
+    // CI runs the short suite often, so its limit is wider.
+    let summary = check_figures(length.pick(4.5, 3.0), &stdout)?;
+    Ok(format!("{seconds} s, {summary}"))
 }
 
-/// Checks the line of figures that churn.c prints, and returns them as a sentence. `max_deviations` is how many standard
+/// Checks the line of figures that churn.c prints, and returns them as a sentence. `max_deviations` is how many
+/// standard
 /// deviations the estimate may be off.
-fn judge(max_deviations: f64, line: &str) -> Result<String> {
+fn check_figures(max_deviations: f64, line: &str) -> Result<String> {
     let numbers: Vec<f64> = line
         .split_whitespace()
         .map(str::parse)
@@ -45,14 +46,14 @@ fn judge(max_deviations: f64, line: &str) -> Result<String> {
         anyhow::bail!("{line}");
     };
     let deviations = (estimate - truth) / deviation;
-    let told = format!(
-        "{samples} samples, {lost} lost: {estimate} bytes for {truth} that live ({deviations:+.1} standard deviations), \
+    let summary = format!(
+        "{samples} samples, {lost} lost: {estimate} bytes for {truth} live ones ({deviations:+.1} standard deviations), \
          RSS grew by {:.0} MiB",
         growth / f64::from(1 << 20)
     );
-    ensure!(deviations.abs() < max_deviations, "{told}");
-    ensure!(lost == 0.0 && growth < MAX_GROWTH, "{told}");
-    Ok(told)
+    ensure!(deviations.abs() < max_deviations, "{summary}");
+    ensure!(lost == 0.0 && growth < MAX_GROWTH, "{summary}");
+    Ok(summary)
 }
 
 #[cfg(test)]
@@ -60,10 +61,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn churn_off_by_three_deviations_lost_or_large_is_told() {
+    fn wrong_estimate_lost_sample_and_growth_fail() {
         let check = |line: &str, is_good| {
-            let judged = judge(3.0, line);
-            assert_eq!(judged.is_ok(), is_good, "{line}: {judged:?}");
+            let result = check_figures(3.0, line);
+            assert_eq!(result.is_ok(), is_good, "{line}: {result:?}");
         };
         check("19657176 19138203 276236 378376 0 69746688\n", true);
         check("18138203 19138203 276236 378376 0 69746688\n", false);

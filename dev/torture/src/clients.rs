@@ -1,4 +1,4 @@
-//! Clients of `memprof serve` that send or read too slowly, beside one that does neither.
+//! Suite `clients`: slow clients of `memprof serve`, beside a client that sends and reads at once.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
@@ -12,37 +12,37 @@ use anyhow::{Context, Result, ensure};
 use super::SuiteLength;
 use crate::many_stacks::{ManyStacks, Server};
 
-/// In the profile that is asked for.
+/// Stacks of the requested profile.
 const STACKS: usize = 1 << 14;
 
-/// Of each kind.
+/// Clients of each kind.
 const CLIENTS: usize = 64;
-/// How long an honest request may wait for its reply, on a machine that has other work too.
-const PATIENCE: Duration = Duration::from_secs(30);
-/// What the server may have in memory while all of them are there.
-const RESIDENT_MIB: u64 = 400;
+/// Timeout of the response to a prompt client, on a busy machine.
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(30);
+/// Maximum resident memory of the server with all clients connected.
+const MAX_RESIDENT_MIB: u64 = 400;
 
-/// What a slow client does with its connection until the server has enough of it, or the end comes.
-type Slow = fn(&mut TcpStream, &dyn Fn() -> bool) -> std::io::Result<()>;
+/// Behaviour of a slow client until the server closes the connection or the second argument returns true.
+type SlowClient = fn(&mut TcpStream, &dyn Fn() -> bool) -> std::io::Result<()>;
 
-const KINDS: [(&str, Slow); 4] = [
-    ("half a head", half_head),
-    ("half a body", half_body),
-    ("drip", drip),
+const KINDS: [(&str, SlowClient); 4] = [
+    ("half a head", send_half_head),
+    ("half a body", send_half_body),
+    ("drip", send_byte_by_byte),
     ("reads nothing", never_read),
 ];
 
-/// What an honest client asks for, again and again.
+/// Requests of the prompt client.
 const PROBES: [&str; 3] = [
     "GET /api/v1/status HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n",
     "POST /api/v1/activate HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}",
     "GET /pprof/heap HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n",
 ];
 
-pub(super) fn run(form: SuiteLength) -> Result<String> {
-    let time = form.pick(Duration::from_secs(4), Duration::from_secs(60));
-    let place = tempfile::tempdir()?;
-    let host = ManyStacks::start(place.path(), STACKS)?;
+pub(super) fn run(length: SuiteLength) -> Result<String> {
+    let time = length.pick(Duration::from_secs(4), Duration::from_secs(60));
+    let dir = tempfile::tempdir()?;
+    let host = ManyStacks::start(dir.path(), STACKS)?;
     let mut lines = Vec::new();
     let cases = KINDS.iter().map(|kind| std::slice::from_ref(kind));
     for kinds in cases.chain([&KINDS[..]]) {
@@ -52,10 +52,13 @@ pub(super) fn run(form: SuiteLength) -> Result<String> {
         } else {
             "all at once"
         };
-        let line = storm(&server, kinds, time).with_context(|| name.to_owned())?;
+        let line = run_clients(&server, kinds, time).with_context(|| name.to_owned())?;
         server.check_alive()?;
-        let resident = server.status("VmHWM:")? >> 10;
-        ensure!(resident < RESIDENT_MIB, "{name}: {resident} MiB resident");
+        let resident = server.status_field("VmHWM:")? >> 10;
+        ensure!(
+            resident < MAX_RESIDENT_MIB,
+            "{name}: {resident} MiB resident"
+        );
         lines.push(format!("{name}: {line}, at most {resident} MiB resident"));
     }
     Ok(format!(
@@ -64,52 +67,55 @@ pub(super) fn run(form: SuiteLength) -> Result<String> {
     ))
 }
 
-fn storm(server: &Server, kinds: &[(&str, Slow)], time: Duration) -> Result<String> {
-    let address = server.place.trim_start_matches("http://");
+/// Runs slow clients of these kinds for a time, and probes the server meanwhile.
+fn run_clients(server: &Server, kinds: &[(&str, SlowClient)], time: Duration) -> Result<String> {
+    let address = server.address.trim_start_matches("http://");
     let (address, _) = address.split_once('/').context("an address has a path")?;
     let is_over = AtomicBool::new(false);
-    let here = AtomicUsize::new(0);
+    let connections = AtomicUsize::new(0);
     thread::scope(|scope| {
         for (_, slow) in kinds {
             for _ in 0..CLIENTS {
-                scope.spawn(|| visit(address, *slow, &|| is_over.load(Relaxed), &here));
+                scope.spawn(|| {
+                    connect_repeatedly(address, *slow, &|| is_over.load(Relaxed), &connections)
+                });
             }
         }
-        // All of them are connected before the first probe.
-        while here.load(Relaxed) < kinds.len() * CLIENTS {
+        // All clients connect before the first probe.
+        while connections.load(Relaxed) < kinds.len() * CLIENTS {
             thread::yield_now();
         }
-        let answered = probe_for(time, address);
+        let result = probe_for(time, address);
         is_over.store(true, Relaxed);
-        let (probes, slowest) = answered?;
+        let (probes, slowest) = result?;
         Ok(format!(
-            "{probes} of {probes} honest requests answered, the slowest in {:.0} ms, {} slow visits",
+            "{probes} of {probes} requests of a prompt client answered, the slowest in {:.0} ms, {} slow connections",
             slowest.as_secs_f64() * 1e3,
-            here.load(Relaxed)
+            connections.load(Relaxed)
         ))
     })
 }
 
-/// How many replies came, all of them, and how long the slowest took.
+/// Sends the probes for a time; returns their number and the slowest response. Fails if a response is not 200.
 fn probe_for(time: Duration, address: &str) -> Result<(usize, Duration)> {
     let (mut probes, mut slowest) = (0, Duration::ZERO);
-    let until = Instant::now() + time;
-    while Instant::now() < until {
+    let end = Instant::now() + time;
+    while Instant::now() < end {
         for probe in PROBES {
-            let begun = Instant::now();
-            let status = ask(address, probe).with_context(|| format!("{probe:?}"))?;
+            let start = Instant::now();
+            let status = response_status(address, probe).with_context(|| format!("{probe:?}"))?;
             ensure!(status == "200", "{probe:?}: {status}");
-            slowest = slowest.max(begun.elapsed());
+            slowest = slowest.max(start.elapsed());
             probes += 1;
         }
     }
     Ok((probes, slowest))
 }
 
-/// The status of the whole reply.
-fn ask(address: &str, request: &str) -> Result<String> {
+/// Sends a request, reads the whole response and returns its status.
+fn response_status(address: &str, request: &str) -> Result<String> {
     let mut stream = TcpStream::connect(address)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_read_timeout(Some(RESPONSE_TIMEOUT))?;
     stream.write_all(request.as_bytes())?;
     let mut reply = Vec::new();
     stream.read_to_end(&mut reply)?;
@@ -117,39 +123,45 @@ fn ask(address: &str, request: &str) -> Result<String> {
     Ok(String::from_utf8_lossy(status).into_owned())
 }
 
-/// Comes back as often as the server has enough of it.
-fn visit(address: &str, slow: Slow, is_over: &(dyn Fn() -> bool + Sync), here: &AtomicUsize) {
+/// Connects as a slow client, and again whenever the server closes the connection.
+fn connect_repeatedly(
+    address: &str,
+    slow: SlowClient,
+    is_over: &(dyn Fn() -> bool + Sync),
+    connections: &AtomicUsize,
+) {
     while !is_over() {
-        // A server that does not even accept it shows in the probes.
+        // The probes fail if the server accepts no connections.
         let Ok(mut stream) = TcpStream::connect(address) else {
             continue;
         };
-        here.fetch_add(1, Relaxed);
+        connections.fetch_add(1, Relaxed);
         if slow(&mut stream, is_over).is_ok() {
-            linger(&mut stream, is_over);
+            wait_for_close(&mut stream, is_over);
         }
     }
 }
 
-/// Waits for the server to hang up.
-fn linger(stream: &mut TcpStream, is_over: &(dyn Fn() -> bool + Sync)) {
-    let patience = Some(Duration::from_millis(100));
-    while !is_over() && stream.set_read_timeout(patience).is_ok() {
+/// Waits until the server closes the connection.
+fn wait_for_close(stream: &mut TcpStream, is_over: &(dyn Fn() -> bool + Sync)) {
+    let timeout = Some(Duration::from_millis(100));
+    while !is_over() && stream.set_read_timeout(timeout).is_ok() {
         match stream.peek(&mut [0]) {
             Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {}
-            // What it says is not read, but it may say more.
+            // The response is not read, so the connection stays open on this side.
             Ok(1) => thread::sleep(Duration::from_millis(100)),
             Ok(_) | Err(_) => return,
         }
     }
 }
 
-fn half_head(stream: &mut TcpStream, _: &dyn Fn() -> bool) -> std::io::Result<()> {
+/// Sends a request head without its end.
+fn send_half_head(stream: &mut TcpStream, _: &dyn Fn() -> bool) -> std::io::Result<()> {
     stream.write_all(b"GET /api/v1/status HTTP/1.1\r\nHost: local")
 }
 
-/// Half of the largest that may be sent.
-fn half_body(stream: &mut TcpStream, is_over: &dyn Fn() -> bool) -> std::io::Result<()> {
+/// Sends half of a body of the largest permitted length.
+fn send_half_body(stream: &mut TcpStream, is_over: &dyn Fn() -> bool) -> std::io::Result<()> {
     let head = "POST /debug/prof/mem/symbol HTTP/1.1\r\nHost: localhost\r\nContent-Length: 67000000\r\n\r\n";
     stream.write_all(head.as_bytes())?;
     stream.set_write_timeout(Some(Duration::from_millis(500)))?;
@@ -163,7 +175,8 @@ fn half_body(stream: &mut TcpStream, is_over: &dyn Fn() -> bool) -> std::io::Res
     Ok(())
 }
 
-fn drip(stream: &mut TcpStream, is_over: &dyn Fn() -> bool) -> std::io::Result<()> {
+/// Sends a request head one byte each 100 ms.
+fn send_byte_by_byte(stream: &mut TcpStream, is_over: &dyn Fn() -> bool) -> std::io::Result<()> {
     for byte in b"GET /api/v1/status HTTP/1.1\r\n"
         .iter()
         .chain(b"X".iter().cycle())
@@ -177,7 +190,7 @@ fn drip(stream: &mut TcpStream, is_over: &dyn Fn() -> bool) -> std::io::Result<(
     Ok(())
 }
 
-/// Asks for what is larger than the kernel's buffers.
+/// Requests a response that is larger than the kernel's socket buffers, and does not read it.
 fn never_read(stream: &mut TcpStream, _: &dyn Fn() -> bool) -> std::io::Result<()> {
     stream.write_all(b"GET /pprof/heap HTTP/1.1\r\nHost: localhost\r\n\r\n")
 }

@@ -1,51 +1,54 @@
-//! Programs that close every descriptor, ours too, while clients are connected, and open sockets of
-//! their own under the same numbers: nobody else reads, writes or closes those.
+//! Suite `closefrom`: a program closes every descriptor, memprof's included, while clients are connected, and opens
+//! sockets with the same numbers. memprof does not read, write or close those.
 
 use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 
 use super::SuiteLength;
-use super::host::{PATIENCE, send};
+use super::host::{REPLY_TIMEOUT, send_message};
 use super::preloaded_program::PreloadedProgram;
 
 const CLIENTS: usize = 3;
 
-pub(super) fn run(form: SuiteLength) -> Result<String> {
-    let rounds = form.pick(5, 50);
+pub(super) fn run(length: SuiteLength) -> Result<String> {
+    let rounds = length.pick(5, 50);
     for round in 0..rounds {
-        close_all().with_context(|| format!("round {round}"))?;
+        check_program().with_context(|| format!("round {round}"))?;
     }
     Ok(format!(
-        "{rounds} programs closed all descriptors with {CLIENTS} clients connected: theirs were left alone, \
-         and each was reached again"
+        "{rounds} programs closed all descriptors with {CLIENTS} clients connected: their own sockets were not touched, \
+         and each accepts connections again"
     ))
 }
 
-fn close_all() -> Result<()> {
-    let mut guest = PreloadedProgram::start("guest", &[])?;
+fn check_program() -> Result<()> {
+    let mut program = PreloadedProgram::start("guest", &[])?;
     let mut clients = Vec::new();
     for _ in 0..CLIENTS {
-        let mut client = guest.client()?;
-        send(&mut client, "status", "")?;
+        let mut client = program.client()?;
+        send_message(&mut client, "status", "")?;
         clients.push(client);
     }
-    guest.send_line("closefrom")?;
-    guest.expect_line("done")?;
-    // Each wakes a thread that waits for a socket which is not there any more.
+    program.send_line("closefrom")?;
+    program.expect_line("done")?;
+    // Each message wakes a thread whose socket the program has closed.
     for client in &mut clients {
-        drop(send(client, "status", ""));
+        drop(send_message(client, "status", ""));
     }
-    let begun = Instant::now();
-    while guest
+    let start = Instant::now();
+    while program
         .client()
-        .and_then(|mut client| send(&mut client, "status", ""))
+        .and_then(|mut client| send_message(&mut client, "status", ""))
         .is_err()
     {
-        guest.check_alive()?;
-        ensure!(begun.elapsed() < PATIENCE, "it is not reached again");
+        program.check_alive()?;
+        ensure!(
+            start.elapsed() < REPLY_TIMEOUT,
+            "the program accepts no connection again"
+        );
     }
-    guest.send_line("look")?;
-    guest.expect_line("0 harmed")?;
-    guest.expect_line("done")
+    program.send_line("look")?;
+    program.expect_line("0 harmed")?;
+    program.expect_line("done")
 }

@@ -1,4 +1,4 @@
-//! A disk that stops in the middle of everything: a frozen ext4. Only the dump waits for it.
+//! Suite `disk`: an ext4 file system is frozen before and during a dump. Only the dump waits for it.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -10,97 +10,102 @@ use anyhow::{Context, Result, ensure};
 use nix::unistd::geteuid;
 
 use super::SuiteLength;
-use super::dump_dir::survey;
-use super::host::{Host, HostSetup, dump, send};
-use super::host_dir::{HostDir, make_private};
+use super::dump_dir::scan_dump_dir;
+use super::host::{Host, HostSetup, dump, send_message};
+use super::host_dir::{HostDir, create_private_dir};
 use xtask::run::run as run_command;
 
-/// Of the disk, of which only what is written takes room.
-const SIZE: u64 = 1 << 30;
-/// Longer than any thread of a busy machine waits for its turn.
-const LONGEST_GAP: Duration = Duration::from_millis(700);
+/// Size of the disk's sparse image, in bytes.
+const IMAGE_BYTES: u64 = 1 << 30;
+/// Maximum time without an allocation in the host, longer than the scheduler's delays on a busy machine.
+const MAX_PAUSE: Duration = Duration::from_millis(700);
 
-pub(super) fn run(form: SuiteLength) -> Result<String> {
+pub(super) fn run(length: SuiteLength) -> Result<String> {
     if !geteuid().is_root() {
         eprintln!("not root: no file system can be frozen");
         return Ok("0 cases".to_owned());
     }
-    let place = HostDir::new()?;
-    make_private(&place.dumps())?;
-    let disk = Disk::mount(place.path(), &place.dumps())?;
-    // In the long form more than 64 MiB.
-    let options = form.pick("allocate=4 stacks=14", "allocate=4 stacks=18");
-    let mut host = HostSetup::with(options).start_in(place)?;
+    let dir = HostDir::new()?;
+    create_private_dir(&dir.dump_dir())?;
+    let disk = Disk::mount(dir.path(), &dir.dump_dir())?;
+    // The dump of the long suite has more than 64 MiB.
+    let options = length.pick("allocate=4 stacks=14", "allocate=4 stacks=18");
+    let mut host = HostSetup::with_options(options).start_in(dir)?;
     let first = dump(&mut host.client()?)?;
     ensure!(first["status"] == "ok", "{first}");
-    let frozen = form.pick(Duration::from_secs(1), Duration::from_secs(5));
+    let freeze_time = length.pick(Duration::from_secs(1), Duration::from_secs(5));
     let mut longest = Duration::ZERO;
-    for when in [FreezeMoment::Before, FreezeMoment::While] {
-        longest = longest.max(freeze(&host, &disk, when, frozen)?);
+    for moment in [FreezeMoment::Before, FreezeMoment::While] {
+        longest = longest.max(dump_while_frozen(&host, &disk, moment, freeze_time)?);
         host.check_alive()?;
     }
     ensure!(
-        longest < LONGEST_GAP,
+        longest < MAX_PAUSE,
         "nothing was allocated for {longest:?}; {}",
         host.log()
     );
-    let found = survey(&host.place().dumps())?;
+    let found = scan_dump_dir(&host.dir().dump_dir())?;
     ensure!(found.bad.is_empty(), "bad files: {:?}", found.bad);
-    let whole = found.whole;
+    let whole = found.complete;
     drop((host, disk));
     Ok(format!(
         "disk frozen for {} s before and during a dump of {:.0} MB: no thread stopped for longer than \
          {} ms, status all the while, {whole} whole dumps",
-        frozen.as_secs(),
+        freeze_time.as_secs(),
         first["bytes"].as_f64().context("bytes")? / 1e6,
         longest.as_millis()
     ))
 }
 
-/// When the disk stops.
+/// Moment at which the disk freezes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum FreezeMoment {
     Before,
     While,
 }
 
-/// Freezes the disk for so long, and dumps. Returns the longest time without an allocation.
-fn freeze(host: &Host, disk: &Disk, when: FreezeMoment, frozen: Duration) -> Result<Duration> {
+/// Freezes the disk for a time, and dumps. Returns the longest time without an allocation.
+fn dump_while_frozen(
+    host: &Host,
+    disk: &Disk,
+    moment: FreezeMoment,
+    freeze_time: Duration,
+) -> Result<Duration> {
     thread::scope(|scope| {
-        if when == FreezeMoment::Before {
+        if moment == FreezeMoment::Before {
             disk.freeze()?;
         }
         let reply = scope.spawn(|| dump(&mut host.client()?));
-        if when == FreezeMoment::While {
+        if moment == FreezeMoment::While {
             while !reply.is_finished() && !is_dumping(host)? {
                 thread::yield_now();
             }
             disk.freeze()?;
         }
-        let gap = longest_pause(host, frozen);
-        let waited = !reply.is_finished();
-        let status = send(&mut host.client()?, "status", "");
-        // Before anything is judged: what waits for the disk cannot even be killed.
+        let pause = longest_pause(host, freeze_time);
+        let has_waited = !reply.is_finished();
+        let status = send_message(&mut host.client()?, "status", "");
+        // The disk is thawed before any check, because a thread that waits for it cannot even be killed.
         disk.thaw()?;
         let reply = reply.join().expect("no panic")?;
         ensure!(reply["status"] == "ok", "{reply}");
         ensure!(
-            waited || when == FreezeMoment::While,
+            has_waited || moment == FreezeMoment::While,
             "the dump did not wait"
         );
         ensure!(
-            !waited || status?["busy"] == true,
-            "no status while it waits"
+            !has_waited || status?["busy"] == true,
+            "no status while the dump waits"
         );
-        gap
+        pause
     })
 }
 
-/// Whether a file for a dump is open: in memory, or without a name on the disk.
+/// Whether the host has a dump's file open: a memfd, or an unnamed file on the disk.
 fn is_dumping(host: &Host) -> Result<bool> {
-    let dumps = host.place().dumps();
+    let dumps = host.dir().dump_dir();
     for descriptor in fs::read_dir(format!("/proc/{}/fd", host.pid()))? {
-        // It may have been closed meanwhile.
+        // The descriptor may have been closed since.
         let file = fs::read_link(descriptor?.path()).unwrap_or_default();
         let is_memory = file.to_string_lossy().starts_with("/memfd:memprof-dump");
         if is_memory || file.starts_with(&dumps) {
@@ -110,11 +115,12 @@ fn is_dumping(host: &Host) -> Result<bool> {
     Ok(false)
 }
 
+/// Longest time without an allocation while `time` passes.
 fn longest_pause(host: &Host, time: Duration) -> Result<Duration> {
-    let begun = Instant::now();
-    let (mut last, mut since) = (host.counters()?.allocations, begun);
+    let start = Instant::now();
+    let (mut last, mut since) = (host.counters()?.allocations, start);
     let mut longest = Duration::ZERO;
-    while begun.elapsed() < time {
+    while start.elapsed() < time {
         thread::sleep(Duration::from_millis(2));
         let now = host.counters()?.allocations;
         longest = longest.max(since.elapsed());
@@ -125,25 +131,25 @@ fn longest_pause(host: &Host, time: Duration) -> Result<Duration> {
     Ok(longest)
 }
 
-/// An ext4 of its own, which is thawed and unmounted when dropped.
+/// A mounted ext4 file system in an image file; dropping it thaws and unmounts it.
 #[derive(Debug)]
 struct Disk(PathBuf);
 
 impl Disk {
-    fn mount(place: &Path, at: &Path) -> Result<Self> {
-        let image = place.join("disk");
-        File::create(&image)?.set_len(SIZE)?;
+    fn mount(dir: &Path, mount_point: &Path) -> Result<Self> {
+        let image = dir.join("disk");
+        File::create(&image)?.set_len(IMAGE_BYTES)?;
         run_command(Command::new("mkfs.ext4").arg("-q").arg(&image))?;
         run_command(
             Command::new("mount")
                 .args(["-o", "loop"])
                 .arg(&image)
-                .arg(at),
+                .arg(mount_point),
         )?;
-        let disk = Self(at.to_owned());
-        run_command(Command::new("chmod").arg("0700").arg(at))?;
-        // No dump.
-        fs::remove_dir(at.join("lost+found"))?;
+        let disk = Self(mount_point.to_owned());
+        run_command(Command::new("chmod").arg("0700").arg(mount_point))?;
+        // The scan of the dump directory would report it as a bad file.
+        fs::remove_dir(mount_point.join("lost+found"))?;
         Ok(disk)
     }
 
@@ -158,12 +164,12 @@ impl Disk {
 
 impl Drop for Disk {
     fn drop(&mut self) {
-        // It is thawed unless something went wrong.
+        // After an error the disk may still be frozen.
         let mut thaw = Command::new("fsfreeze");
         if let Err(error) = thaw.arg("-u").arg(&self.0).output() {
             eprintln!("failed to thaw {}: {error}", self.0.display());
         }
-        // Of a host that was just killed something may still be open.
+        // A host that was just killed may still have files open.
         let mut unmount = Command::new("umount");
         if let Err(error) = run_command(unmount.arg("--lazy").arg(&self.0)) {
             eprintln!("{error:#}");

@@ -1,4 +1,4 @@
-//! What hosts leave in a directory.
+//! Files that hosts leave in a dump directory.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -6,34 +6,34 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
-/// What lies in a dump directory.
+/// Files of a dump directory.
 #[derive(Debug, Default)]
 pub(super) struct DumpDirContents {
-    /// Whole dumps.
-    pub(super) whole: usize,
-    /// Everything else: partial, left over, or readable by others.
+    /// Number of complete dumps.
+    pub(super) complete: usize,
+    /// All other files: partial dumps, leftover files, and files that others can read.
     pub(super) bad: Vec<PathBuf>,
 }
 
-/// Looks at everything in `directory`; a missing one is empty.
-pub(super) fn survey(directory: &Path) -> Result<DumpDirContents> {
-    let mut survey = DumpDirContents::default();
+/// Checks every file of a directory; a missing directory is empty.
+pub(super) fn scan_dump_dir(directory: &Path) -> Result<DumpDirContents> {
+    let mut contents = DumpDirContents::default();
     if !directory.exists() {
-        return Ok(survey);
+        return Ok(contents);
     }
     for entry in fs::read_dir(directory)? {
         let path = entry?.path();
-        if is_whole(&path)? {
-            survey.whole += 1;
+        if is_complete_dump(&path)? {
+            contents.complete += 1;
         } else {
-            survey.bad.push(path);
+            contents.bad.push(path);
         }
     }
-    Ok(survey)
+    Ok(contents)
 }
 
-/// True for a dump that is private, and has its head, its mappings and its last comment.
-pub(super) fn is_whole(path: &Path) -> Result<bool> {
+/// Whether a file is a dump with mode 0600, its first line, its mappings and its last comment.
+pub(super) fn is_complete_dump(path: &Path) -> Result<bool> {
     let text = fs::read(path).with_context(|| path.display().to_string())?;
     let text = String::from_utf8_lossy(&text);
     let name = path.file_name().map(|name| name.to_string_lossy());

@@ -1,5 +1,6 @@
-//! An agent that is killed again and again while dumps arrive, a store that fails in every way or is gone, and a NATS
-//! server that is gone meanwhile: each sample is in the store once.
+//! Suite `fleet`: while dumps arrive, the agent is killed repeatedly, the store fails or is down, and the NATS server
+//! is
+//! down. The store has each sample once.
 
 use std::thread;
 use std::time::Duration;
@@ -14,7 +15,7 @@ mod fixture;
 mod nats;
 
 use fixture::FleetFixture;
-pub(crate) use fixture::dumped;
+pub(crate) use fixture::dump_json;
 use nats::Nats;
 
 const FAULTS: [WriteFault; 6] = [
@@ -26,42 +27,42 @@ const FAULTS: [WriteFault; 6] = [
     WriteFault::Forbidden,
 ];
 
-pub(super) fn run(form: SuiteLength) -> Result<String> {
-    // Both wait most of the time.
-    let [killed, gone] = thread::scope(|scope| {
-        let runs = [killed, gone].map(|run| scope.spawn(move || run(form)));
+pub(super) fn run(length: SuiteLength) -> Result<String> {
+    // Both wait most of the time, so they run in parallel.
+    let [kill_agents, stop_servers] = thread::scope(|scope| {
+        let runs = [kill_agents, stop_servers].map(|run| scope.spawn(move || run(length)));
         runs.map(|run| run.join().unwrap_or_else(|_| Err(anyhow!("it panicked"))))
     });
-    Ok(format!("{}; {}", killed?, gone?))
+    Ok(format!("{}; {}", kill_agents?, stop_servers?))
 }
 
-/// Agents are killed, and the store fails.
-fn killed(form: SuiteLength) -> Result<String> {
+/// Kills agents while writes to the store fail.
+fn kill_agents(length: SuiteLength) -> Result<String> {
     let s3 = S3::start()?;
     let fleet = FleetFixture::new(s3.environment())?;
-    let nats = Nats::of_debian(&fleet)?;
+    let nats = Nats::start_debian(&fleet)?;
     let mut dumped = Vec::new();
-    let kills = form.pick(20, 200);
+    let kills = length.pick(20, 200);
     for kill in 0..kills {
-        dumped.push(fleet.dump(kill)?);
+        dumped.push(fleet.add_dump(kill)?);
         let fault = FAULTS[kill as usize % FAULTS.len()];
         s3.set_faults(&[fault, FAULTS[kill as usize / 7 % FAULTS.len()]]);
-        let mut agent = fleet.agent(&nats.url())?;
-        // Each kill meets another step of the agent's.
+        let mut agent = fleet.start_agent(&nats.url())?;
+        // The delays differ, so that each kill interrupts another step of the agent.
         thread::sleep(Duration::from_millis(20 + kill * 37 % 900));
-        agent.end()?;
+        agent.kill()?;
         if kill % 5 == 4 {
-            // What the agent was killed before it met; a merge ends at a refusal.
+            // Faults that the agent did not reach are cleared, because compaction stops at a refusal.
             s3.set_faults(&[]);
             fleet.run(&["fleet", "compact"])?;
         }
     }
     s3.set_faults(&[]);
-    let mut agent = fleet.agent(&nats.url())?;
-    nats.answers(&fleet)?;
-    fleet.drained()?;
-    agent.end()?;
-    fleet.total(&dumped)?;
+    let mut agent = fleet.start_agent(&nats.url())?;
+    nats.wait_for_agent(&fleet)?;
+    fleet.wait_until_drained()?;
+    agent.kill()?;
+    fleet.check_total(&dumped)?;
     Ok(format!(
         "{kills} agents killed, {} writes tried: {} dumps once each",
         s3.write_count(),
@@ -69,48 +70,48 @@ fn killed(form: SuiteLength) -> Result<String> {
     ))
 }
 
-/// The servers are killed and stopped, and the agent goes on.
-fn gone(form: SuiteLength) -> Result<String> {
-    let time = Duration::from_secs(form.pick(2, 30));
+/// Kills and stops the servers while the agent runs.
+fn stop_servers(length: SuiteLength) -> Result<String> {
+    let time = Duration::from_secs(length.pick(2, 30));
     let mut store = SeaweedFs::start()?;
     let fleet = FleetFixture::new(store.environment())?;
     let mut dumped = Vec::new();
-    for nats in &[Nats::newest, Nats::of_debian][..form.pick(1, 2)] {
+    for nats in &[Nats::start_newest, Nats::start_debian][..length.pick(1, 2)] {
         let mut nats = nats(&fleet)?;
-        let mut agent = fleet.agent(&nats.url())?;
-        nats.answers(&fleet)?;
+        let mut agent = fleet.start_agent(&nats.url())?;
+        nats.wait_for_agent(&fleet)?;
         let mut dump = || {
             let number = dumped.len() as u64;
-            dumped.push(fleet.dump(number)?);
+            dumped.push(fleet.add_dump(number)?);
             anyhow::Ok(())
         };
-        // What the agent has begun to write when the server goes, and what comes meanwhile.
+        // One dump arrives just before the server is killed, one while it is down.
         dump()?;
         store.kill()?;
         dump()?;
         thread::sleep(time);
         store.restart()?;
-        fleet.drained()?;
+        fleet.wait_until_drained()?;
 
         dump()?;
         store.stop()?;
         dump()?;
         thread::sleep(time);
         store.resume()?;
-        fleet.drained()?;
+        fleet.wait_until_drained()?;
 
         dump()?;
-        nats.go();
+        nats.kill();
         dump()?;
-        fleet.drained()?;
+        fleet.wait_until_drained()?;
         thread::sleep(time);
-        nats.come_back(&fleet)?;
-        nats.answers(&fleet)?;
-        agent.end()?;
+        nats.restart(&fleet)?;
+        nats.wait_for_agent(&fleet)?;
+        agent.kill()?;
     }
-    fleet.total(&dumped)?;
+    fleet.check_total(&dumped)?;
     fleet.run(&["fleet", "compact"])?;
-    fleet.total(&dumped)?;
+    fleet.check_total(&dumped)?;
     Ok(format!(
         "SeaweedFS killed and stopped, NATS killed, for {} s each: {} dumps once each",
         time.as_secs(),

@@ -1,6 +1,6 @@
-//! A program forks while its threads allocate and talk to the plugin: what a child has of the
-//! activation is off, and whole when it is switched on there. Another one forks in the moment when the plugin
-//! begins: no child waits for a thread that it does not have.
+//! Suite `fork`: a program forks while its threads allocate and send messages to the plugin. Its children do not sample
+//! until they are activated. Another program forks while the plugin starts; no child waits for a thread that it does
+//! not have.
 
 use std::fs;
 use std::process::Command;
@@ -12,7 +12,7 @@ use super::host_dir::HostDir;
 use xtask::dist::dist;
 use xtask::run::output;
 
-/// Whose children are looked at.
+/// Allocators of the forking program, with their environment.
 const ALLOCATORS: [(&str, &[(&str, &str)]); 2] = [
     (
         "jemalloc",
@@ -24,69 +24,75 @@ const ALLOCATORS: [(&str, &[(&str, &str)]); 2] = [
     ("glibc, sampled by memprof", &[]),
 ];
 
-pub(super) fn run(form: SuiteLength) -> Result<String> {
-    let at_work = fork_under_load(form)?;
-    let begins = fork_while_it_begins(form)?;
-    Ok(format!("{at_work}; {begins}"))
+pub(super) fn run(length: SuiteLength) -> Result<String> {
+    let under_load = fork_under_load(length)?;
+    let starts = fork_during_start(length)?;
+    Ok(format!("{under_load}; {starts}"))
 }
 
-fn fork_under_load(form: SuiteLength) -> Result<String> {
-    let children = form.pick(20, 200);
+/// Runs forker.c with each allocator.
+fn fork_under_load(length: SuiteLength) -> Result<String> {
+    let children = length.pick(20, 200);
     for (name, env) in ALLOCATORS {
-        let place = HostDir::new()?;
-        let config = place.path().join("host.toml");
+        let dir = HostDir::new()?;
+        let config = dir.path().join("host.toml");
         let text = format!(
             "[control]\nsocket = {:?}\n[[plugin]]\npath = {:?}\n[plugin.config]\ndump_dir = {:?}\n",
-            place.socket(),
+            dir.socket_path(),
             dist().join("plugins/memory_profile.so"),
-            place.dumps()
+            dir.dump_dir()
         );
         fs::write(&config, text)?;
         let mut forker = Command::new(dist().join("torture/forker"));
         forker.arg(&config).arg(children.to_string());
-        forker.env("MEMPROF_SOCKET_DIR", place.path().join("run"));
-        let told = output(forker.envs(env.iter().copied()))?;
-        let whole = told.lines().filter(|line| *line == "exit 0").count();
-        ensure!(whole == children, "{name}: {whole} of {children}: {told}");
+        forker.env("MEMPROF_SOCKET_DIR", dir.path().join("run"));
+        let output_text = output(forker.envs(env.iter().copied()))?;
+        let succeeded = output_text.lines().filter(|line| *line == "exit 0").count();
+        ensure!(
+            succeeded == children,
+            "{name}: {succeeded} of {children}: {output_text}"
+        );
     }
     Ok(format!(
-        "{} children of {} programs whose threads were at work: none sampled by itself, each did when \
-         it was told to, and dumped",
+        "{} children of {} programs under load: none sampled before it was activated, each did \
+         afterwards, and dumped",
         children * ALLOCATORS.len(),
         ALLOCATORS.len()
     ))
 }
 
-/// Allocators that are preloaded, which a fork prepares in different ways, and whether a seccomp filter is there to be
-/// tried out.
-const BEGINNINGS: [(&str, &str); 4] = [
+/// Preloaded allocators, which prepare for a fork in different ways, and whether the program has a seccomp filter,
+/// which
+/// the plugin then probes.
+const STARTS: [(&str, &str); 4] = [
     ("", "free"),
     ("", "filtered"),
     ("libjemalloc.so.2", "free"),
     ("libjemalloc.so.2", "filtered"),
 ];
 
-fn fork_while_it_begins(form: SuiteLength) -> Result<String> {
-    let programs = form.pick(3, 100);
-    let place = HostDir::new()?;
+/// Runs beginner.c, which forks while the plugin starts.
+fn fork_during_start(length: SuiteLength) -> Result<String> {
+    let programs = length.pick(3, 100);
+    let dir = HostDir::new()?;
     let mut children = 0;
-    for (preloaded, filter) in BEGINNINGS {
+    for (preloaded, filter) in STARTS {
         for _ in 0..programs {
             let mut beginner = Command::new(dist().join("torture/beginner"));
             beginner.arg(dist().join("plugins/memory_profile.so"));
             beginner.arg(filter).env("LD_PRELOAD", preloaded);
-            beginner.env("MEMPROF_SOCKET_DIR", place.path().join("run"));
-            beginner.env("MEMPROF_DUMP_DIR", place.dumps());
-            let told = output(&mut beginner)?;
-            let is_whole = |line: &str| line.starts_with("exit 0");
+            beginner.env("MEMPROF_SOCKET_DIR", dir.path().join("run"));
+            beginner.env("MEMPROF_DUMP_DIR", dir.dump_dir());
+            let output_text = output(&mut beginner)?;
+            let is_success = |line: &str| line.starts_with("exit 0");
             ensure!(
-                told.lines().all(is_whole),
-                "{preloaded:?}, {filter}: {told}"
+                output_text.lines().all(is_success),
+                "{preloaded:?}, {filter}: {output_text}"
             );
-            children += told.lines().count();
+            children += output_text.lines().count();
         }
     }
     Ok(format!(
-        "{children} children that were forked while the plugin began: each was answered"
+        "{children} children that were forked while the plugin started: each got a reply"
     ))
 }

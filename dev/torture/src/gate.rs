@@ -1,5 +1,5 @@
-//! `memprof test`, again and again: how often it catches a growth of five per cent, how often it calls
-//! wolf, and what it costs.
+//! Suite `gate`: the rates at which `memprof test` detects growth of five per cent and raises false alarms, and its
+//! cost.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -11,132 +11,138 @@ use super::SuiteLength;
 use xtask::dist::dist;
 use xtask::run::{root, run as run_to_end};
 
-/// Of a hundred: caught at least, and called at the most.
-const CAUGHT: f64 = 0.99;
-const CALLED: f64 = 0.01;
+/// Minimum share of the runs with growth in which it is detected.
+const MIN_DETECTION_RATE: f64 = 0.99;
+/// Maximum share of the runs without growth that raise an alarm.
+const MAX_FALSE_ALARM_RATE: f64 = 0.01;
 
-/// A program, and what its argument is so that it works for some seconds.
+/// A test program; its argument is a number of records.
 struct Program {
     name: &'static str,
+    /// Builds the program in a directory if needed, and returns its command.
     command: fn(&Path) -> Result<Vec<PathBuf>>,
     records: u32,
-    long: u32,
+    /// Records for a run of some seconds.
+    long_records: u32,
 }
 
 const PROGRAMS: &[Program] = &[
     Program {
         name: "C++",
-        command: |place| compiled("c++", "growth.cc", place),
+        command: |dir| compile("c++", "growth.cc", dir),
         records: 40,
-        long: 4000,
+        long_records: 4000,
     },
     Program {
         name: "Rust",
-        command: |place| compiled("rustc", "growth.rs", place),
+        command: |dir| compile("rustc", "growth.rs", dir),
         records: 40,
-        long: 8000,
+        long_records: 8000,
     },
     Program {
         name: "Python",
-        command: |_| Ok(vec!["/usr/bin/python3".into(), source("growth.py")]),
+        command: |_| Ok(vec!["/usr/bin/python3".into(), source_path("growth.py")]),
         records: 40,
-        long: 2000,
+        long_records: 2000,
     },
     Program {
         name: "Node",
-        command: |_| Ok(vec!["/usr/bin/node".into(), source("growth.js")]),
+        command: |_| Ok(vec!["/usr/bin/node".into(), source_path("growth.js")]),
         records: 40,
-        long: 400,
+        long_records: 400,
     },
 ];
 
-fn source(name: &str) -> PathBuf {
+fn source_path(name: &str) -> PathBuf {
     root()
         .join("outside/memprof-cli/tests/fixtures/gate")
         .join(name)
 }
 
-fn compiled(compiler: &str, name: &str, place: &Path) -> Result<Vec<PathBuf>> {
-    let built = place.join(name).with_extension("");
+fn compile(compiler: &str, name: &str, dir: &Path) -> Result<Vec<PathBuf>> {
+    let built = dir.join(name).with_extension("");
     let optimized = if compiler == "rustc" { "-O" } else { "-O2" };
     let mut command = Command::new(compiler);
-    command.args(["-g", optimized]).arg(source(name));
+    command.args(["-g", optimized]).arg(source_path(name));
     run_to_end(command.arg("-o").arg(&built))?;
     Ok(vec![built])
 }
 
-pub(super) fn run(form: SuiteLength) -> Result<String> {
-    let runs = form.pick(3, 100);
-    let lines = PROGRAMS.iter().map(|program| judge(program, runs, form));
+pub(super) fn run(length: SuiteLength) -> Result<String> {
+    let runs = length.pick(3, 100);
+    let lines = PROGRAMS
+        .iter()
+        .map(|program| check_program(program, runs, length));
     Ok(lines.collect::<Result<Vec<_>>>()?.join("; "))
 }
 
-fn judge(program: &Program, runs: u32, form: SuiteLength) -> Result<String> {
-    let place = tempfile::tempdir()?;
-    let command = (program.command)(place.path())?;
+/// Measures both rates and the cost of `memprof test` with one program.
+fn check_program(program: &Program, runs: u32, length: SuiteLength) -> Result<String> {
+    let dir = tempfile::tempdir()?;
+    let command = (program.command)(dir.path())?;
     let gate = |options: &[&str], records: u32| -> Result<i32> {
         let mut test = Command::new(dist().join("bin/memprof"));
         test.arg("test").arg("--budget");
-        test.arg(place.path().join("budget.toml"))
+        test.arg(dir.path().join("budget.toml"))
             .args(options)
             .arg("--");
         test.args(&command).arg(records.to_string());
-        let ended = test
+        let status = test
             .env("GITHUB_ACTIONS", "false")
             .stdout(Stdio::null())
             .status()?;
-        ended.code().context("memprof test was killed")
+        status.code().context("memprof test was killed")
     };
-    let count = |records: u32, expected: i32| -> Result<f64> {
-        let mut counted = 0;
+    let exit_code_rate = |records: u32, expected: i32| -> Result<f64> {
+        let mut matches = 0;
         for _ in 0..runs {
             let code = gate(&[], records)?;
             ensure!([0, 7].contains(&code), "{}: exit code {code}", program.name);
-            counted += u32::from(code == expected);
+            matches += u32::from(code == expected);
         }
-        Ok(f64::from(counted) / f64::from(runs))
+        Ok(f64::from(matches) / f64::from(runs))
     };
     ensure!(
         gate(&["--update"], program.records)? == 0,
         "{}: --update failed",
         program.name
     );
-    let called = count(program.records, 7)?;
-    let caught = count(program.records * 21 / 20, 7)?;
-    let ratio = cost(program, &command, &gate, form)?;
-    let told = format!(
-        "{}: caught {:.0} %, called {:.0} %, {ratio:.2} x the time",
+    let false_alarm_rate = exit_code_rate(program.records, 7)?;
+    let detection_rate = exit_code_rate(program.records * 21 / 20, 7)?;
+    let ratio = time_ratio(program, &command, &gate, length)?;
+    let summary = format!(
+        "{}: {:.0} % detected, {:.0} % false alarms, {ratio:.2} x the time",
         program.name,
-        100.0 * caught,
-        100.0 * called
+        100.0 * detection_rate,
+        100.0 * false_alarm_rate
     );
     ensure!(
-        caught >= CAUGHT && called <= CALLED,
-        "{told}, of {runs} runs each"
+        detection_rate >= MIN_DETECTION_RATE && false_alarm_rate <= MAX_FALSE_ALARM_RATE,
+        "{summary}, of {runs} runs each"
     );
-    Ok(told)
+    Ok(summary)
 }
 
-/// The time of a run of some seconds, with all that `memprof test` does, by that of the command alone: of
-/// each the least, taken by turns.
-fn cost(
+/// Run time of `memprof test` divided by that of the command alone, for a run of some seconds: the minimum of each, in
+/// alternating rounds.
+fn time_ratio(
     program: &Program,
     command: &[PathBuf],
     gate: &impl Fn(&[&str], u32) -> Result<i32>,
-    form: SuiteLength,
+    length: SuiteLength,
 ) -> Result<f64> {
-    let records = form.pick(program.records, program.long);
+    let records = length.pick(program.records, program.long_records);
     let [first, rest @ ..] = command else {
         anyhow::bail!("no command");
     };
     let (mut bare, mut gated) = (Duration::MAX, Duration::MAX);
-    for _ in 0..form.pick(1, 5) {
-        let begun = Instant::now();
+    for _ in 0..length.pick(1, 5) {
+        let start = Instant::now();
         run_to_end(Command::new(first).args(rest).arg(records.to_string()))?;
-        bare = bare.min(begun.elapsed());
-        let begun = Instant::now();
+        bare = bare.min(start.elapsed());
+        let start = Instant::now();
         gate(&[], records)?;
-        gated = gated.min(begun.elapsed());
+        gated = gated.min(start.elapsed());
     }
     Ok(gated.as_secs_f64() / bare.as_secs_f64())
 }

@@ -1,4 +1,4 @@
-//! A host under torture: `stress_host.c`, ended when dropped.
+//! The host that most suites use: `stress_host.c`.
 
 use std::collections::VecDeque;
 use std::fs;
@@ -20,31 +20,31 @@ use serde_json::Value;
 use super::host_dir::HostDir;
 use xtask::dist::dist;
 
-/// An answer that takes longer never comes.
-pub(super) const PATIENCE: Duration = Duration::from_secs(30);
+/// Timeout of a reply.
+pub(super) const REPLY_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// How many lines of a host's log a failure shows.
-const LOG_LINES: usize = 20;
+/// Last lines of a host's log that an error shows.
+const MAX_LOG_LINES: usize = 20;
 
-/// How to start a host.
+/// Options for the start of a host.
 #[derive(Debug)]
 pub(super) struct HostSetup {
-    /// `stress_host`, or `stress_host_static`: then the preloaded jemalloc is the second one.
+    /// `stress_host`, or `stress_host_static`, which has a second jemalloc beside the preloaded one.
     pub(super) program: &'static str,
     /// `OPTION=VALUE` of `stress_host.c`.
     pub(super) options: Vec<String>,
     /// A command that runs the host, for example `unshare --pid --fork`.
     pub(super) wrapper: Vec<String>,
-    /// More lines of `[plugin.config]`.
+    /// Additional lines of `[plugin.config]`.
     pub(super) config: &'static str,
-    /// Variables of its environment: the allocator, and its options.
+    /// Environment variables: the allocator, and its options.
     pub(super) env: &'static [(&'static str, &'static str)],
 }
 
-/// With a jemalloc that can profile.
+/// Environment with a jemalloc that can profile.
 const JEMALLOC: &[(&str, &str)] = &[
     ("LD_PRELOAD", "libjemalloc.so.2"),
-    // Samples often, so that a dump has hundreds of stacks at once.
+    // The short sample interval gives the first dump hundreds of stacks.
     (
         "MALLOC_CONF",
         "prof:true,prof_active:false,lg_prof_sample:13",
@@ -64,26 +64,27 @@ impl Default for HostSetup {
 }
 
 impl HostSetup {
-    /// A host whose options are the words of `options`.
-    pub(super) fn with(options: &str) -> Self {
+    /// A host with the options of `stress_host.c` in `options`, separated by blanks.
+    pub(super) fn with_options(options: &str) -> Self {
         Self {
             options: options.split(' ').map(str::to_owned).collect(),
             ..Self::default()
         }
     }
 
+    /// Starts the host in a new directory, and waits until it serves.
     pub(super) fn start(self) -> Result<Host> {
         self.start_in(HostDir::new()?)
     }
 
-    /// Starts the host where another one may have been before, and waits until it serves.
-    pub(super) fn start_in(self, place: HostDir) -> Result<Host> {
-        let config = place.path().join("host.toml");
+    /// Starts the host in a directory that may be another host's, and waits until it serves.
+    pub(super) fn start_in(self, dir: HostDir) -> Result<Host> {
+        let config = dir.path().join("host.toml");
         let text = format!(
             "[control]\nsocket = {:?}\n[[plugin]]\npath = {:?}\n[plugin.config]\ndump_dir = {:?}\n{}\n",
-            place.socket(),
+            dir.socket_path(),
             dist().join("plugins/memory_profile.so"),
-            place.dumps(),
+            dir.dump_dir(),
             self.config
         );
         fs::write(&config, text).with_context(|| config.display().to_string())?;
@@ -98,10 +99,10 @@ impl HostSetup {
         };
         let mut child = command
             .arg(&config)
-            .arg(place.counters())
+            .arg(dir.counters_file())
             .args(&self.options)
             .envs(self.env.iter().copied())
-            .env("MEMPROF_SOCKET_DIR", place.path().join("run"))
+            .env("MEMPROF_SOCKET_DIR", dir.path().join("run"))
             .stdout(Stdio::null())
             .stderr(Stdio::piped())
             .spawn()
@@ -110,23 +111,23 @@ impl HostSetup {
         let mut host = Host {
             child,
             log: Arc::default(),
-            place: Some(place),
+            dir: Some(dir),
         };
         host.wait_until_ready(stderr)?;
         Ok(host)
     }
 }
 
-/// A running host.
+/// A running host; dropping it kills it.
 #[derive(Debug)]
 pub(super) struct Host {
     child: Child,
     log: Arc<Mutex<VecDeque<String>>>,
-    /// Taken by [`Host::kill`].
-    place: Option<HostDir>,
+    /// `None` only after [`Host::kill`].
+    dir: Option<HostDir>,
 }
 
-/// What a host counted; the same order as in `stress_host.c`.
+/// Counters of a host, in the order of `stress_host.c`.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Counters {
     pub(super) allocations: u64,
@@ -146,20 +147,20 @@ impl Host {
             let Some(line) = lines.next().transpose()? else {
                 let status = self.child.wait()?;
                 bail!(
-                    "the host ended before it was ready: {status}; {}",
+                    "the host exited before it was ready: {status}; {}",
                     self.log()
                 );
             };
             if line == "ready" {
                 break;
             }
-            remember(&self.log, line);
+            push_log_line(&self.log, line);
         }
         let log = Arc::clone(&self.log);
         thread::Builder::new().spawn(move || {
             lines
                 .map_while(Result::ok)
-                .for_each(|line| remember(&log, line));
+                .for_each(|line| push_log_line(&log, line));
         })?;
         Ok(())
     }
@@ -168,24 +169,26 @@ impl Host {
         self.child.id()
     }
 
-    pub(super) fn place(&self) -> &HostDir {
-        self.place.as_ref().expect("only `kill` takes it")
+    /// Directory of the host.
+    pub(super) fn dir(&self) -> &HostDir {
+        self.dir.as_ref().expect("only `kill` takes the directory")
     }
 
-    /// The last lines of its log.
+    /// Last lines of the host's log.
     pub(super) fn log(&self) -> String {
         let log = self.log.lock().unwrap_or_else(PoisonError::into_inner);
         let lines: Vec<&str> = log.iter().map(String::as_str).collect();
         format!("its log ends with:\n{}", lines.join("\n"))
     }
 
-    /// A connection on which an answer that does not come is an error.
+    /// Connects; a reply that takes longer than [`REPLY_TIMEOUT`] is an error.
     pub(super) fn client(&self) -> Result<Client> {
-        connect(&self.place().socket())
+        connect(&self.dir().socket_path())
     }
 
+    /// Reads the counters that the host writes to its file.
     pub(super) fn counters(&self) -> Result<Counters> {
-        let bytes = fs::read(self.place().counters())?;
+        let bytes = fs::read(self.dir().counters_file())?;
         let words: Vec<u64> = bytes
             .chunks_exact(8)
             .map(|word| u64::from_ne_bytes(word.try_into().expect("8 bytes")))
@@ -215,8 +218,8 @@ impl Host {
         })
     }
 
-    /// The thread of that name.
-    pub(super) fn thread(&self, name: &str) -> Result<u32> {
+    /// Id of the thread with this name.
+    pub(super) fn thread_id(&self, name: &str) -> Result<u32> {
         for task in fs::read_dir(format!("/proc/{}/task", self.pid()))? {
             let task = task?.path();
             if fs::read_to_string(task.join("comm"))?.trim_end() == name {
@@ -227,24 +230,24 @@ impl Host {
         bail!("the host has no thread {name}")
     }
 
-    /// The first number of that line of its `/proc/PID/status`.
-    pub(super) fn status(&self, field: &str) -> Result<u64> {
+    /// First number in a line of the host's /proc/PID/status.
+    pub(super) fn status_field(&self, field: &str) -> Result<u64> {
         let status = fs::read_to_string(format!("/proc/{}/status", self.pid()))?;
         let number = status.lines().find_map(|line| line.strip_prefix(field));
         let number = number.and_then(|number| number.split_whitespace().next());
         Ok(number.with_context(|| field.to_owned())?.parse()?)
     }
 
-    /// Its open descriptors.
-    pub(super) fn descriptors(&self) -> Result<usize> {
+    /// Number of open descriptors.
+    pub(super) fn descriptor_count(&self) -> Result<usize> {
         Ok(fs::read_dir(format!("/proc/{}/fd", self.pid()))?.count())
     }
 
-    /// Waits until at most `count` descriptors are open; false when that never comes.
-    pub(super) fn falls_to(&self, count: usize) -> Result<bool> {
-        let begun = Instant::now();
-        while self.descriptors()? > count {
-            if begun.elapsed() > PATIENCE {
+    /// Waits until at most `count` descriptors are open; returns false after [`REPLY_TIMEOUT`].
+    pub(super) fn wait_for_descriptors(&self, count: usize) -> Result<bool> {
+        let start = Instant::now();
+        while self.descriptor_count()? > count {
+            if start.elapsed() > REPLY_TIMEOUT {
                 return Ok(false);
             }
             thread::yield_now();
@@ -252,7 +255,7 @@ impl Host {
         Ok(true)
     }
 
-    /// Fails when it has ended.
+    /// Fails if the host has exited.
     pub(super) fn check_alive(&mut self) -> Result<()> {
         match self.child.try_wait()? {
             None => Ok(()),
@@ -260,34 +263,34 @@ impl Host {
         }
     }
 
-    /// Sets a limit of the running process, in the words of prlimit(1).
-    pub(super) fn limit(&self, what: &str) -> Result<()> {
-        // Its own user may, root in a container may not.
-        let owner = u32::try_from(self.status("Uid:")?)?;
+    /// Sets a resource limit of the running host, with an option of prlimit(1).
+    pub(super) fn set_limit(&self, option: &str) -> Result<()> {
+        // The host's own user may do this; root in a container may not.
+        let owner = u32::try_from(self.status_field("Uid:")?)?;
         let pid = self.pid().to_string();
         let mut prlimit = Command::new("prlimit");
-        prlimit.args(["--pid", &pid, what]);
+        prlimit.args(["--pid", &pid, option]);
         xtask::run::run(prlimit.uid(owner).gid(owner))
     }
 
-    /// SIGKILL. Returns where it lived.
+    /// Kills the host with SIGKILL, and returns its directory.
     pub(super) fn kill(mut self) -> Result<HostDir> {
         self.child.kill()?;
         self.child.wait()?;
-        Ok(self.place.take().expect("a host is killed once"))
+        Ok(self.dir.take().expect("a host is killed once"))
     }
 
-    /// Ends it as an operator would.
+    /// Sends SIGTERM, as an operator would, and waits for the exit.
     pub(super) fn terminate(&mut self) -> Result<ExitStatus> {
         kill(Pid::from_raw(self.pid().cast_signed()), Signal::SIGTERM)?;
-        let begun = Instant::now();
+        let start = Instant::now();
         loop {
             if let Some(status) = self.child.try_wait()? {
                 return Ok(status);
             }
             ensure!(
-                begun.elapsed() < PATIENCE,
-                "the host does not end; {}",
+                start.elapsed() < REPLY_TIMEOUT,
+                "the host does not exit after SIGTERM; {}",
                 self.log()
             );
             thread::sleep(Duration::from_millis(1));
@@ -299,44 +302,46 @@ impl Drop for Host {
     fn drop(&mut self) {
         let ended = self.child.kill().and_then(|()| self.child.wait());
         if let Err(error) = ended {
-            eprintln!("failed to end the host: {error}");
+            eprintln!("failed to kill the host: {error}");
         }
     }
 }
 
-fn remember(log: &Mutex<VecDeque<String>>, line: String) {
+/// Appends a line, and removes the oldest one if there are [`MAX_LOG_LINES`].
+fn push_log_line(log: &Mutex<VecDeque<String>>, line: String) {
     let mut log = log.lock().unwrap_or_else(PoisonError::into_inner);
-    if log.len() == LOG_LINES {
+    if log.len() == MAX_LOG_LINES {
         log.pop_front();
     }
     log.push_back(line);
 }
 
+/// Connects to a control socket; a reply that takes longer than [`REPLY_TIMEOUT`] is an error.
 pub(super) fn connect(socket: &Path) -> Result<Client> {
     let mut client = Client::connect(socket)?;
-    client.set_timeout(PATIENCE);
+    client.set_timeout(REPLY_TIMEOUT);
     Ok(client)
 }
 
 /// Sends `dump` and returns the reply's body, which is a success or a named error.
 pub(super) fn dump(client: &mut Client) -> Result<Value> {
-    send(client, "dump", "")
+    send_message(client, "dump", "")
 }
 
 /// Sends a message to the profiler and returns the reply's body.
-pub(super) fn send(client: &mut Client, message: &str, args: &str) -> Result<Value> {
-    let delivered = client.message("memory_profile", message, args, None)?;
-    // A long body comes as a file.
-    serde_json::from_slice(&delivered.into_bytes()?).with_context(|| message.to_owned())
+pub(super) fn send_message(client: &mut Client, message: &str, args: &str) -> Result<Value> {
+    let reply = client.message("memory_profile", message, args, None)?;
+    // A long body arrives as a file.
+    serde_json::from_slice(&reply.into_bytes()?).with_context(|| message.to_owned())
 }
 
-/// The host refused for want of memory.
+/// Whether the host refused a request because it has no memory.
 pub(super) fn is_out_of_memory(error: &anyhow::Error) -> bool {
     matches!(error.downcast_ref(), Some(ClientError::Refused { code, .. }) if *code == OUT_OF_MEMORY)
 }
 
-/// A host may end a silent connection when it needs the place.
-pub(super) fn is_pushed_out(error: &anyhow::Error) -> bool {
+/// Whether the host closed the connection, as it does with an idle one when it needs the slot.
+pub(super) fn is_evicted(error: &anyhow::Error) -> bool {
     use std::io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
     matches!(error.downcast_ref(), Some(ClientError::Unreachable(cause))
         if matches!(cause.kind(), BrokenPipe | ConnectionReset | UnexpectedEof))

@@ -1,4 +1,4 @@
-//! Where a host lives.
+//! Directory of a host.
 
 use std::fs::{self, DirBuilder, Permissions};
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
@@ -7,21 +7,21 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use tempfile::TempDir;
 
-/// The directory of a host, which outlives it.
+/// Temporary directory with a host's files; it may outlive the host.
 #[derive(Debug)]
 pub(super) struct HostDir(TempDir);
 
 impl HostDir {
     pub(super) fn new() -> Result<Self> {
         Ok(Self(
-            tempfile::tempdir().context("failed to make a directory")?,
+            tempfile::tempdir().context("failed to create a directory")?,
         ))
     }
 
-    /// One on a memory file system.
-    pub(super) fn in_memory() -> Result<Self> {
+    /// Creates a directory on a memory file system.
+    pub(super) fn new_in_memory() -> Result<Self> {
         Ok(Self(
-            tempfile::tempdir_in("/dev/shm").context("failed to make a directory in memory")?,
+            tempfile::tempdir_in("/dev/shm").context("failed to create a directory in memory")?,
         ))
     }
 
@@ -29,39 +29,40 @@ impl HostDir {
         self.0.path()
     }
 
-    pub(super) fn dumps(&self) -> PathBuf {
+    pub(super) fn dump_dir(&self) -> PathBuf {
         self.path().join("dumps")
     }
 
-    pub(super) fn socket(&self) -> PathBuf {
+    pub(super) fn socket_path(&self) -> PathBuf {
         self.path().join("host.sock")
     }
 
-    pub(super) fn counters(&self) -> PathBuf {
+    pub(super) fn counters_file(&self) -> PathBuf {
         self.path().join("counters")
     }
 
-    /// Makes a root without /proc, in which the path of the dump directory is another directory.
-    pub(super) fn jail(&self) -> Result<PathBuf> {
-        make_private(&self.jailed_dumps())?;
+    /// Creates a root directory for chroot(2) without /proc, in which the dump directory's path is a directory too.
+    pub(super) fn create_root_without_proc(&self) -> Result<PathBuf> {
+        create_private_dir(&self.dump_dir_in_root())?;
         Ok(self.path().join("root"))
     }
 
-    /// The dump directory of a host in the jail.
-    pub(super) fn jailed_dumps(&self) -> PathBuf {
-        let mut inside = self.path().join("root").into_os_string();
-        inside.push(self.dumps());
-        inside.into()
+    /// Path of the dump directory of a host in that root.
+    pub(super) fn dump_dir_in_root(&self) -> PathBuf {
+        let mut path = self.path().join("root").into_os_string();
+        path.push(self.dump_dir());
+        path.into()
     }
 
-    /// Lets every user pass through.
-    pub(super) fn open_to_all(&self) -> Result<()> {
+    /// Lets every user enter the directory.
+    pub(super) fn make_searchable(&self) -> Result<()> {
         fs::set_permissions(self.path(), Permissions::from_mode(0o711))
             .with_context(|| self.path().display().to_string())
     }
 }
 
-pub(super) fn make_private(directory: &Path) -> Result<()> {
+/// Creates a directory with mode 0700.
+pub(super) fn create_private_dir(directory: &Path) -> Result<()> {
     let mut builder = DirBuilder::new();
     builder.recursive(true).mode(0o700);
     builder

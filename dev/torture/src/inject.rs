@@ -1,4 +1,4 @@
-//! Every system call of a dump fails once, in every way, and once from there on.
+//! Suite `inject`: every system call of a dump fails with every error, once or from then on.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -7,13 +7,13 @@ use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
 use super::SuiteLength;
-use super::dump_dir::{is_whole, survey};
-use super::host::{Host, HostSetup, dump, send};
+use super::dump_dir::{is_complete_dump, scan_dump_dir};
+use super::host::{Host, HostSetup, dump, send_message};
 use super::strace::Tracer;
 
 const ERRORS: [&str; 5] = ["EIO", "ENOSPC", "EMFILE", "EINTR", "EPERM"];
 
-/// Waiting, memory (the resources suite takes it away), and calls that cannot fail (getuid(2), uname(2)).
+/// Calls that wait, calls for memory (suite `resources`), and calls that cannot fail (getuid(2), uname(2)).
 const NOT_INJECTED: [&str; 12] = [
     "futex",
     "restart_syscall",
@@ -29,57 +29,62 @@ const NOT_INJECTED: [&str; 12] = [
     "uname",
 ];
 
-/// At most so many calls of one name: a dump writes the same way a hundred times.
-const CALLS_OF_A_NAME: usize = 12;
+/// Maximum number of faults in calls of one name, because a dump has a hundred equal writes.
+const MAX_CALLS_PER_NAME: usize = 12;
 
-/// One fault: the `nth` call of that name fails, or each one from it on.
+/// A fault: the `nth` system call with this name fails, from 1.
 #[derive(Clone, Debug)]
 struct Fault {
     call: String,
     nth: usize,
     error: &'static str,
-    lasts: bool,
+    /// Whether all later calls fail too.
+    is_permanent: bool,
 }
 
 impl Fault {
-    fn option(&self) -> String {
+    /// Value of strace's option `-e`.
+    fn strace_option(&self) -> String {
         let Self {
             call,
             nth,
             error,
-            lasts,
+            is_permanent,
         } = self;
-        let on = if *lasts { "+" } else { "" };
+        let on = if *is_permanent { "+" } else { "" };
         format!("inject={call}:error={error}:when={nth}{on}")
     }
 }
 
-/// What the faults came to.
+/// Number of faults by their result.
 #[derive(Debug, Default)]
 struct Tally {
     injected: usize,
+    /// Faults after which the dump succeeded.
     absorbed: usize,
+    /// Faults that the error names.
     named: usize,
+    /// Faults whose error names another errno.
     other_errno: Vec<String>,
 }
 
-pub(super) fn run(form: SuiteLength) -> Result<String> {
-    let mut host = HostSetup::with("allocate=2").start()?;
+pub(super) fn run(length: SuiteLength) -> Result<String> {
+    let mut host = HostSetup::with_options("allocate=2").start()?;
     let mut client = host.client()?;
-    // So that there is a profile, and it stays as it is.
+    // The suite needs a profile that does not change.
     while dump(&mut client)?["stacks"].as_u64().context("stacks")? < 100 {}
-    send(&mut client, "deactivate", "")?;
-    let calls = calls_of_a_dump(&host)?;
-    let mut faults = faults(&calls);
-    let step = form.pick(faults.len() / 25, 1).max(1);
+    send_message(&mut client, "deactivate", "")?;
+    let calls = trace_dump(&host)?;
+    let mut faults = faults_for_calls(&calls);
+    let step = length.pick(faults.len() / 25, 1).max(1);
     faults = faults.into_iter().step_by(step).collect();
 
     let mut tally = Tally::default();
     for fault in &faults {
-        inject(&mut host, fault, &mut tally).with_context(|| fault.option())?;
+        inject(&mut host, fault, &mut tally).with_context(|| fault.strace_option())?;
     }
     ensure!(
-        form == SuiteLength::Short || tally.injected >= 300,
+        length == SuiteLength::Short || tally.injected >= 300,
         "only {} faults were injected",
         tally.injected
     );
@@ -97,9 +102,9 @@ pub(super) fn run(form: SuiteLength) -> Result<String> {
     ))
 }
 
-/// The names of the calls that the dumper makes for one dump, in order.
-fn calls_of_a_dump(host: &Host) -> Result<Vec<String>> {
-    let tracer = Tracer::attach(host.thread("memprof-dumper")?, &[])?;
+/// Names of the system calls that the dumper thread makes for one dump, in order.
+fn trace_dump(host: &Host) -> Result<Vec<String>> {
+    let tracer = Tracer::attach(host.thread_id("memprof-dumper")?, &[])?;
     let reply = dump(&mut host.client()?)?;
     ensure!(reply["status"] == "ok", "{reply}");
     let trace = tracer.detach()?;
@@ -111,7 +116,8 @@ fn calls_of_a_dump(host: &Host) -> Result<Vec<String>> {
         .collect())
 }
 
-fn faults(calls: &[String]) -> Vec<Fault> {
+/// Returns all faults for these calls.
+fn faults_for_calls(calls: &[String]) -> Vec<Fault> {
     let mut counts: HashMap<&str, usize> = HashMap::new();
     for call in calls {
         *counts.entry(call).or_default() += 1;
@@ -120,19 +126,19 @@ fn faults(calls: &[String]) -> Vec<Fault> {
     counts.sort_unstable();
     let mut faults = Vec::new();
     for (call, count) in counts {
-        for nth in (1..=count).step_by(count.div_ceil(CALLS_OF_A_NAME)) {
+        for nth in (1..=count).step_by(count.div_ceil(MAX_CALLS_PER_NAME)) {
             for error in ERRORS {
-                // Who retries an interrupted call may do so forever.
-                let lasting: &[bool] = if error == "EINTR" {
+                // With a permanent EINTR, code that retries would loop forever.
+                let permanence: &[bool] = if error == "EINTR" {
                     &[false]
                 } else {
                     &[false, true]
                 };
-                faults.extend(lasting.iter().map(|&lasts| Fault {
+                faults.extend(permanence.iter().map(|&is_permanent| Fault {
                     call: call.to_owned(),
                     nth,
                     error,
-                    lasts,
+                    is_permanent,
                 }));
             }
         }
@@ -140,27 +146,34 @@ fn faults(calls: &[String]) -> Vec<Fault> {
     faults
 }
 
+/// Dumps with a fault, and checks the reply and the dump directory.
 fn inject(host: &mut Host, fault: &Fault, tally: &mut Tally) -> Result<()> {
-    let directory = host.place().dumps();
-    let before = survey(&directory)?;
-    let tracer = Tracer::attach(host.thread("memprof-dumper")?, &["-e", &fault.option()])?;
+    let directory = host.dir().dump_dir();
+    let before = scan_dump_dir(&directory)?;
+    let tracer = Tracer::attach(
+        host.thread_id("memprof-dumper")?,
+        &["-e", &fault.strace_option()],
+    )?;
     let reply = dump(&mut host.client()?);
     let trace = tracer.detach()?;
     host.check_alive()?;
     let reply = reply?;
-    let after = survey(&directory)?;
+    let after = scan_dump_dir(&directory)?;
     ensure!(after.bad.is_empty(), "bad files: {:?}; {reply}", after.bad);
     if reply["status"] == "ok" {
         let path = reply["path"].as_str().context("path")?;
-        ensure!(is_whole(Path::new(path))?, "a false success: {reply}");
+        ensure!(
+            is_complete_dump(Path::new(path))?,
+            "a false success: {reply}"
+        );
         ensure!(
             Path::new(path).metadata()?.len() == reply["bytes"],
             "{reply}"
         );
     } else {
-        // Retention may have taken an old one before.
+        // Retention may have deleted an old dump before.
         ensure!(
-            after.whole <= before.whole,
+            after.complete <= before.complete,
             "an error though a dump was published: {reply}"
         );
     }
@@ -168,11 +181,12 @@ fn inject(host: &mut Host, fault: &Fault, tally: &mut Tally) -> Result<()> {
         tally.injected += 1;
         classify(&reply, fault, tally)?;
     }
-    let status = send(&mut host.client()?, "status", "")?;
+    let status = send_message(&mut host.client()?, "status", "")?;
     ensure!(status["busy"] == false, "{status}");
     Ok(())
 }
 
+/// Counts a fault by the reply.
 fn classify(reply: &Value, fault: &Fault, tally: &mut Tally) -> Result<()> {
     if reply["status"] == "ok" {
         tally.absorbed += 1;
@@ -184,7 +198,7 @@ fn classify(reply: &Value, fault: &Fault, tally: &mut Tally) -> Result<()> {
     } else if message.contains("(E") {
         tally
             .other_errno
-            .push(format!("{}: {message}", fault.option()));
+            .push(format!("{}: {message}", fault.strace_option()));
     } else {
         bail!("the error names no errno: {reply}");
     }

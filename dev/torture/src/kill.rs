@@ -1,4 +1,4 @@
-//! SIGKILL at any moment of a dump.
+//! Suite `kill`: SIGKILL at random moments of a dump.
 
 use std::hash::{BuildHasher, RandomState};
 use std::path::{Path, PathBuf};
@@ -9,97 +9,100 @@ use anyhow::{Result, ensure};
 use nix::unistd::geteuid;
 
 use super::SuiteLength;
-use super::dump_dir::survey;
+use super::dump_dir::scan_dump_dir;
 use super::host::{Host, HostSetup, dump};
 use super::host_dir::HostDir;
 
-/// A host must serve again this soon.
-const BACK: Duration = Duration::from_secs(1);
+/// Maximum time from a host's start until it serves.
+const MAX_START_TIME: Duration = Duration::from_secs(1);
 
-/// The longest life after the first dump.
-const LIFE: Duration = Duration::from_millis(150);
+/// Maximum delay of the kill after the start of the first dump.
+const MAX_DELAY: Duration = Duration::from_millis(150);
 
-/// Where hosts are killed.
+/// Directories and options of the hosts that are killed.
 struct KillSetup {
-    place: HostDir,
+    dir: HostDir,
     options: String,
     dumps: PathBuf,
-    /// What may lie there until the next dump.
-    may_wait: fn(&Path) -> bool,
+    /// Whether a file may stay in the dump directory until the next dump.
+    may_remain: fn(&Path) -> bool,
 }
 
-pub(super) fn run(form: SuiteLength) -> Result<String> {
-    let kills = form.pick(10, 200);
-    let place = HostDir::new()?;
+pub(super) fn run(length: SuiteLength) -> Result<String> {
+    let kills = length.pick(10, 200);
+    let dir = HostDir::new()?;
     let (mut last, slowest) = kill_often(
         kills,
         KillSetup {
             options: "allocate=2".to_owned(),
-            dumps: place.dumps(),
-            place,
-            may_wait: |_| false,
+            dumps: dir.dump_dir(),
+            dir,
+            may_remain: |_| false,
         },
     )?;
-    ensure!(slowest < BACK, "a host took {slowest:?} to serve again");
-    let whole = survey(&last.place().dumps())?.whole;
+    ensure!(
+        slowest < MAX_START_TIME,
+        "a host took {slowest:?} to serve again"
+    );
+    let complete = scan_dump_dir(&last.dir().dump_dir())?.complete;
     last.terminate()?;
-    let sockets = survey(&last.place().path().join("run"))?;
+    let sockets = scan_dump_dir(&last.dir().path().join("run"))?;
     ensure!(sockets.bad.is_empty(), "left over: {:?}", sockets.bad);
     let mut without_proc = 0;
     if geteuid().is_root() {
-        let place = HostDir::in_memory()?;
-        let root = place.jail()?;
+        let dir = HostDir::new_in_memory()?;
+        let root = dir.create_root_without_proc()?;
         without_proc = kills / 5;
         kill_often(
             without_proc,
             KillSetup {
                 options: format!("allocate=2 chroot={}", root.display()),
-                dumps: place.jailed_dumps(),
-                place,
-                may_wait: is_hidden,
+                dumps: dir.dump_dir_in_root(),
+                dir,
+                may_remain: is_hidden,
             },
         )?;
     }
     Ok(format!(
         "{kills} kills, {without_proc} more without /proc: 0 partial files, 0 left over, \
-         {whole} whole dumps kept; slowest start until served {} ms",
+         {complete} complete dumps kept; slowest start until served {} ms",
         slowest.as_millis()
     ))
 }
 
-/// Starts hosts and kills them while they dump. Returns the one that came after them, which has
-/// dumped, and the longest time that a host took to answer.
-fn kill_often(kills: u32, ground: KillSetup) -> Result<(Host, Duration)> {
+/// Starts hosts and kills them while they dump. Returns the host that was started after them and has dumped, and the
+/// longest time from a start to the first reply.
+fn kill_often(kills: u32, setup: KillSetup) -> Result<(Host, Duration)> {
     let KillSetup {
-        mut place,
+        mut dir,
         options,
         dumps,
-        may_wait,
-    } = ground;
+        may_remain,
+    } = setup;
     let random = RandomState::new();
     let mut slowest = Duration::ZERO;
     for round in 0..kills {
-        let begun = Instant::now();
-        let host = HostSetup::with(&options).start_in(place)?;
+        let start = Instant::now();
+        let host = HostSetup::with_options(&options).start_in(dir)?;
         let mut client = host.client()?;
         client.host()?;
-        slowest = slowest.max(begun.elapsed());
+        slowest = slowest.max(start.elapsed());
         let dumper = thread::spawn(move || {
-            // Ends with the host.
+            // The loop ends when the host is killed.
             while dump(&mut client).is_ok() {}
         });
-        let life = random.hash_one(round) % LIFE.as_micros() as u64;
-        thread::sleep(Duration::from_micros(life));
-        place = host.kill()?;
+        let delay = random.hash_one(round) % MAX_DELAY.as_micros() as u64;
+        thread::sleep(Duration::from_micros(delay));
+        dir = host.kill()?;
         dumper.join().expect("no panic");
-        let mut bad = survey(&dumps)?.bad;
-        bad.retain(|path| !may_wait(path));
+        let mut bad = scan_dump_dir(&dumps)?.bad;
+        bad.retain(|path| !may_remain(path));
         ensure!(bad.is_empty(), "kill {round}: bad files: {bad:?}");
     }
-    let last = HostSetup::with(&options).start_in(place)?;
+    let last = HostSetup::with_options(&options).start_in(dir)?;
     let reply = dump(&mut last.client()?)?;
     ensure!(reply["status"] == "ok", "{reply}");
-    let found = survey(&dumps)?;
+    let found = scan_dump_dir(&dumps)?;
     ensure!(found.bad.is_empty(), "left over: {:?}", found.bad);
     Ok((last, slowest))
 }

@@ -48,8 +48,8 @@ const FOUND: u64 = 999;
 /// V8 has it in memory that no child gets.
 const CLEAN: [&str; 5] = ["redis", "memcached", "nginx worker", "mariadb", "node"];
 
-pub(super) fn run(form: SuiteLength) -> Result<String> {
-    let (rounds, times, kills) = (form.pick(2, 50), form.pick(1, 50), form.pick(10, 100));
+pub(super) fn run(length: SuiteLength) -> Result<String> {
+    let (rounds, times, kills) = (length.pick(2, 50), length.pick(1, 50), length.pick(10, 100));
     let mut stops = Vec::new();
     let (mut found, mut planted) = (0, 0);
     for (preload, expected) in [("", IN_GLIBC), (JEMALLOC, IN_JEMALLOC)] {
@@ -216,16 +216,16 @@ fn clean(
 /// Kills the tool so often. Returns how often it was done before.
 fn killed(kills: usize) -> Result<usize> {
     let mut target = PlantedProgram::start("")?;
-    let begun = Instant::now();
+    let start = Instant::now();
     prove(target.pid(), &mut Vec::new())?;
-    let whole = begun.elapsed();
+    let whole = start.elapsed();
     let mut late = 0;
     for _ in 0..kills {
         let mut tool = memprof(target.pid());
         let mut tool = tool.stdout(Stdio::null()).stderr(Stdio::null()).spawn()?;
         let life = whole.mul_f64(RandomState::new().hash_one(0) as f64 / u64::MAX as f64);
-        let begun = Instant::now();
-        while begun.elapsed() < life && tool.try_wait()?.is_none() {
+        let start = Instant::now();
+        while start.elapsed() < life && tool.try_wait()?.is_none() {
             thread::sleep(Duration::from_micros(100));
         }
         late += usize::from(tool.try_wait()?.is_some());

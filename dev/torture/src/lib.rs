@@ -1,5 +1,5 @@
-//! `cargo xtask torture`: real hosts under every fault that we know how to make. Each suite prints
-//! one line with what it did, and fails when something does not hold that must.
+//! `cargo xtask torture`: runs real hosts under faults, load and attacks. Each suite prints one line with its figures,
+//! and fails if the host or memprof misbehaves.
 
 mod accuracy;
 mod address_space;
@@ -49,17 +49,17 @@ use anyhow::{Context, Result, bail};
 use xtask::dist::{self, Profile};
 use xtask::packages;
 
-/// How long to torture.
+/// Length of a suite.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SuiteLength {
-    /// Seconds; what CI runs.
+    /// Seconds; CI runs this.
     Short,
-    /// Minutes; what gives the figures of the table.
+    /// Minutes; the published figures come from this.
     Long,
 }
 
 impl SuiteLength {
-    /// One of two values.
+    /// Returns the value for this length.
     pub(crate) fn pick<T>(self, short: T, long: T) -> T {
         match self {
             Self::Short => short,
@@ -68,7 +68,7 @@ impl SuiteLength {
     }
 }
 
-/// A suite: its name, and what returns its line.
+/// Name of a suite, and the function that runs it and returns its line.
 type Suite = (&'static str, fn(SuiteLength) -> Result<String>);
 
 const SUITES: &[Suite] = &[
@@ -104,34 +104,38 @@ const SUITES: &[Suite] = &[
     ("zoo", zoo::run),
 ];
 
-/// `cargo xtask torture [SUITE] [--short]`.
-pub fn command(args: &[&str]) -> Result<()> {
-    let (form, names) = match args {
+/// Runs all suites or one, by the arguments `[SUITE] [--short]`.
+///
+/// # Errors
+/// The arguments are invalid, a program cannot be built, or a suite fails.
+pub fn run(args: &[&str]) -> Result<()> {
+    let (length, names) = match args {
         [names @ .., "--short"] => (SuiteLength::Short, names),
         names => (SuiteLength::Long, names),
     };
     match names {
-        [] => torture(form, SUITES),
+        [] => run_suites(length, SUITES),
         [name] => {
             let suite = SUITES.iter().find(|(known, _)| known == name);
             let known: Vec<_> = SUITES.iter().map(|(name, _)| *name).collect();
             let suite =
                 suite.with_context(|| format!("no suite is called {name}; there are {known:?}"))?;
-            torture(form, std::slice::from_ref(suite))
+            run_suites(length, std::slice::from_ref(suite))
         }
         _ => bail!("usage: cargo xtask torture [SUITE] [--short]"),
     }
 }
 
-fn torture(form: SuiteLength, suites: &[Suite]) -> Result<()> {
+/// Builds the programs, runs the suites, and fails if one of them failed.
+fn run_suites(length: SuiteLength, suites: &[Suite]) -> Result<()> {
     packages::require(packages::TEST)?;
     dist::build_all(Profile::Dev)?;
     programs::build()?;
     let mut failed = Vec::new();
     for (name, run) in suites {
-        let begun = Instant::now();
-        match run(form) {
-            Ok(line) => println!("{name}: {line} ({:.1} s)", begun.elapsed().as_secs_f64()),
+        let start = Instant::now();
+        match run(length) {
+            Ok(line) => println!("{name}: {line} ({:.1} s)", start.elapsed().as_secs_f64()),
             Err(error) => {
                 println!("{name}: FAILED: {error:#}");
                 failed.push(*name);

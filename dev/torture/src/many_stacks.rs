@@ -12,27 +12,30 @@ use memprof_host::client::Client;
 use xtask::dist::dist;
 use xtask::run::{root, run};
 
-/// How long the preloaded plugin may take to open its socket.
-const START: Duration = Duration::from_secs(10);
+/// Time that the preloaded plugin may take to open its socket.
+const START_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The program, ended when dropped.
+/// The program; dropping it kills it.
 #[derive(Debug)]
 pub struct ManyStacks {
     _child: KillOnDrop,
-    /// Its control socket.
+    /// Path of the control socket.
     pub control: PathBuf,
 }
 
 impl ManyStacks {
-    /// Starts it with so many stacks; its socket and its dumps go to `place`.
-    pub fn start(place: &Path, stacks: usize) -> Result<Self> {
-        let program = place.join("many_stacks");
+    /// Starts the program with live blocks from `stacks` stacks; its socket and its dumps are in `dir`.
+    ///
+    /// # Errors
+    /// The compiler or the start fails.
+    pub fn start(dir: &Path, stacks: usize) -> Result<Self> {
+        let program = dir.join("many_stacks");
         let source = root().join("dev/torture/src/many_stacks.c");
         run(Command::new("cc")
             .args(["-O1", "-o"])
             .arg(&program)
             .arg(source))?;
-        let state = place.join("state");
+        let state = dir.join("state");
         if state.exists() {
             fs::remove_dir_all(&state)?;
         }
@@ -40,7 +43,7 @@ impl ManyStacks {
             Command::new(dist().join("bin/memprof"))
                 .args(["run", "--allocator=jemalloc", "--active", "--lg-sample=10"])
                 .arg("--socket-dir")
-                .arg(place.join("run"))
+                .arg(dir.join("run"))
                 .arg("--")
                 .arg(&program)
                 .arg(stacks.to_string())
@@ -51,7 +54,7 @@ impl ManyStacks {
         let mut ready = String::new();
         let stdout = child.0.stdout.take().context("it has no stdout")?;
         BufReader::new(stdout).read_line(&mut ready)?;
-        let control = place.join(format!("run/{}.sock", child.0.id()));
+        let control = dir.join(format!("run/{}.sock", child.0.id()));
         let host = Self {
             _child: child,
             control,
@@ -60,29 +63,35 @@ impl ManyStacks {
         Ok(host)
     }
 
-    /// A connection, once there is a socket.
+    /// Connects to the control socket; waits until it is open.
+    ///
+    /// # Errors
+    /// The socket does not open within 10 seconds.
     pub fn client(&self) -> Result<Client> {
-        let begun = Instant::now();
+        let start = Instant::now();
         loop {
             match Client::connect(&self.control) {
                 Ok(client) => return Ok(client),
-                Err(error) if begun.elapsed() > START => return Err(error.into()),
+                Err(error) if start.elapsed() > START_TIMEOUT => return Err(error.into()),
                 Err(_) => thread::sleep(Duration::from_millis(20)),
             }
         }
     }
 }
 
-/// A `memprof serve`, ended when dropped.
+/// A process of `memprof serve`; dropping it kills it.
 #[derive(Debug)]
 pub struct Server {
     child: KillOnDrop,
-    /// What it printed of where it listens.
-    pub place: String,
+    /// Address that it printed.
+    pub address: String,
 }
 
 impl Server {
-    /// Serves that host alone.
+    /// Starts a server for this host only.
+    ///
+    /// # Errors
+    /// The start fails.
     pub fn start(host: &ManyStacks, args: &[&str]) -> Result<Self> {
         let mut child = KillOnDrop(
             Command::new(dist().join("bin/memprof"))
@@ -93,27 +102,27 @@ impl Server {
                 .stderr(Stdio::piped())
                 .spawn()?,
         );
-        let mut said = String::new();
+        let mut line = String::new();
         let stderr = child.0.stderr.take().context("it has no stderr")?;
         let mut stderr = BufReader::new(stderr);
-        stderr.read_line(&mut said)?;
-        let place = said
+        stderr.read_line(&mut line)?;
+        let address = line
             .split_once("serving ")
-            .map(|(_, place)| place.trim_end());
-        let place = place.with_context(|| said.clone())?.to_owned();
+            .map(|(_, address)| address.trim_end());
+        let address = address.with_context(|| line.clone())?.to_owned();
         thread::spawn(move || io::copy(&mut stderr, &mut io::sink()));
-        Ok(Self { child, place })
+        Ok(Self { child, address })
     }
 
-    /// The first number of that line of its `/proc/PID/status`.
-    pub fn status(&self, field: &str) -> Result<u64> {
+    /// First number in a line of the server's /proc/PID/status, in bytes for memory.
+    pub fn status_field(&self, field: &str) -> Result<u64> {
         let status = fs::read_to_string(format!("/proc/{}/status", self.child.0.id()))?;
         let number = status.lines().find_map(|line| line.strip_prefix(field));
         let number = number.and_then(|number| number.split_whitespace().next());
         Ok(number.with_context(|| field.to_owned())?.parse()?)
     }
 
-    /// Fails when it has ended.
+    /// Fails if the server has exited.
     pub fn check_alive(&mut self) -> Result<()> {
         let ended = self.child.0.try_wait()?;
         ensure!(ended.is_none(), "memprof serve died: {ended:?}");
@@ -121,14 +130,14 @@ impl Server {
     }
 }
 
-/// A process that is ended when it is dropped.
+/// A process that is killed when dropped.
 #[derive(Debug)]
 struct KillOnDrop(Child);
 
 impl Drop for KillOnDrop {
     fn drop(&mut self) {
         if let Err(error) = self.0.kill().and_then(|()| self.0.wait().map(drop)) {
-            eprintln!("failed to end {}: {error}", self.0.id());
+            eprintln!("failed to kill {}: {error}", self.0.id());
         }
     }
 }

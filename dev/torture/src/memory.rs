@@ -1,5 +1,4 @@
-//! A memory cgroup that is nearly full: a dump is whole or refused, and never costs the host its
-//! life.
+//! Suite `memory`: in a memory cgroup that is nearly full, a dump is complete or refused, and the host survives.
 
 use std::fs;
 use std::thread;
@@ -11,99 +10,102 @@ use memprof_host::protocol::Delivery;
 use serde_json::Value;
 
 use super::SuiteLength;
-use super::dump_dir::survey;
-use super::host::{Host, HostSetup, PATIENCE, dump};
+use super::dump_dir::scan_dump_dir;
+use super::host::{Host, HostSetup, REPLY_TIMEOUT, dump};
 use super::memory_cgroup::MemoryCgroup;
 
 const MIB: u64 = 1 << 20;
-/// What is left to the host, in 1/16 of its dump.
-const SPARE: &[u64] = &[1, 2, 4, 8, 12, 14, 15, 16, 17, 18, 20, 24, 32, 48, 64, 80];
-/// Fires as soon as there is a limit.
+/// Headroom given to the host, in sixteenths of its dump's size.
+const HEADROOMS: &[u64] = &[1, 2, 4, 8, 12, 14, 15, 16, 17, 18, 20, 24, 32, 48, 64, 80];
+/// Configuration of a rule that fires as soon as the cgroup has a limit.
 const RULE: &str = "activate_at_start = true\n[[plugin.config.watch]]\ncgroup_above = \"10%\"\n\
                     min_interval = \"0s\"\n";
-const REFUSED: &str = "tried again from time to time";
+/// Text of the log line for a refused dump.
+const REFUSED_TEXT: &str = "tried again from time to time";
 
-/// What dumps came to.
+/// Number of dumps by their result.
 #[derive(Debug, Default)]
 struct Tally {
-    whole: usize,
+    complete: usize,
     refused: usize,
-    given_up: usize,
+    aborted: usize,
 }
 
-pub(super) fn run(form: SuiteLength) -> Result<String> {
-    let Some(group) = MemoryCgroup::make() else {
-        eprintln!("no memory cgroup can be made here");
+pub(super) fn run(length: SuiteLength) -> Result<String> {
+    let Some(group) = MemoryCgroup::create() else {
+        eprintln!("no memory cgroup can be created here");
         return Ok("0 cases".to_owned());
     };
     let mut tally = Tally::default();
-    let mut host = start(&group, form, "activate_at_start = true")?;
+    let mut host = start_host(&group, length, "activate_at_start = true")?;
     let mut client = host.client()?;
     let first = dump(&mut client)?;
     ensure!(first["status"] == "ok", "{first}");
     let size = first["bytes"].as_u64().context("bytes")?;
-    for sixteenth in SPARE {
+    for sixteenth in HEADROOMS {
         group.set_headroom(size / 16 * sixteenth)?;
-        let left = || format!("{sixteenth}/16 of {size} bytes were left; {}", host.log());
-        judge(&dump(&mut client).with_context(left)?, &mut tally)?;
-        fetch(&mut client, &group, &first)?;
+        let context = || format!("{sixteenth}/16 of {size} bytes were left; {}", host.log());
+        count_reply(&dump(&mut client).with_context(context)?, &mut tally)?;
+        check_fetch(&mut client, &group, &first)?;
         host.check_alive()
             .with_context(|| format!("{sixteenth}/16 of {size} bytes were left"))?;
-        group.unlimit()?;
+        group.remove_limit()?;
     }
-    for _ in 0..form.pick(3, 30) {
-        // Less than the dump must leave, and enough for what is written until that is seen: a limit that falls
-        // below that between two looks ends the host.
-        let reply = dump_while_the_limit_falls(&host, &group, size + 2 * MIB);
+    for _ in 0..length.pick(3, 30) {
+        // The headroom is less than the dump must leave, but enough for the bytes that it writes until it checks again.
+        // With less, the kernel would kill the host between two checks.
+        let reply = dump_with_falling_limit(&host, &group, size + 2 * MIB);
         let reply = reply.with_context(|| format!("the limit fell; {}", host.log()))?;
-        judge(&reply, &mut tally)?;
+        count_reply(&reply, &mut tally)?;
         host.check_alive().context("the limit fell during a dump")?;
-        group.unlimit()?;
+        group.remove_limit()?;
     }
     ensure!(
-        tally.whole > 0 && tally.refused > 0,
-        "the limits met nothing: {tally:?}"
+        tally.complete > 0 && tally.refused > 0,
+        "the limits had no effect: {tally:?}"
     );
-    let found = survey(&host.place().dumps())?;
+    let found = scan_dump_dir(&host.dir().dump_dir())?;
     ensure!(found.bad.is_empty(), "bad files: {:?}", found.bad);
     drop(host);
-    rule(&group, form)?;
+    check_rule(&group, length)?;
     Ok(format!(
-        "dumps of {:.0} MB under {} limits of a cgroup: {} whole, {} refused, {} given up while \
+        "dumps of {:.0} MB under {} limits of a cgroup: {} complete, {} refused, {} aborted while \
          they ran; a rule refused and logged once, then dumped; every host alive",
         size as f64 / 1e6,
-        tally.whole + tally.refused + tally.given_up,
-        tally.whole,
+        tally.complete + tally.refused + tally.aborted,
+        tally.complete,
         tally.refused,
-        tally.given_up
+        tally.aborted
     ))
 }
 
-fn start(group: &MemoryCgroup, form: SuiteLength, config: &'static str) -> Result<Host> {
-    let stacks = form.pick("stacks=14", "stacks=16");
+/// Starts a host in the cgroup.
+fn start_host(group: &MemoryCgroup, length: SuiteLength, config: &'static str) -> Result<Host> {
+    let stacks = length.pick("stacks=14", "stacks=16");
     HostSetup {
         wrapper: group.wrapper(),
         config,
-        ..HostSetup::with(stacks)
+        ..HostSetup::with_options(stacks)
     }
     .start()
 }
 
-fn judge(reply: &Value, tally: &mut Tally) -> Result<()> {
+/// Counts a dump by its reply, and fails if the reply does not name the cause.
+fn count_reply(reply: &Value, tally: &mut Tally) -> Result<()> {
     let message = reply["error"]["message"].as_str();
     match message {
         None => {
             ensure!(reply["status"] == "ok", "{reply}");
-            tally.whole += 1;
+            tally.complete += 1;
         }
         Some(message) => {
             ensure!(
                 message.contains("(ENOMEM)"),
                 "the cause is not named: {reply}"
             );
-            let given_up = message.starts_with("the dump was given up");
-            *(if given_up {
-                &mut tally.given_up
+            let aborted = message.starts_with("the dump was given up");
+            *(if aborted {
+                &mut tally.aborted
             } else {
                 &mut tally.refused
             }) += 1;
@@ -112,8 +114,8 @@ fn judge(reply: &Value, tally: &mut Tally) -> Result<()> {
     Ok(())
 }
 
-/// The bytes of a kept dump cost the host nothing.
-fn fetch(client: &mut Client, group: &MemoryCgroup, dump: &Value) -> Result<()> {
+/// Checks that fetching a kept dump needs no memory.
+fn check_fetch(client: &mut Client, group: &MemoryCgroup, dump: &Value) -> Result<()> {
     let id = format!("id={}", dump["id"].as_str().context("id")?);
     let before = group.usage()?;
     let reply = client.message("memory_profile", "fetch", &id, Some(Delivery::Fd))?;
@@ -122,26 +124,27 @@ fn fetch(client: &mut Client, group: &MemoryCgroup, dump: &Value) -> Result<()> 
         "{:?}",
         reply.result
     );
-    let more = group.usage()?.saturating_sub(before);
-    ensure!(more < 2 * MIB, "fetch took {more} bytes");
+    let growth = group.usage()?.saturating_sub(before);
+    ensure!(growth < 2 * MIB, "fetch used {growth} bytes");
     Ok(())
 }
 
-/// Lowers the limit as soon as the dump's memory appears: what was estimated is of no use then.
-fn dump_while_the_limit_falls(host: &Host, group: &MemoryCgroup, rest: u64) -> Result<Value> {
+/// Lowers the limit as soon as the dump's memfd exists, after the host has estimated its memory.
+fn dump_with_falling_limit(host: &Host, group: &MemoryCgroup, headroom: u64) -> Result<Value> {
     thread::scope(|scope| {
         let reply = scope.spawn(|| dump(&mut host.client()?));
-        while !reply.is_finished() && !writes_a_dump(host)? {
+        while !reply.is_finished() && !is_dumping(host)? {
             thread::yield_now();
         }
-        group.set_headroom(rest)?;
+        group.set_headroom(headroom)?;
         reply.join().expect("no panic")
     })
 }
 
-fn writes_a_dump(host: &Host) -> Result<bool> {
+/// Whether the host has a dump's memfd open.
+fn is_dumping(host: &Host) -> Result<bool> {
     for descriptor in fs::read_dir(format!("/proc/{}/fd", host.pid()))? {
-        // It may have been closed meanwhile.
+        // The descriptor may have been closed since.
         let name = fs::read_link(descriptor?.path()).unwrap_or_default();
         if name.to_string_lossy().starts_with("/memfd:memprof-dump") {
             return Ok(true);
@@ -150,26 +153,34 @@ fn writes_a_dump(host: &Host) -> Result<bool> {
     Ok(false)
 }
 
-/// A rule that watches the cgroup never ends what it watches.
-fn rule(group: &MemoryCgroup, form: SuiteLength) -> Result<()> {
-    let mut host = start(group, form, RULE)?;
+/// Checks that a rule on the cgroup's memory refuses a dump without headroom, logs that once, and later dumps.
+fn check_rule(group: &MemoryCgroup, length: SuiteLength) -> Result<()> {
+    let mut host = start_host(group, length, RULE)?;
     group.set_headroom(8 * MIB)?;
-    wait_for_log(&host, REFUSED)?;
+    wait_for_log(&host, REFUSED_TEXT)?;
     host.check_alive()?;
-    // Still above the rule's threshold, and room enough.
-    let roomy = group.usage()? * 5;
-    group.limit(&roomy.to_string())?;
+    // The usage is still above the rule's threshold, and a dump has headroom.
+    let limit = group.usage()? * 5;
+    group.set_limit(&limit.to_string())?;
     wait_for_log(&host, "dumped ")?;
     host.check_alive()?;
     let log = host.log();
-    ensure!(log.matches(REFUSED).count() == 1, "not logged once: {log}");
+    ensure!(
+        log.matches(REFUSED_TEXT).count() == 1,
+        "not logged once: {log}"
+    );
     Ok(())
 }
 
+/// Waits until the host's log contains a text.
 fn wait_for_log(host: &Host, text: &str) -> Result<()> {
-    let begun = Instant::now();
+    let start = Instant::now();
     while !host.log().contains(text) {
-        ensure!(begun.elapsed() < PATIENCE, "no {text:?}; {}", host.log());
+        ensure!(
+            start.elapsed() < REPLY_TIMEOUT,
+            "no {text:?}; {}",
+            host.log()
+        );
         thread::sleep(Duration::from_millis(10));
     }
     Ok(())

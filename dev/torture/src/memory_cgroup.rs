@@ -1,4 +1,4 @@
-//! A memory cgroup of our own.
+//! Memory cgroups of versions 1 and 2.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,19 +7,19 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 
-/// A memory cgroup; removed when dropped, after the processes in it have ended.
+/// A memory cgroup for a suite's processes; dropping it waits for their exit and removes it.
 #[derive(Debug)]
 pub(super) struct MemoryCgroup {
     path: PathBuf,
     files: Files,
 }
 
-/// The names of its files.
+/// Files and values of a cgroup version.
 #[derive(Clone, Copy, Debug)]
 struct Files {
     usage: &'static str,
     limit: &'static str,
-    /// The line of memory.stat with what the kernel may take back at once.
+    /// Prefix of the line in memory.stat with the page cache that the kernel can reclaim at once.
     inactive: &'static str,
     unlimited: &'static str,
 }
@@ -38,14 +38,14 @@ const VERSION_2: Files = Files {
 };
 
 impl MemoryCgroup {
-    /// Makes one; none where this process may not, or the kernel counts no memory.
-    pub(super) fn make() -> Option<Self> {
+    /// Creates a cgroup; `None` if this process may not, or the kernel accounts no memory.
+    pub(super) fn create() -> Option<Self> {
         let name = format!("memprof-torture-{}", std::process::id());
-        let places = [
+        let roots = [
             ("/sys/fs/cgroup/memory", VERSION_1),
             ("/sys/fs/cgroup", VERSION_2),
         ];
-        places.into_iter().find_map(|(root, files)| {
+        roots.into_iter().find_map(|(root, files)| {
             let path = Path::new(root).join(&name);
             fs::create_dir(&path).ok()?;
             let group = Self { path, files };
@@ -54,7 +54,7 @@ impl MemoryCgroup {
         })
     }
 
-    /// A command that runs another one in the group.
+    /// Command that executes another one in the cgroup.
     pub(super) fn wrapper(&self) -> Vec<String> {
         let enter = format!(
             "echo $$ > {}/cgroup.procs && exec \"$@\"",
@@ -63,20 +63,20 @@ impl MemoryCgroup {
         ["sh", "-c", &enter, "sh"].map(str::to_owned).to_vec()
     }
 
-    /// What its processes use, their page cache with it.
+    /// Memory in use, page cache included, in bytes.
     pub(super) fn usage(&self) -> Result<u64> {
         Ok(self.read(self.files.usage)?.trim().parse()?)
     }
 
-    /// Lets them have `spare` bytes more than what they use and the kernel cannot take back.
-    pub(super) fn set_headroom(&self, spare: u64) -> Result<()> {
+    /// Sets the limit to `bytes` more than the memory in use that the kernel cannot reclaim at once.
+    pub(super) fn set_headroom(&self, bytes: u64) -> Result<()> {
         let stat = self.read("memory.stat")?;
         let inactive = stat
             .lines()
             .find_map(|line| line.strip_prefix(self.files.inactive));
         let inactive: u64 = inactive.context(self.files.inactive)?.parse()?;
         let used = self.usage()?.saturating_sub(inactive);
-        self.limit(&(used + spare).to_string())
+        self.set_limit(&(used + bytes).to_string())
     }
 
     fn read(&self, name: &str) -> Result<String> {
@@ -84,11 +84,11 @@ impl MemoryCgroup {
         fs::read_to_string(&file).with_context(|| file.display().to_string())
     }
 
-    pub(super) fn unlimit(&self) -> Result<()> {
-        self.limit(self.files.unlimited)
+    pub(super) fn remove_limit(&self) -> Result<()> {
+        self.set_limit(self.files.unlimited)
     }
 
-    pub(super) fn limit(&self, limit: &str) -> Result<()> {
+    pub(super) fn set_limit(&self, limit: &str) -> Result<()> {
         let file = self.path.join(self.files.limit);
         fs::write(&file, limit).with_context(|| format!("{}: {limit}", file.display()))
     }
@@ -96,10 +96,10 @@ impl MemoryCgroup {
 
 impl Drop for MemoryCgroup {
     fn drop(&mut self) {
-        let begun = Instant::now();
-        // A process that was killed is gone a moment later.
+        let start = Instant::now();
+        // A killed process leaves the cgroup a moment later.
         while let Err(error) = fs::remove_dir(&self.path) {
-            if begun.elapsed() > Duration::from_secs(5) {
+            if start.elapsed() > Duration::from_secs(5) {
                 eprintln!("failed to remove {}: {error}", self.path.display());
                 return;
             }

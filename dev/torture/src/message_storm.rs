@@ -1,5 +1,5 @@
-//! Many threads send every message at once, while the host allocates and forks, with two
-//! jemallocs in it.
+//! Suite `storm`: many threads send all messages in parallel, while the host, which has two jemallocs, allocates and
+//! forks.
 
 use std::ops::Add;
 use std::path::Path;
@@ -10,14 +10,14 @@ use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
 use super::SuiteLength;
-use super::dump_dir::{is_whole, survey};
-use super::host::{HostSetup, connect, is_pushed_out, send};
+use super::dump_dir::{is_complete_dump, scan_dump_dir};
+use super::host::{HostSetup, connect, is_evicted, send_message};
 
-/// Half of the 64 threads come over the control socket, half are in the host.
+/// Clients on the control socket; as many threads send messages inside the host.
 const CLIENTS: usize = 32;
 const JEMALLOCS: u64 = 2;
-/// Enough for the dumper to get a share of two cores.
-const BETWEEN_MESSAGES: Duration = Duration::from_millis(20);
+/// Delay between the messages of a client, so that the dumper gets a share of two cores.
+const MESSAGE_DELAY: Duration = Duration::from_millis(20);
 const OPTIONS: &str = "allocate=8 fork=1 messages=32";
 const MESSAGES: [&str; 12] = [
     "dump",
@@ -33,22 +33,22 @@ const MESSAGES: [&str; 12] = [
     "purge",
     "reset",
 ];
-/// One is enough on a machine of its own. A dump that takes longer is none that failed.
-const MOST_ROUNDS: u32 = 20;
+/// Maximum rounds until there are enough dumps. An idle machine needs one; slow dumps are no failure.
+const MAX_ROUNDS: u32 = 20;
 
-pub(super) fn run(form: SuiteLength) -> Result<String> {
-    let time = form.pick(Duration::from_secs(3), Duration::from_secs(20));
+pub(super) fn run(length: SuiteLength) -> Result<String> {
+    let time = length.pick(Duration::from_secs(3), Duration::from_secs(20));
     let mut host = HostSetup {
         program: "stress_host_static",
-        ..HostSetup::with(OPTIONS)
+        ..HostSetup::with_options(OPTIONS)
     }
     .start()?;
-    let socket = host.place().socket();
-    let least = form.pick(100, 1000);
-    let mut sent = ClientStats::default();
-    for _ in 0..MOST_ROUNDS {
-        sent = sent + send_messages(time, &socket).with_context(|| host.log())?;
-        if JEMALLOCS * (sent.dumps + host.counters()?.dumps) >= least {
+    let socket = host.dir().socket_path();
+    let min_dumps = length.pick(100, 1000);
+    let mut stats = ClientStats::default();
+    for _ in 0..MAX_ROUNDS {
+        stats = stats + send_messages(time, &socket).with_context(|| host.log())?;
+        if JEMALLOCS * (stats.dumps + host.counters()?.dumps) >= min_dumps {
             break;
         }
     }
@@ -57,7 +57,7 @@ pub(super) fn run(form: SuiteLength) -> Result<String> {
     ensure!(ended.success(), "the host ended with {ended}");
 
     let counters = host.counters()?;
-    let found = survey(&host.place().dumps())?;
+    let found = scan_dump_dir(&host.dir().dump_dir())?;
     ensure!(found.bad.is_empty(), "bad files: {:?}", found.bad);
     ensure!(
         counters.failures == 0,
@@ -65,25 +65,25 @@ pub(super) fn run(form: SuiteLength) -> Result<String> {
         counters.failures
     );
     ensure!(counters.forks > 0, "no fork");
-    let dumps = JEMALLOCS * (sent.dumps + counters.dumps);
-    ensure!(dumps >= least, "{dumps} dumps, fewer than {least}");
+    let dumps = JEMALLOCS * (stats.dumps + counters.dumps);
+    ensure!(dumps >= min_dumps, "{dumps} dumps, fewer than {min_dumps}");
     Ok(format!(
-        "{dumps} dumps of {JEMALLOCS} jemallocs ({} looked at), {} messages, {} forks, \
+        "{dumps} dumps of {JEMALLOCS} jemallocs ({} checked), {} messages, {} forks, \
          {} allocations: 0 bad files, 0 deadlocks, 0 failures",
-        sent.whole + found.whole as u64,
-        sent.messages + counters.messages,
+        stats.complete + found.complete as u64,
+        stats.messages + counters.messages,
         counters.forks,
         counters.allocations
     ))
 }
 
-/// What a client did.
+/// Messages and dumps of a client.
 #[derive(Debug, Default)]
 struct ClientStats {
     messages: u64,
     dumps: u64,
-    /// Dumps that it found whole before retention took them.
-    whole: u64,
+    /// Dumps that were complete when the client read them, before retention deleted them.
+    complete: u64,
 }
 
 impl Add for ClientStats {
@@ -93,64 +93,64 @@ impl Add for ClientStats {
         Self {
             messages: self.messages + other.messages,
             dumps: self.dumps + other.dumps,
-            whole: self.whole + other.whole,
+            complete: self.complete + other.complete,
         }
     }
 }
 
-/// Sends from all clients at once for `time`.
+/// Sends messages from all clients in parallel for `time`.
 fn send_messages(time: Duration, socket: &Path) -> Result<ClientStats> {
-    let until = Instant::now() + time;
+    let end = Instant::now() + time;
     thread::scope(|scope| {
         let clients: Vec<_> = (0..CLIENTS)
-            .map(|number| scope.spawn(move || send_until(until, socket, number)))
+            .map(|number| scope.spawn(move || send_until(end, socket, number)))
             .collect();
         clients
             .into_iter()
-            .try_fold(ClientStats::default(), |sent, client| {
-                Ok(sent + client.join().expect("no panic")?)
+            .try_fold(ClientStats::default(), |stats, client| {
+                Ok(stats + client.join().expect("no panic")?)
             })
     })
 }
 
-/// Sends one message after the other; only `busy` may refuse.
-fn send_until(until: Instant, socket: &Path, number: usize) -> Result<ClientStats> {
+/// Sends one message after the other until `end`; fails on every error but `busy`.
+fn send_until(end: Instant, socket: &Path, number: usize) -> Result<ClientStats> {
     let mut client = connect(socket)?;
-    let mut sent = ClientStats::default();
+    let mut stats = ClientStats::default();
     for message in MESSAGES.iter().cycle().skip(number) {
-        if Instant::now() >= until {
+        if Instant::now() >= end {
             break;
         }
-        match send(&mut client, message, "") {
+        match send_message(&mut client, message, "") {
             Ok(reply) if reply["status"] == "ok" => {
                 if *message == "dump" {
-                    sent.dumps += 1;
-                    sent.whole += look_at(&reply)?;
+                    stats.dumps += 1;
+                    stats.complete += count_complete_dumps(&reply)?;
                 }
             }
             Ok(reply) => ensure!(reply["error"]["kind"] == "busy", "{message}: {reply}"),
-            Err(error) if is_pushed_out(&error) => client = connect(socket)?,
+            Err(error) if is_evicted(&error) => client = connect(socket)?,
             Err(error) => return Err(error.context(*message)),
         }
-        sent.messages += 1;
-        thread::sleep(BETWEEN_MESSAGES);
+        stats.messages += 1;
+        thread::sleep(MESSAGE_DELAY);
     }
-    Ok(sent)
+    Ok(stats)
 }
 
-/// How many of a reply's dumps are still there; each of them must be whole.
-fn look_at(reply: &Value) -> Result<u64> {
+/// Number of a reply's dumps that still exist; fails if one of them is incomplete.
+fn count_complete_dumps(reply: &Value) -> Result<u64> {
     let dumps = reply["dumps"].as_array().context("dumps")?;
     ensure!(dumps.len() as u64 == JEMALLOCS, "{reply}");
-    let mut whole = 0;
+    let mut complete = 0;
     for dump in dumps {
         let path = Path::new(dump["path"].as_str().context("path")?);
-        match is_whole(path) {
-            Ok(is_whole) => ensure!(is_whole, "a bad file: {dump}"),
+        match is_complete_dump(path) {
+            Ok(is_complete) => ensure!(is_complete, "a bad file: {dump}"),
             Err(_) if !path.exists() => continue,
             Err(error) => return Err(error),
         }
-        whole += 1;
+        complete += 1;
     }
-    Ok(whole)
+    Ok(complete)
 }

@@ -10,8 +10,8 @@ use nix::sys::stat::Mode;
 use nix::unistd::mkfifo;
 
 use super::SuiteLength;
-use super::dump_dir::survey;
-use super::host::{HostSetup, dump, send};
+use super::dump_dir::scan_dump_dir;
+use super::host::{HostSetup, dump, send_message};
 
 const SECRET: &str = "heap_v2/1 the secret";
 
@@ -72,18 +72,18 @@ pub(super) fn run(_: SuiteLength) -> Result<String> {
         .as_str()
         .unwrap_or_default()
         .to_owned();
-    let outside = host.place().path().join("outside");
+    let outside = host.dir().path().join("outside");
     fs::create_dir(&outside)?;
     fs::write(outside.join("secret"), SECRET)?;
-    fs::write(host.place().path().join("secret"), SECRET)?;
-    let dumps = host.place().dumps();
+    fs::write(host.dir().path().join("secret"), SECRET)?;
+    let dumps = host.dir().dump_dir();
     let planted = plant(&dumps, &outside)?;
     let before = fingerprint(&outside)?;
 
     let mut attacks = 0;
     let mut attack = |message: &str, args: &str| -> Result<()> {
         attacks += 1;
-        let reply = send(&mut client, message, args)?.to_string();
+        let reply = send_message(&mut client, message, args)?.to_string();
         ensure!(!reply.contains(SECRET), "{message} {args:?} read outside");
         ensure!(
             reply.contains("\"error\""),
@@ -122,22 +122,22 @@ pub(super) fn run(_: SuiteLength) -> Result<String> {
             fs::remove_file(path)?
         }
     }
-    let found = survey(&dumps)?;
+    let found = scan_dump_dir(&dumps)?;
     ensure!(found.bad.is_empty(), "bad files: {:?}", found.bad);
     Ok(format!(
         "{attacks} attacks: 0 reads and 0 writes outside, {} dumps, all 0600",
-        found.whole
+        found.complete
     ))
 }
 
 /// Puts what is no dump where dumps lie.
 fn plant(dumps: &Path, outside: &Path) -> Result<Vec<std::path::PathBuf>> {
-    let place = |id: &str| dumps.join(format!("{id}.heap"));
-    symlink(outside.join("secret"), place(LINK))?;
-    mkfifo(&place(FIFO), Mode::S_IRUSR | Mode::S_IWUSR)?;
-    fs::create_dir(place(DIRECTORY))?;
-    symlink("/proc/self/environ", place(PROC_LINK))?;
-    Ok([LINK, FIFO, DIRECTORY, PROC_LINK].map(place).to_vec())
+    let dir = |id: &str| dumps.join(format!("{id}.heap"));
+    symlink(outside.join("secret"), dir(LINK))?;
+    mkfifo(&dir(FIFO), Mode::S_IRUSR | Mode::S_IWUSR)?;
+    fs::create_dir(dir(DIRECTORY))?;
+    symlink("/proc/self/environ", dir(PROC_LINK))?;
+    Ok([LINK, FIFO, DIRECTORY, PROC_LINK].map(dir).to_vec())
 }
 
 /// Every file's name, content and time of change.

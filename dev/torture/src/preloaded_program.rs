@@ -1,4 +1,4 @@
-//! A program that knows nothing of memprof, under `memprof run`: `guest.c`, ended when dropped.
+//! A program that was not built for memprof, under `memprof run`: mostly `guest.c`.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
@@ -9,64 +9,67 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use memprof_host::client::Client;
 
-use super::host::{PATIENCE, connect};
+use super::host::{REPLY_TIMEOUT, connect};
 use super::host_dir::HostDir;
 use xtask::dist::dist;
 
-/// Between two looks whether its socket is open.
-const LOOK: Duration = Duration::from_millis(2);
+/// Interval of polls for the socket and for the exit.
+const POLL_INTERVAL: Duration = Duration::from_millis(2);
 
-/// A running guest.
+/// A running program with the plugin preloaded; dropping it kills it.
 #[derive(Debug)]
 pub(super) struct PreloadedProgram {
     child: Child,
     input: ChildStdin,
     output: BufReader<ChildStdout>,
-    place: HostDir,
+    dir: HostDir,
 }
 
 impl PreloadedProgram {
-    /// Starts a program of `target/dist/torture`, sampling from the start, and waits until memprof
-    /// reaches it.
+    /// Starts a program of `target/dist/torture` that is sampled from the start, and waits until its control socket
+    /// accepts connections.
     pub(super) fn start(program: &str, args: &[&str]) -> Result<Self> {
         Self::start_with(program, args, |_| {})
     }
 
-    /// The same, with whatever `change` does to the command.
+    /// Like [`start`](Self::start), with the changes that `change` makes to the command.
     pub(super) fn start_with(
         program: &str,
         args: &[&str],
         change: impl FnOnce(&mut Command),
     ) -> Result<Self> {
-        let place = HostDir::new()?;
+        let dir = HostDir::new()?;
         let mut command = Command::new(dist().join("bin/memprof"));
         command
             .args(["run", "--allocator", "jemalloc", "--active"])
             .args(["--lg-sample", "13", "--"])
             .arg(dist().join("torture").join(program))
             .args(args)
-            .env("MEMPROF_SOCKET_DIR", place.path().join("run"))
-            .env("MEMPROF_DUMP_DIR", place.dumps())
+            .env("MEMPROF_SOCKET_DIR", dir.path().join("run"))
+            .env("MEMPROF_DUMP_DIR", dir.dump_dir())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped());
         change(&mut command);
         let mut child = command
             .spawn()
             .with_context(|| format!("failed to start {command:?}"))?;
-        let mut guest = Self {
+        let mut preloaded = Self {
             input: child.stdin.take().context("stdin is piped")?,
             output: BufReader::new(child.stdout.take().context("stdout is piped")?),
             child,
-            place,
+            dir,
         };
-        guest.expect_line("ready")?;
-        let begun = Instant::now();
-        while Client::connect(&guest.socket()).is_err() {
-            guest.check_alive()?;
-            ensure!(begun.elapsed() < PATIENCE, "memprof does not come");
-            thread::sleep(LOOK);
+        preloaded.expect_line("ready")?;
+        let start = Instant::now();
+        while Client::connect(&preloaded.socket()).is_err() {
+            preloaded.check_alive()?;
+            ensure!(
+                start.elapsed() < REPLY_TIMEOUT,
+                "the control socket does not open"
+            );
+            thread::sleep(POLL_INTERVAL);
         }
-        Ok(guest)
+        Ok(preloaded)
     }
 
     pub(super) fn pid(&self) -> u32 {
@@ -75,55 +78,55 @@ impl PreloadedProgram {
 
     pub(super) fn socket(&self) -> PathBuf {
         let name = format!("{}.sock", self.child.id());
-        self.place.path().join("run").join(name)
+        self.dir.path().join("run").join(name)
     }
 
-    /// A connection on which an answer that does not come is an error.
+    /// Connects; a reply that takes longer than [`REPLY_TIMEOUT`] is an error.
     pub(super) fn client(&self) -> Result<Client> {
         connect(&self.socket())
     }
 
-    /// Has it do something.
+    /// Sends a command to the program's standard input.
     pub(super) fn send_line(&mut self, line: &str) -> Result<()> {
         writeln!(self.input, "{line}").with_context(|| line.to_owned())
     }
 
-    /// Its next line.
-    pub(super) fn line(&mut self) -> Result<String> {
+    /// Reads the next line of the program's standard output.
+    pub(super) fn read_line(&mut self) -> Result<String> {
         let mut line = String::new();
         if self.output.read_line(&mut line)? == 0 {
-            bail!("the guest ended: {}", self.child.wait()?);
+            bail!("the program exited: {}", self.child.wait()?);
         }
         Ok(line.trim_end().to_owned())
     }
 
-    /// Waits for a line, which must be the next one.
+    /// Reads the next line, and fails unless it is `expected`.
     pub(super) fn expect_line(&mut self, expected: &str) -> Result<()> {
-        let line = self.line()?;
+        let line = self.read_line()?;
         ensure!(
             line == expected,
-            "the guest says {line:?}, not {expected:?}"
+            "the program printed {line:?}, not {expected:?}"
         );
         Ok(())
     }
 
-    /// Fails when it has ended.
+    /// Fails if the program has exited.
     pub(super) fn check_alive(&mut self) -> Result<()> {
         match self.child.try_wait()? {
             None => Ok(()),
-            Some(status) => bail!("the guest died: {status}"),
+            Some(status) => bail!("the program died: {status}"),
         }
     }
 
-    /// Waits until it has ended; none when it does not.
-    pub(super) fn ends_within(&mut self, time: Duration) -> Result<Option<ExitStatus>> {
-        let begun = Instant::now();
+    /// Waits until the program exits; `None` if it still runs after `time`.
+    pub(super) fn wait_for_exit(&mut self, timeout: Duration) -> Result<Option<ExitStatus>> {
+        let start = Instant::now();
         loop {
             let ended = self.child.try_wait()?;
-            if ended.is_some() || begun.elapsed() > time {
+            if ended.is_some() || start.elapsed() > timeout {
                 return Ok(ended);
             }
-            thread::sleep(LOOK);
+            thread::sleep(POLL_INTERVAL);
         }
     }
 }
@@ -132,7 +135,7 @@ impl Drop for PreloadedProgram {
     fn drop(&mut self) {
         let ended = self.child.kill().and_then(|()| self.child.wait());
         if let Err(error) = ended {
-            eprintln!("failed to end the guest: {error}");
+            eprintln!("failed to kill the program: {error}");
         }
     }
 }

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 use nix::unistd::geteuid;
 
 use super::SuiteLength;
-use super::host::{PATIENCE, send};
+use super::host::{REPLY_TIMEOUT, send_message};
 use super::preloaded_program::PreloadedProgram;
 
 /// What a program does, one after the other; see `guest.c`.
@@ -19,22 +19,22 @@ const PROGRAMS: [&[&str]; 4] = [
     &["effective", "become"],
 ];
 
-pub(super) fn run(form: SuiteLength) -> Result<String> {
+pub(super) fn run(length: SuiteLength) -> Result<String> {
     if !geteuid().is_root() {
         return Ok("not root: nothing to give up".to_owned());
     }
-    let rounds = form.pick(1, 20);
+    let rounds = length.pick(1, 20);
     for steps in PROGRAMS.iter().cycle().take(rounds * PROGRAMS.len()) {
         let mut guest = PreloadedProgram::start("guest", &[])?;
         let mut client = guest.client()?;
         // The threads that look after the walk and the end of an activation, too.
-        let activated = send(&mut client, "activate", "for=1h")?;
+        let activated = send_message(&mut client, "activate", "for=1h")?;
         ensure!(activated["status"] == "ok", "{activated}");
         for step in *steps {
             // On its way, new threads are made.
             let status = guest
                 .client()
-                .and_then(|mut client| send(&mut client, "status", ""))?;
+                .and_then(|mut client| send_message(&mut client, "status", ""))?;
             ensure!(status["status"] == "ok", "{status}");
             guest.send_line(step)?;
             guest
@@ -42,14 +42,14 @@ pub(super) fn run(form: SuiteLength) -> Result<String> {
                 .with_context(|| format!("{steps:?}: {step}"))?;
         }
         // The threads look at the program's privileges now and then.
-        let begun = Instant::now();
+        let start = Instant::now();
         loop {
-            let dumped = send(&mut client, "dump", "")?;
+            let dumped = send_message(&mut client, "dump", "")?;
             let is_answered = dumped["status"] == "ok" || dumped["error"]["kind"] == "io";
             ensure!(is_answered, "{dumped}");
-            send(&mut guest.client()?, "status", "")?;
+            send_message(&mut guest.client()?, "status", "")?;
             match check(guest.pid()) {
-                Err(error) if begun.elapsed() > PATIENCE => {
+                Err(error) if start.elapsed() > REPLY_TIMEOUT => {
                     return Err(error.context(format!("{steps:?}")));
                 }
                 Err(_) => {}

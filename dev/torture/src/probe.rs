@@ -1,4 +1,4 @@
-//! A program with the probe in it.
+//! Runs programs with the preloaded `unwind-probe`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,44 +9,44 @@ use serde_json::Value;
 
 use xtask::dist::dist;
 
-/// Who walks; the numbers of `unwind-probe`.
+/// Walker of the samples, with its number in `unwind-probe`.
 #[derive(Clone, Copy, Debug)]
-pub enum Mode {
-    /// jemalloc's own walk.
-    Theirs = 0,
-    /// Both, stack by stack.
+pub enum WalkMode {
+    /// jemalloc's.
+    Allocator = 0,
+    /// Both, on each sample, to compare the stacks.
     Compared = 3,
-    /// Both, for their time.
+    /// Either one at random, to time both.
     Timed = 4,
 }
 
-/// What the probe saw in one program.
+/// Counts and times of the walks in one program.
 #[derive(Clone, Copy, Debug)]
 pub struct Report {
-    /// Stacks that both walked.
+    /// Stacks that both walkers walked.
     pub compared: u64,
-    /// Those in which they found the same.
+    /// Compared stacks in which both found the same frames.
     pub agreed: u64,
-    /// Those that ours left to jemalloc's.
+    /// Stacks that memprof's walker left to jemalloc's.
     pub fallbacks: u64,
-    /// Those that ours ended early.
+    /// Stacks that memprof's walker ended early.
     pub cut: u64,
-    /// Mean ticks of our walk, in [`Mode::Timed`].
+    /// Mean ticks of memprof's walk, in [`WalkMode::Timed`].
     pub memprof_ticks: f64,
-    /// Mean ticks of jemalloc's.
+    /// Mean ticks of jemalloc's walk, in [`WalkMode::Timed`].
     pub allocator_ticks: f64,
 }
 
 impl Report {
-    /// `100.0000 % of 1234 stacks`.
+    /// Share of equal stacks as text: `100.0000 % of 1234 stacks`.
     pub fn agreement(&self) -> String {
         let percent = self.agreed as f64 * 100.0 / self.compared.max(1) as f64;
         format!("{percent:.4} % of {} stacks", self.compared)
     }
 }
 
-/// Preloads jemalloc and the probe into a command.
-pub fn preload(command: &mut Command, mode: Mode, lg_sample: u32, report: &Path) {
+/// Preloads jemalloc and the probe into a command. The probe appends its report to the file `report`.
+pub fn preload(command: &mut Command, mode: WalkMode, lg_sample: u32, report: &Path) {
     let probe = dist().join("torture/unwind_probe.so");
     command
         .env(
@@ -61,29 +61,35 @@ pub fn preload(command: &mut Command, mode: Mode, lg_sample: u32, report: &Path)
         .env("UNWIND_PROBE_REPORT", report);
 }
 
-/// Runs `command` to its end with the probe in it, and returns what was seen in `program`, which
-/// is the command or one of those that it starts.
-pub fn run(mut command: Command, program: &str, mode: Mode, lg_sample: u32) -> Result<Report> {
-    let place = tempfile::tempdir()?;
-    let reports = place.path().join("reports");
+/// Runs `command` with the probe until it exits, and returns the report of `program`, which is the command or one that
+/// it starts.
+///
+/// # Errors
+/// The command fails, or the program wrote no report.
+pub fn run(mut command: Command, program: &str, mode: WalkMode, lg_sample: u32) -> Result<Report> {
+    let dir = tempfile::tempdir()?;
+    let reports = dir.path().join("reports");
     preload(&mut command, mode, lg_sample, &reports);
     let output = command
         .stdin(Stdio::null())
         .output()
         .with_context(|| format!("failed to start {command:?}"))?;
-    check(output.status, &output.stderr)?;
-    read(&reports, program)
+    check_exit(output.status, &output.stderr)?;
+    read_report(&reports, program)
 }
 
-fn check(status: ExitStatus, stderr: &[u8]) -> Result<()> {
+fn check_exit(status: ExitStatus, stderr: &[u8]) -> Result<()> {
     if !status.success() {
         bail!("{status}: {}", String::from_utf8_lossy(stderr).trim_end());
     }
     Ok(())
 }
 
-/// The report of `program` among those in a file.
-pub fn read(reports: &PathBuf, program: &str) -> Result<Report> {
+/// Reads the report of `program` from a file of reports.
+///
+/// # Errors
+/// The file has no report of the program.
+pub fn read_report(reports: &PathBuf, program: &str) -> Result<Report> {
     let text = fs::read_to_string(reports).context("no program left a report")?;
     for line in text.lines() {
         let report: Value = serde_json::from_str(line)?;

@@ -1,26 +1,26 @@
-//! The programs that are tortured, in `target/dist/torture`; after [`dist::build`].
+//! Builds the programs of the suites, in `target/dist/torture`; needs [`dist::build`] first.
 
 use anyhow::Result;
 use xtask::dist::{
     self, Profile, build_package, built_dir, dist, dynamic, host_library, install, with_jemalloc,
 };
 
-/// KiB of thread-local variables in the programs that are built for the suite `tls`.
+/// KiB of thread-local variables in the programs for the suite `tls`.
 pub(crate) const TLS_SIZES: [u32; 6] = [64, 220, 232, 256, 1024, 4096];
 
-/// All of them.
+/// Builds all programs.
 pub(crate) fn build() -> Result<()> {
     build_stress_host()?;
     let library = host_library()?;
-    let place = "torture/stress_host_static";
-    compile("stress_host.c", place, &with_jemalloc(&library))?;
+    let target = "torture/stress_host_static";
+    compile("stress_host.c", target, &with_jemalloc(&library))?;
     compile("forker.c", "torture/forker", &dynamic(&library))?;
     compile("beginner.c", "torture/beginner", &THREADS)?;
     compile("accuracy.c", "torture/accuracy", &dynamic(&library))?;
     compile("churn.c", "torture/churn", &dynamic(&library))?;
     for name in ["waits", "weather", "computes"] {
-        let (source, place) = (format!("attach/{name}.c"), format!("torture/{name}"));
-        compile(&source, &place, &THREADS)?;
+        let (source, target) = (format!("attach/{name}.c"), format!("torture/{name}"));
+        compile(&source, &target, &THREADS)?;
     }
     let tcmalloc = ["-l:libtcmalloc_minimal.a", "-lstdc++", "-lm"];
     let linked = [&tcmalloc[..], &THREADS].concat();
@@ -35,10 +35,10 @@ pub(crate) fn build() -> Result<()> {
     compile(planted, "torture/planted", &THREADS)?;
     for kib in TLS_SIZES {
         let define = format!("-DTLS_KIB={kib}");
-        let place = |name: String| format!("torture/{name}");
-        compile("guest.c", &place(tls_guest(kib)), &[&define])?;
+        let target = |name: String| format!("torture/{name}");
+        compile("guest.c", &target(tls_program_name(kib)), &[&define])?;
         let options = [&dynamic(&library)[..], &[&define]].concat();
-        compile("stress_host.c", &place(tls_host(kib)), &options)?;
+        compile("stress_host.c", &target(tls_host_name(kib)), &options)?;
     }
     build_probe(Profile::Dev)?;
     compile("unwind/hazards.c", "torture/hazards", &THREADS)?;
@@ -55,7 +55,7 @@ pub(crate) fn build() -> Result<()> {
 
 const THREADS: [&str; 2] = ["-lpthread", "-ldl"];
 
-/// `torture/stress_host`: a host with as many threads of each kind as its arguments say.
+/// Builds `torture/stress_host`, a host whose arguments set the number of threads of each kind.
 ///
 /// # Errors
 /// The compiler fails.
@@ -64,7 +64,7 @@ pub fn build_stress_host() -> Result<()> {
     compile("stress_host.c", "torture/stress_host", &dynamic(&library))
 }
 
-/// `torture/unwind_probe.so`, of [`crate::probe`].
+/// Builds `torture/unwind_probe.so`, which [`crate::probe`] preloads.
 ///
 /// # Errors
 /// The compiler fails.
@@ -75,16 +75,17 @@ pub fn build_probe(profile: Profile) -> Result<()> {
     install(&probe, &dist().join("torture/unwind_probe.so"))
 }
 
-/// The file of `target/dist/torture`.
-pub(crate) fn tls_guest(kib: u32) -> String {
+/// Name of the program with this much thread-local data.
+pub(crate) fn tls_program_name(kib: u32) -> String {
     format!("guest_tls_{kib}")
 }
 
-/// The file of `target/dist/torture`.
-pub(crate) fn tls_host(kib: u32) -> String {
+/// Name of the host with this much thread-local data.
+pub(crate) fn tls_host_name(kib: u32) -> String {
     format!("stress_host_tls_{kib}")
 }
 
-fn compile(source: &str, place: &str, options: &[&str]) -> Result<()> {
-    dist::compile("cc", &format!("dev/torture/src/{source}"), place, options)
+/// Compiles a C source of this directory to a file of `target/dist`.
+fn compile(source: &str, target: &str, options: &[&str]) -> Result<()> {
+    dist::compile("cc", &format!("dev/torture/src/{source}"), target, options)
 }

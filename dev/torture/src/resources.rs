@@ -9,9 +9,9 @@ use memprof_host::client::Client;
 use nix::unistd::{Gid, Uid, chown, geteuid};
 
 use super::SuiteLength;
-use super::dump_dir::survey;
-use super::host::{Host, HostSetup, dump, is_out_of_memory, send};
-use super::host_dir::{HostDir, make_private};
+use super::dump_dir::scan_dump_dir;
+use super::host::{Host, HostSetup, dump, is_out_of_memory, send_message};
+use super::host_dir::{HostDir, create_private_dir};
 
 /// A user who owns nothing.
 const NOBODY: u32 = 65534;
@@ -41,7 +41,7 @@ const CASES_OF_ROOT: &[Case] = &[
     ("threads", threads),
 ];
 
-pub(super) fn run(form: SuiteLength) -> Result<String> {
+pub(super) fn run(length: SuiteLength) -> Result<String> {
     let mut tally = Tally::default();
     let cases_of_root = if geteuid().is_root() {
         CASES_OF_ROOT
@@ -50,7 +50,7 @@ pub(super) fn run(form: SuiteLength) -> Result<String> {
         &[]
     };
     for (name, case) in CASES.iter().chain(cases_of_root) {
-        case(form, &mut tally).context(*name)?;
+        case(length, &mut tally).context(*name)?;
     }
     Ok(format!(
         "{} cases: {} whole dumps, {} named errors, 0 bad files, every host alive",
@@ -85,9 +85,9 @@ fn check(client: &mut Client, expected: &str, tally: &mut Tally) -> Result<bool>
 /// The host answers on a new connection, and its dump directory is in order.
 fn check_after(host: &mut Host, directory: &Path) -> Result<()> {
     host.check_alive()?;
-    let status = send(&mut host.client()?, "status", "")?;
+    let status = send_message(&mut host.client()?, "status", "")?;
     ensure!(status["busy"] == false, "{status}");
-    let found = survey(directory)?;
+    let found = scan_dump_dir(directory)?;
     ensure!(found.bad.is_empty(), "bad files: {:?}", found.bad);
     Ok(())
 }
@@ -97,12 +97,15 @@ fn descriptors(_: SuiteLength, tally: &mut Tally) -> Result<()> {
     let mut client = host.client()?;
     ensure!(check(&mut client, "", tally)?, "no dump before the limit");
     for spare in 0..8 {
-        host.limit(&format!("--nofile={}:1024", host.descriptors()? + spare))?;
+        host.set_limit(&format!(
+            "--nofile={}:1024",
+            host.descriptor_count()? + spare
+        ))?;
         check(&mut client, "(EMFILE)", tally)?;
-        host.limit("--nofile=1024:1024")?;
+        host.set_limit("--nofile=1024:1024")?;
     }
     ensure!(check(&mut client, "", tally)?, "no dump after the limit");
-    let dumps = host.place().dumps();
+    let dumps = host.dir().dump_dir();
     check_after(&mut host, &dumps)
 }
 
@@ -110,12 +113,12 @@ fn file_size(_: SuiteLength, tally: &mut Tally) -> Result<()> {
     let mut host = HostSetup::default().start()?;
     let mut client = host.client()?;
     for limit in [0, 1, 4096, 16 << 10] {
-        host.limit(&format!("--fsize={limit}:unlimited"))?;
+        host.set_limit(&format!("--fsize={limit}:unlimited"))?;
         check(&mut client, "(EFBIG)", tally)?;
     }
-    host.limit("--fsize=unlimited:unlimited")?;
+    host.set_limit("--fsize=unlimited:unlimited")?;
     ensure!(check(&mut client, "", tally)?, "no dump after the limit");
-    let dumps = host.place().dumps();
+    let dumps = host.dir().dump_dir();
     check_after(&mut host, &dumps)
 }
 
@@ -125,24 +128,24 @@ fn address_space(_: SuiteLength, tally: &mut Tally) -> Result<()> {
     // A new thread cannot do without memory; these have begun.
     ensure!(check(&mut client, "", tally)?, "no dump before the limit");
     for spare_kib in [0, 64, 256, 1024, 16 << 10] {
-        let limit = (host.status("VmSize:")? + spare_kib) << 10;
-        host.limit(&format!("--as={limit}:unlimited"))?;
+        let limit = (host.status_field("VmSize:")? + spare_kib) << 10;
+        host.set_limit(&format!("--as={limit}:unlimited"))?;
         check(&mut client, "(E", tally).with_context(|| host.log())?;
         host.check_alive()
             .with_context(|| format!("{spare_kib} KiB spare"))?;
     }
-    host.limit("--as=unlimited:unlimited")?;
+    host.set_limit("--as=unlimited:unlimited")?;
     ensure!(check(&mut client, "", tally)?, "no dump after the limit");
-    let dumps = host.place().dumps();
+    let dumps = host.dir().dump_dir();
     check_after(&mut host, &dumps)
 }
 
-fn alarms(form: SuiteLength, tally: &mut Tally) -> Result<()> {
-    let time = form.pick(Duration::from_secs(1), Duration::from_secs(10));
-    let mut host = HostSetup::with("allocate=2 alarms=1").start()?;
+fn alarms(length: SuiteLength, tally: &mut Tally) -> Result<()> {
+    let time = length.pick(Duration::from_secs(1), Duration::from_secs(10));
+    let mut host = HostSetup::with_options("allocate=2 alarms=1").start()?;
     let mut client = host.client()?;
-    let begun = Instant::now();
-    while begun.elapsed() < time {
+    let start = Instant::now();
+    while start.elapsed() < time {
         ensure!(check(&mut client, "", tally)?, "an interrupted dump failed");
     }
     let alarms = host.counters()?.alarms;
@@ -150,17 +153,17 @@ fn alarms(form: SuiteLength, tally: &mut Tally) -> Result<()> {
         alarms as f64 > 100.0 * time.as_secs_f64(),
         "only {alarms} alarms"
     );
-    let dumps = host.place().dumps();
+    let dumps = host.dir().dump_dir();
     check_after(&mut host, &dumps)
 }
 
 fn main_thread_gone(_: SuiteLength, tally: &mut Tally) -> Result<()> {
-    let mut host = HostSetup::with("allocate=2 main=ends").start()?;
+    let mut host = HostSetup::with_options("allocate=2 main=ends").start()?;
     let mut client = host.client()?;
     ensure!(check(&mut client, "", tally)?, "no dump");
-    let ledger = send(&mut client, "ledger", "")?;
+    let ledger = send_message(&mut client, "ledger", "")?;
     ensure!(ledger["status"] == "ok", "{ledger}");
-    let dumps = host.place().dumps();
+    let dumps = host.dir().dump_dir();
     check_after(&mut host, &dumps)
 }
 
@@ -175,66 +178,73 @@ fn pid_namespace(_: SuiteLength, tally: &mut Tally) -> Result<()> {
     }
     .start()?;
     ensure!(check(&mut host.client()?, "", tally)?, "no dump");
-    let dumps = host.place().dumps();
+    let dumps = host.dir().dump_dir();
     check_after(&mut host, &dumps)
 }
 
 fn chroot_without_proc(_: SuiteLength, tally: &mut Tally) -> Result<()> {
-    let start = |place: HostDir| {
-        let option = format!("allocate=2 chroot={}", place.jail()?.display());
-        HostSetup::with(&option).start_in(place)
+    let start = |dir: HostDir| {
+        let option = format!(
+            "allocate=2 chroot={}",
+            dir.create_root_without_proc()?.display()
+        );
+        HostSetup::with_options(&option).start_in(dir)
     };
     // Without /proc an allocator needs a name to write to, which is never one on a disk.
     let mut host = start(HostDir::new()?)?;
-    let inside = host.place().jailed_dumps();
+    let inside = host.dir().dump_dir_in_root();
     let why = "neither /dev/shm nor the dump directory is on a memory file system";
     ensure!(!check(&mut host.client()?, why, tally)?, "a dump by disk");
     check_after(&mut host, &inside)?;
 
-    let mut host = start(HostDir::in_memory()?)?;
-    let inside = host.place().jailed_dumps();
+    let mut host = start(HostDir::new_in_memory()?)?;
+    let inside = host.dir().dump_dir_in_root();
     ensure!(check(&mut host.client()?, "", tally)?, "no dump");
-    ensure!(survey(&inside)?.whole == 1, "no dump in the new root");
+    ensure!(
+        scan_dump_dir(&inside)?.complete == 1,
+        "no dump in the new root"
+    );
     check_after(&mut host, &inside)
 }
 
 fn uid_drop(_: SuiteLength, tally: &mut Tally) -> Result<()> {
-    let place = HostDir::new()?;
-    place.open_to_all()?;
-    make_private(&place.dumps())?;
-    let mut host = HostSetup::with(&format!("allocate=2 uid={NOBODY}")).start_in(place)?;
+    let dir = HostDir::new()?;
+    dir.make_searchable()?;
+    create_private_dir(&dir.dump_dir())?;
+    let mut host = HostSetup::with_options(&format!("allocate=2 uid={NOBODY}")).start_in(dir)?;
     let mut client = host.client()?;
     ensure!(
         !check(&mut client, "", tally)?,
         "a dump into the directory of another user"
     );
-    let dumps = host.place().dumps();
+    let dumps = host.dir().dump_dir();
     give_to_nobody(&dumps)?;
     ensure!(check(&mut client, "", tally)?, "no dump");
     check_after(&mut host, &dumps)
 }
 
 fn threads(_: SuiteLength, tally: &mut Tally) -> Result<()> {
-    let place = HostDir::new()?;
-    place.open_to_all()?;
-    make_private(&place.dumps())?;
-    give_to_nobody(&place.dumps())?;
-    let mut host = HostSetup::with(&format!("allocate=2 uid={NOBODY}")).start_in(place)?;
+    let dir = HostDir::new()?;
+    dir.make_searchable()?;
+    create_private_dir(&dir.dump_dir())?;
+    give_to_nobody(&dir.dump_dir())?;
+    let mut host = HostSetup::with_options(&format!("allocate=2 uid={NOBODY}")).start_in(dir)?;
     let mut client = host.client()?;
     ensure!(check(&mut client, "", tally)?, "no dump before the limit");
-    host.limit("--nproc=0:1000")?;
+    host.set_limit("--nproc=0:1000")?;
     ensure!(
         check(&mut client, "", tally)?,
         "no dump on an open connection"
     );
     // A new connection has no thread, but an answer.
-    let refused = send(&mut host.client()?, "status", "").expect_err("a thread beyond the limit");
+    let refused =
+        send_message(&mut host.client()?, "status", "").expect_err("a thread beyond the limit");
     ensure!(
         format!("{refused:#}").contains("no thread for this connection"),
         "{refused:#}"
     );
-    host.limit("--nproc=1000:1000")?;
-    let dumps = host.place().dumps();
+    host.set_limit("--nproc=1000:1000")?;
+    let dumps = host.dir().dump_dir();
     check_after(&mut host, &dumps)
 }
 

@@ -5,8 +5,8 @@ use anyhow::{Context, Result, ensure};
 use memprof_host::client::Client;
 
 use super::SuiteLength;
-use super::dump_dir::survey;
-use super::host::{HostSetup, send};
+use super::dump_dir::scan_dump_dir;
+use super::host::{HostSetup, send_message};
 use super::slots::Slots;
 use xtask::dist::dist;
 
@@ -29,8 +29,8 @@ const FINE: &str = "sampler=memprof sample_interval=1KiB";
 /// What a cycle sends between `activate` and the end, in turn.
 const MESSAGES: [&str; 5] = ["dump", "status", "reset", "ledger", "deactivate"];
 
-pub(super) fn run(form: SuiteLength) -> Result<String> {
-    let cycles = form.pick(60, 1000);
+pub(super) fn run(length: SuiteLength) -> Result<String> {
+    let cycles = length.pick(60, 1000);
     let (mut dumps, mut reloads, mut forks, mut slots) = (0, 0, 0, 0);
     for (name, env) in ALLOCATORS {
         let library = dist().join("torture/library_a.so");
@@ -38,7 +38,7 @@ pub(super) fn run(form: SuiteLength) -> Result<String> {
         let mut host = HostSetup {
             config: "",
             env,
-            ..HostSetup::with(&options)
+            ..HostSetup::with_options(&options)
         }
         .start()?;
         let stays = |path: &str| !path.contains("library_a.so");
@@ -56,7 +56,7 @@ pub(super) fn run(form: SuiteLength) -> Result<String> {
         let counters = host.counters()?;
         ensure!(counters.failures == 0, "{name}: {counters:?}");
         ensure!(counters.forks > 0 && counters.reloads > 0, "{counters:?}");
-        let found = survey(&host.place().dumps())?;
+        let found = scan_dump_dir(&host.dir().dump_dir())?;
         ensure!(found.bad.is_empty(), "bad files: {:?}", found.bad);
         reloads += counters.reloads;
         forks += counters.forks;
@@ -73,18 +73,18 @@ pub(super) fn run(form: SuiteLength) -> Result<String> {
 }
 
 fn one_cycle(client: &mut Client, cycle: usize) -> Result<()> {
-    let active = send(client, "activate", FINE)?;
+    let active = send_message(client, "activate", FINE)?;
     ensure!(active["profiling"] == "active", "{active}");
     let message = MESSAGES[cycle % MESSAGES.len()];
-    let reply = send(client, message, "")?;
+    let reply = send_message(client, message, "")?;
     ensure!(reply["status"] == "ok", "{message}: {reply}");
-    send(client, "deactivate", "").map(drop)
+    send_message(client, "deactivate", "").map(drop)
 }
 
 fn ensure_given_back(client: &mut Client) -> Result<()> {
-    send(client, "deactivate", "")?;
-    send(client, "reset", "")?;
-    let status = send(client, "status", "")?;
+    send_message(client, "deactivate", "")?;
+    send_message(client, "reset", "")?;
+    let status = send_message(client, "status", "")?;
     let allocators = status["allocators"].as_array().context("allocators")?;
     let ours = allocators.iter().find(|each| each["sampler"] == "memprof");
     let ours = ours.context("no allocator is sampled by memprof")?;

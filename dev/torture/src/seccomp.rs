@@ -7,8 +7,8 @@ use nix::libc;
 use serde_json::Value;
 
 use super::SuiteLength;
-use super::dump_dir::survey;
-use super::host::{HostSetup, send};
+use super::dump_dir::scan_dump_dir;
+use super::host::{HostSetup, send_message};
 
 /// The calls, by their numbers on this processor. What threads and sockets need, and getrandom, the
 /// control socket needs before any plugin is asked.
@@ -74,7 +74,7 @@ pub(super) fn run(_: SuiteLength) -> Result<String> {
 
 /// Sends every message to a host that must not make that call. Returns why none was answered.
 fn messages(number: libc::c_long) -> Result<Option<String>> {
-    let mut host = HostSetup::with(&format!("allocate=1 forbid={number}")).start()?;
+    let mut host = HostSetup::with_options(&format!("allocate=1 forbid={number}")).start()?;
     let mut refused = None;
     for message in MESSAGES {
         // A connection of its own: a thread is made for it.
@@ -86,14 +86,14 @@ fn messages(number: libc::c_long) -> Result<Option<String>> {
             refused = Some(message.context("message")?.to_owned());
         }
     }
-    let dumps = host.place().dumps();
+    let dumps = host.dir().dump_dir();
     if dumps.exists() {
-        let found = survey(&dumps)?;
+        let found = scan_dump_dir(&dumps)?;
         ensure!(found.bad.is_empty(), "bad files: {:?}", found.bad);
     }
     Ok(refused)
 }
 
 fn ask(client: &mut Client, message: &str) -> Result<Value> {
-    send(client, message, "")
+    send_message(client, message, "")
 }

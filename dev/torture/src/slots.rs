@@ -37,13 +37,13 @@ impl Slots {
             let (start, end) = range.split_once('-').context("a range")?;
             let start = u64::from_str_radix(start, 16)?;
             let end = u64::from_str_radix(end, 16)?;
-            if let Some(place) = slots.places.get_mut(path) {
-                place.end = end;
+            if let Some(dir) = slots.places.get_mut(path) {
+                dir.end = end;
             } else if path.starts_with('/') && offset == "00000000" && stays(path) {
                 slots.places.insert(path.to_owned(), start..end);
             }
         }
-        for (path, place) in &slots.places {
+        for (path, dir) in &slots.places {
             // Not every mapped file is an object.
             let Ok(bytes) = fs::read(path) else {
                 continue;
@@ -52,7 +52,7 @@ impl Slots {
                 continue;
             };
             let first = elf.segments().map(|segment| segment.address()).min();
-            let bias = place.start - first.context("segments")?;
+            let bias = dir.start - first.context("segments")?;
             let mut held = Vec::new();
             let is_slots = |name: &str| SECTIONS.contains(&name);
             for section in elf
@@ -83,20 +83,20 @@ impl Slots {
             .places
             .iter()
             .filter(|(path, _)| plugin(path))
-            .map(|(_, place)| place)
+            .map(|(_, dir)| dir)
             .collect();
         for (path, words) in self.words.iter().filter(|(path, _)| !plugin(path)) {
             for word in words {
-                let is_ours = ours.iter().any(|place| place.contains(word));
+                let is_ours = ours.iter().any(|dir| dir.contains(word));
                 ensure!(!is_ours, "{path}: a slot holds {word:#x}, which is ours");
             }
             let Some(held) = before.words.get(path) else {
                 continue;
             };
-            let place = &self.places[path];
+            let dir = &self.places[path];
             for (number, (then, now)) in held.iter().zip(words).enumerate() {
                 ensure!(
-                    then == now || place.contains(then),
+                    then == now || dir.contains(then),
                     "{path}: slot {number} holds {now:#x}, before it held {then:#x}"
                 );
             }

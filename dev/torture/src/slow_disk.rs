@@ -6,19 +6,19 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 
 use super::SuiteLength;
-use super::dump_dir::survey;
-use super::host::{Counters, Host, HostSetup, dump, send};
+use super::dump_dir::scan_dump_dir;
+use super::host::{Counters, Host, HostSetup, dump, send_message};
 use super::strace::Tracer;
 
 /// Two syncs belong to a dump: of the file and of its directory.
 const SYNCS: u32 = 2;
 
-pub(super) fn run(form: SuiteLength) -> Result<String> {
-    let stall = form.pick(Duration::from_secs(2), Duration::from_secs(10));
+pub(super) fn run(length: SuiteLength) -> Result<String> {
+    let stall = length.pick(Duration::from_secs(2), Duration::from_secs(10));
     // CI shares its cores, which is noise in two seconds; a host that waits would fall to nothing.
-    let least_rate = form.pick(0.7, 0.9);
-    let slowest_fork = form.pick(Duration::from_millis(500), Duration::from_millis(100));
-    let host = HostSetup::with("allocate=8 fork=1").start()?;
+    let least_rate = length.pick(0.7, 0.9);
+    let slowest_fork = length.pick(Duration::from_millis(500), Duration::from_millis(100));
+    let host = HostSetup::with_options("allocate=8 fork=1").start()?;
     dump(&mut host.client()?)?;
     let (usual, _) = measure(&host, || {
         thread::sleep(stall / 2);
@@ -26,7 +26,7 @@ pub(super) fn run(form: SuiteLength) -> Result<String> {
     })?;
 
     let delay = format!("inject=fsync:delay_enter={}", (stall / SYNCS).as_micros());
-    let tracer = Tracer::attach(host.thread("memprof-dumper")?, &["-e", &delay])?;
+    let tracer = Tracer::attach(host.thread_id("memprof-dumper")?, &["-e", &delay])?;
     let (rate, after) = measure(&host, || {
         thread::scope(|scope| {
             let reply = scope.spawn(|| dump(&mut host.client()?));
@@ -42,7 +42,7 @@ pub(super) fn run(form: SuiteLength) -> Result<String> {
         })
     })?;
     tracer.detach()?;
-    let found = survey(&host.place().dumps())?;
+    let found = scan_dump_dir(&host.dir().dump_dir())?;
     ensure!(found.bad.is_empty(), "bad files: {:?}", found.bad);
     let share = rate / usual;
     ensure!(
@@ -63,9 +63,9 @@ pub(super) fn run(form: SuiteLength) -> Result<String> {
 
 /// Allocations per second while `work` runs, and the counters after it.
 fn measure(host: &Host, work: impl FnOnce() -> Result<()>) -> Result<(f64, Counters)> {
-    let (before, begun) = (host.counters()?, Instant::now());
+    let (before, start) = (host.counters()?, Instant::now());
     work()?;
-    let elapsed = begun.elapsed();
+    let elapsed = start.elapsed();
     let after = host.counters()?;
     let allocations = after.allocations - before.allocations;
     Ok((allocations as f64 / elapsed.as_secs_f64(), after))
@@ -76,13 +76,13 @@ fn watch(host: &Host, running: impl Fn() -> bool) -> Result<()> {
     let mut client = host.client()?;
     let mut seen_busy = false;
     while running() {
-        let begun = Instant::now();
-        let status = send(&mut client, "status", "")?;
+        let start = Instant::now();
+        let status = send_message(&mut client, "status", "")?;
         seen_busy |= status["busy"] == true;
         ensure!(
-            begun.elapsed() < Duration::from_secs(1),
+            start.elapsed() < Duration::from_secs(1),
             "status took {:?}",
-            begun.elapsed()
+            start.elapsed()
         );
         // The host is to be measured, not this loop.
         thread::sleep(Duration::from_millis(50));

@@ -9,7 +9,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tempfile::NamedTempFile;
 
-/// An attached strace; detached when dropped.
+/// An attached strace; dropping it detaches.
 #[derive(Debug)]
 pub(super) struct Tracer {
     child: Child,
@@ -17,7 +17,7 @@ pub(super) struct Tracer {
 }
 
 impl Tracer {
-    /// Attaches to the thread `id` with more options, and returns once it has.
+    /// Attaches to the thread `id` with additional options, and waits until it is attached.
     pub(super) fn attach(id: u32, options: &[&str]) -> Result<Self> {
         let output = NamedTempFile::new()?;
         let mut child = Command::new("strace")
@@ -35,13 +35,13 @@ impl Tracer {
         Ok(tracer)
     }
 
-    /// Detaches and returns what was traced.
+    /// Detaches and returns the trace.
     pub(super) fn detach(mut self) -> Result<String> {
-        self.end()?;
+        self.stop()?;
         Ok(fs::read_to_string(self.output.path())?)
     }
 
-    fn end(&mut self) -> Result<()> {
+    fn stop(&mut self) -> Result<()> {
         if self.child.try_wait()?.is_none() {
             kill(Pid::from_raw(self.child.id().cast_signed()), Signal::SIGINT)?;
             self.child.wait()?;
@@ -52,8 +52,8 @@ impl Tracer {
 
 impl Drop for Tracer {
     fn drop(&mut self) {
-        if let Err(error) = self.end() {
-            eprintln!("failed to end strace: {error:#}");
+        if let Err(error) = self.stop() {
+            eprintln!("failed to stop strace: {error:#}");
         }
     }
 }

@@ -5,9 +5,9 @@ use anyhow::{Context, Result, ensure};
 use memprof_host::client::Client;
 
 use super::SuiteLength;
-use super::host::{HostSetup, send};
+use super::host::{HostSetup, send_message};
 use super::preloaded_program::PreloadedProgram;
-use super::programs::{TLS_SIZES, tls_guest, tls_host};
+use super::programs::{TLS_SIZES, tls_host_name, tls_program_name};
 
 /// Each message once, and each thread of ours.
 const MESSAGES: [(&str, &str); 18] = [
@@ -31,15 +31,15 @@ const MESSAGES: [(&str, &str); 18] = [
     ("deactivate", ""),
 ];
 
-pub(super) fn run(form: SuiteLength) -> Result<String> {
-    let sizes = form.pick(&TLS_SIZES[2..], &TLS_SIZES[..]);
+pub(super) fn run(length: SuiteLength) -> Result<String> {
+    let sizes = length.pick(&TLS_SIZES[2..], &TLS_SIZES[..]);
     for size in sizes {
-        let mut guest = PreloadedProgram::start(&tls_guest(*size), &[])?;
+        let mut guest = PreloadedProgram::start(&tls_program_name(*size), &[])?;
         send_all(&mut guest.client()?)
             .and_then(|()| guest.check_alive())
             .with_context(|| format!("{size} KiB, preloaded"))?;
         let mut host = HostSetup {
-            program: tls_host(*size).leak(),
+            program: tls_host_name(*size).leak(),
             ..HostSetup::default()
         }
         .start()?;
@@ -55,7 +55,7 @@ pub(super) fn run(form: SuiteLength) -> Result<String> {
 
 fn send_all(client: &mut Client) -> Result<()> {
     for (message, args) in MESSAGES {
-        let reply = send(client, message, args).with_context(|| message.to_owned())?;
+        let reply = send_message(client, message, args).with_context(|| message.to_owned())?;
         let is_answered = reply["status"] == "ok" || reply["error"]["kind"] == "unsupported";
         ensure!(is_answered, "{message}: {reply}");
         if message == "dump" {

@@ -5,7 +5,7 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 
 use super::SuiteLength;
-use crate::probe::{self, Mode};
+use crate::probe::{self, WalkMode};
 use xtask::dist::dist;
 use xtask::run::{output, root};
 
@@ -68,14 +68,14 @@ fn check_what_is_called() -> Result<()> {
     Ok(())
 }
 
-pub(super) fn run(form: SuiteLength) -> Result<String> {
+pub(super) fn run(length: SuiteLength) -> Result<String> {
     check_what_is_called()?;
-    let rounds = form.pick(ROUNDS.0, ROUNDS.1);
+    let rounds = length.pick(ROUNDS.0, ROUNDS.1);
     let (mut cases, mut stacks, mut cut) = (0, 0, 0);
     for program in ["hazards", "hazards_without_hdr"] {
         for _ in 0..rounds {
             for case in SAME {
-                let report = try_case(program, case, Mode::Compared)?;
+                let report = try_case(program, case, WalkMode::Compared)?;
                 ensure!(
                     report.compared > 0 && report.agreed == report.compared,
                     "{program} {case}: {}: {report:?}",
@@ -86,8 +86,8 @@ pub(super) fn run(form: SuiteLength) -> Result<String> {
             }
             for case in ALIVE {
                 let mode = match *case {
-                    "wild_frame_pointers" => Mode::Theirs,
-                    _ => Mode::Compared,
+                    "wild_frame_pointers" => WalkMode::Allocator,
+                    _ => WalkMode::Compared,
                 };
                 cut += try_case(program, case, mode)?.cut;
                 cases += 1;
@@ -100,7 +100,7 @@ pub(super) fn run(form: SuiteLength) -> Result<String> {
     ))
 }
 
-fn try_case(program: &str, case: &str, mode: Mode) -> Result<probe::Report> {
+fn try_case(program: &str, case: &str, mode: WalkMode) -> Result<probe::Report> {
     let mut command = Command::new(dist().join("torture").join(program));
     command
         .arg(case)

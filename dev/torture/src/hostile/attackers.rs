@@ -88,20 +88,20 @@ const ATTACKERS: &[Attacker] = &[
 ];
 const HEAP: Attacker = attacker("heap", Forged::Whole, LOOKS);
 
-pub(super) fn run(form: SuiteLength) -> Result<String> {
+pub(super) fn run(length: SuiteLength) -> Result<String> {
     ensure!(geteuid().is_root(), "the attackers' programs need root");
     let mut worst = ResourceUse::default();
     let mut visits = 0;
     let chosen = ATTACKERS
         .iter()
-        .filter(|each| form == SuiteLength::Long || each.is_short);
+        .filter(|each| length == SuiteLength::Long || each.is_short);
     for attacker in chosen {
         let name = format!("{} {:?} {}", attacker.kind, attacker.forged, attacker.other);
         worst = worst.worst(visit(attacker, 0).context(name)?);
         visits += 1;
     }
     let mut random = Random(0x9e37_79b9_7f4a_7c15);
-    for _ in 0..form.pick(3, 200) {
+    for _ in 0..length.pick(3, 200) {
         let seed = random.below(1 << 48);
         worst = worst.worst(visit(&HEAP, seed).with_context(|| format!("heap {seed}"))?);
         visits += 1;

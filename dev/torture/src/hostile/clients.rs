@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, ensure};
 
 use crate::SuiteLength;
-use crate::dump_dir::survey;
-use crate::host::{HostSetup, PATIENCE, connect, is_pushed_out, send};
+use crate::dump_dir::scan_dump_dir;
+use crate::host::{HostSetup, REPLY_TIMEOUT, connect, is_evicted, send_message};
 
 const BETWEEN_PROBES: Duration = Duration::from_millis(10);
 const LONG_LINE: usize = 1 << 20;
@@ -32,17 +32,17 @@ const ATTACKS: [(Attack, usize); 6] = [
     (stay_silent, 16),
 ];
 
-pub(super) fn run(form: SuiteLength) -> Result<String> {
-    let time = form.pick(Duration::from_secs(3), Duration::from_secs(15));
+pub(super) fn run(length: SuiteLength) -> Result<String> {
+    let time = length.pick(Duration::from_secs(3), Duration::from_secs(15));
     // CI shares its cores: there only a host that stops answering shows.
-    let slowest_probe = form.pick(Duration::from_millis(500), Duration::from_millis(50));
-    let least_throughput = form.pick(1000.0, 5000.0);
+    let slowest_probe = length.pick(Duration::from_millis(500), Duration::from_millis(50));
+    let least_throughput = length.pick(1000.0, 5000.0);
     let mut host = HostSetup::default().start()?;
-    let before = host.descriptors()?;
-    let throughput = throughput(&host.place().socket(), form.pick(3000, 30_000))?;
+    let before = host.descriptor_count()?;
+    let throughput = throughput(&host.dir().socket_path(), length.pick(3000, 30_000))?;
     ensure!(throughput >= least_throughput, "{throughput:.0} messages/s");
 
-    let socket = host.place().socket();
+    let socket = host.dir().socket_path();
     let until = Instant::now() + time;
     let (mut probes, attacks) = thread::scope(|scope| {
         let attackers: Vec<_> = ATTACKS
@@ -62,11 +62,11 @@ pub(super) fn run(form: SuiteLength) -> Result<String> {
     })?;
     host.check_alive()?;
     ensure!(
-        host.falls_to(before)?,
+        host.wait_for_descriptors(before)?,
         "{} descriptors, {before} before",
-        host.descriptors()?
+        host.descriptor_count()?
     );
-    let found = survey(&host.place().dumps())?;
+    let found = scan_dump_dir(&host.dir().dump_dir())?;
     ensure!(found.bad.is_empty(), "bad files: {:?}", found.bad);
     probes.sort_unstable();
     let p99 = probes[probes.len() * 99 / 100];
@@ -82,27 +82,27 @@ pub(super) fn run(form: SuiteLength) -> Result<String> {
 
 fn throughput(socket: &Path, count: u32) -> Result<f64> {
     let mut client = connect(socket)?;
-    let begun = Instant::now();
+    let start = Instant::now();
     for _ in 0..count {
-        send(&mut client, "status", "")?;
+        send_message(&mut client, "status", "")?;
     }
-    Ok(f64::from(count) / begun.elapsed().as_secs_f64())
+    Ok(f64::from(count) / start.elapsed().as_secs_f64())
 }
 
 /// How long each answer took; every one must come.
 fn probe_until(until: Instant, socket: &Path) -> Result<Vec<Duration>> {
     let mut answers = Vec::new();
     while Instant::now() < until {
-        let begun = Instant::now();
+        let start = Instant::now();
         let status = loop {
-            match send(&mut connect(socket)?, "status", "") {
+            match send_message(&mut connect(socket)?, "status", "") {
                 // It was slow to ask, and the host needed the place.
-                Err(error) if is_pushed_out(&error) && begun.elapsed() < PATIENCE => {}
+                Err(error) if is_evicted(&error) && start.elapsed() < REPLY_TIMEOUT => {}
                 answer => break answer?,
             }
         };
         ensure!(status["status"] == "ok", "{status}");
-        answers.push(begun.elapsed());
+        answers.push(start.elapsed());
         thread::sleep(BETWEEN_PROBES);
     }
     Ok(answers)

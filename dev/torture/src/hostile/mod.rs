@@ -12,11 +12,11 @@ use anyhow::Result;
 
 use super::SuiteLength;
 
-pub(super) fn run(form: SuiteLength) -> Result<String> {
+pub(super) fn run(length: SuiteLength) -> Result<String> {
     let lines = [
-        clients::run(form)?,
-        attackers::run(form)?,
-        stores::run(form)?,
+        clients::run(length)?,
+        attackers::run(length)?,
+        stores::run(length)?,
     ];
     Ok(lines.join("; "))
 }

@@ -9,7 +9,7 @@ use tempfile::TempDir;
 use super::witness::{self, ResourceUse, USUAL};
 use crate::SuiteLength;
 use crate::bombs::Random;
-use crate::fleet::dumped;
+use crate::fleet::dump_json;
 
 /// The day of the dumps.
 const DAY: &[&str] = &["--at", "2026-11-21T23:00:00Z", "--for", "24h"];
@@ -21,7 +21,7 @@ const COMMANDS: &[(&str, &[&str])] = &[
 ];
 const DUMPS: u64 = 5;
 
-pub(super) fn run(form: SuiteLength) -> Result<String> {
+pub(super) fn run(length: SuiteLength) -> Result<String> {
     let agent = Agent::new()?;
     let mut worst = agent.once().context("an agent")?;
     let whole = files(&agent.store())?;
@@ -39,7 +39,7 @@ pub(super) fn run(form: SuiteLength) -> Result<String> {
     let count = files(&agent.store())?.len();
     ensure!(count > whole.len(), "nothing more is in the store");
 
-    let rounds = form.pick(5, 500);
+    let rounds = length.pick(5, 500);
     let mut random = Random(0x2545_f491_4f6c_dd1d);
     for round in 0..rounds {
         let store = tempfile::tempdir()?;
@@ -86,7 +86,7 @@ impl Agent {
 
     fn put(&self, number: u64) -> Result<()> {
         let path = self.path("spool/dumps").join(format!("{number}.json"));
-        Ok(fs::write(path, dumped(number).to_string())?)
+        Ok(fs::write(path, dump_json(number).to_string())?)
     }
 
     fn once(&self) -> Result<ResourceUse> {

@@ -39,14 +39,14 @@ pub(super) struct Attacker {
 
 /// Runs each of root's commands. The process and the machine must be as before each time.
 pub(super) fn visit(attacker: &Attacker, seed: usize) -> Result<ResourceUse> {
-    let place = Place::new()?;
+    let dir = Place::new()?;
     let name = match attacker.kind.starts_with("jvm") {
         true => "libjvm.so",
         false => "library.so",
     };
-    let library = attacker.forged.make(&place.own(), name)?;
-    place.give_all()?;
-    let mut running = Running::start(attacker, &place, &library, seed)?;
+    let library = attacker.forged.make(&dir.own(), name)?;
+    dir.give_all()?;
+    let mut running = Running::start(attacker, &dir, &library, seed)?;
     let pid = running.child.id();
     let held = HeldResources::settled(pid, true)?;
     let text = pid.to_string();
@@ -62,7 +62,7 @@ pub(super) fn visit(attacker: &Attacker, seed: usize) -> Result<ResourceUse> {
             after()
         );
         held.comes_back(pid, true).with_context(after)?;
-        place.is_as_before().with_context(after)?;
+        dir.is_as_before().with_context(after)?;
     }
     running.end()?;
     Ok(worst)
@@ -73,12 +73,12 @@ struct Place(TempDir);
 
 impl Place {
     fn new() -> Result<Self> {
-        let place = Self(tempfile::tempdir()?);
-        fs::set_permissions(place.0.path(), Permissions::from_mode(0o755))?;
-        fs::create_dir(place.own())?;
-        fs::create_dir(place.guarded())?;
-        fs::copy(dist().join("torture/attacker"), place.program())?;
-        Ok(place)
+        let dir = Self(tempfile::tempdir()?);
+        fs::set_permissions(dir.0.path(), Permissions::from_mode(0o755))?;
+        fs::create_dir(dir.own())?;
+        fs::create_dir(dir.guarded())?;
+        fs::copy(dist().join("torture/attacker"), dir.program())?;
+        Ok(dir)
     }
 
     fn own(&self) -> PathBuf {
@@ -122,19 +122,19 @@ struct Running {
 }
 
 impl Running {
-    fn start(attacker: &Attacker, place: &Place, library: &Path, seed: usize) -> Result<Self> {
-        let guarded = place.guarded().display().to_string();
+    fn start(attacker: &Attacker, dir: &Place, library: &Path, seed: usize) -> Result<Self> {
+        let guarded = dir.guarded().display().to_string();
         let other = match attacker.other {
             "" => &guarded,
             other => other,
         };
-        let mut command = Command::new(place.program());
+        let mut command = Command::new(dir.program());
         command.arg(attacker.kind);
         match attacker.kind {
             "heap" => command.arg(seed.to_string()),
             _ => command.arg(library),
         };
-        command.arg(other).current_dir(place.own());
+        command.arg(other).current_dir(dir.own());
         command.uid(NOBODY).gid(NOBODY);
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().context("the attacker")?;

@@ -53,10 +53,10 @@ const SIGNAL: i32 = 128;
 /// Runs a program of `target/dist/bin`, which must end by itself within the bound, with an answer or an error, leave no
 /// process and no temporary file, and print nothing that a terminal would obey.
 pub(super) fn run(program: &str, args: &[&str], bound: Bound) -> Result<ResourceUse> {
-    let place = tempfile::tempdir()?;
-    let (told, temporary) = (place.path().join("told"), place.path().join("temporary"));
+    let dir = tempfile::tempdir()?;
+    let (told, temporary) = (dir.path().join("told"), dir.path().join("temporary"));
     fs::create_dir(&temporary)?;
-    let said = |name: &str| place.path().join(name);
+    let said = |name: &str| dir.path().join(name);
     let status = Command::new(dist().join("torture/witness"))
         .arg(&told)
         .arg((bound.seconds * 1000).to_string())

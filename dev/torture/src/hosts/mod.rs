@@ -24,7 +24,7 @@ const LIMIT: Duration = Duration::from_secs(20);
 /// The most that a refused dump may have written.
 const BYTES: u64 = 4096;
 
-pub(super) fn run(form: SuiteLength) -> Result<String> {
+pub(super) fn run(length: SuiteLength) -> Result<String> {
     let mut host = HostSetup::default().start()?;
     // Only root looks for other users' hosts; everybody else has hostile ones beside the own.
     let is_root = nix::unistd::geteuid().is_root();
@@ -33,10 +33,10 @@ pub(super) fn run(form: SuiteLength) -> Result<String> {
         true => PathBuf::from(format!("/tmp/memprof-{UID}")),
         false => own.path().join("run"),
     };
-    let (count, timeout) = form.pick((1, "300ms"), (30, "1s"));
+    let (count, timeout) = length.pick((1, "300ms"), (30, "1s"));
     let hostile = HostileHosts::start(is_root.then_some(UID), &directory, count)?;
     let sockets = match is_root {
-        true => host.place().path().join("run"),
+        true => host.dir().path().join("run"),
         false => directory,
     };
     let person = CliUser { sockets, own };
@@ -44,9 +44,9 @@ pub(super) fn run(form: SuiteLength) -> Result<String> {
     let mut slowest = Duration::ZERO;
     let mut commands = 0;
     let mut check = |args: &[&str]| -> Result<String> {
-        let begun = Instant::now();
+        let start = Instant::now();
         let shown = person.runs(args)?;
-        slowest = slowest.max(begun.elapsed());
+        slowest = slowest.max(start.elapsed());
         commands += 1;
         Ok(shown)
     };
@@ -70,13 +70,13 @@ pub(super) fn run(form: SuiteLength) -> Result<String> {
         let is_refused = !matches!(kind, Misbehaviour::Escapes);
         ensure!(file.exists() != is_refused, "{kind:?}: {written} bytes");
     }
-    let begun = Instant::now();
+    let start = Instant::now();
     let listed = person.serve_hosts()?;
     ensure!(
         listed.contains(&pid),
         "the honest host is missing: {listed}"
     );
-    slowest = slowest.max(begun.elapsed());
+    slowest = slowest.max(start.elapsed());
     host.check_alive()?;
     Ok(format!(
         "{commands} commands and serve beside {} hostile hosts of {} kinds: all ended, the slowest \

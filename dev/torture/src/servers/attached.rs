@@ -13,7 +13,7 @@ use testkit::{RunningServer, Server};
 use super::Behaviour;
 use super::sampled::{FINE, SampleReport, sample};
 use super::tools::Tools;
-use crate::host::PATIENCE;
+use crate::host::REPLY_TIMEOUT;
 use crate::slots::Slots;
 
 /// What came of it.
@@ -180,11 +180,11 @@ impl Tools {
     /// Attaches, and returns how long a thread stood still, in milliseconds. Where all threads are busy it
     /// tries again, as the refusal says.
     fn attach(&self, pid: u32) -> Result<StopTime> {
-        let begun = Instant::now();
+        let start = Instant::now();
         let mut busy = 0;
         let reply = loop {
             match self.memprof(&["attach", &pid.to_string(), "--json"]) {
-                Err(error) if is_busy(&error) && begun.elapsed() < PATIENCE => busy += 1,
+                Err(error) if is_busy(&error) && start.elapsed() < REPLY_TIMEOUT => busy += 1,
                 reply => break reply?,
             }
         };

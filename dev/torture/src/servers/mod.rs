@@ -21,14 +21,14 @@ const SHORT: [&str; 5] = ["redis", "memcached", "mosquitto", "nginx worker", "py
 /// So many times all servers together are attached to under load.
 const CYCLES: usize = 1000;
 
-pub(super) fn run(form: SuiteLength) -> Result<String> {
+pub(super) fn run(length: SuiteLength) -> Result<String> {
     let chosen: Vec<&Server> = SERVERS
         .iter()
-        .filter(|server| form == SuiteLength::Long || SHORT.contains(&server.name))
+        .filter(|server| length == SuiteLength::Long || SHORT.contains(&server.name))
         .collect();
     install(&chosen)?;
     let tools = Tools::install()?;
-    let cycles = form.pick(1, CYCLES.div_ceil(SERVERS.len()));
+    let cycles = length.pick(1, CYCLES.div_ceil(SERVERS.len()));
     let (mut cycled, mut answers) = (0, 0);
     let mut failed = Vec::new();
     for server in &chosen {

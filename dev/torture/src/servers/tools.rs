@@ -14,7 +14,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 use tempfile::TempDir;
 
-use super::super::host::PATIENCE;
+use super::super::host::REPLY_TIMEOUT;
 use xtask::dist::dist;
 
 /// What no command may take, in seconds.
@@ -26,34 +26,34 @@ const LOOK: Duration = Duration::from_millis(20);
 /// Copies of what is installed.
 #[derive(Debug)]
 pub(crate) struct Tools {
-    place: TempDir,
+    dir: TempDir,
     /// Where sockets and dumps of other users' hosts lay before.
     socket_directories: HashSet<PathBuf>,
 }
 
 impl Tools {
     pub(crate) fn install() -> Result<Self> {
-        let place = tempfile::tempdir()?;
-        fs::set_permissions(&place, Permissions::from_mode(0o755))?;
+        let dir = tempfile::tempdir()?;
+        fs::set_permissions(&dir, Permissions::from_mode(0o755))?;
         for file in ["bin/memprof", "plugins/memory_profile.so"] {
-            let copy = place.path().join(file);
+            let copy = dir.path().join(file);
             fs::create_dir(copy.parent().context("a file in a directory")?)?;
             fs::copy(dist().join(file), &copy).with_context(|| file.to_owned())?;
         }
         Ok(Self {
-            place,
+            dir,
             socket_directories: socket_directories(),
         })
     }
 
     /// The copy of `memprof`.
     pub(crate) fn program(&self) -> PathBuf {
-        self.place.path().join("bin/memprof")
+        self.dir.path().join("bin/memprof")
     }
 
     /// Where `name` can be written.
     pub(super) fn file(&self, name: &str) -> Result<String> {
-        let path = self.place.path().join(name);
+        let path = self.dir.path().join(name);
         Ok(path.to_str().context("a path that is text")?.to_owned())
     }
 
@@ -108,9 +108,9 @@ impl Tools {
 
     /// Waits until memprof reaches a process, into which its plugin was preloaded.
     pub(super) fn wait_for(&self, pid: u32) -> Result<()> {
-        let begun = Instant::now();
+        let start = Instant::now();
         while let Err(error) = self.send(pid, "status", &[]) {
-            if begun.elapsed() > PATIENCE {
+            if start.elapsed() > REPLY_TIMEOUT {
                 return Err(error);
             }
             thread::sleep(LOOK);

@@ -26,12 +26,12 @@ impl HeldResources {
     /// What it holds once it is done with its work: the same at two looks. Runtimes and servers make threads when they
     /// like, of which only memprof's count then.
     pub(crate) fn settled(pid: u32, has_own_threads: bool) -> Result<Self> {
-        let begun = Instant::now();
+        let start = Instant::now();
         let mut held = Self::of(pid, has_own_threads)?;
         loop {
             thread::sleep(LOOK);
             let again = Self::of(pid, has_own_threads)?;
-            if again == held || begun.elapsed() > SETTLES {
+            if again == held || start.elapsed() > SETTLES {
                 return Ok(again);
             }
             held = again;
@@ -76,14 +76,14 @@ impl HeldResources {
 
     /// Waits until a process holds this again, which its own threads may only do after a while.
     pub(crate) fn comes_back(&self, pid: u32, has_own_threads: bool) -> Result<()> {
-        let begun = Instant::now();
+        let start = Instant::now();
         loop {
             let now = Self::of(pid, has_own_threads)?;
             if now == *self {
                 return Ok(());
             }
             ensure!(
-                begun.elapsed() < SETTLES,
+                start.elapsed() < SETTLES,
                 "LEFT: {}",
                 self.differences(&now).join("; ")
             );

@@ -7,7 +7,7 @@ use std::thread;
 
 use anyhow::{Context, Result, bail};
 
-use crate::host::PATIENCE;
+use crate::host::REPLY_TIMEOUT;
 
 /// How one is started, and what it is given.
 pub(super) struct Lines {
@@ -75,11 +75,11 @@ impl Running {
         let input = self.input.as_mut().context("its input is closed")?;
         // An ended one is told by its status.
         let _ = input.write_all(self.line.as_bytes());
-        match self.output.recv_timeout(PATIENCE) {
+        match self.output.recv_timeout(REPLY_TIMEOUT) {
             Ok(line) => Ok(line),
             Err(_) => match self.child.try_wait()? {
                 Some(status) => bail!("DEAD: {status}"),
-                None => bail!("HANGS: no answer in {PATIENCE:?}"),
+                None => bail!("HANGS: no answer in {REPLY_TIMEOUT:?}"),
             },
         }
     }
@@ -89,7 +89,7 @@ impl Running {
         drop(self.input.take());
         let mut said = String::new();
         loop {
-            match self.output.recv_timeout(PATIENCE) {
+            match self.output.recv_timeout(REPLY_TIMEOUT) {
                 Ok(line) => said.push_str(&line),
                 Err(std::sync::mpsc::RecvTimeoutError::Timeout) => bail!("HANGS: it does not end"),
                 Err(std::sync::mpsc::RecvTimeoutError::Disconnected) => break,

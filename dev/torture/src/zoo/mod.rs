@@ -29,15 +29,15 @@ const REFUSE: usize = 3;
 /// Only programs with this text in their names.
 const ONLY_VARIABLE: &str = "ZOO_ONLY";
 
-pub(super) fn run(form: SuiteLength) -> Result<String> {
+pub(super) fn run(length: SuiteLength) -> Result<String> {
     let rounds = match std::env::var(ROUNDS_VARIABLE) {
         Ok(text) => text.parse().context(ROUNDS_VARIABLE)?,
-        Err(_) => form.pick(1, ROUNDS),
+        Err(_) => length.pick(1, ROUNDS),
     };
     let only = std::env::var(ONLY_VARIABLE).unwrap_or_default();
     let tools = Tools::install()?;
     let mut tally = Tally::default();
-    for subject in subjects(form)? {
+    for subject in subjects(length)? {
         let name = subject.name();
         if !name.contains(&only) {
             continue;

@@ -24,8 +24,8 @@ pub(super) enum Subject {
 }
 
 /// Those of the form; the packages of the long form are not installed by CI, but when it begins.
-pub(super) fn subjects(form: SuiteLength) -> Result<Vec<Subject>> {
-    let is_chosen = |is_short: bool| form == SuiteLength::Long || is_short;
+pub(super) fn subjects(length: SuiteLength) -> Result<Vec<Subject>> {
+    let is_chosen = |is_short: bool| length == SuiteLength::Long || is_short;
     let packaged: Vec<&Packaged> = PACKAGED
         .iter()
         .filter(|each| is_chosen(each.is_short))
@@ -41,7 +41,7 @@ pub(super) fn subjects(form: SuiteLength) -> Result<Vec<Subject>> {
             .into_iter()
             .map(|each| Subject::Lines(each.name.to_owned(), each.lines())),
     );
-    if form == SuiteLength::Long {
+    if length == SuiteLength::Long {
         install(&Vec::from_iter(SERVERS))?;
         subjects.extend(SERVERS.iter().map(Subject::Server));
     }
