@@ -16,7 +16,7 @@ pub const USAGES: [&str; MESSAGES.len()] = {
     while index < usages.len() {
         let (usage, tail) = remaining.split_at(
             UsageWriter::<0>::new()
-                .write_message(&MESSAGES[index])
+                .write_arguments(&MESSAGES[index])
                 .length,
         );
         usages[index] = match str::from_utf8(usage) {
@@ -33,7 +33,7 @@ pub const USAGES: [&str; MESSAGES.len()] = {
 const fn write_all<const N: usize>(mut writer: UsageWriter<N>) -> UsageWriter<N> {
     let mut index = 0;
     while index < MESSAGES.len() {
-        writer = writer.write_message(&MESSAGES[index]);
+        writer = writer.write_arguments(&MESSAGES[index]);
         index += 1;
     }
     writer
@@ -54,7 +54,7 @@ impl<const N: usize> UsageWriter<N> {
         }
     }
 
-    /// Appends a text.
+    /// Appends a text. Bytes beyond the capacity `N` are only counted, which gives the size to allocate.
     const fn write_text(mut self, text: &str) -> Self {
         let mut index = 0;
         while index < text.len() {
@@ -111,7 +111,7 @@ impl<const N: usize> UsageWriter<N> {
     }
 
     /// Appends all arguments of a message, optional ones in brackets.
-    const fn write_message(self, message: &MessageSpec) -> Self {
+    const fn write_arguments(self, message: &MessageSpec) -> Self {
         let mut writer = self;
         let mut index = 0;
         while index < message.arguments.len() {

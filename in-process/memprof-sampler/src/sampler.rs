@@ -83,7 +83,7 @@ pub struct SamplerStats {
 /// Starts sampling, one allocation per `interval` bytes on average. Samples so far are kept.
 ///
 /// # Errors
-/// `NoMemory`.
+/// `NoMemory`: the kernel has no memory for the tables.
 pub fn start(interval: u64) -> Result<(), SamplerError> {
     SAMPLING_PROCESS.adopt_process();
     if TABLES.live.prepare() && TABLES.records.prepare() {

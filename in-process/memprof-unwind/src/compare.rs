@@ -13,7 +13,7 @@ const MAX_FRAMES_BELOW: usize = 8;
 
 /// Compares memprof's walk with the saved walker's. `None` if they differ; else the frame that the
 /// saved walker puts below memprof's first one, or 0 if it puts none.
-pub(crate) fn common_leaf(own: &WalkedStack<'_>, saved: &WalkedStack<'_>) -> Option<usize> {
+pub(crate) fn leaf_if_equal(own: &WalkedStack<'_>, saved: &WalkedStack<'_>) -> Option<usize> {
     let first = own.frames.first()?;
     let mut near = saved.frames.iter().take(MAX_FRAMES_BELOW);
     let below = near.position(|frame| frame == first)?;
@@ -40,7 +40,7 @@ mod tests {
                 frames: saved,
                 is_truncated: saved_is_truncated,
             };
-            assert_eq!(common_leaf(&own, &saved), expected, "{own:?} {saved:?}");
+            assert_eq!(leaf_if_equal(&own, &saved), expected, "{own:?} {saved:?}");
         };
         check(&[1, 2, 3], &[9, 8, 1, 2, 3], false, Some(9));
         check(&[1, 2, 3], &[1, 2, 3], false, Some(0));
@@ -63,6 +63,6 @@ mod tests {
             frames: &[9, 1, 2, 3],
             is_truncated: false,
         };
-        assert_eq!(common_leaf(&own, &saved), Some(9));
+        assert_eq!(leaf_if_equal(&own, &saved), Some(9));
     }
 }

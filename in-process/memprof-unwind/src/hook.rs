@@ -11,7 +11,7 @@ use core::sync::atomic::{
 };
 
 use crate::HookStats;
-use crate::compare::{WalkedStack, common_leaf};
+use crate::compare::{WalkedStack, leaf_if_equal};
 use crate::last_walk::{self, LastWalkCursor, MAX_STEPS, WalkStep};
 use crate::object::{FindObject, loaded_rule_at};
 use crate::pseudo_frames::PseudoFrames;
@@ -301,7 +301,7 @@ impl BacktraceHook {
             frames: saved_stack,
             is_truncated: written >= capacity,
         };
-        let leaf = common_leaf(&own, &saved_stack);
+        let leaf = leaf_if_equal(&own, &saved_stack);
         if let Some(leaf) = leaf {
             self.leaf.store(leaf, Relaxed);
             self.agreed.fetch_add(1, Relaxed);

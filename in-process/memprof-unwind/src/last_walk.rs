@@ -157,15 +157,15 @@ impl<'a> LastWalkCursor<'a> {
     /// Returns the rule that the next step predicts. `None` if the prediction is wrong.
     #[inline(always)]
     fn predicted(&mut self, table: &RuleTable, address: usize) -> Option<(PackedRule, RuleIndex)> {
-        let slot = self.step()?.slot();
+        let slot = self.next_step()?.slot();
         let rule = table.get(slot, address)?;
         self.next += 1;
         Some((rule, slot))
     }
 
-    /// Returns the step of the last walk that is compared next.
+    /// Returns the step of the last walk to compare next, without advancing. `None` after its last one.
     #[inline(always)]
-    fn step(&self) -> Option<WalkStep> {
+    fn next_step(&self) -> Option<WalkStep> {
         let step = self.steps.get(self.next)?;
         Some(WalkStep(step.load(Relaxed)))
     }
@@ -182,10 +182,10 @@ impl<'a> LastWalkCursor<'a> {
         find: impl FnOnce(usize) -> Rule,
     ) -> (PackedRule, RuleIndex) {
         self.has_diverged = true;
-        while self.step().is_some_and(|step| step.is_below(sp)) {
+        while self.next_step().is_some_and(|step| step.is_below(sp)) {
             self.next += 1;
         }
-        if self.step().is_some_and(|step| step.is_at(sp)) {
+        if self.next_step().is_some_and(|step| step.is_at(sp)) {
             if let Some(found) = self.predicted(table, address) {
                 return found;
             }
@@ -243,7 +243,7 @@ mod tests {
         let mut new_steps = [const { MaybeUninit::uninit() }; MAX_STEPS];
         let mut cursor = LastWalkCursor::from_steps(&last_walk.steps, &mut new_steps);
         let unpredicted = frames.iter().filter(|(address, sp)| {
-            let step = cursor.step();
+            let step = cursor.next_step();
             let is_predicted = step.is_some_and(|step| TABLE.get(step.slot(), *address).is_some());
             let rule = cursor.next_rule(&TABLE, *address, *sp, rule_of);
             assert_eq!(rule, rule_of(*address).into(), "{address:#x}");

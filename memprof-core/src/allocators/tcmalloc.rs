@@ -212,7 +212,7 @@ impl Tcmalloc {
     /// Always fails, because tcmalloc cannot drop samples.
     ///
     /// # Errors
-    /// `Unsupported`.
+    /// `Unsupported`: always.
     pub(crate) fn reset(&self) -> Result<()> {
         self.require_profiler()?;
         let message = format!(

@@ -39,7 +39,7 @@ impl MemoryBudget {
     /// Fails unless `bytes` more can be reserved.
     ///
     /// # Errors
-    /// `Memory`.
+    /// `Memory`: the search needs more memory than `--max-memory`.
     pub(crate) fn require(&self, bytes: u64) -> Result<(), Error> {
         let needed = self.reserved.saturating_add(bytes);
         match needed > self.limit {

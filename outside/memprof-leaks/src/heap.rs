@@ -38,7 +38,8 @@ pub(crate) struct FoundHeap {
 /// result.
 ///
 /// # Errors
-/// `NoHeap`, `Memory`.
+/// `NoHeap`: the process has no heap that memprof can read; `Memory`: the search needs more memory than
+/// `--max-memory`.
 pub(crate) fn find_heaps(
     view: &SnapshotMemory,
     threads: &[Registers],

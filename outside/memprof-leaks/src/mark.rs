@@ -114,7 +114,8 @@ impl Marker<'_> {
         }
     }
 
-    /// Marks the objects to which ranges outside the heap point.
+    /// Marks the objects to which ranges outside the heap point. Returns the starts of those that were not marked
+    /// before, as many as are queued.
     fn mark_ranges(&self, ranges: &[Range<u64>]) -> Vec<u64> {
         let blocks: Vec<Range<u64>> = ranges
             .iter()

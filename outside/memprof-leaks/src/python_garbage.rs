@@ -18,7 +18,7 @@ const BYTES_PER_OBJECT: u64 = 64;
 /// Marks Python garbage as reachable.
 ///
 /// # Errors
-/// `Memory`.
+/// `Memory`: the search needs more memory than `--max-memory`.
 pub(crate) fn mark_python_garbage(analyzed: &AnalyzedSnapshot<'_>) -> Result<(), Error> {
     let objects = &analyzed.objects;
     let python_objects = || {

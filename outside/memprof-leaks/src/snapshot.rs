@@ -263,7 +263,7 @@ impl Snapshot {
     /// Fails if the pages that the kernel duplicates leave too little memory.
     ///
     /// # Errors
-    /// `Headroom`.
+    /// `Headroom`: too little memory is left for pages that are written meanwhile.
     pub(crate) fn require_headroom(&self) -> Result<(), Error> {
         headroom::require_memory(self.pid, 0)
     }

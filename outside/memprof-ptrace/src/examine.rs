@@ -255,7 +255,8 @@ fn first_bytes(memory: &Memory, mapping: &Mapping<'_>, limit: u64) -> Vec<u8> {
     bytes
 }
 
-/// Returns the refusal for a process that has ended or is hidden; `None` if it is visible.
+/// Returns the refusal for a process that has ended or is hidden; `None` if it is visible, or if its status
+/// cannot be read for another reason.
 fn process_gone_refusal(proc_dir: &ProcDir, pid: u32) -> Option<Refusal> {
     match proc_dir.parse("status", ProcStatus::parse) {
         Ok(status) if status.state == ProcessState::Zombie => Some(Refusal::Zombie),

@@ -57,7 +57,7 @@ pub fn loader_name<'data>(
 /// the load addresses in the loader's list; `read` reads up to a number of bytes of a mapping.
 ///
 /// # Errors
-/// `Musl`, `NoGlibc`, `OldGlibc`.
+/// `Musl`: the C library is musl; `NoGlibc`: no glibc is loaded; `OldGlibc`: glibc is older than 2.34.
 pub(crate) fn require_glibc(
     loader: &[u8],
     maps: &[u8],
@@ -75,7 +75,7 @@ pub(crate) fn require_glibc(
 /// glibc under the name of a later one, and one of another namespace.
 ///
 /// # Errors
-/// `Musl`, `NoGlibc`, `OldGlibc`.
+/// `Musl`: the C library is musl; `NoGlibc`: no glibc is loaded; `OldGlibc`: glibc is older than 2.34.
 pub(crate) fn find_glibc_by_name<'a>(
     loader: &[u8],
     maps: &'a [u8],

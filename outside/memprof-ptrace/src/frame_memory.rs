@@ -55,7 +55,7 @@ fn mapping_at(maps: &[u8], address: u64) -> Option<Mapping<'_>> {
 }
 
 /// Returns whether libc allocated a thread's stack: it has a guard page below, and the thread's control block on
-/// top.
+/// top. `end` is the end of the frames to read.
 fn is_libc_stack(maps: &[u8], stack: &Mapping<'_>, end: u64, control_block: u64) -> bool {
     let guard = stack.range.start.checked_sub(1);
     let guard = guard.and_then(|below| mapping_at(maps, below));

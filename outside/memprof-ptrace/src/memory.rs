@@ -70,7 +70,7 @@ impl Memory {
     /// far have arrived once, so they are not expected to block.
     ///
     /// # Errors
-    /// `SilentMemory`.
+    /// `SilentMemory`: a page did not come in time.
     pub fn go_direct(&self) -> Result<(), Refusal> {
         self.require_answers()?;
         *self.reader() = None;
@@ -80,7 +80,7 @@ impl Memory {
     /// Fails if a page did not arrive in time.
     ///
     /// # Errors
-    /// `SilentMemory`.
+    /// `SilentMemory`: a page did not come in time.
     pub fn require_answers(&self) -> Result<(), Refusal> {
         match self.reader().as_ref().is_some_and(Reader::is_unresponsive) {
             true => Err(Refusal::SilentMemory { pid: self.pid }),

@@ -29,7 +29,7 @@ impl ProcDir {
     /// Lists the pids that /proc shows.
     ///
     /// # Errors
-    /// `Unreadable`.
+    /// `Unreadable`: a file of /proc cannot be read or parsed.
     pub(crate) fn list_pids() -> Result<impl Iterator<Item = u32>, Refusal> {
         let entries = fs::read_dir("/proc").map_err(|error| Refusal::Unreadable {
             file: "/proc".to_owned(),

@@ -42,7 +42,7 @@ const SEARCH_LIMIT: u64 = 64 << 20;
 /// Fails if the runtime library of a sanitizer is mapped.
 ///
 /// # Errors
-/// `Sanitizer`.
+/// `Sanitizer`: the program was built with one.
 pub fn require_none_mapped(maps: &[u8]) -> Result<(), Refusal> {
     for mapping in mappings(maps) {
         let name = mapping.file_name();
@@ -58,7 +58,7 @@ pub fn require_none_mapped(maps: &[u8]) -> Result<(), Refusal> {
 /// executed file in maps.
 ///
 /// # Errors
-/// `Sanitizer`.
+/// `Sanitizer`: the program was built with one.
 pub fn require_none_linked(memory: &Memory, maps: &[u8], program: &[u8]) -> Result<(), Refusal> {
     let is_constant = |mapping: &Mapping<'_>| mapping.access == *b"r--p" && mapping.path == program;
     for mapping in mappings(maps).filter(is_constant) {

@@ -104,7 +104,7 @@ impl TableImage {
         memory.write(base + offset_of!(EntryTable, mark) as u64, &TABLE_MARK)
     }
 
-    /// Whether the process has this table at `base`, with whatever targets of the trampolines.
+    /// Whether the process has this table and its code at `base`. The targets of the trampolines are not compared.
     pub(crate) fn matches(&self, memory: &Memory, base: u64) -> io::Result<bool> {
         let mut code = vec![0; self.code.len()];
         memory.read(base + TABLE_SIZE as u64, &mut code)?;

@@ -37,8 +37,8 @@ pub(super) async fn command_line(RequestHost(host): RequestHost) -> Result<Strin
     }
 }
 
-/// Removes the last NUL. The kernel ends each argument with one, Go writes one only between two; jeprof removes a
-/// NUL only before an argument, and names a file after the rest.
+/// Removes trailing NULs. The kernel ends each argument with a NUL, Go's server only separates arguments with one.
+/// jeprof keeps a trailing NUL, in the name of a file that it creates.
 fn without_trailing_nul(arguments: &[u8]) -> String {
     let arguments = String::from_utf8_lossy(arguments);
     arguments.trim_end_matches('\0').to_owned()

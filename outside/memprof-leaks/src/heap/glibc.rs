@@ -34,7 +34,7 @@ const PREVIOUS_IN_USE_FLAG: u64 = 1;
 /// Walks the heap. `None` if the process has no glibc, or allocated nothing with it.
 ///
 /// # Errors
-/// `Memory`.
+/// `Memory`: the search needs more memory than `--max-memory`.
 pub(crate) fn heap(
     view: &SnapshotMemory,
     threads: &[Registers],

@@ -32,7 +32,7 @@ const BYTES_PER_EXTENT: usize = size_of::<Extent>() + 64;
 /// Walks the heap. `None` if there is none of a supported jemalloc.
 ///
 /// # Errors
-/// `Memory`.
+/// `Memory`: the search needs more memory than `--max-memory`.
 pub(crate) fn heap(
     view: &SnapshotMemory,
     threads: &[Registers],

@@ -41,7 +41,7 @@ impl ExternalHolders {
     /// Finds the holders in the roots of a snapshot, and reserves their memory.
     ///
     /// # Errors
-    /// `Memory`.
+    /// `Memory`: the search needs more memory than `--max-memory`.
     pub(super) fn find(
         analyzed: &AnalyzedSnapshot<'_>,
         scanner: &PointerScanner<'_>,
@@ -166,7 +166,7 @@ impl HolderBuilder {
     /// Adds targets to a holder.
     ///
     /// # Errors
-    /// `Memory`.
+    /// `Memory`: the search needs more memory than `--max-memory`.
     fn add(&mut self, holder: Holder, new: TargetSet) -> Result<(), Error> {
         if new.all.is_empty() {
             return Ok(());

@@ -75,7 +75,7 @@ impl SampledObjects {
     /// Finds the sampled objects of a snapshot.
     ///
     /// # Errors
-    /// `NoSamples`.
+    /// `NoSamples`: no object has a sample.
     pub(super) fn find(
         analyzed: &AnalyzedSnapshot<'_>,
         object_index: &ObjectIndex<'_>,

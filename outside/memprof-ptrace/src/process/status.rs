@@ -69,7 +69,7 @@ impl ProcStatus {
     /// Reads the status of a thread.
     ///
     /// # Errors
-    /// `NoSuchProcess`, `Unreadable`.
+    /// `NoSuchProcess`: no process has the pid; `Unreadable`: a file of /proc cannot be read or parsed.
     pub fn read_thread(thread: u32) -> Result<Self, Refusal> {
         ProcDir::for_pid(thread).parse("status", Self::parse)
     }

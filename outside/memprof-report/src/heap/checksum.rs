@@ -14,7 +14,7 @@ pub(super) struct DumpChecksum {
 }
 
 /// Returns whether a line belongs to the checksum: tools that rewrite a dump remove it.
-pub(super) fn is_about(line: &[u8]) -> bool {
+pub(super) fn is_checksum_line(line: &[u8]) -> bool {
     let line = line.strip_suffix(b"\r").unwrap_or(line);
     line == ANNOUNCEMENT || checksum_digits(line).is_some()
 }

@@ -99,7 +99,7 @@ pub fn write_tcmalloc(dump: &mut dyn BufRead, limits: &Limits, out: &mut dyn Wri
                 Expected::Stacks
             }
             // The checksum of the input does not match the output.
-            Expected::Rest if checksum::is_about(line) => return Ok(()),
+            Expected::Rest if checksum::is_checksum_line(line) => return Ok(()),
             Expected::Rest => {
                 write_all(out, &[line, b"\n"])?;
                 return Ok(());

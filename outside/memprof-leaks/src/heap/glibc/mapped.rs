@@ -64,8 +64,8 @@ pub(super) fn find_parameters(view: &SnapshotMemory, heap: &Range<u64>) -> Optio
         })
 }
 
-/// Adds the chunks with a mapping of their own. If more are found than glibc counts, none of them is certain,
-/// and the heap is inconsistent.
+/// Adds the chunks with a mapping of their own. If more are found than glibc counts, none of them is certain:
+/// none is added, and the heap is recorded as unproven.
 pub(super) fn add_mapped_chunks(view: &SnapshotMemory, heap: &mut FoundHeap) {
     let brk = view.regions.iter().find(|region| region.name == "[heap]");
     let counted = brk.and_then(|brk| find_parameters(view, &brk.range));
