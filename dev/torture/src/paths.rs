@@ -1,4 +1,4 @@
-//! Attempts to make a host read or write outside of its dump directory.
+//! Suite `paths`: attempts to make a host read or write outside of its dump directory.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -15,13 +15,13 @@ use super::host::{HostSetup, dump, send_message};
 
 const SECRET: &str = "heap_v2/1 the secret";
 
-/// Names as a dump has them, under which something else lies.
+/// Ids in the form of dumps, for files of other kinds.
 const LINK: &str = "20200101T000000Z.1.1.00000001";
 const FIFO: &str = "20200101T000000Z.1.2.00000002";
 const DIRECTORY: &str = "20200101T000000Z.1.3.00000003";
 const PROC_LINK: &str = "20200101T000000Z.1.4.00000004";
 
-/// What is asked for instead of an id, and in front of or behind a true one (`ID`).
+/// Values for an id; `ID` stands for a valid one.
 const IDS: [&str; 27] = [
     "..",
     ".",
@@ -52,7 +52,7 @@ const IDS: [&str; 27] = [
     "~root/.profile",
 ];
 
-/// Arguments that no message has.
+/// Messages with arguments that they do not have.
 const ARGUMENTS: [(&str, &str); 9] = [
     ("dump", "path=OUTSIDE/x.heap"),
     ("dump", "OUTSIDE/x.heap"),
@@ -101,7 +101,7 @@ pub(super) fn run(_: SuiteLength) -> Result<String> {
     for (message, args) in ARGUMENTS {
         attack(message, &args.replace("OUTSIDE", &outside_name))?;
     }
-    // Enough to prune everything that retention takes for its own.
+    // As many dumps make retention delete everything that it takes for a dump.
     for _ in 0..40 {
         let reply = dump(&mut client)?;
         ensure!(reply["status"] == "ok", "{reply}");
@@ -130,7 +130,7 @@ pub(super) fn run(_: SuiteLength) -> Result<String> {
     ))
 }
 
-/// Puts what is no dump where dumps lie.
+/// Creates files of other kinds in the dump directory, and returns their paths.
 fn plant(dumps: &Path, outside: &Path) -> Result<Vec<std::path::PathBuf>> {
     let dir = |id: &str| dumps.join(format!("{id}.heap"));
     symlink(outside.join("secret"), dir(LINK))?;
@@ -140,7 +140,7 @@ fn plant(dumps: &Path, outside: &Path) -> Result<Vec<std::path::PathBuf>> {
     Ok([LINK, FIFO, DIRECTORY, PROC_LINK].map(dir).to_vec())
 }
 
-/// Every file's name, content and time of change.
+/// Name, content and modification time of every file.
 fn fingerprint(directory: &Path) -> Result<BTreeMap<String, (Vec<u8>, i64)>> {
     let mut files = BTreeMap::new();
     for entry in fs::read_dir(directory)? {

@@ -1,5 +1,5 @@
-//! Programs that give up their privileges after memprof came: none of memprof's threads keeps more
-//! than they have, and changing the user works.
+//! Suite `privileges`: programs drop privileges after memprof was loaded. memprof's threads then have no more than the
+//! program, and changing the user works.
 
 use std::fs;
 use std::time::Instant;
@@ -11,7 +11,7 @@ use super::SuiteLength;
 use super::host::{REPLY_TIMEOUT, send_message};
 use super::preloaded_program::PreloadedProgram;
 
-/// What a program does, one after the other; see `guest.c`.
+/// Commands for the program, in order; see `guest.c`.
 const PROGRAMS: [&[&str]; 4] = [
     &["become"],
     &["drop", "same"],
@@ -25,30 +25,30 @@ pub(super) fn run(length: SuiteLength) -> Result<String> {
     }
     let rounds = length.pick(1, 20);
     for steps in PROGRAMS.iter().cycle().take(rounds * PROGRAMS.len()) {
-        let mut guest = PreloadedProgram::start("guest", &[])?;
-        let mut client = guest.client()?;
-        // The threads that look after the walk and the end of an activation, too.
+        let mut program = PreloadedProgram::start("guest", &[])?;
+        let mut client = program.client()?;
+        // The activation starts the threads that maintain the stack walk and end the activation.
         let activated = send_message(&mut client, "activate", "for=1h")?;
         ensure!(activated["status"] == "ok", "{activated}");
         for step in *steps {
-            // On its way, new threads are made.
-            let status = guest
+            // The connection starts a new thread.
+            let status = program
                 .client()
                 .and_then(|mut client| send_message(&mut client, "status", ""))?;
             ensure!(status["status"] == "ok", "{status}");
-            guest.send_line(step)?;
-            guest
+            program.send_line(step)?;
+            program
                 .expect_line("done")
                 .with_context(|| format!("{steps:?}: {step}"))?;
         }
-        // The threads look at the program's privileges now and then.
+        // memprof's threads poll the program's privileges.
         let start = Instant::now();
         loop {
             let dumped = send_message(&mut client, "dump", "")?;
             let is_answered = dumped["status"] == "ok" || dumped["error"]["kind"] == "io";
             ensure!(is_answered, "{dumped}");
-            send_message(&mut guest.client()?, "status", "")?;
-            match check(guest.pid()) {
+            send_message(&mut program.client()?, "status", "")?;
+            match check(program.pid()) {
                 Err(error) if start.elapsed() > REPLY_TIMEOUT => {
                     return Err(error.context(format!("{steps:?}")));
                 }
@@ -58,25 +58,28 @@ pub(super) fn run(length: SuiteLength) -> Result<String> {
         }
     }
     Ok(format!(
-        "{} programs gave up privileges in {} ways: memprof's threads have none beyond theirs",
+        "{} programs dropped privileges in {} ways: memprof's threads have none beyond theirs",
         rounds * PROGRAMS.len(),
         PROGRAMS.len()
     ))
 }
 
-/// No thread that works for messages has a capability that the main thread has not, or another
-/// user.
+/// Checks that memprof's threads have the user of the main thread, and those that serve messages no capability that the
+/// main thread lacks.
 fn check(pid: u32) -> Result<()> {
-    let of_main = Credentials::read(pid, pid)?;
+    let main_thread = Credentials::read(pid, pid)?;
     for task in fs::read_dir(format!("/proc/{pid}/task"))? {
         let id = task?.file_name().to_string_lossy().parse()?;
-        let own = Credentials::read(pid, id)?;
-        ensure!(own.users == of_main.users, "{own:?} beside {of_main:?}");
+        let thread = Credentials::read(pid, id)?;
+        ensure!(
+            thread.users == main_thread.users,
+            "{thread:?} beside {main_thread:?}"
+        );
         let works = ["memprof-conn", "memprof-dumper", "memprof-control"];
-        if works.contains(&own.name.as_str()) {
+        if works.contains(&thread.name.as_str()) {
             ensure!(
-                own.permitted & !of_main.permitted == 0,
-                "{own:?} beside {of_main:?}"
+                thread.permitted & !main_thread.permitted == 0,
+                "{thread:?} beside {main_thread:?}"
             );
         }
     }

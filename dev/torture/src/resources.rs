@@ -1,5 +1,5 @@
-//! A host that runs out of something, or whose surroundings change: a named error or a whole
-//! dump, and it lives.
+//! Suite `resources`: a host that runs out of a resource, or changes its user or root, dumps completely or names the
+//! cause, and survives.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -13,10 +13,10 @@ use super::dump_dir::scan_dump_dir;
 use super::host::{Host, HostSetup, dump, is_out_of_memory, send_message};
 use super::host_dir::{HostDir, create_private_dir};
 
-/// A user who owns nothing.
-const NOBODY: u32 = 65534;
+/// User id without files.
+const UNPRIVILEGED_UID: u32 = 65534;
 
-/// What dumps came to.
+/// Number of dumps by their result.
 #[derive(Debug, Default)]
 struct Tally {
     whole: usize,
@@ -34,7 +34,7 @@ const CASES: &[Case] = &[
     ("PID namespace", pid_namespace),
 ];
 
-/// What only root can do to a process.
+/// Cases that need root.
 const CASES_OF_ROOT: &[Case] = &[
     ("chroot without /proc", chroot_without_proc),
     ("uid drop", uid_drop),
@@ -60,7 +60,7 @@ pub(super) fn run(length: SuiteLength) -> Result<String> {
     ))
 }
 
-/// Dumps once: whole, or with an error that names its errno or holds `expected`.
+/// Dumps once; returns whether the dump succeeded. Fails unless the error contains `expected`.
 fn check(client: &mut Client, expected: &str, tally: &mut Tally) -> Result<bool> {
     let reply = match dump(client) {
         Err(error) if is_out_of_memory(&error) => {
@@ -82,7 +82,7 @@ fn check(client: &mut Client, expected: &str, tally: &mut Tally) -> Result<bool>
     Ok(false)
 }
 
-/// The host answers on a new connection, and its dump directory is in order.
+/// Checks that the host replies on a new connection, and that its dump directory has no bad files.
 fn check_after(host: &mut Host, directory: &Path) -> Result<()> {
     host.check_alive()?;
     let status = send_message(&mut host.client()?, "status", "")?;
@@ -125,7 +125,7 @@ fn file_size(_: SuiteLength, tally: &mut Tally) -> Result<()> {
 fn address_space(_: SuiteLength, tally: &mut Tally) -> Result<()> {
     let mut host = HostSetup::default().start()?;
     let mut client = host.client()?;
-    // A new thread cannot do without memory; these have begun.
+    // A new thread needs memory; this dump starts the threads before the limit.
     ensure!(check(&mut client, "", tally)?, "no dump before the limit");
     for spare_kib in [0, 64, 256, 1024, 16 << 10] {
         let limit = (host.status_field("VmSize:")? + spare_kib) << 10;
@@ -190,11 +190,14 @@ fn chroot_without_proc(_: SuiteLength, tally: &mut Tally) -> Result<()> {
         );
         HostSetup::with_options(&option).start_in(dir)
     };
-    // Without /proc an allocator needs a name to write to, which is never one on a disk.
+    // Without /proc an allocator needs a file name, which memprof does not give it on a disk.
     let mut host = start(HostDir::new()?)?;
     let inside = host.dir().dump_dir_in_root();
-    let why = "neither /dev/shm nor the dump directory is on a memory file system";
-    ensure!(!check(&mut host.client()?, why, tally)?, "a dump by disk");
+    let reason = "neither /dev/shm nor the dump directory is on a memory file system";
+    ensure!(
+        !check(&mut host.client()?, reason, tally)?,
+        "a dump by disk"
+    );
     check_after(&mut host, &inside)?;
 
     let mut host = start(HostDir::new_in_memory()?)?;
@@ -211,14 +214,15 @@ fn uid_drop(_: SuiteLength, tally: &mut Tally) -> Result<()> {
     let dir = HostDir::new()?;
     dir.make_searchable()?;
     create_private_dir(&dir.dump_dir())?;
-    let mut host = HostSetup::with_options(&format!("allocate=2 uid={NOBODY}")).start_in(dir)?;
+    let mut host =
+        HostSetup::with_options(&format!("allocate=2 uid={UNPRIVILEGED_UID}")).start_in(dir)?;
     let mut client = host.client()?;
     ensure!(
         !check(&mut client, "", tally)?,
         "a dump into the directory of another user"
     );
     let dumps = host.dir().dump_dir();
-    give_to_nobody(&dumps)?;
+    give_to_unprivileged(&dumps)?;
     ensure!(check(&mut client, "", tally)?, "no dump");
     check_after(&mut host, &dumps)
 }
@@ -227,8 +231,9 @@ fn threads(_: SuiteLength, tally: &mut Tally) -> Result<()> {
     let dir = HostDir::new()?;
     dir.make_searchable()?;
     create_private_dir(&dir.dump_dir())?;
-    give_to_nobody(&dir.dump_dir())?;
-    let mut host = HostSetup::with_options(&format!("allocate=2 uid={NOBODY}")).start_in(dir)?;
+    give_to_unprivileged(&dir.dump_dir())?;
+    let mut host =
+        HostSetup::with_options(&format!("allocate=2 uid={UNPRIVILEGED_UID}")).start_in(dir)?;
     let mut client = host.client()?;
     ensure!(check(&mut client, "", tally)?, "no dump before the limit");
     host.set_limit("--nproc=0:1000")?;
@@ -236,7 +241,7 @@ fn threads(_: SuiteLength, tally: &mut Tally) -> Result<()> {
         check(&mut client, "", tally)?,
         "no dump on an open connection"
     );
-    // A new connection has no thread, but an answer.
+    // A connection without a thread gets a reply.
     let refused =
         send_message(&mut host.client()?, "status", "").expect_err("a thread beyond the limit");
     ensure!(
@@ -248,7 +253,10 @@ fn threads(_: SuiteLength, tally: &mut Tally) -> Result<()> {
     check_after(&mut host, &dumps)
 }
 
-fn give_to_nobody(path: &Path) -> Result<()> {
-    let (uid, gid) = (Uid::from_raw(NOBODY), Gid::from_raw(NOBODY));
+fn give_to_unprivileged(path: &Path) -> Result<()> {
+    let (uid, gid) = (
+        Uid::from_raw(UNPRIVILEGED_UID),
+        Gid::from_raw(UNPRIVILEGED_UID),
+    );
     chown(path, Some(uid), Some(gid)).with_context(|| path.display().to_string())
 }

@@ -1,5 +1,5 @@
-//! memprof's own sampler goes into the calls of a program and out of them again, again and again,
-//! while the program allocates, forks, is interrupted, and loads and unloads libraries.
+//! Suite `sampler`: memprof's sampler is activated and deactivated repeatedly, while the program allocates, forks, is
+//! interrupted, and loads and unloads libraries.
 
 use anyhow::{Context, Result, ensure};
 use memprof_host::client::Client;
@@ -10,8 +10,8 @@ use super::host::{HostSetup, send_message};
 use super::slots::Slots;
 use xtask::dist::dist;
 
-/// With slots that the loader fills at the start, so that they can be compared: from then on only
-/// the sampler writes to them.
+/// Allocators with their environment. `LD_BIND_NOW` fills the GOT slots at the start; from then on only the sampler
+/// writes to them, so that they can be compared.
 const ALLOCATORS: [(&str, &[(&str, &str)]); 3] = [
     ("glibc", &[("LD_BIND_NOW", "1")]),
     (
@@ -24,9 +24,10 @@ const ALLOCATORS: [(&str, &[(&str, &str)]); 3] = [
     ),
 ];
 
-const FINE: &str = "sampler=memprof sample_interval=1KiB";
+/// Arguments of `activate` for many samples.
+const ACTIVATE_ARGS: &str = "sampler=memprof sample_interval=1KiB";
 
-/// What a cycle sends between `activate` and the end, in turn.
+/// Messages between `activate` and `deactivate`, one in each cycle, in turn.
 const MESSAGES: [&str; 5] = ["dump", "status", "reset", "ledger", "deactivate"];
 
 pub(super) fn run(length: SuiteLength) -> Result<String> {
@@ -41,17 +42,17 @@ pub(super) fn run(length: SuiteLength) -> Result<String> {
             ..HostSetup::with_options(&options)
         }
         .start()?;
-        let stays = |path: &str| !path.contains("library_a.so");
-        let before = Slots::of_lasting(host.pid(), stays)?;
+        let is_permanent = |path: &str| !path.contains("library_a.so");
+        let before = Slots::read_permanent(host.pid(), is_permanent)?;
         let mut client = host.client()?;
         for cycle in 0..cycles {
-            one_cycle(&mut client, cycle)
+            run_cycle(&mut client, cycle)
                 .with_context(|| format!("{name}, cycle {cycle}: {}", host.log()))?;
             dumps += usize::from(cycle % MESSAGES.len() == 0);
         }
-        ensure_given_back(&mut client)?;
-        let after = Slots::of_lasting(host.pid(), stays)?;
-        after.check_as(&before).context(name)?;
+        check_slots_restored(&mut client)?;
+        let after = Slots::read_permanent(host.pid(), is_permanent)?;
+        after.check_equal(&before).context(name)?;
         host.check_alive()?;
         let counters = host.counters()?;
         ensure!(counters.failures == 0, "{name}: {counters:?}");
@@ -72,8 +73,8 @@ pub(super) fn run(length: SuiteLength) -> Result<String> {
     ))
 }
 
-fn one_cycle(client: &mut Client, cycle: usize) -> Result<()> {
-    let active = send_message(client, "activate", FINE)?;
+fn run_cycle(client: &mut Client, cycle: usize) -> Result<()> {
+    let active = send_message(client, "activate", ACTIVATE_ARGS)?;
     ensure!(active["profiling"] == "active", "{active}");
     let message = MESSAGES[cycle % MESSAGES.len()];
     let reply = send_message(client, message, "")?;
@@ -81,14 +82,20 @@ fn one_cycle(client: &mut Client, cycle: usize) -> Result<()> {
     send_message(client, "deactivate", "").map(drop)
 }
 
-fn ensure_given_back(client: &mut Client) -> Result<()> {
+fn check_slots_restored(client: &mut Client) -> Result<()> {
     send_message(client, "deactivate", "")?;
     send_message(client, "reset", "")?;
     let status = send_message(client, "status", "")?;
     let allocators = status["allocators"].as_array().context("allocators")?;
-    let ours = allocators.iter().find(|each| each["sampler"] == "memprof");
-    let ours = ours.context("no allocator is sampled by memprof")?;
-    ensure!(ours["slots"]["patched"] == 0, "{ours}");
-    ensure!(ours["samples"] == 0 && ours["lost"] == 0, "{ours}");
+    let status_of_sampler = allocators.iter().find(|each| each["sampler"] == "memprof");
+    let status_of_sampler = status_of_sampler.context("no allocator is sampled by memprof")?;
+    ensure!(
+        status_of_sampler["slots"]["patched"] == 0,
+        "{status_of_sampler}"
+    );
+    ensure!(
+        status_of_sampler["samples"] == 0 && status_of_sampler["lost"] == 0,
+        "{status_of_sampler}"
+    );
     Ok(())
 }

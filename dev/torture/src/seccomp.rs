@@ -1,17 +1,16 @@
-//! Seccomp filters that end the process at one system call: memprof answers with its name, or does
-//! without it, and the host lives.
+//! Suite `seccomp`: filters that kill the process at one system call. memprof names the call in its error or avoids it,
+//! and the host survives.
 
 use anyhow::{Context, Result, ensure};
-use memprof_host::client::Client;
 use nix::libc;
-use serde_json::Value;
 
 use super::SuiteLength;
 use super::dump_dir::scan_dump_dir;
 use super::host::{HostSetup, send_message};
 
-/// The calls, by their numbers on this processor. What threads and sockets need, and getrandom, the
-/// control socket needs before any plugin is asked.
+/// System calls that are forbidden, one at a time. Calls for threads and sockets, and getrandom, are missing, because
+/// the
+/// control socket itself needs them.
 const FORBIDDEN: &[(&str, libc::c_long)] = &[
     ("memfd_create", libc::SYS_memfd_create),
     ("fchmod", libc::SYS_fchmod),
@@ -32,7 +31,7 @@ const FORBIDDEN: &[(&str, libc::c_long)] = &[
     ("prlimit64", libc::SYS_prlimit64),
     ("wait4", libc::SYS_wait4),
 ];
-/// What memprof never calls: a filter that forbids this one is in nobody's way.
+/// Calls that memprof never makes: with their filters everything works.
 const UNUSED: &[(&str, libc::c_long)] = &[("reboot", libc::SYS_reboot)];
 
 const MESSAGES: &[&str] = &[
@@ -52,7 +51,7 @@ const MESSAGES: &[&str] = &[
 pub(super) fn run(_: SuiteLength) -> Result<String> {
     let mut dumps = 0;
     for (name, number) in FORBIDDEN.iter().chain(UNUSED) {
-        let refused = messages(*number).context(*name)?;
+        let refused = send_all(*number).context(*name)?;
         match refused {
             Some(refused) => ensure!(
                 refused.contains(&format!("would end it at {name},")),
@@ -72,13 +71,14 @@ pub(super) fn run(_: SuiteLength) -> Result<String> {
     ))
 }
 
-/// Sends every message to a host that must not make that call. Returns why none was answered.
-fn messages(number: libc::c_long) -> Result<Option<String>> {
+/// Sends every message to a host that must not make this call. Returns the last error's message; `None` if all
+/// succeeded.
+fn send_all(number: libc::c_long) -> Result<Option<String>> {
     let mut host = HostSetup::with_options(&format!("allocate=1 forbid={number}")).start()?;
     let mut refused = None;
     for message in MESSAGES {
-        // A connection of its own: a thread is made for it.
-        let reply = ask(&mut host.client()?, message).with_context(|| host.log());
+        // Each message has a new connection, for which the host starts a thread.
+        let reply = send_message(&mut host.client()?, message, "").with_context(|| host.log());
         host.check_alive().with_context(|| (*message).to_owned())?;
         let reply = reply?;
         if reply["status"] == "error" {
@@ -92,8 +92,4 @@ fn messages(number: libc::c_long) -> Result<Option<String>> {
         ensure!(found.bad.is_empty(), "bad files: {:?}", found.bad);
     }
     Ok(refused)
-}
-
-fn ask(client: &mut Client, message: &str) -> Result<Value> {
-    send_message(client, message, "")
 }

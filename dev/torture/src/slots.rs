@@ -1,4 +1,4 @@
-//! What the slots of a process hold, read from its memory.
+//! Values of a process's GOT slots, read from its memory.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -8,24 +8,25 @@ use std::os::unix::fs::FileExt;
 use anyhow::{Context, Result, ensure};
 use object::{Object, ObjectSection, ObjectSegment};
 
-/// The sections that hold slots.
+/// Sections with GOT slots.
 const SECTIONS: [&str; 2] = [".got", ".got.plt"];
 
-/// The words of each object's slots, by its path, and where each object lies.
+/// Values of the GOT slots of each mapped object, and the object's addresses, by its path.
 #[derive(Debug, Default)]
 pub(super) struct Slots {
     words: BTreeMap<String, Vec<u64>>,
-    places: BTreeMap<String, Range<u64>>,
+    ranges: BTreeMap<String, Range<u64>>,
 }
 
 impl Slots {
-    pub(super) fn of(pid: u32) -> Result<Self> {
-        Self::of_lasting(pid, |_| true)
+    /// Reads the slots of all objects.
+    pub(super) fn read(pid: u32) -> Result<Self> {
+        Self::read_permanent(pid, |_| true)
     }
 
-    /// Those of objects that stay loaded: one that comes and goes may not be there, or not yet be linked, while
-    /// it is read.
-    pub(super) fn of_lasting(pid: u32, stays: impl Fn(&str) -> bool) -> Result<Self> {
+    /// Reads the slots of the objects for which `is_permanent` is true. Others may be unloaded, or not be linked yet,
+    /// while they are read.
+    pub(super) fn read_permanent(pid: u32, is_permanent: impl Fn(&str) -> bool) -> Result<Self> {
         let memory = File::open(format!("/proc/{pid}/mem"))?;
         let maps = fs::read_to_string(format!("/proc/{pid}/maps"))?;
         let mut slots = Self::default();
@@ -37,14 +38,14 @@ impl Slots {
             let (start, end) = range.split_once('-').context("a range")?;
             let start = u64::from_str_radix(start, 16)?;
             let end = u64::from_str_radix(end, 16)?;
-            if let Some(dir) = slots.places.get_mut(path) {
+            if let Some(dir) = slots.ranges.get_mut(path) {
                 dir.end = end;
-            } else if path.starts_with('/') && offset == "00000000" && stays(path) {
-                slots.places.insert(path.to_owned(), start..end);
+            } else if path.starts_with('/') && offset == "00000000" && is_permanent(path) {
+                slots.ranges.insert(path.to_owned(), start..end);
             }
         }
-        for (path, dir) in &slots.places {
-            // Not every mapped file is an object.
+        for (path, dir) in &slots.ranges {
+            // Some mapped files are no ELF objects.
             let Ok(bytes) = fs::read(path) else {
                 continue;
             };
@@ -53,7 +54,7 @@ impl Slots {
             };
             let first = elf.segments().map(|segment| segment.address()).min();
             let bias = dir.start - first.context("segments")?;
-            let mut held = Vec::new();
+            let mut values = Vec::new();
             let is_slots = |name: &str| SECTIONS.contains(&name);
             for section in elf
                 .sections()
@@ -62,39 +63,43 @@ impl Slots {
                 let mut bytes = vec![0; usize::try_from(section.size())?];
                 memory.read_exact_at(&mut bytes, bias + section.address())?;
                 let words = bytes.chunks_exact(8);
-                held.extend(words.map(|word| u64::from_ne_bytes(word.try_into().expect("8"))));
+                values.extend(words.map(|word| u64::from_ne_bytes(word.try_into().expect("8"))));
             }
-            slots.words.insert(path.clone(), held);
+            slots.words.insert(path.clone(), values);
         }
         ensure!(slots.words.len() > 2, "no slots: {maps}");
         Ok(slots)
     }
 
-    /// How many there are.
+    /// Number of slots.
     pub(super) fn count(&self) -> usize {
         self.words.values().map(Vec::len).sum()
     }
 
-    /// Fails unless they hold what they held before. One that led into its own object was lazy, and
-    /// may have been filled by the loader since, with something that is not ours.
-    pub(super) fn check_as(&self, before: &Self) -> Result<()> {
+    /// Fails unless the slots have the values of `before`. A slot that pointed into its own object was lazy; the
+    /// dynamic
+    /// loader may have filled it since, but not with an address of the plugin.
+    pub(super) fn check_equal(&self, before: &Self) -> Result<()> {
         let plugin = |path: &str| path.contains("memory_profile.so") || path.contains("memfd:");
-        let ours: Vec<&Range<u64>> = self
-            .places
+        let plugin_ranges: Vec<&Range<u64>> = self
+            .ranges
             .iter()
             .filter(|(path, _)| plugin(path))
             .map(|(_, dir)| dir)
             .collect();
         for (path, words) in self.words.iter().filter(|(path, _)| !plugin(path)) {
             for word in words {
-                let is_ours = ours.iter().any(|dir| dir.contains(word));
-                ensure!(!is_ours, "{path}: a slot holds {word:#x}, which is ours");
+                let is_plugin = plugin_ranges.iter().any(|dir| dir.contains(word));
+                ensure!(
+                    !is_plugin,
+                    "{path}: a slot has {word:#x}, an address of the plugin"
+                );
             }
-            let Some(held) = before.words.get(path) else {
+            let Some(values) = before.words.get(path) else {
                 continue;
             };
-            let dir = &self.places[path];
-            for (number, (then, now)) in held.iter().zip(words).enumerate() {
+            let dir = &self.ranges[path];
+            for (number, (then, now)) in values.iter().zip(words).enumerate() {
                 ensure!(
                     then == now || dir.contains(then),
                     "{path}: slot {number} holds {now:#x}, before it held {then:#x}"

@@ -1,4 +1,4 @@
-//! A disk that takes seconds: only the reply may wait for it.
+//! Suite `stall`: a disk whose syncs take seconds. Only the reply to the dump waits for it.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -10,12 +10,12 @@ use super::dump_dir::scan_dump_dir;
 use super::host::{Counters, Host, HostSetup, dump, send_message};
 use super::strace::Tracer;
 
-/// Two syncs belong to a dump: of the file and of its directory.
+/// Syncs of a dump: of the file and of its directory.
 const SYNCS: u32 = 2;
 
 pub(super) fn run(length: SuiteLength) -> Result<String> {
     let stall = length.pick(Duration::from_secs(2), Duration::from_secs(10));
-    // CI shares its cores, which is noise in two seconds; a host that waits would fall to nothing.
+    // In two seconds, other load on CI's cores is noise; the rate of a host that waits would fall to zero.
     let least_rate = length.pick(0.7, 0.9);
     let slowest_fork = length.pick(Duration::from_millis(500), Duration::from_millis(100));
     let host = HostSetup::with_options("allocate=8 fork=1").start()?;
@@ -30,7 +30,7 @@ pub(super) fn run(length: SuiteLength) -> Result<String> {
     let (rate, after) = measure(&host, || {
         thread::scope(|scope| {
             let reply = scope.spawn(|| dump(&mut host.client()?));
-            let answered = watch(&host, || !reply.is_finished());
+            let answered = poll_status(&host, || !reply.is_finished());
             let reply = reply.join().expect("no panic")?;
             ensure!(reply["status"] == "ok", "{reply}");
             let took = Duration::from_millis(reply["duration_ms"].as_u64().context("duration")?);
@@ -71,8 +71,8 @@ fn measure(host: &Host, work: impl FnOnce() -> Result<()>) -> Result<(f64, Count
     Ok((allocations as f64 / elapsed.as_secs_f64(), after))
 }
 
-/// Asks for the status as long as the dump runs.
-fn watch(host: &Host, running: impl Fn() -> bool) -> Result<()> {
+/// Requests the status as long as the dump runs.
+fn poll_status(host: &Host, running: impl Fn() -> bool) -> Result<()> {
     let mut client = host.client()?;
     let mut seen_busy = false;
     while running() {
@@ -84,7 +84,7 @@ fn watch(host: &Host, running: impl Fn() -> bool) -> Result<()> {
             "status took {:?}",
             start.elapsed()
         );
-        // The host is to be measured, not this loop.
+        // The delay keeps this loop from slowing the host.
         thread::sleep(Duration::from_millis(50));
     }
     ensure!(seen_busy, "no status said that a dump runs");

@@ -1,5 +1,5 @@
-//! Programs with many thread-local variables, which the C library takes from every thread's stack:
-//! each message is answered.
+//! Suite `tls`: programs with much thread-local data, which glibc takes from every thread's stack, reply to all
+//! messages.
 
 use anyhow::{Context, Result, ensure};
 use memprof_host::client::Client;
@@ -9,7 +9,7 @@ use super::host::{HostSetup, send_message};
 use super::preloaded_program::PreloadedProgram;
 use super::programs::{TLS_SIZES, tls_host_name, tls_program_name};
 
-/// Each message once, and each thread of ours.
+/// All messages, which start all of memprof's threads.
 const MESSAGES: [(&str, &str); 18] = [
     ("status", ""),
     ("activate", "for=1h"),
@@ -34,9 +34,9 @@ const MESSAGES: [(&str, &str); 18] = [
 pub(super) fn run(length: SuiteLength) -> Result<String> {
     let sizes = length.pick(&TLS_SIZES[2..], &TLS_SIZES[..]);
     for size in sizes {
-        let mut guest = PreloadedProgram::start(&tls_program_name(*size), &[])?;
-        send_all(&mut guest.client()?)
-            .and_then(|()| guest.check_alive())
+        let mut program = PreloadedProgram::start(&tls_program_name(*size), &[])?;
+        send_all(&mut program.client()?)
+            .and_then(|()| program.check_alive())
             .with_context(|| format!("{size} KiB, preloaded"))?;
         let mut host = HostSetup {
             program: tls_host_name(*size).leak(),

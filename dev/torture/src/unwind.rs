@@ -1,4 +1,4 @@
-//! Stacks that are hard to walk: nothing dies, and both walks tell the same.
+//! Suite `unwind`: stacks that are hard to walk. No program crashes, and both walkers find the same frames.
 
 use std::process::Command;
 
@@ -9,11 +9,11 @@ use crate::probe::{self, WalkMode};
 use xtask::dist::dist;
 use xtask::run::{output, root};
 
-/// Samples a lot.
+/// Binary logarithm of the sample interval, for many samples.
 const LG_SAMPLE: u32 = 11;
 
-/// The cases of hazards.c in which every stack must be the same.
-const SAME: &[&str] = &[
+/// Cases of hazards.c in which both walkers must find the same frames.
+const EQUAL_CASES: &[&str] = &[
     "coroutines_mapped",
     "coroutines_heap",
     "threads",
@@ -28,17 +28,16 @@ const SAME: &[&str] = &[
     "reload",
     "switching",
 ];
-/// Those in which it only must survive: jemalloc's own walk would not, or nobody forgets the rules
-/// of unloaded code.
-const ALIVE: &[&str] = &["wild_frame_pointers", "reload_unattended"];
+/// Cases that the program only must survive: jemalloc's walk would crash, or the rules of unloaded code are not
+/// cleared.
+const SURVIVED_CASES: &[&str] = &["wild_frame_pointers", "reload_unattended"];
 
-/// How often each case runs.
+/// Runs of each case in the short and in the long suite.
 const ROUNDS: (u32, u32) = (1, 20);
 
-/// What the walk may call beside itself: copies and comparisons of bytes, and gimli, which has no
-/// allocator either. The panics are of checks that cannot fail, one of gimli's among them, and what goes on after one
-/// is with them.
-const CALLED: &[&str] = &[
+/// Symbols that the walker may need: copies and comparisons of bytes, and gimli, which does not allocate either. The
+/// panics belong to checks that cannot fail, one of them gimli's; unwinding after a panic comes with them.
+const ALLOWED_SYMBOLS: &[&str] = &[
     "_Unwind_Resume",
     "bcmp",
     "memcpy",
@@ -53,28 +52,28 @@ const CALLED: &[&str] = &[
     "anon.",
 ];
 
-/// Fails where the library of the walk needs anything else.
-fn check_what_is_called() -> Result<()> {
+/// Fails if the walker's library needs another symbol.
+fn check_undefined_symbols() -> Result<()> {
     let library = root().join("target/debug/libmemprof_unwind.rlib");
     let mut nm = Command::new("nm");
     let symbols = output(nm.args(["--undefined-only", "--demangle"]).arg(&library))?;
     let needed = symbols
         .lines()
         .filter_map(|line| line.trim_start().strip_prefix("U "));
-    let strange: Vec<&str> = needed
-        .filter(|name| !CALLED.iter().any(|known| name.starts_with(known)))
+    let unexpected: Vec<&str> = needed
+        .filter(|name| !ALLOWED_SYMBOLS.iter().any(|known| name.starts_with(known)))
         .collect();
-    ensure!(strange.is_empty(), "the walk calls {strange:?}");
+    ensure!(unexpected.is_empty(), "the walk calls {unexpected:?}");
     Ok(())
 }
 
 pub(super) fn run(length: SuiteLength) -> Result<String> {
-    check_what_is_called()?;
+    check_undefined_symbols()?;
     let rounds = length.pick(ROUNDS.0, ROUNDS.1);
     let (mut cases, mut stacks, mut cut) = (0, 0, 0);
     for program in ["hazards", "hazards_without_hdr"] {
         for _ in 0..rounds {
-            for case in SAME {
+            for case in EQUAL_CASES {
                 let report = try_case(program, case, WalkMode::Compared)?;
                 ensure!(
                     report.compared > 0 && report.agreed == report.compared,
@@ -84,7 +83,7 @@ pub(super) fn run(length: SuiteLength) -> Result<String> {
                 cases += 1;
                 stacks += report.compared;
             }
-            for case in ALIVE {
+            for case in SURVIVED_CASES {
                 let mode = match *case {
                     "wild_frame_pointers" => WalkMode::Allocator,
                     _ => WalkMode::Compared,
@@ -105,7 +104,7 @@ fn try_case(program: &str, case: &str, mode: WalkMode) -> Result<probe::Report> 
     command
         .arg(case)
         .env("UNWIND_LIBRARIES", dist().join("torture"));
-    // The kernel cuts a name to 15 bytes.
+    // The kernel truncates a process name to 15 bytes.
     let name = program.get(..15).unwrap_or(program);
     probe::run(command, name, mode, LG_SAMPLE).with_context(|| format!("{program} {case}"))
 }

@@ -65,7 +65,7 @@ pub(super) fn attach(
     let mut running = server.start()?;
     let pid = running.pid()?;
     let before = running.query()?;
-    let slots = Slots::of(pid)?;
+    let slots = Slots::read(pid)?;
     let mut stops = vec![tools.attach(pid)?];
     ensure!(tools.lists(pid)?, "ps does not list {pid}");
     let seen =
@@ -117,7 +117,7 @@ fn detach_with_child(tools: &Tools, running: &mut RunningServer, slots: &Slots) 
 /// Nothing of us is in the process, whose slots are as they were.
 fn check_unloaded(tools: &Tools, pid: u32, slots: &Slots) -> Result<()> {
     ensure!(!tools.lists(pid)?, "ps lists {pid}, which was left");
-    Slots::of(pid)?.check_as(slots)?;
+    Slots::read(pid)?.check_equal(slots)?;
     let threads = threads(pid)?;
     ensure!(threads.is_empty(), "threads of ours are left: {threads:?}");
     Ok(())

@@ -51,7 +51,7 @@ pub(super) fn sample(
     running: &mut RunningServer,
 ) -> Result<SampleReport> {
     let pid = running.pid()?;
-    let before = Slots::of(pid)?;
+    let before = Slots::read(pid)?;
     let active = tools.send(pid, "activate", &FINE)?;
     ensure!(active["profiling"] == "active", "{active}");
     running.run_load()?;
@@ -64,7 +64,7 @@ pub(super) fn sample(
     tools.send(pid, "reset", &[])?;
     let after = own_sampler_status(&tools.send(pid, "status", &[])?)?;
     ensure!(after["slots"]["patched"] == 0, "not given back: {after}");
-    Slots::of(pid)?.check_as(&before)?;
+    Slots::read(pid)?.check_equal(&before)?;
     running.check_alive()?;
     let number = |value: &Value| value.as_u64().context("a number");
     let seen = SampleReport {

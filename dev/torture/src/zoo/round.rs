@@ -1,4 +1,4 @@
-//! What is done to a program: recorded, attached to, sampled, dumped, searched, left.
+//! Runs all commands on a program: record, attach, sample, dump, holders, leaks, detach.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -7,25 +7,26 @@ use anyhow::{Result, bail};
 
 use crate::servers::Tools;
 
-/// What no command may take, in seconds.
-const LIMIT: &str = "60";
+/// Timeout of a command, in seconds.
+const COMMAND_TIMEOUT: &str = "60";
 
-/// The exit codes of a process that cannot be profiled, and of one that has no plugin any more, as after exec.
+/// Exit codes for a process that cannot be profiled, and for one without the plugin, for example after exec.
 const REFUSED: i32 = 4;
 const GONE: i32 = 3;
-/// The exit code of a profile without samples: little is allocated in so short a time.
+/// Exit code of a profile without samples, because the program allocates little in this time.
 const EMPTY: i32 = 5;
-/// The exit code of all else.
+/// Exit code of all other failures.
 const FAILED: i32 = 1;
 
-/// How a command ended that did no harm.
+/// Result of a command that did no harm.
 enum Outcome {
     Done,
     Refused(String),
 }
 
-/// All that is done once, while the program works. Returns the refusals. A program that `may_fail` a command is
-/// another one at any moment, or can write no file.
+/// Runs all commands once while the program works, and returns the refusals. Commands may fail on a program that
+/// executes
+/// others or can write no file: `may_fail`.
 pub(super) fn round(tools: &Tools, pid: u32, dumps: &Path, may_fail: bool) -> Result<Vec<String>> {
     let pid = pid.to_string();
     let dump_dir = format!("dump_dir={}", dumps.display());
@@ -56,19 +57,22 @@ pub(super) fn round(tools: &Tools, pid: u32, dumps: &Path, may_fail: bool) -> Re
 
 fn memprof(tools: &Tools, args: &[&str], may_fail: bool) -> Result<Outcome> {
     let output = Command::new("timeout")
-        .args(["-k", "5", LIMIT])
+        .args(["-k", "5", COMMAND_TIMEOUT])
         .arg(tools.program())
         .args(args)
         .stdin(Stdio::null())
         .output()?;
     let errors = String::from_utf8_lossy(&output.stderr);
-    // Notes stand before it.
+    // The last line is the error; notes precede it.
     let reason = errors.lines().last().unwrap_or_default();
     match output.status.code() {
         Some(0 | EMPTY) => Ok(Outcome::Done),
         Some(REFUSED | GONE) if !reason.is_empty() => Ok(Outcome::Refused(reason.to_owned())),
         Some(FAILED) if may_fail && !reason.is_empty() => Ok(Outcome::Refused(reason.to_owned())),
-        Some(124 | 137) => bail!("HANGS: memprof {} takes {LIMIT} s", args.join(" ")),
+        Some(124 | 137) => bail!(
+            "HANGS: memprof {} takes {COMMAND_TIMEOUT} s",
+            args.join(" ")
+        ),
         _ => bail!(
             "FAILED: memprof {}: {}: {errors}",
             args.join(" "),
