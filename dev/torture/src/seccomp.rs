@@ -9,8 +9,7 @@ use super::dump_dir::scan_dump_dir;
 use super::host::{HostSetup, send_message};
 
 /// System calls that are forbidden, one at a time. Calls for threads and sockets, and getrandom, are missing, because
-/// the
-/// control socket itself needs them.
+/// the control socket itself needs them.
 const FORBIDDEN: &[(&str, libc::c_long)] = &[
     ("memfd_create", libc::SYS_memfd_create),
     ("fchmod", libc::SYS_fchmod),

@@ -38,13 +38,13 @@ impl Slots {
             let (start, end) = range.split_once('-').context("a range")?;
             let start = u64::from_str_radix(start, 16)?;
             let end = u64::from_str_radix(end, 16)?;
-            if let Some(dir) = slots.ranges.get_mut(path) {
-                dir.end = end;
+            if let Some(range) = slots.ranges.get_mut(path) {
+                range.end = end;
             } else if path.starts_with('/') && offset == "00000000" && is_permanent(path) {
                 slots.ranges.insert(path.to_owned(), start..end);
             }
         }
-        for (path, dir) in &slots.ranges {
+        for (path, range) in &slots.ranges {
             // Some mapped files are no ELF objects.
             let Ok(bytes) = fs::read(path) else {
                 continue;
@@ -53,7 +53,7 @@ impl Slots {
                 continue;
             };
             let first = elf.segments().map(|segment| segment.address()).min();
-            let bias = dir.start - first.context("segments")?;
+            let bias = range.start - first.context("segments")?;
             let mut values = Vec::new();
             let is_slots = |name: &str| SECTIONS.contains(&name);
             for section in elf
@@ -77,19 +77,18 @@ impl Slots {
     }
 
     /// Fails unless the slots have the values of `before`. A slot that pointed into its own object was lazy; the
-    /// dynamic
-    /// loader may have filled it since, but not with an address of the plugin.
+    /// dynamic loader may have filled it since, but not with an address of the plugin.
     pub(super) fn check_equal(&self, before: &Self) -> Result<()> {
         let plugin = |path: &str| path.contains("memory_profile.so") || path.contains("memfd:");
         let plugin_ranges: Vec<&Range<u64>> = self
             .ranges
             .iter()
             .filter(|(path, _)| plugin(path))
-            .map(|(_, dir)| dir)
+            .map(|(_, range)| range)
             .collect();
         for (path, words) in self.words.iter().filter(|(path, _)| !plugin(path)) {
             for word in words {
-                let is_plugin = plugin_ranges.iter().any(|dir| dir.contains(word));
+                let is_plugin = plugin_ranges.iter().any(|range| range.contains(word));
                 ensure!(
                     !is_plugin,
                     "{path}: a slot has {word:#x}, an address of the plugin"
@@ -98,10 +97,10 @@ impl Slots {
             let Some(values) = before.words.get(path) else {
                 continue;
             };
-            let dir = &self.ranges[path];
+            let range = &self.ranges[path];
             for (number, (then, now)) in values.iter().zip(words).enumerate() {
                 ensure!(
-                    then == now || dir.contains(then),
+                    then == now || range.contains(then),
                     "{path}: slot {number} holds {now:#x}, before it held {then:#x}"
                 );
             }

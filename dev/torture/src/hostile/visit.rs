@@ -48,7 +48,7 @@ pub(super) fn visit(attacker: &Attacker, seed: usize) -> Result<ResourceUse> {
     dir.give_all()?;
     let mut running = Running::start(attacker, &dir, &library, seed)?;
     let pid = running.child.id();
-    let held = HeldResources::settled(pid, true)?;
+    let held = HeldResources::read_settled(pid, true)?;
     let text = pid.to_string();
     let mut worst = ResourceUse::default();
     for work in attacker.works {
@@ -61,7 +61,7 @@ pub(super) fn visit(attacker: &Attacker, seed: usize) -> Result<ResourceUse> {
             "{}: it is dead",
             after()
         );
-        held.comes_back(pid, true).with_context(after)?;
+        held.wait_until_restored(pid, true).with_context(after)?;
         dir.is_as_before().with_context(after)?;
     }
     running.end()?;

@@ -1,4 +1,4 @@
-//! A server that nobody prepared: attached to while it serves, sampled, and left as it was.
+//! Servers without the plugin: memprof attaches, samples and detaches, and leaves the process as before.
 
 use std::fmt;
 use std::fs;
@@ -11,28 +11,28 @@ use serde_json::Value;
 use testkit::{RunningServer, Server};
 
 use super::Behaviour;
-use super::sampled::{FINE, SampleReport, sample};
+use super::sampled::{ACTIVATE_ARGS, SampleReport, sample};
 use super::tools::Tools;
 use crate::host::REPLY_TIMEOUT;
 use crate::slots::Slots;
 
-/// What came of it.
+/// Result of the attachments to a server.
 #[derive(Debug)]
 pub(super) struct AttachReport {
-    seen: SampleReport,
-    /// How often it was attached to under load.
+    report: SampleReport,
+    /// Attachments under load.
     pub(super) cycles: usize,
-    /// How often the load was done and answered as before meanwhile.
+    /// Loads during these, after which the server replied as before.
     pub(super) answers: usize,
     stops: Vec<StopTime>,
 }
 
-/// What an attach was for the server.
+/// Effect of an attachment on the server.
 #[derive(Clone, Copy, Debug)]
 struct StopTime {
-    /// How long a thread stood still.
+    /// Time for which a thread was stopped.
     milliseconds: f64,
-    /// How often it was refused before, because all threads were busy.
+    /// Refusals before it, because all threads were busy.
     busy: usize,
 }
 
@@ -45,7 +45,7 @@ impl fmt::Display for AttachReport {
             out,
             "{}; {} cycles with {} answers meanwhile; stops of {:.1} ms (median) and {:.1} ms \
              (max); {busy} times too busy",
-            self.seen,
+            self.report,
             self.cycles,
             self.answers,
             stops[stops.len() / 2],
@@ -54,8 +54,8 @@ impl fmt::Display for AttachReport {
     }
 }
 
-/// Attaches to the server, samples its load and detaches; then `cycles` times more while it is
-/// under load.
+/// Attaches to the server, samples its load and detaches; then `cycles` more times under load. Fails if the server
+/// behaves differently from `plain`.
 pub(super) fn attach(
     tools: &Tools,
     server: &Server,
@@ -68,7 +68,7 @@ pub(super) fn attach(
     let slots = Slots::read(pid)?;
     let mut stops = vec![tools.attach(pid)?];
     ensure!(tools.lists(pid)?, "ps does not list {pid}");
-    let seen =
+    let report =
         sample(tools, server, &mut running).map_err(|error| running.error_with_log(&error))?;
     tools.detach(pid)?;
     check_unloaded(tools, pid, &slots)?;
@@ -80,7 +80,7 @@ pub(super) fn attach(
             if !is_alive() {
                 break;
             }
-            stops.push(one_cycle(tools, pid).with_context(|| format!("cycle {cycle}"))?);
+            stops.push(run_cycle(tools, pid).with_context(|| format!("cycle {cycle}"))?);
         }
         Ok(())
     })
@@ -88,22 +88,22 @@ pub(super) fn attach(
     check_unloaded(tools, pid, &slots)?;
     let found = Behaviour {
         answers: [before, after],
-        ending: running.terminate()?,
+        exit: running.terminate()?,
     };
     ensure!(found == *plain, "{found:?}, not attached to {plain:?}");
     Ok(AttachReport {
-        seen,
+        report,
         cycles,
         answers,
         stops,
     })
 }
 
-/// A child that the server forks while it is sampled is left with it.
+/// Detaches from a sampled server together with a child that it forked.
 fn detach_with_child(tools: &Tools, running: &mut RunningServer, slots: &Slots) -> Result<()> {
     let pid = running.pid()?;
     tools.attach(pid)?;
-    tools.send(pid, "activate", &FINE)?;
+    tools.send(pid, "activate", &ACTIVATE_ARGS)?;
     let child = running.fork_child()?;
     if let Some(child) = child {
         tools.wait_for(child)?;
@@ -114,25 +114,28 @@ fn detach_with_child(tools: &Tools, running: &mut RunningServer, slots: &Slots) 
         .try_for_each(|each| check_unloaded(tools, each, slots))
 }
 
-/// Nothing of us is in the process, whose slots are as they were.
+/// Checks that the process has no thread of memprof, and the slots of `slots`.
 fn check_unloaded(tools: &Tools, pid: u32, slots: &Slots) -> Result<()> {
     ensure!(!tools.lists(pid)?, "ps lists {pid}, which was left");
     Slots::read(pid)?.check_equal(slots)?;
-    let threads = threads(pid)?;
-    ensure!(threads.is_empty(), "threads of ours are left: {threads:?}");
+    let threads = memprof_threads(pid)?;
+    ensure!(
+        threads.is_empty(),
+        "threads of memprof are left: {threads:?}"
+    );
     Ok(())
 }
 
-fn one_cycle(tools: &Tools, pid: u32) -> Result<StopTime> {
+fn run_cycle(tools: &Tools, pid: u32) -> Result<StopTime> {
     let stopped = tools.attach(pid)?;
-    let active = tools.send(pid, "activate", &FINE)?;
+    let active = tools.send(pid, "activate", &ACTIVATE_ARGS)?;
     ensure!(active["profiling"] == "active", "{active}");
     tools.detach(pid)?;
     Ok(stopped)
 }
 
-/// Does `work` while the server does its own again and again, which must be answered as before.
-/// Returns how often it did; `work` is told whether it still does.
+/// Runs `work` while another thread loads and queries the server. Returns the number of loads; `work` gets a function
+/// that returns whether that thread still runs. Fails if a reply changes.
 fn under_load(
     running: &mut RunningServer,
     work: impl FnOnce(&dyn Fn() -> bool) -> Result<()>,
@@ -158,18 +161,18 @@ fn under_load(
     })
 }
 
-/// The names of the threads that are ours.
-fn threads(pid: u32) -> Result<Vec<String>> {
+/// Names of memprof's threads in a process.
+fn memprof_threads(pid: u32) -> Result<Vec<String>> {
     let tasks = fs::read_dir(format!("/proc/{pid}/task"))?;
     let names = tasks.flatten().filter_map(|task| {
-        // A thread may end meanwhile.
+        // A thread may exit at any time.
         let name = fs::read_to_string(task.path().join("comm")).ok()?;
         Some(name.trim_end().to_owned())
     });
     Ok(names.filter(|name| name.starts_with("memprof")).collect())
 }
 
-/// The refusal that says to try again.
+/// Whether an attachment was refused because all threads were busy.
 fn is_busy(error: &anyhow::Error) -> bool {
     error
         .to_string()
@@ -177,8 +180,7 @@ fn is_busy(error: &anyhow::Error) -> bool {
 }
 
 impl Tools {
-    /// Attaches, and returns how long a thread stood still, in milliseconds. Where all threads are busy it
-    /// tries again, as the refusal says.
+    /// Attaches to a process. If all threads are busy, tries again, as the error advises.
     fn attach(&self, pid: u32) -> Result<StopTime> {
         let start = Instant::now();
         let mut busy = 0;

@@ -1,4 +1,4 @@
-//! Debian's servers in their usual state, sampled by memprof while they serve.
+//! Suite `servers`: Debian's servers with their own allocators, sampled while they serve.
 
 mod attached;
 mod sampled;
@@ -15,16 +15,16 @@ use sampled::{SampleReport, sample};
 pub(super) use tools::Tools;
 use xtask::packages;
 
-/// What the short form takes: servers that other tests have installed, and small ones.
-const SHORT: [&str; 5] = ["redis", "memcached", "mosquitto", "nginx worker", "python"];
+/// Servers of the short suite: small ones, and those that other tests have installed.
+const SHORT_SUITE: [&str; 5] = ["redis", "memcached", "mosquitto", "nginx worker", "python"];
 
-/// So many times all servers together are attached to under load.
+/// Attachments under load to all servers together, in the long suite.
 const CYCLES: usize = 1000;
 
 pub(super) fn run(length: SuiteLength) -> Result<String> {
     let chosen: Vec<&Server> = SERVERS
         .iter()
-        .filter(|server| length == SuiteLength::Long || SHORT.contains(&server.name))
+        .filter(|server| length == SuiteLength::Long || SHORT_SUITE.contains(&server.name))
         .collect();
     install(&chosen)?;
     let tools = Tools::install()?;
@@ -32,7 +32,7 @@ pub(super) fn run(length: SuiteLength) -> Result<String> {
     let (mut cycled, mut answers) = (0, 0);
     let mut failed = Vec::new();
     for server in &chosen {
-        match one_server(&tools, server, cycles) {
+        match run_server(&tools, server, cycles) {
             Ok((run, attached)) => {
                 println!("  {}, under memprof run: {run}", server.name);
                 println!("  {}, attached to: {attached}", server.name);
@@ -61,7 +61,7 @@ pub(super) fn run(length: SuiteLength) -> Result<String> {
     ))
 }
 
-/// Installs the Debian packages of servers where they are missing.
+/// Installs the missing Debian packages of servers.
 pub(super) fn install(servers: &[&Server]) -> Result<()> {
     let needed: BTreeSet<&str> = servers
         .iter()
@@ -71,12 +71,12 @@ pub(super) fn install(servers: &[&Server]) -> Result<()> {
     packages::require(&Vec::from_iter(needed))
 }
 
-fn one_server(
+fn run_server(
     tools: &Tools,
     server: &Server,
     cycles: usize,
 ) -> Result<(SampleReport, AttachReport)> {
-    let plain = without(server).context("without memprof")?;
+    let plain = run_without_memprof(server).context("without memprof")?;
     let run = under_run(tools, server, &plain).context("under memprof run")?;
     let attached = attach(tools, server, cycles, &plain).context("attached to")?;
     Ok((run, attached))
@@ -91,30 +91,30 @@ fn under_run(tools: &Tools, server: &Server, plain: &Behaviour) -> Result<Sample
         .map_err(|error| running.error_with_log(&error))?;
     tools.give_to(dumps.path(), pid)?;
     let before = running.query()?;
-    let seen =
+    let report =
         sample(tools, server, &mut running).map_err(|error| running.error_with_log(&error))?;
     let found = Behaviour {
         answers: [before, running.query()?],
-        ending: running.terminate()?,
+        exit: running.terminate()?,
     };
     ensure!(found == *plain, "{found:?}, without memprof {plain:?}");
-    Ok(seen)
+    Ok(report)
 }
 
-/// What a client and an operator see of a server.
+/// Replies and exit of a server.
 #[derive(Debug, PartialEq, Eq)]
 struct Behaviour {
-    /// Before and after the load.
+    /// Replies before and after the load.
     answers: [String; 2],
-    ending: ExitReport,
+    exit: ExitReport,
 }
 
-fn without(server: &Server) -> Result<Behaviour> {
+fn run_without_memprof(server: &Server) -> Result<Behaviour> {
     let mut running = server.start()?;
     let before = running.query()?;
     running.run_load()?;
     Ok(Behaviour {
         answers: [before, running.query()?],
-        ending: running.terminate()?,
+        exit: running.terminate()?,
     })
 }

@@ -1,4 +1,4 @@
-//! A server that runs already, sampled: what is seen of its load, and that nothing of us stays.
+//! Samples a running server: the report names the load's function, and all GOT slots are restored afterwards.
 
 use std::fmt;
 
@@ -9,13 +9,14 @@ use testkit::{RunningServer, Server};
 use super::tools::Tools;
 use crate::slots::Slots;
 
-pub(super) const FINE: [&str; 2] = ["sampler=memprof", "sample_interval=16KiB"];
+/// Arguments of `activate`, with a short sample interval.
+pub(super) const ACTIVATE_ARGS: [&str; 2] = ["sampler=memprof", "sample_interval=16KiB"];
 
-/// A load is seen when its function holds so much, in per cent: named builds a whole view when it
-/// loads a zone.
-const LEAST_SHARE: f64 = 1.0;
+/// Minimum share of the load's function, in per cent. It is small because `named` builds a whole view when it loads a
+/// zone.
+const MIN_SHARE: f64 = 1.0;
 
-/// What was seen.
+/// Figures of a sampled server.
 #[derive(Debug)]
 pub(super) struct SampleReport {
     patched: u64,
@@ -23,7 +24,7 @@ pub(super) struct SampleReport {
     samples: u64,
     live: u64,
     lost: u64,
-    /// The function under which most is held that belongs to the load, and its share in per cent.
+    /// Function of the load with the most live bytes below it, and its share in per cent.
     function: String,
     share: f64,
 }
@@ -44,7 +45,7 @@ impl fmt::Display for SampleReport {
     }
 }
 
-/// Activates, lets it do its work, dumps, and gives everything back.
+/// Activates, runs the load, dumps, deactivates and resets; checks that the GOT slots are restored.
 pub(super) fn sample(
     tools: &Tools,
     server: &Server,
@@ -52,22 +53,25 @@ pub(super) fn sample(
 ) -> Result<SampleReport> {
     let pid = running.pid()?;
     let before = Slots::read(pid)?;
-    let active = tools.send(pid, "activate", &FINE)?;
+    let active = tools.send(pid, "activate", &ACTIVATE_ARGS)?;
     ensure!(active["profiling"] == "active", "{active}");
     running.run_load()?;
     let during = own_sampler_status(&tools.send(pid, "status", &[])?)?;
     let dump = tools.file("dump.heap")?;
     tools.memprof(&["dump", "-t", &pid.to_string(), "-o", &dump])?;
-    let report = tools.memprof(&["report", &dump, "--format", "json", "--cum"])?;
-    let (function, share) = found(&serde_json::from_str(&report)?, server.load_symbol)?;
+    let json = tools.memprof(&["report", &dump, "--format", "json", "--cum"])?;
+    let (function, share) = find_function(&serde_json::from_str(&json)?, server.load_symbol)?;
     tools.send(pid, "deactivate", &[])?;
     tools.send(pid, "reset", &[])?;
     let after = own_sampler_status(&tools.send(pid, "status", &[])?)?;
-    ensure!(after["slots"]["patched"] == 0, "not given back: {after}");
+    ensure!(
+        after["slots"]["patched"] == 0,
+        "slots are not restored: {after}"
+    );
     Slots::read(pid)?.check_equal(&before)?;
     running.check_alive()?;
     let number = |value: &Value| value.as_u64().context("a number");
-    let seen = SampleReport {
+    let report = SampleReport {
         patched: number(&during["slots"]["patched"])?,
         foreign: number(&during["slots"]["foreign"])?,
         samples: number(&during["samples"])?,
@@ -76,21 +80,22 @@ pub(super) fn sample(
         function,
         share,
     };
-    ensure!(seen.lost == 0 && seen.live > 0, "{seen}");
-    ensure!(seen.share >= LEAST_SHARE, "{seen}");
-    Ok(seen)
+    ensure!(report.lost == 0 && report.live > 0, "{report}");
+    ensure!(report.share >= MIN_SHARE, "{report}");
+    Ok(report)
 }
 
-/// The allocator that memprof samples.
+/// Status of the allocator that memprof samples.
 fn own_sampler_status(status: &Value) -> Result<Value> {
     let allocators = status["allocators"].as_array().context("allocators")?;
-    let ours = allocators.iter().find(|each| each["sampler"] == "memprof");
-    ours.cloned()
+    let status_of_sampler = allocators.iter().find(|each| each["sampler"] == "memprof");
+    status_of_sampler
+        .cloned()
         .with_context(|| format!("no allocator is sampled by memprof: {status}"))
 }
 
-/// The function with that part in its name that holds most, and its share of all.
-fn found(report: &Value, part: &str) -> Result<(String, f64)> {
+/// Function with `part` in its name that has the most live bytes, and its share in per cent.
+fn find_function(report: &Value, part: &str) -> Result<(String, f64)> {
     let functions = report["functions"].as_array().context("functions")?;
     let name = |function: &Value| function["name"].as_str().unwrap_or_default().to_owned();
     let all: Vec<_> = functions.iter().map(name).collect();

@@ -1,4 +1,4 @@
-//! `memprof` and its plugin, where every user can read them: servers change theirs.
+//! Copies of `memprof` and its plugin that every user can read, because servers change their user.
 
 use std::collections::HashSet;
 use std::ffi::OsString;
@@ -17,17 +17,17 @@ use tempfile::TempDir;
 use super::super::host::REPLY_TIMEOUT;
 use xtask::dist::dist;
 
-/// What no command may take, in seconds.
-const LIMIT: &str = "120";
+/// Timeout of a command, in seconds.
+const COMMAND_TIMEOUT: &str = "120";
 
-/// Between two looks whether memprof has come.
-const LOOK: Duration = Duration::from_millis(20);
+/// Interval of polls for a host's reply.
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Copies of what is installed.
+/// Directory with the copies; dropping it removes them and the directories of other users' hosts.
 #[derive(Debug)]
 pub(crate) struct Tools {
     dir: TempDir,
-    /// Where sockets and dumps of other users' hosts lay before.
+    /// Directories of sockets and dumps that existed before.
     socket_directories: HashSet<PathBuf>,
 }
 
@@ -46,20 +46,20 @@ impl Tools {
         })
     }
 
-    /// The copy of `memprof`.
+    /// Path of the copy of `memprof`.
     pub(crate) fn program(&self) -> PathBuf {
         self.dir.path().join("bin/memprof")
     }
 
-    /// Where `name` can be written.
+    /// Path of a file in the directory.
     pub(super) fn file(&self, name: &str) -> Result<String> {
         let path = self.dir.path().join(name);
         Ok(path.to_str().context("a path that is text")?.to_owned())
     }
 
-    /// What executes a program under memprof, with its dumps in that directory.
+    /// Command that executes a program under `memprof run`, with its dumps in a directory.
     pub(super) fn wrapper(&self, dumps: &Path) -> Vec<OsString> {
-        let words = [
+        let args = [
             "run".as_ref(),
             "--dump-dir".as_ref(),
             dumps.as_os_str(),
@@ -67,11 +67,11 @@ impl Tools {
         ];
         let program = self.program().into();
         std::iter::once(program)
-            .chain(words.into_iter().map(OsString::from))
+            .chain(args.into_iter().map(OsString::from))
             .collect()
     }
 
-    /// A directory that only the user of the process can write to, as dumps need it.
+    /// Changes the owner of a directory to the process's user, as dumps need it.
     pub(crate) fn give_to(&self, directory: &Path, pid: u32) -> Result<()> {
         let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
         let effective = |field: &str| -> Result<u32> {
@@ -87,10 +87,13 @@ impl Tools {
         .with_context(|| directory.display().to_string())
     }
 
-    /// Runs `memprof`, which must end with 0, and returns what it prints.
+    /// Runs `memprof`, and returns its standard output.
+    ///
+    /// # Errors
+    /// The exit code is not 0, or the command takes longer than [`COMMAND_TIMEOUT`].
     pub(super) fn memprof(&self, args: &[&str]) -> Result<String> {
         let output = Command::new("timeout")
-            .arg(LIMIT)
+            .arg(COMMAND_TIMEOUT)
             .arg(self.program())
             .args(args)
             .stdin(Stdio::null())
@@ -106,19 +109,19 @@ impl Tools {
         Ok(String::from_utf8(output.stdout)?)
     }
 
-    /// Waits until memprof reaches a process, into which its plugin was preloaded.
+    /// Waits until a process with the preloaded plugin replies.
     pub(super) fn wait_for(&self, pid: u32) -> Result<()> {
         let start = Instant::now();
         while let Err(error) = self.send(pid, "status", &[]) {
             if start.elapsed() > REPLY_TIMEOUT {
                 return Err(error);
             }
-            thread::sleep(LOOK);
+            thread::sleep(POLL_INTERVAL);
         }
         Ok(())
     }
 
-    /// Sends a message to the process, and returns the plugin's reply.
+    /// Sends a message to the process with the command line, and returns the reply.
     pub(super) fn send(&self, pid: u32, message: &str, args: &[&str]) -> Result<Value> {
         let pid = pid.to_string();
         let reply = self.memprof(&[&[message, "-t", &pid, "--json"], args].concat())?;
@@ -130,7 +133,7 @@ impl Drop for Tools {
     fn drop(&mut self) {
         for directory in socket_directories().difference(&self.socket_directories) {
             let is_store = directory.to_string_lossy().matches('-').count() > 1;
-            // One with a socket is another host's, and stays.
+            // remove_dir fails on a directory with a socket, which is another host's.
             let _: io::Result<()> = match is_store {
                 true => fs::remove_dir_all(directory),
                 false => fs::remove_dir(directory),
@@ -139,13 +142,15 @@ impl Drop for Tools {
     }
 }
 
-/// The directories that hosts make for their sockets, by their users' numbers, and for dumps, by their
-/// programs' names too.
+/// Directories of hosts in /tmp: for sockets, with the user id in the name, and for dumps, with the program's name too.
 fn socket_directories() -> HashSet<PathBuf> {
     let entries = fs::read_dir("/tmp").into_iter().flatten().flatten();
-    let is_one = |path: &PathBuf| {
+    let is_socket_dir = |path: &PathBuf| {
         let name = path.file_name().and_then(|name| name.to_str());
         name.is_some_and(|name| name.starts_with("memprof-"))
     };
-    entries.map(|entry| entry.path()).filter(is_one).collect()
+    entries
+        .map(|entry| entry.path())
+        .filter(is_socket_dir)
+        .collect()
 }

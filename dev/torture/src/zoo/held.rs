@@ -1,4 +1,4 @@
-//! What a process holds that memprof could leave behind.
+//! Resources of a process that memprof could leave behind.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -8,12 +8,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, ensure};
 use memprof_ptrace::maps::mappings;
 
-/// How long a program's own threads and descriptors may take to be as before.
-const SETTLES: Duration = Duration::from_secs(10);
-/// Between two looks.
-const LOOK: Duration = Duration::from_millis(50);
+/// Time until a program's own threads and descriptors are as before.
+const SETTLE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Interval of two reads.
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Descriptors, by their numbers and what they lead to; names of threads; timers; mappings of files and named ones.
+/// Descriptors with their targets, names of threads, timers, and named mappings.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct HeldResources {
     descriptors: BTreeSet<String>,
@@ -23,26 +23,26 @@ pub(crate) struct HeldResources {
 }
 
 impl HeldResources {
-    /// What it holds once it is done with its work: the same at two looks. Runtimes and servers make threads when they
-    /// like, of which only memprof's count then.
-    pub(crate) fn settled(pid: u32, has_own_threads: bool) -> Result<Self> {
+    /// Reads the resources until two reads are equal. Without `has_own_threads` only memprof's threads count, because
+    /// runtimes and servers start threads at any time.
+    pub(crate) fn read_settled(pid: u32, has_own_threads: bool) -> Result<Self> {
         let start = Instant::now();
-        let mut held = Self::of(pid, has_own_threads)?;
+        let mut held = Self::read(pid, has_own_threads)?;
         loop {
-            thread::sleep(LOOK);
-            let again = Self::of(pid, has_own_threads)?;
-            if again == held || start.elapsed() > SETTLES {
+            thread::sleep(POLL_INTERVAL);
+            let again = Self::read(pid, has_own_threads)?;
+            if again == held || start.elapsed() > SETTLE_TIMEOUT {
                 return Ok(again);
             }
             held = again;
         }
     }
 
-    fn of(pid: u32, has_own_threads: bool) -> Result<Self> {
+    fn read(pid: u32, has_own_threads: bool) -> Result<Self> {
         let mut held = Self::default();
         let sockets = fs::read_to_string(format!("/proc/{pid}/net/unix"))?;
         for entry in fs::read_dir(format!("/proc/{pid}/fd"))?.flatten() {
-            // It may be closed meanwhile.
+            // The descriptor may have been closed since.
             let Ok(target) = fs::read_link(entry.path()) else {
                 continue;
             };
@@ -55,7 +55,7 @@ impl HeldResources {
                 .insert(format!("{} -> {target}", number.display()));
         }
         for task in fs::read_dir(format!("/proc/{pid}/task"))?.flatten() {
-            // It may have ended meanwhile.
+            // The thread may have exited since.
             if let Ok(name) = fs::read_to_string(task.path().join("comm")) {
                 held.threads.push(name.trim_end().to_owned());
             }
@@ -67,32 +67,33 @@ impl HeldResources {
         held.timers = fs::read_to_string(format!("/proc/{pid}/timers"))?;
         let maps = fs::read(format!("/proc/{pid}/maps"))?;
         let names = mappings(&maps).map(|each| String::from_utf8_lossy(each.path).into_owned());
-        // The plugin's code stays.
+        // The plugin's code stays mapped.
         held.mapped = names
             .filter(|name| !name.is_empty() && !name.contains("memory_profile.so"))
             .collect();
         Ok(held)
     }
 
-    /// Waits until a process holds this again, which its own threads may only do after a while.
-    pub(crate) fn comes_back(&self, pid: u32, has_own_threads: bool) -> Result<()> {
+    /// Waits until a process has these resources again, for which its own threads may need some time.
+    pub(crate) fn wait_until_restored(&self, pid: u32, has_own_threads: bool) -> Result<()> {
         let start = Instant::now();
         loop {
-            let now = Self::of(pid, has_own_threads)?;
+            let now = Self::read(pid, has_own_threads)?;
             if now == *self {
                 return Ok(());
             }
             ensure!(
-                start.elapsed() < SETTLES,
+                start.elapsed() < SETTLE_TIMEOUT,
                 "LEFT: {}",
                 self.differences(&now).join("; ")
             );
-            thread::sleep(LOOK);
+            thread::sleep(POLL_INTERVAL);
         }
     }
 
+    /// Describes the changed resources.
     fn differences(&self, now: &Self) -> Vec<String> {
-        let mut told = Vec::new();
+        let mut differences = Vec::new();
         let pairs = [
             ("descriptors", &self.descriptors, &now.descriptors),
             ("mappings", &self.mapped, &now.mapped),
@@ -101,24 +102,24 @@ impl HeldResources {
             let more: Vec<_> = after.difference(before).collect();
             let less: Vec<_> = before.difference(after).collect();
             if before != after {
-                told.push(format!("{name}: more {more:?}, less {less:?}"));
+                differences.push(format!("{name}: more {more:?}, less {less:?}"));
             }
         }
         if self.threads != now.threads {
-            told.push(format!(
+            differences.push(format!(
                 "threads {:?}, were {:?}",
                 now.threads, self.threads
             ));
         }
         if self.timers != now.timers {
-            told.push(format!("timers {:?}, were {:?}", now.timers, self.timers));
+            differences.push(format!("timers {:?}, were {:?}", now.timers, self.timers));
         }
-        told
+        differences
     }
 }
 
-/// Whether a descriptor is a socket without memprof's name in `/proc/PID/net/unix`: clients come and go, and the
-/// plugin's own, and connections to it, have its path.
+/// Whether a descriptor is a socket of the program, whose clients may change: its path in /proc/PID/net/unix does not
+/// contain memprof, unlike the plugin's socket and connections.
 fn is_of_program(target: &str, sockets: &str) -> bool {
     let inode = target.strip_prefix("socket:[");
     let Some(inode) = inode.and_then(|inode| inode.strip_suffix(']')) else {
@@ -135,7 +136,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_memprof_s_sockets_count() {
+    fn only_memprof_sockets_count() {
         let sockets = "0000: 00000002 00000000 00010000 0001 01 17 /tmp/memprof-0/9.sock\n\
                        0000: 00000002 00000000 00000000 0001 03 18\n\
                        0000: 00000002 00000000 00000000 0001 03 19 /run/other.sock\n";

@@ -1,4 +1,4 @@
-//! A program that answers each line of its input by a line.
+//! Programs that reply to each line of their input by a line.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, Command, Stdio};
@@ -9,17 +9,17 @@ use anyhow::{Context, Result, bail};
 
 use crate::host::REPLY_TIMEOUT;
 
-/// How one is started, and what it is given.
+/// Command and input of a program.
 pub(super) struct Lines {
     pub(super) words: Vec<String>,
     pub(super) variable: Option<(&'static str, &'static str)>,
-    /// Once.
+    /// Input after the start.
     pub(super) first: &'static str,
-    /// Each time.
+    /// Input for each reply.
     pub(super) line: &'static str,
 }
 
-/// A running one, ended when dropped.
+/// A running program; dropping it kills it.
 pub(super) struct Running {
     child: Child,
     input: Option<ChildStdin>,
@@ -40,14 +40,15 @@ impl Lines {
         Ok(Running {
             child,
             input: Some(input),
-            output: heard(output),
+            output: receive_lines(output),
             line: self.line,
         })
     }
 }
 
-/// Its lines, and what follows the last one: a program that hangs must not hang the suite.
-fn heard(mut output: impl BufRead + Send + 'static) -> Receiver<String> {
+/// Receives the output lines, and the rest after the last one, from a thread, so that a hanging program does not block
+/// the suite.
+fn receive_lines(mut output: impl BufRead + Send + 'static) -> Receiver<String> {
     let (sender, receiver) = channel();
     thread::spawn(move || {
         let mut line = Vec::new();
@@ -70,10 +71,10 @@ impl Running {
         self.child.id()
     }
 
-    /// Gives it a line, and returns the answer.
+    /// Sends the line, and returns the reply.
     pub(super) fn answer(&mut self) -> Result<String> {
         let input = self.input.as_mut().context("its input is closed")?;
-        // An ended one is told by its status.
+        // If the program has exited, the status below says so.
         let _ = input.write_all(self.line.as_bytes());
         match self.output.recv_timeout(REPLY_TIMEOUT) {
             Ok(line) => Ok(line),
@@ -84,24 +85,24 @@ impl Running {
         }
     }
 
-    /// Closes its input, and returns what it says then, and how it ends.
+    /// Closes the input, and returns the remaining output and the exit status.
     pub(super) fn end(mut self) -> Result<String> {
         drop(self.input.take());
-        let mut said = String::new();
+        let mut output = String::new();
         loop {
             match self.output.recv_timeout(REPLY_TIMEOUT) {
-                Ok(line) => said.push_str(&line),
+                Ok(line) => output.push_str(&line),
                 Err(std::sync::mpsc::RecvTimeoutError::Timeout) => bail!("HANGS: it does not end"),
                 Err(std::sync::mpsc::RecvTimeoutError::Disconnected) => break,
             }
         }
-        Ok(format!("{said}{}", self.child.wait()?))
+        Ok(format!("{output}{}", self.child.wait()?))
     }
 }
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // It may have ended.
+        // The program may have exited.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

