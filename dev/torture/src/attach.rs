@@ -1,5 +1,5 @@
-//! `memprof attach` and `detach`, over and over, in programs that notice what is done to them; and killed
-//! at any moment.
+//! Suite `attach`: repeated `memprof attach` and `detach` in programs that check themselves, and kills at random
+//! moments.
 
 use std::fs::File;
 use std::hash::{BuildHasher, RandomState};
@@ -19,7 +19,7 @@ use super::SuiteLength;
 use super::host_dir::{HostDir, create_private_dir};
 use xtask::dist::dist;
 
-/// How long a program may take to answer on a busy machine.
+/// Timeout of a program's reply, long enough for a busy machine.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 pub(super) fn run(length: SuiteLength) -> Result<String> {
@@ -52,10 +52,10 @@ pub(super) fn run(length: SuiteLength) -> Result<String> {
     ))
 }
 
-/// What computes.c does.
+/// Kinds of computes.c.
 const KINDS: [&str; 3] = ["one", "two", "allocates"];
 
-/// The same program, with tcmalloc linked into it: its functions are led to memprof.
+/// weather.c with tcmalloc linked statically, whose functions memprof patches.
 const LINKED: &str = "weather_linked";
 
 fn median_and_longest(stops: &mut [f64]) -> (f64, f64) {
@@ -107,7 +107,7 @@ impl AttachTarget {
         self.child.id().to_string()
     }
 
-    /// Runs `memprof`, which must succeed.
+    /// Runs `memprof`, and returns its standard output; fails unless it succeeds.
     fn done(&self, args: &[&str]) -> Result<String> {
         let output = self.memprof(args).output()?;
         let errors = String::from_utf8_lossy(&output.stderr);
@@ -115,8 +115,9 @@ impl AttachTarget {
         Ok(String::from_utf8(output.stdout)?)
     }
 
-    /// Attaches, and tells for how long a thread stood still, in ms, or all threads did where functions of the program
-    /// were changed.
+    /// Attaches, and returns the milliseconds for which a thread was stopped, or all threads if functions of the
+    /// program
+    /// were patched.
     fn attach(&self) -> Result<f64> {
         let pid = self.pid();
         let dumps = format!("dump_dir={}", self.dir.dump_dir().display());
@@ -150,7 +151,7 @@ impl AttachTarget {
         self.done(&["detach", &self.pid()]).map(drop)
     }
 
-    /// How often a value of the program's had changed.
+    /// Number of times that a value of the program had changed.
     fn ping(&mut self) -> Result<u64> {
         let start = Instant::now();
         self.input.write_all(b"ping\n").context("it is dead")?;
@@ -171,7 +172,7 @@ impl Drop for AttachTarget {
     }
 }
 
-/// Returns how many kinds of calls were counted.
+/// Returns the number of kinds of calls that were counted.
 fn attach_unnoticed(times: u32, stops: &mut Vec<f64>) -> Result<usize> {
     let mut target = AttachTarget::start("waits", &[])?;
     let mut ready = String::new();
@@ -240,7 +241,7 @@ fn in_a_storm(name: &str, times: u32, stops: &mut Vec<f64>) -> Result<String> {
     Ok("0 deaths, 0 values changed".to_owned())
 }
 
-/// Kills so many of them before they are done. Returns how many were begun.
+/// Kills `times` attachments before they are done. Returns the number that were started.
 fn killed(name: &str, times: u32) -> Result<u32> {
     let mut target = AttachTarget::start(name, &[])?;
     // A process is there before its program is.
@@ -285,7 +286,7 @@ fn killed(name: &str, times: u32) -> Result<u32> {
     Ok(tries)
 }
 
-/// Detaches, wherever the killed one was: it may have brought the plugin all the way.
+/// Detaches after a killed attachment, which may have loaded the plugin completely.
 fn detach_leftover(target: &AttachTarget) -> Result<()> {
     let start = Instant::now();
     loop {

@@ -1,5 +1,6 @@
-//! `memprof leaks --prove`, over and over: on a program whose leaks are known, on servers under load, which have
-//! none, and killed at any moment.
+//! Suite `leaks`: repeated `memprof leaks --prove` on a program with known leaks, on servers under load, which have
+//! none,
+//! and with kills at random moments.
 
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
@@ -21,7 +22,7 @@ mod interpreters;
 
 use interpreters::INTERPRETERS;
 
-/// What planted.c plants of each size, as glibc gives it out and as jemalloc does.
+/// Leaks of planted.c by size: with glibc, then with jemalloc.
 const IN_GLIBC: &[(u64, u64)] = &[
     (120, 500),
     (152, 500),
@@ -42,7 +43,7 @@ const IN_JEMALLOC: &[(u64, u64)] = &[
 ];
 /// Preloaded, by the name of its package's library.
 const JEMALLOC: &str = "libjemalloc.so.2";
-/// Of a thousand planted objects, so many are found at least.
+/// Minimum of a thousand planted objects that must be found.
 const FOUND: u64 = 999;
 /// Servers without a pool of their own in which objects would not be seen. Of node's heap a copy has nothing:
 /// V8 has it in memory that no child gets.
@@ -170,7 +171,7 @@ fn prove(pid: u32, stops: &mut Vec<f64>) -> Result<Value> {
     Ok(reply)
 }
 
-/// How many of the planted objects are in a reply, which must have no others.
+/// Number of planted objects in a reply; fails if the reply has others.
 fn found_planted(reply: &Value, planted: &[(u64, u64)]) -> Result<u64> {
     let mut found: BTreeMap<u64, u64> = BTreeMap::new();
     for group in reply["leaked"]["by"].as_array().context("no groups")? {
@@ -213,7 +214,7 @@ fn clean(
     Ok(())
 }
 
-/// Kills the tool so often. Returns how often it was done before.
+/// Kills `memprof` `kills` times. Returns how often it was done before.
 fn killed(kills: usize) -> Result<usize> {
     let mut target = PlantedProgram::start("")?;
     let start = Instant::now();
