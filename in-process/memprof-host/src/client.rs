@@ -465,7 +465,7 @@ connection.recv(1)
         );
         check(
             "connection.close(); listener.accept()",
-            "it closed the connection",
+            "it closed the connection (it ends, executes another program, or the plugin is detached); try again",
         );
     }
 }

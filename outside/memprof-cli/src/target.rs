@@ -1,11 +1,12 @@
 //! Selection of the host that a command talks to.
 
+use std::io::ErrorKind;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Context;
-use memprof_host::client::Client;
+use memprof_host::client::{Client, ClientError};
 use memprof_host::{DiscoveryScope, RunningHost, UnreachableHost, discover, running_hosts};
 use memprof_ptrace::Halt;
 
@@ -33,18 +34,30 @@ pub(crate) const NO_HOST_REMEDY: &str = "load the plugin with `memprof attach PI
 
 /// Connects to the host that the arguments name, with their timeout.
 pub(crate) fn connect_to(args: &TargetArgs) -> anyhow::Result<Client> {
-    let socket = find_socket(args.target.as_deref())?;
-    let connected = match args.timeout {
-        None => Client::connect(&socket),
-        Some(timeout) => Client::connect_within(&socket, timeout),
-    };
-    connected.with_context(|| socket.display().to_string())
+    connect_by(args.target.as_deref(), |socket| match args.timeout {
+        None => Client::connect(socket),
+        Some(timeout) => Client::connect_within(socket, timeout),
+    })
 }
 
 /// Connects to the host that `target` names: a socket's path, a pid, or a name. `None`: the only running host.
 pub(crate) fn connect(target: Option<&str>) -> anyhow::Result<Client> {
+    connect_by(target, Client::connect)
+}
+
+/// Finds the host and connects to it. If it is gone in between, the error is that of a second search.
+fn connect_by(
+    target: Option<&str>,
+    connect: impl Fn(&Path) -> Result<Client, ClientError>,
+) -> anyhow::Result<Client> {
     let socket = find_socket(target)?;
-    Client::connect(&socket).with_context(|| socket.display().to_string())
+    let connected = match connect(&socket) {
+        Err(ClientError::Unreachable(error)) if error.kind() == ErrorKind::ConnectionRefused => {
+            connect(&find_socket(target)?)
+        }
+        connected => connected,
+    };
+    connected.with_context(|| socket.display().to_string())
 }
 
 /// Path of the socket of the host that `target` names.

@@ -4,13 +4,17 @@
     reason = "ptrace(2) and waitpid(2), whose arguments are bare numbers"
 )]
 
+use std::fs;
 use std::io;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use libc::{c_long, pid_t};
 
+use crate::process::ProcStat;
+
 const POLL_INTERVAL: Duration = Duration::from_micros(20);
+const ZOMBIE_CHECK_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Reason why a thread does not stop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,17 +29,31 @@ pub enum StopError {
 
 /// Waits until a traced thread is stopped; returns its wait status.
 pub(crate) fn wait_for_stop(tid: pid_t, deadline: Instant) -> Result<i32, StopError> {
+    let mut next_check = Instant::now() + ZOMBIE_CHECK_INTERVAL;
     loop {
         let mut status = 0;
         // SAFETY: waitpid(2) writes an integer to `status`.
         let waited = unsafe { libc::waitpid(tid, &raw mut status, libc::__WALL | libc::WNOHANG) };
         match waited {
             0 if Instant::now() > deadline => return Err(StopError::Uninterruptible),
+            // waitpid(2) does not report the end of a first thread before all others have ended, which are traced too.
+            0 if Instant::now() > next_check => {
+                if is_zombie(tid) {
+                    return Err(StopError::Ended);
+                }
+                next_check = Instant::now() + ZOMBIE_CHECK_INTERVAL;
+            }
             0 => thread::sleep(POLL_INTERVAL),
             found if found == tid && libc::WIFSTOPPED(status) => return Ok(status),
             _ => return Err(StopError::Ended),
         }
     }
+}
+
+/// Whether a thread has ended, and was not waited for.
+fn is_zombie(tid: pid_t) -> bool {
+    let stat = fs::read(format!("/proc/{tid}/stat"));
+    stat.is_ok_and(|stat| ProcStat::parse(&stat).is_ok_and(|stat| stat.is_zombie))
 }
 
 /// Makes a ptrace(2) request for a thread that this thread traces.

@@ -27,7 +27,7 @@ use crate::socket_dir::abstract_name;
 /// byte in at most six; a command line has up to 128 KiB for each of its arguments.
 const LINE_LIMIT: usize = 1 << 20;
 /// Error text if the reason is unknown.
-const CLOSED: &str = "it closed the connection";
+const CLOSED: &str = "it closed the connection (it ends, executes another program, or the plugin is detached); try again";
 /// Number of bytes that are read at once.
 const CHUNK_BYTES: usize = 64 << 10;
 /// Interval at which a process that does not respond is checked for being stopped or frozen.
