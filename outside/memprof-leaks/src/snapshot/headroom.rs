@@ -11,7 +11,7 @@ const RESERVE_BYTES: u64 = 16 << 20;
 /// Fails if a copy of the process would exceed a limit.
 ///
 /// # Errors
-/// `Overcommit`: vm.overcommit_memory is 2, and too little may be promised; `PidsLimit`: the cgroup has as many
+/// `Overcommit`: `vm.overcommit_memory` is 2, and too little may be promised; `PidsLimit`: the cgroup has as many
 /// processes as it may; `Headroom`: too little memory is left for pages that are written meanwhile.
 pub(crate) fn require_headroom(pid: u32, mappings: &[MappingUsage]) -> Result<(), Error> {
     let private: u64 = mappings
