@@ -11,8 +11,8 @@ use anyhow::{Context, Result, ensure};
 use xtask::dist::{Profile, build_programs, built_dir};
 use xtask::run::{output, root};
 
-/// Crates whose folder `fuzz` has targets, and for each target a folder of seeds.
-const CRATES: [&str; 2] = ["memprof-report", "memprof-unwind"];
+/// Directories of crates whose folder `fuzz` has targets, and for each target a folder of seeds.
+const CRATES: [&str; 2] = ["outside/memprof-report", "in-process/memprof-unwind"];
 
 /// Each target once over each of its seeds: an input that once was a fault does not become one again.
 pub(crate) fn replay() -> Result<()> {
