@@ -36,7 +36,7 @@ pub(crate) struct Cohorts {
     total: Vec<[i64; 2]>,
 }
 
-/// Adds bytes and objects to the cohort with that index.
+/// Adds bytes and objects to the cohort at `index`, after appending empty cohorts up to it.
 fn add_to_cohort(cohorts: &mut Vec<[i64; 2]>, index: usize, [bytes, objects]: [i64; 2]) {
     if cohorts.len() <= index {
         cohorts.resize(index + 1, [0; 2]);
@@ -46,7 +46,9 @@ fn add_to_cohort(cohorts: &mut Vec<[i64; 2]>, index: usize, [bytes, objects]: [i
 }
 
 impl Cohorts {
-    /// Splits the ages from the youngest to the oldest sample into up to `columns` spans of equal length.
+    /// Splits the ages from the youngest to the oldest sample into up to `columns` spans of equal length, and adds up
+    /// the memory of each function in them. With `by_cum`, a stack counts for all of its visible functions, else only
+    /// for the last one.
     pub(crate) fn new(folded: &Folded, ages: AgeBuckets, columns: u32, by_cum: bool) -> Self {
         let alloc_times = folded.stacks.iter().flat_map(|stack| &stack.alloc_times);
         let oldest = alloc_times
@@ -83,7 +85,7 @@ impl Cohorts {
         self.length
     }
 
-    /// Cohorts of a function, young to old, without empty ones.
+    /// Cohorts of a function, given by its index in `Folded::functions`: young to old, without empty ones.
     pub(crate) fn of_function(&self, function: usize) -> impl Iterator<Item = Cohort> {
         let held = self.held[function].iter().zip(0..);
         held.filter(|(held, _)| **held != [0; 2])
@@ -95,7 +97,8 @@ impl Cohorts {
             })
     }
 
-    /// Age in seconds that half of a function's bytes have not reached. `None` if it has none.
+    /// Upper age limit, in seconds, of the cohort up to which a function has half of its bytes, from the youngest on.
+    /// `None` if none of its memory has a known age.
     pub(crate) fn median(&self, function: usize) -> Option<u32> {
         let total: i64 = self.of_function(function).map(|cohort| cohort.bytes).sum();
         let mut younger = 0;
@@ -107,7 +110,7 @@ impl Cohorts {
             .map(|cohort| cohort.to)
     }
 
-    /// Bytes of a function by age, from the youngest on.
+    /// Bytes of a function in each cohort, from the youngest to the last in which it has memory.
     pub(crate) fn bytes(&self, function: usize) -> Vec<i64> {
         self.held[function]
             .iter()
@@ -115,12 +118,13 @@ impl Cohorts {
             .collect()
     }
 
-    /// Bytes of all functions by age, from the youngest on.
+    /// Bytes of all functions in each cohort, from the youngest to the last in which there is memory.
     pub(crate) fn total(&self) -> Vec<i64> {
         self.total.iter().map(|[bytes, _]| *bytes).collect()
     }
 
-    /// One bar per cohort, young to old, with a height relative to the largest.
+    /// Draws the bytes of a function by age as text of `columns` characters, young to old: a bar for each cohort, with
+    /// a height relative to the function's largest cohort, or a blank.
     pub(crate) fn sparkline(&self, function: usize, columns: u32) -> String {
         const HEIGHTS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
         let held = &self.held[function];
@@ -135,7 +139,8 @@ impl Cohorts {
     }
 }
 
-/// Keeps samples of at least that age. Returns the bytes dropped because their age is unknown.
+/// Removes samples that are younger than `min_age`, and those of unknown age. Returns the bytes in use of the latter.
+/// Fails if the profile has no ages.
 pub(crate) fn filter_older(profile: &mut Profile, min_age: Duration) -> Result<i64> {
     let ages = profile.ages.ok_or_else(no_ages_error)?;
     let mut unknown = SampleValues::default();

@@ -8,8 +8,8 @@ const KIND: u64 = 0x4d_5002;
 pub(crate) struct AllocTime(pub(crate) u32);
 
 impl AllocTime {
-    /// Returns the time in a pseudo frame. `None` if the frame is not one of times. The lowest bit is always set
-    /// and carries no data, because tools show a caller as the byte before the return address.
+    /// Decodes the time in a pseudo frame. `None` if `frame` is an address or another pseudo frame. The lowest bit is
+    /// always set and carries no data, because tools show a caller as the byte before the return address.
     pub(crate) fn from_frame(frame: u64) -> Option<Self> {
         (frame >> 40 == KIND).then_some(Self((frame >> 1) as u32))
     }
@@ -25,14 +25,16 @@ pub(crate) struct AgeBuckets {
 }
 
 impl AgeBuckets {
-    /// Parses `WIDTH TAKEN`. `None` if it is malformed.
+    /// Parses `WIDTH TAKEN`: the bucket length and the time of the profile, both in seconds. `None` if it is malformed
+    /// or the length is 0.
     pub(crate) fn parse(text: &str) -> Option<Self> {
         let (width, taken) = text.split_once(' ')?;
         let (width, taken) = (width.parse().ok()?, taken.parse().ok()?);
         (width > 0).then_some(Self { width, taken })
     }
 
-    /// Least age of all samples of a bucket, in seconds.
+    /// Least age that a sample of the bucket from `alloc_time` on can have, in seconds; 0 if the bucket was not
+    /// complete.
     pub(crate) fn min_age(self, alloc_time: AllocTime) -> u32 {
         self.taken
             .saturating_sub(alloc_time.0.saturating_add(self.width))

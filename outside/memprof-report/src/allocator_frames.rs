@@ -88,8 +88,8 @@ const IMPLEMENTATIONS: [&str; 3] = [
     "<alloc::alloc::Global as ",
 ];
 
-/// By stack: number of addresses at the leaf that belong to the allocator. At least one address of each stack
-/// remains.
+/// Returns, for each stack by its id, the number of addresses at the leaf that belong to the allocator. At least one
+/// address of each stack remains.
 pub(crate) fn allocator_depths(profile: &Profile, names: &Names) -> Vec<u32> {
     let addresses = profile.stacks.addresses();
     let libraries: Vec<bool> = profile
@@ -118,7 +118,7 @@ pub(crate) fn allocator_depths(profile: &Profile, names: &Names) -> Vec<u32> {
         .collect()
 }
 
-/// Returns whether all frames of an address are the allocator's.
+/// Returns whether all frames of an address are the allocator's; false if it has none.
 fn is_allocator_address(names: &Names, address: AddressId) -> bool {
     let frames = names.frames(address);
     !frames.is_empty()

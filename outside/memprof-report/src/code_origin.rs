@@ -52,7 +52,8 @@ pub struct OriginRules {
 }
 
 impl OriginRules {
-    /// Returns the origin of a function that its name determines. `named` is false for `file+0xoffset`.
+    /// Returns the origin that a function's name determines: by the user's patterns first, then by the built-in tables.
+    /// `named` is false for `file+0xoffset`, to which only the user's patterns apply. `None` if no pattern matches.
     pub(crate) fn origin_of_name(&self, function: &str, named: bool) -> Option<CodeOrigin> {
         let matches = |pattern: &Option<Regex>| {
             pattern
@@ -80,7 +81,7 @@ pub(crate) struct CodeLocation {
 }
 
 impl CodeLocation {
-    /// Returns the location of each mapping, by index.
+    /// Returns the code location of each of the profile's mappings, in their order.
     pub(crate) fn for_mappings(profile: &Profile) -> Vec<Self> {
         let main = profile.main_file().map(|mapping| mapping.path.as_str());
         let mappings = profile.mappings.iter();
@@ -93,7 +94,8 @@ impl CodeLocation {
             .collect()
     }
 
-    /// Returns the origin of a function whose name does not determine it.
+    /// Returns the origin of a function whose name does not determine it: that of its file. In a file without one, the
+    /// function is the program's own if it is named or the file is the main program, else a library's.
     pub(crate) fn origin_of_frame(self, frame: &Frame) -> CodeOrigin {
         // A function that a JIT compiler named is one of the script.
         let origin = self.origin.filter(|_| !(self.is_jit && frame.named));
@@ -104,7 +106,7 @@ impl CodeLocation {
     }
 }
 
-/// Returns the origin that a file's name determines.
+/// Returns the origin that a file's name determines. `None` if no pattern matches.
 fn origin_of_file(mapping: &Mapping) -> Option<CodeOrigin> {
     find_origin(FILES, stem(mapping.file_name()))
 }
@@ -120,7 +122,7 @@ fn origin_by_rules(function: &str) -> Option<CodeOrigin> {
     .or_else(|| find_origin(LANGUAGES, function))
 }
 
-/// Returns the origin of the first pattern that matches.
+/// Returns the origin of the first pattern that matches. `None` if none does.
 fn find_origin(rules: &[(CodeOrigin, &[&str])], name: &str) -> Option<CodeOrigin> {
     rules
         .iter()
@@ -159,8 +161,9 @@ pub(crate) fn stem(file: &str) -> &str {
     name.trim_end_matches(|c: char| c.is_ascii_digit() || matches!(c, '.' | '-'))
 }
 
-/// Returns the first component of a path. For `<T as Trait>::f` that of the type or, if the type is generic or
-/// built in, that of the trait.
+/// Returns the first component of a path. For `<T as Trait>::f` that of the type or, if the type is generic or built
+/// in, that of the trait; `core` for other functions of built-in types. `None` if the path has one component only, or
+/// its start is not an identifier.
 fn namespace(function: &str) -> Option<Cow<'_, str>> {
     let Some(inside) = function.strip_prefix('<') else {
         let (first, rest) = function.split_once("::")?;

@@ -16,12 +16,12 @@ pub struct Comparison {
 }
 
 impl Comparison {
-    /// Value, or change from the base.
+    /// Change from the base; the value itself if there is no base.
     pub fn value(self) -> i64 {
         self.new - self.base
     }
 
-    /// Returns whether the change is at most what sampling alone can cause: two standard errors.
+    /// Returns whether there is a change, but one that sampling alone can cause: less than two standard errors.
     pub(crate) fn is_noise(self) -> bool {
         self.value() != 0 && (self.value().unsigned_abs() as f64) < 2.0 * self.confidence.error()
     }
@@ -30,7 +30,7 @@ impl Comparison {
         (self.new, self.base) == (0, 0)
     }
 
-    /// Kind of change from the base.
+    /// Kind of change from the base to the new value.
     pub(crate) fn change(self) -> Change {
         match (self.base, self.new) {
             (base, new) if base == new => Change::Same,

@@ -60,7 +60,8 @@ impl Confidence {
         self.variance.sqrt() + self.missing
     }
 
-    /// Text `±29%` for a value with few samples; else empty.
+    /// Formats the error as a part of `value`, such as `±29%`. Empty if `value` is 0, was not sampled, or has at least
+    /// [`MIN_SAMPLES`] samples and lacks less than [`NOTABLE_SHARE`] by lost ones.
     pub(crate) fn relative_error(self, value: i64) -> String {
         let is_sure =
             self.samples >= MIN_SAMPLES && self.missing < NOTABLE_SHARE * value.abs() as f64;
@@ -71,7 +72,7 @@ impl Confidence {
     }
 }
 
-/// Number of lost samples per sample that was kept.
+/// Number of lost samples per sample that was kept; 0 if the dump does not count them.
 fn lost_share(profile: &Profile) -> f64 {
     let origin = &profile.origin;
     let (Some(lost), Some(samples)) = (origin.lost_samples, origin.samples) else {

@@ -9,7 +9,8 @@ use cpp_demangle::{DemangleOptions, Symbol};
 /// gigabytes.
 const MAX_BYTES: usize = 16 << 10;
 
-/// Returns the demangled name, or the name itself if it is not mangled.
+/// Demangles the name of a Rust or C++ function. A name that is not mangled, or whose demangled form is longer than
+/// `MAX_BYTES`, is returned as it is, but without glibc's version suffix.
 pub fn demangle(name: &str) -> Cow<'_, str> {
     // glibc's version suffix, as in "stdin@GLIBC_2.2.5", is not part of the name.
     let plain = match name.find('@') {
@@ -28,6 +29,7 @@ pub fn demangle(name: &str) -> Cow<'_, str> {
     demangled.map_or(Cow::Borrowed(plain), Cow::Owned)
 }
 
+/// Demangles Rust's legacy and v0 names, without their hash. `None` if the name is neither, or passes the limit.
 fn demangle_rust(name: &str) -> Option<String> {
     let mut text = LimitedText(String::new());
     let name = rustc_demangle::try_demangle(name).ok()?;
@@ -35,6 +37,7 @@ fn demangle_rust(name: &str) -> Option<String> {
     Some(text.0)
 }
 
+/// Demangles an Itanium C++ name, without parameters and return type. `None` if it is none, or passes the limit.
 fn demangle_cpp(name: &str) -> Option<String> {
     let mut text = LimitedText(String::new());
     let options = DemangleOptions::new().no_params().no_return_type();

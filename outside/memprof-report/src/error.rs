@@ -135,7 +135,7 @@ impl Error {
         }
     }
 
-    /// Error for a malformed line.
+    /// Error for a malformed line; `line` is its number from 1, `format` names the file format.
     pub(crate) fn line(format: &'static str, line: u64, problem: impl Into<String>) -> Self {
         Self::Line {
             format,
@@ -151,7 +151,7 @@ impl Error {
         }
     }
 
-    /// Converter from I/O errors; `act` says what failed, as in "read the profile".
+    /// Returns a converter from I/O errors for `map_err`; `act` says what failed, as in "read the profile".
     pub(crate) fn io(act: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
         let act = act.into();
         move |source| Self::Io { act, source }
@@ -160,6 +160,7 @@ impl Error {
 
 /// Errors of the writer, while rendering.
 impl From<io::Error> for Error {
+    /// Takes an I/O error for one of writing the report; [`Error::io`] converts those of other acts.
     fn from(source: io::Error) -> Self {
         Self::Io {
             act: "write the report".into(),

@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 /// Number of bytes that determine the format.
 const MAGIC_LEN: u64 = 16;
 
-/// Returns the first bytes of a file. Fails if it is empty.
+/// Reads up to `MAGIC_LEN` bytes from the start of a file. Fails if the file is empty or unreadable.
 pub(crate) fn read_magic(input: &mut dyn BufRead) -> Result<Vec<u8>> {
     let mut magic = Vec::new();
     input

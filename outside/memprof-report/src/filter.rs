@@ -16,14 +16,15 @@ pub struct Filter {
     pub ignore: Option<Regex>,
 }
 
-/// Compiles a regular expression of the command line.
+/// Compiles a regular expression of the command line. Fails with a usage error if `text` is none.
 pub fn pattern(text: &str) -> Result<Regex> {
     Regex::new(text)
         .map_err(|error| Error::Usage(format!("{text} is not a regular expression: {error}")))
 }
 
 impl Filter {
-    /// Removes samples that do not pass. The first `depths[stack]` frames, the allocator's, match nothing.
+    /// Removes samples without a frame that matches `focus`, and those with one that matches `ignore`. The first
+    /// `depths[stack]` frames, the allocator's, match nothing.
     pub(crate) fn apply(&self, profile: &mut Profile, names: &Names, depths: &[u32]) {
         if self.focus.is_none() && self.ignore.is_none() {
             return;
@@ -41,10 +42,11 @@ impl Filter {
     }
 }
 
-/// Removes the stacks of memprof itself: those with a frame in the plugin's file or in its host library. Returns
-/// their values.
+/// Removes the stacks of memprof itself: those with a frame in the plugin's file or in its host library. Returns the
+/// sum of their values.
 ///
-/// Allocator frames do not count: the plugin may be among them because it walks the stacks.
+/// The first `depths[stack]` frames, the allocator's, do not count: the plugin may be among them because it walks the
+/// stacks.
 pub fn drop_memprof_stacks(profile: &mut Profile, names: &Names, depths: &[u32]) -> SampleValues {
     let image = profile.origin.image.as_deref();
     let files: Vec<bool> = profile
@@ -85,7 +87,7 @@ pub fn drop_memprof_stacks(profile: &mut Profile, names: &Names, depths: &[u32])
     removed
 }
 
-/// By address: whether a function matches.
+/// Returns, for each address by its id, whether one of its functions matches; all are false without a pattern.
 fn matching_addresses(pattern: Option<&Regex>, profile: &Profile, names: &Names) -> Vec<bool> {
     let Some(pattern) = pattern else {
         return vec![false; profile.stacks.addresses().len()];

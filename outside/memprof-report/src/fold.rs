@@ -72,7 +72,7 @@ impl Folded {
         fold.add(profile, shown, origin_rules, |values| &mut values.new);
         if let Some(base) = base {
             fold.add(base, shown, origin_rules, |values| &mut values.base);
-            fold.drop_unchanged();
+            fold.clear_unchanged_variance();
         }
         fold.sorted()
     }
@@ -100,8 +100,8 @@ impl Folded {
         }
     }
 
-    /// Reduces each stack to the frames of its highest code origin: the program's own functions if there are any.
-    /// Values of the removed frames count for those.
+    /// Reduces each stack to the frames of its highest code origin: the program's own functions if there are any. A
+    /// stack's value then counts for the last of these.
     pub fn into_origin_filtered(self) -> Self {
         let Self {
             functions,
@@ -152,7 +152,7 @@ struct FoldBuilder {
 }
 
 impl FoldBuilder {
-    /// Adds the samples of a profile; `side` selects the value of the profile or of the base.
+    /// Adds the samples of a profile that have a value; `side` selects the value of the profile or of the base.
     fn add(
         &mut self,
         named: &SymbolizedProfile,
@@ -206,7 +206,8 @@ impl FoldBuilder {
         }
     }
 
-    /// Returns the id of a frame's function, and updates the function's code origin.
+    /// Returns the id of a frame's function, or of its function and line with [`Granularity::Lines`], and updates the
+    /// code origin of that id.
     fn intern(
         &mut self,
         frame: &Frame,
@@ -237,7 +238,7 @@ impl FoldBuilder {
 
     /// Sets the variance of unchanged stacks to 0: equal values mean the same samples, so chance has no part in
     /// their difference.
-    fn drop_unchanged(&mut self) {
+    fn clear_unchanged_variance(&mut self) {
         for held in self.stacks.values_mut() {
             if held.values.new == held.values.base {
                 held.values.confidence.variance = 0.0;
@@ -245,7 +246,8 @@ impl FoldBuilder {
         }
     }
 
-    /// Removes allocator functions that were inlined at the leaf, except the last function.
+    /// Removes allocator functions that were inlined at the leaf, which is the start of `functions`, except the last
+    /// function.
     fn trim_inlined(&self, functions: &mut Vec<StringId>) {
         let leading = functions
             .iter()
@@ -254,7 +256,7 @@ impl FoldBuilder {
         functions.drain(..leading.min(functions.len().saturating_sub(1)));
     }
 
-    /// Sorts the stacks by their function names.
+    /// Converts the folded stacks to the result, sorted by their function names.
     fn sorted(self) -> Folded {
         let mut by_name: Vec<u32> = (0..self.functions.len() as u32).collect();
         by_name.sort_unstable_by_key(|&id| self.functions.get(StringId(id)));

@@ -142,7 +142,8 @@ impl<'a> DumpReader<'a> {
         starts
     }
 
-    /// Reads the addresses of a stack, which the next [`push_sample`](Self::push_sample) completes.
+    /// Reads the addresses of a stack, which the next [`push_sample`](Self::push_sample) completes. Fails if one is
+    /// malformed, or the stack exceeds a limit.
     fn read_stack(&mut self, text: &[u8]) -> Result<()> {
         let stacks = &mut self.profile.stacks;
         stacks.clear();
@@ -163,7 +164,8 @@ impl<'a> DumpReader<'a> {
         Ok(())
     }
 
-    /// Adds a sample with `values` at the last stack.
+    /// Completes the stack of the last [`read_stack`](Self::read_stack), and adds a sample with `values` to it. Fails
+    /// if the profile exceeds a limit.
     fn push_sample(&mut self, values: SampleValues) -> Result<()> {
         if self.profile.samples.len() == self.limits.samples {
             return Err(Error::Limit {
@@ -201,7 +203,8 @@ impl<'a> DumpReader<'a> {
         )
     }
 
-    /// Checks that the dump is complete, and completes the profile.
+    /// Checks that the dump is complete, and completes the profile. With `force`, a truncated dump is only a warning; a
+    /// damaged one always is.
     fn finish(mut self, ending: InputEnd, force: bool) -> Result<Profile> {
         let missing = match (ending, self.section) {
             (InputEnd::Truncated(line), _) => Some(format!("line {line} has no end")),

@@ -89,7 +89,8 @@ fn parse_plain(
     }
 }
 
-/// A `profile.proto` starts with its first sample type: field 1, a short message of two numbers.
+/// Returns whether a file starts like a `profile.proto`, with its first sample type: field 1, a short message of two
+/// numbers.
 fn looks_like_pprof(magic: &[u8]) -> bool {
     matches!(magic, [0x0a, ..=22, 0x08 | 0x10, ..])
 }

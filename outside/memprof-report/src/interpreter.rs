@@ -34,7 +34,8 @@ const INTERPRETERS: &[(&[&str], &str)] = &[
     ),
 ];
 
-/// If a large part of a profile ends in an interpreter: its share, and the tool that shows the script's functions.
+/// Returns the share of a profile that ends in an interpreter, with the tool that shows the script's functions. `None`
+/// if no file is a known interpreter, or the share is below `MIN_SHARE_PERCENT`.
 pub(crate) fn advice(
     named: &SymbolizedProfile,
     sample_type: SampleType,

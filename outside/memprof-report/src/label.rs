@@ -38,7 +38,7 @@ impl LabelId {
         !self.0.get()
     }
 
-    /// Returns the id in a pseudo frame. `None` if the frame is not one of labels.
+    /// Decodes the id in a pseudo frame. `None` if `frame` is an address or another pseudo frame.
     pub(crate) fn from_frame(frame: u64) -> Option<Self> {
         Self::new((frame >> 1) as u32).filter(|_| frame >> 40 == KIND)
     }
@@ -58,7 +58,7 @@ impl Labels {
         self.keys = text.split(',').map(decode).collect();
     }
 
-    /// Reads a line `ID KEY=VALUE …`; ignores words that are not labels.
+    /// Reads a line `ID KEY=VALUE …`; ignores words that are not labels, and a line without a valid id.
     pub(crate) fn read_set(&mut self, text: &str) {
         let mut words = text.split(' ');
         let Some(id) = words.next().and_then(|id| LabelId::new(id.parse().ok()?)) else {
@@ -74,7 +74,8 @@ impl Labels {
         self.sets.get(&id).map_or(&[], Vec::as_slice)
     }
 
-    /// Returns the value of a key as it is shown, `[none]` or `[other]` included.
+    /// Returns the value of a key as reports show it: `[none]` if the sample or its set lacks the key, `[other]` for
+    /// the sets that had no free cell in the process's table.
     pub(crate) fn value(&self, id: Option<LabelId>, key: &str) -> &str {
         match id {
             None => NONE,
@@ -87,12 +88,12 @@ impl Labels {
         }
     }
 
-    /// Returns the keys that were recorded.
+    /// Returns the label keys that the dump records, in its order.
     pub(crate) fn keys(&self) -> &[String] {
         &self.keys
     }
 
-    /// Returns up to `max` values of each key, sorted.
+    /// Returns each key with up to `max` of its distinct values, the first in alphabetical order.
     pub(crate) fn values(&self, max: usize) -> Vec<(&str, Vec<&str>)> {
         let of_key = |key: &'_ String| -> Vec<&str> {
             let labels = self.sets.values().flatten();

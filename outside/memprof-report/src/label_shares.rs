@@ -31,7 +31,8 @@ pub(crate) struct LabelShare {
     pub(crate) confidence: Confidence,
 }
 
-/// Returns the memory by values of a label, the largest share first. Fails if the profile has no such key.
+/// Returns the memory by values of a label, the largest share first, without shares of 0. Fails if the profile has no
+/// such key.
 pub(crate) fn shares_by_label(
     profile: &Profile,
     key: &str,
@@ -71,6 +72,9 @@ pub struct LabelUsage {
 
 /// Returns the bytes in use by label: for each key the `max` values with most bytes, and one entry for all others.
 /// Empty if the samples have no labels.
+///
+/// # Errors
+/// The profile cannot be read or exceeds `limits`, or its sum overflows.
 pub fn usage_by_label(
     input: &mut dyn BufRead,
     limits: &Limits,

@@ -63,7 +63,7 @@ pub(crate) enum ProfileItem {
 }
 
 impl ProfileItem {
-    /// Upper bound of the memory, in bytes.
+    /// Upper bound of the memory that the item takes, in bytes.
     fn cost(self) -> u64 {
         match self {
             Self::Address => 700,
@@ -97,7 +97,7 @@ impl ParseBudget {
         self.memory_left(bytes_read).charge(0)
     }
 
-    /// Memory that is left after `bytes_read` bytes of input.
+    /// Memory budget after `bytes_read` bytes of input: the bytes spent so far, and a limit in proportion to the input.
     pub(crate) fn memory_left(self, bytes_read: u64) -> MemoryLeft {
         let limit = bytes_read
             .saturating_mul(self.ratio)

@@ -98,7 +98,7 @@ impl Names {
         }
     }
 
-    /// Sets the frames of an address, innermost first.
+    /// Sets the frames of an address, innermost first, in place of earlier ones.
     pub fn set(&mut self, address: AddressId, frames: &[Frame]) {
         let index = address.0 as usize;
         if self.ranges.len() <= index {
@@ -109,7 +109,7 @@ impl Names {
         self.ranges[index] = (start, self.frames.len() as u32);
     }
 
-    /// Summarizes which details the frames have.
+    /// Returns whether any frame has a function name, a file or a line, and any address has inlined frames.
     pub(crate) fn detail(&self) -> NameDetail {
         NameDetail {
             functions: self.frames.iter().any(|f| f.named),

@@ -27,7 +27,8 @@ mod tag {
     pub(super) const PERIOD: u64 = 12;
 }
 
-/// Reads an uncompressed `profile.proto`. Its values count as unsampled.
+/// Reads an uncompressed `profile.proto`. Its values count as unsampled. Fails if it is malformed, is not a heap
+/// profile, or exceeds `limits`.
 pub(crate) fn parse(bytes: &[u8], limits: &Limits) -> Result<Profile> {
     let mut reader = Reader {
         bytes,
@@ -120,7 +121,8 @@ impl<'a> Reader<'a> {
         str::from_utf8(string).map_err(|_| Error::pprof(format!("string {index} is not UTF-8")))
     }
 
-    /// Maps each value of a sample to its type. `None` for types other than the four of [`SampleType`].
+    /// Maps each value of a sample to its type. `None` for types other than the four of [`SampleType`]. Fails if all
+    /// are others.
     fn sample_types(&self, types: &[proto::ValueType]) -> Result<Vec<Option<SampleType>>> {
         let mut columns = Vec::new();
         for value_type in types {
@@ -167,8 +169,9 @@ impl<'a> Reader<'a> {
         Ok(mappings)
     }
 
-    /// Interns all locations. pprof has addresses of calls, [`Profile`] return addresses: one more. Two locations
-    /// may share an address or have none; those get addresses at the upper end, outside of any mapping.
+    /// Interns all locations. Returns (location id, address), ascending by location id. pprof has addresses of calls,
+    /// [`Profile`] return addresses: one more. Two locations may share an address or have none; those get addresses at
+    /// the upper end, outside of any mapping. Fails if two locations have one id.
     fn read_locations(&mut self, profile: &mut Profile) -> Result<Vec<(u64, AddressId)>> {
         let mut names = Names::default();
         let mut known = InternedStrings {
@@ -224,7 +227,8 @@ impl<'a> Reader<'a> {
         Ok(ids)
     }
 
-    /// Converts a line of a location to a frame.
+    /// Converts a line of a location to a frame. Fails if the profile has no such function, or lacks one of its
+    /// strings.
     fn convert_line(
         &mut self,
         line: proto::Line,
@@ -257,7 +261,7 @@ impl<'a> Reader<'a> {
         })
     }
 
-    /// Returns the id of `text`, the displayed form of the string with that index.
+    /// Returns the id of `text`, the displayed form of the string with that index. `known` caches the ids by index.
     fn intern(
         &mut self,
         known: &mut [Option<StringId>],
@@ -333,7 +337,8 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Returns the location with that id; most profiles number them from 1.
+/// Returns the address of the location with that id; `locations` are ascending by id. Tries index `id` − 1 first,
+/// because most profiles number them from 1. Fails if there is none.
 fn location_address(locations: &[(u64, AddressId)], id: u64) -> Result<AddressId> {
     let guess = usize::try_from(id.wrapping_sub(1)).ok();
     let guessed = guess.and_then(|index| locations.get(index));

@@ -114,7 +114,7 @@ pub struct Sample {
 }
 
 impl Sample {
-    /// A sample without counts, allocation time and labels.
+    /// Creates a sample without counts, allocation time and labels.
     pub fn new(stack: StackId, values: SampleValues) -> Self {
         Self {
             stack,
@@ -148,12 +148,12 @@ pub struct Mapping {
 }
 
 impl Mapping {
-    /// Converts an address in this mapping to its file offset.
+    /// Converts an address, which must be in this mapping, to its offset in the mapped file.
     pub fn normalize(&self, address: Address) -> FileOffset {
         FileOffset((address.0 - self.start.0).wrapping_add(self.offset))
     }
 
-    /// Last component of the path; `[anonymous]` if there is none.
+    /// Last component of the path, without the kernel's ` (deleted)`; `[anonymous]` if there is none.
     pub fn file_name(&self) -> &str {
         match self.path.trim_end_matches(" (deleted)").rsplit('/').next() {
             None | Some("") => "[anonymous]",
@@ -305,7 +305,7 @@ impl Profile {
             .try_fold(SampleValues::default(), |sum, s| sum.checked_add(s.values))
     }
 
-    /// Returns the mapping of the main program: the first one of a file.
+    /// Returns the mapping of the main program: the first one of a file. `None` if no file is mapped.
     pub fn main_file(&self) -> Option<&Mapping> {
         self.mappings.iter().find(|mapping| mapping.is_file())
     }

@@ -53,6 +53,7 @@ pub(crate) struct StackMarks {
 }
 
 impl StackMarks {
+    /// Sets the time or the label; a later pseudo frame of a kind replaces an earlier one.
     pub(crate) fn add(&mut self, mark: PseudoFrame) {
         match mark {
             PseudoFrame::AllocTime(alloc_time) => self.alloc_time = Some(alloc_time),

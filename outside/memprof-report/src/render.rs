@@ -89,7 +89,8 @@ impl RenderInput<'_> {
         }
     }
 
-    /// Folds stacks to the program's own functions, or whole ones with `flat`.
+    /// Folds stacks to the program's own functions, or to those of the highest code origin in a stack without any;
+    /// whole ones with `flat`.
     fn fold_by_origin(&self, options: &Options) -> Folded {
         let folded = self.fold(options);
         match options.origin_rules.flat {
@@ -98,7 +99,8 @@ impl RenderInput<'_> {
         }
     }
 
-    /// Warnings and notes for the reader of the report, one line each.
+    /// Warnings of the profile, then those of its base, for the reader of the report: one line each, without adjacent
+    /// duplicates.
     pub(crate) fn notes(&self) -> Vec<&str> {
         let named = [Some(self.profile), self.base];
         let notes = named.into_iter().flatten();

@@ -106,7 +106,8 @@ pub fn report(
         .collect())
 }
 
-/// Warns if the two profiles are of different programs: their difference is no growth.
+/// Returns a warning if the two profiles are of different programs: their difference is no growth. `None` if they are
+/// of one program, or it is unknown.
 fn other_program_warning(profile: &Profile, base: &Profile) -> Option<String> {
     let program = |profile: &Profile| -> Option<String> {
         let main = profile.main_file().map(|mapping| mapping.file_name());
@@ -118,7 +119,8 @@ fn other_program_warning(profile: &Profile, base: &Profile) -> Option<String> {
     })
 }
 
-/// Notes how many samples the sampler lost: they are in no row.
+/// Returns a note on the samples that the sampler lost, which are in no row. `None` if it lost none or did not count
+/// them.
 fn lost_samples_note(profile: &Profile) -> Option<String> {
     let (lost, samples) = (profile.origin.lost_samples?, profile.origin.samples?);
     (lost > 0).then(|| {
@@ -129,7 +131,8 @@ fn lost_samples_note(profile: &Profile) -> Option<String> {
     })
 }
 
-/// Warns if the sampler missed frees: there are probably more than those it detected.
+/// Returns a warning that the sampler missed frees: there are probably more than those it detected. `None` if it
+/// detected none.
 fn unseen_frees_note(profile: &Profile) -> Option<String> {
     let unseen = profile.origin.unseen_frees.filter(|count| *count > 0)?;
     Some(format!(
@@ -139,7 +142,8 @@ fn unseen_frees_note(profile: &Profile) -> Option<String> {
     ))
 }
 
-/// Notes the bytes in the row for unattributed memory.
+/// Returns a note on the bytes in the row for unattributed memory. `None` if there are none, or the profile is not of
+/// pinned slabs.
 fn unattributed_note(profile: &Profile) -> Option<String> {
     let space = SampleType::InuseSpace;
     let is_unattributed = |sample: &&Sample| {
@@ -159,7 +163,7 @@ fn unattributed_note(profile: &Profile) -> Option<String> {
     })
 }
 
-/// Removes memprof's own stacks and notes their size.
+/// Removes memprof's own stacks, and adds a note on their size to the warnings unless it is 0.
 fn drop_memprof_stacks_and_note(named: &mut SymbolizedProfile, sample_type: SampleType) {
     let dropped = drop_memprof_stacks(&mut named.profile, &named.names, &named.depths);
     if dropped[sample_type] != 0 {
@@ -181,7 +185,11 @@ fn missing_sample_type(profile: &Profile, sample_type: SampleType) -> Option<&'s
     lacks.then_some("the host ran without prof_accum:true")
 }
 
-/// Parses a profile, undoes the sampling, symbolizes and filters it.
+/// Parses a profile, undoes the sampling, symbolizes and filters it. Without `sources`, functions are named by offset.
+///
+/// # Errors
+/// The profile cannot be read, or lacks the sample type, ages or label that the options name; only binaries with
+/// another build id exist.
 pub fn read(
     input: Input<'_>,
     sources: Option<&Sources>,
@@ -304,7 +312,7 @@ fn empty_reason(profile: &Profile, options: &Options) -> String {
     }
 }
 
-/// Scales `base` to the total of `profile`.
+/// Scales `base` to the total of `profile`. Fails if the base's total is 0, or a sum overflows.
 fn normalize(base: &mut Profile, profile: &Profile, sample_type: SampleType) -> Result<()> {
     let overflow = || Error::Overflow {
         problem: "the normalized base passes 63 bits".into(),

@@ -51,8 +51,8 @@ fn without_arguments(name: &str) -> Option<String> {
     (removed == 0 && kept == 0).then_some(short)
 }
 
-/// Length of an arrow, or of a C++ operator that looks like brackets, at the start of `rest`. `None` if there is
-/// none.
+/// Length in bytes of the `->` at the start of `rest` or, after the word `operator`, of a C++ operator that looks like
+/// brackets. `None` if `rest` starts with neither.
 fn operator_len(before: &str, rest: &str) -> Option<usize> {
     let marks: &[&str] = match before.ends_with("operator") {
         true => &[

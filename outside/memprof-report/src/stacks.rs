@@ -74,7 +74,7 @@ impl Stacks {
             }
         }
         if self.known.is_empty() {
-            self.index_pending();
+            self.index_stacks();
         }
         let frames = &self.frames[self.start()..];
         let hash = self.hash(frames);
@@ -96,8 +96,8 @@ impl Stacks {
         id
     }
 
-    /// Compares the pending stack with the last one in the order of jemalloc's dumps (`prof_gctx_comp`): by
-    /// addresses as bytes.
+    /// Compares the pending stack with the last one in the order of jemalloc's dumps (`prof_gctx_comp`): by addresses
+    /// as bytes. Greater if there is no last one.
     fn compare_with_last(&self) -> Ordering {
         let Some(last) = self.ends.len().checked_sub(1) else {
             return Ordering::Greater;
@@ -158,8 +158,8 @@ impl Stacks {
         hash.with(frames.len() as u64, 0).0
     }
 
-    /// Indexes the stacks that came in order.
-    fn index_pending(&mut self) {
+    /// Fills the hash table with all stacks so far, at the first one out of order; until then, none is needed.
+    fn index_stacks(&mut self) {
         for id in (0..self.ends.len() as u32).map(StackId) {
             let hash = self.hash(self.frames(id));
             self.known

@@ -80,13 +80,14 @@ pub fn find_steady_growth(named: &SymbolizedProfile, folded: &Folded) -> Result<
     })
 }
 
-/// Index of the bucket, from the one that was incomplete when the profile was taken.
+/// Index of the age bucket that contains `alloc_time`: 0 for the newest, which was incomplete when the profile was
+/// taken, and larger for older ones.
 fn bucket_index(ages: AgeBuckets, alloc_time: AllocTime) -> usize {
     let newest = ages.taken - ages.taken % ages.width;
     (newest.saturating_sub(alloc_time.0).div_ceil(ages.width)) as usize
 }
 
-/// Number of whole buckets that fall into a span.
+/// Number of buckets in the span with the index `span`, if `whole` buckets are divided into [`SPAN_COUNT`] spans.
 fn span_len(span: usize, whole: usize) -> i64 {
     let first = |span: usize| (span * whole).div_ceil(SPAN_COUNT);
     (first(span + 1) - first(span)) as i64

@@ -49,7 +49,7 @@ pub struct Sources {
 }
 
 impl Sources {
-    /// Sources for a running process, or for one that ran on this machine.
+    /// Sources for a running process or, without `pid`, for one that ran on this machine.
     pub fn for_process(pid: Option<u32>) -> Self {
         let root = pid.map(|pid| PathBuf::from(format!("/proc/{pid}/root")));
         let machine = rustix::system::uname();
@@ -64,8 +64,8 @@ impl Sources {
     }
 }
 
-/// Returns the main program of a process whose file was deleted or replaced, as the kernel keeps it. `None` if it
-/// was not.
+/// Returns the main program of a process whose file was deleted or replaced, as the kernel keeps it. `None` if the file
+/// is unchanged, or /proc does not show the process.
 fn deleted_binary(pid: u32) -> Option<PathBuf> {
     let exe = PathBuf::from(format!("/proc/{pid}/exe"));
     let target = std::fs::read_link(&exe).ok()?;
@@ -121,10 +121,13 @@ impl BuildIdMatch {
     }
 }
 
-/// Symbolizes every address of the profile. One without a symbol gets a name such as `libfoo.so+0x1234`; warnings
-/// give the reason.
+/// Symbolizes every address of the profile. One without a symbol gets a name such as `libfoo.so+0x1234`; warnings give
+/// the reason. `progress` is called with the numbers of files done and of all files.
 ///
 /// Frames hold return addresses, so the byte before each is looked up.
+///
+/// # Errors
+/// Only binaries with another build id exist, and `sources` does not force their use.
 pub fn symbolize(
     profile: &mut Profile,
     sources: &Sources,
@@ -216,7 +219,7 @@ pub(crate) fn name_by_offset(profile: &mut Profile, names: &mut Names) {
     }
 }
 
-/// Groups the addresses without names by file.
+/// Groups the addresses without names by file, the file with most of them first. Addresses in no file are left out.
 fn group_by_file<'a>(profile: &'a Profile, names: &Names) -> Vec<ObjectFile<'a>> {
     let main = profile.main_file().map(|mapping| mapping.path.as_str());
     let mut files: Vec<ObjectFile<'a>> = Vec::new();
@@ -259,7 +262,8 @@ fn group_by_file<'a>(profile: &'a Profile, names: &Names) -> Vec<ObjectFile<'a>>
     files
 }
 
-/// Symbolizes the files on all cores. Returns the results in the order of the files.
+/// Symbolizes the files on all cores. Returns the results in the order of the files. `progress` is called with the
+/// numbers of files done and of all files.
 fn symbolize_files(
     files: &[ObjectFile<'_>],
     origin: &ProfileOrigin,
@@ -296,7 +300,8 @@ fn symbolize_files(
     results.into_iter().map(|(_, result)| result).collect()
 }
 
-/// Symbolizes the addresses of one file; notes say what failed.
+/// Symbolizes the addresses of one file; notes say what could not be read. Fails only if the build id differs and
+/// `sources` does not force its use.
 fn symbolize_file(
     file: &ObjectFile<'_>,
     origin: &ProfileOrigin,

@@ -9,6 +9,9 @@ use crate::symbolize::{Sources, symbolize};
 
 /// Returns the functions of each stack, leaf first, without those of the allocator. A stack is a list of return
 /// addresses, leaf first, as in a dump; `mappings` are those of its process, ascending.
+///
+/// # Errors
+/// Only binaries with another build id exist, and `sources` does not force their use.
 pub fn symbolize_stacks(
     stacks: &[Vec<u64>],
     mappings: Vec<Mapping>,
@@ -40,7 +43,7 @@ pub fn symbolize_stacks(
     Ok(functions.collect())
 }
 
-/// Names of frames, without allocator functions that were inlined at the leaf.
+/// Names of frames, without allocator functions that were inlined at the leaf; the last one always stays.
 fn frame_names<'a>(frames: impl Iterator<Item = &'a Frame>, names: &Names) -> Vec<String> {
     let functions = frames.map(|frame| names.strings.get(frame.function));
     let functions: Vec<_> = functions.collect();

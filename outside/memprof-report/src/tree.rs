@@ -67,7 +67,7 @@ pub(crate) fn call_tree(folded: &Folded, mut memory_left: MemoryLeft) -> Result<
     Ok(nodes)
 }
 
-/// Returns the callees of each node, the largest first.
+/// Returns the callees of each node as indices of nodes, the largest first.
 pub(crate) fn children(nodes: &[Node]) -> Vec<Vec<u32>> {
     let mut children = vec![Vec::new(); nodes.len()];
     for (index, node) in nodes.iter().enumerate().skip(1) {

@@ -3,13 +3,16 @@
 use crate::error::{Error, Result};
 use crate::profile::{DeclaredContents, Profile, SampleType, SampleValues, Sampling};
 
-/// Converts raw values to estimates, in place, and checks them against the header.
+/// Converts raw values to estimates, in place. If they contradict the header or the dump's declaration, adds a warning.
 ///
 /// For a Poisson process with mean P bytes and a stack with n objects of s bytes on average, the scale is 1/(1 −
 /// exp(−s/P)): the formula of jeprof's `AdjustSamples`. Values are rounded to whole numbers, so that all views of a
-/// profile have the same total. The rounding error of one sample's objects is carried to the next: most samples
-/// have few objects, and without the carry the total was 1 % off in a real dump. Bytes are rounded without a carry,
-/// so that an unchanged stack has the same value in two profiles.
+/// profile have the same total. The rounding error of one sample's objects is carried to the next: most samples have
+/// few objects, and without the carry the total was 1 % off in a real dump. Bytes are rounded without a carry, so that
+/// an unchanged stack has the same value in two profiles.
+///
+/// # Errors
+/// A sum passes 63 bits.
 pub fn unsample(profile: &mut Profile) -> Result<()> {
     let sampling = profile.sampling;
     let raw = profile.totals().ok_or_else(overflow)?;
@@ -66,7 +69,7 @@ fn unsample_values(
     Some(scaled)
 }
 
-/// Number of allocations for which one sampled allocation of this mean size stands.
+/// Number of allocations for which one sampled allocation of this mean size stands; 1 if nothing was sampled.
 fn scale(objects: i64, bytes: i64, sampling: Sampling) -> f64 {
     if objects <= 0 || bytes <= 0 {
         return 1.0;
@@ -90,7 +93,8 @@ fn round_with_carry(value: i64, scale: f64, carry: &mut f64) -> Option<i64> {
     (whole < i64::MAX as f64).then_some(whole as i64)
 }
 
-/// Checks a dump against the contents that it declares. Returns a warning if they differ.
+/// Checks a dump against the contents that it declares. Returns a warning if they differ; `None` if they agree or it
+/// declares none.
 fn check_declared_contents(profile: &Profile, totals: SampleValues) -> Option<String> {
     let DeclaredContents {
         stacks,
@@ -158,7 +162,8 @@ impl TotalsTolerance {
     }
 }
 
-/// Warning if the sum over the stacks differs too much from the header.
+/// Returns a warning if the sum over the stacks differs from the header by more than the tolerance and the header's own
+/// rounding; `None` if not.
 fn header_warning(
     header: SampleValues,
     raw: SampleValues,

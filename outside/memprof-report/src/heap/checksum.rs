@@ -13,7 +13,7 @@ pub(super) struct DumpChecksum {
     written: Option<[u8; 8]>,
 }
 
-/// Returns whether a line belongs to the checksum: tools that rewrite a dump remove it.
+/// Returns whether a line contains a checksum or announces one. Tools that rewrite a dump remove both.
 pub(super) fn is_checksum_line(line: &[u8]) -> bool {
     let line = line.strip_suffix(b"\r").unwrap_or(line);
     line == ANNOUNCEMENT || checksum_digits(line).is_some()
@@ -37,7 +37,8 @@ fn checksum_digits(line: &[u8]) -> Option<[u8; 8]> {
 const BATCH_BYTES: usize = 16 << 10;
 
 impl DumpChecksum {
-    /// Adds a line of the dump. The first checksum line is stored instead.
+    /// Adds a line, given without its newline, to the checksum. The first line with a checksum is not added, but stored
+    /// for [`mismatch`](Self::mismatch).
     pub(super) fn add(&mut self, line: &[u8]) {
         if self.written.is_none()
             && let Some(value) = checksum_digits(line)
@@ -53,7 +54,7 @@ impl DumpChecksum {
         }
     }
 
-    /// Updates the CRC with the pending lines.
+    /// Updates the CRC with the pending lines and clears them. Carriage returns do not count.
     fn update_crc(&mut self) {
         let mut rest = &self.lines[..];
         while let Some(index) = memchr::memchr(b'\r', rest) {
@@ -70,7 +71,8 @@ impl DumpChecksum {
         format!("# checksum: crc32 {:08x}", self.crc.sum())
     }
 
-    /// Returns whether the dump differs from what was written. A dump without checksum and announcement never does.
+    /// Returns whether the dump differs from its checksum, or lacks one that it announces. A dump without checksum and
+    /// announcement never does.
     pub(super) fn mismatch(&mut self) -> bool {
         self.update_crc();
         match self.written {

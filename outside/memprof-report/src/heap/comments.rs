@@ -9,7 +9,8 @@ use crate::names::replace_unprintable;
 use crate::profile::AllocationTally;
 
 impl DumpReader<'_> {
-    /// Reads a comment line without its `#`.
+    /// Reads a comment, given without its `#`, into the profile. Ignores unknown keys. Fails if labels or build ids
+    /// exceed the memory budget.
     pub(super) fn read_comment(&mut self, comment: &[u8]) -> Result<()> {
         let text = String::from_utf8_lossy(comment);
         let text = replace_unprintable(&text);
@@ -52,7 +53,7 @@ impl DumpReader<'_> {
         Ok(())
     }
 
-    /// Reads `rust_host pid 1234 on myhostname`.
+    /// Reads `rust_host pid 1234 on myhostname` into the profile's origin; the pid and the machine may be missing.
     fn read_host(&mut self, value: &str) {
         let origin = &mut self.profile.origin;
         let (rest, machine) = match value.rsplit_once(" on ") {
@@ -69,7 +70,7 @@ impl DumpReader<'_> {
     }
 }
 
-/// Reads `12 objects, 3400 bytes, 1200 at the peak`.
+/// Parses `12 objects, 3400 bytes, 1200 at the peak`. `None` if a number is missing or malformed.
 fn read_tally(value: &str) -> Option<AllocationTally> {
     let mut numbers = value
         .split(", ")

@@ -90,7 +90,8 @@ impl<'a> Export<'a> {
         }
     }
 
-    /// Reads one line and writes it without pseudo frames.
+    /// Writes one line of the dump without pseudo frames; `number` counts from 1. Once frames were removed, a checksum
+    /// is not written, but replaced in [`finish`](Self::finish).
     fn read(&mut self, number: u64, line: &[u8]) -> Result<()> {
         self.input_checksum.add(line);
         if !self.stripped.is_empty() && checksum::is_checksum(line) {
@@ -112,7 +113,8 @@ impl<'a> Export<'a> {
         }
     }
 
-    /// Writes the comments and the checksum. Returns the number of bytes.
+    /// Writes comments with the removed pseudo frames, and the new checksum if the dump had one. Returns the number of
+    /// bytes of the whole output.
     fn finish(mut self) -> Result<u64> {
         for comment in std::mem::take(&mut self.stripped).comments() {
             self.write(comment.as_bytes())?;
@@ -130,6 +132,7 @@ impl<'a> Export<'a> {
         Ok(self.written)
     }
 
+    /// Writes a line and a newline, and adds the line to the output's checksum.
     fn write(&mut self, line: &[u8]) -> Result<()> {
         self.output_checksum.add(line);
         self.written += line.len() as u64 + 1;

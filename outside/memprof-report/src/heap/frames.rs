@@ -57,7 +57,7 @@ impl AddressReader {
             let (word, length) = match width.key(prefix).and_then(|key| self.get(key)) {
                 Some(id) => (StackWord::Frame(id), width.length()),
                 None => {
-                    width = Width::of_first_word(prefix);
+                    width = Width::from_prefix(prefix);
                     self.read_word(text, width, prefix, stacks).ok_or(text)?
                 }
             };
@@ -95,7 +95,7 @@ impl AddressReader {
         Some((StackWord::Frame(id), length))
     }
 
-    /// Returns the id of an address by the key of its word.
+    /// Returns the id of an address by the key of its word. `None` if the table lacks it.
     fn get(&self, key: Key) -> Option<AddressId> {
         let size = self.slots.len();
         if size == 0 {
@@ -111,7 +111,7 @@ impl AddressReader {
         }
     }
 
-    /// Inserts an address, and grows the table if necessary.
+    /// Inserts an address, and grows the table if more than a quarter of it is used.
     fn insert(&mut self, key: Key, id: AddressId) {
         self.used += 1;
         if self.slots.len() < 4 * self.used {
@@ -141,7 +141,7 @@ impl AddressReader {
 
 const BLANKS: u64 = u64::from_ne_bytes([b' '; 8]);
 
-/// First bytes of `text`, padded with blanks.
+/// First `PREFIX_LEN` bytes of `text`, padded with blanks, as two little-endian words.
 fn prefix(text: &[u8]) -> TextPrefix {
     let bytes = match text.first_chunk::<PREFIX_LEN>() {
         Some(chunk) => *chunk,
@@ -156,8 +156,8 @@ fn prefix(text: &[u8]) -> TextPrefix {
 }
 
 impl Width {
-    /// Width of the first word of `prefix`; arbitrary if the word does not end there.
-    fn of_first_word((_, high): TextPrefix) -> Self {
+    /// Width of the first word of `prefix`; arbitrary if the word does not end in the upper half.
+    fn from_prefix((_, high): TextPrefix) -> Self {
         const ONES: u64 = u64::from_ne_bytes([0x01; 8]);
         const HIGHS: u64 = u64::from_ne_bytes([0x80; 8]);
         let other = high ^ BLANKS;
@@ -174,6 +174,7 @@ impl Width {
         blank.then_some(Key(low, high ^ (end & !0xff) << self.0))
     }
 
+    /// Length of the word, in bytes.
     fn length(self) -> usize {
         8 + self.0 as usize / 8
     }

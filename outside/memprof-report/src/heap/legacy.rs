@@ -18,7 +18,8 @@ use crate::profile::{SampleValues, Sampling};
 const DEFAULT_INTERVAL: u64 = 128 << 10;
 
 impl DumpReader<'_> {
-    /// Reads the totals and the sampling method in the first line.
+    /// Reads the totals and the sampling method from `text`, the first line after `heap profile:`. Fails if they are
+    /// malformed; an unknown method counts as no sampling.
     pub(super) fn read_legacy_header(&mut self, text: &[u8]) -> Result<()> {
         let Some((counts, rest)) = parse_counts(text) else {
             return Err(self.unexpected_error("'objects: bytes [objects: bytes]'", text));
@@ -55,7 +56,7 @@ impl DumpReader<'_> {
         Ok(())
     }
 
-    /// Reads a line of a stack with its values.
+    /// Reads a line of a stack with its values. Skips an empty line; the header of the mappings ends the stacks.
     pub(super) fn read_legacy(&mut self, line: &[u8]) -> Result<()> {
         if line.trim_ascii().is_empty() || self.enter_mappings(line) {
             return Ok(());

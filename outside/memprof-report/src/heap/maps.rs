@@ -33,8 +33,8 @@ impl DumpReader<'_> {
     }
 }
 
-/// Parses `55d62a6b1000-55d62a710000 r-xp 00000000 fe:00 10199045   /usr/bin/redis-server`, or tcmalloc's
-/// `40000000-40015000: /lib/ld-2.3.2.so`.
+/// Parses `55d62a6b1000-55d62a710000 r-xp 00000000 fe:00 10199045 /usr/bin/redis-server`, or tcmalloc's
+/// `40000000-40015000: /lib/ld-2.3.2.so`. `None` if the line is neither, or the end is before the start.
 fn parse_mapping(line: &[u8]) -> Option<Mapping> {
     let (start, rest) = parse_hexadecimal(line.trim_ascii_start())?;
     let (end, rest) = parse_hexadecimal(rest.strip_prefix(b"-")?)?;
@@ -77,7 +77,8 @@ fn trimmed_path(text: &[u8]) -> String {
     replace_unprintable(&String::from_utf8_lossy(text.trim_ascii())).into_owned()
 }
 
-/// Sorts the mappings, sets their build ids and drops those that overlap an earlier one.
+/// Sorts the mappings by address, drops those that overlap an earlier one, with a warning, and sets the build ids,
+/// which are given as (path, build id).
 pub(super) fn arrange(
     mut mappings: Vec<Mapping>,
     build_ids: Vec<(String, String)>,

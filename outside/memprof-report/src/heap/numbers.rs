@@ -35,7 +35,8 @@ pub(super) fn parse_hexadecimal(text: &[u8]) -> Option<(u64, &[u8])> {
     (digits > 0).then_some((number, &text[digits..]))
 }
 
-/// Parses counts. Returns them and the text after their `]`.
+/// Parses `objects: bytes [objects: bytes]`. Returns the counts and the text after their `]`; `None` if a number or a
+/// separator is missing.
 pub(super) fn parse_counts(text: &[u8]) -> Option<(Counts, &[u8])> {
     let (objects, rest) = parse_decimal(text.trim_ascii_start())?;
     let (bytes, rest) = parse_decimal(rest.strip_prefix(b":")?.trim_ascii_start())?;

@@ -6,7 +6,9 @@ use super::DumpReader;
 use crate::profile::{SampleType, Sampling, UNATTRIBUTED};
 
 impl DumpReader<'_> {
-    /// Reinterprets the profile, which was read as one of growth because it has that format.
+    /// Reinterprets a profile of pinned slabs, which was read as one of growth because it has that format: its amounts
+    /// are known and only shared out by samples. A profile that says it is sampled is not of pinned slabs and loses
+    /// that mark.
     pub(super) fn read_as_pinned(&mut self) {
         let profile = &mut self.profile;
         if !profile.is_pinned || profile.sampling != Sampling::None {

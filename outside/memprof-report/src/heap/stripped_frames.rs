@@ -45,7 +45,8 @@ impl StrippedFrames {
         self.stacks_by_marks.is_empty()
     }
 
-    /// Returns the comments, without newlines.
+    /// Returns the comments that list the removed pseudo frames with the numbers of their stacks, from 1: `# marks:
+    /// MARK… of STACK…`, without newlines.
     pub(super) fn comments(&self) -> impl Iterator<Item = String> {
         let stacks_by_marks = self.stacks_by_marks.iter();
         let parts = stacks_by_marks.flat_map(|(marks, stacks)| {
@@ -72,7 +73,8 @@ fn append_marks(marks: &[u8], comment: &mut String) {
     }
 }
 
-/// Restores the pseudo frames in a comment, given the text after `# marks: `. Ignores malformed parts.
+/// Sets the allocation times and labels of `samples` to the pseudo frames in a comment, given the text after `# marks:
+/// `. Ignores malformed parts.
 pub(super) fn restore(comment: &str, samples: &mut [Sample]) {
     let Some((append_marks, stacks)) = comment.split_once(" of ") else {
         return;

@@ -15,7 +15,8 @@ use crate::stacks::AddressId;
 pub(super) struct Symbols(HashMap<Address, String>);
 
 impl DumpReader<'_> {
-    /// Reads a line of the symbols.
+    /// Reads a line of the symbols: `0xADDR name`, `binary=`, which is skipped, or the `---` that ends them. Fails if
+    /// it is none of these.
     pub(super) fn read_symbol(&mut self, line: &[u8]) -> Result<()> {
         if line == b"---" {
             self.section = DumpSection::SymbolsEnd;
@@ -36,8 +37,8 @@ impl DumpReader<'_> {
 }
 
 impl Symbols {
-    /// Converts the symbols to names. Their addresses are jeprof's: of the leaf the address itself, of all others
-    /// one less. `None` if there are none.
+    /// Converts the symbols to names of the profile's addresses. jeprof wrote them by other addresses: the leaf's own,
+    /// and of all other frames one less. `None` if the dump has no symbols.
     pub(super) fn into_names(self, profile: &Profile) -> Option<Names> {
         if self.0.is_empty() {
             return None;

@@ -39,7 +39,7 @@ enum Expected {
 /// Rewrites a dump of jemalloc as tcmalloc's text, line by line. Copies tcmalloc's text.
 ///
 /// # Errors
-/// `dump` is neither, or is truncated; writing to `out` fails.
+/// `dump` is in neither format, is malformed or truncated, or has lines beyond the limits; writing to `out` fails.
 pub fn write_tcmalloc(dump: &mut dyn BufRead, limits: &Limits, out: &mut dyn Write) -> Result<()> {
     let mut expected = Expected::Header;
     // Text that precedes the values in jemalloc's format and follows them in tcmalloc's.

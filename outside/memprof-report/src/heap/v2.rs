@@ -57,13 +57,13 @@ impl ThreadTotals {
 
     /// Returns whether the only thread has other values than `t*`. Several threads are rounded separately, so their
     /// sum is not exact.
-    fn contradict(&self) -> bool {
+    fn contradicts_total(&self) -> bool {
         self.count == 1 && !self.is_equal
     }
 }
 
 impl DumpReader<'_> {
-    /// Reads the sample interval in the first line.
+    /// Reads the sample interval from the first line after `heap_v2/`. Fails unless it is a number of at least 1.
     pub(super) fn read_v2_header(&mut self, interval: &[u8]) -> Result<()> {
         let sampling = match parse_decimal(interval) {
             Some((interval @ 1.., rest)) if rest.trim_ascii().is_empty() => interval as u64,
@@ -77,7 +77,8 @@ impl DumpReader<'_> {
         Ok(())
     }
 
-    /// Reads a line of the stacks.
+    /// Reads a line before the mappings: the totals, a stack, its values, one of its threads, or the blank line after
+    /// the stacks. Fails if it is not what `expected` says.
     pub(super) fn read_v2(&mut self, expected: Expected, line: &[u8]) -> Result<()> {
         match (expected, line.first()) {
             (Expected::Totals | Expected::StackTotals, _) => {
@@ -111,14 +112,15 @@ impl DumpReader<'_> {
         }
     }
 
-    /// Reads the line of a stack, which its values follow.
+    /// Reads the addresses of a stack. The next line must have its values.
     fn read_v2_stack(&mut self, line: &[u8]) -> Result<()> {
         self.read_stack(line[1..].trim_ascii())?;
         self.section = DumpSection::V2(Expected::StackTotals);
         Ok(())
     }
 
-    /// A thread's name may follow its values.
+    /// Adds the values of a thread, `tN: objects: bytes [objects: bytes] NAME`, to the check of the totals. The name
+    /// may be missing and is ignored.
     fn read_v2_thread(&mut self, line: &[u8]) -> Result<()> {
         let text = line.trim_ascii_start();
         let end = match text {
@@ -136,12 +138,13 @@ impl DumpReader<'_> {
 
     /// Records the line of the first contradiction between `t*` and its only thread.
     fn check_v2_threads(&mut self) {
-        if self.threads.contradict() && self.contradictory_line.is_none() {
+        if self.threads.contradicts_total() && self.contradictory_line.is_none() {
             self.contradictory_line = Some(self.line);
         }
     }
 
-    /// Parses the values of a `t*` line.
+    /// Parses `text`, the values after `t*:`, and notes if there are accumulated ones. An error quotes the whole
+    /// values.
     fn read_v2_values(&mut self, text: &[u8], line: &[u8]) -> Result<SampleValues> {
         match parse_counts(text) {
             Some((counts, rest)) if rest.trim_ascii().is_empty() => {

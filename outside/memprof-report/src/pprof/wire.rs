@@ -30,7 +30,7 @@ impl<'a> Iterator for Fields<'a> {
 }
 
 impl<'a> Fields<'a> {
-    /// Reads the next field. `None` if it is malformed.
+    /// Reads the next field: its number and value. `None` if it is malformed or truncated.
     fn read_field(&mut self) -> Option<(u64, Value<'a>)> {
         let key = read_varint(&mut self.0)?;
         let value = match key & 7 {
@@ -46,7 +46,7 @@ impl<'a> Fields<'a> {
         Some((key >> 3, value))
     }
 
-    /// Takes `length` bytes. `None` if there are fewer.
+    /// Splits off the next `length` bytes. `None` if there are fewer.
     fn split_off(&mut self, length: usize) -> Option<&'a [u8]> {
         let (bytes, rest) = self.0.split_at_checked(length)?;
         self.0 = rest;
@@ -77,7 +77,7 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// Returns a number. Fails for a message.
+    /// Returns a varint. Fails for a message, and for a number of fixed width.
     pub(super) fn number(self) -> Result<u64> {
         match self {
             Self::Varint(number) => Ok(number),
@@ -85,7 +85,7 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// Calls `visit` with the numbers of a repeated field, packed or not.
+    /// Calls `visit` with the numbers of a repeated field, packed or not. Fails if one is truncated, or `visit` fails.
     pub(super) fn for_each_number(self, mut visit: impl FnMut(u64) -> Result<()>) -> Result<()> {
         let mut packed = match self {
             Self::Bytes(packed) => packed,

@@ -9,7 +9,8 @@ use crate::names::StringId;
 /// Bytes of a line after which it is written in parts.
 const MAX_PART_BYTES: usize = 64 << 10;
 
-/// Writes one line per stack.
+/// Writes one line per stack with a value: its functions, root first and joined by `;`, and the value. A `;` in a name
+/// becomes `:`.
 pub(super) fn write(folded: &Folded, out: &mut dyn Write) -> Result<()> {
     let names: Vec<String> = (0..folded.functions.len() as u32)
         .map(|id| folded.functions.get(StringId(id)).replace(';', ":"))

@@ -16,7 +16,8 @@ const DEFAULT_FUNCTIONS: usize = 80;
 /// Smallest edge, in percent of the total.
 const MIN_EDGE_PERCENT: f64 = 0.1;
 
-/// Writes the graph of the largest functions.
+/// Writes the graph of the functions with the largest cumulative values, `top` or [`DEFAULT_FUNCTIONS`] of them, and of
+/// the calls between them.
 pub(super) fn write(input: &RenderInput<'_>, options: &Options, out: &mut dyn Write) -> Result<()> {
     let folded = input.fold_by_origin(options);
     let mut rows = table(&folded, true);

@@ -34,7 +34,7 @@ pub static FLAMEGRAPH_POLICY: LazyLock<String> = LazyLock::new(|| {
     )
 });
 
-/// Returns the text of the script element.
+/// Returns the text of the first script element of `svg`, without its CDATA marks; empty if there is none.
 fn script(svg: &str) -> String {
     let element = svg.split_once("<script").and_then(|(_, rest)| {
         let (_, rest) = rest.split_once('>')?;
@@ -62,7 +62,8 @@ fn options() -> Flamegraph<'static> {
     options
 }
 
-/// Colours functions grey that are not the program's own. A comparison has other colours, for the change.
+/// Returns the colours for functions that are not the program's own: grey. inferno does not use them in a comparison,
+/// where colours show the change.
 fn grey_palette(folded: &Folded) -> PaletteMap {
     let mut palette = PaletteMap::default();
     for (index, origin) in folded.origins.iter().enumerate() {

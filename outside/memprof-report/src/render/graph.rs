@@ -15,8 +15,8 @@ pub(super) type Edge = (StringId, StringId);
 /// Memory of an edge, in bytes.
 const BYTES_PER_EDGE: u64 = 176;
 
-/// Returns the value of each edge, the largest first; an edge that a stack has twice counts once. Fails if they
-/// exceed the memory budget.
+/// Returns the value of each edge (caller, callee), the largest change or value first; an edge that a stack has twice
+/// counts once. Fails if they exceed the memory budget.
 pub(super) fn edges(
     folded: &Folded,
     mut memory_left: MemoryLeft,

@@ -61,7 +61,8 @@ fn join_modules(modules: &[&str]) -> String {
 /// names the symbols have.
 pub static POLICY: LazyLock<String> = LazyLock::new(|| policy_for(&SCRIPT));
 
-/// Returns the policy of a page with that script.
+/// Returns the Content-Security-Policy of a page with that script: it allows only the script and the viewer's style
+/// sheet, by their hashes.
 fn policy_for(script: &str) -> String {
     let hash = |text: &str| BASE64_STANDARD.encode(Sha256::digest(text));
     format!(
@@ -124,14 +125,14 @@ struct ViewerTree {
     error: Vec<u64>,
 }
 
-/// Writes the page with its data.
+/// Writes the viewer as one page with its data, which loads no other file.
 pub(super) fn write(input: &RenderInput<'_>, options: &Options, out: &mut dyn Write) -> Result<()> {
     write_page(&POLICY, &SCRIPT, out, &mut |out| {
         write_view(input, options, out)
     })
 }
 
-/// Writes a page that runs one script on the JSON that `data` writes.
+/// Writes a page that runs one script on the JSON that `data` writes. `policy` is its Content-Security-Policy.
 fn write_page(
     policy: &str,
     script: &str,
@@ -156,7 +157,7 @@ fn write_page(
     Ok(())
 }
 
-/// Writes the data only.
+/// Writes the viewer's data only, as JSON.
 pub(super) fn write_view(
     input: &RenderInput<'_>,
     options: &Options,

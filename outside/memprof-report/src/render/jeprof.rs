@@ -12,7 +12,8 @@ use crate::options::Options;
 use crate::profile::{Profile, SampleType, SampleValues};
 use crate::stacks::AddressId;
 
-/// Writes symbols, stacks and mappings.
+/// Writes symbols, stacks and mappings in the text that jeprof reads, without the allocator's frames. No option
+/// applies.
 pub(super) fn write(
     input: &RenderInput<'_>,
     _options: &Options,

@@ -250,6 +250,7 @@ fn label_shares<'a>(
     })
 }
 
+/// Converts totals; those of allocations are `None` unless the profile has them.
 fn totals(values: SampleValues, has_alloc: bool) -> Totals {
     let [alloc_objects, alloc_space, inuse_objects, inuse_space] = values.0;
     Totals {

@@ -8,7 +8,7 @@ use crate::error::Result;
 use crate::options::Options;
 use crate::table::table;
 
-/// Writes a block of lines for each function in focus.
+/// Writes a block of lines for each function whose name matches `focus`: its callers, itself, and its callees.
 pub(super) fn write(input: &RenderInput<'_>, options: &Options, out: &mut dyn Write) -> Result<()> {
     let folded = input.fold_by_origin(options);
     let edges = edges(&folded, input.memory_left())?;

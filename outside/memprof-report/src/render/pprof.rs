@@ -19,7 +19,7 @@ use crate::profile::SampleType;
 /// Prefers speed to size: most such files are read once and deleted.
 const COMPRESSION: Compression = Compression::fast();
 
-/// Writes the profile, and its base with negative values.
+/// Writes the profile, gzip-compressed, with the samples of the base as negative values.
 pub(super) fn write(input: &RenderInput<'_>, options: &Options, out: &mut dyn Write) -> Result<()> {
     let mut encoder = Encoder::new(GzBuilder::new().write(out, COMPRESSION));
     let profile = &input.profile.profile;

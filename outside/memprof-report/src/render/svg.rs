@@ -8,7 +8,7 @@ use super::{RenderInput, dot};
 use crate::error::{Error, Result};
 use crate::options::Options;
 
-/// Writes the graph as an SVG. Fails if graphviz is missing.
+/// Writes the graph as an SVG. Fails if graphviz is missing or fails.
 pub(super) fn write(input: &RenderInput<'_>, options: &Options, out: &mut dyn Write) -> Result<()> {
     let mut graph = Vec::new();
     dot::write(input, options, &mut graph)?;
@@ -16,7 +16,8 @@ pub(super) fn write(input: &RenderInput<'_>, options: &Options, out: &mut dyn Wr
     Ok(())
 }
 
-/// Runs `dot` on a graph and returns its output.
+/// Runs `dot` on a graph and returns its output. Fails if it is not installed, or with the text that it writes to
+/// stderr.
 fn draw(graph: &[u8]) -> Result<Vec<u8>> {
     let program_error = |problem: String| Error::Program {
         program: "dot",

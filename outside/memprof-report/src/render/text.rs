@@ -12,7 +12,8 @@ use crate::label_shares::shares_by_label;
 use crate::options::Options;
 use crate::table::{Row, table};
 
-/// Writes the table that the options select.
+/// Writes the table that the options select: shares by the values of a label, changes from a base, or values of
+/// functions.
 pub(super) fn write(input: &RenderInput<'_>, options: &Options, out: &mut dyn Write) -> Result<()> {
     if let Some(key) = &options.by {
         return write_shares(input, key, options, out);
@@ -26,7 +27,7 @@ pub(super) fn write(input: &RenderInput<'_>, options: &Options, out: &mut dyn Wr
     }
 }
 
-/// Writes one row per value of a label.
+/// Writes one row per value of the label `key`, the largest first, up to `top` rows.
 fn write_shares(
     input: &RenderInput<'_>,
     key: &str,
@@ -59,7 +60,7 @@ fn write_shares(
     Ok(())
 }
 
-/// Writes the table of one profile.
+/// Writes one row per function of a profile without a base, with columns for samples and ages if it has them.
 fn write_values(
     rows: &[Row],
     folded: &Folded,
@@ -140,7 +141,7 @@ fn write_values(
     write_omitted_count(rows.len() - shown, out)
 }
 
-/// Writes one table per kind of change.
+/// Writes one table per kind of change, with the functions that changed in that way.
 fn write_changes(
     rows: &[Row],
     folded: &Folded,

@@ -13,7 +13,7 @@ const MIN_PERCENT: f64 = 0.5;
 /// Largest indentation; deeper nodes are shown with their depth.
 const MAX_INDENT: u32 = 100;
 
-/// Writes the tree, without small subtrees.
+/// Writes the call tree with its `top` largest nodes or, without `top`, those of at least [`MIN_PERCENT`] of the total.
 pub(super) fn write(input: &RenderInput<'_>, options: &Options, out: &mut dyn Write) -> Result<()> {
     let folded = input.fold_by_origin(options);
     let nodes = call_tree(&folded, input.memory_left())?;
@@ -72,8 +72,8 @@ pub(super) fn write(input: &RenderInput<'_>, options: &Options, out: &mut dyn Wr
     Ok(())
 }
 
-/// By node: whether it is shown, because it is one of the `top` largest or an ancestor of one. The root does not
-/// count.
+/// Returns, for each node by index, whether it is shown, because it is one of the `top` largest or an ancestor of one.
+/// The root is always shown, and is not one of the `top`.
 fn shown_largest(nodes: &[Node], top: usize) -> Vec<bool> {
     let magnitude = |index: usize| nodes[index].total.value().unsigned_abs();
     let mut by_size: Vec<usize> = (1..nodes.len())
@@ -90,7 +90,7 @@ fn shown_largest(nodes: &[Node], top: usize) -> Vec<bool> {
     shown
 }
 
-/// By node: whether it has at least [`MIN_PERCENT`] of the total.
+/// Returns, for each node by index, whether it has at least [`MIN_PERCENT`] of the total. The root is always shown.
 fn shown_by_percent(nodes: &[Node], total: i64) -> Vec<bool> {
     let is_small = |node: &Node| percent(node.total.value(), total).abs() < MIN_PERCENT;
     let mut shown: Vec<bool> = nodes.iter().map(|node| !is_small(node)).collect();

@@ -43,7 +43,7 @@ impl AbbreviationBudget {
     }
 }
 
-/// Length of a list in bytes (DWARF 5, 7.5.3).
+/// Length in bytes of the list at `offset` of `.debug_abbrev` (DWARF 5, 7.5.3).
 fn list_len(
     lists: &DebugAbbrev<EndianSlice<'_, RunTimeEndian>>,
     offset: usize,

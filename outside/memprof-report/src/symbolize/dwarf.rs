@@ -100,7 +100,8 @@ fn decompress<'d>(section: &impl ObjectSection<'d>) -> io::Result<Cow<'d, [u8]>>
     compressed.decompress().map_err(io::Error::other)
 }
 
-/// Sections for locations of variables and for macros are not needed, and are half of the bytes.
+/// Returns whether a section is read. Those for locations of variables and for macros are not needed, and are half of
+/// the bytes.
 fn is_needed(id: SectionId) -> bool {
     use SectionId::{
         DebugLoc, DebugLocLists, DebugMacinfo, DebugMacro, DebugNames, DebugPubNames, DebugTypes,
@@ -171,14 +172,15 @@ impl<'s> Context<'s> {
 }
 
 impl<'s> Context<'s> {
-    /// Returns the name of the unit that contains an address.
+    /// Returns the name of the unit that contains an address; empty if it is unknown.
     fn unit_name(&'s self, address: LinkedAddress) -> &'s [u8] {
         let lookup = self.files.find_dwarf_and_unit(address).skip_all_loads();
         let name = lookup.and_then(|unit| unit.unit.name);
         name.map_or(&[], |name| name.slice())
     }
 
-    /// Returns the namespaces and classes that contain an inlined function at an address.
+    /// Returns the namespaces and classes that contain an inlined function at an address, as in `shop::Cart`. `None` if
+    /// debug information shows none.
     fn inlined_scope(&self, address: LinkedAddress, inlined: Offset) -> Option<String> {
         let unit_name = self.files.find_dwarf_and_unit(address).skip_all_loads()?;
         self.scopes.inlined_scope(unit_name, inlined)

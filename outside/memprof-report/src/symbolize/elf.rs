@@ -19,8 +19,8 @@ use crate::stacks::AddressId;
 /// Fewest addresses for which another thread reads debug information.
 const MIN_PART: usize = 1000;
 
-/// Symbolizes offsets of one binary, as far as possible. Returns the frames, and notes about what could not be
-/// read.
+/// Symbolizes offsets of one binary, as far as possible. Returns the frames, and notes about what could not be read
+/// and, for the main program, that it is stripped. Fails if the binary is no valid ELF file.
 pub(super) fn symbolize_offsets(
     binary: &Binary,
     queries: &[(FileOffset, AddressId)],
@@ -80,7 +80,8 @@ pub(super) fn symbolize_offsets(
     ))
 }
 
-/// Splits the addresses between cores by ranges, because neighbours share debug information.
+/// Symbolizes the addresses, split between cores by ranges, because neighbours share debug information. Returns the
+/// frames of each range.
 fn with_inlined_frames_parallel(
     queries: &[Query<'_>],
     dwarf: Option<&Dwarf<'_>>,
@@ -103,7 +104,8 @@ fn with_inlined_frames_parallel(
 /// An address with the symbol that contains it.
 type Query<'s> = ((LinkedAddress, AddressId), Option<&'s str>);
 
-/// Returns the inlined functions at each address, or the symbol alone.
+/// Returns the inlined functions at each address or, where debug information has none, the symbol alone. An address
+/// with neither gets no frame.
 fn with_inlined_frames(queries: &[Query<'_>], dwarf: Option<&Dwarf<'_>>) -> CollectedFrames {
     let context = dwarf.and_then(Dwarf::context);
     let mut frames = Frames::default();
@@ -122,7 +124,7 @@ fn with_inlined_frames(queries: &[Query<'_>], dwarf: Option<&Dwarf<'_>>) -> Coll
     frames.finish()
 }
 
-/// Converts file offsets to linked addresses, by the loadable segments.
+/// Converts file offsets to linked addresses, by the loadable segments. Offsets in no segment are left out.
 fn to_linked_addresses<'d, R: ReadRef<'d>>(
     file: &object::File<'d, R>,
     queries: &[(FileOffset, AddressId)],
@@ -206,7 +208,7 @@ impl<'q, 'd> SymbolMatcher<'q, 'd> {
         self.best.best().all(|best| best.is_some())
     }
 
-    /// Returns the name of each address, in order.
+    /// Returns the name of each address, in the order of the queries. `None` if no symbol contains it.
     fn names(&self) -> impl Iterator<Item = Option<&'d str>> {
         let best = self.best.best();
         best.map(|best| best.map(|candidate| candidate.name))

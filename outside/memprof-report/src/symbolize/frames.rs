@@ -57,7 +57,8 @@ impl<'s> Frames<'s> {
         self.list.push((address, frame));
     }
 
-    /// Adds the next frame of an address, of which debug information has only the last part of the name.
+    /// Adds the next frame of an address, of which debug information has only the last part of the name. The file's
+    /// path and the name of its `unit` give the rest, as far as they show it.
     pub(super) fn push_in_file(
         &mut self,
         address: AddressId,
@@ -110,7 +111,7 @@ impl<'s> Frames<'s> {
         self.list.push((address, frame));
     }
 
-    /// Renames the last frame.
+    /// Renames the function of the last frame; does nothing if there is none.
     pub(super) fn rename_last(&mut self, function: &'s [u8]) {
         let function = self.function(function);
         if let Some((_, last)) = self.list.last_mut() {
@@ -118,7 +119,7 @@ impl<'s> Frames<'s> {
         }
     }
 
-    /// Id of a function by its linkage name.
+    /// Returns the id of a function's demangled name, by its linkage name. Ids are cached by the address of that text.
     fn function(&mut self, linked: &'s [u8]) -> StringId {
         let name = || demangle(&String::from_utf8_lossy(linked)).into_owned();
         let known = self.functions.entry(StrAddress(linked));

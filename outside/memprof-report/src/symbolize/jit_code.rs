@@ -14,7 +14,8 @@ use crate::stacks::AddressId;
 /// Most jitdumps that are read for a profile: a forked child has its parent's mapped too.
 const MAX_JITDUMPS: usize = 4;
 
-/// Names addresses that are in no file and have no name yet.
+/// Names addresses that are in no file and have no name yet, from the perf map of a running process and from jitdumps.
+/// A jitdump that cannot be read is a warning of the profile.
 pub(super) fn name_addresses(profile: &mut Profile, sources: &Sources, names: &mut Names) {
     let addresses = unnamed_addresses(profile, names);
     if addresses.is_empty() {
@@ -50,7 +51,7 @@ pub(super) fn name_addresses(profile: &mut Profile, sources: &Sources, names: &m
     profile.warnings.extend(notes);
 }
 
-/// Calls in no file and without a name, ascending.
+/// Returns the addresses of calls in no file and without a name, ascending.
 fn unnamed_addresses(profile: &Profile, names: &Names) -> Vec<(u64, AddressId)> {
     let mut addresses: Vec<(u64, AddressId)> = (0..profile.stacks.addresses().len())
         .map(|index| AddressId(index as u32))
@@ -65,7 +66,8 @@ fn unnamed_addresses(profile: &Profile, names: &Names) -> Vec<(u64, AddressId)> 
     addresses
 }
 
-/// Jitdumps that the process had mapped, each once, with the id of the process that wrote it.
+/// Jitdumps that the process had mapped, each once and at most [`MAX_JITDUMPS`], with the id of the process that wrote
+/// it.
 fn jitdumps(profile: &Profile) -> Vec<(&str, u32)> {
     let mut found = Vec::new();
     for mapping in &profile.mappings {
@@ -76,8 +78,8 @@ fn jitdumps(profile: &Profile) -> Vec<(&str, u32)> {
     found
 }
 
-/// Opens a jitdump: a file of the process's user while it runs; later any file at that path, as for a binary
-/// without a build id.
+/// Opens a jitdump: a file of the process's user while it runs; later any file at that path, as for a binary without a
+/// build id. `None` if there is no such file, or the profile is of another machine.
 fn open_jitdump(
     path: &str,
     profile: &Profile,
@@ -107,6 +109,8 @@ struct LiveProcess {
 
 /// Reads the ids of a process from `/proc`. `None` if it is gone.
 impl LiveProcess {
+    /// Finds a running process in /proc, with its id in its own PID namespace and its effective user. `None` if it has
+    /// ended.
     fn find(pid: u32) -> Option<Self> {
         let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
         let numbers = |key: &str| {
@@ -123,12 +127,13 @@ impl LiveProcess {
         })
     }
 
-    /// Opens the map that the process's JIT compiler writes for `perf`.
+    /// Opens the map that the process's JIT compiler writes for `perf`. `None` if there is none of the process's user.
     fn perf_map(&self) -> Option<File> {
         self.open(Path::new(&format!("/tmp/perf-{}.map", self.own_pid)))
     }
 
-    /// Opens a file that belongs to the process's user, because anybody may write to `/tmp`.
+    /// Opens a file in the root directory of the process. `None` unless it belongs to the process's user, because
+    /// anybody may write to `/tmp`.
     fn open(&self, path: &Path) -> Option<File> {
         let file = open(&SearchPath {
             root: self.root.clone(),

@@ -91,7 +91,8 @@ pub(super) fn read_names(
         .collect()
 }
 
-/// Seeks to the first record and returns its position. `None` if the file is no jitdump of that process.
+/// Seeks to the first record and returns its position. `None` if the file is truncated or is no jitdump of that
+/// process.
 fn first_record(dump: &mut (impl Read + Seek), writer: u32) -> io::Result<Option<u64>> {
     let mut head = [0; FILE_HEAD];
     let is_read = was_read_whole(dump.read_exact(&mut head))?;
@@ -103,7 +104,7 @@ fn first_record(dump: &mut (impl Read + Seek), writer: u32) -> io::Result<Option
     dump.seek(SeekFrom::Start(length)).map(Some)
 }
 
-/// Reads the text at `position`, up to its NUL.
+/// Reads the text at `position`, up to its NUL or `MAX_NAME_BYTES`. Invalid UTF-8 is replaced.
 fn read_text(dump: &mut (impl Read + Seek), position: u64) -> io::Result<String> {
     dump.seek(SeekFrom::Start(position))?;
     let mut bytes = Vec::new();
@@ -112,7 +113,7 @@ fn read_text(dump: &mut (impl Read + Seek), position: u64) -> io::Result<String>
     Ok(String::from_utf8_lossy(text).into_owned())
 }
 
-/// Returns the four bytes at `offset` as a number.
+/// Returns the four bytes at `offset` as a little-endian number. Panics if `bytes` is too short.
 fn read_u32(bytes: &[u8], offset: usize) -> u32 {
     let mut number = [0; 4];
     number.copy_from_slice(&bytes[offset..offset + 4]);

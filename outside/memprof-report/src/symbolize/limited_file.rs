@@ -16,7 +16,7 @@ pub struct LimitedFile<R: Read + Seek> {
 }
 
 impl<R: Read + Seek> LimitedFile<R> {
-    /// Allows to read up to `limit` bytes of `file`.
+    /// Creates a reader of up to `limit` bytes of `file` in total.
     pub fn new(file: R, limit: u64) -> Self {
         Self {
             cache: ReadCache::new(file),

@@ -16,8 +16,8 @@ const MAX_ENTRIES: usize = 1 << 18;
 /// Longest line, in bytes; longer ones are truncated.
 const MAX_LINE_BYTES: usize = 4 << 10;
 
-/// Returns the names of `addresses`, ascending. The latest entry for an address wins: code is moved, and its memory
-/// reused.
+/// Returns the names of those `addresses`, ascending, that entries of the map contain. The latest entry for an address
+/// wins: code is moved, and its memory reused. Reading ends silently at the limits for bytes and entries.
 pub(super) fn read_names(
     map: impl Read,
     addresses: &[(u64, AddressId)],
@@ -42,7 +42,8 @@ pub(super) fn read_names(
         .collect()
 }
 
-/// Parses a line. `None` if it is malformed.
+/// Parses a line `START SIZE NAME` with hexadecimal numbers. `None` if it is malformed. Bytes beyond `MAX_LINE_BYTES`
+/// are ignored.
 fn parse_entry(line: &[u8]) -> Option<(u64, u64, &str)> {
     let text = str::from_utf8(line.get(..line.len().min(MAX_LINE_BYTES))?).ok()?;
     let mut words = text.trim_end().splitn(3, ' ');

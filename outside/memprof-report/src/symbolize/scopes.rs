@@ -74,8 +74,9 @@ impl Scopes {
         found
     }
 
-    /// Returns the names of the scopes from the unit down to an entry. Siblings are in the order of their offsets,
-    /// so the last one that starts at or before the entry contains it.
+    /// Returns the names of the scopes from the unit down to an entry, joined by `::`. `None` if there are none, or a
+    /// limit is reached: `functions` is the number of declarations elsewhere that may still be followed. Siblings are
+    /// in the order of their offsets, so the last one that starts at or before the entry contains it.
     fn scope_path(
         &self,
         unit: UnitRef<'_, Slice<'_>>,
@@ -130,7 +131,8 @@ fn is_cpp(unit: UnitRef<'_, Slice<'_>>) -> bool {
     matches!(language, Some(AttributeValue::Language(language)) if CPP.contains(&language))
 }
 
-/// Returns the entry at which the function is declared. `None` if it is in another unit.
+/// Returns the entry at which the function is declared, `entry` itself if it refers to no other. `None` if it is in
+/// another unit, or too many references lead there.
 fn declaration<'s>(unit: UnitRef<'_, Slice<'s>>, mut entry: Entry<'s>) -> Option<Offset> {
     for _ in 0..MAX_REFERENCES {
         match reference(unit, &entry) {
@@ -141,7 +143,8 @@ fn declaration<'s>(unit: UnitRef<'_, Slice<'s>>, mut entry: Entry<'s>) -> Option
     None
 }
 
-/// Returns the entry of which this one is an instance or the definition; `Some(None)` if it is in another unit.
+/// Returns the entry of which this one is an instance or the definition. `None` if it refers to none; `Some(None)` if
+/// that entry is in another unit.
 fn reference<'s>(unit: UnitRef<'_, Slice<'s>>, entry: &Entry<'s>) -> Option<Option<Offset>> {
     let value = [DW_AT_abstract_origin, DW_AT_specification]
         .into_iter()
@@ -153,7 +156,8 @@ fn reference<'s>(unit: UnitRef<'_, Slice<'s>>, entry: &Entry<'s>) -> Option<Opti
     })
 }
 
-/// Returns the name of a namespace, class or function. `None` for other entries.
+/// Returns the name of a namespace, class or function; `{lambda}` for a class without one. `None` for other entries and
+/// for a function without a name.
 fn scope_name<'s>(unit: UnitRef<'_, Slice<'s>>, scope: &Entry<'s>) -> Option<String> {
     let name = scope.attr_value(DW_AT_name);
     let name = name.and_then(|name| unit.attr_string(name).ok());

@@ -43,7 +43,7 @@ pub(super) struct SearchPath {
     pub(super) path: PathBuf,
 }
 
-/// Finds the binary of a mapping.
+/// Finds the binary of a mapping, with its debug file. If none can be read, the result says why.
 ///
 /// # Errors
 /// Only binaries with another build id exist, and `force` is not set.
@@ -103,7 +103,7 @@ pub(super) fn find_binary(
     }
 }
 
-/// Paths at which the binary may be, in order.
+/// Paths at which the binary may be, the preferred first. Only `sources.binary` for the main program, if it is set.
 fn search_paths(
     object_file: &ObjectFile<'_>,
     sources: &Sources,
@@ -144,7 +144,8 @@ fn build_id_path(id: &str, suffix: &str) -> Option<PathBuf> {
     is_safe.then(|| PathBuf::from(format!(".build-id/{first}/{rest}{suffix}")))
 }
 
-/// Finds the debug file of a binary: by build id, else by `.gnu_debuglink`, with an equal checksum.
+/// Finds the debug file of a binary: by build id, else by `.gnu_debuglink`, with an equal checksum. `None` if there is
+/// none.
 fn debug_file(
     file: &File,
     search_path: &SearchPath,
@@ -194,7 +195,7 @@ fn debug_file(
     })
 }
 
-/// Returns the name and checksum in `.gnu_debuglink`.
+/// Returns the name and checksum in `.gnu_debuglink`. `None` if the file lacks it, or the name contains a slash.
 fn debug_link(file: &File) -> Option<(PathBuf, u32)> {
     let cache = LimitedFile::new(file, READ_LIMIT);
     let object_file = object::File::parse(&cache).ok()?;
@@ -209,7 +210,8 @@ fn debug_link(file: &File) -> Option<(PathBuf, u32)> {
 #[derive(Debug, PartialEq, Eq)]
 struct TooLarge;
 
-/// Returns the build id in hex. `None` if the file is no ELF or has none.
+/// Returns the build id in hex. `None` if the file is no ELF or has none. Fails if more than [`READ_LIMIT`] bytes would
+/// have to be read, or there is no memory for them.
 fn build_id(file: &File) -> std::result::Result<Option<String>, TooLarge> {
     let cache = LimitedFile::new(file, READ_LIMIT);
     let object_file = object::File::parse(&cache);
@@ -221,14 +223,15 @@ fn build_id(file: &File) -> std::result::Result<Option<String>, TooLarge> {
     Ok(id.ok().flatten().map(hex))
 }
 
-/// CRC-32 of a file's contents.
+/// CRC-32 of a file's contents. `None` if it cannot be read.
 fn crc(mut file: &File) -> Option<u32> {
     let mut reader = flate2::CrcReader::new(&mut file);
     io::copy(&mut reader, &mut io::sink()).ok()?;
     Some(reader.crc().sum())
 }
 
-/// Opens a regular file without blocking. `None` if it cannot be opened.
+/// Opens a regular file without blocking; no link leads out of its root, unless that is empty. `None` if it cannot be
+/// opened, is not regular, or consists mostly of holes.
 pub(super) fn open(search_path: &SearchPath) -> Option<File> {
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
     let file = if search_path.root.as_os_str().is_empty() {

@@ -17,7 +17,8 @@ impl<T: Copy + Ord> SegmentTree<T> {
         }
     }
 
-    /// Offers a candidate to the addresses in `range`. Returns the number of visited nodes.
+    /// Offers a candidate to the addresses with the indices in `range`; of all candidates the least wins. Returns the
+    /// number of visited nodes.
     pub(super) fn insert(&mut self, range: Range<usize>, candidate: T) -> usize {
         let leaves = self.nodes.len() / 2;
         let (mut start, mut end) = (range.start + leaves, range.end + leaves);
@@ -43,7 +44,7 @@ impl<T: Copy + Ord> SegmentTree<T> {
         visited
     }
 
-    /// Returns the least candidate of each address.
+    /// Returns the least candidate of each address, by index. `None` if it has none.
     pub(super) fn best(&self) -> impl Iterator<Item = Option<T>> {
         let leaves = self.nodes.len() / 2;
         (leaves..2 * leaves).map(|leaf| {

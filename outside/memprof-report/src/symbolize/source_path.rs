@@ -27,7 +27,8 @@ pub(super) fn is_rust(file: &str) -> bool {
 }
 
 /// Returns the qualified name of a function: `alloc::alloc::alloc_zeroed` for `alloc_zeroed` in
-/// `/rustc/…/library/alloc/src/alloc.rs`. `None` if the path shows no crate.
+/// `/rustc/…/library/alloc/src/alloc.rs`. A `unit` to which the file belongs gives the name of the crate, else its
+/// directory does. `None` if the path shows no crate.
 pub(super) fn qualified_name(
     function: &str,
     file: &str,

@@ -66,8 +66,8 @@ pub(super) fn unneeded_units(
     Ok(runs)
 }
 
-/// Overwrites `run` with one type unit, which has no addresses, so that addr2line skips it. All other units keep
-/// their offsets, because some refer to each other.
+/// Overwrites `run` with one type unit, which has no addresses, so that addr2line skips it. All other units keep their
+/// offsets, because some refer to each other. A run that is too short or too long for the header stays unchanged.
 pub(super) fn blank_units(info: &mut [u8], run: &Range<usize>, endian: RunTimeEndian) {
     let length = u32::try_from(run.len() - 4).unwrap_or(u32::MAX);
     // Longer units have another header.
@@ -82,8 +82,9 @@ pub(super) fn blank_units(info: &mut [u8], run: &Range<usize>, endian: RunTimeEn
     unit[7] = 8;
 }
 
-/// Returns, by the offset of each unit that has ranges, whether an address may be in one of them. Damaged ranges
-/// are ignored. Ranges of length 0 are of functions that the linker removed.
+/// Returns, by the offset of each unit that has ranges, whether an address may be in one of them. A damaged range may
+/// contain any address; if a list of ranges cannot be read, the result is empty. Ranges of length 0 are of functions
+/// that the linker removed.
 fn units_in_ranges(dwarf: &Dwarf<Slice<'_>>, addresses: &[LinkedAddress]) -> HashMap<usize, bool> {
     let mut units = HashMap::new();
     let mut sets = dwarf.debug_aranges.headers();
@@ -108,8 +109,8 @@ fn is_inside(addresses: &[LinkedAddress], range: ArangeEntry) -> bool {
     next.is_some_and(|address| address - range.address() < range.length())
 }
 
-/// Returns the offsets in `.debug_info` of entries in other units to which this unit's functions refer for their
-/// names.
+/// Returns the offsets in `.debug_info` of entries in other units to which this unit's functions refer for their names.
+/// Fails if the unit is damaged, or nested deeper than `MAX_DEPTH`.
 fn references(dwarf: &Dwarf<Slice<'_>>, unit: &UnitHeader<Slice<'_>>) -> io::Result<Vec<usize>> {
     let mut references = Vec::new();
     let abbreviations = dwarf.abbreviations(unit).map_err(io::Error::other)?;
@@ -126,7 +127,7 @@ fn references(dwarf: &Dwarf<Slice<'_>>, unit: &UnitHeader<Slice<'_>>) -> io::Res
     Ok(references)
 }
 
-/// Adds the references of one entry to other units.
+/// Reads one entry, and adds its references to other units to `references`.
 fn read_entry(
     entries: &mut gimli::EntriesRaw<'_, Slice<'_>>,
     references: &mut Vec<usize>,

@@ -53,7 +53,7 @@ impl<W: Write> Encoder<W> {
         }
     }
 
-    /// Writes one message as a field of the profile.
+    /// Appends one message as the profile's field number `tag`. The buffer is written out in parts of `PART_BYTES`.
     pub(super) fn write_field(&mut self, tag: u32, message: &impl Message) -> Result<()> {
         prost::encoding::message::encode(tag, message, &mut self.buffer);
         if self.buffer.len() >= PART_BYTES {
@@ -63,7 +63,7 @@ impl<W: Write> Encoder<W> {
         Ok(())
     }
 
-    /// Writes the samples of a profile, times `sign`, with the messages to which they refer.
+    /// Writes the samples of a profile, times `sign` (1 or −1), with the mappings and locations to which they refer.
     pub(super) fn write_samples(
         &mut self,
         symbolized: &SymbolizedProfile,
@@ -195,7 +195,7 @@ impl<W: Write> Encoder<W> {
         Ok(ids)
     }
 
-    /// Frames of an address, innermost first.
+    /// Converts the frames of an address, innermost first, to lines, and collects functions that are new.
     fn lines(&mut self, symbolized: &SymbolizedProfile, address: AddressId) -> Vec<proto::Line> {
         let frames = symbolized.names.frames(address);
         let string = |id| symbolized.names.strings.get(id);
@@ -224,7 +224,7 @@ impl<W: Write> Encoder<W> {
             .collect()
     }
 
-    /// Writes the tables and the remaining fields.
+    /// Writes the functions and strings that were collected and the fields in `tail`, and flushes the output.
     pub(super) fn finish(mut self, tail: &proto::Profile) -> Result<()> {
         for function in std::mem::take(&mut self.functions) {
             self.write_field(5, &function)?;
