@@ -48,7 +48,8 @@ impl Default for AccessRule {
     }
 }
 
-/// Middleware that forwards requests that are allowed, with the token removed from the path.
+/// Middleware that forwards allowed requests, with the token removed from the path, and rejects others. Adds the
+/// security headers to every response.
 pub(crate) async fn guard(
     State(access): State<Arc<Access>>,
     mut request: Request,
@@ -81,7 +82,11 @@ enum Admission {
 }
 
 impl Access {
-    /// Checks a request, and removes the token from its path.
+    /// Checks a request, and removes the token from its path. A path that ends in the token is redirected to that with
+    /// a slash.
+    ///
+    /// # Errors
+    /// The host name is unknown, another site's page sent the request, or the client is not allowed.
     fn admit(&self, request: &mut Request) -> Result<Admission> {
         self.check_host_header(request.uri(), request.headers())?;
         check_cross_site(request)?;
@@ -181,13 +186,14 @@ fn is_navigation(method: &Method, uri: &Uri) -> bool {
     method == Method::GET && uri.path().ends_with('/')
 }
 
-/// Returns the token in the `Authorization` header.
+/// Returns the token in `Authorization: Bearer TOKEN`. `None` if that header is missing or has another scheme.
 fn bearer_token(headers: &HeaderMap) -> Option<&str> {
     let value = headers.get(AUTHORIZATION)?.to_str().ok()?;
     let (scheme, token) = value.split_once(' ')?;
     scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
 }
 
+/// Removes a port from an authority, if there is one.
 fn without_port(authority: &str) -> &str {
     match authority.rsplit_once(':') {
         Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => name,
@@ -195,14 +201,15 @@ fn without_port(authority: &str) -> &str {
     }
 }
 
-/// Parses the path that remains without the token.
+/// Parses the path and query that remain without the token. Fails with `invalid_argument` if they are malformed.
 fn parse_path(rest: &str) -> Result<Uri> {
     let path = rest.parse::<PathAndQuery>();
     path.map(Uri::from)
         .map_err(|_| Problem::invalid("the path is malformed"))
 }
 
-/// Error for a request without a valid token.
+/// Error for a request without a valid token; `token` is the server's. Its message names the client's user if that is
+/// the reason, and its remedy how to be allowed.
 fn unauthorized(token: Option<&Token>, peer: Option<Peer>) -> Problem {
     let other_user = peer.filter(|peer| !peer.is_same_user_or_root());
     let origin = other_user.map(|peer| format!("this connection comes from {}", peer.describe()));

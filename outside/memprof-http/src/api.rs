@@ -26,6 +26,7 @@ const SPECIAL_MESSAGES: [&str; 4] = ["dump", "list", "fetch", "help"];
 /// Most bytes of a request body: more than the arguments of any message.
 const MAX_BODY_BYTES: usize = 4096;
 
+/// Returns the routes of one host below `/api/v1/`: one per message, and those of kept dumps.
 pub(crate) fn routes() -> Router<SharedHosts> {
     let mut router = Router::new()
         .route("/api/v1/dump", post(dump))
@@ -41,13 +42,14 @@ pub(crate) fn routes() -> Router<SharedHosts> {
     router.layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
 }
 
-/// Messages that are forwarded unchanged.
+/// Messages that are forwarded unchanged: all but those in `SPECIAL_MESSAGES`.
 pub(crate) fn simple_messages() -> impl Iterator<Item = &'static MessageSpec> {
     let messages = MESSAGES.iter();
     messages.filter(|message| !SPECIAL_MESSAGES.contains(&message.name))
 }
 
-/// Route of a message without side effects; its arguments are the query.
+/// Route of a message without side effects; its arguments are the query. `stats` is not written to the host's log
+/// unless the query asks for that.
 fn read_route(message: &'static str) -> MethodRouter<SharedHosts> {
     get(
         async move |RequestHost(host): RequestHost,
@@ -74,7 +76,7 @@ async fn send_body(host: &Gateway, message: &'static str, body: &[u8]) -> Result
     send_args(host, message, &parse_arguments(body)?).await
 }
 
-/// Sends a message, and forwards the reply.
+/// Sends a message, and forwards the plugin's reply.
 async fn send_args(
     host: &Gateway,
     message: &'static str,
@@ -90,7 +92,8 @@ struct ReplyPeek {
     findings: Option<IgnoredAny>,
 }
 
-/// Forwards the plugin's reply. A reply with findings is a success, whatever its status.
+/// Forwards the plugin's reply, as JSON or text. A reply with findings is a success, whatever its status; all others
+/// with a status other than 0 become an error.
 fn forward_reply(reply: PluginReply) -> Result<Response> {
     let peek: Option<ReplyPeek> = serde_json::from_slice(&reply.body).ok();
     let is_finding = peek.as_ref().is_some_and(|peek| peek.findings.is_some());
@@ -105,7 +108,8 @@ fn forward_reply(reply: PluginReply) -> Result<Response> {
     Ok(([(CONTENT_TYPE, content_type)], reply.body).into_response())
 }
 
-/// Parses the arguments of a message: a JSON object of strings, numbers and booleans, or an empty body.
+/// Parses the arguments of a message: a JSON object of strings, numbers and booleans (`on`, `off`), or an empty body.
+/// Fails if the body is malformed, or a key cannot be an argument's.
 fn parse_arguments(body: &[u8]) -> Result<Vec<(String, String)>> {
     if body.trim_ascii().is_empty() {
         return Ok(Vec::new());
@@ -129,7 +133,7 @@ fn parse_arguments(body: &[u8]) -> Result<Vec<(String, String)>> {
     object.into_iter().map(parse).collect()
 }
 
-/// Fails unless `key` could be the name of an argument.
+/// Fails unless `key` could be the name of an argument: lower-case ASCII letters and underscores.
 fn check_key(key: &str) -> Result<()> {
     let is_key = !key.is_empty() && key.bytes().all(|b| b.is_ascii_lowercase() || b == b'_');
     is_key
@@ -137,7 +141,8 @@ fn check_key(key: &str) -> Result<()> {
         .ok_or_else(|| Problem::invalid(format!("unknown argument {key:?}")))
 }
 
-/// Takes a dump, or waits for the one that runs.
+/// Takes a dump, or waits for the one that runs. With arguments, it always takes one and never waits for another
+/// request's.
 async fn dump(RequestHost(host): RequestHost, body: Bytes) -> Result<Response> {
     // A dump of another kind or of one allocator is not shared with other requests.
     if !parse_arguments(&body)?.is_empty() {

@@ -65,6 +65,7 @@ impl CallLimiter {
         self.acquire_within(PERMIT_TIMEOUT, kind).await
     }
 
+    /// Waits up to `limit` for the permits. Fails as overloaded after that.
     async fn acquire_within(&self, limit: Duration, kind: CallKind) -> Result<CallPermit> {
         let Ok(permit) = timeout(limit, self.wait_for_permits(kind)).await else {
             let message = "too many requests wait for this host, or for others";
@@ -73,7 +74,7 @@ impl CallLimiter {
         permit.map_err(|error| Problem::internal(error.to_string()))
     }
 
-    /// Waits for the permits of the host and of all hosts.
+    /// Waits for the permits of the host and of all hosts. Long calls need a third permit, which all hosts share.
     async fn wait_for_permits(&self, kind: CallKind) -> Result<CallPermit, AcquireError> {
         let (own, long) = match kind {
             CallKind::Quick => (Arc::clone(&self.quick).acquire_owned().await?, None),

@@ -20,7 +20,7 @@ const MAX_WAITING_CHUNKS: usize = 2;
 type Chunk = Result<Bytes>;
 
 /// Returns the body that `write` writes, on a thread of its own, which waits for a slow reader. An error before the
-/// first chunk is returned; a later one breaks off the connection.
+/// first chunk is returned; a later one breaks off the connection. Fails as overloaded if no thread can be started.
 pub(crate) async fn stream(
     write: impl FnOnce(&mut dyn Write) -> Result<()> + Send + 'static,
 ) -> Result<Body> {
@@ -43,7 +43,7 @@ pub(crate) async fn stream(
     Ok(Body::new(ChunkBody { first, chunks }))
 }
 
-/// Error of a write to the body.
+/// Error for a failed write to the body.
 fn write_error(error: io::Error) -> Problem {
     Problem::internal(error.to_string())
 }

@@ -30,7 +30,7 @@ const MAX_DISCARDED_BYTES: usize = 128 << 20;
 /// Most bytes of a reply that are handed to the connection at a time.
 const MAX_PART_BYTES: usize = 256 << 10;
 
-/// Serves a connection until either side ends it.
+/// Serves a connection until either side ends it, the client exceeds a timeout, or it is evicted.
 pub(crate) async fn serve_connection<S>(stream: S, peer: Peer, slot: ConnectionSlot, router: Router)
 where
     S: AsyncRead + AsyncWrite + Unpin,
@@ -59,7 +59,8 @@ where
     }
 }
 
-/// Handles one request, within the connection's memory reservation.
+/// Handles one request, within the connection's memory reservation. Replies that the server is overloaded if the
+/// connection is a surplus one, or too many bytes are reserved.
 async fn handle_request(
     request: hyper::Request<Incoming>,
     peer: Peer,
@@ -114,7 +115,8 @@ async fn handle_request(
     }))
 }
 
-/// Discards the rest of a body: a client that still sends when the connection closes misses the reply.
+/// Discards up to [`MAX_DISCARDED_BYTES`] of the rest of a body: a client that still sends when the connection closes
+/// misses the reply.
 async fn drain_body(mut body: Incoming, client: &ConnectionState) {
     let mut remaining = MAX_DISCARDED_BYTES;
     client.await_body();
@@ -193,6 +195,7 @@ impl HttpBody for RequestBody {
 }
 
 impl Drop for RequestBody {
+    /// Leaves the part of the body that was not read to [`handle_request`].
     fn drop(&mut self) {
         let unread = self.body.take().filter(|body| !body.is_end_stream());
         let mut bytes = self.bytes.lock().unwrap_or_else(PoisonError::into_inner);
@@ -210,7 +213,7 @@ struct ReservedBody {
 }
 
 impl ReservedBody {
-    /// Takes the next part of the pending frame.
+    /// Takes the next part of the pending frame, up to `MAX_PART_BYTES`.
     fn next_part(&mut self) -> Frame<Bytes> {
         let length = self.pending.len().min(MAX_PART_BYTES);
         Frame::data(self.pending.split_to(length))
@@ -257,6 +260,7 @@ impl HttpBody for ReservedBody {
 }
 
 impl Drop for ReservedBody {
+    /// Records that the reply was passed on, so that the client may send its next request.
     fn drop(&mut self) {
         self.slot.client.response_started();
     }

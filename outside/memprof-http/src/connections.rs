@@ -61,6 +61,7 @@ enum AwaitedPart {
 }
 
 impl AwaitedPart {
+    /// Time at which the client must have sent this part.
     fn deadline(self) -> Instant {
         match self {
             Self::RequestHead(since) => since + HEAD_TIMEOUT,
@@ -70,8 +71,8 @@ impl AwaitedPart {
 }
 
 impl Connections {
-    /// Acquires a slot, if necessary that of the client that has made the server wait longest. `None` if even the
-    /// slots for refusals are in use.
+    /// Acquires a slot, if necessary that of the client that has made the server wait longest; else one for a refusal.
+    /// `None` if even those are in use.
     pub(crate) fn acquire_slot(self: &Arc<Self>) -> Option<ConnectionSlot> {
         let mut open = self.open();
         let count = open.iter().filter(|client| client.has_slot()).count();
@@ -89,13 +90,13 @@ impl Connections {
         })
     }
 
-    /// Evicts one connection, because the system has no descriptor for a new one.
+    /// Evicts the connection that has made the server wait longest, because the system has no descriptor for a new one.
     pub(crate) fn evict_one(&self) {
         evict_slowest(&self.open(), Instant::now(), |_| true);
     }
 
     /// Reserves `bytes` more for `client`, evicting slow ones if necessary. Returns false if too many bytes are
-    /// reserved and no connection can be evicted.
+    /// reserved and no connection can be evicted. The first [`ALWAYS_FREE_BYTES`] of a connection are always granted.
     fn reserve(&self, client: &ConnectionState, bytes: usize, now: Instant) -> bool {
         let open = self.open();
         let own = client.progress().reserved + bytes;
@@ -115,6 +116,7 @@ impl Connections {
         true
     }
 
+    /// Locks the list of open connections.
     fn open(&self) -> MutexGuard<'_, Vec<Arc<ConnectionState>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -151,19 +153,19 @@ impl ConnectionState {
         }
     }
 
-    /// The client may send a request now. `is_known` if it needs no token.
+    /// Records that the client may send a request now. `is_known` if it needs no token.
     pub(crate) fn start_request(&self, is_known: bool) {
         let mut progress = self.progress();
         progress.is_known = is_known;
         progress.awaited = Some(AwaitedPart::RequestHead(Instant::now()));
     }
 
-    /// The client has sent a whole request.
+    /// Records that the client has sent a whole request.
     pub(crate) fn request_complete(&self) {
         self.progress().awaited = None;
     }
 
-    /// The server waits for more of a request's body.
+    /// Records that the server waits for more of a request's body; the time counts from the first such wait.
     pub(crate) fn await_body(&self) {
         let mut progress = self.progress();
         if !matches!(progress.awaited, Some(AwaitedPart::RequestBody(_))) {
@@ -171,12 +173,13 @@ impl ConnectionState {
         }
     }
 
-    /// The reply is being sent; the client may send the next request.
+    /// Records that the reply is being sent: the client may send the next request.
     pub(crate) fn response_started(&self) {
         self.progress().awaited = Some(AwaitedPart::RequestHead(Instant::now()));
     }
 
-    /// Records whether the client accepted bytes of the reply.
+    /// Records whether the client accepted bytes of the reply; the time since which it does not counts from the first
+    /// refusal.
     pub(crate) fn record_write(&self, has_accepted: bool) {
         let mut progress = self.progress();
         progress.blocked_since = match progress.blocked_since {
@@ -228,6 +231,7 @@ impl ConnectionState {
         can_be_evicted.then_some((progress.is_known, has_head, since))
     }
 
+    /// Returns whether the connection uses a regular slot, and is not evicted.
     fn has_slot(&self) -> bool {
         !self.is_surplus && !self.progress().is_evicted
     }
@@ -242,6 +246,7 @@ impl ConnectionState {
         }
     }
 
+    /// Locks the progress of the connection.
     fn progress(&self) -> MutexGuard<'_, ConnectionProgress> {
         self.progress.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -279,11 +284,12 @@ pub(crate) struct MemoryReservation {
 }
 
 impl MemoryReservation {
-    /// Reserves `bytes` more. Returns false if too many are reserved.
+    /// Reserves `bytes` more, evicting slow connections if necessary. Returns false if too many are reserved.
     pub(crate) fn grow(&mut self, bytes: usize) -> bool {
         self.grow_at(Instant::now(), bytes)
     }
 
+    /// Like [`grow`](Self::grow), but with the time at which waits of connections end.
     fn grow_at(&mut self, now: Instant, bytes: usize) -> bool {
         let is_reserved = self.slot.clients.reserve(&self.slot.client, bytes, now);
         if is_reserved {

@@ -68,7 +68,7 @@ impl FileFormat {
         })
     }
 
-    /// Returns the reply with a file of that name, without its extension.
+    /// Returns the reply with the bytes as a file; `name` is that of the file without its extension.
     pub fn reply(&self, name: &str, bytes: Bytes) -> Response {
         self.reply_as(self.content_type.to_owned(), name, bytes.into())
     }
@@ -84,6 +84,7 @@ impl FileFormat {
         (headers, body).into_response()
     }
 
+    /// Content-Security-Policy of a reply in this format, which may contain untrusted names.
     fn policy(&self) -> String {
         headers::untrusted_document_policy(match self.source {
             FormatSource::Rendered(Format::Html) => &POLICY,

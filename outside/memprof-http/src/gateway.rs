@@ -103,7 +103,7 @@ impl Gateway {
         Ok(stats.allocators)
     }
 
-    /// Takes a kept dump, or waits for the one that runs. Returns the reply to `dump`.
+    /// Takes a dump that the host keeps, or waits for the one that runs. Returns the reply to `dump`.
     pub(crate) async fn take_dump(&self) -> Result<Arc<DumpReply>> {
         let take = || {
             let reply = self.run_exclusive(|client| client.message("dump", ""));
@@ -113,7 +113,7 @@ impl Gateway {
     }
 
     /// Takes a dump that is only in memory, or waits for the one that runs. Frequent requests thus never evict kept
-    /// dumps.
+    /// dumps, except in hosts with version 0.1 of the plugin.
     pub(crate) async fn open_in_memory(&self) -> Result<OpenDump> {
         let take = || {
             let response = self.run_exclusive(|client| client.dump("dump", "keep=off"));
@@ -134,7 +134,8 @@ impl Gateway {
         })
     }
 
-    /// Takes a dump when no other one runs. Cannot be cancelled: it ends with the dump.
+    /// Calls `take` for a dump when no other one of this host runs and the call limiter permits it. Cannot be
+    /// cancelled: it ends with the dump.
     fn run_exclusive<T: Send + 'static>(
         &self,
         take: impl FnOnce(&dyn HostClient) -> Result<T, HostUnavailable> + Send + 'static,
@@ -154,13 +155,14 @@ impl Gateway {
         Ok(kept.dumps)
     }
 
-    /// Returns the statistics text of every allocator; `opts` are those of `malloc_stats_print`.
+    /// Returns the statistics text of all allocators, one after the other; `opts` are those of `malloc_stats_print`.
     pub(crate) async fn stats_text(&self, opts: Option<&str>) -> Result<String> {
         let stats = self.stats(opts).await?;
         Ok(stats.into_iter().map(|each| each.report).collect())
     }
 
-    /// Returns the statistics of the allocator with most allocated bytes, as JSON.
+    /// Returns the statistics of the allocator with most allocated bytes, as JSON. Fails if it prints no JSON, or more
+    /// than the host passes on.
     pub(crate) async fn stats_json(&self) -> Result<String> {
         // The host truncates a long text, which makes JSON invalid: try again without single arenas.
         for opts in ["J", "Ja", "Jablx"] {
@@ -178,6 +180,9 @@ impl Gateway {
     }
 
     /// Opens a kept dump. The host looks up the id, which is never a path.
+    ///
+    /// # Errors
+    /// The id is unknown or malformed, or the host does not answer.
     pub(crate) async fn open(&self, id: &str) -> Result<OpenDump> {
         // An argument must be printable and without quotes; ids of dumps contain nothing else.
         if id.is_empty()
@@ -197,7 +202,8 @@ impl Gateway {
         })
     }
 
-    /// Calls the host on a blocking thread, once the call limiter permits it.
+    /// Calls the host on a blocking thread, once the call limiter permits it. The call goes on if the request is
+    /// cancelled.
     async fn call<T: Send + 'static>(
         &self,
         kind: CallKind,
@@ -224,7 +230,7 @@ impl OpenDump {
     }
 }
 
-/// Converts a response. Fails if it is an error of the plugin.
+/// Returns the dump in a response. Fails if it is an error of the plugin.
 fn into_open_dump(response: DumpResponse) -> Result<OpenDump> {
     match response {
         DumpResponse::File { content_type, file } => Ok(OpenDump { content_type, file }),
@@ -251,7 +257,7 @@ fn join_args(args: &[(&str, &str)]) -> String {
     Arguments::join(words.iter().map(String::as_str))
 }
 
-/// Parses the fields of a reply. Fails if it is an error.
+/// Parses the fields of a message's reply. Fails with the plugin's error if it is one, or if it is of another type.
 fn parse_reply<T: DeserializeOwned>(message: &str, reply: &PluginReply) -> Result<T> {
     if reply.status != 0 {
         return Err(Problem::from_reply(reply));
@@ -260,7 +266,7 @@ fn parse_reply<T: DeserializeOwned>(message: &str, reply: &PluginReply) -> Resul
         .map_err(|error| Problem::internal(format!("the host's reply to {message}: {error}")))
 }
 
-/// Runs `work` on a thread that may block.
+/// Runs `work` on a thread that may block. Fails if it panics.
 pub(crate) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T> {

@@ -18,7 +18,7 @@ pub(crate) fn untrusted_document_policy(allowed: &str) -> String {
     )
 }
 
-/// Adds the headers that are missing.
+/// Adds memprof's security headers, except those that a reply has set itself.
 pub(crate) fn add_security_headers(headers: &mut HeaderMap) {
     let mut add = |name: HeaderName, value: &'static str| {
         headers

@@ -53,7 +53,7 @@ pub(crate) struct ListedHost {
 }
 
 impl Hosts {
-    /// Serves one host.
+    /// Serves one host, which need not answer yet.
     pub fn with_single(target: Arc<dyn HostClient>) -> Self {
         Self(HostSource::Single(Arc::new(Gateway::new(target))))
     }
@@ -78,7 +78,7 @@ impl Hosts {
         listed.collect()
     }
 
-    /// Queries the only host. `None` if it does not answer, or hosts are discovered.
+    /// Queries the only host. `None` if it does not answer, or hosts are discovered. Blocks.
     fn probe_single(&self) -> Option<ListedHost> {
         let HostSource::Single(gateway) = &self.0 else {
             return None;
@@ -93,7 +93,7 @@ impl Hosts {
         })
     }
 
-    /// Returns all hosts that answer. Blocks.
+    /// Returns all hosts that answer, and caches them. Blocks.
     pub(crate) fn find_all(&self) -> Vec<HostGateway> {
         let cache = match &self.0 {
             HostSource::Discovered(cache) => cache,
@@ -112,7 +112,7 @@ impl Hosts {
         cache_hosts(cache, found.iter().map(|(host, ())| host))
     }
 
-    /// Returns the only host, if there can be only one; queries none.
+    /// Returns the only host, without a query. `None` if hosts are discovered.
     pub(crate) fn single(&self) -> Option<Arc<Gateway>> {
         match &self.0 {
             HostSource::Single(gateway) => Some(Arc::clone(gateway)),
@@ -139,7 +139,7 @@ impl Hosts {
         }
     }
 
-    /// Returns the host of that process. Fails if there is none. Blocks.
+    /// Returns the host of that process. Fails if there is none that this user can reach. Blocks.
     pub(crate) fn by_pid(&self, pid: u32) -> Result<Arc<Gateway>> {
         // A cached host is queried first: discovering all may wait for one that is slow.
         if let Some(host) = self.cached(pid).filter(is_same_process) {
@@ -166,6 +166,7 @@ impl Hosts {
             .ok_or_else(missing)
     }
 
+    /// Returns the cached host of a process. `None` if it is not cached, or there is a single host.
     fn cached(&self, pid: u32) -> Option<CachedHost> {
         let HostSource::Discovered(cache) = &self.0 else {
             return None;
@@ -175,12 +176,13 @@ impl Hosts {
     }
 }
 
-/// Returns whether the process behind a cached socket is still the same.
+/// Returns whether the host at a cached socket is still the same process, by pid and start. Blocks.
 fn is_same_process(host: &CachedHost) -> bool {
     let is_same = |info: HostInfo| info.pid == host.info.pid && info.started == host.info.started;
     host.gateway.client().host().is_ok_and(is_same)
 }
 
+/// Queries the state of the profiler. `None` if the plugin does not answer.
 fn query_status(client: &mut Client) -> Option<ProfilerStatus> {
     client.status().ok()
 }

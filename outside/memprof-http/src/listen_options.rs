@@ -97,7 +97,8 @@ impl ListenOptions {
         Ok((access, Some(text)))
     }
 
-    /// Listens. Returns also the address for clients, with `token` in it.
+    /// Listens. Returns also the address for clients: a URL with `token` in its path or, for a Unix socket, a curl
+    /// command.
     ///
     /// # Errors
     /// The address or the path cannot be used.

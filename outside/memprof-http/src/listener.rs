@@ -38,7 +38,7 @@ enum AcceptedStream {
 }
 
 impl Listener {
-    /// Listens at an address.
+    /// Serves clients of a socket that listens already.
     pub fn tcp(listener: TcpListener) -> Self {
         Self {
             socket: ListeningSocket::Tcp(listener),
@@ -67,7 +67,8 @@ impl Listener {
     }
 }
 
-/// Serves until `end`; then open connections are dropped.
+/// Serves until `end`; then open connections are dropped. If a connection cannot be accepted, the slowest one is
+/// evicted.
 pub async fn serve(listener: Listener, router: Router, end: impl Future<Output = ()>) {
     let clients = Arc::default();
     let accept = async {
@@ -92,7 +93,7 @@ pub async fn serve(listener: Listener, router: Router, end: impl Future<Output =
     }
 }
 
-/// Serves a connection, if there is a slot for it.
+/// Serves a connection, or closes it if there is not even a slot for a refusal.
 async fn accept_client(stream: AcceptedStream, clients: Arc<Connections>, router: Router) {
     let Some(slot) = clients.acquire_slot() else {
         return;

@@ -75,7 +75,8 @@ pub(crate) async fn host_metrics(RequestHost(host): RequestHost) -> Result<Respo
     encode_reply(&build_registry(&[query_host(&host, Vec::new()).await?]))
 }
 
-/// Serves the metrics of every host, querying all at the same time; of the only host like [`host_metrics`].
+/// Serves the metrics of every host, querying all at the same time; of the only host like [`host_metrics`]. A host that
+/// does not answer within [`HOST_TIMEOUT`] only has `memprof_up` 0.
 pub(crate) async fn all_metrics(State(hosts): State<SharedHosts>) -> Result<Response> {
     if let Some(only) = hosts.single() {
         return host_metrics(RequestHost(only)).await;
@@ -104,7 +105,7 @@ pub(crate) async fn all_metrics(State(hosts): State<SharedHosts>) -> Result<Resp
     encode_reply(&registry)
 }
 
-/// Queries one host.
+/// Queries the metrics of one host; `labels` name it. Fails if the host does not answer, or replies an error.
 async fn query_host(host: &Gateway, labels: Labels) -> Result<HostReplies> {
     let status = host.status().await?;
     let ledger = host.send_typed("ledger", &[]).await?;
@@ -123,7 +124,7 @@ async fn query_host(host: &Gateway, labels: Labels) -> Result<HostReplies> {
     })
 }
 
-/// Queries the allocators' totals. `None` if they are not available now.
+/// Queries the allocators' totals. `None` if the host is busy, or its allocators have none.
 async fn allocator_stats(host: &Gateway) -> Result<Option<Vec<Stats>>> {
     // Omits the long text report, which metrics do not use.
     match host.stats(Some("gmdablxeh")).await {
@@ -152,7 +153,7 @@ fn encode_reply(registry: &Registry) -> Result<Response> {
     Ok(([(CONTENT_TYPE, OPEN_METRICS)], text).into_response())
 }
 
-/// Adds a metric of those hosts that have it.
+/// Adds a metric with its values by labels. Does nothing if there is none.
 fn add_metric(
     registry: &mut Registry,
     name: &str,
@@ -178,6 +179,7 @@ fn add_metric(
     }
 }
 
+/// Adds the state of the profiler, `memprof_profiling_active` and others.
 fn add_profiler(registry: &mut Registry, hosts: &[HostReplies]) {
     let mut every = |name: &str, help: &str, of: fn(&ProfilerStatus) -> u64| {
         let values = hosts.iter();
@@ -211,6 +213,7 @@ fn add_profiler(registry: &mut Registry, hosts: &[HostReplies]) {
     add_bytes_metric(registry, "sample_interval", help, intervals.collect());
 }
 
+/// Adds the resident memory, its parts, and the cgroup's usage and limit if the host is in one.
 fn add_ledger(registry: &mut Registry, hosts: &[HostReplies]) {
     let mut some = |name: &str, help: &str, of: fn(&Ledger) -> Option<u64>| {
         let values = hosts.iter();
@@ -249,6 +252,7 @@ fn add_bytes_metric(registry: &mut Registry, name: &str, help: &str, values: Vec
     add_metric(registry, &name, help, Some(Unit::Bytes), values);
 }
 
+/// Adds the totals of each jemalloc.
 fn add_allocators(registry: &mut Registry, hosts: &[HostReplies]) {
     let allocators: Vec<_> = hosts.iter().flat_map(allocators).collect();
     for (name, help, of) in ALLOCATOR_METRICS {
@@ -259,8 +263,8 @@ fn add_allocators(registry: &mut Registry, hosts: &[HostReplies]) {
     }
 }
 
-/// Totals of a host's jemallocs, labelled by name and version. The names of further ones have a number: `jemalloc
-/// 2`.
+/// Totals of a host's jemallocs, labelled by name and version. The names of further ones have a number: `jemalloc 2`.
+/// Those without statistics are left out.
 fn allocators(host: &HostReplies) -> impl Iterator<Item = (Labels, HeapTotals)> {
     let stats = host.stats.iter().flatten();
     let allocators = stats.filter(|each| each.kind == AllocatorKind::Jemalloc);
@@ -281,7 +285,7 @@ fn allocators(host: &HostReplies) -> impl Iterator<Item = (Labels, HeapTotals)> 
 /// Most values per label key: each is a time series of its own.
 const MAX_VALUES: usize = 20;
 
-/// Reads the memory by label from the newest heap dump of the process; takes no new dump.
+/// Reads the memory by label from the newest heap dump of the process; takes no new dump. `None` if none is kept.
 async fn newest_label_usage(host: &Gateway) -> Result<Option<LabelUsageAt>> {
     let pid = host.host().await?.pid;
     let mut kept = host.kept().await?.into_iter();
@@ -297,6 +301,7 @@ async fn newest_label_usage(host: &Gateway) -> Result<Option<LabelUsageAt>> {
     }))
 }
 
+/// Adds the memory by label, and the times of the dumps from which it was read.
 fn add_labels(registry: &mut Registry, hosts: &[HostReplies]) {
     let (mut usage, mut times) = (Vec::new(), Vec::new());
     for host in hosts {

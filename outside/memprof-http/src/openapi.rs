@@ -88,7 +88,7 @@ const REPORT_PARAMETERS: [(&str, &str); 12] = [
     ),
 ];
 
-/// Routes that do not belong to one host.
+/// Describes the routes that do not belong to one host.
 fn global_routes() -> [Route; 3] {
     let hosts = Content::Json(SchemaGenerator::subschema_for::<HostRows>);
     [
@@ -106,7 +106,7 @@ fn global_routes() -> [Route; 3] {
     ]
 }
 
-/// Routes of the only host, which are below `/host/{pid}` too.
+/// Describes the routes of the only host, which are below `/host/{pid}` too.
 fn host_routes() -> Vec<Route> {
     let mut routes: Vec<_> = simple_messages().map(Route::for_message).collect();
     routes.extend(message("dump").map(Route::for_message));
@@ -165,7 +165,7 @@ impl Route {
 }
 
 impl Content {
-    /// Returns the content by type, with the schema if there is one. Adds `types` to the document's.
+    /// Returns the content by type, with the schema if there is one. Adds the types of the schema to `types`.
     fn describe(self, types: &mut SchemaGenerator) -> Value {
         let json = |schema: Schema| json!({ JSON: { "schema": schema } });
         match self {
@@ -186,7 +186,7 @@ impl Content {
     }
 }
 
-/// Returns the parameter for an argument of a message with that effect.
+/// Describes an argument of a message with that effect as a parameter.
 fn parameter(effect: Effect, argument: &ArgumentSpec) -> Parameter {
     let mut schema = match argument.values {
         // JSON has booleans for these values.
@@ -259,7 +259,8 @@ pub(crate) async fn document() -> Json<Value> {
     }))
 }
 
-/// Describes a route, at the root or below `/host/{pid}`.
+/// Describes a route as an `OpenAPI` operation, at the root or, with `below_host`, below `/host/{pid}`. Adds the types
+/// of its reply to `types`.
 fn operation(
     route: &Route,
     below_host: bool,
@@ -307,7 +308,7 @@ fn operation(
     operation
 }
 
-/// Schema of a request body with the route's parameters.
+/// Schema of a JSON request body with the route's parameters as properties.
 fn body_schema(route: &Route) -> Value {
     let properties = route.parameters.iter().cloned();
     let properties: Map<String, Value> = properties

@@ -37,6 +37,7 @@ const SHARED_FILES: [File; 4] = [
     ("/words.js", SCRIPT, include_str!("page/words.js")),
 ];
 
+/// Route that serves a constant text.
 fn serve_text<S: Clone + Send + Sync + 'static>(
     content_type: &'static str,
     text: &'static str,
@@ -44,7 +45,7 @@ fn serve_text<S: Clone + Send + Sync + 'static>(
     get(async move || ([(CONTENT_TYPE, content_type)], text))
 }
 
-/// Serves the page, whose path ends in a slash.
+/// Serves memprof's page.
 pub(crate) async fn index() -> Html<String> {
     Html(whole_page("memprof", "page.js", INDEX))
 }
@@ -64,7 +65,7 @@ pub(crate) async fn with_slash(Path(pid): Path<u32>) -> Redirect {
     Redirect::permanent(&format!("{pid}/"))
 }
 
-/// Returns the routes of the other files.
+/// Returns the routes of the files that the page loads.
 pub(crate) fn routes() -> Router<SharedHosts> {
     with_files(shared_files(), &HOST_FILES)
 }
@@ -88,6 +89,7 @@ pub fn shared_files<S: Clone + Send + Sync + 'static>() -> Router<S> {
     with_files(router, &SHARED_FILES)
 }
 
+/// Adds routes for files: (path, content type, text).
 fn with_files<S: Clone + Send + Sync + 'static>(router: Router<S>, files: &[File]) -> Router<S> {
     files.iter().fold(router, |router, (path, kind, text)| {
         router.route(path, serve_text(kind, text))

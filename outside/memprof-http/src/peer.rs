@@ -27,7 +27,8 @@ impl Peer {
         Self { uid: uid.ok() }
     }
 
-    /// Identifies the user of a TCP client, if it is on this machine.
+    /// Identifies the user of a TCP client. It stays unknown if the client is on another machine or its socket cannot
+    /// be found; a failure is logged.
     pub(crate) async fn from_tcp(stream: &TcpStream) -> Self {
         let (Ok(server), Ok(client)) = (stream.local_addr(), stream.peer_addr()) else {
             // The client has disconnected.
@@ -55,7 +56,7 @@ impl Peer {
         self.uid.is_some_and(|uid| uid == own || uid == 0)
     }
 
-    /// Describes the user for error messages.
+    /// Describes the user for error messages, as `uid 1000`.
     pub(crate) fn describe(self) -> String {
         match self.uid {
             Some(uid) => format!("uid {uid}"),
@@ -64,8 +65,8 @@ impl Peer {
     }
 }
 
-/// Returns the user of the socket on this machine that is bound to `own` and connected to `other`. `None` if there
-/// is no such socket.
+/// Returns the user of the socket on this machine that is bound to `own` and connected to `other`. `None` if there is
+/// no such socket, or its program closed it.
 async fn uid_of(own: SocketAddr, other: SocketAddr) -> io::Result<Option<u32>> {
     match sock_diag::find_socket(own, other) {
         Ok(socket) => Ok(socket.and_then(Socket::user)),

@@ -24,7 +24,7 @@ pub struct Problem {
 }
 
 impl Problem {
-    /// An error with that status; `kind` is its name for programs.
+    /// Creates an error with that status and without a remedy; `kind` is its name for programs.
     pub fn new(status: StatusCode, kind: &'static str, message: impl Into<String>) -> Self {
         let kind =
             Kind::from_name(kind).map_or_else(|| OpenEnum::Other(kind.to_owned()), OpenEnum::Known);
@@ -89,7 +89,8 @@ impl Problem {
         self
     }
 
-    /// Returns whether the plugin failed, rather than that the host did not answer or does not exist.
+    /// Returns whether the plugin failed, rather than that the host did not answer or does not exist, the server is
+    /// overloaded, or there is nothing to show.
     pub(crate) fn is_host_error(&self) -> bool {
         !matches!(
             self.kind(),
@@ -97,12 +98,12 @@ impl Problem {
         )
     }
 
-    /// Returns whether the request is invalid, so that another one could succeed.
+    /// Returns whether the request is invalid (kind `invalid_argument`), so that another one could succeed.
     pub(crate) fn is_client_error(&self) -> bool {
         self.error.kind == Kind::InvalidArgument
     }
 
-    /// The error in the plugin's reply.
+    /// Converts the error in the plugin's reply; one that cannot be parsed becomes an internal error with its text.
     pub(crate) fn from_reply(reply: &PluginReply) -> Self {
         let Some(error) = ErrorBody::from_reply(&reply.body) else {
             let message = String::from_utf8_lossy(&reply.body);

@@ -44,8 +44,8 @@ impl RemoteHost {
         }
     }
 
-    /// Calls the host, over the last connection if the message has no side effects: that connection may have ended
-    /// with the message in flight.
+    /// Calls the host, over the idle connection if the message has no side effects: that connection may have ended with
+    /// the message in flight. If it has, the message is sent again over a new one.
     fn call<T>(
         &self,
         effect: Effect,
@@ -66,13 +66,13 @@ impl RemoteHost {
         Ok(self.store_idle(client, reply))
     }
 
-    /// Keeps a connection for the next message.
+    /// Keeps a connection for the next message, and returns `reply` unchanged.
     fn store_idle<T>(&self, client: Client, reply: T) -> T {
         *self.idle() = Some((client, Instant::now()));
         reply
     }
 
-    /// Takes the kept connection. `None` if the host may have closed it.
+    /// Takes the kept connection. `None` if there is none, or it is so old that the host may have closed it.
     fn take_idle(&self) -> Option<Client> {
         let kept = self.idle().take();
         kept.filter(|(_, since)| since.elapsed() < MAX_IDLE)
@@ -83,7 +83,8 @@ impl RemoteHost {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Connects to the host, at its last socket if it is still there.
+    /// Connects to the host, at its last socket if it is still there, else by discovering it. Fails unless one host has
+    /// its name.
     fn connect(&self) -> Result<Client, HostUnavailable> {
         let name = match &self.selector {
             HostSelector::Socket(socket) => return connect(socket),
@@ -113,7 +114,7 @@ impl RemoteHost {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sends a message, whose reply may be a file.
+    /// Sends a message, whose reply may be a file. An unknown message counts as one with side effects.
     fn send(&self, name: &str, args: &str) -> Result<ReceivedBody, HostUnavailable> {
         let effect = message(name).map_or(Effect::Mutating, |message| message.effect);
         self.call(effect, |client| {
@@ -148,7 +149,7 @@ fn connect(socket: &Path) -> Result<Client, HostUnavailable> {
         .map_err(|error| HostUnavailable(format!("{}: {error}", socket.display())))
 }
 
-/// Reads the body of a reply.
+/// Reads the body of a reply, also if that is a file.
 fn plugin_reply(reply: ReceivedBody) -> Result<PluginReply, HostUnavailable> {
     Ok(PluginReply {
         status: reply.result.status_code,

@@ -20,7 +20,8 @@ type RenderCell = Arc<OnceCell<Bytes>>;
 pub(crate) struct RenderCache(Mutex<VecDeque<(String, RenderCell)>>);
 
 impl RenderCache {
-    /// Returns the report under `key`. Renders it with `render` unless it is cached or being rendered.
+    /// Returns the report under `key`. Renders it with `render` unless it is cached or being rendered. A failure is not
+    /// cached.
     pub(crate) async fn get_or_render<F>(
         &self,
         key: &str,
@@ -35,7 +36,7 @@ impl RenderCache {
         Ok(report)
     }
 
-    /// Returns the cell of a report, as the most recently used one.
+    /// Returns the cell of a report, an empty one if it is new, and marks it as the most recently used one.
     fn recent_cell(&self, key: &str) -> RenderCell {
         let mut cells = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let index = cells.iter().position(|(known, _)| known == key);
@@ -47,7 +48,7 @@ impl RenderCache {
         cell
     }
 
-    /// Removes the least recently used reports beyond the limits.
+    /// Removes the least recently used reports beyond `MAX_REPORTS` and `MAX_BYTES`.
     fn evict_oldest(&self) {
         let mut cells = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let size = |cell: &RenderCell| cell.get().map_or(0, Bytes::len);

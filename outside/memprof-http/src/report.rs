@@ -93,7 +93,7 @@ impl ReportQuery {
         }
     }
 
-    /// Renders a kept dump, or returns its report from the cache.
+    /// Renders a kept dump, or returns its report from the cache. The format `heap` streams the dump itself, uncached.
     pub(crate) async fn render_kept_dump(&self, host: &Gateway, id: &str) -> Result<Response> {
         let format = FileFormat::from_name(self.format.as_deref().unwrap_or("text"))?;
         match format.source {
@@ -108,7 +108,7 @@ impl ReportQuery {
         }
     }
 
-    /// Returns a report of a kept dump, rendered or from the cache.
+    /// Returns a report of a kept dump, rendered or from the cache. The key is the id with all parameters.
     async fn cached_report(&self, host: &Gateway, id: &str, format: Format) -> Result<Bytes> {
         let options = self.options(format)?;
         let key = serde_json::to_string(&(id, self))
@@ -146,7 +146,7 @@ impl ReportQuery {
         })
     }
 
-    /// Parses the parameter `label`.
+    /// Parses the parameter `label`, `KEY=VALUE`. `None` if it is absent.
     fn label_filter(&self) -> Result<Option<Label>> {
         let label = self.label.as_deref().map(str::parse).transpose();
         label.map_err(|problem: String| {
@@ -154,7 +154,7 @@ impl ReportQuery {
         })
     }
 
-    /// Rules for code origins. Fails if `flat` contradicts the others.
+    /// Parses the rules for code origins. Fails if `flat` contradicts the others, or a pattern is invalid.
     fn origin_rules(&self) -> Result<OriginRules> {
         let flat = parse_on_off("flat", self.flat.as_deref())?.unwrap_or(false);
         if flat && (self.own.is_some() || self.plumbing.is_some()) {
@@ -172,7 +172,7 @@ impl ReportQuery {
     }
 }
 
-/// Returns the memory by label in a kept dump: of each key the `max` values with most bytes.
+/// Returns the memory by label in a kept dump: of each key the `max` values with most bytes. Cached by id.
 pub(crate) async fn usage_by_label(
     host: &Gateway,
     id: &str,
@@ -201,7 +201,7 @@ pub(crate) async fn new_dump_as_tcmalloc(host: &Gateway) -> Result<Body> {
     as_tcmalloc(host.open_in_memory().await?).await
 }
 
-/// Like [`new_dump_as_tcmalloc`], but of an opened dump.
+/// Like [`new_dump_as_tcmalloc`], but of a dump that is open already.
 pub(crate) async fn as_tcmalloc(dump: OpenDump) -> Result<Body> {
     chunked_body::stream(move |out| {
         let mut dump = BufReader::with_capacity(chunked_body::CHUNK_BYTES, dump.file);
@@ -214,7 +214,7 @@ pub(crate) async fn as_tcmalloc(dump: OpenDump) -> Result<Body> {
     .await
 }
 
-/// Returns a dump in its own format, without what other tools cannot read.
+/// Streams a dump in its own format, without what other tools cannot read.
 pub(crate) async fn export(dump: OpenDump) -> Result<Body> {
     chunked_body::stream(move |out| {
         let mut dump = BufReader::with_capacity(chunked_body::CHUNK_BYTES, dump.file);
@@ -224,7 +224,7 @@ pub(crate) async fn export(dump: OpenDump) -> Result<Body> {
     .await
 }
 
-/// Renders the flamegraph of an uploaded dump.
+/// Renders the flamegraph of an uploaded dump, with the host's binaries. Invalid if the dump cannot be read.
 pub(crate) async fn upload_flamegraph(host: &Gateway, dump: Bytes) -> Result<Response> {
     let pid = host.host().await?.pid;
     let dump = LoadedDump {
@@ -265,7 +265,7 @@ fn parse_on_off(name: &str, value: Option<&str>) -> Result<Option<bool>> {
     }
 }
 
-/// Parses a sample type.
+/// Parses a sample type by its name, such as `inuse_space`.
 fn sample_type(name: &str) -> Result<SampleType> {
     let known = SampleType::ALL
         .into_iter()
@@ -293,7 +293,7 @@ pub(crate) struct PendingDump {
 }
 
 impl PendingDump {
-    /// Opens a kept dump.
+    /// Opens a kept dump. Fails if the id is unknown or malformed.
     async fn open(host: &Gateway, id: &str) -> Result<Self> {
         let dump = host.open(id).await?;
         let DumpId { taken, pid } = DumpId::parse(id).ok_or_else(|| unknown_dump_error(id))?;
@@ -334,7 +334,7 @@ static RENDER_PERMITS: Semaphore = Semaphore::const_new(2);
 /// Permits to wait for a permit to render.
 static RENDER_QUEUE: Semaphore = Semaphore::const_new(32);
 
-/// Runs `render` on a blocking thread, once a permit is free. Fails if too many requests wait.
+/// Runs `render` on a blocking thread, once a permit is free. Fails at once if too many requests wait for one.
 pub(crate) async fn with_render_permit<T: Send + 'static>(
     render: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<T> {
@@ -359,7 +359,7 @@ fn time_nanos(dump: &DumpOrigin) -> i64 {
     nanos.unwrap_or(0)
 }
 
-/// Reads and renders a dump, once a permit is free.
+/// Reads and renders a dump, once a permit is free. `base` is a dump to subtract.
 async fn render_when_permitted(
     host: &Gateway,
     dump: PendingDump,
@@ -374,7 +374,7 @@ async fn render_when_permitted(
     .await
 }
 
-/// Renders a dump, with the binaries of the process if the dump is its own.
+/// Renders a dump, with the binaries of process `pid` if the dump is its own. Blocks.
 fn render(
     dump: &LoadedDump,
     base: Option<&LoadedDump>,

@@ -43,7 +43,7 @@ impl FromRequestParts<SharedHosts> for RequestHost {
     }
 }
 
-/// Discovers hosts on a blocking thread, once a permit is free.
+/// Calls `discover` on a blocking thread, once a permit is free. Fails as overloaded after [`PERMIT_TIMEOUT`].
 pub(crate) async fn find_hosts<T: Send + 'static>(
     discover: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T> {

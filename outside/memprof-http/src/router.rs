@@ -21,7 +21,7 @@ pub struct RouterSettings {
     pub compat: Compat,
 }
 
-/// Returns the router with all routes over `hosts`.
+/// Returns memprof's routes for `hosts`, guarded by the rules of access in `settings`.
 pub fn router(hosts: Hosts, settings: RouterSettings) -> Router {
     let host_routes = page::routes()
         .merge(api::routes())
@@ -49,14 +49,14 @@ pub fn scrape_router(hosts: Hosts, access: Access) -> Router {
     with_access(finish_routes(routes, hosts), access)
 }
 
-/// Applies the rules of access to routes of any kind.
+/// Applies the rules of access to any routes. They see paths without the token.
 pub fn with_access(routes: Router, access: Access) -> Router {
     // Around the router, not in it: the token is removed from the path before routing.
     let guard = axum::middleware::from_fn_with_state(Arc::new(access), access::guard);
     Router::new().fallback_service(routes).layer(guard)
 }
 
-/// Metrics of all hosts and of each, and the list of scrape targets.
+/// Returns the routes of the metrics of all hosts and of each, and of the list of scrape targets.
 fn metrics_routes() -> Router<SharedHosts> {
     Router::new()
         .route("/metrics", get(metrics::all_metrics))

@@ -29,7 +29,7 @@ struct Labels {
     pid: String,
 }
 
-/// Lists the running hosts, at the address by which the client reached this server.
+/// Serves the running hosts as scrape targets, at the address by which the client reached this server.
 pub(crate) async fn targets(
     State(hosts): State<SharedHosts>,
     headers: HeaderMap,

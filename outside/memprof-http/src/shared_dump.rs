@@ -35,7 +35,7 @@ impl<T: Send + Sync + 'static> SharedDump<T> {
         }
     }
 
-    /// Returns the running dump, or starts one.
+    /// Returns the receiver of the running dump, or starts one.
     fn running_or_new<F>(&self, take: impl FnOnce() -> F) -> DumpReceiver<T>
     where
         F: Future<Output = DumpResult<T>> + Send + 'static,

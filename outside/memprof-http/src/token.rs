@@ -34,10 +34,10 @@ pub enum TokenError {
 }
 
 impl Token {
-    /// Reads the first line of a file that only its owner can read.
+    /// Reads the token in the first line of a file that only its owner can access.
     ///
     /// # Errors
-    /// The file is unreadable or exposed, or its token is invalid.
+    /// The file is unreadable, others have any permission for it, or its token is invalid.
     pub fn read(path: &Path) -> Result<Self, TokenError> {
         let name = path.display().to_string();
         let read_error = |error| TokenError::Unreadable(name.clone(), error);
@@ -49,7 +49,8 @@ impl Token {
         Self::parse(text.lines().next().unwrap_or_default().trim())
     }
 
-    /// Parses a token of at least 128 bits, in characters that a path may contain.
+    /// Parses a token of at least 128 bits, in characters that a path may contain: ASCII letters, digits and `._~-`.
+    /// Only its hash is kept.
     ///
     /// # Errors
     /// The token is too short, or has another character.

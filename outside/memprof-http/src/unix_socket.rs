@@ -24,7 +24,8 @@ pub(crate) struct BoundPath {
     _lock: File,
 }
 
-/// Listens at `path`, for this user only. Replaces a socket that an ended server left there.
+/// Listens at `path`, for this user only. Replaces a socket that an ended server left there. The path is removed and
+/// unlocked when the [`BoundPath`] is dropped.
 ///
 /// # Errors
 /// Another process listens there, the path is not a socket, or it cannot be used.
@@ -42,7 +43,10 @@ pub(crate) fn listen(path: &Path) -> io::Result<(UnixListener, BoundPath)> {
     Ok((socket, bound))
 }
 
-/// Removes a socket at which no process listens.
+/// Removes a socket at which no process listens. Does nothing if the path does not exist.
+///
+/// # Errors
+/// The path is not a socket, or another process listens there.
 fn remove_stale(path: &Path) -> io::Result<()> {
     let metadata = match path.symlink_metadata() {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -71,6 +75,7 @@ fn bind_private(path: &Path) -> io::Result<UnixListener> {
 }
 
 impl Drop for BoundPath {
+    /// Removes the socket, unless another one has taken its path, and the lock file.
     fn drop(&mut self) {
         let metadata = self.path.symlink_metadata();
         if metadata.is_ok_and(|metadata| identity(&metadata) == self.identity) {
@@ -81,6 +86,7 @@ impl Drop for BoundPath {
     }
 }
 
+/// Device and inode of a file.
 fn identity(metadata: &Metadata) -> (u64, u64) {
     (metadata.dev(), metadata.ino())
 }

@@ -54,6 +54,7 @@ fn brpc_error(code: BrpcError, text: &str, reason: Option<&Problem>) -> Response
     (status, [TEXT], body).into_response()
 }
 
+/// Reply of brpc if heap profiling is off, with the reason.
 fn heap_off_error(problem: &Problem) -> Response {
     let text = "Heap profiler is not enabled, (no MALLOC_CONF=prof:true in env)";
     brpc_error(BrpcError::NoSuchMethod, text, Some(problem))
@@ -68,11 +69,13 @@ async fn growth(RequestHost(host): RequestHost) -> Result<Response> {
     }
 }
 
+/// Takes a growth profile of the largest allocator, and streams it as tcmalloc's text.
 async fn growth_profile(host: &Gateway) -> Result<Body> {
     let dump = host.send_typed::<DumpReply>("dump", &GROWTH).await?;
     as_tcmalloc(host.open(&dump.fields.largest.id).await?).await
 }
 
+/// Reply of brpc if growth profiling is off, with the reason.
 fn growth_off_error(problem: &Problem) -> Response {
     brpc_error(
         BrpcError::NoSuchMethod,
@@ -95,7 +98,7 @@ fn is_go(headers: &HeaderMap) -> bool {
     agent.is_some_and(|agent| agent.starts_with(b"Go-http-client/"))
 }
 
-/// Serves `/pprof/heap`, in the form that `display` selects.
+/// Serves a new dump in the form that `display` selects: without it as tcmalloc's text, to Go's tools as pprof.
 async fn heap(
     RequestHost(host): RequestHost,
     headers: HeaderMap,
@@ -126,7 +129,8 @@ async fn heap(
     }
 }
 
-/// Returns the sample type among jeprof's options, in whatever form they are given.
+/// Returns the first sample type among jeprof's options, such as `--inuse_objects`, whatever is around it. `None` if
+/// there is none.
 fn sample_type(options: Option<&str>) -> Option<String> {
     let options = options.unwrap_or_default();
     let mut words = options.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));
@@ -139,11 +143,13 @@ fn sample_type(options: Option<&str>) -> Option<String> {
     words.find(|word| known.contains(word)).map(str::to_owned)
 }
 
+/// Serves `/memory`: the allocators' statistics.
 async fn memory(RequestHost(host): RequestHost, Query(query): Query<Display>) -> Result<Response> {
     stats(&host, query.opts.as_deref()).await
 }
 
-/// Serves the statistics of all allocators.
+/// Serves the statistics of all allocators as text. `opts` are those of `malloc_stats_print`; they are ignored if an
+/// allocator does not support them.
 async fn stats(host: &Gateway, opts: Option<&str>) -> Result<Response> {
     let opts = opts
         .filter(|opts| !opts.is_empty())

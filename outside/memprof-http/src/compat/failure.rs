@@ -11,7 +11,8 @@ use crate::problem::Problem;
 pub(super) const REASON: HeaderName = HeaderName::from_static("x-memprof-reason");
 
 impl Problem {
-    /// Text of strerror(3) for the error that `mallctl` would have returned.
+    /// Text of strerror(3) for the error that `mallctl` would have returned: the plugin's errno or, without one, that
+    /// which fits the kind of error.
     pub(super) fn strerror(&self) -> String {
         let errno = self.error.errno.map(Errno::from_raw_os_error);
         let errno = errno.unwrap_or(match self.kind() {
@@ -31,7 +32,7 @@ impl Problem {
         self.error.to_string()
     }
 
-    /// The reason as a header.
+    /// The reason as a header; other characters than printable ASCII become `?`.
     pub(super) fn reason_header(&self) -> (HeaderName, HeaderValue) {
         let printable = |c: char| if (' '..='~').contains(&c) { c } else { '?' };
         let text: String = self.reason().chars().map(printable).collect();
@@ -39,7 +40,7 @@ impl Problem {
         (REASON, value.unwrap_or(HeaderValue::from_static("?")))
     }
 
-    /// Returns whether profiling cannot be on in that process.
+    /// Returns whether the error says that the process cannot be profiled: its kind is `unavailable` or `unsupported`.
     pub(super) fn is_profiling_off(&self) -> bool {
         matches!(self.kind(), "unavailable" | "unsupported")
     }

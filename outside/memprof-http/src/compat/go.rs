@@ -40,6 +40,7 @@ struct Parameters {
     seconds: Option<u64>,
 }
 
+/// Serves a heap profile, with bytes in use as the default type.
 async fn heap(
     RequestHost(host): RequestHost,
     Query(parameters): Query<Parameters>,
@@ -47,7 +48,8 @@ async fn heap(
     profile(&host, &parameters, "inuse_space").await
 }
 
-/// Serves the same profile with the allocations as the default type, if they were counted (`prof_accum`).
+/// Serves a heap profile with the allocated bytes as the default type or, if they were not counted (`prof_accum`), with
+/// the bytes in use.
 async fn allocs(
     RequestHost(host): RequestHost,
     Query(parameters): Query<Parameters>,
@@ -60,7 +62,8 @@ async fn allocs(
     }
 }
 
-/// Serves a profile as pprof, as the difference over `seconds`, or as text with `debug`.
+/// Serves a new profile as pprof, as the difference over `seconds`, or as text with `debug`. `seconds` wins over
+/// `debug`; it also delays the reply.
 async fn profile(host: &Gateway, parameters: &Parameters, sample_type: &str) -> Result<Response> {
     let view = ReportQuery {
         sample_type: Some(sample_type.to_owned()),

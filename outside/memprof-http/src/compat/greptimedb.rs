@@ -60,7 +60,7 @@ struct Output {
     output: Option<String>,
 }
 
-/// Serves a new dump in the format that `output` selects.
+/// Serves a new kept dump in the format that `output` selects: `text` (default), `proto` or `flamegraph`.
 async fn profile(
     RequestHost(host): RequestHost,
     Query(Output { output }): Query<Output>,
@@ -80,6 +80,7 @@ async fn profile(
         .await?)
 }
 
+/// Serves whether profiling is active.
 async fn status(RequestHost(host): RequestHost) -> Result<Response> {
     let status = host.status().await?;
     Ok(active_reply(status.profiling == Profiling::Active))
@@ -95,6 +96,7 @@ async fn deactivate(RequestHost(host): RequestHost) -> Result<&'static str> {
     Ok("Heap profiling deactivated")
 }
 
+/// Serves whether dumps at new high-water marks are on.
 async fn gdump(RequestHost(host): RequestHost) -> Result<Response> {
     let status = host.status().await?;
     Ok(active_reply(status.gdump.is_some()))
@@ -106,7 +108,7 @@ fn active_reply(active: bool) -> Response {
     ([(CONTENT_TYPE, "application/json")], body).into_response()
 }
 
-/// Sets gdump; the body is the form `activate=true`.
+/// Turns dumps at new high-water marks on or off; the body is the form `activate=true` or `activate=false`.
 async fn set_gdump(RequestHost(host): RequestHost, form: Bytes) -> Result<&'static str> {
     let (state, done) = match form.trim_ascii() {
         b"activate=true" => ("on", "gdump activated"),
@@ -121,6 +123,7 @@ async fn set_gdump(RequestHost(host): RequestHost, form: Bytes) -> Result<&'stat
     Ok(done)
 }
 
+/// Serves the flamegraph of the dump in the request's body.
 async fn symbol(RequestHost(host): RequestHost, dump: Bytes) -> Result<Response> {
     Ok(upload_flamegraph(&host, dump).await?)
 }

@@ -29,7 +29,8 @@ struct Parameters {
 const TEXT: (axum::http::HeaderName, &str) = (CONTENT_TYPE, "text/plain");
 const DUMP: (axum::http::HeaderName, &str) = (CONTENT_TYPE, "application/x-jemalloc-heap-profile");
 
-/// Serves the state of profiling, changes it, or serves a new dump.
+/// Serves the state of profiling, changes it with `active`, or serves a new dump with `trigger_dump`. Replies with
+/// status 500 if the process has no jemalloc.
 async fn heap_profile(
     RequestHost(host): RequestHost,
     Query(parameters): Query<Parameters>,
@@ -57,6 +58,7 @@ async fn heap_profile(
     }
 }
 
+/// Takes a kept dump, and serves that of the largest allocator.
 async fn dump(host: &Gateway) -> Result<Response> {
     let dump = host.take_dump().await?;
     let dump = host.open(&dump.fields.largest.id).await?;
@@ -92,12 +94,14 @@ fn state_text(allocators: &[AllocatorStatus]) -> String {
     )
 }
 
+/// Reply for an error of the plugin: status 500, with the text of `mallctl`'s error in the first line.
 fn error_response(problem: &Problem) -> Response {
     let body = format!("{}\n{}\n", problem.strerror(), problem.reason());
     let status = StatusCode::INTERNAL_SERVER_ERROR;
     (status, [TEXT], [problem.reason_header()], body).into_response()
 }
 
+/// Serves jemalloc's statistics as JSON; an empty object if there is no jemalloc.
 async fn memory(RequestHost(host): RequestHost) -> Result<Response> {
     let json = match host.stats_json().await {
         Ok(json) => json,

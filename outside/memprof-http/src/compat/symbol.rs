@@ -26,7 +26,8 @@ pub(super) fn route() -> MethodRouter<SharedHosts> {
         .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
 }
 
-/// Serves the program and its arguments, separated by NUL.
+/// Serves the program and its arguments, separated by NUL: from /proc or, if the process is not visible there, as the
+/// host reports its command.
 pub(super) async fn command_line(RequestHost(host): RequestHost) -> Result<String> {
     let info = host.host().await?;
     let own = blocking(move || std::fs::read(format!("/proc/{}/cmdline", info.pid))).await?;
@@ -57,7 +58,7 @@ async fn symbolize_list(host: &Gateway, body: &[u8]) -> Result<String> {
     Ok(lines)
 }
 
-/// Parses addresses such as `0x4005d0+0x4005f7`.
+/// Parses addresses such as `0x4005d0+0x4005f7`. Fails if the body is malformed or empty.
 fn parse_addresses(body: &[u8]) -> Result<Vec<u64>> {
     let malformed = || {
         Problem::invalid("the body is not a list of addresses")
@@ -71,7 +72,8 @@ fn parse_addresses(body: &[u8]) -> Result<Vec<u64>> {
     text.trim().split('+').map(address).collect()
 }
 
-/// Returns the mappings of the process in its newest dump, which is the one with the addresses.
+/// Returns the mappings of the process as text from its newest kept dump, which is the one with the addresses. Empty if
+/// it has no dump.
 async fn newest_maps(host: &Gateway, pid: u32) -> Result<Bytes> {
     let kept = host.kept().await?;
     let newest = kept.into_iter().find(|dump| dump.pid == pid);
@@ -95,7 +97,8 @@ async fn newest_maps(host: &Gateway, pid: u32) -> Result<Bytes> {
         .await
 }
 
-/// Returns the name of each address, by symbolizing a profile with these addresses.
+/// Returns each address with its name, in their order, by symbolizing a profile with these addresses. Inlined functions
+/// are joined by `--`; an address without a symbol is its own name.
 fn symbolize(addresses: &[u64], maps: &[u8], pid: u32) -> Result<Vec<(u64, String)>> {
     let mut text = String::from("heap profile: 0: 0 [0: 0] @ heapprofile\n").into_bytes();
     for address in addresses {

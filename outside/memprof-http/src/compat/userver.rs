@@ -25,7 +25,7 @@ struct Parameters {
     count: Option<String>,
 }
 
-/// Runs the command in the path.
+/// Runs the command in the path. An unknown one is reported with status 200, as userver does.
 async fn command(
     RequestHost(host): RequestHost,
     Path(Command { command }): Path<Command>,
@@ -51,7 +51,7 @@ async fn command(
     }
 }
 
-/// Sends a message. Returns the text for success.
+/// Sends a message. Returns userver's text for success, `OK`; the reply is ignored unless it is an error.
 async fn send_ok_text(
     host: &Gateway,
     message: &'static str,
@@ -61,7 +61,8 @@ async fn send_ok_text(
     Ok("OK\n".to_owned())
 }
 
-/// Parses the largest number of threads. Returns the reply's text on failure.
+/// Checks the parameter `count`, the largest number of threads, and returns it as text. The error is the text of the
+/// reply.
 fn parse_max(count: Option<&str>) -> Result<String, String> {
     let count = count.ok_or("missing 'count' argument")?;
     match count.parse::<u64>() {

@@ -18,8 +18,9 @@ const SOCK_DIAG_BY_FAMILY: u16 = 20;
 /// `linux/in.h`
 const IPPROTO_TCP: u8 = 6;
 
-/// Returns the socket that is bound to `own` and connected to `other`. Finds a connection over IPv4 even if the
-/// program uses an IPv6 socket.
+/// Queries the kernel for the socket that is bound to `own` and connected to `other`. `None` if there is none. Finds a
+/// connection over IPv4 even if the program uses an IPv6 socket. Fails in sandboxes and on kernels without
+/// `sock_diag(7)`.
 pub(super) fn find_socket(own: SocketAddr, other: SocketAddr) -> io::Result<Option<Socket>> {
     let flags = SocketFlags::CLOEXEC;
     let kernel = rustix::net::socket_with(
@@ -72,8 +73,9 @@ fn padded_octets(address: SocketAddr) -> [u8; 16] {
     octets
 }
 
-/// Parses a `struct inet_diag_msg`. `None` if its ports and addresses are not the request's: the kernel may reply
-/// with the socket that would accept such a connection.
+/// Parses a `struct inet_diag_msg`. `None` if the kernel found no socket, or its ports and addresses are not the
+/// request's: the kernel may reply with the socket that would accept such a connection. Fails with the kernel's error,
+/// or if the reply is truncated.
 fn parse_reply(reply: &[u8], request: &[u8]) -> io::Result<Option<Socket>> {
     const ADDRESSES: std::ops::Range<usize> = 4..40;
     let truncated = || io::Error::from(io::ErrorKind::UnexpectedEof);

@@ -10,7 +10,8 @@ use super::Socket;
 /// sockets open and close.
 const ATTEMPTS: usize = 3;
 
-/// Returns the socket that is bound to `own` and connected to `other`. Blocks.
+/// Searches /proc for the socket that is bound to `own` and connected to `other`. `None` if it is in no table after
+/// [`ATTEMPTS`] searches. Blocks.
 pub(super) fn find_socket(own: SocketAddr, other: SocketAddr) -> io::Result<Option<Socket>> {
     for _ in 0..ATTEMPTS {
         if let (Some(own), Some(other)) = (table_address_v4(own), table_address_v4(other))
@@ -30,7 +31,7 @@ pub(super) fn find_socket(own: SocketAddr, other: SocketAddr) -> io::Result<Opti
     Ok(None)
 }
 
-/// Searches one table for a pair of formatted addresses.
+/// Searches one table for a pair of formatted addresses. `None` if it is not there, or the kernel lacks the table.
 fn find_in(path: &str, own: &str, other: &str) -> io::Result<Option<Socket>> {
     match File::open(path) {
         Ok(table) => find_line(BufReader::with_capacity(256 << 10, table), own, other),
@@ -40,6 +41,8 @@ fn find_in(path: &str, own: &str, other: &str) -> io::Result<Option<Socket>> {
     }
 }
 
+/// Searches the lines of a table for a pair of formatted addresses. `None` if it is not there, or its line is
+/// malformed.
 fn find_line(mut table: impl BufRead, own: &str, other: &str) -> io::Result<Option<Socket>> {
     let mut line = String::new();
     while {
@@ -54,7 +57,8 @@ fn find_line(mut table: impl BufRead, own: &str, other: &str) -> io::Result<Opti
     Ok(None)
 }
 
-/// Parses the fields after the addresses: state, queues, timer, retransmits, uid, timeout, inode.
+/// Parses the fields after the addresses: state, queues, timer, retransmits, uid, timeout, inode. `None` if one is
+/// missing or malformed.
 fn parse_socket<'a>(mut fields: impl Iterator<Item = &'a str>) -> Option<Socket> {
     Some(Socket {
         state: u8::from_str_radix(fields.next()?, 16).ok()?,
@@ -63,7 +67,7 @@ fn parse_socket<'a>(mut fields: impl Iterator<Item = &'a str>) -> Option<Socket>
     })
 }
 
-/// Formats an address as in the table of IPv4.
+/// Formats an address as in the table of IPv4: `0100007F:1F90`. `None` for an IPv6 address.
 fn table_address_v4(address: SocketAddr) -> Option<String> {
     let IpAddr::V4(ip) = address.ip() else {
         return None;
@@ -72,7 +76,7 @@ fn table_address_v4(address: SocketAddr) -> Option<String> {
     Some(format!("{word:08X}:{:04X}", address.port()))
 }
 
-/// Formats an address as in the table of IPv6.
+/// Formats an address as in the table of IPv6; an IPv4 address as the mapped one.
 fn table_address_v6(address: SocketAddr) -> String {
     let octets = match address.ip() {
         IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),

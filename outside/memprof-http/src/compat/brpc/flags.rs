@@ -26,6 +26,7 @@ const FLAGS: [(&str, &str); 3] = [
     ),
 ];
 
+/// Serves a table of all flags.
 pub(super) async fn flags(RequestHost(host): RequestHost) -> Result<Response> {
     flag_table(&host, |_| true).await
 }
@@ -40,7 +41,7 @@ pub(super) struct Parameters {
     setvalue: Option<String>,
 }
 
-/// Serves a flag, or sets it.
+/// Serves a flag, or sets it if there is the parameter `setvalue`. brpc's errors have a status of 403 or 404.
 pub(super) async fn flag(
     RequestHost(host): RequestHost,
     Path(Flag { flag }): Path<Flag>,
@@ -67,7 +68,7 @@ pub(super) async fn flag(
     }
 }
 
-/// Sends the message for which the flag stands.
+/// Sends the message for which the flag stands. Fails if the value is invalid, or with the plugin's error.
 async fn set_flag(host: &Gateway, flag: &str, value: &str) -> Result<()> {
     match (flag, value) {
         ("je_prof_active", "true" | "1") => host.send_ok("activate", &[]).await,
@@ -81,7 +82,7 @@ async fn set_flag(host: &Gateway, flag: &str, value: &str) -> Result<()> {
     }
 }
 
-/// Formats a table of the flags with their values.
+/// Serves a table of those flags that `is_wanted` names, with their values.
 async fn flag_table(host: &Gateway, is_wanted: impl Fn(&str) -> bool) -> Result<Response> {
     let status = host.status().await?;
     let first = status.allocators.first().and_then(|each| each.jemalloc);

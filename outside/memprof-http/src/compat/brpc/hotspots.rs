@@ -20,7 +20,8 @@ pub(super) struct Parameters {
     console: Option<String>,
 }
 
-/// Serves `/hotspots/heap`.
+/// Serves a report of a new or a kept dump in the format that `display_type` selects. Browsers are redirected to the
+/// page that shows it, unless they request `console`.
 pub(super) async fn heap(
     RequestHost(host): RequestHost,
     headers: HeaderMap,
@@ -64,7 +65,7 @@ pub(super) async fn growth(RequestHost(host): RequestHost) -> Result<Response> {
     }
 }
 
-/// Address at which the page shows the same report.
+/// Relative address at which memprof's page shows the same report. Ids with unexpected characters are left out.
 fn page_address(query: &Parameters) -> String {
     let is_id = |id: &&String| id.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'.');
     let pairs = [("view", &query.view), ("base", &query.base)];
