@@ -90,7 +90,10 @@ struct Agent {
 }
 
 impl Agent {
-    /// Takes a profile of each host, and moves all to the store.
+    /// Takes a profile of each host, and moves all to the store. Returns exit code 1 if a host failed.
+    ///
+    /// # Errors
+    /// No host is running (exit code 5), or the spool or the store fails.
     fn run_once(&mut self) -> anyhow::Result<ExitCode> {
         let hosts = self.hosts();
         let mut failed = false;
@@ -115,7 +118,9 @@ impl Agent {
         Ok(u8::from(failed).into())
     }
 
-    /// Takes profiles until a signal ends the agent.
+    /// Takes profiles, serves requests, and maintains the store until a signal ends the agent; then detaches from the
+    /// processes and moves the profiles to the store. Errors of single hosts and of the store are reported, and do not
+    /// end it.
     fn serve(&mut self) -> anyhow::Result<ExitCode> {
         let (send, events) = channel();
         notify_on_signal(send.clone())?;
@@ -184,8 +189,8 @@ impl Agent {
         Ok(ExitCode::SUCCESS)
     }
 
-    /// Discovers the hosts that the policy names and whose processes are in its share. Reports unreachable
-    /// ones.
+    /// Discovers the hosts that the policy names and whose processes are in its share, each with its rule. Reports
+    /// unreachable ones, and drops the state of those that have ended.
     fn hosts(&mut self) -> Vec<(RunningHost, ServiceRule)> {
         let found = discover(DiscoveryScope::AllProcesses, |_| ());
         let name = |one: &UnreachableHost| {
@@ -216,7 +221,7 @@ impl Agent {
         hosts
     }
 
-    /// Whether a host is due for a dump; if so, its next period begins.
+    /// Returns whether a host is due for a dump; if so, its next period begins.
     fn is_due(&mut self, host: &RunningHost, rule: &ServiceRule) -> bool {
         let instance = self.machine.process_key(host);
         let now = Uptime::now();
@@ -228,7 +233,11 @@ impl Agent {
         is_due
     }
 
-    /// Takes a profile of a host, and writes it to the spool. Returns the bytes in use.
+    /// Takes a profile of a host, and writes it to the spool. Returns the bytes in use. Functions that could not be
+    /// named are only reported.
+    ///
+    /// # Errors
+    /// The spool is full, or the host cannot be profiled.
     fn dump(&mut self, host: &RunningHost, rule: &ServiceRule) -> anyhow::Result<i64> {
         let pending = self.spool.bytes()?;
         anyhow::ensure!(
@@ -256,7 +265,7 @@ impl Agent {
         Ok(bytes)
     }
 
-    /// Service, machine and process id of a host, as text.
+    /// Service, machine and process id of a host, as `shop web1/42`.
     fn describe(&self, host: &RunningHost) -> String {
         format!(
             "{} {}/{}",
@@ -266,7 +275,7 @@ impl Agent {
         )
     }
 
-    /// Drops the stored stacks if the store was emptied or replaced since, or does not reply: stacks that are
+    /// Forgets which stacks are stored if the store was emptied or replaced since, or does not reply: stacks that are
     /// written twice are better than missing ones.
     fn forget_stacks_of_other_store(&mut self) {
         if self.stored_stacks.is_empty() {
@@ -279,7 +288,8 @@ impl Agent {
         }
     }
 
-    /// Converts the profiles in the spool to files for the store.
+    /// Converts the profiles in the spool to files for the store, without stacks that this agent stored in the same
+    /// hour.
     fn flush_batch(&mut self) -> anyhow::Result<()> {
         self.forget_stacks_of_other_store();
         let new_stacks = RefCell::new(Vec::new());
@@ -302,7 +312,8 @@ impl Agent {
         Ok(())
     }
 
-    /// Merges and prunes the store. In each hour, only one of the machines that write to a shared store does.
+    /// Merges and prunes the store. Of the machines that write to a shared store, only one does so in each hour; on the
+    /// others nothing happens.
     fn compact_and_prune(&self, now: Instant) -> anyhow::Result<()> {
         if !self.store.is_local() {
             let writing = writing_since(&self.store, now.before(Duration::from_secs(3600)))?;
@@ -323,7 +334,7 @@ impl Agent {
         Ok(())
     }
 
-    /// Reports an error of a subject, or that it works again, unless that was its last report.
+    /// Reports the outcome of a subject's work if it differs from the last report: an error, or that it works again.
     fn report_change(&mut self, subject: String, outcome: anyhow::Result<()>) {
         match outcome {
             Ok(()) => {

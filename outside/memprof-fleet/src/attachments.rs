@@ -86,7 +86,9 @@ impl Attachments {
         Ok(attempts)
     }
 
-    /// Lists the processes to attach to now, and drops the state of processes that have ended.
+    /// Lists the processes that a rule names and to which to attach now, and drops the state of processes that
+    /// have ended. Left out are processes that have the plugin, are being attached to, or failed less than a
+    /// period ago.
     fn candidates(
         &mut self,
         rules: &[ServiceRule],
@@ -136,7 +138,8 @@ impl Attachments {
         });
     }
 
-    /// Records the result of an attempt, and returns it with the process's name.
+    /// Records the result of an attempt, so that a failed one is repeated only after a period. Returns it with the
+    /// process's name.
     fn record_result(&mut self, (candidate, attempt): AttemptResult) -> Attempt {
         let AttachCandidate {
             instance,
@@ -172,7 +175,7 @@ impl Attachments {
         attempts
     }
 
-    /// Detaches the plugin from every attached process that still runs. Returns the results.
+    /// Detaches the plugin from every attached process that still runs, and forgets all of them. Returns the results.
     pub(crate) fn detach(&mut self, machine: &MachineInfo) -> Vec<Attempt> {
         let attached = self.attached.drain();
         let running = attached.filter(|(instance, pid)| {
@@ -186,7 +189,8 @@ impl Attachments {
     }
 }
 
-/// Process ids and file names of the programs that run on this machine, except this process.
+/// Process ids and file names of the programs that run on this machine, except this process and those that this user
+/// cannot inspect.
 fn programs() -> anyhow::Result<Vec<(u32, String)>> {
     let entries = fs::read_dir("/proc").context("failed to read /proc")?;
     let pids = entries.flatten();
@@ -202,7 +206,7 @@ fn programs() -> anyhow::Result<Vec<(u32, String)>> {
     Ok(programs.collect())
 }
 
-/// Runs `memprof`, preferably the one beside this program. Fails with its error output.
+/// Runs `memprof`, preferably the one beside this program. Blocks until it ends. Fails with its error output.
 fn memprof(args: &[&str]) -> anyhow::Result<()> {
     let own = env::current_exe().context("failed to find this program")?;
     let sibling = own.with_file_name("memprof");

@@ -15,21 +15,21 @@ pub(crate) struct TextColumn<'b> {
 }
 
 impl<'b> Columns<'b> {
-    /// Column by name. Fails if there is none.
+    /// Returns a column by its name. Fails if there is none.
     fn array(&self, name: &str) -> anyhow::Result<&'b dyn Array> {
         let column = self.0.column_by_name(name);
         let column = column.with_context(|| format!("it has no column {name}"))?;
         Ok(column.as_ref())
     }
 
-    /// Column of 64-bit numbers without null.
+    /// Returns a column of 64-bit numbers. Fails if it is missing, has another type or a null.
     pub(crate) fn numbers(&self, name: &str) -> anyhow::Result<&'b [i64]> {
         let column = self.array(name)?.as_primitive_opt::<Int64Type>();
         let column = column.filter(|column| column.null_count() == 0);
         Ok(column.with_context(|| wrong_type(name))?.values())
     }
 
-    /// Column of 64-bit numbers that may be null.
+    /// Returns a column of 64-bit numbers, `None` for each null. Fails if it is missing or has another type.
     pub(crate) fn nullable(&self, name: &str) -> anyhow::Result<Vec<Option<i64>>> {
         let column = self.array(name)?.as_primitive_opt::<Int64Type>();
         Ok(column.with_context(|| wrong_type(name))?.iter().collect())
@@ -43,13 +43,13 @@ impl<'b> Columns<'b> {
         }
     }
 
-    /// Column `pid`.
+    /// Returns the column `pid`. Fails if it is missing or has another type.
     pub(crate) fn pids(&self) -> anyhow::Result<&'b [i32]> {
         let column = self.array("pid")?.as_primitive_opt::<Int32Type>();
         Ok(column.with_context(|| wrong_type("pid"))?.values())
     }
 
-    /// Column of times without null, in milliseconds since 1970.
+    /// Returns a column of times, in milliseconds since 1970. Fails if it is missing, has another type or a null.
     pub(crate) fn times(&self, name: &str) -> anyhow::Result<&'b [i64]> {
         let column = self
             .array(name)?
@@ -58,7 +58,7 @@ impl<'b> Columns<'b> {
         Ok(column.with_context(|| wrong_type(name))?.values())
     }
 
-    /// Column of texts without null, as a dictionary.
+    /// Returns a column of texts with a dictionary. Fails if it is missing, has another type or a null.
     pub(crate) fn texts(&self, name: &str) -> anyhow::Result<TextColumn<'b>> {
         let type_error = || wrong_type(name);
         let column = self
@@ -78,7 +78,7 @@ impl<'b> Columns<'b> {
         })
     }
 
-    /// Column with a list of texts in each row.
+    /// Returns a column with a list of texts in each row; nulls within a list are left out. Fails if a list is null.
     pub(crate) fn lists(&self, name: &str) -> anyhow::Result<Vec<Vec<String>>> {
         let type_error = || wrong_type(name);
         let column = self
@@ -93,7 +93,7 @@ impl<'b> Columns<'b> {
         lists.collect()
     }
 
-    /// Column of texts without a dictionary; nulls are left out.
+    /// Returns a column of texts without a dictionary; nulls are left out.
     pub(crate) fn plain(&self, name: &str) -> anyhow::Result<Vec<&'b str>> {
         let column = self.array(name)?.as_string_opt::<i32>();
         Ok(column
@@ -103,7 +103,7 @@ impl<'b> Columns<'b> {
             .collect())
     }
 
-    /// Column `labels`: keys and values of each row.
+    /// Returns the column `labels`: pairs of key and value for each row.
     pub(crate) fn labels(&self) -> anyhow::Result<Vec<Vec<(String, String)>>> {
         let type_error = || wrong_type("labels");
         let column = self
@@ -144,7 +144,7 @@ impl<'b> TextColumn<'b> {
     }
 }
 
-/// Message for a column of another type.
+/// Message for a column of another type, or with unexpected nulls.
 fn wrong_type(column: &str) -> String {
     format!("its column {column} is of another type")
 }

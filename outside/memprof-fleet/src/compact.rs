@@ -39,8 +39,8 @@ pub(crate) fn run(config: &Config) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Merges the files of all hours that ended before `until`. Files that cannot be read are noted and left as
-/// they are.
+/// Merges the files of all hours that ended before `until`, and deletes the merged ones. Files that cannot be read are
+/// noted and left as they are.
 pub(crate) fn compact(store: &Arc<ProfileStore>, until: Instant) -> anyhow::Result<CompactStats> {
     let mut stats = CompactStats::default();
     for table in Table::ALL {
@@ -68,8 +68,8 @@ pub(crate) fn compact(store: &Arc<ProfileStore>, until: Instant) -> anyhow::Resu
     Ok(stats)
 }
 
-/// Merges the files of an hour. Returns their number; 0 if there was nothing to merge, or another agent was
-/// faster.
+/// Merges the files of an hour into one, and deletes them. Returns their number; 0 if there was nothing to merge, or
+/// another agent was faster.
 fn merge_hour(
     store: &Arc<ProfileStore>,
     table: Table,
@@ -142,7 +142,7 @@ impl Rows {
     }
 }
 
-/// Checks that all rows of a file can be read.
+/// Reads all rows of a file. Fails if it is damaged.
 pub(crate) fn verify_file(
     store: &Arc<ProfileStore>,
     table: Table,
@@ -211,7 +211,7 @@ fn column_names(table: Table) -> &'static [&'static str] {
     }
 }
 
-/// Adds the rows of a batch of samples.
+/// Adds the rows of a batch of samples to `rows`. `known` has the index of each context, by process and time.
 fn read_samples(
     columns: &Columns<'_>,
     rows: &mut Rows,
@@ -255,7 +255,7 @@ fn read_samples(
     Ok(())
 }
 
-/// Adds the rows of a batch of profiles.
+/// Adds the rows of a batch of profiles to `rows`, each with a context.
 fn read_profiles(columns: &Columns<'_>, rows: &mut Rows) -> anyhow::Result<()> {
     let samples = columns.numbers("samples")?;
     let inuse = [
@@ -292,7 +292,7 @@ fn read_profiles(columns: &Columns<'_>, rows: &mut Rows) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Adds the rows of a batch of stacks.
+/// Adds the rows of a batch of stacks to `rows`.
 fn read_stacks(columns: &Columns<'_>, rows: &mut Rows) -> anyhow::Result<()> {
     let functions = columns.plain("function")?;
     let lists = columns
@@ -339,7 +339,7 @@ impl<'b> ContextColumns<'b> {
         })
     }
 
-    /// Context of a row.
+    /// Context of a row, without the columns that only the table of profiles has.
     fn get(&self, row: usize) -> ProfileContext {
         let [service, instance, host, build_id, trigger] = self
             .texts

@@ -63,7 +63,8 @@ impl Default for Config {
 }
 
 impl Config {
-    /// Reads the configuration file, and overrides it by the command line and the environment.
+    /// Reads the configuration file, and overrides it by the command line or, without an option, by `MEMPROF_STORE` and
+    /// `MEMPROF_NATS`. Without `--config`, a missing file means the defaults.
     ///
     /// # Errors
     /// The file cannot be read, or is invalid (exit code 2).
@@ -89,7 +90,7 @@ impl Config {
         Ok(config)
     }
 
-    /// Overrides the NATS server by the command line.
+    /// Overrides the settings of the NATS server by those that the command line has.
     pub(crate) fn with_bus(mut self, bus: &BusArgs) -> Self {
         let BusArgs {
             nats,
@@ -118,7 +119,7 @@ pub(crate) struct Nats {
 }
 
 impl Nats {
-    /// URL of the server.
+    /// Returns the URL of the server.
     ///
     /// # Errors
     /// None is configured, or it has another scheme than `nats` or `tls` (exit code 2).
@@ -150,7 +151,8 @@ pub(crate) struct Http {
     pub(crate) allow_host: Vec<String>,
 }
 
-/// Directory for persistent state of this user's programs.
+/// Directory for persistent state of this user's programs: below `XDG_STATE_HOME`, else the home
+/// directory or, for root, /var/lib.
 fn state_dir() -> PathBuf {
     let set = |name| env::var_os(name).filter(|value| !value.is_empty());
     match (set("XDG_STATE_HOME"), set("HOME")) {

@@ -55,8 +55,8 @@ pub(crate) fn run(config: &Config) -> anyhow::Result<ExitCode> {
     Ok(u8::from(!findings.is_empty()).into())
 }
 
-/// Tests whether the store refuses to create an object that exists: without that, profiles may count twice.
-/// Returns a finding if it does not refuse.
+/// Tests whether the store refuses to create an object that exists: without that, profiles may count twice. Returns a
+/// finding if it does not refuse; `None` if it does. Fails if a request fails.
 fn probe_store(store: &ProfileStore) -> anyhow::Result<Option<String>> {
     let name = format!(
         "{PROBE_FOLDER}/{}",

@@ -22,7 +22,8 @@ pub(crate) struct Heap {
 }
 
 impl Heap {
-    /// Adds the heap of another allocator in the same process.
+    /// Adds the heap of another allocator in the same process, summing samples of equal stacks. Its build id, if it has
+    /// one, replaces that of this heap.
     pub(crate) fn add(&mut self, other: Self) {
         if !other.build_id.is_empty() {
             self.build_id = other.build_id;
@@ -46,7 +47,7 @@ impl Heap {
     }
 }
 
-/// Reads a dump. Symbolizes its functions if `sources` are given.
+/// Reads a dump, without memprof's own stacks. Symbolizes its functions if `sources` are given; else they are offsets.
 pub(crate) fn read(mut bytes: &[u8], sources: Option<&Sources>) -> anyhow::Result<Heap> {
     let input = Input {
         name: "the dump",
@@ -72,7 +73,7 @@ pub(crate) fn read(mut bytes: &[u8], sources: Option<&Sources>) -> anyhow::Resul
     })
 }
 
-/// Counts of memprof's sampler. `None` if the allocator sampled.
+/// Counts of memprof's sampler. `None` if the dump has none, because the allocator sampled.
 fn sampler_counts(origin: &ProfileOrigin) -> Option<SamplerCounts> {
     let count = |count: Option<u64>| count.and_then(|count| i64::try_from(count).ok());
     SamplerCounts::new(count(origin.samples), count(origin.lost_samples))
@@ -85,6 +86,7 @@ struct StackSums {
 }
 
 impl StackSums {
+    /// Adds the samples of a profile, summed by the names of their stacks.
     fn add(&mut self, symbolized: &SymbolizedProfile) {
         let origins = function_origins(symbolized);
         let profile = &symbolized.profile;
@@ -135,7 +137,8 @@ fn function_origins(symbolized: &SymbolizedProfile) -> HashMap<String, CodeOrigi
         .collect()
 }
 
-/// Name of a stack's function in a table: the leaf-most one of the highest code origin.
+/// Name of the function to which a table attributes a stack: the leaf-most one of the highest code origin. Empty if the
+/// stack is empty.
 fn row_function(frames: &[Frame], origins: &HashMap<String, CodeOrigin>) -> String {
     let origin = |frame: &&Frame| origins.get(&frame.function).copied().unwrap_or_default();
     // `max_by_key` returns the last of equal frames.

@@ -11,8 +11,8 @@ use crate::output::{USAGE, exit_error, print_stderr};
 /// Most requests that wait for hosts at the same time.
 const MAX_BLOCKING_REQUESTS: usize = 16;
 
-/// Starts the server on a thread of its own, if the configuration has an address. It runs as long as this
-/// program.
+/// Starts the server on a thread of its own, which runs as long as this program. Does nothing if the configuration has
+/// no address.
 ///
 /// # Errors
 /// The address cannot be listened on, or other machines could reach it without a token.
@@ -39,7 +39,7 @@ pub(crate) fn serve_metrics(config: &Http) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Error of listening (exit code 2 if other machines could reach the address without a token).
+/// Converts an error of listening. It has exit code 2 if other machines could reach the address without a token.
 fn listen_error(error: ListenError) -> anyhow::Error {
     match error {
         ListenError::Exposed(address) => exit_error(

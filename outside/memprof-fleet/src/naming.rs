@@ -52,7 +52,8 @@ pub(crate) fn run(args: &NameArgs) -> anyhow::Result<ExitCode> {
 }
 
 impl Naming {
-    /// Symbolizes a dump of process `pid`. Blocks up to [`NAMING_TIMEOUT`].
+    /// Symbolizes a dump of process `pid` in a child process. Blocks up to [`NAMING_TIMEOUT`]. `instance` is the
+    /// process key.
     ///
     /// # Errors
     /// The reason why there are no names, as a sentence.
@@ -67,7 +68,10 @@ impl Naming {
         self.name_with(instance, &mut child, dump, NAMING_TIMEOUT)
     }
 
-    /// Symbolizes a dump by a child process that `child` starts.
+    /// Symbolizes a dump by a child process that `child` starts. Kills it after `timeout`.
+    ///
+    /// # Errors
+    /// An earlier child for this process is still stuck, or this one cannot be started, fails, or exceeds a limit.
     fn name_with(
         &mut self,
         instance: &str,
@@ -124,7 +128,7 @@ impl Naming {
             .map_err(|error| format!("the process that reads them wrote no heap: {error}"))
     }
 
-    /// Kills a child, and keeps it if it has not ended.
+    /// Kills a child, and keeps it as stuck if it has not ended yet, so that no other one is started for the process.
     fn kill(&mut self, instance: &str, mut child: Child) {
         // This fails if the child has just ended.
         let _ = child.kill();
@@ -143,7 +147,7 @@ fn wait(child: &mut Child, limit: Duration) -> io::Result<Option<ExitStatus>> {
     child.try_wait()
 }
 
-/// Reads at most `limit` bytes, nothing if there is no stream.
+/// Reads at most `limit` bytes; returns none if there is no stream.
 fn read_up_to(stream: Option<impl Read>, limit: u64) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     if let Some(stream) = stream {

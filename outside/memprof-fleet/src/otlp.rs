@@ -20,7 +20,7 @@ use tables::Tables;
 /// Sample types of the profiles.
 const SAMPLE_TYPES: [SampleType; 2] = [SampleType::InuseSpace, SampleType::InuseObjects];
 
-/// Encodes the message for the profile of a service from one time to another.
+/// Encodes the OTLP message for the profile of a service from one time to another.
 pub(crate) fn encode(
     symbolized: &SymbolizedProfile,
     service: &str,
@@ -30,7 +30,7 @@ pub(crate) fn encode(
     message(symbolized, service, from, to).encode_to_vec()
 }
 
-/// Message for the profile of a service from one time to another.
+/// Builds the OTLP message for the profile of a service from one time to another. It has one profile per sample type.
 fn message(
     symbolized: &SymbolizedProfile,
     service: &str,
@@ -82,7 +82,7 @@ fn message(
     }
 }
 
-/// Globally unique id of a profile (profiles.proto, `profile_id`): a hash of its content.
+/// Globally unique id of a profile (profiles.proto, `profile_id`): the first 16 bytes of a hash of its content.
 fn profile_id(parts: &[&[u8]]) -> Vec<u8> {
     let mut hash = Sha256::new();
     for part in parts {
@@ -98,7 +98,7 @@ fn interval(symbolized: &SymbolizedProfile) -> i64 {
     i64::try_from(interval).unwrap_or(i64::MAX)
 }
 
-/// Samples of a type, one per stack, without zeros.
+/// Samples of a type, one per stack with the sum of its values, without zeros. Adds their stacks to `tables`.
 fn samples(
     symbolized: &SymbolizedProfile,
     sample_type: SampleType,

@@ -67,12 +67,12 @@ pub(crate) fn note(text: &str) {
     print_stderr(&note_line(text));
 }
 
-/// Line of a note.
+/// Formats a note as one line.
 fn note_line(text: &str) -> String {
     format!("memprof: note: {}", in_line(text))
 }
 
-/// Replaces characters that control a terminal or the direction of text, but keeps line feeds.
+/// Replaces characters that control a terminal or the direction of text by U+FFFD, but keeps line feeds.
 fn printable(text: &str) -> String {
     let is_direction = |c| matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
     text.replace(
@@ -81,12 +81,12 @@ fn printable(text: &str) -> String {
     )
 }
 
-/// Replaces line breaks in a name from another process, so that it stays in one line.
+/// Replaces line breaks in a name from another process by U+FFFD, so that it stays in one line.
 pub(crate) fn in_line(name: &str) -> String {
     name.replace(['\n', '\u{2028}', '\u{2029}'], "\u{fffd}")
 }
 
-/// Whether the reader of stdout has closed the pipe, as `head` does.
+/// Returns whether the reader of stdout has closed the pipe, as `head` does.
 pub(crate) fn is_broken_pipe(error: &anyhow::Error) -> bool {
     let cause = error
         .chain()

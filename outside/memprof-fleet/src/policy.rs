@@ -42,29 +42,29 @@ impl Default for ServiceRule {
     }
 }
 
-/// First rule that matches a service's name.
+/// Returns the first rule whose pattern matches a service's name. `None` if no rule does.
 pub(crate) fn rule<'r>(rules: &'r [ServiceRule], service: &str) -> Option<&'r ServiceRule> {
     rules.iter().find(|rule| matches_glob(&rule.name, service))
 }
 
 impl ServiceRule {
-    /// Whether a process is in the rule's share.
+    /// Returns whether a process, given by its key, is in the rule's share.
     pub(crate) fn includes(&self, instance: &str) -> bool {
         is_in_share(instance, self.share)
     }
 
-    /// Whether to attach to processes of this program.
+    /// Returns whether to attach to processes of a program, given by its file name.
     pub(crate) fn attaches(&self, program: &str) -> bool {
         self.attach.iter().any(|named| matches_glob(named, program))
     }
 
-    /// Whether sampling is enabled where it is off.
+    /// Returns whether to enable sampling where it is off: the rule says so, or it names programs to attach to.
     pub(crate) fn activates(&self) -> bool {
         self.activate || !self.attach.is_empty()
     }
 
-    /// Whether a process is due that was dumped, or first discovered, at `last`. Each process has its own
-    /// phase in the period, so that a thousand agents that start together do not dump together.
+    /// Returns whether a process is due that was dumped, or first discovered, at `last`. Each process has its own phase
+    /// in the period, so that a thousand agents that start together do not dump together.
     pub(crate) fn is_due(&self, instance: &str, last: Uptime, now: Uptime) -> bool {
         let period = i64::try_from(self.period.as_millis()).unwrap_or(i64::MAX);
         let phase = (stable_hash(instance) % period.unsigned_abs()).cast_signed();
@@ -72,13 +72,13 @@ impl ServiceRule {
         period_number(now) > period_number(last)
     }
 
-    /// Pause of the machine after a dump that took `elapsed`.
+    /// Pause of the machine after a dump that took `elapsed`: a multiple of that time.
     pub(crate) fn pause_after(&self, elapsed: Duration) -> Duration {
         elapsed.saturating_mul(self.pause)
     }
 }
 
-/// Whether a process is in a share. The same processes are selected each time.
+/// Returns whether a process, given by its key, is in a share from 0 to 1. The same processes are selected each time.
 pub(crate) fn is_in_share(instance: &str, share: f64) -> bool {
     share >= 1.0 || hash_fraction(instance) < share
 }
@@ -94,13 +94,13 @@ pub(crate) fn elect<'m>(machines: impl Iterator<Item = &'m str>, task: &str) -> 
     machines.max_by_key(|machine| stable_hash(&format!("{machine} {task}")))
 }
 
-/// Hash of a text that is equal on all machines and in all versions.
+/// Hash of a text that is equal on all machines and in all versions: the first 8 bytes of its SHA-256.
 fn stable_hash(text: &str) -> u64 {
     let digest = Sha256::digest(text);
     u64::from_be_bytes(std::array::from_fn(|index| digest[index]))
 }
 
-/// Whether a name matches a pattern, in which `*` is any text.
+/// Returns whether a name matches a pattern, in which `*` is any text.
 fn matches_glob(pattern: &str, name: &str) -> bool {
     let Some((start, rest)) = pattern.split_once('*') else {
         return pattern == name;
@@ -125,7 +125,7 @@ fn period<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Err
     }
 }
 
-/// Deserializes a share, as `5%`.
+/// Deserializes a share, as `5%`, to a number from 0 to 1.
 fn share<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
     parse_share(&String::deserialize(deserializer)?).map_err(serde::de::Error::custom)
 }

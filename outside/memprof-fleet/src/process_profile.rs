@@ -54,13 +54,13 @@ pub(crate) struct SamplerCounts {
 }
 
 impl SamplerCounts {
-    /// Both counts, `None` if one is missing.
+    /// Combines the two counts. `None` if one is missing.
     pub(crate) fn new(samples: Option<i64>, lost: Option<i64>) -> Option<Self> {
         let (samples, lost) = samples.zip(lost)?;
         Some(Self { samples, lost })
     }
 
-    /// Sum of two counts.
+    /// Sum of two counts; saturates.
     pub(crate) fn plus(self, other: Self) -> Self {
         Self {
             samples: self.samples.saturating_add(other.samples),
@@ -80,7 +80,7 @@ pub(crate) struct Sample {
 }
 
 impl Sample {
-    /// Sum of two samples with one stack.
+    /// Sum of two samples with one stack. Its allocations are `None` if one of the two has none.
     pub(crate) fn plus(self, other: Self) -> Self {
         let sum = |[bytes, objects]: [i64; 2], [more_bytes, more_objects]: [i64; 2]| {
             [
@@ -119,7 +119,7 @@ pub(crate) struct Frame {
     pub(crate) module: String,
 }
 
-/// Id of a stack in every table: a hash of its names.
+/// Id of a stack in every table: a hash of the functions and modules of its frames.
 pub(crate) fn stack_id(frames: &[Frame]) -> i64 {
     let mut hash = Sha256::new();
     for frame in frames {
@@ -133,7 +133,7 @@ pub(crate) fn stack_id(frames: &[Frame]) -> i64 {
 }
 
 impl ProcessProfile {
-    /// Number of stacks and of lost samples, as text.
+    /// Number of stacks and, if there are any, of lost samples, as text.
     pub(crate) fn summary(&self) -> String {
         let stacks = match self.samples.len() {
             1 => "1 stack".to_owned(),

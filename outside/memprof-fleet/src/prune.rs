@@ -65,7 +65,8 @@ pub(crate) fn prune(
     Ok(deleted)
 }
 
-/// Fails if this machine's clock and the store's differ so much that one of them must be wrong.
+/// Fails if this machine's clock and the store's differ by more than [`CLOCK_TOLERANCE`], so that one of them must be
+/// wrong.
 fn check_clocks(here: Instant, store: Instant) -> anyhow::Result<()> {
     let difference = Duration::from_millis(here.0.abs_diff(store.0));
     if difference > CLOCK_TOLERANCE {

@@ -89,7 +89,7 @@ pub(crate) fn files(
     Ok(files)
 }
 
-/// Hour of a file named `PREFIX/date=2026-11-21/hour=07/NAME.parquet`. `None` if it has another name.
+/// Parses the hour in a file's name `PREFIX/date=2026-11-21/hour=07/NAME.parquet`. `None` if it has another form.
 fn hour(name: &str, prefix: &str) -> Option<Hour> {
     let rest = name.strip_prefix(prefix)?.strip_prefix("/date=")?;
     let (date, rest) = rest.split_once("/hour=")?;
@@ -102,12 +102,12 @@ fn hour(name: &str, prefix: &str) -> Option<Hour> {
     (is_file && hour.start().is_some()).then_some(hour)
 }
 
-/// Names of the files that a merged one contains.
+/// Reads the names of the files that a merged one contains. A panic of the Parquet reader is an error.
 fn read_sources(store: &Arc<ProfileStore>, object: &Object) -> anyhow::Result<Vec<String>> {
     catch_panic(|| read_source_names(store, object))
 }
 
-/// Reads the names of the files that a merged one contains.
+/// Reads the names of the files that a merged one contains; none if it is not a merged one.
 fn read_source_names(store: &Arc<ProfileStore>, object: &Object) -> anyhow::Result<Vec<String>> {
     let reader = open_file(store, object)?;
     let entries = reader.metadata().file_metadata().key_value_metadata();
@@ -139,7 +139,8 @@ thread_local! {
     static IS_CAUGHT: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Reads a file, and converts a panic to an error: the Parquet reader panics on some damaged files.
+/// Calls `read`, and converts its panic to an error: the Parquet reader panics on some damaged files. Such a panic
+/// prints nothing.
 fn catch_panic<T>(read: impl FnOnce() -> anyhow::Result<T>) -> anyhow::Result<T> {
     static HOOK: Once = Once::new();
     HOOK.call_once(|| {
@@ -164,7 +165,7 @@ fn catch_panic<T>(read: impl FnOnce() -> anyhow::Result<T>) -> anyhow::Result<T>
     })
 }
 
-/// Reads the selected columns and pages.
+/// Implements [`scan`], but may panic on a damaged file.
 fn scan_rows(
     store: &Arc<ProfileStore>,
     object: &Object,
@@ -195,7 +196,7 @@ fn scan_rows(
     Ok(rows)
 }
 
-/// Opens a Parquet file. Fails if it is none, or claims to be too large.
+/// Opens a Parquet file, which is read whole if it is small. Fails if it is none, or claims to be too large.
 fn open_file(
     store: &Arc<ProfileStore>,
     object: &Object,
@@ -244,7 +245,7 @@ fn check_size(size: u64, (rows, bytes): (u64, u64)) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Selects the rows of pages that may contain `value` in a column of text. `None` if the file has no index.
+/// Selects the rows of pages that may contain `value` in a column of text. `None` if the file has no usable index.
 fn pages_with_value(
     metadata: &ParquetMetaData,
     column: usize,

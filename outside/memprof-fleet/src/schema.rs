@@ -84,8 +84,8 @@ pub(crate) struct Totals {
     pub(crate) alloc: Option<[i64; 2]>,
 }
 
-/// Converts profiles to files of the store: names and bytes, which are equal for equal profiles. Stacks in
-/// `known` are in the store already, and are left out.
+/// Converts profiles to files of the store: names and bytes, which are equal for equal profiles. Stacks in `known`
+/// (hour and id) are in the store already, and are left out.
 pub(crate) fn files(
     profiles: &[ProcessProfile],
     known: &HashSet<(Hour, i64)>,
@@ -119,7 +119,7 @@ pub(crate) fn files(
     Ok(files)
 }
 
-/// File name of these bytes: a hash of them.
+/// Name of a file with these bytes: the first half of their SHA-256 in hex.
 pub(crate) fn content_name(bytes: &[u8]) -> String {
     let digest = Sha256::digest(bytes);
     digest[..16]
@@ -139,8 +139,8 @@ impl Totals {
 }
 
 impl Rows {
-    /// Writes the sorted file of a table. `None` if the table has no row. `sources` are the names of the
-    /// files that are merged in it.
+    /// Sorts the rows of a table and encodes them as a Parquet file. `None` if the table has no row. `sources` are the
+    /// names of the files that are merged in it.
     pub(crate) fn write(
         &mut self,
         table: Table,
@@ -158,7 +158,7 @@ impl Rows {
         }
     }
 
-    /// Rows of samples, sorted by service, process, stack and time.
+    /// Builds the rows of samples, sorted by service, process, stack and time.
     fn samples(&mut self) -> Result<RecordBatch, ArrowError> {
         let contexts = &self.contexts;
         let key = |(index, sample): &(usize, Sample)| {
@@ -203,7 +203,7 @@ impl Rows {
         RecordBatch::try_from_iter(columns)
     }
 
-    /// Rows of profiles, sorted by service, process and time.
+    /// Builds the rows of profiles, sorted by service, process and time.
     fn profiles(&mut self) -> Result<RecordBatch, ArrowError> {
         let contexts = &self.contexts;
         let key = |(index, _): &(usize, Totals)| {
@@ -251,7 +251,7 @@ impl Rows {
         RecordBatch::try_from_iter(columns)
     }
 
-    /// Rows of stacks, sorted by id, one for each.
+    /// Builds the rows of stacks, sorted by id, and drops those with an id that another row has.
     fn stacks(&mut self) -> Result<RecordBatch, ArrowError> {
         self.stacks.sort_by_key(|stack| stack.stack_id);
         self.stacks.dedup_by_key(|stack| stack.stack_id);
@@ -280,7 +280,7 @@ impl Rows {
     }
 }
 
-/// Columns that samples and profiles have in common.
+/// Builds the columns that samples and profiles have in common, with a row per context.
 fn context_columns<'c>(
     contexts: impl Iterator<Item = &'c ProfileContext>,
 ) -> Vec<(&'static str, ArrayRef)> {
@@ -326,7 +326,7 @@ fn context_columns<'c>(
     columns
 }
 
-/// Writes a Parquet file. A file with sources is a merged one.
+/// Encodes rows as a Parquet file. One with sources is a merged file, which records their names.
 fn write(batch: &RecordBatch, sources: Option<&[String]>) -> anyhow::Result<Vec<u8>> {
     let page_rows = match sources {
         Some(_) => MERGED_PAGE_ROWS,

@@ -68,7 +68,7 @@ impl Spool {
         })
     }
 
-    /// Writes a profile to the disk, and waits until it is there.
+    /// Writes a profile to the spool, and waits until it is on the disk.
     pub(crate) fn add(&mut self, profile: &ProcessProfile) -> anyhow::Result<()> {
         self.added += 1;
         let (time, added) = (profile.context.time.0, self.added);
@@ -80,7 +80,7 @@ impl Spool {
         )
     }
 
-    /// Bytes of all files that wait.
+    /// Bytes of all files that wait for a batch or for the store.
     pub(crate) fn bytes(&self) -> anyhow::Result<u64> {
         pending_bytes(&self.directory)
     }
@@ -90,8 +90,8 @@ impl Spool {
         bytes_in(&self.directory.join("dumps"))
     }
 
-    /// Converts the waiting profiles to files for the store. `convert` gets all profiles of a batch, and
-    /// returns names and bytes, which must be equal each time.
+    /// Converts the waiting profiles to files for the store. `convert` gets all profiles of a batch, and returns names
+    /// and bytes, which must be equal each time: a batch that an agent left unfinished is converted again.
     pub(crate) fn batch(
         &self,
         convert: impl Fn(&[ProcessProfile]) -> anyhow::Result<Vec<(String, Vec<u8>)>>,
@@ -136,7 +136,8 @@ impl Spool {
         Ok(outgoing.collect())
     }
 
-    /// Reads the profiles of a directory, in order. Moves files that cannot be read to damaged/.
+    /// Reads the profiles of a directory, in the order of their names. Moves files that cannot be read to damaged/.
+    /// Fails if only the machine's state prevents reading.
     fn read(&self, directory: &Path) -> anyhow::Result<Vec<ProcessProfile>> {
         let mut profiles = Vec::new();
         for file in entries(directory)? {
@@ -161,7 +162,7 @@ impl Spool {
         Ok(profiles)
     }
 
-    /// Deletes the profiles whose files for the store are complete.
+    /// Deletes the profiles whose files for the store are complete. Does nothing if there are none.
     fn remove_converted(&self) -> anyhow::Result<()> {
         let done = self.directory.join("done");
         match fs::remove_dir_all(&done) {
@@ -171,7 +172,7 @@ impl Spool {
     }
 }
 
-/// Bytes that wait in a spool. Does not lock it.
+/// Bytes of all files that wait in a spool. Does not lock it.
 pub(crate) fn pending_bytes(spool: &Path) -> anyhow::Result<u64> {
     let parts = ["dumps", "batch", "outbox"].iter();
     parts.map(|name| bytes_in(&spool.join(name))).sum()
@@ -181,7 +182,7 @@ fn file_name(path: &Path) -> &std::ffi::OsStr {
     path.file_name().unwrap_or_default()
 }
 
-/// Files of a directory, sorted by name, without those that are being written.
+/// Files of a directory, sorted by name, without those that are being written. Empty if there is no such directory.
 fn entries(directory: &Path) -> anyhow::Result<Vec<PathBuf>> {
     let failed = || format!("failed to read {}", directory.display());
     let mut files = Vec::new();
@@ -200,7 +201,7 @@ fn entries(directory: &Path) -> anyhow::Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// Bytes of the files in a directory.
+/// Bytes of the files in a directory; those that vanish meanwhile do not count.
 fn bytes_in(directory: &Path) -> anyhow::Result<u64> {
     let files = entries(directory)?.into_iter();
     Ok(files
@@ -208,7 +209,7 @@ fn bytes_in(directory: &Path) -> anyhow::Result<u64> {
         .sum())
 }
 
-/// Whether a failure to read is due to the machine's state, and says nothing of the file.
+/// Returns whether a failure to read is due to the machine's state, and says nothing of the file.
 fn is_transient(error: &io::Error) -> bool {
     matches!(
         Errno::from_io_error(error),

@@ -86,12 +86,12 @@ impl ProfileStore {
         &self.url
     }
 
-    /// Whether it is a directory of this machine.
+    /// Returns whether the store is a directory of this machine.
     pub(crate) fn is_local(&self) -> bool {
         self.url.starts_with("file://")
     }
 
-    /// Lists the objects in the folder `prefix`, sorted by name.
+    /// Lists the objects below the folder `prefix`, sorted by name.
     pub(crate) fn list(&self, prefix: &str) -> anyhow::Result<Vec<Object>> {
         let prefix = Path::from(prefix);
         let listed = self.objects.list(Some(&prefix)).map_ok(|meta| Object {
@@ -106,7 +106,7 @@ impl ProfileStore {
         Ok(objects)
     }
 
-    /// Reads an object.
+    /// Reads a whole object. Fails if it does not exist.
     pub(crate) fn read(&self, name: &str) -> anyhow::Result<Bytes> {
         let read = async { self.objects.get(&Path::from(name)).await?.bytes().await };
         self.runtime
@@ -114,7 +114,7 @@ impl ProfileStore {
             .map_err(|error| self.store_error(&format!("read {name}"), error))
     }
 
-    /// Reads a range of bytes of an object.
+    /// Reads a range of bytes of an object. Fails if the object does not exist.
     pub(crate) fn read_range(&self, name: &str, start: u64, length: u64) -> anyhow::Result<Bytes> {
         let path = Path::from(name);
         let read = self.objects.get_range(&path, start..start + length);
@@ -123,7 +123,7 @@ impl ProfileStore {
             .map_err(|error| self.store_error(&format!("read {name}"), error))
     }
 
-    /// Creates an object, unless one of that name exists.
+    /// Creates an object, unless one of that name exists; returns which it was.
     pub(crate) fn create(&self, name: &str, bytes: Bytes) -> anyhow::Result<CreateOutcome> {
         let options = PutOptions {
             mode: PutMode::Create,
@@ -165,7 +165,8 @@ impl ProfileStore {
         self.read(ID_OBJECT)
     }
 
-    /// Time of the store's clock: creates an object, and reads when that was written.
+    /// Reads the store's clock: creates an object, deletes it, and returns the time at which the store says it was
+    /// written.
     pub(crate) fn now(&self) -> anyhow::Result<Instant> {
         let ticks = Uptime::now().0;
         let name = format!("clock/{}-{}-{ticks}", Instant::now().0, std::process::id());
@@ -177,7 +178,7 @@ impl ProfileStore {
         Ok(object.written)
     }
 
-    /// Deletes an object, if it exists.
+    /// Deletes an object. Does nothing if it does not exist.
     pub(crate) fn delete(&self, name: &str) -> anyhow::Result<()> {
         match self
             .runtime
@@ -188,7 +189,8 @@ impl ProfileStore {
         }
     }
 
-    /// Error of a request (exit code 3), with a remedy.
+    /// Error of a request (exit code 3), with a remedy if the store is not local. `act` says what failed, as in "list
+    /// objects".
     fn store_error(&self, act: &str, error: Error) -> anyhow::Error {
         let error = anyhow::Error::from(error);
         // The root cause is enough, because each error repeats the text of its cause.
@@ -214,7 +216,8 @@ impl ProfileStore {
     }
 }
 
-/// Text of an S3 error without its XML, as `SignatureDoesNotMatch: The request signature …`.
+/// Text of an S3 error without its XML, as `SignatureDoesNotMatch: The request signature …`. Other texts stay
+/// unchanged.
 fn plain_s3_error(cause: &str) -> String {
     let element = |name: &str| {
         let (_, rest) = cause.split_once(&format!("<{name}>"))?;
@@ -226,7 +229,7 @@ fn plain_s3_error(cause: &str) -> String {
     }
 }
 
-/// Opens a directory as a store.
+/// Opens a directory as a store, and creates it if it is missing. Writes wait until they are on the disk.
 fn open_directory(path: &str) -> anyhow::Result<Arc<dyn ObjectStore>> {
     let failed = || format!("failed to open the store {path}");
     std::fs::create_dir_all(path).with_context(failed)?;
@@ -234,8 +237,8 @@ fn open_directory(path: &str) -> anyhow::Result<Arc<dyn ObjectStore>> {
     Ok(Arc::new(files.with_fsync(true)))
 }
 
-/// Opens a bucket. Credentials, endpoint and region are those of the usual environment variables:
-/// `AWS_ACCESS_KEY_ID`, `AWS_ENDPOINT_URL`, …
+/// Opens a bucket, or the part of it below the prefix in `path`. Credentials, endpoint and region are those of the
+/// usual environment variables: `AWS_ACCESS_KEY_ID`, `AWS_ENDPOINT_URL`, …
 fn open_s3(url: &str, path: &str) -> anyhow::Result<Arc<dyn ObjectStore>> {
     // The call fails if a provider is installed already.
     drop(rustls::crypto::ring::default_provider().install_default());
@@ -270,9 +273,9 @@ fn open_s3(url: &str, path: &str) -> anyhow::Result<Arc<dyn ObjectStore>> {
     })
 }
 
-/// S3 settings of the environment. Blanks and line ends around a value, which files and secrets have, are
-/// trimmed; an empty value counts as not set. Invalid characters within a value are errors here, because the
-/// libraries panic on them.
+/// Returns the S3 settings of the environment: names and values. Blanks and line ends around a value, which files and
+/// secrets have, are trimmed; an empty value counts as not set. Invalid characters within a value are errors here,
+/// because the libraries panic on them.
 fn s3_settings(
     environment: impl Iterator<Item = (OsString, OsString)>,
 ) -> anyhow::Result<Vec<(String, String)>> {
@@ -318,7 +321,7 @@ fn s3_settings(
     Ok(settings)
 }
 
-/// Whether a value of a setting means true.
+/// Returns whether a value of a setting means true.
 fn is_true(value: &str) -> bool {
     ["1", "true", "yes", "on"]
         .iter()

@@ -46,14 +46,15 @@ impl MachineInfo {
         }
     }
 
-    /// Identifies a process across machines and restarts: HOST/PID.START, START in clock ticks since boot
-    /// (proc(5), starttime). Independent of the wall clock and of attachments.
+    /// Identifies a process across machines and restarts: HOST/PID.START, START in clock ticks since boot (proc(5),
+    /// starttime). Independent of the wall clock and of attachments. If the process has ended, START is the time that
+    /// the host reported.
     pub(crate) fn process_key(&self, host: &RunningHost) -> String {
         let start = start_ticks(host.pid).unwrap_or(host.info.started);
         self.process_key_of(host.pid, start)
     }
 
-    /// Process key of any process, by its start in clock ticks since boot.
+    /// Returns the process key of any process of this machine, by its start in clock ticks since boot.
     pub(crate) fn process_key_of(&self, pid: u32, start: u64) -> String {
         format!("{}/{pid}.{start}", self.name)
     }
@@ -66,11 +67,11 @@ pub(crate) struct TakenProfile {
     pub(crate) symbolization: anyhow::Result<()>,
 }
 
-/// Takes a dump of a host, and sums all heap profiles in it. Enables sampling first if the rule says so.
-/// Blocks until the dump is read and symbolized.
+/// Takes a dump of a host, and sums all heap profiles in it. Enables sampling first if the rule says so. Blocks until
+/// the dump is read and symbolized. Functions that cannot be named become offsets, with the reason in the result.
 ///
 /// # Errors
-/// The host does not answer, cannot be profiled, or does not sample.
+/// The host does not answer, cannot be profiled, or does not sample; a dump is too large.
 pub(crate) fn take_profile(
     host: &RunningHost,
     rule: &ServiceRule,
@@ -146,7 +147,10 @@ pub(crate) fn take_profile(
     })
 }
 
-/// Enables sampling, or extends its lease, if the rule says so. Fails if the host does not sample afterwards.
+/// Enables sampling, or extends its lease, if the rule says so.
+///
+/// # Errors
+/// The host cannot be profiled, or does not sample and the rule does not say to enable it.
 fn ensure_sampling(client: &mut Client, rule: &ServiceRule) -> anyhow::Result<()> {
     let status = client.status()?;
     let lease = (rule.period * LEASE_PERIODS).max(MIN_LEASE);
@@ -170,7 +174,7 @@ fn ensure_sampling(client: &mut Client, rule: &ServiceRule) -> anyhow::Result<()
     }
 }
 
-/// Whether an activation expires, and does so within `time`.
+/// Returns whether an activation expires within `time`; false if it has no expiry or that is malformed.
 fn expires_within(expiry: Option<&str>, time: Duration) -> bool {
     let expiry = expiry.and_then(|expiry| humantime::parse_rfc3339(expiry).ok());
     expiry.is_some_and(|expiry| expiry < SystemTime::now() + time)

@@ -40,7 +40,7 @@ impl fmt::Display for Target {
 }
 
 impl Target {
-    /// Whether a process is selected.
+    /// Returns whether a process of a service, on a machine, is selected.
     pub(crate) fn matches(&self, service: &str, host: &str, pid: i32) -> bool {
         match self {
             Self::All => true,
@@ -52,7 +52,7 @@ impl Target {
         }
     }
 
-    /// Name of the service, if one is selected.
+    /// Name of the selected service. `None` if another target is selected.
     pub(crate) fn service(&self) -> Option<&str> {
         match self {
             Self::Service(service) => Some(service),

@@ -38,20 +38,20 @@ impl Instant {
         Self(i64::try_from(since.as_millis()).unwrap_or(i64::MAX))
     }
 
-    /// Time that is `length` earlier, at least the smallest.
+    /// Time that is `length` earlier, or the smallest possible one.
     pub(crate) fn before(self, length: Duration) -> Self {
         let length = i64::try_from(length.as_millis()).unwrap_or(i64::MAX);
         Self(self.0.saturating_sub(length))
     }
 
-    /// Time as `2026-11-21T14:30:00.000Z`, limited to the years 1970 to 9999.
+    /// Formats the time as `2026-11-21T14:30:00.000Z`, limited to the years 1970 to 9999.
     pub(crate) fn text(self) -> String {
         // The last millisecond of 9999, the last year of RFC 3339.
         let ms = self.0.clamp(0, 253_402_300_799_999).unsigned_abs();
         humantime::format_rfc3339_millis(UNIX_EPOCH + Duration::from_millis(ms)).to_string()
     }
 
-    /// Hour in which it is.
+    /// Hour that contains this time, in UTC.
     pub(crate) fn hour(self) -> Hour {
         let text = self.text();
         Hour {
@@ -72,7 +72,7 @@ impl Uptime {
         Duration::from_millis(self.0.saturating_sub(earlier.0).max(0).unsigned_abs())
     }
 
-    /// Time that is `length` later, at most the largest.
+    /// Time that is `length` later, or the largest possible one.
     pub(crate) fn after(self, length: Duration) -> Self {
         let length = i64::try_from(length.as_millis()).unwrap_or(i64::MAX);
         Self(self.0.saturating_add(length))
@@ -85,7 +85,7 @@ impl Hour {
         format!("date={}/hour={}", self.date, self.hour)
     }
 
-    /// Begin of the hour. `None` if its texts are no date and hour.
+    /// First millisecond of the hour. `None` if its texts are no date and hour.
     pub(crate) fn start(&self) -> Option<Instant> {
         let text = format!("{}T{}:00:00Z", self.date, self.hour);
         humantime::parse_rfc3339(&text)
@@ -93,18 +93,19 @@ impl Hour {
             .map(Instant::from_system_time)
     }
 
-    /// End of the hour. `None` if its texts are no date and hour.
+    /// First millisecond after the hour. `None` if its texts are no date and hour.
     pub(crate) fn end(&self) -> Option<Instant> {
         self.start().map(|start| Instant(start.0 + HOUR_MS))
     }
 }
 
-/// Parses the time of `--at`: `14:30`, an RFC 3339 time, `2h` or `2h ago`.
+/// Parses the time of `--at`, in UTC: `14:30` of the last 24 hours, an RFC 3339 time, `2h` or `2h ago`. The error says
+/// what is expected.
 pub(crate) fn parse_instant(text: &str) -> Result<Instant, String> {
     parse_at(text, Instant::now())
 }
 
-/// Parses a time relative to `now`.
+/// Parses a time of day or an age relative to `now`, or an absolute time.
 fn parse_at(text: &str, now: Instant) -> Result<Instant, String> {
     let expected = "expected a time in UTC: 14:30, 2026-11-21T14:30:00Z, or 2h for two hours ago";
     let ago = text.strip_suffix(" ago").unwrap_or(text);

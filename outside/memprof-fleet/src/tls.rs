@@ -1,7 +1,7 @@
 //! Recognizes errors of a server's certificate.
 
-/// Whether an error says that no trusted authority signed the certificate:
-/// `rustls::Error::InvalidCertificate`, recognized by its text, which errors that wrap it repeat.
+/// Returns whether an error says that no trusted authority signed the certificate: `rustls::Error::InvalidCertificate`,
+/// recognized by its text, which errors that wrap it repeat.
 pub(crate) fn is_untrusted(error: &str) -> bool {
     error.contains("invalid peer certificate")
 }

@@ -23,7 +23,7 @@ pub(crate) fn run(engine: Engine, config: &Config) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// View of a table over its existing files: engines refuse a pattern that matches no file.
+/// Returns the SQL of a table's view over its existing files: engines refuse a pattern that matches no file.
 fn view(engine: Engine, root: &str, table: Table, has_merged: bool, has_incoming: bool) -> String {
     let name = table.name();
     let files = engine.literal(&format!("{root}/{name}/date=*/hour=*/*.parquet"));

@@ -6,7 +6,8 @@ use super::Agent;
 use crate::output::{in_line, note, print_stderr};
 
 impl Agent {
-    /// Attaches to unmodified programs that the policy names.
+    /// Starts to attach to unmodified programs that the policy names, and reports the attempts that have ended. Does
+    /// nothing if it names none.
     pub(super) fn attach(&mut self) {
         if self
             .config
@@ -28,7 +29,7 @@ impl Agent {
         self.report_attempts(attempts);
     }
 
-    /// Reports the results of attempts to attach.
+    /// Reports the results of attempts to attach, given with the names of the processes.
     pub(super) fn report_attempts(&mut self, attempts: Vec<(String, anyhow::Result<()>)>) {
         for (name, attempt) in attempts {
             if attempt.is_ok() {
@@ -38,7 +39,7 @@ impl Agent {
         }
     }
 
-    /// Detaches the plugin from all processes to which this agent has attached it.
+    /// Detaches the plugin from all processes to which this agent has attached it. A failure is only noted.
     pub(super) fn detach(&mut self) {
         for (name, detached) in self.attachments.detach(&self.machine) {
             match detached {

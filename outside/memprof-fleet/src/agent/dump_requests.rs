@@ -10,8 +10,9 @@ use crate::drain::drain;
 use crate::policy::{is_in_share, rule};
 
 impl Agent {
-    /// Takes the requested dumps, each process once for all requests that wait. Returns whether the agent
-    /// must end.
+    /// Takes the requested dumps, each process once for `first` and all requests that wait in `events`, and replies to
+    /// each request. Returns whether the agent
+    /// must end, because one of the events says so.
     pub(super) fn handle_dump_requests(
         &mut self,
         first: DumpRequest,

@@ -91,7 +91,7 @@ pub(crate) struct AgentProcess {
     pub(crate) failed: Option<String>,
 }
 
-/// Unique id of this agent.
+/// Unique id of this run of the agent: a random number and the process id.
 pub(crate) fn agent_id() -> &'static str {
     static ID: OnceLock<String> = OnceLock::new();
     ID.get_or_init(|| {
@@ -102,7 +102,8 @@ pub(crate) fn agent_id() -> &'static str {
     })
 }
 
-/// Subject of a request, with machine or service, so that permissions of the server can depend on them.
+/// Subject of a request, with machine or service, so that permissions of the server can depend on them. A single
+/// process has that of its machine.
 pub(crate) fn subject(verb: Verb, target: &Target) -> String {
     let verb = verb.name();
     match target {
@@ -114,7 +115,7 @@ pub(crate) fn subject(verb: Verb, target: &Target) -> String {
     }
 }
 
-/// Subjects to which an agent subscribes.
+/// Subjects to which the agent of machine `host` subscribes.
 fn subjects(host: &str) -> [String; 3] {
     [
         "memprof.v1.all.*".to_owned(),
@@ -123,7 +124,7 @@ fn subjects(host: &str) -> [String; 3] {
     ]
 }
 
-/// Replaces characters of a name that have a meaning in a subject.
+/// Replaces characters of a name that have a meaning in a subject (blanks, dots and wildcards) by `_`.
 fn subject_token(name: &str) -> String {
     name.replace(|c: char| c.is_whitespace() || ".*>".contains(c), "_")
 }
@@ -183,7 +184,10 @@ pub(crate) async fn connect(
     })
 }
 
-/// Reads the seed of a user from a file.
+/// Reads the seed of a user from a file: its first line that begins with `SU`.
+///
+/// # Errors
+/// The file cannot be read, or has no seed (exit code 2).
 fn read_seed(file: &PathBuf) -> anyhow::Result<String> {
     let text = std::fs::read_to_string(file);
     let text = text.with_context(|| format!("failed to read {}", file.display()))?;

@@ -44,8 +44,9 @@ pub(crate) struct DumpRequest {
     pub(crate) replies: UnboundedSender<AgentReply>,
 }
 
-/// Starts to serve requests, on a thread of its own that runs as long as this program. Requests for dumps are
-/// sent to `dumps`.
+/// Starts to serve requests, on a thread of its own that runs as long as this program. Requests for dumps are sent to
+/// `dumps`. Fails if the configured URL is missing or invalid; if the connection fails later, that is
+/// noted, and the thread connects again.
 pub(crate) fn serve_requests(
     nats: Nats,
     host: String,
@@ -73,7 +74,7 @@ pub(crate) fn serve_requests(
     Ok(())
 }
 
-/// Serves requests until the connection is closed for good.
+/// Connects and serves requests until the connection is closed for good. Fails if the server cannot be reached.
 async fn serve(nats: &Nats, host: &str, dumps: &Sender<AgentEvent>) -> anyhow::Result<()> {
     let client = connect(nats, &format!("memprof agent {host}"), |error| note(&error)).await?;
     let mut messages = Vec::new();
@@ -94,7 +95,8 @@ async fn serve(nats: &Nats, host: &str, dumps: &Sender<AgentEvent>) -> anyhow::R
     Ok(())
 }
 
-/// Handles a request, and sends the replies to its inbox. Invalid requests are noted and ignored.
+/// Handles a request, and sends the replies to its inbox. Invalid requests, and those beyond `MAX_OPEN_REQUESTS`, are
+/// noted and ignored.
 async fn handle_message(
     client: Client,
     host: Arc<str>,
@@ -154,7 +156,7 @@ async fn handle_message(
     }
 }
 
-/// Replies with the requested processes of this machine.
+/// Replies with the requested processes of this machine, and then with their number. Blocks while it queries them.
 fn list_processes(host: &str, request: &AgentRequest, replies: &UnboundedSender<AgentReply>) {
     let state = |client: &mut memprof_host::client::Client| match client.status() {
         Ok(status) => status.profiling.to_string(),
@@ -185,7 +187,7 @@ fn list_processes(host: &str, request: &AgentRequest, replies: &UnboundedSender<
     replies.send(done).unwrap_or_default();
 }
 
-/// Description of a running host for a reply.
+/// Describes a running host for a reply; `profiling` is the state of its profiler or an error.
 pub(crate) fn agent_process(host: &str, running: &RunningHost, profiling: String) -> AgentProcess {
     AgentProcess {
         host: host.to_owned(),
@@ -199,8 +201,8 @@ pub(crate) fn agent_process(host: &str, running: &RunningHost, profiling: String
     }
 }
 
-/// Whether a subject is an inbox, to which only the requesting program subscribes. A reply elsewhere would be
-/// a message with this agent's rights.
+/// Returns whether a subject is an inbox, to which only the requesting program subscribes. A reply elsewhere would be a
+/// message with this agent's rights.
 fn is_inbox(subject: &str) -> bool {
     subject.starts_with("_INBOX.")
 }

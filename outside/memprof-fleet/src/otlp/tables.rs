@@ -14,6 +14,7 @@ struct Table<T> {
 }
 
 impl<T: Clone + Default + Eq + Hash> Table<T> {
+    /// Creates a table with the default entry at index 0, as OTLP requires.
     fn new() -> Self {
         let mut table = Self {
             entries: Vec::new(),
@@ -23,7 +24,7 @@ impl<T: Clone + Default + Eq + Hash> Table<T> {
         table
     }
 
-    /// Index of an entry, which is added if it is new.
+    /// Returns the index of an entry, adding it if it is new.
     fn intern(&mut self, entry: T) -> i32 {
         let next = self.entries.len() as i32;
         let index = *self.indices.entry(entry.clone()).or_insert(next);
@@ -62,12 +63,12 @@ impl<'n> Tables<'n> {
         }
     }
 
-    /// Index of a string.
+    /// Returns the index of a string, adding it if it is new.
     pub(super) fn string(&mut self, text: &str) -> i32 {
         self.strings.intern(text).0 as i32
     }
 
-    /// Index of a stack.
+    /// Returns the index of a stack, adding it and its locations if it is new.
     pub(super) fn stack(&mut self, id: StackId) -> i32 {
         if let Some(index) = self.known_stacks.get(&id) {
             return *index;
@@ -79,8 +80,8 @@ impl<'n> Tables<'n> {
         index
     }
 
-    /// Index of a location, which is a function of a module. It has no address, because the profile is a sum
-    /// over builds and machines.
+    /// Returns the index of a location, which is a function of a module, adding it if it is new. It has no address,
+    /// because the profile is a sum over builds and machines.
     fn location(&mut self, id: AddressId) -> i32 {
         if let Some(index) = self.known_locations.get(&id) {
             return *index;
@@ -104,13 +105,13 @@ impl<'n> Tables<'n> {
         index
     }
 
-    /// Index of a function.
+    /// Returns the index of a function, adding it if it is new; 0 for an empty name.
     fn function(&mut self, name: &str) -> i32 {
         let name_strindex = self.string(name);
         self.functions.intern(Function { name_strindex })
     }
 
-    /// Index of the module of a mapping.
+    /// Returns the index of the module of a mapping, given by its index in the profile; 0 for one without a path.
     fn mapping(&mut self, index: usize) -> i32 {
         let mapping = &self.symbolized.profile.mappings[index];
         // A function outside every module has a mapping without a path.
@@ -122,7 +123,7 @@ impl<'n> Tables<'n> {
         self.mappings.intern(Mapping { filename_strindex })
     }
 
-    /// Returns the dictionary.
+    /// Returns the dictionary of all entries. Links and attributes only have the empty entry.
     pub(super) fn finish(self) -> Dictionary {
         let strings = (0..self.strings.len() as u32).map(StringId);
         Dictionary {

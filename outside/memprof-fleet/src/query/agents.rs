@@ -138,7 +138,7 @@ fn request_and_print(
     Ok(u8::from(failed || !missing.is_empty()).into())
 }
 
-/// Number of agents whose replies are incomplete.
+/// Number of agents whose replies are incomplete: they have not announced a number of processes, or others are missing.
 fn unfinished_count(agents: &Agents) -> usize {
     agents
         .values()
@@ -153,7 +153,8 @@ fn shared_names(agents: &Agents) -> BTreeSet<&str> {
     shared.map(|((name, _), _)| name.as_str()).collect()
 }
 
-/// Machines whose agents did not reply, or not completely, with the reasons.
+/// Machines whose agents did not reply, or not completely, with the reasons. Expected are those that wrote a profile of
+/// the target within [`EXPECTED_AGENT_AGE`]; if the store cannot be read, that is only noted.
 fn missing_agents(
     config: &Config,
     target: &Target,
@@ -197,7 +198,11 @@ fn missing_agents(
     missing
 }
 
-/// Sends a request, and receives replies until every announced agent is done, or the timeout expires.
+/// Sends a request, and receives replies until every announced agent is done, or the timeout expires: the replies may
+/// be incomplete then.
+///
+/// # Errors
+/// The server cannot be reached, or refuses the request (exit code 3).
 async fn collect_replies(
     config: &Config,
     verb: Verb,

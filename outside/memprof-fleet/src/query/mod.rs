@@ -44,7 +44,7 @@ pub(crate) struct ProfileQuery {
 }
 
 impl ProfileQuery {
-    /// Selects the profiles of a target in a time window. Notes are printed to stderr.
+    /// Selects the profiles of a target in a time window, which ends now if it has no end. Notes are printed to stderr.
     pub(crate) fn new(
         config: &Config,
         window: &TimeWindow,
@@ -65,7 +65,8 @@ impl ProfileQuery {
         Self::new(&Config::read(&args.store)?, &args.window, &args.target)
     }
 
-    /// Reads the selected profiles, of one build if `build` is given.
+    /// Reads the selected profiles, sorted by process and time; only those whose build id begins with `build` if it is
+    /// given.
     ///
     /// # Errors
     /// There is none (exit code 5), or the store cannot be read.
@@ -91,7 +92,7 @@ impl ProfileQuery {
     }
 }
 
-/// Machines that have written a profile since a time.
+/// Machines that have written a profile since `from`.
 pub(crate) fn writing_since(
     store: &Arc<ProfileStore>,
     from: Instant,
@@ -172,7 +173,7 @@ fn render_flame(
     result.render(query, options)
 }
 
-/// Prints a result as a table or as JSON.
+/// Prints a result as a table with the largest functions, or as JSON with all of them.
 fn print_table(
     query: &ProfileQuery,
     result: &QueryResult,

@@ -14,7 +14,7 @@ pub(crate) enum Notes {
 }
 
 impl Notes {
-    /// Adds a note.
+    /// Prints a note, or collects it unless it was collected before.
     pub(crate) fn add(&self, text: String) {
         match self {
             Self::Print => note(&text),

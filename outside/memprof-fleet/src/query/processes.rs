@@ -104,7 +104,7 @@ pub(crate) fn growth(args: &GrowthArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Processes of the profiles, those with the newest profile first.
+/// Summarizes each process of the profiles, that with the newest profile first.
 pub(crate) fn processes(profiles: &[Profile]) -> Vec<Process> {
     let rows = by_process(profiles).into_iter();
     let mut rows: Vec<_> = rows
@@ -125,7 +125,7 @@ pub(crate) fn processes(profiles: &[Profile]) -> Vec<Process> {
     rows
 }
 
-/// Growth of the processes with at least two profiles, largest first.
+/// Growth of the processes with at least two profiles, the largest first.
 pub(crate) fn by_growth(profiles: &[Profile]) -> Vec<Growth> {
     let rows = by_process(profiles).into_iter();
     let mut rows: Vec<_> = rows
@@ -135,7 +135,7 @@ pub(crate) fn by_growth(profiles: &[Profile]) -> Vec<Growth> {
     rows
 }
 
-/// Growth between a process's first and last profile. `None` if these are the same.
+/// Growth between a process's first and last profile. `None` if the last is not later.
 fn growth_between(first: &Profile, last: &Profile) -> Option<Growth> {
     let elapsed_ms = last.time.0 - first.time.0;
     let growth = last.inuse_bytes - first.inuse_bytes;
@@ -152,8 +152,8 @@ fn growth_between(first: &Profile, last: &Profile) -> Option<Growth> {
     })
 }
 
-/// First and last profile of each process, and the number of its profiles. `profiles` are sorted by process
-/// and time.
+/// First and last profile of each process, and the number of its profiles, by process key. `profiles` are sorted by
+/// process and time.
 pub(super) fn by_process(profiles: &[Profile]) -> Vec<(&Profile, &Profile, usize)> {
     let mut processes: BTreeMap<&str, (&Profile, &Profile, usize)> = BTreeMap::new();
     for profile in profiles {

@@ -44,7 +44,7 @@ pub(crate) struct Profile {
 }
 
 impl Profile {
-    /// Build id as it is shown: its first 12 characters, or "unknown".
+    /// Build id as tables show it: its first 12 characters, or "unknown".
     pub(crate) fn build(&self) -> &str {
         match self.build_id.get(..12) {
             Some(start) => start,
@@ -54,8 +54,8 @@ impl Profile {
     }
 }
 
-/// Reads the selected profiles, sorted by process and time. Notes files that cannot be read, wrong clocks and
-/// lost samples.
+/// Reads the selected profiles, sorted by process and time. Files that cannot be read are left out; they, wrong clocks
+/// and lost samples are noted. Empty if there are none.
 pub(crate) fn profiles(query: &ProfileQuery) -> anyhow::Result<Vec<Profile>> {
     let found = files(&query.store, Table::Profiles, (query.from, query.to))?;
     for name in &found.foreign {
@@ -128,7 +128,7 @@ fn lost_note(profiles: &[Profile]) -> Option<String> {
     ))
 }
 
-/// Selected rows of a batch. Collects clocks that are wrong, by machine.
+/// Returns the selected rows of a batch. Adds clocks that are wrong to `clocks`: the machine and the offset in ms.
 fn selected_rows(
     columns: &Columns<'_>,
     query: &ProfileQuery,

@@ -14,7 +14,7 @@ pub(crate) struct QueryResult {
     base: Option<(String, SymbolizedProfile)>,
 }
 
-/// Sums the selected profiles.
+/// Sums the selected profiles, of one build if `build` is given.
 pub(crate) fn sum_profiles(
     query: &ProfileQuery,
     build: Option<&str>,
@@ -60,7 +60,8 @@ pub(crate) fn compare_windows(
     })
 }
 
-/// Sums the selected profiles by stack, and adds counts of lost samples.
+/// Sums the selected profiles by stack, and adds the counts of samples and lost ones. Notes the numbers of profiles and
+/// processes.
 fn sum(
     query: &ProfileQuery,
     build: Option<&str>,

@@ -25,7 +25,7 @@ pub(crate) struct Service {
     newest: String,
 }
 
-/// Services of the profiles, those that hold most first.
+/// Summarizes each service of the profiles, those with most bytes in use first.
 pub(crate) fn services(profiles: &[Profile]) -> Vec<Service> {
     let mut services: BTreeMap<&str, Service> = BTreeMap::new();
     for (first, last, _) in by_process(profiles) {

@@ -16,8 +16,8 @@ use crate::schema::Table;
 /// Bytes of a module's address range, in which each function has an address.
 const MODULE_SIZE: u64 = 1 << 32;
 
-/// Builds a profile of these sums, with the frames from the table STACKS. Notes stacks whose frames are
-/// missing.
+/// Builds a profile of these sums, with the frames from the table STACKS. A stack whose frames are missing is named by
+/// its id; a note has the bytes of all such.
 pub(crate) fn to_symbolized(
     query: &ProfileQuery,
     sums: &WeightedSums,
@@ -86,7 +86,7 @@ impl ProfileBuilder {
         self.profile.samples.push(Sample::new(stack, values));
     }
 
-    /// Address of a function, which gets a new one if it is unknown.
+    /// Returns the address of a function, which gets a new one in the range of its module if it is unknown.
     fn function(&mut self, function: &str, module: &str) -> AddressId {
         let key = (function.to_owned(), module.to_owned());
         if let Some(id) = self.functions.get(&key) {
@@ -113,7 +113,7 @@ impl ProfileBuilder {
         id
     }
 
-    /// Returns the profile with a mapping for each module.
+    /// Returns the profile, with a mapping for each module. `sample_interval` is `None` if it is unknown.
     fn finish(mut self, sample_interval: Option<i64>) -> SymbolizedProfile {
         let mapping = |(module, (index, _)): (&String, &(u64, u64))| Mapping {
             start: Address(index * MODULE_SIZE),

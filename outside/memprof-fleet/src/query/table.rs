@@ -15,7 +15,7 @@ pub(super) fn signed(value: i64) -> String {
     format!("{sign}{}", bytes(value))
 }
 
-/// Formats a table whose columns are as wide as their longest cell.
+/// Formats a table whose columns are as wide as their longest cell. Line breaks in cells are replaced.
 pub(super) fn table<const N: usize>(heads: [&str; N], rows: Vec<[String; N]>) -> String {
     let rows: Vec<_> = rows
         .into_iter()

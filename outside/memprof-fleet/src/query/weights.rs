@@ -42,6 +42,7 @@ pub(crate) struct WeightedSums {
 }
 
 impl Weights {
+    /// Computes the weights of `profiles`, which are sorted by process and time.
     pub(crate) fn new(profiles: &[Profile], weighting: Weighting) -> Self {
         match weighting {
             Weighting::Newest => Self::newest(profiles),
@@ -50,7 +51,7 @@ impl Weights {
         }
     }
 
-    /// Weights for [`Weighting::Newest`].
+    /// Weights for [`Weighting::Newest`]: 1 for the newest profile of each process.
     fn newest(profiles: &[Profile]) -> Self {
         let mut weights = Self::default();
         // Profiles are sorted by process and time, so the newest one of a process is inserted last.
@@ -63,7 +64,7 @@ impl Weights {
         weights
     }
 
-    /// Weights for [`Weighting::Mean`].
+    /// Weights for [`Weighting::Mean`]: 1/n for each of the n profiles of a process.
     fn mean(profiles: &[Profile]) -> Self {
         let mut weights = Self::default();
         for profile in profiles {
@@ -80,7 +81,7 @@ impl Weights {
         weights
     }
 
-    /// Weights for [`Weighting::MeanOfProcesses`].
+    /// Weights for [`Weighting::MeanOfProcesses`]: those of the mean, divided by the number of processes.
     fn mean_process(profiles: &[Profile]) -> Self {
         let mut weights = Self::mean(profiles);
         let count = weights.process_count() as f64;
@@ -105,7 +106,7 @@ impl Weights {
         Some((Instant(times().min()?), Instant(times().max()?)))
     }
 
-    /// Factor of a profile; 0 if it does not count.
+    /// Weight of a profile; 0 if it does not count.
     fn weight(&self, profile: &Profile) -> f64 {
         let times = self.0.get(&profile.instance);
         times
@@ -115,7 +116,7 @@ impl Weights {
     }
 }
 
-/// Sums the weighted samples of profiles. Notes files that cannot be read, and missing samples.
+/// Sums the samples of `profiles`, times their weights. Notes files that cannot be read, and if samples are missing.
 pub(crate) fn sums(
     query: &ProfileQuery,
     profiles: &[Profile],
@@ -168,7 +169,7 @@ pub(crate) fn sums(
     Ok(sums)
 }
 
-/// Adds the weighted samples of a batch.
+/// Adds the samples of a batch, times their weights, to `sums`: bytes and objects by stack id.
 fn add_batch(
     columns: &Columns<'_>,
     weights: &Weights,

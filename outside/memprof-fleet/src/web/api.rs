@@ -63,13 +63,14 @@ pub(super) fn routes() -> Router<Arc<ServerState>> {
         .fallback(async || Problem::not_found("there is no such page"))
 }
 
-/// The first [`MAX_PROCESSES`] rows as JSON.
+/// Converts the first [`MAX_PROCESSES`] rows to JSON; the others are left out.
 fn truncated(mut rows: Vec<impl serde::Serialize>) -> Value {
     rows.truncate(MAX_PROCESSES);
     json!(rows)
 }
 
-/// Responds with rows that are computed from profiles without their samples.
+/// Responds with rows that `rows` computes from the selected profiles without their samples, with the time window and
+/// the notes of the query.
 async fn rows_response(
     State(server): Server,
     params: QueryExtractor,
@@ -92,7 +93,7 @@ async fn rows_response(
     reply.await.map(Json)
 }
 
-/// Responds with a sum of profiles, or a comparison of two sums, in the requested format.
+/// Responds with a sum of profiles, or a comparison of two builds or time windows, in the requested format.
 async fn profile(State(server): Server, params: QueryExtractor) -> Result<Response, Problem> {
     let Parameters(params) = params.map_err(|error| Problem::invalid(error.body_text()))?;
     let format = FileFormat::from_name(params.format.as_deref().unwrap_or("text"))?;
@@ -142,7 +143,7 @@ async fn with_permit<T: Send + 'static>(
     result.map_err(|error| Problem::internal(error.to_string()))?
 }
 
-/// Problem for an error, with the HTTP status for its exit code.
+/// Converts an error to a problem with the HTTP status for its exit code.
 fn problem(error: anyhow::Error) -> Problem {
     let (status, kind) = match exit_code(&error) {
         NO_DATA => (StatusCode::NOT_FOUND, "no_data"),

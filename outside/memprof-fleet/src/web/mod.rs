@@ -64,7 +64,7 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Error of listening (exit code 2 if other machines could reach the address).
+/// Converts an error of listening. It has exit code 2 if other machines could reach the address.
 fn listen_error(error: ListenError) -> anyhow::Error {
     match error {
         ListenError::Exposed(_) => exit_error(USAGE, error.to_string()),

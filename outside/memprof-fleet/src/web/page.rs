@@ -21,7 +21,7 @@ const SCRIPTS: [(&str, &str); 4] = [
     ("/profile.js", include_str!("page/profile.js")),
 ];
 
-/// Routes of the page and its files.
+/// Returns the routes of the page and its files.
 pub(super) fn routes() -> Router<Arc<ServerState>> {
     let index = async || Html(whole_page("memprof fleet", "fleet.js", INDEX_HTML));
     let router = shared_files().route("/", get(index));

@@ -37,12 +37,13 @@ pub(super) struct QueryParams {
 }
 
 impl QueryParams {
-    /// Query of a store.
+    /// Returns the query of the requested time window on a store. Fails if a parameter is malformed.
     pub(super) fn to_query(&self, store: Arc<ProfileStore>) -> Result<ProfileQuery, Problem> {
         self.query_until(store, self.at.as_deref())
     }
 
-    /// Query of the time window to compare with. `None` if none is requested.
+    /// Returns the query of the time window to compare with. `None` if none is requested. Fails if a parameter is
+    /// malformed.
     pub(super) fn base_query(
         &self,
         store: Arc<ProfileStore>,
@@ -53,7 +54,7 @@ impl QueryParams {
             .transpose()
     }
 
-    /// Query of the time window that ends at a time, by default now.
+    /// Returns the query of the time window that ends at `end`, by default now. Fails if a parameter is malformed.
     fn query_until(
         &self,
         store: Arc<ProfileStore>,
@@ -74,7 +75,7 @@ impl QueryParams {
         })
     }
 
-    /// Requested sample type, by default bytes in use.
+    /// Returns the requested sample type, by default bytes in use. Fails for other types than those in use.
     pub(super) fn sample_type(&self) -> Result<SampleType, Problem> {
         match self.sample_type.as_deref() {
             None | Some("inuse_space") => Ok(SampleType::InuseSpace),
