@@ -132,7 +132,8 @@ impl Attachments {
         self.running.insert(instance.clone(), name.clone());
         let results = self.results.0.clone();
         thread::spawn(move || {
-            let attempt = memprof(&["attach", &candidate.pid.to_string(), "--for", ATTACH_LEASE]);
+            let attempt =
+                run_memprof(&["attach", &candidate.pid.to_string(), "--for", ATTACH_LEASE]);
             // Sending fails only if the agent has ended.
             results.send((candidate, attempt)).unwrap_or_default();
         });
@@ -183,7 +184,7 @@ impl Attachments {
         });
         let detached = running.map(|(_, pid)| {
             let name = format!("{}/{pid}", machine.name);
-            (name, memprof(&["detach", &pid.to_string()]))
+            (name, run_memprof(&["detach", &pid.to_string()]))
         });
         detached.collect()
     }
@@ -207,7 +208,7 @@ fn programs() -> anyhow::Result<Vec<(u32, String)>> {
 }
 
 /// Runs `memprof`, preferably the one beside this program. Blocks until it ends. Fails with its error output.
-fn memprof(args: &[&str]) -> anyhow::Result<()> {
+fn run_memprof(args: &[&str]) -> anyhow::Result<()> {
     let own = env::current_exe().context("failed to find this program")?;
     let sibling = own.with_file_name("memprof");
     let program = match sibling.exists() {

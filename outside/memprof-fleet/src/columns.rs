@@ -26,13 +26,16 @@ impl<'b> Columns<'b> {
     pub(crate) fn numbers(&self, name: &str) -> anyhow::Result<&'b [i64]> {
         let column = self.array(name)?.as_primitive_opt::<Int64Type>();
         let column = column.filter(|column| column.null_count() == 0);
-        Ok(column.with_context(|| wrong_type(name))?.values())
+        Ok(column.with_context(|| wrong_type_message(name))?.values())
     }
 
     /// Returns a column of 64-bit numbers, `None` for each null. Fails if it is missing or has another type.
     pub(crate) fn nullable(&self, name: &str) -> anyhow::Result<Vec<Option<i64>>> {
         let column = self.array(name)?.as_primitive_opt::<Int64Type>();
-        Ok(column.with_context(|| wrong_type(name))?.iter().collect())
+        Ok(column
+            .with_context(|| wrong_type_message(name))?
+            .iter()
+            .collect())
     }
 
     /// Column of nullable 64-bit numbers that older files lack: null in each row then.
@@ -46,7 +49,7 @@ impl<'b> Columns<'b> {
     /// Returns the column `pid`. Fails if it is missing or has another type.
     pub(crate) fn pids(&self) -> anyhow::Result<&'b [i32]> {
         let column = self.array("pid")?.as_primitive_opt::<Int32Type>();
-        Ok(column.with_context(|| wrong_type("pid"))?.values())
+        Ok(column.with_context(|| wrong_type_message("pid"))?.values())
     }
 
     /// Returns a column of times, in milliseconds since 1970. Fails if it is missing, has another type or a null.
@@ -55,12 +58,12 @@ impl<'b> Columns<'b> {
             .array(name)?
             .as_primitive_opt::<TimestampMillisecondType>();
         let column = column.filter(|column| column.null_count() == 0);
-        Ok(column.with_context(|| wrong_type(name))?.values())
+        Ok(column.with_context(|| wrong_type_message(name))?.values())
     }
 
     /// Returns a column of texts with a dictionary. Fails if it is missing, has another type or a null.
     pub(crate) fn texts(&self, name: &str) -> anyhow::Result<TextColumn<'b>> {
-        let type_error = || wrong_type(name);
+        let type_error = || wrong_type_message(name);
         let column = self
             .array(name)?
             .as_dictionary_opt::<Int32Type>()
@@ -80,7 +83,7 @@ impl<'b> Columns<'b> {
 
     /// Returns a column with a list of texts in each row; nulls within a list are left out. Fails if a list is null.
     pub(crate) fn lists(&self, name: &str) -> anyhow::Result<Vec<Vec<String>>> {
-        let type_error = || wrong_type(name);
+        let type_error = || wrong_type_message(name);
         let column = self
             .array(name)?
             .as_list_opt::<i32>()
@@ -97,7 +100,7 @@ impl<'b> Columns<'b> {
     pub(crate) fn plain(&self, name: &str) -> anyhow::Result<Vec<&'b str>> {
         let column = self.array(name)?.as_string_opt::<i32>();
         Ok(column
-            .with_context(|| wrong_type(name))?
+            .with_context(|| wrong_type_message(name))?
             .iter()
             .flatten()
             .collect())
@@ -105,7 +108,7 @@ impl<'b> Columns<'b> {
 
     /// Returns the column `labels`: pairs of key and value for each row.
     pub(crate) fn labels(&self) -> anyhow::Result<Vec<Vec<(String, String)>>> {
-        let type_error = || wrong_type("labels");
+        let type_error = || wrong_type_message("labels");
         let column = self
             .array("labels")?
             .as_map_opt()
@@ -145,6 +148,6 @@ impl<'b> TextColumn<'b> {
 }
 
 /// Message for a column of another type, or with unexpected nulls.
-fn wrong_type(column: &str) -> String {
+fn wrong_type_message(column: &str) -> String {
     format!("its column {column} is of another type")
 }

@@ -115,7 +115,7 @@ impl Access {
             _ if is_allowed || bearer_token(request.headers()).is_some_and(matches_token) => {
                 Ok(Admission::Allow)
             }
-            _ => Err(unauthorized(token, peer)),
+            _ => Err(unauthorized_error(token, peer)),
         }
     }
 
@@ -210,7 +210,7 @@ fn parse_path(rest: &str) -> Result<Uri> {
 
 /// Error for a request without a valid token; `token` is the server's. Its message names the client's user if that is
 /// the reason, and its remedy how to be allowed.
-fn unauthorized(token: Option<&Token>, peer: Option<Peer>) -> Problem {
+fn unauthorized_error(token: Option<&Token>, peer: Option<Peer>) -> Problem {
     let other_user = peer.filter(|peer| !peer.is_same_user_or_root());
     let origin = other_user.map(|peer| format!("this connection comes from {}", peer.describe()));
     let bring = "send Authorization: Bearer TOKEN, or put /t/TOKEN in front of the path";

@@ -74,7 +74,7 @@ impl Connections {
     /// Acquires a slot, if necessary that of the client that has made the server wait longest; else one for a refusal.
     /// `None` if even those are in use.
     pub(crate) fn acquire_slot(self: &Arc<Self>) -> Option<ConnectionSlot> {
-        let mut open = self.open();
+        let mut open = self.lock_open();
         let count = open.iter().filter(|client| client.has_slot()).count();
         let is_surplus = count >= MAX_CONNECTIONS
             && !evict_slowest(&open, Instant::now(), ConnectionState::has_slot);
@@ -92,14 +92,14 @@ impl Connections {
 
     /// Evicts the connection that has made the server wait longest, because the system has no descriptor for a new one.
     pub(crate) fn evict_one(&self) {
-        evict_slowest(&self.open(), Instant::now(), |_| true);
+        evict_slowest(&self.lock_open(), Instant::now(), |_| true);
     }
 
     /// Reserves `bytes` more for `client`, evicting slow ones if necessary. Returns false if too many bytes are
     /// reserved and no connection can be evicted. The first [`ALWAYS_FREE_BYTES`] of a connection are always granted.
     fn reserve(&self, client: &ConnectionState, bytes: usize, now: Instant) -> bool {
-        let open = self.open();
-        let own = client.progress().reserved + bytes;
+        let open = self.lock_open();
+        let own = client.lock_progress().reserved + bytes;
         let total = || {
             open.iter()
                 .map(|client| client.reserved_bytes())
@@ -112,12 +112,12 @@ impl Connections {
                 return false;
             }
         }
-        client.progress().reserved = own;
+        client.lock_progress().reserved = own;
         true
     }
 
     /// Locks the list of open connections.
-    fn open(&self) -> MutexGuard<'_, Vec<Arc<ConnectionState>>> {
+    fn lock_open(&self) -> MutexGuard<'_, Vec<Arc<ConnectionState>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -133,7 +133,7 @@ fn evict_slowest(
     let Some((_, client)) = waiting.min_by_key(|(rank, _)| *rank) else {
         return false;
     };
-    client.progress().is_evicted = true;
+    client.lock_progress().is_evicted = true;
     client.evicted.notify_one();
     true
 }
@@ -155,19 +155,19 @@ impl ConnectionState {
 
     /// Records that the client may send a request now. `is_known` if it needs no token.
     pub(crate) fn start_request(&self, is_known: bool) {
-        let mut progress = self.progress();
+        let mut progress = self.lock_progress();
         progress.is_known = is_known;
         progress.awaited = Some(AwaitedPart::RequestHead(Instant::now()));
     }
 
     /// Records that the client has sent a whole request.
     pub(crate) fn request_complete(&self) {
-        self.progress().awaited = None;
+        self.lock_progress().awaited = None;
     }
 
     /// Records that the server waits for more of a request's body; the time counts from the first such wait.
     pub(crate) fn await_body(&self) {
-        let mut progress = self.progress();
+        let mut progress = self.lock_progress();
         if !matches!(progress.awaited, Some(AwaitedPart::RequestBody(_))) {
             progress.awaited = Some(AwaitedPart::RequestBody(Instant::now()));
         }
@@ -175,13 +175,13 @@ impl ConnectionState {
 
     /// Records that the reply is being sent: the client may send the next request.
     pub(crate) fn response_started(&self) {
-        self.progress().awaited = Some(AwaitedPart::RequestHead(Instant::now()));
+        self.lock_progress().awaited = Some(AwaitedPart::RequestHead(Instant::now()));
     }
 
     /// Records whether the client accepted bytes of the reply; the time since which it does not counts from the first
     /// refusal.
     pub(crate) fn record_write(&self, has_accepted: bool) {
-        let mut progress = self.progress();
+        let mut progress = self.lock_progress();
         progress.blocked_since = match progress.blocked_since {
             _ if has_accepted => None,
             since => since.or_else(|| Some(Instant::now())),
@@ -210,7 +210,7 @@ impl ConnectionState {
     /// Time at which the client exceeds a timeout, unless it makes progress. `None` if the server waits for
     /// nothing.
     fn deadline(&self) -> Option<Instant> {
-        let progress = self.progress();
+        let progress = self.lock_progress();
         let blocked_since = progress.blocked_since.map(|since| since + WRITE_TIMEOUT);
         let owed = progress.awaited.map(AwaitedPart::deadline);
         blocked_since.into_iter().chain(owed).min()
@@ -220,7 +220,7 @@ impl ConnectionState {
     /// then longest waiting. `None` while the server works for the client, during its grace period of 500 ms, or
     /// once evicted.
     fn eviction_rank(&self, now: Instant) -> Option<(bool, bool, Instant)> {
-        let progress = self.progress();
+        let progress = self.lock_progress();
         let (has_head, since) = match (progress.blocked_since, progress.awaited) {
             (Some(since), _) | (None, Some(AwaitedPart::RequestBody(since))) => (true, since),
             (None, Some(AwaitedPart::RequestHead(since))) => (false, since),
@@ -233,12 +233,12 @@ impl ConnectionState {
 
     /// Returns whether the connection uses a regular slot, and is not evicted.
     fn has_slot(&self) -> bool {
-        !self.is_surplus && !self.progress().is_evicted
+        !self.is_surplus && !self.lock_progress().is_evicted
     }
 
     /// Reserved bytes; 0 once evicted, because they are about to be released.
     fn reserved_bytes(&self) -> usize {
-        let progress = self.progress();
+        let progress = self.lock_progress();
         if progress.is_evicted {
             0
         } else {
@@ -247,7 +247,7 @@ impl ConnectionState {
     }
 
     /// Locks the progress of the connection.
-    fn progress(&self) -> MutexGuard<'_, ConnectionProgress> {
+    fn lock_progress(&self) -> MutexGuard<'_, ConnectionProgress> {
         self.progress.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -271,7 +271,7 @@ impl ConnectionSlot {
 
 impl Drop for ConnectionSlot {
     fn drop(&mut self) {
-        let mut open = self.clients.open();
+        let mut open = self.clients.lock_open();
         open.retain(|client| !Arc::ptr_eq(client, &self.client));
     }
 }
@@ -301,7 +301,7 @@ impl MemoryReservation {
 
 impl Drop for MemoryReservation {
     fn drop(&mut self) {
-        self.slot.client.progress().reserved -= self.bytes;
+        self.slot.client.lock_progress().reserved -= self.bytes;
     }
 }
 
@@ -316,7 +316,7 @@ mod tests {
     }
 
     fn is_evicted(slot: &ConnectionSlot) -> bool {
-        slot.client.progress().is_evicted
+        slot.client.lock_progress().is_evicted
     }
 
     #[test]
@@ -408,10 +408,10 @@ mod tests {
         let half_head = acquire_slot(&clients, true);
         let later = Instant::now() + 2 * EVICTION_GRACE;
         for expected in [&half_head, &half_body, &not_reading] {
-            assert!(evict_slowest(&clients.open(), later, |_| true));
+            assert!(evict_slowest(&clients.lock_open(), later, |_| true));
             assert!(is_evicted(expected));
         }
-        assert!(!evict_slowest(&clients.open(), later, |_| true));
+        assert!(!evict_slowest(&clients.lock_open(), later, |_| true));
     }
 
     #[test]
@@ -471,7 +471,7 @@ mod tests {
 
             let client = ConnectionState::new(false);
             assert!(!has_timed_out(&client).await);
-            client.progress().blocked_since = Some(Instant::now() - WRITE_TIMEOUT);
+            client.lock_progress().blocked_since = Some(Instant::now() - WRITE_TIMEOUT);
             assert!(has_timed_out(&client).await);
             client.record_write(true);
             assert!(!has_timed_out(&client).await);

@@ -142,7 +142,7 @@ impl Hosts {
     /// Returns the host of that process. Fails if there is none that this user can reach. Blocks.
     pub(crate) fn by_pid(&self, pid: u32) -> Result<Arc<Gateway>> {
         // A cached host is queried first: discovering all may wait for one that is slow.
-        if let Some(host) = self.cached(pid).filter(is_same_process) {
+        if let Some(host) = self.cached_host(pid).filter(is_same_process) {
             return Ok(host.gateway);
         }
         let missing = || Problem::host_unavailable(format!("no host runs as pid {pid}"));
@@ -167,7 +167,7 @@ impl Hosts {
     }
 
     /// Returns the cached host of a process. `None` if it is not cached, or there is a single host.
-    fn cached(&self, pid: u32) -> Option<CachedHost> {
+    fn cached_host(&self, pid: u32) -> Option<CachedHost> {
         let HostSource::Discovered(cache) = &self.0 else {
             return None;
         };

@@ -254,7 +254,7 @@ fn add_bytes_metric(registry: &mut Registry, name: &str, help: &str, values: Vec
 
 /// Adds the totals of each jemalloc.
 fn add_allocators(registry: &mut Registry, hosts: &[HostReplies]) {
-    let allocators: Vec<_> = hosts.iter().flat_map(allocators).collect();
+    let allocators: Vec<_> = hosts.iter().flat_map(jemalloc_totals).collect();
     for (name, help, of) in ALLOCATOR_METRICS {
         let values = allocators.iter();
         let values = values.map(|(labels, figures)| (labels.clone(), of(figures)));
@@ -265,7 +265,7 @@ fn add_allocators(registry: &mut Registry, hosts: &[HostReplies]) {
 
 /// Totals of a host's jemallocs, labelled by name and version. The names of further ones have a number: `jemalloc 2`.
 /// Those without statistics are left out.
-fn allocators(host: &HostReplies) -> impl Iterator<Item = (Labels, HeapTotals)> {
+fn jemalloc_totals(host: &HostReplies) -> impl Iterator<Item = (Labels, HeapTotals)> {
     let stats = host.stats.iter().flatten();
     let allocators = stats.filter(|each| each.kind == AllocatorKind::Jemalloc);
     allocators.enumerate().filter_map(|(index, each)| {

@@ -35,7 +35,7 @@ impl Peer {
             return Self { uid: None };
         };
         let uid = match client.ip().is_loopback() {
-            true => uid_of(client, server).await,
+            true => find_socket_uid(client, server).await,
             false => Ok(None),
         };
         let uid = uid.unwrap_or_else(|error| {
@@ -67,7 +67,7 @@ impl Peer {
 
 /// Returns the user of the socket on this machine that is bound to `own` and connected to `other`. `None` if there is
 /// no such socket, or its program closed it.
-async fn uid_of(own: SocketAddr, other: SocketAddr) -> io::Result<Option<u32>> {
+async fn find_socket_uid(own: SocketAddr, other: SocketAddr) -> io::Result<Option<u32>> {
     match sock_diag::find_socket(own, other) {
         Ok(socket) => Ok(socket.and_then(Socket::user)),
         Err(error) => {

@@ -68,18 +68,18 @@ impl RemoteHost {
 
     /// Keeps a connection for the next message, and returns `reply` unchanged.
     fn store_idle<T>(&self, client: Client, reply: T) -> T {
-        *self.idle() = Some((client, Instant::now()));
+        *self.lock_idle() = Some((client, Instant::now()));
         reply
     }
 
     /// Takes the kept connection. `None` if there is none, or it is so old that the host may have closed it.
     fn take_idle(&self) -> Option<Client> {
-        let kept = self.idle().take();
+        let kept = self.lock_idle().take();
         kept.filter(|(_, since)| since.elapsed() < MAX_IDLE)
             .map(|(client, _)| client)
     }
 
-    fn idle(&self) -> MutexGuard<'_, Option<(Client, Instant)>> {
+    fn lock_idle(&self) -> MutexGuard<'_, Option<(Client, Instant)>> {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -90,7 +90,7 @@ impl RemoteHost {
             HostSelector::Socket(socket) => return connect(socket),
             HostSelector::Named(name) => name,
         };
-        let last_socket = self.last_socket().clone();
+        let last_socket = self.lock_last_socket().clone();
         if let Some(Ok(client)) = last_socket.map(|socket| connect(&socket)) {
             return Ok(client);
         }
@@ -98,7 +98,7 @@ impl RemoteHost {
         hosts.retain(|host| host.matches(name));
         match hosts.as_slice() {
             [host] => {
-                *self.last_socket() = Some(host.socket.clone());
+                *self.lock_last_socket() = Some(host.socket.clone());
                 connect(&host.socket)
             }
             [] => Err(HostUnavailable(format!("no host is named {name:?}"))),
@@ -108,7 +108,7 @@ impl RemoteHost {
         }
     }
 
-    fn last_socket(&self) -> MutexGuard<'_, Option<PathBuf>> {
+    fn lock_last_socket(&self) -> MutexGuard<'_, Option<PathBuf>> {
         self.last_socket
             .lock()
             .unwrap_or_else(PoisonError::into_inner)

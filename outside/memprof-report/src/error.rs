@@ -160,7 +160,7 @@ impl Error {
 
 /// Errors of the writer, while rendering.
 impl From<io::Error> for Error {
-    /// Takes an I/O error for one of writing the report; [`Error::io`] converts those of other acts.
+    /// Takes an I/O error for one of writing the report; `Error::io` converts those of other acts.
     fn from(source: io::Error) -> Self {
         Self::Io {
             act: "write the report".into(),

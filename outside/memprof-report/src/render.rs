@@ -113,7 +113,7 @@ impl RenderInput<'_> {
     }
 
     /// Text `71 samples in 1 stack`, or only the stacks if the profile has no sample counts.
-    fn samples(&self, sample_type: SampleType) -> String {
+    fn sample_count_text(&self, sample_type: SampleType) -> String {
         let index = usize::from(!sample_type.is_alloc());
         let is_held = |sample: &&Sample| sample.values[sample_type] != 0;
         // A text dump has a line for each object size of a stack, and lines of stacks without live objects.
@@ -149,7 +149,7 @@ impl RenderInput<'_> {
             ),
             None => (sample_type.name(), "not sampled".into()),
         };
-        let samples = self.samples(sample_type);
+        let samples = self.sample_count_text(sample_type);
         let since = match &self.profile.profile.origin.sampling_since {
             Some(since) => format!(", only memory allocated since {since}"),
             None => String::new(),

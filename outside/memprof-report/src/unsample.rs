@@ -15,7 +15,7 @@ use crate::profile::{DeclaredContents, Profile, SampleType, SampleValues, Sampli
 /// A sum passes 63 bits.
 pub fn unsample(profile: &mut Profile) -> Result<()> {
     let sampling = profile.sampling;
-    let raw = profile.totals().ok_or_else(overflow)?;
+    let raw = profile.totals().ok_or_else(overflow_error)?;
     let mut carry = Carry::default();
     let mut tolerance = TotalsTolerance::default();
     for sample in &mut profile.samples {
@@ -27,9 +27,9 @@ pub fn unsample(profile: &mut Profile) -> Result<()> {
                 .map(|objects| u32::try_from(sample.values[objects]).unwrap_or(u32::MAX));
         }
         sample.values =
-            unsample_values(sample.values, sampling, &mut carry).ok_or_else(overflow)?;
+            unsample_values(sample.values, sampling, &mut carry).ok_or_else(overflow_error)?;
     }
-    let totals = profile.totals().ok_or_else(overflow)?;
+    let totals = profile.totals().ok_or_else(overflow_error)?;
     let damage = check_declared_contents(profile, totals).or_else(|| {
         let (header, Sampling::Poisson(interval)) = (profile.header?, sampling) else {
             return None;
@@ -41,7 +41,7 @@ pub fn unsample(profile: &mut Profile) -> Result<()> {
     Ok(())
 }
 
-fn overflow() -> Error {
+fn overflow_error() -> Error {
     Error::Overflow {
         problem: "the sum over all stacks passes 63 bits".into(),
     }

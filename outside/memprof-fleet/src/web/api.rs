@@ -41,13 +41,19 @@ pub(super) fn routes() -> Router<Arc<ServerState>> {
         .route(
             "/api/v1/processes",
             get(async |server: Server, query: QueryExtractor| {
-                rows_response(server, query, |_, profiles| truncated(processes(profiles))).await
+                rows_response(server, query, |_, profiles| {
+                    first_rows_json(processes(profiles))
+                })
+                .await
             }),
         )
         .route(
             "/api/v1/growth",
             get(async |server: Server, query: QueryExtractor| {
-                rows_response(server, query, |_, profiles| truncated(by_growth(profiles))).await
+                rows_response(server, query, |_, profiles| {
+                    first_rows_json(by_growth(profiles))
+                })
+                .await
             }),
         )
         .route(
@@ -64,7 +70,7 @@ pub(super) fn routes() -> Router<Arc<ServerState>> {
 }
 
 /// Converts the first [`MAX_PROCESSES`] rows to JSON; the others are left out.
-fn truncated(mut rows: Vec<impl serde::Serialize>) -> Value {
+fn first_rows_json(mut rows: Vec<impl serde::Serialize>) -> Value {
     rows.truncate(MAX_PROCESSES);
     json!(rows)
 }

@@ -50,10 +50,10 @@ pub(super) fn write(
     writeln!(
         out,
         "---\nheap profile: {} @ heapprofile",
-        counts(input.totals())
+        format_counts(input.totals())
     )?;
     for sample in &profile.samples {
-        write!(out, "{} @", counts(sample.values))?;
+        write!(out, "{} @", format_counts(sample.values))?;
         let depth = symbolized.depths[sample.stack.0 as usize] as usize;
         for (index, &id) in profile.stacks.frames(sample.stack)[depth..]
             .iter()
@@ -76,7 +76,7 @@ pub(super) fn write(
 }
 
 /// Formats values as `objects: bytes [objects: bytes]`.
-fn counts(values: SampleValues) -> String {
+fn format_counts(values: SampleValues) -> String {
     format!(
         "{}: {} [{}: {}]",
         values[SampleType::InuseObjects],
