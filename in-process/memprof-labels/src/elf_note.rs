@@ -21,7 +21,8 @@ unsafe extern "C" fn context_pointer() -> *const *const c_void {
     record::context_pointer()
 }
 
-/// Implements `key` of `memprof_labels_t`: returns the number of a key, or a negative status.
+/// Implements `key` of `memprof_labels_t`: returns the number of a key, or a negative status: `MEMPROF_UNAVAILABLE` if
+/// there are too many keys, `MEMPROF_INVALID_ARGUMENT` if the text is not valid.
 unsafe extern "C" fn key_number(key: memprof_str_t) -> i32 {
     // SAFETY: memprof.h: the caller lends the text for the call.
     match unsafe { key.as_str() } {

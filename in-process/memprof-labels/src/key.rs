@@ -18,7 +18,8 @@ unsafe extern "C" {
 
 static KEYS: KeyTable = KeyTable::new();
 
-/// Returns the number of a key in this process. `None` if there are [`MOST_KEYS`] other keys.
+/// Returns the number of a key in this process, and adds the key if it is new. `None` if there are [`MOST_KEYS`] other
+/// keys.
 pub(crate) fn key_number(key: &str) -> Option<u8> {
     KEYS.key_number(key)
 }

@@ -5,7 +5,8 @@ use std::marker::PhantomData;
 use crate::record::{Mark, encode_label, encoded, pop, push, push_encoded};
 
 /// Labels the memory that the calling thread allocates until the guard is dropped, in addition to its other labels. If
-/// a key is labelled twice, the inner label counts.
+/// a key is labelled twice, the inner label counts. A value is truncated to 255 bytes; a label for which the thread has
+/// no room ([`MOST_BYTES`](crate::MOST_BYTES)) or the process no key ([`MOST_KEYS`](crate::MOST_KEYS)) is left out.
 ///
 /// Guards must be dropped in reverse order, as scopes do. In `async` code the thread may change at each `.await`: use
 /// [`labelled`](crate::Label::labelled) there.
@@ -33,7 +34,8 @@ impl Labels {
         Self { encoded: encoded() }
     }
 
-    /// Adds a label. If a key is added twice, the later label counts. A value is truncated to 255 bytes.
+    /// Adds a label. If a key is added twice, the later label counts. A value is truncated to 255 bytes; a label is
+    /// left out if the process has [`MOST_KEYS`](crate::MOST_KEYS) other keys.
     #[must_use]
     pub fn with(mut self, key: &str, value: &str) -> Self {
         if let Some((head, value)) = encode_label(key, value) {
@@ -43,14 +45,13 @@ impl Labels {
         self
     }
 
-    /// Like [`label`], for all of these labels.
+    /// Like [`label`], for all of these labels: either all of them fit, or all are left out.
     #[must_use = "the labels end where this is dropped"]
     pub fn enter(&self) -> Entered {
         Entered::from(push_encoded(&self.encoded))
     }
 }
 /// Ends labels of the calling thread when it is dropped.
-/// The calling thread has labels until this is dropped.
 #[derive(Debug)]
 pub struct Entered {
     before: Mark,

@@ -80,8 +80,9 @@ impl Context {
     }
 }
 
-/// Labels the memory that the calling thread allocates until [`pop`]. For callers without scopes, such as those in C;
-/// otherwise use [`label`](crate::label).
+/// Labels the memory that the calling thread allocates until [`pop`] of the returned mark. For callers without scopes,
+/// such as those in C; otherwise use [`label`](crate::label). A value is truncated to 255 bytes; a label for which the
+/// thread has no room ([`MOST_BYTES`]) or the process no key ([`MOST_KEYS`](crate::MOST_KEYS)) is left out.
 #[must_use]
 pub fn push(key: &str, value: &str) -> Mark {
     match encode_label(key, value) {
@@ -95,12 +96,13 @@ pub fn pop(mark: Mark) {
     CONTEXT.with(|context| context.pop(mark));
 }
 
-/// Like [`push`], for several labels in the form of [`encoded`].
+/// Like [`push`], for several labels in the form of [`encoded`]: either all of them fit, or all are left out.
 pub(crate) fn push_encoded(labels: &[u8]) -> Mark {
     CONTEXT.with(|context| context.push([labels, &[]]))
 }
 
-/// Returns the bytes before the value, and the value truncated to its limit. `None` if there are too many keys.
+/// Returns the bytes before the value, which are the key's number and the value's length, and the value, truncated to
+/// 255 bytes at a character boundary. `None` if the process has [`MOST_KEYS`](crate::MOST_KEYS) other keys.
 pub(crate) fn encode_label<'a>(key: &str, value: &'a str) -> Option<([u8; 2], &'a [u8])> {
     let number = crate::key::key_number(key)?;
     let value = &value[..value.floor_char_boundary(MAX_VALUE_BYTES)];

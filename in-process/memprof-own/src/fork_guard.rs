@@ -26,7 +26,8 @@ static PROCESS: AtomicU32 = AtomicU32::new(0);
 pub struct ForkGuard(());
 
 impl ForkGuard {
-    /// Registers the fork handlers, once in a process. Called early, so that few forks are under way without them.
+    /// Registers the fork handlers and finds the loader's lock, once in a process. Called early, so that few forks are
+    /// under way without the handlers. An error of `pthread_atfork(3)` is only logged.
     pub fn register_fork_handlers() {
         static REGISTERED: ProcessOnce = ProcessOnce::new();
         REGISTERED.call(|| {
@@ -48,7 +49,8 @@ impl ForkGuard {
         });
     }
 
-    /// Waits until no fork is under way, at most 100 ms.
+    /// Waits until no fork is under way, at most 100 ms. Forks that begin later wait until the guard is dropped, also
+    /// at most 100 ms. If a fork is still under way after the wait, the guard is returned nevertheless.
     pub fn acquire() -> Self {
         Self::register_fork_handlers();
         let own = std::process::id();
@@ -77,7 +79,7 @@ impl Drop for ForkGuard {
     }
 }
 
-/// Fork handler: waits until no thread reads the loader's list, at most 100 ms.
+/// Fork handler: makes new readers of the loader's list wait, and waits until no thread reads it, at most 100 ms.
 extern "C" fn before_fork() {
     FORKS.fetch_add(1, SeqCst);
     // The wait has a limit: a program may fork in a signal handler that interrupted a reader, which then never ends.
@@ -94,7 +96,8 @@ extern "C" fn after_fork_in_parent() {
     FORKS.fetch_sub(1, SeqCst);
 }
 
-/// Fork handler: releases a lock of the parent's threads, and resets the counts in the child.
+/// Fork handler of the child: releases the loader's lock if a thread of the parent held it, and resets the counts of
+/// readers and forks.
 extern "C" fn after_fork_in_child() {
     loader_lock::release_orphaned(true);
     FORKS.store(0, SeqCst);

@@ -14,8 +14,8 @@ use crate::lock::ProcessOnce;
 /// The lowest descriptor that is not a standard stream.
 pub(crate) const FIRST_AFTER_STDIO: RawFd = 3;
 
-/// Moves a newly opened descriptor to a number above the standard streams. Until then, for about a microsecond, the
-/// program can write to it as if it were a standard stream.
+/// Moves a newly opened descriptor to a number above the standard streams, unless it has such a number. Until then, for
+/// about a microsecond, the program can write to it as if it were a standard stream.
 ///
 /// # Errors
 /// Those of fcntl(2), `F_DUPFD_CLOEXEC`: the process has no descriptor left.
@@ -63,7 +63,8 @@ impl<T: AsFd + From<OwnedFd>> GuardedFd<T> {
     /// opened its own file under the number, which stays open.
     ///
     /// # Errors
-    /// Those of [`new`](Self::new); `EBADF` if `is_expected` returns false.
+    /// Those of [`new`](Self::new); `EBADF` if `is_expected` returns false, or if the program replaced the file while
+    /// the descriptor was moved.
     pub fn new_verified(descriptor: T, is_expected: impl FnOnce(&T) -> bool) -> io::Result<Self> {
         let descriptor = ManuallyDrop::new(descriptor);
         let identity = FdIdentity::from_fd(&*descriptor)?;
@@ -79,7 +80,7 @@ impl<T: AsFd + From<OwnedFd>> GuardedFd<T> {
 }
 
 impl<T: AsFd> GuardedFd<T> {
-    /// Like [`new`](Self::new), but keeps the descriptor's number.
+    /// Like [`new`](Self::new), but keeps the descriptor's number. Fails only with an error of fstat(2).
     pub(crate) fn new_unmoved(descriptor: T) -> Result<Self, Errno> {
         let descriptor = ManuallyDrop::new(descriptor);
         let identity = FdIdentity::from_fd(&*descriptor)?;
@@ -94,7 +95,7 @@ impl<T: AsFd> GuardedFd<T> {
     /// it at any time.
     ///
     /// # Errors
-    /// `EBADF`: the program closed it.
+    /// `EBADF`: the program closed it, and may have opened another file under the number.
     pub fn get(&self) -> Result<&T, Errno> {
         match FdIdentity::from_fd(&*self.descriptor) {
             Ok(current) if current == self.identity => Ok(&self.descriptor),

@@ -49,8 +49,10 @@ const INTERPOSABLE: [&CStr; 11] = [
     c"realloc",
 ];
 
-/// Rebinds the imports of a library. Runs from its `.init_array`, before its other entries. `caller` is the return
-/// address in the loader; `header` and `dynamic` are the library's `__ehdr_start` and `_DYNAMIC`.
+/// Binds the imports of a library from glibc to glibc's own definitions, instead of those that the program may have put
+/// before them. Runs from its `.init_array`, before its other entries. `caller` is the return address in the loader;
+/// `header` and `dynamic` are the library's `__ehdr_start` and `_DYNAMIC`. Does nothing if the caller is not glibc's
+/// loader.
 ///
 /// # Safety
 /// Called once, by the loader, with addresses of the library that this is linked into.

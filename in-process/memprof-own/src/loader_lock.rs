@@ -52,7 +52,8 @@ struct PthreadMutex {
     users: AtomicU32,
 }
 
-/// Finds the loader's lock. Takes no lock that a forked child may find held, and allocates nothing.
+/// Finds the loader's lock and stores its address in [`LOCK`]. Leaves it null except with glibc on x86-64. Takes no
+/// lock that a forked child may find held, and allocates nothing.
 pub(crate) fn find_loader_lock() {
     if !cfg!(all(target_arch = "x86_64", target_env = "gnu")) {
         return;
@@ -96,9 +97,9 @@ pub(crate) fn release_orphaned(is_alone: bool) {
     let _ = futex::wake(&lock.lock, Flags::PRIVATE, u32::MAX >> 1);
 }
 
-/// Whether the lock is held by no thread of the process. The state of an orphaned lock never changes, while threads
-/// release theirs soon: so the kernel is queried only for the owner of a lock that did not change during all polls. A
-/// seccomp filter may end the process for that query.
+/// Whether the lock is held, but by no thread of the process. The state of an orphaned lock never changes, while
+/// threads release theirs soon: so the kernel is queried only for the owner of a lock that did not change during all
+/// polls, none of which is made if `is_alone`. A seccomp filter may end the process for that query.
 fn is_orphaned(
     lock: &PthreadMutex,
     is_alone: bool,

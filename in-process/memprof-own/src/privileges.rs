@@ -48,8 +48,8 @@ impl Privileges {
         }
     }
 
-    /// Drops the capabilities that the program's main thread does not have any more, or did not have 100 ms ago. Does
-    /// nothing in a thread that has none.
+    /// Drops the capabilities that the program's main thread does not have any more. Reads them at most every 100 ms,
+    /// and does nothing on a call in between. Does nothing either if they cannot be read, or in a thread that has none.
     pub fn match_main_thread(&mut self) {
         let is_recent = |last_read: Instant| last_read.elapsed() < MIN_READ_INTERVAL;
         if self.upper_bound == 0 || self.last_read.is_some_and(is_recent) {
@@ -61,7 +61,8 @@ impl Privileges {
         }
     }
 
-    /// Drops all capabilities but those in `mask`, if the kernel and a seccomp filter allow it.
+    /// Drops all capabilities but those in `mask`. Drops none if those of the thread cannot be read, if the thread has
+    /// a seccomp filter, or if the kernel refuses.
     fn retain(&mut self, mask: u64) {
         if self.upper_bound & !mask == 0 {
             return;
@@ -154,8 +155,9 @@ impl Capabilities {
     }
 }
 
-/// Calls `visit` with each line. `read` fills a slice from its start and returns the number of bytes, 0 at the end. A
-/// line longer than the buffer, such as that of a user's groups, comes in pieces. `None` if a read fails.
+/// Calls `visit` with each line that ends in a newline and is UTF-8. `read` fills a slice from its start and returns
+/// the number of bytes, 0 at the end. A line longer than the buffer, such as that of a user's groups, comes in pieces.
+/// `None` if a read fails.
 fn for_each_line(
     mut read: impl FnMut(&mut [u8]) -> Option<usize>,
     mut visit: impl FnMut(&str),

@@ -151,6 +151,8 @@ enum Extent {
 }
 
 impl Extent {
+    /// Returns the extent of a block: granules of one word, or whole words for a block larger than a word or with an
+    /// alignment larger than a granule.
     fn new(layout: Layout) -> Self {
         match layout.size() <= WORD_BYTES && layout.align() <= GRANULE_BYTES {
             true => Self::Granules(layout.size().div_ceil(GRANULE_BYTES).max(1) as u32),
@@ -177,7 +179,7 @@ impl Reserve {
         self.bytes.get().cast()
     }
 
-    /// Whether a block is in the reserve.
+    /// Whether a block is in the reserve, and so not from the program's allocator.
     fn contains(&self, block: *mut u8) -> bool {
         (self.start().addr()..self.start().addr() + RESERVE_BYTES).contains(&block.addr())
     }
@@ -188,7 +190,7 @@ impl Reserve {
         self.map.iter().map(used).sum()
     }
 
-    /// Allocates a block. Null if there is no room.
+    /// Allocates a block. Null if there is no room, or if the alignment is larger than a word of the map (4 KiB).
     fn allocate(&self, layout: Layout) -> *mut u8 {
         let offset = match Extent::new(layout) {
             _ if layout.align() > WORD_BYTES => None,

@@ -24,7 +24,7 @@ impl StdioGuard {
     /// Occupies the numbers of closed standard streams.
     ///
     /// # Errors
-    /// Those of open(2): the process has no descriptor left.
+    /// Those of open(2), such as `EMFILE` if the process has no descriptor left, and of fstat(2).
     pub fn acquire() -> Result<Self, Errno> {
         let mut occupied = Vec::new();
         loop {

@@ -46,7 +46,8 @@ pub struct Needs {
 }
 
 impl Needs {
-    /// Size of the stack in bytes, a multiple of the page size.
+    /// Size of the stack in bytes, a multiple of the page size: for memprof's or plugins' frames, plus the C library's
+    /// minimum.
     fn stack_size(self) -> usize {
         let own = match self.calls_plugins {
             true => PLUGIN_STACK_BYTES,
@@ -55,7 +56,7 @@ impl Needs {
         (own + min_stack_size()).next_multiple_of(rustix::param::page_size())
     }
 
-    /// Drops the capabilities of the calling thread that it does not need.
+    /// Drops the capabilities of the calling thread that it does not need. Returns those that it keeps.
     fn apply_privileges(self) -> Privileges {
         match self.keeps_capabilities {
             true => Privileges::keep_all(),
@@ -147,7 +148,8 @@ pub fn at_thread_start(act: fn()) {
     AT_START.get_or_set(act);
 }
 
-/// Prepares the calling thread and runs `work` on it.
+/// Names the calling thread, calls the function of [`at_thread_start`], waits until the allocator has memory for the
+/// thread's variables, and runs `work`.
 fn run_work(name: &CStr, needs: Needs, work: impl FnOnce(&mut Privileges)) {
     // SAFETY: pthread_self(3) has no preconditions.
     let this = unsafe { libc::pthread_self() };
@@ -174,10 +176,14 @@ fn do_work(needs: Needs, work: impl FnOnce(&mut Privileges)) {
     }
 }
 
-/// Creates a thread that calls `entry` with `argument`, with all signals blocked and a stack of `stack` bytes.
+/// Creates a thread that calls `entry` with `argument`, with all signals blocked and a stack of `stack` bytes. If it
+/// fails, `entry` is not called, and `argument` still belongs to the caller.
 ///
 /// # Safety
 /// `entry` may be called once, on another thread, with `argument`.
+///
+/// # Errors
+/// Those of `pthread_attr_setstacksize(3)`, `pthread_sigmask(3)` and `pthread_create(3)`.
 unsafe fn create(
     stack: usize,
     entry: extern "C" fn(*mut c_void) -> *mut c_void,
@@ -201,7 +207,7 @@ unsafe fn create(
 }
 
 /// Returns the least size of a stack in bytes. It includes the thread-local variables of the program and its libraries,
-/// which the C library stores on the stack.
+/// which the C library stores on the stack; `PTHREAD_STACK_MIN` if the C library is not glibc.
 fn min_stack_size() -> usize {
     type GetMinstack = unsafe extern "C" fn(*const libc::pthread_attr_t) -> libc::size_t;
     static CACHED: AtomicUsize = AtomicUsize::new(0);

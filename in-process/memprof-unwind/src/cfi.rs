@@ -35,7 +35,7 @@ pub fn rule_at<'a>(
     try_rule_at(hdr, section_at, address).unwrap_or(Rule::Unsupported)
 }
 
-/// Like [`rule_at`], but `None` for information that cannot be read.
+/// Like [`rule_at`], but `None` for information that cannot be read or that no rule can express.
 fn try_rule_at<'a>(
     hdr: Section<'a>,
     section_at: impl FnOnce(u64) -> Option<Section<'a>>,
@@ -110,7 +110,7 @@ impl CfiRow {
         }
     }
 
-    /// Runs instructions until the row covers `address`. `None` if an instruction is not supported.
+    /// Runs instructions until the row covers `address`. `None` if an instruction is invalid or not supported.
     fn run_to(
         &mut self,
         mut instructions: CallFrameInstructionIter<'_, Bytes<'_>>,
@@ -244,13 +244,14 @@ impl CfiRow {
     }
 }
 
+/// Returns the CFA rule "register plus offset". `None` if the offset does not fit an `i64`.
 fn register_and_offset(register: Register, offset: u64) -> Option<CfaRule<usize>> {
     let offset = offset.try_into().ok()?;
     Some(CfaRule::RegisterAndOffset { register, offset })
 }
 
 impl RegisterRules {
-    /// Converts the row to a rule. `None` if rules cannot express it.
+    /// Converts the row to a rule. `None` if [`Rule`] has no variant for it, or a distance is too large for one.
     fn rule(&self, eh_frame: &EhFrame<Bytes<'_>>) -> Option<Rule> {
         match self.return_address {
             RegisterRule::Offset(offset) if offset == -WORD => {}
@@ -286,7 +287,8 @@ impl RegisterRules {
     }
 }
 
-/// Converts bytes to whole words. `None` if it is not a multiple, is negative, or reaches `limit`.
+/// Converts bytes to words of 8 bytes. `None` if `bytes` is negative or no multiple of 8, or if the result is not below
+/// `limit`.
 fn words(bytes: i64, limit: u16) -> Option<u16> {
     if bytes % WORD != 0 {
         return None;
@@ -295,7 +297,7 @@ fn words(bytes: i64, limit: u16) -> Option<u16> {
     (words < limit).then_some(words)
 }
 
-/// Returns the bytes of a DWARF expression.
+/// Returns the bytes of a DWARF expression. `None` if they are not within `eh_frame`.
 fn expression_bytes<'a>(
     expression: &UnwindExpression<usize>,
     eh_frame: &EhFrame<Bytes<'a>>,
@@ -310,7 +312,7 @@ const DEREF: u8 = 0x06;
 /// `DW_OP_lit0`.
 const LIT: u8 = 0x30;
 
-/// Decodes the two kinds of expression that linkers and compilers emit for a CFA.
+/// Decodes the two kinds of expression that linkers and compilers emit for a CFA. `None` if it is neither.
 fn cfa_from_expression(expression: &[u8]) -> Option<Cfa> {
     match *expression {
         // A function that realigns its stack stores the CFA below its frame pointer.

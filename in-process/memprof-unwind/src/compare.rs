@@ -11,8 +11,8 @@ pub(crate) struct WalkedStack<'a> {
 /// Most frames of its own that the saved walker puts below its caller.
 const MAX_FRAMES_BELOW: usize = 8;
 
-/// Compares memprof's walk with the saved walker's. `None` if they differ; else the frame that the
-/// saved walker puts below memprof's first one, or 0 if it puts none.
+/// Compares memprof's walk with the saved walker's, as far as neither is truncated. `None` if they differ; else the
+/// frame that the saved walker puts below memprof's first one, or 0 if it puts none.
 pub(crate) fn leaf_if_equal(own: &WalkedStack<'_>, saved: &WalkedStack<'_>) -> Option<usize> {
     let first = own.frames.first()?;
     let mut near = saved.frames.iter().take(MAX_FRAMES_BELOW);

@@ -235,7 +235,9 @@ unsafe extern "C" fn sample(
 }
 
 impl BacktraceHook {
-    /// Walks from `start`. `None` if the saved walker has to. `leaf` is put before the first frame unless it is 0.
+    /// Walks from `start` and returns the number of frames in `buffer`. `leaf` is put before the first frame unless it
+    /// is 0. `None` if the saved walker has to walk instead, because no workspace is free or no rule leads to a caller;
+    /// this is counted as a fallback.
     #[inline(always)]
     fn walk(&self, start: Registers, leaf: usize, buffer: &mut [Frame]) -> Option<usize> {
         let (below, buffer) = match buffer.split_first_mut() {
@@ -268,7 +270,9 @@ impl BacktraceHook {
         Some(below + frames)
     }
 
-    /// Returns whether both walkers agree. Leaves the saved walker's stack in `frames`.
+    /// Walks the stack by both walkers and returns whether they agree. Counts the result, stores the saved walker's
+    /// leaf, and gives up memprof's walker if, after the initial comparisons, less than 99 % agree. Leaves the saved
+    /// walker's stack in `frames`. Returns false at once if memprof's walk fails.
     ///
     /// # Safety
     /// `frames`, `count` and `capacity` are those that the allocator passed to [`entry`].
@@ -379,7 +383,8 @@ impl RuleSource for ProcessRules<'_> {
         }
     }
 
-    /// libgcc's walk, with which jemalloc's stacks are compared, ends at such code.
+    /// Returns false for a walk on behalf of jemalloc: it is compared with libgcc's walk, which ends at code without
+    /// call frame information.
     fn is_after_call(&mut self, address: usize) -> bool {
         self.unknown_code_rule == PackedRule::FRAME_POINTER && is_after_call(address)
     }

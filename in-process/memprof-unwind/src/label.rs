@@ -70,8 +70,8 @@ pub struct LabelContext {
     pub keys: [Option<u8>; MAX_KEYS],
 }
 
-/// Sets the labels that samples record from now on: those of `contexts`, and the thread's name
-/// under the key `thread_name`. Nothing is recorded if both are empty.
+/// Sets the labels that samples record from now on: those of the first [`MAX_CONTEXTS`] of `contexts`, and the thread's
+/// name under the key `thread_name`. Nothing is recorded if both are empty.
 pub fn set_labels(contexts: &[LabelContext], thread_name: Option<u8>) {
     CONFIG.is_on.store(0, Release);
     CONFIG
@@ -100,7 +100,7 @@ pub fn label_set_counts() -> LabelSetCounts {
     SETS.stats()
 }
 
-/// Visits each label set found so far, with its id.
+/// Visits each label set found so far, with its id. Leaves out sets that are being written.
 pub fn for_each_label_set(visit: impl FnMut(u32, LabelIter<'_>)) {
     SETS.for_each(visit);
 }
@@ -142,8 +142,8 @@ fn label_frame_of_this_thread() -> Option<usize> {
 /// Bytes before a thread's name, which [`LabelSet::add`] reads too.
 const NAME_OFFSET: usize = 8;
 
-/// Returns the calling thread's name at [`NAME_OFFSET`], padded with zeros; see prctl(2),
-/// `PR_GET_NAME`.
+/// Returns the calling thread's name at [`NAME_OFFSET`], padded with zeros; see prctl(2), `PR_GET_NAME`. The name is
+/// empty if the kernel refuses the call.
 fn thread_name() -> [u8; NAME_OFFSET + 16] {
     const PRCTL: isize = 157;
     const PR_GET_NAME: usize = 16;

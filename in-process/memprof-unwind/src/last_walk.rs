@@ -134,7 +134,8 @@ impl<'a> LastWalkCursor<'a> {
         }
     }
 
-    /// Returns the rule at `address` of the next frame, whose stack pointer is `sp`.
+    /// Returns the rule at `address` of the next frame, whose stack pointer is `sp`: the one that the last walk
+    /// predicts, else from `table`, else from `find`.
     #[inline(always)]
     pub(crate) fn next_rule(
         &mut self,
@@ -143,7 +144,7 @@ impl<'a> LastWalkCursor<'a> {
         sp: usize,
         find: impl FnOnce(usize) -> Rule,
     ) -> PackedRule {
-        let (rule, slot) = match self.predicted(table, address) {
+        let (rule, slot) = match self.predicted_rule(table, address) {
             Some(found) => found,
             None => self.find_and_rejoin(table, address, sp, find),
         };
@@ -154,9 +155,14 @@ impl<'a> LastWalkCursor<'a> {
         rule
     }
 
-    /// Returns the rule that the next step predicts. `None` if the prediction is wrong.
+    /// Returns the rule that the next step of the last walk predicts, and its position in `table`, and advances. `None`
+    /// if the prediction is wrong, or if the last walk has no more steps.
     #[inline(always)]
-    fn predicted(&mut self, table: &RuleTable, address: usize) -> Option<(PackedRule, RuleIndex)> {
+    fn predicted_rule(
+        &mut self,
+        table: &RuleTable,
+        address: usize,
+    ) -> Option<(PackedRule, RuleIndex)> {
         let slot = self.next_step()?.slot();
         let rule = table.get(slot, address)?;
         self.next += 1;
@@ -186,7 +192,7 @@ impl<'a> LastWalkCursor<'a> {
             self.next += 1;
         }
         if self.next_step().is_some_and(|step| step.is_at(sp)) {
-            if let Some(found) = self.predicted(table, address) {
+            if let Some(found) = self.predicted_rule(table, address) {
                 return found;
             }
             self.next += 1;

@@ -28,7 +28,9 @@ pub struct FoundObject {
     reserved: [u64; 7],
 }
 
-/// Returns the rule at an address of this process. `find` is its loader's function.
+/// Returns the rule at an address of this process. `find` is its loader's function. [`Rule::Unknown`] if no loaded
+/// object contains the address, [`Rule::Undescribed`] if the object has no call frame information,
+/// [`Rule::Unsupported`] if that cannot be read or expressed.
 pub(crate) fn loaded_rule_at(find: FindObject, address: usize) -> Rule {
     let Some(object) = FoundObject::find(find, address) else {
         return Rule::Unknown;
@@ -59,7 +61,8 @@ pub(crate) fn loaded_rule_at(find: FindObject, address: usize) -> Rule {
 }
 
 impl FoundObject {
-    /// Finds the object that contains an address, or its segment if the object has gaps.
+    /// Finds the object that contains an address, or its segment if the object has gaps. `None` if the loader knows
+    /// none.
     fn find(find: FindObject, address: usize) -> Option<Self> {
         let mut found = MaybeUninit::<Self>::zeroed();
         // SAFETY: dlfcn.h: takes any address, and fills in the object on success.
@@ -74,7 +77,8 @@ impl FoundObject {
         (self.map_start..self.map_end).contains(&address)
     }
 
-    /// Returns the memory from `address` to the end of its readable segment.
+    /// Returns the memory from `address` to the end of its readable segment. `None` if no readable segment of the
+    /// object contains it.
     fn readable_from(&self, address: usize) -> Option<Section<'static>> {
         let end = self.segment_end(address)?;
         let length = end.checked_sub(address)?;
@@ -87,7 +91,8 @@ impl FoundObject {
         })
     }
 
-    /// Returns the end of the readable segment that contains `address`.
+    /// Returns the end of the readable segment that contains `address`. `None` if none does, or if the object's headers
+    /// cannot be read.
     fn segment_end(&self, address: usize) -> Option<usize> {
         if !self.contains(address) || !is_readable(self.map_start) {
             return None;
@@ -117,8 +122,9 @@ impl FoundObject {
 
 const ELF64: &[u8] = b"\x7fELF\x02";
 
-/// Returns the end of the readable `PT_LOAD` that contains `address`, in addresses of the file
-/// whose first page is `page` (gABI, "ELF Header" and "Program Header").
+/// Returns the end of the readable `PT_LOAD` that contains `address`, in addresses of the file whose first page is
+/// `page` (gABI, "ELF Header" and "Program Header"). `None` if none does, or if the headers are invalid or not all in
+/// that page.
 fn readable_segment_end(page: &[u8; PAGE], address: u64) -> Option<u64> {
     const HEADER_SIZE: u16 = 56;
     const PT_LOAD: u32 = 1;

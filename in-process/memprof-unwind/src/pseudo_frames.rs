@@ -11,7 +11,7 @@ use crate::walk::Frame;
 pub struct PseudoFrames([Option<usize>; 2]);
 
 impl PseudoFrames {
-    /// Those of a sample that the calling thread takes now.
+    /// Returns the pseudo frames of a sample that the calling thread takes now.
     #[inline(always)]
     pub fn for_this_thread() -> Self {
         Self([label_frame(), alloc_time_frame()])

@@ -26,7 +26,8 @@ pub(crate) fn is_after_call(address: usize) -> bool {
     ends_in_call(unsafe { &*(start as *const [u8; MAX_CALL]) })
 }
 
-/// Intel SDM, volume 2, CALL: `E8` with 32 bits, or `FF /2` with a register or memory operand.
+/// Whether the bytes end in a call instruction (Intel SDM, volume 2, CALL): `E8` with 32 bits, or `FF /2` with a
+/// register or memory operand.
 fn ends_in_call(code: &[u8; MAX_CALL]) -> bool {
     let mut ends = (2..=MAX_CALL).filter_map(|len| code.get(MAX_CALL - len..));
     ends.any(|call| match call {
@@ -36,8 +37,8 @@ fn ends_in_call(code: &[u8; MAX_CALL]) -> bool {
     })
 }
 
-/// Returns the bytes of the operand of an indirect call, from its `ModRM` byte on. `None` if the opcode
-/// is another instruction's.
+/// Returns the length in bytes of the operand of an indirect call, from its `ModRM` byte on. `None` if the bytes are
+/// another instruction's or end too early.
 fn call_operand_len(operand: &[u8]) -> Option<usize> {
     const CALL: u8 = 2;
     let modrm = *operand.first()?;

@@ -112,7 +112,7 @@ impl PackedRule {
         self.0
     }
 
-    /// `None` if the rule has another shape.
+    /// Decodes the rule of a common frame. `None` if the rule has another shape.
     #[inline(always)]
     pub(crate) fn common_frame(self) -> Option<CommonFrame> {
         let is_common = self.0 & 0b110 == SP;

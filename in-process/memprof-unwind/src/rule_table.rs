@@ -68,7 +68,7 @@ struct RuleLine {
 }
 
 impl RuleLine {
-    /// Returns the rule in one way, if it has this tag.
+    /// Returns the rule in one way. `None` if the way is free or has another tag.
     #[inline(always)]
     fn get(&self, way: usize, tag: u64) -> Option<PackedRule> {
         let bits = self.slots[way % WAYS].load(Relaxed) ^ tag << PackedRule::BITS;
@@ -100,7 +100,7 @@ impl RuleTable {
         }
     }
 
-    /// Returns the rule of an address, if it is in that slot.
+    /// Returns the rule of an address. `None` if the slot at `index` is free or has the rule of another address.
     #[inline(always)]
     pub fn get(&self, index: RuleIndex, address: usize) -> Option<PackedRule> {
         let hashed = HashedAddress::new(address as u64);
@@ -124,7 +124,8 @@ impl RuleTable {
         }
     }
 
-    /// Searches the other ways of the line. Out of line, so that the common case is inlined small.
+    /// Searches the whole line, and otherwise stores the rule that `find` returns, in a free way or over the first one.
+    /// Returns [`Rule::Outermost`] for an address of the kernel. Out of line, so that the common case is inlined small.
     #[cold]
     #[inline(never)]
     fn search_or_find(
@@ -169,7 +170,8 @@ struct HashedAddress {
 }
 
 impl HashedAddress {
-    /// Maps one to one: the bits that are mixed into the line number are in the tag too.
+    /// Splits an address into line, way and tag. The mapping is one to one: the bits that are mixed into the line
+    /// number are in the tag too.
     #[inline(always)]
     fn new(address: u64) -> Self {
         let (piece, within) = (address >> PIECE_BITS, address & ((1 << PIECE_BITS) - 1));

@@ -98,7 +98,7 @@ impl ReadableStack {
 }
 
 impl StackReader for ReadableStack {
-    /// `None` also for an unaligned address.
+    /// Returns the word at an address. `None` if the address is unaligned or its page is unreadable.
     #[inline(always)]
     fn word(&mut self, address: usize) -> Option<usize> {
         if !address.is_multiple_of(WORD) {

@@ -54,7 +54,8 @@ pub(crate) struct ThreadStack {
 }
 
 impl ThreadStack {
-    /// The stack with the given stack pointer, of the calling thread.
+    /// Returns the calling thread's stack, which contains `sp`. `known` is empty if no part of it is known to be
+    /// readable, or if the thread runs on another stack than its own.
     #[inline(always)]
     pub(crate) fn for_thread(sp: usize, thread: Thread) -> Self {
         Self::with_word(sp, thread, &KNOWN[thread.index(INDEX_BITS)])
@@ -98,8 +99,8 @@ impl ThreadStack {
     }
 }
 
-/// Returns the page end above the stack that contains `sp`, if it is the thread's own stack; 0 if
-/// not.
+/// Returns the end of the topmost page of the stack that contains `sp`, if it is the thread's own stack or the main
+/// thread's; 0 if not.
 #[inline(always)]
 fn stack_top(sp: usize, thread: Thread) -> usize {
     let thread = page_of(thread.control_block) + PAGE;

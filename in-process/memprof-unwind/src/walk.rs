@@ -120,8 +120,8 @@ pub fn walk(
     (frames, WalkEnd::Outermost)
 }
 
-/// Returns the caller's registers, and whether that frame was interrupted by a signal instead of
-/// having called.
+/// Returns the caller's registers, and whether that frame was interrupted by a signal instead of having called.
+/// Otherwise the reason why the walk ends at `callee`.
 #[cold]
 #[inline(never)]
 fn uncommon_caller(

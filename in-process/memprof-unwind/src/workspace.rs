@@ -137,9 +137,9 @@ impl WorkspaceCell {
 }
 
 impl SpareStack {
-    /// Calls `read` with an address on this stack. Signals are blocked meanwhile: their handlers
-    /// may need more stack, and one with an alternate stack would start at its top again, though
-    /// frames below this call may be there.
+    /// Calls `read` on this stack, with `address` as its argument. Signals are blocked meanwhile: their handlers may
+    /// need more stack, and one with an alternate stack would start at its top again, though frames below this call may
+    /// be there. If they cannot be blocked, the call is made on the current stack.
     pub(crate) fn call(&mut self, read: extern "C" fn(usize) -> u32, address: usize) -> PackedRule {
         let Some(_blocked) = BlockedSignals::block_all() else {
             return PackedRule::from_bits(read(address));

@@ -116,7 +116,8 @@ impl Object {
         Self { base, dynamic }
     }
 
-    /// Finds the object whose code contains `address`. `None` if there is no ELF header below it.
+    /// Finds the object whose code contains `address`. `None` if there is no ELF header in the 4 MiB below it, or the
+    /// object has no dynamic section.
     ///
     /// # Safety
     /// The address is in the code of an object that stays loaded, and whose header is mapped without a gap below.
@@ -153,7 +154,8 @@ impl Object {
             .filter_map(|relocation| self.import(read(relocation)))
     }
 
-    /// Returns the import of a relocation. `None` if the relocation does not refer to another object.
+    /// Returns the import of a relocation. `None` if the relocation is of another kind or has an addend, or if its
+    /// symbol is defined in this object or has no version.
     fn import(&self, relocation: Elf64_Rela) -> Option<Import> {
         match relocation.r_info & 0xffff_ffff {
             R_X86_64_GLOB_DAT | R_X86_64_JUMP_SLOT => {}
@@ -172,8 +174,8 @@ impl Object {
         })
     }
 
-    /// Returns the address of the function that `import` names, in that version. `None` if this object does not define
-    /// it.
+    /// Returns the address of the function that `import` names, in that version; for an indirect function (IFUNC) it
+    /// calls the resolver. `None` if this object does not define the name, or defines a variable.
     pub(super) fn find_function(&self, import: &Import) -> Option<usize> {
         let version = self.defined_version(import.version.name)?;
         let definition = self.find_version(import.name, Some(version))?;
@@ -195,7 +197,8 @@ impl Object {
         self.find_version(name.as_ptr().addr(), None)
     }
 
-    /// Looks up a name, given by its address, in `DT_GNU_HASH`. A `version` of `None` accepts any version.
+    /// Looks up a name, given by its address, in `DT_GNU_HASH`. A `version` of `None` accepts any version. `None` if
+    /// the object has no such table, or does not define the name in that version.
     fn find_version(&self, name: usize, version: Option<u16>) -> Option<Definition> {
         let table = self.address(DT_GNU_HASH)?;
         let word = |index: usize| read::<u32>(table + index * 4) as usize;
@@ -241,8 +244,8 @@ impl Object {
         Some(index & !VERSION_HIDDEN)
     }
 
-    /// Finds a version in `DT_VERNEED`: a chain of `Elf64_Verneed`, each with a chain of `Elf64_Vernaux`. `None` if no
-    /// needed object has it.
+    /// Finds a version by its index in `DT_VERNEED`: a chain of `Elf64_Verneed`, each with a chain of `Elf64_Vernaux`.
+    /// `None` if the object needs no version with that index.
     fn needed_version(&self, index: u16) -> Option<Version> {
         let mut file = self.address(DT_VERNEED)?;
         loop {
@@ -266,8 +269,8 @@ impl Object {
         }
     }
 
-    /// Returns the index of a version in `DT_VERDEF`: a chain of `Elf64_Verdef`, each with its `Elf64_Verdaux`. `None`
-    /// if the object does not define the version.
+    /// Returns the index of a version, given by the address of its name, in `DT_VERDEF`: a chain of `Elf64_Verdef`,
+    /// each with its `Elf64_Verdaux`. `None` if the object does not define the version.
     fn defined_version(&self, name: usize) -> Option<u16> {
         let mut version = self.address(DT_VERDEF)?;
         loop {

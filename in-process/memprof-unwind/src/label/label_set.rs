@@ -31,9 +31,9 @@ impl<'a> LabelSet<'a> {
         Self { words, length: 0 }
     }
 
-    /// Adds a label, whose value its thread may have been changing when it was interrupted. A later
-    /// label of the same key replaces an earlier one. A value that does not fit is cut between two
-    /// characters.
+    /// Adds a label, whose value its thread may have been changing when it was interrupted. A later label of the same
+    /// key replaces an earlier one. A value that does not fit is cut between two characters; if the set is full, the
+    /// label is left out.
     ///
     /// # Safety
     /// `length` bytes from `value` on are readable, and the eight bytes before them.

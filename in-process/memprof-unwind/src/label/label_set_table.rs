@@ -44,10 +44,11 @@ impl LabelSetTable {
         }
     }
 
-    /// Returns the id of a set, or [`OTHER`] if no cell is free.
+    /// Returns the id of a set, from 1 on, and inserts the set if it is new. If no cell is free, counts the sample and
+    /// returns [`OTHER`].
     #[inline(always)]
     pub(super) fn intern(&self, words: &[u64]) -> u32 {
-        self.find(words).unwrap_or_else(|| {
+        self.find_or_insert(words).unwrap_or_else(|| {
             self.other_samples.fetch_add(1, Relaxed);
             OTHER
         })
@@ -61,9 +62,9 @@ impl LabelSetTable {
         }
     }
 
-    /// Returns the id of a set and inserts it if it is new. `None` if no cell is free.
+    /// Returns the id of a set, from 1 on, and inserts the set if it is new. `None` if no cell is free.
     #[inline(always)]
-    fn find(&self, words: &[u64]) -> Option<u32> {
+    fn find_or_insert(&self, words: &[u64]) -> Option<u32> {
         let hash = hash(words);
         for probe in 0..CELL_COUNT {
             let index = (hash as usize).wrapping_add(probe) % CELL_COUNT;
@@ -117,6 +118,7 @@ impl LabelSetCell {
         self.length.store(words.len() as u32, Release);
     }
 
+    /// Returns all words as bytes, also those beyond the set's length.
     fn bytes(&self) -> [[u8; size_of::<u64>()]; SET_WORDS] {
         self.words
             .each_ref()

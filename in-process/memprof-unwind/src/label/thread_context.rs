@@ -51,7 +51,8 @@ impl ContextCell {
         self.module.load(Relaxed) != 0
     }
 
-    /// Returns the calling thread's record. `None` if it has none, or it is being written.
+    /// Returns the calling thread's record. `None` if the cell is empty, or if the thread has no record that is
+    /// readable and completely written.
     #[inline(always)]
     pub(super) fn record(&self) -> Option<ContextRecord> {
         let module = self.module.load(Relaxed);
@@ -137,7 +138,7 @@ impl ContextRecord {
         pages == [self.pages[0]; 2] || pages.into_iter().all(|page| self.can_read_page(page))
     }
 
-    /// Returns whether a page is readable, after a system call unless it is known.
+    /// Returns whether the page at this address is readable. Makes a system call unless the page is known.
     #[cold]
     fn can_read_page(&mut self, page: usize) -> bool {
         if self.pages.contains(&page) {
@@ -150,7 +151,8 @@ impl ContextRecord {
         can
     }
 
-    /// Adds the attributes of recorded keys to `set`.
+    /// Adds the record's attributes whose keys are recorded to `set`. `keys` has a byte for each recorded key: its
+    /// index in the record. Stops at an incomplete attribute.
     #[inline(always)]
     pub(super) fn read(&mut self, keys: u64, set: &mut LabelSet<'_>) {
         if self.length == 0 || !self.can_read(ATTRIBUTES_OFFSET, self.length) {
