@@ -6,7 +6,7 @@ pub(crate) const AT_BASE: u64 = 7;
 /// Key of the address of the executed file's program headers.
 pub(crate) const AT_PHDR: u64 = 3;
 
-/// Returns the value of a key; `None` if it is 0 or missing.
+/// Returns the value of a key (`AT_*`) in an auxiliary vector (getauxval(3)); `None` if it is 0 or missing.
 pub(crate) fn value(vector: &[u8], key: u64) -> Option<u64> {
     let (entries, _) = vector.as_chunks::<16>();
     let words = entries.iter().map(|entry| {

@@ -30,7 +30,8 @@ pub fn can_call_glibc(memory: &Memory, thread: u32, is_main: bool, control_block
         })
 }
 
-/// Reads the address of a thread's list of robust locks; 0 if it has none.
+/// Reads the address of a thread's list of robust locks; 0 if it has none. Fails if the thread has ended or this
+/// user may not trace it.
 fn robust_list_address(thread: u32) -> io::Result<u64> {
     let (mut head, mut length) = (0_u64, 0_usize);
     let (head_out, length_out) = (ptr::from_mut(&mut head), ptr::from_mut(&mut length));

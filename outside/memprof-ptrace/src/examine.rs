@@ -94,7 +94,8 @@ impl TracerCredentials {
         }
     }
 
-    /// Like `examine`, for a process whose status was read already.
+    /// Like `examine`, for a process whose status was read already. If it ends during the checks, the error says
+    /// so.
     pub(crate) fn examine_with_status(
         &self,
         purpose: Purpose,
@@ -112,7 +113,7 @@ impl TracerCredentials {
             })
     }
 
-    /// Makes all checks; the first that fails decides.
+    /// Makes all checks of `examine_with_status`; the error is that of the first check that fails.
     fn check_all(
         &self,
         purpose: Purpose,
@@ -168,7 +169,8 @@ impl TracerCredentials {
         })
     }
 
-    /// Opens the process's memory, which fails unless this user may trace the process.
+    /// Opens the process's memory for reading and writing. Fails with the reason unless this user may trace the
+    /// process.
     fn require_access(&self, proc_dir: &ProcDir, status: &ProcStatus) -> Result<File, Refusal> {
         proc_dir.open_memory().map_err(|errno| match errno {
             Errno::ESRCH | Errno::ENOENT => Refusal::NoSuchProcess,
@@ -180,7 +182,7 @@ impl TracerCredentials {
         })
     }
 
-    /// Fails if a cgroup has frozen the process.
+    /// Fails if a cgroup has frozen the process. A freezer that cannot be read counts as thawed.
     fn require_thawed(&self, proc_dir: &ProcDir) -> Result<(), Refusal> {
         let cgroups = proc_dir.read("cgroup")?;
         match self.freezers.is_frozen(&String::from_utf8_lossy(&cgroups)) {
@@ -189,7 +191,8 @@ impl TracerCredentials {
         }
     }
 
-    /// A thread without a filter can make the remote calls.
+    /// Fails if every thread has strict seccomp mode, or a filter that this user cannot read. A thread without a
+    /// filter can make the remote calls.
     fn require_readable_filter(
         &self,
         proc_dir: &ProcDir,
@@ -227,7 +230,7 @@ fn require_process(pid: u32, status: &ProcStatus, stat: ProcStat) -> Result<(), 
     }
 }
 
-/// Fails if the process is traced or stopped.
+/// Fails if the process is traced by another one, or stopped by a signal.
 fn require_running(pid: u32, status: &ProcStatus) -> Result<(), Refusal> {
     match (status.tracer, status.state) {
         (Some(thread), _) => Err(Refusal::Traced {

@@ -75,7 +75,8 @@ pub fn run(command: &mut Command, on_start: impl FnOnce(u32)) -> io::Result<RunO
     }
 }
 
-/// Waits for the other threads to end. Returns whether the whole process exits, and not by a signal.
+/// Returns whether the whole process exits, and not by a signal. If so, waits for the other threads to end; false
+/// also if they do not end in time.
 fn is_whole_exit(pid: pid_t) -> io::Result<bool> {
     let mut status: libc::c_ulong = 0;
     let address = &raw mut status;
@@ -93,7 +94,8 @@ fn is_whole_exit(pid: pid_t) -> io::Result<bool> {
     Ok(true)
 }
 
-/// Waits for the next stop or the end of a child; returns its wait status.
+/// Waits for the next stop or the end of a child; returns its wait status (waitpid(2)). Signals do not end the
+/// wait.
 fn wait_for_status(pid: pid_t) -> io::Result<c_int> {
     loop {
         let mut status = 0;

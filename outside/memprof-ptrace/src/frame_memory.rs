@@ -64,7 +64,8 @@ fn is_libc_stack(maps: &[u8], stack: &Mapping<'_>, end: u64, control_block: u64)
     has_guard && is_below && stack.range.contains(&control_block)
 }
 
-/// Returns the end of `length` free bytes in the last page of a startup library's variables.
+/// Returns the end of `length` free bytes in the last page of a startup library's variables. `None` if no such page
+/// has room, or the loader's list cannot be read.
 fn find_bss_slack(memory: &Memory, maps: &[u8], length: u64) -> Option<u64> {
     let images = startup_libraries(memory, maps).ok()??;
     let mut images = images
@@ -104,8 +105,9 @@ pub fn loaded_libraries(memory: &Memory, maps: &[u8]) -> io::Result<Vec<u64>> {
     Ok(loader_list(memory, maps)?.0)
 }
 
-/// Reads the load addresses in the loader's list, and that of the loader, which is found by the auxiliary vector: a
-/// file with the loader's name may be mapped as data, and the loader may have another name.
+/// Reads the load addresses in the loader's list, in its order, and that of the loader (`None` if there is none;
+/// then the list is the program alone). The loader is found by the auxiliary vector: a file with the loader's name
+/// may be mapped as data, and the loader may have another name.
 fn loader_list(memory: &Memory, maps: &[u8]) -> io::Result<(Vec<u64>, Option<u64>)> {
     let vector = memory.auxiliary_vector()?;
     let mut images = mappings(maps).filter(|mapping| mapping.offset == 0 && mapping.inode != 0);
@@ -133,7 +135,8 @@ fn loader_list(memory: &Memory, maps: &[u8]) -> io::Result<(Vec<u64>, Option<u64
     Ok((bases, Some(loader)))
 }
 
-/// Returns the address range between the end of a library's variables and the end of their page.
+/// Returns start and end of the free addresses between a library's variables and the end of their page. `None` if
+/// the file at `base` is not position independent, or has no writable segment.
 fn bss_slack(memory: &Memory, base: u64) -> io::Result<Option<(u64, u64)>> {
     let header: [u8; 64] = memory.read_array(base)?;
     let read_u64 = |bytes: &[u8], offset: usize| {

@@ -18,8 +18,8 @@ impl FreezerCgroups {
         Self::parse_mountinfo(&mounts)
     }
 
-    /// Parses lines of mountinfo (proc(5)): `35 24 0:30 / /sys/fs/cgroup rw shared:9 - cgroup2 cgroup2
-    /// rw,nsdelegate`.
+    /// Parses the text of mountinfo (proc(5)) and skips malformed lines. Lines look like `35 24 0:30 /
+    /// /sys/fs/cgroup rw shared:9 - cgroup2 cgroup2 rw,nsdelegate`.
     fn parse_mountinfo(mounts: &str) -> Self {
         let mut freezers = Self::default();
         for line in mounts.lines() {
@@ -43,7 +43,7 @@ impl FreezerCgroups {
         freezers
     }
 
-    /// Whether one of the cgroups in a process's /proc/PID/cgroup is frozen.
+    /// Whether one of the cgroups in the text of /proc/PID/cgroup is frozen. Unreadable cgroups count as thawed.
     pub(crate) fn is_frozen(&self, cgroups: &str) -> bool {
         cgroups
             .lines()

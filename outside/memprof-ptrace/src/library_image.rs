@@ -117,7 +117,7 @@ fn is_defined(symbol: &[u8]) -> bool {
     read_u16(symbol, 6) != 0
 }
 
-/// Builds the error for memory that holds no library.
+/// Builds the error (`InvalidData`) for memory that holds no library.
 fn malformed_error(message: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, message)
 }

@@ -29,7 +29,8 @@ impl Limit {
         }
     }
 
-    /// Amount by which a limit should exceed the needs of an attachment, for samples and for the program itself.
+    /// Mappings, bytes or descriptors by which a limit should exceed the needs of an attachment, for samples and
+    /// for the program itself.
     pub(crate) fn reserve(self) -> u64 {
         match self {
             Self::Mappings => 1 << 10,

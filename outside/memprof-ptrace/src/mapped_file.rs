@@ -16,7 +16,8 @@ pub fn open_mapped(pid: u32, mapping: &Mapping<'_>) -> Option<File> {
     open_regular(Path::new(OsStr::from_bytes(&path)), mapping.inode)
 }
 
-/// Opens a file for reading if it is regular and has that inode; else `None`.
+/// Opens a file for reading. `None` if it is not regular, has another inode or cannot be opened; opening it then
+/// has no effect and does not block.
 pub fn open_regular(path: &Path, inode: u64) -> Option<File> {
     // `O_PATH` names the file without opening it (open(2)).
     let handle = OpenOptions::new()

@@ -39,7 +39,8 @@ pub fn mappings(maps: &[u8]) -> impl Iterator<Item = Mapping<'_>> {
     maps.split(|byte| *byte == b'\n').filter_map(parse_line)
 }
 
-/// Parses a line: `7f2a4c000000-7f2a4c021000 r--p 00000000 08:01 1234                       /usr/lib/libc.so.6`
+/// Parses a line; `None` if it is malformed. Example: `7f2a4c000000-7f2a4c021000 r--p 00000000 08:01 1234
+/// /usr/lib/libc.so.6`
 fn parse_line(line: &[u8]) -> Option<Mapping<'_>> {
     let mut columns = line.splitn(6, |byte| *byte == b' ');
     let mut next = || columns.next();

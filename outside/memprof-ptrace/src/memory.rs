@@ -61,7 +61,7 @@ impl Memory {
         Ok(memory)
     }
 
-    /// Locks the child that reads.
+    /// Locks the child that reads. `None` in the guard if this process reads directly.
     pub(crate) fn reader(&self) -> MutexGuard<'_, Option<Reader>> {
         self.reader.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -77,7 +77,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Fails if a page did not arrive in time.
+    /// Fails if a page did not arrive in time in one of the reads so far. Never fails without a child.
     ///
     /// # Errors
     /// `SilentMemory`: a page did not come in time.
@@ -113,7 +113,7 @@ impl Memory {
         }
     }
 
-    /// Reads as much as possible from an address; returns the number of bytes read.
+    /// Reads as much as possible from an address; returns the number of bytes read, 0 if none can be read.
     pub fn read_some(&self, address: u64, buffer: &mut [u8]) -> usize {
         match self.reader().as_mut() {
             Some(reader) => reader.read_some(address, buffer),
@@ -139,7 +139,7 @@ impl Memory {
         self.read_array(address).map(u64::from_le_bytes)
     }
 
-    /// Reads the auxiliary vector of the process's program.
+    /// Reads the auxiliary vector of the process's program: pairs of two words, key and value.
     ///
     /// # Errors
     /// The process has ended.

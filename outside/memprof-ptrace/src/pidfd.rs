@@ -57,7 +57,8 @@ impl PidFd {
         })
     }
 
-    /// Waits until all threads of the process have ended, for `timeout` at most. Returns whether they have.
+    /// Waits until all threads of the process have ended, for `timeout` at most. Returns whether they have; false
+    /// also if a signal interrupts the wait.
     pub fn wait(&self, timeout: Duration) -> bool {
         let timeout = PollTimeout::try_from(timeout).unwrap_or(PollTimeout::MAX);
         let mut polled = [PollFd::new(self.as_fd(), PollFlags::POLLIN)];
@@ -76,14 +77,15 @@ impl PidFd {
         Some(ExitStatus::from_raw(code))
     }
 
-    /// Wait status of a process that is still a zombie, from /proc/PID/stat.
+    /// Wait status of a process that is still a zombie, from /proc/PID/stat. `None` if it was reaped.
     fn zombie_status(&self) -> Option<i32> {
         let text = fs::read(format!("/proc/{}/stat", self.pid)).ok()?;
         let stat = ProcStat::parse(&text).ok()?;
         stat.exit_code.filter(|_| stat.is_zombie)
     }
 
-    /// Wait status of a process whose parent has waited for it, from the pidfd (Linux 6.15).
+    /// Wait status of a process whose parent has waited for it, from the pidfd (Linux 6.15). `None` before, and on
+    /// older kernels.
     fn reaped_status(&self) -> Option<i32> {
         let mut info = PidfdInfo {
             mask: INFO_EXIT,

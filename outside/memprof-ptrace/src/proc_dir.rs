@@ -26,10 +26,10 @@ impl ProcDir {
         Self(PathBuf::from("/proc/self"))
     }
 
-    /// Lists the pids that /proc shows.
+    /// Lists the pids that /proc shows, including that of this process.
     ///
     /// # Errors
-    /// `Unreadable`: a file of /proc cannot be read or parsed.
+    /// `Unreadable`: /proc cannot be listed.
     pub(crate) fn list_pids() -> Result<impl Iterator<Item = u32>, Refusal> {
         let entries = fs::read_dir("/proc").map_err(|error| Refusal::Unreadable {
             file: "/proc".to_owned(),
@@ -39,7 +39,7 @@ impl ProcDir {
         Ok(entries.flatten().filter_map(pid))
     }
 
-    /// Path of a file in the directory.
+    /// Path of a file in the directory, such as `/proc/4711/status`.
     pub(crate) fn file(&self, name: &str) -> String {
         self.0.join(name).display().to_string()
     }
@@ -47,7 +47,8 @@ impl ProcDir {
     /// Reads a file of the directory.
     ///
     /// # Errors
-    /// `NoSuchProcess` if it does not exist; `Unreadable`.
+    /// `NoSuchProcess`: the process has ended, or there is no such file; `Unreadable`: it cannot be read for
+    /// another reason.
     pub(crate) fn read(&self, name: &str) -> Result<Vec<u8>, Refusal> {
         fs::read(self.0.join(name)).map_err(|error| self.read_error(name, &error))
     }
@@ -76,7 +77,7 @@ impl ProcDir {
         File::open(self.0.join("exe")).map_err(|error| self.read_error("exe", &error))
     }
 
-    /// Returns the file name of the executed file.
+    /// Returns the file name of the executed file, without directory and without the suffix of a removed file.
     ///
     /// # Errors
     /// Like [`read`](Self::read).
@@ -99,13 +100,14 @@ impl ProcDir {
         opened.map_err(|error| errno_of(&error))
     }
 
-    /// Returns the owner of the files in the directory: root if the process is not dumpable (proc(5)). The directory
-    /// itself always belongs to the process's user.
+    /// Returns the owner of the files in the directory: root if the process is not dumpable (proc(5)), `None` if
+    /// they cannot be read. The directory itself always belongs to the process's user.
     pub(crate) fn owner(&self) -> Option<u32> {
         Some(fs::metadata(self.0.join("mem")).ok()?.st_uid())
     }
 
-    /// Returns the command line, its arguments joined by spaces; empty if the process has cleared it.
+    /// Returns the command line, its arguments joined by spaces; empty if the process has cleared it, has ended, or
+    /// is a kernel thread.
     pub(crate) fn command(&self) -> String {
         let arguments = fs::read(self.0.join("cmdline")).unwrap_or_default();
         let arguments = String::from_utf8_lossy(&arguments);
@@ -119,7 +121,7 @@ impl ProcDir {
         tasks.filter_map(|task| fs::read(task.path().join("status")).ok())
     }
 
-    /// Builds the refusal for a file that could not be read.
+    /// Builds the refusal for a file of the directory that could not be read: `NoSuchProcess` or `Unreadable`.
     fn read_error(&self, name: &str, error: &io::Error) -> Refusal {
         match errno_of(error) {
             Errno::ENOENT | Errno::ESRCH => Refusal::NoSuchProcess,

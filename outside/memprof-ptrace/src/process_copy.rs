@@ -22,6 +22,7 @@ pub struct ProcessCopy(pid_t);
 
 impl ProcessCopy {
     /// Takes over a child that was created under ptrace(2), and waits until it stops before its first instruction.
+    /// `ESRCH` if it was killed or does not stop in time. The kernel kills it when this process ends.
     pub(crate) fn adopt(pid: pid_t) -> io::Result<Self> {
         let copy = Self(pid);
         wait_for_stop(pid, Instant::now() + STOP_TIMEOUT)

@@ -90,7 +90,8 @@ impl ProgramWatch {
         end.map_or(error, |end| Refusal::from(end).into())
     }
 
-    /// Like [`end`](Self::end), but waits as long as the threads of a process take to end.
+    /// Like [`end`](Self::end), but waits up to 250 ms, because the threads of a process take a moment to end.
+    /// Returns at once if nothing could be opened.
     pub fn await_end(&self) -> Option<ProgramEnd> {
         let is_watched = self.process.is_some() || self.maps.is_some();
         let timeout = if is_watched {
@@ -113,7 +114,7 @@ impl ProgramWatch {
     }
 }
 
-/// Whether the memory of an open /proc/PID/maps is gone.
+/// Whether the memory that an open /proc/PID/maps shows is gone: the process has ended or executed another program.
 fn is_gone(maps: &File) -> bool {
     match maps.read_at(&mut [0], 0) {
         Ok(length) => length == 0,

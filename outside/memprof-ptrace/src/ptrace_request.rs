@@ -27,7 +27,8 @@ pub enum StopError {
     Uninterruptible,
 }
 
-/// Waits until a traced thread is stopped; returns its wait status.
+/// Waits until a traced thread is stopped; returns its wait status. `Ended` if it ends, `Uninterruptible` if it is
+/// not stopped at the deadline.
 pub(crate) fn wait_for_stop(tid: pid_t, deadline: Instant) -> Result<i32, StopError> {
     let mut next_check = Instant::now() + ZOMBIE_CHECK_INTERVAL;
     loop {
@@ -56,7 +57,8 @@ fn is_zombie(tid: pid_t) -> bool {
     stat.is_ok_and(|stat| ProcStat::parse(&stat).is_ok_and(|stat| stat.is_zombie))
 }
 
-/// Makes a ptrace(2) request for a thread that this thread traces.
+/// Makes a ptrace(2) request for a thread that this thread traces, or is about to trace. Not for requests that
+/// return a value.
 pub(crate) fn request(operation: u32, tid: pid_t, address: usize, data: usize) -> io::Result<()> {
     // SAFETY: each caller passes the buffer that its request reads or writes (ptrace(2)), which lives until then.
     let result: c_long = unsafe { libc::ptrace(operation, tid, address, data) };

@@ -76,7 +76,8 @@ impl Reader {
         self.is_unresponsive
     }
 
-    /// Fills the buffer from an address, in parts.
+    /// Fills the buffer from an address. Fails if a part cannot be read (`UnexpectedEof`, `EIO`) or does not arrive
+    /// in time (`TimedOut`).
     pub(crate) fn read(&mut self, address: u64, buffer: &mut [u8]) -> io::Result<()> {
         let mut next = address;
         for part in buffer.chunks_mut(WINDOW_SIZE) {
@@ -114,7 +115,8 @@ impl Reader {
         }
     }
 
-    /// Makes the child read up to `length` bytes into the window; returns the number of bytes read.
+    /// Makes the child read up to `length` bytes into the window; returns the number of bytes read. If the reply is
+    /// late, kills the child, and this and every later read fails (`TimedOut`).
     fn read_available(&mut self, address: u64, length: usize) -> io::Result<usize> {
         if self.is_unresponsive {
             return Err(unresponsive_error());
@@ -169,7 +171,7 @@ impl Drop for Reader {
 }
 
 impl Window {
-    /// Maps the shared area.
+    /// Maps the area of [`WINDOW_SIZE`] bytes that this process shares with the child.
     fn new() -> io::Result<Self> {
         let access = libc::PROT_READ | libc::PROT_WRITE;
         let kind = libc::MAP_SHARED | libc::MAP_ANONYMOUS;
@@ -223,7 +225,8 @@ unsafe fn fork_without_signals(server: &ReaderServer) -> io::Result<pid_t> {
 }
 
 impl ReaderServer {
-    /// Serves requests until the socket closes, then exits.
+    /// Serves read requests (address and length) until the socket closes, then exits. Closes all other descriptors
+    /// first.
     ///
     /// # Safety
     /// Must be called in the child only: it closes descriptors and ends the process.
@@ -293,7 +296,7 @@ impl ReaderServer {
     }
 }
 
-/// Closes the descriptors from `first` to `last`, unless the range is empty.
+/// Closes the descriptors from `first` to `last`, unless the range is empty or `last` is `None`.
 fn close_range(first: u32, last: Option<u32>) {
     if let Some(last) = last.filter(|last| first <= *last) {
         // SAFETY: close_range(2) takes numbers; the child does not use these descriptors.

@@ -44,7 +44,8 @@ pub struct Gadgets {
 const CODE_LIMIT: u64 = 16 << 20;
 
 impl Gadgets {
-    /// Searches the bytes of both in a mapping of code. `None` if one is missing or the memory cannot be read.
+    /// Searches both instruction sequences in a mapping of code, in its first 16 MiB. `None` if one is missing or
+    /// the memory cannot be read.
     pub fn find(memory: &Memory, code: &Range<u64>) -> Option<Self> {
         let length = (code.end - code.start).min(CODE_LIMIT);
         let mut bytes = vec![0; length as usize];
@@ -232,7 +233,7 @@ fn signal_frame(
 }
 
 impl RemoteCall {
-    /// Sets the registers so that the thread makes the call.
+    /// Sets instruction pointer and arguments so that the thread makes the call. The stack pointer stays.
     fn set_registers(self, registers: &mut user_regs_struct, gadgets: Gadgets) {
         match self {
             Self::Syscall(number, [rdi, rsi, rdx, r10, r8, r9]) => {

@@ -75,7 +75,7 @@ pub fn require_none_linked(memory: &Memory, maps: &[u8], program: &[u8]) -> Resu
     Ok(())
 }
 
-/// Finds the sanitizer whose text is among the constants.
+/// Finds the sanitizer whose text is among the constants; `None` if there is none.
 fn find_in(constants: &[u8]) -> Option<&'static Sanitizer> {
     SANITIZERS.iter().find(|sanitizer| {
         let text = sanitizer.text.replace('_', " ");

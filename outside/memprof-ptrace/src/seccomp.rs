@@ -23,8 +23,9 @@ use calls::{MUNLOCK, OPTIONAL, REQUIRED, RSEQ, SNAPSHOT, SyscallRequirement};
 /// The caller must have stopped the thread by ptrace(2). Threads that it creates have the same filters.
 ///
 /// # Errors
-/// `UserDispatch`; `ForbiddenCall`, `StrictSeccomp`; `UnreadFilter` without `CAP_SYS_ADMIN` or if the caller has a
-/// filter too; `UnreadableFilter`.
+/// `UserDispatch`: the thread redirects its system calls; `ForbiddenCall`: a filter forbids one of the calls;
+/// `StrictSeccomp`: the thread has strict mode; `UnreadFilter`: the caller lacks `CAP_SYS_ADMIN` or has a filter
+/// too; `UnreadableFilter`: a filter cannot be read otherwise, or cannot be decided.
 pub fn require_calls(thread: u32) -> Result<(), Refusal> {
     let has_locked_memory = ProcStatus::read_thread(thread)?.locked > 0;
     require_allowed(thread, |filters| {
@@ -45,7 +46,8 @@ pub fn require_snapshot_calls(thread: u32) -> Result<(), Refusal> {
     require_allowed(thread, |filters| first_missing(filters, SNAPSHOT))
 }
 
-/// Fails if `forbidden` finds a call that the thread's filters forbid.
+/// Fails if the thread has user dispatch or strict mode, or if `forbidden` names a call that its filters forbid.
+/// Succeeds for a thread without filters.
 fn require_allowed(
     thread: u32,
     forbidden: impl FnOnce(&[Vec<BpfInstruction>]) -> Result<Option<&'static str>, UndecidedFilter>,
@@ -68,7 +70,8 @@ fn require_allowed(
     }
 }
 
-/// Returns the first call of the plugin that the filters forbid; `None` if they allow all.
+/// Returns the name of the first call of the plugin that the filters forbid, or at which they end the process;
+/// `None` if they allow all.
 ///
 /// # Errors
 /// A filter checks data that is unknown here, or is invalid for seccomp(2).
@@ -88,7 +91,7 @@ pub fn forbidden_call(
     Ok(None)
 }
 
-/// Returns the first call without which one of the requirements is not met; `None` if all are met.
+/// Returns the name of the first call without which one of the requirements is not met; `None` if all are met.
 fn first_missing(
     filters: &[Vec<BpfInstruction>],
     needs: impl IntoIterator<Item = &'static SyscallRequirement>,
@@ -101,7 +104,8 @@ fn first_missing(
     Ok(None)
 }
 
-/// Returns the call without which a requirement is not met; `None` if it is met.
+/// Returns the name of the call without which a requirement is not met; `None` if it is met. Alternatives count
+/// only after `ENOSYS`.
 fn missing_call(
     filters: &[Vec<BpfInstruction>],
     need: &'static SyscallRequirement,

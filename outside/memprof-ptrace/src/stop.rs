@@ -51,7 +51,7 @@ impl PendingStop {
     /// Requests a thread to stop. Does not wait.
     ///
     /// # Errors
-    /// `Ended`; `Refused` with the errno of ptrace(2).
+    /// `Ended`: the thread has ended; `Refused`: it cannot be traced, with the errno of ptrace(2).
     pub fn request_stop(tid: u32) -> Result<Self, StopError> {
         let tid = tid as pid_t;
         let refused = |error: io::Error| match error.raw_os_error() {
@@ -67,7 +67,7 @@ impl PendingStop {
     /// Waits until the thread is stopped.
     ///
     /// # Errors
-    /// `Ended`; `Uninterruptible` if it is not stopped by the deadline.
+    /// `Ended`: the thread has ended; `Uninterruptible`: it is not stopped at the deadline.
     pub fn wait(self, deadline: Instant) -> Result<StoppedThread, StopError> {
         let status = wait_for_stop(self.tid, deadline)?;
         // The upper half holds a ptrace event: the stop of PTRACE_INTERRUPT or a group stop, no signal.
@@ -95,7 +95,8 @@ impl StoppedThread {
     /// Stops a thread and waits for it, for 1 s at most.
     ///
     /// # Errors
-    /// `Ended`, `Refused`, `Uninterruptible`.
+    /// `Ended`: the thread has ended; `Refused`: it cannot be traced; `Uninterruptible`: it is not stopped after 1
+    /// s.
     pub fn interrupt(tid: u32) -> Result<Self, StopError> {
         let stopping = PendingStop::request_stop(tid)?;
         let deadline = stopping.since + STOP_TIMEOUT;
@@ -189,7 +190,7 @@ impl StoppedThread {
         request(libc::PTRACE_DETACH, self.tid, 0, 0)
     }
 
-    /// Sets the signals that the thread blocks.
+    /// Sets the signals that the thread blocks: signal N is bit N - 1.
     fn set_signal_mask(&self, signals: u64) -> io::Result<()> {
         let address = &raw const signals;
         request(
@@ -297,7 +298,7 @@ enum CloneStep {
 }
 
 impl CloneStep {
-    /// Converts the wait status of a stop.
+    /// Converts the wait status (waitpid(2)) of a stop.
     fn from_status(status: i32) -> Self {
         match (status >> 16, libc::WSTOPSIG(status)) {
             (libc::PTRACE_EVENT_CLONE, _) => Self::Cloned,

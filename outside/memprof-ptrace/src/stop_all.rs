@@ -21,7 +21,8 @@ pub enum StopAllError {
 /// IDs, also on failure.
 ///
 /// # Errors
-/// `Thread`: a thread cannot be traced, or does not stop before the deadline. `Unreadable`.
+/// `Thread`: a thread cannot be traced, or does not stop before the deadline; `Unreadable`: the process's list of
+/// threads cannot be read.
 pub fn stop_all(
     pid: u32,
     deadline: Instant,
@@ -60,7 +61,8 @@ pub fn stop_all(
     }
 }
 
-/// Detaches a thread so that none of its system calls fails because it was stopped.
+/// Detaches a thread so that none of its system calls fails because it was stopped. A thread that was killed is
+/// ignored.
 pub fn resume(memory: &Memory, stopped: StoppedThread) {
     let registers = stopped.registers().ok().filter(would_see_eintr);
     let restarted = registers.and_then(|registers| {
@@ -73,7 +75,7 @@ pub fn resume(memory: &Memory, stopped: StoppedThread) {
     }
 }
 
-/// Lists the thread IDs of a process.
+/// Lists the thread IDs of a process, unsorted. Fails if the process has ended.
 fn list_tids(pid: u32) -> io::Result<Vec<u32>> {
     let entries = fs::read_dir(format!("/proc/{pid}/task"))?;
     let tids = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());

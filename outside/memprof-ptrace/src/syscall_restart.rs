@@ -130,7 +130,7 @@ pub fn would_see_eintr(stopped: &user_regs_struct) -> bool {
     stopped.rax as i64 == EINTR && is_interrupted(stopped)
 }
 
-/// Whether the stop has interrupted a call before it had an effect.
+/// Whether the stop has interrupted a call that had no effect yet, judged by its number and result.
 fn is_interrupted(stopped: &user_regs_struct) -> bool {
     let arguments = [
         stopped.rdi,

@@ -57,12 +57,13 @@ pub fn list_threads(pid: u32, first: usize, time_limit: Duration) -> io::Result<
     Ok(tids.map(|(_, tid)| thread(tid)).collect())
 }
 
-/// Returns the call in which a thread sleeps; `None` while it runs, and if it has ended.
+/// Returns the call in which a thread sleeps; `None` while it runs, if it has ended, or if this user may not trace
+/// it.
 pub fn waiting_syscall(pid: u32, tid: u32) -> Option<WaitingSyscall> {
     parse_syscall_line(&syscall_line(pid, tid)?)
 }
 
-/// Reads /proc/PID/task/TID/syscall.
+/// Reads /proc/PID/task/TID/syscall; `None` if the thread has ended or this user may not trace it.
 fn syscall_line(pid: u32, tid: u32) -> Option<String> {
     fs::read_to_string(format!("/proc/{pid}/task/{tid}/syscall")).ok()
 }
@@ -72,7 +73,7 @@ const RUNNING: &str = "running";
 
 /// Parses a line of proc(5)'s `syscall`. `232 0x4 0x7ffd 0x20 0xffffffff 0x0 0x0 0x7ffd1f28 0x7f5c0e1c` are number,
 /// arguments, stack pointer and instruction pointer; `running` and `-1 0x7ffd1f28 0x7f5c0e1c` (asleep outside a
-/// call) are no call.
+/// call) give `None`.
 fn parse_syscall_line(line: &str) -> Option<WaitingSyscall> {
     let mut words = line.split_whitespace();
     let number = words.next()?.parse().ok()?;

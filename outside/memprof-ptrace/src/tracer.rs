@@ -26,7 +26,7 @@ pub(crate) struct TracerCredentials {
 }
 
 impl TracerCredentials {
-    /// Reads the credentials.
+    /// Reads the credentials of this process, and the settings of the machine that restrict tracing.
     ///
     /// # Errors
     /// `Unreadable`: /proc is not mounted.
@@ -85,7 +85,7 @@ impl TracerCredentials {
     }
 }
 
-/// Parses Yama's file (Linux's Documentation/admin-guide/LSM/Yama.rst); 0 if malformed.
+/// Parses Yama's `ptrace_scope`, 0 to 3 (Linux's Documentation/admin-guide/LSM/Yama.rst); 0 if malformed.
 fn parse_scope(text: &str) -> u8 {
     text.trim().parse().unwrap_or(0)
 }

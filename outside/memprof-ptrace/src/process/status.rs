@@ -121,7 +121,7 @@ impl ProcStatus {
 struct StatusFields<'a>(&'a str);
 
 impl<'a> StatusFields<'a> {
-    /// Text after the field's name.
+    /// Text after the field's name and colon, without blanks around it. Fails if there is no such line.
     fn text(&self, name: &'static str) -> Result<&'a str, MalformedProcFile> {
         let value = |line: &'a str| line.strip_prefix(name)?.strip_prefix(':');
         let value = self.0.lines().find_map(value);
@@ -135,7 +135,7 @@ impl<'a> StatusFields<'a> {
             .map_err(|_| MalformedProcFile(name))
     }
 
-    /// Values of a field with several decimal numbers.
+    /// Values of a field with several decimal numbers. Fails if one of them is malformed.
     fn numbers(&self, name: &'static str) -> Result<Vec<u32>, MalformedProcFile> {
         let words = self.text(name)?.split_ascii_whitespace();
         let numbers = words.map(|word| word.parse().map_err(|_| MalformedProcFile(name)));

@@ -8,7 +8,8 @@ use super::ProcStatus;
 /// `KCMP_VM` of linux/kcmp.h.
 const KCMP_VM: libc::c_int = 1;
 
-/// Returns whether a process that has not called execve(2) since its fork shares the memory of its parent.
+/// Returns whether a process that has not called execve(2) since its fork shares the memory of its parent. False if
+/// that cannot be determined.
 pub(crate) fn shares_memory_with_parent(pid: u32, child: &ProcStatus, parent: &ProcStatus) -> bool {
     match have_same_memory(pid, child.parent) {
         Ok(is_same) => is_same,
@@ -19,15 +20,15 @@ pub(crate) fn shares_memory_with_parent(pid: u32, child: &ProcStatus, parent: &P
     }
 }
 
-/// Compares the memory of two processes by kcmp(2).
+/// Returns whether two processes share one address space, by kcmp(2). `ENOSYS` if the kernel was built without it.
 fn have_same_memory(one: u32, other: u32) -> Result<bool, Errno> {
     // SAFETY: kcmp(2) takes numbers and touches no memory of this process.
     let order = unsafe { libc::syscall(libc::SYS_kcmp, one, other, KCMP_VM, 0_u64, 0_u64) };
     Errno::result(order).map(|order| order == 0)
 }
 
-/// Compares size, peak and resident set, which are equal for shared memory. A fork that has touched nothing yet has
-/// an equal size but another resident set: file pages are not copied.
+/// Returns whether size, peak and resident set are equal, as they are for shared memory. A fork that has touched
+/// nothing yet has an equal size but another resident set: file pages are not copied.
 fn has_same_memory_size(child: &ProcStatus, parent: &ProcStatus) -> bool {
     (child.size, child.resident) == (parent.size, parent.resident)
 }

@@ -56,7 +56,7 @@ const UNIX: c_long = libc::AF_UNIX as c_long;
 const READ_ONLY: c_long = (libc::O_RDONLY | libc::O_CLOEXEC) as c_long;
 const CURRENT_DIR: c_long = libc::AT_FDCWD as c_long;
 
-/// Builds a call from its number and its first four arguments.
+/// Builds a call from its number and its first four arguments; the other two are 0.
 const fn syscall(name: &'static str, number: c_long, first: [c_long; 4]) -> NamedSyscall {
     let [a, b, c, d] = first;
     NamedSyscall {

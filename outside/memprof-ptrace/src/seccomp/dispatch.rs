@@ -27,8 +27,8 @@ struct UserDispatchConfig {
     length: u64,
 }
 
-/// Fails for a thread with user dispatch. The caller must have stopped it by ptrace(2). Threads that it creates have
-/// none.
+/// Fails for a thread with user dispatch, or before Linux 6.4 if Wine is mapped. The caller must have stopped it by
+/// ptrace(2). Threads that it creates have none.
 ///
 /// # Errors
 /// `UserDispatch`; `NoSuchProcess` if the thread was killed.
@@ -45,7 +45,7 @@ pub(super) fn require_no_user_dispatch(thread: u32) -> Result<(), Refusal> {
     }
 }
 
-/// Reads the dispatch mode of a stopped thread from the kernel.
+/// Reads the dispatch mode (`PR_SYS_DISPATCH_*`) of a stopped thread from the kernel. Fails before Linux 6.4.
 fn dispatch_mode(thread: u32) -> Result<u64, Errno> {
     let mut config = UserDispatchConfig::default();
     let size = size_of_val(&config);

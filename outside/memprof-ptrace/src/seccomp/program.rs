@@ -94,7 +94,7 @@ impl FilterAction {
         }
     }
 
-    /// Whether the process may end at the call.
+    /// Whether the process may end at the call: it is killed, or gets a SIGSYS.
     pub fn kills_process(self) -> bool {
         matches!(self, Self::Killed | Self::Signal)
     }
@@ -120,7 +120,7 @@ pub fn evaluate(
     Ok(FilterAction::from_return_value(decided))
 }
 
-/// Runs one filter; returns its return value.
+/// Runs one filter; returns its return value (`SECCOMP_RET_*` with its data).
 fn run_filter(filter: &[BpfInstruction], call: &SeccompData) -> Result<u32, UndecidedFilter> {
     let mut machine = BpfMachine::default();
     let mut index = 0;
@@ -233,7 +233,7 @@ impl BpfMachine {
         }))
     }
 
-    /// Second operand of an arithmetic or jump instruction.
+    /// Second operand of an arithmetic or jump instruction: the index register or the constant.
     fn second_operand(&self, code: u32, operand: u32) -> u32 {
         if code & BPF_X != 0 { self.x } else { operand }
     }

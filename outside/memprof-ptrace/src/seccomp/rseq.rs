@@ -27,7 +27,8 @@ pub enum Rseq {
     Unused,
 }
 
-/// Returns whether threads created by this one will call rseq(2). The caller must have stopped it by ptrace(2).
+/// Returns whether threads created by this one will call rseq(2). `Required` also if that is unknown. The caller
+/// must have stopped the thread by ptrace(2).
 pub(super) fn rseq(thread: u32) -> Rseq {
     match rseq_area(thread) {
         Ok(None) => Rseq::Unused,
