@@ -110,8 +110,8 @@ impl AnalysisReport {
         self.budget.limit()
     }
 
-    /// Takes a snapshot, calls `work` with its analysis, and releases the snapshot. Repeats it up to
-    /// [`MAX_ATTEMPTS`] times while the heap is inconsistent.
+    /// Takes a snapshot, calls `work` with its analysis, and releases the snapshot. Returns the result of `work`.
+    /// Repeats it up to [`MAX_ATTEMPTS`] times while the heap is inconsistent.
     pub(crate) fn with_snapshot<T>(
         &mut self,
         target: &CopyTarget,
@@ -159,12 +159,12 @@ impl AnalysisReport {
         unreachable!("the last attempt returns");
     }
 
-    /// Adds a warning, once.
+    /// Adds a warning, unless the report has it already.
     pub(crate) fn warn(&mut self, message: String) {
         warn(&mut self.warnings, message);
     }
 
-    /// Warns of inconsistent parts of the heap.
+    /// Adds a warning for each inconsistent part of the heap.
     pub(crate) fn warn_unproven(&mut self, analyzed: &AnalyzedSnapshot<'_>) {
         for part in &analyzed.unproven {
             let message = "memory of unknown form, in which no leak is reported";
@@ -218,7 +218,7 @@ impl AnalysisReport {
     }
 }
 
-/// Merges overlapping ranges, sorted by address.
+/// Merges overlapping and adjacent ranges; returns them sorted by address.
 fn merge_ranges(mut ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
     ranges.sort_by_key(|range| range.start);
     let mut merged: Vec<Range<u64>> = Vec::new();

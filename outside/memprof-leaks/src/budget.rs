@@ -18,7 +18,8 @@ pub(crate) struct MemoryBudget {
 }
 
 impl MemoryBudget {
-    /// Returns the budget for a target with that resident memory, or with the given limit, in bytes.
+    /// Returns the budget for the analysis of a process. Both numbers are bytes: without a `limit`, it is a share
+    /// of the process's `resident` memory.
     pub(crate) fn new(resident: u64, limit: Option<u64>) -> Self {
         Self {
             limit: limit.unwrap_or((resident / 100 * RSS_PERCENT).max(MIN_DEFAULT_BYTES)),
@@ -36,7 +37,7 @@ impl MemoryBudget {
         self.limit.saturating_sub(self.reserved)
     }
 
-    /// Fails unless `bytes` more can be reserved.
+    /// Fails unless `bytes` more can be reserved. Reserves nothing.
     ///
     /// # Errors
     /// `Memory`: the search needs more memory than `--max-memory`.
@@ -51,10 +52,10 @@ impl MemoryBudget {
         }
     }
 
-    /// Reserves memory.
+    /// Reserves `bytes` for the rest of the analysis.
     ///
     /// # Errors
-    /// `Memory`: nothing is reserved then.
+    /// `Memory`: the limit would be exceeded, and nothing is reserved.
     pub(crate) fn reserve(&mut self, bytes: u64) -> Result<(), Error> {
         self.require(bytes)?;
         self.reserved += bytes;

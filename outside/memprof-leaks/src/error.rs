@@ -111,7 +111,7 @@ impl Error {
         move |cause| Self::Io { action, cause }
     }
 
-    /// Whether it may come of a process that is about to end or to execute another program.
+    /// Whether the reason of the error may be that the process is about to end or to execute another program.
     pub(crate) fn is_transient(&self) -> bool {
         match self {
             Self::Refused(refusal) => refusal.is_transient(),

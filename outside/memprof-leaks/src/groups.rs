@@ -38,7 +38,7 @@ pub(crate) struct UnsymbolizedGroups {
 }
 
 impl UnsymbolizedGroups {
-    /// Groups leaked objects of a snapshot.
+    /// Groups leaked objects of a snapshot by class, size and stack. The first object of a group is its example.
     pub(crate) fn new(
         analyzed: &AnalyzedSnapshot<'_>,
         objects: impl Iterator<Item = Object>,
@@ -68,8 +68,9 @@ impl UnsymbolizedGroups {
         }
     }
 
-    /// Symbolizes the stacks by the files of the process, and merges groups whose stacks differ only by
-    /// addresses within functions. Groups with most bytes come first.
+    /// Symbolizes the stacks by the files of the process, and merges groups whose stacks differ only by addresses
+    /// within functions. Groups with most bytes come first. Stacks that cannot be symbolized are dropped with a
+    /// warning.
     pub(crate) fn symbolize(self, pid: u32, report: &mut AnalysisReport) -> Vec<LeakGroup> {
         let stacks = self.groups.keys().map(|(.., stack)| stack.as_ref());
         let named = symbolize(stacks.flatten(), self.mappings, pid);

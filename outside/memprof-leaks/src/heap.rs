@@ -76,7 +76,7 @@ pub(crate) fn find_heaps(
 }
 
 impl FoundHeap {
-    /// Adds another allocator's result.
+    /// Appends another allocator's result.
     pub(crate) fn extend(&mut self, other: Self) {
         self.spans.extend(other.spans);
         self.cached.extend(other.cached);

@@ -112,6 +112,8 @@ pub fn holders(
     holding.map_err(|error| program.explain(error, Error::is_transient))
 }
 
+/// Takes the snapshot and finds the holders, like [`holders`], but without an explanation of the errors of a
+/// process that ends meanwhile.
 fn find_holding(
     pid: u32,
     detail: Detail,
@@ -147,7 +149,7 @@ struct FoundHolders {
     samples: Option<samples::UnsymbolizedSamples>,
 }
 
-/// Finds the holders in a snapshot.
+/// Finds the holders in a snapshot: by dominators if the memory budget allows, else by shortest paths.
 fn find_holders(
     analyzed: &AnalyzedSnapshot<'_>,
     report: &mut AnalysisReport,
@@ -216,7 +218,8 @@ fn find_holders(
     })
 }
 
-/// Path from the node at `position` to its outermost holder, with all that the node holds.
+/// Path from the node at `position` in the tree to its outermost holder, the node first. Also counts the objects
+/// and bytes that the node holds, itself included.
 fn holder_path(
     tree: &HolderTree,
     position: u32,

@@ -102,7 +102,8 @@ impl Marker<'_> {
         }
     }
 
-    /// Marks the objects to which words point, and queues those that were not marked before.
+    /// Marks the objects to which words point. Appends the starts of those that were not marked before to `found`,
+    /// unless it is full.
     fn mark_words(&self, words: &[u64], found: &mut Vec<u64>) {
         for word in words {
             if self.objects.may_contain(*word)
@@ -128,7 +129,8 @@ impl Marker<'_> {
         })
     }
 
-    /// Marks the objects to which other objects point. `starts` are sorted.
+    /// Marks the objects to which the objects at `starts` point, and marks these as scanned. `starts` are sorted,
+    /// so that neighbours are read at once.
     fn mark_batch(&self, starts: &[u64], worker: &mut MarkWorker<'_>) {
         let mut near: Vec<Range<u64>> = Vec::new();
         for start in starts {
@@ -152,8 +154,8 @@ impl Marker<'_> {
         worker.mark_near(&near);
     }
 
-    /// Runs work on several threads, `pieces` elements at a time. Returns the objects that were marked. Ends
-    /// early if memory is short.
+    /// Runs work on several threads, `pieces` elements at a time. Returns the starts of the objects that the
+    /// workers have queued. Ends early if memory is short.
     fn run_parallel<T: Sync>(
         &self,
         work: &[T],
@@ -261,7 +263,7 @@ impl<'a> MarkWorker<'a> {
         around.unwrap_or_else(|| range.clone())
     }
 
-    /// Marks the objects to which words of a range point.
+    /// Marks the objects to which the aligned words of a range of at most [`BLOCK_SIZE`] bytes point.
     fn mark_range(&mut self, range: Range<u64>) {
         let start = range.start.next_multiple_of(8);
         if start >= range.end {
@@ -271,7 +273,8 @@ impl<'a> MarkWorker<'a> {
         self.mark_block_words(bytes);
     }
 
-    /// Marks the objects to which words of the block point.
+    /// Marks the objects to which words of the block point, and queues those that were not marked before. `bytes`
+    /// are positions in the block.
     fn mark_block_words(&mut self, bytes: Range<usize>) {
         let marker = self.marker;
         for word in self.block[bytes].chunks_exact(8) {
@@ -285,7 +288,8 @@ impl<'a> MarkWorker<'a> {
         }
     }
 
-    /// Marks the objects to which objects point that are near each other.
+    /// Marks the objects to which `objects` point, which are sorted and near each other, so that one read gets them
+    /// all.
     fn mark_near(&mut self, objects: &[Range<u64>]) {
         let (Some(first), Some(last)) = (objects.first(), objects.last()) else {
             return;

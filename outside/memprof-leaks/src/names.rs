@@ -71,7 +71,7 @@ impl<'a> NameResolver<'a> {
         self.python.as_mut()?.table(&mut self.memory, dict)
     }
 
-    /// Variable that contains an address.
+    /// Variable that contains an address. `None` if no file is mapped there.
     pub(crate) fn variable(&mut self, address: u64) -> Option<Variable> {
         self.symbols.variable(address)
     }

@@ -59,7 +59,8 @@ impl Objects {
         self.units.may_contain(address)
     }
 
-    /// Used object that contains an address, as the index of its span and its bit.
+    /// Used object that contains an address, as the index of its span and its bit. `None` if there is none, or the
+    /// address is in the next object's header.
     fn locate(&self, address: u64) -> Option<(usize, u64)> {
         let at = self.spans.partition_point(|span| span.range.end <= address);
         let span = self
@@ -78,7 +79,7 @@ impl Objects {
         (!is_header).then_some((at, start))
     }
 
-    /// Used object that contains an address, as its span and its bit.
+    /// Used object that contains an address, as its span and its bit. `None` if there is none.
     fn used_object(&self, address: u64) -> Option<(&Span, u64)> {
         let (at, bit) = self.locate(address)?;
         Some((&self.spans[at], bit))
@@ -122,7 +123,7 @@ impl Objects {
         Some(span.address(bit)..span.end(bit))
     }
 
-    /// Starts of objects that are marked but not scanned.
+    /// Starts of objects that are marked but not scanned, by address.
     pub(crate) fn pending(&self) -> impl Iterator<Item = u64> {
         self.spans.iter().flat_map(|span| {
             (0..span.starts.len()).flat_map(move |index| {
@@ -165,7 +166,7 @@ impl Objects {
         Some(span.object(bit))
     }
 
-    /// Marks objects as reachable and scanned.
+    /// Marks the objects that contain `addresses` as reachable and scanned, so that their pointers mark nothing.
     pub(crate) fn mark_without_scan(&self, addresses: &[u64]) {
         for (span, bit) in addresses
             .iter()
@@ -176,12 +177,13 @@ impl Objects {
         }
     }
 
-    /// Returns the spans, so that more can be added.
+    /// Returns the spans, so that a caller can add more.
     pub(crate) fn into_spans(self) -> Vec<Span> {
         self.spans
     }
 
-    /// Marks objects as unused, because they lie in a cache of the allocator.
+    /// Marks the objects that begin at `addresses` as unused, because they lie in a cache of the allocator. Ignores
+    /// addresses outside the heap.
     pub(crate) fn exclude_cached(&mut self, addresses: &[u64]) {
         for address in addresses {
             let index = self

@@ -43,6 +43,8 @@ pub fn prove(pid: u32, options: AnalysisOptions, progress: OnPhase<'_>) -> Resul
     proof.map_err(|error| program.explain(error, Error::is_transient))
 }
 
+/// Finds the leaked objects like [`prove`], but without an explanation of the errors of a process that ends
+/// meanwhile.
 fn prove_twice(
     pid: u32,
     program: &ProgramWatch,
@@ -122,7 +124,7 @@ impl UnreachableObjects {
         })
     }
 
-    /// Bytes of the objects and checksums.
+    /// Memory of the objects and checksums, in bytes.
     fn memory(&self) -> u64 {
         self.objects.memory_of(2) + (self.checksums.capacity() * size_of::<u32>()) as u64
     }
@@ -145,7 +147,7 @@ impl UnreachableObjects {
     }
 }
 
-/// Checksum of an object's first bytes.
+/// Checksum of an object's first [`MAX_CHECKSUM_WORDS`] words; a word that cannot be read counts as 0.
 fn checksum(memory: &mut CachedReader<'_>, object: &Object) -> u32 {
     let addresses = object.range.clone().step_by(8).take(MAX_CHECKSUM_WORDS);
     let words = addresses.map(|address| memory.word(address).unwrap_or_default());
@@ -155,7 +157,8 @@ fn checksum(memory: &mut CachedReader<'_>, object: &Object) -> u32 {
     (sum >> 32) as u32
 }
 
-/// Marks what the roots reach, and the garbage that Python's collector will free.
+/// Marks the objects that the roots reach, and the garbage that Python's collector will free. Records in `report`
+/// how many bytes were searched.
 fn mark_all(
     analyzed: &AnalyzedSnapshot<'_>,
     report: &mut AnalysisReport,

@@ -15,7 +15,8 @@ const POINTER_FLAGS: u64 = 0b11;
 /// Bytes per object: its reference count and its queue entry.
 const BYTES_PER_OBJECT: u64 = 64;
 
-/// Marks Python garbage as reachable.
+/// Marks Python garbage and all that it reaches as reachable. Objects with more references than unreachable objects
+/// have pointers to them are leaked: they and all that they reach stay unmarked.
 ///
 /// # Errors
 /// `Memory`: the search needs more memory than `--max-memory`.
@@ -55,7 +56,7 @@ pub(crate) fn mark_python_garbage(analyzed: &AnalyzedSnapshot<'_>) -> Result<(),
     Ok(())
 }
 
-/// Marks what these objects reach, and returns the objects that were not marked before.
+/// Marks the objects at `starts` and all that they reach. Returns the starts of those that were not marked before.
 fn mark_from(
     objects: &Objects,
     memory: &mut CachedReader<'_>,

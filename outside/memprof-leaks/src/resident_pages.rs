@@ -102,7 +102,7 @@ fn scan_pagemap(
     Ok(found)
 }
 
-/// Finds the pages by reading an entry for each.
+/// Finds the pages like [`scan_pagemap`] on any Linux, by reading the pagemap entry of each page.
 fn read_pagemap(
     pagemap: &File,
     range: &Range<u64>,
@@ -126,7 +126,7 @@ fn read_pagemap(
     Ok(found)
 }
 
-/// Appends a run, merged with the last one if it follows it.
+/// Appends a run of pages, or extends the last run if the new one follows it directly.
 fn push_run(found: &mut Vec<Range<u64>>, run: Range<u64>) {
     match found.last_mut() {
         Some(last) if last.end == run.start => last.end = run.end,

@@ -69,7 +69,7 @@ fn unused_stack(region: &Region, threads: &[Registers]) -> Range<u64> {
     }
 }
 
-/// Adds the parts of a range that are in none of `others`, which are sorted.
+/// Appends the parts of a range that are in none of `others` to `rest`. `others` are sorted and do not overlap.
 fn subtract(range: Range<u64>, others: &[Range<u64>], rest: &mut Vec<Range<u64>>) {
     let mut start = range.start;
     let first = others.partition_point(|other| other.end <= start);
@@ -87,8 +87,8 @@ fn subtract(range: Range<u64>, others: &[Range<u64>], rest: &mut Vec<Range<u64>>
     }
 }
 
-/// Adds pointers that a program has stored in the kernel, perhaps only there: with a descriptor of epoll(7),
-/// or a timer.
+/// Adds pointers that a program has stored in the kernel, perhaps only there: with a descriptor of epoll(7), or a
+/// timer. Also notes descriptors and `io_uring` instances that cannot be read.
 fn kernel_roots(pid: u32, roots: &mut Roots) {
     let (mut rings, mut unknown) = (0, 0);
     for entry in fs::read_dir(format!("/proc/{pid}/fdinfo"))
@@ -118,14 +118,14 @@ fn kernel_roots(pid: u32, roots: &mut Roots) {
     roots.kernel.extend(timers.lines().filter_map(timer_value));
 }
 
-/// Data of a descriptor of epoll(7), from a line as `tfd:        5 events:       19 data:     55d0c0a012a0
-/// pos:0 ino:3e sdev:8`.
+/// Data of a descriptor of epoll(7); `None` for other lines. An example of a line is `tfd:        5 events:
+/// 19 data:     55d0c0a012a0 pos:0 ino:3e sdev:8`.
 fn epoll_data(line: &str) -> Option<u64> {
     let rest = line.strip_prefix("tfd:")?.split_once("data:")?.1;
     u64::from_str_radix(rest.split_whitespace().next()?, 16).ok()
 }
 
-/// Value of a timer, from a line as `signal: 60/00007fff86e452a8`.
+/// Value of a timer (`sigev_value`); `None` for other lines. An example of a line is `signal: 60/00007fff86e452a8`.
 fn timer_value(line: &str) -> Option<u64> {
     let value = line.strip_prefix("signal:")?.split_once('/')?.1;
     u64::from_str_radix(value.trim(), 16).ok()

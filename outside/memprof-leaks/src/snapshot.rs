@@ -195,13 +195,13 @@ impl CopyTarget {
         Ok(snapshot)
     }
 
-    /// Whether a thread can make the copy: there is memory for its frames.
+    /// Whether there is memory for the frames with which a thread clones the process.
     fn can_clone(&self, maps: &[u8], thread: &threads::SnapshotThread) -> bool {
         self.frame_memory(maps, &thread.saved_context(), thread.tid)
             .is_some()
     }
 
-    /// Memory for a thread's call frames. `None` if its stack has no room and there is no other.
+    /// End address of memory for a thread's call frames. `None` if its stack has no room and there is no other.
     fn frame_memory(&self, maps: &[u8], context: &SavedContext<'_>, tid: u32) -> Option<u64> {
         let owner = StackOwner {
             is_main: tid == self.pid,
@@ -222,7 +222,7 @@ impl Snapshot {
     /// Snapshot of a program that is stopped in exit, without a copy.
     ///
     /// # Errors
-    /// `Io`, or the program has ended.
+    /// `Io`: its registers cannot be read; `Refused`: it has ended.
     pub(crate) fn at_exit(exiting: &ExitingProgram) -> Result<Self, Error> {
         let pid = exiting.pid();
         let maps = read(pid, "maps")?;
@@ -269,8 +269,8 @@ impl Snapshot {
     }
 }
 
-/// Locks the process against other instances of memprof that write to its stacks. One that cleans up after a
-/// killed search holds the lock only for a moment.
+/// Locks the process against other instances of memprof that write to its stacks. Waits for one that cleans up
+/// after a killed search: it holds the lock only for a moment. Fails after [`LOCK_TIMEOUT`].
 fn wait_for_lock(memory: &Memory) -> io::Result<()> {
     let start = Instant::now();
     loop {

@@ -23,7 +23,7 @@ pub(crate) struct SnapshotMemory {
 }
 
 impl SnapshotMemory {
-    /// The two memories from which it is read.
+    /// Memory of the copy and of the running process, from which the snapshot is read.
     pub(crate) fn memories(&self) -> [Arc<Memory>; 2] {
         [self.copy.memory(), self.live.memory()]
     }
@@ -52,7 +52,7 @@ impl SnapshotMemory {
         self.live.pid()
     }
 
-    /// Mapping that contains an address.
+    /// Mapping that contains an address. `None` if there is none.
     pub(crate) fn region(&self, address: u64) -> Option<&Region> {
         let index = self
             .regions
@@ -97,8 +97,8 @@ impl SnapshotMemory {
         buffer.len()
     }
 
-    /// Mapping of the file to which an address belongs: variables without an initial value are in an
-    /// anonymous mapping behind the file's.
+    /// Mapping of the file to which an address belongs. `None` if it belongs to no file. Variables without an
+    /// initial value are in an anonymous mapping behind the file's.
     pub(crate) fn file_region(&self, address: u64) -> Option<&Region> {
         let region = self.region(address)?;
         if region.is_file || !region.name.is_empty() {
@@ -108,7 +108,8 @@ impl SnapshotMemory {
         (before.is_file && before.is_writable).then_some(before)
     }
 
-    /// Text at an address that ends with a zero byte. `None` if it is longer than `limit` bytes or not UTF-8.
+    /// Text at an address up to its zero byte. `None` if there is none in `limit` bytes, or the text is not UTF-8
+    /// or cannot be read.
     pub(crate) fn text(&self, address: u64, limit: usize) -> Option<String> {
         let mut bytes = vec![0; limit];
         let read = self.read(address, &mut bytes);

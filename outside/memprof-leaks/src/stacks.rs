@@ -44,7 +44,7 @@ impl<'a> Stacks<'a> {
             .or_else(|| self.sampled.stack(self.view, start))
     }
 
-    /// Stack from jemalloc's profiler.
+    /// Stack of the object at `start` from jemalloc's profiler. `None` if the object is not sampled.
     fn jemalloc_stack(&mut self, start: u64) -> Option<Stack> {
         let index = self
             .contexts
@@ -57,7 +57,7 @@ impl<'a> Stacks<'a> {
     }
 }
 
-/// Addresses that may be starts of sampled objects.
+/// Addresses that may be starts of sampled objects, unsorted; some are not.
 pub(crate) fn candidate_starts<'a>(
     view: &'a SnapshotMemory,
     contexts: &'a [(u64, u64)],
@@ -67,7 +67,8 @@ pub(crate) fn candidate_starts<'a>(
     of_jemalloc.chain(sampled.sample_addresses(view))
 }
 
-/// Symbolizes stacks by the files of a process; functions are leaf first.
+/// Symbolizes stacks by the files of a process. Returns the functions of each stack, leaf first, in the order of
+/// `stacks`.
 ///
 /// # Errors
 /// A reason why they have no names, as a sentence.

@@ -92,7 +92,8 @@ struct SegmentWalk {
     caches: Vec<u64>,
 }
 
-/// Follows the chunks of a segment. `None` if they do not end exactly at its end.
+/// Follows the chunks of a segment by their sizes, and collects its objects and the chunks that may be thread
+/// caches. `None` if they do not end exactly at its end.
 fn walk_chunks(view: &SnapshotMemory, segment: &Segment) -> Option<SegmentWalk> {
     let Range { start, end } = segment.chunks;
     let mut memory = CachedReader::new(view);
@@ -132,7 +133,8 @@ fn walk_chunks(view: &SnapshotMemory, segment: &Segment) -> Option<SegmentWalk> 
     Some(walked)
 }
 
-/// Reveals a list pointer, which glibc 2.32 and newer xor with bits of its own address `place`.
+/// Reveals a list pointer, which glibc 2.32 and newer xor with bits of its own `address`. Returns `value` itself if
+/// the result is not aligned: an older glibc stored it plain.
 fn reveal_pointer(value: u64, address: u64) -> u64 {
     let revealed = value ^ (address >> 12);
     match revealed % ALIGNMENT {

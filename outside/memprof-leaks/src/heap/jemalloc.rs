@@ -97,7 +97,7 @@ pub(crate) fn heap(
     Ok(Some(heap))
 }
 
-/// Whether an extent's object has a span of its own.
+/// Whether an extent is so large that its object has a span of its own.
 fn is_large(extent: &Extent) -> bool {
     matches!(extent.kind, ExtentKind::Large { .. })
         && extent.range.end - extent.range.start >= LARGE_OBJECT_SIZE
@@ -109,12 +109,12 @@ fn granule(extent: &Extent) -> u64 {
     extent.size.min(16)
 }
 
-/// Memory of adjacent extents.
+/// Address range of adjacent extents; `run` is sorted and not empty.
 fn memory_of_run(run: &[Extent]) -> Range<u64> {
     run[0].range.start..run[run.len() - 1].range.end
 }
 
-/// Span with the objects of adjacent extents.
+/// Span with the objects of adjacent extents; free ones are added as unused.
 fn span_of_run(run: &[Extent]) -> Span {
     let mut span = Span::new(memory_of_run(run), granule(&run[0]), 0);
     for extent in run {
@@ -138,7 +138,8 @@ fn span_of_run(run: &[Extent]) -> Span {
     span
 }
 
-/// Adds the extents whose records are in a mapping, or seem to be.
+/// Appends the extents whose records are in a mapping, and what looks like one, to `found`. Searches only private
+/// anonymous memory.
 fn add_extents(
     view: &SnapshotMemory,
     region: &Region,

@@ -13,14 +13,14 @@ const LIBRARIES: [&str; 4] = ["libtcmalloc", "libmimalloc", "libsnmalloc", "libh
 /// that only writes about jemalloc may contain one of them.
 const JEMALLOC_TEXTS: [&[u8]; 2] = [b"<jemalloc>: ", b"narenas"];
 
-/// Library with an unsupported allocator, if one is mapped.
+/// Name of a mapped library with an unsupported allocator; `None` if there is none.
 pub(super) fn library(view: &SnapshotMemory) -> Option<&'static str> {
     LIBRARIES
         .into_iter()
         .find(|name| view.regions.iter().any(|region| region.name.contains(name)))
 }
 
-/// File that contains a jemalloc: a library of that name, or the program. `None` if there is none.
+/// Path of the file that contains a jemalloc: a library of that name, or the program. `None` if there is none.
 pub(super) fn jemalloc(view: &SnapshotMemory) -> Option<&str> {
     let file = |region: &Region| region.is_file && region.name.contains("/libjemalloc");
     let library = view.regions.iter().find(|region| file(region));
@@ -42,8 +42,8 @@ fn contains(view: &SnapshotMemory, region: &Region, text: &[u8]) -> bool {
     range_contains(&region.range, text, |start, block| view.read(start, block))
 }
 
-/// Whether a range contains a text. Does not read beyond the range: a program may be mapped in tens of
-/// thousands of pieces.
+/// Whether a range contains a text. `read` reads from an address and returns the number of bytes read. Does not
+/// read beyond the range: a program may be mapped in tens of thousands of pieces.
 fn range_contains(
     range: &Range<u64>,
     text: &[u8],

@@ -36,7 +36,7 @@ pub(super) fn find_tree(graph: PointerGraph, roots: &[ExternalHolder]) -> Holder
     tree
 }
 
-/// Nearest holder of each object, by the object's number.
+/// Index of each object's nearest holder, by the object's number; [`NO_NODE`] if no root reaches the object.
 fn nearest_holders(graph: &PointerGraph, roots: &[ExternalHolder], count: u32) -> Vec<u32> {
     let mut nearest = vec![NO_NODE; count as usize];
     for same in roots.chunk_by(|one, next| one.rank == next.rank) {
@@ -85,7 +85,7 @@ impl DfsOrder {
         self.ranks.partition_point(|end| *end <= node)
     }
 
-    /// Appends a node, and returns its index.
+    /// Appends a node with the index of its parent; returns its own index.
     fn visit(&mut self, node: u32, parent: u32) -> u32 {
         let index = self.nodes.len() as u32;
         self.nodes.push(node);
@@ -140,7 +140,8 @@ struct Predecessors {
     nodes: Vec<u32>,
 }
 
-/// Collects the pointers in the other direction, except those from nodes of a later rank.
+/// Collects for each node the nodes that point to it, except those of a later rank. Consumes the graph to release
+/// its memory.
 fn predecessors(
     graph: PointerGraph,
     roots: &[ExternalHolder],
@@ -183,7 +184,8 @@ fn predecessors(
     Predecessors { first, nodes }
 }
 
-/// Replaces each node's parent in the search by its dominator.
+/// Replaces each node's parent in the depth-first search by its immediate dominator (Lengauer and Tarjan's
+/// semidominators). 0 is the root.
 fn set_dominators(predecessors: &Predecessors, parents: &mut [u32]) {
     let count = parents.len() as u32;
     let mut forest = Forest {
@@ -219,7 +221,8 @@ struct Forest {
 }
 
 impl Forest {
-    /// Node with the least `semi` among `node` and those above it, from the node `linked` on.
+    /// Node with the least `semi` among `node` and those above it, up to the last one whose number is at least
+    /// `linked`. Shortens the path for later calls.
     fn least_above(&mut self, node: u32, linked: u32) -> u32 {
         let mut current = node;
         while self.above[current as usize] >= linked {

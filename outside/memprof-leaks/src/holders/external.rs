@@ -68,7 +68,7 @@ impl ExternalHolders {
     }
 }
 
-/// Adds the holders in a range outside the heap.
+/// Adds the holders in a range outside the heap with the objects to which they point.
 fn add_range(
     analyzed: &AnalyzedSnapshot<'_>,
     scanner: &PointerScanner<'_>,
@@ -118,7 +118,7 @@ struct TargetSet {
 }
 
 impl TargetSet {
-    /// Objects to which words point.
+    /// Set of the objects to which words point.
     fn from_words(words: &[u64], scanner: &PointerScanner<'_>) -> Self {
         let mut targets = Self::default();
         let found = words
@@ -163,7 +163,7 @@ impl HolderBuilder {
         }
     }
 
-    /// Adds targets to a holder.
+    /// Adds targets to a holder; a holder without targets is not recorded.
     ///
     /// # Errors
     /// `Memory`: the search needs more memory than `--max-memory`.
@@ -181,7 +181,7 @@ impl HolderBuilder {
         self.budget.require(self.memory())
     }
 
-    /// Estimated bytes of the result.
+    /// Estimated memory of the result, in bytes.
     fn memory(&self) -> u64 {
         self.holders.len() as u64 * BYTES_PER_HOLDER + self.targets as u64 * BYTES_PER_TARGET
     }

@@ -45,7 +45,7 @@ impl PointerGraph {
         Some(graph)
     }
 
-    /// Objects to which an object points.
+    /// Numbers of the objects to which an object points.
     pub(super) fn targets(&self, object: u32) -> &[u32] {
         let object = object as usize;
         &self.targets[self.first[object] as usize..self.first[object + 1] as usize]

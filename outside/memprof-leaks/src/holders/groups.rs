@@ -56,7 +56,8 @@ pub(super) struct HolderGroups {
 /// Kind of a group that is a holder or the process.
 const NO_KIND: u32 = NO_NODE;
 
-/// Groups the nodes of a tree by kind and holder. The groups may use up to `max_bytes`.
+/// Groups the nodes of a tree by kind and holder. The groups may use up to `max_bytes`; if that is too little, the
+/// result says that it is incomplete.
 pub(super) fn group_by_kind(
     tree: &HolderTree,
     object_index: &ObjectIndex<'_>,

@@ -99,7 +99,7 @@ pub(super) fn holder_of(
     (holder, range)
 }
 
-/// Name of a thread; empty if it has ended.
+/// Name of a thread of the running process, not of its copy; empty if the thread has ended.
 pub(super) fn thread_name(analyzed: &AnalyzedSnapshot<'_>, thread: u32) -> String {
     let pid = analyzed.snapshot.pid;
     let name = fs::read_to_string(format!("/proc/{pid}/task/{thread}/comm")).unwrap_or_default();

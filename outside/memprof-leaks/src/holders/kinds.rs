@@ -92,7 +92,7 @@ impl HeapObjectKinds {
         self.by_object[number as usize] = kind;
     }
 
-    /// Index of an object's kind.
+    /// Index in `all` of the kind of the object with that number.
     pub(super) fn kind(&self, number: u32) -> u32 {
         self.by_object[number as usize]
     }

@@ -18,6 +18,7 @@ pub(super) struct PointerScanner<'a> {
 }
 
 impl<'a> PointerScanner<'a> {
+    /// Prepares a scan of the objects in the index. Opaque objects, such as caches, are never scanned.
     pub(super) fn new(
         analyzed: &'a AnalyzedSnapshot<'a>,
         object_index: &'a ObjectIndex<'a>,
@@ -34,7 +35,7 @@ impl<'a> PointerScanner<'a> {
         }
     }
 
-    /// Bytes of all objects and roots.
+    /// Total size of all objects and roots, in bytes.
     pub(super) fn searched(&self) -> u64 {
         let objects = self.object_index.all().map(|object| object.size());
         let roots = self.analyzed.roots.ranges.iter();
@@ -46,8 +47,8 @@ impl<'a> PointerScanner<'a> {
         CachedReader::new(&self.analyzed.view)
     }
 
-    /// Calls `found` with each object to which the object points, until it returns `Break`. An array may
-    /// point to the same objects repeatedly.
+    /// Calls `found` with the number of each other object to which the object points, until it returns `Break`. An
+    /// array may point to the same objects repeatedly.
     pub(super) fn for_each_target(
         &self,
         number: u32,

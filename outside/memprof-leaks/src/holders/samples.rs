@@ -72,7 +72,7 @@ pub(super) struct UnsymbolizedSamples {
 }
 
 impl SampledObjects {
-    /// Finds the sampled objects of a snapshot.
+    /// Finds the sampled objects of a snapshot, and their stacks.
     ///
     /// # Errors
     /// `NoSamples`: no object has a sample.
@@ -109,13 +109,14 @@ impl SampledObjects {
         }
     }
 
-    /// Estimated bytes.
+    /// Estimated memory of this value, in bytes.
     pub(super) fn memory(&self) -> u64 {
         let frames = self.stacks.iter().map(|stack| stack.len() as u64);
         frames.sum::<u64>() * 8 + self.by_object.len() as u64 * BYTES_PER_SAMPLE
     }
 
-    /// Drops the samples that are not reachable, and counts what each of the others holds.
+    /// Drops the samples that are not reachable, and counts the objects and bytes that each of the others holds
+    /// until the next sample.
     pub(super) fn restrict_to_held(
         self,
         analyzed: &AnalyzedSnapshot<'_>,
@@ -157,7 +158,7 @@ impl SampledObjects {
 }
 
 impl UnsymbolizedSamples {
-    /// Symbolizes the stacks by the files of the process.
+    /// Symbolizes the stacks by the files of the process. If that fails, adds a warning, and all stacks are empty.
     pub(super) fn symbolize(self, pid: u32, report: &mut AnalysisReport) -> HeldSamples {
         let stacks = stacks::symbolize(self.stacks.iter(), self.mappings, pid);
         let stacks = stacks.unwrap_or_else(|message| {
@@ -177,8 +178,8 @@ impl HeldSamples {
         self.all.len()
     }
 
-    /// Sampled objects whose stacks `matches` accepts, by group. It gets the functions of a stack, leaf
-    /// first.
+    /// Sampled objects whose stacks `matches` accepts, by group. It gets the functions of a stack, leaf first. The
+    /// groups are sorted by index.
     pub fn with_stacks(&self, matches: impl Fn(&[String]) -> bool) -> Vec<SampledGroup> {
         let is_selected: Vec<_> = self.stacks.iter().map(|stack| matches(stack)).collect();
         let mut totals: Vec<_> = self.all.iter().map(|sample| sample.held).collect();

@@ -52,7 +52,7 @@ pub(super) fn find_tree(scanner: &PointerScanner<'_>, roots: &[ExternalHolder]) 
 }
 
 impl HolderTree {
-    /// Appends a node, and returns its index.
+    /// Appends a node with the index of its parent; returns its own index.
     fn visit(&mut self, node: u32, parent: u32) -> u32 {
         self.nodes.push(node);
         self.parents.push(parent);

@@ -63,7 +63,7 @@ struct PythonType {
 }
 
 impl<'a> Python<'a> {
-    /// Finds out whether an interpreter is mapped, or a program that embeds one. `None` if not.
+    /// Returns a reader of Python objects. `None` if neither an interpreter nor its library is mapped.
     pub(crate) fn find(view: &'a SnapshotMemory) -> Option<Self> {
         let is_python = |name: &str| {
             let file = name.rsplit('/').next().unwrap_or(name);
@@ -98,7 +98,7 @@ impl<'a> Python<'a> {
         is_linked.then_some(head)
     }
 
-    /// Type of an object. `None` if it is no Python object.
+    /// Name of the type of an object. `None` if it is no Python object.
     pub(super) fn type_of(
         &mut self,
         memory: &mut CachedReader<'_>,

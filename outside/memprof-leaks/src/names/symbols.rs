@@ -99,7 +99,8 @@ impl<'a> Symbols<'a> {
     }
 }
 
-/// Difference between addresses in the process and those in the file.
+/// Difference between addresses in the process and those in the file's symbols. `None` if the file's first segment
+/// is not mapped before the region.
 fn bias(view: &SnapshotMemory, region: &Region, table: &VariableTable) -> Option<u64> {
     let regions = view.regions.iter().rev();
     let first = regions
@@ -109,7 +110,7 @@ fn bias(view: &SnapshotMemory, region: &Region, table: &VariableTable) -> Option
 }
 
 impl VariableTable {
-    /// Variable at an address of the file.
+    /// Variable that contains an address of the file. `None` if there is none.
     fn entry(&self, address: u64) -> Option<&VariableEntry> {
         let behind = self
             .variables
@@ -132,7 +133,8 @@ fn read_mapped_table(pid: i32, region: &Region) -> Option<VariableTable> {
     read_table(file?)
 }
 
-/// Reads the variables of a file, up to [`READ_LIMIT`].
+/// Reads the variables of a file, sorted by address, from its first [`READ_LIMIT`] bytes. `None` if it is not a
+/// 64-bit ELF file.
 fn read_table(file: File) -> Option<VariableTable> {
     let limited = LimitedFile::new(file, READ_LIMIT);
     let file = ElfFile64::<Endianness, _>::parse(&limited).ok()?;

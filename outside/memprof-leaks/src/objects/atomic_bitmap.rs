@@ -24,7 +24,7 @@ impl AtomicBitmap {
         Self(Vec::new())
     }
 
-    /// A word of the bitmap, 64 bits.
+    /// A word of the bitmap, 64 bits; 0 if none of them was ever set.
     pub(super) fn word(&self, index: usize) -> u64 {
         let part = self.0.get(index / PART_WORDS).and_then(OnceLock::get);
         part.map_or(0, |part| part[index % PART_WORDS].load(Ordering::Relaxed))

@@ -36,7 +36,7 @@ impl<'a> ObjectIndex<'a> {
         self.count
     }
 
-    /// Number and start of the used object that contains an address.
+    /// Number and start of the used object that contains an address. `None` if there is none.
     pub(crate) fn find(&self, address: u64) -> Option<(u32, u64)> {
         let (span, bit) = self.objects.locate(address)?;
         Some((
@@ -45,12 +45,13 @@ impl<'a> ObjectIndex<'a> {
         ))
     }
 
-    /// Number of the used object that contains an address.
+    /// Number of the used object that contains an address. `None` if there is none.
     pub(crate) fn number(&self, address: u64) -> Option<u32> {
         self.find(address).map(|(number, _)| number)
     }
 
-    /// Number of the used object to which a word points. `None` also if the word points to a `PyGC_Head`.
+    /// Number of the used object to which a word points. `None` if there is none, or the word points to a
+    /// `PyGC_Head`.
     #[inline]
     pub(crate) fn target(&self, word: u64) -> Option<u32> {
         if !self.objects.may_contain(word) {

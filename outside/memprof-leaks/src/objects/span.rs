@@ -72,7 +72,7 @@ impl Span {
         self.select(|index| self.used[index])
     }
 
-    /// Objects whose bits are set in the words that `word` returns by index.
+    /// Objects whose bits are set in the words that `word` returns by index, by address.
     pub(super) fn select(&self, word: impl Fn(usize) -> u64) -> impl Iterator<Item = Object> {
         (0..self.starts.len()).flat_map(move |index| {
             ones(word(index)).map(move |bit| self.object(index as u64 * 64 + bit))
@@ -89,7 +89,8 @@ impl Span {
         }
     }
 
-    /// Records a `PyGC_Head` at an address, in the object that begins at a bit.
+    /// Records a `PyGC_Head` at an address, in the object that begins at a bit. Ignores it if it is not at one of
+    /// the two possible offsets.
     pub(super) fn set_gc_head(&self, bit: u64, address: u64) {
         let words = self.starts.len();
         let parts = self
@@ -119,7 +120,7 @@ impl Span {
         ((address - self.address(bit)) / GC_HEAD_SIZE) as usize
     }
 
-    /// Forgets all `PyGC_Head`s.
+    /// Forgets all `PyGC_Head`s and releases the memory for them.
     pub(super) fn clear_gc_heads(&mut self) {
         self.gc_heads = OnceLock::new();
     }
@@ -130,7 +131,7 @@ impl Span {
         ((bit / 64) as usize, 1 << (bit % 64))
     }
 
-    /// Last object's start at or before a bit.
+    /// Bit of the last object that begins at or before a bit. `None` if there is none.
     pub(super) fn start_before(&self, bit: u64) -> Option<u64> {
         let word = (bit / 64) as usize;
         let bits = self.starts[word] & (u64::MAX >> (63 - bit % 64));
@@ -147,7 +148,7 @@ impl Span {
         Some(word as u64 * 64 + 63 - u64::from(self.starts[word].leading_zeros()))
     }
 
-    /// First object's start after a bit.
+    /// Bit of the first object that begins after a bit. `None` if there is none.
     fn start_after(&self, bit: u64) -> Option<u64> {
         let word = (bit / 64) as usize;
         let bits = self.starts[word] & (u64::MAX << (bit % 64)) & !(1 << (bit % 64));
@@ -164,7 +165,7 @@ impl Span {
         Some(word as u64 * 64 + u64::from(self.starts[word].trailing_zeros()))
     }
 
-    /// End of the object that begins at a bit.
+    /// Address of the end of the object that begins at a bit: up to the next object's header, or the span's end.
     pub(super) fn end(&self, bit: u64) -> u64 {
         match self.start_after(bit) {
             Some(next) => self.address(next) - self.header,

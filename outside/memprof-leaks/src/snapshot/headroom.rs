@@ -32,7 +32,7 @@ pub(crate) fn require_headroom(pid: u32, mappings: &[MappingUsage]) -> Result<()
 /// Fails unless the machine and the process's cgroup have `needed` bytes left, and a reserve.
 ///
 /// # Errors
-/// `Headroom`.
+/// `Headroom`: one of them has less left.
 pub(crate) fn require_memory(pid: u32, needed: u64) -> Result<(), Error> {
     let needed = needed + RESERVE_BYTES;
     let cgroup = tightest_cgroup(pid, "memory", "memory.max", "memory.current").or_else(|| {
@@ -83,7 +83,7 @@ fn read_meminfo() -> String {
     fs::read_to_string("/proc/meminfo").unwrap_or_default()
 }
 
-/// Value of /proc/meminfo, in bytes.
+/// Value of a field of /proc/meminfo, in bytes. `None` if there is no such field.
 fn meminfo_bytes(meminfo: &str, name: &str) -> Option<u64> {
     let value = meminfo
         .lines()
@@ -124,7 +124,8 @@ fn tightest_cgroup(
     cgroups.min_by_key(|(_, limit, used)| limit.saturating_sub(*used))
 }
 
-/// Bytes of the inactive page cache, which the kernel drops before it kills a process.
+/// Bytes of a cgroup's inactive page cache, which the kernel drops before it kills a process. `stat` is the path of
+/// its memory.stat; 0 if it cannot be read.
 fn reclaimable(stat: &str) -> u64 {
     let text = fs::read_to_string(stat).unwrap_or_default();
     let value = |name: &str| {

@@ -75,7 +75,7 @@ enum CopyLife {
     Zombie,
 }
 
-/// Children of a process that are copies of it.
+/// Pids and states of the children of a process that are copies of it, made since `since`.
 fn copies(pid: u32, since: u64) -> Vec<(u32, CopyLife)> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
@@ -104,7 +104,7 @@ fn copy_life(stat: &ProcStat, parent: u32, since: u64) -> Option<CopyLife> {
     }
 }
 
-/// Whether a process exists, be it as a zombie.
+/// Whether a process exists, also if it is a zombie.
 pub(super) fn is_alive(pid: u32) -> bool {
     fs::metadata(format!("/proc/{pid}")).is_ok()
 }

@@ -35,7 +35,7 @@ const MAPPING_COPY_TIME: Duration = Duration::from_micros(2);
 /// Time to stop a thread. Measured on 3,000 threads.
 const THREAD_STOP_TIME: Duration = Duration::from_micros(120);
 
-/// Parses /proc/PID/smaps.
+/// Parses /proc/PID/smaps; returns its mappings by address. Fields that are missing are 0.
 pub(crate) fn parse(smaps: &[u8]) -> Vec<MappingUsage> {
     let mut all: Vec<MappingUsage> = Vec::new();
     for line in smaps.split(|byte| *byte == b'\n') {
@@ -74,14 +74,14 @@ fn field(line: &[u8]) -> Option<(&str, &str)> {
         .then_some((name, value))
 }
 
-/// Bytes of a value in kB.
+/// Bytes of a value such as `12 kB`; 0 if it is malformed.
 fn kibibytes(value: &str) -> u64 {
     let number = value.trim().trim_end_matches(" kB").parse::<u64>();
     // Only an estimate depends on the value, so 0 is good enough for one that is no number.
     number.unwrap_or(0) << 10
 }
 
-/// Estimates how long the threads of a process must be stopped for a copy.
+/// Estimates how long the threads of a process must be stopped for a copy. `threads` is their number.
 pub(crate) fn estimate(mappings: &[MappingUsage], threads: u32) -> Duration {
     let small: u64 = mappings
         .iter()

@@ -87,7 +87,8 @@ pub(super) struct SnapshotThreads {
 /// Stops all threads of a process. Blocks up to `limit` and [`STOP_TIMEOUT`].
 ///
 /// # Errors
-/// `StopTooLong`, `Refused`, `Io`: all threads are resumed then.
+/// `StopTooLong`: a thread does not stop; `Refused`: the process has ended; `Io`: a thread or the memory cannot be
+/// accessed. All threads are resumed then.
 pub(super) fn stop_all(pid: u32, limit: Duration) -> Result<SnapshotThreads, Error> {
     let memory = Memory::open(pid).map_err(Error::io(format!("/proc/{pid}/mem")))?;
     let mut stopped = Vec::new();
@@ -106,7 +107,8 @@ pub(super) fn stop_all(pid: u32, limit: Duration) -> Result<SnapshotThreads, Err
     }
 }
 
-/// Stops one thread, the first that can be stopped. The result is empty if none can.
+/// Stops one thread, the first that can be stopped. The result is empty if none can. Fails if the process has
+/// ended.
 pub(super) fn stop_one(pid: u32) -> Result<SnapshotThreads, Error> {
     let memory = Memory::open(pid).map_err(Error::io(format!("/proc/{pid}/mem")))?;
     let stopped = tids(pid)?
@@ -115,7 +117,7 @@ pub(super) fn stop_one(pid: u32) -> Result<SnapshotThreads, Error> {
     Ok(read_threads(&memory, stopped.into_iter().collect()))
 }
 
-/// Thread ids of a process.
+/// Thread ids of a process. Fails if it has ended.
 fn tids(pid: u32) -> Result<Vec<u32>, Error> {
     let entries = fs::read_dir(format!("/proc/{pid}/task"));
     let entries = entries.map_err(|_| super::process_gone_refusal(pid))?;
@@ -135,7 +137,7 @@ fn stop_error(tid: u32, error: StopError, limit: Duration) -> Error {
     }
 }
 
-/// Reads the registers of stopped threads.
+/// Reads the registers of stopped threads. Skips threads that were killed meanwhile.
 fn read_threads(memory: &Memory, stopped: Vec<(u32, StoppedThread)>) -> SnapshotThreads {
     let mut threads = Vec::with_capacity(stopped.len());
     for (tid, stopped) in stopped {
@@ -166,7 +168,7 @@ impl SnapshotThreads {
     /// it can repeat, or else one that runs.
     ///
     /// # Errors
-    /// `NoThread`, or the refusal of a thread's seccomp filter.
+    /// `NoThread`: no thread can make the call; `Refused`: a thread's seccomp filter forbids it.
     pub(super) fn pick_thread(
         &mut self,
         has_room: impl Fn(&SnapshotThread) -> bool,
@@ -257,6 +259,8 @@ impl Registers {
         ))
     }
 
+    /// Collects the registers of a thread that may contain pointers. Omits the vector registers if the thread waits
+    /// in a system call in `library`, the code of glibc.
     fn new(tid: u32, r: &user_regs_struct, state: &XState, library: &[Range<u64>]) -> Self {
         let mut words = vec![
             r.rax, r.rbx, r.rcx, r.rdx, r.rsi, r.rdi, r.rbp, r.rsp, r.r8, r.r9, r.r10, r.r11,

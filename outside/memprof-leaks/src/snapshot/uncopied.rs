@@ -62,7 +62,8 @@ enum SaveMethod {
 }
 
 impl SavePlan {
-    /// Plans a way to save the content within that time and memory.
+    /// Plans how to save the content of uncopied memory within that time and memory: all pages, pointers only, or
+    /// nothing.
     pub(super) fn new(mappings: &[MappingUsage], time: Duration, max_bytes: u64) -> Self {
         let uncopied = mappings
             .iter()
@@ -165,8 +166,8 @@ impl UncopiedMemory {
         self.saved.is_some()
     }
 
-    /// Warning that the content could not be saved. Its text is equal for each snapshot, so that it is
-    /// reported once.
+    /// Warning that the content could not be saved. `None` if it was, or there is none. Its text is equal for each
+    /// snapshot, so that it is reported once.
     pub(crate) fn unread_note(&self) -> Option<String> {
         let mut pages = self.regions.iter().flat_map(|region| &region.pages);
         let message = "memory that a copy lacks (MADV_DONTFORK), as it was at the snapshot; it was read later, because \
@@ -174,7 +175,7 @@ impl UncopiedMemory {
         (pages.next().is_some() && self.saved.is_none()).then(|| message.to_owned())
     }
 
-    /// Bytes of memory for the content.
+    /// Memory that the saved content takes, in bytes.
     pub(crate) fn memory(&self) -> u64 {
         match &self.saved {
             Some(SavedMemory::Pages { bytes, .. }) => bytes.capacity() as u64,
@@ -224,7 +225,8 @@ impl UncopiedMemory {
 /// Run of pages, and whether it is read [directly](ProcessMemory::read).
 type UncopiedRun = (Range<u64>, bool);
 
-/// Saves all pages. `None` if the deadline passes or memory is unreadable.
+/// Saves all pages in `bytes`. `None` if the deadline passes or a page does not arrive in time; bytes that cannot
+/// be read are 0.
 fn save_pages(
     process: &ProcessMemory,
     pages: &[UncopiedRun],

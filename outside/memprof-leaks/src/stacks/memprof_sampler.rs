@@ -12,7 +12,7 @@ use crate::snapshot_memory::{CachedReader, SnapshotMemory};
 pub(crate) struct SamplerTables(Vec<RemoteTables>);
 
 impl SamplerTables {
-    /// Finds the tables by their marks among the variables of all files.
+    /// Finds the tables of memprof's samplers by their marks among the variables of all files.
     pub(crate) fn find(view: &SnapshotMemory) -> Self {
         let [first, second] = [0, 8].map(|start| {
             let half = MARK[start..start + 8].try_into();

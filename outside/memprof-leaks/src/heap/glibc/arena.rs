@@ -39,7 +39,8 @@ pub(super) struct Arena {
     is_main: bool,
 }
 
-/// Finds all arenas of a process. Empty if there is none.
+/// Finds all arenas of a process, the main one first. Empty if there is none. Searches the variables of libc.so.6
+/// first, then those of all files, for a statically linked glibc.
 pub(super) fn find_arenas(view: &SnapshotMemory) -> Vec<Arena> {
     let is_libc =
         |region: &&Region| region.name.contains("/libc.so.6") || region.name.contains("/libc-2.");
@@ -53,7 +54,8 @@ pub(super) fn find_arenas(view: &SnapshotMemory) -> Vec<Arena> {
     found.unwrap_or_default()
 }
 
-/// Finds the arenas of a process by the main one among the variables of a file.
+/// Finds the arenas of a process by the main one among the variables of a file (`region`). `None` if it is not
+/// there.
 fn find_in_data(view: &SnapshotMemory, region: &Region) -> Option<Vec<Arena>> {
     let mut memory = CachedReader::new(view);
     // Variables without an initial value follow in an anonymous mapping.
@@ -90,7 +92,8 @@ fn follow_ring(view: &SnapshotMemory, main: u64) -> Option<Vec<Arena>> {
     Some(all)
 }
 
-/// Whether an arena is at an address, by its bins.
+/// Whether an arena is at an address: its bins must be empty or doubly linked lists, but for a few that a thread
+/// may be changing.
 fn is_arena(memory: &mut CachedReader<'_>, view: &SnapshotMemory, address: u64) -> bool {
     let (mut inconsistent, mut empty) = (0, 0);
     for bin in 0..BIN_COUNT {
@@ -143,7 +146,8 @@ impl Arena {
         }
     }
 
-    /// Segments of an arena other than the main one: its heaps, from the last to the first.
+    /// Segments of an arena other than the main one: its heaps, from the last to the first. Stops at a heap that
+    /// cannot be read.
     fn heap_segments(&self, view: &SnapshotMemory, top: u64) -> Vec<Segment> {
         let own_heap = self.address & !(MAX_HEAP_SIZE - 1);
         let info = self.address - own_heap;
@@ -175,7 +179,7 @@ impl Arena {
     }
 }
 
-/// Segment in the memory of brk(2), up to the top chunk.
+/// Segment in the memory of brk(2), up to the top chunk. `None` if the top chunk is not there.
 fn main_segment(view: &SnapshotMemory, top: u64) -> Option<Segment> {
     let region = view.region(top).filter(|region| region.name == "[heap]")?;
     let mut range = region.range.clone();

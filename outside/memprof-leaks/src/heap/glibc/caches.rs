@@ -21,8 +21,8 @@ struct Cache {
     lists: Vec<(u64, u64)>,
 }
 
-/// Adds the objects in caches and fast bins to `heap.cached`. `chunks` are used chunks of the size of a
-/// cache.
+/// Adds the objects in thread caches and fast bins to `heap.cached`. `chunks` are used chunks of the size of a
+/// cache. If none of them is a cache, the heap is emptied and recorded as unproven.
 pub(super) fn exclude_cached(
     view: &SnapshotMemory,
     arenas: &[Arena],
@@ -130,7 +130,7 @@ fn read_cache(view: &SnapshotMemory, address: u64) -> Option<Cache> {
     Some(Cache { lists })
 }
 
-/// Used objects that have the caches' key where an entry has it.
+/// Starts of the small used objects that have the caches' key where a cache entry has it, in their second word.
 fn objects_with_key(view: &SnapshotMemory, spans: &[Span], key: u64) -> Vec<u64> {
     let mut memory = CachedReader::new(view);
     let small = spans

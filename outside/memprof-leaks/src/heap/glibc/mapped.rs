@@ -30,8 +30,8 @@ pub(super) struct Parameters {
     bytes: u64,
 }
 
-/// Finds the structure by its `sbrk_base`, the address of the first chunk in brk(2)'s memory. `None` if there
-/// is none.
+/// Finds glibc's `struct malloc_par` by its `sbrk_base`, the address of the first chunk in brk(2)'s memory. `None`
+/// if there is none.
 pub(super) fn find_parameters(view: &SnapshotMemory, heap: &Range<u64>) -> Option<Parameters> {
     let early = heap.start..heap.end.min(heap.start + MAX_START_GAP);
     let data = view
@@ -64,8 +64,8 @@ pub(super) fn find_parameters(view: &SnapshotMemory, heap: &Range<u64>) -> Optio
         })
 }
 
-/// Adds the chunks with a mapping of their own. If more are found than glibc counts, none of them is certain:
-/// none is added, and the heap is recorded as unproven.
+/// Adds the chunks with a mapping of their own to `heap.spans`. If more are found than glibc counts, none of them
+/// is certain: none is added, and the heap is recorded as unproven.
 pub(super) fn add_mapped_chunks(view: &SnapshotMemory, heap: &mut FoundHeap) {
     let brk = view.regions.iter().find(|region| region.name == "[heap]");
     let counted = brk.and_then(|brk| find_parameters(view, &brk.range));
@@ -100,7 +100,7 @@ pub(super) fn add_mapped_chunks(view: &SnapshotMemory, heap: &mut FoundHeap) {
     }
 }
 
-/// Ranges of a mapping that look like mapped chunks, with their headers.
+/// Ranges of a mapping that look like mapped chunks, by address, including their headers.
 fn mapped_chunks(view: &SnapshotMemory, region: &Region) -> Vec<Range<u64>> {
     let mut found = Vec::new();
     let mut address = region.range.start;

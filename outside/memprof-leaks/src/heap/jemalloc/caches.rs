@@ -51,7 +51,7 @@ pub(super) fn exclude_cached(view: &SnapshotMemory, threads: &[Registers], heap:
     heap.spans = objects.into_spans();
 }
 
-/// Finds the bins of caches in a range of variables.
+/// Finds the bins of caches in a range of thread-local variables: rows of at least [`MIN_BINS`] consistent bins.
 fn find_bins(view: &SnapshotMemory, variables: Range<u64>) -> Vec<CacheBin> {
     let mut memory = CachedReader::new(view);
     let mut all = Vec::new();

@@ -91,7 +91,7 @@ impl Extent {
     }
 }
 
-/// Parses the record at an address. `None` if the bytes are not consistent.
+/// Parses the bytes of an extent record (`edata_t`); `record` is its address. `None` if they are not consistent.
 pub(super) fn parse(bytes: &[u8], record: u64) -> Option<Extent> {
     let word = |index: usize| {
         let bytes = bytes[8 * index..8 * index + 8].try_into();
