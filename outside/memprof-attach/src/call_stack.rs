@@ -52,7 +52,8 @@ struct UnwindInfo {
 }
 
 impl CallStacks {
-    /// Reads the information that the last walks lacked, and the current mappings of code.
+    /// Reads the unwind information that the last walks lacked, and the current mappings of code. Call it before
+    /// each round of [`unwind`](Self::unwind).
     pub(crate) fn refresh(&mut self, memory: &Memory, maps: &[u8]) {
         let mut object: Option<MappedObject> = None;
         self.code.clear();
@@ -124,7 +125,7 @@ impl RuleSource for CallStacks {
 }
 
 impl UnwindInfo {
-    /// Reads the information from the object that is loaded at `base`.
+    /// Reads the unwind information (`.eh_frame_hdr`) of the object that is loaded at `base`.
     fn read(memory: &Memory, base: u64) -> io::Result<Self> {
         let header: [u8; 64] = memory.read_array(base)?;
         if header[..5] != *b"\x7fELF\x02" {
@@ -176,7 +177,7 @@ impl UnwindInfo {
         })
     }
 
-    /// Unwind rule at an address.
+    /// Unwind rule at an address; `Unsupported` if there is none.
     fn rule_at(&self, address: u64) -> Rule {
         let section_at = |address: u64| {
             let offset = usize::try_from(address.checked_sub(self.address)?).ok()?;

@@ -118,7 +118,7 @@ pub enum InspectorError {
     },
 }
 
-/// Note for the error text if the default port is taken.
+/// Note for the error text if the default port is taken; empty otherwise.
 fn port_in_use_note(is_taken: &bool) -> &'static str {
     match is_taken {
         true => " (another process listens on 9229)",
@@ -126,7 +126,7 @@ fn port_in_use_note(is_taken: &bool) -> &'static str {
     }
 }
 
-/// Note for the error text if the inspector stays open.
+/// Note for the error text if the inspector stays open; empty if it was open before the attachment.
 fn still_open_note(address: &SocketAddr, was_opened: &bool) -> String {
     match was_opened {
         true => format!("; until then its inspector is open at {address}"),

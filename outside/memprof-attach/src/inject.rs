@@ -68,7 +68,8 @@ pub fn attach(
     })
 }
 
-/// Loads the plugin by a new thread, after raising the thread limit if necessary.
+/// Loads the plugin by a new thread, which may need a higher thread limit. Tries a file in memory if the path is
+/// refused.
 fn attach_by_threads(
     pid: u32,
     plugin: &Plugin,
@@ -118,7 +119,7 @@ struct Injection {
     thread: u32,
 }
 
-/// Makes the process load the plugin from `source` and call it with `toml`.
+/// Makes the process load the plugin and call it with `toml`, its configuration. Blocks until that is done.
 fn inject(
     target: &mut Target,
     plugin: &Plugin,
@@ -186,7 +187,7 @@ struct TargetLayout {
 }
 
 impl TargetLayout {
-    /// Chooses unused addresses of the target.
+    /// Chooses unused addresses of the target for code, page and stack. Fails if there is no gap for them.
     fn choose(target: &Target, page: &SharedPage) -> Result<Self, AttachError> {
         let page_size = (page.bytes().len() as u64).next_multiple_of(PAGE_SIZE);
         let code = find_gap(&target.maps, PAGE_SIZE + page_size + STACK_SIZE);
@@ -242,12 +243,12 @@ fn fill_page(page: &mut SharedPage, target: &Target, layout: &TargetLayout, sour
     }
 }
 
-/// Signal mask of all signals but these.
+/// Signal mask of all signals but those with these numbers.
 fn signals_except<'a>(signals: impl Iterator<Item = &'a i32>) -> u64 {
     signals.fold(u64::MAX, |mask, signal| mask & !(1 << (signal - 1)))
 }
 
-/// Returns the error for a shared page that is not mapped any more.
+/// Returns the error for a shared page that is not mapped any more: the process or the thread has ended.
 fn thread_lost_error(target: &Target) -> AttachError {
     if let Err(error) = target.require_same() {
         return error;
@@ -353,7 +354,7 @@ fn file_at(pid: u32, address: u64) -> String {
         .unwrap_or_else(|| "of no file".to_owned())
 }
 
-/// Whether `pthread_create(3)` has failed.
+/// Whether `pthread_create(3)` has returned an error. Fails if the page is not mapped any more.
 fn has_create_failed(page: RemotePage<'_>) -> io::Result<bool> {
     Ok(page.word(shared_page::CREATED)? != 0 && page.word(shared_page::CREATE_RESULT)? != 0)
 }

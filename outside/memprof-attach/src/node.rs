@@ -73,7 +73,7 @@ pub fn attach_by_node_inspector(
     watch_program(pid, || load_by_inspector(pid, plugin, attachment))
 }
 
-/// Loads the plugin through the inspector, without watching for the end of the process.
+/// Like [`attach_by_node_inspector`], without watching for the end of the process.
 fn load_by_inspector(
     pid: u32,
     plugin: &Plugin,
@@ -122,7 +122,8 @@ fn require_same_network(pid: u32) -> Result<(), AttachError> {
 }
 
 impl Plugin {
-    /// Returns the plugin's path, checked to be one that the target's JavaScript can open.
+    /// Returns the plugin's path. Fails if the target's JavaScript cannot open it (another root, not UTF-8), or the
+    /// target has loaded the plugin from another path.
     fn path_in_target(&self, pid: u32) -> Result<&str, AttachError> {
         let path = self.path.to_str().filter(|_| self.has_same_path(pid));
         let hidden = || InspectorError::HiddenPlugin(self.path.display().to_string());
@@ -136,8 +137,8 @@ impl Plugin {
     }
 }
 
-/// Waits, for 1 s at most, until the main thread is in no call that the signal would make fail. Returns the call if
-/// it still is in one; else `None`.
+/// Waits, for 1 s at most, until the main thread is in no call that the signal would make fail. Returns the name of
+/// the call if it still is in one; else `None`.
 fn wait_for_interruptible_call(pid: u32) -> Option<String> {
     let start = Instant::now();
     loop {
@@ -158,7 +159,8 @@ struct OpenInspector {
     was_open: bool,
 }
 
-/// Finds the inspector of a Node process, or sends SIGUSR1 to open it.
+/// Finds the inspector of a Node process, or sends SIGUSR1 to open it and waits for it. Does not send the signal
+/// while it would make a call of the main thread fail.
 fn find_or_open(pid: u32, process: &OwnedFd) -> Result<OpenInspector, AttachError> {
     let list = || listeners(pid).map_err(|error| program::proc_error(pid, "fd", error));
     let mut known = list()?;
@@ -206,7 +208,7 @@ fn find_or_open(pid: u32, process: &OwnedFd) -> Result<OpenInspector, AttachErro
 }
 
 impl OpenInspector {
-    /// Checks that an inspector listens there; `None` if not.
+    /// Requests the targets of the inspector that may listen there; `None` unless one replies.
     fn connect(listener: &Listener, was_open: bool) -> Option<Self> {
         Some(Self {
             listener: *listener,
@@ -215,7 +217,8 @@ impl OpenInspector {
         })
     }
 
-    /// Waits until Node has closed the inspector, if it was opened for the attachment.
+    /// Waits until Node has closed the inspector, if it was opened for the attachment. Returns whether the port is
+    /// closed now.
     fn wait_until_closed(&self, pid: u32) -> InspectorPort {
         if self.was_open {
             return InspectorPort::WasOpen;

@@ -114,7 +114,8 @@ pub fn require_symbols(pid: u32) -> Result<(), AttachError> {
 /// Restores the first instructions of the patched functions. `None` if none is patched.
 ///
 /// # Errors
-/// The threads cannot be stopped. The process continues as before.
+/// `Refused`, `Io`: the process cannot be traced; `NotPatched`: its threads cannot be stopped in time, or its code
+/// has changed. The process continues as before.
 pub fn restore_entry_points(pid: u32) -> Result<Option<PatchReport>, AttachError> {
     watch_program(pid, || restore(pid))
 }
@@ -151,7 +152,7 @@ fn restore(pid: u32) -> Result<Option<PatchReport>, AttachError> {
     }))
 }
 
-/// Whether the jump is at the start of the function.
+/// Whether memprof's jump is at the start of the function now.
 fn is_patched(memory: &Memory, entry: &InstalledEntry) -> std::io::Result<bool> {
     let found: [u8; EntryRow::JUMP_SIZE] = memory.read_array(entry.function)?;
     Ok(found == entry.jump)
@@ -175,7 +176,8 @@ fn require_unchanged_code(target: &Target, plan: &PatchPlan) -> Result<(), Attac
     Ok(())
 }
 
-/// Returns the table of this plan in the process, written by an earlier attachment or now.
+/// Returns the address and content of the table of this plan in the process, written by an earlier attachment or
+/// now. Fails if the existing table is of another version, or a function was changed.
 fn require_table(target: &mut Target, plan: &PatchPlan) -> Result<(u64, TableImage), AttachError> {
     let not_relocatable = |(name, reason)| AttachError::NotPatched(format!("{name} {reason}"));
     if let Some(base) = table::find_table(&target.memory, &target.maps) {

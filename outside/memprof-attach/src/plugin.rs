@@ -49,7 +49,8 @@ impl PluginSource {
 }
 
 impl Plugin {
-    /// Chooses the way for a target. Creates the copy if one is needed.
+    /// Chooses how a target loads the plugin: the loaded one, its path, a file in memory, or without /proc a
+    /// temporary copy, which it creates.
     pub(crate) fn source(&self, target: &Target) -> Result<PluginSource, AttachError> {
         if let Some(entry) = self.loaded_entry(target) {
             return Ok(PluginSource::Loaded(entry));
@@ -102,7 +103,7 @@ impl Plugin {
         self.mappings(maps).any(|mapping| mapping.path != path)
     }
 
-    /// Mappings of files with the plugin's name, in memory or on disk.
+    /// Mappings of files with the plugin's file name in any directory or in memory, by address.
     fn mappings<'a>(&'a self, maps: &'a [u8]) -> impl Iterator<Item = Mapping<'a>> {
         let name = self.path.file_name().map(OsStr::as_encoded_bytes);
         mappings(maps).filter(move |mapping| {

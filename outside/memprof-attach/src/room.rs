@@ -47,7 +47,7 @@ struct Shortage {
     needed: u64,
 }
 
-/// Fails if an attachment could reach a limit of the process.
+/// Fails if an attachment could reach a limit of the process. Limits that cannot be read do not count.
 pub(crate) fn require_room(pid: u32, maps: &[u8]) -> Result<(), Refusal> {
     let read = |file: &str| fs::read_to_string(format!("/proc/{pid}/{file}")).unwrap_or_default();
     let descriptors = fs::read_dir(format!("/proc/{pid}/fd"));
@@ -81,7 +81,8 @@ pub(crate) fn require_room(pid: u32, maps: &[u8]) -> Result<(), Refusal> {
     }
 }
 
-/// Returns the first limit that leaves less than an attachment needs.
+/// Returns the first limit that leaves less than an attachment needs; `None` if all leave enough. `limits` is the
+/// text of /proc/PID/limits, `max_mappings` the value of `vm.max_map_count`.
 fn find_shortage(used: ResourceUsage, limits: &str, max_mappings: Option<u64>) -> Option<Shortage> {
     let limit_value = |name| parse_limit(limits, name);
     let stack = limit_value("Max stack size").map_or(DEFAULT_STACK_SIZE, |size| size.soft);

@@ -25,7 +25,7 @@ const MAX_UNSTOPPABLE: usize = 4;
 
 const WRITE_ERROR: &str = "failed to write to its memory";
 
-/// Builds the call that maps anonymous memory at a free address.
+/// Builds the call that maps private anonymous memory at an address. The call fails if something is mapped there.
 pub(crate) fn map_call(address: u64, length: u64, protection: i32) -> RemoteCall {
     let flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE;
     let no_file = u64::MAX;
@@ -45,8 +45,8 @@ pub(crate) struct CallInProgress {
     pub(crate) stop: Duration,
 }
 
-/// Makes a thread at a safe point run calls. Returns while it runs them. Functions need a `stack`, given by its end.
-/// The thread has the signal mask `blocked` meanwhile.
+/// Makes a thread at a safe point run calls. Does not wait for their end. Functions need a `stack`, given by its
+/// end. The thread has the signal mask `blocked` meanwhile.
 pub(crate) fn run_calls(
     target: &mut Target,
     calls: &[RemoteCall],
@@ -73,7 +73,7 @@ pub(crate) fn run_calls(
     }
 }
 
-/// Tries once, with a thread that is not among `avoided`.
+/// Makes a thread at a safe point that is not among `avoided` run the calls, like [`run_calls`] in one attempt.
 fn try_run_calls(
     target: &mut Target,
     calls: &[RemoteCall],
@@ -128,7 +128,8 @@ pub(crate) fn unmap_call(range: &Range<u64>) -> RemoteCall {
     )
 }
 
-/// Waits until a thread has made the calls that map all of the ranges, of which the last is mapped last.
+/// Waits until a thread has mapped all of the ranges, of which the last is mapped last. If the kernel refuses one,
+/// unmaps the others and fails; fails also after 5 s.
 pub(crate) fn wait_until_mapped(
     target: &mut Target,
     ranges: &[Range<u64>],
@@ -164,7 +165,8 @@ pub(crate) fn has_returned(target: &Target, call: &CallInProgress) -> bool {
     waiting_syscall(target.pid, call.tid).is_some_and(|waiting| waiting.stack == call.stack)
 }
 
-/// Unmaps those of the ranges that are mapped. Nothing must run in them.
+/// Unmaps those of the ranges that are mapped, and waits for it. Errors are ignored: the ranges then stay mapped.
+/// Nothing must run in them.
 pub(crate) fn unmap_leftovers(target: &mut Target, ranges: &[Range<u64>]) {
     if target.refresh().is_err() {
         return;

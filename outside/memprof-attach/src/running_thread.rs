@@ -57,7 +57,8 @@ struct StartupFacts {
 type File = (Vec<u8>, u64);
 
 impl ProgramCodeMap {
-    /// Reads the process's current code mappings.
+    /// Reads the process's current code mappings and unwind information; at the first call also its entry point and
+    /// its allocators.
     pub(crate) fn refresh(&mut self, pid: u32, memory: &Memory, maps: &[u8]) {
         self.stacks.refresh(memory, maps);
         let startup = self.startup.get_or_insert_with(|| {
@@ -150,7 +151,7 @@ impl ProgramCodeMap {
         Ok(())
     }
 
-    /// Kind of the code at an address.
+    /// Kind of the code at an address; `Unsafe` if no code is mapped there.
     fn code_kind(&self, pc: u64) -> CodeKind {
         let code = self.code.iter().find(|(range, _)| range.contains(&pc));
         code.map_or(CodeKind::Unsafe(UNKNOWN_CODE), |(_, kind)| *kind)
@@ -228,7 +229,7 @@ fn file_identity(mapping: &Mapping<'_>) -> File {
     (mapping.device.to_vec(), mapping.inode)
 }
 
-/// Entry point of the program, from the auxiliary vector.
+/// Address of the program's entry point, from the auxiliary vector. `None` if it cannot be read.
 fn program_entry(pid: u32) -> Option<u64> {
     let words = fs::read(format!("/proc/{pid}/auxv")).ok()?;
     let word = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().expect("eight bytes"));

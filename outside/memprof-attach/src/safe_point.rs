@@ -97,6 +97,7 @@ enum UnsafeReason {
 }
 
 /// Stops the first thread at a safe point that is not among `avoided` and has room for the frames of `calls` calls.
+/// Tries for some seconds; threads that run are tried only if none that waits was suitable.
 pub(crate) fn stop_at_safe_point(
     target: &mut Target,
     calls: usize,
@@ -168,8 +169,9 @@ enum CandidateState {
     Running,
 }
 
-/// Returns the threads to try: waiting ones, the best first, one of each kind, because a thousand may wait for the
-/// same; and running ones. Each round starts with others, and `first` advances by the threads that were listed.
+/// Returns the IDs of the threads to try: waiting ones, the best first, one for each kind of call, because a
+/// thousand may wait in the same; and running ones. Each round starts with others, and `first` advances by the
+/// threads that were listed.
 fn list_candidates(
     target: &Target,
     first: &mut usize,
@@ -195,7 +197,7 @@ fn list_candidates(
     Ok((waiting, running))
 }
 
-/// Stops a thread, and detaches it unless it is at a safe point.
+/// Stops a thread. If it is at no safe point, resumes it and returns the reason.
 fn stop_if_safe(
     target: &mut Target,
     tid: u32,
@@ -245,7 +247,8 @@ type ThreadSnapshot = (libc::user_regs_struct, XState, u64, u64);
 /// Reason if a thread ends while it is inspected.
 const THREAD_ENDED: UnsafeReason = UnsafeReason::Retry("its threads end");
 
-/// Reads the state of a stopped thread, and fails unless it is at a safe point.
+/// Reads the state of a stopped thread, and finds memory for the frames of `calls` calls. Fails unless the thread
+/// is at a safe point.
 fn inspect_thread(
     target: &mut Target,
     tid: u32,
@@ -286,7 +289,8 @@ fn inspect_thread(
     Ok((registers_after, state, blocked, end))
 }
 
-/// Fails unless a running thread is in code where it may be stopped. Returns the registers with which it continues.
+/// Fails unless a running thread is in code of the program where it may make remote calls. Returns the registers
+/// with which it continues, which are unchanged.
 fn require_program_code(
     target: &mut Target,
     tid: u32,
@@ -313,7 +317,8 @@ fn require_program_code(
     Ok(*registers)
 }
 
-/// Fails unless a thread waits where it may be stopped. Returns the registers with which it continues.
+/// Fails unless a thread waits in a system call that it can repeat, outside of signal handlers and allocators.
+/// Returns the registers with which it repeats the call.
 fn require_waiting(
     target: &Target,
     registers: &libc::user_regs_struct,

@@ -100,12 +100,12 @@ impl SharedPage {
         page
     }
 
-    /// Stores a number.
+    /// Stores a number of 64 bits at an offset.
     pub(crate) fn set(&mut self, offset: usize, word: u64) {
         self.0[offset..offset + 8].copy_from_slice(&word.to_le_bytes());
     }
 
-    /// Stores a text. The zeros behind it terminate it.
+    /// Stores a text at an offset. The zeros behind it terminate it.
     pub(crate) fn set_text(&mut self, offset: usize, text: &[u8]) {
         self.0[offset..offset + text.len()].copy_from_slice(text);
     }
@@ -123,7 +123,7 @@ pub(crate) struct RemotePage<'a> {
 }
 
 impl RemotePage<'_> {
-    /// Reads a number.
+    /// Reads the number of 64 bits at an offset. Fails if the page is not mapped any more.
     pub(crate) fn word(self, offset: usize) -> std::io::Result<u64> {
         self.memory.read_u64(self.address + offset as u64)
     }
@@ -139,14 +139,14 @@ impl RemotePage<'_> {
         })
     }
 
-    /// Sends a reply to the thread.
+    /// Writes a reply, for which the thread polls.
     pub(crate) fn send_reply(self, reply: LoaderAck) -> std::io::Result<()> {
         let reply = reply as u64;
         let address = self.address + REPLY as u64;
         self.memory.write(address, &reply.to_le_bytes())
     }
 
-    /// Reads the error text of the plugin or the loader; empty on success.
+    /// Reads the error text of the plugin or the loader, at most [`TEXT_LENGTH`] bytes; empty on success.
     pub(crate) fn text(self) -> std::io::Result<String> {
         let text: [u8; TEXT_LENGTH] = self.memory.read_array(self.address + TEXT as u64)?;
         let end = text.iter().position(|byte| *byte == 0);

@@ -68,7 +68,8 @@ const ALLOCATOR_FILES: [&[u8]; 4] = [
 ];
 
 impl Target {
-    /// Reads the facts that an attachment needs, before any thread is stopped. Waits while the loader maps the C library.
+    /// Reads the facts that an attachment needs, before any thread is stopped. Waits while the loader maps the C
+    /// library. Locks the process against other commands.
     ///
     /// # Errors
     /// The process cannot be attached to, or another memprof is attaching to it.
@@ -161,7 +162,7 @@ impl Target {
         })
     }
 
-    /// Reads the mappings again.
+    /// Reads the mappings again. Fails if the process has ended or executed another program.
     pub(crate) fn refresh(&mut self) -> Result<(), AttachError> {
         self.maps = read_maps(self.pid)?;
         self.require_same()
@@ -176,12 +177,12 @@ impl Target {
         }
     }
 
-    /// Error for a process that cannot be reached any more.
+    /// Returns the error for a process that cannot be reached any more: it has ended or executed another program.
     pub(crate) fn process_gone_error(&self) -> AttachError {
         process_gone_error(self.pid)
     }
 
-    /// Mapping that contains an address.
+    /// Mapping that contains an address, as of the last [`refresh`](Self::refresh); `None` if there is none.
     pub(crate) fn mapping(&self, address: u64) -> Option<Mapping<'_>> {
         mappings(&self.maps).find(|mapping| mapping.range.contains(&address))
     }
@@ -205,7 +206,7 @@ impl Functions {
     }
 }
 
-/// Reads /proc/PID/maps.
+/// Reads /proc/PID/maps. Fails if the process has no memory any more.
 pub(crate) fn read_maps(pid: u32) -> Result<Vec<u8>, AttachError> {
     match fs::read(format!("/proc/{pid}/maps")) {
         Ok(maps) if !maps.is_empty() => Ok(maps),
@@ -213,7 +214,8 @@ pub(crate) fn read_maps(pid: u32) -> Result<Vec<u8>, AttachError> {
     }
 }
 
-/// Finds out why a process cannot be reached any more.
+/// Returns the reason why a process cannot be reached any more: it executes another program, its main thread has
+/// ended, or it has.
 fn process_gone_error(pid: u32) -> AttachError {
     // The link exe cannot be read for a thread that has ended.
     let is_alive = |directory: &Path| fs::read_link(directory.join("exe")).is_ok();
@@ -227,7 +229,7 @@ fn process_gone_error(pid: u32) -> AttachError {
     })
 }
 
-/// Directories of the threads of a process.
+/// Directories of the threads of a process, /proc/PID/task/TID; empty if it has ended.
 fn thread_dirs(process: &Path) -> impl Iterator<Item = PathBuf> {
     let threads = fs::read_dir(process.join("task")).into_iter().flatten();
     threads.flatten().map(|thread| thread.path())

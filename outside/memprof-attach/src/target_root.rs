@@ -52,13 +52,14 @@ impl TargetRoot {
         Ok(Self { pid, root })
     }
 
-    /// Whether the process can open descriptors by their paths in /proc.
+    /// Whether the process can open descriptors by their paths in /proc: /proc is mounted in its root directory.
     pub(crate) fn has_proc(&self) -> bool {
         let proc = self.directory("proc");
         proc.is_ok_and(|proc| statat(&proc, "self", AtFlags::SYMLINK_NOFOLLOW).is_ok())
     }
 
-    /// Creates a file that the process can open, in the first directory where that works.
+    /// Creates a file with these bytes that the process can open, in the first of [`COPY_DIRS`] where that works.
+    /// Fails with the error of the last one.
     pub(crate) fn write_copy(&self, bytes: &[u8]) -> io::Result<TemporaryCopy> {
         let mut last_error = io::Error::from(Errno::NOENT);
         for dir in COPY_DIRS {
@@ -113,7 +114,7 @@ impl TargetRoot {
         target.is_ok_and(|target| namespace("self").is_ok_and(|own| own == target))
     }
 
-    /// Opens a directory below the root.
+    /// Opens a directory below the process's root; symbolic links cannot leave it.
     pub(crate) fn directory(&self, path: &str) -> io::Result<OwnedFd> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;

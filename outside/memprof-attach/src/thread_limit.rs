@@ -90,12 +90,13 @@ impl fmt::Display for ThreadLimits {
     }
 }
 
-/// Returns the limit of a process; `None` if it cannot be read.
+/// Returns the thread limit (`RLIMIT_NPROC`) of a process; `None` if it cannot be read.
 fn thread_limit(pid: u32) -> Option<Rlimit> {
     parse_limits(&fs::read_to_string(format!("/proc/{pid}/limits")).ok()?)
 }
 
-/// Parses the line `Max processes             0                    unlimited            processes`.
+/// Parses the thread limit in the text of /proc/PID/limits; `None` if it is missing or malformed. Its line is `Max
+/// processes             0                    unlimited            processes`.
 fn parse_limits(limits: &str) -> Option<Rlimit> {
     let line = limits
         .lines()
@@ -111,7 +112,7 @@ fn parse_limits(limits: &str) -> Option<Rlimit> {
     })
 }
 
-/// Counts the threads of a user.
+/// Counts the threads of all processes with a real user ID, as far as /proc shows them.
 fn user_thread_count(uid: u32) -> u64 {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());

@@ -58,7 +58,8 @@ fn is_hotspot(maps: &[u8]) -> bool {
     has_library(b"libjvm.so") && !has_library(b"libj9")
 }
 
-/// Whether attaching is disabled. Such a JVM prints the stacks of its threads on SIGQUIT.
+/// Whether attaching is disabled by `-XX:+DisableAttachMechanism`, in the arguments or the environment. Such a JVM
+/// prints the stacks of its threads on SIGQUIT.
 fn is_attach_disabled(pid: u32) -> bool {
     let has_option = |file: &str| {
         let options = fs::read(format!("/proc/{pid}/{file}"));
@@ -77,8 +78,8 @@ struct Jvm {
 }
 
 impl Jvm {
-    /// Requests the JVM to open its socket, and connects. A JVM that handles no signals (`-Xrs`) has opened it at
-    /// its start.
+    /// Requests the JVM to open its socket by SIGQUIT, and connects. `None` if it does not open it in time, or does
+    /// not handle the signal. A JVM that handles no signals (`-Xrs`) has opened it at its start.
     fn open_socket(&self, process: &OwnedFd) -> Option<UnixStream> {
         if self.status.caught & (1 << (Signal::QUIT.as_raw() - 1)) == 0 {
             return None;
@@ -96,7 +97,7 @@ impl Jvm {
         None
     }
 
-    /// Connects to the socket, if it exists and the JVM itself listens there.
+    /// Connects to the socket. `None` unless it exists and the JVM itself listens there.
     fn connect(&self) -> Option<UnixStream> {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let resolve = ResolveFlags::NO_SYMLINKS | ResolveFlags::BENEATH;
@@ -115,7 +116,8 @@ impl Jvm {
     }
 }
 
-/// Connects, or fails if that would block: a listener that accepts nothing would decide for how long.
+/// Connects to the Unix socket at `path`, or fails if that would block: a listener that accepts nothing would
+/// decide for how long.
 fn connect_nonblocking(path: &str) -> io::Result<UnixStream> {
     let kind = SocketType::STREAM;
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
@@ -134,7 +136,8 @@ struct AttachFile<'a> {
 }
 
 impl<'a> AttachFile<'a> {
-    /// Creates the file, owned by the JVM's user.
+    /// Creates the file `.attach_pidPID`, which the JVM checks before it opens its socket; it belongs to the JVM's
+    /// user.
     fn new(jvm: &'a Jvm) -> Result<Self, Errno> {
         let temp_dir = &jvm.temp_dir;
         let [_, user, ..] = jvm.status.uids;

@@ -79,7 +79,7 @@ fn list_targets(address: SocketAddr) -> io::Result<Vec<u8>> {
     }
 }
 
-/// Body of a response; `None` unless it is complete and its status is 200.
+/// Body of an HTTP response with a Content-Length; `None` unless it is complete and its status is 200.
 fn complete_body(bytes: &[u8]) -> Option<&[u8]> {
     let mut headers = [httparse::EMPTY_HEADER; MAX_HEADERS];
     let mut response = httparse::Response::new(&mut headers);
@@ -94,7 +94,8 @@ fn complete_body(bytes: &[u8]) -> Option<&[u8]> {
     bytes.get(start..end).filter(|_| response.code == Some(200))
 }
 
-/// Finds the ID of the Node target in a list of targets.
+/// Finds the ID of the Node target in a list of targets (JSON); `None` if there is none, or the ID has other
+/// characters than hexadecimal digits and `-`.
 fn node_target(list: &[u8]) -> Option<String> {
     let list: Value = serde_json::from_slice(list).ok()?;
     let target = list
@@ -108,7 +109,7 @@ fn node_target(list: &[u8]) -> Option<String> {
     is_plain.then(|| id.to_owned())
 }
 
-/// Sends the request `Runtime.evaluate`, and waits for its reply.
+/// Sends the request `Runtime.evaluate`, and waits for its reply; events before it are ignored.
 fn send_evaluate(
     socket: &mut WebSocket<InspectorConnection>,
     expression: &str,
@@ -134,7 +135,8 @@ fn send_evaluate(
     }
 }
 
-/// Parses the reply to the request; `None` for an event.
+/// Parses the reply to the request: `Ok` if the value is null, else the error text. `None` for an event or invalid
+/// JSON.
 fn parse_reply(message: &str) -> Option<Result<(), String>> {
     let message: Value = serde_json::from_str(message).ok()?;
     if message["id"] != 1 {

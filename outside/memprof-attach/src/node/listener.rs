@@ -30,7 +30,8 @@ pub(super) fn listeners(pid: u32) -> io::Result<Vec<Listener>> {
     Ok(listeners)
 }
 
-/// Whether any process listens on a port of the loopback addresses.
+/// Whether any process in this network namespace listens on a port of the loopback addresses. False if that cannot
+/// be read.
 pub(super) fn is_port_in_use(port: u16) -> bool {
     let is_on_port = |listener: &Listener| {
         listener.address.ip().is_loopback() && listener.address.port() == port
@@ -52,7 +53,7 @@ fn all_listeners() -> io::Result<Vec<Listener>> {
     Ok(all)
 }
 
-/// Parses a link such as `socket:[4711]`; returns the inode.
+/// Parses a link such as `socket:[4711]`; returns the inode, `None` for links of another form.
 fn parse_socket_link(link: &str) -> Option<u64> {
     let inode = link.strip_prefix("socket:[")?.strip_suffix(']')?;
     inode.parse().ok()
@@ -75,7 +76,8 @@ fn parse_listener(line: &str) -> Option<Listener> {
     (state == LISTEN_STATE).then_some(Listener { address, inode })
 }
 
-/// Parses an address: the kernel writes each four bytes as a number in this machine's byte order.
+/// Parses an address of 8 or 32 hexadecimal digits; `None` if malformed. The kernel writes each four bytes as a
+/// number in this machine's byte order.
 fn parse_ip(digits: &str) -> Option<IpAddr> {
     let word = |index: usize| {
         let digits = digits.get(index * 8..index * 8 + 8)?;

@@ -24,7 +24,7 @@ const LIBRARY_PREFIX: &[u8] = b"libnode";
 /// Upper bound of the size of Node's file, in bytes.
 const MAX_FILE_SIZE: u64 = 1 << 30;
 
-/// Opens a process, if it is a Node that handles SIGUSR1.
+/// Opens a process as a pidfd. Fails unless it is a Node that handles SIGUSR1, and neither a zombie nor stopped.
 pub(super) fn require_node(pid: u32) -> Result<OwnedFd, AttachError> {
     let number = i32::try_from(pid).ok().and_then(Pid::from_raw);
     let number = number.ok_or(Refusal::NoSuchProcess)?;
@@ -57,7 +57,8 @@ pub(super) fn interruptible_call(pid: u32) -> Option<String> {
     interruptible_function(&read("status").ok()?, &read("wchan").ok()?)
 }
 
-/// Like [`interruptible_call`], from the contents of status and wchan.
+/// Like [`interruptible_call`], from the contents of the main thread's files status and wchan (proc(5)). `unknown`
+/// if wchan is hidden.
 fn interruptible_function(status: &str, function: &str) -> Option<String> {
     let is_running = status.lines().any(|line| line.starts_with("State:\tR"));
     let is_safe = function.contains("epoll")
@@ -105,7 +106,7 @@ fn require_program(pid: u32) -> Result<(), AttachError> {
     Ok(())
 }
 
-/// Whether an ELF file exports [`START_SYMBOL`].
+/// Whether a file is ELF and exports [`START_SYMBOL`]. False if it is too large or cannot be read.
 fn exports_start(file: &File) -> bool {
     if !file
         .metadata()

@@ -12,7 +12,7 @@ const PAUSE_PER_THREAD: Duration = Duration::from_micros(50);
 /// Time to write the patches.
 const MIN_PAUSE: Duration = Duration::from_millis(1);
 
-/// Fails if the threads would be stopped for longer than `max_pause`.
+/// Fails if the threads would be stopped for longer than `max_pause` by an estimate from their number.
 pub(super) fn require_short_pause(target: &Target, max_pause: Duration) -> Result<(), AttachError> {
     let threads = ProcStatus::read_thread(target.pid)?.threads;
     let estimate = estimate_pause(threads);
@@ -26,7 +26,7 @@ pub(super) fn require_short_pause(target: &Target, max_pause: Duration) -> Resul
     }
 }
 
-/// Estimated pause for a number of threads.
+/// Estimates for how long all threads are stopped, by their number.
 fn estimate_pause(threads: u32) -> Duration {
     MIN_PAUSE + PAUSE_PER_THREAD * threads
 }

@@ -87,7 +87,7 @@ impl PatchPlan {
         Ok(plan)
     }
 
-    /// Skips a function, or fails if it must be patched.
+    /// Records that a function is not patched, with the reason. Fails if it must be: `malloc`, or one that frees.
     fn skip(&mut self, signature: &Signature, reason: &str) -> Result<(), AttachError> {
         let sentence = format!("{} {reason}", signature.name);
         if signature.role == Role::Frees || signature.name == "malloc" {

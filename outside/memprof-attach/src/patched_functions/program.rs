@@ -50,7 +50,7 @@ impl ProgramCode {
     /// Reads the program of a process. `None` if it does not export its own `malloc`.
     ///
     /// # Errors
-    /// The file cannot be read, has no symbols, or is too large.
+    /// `Io`, `Failed`: the file cannot be read or parsed; `NotPatched`: the program was stripped, or is too large.
     pub(crate) fn read(pid: u32) -> Result<Option<Self>, AttachError> {
         let path = format!("/proc/{pid}/exe");
         let file = File::open(&path).map_err(AttachError::io(path.clone()))?;
@@ -111,7 +111,7 @@ impl ProgramCode {
         }))
     }
 
-    /// Functions with their addresses, in order.
+    /// Functions with their start addresses in the process, by address.
     pub(crate) fn functions(&self) -> impl Iterator<Item = (u64, &ProgramFunction)> {
         self.functions
             .iter()
@@ -134,13 +134,14 @@ impl ProgramCode {
     }
 }
 
-/// Whether the program exports `malloc`.
+/// Whether the program itself defines and exports `malloc`.
 fn defines_malloc(program: &Program<'_>) -> bool {
     let mut exported = program.dynamic_symbols();
     exported.any(|symbol| !symbol.is_undefined() && symbol.name() == Ok("malloc"))
 }
 
-/// Difference between addresses in the process and in the file.
+/// Difference between addresses in the process and in the file; 0 if the program is not position independent. Fails
+/// if the program headers are not found.
 fn load_bias(pid: u32, program: &Program<'_>) -> Result<u64, AttachError> {
     let path = format!("/proc/{pid}/auxv");
     let vector = fs::read(&path).map_err(AttachError::io(path))?;

@@ -81,7 +81,8 @@ pub(crate) fn branch_target(instruction: &Instruction) -> Option<u64> {
 }
 
 impl Prologue {
-    /// Checks the whole function, whose bytes are `code` at `address`.
+    /// Returns the prologue of a function, whose bytes are `code` at `address`. Checks the whole function: no jump
+    /// may lead into the prologue.
     ///
     /// # Errors
     /// The reason why the prologue cannot be relocated.

@@ -42,7 +42,7 @@ impl TableImage {
     /// Builds the table of a plan for the address `base`.
     ///
     /// # Errors
-    /// The function that cannot be relocated, and the reason.
+    /// The name of the first function that cannot be relocated, and the reason.
     pub(crate) fn new(plan: &PatchPlan, base: u64) -> Result<Self, (&'static str, NotRelocatable)> {
         let mut table = vec![0; TABLE_SIZE];
         let mut code = vec![0xcc; TABLE_AND_CODE_SIZE as usize - TABLE_SIZE];
@@ -122,7 +122,7 @@ impl TableImage {
     }
 }
 
-/// Finds the address of a process's table; `None` if it has none.
+/// Finds the address of a process's table by its mark; `None` if it has none.
 pub(crate) fn find_table(memory: &Memory, maps: &[u8]) -> Option<u64> {
     let code: HashSet<u64> = mappings(maps)
         .filter(|mapping| mapping.access == *b"r-xp")
@@ -139,7 +139,7 @@ pub(crate) fn find_table(memory: &Memory, maps: &[u8]) -> Option<u64> {
         })
 }
 
-/// Reads the entries of a table.
+/// Reads the entries of the table at `base`. `InvalidData` if a jump cannot reach its trampoline.
 pub(crate) fn read_entries(memory: &Memory, base: u64) -> io::Result<Vec<InstalledEntry>> {
     let count = memory.read_u64(base + offset_of!(EntryTable, count) as u64)?;
     let count = (count as usize).min(EntryTable::MAX_ENTRIES);

@@ -70,7 +70,8 @@ pub(crate) fn write_patches(
     }
 }
 
-/// Stops all threads and writes the patches once.
+/// Stops all threads, writes the patches and resumes the threads, in one attempt. Returns for how long they were
+/// stopped.
 fn try_write(
     target: &Target,
     patches: &[CodePatch],
@@ -99,7 +100,8 @@ fn try_write(
     outcome.map(|()| start.elapsed())
 }
 
-/// Converts the error of a stop.
+/// Converts the error of a stop: `Retry` if it may succeed later, `Fatal` if the process has ended or may not be
+/// traced.
 fn stop_failure(target: &Target, error: StopAllError) -> PatchFailure {
     match error {
         StopAllError::Unreadable(_) => PatchFailure::Fatal(target.process_gone_error()),
@@ -145,7 +147,8 @@ fn fix_up_threads<'a>(
     Ok(fixups)
 }
 
-/// Fails if a signal handler may return to an instruction that is relocated.
+/// Fails if the stack above `pointer` has the address of a relocated instruction, to which a signal handler may
+/// return.
 fn check_stack(
     target: &Target,
     mapped: &[Range<u64>],
@@ -180,7 +183,8 @@ fn contains_relocated(mut words: impl Iterator<Item = u64>, relocated: &[Relocat
     words.any(|word| is_near(word) && relocated.iter().any(|each| is_inside(each, word)))
 }
 
-/// New address for a thread that is about to execute a relocated instruction; `None` for other threads.
+/// New address for a thread that is about to execute a relocated instruction; `None` for other threads. Fails if
+/// the thread is inside an instruction.
 fn relocated_address(
     instruction: u64,
     relocated: &[RelocatedRange],
@@ -199,7 +203,8 @@ fn is_inside(relocated: &RelocatedRange, address: u64) -> bool {
     relocated.range.start < address && address < relocated.range.end
 }
 
-/// Checks that all original bytes are unchanged, then writes the patches.
+/// Checks that all original bytes are unchanged, then writes the patches and reads them back. Nothing is written if
+/// the check fails.
 fn apply_patches(target: &Target, patches: &[CodePatch]) -> Result<(), AttachError> {
     let memory = &target.memory;
     let failed = || AttachError::io("failed to write to its code");
