@@ -36,7 +36,8 @@ pub(crate) struct AnalysisSummary<'a> {
     warnings: &'a [String],
 }
 
-/// Analyzes a process, with a progress line on the terminal and a reaper.
+/// Analyzes a process by `run`, with a progress line on the terminal and a reaper, which cleans up if this program
+/// is killed.
 pub(crate) fn analyze<T>(
     pid: u32,
     options: AnalysisOptions,
@@ -48,7 +49,7 @@ pub(crate) fn analyze<T>(
     finish_analysis(pid, run(options, &|phase| progress(pid, phase)))
 }
 
-/// Clears the progress line, and adds the process's name to an error.
+/// Clears the progress line. Adds the process's name, the remedy and the exit code to an error.
 pub(crate) fn finish_analysis<T>(pid: u32, result: Result<T, Error>) -> anyhow::Result<T> {
     output::clear_progress();
     result.map_err(|error| analysis_error(pid, &error))
@@ -70,7 +71,7 @@ fn phase_text(pid: u32, phase: Phase) -> String {
     }
 }
 
-/// Pid and name of a process, for texts.
+/// Pid and name of a process, for texts: `4711 (nginx)`; the pid alone if it has ended.
 pub(crate) fn describe_process(pid: u32) -> String {
     match fs::read_to_string(format!("/proc/{pid}/comm")) {
         Ok(name) => format!("{pid} ({})", name.trim_end()),
@@ -78,7 +79,7 @@ pub(crate) fn describe_process(pid: u32) -> String {
     }
 }
 
-/// Builds the error: the process, the reason and the remedy.
+/// Builds the error of an analysis, with its exit code: the process, the reason and the remedy.
 fn analysis_error(pid: u32, error: &Error) -> anyhow::Error {
     let remedy = error.remedy().map(|remedy| format!("; {remedy}"));
     let remedy = remedy.unwrap_or_default();
@@ -146,7 +147,8 @@ impl<'a> AnalysisSummary<'a> {
         unread.map(|part| format!("not searched: {part}"))
     }
 
-    /// Builds the page, with the first lines of the text at its top.
+    /// Builds the page of `command`. `head` are the first lines of the text: the heading, then facts. Panics
+    /// without a heading.
     pub(crate) fn page(
         &self,
         command: &str,
@@ -184,7 +186,7 @@ pub(crate) fn size(bytes: u64) -> String {
     amount(bytes.cast_signed(), SampleType::InuseSpace)
 }
 
-/// Peak resident set of this program, in bytes.
+/// Peak resident set of this program, in bytes; 0 if it cannot be read.
 fn peak_resident() -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let value = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));

@@ -101,7 +101,7 @@ struct AttachOutput {
     allocators: Value,
 }
 
-/// Runs `memprof attach`.
+/// Runs `memprof attach`. If the process has ended or executed another program meanwhile, the error says so.
 pub(crate) fn run(args: &AttachArgs) -> Outcome {
     let program = ProgramWatch::open(args.pid);
     attach_and_report(args).map_err(|error| match program.end() {
@@ -134,12 +134,12 @@ fn attach_and_report(args: &AttachArgs) -> Outcome {
     Ok(0.into())
 }
 
-/// Connects to a process that is a host already; `None` if it is not.
+/// Connects to a process that is a host already; `None` if it is not, or does not reply.
 pub(crate) fn connect_existing(pid: u32) -> Option<Client> {
     target::connect(Some(&pid.to_string())).ok()
 }
 
-/// Attaches to a process that is not a host yet.
+/// Attaches to a process that is not a host yet, and connects to it.
 pub(crate) fn attach(args: &AttachArgs) -> anyhow::Result<(Client, AttachOutcome)> {
     let plugin = Plugin {
         path: find_plugin(args.plugin.as_deref())?,
@@ -191,7 +191,7 @@ impl AttachArgs {
     }
 }
 
-/// Builds the output.
+/// Builds the output, its text included. Requests the name and the status of the host.
 fn build_output(
     args: &AttachArgs,
     client: &mut Client,

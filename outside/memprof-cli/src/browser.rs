@@ -12,7 +12,8 @@ use anyhow::Context;
 use crate::output;
 use crate::signals;
 
-/// Writes a page to a new file that is kept and that only this user may read. Returns its path.
+/// Writes a page to a new file that is kept and that only this user may read. Returns its path and the result of
+/// `write`.
 pub(crate) fn write_page<T>(
     write: impl FnOnce(&mut dyn Write) -> anyhow::Result<T>,
 ) -> anyhow::Result<(PathBuf, T)> {
@@ -46,7 +47,8 @@ pub(crate) fn open_beside_data(file: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Opens a file in the user's browser. Returns false if there is none.
+/// Opens a file in the first of the user's browsers that starts. Returns false if none does; each failure is noted
+/// on stderr.
 fn open_in_browser(file: &Path) -> anyhow::Result<bool> {
     let file = std::path::absolute(file)?;
     let started = browsers()
@@ -64,7 +66,8 @@ fn open_in_browser(file: &Path) -> anyhow::Result<bool> {
     Ok(started)
 }
 
-/// Programs in `BROWSER`, separated by colons, then the desktop's choice if there is a display.
+/// Browsers to try: the programs in `BROWSER`, which are separated by colons, then `xdg-open` if there is a
+/// display.
 fn browsers() -> Vec<String> {
     let listed = env::var("BROWSER").unwrap_or_else(|_| String::new());
     let listed = listed.split(':').filter(|browser| !browser.is_empty());

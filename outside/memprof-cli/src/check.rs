@@ -90,7 +90,8 @@ pub(crate) fn run_in_child(plugin: &Path) -> Outcome {
     outcome
 }
 
-/// Loads the plugin as a host would, and prints its description.
+/// Loads the plugin as a host would, and prints its ID, version and messages. The exit code of an error is that of
+/// its status.
 fn load_plugin(plugin: &Path) -> Outcome {
     let (info, warning) = memprof_host::check(plugin, None)
         .map_err(|error| with_exit_code(code_of_status(error.status()), error.to_string()))?;

@@ -50,7 +50,8 @@ impl CommandGroup {
         self == Self::Shared && si_code == libc::SI_KERNEL
     }
 
-    /// Sends a signal to a command in this group, which must not have been waited for.
+    /// Sends a signal to the whole group of a command if it has its own, else to the command alone. The command
+    /// must not have been waited for. Errors are ignored.
     pub(crate) fn send(self, command: Pid, signal: Signal) {
         let sent = match self {
             Self::Own => killpg(command, signal),

@@ -41,7 +41,7 @@ pub(crate) fn messages() -> ArgValueCompleter {
     )
 }
 
-/// Candidates that start with the typed text.
+/// Candidates that start with the typed text, in their order.
 pub(crate) fn matching(candidates: &[String], current: &OsStr) -> Vec<CompletionCandidate> {
     let current = current.to_string_lossy();
     let fitting = candidates.iter().filter(|each| each.starts_with(&*current));

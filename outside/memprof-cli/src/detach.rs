@@ -130,7 +130,7 @@ fn has_memprof_threads(pid: u32) -> bool {
     })
 }
 
-/// Lists the hosts among a process and its descendants.
+/// Lists the pids of the hosts among a process and its descendants.
 fn hosts_in_tree(pid: u32) -> Vec<u32> {
     let hosts = discover(DiscoveryScope::AllProcesses, |_| ()).hosts;
     let parents = list_parents();
@@ -152,7 +152,7 @@ fn hosts_in_tree(pid: u32) -> Vec<u32> {
     pids.filter(is_below).collect()
 }
 
-/// Maps each process to its parent.
+/// Maps the pid of each process in /proc to that of its parent.
 fn list_parents() -> HashMap<u32, u32> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     let parent = |pid: u32| {

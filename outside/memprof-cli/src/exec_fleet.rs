@@ -14,7 +14,7 @@ use crate::signals;
 /// File name of the program.
 const PROGRAM: &str = "memprof-fleet";
 
-/// Replaces this process by the program.
+/// Replaces this process by `memprof-fleet`, which runs `command`. Returns only if that fails.
 pub(crate) fn run(command: &str, args: &[OsString]) -> Outcome {
     let installed = installed_path()?;
     let program = match installed.exists() {
@@ -33,7 +33,7 @@ pub(crate) fn run(command: &str, args: &[OsString]) -> Outcome {
     Err(error).with_context(|| format!("failed to run {}", program.display()))
 }
 
-/// Path of the program in this program's directory.
+/// Path of `memprof-fleet` in this program's directory, where it may not exist.
 fn installed_path() -> anyhow::Result<PathBuf> {
     let own = std::env::current_exe().context("failed to find this program")?;
     Ok(own.with_file_name(PROGRAM))

@@ -63,7 +63,7 @@ pub(crate) fn error_chain(error: &anyhow::Error) -> String {
     text
 }
 
-/// Returns the exit code for an error.
+/// Returns the exit code for an error, by its type; [`FAILED`] for an unknown one.
 pub(crate) fn code_of(error: &anyhow::Error) -> ExitCode {
     let code = if let Some(coded) = error.downcast_ref::<ExitError>() {
         coded.code

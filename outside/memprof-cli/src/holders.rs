@@ -83,7 +83,7 @@ pub(crate) struct HoldersArgs {
     output: Option<PathBuf>,
 }
 
-/// Parses a hexadecimal address.
+/// Parses a hexadecimal address, with or without `0x`.
 fn parse_address(text: &str) -> Result<u64, std::num::ParseIntError> {
     u64::from_str_radix(text.strip_prefix("0x").unwrap_or(text), 16)
 }
@@ -112,7 +112,7 @@ impl ObjectFilter {
         })
     }
 
-    /// Additional data that the analysis must collect.
+    /// Additional data that the analysis must collect for the filter.
     fn detail(&self) -> Detail {
         match self {
             Self::Stack(_) => Detail::Samples,
@@ -225,7 +225,7 @@ pub(crate) fn run(args: &HoldersArgs) -> Outcome {
     Ok(0.into())
 }
 
-/// Lines above the table.
+/// Lines above the table: the totals with the method, and the number of matching samples.
 fn summary_lines(reply: &HoldersOutput<'_>, holding: &Holding) -> Vec<String> {
     let all = &holding.groups[0];
     let name = describe_process(reply.analysis.pid);

@@ -130,12 +130,13 @@ pub(crate) fn block_signals() -> Result<SigSet> {
     Ok(signals)
 }
 
-/// Exit code of a program that a signal ends, as shells report it.
+/// Exit code of a program that a signal ends, as shells report it: 128 plus its number.
 pub(crate) fn exit_code(signal: Signal) -> u8 {
     128 + signal as u8
 }
 
-/// Signals that a process ignores; bit 0 is signal 1 (proc(5), `SigIgn`).
+/// Signals that a process ignores, from its status (proc(5), `SigIgn`); bit 0 is signal 1. 0 if the field is
+/// missing.
 fn ignored_signals(status: &str) -> u64 {
     let line = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     line.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())

@@ -138,7 +138,7 @@ fn leaks_by_age(
     }))
 }
 
-/// Finds leaks by comparing dumps.
+/// Finds leaks by comparing dumps, which are oldest first. Fails if they are fewer than [`MIN_DUMPS`].
 fn leaks_by_dumps(
     client: &mut Client,
     kept: Vec<ComparedDump>,
@@ -194,7 +194,7 @@ fn newest_dumps(client: &mut Client, pid: u32, count: usize) -> anyhow::Result<V
     Ok(kept)
 }
 
-/// Fetches and symbolizes a dump.
+/// Fetches a dump from the host, and symbolizes it with a progress line.
 fn read_dump(
     client: &mut Client,
     dump: &ComparedDump,
@@ -222,7 +222,7 @@ fn fold_by_origin(profile: &SymbolizedProfile) -> Folded {
     .into_origin_filtered()
 }
 
-/// Bytes of each stack.
+/// Bytes in use of each stack; its functions are joined by semicolons.
 fn stack_bytes(folded: &Folded) -> Stacks {
     let stack = |functions: &[memprof_report::StringId]| {
         functions
@@ -265,7 +265,7 @@ fn growing_stacks(dumps: &[Stacks], span: Duration) -> Vec<Leak> {
     largest_first(leaks)
 }
 
-/// Sorts by growth, the largest first.
+/// Sorts by growth, the largest first; equal ones by stack.
 fn largest_first(mut leaks: Vec<Leak>) -> Vec<Leak> {
     leaks.sort_by(|a, b| (b.growth_bytes, &a.stack).cmp(&(a.growth_bytes, &b.stack)));
     leaks

@@ -37,7 +37,7 @@ pub(crate) fn run(args: &LedgerArgs) -> Outcome {
     }
 }
 
-/// Takes a profile of pinned slabs, and shows it.
+/// Takes a profile of pinned slabs, which the host does not keep, and shows it as a report.
 fn show_pinned(args: &LedgerArgs) -> Outcome {
     let LedgerArgs {
         short,

@@ -69,7 +69,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Runs a command.
+/// Runs a command; the outcome is the exit code of this program.
 fn run(command: Command) -> Outcome {
     match command {
         Command::Run(command) => run::run(&command),

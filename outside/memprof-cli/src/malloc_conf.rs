@@ -27,16 +27,16 @@ const OPTIONS: &str = "prof:true,prof_active:false";
 pub(crate) fn run(program: Option<&str>) -> Outcome {
     let line = match program {
         None => format!("MALLOC_CONF={OPTIONS}"),
-        Some(pid) if pid.bytes().all(|byte| byte.is_ascii_digit()) => for_process(pid)?,
-        Some(path) if Path::new(path).exists() => for_file(Path::new(path))?,
-        Some(name) => for_file(&search(name.as_ref())?)?,
+        Some(pid) if pid.bytes().all(|byte| byte.is_ascii_digit()) => line_for_process(pid)?,
+        Some(path) if Path::new(path).exists() => line_for_file(Path::new(path))?,
+        Some(name) => line_for_file(&search(name.as_ref())?)?,
     };
     output::print(&line);
     Ok(0.into())
 }
 
-/// Line for a running process.
-fn for_process(pid: &str) -> anyhow::Result<String> {
+/// Line with the variable that enables profiling in the jemalloc of a running process.
+fn line_for_process(pid: &str) -> anyhow::Result<String> {
     let maps = std::fs::read_to_string(format!("/proc/{pid}/maps"))
         .with_context(|| format!("failed to read the mappings of process {pid}"))?;
     let own = variable_in(&PathBuf::from(format!("/proc/{pid}/exe")))?;
@@ -48,8 +48,8 @@ fn for_process(pid: &str) -> anyhow::Result<String> {
     }
 }
 
-/// Line for a program's file.
-fn for_file(path: &Path) -> anyhow::Result<String> {
+/// Line with the variable that enables profiling in the jemalloc of a program's file.
+fn line_for_file(path: &Path) -> anyhow::Result<String> {
     match variable_in(path)? {
         JemallocInFile::Variable(variable) => Ok(format!("{variable}={OPTIONS}")),
         own => without_jemalloc(own, &path.display().to_string()),
@@ -70,7 +70,8 @@ pub(crate) enum JemallocInFile {
     Stripped,
 }
 
-/// Finds the jemalloc in a program's file, and prints a note if it has no profiler.
+/// Finds the jemalloc in a program's file, and prints a note if it has no profiler. Fails for a file that is not
+/// ELF.
 fn variable_in(path: &Path) -> anyhow::Result<JemallocInFile> {
     let failed = || format!("failed to read {}", path.display());
     let file = File::open(path).with_context(failed)?;
@@ -178,7 +179,7 @@ fn candidate_names<'d, R: ReadRef<'d>>(elf: &Elf<'d, R>) -> Vec<&'d [u8]> {
     of_table.flatten().collect()
 }
 
-/// Searches a text in the file's loaded, read-only segments.
+/// Whether the file's loaded, read-only segments contain a text.
 fn contains_text<'d, R: ReadRef<'d>>(
     elf: &Elf<'d, R>,
     file: &File,
@@ -212,7 +213,8 @@ fn contains_text<'d, R: ReadRef<'d>>(
     Ok(false)
 }
 
-/// Line for a program without a known jemalloc of its own.
+/// Line for a program without a known jemalloc of its own: it preloads one if none is linked. Prints a note.
+/// `subject` names the program.
 fn without_jemalloc(own: JemallocInFile, subject: &str) -> anyhow::Result<String> {
     match own {
         JemallocInFile::Stripped | JemallocInFile::Hidden => {

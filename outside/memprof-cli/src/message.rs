@@ -111,7 +111,8 @@ pub(crate) enum TakenDump {
     Received(Box<dyn Read>),
 }
 
-/// Sends `dump` with these arguments.
+/// Sends `dump` with these arguments. Returns the bytes if the host does not keep the dump, else the reply, which
+/// may be an error.
 pub(crate) fn take_dump(client: &mut Client, args: &[String]) -> anyhow::Result<TakenDump> {
     let reply = client.message(PLUGIN, "dump", &join_args(args), None)?;
     if reply.result.status_code != 0 || reply.result.content_type == JSON {
@@ -158,7 +159,8 @@ fn file_name(id: &str) -> String {
     name
 }
 
-/// Prints a reply.
+/// Prints a reply on stdout; the text of an error goes to stderr, unless `json` is set. The exit code is that of
+/// its status.
 pub(crate) fn show(reply: &ParsedReply, json: bool) -> Outcome {
     match &reply.body {
         Body::Bytes(bytes) => output::save(&mut bytes.as_slice(), Path::new("-"))?,
@@ -172,7 +174,7 @@ pub(crate) fn show(reply: &ParsedReply, json: bool) -> Outcome {
     Ok(code_of_status(reply.status).into())
 }
 
-/// Joins arguments of a message to one line.
+/// Joins arguments of a message to one line, quoted as the plugin parses them.
 pub(crate) fn join_args(args: &[String]) -> String {
     Arguments::join(args.iter().map(String::as_str))
 }

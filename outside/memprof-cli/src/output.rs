@@ -44,7 +44,7 @@ fn to_stderr(text: &str) {
     let _ = io::stderr().write_all(text.as_bytes());
 }
 
-/// Copies `data` to `path`, or to stdout for `-`.
+/// Copies `data` to `path`, or to stdout for `-`. Succeeds if the reader of stdout goes away.
 pub(crate) fn save(data: &mut dyn io::Read, path: &Path) -> anyhow::Result<()> {
     write_to(path, |out| Ok(io::copy(data, out)?))?;
     Ok(())

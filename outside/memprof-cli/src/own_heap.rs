@@ -9,13 +9,13 @@
 /// is set, glibc raises it up to 32 MiB, so that a report's tables stay in the heap.
 const MMAP_THRESHOLD: i32 = 128 << 10;
 
-/// Makes malloc map all large blocks.
+/// Makes malloc map all blocks from [`MMAP_THRESHOLD`] bytes, so that it unmaps them when they are freed.
 pub(crate) fn map_large_blocks() {
     // SAFETY: any thread may call mallopt(3); if it fails, nothing changes.
     unsafe { libc::mallopt(libc::M_MMAP_THRESHOLD, MMAP_THRESHOLD) };
 }
 
-/// Releases free pages to the kernel.
+/// Releases free pages of this program's heap to the kernel.
 pub(crate) fn trim() {
     // SAFETY: any thread may call malloc_trim(3).
     unsafe { libc::malloc_trim(0) };

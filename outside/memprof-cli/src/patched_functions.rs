@@ -62,7 +62,7 @@ pub(crate) fn restore(pid: u32) -> anyhow::Result<bool> {
 }
 
 impl PatchOutcome {
-    /// Lines of text to append to other output.
+    /// Lines of text to append to other output, each with a newline before it; empty if no patch is needed.
     pub(crate) fn lines(&self, pid: u32) -> String {
         match self {
             Self::NotNeeded => String::new(),

@@ -125,7 +125,7 @@ pub(crate) fn run(args: &ProveArgs, top: usize, json: bool) -> Outcome {
     };
     let output = ResultOutput::new(args.format, json, args.output.as_deref());
     let Some(pid) = args.pid else {
-        return at_exit(&args.command, options, top, output);
+        return prove_command(&args.command, options, top, output);
     };
     let proof = analyze(pid, options, |options, progress| {
         prove(pid, options, progress)
@@ -136,8 +136,9 @@ pub(crate) fn run(args: &ProveArgs, top: usize, json: bool) -> Outcome {
     Ok(ExitCode::from(if found && args.fail { FAILED } else { 0 }))
 }
 
-/// Runs a command, and searches it for leaks at its exit.
-fn at_exit(
+/// Runs a command, and searches it for leaks at its exit. The exit code is that of the command; 1 instead of 0 if
+/// objects are leaked.
+fn prove_command(
     command: &[OsString],
     options: AnalysisOptions,
     top: usize,
@@ -187,7 +188,7 @@ fn exit_code(status: ExitStatus, leaked: u64) -> ExitCode {
     }
 }
 
-/// Builds the output.
+/// Builds the output, its text with the `top` largest groups included.
 fn build_output(pid: u32, proof: &Proof, top: usize) -> ProveOutput<'_> {
     let sum = |amount: fn(&LeakGroup) -> u64| proof.leaked.iter().map(amount).sum();
     let groups = proof.leaked.iter().map(|group| LeakedGroup {

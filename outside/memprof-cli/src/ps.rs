@@ -135,7 +135,7 @@ impl UnreachableRow {
     }
 }
 
-/// Requests the plugins and the status of a host.
+/// Requests the plugins of a host, and its status if it has `memory_profile`.
 fn query_plugins(client: &mut Client) -> anyhow::Result<PluginSummary> {
     let plugins = client.plugins()?.into_iter().map(|plugin| plugin.id);
     let plugins: Vec<_> = plugins.collect();
@@ -155,7 +155,7 @@ fn query_plugins(client: &mut Client) -> anyhow::Result<PluginSummary> {
     })
 }
 
-/// Formats the table of hosts.
+/// Formats the table of hosts, with columns as wide as their longest cell.
 fn format_table(hosts: &[PsHostRow]) -> String {
     let cells = |host: &PsHostRow| {
         let answer = &host.answer;

@@ -80,7 +80,7 @@ pub(crate) struct RecordArgs {
     allocator: Option<String>,
 }
 
-/// Parses the argument `allocator=NAME`.
+/// Checks that an argument is `allocator=NAME`, and returns it unchanged.
 fn parse_allocator_argument(argument: &str) -> Result<String, String> {
     match argument.strip_prefix("allocator=") {
         Some(_) => Ok(argument.to_owned()),
@@ -129,7 +129,8 @@ struct Recorded {
 }
 
 impl Recorded {
-    /// Shows the profile, if there is one. Fails if the process ended or does not reply.
+    /// Shows the profile, if there is one. Fails if the process ended or does not reply, or if it could not be
+    /// detached.
     fn show(self, args: &RecordArgs) -> Outcome {
         let shown = match &self.profile {
             Some(profile) => self.show_profile(args, &profile.path()),
@@ -158,7 +159,7 @@ impl Recorded {
         ))
     }
 
-    /// Exports the dump, and prints the table.
+    /// Exports the dump to `--output`, prints notes and the table, and opens the page with `--open`.
     fn show_profile(&self, args: &RecordArgs, file: &Path) -> anyhow::Result<()> {
         let pid = self.pid;
         if let Some(output) = &args.output {
@@ -259,7 +260,7 @@ fn record_attached(
     })
 }
 
-/// Samples for the duration, and fetches the dump.
+/// Samples for the duration, and fetches the dump. Sampling that was active before stays so.
 fn record(
     args: &RecordArgs,
     client: &mut Client,

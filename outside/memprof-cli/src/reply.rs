@@ -69,7 +69,7 @@ impl ParsedReply {
         })
     }
 
-    /// Text of the reply for people.
+    /// Text of the reply for people: the field `text` of a JSON body, or the whole body.
     pub(crate) fn text(&self) -> Cow<'_, str> {
         match &self.body {
             Body::Text(text) if text.is_empty() => "an empty reply".into(),

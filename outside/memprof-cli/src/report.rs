@@ -230,7 +230,7 @@ pub(crate) struct LiveReport<'a> {
     pub(crate) output: Option<&'a Path>,
 }
 
-/// Writes the report, and notes to standard error.
+/// Writes the report to its output, or to standard output, and notes to standard error.
 pub(crate) fn show(live: &LiveReport<'_>) -> anyhow::Result<()> {
     let input = Input {
         name: live.name,
@@ -254,7 +254,7 @@ fn to_stdout(
     Ok(notes.unwrap_or_default())
 }
 
-/// Prints the notes of a report on stderr.
+/// Clears the progress line, and prints the notes of a report on stderr. An error is passed on.
 fn print_notes(notes: anyhow::Result<Vec<String>>) -> anyhow::Result<()> {
     output::clear_progress();
     for note in notes? {
@@ -305,7 +305,7 @@ impl ReportArgs {
         })
     }
 
-    /// Binaries and symbols to use.
+    /// Binaries and symbols to use: those in the arguments, else those of the process.
     fn sources(&self) -> Sources {
         let found = Sources::for_process(self.pid);
         Sources {

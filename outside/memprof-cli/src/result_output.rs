@@ -61,7 +61,7 @@ impl<'a> ResultOutput<'a> {
         self.format == ResultFormat::Text && self.output.is_none()
     }
 
-    /// Writes the reply as JSON, the text, or the page.
+    /// Writes the reply as JSON, the text, or the page to the output. `page` is called only for the page.
     pub(crate) fn write(
         &self,
         reply: &impl Serialize,

@@ -12,7 +12,7 @@ use anyhow::Context;
 pub(crate) struct ScratchFile(File);
 
 impl ScratchFile {
-    /// Creates the file in the directory for temporary files.
+    /// Creates an empty file without a name in the directory for temporary files.
     pub(crate) fn new() -> anyhow::Result<Self> {
         let failed = || {
             let directory = std::env::temp_dir();

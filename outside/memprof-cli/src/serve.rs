@@ -107,7 +107,8 @@ fn listen_error(error: ListenError) -> anyhow::Error {
     }
 }
 
-/// Endpoints of other systems to serve.
+/// Endpoints of other systems to serve: those in `--compat`; without it none if remote clients are allowed, else
+/// the default.
 fn compat_endpoints(args: &ServeArgs) -> Compat {
     let Some(systems) = &args.compat else {
         return if args.place.allow_remote {
@@ -125,7 +126,7 @@ fn compat_endpoints(args: &ServeArgs) -> Compat {
     }
 }
 
-/// Hosts to serve.
+/// Hosts to serve: the one in `--target`, else all that run.
 fn served_hosts(args: &ServeArgs) -> Hosts {
     let selector = match args.target.as_deref() {
         None => return Hosts::running(),

@@ -24,7 +24,7 @@ static IS_IGNORED: AtomicBool = AtomicBool::new(false);
 /// Signal mask of the caller.
 static MASK: OnceLock<libc::sigset_t> = OnceLock::new();
 
-/// Reads SIGPIPE's disposition and the signal mask.
+/// Records SIGPIPE's disposition and the signal mask as this program's caller set them.
 extern "C" fn read_dispositions() {
     let mut action = MaybeUninit::<libc::sigaction>::uninit();
     // SAFETY: sigaction(2) without a new action only writes the old one, to a buffer of its size.

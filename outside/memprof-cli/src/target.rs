@@ -60,7 +60,7 @@ fn connect_by(
     connected.with_context(|| socket.display().to_string())
 }
 
-/// Path of the socket of the host that `target` names.
+/// Path of the socket of the host that `target` names; `None`: the only running host.
 fn find_socket(target: Option<&str>) -> anyhow::Result<PathBuf> {
     match target.and_then(socket_path) {
         Some(path) => Ok(path),
@@ -90,8 +90,8 @@ fn parse_pid(target: &str) -> Option<u32> {
     target.parse().ok()
 }
 
-/// Finds the host by its pid, then looking at that process only, or by its name: first among those of the usual socket
-/// directories, then among all processes.
+/// Finds the host by its pid, among the sockets of that process only, or by its name: first among those of the
+/// usual socket directories, then among all processes.
 fn find_host(target: Option<&str>) -> anyhow::Result<RunningHost> {
     if let Some(pid) = target.and_then(parse_pid)
         && Path::new("/proc").join(pid.to_string()).exists()
@@ -203,7 +203,7 @@ fn find_process(name: &str) -> Option<u32> {
     pids.find(|pid| inspect_process(*pid).is_some_and(|(_, found, _)| found == name))
 }
 
-/// Lists pids and names.
+/// Lists pids and names: `4711 (nginx), 4712 (redis)`; `none` without hosts.
 fn list_names(hosts: &[RunningHost]) -> String {
     let one = |host: &RunningHost| format!("{} ({})", host.pid, host.info.name);
     match hosts {

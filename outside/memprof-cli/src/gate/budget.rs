@@ -61,7 +61,7 @@ impl Default for Tolerance {
 }
 
 impl FunctionBudgets {
-    /// Bytes by function for one of the totals.
+    /// Budgets in bytes by function name, for one of the totals.
     pub(super) fn for_total(&self, total: BudgetedTotal) -> &BTreeMap<String, ByteSize> {
         match total {
             BudgetedTotal::Peak => &self.peak,
@@ -112,7 +112,7 @@ impl Budget {
         (budgeted.0 as f64 * (1.0 + self.tolerance.0 / 100.0)) as u64
     }
 
-    /// Whether a total exceeds its limit.
+    /// Whether any total exceeds its limit with the tolerance. Functions are not checked.
     pub(super) fn is_exceeded_by(&self, measured: &Measurement) -> bool {
         let is_exceeded = |total: BudgetedTotal| {
             let budgeted = self.limit_of_total(total);
@@ -160,7 +160,7 @@ impl Budget {
         budget
     }
 
-    /// Formats the file as `--update` writes it, in TOML.
+    /// Formats the budget file as `--update` writes it, in TOML with comments.
     pub(super) fn to_toml(&self) -> String {
         let mut text = String::from(
             "# The budget of `memprof test`: a run may exceed it by `tolerance`. `--update` rewrites this file.\n",

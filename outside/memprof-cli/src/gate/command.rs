@@ -46,7 +46,7 @@ pub(super) fn run(command: &mut Command) -> anyhow::Result<CommandEnd> {
     end
 }
 
-/// Like [`run`], while the signals are blocked.
+/// Like [`run`], while the `signals` are blocked: a descriptor receives them.
 fn run_with_signals_blocked(command: &mut Command, signals: &SigSet) -> anyhow::Result<CommandEnd> {
     let flags = SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK;
     let signals = SignalFd::with_flags(signals, flags).context("failed to watch for signals")?;
@@ -102,7 +102,8 @@ impl RunningCommand {
         Pid::from_raw(self.child.id().cast_signed())
     }
 
-    /// Waits until the command ends or a signal arrives, for `limit` at most.
+    /// Waits until the command ends or a signal arrives, for `limit` at most. If both have happened, returns the
+    /// signal.
     fn wait(&mut self, limit: Option<Duration>) -> anyhow::Result<CommandEvent> {
         let failed = "failed to wait for the command";
         let pid = rustix::process::Pid::from_child(&self.child);
@@ -126,7 +127,8 @@ impl RunningCommand {
         Ok(CommandEvent::Ended(self.child.wait().context(failed)?))
     }
 
-    /// Passes a signal on. Kills the processes that remain after a timeout, or at a second signal.
+    /// Passes a signal on, unless the command has received it too (`is_shared`), and waits for the end. Kills the
+    /// processes that remain after a timeout, or at a second signal.
     fn end(&mut self, signal: Signal, is_shared: bool) -> anyhow::Result<()> {
         if !is_shared {
             self.send(signal);

@@ -49,7 +49,8 @@ impl Input {
         }
     }
 
-    /// Sets the offset back to the start of the first run. The command inherits it with the descriptor.
+    /// Sets the offset of a file back to the start of the first run; does nothing for a stream. The command
+    /// inherits it with the descriptor.
     pub(super) fn rewind(&mut self) -> anyhow::Result<()> {
         if let Self::File { file, start } = self {
             let rewound = file.seek(SeekFrom::Start(*start));

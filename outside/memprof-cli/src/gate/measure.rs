@@ -79,7 +79,7 @@ fn describe_exit(status: ExitStatus) -> String {
     }
 }
 
-/// Reads the totals of all dumps in a directory.
+/// Reads the totals of all dumps in a directory; no processes if it does not exist.
 fn read_dumps(dumps: &Path) -> anyhow::Result<Measurement> {
     let mut measured = Measurement::default();
     let entries = match std::fs::read_dir(dumps) {
@@ -94,7 +94,8 @@ fn read_dumps(dumps: &Path) -> anyhow::Result<Measurement> {
     Ok(measured)
 }
 
-/// Adds the totals of a dump.
+/// Adds the totals of a dump: allocated bytes are summed, of the peaks the largest counts. A process that was not
+/// counted gives only a note.
 fn add_dump(measured: &mut Measurement, dump: PathBuf) -> anyhow::Result<()> {
     let origin = read_origin(&dump).with_context(|| dump.display().to_string())?;
     let host = origin.host.as_deref().unwrap_or("a process");

@@ -23,7 +23,7 @@ struct VerdictOutput<'a> {
     verdict: &'a BudgetVerdict,
 }
 
-/// Formats a verdict in the requested format.
+/// Formats a verdict in the requested format; the default is that of GitHub in its workflows, else text.
 pub(super) fn format_verdict(verdict: &BudgetVerdict, args: &TestArgs) -> anyhow::Result<String> {
     let default = match std::env::var_os("GITHUB_ACTIONS") {
         Some(value) if value == "true" => FormatArg::Github,
@@ -122,7 +122,7 @@ fn check_line(check: &LimitCheck) -> String {
     )
 }
 
-/// Name of the limited total or function.
+/// Name of the limited total, with the function if the limit is one of a function.
 fn limit_name(check: &LimitCheck) -> String {
     match &check.function {
         Some(function) => format!("{} by {function}", check.what.key()),
@@ -148,7 +148,8 @@ fn regression_lines(regression: &Regression) -> String {
     text
 }
 
-/// Formats a workflow command (docs.github.com, "Workflow commands for GitHub Actions").
+/// Formats the broken limit as a workflow command that shows an error (docs.github.com, "Workflow commands for
+/// GitHub Actions").
 fn github_annotation(check: &LimitCheck, budget: &Path) -> String {
     let regression = check.guilty.as_ref().map(regression_lines);
     let message = format!("{}\n{}", check_line(check), regression.unwrap_or_default());

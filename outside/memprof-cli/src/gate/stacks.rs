@@ -63,7 +63,7 @@ impl Stacks {
         Ok(all)
     }
 
-    /// Stacks that estimate a total.
+    /// Stacks whose bytes are an estimate of a total.
     fn for_total(&self, total: BudgetedTotal) -> &[Stack] {
         match total {
             BudgetedTotal::Peak => &self.at_peak,
@@ -71,7 +71,7 @@ impl Stacks {
         }
     }
 
-    /// Sums by function, the largest first.
+    /// Bytes and standard error of each function that allocates, the largest first.
     pub(super) fn function_rows(&self, total: BudgetedTotal) -> Vec<FunctionRow> {
         let mut rows: HashMap<&str, (u64, f64)> = HashMap::new();
         for stack in self.for_total(total) {
@@ -115,7 +115,7 @@ fn symbolize(dump: &Path) -> anyhow::Result<SymbolizedProfile> {
     )?)
 }
 
-/// Folds a profile to the functions of the program.
+/// Folds the stacks of a profile to the functions of the program, with the estimate of a total in bytes.
 fn fold_stacks(profile: &SymbolizedProfile, total: BudgetedTotal) -> Vec<Stack> {
     let rules = OriginRules::default();
     let folded = Folded::new(

@@ -97,7 +97,7 @@ impl BudgetVerdict {
         }
     }
 
-    /// Whether a limit was exceeded.
+    /// Whether any limit was exceeded.
     pub(super) fn is_broken(&self) -> bool {
         self.checks.iter().any(|check| check.is_broken)
     }
@@ -113,7 +113,7 @@ fn find_regression(stacks: &Stacks, budget: &Budget, total: BudgetedTotal) -> Op
     Some(regression(stacks, total, row, growth(row)))
 }
 
-/// Describes the growth of a function.
+/// Describes the growth of a function, in bytes, with its error and its largest stack.
 fn regression(stacks: &Stacks, total: BudgetedTotal, row: &FunctionRow, growth: u64) -> Regression {
     let stack = stacks.heaviest(total, &row.name);
     Regression {

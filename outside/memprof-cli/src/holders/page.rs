@@ -46,7 +46,7 @@ fn largest_groups(groups: &[HolderGroup]) -> Vec<usize> {
     shown
 }
 
-/// A row for each holder, with what it holds below it.
+/// Outline with a row for each holder in `shown`, and below it rows for the groups that it holds.
 fn group_outline(groups: &[HolderGroup], shown: &[usize]) -> Outline {
     let mut below = vec![Vec::new(); groups.len()];
     // In reverse order, because the last element is popped first.
@@ -68,7 +68,7 @@ fn group_outline(groups: &[HolderGroup], shown: &[usize]) -> Outline {
     rows.outline("Holders", "Holder and what it holds")
 }
 
-/// A row for the selected objects, with their holders below it.
+/// Outline with a row for each group of selected objects, and their holders below it.
 fn row_outline(found: &[HolderRow]) -> Outline {
     let mut rows = OutlineBuilder::default();
     for row in found {
@@ -84,7 +84,7 @@ fn row_outline(found: &[HolderRow]) -> Outline {
     rows.outline("Objects", "Objects and what holds them, the nearest first")
 }
 
-/// A row for each class or size.
+/// Outline with a row for each class or size, up to [`MAX_ROWS`].
 fn class_outline(classes: &[ClassRow]) -> Outline {
     let mut rows = OutlineBuilder::default();
     let shown = &classes[..classes.len().min(MAX_ROWS)];
@@ -113,7 +113,7 @@ struct OutlineBuilder {
 }
 
 impl OutlineBuilder {
-    /// Adds a row.
+    /// Adds a row; depth 0 is the outermost.
     fn add_row(&mut self, depth: u32, bytes: u64, objects: u64, name: String) {
         self.depth.push(depth);
         self.bytes.push(Some(bytes));
@@ -129,7 +129,7 @@ impl OutlineBuilder {
         self.names.push(name);
     }
 
-    /// Finishes the outline.
+    /// Builds the outline from the rows. `names` is the help of the column of names.
     fn outline(self, title: &'static str, names: &'static str) -> Outline {
         let column = |title, help, cells| Column {
             title,

@@ -48,7 +48,7 @@ pub(super) struct ClassRow {
     pub(super) held_bytes: u64,
 }
 
-/// Kind and name of a group, as a step without its mark.
+/// Kind and name of a group, as a step that is not marked as shared.
 fn kind_and_name(group: &GroupKind) -> HolderStep {
     let (kind, name) = match group {
         GroupKind::Process => ("process", "the process".to_owned()),
@@ -93,7 +93,7 @@ fn name_of_kind(kind: &HeapObjectKind) -> String {
     }
 }
 
-/// Kind and name of a group, with its mark.
+/// Kind and name of a group, marked as shared if others hold its objects too.
 pub(super) fn step_for_group(group: &HolderGroup) -> HolderStep {
     HolderStep {
         is_shared: group.is_shared,
@@ -101,7 +101,7 @@ pub(super) fn step_for_group(group: &HolderGroup) -> HolderStep {
     }
 }
 
-/// Steps from a group to its outermost holder.
+/// Steps from a group to its outermost holder, the group first.
 fn path_to_root(groups: &[HolderGroup], mut index: usize) -> Vec<HolderStep> {
     let mut path = Vec::new();
     while index != 0 {
@@ -111,7 +111,7 @@ fn path_to_root(groups: &[HolderGroup], mut index: usize) -> Vec<HolderStep> {
     path
 }
 
-/// Rows of the largest holders, each followed by the large objects below it.
+/// Rows of the `top` largest holders, each followed by the large groups below it, to a limited depth.
 pub(super) fn largest_holders(groups: &[HolderGroup], top: usize) -> Vec<HolderRow> {
     let mut below = vec![Vec::new(); groups.len()];
     for (index, group) in groups.iter().enumerate().skip(1) {
@@ -142,7 +142,7 @@ pub(super) fn largest_holders(groups: &[HolderGroup], top: usize) -> Vec<HolderR
     rows
 }
 
-/// Row for a group.
+/// Row for a group with all its holders; `depth` is its indentation.
 fn row_for_group(groups: &[HolderGroup], index: usize, depth: usize) -> HolderRow {
     HolderRow {
         path: path_to_root(groups, index),
@@ -201,7 +201,8 @@ pub(super) fn row_for_object(chain: &HolderPath) -> HolderRow {
     }
 }
 
-/// Rows by class. A group of a class never lies below another group of that class, so held bytes can be added.
+/// Rows by class or size, by held bytes in descending order. A group of a class never lies below another group of
+/// that class, so held bytes can be added.
 pub(super) fn class_rows(groups: &[HolderGroup]) -> Vec<ClassRow> {
     let mut classes: BTreeMap<String, ClassRow> = BTreeMap::new();
     for group in groups {

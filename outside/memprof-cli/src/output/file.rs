@@ -87,7 +87,8 @@ fn without_path(error: &io::Error) -> anyhow::Error {
     anyhow::anyhow!("{text}")
 }
 
-/// Follows the links of an output path.
+/// Follows the links of an output path, and opens its end unless that is a regular file or does not exist yet.
+/// Fails for files that another user may have planted.
 fn resolve(path: &Path) -> io::Result<OutputTarget> {
     let mut end = path.to_owned();
     for _ in 0..MAX_LINKS {

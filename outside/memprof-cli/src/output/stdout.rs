@@ -45,7 +45,7 @@ pub(crate) fn is_complete() -> bool {
     !IS_INCOMPLETE.load(Ordering::Relaxed)
 }
 
-/// Makes `write` fill `out`. `None` if the reader of `out` went away.
+/// Makes `write` fill `out`, in printable form for a terminal. `None` if the reader of `out` went away.
 fn fill<T>(
     out: impl Write,
     is_terminal: bool,
@@ -86,7 +86,7 @@ struct PipeWatcher<W> {
 }
 
 impl<W> PipeWatcher<W> {
-    /// Records whether a result says that the reader went away.
+    /// Records whether a result says that the reader went away (`BrokenPipe`), and returns it.
     fn record<T>(&mut self, result: io::Result<T>) -> io::Result<T> {
         self.is_closed |=
             matches!(&result, Err(error) if error.kind() == io::ErrorKind::BrokenPipe);

@@ -30,7 +30,7 @@ pub(super) fn page(reply: &ProveOutput<'_>) -> OutlinePage {
         .page(command, &head, &LIMITS, vec![outline(shown)])
 }
 
-/// A row for each group, with the functions through which its objects were allocated below it.
+/// Outline with a row for each group, with the functions through which its objects were allocated below it.
 fn outline(groups: &[LeakedGroup<'_>]) -> Outline {
     let mut depth = Vec::new();
     let (mut bytes, mut objects, mut sizes) = (Vec::new(), Vec::new(), Vec::new());

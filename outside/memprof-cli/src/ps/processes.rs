@@ -55,7 +55,7 @@ enum AttachState {
 /// Note on a process whose seccomp filter can be read only while a thread is stopped.
 const FILTER_NOTE: &str = "its seccomp filter is read at attach";
 
-/// Lists the processes of /proc, the largest first.
+/// Lists the processes of /proc, the largest first. `hosts` are the pids of the hosts.
 ///
 /// # Errors
 /// /proc is not mounted.

@@ -32,7 +32,7 @@ impl EarlyProfile {
         }
     }
 
-    /// Returns the last profile, with the age of the recording at that time.
+    /// Returns the last profile, with the age of the recording at that time; `None` if none was fetched.
     pub(super) fn into_last(self) -> Option<(ScratchFile, Duration)> {
         self.last
     }
@@ -52,7 +52,8 @@ impl EarlyProfile {
         fetched
     }
 
-    /// Takes a dump that the host does not keep, and replaces the last profile by it.
+    /// Takes a dump that the host does not keep, and replaces the last profile by it. A reply without a dump is
+    /// ignored.
     fn fetch(&mut self, client: &mut Client, age: Duration) -> anyhow::Result<()> {
         if let TakenDump::Received(mut bytes) = message::take_dump(client, &self.arguments)? {
             let mut file = ScratchFile::new()?;

@@ -26,7 +26,8 @@ pub(super) struct LastDump {
 }
 
 impl LastDump {
-    /// Reads the dump directory. `own_pid` is the pid in the process's own namespace.
+    /// Reads the names in the dump directory, which are no exit dumps of this recording. `own_pid` is the pid in
+    /// the process's own namespace.
     pub(super) fn new(pid: u32, own_pid: u32, status: &ProfilerStatus) -> Self {
         let directory = PathBuf::from(&status.dump_dir);
         Self {
@@ -39,7 +40,7 @@ impl LastDump {
         }
     }
 
-    /// Copies the exit dump of the process; `None` if it left none.
+    /// Copies the exit dump of the process; `None` if it left none, or the file is not a regular one of its user.
     ///
     /// # Errors
     /// The dump cannot be read, or the copy cannot be written.

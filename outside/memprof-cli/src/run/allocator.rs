@@ -89,13 +89,13 @@ impl AllocatorChoice {
     }
 }
 
-/// Paths of the installed libraries with that file name.
+/// Paths of the existing libraries with that file name, in the order of [`LIBRARY_DIRS`].
 fn installed_libraries(name: &str) -> impl Iterator<Item = PathBuf> {
     let paths = LIBRARY_DIRS.map(|directory| Path::new(directory).join(name));
     paths.into_iter().filter(|path| path.exists())
 }
 
-/// Finds a jemalloc that was built with profiling.
+/// Finds an installed jemalloc that was built with profiling. Fails if there is none; the text names those without.
 fn profiling_jemalloc() -> anyhow::Result<PathBuf> {
     let mut without = Vec::new();
     for library in installed_libraries("libjemalloc.so.2") {
@@ -115,7 +115,7 @@ fn profiling_jemalloc() -> anyhow::Result<PathBuf> {
     ))
 }
 
-/// Checks a library that was given by its path.
+/// Checks a library that was given by its path. Fails unless it defines `malloc`.
 fn from_file(file: &Path) -> anyhow::Result<PreloadLibrary> {
     let unusable = |reason: &str| {
         let message = format!(

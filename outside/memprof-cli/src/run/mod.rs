@@ -77,7 +77,7 @@ pub(crate) struct RunArgs {
     pub(crate) command: Vec<OsString>,
 }
 
-/// Replaces this process by the program.
+/// Replaces this process by the program. Returns only if that fails.
 pub(crate) fn run(run: &RunArgs) -> Outcome {
     let mut command = preload_command(run)?;
     let error = command.exec();
@@ -159,7 +159,8 @@ pub(crate) fn preload_command(run: &RunArgs) -> anyhow::Result<Command> {
     Ok(command)
 }
 
-/// Finds the plugin's file: the given one, or the one that is installed with this program.
+/// Finds the plugin's file: the given one, or the one that is installed with this program. Returns its path with
+/// links resolved; fails if there is none.
 pub(crate) fn find_plugin(given: Option<&Path>) -> anyhow::Result<PathBuf> {
     let path = match given {
         Some(path) => absolute(path)?,
@@ -219,7 +220,8 @@ fn require_slots(program: &Program) -> anyhow::Result<()> {
     }
 }
 
-/// Prints notes on the program's own jemalloc.
+/// Prints notes on the program's own jemalloc, if it has one: whether it is profiled, and which `malloc` the
+/// program uses.
 fn print_notes(program: &Program, library: Option<&PreloadLibrary>) {
     let name = program.path.display();
     let own_jemalloc = program.own_jemalloc();

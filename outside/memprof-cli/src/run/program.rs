@@ -92,7 +92,7 @@ impl Program {
     }
 }
 
-/// Opens a program's file and reads its first bytes.
+/// Opens a program's file; returns it with its first bytes, by which execve(2) recognizes its format.
 fn open_program(path: &Path) -> anyhow::Result<(File, Vec<u8>)> {
     let opened = File::open(path).and_then(|file| {
         let head = read_head(&file)?;
@@ -130,7 +130,8 @@ fn has_capabilities(path: &Path) -> bool {
     rustix::fs::getxattr(path, "security.capability", &mut value).is_ok()
 }
 
-/// Checks that the plugin can be preloaded into a binary, and finds its jemalloc.
+/// Finds the jemalloc of a binary. Fails unless the plugin can be preloaded: it must be dynamically linked ELF for
+/// glibc.
 fn find_jemalloc(path: &Path, file: &File, head: &[u8]) -> anyhow::Result<ProgramJemalloc> {
     if !head.starts_with(&elf::ELFMAG) {
         let message = format!(
@@ -187,7 +188,8 @@ fn find_jemalloc(path: &Path, file: &File, head: &[u8]) -> anyhow::Result<Progra
     })
 }
 
-/// Fails unless the program uses glibc's loader, which the plugin needs: another one cannot load it, or fails later.
+/// Returns the path of the program's loader. Fails unless it is glibc's, which the plugin needs: another one cannot
+/// load it, or fails later.
 fn require_glibc_loader<'d, R: ReadRef<'d>>(
     path: &Path,
     elf: &ElfFile64<'d, Endianness, R>,
