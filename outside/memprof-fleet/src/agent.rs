@@ -50,7 +50,7 @@ const MAINTENANCE_DELAY: Duration = Duration::from_secs(660);
 /// Prefix of the names of unreachable hosts.
 const UNREACHABLE_PREFIX: &str = "not reached: ";
 
-/// Runs `memprof agent`.
+/// Runs `memprof agent`, once or until a signal ends it. Fails if the spool or the store cannot be opened.
 pub(crate) fn run(args: &AgentArgs) -> anyhow::Result<ExitCode> {
     let config = Config::read(&args.store)?.with_bus(&args.bus);
     let mut agent = Agent {

@@ -151,7 +151,7 @@ pub(crate) fn verify_file(
     read_rows(store, table, object).map(drop)
 }
 
-/// Reads all rows of a file.
+/// Reads all rows of a file. Fails if it is damaged or lacks a column.
 fn read_rows(store: &Arc<ProfileStore>, table: Table, object: &Object) -> anyhow::Result<Rows> {
     let mut rows = Rows::default();
     let mut known = HashMap::new();
@@ -166,7 +166,7 @@ fn read_rows(store: &Arc<ProfileStore>, table: Table, object: &Object) -> anyhow
     Ok(rows)
 }
 
-/// Names of the columns that are read of a table.
+/// Names of the columns that are read of a table: all but `leaf`, which is computed from `frames`.
 fn column_names(table: Table) -> &'static [&'static str] {
     match table {
         Table::Stacks => &["stack_id", "function", "frames", "modules"],
@@ -323,6 +323,7 @@ struct ContextColumns<'b> {
 }
 
 impl<'b> ContextColumns<'b> {
+    /// Takes the columns of a batch. Fails if one is missing or of another type.
     fn new(columns: &Columns<'b>) -> anyhow::Result<Self> {
         Ok(Self {
             times: [columns.times("time")?, columns.times("start_time")?],

@@ -63,7 +63,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Runs the command, and returns its exit code.
+/// Runs the command, and returns its exit code. An error may have an exit code of its own, see [`output::exit_code`].
 fn run(args: &Args) -> anyhow::Result<ExitCode> {
     match &args.command {
         Command::Agent(agent) => agent::run(agent),

@@ -283,7 +283,7 @@ struct ObjectReader {
 }
 
 impl ObjectReader {
-    /// Reads a range of bytes. Fails beyond the end.
+    /// Reads a range of bytes, from memory if the file was read whole. Fails beyond the end.
     fn read(&self, start: u64, length: u64) -> Result<Bytes, ParquetError> {
         let end = start.checked_add(length).filter(|end| *end <= self.size);
         let end = end.ok_or_else(|| ParquetError::EOF("a part lies behind the end".to_owned()))?;

@@ -8,7 +8,7 @@ use crate::output::{USAGE, exit_error, print};
 use crate::schema::{INCOMING_FOLDER, SOURCES_KEY, Table};
 use crate::store::ProfileStore;
 
-/// Runs `memprof fleet views`.
+/// Runs `memprof fleet views`: prints SQL that creates a view for each table of the store.
 pub(crate) fn run(engine: Engine, config: &Config) -> anyhow::Result<ExitCode> {
     let store = ProfileStore::open(&config.store)?;
     let root = engine.root(store.url())?;

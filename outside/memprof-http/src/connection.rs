@@ -155,6 +155,8 @@ impl HttpBody for RequestBody {
     type Data = Bytes;
     type Error = axum::Error;
 
+    /// Passes on the next frame once its bytes are reserved, and records whether the client still has to send. Fails if
+    /// they cannot be reserved.
     fn poll_frame(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -224,6 +226,7 @@ impl HttpBody for ReservedBody {
     type Data = Bytes;
     type Error = axum::Error;
 
+    /// Passes on the frames of the body in parts of up to `MAX_PART_BYTES`.
     fn poll_frame(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,

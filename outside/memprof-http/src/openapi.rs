@@ -146,7 +146,7 @@ impl Route {
         }
     }
 
-    /// Returns the route of a message.
+    /// Describes the route of a message: GET if it is read-only, else POST, with the message's arguments as parameters.
     fn for_message(message: &MessageSpec) -> Self {
         let parameter = |argument| parameter(message.effect, argument);
         Self {
@@ -224,7 +224,7 @@ fn parameter(effect: Effect, argument: &ArgumentSpec) -> Parameter {
     (argument.key, schema)
 }
 
-/// Serves `GET /api/v1/openapi.json`.
+/// Serves `GET /api/v1/openapi.json`: this server's routes, with the schemas of their replies.
 pub(crate) async fn document() -> Json<Value> {
     let mut types = SchemaSettings::draft2020_12()
         .for_serialize()

@@ -135,6 +135,7 @@ impl From<HostUnavailable> for Problem {
 }
 
 impl From<Error> for Problem {
+    /// Converts an error of a report, with its cause. The status follows from its kind.
     fn from(error: Error) -> Self {
         // Includes the cause: "failed to open x: permission denied".
         let source = std::error::Error::source(&error);

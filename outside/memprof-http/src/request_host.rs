@@ -26,6 +26,7 @@ pub(crate) struct RequestHost(pub(crate) Arc<Gateway>);
 impl FromRequestParts<SharedHosts> for RequestHost {
     type Rejection = Problem;
 
+    /// Finds the host by `host_pid` in the path or, without it, the only host. Fails if there is none, or several.
     async fn from_request_parts(parts: &mut Parts, hosts: &SharedHosts) -> Result<Self> {
         let invalid = |_| Problem::invalid("the path is not UTF-8");
         let params = RawPathParams::from_request_parts(parts, hosts).await;

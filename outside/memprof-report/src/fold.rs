@@ -152,7 +152,7 @@ struct FoldBuilder {
 }
 
 impl FoldBuilder {
-    /// Adds the samples of a profile that have a value; `side` selects the value of the profile or of the base.
+    /// Adds the samples of a profile with a value other than 0; `side` selects the value of the profile or of the base.
     fn add(
         &mut self,
         named: &SymbolizedProfile,

@@ -97,7 +97,7 @@ impl<'a> DumpReader<'a> {
         }
     }
 
-    /// Reads one line in the current section.
+    /// Reads one line, given without its newline, as the current section requires. Adds it to the checksum.
     fn read_line(&mut self, line: &[u8]) -> Result<()> {
         self.bytes_read += line.len() as u64 + 1;
         self.checksum.add(line);
@@ -115,7 +115,7 @@ impl<'a> DumpReader<'a> {
         }
     }
 
-    /// Reads the first line of a dump, which determines its format.
+    /// Reads the first line of a dump, which determines its format. Fails if it is of none.
     fn read_header(&mut self, line: &[u8]) -> Result<()> {
         // jeprof writes symbols before the dump, which the checksum does not cover.
         self.checksum = checksum::DumpChecksum::default();

@@ -279,7 +279,8 @@ impl<'a> Reader<'a> {
         Ok(id)
     }
 
-    /// Reads the samples into `profile`.
+    /// Reads the samples into `profile`; `columns` has the type of each value, `locations` are ascending by id. Fails
+    /// if a sample is malformed, names no location, or exceeds a limit.
     fn read_samples(
         &mut self,
         profile: &mut Profile,

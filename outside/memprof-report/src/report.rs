@@ -284,7 +284,7 @@ fn jeprof_base_error(new: &str, base: &str) -> String {
     )
 }
 
-/// Explains why no sample is left.
+/// Explains why no sample is left: by the options that filter samples, else by the sampling.
 fn empty_reason(profile: &Profile, options: &Options) -> String {
     if options.filter.focus.is_some() || options.filter.ignore.is_some() {
         return "no stack is left by --focus and --ignore".into();

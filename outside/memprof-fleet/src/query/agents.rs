@@ -51,7 +51,7 @@ pub(crate) fn ps(config: &Config, target: &Target, json: bool) -> anyhow::Result
     request_and_print(config, Verb::Ps, target, &request, LIST_TIMEOUT, json)
 }
 
-/// Runs `memprof fleet dump`.
+/// Runs `memprof fleet dump`. Waits for the requested spread and up to [`DUMP_TIMEOUT`] more.
 pub(crate) fn dump(args: &DumpArgs) -> anyhow::Result<ExitCode> {
     let ProcessArgs {
         store,

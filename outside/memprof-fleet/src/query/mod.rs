@@ -134,7 +134,7 @@ pub(crate) fn diff(args: &DiffArgs) -> anyhow::Result<ExitCode> {
     print_table(&query, &result, &args.table)
 }
 
-/// Runs `memprof fleet flame`.
+/// Runs `memprof fleet flame`: writes the mean of the profiles to a file or to stdout.
 pub(crate) fn flame(args: &FlameArgs) -> anyhow::Result<ExitCode> {
     let query = ProfileQuery::from_args(&args.select)?;
     let result = sum_profiles(&query, args.build.as_deref(), Weighting::Mean)?;
@@ -149,7 +149,7 @@ pub(crate) fn flame(args: &FlameArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Renders a result in a format of `fleet flame`.
+/// Renders a result in a format of `fleet flame`. OTLP has the service of the target, or `fleet` if it names none.
 fn render_flame(
     query: &ProfileQuery,
     result: &QueryResult,

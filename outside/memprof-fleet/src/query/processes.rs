@@ -48,7 +48,7 @@ pub(crate) struct Growth {
     lost_samples: Option<i64>,
 }
 
-/// Runs `memprof fleet ps` on the store.
+/// Runs `memprof fleet ps` on the store: prints the processes with a profile in the last [`PS_WINDOW`].
 pub(crate) fn ps(config: &Config, target: &Target, json: bool) -> anyhow::Result<ExitCode> {
     let window = TimeWindow {
         until: None,
@@ -78,7 +78,7 @@ pub(crate) fn ps(config: &Config, target: &Target, json: bool) -> anyhow::Result
     Ok(ExitCode::SUCCESS)
 }
 
-/// Runs `memprof fleet growth`.
+/// Runs `memprof fleet growth`: prints the processes by growth, `--top` of them in a table or all as JSON.
 pub(crate) fn growth(args: &GrowthArgs) -> anyhow::Result<ExitCode> {
     let profiles = ProfileQuery::from_args(&args.select)?.profiles(None)?;
     let rows = by_growth(&profiles);

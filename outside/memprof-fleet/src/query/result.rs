@@ -82,7 +82,7 @@ fn sum(
 }
 
 impl QueryResult {
-    /// Renders the result in the format of `options`.
+    /// Renders the result in the format of `options`, with the end of the time window as its time.
     pub(crate) fn render(
         &self,
         query: &ProfileQuery,

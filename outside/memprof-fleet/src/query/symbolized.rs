@@ -17,7 +17,7 @@ use crate::schema::Table;
 const MODULE_SIZE: u64 = 1 << 32;
 
 /// Builds a profile of these sums, with the frames from the table STACKS. A stack whose frames are missing is named by
-/// its id; a note has the bytes of all such.
+/// its id; a note gives their bytes.
 pub(crate) fn to_symbolized(
     query: &ProfileQuery,
     sums: &WeightedSums,

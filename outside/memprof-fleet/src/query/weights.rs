@@ -90,7 +90,7 @@ impl Weights {
         weights
     }
 
-    /// Number of processes.
+    /// Number of processes with a weight.
     pub(crate) fn process_count(&self) -> usize {
         self.0.len()
     }

@@ -29,7 +29,7 @@ type Server = State<Arc<ServerState>>;
 /// Most processes in a response.
 const MAX_PROCESSES: usize = 200;
 
-/// Routes of the API.
+/// Returns the routes of the API; other paths get an error as JSON.
 pub(super) fn routes() -> Router<Arc<ServerState>> {
     Router::new()
         .route(

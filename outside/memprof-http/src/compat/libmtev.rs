@@ -75,7 +75,7 @@ async fn deactivate(host: &Gateway) -> Result<Response> {
     Ok(([TEXT], "Profiling is deactivated\n").into_response())
 }
 
-/// Formats the state of profiling as libmtev does.
+/// Formats the state of profiling as libmtev does, with a remedy if no jemalloc has `opt.prof`.
 fn state_text(allocators: &[AllocatorStatus]) -> String {
     let any = |is: fn(&JemallocOptions) -> bool| {
         let jemallocs = allocators.iter().filter_map(|each| each.jemalloc.as_ref());

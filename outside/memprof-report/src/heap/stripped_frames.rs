@@ -73,8 +73,8 @@ fn append_marks(marks: &[u8], comment: &mut String) {
     }
 }
 
-/// Sets the allocation times and labels of `samples` to the pseudo frames in a comment, given the text after `# marks:
-/// `. Ignores malformed parts.
+/// Sets the allocation times and labels of `samples` to the pseudo frames in a comment, given its text after
+/// `# marks: `. Ignores malformed parts.
 pub(super) fn restore(comment: &str, samples: &mut [Sample]) {
     let Some((append_marks, stacks)) = comment.split_once(" of ") else {
         return;

@@ -157,7 +157,7 @@ fn write_page(
     Ok(())
 }
 
-/// Writes the viewer's data only, as JSON.
+/// Writes the viewer's data only, as JSON: the call tree, the functions and, without a base, their ages.
 pub(super) fn write_view(
     input: &RenderInput<'_>,
     options: &Options,

@@ -232,6 +232,7 @@ pub(super) fn write(input: &RenderInput<'_>, options: &Options, out: &mut dyn Wr
     Ok(())
 }
 
+/// Computes the shares of a label's values for the document. Fails if the profile has no such label.
 fn label_shares<'a>(
     profile: &Profile,
     key: &'a str,
@@ -269,6 +270,7 @@ fn base_totals(base: &SymbolizedProfile) -> Totals {
     totals(sum, base.profile.has_alloc)
 }
 
+/// Converts the profile's origin for the document.
 fn origin(profile: &Profile) -> Origin<'_> {
     let origin = &profile.origin;
     Origin {

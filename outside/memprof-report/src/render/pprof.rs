@@ -52,7 +52,7 @@ pub(super) fn write(input: &RenderInput<'_>, options: &Options, out: &mut dyn Wr
     encoder.finish(&tail)
 }
 
-/// Comments of the profile, from its origin.
+/// Comments of the profile: memprof's version, and `KEY: VALUE` for each part of the origin that is known.
 fn comments(input: &RenderInput<'_>) -> Vec<String> {
     let profile = &input.profile.profile;
     let origin = &profile.origin;

@@ -156,7 +156,7 @@ pub(super) struct CollectedFrames {
 }
 
 impl CollectedFrames {
-    /// Moves the frames into `names`.
+    /// Moves the frames into `names`, with new string ids. Replaces earlier frames of their addresses.
     pub(super) fn move_to(self, names: &mut Names) {
         let ids: Vec<StringId> = (0..self.strings.len() as u32)
             .map(|id| names.strings.intern(self.strings.get(StringId(id))))

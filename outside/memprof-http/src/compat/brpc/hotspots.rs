@@ -49,7 +49,7 @@ pub(super) async fn heap(
     }
 }
 
-/// Serves the text report of heap growth.
+/// Takes a growth profile, and serves the text report of the largest allocator.
 pub(super) async fn growth(RequestHost(host): RequestHost) -> Result<Response> {
     let result = match host.send_typed::<DumpReply>("dump", &GROWTH).await {
         Ok(dump) => {
