@@ -68,8 +68,7 @@ pub fn attach(
     })
 }
 
-/// Loads the plugin by a new thread, which may need a higher thread limit. Tries a file in memory if the path is
-/// refused.
+/// Loads the plugin by a new thread; tries a file in memory if its path is refused. May raise the thread limit.
 fn attach_by_threads(
     pid: u32,
     plugin: &Plugin,
@@ -248,7 +247,7 @@ fn signals_except<'a>(signals: impl Iterator<Item = &'a i32>) -> u64 {
     signals.fold(u64::MAX, |mask, signal| mask & !(1 << (signal - 1)))
 }
 
-/// Returns the error for a shared page that is not mapped any more: the process or the thread has ended.
+/// Returns the error for a shared page that is not mapped any more: the process or thread has ended.
 fn thread_lost_error(target: &Target) -> AttachError {
     if let Err(error) = target.require_same() {
         return error;
