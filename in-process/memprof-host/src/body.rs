@@ -53,8 +53,8 @@ impl Body {
     /// Creates a body from the first `size` bytes of the file `fd`. Duplicates the descriptor.
     ///
     /// # Errors
-    /// `InvalidInput` if it is not a regular file of at least that size that cannot be written to. Those of fcntl(2),
-    /// `F_DUPFD_CLOEXEC`.
+    /// `InvalidInput` if it is not a regular file, is shorter than `size`, or can still be written to. Those of
+    /// fstat(2), and of fcntl(2), `F_DUPFD_CLOEXEC`.
     pub fn from_file(fd: BorrowedFd<'_>, size: u64) -> io::Result<Self> {
         let stat = rustix::fs::fstat(fd)?;
         if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
@@ -159,7 +159,7 @@ fn is_sealed(fd: BorrowedFd<'_>) -> bool {
     rustix::fs::fcntl_get_seals(fd).is_ok_and(|seals| seals.contains(SEALED))
 }
 
-/// Returns the path of an open file, from /proc.
+/// Returns the path of an open file, from /proc; `a file of unknown name` if it cannot be read.
 fn path_name(file: &File) -> String {
     let link = format!("/proc/thread-self/fd/{}", file.as_raw_fd());
     let path = std::fs::read_link(link);

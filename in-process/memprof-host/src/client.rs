@@ -169,7 +169,8 @@ impl Client {
         Ok(client)
     }
 
-    /// Connects before the deadline. Later requests have the timeouts of their messages.
+    /// Connects before the deadline. Later requests have the timeouts of their messages. Fails as
+    /// [`connect`](Self::connect) does.
     pub(crate) fn connect_until(socket: &Path, deadline: Deadline) -> Result<Self, ClientError> {
         let connection = Connection::open(socket, deadline)?;
         let peer = connection.peer()?;
@@ -258,6 +259,10 @@ impl Client {
 
     /// Sends a request and waits for its response, at most for `timeout` unless another one was set. Also returns the
     /// file that was passed with it.
+    ///
+    /// # Errors
+    /// [`ClientError::Unreachable`] if no response comes in time; [`ClientError::Refused`] for an error in the
+    /// response; [`ClientError::Protocol`] if the response is invalid or answers another request.
     fn call<T: DeserializeOwned>(
         &mut self,
         method: &str,

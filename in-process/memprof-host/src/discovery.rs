@@ -105,7 +105,7 @@ pub fn find_by_pid(pid: u32) -> Option<RunningHost> {
     hosts.find(|host| host.pid == pid)
 }
 
-/// Returns the sockets with the default name of a process's.
+/// Returns the existing sockets with the default name of process `pid`, in all default directories.
 fn default_candidates(pid: u32) -> Vec<SocketCandidate> {
     let name = format!("{pid}.sock");
     let owned = own_socket_dirs().into_iter().filter_map(|dir| {
@@ -121,7 +121,8 @@ fn default_candidates(pid: u32) -> Vec<SocketCandidate> {
         .collect()
 }
 
-/// Queries all hosts in `scope`.
+/// Queries all hosts in `scope` in parallel, each for at most 3 s, all for at most 10 s. Afterwards removes abandoned
+/// sockets from this user's default directories, if one was found.
 pub fn discover<T: Send>(
     scope: DiscoveryScope,
     query: impl Fn(&mut Client) -> T + Sync,
@@ -154,7 +155,8 @@ pub fn discover<T: Send>(
 }
 
 impl<T: Send> Discovery<T> {
-    /// Queries all candidates. Returns whether one of them is an abandoned socket.
+    /// Queries all candidates, and adds each to the hosts or, unless its socket is abandoned, to the unreachable ones.
+    /// Returns whether one of them is an abandoned socket.
     fn query_candidates(
         &mut self,
         candidates: &[SocketCandidate],
@@ -190,7 +192,8 @@ impl<T: Send> Discovery<T> {
         any_is_abandoned
     }
 
-    /// Queries processes, except at sockets that were queried already.
+    /// Queries processes, except at sockets that were queried already. A process without a socket is added to the
+    /// unreachable ones.
     fn query_processes(
         &mut self,
         processes: Vec<PluginProcess>,
@@ -266,8 +269,8 @@ fn socket_candidates(unreached: &mut Vec<UnreachableHost>) -> (Vec<SocketCandida
     (candidates.collect(), own_directories)
 }
 
-/// Connects to a candidate and requests its identity. An error comes with the id of the process at the other end, if it
-/// is known.
+/// Connects to a candidate and requests its identity. Fails with `PermissionDenied` if another user opened the socket.
+/// An error comes with the id of the process at the other end, if it is known.
 fn connect_candidate(
     candidate: &SocketCandidate,
     timeout: Duration,

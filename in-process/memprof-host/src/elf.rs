@@ -10,7 +10,7 @@ use object::elf::{
 };
 use object::read::elf::{Dyn as _, FileHeader, ProgramHeader, SectionHeader};
 
-/// Checks the bytes of a shared library.
+/// Checks that the bytes are a whole shared library for this architecture, whose tables the loader can use.
 ///
 /// # Errors
 /// A description of the first fault.
@@ -62,7 +62,7 @@ pub(crate) fn stays_loaded(bytes: &[u8]) -> bool {
     dynamic_flags(bytes).is_ok_and(|flags| flags & DF_1_NODELETE.0 != 0)
 }
 
-/// Returns `DT_FLAGS_1`, 0 if there is none.
+/// Returns the value of `DT_FLAGS_1`, 0 if there is none. Fails if the headers are damaged.
 fn dynamic_flags(bytes: &[u8]) -> object::Result<u64> {
     let header = FileHeader64::<Endianness>::parse(bytes)?;
     let endian = header.endian()?;

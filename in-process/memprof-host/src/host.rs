@@ -71,7 +71,8 @@ impl Host {
     }
 }
 
-/// Loads a plugin and adds it to the router, or the reason for which it could not be loaded.
+/// Loads a plugin and adds it to the router, or the reason for which it could not be loaded, under the name of its
+/// file. Logs the result.
 fn add_plugin(router: &mut Router, config: &PluginConfig, program: HostProgram) {
     let plugin = load_with_check(config, program, |info| check_unique(router, &info.id));
     let name = match &plugin {

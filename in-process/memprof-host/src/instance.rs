@@ -172,7 +172,7 @@ impl Instance {
         &self.info
     }
 
-    /// Sends a message and waits for its reply.
+    /// Sends a message and waits for its reply. If the plugin refuses the message, the reply has a negative status.
     pub fn message(&self, name: &str, args: &str) -> Reply {
         let mut collected = ReplyCollector::default();
         let reply = memprof_reply_t {

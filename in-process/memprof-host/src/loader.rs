@@ -131,7 +131,8 @@ impl CheckedFile {
     }
 }
 
-/// Makes the checks before the file is loaded.
+/// Makes the checks before the file is loaded: that it is trusted, that it is a whole shared library, and that it has
+/// the digest `sha256`, if one is given.
 fn check_file(path: &Path, sha256: Option<&str>) -> Result<CheckedFile, Failure> {
     let io_failure =
         |reason: String| Failure::new(MEMPROF_IO, format!("{}: {reason}", path.display()));
@@ -192,7 +193,9 @@ fn mapped_file(maps: &[u8], address: usize) -> Option<&[u8]> {
     })
 }
 
-/// Loads the library and returns its entry, after comparing layouts if the library describes them.
+/// Loads the library and returns its entry, after comparing layouts if the library describes them. Fails if the file
+/// was replaced while it was loaded, is not the one whose code would run, or has no entry for this ABI; the library
+/// stays loaded also then.
 fn load_library(file: &CheckedFile) -> Result<LoadedLibrary, Failure> {
     let path = file.path.as_path();
     let mismatch = |reason: String| {

@@ -15,7 +15,8 @@ use std::path::{Path, PathBuf};
 pub const VARIABLE: &str = "MEMPROF_SOCKET_DIR";
 
 /// Returns the default directory of a user's sockets: `$MEMPROF_SOCKET_DIR`, otherwise `$XDG_RUNTIME_DIR/memprof`,
-/// otherwise `/run/memprof` for root and `/tmp/memprof-<uid>` for other users. `variable` reads the environment.
+/// otherwise `/run/memprof` for root and `/tmp/memprof-<uid>` for other users. `variable` reads the environment; a
+/// value that is no absolute path is ignored.
 pub fn default_dir(uid: u32, variable: impl Fn(&str) -> Option<OsString>) -> PathBuf {
     let absolute = |name| {
         variable(name)
@@ -175,8 +176,8 @@ pub fn check_parent(directory: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Lists the sockets in a directory, in order. There are none if it is missing or no directory, which any user may
-/// create in /tmp.
+/// Lists the files in a directory whose extension is `sock`, as paths sorted by name. There are none if it is missing
+/// or no directory, which any user may create in /tmp.
 ///
 /// # Errors
 /// Those of readdir(3).

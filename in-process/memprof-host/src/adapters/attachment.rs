@@ -126,7 +126,8 @@ pub unsafe fn attach_process(
     attach_or_reason(entry, unsafe { CStr::from_ptr(toml) })
 }
 
-/// Attaches after memory was checked. Must not be inlined ([`memprof_own::allocate_thread_locals`]).
+/// Attaches after memory was checked. Returns null, or a leaked text with the reason for a failure. Must not be inlined
+/// ([`memprof_own::allocate_thread_locals`]).
 #[inline(never)]
 fn attach_or_reason(entry: &'static memprof_plugin_entry_t, toml: &CStr) -> *const c_char {
     catch_panic(c"attaching panicked".as_ptr(), || {
@@ -144,7 +145,8 @@ fn attach_or_reason(entry: &'static memprof_plugin_entry_t, toml: &CStr) -> *con
 /// Attaches on a new thread, for a caller on a thread of the program's, which must not be treated as memprof's.
 ///
 /// # Errors
-/// The reason for which the process cannot be attached to.
+/// The reason for which the process cannot be attached to, for which no thread can be started, or that attaching
+/// panicked.
 #[cfg(any(feature = "adapter-java", feature = "adapter-node"))]
 pub(super) fn attach_on_new_thread(
     entry: &'static memprof_plugin_entry_t,
@@ -169,7 +171,8 @@ pub fn is_attached() -> bool {
     STATE.load(Ordering::Acquire) == ATTACHED
 }
 
-/// Ends the attachment. The socket is closed after the pending replies were sent.
+/// Requests the end of the attachment, and returns at once. The attachment's thread closes the socket after the pending
+/// replies were sent.
 pub fn request_detach() {
     STATE.store(DETACHING, Ordering::Release);
     // futex(2) fails only for invalid addresses.
@@ -185,6 +188,10 @@ pub fn remaining_lease() -> Option<Duration> {
 }
 
 /// Attaches to this process: creates or reuses the instance, opens the socket, and starts the thread that ends it.
+///
+/// # Errors
+/// An invalid argument or config; a process that is attached to already, or that has loaded the plugin itself; or a
+/// plugin, socket or thread that cannot be created.
 fn attach(entry: &'static memprof_plugin_entry_t, toml: &str) -> Result<(), Failure> {
     let invalid = |reason: String| Failure::new(MEMPROF_INVALID_ARGUMENT, reason);
     let attachment: Attachment =
@@ -241,8 +248,8 @@ fn loaded_by_program_error() -> Failure {
     Failure::new(MEMPROF_UNSUPPORTED, message)
 }
 
-/// Opens the socket at the requested path, otherwise in the default directory; if that fails, as without /run after
-/// chroot(2), in /tmp; and if no directory is writable, under an abstract name.
+/// Opens the socket as requested. Without a request, opens it in the default directory; if that fails, as without /run
+/// after chroot(2), in /tmp; and if that fails too, under an abstract name.
 fn open_control(instance: &AdapterInstance, control: Option<&Control>) -> Result<(), Failure> {
     let opened = instance.open_control(&ADAPTER, control);
     let open_in_tmp = |failure: Failure| {
@@ -265,7 +272,7 @@ fn open_control(instance: &AdapterInstance, control: Option<&Control>) -> Result
 }
 
 impl Attachment {
-    /// Parses the plugin's config.
+    /// Parses the plugin's config: the pairs, which override the keys of the file.
     fn settings(&self) -> Result<Settings, Failure> {
         let pairs = self.words.iter().map(|pair| config::split_pair(pair));
         let pairs = pairs.collect::<Result<Vec<_>, _>>()?;
@@ -275,7 +282,8 @@ impl Attachment {
     }
 }
 
-/// Waits until the previous attachment has ended. Fails if the process is attached to.
+/// Waits until the previous attachment has ended, at most 5 s. Fails if the process is attached to, or if it is still
+/// being detached then.
 fn wait_until_detached() -> Result<(), Failure> {
     let start = Instant::now();
     while STATE.load(Ordering::Acquire) == DETACHING && start.elapsed() < DETACH_TIMEOUT {
@@ -324,7 +332,8 @@ extern "C" fn after_fork_in_child() {
     });
 }
 
-/// Keeps the socket open until the lease expires or the process is detached from. Runs on [`END_THREAD`].
+/// Opens the socket in a forked child, waits until the lease expires or the process is detached from, and closes the
+/// socket. When the lease expires, sends the plugin `detach` every second until it accepts it. Runs on [`END_THREAD`].
 fn run_attachment(privileges: &mut Privileges) {
     let Some(instance) = instance::instance() else {
         return;

@@ -46,7 +46,8 @@ const ALLOW: &str = "allow";
 /// pairs override; `control` is `on`, `off` or an absolute path.
 ///
 /// # Errors
-/// The text names the key or file.
+/// A key is given twice or has no name, `control` or `allow` has an invalid value, or the file cannot be read or
+/// parsed. The text names the key or file.
 pub(super) fn parse<'a>(
     pairs: impl IntoIterator<Item = (&'a str, &'a str)>,
 ) -> Result<Settings, Failure> {
@@ -70,7 +71,7 @@ pub(super) fn parse<'a>(
 /// Like [`parse`], but for a file that the caller has read: its path and its text.
 ///
 /// # Errors
-/// The text names the key or file.
+/// Those of [`parse`], except that of a file that cannot be read.
 pub(super) fn parse_with_file<'a>(
     pairs: impl IntoIterator<Item = (&'a str, &'a str)>,
     file: Option<(&str, &str)>,
@@ -103,14 +104,14 @@ pub(super) fn parse_with_file<'a>(
 /// Splits a `key=value` text.
 ///
 /// # Errors
-/// The text has another form.
+/// The text contains no `=`.
 pub(super) fn split_pair(word: &str) -> Result<(&str, &str), Failure> {
     word.split_once('=').ok_or_else(|| {
         invalid_config_error(format!("config word {word:?} is not of the form key=value"))
     })
 }
 
-/// Converts a value: `on`, `off`, `true`, `false` and integers are no texts.
+/// Converts a value: `true` and `on`, `false` and `off` to booleans, a number to an integer, and all others to a text.
 fn parse_value(value: &str) -> Value {
     match value {
         "true" | "on" => Value::Boolean(true),
@@ -122,7 +123,8 @@ fn parse_value(value: &str) -> Value {
     }
 }
 
-/// Inserts a value, with the tables that the dots in its key separate.
+/// Inserts a value into the tables that the dots in its key separate, and creates those that are missing. Fails if the
+/// key exists already, is used as a table though it has a value, or ends in a dot.
 fn insert(table: &mut Table, key: &str, value: Value) -> Result<(), Failure> {
     let (tables, last) = match key.rsplit_once('.') {
         Some((tables, last)) => (Some(tables), last),

@@ -37,10 +37,10 @@ static IS_EXITING: AtomicBool = AtomicBool::new(false);
 #[cfg(feature = "adapter-attached")]
 const EXIT_HANDLER_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Opens the socket, unless this process has opened one.
+/// Opens the socket, unless this process has opened one or `control` is [`Control::Off`].
 ///
 /// # Errors
-/// Those of [`ControlSocket::open`]; the error was logged.
+/// Those of [`ControlSocket::open`], with the status `MEMPROF_IO`; the error was logged.
 pub(super) fn open(
     program: HostProgram,
     router: Arc<Router>,
@@ -81,7 +81,8 @@ pub(super) fn open(
     }
 }
 
-/// Closes the socket of this process, after the pending replies were sent.
+/// Closes the socket of this process, after the pending replies were sent. Waits at most a second for an exit handler
+/// that uses the socket; if it still does, the socket is leaked.
 #[cfg(feature = "adapter-attached")]
 pub(super) fn close() {
     let socket = SOCKET.swap(ptr::null_mut(), Ordering::SeqCst);

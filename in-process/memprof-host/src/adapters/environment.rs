@@ -17,7 +17,7 @@ pub(super) fn has_config() -> bool {
     variable(CONFIG).is_some()
 }
 
-/// Parses the config in the environment.
+/// Parses the config in the environment. Fails as [`config::parse`] does.
 pub(super) fn settings() -> Result<Settings, Failure> {
     let named = [
         ("config", CONFIG),
@@ -30,7 +30,8 @@ pub(super) fn settings() -> Result<Settings, Failure> {
     config::parse(pairs.map(|(key, value)| (*key, value.as_str())))
 }
 
-/// Least severe level of the lines that go to standard error.
+/// Returns the least severe level of the lines that go to standard error: that in `MEMPROF_LOG`, by default `Warn`.
+/// Fails if the variable names no level.
 pub(super) fn log_level() -> Result<LevelFilter, Failure> {
     variable("MEMPROF_LOG").map_or(Ok(LevelFilter::Warn), |word| {
         word.parse().map_err(|_| {

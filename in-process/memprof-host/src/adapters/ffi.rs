@@ -12,7 +12,8 @@ use memprof_plugin_abi::raw::memprof_plugin_entry_t;
 
 use super::{catch_panic, delayed_start};
 
-/// Sends a message and returns its reply. Null only if there is no memory or the call panicked.
+/// Sends a message and returns its reply, which [`free`] frees. If the message fails, the reply is the plugin's JSON,
+/// or a text that begins with `error: `. Null only if there is no memory or the call panicked.
 ///
 /// # Safety
 /// `message` is null or NUL-terminated.

@@ -32,7 +32,8 @@ impl fmt::Display for MissingSymbol {
 }
 
 impl CallerAddress {
-    /// Opens the library that contains the caller. It cannot be unloaded meanwhile, because it is on the call stack.
+    /// Opens the library that contains the caller. It cannot be unloaded meanwhile, because it is on the call stack. If
+    /// it is not found, symbols are looked up in the whole program.
     pub(super) fn symbols(self) -> HostSymbols {
         let mut info = MaybeUninit::<libc::Dl_info>::zeroed();
         // SAFETY: dladdr(3) accepts any address, and fills in `info` unless it returns 0.
@@ -50,7 +51,8 @@ impl CallerAddress {
 }
 
 impl HostSymbols {
-    /// Looks up a function or variable of the host.
+    /// Looks up a function or variable of the host: in the library that called with its dependencies, then in the whole
+    /// program.
     ///
     /// # Safety
     /// `F` is a pointer type that fits the symbol.

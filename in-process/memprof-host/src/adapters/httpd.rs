@@ -77,7 +77,7 @@ impl Module {
     }
 }
 
-/// Makes httpd call `child_init` in each child.
+/// Makes httpd call `child_init` in each child. Does nothing in a program that has no `ap_hook_child_init`.
 #[doc(hidden)]
 pub fn register_hooks(child_init: ChildInit) {
     // SAFETY: http_config.h declares a function of this type.
@@ -88,7 +88,7 @@ pub fn register_hooks(child_init: ChildInit) {
     }
 }
 
-/// Opens the control socket of a child.
+/// Starts the plugin and the control socket of a child, after a delay.
 #[doc(hidden)]
 pub fn child_init(entry: &'static memprof_plugin_entry_t) {
     catch_panic((), || delayed_start::start_delayed(entry));

@@ -91,7 +91,7 @@ pub(super) fn is_shared() -> bool {
     IS_SHARED.load(Ordering::SeqCst)
 }
 
-/// Destroys the instance, unless it is shared.
+/// Removes the instance, and frees it unless it is shared.
 ///
 /// # Safety
 /// The caller has created the instance and no other code uses it, unless it is shared.
@@ -152,7 +152,8 @@ pub(super) fn start_instance(
     instance
 }
 
-/// Returns the instance, and whether this call has created it.
+/// Returns the instance, which is never freed from now on, and whether this call has created it. If its plugin could
+/// not be created, the instance replies with the reason.
 pub(super) fn get_or_create(
     entry: &'static memprof_plugin_entry_t,
     adapter: &Adapter,

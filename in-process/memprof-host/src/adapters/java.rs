@@ -72,7 +72,8 @@ struct NativeMethod {
     function: unsafe extern "C" fn(Env, Object, Object) -> Object,
 }
 
-/// Registers the native method of the class, if there is one of that name: an agent has none. Returns the JNI version.
+/// Creates the plugin, and registers the native method `send` of the class with the library's name in camel case, if
+/// there is one: an agent has none. Returns the JNI version.
 ///
 /// # Safety
 /// The JVM calls `JNI_OnLoad` with `vm`.
@@ -109,7 +110,8 @@ pub unsafe fn load(entry: &'static memprof_plugin_entry_t, name: &'static CStr, 
     JNI_VERSION
 }
 
-/// Loads the plugin as an agent, and sends the options as a message. Returns 0, or 1 if the message failed.
+/// Loads the plugin as an agent. Attaches to the process if the options are those of `memprof attach`; otherwise sends
+/// the options as a message, unless they are empty, and prints the reply. Returns 0, or 1 if that failed.
 ///
 /// # Safety
 /// The JVM calls `Agent_OnLoad` or `Agent_OnAttach`: `options` is null or NUL-terminated.

@@ -103,7 +103,8 @@ struct PathBuffer {
     needed: usize,
 }
 
-/// Copies the path of a library, if it fits. Called by `dl_iterate_phdr(3)`.
+/// Copies the path of a library, if it fits, and counts its bytes. Called by `dl_iterate_phdr(3)`; returns 0, so that
+/// the iteration continues.
 unsafe extern "C" fn collect_path(
     info: *mut libc::dl_phdr_info,
     _size: usize,
@@ -124,7 +125,7 @@ unsafe extern "C" fn collect_path(
     0
 }
 
-/// Returns the copy at a path. `None` if the library there is no copy.
+/// Returns the copy at a path. `None` if no library is loaded from there, or if it is no copy.
 fn find_copy(path: &CStr) -> Option<LibraryCopy> {
     // SAFETY: dlopen(3), RTLD_NOLOAD, with a NUL-terminated path: loads nothing, but waits for a library that is being
     // loaded.

@@ -46,7 +46,8 @@ pub(super) fn one_line(text: &str) -> String {
     text.replace(char::is_control, " ")
 }
 
-/// Returns the first `limit` bytes of a text as a C string, with NUL bytes replaced by blanks.
+/// Returns the first `limit` bytes of a text as a C string, with NUL bytes replaced by blanks. A longer text is cut
+/// between two characters, and ` [...]` is appended, beyond the limit.
 pub(super) fn c_text(text: &str, limit: usize) -> CString {
     let mut text = text.replace('\0', " ");
     if text.len() > limit {

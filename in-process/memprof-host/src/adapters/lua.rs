@@ -74,7 +74,8 @@ impl Lua {
     }
 }
 
-/// Opens the module: pushes a table with its functions.
+/// Opens the module: pushes a table with its functions. Returns the number of pushed values: 1, or 0 if a function of
+/// Lua is missing, which is logged.
 ///
 /// # Safety
 /// Lua calls `luaopen_*` with `state`.
@@ -121,7 +122,8 @@ unsafe extern "C-unwind" fn call(state: State) -> c_int {
     naked_asm!("mov rsi, [rsp]", "mov edx, 1", "jmp {}", sym handle_call)
 }
 
-/// Sends the first argument as a message. Returns the number of results on the stack.
+/// Sends the first argument as a message. Returns the number of results on the stack: 1 for the reply, 2 for nil and
+/// the reason for a failure, 0 if a function of Lua is missing. Raises a Lua error if the argument is no string.
 unsafe extern "C-unwind" fn handle_call(
     state: State,
     caller: CallerAddress,

@@ -153,7 +153,7 @@ impl Init {
     }
 }
 
-/// Sends a message, if it is allowed for all users.
+/// Sends a message, if it is allowed for all users. Otherwise fails with a text that says how to allow it.
 fn send(message: &[u8]) -> Result<String, String> {
     let text = String::from_utf8_lossy(message);
     let (name, _) = split_message(&text);

@@ -104,7 +104,7 @@ impl BrokerApi {
     }
 }
 
-/// Selects the version of the plugin interface, -1 if Mosquitto does not support it.
+/// Returns the version of the plugin interface that this plugin uses, -1 if Mosquitto does not support it.
 ///
 /// # Safety
 /// Mosquitto calls `mosquitto_plugin_version` with these arguments.
@@ -213,7 +213,7 @@ unsafe extern "C" fn handle_control_event(_: c_int, event: *mut c_void, _: *mut 
     })
 }
 
-/// Publishes a reply to the client that sent the message.
+/// Publishes a reply to the client that sent the message. Does nothing if the client has no id. A failure is logged.
 fn publish(broker: &Broker, client: *const c_void, instance: &AdapterInstance, bytes: &[u8]) {
     let topic: CString = c_text(&format!("{}/response", control_topic(instance)), LINE_LIMIT);
     // SAFETY: mosquitto_broker.h: the client of the event that is being handled.
@@ -254,7 +254,7 @@ unsafe fn as_slice<'a, T>(first: *const T, count: impl TryInto<usize>) -> &'a [T
     }
 }
 
-/// Writes a log line, if the calling thread is the broker's.
+/// Writes a log line, if the calling thread is the broker's. Drops lines of other threads.
 fn write_log_line(level: Level, text: &str) {
     // The numbers are `MOSQ_LOG_*` of mosquitto.h.
     let level = match level {

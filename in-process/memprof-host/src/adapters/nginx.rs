@@ -136,7 +136,7 @@ impl Module {
     }
 }
 
-/// Opens the control socket of a worker.
+/// Starts the plugin and the control socket of a worker, after a delay. Always returns `NGX_OK`.
 #[doc(hidden)]
 pub fn init_process(entry: &'static memprof_plugin_entry_t) -> isize {
     catch_panic((), || delayed_start::start_delayed(entry));

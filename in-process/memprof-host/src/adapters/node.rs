@@ -40,7 +40,8 @@ struct Job {
     work: *mut c_void,
 }
 
-/// Adds the functions to `exports`, or throws an error.
+/// Adds the functions to `exports`, or throws an error. Attaches to the process instead if `exports` has the property
+/// of `memprof attach`. Returns `exports`.
 ///
 /// # Safety
 /// Node calls `napi_register_module_v1` with these arguments.
@@ -91,7 +92,8 @@ pub unsafe fn register(
     })
 }
 
-/// Handles a call of one of the module's functions.
+/// Handles a call of one of the module's functions. Returns the reply or its promise; null, mostly with an exception,
+/// if there is none.
 unsafe extern "C" fn handle_call(env: Env, info: *mut c_void) -> Value {
     let handle = || {
         let node = NODE.get()?;

@@ -144,7 +144,8 @@ pub unsafe fn handle_call_for_all(call: *mut Call) -> Datum {
     }
 }
 
-/// Passes the argument of a call to `work`, and returns its result to the server.
+/// Passes the argument of a call to `work`, and returns its result to the server. The result is an SQL NULL if the call
+/// has no argument or a function of the server is missing.
 ///
 /// # Safety
 /// Those of [`handle_call`].

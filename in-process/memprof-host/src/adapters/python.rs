@@ -120,7 +120,8 @@ unsafe extern "C-unwind" fn call(module: Object, message: Object) -> Object {
     naked_asm!("mov rdx, [rsp]", "mov ecx, 1", "jmp {}", sym handle_call)
 }
 
-/// Sends a message and converts its reply.
+/// Sends a message without the GIL and converts its reply. Null if that fails, with an exception unless a function of
+/// Python is missing.
 unsafe extern "C-unwind" fn handle_call(
     _module: Object,
     message: Object,

@@ -224,7 +224,8 @@ fn register(api: &RedisApi, ctx: Ctx, instance: &AdapterInstance) -> bool {
     created == OK
 }
 
-/// The command `MEMORY_PROFILE ARGUMENT…`. Runs on the server's main thread.
+/// Implements the command `MEMORY_PROFILE ARGUMENT…`: sends the arguments as a message. Without arguments or for
+/// `HELP`, lists the plugin's messages. Runs on the server's main thread.
 unsafe extern "C" fn handle_command(ctx: Ctx, argv: *const RedisString, argc: c_int) -> c_int {
     catch_panic(ERR, || {
         let (Some(api), Some(instance)) = (API.get(), instance()) else {

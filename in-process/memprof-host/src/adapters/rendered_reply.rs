@@ -68,7 +68,8 @@ pub(super) enum ReplyContent {
 }
 
 impl AdapterInstance {
-    /// Sends a message in one text: a name, a blank and arguments.
+    /// Sends a message in one text: a name, a blank and arguments. A text above [`FRAME_LIMIT`] bytes is not sent; the
+    /// reply is then an error.
     pub(super) fn message(&self, data: &[u8]) -> Reply {
         if data.len() > FRAME_LIMIT {
             let message = format!(
@@ -137,13 +138,14 @@ impl AdapterInstance {
         })
     }
 
-    /// Sends a message without its format argument. Also returns that argument.
+    /// Sends a message without its format argument. Also returns that argument, `None` if there is none.
     fn send(&self, data: &[u8]) -> (Reply, Option<&'static str>) {
         let (data, format) = self.split_format(data);
         (self.message(&data), format)
     }
 
-    /// Removes the format argument from a message, unless the plugin's message has such an argument. Also returns it.
+    /// Removes the format argument from a message, unless the plugin's message has such an argument. Also returns it,
+    /// `None` if there is none.
     fn split_format<'a>(&self, data: &'a [u8]) -> (Cow<'a, [u8]>, Option<&'static str>) {
         let text = String::from_utf8_lossy(data);
         let (name, args) = split_message(&text);

@@ -37,8 +37,9 @@ pub(super) struct ServerProcess {
     pub(super) reply: Result<Reply, String>,
 }
 
-/// Sends a message to all processes with a socket. When `should_stop` returns true, the remaining replies are not
-/// waited for.
+/// Sends a message to all other processes of the server that have a socket. Returns the reply of each, or the reason
+/// for which there is none, in no order. Waits at most 5 s; when `should_stop` returns true, the remaining replies are
+/// not waited for.
 pub(super) fn query_all(
     plugin: &str,
     message: &str,
@@ -80,7 +81,7 @@ pub(super) fn query_all(
     finished
 }
 
-/// Iterates over the parent and its other children, as far as they have a socket.
+/// Iterates over the parent and its other children, without this process, as far as they have a socket.
 fn sibling_pids() -> impl Iterator<Item = u32> {
     let server = getppid().map(|pid| pid.as_raw_pid().cast_unsigned());
     // A directory that cannot be read contains no socket to which this process can connect.
@@ -185,7 +186,7 @@ fn wait_readable(pending: &[PendingRequest], timeout: Duration) -> Vec<usize> {
     polled.iter().enumerate().filter_map(ready).collect()
 }
 
-/// Parses a response.
+/// Parses a response. Fails with the text of its error, or if it is not JSON or its body is too large for the line.
 fn parse_reply(line: &[u8]) -> Result<Reply, String> {
     let response: Value = serde_json::from_slice(line).map_err(|error| error.to_string())?;
     if let Some(error) = response.get("error") {

@@ -188,7 +188,7 @@ impl PluginMessage {
     }
 }
 
-/// Logs the text of a reply, line by line.
+/// Logs the text of a reply: line by line, or as one line of an error if the message failed.
 fn log_reply(reply: Reply) {
     let is_success = reply.status_code == MEMPROF_OK;
     let text = reply.into_text();
@@ -200,7 +200,7 @@ fn log_reply(reply: Reply) {
     }
 }
 
-/// Writes a log line.
+/// Writes a log line. Drops it in a program that lacks `TSError`.
 fn write_log_line(level: Level, text: &str) {
     let name = match level {
         Level::Error => c"TSError",

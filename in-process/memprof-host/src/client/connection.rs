@@ -157,7 +157,7 @@ impl Connection {
         }
     }
 
-    /// Writes all bytes.
+    /// Writes all bytes before the deadline. Fails as [`wait`](Self::wait) does, and with errors of send(2).
     pub(super) fn write(&self, mut bytes: &[u8], deadline: Deadline) -> io::Result<()> {
         while !bytes.is_empty() {
             match send(&self.socket, bytes, SendFlags::NOSIGNAL) {
@@ -170,7 +170,9 @@ impl Connection {
         Ok(())
     }
 
-    /// Reads the next line, and returns it with its newline and the last file that was passed with it.
+    /// Reads the next line, and returns it with its newline and the last file that was passed with it. Fails with
+    /// `InvalidData` if the line exceeds 1 MiB, with `UnexpectedEof` if the connection was closed, and as
+    /// [`wait`](Self::wait) does.
     pub(super) fn read_line(&mut self, deadline: Deadline) -> io::Result<(Vec<u8>, Option<File>)> {
         let mut file = None;
         let mut searched = 0;
@@ -191,7 +193,8 @@ impl Connection {
         }
     }
 
-    /// Reads a chunk into the buffer. Returns the last file that was passed with it.
+    /// Reads a chunk into the buffer. Returns the last file that was passed with it, `None` if none was passed or
+    /// nothing can be read yet.
     fn receive(&mut self) -> io::Result<Option<File>> {
         let mut chunk = [0; CHUNK_BYTES];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -217,7 +220,8 @@ impl Connection {
         Ok(file)
     }
 
-    /// Waits until the socket is ready. Fails early if the process cannot respond because it is stopped or frozen.
+    /// Waits until the socket is ready. Fails with `TimedOut` at the deadline, or early if the process cannot respond
+    /// because it is stopped or frozen.
     fn wait(&self, events: PollFlags, deadline: Deadline) -> io::Result<()> {
         let mut watch = self.process.map(HaltWatch::new);
         loop {

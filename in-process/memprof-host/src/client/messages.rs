@@ -78,7 +78,8 @@ impl Client {
     }
 }
 
-/// Returns the reply, or the error in it if the plugin refused the message.
+/// Returns the reply if its status is 0. Otherwise fails with [`ClientError::Plugin`], which contains the error in the
+/// reply.
 fn check_ok(reply: ReceivedBody) -> Result<ReceivedBody, ClientError> {
     let status = reply.result.status_code;
     if status == MEMPROF_OK {

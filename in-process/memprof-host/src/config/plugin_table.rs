@@ -13,8 +13,8 @@ pub(crate) fn with_table_prefix(text: &str) -> String {
     text.replace(&format!("[{blank}"), &format!("[{prefix}"))
 }
 
-/// Blanks all lines but those of the config of the plugin at `index`, which must parse to `table`. `None` if they do
-/// not, as for `config = { … }`.
+/// Returns `text` without the content of all lines but those of the config of the plugin at `index`, which must parse
+/// to `table`. `None` if they do not, as for `config = { … }`.
 pub(super) fn blank_all_but(text: &str, index: usize, table: &Table) -> Option<String> {
     let mut plugins = 0;
     let mut is_inside = false;

@@ -51,7 +51,7 @@ pub(super) struct ControlConnection {
 }
 
 impl ControlConnection {
-    /// Takes over an accepted stream.
+    /// Takes over an accepted stream, and makes it nonblocking.
     pub(super) fn new(stream: GuardedFd<UnixStream>) -> io::Result<Self> {
         stream.get()?.set_nonblocking(true)?;
         Ok(Self {
@@ -149,7 +149,7 @@ pub(super) fn serve(
     }
 }
 
-/// Sends an error that answers no request.
+/// Sends an error that answers no request. A failure is only logged.
 pub(super) fn refuse(stream: &GuardedFd<UnixStream>, code: i32, message: &str) {
     let response = Response {
         line: protocol::error_line(&NO_ID, &RpcError::new(code, message)),
@@ -160,7 +160,7 @@ pub(super) fn refuse(stream: &GuardedFd<UnixStream>, code: i32, message: &str) {
     }
 }
 
-/// Sends the error that there is no memory. Allocates nothing.
+/// Sends the error that there is no memory. Allocates nothing, does not wait, and ignores a failure.
 pub(super) fn refuse_without_memory(stream: &GuardedFd<UnixStream>) {
     let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
     // A peer that does not read it sees the connection close; a log line would need memory.
@@ -181,7 +181,8 @@ struct FrameReader<'a> {
 
 impl FrameReader<'_> {
     /// Reads the next frame without its newline. Text before the peer's shutdown counts as a frame. `None` at the end.
-    /// `on_start` is called when the frame's first byte has arrived.
+    /// `on_start` is called when the frame's first byte has arrived. Fails if the frame is longer than [`FRAME_LIMIT`],
+    /// or is not complete a second after its first byte.
     fn next_frame(&mut self, on_start: impl FnOnce()) -> io::Result<Option<&[u8]>> {
         self.buffer.copy_within(self.consumed..self.length, 0);
         self.length -= self.consumed;
@@ -213,7 +214,7 @@ impl FrameReader<'_> {
         }
     }
 
-    /// Reads into the buffer. Returns the number of bytes, 0 at the end.
+    /// Reads into the buffer. Returns the number of bytes, 0 at the end or after a reset.
     fn receive(&mut self) -> io::Result<usize> {
         let room = &mut self.buffer[self.length..];
         match retry_on_intr(|| recv(self.stream.get()?, &mut *room, RecvFlags::empty())) {
@@ -228,7 +229,7 @@ impl FrameReader<'_> {
     }
 }
 
-/// Waits until `stream` is ready. Without a deadline it waits for ever.
+/// Waits until `stream` is ready. Fails with `TimedOut` at the deadline; without one it waits for ever.
 fn wait(
     stream: &GuardedFd<UnixStream>,
     events: PollFlags,

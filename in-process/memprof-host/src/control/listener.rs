@@ -37,7 +37,9 @@ pub(super) struct Listener {
 }
 
 impl Listener {
-    /// Opens the socket at the configured path, or at a free default path.
+    /// Opens the socket at the configured path, or at a free default path. For a configured path, also creates a link
+    /// in the default directory; a failure of that is only logged. Fails if another host has the path, or if the
+    /// directory is not safe.
     pub(super) fn bind(configured: Option<&Path>) -> Result<Self, ControlError> {
         let error_at = |path: &Path| {
             let path = path.to_owned();
@@ -97,7 +99,8 @@ impl Listener {
         &self.path
     }
 
-    /// Waits for a connection.
+    /// Waits for a connection. Fails with `EBADF` if the program closed the descriptor, or has put another socket under
+    /// its number.
     pub(super) fn accept(&self) -> io::Result<GuardedFd<UnixStream>> {
         let (stream, _) = self.socket.get()?.accept()?;
         GuardedFd::new_verified(stream, |stream| {
@@ -114,7 +117,7 @@ impl Listener {
         self.socket.get().is_ok()
     }
 
-    /// Shuts the socket down, which makes a blocked `accept` fail.
+    /// Shuts the socket down, which makes a blocked `accept` fail. A failure is only logged.
     pub(super) fn shut_down(&self) {
         let socket = self.socket.get();
         let result = socket.and_then(|socket| shutdown(socket, Shutdown::Both));
@@ -141,7 +144,8 @@ impl Drop for Listener {
     }
 }
 
-/// Removes an abandoned socket at `path` and listens there. The caller holds its lock.
+/// Removes an abandoned socket at `path` and listens there. The caller holds its lock. Fails with `AlreadyExists` if
+/// there is a file of another kind.
 fn bind_path(path: &Path) -> io::Result<GuardedFd<UnixListener>> {
     // The lock proves that the host of an existing socket has died.
     match path.symlink_metadata() {
@@ -174,8 +178,8 @@ fn listen(address: &SocketAddrUnix) -> io::Result<GuardedFd<UnixListener>> {
     Ok(socket)
 }
 
-/// Names that a socket of this process may have in a default directory. There are several, because containers that
-/// share the directory may have processes with the same pid.
+/// Iterates over the paths that a socket of this process may have in a default directory. There are several, because
+/// containers that share the directory may have processes with the same pid.
 fn candidate_names(directory: &Path) -> impl Iterator<Item = PathBuf> {
     let pid = std::process::id();
     let further = (2..=9).map(move |number| format!("{pid}.{number}.sock"));
@@ -184,7 +188,8 @@ fn candidate_names(directory: &Path) -> impl Iterator<Item = PathBuf> {
     names.map(move |name| directory.join(name))
 }
 
-/// Locks the first candidate name that no host has locked. Returns its path and lock.
+/// Locks the first candidate name that no host has locked. Returns its path and lock. Fails with `AddrInUse` if all are
+/// locked.
 fn lock_free_name(directory: &Path) -> io::Result<(PathBuf, File)> {
     for path in candidate_names(directory) {
         match lock(&path) {
@@ -195,8 +200,9 @@ fn lock_free_name(directory: &Path) -> io::Result<(PathBuf, File)> {
     Err(io::ErrorKind::AddrInUse.into())
 }
 
-/// Creates a link to `socket` in the default directory, and removes an older link to it. The caller holds the socket's
-/// lock, which proves that the older link is of a host that died.
+/// Creates a link to `socket` in the default directory, and removes an older link to it. Returns the link's path; fails
+/// with `AlreadyExists` if all names are in use. The caller holds the socket's lock, which proves that the older link
+/// is of a host that died.
 fn replace_link(socket: &Path, directory: &Path) -> io::Result<PathBuf> {
     for other in sockets(directory)? {
         if other.read_link().is_ok_and(|target| target == socket) {

@@ -142,7 +142,8 @@ impl ControlSocket {
         &self.path
     }
 
-    /// Removes the socket's files, for a process that exits without dropping the socket.
+    /// Removes the socket's files, for a process that exits without dropping the socket. Does nothing while another
+    /// thread holds the lock of the listener, because the exit must not wait.
     #[cfg(feature = "adapters")]
     pub(crate) fn remove_files(&self) {
         if let Ok(listener) = self.shared.listener.try_lock()
@@ -261,7 +262,8 @@ impl SocketState {
             .ok()
     }
 
-    /// Serves a connection on a thread of the pool, unless its user may not connect or there is no room.
+    /// Serves a connection on a thread of the pool, unless its user may not connect or there is no memory or thread. If
+    /// all connections are in use, evicts the slowest one for it.
     fn admit(self: &Arc<Self>, stream: GuardedFd<UnixStream>) {
         if let Err(refusal) = self.authorize(&stream) {
             log::warn!("control connection refused: {refusal}");
@@ -305,7 +307,7 @@ impl SocketState {
         }
     }
 
-    /// Fails if the peer's user may not connect.
+    /// Fails unless the peer's user is root, the host's user or one of `allow_uids`.
     fn authorize(&self, stream: &GuardedFd<UnixStream>) -> Result<(), String> {
         // nix, because rustix's pid cannot be 0, which the kernel returns for a peer outside of this PID namespace.
         let peer = stream

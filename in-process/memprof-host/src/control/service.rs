@@ -32,7 +32,8 @@ pub(super) struct Response {
 }
 
 impl Service {
-    /// Handles a frame. `None` if it is a notification, which has no response.
+    /// Handles a frame. The response to an invalid frame is an error. `None` if the frame is a notification, which has
+    /// no response.
     pub(super) fn respond(&self, frame: &[u8]) -> Option<Response> {
         let request = match parse_request(frame) {
             Ok(request) => request,
@@ -64,7 +65,8 @@ impl Service {
         }
     }
 
-    /// The method [`MESSAGE`].
+    /// Implements the method [`MESSAGE`]: sends the message, and returns the plugin's reply, also if the plugin refuses
+    /// the message.
     fn message(&self, id: &Value, params: MessageParams) -> Result<Response, RpcError> {
         let reply = self.send(&params.plugin, &params.message, &params.args)?;
         let (mut result, mut body) = message_result(reply, params.deliver);
@@ -82,7 +84,8 @@ impl Service {
         })
     }
 
-    /// The method [`BASIC_MESSAGE`]: logs the plugin's reply.
+    /// Implements the method [`BASIC_MESSAGE`]: sends the message and logs the plugin's reply. The response is a
+    /// success even if the plugin refuses the message.
     fn basic_message(&self, id: &Value, params: &BasicMessage) -> Result<Response, RpcError> {
         let (name, args) = split_message(&params.data);
         let reply = self.send(&params.tag, name, args)?;
@@ -95,13 +98,13 @@ impl Service {
         Ok(line_response(result_line(id, &"success")))
     }
 
-    /// Sends a message to a plugin and waits for its reply.
+    /// Sends a message to a plugin and waits for its reply. Fails only if there is no such plugin.
     fn send(&self, plugin: &str, name: &str, args: &str) -> Result<Reply, RpcError> {
         let reply = self.router.message(plugin, name, args);
         reply.map_err(|unknown| RpcError::new(UNKNOWN_PLUGIN, unknown.to_string()))
     }
 
-    /// The result of the method [`PLUGINS`].
+    /// Returns the result of the method [`PLUGINS`], which includes the plugins that could not be created.
     fn plugins(&self) -> Vec<PluginInfo> {
         let describe = |(name, plugin): (&str, &Result<crate::Instance, Failure>)| match plugin {
             Ok(instance) => instance.info().clone(),
@@ -116,7 +119,8 @@ impl Service {
     }
 }
 
-/// Parses a request of JSON-RPC 2.0.
+/// Parses a request of JSON-RPC 2.0. Fails with `PARSE_ERROR` for a text that is not JSON, otherwise with
+/// `INVALID_REQUEST`.
 fn parse_request(frame: &[u8]) -> Result<Request, RpcError> {
     let value: Value = serde_json::from_slice(frame)
         .map_err(|error| RpcError::new(PARSE_ERROR, format!("the line is not JSON: {error}")))?;

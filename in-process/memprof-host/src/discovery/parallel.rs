@@ -7,7 +7,8 @@ use std::thread::{Builder, scope};
 /// Largest number of threads: each waits for a host, and may hold a line of a megabyte.
 const MAX_THREADS: usize = 64;
 
-/// Calls `work` for each item on several threads. Returns the results in the order of the items.
+/// Calls `work` for each item, on the calling thread and at most 63 others. Returns the results in the order of the
+/// items.
 pub(super) fn parallel_map<T: Sync, R: Send>(items: &[T], work: impl Fn(&T) -> R + Sync) -> Vec<R> {
     let next = AtomicUsize::new(0);
     let results = Mutex::new(Vec::with_capacity(items.len()));

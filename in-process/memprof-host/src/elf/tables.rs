@@ -24,7 +24,7 @@ const LE: LittleEndian = LittleEndian;
 type Result<T> = std::result::Result<T, String>;
 type Segment = ProgramHeader64<LittleEndian>;
 
-/// Checks all tables.
+/// Checks all tables that the loader reads, and the code that it calls.
 ///
 /// # Errors
 /// A text that names the damaged table.
@@ -72,7 +72,7 @@ pub(super) fn check(bytes: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// Creates the error of a damaged table.
+/// Returns the error of a damaged table, as an `Err`.
 fn damaged_error<T>(table: &str) -> Result<T> {
     Err(format!(
         "it is damaged: its {table} is not as a linker writes it"
@@ -144,7 +144,8 @@ impl<'a> Library<'a> {
         })
     }
 
-    /// Returns the bytes of the file from an address to the end of its segment.
+    /// Returns the bytes of the file from an address to the end of its segment. Fails, naming `table`, if no mapped
+    /// segment has the address in the file.
     fn bytes_from(&self, address: u64, table: &str) -> Result<&'a [u8]> {
         let bytes = self.loaded_segments().find_map(|segment| {
             let offset = address.checked_sub(segment.p_vaddr(LE))?;
@@ -156,7 +157,8 @@ impl<'a> Library<'a> {
         bytes.map_or_else(|| damaged_error(table), Ok)
     }
 
-    /// Returns `count` values at an address.
+    /// Returns `count` values at an address. Fails, naming `table`, if they are not within one mapped segment of the
+    /// file.
     fn slice<T: Pod>(&self, address: u64, count: usize, table: &str) -> Result<&'a [T]> {
         let bytes = self.bytes_from(address, table)?;
         bytes

@@ -64,7 +64,7 @@ impl fmt::Debug for HostContext {
     }
 }
 
-/// Converts a log level of memprof.h.
+/// Converts a log level of memprof.h; numbers above its levels to `Trace`.
 fn to_level(number: memprof_log_level_t) -> log::Level {
     match number {
         0 | 1 => log::Level::Error,

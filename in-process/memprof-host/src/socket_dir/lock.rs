@@ -145,7 +145,7 @@ pub fn is_socket(metadata: &std::fs::Metadata) -> bool {
     metadata.file_type().is_socket()
 }
 
-/// Lists the lock files in a directory.
+/// Lists the lock files in a directory. There are none if it cannot be read.
 fn lock_files(directory: &Path) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
     let paths = entries.map(|entry| entry.path());

@@ -29,7 +29,7 @@ pub(super) struct ThreadLimitRestorer {
 }
 
 impl ThreadLimitRestorer {
-    /// Records the limit that was raised for this attachment.
+    /// Records the limit that was raised for this attachment; `None` if none was raised.
     pub(super) fn record(&self, limit: Option<RaisedThreadLimit>) {
         if let Some(RaisedThreadLimit { original, raised }) = limit {
             for (limit, value) in self.limits.iter().zip([original, raised].concat()) {
@@ -39,7 +39,8 @@ impl ThreadLimitRestorer {
         self.is_raised.store(limit.is_some(), Ordering::Release);
     }
 
-    /// Restores the limit, unless the program has set another one since.
+    /// Restores the limit, unless the program has set another one since, or it was restored already. A failure is
+    /// logged.
     pub(super) fn restore(&self) {
         if !self.is_raised.swap(false, Ordering::AcqRel) {
             return;

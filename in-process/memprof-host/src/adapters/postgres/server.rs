@@ -94,7 +94,8 @@ enum ErrorFunctions {
 type Text = *const c_char;
 
 impl Server {
-    /// Returns the functions, and the argument of a call with one text. `None` if the call has another argument.
+    /// Returns the functions, and the argument of a call with one text. `None` if the call has another number of
+    /// arguments or a NULL, or a function is missing; the SQL function's result is then NULL.
     ///
     /// # Safety
     /// The server, whose `server_version_num` is `version`, is calling.

@@ -106,7 +106,7 @@ pub(super) fn create_module(
     Ok(unsafe { make.map_err(missing)?(definition) })
 }
 
-/// Returns the slots for a Python of this version.
+/// Returns the slots for a Python of this version. Fails for a version other than 3, and for a build without a GIL.
 fn slots_for_version(version: &str) -> Result<&'static [Slot], String> {
     let number = version.split([' ', '+']).next().unwrap_or_default();
     let mut parts = number.split('.').map(str::parse::<u32>);
