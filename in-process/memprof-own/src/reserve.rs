@@ -162,7 +162,7 @@ impl Extent {
 }
 
 /// Returns a mask of the `count` lowest bits; `count` is 1 to 64.
-fn mask(count: u32) -> u64 {
+fn low_bits(count: u32) -> u64 {
     u64::MAX >> (64 - count)
 }
 
@@ -205,8 +205,8 @@ impl Reserve {
         self.map.iter().enumerate().find_map(|(index, word)| {
             let mut shift = 0;
             let claim = |used: u64| {
-                shift = (0..=64 - count).find(|shift| used >> shift & mask(count) == 0)?;
-                Some(used | mask(count) << shift)
+                shift = (0..=64 - count).find(|shift| used >> shift & low_bits(count) == 0)?;
+                Some(used | low_bits(count) << shift)
             };
             word.fetch_update(Ordering::Acquire, Ordering::Relaxed, claim)
                 .ok()?;
@@ -238,7 +238,7 @@ impl Reserve {
         match Extent::new(layout) {
             Extent::Granules(count) => {
                 let shift = offset % WORD_BYTES / GRANULE_BYTES;
-                self.map[index].fetch_and(!(mask(count) << shift), Ordering::Release);
+                self.map[index].fetch_and(!(low_bits(count) << shift), Ordering::Release);
             }
             Extent::Words(count) => free_words(&self.map[index..index + count]),
         }

@@ -198,7 +198,7 @@ unsafe fn create(
         // SAFETY: pthread_create(3): initialized attributes; the caller promises `entry` and `argument`.
         let created =
             unsafe { libc::pthread_create(&raw mut id, &raw const attributes.0, entry, argument) };
-        check(created)
+        to_result(created)
     };
     created.map(|()| Thread {
         id,
@@ -258,7 +258,7 @@ impl Attributes {
     fn new() -> io::Result<Self> {
         let mut attributes = MaybeUninit::uninit();
         // SAFETY: pthread_attr_init(3) writes the attributes.
-        check(unsafe { libc::pthread_attr_init(attributes.as_mut_ptr()) })?;
+        to_result(unsafe { libc::pthread_attr_init(attributes.as_mut_ptr()) })?;
         // SAFETY: pthread_attr_init(3) succeeded.
         Ok(Self(unsafe { attributes.assume_init() }))
     }
@@ -266,7 +266,7 @@ impl Attributes {
     /// Sets the size of the stack, in bytes.
     fn set_stack_size(&mut self, bytes: usize) -> io::Result<()> {
         // SAFETY: pthread_attr_setstacksize(3): attributes that `new` initialized.
-        check(unsafe { libc::pthread_attr_setstacksize(&raw mut self.0, bytes) })
+        to_result(unsafe { libc::pthread_attr_setstacksize(&raw mut self.0, bytes) })
     }
 }
 
@@ -291,7 +291,7 @@ impl BlockedSignals {
         unsafe { libc::sigfillset(all.as_mut_ptr()) };
         let mut before = MaybeUninit::uninit();
         // SAFETY: pthread_sigmask(3) reads the first set and writes the other.
-        check(unsafe {
+        to_result(unsafe {
             libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr())
         })?;
         // SAFETY: pthread_sigmask(3) succeeded.
@@ -310,7 +310,7 @@ impl Drop for BlockedSignals {
 }
 
 /// Converts the result of a pthread function: 0, or an error number.
-fn check(error: c_int) -> io::Result<()> {
+fn to_result(error: c_int) -> io::Result<()> {
     match error {
         0 => Ok(()),
         error => Err(io::Error::from_raw_os_error(error)),

@@ -18,8 +18,8 @@ impl AddressHash {
         Self(address as u64)
     }
 
-    /// Returns `bits` bits that are equal for all blocks of a neighbourhood. The next neighbourhood's value
-    /// is one or two more, so a heap uses few pages of a table, and few entries of the TLB.
+    /// Returns `bits` bits that are equal for all blocks of a neighbourhood (8 KiB). The next neighbourhood's value is
+    /// one or two more, so a heap uses few pages of a table, and few entries of the TLB.
     #[inline(always)]
     pub(crate) fn locality_bits(self, bits: u32) -> usize {
         let factor = (GOLDEN_RATIO >> bits) as u32;

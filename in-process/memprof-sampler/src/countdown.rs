@@ -56,8 +56,9 @@ pub(crate) fn count_down(bytes: usize) -> bool {
     !is_over
 }
 
-/// Starts the next countdown after [`count_down`] returned false. Returns whether the allocation is to be
-/// sampled.
+/// Starts the next countdown after [`count_down`] returned false. Returns whether the allocation of `bytes` is to be
+/// sampled. False while sampling is stopped, in an excluded thread, and mostly at a thread's first call, which draws
+/// its first countdown.
 #[cold]
 #[inline(never)]
 pub(crate) fn is_due(bytes: usize) -> bool {
@@ -115,7 +116,8 @@ impl Drop for CountdownPause {
     }
 }
 
-/// Sets the mean bytes between samples for all threads; 0 stops sampling. Restarts all countdowns.
+/// Sets the mean bytes between samples for all threads; 0 stops sampling. Restarts all countdowns with new random
+/// numbers.
 pub(crate) fn set_interval(interval: u64) {
     INTERVAL.store(interval, Relaxed);
     for thread in &THREADS {
@@ -148,7 +150,7 @@ impl Countdown {
         }
     }
 
-    /// Draws the bytes until the next sample from the thread's own random numbers.
+    /// Draws the bytes until the next sample from this countdown's random numbers, and advances them.
     fn draw(&self, interval: u64) -> u64 {
         let state = xorshift(self.random.load(Relaxed));
         self.random.store(state, Relaxed);
@@ -156,14 +158,14 @@ impl Countdown {
     }
 }
 
-/// Next state of the generator xorshift64.
+/// Returns the next state of the generator xorshift64; `state` is not 0.
 fn xorshift(mut state: u64) -> u64 {
     state ^= state << 13;
     state ^= state >> 7;
     state ^ (state << 17)
 }
 
-/// Draws from the exponential distribution with mean `interval`, for a uniform `random`.
+/// Draws a number of bytes from the exponential distribution with mean `interval`, for a uniform `random`.
 fn exponential_gap(random: u64, interval: u64) -> u64 {
     // The middle of one of 2^53 parts of 0..1, so never 0.
     let uniform = ((random >> 11) as f64 + 0.5) / (1_u64 << 53) as f64;

@@ -53,7 +53,7 @@ impl Drop for SamplerExclusion {
     }
 }
 
-/// Excludes the calling thread until it ends.
+/// Excludes the calling thread until it ends. Has no effect if all cells are in use.
 pub fn exclude_this_thread() {
     if !is_excluded() {
         claim_cell();
@@ -83,8 +83,8 @@ fn has_cell(own: usize) -> bool {
     })
 }
 
-/// Claims a cell for the calling thread: a free one, or else one whose thread has ended. `None` if there is
-/// none.
+/// Claims a cell for the calling thread: a free one, or else one whose thread has ended. `None` if all cells belong to
+/// running threads.
 fn claim_cell() -> Option<&'static ThreadCell> {
     let own = thread_pointer();
     let is_orphaned = |cell: &&ThreadCell| {
@@ -95,7 +95,7 @@ fn claim_cell() -> Option<&'static ThreadCell> {
     free.or_else(|| THREADS.iter().find(is_orphaned))
 }
 
-/// Number of cells whose threads have the hash of a thread pointer.
+/// Returns the counter of the cells whose threads have the hash of a thread pointer.
 fn count_for_hash(pointer: usize) -> &'static AtomicU8 {
     &CELLS_BY_HASH[hash_of(pointer, HASH_BITS)]
 }
@@ -106,7 +106,7 @@ fn current_tid() -> i64 {
     unsafe { libc::syscall(libc::SYS_gettid) }
 }
 
-/// Whether this process has no thread with that id.
+/// Whether this process has no thread with that id. True also if tgkill(2) fails for another reason.
 fn has_ended(id: i64) -> bool {
     // SAFETY: getpid(2) reads a number.
     let process = unsafe { libc::getpid() };

@@ -35,13 +35,13 @@ impl Filter {
         Self([const { AtomicU8::new(0) }; COUNTER_COUNT])
     }
 
-    /// Returns false only if no sample has this address's counter.
+    /// Whether the address may be sampled, by its counter alone. False only if no sample has that counter.
     #[inline(always)]
     pub(crate) fn may_hold(&self, address: usize) -> bool {
         self.counter(address).load(Relaxed) != 0
     }
 
-    /// Compares the tag also. Returns false only if this address is not sampled.
+    /// Whether the address may be sampled, by its counter and tag. False only if it is not sampled.
     pub(crate) fn tag_may_hold(&self, address: usize) -> bool {
         let counter = self.counter(address).load(Relaxed);
         counter / ONE_SAMPLE > 1 || counter == ONE_SAMPLE | tag(address)
@@ -64,7 +64,8 @@ impl Filter {
         }
     }
 
-    /// Changes an address's count, unless it is full, and its tags.
+    /// Changes the count of an address's counter by `to`, and its tags. Leaves a full counter, and one for which `to`
+    /// returns `None`, as it is.
     fn change(&self, address: usize, to: impl Fn(u8) -> Option<u8>) {
         let next = |counter| {
             let changed = to(counter).filter(|_| counter / ONE_SAMPLE != MAX_COUNT)?;
@@ -74,7 +75,7 @@ impl Filter {
         let _full = self.counter(address).fetch_update(Relaxed, Relaxed, next);
     }
 
-    /// Counter of an address.
+    /// Returns the counter of an address, which other addresses share.
     #[inline(always)]
     fn counter(&self, address: usize) -> &AtomicU8 {
         let hash = AddressHash::new(address);
@@ -83,7 +84,7 @@ impl Filter {
     }
 }
 
-/// Bits that distinguish an address from most others with the same counter.
+/// Returns three bits that distinguish an address from most others with the same counter.
 #[inline(always)]
 fn tag(address: usize) -> u8 {
     AddressHash::new(address).offset_bits(LINE_BITS + TAG_BITS) as u8 & TAG_MASK

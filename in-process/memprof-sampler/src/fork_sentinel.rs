@@ -61,7 +61,7 @@ impl ForkSentinel {
         }
     }
 
-    /// The mark, if the kernel supports it.
+    /// Returns the mark. `None` if the kernel does not support it, or before [`Self::adopt_process`].
     #[inline(always)]
     fn mark(&self) -> Option<&AtomicU64> {
         let mark = self.mark.load(Acquire);

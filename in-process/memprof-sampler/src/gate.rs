@@ -20,7 +20,7 @@ impl Gate {
         !self.is_closed.load(Acquire)
     }
 
-    /// Turns away hooks that claim a cell from now on.
+    /// Closes the gate for hooks that claim a cell from now on. Does not wait for those that have passed.
     pub(crate) fn close(&self) {
         self.is_closed.store(true, SeqCst);
         fence(SeqCst);

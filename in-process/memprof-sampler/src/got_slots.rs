@@ -95,8 +95,8 @@ pub fn malloc_address() -> Option<usize> {
 }
 
 impl GotSlots {
-    /// Finds the provider of `malloc`, and the address of its functions. `None` if no object defines
-    /// `malloc`, or the kernel has no memory.
+    /// Finds the provider of `malloc`, and stores the addresses of its functions for the hooks. `None` if no object
+    /// defines `malloc`, or the kernel has no memory for the list of slots.
     pub fn find() -> Option<Self> {
         let mut provider = None;
         let mut is_glibc = false;
@@ -164,14 +164,15 @@ impl GotSlots {
         SLOT_COUNT.store(count, Release);
     }
 
-    /// Whether code can run under the loader's lock. False if two copies of this library are loaded, for
-    /// example.
+    /// Whether code can run under the loader's lock. False if two copies of this library are loaded, for example. Waits
+    /// for the lock.
     pub fn can_lock_loader(&self) -> bool {
         with_loader_locked(&mut || {})
     }
 
-    /// Patches all slots that are not patched, also those of objects that were loaded since the last call.
-    /// `None` if the loader's lock is not available.
+    /// Patches all slots that are not patched, also those of objects that were loaded since the last call. Returns the
+    /// number of all slots that hold hooks now, and counts of what this call found besides. `None`, with nothing
+    /// changed, if the loader's lock is not available.
     pub fn patch(&mut self) -> Option<PatchStats> {
         let mut patched = PatchStats::default();
         let is_done = with_loader_locked(&mut || {
@@ -193,7 +194,7 @@ impl GotSlots {
                 for slot in self.patched().iter().filter(|slot| is_selected(slot)) {
                     let is_inside = object.code.contains(&slot.address);
                     if is_inside && slot_value(slot.address) == slot.hook {
-                        restored += usize::from(write(&object, slot.address, slot.original));
+                        restored += usize::from(write_slot(&object, slot.address, slot.original));
                     }
                 }
             });
@@ -235,7 +236,7 @@ impl GotSlots {
                 hook: hook.address,
                 role: hook.role,
             };
-            if self.count() < MAX_SLOTS && write(object, slot.address, new.hook) {
+            if self.count() < MAX_SLOTS && write_slot(object, slot.address, new.hook) {
                 self.push(new);
             } else {
                 patched.refused += 1;
@@ -255,8 +256,8 @@ impl GotSlots {
         (hook.original.load(Relaxed) != 0).then_some(hook)
     }
 
-    /// Drops the slots of objects that were unloaded since, even if another object was loaded at their
-    /// address.
+    /// Drops the slots of objects that were unloaded since, even if another object was loaded at their address, and
+    /// slots that other code has changed.
     fn drop_unloaded(&mut self) {
         let mut kept = 0;
         for_each_object(&mut |object| {
@@ -304,7 +305,8 @@ impl GotSlots {
     }
 }
 
-/// Checks whether glibc's chunk headers give the sizes of blocks, for the tally.
+/// Makes the tally check whether glibc's chunk headers give the sizes of blocks. Does nothing if `malloc` or `free` is
+/// missing.
 fn probe_chunk_headers(hooks: &[Hook]) {
     let original = |name: &CStr| {
         let hook = hooks.iter().find(|hook| hook.name == name)?;
@@ -326,7 +328,8 @@ fn is_libc(object: &ElfObject) -> bool {
     object.definition(c"gnu_get_libc_version").is_some()
 }
 
-/// Whether a slot holds the value that the dynamic linker gave it.
+/// Whether a slot holds the value that the dynamic linker gave it: the allocator's function, or the object's own code
+/// that looks it up at the first call.
 fn holds_allocator_function(
     object: &ElfObject,
     slot: &GotSlot<'_>,
@@ -344,7 +347,8 @@ fn holds_allocator_function(
     value == original || is_unbound()
 }
 
-/// Visits the objects that the loader lists.
+/// Visits the objects that the loader lists, in their order, except those of which [`ElfObject::from_info`] reads
+/// nothing, such as the loader itself. Holds the lock of the list meanwhile.
 fn for_each_object(visit: &mut dyn FnMut(ElfObject)) {
     let mut visit = visit;
     // SAFETY: dl_iterate_phdr(3) calls `visit_object` with the pointer passed here, and returns before it
@@ -365,14 +369,15 @@ unsafe extern "C" fn visit_object(info: *mut dl_phdr_info, _: usize, visit: *mut
     0
 }
 
-/// Address in a slot.
+/// Returns the address that a slot holds.
 fn slot_value(slot: usize) -> usize {
     // SAFETY: a slot of a loaded object is readable and aligned.
     unsafe { &*(slot as *const AtomicUsize) }.load(Acquire)
 }
 
-/// Writes a slot, if need be with its page made writable for a moment. Returns false if mprotect(2) fails.
-fn write(object: &ElfObject, slot: usize, value: usize) -> bool {
+/// Writes a slot. Makes its page writable before, and read-only again afterwards, if the loader protected it. Returns
+/// false, with nothing changed, if the page cannot be made writable.
+fn write_slot(object: &ElfObject, slot: usize, value: usize) -> bool {
     const PAGE_SIZE: usize = 4096;
     let page = (slot & !(PAGE_SIZE - 1)) as *mut c_void;
     let protect = |protection| {

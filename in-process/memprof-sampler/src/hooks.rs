@@ -77,7 +77,7 @@ impl Signature {
 /// Address of a block, as `malloc` returns it.
 type Block = *mut c_void;
 
-/// Allocator's function behind a hook.
+/// Returns the allocator's function behind a hook.
 ///
 /// # Safety
 /// `F` is the function's type, and `GotSlots::find` or `PatchedEntries::enable` stored its address before the

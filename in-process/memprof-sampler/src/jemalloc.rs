@@ -21,7 +21,7 @@ pub struct JemallocHooks {
     extra: usize,
 }
 
-/// Hooks to pass to `experimental.hooks.install`.
+/// Returns the hooks to pass to `experimental.hooks.install`.
 pub fn jemalloc_hooks() -> JemallocHooks {
     JemallocHooks {
         allocated,
@@ -70,7 +70,8 @@ unsafe extern "C" fn expanded(
     call_aligned!(on_expanded, "mov r9, [rsp + 8]")
 }
 
-/// Counts an allocation. `args` are the arguments of the called function, which tell the requested size.
+/// Counts an allocation, and samples it if the countdown expires. `args` are the arguments of the called function,
+/// which contain the requested size.
 unsafe extern "C" fn on_allocated(
     _: *mut c_void,
     function: c_int,
@@ -98,7 +99,7 @@ unsafe extern "C" fn on_freed(_: *mut c_void, _: c_int, block: usize, _: *const 
     }
 }
 
-/// Counts a block that changed its size in place like a free and an allocation.
+/// Treats a block that changed its size in place like a free and an allocation. Does nothing if the size is unchanged.
 unsafe extern "C" fn on_expanded(
     _: *mut c_void,
     _: c_int,

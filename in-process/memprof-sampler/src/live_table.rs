@@ -64,9 +64,9 @@ impl LiveTable {
         }
     }
 
-    /// Claims and drops each sample, waits for cells that other threads have claimed, and releases the
-    /// memory. Returns false if `wait` did. Cells claimed meanwhile are found empty or left empty: the caller
-    /// has closed the gate.
+    /// Claims and drops each sample, after passing it to `drained`; calls `wait` while another thread has claimed a
+    /// cell. Then releases the memory. Returns false as soon as `wait` does. Cells claimed meanwhile are found empty or
+    /// left empty: the caller has closed the gate.
     pub(crate) fn drain(
         &self,
         mut drained: impl FnMut(&ClaimedCell<'_>),
@@ -95,13 +95,14 @@ impl LiveTable {
         self.tables().map(size_of_val).sum()
     }
 
-    /// The tables that are mapped.
+    /// Iterates over the tables that are mapped.
     fn tables(&self) -> impl Iterator<Item = &[Bucket]> {
         let tables = self.tables.iter().zip(BUCKETS_PER_TABLE);
         tables.filter_map(|(table, count)| mapped(table, count))
     }
 
-    /// Returns a table by its number, and maps it if it is missing.
+    /// Returns a table by its number, and maps it if it is missing. `None` if there is no table of that number, or the
+    /// kernel has no memory.
     fn table(&self, generation: usize) -> Option<&[Bucket]> {
         let (table, count) = (
             self.tables.get(generation)?,
@@ -123,7 +124,7 @@ impl LiveTable {
     }
 }
 
-/// A table's buckets. `None` if it is not mapped.
+/// Returns a table's buckets. `None` if it is not mapped.
 fn mapped(table: &AtomicPtr<Bucket>, count: usize) -> Option<&[Bucket]> {
     let start = table.load(Acquire);
     if start.is_null() {
@@ -133,13 +134,13 @@ fn mapped(table: &AtomicPtr<Bucket>, count: usize) -> Option<&[Bucket]> {
     Some(unsafe { core::slice::from_raw_parts(start, count) })
 }
 
-/// The two buckets of a table that may hold an address.
+/// Iterates over the two buckets of a table that may hold an address.
 fn candidate_buckets(table: &[Bucket], hash: AddressHash) -> impl Iterator<Item = &Bucket> {
     let indices = indices(table.len(), hash).into_iter();
     indices.filter_map(|index| table.get(index))
 }
 
-/// Indices of these buckets, in a table of `count` buckets.
+/// Returns the indices of the two buckets, which differ, that may hold an address in a table of `count` buckets.
 fn indices(count: usize, hash: AddressHash) -> [usize; 2] {
     let (first, second) = (
         hash.locality_bits(count.ilog2()),
@@ -148,7 +149,7 @@ fn indices(count: usize, hash: AddressHash) -> [usize; 2] {
     [first, if second == first { first ^ 1 } else { second }]
 }
 
-/// Address ranges of the tables that begin at `tables`; 0 means not mapped.
+/// Iterates over the address ranges of the tables that begin at `tables`; 0 means not mapped.
 pub(crate) fn ranges(tables: [u64; BUCKETS_PER_TABLE.len()]) -> impl Iterator<Item = Range<u64>> {
     let tables = tables.into_iter().zip(BUCKETS_PER_TABLE);
     let mapped = tables.filter(|(table, _)| *table != 0);
@@ -158,8 +159,8 @@ pub(crate) fn ranges(tables: [u64; BUCKETS_PER_TABLE.len()]) -> impl Iterator<It
     })
 }
 
-/// Finds the sample at an address in another process, whose tables begin at `tables`. `word` reads eight
-/// bytes. Returns the stack record; `None` if there is no such sample.
+/// Finds the sample at an address in another process, whose tables begin at `tables`. `word` reads eight bytes. Returns
+/// the stack record. `None` if there is no such sample, or memory is unreadable.
 pub(crate) fn find_remote(
     tables: [u64; BUCKETS_PER_TABLE.len()],
     hash: AddressHash,

@@ -8,12 +8,12 @@ static CODE_START: AtomicUsize = AtomicUsize::new(0);
 /// End of the library's segments.
 static CODE_END: AtomicUsize = AtomicUsize::new(0);
 
-/// Returns the range, empty until `GotSlots::find` has run.
+/// Returns the address range of this library's segments, empty until `GotSlots::find` has run.
 pub(crate) fn own_code() -> Range<usize> {
     CODE_START.load(Relaxed)..CODE_END.load(Relaxed)
 }
 
-/// Stores the range.
+/// Stores the address range of this library's segments.
 pub(crate) fn set_own_code(code: &Range<usize>) {
     CODE_START.store(code.start, Relaxed);
     CODE_END.store(code.end, Relaxed);

@@ -159,7 +159,7 @@ impl PatchedEntries {
         ptr::from_ref(self.table) as usize + trampoline_offset(index)
     }
 
-    /// Hook for a row, by the name of its symbol.
+    /// Returns the hook for a row, by the name of its symbol. `None` if no hook has that name.
     fn hook(&self, entry: &EntryRow) -> Option<&Hook> {
         let length = entry.name.iter().position(|byte| *byte == 0)?;
         let name = &entry.name[..length];
@@ -183,7 +183,8 @@ fn jump_target(function: usize) -> Option<usize> {
     )
 }
 
-/// Finds the table through the trampoline to which a function jumps.
+/// Finds the table through the trampoline to which a function jumps. `None` unless jump, trampoline and table are as
+/// memprof-attach writes them.
 fn find_table(function: usize) -> Option<&'static EntryTable> {
     let trampoline = jump_target(function)?;
     // SAFETY: the target of a jump is code, with at least one instruction. The bytes are read in order, and

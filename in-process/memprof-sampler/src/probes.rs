@@ -54,7 +54,8 @@ macro_rules! probe {
     };
 }
 
-/// Fires the probe of a sampled allocation.
+/// Fires the probe of a sampled allocation, if a tracer listens. Its arguments are the block, its size, and the bytes
+/// for which the sample stands.
 pub(crate) fn alloc(block: usize, size: u64, interval: u64) {
     if ALLOC_SEMAPHORE.load(Relaxed) != 0 {
         let weight = weighted(size, interval);
@@ -69,14 +70,15 @@ pub(crate) fn alloc(block: usize, size: u64, interval: u64) {
     }
 }
 
-/// Fires the probe of a sampled block that is about to be freed.
+/// Fires the probe of a sampled block that is about to be freed, if a tracer listens.
 pub(crate) fn free(block: usize) {
     if FREE_SEMAPHORE.load(Relaxed) != 0 {
         probe!("free", FREE_SEMAPHORE, "8@%rdi", "rdi" = block);
     }
 }
 
-/// Bytes that a sample of that size stands for: its size divided by the probability that it is sampled.
+/// Returns the bytes that a sample of that size stands for: its size divided by the probability that it is sampled. The
+/// size itself if it or `interval` is 0.
 fn weighted(size: u64, interval: u64) -> u64 {
     if size == 0 || interval == 0 {
         return size;

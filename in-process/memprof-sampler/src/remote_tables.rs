@@ -43,8 +43,9 @@ impl RemoteTables {
         ranges(self.tables)
     }
 
-    /// Stack that allocated the live sample at `block`, leaf first: program counters and pseudo frames.
-    /// `None` if there is no such sample.
+    /// Returns the stack that allocated the live sample at `block`, leaf first: program counters and pseudo frames.
+    /// `word` reads eight bytes of the process. `None` if there is no such sample, its record changed meanwhile, or
+    /// memory is unreadable.
     pub fn stack<'r>(
         &self,
         block: u64,

@@ -108,7 +108,8 @@ pub fn interval() -> u64 {
 /// to a second for hooks that are inside the tables.
 ///
 /// # Errors
-/// `InUse`: samples removed until then count as freed. `NoMemory`: sampling is stopped.
+/// `InUse` if a hook stays inside for a second: sampling continues, and the samples removed until then count as freed.
+/// `NoMemory` if the kernel has no memory for the tables: sampling is stopped.
 pub fn clear() -> Result<(), SamplerError> {
     let interval = countdown::interval();
     stop();
@@ -230,19 +231,20 @@ pub(crate) fn remove_sample(block: usize) -> Option<RemovedSample> {
     })
 }
 
-/// Counts a sample as freed, in the filter and in the stack table.
+/// Counts a sample as freed, in the filter and in the stack table. Returns the id of its stack record.
 fn count_freed(claim: &ClaimedCell<'_>) -> StackRecordId {
     let sample = claim.sample();
     FILTER.subtract(claim.address());
     TABLES.records.remove_sample(sample.record, sample.size)
 }
 
-/// Inserts a sample again that [`remove_sample`] removed, because its block was not freed after all.
+/// Inserts a sample again that [`remove_sample`] removed, because its block was not freed after all. Counts it as lost
+/// if its record was evicted meanwhile or there is no cell.
 #[cold]
 #[inline(never)]
 pub(crate) fn restore_sample(block: usize, removed: RemovedSample) {
     let RemovedSample { sample, record } = removed;
-    if let Some(claim) = claim(block) {
+    if let Some(claim) = claim_cell(block) {
         match TABLES.records.restore_sample(record, sample.size) {
             true => insert(claim, sample),
             false => count_lost(),
@@ -250,14 +252,15 @@ pub(crate) fn restore_sample(block: usize, removed: RemovedSample) {
     }
 }
 
-/// Records a block with the stack of this call, or counts it as lost.
+/// Records a block with the stack of this call, or counts it as lost. Does nothing for null, while sampling is stopped,
+/// or in a forked child before [`reset_in_child`].
 #[cold]
 #[inline(never)]
 pub(crate) fn sample(block: usize, size: usize) {
     if block == 0 || countdown::interval() == 0 || !SAMPLING_PROCESS.is_current() {
         return;
     }
-    let Some(claim) = claim(block) else {
+    let Some(claim) = claim_cell(block) else {
         return;
     };
     let Some(mut workspace) = Workspace::acquire() else {
@@ -288,8 +291,9 @@ pub(crate) fn sample(block: usize, size: usize) {
     }
 }
 
-/// Claims a cell for a block's sample. `None` if the live table is full, or the tables are being cleared.
-fn claim(block: usize) -> Option<ClaimedCell<'static>> {
+/// Claims a cell for a block's sample. Removes an older sample of the block, whose free no hook saw. `None` if the live
+/// table is full, which counts the sample as lost, or the tables are being cleared.
+fn claim_cell(block: usize) -> Option<ClaimedCell<'static>> {
     if may_be_sample(block) && remove_sample(block).is_some() {
         UNSEEN_FREES.fetch_add(1, Relaxed);
     }
@@ -300,7 +304,7 @@ fn claim(block: usize) -> Option<ClaimedCell<'static>> {
     claim.filter(|_| GATE.may_pass())
 }
 
-/// Fills a claimed cell, and counts the block in the filter.
+/// Fills a claimed cell, counts the block in the filter, and fires the probe.
 fn insert(claim: ClaimedCell<'_>, sample: Sample) {
     let block = claim.address();
     // The filter counts the block before another thread can find its sample and remove it.

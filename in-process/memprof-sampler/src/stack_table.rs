@@ -68,7 +68,8 @@ impl StackTable {
         map_once(&self.cells, CELL_COUNT) && map_once(&self.words, WORD_COUNT)
     }
 
-    /// Finds or inserts the record of a stack and a size, and adds a user to it. `None` if there is no room.
+    /// Finds or inserts the record of a stack and a size, and adds a user to it. Returns the record's first segment.
+    /// `None` if there is no room, or before [`Self::prepare`].
     pub(crate) fn intern(&self, frames: &[usize], size: u64) -> Option<u32> {
         let mapped = self.mapped()?;
         let key = StackKey::new(frames, size);
@@ -78,7 +79,8 @@ impl StackTable {
         }
     }
 
-    /// Inserts a record. Two threads that insert one stack at the same time may create two records of it.
+    /// Inserts a record with one user, and returns its first segment. Evicts idle records to make room; `None` if none
+    /// is idle. Two threads that insert one stack at the same time may create two records of it.
     #[cold]
     #[inline(never)]
     fn insert(&self, mapped: MappedTable<'_>, key: &StackKey<'_>) -> Option<u32> {
@@ -90,7 +92,7 @@ impl StackTable {
                 None => return None,
             }
         };
-        write(words, record, key)?;
+        write_record(words, record, key)?;
         loop {
             let free = mapped.near(key.hash).find_map(|cell| {
                 let old = cell.load(Relaxed);
@@ -118,7 +120,8 @@ impl StackTable {
         last.wrapping_add(1).max(1)
     }
 
-    /// Evicts one of the records with cells for a hash. Returns false if each has live samples.
+    /// Evicts one of the records with cells for a hash. Returns false if each has live samples, or had some at the last
+    /// peak.
     #[cold]
     #[inline(never)]
     fn evict_near(&self, mapped: MappedTable<'_>, hash: u64) -> bool {
@@ -151,7 +154,7 @@ impl StackTable {
         self.change(record, [(TOTAL_OBJECTS, 1), (TOTAL_BYTES, size)]);
     }
 
-    /// Counts a sample as freed, and ends its use of the record.
+    /// Counts a sample as freed, and ends its use of the record. Returns the record's id.
     pub(crate) fn remove_sample(&self, record: u32, size: u64) -> StackRecordId {
         self.change(record, [(FREED_OBJECTS, 1), (FREED_BYTES, size)]);
         let life = self.mapped().and_then(|mapped| mapped.life(record));
@@ -177,7 +180,7 @@ impl StackTable {
         is_acquired
     }
 
-    /// Adds to two words of a record, after saving its counts at the last peak.
+    /// Adds to two words of a record, given by their indices, after saving its counts at the last peak.
     fn change(&self, record: u32, changes: [(usize, u64); 2]) {
         let Some(MappedTable { words, .. }) = self.mapped() else {
             return;
@@ -281,9 +284,10 @@ impl StackTable {
     }
 }
 
-/// Fills a record whose generation has not begun.
+/// Fills a record whose generation has not begun: the key's hash, shape and frames, and zeros as counts. `None` if a
+/// word is beyond the last segment.
 #[inline(never)]
-fn write(words: &[AtomicU64], record: u32, key: &StackKey<'_>) -> Option<()> {
+fn write_record(words: &[AtomicU64], record: u32, key: &StackKey<'_>) -> Option<()> {
     let zeros = [
         FREED_OBJECTS,
         FREED_BYTES,

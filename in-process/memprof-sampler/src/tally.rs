@@ -75,12 +75,12 @@ pub fn enable() {
     IS_ENABLED.store(true, Relaxed);
 }
 
-/// Returns the sums. `None` if counting is not enabled, or the allocator has no `malloc_usable_size`.
+/// Returns the sums of the process. `None` if counting is not enabled, or the allocator has no `malloc_usable_size`.
 pub fn tally() -> Option<Tally> {
     (is_enabled() && USABLE_SIZE.load(Relaxed) != 0).then(sums)
 }
 
-/// Sums over all threads.
+/// Adds up the sums of all threads.
 fn sums() -> Tally {
     let rows = || THREADS.iter().chain([&SHARED_TOTALS]);
     let sum =
@@ -125,7 +125,7 @@ pub(crate) unsafe fn probe_chunk_headers(
     HAS_HEADERS.store(is_equal, Relaxed);
 }
 
-/// Number of the last peak. It consists of the blocks that were live when it began.
+/// Returns the number of the last peak, which consists of the blocks that were live when it began.
 pub(crate) fn peaks() -> u64 {
     PEAK_NUMBER.load(Relaxed)
 }
@@ -176,7 +176,7 @@ fn usable_size(block: usize) -> i64 {
     (unsafe { usable(block) }) as i64
 }
 
-/// Counts an allocated block and the bytes requested for it; nothing for null.
+/// Counts an allocated block, its usable bytes and the bytes requested for it. Does nothing for null.
 #[inline(always)]
 pub(crate) fn record_alloc(block: usize, requested: usize) {
     if block != 0 {
@@ -194,7 +194,7 @@ fn count(size: i64, requested: usize) {
     });
 }
 
-/// Subtracts a block's usable bytes from the live sum.
+/// Subtracts a freed block's usable bytes, `size`, from the live sum.
 #[inline(always)]
 pub(crate) fn record_free(size: i64) {
     if size != 0 {
@@ -238,7 +238,7 @@ impl AddMode {
     }
 }
 
-/// Adds a thread's pending bytes to the shared sum, and begins a new peak if that exceeds the maximum.
+/// Adds a thread's pending bytes to the shared sum, and begins a new peak if the sum exceeds the maximum so far.
 #[cold]
 #[inline(never)]
 fn flush(totals: &ThreadTotals) {
@@ -249,7 +249,8 @@ fn flush(totals: &ThreadTotals) {
     }
 }
 
-/// Calls `change` with the row of the calling thread, or with the shared one if it finds no free row.
+/// Calls `change` with the row of the calling thread, or with the shared one if the thread has none and finds no free
+/// row.
 #[inline(always)]
 fn with_thread_totals(change: impl FnOnce(&ThreadTotals, AddMode)) {
     const BITS: u32 = MAX_THREADS.ilog2();

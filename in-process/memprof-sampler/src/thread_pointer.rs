@@ -5,7 +5,7 @@ use core::arch::asm;
 
 use crate::address_hash::mix_fast;
 
-/// Address of this thread's control block (`%fs:0`, x86-64 ABI, "Thread-Local Storage"), which no other
+/// Returns the address of this thread's control block (`%fs:0`, x86-64 ABI, "Thread-Local Storage"), which no other
 /// running thread has.
 #[inline(always)]
 pub(crate) fn thread_pointer() -> usize {
@@ -15,7 +15,7 @@ pub(crate) fn thread_pointer() -> usize {
     pointer
 }
 
-/// Hash of a thread pointer, in `bits` bits.
+/// Returns the hash of a thread pointer, in `bits` bits.
 #[inline(always)]
 pub(crate) fn hash_of(thread: usize, bits: u32) -> usize {
     // Control blocks lie at multiples of 64.

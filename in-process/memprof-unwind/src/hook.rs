@@ -109,8 +109,7 @@ impl BacktraceHook {
         ENTRIES[index]
     }
 
-    /// Resets the counters and activates the hook. The first `initial_comparisons` samples are walked by `saved` too,
-    /// and compared.
+    /// Resets the counters and activates the hook. `saved` walks the first `initial_comparisons` samples, too.
     ///
     /// # Safety
     /// `saved` is the walker of an allocator that stays loaded, this hook is given to that allocator only, and
@@ -235,9 +234,7 @@ unsafe extern "C" fn sample(
 }
 
 impl BacktraceHook {
-    /// Walks from `start` and returns the number of frames in `buffer`. `leaf` is put before the first frame unless it
-    /// is 0. `None` if the saved walker has to walk instead, because no workspace is free or no rule leads to a caller;
-    /// this is counted as a fallback.
+    /// Walks into `buffer`, after `leaf` unless 0. Returns the frame count; `None` if the saved walker has to walk.
     #[inline(always)]
     fn walk(&self, start: Registers, leaf: usize, buffer: &mut [Frame]) -> Option<usize> {
         let (below, buffer) = match buffer.split_first_mut() {
@@ -270,9 +267,8 @@ impl BacktraceHook {
         Some(below + frames)
     }
 
-    /// Walks the stack by both walkers and returns whether they agree. Counts the result, stores the saved walker's
-    /// leaf, and gives up memprof's walker if, after the initial comparisons, less than 99 % agree. Leaves the saved
-    /// walker's stack in `frames`. Returns false at once if memprof's walk fails.
+    /// Returns whether both walkers agree, and counts it; false at once if memprof's fails. Leaves the saved walker's
+    /// stack in `frames`. Gives up memprof's walker if it agrees too seldom.
     ///
     /// # Safety
     /// `frames`, `count` and `capacity` are those that the allocator passed to [`entry`].
@@ -320,8 +316,8 @@ impl BacktraceHook {
     }
 }
 
-/// Writes the program counters of the calling thread into `workspace`, from `start` outwards. Returns their number and
-/// why the walk ended. Unlike a hook's, it follows the frame pointer through code without call frame information.
+/// Writes the calling thread's program counters into `workspace`, from `start` outwards. Returns their number and why
+/// the walk ended. Unlike a hook's, it follows the frame pointer through code without call frame information.
 ///
 /// # Safety
 /// `start` are registers of the calling thread, in a function that has not returned; [`prepare`] was called.
@@ -383,8 +379,7 @@ impl RuleSource for ProcessRules<'_> {
         }
     }
 
-    /// Returns false for a walk on behalf of jemalloc: it is compared with libgcc's walk, which ends at code without
-    /// call frame information.
+    /// False in jemalloc's hook: libgcc's walk, with which it is compared, ends at such code.
     fn is_after_call(&mut self, address: usize) -> bool {
         self.unknown_code_rule == PackedRule::FRAME_POINTER && is_after_call(address)
     }

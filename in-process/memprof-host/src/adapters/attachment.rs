@@ -145,8 +145,7 @@ fn attach_or_reason(entry: &'static memprof_plugin_entry_t, toml: &CStr) -> *con
 /// Attaches on a new thread, for a caller on a thread of the program's, which must not be treated as memprof's.
 ///
 /// # Errors
-/// The reason for which the process cannot be attached to, for which no thread can be started, or that attaching
-/// panicked.
+/// The reason for which the process cannot be attached to, or no thread started.
 #[cfg(any(feature = "adapter-java", feature = "adapter-node"))]
 pub(super) fn attach_on_new_thread(
     entry: &'static memprof_plugin_entry_t,
@@ -171,8 +170,7 @@ pub fn is_attached() -> bool {
     STATE.load(Ordering::Acquire) == ATTACHED
 }
 
-/// Requests the end of the attachment, and returns at once. The attachment's thread closes the socket after the pending
-/// replies were sent.
+/// Requests the end of the attachment. Its thread closes the socket after the pending replies were sent.
 pub fn request_detach() {
     STATE.store(DETACHING, Ordering::Release);
     // futex(2) fails only for invalid addresses.
@@ -190,8 +188,7 @@ pub fn remaining_lease() -> Option<Duration> {
 /// Attaches to this process: creates or reuses the instance, opens the socket, and starts the thread that ends it.
 ///
 /// # Errors
-/// An invalid argument or config; a process that is attached to already, or that has loaded the plugin itself; or a
-/// plugin, socket or thread that cannot be created.
+/// An invalid config; a process that is attached to or has loaded the plugin; a failed plugin, socket or thread.
 fn attach(entry: &'static memprof_plugin_entry_t, toml: &str) -> Result<(), Failure> {
     let invalid = |reason: String| Failure::new(MEMPROF_INVALID_ARGUMENT, reason);
     let attachment: Attachment =
@@ -333,7 +330,7 @@ extern "C" fn after_fork_in_child() {
 }
 
 /// Opens the socket in a forked child, waits until the lease expires or the process is detached from, and closes the
-/// socket. When the lease expires, sends the plugin `detach` every second until it accepts it. Runs on [`END_THREAD`].
+/// socket. An expired lease sends `detach` until the plugin accepts it. Runs on [`END_THREAD`].
 fn run_attachment(privileges: &mut Privileges) {
     let Some(instance) = instance::instance() else {
         return;

@@ -132,7 +132,7 @@ pub(super) fn start_now(entry: &'static memprof_plugin_entry_t) {
     register_exit_handler();
 }
 
-/// Makes an exit wait for the start of the plugin, at most 5 s. An exit of a forked child does not wait.
+/// Makes an exit wait for the start, at most 5 s. An exit of a forked child does not wait.
 fn register_exit_handler() {
     // In a forked child, the C library does not release the lock of its list of handlers, which exit(3) acquires.
     let _no_fork = ForkGuard::acquire();
@@ -148,7 +148,7 @@ pub fn set_sampling_started() {
     SAMPLING_STARTED.set();
 }
 
-/// Exit handler: makes the start thread start the plugin at once, and waits for it, at most 5 s.
+/// Exit handler: starts the plugin at once, and waits for it, at most 5 s.
 extern "C" fn wait_for_start() {
     // In a forked child the event is set, so that its exit does not create the plugin in a process that ends.
     if START_FINISHED.has_happened() {
@@ -179,7 +179,7 @@ fn instance(start: &'static StartSettings) -> &'static AdapterInstance {
 /// Sends a message and returns its reply as text. Call [`ensure_instance`] first.
 ///
 /// # Errors
-/// The text of the reply if the message failed; that the plugin is not loaded, or that it panicked.
+/// The text of the reply if the message failed; that the plugin is not loaded or panicked.
 pub(super) fn send(message: &[u8]) -> Result<String, String> {
     with_instance(|instance| instance.rendered_reply(message).into_result())
 }
@@ -194,9 +194,6 @@ pub(super) fn send_for_json(message: &[u8]) -> Result<String, String> {
 
 /// Sends a message to all processes of the server and returns their replies as JSON. When `should_stop` returns true,
 /// the remaining replies are not waited for.
-///
-/// # Errors
-/// The plugin is not loaded, or it panicked. The failure of a process is in its element of the JSON.
 #[cfg(feature = "adapter-postgres")]
 pub(super) fn send_to_server_processes(
     message: &[u8],
@@ -214,8 +211,7 @@ pub(super) fn is_allowed(message: &str) -> bool {
     settings.is_some_and(|settings| settings.allow.iter().any(|allowed| allowed == message))
 }
 
-/// Calls `send` with the instance, and creates the instance if there is none. Fails if the plugin is not loaded, or if
-/// `send` panics.
+/// Calls `send` with the instance. Fails if the plugin is not loaded, or if `send` panics.
 fn with_instance(
     send: impl FnOnce(&AdapterInstance) -> Result<String, String>,
 ) -> Result<String, String> {
@@ -233,8 +229,7 @@ pub(super) fn log_missing_symbol(missing: MissingSymbol) {
     }
 }
 
-/// Reads the settings at the first call, and creates the start thread once in a process. Returns the settings of the
-/// first call; later calls ignore their arguments, except `thread` in a forked child.
+/// Reads the settings at the first call, and returns them. Creates the start thread once in a process.
 fn ensure_started(
     entry: &'static memprof_plugin_entry_t,
     thread: &'static ThreadSpec,
@@ -289,7 +284,7 @@ fn spawn_once(thread: &'static ThreadSpec) {
     }
 }
 
-/// Creates the start thread. If that fails, logs it and makes an exit not wait for the plugin.
+/// Creates the start thread. A failure is logged, and an exit does not wait then.
 fn spawn(thread: &'static ThreadSpec) {
     if let Err(error) = memprof_own::spawn_static(thread) {
         // An exit must not wait for a thread that was not created.
@@ -307,8 +302,7 @@ fn spawn(thread: &'static ThreadSpec) {
     }
 }
 
-/// Creates the plugin and opens its socket, unless the program serves this process's control socket by itself. Runs on
-/// the start thread.
+/// Creates the plugin and opens its socket, unless the program serves it itself. Runs on the start thread.
 fn start_plugin(privileges: &mut Privileges) {
     privileges.match_main_thread();
     if let Some(instance) = instance::instance() {

@@ -139,7 +139,7 @@ pub unsafe fn init(
         // SAFETY: the caller promises Mosquitto's arguments: `count` options.
         let settings = unsafe { settings(options, count) };
         let instance = start_instance(entry, &ADAPTER, settings);
-        register(broker, identifier, instance);
+        register_handler(broker, identifier, instance);
         SUCCESS
     })
 }
@@ -176,7 +176,7 @@ fn control_topic(instance: &AdapterInstance) -> String {
 }
 
 /// Registers the handler of messages to the plugin's topic. A failure is logged.
-fn register(broker: &Broker, identifier: *mut c_void, instance: &AdapterInstance) {
+fn register_handler(broker: &Broker, identifier: *mut c_void, instance: &AdapterInstance) {
     let topic = c_text(&control_topic(instance), LINE_LIMIT);
     // SAFETY: mosquitto_broker.h: the broker copies the topic; the handler is in a library that is never unloaded.
     let status = unsafe {
@@ -208,13 +208,13 @@ unsafe extern "C" fn handle_control_event(_: c_int, event: *mut c_void, _: *mut 
             ReplyContent::Text(text) => text.into_bytes(),
             ReplyContent::Bytes(bytes) => bytes,
         };
-        publish(broker, event.client, instance, &bytes);
+        publish_reply(broker, event.client, instance, &bytes);
         SUCCESS
     })
 }
 
 /// Publishes a reply to the client that sent the message. Does nothing if the client has no id. A failure is logged.
-fn publish(broker: &Broker, client: *const c_void, instance: &AdapterInstance, bytes: &[u8]) {
+fn publish_reply(broker: &Broker, client: *const c_void, instance: &AdapterInstance, bytes: &[u8]) {
     let topic: CString = c_text(&format!("{}/response", control_topic(instance)), LINE_LIMIT);
     // SAFETY: mosquitto_broker.h: the client of the event that is being handled.
     let client = unsafe { (broker.api.client_id)(client) };

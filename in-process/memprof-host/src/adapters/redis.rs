@@ -173,7 +173,7 @@ pub unsafe fn load(
         // SAFETY: the caller promises `argc` strings of Redis.
         let arguments = unsafe { api.copy_arguments(argv, argc) };
         let instance = start_instance(entry, &ADAPTER, settings(&arguments));
-        if !register(api, ctx, instance) && !is_reload {
+        if !register_command(api, ctx, instance) && !is_reload {
             let line = "the module's command exists already, and stays as it is";
             LOG.line(Level::Warn, line);
         }
@@ -197,7 +197,7 @@ fn settings(arguments: &[String]) -> Result<Settings, Failure> {
 }
 
 /// Names the module and creates its command. Returns false if there is a command of that name.
-fn register(api: &RedisApi, ctx: Ctx, instance: &AdapterInstance) -> bool {
+fn register_command(api: &RedisApi, ctx: Ctx, instance: &AdapterInstance) -> bool {
     // A module that is loaded again under another path needs another name; Redis crashes on a module without a name.
     let names = std::iter::once(instance.id().to_owned())
         .chain((2..).map(|number| format!("{}_{number}", instance.id())));

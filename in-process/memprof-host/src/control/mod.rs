@@ -142,8 +142,8 @@ impl ControlSocket {
         &self.path
     }
 
-    /// Removes the socket's files, for a process that exits without dropping the socket. Does nothing while another
-    /// thread holds the lock of the listener, because the exit must not wait.
+    /// Removes the socket's files, for a process that exits without dropping the socket. Does nothing while a thread
+    /// holds the lock of the listener.
     #[cfg(feature = "adapters")]
     pub(crate) fn remove_files(&self) {
         if let Ok(listener) = self.shared.listener.try_lock()

@@ -56,7 +56,7 @@ unsafe extern "C" fn memprof_loader_is_locked() -> *const c_void {
     )
 }
 
-/// Resolver of the indirect function: runs the job if this thread has set one.
+/// Resolver of the indirect function: runs the job if this thread has set one. Returns the address of [`do_nothing`].
 extern "C" fn resolve() -> *const c_void {
     if JOB_THREAD.load(SeqCst) == thread_pointer() {
         let job = PENDING_JOB.swap(ptr::null_mut(), SeqCst);

@@ -58,7 +58,8 @@ pub(super) struct GotSlot<'a> {
 }
 
 impl ElfObject {
-    /// Reads an object's headers. `None` if it has no dynamic section, or is the loader or the vDSO.
+    /// Reads an object's headers. `None` if it has no segments, no dynamic section, no symbols or no names, or if it is
+    /// the loader or the vDSO.
     ///
     /// # Safety
     /// `info` comes from `dl_iterate_phdr(3)`, and the object stays loaded while the result is used.
@@ -138,17 +139,17 @@ impl ElfObject {
         }
     }
 
-    /// GOT slots through which it calls functions.
+    /// Iterates over the GOT slots through which it calls functions.
     pub(super) fn slots(&self) -> impl Iterator<Item = GotSlot<'_>> {
         self.relocations_of(&[R_X86_64_JUMP_SLOT, R_X86_64_GLOB_DAT])
     }
 
-    /// Words of its data that the loader filled with the address of a function.
+    /// Iterates over the words of its data that the loader filled with the address of a symbol.
     pub(super) fn data_words(&self) -> impl Iterator<Item = GotSlot<'_>> {
         self.relocations_of(&[R_X86_64_64])
     }
 
-    /// Relocations of these types that refer to a symbol, as slots.
+    /// Iterates over the relocations of these types, as slots.
     fn relocations_of(&self, kinds: &'static [u32]) -> impl Iterator<Item = GotSlot<'_>> {
         let tables = self.relocations.iter();
         tables
@@ -187,7 +188,7 @@ impl ElfObject {
         unsafe { CStr::from_ptr(self.strings.wrapping_add(symbol.st_name as usize)) }
     }
 
-    /// Converts an address of the dynamic section. glibc has replaced offsets from the base by addresses in
+    /// Converts a value of the dynamic section to an address. glibc has replaced offsets from the base by addresses in
     /// most entries, but not in all.
     fn absolute_address(&self, value: usize) -> usize {
         if value < self.base {
@@ -204,7 +205,8 @@ impl ElfObject {
         file.starts_with(b"ld-linux") || file.starts_with(b"linux-vdso")
     }
 
-    /// Index of the first symbol that may have this name, and the address of its hash.
+    /// Returns the index of the first symbol that may have this name, and the address of its hash. `None` if the object
+    /// has no `DT_GNU_HASH`, or exports no symbol that may have the name.
     fn first_of_chain(&self, name: &CStr) -> Option<(usize, *const u32)> {
         if self.hashes.is_null() {
             return None;

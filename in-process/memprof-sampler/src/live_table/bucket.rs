@@ -70,7 +70,8 @@ impl Bucket {
             .or_else(|| self.claim_from(first, from, address))
     }
 
-    /// Searches the other cells. It is not inlined, to keep the usual case short.
+    /// Like [`Self::claim_where`], but searches only the cells other than `first`. Not inlined, to keep the usual case
+    /// short.
     #[cold]
     #[inline(never)]
     fn claim_from(&self, first: usize, from: usize, address: usize) -> Option<ClaimedCell<'_>> {
@@ -78,7 +79,8 @@ impl Bucket {
         others.find_map(|way| self.claim_way(way, from, address))
     }
 
-    /// Claims the cell `way` if it holds `from`, and stores `address` with the claim's bit.
+    /// Claims the cell `way` if it holds `from`, and stores `address` in it with the bit [`CLAIMED`]. `None` if it
+    /// holds another value.
     #[inline(always)]
     fn claim_way(&self, way: usize, from: usize, address: usize) -> Option<ClaimedCell<'_>> {
         let (cell, data) = (self.addresses.get(way)?, self.samples.get(way)?);
@@ -94,8 +96,8 @@ impl Bucket {
         })
     }
 
-    /// Claims and drops each sample, and waits for cells that other threads have claimed. Returns false if
-    /// `wait` did.
+    /// Claims and drops each sample, after passing it to `drained`; calls `wait` while another thread has claimed a
+    /// cell. Returns false as soon as `wait` does.
     pub(crate) fn drain(
         &self,
         mut drained: impl FnMut(&ClaimedCell<'_>),

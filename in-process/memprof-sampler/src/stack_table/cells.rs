@@ -58,13 +58,13 @@ impl<'a> StackKey<'a> {
 }
 
 impl<'a> MappedTable<'a> {
-    /// Cells that the record of a hash may have, in the order of probing.
+    /// Iterates over the cells that the record of a hash may have, in the order of probing.
     pub(super) fn near(self, hash: u64) -> impl Iterator<Item = &'a AtomicU64> {
         let indices = (0..MAX_PROBES).map(move |probe| (hash as usize).wrapping_add(probe));
         indices.filter_map(move |index| self.cells.get(index & (CELL_COUNT - 1)))
     }
 
-    /// Use count and generation of a record.
+    /// Returns the use count and generation of a record. `None` beyond the last segment.
     pub(super) fn life(self, record: u32) -> Option<&'a Life> {
         life(self.words, record)
     }
@@ -103,8 +103,8 @@ impl<'a> MappedTable<'a> {
                 .all(|(word, frame)| word.load(Relaxed) == *frame as u64)
     }
 
-    /// Selects a record to evict: of the first [`MAX_CANDIDATES`] idle ones near a hash, the one with fewest
-    /// samples. `None` if no record is idle.
+    /// Selects a record to evict: of the first [`MAX_CANDIDATES`] near a hash that are idle and had no live samples at
+    /// the last peak, the one with fewest samples. `None` if there is no such record.
     pub(super) fn evictable(self, hash: u64) -> Option<IdleRecord<'a>> {
         let idle = self.near(hash).filter_map(|cell| {
             let record = record_in(cell)?;
@@ -123,7 +123,7 @@ impl<'a> MappedTable<'a> {
         idle.take(MAX_CANDIDATES).min_by_key(samples)
     }
 
-    /// First segments of all records.
+    /// Iterates over the first segments of all records.
     pub(super) fn records(self) -> impl Iterator<Item = u32> {
         self.cells.iter().filter_map(record_in)
     }
@@ -164,7 +164,7 @@ impl<'a> MappedTable<'a> {
     }
 }
 
-/// Record in a cell, if it has one.
+/// Returns the record in a cell, by its first segment. `None` if the cell is empty or vacant.
 fn record_in(cell: &AtomicU64) -> Option<u32> {
     let known = cell.load(Acquire);
     (known != 0 && known != VACANT).then_some(known as u32)
@@ -187,8 +187,8 @@ pub(super) fn hash_of(frames: impl Iterator<Item = u64>, shape: u64) -> u64 {
     hash ^ (hash >> 32)
 }
 
-/// Size class: four from each power of two to the next, in which sizes differ from their mean by at most a
-/// fifth.
+/// Returns the size class: four from each power of two to the next, in which sizes differ from their mean by at most a
+/// fifth. Sizes below 8 are in the class of 8.
 pub(super) fn size_class(size: u64) -> u32 {
     let size = size.max(8);
     let exponent = size.ilog2();

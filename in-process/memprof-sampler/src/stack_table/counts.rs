@@ -28,7 +28,7 @@ pub(super) fn save_peak(words: &[AtomicU64], record: u32) {
     }
 }
 
-/// Number of a record's live samples, and their bytes.
+/// Returns the number of a record's live samples, and their bytes. `None` beyond the last segment.
 pub(super) fn live_counts(words: &[AtomicU64], record: u32) -> Option<[u64; 2]> {
     // The freed counts are loaded first, so that each freed sample is in the totals, too.
     let word = |index: usize| word(words, record, index).map(|word| word.load(Acquire));

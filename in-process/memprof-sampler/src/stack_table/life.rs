@@ -18,7 +18,7 @@ pub(crate) struct Life(pub(crate) AtomicU64);
 /// Mask of the number of users.
 const USERS_MASK: u64 = u32::MAX as u64;
 
-/// Generation in the upper half of a life's bits.
+/// Returns the generation in the upper half of a life's bits.
 fn generation_of(bits: u64) -> u32 {
     (bits >> 32) as u32
 }

@@ -88,12 +88,12 @@ pub(super) fn offset(segment: u32, index: usize) -> u64 {
     8 * (u64::from(segment) * SEGMENT_WORDS as u64 + index as u64)
 }
 
-/// A word of a segment. `None` beyond the last segment.
+/// Returns a word of a segment. `None` beyond the last segment.
 pub(super) fn word(words: &[AtomicU64], segment: u32, index: usize) -> Option<&AtomicU64> {
     words.get(segment as usize * SEGMENT_WORDS + index)
 }
 
-/// Words with a record's frames, and the unused ones behind them in its last segment.
+/// Iterates over the words with a record's frames, and the unused ones behind them in its last segment.
 pub(super) fn frames(words: &[AtomicU64], record: u32) -> impl Iterator<Item = &AtomicU64> {
     let mut cursor = FrameCursor::new(record);
     let next = |segment| Some(word(words, segment, NEXT)?.load(Relaxed));
@@ -111,8 +111,8 @@ impl Segments {
         }
     }
 
-    /// Allocates a chain of segments for `frames` frames, which only the caller knows. `None` if there is no
-    /// room.
+    /// Allocates a chain of segments for `frames` frames, which only the caller knows. Returns its first segment.
+    /// `None` if there is no room.
     pub(super) fn allocate(&self, words: &[AtomicU64], frames: usize) -> Option<u32> {
         let others = frames.saturating_sub(SEGMENT_WORDS - FIRST_FRAME);
         let mut chain = 0;
@@ -130,7 +130,7 @@ impl Segments {
         Some(chain)
     }
 
-    /// A free segment, or else one that was never used. `None` if all are in use.
+    /// Returns a free segment, or else one that was never used. `None` if all are in use.
     fn allocate_one(&self, words: &[AtomicU64]) -> Option<u32> {
         let free = self.free.pop(|segment| word(words, segment, NEXT));
         free.or_else(|| {
