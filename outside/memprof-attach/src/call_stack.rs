@@ -102,6 +102,8 @@ impl MappedObject {
 }
 
 impl RuleSource for CallStacks {
+    /// Returns the unwind rule at an address; `Unsupported` if it is unknown. Records an object whose information
+    /// was not read yet, for the next [`refresh`](Self::refresh).
     fn rule_at(&mut self, address: usize, _: usize) -> PackedRule {
         let address = address as u64;
         let mut code = self.code.iter();

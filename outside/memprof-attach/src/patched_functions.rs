@@ -53,7 +53,8 @@ pub fn patch_entry_points(
     watch_program(pid, || patch(pid, max_pause))
 }
 
-/// Like [`patch_entry_points`], without watching for the end of the process.
+/// Like [`patch_entry_points`], without watching for the end of the process. `None` if the program exports no
+/// `malloc` of its own.
 fn patch(pid: u32, max_pause: Duration) -> Result<Option<PatchReport>, AttachError> {
     let Some(code) = ProgramCode::read(pid)? else {
         return Ok(None);
@@ -120,7 +121,7 @@ pub fn restore_entry_points(pid: u32) -> Result<Option<PatchReport>, AttachError
     watch_program(pid, || restore(pid))
 }
 
-/// Like [`restore_entry_points`], without watching for the end of the process.
+/// Like [`restore_entry_points`], without watching for the end of the process. `None` if no function is patched.
 fn restore(pid: u32) -> Result<Option<PatchReport>, AttachError> {
     // If this user may not trace the process, it has not patched it either.
     let (Ok(memory), Ok(maps)) = (Memory::open(pid), read_maps(pid)) else {

@@ -41,7 +41,8 @@ pub(crate) fn interpreter(head: &[u8]) -> Option<PathBuf> {
     Some(PathBuf::from(shebang_words(head)?.next()?))
 }
 
-/// Like [`interpreter`], but for `#!/usr/bin/env PROGRAM` returns the program that env(1) looks up.
+/// Like [`interpreter`], but for `#!/usr/bin/env PROGRAM` returns the program that env(1) looks up. `None` if the
+/// file is no script, or env(1) gets no program.
 pub(crate) fn named_interpreter(head: &[u8]) -> Option<PathBuf> {
     let mut words = shebang_words(head)?;
     let path = Path::new(words.next()?);

@@ -160,7 +160,7 @@ impl Objects {
         words.sum::<u64>() * bits * 8
     }
 
-    /// Used object that contains an address.
+    /// Used object that contains an address. `None` if there is none.
     pub(crate) fn object(&self, address: u64) -> Option<Object> {
         let (span, bit) = self.used_object(address)?;
         Some(span.object(bit))

@@ -111,6 +111,8 @@ struct UnreachableObjects {
 }
 
 impl UnreachableObjects {
+    /// Stores the unreachable objects of a snapshot with their checksums, and drops all else. `Memory`: the
+    /// checksums exceed the budget.
     fn new(analyzed: AnalyzedSnapshot<'_>) -> Result<Self, Error> {
         let count = analyzed.objects.unreachable().count();
         analyzed.budget.require((count * size_of::<u32>()) as u64)?;

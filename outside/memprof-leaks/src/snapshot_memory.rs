@@ -144,7 +144,7 @@ impl<'a> CachedReader<'a> {
         }
     }
 
-    /// Word at an address, from the block if it is there; does not replace the block.
+    /// Word at an address, from the block if it is there; does not replace the block. `None` if it cannot be read.
     pub(crate) fn uncached_word(&self, address: u64) -> Option<u64> {
         let offset = address
             .checked_sub(self.start)

@@ -15,7 +15,8 @@ const LIBC_LIMIT: u64 = 2 << 20;
 /// loader that the file names (`PT_INTERP`), or the file itself if it is a loader that was executed directly.
 ///
 /// # Errors
-/// `Static`: the file names no loader. `OtherArchitecture`; `Unreadable` if it is not an ELF file.
+/// `Static`: the file names no loader. `OtherArchitecture`: it is not for 64-bit x86; `Unreadable`: it is not an
+/// ELF file.
 pub fn loader_name<'data>(
     file_name: &'data [u8],
     data: impl ReadRef<'data>,

@@ -102,7 +102,7 @@ impl ProgramWatch {
         self.await_end_until(Instant::now() + timeout)
     }
 
-    /// Like [`end`](Self::end), but waits until `deadline`.
+    /// Like [`end`](Self::end), but waits until `deadline`. `None` if the program has not ended by then.
     pub fn await_end_until(&self, deadline: Instant) -> Option<ProgramEnd> {
         loop {
             let end = self.end();

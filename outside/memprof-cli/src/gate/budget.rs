@@ -228,6 +228,8 @@ fn quoted_key(key: &toml::Value) -> String {
 impl FromStr for ByteSize {
     type Err = String;
 
+    /// Parses a number with a unit, of which each is 1024 times the one before: `64MiB`, `64MB` and `64M` are
+    /// equal.
     fn from_str(text: &str) -> Result<Self, String> {
         let invalid = || format!("{text:?} is not a size, which is for example \"64MiB\"");
         let end = text.find(|char: char| !char.is_ascii_digit() && char != '.');

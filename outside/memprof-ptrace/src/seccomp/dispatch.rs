@@ -31,7 +31,7 @@ struct UserDispatchConfig {
 /// ptrace(2). Threads that it creates have none.
 ///
 /// # Errors
-/// `UserDispatch`; `NoSuchProcess` if the thread was killed.
+/// `UserDispatch`: it redirects its system calls; `NoSuchProcess`: it was killed.
 pub(super) fn require_no_user_dispatch(thread: u32) -> Result<(), Refusal> {
     match dispatch_mode(thread) {
         Ok(PR_SYS_DISPATCH_OFF) => Ok(()),
