@@ -100,7 +100,7 @@ fn count_for_hash(pointer: usize) -> &'static AtomicU8 {
     &CELLS_BY_HASH[hash_of(pointer, HASH_BITS)]
 }
 
-/// Thread id of the calling thread.
+/// Returns the id of the calling thread, by gettid(2).
 fn current_tid() -> i64 {
     // SAFETY: gettid(2) reads a number.
     unsafe { libc::syscall(libc::SYS_gettid) }

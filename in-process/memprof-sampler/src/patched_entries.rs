@@ -64,8 +64,8 @@ const _: () =
     assert!(size_of::<EntryTable>() <= TABLE_SIZE && HOOK_COUNT <= EntryTable::MAX_ENTRIES);
 const _: () = assert!(size_of::<EntryRow>() == 88);
 
-/// Offset of an entry's trampoline from the table's start: `jmp *target(%rip)`, at byte 8 the table's
-/// address, at byte 16 the relocated prologue.
+/// Returns the offset of an entry's trampoline from the table's start, in bytes. A trampoline is `jmp *target(%rip)`,
+/// at byte 8 the table's address, at byte 16 the relocated prologue.
 pub const fn trampoline_offset(index: usize) -> usize {
     TABLE_SIZE + index * 128
 }

@@ -96,6 +96,8 @@ struct CfiRow {
 }
 
 impl CfiRow {
+    /// Creates the row at `start`, before any instruction: the frame pointer is unchanged and the return address
+    /// undefined.
     fn new(start: u64, data_alignment: i64) -> Self {
         Self {
             start,

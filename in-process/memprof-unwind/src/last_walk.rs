@@ -120,6 +120,7 @@ impl<'a> LastWalkCursor<'a> {
         Self::from_steps(steps, new_steps)
     }
 
+    /// Like [`new`](Self::new), but with the given steps of the last walk.
     #[inline(always)]
     fn from_steps(
         steps: &'static [AtomicU64],

@@ -231,7 +231,7 @@ impl Object {
         }
     }
 
-    /// Returns the entry of the symbol table. `None` if the object has no symbol table.
+    /// Returns the symbol at `index`, which is not checked. `None` if the object has no symbol table.
     fn symbol(&self, index: usize) -> Option<Elf64_Sym> {
         Some(read(
             self.address(DT_SYMTAB)? + index * size_of::<Elf64_Sym>(),

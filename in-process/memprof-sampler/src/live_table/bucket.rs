@@ -61,8 +61,8 @@ impl Bucket {
         self.claim_where(address, address)
     }
 
-    /// Claims a cell that holds `from`, beginning with the cell for the address's offset: neighbouring blocks
-    /// share a bucket, and rarely collide that way.
+    /// Claims a cell that holds `from`, beginning with the cell for the address's offset: neighbouring blocks share a
+    /// bucket, and rarely collide that way. `None` if no cell holds it.
     #[inline(always)]
     fn claim_where(&self, from: usize, address: usize) -> Option<ClaimedCell<'_>> {
         let first = AddressHash::new(address).offset_bits(WAYS.ilog2());

@@ -170,7 +170,7 @@ fn record_in(cell: &AtomicU64) -> Option<u32> {
     (known != 0 && known != VACANT).then_some(known as u32)
 }
 
-/// Use count and generation of a record.
+/// Returns the use count and generation of a record. `None` beyond the last segment.
 pub(super) fn life(words: &[AtomicU64], record: u32) -> Option<&Life> {
     let word = word(words, record, LIFE)?;
     // SAFETY: `Life` is a transparent wrapper of `AtomicU64`.

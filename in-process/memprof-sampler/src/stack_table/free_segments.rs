@@ -12,7 +12,8 @@ use crate::atomic::{
 pub(crate) struct FreeSegments(pub(crate) AtomicU64);
 
 impl FreeSegments {
-    /// Adds the chain from `first` to `last`. `next` returns the word in which a segment has its successor.
+    /// Adds the chain from `first` to `last`. `next` returns the word in which a segment has its successor, `None`
+    /// beyond the last segment; then nothing is added.
     pub(crate) fn push<'a>(
         &self,
         first: u32,

@@ -83,7 +83,7 @@ impl FrameCursor {
     }
 }
 
-/// Offset of a word from the start of the segments, in bytes.
+/// Returns the offset of a word from the start of the segments, in bytes.
 pub(super) fn offset(segment: u32, index: usize) -> u64 {
     8 * (u64::from(segment) * SEGMENT_WORDS as u64 + index as u64)
 }
