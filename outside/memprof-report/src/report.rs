@@ -138,7 +138,7 @@ fn unseen_frees_note(profile: &Profile) -> Option<String> {
     Some(format!(
         "{unseen} sampled blocks were given out again though memprof saw no free of them: the program frees by addresses \
          that it keeps in its data, so values in use may hold freed memory; start the program with `memprof run \
-         --allocator jemalloc`, origin own profiler sees every free"
+         --allocator jemalloc`, whose own profiler sees every free"
     ))
 }
 

@@ -106,7 +106,7 @@ fn check_declared_contents(profile: &Profile, totals: SampleValues) -> Option<St
     differs.then(|| {
         let (stacks, bytes) = (stacks.unwrap_or(found_stacks), inuse_space.unwrap_or(found));
         format!(
-            "the dump was line with {stacks} stacks of {bytes} bytes, it has {found_stacks} of \
+            "the dump was written with {stacks} stacks of {bytes} bytes, it has {found_stacks} of \
              {found}: it is damaged"
         )
     })
