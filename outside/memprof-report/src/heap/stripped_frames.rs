@@ -76,11 +76,11 @@ fn append_marks(marks: &[u8], comment: &mut String) {
 /// Sets the allocation times and labels of `samples` to the pseudo frames in a comment, given its text after
 /// `# marks: `. Ignores malformed parts.
 pub(super) fn restore(comment: &str, samples: &mut [Sample]) {
-    let Some((marks, stacks)) = comment.split_once(" of ") else {
+    let Some((words, stacks)) = comment.split_once(" of ") else {
         return;
     };
     let mut marks = StackMarks::default();
-    for mark in marks.split(' ').filter_map(|word| word.parse().ok()) {
+    for mark in words.split(' ').filter_map(|word| word.parse().ok()) {
         marks.add(mark);
     }
     let numbers = stacks.split(' ').filter_map(|number| number.parse().ok());
