@@ -36,8 +36,8 @@ impl Arguments {
         })
     }
 
-    /// Joins words to a text that [`parse`](Self::parse) splits again: quotes values with blanks, whose
-    /// quotes a shell removed.
+    /// Joins the words of a command line to one text, which [`parse`](Self::parse) splits into the same words.
+    /// Quotes values that contain blanks or quotes again, because the shell removed their quotes.
     pub fn join<'a>(words: impl IntoIterator<Item = &'a str>) -> String {
         let quoted = |word: &str| match word.split_once('=') {
             Some((key, value)) if value.contains(|c: char| c.is_whitespace() || c == '"') => {
@@ -49,14 +49,15 @@ impl Arguments {
         words.into_iter().map(quoted).collect::<Vec<_>>().join(" ")
     }
 
-    /// Removes and returns the value of `key`. `None` if it is absent.
+    /// Removes the argument `key` and returns its value. `None` if it is absent. Marks the key as valid for
+    /// [`finish`](Self::finish).
     pub fn take(&mut self, key: &'static str) -> Option<String> {
         self.known.push(key);
         let index = self.words.iter().position(|(word, _)| word == key)?;
         Some(self.words.remove(index).1)
     }
 
-    /// Removes and returns the value of `key`, which is mandatory.
+    /// Removes the mandatory argument `key` and returns its value.
     ///
     /// # Errors
     /// `InvalidArgument`: the key is absent.
@@ -87,7 +88,11 @@ fn invalid_argument(message: String) -> Failure {
     Failure::new(MEMPROF_INVALID_ARGUMENT, message)
 }
 
-/// Splits at blanks outside of quotes, and removes the quotes.
+/// Splits `args` at blanks outside of quotes. Removes the quotes, and inside of them each backslash before the
+/// character that it escapes.
+///
+/// # Errors
+/// `InvalidArgument`: a quote is left open.
 fn split_words(args: &str) -> Result<Vec<String>, Failure> {
     let mut words = Vec::new();
     let mut word: Option<String> = None;

@@ -28,7 +28,8 @@ pub struct MessagePointers<const COUNT: usize>([*const memprof_message_t; COUNT]
 unsafe impl<const COUNT: usize> Sync for MessagePointers<COUNT> {}
 
 impl<const COUNT: usize> MessagePointers<COUNT> {
-    /// Creates pointers to `messages`, of which there are `COUNT`.
+    /// Creates pointers to the first `COUNT` of `messages`. Panics, in a constant at compile time, if there are
+    /// fewer.
     pub const fn new(messages: &'static [Message]) -> Self {
         let mut pointers = [ptr::null(); COUNT];
         let mut index = 0;
@@ -40,7 +41,8 @@ impl<const COUNT: usize> MessagePointers<COUNT> {
     }
 }
 
-/// Creates the entry of plugin `P`.
+/// Creates the entry of plugin `P`, which its library exports to the host: the name, the version, the messages,
+/// and the functions of this module as callbacks.
 pub const fn entry<P: Plugin, const COUNT: usize>(
     messages: &'static MessagePointers<COUNT>,
 ) -> memprof_plugin_entry_t {
@@ -64,12 +66,14 @@ pub const fn entry<P: Plugin, const COUNT: usize>(
 /// was forked while its parent created one has none.
 static OWNER: AtomicU32 = AtomicU32::new(0);
 
-/// Claims the instance for process `own`. Returns false if this process has already claimed it.
+/// Claims the library's only instance for the process with id `own`. Returns false if this process already holds
+/// the claim; a forked child that inherits its parent's claim gets true.
 fn claim_for_process(owner: &AtomicU32, own: u32) -> bool {
     owner.swap(own, Ordering::AcqRel) != own
 }
 
-/// Implements `create` of memprof.h.
+/// Implements `create` of memprof.h. Refuses a second instance in one process, sends the library's log to the
+/// host, and creates `P` from its configuration. Logs a failure or a panic, and returns its status.
 unsafe extern "C" fn create<P: Plugin>(
     host: *const memprof_host_t,
     config: memprof_str_t,
@@ -112,7 +116,9 @@ unsafe extern "C" fn create<P: Plugin>(
     }
 }
 
-/// Implements `handle_message` of memprof.h.
+/// Implements `handle_message` of memprof.h: checks the message's name, parses its arguments and calls the
+/// plugin. Converts a failure or a panic to the returned status and, unless the plugin has begun a reply, to the
+/// error reply.
 unsafe extern "C" fn handle_message<P: Plugin>(
     plugin: *mut memprof_plugin_t,
     name: memprof_str_t,
@@ -136,7 +142,7 @@ unsafe extern "C" fn handle_message<P: Plugin>(
         let name = name
             .ok()
             .filter(|name| P::MESSAGES.iter().any(|known| known.name() == *name));
-        let name = name.ok_or_else(|| unknown_message::<P>(shown))?;
+        let name = name.ok_or_else(|| unknown_message_failure::<P>(shown))?;
         let args =
             args.map_err(|error| Failure::new(MEMPROF_INVALID_ARGUMENT, format!("args: {error}")))?;
         plugin.handle_message(name, Arguments::parse(args)?, &mut reply)
@@ -155,7 +161,8 @@ unsafe extern "C" fn handle_message<P: Plugin>(
     }
 }
 
-/// Implements `destroy` of memprof.h.
+/// Implements `destroy` of memprof.h: drops the instance, after which `create` may be called again. Logs a
+/// panic. Ignores a null pointer.
 unsafe extern "C" fn destroy<P: Plugin>(plugin: *mut memprof_plugin_t) {
     if plugin.is_null() {
         return;
@@ -172,7 +179,7 @@ unsafe extern "C" fn destroy<P: Plugin>(plugin: *mut memprof_plugin_t) {
     clear_instance();
 }
 
-/// Implements `get_extension` of memprof.h.
+/// Implements `get_extension` of memprof.h: returns the `memprof_threads_t` for its id, and null for any other.
 unsafe extern "C" fn get_extension<P: Plugin>(
     _: *mut memprof_plugin_t,
     id: memprof_str_t,
@@ -194,7 +201,7 @@ impl<P: Plugin> ThreadsExtension<P> {
     };
 }
 
-/// Implements `enter` of `memprof_threads_t`.
+/// Implements `enter` of `memprof_threads_t`. Ignores a null pointer, and a panic of the plugin.
 unsafe extern "C" fn enter_thread<P: Plugin>(plugin: *mut memprof_plugin_t) {
     // SAFETY: memprof.h, `memprof_threads_t`: the pointer is null or an instance between `create` and
     // `destroy`, which `create` made from a `Box<P>`.
@@ -217,8 +224,9 @@ fn clear_instance() {
 /// Most characters of an unknown message name to repeat, so that replies and log lines stay short.
 const MAX_SHOWN: usize = 64;
 
-/// Failure for an unknown message, with the valid names as remedy.
-fn unknown_message<P: Plugin>(name: &str) -> Failure {
+/// Failure for an unknown message, with the valid names as remedy. Escapes `name` and cuts it after
+/// [`MAX_SHOWN`] characters.
+fn unknown_message_failure<P: Plugin>(name: &str) -> Failure {
     let mut shown: String = name.escape_debug().take(MAX_SHOWN).collect();
     if name.escape_debug().nth(MAX_SHOWN).is_some() {
         shown.push('…');
@@ -232,7 +240,7 @@ fn unknown_message<P: Plugin>(name: &str) -> Failure {
     .remedy(format!("valid messages: {}", names.join(", ")))
 }
 
-/// Runs the plugin's code, and converts a panic to a [`Failure`].
+/// Runs `work` of the plugin, and converts a panic to a [`Failure`] of kind `Panic` with the panic's text.
 fn catch_panic<T>(work: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
     panic::catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|payload: Box<dyn Any + Send>| {
         let message = payload

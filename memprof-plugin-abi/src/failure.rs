@@ -49,7 +49,7 @@ impl Failure {
         }
     }
 
-    /// Sets the remedy.
+    /// Sets the remedy, which is displayed after the message.
     #[must_use]
     pub fn remedy(mut self, remedy: impl Into<String>) -> Self {
         self.remedy = remedy.into();
@@ -61,7 +61,7 @@ impl Failure {
         self.kind.status()
     }
 
-    /// Body of the error reply: a JSON object with `status`, `text` and `error`.
+    /// Body of the error reply: a JSON object with `status`, `text` (the message and the remedy) and `error`.
     pub fn to_json(&self) -> String {
         let error = self.to_value();
         json!({ "status": "error", "text": self.to_string(), "error": error }).to_string()

@@ -26,6 +26,10 @@ impl Host {
     ///
     /// # Safety
     /// `host` is null, or valid until `destroy` returns, as memprof.h documents.
+    ///
+    /// # Errors
+    /// `AbiMismatch`: the pointer is null, the major version is another one, or the struct is smaller than this
+    /// build's.
     pub(crate) unsafe fn new(host: *const memprof_host_t) -> Result<Self, Failure> {
         let mismatch = |what: String| Failure::new(MEMPROF_ABI_MISMATCH, what);
         let host = NonNull::new(host.cast_mut())
@@ -73,13 +77,14 @@ impl Host {
         unsafe { self.raw().name.as_str() }.unwrap_or("")
     }
 
-    /// Version of the program; may be empty.
+    /// Version of the program; empty if the host gives none, or if it is not UTF-8.
     pub fn version(&self) -> &str {
         // SAFETY: memprof.h, `memprof_host_t`: the text lives as long as the struct.
         unsafe { self.raw().version.as_str() }.unwrap_or("")
     }
 
-    /// The host's own jemalloc functions. `None` if the host does not pass them.
+    /// The host's own jemalloc functions. `None` if the host does not pass them, or if its struct is smaller
+    /// than this build's.
     pub fn jemalloc(&self) -> Option<&memprof_jemalloc_t> {
         let found = self
             .extension(MEMPROF_EXTENSION_JEMALLOC)
@@ -90,7 +95,8 @@ impl Host {
         (found.struct_size >= size_of::<memprof_jemalloc_t>()).then_some(found)
     }
 
-    /// The callback for replies that are files. `None` if the host accepts no files.
+    /// The callback for replies that are files. `None` if the host accepts no files, or if its struct is smaller
+    /// than this build's.
     pub(crate) fn reply_fd(&self) -> Option<&memprof_reply_fd_t> {
         let found = self
             .extension(MEMPROF_EXTENSION_REPLY_FD)
@@ -101,7 +107,7 @@ impl Host {
         (found.struct_size >= size_of::<memprof_reply_fd_t>()).then_some(found)
     }
 
-    /// Extension of the host with this id, or null.
+    /// Pointer to the host's extension with this id; null if the host has none.
     pub fn extension(&self, id: &str) -> *const c_void {
         match self.raw().get_extension {
             // SAFETY: memprof.h, `memprof_host_t.get_extension`: the callback is thread-safe, and the text
@@ -111,7 +117,7 @@ impl Host {
         }
     }
 
-    /// Whether the host would write a line of this level.
+    /// Whether the host would write a line of this level. If the host does not say, true if it has a log at all.
     pub fn log_enabled(&self, level: log::Level) -> bool {
         match self.raw().log_enabled {
             // SAFETY: memprof.h, `memprof_host_t.log_enabled`: the callback is thread-safe.
@@ -120,7 +126,7 @@ impl Host {
         }
     }
 
-    /// Writes one line to the host's log.
+    /// Writes one line to the host's log. Does nothing if the host has none.
     pub fn log(&self, level: log::Level, target: &str, message: &str) {
         if let Some(log) = self.raw().log {
             let (target, message) = (memprof_str_t::new(target), memprof_str_t::new(message));

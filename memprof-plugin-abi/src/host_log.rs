@@ -69,7 +69,7 @@ impl InFlightCalls {
         Self(AtomicU64::new(0))
     }
 
-    /// Counts a call that begins in process `own`.
+    /// Counts a call that begins in process `own`. A count that was inherited from the parent is replaced by 1.
     fn add_call(&self, own: u32) {
         self.update(|state| match count_for_process(state, own) {
             0 => u64::from(own) << 32 | 1,
@@ -77,8 +77,8 @@ impl InFlightCalls {
         });
     }
 
-    /// Counts the end of a call in process `own`. A thread that forked this process may have begun it before,
-    /// so that it was not counted.
+    /// Counts the end of a call in process `own`. Does nothing if no call is counted: the thread began its call
+    /// before it forked this process.
     fn remove_call(&self, own: u32) {
         self.update(|state| match count_for_process(state, own) {
             0 => state,

@@ -42,7 +42,7 @@ impl RootModule for LayoutRef {
     const VERSION_STRINGS: VersionStrings = package_version_strings!();
 }
 
-/// The description that a plugin exports as [`SYMBOL`].
+/// The description of this build's struct layouts, which a plugin exports as [`SYMBOL`].
 pub const fn header() -> LibHeader {
     // SAFETY: `root_module` returns a `LayoutRef`, as abi_stable's `from_constructor` requires.
     unsafe { LibHeader::from_constructor::<LayoutRef>(root_module, CheckTypeLayout::Yes) }
@@ -64,7 +64,8 @@ extern "C" fn root_module() -> RootModuleResult {
 /// Compares the layouts of the plugin that exported `header` with those of this build.
 ///
 /// # Errors
-/// One line that names the difference, and abi_stable's full report.
+/// The layouts differ, or abi_stable cannot read the header. Returns one line that names the first difference,
+/// and abi_stable's full report.
 pub fn check(header: AbiHeaderRef) -> Result<(), (String, String)> {
     header
         .upgrade()
@@ -75,9 +76,9 @@ pub fn check(header: AbiHeaderRef) -> Result<(), (String, String)> {
         })
 }
 
-/// Extracts the first difference from abi_stable's report, which has hundreds of lines for one field. The
-/// struct is the one whose layout comes last before the first error, and an unexpected field follows
-/// `Found:`.
+/// Extracts the first difference from abi_stable's report, which has hundreds of lines for one field: `STRUCT:
+/// ERROR, unexpected field "FIELD"`, without the parts that the report does not name. The struct is the one
+/// whose layout comes last before the first error, and an unexpected field follows `Found:`.
 fn first_difference(report: &str) -> String {
     let (before, errors) = report.split_once("\nError:").unwrap_or(("", report));
     let value = |line: &str, key: &str| line.trim().strip_prefix(key).map(str::to_owned);

@@ -64,7 +64,8 @@ impl Reply<'_> {
         self.write(json.as_bytes())
     }
 
-    /// Sets the content type; at most once, before the first byte.
+    /// Sets the content type; at most once, before the first byte. Does nothing if the host has no callback for
+    /// it.
     ///
     /// # Errors
     /// The host rejects it.
@@ -78,7 +79,7 @@ impl Reply<'_> {
         check_status(unsafe { begin(self.sink.ctx, memprof_str_t::new(content_type)) })
     }
 
-    /// Appends bytes to the body.
+    /// Appends bytes to the body. If the host has no callback for them, they are dropped without an error.
     ///
     /// # Errors
     /// The host accepts no more bytes: the body is too large, or memory ran out.
@@ -130,7 +131,7 @@ impl Reply<'_> {
         Ok(())
     }
 
-    /// Passes the file to the host. Returns false if the host did not accept it.
+    /// Passes the file to the host. Returns false if the host accepts no files, or not this one.
     fn pass_file(&self, file: &File, size: u64, content_type: &str) -> bool {
         let host = host_log::host();
         let Some(pass_file) = host.as_ref().and_then(|host| host.reply_fd()?.file) else {
@@ -149,7 +150,8 @@ fn read_error(error: &io::Error) -> Failure {
     Failure::io("read the body", error)
 }
 
-/// Converts a status of the host's reply callbacks.
+/// Converts a status of the host's reply callbacks: any status but `MEMPROF_OK` becomes a failure of kind
+/// `Internal`.
 fn check_status(status: crate::Status) -> Result<(), Failure> {
     match status {
         MEMPROF_OK => Ok(()),

@@ -28,7 +28,8 @@ const RTLD_LAZY: c_int = 1;
 const RTLD_NOLOAD: c_int = 4;
 const RTLD_NODELETE: c_int = 0x1000;
 
-/// Keeps the library that contains this code loaded. Does nothing if that is the program.
+/// Keeps the library that contains this code loaded until the process ends, also after dlclose(3). Does nothing
+/// if the code is part of the program, or if the loader does not find its library.
 pub fn stay_loaded() {
     let mut image = DlInfo {
         path: ptr::null(),

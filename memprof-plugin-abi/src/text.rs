@@ -35,7 +35,7 @@ impl memprof_str_t {
         }
     }
 
-    /// Bytes that the other side lent.
+    /// Bytes that the other side lent; empty for a null pointer.
     ///
     /// # Safety
     /// `ptr` points to `len` bytes that stay unchanged during `'a`, or `len` is 0.

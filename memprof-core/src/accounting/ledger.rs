@@ -92,9 +92,9 @@ fn opaque_total(allocators: &[AllocatorHeap]) -> u64 {
     committed.fold(0, u64::saturating_add)
 }
 
-/// Divides the resident memory into parts and derives findings. The heap of an allocator without statistics
-/// counts as outside of every allocator. `untouched` is the number of metadata bytes that are known to be
-/// [`untouched`].
+/// Divides the resident memory into parts and derives findings. `earlier` is the live heap of an earlier ledger,
+/// with which growth is found. The heap of an allocator without statistics counts as outside of every allocator.
+/// `untouched` is the number of metadata bytes that are known to be [`untouched`].
 pub(crate) fn reconcile(
     resident: ResidentMemory,
     allocators: Vec<AllocatorHeap>,

@@ -25,7 +25,8 @@ const MAX_REPORT: usize = 4 << 20;
 /// Fails unless this jemalloc can record `max` allocations.
 ///
 /// # Errors
-/// `InvalidArgument` outside of [`RECENT`]; `Unsupported` if it is too old; `Unavailable` without profiling.
+/// `InvalidArgument`: `max` is outside of [`RECENT`]. `Unsupported`: this jemalloc is too old, or was built
+/// without profiling. `Unavailable`: it was started without profiling. `Allocator`: it refused.
 pub(crate) fn require_recent_allocations(jemalloc: &Jemalloc, max: Option<u64>) -> Result<()> {
     if let Some(max) = max.filter(|max| !RECENT.contains(max)) {
         let (low, high) = (RECENT.start(), RECENT.end());
@@ -39,7 +40,8 @@ pub(crate) fn require_recent_allocations(jemalloc: &Jemalloc, max: Option<u64>) 
 /// Sets the number of recorded allocations, if `max` is given, and reads the recorded ones.
 ///
 /// # Errors
-/// `Unavailable` while none are recorded; `Allocator`: jemalloc refused.
+/// `Unavailable`: none are recorded, and `max` is not given. `Allocator`: jemalloc refused. `Io`: no memory for
+/// the report.
 pub(crate) fn read_recent_allocations(
     jemalloc: &Jemalloc,
     max: Option<u64>,
@@ -70,7 +72,10 @@ pub(crate) fn read_recent_allocations(
     })
 }
 
-/// Number of allocations that jemalloc records at most.
+/// Number of allocations that jemalloc records at most; 0 while it records none.
+///
+/// # Errors
+/// `Unsupported`: this jemalloc is too old. `Allocator`: it refused.
 fn read_max(jemalloc: &Jemalloc) -> Result<i64> {
     match jemalloc.mallctl.read::<usize>(ALLOC_MAX) {
         Ok(max) => Ok(max as i64),

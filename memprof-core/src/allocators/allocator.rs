@@ -118,7 +118,8 @@ impl Allocator {
         }
     }
 
-    /// Discards all samples, and sets the interval if given.
+    /// Discards all samples, and sets the interval if given. tcmalloc always fails, because it cannot discard
+    /// samples.
     ///
     /// # Errors
     /// As for [`require_profiling`](Self::require_profiling), or the allocator refused.
@@ -164,7 +165,7 @@ impl Allocator {
     /// Heap usage as the allocator reports it. `None` if it was built without statistics.
     ///
     /// # Errors
-    /// The allocator refused.
+    /// The allocator refused, or lacks a function.
     pub(crate) fn totals(&self) -> Result<Option<HeapUsage>> {
         match self {
             Self::Jemalloc(jemalloc) => jemalloc.totals(),
@@ -185,10 +186,10 @@ impl Allocator {
         }
     }
 
-    /// The allocator's own statistics printout. Only jemalloc takes `options`.
+    /// The allocator's own statistics printout. `options` are jemalloc's; other allocators ignore them.
     ///
     /// # Errors
-    /// The allocator refused.
+    /// The allocator refused, or lacks the function.
     pub(crate) fn printout(&self, options: Option<&PrintOptions>) -> Result<Printout> {
         match self {
             Self::Jemalloc(jemalloc) => jemalloc.printout(options),
@@ -201,7 +202,7 @@ impl Allocator {
     /// Purges: gives the allocator's free pages back to the kernel.
     ///
     /// # Errors
-    /// The allocator refused.
+    /// The allocator refused, or lacks the function.
     pub(crate) fn purge(&self) -> Result<()> {
         match self {
             Self::Jemalloc(jemalloc) => jemalloc.purge(),
@@ -211,7 +212,8 @@ impl Allocator {
         }
     }
 
-    /// Symbols that memprof searched for and did not find.
+    /// Names of the functions that memprof searched for in the allocator's object and did not find; always empty
+    /// for jemalloc and glibc.
     pub(crate) fn missing_symbols(&self) -> &[&'static str] {
         match self {
             Self::Tcmalloc(tcmalloc) => tcmalloc.missing_symbols(),
@@ -220,7 +222,8 @@ impl Allocator {
         }
     }
 
-    /// The jemalloc, for operations that no other allocator has: options and background threads.
+    /// The jemalloc, for operations that no other allocator has: options and background threads. `None` for
+    /// another allocator.
     pub(crate) fn jemalloc(&self) -> Option<&Jemalloc> {
         match self {
             Self::Jemalloc(jemalloc) => Some(jemalloc),

@@ -9,7 +9,8 @@ use memprof_messages::BackgroundThreads;
 /// Fails unless this jemalloc can be limited to `max` background threads.
 ///
 /// # Errors
-/// `InvalidArgument` if `max` is 0 or more than jemalloc's limit at its start.
+/// `InvalidArgument`: `max` is 0 or more than jemalloc's limit at its start. `Allocator`: jemalloc does not
+/// report that limit.
 pub(crate) fn check_max(jemalloc: &Jemalloc, max: u64) -> Result<()> {
     let limit = max_background_threads(jemalloc)?;
     if (1..=limit).contains(&max) {
@@ -54,7 +55,7 @@ pub(crate) fn set_background_threads(
 /// Fails unless [`set_background_threads`] can work.
 ///
 /// # Errors
-/// `Unsupported`, with the remedy.
+/// `Unsupported`: this jemalloc was built without background threads. `Allocator`: it refused.
 pub(crate) fn require_support(jemalloc: &Jemalloc) -> Result<()> {
     match jemalloc.mallctl.read_bool(c"background_thread") {
         Ok(_) => Ok(()),

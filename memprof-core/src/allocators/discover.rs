@@ -51,8 +51,9 @@ pub(crate) struct Discovered {
     pub without_allocators: Vec<u64>,
 }
 
-/// Finds every allocator in the process except one in the image that contains `own_image`. Objects whose
-/// fingerprints are `known` to contain none are not searched again.
+/// Finds every allocator in the process except one in the image that contains the address `own_image`. If none
+/// of them serves `malloc`, also finds the file that does. `host` is the jemalloc that the host passed. Objects
+/// whose fingerprints are `known` to contain none are not searched again.
 pub(crate) fn discover(
     host: Option<Mallctl>,
     own_image: usize,
@@ -111,8 +112,9 @@ pub(crate) fn discover(
     }
 }
 
-/// Reads the allocator symbols of each object's file. Also returns the sorted fingerprints of the objects
-/// that have none.
+/// Reads the allocator symbols of each object's file, except of those whose fingerprints are in `known`, which
+/// is sorted. Also returns the sorted fingerprints of the objects that have none. A file that cannot be read is
+/// in neither list.
 fn search_files<'a>(
     objects: &'a [LoadedObject],
     known: &[u64],
@@ -205,7 +207,8 @@ fn is_wanted(name: &[u8]) -> bool {
         || mimalloc::NAMES.iter().any(is_name)
 }
 
-/// Collects every distinct jemalloc, the most trustworthy source first.
+/// Collects every distinct jemalloc, the most trustworthy source first: the host, exported symbols, symbols of
+/// files.
 fn jemalloc_candidates(
     host: Option<Mallctl>,
     objects: &[LoadedObject],
@@ -241,7 +244,8 @@ fn jemalloc_candidates(
     found
 }
 
-/// Whether a symbol with this prefix confirms that the anchor is jemalloc's.
+/// Whether the object also has another of jemalloc's symbols with this prefix: a single function with the name
+/// [`ANCHOR`] may be of other code.
 fn has_jemalloc_sibling(symbols: &ObjectSymbols<'_>, prefix: &str) -> bool {
     symbols
         .names()
@@ -249,7 +253,7 @@ fn has_jemalloc_sibling(symbols: &ObjectSymbols<'_>, prefix: &str) -> bool {
         .any(|name| SIBLINGS.contains(&name))
 }
 
-/// The jemalloc whose symbols have this prefix. `None` if `mallctl` is no function of the object.
+/// The jemalloc whose symbols have this prefix. `None` if the object has no function `mallctl` with the prefix.
 fn candidate_with_prefix(
     symbols: &ObjectSymbols<'_>,
     prefix: &str,

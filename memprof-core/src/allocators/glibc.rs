@@ -31,7 +31,8 @@ pub(crate) struct Glibc {
 }
 
 impl Glibc {
-    /// Returns glibc's malloc. `None` if it holds no memory, because another allocator is `malloc`.
+    /// Returns glibc's malloc. `None` if the symbols are not glibc's, or if another allocator serves `malloc`
+    /// and glibc's holds no memory.
     pub(crate) fn identify(symbols: &ObjectSymbols<'_>) -> Option<Self> {
         let version = symbols.function_address(ANCHOR)?;
         // SAFETY: gnu_get_libc_version(3): this function has this type.
@@ -73,7 +74,8 @@ impl Glibc {
     }
 
     /// Heap totals in jemalloc's terms. Free pages at the top of the main arena count as dirty; free memory
-    /// elsewhere counts as fragmentation, though some of it was never touched or was released.
+    /// elsewhere counts as fragmentation, though some of it was never touched or was released. `None` if glibc
+    /// lacks `mallinfo2`.
     fn heap_totals(&self) -> Option<HeapTotals> {
         // mallinfo2 initializes an unused malloc. A child that is forked during that inherits it half done,
         // and crashes in mallinfo2.
@@ -100,12 +102,15 @@ impl Glibc {
 
 impl Glibc {
     /// Heap totals. Locks each arena while it counts the free chunks: 1 µs for a new arena, 30 ms for 40,000
-    /// chunks.
+    /// chunks. `None` if glibc lacks `mallinfo2`.
     pub(crate) fn totals(&self) -> Option<HeapUsage> {
         self.heap_totals().map(HeapUsage::Detailed)
     }
 
     /// Output of `malloc_info(3)`, as XML.
+    ///
+    /// # Errors
+    /// `Unsupported`: glibc lacks the function. `Io`: no memory for the text, or glibc failed to print it.
     pub(crate) fn printout(&self) -> Result<Printout> {
         let info = self
             .functions
@@ -139,6 +144,9 @@ impl Glibc {
     }
 
     /// Releases free pages of all arenas by `malloc_trim(3)`.
+    ///
+    /// # Errors
+    /// `Unsupported`: glibc lacks the function.
     pub(crate) fn purge(&self) -> Result<()> {
         let trim = self
             .functions

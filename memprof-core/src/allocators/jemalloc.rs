@@ -64,8 +64,8 @@ pub(crate) struct JemallocCandidate {
     pub interposed: Option<String>,
 }
 
-/// Returns the jemalloc with its build options. `None` if the functions do not behave as jemalloc(3)
-/// documents.
+/// Returns the jemalloc with its build options. `None` if `mallctl` returns no `version` that begins with a
+/// digit, as jemalloc's does.
 pub(crate) fn identify(candidate: JemallocCandidate, readers: JemallocReaders) -> Option<Jemalloc> {
     let JemallocCandidate {
         mallctl,
@@ -149,13 +149,14 @@ impl Jemalloc {
         self.opt_prof && self.mallctl.read_bool(c"prof.active").unwrap_or(false)
     }
 
-    /// Mean bytes between samples. `None` without profiling.
+    /// Mean bytes between samples. `None` without profiling (`opt.prof`).
     pub(crate) fn sample_interval(&self) -> Option<u64> {
         let lg_sample = self.lg_sample().filter(|_| self.opt_prof)?;
         1u64.checked_shl(lg_sample as u32)
     }
 
-    /// Starts sampling. A new `interval` drops all samples, because jemalloc sets it by `prof.reset`.
+    /// Starts sampling. A new `interval` drops all samples, because jemalloc sets it by `prof.reset`; a warning
+    /// for the operator is then returned.
     pub(crate) fn activate(&self, interval: Option<SampleInterval>) -> Result<Vec<String>> {
         self.require_profiling()?;
         let mut warnings = Vec::new();
@@ -176,7 +177,7 @@ impl Jemalloc {
         self.set_active(false)
     }
 
-    /// Drops all samples, and sets the interval if given.
+    /// Drops all samples, and sets the interval if given; otherwise jemalloc keeps its own.
     pub(crate) fn reset(&self, interval: Option<SampleInterval>) -> Result<()> {
         self.require_profiling()?;
         let lg_sample = match interval {
@@ -192,9 +193,10 @@ impl Jemalloc {
             .map_err(|errno| Error::mallctl("prof.reset", errno))
     }
 
-    /// Estimated memory for writing a profile, in bytes: the internal memory of the arenas. jemalloc keeps
-    /// its samples there, and their text has about the same size: 0.94 bytes per byte for 64,000 stacks of 33
-    /// frames; 1.3 if all had 128 frames, each of 8 bytes there and 15 characters in a profile.
+    /// Estimated memory for writing a profile, in bytes: the internal memory of the arenas. `None` without
+    /// statistics. jemalloc keeps its samples there, and their text has about the same size: 0.94 bytes per byte
+    /// for 64,000 stacks of 33 frames; 1.3 if all had 128 frames, each of 8 bytes there and 15 characters in a
+    /// profile.
     pub(crate) fn profile_bytes(&self) -> Option<u64> {
         // 4096 stands for all arenas (jemalloc(3), MALLCTL_ARENAS_ALL).
         const INTERNAL: &CStr = c"stats.arenas.4096.internal";
@@ -269,7 +271,7 @@ impl Jemalloc {
         .remedy("load one jemalloc only (see LD_PRELOAD and the program's libraries); the totals need nothing")
     }
 
-    /// Whether threads that start from now on are sampled (`prof.thread_active_init`).
+    /// Whether threads that start from now on are sampled (`prof.thread_active_init`); false without profiling.
     pub(crate) fn samples_new_threads(&self) -> bool {
         const INIT: &CStr = c"prof.thread_active_init";
         self.opt_prof && self.mallctl.read_bool(INIT).unwrap_or(false)
@@ -310,7 +312,8 @@ impl Jemalloc {
         Ok(was_on)
     }
 
-    /// Excludes the calling thread from the profile: allocations of memprof's threads are not the host's.
+    /// Excludes the calling thread from the profile: allocations of memprof's threads are not the host's. An
+    /// error is only logged.
     pub(crate) fn exclude_this_thread(&self) {
         if !self.opt_prof {
             return;

@@ -56,7 +56,7 @@ pub(crate) struct Segment {
 pub(crate) const EXECUTABLE: &str = "/proc/thread-self/exe";
 
 impl LoadedObject {
-    /// Start of the first page. `None` for an object without segments.
+    /// Address of the page in which the first segment starts. `None` for an object without segments.
     pub(crate) fn start_address(&self) -> Option<usize> {
         Some(self.segments.first()?.range.start & !0xfff)
     }
@@ -148,7 +148,7 @@ unsafe extern "C" fn read_count(info: *mut dl_phdr_info, _: usize, count: *mut c
     1
 }
 
-/// Converts an entry of the loader's list.
+/// Copies an entry of the loader's list. `path` replaces the entry's own, which is empty for the program.
 fn copy_object(path: &Path, object: &ListedObject<'_>) -> LoadedObject {
     let headers = object.headers;
     let segments = headers
@@ -176,6 +176,7 @@ fn copy_object(path: &Path, object: &ListedObject<'_>) -> LoadedObject {
 }
 
 /// Finds the content of a note by owner and type in a note segment (gABI, "Note Section"; padded to 4 bytes).
+/// `None` if there is none, or if the segment is malformed.
 fn find_note<'a>(mut notes: &'a [u8], (owner, kind): (&[u8], u32)) -> Option<&'a [u8]> {
     let read_u32 = |bytes: &[u8], offset: usize| -> Option<u32> {
         Some(u32::from_ne_bytes(

@@ -108,7 +108,7 @@ impl Mallctl {
         }
     }
 
-    /// Whether a mallctl of this name exists and can be read.
+    /// Whether a mallctl of this name exists. Its value is not read: any error but ENOENT shows that it exists.
     pub(crate) fn can_read(&self, name: &CStr) -> bool {
         let mut value = [0u8; 16];
         let mut size = 0;
@@ -276,7 +276,8 @@ impl Mallctl {
     }
 }
 
-/// Passes a piece of jemalloc's output to the sink that `opaque` points to.
+/// Passes a piece of jemalloc's output to the sink that `opaque` points to. Ignores a null piece, and a panic of
+/// the sink.
 unsafe extern "C" fn forward_piece(opaque: *mut c_void, piece: *const c_char) {
     if piece.is_null() {
         return;

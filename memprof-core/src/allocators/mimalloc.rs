@@ -90,7 +90,7 @@ impl Mimalloc {
     }
 }
 
-/// Version as text: `2.0.9` for 209 (`MI_MALLOC_VERSION` of mimalloc.h).
+/// Version as text: `2.0.9` for 209 (`MI_MALLOC_VERSION` of mimalloc.h). `None` if the function is missing.
 fn version(functions: &Functions) -> Option<String> {
     // SAFETY: mimalloc.h: the function takes no arguments.
     let number = unsafe { functions.version?() };
@@ -100,7 +100,7 @@ fn version(functions: &Functions) -> Option<String> {
     })
 }
 
-/// Whether this allocator owns the blocks that `malloc` returns.
+/// Whether this mimalloc owns a block that `malloc` returns; false if it cannot say.
 fn owns_malloc(functions: &Functions) -> bool {
     let Some(is_own) = functions.is_own else {
         return false;
@@ -116,6 +116,9 @@ fn owns_malloc(functions: &Functions) -> bool {
 
 impl Mimalloc {
     /// Committed bytes only: release builds of mimalloc count neither objects nor free pages.
+    ///
+    /// # Errors
+    /// `Unsupported`: the build lacks `mi_process_info`.
     pub(crate) fn totals(&self) -> Result<HeapUsage> {
         let process_info = self
             .functions
@@ -132,6 +135,9 @@ impl Mimalloc {
     }
 
     /// Output of `mi_stats_print_out`.
+    ///
+    /// # Errors
+    /// `Unsupported`: the build lacks the function.
     pub(crate) fn printout(&self) -> Result<Printout> {
         let stats = self
             .functions
@@ -146,6 +152,9 @@ impl Mimalloc {
 
     /// Releases the free pages of this thread's heap, of ended threads and of the arenas. mimalloc lets each
     /// living thread release only its own.
+    ///
+    /// # Errors
+    /// `Unsupported`: the build lacks `mi_collect`.
     pub(crate) fn purge(&self) -> Result<()> {
         let collect = self
             .functions

@@ -76,7 +76,7 @@ impl Printout {
         printout
     }
 
-    /// Copies a text.
+    /// Copies a text, of which what is beyond the default limit is cut.
     pub(crate) fn from_text(text: &[u8]) -> Self {
         let mut printout = Self::default();
         printout.push(text);
@@ -86,7 +86,7 @@ impl Printout {
     /// Creates an empty printout of at most `limit` bytes, whose memory is allocated now.
     ///
     /// # Errors
-    /// `Io` with ENOMEM.
+    /// `Io` with ENOMEM: memory ran out.
     pub(crate) fn with_capacity(limit: usize) -> Result<Self> {
         let mut bytes = Vec::new();
         let reserved = bytes.try_reserve_exact(limit);
@@ -98,7 +98,7 @@ impl Printout {
         })
     }
 
-    /// The text, followed by a note if it was cut.
+    /// The text, with bytes that are not UTF-8 replaced, followed by a note if it was cut.
     pub fn into_text(self) -> String {
         let limit = self.limit;
         let text = String::from_utf8_lossy(&self.bytes).into_owned();
@@ -109,7 +109,8 @@ impl Printout {
         text
     }
 
-    /// Appends a piece, up to the limit. Never fails: sets the cut mark if memory or space runs out.
+    /// Appends a piece, up to the limit. Never fails: once memory or space has run out, the text is marked as
+    /// cut and nothing more is appended.
     pub(crate) fn push(&mut self, piece: &[u8]) {
         let fitting = &piece[..piece.len().min(self.limit.saturating_sub(self.bytes.len()))];
         // The text describes the allocator that also provides this memory; it may have run out.

@@ -27,8 +27,8 @@ pub struct ProfilerExclusion {
 }
 
 impl ProfilerExclusion {
-    /// Excludes this thread from memprof's sampler and from jemallocs with exported symbols. For the time
-    /// before the search for allocators, which allocates.
+    /// Excludes this thread, until the guard is dropped, from memprof's sampler and from jemallocs with exported
+    /// symbols. For the time before the search for allocators, which allocates.
     pub fn from_exported_symbols() -> Self {
         let names = [c"mallctl", c"_rjem_mallctl", c"je_mallctl"];
         let found = names.into_iter().filter_map(|name| {
@@ -44,7 +44,8 @@ impl ProfilerExclusion {
         Self::new(found)
     }
 
-    /// Excludes this thread from memprof's sampler and these jemallocs. Does not allocate.
+    /// Excludes this thread, until the guard is dropped, from memprof's sampler and from those of these
+    /// jemallocs that sample it, at most [`MAX_JEMALLOCS`]. Does not allocate.
     pub(crate) fn new(jemallocs: impl Iterator<Item = Mallctl>) -> Self {
         let mut guard = Self {
             excluded_from: [None; MAX_JEMALLOCS],

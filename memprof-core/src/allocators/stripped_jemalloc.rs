@@ -20,8 +20,8 @@ const TEXTS: [&[u8]; 2] = [b"<jemalloc>: ", b"narenas"];
 /// resident.
 const CHUNK_SIZE: usize = 1 << 17;
 
-/// Path of the program, if it contains a jemalloc that is not among the found ones, whose addresses are
-/// `known`.
+/// Path of the program, if its file contains texts of a jemalloc, but the program none of the found ones, whose
+/// addresses are `known`. Otherwise, or if the file cannot be read, `None`.
 pub(crate) fn find_stripped_jemalloc(known: impl Iterator<Item = usize>) -> Option<PathBuf> {
     let objects = loaded_objects::list();
     let program = objects.first()?;
@@ -37,8 +37,8 @@ pub(crate) fn find_stripped_jemalloc(known: impl Iterator<Item = usize>) -> Opti
         .then(|| real_path(EXECUTABLE.as_ref()))
 }
 
-/// Searches the parts of the file that are loaded and never written. Reads instead of mapping, because mapped
-/// pages would count as this process's and fault if the file is truncated.
+/// Whether `text` is in the parts of the program's file that are loaded and never written. Reads instead of
+/// mapping, because mapped pages would count as this process's and fault if the file is truncated.
 fn file_contains(file: &File, program: &LoadedObject, text: &[u8]) -> io::Result<bool> {
     let finder = Finder::new(text);
     let mut chunk = MmapMut::map_anon(CHUNK_SIZE)?;

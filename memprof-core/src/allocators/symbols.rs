@@ -45,7 +45,8 @@ enum SymbolSource {
 }
 
 impl<'a> ObjectSymbols<'a> {
-    /// Symbols of the object that defines `anchor` for the whole process. `None` if none of `objects` does.
+    /// Symbols of the object that defines `anchor` for the whole process. `None` if none of `objects` does, or
+    /// if it is being unloaded.
     pub(crate) fn find_exported(objects: &'a [LoadedObject], anchor: &CStr) -> Option<Self> {
         // SAFETY: dlsym(3) gets a NUL-terminated name.
         let address = unsafe { libc::dlsym(libc::RTLD_DEFAULT, anchor.as_ptr()) } as usize;
@@ -65,7 +66,8 @@ impl<'a> ObjectSymbols<'a> {
     }
 
     /// Reads the symbols that `wanted` accepts from an object's file. `None` if no name contains one of the
-    /// `anchors`, or if the file is not the mapped one: a call to its addresses would crash.
+    /// `anchors`, if the file is not the mapped one, because a call to its addresses would crash, or if the
+    /// object is being unloaded.
     ///
     /// # Errors
     /// The file cannot be read, or is refused by [`open_object`].
@@ -111,7 +113,7 @@ impl<'a> ObjectSymbols<'a> {
             .filter(|address| self.object.is_writable(*address))
     }
 
-    /// Address in memory of a symbol of any kind.
+    /// Address in memory of a symbol of any kind. `None` if the object has none of this name.
     fn address(&self, name: &CStr) -> Option<usize> {
         match &self.source {
             SymbolSource::Exported(loaded) => loaded.symbol_address(name),
@@ -122,7 +124,7 @@ impl<'a> ObjectSymbols<'a> {
         }
     }
 
-    /// Path of the object's file.
+    /// Path of the object's file; for the program, the target of /proc's link.
     pub(crate) fn path(&self) -> PathBuf {
         real_path(&self.object.path)
     }
@@ -136,7 +138,7 @@ impl<'a> ObjectSymbols<'a> {
     }
 }
 
-/// Address of the function that serves `malloc` in this process.
+/// Address of the function that serves `malloc` in this process. `None` if no object defines it.
 #[cfg(target_arch = "x86_64")]
 pub(crate) fn malloc_address() -> Option<usize> {
     let _reading = ForkGuard::acquire();
@@ -154,7 +156,7 @@ pub(crate) fn malloc_address() -> Option<usize> {
 struct RetainedObject(NonNull<c_void>);
 
 impl RetainedObject {
-    /// Keeps the object loaded for good. `None` if it is already being unloaded.
+    /// Keeps the object loaded until the process ends. `None` if it is already being unloaded.
     fn retain(object: &LoadedObject) -> Option<Self> {
         let path = CString::new(object.path.as_os_str().as_bytes()).ok()?;
         let name = if object.path == Path::new(EXECUTABLE) {
@@ -168,7 +170,7 @@ impl RetainedObject {
         NonNull::new(unsafe { libc::dlopen(name, flags) }).map(Self)
     }
 
-    /// Address of a dynamic symbol that this object or its dependencies define.
+    /// Address of a dynamic symbol that this object or its dependencies define. `None` if they define none.
     fn symbol_address(&self, name: &CStr) -> Option<usize> {
         // SAFETY: dlsym(3) gets an open handle and a NUL-terminated name.
         let address = unsafe { libc::dlsym(self.0.as_ptr(), name.as_ptr()) } as usize;

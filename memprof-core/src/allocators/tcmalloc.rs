@@ -102,12 +102,15 @@ impl Tcmalloc {
         })
     }
 
-    /// The profiler's functions, or the reason why this build has none.
+    /// Returns the profiler's functions.
+    ///
+    /// # Errors
+    /// `Unsupported`: the reason why this build has none.
     fn require_profiler(&self) -> Result<&Profiler> {
         self.profiler.as_ref().map_err(Clone::clone)
     }
 
-    /// Current sample interval in bytes; the most recent one while sampling is off.
+    /// Current sample interval in bytes; the most recent one while sampling is off; 0 if there was none.
     fn known_interval(&self) -> u64 {
         let known = |interval: &u64| *interval > 0;
         let now = self
@@ -118,7 +121,7 @@ impl Tcmalloc {
         now.ok().filter(known).unwrap_or(last)
     }
 
-    /// Sample interval in bytes to write to profiles.
+    /// Sample interval in bytes to write to profiles; the default one if sampling was never on.
     fn reported_interval(&self) -> u64 {
         match self.known_interval() {
             0 => DEFAULT_INTERVAL,
@@ -127,6 +130,9 @@ impl Tcmalloc {
     }
 
     /// Reads a numeric property.
+    ///
+    /// # Errors
+    /// `Allocator`: this build does not know it.
     fn read_property(&self, name: &CStr) -> Result<u64> {
         self.extension.get_property(name).ok_or_else(|| {
             let name = name.to_string_lossy();
@@ -142,7 +148,7 @@ impl Tcmalloc {
         missing.map(|error| Unprofilable::Incomplete(Box::new(error.clone())))
     }
 
-    /// Whether the sample interval is above 0.
+    /// Whether sampling is on: the sample interval is above 0.
     pub(crate) fn is_active(&self) -> bool {
         let rate = self
             .profiler
@@ -151,14 +157,18 @@ impl Tcmalloc {
         rate.is_ok_and(|interval| interval > 0)
     }
 
-    /// Mean bytes between samples, the most recent one while sampling is off. `None` without a profiler.
+    /// Mean bytes between samples, the most recent one while sampling is off. `None` without a profiler, or if
+    /// sampling was never on.
     pub(crate) fn sample_interval(&self) -> Option<u64> {
         self.profiler.as_ref().ok()?;
         Some(self.known_interval()).filter(|interval| *interval > 0)
     }
 
-    /// Starts sampling, at `interval`, the most recent interval or 512 KiB. Returns warnings about its cost
-    /// and older samples.
+    /// Starts sampling, at `interval`, the most recent interval or 512 KiB. Returns warnings about its cost and
+    /// older samples.
+    ///
+    /// # Errors
+    /// `Unsupported`: this build has no profiler. `Allocator`: tcmalloc refused.
     pub(crate) fn activate(&self, interval: Option<SampleInterval>) -> Result<Vec<String>> {
         let profiler = self.require_profiler()?;
         let before = self.known_interval();
@@ -197,7 +207,7 @@ impl Tcmalloc {
         Ok(warnings)
     }
 
-    /// Stops sampling, and stores the interval for later profiles.
+    /// Stops sampling, and stores the interval for later profiles. Does nothing without a profiler.
     pub(crate) fn deactivate(&self) -> Result<()> {
         let Ok(profiler) = &self.profiler else {
             return Ok(());
@@ -225,7 +235,8 @@ impl Tcmalloc {
         ))
     }
 
-    /// Estimated memory for a profile in bytes: a C++ string, and its copy in the scratch file.
+    /// Estimated memory for a profile in bytes: a C++ string, and its copy in the scratch file. `None` if this
+    /// build does not report the heap's size.
     pub(crate) fn profile_bytes(&self, kind: ProfileKind) -> Option<u64> {
         let heap = self.extension.get_property(c"generic.heap_size")?;
         let string = profile::string_bytes(kind, heap, self.reported_interval());
@@ -233,6 +244,9 @@ impl Tcmalloc {
     }
 
     /// Writes a heap or growth profile to `scratch` and checks it.
+    ///
+    /// # Errors
+    /// `Unsupported`: this build has no profiler; otherwise as for [`profile::Profiles::write_profile`].
     pub(crate) fn write_profile(
         &self,
         kind: ProfileKind,
@@ -255,6 +269,9 @@ impl Tcmalloc {
 
     /// Heap totals in jemalloc's terms: memory in caches and central lists counts as active pages, the page
     /// heap's as free pages.
+    ///
+    /// # Errors
+    /// `Allocator`: this build does not report one of the sizes.
     pub(crate) fn totals(&self) -> Result<HeapUsage> {
         let heap = self.read_property(c"generic.heap_size")?;
         let free = self.read_property(c"tcmalloc.pageheap_free_bytes")?;
@@ -273,6 +290,9 @@ impl Tcmalloc {
     }
 
     /// Output of `MallocExtension_GetStats`.
+    ///
+    /// # Errors
+    /// `Unsupported`: the build lacks the function.
     pub(crate) fn printout(&self) -> Result<Printout> {
         self.extension
             .stats_text()
@@ -280,12 +300,15 @@ impl Tcmalloc {
     }
 
     /// Releases all free pages of the page heap.
+    ///
+    /// # Errors
+    /// `Unsupported`: the build lacks the function.
     pub(crate) fn purge(&self) -> Result<()> {
         let released = self.extension.release_free_memory();
         released.ok_or_else(|| self.missing_symbol_error(extension::RELEASE))
     }
 
-    /// C functions that the build lacks.
+    /// Names of the C functions that the build lacks.
     pub(crate) fn missing_symbols(&self) -> &[&'static str] {
         &self.extension.missing
     }

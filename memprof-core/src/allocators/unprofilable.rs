@@ -252,7 +252,8 @@ pub(crate) fn no_pinned_from_jemalloc_error(jemalloc: &AllocatorIdentity) -> Err
         .remedy("sample with memprof: `activate sampler=memprof sample_interval=64KiB`, and let the program work")
 }
 
-/// Name and value of each environment variable that some jemalloc reads.
+/// Name and value of each environment variable that some jemalloc reads: those whose names end with
+/// `MALLOC_CONF`.
 pub(crate) fn malloc_variables() -> Vec<(String, String)> {
     let text = |os: OsString| os.to_string_lossy().into_owned();
     let all = std::env::vars_os().map(|(name, value)| (text(name), text(value)));

@@ -11,7 +11,8 @@ const MIN_SAMPLES: u64 = 100;
 /// log2 of 4 KiB: below this sample interval, sampling shows in the host's latency.
 const FINE_LG_SAMPLE: u64 = 12;
 
-/// Adds findings about any allocator.
+/// Adds findings about any allocator: missing functions, sampling by memprof in its place, and too fine an
+/// interval.
 pub(super) fn check_allocator(allocator: &AllocatorFacts, findings: &mut Vec<Finding>) {
     let name = &allocator.name;
     if !allocator.missing.is_empty() {
@@ -56,7 +57,7 @@ pub(super) fn check_allocator(allocator: &AllocatorFacts, findings: &mut Vec<Fin
     }
 }
 
-/// Adds findings about a jemalloc.
+/// Adds findings about a jemalloc: its options, its statistics, its own dumps, and known faults of its version.
 pub(super) fn check_jemalloc(jemalloc: &JemallocFacts, facts: &Facts, findings: &mut Vec<Finding>) {
     use Severity::Warning;
     let version = &jemalloc.version;
@@ -161,7 +162,7 @@ fn check_options(jemalloc: &JemallocFacts, findings: &mut Vec<Finding>) {
     }
 }
 
-/// Adds a finding if the sample interval is too coarse for the live heap.
+/// Adds a finding if so few samples of the live heap are expected that a profile says little.
 fn check_interval(jemalloc: &JemallocFacts, findings: &mut Vec<Finding>) {
     use Severity::Warning;
     let Some(lg_sample) = jemalloc.lg_sample else {

@@ -15,7 +15,8 @@ use crate::allocators::unprofilable::is_secure_execution;
 /// Longest option text to read, in bytes; no text that a person writes is longer.
 const MAX_TEXT_LEN: usize = 4096;
 
-/// Reads the option texts of a jemalloc; the environment's is the last but one.
+/// Reads the option texts of a jemalloc, in the order in which it applies them: a later one overrides the
+/// earlier ones. Sources without a text are omitted. Empty if the name of its variable is unknown.
 pub(crate) fn read_sources(jemalloc: &Jemalloc, objects: &[LoadedObject]) -> Vec<ConfSource> {
     let Some(variable) = &jemalloc.conf_variable else {
         return Vec::new();
@@ -56,7 +57,7 @@ pub(crate) fn conf_link_path(symbol: &str) -> String {
     format!("/etc/{}", symbol.replace("malloc_conf", "malloc.conf"))
 }
 
-/// Target of the link, which jemalloc reads as options. `None` for a file that is no link.
+/// Target of the link, which jemalloc reads as options. `None` for a missing file or one that is no link.
 fn read_conf_link(link: &Path) -> Option<String> {
     let target = std::fs::read_link(link).ok()?;
     Some(target.to_string_lossy().into_owned())
@@ -76,8 +77,9 @@ fn has_option(jemalloc: &Jemalloc, key: &str) -> bool {
     jemalloc.mallctl.can_read(&name)
 }
 
-/// Text that a variable of the program points to. Read through /proc, because the program may have changed
-/// the pointer to anything.
+/// Text that a variable of the program points to. `None` if the variable is missing, or if it does not point to
+/// a string of less than [`MAX_TEXT_LEN`] bytes of UTF-8. Read through /proc, because the program may have
+/// changed the pointer to anything.
 fn read_program_variable(
     jemalloc: &Jemalloc,
     objects: &[LoadedObject],
@@ -103,7 +105,8 @@ fn read_program_variable(
     None
 }
 
-/// Address of the variable in the process's global scope, or else in the file of the jemalloc.
+/// Address of the variable in the process's global scope, or else in the object that contains the jemalloc, by
+/// the symbols of its file. `None` if it is in neither.
 fn find_variable(jemalloc: &Jemalloc, objects: &[LoadedObject], name: &CStr) -> Option<usize> {
     let mallctl = jemalloc.mallctl.address();
     let object = objects.iter().find(|object| object.contains(mallctl))?;

@@ -29,7 +29,9 @@ use crate::system::seccomp;
 const NFS: i64 = 0x6969;
 const FUSE: i64 = 0x6573_5546;
 
-/// Gathers the facts. `allocated` returns the live bytes of a jemalloc, if known.
+/// Gathers the facts from the process, except for those that only the profiler knows, which are left empty:
+/// `unavailable`, `stripped_jemalloc` and `walker_disagreements`. `allocated` returns the live bytes of a
+/// jemalloc, if known.
 pub(crate) fn gather(
     backends: &[Arc<Backend>],
     unknown_malloc: Option<PathBuf>,
@@ -135,7 +137,7 @@ fn find_global_symbol(name: &CStr) -> usize {
     unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) as usize }
 }
 
-/// Whether every user may write to the directory of files that start with `prefix`.
+/// Whether every user may write to the directory of files that start with `prefix`; false if it cannot be read.
 pub(crate) fn is_shared(prefix: &str) -> bool {
     let directory = match Path::new(prefix).parent() {
         Some(directory) if directory != Path::new("") => directory,
@@ -167,7 +169,7 @@ fn is_musl(path: &Path) -> bool {
     name.is_some_and(|name| name.starts_with("ld-musl-") || name.starts_with("libc.musl-"))
 }
 
-/// File with the first `dl_iterate_phdr` of the process. `None` if that is the C library.
+/// File with the first `dl_iterate_phdr` of the process. `None` if that is the C library, or if it is unknown.
 fn find_interposer(objects: &[LoadedObject]) -> Option<String> {
     let address = find_global_symbol(c"dl_iterate_phdr");
     let object = objects.iter().find(|object| object.is_code(address))?;

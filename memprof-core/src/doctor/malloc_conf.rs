@@ -129,7 +129,8 @@ const OPTIONS: &[(&str, OptionType)] = &[
     ("zero_realloc", OneOf(&["alloc", "free", "abort"])),
 ];
 
-/// Describes each option of a source that jemalloc ignores, with the reason.
+/// Describes each option of a source that jemalloc ignores, with the reason: malformed, unknown, not an allowed
+/// value, or overridden later in the same text.
 pub(super) fn ignored_options(source: &ConfSource) -> Vec<String> {
     let mut faults = Vec::new();
     let mut applied: Vec<(&str, &str)> = Vec::new();
@@ -263,7 +264,7 @@ impl std::fmt::Display for OptionType {
     }
 }
 
-/// Parses as strtoumax(3) with base 0: `12`, `0xc`, `014`.
+/// Parses as strtoumax(3) with base 0: `12`, `0xc`, `014`. `None` if the text is not such a number as a whole.
 fn parse_number(text: &str) -> Option<i128> {
     let (sign, digits) = match text.strip_prefix('-') {
         Some(digits) => (-1, digits),

@@ -7,7 +7,8 @@ use crate::allocators::loaded_objects::EXECUTABLE;
 use crate::allocators::unprofilable::Unprofilable;
 use memprof_messages::{AllocatorKind, Finding, Severity};
 
-/// Adds findings about allocators, filters and unwinders of the process.
+/// Adds findings about the process: why it cannot be profiled, several or unknown allocators, unread variables,
+/// seccomp filters and unwinders.
 pub(super) fn check_process(facts: &Facts, findings: &mut Vec<Finding>) {
     use Severity::{Error, Warning};
     if let Some(reason) = &facts.unavailable {
@@ -106,7 +107,8 @@ fn check_variables(facts: &Facts, findings: &mut Vec<Finding>) {
     }
 }
 
-/// Finding about an unwinder that may lock or run foreign code during a sample. `None` if it does neither.
+/// Finding about an unwinder that may lock or run foreign code during a sample. `None` if no sign of either was
+/// found.
 fn unwinder_finding(facts: &Facts) -> Option<Finding> {
     use Severity::Warning;
     if facts.is_musl {

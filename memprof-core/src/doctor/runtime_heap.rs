@@ -61,7 +61,7 @@ pub(super) fn find_runtime_heaps(signs: &RuntimeSigns<'_>) -> Vec<RuntimeHeap> {
     ALL.into_iter().filter(is_present).collect()
 }
 
-/// Adds a finding for each runtime.
+/// Adds a finding for each runtime whose objects a heap profile does not show.
 pub(super) fn report_runtime_heaps(facts: &Facts, findings: &mut Vec<Finding>) {
     for heap in &facts.runtime_heaps {
         let (message, remedy) = heap.explanation();
@@ -70,7 +70,7 @@ pub(super) fn report_runtime_heaps(facts: &Facts, findings: &mut Vec<Finding>) {
 }
 
 impl RuntimeHeap {
-    /// Description of the memory that heap profiles do not show, and how to show it.
+    /// Message and remedy of the finding: which memory heap profiles do not show, and how to show it.
     const fn explanation(self) -> (&'static str, &'static str) {
         match self {
             Self::Python => (

@@ -11,7 +11,7 @@ use crc32fast::Hasher;
 /// missing.
 pub(crate) const ANNOUNCED: &str = "# memprof 2\n";
 
-/// Line that contains the checksum.
+/// Line that contains the checksum; always of the same length.
 fn checksum_line(sum: u32) -> String {
     format!("# checksum: crc32 {sum:08x}\n")
 }

@@ -57,7 +57,8 @@ impl fmt::Display for Mebibytes {
     }
 }
 
-/// Fails if the headroom does not allow `bytes` more and the reserve.
+/// Fails if the process may not allocate `bytes` more and still leave [`RESERVE`] free in its cgroup and the
+/// machine. If neither limit can be read, it succeeds.
 ///
 /// # Errors
 /// `Io` with ENOMEM: names the limit and the remaining bytes.
@@ -121,7 +122,7 @@ fn nearest_limit() -> Option<Headroom> {
         .min_by_key(|each| each.bytes)
 }
 
-/// `MemAvailable` of `proc_meminfo(5)`, in bytes.
+/// `MemAvailable` of `proc_meminfo(5)`, in bytes. `None` if the text lacks it.
 fn parse_mem_available(meminfo: &str) -> Option<u64> {
     let line = meminfo
         .lines()
@@ -130,18 +131,18 @@ fn parse_mem_available(meminfo: &str) -> Option<u64> {
     kib.checked_mul(1024)
 }
 
-/// Fails if this thread cannot allocate the memory that a dump needs.
+/// Fails if this thread cannot allocate [`MEMORY_NEEDED`] bytes for a dump.
 ///
 /// # Errors
-/// `Io` with ENOMEM.
+/// As for [`require_memory_for`].
 pub(crate) fn require_memory() -> Result<()> {
     require_memory_for(MEMORY_NEEDED)
 }
 
-/// Fails if neither mmap(2) nor the allocator has `bytes` for this thread.
+/// Fails if neither mmap(2) nor the allocator has `bytes` for this thread. The memory is released again at once.
 ///
 /// # Errors
-/// `Io` with ENOMEM.
+/// `Io` with the errno of mmap(2), usually ENOMEM.
 pub(crate) fn require_memory_for(bytes: u64) -> Result<()> {
     let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
     // Asks the kernel first: an allocation would let the allocator grow, which would show in its profile.

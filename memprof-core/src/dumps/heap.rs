@@ -48,8 +48,9 @@ pub(crate) struct Tally {
     pub peak: u64,
 }
 
-/// Estimates the bytes for which `objects` sampled ones of together `bytes` stand. Equal to the byte to
-/// `memprof-report`, because both use the same `expm1`; those of two C libraries differ.
+/// Estimates how many bytes were allocated, given that `objects` of together `bytes` were sampled at one per
+/// `sample_interval` bytes. Returns `bytes` if one of the three is 0. Equal to the byte to `memprof-report`,
+/// because both use the same `expm1`; those of two C libraries differ.
 pub(crate) fn unsampled_bytes(objects: u64, bytes: u64, sample_interval: u64) -> u64 {
     if objects == 0 || bytes == 0 || sample_interval == 0 {
         return bytes;
@@ -59,7 +60,7 @@ pub(crate) fn unsampled_bytes(objects: u64, bytes: u64, sample_interval: u64) ->
     (bytes as f64 * scale).round() as u64
 }
 
-/// Checks the text line by line.
+/// Checks a heap profile of jemalloc line by line, up to its mappings, and counts its stacks and bytes.
 ///
 /// # Errors
 /// `InvalidData`: quotes the first malformed line; or the reader's error.
@@ -125,7 +126,7 @@ fn damage_error(number: u64, expected: &str, line: &[u8]) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, message)
 }
 
-/// Parses the sample interval in bytes of the first line.
+/// Parses the sample interval in bytes of the first line. `None` if the line is malformed.
 fn parse_interval(line: &[u8]) -> Option<u64> {
     line_text(line)?
         .strip_prefix("heap_v2/")?
@@ -134,7 +135,7 @@ fn parse_interval(line: &[u8]) -> Option<u64> {
         .ok()
 }
 
-/// Parses live objects and bytes of a `t*:` line.
+/// Parses live objects and bytes of a `t*:` line. `None` if the line is malformed.
 fn parse_totals(line: &[u8]) -> Option<(u64, u64)> {
     let (objects, rest) = line_text(line)?
         .trim()

@@ -19,7 +19,7 @@ pub(crate) fn name(dump: &DumpName, extension: &str) -> String {
     format!(".{dump}{extension}")
 }
 
-/// Creates and locks a new file in `directory`, open for reading and writing.
+/// Creates a new file in `directory`, open for reading and writing, and locks it if the file system has locks.
 ///
 /// # Errors
 /// `EEXIST`: the name is in use; otherwise the kernel's error.
@@ -34,7 +34,8 @@ pub(crate) fn create(directory: impl AsFd, name: &str) -> Result<OwnedFd, Errno>
     Ok(file)
 }
 
-/// Removes the files that killed processes left behind in `directory`.
+/// Removes the temporary dumps that killed processes left behind in `directory`. One that cannot be removed is
+/// only logged.
 ///
 /// # Errors
 /// The directory cannot be read.
@@ -62,7 +63,7 @@ fn is_temporary_dump(name: &str) -> bool {
     DumpName::parse(id).is_some()
 }
 
-/// Whether no process holds the file's lock.
+/// Whether no process holds the file's lock; false if that cannot be determined.
 fn is_abandoned(directory: &OwnedFd, name: &str) -> bool {
     let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     rustix::fs::openat(directory, name, flags, Mode::empty())

@@ -15,11 +15,12 @@ const HEAP_V2: &str = "heap_v2/";
 const GROWTH: &str = "growth";
 const MAPPED_LIBRARIES: &str = "MAPPED_LIBRARIES:";
 
-/// Checks every line, and the sum of the stacks against the header. `interval` is the sample interval to use
-/// if the header says 0, which tcmalloc writes while sampling is off.
+/// Checks every line of a profile in tcmalloc's format, and the sum of the stacks against the header; counts its
+/// stacks and bytes. `interval` is the sample interval to use if the header says 0, which tcmalloc writes while
+/// sampling is off.
 ///
 /// # Errors
-/// `InvalidData`: quotes the first malformed line.
+/// `InvalidData`: quotes the first malformed line, or the sums that differ.
 pub(crate) fn summarize(text: &[u8], interval: u64) -> io::Result<ProfileSummary> {
     let mut lines = text.split_inclusive(|byte| *byte == b'\n');
     let header = lines.next().unwrap_or_default();
@@ -72,7 +73,8 @@ fn damage_error(expected: &str, found: &[u8]) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, message)
 }
 
-/// Parses the totals and the sample interval, which is `None` in a growth profile.
+/// Parses the first line: the totals, and the sample interval, which is `None` in a growth profile. `None` if
+/// the line is malformed.
 fn parse_header(line: &[u8]) -> Option<(LegacyCounts, Option<u64>)> {
     let (counts, kind) = parse_counts(line_text(line)?.strip_prefix("heap profile:")?)?;
     if kind == GROWTH {
@@ -81,7 +83,8 @@ fn parse_header(line: &[u8]) -> Option<(LegacyCounts, Option<u64>)> {
     Some((counts, Some(kind.strip_prefix(HEAP_V2)?.parse().ok()?)))
 }
 
-/// Parses the counts of one stack. `None` if a frame is not an address.
+/// Parses the counts of one stack. `None` if the line is malformed: it lacks its newline, a count is no number,
+/// or a frame is not an address.
 fn parse_stack(line: &[u8]) -> Option<LegacyCounts> {
     let (counts, stack) = parse_counts(line_text(line)?)?;
     let mut frames = stack.split_ascii_whitespace();
@@ -90,7 +93,8 @@ fn parse_stack(line: &[u8]) -> Option<LegacyCounts> {
         .then_some(counts)
 }
 
-/// Parses `objects: bytes [objects: bytes] @`, and returns the live counts and the text after the `@`.
+/// Parses `objects: bytes [objects: bytes] @`, and returns the live counts and the text after the `@`. `None` if
+/// the text has another form.
 fn parse_counts(text: &str) -> Option<(LegacyCounts, &str)> {
     let (counts, rest) = text.split_once('@')?;
     let (live, _allocated) = counts.split_once('[')?;

@@ -90,7 +90,7 @@ impl std::fmt::Display for DumpName {
     }
 }
 
-/// Parses `20261121T111244Z`. `None` for the epoch and before.
+/// Parses `20261121T111244Z`. `None` for any other text, and for the epoch and before.
 fn parse_stamp(stamp: &str) -> Option<SystemTime> {
     let part = |range| stamp.get(range);
     let (year, month, day) = (part(0..4)?, part(4..6)?, part(6..8)?);

@@ -43,15 +43,18 @@ pub(crate) fn publish(
     Ok(length)
 }
 
-/// Copies `body` to `file` and waits until it is on disk.
+/// Copies `body` to `file`, waits until it is on disk, and returns its length in bytes.
+///
+/// # Errors
+/// The action that the kernel refused, and its error.
 fn copy_and_sync(file: &mut File, body: &mut dyn Read) -> Result<u64, (&'static str, io::Error)> {
     let length = copy(body, file).map_err(|error| ("write the dump", error))?;
     retry_on_intr(|| rustix::fs::fsync(&file)).map_err(|errno| ("sync the dump", errno.into()))?;
     Ok(length)
 }
 
-/// Copies `body` in pieces of 256 KiB; `io::copy` reads only 8 KiB at a time from a reader that is not a
-/// file.
+/// Copies `body` in pieces of 256 KiB, and returns its length in bytes; `io::copy` reads only 8 KiB at a time
+/// from a reader that is not a file.
 pub(crate) fn copy(body: &mut dyn Read, file: &mut dyn Write) -> io::Result<u64> {
     let mut piece = vec![0; 256 << 10];
     let mut length = 0;
@@ -68,7 +71,7 @@ pub(crate) fn copy(body: &mut dyn Read, file: &mut dyn Write) -> io::Result<u64>
     }
 }
 
-/// Gives the nameless `file` a name.
+/// Gives the nameless `file` the name `name` in `directory`. EEXIST if that exists.
 fn link_into(file: &File, directory: &OwnedFd, name: &str) -> Result<(), Errno> {
     let by_descriptor = format!("/proc/thread-self/fd/{}", file.as_raw_fd());
     let linked = retry_on_intr(|| {
@@ -106,7 +109,7 @@ fn publish_hidden(
     length.inspect_err(|_| remove(directory, &hidden))
 }
 
-/// Renames without overwriting an existing file.
+/// Renames a file in `directory`. EEXIST if `to` exists, which is never overwritten.
 fn rename_to_new(directory: &OwnedFd, from: &str, to: &str) -> Result<(), Errno> {
     let renamed = retry_on_intr(|| {
         rustix::fs::renameat_with(directory, from, directory, to, RenameFlags::NOREPLACE)

@@ -45,7 +45,7 @@ pub(crate) struct NewDump<'a> {
 }
 
 impl NewDump<'_> {
-    /// Whether a dump is of the same pid and not older than the process's start.
+    /// Whether `entry` was taken by the process of the new dump: it has its pid and is not older than its start.
     fn is_from_same_process(&self, entry: &DumpFile) -> bool {
         // Names record the time to the second.
         let started = self.started.duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -53,7 +53,7 @@ impl NewDump<'_> {
         entry.name.pid == self.name.pid && entry.name.taken >= started
     }
 
-    /// Whether a dump was taken more than `age` before the new one.
+    /// Whether `entry` was taken more than `age` before the new dump.
     fn is_older_than(&self, age: Duration, entry: &DumpFile) -> bool {
         // A dump from the future, after the clock was set back, counts as new.
         let elapsed = self.name.taken.duration_since(entry.name.taken);

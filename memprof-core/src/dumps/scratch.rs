@@ -60,16 +60,18 @@ enum ScratchState {
 }
 
 impl Scratch {
-    /// Creates the file for a dump that will be stored in `directory`. `hidden` is the hidden name to use if
-    /// the file needs one.
+    /// Creates the file for a dump that will be stored in `directory`. With /proc, it is a memfd or a nameless
+    /// file in /dev/shm. Without, it has the name `hidden` in `directory` or /dev/shm, whichever is on a memory
+    /// file system; if neither is, it is a memfd without a path.
     ///
     /// # Errors
-    /// `Io`: the kernel refuses a memory file, and there is no memory file system.
+    /// `Io`: none of these can be created.
     pub(crate) fn open(directory: &Path, hidden: &str) -> Result<Self> {
         if Path::new("/proc/thread-self/fd").exists() {
             // memfd_create fails with ENOSYS or EPERM under a strict seccomp filter.
             return Self::in_memfd().or_else(|memory| {
-                Self::in_unnamed_file(Path::new(SHARED_MEMORY)).map_err(|_| no_memory_file(&memory))
+                Self::in_unnamed_file(Path::new(SHARED_MEMORY))
+                    .map_err(|_| no_memory_file_error(&memory))
             });
         }
         let directories = [directory, Path::new(SHARED_MEMORY)];
@@ -77,7 +79,7 @@ impl Scratch {
         match hidden.into_iter().find_map(io::Result::ok) {
             Some(hidden) => Ok(hidden),
             None => Self::in_memfd_with_path(ScratchPath::None)
-                .map_err(|memory| no_memory_file(&memory)),
+                .map_err(|memory| no_memory_file_error(&memory)),
         }
     }
 
@@ -144,17 +146,17 @@ impl Scratch {
         Ok(CString::new(path).expect("an open path has no NUL"))
     }
 
-    /// The file, positioned at its start.
+    /// The file, positioned at its start. Fails if the program closed the descriptor.
     pub(crate) fn rewind(&self) -> io::Result<&File> {
         let mut file = self.file.get()?;
         file.seek(SeekFrom::Start(0))?;
         Ok(file)
     }
 
-    /// Passes the bytes written so far to `short`, which returns an error if the headroom does not suffice
-    /// for the rest. The memory is then released, and so is what the allocator writes afterwards; the
-    /// allocator never sees an error, because some abort on one. Returns false once the allocator has
-    /// finished.
+    /// Passes the bytes written so far to `short`, which returns an error if the headroom does not suffice for
+    /// the remaining ones. The memory is then released, now and at each later call, so that what the allocator
+    /// writes afterwards is discarded; the allocator never sees an error, because some abort on one. Returns
+    /// false once the allocator has finished.
     pub(crate) fn poll_headroom(&self, short: impl FnOnce(u64) -> Option<Error>) -> bool {
         let mut progress = lock(&self.progress);
         match &*progress {
@@ -194,8 +196,8 @@ impl Scratch {
         Ok(())
     }
 
-    /// Reads the first `length` bytes, and releases the memory of what was read, because the copy needs as
-    /// much.
+    /// Returns a reader of the first `length` bytes, which releases the memory of what was read, because the
+    /// copy needs as much.
     pub(crate) fn drain(&self, length: u64) -> impl Read {
         DrainingReader {
             reader: self.prefix_reader(length),
@@ -203,7 +205,7 @@ impl Scratch {
         }
     }
 
-    /// Reads the first `length` bytes without releasing them.
+    /// Returns a reader of the first `length` bytes, which does not release them.
     pub(crate) fn prefix_reader(&self, length: u64) -> PrefixReader<'_> {
         PrefixReader {
             file: &self.file,
@@ -264,7 +266,7 @@ impl Drop for Scratch {
 }
 
 /// `Io` error for a system without memory files.
-fn no_memory_file(cause: &io::Error) -> Error {
+fn no_memory_file_error(cause: &io::Error) -> Error {
     Error::io("create a memory file for the dump (memfd_create)", cause)
         .or_remedy("allow memfd_create to this program, or mount a tmpfs at /dev/shm")
 }

@@ -46,7 +46,7 @@ pub struct Store {
 }
 
 /// Directory for a program's dumps if none is configured: below `XDG_STATE_HOME`, /var/lib for root, or
-/// `~/.local/state`. `variable` reads the environment.
+/// `~/.local/state`. `variable` reads the environment; paths that are not absolute are ignored.
 pub fn default_dump_dir(
     program: &str,
     is_root: bool,
@@ -152,7 +152,7 @@ impl Store {
     /// Opens the directory, which it creates if necessary, and checks that it is safe for dumps.
     ///
     /// # Errors
-    /// Like [`add`](Self::add).
+    /// `Io`: the directory cannot be created or opened, or is not safe.
     pub(crate) fn open_or_create(&self) -> Result<OwnedFd> {
         let opened = match self.open_directory() {
             Err(Errno::NOENT) => DirBuilder::new()
@@ -170,7 +170,11 @@ impl Store {
         Ok(directory)
     }
 
-    /// Opens the directory and checks that it is safe. `None` if it does not exist.
+    /// Opens the directory and checks that it is safe. `None` if it does not exist. `act` names the purpose in
+    /// errors, as in `"read"`.
+    ///
+    /// # Errors
+    /// `Io`: the directory cannot be opened, or is not safe.
     fn open_safe(&self, act: &str) -> Result<Option<OwnedFd>> {
         match self.open_directory() {
             Ok(directory) => {
@@ -182,7 +186,10 @@ impl Store {
         }
     }
 
-    /// Checks that only this user may write to the directory and replace it.
+    /// Checks that only this user may write to the directory, and that not everybody may replace it.
+    ///
+    /// # Errors
+    /// `Io`: the directory is not safe, or cannot be examined.
     fn check_safe(&self, directory: &OwnedFd) -> Result<()> {
         let stat =
             rustix::fs::fstat(directory).map_err(|e| self.directory_error("check", e.into()))?;
@@ -190,7 +197,11 @@ impl Store {
         self.check_parents()
     }
 
-    /// Checks that no other user may write to a parent directory, who could replace this one.
+    /// Checks that no parent directory is writable by everybody without the sticky bit, so that any user could
+    /// replace this one. A parent that cannot be examined is accepted.
+    ///
+    /// # Errors
+    /// `Io`: names the parent.
     fn check_parents(&self) -> Result<()> {
         // Checks both the given path and the one after its symbolic links are resolved.
         let real = std::fs::canonicalize(&self.directory);
@@ -216,7 +227,7 @@ impl Store {
     /// created in it. Nothing is left behind.
     ///
     /// # Errors
-    /// Like [`add`](Self::add).
+    /// As for [`open_or_create`](Self::open_or_create); `Io`: no file can be created in it.
     pub(crate) fn probe(&self) -> Result<OwnedFd> {
         let directory = self.open_or_create()?;
         let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
@@ -248,7 +259,10 @@ impl Store {
         })
     }
 
-    /// Checks that the directory belongs to this user and that no other may write to it.
+    /// Checks that the directory belongs to this user and that no other may write to it, by its `stat`.
+    ///
+    /// # Errors
+    /// `Io`: it does not, or another may.
     fn check_ownership(&self, stat: &Stat) -> Result<()> {
         let own = rustix::process::geteuid().as_raw();
         let complaint = if stat.st_uid != own {
@@ -278,7 +292,11 @@ impl Store {
             .and_then(above_stdio)
     }
 
-    /// Reads the names and lengths of the dumps in the directory, newest first.
+    /// Reads the names and lengths of the dumps in the directory, newest first. Skips files of other names and
+    /// those that are not regular.
+    ///
+    /// # Errors
+    /// `Io`: the directory or a dump cannot be read.
     fn read_entries(&self, directory: &OwnedFd) -> Result<Vec<DumpFile>> {
         let failed = |errno: Errno| self.directory_error("list", errno.into());
         let mut entries = Vec::new();
@@ -322,7 +340,10 @@ impl Store {
         }
     }
 
-    /// Deletes the dumps that the retention policy does not allow beside `new_dump`.
+    /// Deletes the dumps that the retention policy does not allow beside `new_dump`, oldest first.
+    ///
+    /// # Errors
+    /// `Io`: the directory cannot be read, or the first dump that cannot be deleted.
     fn delete_expired(&self, directory: &OwnedFd, new_dump: &NewDump<'_>) -> Result<()> {
         let mut entries = self.read_entries(directory)?;
         // A dump from the future was taken before the clock was set back, so it counts as older than the

@@ -53,7 +53,7 @@ impl Threshold {
 }
 
 impl Condition {
-    /// Whether memory must be polled to evaluate the condition.
+    /// Whether the condition depends on the memory in use, which must then be polled.
     pub(crate) fn reads_memory(&self) -> bool {
         match self {
             Self::Every(_) | Self::AtExit => false,

@@ -6,10 +6,10 @@ use std::time::Duration;
 use memprof_messages::{AllocatorKind, UnknownName};
 use memprof_plugin_abi::{Arguments, ErrorKind, Failure};
 
-/// Takes an argument that is one of the names of an enum.
+/// Takes an argument that is one of the names of an enum. `None` if it is absent.
 ///
 /// # Errors
-/// `InvalidArgument`: lists the valid names.
+/// `InvalidArgument`: the value is not one of the names, which the remedy lists.
 pub(crate) fn take_enum<T: FromStr<Err = UnknownName>>(
     args: &mut Arguments,
     key: &'static str,
@@ -24,12 +24,18 @@ pub(crate) fn take_enum<T: FromStr<Err = UnknownName>>(
     args.take(key).map(parse).transpose()
 }
 
-/// Takes the argument `allocator`, the kind of an allocator.
+/// Takes the argument `allocator`, the kind of an allocator. `None` if it is absent.
+///
+/// # Errors
+/// `InvalidArgument`: no allocator has this kind.
 pub(crate) fn take_allocator(args: &mut Arguments) -> Result<Option<AllocatorKind>, Failure> {
     take_enum(args, "allocator")
 }
 
-/// Takes an argument that is a whole number.
+/// Takes an argument that is a whole number. `None` if it is absent.
+///
+/// # Errors
+/// `InvalidArgument`: the value is not a number from 0 to `u64::MAX`.
 pub(crate) fn take_number(args: &mut Arguments, key: &'static str) -> Result<Option<u64>, Failure> {
     let parse = |text: String| {
         text.parse().map_err(|_| {
@@ -40,7 +46,10 @@ pub(crate) fn take_number(args: &mut Arguments, key: &'static str) -> Result<Opt
     args.take(key).map(parse).transpose()
 }
 
-/// Takes an argument that is `on` or `off`.
+/// Takes an argument that is `on` (true) or `off` (false). `None` if it is absent.
+///
+/// # Errors
+/// `InvalidArgument`: the value is neither of them.
 pub(crate) fn take_switch(
     args: &mut Arguments,
     key: &'static str,
@@ -59,13 +68,19 @@ pub(crate) fn take_switch(
 /// Longest time limit of an activation; a longer one needs no limit.
 const MAX_DURATION: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 
-/// Takes the argument `for`, a duration above 0 of at most 7 days.
+/// Takes the argument `for`, a duration above 0 of at most 7 days. `None` if it is absent.
+///
+/// # Errors
+/// `InvalidArgument`: the value is not such a duration.
 pub(crate) fn take_duration(args: &mut Arguments) -> Result<Option<Duration>, Failure> {
     let text = args.take("for");
     text.map(|text| parse_duration(&text)).transpose()
 }
 
-/// Parses a duration above 0 of at most 7 days.
+/// Parses the value of `for`, such as `10m`.
+///
+/// # Errors
+/// `InvalidArgument`: not a duration, 0, or more than 7 days.
 fn parse_duration(text: &str) -> Result<Duration, Failure> {
     let invalid = |reason: &str| {
         let message = format!("for={text:?} {reason}");

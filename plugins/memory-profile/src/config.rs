@@ -38,7 +38,7 @@ pub(crate) struct Config {
     /// Number of stacks per activation that both walkers walk for comparison.
     unwinder_checks: Option<NonZero<u64>>,
     /// Retention policy of the kept dumps.
-    #[serde(deserialize_with = "keep")]
+    #[serde(deserialize_with = "parse_keep")]
     keep: RetentionPolicy,
     /// Rules of automatic dumps.
     watch: WatchRules,
@@ -70,7 +70,10 @@ impl Default for KeepFirst {
 }
 
 impl KeepConfig {
-    /// Converts to a policy, after checks of the values.
+    /// Checks the values and converts them to a policy; an absent one gets its default.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: `count` is 0, `keep_first` is not below `count`, or `bytes` or `age` is malformed.
     fn to_policy(&self) -> Result<RetentionPolicy, Failure> {
         let default = RetentionPolicy::default();
         let count = self
@@ -107,14 +110,17 @@ impl KeepConfig {
     }
 }
 
-/// Parses the table `[keep]`.
-fn keep<'de, D: Deserializer<'de>>(table: D) -> Result<RetentionPolicy, D::Error> {
+/// Parses the table `[keep]`, for serde.
+fn parse_keep<'de, D: Deserializer<'de>>(table: D) -> Result<RetentionPolicy, D::Error> {
     KeepConfig::deserialize(table)?
         .to_policy()
         .map_err(D::Error::custom)
 }
 
 /// Parses `keep.age`, a duration above 0.
+///
+/// # Errors
+/// `InvalidArgument`: not such a duration.
 fn parse_age(text: &str) -> Result<Duration, Failure> {
     match humantime::parse_duration(text) {
         Ok(age) if !age.is_zero() => Ok(age),
@@ -128,7 +134,8 @@ impl Config {
     /// Parses and checks the TOML text of the table.
     ///
     /// # Errors
-    /// `InvalidArgument`: names the key, the line and the column.
+    /// `InvalidArgument`: the text is not TOML, a key is unknown or a value is invalid, which the message names
+    /// with its line and column; or `dump_dir` is not an absolute path.
     pub(crate) fn parse(text: &str) -> Result<Self, Failure> {
         let config: Self =
             toml::from_str(text).map_err(|error| config_failure(error.to_string()))?;
@@ -154,7 +161,7 @@ impl Config {
         &self.watch.0
     }
 
-    /// Settings of the stack walks.
+    /// Settings of the stack walks; an absent `unwinder_checks` gets its default.
     pub(crate) fn unwinder_settings(&self) -> UnwinderSettings {
         let default = UnwinderSettings::default();
         UnwinderSettings {
@@ -163,7 +170,8 @@ impl Config {
         }
     }
 
-    /// Store in the configured directory, or in the default one of this program.
+    /// Store in the configured directory, or else in the default one of this program. If the default one is not
+    /// writable, the store is in `/tmp/memprof-UID-PROGRAM`, provided that this is writable.
     pub(crate) fn store(&self, program: &str) -> Store {
         let store_in = |directory| Store::new(directory, self.keep);
         if let Some(directory) = &self.dump_dir {

@@ -11,8 +11,9 @@ use memprof_own::{ForkGuard, LockFreeOnce};
 /// Profiler whose exit dump the handler takes.
 static PROFILER: LockFreeOnce<Weak<Profiler>> = LockFreeOnce::new();
 
-/// Registers [`Profiler::take_exit_dump`] for exit(3) and the end of `main`. It does nothing if the profiler
-/// was dropped by then.
+/// Registers [`Profiler::take_exit_dump`] for exit(3) and the end of `main`, for the first profiler that is
+/// passed; a call with another one does nothing. The handler does nothing if the profiler was dropped by then.
+/// If the C library refuses the handler, a warning is logged.
 pub(crate) fn register_exit_handler(profiler: &Arc<Profiler>) {
     let own = Arc::downgrade(profiler);
     if !PROFILER.get_or_set(Weak::clone(&own)).ptr_eq(&own) {

@@ -11,10 +11,12 @@ const DEFAULT_FILES: u32 = 16;
 const MAX_FILES: u64 = 1000;
 const DEFAULT_DURATION: Duration = Duration::from_secs(10 * 60);
 
-/// Parses the limits of a `gdump`. `None` for `state=off`.
+/// Parses the arguments of `gdump`: the limits for `state=on`, with defaults for absent ones. `None` for
+/// `state=off`.
 ///
 /// # Errors
-/// `InvalidArgument`: names the argument and the valid values.
+/// `InvalidArgument`: `state` is missing, limits are given with `state=off`, a value is malformed or out of
+/// range, or an argument is unknown.
 pub(crate) fn parse(mut args: Arguments) -> Result<Option<GdumpLimits>, Failure> {
     let is_on = take_switch(&mut args, "state")?
         .ok_or_else(|| argument_failure("argument \"state\" is missing".to_owned()))?;

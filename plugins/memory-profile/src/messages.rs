@@ -41,6 +41,8 @@ impl Plugin for MemoryProfile {
     const VERSION: &'static str = env!("CARGO_PKG_VERSION");
     const MESSAGES: &'static [Message] = &DESCRIPTORS;
 
+    /// Fails only if the configuration is invalid. Whatever else goes wrong, such as an allocator that cannot be
+    /// profiled, is logged, because the host must start.
     fn create(host: Host, config: &str) -> Result<Self, Failure> {
         let _exclusion = ProfilerExclusion::from_exported_symbols();
         let config = Config::parse(config)?;
@@ -148,7 +150,7 @@ impl MemoryProfile {
     }
 }
 
-/// Replies with the list of messages.
+/// Handles `help`: replies with the name, the usage and the purpose of each message.
 fn help(args: Arguments, reply: &mut Reply<'_>) -> Result<(), Failure> {
     args.finish()?;
     let messages: Vec<_> = DESCRIPTORS

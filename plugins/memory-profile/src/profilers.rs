@@ -53,7 +53,7 @@ impl Profilers {
 }
 
 impl ForkGeneration {
-    /// Creates the profiler of the calling process.
+    /// Creates the profiler of the calling process, and lets it maintain sampling that began before.
     fn new(settings: &ProfilerSettings) -> Self {
         let profiler = Arc::new(Profiler::new(settings.clone(), SystemTime::now()));
         profiler.maintain_already_active();
@@ -65,7 +65,8 @@ impl ForkGeneration {
         }
     }
 
-    /// The generation of this process's child; created if it is missing.
+    /// The next generation, which belongs to a forked child of this one's process; created for the calling
+    /// process if it is missing. Blocks while another thread creates it.
     fn child(&self, settings: &ProfilerSettings) -> &Self {
         if let Some(child) = self.child.get() {
             return child;

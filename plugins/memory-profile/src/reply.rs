@@ -10,6 +10,9 @@ use serde::Serialize;
 const RETRY_AFTER_MS: u64 = 500;
 
 /// Replies with `fields`, and with the text that buses without JSON print.
+///
+/// # Errors
+/// `Internal`: `fields` cannot be serialized, or the host does not accept the reply.
 pub(crate) fn reply_success(
     reply: &mut Reply<'_>,
     text: &str,
@@ -18,7 +21,10 @@ pub(crate) fn reply_success(
     write_reply(reply, ReplyStatus::Ok, text, fields)
 }
 
-/// Writes the JSON object of a reply.
+/// Writes the JSON object of a reply: `status`, `text` and the `fields`.
+///
+/// # Errors
+/// As for [`reply_success`].
 fn write_reply(
     reply: &mut Reply<'_>,
     status: ReplyStatus,
@@ -36,6 +42,9 @@ fn write_reply(
 }
 
 /// Replies with a failure and `fields`. The caller must still return the failure, which sets the status.
+///
+/// # Errors
+/// As for [`reply_success`].
 pub(crate) fn reply_failure(
     reply: &mut Reply<'_>,
     text: &str,
@@ -51,7 +60,7 @@ pub(crate) fn reply_failure(
     )
 }
 
-/// Converts an error of memprof-core to a failure.
+/// Converts an error of memprof-core to a failure. One of kind `Busy` also says when to try again.
 pub(crate) fn to_failure(error: Error) -> Failure {
     let mut failure = Failure::new(error.kind, error.to_string());
     failure.errno = error.os_error().map(Errno::raw_os_error);

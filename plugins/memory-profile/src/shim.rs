@@ -62,7 +62,8 @@ extern "C" fn unbound() -> c_int {
     ENOSYS
 }
 
-/// Runs `work` while tikv-jemalloc-ctl is bound to `mallctl`. Blocks while another thread does so.
+/// Runs `work` while the calls of tikv-jemalloc-ctl reach `mallctl`; afterwards they fail with ENOSYS. Blocks
+/// while another thread does so.
 fn with_jemalloc_bound<T>(mallctl: &Mallctl, work: impl FnOnce() -> T) -> T {
     let _guard = BINDING.lock();
     let bind = |pointers: [*mut c_void; 2]| {
@@ -80,7 +81,7 @@ fn with_jemalloc_bound<T>(mallctl: &Mallctl, work: impl FnOnce() -> T) -> T {
     result
 }
 
-/// The host's own jemalloc functions. `None` if the host does not pass them.
+/// The host's own jemalloc functions. `None` if the host does not pass them, or passes no `mallctl`.
 pub(crate) fn host_mallctl(host: &Host) -> Option<Mallctl> {
     type RawStatsPrintFn =
         unsafe extern "C" fn(memprof_stats_callback_t, *mut c_void, *const c_char);
@@ -95,13 +96,19 @@ pub(crate) fn host_mallctl(host: &Host) -> Option<Mallctl> {
     Some(unsafe { Mallctl::new(mallctl, stats_print) })
 }
 
-/// Reads the heap totals of a jemalloc.
+/// Reads the current heap totals of a jemalloc, in bytes.
+///
+/// # Errors
+/// `Allocator`: jemalloc refused.
 pub(crate) fn read_totals(mallctl: &Mallctl) -> Result<HeapTotals, Error> {
     with_jemalloc_bound(mallctl, bound_totals)
         .map_err(|error| read_error("stats", &error.to_string()))
 }
 
-/// Reads the output of `malloc_stats_print`, without single arenas.
+/// Reads the output of `malloc_stats_print`, with the sums of all arenas but not each arena.
+///
+/// # Errors
+/// `Allocator`: jemalloc refused.
 pub(crate) fn read_printout(mallctl: &Mallctl) -> Result<Printout, Error> {
     with_jemalloc_bound(mallctl, || {
         let mut options = stats_print::Options::default();
@@ -113,7 +120,7 @@ pub(crate) fn read_printout(mallctl: &Mallctl) -> Result<Printout, Error> {
     })
 }
 
-/// Reads the heap totals of the jemalloc that is bound now.
+/// Reads the heap totals of the jemalloc that is bound now, after it has refreshed them (`epoch`).
 fn bound_totals() -> tikv_jemalloc_ctl::Result<HeapTotals> {
     epoch::advance()?;
     Ok(HeapTotals {

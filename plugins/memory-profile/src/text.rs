@@ -11,7 +11,7 @@ use memprof_messages::{
 
 use arenas::arenas_text;
 
-/// State of profiling, warnings, and what a new profile lacks.
+/// State of profiling with the warnings, and after a fresh start how much memory the new profile does not show.
 pub(crate) fn activation_text(activation: &ActivationResult) -> String {
     let text = append_unique(profiling_text(&activation.status), &activation.warnings);
     if !activation.begun {
@@ -24,7 +24,7 @@ pub(crate) fn activation_text(activation: &ActivationResult) -> String {
     format!("{text}; {unseen} are not in its profile, {START_ACTIVE_HINT}")
 }
 
-/// One line about a dump, and its warnings.
+/// One line about the largest of the dumps, followed by the warnings.
 pub(crate) fn dump_text(report: &DumpReport) -> String {
     let dump = &report.largest;
     let amount = size_text(dump.estimated_inuse_bytes);
@@ -42,7 +42,7 @@ pub(crate) fn dump_text(report: &DumpReport) -> String {
     append_unique(text, &report.warnings)
 }
 
-/// One line per kept dump.
+/// One line per kept dump: its id and size, with the trigger and the RSS if both are known.
 pub(crate) fn kept_text(kept: &[KeptDump]) -> String {
     if kept.is_empty() {
         return "no dumps are kept".to_owned();
@@ -57,7 +57,8 @@ pub(crate) fn kept_text(kept: &[KeptDump]) -> String {
     kept.iter().map(line).collect::<Vec<_>>().join("\n")
 }
 
-/// State of profiling in one line.
+/// State of profiling in one line: since when, interval, time limit, stack walkers, ages, labels and lost
+/// samples, as far as they apply, then the reason and the remedy.
 fn profiling_text(status: &ProfilerStatus) -> String {
     let mut text = format!("profiling is {}", status.profiling);
     if let (Some(since), Some(interval)) = (&status.active_since, status.sample_interval) {
@@ -88,7 +89,7 @@ fn profiling_text(status: &ProfilerStatus) -> String {
     }
     if !status.labels.is_empty() {
         text += &format!(", labels {}", status.labels.join(", "));
-        text += &status.label_sets.map_or_else(String::new, sets_text);
+        text += &status.label_sets.map_or_else(String::new, label_sets_text);
     }
     let samplers = status
         .allocators
@@ -112,7 +113,7 @@ fn profiling_text(status: &ProfilerStatus) -> String {
 }
 
 /// Counts of label sets: ` (1000 of at most 1000 sets, in 400.0 KiB; 12 samples of others)`.
-fn sets_text(sets: LabelSetStats) -> String {
+fn label_sets_text(sets: LabelSetStats) -> String {
     let LabelSetStats {
         seen,
         most,
@@ -146,7 +147,7 @@ pub(crate) fn abilities_text(status: &ProfilerStatus) -> String {
     lines.chain(unknown).chain(stripped).collect()
 }
 
-/// State of profiling, of `gdump` and of each watch rule.
+/// State of profiling and of `gdump` in one line, then one line per watch rule.
 pub(crate) fn status_text(status: &ProfilerStatus) -> String {
     let mut text = profiling_text(status);
     if let Some(gdump) = &status.gdump {
@@ -175,7 +176,7 @@ fn count_text(count: u64) -> String {
     }
 }
 
-/// State and progress of `gdump`, and its warnings.
+/// Whether `gdump` is on, its progress, and the warnings.
 pub(crate) fn gdump_text(result: &GdumpResult) -> String {
     let progress = result.gdump.as_ref().map(gdump_progress);
     let text = match (result.state == OnOff::On, progress) {
@@ -216,7 +217,7 @@ pub(crate) fn findings_text(findings: &[Finding]) -> String {
     findings.iter().map(line).collect::<Vec<_>>().join("\n")
 }
 
-/// Bytes that `purge` released.
+/// Bytes that `purge` released, and the resident bytes before and after.
 pub(crate) fn purged_text(purged: &PurgeResult) -> String {
     let (before, after) = (purged.anonymous_before_bytes, purged.anonymous_after_bytes);
     let released = size_text(purged.released_bytes);
@@ -304,7 +305,7 @@ fn heap_text(heap: &AllocatorHeap) -> String {
     format!("{} {}{owner}: {usage}\n", heap.kind, heap.version)
 }
 
-/// Header, totals and printout of one allocator.
+/// Header, totals and printout of one allocator. The printout of glibc is replaced by a summary of its arenas.
 pub(crate) fn stats_text(stats: &Stats) -> String {
     let head = format!("{} {}\n", stats.kind, stats.version);
     let totals = match (&stats.totals, &stats.error) {
@@ -336,12 +337,13 @@ fn totals_text(totals: &HeapTotals) -> String {
     lines.concat()
 }
 
-/// A name and a size in columns.
+/// A line with `name`, `value` in bytes, and the same with a unit, in columns.
 fn line_text(name: &str, value: u64) -> String {
     format!("{name:<10} {value:>16}  {}\n", size_text(value))
 }
 
-/// Appends each of `more` that the text does not contain yet: a reason may also be a warning.
+/// Appends each of `more`, after a semicolon, that the text does not contain yet: a reason may also be a
+/// warning.
 fn append_unique<'a>(text: String, more: impl IntoIterator<Item = &'a String>) -> String {
     more.into_iter().fold(text, |text, part| {
         if text.contains(part) {

@@ -26,7 +26,8 @@ impl Bin {
 }
 
 impl Jemalloc {
-    /// Reads all size classes, as of the last `epoch`.
+    /// Reads all size classes of small objects, over all arenas, as of the last `epoch`. Fails with the errno of
+    /// the first mallctl that jemalloc refused.
     pub(crate) fn read_bins(&self) -> Result<Vec<Bin>, Errno> {
         // 4096 stands for all arenas (jemalloc(3), MALLCTL_ARENAS_ALL).
         let size = |name: &str| Ok(self.read_by_name::<usize>(name)? as u64);

@@ -36,6 +36,10 @@ fn write_error(scratch: &Scratch) -> Option<Error> {
 }
 
 /// Reads the profile back and summarizes it.
+///
+/// # Errors
+/// `Io`: it cannot be read, or the kernel refused to write it, which jemalloc did not report. `Allocator`: it is
+/// malformed.
 fn check_profile(scratch: &Scratch) -> Result<ProfileSummary> {
     let read_error = |error: io::Error| Error::io("read the dump back", &error);
     let file = scratch.rewind().map_err(read_error)?;

@@ -36,7 +36,8 @@ impl Jemalloc {
         Some(estimate_sampled(&counts, totals.active))
     }
 
-    /// Reads the counts that the estimate needs, as of the last `epoch`.
+    /// Reads the counts that the estimate needs, as of the last `epoch`. Fails with the errno of the first
+    /// mallctl that jemalloc refused.
     fn heap_counts(&self) -> Result<HeapCounts, Errno> {
         // 4096 stands for all arenas (jemalloc(3), MALLCTL_ARENAS_ALL).
         let size = |name: &str| Ok(self.read_by_name::<usize>(name)? as u64);

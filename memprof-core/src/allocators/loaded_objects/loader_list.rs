@@ -55,7 +55,8 @@ pub(super) struct ListedObject<'a> {
 }
 
 impl LoaderList {
-    /// Copies the current list.
+    /// Copies the current list. Memory for it is reserved before each round, because nothing may be allocated
+    /// under the loader's lock; rounds are repeated until it suffices.
     pub(super) fn capture() -> Self {
         let mut listing = Self::default();
         // The first round only measures; objects may be loaded before the next one.
@@ -95,7 +96,7 @@ impl LoaderList {
         self.bytes.reserve(needed.bytes);
     }
 
-    /// Counts an object, and copies it if the reserved memory suffices.
+    /// Counts an object, and copies it if the reserved memory suffices. Never allocates.
     fn add_object(&mut self, object: ListedObject<'_>) {
         let build_id = object.build_id.unwrap_or_default();
         self.needed.entries += 1;
@@ -126,7 +127,8 @@ fn append<T: Copy>(all: &mut Vec<T>, more: &[T]) -> Range<usize> {
     start..all.len()
 }
 
-/// Callback for each object, called under the loader's lock.
+/// Callback for each object, called under the loader's lock: adds it to the list, with its build id and its
+/// labels. Returns 0, so that the iteration goes on.
 unsafe extern "C" fn copy_entry(info: *mut dl_phdr_info, _: usize, listing: *mut c_void) -> c_int {
     // SAFETY: `capture` passes a pointer to its list, which nothing else uses during the call.
     let listing = unsafe { &mut *listing.cast::<LoaderList>() };
@@ -167,8 +169,8 @@ unsafe extern "C" fn copy_entry(info: *mut dl_phdr_info, _: usize, listing: *mut
     0
 }
 
-/// Address of the `memprof_labels_t`: the note contains the distance from itself. `None` if it is not
-/// aligned.
+/// Address of the `memprof_labels_t`: the note contains the distance from itself. `None` if the note is not as
+/// long as a pointer, or the address is not aligned.
 fn note_target(note: &[u8]) -> Option<usize> {
     let distance = isize::from_ne_bytes(note.try_into().ok()?);
     let labels = note.as_ptr().addr().checked_add_signed(distance)?;
@@ -177,7 +179,7 @@ fn note_target(note: &[u8]) -> Option<usize> {
         .then_some(labels)
 }
 
-/// Range of a segment in memory. `None` if it overflows.
+/// Range of addresses that a segment of an object loaded at `bias` occupies. `None` if it overflows.
 fn memory_range(header: &Elf64_Phdr, bias: usize) -> Option<Range<usize>> {
     let start = bias.wrapping_add(header.p_vaddr as usize);
     Some(start..start.checked_add(header.p_memsz as usize)?)

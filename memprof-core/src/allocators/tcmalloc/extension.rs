@@ -48,7 +48,7 @@ struct Functions {
 }
 
 impl Extension {
-    /// Looks the functions up; absent ones are listed in `missing`.
+    /// Finds the functions among `symbols`; absent ones are listed in `missing`.
     pub(super) fn find(symbols: &ObjectSymbols<'_>) -> Self {
         const NAMES: [&CStr; 6] = [super::ANCHOR, SET, STATS, OWNERSHIP, RELEASE, VERSION];
         let addresses = NAMES.map(|name| symbols.function_address(name).unwrap_or(0));
@@ -94,13 +94,13 @@ impl Extension {
         Some(Printout::from_text(&text[..length]))
     }
 
-    /// Releases free pages to the kernel. `None` if the build lacks the function.
+    /// Releases free pages to the kernel. Returns `None` and does nothing if the build lacks the function.
     pub(super) fn release_free_memory(&self) -> Option<()> {
         // SAFETY: malloc_extension_c.h: the function takes no arguments.
         self.functions.release.map(|release| unsafe { release() })
     }
 
-    /// Whether this allocator owns the blocks that `malloc` returns.
+    /// Whether this tcmalloc owns a block that `malloc` returns; false if it cannot say.
     pub(super) fn owns_malloc(&self) -> bool {
         let Some(ownership) = self.functions.ownership else {
             return false;

@@ -44,10 +44,11 @@ pub(super) struct Profiles {
 }
 
 impl Profiles {
-    /// Looks the functions up.
+    /// Finds the functions that write profiles among `symbols`.
     ///
     /// # Errors
-    /// `Unsupported`: why this build has no profiles.
+    /// `Unsupported`: the profiler, its functions for libstdc++'s `std::string`, or `operator delete` is
+    /// missing.
     pub(super) fn find(symbols: &ObjectSymbols<'_>, allocator: &AllocatorIdentity) -> Result<Self> {
         let unsupported = |reason: &str, remedy: &str| {
             Error::new(ErrorKind::Unsupported, format!("{allocator} {reason}")).remedy(remedy)
@@ -119,6 +120,9 @@ impl Profiles {
     }
 
     /// Lets tcmalloc write the profile's text to a C++ string.
+    ///
+    /// # Errors
+    /// `Allocator`: tcmalloc has no instance.
     fn fetch_text(&self, kind: ProfileKind, allocator: &AllocatorIdentity) -> Result<CxxString> {
         // SAFETY: malloc_extension.h: the function takes no arguments.
         let instance = unsafe { (self.instance)() };
@@ -137,7 +141,8 @@ impl Profiles {
     }
 }
 
-/// Most memory in bytes that the string of a profile takes while it grows.
+/// Most memory in bytes that the string of a profile takes while it grows, for a heap of `heap` bytes with one
+/// sample per `interval` bytes.
 pub(super) fn string_bytes(kind: ProfileKind, heap: u64, interval: u64) -> u64 {
     let step = match kind {
         ProfileKind::Heap | ProfileKind::Pinned => interval,
@@ -146,8 +151,9 @@ pub(super) fn string_bytes(kind: ProfileKind, heap: u64, interval: u64) -> u64 {
     (heap / step).saturating_mul(BYTES_PER_LINE)
 }
 
-/// Writes the profile's text. tcmalloc's header contains the current interval, which is 0 while sampling is
-/// off; readers refuse 0, so it is replaced by the summary's.
+/// Writes the profile's text to `scratch`, and returns its summary with the length that was written. tcmalloc's
+/// header contains the current interval, which is 0 while sampling is off; readers refuse 0, so it is replaced
+/// by the summary's.
 fn write_text(
     profile: &[u8],
     summary: ProfileSummary,

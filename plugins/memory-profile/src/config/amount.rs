@@ -17,11 +17,10 @@ pub(super) enum SizeOrShare {
 }
 
 impl SizeOrShare {
-    /// Bytes of a size with a unit. A bare number is refused, because it may mean bytes, megabytes or
-    /// percent.
+    /// Bytes of a size with a unit. A bare number is refused, because it may mean bytes, megabytes or percent.
     ///
     /// # Errors
-    /// Names `key`, the value and valid values.
+    /// The value is not a size, or has no unit. The text names `key`, the value and valid values.
     pub(super) fn size(&self, key: &str) -> Result<u64, String> {
         let share = |number: &str| match key {
             "rss_above" | "cgroup_above" => format!(" or \"{number}%\""),
@@ -46,7 +45,7 @@ impl SizeOrShare {
         }
     }
 
-    /// Number of a percentage such as `80%`. `None` for other values.
+    /// Number of a percentage such as `80%`, which may be above 100. `None` for any other value, and above 255.
     pub(super) fn percent(&self) -> Option<u8> {
         match self {
             Self::Number(_) => None,
@@ -57,7 +56,7 @@ impl SizeOrShare {
     /// Bytes, for a key whose name says that it counts bytes; accepts a bare number.
     ///
     /// # Errors
-    /// Like [`size`](Self::size), except for a bare number.
+    /// The value is not a size, or is below 0.
     pub(super) fn bytes(&self, key: &str) -> Result<u64, String> {
         match self {
             Self::Number(number) => {

@@ -29,16 +29,16 @@ pub(super) struct WatchRules(pub(super) Vec<WatchRule>);
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct WatchTable {
-    #[serde(deserialize_with = "every")]
+    #[serde(deserialize_with = "parse_every")]
     every: Option<Condition>,
-    #[serde(deserialize_with = "rss_above")]
+    #[serde(deserialize_with = "parse_rss_above")]
     rss_above: Option<Condition>,
-    #[serde(deserialize_with = "rss_growth")]
+    #[serde(deserialize_with = "parse_rss_growth")]
     rss_growth: Option<Condition>,
-    #[serde(deserialize_with = "cgroup_above")]
+    #[serde(deserialize_with = "parse_cgroup_above")]
     cgroup_above: Option<Condition>,
     at_exit: bool,
-    #[serde(deserialize_with = "min_interval")]
+    #[serde(deserialize_with = "parse_min_interval")]
     min_interval: Option<Duration>,
     activate: bool,
 }
@@ -51,6 +51,7 @@ struct ParsedRule(WatchRule);
 impl TryFrom<WatchTable> for ParsedRule {
     type Error = &'static str;
 
+    /// Fails unless the table has exactly one condition, and if `activate` is set with `at_exit`.
     fn try_from(table: WatchTable) -> Result<Self, &'static str> {
         let at_exit = table.at_exit.then_some(Condition::AtExit);
         let conditions = [
@@ -86,6 +87,7 @@ impl TryFrom<WatchTable> for ParsedRule {
 }
 
 impl<'de> Deserialize<'de> for WatchRules {
+    /// Accepts only a list of tables; the error for any other value says so.
     fn deserialize<D: Deserializer<'de>>(tables: D) -> Result<Self, D::Error> {
         struct Tables;
         impl<'de> Visitor<'de> for Tables {
@@ -108,30 +110,30 @@ impl<'de> Deserialize<'de> for WatchRules {
 }
 
 /// Parses the period of `every`.
-fn every<'de, D: Deserializer<'de>>(value: D) -> Result<Option<Condition>, D::Error> {
-    let period = duration("every", &EVERY_RANGE, value)?;
+fn parse_every<'de, D: Deserializer<'de>>(value: D) -> Result<Option<Condition>, D::Error> {
+    let period = parse_duration("every", &EVERY_RANGE, value)?;
     Ok(Some(Condition::Every(period)))
 }
 
 /// Parses `min_interval`.
-fn min_interval<'de, D: Deserializer<'de>>(value: D) -> Result<Option<Duration>, D::Error> {
-    duration("min_interval", &MIN_INTERVAL_RANGE, value).map(Some)
+fn parse_min_interval<'de, D: Deserializer<'de>>(value: D) -> Result<Option<Duration>, D::Error> {
+    parse_duration("min_interval", &MIN_INTERVAL_RANGE, value).map(Some)
 }
 
 /// Parses the threshold of `rss_above`.
-fn rss_above<'de, D: Deserializer<'de>>(value: D) -> Result<Option<Condition>, D::Error> {
-    let threshold = threshold("rss_above", value)?;
+fn parse_rss_above<'de, D: Deserializer<'de>>(value: D) -> Result<Option<Condition>, D::Error> {
+    let threshold = parse_threshold("rss_above", value)?;
     Ok(Some(Condition::RssAbove(threshold)))
 }
 
 /// Parses the threshold of `cgroup_above`.
-fn cgroup_above<'de, D: Deserializer<'de>>(value: D) -> Result<Option<Condition>, D::Error> {
-    let threshold = threshold("cgroup_above", value)?;
+fn parse_cgroup_above<'de, D: Deserializer<'de>>(value: D) -> Result<Option<Condition>, D::Error> {
+    let threshold = parse_threshold("cgroup_above", value)?;
     Ok(Some(Condition::CgroupAbove(threshold)))
 }
 
-/// Parses the step of `rss_growth`, at least 1 MiB.
-fn rss_growth<'de, D: Deserializer<'de>>(value: D) -> Result<Option<Condition>, D::Error> {
+/// Parses the step of `rss_growth`, a size with a unit of at least 1 MiB.
+fn parse_rss_growth<'de, D: Deserializer<'de>>(value: D) -> Result<Option<Condition>, D::Error> {
     let amount = SizeOrShare::deserialize(value)?;
     let bytes = amount.size("rss_growth").map_err(D::Error::custom)?;
     if bytes < MIN_GROWTH {
@@ -142,7 +144,7 @@ fn rss_growth<'de, D: Deserializer<'de>>(value: D) -> Result<Option<Condition>, 
 }
 
 /// Parses a duration in `range`; errors name `key`.
-fn duration<'de, D: Deserializer<'de>>(
+fn parse_duration<'de, D: Deserializer<'de>>(
     key: &str,
     range: &RangeInclusive<Duration>,
     value: D,
@@ -161,7 +163,7 @@ fn duration<'de, D: Deserializer<'de>>(
 }
 
 /// Parses a size above 0 or a percentage of 1 to 100; errors name `key`.
-fn threshold<'de, D: Deserializer<'de>>(key: &str, value: D) -> Result<Threshold, D::Error> {
+fn parse_threshold<'de, D: Deserializer<'de>>(key: &str, value: D) -> Result<Threshold, D::Error> {
     let amount = SizeOrShare::deserialize(value)?;
     let (threshold, is_possible) = match amount.percent() {
         Some(percent) => (Threshold::Percent(percent), (1..=100).contains(&percent)),

@@ -19,7 +19,8 @@ const JEMALLOC_PROFILE: &str = "application/x-jemalloc-heap-profile";
 /// Content type of tcmalloc's dumps, which begin with other words.
 const TCMALLOC_PROFILE: &str = "application/x-tcmalloc-heap-profile";
 
-/// Handles `dump`.
+/// Handles `dump`: stores a dump and replies with its description; with `keep=off`, replies with its bytes
+/// instead.
 pub(super) fn dump(
     profiler: &Profiler,
     mut args: Arguments,
@@ -39,7 +40,7 @@ pub(super) fn dump(
     reply_success(reply, &text, &report)
 }
 
-/// Replies with the bytes of a dump that is not stored.
+/// Takes a dump and replies with its bytes, without storing it.
 fn return_bytes(
     profiler: &Profiler,
     allocator: Option<AllocatorKind>,
@@ -54,7 +55,7 @@ fn return_bytes(
     reply.file(&dump.file, dump.bytes, content_type)
 }
 
-/// Handles `gdump`.
+/// Handles `gdump`: starts or stops the dumps at high water, and replies with their state.
 pub(super) fn gdump(
     profiler: &Arc<Profiler>,
     args: Arguments,
@@ -70,7 +71,7 @@ pub(super) fn gdump(
     reply_success(reply, &text, result)
 }
 
-/// Handles `list`.
+/// Handles `list`: replies with the descriptions of the kept dumps.
 pub(super) fn list(
     profiler: &Profiler,
     args: Arguments,
@@ -82,7 +83,8 @@ pub(super) fn list(
     reply_success(reply, &text, DumpList { dumps: kept })
 }
 
-/// Handles `fetch`.
+/// Handles `fetch`: replies with the bytes of the kept dump `id`. If they cannot be passed to the host, the
+/// remedy is to read the file at its path.
 pub(super) fn fetch(
     profiler: &Profiler,
     mut args: Arguments,
@@ -97,7 +99,7 @@ pub(super) fn fetch(
     passed.map_err(|failure| failure.remedy(format!("read {}", dump.path.display())))
 }
 
-/// Converts the error of a dump, and logs errors of the system.
+/// Converts the error of a dump, and logs one of kind `Io`.
 fn dump_failure(error: Error) -> Failure {
     // Logged, because errors of the system concern the host's operator, not only the sender of the message.
     if error.kind == ErrorKind::Io {
@@ -106,7 +108,11 @@ fn dump_failure(error: Error) -> Failure {
     to_failure(error)
 }
 
-/// Content type of a dump, by its first words.
+/// Content type of a dump: tcmalloc's if it begins with `heap profile:`, otherwise jemalloc's, also for a
+/// shorter file.
+///
+/// # Errors
+/// The file cannot be read.
 fn content_type(dump: &File) -> io::Result<&'static str> {
     const TCMALLOC: &[u8] = b"heap profile:";
     let mut start = [0; TCMALLOC.len()];

@@ -9,7 +9,8 @@ use crate::reply::{reply_success, to_failure};
 use crate::stats_format::StatsFormat;
 use crate::text::{background_text, ledger_text, purged_text, stats_text};
 
-/// Handles `stats`.
+/// Handles `stats`: replies with the heap totals and the printout of each allocator, and logs them unless
+/// `log=off`. With `format=text`, the body is the text alone, not JSON.
 pub(super) fn stats(
     profiler: &Profiler,
     mut args: Arguments,
@@ -37,7 +38,7 @@ pub(super) fn stats(
     reply_success(reply, &text, PerAllocator { allocators: stats })
 }
 
-/// Handles `purge`.
+/// Handles `purge`: gives free pages back to the kernel, and replies with the resident memory before and after.
 pub(super) fn purge(
     profiler: &Profiler,
     mut args: Arguments,
@@ -51,7 +52,8 @@ pub(super) fn purge(
     reply_success(reply, &text, purged)
 }
 
-/// Handles `background_thread`.
+/// Handles `background_thread`: turns jemalloc's background threads on or off, or limits them, as far as the
+/// arguments say so, and replies with their state.
 pub(super) fn background_thread(
     profiler: &Profiler,
     mut args: Arguments,
@@ -66,7 +68,8 @@ pub(super) fn background_thread(
     reply_success(reply, &text, PerAllocator { allocators })
 }
 
-/// Handles `recent`.
+/// Handles `recent`: replies with the latest sampled allocations of each jemalloc; `max` sets how many jemalloc
+/// records.
 pub(super) fn recent(
     profiler: &Profiler,
     mut args: Arguments,
@@ -80,7 +83,8 @@ pub(super) fn recent(
     reply_success(reply, &text, PerAllocator { allocators: recent })
 }
 
-/// Handles `ledger`.
+/// Handles `ledger`: replies with the resident memory by part; with `smaps=on`, also with the kernel's sums over
+/// all mappings.
 pub(super) fn ledger(
     profiler: &Profiler,
     mut args: Arguments,

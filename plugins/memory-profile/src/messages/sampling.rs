@@ -10,7 +10,7 @@ use crate::arguments::{take_allocator, take_duration, take_enum, take_number};
 use crate::reply::{reply_success, to_failure};
 use crate::text::activation_text;
 
-/// Handles `activate`.
+/// Handles `activate`: starts sampling, and replies with the state.
 pub(super) fn activate(
     profiler: &Arc<Profiler>,
     mut args: Arguments,
@@ -22,7 +22,7 @@ pub(super) fn activate(
     reply_activation(reply, activation)
 }
 
-/// Handles `deactivate`.
+/// Handles `deactivate`: stops sampling, and replies with the state.
 pub(super) fn deactivate(
     profiler: &Profiler,
     mut args: Arguments,
@@ -33,7 +33,7 @@ pub(super) fn deactivate(
     reply_activation(reply, profiler.deactivate(allocator).map_err(to_failure)?)
 }
 
-/// Handles `reset`.
+/// Handles `reset`: drops all samples, sets the sample interval if it is given, and replies with the state.
 pub(super) fn reset(
     profiler: &Profiler,
     mut args: Arguments,
@@ -53,7 +53,10 @@ fn reply_activation(reply: &mut Reply<'_>, activation: ActivationResult) -> Resu
     reply_success(reply, &text, activation)
 }
 
-/// Takes the arguments of `activate`.
+/// Takes the arguments of `activate`; `ages=off` and `labels=off` count as absent.
+///
+/// # Errors
+/// `InvalidArgument`: a value is malformed or out of range.
 fn take_options(args: &mut Arguments) -> Result<ActivateOptions, Failure> {
     let allocator = take_allocator(args)?;
     let interval = take_interval(args)?;
@@ -76,6 +79,10 @@ fn take_options(args: &mut Arguments) -> Result<ActivateOptions, Failure> {
 }
 
 /// Takes the sample interval: `sample_interval` in bytes, or `lg_sample`, its log2 as in jemalloc's options.
+/// `None` if both are absent.
+///
+/// # Errors
+/// `InvalidArgument`: both are given, or the value is malformed or out of range.
 fn take_interval(args: &mut Arguments) -> Result<Option<SampleInterval>, Failure> {
     let lg_sample = take_number(args, "lg_sample")?;
     let interval = match (args.take("sample_interval"), lg_sample) {

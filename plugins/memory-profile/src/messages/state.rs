@@ -8,7 +8,7 @@ use memprof_plugin_abi::{Arguments, ErrorKind, Failure, Reply};
 use crate::reply::{reply_failure, reply_success, to_failure};
 use crate::text::{abilities_text, findings_text, status_text};
 
-/// Handles `status`.
+/// Handles `status`: replies with the state of profiling and the messages that each allocator supports.
 pub(super) fn status(
     profiler: &Profiler,
     args: Arguments,
@@ -20,8 +20,8 @@ pub(super) fn status(
     reply_success(reply, &text, status)
 }
 
-/// Handles `doctor`. Replies with an error only if profiling is impossible, because a script may wait until
-/// it is possible.
+/// Handles `doctor`: replies with what stands in the way of a profile. Fails, after the same reply, only if a
+/// finding is an error, so that a script can wait until profiling is possible.
 pub(super) fn doctor(
     profiler: &Profiler,
     args: Arguments,
@@ -47,7 +47,10 @@ pub(super) fn doctor(
     }
 }
 
-/// Handles `detach`. The control socket closes after the reply.
+/// Handles `detach`: undoes all that memprof does in the process. The control socket closes after the reply.
+///
+/// # Errors
+/// `Unsupported`: the plugin was not loaded by `memprof attach`; otherwise as for [`Profiler::detach`].
 pub(super) fn detach(
     profiler: &Profiler,
     args: Arguments,

@@ -15,7 +15,8 @@ struct Arena {
     free: u64,
 }
 
-/// Text about the arenas, largest first. `None` if `info` is not the output of `malloc_info(3)`.
+/// Text about glibc's arenas: a line for each of the largest [`MAX_SHOWN`], largest first, then the number of
+/// the others and the total. `None` if `info` is not the output of `malloc_info(3)`.
 pub(super) fn arenas_text(info: &str) -> Option<String> {
     let mut arenas: Vec<Arena> = Vec::new();
     let mut total = Arena::default();
@@ -82,7 +83,8 @@ pub(super) fn arenas_text(info: &str) -> Option<String> {
     Some(text)
 }
 
-/// Number in an attribute, such as `size` of `<total type="fast" count="0" size="0"/>`.
+/// Number in an attribute, such as `size` of `<total type="fast" count="0" size="0"/>`. `None` if the line has
+/// no such attribute, or if it is not a number.
 fn parse_attribute(line: &str, name: &str) -> Option<u64> {
     let (_, remaining) = line.split_once(&format!(" {name}=\""))?;
     remaining.split('"').next()?.parse().ok()
