@@ -107,7 +107,8 @@ enum ProfilingState {
 }
 
 impl Profiler {
-    /// Finds the allocators and starts the dumper thread. `now` is taken as the host's start time.
+    /// Finds the allocators and starts the dumper thread. `now` counts as the host's start time. If the thread
+    /// cannot be started, a warning is logged and the first dump tries again.
     pub fn new(settings: ProfilerSettings, now: SystemTime) -> Self {
         memprof_own::at_thread_start(sampler::exclude_this_thread);
         let mut profiler = Self {
@@ -129,7 +130,8 @@ impl Profiler {
         profiler
     }
 
-    /// Reports the current state. Returns at once, also while a dump runs.
+    /// Reports the current state. Does not wait for a running dump. If the dump directory cannot be read, that
+    /// is the reason unless there is another.
     pub fn status(&self) -> ProfilerStatus {
         self.refresh_interception();
         let backends = self.allocators.all();
@@ -176,7 +178,7 @@ impl Profiler {
         }
     }
 
-    /// State of sampling, from the allocators.
+    /// State of sampling, as the allocators report it.
     fn profiling_state(&self) -> ProfilingState {
         if self.allocators.is_active() {
             return ProfilingState::Active(self.switch.activation());
@@ -190,7 +192,7 @@ impl Profiler {
     /// Lists the kept dumps, newest first.
     ///
     /// # Errors
-    /// `Io`: the dump directory cannot be read.
+    /// `Io`: the dump directory cannot be read, or is not safe.
     pub fn list(&self) -> Result<Vec<KeptDump>> {
         self.settings.store.list()
     }
@@ -198,7 +200,7 @@ impl Profiler {
     /// Opens a kept dump.
     ///
     /// # Errors
-    /// `InvalidArgument`: no kept dump has this id.
+    /// `InvalidArgument`: no kept dump has this id; otherwise as for [`list`](Self::list).
     pub fn fetch(&self, id: &str) -> Result<OpenedDump> {
         self.settings.store.fetch(id)
     }

@@ -107,7 +107,9 @@ impl Unwinder {
         }
     }
 
-    /// Installs the chosen walker in each jemalloc that can profile. Returns warnings for the operator.
+    /// Installs the walker of `choice`, or else of the settings, in each jemalloc that can profile, in place of
+    /// earlier installed ones. Returns a warning for each jemalloc that refuses memprof's walker, if that was
+    /// requested.
     pub(crate) fn install(
         &self,
         jemallocs: &[&Jemalloc],
@@ -210,7 +212,8 @@ impl UnwinderState {
 }
 
 impl WalkerRecord {
-    /// Restores jemalloc's own walker, and stores the reason.
+    /// Restores jemalloc's own walker, and stores the reason. Does nothing if it is not replaced; if jemalloc
+    /// refuses, an error is logged and memprof's walker stays.
     fn uninstall(&mut self, reason: String) {
         if self.reason.is_some() {
             return;

@@ -119,11 +119,12 @@ impl Store {
         })
     }
 
-    /// Publishes a dump of a process that started at `started` under the new `name`, after it deleted the
-    /// dumps that the retention policy no longer allows. Returns its id, path and length.
+    /// Publishes a dump of a process that started at `started` under the new `name`, after it deleted the dumps
+    /// that the retention policy no longer allows. Returns its id, path and length.
     ///
     /// # Errors
-    /// `Io`: the directory cannot be created, is not safe, or accepts no file; nothing is left behind.
+    /// `Io`: the directory cannot be created, is not safe, or accepts no file, or an expired dump cannot be
+    /// deleted; no part of the new dump is left behind.
     pub(crate) fn add(
         &self,
         name: &DumpName,

@@ -48,10 +48,12 @@ struct ActivationOutcome {
 }
 
 impl Profiler {
-    /// Starts sampling in every allocator that can be profiled.
+    /// Starts sampling in every selected allocator that can be profiled, and returns the state with warnings for
+    /// the operator.
     ///
     /// # Errors
-    /// Reason why none of them can, with the remedy for this process.
+    /// The reason why none of them can, with the remedy for this process. `Busy`: an interval is given while a
+    /// dump runs. `Unsupported`: ages or labels cannot be recorded here. `Io`: a thread cannot be started.
     pub fn activate(self: &Arc<Self>, options: ActivateOptions) -> Result<ActivationResult> {
         let mut outcome = self.activate_backends(options)?;
         let stripped = self
@@ -137,11 +139,12 @@ impl Profiler {
         })
     }
 
-    /// Stops sampling in all allocators, or in those of one kind. Samples taken so far are kept, and frees
-    /// are still recorded.
+    /// Stops sampling in all allocators, or in those of one kind. Samples taken so far are kept, and frees are
+    /// still recorded.
     ///
     /// # Errors
-    /// An allocator refused; there is none of that kind.
+    /// The error of the first allocator that refused, after all were tried. `Unsupported`: there is none of that
+    /// kind.
     pub fn deactivate(&self, allocator: Option<AllocatorKind>) -> Result<ActivationResult> {
         let backends = match allocator {
             None => self.allocators.all(),
@@ -173,8 +176,8 @@ impl Profiler {
         })
     }
 
-    /// Drops all samples in every allocator that can, and sets the sample interval if given. `allocator` as
-    /// for [`activate`](Self::activate).
+    /// Drops all samples in every allocator that can, and sets the sample interval if given. `allocator` selects
+    /// one kind.
     ///
     /// # Errors
     /// `Busy` while a dump runs; otherwise the reason why profiling is off or samples cannot be dropped.
@@ -197,7 +200,11 @@ impl Profiler {
         })
     }
 
-    /// Fails unless memprof walks the stacks of samples, because only its walker appends ages and labels.
+    /// Fails unless memprof walks the stacks of samples, because only its walker appends ages and labels. `what`
+    /// names what is requested.
+    ///
+    /// # Errors
+    /// `Unsupported`: neither memprof's walker nor its sampler is in use.
     fn require_own_walker(&self, backends: &BackendList, what: &str) -> Result<()> {
         let samples = backends.iter().any(|each| each.sampler_status().is_some());
         if samples || self.switch.has_own_walker() {
@@ -220,6 +227,9 @@ impl Profiler {
     }
 
     /// Starts a lease that deactivates this profiler after `duration`.
+    ///
+    /// # Errors
+    /// `Io`: its thread cannot be started.
     fn start_lease(self: &Arc<Self>, duration: Duration) -> Result<Lease> {
         // A weak reference, because a lease must not keep the profiler alive when the host ends.
         let profiler = Arc::downgrade(self);
@@ -235,7 +245,8 @@ impl Profiler {
         })
     }
 
-    /// Starts the periodic task for memprof's sampler, if that sampled before this profiler existed.
+    /// Starts the periodic task for memprof's sampler, if that sampled before this profiler existed. A failure
+    /// is only logged.
     pub fn maintain_already_active(self: &Arc<Self>) {
         if !self.maintain_sampler() {
             return;
@@ -247,6 +258,9 @@ impl Profiler {
     }
 
     /// Starts the task that maintains memprof's walker and sampler. `None` if neither is in use.
+    ///
+    /// # Errors
+    /// `Io`: its thread cannot be started.
     fn start_periodic_task(self: &Arc<Self>) -> Result<Option<PeriodicTask>> {
         let for_sampler = self.maintain_sampler();
         let is_needed = for_sampler || self.switch.has_own_walker();

@@ -16,7 +16,7 @@ pub struct AgeBucketWidth(NonZero<u32>);
 impl FromStr for AgeBucketWidth {
     type Err = Error;
 
-    /// Parses whole seconds with a unit, as in `1m`.
+    /// Parses whole seconds with a unit, as in `1m`, above 0.
     fn from_str(word: &str) -> Result<Self> {
         let duration = humantime::parse_duration(word).ok();
         let whole_seconds = duration.filter(|duration| duration.subsec_nanos() == 0);
@@ -70,7 +70,8 @@ impl AgeClock {
         set_alloc_time(self.bucket_start());
     }
 
-    /// Advances to the next bucket when its time has come.
+    /// Sets the allocation time of new samples to the current bucket, and doubles the width if there are too
+    /// many buckets. Does nothing while the clock is stopped.
     pub(super) fn advance(&self) {
         if self.is_on.load(Ordering::Relaxed) {
             let elapsed = self
@@ -89,8 +90,8 @@ impl AgeClock {
         is_on.then(|| self.width.load(Ordering::Relaxed))
     }
 
-    /// Content of a dump's `# ages:` line: bucket width and current time of the clock. `None` if no sample
-    /// has an age.
+    /// Content of a dump's `# ages:` line: the last bucket width and the current time of the clock, both in
+    /// seconds. `None` if the clock was never started, so that no sample has an age.
     pub(super) fn header_line(&self) -> Option<String> {
         let width = self.width.load(Ordering::Relaxed);
         (width > 0).then(|| format!("{width} {}", self.now_seconds()))

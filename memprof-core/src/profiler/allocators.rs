@@ -34,8 +34,8 @@ struct FoundBackends {
 }
 
 impl FoundBackends {
-    /// Searches for allocators. Backends of `known` allocators are reused. Objects with fingerprints in
-    /// `without_allocators` are not searched again.
+    /// Searches for allocators. Backends of `known` allocators are reused, unless they can now be intercepted by
+    /// another method. Objects with fingerprints in `without_allocators` are not searched again.
     fn find_all(
         settings: &ProfilerSettings,
         known: &[Arc<Backend>],
@@ -111,8 +111,8 @@ impl Allocators {
         lock(&self.0).unknown_malloc.clone()
     }
 
-    /// File of the program, if it contains a stripped jemalloc, which no profile shows. Searches the file the
-    /// first time.
+    /// File of the program, if it contains a stripped jemalloc, which no profile shows. `None` if it contains
+    /// none. Searches the file the first time.
     pub(super) fn stripped_jemalloc(&self) -> Option<PathBuf> {
         let (known, backends) = {
             let found = lock(&self.0);
@@ -150,7 +150,8 @@ impl Allocators {
         Ok(selected)
     }
 
-    /// Allocators that a message acts on if it names no kind.
+    /// Selects the allocators that a message acts on if it names no kind. Fails with the reason if there are
+    /// none.
     fn default_backends(&self) -> std::result::Result<BackendList, Unprofilable> {
         let backends = self.all();
         let is_default = |each: &&Arc<Backend>| {
@@ -193,7 +194,7 @@ impl Allocators {
     /// Fails unless one of the allocators can write a profile of this kind.
     ///
     /// # Errors
-    /// The reason of the first allocator.
+    /// The reason why the first allocator cannot.
     pub(super) fn require_profile(
         &self,
         backends: &[Arc<Backend>],

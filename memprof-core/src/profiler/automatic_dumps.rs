@@ -46,7 +46,8 @@ impl AutomaticDumps {
         *lock(&self.watcher) = Some(Arc::clone(watcher));
     }
 
-    /// The watcher of this process. `None` in a forked child, which inherits the rules but not the thread.
+    /// The watcher of this process. `None` if there is none, or in a forked child, which inherits the rules but
+    /// not the thread.
     fn watcher(&self) -> Option<Arc<Watcher>> {
         let watcher = lock(&self.watcher).clone();
         watcher.filter(|watcher| watcher.owner == process::id())
@@ -67,7 +68,7 @@ impl Profiler {
     /// Sets the watch rules, replacing those before, and starts the watcher thread if they need it.
     ///
     /// # Errors
-    /// `Io`: the watcher thread cannot be started.
+    /// `Io`: the thread of the watcher or of the exit dump cannot be started.
     pub fn set_watch_rules(self: &Arc<Self>, rules: &[WatchRule]) -> Result<()> {
         let reads_cgroup = |rule: &WatchRule| matches!(rule.condition, Condition::CgroupAbove(_));
         if rules.iter().any(reads_cgroup) && cgroup::read_current().is_none() {
@@ -155,6 +156,9 @@ impl Profiler {
     }
 
     /// Starts the thread that will take the exit dump.
+    ///
+    /// # Errors
+    /// `Io`: the thread cannot be started.
     fn prepare_exit_dump(self: &Arc<Self>) -> Result<()> {
         // A weak reference, because a thread must not keep the profiler alive when the host ends.
         let profiler = Arc::downgrade(self);
@@ -169,7 +173,8 @@ impl Profiler {
         Ok(())
     }
 
-    /// Takes the exit dump. Retries while another dump runs.
+    /// Takes the exit dump. Retries while another dump runs, for at most [`EXIT_DUMP_TIMEOUT`]. Errors are only
+    /// logged.
     fn dump_at_exit(&self) {
         let start = Instant::now();
         let trigger = Trigger::Rule(Condition::AtExit, read_rss().unwrap_or(0));
@@ -199,6 +204,9 @@ impl Profiler {
     }
 
     /// Starts the watcher thread if its rules need it.
+    ///
+    /// # Errors
+    /// `Io`: the thread cannot be started.
     fn start_watcher(self: &Arc<Self>, watcher: &Arc<Watcher>) -> Result<()> {
         // A weak reference, because a thread must not keep the profiler alive when the host ends.
         let profiler = Arc::downgrade(self);
@@ -214,7 +222,8 @@ impl Profiler {
         })
     }
 
-    /// Takes a due dump, or first turns sampling on if the rule requests it.
+    /// Takes a due dump, or first turns sampling on if the rule requests it. Returns what happened: the watcher
+    /// tries again if a dump is running or memory is short; other errors are only logged.
     fn handle_due_dump(self: &Arc<Self>, due: DueDump) -> DumpOutcome {
         if due.activate && self.status().profiling == Profiling::Inactive {
             match self.activate(ActivateOptions::default()) {
@@ -249,7 +258,7 @@ impl Profiler {
     }
 }
 
-/// Logs the trigger, size and path of an automatic dump.
+/// Logs an automatic dump: its trigger, and the number of stacks and the path of its largest file.
 fn log_dump(report: &DumpReport, trigger: &Trigger) {
     let path = report.largest.path.display();
     let stacks = match report.largest.stacks {

@@ -107,6 +107,9 @@ impl Profiler {
     }
 
     /// Selects the backends and collects the facts that the dump records about its origin.
+    ///
+    /// # Errors
+    /// `Io`: memory is short. Otherwise the reason why none of the backends has this kind of profile.
     fn prepare_round(
         &self,
         allocator: Option<AllocatorKind>,
@@ -133,7 +136,8 @@ impl Profiler {
         })
     }
 
-    /// Dumps each backend of the round that has this kind of profile.
+    /// Dumps each backend of the round that has this kind of profile, by calls of `take`. Returns the results in
+    /// the order of the backends, or the first error.
     fn dump_each<T: Send + 'static>(
         &self,
         round: &DumpRound,
@@ -146,6 +150,10 @@ impl Profiler {
     }
 
     /// Dumps one backend on the dumper's thread, and polls the headroom meanwhile.
+    ///
+    /// # Errors
+    /// `Io`: memory is short, no scratch file can be created, or the thread cannot be started; otherwise the
+    /// error of `take`.
     fn dump_one<T: Send + 'static>(
         &self,
         backend: Arc<Backend>,
@@ -173,6 +181,9 @@ impl Profiler {
     }
 
     /// Creates a unique name for a dump that is taken now.
+    ///
+    /// # Errors
+    /// `Io`: the kernel gives no random bytes.
     fn next_dump_name(&self, kind: ProfileKind, origin: &DumpOrigin) -> Result<DumpName> {
         let mut random = [0; 4];
         rustix::rand::getrandom(&mut random, GetRandomFlags::empty())
@@ -196,7 +207,7 @@ fn no_dump_error() -> Error {
     Error::new(ErrorKind::Internal, "no allocator was dumped")
 }
 
-/// Warning if samples had more label sets than there is space for.
+/// Warning if samples had more label sets than there is space for; `None` otherwise.
 fn label_set_warning(sets: LabelSetStats) -> Option<String> {
     let LabelSetStats { most, others, .. } = sets;
     (others > 0).then(|| {
@@ -238,7 +249,8 @@ const PSEUDO_FRAMES_WARNING: &str = "its stacks contain ages or labels, which ot
 /// Live bytes outside of the dumps below which no warning is given.
 const NOTABLE_UNSEEN_BYTES: u64 = 16 << 20;
 
-/// Warning if most of the `live` bytes are not in the dumps.
+/// Warning if the dumps show less than half of the `live` bytes, and miss a notable number of them; `None`
+/// otherwise.
 fn unprofiled_warning(dumps: &[Dump], live: u64) -> Option<String> {
     let estimates = dumps.iter().map(|dump| dump.estimated_inuse_bytes);
     let shown = estimates.fold(0, u64::saturating_add);

@@ -50,7 +50,7 @@ enum PendingJob {
 }
 
 impl Dumper {
-    /// Runs `work` on the thread and waits for its result.
+    /// Runs `work` on the dumper's thread, which is started if necessary, and waits for its result.
     ///
     /// # Errors
     /// `Io`: the thread cannot be started. `Internal`: `work` panicked.
@@ -110,6 +110,9 @@ impl Dumper {
     }
 
     /// Returns the state of the running thread; starts the thread if this process has none.
+    ///
+    /// # Errors
+    /// `Io`: the thread cannot be started.
     fn started_state(&self) -> Result<Arc<DumperState>> {
         let mut handle = lock(&self.handle);
         if let Some(DumperHandle { process, state }) = &*handle
@@ -131,7 +134,8 @@ impl Dumper {
     }
 }
 
-/// Waits for the outcome, and calls `poll` meanwhile without the lock, until it returns false.
+/// Blocks until the outcome is there and takes it. Until `poll` returns false, calls it every [`POLL_INTERVAL`]
+/// meanwhile, without the lock.
 fn wait_with_poll<T>(result: &(Mutex<Option<T>>, Condvar), poll: impl Fn() -> bool) -> Option<T> {
     let (outcome, changed) = result;
     let mut is_polling = true;

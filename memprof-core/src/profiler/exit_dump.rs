@@ -55,7 +55,7 @@ impl ExitDump {
     }
 
     /// Lets the thread run its work now, and waits until it has finished or `timeout` is over. Only the first
-    /// call has an effect.
+    /// call has an effect, and none in a forked child, which does not have the thread.
     pub(crate) fn run(&self, timeout: Duration) {
         let start = Instant::now();
         if self.process != process::id() || !self.advance_to(RUNNING) {
@@ -70,7 +70,7 @@ impl ExitDump {
         }
     }
 
-    /// Ends the thread without running its work.
+    /// Ends the thread without running its work. Does nothing if the work has already begun.
     pub(crate) fn cancel(&self) {
         self.advance_to(CANCELLED);
     }

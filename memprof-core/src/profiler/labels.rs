@@ -42,7 +42,7 @@ enum LabelSource {
 impl FromStr for LabelKeys {
     type Err = Error;
 
-    /// Parses a list such as `thread,http.route,tenant:0`.
+    /// Parses a list of keys, such as `thread,http.route,tenant:0`.
     fn from_str(words: &str) -> Result<Self> {
         let keys: Option<Vec<_>> = words.split(',').map(LabelKey::parse).collect();
         keys.map(Self).ok_or_else(|| {
@@ -59,7 +59,8 @@ impl FromStr for LabelKeys {
 }
 
 impl LabelKey {
-    /// Parses one key. `None` if its name or index is not allowed.
+    /// Parses one key: `thread`, `KEY` or `KEY:INDEX`. `None` if the name is not 1 to 64 printable bytes without
+    /// blanks, `=`, `,` and `%`, or the index is not below 255.
     fn parse(word: &str) -> Option<Self> {
         let (name, source) = match word.rsplit_once(':') {
             Some((name, index)) => {
@@ -91,7 +92,9 @@ impl ActiveLabels {
     /// Starts recording these labels with new samples; `None` stops it.
     ///
     /// # Errors
-    /// `Unsupported`: no code in the process sets one of the labels, or there were too many different keys.
+    /// `Unsupported`: no code in the process sets one of the labels, there were too many different keys, or
+    /// `thread` is requested and a seccomp filter might forbid to read thread names. The labels then stay as
+    /// they were.
     pub(super) fn set_keys(&self, keys: Option<&LabelKeys>) -> Result<()> {
         let mut active = lock(&self.0);
         let requested = keys.map_or(&[][..], |LabelKeys(keys)| keys);
@@ -150,7 +153,10 @@ fn key_names(known: &[LockFreeOnce<String>]) -> Vec<&str> {
     known.map(String::as_str).collect()
 }
 
-/// Number of a key, assigned at its first use and never changed.
+/// Number of a key, its index in `known`: assigned at its first use and never changed.
+///
+/// # Errors
+/// `Unsupported`: all numbers belong to other keys.
 fn key_number(key: &str, known: &[LockFreeOnce<String>]) -> Result<usize> {
     let is_own_cell = |cell: &LockFreeOnce<String>| {
         cell.get().is_none_or(|known| known == key) && cell.get_or_set(key.to_owned()) == key
@@ -165,7 +171,8 @@ fn key_number(key: &str, known: &[LockFreeOnce<String>]) -> Result<usize> {
 /// Label contexts of the process, each with the index in its records of every requested key.
 type ContextKeyIndexes = Vec<(ThreadContext, Vec<Option<u8>>)>;
 
-/// Finds the requested keys in the label contexts of the process.
+/// Finds the requested keys in the label contexts of the process. Returns each context with one index per key,
+/// in the order of the request; `None` for a key that it does not have.
 ///
 /// # Errors
 /// `Unsupported`: no code sets labels, or none sets one of the keys.
@@ -210,7 +217,8 @@ fn find_key_indexes(requested: &[LabelKey]) -> Result<ContextKeyIndexes> {
     Ok(indexes)
 }
 
-/// Error for a key that no code sets. `named` are the keys of OpenTelemetry's process context.
+/// `Unsupported` error for a key that no code sets. `named` are the keys of OpenTelemetry's process context,
+/// `None` if there is no such context.
 fn missing_key_error(LabelKey { name, source }: &LabelKey, named: Option<&[String]>) -> Error {
     let (reason, remedy) = match (source, named) {
         (LabelSource::ContextIndex(_), _) => (
@@ -237,7 +245,8 @@ fn missing_key_error(LabelKey { name, source }: &LabelKey, named: Option<&[Strin
     .remedy(remedy)
 }
 
-/// Header lines of a dump about the labels of its stacks: the keys, and each label set with its number.
+/// Header lines of a dump about the labels of its stacks: the keys, and each label set with its number. Empty
+/// before the first label was requested.
 pub(super) fn header_lines() -> Vec<String> {
     let known = key_names(&KNOWN_KEYS);
     if known.is_empty() {
@@ -256,7 +265,7 @@ pub(super) fn header_lines() -> Vec<String> {
     lines
 }
 
-/// Counts of the label sets so far. `None` before the first label was recorded.
+/// Counts of the label sets so far. `None` before the first label was requested.
 pub(super) fn set_stats() -> Option<LabelSetStats> {
     let LabelSetCounts {
         seen,
@@ -271,7 +280,8 @@ pub(super) fn set_stats() -> Option<LabelSetStats> {
     })
 }
 
-/// Escapes bytes, so that a value is one word of a line of text.
+/// Writes each byte that is not printable, is a blank or is `%` as `%` with two hexadecimal digits, so that a
+/// value is one word of a line of text.
 fn escape_value(value: &[u8]) -> String {
     value.iter().fold(String::new(), |mut text, byte| {
         match byte {

@@ -14,7 +14,8 @@ pub(crate) struct Lease {
 }
 
 impl Lease {
-    /// Runs `end` after `duration`, on a thread that exists until then.
+    /// Runs `on_expiry` after `duration`, on a thread that exists until then. Dropping the lease before cancels
+    /// it.
     ///
     /// # Errors
     /// `Io`: the thread cannot be started.

@@ -10,11 +10,11 @@ use crate::error::Result;
 
 impl Profiler {
     /// Reads the most recent sampled allocations of every jemalloc that records them; `max` sets how many are
-    /// recorded.
+    /// recorded from now on.
     ///
     /// # Errors
-    /// `Busy` while a dump runs; `Unsupported` if jemalloc is too old; `Unavailable` if none are recorded
-    /// yet; `InvalidArgument` if `max` is out of range.
+    /// `Busy` while a dump runs; `Unsupported` if there is no jemalloc, or it is too old; `Unavailable` if
+    /// profiling is off, or none are recorded yet; `InvalidArgument` if `max` is out of range.
     pub fn recent_allocations(&self, max: Option<u64>) -> Result<Vec<RecentAllocations>> {
         let _running = self.dump_slot.acquire()?;
         self.allocators.refresh(&self.settings);

@@ -15,7 +15,8 @@ impl Profiler {
     /// sampled.
     ///
     /// # Errors
-    /// Reason why memprof's sampler cannot be used, if it was requested.
+    /// Reason why memprof's sampler cannot be used, if it was requested; or an allocator refused to stop
+    /// sampling.
     pub(super) fn select_sampler(
         &self,
         backends: &BackendList,
@@ -49,14 +50,15 @@ impl Profiler {
         Ok(Arc::clone(backends))
     }
 
-    /// Selects the configured sampler for all allocators, as before any activation.
+    /// Selects the configured sampler for all allocators, as before any activation. An error is only logged.
     pub(super) fn select_default_sampler(&self) {
         if let Err(error) = self.select_sampler(&self.allocators.all(), self.settings.sampler) {
             log::debug!("{error}");
         }
     }
 
-    /// Looks for entry points that `memprof attach` patched, unless sampling is on.
+    /// Searches for allocators again if `memprof attach` has patched entry points since the last search, unless
+    /// sampling is on.
     pub(super) fn refresh_interception(&self) {
         if !self.allocators.is_active() && self.allocators.is_outdated() {
             self.allocators.refresh(&self.settings);
@@ -95,7 +97,8 @@ impl Profiler {
 }
 
 /// The backend that memprof's sampler would sample, of which there is one per process: a jemalloc beside
-/// `malloc`, because it has the program's own heap, otherwise the allocator of `malloc`.
+/// `malloc`, because it has the program's own heap, otherwise the allocator of `malloc`. `None` if it can sample
+/// neither.
 fn own_sampler_backend(backends: &BackendList) -> Option<&Arc<Backend>> {
     let mut able = backends.iter().filter(|each| each.supports_own_sampler());
     let beside = able.clone().find(|each| is_second_jemalloc(each));

@@ -57,7 +57,7 @@ impl SamplingSwitch {
         }
     }
 
-    /// Records that an allocator is already sampling.
+    /// Records that an allocator was sampling before memprof, with `now` as the start.
     pub(super) fn mark_already_active(&mut self, now: SystemTime) {
         self.was_active_before = true;
         lock(&self.active).since = Some(now);
@@ -76,7 +76,8 @@ impl SamplingSwitch {
         }
     }
 
-    /// Times of the current activation.
+    /// Start and deadline of the current activation; the start is `None` while sampling is off, the deadline
+    /// without a time limit.
     pub(super) fn activation(&self) -> ActivationTimes {
         let active = lock(&self.active);
         ActivationTimes {
@@ -102,7 +103,7 @@ impl SamplingSwitch {
         self.unwinder.status()
     }
 
-    /// See [`Unwinder::disagreements`].
+    /// Reasons why memprof's walkers were uninstalled; see [`Unwinder::disagreements`].
     pub(super) fn walker_disagreements(&self) -> Vec<String> {
         self.unwinder.disagreements()
     }
@@ -117,7 +118,7 @@ impl SamplingSwitch {
         self.ages.width()
     }
 
-    /// See [`AgeClock::header_line`].
+    /// Content of a dump's `# ages:` line; see [`AgeClock::header_line`].
     pub(super) fn age_header_line(&self) -> Option<String> {
         self.ages.header_line()
     }
@@ -129,7 +130,7 @@ impl SamplingSwitch {
 }
 
 impl SwitchGuard<'_> {
-    /// Installs walkers; see [`Unwinder::install`].
+    /// Installs walkers, and returns warnings; see [`Unwinder::install`].
     pub(super) fn install(
         &mut self,
         jemallocs: &[&Jemalloc],
@@ -143,7 +144,10 @@ impl SwitchGuard<'_> {
         self.switch.ages.set_width(width);
     }
 
-    /// Sets the labels to record; see [`ActiveLabels::set_keys`].
+    /// Sets the labels to record.
+    ///
+    /// # Errors
+    /// As for [`ActiveLabels::set_keys`].
     pub(super) fn set_labels(&mut self, keys: Option<&LabelKeys>) -> Result<()> {
         self.switch.labels.set_keys(keys)
     }
@@ -153,7 +157,8 @@ impl SwitchGuard<'_> {
         self.active.periodic_task = periodic_task;
     }
 
-    /// Sets the time limit of the activation; `None` means no limit.
+    /// Sets the time limit of the activation; `None` means no limit. With a limit, forked children stop
+    /// sampling. Drops the previous lease, which cancels it.
     pub(super) fn set_lease(&mut self, lease: Option<Lease>) {
         set_leased(lease.is_some());
         if lease.is_some() {
@@ -162,12 +167,12 @@ impl SwitchGuard<'_> {
         self.active.lease = lease;
     }
 
-    /// Records that sampling is on, unless it was.
+    /// Records that sampling begins now, unless it was already on.
     pub(super) fn mark_active(&mut self) {
         self.active.since.get_or_insert_with(SystemTime::now);
     }
 
-    /// Removes memprof's parts from the allocators, which may keep sampling.
+    /// Removes memprof's walker from the allocators, which may keep sampling, and stops the periodic task.
     pub(super) fn uninstall(&mut self) {
         self.switch.unwinder.uninstall();
         self.active.periodic_task = None;

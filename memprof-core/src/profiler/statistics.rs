@@ -27,7 +27,7 @@ const COMPARISON_WINDOW: Duration = Duration::from_secs(60 * 60);
 
 impl Profiler {
     /// Reads the allocators' statistics and their printouts. `options` are jemalloc's, so they exclude other
-    /// allocators; `allocator` selects one kind.
+    /// allocators; `allocator` selects one kind. If an allocator cannot report, its element contains the error.
     ///
     /// # Errors
     /// `Busy` while a dump runs, because jemalloc's statistics would wait for its lock; `Unsupported` if no
@@ -66,7 +66,7 @@ impl Profiler {
     /// just now, it uses the totals that were read last.
     ///
     /// # Errors
-    /// `Io`: `/proc/thread-self/status` cannot be read.
+    /// `Io`: `/proc/thread-self/status` cannot be read, or lacks a field.
     pub fn ledger(&self) -> Result<Ledger> {
         let mut resident = self.read_resident()?;
         if !lock(&self.ledger_history.usage).is_fresh()
@@ -118,8 +118,8 @@ impl Profiler {
         live_bytes(backends)
     }
 
-    /// The live heap of the earlier ledger to compare with. Stores `allocated` as the next base if there is
-    /// none or it is too old.
+    /// The live heap of an earlier ledger to compare with, `None` at the first call. Stores `allocated`, the
+    /// current one, for later calls if there is none or it is older than [`COMPARISON_WINDOW`].
     fn earlier_ledger(&self, allocated: u64) -> Option<EarlierLedger> {
         let now = Instant::now();
         let mut base = lock(&self.ledger_history.base);
@@ -135,6 +135,9 @@ impl Profiler {
     }
 
     /// Reads the resident memory of the process.
+    ///
+    /// # Errors
+    /// `Io`: `/proc/thread-self/status` cannot be read, or lacks a field.
     fn read_resident(&self) -> Result<ResidentMemory> {
         const STATUS: &str = "/proc/thread-self/status";
         let status = std::fs::read_to_string(STATUS)
@@ -175,11 +178,12 @@ impl Profiler {
         findings
     }
 
-    /// Gives all free pages back to the kernel, of the allocators of the kind `allocator` or the default
-    /// ones.
+    /// Gives all free pages back to the kernel, of the allocators of the kind `allocator` or the default ones.
+    /// Returns the resident bytes before and after.
     ///
     /// # Errors
-    /// `Busy` while a dump runs; `Unsupported`: no allocator; or it refused.
+    /// `Busy` while a dump runs; `Unsupported`: there is no such allocator, or none of them can purge; an
+    /// allocator refused; `Io`: the resident memory cannot be read.
     pub fn purge(&self, allocator: Option<AllocatorKind>) -> Result<PurgeResult> {
         let _running = self.dump_slot.acquire()?;
         let backends = self.allocators.backends_for(allocator)?;
@@ -249,13 +253,13 @@ fn allocator_stats(backend: &Backend, options: Option<&PrintOptions>) -> Stats {
     }
 }
 
-/// Live bytes of the program in these allocators. `None` if they keep no statistics.
+/// Live bytes of the program in these allocators. `None` if they keep no statistics, or report 0.
 pub(super) fn live_bytes(backends: &[Arc<Backend>]) -> Option<u64> {
     let heaps: Vec<_> = backends.iter().map(|each| allocator_heap(each)).collect();
     Some(ledger::live_bytes(&heaps)).filter(|live| *live > 0)
 }
 
-/// Totals of one allocator, and its sampled objects.
+/// Reads the totals of one allocator, and its sampled objects. An error is stored in place of the totals.
 fn allocator_heap(backend: &Backend) -> AllocatorHeap {
     let identity = backend.identity();
     let totals = backend.allocator.totals();

@@ -106,6 +106,9 @@ pub(crate) fn take_in_memory(
 }
 
 /// Lets `backend` write its profile to `scratch`, checks it, and builds the text that completes the dump.
+///
+/// # Errors
+/// The allocator or the kernel refused, the profile is damaged, or memory ran short.
 fn write_profile(
     backend: &Backend,
     name: &DumpName,
@@ -139,8 +142,11 @@ fn write_profile(
     })
 }
 
-/// Text of the process's mappings. Allocators also append /proc/self/maps, but report success if they could
-/// not read it.
+/// Text of the process's mappings. Allocators also append /proc/self/maps, but report success if they could not
+/// read it.
+///
+/// # Errors
+/// `Io`: /proc/thread-self/maps exists, but cannot be read completely.
 fn render_maps(objects: &[LoadedObject]) -> Result<String> {
     match std::fs::read("/proc/thread-self/maps") {
         Ok(maps) if maps.ends_with(b"\n") => Ok(String::from_utf8_lossy(&maps).into_owned()),
@@ -155,7 +161,8 @@ fn render_maps(objects: &[LoadedObject]) -> Result<String> {
     }
 }
 
-/// Comment lines about the dump's origin, its labels and the loaded objects.
+/// Comment lines about the dump's origin, its labels and the loaded objects. `maps` is the text of the mappings,
+/// from which the objects' paths are taken.
 fn comment_text(
     allocator: &AllocatorIdentity,
     name: &DumpName,
@@ -230,8 +237,8 @@ fn sampler_comments(summary: SamplerSummary) -> String {
     )
 }
 
-/// Paths of the mapped files by address, as in the mappings: with links resolved, unlike the loader's paths.
-/// Built once for all objects, of which there may be thousands.
+/// Paths of the mapped files by the start address of each mapping, as in the mappings: with links resolved,
+/// unlike the loader's paths. Built once for all objects, of which there may be thousands.
 fn mapped_paths(maps: &str) -> HashMap<usize, &str> {
     let mapped = maps.lines().filter_map(|line| {
         let (start, remaining) = line.split_once('-')?;

@@ -12,7 +12,8 @@ impl Profiler {
         exclude_this_thread(&self.allocators.all());
     }
 
-    /// Excludes a thread of the program from sampling until the guard is dropped.
+    /// Excludes the calling thread, one of the program's, from sampling by memprof and by jemallocs, until the
+    /// guard is dropped.
     pub fn pause_on_this_thread(&self) -> ProfilerExclusion {
         let backends = self.allocators.all();
         let jemallocs = backends.iter().filter_map(|each| each.allocator.jemalloc());

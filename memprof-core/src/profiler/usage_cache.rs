@@ -53,7 +53,7 @@ impl CachedUsage {
         }
     }
 
-    /// Whether it is too early to read them again.
+    /// Whether the statistics were read so recently that reading them again would cost too much of the time.
     pub(super) fn is_fresh(&self) -> bool {
         self.cost
             .is_some_and(|cost| cost.is_fresh(cost.end.elapsed()))
@@ -66,7 +66,8 @@ impl CachedUsage {
 }
 
 impl ReadCost {
-    /// Whether a read of this cost, `age` ago, was too expensive to be repeated yet.
+    /// Whether a read of this cost, `age` ago, was too expensive to be repeated yet. Cheap reads may be repeated
+    /// at once.
     fn is_fresh(self, age: Duration) -> bool {
         self.elapsed >= CHEAP_READ && age < self.elapsed * REST_FACTOR
     }

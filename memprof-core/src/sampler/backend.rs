@@ -63,7 +63,7 @@ impl Backend {
     /// Selects which sampler the next activation uses. Does nothing if only the allocator can sample.
     ///
     /// # Errors
-    /// Reason why memprof's sampler cannot be used; or the allocator refused to be deactivated.
+    /// Reason why memprof's sampler cannot be used; or the allocator or memprof's sampler refused to be stopped.
     pub(crate) fn select(&self, selection: SamplerSelection) -> Result<()> {
         match &self.own_sampler {
             Some(sampler) => sampler.select(selection, &self.allocator),
@@ -82,18 +82,20 @@ impl Backend {
         }
     }
 
-    /// Counts of memprof's sampler. `None` unless it is selected.
+    /// Counts of memprof's sampler. `None` unless it is selected for this allocator.
     pub(crate) fn sampler_status(&self) -> Option<SamplerStatus> {
         self.selected_sampler().map(SelectedSampler::status)
     }
 
-    /// Reason why memprof samples in the allocator's place. `None` unless it does.
+    /// Reason why the allocator cannot be profiled, while memprof samples in its place. `None` if memprof does
+    /// not, or if the allocator could be profiled.
     pub(crate) fn fallback_reason(&self) -> Option<Unprofilable> {
         self.selected_sampler()?;
         self.allocator.unprofilable_reason()
     }
 
-    /// Reason why the allocator cannot be profiled in this process. `None` if it can.
+    /// Reason why neither the allocator nor memprof's sampler can take a profile in this process as they are
+    /// selected. `None` if one can.
     pub(crate) fn unprofilable_reason(&self) -> Option<Unprofilable> {
         if self.selected_sampler().is_some() {
             return None;
@@ -113,8 +115,8 @@ impl Backend {
             .is_some_and(|sampler| sampler.needs_time_limit())
     }
 
-    /// Lets memprof's sampler intercept libraries that were loaded since. Returns false while it does not
-    /// sample.
+    /// Lets memprof's sampler intercept libraries that were loaded since the last call. Returns false while it
+    /// does not sample.
     pub(crate) fn maintain(&self) -> bool {
         self.selected_sampler()
             .is_some_and(SelectedSampler::maintain)
@@ -193,7 +195,8 @@ impl Backend {
         }
     }
 
-    /// Estimated memory in bytes that a profile needs while it is written. `None` if there is no estimate.
+    /// Estimated memory in bytes that a profile needs while it is written. `None` if there is no estimate, as
+    /// for memprof's sampler.
     pub(crate) fn profile_bytes(&self, kind: ProfileKind) -> Option<u64> {
         match (kind, self.selected_sampler()) {
             (ProfileKind::Heap | ProfileKind::Pinned, Some(_)) => None,

@@ -21,7 +21,8 @@ static SAMPLED_ALLOCATOR: AtomicUsize = AtomicUsize::new(0);
 /// Set once a second allocator was sampled: a thread may still be about to store a sample of the first one.
 static SAMPLED_SEVERAL: AtomicBool = AtomicBool::new(false);
 
-/// Whether all samples certainly belong to this allocator.
+/// Whether all samples of memprof's sampler certainly belong to this allocator: no other one was sampled since
+/// the program's start.
 pub(super) fn is_only_sampled(allocator: &AllocatorIdentity) -> bool {
     let is_current = match SAMPLED_ALLOCATOR.load(Ordering::Acquire) {
         0 => allocator.owns_malloc,
@@ -129,6 +130,9 @@ impl Interception {
 
     /// Sets the allocator to sample, and drops the samples of another one, because a profile is of one
     /// allocator.
+    ///
+    /// # Errors
+    /// `Busy`: a thread stays inside the sampler.
     pub(super) fn set_allocator(&mut self, allocator: &AllocatorIdentity) -> Result<()> {
         let is_another = match SAMPLED_ALLOCATOR.load(Ordering::Acquire) {
             0 => has_samples() && !allocator.owns_malloc,
@@ -143,6 +147,10 @@ impl Interception {
     }
 
     /// Intercepts the calls of all objects that are loaded now.
+    ///
+    /// # Errors
+    /// `Unavailable`: the slots cannot be patched, or entry points are not patched. `Allocator`: jemalloc
+    /// refused the hooks.
     pub(super) fn install(&mut self) -> Result<()> {
         match &mut self.method {
             InterceptionMethod::Slots(_) => self.patch_slots(),
@@ -154,7 +162,11 @@ impl Interception {
         }
     }
 
-    /// Includes libraries that were loaded since, and clears the unwind rules for unloaded ones.
+    /// Intercepts libraries that were loaded since the last call, and clears the unwind rules, which may be of
+    /// unloaded ones. Does nothing if none was loaded or unloaded.
+    ///
+    /// # Errors
+    /// `Unavailable`: the slots cannot be patched.
     pub(super) fn refresh(&mut self) -> Result<()> {
         if self.loaded == loaded_objects::load_and_unload_count() {
             return Ok(());
@@ -169,7 +181,10 @@ impl Interception {
         }
     }
 
-    /// Patches the GOT slots of all objects that are loaded now.
+    /// Patches the GOT slots of all objects that are loaded now. Does nothing for another method.
+    ///
+    /// # Errors
+    /// `Unavailable`: the loader cannot be locked, or the kernel refuses every slot.
     fn patch_slots(&mut self) -> Result<()> {
         self.loaded = loaded_objects::load_and_unload_count();
         memprof_unwind::clear_rules();
@@ -197,6 +212,9 @@ impl Interception {
 
     /// Restores what only allocations need, or everything if no sampled block is live. Hooks are removed,
     /// because they cost as much for a free as for an allocation.
+    ///
+    /// # Errors
+    /// `Unavailable`: the loader cannot be locked. `Allocator`: jemalloc refused.
     pub(super) fn uninstall(&mut self) -> Result<()> {
         let slots = match &mut self.method {
             InterceptionMethod::Slots(slots) => slots,
@@ -215,6 +233,9 @@ impl Interception {
     }
 
     /// Stops sampling and uninstalls the interception. Samples are kept.
+    ///
+    /// # Errors
+    /// As for [`uninstall`](Self::uninstall); sampling is off nevertheless.
     pub(super) fn stop(&mut self) -> Result<()> {
         memprof_sampler::stop();
         self.uninstall()

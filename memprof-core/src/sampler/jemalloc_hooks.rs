@@ -29,13 +29,14 @@ pub(super) struct JemallocHookInstaller {
 }
 
 impl JemallocHookInstaller {
-    /// `None` if this jemalloc has no hooks.
+    /// Creates an installer for this jemalloc. `None` if it has no hooks.
     pub(super) fn new(jemalloc: &Jemalloc) -> Option<Self> {
         let mallctl = jemalloc.mallctl;
         mallctl.can_read(INSTALL_HOOKS).then_some(Self { mallctl })
     }
 
-    /// Installs the hooks, so that jemalloc calls the sampler for each allocation. Idempotent.
+    /// Installs the hooks, so that jemalloc calls the sampler for each allocation. Does nothing if they are
+    /// installed.
     ///
     /// # Errors
     /// jemalloc refused, for example because four other hooks are installed.

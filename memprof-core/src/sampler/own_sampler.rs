@@ -57,8 +57,8 @@ pub(crate) struct OwnSampler {
 }
 
 impl OwnSampler {
-    /// Creates the sampler for an allocator, with `interval` as the default. `None` if the allocator neither
-    /// serves `malloc` nor has hooks.
+    /// Creates the sampler for an allocator, with `interval` as the default. An error that keeps it from being
+    /// used is stored. `None` if the allocator neither serves `malloc` nor has hooks.
     pub(crate) fn for_allocator(
         allocator: &Allocator,
         interval: Option<SampleInterval>,
@@ -108,7 +108,7 @@ impl OwnSampler {
     /// Selects which sampler the next activation uses, and stops the other one.
     ///
     /// # Errors
-    /// Reason why memprof's sampler cannot be used; or `allocator` refused to be deactivated.
+    /// Reason why memprof's sampler cannot be used; or `allocator` or memprof's sampler refused to be stopped.
     pub(crate) fn select(&self, selection: SamplerSelection, allocator: &Allocator) -> Result<()> {
         let sampler = match (&self.sampler, selection) {
             (Ok(sampler), _) => sampler,
@@ -141,7 +141,8 @@ impl OwnSampler {
         }
     }
 
-    /// Drops all samples and restores every GOT slot, also those that the parent of a forked child patched.
+    /// Drops all samples and ends the interception of every call, also those that the parent of a forked child
+    /// patched.
     ///
     /// # Errors
     /// `Busy`: a thread stays inside the sampler; or the loader cannot be locked.

@@ -89,7 +89,7 @@ impl PinnedProfile<StackRecordId> {
 }
 
 impl<K> PinnedProfile<K> {
-    /// Bytes whose holders are unknown.
+    /// Free bytes of slabs whose holders are unknown: those of size classes with too few samples.
     pub(super) fn unknown_bytes(&self) -> u64 {
         let known = self.shares.values().map(|share| share.bytes).sum();
         self.total.saturating_sub(known)
@@ -112,6 +112,9 @@ impl SlabQuery<'_> {
     ///
     /// # Safety
     /// jemalloc allocated the block of the sample.
+    ///
+    /// # Errors
+    /// jemalloc refused, or ENOMEM.
     unsafe fn add(&mut self, sample: LiveSample) -> Result<(), Errno> {
         self.batch.push(sample);
         match self.batch.len() < BATCH_SIZE {
@@ -125,6 +128,9 @@ impl SlabQuery<'_> {
     ///
     /// # Safety
     /// jemalloc allocated the block of each sample in the batch.
+    ///
+    /// # Errors
+    /// jemalloc refused, or ENOMEM.
     unsafe fn query_pending(&mut self) -> Result<(), Errno> {
         let count = self.batch.len();
         if count == 0 {
@@ -183,7 +189,8 @@ impl SizeClassShare {
         bytes > 0.0 && bytes * bytes >= MIN_EFFECTIVE_SAMPLES * squares
     }
 
-    /// Returns the next share of `free` bytes, rounded so that all shares sum to it.
+    /// Returns the next share of `free` bytes, by weight. Shares are rounded so that those of all weights sum to
+    /// `free`.
     fn next_share(&mut self, weight: &SampleWeight, free: u64) -> u64 {
         self.distributed_weight += weight.bytes;
         let end = (self.distributed_weight / self.total.bytes * free as f64).round() as u64;
@@ -193,7 +200,8 @@ impl SizeClassShare {
     }
 }
 
-/// Distributes the free bytes of each class by weight, if its samples suffice. `None` if memory runs out.
+/// Distributes the free bytes of each size class over its samples' stacks by weight, if its samples suffice.
+/// `weights` has for each stack and index in `bins` the weight of its samples. `None` if memory runs out.
 fn distribute<K: Copy + Eq + Hash>(bins: &[Bin], weights: &Weights<K>) -> Option<PinnedProfile<K>> {
     let mut classes = Vec::new();
     classes.try_reserve_exact(bins.len()).ok()?;

@@ -21,7 +21,8 @@ use crate::dumps::heap::{ProfileSummary, unsampled_bytes};
 /// Characters per number of the header, so that it can be written before the totals are known.
 const NUMBER_WIDTH: usize = 20;
 
-/// Writes all samples, live and freed, to `file`.
+/// Writes a heap profile of all samples, live and freed, to `file`. The header is written twice, because its
+/// totals are known only at the end. `interval` is the sample interval in bytes.
 pub(super) fn write_samples(interval: u64, file: &File) -> io::Result<ProfileSummary> {
     let mut lines = ProfileWriter {
         text: BufWriter::new(file),
@@ -70,14 +71,15 @@ impl<W: Write> ProfileWriter<W> {
         )
     }
 
-    /// Writes a record, unless an earlier one failed.
+    /// Writes a record, unless an earlier one failed; an error is stored in `outcome`.
     fn add_record(&mut self, record: &StackRecord<'_>) {
         if self.outcome.is_ok() {
             self.outcome = self.write_record(record);
         }
     }
 
-    /// Writes the line of a record, and adds it to the totals.
+    /// Writes the line of a record, and adds it to the totals. With a tally, the live values are those at the
+    /// peak. Skips a record without samples.
     fn write_record(&mut self, record: &StackRecord<'_>) -> io::Result<()> {
         let [objects, bytes] = match self.is_tallied {
             true => record.at_peak,

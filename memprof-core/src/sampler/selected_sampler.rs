@@ -47,7 +47,8 @@ impl SelectedSampler<'_> {
         }
     }
 
-    /// Intercepts libraries that were loaded since. Returns false while it does not sample.
+    /// Intercepts libraries that were loaded since the last call; a failure is only logged. Returns false while
+    /// it does not sample.
     pub(crate) fn maintain(mut self) -> bool {
         let is_active = self.is_active();
         if is_active && let Err(error) = self.sampler.refresh() {
@@ -71,10 +72,12 @@ impl SelectedSampler<'_> {
         self.interval.load(Ordering::Relaxed)
     }
 
-    /// Starts sampling for `allocator`. Returns warnings for the operator.
+    /// Starts sampling for `allocator`, at `interval` if given. A new interval or allocator drops all samples.
+    /// Returns warnings for the operator.
     ///
     /// # Errors
-    /// `Io`: no memory for the tables. `Unavailable`: the calls cannot be patched.
+    /// `Io`: no memory for the tables. `Busy`: samples must be dropped, and a thread stays inside the sampler.
+    /// `Unavailable`: the calls cannot be patched. `Allocator`: jemalloc refused the hooks.
     pub(crate) fn activate(
         mut self,
         interval: Option<SampleInterval>,
@@ -164,6 +167,9 @@ impl SelectedSampler<'_> {
     }
 
     /// Stops sampling. Samples taken so far are kept.
+    ///
+    /// # Errors
+    /// `Unavailable`: the loader cannot be locked. `Allocator`: jemalloc refused to remove the hooks.
     pub(crate) fn stop(mut self) -> Result<()> {
         self.sampler.stop()
     }
@@ -171,7 +177,8 @@ impl SelectedSampler<'_> {
     /// Drops all samples, and sets the interval if given.
     ///
     /// # Errors
-    /// `Busy`: a thread stays inside the sampler.
+    /// `Busy`: a thread stays inside the sampler; otherwise as for [`stop`](Self::stop), or `Io` as for
+    /// [`activate`](Self::activate).
     pub(crate) fn reset(mut self, interval: Option<SampleInterval>) -> Result<()> {
         let was_active = self.is_active();
         self.sampler.drop_samples()?;
@@ -188,7 +195,7 @@ impl SelectedSampler<'_> {
     /// Writes a heap profile to `scratch`.
     ///
     /// # Errors
-    /// `Io`: the kernel refused.
+    /// `Io`: the file cannot be written.
     pub(crate) fn write_profile(&self, scratch: &Scratch) -> Result<ProfileSummary> {
         let written = scratch
             .rewind()
@@ -203,7 +210,8 @@ impl SelectedSampler<'_> {
     /// The allocator as a jemalloc that reports how full its slabs are.
     ///
     /// # Errors
-    /// Reason why the allocator does not.
+    /// `Unsupported`: the allocator does not. `Unavailable`: the samples may belong to another allocator, or to
+    /// freed memory.
     pub(crate) fn require_slabs<'a>(&self, allocator: &'a Allocator) -> Result<&'a Jemalloc> {
         let identity = allocator.identity();
         let Some(jemalloc) = allocator

@@ -37,7 +37,7 @@ impl Slab {
         bins.iter().position(|bin| self.is_in_bin(bin, size))
     }
 
-    /// Free bytes of the slab divided by its allocated objects.
+    /// Free bytes of the slab divided by the number of its allocated objects; 0 if it has none.
     pub(super) fn free_bytes_per_object(&self, bin: &Bin) -> f64 {
         match self.regions.saturating_sub(self.free) as u64 {
             0 => 0.0,
@@ -60,7 +60,7 @@ pub(super) fn supports_slab_queries(jemalloc: &Jemalloc) -> bool {
     jemalloc.config_stats && jemalloc.mallctl.can_read(BATCH_QUERY)
 }
 
-/// Reads the current size classes.
+/// Reads the size classes and their current counts, which jemalloc refreshes first.
 ///
 /// # Errors
 /// jemalloc refused.
@@ -69,8 +69,8 @@ pub(super) fn read_current_bins(jemalloc: &Jemalloc) -> Result<Vec<Bin>, Errno> 
     jemalloc.read_bins()
 }
 
-/// Queries the slab of each object. If an object was freed meanwhile, the result describes what its address
-/// contains now.
+/// Queries the slab of each of the `objects`, which are addresses, and writes it to `slabs`, of the same length.
+/// If an object was freed meanwhile, the result describes what its address contains now.
 ///
 /// # Safety
 /// This jemalloc allocated each of `objects`.

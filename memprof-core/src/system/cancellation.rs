@@ -17,7 +17,7 @@ struct CancelState {
     changed: Condvar,
 }
 
-/// Creates both halves of a cancellation.
+/// Creates both halves of a cancellation: dropping the first wakes the thread that sleeps with the second.
 pub(crate) fn cancel_pair() -> (CancelOnDrop, CancelToken) {
     let shared: Arc<CancelState> = Arc::default();
     (CancelOnDrop(Arc::clone(&shared)), CancelToken(shared))

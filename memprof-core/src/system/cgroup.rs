@@ -39,7 +39,7 @@ pub(crate) fn read_current() -> Option<Cgroup> {
 }
 
 /// Usage and limit of the cgroup in `membership`, the text of `/proc/self/cgroup`. `read` reads a file below
-/// `/sys/fs/cgroup`.
+/// `/sys/fs/cgroup`. `None` if no hierarchy counts its memory.
 fn find_cgroup(membership: &str, read: impl Fn(&str) -> Option<String>) -> Option<Cgroup> {
     let (hierarchy, path) = find_hierarchy(membership, &read)?;
     hierarchy.read_cgroup(path, &read)
@@ -51,8 +51,9 @@ pub(crate) fn current_headroom() -> Option<(String, u64)> {
     find_headroom(&read_membership()?, read_cgroup_file)
 }
 
-/// Path and remaining bytes of the tightest cgroup. Usage includes the page cache; its inactive part counts
-/// as free, because the kernel drops it before it kills a process.
+/// Path and remaining bytes of the cgroup with the least memory left, among that in `membership` and its
+/// ancestors. `None` if none has a limit. Usage includes the page cache; its inactive part counts as free,
+/// because the kernel drops it before it kills a process.
 fn find_headroom(membership: &str, read: impl Fn(&str) -> Option<String>) -> Option<(String, u64)> {
     let (hierarchy, path) = find_hierarchy(membership, &read)?;
     let above = path.match_indices('/').map(|(end, _)| &path[..end]);
@@ -68,7 +69,7 @@ fn find_headroom(membership: &str, read: impl Fn(&str) -> Option<String>) -> Opt
     levels.min_by_key(|(_, bytes)| *bytes)
 }
 
-/// Text of the calling thread's /proc entry that names its cgroups.
+/// Text of the calling thread's /proc entry that names its cgroups. `None` if it cannot be read.
 fn read_membership() -> Option<String> {
     std::fs::read_to_string("/proc/thread-self/cgroup").ok()
 }
@@ -78,7 +79,8 @@ fn read_cgroup_file(file: &str) -> Option<String> {
     std::fs::read_to_string(format!("/sys/fs/cgroup{file}")).ok()
 }
 
-/// Finds the hierarchy that counts memory, and the cgroup's path in it.
+/// Finds the hierarchy that counts the memory of the cgroup in `membership`, and the cgroup's path in it. `None`
+/// if none does.
 fn find_hierarchy<'a>(
     membership: &'a str,
     read: &impl Fn(&str) -> Option<String>,
@@ -101,7 +103,7 @@ fn find_hierarchy<'a>(
 }
 
 impl CgroupHierarchy {
-    /// Reads a file of the cgroup at `path` in this hierarchy.
+    /// Reads a file of the cgroup at `path` in this hierarchy. `None` if it cannot be read.
     fn read_file(
         self,
         path: &str,
@@ -111,12 +113,13 @@ impl CgroupHierarchy {
         read(&format!("{}{path}/{file}", self.root))
     }
 
-    /// Memory usage of the cgroup at `path`, in bytes.
+    /// Memory usage of the cgroup at `path`, in bytes. `None` if it cannot be read.
     fn read_usage(self, path: &str, read: &impl Fn(&str) -> Option<String>) -> Option<u64> {
         self.read_file(path, self.usage, read)?.trim().parse().ok()
     }
 
-    /// Usage and limit of the cgroup at `path`.
+    /// Usage and limit of the cgroup at `path`. `None` if the usage cannot be read; a limit that cannot be read
+    /// counts as none.
     fn read_cgroup(self, path: &str, read: &impl Fn(&str) -> Option<String>) -> Option<Cgroup> {
         let limit = self.read_file(path, self.limit, read);
         let limit = limit.and_then(|limit| limit.trim().parse().ok());

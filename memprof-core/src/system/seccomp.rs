@@ -79,7 +79,7 @@ struct ProbedFilters {
 /// in it.
 static LAST_PROBE: AtomicPtr<ProbedFilters> = AtomicPtr::new(ptr::null_mut());
 
-/// Head of the list of probe results.
+/// Most recent probe result, which links to the earlier ones. `None` before the first probe.
 fn cached_probe() -> Option<&'static ProbedFilters> {
     // SAFETY: `require_calls` stores only leaked boxes, so a pointer that is not null is valid forever.
     unsafe { LAST_PROBE.load(Ordering::Acquire).as_ref() }
@@ -89,7 +89,7 @@ fn cached_probe() -> Option<&'static ProbedFilters> {
 /// makes. Forks once per number of filters; later calls use the cached result.
 ///
 /// # Errors
-/// `Io`: names the system call.
+/// `Io`: the filter would kill at a system call, which the message names; or it could not be tried out.
 pub fn require_calls() -> Result<()> {
     let Some(filters) = filter_count() else {
         return Ok(());
@@ -146,6 +146,9 @@ fn parse_filter_count(status: &str) -> Option<u64> {
 
 /// Forks a child that makes all [`CALLS`]. Returns the name of the call at which it was killed, `None` if it
 /// survived.
+///
+/// # Errors
+/// The child could not be created, did nothing, or did not end within [`PROBE_TIMEOUT`].
 fn probe_in_child() -> io::Result<Option<&'static str>> {
     let shared = ProbePage::map()?;
     let (child, exit) = fork_probe_child(shared.progress())?;

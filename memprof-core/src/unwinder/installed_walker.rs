@@ -82,7 +82,7 @@ extern "C" fn reset_in_child() {
     }
 }
 
-/// Registers the fork handler once.
+/// Registers the fork handler once. If the C library refuses, a warning is logged.
 fn register_fork_handler() {
     static REGISTERED: ProcessOnce = ProcessOnce::new();
     REGISTERED.call(|| {
@@ -102,7 +102,8 @@ pub(super) struct InstalledWalker {
 }
 
 impl InstalledWalker {
-    /// Installs the walker; with `also_foreign` also in place of a walker that the program installed.
+    /// Installs memprof's walker; with `also_foreign` also in place of a walker that the program installed. The
+    /// first `compare` stacks, and some later ones, are also walked by the previous walker, for comparison.
     ///
     /// # Errors
     /// Reason why the jemalloc keeps its walker.
@@ -200,14 +201,15 @@ fn claim_hook(owner: usize) -> Option<&'static BacktraceHook> {
     Some(&HOOKS[index])
 }
 
-/// glibc's `_dl_find_object` (2.35 and newer).
+/// glibc's `_dl_find_object` (2.35 and newer). `None` in another C library.
 fn find_object() -> Option<FindObject> {
     let found = memprof_own::libc_symbol(c"_dl_find_object")?;
     // SAFETY: dlfcn.h of glibc declares the function of this name with this type.
     Some(unsafe { mem::transmute::<NonNull<c_void>, FindObject>(found) })
 }
 
-/// Whether the kernel reports which memory is readable; a sandbox may return other errors.
+/// Whether memprof's test for readable memory works, which depends on the kernel's errors: a sandbox may return
+/// other ones.
 fn can_test_readability() -> bool {
     let local = 0_u8;
     is_readable(&raw const local as usize) && !is_readable(0) && !is_readable(usize::MAX)

@@ -22,7 +22,8 @@ const MAX_PAYLOAD: usize = 1 << 20;
 /// Attempts to read a context that is being written.
 const MAX_ATTEMPTS: usize = 100;
 
-/// Reads the key names by index. `None` if the process publishes none.
+/// Reads the names of the keys in OpenTelemetry's thread contexts from the process context; the position of a
+/// name is the key's index. `None` if the process publishes no names.
 pub(crate) fn attribute_keys() -> Option<Vec<String>> {
     let maps = fs::read("/proc/thread-self/maps").ok()?;
     let maps = String::from_utf8_lossy(&maps);
@@ -31,7 +32,8 @@ pub(crate) fn attribute_keys() -> Option<Vec<String>> {
     mapping_starts(&maps).find_map(|start| parse_key_map(&read_payload(&memory, start)?))
 }
 
-/// Start addresses of the mappings with such a name, in the text of /proc/PID/maps.
+/// Start addresses of the mappings whose names begin with one of [`MAPPING_NAMES`], in the text of
+/// /proc/PID/maps.
 fn mapping_starts(maps: &str) -> impl Iterator<Item = u64> {
     let lines = maps.lines().filter(|line| {
         // proc_pid_maps(5): range, permissions, offset, device, inode, name.
@@ -41,8 +43,9 @@ fn mapping_starts(maps: &str) -> impl Iterator<Item = u64> {
     lines.filter_map(|line| u64::from_str_radix(line.split_once('-')?.0, 16).ok())
 }
 
-/// Reads the payload of the context at `start`, complete. `None` if it is of another version, not published
-/// or always changing.
+/// Reads the payload of the context at `start` from the process's memory. Tries again if the header changed
+/// meanwhile. `None` if the context is of another version, is not published, is too large, cannot be read, or
+/// changed at each of [`MAX_ATTEMPTS`] attempts.
 fn read_payload(memory: &File, start: u64) -> Option<Vec<u8>> {
     (0..MAX_ATTEMPTS).find_map(|_| {
         let before = read_header(memory, start).ok()?;
@@ -73,8 +76,8 @@ fn read_header(memory: &File, start: u64) -> io::Result<[u8; HEADER_LEN]> {
     Ok(header)
 }
 
-/// Extracts `threadlocal.attribute_key_map` of a `ProcessContext`, from its attributes or, in earlier
-/// versions, from those of its resource.
+/// Extracts `threadlocal.attribute_key_map` of a `ProcessContext`, from its attributes or, in earlier versions,
+/// from those of its resource. `None` if neither has it.
 fn parse_key_map(context: &[u8]) -> Option<Vec<String>> {
     const KEY: &[u8] = b"threadlocal.attribute_key_map";
     let resource = ProtobufFields(context)
@@ -127,6 +130,8 @@ impl<'a> ProtobufFields<'a> {
 impl<'a> Iterator for ProtobufFields<'a> {
     type Item = (u64, &'a [u8]);
 
+    /// Reads the next length-delimited field, as its number and content; skips those of other types. `None` at
+    /// the end or for malformed bytes.
     fn next(&mut self) -> Option<Self::Item> {
         loop {
             let tag = self.read_varint()?;

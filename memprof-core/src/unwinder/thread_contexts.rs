@@ -14,7 +14,8 @@ use memprof_plugin_abi::raw::{memprof_labels_t, memprof_str_t};
 use super::{LabelKeyNames, ThreadContext};
 use crate::allocators::loaded_objects::{self, ForkGuard};
 
-/// Finds all label variables of the process, each once.
+/// Finds the thread-local variables in which threads store labels, each once: those of programs with memprof's
+/// label calls, and that of OpenTelemetry.
 pub(crate) fn thread_contexts() -> Vec<ThreadContext> {
     // SAFETY: dlsym(3) gets a NUL-terminated name. For a thread-local variable it returns the address in the
     // calling thread.
@@ -88,7 +89,8 @@ struct TlsSearch {
     found: Option<(usize, usize)>,
 }
 
-/// Callback that checks whether the variable lies in this object's thread-local block.
+/// Callback that stores the variable's module and offset if it lies in this object's thread-local block. Returns
+/// 0, so that the iteration goes on.
 unsafe extern "C" fn visit_object(
     info: *mut libc::dl_phdr_info,
     _: usize,

@@ -48,13 +48,14 @@ impl HighWaterWatch {
         now >= self.deadline || self.dump_count >= self.limits.files
     }
 
-    /// Whether `rss` is a new high-water mark; stays true until [`record_dump`](Self::record_dump).
+    /// Whether `rss` is notably above the high-water mark; stays true until [`record_dump`](Self::record_dump).
+    /// The first value becomes the mark.
     pub(crate) fn is_new_high(&mut self, rss: u64) -> bool {
         let mark = *self.high_water.get_or_insert(rss);
         rss >= mark.saturating_add(MIN_STEP.max(mark / STEP_DIVISOR))
     }
 
-    /// Records that a dump was taken at `rss` bytes.
+    /// Records that a dump was taken at `rss` bytes, which becomes the high-water mark.
     pub(crate) fn record_dump(&mut self, rss: u64) {
         self.dump_count += 1;
         self.high_water = Some(rss);

@@ -17,7 +17,8 @@ pub(crate) struct MemoryReading {
 }
 
 impl MemoryReading {
-    /// Reads the current values.
+    /// Reads the resident bytes, the cgroup, and the available bytes: the cgroup's limit or the machine's
+    /// memory, whichever is less.
     ///
     /// # Errors
     /// `Io`: `/proc/thread-self/statm` cannot be read.

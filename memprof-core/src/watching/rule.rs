@@ -47,25 +47,25 @@ impl RuleState {
         }
     }
 
-    /// Bytes at which the rule fires now. `None` if it does not. Returns the same until
-    /// [`record_dump`](Self::record_dump).
+    /// Bytes at which the rule fires at this reading. `None` if it does not fire. The same reading fires again
+    /// until a dump or an activation is recorded.
     pub(crate) fn evaluate(&mut self, reading: &MemoryReading, now: Instant) -> Option<u64> {
         let fired_at = match self.rule.condition {
             Condition::Every(_) => Some(reading.rss),
             Condition::RssAbove(threshold) => {
-                self.crossed(reading.rss, threshold.bytes(reading.available))
+                self.value_if_crossed(reading.rss, threshold.bytes(reading.available))
             }
             Condition::CgroupAbove(threshold) => {
                 let usage = reading.cgroup?.usage_bytes;
-                self.crossed(usage, threshold.bytes(reading.available))
+                self.value_if_crossed(usage, threshold.bytes(reading.available))
             }
-            Condition::RssGrowth(step) => self.grown_by(reading.rss, step),
+            Condition::RssGrowth(step) => self.rss_if_grown(reading.rss, step),
             Condition::AtExit => None,
         };
         fired_at.filter(|_| self.next_time().is_some_and(|next| now >= next))
     }
 
-    /// Earliest time at which the rule may fire. `None` if it is not polled.
+    /// Earliest time at which the rule may fire. `None` for a rule that fires at the exit only.
     pub(crate) fn next_time(&self) -> Option<Instant> {
         let after_interval = |last: Instant| last + self.rule.min_interval;
         match self.rule.condition {
@@ -91,16 +91,18 @@ impl RuleState {
         self.baseline = Some(reading.rss);
     }
 
-    /// Returns `value` if it crossed `threshold` since it was last clearly below.
-    fn crossed(&mut self, value: u64, threshold: u64) -> Option<u64> {
+    /// Returns `value` if it is at or above `threshold`, and was clearly below it since the last dump, if there
+    /// was one; otherwise `None`.
+    fn value_if_crossed(&mut self, value: u64, threshold: u64) -> Option<u64> {
         if value < threshold - threshold / HYSTERESIS_DIVISOR {
             self.is_armed = true;
         }
         (self.is_armed && value >= threshold).then_some(value)
     }
 
-    /// Returns `rss` if it grew by `step` bytes above the baseline.
-    fn grown_by(&mut self, rss: u64, step: u64) -> Option<u64> {
+    /// Returns `rss` if it is at least `step` bytes above the baseline; otherwise `None`. The baseline is the
+    /// first value, or that at the last dump or activation, and follows a fall by a whole step.
+    fn rss_if_grown(&mut self, rss: u64, step: u64) -> Option<u64> {
         let baseline = self.baseline.get_or_insert(rss);
         // Only a fall by a whole step lowers the baseline, so that values that swing around it do not fire.
         if rss.saturating_add(step) <= *baseline {

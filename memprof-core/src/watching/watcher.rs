@@ -116,7 +116,7 @@ impl Watcher {
         ended.map(|gdump| gdump.status())
     }
 
-    /// Ends the polling thread.
+    /// Ends the polling thread, without waiting for it.
     pub(crate) fn stop(&self) {
         self.lock().is_over = true;
         self.changed.notify_all();
@@ -150,7 +150,9 @@ impl Watcher {
         self.lock().rules.iter().map(status).collect()
     }
 
-    /// Body of the polling thread.
+    /// Body of the polling thread: reads the memory when it is due and takes the dump of the first rule that
+    /// fires, until nothing needs to be polled. Logs once that the memory cannot be read. After a refused dump,
+    /// waits [`RETRY_DELAY`] before the next.
     fn poll(&self, mut enter: impl FnMut(), act: &impl Fn(DueDump) -> DumpOutcome) {
         let mut is_unreadable = false;
         let mut is_busy = false;
@@ -237,7 +239,8 @@ impl WatchState {
         }
     }
 
-    /// The dump that is due at this reading, for the first rule that fires. `None` if no rule fires.
+    /// The dump that is due at this reading, for the first rule that fires, or else for a new high-water mark.
+    /// It first turns sampling on if any of the rules that fire requests it. `None` if nothing fires.
     fn find_due(&mut self, reading: &MemoryReading, now: Instant) -> Option<DueDump> {
         let mut due = None;
         for watched in &mut self.rules {
@@ -258,7 +261,7 @@ impl WatchState {
         due
     }
 
-    /// Ends a `gdump` that reached a limit, and returns its last status.
+    /// Ends a `gdump` that reached a limit, and returns its last status. `None` if there is no such.
     fn take_finished_gdump(&mut self, now: Instant) -> Option<GdumpStatus> {
         let finished = self.gdump.take_if(|gdump| gdump.is_over(now))?;
         Some(finished.status())
