@@ -1,6 +1,7 @@
-/* A host that knows what it holds: in each run its threads allocate blocks of mixed sizes, free half of
- * what their neighbours allocated, and let arrays grow by realloc. A line for each run: the bytes that a
- * dump of memprof's sampler tells, those that live, and the standard deviation that theory gives. */
+/* A host that knows the size of its live blocks. In each run its threads allocate blocks of mixed sizes,
+ * free half of the blocks of another thread, and grow arrays by realloc. It prints a line for each run: the
+ * live bytes as a dump of memprof's sampler estimates them, the true live bytes, the standard deviation
+ * expected by theory, and the number of lost samples. */
 #define _GNU_SOURCE
 #include "quiet_host.h"
 
@@ -40,7 +41,7 @@ static void *work(void *argument) {
     int own = (int)(intptr_t)argument, each = BLOCKS / threads;
     uint64_t random = 88172645463325252u + (uint64_t)own * 7919;
     for (int at = 0; at < each; at++) {
-        /* As many from each power of two to the next, from 16 bytes to 8 KiB. */
+        /* Sizes from 16 bytes to 8 KiB, equally many between each two powers of two. */
         size_t size = (size_t)16 << next(&random) % 9;
         size += next(&random) % size;
         blocks[own][at] = (block_t){malloc(size), size};
@@ -61,8 +62,8 @@ static void *work(void *argument) {
     return NULL;
 }
 
-/* What lives of `list`, and the variance of its estimate: a block of s bytes is sampled with the chance
- * p = 1 - exp(-s / interval), and counts s / p then. */
+/* Adds the live bytes of `list`, and the variance of their estimate: a block of s bytes is sampled with
+ * probability p = 1 - exp(-s / interval), and then counts as s / p bytes. */
 static void add(const block_t *list, int count, double *bytes, double *variance) {
     for (int at = 0; at < count; at++) {
         if (!list[at].block) continue;
@@ -106,7 +107,7 @@ int main(int argc, char **argv) {
     if (start_host("accuracy", argv[1]) != MEMPROF_OK) return 1;
     threads = atoi(argv[2]);
     if (threads < 1 || threads > MOST_THREADS) return 2;
-    /* Before anything is sampled. */
+    /* The tables are allocated before sampling starts, so that they are not sampled. */
     for (int at = 0; at < threads; at++) {
         blocks[at] = calloc((size_t)(BLOCKS / threads), sizeof(block_t));
         arrays[at] = calloc((size_t)(ARRAYS / threads), sizeof(block_t));

@@ -20,24 +20,24 @@ use super::host_dir::{HostDir, create_private_dir};
 use xtask::dist::dist;
 
 /// Timeout of a program's reply, long enough for a busy machine.
-const PATIENCE: Duration = Duration::from_secs(30);
+const REPLY_TIMEOUT: Duration = Duration::from_secs(30);
 
 pub(super) fn run(length: SuiteLength) -> Result<String> {
     let (waits, weather) = (length.pick(5, 60), length.pick(5, 100));
     let mut stops = Vec::new();
     let seen = attach_unnoticed(waits, &mut stops)?;
-    let storm = in_a_storm("weather", weather, &mut stops)?;
+    let storm = attach_under_load("weather", weather, &mut stops)?;
     let computing = length.pick(5, 200);
     let mut running = Vec::new();
-    for kind in KINDS {
-        computes(kind, computing, &mut running)?;
+    for kind in COMPUTE_KINDS {
+        attach_while_computing(kind, computing, &mut running)?;
     }
     let (median_running, longest_running) = median_and_longest(&mut running);
     let kills = length.pick(10, 200);
-    let tries = killed("weather", kills)?;
+    let tries = kill_while_attaching("weather", kills)?;
     let mut all_stopped = Vec::new();
-    in_a_storm(LINKED, weather, &mut all_stopped)?;
-    let linked_tries = killed(LINKED, kills)?;
+    attach_under_load(LINKED_PROGRAM, weather, &mut all_stopped)?;
+    let linked_tries = kill_while_attaching(LINKED_PROGRAM, kills)?;
     let (median, longest) = median_and_longest(&mut stops);
     let (all_median, all_longest) = median_and_longest(&mut all_stopped);
     Ok(format!(
@@ -48,22 +48,23 @@ pub(super) fn run(length: SuiteLength) -> Result<String> {
          (median), {longest:.1} ms (longest); with an allocator that is linked in {weather} times and {kills} of \
          {linked_tries} killed: alive, 0 values changed, its code as before; all stopped {all_median:.1} ms (median), \
          {all_longest:.1} ms (longest)",
-        KINDS.len()
+        COMPUTE_KINDS.len()
     ))
 }
 
-/// Kinds of computes.c.
-const KINDS: [&str; 3] = ["one", "two", "allocates"];
+/// Arguments of `computes.c`, one for each kind of computation.
+const COMPUTE_KINDS: [&str; 3] = ["one", "two", "allocates"];
 
-/// weather.c with tcmalloc linked statically, whose functions memprof patches.
-const LINKED: &str = "weather_linked";
+/// Program of `weather.c` with tcmalloc linked statically, whose functions memprof patches.
+const LINKED_PROGRAM: &str = "weather_linked";
 
+/// Median and maximum of the stop times, which it sorts. There must be at least one.
 fn median_and_longest(stops: &mut [f64]) -> (f64, f64) {
     stops.sort_by(f64::total_cmp);
     (stops[stops.len() / 2], stops[stops.len() - 1])
 }
 
-/// A program to attach to.
+/// Running program to attach to, killed when dropped.
 struct AttachTarget {
     child: Child,
     input: ChildStdin,
@@ -73,12 +74,12 @@ struct AttachTarget {
 }
 
 impl AttachTarget {
-    fn start(name: &str, words: &[&str]) -> Result<Self> {
+    fn start(name: &str, args: &[&str]) -> Result<Self> {
         let dir = HostDir::new()?;
         let sockets = dir.path().join("run");
         create_private_dir(&sockets)?;
         let mut child = Command::new(dist().join("torture").join(name))
-            .args(words)
+            .args(args)
             .env("MEMPROF_SOCKET_DIR", &sockets)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -91,11 +92,11 @@ impl AttachTarget {
             input,
             output,
             dir,
-            is_linked: name == LINKED,
+            is_linked: name == LINKED_PROGRAM,
         })
     }
 
-    fn memprof(&self, args: &[&str]) -> Command {
+    fn memprof_command(&self, args: &[&str]) -> Command {
         let mut command = Command::new(dist().join("bin/memprof"));
         command
             .args(args)
@@ -108,20 +109,19 @@ impl AttachTarget {
     }
 
     /// Runs `memprof`, and returns its standard output; fails unless it succeeds.
-    fn done(&self, args: &[&str]) -> Result<String> {
-        let output = self.memprof(args).output()?;
+    fn run_memprof(&self, args: &[&str]) -> Result<String> {
+        let output = self.memprof_command(args).output()?;
         let errors = String::from_utf8_lossy(&output.stderr);
         ensure!(output.status.success(), "memprof {args:?}: {errors}");
         Ok(String::from_utf8(output.stdout)?)
     }
 
-    /// Attaches, and returns the milliseconds for which a thread was stopped, or all threads if functions of the
-    /// program
-    /// were patched.
+    /// Attaches, and returns the milliseconds for which a thread was stopped, or all threads if
+    /// functions of the program were patched.
     fn attach(&self) -> Result<f64> {
         let pid = self.pid();
         let dumps = format!("dump_dir={}", self.dir.dump_dir().display());
-        let reply = self.done(&["attach", &pid, "--json", &dumps])?;
+        let reply = self.run_memprof(&["attach", &pid, "--json", &dumps])?;
         let reply: Value = serde_json::from_str(&reply)?;
         let stopped = match self.is_linked {
             true => &reply["entries"]["stopped_ms"],
@@ -131,8 +131,8 @@ impl AttachTarget {
         stopped.with_context(|| format!("no stopped_ms: {reply}"))
     }
 
-    /// The program's code.
-    fn code(&self) -> Result<Vec<u8>> {
+    /// Reads the executable mappings of the program's own file from its memory.
+    fn read_code(&self) -> Result<Vec<u8>> {
         let pid = self.pid();
         let program = std::fs::read_link(format!("/proc/{pid}/exe"))?;
         let maps = std::fs::read(format!("/proc/{pid}/maps"))?;
@@ -148,10 +148,10 @@ impl AttachTarget {
     }
 
     fn detach(&self) -> Result<()> {
-        self.done(&["detach", &self.pid()]).map(drop)
+        self.run_memprof(&["detach", &self.pid()]).map(drop)
     }
 
-    /// Number of times that a value of the program had changed.
+    /// Sends a ping, and returns how often the program has found one of its values changed.
     fn ping(&mut self) -> Result<u64> {
         let start = Instant::now();
         self.input.write_all(b"ping\n").context("it is dead")?;
@@ -159,20 +159,25 @@ impl AttachTarget {
         self.output.read_line(&mut line)?;
         let answer = line.trim_end().strip_prefix("pong ");
         let bad = answer.with_context(|| format!("it answered {line:?}"))?;
-        ensure!(start.elapsed() < PATIENCE, "it took {:?}", start.elapsed());
+        ensure!(
+            start.elapsed() < REPLY_TIMEOUT,
+            "it took {:?}",
+            start.elapsed()
+        );
         Ok(bad.parse()?)
     }
 }
 
 impl Drop for AttachTarget {
     fn drop(&mut self) {
-        // It may have ended.
+        // The process may have ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// Returns the number of kinds of calls that were counted.
+/// Attaches to `waits.c` and detaches `times` times; no call may fail or return early. Returns the number of kinds of
+/// calls.
 fn attach_unnoticed(times: u32, stops: &mut Vec<f64>) -> Result<usize> {
     let mut target = AttachTarget::start("waits", &[])?;
     let mut ready = String::new();
@@ -195,8 +200,8 @@ fn attach_unnoticed(times: u32, stops: &mut Vec<f64>) -> Result<usize> {
     Ok(counts.lines().count())
 }
 
-/// A program whose threads make no system call.
-fn computes(kind: &str, times: u32, stops: &mut Vec<f64>) -> Result<()> {
+/// Attaches to a program whose threads make no system call, and detaches, `times` times; its sums must stay right.
+fn attach_while_computing(kind: &str, times: u32, stops: &mut Vec<f64>) -> Result<()> {
     let mut target = AttachTarget::start("computes", &[kind])?;
     let mut ready = String::new();
     target.output.read_line(&mut ready)?;
@@ -209,10 +214,10 @@ fn computes(kind: &str, times: u32, stops: &mut Vec<f64>) -> Result<()> {
         Pid::from_raw(target.child.id().cast_signed()),
         Signal::SIGTERM,
     )?;
-    let mut told = String::new();
-    target.output.read_to_string(&mut told)?;
-    let told = told.trim_end().split_once(' ');
-    let (rounds, wrong) = told.with_context(|| format!("{kind} is dead"))?;
+    let mut counts = String::new();
+    target.output.read_to_string(&mut counts)?;
+    let counts = counts.trim_end().split_once(' ');
+    let (rounds, wrong) = counts.with_context(|| format!("{kind} is dead"))?;
     ensure!(
         wrong == "0" && rounds != "0",
         "{kind}: {wrong} wrong sums in {rounds} rounds"
@@ -220,37 +225,46 @@ fn computes(kind: &str, times: u32, stops: &mut Vec<f64>) -> Result<()> {
     Ok(())
 }
 
-fn in_a_storm(name: &str, times: u32, stops: &mut Vec<f64>) -> Result<String> {
+/// Attaches, samples and detaches `times` times while the program forks, loads libraries and handles signals. Returns
+/// a summary.
+///
+/// # Errors
+/// A value or the code of the program changed, or a thread of memprof remains.
+fn attach_under_load(name: &str, times: u32, stops: &mut Vec<f64>) -> Result<String> {
     let mut target = AttachTarget::start(name, &[])?;
     target.ping()?;
-    let code = target.code()?;
+    let code = target.read_code()?;
     let pid = target.pid();
     for time in 0..times {
         stops.push(target.attach().with_context(|| format!("time {time}"))?);
-        target.done(&["activate", "-t", &pid, "sample_interval=4KiB"])?;
+        target.run_memprof(&["activate", "-t", &pid, "sample_interval=4KiB"])?;
         let bad = target.ping()?;
         target.detach()?;
         ensure!(bad == 0 && target.ping()? == 0, "{bad} values changed");
         ensure!(
-            target.code()? == code,
+            target.read_code()? == code,
             "the code of {name} is not what it was, time {time}"
         );
     }
-    let left = memprof_threads(&pid)?;
-    ensure!(left.is_empty(), "threads of ours are left: {left:?}");
+    let threads = memprof_threads(&pid)?;
+    ensure!(
+        threads.is_empty(),
+        "threads of memprof are left: {threads:?}"
+    );
     Ok("0 deaths, 0 values changed".to_owned())
 }
 
-/// Kills `times` attachments before they are done. Returns the number that were started.
-fn killed(name: &str, times: u32) -> Result<u32> {
+/// Kills `memprof attach` at random moments until `times` of them were killed before their end. Returns the number that
+/// were started.
+fn kill_while_attaching(name: &str, times: u32) -> Result<u32> {
     let mut target = AttachTarget::start(name, &[])?;
-    // A process is there before its program is.
+    // The reply shows that execve(2) is over and the program runs.
     target.ping()?;
-    let code = target.code()?;
+    let code = target.read_code()?;
     let pid = target.pid();
     let start = Instant::now();
     target.attach()?;
-    let usual = start.elapsed();
+    let attach_time = start.elapsed();
     target.detach()?;
     let random = RandomState::new();
     let (mut killed, mut tries) = (0, 0);
@@ -261,16 +275,16 @@ fn killed(name: &str, times: u32) -> Result<u32> {
             "{killed} of {tries} were killed in time"
         );
         let mut attach = target
-            .memprof(&["attach", &pid])
+            .memprof_command(&["attach", &pid])
             .stdout(Stdio::null())
             .spawn()?;
-        // Up to somewhat longer than it takes.
+        // The delay is random, up to 120 % of the time of an attachment.
         let share = (random.hash_one(tries) % 120) as u32;
-        thread::sleep(usual * share / 100);
-        let was_at_it = attach.try_wait()?.is_none();
+        thread::sleep(attach_time * share / 100);
+        let was_attaching = attach.try_wait()?.is_none();
         attach.kill()?;
         attach.wait()?;
-        killed += u32::from(was_at_it);
+        killed += u32::from(was_attaching);
         let bad = target
             .ping()
             .with_context(|| format!("after kill {killed}"))?;
@@ -280,7 +294,7 @@ fn killed(name: &str, times: u32) -> Result<u32> {
     target.attach()?;
     target.detach()?;
     ensure!(
-        target.code()? == code,
+        target.read_code()? == code,
         "the code of {name} is not what it was after {tries} kills"
     );
     Ok(tries)
@@ -290,19 +304,22 @@ fn killed(name: &str, times: u32) -> Result<u32> {
 fn detach_leftover(target: &AttachTarget) -> Result<()> {
     let start = Instant::now();
     loop {
-        let output = target.memprof(&["detach", &target.pid()]).output()?;
+        let output = target
+            .memprof_command(&["detach", &target.pid()])
+            .output()?;
         match output.status.code() {
             Some(0 | 3) if memprof_threads(&target.pid())?.is_empty() => return Ok(()),
-            _ if start.elapsed() < PATIENCE => thread::sleep(Duration::from_millis(5)),
+            _ if start.elapsed() < REPLY_TIMEOUT => thread::sleep(Duration::from_millis(5)),
             _ => bail!("{}", String::from_utf8_lossy(&output.stderr)),
         }
     }
 }
 
+/// Names of the threads of memprof in a process.
 fn memprof_threads(pid: &str) -> Result<Vec<String>> {
     let mut names = Vec::new();
     for task in std::fs::read_dir(format!("/proc/{pid}/task"))? {
-        // It may have ended meanwhile.
+        // The thread may have ended meanwhile.
         let name = std::fs::read_to_string(task?.path().join("comm")).unwrap_or_default();
         if name.starts_with("memprof-") {
             names.push(name);

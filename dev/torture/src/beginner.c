@@ -1,6 +1,6 @@
-/* A program that forks on several threads in the moment when the plugin answers its first message. Each
- * child has something to ask it, or forks a child of its own while it asks; prints a line for each: how it
- * ended. A child that waits for a lock that a thread of its parent had is ended by its alarm. */
+/* A program that forks on several threads while the plugin replies to its first message. Each child sends a
+ * message, or forks while one of its threads sends one. The program prints for each child how it ended. A
+ * child that waits for a lock that was held by a thread of its parent is killed by its alarm. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <linux/filter.h>
@@ -40,7 +40,7 @@ static void *ask_status(void *unused) {
     return unused;
 }
 
-/* Children of a child that asks for the first time. */
+/* Forks while another thread sends the first message of this process. */
 static void fork_while_asking(void) {
     pthread_t thread;
     if (pthread_create(&thread, NULL, ask_status, NULL)) _exit(3);
@@ -62,7 +62,7 @@ static void fork_while_asking(void) {
 }
 
 static void child(int kind) {
-    /* Longer than those of its own children. */
+    /* A child that forks waits longer than its own children. */
     alarm(kind == 0 ? 2 * PATIENCE : PATIENCE);
     switch (kind) {
     case 0:
@@ -94,7 +94,7 @@ static void *keep_forking(void *own) {
     return NULL;
 }
 
-/* One that lets everything pass: the plugin tries it out before its first answer. */
+/* Installs a seccomp filter that allows everything; the plugin probes filters before its first reply. */
 static int filter_calls(void) {
     struct sock_filter pass = BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW);
     struct sock_fprog program = {1, &pass};
@@ -113,7 +113,7 @@ int main(int argc, char **argv) {
         if (pthread_create(&threads[at], NULL, keep_forking, ends[at])) return 1;
     }
     while (atomic_load(&ready) < FORKERS) sched_yield();
-    /* No child is forked meanwhile: the C library's loader is not ready for that. */
+    /* No thread forks during dlopen, because the C library's loader does not support that. */
     void *plugin = dlopen(argv[1], RTLD_NOW);
     if (!plugin) {
         fprintf(stderr, "%s\n", dlerror());

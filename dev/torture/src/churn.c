@@ -1,6 +1,6 @@
-/* A host whose blocks come from four million stacks, one after the other, and which knows what it holds. It prints the
- * bytes that a dump of memprof's sampler tells, those that live, and the standard deviation that theory gives; then how
- * many samples there were, how many of them were lost, and the bytes of RSS that came since sampling began. */
+/* A host that allocates from four million different stacks, and knows the size of its live blocks. It prints the live
+ * bytes as a dump of memprof's sampler estimates them, the true live bytes, the standard deviation expected by theory,
+ * the number of samples, the number of lost samples, and the bytes by which RSS has grown since sampling started. */
 #define _GNU_SOURCE
 #include "quiet_host.h"
 
@@ -37,7 +37,7 @@ static void replace(uint64_t random) {
 static void left(uint64_t random, int depth);
 static void right(uint64_t random, int depth);
 
-/* The lowest bits choose who calls, so that each path is a stack of its own. */
+/* The lowest bits choose the callers, so that each value gives a different stack. */
 static void step(uint64_t random, int depth) {
     if (depth == DEPTH)
         replace(random);
@@ -45,7 +45,7 @@ static void step(uint64_t random, int depth) {
         left(random, depth + 1);
     else
         right(random, depth + 1);
-    __asm__ volatile(""); /* no tail calls: a stack keeps its frames */
+    __asm__ volatile(""); /* prevents tail calls, which would remove frames */
 }
 
 __attribute__((noinline)) static void left(uint64_t random, int depth) {
@@ -66,7 +66,7 @@ static double resident_bytes(void) {
     return (double)resident * (double)sysconf(_SC_PAGESIZE);
 }
 
-/* Bursts with pauses between them: memprof's share of a core stays small. */
+/* Replaces blocks in bursts with pauses, so that memprof's share of a core stays small. */
 static void churn(int seconds) {
     uint64_t random = 88172645463325252u;
     for (time_t end = time(NULL) + seconds; time(NULL) < end; usleep(2000)) {
@@ -87,7 +87,7 @@ int main(int argc, char **argv) {
     if (start_host("churn", argv[1]) != MEMPROF_OK) return 1;
     churn(1);
     must_send("activate", "sampler=memprof sample_interval=4KiB", &reply);
-    /* What was allocated before is not sampled. */
+    /* The blocks allocated before sampling started are not sampled, so they must not be counted. */
     for (int at = 0; at < LIVE; at++) {
         free(live[at].block);
         live[at].block = NULL;

@@ -11,7 +11,7 @@ use nix::unistd::geteuid;
 
 use super::SuiteLength;
 use super::dump_dir::scan_dump_dir;
-use super::host::{Host, HostSetup, dump, send_message};
+use super::host::{HostSetup, StressHost, dump, send_message};
 use super::host_dir::{HostDir, create_private_dir};
 use xtask::run::run as run_command;
 
@@ -66,7 +66,7 @@ enum FreezeMoment {
 
 /// Freezes the disk for a time, and dumps. Returns the longest time without an allocation.
 fn dump_while_frozen(
-    host: &Host,
+    host: &StressHost,
     disk: &Disk,
     moment: FreezeMoment,
     freeze_time: Duration,
@@ -102,7 +102,7 @@ fn dump_while_frozen(
 }
 
 /// Whether the host has a dump's file open: a memfd, or an unnamed file on the disk.
-fn is_dumping(host: &Host) -> Result<bool> {
+fn is_dumping(host: &StressHost) -> Result<bool> {
     let dumps = host.dir().dump_dir();
     for descriptor in fs::read_dir(format!("/proc/{}/fd", host.pid()))? {
         // The descriptor may have been closed since.
@@ -116,7 +116,7 @@ fn is_dumping(host: &Host) -> Result<bool> {
 }
 
 /// Longest time without an allocation while `time` passes.
-fn longest_pause(host: &Host, time: Duration) -> Result<Duration> {
+fn longest_pause(host: &StressHost, time: Duration) -> Result<Duration> {
     let start = Instant::now();
     let (mut last, mut since) = (host.counters()?.allocations, start);
     let mut longest = Duration::ZERO;

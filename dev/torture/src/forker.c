@@ -1,5 +1,5 @@
-/* A host that forks while its threads allocate and send messages. Each child asks the plugin what is
- * on, switches sampling on by itself, dumps, and ends; prints a line for each: what it found. */
+/* A host that forks while its threads allocate and send messages. Each child requests the status, starts
+ * sampling, dumps and exits. The host prints for each child how it ended; the exit code names the failed step. */
 #define _GNU_SOURCE
 #include "quiet_host.h"
 

@@ -1,5 +1,5 @@
-/* A program that knows nothing of memprof, which `cargo xtask torture` puts under `memprof run`.
- * It says "ready", then does what each line of its input asks for and answers with a line. */
+/* An unmodified program, which `cargo xtask torture` runs under `memprof run`. It prints "ready",
+ * then executes the command in each line of its input and prints a line for it. */
 #define _GNU_SOURCE
 #include <stdbool.h>
 #include <stdio.h>
@@ -18,7 +18,7 @@
 enum { NOBODY = 65534, PAIRS = 32, WORD = 4 };
 
 #ifdef TLS_KIB
-/* The C library takes it from the stack of every thread. */
+/* The C library allocates this TLS block from the stack of each thread. */
 static __thread volatile char local[TLS_KIB << 10];
 static bool has_locals(void) { return local[0] == 0 && local[sizeof local - 1] == 0; }
 #else
@@ -38,7 +38,8 @@ static void limit(rlim_t bytes) {
     if (setrlimit(RLIMIT_AS, &limit)) abort();
 }
 
-/* Lets the address space grow no more, and takes what the allocator still has. */
+/* Limits the address space to its present size, and allocates until malloc fails; a line of input
+ * lifts the limit. */
 static void fill(void) {
     static void *blocks[1 << 20];
     size_t count = 0;
@@ -53,7 +54,7 @@ static void fill(void) {
     while (count) free(blocks[--count]);
 }
 
-/* Of this thread alone, as capset(2) does it. */
+/* Sets the capabilities of this thread only, as capset(2) does. */
 static void set_capabilities(unsigned effective, unsigned permitted) {
     struct __user_cap_header_struct header = {_LINUX_CAPABILITY_VERSION_3, 0};
     struct __user_cap_data_struct data[2] = {{effective, permitted, 0}, {0, 0, 0}};
@@ -66,13 +67,13 @@ static void become_nobody(void) {
     if (setgroups(0, NULL) || setgid(NOBODY) || setuid(NOBODY)) abort();
 }
 
-/* As a program does that a signal ends: exit(3) is not allowed there, and common. */
+/* exit(3) is not async-signal-safe (signal-safety(7)), but many programs call it in a handler. */
 static void on_alarm(int signal) {
     (void)signal;
     exit(0);
 }
 
-/* Ends in a handler of a signal that comes in the midst of malloc, or of free. */
+/* Exits in the handler of a signal that interrupts malloc or free. */
 static void exit_in_malloc(void) {
     const struct itimerval soon = {{0, 0}, {0, 1000 + getpid() % 97 * 500}};
     if (signal(SIGALRM, on_alarm) == SIG_ERR || setitimer(ITIMER_REAL, &soon, NULL)) abort();
@@ -85,7 +86,7 @@ static void exit_in_malloc(void) {
 
 static int pairs[PAIRS][2];
 
-/* As a daemon does. What it opens then gets the numbers that it closed. */
+/* Closes all descriptors, like a daemon. The new sockets get the numbers of the closed ones. */
 static void close_all(void) {
     closefrom(3);
     for (int at = 0; at < PAIRS; at++) {
@@ -96,7 +97,7 @@ static void close_all(void) {
     }
 }
 
-/* Each end still has its word to be read, and nothing else. */
+/* Counts the sockets whose unread data is not exactly the bytes written by close_all. */
 static void look(void) {
     int harmed = 0;
     for (int at = 0; at < PAIRS; at++) {
@@ -123,7 +124,7 @@ int main(void) {
         else if (!strcmp(line, "become")) become_nobody();
         else if (!strcmp(line, "drop")) set_capabilities(0, 0);
         else if (!strcmp(line, "lower")) set_capabilities(both, both);
-        /* Gone for now, but not for good: what comes next takes them back. */
+        /* The capabilities stay permitted, so that the program can make them effective again. */
         else if (!strcmp(line, "effective")) set_capabilities(0, both);
         else if (!strcmp(line, "same") && setuid(getuid())) abort();
         puts("done");

@@ -73,12 +73,12 @@ impl HostSetup {
     }
 
     /// Starts the host in a new directory, and waits until it serves.
-    pub(super) fn start(self) -> Result<Host> {
+    pub(super) fn start(self) -> Result<StressHost> {
         self.start_in(HostDir::new()?)
     }
 
     /// Starts the host in a directory that may be another host's, and waits until it serves.
-    pub(super) fn start_in(self, dir: HostDir) -> Result<Host> {
+    pub(super) fn start_in(self, dir: HostDir) -> Result<StressHost> {
         let config = dir.path().join("host.toml");
         let text = format!(
             "[control]\nsocket = {:?}\n[[plugin]]\npath = {:?}\n[plugin.config]\ndump_dir = {:?}\n{}\n",
@@ -108,7 +108,7 @@ impl HostSetup {
             .spawn()
             .with_context(|| format!("failed to start {command:?}"))?;
         let stderr = child.stderr.take().context("stderr is piped")?;
-        let mut host = Host {
+        let mut host = StressHost {
             child,
             log: Arc::default(),
             dir: Some(dir),
@@ -120,10 +120,10 @@ impl HostSetup {
 
 /// A running host; dropping it kills it.
 #[derive(Debug)]
-pub(super) struct Host {
+pub(super) struct StressHost {
     child: Child,
     log: Arc<Mutex<VecDeque<String>>>,
-    /// `None` only after [`Host::kill`].
+    /// `None` only after [`StressHost::kill`].
     dir: Option<HostDir>,
 }
 
@@ -140,7 +140,7 @@ pub(super) struct Counters {
     pub(super) reloads: u64,
 }
 
-impl Host {
+impl StressHost {
     fn wait_until_ready(&mut self, stderr: ChildStderr) -> Result<()> {
         let mut lines = BufReader::new(stderr).lines();
         loop {
@@ -298,7 +298,7 @@ impl Host {
     }
 }
 
-impl Drop for Host {
+impl Drop for StressHost {
     fn drop(&mut self) {
         let ended = self.child.kill().and_then(|()| self.child.wait());
         if let Err(error) = ended {

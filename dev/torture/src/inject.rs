@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::SuiteLength;
 use super::dump_dir::{is_complete_dump, scan_dump_dir};
-use super::host::{Host, HostSetup, dump, send_message};
+use super::host::{HostSetup, StressHost, dump, send_message};
 use super::strace::Tracer;
 
 const ERRORS: [&str; 5] = ["EIO", "ENOSPC", "EMFILE", "EINTR", "EPERM"];
@@ -103,7 +103,7 @@ pub(super) fn run(length: SuiteLength) -> Result<String> {
 }
 
 /// Names of the system calls that the dumper thread makes for one dump, in order.
-fn trace_dump(host: &Host) -> Result<Vec<String>> {
+fn trace_dump(host: &StressHost) -> Result<Vec<String>> {
     let tracer = Tracer::attach(host.thread_id("memprof-dumper")?, &[])?;
     let reply = dump(&mut host.client()?)?;
     ensure!(reply["status"] == "ok", "{reply}");
@@ -147,7 +147,7 @@ fn faults_for_calls(calls: &[String]) -> Vec<Fault> {
 }
 
 /// Dumps with a fault, and checks the reply and the dump directory.
-fn inject(host: &mut Host, fault: &Fault, tally: &mut Tally) -> Result<()> {
+fn inject(host: &mut StressHost, fault: &Fault, tally: &mut Tally) -> Result<()> {
     let directory = host.dir().dump_dir();
     let before = scan_dump_dir(&directory)?;
     let tracer = Tracer::attach(

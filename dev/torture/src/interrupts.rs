@@ -164,7 +164,7 @@ impl Interrupted {
             "{output:?}"
         );
         tally.late += u32::from(is_late);
-        target.answers()?;
+        target.ping()?;
         if self.attaches && signal == Signal::SIGKILL {
             detach(target.pid())?;
         }
@@ -240,7 +240,7 @@ fn wait_for_lease() -> Result<Duration> {
         ensure!(start.elapsed() < LEASE_TIMEOUT, "{leftover}");
         thread::sleep(LEASE_POLL_INTERVAL);
     }
-    target.answers()?;
+    target.ping()?;
     Ok(start.elapsed())
 }
 

@@ -10,7 +10,7 @@ use nix::unistd::geteuid;
 
 use super::SuiteLength;
 use super::dump_dir::scan_dump_dir;
-use super::host::{Host, HostSetup, dump};
+use super::host::{HostSetup, StressHost, dump};
 use super::host_dir::HostDir;
 
 /// Maximum time from a host's start until it serves.
@@ -72,7 +72,7 @@ pub(super) fn run(length: SuiteLength) -> Result<String> {
 
 /// Starts hosts and kills them while they dump. Returns the host that was started after them and has dumped, and the
 /// longest time from a start to the first reply.
-fn kill_often(kills: u32, setup: KillSetup) -> Result<(Host, Duration)> {
+fn kill_often(kills: u32, setup: KillSetup) -> Result<(StressHost, Duration)> {
     let KillSetup {
         mut dir,
         options,

@@ -1,6 +1,5 @@
 //! Suite `leaks`: repeated `memprof leaks --prove` on a program with known leaks, on servers under load, which have
-//! none,
-//! and with kills at random moments.
+//! none, and with kills at random moments.
 
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
@@ -22,8 +21,8 @@ mod interpreters;
 
 use interpreters::INTERPRETERS;
 
-/// Leaks of planted.c by size: with glibc, then with jemalloc.
-const IN_GLIBC: &[(u64, u64)] = &[
+/// Size in bytes and number of the leaked blocks of `planted.c` with glibc.
+const PLANTED_IN_GLIBC: &[(u64, u64)] = &[
     (120, 500),
     (152, 500),
     (184, 500),
@@ -32,7 +31,8 @@ const IN_GLIBC: &[(u64, u64)] = &[
     (280, 500),
     (1_052_656, 1),
 ];
-const IN_JEMALLOC: &[(u64, u64)] = &[
+/// Size in bytes and number of the leaked blocks of `planted.c` with jemalloc.
+const PLANTED_IN_JEMALLOC: &[(u64, u64)] = &[
     (128, 500),
     (160, 500),
     (192, 500),
@@ -41,35 +41,38 @@ const IN_JEMALLOC: &[(u64, u64)] = &[
     (320, 500),
     (1 << 20, 1),
 ];
-/// Preloaded, by the name of its package's library.
-const JEMALLOC: &str = "libjemalloc.so.2";
-/// Minimum of a thousand planted objects that must be found.
-const FOUND: u64 = 999;
-/// Servers without a pool of their own in which objects would not be seen. Of node's heap a copy has nothing:
-/// V8 has it in memory that no child gets.
-const CLEAN: [&str; 5] = ["redis", "memcached", "nginx worker", "mariadb", "node"];
+/// Library that is preloaded, by its name in Debian's package.
+const JEMALLOC_LIBRARY: &str = "libjemalloc.so.2";
+/// Minimum share of the planted objects that must be found, in thousandths.
+const MIN_FOUND_PER_1000: u64 = 999;
+/// Servers without leaks, and without a memory pool that hides objects. V8 keeps node's heap in memory that a forked
+/// copy does not get, so only the objects outside that heap are checked.
+const LEAK_FREE_SERVERS: [&str; 5] = ["redis", "memcached", "nginx worker", "mariadb", "node"];
 
 pub(super) fn run(length: SuiteLength) -> Result<String> {
     let (rounds, times, kills) = (length.pick(2, 50), length.pick(1, 50), length.pick(10, 100));
     let mut stops = Vec::new();
     let (mut found, mut planted) = (0, 0);
-    for (preload, expected) in [("", IN_GLIBC), (JEMALLOC, IN_JEMALLOC)] {
+    for (preload, expected) in [
+        ("", PLANTED_IN_GLIBC),
+        (JEMALLOC_LIBRARY, PLANTED_IN_JEMALLOC),
+    ] {
         for _ in 0..rounds {
             let mut target = PlantedProgram::start(preload)?;
             found += found_planted(&prove(target.pid(), &mut stops)?, expected)?;
             planted += expected.iter().map(|(_, count)| count).sum::<u64>();
-            target.answers()?;
+            target.ping()?;
         }
     }
     ensure!(
-        found * 1000 >= planted * FOUND,
+        found * 1000 >= planted * MIN_FOUND_PER_1000,
         "{found} of {planted} planted objects were found"
     );
-    let servers = CLEAN.map(|name| SERVERS.iter().find(|server| server.name == name));
+    let servers = LEAK_FREE_SERVERS.map(|name| SERVERS.iter().find(|server| server.name == name));
     let servers: Vec<&Server> = servers.into_iter().flatten().collect();
     ensure!(
-        servers.len() == CLEAN.len(),
-        "one of {CLEAN:?} is no server"
+        servers.len() == LEAK_FREE_SERVERS.len(),
+        "one of {LEAK_FREE_SERVERS:?} is no server"
     );
     install(&servers)?;
     packages::require(&INTERPRETERS.map(|interpreter| interpreter.package))?;
@@ -77,26 +80,28 @@ pub(super) fn run(length: SuiteLength) -> Result<String> {
         let mut running = server.start()?;
         let pid = running.pid()?;
         running.run_load()?;
-        clean(pid, times, &mut stops, || running.query().map(drop)).context(server.name)?;
+        check_no_leaks(pid, times, &mut stops, || running.query().map(drop))
+            .context(server.name)?;
     }
     for interpreter in INTERPRETERS {
         let mut running = interpreter.start().context(interpreter.name)?;
-        clean(running.pid(), times, &mut stops, || running.work()).context(interpreter.name)?;
+        check_no_leaks(running.pid(), times, &mut stops, || running.run_round())
+            .context(interpreter.name)?;
     }
-    let late = killed(kills)?;
+    let late = kill_while_proving(kills)?;
     stops.sort_by(f64::total_cmp);
     let (median, longest) = (stops[stops.len() / 2], stops[stops.len() - 1]);
     Ok(format!(
         "{found} of {planted} planted objects in {} runs, 0 others; 0 leaked in {}, {} {times} times each; \
          killed {} of {kills} times at work: alive each time; stopped {median:.1} ms (median), {longest:.1} ms (longest)",
         2 * rounds,
-        CLEAN.join(", "),
+        LEAK_FREE_SERVERS.join(", "),
         INTERPRETERS.map(|interpreter| interpreter.name).join(", "),
         kills - late,
     ))
 }
 
-/// planted.c with leaks.
+/// Process of `planted.c` with leaks, killed when dropped.
 pub(super) struct PlantedProgram {
     child: Child,
     input: ChildStdin,
@@ -104,6 +109,7 @@ pub(super) struct PlantedProgram {
 }
 
 impl PlantedProgram {
+    /// Starts the program, and waits until it is ready. `preload` is a library, or empty for none.
     pub(super) fn start(preload: &str) -> Result<Self> {
         let mut command = Command::new(dist().join("torture/planted"));
         command.arg("leaks").env("LD_PRELOAD", preload);
@@ -116,12 +122,12 @@ impl PlantedProgram {
             output: BufReader::new(child.stdout.take().context("no output")?),
             child,
         };
-        let line = target.line()?;
+        let line = target.read_line()?;
         ensure!(line.starts_with("ready "), "it said {line:?}");
         Ok(target)
     }
 
-    fn line(&mut self) -> Result<String> {
+    fn read_line(&mut self) -> Result<String> {
         let mut line = String::new();
         self.output.read_line(&mut line)?;
         Ok(line)
@@ -131,9 +137,10 @@ impl PlantedProgram {
         self.child.id()
     }
 
-    pub(super) fn answers(&mut self) -> Result<()> {
+    /// Checks that the program still answers.
+    pub(super) fn ping(&mut self) -> Result<()> {
         self.input.write_all(b"ping\n").context("it is dead")?;
-        let line = self.line()?;
+        let line = self.read_line()?;
         ensure!(line == "ping\n", "it answered {line:?}");
         Ok(())
     }
@@ -141,15 +148,16 @@ impl PlantedProgram {
 
 impl Drop for PlantedProgram {
     fn drop(&mut self) {
-        // It may have ended.
+        // The process may have ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-fn memprof(pid: u32) -> Command {
+/// `memprof leaks --prove` of a process, with its result as JSON.
+fn leaks_command(pid: u32) -> Command {
     let mut command = Command::new(dist().join("bin/memprof"));
-    // A loaded machine stops threads late.
+    // Stopping all threads takes long on a busy machine, so the default of --max-pause is too short.
     command.args([
         "leaks",
         "--prove",
@@ -161,8 +169,9 @@ fn memprof(pid: u32) -> Command {
     command
 }
 
+/// Proves the leaks of a process, and adds the milliseconds of each stop to `stops`.
 fn prove(pid: u32, stops: &mut Vec<f64>) -> Result<Value> {
-    let output = memprof(pid).output()?;
+    let output = leaks_command(pid).output()?;
     let errors = String::from_utf8_lossy(&output.stderr);
     ensure!(output.status.success(), "{errors}");
     let reply: Value = serde_json::from_slice(&output.stdout)?;
@@ -177,7 +186,7 @@ fn found_planted(reply: &Value, planted: &[(u64, u64)]) -> Result<u64> {
     for group in reply["leaked"]["by"].as_array().context("no groups")? {
         let number = |name: &str| group[name].as_u64().context("no number");
         let size = number("size")?;
-        // glibc leaves nothing over that is too small for an object.
+        // glibc does not split off a remainder smaller than a block, so a block may be 16 bytes larger.
         let mut sizes = planted.iter().map(|(size, _)| *size);
         let planted = sizes.find(|planted| [*planted, *planted + 16].contains(&size));
         *found.entry(planted.unwrap_or(size)).or_default() += number("objects")?;
@@ -193,8 +202,8 @@ fn found_planted(reply: &Value, planted: &[(u64, u64)]) -> Result<u64> {
     Ok(found.into_values().sum())
 }
 
-/// Looks at a process so many times while it has work.
-fn clean(
+/// Runs `memprof leaks --prove` `times` times while `work` loads the process; fails if it reports a leak.
+fn check_no_leaks(
     pid: u32,
     times: usize,
     stops: &mut Vec<f64>,
@@ -214,28 +223,28 @@ fn clean(
     Ok(())
 }
 
-/// Kills `memprof` `kills` times. Returns how often it was done before.
-fn killed(kills: usize) -> Result<usize> {
+/// Kills `memprof` `kills` times at random moments of a proof. Returns how often it had ended before.
+fn kill_while_proving(kills: usize) -> Result<usize> {
     let mut target = PlantedProgram::start("")?;
     let start = Instant::now();
     prove(target.pid(), &mut Vec::new())?;
-    let whole = start.elapsed();
+    let proof_time = start.elapsed();
     let mut late = 0;
     for _ in 0..kills {
-        let mut tool = memprof(target.pid());
+        let mut tool = leaks_command(target.pid());
         let mut tool = tool.stdout(Stdio::null()).stderr(Stdio::null()).spawn()?;
-        let life = whole.mul_f64(RandomState::new().hash_one(0) as f64 / u64::MAX as f64);
+        let delay = proof_time.mul_f64(RandomState::new().hash_one(0) as f64 / u64::MAX as f64);
         let start = Instant::now();
-        while start.elapsed() < life && tool.try_wait()?.is_none() {
+        while start.elapsed() < delay && tool.try_wait()?.is_none() {
             thread::sleep(Duration::from_micros(100));
         }
         late += usize::from(tool.try_wait()?.is_some());
-        // It may have ended.
+        // `memprof` may have ended.
         let _ = tool.kill();
         tool.wait()?;
-        target.answers()?;
+        target.ping()?;
     }
     let reply = prove(target.pid(), &mut Vec::new())?;
-    found_planted(&reply, IN_GLIBC).context("after the last kill")?;
+    found_planted(&reply, PLANTED_IN_GLIBC).context("after the last kill")?;
     Ok(late)
 }

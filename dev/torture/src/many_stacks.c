@@ -1,5 +1,5 @@
-/* A program with so many different stacks in its heap profile as it is told, 2^17 at the most, which waits until it is
- * ended. */
+/* A program whose heap profile has as many different stacks as its argument says, at most 2^17. It prints "ready" and
+ * waits for a signal. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -9,7 +9,7 @@ enum { DEPTH = 17, BLOCK = 4096 };
 static void left(unsigned path, int depth);
 static void right(unsigned path, int depth);
 
-/* The path's lowest bit chooses who calls, so that each path is a stack of its own. */
+/* The path's lowest bit chooses the callee, so that each path is a different stack. */
 static void step(unsigned path, int depth) {
     if (depth == 0) {
         char *volatile kept = malloc(BLOCK);
@@ -23,7 +23,7 @@ static void step(unsigned path, int depth) {
     } else {
         right(path >> 1, depth - 1);
     }
-    __asm__ volatile(""); /* no tail calls: a stack keeps its frames */
+    __asm__ volatile(""); /* prevents tail calls, which would remove frames */
 }
 
 __attribute__((noinline)) static void left(unsigned path, int depth) {

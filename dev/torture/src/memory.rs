@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use super::SuiteLength;
 use super::dump_dir::scan_dump_dir;
-use super::host::{Host, HostSetup, REPLY_TIMEOUT, dump};
+use super::host::{HostSetup, REPLY_TIMEOUT, StressHost, dump};
 use super::memory_cgroup::MemoryCgroup;
 
 const MIB: u64 = 1 << 20;
@@ -80,7 +80,11 @@ pub(super) fn run(length: SuiteLength) -> Result<String> {
 }
 
 /// Starts a host in the cgroup.
-fn start_host(group: &MemoryCgroup, length: SuiteLength, config: &'static str) -> Result<Host> {
+fn start_host(
+    group: &MemoryCgroup,
+    length: SuiteLength,
+    config: &'static str,
+) -> Result<StressHost> {
     let stacks = length.pick("stacks=14", "stacks=16");
     HostSetup {
         wrapper: group.wrapper(),
@@ -130,7 +134,11 @@ fn check_fetch(client: &mut Client, group: &MemoryCgroup, dump: &Value) -> Resul
 }
 
 /// Lowers the limit as soon as the dump's memfd exists, after the host has estimated its memory.
-fn dump_with_falling_limit(host: &Host, group: &MemoryCgroup, headroom: u64) -> Result<Value> {
+fn dump_with_falling_limit(
+    host: &StressHost,
+    group: &MemoryCgroup,
+    headroom: u64,
+) -> Result<Value> {
     thread::scope(|scope| {
         let reply = scope.spawn(|| dump(&mut host.client()?));
         while !reply.is_finished() && !is_dumping(host)? {
@@ -142,7 +150,7 @@ fn dump_with_falling_limit(host: &Host, group: &MemoryCgroup, headroom: u64) -> 
 }
 
 /// Whether the host has a dump's memfd open.
-fn is_dumping(host: &Host) -> Result<bool> {
+fn is_dumping(host: &StressHost) -> Result<bool> {
     for descriptor in fs::read_dir(format!("/proc/{}/fd", host.pid()))? {
         // The descriptor may have been closed since.
         let name = fs::read_link(descriptor?.path()).unwrap_or_default();
@@ -173,7 +181,7 @@ fn check_rule(group: &MemoryCgroup, length: SuiteLength) -> Result<()> {
 }
 
 /// Waits until the host's log contains a text.
-fn wait_for_log(host: &Host, text: &str) -> Result<()> {
+fn wait_for_log(host: &StressHost, text: &str) -> Result<()> {
     let start = Instant::now();
     while !host.log().contains(text) {
         ensure!(

@@ -1,4 +1,4 @@
-/* For hosts without a log, which send messages to memory_profile and read what it answers. */
+/* For hosts that write no log, send messages to memory_profile and read its replies. */
 #include <memprof_host.h>
 
 #include <stdio.h>
@@ -50,7 +50,7 @@ static memprof_status_t send(const char *name, const char *args, struct text *te
                                 (memprof_str_t){args, strlen(args)}, &reply);
 }
 
-/* Ends the program where the answer is an error. */
+/* Sends a message; exits if the reply is an error. */
 static void must_send(const char *name, const char *args, struct text *text) {
     memprof_status_t status = send(name, args, text);
     if (status != MEMPROF_OK) {

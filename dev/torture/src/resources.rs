@@ -10,7 +10,7 @@ use nix::unistd::{Gid, Uid, chown, geteuid};
 
 use super::SuiteLength;
 use super::dump_dir::scan_dump_dir;
-use super::host::{Host, HostSetup, dump, is_out_of_memory, send_message};
+use super::host::{HostSetup, StressHost, dump, is_out_of_memory, send_message};
 use super::host_dir::{HostDir, create_private_dir};
 
 /// User id without files.
@@ -83,7 +83,7 @@ fn check(client: &mut Client, expected: &str, tally: &mut Tally) -> Result<bool>
 }
 
 /// Checks that the host replies on a new connection, and that its dump directory has no bad files.
-fn check_after(host: &mut Host, directory: &Path) -> Result<()> {
+fn check_after(host: &mut StressHost, directory: &Path) -> Result<()> {
     host.check_alive()?;
     let status = send_message(&mut host.client()?, "status", "")?;
     ensure!(status["busy"] == false, "{status}");

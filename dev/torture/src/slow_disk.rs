@@ -7,7 +7,7 @@ use anyhow::{Context, Result, ensure};
 
 use super::SuiteLength;
 use super::dump_dir::scan_dump_dir;
-use super::host::{Counters, Host, HostSetup, dump, send_message};
+use super::host::{Counters, HostSetup, StressHost, dump, send_message};
 use super::strace::Tracer;
 
 /// Syncs of a dump: of the file and of its directory.
@@ -62,7 +62,7 @@ pub(super) fn run(length: SuiteLength) -> Result<String> {
 }
 
 /// Allocations per second while `work` runs, and the counters after it.
-fn measure(host: &Host, work: impl FnOnce() -> Result<()>) -> Result<(f64, Counters)> {
+fn measure(host: &StressHost, work: impl FnOnce() -> Result<()>) -> Result<(f64, Counters)> {
     let (before, start) = (host.counters()?, Instant::now());
     work()?;
     let elapsed = start.elapsed();
@@ -72,7 +72,7 @@ fn measure(host: &Host, work: impl FnOnce() -> Result<()>) -> Result<(f64, Count
 }
 
 /// Requests the status as long as the dump runs.
-fn poll_status(host: &Host, running: impl Fn() -> bool) -> Result<()> {
+fn poll_status(host: &StressHost, running: impl Fn() -> bool) -> Result<()> {
     let mut client = host.client()?;
     let mut seen_busy = false;
     while running() {

@@ -1,7 +1,6 @@
-/* The host that `cargo xtask torture` puts under load and into trouble. It allocates on many
- * threads, counts what it does in a file that others may read meanwhile, and says "ready" on
- * stderr when it has done what its options ask for. A failed malloc is an answer here, not a
- * reason to end. */
+/* The host that `cargo xtask torture` puts under load and injects faults into. It allocates on many
+ * threads, keeps its counters in a mapped file that the suites read meanwhile, and prints "ready" to
+ * stderr after it has processed its options. It continues after a failed malloc. */
 #define _GNU_SOURCE
 #include <memprof_host.h>
 
@@ -28,10 +27,10 @@
 
 enum { LIVE_BLOCKS = 512, BLOCKS_PER_TICK = 20, DEPTH = 7, MAX_SENDERS = 64 };
 
-/* For a large dump: stacks so deep, of blocks that are sampled for certain. */
+/* For a large dump: the depth of its stacks, and a block size that is always sampled. */
 enum { DEEP = 31, LARGE_BLOCK = 64 * 1024 };
 
-/* The same order as `Counters` of host.rs. */
+/* In the order of `Counters` of host.rs. */
 struct counters {
     _Atomic uint64_t allocations, forks, slowest_fork_us, messages, dumps, failures, alarms,
         reloads;
@@ -40,7 +39,7 @@ struct counters {
 static struct counters *counters;
 
 #ifdef TLS_KIB
-/* The C library takes it from the stack of every thread. */
+/* The C library allocates this TLS block from the stack of each thread. */
 static __thread volatile char local[TLS_KIB << 10];
 static bool has_locals(void) { return local[0] == 0 && local[sizeof local - 1] == 0; }
 #else
@@ -52,7 +51,7 @@ static pthread_t senders[MAX_SENDERS];
 
 static void count(_Atomic uint64_t *counter) { atomic_fetch_add(counter, 1); }
 
-/* The program's own malloc, and that of a preloaded jemalloc beside it. */
+/* The program's malloc, and the malloc of a jemalloc that is loaded beside it. */
 struct allocator {
     void *(*malloc)(size_t);
     void (*free)(void *);
@@ -67,7 +66,7 @@ static void find_second_allocator(void) {
     *(void **)&allocators[1].free = dlsym(library, "free");
 }
 
-/* Two functions that call one another give 2^DEPTH different stacks. */
+/* Two functions that call each other give 2^DEPTH different stacks. */
 static void *even(const struct allocator *from, unsigned path, int depth);
 static void *odd(const struct allocator *from, unsigned path, int depth);
 
@@ -88,15 +87,15 @@ __attribute__((noinline)) static void *odd(const struct allocator *from, unsigne
     return block;
 }
 
-/* Replaces its blocks forever, so many each millisecond: a thread that had to wait shows as a
- * lower rate, a busy machine hardly does. */
+/* Replaces BLOCKS_PER_TICK blocks each millisecond, without end. A thread that waits lowers the
+ * rate; a busy machine hardly does. */
 static void *allocate(void *number) {
     const struct allocator *allocator = &allocators[(uintptr_t)number % 2];
     void *blocks[LIVE_BLOCKS] = {0};
     const struct timespec tick = {0, 1000000};
     for (unsigned at = 0;; at++) {
         void **block = &blocks[at % LIVE_BLOCKS];
-        /* Each block holds its own address: one that two threads were given does not. */
+        /* Each block contains its own address; a block that two threads got at once does not. */
         if (*block && *(void **)*block != *block) count(&counters->failures);
         allocator->free(*block);
         *block = even(allocator, at * 2654435761u >> 8, DEPTH);
@@ -107,22 +106,22 @@ static void *allocate(void *number) {
     return NULL;
 }
 
-/* Keeps 2^lg blocks, each of a stack of its own. They are never
- * touched, so that they take no memory. */
+/* Allocates 2^lg blocks from different stacks. They are never written, so that they use no
+ * memory. */
 static void keep_stacks(int lg) {
     for (unsigned path = 0; path < 1u << lg; path++) {
         if (even(&allocators[0], path | 1u << DEEP, DEEP)) count(&counters->allocations);
     }
 }
 
-/* Takes an arena of its own, and sleeps. */
+/* Allocates once, so that the thread gets an arena, and sleeps. */
 static void *idle(void *unused) {
     if (malloc(1)) count(&counters->allocations);
     for (;;) pause();
     return unused;
 }
 
-/* Loads a library, calls it, and unloads it again: calls of malloc that come and go. */
+/* Loads a library that calls malloc, calls it, and unloads it, without end. */
 static void *reload_often(void *path) {
     for (;;) {
         void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
@@ -141,7 +140,7 @@ static void *fork_often(void *unused) {
         clock_gettime(CLOCK_MONOTONIC, &begun);
         pid_t child = fork();
         if (child == 0) {
-            /* A lock that was not given back would keep the child here. */
+            /* The child would hang here if a lock stayed locked over the fork. */
             for (int at = 0; at < 100; at++) free(malloc(1000));
             _exit(0);
         }
@@ -164,7 +163,7 @@ static memprof_status_t ignore(void *ctx, memprof_str_t text) {
     return MEMPROF_OK;
 }
 
-/* Sends messages through the router, as another bus of the host's would. */
+/* Sends messages through the router, like another bus of the host. */
 static void *send_messages(void *number) {
     static const char *const names[] = {"dump", "status", "dump",       "list",
                                         "dump", "stats",  "deactivate", "activate"};
@@ -188,7 +187,7 @@ static void on_alarm(int signal) {
     count(&counters->alarms);
 }
 
-/* Without SA_RESTART: every call that a signal can interrupt fails with EINTR. */
+/* Without SA_RESTART, so that interrupted calls fail with EINTR. */
 static void storm_of_alarms(void) {
     struct sigaction action = {0};
     action.sa_handler = on_alarm;
@@ -210,7 +209,7 @@ static void become(uid_t uid) {
     if (setgid(uid) || setuid(uid)) abort();
 }
 
-/* From now on this system call ends the process, on whichever thread. */
+/* From now on this system call kills the process, on any thread (SECCOMP_FILTER_FLAG_TSYNC). */
 static void forbid(int number) {
     struct sock_filter code[] = {
         BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
@@ -238,7 +237,7 @@ static void log_line(void *ctx, memprof_log_level_t level, memprof_str_t target,
             message.ptr);
 }
 
-/* Waits for SIGTERM on whichever thread calls it. */
+/* Waits for SIGTERM on the calling thread, then stops the host and exits. */
 static void *serve(void *until) {
     int signal = 0;
     fprintf(stderr, "ready\n");

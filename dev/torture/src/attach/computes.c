@@ -1,6 +1,6 @@
-/* Threads that never make a system call: one that sums vectors, with values in every kind of register and in the red
-   zone; with "two", another one that counts and writes at times; with "allocates", one that allocates and frees. On
-   SIGTERM it tells "ROUNDS BAD": how often it came round, and how often a value had changed. */
+/* A thread that makes no system call: it sums vectors, with values in every kind of register and in the red zone. With
+   "two", a second thread computes and writes a byte at times; with "allocates", the first also allocates and frees. On
+   SIGTERM it prints "ROUNDS BAD": the number of rounds, and how often a value was wrong. */
 #include <pthread.h>
 #include <signal.h>
 #include <stdint.h>
@@ -20,7 +20,7 @@ static void on_term(int signal) {
     ended = 1;
 }
 
-/* Sums of eight columns, each exact: the numbers are small and whole. */
+/* Sums of eight columns. They are exact, because the numbers are small integers. */
 __attribute__((noinline, target_clones("avx2", "default"))) static void sum(float sums[8]) {
     typedef float Columns __attribute__((vector_size(32), aligned(4)));
     Columns total = {0};
@@ -28,7 +28,7 @@ __attribute__((noinline, target_clones("avx2", "default"))) static void sum(floa
     memcpy(sums, &total, sizeof total);
 }
 
-/* Without a call, and with its variables below the stack pointer. */
+/* A leaf function, whose variables lie in the red zone below the stack pointer. */
 __attribute__((noinline)) static uint64_t mixed(uint64_t seed) {
     volatile uint64_t kept[12];
     for (int i = 0; i < 12; i++) kept[i] = seed * (i + 1);

@@ -1,5 +1,5 @@
-/* Counts what a program notices of an interruption, in 17 kinds of calls that wait: EINTR, and returns before the time.
-   SIGTERM prints the counts: kind, calls, EINTR, early returns, other errors. */
+/* Counts the visible effects of an interruption in 17 kinds of waiting calls: EINTR, and returns before the timeout. On
+   SIGTERM it prints for each kind: name, calls, EINTR, early returns, other errors. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <netinet/in.h>
@@ -60,7 +60,7 @@ static void *waits(void *argument) {
     pthread_cond_t condition = PTHREAD_COND_INITIALIZER;
     sem_t semaphore;
     sem_init(&semaphore, 0, 0);
-    /* Of calls that block other signals meanwhile: not SIGTERM, whose end would be noticed. */
+    /* Signal mask during epoll_pwait, ppoll and pselect. SIGTERM stays blocked, because main waits for it. */
     sigset_t meanwhile, usr2;
     sigemptyset(&meanwhile);
     sigaddset(&meanwhile, SIGTERM);
@@ -116,7 +116,7 @@ static void *waits(void *argument) {
         int error = errno;
         calls[kind]++;
         if (error == EINTR) eintr[kind]++;
-        /* The clocks of timeouts tick less often than the one that measures. */
+        /* The clocks of timeouts are coarser than the clock of this measurement, so 2 ms are tolerated. */
         else if (now() - begun < least - 2) early[kind]++;
         else if (result < 0 && error != EAGAIN && error != ETIMEDOUT) other[kind]++;
     }

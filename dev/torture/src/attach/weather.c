@@ -1,5 +1,6 @@
-/* Everything at once: forks, dlopen, threads that come and go, a timer whose handler waits, stacks of 4 KiB on the heap, and
-   threads that keep values in every kind of register. Answers each line with "pong BAD": how often a value had changed. */
+/* A busy program: it forks, loads libraries, creates short threads, has a timer whose handler waits, stacks of 4 KiB on
+   the heap, and threads with values in every kind of register. It replies to each line with "pong BAD": how
+   often a value had changed. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <poll.h>
@@ -71,7 +72,7 @@ static void *threads(void *none) {
     return none;
 }
 
-/* Below each stack lies memory that somebody else holds. */
+/* GUARDED bytes of other data lie below each stack; an overflow would change them. */
 enum { STACK = 4096, GUARDED = 8192 };
 static ucontext_t caller, coroutine;
 
@@ -98,8 +99,8 @@ static void *coroutines(void *none) {
     return none;
 }
 
-/* Callee-saved and vector registers (with AVX, their upper halves too), the red zone and MXCSR, over a poll(2) of 3 ms;
-   and the alternative signal stack. */
+/* Checks that a poll(2) of 3 ms preserves callee-saved and vector registers (with AVX also their upper halves), the red
+   zone, MXCSR and the alternate signal stack. */
 static void *registers(void *none) {
     block_alarm();
     static _Thread_local char memory[16384];

@@ -1,4 +1,4 @@
-// A process that is not what it looks like, by its first argument. It says "ready", and works until its input ends.
+// A hostile process, one kind for each first argument. It prints "ready", and runs until its input ends.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -30,22 +30,22 @@ static void work_until_input_ends(void *(*allocate)(size_t)) {
 	printf("ready\n");
 	fflush(stdout);
 	struct pollfd input = {.fd = 0, .events = POLLIN};
-	// A signal's handler may end a wait.
+	// A signal handler may interrupt poll, which then returns -1.
 	while (poll(&input, 1, 10) <= 0)
 		for (int count = 0; allocate && count < 50; count++) {
 			char *block = allocate(50000);
 			if (!block) break;
 			*block = 1;
-			// Some stay, but no more than a test should take.
+			// Some blocks stay allocated, about 50 MB at most.
 			static size_t kept;
 			if (count || kept++ > 1000) free(block);
 		}
 	exit(0);
 }
 
-// A JVM by its map and its socket.
 static void quit(int signal) { (void)signal; }
 
+// Maps a file named libjvm.so and survives SIGQUIT, like a Java VM.
 static void look_like_jvm(const char *library) {
 	signal(SIGQUIT, quit);
 	signal(SIGPIPE, SIG_IGN);
@@ -88,7 +88,7 @@ static void jvm(const char *kind, const char *library) {
 		work_until_input_ends(NULL);
 	}
 	int parent = getpid();
-	// The door's owner is this process, whoever writes.
+	// A child serves the socket; its owner stays this process.
 	if (!fork()) {
 		prctl(PR_SET_PDEATHSIG, SIGKILL);
 		if (getppid() == parent) serve(opened, !strcmp(kind, "jvm-endless"));
@@ -103,7 +103,7 @@ static void put(const char *path, const char *text) {
 	close(file);
 }
 
-// Its /tmp is a directory of another user's.
+// A Java VM with a mount namespace whose /tmp is a directory of another user.
 static void jvm_elsewhere(const char *library, const char *guarded) {
 	unsigned user = getuid(), group = getgid();
 	char line[64];
@@ -122,7 +122,7 @@ static void jvm_elsewhere(const char *library, const char *guarded) {
 	work_until_input_ends(NULL);
 }
 
-// Allocates by a library, whose path leads elsewhere afterwards.
+// Allocates by a library, and then replaces the library's file by one of another type.
 static void library(const char *kind, const char *path, const char *other) {
 	void *loaded = dlopen(path, RTLD_NOW);
 	if (!loaded) fprintf(stderr, "%s\n", dlerror()), exit(1);
@@ -147,7 +147,7 @@ static void names(void) {
 }
 
 static void mappings(void) {
-	// Neighbours with other rights are no one mapping; the kernel has 65,530 at the most.
+	// Neighbouring pages with different protections are separate mappings; vm.max_map_count is 65,530 by default.
 	char *place = mmap(NULL, 65000UL * PAGE, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	must(place != MAP_FAILED, "mmap");
 	for (size_t page = 0; page < 65000; page += 2)
@@ -155,7 +155,7 @@ static void mappings(void) {
 	work_until_input_ends(malloc);
 }
 
-// What its heap says of itself, changed at random: it does not use it any more.
+// Changes the heap's metadata at random. The process does not use the heap afterwards.
 static void heap(unsigned long seed) {
 	enum { COUNT = 3000 };
 	size_t **blocks = calloc(COUNT, sizeof *blocks);
@@ -170,7 +170,7 @@ static void heap(unsigned long seed) {
 		size_t *block = blocks[(seed >> 33) % COUNT];
 		block[(long)(seed >> 20) % 4 - 1] = claims[(seed >> 50) % 10];
 	}
-	// Some have no end that can be found.
+	// In a quarter of the cases also overwrite the top of the heap.
 	if (seed >> 62 == 3) memset((char *)sbrk(0) - PAGE, (int)seed, PAGE);
 	work_until_input_ends(NULL);
 }
@@ -179,7 +179,7 @@ int main(int argc, char **argv) {
 	if (argc < 4) return 2;
 	const char *kind = argv[1];
 	setvbuf(stdout, NULL, _IONBF, 0);
-	// It has a heap before it is looked at.
+	// The process must have a heap before memprof inspects it.
 	static void *volatile first;
 	first = malloc(1);
 	(void)first;

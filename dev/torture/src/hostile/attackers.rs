@@ -1,92 +1,98 @@
-//! Processes of a user without privileges, at which root looks.
+//! Hostile processes of a user without privileges, which root inspects with memprof.
 
 use anyhow::{Context, Result, ensure};
 use nix::unistd::geteuid;
 
-use super::forged::Forged;
-use super::visit::{Attacker, Work, visit};
-use super::witness::{Bound, ResourceUse, USUAL};
+use super::attacker_process::{Attacker, RootCommand, check_commands};
+use super::forgery::Forgery;
+use super::witness::{ResourceLimit, ResourceUse, USUAL_LIMIT};
 use crate::SuiteLength;
 use crate::bombs::Random;
 
-const fn work(words: &'static [&'static str]) -> Work {
-    Work {
-        words,
+const fn root_command(args: &'static [&'static str]) -> RootCommand {
+    RootCommand {
+        args,
         takes_pid: true,
-        bound: USUAL,
+        limit: USUAL_LIMIT,
     }
 }
 
-const RECORD: Work = work(&["record", "--for", "300ms", "--pid"]);
-const LEAKS: Work = work(&["leaks", "--max-pause", "10s", "--prove"]);
-const HOLDERS: Work = work(&["holders", "--max-pause", "10s"]);
-const LIST: Work = Work {
+const RECORD: RootCommand = root_command(&["record", "--for", "300ms", "--pid"]);
+const LEAKS: RootCommand = root_command(&["leaks", "--max-pause", "10s", "--prove"]);
+const HOLDERS: RootCommand = root_command(&["holders", "--max-pause", "10s"]);
+const LIST_ALL: RootCommand = RootCommand {
     takes_pid: false,
-    ..work(&["ps", "--all"])
+    ..root_command(&["ps", "--all"])
 };
-/// A Java VM has this long to load an agent, as applications make it wait.
-const SLOW: Work = Work {
-    bound: Bound {
+/// `record` with the time that memprof gives a Java VM to load an agent, which busy applications delay.
+const RECORD_SLOW_JVM: RootCommand = RootCommand {
+    limit: ResourceLimit {
         seconds: 75,
-        ..USUAL
+        ..USUAL_LIMIT
     },
     ..RECORD
 };
 
-const ALL: &[Work] = &[RECORD, LEAKS, HOLDERS, LIST];
-/// What puts no code into a process that could not run it.
-const LOOKS: &[Work] = &[LEAKS, HOLDERS];
+const ALL_COMMANDS: &[RootCommand] = &[RECORD, LEAKS, HOLDERS, LIST_ALL];
+/// Commands that inject no code, for a process with a damaged heap, which could not run it.
+const INSPECTION_COMMANDS: &[RootCommand] = &[LEAKS, HOLDERS];
 
-const fn attacker(kind: &'static str, forged: Forged, works: &'static [Work]) -> Attacker {
+const fn attacker(
+    kind: &'static str,
+    forgery: Forgery,
+    commands: &'static [RootCommand],
+) -> Attacker {
     Attacker {
         kind,
-        forged,
-        other: "",
-        works,
-        is_short: true,
+        forgery,
+        argument: "",
+        commands,
+        is_fast: true,
     }
 }
 
-/// One that memprof waits for.
-const fn long(kind: &'static str, works: &'static [Work]) -> Attacker {
+/// Attacker that delays memprof until a timeout; only long runs have it.
+const fn slow_attacker(kind: &'static str, commands: &'static [RootCommand]) -> Attacker {
     Attacker {
-        is_short: false,
-        ..attacker(kind, Forged::Whole, works)
+        is_fast: false,
+        ..attacker(kind, Forgery::Whole, commands)
     }
 }
 
-const fn linked(other: &'static str) -> Attacker {
+/// Attacker whose library's path becomes a symbolic link to `argument`.
+const fn link_attacker(argument: &'static str) -> Attacker {
     Attacker {
-        other,
-        ..attacker("library-link", Forged::Whole, &[RECORD, HOLDERS])
+        argument,
+        ..attacker("library-link", Forgery::Whole, &[RECORD, HOLDERS])
     }
 }
 
-const fn large(forged: Forged) -> Attacker {
-    attacker("library", forged, &[RECORD, HOLDERS])
+/// Attacker with a forgery library that stays at its path.
+const fn library_attacker(forgery: Forgery) -> Attacker {
+    attacker("library", forgery, &[RECORD, HOLDERS])
 }
 
 const ATTACKERS: &[Attacker] = &[
-    attacker("jvm-endless", Forged::Whole, ALL),
-    attacker("jvm-elsewhere", Forged::Whole, &[RECORD]),
-    long("jvm-full", &[RECORD]),
-    long("jvm-drips", &[SLOW]),
-    attacker("library-fifo", Forged::Whole, ALL),
-    linked("/dev/zero"),
-    linked("/proc/kmsg"),
-    attacker("library-directory", Forged::Whole, &[RECORD]),
-    attacker("library-short", Forged::Whole, &[RECORD]),
-    large(Forged::Section(".symtab")),
-    large(Forged::Section(".debug_info")),
-    large(Forged::Section(".note.gnu.build-id")),
-    large(Forged::Headers),
-    large(Forged::DebugFile),
-    large(Forged::Abbreviations),
-    attacker("library", Forged::Name, ALL),
-    attacker("names", Forged::Whole, ALL),
-    attacker("mappings", Forged::Whole, ALL),
+    attacker("jvm-endless", Forgery::Whole, ALL_COMMANDS),
+    attacker("jvm-elsewhere", Forgery::Whole, &[RECORD]),
+    slow_attacker("jvm-full", &[RECORD]),
+    slow_attacker("jvm-drips", &[RECORD_SLOW_JVM]),
+    attacker("library-fifo", Forgery::Whole, ALL_COMMANDS),
+    link_attacker("/dev/zero"),
+    link_attacker("/proc/kmsg"),
+    attacker("library-directory", Forgery::Whole, &[RECORD]),
+    attacker("library-short", Forgery::Whole, &[RECORD]),
+    library_attacker(Forgery::Section(".symtab")),
+    library_attacker(Forgery::Section(".debug_info")),
+    library_attacker(Forgery::Section(".note.gnu.build-id")),
+    library_attacker(Forgery::Headers),
+    library_attacker(Forgery::DebugFile),
+    library_attacker(Forgery::Abbreviations),
+    attacker("library", Forgery::Name, ALL_COMMANDS),
+    attacker("names", Forgery::Whole, ALL_COMMANDS),
+    attacker("mappings", Forgery::Whole, ALL_COMMANDS),
 ];
-const HEAP: Attacker = attacker("heap", Forged::Whole, LOOKS);
+const HEAP_ATTACKER: Attacker = attacker("heap", Forgery::Whole, INSPECTION_COMMANDS);
 
 pub(super) fn run(length: SuiteLength) -> Result<String> {
     ensure!(geteuid().is_root(), "the attackers' programs need root");
@@ -94,16 +100,20 @@ pub(super) fn run(length: SuiteLength) -> Result<String> {
     let mut visits = 0;
     let chosen = ATTACKERS
         .iter()
-        .filter(|each| length == SuiteLength::Long || each.is_short);
+        .filter(|each| length == SuiteLength::Long || each.is_fast);
     for attacker in chosen {
-        let name = format!("{} {:?} {}", attacker.kind, attacker.forged, attacker.other);
-        worst = worst.worst(visit(attacker, 0).context(name)?);
+        let name = format!(
+            "{} {:?} {}",
+            attacker.kind, attacker.forgery, attacker.argument
+        );
+        worst = worst.max(check_commands(attacker, 0).context(name)?);
         visits += 1;
     }
     let mut random = Random(0x9e37_79b9_7f4a_7c15);
     for _ in 0..length.pick(3, 200) {
         let seed = random.below(1 << 48);
-        worst = worst.worst(visit(&HEAP, seed).with_context(|| format!("heap {seed}"))?);
+        worst = worst
+            .max(check_commands(&HEAP_ATTACKER, seed).with_context(|| format!("heap {seed}"))?);
         visits += 1;
     }
     Ok(format!(

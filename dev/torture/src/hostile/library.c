@@ -1,4 +1,4 @@
-// The library of an attacker, whose file is changed.
+// The library of an attacker. forgery.rs changes its file.
 #include <stdlib.h>
 
 __attribute__((noinline)) void *allocate(size_t size) {

@@ -1,11 +1,11 @@
-//! Others that break every rule: clients of a host, processes that memprof looks at as root, and files of a store. Each has
-//! a bound of time and memory, and leaves the machine as it was.
+//! Suite `hostile`: hostile clients of a host, hostile processes that memprof inspects as root, and damaged files of a
+//! fleet store. Each command must stay within limits of time and memory, and leave the machine unchanged.
 
+mod attacker_process;
 mod attackers;
 mod clients;
-mod forged;
+mod forgery;
 mod stores;
-mod visit;
 mod witness;
 
 use anyhow::Result;

@@ -1,4 +1,4 @@
-//! Files of a store, and of a spool, that are not what an agent wrote.
+//! Damaged files in a fleet store, and a foreign file in an agent's spool.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -6,65 +6,65 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, ensure};
 use tempfile::TempDir;
 
-use super::witness::{self, ResourceUse, USUAL};
+use super::witness::{self, ResourceUse, USUAL_LIMIT};
 use crate::SuiteLength;
 use crate::bombs::Random;
 use crate::fleet::dump_json;
 
-/// The day of the dumps.
-const DAY: &[&str] = &["--at", "2026-11-21T23:00:00Z", "--for", "24h"];
+/// Arguments that select the day of the dumps.
+const DAY_ARGS: &[&str] = &["--at", "2026-11-21T23:00:00Z", "--for", "24h"];
 const COMMANDS: &[(&str, &[&str])] = &[
     ("doctor", &[]),
-    ("top", DAY),
-    ("growth", DAY),
+    ("top", DAY_ARGS),
+    ("growth", DAY_ARGS),
     ("compact", &[]),
 ];
-const DUMPS: u64 = 5;
+const DUMP_COUNT: u64 = 5;
 
 pub(super) fn run(length: SuiteLength) -> Result<String> {
-    let agent = Agent::new()?;
-    let mut worst = agent.once().context("an agent")?;
-    let whole = files(&agent.store())?;
-    ensure!(!whole.is_empty(), "no file in the store");
+    let agent = AgentDir::new()?;
+    let mut worst = agent.run_once().context("an agent")?;
+    let intact = read_files(&agent.store())?;
+    ensure!(!intact.is_empty(), "no file in the store");
 
-    // Another's object does not hold back what waits behind it.
+    // A foreign object must not delay the dumps that wait behind it in the outbox.
     let foreign = agent.path("spool/outbox").join("!samples!foreign.parquet");
     fs::write(&foreign, "PAR1 is not all")?;
-    agent.put(DUMPS)?;
-    worst = worst.worst(
+    agent.write_dump(DUMP_COUNT)?;
+    worst = worst.max(
         agent
-            .once()
+            .run_once()
             .context("an agent with an object of another's")?,
     );
-    let count = files(&agent.store())?.len();
-    ensure!(count > whole.len(), "nothing more is in the store");
+    let count = read_files(&agent.store())?.len();
+    ensure!(count > intact.len(), "nothing more is in the store");
 
     let rounds = length.pick(5, 500);
     let mut random = Random(0x2545_f491_4f6c_dd1d);
     for round in 0..rounds {
         let store = tempfile::tempdir()?;
-        for (path, bytes) in &whole {
+        for (path, bytes) in &intact {
             let path = store.path().join(path.strip_prefix(agent.store())?);
             fs::create_dir_all(path.parent().context("a directory")?)?;
-            fs::write(path, damaged(bytes, &mut random))?;
+            fs::write(path, damage(bytes, &mut random))?;
         }
         let url = format!("file://{}", store.path().display());
-        for (command, words) in COMMANDS {
-            let words = [&["fleet", command, "--store", &url], *words].concat();
-            let taken = witness::run("memprof-fleet", &words, USUAL);
-            worst = worst.worst(taken.with_context(|| format!("{command}, round {round}"))?);
+        for (command, args) in COMMANDS {
+            let args = [&["fleet", command, "--store", &url], *args].concat();
+            let used = witness::run("memprof-fleet", &args, USUAL_LIMIT);
+            worst = worst.max(used.with_context(|| format!("{command}, round {round}"))?);
         }
     }
     Ok(format!(
         "{} damaged files of a store: {worst} at most",
-        rounds * whole.len()
+        rounds * intact.len()
     ))
 }
 
-/// An agent's directory.
-struct Agent(TempDir);
+/// Temporary directory of an agent, with its configuration, spool and store.
+struct AgentDir(TempDir);
 
-impl Agent {
+impl AgentDir {
     fn new() -> Result<Self> {
         let agent = Self(tempfile::tempdir()?);
         let (store, spool) = (agent.store(), agent.path("spool"));
@@ -72,7 +72,7 @@ impl Agent {
         let text = format!("store = {store:?}\nspool = {spool:?}\nbatch = \"0s\"\nservice = []\n");
         fs::write(agent.path("fleet.toml"), text)?;
         fs::create_dir_all(spool.join("dumps"))?;
-        (0..DUMPS).try_for_each(|number| agent.put(number))?;
+        (0..DUMP_COUNT).try_for_each(|number| agent.write_dump(number))?;
         Ok(agent)
     }
 
@@ -84,28 +84,30 @@ impl Agent {
         self.path("store")
     }
 
-    fn put(&self, number: u64) -> Result<()> {
+    /// Writes a dump to the spool.
+    fn write_dump(&self, number: u64) -> Result<()> {
         let path = self.path("spool/dumps").join(format!("{number}.json"));
         Ok(fs::write(path, dump_json(number).to_string())?)
     }
 
-    fn once(&self) -> Result<ResourceUse> {
+    /// Runs the agent until it has stored the spool's dumps.
+    fn run_once(&self) -> Result<ResourceUse> {
         let config = self.path("fleet.toml").display().to_string();
         witness::run(
             "memprof-fleet",
             &["agent", "--once", "--config", &config],
-            USUAL,
+            USUAL_LIMIT,
         )
     }
 }
 
-/// All below a directory, with their bytes.
-fn files(directory: &Path) -> Result<Vec<(PathBuf, Vec<u8>)>> {
+/// Reads all files below a directory. Returns their paths and contents, sorted by path.
+fn read_files(directory: &Path) -> Result<Vec<(PathBuf, Vec<u8>)>> {
     let mut found = Vec::new();
     for entry in fs::read_dir(directory)? {
         let path = entry?.path();
         match path.is_dir() {
-            true => found.extend(files(&path)?),
+            true => found.extend(read_files(&path)?),
             false => found.push((path.clone(), fs::read(&path)?)),
         }
     }
@@ -113,19 +115,19 @@ fn files(directory: &Path) -> Result<Vec<(PathBuf, Vec<u8>)>> {
     Ok(found)
 }
 
-/// The same with a few other bytes, most of them in the footer, which says where all else lies.
-fn damaged(bytes: &[u8], random: &mut Random) -> Vec<u8> {
-    const FOOTER: usize = 600;
+/// Returns the bytes with one to eight of them changed, most in the footer, which has the offsets of all other data.
+fn damage(bytes: &[u8], random: &mut Random) -> Vec<u8> {
+    const FOOTER_BYTES: usize = 600;
     let mut bytes = bytes.to_vec();
     for _ in 0..1 + random.below(8) {
-        let far = match random.below(3) {
+        let range = match random.below(3) {
             0 => bytes.len(),
-            _ => bytes.len().min(FOOTER),
+            _ => bytes.len().min(FOOTER_BYTES),
         };
-        let at = bytes.len() - 1 - random.below(far);
-        bytes[at] = match random.below(3) {
+        let index = bytes.len() - 1 - random.below(range);
+        bytes[index] = match random.below(3) {
             0 => random.below(256) as u8,
-            1 => bytes[at] ^ (1 << random.below(8)),
+            1 => bytes[index] ^ (1 << random.below(8)),
             _ => [0, 1, 0x7f, 0x80, 0xfe, 0xff][random.below(6)],
         };
     }

@@ -1,5 +1,5 @@
-// Runs a command to its end, and writes what it took to a file: its exit code, its milliseconds, the largest resident
-// memory of one of its processes in KiB, and how many processes it left.
+// Runs a command with a time limit, and writes to a file: its exit code, its time in milliseconds, the largest resident
+// memory of one of its processes in KiB, and 1 if it left a process that had to be killed, else 0.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <signal.h>
@@ -12,7 +12,7 @@
 #include <unistd.h>
 
 #define TIMED_OUT 124
-// How long processes that have lost their parent may take to end.
+// Time in milliseconds in which orphaned processes must end.
 #define ENDING_MS 2000
 
 static long now(void) {
@@ -23,7 +23,7 @@ static long now(void) {
 
 static long largest;
 
-// Waits for one process until then. Returns its pid, 0 when the time is over, -1 when there is none.
+// Waits for the end of one child until the deadline. Returns its pid, 0 after the deadline, or -1 if there is no child.
 static pid_t wait_until(long deadline, int *status) {
 	for (;;) {
 		struct rusage used;
@@ -32,7 +32,7 @@ static pid_t wait_until(long deadline, int *status) {
 		if (ended) return ended;
 		long left = deadline - now();
 		if (left <= 0) return 0;
-		// A child without a signal at its end is looked for now and then.
+		// A child may end without SIGCHLD (clone(2)), so wait4 is polled every 100 ms.
 		if (left > 100) left = 100;
 		struct timespec time = {.tv_nsec = left * 1000000};
 		sigset_t child;
@@ -48,7 +48,7 @@ int main(int argc, char **argv) {
 	sigemptyset(&child);
 	sigaddset(&child, SIGCHLD);
 	sigprocmask(SIG_BLOCK, &child, NULL);
-	// What loses its parent becomes a child of this process.
+	// Orphaned descendants become children of this process (prctl(2)).
 	prctl(PR_SET_CHILD_SUBREAPER, 1);
 	long begun = now(), deadline = begun + atol(argv[2]);
 	pid_t command = fork();

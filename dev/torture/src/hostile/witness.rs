@@ -1,4 +1,4 @@
-//! A command that is watched from outside, by witness.c.
+//! Runs a command under `witness.c`, which measures its time and memory from outside.
 
 use std::fmt;
 use std::fs::{self, File};
@@ -9,20 +9,21 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use xtask::dist::dist;
 
-/// What a command may take.
+/// Limits of a command.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Bound {
+pub(super) struct ResourceLimit {
     pub(super) seconds: u64,
-    /// Of each of its processes, resident.
+    /// Resident memory of each of its processes.
     pub(super) mib: u64,
 }
 
-pub(super) const USUAL: Bound = Bound {
+/// Limits of commands that have no timeout to wait for.
+pub(super) const USUAL_LIMIT: ResourceLimit = ResourceLimit {
     seconds: 30,
     mib: 256,
 };
 
-/// What it took.
+/// Measured time of a command, and the largest resident memory of one of its processes.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct ResourceUse {
     pub(super) time: Duration,
@@ -30,7 +31,8 @@ pub(super) struct ResourceUse {
 }
 
 impl ResourceUse {
-    pub(super) fn worst(self, other: Self) -> Self {
+    /// Larger of both times and of both memory sizes.
+    pub(super) fn max(self, other: Self) -> Self {
         Self {
             time: self.time.max(other.time),
             mib: self.mib.max(other.mib),
@@ -44,31 +46,35 @@ impl fmt::Display for ResourceUse {
     }
 }
 
-/// The exit code of a Rust program that panics.
-const PANIC: i32 = 101;
-/// That of witness.c for a command that did not end in time.
-const TIMED_OUT: i32 = 124;
-const SIGNAL: i32 = 128;
+/// Exit code of a Rust program that panics.
+const PANIC_EXIT_CODE: i32 = 101;
+/// Exit code that `witness.c` reports for a command that did not end in time.
+const TIMEOUT_EXIT_CODE: i32 = 124;
+/// `witness.c` adds the signal's number to this for a command that died of a signal.
+const SIGNAL_EXIT_BASE: i32 = 128;
 
-/// Runs a program of `target/dist/bin`, which must end by itself within the bound, with an answer or an error, leave no
-/// process and no temporary file, and print nothing that a terminal would obey.
-pub(super) fn run(program: &str, args: &[&str], bound: Bound) -> Result<ResourceUse> {
+/// Runs a program of `target/dist/bin`, and returns its use of time and memory. It may succeed or fail.
+///
+/// # Errors
+/// The program exceeds the limits, panics or dies of a signal, leaves a process or a temporary file, or prints control
+/// characters.
+pub(super) fn run(program: &str, args: &[&str], limit: ResourceLimit) -> Result<ResourceUse> {
     let dir = tempfile::tempdir()?;
-    let (told, temporary) = (dir.path().join("told"), dir.path().join("temporary"));
+    let (report, temporary) = (dir.path().join("report"), dir.path().join("temporary"));
     fs::create_dir(&temporary)?;
-    let said = |name: &str| dir.path().join(name);
+    let output_path = |name: &str| dir.path().join(name);
     let status = Command::new(dist().join("torture/witness"))
-        .arg(&told)
-        .arg((bound.seconds * 1000).to_string())
+        .arg(&report)
+        .arg((limit.seconds * 1000).to_string())
         .arg(dist().join("bin").join(program))
         .args(args)
         .env("TMPDIR", &temporary)
         .stdin(Stdio::null())
-        .stdout(File::create(said("output"))?)
-        .stderr(File::create(said("errors"))?)
+        .stdout(File::create(output_path("output"))?)
+        .stderr(File::create(output_path("errors"))?)
         .status()?;
     ensure!(status.success(), "the witness: {status}");
-    let text = fs::read_to_string(&told)?;
+    let text = fs::read_to_string(&report)?;
     let mut numbers = text.split_ascii_whitespace().map(str::parse::<u64>);
     let mut number = || {
         numbers
@@ -76,41 +82,40 @@ pub(super) fn run(program: &str, args: &[&str], bound: Bound) -> Result<Resource
             .context("the witness said too little")?
             .map_err(anyhow::Error::from)
     };
-    let (code, milliseconds, kib, left) = (number()? as i32, number()?, number()?, number()?);
-    let errors = fs::read(said("errors"))?;
-    let taken = ResourceUse {
+    let (code, milliseconds, kib, remaining) = (number()? as i32, number()?, number()?, number()?);
+    let errors = fs::read(output_path("errors"))?;
+    let used = ResourceUse {
         time: Duration::from_millis(milliseconds),
         mib: kib >> 10,
     };
-    let told = String::from_utf8_lossy(&errors);
+    let errors = String::from_utf8_lossy(&errors);
     match code {
-        PANIC => bail!("it panicked: {told}"),
-        TIMED_OUT => bail!(
-            "it did not end within {} s ({taken}): {told}",
-            bound.seconds
+        PANIC_EXIT_CODE => bail!("it panicked: {errors}"),
+        TIMEOUT_EXIT_CODE => bail!(
+            "it did not end within {} s ({used}): {errors}",
+            limit.seconds
         ),
-        SIGNAL.. => bail!("it died of signal {}: {told}", code - SIGNAL),
+        SIGNAL_EXIT_BASE.. => bail!("it died of signal {}: {errors}", code - SIGNAL_EXIT_BASE),
         _ => {}
     }
-    ensure!(taken.mib <= bound.mib, "it took {taken}: {told}");
-    ensure!(left == 0, "it left a process");
+    ensure!(used.mib <= limit.mib, "it took {used}: {errors}");
+    ensure!(remaining == 0, "it left a process");
     for name in ["output", "errors"] {
         ensure!(
-            !has_controls(&said(name))?,
-            "it prints what a terminal obeys: {told}"
+            !has_control_chars(&output_path(name))?,
+            "it prints what a terminal obeys: {errors}"
         );
     }
-    let left: Vec<_> = fs::read_dir(&temporary)?
+    let files: Vec<_> = fs::read_dir(&temporary)?
         .flatten()
         .map(|entry| entry.path())
         .collect();
-    ensure!(left.is_empty(), "it left {left:?}");
-    Ok(taken)
+    ensure!(files.is_empty(), "it left {files:?}");
+    Ok(used)
 }
 
-fn has_controls(file: &Path) -> Result<bool> {
+/// Whether a file has control characters other than newline and tab.
+fn has_control_chars(file: &Path) -> Result<bool> {
     let text = String::from_utf8_lossy(&fs::read(file)?).into_owned();
-    Ok(text
-        .chars()
-        .any(|each| each.is_control() && !"\n\t".contains(each)))
+    Ok(text.chars().any(|c| c.is_control() && !"\n\t".contains(c)))
 }

@@ -1,4 +1,4 @@
-//! A host that does all that a host must not.
+//! Hosts that break the protocol of the control socket on purpose.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, BufRead, BufReader, IoSlice, Write};
@@ -18,35 +18,40 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg}
 use rustix::process::Uid;
 use serde_json::{Value, json};
 
-/// What a host does wrong.
+/// Kind of a host's misbehaviour.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Misbehaviour {
-    AcceptsNobody,
+    /// Listens with a full queue, and never accepts a connection.
+    NeverAccepts,
+    /// Sends one line without an end.
     EndlessLine,
+    /// Sends a space every 50 ms, and never a line.
     Drip,
-    /// Each of its texts would do something to a terminal.
+    /// Each text of its replies has control characters.
     Escapes,
-    /// It passes /dev/zero for a dump.
+    /// Passes `/dev/zero` as the file of a dump.
     Device,
-    /// It passes a FIFO that nobody closes for a dump.
+    /// Passes a FIFO that is never closed as the file of a dump.
     Fifo,
 }
 
-pub(super) const KINDS: [Misbehaviour; 6] = [
-    Misbehaviour::AcceptsNobody,
-    Misbehaviour::EndlessLine,
-    Misbehaviour::Drip,
-    Misbehaviour::Escapes,
-    Misbehaviour::Device,
-    Misbehaviour::Fifo,
-];
+impl Misbehaviour {
+    pub(super) const ALL: [Self; 6] = [
+        Self::NeverAccepts,
+        Self::EndlessLine,
+        Self::Drip,
+        Self::Escapes,
+        Self::Device,
+        Self::Fifo,
+    ];
+}
 
-/// Sets the clipboard, clears the screen by a C1 character, begins a line, turns the direction.
-const TEXT: &str = "\u{1b}]52;c;cm0=\u{7}\u{9b}2J\nPID\r\u{202e}fdp.exe";
-/// What is announced for a device: what a disk would feel.
-const SIZE: u64 = 1 << 30;
+/// Text that would set the clipboard, clear the screen by a C1 character, overwrite a line and reverse the direction.
+const HOSTILE_TEXT: &str = "\u{1b}]52;c;cm0=\u{7}\u{9b}2J\nPID\r\u{202e}fdp.exe";
+/// Announced size in bytes of a dump from a device or FIFO, large enough to fill a disk noticeably.
+const DEVICE_DUMP_SIZE: u64 = 1 << 30;
 
-/// Somebody's directory of sockets, removed when dropped.
+/// Hostile hosts, with their directory of sockets, which is removed when dropped.
 #[derive(Debug)]
 pub(super) struct HostileHosts {
     directory: PathBuf,
@@ -54,17 +59,16 @@ pub(super) struct HostileHosts {
 }
 
 impl HostileHosts {
-    /// Opens `count` sockets of each kind, as that user.
+    /// Opens `count` sockets of each kind, as user `uid` if given. The hosts' threads run until the process ends.
     pub(super) fn start(uid: Option<u32>, directory: &Path, count: usize) -> Result<Self> {
         let mut hostile = Self {
             directory: directory.to_owned(),
             sockets: Vec::new(),
         };
-        for (number, kind) in (0..count).flat_map(|_| KINDS).enumerate() {
+        for (number, kind) in (0..count).flat_map(|_| Misbehaviour::ALL).enumerate() {
             let socket = directory.join(format!("{}.sock", 4_000_000 + number));
             let (opened, wait) = channel();
             let path = socket.clone();
-            // Lives until the process ends, as its connections do.
             thread::spawn(move || {
                 if let Err(error) = serve(kind, uid, &path, &opened) {
                     opened.send(Err(error)).unwrap_or(());
@@ -85,6 +89,8 @@ impl Drop for HostileHosts {
     }
 }
 
+/// Opens a socket, reports on `opened` that clients can connect, and serves it. Returns only if that
+/// fails.
 fn serve(
     kind: Misbehaviour,
     uid: Option<u32>,
@@ -92,7 +98,7 @@ fn serve(
     opened: &Sender<Result<()>>,
 ) -> Result<()> {
     if let Some(uid) = uid {
-        // This thread's alone: the kernel remembers who listens.
+        // Only this thread changes its user; SO_PEERCRED reports the user that called listen(2) (unix(7)).
         let uid = Uid::from_raw(uid);
         rustix::thread::set_thread_res_uid(uid, uid, uid)?;
     }
@@ -102,26 +108,26 @@ fn serve(
         Ok(()) | Err(_) => {}
     }
     let listener = UnixListener::bind(path)?;
-    if matches!(kind, Misbehaviour::AcceptsNobody) {
+    if matches!(kind, Misbehaviour::NeverAccepts) {
         rustix::net::listen(&listener, 0)?;
-        let _waits = UnixStream::connect(path)?;
+        let _queued = UnixStream::connect(path)?;
         opened.send(Ok(()))?;
         loop {
             thread::park();
         }
     }
-    let dump = dump(kind, path)?;
+    let dump = open_dump(kind, path)?;
     opened.send(Ok(()))?;
     for stream in listener.incoming().flatten() {
         let dump = dump.try_clone()?;
-        // Whoever asked leaves sooner or later.
+        // The thread ends when its client closes the connection.
         thread::spawn(move || drop(misbehave(kind, stream, &dump)));
     }
     Ok(())
 }
 
-/// What is passed for a dump.
-fn dump(kind: Misbehaviour, socket: &Path) -> Result<File> {
+/// Opens the file that a host of this kind passes as a dump.
+fn open_dump(kind: Misbehaviour, socket: &Path) -> Result<File> {
     match kind {
         Misbehaviour::Device => Ok(File::open("/dev/zero")?),
         Misbehaviour::Fifo => {
@@ -131,12 +137,13 @@ fn dump(kind: Misbehaviour, socket: &Path) -> Result<File> {
         }
         _ => {
             let path = socket.with_extension("heap");
-            fs::write(&path, TEXT)?;
+            fs::write(&path, HOSTILE_TEXT)?;
             Ok(File::open(path)?)
         }
     }
 }
 
+/// Serves one connection until the client closes it.
 fn misbehave(kind: Misbehaviour, mut stream: UnixStream, dump: &File) -> io::Result<()> {
     match kind {
         Misbehaviour::EndlessLine => loop {
@@ -151,14 +158,15 @@ fn misbehave(kind: Misbehaviour, mut stream: UnixStream, dump: &File) -> io::Res
     let requests = BufReader::new(stream.try_clone()?).lines();
     for request in requests {
         let request: Value = serde_json::from_str(&request?)?;
-        let (result, passes) = answer(kind, &request);
+        let (result, passes_file) = reply_result(kind, &request);
         let line = json!({ "jsonrpc": "2.0", "id": request["id"], "result": result }).to_string();
-        send(&stream, &(line + "\n"), passes.then_some(dump))?;
+        send_line(&stream, &(line + "\n"), passes_file.then_some(dump))?;
     }
     Ok(())
 }
 
-fn answer(kind: Misbehaviour, request: &Value) -> (Value, bool) {
+/// Returns the result of a request, and whether the dump's file is passed with it.
+fn reply_result(kind: Misbehaviour, request: &Value) -> (Value, bool) {
     let message = request["params"]["message"].as_str();
     let body = |body: Value| {
         let reply = json!({ "status_code": 0, "content_type": "application/json", "body": body });
@@ -167,33 +175,34 @@ fn answer(kind: Misbehaviour, request: &Value) -> (Value, bool) {
     match (request["method"].as_str(), message) {
         (Some("memprof.host"), _) => {
             let host = json!({
-                "pid": 1, "name": TEXT, "command": TEXT, "version": TEXT, "started": 0
+                "pid": 1, "name": HOSTILE_TEXT, "command": HOSTILE_TEXT, "version": HOSTILE_TEXT, "started": 0
             });
             (host, false)
         }
         (Some("memprof.plugins"), _) => {
-            let plugin = json!({ "id": "memory_profile", "version": TEXT, "messages": [TEXT] });
+            let plugin = json!({ "id": "memory_profile", "version": HOSTILE_TEXT, "messages": [HOSTILE_TEXT] });
             (json!([plugin]), false)
         }
         (_, Some("fetch")) => {
             let size = match kind {
-                Misbehaviour::Device | Misbehaviour::Fifo => SIZE,
-                _ => TEXT.len() as u64,
+                Misbehaviour::Device | Misbehaviour::Fifo => DEVICE_DUMP_SIZE,
+                _ => HOSTILE_TEXT.len() as u64,
             };
-            let reply = json!({ "status_code": 0, "content_type": TEXT, "size": size });
+            let reply = json!({ "status_code": 0, "content_type": HOSTILE_TEXT, "size": size });
             (reply, true)
         }
         (_, Some("dump")) => body(json!({
-            "status": "ok", "text": TEXT, "id": format!("../../{TEXT}"), "warnings": [TEXT]
+            "status": "ok", "text": HOSTILE_TEXT, "id": format!("../../{HOSTILE_TEXT}"), "warnings": [HOSTILE_TEXT]
         })),
         _ => body(json!({
-            "status": "ok", "text": TEXT, "profiling": TEXT,
-            "allocators": [{ "kind": TEXT, "version": TEXT }]
+            "status": "ok", "text": HOSTILE_TEXT, "profiling": HOSTILE_TEXT,
+            "allocators": [{ "kind": HOSTILE_TEXT, "version": HOSTILE_TEXT }]
         })),
     }
 }
 
-fn send(stream: &UnixStream, line: &str, file: Option<&File>) -> io::Result<()> {
+/// Sends a line, with a file descriptor if `file` is given.
+fn send_line(stream: &UnixStream, line: &str, file: Option<&File>) -> io::Result<()> {
     let descriptors: Vec<_> = file.iter().map(|file| file.as_fd()).collect();
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);

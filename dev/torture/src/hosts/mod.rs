@@ -1,5 +1,5 @@
-//! Hosts of another user that are hostile, and what a person at `memprof` sees of them: an answer in
-//! time, nothing that a terminal obeys, no file that fills the disk, and the honest host beside them.
+//! Suite `hosts`: `memprof` beside hostile hosts of another user. Each command must end in time, print no control
+//! characters, write no large file, and still list the honest host.
 
 mod hostile_host;
 
@@ -14,38 +14,38 @@ use tempfile::TempDir;
 
 use super::SuiteLength;
 use super::host::HostSetup;
-use hostile_host::{HostileHosts, KINDS, Misbehaviour};
+use hostile_host::{HostileHosts, Misbehaviour};
 use xtask::dist::dist;
 
-/// A user whom no machine has.
-const UID: u32 = 4_242_001;
-/// What no command may take, with hosts that never answer; they are given up after 10 s in all.
-const LIMIT: Duration = Duration::from_secs(20);
-/// The most that a refused dump may have written.
-const BYTES: u64 = 4096;
+/// User ID of the hostile hosts, which no machine uses.
+const HOSTILE_UID: u32 = 4_242_001;
+/// Time limit of each command; `memprof` gives up on hosts that never answer after 10 s in all.
+const COMMAND_TIMEOUT: Duration = Duration::from_secs(20);
+/// Maximum size of the output file of a dump that `memprof` refuses.
+const MAX_REFUSED_DUMP_BYTES: u64 = 4096;
 
 pub(super) fn run(length: SuiteLength) -> Result<String> {
     let mut host = HostSetup::default().start()?;
-    // Only root looks for other users' hosts; everybody else has hostile ones beside the own.
+    // Only root discovers the hosts of other users. For others the hostile hosts are in their own directory.
     let is_root = nix::unistd::geteuid().is_root();
-    let own = tempfile::tempdir()?;
+    let temp_dir = tempfile::tempdir()?;
     let directory = match is_root {
-        true => PathBuf::from(format!("/tmp/memprof-{UID}")),
-        false => own.path().join("run"),
+        true => PathBuf::from(format!("/tmp/memprof-{HOSTILE_UID}")),
+        false => temp_dir.path().join("run"),
     };
     let (count, timeout) = length.pick((1, "300ms"), (30, "1s"));
-    let hostile = HostileHosts::start(is_root.then_some(UID), &directory, count)?;
+    let hostile = HostileHosts::start(is_root.then_some(HOSTILE_UID), &directory, count)?;
     let sockets = match is_root {
         true => host.dir().path().join("run"),
         false => directory,
     };
-    let person = CliUser { sockets, own };
+    let user = CliUser { sockets, temp_dir };
 
     let mut slowest = Duration::ZERO;
     let mut commands = 0;
     let mut check = |args: &[&str]| -> Result<String> {
         let start = Instant::now();
-        let shown = person.runs(args)?;
+        let shown = user.run(args)?;
         slowest = slowest.max(start.elapsed());
         commands += 1;
         Ok(shown)
@@ -57,21 +57,24 @@ pub(super) fn run(length: SuiteLength) -> Result<String> {
     }
     check(&["status", "-t", &pid])?;
     check(&["status", "-t", "no-such-host"])?;
-    for (kind, socket) in hostile.sockets.iter().take(KINDS.len()) {
+    for (kind, socket) in hostile.sockets.iter().take(Misbehaviour::ALL.len()) {
         let socket = socket.to_str().context("a path that is text")?;
         check(&["status", "-t", socket, "--timeout", timeout])?;
         check(&["status", "-t", socket, "--timeout", timeout, "--json"])?;
-        let file = person.own.path().join(format!("{kind:?}"));
+        let file = user.temp_dir.path().join(format!("{kind:?}"));
         let output = file.to_str().context("a path that is text")?;
         check(&["dump", "-t", socket, "--timeout", timeout, "-o", output])?;
         check(&["dump", "-t", socket, "--timeout", timeout, "--open"])?;
         let written = file.metadata().map_or(0, |file| file.len());
-        ensure!(written <= BYTES, "{kind:?}: {written} bytes were written");
+        ensure!(
+            written <= MAX_REFUSED_DUMP_BYTES,
+            "{kind:?}: {written} bytes were written"
+        );
         let is_refused = !matches!(kind, Misbehaviour::Escapes);
         ensure!(file.exists() != is_refused, "{kind:?}: {written} bytes");
     }
     let start = Instant::now();
-    let listed = person.serve_hosts()?;
+    let listed = user.serve_hosts()?;
     ensure!(
         listed.contains(&pid),
         "the honest host is missing: {listed}"
@@ -82,27 +85,29 @@ pub(super) fn run(length: SuiteLength) -> Result<String> {
         "{commands} commands and serve beside {} hostile hosts of {} kinds: all ended, the slowest \
          after {:.1} s; nothing for a terminal, nothing on the disk",
         hostile.sockets.len(),
-        KINDS.len(),
+        Misbehaviour::ALL.len(),
         slowest.as_secs_f64()
     ))
 }
 
-/// Somebody who runs `memprof`.
+/// User who runs `memprof` with a directory of sockets, and a temporary directory for its files.
 struct CliUser {
     sockets: PathBuf,
-    own: TempDir,
+    temp_dir: TempDir,
 }
 
 impl CliUser {
-    /// What a command shows, whatever it ends with; it must end, and show nothing that a terminal
-    /// would obey.
-    fn runs(&self, args: &[&str]) -> Result<String> {
+    /// Runs a command, and returns its output and error texts, whatever its exit code.
+    ///
+    /// # Errors
+    /// The command hangs, dies of a signal, or prints control or text direction characters.
+    fn run(&self, args: &[&str]) -> Result<String> {
         let output = Command::new("timeout")
-            .arg(LIMIT.as_secs().to_string())
+            .arg(COMMAND_TIMEOUT.as_secs().to_string())
             .arg(dist().join("bin/memprof"))
             .args(args)
             .env("MEMPROF_SOCKET_DIR", &self.sockets)
-            .env("TMPDIR", self.own.path())
+            .env("TMPDIR", self.temp_dir.path())
             .env_remove("BROWSER")
             .env_remove("DISPLAY")
             .env_remove("WAYLAND_DISPLAY")
@@ -112,14 +117,14 @@ impl CliUser {
         let shown = String::from_utf8(shown).context("what is shown is no text")?;
         ensure!(output.status.code() != Some(124), "{args:?} hangs: {shown}");
         ensure!(output.status.code().is_some(), "{args:?} crashed: {shown}");
-        let obeyed = |c: char| {
+        let is_unsafe = |c: char| {
             (c.is_control() && c != '\n' && c != '\t') || ('\u{202a}'..='\u{202e}').contains(&c)
         };
-        ensure!(!shown.contains(obeyed), "{args:?} shows {shown:?}");
+        ensure!(!shown.contains(is_unsafe), "{args:?} shows {shown:?}");
         Ok(shown)
     }
 
-    /// What `memprof serve` lists.
+    /// Starts `memprof serve`, and returns its HTTP response with the list of hosts.
     fn serve_hosts(&self) -> Result<String> {
         let mut server = Server(
             Command::new(dist().join("bin/memprof"))
@@ -136,7 +141,7 @@ impl CliUser {
             Some(url.split('/').next()?.to_owned())
         });
         let mut stream = TcpStream::connect(address.context("it serves nothing")?)?;
-        stream.set_read_timeout(Some(LIMIT))?;
+        stream.set_read_timeout(Some(COMMAND_TIMEOUT))?;
         let request = "GET /api/v1/hosts HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
         stream.write_all(request.as_bytes())?;
         let mut reply = String::new();
@@ -145,6 +150,7 @@ impl CliUser {
     }
 }
 
+/// Process of `memprof serve`, killed when dropped.
 struct Server(Child);
 
 impl Drop for Server {

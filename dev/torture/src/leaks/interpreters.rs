@@ -1,18 +1,20 @@
-//! Interpreters at work: for each line they replace some of what they keep, and answer.
+//! Interpreters under load: for each line of input they replace some of the objects that they keep, and print `ok`.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
 
+/// Interpreter with a script that keeps replacing objects.
 pub(super) struct Interpreter {
     pub(super) name: &'static str,
     pub(super) package: &'static str,
     program: &'static str,
     args: &'static [&'static str],
-    variable: Option<(&'static str, &'static str)>,
-    /// What it is given once, and each time.
-    first: &'static str,
+    env: Option<(&'static str, &'static str)>,
+    /// Input that is written once, at the start; empty if none is needed.
+    setup_input: &'static str,
+    /// Input of each round.
     line: &'static str,
 }
 
@@ -21,32 +23,32 @@ pub(super) const INTERPRETERS: [Interpreter; 5] = [
         name: "perl",
         package: "perl",
         program: "perl",
-        variable: None,
+        env: None,
         args: &[
             "-e",
             "$| = 1; while (<>) { $kept[rand 20000] = { line => $_ . rand } for 1 .. 100; print qq(ok\n) }",
         ],
-        first: "",
+        setup_input: "",
         line: "a line\n",
     },
     Interpreter {
         name: "python3",
         package: "python3",
         program: "python3",
-        variable: None,
+        env: None,
         args: &[
             "-uc",
             "import random, sys\nkept = {}\nfor line in sys.stdin:\n    for _ in range(100):\n        \
              kept[random.randrange(20000)] = {'line': line * random.randrange(200)}\n    print('ok')",
         ],
-        first: "",
+        setup_input: "",
         line: "a line\n",
     },
     Interpreter {
         name: "python3 without its pools",
         package: "python3",
         program: "python3",
-        variable: Some(("PYTHONMALLOC", "malloc")),
+        env: Some(("PYTHONMALLOC", "malloc")),
         args: &[
             "-uc",
             "import asyncio, collections, json, random, re, sys, threading, weakref\n\
@@ -61,34 +63,35 @@ pub(super) const INTERPRETERS: [Interpreter; 5] = [
              loop = asyncio.new_event_loop()\n\
              for line in sys.stdin:\n    loop.run_until_complete(work(line))\n    print('ok')",
         ],
-        first: "",
+        setup_input: "",
         line: "a line\n",
     },
     Interpreter {
         name: "bash",
         package: "bash",
         program: "bash",
-        variable: None,
+        env: None,
         args: &[
             "-c",
             "while read -r line; do for ((at = 0; at < 50; at++)); do kept[RANDOM % 5000]=\"$line $RANDOM\"; done; \
              echo ok; done",
         ],
-        first: "",
+        setup_input: "",
         line: "a line\n",
     },
     Interpreter {
         name: "sqlite3",
         package: "sqlite3",
         program: "sqlite3",
-        variable: None,
+        env: None,
         args: &["-interactive", ":memory:"],
-        first: "create table kept (key integer primary key, value text);\n",
+        setup_input: "create table kept (key integer primary key, value text);\n",
         line: "insert or replace into kept values (abs(random()) % 20000, hex(randomblob(abs(random()) % 500))); \
                select 'ok';\n",
     },
 ];
 
+/// Process of an interpreter, killed when dropped.
 pub(super) struct RunningInterpreter {
     child: Child,
     input: ChildStdin,
@@ -97,13 +100,10 @@ pub(super) struct RunningInterpreter {
 }
 
 impl Interpreter {
-    /// Starts it, and gives it so much work that it replaces what it made.
+    /// Starts the interpreter, and runs 1000 rounds, after which new objects replace old ones.
     pub(super) fn start(&self) -> Result<RunningInterpreter> {
         let mut command = Command::new(self.program);
-        command
-            .args(self.args)
-            .envs(self.variable)
-            .stderr(Stdio::null());
+        command.args(self.args).envs(self.env).stderr(Stdio::null());
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().context(self.program)?;
         let mut running = RunningInterpreter {
@@ -112,9 +112,9 @@ impl Interpreter {
             child,
             line: self.line,
         };
-        running.input.write_all(self.first.as_bytes())?;
+        running.input.write_all(self.setup_input.as_bytes())?;
         for _ in 0..1000 {
-            running.work()?;
+            running.run_round()?;
         }
         Ok(running)
     }
@@ -125,13 +125,13 @@ impl RunningInterpreter {
         self.child.id()
     }
 
-    /// Gives it a line, and waits for the answer.
-    pub(super) fn work(&mut self) -> Result<()> {
+    /// Writes one line of input, and waits for `ok`.
+    pub(super) fn run_round(&mut self) -> Result<()> {
         self.input.write_all(self.line.as_bytes())?;
-        let mut said = String::new();
-        while !said.trim_end().ends_with("ok") {
-            said.clear();
-            ensure!(self.output.read_line(&mut said)? > 0, "it has ended");
+        let mut reply = String::new();
+        while !reply.trim_end().ends_with("ok") {
+            reply.clear();
+            ensure!(self.output.read_line(&mut reply)? > 0, "it has ended");
         }
         Ok(())
     }
@@ -139,7 +139,7 @@ impl RunningInterpreter {
 
 impl Drop for RunningInterpreter {
     fn drop(&mut self) {
-        // It may have ended.
+        // The process may have ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

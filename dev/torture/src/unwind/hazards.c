@@ -1,5 +1,5 @@
-/* Stacks that are hard to walk, each with many allocations on it. The preloaded probe compares
- * both walks of each sample; this program only has to survive. Its argument names the case. */
+/* Allocates many times on stacks that are hard to walk. The preloaded probe compares memprof's and
+ * the allocator's walk of each sample; this program must only survive. Its argument names the case. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <pthread.h>
@@ -23,7 +23,7 @@ static void fail(const char *what) {
     exit(1);
 }
 
-/* Not optimized away, and not turned into a jump by its caller. */
+/* The compiler must neither remove the calls nor turn a call of this function into a jump. */
 __attribute__((noinline)) static int allocate(int times) {
     for (int at = 0; at < times; at++) {
         void *block = malloc(300);
@@ -40,7 +40,7 @@ __attribute__((noinline)) static int deep(int depth, int times) {
     return result + frame[0];
 }
 
-/* The probe's. */
+/* Functions of the probe. */
 static int (*install)(unsigned);
 static void (*forget)(void);
 
@@ -105,7 +105,7 @@ static void *brief_thread(void *number) {
     (void)number;
     return NULL;
 }
-/* What the C library allocates for a thread before it runs; each of them is a sample. */
+/* Samples the allocations of the C library for a new thread before it runs. */
 static void threads_created(void) { run_threads(2000, 0, brief_thread); }
 
 static pthread_key_t key;
@@ -153,8 +153,8 @@ static void alternate_stack(void) {
     if (stack == MAP_FAILED || sigaltstack(&alternate, NULL)) fail("sigaltstack");
     run_signals(SA_ONSTACK);
 }
-/* Interrupts the program wherever it is: in prologues, epilogues, the linkage table. Only code that
- * does not allocate is interrupted, because the handler does. */
+/* A timer interrupts the program at any instruction: in prologues, epilogues and the PLT. The
+ * interrupted code must not allocate, because the handler does. */
 static volatile int sink;
 __attribute__((noinline)) static void no_allocation(int depth) {
     char name[32];
@@ -183,9 +183,9 @@ static void jit(void) {
     for (int at = 0; at < 3000; at++) call(allocate, 50);
 }
 
-/* A frame whose information says that the caller is found by the frame pointer, while that points
- * anywhere. jemalloc's own walk would read there, so only ours is used, and for fewer samples than
- * it takes to compare one. */
+/* A frame whose unwind information finds the caller by the frame pointer, while the frame pointer is
+ * wild. jemalloc's walk would read at that address, so only memprof's walk is used, and for fewer
+ * samples than lie between two comparisons. */
 __attribute__((noinline)) static int with_frame_pointer(uintptr_t wild) {
     int times = 10;
     __asm__ volatile("lea -136(%%rsp), %%rsp\n\t"
@@ -207,7 +207,7 @@ static void wild_frame_pointers(void) {
     static const uintptr_t wild[] = {0,          1,           8,    4096, UINTPTR_MAX, UINTPTR_MAX - 7,
                                      -(uintptr_t)16, (uintptr_t)1 << 47, 0x7fffffffeff0};
     if (install(2)) fail("install");
-    /* The first sample is compared. */
+    /* The probe compares the first sample, so it must come from a normal frame. */
     allocate(100);
     for (int round = 0; round < 20; round++)
         for (size_t at = 0; at < sizeof wild / sizeof *wild; at++) with_frame_pointer(wild[at]);
@@ -228,7 +228,7 @@ static int load_and_call(int round) {
     dlclose(library);
     return result;
 }
-/* Two libraries, one after the other at the same place; rules are forgotten in between. */
+/* Loads two libraries in turn at the same address, and clears the cached rules after each. */
 static void reload(void) {
     for (int round = 0; round < 1500; round++) {
         load_and_call(round);
@@ -239,7 +239,8 @@ static void *reloading_thread(void *number) {
     for (int round = 0; round < 500; round++) load_and_call((intptr_t)number + round);
     return NULL;
 }
-/* The same by several threads, and nobody forgets: stacks may be wrong, nothing else. */
+/* Like reload, but on several threads and without clearing rules: stacks may be wrong, but the
+ * program must survive. */
 static void reload_unattended(void) {
     pthread_t threads[3];
     for (intptr_t at = 0; at < 3; at++) pthread_create(&threads[at], NULL, reloading_thread, (void *)at);
@@ -251,7 +252,7 @@ static void *until_stopped(void *number) {
     while (!atomic_load(&stopping)) deep((intptr_t)number % 30, 50);
     return NULL;
 }
-/* Installs and removes our walk while eight threads sample. */
+/* Installs and uninstalls memprof's walk while eight threads sample. */
 static void switching(void) {
     pthread_t threads[THREADS];
     for (intptr_t at = 0; at < THREADS; at++) pthread_create(&threads[at], NULL, until_stopped, (void *)at);

@@ -1,5 +1,5 @@
-/* Loaded and unloaded again by hazards.c, in two builds whose frames differ at the same
- * addresses. */
+/* A library that hazards.c loads and unloads. It has two builds, whose frames have different sizes
+ * at the same addresses. */
 #include <stdlib.h>
 
 int run(int times) {

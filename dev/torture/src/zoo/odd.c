@@ -1,5 +1,5 @@
-/* Programs that are unlike others, each by its first argument. Each answers a line by the sum of what it allocated, by
- * read(2) and write(2) alone, so that its answers are the same whatever it is. */
+/* Unusual programs, one for each first argument. For each line of input a program prints a checksum of its allocations.
+ * It uses only read(2) and write(2) for that, so that all kinds give the same output. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -43,7 +43,7 @@ static void must(int holds, const char *what) {
         fail(what);
 }
 
-/* The sum of what is written to what is allocated: the same each time. */
+/* Checksum of the bytes written to the allocated blocks; it is the same each time. */
 static long work(void) {
     char *kept[64];
     long sum = 0;
@@ -85,7 +85,7 @@ static void wait_for(pid_t child) {
     must(waitpid(child, &status, 0) == child && !status, "a child");
 }
 
-/* Each line. */
+/* Functions for each line of input. */
 
 static long in_thread(size_t stack) {
     long sum = 0;
@@ -205,7 +205,7 @@ static long with_signalfd(void) {
 }
 
 static long with_clone(void) {
-    /* Shares the memory, and is no thread of this process. */
+    /* The child shares the memory, but is no thread of this process (no CLONE_THREAD). */
     static char stack[64 << 10];
     int set_nothing(void *unused);
     int child = clone(set_nothing, stack + sizeof stack, CLONE_VM | SIGCHLD, 0);
@@ -216,7 +216,7 @@ static long with_clone(void) {
 
 int set_nothing(void *unused) { return unused != 0; }
 
-/* The state of the x87 and SSE units, and the registers of vectors, are the thread's own. */
+/* Checks that malloc preserves the control words of the x87 and SSE units. */
 static long with_vectors(void) {
     unsigned before = 0x5f80, after;
     uint16_t control = 0x0c7f, found;
@@ -230,7 +230,7 @@ static long with_vectors(void) {
     return sum;
 }
 
-/* malloc, called by code that keeps its stack off by 8. */
+/* Calls malloc with a stack that is misaligned by 8 bytes. */
 static long with_skewed_stack(void) {
     void *(*function)(size_t) = malloc;
     void *given;
@@ -247,7 +247,7 @@ static long with_skewed_stack(void) {
     return work();
 }
 
-/* The new program answers. */
+/* The program that execl(3) starts prints the answer. */
 static long with_exec(void) {
     execl(self, self, "exec", "answer", NULL);
     fail("exec");
@@ -260,7 +260,7 @@ static long with_threads(void) {
     return work();
 }
 
-/* Once. */
+/* Functions that are called once, at the start. */
 
 static void stdio_closed(void) {
     must((input = fcntl(0, F_DUPFD, 100)) > 0 && (output = fcntl(1, F_DUPFD, 100)) > 0, "dup");
@@ -374,7 +374,7 @@ static void filter(const struct sock_filter *code, size_t length) {
 #define GIVE(call, result) \
     BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_##call, 0, 1), BPF_STMT(BPF_RET | BPF_K, result)
 
-/* What it does itself; all else kills. */
+/* Allows only the system calls of this program; any other kills it. */
 static void allow_little(void) {
     struct sock_filter code[] = {
         NUMBER,
@@ -497,7 +497,7 @@ int main(int count, char **words) {
         kinds[at].once();
         if (count > 2)
             answer(work());
-        /* One byte a time: after an exec the rest of the input is still there. */
+        /* Reads one byte at a time, so that the rest of the input is left for the program after an exec. */
         for (char byte; read(input, &byte, 1) == 1;) {
             if (byte == '\n')
                 answer(kinds[at].each());

@@ -1,4 +1,5 @@
-//! A library whose file is not what a linker makes.
+//! Library files that no linker writes: with sections of gigabytes, with pathological debug information, or with a
+//! hostile name.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -11,28 +12,31 @@ use object::read::elf::FileHeader as _;
 use xtask::dist::dist;
 use xtask::run::run;
 
-const HOLE: u64 = 1 << 30;
-const LENGTH: u64 = 7 << 30;
+/// Offset in the sparse file from which it has no data.
+const HOLE_OFFSET: u64 = 1 << 30;
+/// Length of the sparse file in bytes.
+const FILE_LEN: u64 = 7 << 30;
 
-/// What is changed.
+/// Change to the library's file.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Forged {
+pub(super) enum Forgery {
+    /// No change.
     Whole,
-    /// The section lies in a hole of gigabytes.
+    /// The named section lies in a hole of gigabytes.
     Section(&'static str),
-    /// So do the section headers, of which there are as many as there can be.
+    /// The section headers lie in the hole, in the largest number that `e_shnum` can have.
     Headers,
-    /// The file that `.gnu_debuglink` names is one.
+    /// The file that `.gnu_debuglink` names is sparse and of gigabytes.
     DebugFile,
-    /// Every unit of `.debug_info` has a long list of abbreviations, the same one.
+    /// All units of `.debug_info` share one long list of abbreviations.
     Abbreviations,
-    /// Its name would clear a terminal.
+    /// The file's name has an escape sequence that clears a terminal.
     Name,
 }
 
-impl Forged {
-    /// Makes the library of that name in a directory.
-    pub(super) fn make(self, directory: &Path, name: &str) -> Result<PathBuf> {
+impl Forgery {
+    /// Writes the library to `directory`, and returns its path. [`Forgery::Name`] replaces the given name.
+    pub(super) fn create_library(self, directory: &Path, name: &str) -> Result<PathBuf> {
         let name = match self {
             Self::Name => "\u{1b}[2J\r%s.so",
             _ => name,
@@ -41,11 +45,11 @@ impl Forged {
         fs::copy(dist().join("torture/attacker_library.so"), &path)?;
         match self {
             Self::Whole | Self::Name => {}
-            Self::Section(name) => enlarge(&path, name)?,
+            Self::Section(name) => move_section_to_hole(&path, name)?,
             Self::Headers => {
                 let mut bytes = fs::read(&path)?;
                 // `e_shoff`, `e_shnum`.
-                bytes[40..48].copy_from_slice(&HOLE.to_le_bytes());
+                bytes[40..48].copy_from_slice(&HOLE_OFFSET.to_le_bytes());
                 bytes[60..62].copy_from_slice(&0xfeff_u16.to_le_bytes());
                 write_sparse(&path, &bytes)?;
             }
@@ -57,13 +61,16 @@ impl Forged {
                     .arg("--remove-section=.note.gnu.build-id");
                 link.arg(format!("--add-gnu-debuglink={}", debug.display()));
                 run(link.arg(&path))?;
-                File::options().write(true).open(&debug)?.set_len(LENGTH)?;
+                File::options()
+                    .write(true)
+                    .open(&debug)?
+                    .set_len(FILE_LEN)?;
             }
             Self::Abbreviations => {
                 let (info, abbreviations) =
                     (directory.join("info"), directory.join("abbreviations"));
-                fs::write(&info, units())?;
-                fs::write(&abbreviations, declarations())?;
+                fs::write(&info, debug_info_units())?;
+                fs::write(&abbreviations, abbreviation_list())?;
                 let mut copy = Command::new("objcopy");
                 copy.arg("--remove-section=.debug_aranges");
                 for (section, file) in [("info", info), ("abbrev", abbreviations)] {
@@ -79,36 +86,38 @@ impl Forged {
     }
 }
 
-/// Moves a section into a hole of gigabytes.
-fn enlarge(path: &Path, name: &str) -> Result<()> {
+/// Points a section's header at a hole of gigabytes.
+fn move_section_to_hole(path: &Path, name: &str) -> Result<()> {
     let mut bytes = fs::read(path)?;
     let header = FileHeader64::<Endianness>::parse(&*bytes)?;
     let endian = header.endian()?;
     let sections = header.sections(endian, &*bytes)?;
     let found = sections.section_by_name(endian, name.as_bytes());
     let (index, _) = found.with_context(|| format!("no section {name}"))?;
-    let at = header.e_shoff(endian) as usize + index.0 * usize::from(header.e_shentsize(endian));
-    // A whole number of symbols.
-    let size = (LENGTH - HOLE) / 24 * 24;
-    bytes[at + 24..at + 32].copy_from_slice(&HOLE.to_le_bytes());
-    bytes[at + 32..at + 40].copy_from_slice(&size.to_le_bytes());
+    let offset =
+        header.e_shoff(endian) as usize + index.0 * usize::from(header.e_shentsize(endian));
+    // The size is a multiple of 24 bytes, the size of a symbol table entry.
+    let size = (FILE_LEN - HOLE_OFFSET) / 24 * 24;
+    bytes[offset + 24..offset + 32].copy_from_slice(&HOLE_OFFSET.to_le_bytes());
+    bytes[offset + 32..offset + 40].copy_from_slice(&size.to_le_bytes());
     write_sparse(path, &bytes)
 }
 
+/// Writes a file, and extends it by a hole to its final length.
 fn write_sparse(path: &Path, bytes: &[u8]) -> Result<()> {
     fs::write(path, bytes)?;
-    Ok(File::options().write(true).open(path)?.set_len(LENGTH)?)
+    Ok(File::options().write(true).open(path)?.set_len(FILE_LEN)?)
 }
 
-/// So many units, of a root entry each (DWARF 4, 7.5.1.1).
-fn units() -> Vec<u8> {
+/// Contents of `.debug_info`: 40,000 units of one root entry each (DWARF 4, 7.5.1.1).
+fn debug_info_units() -> Vec<u8> {
     const UNITS: usize = 40_000;
     let unit = [8, 0, 0, 0, 4, 0, 0, 0, 0, 0, 8, 1];
     unit.repeat(UNITS)
 }
 
-/// A list of abbreviations without children and attributes (DWARF 4, 7.5.3).
-fn declarations() -> Vec<u8> {
+/// Contents of `.debug_abbrev`: 100,000 abbreviations without children and attributes (DWARF 4, 7.5.3).
+fn abbreviation_list() -> Vec<u8> {
     const DECLARATIONS: u32 = 100_000;
     const SUBPROGRAM: u8 = 0x2e;
     let mut list = Vec::new();
