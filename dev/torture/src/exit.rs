@@ -18,6 +18,8 @@ const EXIT_TIMEOUT: Duration = Duration::from_secs(5 + 10);
 
 const CONFIG: &str = "[[watch]]\nat_exit = true\n";
 
+/// Ends programs in a signal handler that interrupted malloc, ten at a time. Fails if one hangs, or if none wrote its
+/// dump.
 pub(super) fn run(length: SuiteLength) -> Result<String> {
     let mut exits = Vec::new();
     for _ in 0..length.pick(1, 10) {

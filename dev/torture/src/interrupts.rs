@@ -185,7 +185,7 @@ impl Interrupted {
     }
 }
 
-/// Description of a trace that memprof left in a process; `None` if there is none.
+/// Describes what memprof left in a process: a child, a thread of the plugin or a tracer. `None` if nothing.
 fn leftover(pid: u32) -> Result<Option<String>> {
     let mut plugin_threads = Vec::new();
     for task in fs::read_dir(format!("/proc/{pid}/task"))? {

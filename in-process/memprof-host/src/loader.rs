@@ -26,10 +26,10 @@ use crate::instance::{Instance, check_entry};
 use crate::program::HostProgram;
 use crate::protocol::PluginInfo;
 
-/// Loads the plugin that `config` names, and creates it. The library stays loaded.
+/// Loads the library that `config` names, and creates its plugin. The library stays loaded.
 ///
 /// # Errors
-/// The check that failed, or the reason for which the plugin could not be created.
+/// The file does not exist, is refused by a check, cannot be loaded, or its plugin cannot be created.
 pub fn load(config: &PluginConfig, program: HostProgram) -> Result<Instance, Failure> {
     load_with_check(config, program, |_| Ok(()))
 }

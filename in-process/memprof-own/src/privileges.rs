@@ -156,8 +156,8 @@ impl Capabilities {
 }
 
 /// Calls `visit` with each line that ends in a newline and is UTF-8. `read` fills a slice from its start and returns
-/// the number of bytes, 0 at the end. A line longer than the buffer, such as that of a user's groups, comes in pieces.
-/// `None` if a read fails.
+/// the number of bytes, 0 at the end. A line longer than the buffer, such as that of a user's groups, comes in pieces,
+/// and an empty text may come between lines. `None` if a read fails.
 fn for_each_line(
     mut read: impl FnMut(&mut [u8]) -> Option<usize>,
     mut visit: impl FnMut(&str),

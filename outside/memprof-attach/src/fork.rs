@@ -55,7 +55,7 @@ fn handled_signals(status: &ProcStatus) -> Vec<i32> {
 }
 
 /// Whether the program imports fork(3); false if its symbols cannot be read. Its libraries are not checked: most
-/// install no handlers.
+/// register no handlers with `pthread_atfork(3)`.
 fn imports_fork(target: &Target) -> bool {
     let Ok(path) = fs::read_link(format!("/proc/{}/exe", target.pid)) else {
         return false;

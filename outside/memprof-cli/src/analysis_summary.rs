@@ -113,7 +113,7 @@ impl<'a> AnalysisSummary<'a> {
     /// Lines at the end of a text: the summary, unread memory and warnings.
     pub(crate) fn lines(&self) -> Vec<String> {
         let mut lines = vec![format!("\n{}", self.summary())];
-        lines.extend(self.unread());
+        lines.extend(self.unread_lines());
         let warnings = self.warnings.iter();
         lines.extend(warnings.map(|warning| format!("note: {warning}")));
         lines
@@ -142,7 +142,7 @@ impl<'a> AnalysisSummary<'a> {
     }
 
     /// Lines about memory that was not searched.
-    fn unread(&self) -> impl Iterator<Item = String> {
+    fn unread_lines(&self) -> impl Iterator<Item = String> {
         let unread = self.unread.iter();
         unread.map(|part| format!("not searched: {part}"))
     }
@@ -169,7 +169,10 @@ impl<'a> AnalysisSummary<'a> {
             title: format!("memprof {command} {}", describe_process(self.pid)),
             heading: heading.clone(),
             facts: more.iter().cloned().chain([when]).collect(),
-            notes: self.unread().chain(self.warnings.iter().cloned()).collect(),
+            notes: self
+                .unread_lines()
+                .chain(self.warnings.iter().cloned())
+                .collect(),
             limits: limits.iter().map(ToString::to_string).collect(),
             outlines,
         }

@@ -15,7 +15,7 @@ use serde::Serialize;
 use self::page::page;
 use self::rows::{
     ClassRow, HolderRow, HolderStep, class_rows, largest_holders, row_for_object, rows_by_kind,
-    rows_by_sample,
+    sampled_rows,
 };
 
 use crate::analysis_summary::{AnalysisSummary, analyze, describe_process, parse_amount, size};
@@ -194,7 +194,7 @@ pub(crate) fn run(args: &HoldersArgs) -> Outcome {
                 objects: samples.count(),
                 matching: found.iter().map(|sampling| sampling.own.objects).sum(),
             });
-            rows_by_sample(groups, top, found)
+            sampled_rows(groups, top, found)
         }
         ObjectFilter::Object(_) => holding.object.iter().map(row_for_object).collect(),
     };

@@ -172,7 +172,12 @@ impl AnalysisReport {
         }
     }
 
-    /// Walks the heap of a snapshot, and finds its roots.
+    /// Walks the heap of a snapshot and finds its roots. Records counts, allocators and what is not searched in this
+    /// report.
+    ///
+    /// # Errors
+    /// `NoHeap`: the process has no heap that memprof can read; `Memory`: the search needs more than `--max-memory`;
+    /// the snapshot cannot be read.
     pub(crate) fn analyze<'a>(
         &mut self,
         snapshot: &'a Snapshot,

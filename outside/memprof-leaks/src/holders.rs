@@ -34,8 +34,8 @@ use crate::snapshot::CopyTarget;
 
 /// Number of no object, and index of no node in a tree.
 const NO_NODE: u32 = u32::MAX;
-/// Least bytes per object to find holders: its kind (4), its node in the tree (8) and a queue entry (8), rounded up,
-/// whose memory its group and its nearest sample use later.
+/// Least bytes per object to find holders: its kind (4), its node in the tree (8) and a queue entry (8), whose
+/// memory its group and its nearest sample use later; and one byte to spare.
 const BYTES_PER_OBJECT: u64 = 21;
 
 /// Holders of a process's memory.

@@ -79,7 +79,8 @@ impl Objects {
         (!is_header).then_some((at, start))
     }
 
-    /// Used object that contains an address, as its span and its bit. `None` if there is none.
+    /// Used object that contains an address, as its span and the number of its bit in the bitmaps. `None` if there
+    /// is none.
     fn used_object(&self, address: u64) -> Option<(&Span, u64)> {
         let (at, bit) = self.locate(address)?;
         Some((&self.spans[at], bit))

@@ -77,7 +77,7 @@ fn parse_plain(
         })
     };
     match result {
-        Err(Error::Io { source, .. }) if is_limit(&source) => Err(Error::Limit {
+        Err(Error::Io { source, .. }) if is_limit_error(&source) => Err(Error::Limit {
             what: "decompressed bytes per compressed byte",
             limit: limits.ratio,
         }),
@@ -185,6 +185,6 @@ impl<R: Read> Read for BombGuard<'_, R> {
 }
 
 /// Returns whether [`BombGuard`] caused an error.
-fn is_limit(error: &io::Error) -> bool {
+fn is_limit_error(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::QuotaExceeded && error.get_ref().is_some()
 }

@@ -34,7 +34,7 @@ impl Strings {
         id
     }
 
-    /// Returns the string with that id.
+    /// Returns the string with that id. Panics if the id is from another table and not in this one.
     pub fn get(&self, id: StringId) -> &str {
         &self.list[id.0 as usize]
     }

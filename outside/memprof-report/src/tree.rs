@@ -24,7 +24,8 @@ pub(crate) struct Node {
 /// Memory of a node and of the output made from it, in bytes.
 const BYTES_PER_NODE: u64 = 224;
 
-/// Returns the nodes in preorder, callees sorted by name. Fails if they exceed the memory budget.
+/// Returns the nodes in preorder, callees by name, as the stacks of `folded` are sorted. Fails if the nodes exceed the
+/// memory budget.
 pub(crate) fn call_tree(folded: &Folded, mut memory_left: MemoryLeft) -> Result<Vec<Node>> {
     let root = Node {
         function: None,

@@ -111,7 +111,7 @@ fn read_items(
             ImportVisitor(&mut module).visit_item(&item);
             continue;
         };
-        if is_test(&declared.attrs) {
+        if has_cfg_test(&declared.attrs) {
             continue;
         }
         let child = declared.ident.to_string();
@@ -137,7 +137,7 @@ fn read_items(
     Ok(())
 }
 
-fn is_test(attributes: &[syn::Attribute]) -> bool {
+fn has_cfg_test(attributes: &[syn::Attribute]) -> bool {
     attributes.iter().any(|attribute| {
         let is_cfg = attribute.path().is_ident("cfg");
         let condition = attribute.parse_args::<syn::Path>();
@@ -206,13 +206,13 @@ impl ImportVisitor<'_> {
 
 impl<'ast> Visit<'ast> for ImportVisitor<'_> {
     fn visit_item_use(&mut self, item: &'ast syn::ItemUse) {
-        if !is_test(&item.attrs) {
+        if !has_cfg_test(&item.attrs) {
             self.import(&item.tree, Vec::new());
         }
     }
 
     fn visit_item_fn(&mut self, item: &'ast syn::ItemFn) {
-        if !is_test(&item.attrs) {
+        if !has_cfg_test(&item.attrs) {
             syn::visit::visit_item_fn(self, item);
         }
     }

@@ -89,7 +89,7 @@ static LOG: ProgramLog = ProgramLog {
 const ADAPTER: Adapter = Adapter::without_socket(&LOG);
 
 impl BrokerApi {
-    /// Looks up the functions. `None` if one is missing.
+    /// Looks up Mosquitto's functions in the host. `None` if one is missing.
     fn find() -> Option<Self> {
         #[expect(clippy::multiple_unsafe_ops_per_block, reason = "one promise for all")]
         // SAFETY: mosquitto_broker.h declares functions of these types, since Mosquitto 2.0.

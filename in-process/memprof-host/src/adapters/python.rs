@@ -37,7 +37,7 @@ struct Python {
 }
 
 impl Python {
-    /// Looks up the functions.
+    /// Looks up Python's functions in the host. Fails with the first that is missing.
     fn find(host: &HostSymbols) -> Result<Self, MissingSymbol> {
         #[expect(clippy::multiple_unsafe_ops_per_block, reason = "one promise for all")]
         // SAFETY: Python.h declares functions of these types, since 3.3.

@@ -56,7 +56,7 @@ struct RedisApi {
 type GetApi = unsafe extern "C" fn(*const c_char, *mut *mut c_void) -> c_int;
 
 impl RedisApi {
-    /// Looks up the functions. `None` if one is missing.
+    /// Looks up Redis' functions in the host. `None` if one is missing.
     ///
     /// # Safety
     /// `ctx` is the context that Redis passes to `RedisModule_OnLoad`.

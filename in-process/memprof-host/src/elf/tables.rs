@@ -135,8 +135,8 @@ impl<'a> Library<'a> {
         self.segments.iter().filter(loaded)
     }
 
-    /// Whether `address` is in a mapped segment with this flag.
-    fn has_flag(&self, address: u64, flag: u32) -> bool {
+    /// Whether `address`, as in the file, is in a loaded segment with one of these `PF_` flags.
+    fn is_in_segment_with(&self, address: u64, flag: u32) -> bool {
         self.loaded_segments().any(|segment| {
             let offset = address.checked_sub(segment.p_vaddr(LE));
             segment.p_flags(LE).0 & flag != 0
@@ -252,12 +252,12 @@ impl<'a> Library<'a> {
                 let target = entry.r_offset.get(LE);
                 let is_called = kind == R_X86_64_IRELATIVE
                     || kind == R_X86_64_RELATIVE
-                        && self.has_flag(addend, PF_X.0)
+                        && self.is_in_segment_with(addend, PF_X.0)
                         && called_ranges.iter().any(|range| range.contains(&target));
                 let is_valid = kind != R_X86_64_NONE
                     && (index >= relative || kind == R_X86_64_RELATIVE)
                     && (entry.r_sym(LE, false) as usize) < symbols
-                    && self.has_flag(target, PF_W.0)
+                    && self.is_in_segment_with(target, PF_W.0)
                     && (!is_called || self.has_code(addend));
                 if !is_valid {
                     return damaged_error(TABLE);

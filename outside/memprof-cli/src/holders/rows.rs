@@ -170,8 +170,8 @@ pub(super) fn rows_by_kind(
     rows.collect()
 }
 
-/// Rows of the sampled objects, by held bytes in descending order.
-pub(super) fn rows_by_sample(
+/// At most `top` rows of the sampled objects, one for each group, by held bytes in descending order.
+pub(super) fn sampled_rows(
     groups: &[HolderGroup],
     top: usize,
     mut found: Vec<SampledGroup>,

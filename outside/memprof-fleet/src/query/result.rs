@@ -44,7 +44,8 @@ pub(crate) fn compare_builds(
     })
 }
 
-/// Compares the mean process of a time window with that of another window.
+/// Compares the time window of `query` with that of `base`. The profile of a window is the mean of its processes', of
+/// `build` only if it is given.
 pub(crate) fn compare_windows(
     query: &ProfileQuery,
     base: &ProfileQuery,

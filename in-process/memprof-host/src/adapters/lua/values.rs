@@ -24,7 +24,7 @@ pub(super) struct LuaValueApi {
 }
 
 impl LuaValueApi {
-    /// Looks up the functions.
+    /// Looks up Lua's functions in the host. Fails with the first that is missing.
     pub(super) fn find(host: &HostSymbols) -> Result<Self, MissingSymbol> {
         #[expect(clippy::multiple_unsafe_ops_per_block, reason = "one promise for all")]
         // SAFETY: lua.h and lauxlib.h declare functions of these types, from 5.1 to 5.4. The result of lua_pushlstring,

@@ -63,7 +63,7 @@ pub(super) struct Node {
 }
 
 impl Node {
-    /// Looks up the functions.
+    /// Looks up Node-API's functions in the host. Fails with the first that is missing.
     pub(super) fn find(host: &HostSymbols) -> Result<Self, MissingSymbol> {
         #[expect(clippy::multiple_unsafe_ops_per_block, reason = "one promise for all")]
         // SAFETY: node_api.h and js_native_api.h declare functions of these types, since Node-API 1.

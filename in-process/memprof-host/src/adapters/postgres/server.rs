@@ -115,7 +115,7 @@ impl Server {
         }
     }
 
-    /// Looks up the functions. `None` if one is missing.
+    /// Looks up PostgreSQL's functions in the host. `None` if one is missing.
     ///
     /// # Safety
     /// Those of [`Server::from_call`].
