@@ -22,6 +22,11 @@ struct TrafficServer {
 const DROP_IN: &str =
     include_str!("../../../../hosts-examples/traffic-server/trafficserver.service.d.conf");
 
+/// In each line that the plugin logs.
+const REPLY: &str = "memprof: ";
+/// The last line of the reply to `stats`.
+const STATS_END: &str = "memprof: --- End jemalloc statistics ---";
+
 impl Server for TrafficServer {
     const NAME: &'static str = "traffic_server";
     const PROGRAM: &'static str = "/usr/bin/traffic_server";
@@ -40,15 +45,21 @@ impl Server for TrafficServer {
 
     /// The bus takes no reply: the log has it.
     fn send(&self, plugin: &str, message: &str) -> String {
-        let replies = |line: &&String| line.contains("memprof: ");
-        let before = self.host.log().iter().filter(replies).count();
+        let log = self.host.log();
+        let count = |text: &str| log.iter().filter(|line| line.contains(text)).count();
+        let (before, ended) = (count(REPLY), count(STATS_END));
         let mut command = as_its_user("traffic_ctl");
         command
             .args(["plugin", "msg", plugin, message])
             .env("TS_RUNROOT", self.host.place().join("runroot.yaml"));
         tool_text("trafficserver", &mut command);
         // A failed dump has a line of the plugin's before the reply's.
-        self.host.wait_for_lines("memprof: ", before + 1)[before..].join("\n")
+        let reply = self.host.wait_for_lines(REPLY, before + 1)[before..].join("\n");
+        // Its other lines would be read as the next message's reply.
+        if reply.contains("jemalloc 5") {
+            self.host.wait_for_lines(STATS_END, ended + 1);
+        }
+        reply
     }
 
     fn work(&self) {
@@ -218,13 +229,8 @@ fn stats_are_printed_to_the_log() {
         ..Load::default()
     });
     server.send("memory_profile", "stats");
-    let last = server
-        .host()
-        .wait_for_log("--- End jemalloc statistics ---");
-    assert!(
-        last.ends_with("memprof: --- End jemalloc statistics ---"),
-        "{last}"
-    );
+    let last = server.host().wait_for_log(STATS_END);
+    assert!(last.ends_with(STATS_END), "{last}");
     let log = server.host().log();
     let cut = log.iter().find(|line| line.ends_with("[...]"));
     assert_eq!(cut, None);
