@@ -59,6 +59,7 @@ pub(crate) fn run_ci() -> Result<()> {
     })?;
     steps.take("test", test)?;
     steps.take("demo", demo::show)?;
+    steps.take("truth", || crate::truth(&["--short"]))?;
     steps.take("fuzz", fuzz::replay)?;
     steps.take("torture", || crate::torture(&["--short"]))?;
     println!("{steps}");

@@ -23,6 +23,9 @@ usage: cargo xtask COMMAND
   bench [PART] [--check]
                       build for release, and print what memprof costs and how cost grows; --check
                       fails where a limit is broken; an unknown PART names those there are
+  bench truth [AREA] [--short]
+                      questions with known answers: how many are answered right, with a note of
+                      what is missing, or wrong
   torture [SUITE] [--short]
                       hosts under every fault; an unknown SUITE names those there are
   package [--check | --try]
@@ -55,6 +58,13 @@ fn bench(args: &[&str]) -> anyhow::Result<()> {
     run(command.arg("--").args(args))
 }
 
+/// Needs no figure of time, so the build for development serves.
+fn truth(args: &[&str]) -> anyhow::Result<()> {
+    dist::build_programs(["truth"])?;
+    let truth = dist::built_dir(Profile::Dev).join("truth");
+    run(Command::new(truth).args(args).current_dir(root()))
+}
+
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
@@ -63,6 +73,7 @@ fn main() -> ExitCode {
         ["build", "--release"] => dist::build_all(Profile::Release),
         ["demo"] => demo::demo(),
         ["test"] => ci::test(),
+        ["bench", "truth", args @ ..] => truth(args),
         ["bench", args @ ..] => bench(args),
         ["torture", args @ ..] => torture(args),
         ["package", args @ ..] => {

@@ -1,0 +1,62 @@
+//! `cargo xtask bench truth`: asks memprof about programs and files with known answers, and counts the answers that are
+//! right, those that say what they do not know, and those that are wrong. None may be wrong.
+
+mod answer;
+mod case;
+mod table;
+
+use std::process::ExitCode;
+
+use anyhow::{Result, bail};
+use xtask::run::root;
+
+use crate::case::Area;
+use crate::table::Table;
+
+const USAGE: &str = "usage: cargo xtask bench truth [--short] [AREA…]";
+
+fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    match judge(&args) {
+        Ok(table) => {
+            print!("{table}");
+            match table.wrong() {
+                0 => ExitCode::SUCCESS,
+                _ => ExitCode::FAILURE,
+            }
+        }
+        Err(error) => {
+            eprintln!("truth: {error:#}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+/// Judges the cases of the areas that `args` name, of all without a name; `--short` leaves out the long ones.
+fn judge(args: &[String]) -> Result<Table> {
+    let directory = root().join("dev/bench/truth");
+    let known = case::areas(&directory)?;
+    let (mut wanted, mut short) = (Vec::new(), false);
+    for arg in args {
+        match arg.as_str() {
+            "--short" => short = true,
+            area if known.iter().any(|name| name == area) => wanted.push(area),
+            other => bail!(
+                "unknown argument {other:?}\n{USAGE}\nareas: {}",
+                known.join(", ")
+            ),
+        }
+    }
+    let mut table = Table::default();
+    for name in &known {
+        if !wanted.is_empty() && !wanted.contains(&name.as_str()) {
+            continue;
+        }
+        let area = Area::read(&directory, name)?;
+        for case in area.cases.iter().filter(|case| !(short && case.long)) {
+            let verdict = answer::judge(&area, case)?;
+            table.add(name, case, &verdict);
+        }
+    }
+    Ok(table)
+}
