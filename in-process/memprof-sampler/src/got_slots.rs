@@ -1,14 +1,17 @@
 //! GOT slots through which the objects of this process call `malloc` and related functions: patched with
 //! hooks, and restored.
 //!
-//! Only relocations that the dynamic linker fills for calls are patched (`JUMP_SLOT`, `GLOB_DAT`). Addresses
-//! of `malloc` in a program's data are left alone: the program may copy them, and a copy would outlive the
-//! patch.
+//! The relocations that the dynamic linker fills are patched: those for calls (`JUMP_SLOT`, `GLOB_DAT`), and the
+//! addresses in an object's data (`64`), such as `void (*xmlFree)(void *) = free`. Both hold the same address
+//! before and after, so a program that compares the two finds what it found before. A copy that the program
+//! makes of a patched word goes on to call the hook, which stays for the life of the process; a copy that it
+//! made earlier goes past the hook.
 #![expect(unsafe_code, reason = "the loader's list, and slots of other objects")]
 
 mod lock;
 mod object;
 mod own_calls;
+mod word;
 
 use core::ffi::{CStr, c_int, c_void};
 use core::mem;
@@ -29,6 +32,7 @@ use crate::{mapping, tally};
 use lock::with_loader_locked;
 use object::{ElfObject, GotSlot};
 pub use own_calls::{CallTarget, visit_own_calls};
+use word::{exchange_word, slot_value};
 
 /// Most patched slots, more than any program has; further ones count as refused.
 const MAX_SLOTS: usize = 1 << 16;
@@ -42,6 +46,17 @@ struct PatchedSlot {
     role: Role,
 }
 
+impl PatchedSlot {
+    fn new(address: usize, original: usize, hook: &Hook) -> Self {
+        Self {
+            address,
+            original,
+            hook: hook.address,
+            role: hook.role,
+        }
+    }
+}
+
 /// Result of [`GotSlots::patch`]: counts of slots and objects.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PatchStats {
@@ -50,8 +65,8 @@ pub struct PatchStats {
     /// Slots that hold neither the allocator's function nor a hook: other code has written them, or the
     /// object calls another allocator.
     pub foreign: usize,
-    /// Objects with addresses of the allocator's functions in their data. Allocations through these addresses
-    /// are not sampled.
+    /// Objects with addresses of the allocator's functions in data that cannot be patched. Calls through these
+    /// addresses are not seen.
     pub unseen_objects: usize,
     /// Objects that define `malloc` besides the one that is sampled and the C library.
     pub other_mallocs: usize,
@@ -193,8 +208,8 @@ impl GotSlots {
             for_each_object(&mut |object| {
                 for slot in self.patched().iter().filter(|slot| is_selected(slot)) {
                     let is_inside = object.code.contains(&slot.address);
-                    if is_inside && slot_value(slot.address) == slot.hook {
-                        restored += usize::from(write_slot(&object, slot.address, slot.original));
+                    if is_inside && exchange_word(&object, slot.address, slot.hook, slot.original) {
+                        restored += 1;
                     }
                 }
             });
@@ -212,12 +227,17 @@ impl GotSlots {
         if self.defines_another_malloc(object) {
             patched.other_mallocs += 1;
         }
-        let mut words = object.data_words();
-        let has_address = words.any(|word| {
-            let hook = self.hook(word.name);
-            hook.is_some_and(|hook| slot_value(word.address) == hook.original.load(Relaxed))
-        });
-        patched.unseen_objects += usize::from(has_address);
+        let mut has_unpatched = false;
+        for word in object.data_words() {
+            if let Some(hook) = self.hook(word.name) {
+                let original = hook.original.load(Relaxed);
+                let is_held =
+                    object.is_writable(word.address) && slot_value(word.address) == original;
+                let new = PatchedSlot::new(word.address, original, hook);
+                has_unpatched |= is_held && !self.patch_slot(object, new);
+            }
+        }
+        patched.unseen_objects += usize::from(has_unpatched);
         for slot in object.slots() {
             let Some(hook) = self.hook(slot.name) else {
                 continue;
@@ -230,18 +250,20 @@ impl GotSlots {
                 patched.foreign += 1;
                 continue;
             }
-            let new = PatchedSlot {
-                address: slot.address,
-                original,
-                hook: hook.address,
-                role: hook.role,
-            };
-            if self.count() < MAX_SLOTS && write_slot(object, slot.address, new.hook) {
-                self.push(new);
-            } else {
-                patched.refused += 1;
-            }
+            let new = PatchedSlot::new(slot.address, original, hook);
+            patched.refused += usize::from(!self.patch_slot(object, new));
         }
+    }
+
+    /// Patches one slot and lists it. Returns false, with nothing changed, if the list is full, the kernel refuses, or
+    /// other code has changed the slot meanwhile.
+    fn patch_slot(&mut self, object: &ElfObject, slot: PatchedSlot) -> bool {
+        let is_patched = self.count() < MAX_SLOTS
+            && exchange_word(object, slot.address, slot.original, slot.hook);
+        if is_patched {
+            self.push(slot);
+        }
+        is_patched
     }
 
     /// Whether an object other than the C library defines a `malloc` that is not the sampled one.
@@ -367,34 +389,6 @@ unsafe extern "C" fn visit_object(info: *mut dl_phdr_info, _: usize, visit: *mut
         visit(object);
     }
     0
-}
-
-/// Returns the address that a slot holds.
-fn slot_value(slot: usize) -> usize {
-    // SAFETY: a slot of a loaded object is readable and aligned.
-    unsafe { &*(slot as *const AtomicUsize) }.load(Acquire)
-}
-
-/// Writes a slot. Makes its page writable before, and read-only again afterwards, if the loader protected it. Returns
-/// false, with nothing changed, if the page cannot be made writable.
-fn write_slot(object: &ElfObject, slot: usize, value: usize) -> bool {
-    const PAGE_SIZE: usize = 4096;
-    let page = (slot & !(PAGE_SIZE - 1)) as *mut c_void;
-    let protect = |protection| {
-        // SAFETY: mprotect(2) on a page of slots. Other threads only read them, which stays allowed.
-        let failed = unsafe { libc::mprotect(page, PAGE_SIZE, protection) };
-        failed == 0
-    };
-    let is_protected = object.is_protected(slot);
-    if is_protected && !protect(libc::PROT_READ | libc::PROT_WRITE) {
-        return false;
-    }
-    // SAFETY: a slot of a loaded object, aligned and writable by now. Threads that call through it load it
-    // whole.
-    unsafe { &*(slot as *const AtomicUsize) }.store(value, Release);
-    // If this mprotect(2) fails, the page stays writable, which does no harm.
-    let _ = is_protected && protect(libc::PROT_READ);
-    true
 }
 
 #[cfg(test)]

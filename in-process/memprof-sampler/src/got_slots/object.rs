@@ -6,7 +6,9 @@ use core::ffi::{CStr, c_char};
 use core::ops::Range;
 use core::{ptr, slice};
 
-use libc::{Elf64_Phdr, Elf64_Rela, Elf64_Sym, PT_DYNAMIC, PT_GNU_RELRO, PT_LOAD, dl_phdr_info};
+use libc::{
+    Elf64_Phdr, Elf64_Rela, Elf64_Sym, PF_W, PT_DYNAMIC, PT_GNU_RELRO, PT_LOAD, dl_phdr_info,
+};
 
 const PAGE_SIZE: usize = 4096;
 
@@ -38,6 +40,8 @@ pub(super) struct ElfObject {
     pub(super) code: Range<usize>,
     /// Pages that the loader made read-only after relocation (RELRO).
     relro: Range<usize>,
+    /// From the first byte of its writable segments to the last: one segment as linkers lay it out.
+    writable: Range<usize>,
     symbols: *const Elf64_Sym,
     strings: *const c_char,
     hashes: *const u32,
@@ -72,13 +76,17 @@ impl ElfObject {
             start..start.wrapping_add(header.p_memsz as usize)
         };
         let headers_of_type = |kind| headers.iter().filter(move |header| header.p_type == kind);
-        let segments = headers_of_type(PT_LOAD).map(range);
-        let code = segments.reduce(|all, one| all.start.min(one.start)..all.end.max(one.end))?;
+        let join =
+            |all: Range<usize>, one: Range<usize>| all.start.min(one.start)..all.end.max(one.end);
+        let code = headers_of_type(PT_LOAD).map(range).reduce(join)?;
+        let is_writable = |header: &&Elf64_Phdr| header.p_flags & PF_W != 0;
+        let writable = headers_of_type(PT_LOAD).filter(is_writable).map(range);
         let relro = headers_of_type(PT_GNU_RELRO).map(range).next();
         let dynamic = headers_of_type(PT_DYNAMIC).map(range).next()?;
         let mut object = Self {
             base,
             code,
+            writable: writable.reduce(join).unwrap_or(0..0),
             // The loader protects whole pages only (_dl_protect_relro).
             relro: relro.map_or(0..0, |part| page_start(part.start)..page_start(part.end)),
             symbols: ptr::null(),
@@ -179,6 +187,11 @@ impl ElfObject {
     /// Whether the page of a slot is read-only (RELRO).
     pub(super) fn is_protected(&self, slot: usize) -> bool {
         self.relro.contains(&page_start(slot))
+    }
+
+    /// Whether a word lies in a writable segment. Old objects have relocations in their code too.
+    pub(super) fn is_writable(&self, word: usize) -> bool {
+        self.writable.contains(&word)
     }
 
     /// Name of a symbol.
