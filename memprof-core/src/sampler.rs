@@ -20,6 +20,8 @@ mod selected_sampler;
 mod selection;
 #[cfg(target_arch = "x86_64")]
 mod slabs;
+#[cfg(target_arch = "x86_64")]
+mod unseen_calls;
 
 pub(crate) use backend::Backend;
 pub use own_sampler::sample_from_start;

@@ -30,6 +30,24 @@ pub struct Dump {
     /// Memory of the samples in the process, in bytes: the tables of memprof's sampler, or the internal memory of
     /// jemalloc's arenas, where its samples are stored. Absent if the allocator does not report it.
     pub metadata_bytes: Option<u64>,
+    /// Frees that memprof's sampler did not see, so that the dump shows freed memory as in use; absent if there is no
+    /// sign of any.
+    #[serde(default)]
+    pub unseen_frees: Option<UnseenFrees>,
+    /// Bytes in use that memprof's sampler did not see when they were allocated, so that the dump lacks them; absent if
+    /// there is no sign of any.
+    #[serde(default)]
+    pub unseen_allocation_bytes: Option<u64>,
+}
+
+/// Frees that memprof's sampler did not see.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct UnseenFrees {
+    /// Sampled blocks that were allocated again while they counted as in use. They no longer count.
+    pub samples: u64,
+    /// Bytes by which the dump exceeds what the allocator holds, beyond chance.
+    pub bytes: u64,
 }
 
 /// The reply to `dump`: one dump for each allocator that can profile.

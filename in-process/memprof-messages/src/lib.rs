@@ -24,7 +24,7 @@ mod usage;
 
 pub use argument::{ArgumentSpec, ArgumentType};
 pub use doctor::{DoctorReport, Finding, Severity};
-pub use dump::{Dump, DumpList, DumpReport, KeptDump};
+pub use dump::{Dump, DumpList, DumpReport, KeptDump, UnseenFrees};
 pub use dump_id::DumpId;
 pub use enums::{
     AllocatorKind, InterceptionKind, OnOff, ProfileKind, Profiling, Provider, SamplerChoice,

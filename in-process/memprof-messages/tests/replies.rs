@@ -150,7 +150,8 @@ fn dump_report() -> Value {
     let dump = json!({
         "id": "i", "kind": "heap", "path": "/d/i.heap", "bytes": 1, "stacks": 2,
         "sample_interval": 3, "estimated_inuse_bytes": 4, "allocator": "jemalloc 5.3.0",
-        "metadata_bytes": 5,
+        "metadata_bytes": 5, "unseen_frees": { "samples": 6, "bytes": 7 },
+        "unseen_allocation_bytes": 8,
     });
     let mut report = dump.clone();
     merge(

@@ -4,6 +4,8 @@
 use std::io::{self, BufRead};
 use std::time::SystemTime;
 
+use memprof_messages::UnseenFrees;
+
 /// Header, size and totals of a profile.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ProfileSummary {
@@ -30,8 +32,10 @@ pub(crate) struct SamplerSummary {
     pub samples: u64,
     /// Samples that were not stored because the tables were full.
     pub lost: u64,
-    /// Sampled blocks whose address was allocated again without a visible free.
-    pub unseen_frees: u64,
+    /// Frees that no hook saw.
+    pub unseen_frees: UnseenFrees,
+    /// Bytes in use that no hook saw when they were allocated.
+    pub unseen_allocation_bytes: u64,
     /// Start of sampling: no sample is older.
     pub since: SystemTime,
     /// Exact totals of all allocations. `None` if they are not counted.

@@ -21,7 +21,7 @@ use crate::sampler::Backend;
 use crate::system::seccomp;
 use crate::watching::memory_reading::read_rss;
 use memprof_messages::{
-    AllocatorKind, Dump, DumpReport, LabelSetStats, ProfileKind, SamplerStatus,
+    AllocatorKind, Dump, DumpReport, LabelSetStats, ProfileKind, SamplerStatus, UnseenFrees,
 };
 
 /// Allocators to dump together, and the circumstances of the dump.
@@ -75,6 +75,7 @@ impl Profiler {
                         .iter()
                         .filter_map(|each| each.sampler_status());
                     warnings.extend(samplers.flat_map(|sampler| sampler_warnings(&sampler)));
+                    warnings.splice(0..0, dumps.iter().flat_map(unseen_call_warnings));
                     let sets = labels::set_stats().filter(|_| !labels.is_empty());
                     warnings.extend(sets.and_then(label_set_warning));
                     warnings
@@ -218,28 +219,48 @@ fn label_set_warning(sets: LabelSetStats) -> Option<String> {
     })
 }
 
-/// Warnings that the profile of memprof's sampler may show too little or too much.
+/// Warnings that the profile of memprof's sampler shows too little.
 fn sampler_warnings(sampler: &SamplerStatus) -> impl Iterator<Item = String> + use<> {
-    let SamplerStatus {
-        samples,
-        lost,
-        unseen_frees,
-        ..
-    } = *sampler;
+    let SamplerStatus { samples, lost, .. } = *sampler;
     let lost = (lost > 0).then(|| {
         format!(
             "{lost} of {samples} samples were lost, because memprof's tables were full of stacks whose memory lives, \
              so values are too low: `reset sample_interval=4MiB` samples more coarsely"
         )
     });
-    let unseen = (unseen_frees > 0).then(|| {
+    lost.into_iter()
+}
+
+/// Remedy for calls of malloc and free that memprof's sampler does not see.
+const UNSEEN_REMEDY: &str =
+    "start the program with `memprof run --allocator jemalloc`, whose own profiler sees every call";
+
+/// Warnings that a dump shows memory that was freed, or lacks memory, because memprof's sampler did not see the calls.
+fn unseen_call_warnings(dump: &Dump) -> impl Iterator<Item = String> + use<> {
+    let frees = dump.unseen_frees.map(|UnseenFrees { samples, bytes }| {
+        let sign = match bytes {
+            0 => format!(
+                "{samples} sampled blocks were given out again though memprof saw no free of them, so the profile may \
+                 show freed memory as live"
+            ),
+            bytes => format!(
+                "about {} MiB of what the profile shows as live was freed: it shows more than {} itself holds, so none \
+                 of its rows proves a leak",
+                bytes >> 20,
+                dump.allocator
+            ),
+        };
+        format!("{sign}; the program frees by addresses that it keeps in its data; {UNSEEN_REMEDY}")
+    });
+    let allocations = dump.unseen_allocation_bytes.map(|bytes| {
         format!(
-            "{unseen_frees} sampled blocks were given out again though memprof saw no free of them: the program frees \
-             by addresses that it keeps in its data, so the profile shows freed memory as live; start the program with \
-             `memprof run --allocator jemalloc`, whose own profiler sees every free"
+            "about {} MiB of live bytes are not in it, though they were allocated while memprof sampled: by calls that \
+             it does not see, of the dynamic loader (thread-local storage), of a library in its first moments, or by \
+             an address of malloc that the program keeps; {UNSEEN_REMEDY}",
+            bytes >> 20
         )
     });
-    lost.into_iter().chain(unseen)
+    frees.into_iter().chain(allocations)
 }
 
 /// Warning about a dump whose stacks end in pseudo frames.

@@ -19,7 +19,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::identity::AllocatorIdentity;
 use crate::sampler::Backend;
 use crate::system::seccomp;
-use memprof_messages::Dump;
+use memprof_messages::{Dump, UnseenFrees};
 
 /// Separator between the stacks and the mappings.
 const MAPPED_LIBRARIES: &str = "\nMAPPED_LIBRARIES:\n";
@@ -80,6 +80,14 @@ pub(crate) fn take(
         estimated_inuse_bytes: summary.estimated_inuse_bytes,
         allocator: backend.identity().to_string(),
         metadata_bytes: backend.metadata_bytes(),
+        unseen_frees: summary
+            .own_sampler
+            .map(|sampler| sampler.unseen_frees)
+            .filter(|unseen| *unseen != UnseenFrees::default()),
+        unseen_allocation_bytes: summary
+            .own_sampler
+            .map(|sampler| sampler.unseen_allocation_bytes)
+            .filter(|bytes| *bytes > 0),
     })
 }
 
@@ -219,9 +227,17 @@ fn sampler_comments(summary: SamplerSummary) -> String {
         samples,
         lost,
         unseen_frees,
+        unseen_allocation_bytes,
         since,
         tally,
     } = summary;
+    let byte_line = |key: &str, bytes: u64| match bytes {
+        0 => String::new(),
+        bytes => format!("# {key}: {bytes}\n"),
+    };
+    let freed_line = byte_line("bytes freed unseen", unseen_frees.bytes);
+    let allocated_line = byte_line("bytes allocated unseen", unseen_allocation_bytes);
+    let unseen_samples = unseen_frees.samples;
     let since = humantime::format_rfc3339_seconds(since);
     let tally_line = tally.map_or_else(String::new, |tally| {
         let Tally {
@@ -233,7 +249,7 @@ fn sampler_comments(summary: SamplerSummary) -> String {
     });
     format!(
         "# sampler: ours\n# sampling since: {since}\n# samples: {samples}\n# lost samples: {lost}\n\
-         # unseen frees: {unseen_frees}\n{tally_line}"
+         # unseen frees: {unseen_samples}\n{freed_line}{allocated_line}{tally_line}"
     )
 }
 

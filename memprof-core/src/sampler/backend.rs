@@ -222,7 +222,9 @@ impl Backend {
         scratch: &Scratch,
     ) -> Result<ProfileSummary> {
         match (kind, self.selected_sampler()) {
-            (ProfileKind::Heap, Some(own_sampler)) => own_sampler.write_profile(scratch),
+            (ProfileKind::Heap, Some(own_sampler)) => {
+                own_sampler.write_profile(&self.allocator, scratch)
+            }
             (ProfileKind::Pinned, Some(own_sampler)) => {
                 own_sampler.write_pinned(&self.allocator, scratch)
             }

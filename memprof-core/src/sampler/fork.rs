@@ -15,6 +15,11 @@ pub(super) fn keep_sampling_in_children() {
     SAMPLES_IN_CHILDREN.store(true, Ordering::Relaxed);
 }
 
+/// Whether sampling began with the program, in this process or in those that forked it.
+pub(super) fn samples_from_program_start() -> bool {
+    memprof_sampler::interval() > 0 && SAMPLES_IN_CHILDREN.load(Ordering::Relaxed)
+}
+
 /// Makes forked children stop sampling, because the activation has an end.
 pub(crate) fn stop_sampling_in_children() {
     SAMPLES_IN_CHILDREN.store(false, Ordering::Relaxed);

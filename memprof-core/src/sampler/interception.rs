@@ -9,6 +9,7 @@ use memprof_sampler::{PatchedEntries, Role, SamplerError};
 use rustix::io::Errno;
 
 use super::SamplerSelection;
+use super::fork::samples_from_program_start;
 use super::jemalloc_hooks::JemallocHookInstaller;
 use crate::allocators::loaded_objects::{self, ForkGuard};
 use crate::error::{Error, ErrorKind, Result};
@@ -54,6 +55,8 @@ pub(super) struct Interception {
     loaded: (u64, u64),
     /// Start of sampling, since samples were last dropped. `None` if none were taken.
     pub(super) since: Option<SystemTime>,
+    /// Bytes that the allocator had given out at that time. `None` if unknown.
+    pub(super) allocated_at_start: Option<u64>,
 }
 
 impl Interception {
@@ -109,6 +112,7 @@ impl Interception {
             loaded: (0, 0),
             // Sampling began with the program, or in the parent of a forked child.
             since: (memprof_sampler::interval() > 0).then(SystemTime::now),
+            allocated_at_start: samples_from_program_start().then_some(0),
         }
     }
 
@@ -248,6 +252,7 @@ impl Interception {
     pub(super) fn drop_samples(&mut self) -> Result<()> {
         memprof_sampler::stop();
         self.since = None;
+        self.allocated_at_start = None;
         memprof_sampler::clear().map_err(sampler_error)
     }
 

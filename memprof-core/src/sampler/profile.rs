@@ -16,6 +16,7 @@ use std::io::{self, BufWriter, Seek, SeekFrom, Write};
 use memprof_sampler::{StackRecord, StackRecordId};
 
 use super::pinned::{PinnedProfile, PinnedShare};
+use super::unseen_calls::SampledBytes;
 use crate::dumps::heap::{ProfileSummary, unsampled_bytes};
 
 /// Characters per number of the header, so that it can be written before the totals are known.
@@ -23,7 +24,10 @@ const NUMBER_WIDTH: usize = 20;
 
 /// Writes a heap profile of all samples, live and freed, to `file`. The header is written twice, because its
 /// totals are known only at the end. `interval` is the sample interval in bytes.
-pub(super) fn write_samples(interval: u64, file: &File) -> io::Result<ProfileSummary> {
+pub(super) fn write_samples(
+    interval: u64,
+    file: &File,
+) -> io::Result<(ProfileSummary, SampledBytes)> {
     let mut lines = ProfileWriter {
         text: BufWriter::new(file),
         summary: ProfileSummary {
@@ -31,6 +35,7 @@ pub(super) fn write_samples(interval: u64, file: &File) -> io::Result<ProfileSum
             ..ProfileSummary::default()
         },
         totals: [0; 4],
+        sampled: SampledBytes::default(),
         is_tallied: memprof_sampler::tally().is_some(),
         outcome: Ok(()),
     };
@@ -47,7 +52,20 @@ pub(super) fn write_samples(interval: u64, file: &File) -> io::Result<ProfileSum
     lines.outcome = Ok(());
     lines.write_header()?;
     lines.text.flush()?;
-    Ok(lines.summary)
+    Ok((lines.summary, lines.sampled))
+}
+
+/// Returns the bytes in use that all samples stand for now, as [`write_samples`] does.
+pub(super) fn sum_samples(interval: u64) -> SampledBytes {
+    let mut sampled = SampledBytes::default();
+    // SAFETY: `DumpSlot::acquire` keeps samples from being cleared during a dump.
+    #[expect(unsafe_code, reason = "the sampler's tables")]
+    unsafe {
+        memprof_sampler::for_each_record(|record| {
+            sampled.add(record.objects, record.bytes, interval);
+        });
+    }
+    sampled
 }
 
 struct ProfileWriter<W: Write> {
@@ -55,6 +73,7 @@ struct ProfileWriter<W: Write> {
     summary: ProfileSummary,
     /// Live objects, live bytes, all objects, all bytes.
     totals: [u64; 4],
+    sampled: SampledBytes,
     is_tallied: bool,
     outcome: io::Result<()>,
 }
@@ -97,6 +116,7 @@ impl<W: Write> ProfileWriter<W> {
         let summary = &mut self.summary;
         summary.stacks += 1;
         summary.estimated_inuse_bytes += unsampled_bytes(objects, bytes, summary.sample_interval);
+        self.sampled.add(objects, bytes, summary.sample_interval);
         Ok(())
     }
 }

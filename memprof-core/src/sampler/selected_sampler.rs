@@ -2,9 +2,10 @@
 
 use std::sync::MutexGuard;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::SystemTime;
+use std::thread;
+use std::time::{Duration, SystemTime};
 
-use memprof_messages::{InterceptionKind, SamplerStatus, SlotCounts};
+use memprof_messages::{HeapUsage, InterceptionKind, SamplerStatus, SlotCounts, UnseenFrees};
 use rustix::io::Errno;
 
 use super::fork::register_fork_handler;
@@ -12,6 +13,7 @@ use super::interception::{Interception, InterceptionMethod, is_only_sampled, sam
 use super::pinned::PinnedProfile;
 use super::profile;
 use super::slabs::supports_slab_queries;
+use super::unseen_calls::{SampledBytes, UnseenBytes};
 use crate::allocators::allocator::Allocator;
 use crate::allocators::interval::SampleInterval;
 use crate::allocators::jemalloc::Jemalloc;
@@ -97,6 +99,9 @@ impl SelectedSampler<'_> {
         } else if self.needs_time_limit() && !self.is_active() {
             // Frees that happened while it was off are unknown.
             self.sampler.drop_samples()?;
+        }
+        if self.sampler.since.is_none() {
+            self.sampler.allocated_at_start = exact_bytes(allocator);
         }
         register_fork_handler();
         memprof_sampler::start(interval).map_err(sampler_error)?;
@@ -192,19 +197,62 @@ impl SelectedSampler<'_> {
         self.sampler.uninstall()
     }
 
-    /// Writes a heap profile to `scratch`.
+    /// Writes a heap profile to `scratch`, and compares it with the total of `allocator`.
     ///
     /// # Errors
     /// `Io`: the file cannot be written.
-    pub(crate) fn write_profile(&self, scratch: &Scratch) -> Result<ProfileSummary> {
+    pub(crate) fn write_profile(
+        &self,
+        allocator: &Allocator,
+        scratch: &Scratch,
+    ) -> Result<ProfileSummary> {
+        let before = allocated_bytes(allocator);
         let written = scratch
             .rewind()
             .and_then(|file| profile::write_samples(self.interval(), file));
-        let summary = written.map_err(|error| Error::io("write the dump", &error))?;
+        let (summary, sampled) = written.map_err(|error| Error::io("write the dump", &error))?;
+        let unseen = before.map_or(UnseenBytes::default(), |before| {
+            self.compare(allocator, before, sampled)
+        });
         Ok(ProfileSummary {
-            own_sampler: self.summary(),
+            own_sampler: self.summary(unseen),
             ..summary
         })
+    }
+
+    /// Compares the samples of a profile with what `allocator` holds now and `before` it was written. If it holds
+    /// less, compares anew until that is no coincidence: the program may have freed much meanwhile.
+    fn compare(
+        &self,
+        allocator: &Allocator,
+        before: AllocatedBytes,
+        sampled: SampledBytes,
+    ) -> UnseenBytes {
+        // With a tally, the profile is of an earlier moment.
+        if memprof_sampler::tally().is_some() {
+            return UnseenBytes::default();
+        }
+        let at_start = match before.is_exact {
+            true => self.sampler.allocated_at_start,
+            false => None,
+        };
+        let compare = |before: AllocatedBytes, sampled: SampledBytes| {
+            let after = allocated_bytes(allocator).unwrap_or(before);
+            let least = before.bytes.min(after.bytes);
+            let most = before.bytes.max(after.bytes);
+            sampled.compare(least..=most, at_start)
+        };
+        let mut unseen = compare(before, sampled);
+        for _ in 0..REPEATED_COMPARISONS {
+            if unseen.freed == 0 {
+                break;
+            }
+            thread::sleep(COMPARISON_INTERVAL);
+            let before = allocated_bytes(allocator).unwrap_or(before);
+            let again = compare(before, profile::sum_samples(self.interval()));
+            unseen.freed = unseen.freed.min(again.freed);
+        }
+        unseen
     }
 
     /// The allocator as a jemalloc that reports how full its slabs are.
@@ -263,18 +311,22 @@ impl SelectedSampler<'_> {
             .and_then(|file| profile::write_pinned(&pinned, file));
         let summary = written.map_err(|error| Error::io("write the dump", &error))?;
         Ok(ProfileSummary {
-            own_sampler: self.summary(),
+            own_sampler: self.summary(UnseenBytes::default()),
             ..summary
         })
     }
 
     /// Counts for the dump's comments. `None` if nothing was sampled.
-    fn summary(&self) -> Option<SamplerSummary> {
+    fn summary(&self, unseen: UnseenBytes) -> Option<SamplerSummary> {
         let counts = memprof_sampler::counts();
         self.sampler.since.map(|since| SamplerSummary {
             samples: counts.samples,
             lost: counts.lost,
-            unseen_frees: counts.unseen_frees,
+            unseen_frees: UnseenFrees {
+                samples: counts.unseen_frees,
+                bytes: unseen.freed,
+            },
+            unseen_allocation_bytes: unseen.allocated,
             since,
             tally: memprof_sampler::tally().map(|tally| Tally {
                 objects: tally.objects,
@@ -283,6 +335,40 @@ impl SelectedSampler<'_> {
             }),
         })
     }
+}
+
+/// Comparisons that must confirm that the allocator holds less than the samples stand for.
+const REPEATED_COMPARISONS: u32 = 3;
+/// Time between two comparisons.
+const COMPARISON_INTERVAL: Duration = Duration::from_millis(10);
+
+/// Bytes that an allocator has given out.
+#[derive(Clone, Copy, Debug)]
+struct AllocatedBytes {
+    bytes: u64,
+    /// Whether free blocks are not among them.
+    is_exact: bool,
+}
+
+/// Returns the bytes that an allocator has given out, or at most has. `None` if it keeps no count, or refuses.
+fn allocated_bytes(allocator: &Allocator) -> Option<AllocatedBytes> {
+    let totals = allocator.totals();
+    match totals.inspect_err(|error| log::debug!("{error}")).ok()?? {
+        HeapUsage::Detailed(totals) => Some(AllocatedBytes {
+            bytes: totals.allocated,
+            is_exact: true,
+        }),
+        HeapUsage::CommittedOnly { committed } => Some(AllocatedBytes {
+            bytes: committed,
+            is_exact: false,
+        }),
+    }
+}
+
+/// Returns the bytes that an allocator has given out. `None` if it does not distinguish them from free ones.
+fn exact_bytes(allocator: &Allocator) -> Option<u64> {
+    let allocated = allocated_bytes(allocator).filter(|allocated| allocated.is_exact);
+    allocated.map(|allocated| allocated.bytes)
 }
 
 /// Formats a count with the singular or plural text.

@@ -101,7 +101,7 @@ impl SelectedSampler<'_> {
         match self.0 {}
     }
 
-    pub(crate) fn write_profile(&self, _: &Scratch) -> Result<ProfileSummary> {
+    pub(crate) fn write_profile(&self, _: &Allocator, _: &Scratch) -> Result<ProfileSummary> {
         match self.0 {}
     }
 }

@@ -37,6 +37,7 @@ mod profile;
 mod stacks;
 
 mod unsample;
+mod unseen_calls;
 
 mod allocator_frames;
 mod demangle;
@@ -79,7 +80,7 @@ pub use names::{Frame, Names, StringId, Strings};
 pub use options::{Format, Options};
 pub use profile::{
     Address, AllocationTally, FileOffset, Mapping, Profile, ProfileOrigin, Sample, SampleType,
-    SampleValues,
+    SampleValues, UnseenFrees,
 };
 pub use render::{
     Cells, Column, FLAMEGRAPH_POLICY, Outline, OutlinePage, POLICY, RenderInput, VIEWER, amount,

@@ -191,6 +191,15 @@ pub struct AllocationTally {
     pub peak: u64,
 }
 
+/// Frees that a sampler did not see.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct UnseenFrees {
+    /// Sampled blocks that were allocated again although no free of them had been seen.
+    pub samples: u64,
+    /// Bytes by which the profile exceeds what the allocator held, beyond chance.
+    pub bytes: u64,
+}
+
 /// Origin of a profile, from the comment lines of memprof's dumps. Fields are `None` if the profile lacks the line.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ProfileOrigin {
@@ -216,8 +225,10 @@ pub struct ProfileOrigin {
     pub samples: Option<u64>,
     /// Samples that the sampler lost because its tables were full.
     pub lost_samples: Option<u64>,
-    /// Sampled blocks that were allocated again although no free of them had been seen.
-    pub unseen_frees: Option<u64>,
+    /// Frees that the sampler did not see.
+    pub unseen_frees: Option<UnseenFrees>,
+    /// Bytes in use that the sampler did not see when they were allocated.
+    pub unseen_allocation_bytes: Option<u64>,
     /// Exact count of all allocations, if it was enabled. The profile is then of the peak.
     pub tally: Option<AllocationTally>,
     /// Path of the mapped plugin file that took the profile.

@@ -16,6 +16,7 @@ use crate::profile::{Profile, Sample, SampleType, UNATTRIBUTED};
 use crate::render::{self, amount};
 use crate::symbolize::{Progress, Sources, name_by_offset, symbolize};
 use crate::unsample::unsample;
+use crate::unseen_calls::unseen_calls_notes;
 
 /// A profile to read.
 pub struct Input<'a> {
@@ -80,8 +81,8 @@ pub fn report(
         .profile
         .warnings
         .extend(lost_samples_note(&profile.profile));
-    let unseen = unseen_frees_note(&profile.profile);
-    profile.profile.warnings.extend(unseen);
+    let unseen = unseen_calls_notes(&profile.profile);
+    profile.profile.warnings.splice(0..0, unseen);
     let unattributed = unattributed_note(&profile.profile);
     profile.profile.warnings.extend(unattributed);
     if !options.format.is_for_tools() && !options.origin_rules.flat {
@@ -129,17 +130,6 @@ fn lost_samples_note(profile: &Profile) -> Option<String> {
              coarsely (sample_interval=4MiB)"
         )
     })
-}
-
-/// Returns a warning that the sampler missed frees: there are probably more than those it detected. `None` if it
-/// detected none.
-fn unseen_frees_note(profile: &Profile) -> Option<String> {
-    let unseen = profile.origin.unseen_frees.filter(|count| *count > 0)?;
-    Some(format!(
-        "{unseen} sampled blocks were given out again though memprof saw no free of them: the program frees by addresses \
-         that it keeps in its data, so values in use may hold freed memory; start the program with `memprof run \
-         --allocator jemalloc`, whose own profiler sees every free"
-    ))
 }
 
 /// Returns a note on the bytes in the row for unattributed memory. `None` if there are none, or the profile is not of

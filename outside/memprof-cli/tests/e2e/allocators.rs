@@ -638,18 +638,15 @@ fn unsampled_memory_is_counted_and_reported() {
     let slots = &active["allocators"][0]["slots"];
     assert_eq!(slots["foreign"], 1, "{active}");
     assert_eq!(slots["other_mallocs"], 1, "{active}");
-    assert_eq!(slots["unseen_objects"], 1, "{active}");
+    // The address of realloc in its data is patched.
+    assert_eq!(slots["unseen_objects"], 0, "{active}");
     let text = active["text"].as_str().unwrap();
     let foreign =
         "1 call site uses another allocator than glibc 2.36 (1 library has a malloc of its own)";
     assert!(text.contains(foreign), "{text}");
-    let copied = "1 library keeps the address of malloc or a relative of it in its data";
-    assert!(text.contains(copied), "{text}");
     host.memprof("deactivate", &[]).exits(0);
     let recorded = host.memprof("record", &["--for=10ms", "allocator=glibc"]);
-    for note in [foreign, copied] {
-        assert_eq!(recorded.stderr.matches(note).count(), 1, "{recorded:?}");
-    }
+    assert_eq!(recorded.stderr.matches(foreign).count(), 1, "{recorded:?}");
     let other = host.memprof("record", &["--for=10ms", "allocator=jemalloc"]);
     assert!(other.exits(4).stderr.contains("no jemalloc"));
     answers(&mut host, "on");

@@ -75,5 +75,6 @@ mod record_ends;
 mod refusals;
 mod report;
 mod runtimes;
+mod unseen_calls;
 mod unwinder;
 mod watch;

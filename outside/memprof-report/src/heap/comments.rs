@@ -32,7 +32,13 @@ impl DumpReader<'_> {
             "sampling since" => origin.sampling_since = Some(value.into()),
             "samples" => origin.samples = value.parse().ok(),
             "lost samples" => origin.lost_samples = value.parse().ok(),
-            "unseen frees" => origin.unseen_frees = value.parse().ok(),
+            "unseen frees" => {
+                origin.unseen_frees.get_or_insert_default().samples = value.parse().unwrap_or(0);
+            }
+            "bytes freed unseen" => {
+                origin.unseen_frees.get_or_insert_default().bytes = value.parse().unwrap_or(0);
+            }
+            "bytes allocated unseen" => origin.unseen_allocation_bytes = value.parse().ok(),
             "tally" => origin.tally = read_tally(value),
             "active-since" => origin.active_since = Some(value.into()),
             "labels" => self.profile.labels.read_keys(value),

@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::fold::SymbolizedProfile;
 use crate::label_shares::shares_by_label;
 use crate::options::Options;
-use crate::profile::{Profile, SampleValues};
+use crate::profile::{self, Profile, SampleValues};
 use crate::table::table;
 
 const SCHEMA_VERSION: u32 = 1;
@@ -85,7 +85,16 @@ struct Origin<'a> {
     samples: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     lost_samples: Option<u64>,
-    unseen_frees: Option<u64>,
+    unseen_frees: Option<UnseenFrees>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    unseen_allocation_bytes: Option<u64>,
+}
+
+/// Frees that the sampler did not see: sampled blocks that were allocated again, and bytes that are too many.
+#[derive(Serialize)]
+struct UnseenFrees {
+    samples: u64,
+    bytes: u64,
 }
 
 #[derive(Serialize)]
@@ -285,7 +294,10 @@ fn origin(profile: &Profile) -> Origin<'_> {
         sampling_since: origin.sampling_since.as_deref(),
         samples: origin.samples,
         lost_samples: origin.lost_samples,
-        unseen_frees: origin.unseen_frees,
+        unseen_frees: origin
+            .unseen_frees
+            .map(|profile::UnseenFrees { samples, bytes }| UnseenFrees { samples, bytes }),
+        unseen_allocation_bytes: origin.unseen_allocation_bytes,
     }
 }
 

@@ -1,0 +1,150 @@
+//! Comparison of the samples with the allocator's own total, which shows calls of `malloc` and `free` that no hook
+//! saw.
+//!
+//! A sample whose block was freed unseen stays in the profile, where it looks like a leak. So a profile of more bytes
+//! than the allocator holds is never passed on without saying so.
+
+use std::ops::RangeInclusive;
+
+use crate::dumps::heap::unsampled_bytes;
+
+/// Standard errors by which an estimate must differ from the allocator's total.
+const SIGNIFICANT_ERRORS: f64 = 3.0;
+/// Bytes of missing allocations below which none are reported: caches of threads, memprof's own blocks.
+const MIN_MISSING_BYTES: f64 = (4 << 20) as f64;
+/// Share of the allocator's total below which missing allocations are not reported.
+const MIN_MISSING_SHARE: f64 = 0.05;
+
+/// Bytes in use that the samples stand for.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct SampledBytes {
+    estimate: f64,
+    /// In square bytes.
+    variance: f64,
+    /// Most bytes that an allocator may use for the estimated objects.
+    rounded: f64,
+}
+
+/// Bytes in use that the hooks missed; 0 if the difference may be chance.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct UnseenBytes {
+    /// Bytes of the estimate that the allocator does not hold: they were freed unseen.
+    pub freed: u64,
+    /// Bytes that the allocator gave out since sampling began and that no sample stands for.
+    pub allocated: u64,
+}
+
+impl SampledBytes {
+    /// Adds `objects` sampled objects of together `bytes`. Sizes differ little, because a record has one size class.
+    ///
+    /// The variance is that of memprof-report's errors (Horvitz and Thompson).
+    pub(super) fn add(&mut self, objects: u64, bytes: u64, interval: u64) {
+        if objects == 0 || bytes == 0 || interval == 0 {
+            return;
+        }
+        let estimate = unsampled_bytes(objects, bytes, interval) as f64;
+        let size = bytes as f64 / objects as f64;
+        let miss_probability = (-size / interval as f64).exp();
+        self.estimate += estimate;
+        self.variance += estimate * estimate * miss_probability / objects as f64;
+        self.rounded += estimate * largest_block(size) / size;
+    }
+
+    /// Compares with `allocated`, the bytes that the allocator reported right before and after the samples were
+    /// counted. `at_start` are those when sampling began; `None` if unknown: missing ones may be older.
+    pub(super) fn compare(
+        self,
+        allocated: RangeInclusive<u64>,
+        at_start: Option<u64>,
+    ) -> UnseenBytes {
+        let (least, most) = (*allocated.start() as f64, *allocated.end() as f64);
+        let error = SIGNIFICANT_ERRORS * self.variance.sqrt();
+        let freed = match self.estimate - error > most {
+            true => self.estimate - most,
+            false => 0.0,
+        };
+        let missing = at_start.map_or(0.0, |before| {
+            let rounding = self.rounded / self.estimate.max(1.0);
+            least - before as f64 - self.rounded - error * rounding.max(1.0)
+        });
+        let is_notable = missing >= MIN_MISSING_BYTES.max(least * MIN_MISSING_SHARE);
+        UnseenBytes {
+            freed: freed as u64,
+            allocated: if is_notable { missing as u64 } else { 0 },
+        }
+    }
+}
+
+/// Largest block that an allocator makes of a request for `size` bytes: size classes of jemalloc and tcmalloc are at
+/// most a quarter larger, and glibc's chunks (malloc.c, `MINSIZE`) have a header and at least 32 bytes.
+fn largest_block(size: f64) -> f64 {
+    (size * 1.25 + 24.0).max(32.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    /// Samples of 1 KiB at one per 64 KiB, compared with an allocator's total in MiB.
+    fn check(mib: u64, allocated: u64, at_start: Option<u64>, expected: UnseenBytes) {
+        let mut sampled = SampledBytes::default();
+        let objects = mib * MIB / (64 << 10);
+        sampled.add(objects, objects * 1024, 64 << 10);
+        let allocated = allocated * MIB;
+        let found = sampled.compare(allocated..=allocated, at_start.map(|mib| mib * MIB));
+        let is_near = |one: u64, other: u64| one.abs_diff(other) <= other / 8;
+        assert!(
+            is_near(found.freed, expected.freed) && is_near(found.allocated, expected.allocated),
+            "{mib} {allocated} {at_start:?}: {found:?}, not {expected:?}"
+        );
+    }
+
+    #[test]
+    fn only_significant_differences_are_reported() {
+        let none = UnseenBytes::default();
+        let freed = |mib| UnseenBytes {
+            freed: mib * MIB,
+            ..none
+        };
+        let missing = |mib| UnseenBytes {
+            allocated: mib * MIB,
+            ..none
+        };
+        check(5000, 58, Some(0), freed(4942));
+        check(60, 58, Some(0), none);
+        check(58, 60, Some(0), none);
+        // Within three standard errors: 256 samples have one of a sixteenth.
+        check(16, 14, Some(0), none);
+        check(16, 4, Some(0), freed(12));
+        // What was there before sampling began is not missing.
+        check(16, 200, Some(190), none);
+        check(16, 200, None, none);
+        check(8, 72, Some(0), missing(60));
+        check(4, 20, Some(0), missing(13));
+        check(1, 4, Some(0), none);
+        check(0, 20, Some(0), missing(20));
+        check(0, 0, Some(0), none);
+    }
+
+    #[test]
+    fn small_blocks_with_large_headers_are_not_missing() {
+        let mut sampled = SampledBytes::default();
+        // 8 bytes requested are 32 bytes of glibc's.
+        sampled.add(16 * 64, 16 * 64 * 8, 16 << 10);
+        let allocated = 64 * MIB;
+        assert_eq!(
+            sampled.compare(allocated..=allocated, Some(0)),
+            UnseenBytes::default()
+        );
+    }
+
+    #[test]
+    fn peak_between_two_readings_is_no_unseen_free() {
+        let mut sampled = SampledBytes::default();
+        sampled.add(1600, 1600 << 10, 64 << 10);
+        let found = sampled.compare(10 * MIB..=110 * MIB, Some(0));
+        assert_eq!(found, UnseenBytes::default());
+    }
+}

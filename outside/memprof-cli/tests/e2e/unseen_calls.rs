@@ -1,0 +1,61 @@
+//! Calls of `malloc` and `free` by addresses that a program keeps: seen, or reported.
+
+use std::process::{Command, Stdio};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::dist::{dist, source, tool_text};
+use crate::host::Host;
+use crate::memprof::memprof;
+
+/// `by_address.c` in one of its ways, under `memprof run`.
+fn by_address(place: &TempDir, way: &str) -> Host {
+    let program = place.path().join("by_address");
+    let mut cc = Command::new("cc");
+    cc.arg("-O1").arg("-o").arg(&program);
+    cc.arg(source(
+        "outside/memprof-cli/tests/fixtures/allocators/by_address.c",
+    ));
+    tool_text("gcc", cc.arg("-lpthread"));
+    let mut command = Command::new(dist("bin/memprof"));
+    command.arg("run").arg("--").arg(&program).arg(way);
+    command.env("MEMPROF_LOG", "info").stdin(Stdio::piped());
+    let host = Host::spawn(command, tempfile::tempdir().unwrap());
+    host.wait_for_log("control socket ");
+    host
+}
+
+/// Bytes of the blocks that the program holds at a time.
+const IN_USE: f64 = 500.0 * 30_500.0;
+
+#[test]
+fn calls_by_stored_addresses_are_seen_or_reported() {
+    for way in ["plain", "data", "both", "copied"] {
+        let place = tempfile::tempdir().unwrap();
+        let mut host = by_address(&place, way);
+        host.memprof("activate", &["sample_interval=16KiB"])
+            .exits(0);
+        host.type_line("go");
+        host.wait_for_log("served go");
+        let dump = host.memprof("dump", &["--json"]).exits(0).json();
+        let in_use = dump["estimated_inuse_bytes"].as_f64().unwrap();
+        let path = dump["path"].as_str().unwrap();
+        let report = memprof(place.path(), &["report", path]).exits(0);
+        let is_noted = report.stderr.contains("none of its rows proves a leak");
+        if way == "copied" {
+            let bytes = dump["unseen_frees"]["bytes"].as_f64().unwrap();
+            assert!(bytes > 2.0 * IN_USE, "{dump}");
+            assert!((in_use - bytes) / IN_USE < 1.5, "{dump}");
+            assert!(
+                dump["text"].as_str().unwrap().contains("proves a leak"),
+                "{dump}"
+            );
+            assert!(is_noted, "{report:?}");
+        } else {
+            assert_eq!(dump["unseen_frees"], Value::Null, "{way}: {dump}");
+            assert!((in_use / IN_USE - 1.0).abs() < 0.2, "{way}: {dump}");
+            assert!(!is_noted, "{way}: {report:?}");
+        }
+    }
+}

@@ -1,0 +1,84 @@
+//! Notes on calls of `malloc` and `free` that the sampler did not see: the profile then shows freed memory as in use,
+//! or lacks memory.
+
+use crate::profile::{Profile, SampleType, UnseenFrees};
+use crate::render::amount;
+
+/// Remedy for calls that memprof's sampler does not see.
+const REMEDY: &str =
+    "start the program with `memprof run --allocator jemalloc`, whose own profiler sees every call";
+
+/// Returns a note on frees that the sampler did not see, and one on allocations, the worse one first.
+pub(crate) fn unseen_calls_notes(profile: &Profile) -> impl Iterator<Item = String> + use<> {
+    let frees = profile.origin.unseen_frees.and_then(frees_note);
+    let bytes = profile
+        .origin
+        .unseen_allocation_bytes
+        .filter(|bytes| *bytes > 0);
+    let allocations = bytes.map(|bytes| {
+        format!(
+            "about {} in use are not in it, though they were allocated while memprof sampled: by calls that it does not \
+             see, of the dynamic loader (thread-local storage), of a library in its first moments, or by an address of \
+             malloc that the program keeps; {REMEDY}",
+            text(bytes)
+        )
+    });
+    frees.into_iter().chain(allocations)
+}
+
+/// Returns the note on unseen frees. `None` if there is no sign of any.
+fn frees_note(frees: UnseenFrees) -> Option<String> {
+    let sign = match frees {
+        UnseenFrees {
+            samples: 0,
+            bytes: 0,
+        } => return None,
+        UnseenFrees { samples, bytes: 0 } => format!(
+            "{samples} sampled blocks were given out again though memprof saw no free of them: values in use may hold \
+             freed memory"
+        ),
+        UnseenFrees { bytes, .. } => format!(
+            "about {} of what it shows in use was freed: it shows more than the allocator itself holds, so none of its \
+             rows proves a leak",
+            text(bytes)
+        ),
+    };
+    Some(format!(
+        "{sign}; the program frees by addresses that it keeps in its data, which memprof does not see; {REMEDY}"
+    ))
+}
+
+fn text(bytes: u64) -> String {
+    amount(
+        i64::try_from(bytes).unwrap_or(i64::MAX),
+        SampleType::InuseSpace,
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_sign_of_unseen_frees_is_noted() {
+        let check = |samples, bytes, expected: Option<&str>| {
+            let note = frees_note(UnseenFrees { samples, bytes });
+            match expected {
+                None => assert_eq!(note, None),
+                Some(expected) => assert!(note.as_ref().unwrap().starts_with(expected), "{note:?}"),
+            }
+        };
+        check(0, 0, None);
+        check(3, 0, Some("3 sampled blocks were given out again"));
+        check(
+            0,
+            5 << 30,
+            Some("about 5.00GiB of what it shows in use was freed"),
+        );
+        check(
+            3,
+            5 << 30,
+            Some("about 5.00GiB of what it shows in use was freed"),
+        );
+    }
+}
