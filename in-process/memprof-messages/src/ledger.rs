@@ -22,6 +22,25 @@ pub struct Ledger {
     /// The kernel's account of all mappings, if it was requested.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub smaps: Option<Smaps>,
+    /// The heaps' walk from outside the process, if `memprof ledger` made one: the rows are then exact.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub walk: Option<HeapWalk>,
+}
+
+/// Walk of the heaps from outside the process.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct HeapWalk {
+    /// Names of the allocators whose heaps were walked.
+    pub allocators: Vec<String>,
+    /// Bytes of live objects that are not resident: never written to, or swapped out.
+    pub untouched_bytes: u64,
+    /// Bytes of live objects in huge pages of hugetlbfs, which RSS does not contain.
+    pub huge_page_bytes: u64,
+    /// Bytes that `purge` would give back now.
+    pub purgeable_bytes: u64,
+    /// Time in microseconds for which the process was stopped.
+    pub stopped_us: u64,
 }
 
 /// One part of the resident memory.
@@ -79,6 +98,12 @@ pub struct Cgroup {
     pub usage_bytes: u64,
     /// Limit of the cgroup; absent if there is none.
     pub limit_bytes: Option<u64>,
+    /// Files in memory that the kernel can free: `file` of memory.stat without `shmem`; absent if unknown.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub file_cache_bytes: Option<u64>,
+    /// Shared memory, memfds and tmpfs, which the kernel can only swap out; absent if unknown.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shared_bytes: Option<u64>,
 }
 
 /// A significant finding in the ledger.
@@ -115,6 +140,8 @@ named_enums! {
     LedgerPart {
         /// Memory that the program has allocated.
         LiveHeap = "live_heap",
+        /// Freed objects in the caches of threads.
+        ThreadCaches = "thread_caches",
         /// Memory that samples use beside the objects.
         Sampling = "sampling",
         /// Free memory in pages that contain live objects.
@@ -123,7 +150,7 @@ named_enums! {
         Dirty = "dirty",
         /// Memory of the allocators for themselves.
         Metadata = "metadata",
-        /// Memory of allocators that do not distinguish live memory from free.
+        /// Memory of allocators that do not distinguish live memory from free, or count more than is resident.
         UndividedHeap = "undivided_heap",
         /// Stacks, static data, and mappings that no allocator made.
         NotTheAllocator = "not_the_allocator",
@@ -143,10 +170,29 @@ named_enums! {
         Fragmentation = "fragmentation",
         /// Many pages could be purged.
         Dirty = "dirty",
+        /// Much freed memory is in the caches of threads.
+        ThreadCaches = "thread_caches",
+        /// A notable part of the rows is not certain.
+        Uncertain = "uncertain",
         /// Much memory is outside of the heap.
         NotTheAllocator = "not_the_allocator",
         /// A large part of the cgroup's memory is page cache.
         PageCache = "page_cache",
+        /// A large part of the cgroup's memory is shared memory, which the kernel cannot free.
+        SharedMemory = "shared_memory",
+    }
+}
+
+impl LedgerFinding {
+    /// Least size in bytes of a part that is worth a finding.
+    pub const MIN_BYTES: u64 = 16 << 20;
+    /// Share of the whole above which a part is worth a finding.
+    pub const MIN_SHARE: f64 = 0.10;
+
+    /// Whether a part of `bytes` is notable in a `whole` of that many.
+    pub fn is_notable(bytes: u64, whole: u64) -> bool {
+        let share = bytes as f64 / whole.max(1) as f64;
+        share > Self::MIN_SHARE && bytes >= Self::MIN_BYTES
     }
 }
 

@@ -11,6 +11,7 @@ mod dump;
 mod dump_id;
 mod enums;
 mod ledger;
+mod ledger_text;
 mod message;
 mod open_enum;
 mod reply;
@@ -31,9 +32,10 @@ pub use enums::{
     TriggerKind, UnwinderChoice,
 };
 pub use ledger::{
-    AllocatorHeap, Cgroup, Ledger, LedgerFinding, LedgerFindingKind, LedgerPart, LedgerRow,
-    SampledObjects, Smaps,
+    AllocatorHeap, Cgroup, HeapWalk, Ledger, LedgerFinding, LedgerFindingKind, LedgerPart,
+    LedgerRow, SampledObjects, Smaps,
 };
+pub use ledger_text::{ledger_text, purged_text, size_text};
 pub use memprof_plugin_abi::ErrorKind;
 pub use message::{Effect, MessageSpec, ReplyLatency};
 pub use open_enum::{NamedEnum, OpenEnum, UnknownName};

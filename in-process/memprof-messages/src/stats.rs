@@ -20,6 +20,13 @@ pub struct HeapTotals {
     pub mapped: u64,
     /// Extents that were returned to the kernel: address space only.
     pub retained: u64,
+    /// Freed objects in the caches of threads, as far as the allocator reports them: a part of `active`, none of
+    /// `allocated`.
+    #[serde(default)]
+    pub thread_caches: u64,
+    /// Free pages marked as such, which the kernel takes when memory is short (`MADV_FREE`); not in `resident`.
+    #[serde(default)]
+    pub lazily_free: u64,
 }
 
 /// Sizes that an allocator reports of its heap.
@@ -64,6 +71,9 @@ pub struct PurgeResult {
     pub anonymous_after_bytes: u64,
     /// Bytes before minus bytes after; 0 if the memory grew.
     pub released_bytes: u64,
+    /// Bytes that the allocators, or a walk of the heaps by `memprof purge`, promised before; absent if unknown.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub estimated_bytes: Option<u64>,
 }
 
 /// State of the background threads of one jemalloc.
@@ -118,6 +128,8 @@ impl HeapTotals {
             resident: self.resident.saturating_add(other.resident),
             mapped: self.mapped.saturating_add(other.mapped),
             retained: self.retained.saturating_add(other.retained),
+            thread_caches: self.thread_caches.saturating_add(other.thread_caches),
+            lazily_free: self.lazily_free.saturating_add(other.lazily_free),
         }
     }
 }

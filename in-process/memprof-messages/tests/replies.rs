@@ -165,6 +165,7 @@ fn dump_report() -> Value {
 fn heap_totals() -> Value {
     json!({
         "allocated": 1, "active": 2, "metadata": 3, "resident": 4, "mapped": 5, "retained": 6,
+        "thread_caches": 7, "lazily_free": 8,
     })
 }
 

@@ -3,21 +3,24 @@
 //!
 //! RSS = file pages + shared pages + anonymous pages. The anonymous pages are live heap, fragmentation, dirty
 //! pages, the allocator's metadata, and memory outside of every allocator: stacks, raw `mmap`s, static data.
-//! Uses only cheap sources: `/proc/thread-self/status`, the allocators' totals, two cgroup files.
-//! [`Smaps`](memprof_messages::Smaps) is read only on request.
+//! Uses only cheap sources: `/proc/thread-self/status`, the allocators' totals, three cgroup files.
+//! [`Smaps`](memprof_messages::Smaps) is read only on request. An allocator counts a page before the program
+//! touches it, so the rows are bounds; `memprof ledger` walks the heaps from outside and makes them exact.
 
 use memprof_messages::{
-    AllocatorHeap, Cgroup, HeapTotals, HeapUsage, Ledger, LedgerFinding, LedgerFindingKind,
-    LedgerPart, LedgerRow, SampledObjects,
+    AllocatorHeap, AllocatorKind, Cgroup, HeapTotals, HeapUsage, Ledger, LedgerFinding,
+    LedgerFindingKind, LedgerPart, LedgerRow, SampledObjects, size_text,
 };
 use std::time::Duration;
 
 /// Ratio of active to allocated bytes above which fragmentation is reported.
 const FRAGMENTED_RATIO: f64 = 1.3;
 /// Share of RSS above which dirty pages and memory outside of the heap are reported.
-const NOTABLE_SHARE: f64 = 0.10;
+const NOTABLE_SHARE: f64 = LedgerFinding::MIN_SHARE;
 /// Least size of a reported part, in bytes.
-const NOTABLE_BYTES: u64 = 16 << 20;
+const NOTABLE_BYTES: u64 = LedgerFinding::MIN_BYTES;
+/// Most bytes in a thread's cache of glibc: seven chunks of each of 64 sizes (malloc.c, `TCACHE_MAX_BINS`).
+const MAX_GLIBC_CACHE_BYTES: u64 = 7 * 64 * (32 + 1040) / 2;
 
 /// Resident memory of a process as the kernel counts it (`proc_pid_status(5)`), in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -25,20 +28,36 @@ pub(crate) struct ResidentMemory {
     pub anonymous: u64,
     pub file: u64,
     pub shared: u64,
+    /// Private writable memory that is not resident: never touched, given back or swapped out.
+    pub nonresident: u64,
+    pub threads: u64,
 }
 
 impl ResidentMemory {
     /// Parses the text of /proc/PID/status. `None` if a field is missing.
     pub(crate) fn parse(status: &str) -> Option<Self> {
+        let value = |name: &str| {
+            Some(
+                status
+                    .lines()
+                    .find_map(|line| line.strip_prefix(name))?
+                    .trim(),
+            )
+        };
         let field = |name: &str| -> Option<u64> {
-            let value = status.lines().find_map(|line| line.strip_prefix(name))?;
-            let kib: u64 = value.trim().strip_suffix("kB")?.trim().parse().ok()?;
+            let kib: u64 = value(name)?.strip_suffix("kB")?.trim().parse().ok()?;
             kib.checked_mul(1024)
         };
+        let anonymous = field("RssAnon:")?;
+        let private = field("VmData:").unwrap_or(0) + field("VmStk:").unwrap_or(0);
         Some(Self {
-            anonymous: field("RssAnon:")?,
+            anonymous,
             file: field("RssFile:")?,
             shared: field("RssShmem:")?,
+            nonresident: private.saturating_sub(anonymous),
+            threads: value("Threads:")
+                .and_then(|count| count.parse().ok())
+                .unwrap_or(1),
         })
     }
 
@@ -111,6 +130,8 @@ pub(crate) fn reconcile(
         ..heap
     };
     let live_bytes = live_bytes(&allocators);
+    // With so much untouched memory in the heap, the totals do not tell which of it is resident.
+    let is_divisible = live_bytes <= resident.anonymous + resident.anonymous / 10;
     let mut remaining = resident.anonymous;
     // An allocator counts a page before the process has touched it, so its parts may exceed what is resident.
     // Parts that were certainly touched are subtracted first.
@@ -119,24 +140,48 @@ pub(crate) fn reconcile(
         remaining -= part;
         part
     };
-    let live_heap = subtract(live_bytes);
-    let sampling = subtract(sampled.pages.saturating_sub(sampled.bytes));
-    let fragmentation = subtract(unsampled.active.saturating_sub(unsampled.allocated));
-    let dirty = subtract(
-        heap.resident
-            .saturating_sub(heap.active)
-            .saturating_sub(heap.metadata),
-    );
-    let metadata = subtract(heap.metadata.saturating_sub(untouched));
-    // Committed pages need not have been touched, so this is an upper bound.
-    let opaque = subtract(opaque_total(&allocators));
+    let divided = match is_divisible {
+        true => {
+            let thread_caches = heap
+                .thread_caches
+                .min(unsampled.active.saturating_sub(unsampled.allocated));
+            let part = [
+                live_bytes,
+                thread_caches,
+                sampled.pages.saturating_sub(sampled.bytes),
+                unsampled
+                    .active
+                    .saturating_sub(unsampled.allocated)
+                    .saturating_sub(thread_caches),
+                heap.resident
+                    .saturating_sub(heap.active)
+                    .saturating_sub(heap.metadata)
+                    .saturating_add(heap.lazily_free),
+                heap.metadata.saturating_sub(untouched),
+                // Committed pages need not have been touched, so this is an upper bound.
+                opaque_total(&allocators),
+            ];
+            part.map(&mut subtract)
+        }
+        false => [0, 0, 0, 0, 0, 0, subtract(u64::MAX)],
+    };
+    let [
+        live_heap,
+        thread_caches,
+        sampling,
+        fragmentation,
+        dirty,
+        metadata,
+        undivided,
+    ] = divided;
     let rows = [
         (LedgerPart::LiveHeap, live_heap),
+        (LedgerPart::ThreadCaches, thread_caches),
         (LedgerPart::Sampling, sampling),
         (LedgerPart::Fragmentation, fragmentation),
         (LedgerPart::Dirty, dirty),
         (LedgerPart::Metadata, metadata),
-        (LedgerPart::UndividedHeap, opaque),
+        (LedgerPart::UndividedHeap, undivided),
         (LedgerPart::NotTheAllocator, remaining),
         (LedgerPart::File, resident.file),
         (LedgerPart::Shared, resident.shared),
@@ -146,13 +191,26 @@ pub(crate) fn reconcile(
         bytes,
     });
     let rss_bytes = resident.total();
+    let kinds = || allocators.iter().filter(|each| each.totals.is_some());
+    let has = |kind: AllocatorKind| kinds().any(|each| each.kind == kind);
     let verdicts = [
         growth_finding(live_bytes, earlier),
+        uncertain_finding(
+            &Counted {
+                live: live_bytes,
+                undivided: opaque_total(&allocators),
+                is_divisible,
+                has_glibc: has(AllocatorKind::Glibc),
+            },
+            &resident,
+        ),
         sampling_finding(&sampled, sampling, rss_bytes),
-        fragmentation_finding(&unsampled, fragmentation),
+        fragmentation_finding(&unsampled, fragmentation, &has),
+        thread_caches_finding(thread_caches, rss_bytes),
         dirty_finding(dirty, rss_bytes),
         outside_finding(remaining, rss_bytes),
         page_cache_finding(cgroup, rss_bytes),
+        shared_memory_finding(cgroup),
     ];
     Ledger {
         rss_bytes,
@@ -161,6 +219,7 @@ pub(crate) fn reconcile(
         cgroup,
         verdicts: verdicts.into_iter().flatten().collect(),
         smaps: None,
+        walk: None,
     }
 }
 
@@ -190,6 +249,65 @@ fn growth_finding(live_bytes: u64, earlier: Option<EarlierLedger>) -> Option<Led
     })
 }
 
+/// Bytes that the allocators count, resident or not.
+struct Counted {
+    live: u64,
+    /// Committed by allocators that do not distinguish live memory from free.
+    undivided: u64,
+    /// Whether the rows are divided.
+    is_divisible: bool,
+    has_glibc: bool,
+}
+
+/// Finding if a notable part of what the allocators count may be neither resident nor live: as much as the process
+/// has private memory that is not resident.
+fn uncertain_finding(counted: &Counted, resident: &ResidentMemory) -> Option<LedgerFinding> {
+    let caches = match counted.has_glibc {
+        true => resident.threads.saturating_mul(MAX_GLIBC_CACHE_BYTES),
+        false => 0,
+    };
+    let heap = counted.live.saturating_add(counted.undivided);
+    let shown = heap.min(resident.anonymous);
+    let most = shown.min(resident.nonresident.saturating_add(caches));
+    let rows = match (counted.live > 0, counted.undivided > 0) {
+        (true, true) => "live_heap and undivided_heap",
+        (false, true) => "undivided_heap",
+        _ => "live_heap",
+    };
+    (!counted.is_divisible || LedgerFinding::is_notable(most, shown)).then(|| LedgerFinding {
+        kind: LedgerFindingKind::Uncertain.into(),
+        why: match counted.is_divisible {
+            true => format!(
+                "up to {} of {rows} may never have been touched, or wait freed in the caches of {} threads: the \
+                 allocators count such memory as used",
+                size_text(most),
+                resident.threads
+            ),
+            false => format!(
+                "the allocators count {} as live, but only {} of private memory are resident: how much of it is heap \
+                 cannot be seen from inside the process",
+                size_text(counted.live),
+                size_text(resident.anonymous)
+            ),
+        },
+        remedy: "run `memprof ledger` on this machine, as the process's user or as root: it walks the heaps of glibc \
+                 and jemalloc and reads the page tables"
+            .to_owned(),
+    })
+}
+
+/// Finding if threads keep a notable share of RSS in their caches.
+fn thread_caches_finding(bytes: u64, rss: u64) -> Option<LedgerFinding> {
+    LedgerFinding::is_notable(bytes, rss).then(|| LedgerFinding {
+        kind: LedgerFindingKind::ThreadCaches.into(),
+        why: format!("{} are freed objects in the caches of threads", size_text(bytes)),
+        remedy: "purging will not help: each thread keeps its cache until it uses or ends it; limit them \
+                 (jemalloc: MALLOC_CONF=tcache_max:1024, tcmalloc: TCMALLOC_MAX_TOTAL_THREAD_CACHE_BYTES), or run \
+                 fewer idle threads"
+            .to_owned(),
+    })
+}
+
 /// Finding if sampling costs a notable share of RSS. `bytes` is the ledger's row.
 fn sampling_finding(sampled: &SampledObjects, bytes: u64, rss: u64) -> Option<LedgerFinding> {
     let share = bytes as f64 / rss.max(1) as f64;
@@ -209,15 +327,42 @@ fn sampling_finding(sampled: &SampledObjects, bytes: u64, rss: u64) -> Option<Le
 }
 
 /// Finding if the heap is fragmented. `lost` is the ledger's row: active pages that were never touched are
-/// not lost.
-fn fragmentation_finding(heap: &HeapTotals, lost: u64) -> Option<LedgerFinding> {
+/// not lost. `has` says which allocators the process has.
+fn fragmentation_finding(
+    heap: &HeapTotals,
+    lost: u64,
+    has: impl Fn(AllocatorKind) -> bool,
+) -> Option<LedgerFinding> {
     let ratio = heap.active as f64 / heap.allocated.max(1) as f64;
-    (ratio > FRAGMENTED_RATIO && lost >= NOTABLE_BYTES).then(|| LedgerFinding {
-        kind: LedgerFindingKind::Fragmentation.into(),
-        why: format!("active / allocated is {ratio:.2}, above {FRAGMENTED_RATIO}: {lost} bytes are lost in partly filled pages"),
-        remedy: "purging will not help: these pages hold live objects beside the free ones; \
-                 look for long-lived objects allocated among short-lived ones (`memprof ledger --pinned`)"
-            .to_owned(),
+    (ratio > FRAGMENTED_RATIO && lost >= NOTABLE_BYTES).then(|| {
+        let long_lived = "look for long-lived objects allocated among short-lived ones";
+        let (lost_text, remedy) = match (has(AllocatorKind::Jemalloc), has(AllocatorKind::Glibc)) {
+            (true, _) => (
+                "are lost in partly filled pages",
+                format!(
+                    "purging will not help: these pages hold live objects beside the free ones; {long_lived} \
+                     (`memprof ledger --pinned`)"
+                ),
+            ),
+            (false, true) => (
+                "are free between live objects",
+                format!(
+                    "`purge` gives back the whole pages of it (`memprof ledger` on this machine says how many); for \
+                     the rest {long_lived}"
+                ),
+            ),
+            (false, false) => (
+                "are free in pages and caches in use",
+                format!("purging gives back whole free spans only; {long_lived}"),
+            ),
+        };
+        LedgerFinding {
+            kind: LedgerFindingKind::Fragmentation.into(),
+            why: format!(
+                "active / allocated is {ratio:.2}, above {FRAGMENTED_RATIO}: {lost} bytes {lost_text}"
+            ),
+            remedy,
+        }
     })
 }
 
@@ -231,9 +376,11 @@ fn dirty_finding(dirty: u64, rss: u64) -> Option<LedgerFinding> {
             percent(share),
             percent(NOTABLE_SHARE)
         ),
-        remedy: "`purge` gives them back now; dirty_decay_ms and background_thread give them back \
-                 by themselves"
-            .to_owned(),
+        remedy: format!(
+            "`purge` would give back about {} now; jemalloc's dirty_decay_ms and background_thread do it by \
+             themselves",
+            size_text(dirty)
+        ),
     })
 }
 
@@ -253,23 +400,42 @@ fn outside_finding(bytes: u64, rss: u64) -> Option<LedgerFinding> {
     })
 }
 
-/// Finding if a notable share of the cgroup's limit is not this process's RSS.
+/// Finding if a notable share of the cgroup's limit is page cache; where memory.stat cannot be read, if it is not
+/// this process's RSS.
 fn page_cache_finding(cgroup: Option<Cgroup>, rss: u64) -> Option<LedgerFinding> {
-    let Cgroup {
-        usage_bytes,
-        limit_bytes,
-    } = cgroup?;
-    let limit = limit_bytes?;
-    let cache = usage_bytes.saturating_sub(rss);
-    let share = cache as f64 / limit.max(1) as f64;
-    (share > NOTABLE_SHARE && cache >= NOTABLE_BYTES).then(|| LedgerFinding {
+    let cgroup = cgroup?;
+    let limit = cgroup.limit_bytes?;
+    let (cache, subject) = match cgroup.file_cache_bytes {
+        Some(cache) => (cache, "page cache of files"),
+        None => (
+            cgroup.usage_bytes.saturating_sub(rss),
+            "not this process's RSS",
+        ),
+    };
+    LedgerFinding::is_notable(cache, limit).then(|| LedgerFinding {
         kind: LedgerFindingKind::PageCache.into(),
         why: format!(
-            "{} of the cgroup's limit are not this process's RSS, above {}",
-            percent(share),
+            "{} of the cgroup's limit are {subject}, above {}",
+            percent(cache as f64 / limit.max(1) as f64),
             percent(NOTABLE_SHARE)
         ),
         remedy: "the kernel frees page cache under pressure, but not the memory of other processes of the cgroup"
+            .to_owned(),
+    })
+}
+
+/// Finding if a notable share of the cgroup's limit is shared memory.
+fn shared_memory_finding(cgroup: Option<Cgroup>) -> Option<LedgerFinding> {
+    let cgroup = cgroup?;
+    let (limit, shared) = (cgroup.limit_bytes?, cgroup.shared_bytes?);
+    LedgerFinding::is_notable(shared, limit).then(|| LedgerFinding {
+        kind: LedgerFindingKind::SharedMemory.into(),
+        why: format!(
+            "{} of the cgroup's limit are shared memory: memfds, tmpfs, /dev/shm, shared mappings",
+            percent(shared as f64 / limit.max(1) as f64)
+        ),
+        remedy: "the kernel cannot free it, only swap it out: close or truncate the files that hold it (memfd_create \
+                 counts without a mapping: ls -l /proc/PID/fd; df /dev/shm)"
             .to_owned(),
     })
 }
@@ -281,8 +447,6 @@ fn percent(share: f64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use memprof_messages::AllocatorKind;
-
     use super::*;
 
     const MIB: u64 = 1 << 20;
@@ -304,8 +468,7 @@ mod tests {
             active,
             metadata,
             resident,
-            mapped: 0,
-            retained: 0,
+            ..HeapTotals::default()
         };
         heap_of(AllocatorKind::Jemalloc, HeapUsage::Detailed(figures))
     }
@@ -320,39 +483,42 @@ mod tests {
 
     #[test]
     fn rows_sum_to_rss() {
-        let check = |anonymous: u64, heap: Vec<AllocatorHeap>, expected: [u64; 7]| {
+        let check = |anonymous: u64, heap: Vec<AllocatorHeap>, expected: [u64; 8]| {
             let resident = ResidentMemory {
                 anonymous,
                 file: 7,
                 shared: 3,
+                ..ResidentMemory::default()
             };
             let ledger = reconcile(resident, heap, 0, None, None);
             let rows: Vec<_> = ledger.rows.iter().map(|row| row.bytes).collect();
-            assert_eq!(rows[..7], expected);
+            assert_eq!(rows[..8], expected);
             assert_eq!(rows.iter().sum::<u64>(), ledger.rss_bytes);
         };
-        check(100, heap(50, 60, 5, 80), [50, 0, 10, 15, 5, 0, 20]);
-        check(100, Vec::new(), [0, 0, 0, 0, 0, 0, 100]);
+        check(100, heap(50, 60, 5, 80), [50, 0, 0, 10, 15, 5, 0, 20]);
+        check(100, Vec::new(), [0, 0, 0, 0, 0, 0, 0, 100]);
         // Metadata beyond the resident memory was never touched.
-        check(70, heap(50, 60, 25, 90), [50, 0, 10, 5, 5, 0, 0]);
-        check(40, heap(50, 60, 5, 80), [40, 0, 0, 0, 0, 0, 0]);
-        check(0, heap(0, 0, 0, 0), [0; 7]);
+        check(70, heap(50, 60, 25, 90), [50, 0, 0, 10, 5, 5, 0, 0]);
+        check(48, heap(50, 60, 5, 80), [48, 0, 0, 0, 0, 0, 0, 0]);
+        // Which part of the heap is resident is unknown.
+        check(40, heap(50, 60, 5, 80), [0, 0, 0, 0, 0, 0, 40, 0]);
+        check(0, heap(0, 0, 0, 0), [0; 8]);
         let committed = |bytes| {
             heap_of(
                 AllocatorKind::Mimalloc,
                 HeapUsage::CommittedOnly { committed: bytes },
             )
         };
-        check(100, committed(80), [0, 0, 0, 0, 0, 80, 20]);
-        check(100, committed(u64::MAX), [0, 0, 0, 0, 0, 100, 0]);
+        check(100, committed(80), [0, 0, 0, 0, 0, 0, 80, 20]);
+        check(100, committed(u64::MAX), [0, 0, 0, 0, 0, 0, 100, 0]);
         let both = [heap(50, 60, 5, 80), committed(10)].concat();
-        check(100, both, [50, 0, 10, 15, 5, 10, 10]);
+        check(100, both, [50, 0, 0, 10, 15, 5, 10, 10]);
         // An allocator with absurd statistics.
         let all = u64::MAX;
         check(
             100,
             [heap(all, all, all, all), heap(all, all, all, all)].concat(),
-            [100, 0, 0, 0, 0, 0, 0],
+            [0, 0, 0, 0, 0, 0, 100, 0],
         );
     }
 
@@ -360,8 +526,7 @@ mod tests {
     fn cost_of_sampling_is_no_fragmentation() {
         let resident = |anonymous| ResidentMemory {
             anonymous,
-            file: 0,
-            shared: 0,
+            ..ResidentMemory::default()
         };
         // 20,480 objects of the program are live, of 1 KiB each; a quarter was sampled.
         let sampled = |active_each: u64, allocated_each: u64| SampledObjects {
@@ -377,8 +542,8 @@ mod tests {
                 ..figures[0].clone()
             }];
             let ledger = reconcile(resident(40 * MIB), heap, 0, None, None);
-            let rows: Vec<_> = ledger.rows[..3].iter().map(|row| row.bytes / MIB).collect();
-            assert_eq!(rows, [20, 15, 1]);
+            let rows: Vec<_> = ledger.rows[..4].iter().map(|row| row.bytes / MIB).collect();
+            assert_eq!(rows, [20, 0, 15, 1]);
             let verdicts = kinds(&ledger);
             assert!(!verdicts.contains(&"fragmentation"), "{verdicts:?}");
         };
@@ -413,15 +578,14 @@ mod tests {
         let heap = heap(50, 60, 25, 90);
         let resident = |anonymous| ResidentMemory {
             anonymous,
-            file: 0,
-            shared: 0,
+            ..ResidentMemory::default()
         };
         let untouched = untouched(70, &heap);
         assert_eq!(untouched, 20);
         let outside = |anonymous| {
             let ledger = reconcile(resident(anonymous), heap.clone(), untouched, None, None);
             let rows: Vec<_> = ledger.rows.iter().map(|row| row.bytes).collect();
-            (rows[4], rows[6])
+            (rows[5], rows[7])
         };
         assert_eq!(outside(70), (5, 0));
         assert_eq!(outside(170), (5, 100));
@@ -433,8 +597,7 @@ mod tests {
             let ledger = reconcile(
                 ResidentMemory {
                     anonymous,
-                    file: 0,
-                    shared: 0,
+                    ..ResidentMemory::default()
                 },
                 heap,
                 0,
@@ -463,6 +626,138 @@ mod tests {
         check(heap(10 * MIB, 90 * MIB, 0, 90 * MIB), 20 * MIB, &[]);
     }
 
+    /// 100 MiB of 100 MiB are live according to the allocator.
+    #[test]
+    fn live_heap_that_may_be_untouched_is_uncertain() {
+        let check = |live: u64, kind: AllocatorKind, nonresident: u64, threads: u64, part: &str| {
+            let figures = HeapTotals {
+                allocated: live * MIB,
+                active: live * MIB,
+                resident: live * MIB,
+                ..HeapTotals::default()
+            };
+            let resident = ResidentMemory {
+                anonymous: 100 * MIB,
+                nonresident: nonresident * MIB,
+                threads,
+                ..ResidentMemory::default()
+            };
+            let heap = heap_of(kind, HeapUsage::Detailed(figures));
+            let verdicts = reconcile(resident, heap, 0, None, None).verdicts;
+            let is_uncertain =
+                |finding: &&LedgerFinding| finding.kind == LedgerFindingKind::Uncertain;
+            let why = verdicts
+                .iter()
+                .find(is_uncertain)
+                .map_or("", |finding| &finding.why);
+            assert!(
+                why.contains(part) && part.is_empty() == why.is_empty(),
+                "{why}"
+            );
+        };
+        check(100, AllocatorKind::Jemalloc, 5, 200, "");
+        check(
+            100,
+            AllocatorKind::Jemalloc,
+            40,
+            200,
+            "up to 40.0 MiB of live_heap",
+        );
+        check(
+            100,
+            AllocatorKind::Jemalloc,
+            4000,
+            1,
+            "up to 100.0 MiB of live_heap",
+        );
+        check(100, AllocatorKind::Glibc, 0, 1, "");
+        check(
+            100,
+            AllocatorKind::Glibc,
+            0,
+            200,
+            "the caches of 200 threads",
+        );
+        let all = "count 1.0 GiB as live, but only 100.0 MiB";
+        check(1024, AllocatorKind::Tcmalloc, 1000, 1, all);
+        let resident = ResidentMemory {
+            anonymous: 100 * MIB,
+            nonresident: 900 * MIB,
+            ..ResidentMemory::default()
+        };
+        let committed = HeapUsage::CommittedOnly { committed: 1 << 30 };
+        let heap = heap_of(AllocatorKind::Mimalloc, committed);
+        let ledger = reconcile(resident, heap, 0, None, None);
+        let why = &ledger.verdicts[0].why;
+        assert!(
+            why.starts_with("up to 100.0 MiB of undivided_heap"),
+            "{why}"
+        );
+    }
+
+    #[test]
+    fn thread_caches_and_lazily_free_pages_are_rows() {
+        let figures = HeapTotals {
+            allocated: 100 * MIB,
+            active: 150 * MIB,
+            resident: 150 * MIB,
+            thread_caches: 40 * MIB,
+            lazily_free: 30 * MIB,
+            ..HeapTotals::default()
+        };
+        let resident = ResidentMemory {
+            anonymous: 190 * MIB,
+            ..ResidentMemory::default()
+        };
+        let heap = heap_of(AllocatorKind::Tcmalloc, HeapUsage::Detailed(figures));
+        let ledger = reconcile(resident, heap, 0, None, None);
+        let rows: Vec<_> = ledger.rows.iter().map(|row| row.bytes / MIB).collect();
+        assert_eq!(rows, [100, 40, 0, 10, 30, 0, 0, 10, 0, 0]);
+        assert_eq!(kinds(&ledger), ["thread_caches", "dirty"]);
+    }
+
+    #[test]
+    fn shared_memory_of_cgroup_is_not_page_cache() {
+        let check = |file: Option<u64>, shared: Option<u64>, expected: &[&str]| {
+            let cgroup = Cgroup {
+                usage_bytes: 190 * MIB,
+                limit_bytes: Some(200 * MIB),
+                file_cache_bytes: file.map(|file| file * MIB),
+                shared_bytes: shared.map(|shared| shared * MIB),
+            };
+            let resident = ResidentMemory::default();
+            let ledger = reconcile(resident, Vec::new(), 0, None, Some(cgroup));
+            assert_eq!(kinds(&ledger), expected);
+        };
+        check(None, None, &["page_cache"]);
+        check(Some(180), Some(5), &["page_cache"]);
+        check(Some(5), Some(180), &["shared_memory"]);
+        check(Some(90), Some(90), &["page_cache", "shared_memory"]);
+        check(Some(0), Some(0), &[]);
+    }
+
+    #[test]
+    fn fragmentation_remedy_is_of_allocator() {
+        let check = |kind: AllocatorKind, part: &str| {
+            let figures = HeapTotals {
+                allocated: 100 * MIB,
+                active: 150 * MIB,
+                resident: 150 * MIB,
+                ..HeapTotals::default()
+            };
+            let resident = ResidentMemory {
+                anonymous: 150 * MIB,
+                ..ResidentMemory::default()
+            };
+            let heap = heap_of(kind, HeapUsage::Detailed(figures));
+            let ledger = reconcile(resident, heap, 0, None, None);
+            assert!(ledger.verdicts[0].remedy.contains(part), "{ledger:?}");
+        };
+        check(AllocatorKind::Jemalloc, "ledger --pinned");
+        check(AllocatorKind::Glibc, "`purge` gives back the whole pages");
+        check(AllocatorKind::Tcmalloc, "whole free spans only");
+    }
+
     #[test]
     fn growth_finding_names_elapsed_time() {
         let check = |allocated: u64, expected: &[&str]| {
@@ -472,8 +767,7 @@ mod tests {
             };
             let resident = ResidentMemory {
                 anonymous: 200 * MIB,
-                file: 0,
-                shared: 0,
+                ..ResidentMemory::default()
             };
             let heap = heap(200 * MIB, 200 * MIB, 0, 200 * MIB);
             let ledger = reconcile(resident, heap, 0, Some(earlier), None);
@@ -494,8 +788,7 @@ mod tests {
     fn fragmentation_remedy_excludes_purging() {
         let resident = ResidentMemory {
             anonymous: 150 * MIB,
-            file: 0,
-            shared: 0,
+            ..ResidentMemory::default()
         };
         let ledger = reconcile(
             resident,
@@ -519,7 +812,8 @@ mod tests {
         let expected = ResidentMemory {
             anonymous: 102_400,
             file: 2048,
-            shared: 0,
+            threads: 1,
+            ..ResidentMemory::default()
         };
         assert_eq!(ResidentMemory::parse(status), Some(expected));
         assert_eq!(ResidentMemory::parse("RssAnon: x kB"), None);

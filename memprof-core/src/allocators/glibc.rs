@@ -89,7 +89,7 @@ impl Glibc {
             metadata: 0,
             resident,
             mapped: resident,
-            retained: 0,
+            ..HeapTotals::default()
         })
     }
 

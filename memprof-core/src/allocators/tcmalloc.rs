@@ -286,6 +286,11 @@ impl Tcmalloc {
             resident: resident.saturating_add(metadata),
             mapped: resident,
             retained: unmapped,
+            thread_caches: self
+                .extension
+                .get_property(c"tcmalloc.current_total_thread_cache_bytes")
+                .unwrap_or(0),
+            lazily_free: 0,
         }))
     }
 

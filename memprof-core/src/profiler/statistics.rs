@@ -187,6 +187,7 @@ impl Profiler {
     pub fn purge(&self, allocator: Option<AllocatorKind>) -> Result<PurgeResult> {
         let _running = self.dump_slot.acquire()?;
         let backends = self.allocators.backends_for(allocator)?;
+        let estimated_bytes = purgeable_bytes(&backends);
         let before = self.read_resident()?.anonymous;
         for_each_backend(&backends, |each| {
             each.allocator.purge().map(|()| Vec::new())
@@ -197,6 +198,7 @@ impl Profiler {
             anonymous_before_bytes: before,
             anonymous_after_bytes: after,
             released_bytes: before.saturating_sub(after),
+            estimated_bytes,
         })
     }
 
@@ -257,6 +259,23 @@ fn allocator_stats(backend: &Backend, options: Option<&PrintOptions>) -> Stats {
 pub(super) fn live_bytes(backends: &[Arc<Backend>]) -> Option<u64> {
     let heaps: Vec<_> = backends.iter().map(|each| allocator_heap(each)).collect();
     Some(ledger::live_bytes(&heaps)).filter(|live| *live > 0)
+}
+
+/// Bytes of the free pages that these allocators count and a purge gives back. `None` if one of them does not count
+/// them: glibc's statistics do not tell whole free pages, mimalloc's nothing.
+fn purgeable_bytes(backends: &[Arc<Backend>]) -> Option<u64> {
+    let each = backends.iter().map(|each| match each.allocator.totals() {
+        Ok(Some(HeapUsage::Detailed(totals))) if each.identity().kind != AllocatorKind::Glibc => {
+            Some(
+                totals
+                    .resident
+                    .saturating_sub(totals.active.saturating_add(totals.metadata))
+                    .saturating_add(totals.lazily_free),
+            )
+        }
+        _ => None,
+    });
+    each.sum()
 }
 
 /// Reads the totals of one allocator, and its sampled objects. An error is stored in place of the totals.

@@ -12,6 +12,8 @@ struct CgroupHierarchy {
     limit: &'static str,
     /// Start of the memory.stat line with the page cache that was not used recently.
     inactive_prefix: &'static str,
+    /// Starts of its lines with the page cache, which includes shared memory, and with the shared memory.
+    cache_prefixes: [&'static str; 2],
 }
 
 const VERSION_2: CgroupHierarchy = CgroupHierarchy {
@@ -20,6 +22,7 @@ const VERSION_2: CgroupHierarchy = CgroupHierarchy {
     usage: "memory.current",
     limit: "memory.max",
     inactive_prefix: "inactive_file ",
+    cache_prefixes: ["file ", "shmem "],
 };
 const VERSION_1: CgroupHierarchy = CgroupHierarchy {
     membership_prefix: ":memory:",
@@ -27,6 +30,7 @@ const VERSION_1: CgroupHierarchy = CgroupHierarchy {
     usage: "memory.usage_in_bytes",
     limit: "memory.limit_in_bytes",
     inactive_prefix: "total_inactive_file ",
+    cache_prefixes: ["total_cache ", "total_shmem "],
 };
 
 /// Version 1 says "no limit" with a number near `i64::MAX` (memory.c, `PAGE_COUNTER_MAX`).
@@ -123,22 +127,34 @@ impl CgroupHierarchy {
     fn read_cgroup(self, path: &str, read: &impl Fn(&str) -> Option<String>) -> Option<Cgroup> {
         let limit = self.read_file(path, self.limit, read);
         let limit = limit.and_then(|limit| limit.trim().parse().ok());
+        let [cache, shared] = self
+            .cache_prefixes
+            .map(|prefix| self.read_stat(path, prefix, read));
         Some(Cgroup {
             usage_bytes: self.read_usage(path, read)?,
             limit_bytes: limit.filter(|limit| *limit < NO_LIMIT),
+            file_cache_bytes: cache
+                .zip(shared)
+                .map(|(cache, shared)| cache.saturating_sub(shared)),
+            shared_bytes: shared,
         })
+    }
+
+    /// Number in the line of memory.stat that begins with `prefix`. `None` if there is none.
+    fn read_stat(
+        self,
+        path: &str,
+        prefix: &str,
+        read: &impl Fn(&str) -> Option<String>,
+    ) -> Option<u64> {
+        let stat = self.read_file(path, "memory.stat", read)?;
+        let value = stat.lines().find_map(|line| line.strip_prefix(prefix))?;
+        value.trim().parse().ok()
     }
 
     /// Bytes of the inactive page cache, which the kernel can reclaim; 0 if unknown.
     fn read_reclaimable(self, path: &str, read: &impl Fn(&str) -> Option<String>) -> u64 {
-        let stat = self
-            .read_file(path, "memory.stat", read)
-            .unwrap_or_default();
-        let inactive_prefix = stat
-            .lines()
-            .find_map(|line| line.strip_prefix(self.inactive_prefix));
-        inactive_prefix
-            .and_then(|bytes| bytes.parse().ok())
+        self.read_stat(path, self.inactive_prefix, read)
             .unwrap_or(0)
     }
 }
@@ -173,6 +189,24 @@ mod tests {
         check("4:memory:/db\n0::/elsewhere\n", Some((100, Some(200))));
         check("4:memory:/docker/1f\n", Some((7, None)));
         check("4:cpu:/web\n", None);
+    }
+
+    #[test]
+    fn shared_memory_is_not_file_cache() {
+        let check = |membership: &str, stat: &str, expected: [Option<u64>; 2]| {
+            let read = |path: &str| match path {
+                "/web/memory.current" | "/memory/db/memory.usage_in_bytes" => Some("9".to_owned()),
+                "/web/memory.stat" | "/memory/db/memory.stat" => Some(stat.to_owned()),
+                _ => None,
+            };
+            let found = find_cgroup(membership, read).unwrap();
+            assert_eq!([found.file_cache_bytes, found.shared_bytes], expected);
+        };
+        let second = "anon 4\nfile 700\nfile_mapped 9\nshmem 500\n";
+        check("0::/web\n", second, [Some(200), Some(500)]);
+        check("0::/web\n", "anon 4\n", [None, None]);
+        let first = "cache 1\ntotal_cache 70\ntotal_shmem 50\n";
+        check("4:memory:/db\n", first, [Some(20), Some(50)]);
     }
 
     #[test]

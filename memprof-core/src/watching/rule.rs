@@ -139,6 +139,8 @@ mod tests {
                 cgroup: Some(Cgroup {
                     usage_bytes: rss * 10,
                     limit_bytes: None,
+                    file_cache_bytes: None,
+                    shared_bytes: None,
                 }),
             };
             let now = start + Duration::from_secs(*second);

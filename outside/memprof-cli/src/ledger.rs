@@ -1,11 +1,21 @@
 //! `memprof ledger`: shows the resident memory by part; with `--pinned`, which objects pin nearly empty slabs.
+//! `memprof purge`: gives free pages back, and compares with what a walk of the heaps promised.
+
+mod walk;
 
 use std::path::PathBuf;
 
+use memprof_host::client::Client;
+use memprof_leaks::{AnalysisOptions, heap_residency};
+use memprof_messages::{Ledger, LedgerFindingKind, PurgeResult, ledger_text, purged_text};
 use memprof_report::{Format, Options};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
 
 use crate::exit::Outcome;
 use crate::message::{self, MessageArgs, TakenDump};
+use crate::reply::{Body, ParsedReply, send_request};
 use crate::report::{FormatArg, LiveReport, show};
 use crate::scratch::ScratchFile;
 use crate::target;
@@ -31,9 +41,80 @@ pub(crate) struct LedgerArgs {
 
 /// Runs `memprof ledger`.
 pub(crate) fn run(args: &LedgerArgs) -> Outcome {
-    match args.pinned {
-        false => message::run_message("ledger", &args.short),
-        true => show_pinned(args),
+    if args.pinned {
+        return show_pinned(args);
+    }
+    let MessageArgs { to, args } = &args.short;
+    let mut client = target::connect_to(to)?;
+    let mut reply = send_request(&mut client, "ledger", &message::join_args(args))?;
+    edit_reply(&mut reply, |ledger: &mut Ledger| {
+        walk_heaps(&mut client, ledger);
+        ledger_text(ledger)
+    });
+    message::show(&reply, to.json)
+}
+
+/// Runs `memprof purge`. The heaps are walked first, so that the result can be compared with the estimate.
+pub(crate) fn purge(args: &MessageArgs) -> Outcome {
+    let MessageArgs { to, args } = args;
+    let mut client = target::connect_to(to)?;
+    // An allocator= leaves out the others, which the walk does not tell apart.
+    let walked = match args.is_empty() {
+        true => target::pid_of(&mut client)
+            .ok()
+            .and_then(|pid| heap_residency(pid, AnalysisOptions::default()).ok()),
+        false => None,
+    };
+    let mut reply = send_request(&mut client, "purge", &message::join_args(args))?;
+    edit_reply(&mut reply, |purged: &mut PurgeResult| {
+        purged.estimated_bytes = walked
+            .map(|walked| walked.purgeable)
+            .or(purged.estimated_bytes);
+        purged_text(purged)
+    });
+    message::show(&reply, to.json)
+}
+
+/// Replaces a successful reply of a type by its edited form. `edit` returns the new text. Leaves an error as it is,
+/// and a reply of another form, which a newer plugin may send.
+fn edit_reply<T: Serialize + DeserializeOwned>(
+    reply: &mut ParsedReply,
+    edit: impl FnOnce(&mut T) -> String,
+) {
+    let (0, Body::Object(object)) = (reply.status, &mut reply.body) else {
+        return;
+    };
+    let Ok(mut typed) = serde_json::from_value::<T>(object.clone()) else {
+        return;
+    };
+    let text = edit(&mut typed);
+    if let (Some(object), Ok(Value::Object(fields))) =
+        (object.as_object_mut(), serde_json::to_value(typed))
+    {
+        object.extend(fields);
+        object.insert("text".to_owned(), text.into());
+    }
+}
+
+/// Makes the rows of a ledger exact by a walk of the heaps. Where that fails, the finding that the rows are uncertain
+/// says why.
+fn walk_heaps(client: &mut Client, ledger: &mut Ledger) {
+    let walked = target::pid_of(client)
+        .map_err(|error| format!("{error:#}"))
+        .and_then(|pid| {
+            let walked = heap_residency(pid, AnalysisOptions::default());
+            let walked = walked.map_err(|error| format!("the process {error}"))?;
+            let resident = walk::ResidentMemory::read(pid).ok_or("the process has ended")?;
+            Ok((walked, resident, walk::lazily_free(pid)))
+        });
+    match walked {
+        Ok((walked, resident, lazily_free)) => walk::apply(ledger, &walked, resident, lazily_free),
+        Err(reason) => {
+            let findings = ledger.verdicts.iter_mut();
+            for finding in findings.filter(|finding| finding.kind == LedgerFindingKind::Uncertain) {
+                finding.remedy = format!("the heaps were not walked from outside: {reason}");
+            }
+        }
     }
 }
 

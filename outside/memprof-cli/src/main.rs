@@ -87,7 +87,7 @@ fn run(command: Command) -> Outcome {
         Command::Status(short) => message::run_message("status", &short),
         Command::Doctor(short) => message::run_message("doctor", &short),
         Command::Ledger(args) => ledger::run(&args),
-        Command::Purge(short) => message::run_message("purge", &short),
+        Command::Purge(short) => ledger::purge(&short),
         Command::BackgroundThread(short) => message::run_message("background_thread", &short),
         Command::Reset(short) => message::run_message("reset", &short),
         Command::Gdump(short) => message::run_message("gdump", &short),

@@ -224,7 +224,7 @@ impl AnalysisReport {
 }
 
 /// Merges overlapping and adjacent ranges; returns them sorted by address.
-fn merge_ranges(mut ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
+pub(crate) fn merge_ranges(mut ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
     ranges.sort_by_key(|range| range.start);
     let mut merged: Vec<Range<u64>> = Vec::new();
     for range in ranges {

@@ -20,6 +20,10 @@ pub(crate) struct FoundHeap {
     pub(crate) spans: Vec<Span>,
     /// Objects that are used according to the spans, but lie in a cache of the allocator.
     pub(crate) cached: Vec<u64>,
+    /// Objects of `cached` that lie in no thread's cache, but in glibc's fast bins.
+    pub(crate) fast_bins: Vec<u64>,
+    /// Free memory outside of the spans.
+    pub(crate) unused: Vec<UnusedMemory>,
     /// Objects of the allocator itself, which hold no pointers.
     pub(crate) opaque: Vec<u64>,
     /// Addresses of objects whose stacks the allocator's profiler may have, each with the profiler's context.
@@ -33,6 +37,18 @@ pub(crate) struct FoundHeap {
     /// Heaps that memprof cannot read, as warnings.
     pub(crate) unreadable: Vec<String>,
 }
+
+/// Memory of an allocator without objects.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct UnusedMemory {
+    pub(crate) range: Range<u64>,
+    /// Whether a purge returns it to the kernel.
+    pub(crate) is_purgeable: bool,
+}
+
+/// Bytes at the start of a free chunk's memory that `malloc_trim(3)` keeps: the chunk's list pointers
+/// (`struct malloc_chunk` without the header).
+pub(crate) const PAGE_TRIM_GAP: u64 = 32;
 
 /// Finds and walks the heaps of all allocators in a process. Returns the allocators' names and the merged
 /// result.
@@ -80,6 +96,8 @@ impl FoundHeap {
     pub(crate) fn extend(&mut self, other: Self) {
         self.spans.extend(other.spans);
         self.cached.extend(other.cached);
+        self.fast_bins.extend(other.fast_bins);
+        self.unused.extend(other.unused);
         self.opaque.extend(other.opaque);
         self.contexts.extend(other.contexts);
         self.excluded.extend(other.excluded);

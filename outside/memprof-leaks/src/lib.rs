@@ -17,6 +17,7 @@ mod objects;
 mod prove;
 mod python_garbage;
 mod regions;
+mod residency;
 mod resident_pages;
 mod roots;
 pub mod snapshot;
@@ -32,4 +33,5 @@ pub use holders::{
 };
 pub use memprof_ptrace::exit_stop;
 pub use prove::{Proof, prove, prove_at_exit};
+pub use residency::{HeapResidency, heap_residency};
 pub use snapshot::{SearchEnd, reap_copies};

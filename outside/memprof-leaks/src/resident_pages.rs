@@ -13,8 +13,10 @@ pub(crate) const PAGE_SIZE: u64 = 4096;
 
 /// Entries of /proc/PID/pagemap that are read at a time.
 const ENTRIES_PER_READ: usize = 32 << 10;
-/// Bits of an entry: the page is in memory or swapped out.
-const PRESENT_OR_SWAPPED: u64 = 3 << 62;
+/// Bit of an entry: the page is in memory.
+const PRESENT: u64 = 1 << 63;
+/// Bit of an entry: the page is swapped out.
+const SWAPPED: u64 = 1 << 62;
 /// Bit of an entry: the page belongs to a file or is shared.
 const FILE_OR_SHARED: u64 = 1 << 61;
 
@@ -24,6 +26,7 @@ const MAX_RUNS: usize = 1024;
 const PAGE_IS_FILE: u64 = 1 << 2;
 const PAGE_IS_PRESENT: u64 = 1 << 3;
 const PAGE_IS_SWAPPED: u64 = 1 << 4;
+const PAGE_IS_PFNZERO: u64 = 1 << 5;
 
 /// Argument of `PAGEMAP_SCAN`, `struct pm_scan_arg` of linux/fs.h.
 #[repr(C)]
@@ -57,10 +60,66 @@ nix::ioctl_readwrite!(pagemap_scan, b'f', 16, PagemapScan);
 /// Finds the pages of a mapping that are in memory or swapped out, and private unless it is shared. Returns
 /// the whole mapping if the pagemap cannot be read.
 pub(crate) fn resident(pagemap: &File, range: &Range<u64>, is_shared: bool) -> Vec<Range<u64>> {
-    let found = scan_pagemap(pagemap, range, is_shared)
-        .or_else(|_| read_pagemap(pagemap, range, is_shared))
-        .ok();
+    let pages = match is_shared {
+        true => Pages::ANY,
+        false => Pages::PRIVATE,
+    };
+    let found = find_pages(pagemap, range, pages).ok();
     found.unwrap_or_else(|| vec![range.clone()])
+}
+
+/// Finds the private pages of a mapping that the kernel counts as resident anonymous memory. Returns none if the
+/// pagemap cannot be read.
+pub(crate) fn present(pagemap: &File, range: &Range<u64>) -> Vec<Range<u64>> {
+    find_pages(pagemap, range, Pages::RESIDENT_ANONYMOUS).unwrap_or_default()
+}
+
+/// Kind of pages to find.
+#[derive(Clone, Copy, Debug)]
+struct Pages {
+    /// Categories of which a page has at least one.
+    any: u64,
+    /// Categories that exclude a page.
+    excluded: u64,
+}
+
+impl Pages {
+    /// In memory or swapped out.
+    const ANY: Self = Self {
+        any: PAGE_IS_PRESENT | PAGE_IS_SWAPPED,
+        excluded: 0,
+    };
+    /// The same, but neither of a file nor shared.
+    const PRIVATE: Self = Self {
+        excluded: PAGE_IS_FILE,
+        ..Self::ANY
+    };
+    /// In memory, private, and not the page of zeros that all reads of untouched memory share.
+    const RESIDENT_ANONYMOUS: Self = Self {
+        any: PAGE_IS_PRESENT,
+        excluded: PAGE_IS_FILE | PAGE_IS_PFNZERO,
+    };
+
+    /// Whether a pagemap entry is of this kind. Entries do not tell the page of zeros apart.
+    fn contains(self, entry: u64) -> bool {
+        let categories = [
+            (PRESENT, PAGE_IS_PRESENT),
+            (SWAPPED, PAGE_IS_SWAPPED),
+            (FILE_OR_SHARED, PAGE_IS_FILE),
+        ];
+        let set = categories.iter().filter(|(bit, _)| entry & bit != 0);
+        let set = set.fold(0, |all, (_, category)| all | category);
+        set & self.any != 0 && set & self.excluded == 0
+    }
+}
+
+/// Finds pages of a kind.
+fn find_pages(
+    pagemap: &File,
+    range: &Range<u64>,
+    pages: Pages,
+) -> std::io::Result<Vec<Range<u64>>> {
+    scan_pagemap(pagemap, range, pages).or_else(|_| read_pagemap(pagemap, range, pages))
 }
 
 /// Finds the pages by `PAGEMAP_SCAN` (Linux 6.7 and newer), which skips page tables that do not exist. So
@@ -68,9 +127,8 @@ pub(crate) fn resident(pagemap: &File, range: &Range<u64>, is_shared: bool) -> V
 fn scan_pagemap(
     pagemap: &File,
     range: &Range<u64>,
-    is_shared: bool,
+    pages: Pages,
 ) -> Result<Vec<Range<u64>>, Errno> {
-    let is_file = if is_shared { 0 } else { PAGE_IS_FILE };
     let mut found = Vec::new();
     let mut runs = vec![PageRun::default(); MAX_RUNS];
     let mut address = range.start;
@@ -81,9 +139,9 @@ fn scan_pagemap(
             end: range.end,
             vec: runs.as_mut_ptr() as u64,
             vec_len: MAX_RUNS as u64,
-            category_inverted: is_file,
-            category_mask: is_file,
-            category_anyof_mask: PAGE_IS_PRESENT | PAGE_IS_SWAPPED,
+            category_inverted: pages.excluded,
+            category_mask: pages.excluded,
+            category_anyof_mask: pages.any,
             ..PagemapScan::default()
         };
         // SAFETY: the kernel fills at most `vec_len` elements of `runs`, and `walk_end`; both exist until the
@@ -106,7 +164,7 @@ fn scan_pagemap(
 fn read_pagemap(
     pagemap: &File,
     range: &Range<u64>,
-    is_shared: bool,
+    pages: Pages,
 ) -> std::io::Result<Vec<Range<u64>>> {
     let mut found = Vec::new();
     let mut entries = vec![0; ENTRIES_PER_READ * 8];
@@ -116,8 +174,7 @@ fn read_pagemap(
         pagemap.read_exact_at(&mut entries[..length], address / PAGE_SIZE * 8)?;
         for entry in entries[..length].chunks_exact(8) {
             let entry = u64::from_le_bytes(entry.try_into().expect("eight bytes"));
-            let exists = entry & PRESENT_OR_SWAPPED != 0;
-            if exists && (is_shared || entry & FILE_OR_SHARED == 0) {
+            if pages.contains(entry) {
                 push_run(&mut found, address..address + PAGE_SIZE);
             }
             address += PAGE_SIZE;
@@ -172,7 +229,7 @@ mod tests {
         assert!(resident(&pagemap, &range, false) == expected, "{pages}");
         if pages <= 1 << 20 {
             assert!(
-                read_pagemap(&pagemap, &range, false).unwrap() == expected,
+                read_pagemap(&pagemap, &range, Pages::PRIVATE).unwrap() == expected,
                 "{pages}"
             );
         }

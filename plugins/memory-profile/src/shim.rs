@@ -130,6 +130,7 @@ fn bound_totals() -> tikv_jemalloc_ctl::Result<HeapTotals> {
         resident: stats::resident::read()? as u64,
         mapped: stats::mapped::read()? as u64,
         retained: stats::retained::read()? as u64,
+        ..HeapTotals::default()
     })
 }
 

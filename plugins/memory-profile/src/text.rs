@@ -4,9 +4,9 @@ mod arenas;
 
 use memprof_core::START_ACTIVE_HINT;
 use memprof_messages::{
-    ActivationResult, AllocatorHeap, AllocatorStatus, BackgroundThreads, DumpReport, Finding,
-    GdumpResult, GdumpStatus, HeapTotals, HeapUsage, KeptDump, LabelSetStats, Ledger, OnOff,
-    ProfileKind, ProfilerStatus, Provider, PurgeResult, Stats,
+    ActivationResult, AllocatorStatus, BackgroundThreads, DumpReport, Finding, GdumpResult,
+    GdumpStatus, HeapTotals, HeapUsage, KeptDump, LabelSetStats, OnOff, ProfileKind,
+    ProfilerStatus, Provider, Stats, size_text,
 };
 
 use arenas::arenas_text;
@@ -217,17 +217,6 @@ pub(crate) fn findings_text(findings: &[Finding]) -> String {
     findings.iter().map(line).collect::<Vec<_>>().join("\n")
 }
 
-/// Bytes that `purge` released, and the resident bytes before and after.
-pub(crate) fn purged_text(purged: &PurgeResult) -> String {
-    let (before, after) = (purged.anonymous_before_bytes, purged.anonymous_after_bytes);
-    let released = size_text(purged.released_bytes);
-    format!(
-        "gave back {released}: {} resident before, {} after",
-        size_text(before),
-        size_text(after)
-    )
-}
-
 /// One line per jemalloc with background threads.
 pub(crate) fn background_text(states: &[BackgroundThreads]) -> String {
     let line = |background: &BackgroundThreads| {
@@ -242,67 +231,6 @@ pub(crate) fn background_text(states: &[BackgroundThreads]) -> String {
         )
     };
     states.iter().map(line).collect::<Vec<_>>().join("\n")
-}
-
-/// The ledger as a table, with lines about allocators, cgroup, mappings and findings.
-pub(crate) fn ledger_text(ledger: &Ledger) -> String {
-    let share = |part: u64| part as f64 * 100.0 / ledger.rss_bytes.max(1) as f64;
-    let line = |name: &str, part: u64| {
-        format!(
-            "{name:<18} {part:>16}  {:>10}  {:>5.1} %\n",
-            size_text(part),
-            share(part)
-        )
-    };
-    let rows: String = ledger
-        .rows
-        .iter()
-        .map(|row| line(row.name.as_str(), row.bytes))
-        .collect();
-    let mut text = rows + &line("rss", ledger.rss_bytes);
-    for heap in &ledger.allocators {
-        text += &heap_text(heap);
-    }
-    if let Some(cgroup) = ledger.cgroup {
-        let limit = cgroup.limit_bytes.map_or("none".to_owned(), size_text);
-        text += &format!(
-            "cgroup: {} used, limit {limit}\n",
-            size_text(cgroup.usage_bytes)
-        );
-    }
-    if let Some(smaps) = &ledger.smaps {
-        text += &format!(
-            "mappings: {} proportional, {} private dirty, {} lazily free, {} in huge pages, {} \
-             swapped\n",
-            size_text(smaps.pss_bytes),
-            size_text(smaps.private_dirty_bytes),
-            size_text(smaps.lazy_free_bytes),
-            size_text(smaps.anon_huge_pages_bytes),
-            size_text(smaps.swap_bytes)
-        );
-    }
-    for finding in &ledger.verdicts {
-        text += &format!("{}: {}; {}\n", finding.kind, finding.why, finding.remedy);
-    }
-    text
-}
-
-/// Line about one allocator: `tcmalloc 2.10: 12.3 MiB live of 14.0 MiB resident`.
-fn heap_text(heap: &AllocatorHeap) -> String {
-    let usage = match (&heap.totals, &heap.error) {
-        (Some(HeapUsage::Detailed(totals)), _) => {
-            let (live, resident) = (size_text(totals.allocated), size_text(totals.resident));
-            format!("{live} live of {resident} resident")
-        }
-        (Some(HeapUsage::CommittedOnly { committed }), _) => {
-            let committed = size_text(*committed);
-            format!("at most {committed}; it does not separate live memory from free")
-        }
-        (None, Some(error)) => error.clone(),
-        (None, None) => "it keeps no count".to_owned(),
-    };
-    let owner = if heap.owns_malloc { " (malloc)" } else { "" };
-    format!("{} {}{owner}: {usage}\n", heap.kind, heap.version)
 }
 
 /// Header, totals and printout of one allocator. The printout of glibc is replaced by a summary of its arenas.
@@ -354,25 +282,9 @@ fn append_unique<'a>(text: String, more: impl IntoIterator<Item = &'a String>) -
     })
 }
 
-/// Formats a size with one decimal: `12.3 MiB`.
-fn size_text(count: u64) -> String {
-    const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
-    let mut value = count as f64;
-    let mut unit = 0;
-    while value >= 1024.0 && unit + 1 < UNITS.len() {
-        value /= 1024.0;
-        unit += 1;
-    }
-    if unit == 0 {
-        format!("{count} B")
-    } else {
-        format!("{value:.1} {}", UNITS[unit])
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use super::{append_unique, size_text};
+    use super::append_unique;
 
     #[test]
     fn equal_parts_are_appended_once() {
@@ -386,15 +298,5 @@ mod tests {
         );
         check(&["b c", "b c"], "a; b c");
         check(&[], "a");
-    }
-
-    #[test]
-    fn bytes_have_units() {
-        let check = |count, expected: &str| assert_eq!(size_text(count), expected);
-        check(0, "0 B");
-        check(1023, "1023 B");
-        check(1536, "1.5 KiB");
-        check(3 << 40, "3.0 TiB");
-        check(u64::MAX, "16777216.0 TiB");
     }
 }

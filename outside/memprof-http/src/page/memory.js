@@ -8,11 +8,12 @@ const $ = id => document.getElementById(id);
 // What each row of the ledger is called here.
 const ROWS = {
   live_heap: ['Live heap', 'a dump shows who allocated it'],
+  thread_caches: ['Free, in caches of threads', 'for their next allocations'],
   sampling: ['What sampling costs', 'deactivate, or sample more coarsely'],
   fragmentation: ['Fragmentation', 'free, in pages partly in use'],
   dirty: ['Free, kept by the allocator', 'for the next allocation'],
   metadata: ['The allocator’s own records', ''],
-  undivided_heap: ['Heap', 'its allocator does not tell how it is used'],
+  undivided_heap: ['Heap, not divided', 'its allocator does not say how it is used'],
   not_the_allocator: ['Outside of the allocator', 'stacks, mmap; in no dump'],
   file: ['Files', 'the program and its libraries'],
   shared: ['Shared memory', ''],
@@ -55,7 +56,7 @@ function draw(rows, rss, { purge, pinned }) {
     if (name === 'dirty') offer('purge', bytes && purge);
     if (name === 'fragmentation') offer('pinned', bytes && pinned);
     // Only some allocators have it.
-    if (name === 'undivided_heap') $(`row-${name}`).hidden = bytes === 0;
+    if (name === 'undivided_heap' || name === 'thread_caches') $(`row-${name}`).hidden = bytes === 0;
   });
 }
 

@@ -10,7 +10,7 @@ mod mapped;
 
 use std::ops::Range;
 
-use super::FoundHeap;
+use super::{FoundHeap, UnusedMemory};
 use crate::budget::MemoryBudget;
 use crate::error::Error;
 use crate::objects::Span;
@@ -47,6 +47,10 @@ pub(crate) fn heap(
         heap.excluded.push(arena.struct_range());
         for segment in arena.segments(view) {
             let length = segment.chunks.end - segment.chunks.start;
+            heap.unused.push(UnusedMemory {
+                range: segment.chunks.end + HEADER_SIZE..segment.mapped.end,
+                is_purgeable: arena.is_main(),
+            });
             // A thread has ended and everything in its heap is free: all merged with the top chunk.
             if length == 0 {
                 heap.excluded.push(segment.mapped);

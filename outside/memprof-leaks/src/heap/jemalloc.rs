@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use self::record::{Extent, ExtentKind, ExtentState, RECORD_SIZE};
-use super::FoundHeap;
+use super::{FoundHeap, UnusedMemory};
 use crate::budget::MemoryBudget;
 use crate::error::Error;
 use crate::objects::Span;
@@ -70,6 +70,13 @@ pub(crate) fn heap(
     });
     heap.excluded
         .extend(found.iter().map(|extent| extent.range.clone()));
+    let idle = found
+        .iter()
+        .filter(|extent| extent.state == ExtentState::Idle);
+    heap.unused.extend(idle.map(|extent| UnusedMemory {
+        range: extent.range.clone(),
+        is_purgeable: true,
+    }));
     found.retain(|extent| extent.state == ExtentState::Active);
     heap.contexts
         .extend(found.iter().filter_map(Extent::context));

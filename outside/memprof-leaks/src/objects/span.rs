@@ -67,6 +67,29 @@ impl Span {
         }
     }
 
+    /// Addresses of the span.
+    pub(crate) fn range(&self) -> &Range<u64> {
+        &self.range
+    }
+
+    /// Whether its objects have headers, as those of glibc's chunks.
+    pub(crate) fn has_headers(&self) -> bool {
+        self.header != 0
+    }
+
+    /// All objects, by address, and whether each is used.
+    pub(crate) fn all(&self) -> impl Iterator<Item = (Object, bool)> {
+        self.starts
+            .iter()
+            .enumerate()
+            .flat_map(move |(index, word)| {
+                ones(*word).map(move |bit| {
+                    let is_used = self.used[index] >> bit & 1 != 0;
+                    (self.object(index as u64 * 64 + bit), is_used)
+                })
+            })
+    }
+
     /// Used objects, by address.
     pub(crate) fn used(&self) -> impl Iterator<Item = Object> {
         self.select(|index| self.used[index])

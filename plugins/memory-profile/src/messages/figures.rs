@@ -1,13 +1,13 @@
 //! Messages about the allocators' statistics: `stats`, `purge`, `background_thread`, `recent`, `ledger`.
 
 use memprof_core::Profiler;
-use memprof_messages::PerAllocator;
+use memprof_messages::{PerAllocator, ledger_text, purged_text};
 use memprof_plugin_abi::{Arguments, Failure, Reply};
 
 use crate::arguments::{take_allocator, take_number, take_switch};
 use crate::reply::{reply_success, to_failure};
 use crate::stats_format::StatsFormat;
-use crate::text::{background_text, ledger_text, purged_text, stats_text};
+use crate::text::{background_text, stats_text};
 
 /// Handles `stats`: replies with the heap totals and the printout of each allocator, and logs them unless
 /// `log=off`. With `format=text`, the body is the text alone, not JSON.

@@ -123,6 +123,11 @@ fn is_arena(memory: &mut CachedReader<'_>, view: &SnapshotMemory, address: u64) 
 }
 
 impl Arena {
+    /// Whether it is the main arena, the only one whose top chunk `malloc_trim(3)` releases.
+    pub(super) fn is_main(&self) -> bool {
+        self.is_main
+    }
+
     /// Addresses of the structure.
     pub(super) fn struct_range(&self) -> Range<u64> {
         self.address..self.address + ARENA_SIZE

@@ -57,8 +57,9 @@ pub(super) fn exclude_cached(
     }
     for chunk in arenas.iter().flat_map(|arena| arena.fast_bins(view)) {
         let entry = chunk.wrapping_add(HEADER_SIZE);
-        walk_free_list(view, entry, HEADER_SIZE, MAX_ENTRIES, &mut heap.cached);
+        walk_free_list(view, entry, HEADER_SIZE, MAX_ENTRIES, &mut heap.fast_bins);
     }
+    heap.cached.extend_from_slice(&heap.fast_bins);
 }
 
 /// Adds the objects of a fast bin that a thread is about to merge (`malloc_consolidate`) to `heap.cached`:

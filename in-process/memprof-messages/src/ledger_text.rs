@@ -1,0 +1,188 @@
+//! Texts for people about the resident memory, which the plugin and `memprof ledger` write.
+
+use crate::{AllocatorHeap, HeapUsage, HeapWalk, Ledger, PurgeResult};
+
+/// The ledger as a table, with lines about allocators, cgroup, mappings and findings.
+pub fn ledger_text(ledger: &Ledger) -> String {
+    let share = |part: u64| part as f64 * 100.0 / ledger.rss_bytes.max(1) as f64;
+    let line = |name: &str, part: u64| {
+        format!(
+            "{name:<18} {part:>16}  {:>10}  {:>5.1} %\n",
+            size_text(part),
+            share(part)
+        )
+    };
+    let rows: String = ledger
+        .rows
+        .iter()
+        .map(|row| line(row.name.as_str(), row.bytes))
+        .collect();
+    let mut text = rows + &line("rss", ledger.rss_bytes);
+    for heap in &ledger.allocators {
+        text += &heap_text(heap);
+    }
+    if let Some(cgroup) = ledger.cgroup {
+        let limit = cgroup.limit_bytes.map_or("none".to_owned(), size_text);
+        text += &format!(
+            "cgroup: {} used, limit {limit}\n",
+            size_text(cgroup.usage_bytes)
+        );
+    }
+    if let Some(walk) = &ledger.walk {
+        text += &walk_text(walk);
+    }
+    if let Some(smaps) = &ledger.smaps {
+        text += &format!(
+            "mappings: {} proportional, {} private dirty, {} lazily free, {} in huge pages, {} \
+             swapped\n",
+            size_text(smaps.pss_bytes),
+            size_text(smaps.private_dirty_bytes),
+            size_text(smaps.lazy_free_bytes),
+            size_text(smaps.anon_huge_pages_bytes),
+            size_text(smaps.swap_bytes)
+        );
+    }
+    for finding in &ledger.verdicts {
+        text += &format!("{}: {}; {}\n", finding.kind, finding.why, finding.remedy);
+    }
+    text
+}
+
+/// Line about one allocator: `tcmalloc 2.10: counts 12.3 MiB as live and 14.0 MiB as resident`.
+fn heap_text(heap: &AllocatorHeap) -> String {
+    let usage = match (&heap.totals, &heap.error) {
+        (Some(HeapUsage::Detailed(totals)), _) => {
+            let (live, resident) = (size_text(totals.allocated), size_text(totals.resident));
+            format!("counts {live} as live and {resident} as resident")
+        }
+        (Some(HeapUsage::CommittedOnly { committed }), _) => {
+            let committed = size_text(*committed);
+            format!("at most {committed}; it does not separate live memory from free")
+        }
+        (None, Some(error)) => error.clone(),
+        (None, None) => "it keeps no count".to_owned(),
+    };
+    let owner = if heap.owns_malloc { " (malloc)" } else { "" };
+    format!("{} {}{owner}: {usage}\n", heap.kind, heap.version)
+}
+
+/// Line about a walk of the heaps: `walked glibc from outside, stopped for 2.1 ms: 1.0 GiB of live objects are not
+/// resident, purge would give back 12.3 MiB`.
+fn walk_text(walk: &HeapWalk) -> String {
+    let mut parts = Vec::new();
+    if walk.untouched_bytes > 0 {
+        parts.push(format!(
+            "{} of live objects are not resident (not touched yet, or swapped out)",
+            size_text(walk.untouched_bytes)
+        ));
+    }
+    if walk.huge_page_bytes > 0 {
+        let bytes = size_text(walk.huge_page_bytes);
+        parts.push(format!("{bytes} of them are in huge pages, outside of RSS"));
+    }
+    parts.push(format!(
+        "purge would give back {}",
+        size_text(walk.purgeable_bytes)
+    ));
+    format!(
+        "walked {} from outside, stopped for {:.1} ms: {}\n",
+        walk.allocators.join(", "),
+        walk.stopped_us as f64 / 1000.0,
+        parts.join(", ")
+    )
+}
+
+/// Bytes that `purge` released, and the resident bytes before and after.
+pub fn purged_text(purged: &PurgeResult) -> String {
+    let (before, after) = (purged.anonymous_before_bytes, purged.anonymous_after_bytes);
+    let released = size_text(purged.released_bytes);
+    let estimated = purged.estimated_bytes.map_or(String::new(), |bytes| {
+        format!(" of the {} estimated before", size_text(bytes))
+    });
+    format!(
+        "gave back {released}{estimated}: {} resident before, {} after",
+        size_text(before),
+        size_text(after)
+    )
+}
+
+/// Formats a size with one decimal: `12.3 MiB`.
+pub fn size_text(count: u64) -> String {
+    const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
+    let mut value = count as f64;
+    let mut unit = 0;
+    while value >= 1024.0 && unit + 1 < UNITS.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    if unit == 0 {
+        format!("{count} B")
+    } else {
+        format!("{value:.1} {}", UNITS[unit])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{LedgerPart, LedgerRow};
+
+    #[test]
+    fn walk_is_a_line_of_the_ledger() {
+        let ledger = Ledger {
+            rss_bytes: 200 << 20,
+            rows: vec![LedgerRow {
+                name: LedgerPart::LiveHeap.into(),
+                bytes: 50 << 20,
+            }],
+            allocators: Vec::new(),
+            cgroup: None,
+            verdicts: Vec::new(),
+            smaps: None,
+            walk: Some(HeapWalk {
+                allocators: vec!["glibc".to_owned()],
+                untouched_bytes: 300 << 20,
+                huge_page_bytes: 0,
+                purgeable_bytes: 1 << 20,
+                stopped_us: 2100,
+            }),
+        };
+        let expected = "\
+            live_heap                  52428800    50.0 MiB   25.0 %\n\
+            rss                       209715200   200.0 MiB  100.0 %\n\
+            walked glibc from outside, stopped for 2.1 ms: 300.0 MiB of live objects are not resident (not touched \
+            yet, or swapped out), purge would give back 1.0 MiB\n";
+        assert_eq!(ledger_text(&ledger), expected);
+    }
+
+    #[test]
+    fn purge_is_compared_with_its_estimate() {
+        let check = |estimated_bytes: Option<u64>, expected: &str| {
+            let purged = PurgeResult {
+                anonymous_before_bytes: 100 << 20,
+                anonymous_after_bytes: 10 << 20,
+                released_bytes: 90 << 20,
+                estimated_bytes,
+            };
+            assert_eq!(purged_text(&purged), expected);
+        };
+        check(
+            None,
+            "gave back 90.0 MiB: 100.0 MiB resident before, 10.0 MiB after",
+        );
+        check(
+            Some(91 << 20),
+            "gave back 90.0 MiB of the 91.0 MiB estimated before: 100.0 MiB resident before, 10.0 MiB after",
+        );
+    }
+
+    #[test]
+    fn bytes_have_units() {
+        let check = |count, expected: &str| assert_eq!(size_text(count), expected);
+        check(0, "0 B");
+        check(1023, "1023 B");
+        check(1536, "1.5 KiB");
+        check(3 << 40, "3.0 TiB");
+        check(u64::MAX, "16777216.0 TiB");
+    }
+}

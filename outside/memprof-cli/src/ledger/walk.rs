@@ -1,0 +1,407 @@
+//! Makes a ledger's rows exact by a walk of the heaps from outside the process.
+
+use std::path::Path;
+
+use memprof_leaks::HeapResidency;
+use memprof_messages::{
+    AllocatorHeap, HeapUsage, HeapWalk, Ledger, LedgerFinding, LedgerFindingKind, LedgerPart,
+    LedgerRow, size_text,
+};
+
+/// Resident memory of a process (`proc_pid_status(5)`), in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct ResidentMemory {
+    anonymous: u64,
+    file: u64,
+    shared: u64,
+}
+
+impl ResidentMemory {
+    /// Reads the resident memory of a process. `None` if it has ended.
+    pub(super) fn read(pid: u32) -> Option<Self> {
+        let path = Path::new("/proc").join(pid.to_string()).join("status");
+        Self::parse(&std::fs::read_to_string(path).ok()?)
+    }
+
+    /// Parses the text of /proc/PID/status. `None` if a field is missing.
+    fn parse(status: &str) -> Option<Self> {
+        Some(Self {
+            anonymous: kibibytes(status, "RssAnon:")?,
+            file: kibibytes(status, "RssFile:")?,
+            shared: kibibytes(status, "RssShmem:")?,
+        })
+    }
+}
+
+/// Bytes that a process marked as free until the kernel needs them; 0 if unknown.
+pub(super) fn lazily_free(pid: u32) -> u64 {
+    let path = Path::new("/proc")
+        .join(pid.to_string())
+        .join("smaps_rollup");
+    let rollup = std::fs::read_to_string(path).unwrap_or_default();
+    kibibytes(&rollup, "LazyFree:").unwrap_or(0)
+}
+
+/// Bytes of a line as `RssAnon:  12 kB`. `None` if there is none.
+fn kibibytes(text: &str, name: &str) -> Option<u64> {
+    let value = text.lines().find_map(|line| line.strip_prefix(name))?;
+    let kib: u64 = value.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    kib.checked_mul(1024)
+}
+
+/// Replaces the rows of a ledger by those of the walk, and the findings that follow from them. `lazily_free` are the
+/// bytes that the process marked as free until the kernel needs them.
+pub(super) fn apply(
+    ledger: &mut Ledger,
+    walked: &HeapResidency,
+    resident: ResidentMemory,
+    lazily_free: u64,
+) {
+    let sampling_before = row(ledger, LedgerPart::Sampling);
+    let mut remaining = resident.anonymous;
+    // The kernel's count is a little later than the walk.
+    let mut subtract = |bytes: u64| {
+        let part = bytes.min(remaining);
+        remaining -= part;
+        part
+    };
+    let live = subtract(walked.live);
+    let thread_caches = subtract(walked.thread_caches);
+    let sampling = subtract(sampling_before.min(walked.fragments));
+    let fragments = subtract(walked.fragments - sampling);
+    let free = subtract(walked.free_pages);
+    let metadata = subtract(walked.metadata);
+    let others = ledger
+        .allocators
+        .iter()
+        .filter(|heap| !is_walked(heap, walked));
+    let undivided = subtract(others.map(upper_bound).fold(0, u64::saturating_add));
+    let rows = [
+        (LedgerPart::LiveHeap, live),
+        (LedgerPart::ThreadCaches, thread_caches),
+        (LedgerPart::Sampling, sampling),
+        (LedgerPart::Fragmentation, fragments),
+        (LedgerPart::Dirty, free),
+        (LedgerPart::Metadata, metadata),
+        (LedgerPart::UndividedHeap, undivided),
+        (LedgerPart::NotTheAllocator, remaining),
+        (LedgerPart::File, resident.file),
+        (LedgerPart::Shared, resident.shared),
+    ];
+    ledger.rows = rows
+        .map(|(part, bytes)| LedgerRow {
+            name: part.into(),
+            bytes,
+        })
+        .into();
+    ledger.rss_bytes = resident.anonymous + resident.file + resident.shared;
+    ledger.walk = Some(HeapWalk {
+        allocators: walked
+            .allocators
+            .iter()
+            .map(|name| (*name).to_owned())
+            .collect(),
+        untouched_bytes: walked.untouched,
+        huge_page_bytes: walked.huge_pages,
+        purgeable_bytes: walked.purgeable,
+        stopped_us: walked.stopped.as_micros() as u64,
+    });
+    let replaced = [
+        LedgerFindingKind::Uncertain,
+        LedgerFindingKind::Fragmentation,
+        LedgerFindingKind::ThreadCaches,
+        LedgerFindingKind::Dirty,
+        LedgerFindingKind::NotTheAllocator,
+    ];
+    ledger
+        .verdicts
+        .retain(|finding| replaced.iter().all(|kind| finding.kind != *kind));
+    // The rest of the lazily free pages belongs to the program.
+    let own_lazily_free = lazily_free.saturating_sub(free).min(remaining);
+    let findings = [
+        free_pages_finding(
+            free,
+            walked.purgeable.min(free),
+            lazily_free,
+            ledger.rss_bytes,
+        ),
+        fragments_finding(fragments, walked, ledger.rss_bytes),
+        thread_caches_finding(thread_caches, walked, ledger.rss_bytes),
+        outside_finding(remaining, own_lazily_free, ledger.rss_bytes),
+    ];
+    ledger.verdicts.extend(findings.into_iter().flatten());
+}
+
+/// Bytes in a row of the ledger; 0 if it is missing.
+fn row(ledger: &Ledger, part: LedgerPart) -> u64 {
+    let mut rows = ledger.rows.iter();
+    rows.find(|row| row.name == part).map_or(0, |row| row.bytes)
+}
+
+/// Whether the walk contains the heap of an allocator.
+fn is_walked(heap: &AllocatorHeap, walked: &HeapResidency) -> bool {
+    walked.allocators.contains(&heap.kind.as_str())
+}
+
+/// Most bytes that the heap of an allocator may have resident, by its own report.
+fn upper_bound(heap: &AllocatorHeap) -> u64 {
+    match heap.totals {
+        Some(HeapUsage::Detailed(totals)) => totals.resident.saturating_add(totals.lazily_free),
+        Some(HeapUsage::CommittedOnly { committed }) => committed,
+        None => 0,
+    }
+}
+
+/// Finding if free pages are a notable share of RSS.
+fn free_pages_finding(
+    free: u64,
+    purgeable: u64,
+    lazily_free: u64,
+    rss: u64,
+) -> Option<LedgerFinding> {
+    LedgerFinding::is_notable(free, rss).then(|| {
+        let lazily = match lazily_free.min(free) {
+            0 => String::new(),
+            bytes => format!(
+                ", of which {} are marked as free (MADV_FREE): the kernel takes them when memory is short",
+                size_text(bytes)
+            ),
+        };
+        let remedy = match purgeable {
+            0 => "purging will not help: they are at the ends of other arenas than the main one, which malloc_trim \
+                  leaves; use fewer arenas (glibc.malloc.arena_max)"
+                .to_owned(),
+            bytes => format!(
+                "`purge` would give back about {} now; later the allocator keeps them again",
+                size_text(bytes)
+            ),
+        };
+        LedgerFinding {
+            kind: LedgerFindingKind::Dirty.into(),
+            why: format!(
+                "{} of RSS are whole free pages that the allocator keeps{lazily}",
+                size_text(free)
+            ),
+            remedy,
+        }
+    })
+}
+
+/// Finding if free memory beside live objects is a notable share of RSS.
+fn fragments_finding(bytes: u64, walked: &HeapResidency, rss: u64) -> Option<LedgerFinding> {
+    LedgerFinding::is_notable(bytes, rss).then(|| {
+        let pinned = match walked.allocators.contains(&"jemalloc") {
+            true => " (`memprof ledger --pinned`)",
+            false => "",
+        };
+        LedgerFinding {
+            kind: LedgerFindingKind::Fragmentation.into(),
+            why: format!("{} of RSS are free memory in pages with live objects", size_text(bytes)),
+            remedy: format!(
+                "purging will not help: look for long-lived objects allocated among short-lived ones{pinned}"
+            ),
+        }
+    })
+}
+
+/// Finding if freed objects in the caches of threads are a notable share of RSS.
+fn thread_caches_finding(bytes: u64, walked: &HeapResidency, rss: u64) -> Option<LedgerFinding> {
+    LedgerFinding::is_notable(bytes, rss).then(|| {
+        let setting = match walked.allocators.contains(&"jemalloc") {
+            true => "MALLOC_CONF=tcache_max:1024 limits them",
+            false => "GLIBC_TUNABLES=glibc.malloc.tcache_count=0 leaves them out",
+        };
+        LedgerFinding {
+            kind: LedgerFindingKind::ThreadCaches.into(),
+            why: format!("{} of RSS are freed objects in the caches of threads", size_text(bytes)),
+            remedy: format!(
+                "purging will not help: a thread keeps its cache until it allocates from it or ends; run fewer idle \
+                 threads, or start the program so that {setting}"
+            ),
+        }
+    })
+}
+
+/// Finding if memory outside of every allocator is a notable share of RSS.
+fn outside_finding(bytes: u64, lazily_free: u64, rss: u64) -> Option<LedgerFinding> {
+    LedgerFinding::is_notable(bytes, rss).then(|| {
+        let lazily = match lazily_free {
+            0 => String::new(),
+            free => format!(
+                ", of which {} are marked as free (MADV_FREE): the kernel takes them when memory is short",
+                size_text(free)
+            ),
+        };
+        LedgerFinding {
+            kind: LedgerFindingKind::NotTheAllocator.into(),
+            why: format!(
+                "{} of RSS are outside of every allocator found{lazily}",
+                size_text(bytes)
+            ),
+            remedy: "a heap profile will not show it: look at thread stacks, mmap calls and other allocators \
+                     (pmap -x PID; `memprof holders PID`)"
+                .to_owned(),
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use memprof_messages::{AllocatorKind, HeapTotals};
+
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    fn ledger() -> Ledger {
+        Ledger {
+            rss_bytes: 0,
+            rows: vec![LedgerRow {
+                name: LedgerPart::Sampling.into(),
+                bytes: MIB,
+            }],
+            allocators: vec![
+                AllocatorHeap {
+                    kind: AllocatorKind::Glibc.into(),
+                    version: "2.36".to_owned(),
+                    owns_malloc: true,
+                    totals: Some(HeapUsage::Detailed(HeapTotals {
+                        resident: 1 << 30,
+                        ..HeapTotals::default()
+                    })),
+                    sampled: None,
+                    error: None,
+                },
+                AllocatorHeap {
+                    kind: AllocatorKind::Mimalloc.into(),
+                    version: "2.0.9".to_owned(),
+                    owns_malloc: false,
+                    totals: Some(HeapUsage::CommittedOnly { committed: 3 * MIB }),
+                    sampled: None,
+                    error: None,
+                },
+            ],
+            cgroup: None,
+            verdicts: [LedgerFindingKind::Uncertain, LedgerFindingKind::Growth]
+                .map(|kind| LedgerFinding {
+                    kind: kind.into(),
+                    why: String::new(),
+                    remedy: String::new(),
+                })
+                .into(),
+            smaps: None,
+            walk: None,
+        }
+    }
+
+    /// Applies a walk, all numbers in MiB, and returns the rows and the kinds of the findings.
+    fn walked(walked: &HeapResidency, lazily_free: u64) -> (Vec<u64>, Vec<String>, Ledger) {
+        let mut ledger = ledger();
+        let resident = ResidentMemory {
+            anonymous: 200 * MIB,
+            file: 2 * MIB,
+            shared: MIB,
+        };
+        apply(&mut ledger, walked, resident, lazily_free);
+        let rows: Vec<_> = ledger.rows.iter().map(|row| row.bytes).collect();
+        assert_eq!(rows.iter().sum::<u64>(), ledger.rss_bytes);
+        let kinds = ledger
+            .verdicts
+            .iter()
+            .map(|finding| finding.kind.to_string());
+        (
+            rows.iter().map(|bytes| bytes / MIB).collect(),
+            kinds.collect(),
+            ledger,
+        )
+    }
+
+    fn glibc() -> HeapResidency {
+        HeapResidency {
+            allocators: vec!["glibc"],
+            ..HeapResidency::default()
+        }
+    }
+
+    #[test]
+    fn untouched_heap_is_not_resident() {
+        let (rows, kinds, ledger) = walked(
+            &HeapResidency {
+                live: 50 * MIB,
+                untouched: 300 * MIB,
+                metadata: 2 * MIB,
+                ..glibc()
+            },
+            0,
+        );
+        assert_eq!(rows, [50, 0, 0, 0, 0, 2, 3, 145, 2, 1]);
+        assert_eq!(kinds, ["growth", "not_the_allocator"]);
+        assert_eq!(ledger.walk.unwrap().untouched_bytes, 300 * MIB);
+    }
+
+    #[test]
+    fn findings_follow_from_the_walk() {
+        let check = |part: HeapResidency, lazily_free: u64, kind: &str, texts: [&str; 2]| {
+            let (_, kinds, ledger) = walked(&part, lazily_free * MIB);
+            let found = kinds.iter().position(|each| each == kind);
+            let finding = &ledger.verdicts[found.unwrap_or_else(|| panic!("{kinds:?}"))];
+            let text = format!("{}; {}", finding.why, finding.remedy);
+            for part in texts {
+                assert!(text.contains(part), "{text}");
+            }
+        };
+        let free = |purgeable: u64| HeapResidency {
+            free_pages: 90 * MIB,
+            purgeable: purgeable * MIB,
+            ..glibc()
+        };
+        check(
+            free(89),
+            0,
+            "dirty",
+            ["90.0 MiB of RSS", "give back about 89.0 MiB now"],
+        );
+        check(
+            free(90),
+            80,
+            "dirty",
+            ["of which 80.0 MiB are marked as free", "`purge`"],
+        );
+        check(free(0), 0, "dirty", ["purging will not help", "arena_max"]);
+        let fragments = HeapResidency {
+            fragments: 60 * MIB,
+            ..glibc()
+        };
+        check(
+            fragments,
+            0,
+            "fragmentation",
+            ["59.0 MiB", "purging will not help: look"],
+        );
+        let caches = HeapResidency {
+            thread_caches: 45 * MIB,
+            ..glibc()
+        };
+        check(caches, 0, "thread_caches", ["45.0 MiB", "tcache_count"]);
+        check(
+            glibc(),
+            100,
+            "not_the_allocator",
+            ["of which 100.0 MiB are marked", "pmap"],
+        );
+    }
+
+    #[test]
+    fn rows_stay_within_resident_memory() {
+        let (rows, _, _) = walked(
+            &HeapResidency {
+                live: 150 * MIB,
+                fragments: 80 * MIB,
+                free_pages: u64::MAX / 2,
+                ..glibc()
+            },
+            0,
+        );
+        assert_eq!(rows, [150, 0, 1, 49, 0, 0, 0, 0, 2, 1]);
+    }
+}
