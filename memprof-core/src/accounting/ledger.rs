@@ -8,64 +8,16 @@
 //! touches it, so the rows are bounds; `memprof ledger` walks the heaps from outside and makes them exact.
 
 use memprof_messages::{
-    AllocatorHeap, AllocatorKind, Cgroup, HeapTotals, HeapUsage, Ledger, LedgerFinding,
-    LedgerFindingKind, LedgerPart, LedgerRow, SampledObjects, size_text,
+    AllocatorHeap, AllocatorKind, Cgroup, HeapTotals, HeapUsage, Ledger, LedgerPart, LedgerRow,
+    SampledObjects,
 };
-use std::time::Duration;
 
-/// Ratio of active to allocated bytes above which fragmentation is reported.
-const FRAGMENTED_RATIO: f64 = 1.3;
-/// Share of RSS above which dirty pages and memory outside of the heap are reported.
-const NOTABLE_SHARE: f64 = LedgerFinding::MIN_SHARE;
-/// Least size of a reported part, in bytes.
-const NOTABLE_BYTES: u64 = LedgerFinding::MIN_BYTES;
-/// Most bytes in a thread's cache of glibc: seven chunks of each of 64 sizes (malloc.c, `TCACHE_MAX_BINS`).
-const MAX_GLIBC_CACHE_BYTES: u64 = 7 * 64 * (32 + 1040) / 2;
-
-/// Resident memory of a process as the kernel counts it (`proc_pid_status(5)`), in bytes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct ResidentMemory {
-    pub anonymous: u64,
-    pub file: u64,
-    pub shared: u64,
-    /// Private writable memory that is not resident: never touched, given back or swapped out.
-    pub nonresident: u64,
-    pub threads: u64,
-}
-
-impl ResidentMemory {
-    /// Parses the text of /proc/PID/status. `None` if a field is missing.
-    pub(crate) fn parse(status: &str) -> Option<Self> {
-        let value = |name: &str| {
-            Some(
-                status
-                    .lines()
-                    .find_map(|line| line.strip_prefix(name))?
-                    .trim(),
-            )
-        };
-        let field = |name: &str| -> Option<u64> {
-            let kib: u64 = value(name)?.strip_suffix("kB")?.trim().parse().ok()?;
-            kib.checked_mul(1024)
-        };
-        let anonymous = field("RssAnon:")?;
-        let private = field("VmData:").unwrap_or(0) + field("VmStk:").unwrap_or(0);
-        Some(Self {
-            anonymous,
-            file: field("RssFile:")?,
-            shared: field("RssShmem:")?,
-            nonresident: private.saturating_sub(anonymous),
-            threads: value("Threads:")
-                .and_then(|count| count.parse().ok())
-                .unwrap_or(1),
-        })
-    }
-
-    /// Resident memory in bytes (RSS).
-    fn total(&self) -> u64 {
-        self.anonymous + self.file + self.shared
-    }
-}
+use super::findings::{
+    EarlierLedger, HeapCount, dirty_finding, fragmentation_finding, growth_finding,
+    outside_finding, page_cache_finding, sampling_finding, shared_memory_finding,
+    thread_caches_finding, uncertain_finding,
+};
+use super::resident_memory::ResidentMemory;
 
 /// Bytes by which the allocators' parts exceed the resident memory: memory that they count as their own and
 /// the process has not touched yet, mostly metadata laid out early.
@@ -196,7 +148,7 @@ pub(crate) fn reconcile(
     let verdicts = [
         growth_finding(live_bytes, earlier),
         uncertain_finding(
-            &Counted {
+            &HeapCount {
                 live: live_bytes,
                 undivided: opaque_total(&allocators),
                 is_divisible,
@@ -205,7 +157,7 @@ pub(crate) fn reconcile(
             &resident,
         ),
         sampling_finding(&sampled, sampling, rss_bytes),
-        fragmentation_finding(&unsampled, fragmentation, &has),
+        fragmentation_finding(&unsampled, fragmentation, has),
         thread_caches_finding(thread_caches, rss_bytes),
         dirty_finding(dirty, rss_bytes),
         outside_finding(remaining, rss_bytes),
@@ -223,230 +175,12 @@ pub(crate) fn reconcile(
     }
 }
 
-/// Live bytes at an earlier time, and how long ago that was.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct EarlierLedger {
-    pub allocated: u64,
-    pub ago: Duration,
-}
-
-/// Finding if the live heap grew notably since the earlier ledger.
-fn growth_finding(live_bytes: u64, earlier: Option<EarlierLedger>) -> Option<LedgerFinding> {
-    let EarlierLedger { allocated, ago } = earlier?;
-    let grown = live_bytes.saturating_sub(allocated);
-    let share = grown as f64 / allocated.max(1) as f64;
-    (share > NOTABLE_SHARE && grown >= NOTABLE_BYTES).then(|| LedgerFinding {
-        kind: LedgerFindingKind::Growth.into(),
-        why: format!(
-            "the live heap grew by {} ({grown} bytes) in {}, above {}",
-            percent(share),
-            humantime::format_duration(Duration::from_secs(ago.as_secs())),
-            percent(NOTABLE_SHARE)
-        ),
-        remedy: "`activate`, then three dumps with the load between them: `memprof leaks` names \
-                 what grows in each"
-            .to_owned(),
-    })
-}
-
-/// Bytes that the allocators count, resident or not.
-struct Counted {
-    live: u64,
-    /// Committed by allocators that do not distinguish live memory from free.
-    undivided: u64,
-    /// Whether the rows are divided.
-    is_divisible: bool,
-    has_glibc: bool,
-}
-
-/// Finding if a notable part of what the allocators count may be neither resident nor live: as much as the process
-/// has private memory that is not resident.
-fn uncertain_finding(counted: &Counted, resident: &ResidentMemory) -> Option<LedgerFinding> {
-    let caches = match counted.has_glibc {
-        true => resident.threads.saturating_mul(MAX_GLIBC_CACHE_BYTES),
-        false => 0,
-    };
-    let heap = counted.live.saturating_add(counted.undivided);
-    let shown = heap.min(resident.anonymous);
-    let most = shown.min(resident.nonresident.saturating_add(caches));
-    let rows = match (counted.live > 0, counted.undivided > 0) {
-        (true, true) => "live_heap and undivided_heap",
-        (false, true) => "undivided_heap",
-        _ => "live_heap",
-    };
-    (!counted.is_divisible || LedgerFinding::is_notable(most, shown)).then(|| LedgerFinding {
-        kind: LedgerFindingKind::Uncertain.into(),
-        why: match counted.is_divisible {
-            true => format!(
-                "up to {} of {rows} may never have been touched, or wait freed in the caches of {} threads: the \
-                 allocators count such memory as used",
-                size_text(most),
-                resident.threads
-            ),
-            false => format!(
-                "the allocators count {} as live, but only {} of private memory are resident: how much of it is heap \
-                 cannot be seen from inside the process",
-                size_text(counted.live),
-                size_text(resident.anonymous)
-            ),
-        },
-        remedy: "run `memprof ledger` on this machine, as the process's user or as root: it walks the heaps of glibc \
-                 and jemalloc and reads the page tables"
-            .to_owned(),
-    })
-}
-
-/// Finding if threads keep a notable share of RSS in their caches.
-fn thread_caches_finding(bytes: u64, rss: u64) -> Option<LedgerFinding> {
-    LedgerFinding::is_notable(bytes, rss).then(|| LedgerFinding {
-        kind: LedgerFindingKind::ThreadCaches.into(),
-        why: format!("{} are freed objects in the caches of threads", size_text(bytes)),
-        remedy: "purging will not help: each thread keeps its cache until it uses or ends it; limit them \
-                 (jemalloc: MALLOC_CONF=tcache_max:1024, tcmalloc: TCMALLOC_MAX_TOTAL_THREAD_CACHE_BYTES), or run \
-                 fewer idle threads"
-            .to_owned(),
-    })
-}
-
-/// Finding if sampling costs a notable share of RSS. `bytes` is the ledger's row.
-fn sampling_finding(sampled: &SampledObjects, bytes: u64, rss: u64) -> Option<LedgerFinding> {
-    let share = bytes as f64 / rss.max(1) as f64;
-    (share > NOTABLE_SHARE && bytes >= NOTABLE_BYTES).then(|| LedgerFinding {
-        kind: LedgerFindingKind::Sampling.into(),
-        why: format!(
-            "{} of RSS are what sampling costs, above {}: each of about {} sampled small objects \
-             has a page of its own",
-            percent(share),
-            percent(NOTABLE_SHARE),
-            sampled.objects
-        ),
-        remedy: "end the activation (`deactivate`) or sample more coarsely (`reset \
-                 sample_interval=512KiB`); the pages go as these objects are freed"
-            .to_owned(),
-    })
-}
-
-/// Finding if the heap is fragmented. `lost` is the ledger's row: active pages that were never touched are
-/// not lost. `has` says which allocators the process has.
-fn fragmentation_finding(
-    heap: &HeapTotals,
-    lost: u64,
-    has: impl Fn(AllocatorKind) -> bool,
-) -> Option<LedgerFinding> {
-    let ratio = heap.active as f64 / heap.allocated.max(1) as f64;
-    (ratio > FRAGMENTED_RATIO && lost >= NOTABLE_BYTES).then(|| {
-        let long_lived = "look for long-lived objects allocated among short-lived ones";
-        let (lost_text, remedy) = match (has(AllocatorKind::Jemalloc), has(AllocatorKind::Glibc)) {
-            (true, _) => (
-                "are lost in partly filled pages",
-                format!(
-                    "purging will not help: these pages hold live objects beside the free ones; {long_lived} \
-                     (`memprof ledger --pinned`)"
-                ),
-            ),
-            (false, true) => (
-                "are free between live objects",
-                format!(
-                    "`purge` gives back the whole pages of it (`memprof ledger` on this machine says how many); for \
-                     the rest {long_lived}"
-                ),
-            ),
-            (false, false) => (
-                "are free in pages and caches in use",
-                format!("purging gives back whole free spans only; {long_lived}"),
-            ),
-        };
-        LedgerFinding {
-            kind: LedgerFindingKind::Fragmentation.into(),
-            why: format!(
-                "active / allocated is {ratio:.2}, above {FRAGMENTED_RATIO}: {lost} bytes {lost_text}"
-            ),
-            remedy,
-        }
-    })
-}
-
-/// Finding if dirty pages are a notable share of RSS.
-fn dirty_finding(dirty: u64, rss: u64) -> Option<LedgerFinding> {
-    let share = dirty as f64 / rss.max(1) as f64;
-    (share > NOTABLE_SHARE && dirty >= NOTABLE_BYTES).then(|| LedgerFinding {
-        kind: LedgerFindingKind::Dirty.into(),
-        why: format!(
-            "{} of RSS are free pages that the allocator keeps, above {}",
-            percent(share),
-            percent(NOTABLE_SHARE)
-        ),
-        remedy: format!(
-            "`purge` would give back about {} now; jemalloc's dirty_decay_ms and background_thread do it by \
-             themselves",
-            size_text(dirty)
-        ),
-    })
-}
-
-/// Finding if memory outside of every allocator is a notable share of RSS.
-fn outside_finding(bytes: u64, rss: u64) -> Option<LedgerFinding> {
-    let share = bytes as f64 / rss.max(1) as f64;
-    (share > NOTABLE_SHARE && bytes >= NOTABLE_BYTES).then(|| LedgerFinding {
-        kind: LedgerFindingKind::NotTheAllocator.into(),
-        why: format!(
-            "{} of RSS are outside of every allocator found, above {}",
-            percent(share),
-            percent(NOTABLE_SHARE)
-        ),
-        remedy: "a heap profile will not show it: look at thread stacks, mmap calls and other \
-                 allocators (pmap -x PID)"
-            .to_owned(),
-    })
-}
-
-/// Finding if a notable share of the cgroup's limit is page cache; where memory.stat cannot be read, if it is not
-/// this process's RSS.
-fn page_cache_finding(cgroup: Option<Cgroup>, rss: u64) -> Option<LedgerFinding> {
-    let cgroup = cgroup?;
-    let limit = cgroup.limit_bytes?;
-    let (cache, subject) = match cgroup.file_cache_bytes {
-        Some(cache) => (cache, "page cache of files"),
-        None => (
-            cgroup.usage_bytes.saturating_sub(rss),
-            "not this process's RSS",
-        ),
-    };
-    LedgerFinding::is_notable(cache, limit).then(|| LedgerFinding {
-        kind: LedgerFindingKind::PageCache.into(),
-        why: format!(
-            "{} of the cgroup's limit are {subject}, above {}",
-            percent(cache as f64 / limit.max(1) as f64),
-            percent(NOTABLE_SHARE)
-        ),
-        remedy: "the kernel frees page cache under pressure, but not the memory of other processes of the cgroup"
-            .to_owned(),
-    })
-}
-
-/// Finding if a notable share of the cgroup's limit is shared memory.
-fn shared_memory_finding(cgroup: Option<Cgroup>) -> Option<LedgerFinding> {
-    let cgroup = cgroup?;
-    let (limit, shared) = (cgroup.limit_bytes?, cgroup.shared_bytes?);
-    LedgerFinding::is_notable(shared, limit).then(|| LedgerFinding {
-        kind: LedgerFindingKind::SharedMemory.into(),
-        why: format!(
-            "{} of the cgroup's limit are shared memory: memfds, tmpfs, /dev/shm, shared mappings",
-            percent(shared as f64 / limit.max(1) as f64)
-        ),
-        remedy: "the kernel cannot free it, only swap it out: close or truncate the files that hold it (memfd_create \
-                 counts without a mapping: ls -l /proc/PID/fd; df /dev/shm)"
-            .to_owned(),
-    })
-}
-
-/// Formats a share as a whole percentage: `12 %`.
-fn percent(share: f64) -> String {
-    format!("{:.0} %", share * 100.0)
-}
-
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use memprof_messages::{LedgerFinding, LedgerFindingKind};
+
     use super::*;
 
     const MIB: u64 = 1 << 20;
@@ -803,20 +537,5 @@ mod tests {
                 .starts_with("purging will not help")
         );
         assert!(ledger.verdicts[0].why.contains("is 1.50, above 1.3"));
-    }
-
-    #[test]
-    fn incomplete_status_is_refused() {
-        let status =
-            "Name:\tx\nRssAnon:\t     100 kB\nRssFile:\t       2 kB\nRssShmem:\t       0 kB\n";
-        let expected = ResidentMemory {
-            anonymous: 102_400,
-            file: 2048,
-            threads: 1,
-            ..ResidentMemory::default()
-        };
-        assert_eq!(ResidentMemory::parse(status), Some(expected));
-        assert_eq!(ResidentMemory::parse("RssAnon: x kB"), None);
-        assert_eq!(ResidentMemory::parse(""), None);
     }
 }

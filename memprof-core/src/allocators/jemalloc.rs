@@ -3,6 +3,7 @@
 mod bins;
 mod profile;
 mod sampled;
+mod totals;
 
 use std::ffi::CStr;
 use std::hint::black_box;
@@ -17,7 +18,7 @@ use crate::allocators::unprofilable::{Unprofilable, malloc_variables};
 use crate::error::{Error, ErrorKind, Result};
 use crate::identity::AllocatorIdentity;
 use crate::identity::FoundBy;
-use memprof_messages::{AllocatorKind, HeapTotals, HeapUsage};
+use memprof_messages::AllocatorKind;
 
 pub(crate) use bins::Bin;
 
@@ -205,27 +206,6 @@ impl Jemalloc {
         }
         self.mallctl.write(c"epoch", 1_u64).ok()?;
         Some(self.mallctl.read::<usize>(INTERNAL).ok()? as u64)
-    }
-
-    /// Heap totals. `None` if it was built without statistics.
-    pub(crate) fn totals(&self) -> Result<Option<HeapUsage>> {
-        if !self.config_stats {
-            return Ok(None);
-        }
-        let totals = (self.readers.totals)(&self.mallctl)?;
-        // 4096 stands for all arenas (jemalloc(3), MALLCTL_ARENAS_ALL). Older releases lack some of the counts.
-        let count = |name: &CStr| self.mallctl.read::<usize>(name).unwrap_or(0) as u64;
-        let thread_caches = count(c"stats.arenas.4096.tcache_bytes")
-            .saturating_add(count(c"stats.arenas.4096.tcache_stashed_bytes"))
-            .min(totals.allocated);
-        let lazily_free = count(c"stats.arenas.4096.pmuzzy").saturating_mul(count(c"arenas.page"));
-        Ok(Some(HeapUsage::Detailed(HeapTotals {
-            // jemalloc counts the objects in caches as allocated.
-            allocated: totals.allocated - thread_caches,
-            thread_caches,
-            lazily_free,
-            ..totals
-        })))
     }
 
     /// Output of `malloc_stats_print`; without `options`, the plugin's default ones.

@@ -6,7 +6,9 @@ use std::time::{Duration, Instant};
 
 use super::usage_cache::CachedUsage;
 use super::{Profiler, error_with_remedy, for_each_backend, needs_jemalloc_error};
-use crate::accounting::ledger::{self, EarlierLedger, ResidentMemory};
+use crate::accounting::findings::EarlierLedger;
+use crate::accounting::ledger;
+use crate::accounting::resident_memory::ResidentMemory;
 use crate::accounting::smaps;
 use crate::allocators::background::{self};
 use crate::allocators::jemalloc::Jemalloc;

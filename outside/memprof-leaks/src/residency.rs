@@ -267,12 +267,12 @@ mod tests {
                 range: 0x8020..0xb000,
                 is_purgeable: true,
             }],
-            excluded: vec![0x1000..0xb000],
+            excluded: vec![0x1000..0x2000, 0x2000..0xb000],
             ..FoundHeap::default()
         }
     }
 
-    fn check(resident: &[Range<u64>], expected: HeapResidency) {
+    fn check<const N: usize>(resident: [Range<u64>; N], expected: HeapResidency) {
         let normal = ResidentRuns::new(resident.iter().cloned());
         let found = account(glibc_heap(), &normal, &ResidentRuns::default());
         let all: u64 = resident.iter().map(|run| run.end - run.start).sum();
@@ -284,7 +284,7 @@ mod tests {
     fn resident_memory_is_divided_completely() {
         let objects = [0xf8, 0xef8];
         check(
-            &[0x1000..0xb000],
+            [0x1000..0x6000, 0x6000..0xb000],
             HeapResidency {
                 live: objects.iter().sum(),
                 thread_caches: 0xf8,
@@ -308,8 +308,8 @@ mod tests {
             metadata: 0x18,
             ..HeapResidency::default()
         };
-        check(&[0x1000..0x2000], part(0));
-        check(&[0x1000..0x2000, 0x3000..0x4000], part(0x1000));
+        check([0x1000..0x1800, 0x1800..0x2000], part(0));
+        check([0x1000..0x2000, 0x3000..0x4000], part(0x1000));
     }
 
     #[test]
@@ -319,7 +319,7 @@ mod tests {
             spans: vec![span],
             ..FoundHeap::default()
         };
-        let huge = ResidentRuns::new([0x20_0000..0x40_0000].into_iter());
+        let huge = ResidentRuns::new(std::iter::once(0x20_0000..0x40_0000));
         let found = account(found, &ResidentRuns::default(), &huge);
         assert_eq!((found.huge_pages, found.untouched), (0x1f_fff0, 0));
         assert_eq!(found.resident(), 0);

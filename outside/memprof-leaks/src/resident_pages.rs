@@ -89,7 +89,7 @@ impl Pages {
         any: PAGE_IS_PRESENT | PAGE_IS_SWAPPED,
         excluded: 0,
     };
-    /// The same, but neither of a file nor shared.
+    /// Like [`Self::ANY`], but neither of a file nor shared.
     const PRIVATE: Self = Self {
         excluded: PAGE_IS_FILE,
         ..Self::ANY

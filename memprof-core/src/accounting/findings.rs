@@ -1,0 +1,250 @@
+//! Findings of the ledger: which parts of the resident memory are notable, and what helps.
+
+use std::time::Duration;
+
+use memprof_messages::{
+    AllocatorKind, Cgroup, HeapTotals, LedgerFinding, LedgerFindingKind, SampledObjects, size_text,
+};
+
+use super::resident_memory::ResidentMemory;
+
+/// Ratio of active to allocated bytes above which fragmentation is reported.
+const FRAGMENTED_RATIO: f64 = 1.3;
+/// Share of RSS above which dirty pages and memory outside of the heap are reported.
+const NOTABLE_SHARE: f64 = LedgerFinding::MIN_SHARE;
+/// Least size of a reported part, in bytes.
+const NOTABLE_BYTES: u64 = LedgerFinding::MIN_BYTES;
+/// Most bytes in a thread's cache of glibc: seven chunks of each of 64 sizes (malloc.c, `TCACHE_MAX_BINS`).
+const MAX_GLIBC_CACHE_BYTES: u64 = 7 * 64 * (32 + 1040) / 2;
+
+/// Live bytes at an earlier time, and how long ago that was.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct EarlierLedger {
+    pub allocated: u64,
+    pub ago: Duration,
+}
+
+/// Finding if the live heap grew notably since the earlier ledger.
+pub(super) fn growth_finding(
+    live_bytes: u64,
+    earlier: Option<EarlierLedger>,
+) -> Option<LedgerFinding> {
+    let EarlierLedger { allocated, ago } = earlier?;
+    let grown = live_bytes.saturating_sub(allocated);
+    let share = grown as f64 / allocated.max(1) as f64;
+    (share > NOTABLE_SHARE && grown >= NOTABLE_BYTES).then(|| LedgerFinding {
+        kind: LedgerFindingKind::Growth.into(),
+        why: format!(
+            "the live heap grew by {} ({grown} bytes) in {}, above {}",
+            percent(share),
+            humantime::format_duration(Duration::from_secs(ago.as_secs())),
+            percent(NOTABLE_SHARE)
+        ),
+        remedy: "`activate`, then three dumps with the load between them: `memprof leaks` names \
+                 what grows in each"
+            .to_owned(),
+    })
+}
+
+/// Bytes that the allocators count, resident or not.
+pub(super) struct HeapCount {
+    pub(super) live: u64,
+    /// Committed by allocators that do not distinguish live memory from free.
+    pub(super) undivided: u64,
+    /// Whether the rows are divided.
+    pub(super) is_divisible: bool,
+    pub(super) has_glibc: bool,
+}
+
+/// Finding if a notable part of what the allocators count may be neither resident nor live: as much as the process
+/// has private memory that is not resident.
+pub(super) fn uncertain_finding(
+    counted: &HeapCount,
+    resident: &ResidentMemory,
+) -> Option<LedgerFinding> {
+    let caches = match counted.has_glibc {
+        true => resident.threads.saturating_mul(MAX_GLIBC_CACHE_BYTES),
+        false => 0,
+    };
+    let heap = counted.live.saturating_add(counted.undivided);
+    let shown = heap.min(resident.anonymous);
+    let most = shown.min(resident.nonresident.saturating_add(caches));
+    let rows = match (counted.live > 0, counted.undivided > 0) {
+        (true, true) => "live_heap and undivided_heap",
+        (false, true) => "undivided_heap",
+        _ => "live_heap",
+    };
+    (!counted.is_divisible || LedgerFinding::is_notable(most, shown)).then(|| LedgerFinding {
+        kind: LedgerFindingKind::Uncertain.into(),
+        why: match counted.is_divisible {
+            true => format!(
+                "up to {} of {rows} may never have been touched, or wait freed in the caches of {} threads: the \
+                 allocators count such memory as used",
+                size_text(most),
+                resident.threads
+            ),
+            false => format!(
+                "the allocators count {} as live, but only {} of private memory are resident: how much of it is heap \
+                 cannot be seen from inside the process",
+                size_text(counted.live),
+                size_text(resident.anonymous)
+            ),
+        },
+        remedy: "run `memprof ledger` on this machine, as the process's user or as root: it walks the heaps of glibc \
+                 and jemalloc and reads the page tables"
+            .to_owned(),
+    })
+}
+
+/// Finding if threads keep a notable share of RSS in their caches.
+pub(super) fn thread_caches_finding(bytes: u64, rss: u64) -> Option<LedgerFinding> {
+    LedgerFinding::is_notable(bytes, rss).then(|| LedgerFinding {
+        kind: LedgerFindingKind::ThreadCaches.into(),
+        why: format!("{} are freed objects in the caches of threads", size_text(bytes)),
+        remedy: "purging will not help: each thread keeps its cache until it uses or ends it; limit them \
+                 (jemalloc: MALLOC_CONF=tcache_max:1024, tcmalloc: TCMALLOC_MAX_TOTAL_THREAD_CACHE_BYTES), or run \
+                 fewer idle threads"
+            .to_owned(),
+    })
+}
+
+/// Finding if sampling costs a notable share of RSS. `bytes` is the ledger's row.
+pub(super) fn sampling_finding(
+    sampled: &SampledObjects,
+    bytes: u64,
+    rss: u64,
+) -> Option<LedgerFinding> {
+    let share = bytes as f64 / rss.max(1) as f64;
+    (share > NOTABLE_SHARE && bytes >= NOTABLE_BYTES).then(|| LedgerFinding {
+        kind: LedgerFindingKind::Sampling.into(),
+        why: format!(
+            "{} of RSS are what sampling costs, above {}: each of about {} sampled small objects \
+             has a page of its own",
+            percent(share),
+            percent(NOTABLE_SHARE),
+            sampled.objects
+        ),
+        remedy: "end the activation (`deactivate`) or sample more coarsely (`reset \
+                 sample_interval=512KiB`); the pages go as these objects are freed"
+            .to_owned(),
+    })
+}
+
+/// Finding if the heap is fragmented. `lost` is the ledger's row: active pages that were never touched are
+/// not lost. `has` says which allocators the process has.
+pub(super) fn fragmentation_finding(
+    heap: &HeapTotals,
+    lost: u64,
+    has: impl Fn(AllocatorKind) -> bool,
+) -> Option<LedgerFinding> {
+    let ratio = heap.active as f64 / heap.allocated.max(1) as f64;
+    (ratio > FRAGMENTED_RATIO && lost >= NOTABLE_BYTES).then(|| {
+        let long_lived = "look for long-lived objects allocated among short-lived ones";
+        let (lost_text, remedy) = match (has(AllocatorKind::Jemalloc), has(AllocatorKind::Glibc)) {
+            (true, _) => (
+                "are lost in partly filled pages",
+                format!(
+                    "purging will not help: these pages hold live objects beside the free ones; {long_lived} \
+                     (`memprof ledger --pinned`)"
+                ),
+            ),
+            (false, true) => (
+                "are free between live objects",
+                format!(
+                    "`purge` gives back the whole pages of it (`memprof ledger` on this machine says how many); for \
+                     the rest {long_lived}"
+                ),
+            ),
+            (false, false) => (
+                "are free in pages and caches in use",
+                format!("purging gives back whole free spans only; {long_lived}"),
+            ),
+        };
+        LedgerFinding {
+            kind: LedgerFindingKind::Fragmentation.into(),
+            why: format!(
+                "active / allocated is {ratio:.2}, above {FRAGMENTED_RATIO}: {lost} bytes {lost_text}"
+            ),
+            remedy,
+        }
+    })
+}
+
+/// Finding if dirty pages are a notable share of RSS.
+pub(super) fn dirty_finding(dirty: u64, rss: u64) -> Option<LedgerFinding> {
+    let share = dirty as f64 / rss.max(1) as f64;
+    (share > NOTABLE_SHARE && dirty >= NOTABLE_BYTES).then(|| LedgerFinding {
+        kind: LedgerFindingKind::Dirty.into(),
+        why: format!(
+            "{} of RSS are free pages that the allocator keeps, above {}",
+            percent(share),
+            percent(NOTABLE_SHARE)
+        ),
+        remedy: format!(
+            "`purge` would give back about {} now; jemalloc's dirty_decay_ms and background_thread do it by \
+             themselves",
+            size_text(dirty)
+        ),
+    })
+}
+
+/// Finding if memory outside of every allocator is a notable share of RSS.
+pub(super) fn outside_finding(bytes: u64, rss: u64) -> Option<LedgerFinding> {
+    let share = bytes as f64 / rss.max(1) as f64;
+    (share > NOTABLE_SHARE && bytes >= NOTABLE_BYTES).then(|| LedgerFinding {
+        kind: LedgerFindingKind::NotTheAllocator.into(),
+        why: format!(
+            "{} of RSS are outside of every allocator found, above {}",
+            percent(share),
+            percent(NOTABLE_SHARE)
+        ),
+        remedy: "a heap profile will not show it: look at thread stacks, mmap calls and other \
+                 allocators (pmap -x PID)"
+            .to_owned(),
+    })
+}
+
+/// Finding if a notable share of the cgroup's limit is page cache; where memory.stat cannot be read, if it is not
+/// this process's RSS.
+pub(super) fn page_cache_finding(cgroup: Option<Cgroup>, rss: u64) -> Option<LedgerFinding> {
+    let cgroup = cgroup?;
+    let limit = cgroup.limit_bytes?;
+    let (cache, subject) = match cgroup.file_cache_bytes {
+        Some(cache) => (cache, "page cache of files"),
+        None => (
+            cgroup.usage_bytes.saturating_sub(rss),
+            "not this process's RSS",
+        ),
+    };
+    LedgerFinding::is_notable(cache, limit).then(|| LedgerFinding {
+        kind: LedgerFindingKind::PageCache.into(),
+        why: format!(
+            "{} of the cgroup's limit are {subject}, above {}",
+            percent(cache as f64 / limit.max(1) as f64),
+            percent(NOTABLE_SHARE)
+        ),
+        remedy: "the kernel frees page cache under pressure, but not the memory of other processes of the cgroup"
+            .to_owned(),
+    })
+}
+
+/// Finding if a notable share of the cgroup's limit is shared memory.
+pub(super) fn shared_memory_finding(cgroup: Option<Cgroup>) -> Option<LedgerFinding> {
+    let cgroup = cgroup?;
+    let (limit, shared) = (cgroup.limit_bytes?, cgroup.shared_bytes?);
+    LedgerFinding::is_notable(shared, limit).then(|| LedgerFinding {
+        kind: LedgerFindingKind::SharedMemory.into(),
+        why: format!(
+            "{} of the cgroup's limit are shared memory: memfds, tmpfs, /dev/shm, shared mappings",
+            percent(shared as f64 / limit.max(1) as f64)
+        ),
+        remedy: "the kernel cannot free it, only swap it out: close or truncate the files that hold it (memfd_create \
+                 counts without a mapping: ls -l /proc/PID/fd; df /dev/shm)"
+            .to_owned(),
+    })
+}
+
+/// Formats a share as a whole percentage: `12 %`.
+fn percent(share: f64) -> String {
+    format!("{:.0} %", share * 100.0)
+}

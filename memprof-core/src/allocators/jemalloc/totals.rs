@@ -1,0 +1,31 @@
+//! Heap totals of jemalloc.
+
+use std::ffi::CStr;
+
+use memprof_messages::{HeapTotals, HeapUsage};
+
+use super::Jemalloc;
+use crate::error::Result;
+
+impl Jemalloc {
+    /// Heap totals. `None` if it was built without statistics. Objects in the caches of threads, which jemalloc counts
+    /// as allocated, are apart.
+    pub(crate) fn totals(&self) -> Result<Option<HeapUsage>> {
+        if !self.config_stats {
+            return Ok(None);
+        }
+        let totals = (self.readers.totals)(&self.mallctl)?;
+        // 4096 stands for all arenas (jemalloc(3), MALLCTL_ARENAS_ALL). Older releases lack some of the counts.
+        let count = |name: &CStr| self.mallctl.read::<usize>(name).unwrap_or(0) as u64;
+        let thread_caches = count(c"stats.arenas.4096.tcache_bytes")
+            .saturating_add(count(c"stats.arenas.4096.tcache_stashed_bytes"))
+            .min(totals.allocated);
+        let lazily_free = count(c"stats.arenas.4096.pmuzzy").saturating_mul(count(c"arenas.page"));
+        Ok(Some(HeapUsage::Detailed(HeapTotals {
+            allocated: totals.allocated - thread_caches,
+            thread_caches,
+            lazily_free,
+            ..totals
+        })))
+    }
+}
