@@ -112,6 +112,13 @@ pub(crate) fn list() -> Vec<LoadedObject> {
         .collect()
 }
 
+/// Whether the program itself contains the code at `address`, and not a library.
+pub(crate) fn is_program_code(address: usize) -> bool {
+    list()
+        .first()
+        .is_some_and(|program| program.is_code(address))
+}
+
 /// Number of objects ever loaded. While it stays equal, [`list`] can only shrink.
 pub(crate) fn load_count() -> u64 {
     let _reading = ForkGuard::acquire();

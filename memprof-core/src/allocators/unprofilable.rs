@@ -168,7 +168,7 @@ impl Unprofilable {
             Self::Incomplete(error) => error.remedy.clone(),
             Self::NotCompiledIn { has_hooks, .. } => {
                 let rebuild = "rebuild it with --enable-prof (Rust: feature \"profiling\" of tikv-jemallocator)";
-                let hooks = "; not in production, `activate sampler=memprof` samples it as it is";
+                let hooks = "; not in production, `activate allocator=jemalloc sampler=memprof` samples it as it is";
                 format!("{rebuild}{}", if *has_hooks { hooks } else { "" })
             }
             Self::NotStarted { variable, .. } => {
@@ -365,7 +365,7 @@ pub(crate) mod tests {
         let rebuild =
             "rebuild it with --enable-prof (Rust: feature \"profiling\" of tikv-jemallocator)";
         assert_eq!(remedy(false), rebuild);
-        let hooks = "; not in production, `activate sampler=memprof` samples it as it is";
+        let hooks = "; not in production, `activate allocator=jemalloc sampler=memprof` samples it as it is";
         assert_eq!(remedy(true), format!("{rebuild}{hooks}"));
     }
 

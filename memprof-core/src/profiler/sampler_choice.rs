@@ -5,10 +5,12 @@ use std::sync::Arc;
 
 use super::Profiler;
 use super::allocators::BackendList;
+use crate::allocators::loaded_objects::is_program_code;
 use crate::error::{Error, ErrorKind, Result};
+use crate::identity::FoundBy;
 use crate::sampler::Backend;
 use crate::sampler::SamplerSelection;
-use memprof_messages::{AllocatorKind, SamplerChoice};
+use memprof_messages::{AllocatorKind, HeapUsage, SamplerChoice};
 
 impl Profiler {
     /// Selects the samplers for the next activation, and returns those of `backends` that are or could be
@@ -27,7 +29,10 @@ impl Profiler {
             (SamplerChoice::Auto, Some(own)) if self.needs_own_sampler(backends, own) => {
                 self.deselect_others(own)?;
                 // If it cannot be used, the allocators' own errors say what would help.
-                let _refused = own.select(SamplerSelection::OwnFallback);
+                if own.select(SamplerSelection::OwnFallback).is_ok() {
+                    let is_needed = |each: &&Arc<Backend>| !is_unused(each);
+                    return Ok(backends.iter().filter(is_needed).cloned().collect());
+                }
             }
             (SamplerChoice::Auto | SamplerChoice::Allocator, Some(_)) => {
                 backends
@@ -73,18 +78,15 @@ impl Profiler {
         others.try_for_each(|other| other.select(SamplerSelection::Allocator))
     }
 
-    /// Whether memprof's sampler is needed: no allocator can be profiled, and memprof's would see what the
-    /// program allocates. That is not so if a jemalloc beside `malloc`, which cannot be hooked, serves the
-    /// program under another name. Hooks are used only on request: jemalloc (5.3.1, `tsd_cleanup`) does not
-    /// remove a thread from its list that ends without an allocation since hooks were installed or removed,
-    /// and may then hang.
+    /// Whether memprof's sampler is needed: the allocator that serves the program cannot be profiled, and memprof's
+    /// would see what the program allocates. Another allocator, such as a jemalloc of one library, changes nothing.
+    /// Hooks are used only on request: jemalloc (5.3.1, `tsd_cleanup`) does not remove a thread from its list that
+    /// ends without an allocation since hooks were installed or removed, and may then hang.
     fn needs_own_sampler(&self, backends: &BackendList, own: &Arc<Backend>) -> bool {
-        let can_profile = |each: &Arc<Backend>| each.allocator.require_profiling().is_ok();
-        let is_unhooked_jemalloc =
-            |each: &Arc<Backend>| is_second_jemalloc(each) && !Arc::ptr_eq(each, own);
+        let mut others = backends.iter().filter(|each| !Arc::ptr_eq(each, own));
         !own.uses_jemalloc_hooks()
-            && !backends.iter().any(can_profile)
-            && !backends.iter().any(is_unhooked_jemalloc)
+            && own.allocator.require_profiling().is_err()
+            && !others.any(serves_program_beside_malloc)
             && self.allocators.stripped_jemalloc().is_none()
     }
 
@@ -97,16 +99,35 @@ impl Profiler {
 }
 
 /// The backend that memprof's sampler would sample, of which there is one per process: a jemalloc beside
-/// `malloc`, because it has the program's own heap, otherwise the allocator of `malloc`. `None` if it can sample
-/// neither.
+/// `malloc` that has the program's own heap, otherwise the allocator of `malloc`, otherwise a jemalloc that can be
+/// hooked. `None` if it can sample none.
 fn own_sampler_backend(backends: &BackendList) -> Option<&Arc<Backend>> {
     let mut able = backends.iter().filter(|each| each.supports_own_sampler());
-    let beside = able.clone().find(|each| is_second_jemalloc(each));
-    beside.or_else(|| able.next())
+    let beside = able.clone().find(|each| serves_program_beside_malloc(each));
+    let malloc = || able.clone().find(|each| each.identity().owns_malloc);
+    beside.or_else(malloc).or_else(|| able.next())
 }
 
-/// Whether this is a jemalloc that does not serve `malloc`.
-fn is_second_jemalloc(each: &Arc<Backend>) -> bool {
+/// Whether this is a jemalloc that does not serve `malloc`, but the program's own calls, as in Rust: the program
+/// contains it. That of a library serves the library.
+fn serves_program_beside_malloc(each: &Arc<Backend>) -> bool {
     let identity = each.identity();
-    identity.kind == AllocatorKind::Jemalloc && !identity.owns_malloc
+    identity.kind == AllocatorKind::Jemalloc
+        && !identity.owns_malloc
+        && (identity.found_by == FoundBy::Host || is_program_code(identity.address))
+}
+
+/// Bytes that a jemalloc allocates for itself at its start, at most.
+const MAX_UNUSED_BYTES: u64 = 1 << 20;
+
+/// Whether an allocator cannot be profiled, and would show nothing if it could: a library's jemalloc that is not used.
+fn is_unused(each: &Arc<Backend>) -> bool {
+    let allocated = || match each.allocator.totals() {
+        Ok(Some(HeapUsage::Detailed(totals))) => totals.allocated,
+        Ok(Some(HeapUsage::CommittedOnly { committed })) => committed,
+        Ok(None) | Err(_) => u64::MAX,
+    };
+    !each.identity().owns_malloc
+        && each.unprofilable_reason().is_some()
+        && allocated() < MAX_UNUSED_BYTES
 }

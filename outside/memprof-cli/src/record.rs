@@ -75,16 +75,43 @@ pub(crate) struct RecordArgs {
     #[arg(long)]
     open: bool,
 
-    /// Sample and show only this allocator, as `memprof activate` and `memprof dump` do
-    #[arg(value_name = "allocator=NAME", value_parser = parse_allocator_argument)]
-    allocator: Option<String>,
+    /// Sample and show only the allocator of allocator=NAME, as `memprof activate` and `memprof dump` do; sample by
+    /// memprof's sampler (sampler=memprof) or by the allocator's (sampler=allocator)
+    #[arg(value_name = "KEY=VALUE", value_parser = parse_argument)]
+    args: Vec<String>,
 }
 
-/// Checks that an argument is `allocator=NAME`, and returns it unchanged.
-fn parse_allocator_argument(argument: &str) -> Result<String, String> {
-    match argument.strip_prefix("allocator=") {
+/// Prefix of the argument that names the allocator, of `activate` and of `dump`.
+const ALLOCATOR: &str = "allocator=";
+/// Prefix of the argument that chooses the sampler, of `activate`.
+const SAMPLER: &str = "sampler=";
+
+/// Checks that an argument is one of `record`, and returns it unchanged.
+fn parse_argument(argument: &str) -> Result<String, String> {
+    if let Some(sampler) = argument.strip_prefix(SAMPLER) {
+        let parsed = sampler.parse::<SamplerChoice>();
+        return parsed
+            .map(|_| argument.to_owned())
+            .map_err(|_| "expected sampler=auto, sampler=memprof or sampler=allocator".to_owned());
+    }
+    match argument.strip_prefix(ALLOCATOR) {
         Some(_) => Ok(argument.to_owned()),
-        None => Err("expected allocator=NAME".to_owned()),
+        None => Err("expected allocator=NAME or sampler=NAME".to_owned()),
+    }
+}
+
+impl RecordArgs {
+    /// Sampler in the arguments; the default if none is given.
+    fn sampler(&self) -> SamplerChoice {
+        let mut args = self.args.iter().rev();
+        let sampler = args.find_map(|arg| arg.strip_prefix(SAMPLER)?.parse().ok());
+        sampler.unwrap_or_default()
+    }
+
+    /// Arguments of `dump`, which reads what `activate` sampled.
+    fn dump_args(&self) -> Vec<String> {
+        let args = self.args.iter().filter(|arg| arg.starts_with(ALLOCATOR));
+        args.cloned().collect()
     }
 }
 
@@ -237,7 +264,7 @@ fn record_attached(
     // If the status fails, the following requests fail too and report it.
     if let Ok(status) = client.status()
         && let PatchOutcome::Failed(error) =
-            patched_functions::patch_malloc(pid, &status, SamplerChoice::Auto, attach::MAX_PAUSE)
+            patched_functions::patch_malloc(pid, &status, args.sampler(), attach::MAX_PAUSE)
     {
         output::note(&format!("{error:#}"));
     }
@@ -270,7 +297,7 @@ fn record(
     let status = client.status()?;
     let last_dump = LastDump::new(pid, client.host()?.pid, &status);
     let process = HostProcess::from_client(client);
-    let arguments = args.allocator.as_slice();
+    let arguments = &*args.dump_args();
     let was_active = status.profiling == Profiling::Active;
     let mut activation_warnings = Vec::new();
     if !was_active {
@@ -279,7 +306,7 @@ fn record(
         interrupts.add(format!(
             "{pid} samples for up to {lease}; `memprof deactivate -t {pid}` ends that now"
         ));
-        let activate = [arguments, &[format!("for={}", lease.replace(' ', ""))]].concat();
+        let activate = [&*args.args, &[format!("for={}", lease.replace(' ', ""))]].concat();
         let activated = client.activate(&message::join_args(&activate));
         activation_warnings = activated
             .inspect_err(|_| interrupts.remove_last())?
@@ -287,6 +314,8 @@ fn record(
         for warning in &activation_warnings {
             output::note(warning);
         }
+    } else if args.args.iter().any(|arg| arg.starts_with(SAMPLER)) {
+        output::note(&format!("{pid} samples already: sampler= changes nothing"));
     }
     let mut early = EarlyProfile::new(arguments);
     let end = sampling::wait_for_end(args.duration, client, &process, interrupts, &mut early)?;

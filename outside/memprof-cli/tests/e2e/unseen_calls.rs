@@ -11,16 +11,24 @@ use crate::memprof::memprof;
 
 /// `by_address.c` in one of its ways, under `memprof run`.
 fn by_address(place: &TempDir, way: &str) -> Host {
+    by_address_with(place, way, &[], "")
+}
+
+/// Like [`by_address`], but linked with `flags` and with a library preloaded, unless that is empty.
+fn by_address_with(place: &TempDir, way: &str, flags: &[&str], preload: &str) -> Host {
     let program = place.path().join("by_address");
     let mut cc = Command::new("cc");
     cc.arg("-O1").arg("-o").arg(&program);
     cc.arg(source(
         "outside/memprof-cli/tests/fixtures/allocators/by_address.c",
     ));
-    tool_text("gcc", cc.arg("-lpthread"));
+    tool_text("gcc", cc.args(flags).arg("-lpthread"));
     let mut command = Command::new(dist("bin/memprof"));
     command.arg("run").arg("--").arg(&program).arg(way);
     command.env("MEMPROF_LOG", "info").stdin(Stdio::piped());
+    if !preload.is_empty() {
+        command.env("LD_PRELOAD", preload);
+    }
     let host = Host::spawn(command, tempfile::tempdir().unwrap());
     host.wait_for_log("control socket ");
     host
@@ -57,5 +65,29 @@ fn calls_by_stored_addresses_are_seen_or_reported() {
             assert!((in_use / IN_USE - 1.0).abs() < 0.2, "{way}: {dump}");
             assert!(!is_noted, "{way}: {report:?}");
         }
+    }
+}
+
+#[test]
+fn malloc_beside_unused_jemalloc_is_sampled() {
+    let linked = ["-Wl,--no-as-needed", "-l:libjemalloc.so.2"];
+    for preload in ["libmimalloc.so.2", "libtcmalloc_minimal.so.4"] {
+        let place = tempfile::tempdir().unwrap();
+        let mut host = by_address_with(&place, "plain", &linked, preload);
+        let active = host.memprof("activate", &["sample_interval=16KiB", "--json"]);
+        let text = active.exits(0).json()["text"].as_str().unwrap().to_owned();
+        assert!(!text.contains("jemalloc"), "{text}");
+        host.type_line("go");
+        host.wait_for_log("served go");
+        let dump = host.memprof("dump", &["--json"]).exits(0).json();
+        let in_use = dump["estimated_inuse_bytes"].as_f64().unwrap();
+        assert!((in_use / IN_USE - 1.0).abs() < 0.2, "{preload}: {dump}");
+        assert_eq!(dump["unseen_frees"], Value::Null, "{preload}: {dump}");
+        host.memprof("deactivate", &[]).exits(0);
+        let recorded = host.memprof("record", &["--for=10ms", "sampler=memprof"]);
+        assert!(
+            recorded.exits(0).stderr.contains("memprof samples"),
+            "{preload}"
+        );
     }
 }
