@@ -80,9 +80,12 @@ pub(crate) fn find_heaps(
             .map(|file| format!("memprof cannot read the heap of the jemalloc in {file}")),
     };
     match (names.is_empty(), other) {
-        (true, other) => Err(Error::NoHeap(other.unwrap_or_else(|| {
-            "found neither a heap of glibc's malloc nor one of jemalloc 5.3".to_owned()
-        }))),
+        (true, other) => {
+            let reason = other.or_else(|| glibc::unknown_release(view));
+            Err(Error::NoHeap(reason.unwrap_or_else(|| {
+                "found neither a heap of glibc's malloc nor one of jemalloc 5.3".to_owned()
+            })))
+        }
         (false, other) => {
             let other = other.map(|other| format!("{other}: none of its objects is reported"));
             all.unreadable.extend(other);

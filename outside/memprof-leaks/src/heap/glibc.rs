@@ -1,35 +1,31 @@
 //! Heap of glibc's malloc, 2.27 and newer, on x86-64 (malloc/malloc.c, malloc/arena.c).
 //!
 //! An arena is recognized by the heads of its 127 bins, each of which points to itself or to a chunk that
-//! points back; a heap by chunks that follow each other exactly to its top; a thread's cache by entries of
-//! the right size.
+//! points back; a heap by chunks that follow each other exactly to its end; a thread's cache by entries of
+//! the right size. What glibc counts and memprof does not find is recorded with its size.
 
 mod arena;
 mod caches;
+mod chunks;
+mod layout;
+mod main_arena;
 mod mapped;
+mod parameters;
+mod private_runs;
 
 use std::ops::Range;
 
+use self::arena::Arena;
+use self::chunks::{ALIGNMENT, HEADER_SIZE, Segment};
+use self::layout::Release;
+use self::parameters::Parameters;
 use super::{FoundHeap, UnusedMemory};
 use crate::budget::MemoryBudget;
 use crate::error::Error;
 use crate::objects::Span;
+use crate::resident_pages::PAGE_SIZE;
 use crate::snapshot::Registers;
 use crate::snapshot_memory::{CachedReader, SnapshotMemory};
-
-/// Bytes of a chunk's header: the size of the previous chunk, which belongs to that one while it is used, and
-/// its own size.
-const HEADER_SIZE: u64 = 16;
-/// Bytes of the header that no other chunk uses.
-const SIZE_FIELD: u64 = 8;
-/// Alignment of chunks, in bytes.
-const ALIGNMENT: u64 = 16;
-/// Bytes of the smallest chunk.
-const MIN_CHUNK: u64 = 32;
-/// Flag bits of a size field.
-const SIZE_FLAGS: u64 = 7;
-/// Flag of a size field: the previous chunk is used.
-const PREVIOUS_IN_USE_FLAG: u64 = 1;
 
 /// Walks the heap. `None` if the process has no glibc, or allocated nothing with it.
 ///
@@ -41,108 +37,151 @@ pub(crate) fn heap(
     budget: &mut MemoryBudget,
 ) -> Result<Option<FoundHeap>, Error> {
     let arenas = arena::find_arenas(view);
-    let mut heap = FoundHeap::default();
-    let mut caches = Vec::new();
+    let Some(main) = arenas.first() else {
+        return Ok(None);
+    };
+    let release = Release::read(view);
+    let parameters = Parameters::find(view, main);
+    let mut walk = HeapWalk::new(view, budget);
     for arena in &arenas {
-        heap.excluded.push(arena.struct_range());
-        for segment in arena.segments(view) {
-            let length = segment.chunks.end - segment.chunks.start;
-            heap.unused.push(UnusedMemory {
-                range: segment.chunks.end + HEADER_SIZE..segment.mapped.end,
-                is_purgeable: arena.is_main(),
-            });
-            // A thread has ended and everything in its heap is free: all merged with the top chunk.
-            if length == 0 {
-                heap.excluded.push(segment.mapped);
-                continue;
-            }
-            budget.reserve(Span::memory_size(length, ALIGNMENT))?;
-            match walk_chunks(view, &segment) {
-                Some(walked) => {
-                    heap.excluded.push(segment.mapped);
-                    heap.spans.push(walked.span);
-                    caches.extend(walked.caches);
-                }
-                None => heap.unproven.push(format!(
-                    "{} KiB of glibc's heap at {:#x}, whose chunks memprof cannot follow to their end",
-                    length >> 10,
-                    segment.chunks.start
-                )),
-            }
-        }
+        walk.heap.excluded.push(arena.struct_range());
     }
-    mapped::add_mapped_chunks(view, &mut heap);
+    for arena in arenas.iter().filter(|arena| !arena.is_main) {
+        walk.add_heaps(arena)?;
+    }
+    walk.add_main_arena(main, parameters.as_ref())?;
+    let HeapWalk {
+        mut heap,
+        mut caches,
+        ..
+    } = walk;
+    let tail = main.layout.mapped_tail;
+    caches.extend(mapped::add_mapped_chunks(
+        view,
+        parameters.as_ref(),
+        tail,
+        &mut heap,
+    ));
     if heap.spans.is_empty() && heap.unproven.is_empty() {
         return Ok(None);
     }
-    caches::exclude_cached(view, &arenas, &caches, &mut heap);
+    let may_have_no_caches = || {
+        let is_known = release.is_some_and(Release::is_known);
+        let has_none = parameters.is_some_and(|found| found.cache_count == 0);
+        is_known && main.layout.has_late_caches || has_none
+    };
+    caches::exclude_cached(view, &arenas, &caches, may_have_no_caches, &mut heap);
     caches::exclude_detached(view, threads, &mut heap);
+    heap.unreadable
+        .extend(release.and_then(Release::unknown_note));
     Ok(Some(heap))
 }
 
-/// Part of an arena whose chunks follow each other without a gap.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Segment {
-    /// From the first chunk's header to the top chunk's header, or to the chunks that close a full heap.
-    chunks: Range<u64>,
-    /// The segment's whole memory.
-    mapped: Range<u64>,
+/// Reason why no heap of glibc is found in a process with a glibc that memprof does not know. `None` if it has none.
+pub(crate) fn unknown_release(view: &SnapshotMemory) -> Option<String> {
+    Release::read(view)?.unknown_note()
 }
 
-/// Chunks of a segment.
-struct SegmentWalk {
-    span: Span,
-    /// Used chunks of the size of a thread's cache.
+/// Heap of all arenas, as far as it is walked.
+struct HeapWalk<'a> {
+    view: &'a SnapshotMemory,
+    memory: CachedReader<'a>,
+    budget: &'a mut MemoryBudget,
+    heap: FoundHeap,
+    /// Objects that may be thread caches.
     caches: Vec<u64>,
 }
 
-/// Follows the chunks of a segment by their sizes, and collects its objects and the chunks that may be thread
-/// caches. `None` if they do not end exactly at its end.
-fn walk_chunks(view: &SnapshotMemory, segment: &Segment) -> Option<SegmentWalk> {
-    let Range { start, end } = segment.chunks;
-    let mut memory = CachedReader::new(view);
-    let mut walked = SegmentWalk {
-        span: Span::new(
-            start + HEADER_SIZE..end + HEADER_SIZE - SIZE_FIELD,
-            ALIGNMENT,
-            SIZE_FIELD,
-        ),
-        caches: Vec::new(),
-    };
-    let mut chunk = start;
-    let mut size = memory.word(chunk + 8)?;
-    while chunk < end {
-        let length = size & !SIZE_FLAGS;
-        // Two minimal chunks close a full heap.
-        if length < MIN_CHUNK && end - chunk <= 2 * MIN_CHUNK {
-            walked.span.add_object(chunk + HEADER_SIZE, false);
-            return Some(walked);
+impl<'a> HeapWalk<'a> {
+    fn new(view: &'a SnapshotMemory, budget: &'a mut MemoryBudget) -> Self {
+        Self {
+            view,
+            memory: CachedReader::new(view),
+            budget,
+            heap: FoundHeap::default(),
+            caches: Vec::new(),
         }
-        // A thread has moved the top behind this chunk, but has not written the chunk's new size yet.
-        let is_being_cut = length > end - chunk && length <= segment.mapped.end - chunk;
-        if !is_being_cut
-            && (length < MIN_CHUNK || !length.is_multiple_of(ALIGNMENT) || length > end - chunk)
-        {
-            return None;
-        }
-        let next = if is_being_cut { end } else { chunk + length };
-        let next_size = memory.word(next + 8)?;
-        let is_used = next_size & PREVIOUS_IN_USE_FLAG != 0;
-        walked.span.add_object(chunk + HEADER_SIZE, is_used);
-        if is_used && caches::CACHE_SIZES.contains(&length) {
-            walked.caches.push(chunk + HEADER_SIZE);
-        }
-        (chunk, size) = (next, next_size);
     }
-    Some(walked)
-}
 
-/// Reveals a list pointer, which glibc 2.32 and newer xor with bits of its own `address`. Returns `value` itself if
-/// the result is not aligned: an older glibc stored it plain.
-fn reveal_pointer(value: u64, address: u64) -> u64 {
-    let revealed = value ^ (address >> 12);
-    match revealed % ALIGNMENT {
-        0 => revealed,
-        _ => value,
+    /// Walks the heaps of an arena other than the main one.
+    fn add_heaps(&mut self, arena: &Arena) -> Result<(), Error> {
+        let heaps = arena.heaps(self.view);
+        let mut bytes = 0;
+        for (segment, mapped) in heaps.segments.into_iter().zip(heaps.mapped) {
+            bytes += mapped.end - mapped.start;
+            if self.add_segment(segment, false)?.is_some() {
+                self.heap.excluded.push(mapped);
+            }
+        }
+        self.record_missing(arena.system_bytes(self.view).saturating_sub(bytes));
+        Ok(())
+    }
+
+    /// Walks the memory of the main arena.
+    fn add_main_arena(
+        &mut self,
+        arena: &Arena,
+        parameters: Option<&Parameters>,
+    ) -> Result<(), Error> {
+        let first = parameters.map(|parameters| parameters.first_chunk);
+        let others = self.heap.excluded.clone();
+        let view = self.view;
+        let unwalked = main_arena::walk_segments(view, arena, first, &others, &mut |segment| {
+            let start = segment.start;
+            let end = self.add_segment(segment, true)?;
+            self.heap.excluded.extend(end.map(|end| start..end));
+            Ok(end)
+        })?;
+        self.record_missing(unwalked.missing);
+        if unwalked.surplus > 0 {
+            self.heap.unproven.push(format!(
+                "{} KiB that look like glibc's heap, more than it has got",
+                unwalked.surplus >> 10
+            ));
+        }
+        Ok(())
+    }
+
+    /// Walks a segment. `is_main`: it is one of the main arena, the only one whose top chunk `malloc_trim(3)` releases.
+    /// Returns the end of its memory; `None` if its chunks cannot be followed, which is recorded.
+    fn add_segment(&mut self, segment: Segment, is_main: bool) -> Result<Option<u64>, Error> {
+        let Range { start, end } = segment.chunks();
+        // A thread has ended and everything in its heap is free: all merged with the top chunk.
+        if start == segment.top {
+            self.add_top(start..segment.end, is_main);
+            return Ok(Some(segment.end));
+        }
+        self.budget
+            .reserve(Span::memory_size(end - start, ALIGNMENT))?;
+        let Some(walked) = segment.walk(&mut self.memory) else {
+            self.heap.unproven.push(format!(
+                "{} KiB of glibc's heap at {start:#x}, whose chunks memprof cannot follow to their end",
+                (end - start) >> 10,
+            ));
+            return Ok(None);
+        };
+        if end == segment.top {
+            self.add_top(end..walked.end, is_main);
+        }
+        self.heap.spans.push(walked.span);
+        self.caches.extend(walked.caches);
+        Ok(Some(walked.end))
+    }
+
+    /// Adds the top chunk of an arena, which is free.
+    fn add_top(&mut self, chunk: Range<u64>, is_main: bool) {
+        self.heap.unused.push(UnusedMemory {
+            range: (chunk.start + HEADER_SIZE).min(chunk.end)..chunk.end,
+            is_purgeable: is_main,
+        });
+    }
+
+    /// Records memory that an arena has got from the kernel, and that is in none of its segments.
+    fn record_missing(&mut self, bytes: u64) {
+        if bytes >= PAGE_SIZE {
+            let size = bytes >> 10;
+            let message = format!("{size} KiB of glibc's heap, which memprof does not find");
+            self.heap.unproven.push(message);
+        }
     }
 }

@@ -90,6 +90,17 @@ impl Span {
             })
     }
 
+    /// Ends the span at an address behind all its objects. It must not have been searched yet.
+    pub(crate) fn truncate(&mut self, end: u64) {
+        let words = (((end - self.range.start) >> self.shift) + 1).div_ceil(64) as usize;
+        self.range.end = end;
+        self.starts.truncate(words);
+        self.used.truncate(words);
+        self.summary.truncate(words.div_ceil(64));
+        self.reached = AtomicBitmap::new(words);
+        self.scanned = AtomicBitmap::new(words);
+    }
+
     /// Used objects, by address.
     pub(crate) fn used(&self) -> impl Iterator<Item = Object> {
         self.select(|index| self.used[index])

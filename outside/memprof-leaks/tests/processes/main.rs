@@ -1,5 +1,6 @@
 //! Real processes: planted leaks are found, and the processes run on unharmed.
 
+mod arenas;
 mod exits;
 mod holders;
 mod hostile;

@@ -1,20 +1,24 @@
-//! Arenas (`struct malloc_state`) and the segments with their chunks.
+//! Arenas (`struct malloc_state`), and the heaps of those that get their memory from mmap(2).
 
 use std::ops::Range;
 
-use super::Segment;
-use super::mapped::find_parameters;
+use super::chunks::Segment;
+use super::layout::{LAYOUTS, Layout, is_c_library};
 use crate::regions::Region;
+use crate::resident_pages::PAGE_SIZE;
 use crate::snapshot_memory::{CachedReader, SnapshotMemory};
 
-/// Offsets in `struct malloc_state`, in bytes.
-const FAST_BINS_OFFSET: u64 = 0x10;
-const TOP_OFFSET: u64 = 0x60;
-const NEXT_OFFSET: u64 = 0x870;
-/// Bytes of `struct malloc_state`.
-const ARENA_SIZE: u64 = 0x898;
-const FAST_BIN_COUNT: u64 = 10;
+/// Offset of the flags in an arena, and the flag that its memory is not contiguous (`NONCONTIGUOUS_BIT`).
+const FLAGS_OFFSET: u64 = 4;
+const NONCONTIGUOUS_FLAG: u64 = 2;
+/// Offset of the bins from the head of the first bin, which is addressed like a chunk.
+const BINS_OFFSET: u64 = 16;
 const BIN_COUNT: u64 = 127;
+/// Offsets from the head of the first bin: of the next arena, of the bytes from the kernel, and of the arena's end.
+const NEXT_OFFSET: u64 = 0x810;
+const SYSTEM_BYTES_OFFSET: u64 = 0x828;
+const END_OFFSET: u64 = 0x838;
+const FAST_BIN_COUNT: u64 = 10;
 /// Most bins that may be inconsistent, because a thread was changing them.
 const MAX_INCONSISTENT_BINS: u64 = 7;
 /// Least number of empty bins, whose heads point to themselves.
@@ -24,32 +28,43 @@ const MAX_ARENAS: usize = 1 << 14;
 /// Most bytes of one file's variables that are searched.
 const MAX_DATA_BYTES: u64 = 256 << 20;
 
-/// `HEAP_MAX_SIZE`: all heaps but the main arena's begin at multiples of it.
-const MAX_HEAP_SIZE: u64 = 64 << 20;
+/// Sizes of `struct heap_info`, which an arena follows: in glibc 2.35 and newer, and before.
+const HEAP_INFO_SIZES: [u64; 2] = [0x30, 0x20];
 /// Offsets in `struct heap_info` of its arena, the previous heap and its size.
 const HEAP_ARENA_OFFSET: u64 = 0;
 const HEAP_PREVIOUS_OFFSET: u64 = 8;
 const HEAP_SIZE_OFFSET: u64 = 16;
+/// Sizes of heaps (`heap_max_size`), by which they are aligned: 64 MiB, or four huge pages (`glibc.malloc.hugetlb`).
+const HEAP_SIZES: [u64; 3] = [64 << 20, 8 << 20, MAX_HEAP_SIZE];
+const MAX_HEAP_SIZE: u64 = 4 << 30;
 
 /// An arena of glibc.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Arena {
     address: u64,
-    /// Whether it is the main arena, which gets its memory from brk(2).
-    is_main: bool,
+    /// Whether it is the main arena, which gets its memory from brk(2), and from mmap(2) if that fails.
+    pub(super) is_main: bool,
+    pub(super) layout: &'static Layout,
+}
+
+/// Heaps of an arena.
+#[derive(Debug, Default)]
+pub(super) struct ArenaHeaps {
+    /// Each heap's chunks.
+    pub(super) segments: Vec<Segment>,
+    /// Each heap's memory, with its `struct heap_info`.
+    pub(super) mapped: Vec<Range<u64>>,
 }
 
 /// Finds all arenas of a process, the main one first. Empty if there is none. Searches the variables of libc.so.6
 /// first, then those of all files, for a statically linked glibc.
 pub(super) fn find_arenas(view: &SnapshotMemory) -> Vec<Arena> {
-    let is_libc =
-        |region: &&Region| region.name.contains("/libc.so.6") || region.name.contains("/libc-2.");
     let data = || {
         let regions = view.regions.iter();
         regions.filter(|region| region.is_file && region.is_writable && !region.pages.is_empty())
     };
-    let others = data().filter(|region| !is_libc(region));
-    let mut in_order = data().filter(is_libc).chain(others);
+    let others = data().filter(|region| !is_c_library(region));
+    let mut in_order = data().filter(|region| is_c_library(region)).chain(others);
     let found = in_order.find_map(|region| find_in_data(view, region));
     found.unwrap_or_default()
 }
@@ -63,46 +78,48 @@ fn find_in_data(view: &SnapshotMemory, region: &Region) -> Option<Vec<Arena>> {
     let after = after.filter(|after| !after.is_file && after.name.is_empty());
     let end = after.map_or(region.range.end, |after| after.range.end);
     let end = end.min(region.range.start + MAX_DATA_BYTES);
-    let mut addresses = (region.range.start..end.saturating_sub(ARENA_SIZE)).step_by(16);
-    addresses.find_map(|address| match is_arena(&mut memory, view, address) {
-        true => follow_ring(view, address),
+    let mut heads = (region.range.start..end).step_by(8);
+    heads.find_map(|head| match has_bins(&mut memory, view, head) {
+        true => LAYOUTS.iter().find_map(|layout| {
+            let address = head.checked_sub(layout.top_offset)?;
+            follow_ring(view, address, layout)
+        }),
         false => None,
     })
 }
 
 /// Follows the ring of arenas from the main one. `None` if it does not close: the address is then not an
-/// arena's, but some bins beside one.
-fn follow_ring(view: &SnapshotMemory, main: u64) -> Option<Vec<Arena>> {
+/// arena's, but some bins beside one, or the layout is another one.
+fn follow_ring(view: &SnapshotMemory, main: u64, layout: &'static Layout) -> Option<Vec<Arena>> {
     let mut memory = CachedReader::new(view);
-    let mut all = vec![Arena {
-        address: main,
-        is_main: true,
-    }];
-    let mut next = view.word(main + NEXT_OFFSET)?;
+    let arena = |address: u64| Arena {
+        address,
+        is_main: address == main,
+        layout,
+    };
+    let mut all = vec![arena(main)];
+    let mut next = arena(main).next(view)?;
     while next != main {
-        if all.len() == MAX_ARENAS || !is_arena(&mut memory, view, next) {
+        let head = next.checked_add(layout.top_offset)?;
+        if all.len() == MAX_ARENAS || !has_bins(&mut memory, view, head) {
             return None;
         }
-        all.push(Arena {
-            address: next,
-            is_main: false,
-        });
-        next = view.word(next + NEXT_OFFSET)?;
+        all.push(arena(next));
+        next = arena(next).next(view)?;
     }
     Some(all)
 }
 
-/// Whether an arena is at an address: its bins must be empty or doubly linked lists, but for a few that a thread
-/// may be changing.
-fn is_arena(memory: &mut CachedReader<'_>, view: &SnapshotMemory, address: u64) -> bool {
+/// Whether the bins of an arena begin with this head: they must be empty or doubly linked lists, but for a few that a
+/// thread may be changing.
+fn has_bins(memory: &mut CachedReader<'_>, view: &SnapshotMemory, first: u64) -> bool {
     let (mut inconsistent, mut empty) = (0, 0);
     for bin in 0..BIN_COUNT {
-        // A bin is addressed like a chunk, whose pointers follow a header.
-        let Some(head) = address.checked_add(TOP_OFFSET + 16 * bin) else {
+        let Some(head) = first.checked_add(16 * bin) else {
             return false;
         };
         let mut word = |offset: u64| memory.word(head.checked_add(offset)?);
-        let Some((forward, back)) = word(16).zip(word(24)) else {
+        let Some((forward, back)) = word(BINS_OFFSET).zip(word(BINS_OFFSET + 8)) else {
             return false;
         };
         let is_empty = forward == head && back == head;
@@ -123,86 +140,84 @@ fn is_arena(memory: &mut CachedReader<'_>, view: &SnapshotMemory, address: u64) 
 }
 
 impl Arena {
-    /// Whether it is the main arena, the only one whose top chunk `malloc_trim(3)` releases.
-    pub(super) fn is_main(&self) -> bool {
-        self.is_main
+    /// Head of the first bin, which is `top`, too.
+    fn first_bin(&self) -> u64 {
+        self.address + self.layout.top_offset
+    }
+
+    /// Next arena in the ring. `None` if it cannot be read.
+    fn next(&self, view: &SnapshotMemory) -> Option<u64> {
+        view.word(self.first_bin().checked_add(NEXT_OFFSET)?)
     }
 
     /// Addresses of the structure.
     pub(super) fn struct_range(&self) -> Range<u64> {
-        self.address..self.address + ARENA_SIZE
+        self.address..self.first_bin() + END_OFFSET
     }
 
     /// First chunk of each fast bin, a list of small free chunks whose headers say that they are used.
     pub(super) fn fast_bins(&self, view: &SnapshotMemory) -> impl Iterator<Item = u64> {
-        let bins = self.address + FAST_BINS_OFFSET;
-        let first = (0..FAST_BIN_COUNT).filter_map(move |bin| view.word(bins + 8 * bin));
+        let bins = self.layout.fast_bins_offset.into_iter();
+        let bins = bins.flat_map(|offset| (0..FAST_BIN_COUNT).map(move |bin| offset + 8 * bin));
+        let first = bins.filter_map(|offset| view.word(self.address + offset));
         first.filter(|chunk| *chunk != 0)
     }
 
-    /// Segments with the arena's chunks: the memory of brk(2), or each of its heaps.
-    pub(super) fn segments(&self, view: &SnapshotMemory) -> Vec<Segment> {
-        let Some(top) = view.word(self.address + TOP_OFFSET) else {
-            return Vec::new();
-        };
-        match self.is_main {
-            true => main_segment(view, top).into_iter().collect(),
-            false => self.heap_segments(view, top),
-        }
+    /// Header of the top chunk; inner `None` if the arena has no memory yet. `None` if it cannot be read.
+    pub(super) fn top(&self, view: &SnapshotMemory) -> Option<Option<u64>> {
+        // A new arena's first bin serves as its top chunk.
+        let top = view.word(self.first_bin())?;
+        Some((top != self.first_bin()).then_some(top))
     }
 
-    /// Segments of an arena other than the main one: its heaps, from the last to the first. Stops at a heap that
-    /// cannot be read.
-    fn heap_segments(&self, view: &SnapshotMemory, top: u64) -> Vec<Segment> {
-        let own_heap = self.address & !(MAX_HEAP_SIZE - 1);
-        let info = self.address - own_heap;
-        let last_heap = top & !(MAX_HEAP_SIZE - 1);
-        let mut segments = Vec::new();
-        let mut heap = last_heap;
-        while view.word(heap.wrapping_add(HEAP_ARENA_OFFSET)) == Some(self.address)
-            && segments.len() < MAX_ARENAS
-        {
-            let previous = view.word(heap + HEAP_PREVIOUS_OFFSET);
-            let Some((previous, size)) = previous.zip(view.word(heap + HEAP_SIZE_OFFSET)) else {
+    /// Bytes that the arena has got from the kernel. For the main arena, also those between them that the program
+    /// itself got by sbrk(2), as long as it is contiguous.
+    pub(super) fn system_bytes(&self, view: &SnapshotMemory) -> u64 {
+        let bytes = view.word(self.first_bin() + SYSTEM_BYTES_OFFSET);
+        bytes.unwrap_or_default()
+    }
+
+    /// Whether all its memory is that of brk(2).
+    pub(super) fn is_contiguous(&self, view: &SnapshotMemory) -> bool {
+        let flags = view.word(self.address).unwrap_or_default() >> (8 * FLAGS_OFFSET);
+        flags & NONCONTIGUOUS_FLAG == 0
+    }
+
+    /// Heaps of an arena other than the main one, from the last to the first. Stops at a heap that cannot be read.
+    pub(super) fn heaps(&self, view: &SnapshotMemory) -> ArenaHeaps {
+        let mut heaps = ArenaHeaps::default();
+        let is_own = |heap: u64| view.word(heap + HEAP_ARENA_OFFSET) == Some(self.address);
+        let size_of = |heap: u64| view.word(heap + HEAP_SIZE_OFFSET);
+        let own_heap = HEAP_INFO_SIZES
+            .into_iter()
+            .find(|size| self.address > *size && is_own(self.address - size));
+        let top = self.top(view).flatten();
+        let Some((info_size, top)) = own_heap.zip(top) else {
+            return heaps;
+        };
+        let last_heap = HEAP_SIZES
+            .into_iter()
+            .map(|max_size| top & !(max_size - 1))
+            .find(|heap| is_own(*heap) && size_of(*heap).is_some_and(|size| top - heap < size));
+        let mut next = last_heap;
+        while let Some(heap) = next.filter(|heap| is_own(*heap)) {
+            let is_size = |size: &u64| size.is_multiple_of(PAGE_SIZE) && *size <= MAX_HEAP_SIZE;
+            let Some(size) = size_of(heap).filter(is_size) else {
                 break;
             };
-            let end = heap + size.min(MAX_HEAP_SIZE);
-            let first = match heap == own_heap {
-                true => (self.address + ARENA_SIZE).next_multiple_of(16),
-                false => heap + info,
-            };
-            let last = if heap == last_heap { top } else { end };
-            if first <= last && last <= end {
-                segments.push(Segment {
-                    chunks: first..last,
-                    mapped: heap..end,
-                });
+            if heaps.mapped.len() == MAX_ARENAS {
+                break;
             }
-            heap = previous;
+            let end = heap.saturating_add(size);
+            let info_end = heap + info_size;
+            let start = match info_end == self.address {
+                true => self.struct_range().end.next_multiple_of(16),
+                false => info_end,
+            };
+            heaps.mapped.push(heap..end);
+            heaps.segments.push(Segment { start, top, end });
+            next = view.word(heap + HEAP_PREVIOUS_OFFSET);
         }
-        segments
+        heaps
     }
-}
-
-/// Segment in the memory of brk(2), up to the top chunk. `None` if the top chunk is not there.
-fn main_segment(view: &SnapshotMemory, top: u64) -> Option<Segment> {
-    let region = view.region(top).filter(|region| region.name == "[heap]")?;
-    let mut range = region.range.clone();
-    // Its parts may be mappings with different protections.
-    while let Some(before) = view.region(range.start.checked_sub(1)?)
-        && before.name == "[heap]"
-    {
-        range.start = before.range.start;
-    }
-    while let Some(after) = view.region(range.end)
-        && after.name == "[heap]"
-    {
-        range.end = after.range.end;
-    }
-    let parameters = find_parameters(view, &range);
-    let first = parameters.map_or(range.start, |found| found.first_break);
-    (first <= top).then_some(Segment {
-        chunks: first..top,
-        mapped: first..range.end,
-    })
 }

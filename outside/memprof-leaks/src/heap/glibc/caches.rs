@@ -1,49 +1,99 @@
 //! Freed chunks whose headers say that they are used: those in a thread's cache (`struct
 //! tcache_perthread_struct`), and those in an arena's fast bins.
 
+use std::ops::Range;
+
 use super::arena::Arena;
-use super::{ALIGNMENT, FoundHeap, HEADER_SIZE, MIN_CHUNK, SIZE_FLAGS, reveal_pointer};
+use super::chunks::{ALIGNMENT, HEADER_SIZE, MAPPED_FLAG, MIN_CHUNK, SIZE_FLAGS};
+use super::layout::{CACHE_LAYOUTS, CacheCounts, CacheLayout, LIST_COUNT};
+use crate::heap::FoundHeap;
 use crate::objects::{Object, Span};
 use crate::snapshot::Registers;
 use crate::snapshot_memory::{CachedReader, SnapshotMemory};
 
-/// Sizes of the chunk that contains a thread's cache: in glibc 2.30 and newer, and in 2.26 to 2.29.
-pub(super) const CACHE_SIZES: [u64; 2] = [0x290, 0x250];
-/// Number of a cache's lists, one per chunk size.
-const LIST_COUNT: u64 = 64;
+/// Size of the largest chunk in these lists.
+const MAX_SMALL_SIZE: u64 = MIN_CHUNK + (LIST_COUNT - 1) * ALIGNMENT;
 /// Size of the largest chunk in a cache.
-const MAX_CACHED_SIZE: u64 = MIN_CHUNK + (LIST_COUNT - 1) * ALIGNMENT;
-/// Most entries that are followed in one list; glibc keeps 7 by default.
+const MAX_LARGE_SIZE: u64 = 4 << 20;
+/// Most entries that are followed in one list; glibc keeps 7 or 16 by default.
 const MAX_ENTRIES: u64 = 1 << 16;
+/// Most lists of a cache that may be inconsistent, because a thread was changing one.
+const MAX_INCONSISTENT_LISTS: usize = 1;
 
-/// A thread's cache: the first entry and the length of each list that is not empty.
+/// A thread's cache: the first entry of each list that is not empty, and its index.
+#[derive(Debug, Default, PartialEq, Eq)]
 struct Cache {
     lists: Vec<(u64, u64)>,
 }
 
-/// Adds the objects in thread caches and fast bins to `heap.cached`. `chunks` are used chunks of the size of a
-/// cache. If none of them is a cache, the heap is emptied and recorded as unproven.
+/// Form of the pointers in a free list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ListPointers {
+    /// As they are, before glibc 2.32.
+    Plain,
+    /// By an exclusive or with bits of their own address.
+    Xored,
+}
+
+impl ListPointers {
+    /// Reveals a pointer that is stored at an address.
+    pub(super) fn reveal(self, value: u64, address: u64) -> u64 {
+        match self {
+            Self::Plain => value,
+            Self::Xored => value ^ (address >> 12),
+        }
+    }
+
+    /// Recognizes the form by the end of a list: there a plain pointer is 0, which a xored one never is.
+    fn recognize(view: &SnapshotMemory, mut lists: impl Iterator<Item = (u64, u64)>) -> Self {
+        let is_plain = |(first, index): (u64, u64)| {
+            let mut entry = first;
+            for _ in 0..MAX_ENTRIES {
+                match view.word(entry) {
+                    Some(0) => return true,
+                    Some(next) if has_list_size(view, next, index) => entry = next,
+                    _ => return false,
+                }
+            }
+            false
+        };
+        match lists.any(is_plain) {
+            true => Self::Plain,
+            false => Self::Xored,
+        }
+    }
+}
+
+/// Adds the objects in thread caches and fast bins to `heap.cached`. `candidates` are objects that may be caches.
+/// If none of them is one, and `may_have_none` does not allow it, the heap is emptied and recorded as unproven.
 pub(super) fn exclude_cached(
     view: &SnapshotMemory,
     arenas: &[Arena],
-    chunks: &[u64],
+    candidates: &[u64],
+    may_have_none: impl FnOnce() -> bool,
     heap: &mut FoundHeap,
 ) {
-    let caches: Vec<_> = chunks
-        .iter()
-        .filter_map(|chunk| read_cache(view, *chunk))
+    let caches = candidates.iter();
+    let caches: Vec<_> = caches
+        .filter_map(|object| read_cache(view, *object))
         .collect();
-    if caches.is_empty() && !heap.spans.is_empty() {
+    if caches.is_empty() && !heap.spans.is_empty() && !may_have_none() {
+        let ranges = heap.spans.iter().map(Span::range);
+        let bytes: u64 = ranges.map(|range| range.end - range.start).sum();
         heap.spans.clear();
         heap.excluded.clear();
-        let message = "glibc's heap: memprof does not know the form of the thread caches";
-        heap.unproven = vec![message.to_owned()];
+        heap.unproven.push(format!(
+            "{} KiB of glibc's heap: memprof does not know the form of the thread caches",
+            bytes >> 10
+        ));
         return;
     }
+    let lists = || caches.iter().flat_map(|cache| cache.lists.iter().copied());
+    let pointers = ListPointers::recognize(view, lists());
     let mut keys = Vec::new();
-    for (first, count) in caches.iter().flat_map(|cache| &cache.lists) {
+    for (first, _) in lists() {
         keys.extend(view.word(first + 8));
-        walk_free_list(view, *first, 0, *count, &mut heap.cached);
+        walk_free_list(view, pointers, first, 0, &mut heap.cached);
     }
     // All entries have one key since glibc 2.34. By it, entries are found also if a thread was changing a
     // list, or a cache was not found.
@@ -52,12 +102,18 @@ pub(super) fn exclude_cached(
     if let [key] = keys[..]
         && key != 0
     {
-        let cached = objects_with_key(view, &heap.spans, key);
+        let has_large = lists().any(|(_, index)| index >= LIST_COUNT);
+        let max_size = if has_large {
+            MAX_LARGE_SIZE
+        } else {
+            MAX_SMALL_SIZE
+        };
+        let cached = objects_with_key(view, &heap.spans, key, max_size);
         heap.cached.extend(cached);
     }
     for chunk in arenas.iter().flat_map(|arena| arena.fast_bins(view)) {
         let entry = chunk.wrapping_add(HEADER_SIZE);
-        walk_free_list(view, entry, HEADER_SIZE, MAX_ENTRIES, &mut heap.fast_bins);
+        walk_free_list(view, pointers, entry, HEADER_SIZE, &mut heap.fast_bins);
     }
     heap.cached.extend_from_slice(&heap.fast_bins);
 }
@@ -68,7 +124,7 @@ pub(super) fn exclude_cached(
 pub(super) fn exclude_detached(view: &SnapshotMemory, threads: &[Registers], heap: &mut FoundHeap) {
     let size_of = |entry: u64| {
         let size = view.word(entry.checked_sub(8)?)? & !SIZE_FLAGS;
-        (entry.is_multiple_of(ALIGNMENT) && (MIN_CHUNK..=MAX_CACHED_SIZE).contains(&size))
+        (entry.is_multiple_of(ALIGNMENT) && (MIN_CHUNK..=MAX_SMALL_SIZE).contains(&size))
             .then_some(size)
     };
     let is_in_heap = |entry: u64| heap.excluded.iter().any(|own| own.contains(&entry));
@@ -78,7 +134,7 @@ pub(super) fn exclude_detached(view: &SnapshotMemory, threads: &[Registers], hea
             continue;
         };
         let mut list = Vec::new();
-        walk_free_list(view, first, HEADER_SIZE, MAX_ENTRIES, &mut list);
+        walk_free_list(view, ListPointers::Xored, first, HEADER_SIZE, &mut list);
         let is_whole = list.iter().all(|entry| size_of(*entry) == Some(size));
         let last = list.last().copied().unwrap_or(first);
         if is_whole && view.word(last) == Some(last >> 12) {
@@ -87,14 +143,19 @@ pub(super) fn exclude_detached(view: &SnapshotMemory, threads: &[Registers], hea
     }
 }
 
-/// Appends the entries of a free list to `found`, at most `count`. Its pointers point `back` bytes in front
-/// of an entry.
-fn walk_free_list(view: &SnapshotMemory, first: u64, back: u64, count: u64, found: &mut Vec<u64>) {
+/// Appends the entries of a free list to `found`. Its pointers point `back` bytes in front of an entry.
+fn walk_free_list(
+    view: &SnapshotMemory,
+    pointers: ListPointers,
+    first: u64,
+    back: u64,
+    found: &mut Vec<u64>,
+) {
     let mut entry = first;
-    for _ in 0..count.min(MAX_ENTRIES) {
+    for _ in 0..MAX_ENTRIES {
         found.push(entry);
-        let next = view.word(entry).map(|next| reveal_pointer(next, entry));
-        match next.filter(|next| *next != 0) {
+        let next = view.word(entry).map(|next| pointers.reveal(next, entry));
+        match next.filter(|next| *next != 0 && next.is_multiple_of(ALIGNMENT)) {
             Some(next) => entry = next.wrapping_add(back),
             None => return,
         }
@@ -103,43 +164,133 @@ fn walk_free_list(view: &SnapshotMemory, first: u64, back: u64, count: u64, foun
 
 /// Reads the cache at an address. `None` if it is inconsistent.
 fn read_cache(view: &SnapshotMemory, address: u64) -> Option<Cache> {
-    let size = view.word(address - 8)? & !SIZE_FLAGS;
-    let width = if size == CACHE_SIZES[0] { 2 } else { 1 };
-    let mut bytes = vec![0; (LIST_COUNT * (width + 8)) as usize];
-    if view.read(address, &mut bytes) < bytes.len() {
-        return None;
-    }
-    let (counts, entries) = bytes.split_at((LIST_COUNT * width) as usize);
-    let counts = counts.chunks_exact(width as usize);
-    let counts = counts
-        .map(|count| u64::from(count[0]) | count.get(1).map_or(0, |high| u64::from(*high) << 8));
-    let entries = entries.chunks_exact(8);
-    let entries = entries.map(|entry| u64::from_le_bytes(entry.try_into().expect("eight bytes")));
-    let mut lists = Vec::new();
-    for (list, (first, count)) in entries.zip(counts).enumerate() {
-        if (count == 0) != (first == 0) {
-            return None;
-        }
-        if first != 0 {
-            let length = view.word(first.wrapping_sub(8))? & !SIZE_FLAGS;
-            if !first.is_multiple_of(ALIGNMENT) || length != MIN_CHUNK + list as u64 * ALIGNMENT {
-                return None;
-            }
-            lists.push((first, count));
-        }
-    }
-    Some(Cache { lists })
+    let size = view.word(address - 8)?;
+    let mut layouts = CACHE_LAYOUTS
+        .iter()
+        .filter(|layout| layout.chunk_size == size & !SIZE_FLAGS || size & MAPPED_FLAG != 0);
+    let has_size = |entry: u64, index: u64| has_list_size(view, entry, index);
+    layouts.find_map(|layout| {
+        let mut bytes = vec![0; (layout.lists * (layout.count_width + 8)) as usize];
+        let is_read = view.read(address, &mut bytes) == bytes.len();
+        is_read.then(|| layout.parse(&bytes, has_size)).flatten()
+    })
 }
 
-/// Starts of the small used objects that have the caches' key where a cache entry has it, in their second word.
-fn objects_with_key(view: &SnapshotMemory, spans: &[Span], key: u64) -> Vec<u64> {
+impl CacheLayout {
+    /// Parses a cache. `has_size` says whether an address is that of an entry for the list of that index. `None` if
+    /// lists are inconsistent.
+    fn parse(&self, bytes: &[u8], has_size: impl Fn(u64, u64) -> bool) -> Option<Cache> {
+        let (counts, entries) = bytes.split_at((self.lists * self.count_width) as usize);
+        let counts = counts.chunks_exact(self.count_width as usize);
+        let counts: Vec<u64> = counts
+            .map(|count| u64::from(count[0]) | count.get(1).map_or(0, |high| u64::from(*high) << 8))
+            .collect();
+        let empty = match self.counts {
+            CacheCounts::Entries => 0,
+            CacheCounts::FreeSlots => counts.iter().copied().max().filter(|most| *most > 0)?,
+        };
+        let entries = entries.chunks_exact(8);
+        let entries =
+            entries.map(|entry| u64::from_le_bytes(entry.try_into().expect("eight bytes")));
+        let mut cache = Cache::default();
+        let mut inconsistent = 0;
+        for (index, (first, count)) in entries.zip(counts).enumerate() {
+            let index = index as u64;
+            match first {
+                0 if count == empty => {}
+                0 => inconsistent += 1,
+                _ if count != empty && has_size(first, index) => cache.lists.push((first, index)),
+                _ => inconsistent += 1,
+            }
+        }
+        (inconsistent <= MAX_INCONSISTENT_LISTS).then_some(cache)
+    }
+}
+
+/// Whether a chunk with this object belongs to the list of a cache with that index, by its size.
+fn has_list_size(view: &SnapshotMemory, object: u64, index: u64) -> bool {
+    let size = view.word(object.wrapping_sub(8));
+    let size = size.unwrap_or_default() & !SIZE_FLAGS;
+    object.is_multiple_of(ALIGNMENT) && list_sizes(index).contains(&size)
+}
+
+/// Sizes of the chunks in the list of that index.
+fn list_sizes(index: u64) -> Range<u64> {
+    match index.checked_sub(LIST_COUNT) {
+        None => {
+            let size = MIN_CHUNK + index * ALIGNMENT;
+            size..size + 1
+        }
+        Some(large) => {
+            let power = MAX_SMALL_SIZE.ilog2() + large as u32;
+            (1 << power).max(MAX_SMALL_SIZE + 1)..2 << power
+        }
+    }
+}
+
+/// Starts of the used objects of up to `max_size` bytes that have the caches' key where a cache entry has it, in their
+/// second word.
+fn objects_with_key(view: &SnapshotMemory, spans: &[Span], key: u64, max_size: u64) -> Vec<u64> {
     let mut memory = CachedReader::new(view);
     let small = spans
         .iter()
         .flat_map(Span::used)
-        .filter(|object| object.size() <= MAX_CACHED_SIZE);
+        .filter(|object| object.size() <= max_size);
     let starts = small.map(|Object { range }| range.start);
     starts
         .filter(|start| memory.word(start + 8) == Some(key))
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn list_sizes_are_those_of_csize2tidx() {
+        assert_eq!(list_sizes(0), 32..33);
+        assert_eq!(list_sizes(63), 1040..1041);
+        assert_eq!(list_sizes(64), 1041..2048);
+        assert_eq!(list_sizes(65), 2048..4096);
+        assert_eq!(list_sizes(75), 2 << 20..4 << 20);
+    }
+
+    /// Cache with the given counts and first entries, by index; all other lists are empty.
+    fn cache(layout: &CacheLayout, empty: u16, lists: &[(usize, u16, u64)]) -> Vec<u8> {
+        let mut counts = vec![empty; layout.lists as usize];
+        let mut entries = vec![0_u64; layout.lists as usize];
+        for (index, count, first) in lists {
+            (counts[*index], entries[*index]) = (*count, *first);
+        }
+        let width = layout.count_width as usize;
+        let counts = counts
+            .iter()
+            .flat_map(|count| count.to_le_bytes()[..width].to_vec());
+        let entries = entries.iter().flat_map(|entry| entry.to_le_bytes());
+        counts.chain(entries).collect()
+    }
+
+    #[test]
+    fn caches_of_all_releases_are_parsed() {
+        let has_size = |entry: u64, index: u64| entry == 0x1000 + index;
+        let [slots, wide, narrow] = &CACHE_LAYOUTS;
+        for (layout, empty, count) in [(slots, 16, 14), (slots, 7, 0), (wide, 0, 2), (narrow, 0, 2)]
+        {
+            let parse = |lists: &[(usize, u16, u64)]| {
+                let bytes = cache(layout, empty, lists);
+                layout.parse(&bytes, has_size).map(|cache| cache.lists)
+            };
+            assert_eq!(parse(&[]), Some(vec![]));
+            let two = [(0, count, 0x1000), (63, count, 0x103f)];
+            assert_eq!(parse(&two), Some(vec![(0x1000, 0), (0x103f, 63)]));
+            // A thread has added an entry, but not counted it yet.
+            assert_eq!(
+                parse(&[(3, empty, 0x1003), two[0]]),
+                Some(vec![(0x1000, 0)])
+            );
+            // An entry of another size, and a count without an entry.
+            assert_eq!(parse(&[(3, count, 0x1004), (4, count, 0)]), None);
+        }
+        assert_eq!(slots.parse(&cache(slots, 0, &[]), has_size), None);
+    }
 }

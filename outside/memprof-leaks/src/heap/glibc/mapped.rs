@@ -1,125 +1,237 @@
-//! Chunks with a mapping of their own, and `struct malloc_par`, which counts them.
+//! Chunks with a mapping of their own.
 
 use std::ops::Range;
 
-use super::{FoundHeap, HEADER_SIZE, SIZE_FLAGS};
+use super::chunks::{ALIGNMENT, HEADER_SIZE, MAPPED_FLAG, MIN_CHUNK, SIZE_FIELD, SIZE_FLAGS};
+use super::parameters::Parameters;
+use super::private_runs::{PrivateRun, private_runs};
+use crate::heap::FoundHeap;
 use crate::objects::Span;
-use crate::regions::Region;
 use crate::resident_pages::PAGE_SIZE;
 use crate::snapshot_memory::{CachedReader, SnapshotMemory};
 
-/// Flag of a size field: the chunk has a mapping of its own.
-const MAPPED_FLAG: u64 = 2;
-/// Offset back from `sbrk_base` to the number of mapped chunks and its limit, two 32-bit numbers (glibc 2.35
-/// and newer); in older versions they are 4 bytes later.
-const COUNTS_OFFSET: u64 = 40;
-/// Offset back from `sbrk_base` to the bytes of these chunks.
-const BYTES_OFFSET: u64 = 16;
-/// Offset back from `sbrk_base` to the largest number of these bytes so far.
-const MAX_BYTES_OFFSET: u64 = 8;
-/// `DEFAULT_MMAP_MAX`, the limit of mapped chunks.
-const DEFAULT_MAX_COUNT: u64 = 65536;
-/// Largest distance from the heap's start to its first chunk.
-const MAX_START_GAP: u64 = 1 << 20;
+/// Flag in the field in front of the size, which has the offset from the mapping's start: it is one of huge pages
+/// (glibc 2.43).
+const HUGE_FLAG: u64 = 1;
 
-/// Values of `struct malloc_par`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Parameters {
-    pub(super) first_break: u64,
-    count: u64,
-    bytes: u64,
+/// Chunk with a mapping of its own.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct MappedChunk {
+    /// Addresses that its user may use.
+    object: Range<u64>,
+    /// The whole mapping. Up to the chunk it is unused, if the chunk was to be aligned.
+    mapping: Range<u64>,
 }
 
-/// Finds glibc's `struct malloc_par` by its `sbrk_base`, the address of the first chunk in brk(2)'s memory. `None`
-/// if there is none.
-pub(super) fn find_parameters(view: &SnapshotMemory, heap: &Range<u64>) -> Option<Parameters> {
-    let early = heap.start..heap.end.min(heap.start + MAX_START_GAP);
-    let data = view
-        .regions
-        .iter()
-        .filter(|region| region.is_file && region.is_writable && !region.pages.is_empty());
-    let mut memory = CachedReader::new(view);
-    data.map(|region| region.range.start + COUNTS_OFFSET..region.range.end)
-        .flat_map(|fields| fields.step_by(8))
-        .find_map(|field| {
-            let mut word = |before| memory.word(field - before);
-            let first_break = word(0).filter(|word| early.contains(word) && word % 16 == 0)?;
-            let (bytes, max) = (word(BYTES_OFFSET)?, word(MAX_BYTES_OFFSET)?);
-            let halves = [
-                word(COUNTS_OFFSET)? >> 32,
-                word(COUNTS_OFFSET - 8)? & 0xffff_ffff,
-                word(COUNTS_OFFSET - 8)? >> 32,
-            ];
-            let counts = halves
-                .windows(2)
-                .find(|pair| pair[1] == DEFAULT_MAX_COUNT)?;
-            let count = counts[0];
-            let is_consistent =
-                bytes <= max && bytes % PAGE_SIZE == 0 && (count == 0) == (bytes == 0);
-            is_consistent.then_some(Parameters {
-                first_break,
-                count,
-                bytes,
-            })
-        })
-}
-
-/// Adds the chunks with a mapping of their own to `heap.spans`. If more are found than glibc counts, none of them
-/// is certain: none is added, and the heap is recorded as unproven.
-pub(super) fn add_mapped_chunks(view: &SnapshotMemory, heap: &mut FoundHeap) {
-    let brk = view.regions.iter().find(|region| region.name == "[heap]");
-    let counted = brk.and_then(|brk| find_parameters(view, &brk.range));
-    let Some(counted) = counted.filter(|counted| counted.count > 0) else {
-        return;
-    };
-    let is_heap = |region: &Region| {
-        let shares =
-            |own: &Range<u64>| own.start < region.range.end && region.range.start < own.end;
-        heap.excluded.iter().any(shares)
-    };
-    let candidates = view.regions.iter().filter(|region| {
-        let is_private = region.is_writable && !region.is_file && !region.is_shared;
-        is_private && !region.name.starts_with("[heap") && !is_heap(region)
-    });
-    let found: Vec<_> = candidates
-        .flat_map(|region| mapped_chunks(view, region))
-        .collect();
-    let bytes: u64 = found.iter().map(|chunk| chunk.end - chunk.start).sum();
-    if found.len() as u64 > counted.count || bytes > counted.bytes {
-        heap.unproven.push(format!(
-            "large blocks of glibc's malloc: it counts {} mappings, but {} look like one",
-            counted.count,
-            found.len()
-        ));
-        return;
+/// Adds the chunks with a mapping of their own to `heap`. If more are found than glibc counts, none of them is
+/// certain: none is added. That, and chunks that are not found, are recorded as unproven. `tail` are the bytes of a
+/// mapping that the chunk's size does not count. Returns the objects that fill no more than a page.
+pub(super) fn add_mapped_chunks(
+    view: &SnapshotMemory,
+    counted: Option<&Parameters>,
+    tail: u64,
+    heap: &mut FoundHeap,
+) -> Vec<u64> {
+    if counted.is_some_and(|counted| counted.mapped_count == 0) {
+        return Vec::new();
     }
-    for chunk in found {
-        heap.spans
-            .push(Span::single_object(chunk.start + HEADER_SIZE..chunk.end));
-        heap.excluded.push(chunk);
-    }
-}
-
-/// Ranges of a mapping that look like mapped chunks, by address, including their headers.
-fn mapped_chunks(view: &SnapshotMemory, region: &Region) -> Vec<Range<u64>> {
     let mut found = Vec::new();
-    let mut address = region.range.start;
-    for pages in &region.pages {
-        address = address.max(pages.start);
-        while address < pages.end {
-            let size = view.word(address + 8).filter(|size| {
-                let length = size & !SIZE_FLAGS;
-                size & SIZE_FLAGS == MAPPED_FLAG
-                    && length.is_multiple_of(PAGE_SIZE)
-                    && (PAGE_SIZE..=region.range.end - address).contains(&length)
-                    && view.word(address) == Some(0)
-            });
-            let length = size.map_or(PAGE_SIZE, |size| size & !SIZE_FLAGS);
-            if size.is_some() {
-                found.push(address..address + length);
-            }
-            address += length;
+    let mut memory = CachedReader::new(view);
+    for run in private_runs(view) {
+        add_chunks(&mut memory, &run, &heap.excluded, tail, &mut found);
+    }
+    let count = found.len() as u64;
+    let bytes: u64 = found.iter().map(|chunk| length(&chunk.mapping)).sum();
+    let large = "large blocks of glibc's malloc";
+    let unproven = match counted {
+        None if count == 0 => return Vec::new(),
+        None => Some(format!(
+            "{count} {large}, {} KiB, of which memprof does not find how many it counts",
+            bytes >> 10
+        )),
+        Some(counted) if count > counted.mapped_count || bytes > counted.mapped_bytes => {
+            Some(format!(
+                "{large}: it counts {} mappings, but {count} look like one",
+                counted.mapped_count,
+            ))
+        }
+        Some(_) => None,
+    };
+    if let Some(unproven) = unproven {
+        heap.unproven.push(unproven);
+        return Vec::new();
+    }
+    if let Some(counted) = counted.filter(|counted| counted.mapped_count > count) {
+        heap.unproven.push(format!(
+            "{} {large}, {} KiB, which memprof does not find",
+            counted.mapped_count - count,
+            (counted.mapped_bytes - bytes) >> 10
+        ));
+    }
+    let mut small = Vec::new();
+    for chunk in found {
+        if length(&chunk.mapping) == PAGE_SIZE {
+            small.push(chunk.object.start);
+        }
+        heap.spans.push(Span::single_object(chunk.object));
+        heap.excluded.push(chunk.mapping);
+    }
+    small
+}
+
+fn length(range: &Range<u64>) -> u64 {
+    range.end - range.start
+}
+
+/// Appends the chunks in a run of private memory that are in none of the `excluded` ranges.
+fn add_chunks(
+    memory: &mut CachedReader<'_>,
+    run: &PrivateRun,
+    excluded: &[Range<u64>],
+    tail: u64,
+    found: &mut Vec<MappedChunk>,
+) {
+    let mut end = run.range.start;
+    for page in run.pages(run.range.start) {
+        if page < end {
+            continue;
+        }
+        let word = |address: u64| memory.word(address);
+        let Some(chunk) = mapped_chunk(word, run.pages(page), page, run.range.end, tail) else {
+            continue;
+        };
+        let shares = |own: &Range<u64>| own.start < chunk.mapping.end && page < own.end;
+        if !excluded.iter().any(shares) {
+            end = chunk.mapping.end;
+            found.push(chunk);
         }
     }
-    found
+}
+
+/// Chunk in a mapping that begins at an address and ends at `limit` or before. `pages` are the resident pages from there
+/// on. `None` if there is none.
+fn mapped_chunk(
+    mut word: impl FnMut(u64) -> Option<u64>,
+    pages: impl Iterator<Item = u64>,
+    start: u64,
+    limit: u64,
+    tail: u64,
+) -> Option<MappedChunk> {
+    let whole = read_chunk(&mut word, start, start, tail)?;
+    let mut aligned_at = |object: u64| {
+        let chunk = read_chunk(&mut word, start, object - HEADER_SIZE, tail)?;
+        (chunk.mapping.end <= limit).then_some(chunk)
+    };
+    // An aligned allocation moves the chunk to where its user's memory is aligned, and leaves the header at the start
+    // as it is: its size stays the same also if realloc(3) changes that of the chunk.
+    let offsets =
+        (ALIGNMENT.trailing_zeros() + 1..PAGE_SIZE.trailing_zeros()).map(|bits| 1 << bits);
+    let within_page = offsets.map(|offset| start + offset);
+    if let Some(chunk) = within_page.filter_map(&mut aligned_at).next() {
+        return Some(chunk);
+    }
+    // Only alignments in a page survive realloc(3), which may move the mapping. The gap in front of the chunk is
+    // untouched, or filled (mallopt(3), M_PERTURB).
+    let filler = word(start + HEADER_SIZE)?;
+    for page in pages.take_while(|page| *page < whole.mapping.end) {
+        let end = page + PAGE_SIZE;
+        let aligned = read_chunk(&mut word, start, end - HEADER_SIZE, tail);
+        if let Some(chunk) = aligned.filter(|chunk| chunk.mapping.end <= limit) {
+            return Some(chunk);
+        }
+        let mut gap = (page.max(start + HEADER_SIZE)..end).step_by(8);
+        if gap.any(|address| word(address) != Some(filler)) {
+            break;
+        }
+    }
+    Some(whole).filter(|whole| whole.mapping.end <= limit)
+}
+
+/// Chunk at an address in a mapping that begins at `start`. `None` if there is none.
+fn read_chunk(
+    word: &mut impl FnMut(u64) -> Option<u64>,
+    start: u64,
+    chunk: u64,
+    tail: u64,
+) -> Option<MappedChunk> {
+    let offset = word(chunk)? & !HUGE_FLAG;
+    let size = word(chunk + 8)?;
+    let length = size & !SIZE_FLAGS;
+    let end = chunk.checked_add(length)?.checked_add(tail)?;
+    let is_mapped = offset == chunk - start
+        && size & SIZE_FLAGS == MAPPED_FLAG
+        && length >= MIN_CHUNK
+        && end.is_multiple_of(PAGE_SIZE);
+    // The next chunk's field for this one's size belongs to this one, where there is a tail.
+    let used_tail = tail.min(SIZE_FIELD);
+    is_mapped.then(|| MappedChunk {
+        object: chunk + HEADER_SIZE..chunk + length + used_tail,
+        mapping: start..end,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use super::*;
+
+    const START: u64 = 0x7f00_0000_3000;
+    const LIMIT: u64 = START + (64 << 20);
+
+    /// Offsets of the object that is found, and of its mapping's end.
+    fn find(words: &[(u64, u64)], tail: u64) -> Option<(u64, u64, u64)> {
+        let words: HashMap<_, _> = words
+            .iter()
+            .map(|(offset, word)| (START + offset, *word))
+            .collect();
+        let word = |address: u64| Some(words.get(&address).copied().unwrap_or_default());
+        let pages = (START..LIMIT).step_by(PAGE_SIZE as usize);
+        let found = mapped_chunk(word, pages, START, LIMIT, tail)?;
+        let object = found.object.start - START..found.object.end - START;
+        Some((object.start, object.end, found.mapping.end - START))
+    }
+
+    #[test]
+    fn block_is_found_by_its_header() {
+        assert_eq!(find(&[(8, 0x5002)], 0), Some((16, 0x5000, 0x5000)));
+        assert_eq!(find(&[(8, 0x4ff2)], 16), Some((16, 0x4ff8, 0x5000)));
+        // Huge pages, glibc 2.43.
+        let huge = [(0, 1), (8, 0x1f_fff2)];
+        assert_eq!(find(&huge, 16), Some((16, 0x1f_fff8, 0x20_0000)));
+        for size in [0, 2, 0x5001, 0x5000, 0x5007, 0x4ff2, (64 << 20) + 0x1002] {
+            assert_eq!(find(&[(8, size)], 0), None, "{size:#x}");
+        }
+        assert_eq!(find(&[(0, 0x10), (8, 0x5002)], 0), None);
+    }
+
+    #[test]
+    fn aligned_block_has_the_size_in_its_own_header() {
+        let check = |object: u64, end: u64, old_end: u64| {
+            let chunk = object - 16;
+            let words = [
+                (8, old_end | 2),
+                (chunk, chunk),
+                (chunk + 8, (end - chunk) | 2),
+            ];
+            assert_eq!(find(&words, 0), Some((object, end, end)), "{object:#x}");
+            let size = (end - chunk - 16) | 2;
+            let words = [(8, (old_end - 16) | 2), (chunk, chunk), (chunk + 8, size)];
+            assert_eq!(
+                find(&words, 16),
+                Some((object, end - 8, end)),
+                "{object:#x}"
+            );
+        };
+        for (end, old_end) in [
+            (0x9000, 0x9000),
+            (0x100_9000, 0x9000),
+            (0x9000, 0x8000_0000),
+        ] {
+            check(0x40, end, old_end);
+            check(0x800, end, old_end);
+            check(0x1000, end, old_end);
+            check(0x5000, end, old_end);
+        }
+    }
 }

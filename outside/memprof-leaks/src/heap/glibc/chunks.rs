@@ -1,0 +1,132 @@
+//! Chunks, which follow each other by their sizes.
+
+use std::ops::Range;
+
+use super::layout::CACHE_LAYOUTS;
+use crate::objects::Span;
+use crate::resident_pages::PAGE_SIZE;
+use crate::snapshot_memory::CachedReader;
+
+/// Bytes of a chunk's header: the size of the previous chunk, which belongs to that one while it is used, and
+/// its own size.
+pub(super) const HEADER_SIZE: u64 = 16;
+/// Bytes of the header that no other chunk uses.
+pub(super) const SIZE_FIELD: u64 = 8;
+/// Alignment of chunks, in bytes.
+pub(super) const ALIGNMENT: u64 = 16;
+/// Bytes of the smallest chunk.
+pub(super) const MIN_CHUNK: u64 = 32;
+/// Flag bits of a size field.
+pub(super) const SIZE_FLAGS: u64 = 7;
+/// Flag of a size field: the previous chunk is used.
+pub(super) const PREVIOUS_IN_USE_FLAG: u64 = 1;
+/// Flag of a size field: the chunk has a mapping of its own.
+pub(super) const MAPPED_FLAG: u64 = 2;
+
+/// Memory in which chunks follow each other without a gap: up to the arena's top chunk, or up to the two small
+/// chunks with which `sysmalloc` closes memory that it cannot extend.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Segment {
+    /// First chunk.
+    pub(super) start: u64,
+    /// Header of the arena's top chunk, which may be in other memory.
+    pub(super) top: u64,
+    /// End of the memory, beyond which no chunk reaches.
+    pub(super) end: u64,
+}
+
+/// Chunks of a segment.
+#[derive(Debug)]
+pub(super) struct SegmentWalk {
+    pub(super) span: Span,
+    /// Used chunks of the size of a thread's cache, by the addresses of their objects.
+    pub(super) caches: Vec<u64>,
+    /// End of the segment's memory, with the chunks that close it or the top chunk.
+    pub(super) end: u64,
+}
+
+/// Step from a chunk of a segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Step {
+    /// To the chunk that follows.
+    Chunk(u64),
+    /// The chunk closes the segment, whose memory ends at this address.
+    Closed(u64),
+}
+
+impl Segment {
+    /// Addresses from the first chunk to the end of the memory, or to the top chunk if it is there.
+    pub(super) fn chunks(&self) -> Range<u64> {
+        match (self.start..self.end).contains(&self.top) {
+            true => self.start..self.top,
+            false => self.start..self.end,
+        }
+    }
+
+    /// Step from a chunk with this size field. `None` if the size is none of a chunk that lies here.
+    pub(super) fn step(
+        &self,
+        memory: &mut CachedReader<'_>,
+        chunk: u64,
+        size: u64,
+    ) -> Option<Step> {
+        let length = size & !SIZE_FLAGS;
+        if length < MIN_CHUNK {
+            return closed_end(memory, chunk, length).map(Step::Closed);
+        }
+        let is_chunk = size & MAPPED_FLAG == 0 && length.is_multiple_of(ALIGNMENT);
+        if !is_chunk || length > self.end - chunk {
+            return None;
+        }
+        let next = chunk + length;
+        // A thread has moved the top behind this chunk, but has not written the chunk's new size yet.
+        match (chunk..next).contains(&self.top) {
+            true => Some(Step::Chunk(self.top)),
+            false => Some(Step::Chunk(next)),
+        }
+    }
+
+    /// Follows the chunks, and collects the objects and the chunks that may be thread caches. `None` if the chunks
+    /// reach neither the top chunk nor chunks that close the segment.
+    pub(super) fn walk(&self, memory: &mut CachedReader<'_>) -> Option<SegmentWalk> {
+        let Range { start, end } = self.chunks();
+        let range = start + HEADER_SIZE..end + HEADER_SIZE - SIZE_FIELD;
+        let mut span = Span::new(range, ALIGNMENT, SIZE_FIELD);
+        let mut caches = Vec::new();
+        let mut chunk = self.start;
+        let mut size = memory.word(chunk + 8)?;
+        while chunk != self.top {
+            let next = match self.step(memory, chunk, size)? {
+                Step::Chunk(next) => next,
+                Step::Closed(end) => {
+                    span.truncate(chunk + HEADER_SIZE - SIZE_FIELD);
+                    return Some(SegmentWalk { span, caches, end });
+                }
+            };
+            let next_size = memory.word(next.checked_add(8)?)?;
+            let is_used = next_size & PREVIOUS_IN_USE_FLAG != 0;
+            span.add_object(chunk + HEADER_SIZE, is_used);
+            let length = size & !SIZE_FLAGS;
+            if is_used && CACHE_LAYOUTS.iter().any(|cache| cache.chunk_size == length) {
+                caches.push(chunk + HEADER_SIZE);
+            }
+            (chunk, size) = (next, next_size);
+        }
+        let end = self.end.min(chunk + (size & !SIZE_FLAGS)).max(chunk);
+        Some(SegmentWalk { span, caches, end })
+    }
+}
+
+/// End of the memory that a chunk of less than the smallest size closes: an empty one is the last, another one of
+/// 16 bytes has one more behind it. `None` if it closes none.
+fn closed_end(memory: &mut CachedReader<'_>, chunk: u64, length: u64) -> Option<u64> {
+    let end = match length {
+        0 => chunk + HEADER_SIZE,
+        _ => {
+            let last = memory.word(chunk + HEADER_SIZE + 8)? & !SIZE_FLAGS;
+            let is_last = last == 0 || last == HEADER_SIZE;
+            (length == HEADER_SIZE && is_last).then_some(chunk + 2 * HEADER_SIZE)?
+        }
+    };
+    end.is_multiple_of(PAGE_SIZE).then_some(end)
+}
