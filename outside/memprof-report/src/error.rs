@@ -43,7 +43,7 @@ pub enum Error {
     },
     /// The input has no known format.
     #[error(
-        "failed to recognise the input: expected a jemalloc or tcmalloc heap dump, a pprof profile \
+        "failed to recognise the input: expected a heap dump of jemalloc, tcmalloc or Go, a pprof profile \
          or one of these in gzip, found {found}"
     )]
     Unrecognised {

@@ -1,13 +1,17 @@
-//! Parses heap dumps in text: jemalloc's `heap_v2` and tcmalloc's legacy format.
+//! Parses heap dumps in text: jemalloc's `heap_v2`, and tcmalloc's legacy format, which Go writes too.
 
 mod checksum;
 mod comments;
 mod export;
 mod frames;
+mod go;
+mod header;
 mod legacy;
+mod map_line;
 mod maps;
 mod numbers;
 mod pinned;
+mod stack_text;
 mod stripped_frames;
 mod symbols;
 mod tcmalloc;
@@ -21,13 +25,34 @@ use std::io::BufRead;
 use crate::error::{Error, Quoted, Result};
 use crate::limits::{Limits, ParseBudget, ProfileItem};
 use crate::lines::{InputEnd, for_each_line};
-use crate::profile::{Mapping, Profile, Sample, SampleValues};
+use crate::names::replace_unprintable;
+use crate::profile::{Address, Profile, Sample, SampleValues};
 use crate::pseudo_frames::StackMarks;
+use crate::unsample::header_agreement;
+
+/// First bytes of a dump, after blanks.
+const STARTS: [&[u8]; 6] = [
+    b"heap_v2/",
+    b"heap profile:",
+    b"--- symbol",
+    b"--- growth",
+    b"--- heap\n",
+    b"--- heap\r",
+];
+
+/// Line prefix of a warning that tcmalloc writes before the dump.
+const WARN: &[u8] = b"%warn";
+
+/// Returns whether the first bytes of a file are those of a heap dump in text.
+pub(crate) fn is_dump(magic: &[u8]) -> bool {
+    let text = magic.trim_ascii_start();
+    text.starts_with(WARN) || STARTS.iter().any(|start| text.starts_with(start))
+}
 
 /// Reads a heap dump, or a symbolized one (`--- symbol`).
 ///
-/// A complete file ends with its mappings and a newline; a truncated one is an error. With `force`, its readable
-/// part is read and the profile gets a warning.
+/// A complete file ends with a newline, and with its mappings if its system writes them; a truncated one is an error.
+/// With `force`, its readable part is read and the profile gets a warning.
 pub(crate) fn parse(input: &mut dyn BufRead, limits: &Limits, force: bool) -> Result<Profile> {
     let mut dump = DumpReader::new(limits);
     let ending = for_each_line(input, limits.line, |number, line| {
@@ -40,6 +65,7 @@ pub(crate) fn parse(input: &mut dyn BufRead, limits: &Limits, force: bool) -> Re
 
 /// Returns whether the mappings start after this line.
 fn starts_mappings(line: &[u8]) -> bool {
+    let line = line.trim_ascii_start();
     line.starts_with(b"MAPPED_LIBRARIES:") || line.starts_with(b"--- Memory map:")
 }
 
@@ -65,8 +91,17 @@ struct DumpReader<'a> {
     limits: &'a Limits,
     budget: ParseBudget,
     profile: Profile,
-    mappings: Vec<Mapping>,
+    map: maps::MemoryMap,
     build_ids: Vec<(String, String)>,
+    /// Line of the header.
+    header_line: u64,
+    /// Texts of tcmalloc's `%warn` lines.
+    writer_warnings: Vec<String>,
+    /// State of a dump in tcmalloc's format. `None` for jemalloc's.
+    legacy: Option<legacy::LegacyDump>,
+    /// Comments of Go's text on the last stack: address of the call, and function.
+    go_frames: Vec<(Address, symbols::SymbolFrame)>,
+    has_go_comments: bool,
     symbols: symbols::Symbols,
     checksum: checksum::DumpChecksum,
     frames: frames::AddressReader,
@@ -86,8 +121,13 @@ impl<'a> DumpReader<'a> {
             limits,
             budget: ParseBudget::new(limits),
             profile: Profile::default(),
-            mappings: Vec::new(),
+            map: maps::MemoryMap::default(),
             build_ids: Vec::new(),
+            header_line: 0,
+            writer_warnings: Vec::new(),
+            legacy: None,
+            go_frames: Vec::new(),
+            has_go_comments: false,
             symbols: symbols::Symbols::default(),
             checksum: checksum::DumpChecksum::default(),
             frames: frames::AddressReader::default(),
@@ -97,36 +137,47 @@ impl<'a> DumpReader<'a> {
         }
     }
 
-    /// Reads one line, given without its newline, as the current section requires. Adds it to the checksum.
+    /// Reads one line, given without its newline, as the current section requires. Adds it to the checksum. Blanks at
+    /// its end mean nothing.
     fn read_line(&mut self, line: &[u8]) -> Result<()> {
         self.bytes_read += line.len() as u64 + 1;
+        if matches!(self.section, DumpSection::Start | DumpSection::SymbolsEnd) {
+            // The checksum covers the dump from its header on, not the symbols that jeprof writes before it.
+            self.checksum = checksum::DumpChecksum::default();
+        }
         self.checksum.add(line);
+        let line = line.trim_ascii_end();
         match self.section {
             DumpSection::Start => self.read_header(line),
             DumpSection::V2(expected) => self.read_v2(expected, line),
             DumpSection::Legacy => self.read_legacy(line),
             DumpSection::Maps => self.read_mapping(line),
             DumpSection::Symbols => self.read_symbol(line),
-            DumpSection::SymbolsEnd if line == b"--- heap" => {
-                self.section = DumpSection::Start;
-                Ok(())
-            }
             DumpSection::SymbolsEnd => self.read_header(line),
         }
     }
 
-    /// Reads the first line of a dump, which determines its format. Fails if it is of none.
+    /// Reads the first line of a dump, which determines its format. Fails if it is of none. Skips what may precede it:
+    /// blank lines, warnings of tcmalloc, and the line by which `jeprof --raw` names the kind of profile.
     fn read_header(&mut self, line: &[u8]) -> Result<()> {
-        // jeprof writes symbols before the dump, which the checksum does not cover.
-        self.checksum = checksum::DumpChecksum::default();
-        self.checksum.add(line);
+        if let Some(warning) = line.strip_prefix(WARN) {
+            let warning = String::from_utf8_lossy(warning.trim_ascii());
+            self.spend(ProfileItem::Text(warning.len()))?;
+            self.writer_warnings
+                .extend((!warning.is_empty()).then(|| replace_unprintable(&warning).into_owned()));
+            return Ok(());
+        }
+        if matches!(line, b"" | b"--- heap" | b"--- growth" | b"--- profile") {
+            return Ok(());
+        }
+        self.header_line = self.line;
         if let Some(interval) = line.strip_prefix(b"heap_v2/") {
             return self.read_v2_header(interval);
         }
         if let Some(rest) = line.strip_prefix(b"heap profile:") {
             return self.read_legacy_header(rest);
         }
-        if line == b"--- symbol" && self.line == 1 {
+        if line == b"--- symbol" && self.section == DumpSection::Start {
             self.section = DumpSection::Symbols;
             return Ok(());
         }
@@ -150,7 +201,13 @@ impl<'a> DumpReader<'a> {
         let previous = stacks.addresses().len();
         self.marks = match self.frames.read(text, stacks) {
             Ok(marks) => marks,
-            Err(token) => return Err(self.unexpected_error("an address '0x…'", token)),
+            Err(token) => {
+                stacks.clear();
+                match stack_text::normalize_stack(text) {
+                    Some(text) => return self.read_stack(&text),
+                    None => return Err(self.unexpected_error("an address '0x…'", token)),
+                }
+            }
         };
         for _ in previous..self.profile.stacks.addresses().len() {
             self.spend(ProfileItem::Address)?;
@@ -206,11 +263,16 @@ impl<'a> DumpReader<'a> {
     /// Checks that the dump is complete, and completes the profile. With `force`, a truncated dump is only a warning; a
     /// damaged one always is.
     fn finish(mut self, ending: InputEnd, force: bool) -> Result<Profile> {
-        let missing = match (ending, self.section) {
-            (InputEnd::Truncated(line), _) => Some(format!("line {line} has no end")),
-            (_, DumpSection::Maps) => None,
-            _ => Some(format!("no MAPPED_LIBRARIES after line {}", self.line)),
+        self.finish_go_stack()?;
+        let has_maps = self.section == DumpSection::Maps;
+        let missing = match ending {
+            InputEnd::Truncated(line) => Some(format!("line {line} has no end")),
+            InputEnd::Complete if has_maps => None,
+            InputEnd::Complete => self.problem_without_map(),
         };
+        if let Some(legacy) = self.legacy.take() {
+            self.finish_legacy(&legacy, has_maps)?;
+        }
         if let Some(problem) = missing {
             if !force {
                 return Err(Error::Truncated { problem });
@@ -228,11 +290,40 @@ impl<'a> DumpReader<'a> {
                 "the values before line {line} are not those of their only thread: the dump is damaged"
             ));
         }
+        if !self.writer_warnings.is_empty() {
+            let text = self.writer_warnings.join(" ");
+            self.profile
+                .warnings
+                .push(format!("its writer warns: {text}"));
+        }
         self.read_as_pinned();
-        self.profile.mappings =
-            maps::arrange(self.mappings, self.build_ids, &mut self.profile.warnings);
+        self.profile.mappings = self.map.finish(self.build_ids, &mut self.profile.warnings);
         self.profile.memory_left = self.budget.memory_left(self.bytes_read);
         self.profile.names = self.symbols.into_names(&self.profile);
         Ok(self.profile)
+    }
+
+    /// Returns what is missing in a dump without mappings. `None` if its stacks add up to its header: jemalloc writes
+    /// no mappings on Windows, nor does Go. Adds a note then.
+    fn problem_without_map(&mut self) -> Option<String> {
+        let agreement = match (self.section, &self.legacy) {
+            (DumpSection::Legacy, Some(legacy)) => self
+                .is_legacy_complete(legacy)
+                .then(|| "its stacks add up to its header".to_owned()),
+            (DumpSection::V2(v2::Expected::Any | v2::Expected::Maps), _) => {
+                header_agreement(&self.profile)
+            }
+            _ => None,
+        };
+        let Some(agreement) = agreement else {
+            return Some(format!("no MAPPED_LIBRARIES after line {}", self.line));
+        };
+        if !self.has_go_comments {
+            self.profile.warnings.push(format!(
+                "the heap dump has no memory map, so functions are addresses; it is complete if its system writes none, \
+                 as jemalloc on Windows, else it is damaged: {agreement}"
+            ));
+        }
+        None
     }
 }

@@ -11,7 +11,7 @@ use crate::limits::Limits;
 use crate::profile::Profile;
 use crate::{heap, pprof};
 
-/// Reads a heap profile: jemalloc or tcmalloc text, symbolized or not, or pprof; gzip-compressed or not.
+/// Reads a heap profile: text of jemalloc, tcmalloc or Go, symbolized or not, or pprof; gzip-compressed or not.
 ///
 /// The values are raw: [`unsample`](crate::unsample()) converts them to estimates.
 ///
@@ -20,61 +20,72 @@ use crate::{heap, pprof};
 pub fn parse(input: &mut dyn BufRead, limits: &Limits, force: bool) -> Result<Profile> {
     let magic = read_magic(input)?;
     let mut input = Cursor::new(&magic).chain(input);
-    if magic.starts_with(&[0x1f, 0x8b]) {
-        return parse_gzip(&mut input, limits, force);
-    }
-    parse_plain(
-        &magic,
-        &mut LimitedReader::new(&mut input, limits.bytes),
-        limits,
-        force,
-    )
+    let mut profile = match magic.starts_with(&[0x1f, 0x8b]) {
+        true => parse_gzip(&mut input, limits, force)?,
+        false => parse_plain(
+            &magic,
+            &mut LimitedReader::new(&mut input, limits.bytes),
+            limits,
+            force,
+        )?,
+    };
+    profile.mark_missing_stacks();
+    Ok(profile)
 }
 
-/// Parses a compressed profile, within the limits for decompression.
+/// Parses a compressed profile, within the limits for decompression. With `force`, reads what can be decompressed.
 fn parse_gzip(input: &mut dyn BufRead, limits: &Limits, force: bool) -> Result<Profile> {
     let compressed = Cell::new(0);
+    let damage = Cell::new(None);
     let counted = CountingReader {
         input,
         count: &compressed,
     };
     let decompressed = BombGuard {
-        input: MultiGzDecoder::new(counted),
+        input: DamagedGzipReader {
+            input: MultiGzDecoder::new(counted),
+            damage: &damage,
+            force,
+        },
         compressed: &compressed,
         count: 0,
         limits,
     };
     let mut input = BufReader::with_capacity(256 << 10, decompressed);
-    let magic = read_magic(&mut input)?;
-    let mut input = Cursor::new(&magic).chain(input);
-    parse_plain(
-        &magic,
-        &mut LimitedReader::new(&mut input, limits.bytes),
-        limits,
-        force,
-    )
+    let result = read_magic(&mut input).and_then(|magic| {
+        let mut input = Cursor::new(&magic).chain(&mut input);
+        parse_plain(
+            &magic,
+            &mut LimitedReader::new(&mut input, limits.bytes),
+            limits,
+            force,
+        )
+    });
+    let Some(damage) = damage.take() else {
+        return result;
+    };
+    let problem = format!("its gzip data is cut off or damaged ({damage})");
+    match result {
+        Ok(mut profile) => {
+            profile.warnings.insert(0, problem);
+            Ok(profile)
+        }
+        // Without `force`, the damage is the error.
+        Err(Error::Io { .. }) => Err(Error::Truncated { problem }),
+        Err(error) => Err(error),
+    }
 }
 
-/// Detects the format by the first bytes and parses the input.
+/// Parses the input as text if it starts as one, else as pprof.
 fn parse_plain(
     magic: &[u8],
     input: &mut LimitedReader<'_>,
     limits: &Limits,
     force: bool,
 ) -> Result<Profile> {
-    let text_starts = [&b"heap_v2/"[..], b"heap profile:", b"--- symbol"];
-    let result = if text_starts.iter().any(|start| magic.starts_with(start)) {
-        heap::parse(input, limits, force)
-    } else if looks_like_pprof(magic) {
-        let mut bytes = Vec::new();
-        match input.read_to_end(&mut bytes) {
-            Ok(_) => pprof::parse(&bytes, limits),
-            Err(error) => Err(Error::io("read the pprof profile")(error)),
-        }
-    } else {
-        Err(Error::Unrecognised {
-            found: Quoted(magic).to_string(),
-        })
+    let result = match heap::is_dump(magic) {
+        true => heap::parse(input, limits, force),
+        false => parse_pprof(magic, input, limits, force),
     };
     match result {
         Err(Error::Io { source, .. }) if is_limit_error(&source) => Err(Error::Limit {
@@ -89,10 +100,56 @@ fn parse_plain(
     }
 }
 
-/// Returns whether a file starts like a `profile.proto`, with its first sample type: field 1, a short message of two
-/// numbers.
-fn looks_like_pprof(magic: &[u8]) -> bool {
-    matches!(magic, [0x0a, ..=22, 0x08 | 0x10, ..])
+/// Reads a `profile.proto`, whose fields have no order: whether the input is one shows only in decoding it. Stops at
+/// the first field that it cannot have, so that a large file of another kind is not read whole.
+fn parse_pprof(
+    magic: &[u8],
+    input: &mut LimitedReader<'_>,
+    limits: &Limits,
+    force: bool,
+) -> Result<Profile> {
+    let unrecognised = || Error::Unrecognised {
+        found: Quoted(magic).to_string(),
+    };
+    let mut bytes = Vec::new();
+    let mut scan = pprof::FieldScan::default();
+    loop {
+        let chunk = input.fill_buf();
+        let chunk = chunk.map_err(Error::io("read the pprof profile"))?;
+        if chunk.is_empty() {
+            break;
+        }
+        let length = chunk.len();
+        bytes.extend_from_slice(chunk);
+        input.consume(length);
+        if !scan.advance(&bytes) {
+            return Err(unrecognised());
+        }
+    }
+    let complete = &bytes[..scan.scanned()];
+    let missing = bytes.len() - complete.len();
+    match (missing, force) {
+        (0, _) if scan.has_strings() => pprof::parse(complete, limits),
+        // Every profile has strings, but a truncated one may lack them.
+        (0, _) => Err(unrecognised()),
+        _ if !scan.is_likely_profile() => Err(unrecognised()),
+        (_, false) => Err(Error::Truncated {
+            problem: format!("its last field, after {} bytes, has no end", complete.len()),
+        }),
+        (_, true) => {
+            let mut profile = pprof::parse(complete, limits).map_err(|error| {
+                Error::pprof(format!(
+                    "it is cut off after {} bytes, and what is there does not suffice: {error}",
+                    bytes.len()
+                ))
+            })?;
+            profile.warnings.push(format!(
+                "the pprof profile is truncated: its last field, after {} bytes, has no end",
+                complete.len()
+            ));
+            Ok(profile)
+        }
+    }
 }
 
 /// Reader that ends at a limit and records that it was exceeded.
@@ -181,6 +238,35 @@ impl<R: Read> Read for BombGuard<'_, R> {
             return Err(io::Error::new(io::ErrorKind::QuotaExceeded, "gzip bomb"));
         }
         Ok(count)
+    }
+}
+
+/// Reader of decompressed bytes that records why the compressed ones cannot be decompressed. With `force`, it ends
+/// there; otherwise it fails.
+struct DamagedGzipReader<'a, R> {
+    input: R,
+    damage: &'a Cell<Option<String>>,
+    force: bool,
+}
+
+impl<R: Read> Read for DamagedGzipReader<'_, R> {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        self.input.read(out).or_else(|error| {
+            let is_damage = matches!(
+                error.kind(),
+                io::ErrorKind::UnexpectedEof
+                    | io::ErrorKind::InvalidInput
+                    | io::ErrorKind::InvalidData
+            );
+            if !is_damage {
+                return Err(error);
+            }
+            self.damage.set(Some(error.to_string()));
+            match self.force {
+                true => Ok(0),
+                false => Err(error),
+            }
+        })
     }
 }
 

@@ -8,6 +8,7 @@ mod wire;
 
 use prost::Message;
 
+pub(crate) use self::wire::FieldScan;
 use self::wire::{Fields, Value};
 use crate::demangle::demangle;
 use crate::error::{Error, Result};

@@ -155,15 +155,27 @@ impl Mapping {
 
     /// Last component of the path, without the kernel's ` (deleted)`; `[anonymous]` if there is none.
     pub fn file_name(&self) -> &str {
-        match self.path.trim_end_matches(" (deleted)").rsplit('/').next() {
+        let path = self.path.trim_end_matches(" (deleted)");
+        let is_separator = |c: char| c == '/' || c == '\\' && self.is_windows_file();
+        match path.rsplit(is_separator).next() {
             None | Some("") => "[anonymous]",
             Some(name) => name,
         }
     }
 
-    /// Returns whether a file is mapped, rather than `[heap]`, `[vdso]`, `//anon` or anonymous memory.
+    /// Returns whether a file is mapped, rather than `[heap]`, `[vdso]`, `//anon`, `anon_inode:[perf_event]` or
+    /// anonymous memory. The path may be relative, or one of Windows.
     pub fn is_file(&self) -> bool {
-        self.path.starts_with('/') && !self.path.starts_with("//")
+        let is_pseudo = self.path.starts_with('[') || self.path.starts_with("//");
+        !self.path.is_empty() && !is_pseudo && !self.path.contains(":[")
+    }
+
+    /// Returns whether the path is one of Windows: `C:\…`, `C:/…` or `\\server\…`.
+    fn is_windows_file(&self) -> bool {
+        match self.path.as_bytes() {
+            [drive, b':', b'\\' | b'/', ..] => drive.is_ascii_alphabetic(),
+            path => path.starts_with(br"\\"),
+        }
     }
 }
 
@@ -250,6 +262,10 @@ pub(crate) const UNATTRIBUTED: Address = Address(0x100);
 /// Pseudo frame for the stacks that memprof's sampler evicted from its tables; their memory was freed.
 pub(crate) const EVICTED_STACKS: Address = Address(0x101);
 
+/// Pseudo frame of samples without a stack. The top of the lower half of the address space: no processor has code
+/// there, and no system maps it.
+pub(crate) const NO_STACK: Address = Address(i64::MAX as u64);
+
 /// A heap profile. Parsers return raw values; [`unsample`](crate::unsample()) converts them to estimates.
 #[derive(Debug)]
 pub struct Profile {
@@ -316,6 +332,24 @@ impl Profile {
             .try_fold(SampleValues::default(), |sum, s| sum.checked_add(s.values))
     }
 
+    /// Gives the samples without a stack the frame [`NO_STACK`], so that they are a row, a box and a line like others.
+    pub(crate) fn mark_missing_stacks(&mut self) {
+        let Self {
+            samples, stacks, ..
+        } = self;
+        let mut marked = None;
+        for sample in samples {
+            if !stacks.frames(sample.stack).is_empty() {
+                continue;
+            }
+            sample.stack = *marked.get_or_insert_with(|| {
+                let frame = stacks.intern_address(NO_STACK);
+                stacks.push(frame);
+                stacks.finish()
+            });
+        }
+    }
+
     /// Returns the mapping of the main program: the first one of a file. `None` if no file is mapped.
     pub fn main_file(&self) -> Option<&Mapping> {
         self.mappings.iter().find(|mapping| mapping.is_file())
@@ -332,5 +366,46 @@ impl Profile {
         let after = self.mappings.partition_point(|m| m.start <= address);
         let index = after.checked_sub(1)?;
         (address < self.mappings[index].end).then_some(index)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Mapping;
+
+    #[test]
+    fn files_of_all_systems_have_names() {
+        let check = |path: &str, name: &str, is_file: bool| {
+            let mapping = Mapping {
+                path: path.to_owned(),
+                ..Mapping::default()
+            };
+            assert_eq!(
+                (mapping.file_name(), mapping.is_file()),
+                (name, is_file),
+                "{path}"
+            );
+        };
+        check("/usr/bin/redis-server", "redis-server", true);
+        check("/srv/app (deleted)", "app", true);
+        check(r"/srv/a\b", r"a\b", true);
+        check(r"C:\Program Files\App\app.exe", "app.exe", true);
+        check("d:/App/app.dll", "app.dll", true);
+        check(r"\\server\share\app.exe", "app.exe", true);
+        check("cppbench_server_main", "cppbench_server_main", true);
+        check("$source/app", "app", true);
+        for pseudo in [
+            "[heap]",
+            "//anon",
+            "anon_inode:[perf_event]",
+            "socket:[7]",
+            "",
+        ] {
+            let mapping = Mapping {
+                path: pseudo.to_owned(),
+                ..Mapping::default()
+            };
+            assert!(!mapping.is_file(), "{pseudo}");
+        }
     }
 }

@@ -12,7 +12,7 @@ use crate::interpreter::advice;
 use crate::label_shares::filter_by_label;
 use crate::names::replace_unprintable;
 use crate::options::{Format, Options};
-use crate::profile::{Profile, Sample, SampleType, UNATTRIBUTED};
+use crate::profile::{Address, NO_STACK, Profile, Sample, SampleType, UNATTRIBUTED};
 use crate::render::{self, amount};
 use crate::symbolize::{Progress, Sources, name_by_offset, symbolize};
 use crate::unsample::unsample;
@@ -85,6 +85,8 @@ pub fn report(
     profile.profile.warnings.splice(0..0, unseen);
     let unattributed = unattributed_note(&profile.profile);
     profile.profile.warnings.extend(unattributed);
+    let stackless = missing_stacks_note(&profile.profile, options.sample_type);
+    profile.profile.warnings.extend(stackless);
     if !options.format.is_for_tools() && !options.origin_rules.flat {
         for named in [Some(&mut profile), base.as_mut()].into_iter().flatten() {
             drop_memprof_stacks_and_note(named, options.sample_type);
@@ -136,14 +138,7 @@ fn lost_samples_note(profile: &Profile) -> Option<String> {
 /// pinned slabs.
 fn unattributed_note(profile: &Profile) -> Option<String> {
     let space = SampleType::InuseSpace;
-    let is_unattributed = |sample: &&Sample| {
-        let frames = profile.stacks.frames(sample.stack);
-        frames
-            .iter()
-            .any(|id| profile.stacks.address(*id) == UNATTRIBUTED)
-    };
-    let unattributed = profile.samples.iter().filter(is_unattributed);
-    let unknown = unattributed.map(|sample| sample.values[space]).sum();
+    let unknown = sum_of_frame(profile, UNATTRIBUTED, space);
     (profile.is_pinned && unknown > 0).then(|| {
         format!(
             "{} are not attributable: their size classes have too few samples to show who holds what; sample more \
@@ -151,6 +146,32 @@ fn unattributed_note(profile: &Profile) -> Option<String> {
             amount(unknown, space)
         )
     })
+}
+
+/// Returns a note on the share of the row for samples without a stack. `None` if there are none.
+fn missing_stacks_note(profile: &Profile, sample_type: SampleType) -> Option<String> {
+    let missing = sum_of_frame(profile, NO_STACK, sample_type);
+    let total = profile.totals()?[sample_type];
+    (missing != 0).then(|| {
+        format!(
+            "{} ({:.1} %) have no stack, row [no stack]: the allocator's unwinder found no caller, most often in code \
+             without frame pointers or unwind tables, such as JIT code or assembly",
+            amount(missing, sample_type),
+            100.0 * missing as f64 / total as f64
+        )
+    })
+}
+
+/// Sum of the samples whose stack has that pseudo frame.
+fn sum_of_frame(profile: &Profile, pseudo_frame: Address, sample_type: SampleType) -> i64 {
+    let has_frame = |sample: &&Sample| {
+        let frames = profile.stacks.frames(sample.stack).iter();
+        frames
+            .map(|id| profile.stacks.address(*id))
+            .any(|address| address == pseudo_frame)
+    };
+    let samples = profile.samples.iter().filter(has_frame);
+    samples.map(|sample| sample.values[sample_type]).sum()
 }
 
 /// Removes memprof's own stacks, and adds a note on their size to the warnings unless it is 0.

@@ -27,7 +27,9 @@ pub use self::limited_file::LimitedFile;
 use self::frames::CollectedFrames;
 use crate::error::Result;
 use crate::names::{Frame, Names};
-use crate::profile::{Address, EVICTED_STACKS, FileOffset, Profile, ProfileOrigin, UNATTRIBUTED};
+use crate::profile::{
+    Address, EVICTED_STACKS, FileOffset, NO_STACK, Profile, ProfileOrigin, UNATTRIBUTED,
+};
 use crate::stacks::AddressId;
 
 /// Sources of symbols. The default has none: every function is shown as an offset.
@@ -166,6 +168,7 @@ fn pseudo_name(profile: &Profile, address: Address) -> Option<&'static str> {
         EVICTED_STACKS if profile.origin.sampling_since.is_some() => {
             Some("[stacks no longer kept]")
         }
+        NO_STACK => Some("[no stack]"),
         _ => None,
     }
 }

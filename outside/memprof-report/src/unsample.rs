@@ -41,6 +41,37 @@ pub fn unsample(profile: &mut Profile) -> Result<()> {
     Ok(())
 }
 
+/// Describes how the raw stacks agree with the totals in the header. `None` if they differ by more than rounding, or
+/// there is no header.
+pub(crate) fn header_agreement(profile: &Profile) -> Option<String> {
+    let (header, raw) = (profile.header?, profile.totals()?);
+    if raw == header {
+        return Some("its stacks add up to its header".into());
+    }
+    let Sampling::Poisson(interval) = profile.sampling else {
+        return None;
+    };
+    let mut tolerance = TotalsTolerance::default();
+    let mut estimated = SampleValues::default();
+    for sample in &profile.samples {
+        tolerance.add(sample.values, interval);
+        let values = unsample_values(sample.values, profile.sampling, &mut Carry::default())?;
+        estimated = estimated.checked_add(values)?;
+    }
+    let expected = unsample_values(header, profile.sampling, &mut Carry::default())?;
+    let space = SampleType::InuseSpace;
+    let difference = (estimated[space] - expected[space]).unsigned_abs() as f64;
+    // With few samples, the tolerance covers the loss of one.
+    let is_close = difference <= MAX_ROUNDING * expected[space] as f64;
+    let warning = header_warning(header, raw, estimated, tolerance, interval);
+    (is_close && warning.is_none()).then(|| {
+        format!(
+            "its stacks add up to {} bytes, its header to {}",
+            estimated[space], expected[space]
+        )
+    })
+}
+
 fn overflow_error() -> Error {
     Error::Overflow {
         problem: "the sum over all stacks passes 63 bits".into(),
@@ -125,6 +156,10 @@ struct TotalsTolerance {
     /// Sum of the variances of these errors.
     variance: f64,
 }
+
+/// Largest difference from the header, as a share of it, that counts as rounding if nothing else shows that a dump is
+/// complete.
+const MAX_ROUNDING: f64 = 0.05;
 
 /// Standard deviations of the sum from which a difference counts as damage.
 const MAX_DEVIATIONS: f64 = 6.0;

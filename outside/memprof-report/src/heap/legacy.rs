@@ -1,4 +1,4 @@
-//! tcmalloc's legacy text format, which gperftools writes too:
+//! tcmalloc's legacy text format, which gperftools and Go's runtime write too:
 //!
 //! ```text
 //! heap profile:   1246:  8800744 [  1246:  8800744] @ heap_v2/524288
@@ -7,82 +7,179 @@
 //! MAPPED_LIBRARIES:
 //! ```
 //!
-//! The text after the `@` of the header selects the unsampling, as in jeprof's `ReadHeapProfile`.
+//! Go's text has comments between the records, and no mappings; see [`go`](super::go).
 
-use super::numbers::{Counts, parse_counts, parse_decimal};
+use super::header::{DEFAULT_INTERVAL, HeaderWord};
+use super::numbers::{Counts, parse_counts};
 use super::{DumpReader, DumpSection};
-use crate::error::Result;
-use crate::profile::{SampleValues, Sampling};
+use crate::error::{Error, Quoted, Result};
+use crate::profile::{SampleType, Sampling};
 
-/// tcmalloc's interval if the header says `heap` without one; jeprof's default too.
-const DEFAULT_INTERVAL: u64 = 128 << 10;
+/// Words of a header that are read, for an error.
+const EXPECTED_WORDS: &str = "heap_v2/N, NAME_heap_v2/N, heap/N, heapz/N, heapprofile or growth";
+
+/// State of a dump in this format.
+#[derive(Debug)]
+pub(super) struct LegacyDump {
+    word: HeaderWord,
+    header: Counts,
+    /// Whether a number is not padded as gperftools' `%6d: %8d` pads it, but written by `%d` as in Go's text.
+    is_unpadded: bool,
+    /// Whether the allocated values of a record are other than those in use, and not 0.
+    has_alloc: bool,
+    /// Sums over the records with negative values, which are left out.
+    negative_records: u64,
+    negative_objects: i64,
+    negative_bytes: i64,
+}
 
 impl DumpReader<'_> {
-    /// Reads the totals and the sampling method from `text`, the first line after `heap profile:`. Fails if they are
-    /// malformed; an unknown method counts as no sampling.
+    /// Reads the totals and the word from `text`, the first line after `heap profile:`. Fails if they are malformed or
+    /// the word is unknown: its scale would be a guess.
     pub(super) fn read_legacy_header(&mut self, text: &[u8]) -> Result<()> {
         let Some((counts, rest)) = parse_counts(text) else {
             return Err(self.unexpected_error("'objects: bytes [objects: bytes]'", text));
         };
-        let kind = rest
-            .trim_ascii()
-            .strip_prefix(b"@")
-            .unwrap_or_default()
-            .trim_ascii();
-        let (name, interval) = match memchr::memchr(b'/', kind) {
-            None => (kind, None),
-            Some(slash) => match parse_decimal(&kind[slash + 1..]) {
-                Some((interval @ 1.., [])) => (&kind[..slash], Some(interval as u64)),
-                _ => {
-                    return Err(self.unexpected_error("a sample interval of at least 1 byte", kind));
-                }
-            },
+        let word = rest.trim_ascii().strip_prefix(b"@").unwrap_or_default();
+        let word = word.trim_ascii();
+        let Some(parsed) = HeaderWord::parse(word) else {
+            let problem = format!(
+                "unknown kind of profile {}: expected {EXPECTED_WORDS}",
+                Quoted(word)
+            );
+            return Err(Error::line("heap dump", self.line, problem));
         };
-        let is_repeated =
-            counts.objects == counts.accum_objects && counts.bytes == counts.accum_bytes;
-        self.profile.sampling = match name {
-            b"heap_v2" => Sampling::Poisson(interval.unwrap_or(DEFAULT_INTERVAL)),
-            b"heap" => Sampling::Uniform(interval.map_or(DEFAULT_INTERVAL, |i| (i / 2).max(1))),
-            b"" if is_repeated => Sampling::Uniform(DEFAULT_INTERVAL),
-            _ => Sampling::None,
-        };
-        self.profile.interval = match self.profile.sampling {
-            Sampling::None | Sampling::Shared => None,
-            Sampling::Poisson(interval) | Sampling::Uniform(interval) => Some(interval),
-        };
-        self.profile.has_alloc = !is_repeated && counts.accum_objects > 0;
-        self.profile.header = Some(self.legacy_values(counts));
+        if parsed.lacks_interval() {
+            self.profile.warnings.push(format!(
+                "its header has no sampling interval: {DEFAULT_INTERVAL} bytes are assumed, as google-pprof does"
+            ));
+        }
+        self.legacy = Some(LegacyDump {
+            word: parsed,
+            header: counts,
+            is_unpadded: is_unpadded(text, counts),
+            has_alloc: differs(counts),
+            negative_records: 0,
+            negative_objects: 0,
+            negative_bytes: 0,
+        });
         self.section = DumpSection::Legacy;
         Ok(())
     }
 
-    /// Reads a line of a stack with its values. Skips an empty line; the header of the mappings ends the stacks.
+    /// Reads a line of a stack with its values, or a comment. Skips an empty line; the header of the mappings ends the
+    /// stacks.
     pub(super) fn read_legacy(&mut self, line: &[u8]) -> Result<()> {
-        if line.trim_ascii().is_empty() || self.enter_mappings(line) {
+        let text = line.trim_ascii();
+        if let Some(comment) = text.strip_prefix(b"#") {
+            return self.read_go_comment(comment);
+        }
+        self.finish_go_stack()?;
+        if text.is_empty() || self.enter_mappings(text) {
             return Ok(());
         }
-        let Some((counts, rest)) = parse_counts(line) else {
+        let Some((counts, rest)) = parse_counts(text) else {
             return Err(self.unexpected_error("'objects: bytes [objects: bytes] @ 0x…'", line));
         };
         let Some(addresses) = rest.trim_ascii().strip_prefix(b"@") else {
             return Err(self.unexpected_error("'@'", rest));
         };
         self.read_stack(addresses.trim_ascii())?;
-        self.push_sample(self.legacy_values(counts))
+        if let Some(legacy) = &mut self.legacy {
+            legacy.is_unpadded |= is_unpadded(line, counts);
+            if counts.has_negative() {
+                legacy.negative_records += 1;
+                legacy.negative_objects = legacy.negative_objects.saturating_add(counts.objects);
+                legacy.negative_bytes = legacy.negative_bytes.saturating_add(counts.bytes);
+                return Ok(());
+            }
+            legacy.has_alloc |= differs(counts);
+        }
+        self.push_sample(counts.values())
     }
 
-    /// Converts the counts of a line. A sampling tcmalloc repeats the live values in the second pair, which are
-    /// then no `alloc_*`.
-    fn legacy_values(&self, counts: Counts) -> SampleValues {
-        if self.profile.has_alloc {
-            SampleValues([
-                counts.accum_objects,
-                counts.accum_bytes,
-                counts.objects,
-                counts.bytes,
-            ])
-        } else {
-            SampleValues([0, 0, counts.objects, counts.bytes])
+    /// Sets what only the whole dump shows: its sampling, and whether it has allocated values. `has_maps` tells Go's
+    /// text, which has none, from gperftools'. Fails if sampling was off.
+    pub(super) fn finish_legacy(&mut self, legacy: &LegacyDump, has_maps: bool) -> Result<()> {
+        let is_go = self.has_go_comments || legacy.is_unpadded && !has_maps;
+        if legacy.word.is_off() {
+            return Err(self.sampling_off_error(is_go));
+        }
+        let profile = &mut self.profile;
+        profile.sampling = legacy.word.sampling(is_go, !differs(legacy.header));
+        profile.interval = match profile.sampling {
+            Sampling::None | Sampling::Shared => None,
+            Sampling::Poisson(interval) | Sampling::Uniform(interval) => Some(interval),
+        };
+        if let Sampling::Poisson(rate) = profile.sampling
+            && is_go
+            && legacy.word.is_of_go()
+        {
+            super::go::scale_samples(profile, rate);
+        }
+        let mut header = legacy.header.values();
+        profile.has_alloc = legacy.has_alloc;
+        if !legacy.has_alloc {
+            // A sampling tcmalloc repeats the values in use.
+            let samples = profile.samples.iter_mut().map(|sample| &mut sample.values);
+            for values in samples.chain([&mut header]) {
+                values[SampleType::AllocObjects] = 0;
+                values[SampleType::AllocSpace] = 0;
+            }
+        }
+        profile.header = Some(header);
+        if legacy.negative_records > 0 {
+            profile.warnings.push(format!(
+                "records left out because of negative values: {}, of {} objects and {} bytes in all (gperftools writes \
+                 them with HEAP_PROFILE_MMAP where memory was unmapped in more parts than mapped)",
+                legacy.negative_records, legacy.negative_objects, legacy.negative_bytes
+            ));
+        }
+        Ok(())
+    }
+
+    /// Error for a header whose interval is 0: the process did not sample, or no longer.
+    fn sampling_off_error(&self, is_go: bool) -> Error {
+        let remedy = match is_go {
+            true => "leave runtime.MemProfileRate above 0, its default is 524288",
+            false => "set TCMALLOC_SAMPLE_PARAMETER=524288 in its environment",
+        };
+        match self.profile.samples.len() {
+            0 => Error::Empty {
+                reason: format!("sampling was off in that process: {remedy}"),
+            },
+            samples => Error::line(
+                "heap dump",
+                self.header_line,
+                format!(
+                    "the sampling interval is 0, for sampling was off when this was written, so the scale of its \
+                     {samples} samples is unknown: write the interval at which they were taken in place of the 0"
+                ),
+            ),
         }
     }
+
+    /// Returns whether the records add up to the header. Both are exact.
+    pub(super) fn is_legacy_complete(&self, legacy: &LegacyDump) -> bool {
+        let mut sums = (0_i64, 0_i64);
+        for sample in &self.profile.samples {
+            sums.0 = sums
+                .0
+                .saturating_add(sample.values[SampleType::InuseObjects]);
+            sums.1 = sums.1.saturating_add(sample.values[SampleType::InuseSpace]);
+        }
+        sums == (legacy.header.objects, legacy.header.bytes)
+    }
+}
+
+/// Returns whether the allocated values are other than those in use, and not missing.
+fn differs(counts: Counts) -> bool {
+    let is_repeated = counts.objects == counts.accum_objects && counts.bytes == counts.accum_bytes;
+    !is_repeated && (counts.accum_objects != 0 || counts.accum_bytes != 0)
+}
+
+/// Returns whether the first number of a line is shorter than the padded `%6d` of gperftools.
+fn is_unpadded(line: &[u8], counts: Counts) -> bool {
+    let blanks = line.len() - line.trim_ascii_start().len();
+    blanks <= 1 && counts.objects < 100_000
 }

@@ -1,12 +1,37 @@
 //! Parses numbers in heap dumps, exactly.
 
+use crate::profile::SampleValues;
+
 /// Values `curobjs: curbytes [accumobjs: accumbytes]`, as both formats write them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Counts {
     pub(super) objects: i64,
     pub(super) bytes: i64,
     pub(super) accum_objects: i64,
     pub(super) accum_bytes: i64,
+}
+
+impl Counts {
+    /// Whether a value is below 0, which only gperftools writes.
+    pub(super) fn has_negative(self) -> bool {
+        let Self {
+            objects,
+            bytes,
+            accum_objects,
+            accum_bytes,
+        } = self;
+        objects.min(bytes).min(accum_objects).min(accum_bytes) < 0
+    }
+
+    /// Values by sample type.
+    pub(super) fn values(self) -> SampleValues {
+        SampleValues([
+            self.accum_objects,
+            self.accum_bytes,
+            self.objects,
+            self.bytes,
+        ])
+    }
 }
 
 /// Parses a decimal number. Returns it and the text after it; `None` without digits or beyond `i64`.
@@ -22,6 +47,15 @@ pub(super) fn parse_decimal(text: &[u8]) -> Option<(i64, &[u8])> {
     (digits > 0).then_some((number, &text[digits..]))
 }
 
+/// Parses a decimal number with or without a minus sign. Returns it and the text after it; `None` without digits or
+/// beyond `i64`.
+fn parse_signed(text: &[u8]) -> Option<(i64, &[u8])> {
+    match text.strip_prefix(b"-") {
+        Some(digits) => parse_decimal(digits).map(|(number, rest)| (-number, rest)),
+        None => parse_decimal(text),
+    }
+}
+
 /// Parses a hexadecimal number. Returns it and the text after it; `None` without digits or beyond 64 bits.
 pub(super) fn parse_hexadecimal(text: &[u8]) -> Option<(u64, &[u8])> {
     let digits = text
@@ -35,14 +69,14 @@ pub(super) fn parse_hexadecimal(text: &[u8]) -> Option<(u64, &[u8])> {
     (digits > 0).then_some((number, &text[digits..]))
 }
 
-/// Parses `objects: bytes [objects: bytes]`. Returns the counts and the text after their `]`; `None` if a number or a
-/// separator is missing.
+/// Parses `objects: bytes [objects: bytes]`, in which numbers may be negative. Returns the counts and the text after
+/// their `]`; `None` if a number or a separator is missing.
 pub(super) fn parse_counts(text: &[u8]) -> Option<(Counts, &[u8])> {
-    let (objects, rest) = parse_decimal(text.trim_ascii_start())?;
-    let (bytes, rest) = parse_decimal(rest.strip_prefix(b":")?.trim_ascii_start())?;
+    let (objects, rest) = parse_signed(text.trim_ascii_start())?;
+    let (bytes, rest) = parse_signed(rest.strip_prefix(b":")?.trim_ascii_start())?;
     let rest = rest.trim_ascii_start().strip_prefix(b"[")?;
-    let (accum_objects, rest) = parse_decimal(rest.trim_ascii_start())?;
-    let (accum_bytes, rest) = parse_decimal(rest.strip_prefix(b":")?.trim_ascii_start())?;
+    let (accum_objects, rest) = parse_signed(rest.trim_ascii_start())?;
+    let (accum_bytes, rest) = parse_signed(rest.strip_prefix(b":")?.trim_ascii_start())?;
     Some((
         Counts {
             objects,
@@ -50,7 +84,7 @@ pub(super) fn parse_counts(text: &[u8]) -> Option<(Counts, &[u8])> {
             accum_objects,
             accum_bytes,
         },
-        rest.strip_prefix(b"]")?,
+        rest.trim_ascii_start().strip_prefix(b"]")?,
     ))
 }
 
@@ -86,6 +120,13 @@ mod tests {
             parse_counts(b"     1:       64 [     2:      128] @ 0x1"),
             Some((expected, &b" @ 0x1"[..]))
         );
+        assert_eq!(
+            parse_counts(b"1: 64 [ 2: 128 ]"),
+            Some((expected, &b""[..]))
+        );
         assert_eq!(parse_counts(b"1: 64 [2: 128"), None);
+        let negative = parse_counts(b"    -8: 520093696 [     8: 536870912] @");
+        assert!(negative.is_some_and(|(counts, _)| counts.objects == -8 && counts.has_negative()));
+        assert_eq!(parse_counts(b"--8: 64 [2: 128]"), None);
     }
 }

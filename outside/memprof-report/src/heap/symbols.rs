@@ -1,4 +1,5 @@
-//! Reads the symbols at the start of a symbolized file: `0xADDR function--inlined`, up to a line `---`.
+//! Names of functions that a dump itself has: the symbols at the start of a symbolized file, `0xADDR
+//! function--inlined`, up to a line `---`, and the comments of [Go's text](super::go).
 
 use std::collections::HashMap;
 
@@ -10,9 +11,16 @@ use crate::names::{Frame, Names};
 use crate::profile::{Address, Profile};
 use crate::stacks::AddressId;
 
-/// Function names by address, with inlined functions separated by `--`.
+/// A function at an address, with its source file and line if they are known.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct SymbolFrame {
+    pub(super) name: String,
+    pub(super) place: Option<(String, u32)>,
+}
+
+/// Functions by address, the innermost first.
 #[derive(Debug, Default)]
-pub(super) struct Symbols(HashMap<Address, String>);
+pub(super) struct Symbols(HashMap<Address, Vec<SymbolFrame>>);
 
 impl DumpReader<'_> {
     /// Reads a line of the symbols: `0xADDR name`, `binary=`, which is skipped, or the `---` that ends them. Fails if
@@ -26,19 +34,61 @@ impl DumpReader<'_> {
             return Ok(());
         }
         let symbol = line.strip_prefix(b"0x").and_then(parse_hexadecimal);
-        let Some((address, name)) = symbol.filter(|(_, name)| name.first() == Some(&b' ')) else {
+        let Some((address, names)) = symbol.filter(|(_, name)| matches!(name, [] | [b' ', ..]))
+        else {
             return Err(self.unexpected_error("'0xADDR name' or '---'", line));
         };
-        let name = String::from_utf8_lossy(name.trim_ascii()).into_owned();
-        let item = ProfileItem::Text(name.len());
-        self.symbols.0.insert(Address(address), name);
+        let names = String::from_utf8_lossy(names.trim_ascii());
+        let frames = split_names(&names).into_iter().rev();
+        let frames = frames.map(|name| SymbolFrame { name, place: None });
+        self.add_symbol(Address(address), frames.collect())
+    }
+
+    /// Adds the functions at an address, the innermost first. Fails if they exceed the memory budget.
+    pub(super) fn add_symbol(&mut self, address: Address, frames: Vec<SymbolFrame>) -> Result<()> {
+        let length = |frame: &SymbolFrame| {
+            frame.name.len() + frame.place.as_ref().map_or(0, |(file, _)| file.len())
+        };
+        let item = ProfileItem::Text(frames.iter().map(length).sum());
+        let inlined = frames.len().saturating_sub(1);
+        self.symbols.0.insert(address, frames);
+        for _ in 0..inlined {
+            self.spend(ProfileItem::Entry)?;
+        }
         self.spend(item)
     }
 }
 
+/// Splits `outer--inlined` into names. The `--` of a C++ `operator--`, which jeprof does not escape, is part of its
+/// name, with the parameters after it.
+fn split_names(text: &str) -> Vec<String> {
+    const OPERATOR: &str = "operator";
+    let mut names: Vec<String> = Vec::new();
+    for part in text.split("--") {
+        match names.last_mut() {
+            Some(last) if last.ends_with(OPERATOR) => {
+                last.push_str("--");
+                match part.starts_with(['(', '[', '<']) {
+                    true => last.push_str(part),
+                    false if part.is_empty() => {}
+                    false => names.push(part.to_owned()),
+                }
+            }
+            _ if part.is_empty() => {}
+            _ => names.push(part.to_owned()),
+        }
+    }
+    names
+}
+
 impl Symbols {
+    /// Returns whether the address has functions.
+    pub(super) fn contains(&self, address: Address) -> bool {
+        self.0.contains_key(&address)
+    }
+
     /// Converts the symbols to names of the profile's addresses. jeprof wrote them by other addresses: the leaf's own,
-    /// and of all other frames one less. `None` if the dump has no symbols.
+    /// and of all other frames one less, as Go does for all. `None` if the dump has no symbols.
     pub(super) fn into_names(self, profile: &Profile) -> Option<Names> {
         if self.0.is_empty() {
             return None;
@@ -50,19 +100,49 @@ impl Symbols {
                 continue;
             };
             let frames: Vec<Frame> = symbol
-                .rsplit("--")
-                .map(|name| {
-                    let function = names.strings.intern(name);
+                .iter()
+                .map(|frame| {
+                    let place = frame.place.as_ref();
                     Frame {
-                        function,
-                        file: None,
-                        line: 0,
-                        named: !name.starts_with("0x"),
+                        function: names.strings.intern(&frame.name),
+                        file: place.map(|(file, _)| names.strings.intern(file)),
+                        line: place.map_or(0, |(_, line)| *line),
+                        named: !frame.name.starts_with("0x"),
                     }
                 })
                 .collect();
-            names.set(AddressId(index as u32), &frames);
+            if !frames.is_empty() {
+                names.set(AddressId(index as u32), &frames);
+            }
         }
         Some(names)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::split_names;
+
+    #[test]
+    fn decrement_operator_is_not_split() {
+        for (text, expected) in [
+            ("main", &["main"][..]),
+            ("outer--inner", &["outer", "inner"]),
+            ("It<int>::operator--", &["It<int>::operator--"]),
+            ("It::operator----walk", &["It::operator--", "walk"]),
+            (
+                "It::operator--(int)--walk",
+                &["It::operator--(int)", "walk"],
+            ),
+            (
+                "walk--It::operator--[clone .part]",
+                &["walk", "It::operator--[clone .part]"],
+            ),
+            ("walk--It::operator--", &["walk", "It::operator--"]),
+            ("", &[]),
+            ("--", &[]),
+        ] {
+            assert_eq!(split_names(text), expected, "{text}");
+        }
     }
 }

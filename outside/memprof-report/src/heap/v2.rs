@@ -147,14 +147,9 @@ impl DumpReader<'_> {
     /// values.
     fn read_v2_values(&mut self, text: &[u8], line: &[u8]) -> Result<SampleValues> {
         match parse_counts(text) {
-            Some((counts, rest)) if rest.trim_ascii().is_empty() => {
+            Some((counts, rest)) if rest.trim_ascii().is_empty() && !counts.has_negative() => {
                 self.profile.has_alloc |= counts.accum_objects > 0;
-                Ok(SampleValues([
-                    counts.accum_objects,
-                    counts.accum_bytes,
-                    counts.objects,
-                    counts.bytes,
-                ]))
+                Ok(counts.values())
             }
             _ => Err(self.unexpected_error("'objects: bytes [objects: bytes]'", line)),
         }

@@ -54,6 +54,112 @@ impl<'a> Fields<'a> {
     }
 }
 
+/// Wire types of the fields of a `profile.proto`, by field number: 0 for numbers, 2 for messages and strings.
+/// Comments (13) may be packed.
+const WIRE_TYPES: [&[u64]; 16] = {
+    const NUMBER: &[u64] = &[0];
+    const BYTES: &[u64] = &[2];
+    [
+        &[],
+        BYTES,
+        BYTES,
+        BYTES,
+        BYTES,
+        BYTES,
+        BYTES,
+        NUMBER,
+        NUMBER,
+        NUMBER,
+        NUMBER,
+        BYTES,
+        NUMBER,
+        &[0, 2],
+        NUMBER,
+        NUMBER,
+    ]
+};
+
+/// Largest field number that is read, to leave room for newer versions.
+const MAX_FIELD: u64 = 99;
+
+/// Field number of the string table.
+const STRING: u64 = 6;
+
+/// Largest message or string of a profile. Protocol buffers have no such limit; a sample or a name of that length is
+/// none.
+const MAX_MESSAGE_BYTES: u64 = 16 << 20;
+
+/// Scan of the fields of a possible `profile.proto` that is being read.
+#[derive(Debug, Default)]
+pub(crate) struct FieldScan {
+    scanned: usize,
+    fields: usize,
+    has_strings: bool,
+}
+
+impl FieldScan {
+    /// Scans the fields that are complete in `bytes`, all bytes so far. Returns false if they are no profile: a field
+    /// has a wire type that no profile has, or the first string is not empty.
+    pub(crate) fn advance(&mut self, bytes: &[u8]) -> bool {
+        while is_possible_start(&bytes[self.scanned..]) {
+            let mut fields = Fields(&bytes[self.scanned..]);
+            let Some((number, value)) = fields.read_field() else {
+                return true;
+            };
+            if number == STRING && !self.has_strings {
+                if !matches!(value, Value::Bytes([])) {
+                    return false;
+                }
+                self.has_strings = true;
+            }
+            self.scanned = bytes.len() - fields.0.len();
+            self.fields += 1;
+        }
+        false
+    }
+
+    /// Number of bytes of complete fields.
+    pub(crate) fn scanned(&self) -> usize {
+        self.scanned
+    }
+
+    /// Returns whether the string table has started.
+    pub(crate) fn has_strings(&self) -> bool {
+        self.has_strings
+    }
+
+    /// Returns whether the input is the start of a profile rather than other bytes that happen to look like one.
+    pub(crate) fn is_likely_profile(&self) -> bool {
+        const MIN_FIELDS: usize = 3;
+        self.has_strings || self.fields >= MIN_FIELDS
+    }
+}
+
+/// Returns whether a field of a profile may start so; true if `bytes` end before that shows.
+fn is_possible_start(mut bytes: &[u8]) -> bool {
+    const MAX_VARINT_BYTES: usize = 10;
+    let is_cut = |length: usize| length < MAX_VARINT_BYTES;
+    let length = bytes.len();
+    let Some(key) = read_varint(&mut bytes) else {
+        return is_cut(length);
+    };
+    let (number, wire_type) = (key >> 3, key & 7);
+    let is_possible = match WIRE_TYPES.get(number as usize) {
+        Some(possible) => possible.contains(&wire_type),
+        // A field of a newer version.
+        None => number <= MAX_FIELD && matches!(wire_type, 0 | 1 | 2 | 5),
+    };
+    let rest = bytes.len();
+    is_possible
+        && match wire_type {
+            0 | 2 => match read_varint(&mut bytes) {
+                Some(number) => wire_type == 0 || number <= MAX_MESSAGE_BYTES,
+                None => is_cut(rest),
+            },
+            _ => true,
+        }
+}
+
 /// Reads a varint and advances `bytes`. `None` if it is truncated or longer than 64 bits.
 fn read_varint(bytes: &mut &[u8]) -> Option<u64> {
     let mut number = 0;
@@ -101,7 +207,7 @@ impl<'a> Value<'a> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Fields, Value};
+    use super::{FieldScan, Fields, Value};
 
     fn fields(bytes: &[u8]) -> Option<Vec<(u64, String)>> {
         let text = |value| match value {
@@ -123,6 +229,73 @@ mod tests {
         ];
         assert_eq!(fields(&bytes), Some(expected.into()));
         assert_eq!(fields(&[]), Some(vec![]));
+    }
+
+    /// Scans `bytes` in two parts, cut at each place. Returns the number of bytes of complete fields.
+    fn scan(bytes: &[u8]) -> Option<(usize, bool)> {
+        let parts = (0..=bytes.len()).map(|cut| {
+            let mut scan = FieldScan::default();
+            let is_profile = scan.advance(&bytes[..cut]) && scan.advance(bytes);
+            is_profile.then_some((scan.scanned(), scan.has_strings()))
+        });
+        let mut results: Vec<_> = parts.collect();
+        results.dedup();
+        assert_eq!(results.len(), 1, "{bytes:?}: {results:?}");
+        results.remove(0)
+    }
+
+    #[test]
+    fn profile_may_start_with_any_field() {
+        let period_type = &[0x5a, 4, 8, 1, 16, 2][..];
+        let strings = &[0x32, 0, 0x32, 1, b'x'][..];
+        for first in [
+            period_type,
+            strings,
+            &[0x12, 2, 0x0a, 0],
+            &[0x22, 2, 8, 1],
+            &[0x48, 1],
+            &[0x50, 1],
+            &[0x60, 0x80, 0x80, 0x20],
+            &[0x68, 1],
+            &[0x6a, 1, 1],
+            &[0x70, 1],
+            &[0x78, 1],
+            &[0x0a, 30, 8, 1, 16, 2, 26, 24],
+            &[0x9a, 6, 1, 9],
+        ] {
+            let bytes = [
+                first,
+                &[0; 24][..if first[1] == 30 { 24 } else { 0 }],
+                strings,
+            ]
+            .concat();
+            assert_eq!(scan(&bytes), Some((bytes.len(), true)), "{first:?}");
+        }
+        assert_eq!(scan(&[0x5a, 4, 8, 1]), Some((0, false)));
+        assert_eq!(scan(&[0x60, 1, 0x32]), Some((2, false)));
+        assert_eq!(scan(&[]), Some((0, false)));
+    }
+
+    #[test]
+    fn other_files_are_no_profile() {
+        for other in [
+            &b"hello"[..],
+            b"{\"head\": 1}",
+            b"\x7fELF\x02\x01\x01",
+            b"PK\x03\x04",
+            b"\x28\xb5\x2f\xfd zstd",
+            b"\xfd7zXZ\0",
+            b"BZh9",
+            b"\0\0\0\0",
+            b"--- heapz 1 ---\n",
+            b"goroutine profile: total 5\n",
+            b"\x32\x01x",
+            b"\x0a\xff\xff\xff\xff\x0f",
+            b"\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff",
+        ] {
+            let mut scan = FieldScan::default();
+            assert!(!scan.advance(other), "{}", other.escape_ascii());
+        }
     }
 
     #[test]

@@ -10,6 +10,7 @@ mod fixtures;
 mod goldens;
 mod hostile;
 mod labels;
+mod no_stack;
 mod own;
 mod pinned;
 mod support;
