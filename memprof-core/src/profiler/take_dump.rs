@@ -200,6 +200,10 @@ fn comment_text(
             .map(|since| format!("# active-since: {}", time(since))),
     );
     let paths = mapped_paths(maps);
+    // Also where the program was started through the loader, or other files are mapped below it.
+    let program = objects.first().and_then(LoadedObject::start_address);
+    let program = program.and_then(|start| paths.get(&start));
+    lines.extend(program.map(|path| format!("# program: {path}")));
     let own_code = comment_text as *const () as usize;
     lines.extend(objects.iter().filter_map(|object| {
         let path = paths.get(&object.start_address()?)?;
@@ -334,6 +338,11 @@ mod tests {
         let image = std::env::current_exe().unwrap();
         let image = format!("# memprof-image: {}\n", image.display());
         assert!(tail.contains(&image), "{tail}");
+        let program = format!(
+            "# program: {}\n",
+            std::env::current_exe().unwrap().display()
+        );
+        assert!(tail.contains(&program), "{tail}");
         assert!(tail.contains("/libc.so.6\n"), "{tail}");
         assert!(
             tail.ends_with("# stacks: 1\n# estimated-inuse-bytes: 564\n"),

@@ -32,6 +32,7 @@ mod pprof;
 
 mod address;
 mod comparison;
+mod main_program;
 mod names;
 mod profile;
 mod stacks;

@@ -74,6 +74,7 @@ pub(crate) fn parse(bytes: &[u8], limits: &Limits) -> Result<Profile> {
             .flatten()
             .any(|sample_type| sample_type.is_alloc()),
         mappings: reader.convert_mappings(&mappings)?,
+        program: reader.program(&mappings)?,
         ..Profile::default()
     };
     let locations = reader.read_locations(&mut profile)?;
@@ -168,6 +169,21 @@ impl<'a> Reader<'a> {
             keep
         });
         Ok(mappings)
+    }
+
+    /// Returns the path of the main program: by `profile.proto` that of the first mapping, but some writers keep another
+    /// order, so libraries and memory are skipped. `None` if all are.
+    fn program(&self, messages: &[proto::Mapping]) -> Result<Option<String>> {
+        for message in messages {
+            let mapping = Mapping {
+                path: replace_unprintable(self.string(message.filename)?).into_owned(),
+                ..Mapping::default()
+            };
+            if mapping.is_file() && !mapping.is_library_by_name() {
+                return Ok(Some(mapping.path));
+            }
+        }
+        Ok(None)
     }
 
     /// Interns all locations. Returns (location id, address), ascending by location id. pprof has addresses of calls,

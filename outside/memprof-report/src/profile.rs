@@ -294,6 +294,8 @@ pub struct Profile {
     pub is_pinned: bool,
     /// Process and time of the profile.
     pub origin: ProfileOrigin,
+    /// Path of the main program. `None` if the file does not say.
+    pub(crate) program: Option<String>,
     /// Names from the file: of a pprof profile or a symbolized jeprof file.
     pub(crate) names: Option<Names>,
     /// Warnings for the reader of a report, one line each.
@@ -317,6 +319,7 @@ impl Default for Profile {
             has_alloc: false,
             is_pinned: false,
             origin: ProfileOrigin::default(),
+            program: None,
             names: None,
             warnings: Vec::new(),
             memory_left: MemoryLeft::default(),
@@ -348,11 +351,6 @@ impl Profile {
                 stacks.finish()
             });
         }
-    }
-
-    /// Returns the mapping of the main program: the first one of a file. `None` if no file is mapped.
-    pub fn main_file(&self) -> Option<&Mapping> {
-        self.mappings.iter().find(|mapping| mapping.is_file())
     }
 
     /// Returns the mapping that contains the call of a frame, as an index into `mappings`. `None` if no mapping

@@ -14,7 +14,7 @@ use crate::names::replace_unprintable;
 use crate::options::{Format, Options};
 use crate::profile::{Address, NO_STACK, Profile, Sample, SampleType, UNATTRIBUTED};
 use crate::render::{self, amount};
-use crate::symbolize::{Progress, Sources, name_by_offset, symbolize};
+use crate::symbolize::{Progress, Sources, moved_text, name_by_offset, symbolize};
 use crate::unsample::unsample;
 use crate::unseen_calls::unseen_calls_notes;
 
@@ -232,6 +232,7 @@ pub fn read(
         Some(sources) => symbolize(&mut profile, sources, progress)?,
         None => {
             let mut names = profile.names.take().unwrap_or_default();
+            moved_text::restore(&mut profile, None);
             name_by_offset(&mut profile, &mut names);
             names
         }

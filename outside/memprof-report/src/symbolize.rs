@@ -5,11 +5,15 @@ mod address;
 mod dwarf;
 mod elf;
 mod frames;
+mod image;
 mod jit_code;
 mod jitdump;
 mod limited_file;
 mod minidebug;
+pub(crate) mod moved_text;
+mod object_files;
 mod perf_map;
+mod program;
 mod scopes;
 mod search;
 mod segment_tree;
@@ -25,11 +29,10 @@ use std::thread;
 pub use self::limited_file::LimitedFile;
 
 use self::frames::CollectedFrames;
+use self::object_files::{ObjectFile, group_by_file, unused_binary_note};
 use crate::error::Result;
 use crate::names::{Frame, Names};
-use crate::profile::{
-    Address, EVICTED_STACKS, FileOffset, NO_STACK, Profile, ProfileOrigin, UNATTRIBUTED,
-};
+use crate::profile::{Address, EVICTED_STACKS, NO_STACK, Profile, ProfileOrigin, UNATTRIBUTED};
 use crate::stacks::AddressId;
 
 /// Sources of symbols. The default has none: every function is shown as an offset.
@@ -77,14 +80,6 @@ fn deleted_binary(pid: u32) -> Option<PathBuf> {
 
 /// Progress callback, called with the number of finished files and of all files; the last call has both equal.
 pub type Progress<'a> = &'a (dyn Fn(usize, usize) + Sync);
-
-/// A file with addresses to symbolize.
-struct ObjectFile<'a> {
-    path: &'a str,
-    build_id: Option<&'a str>,
-    is_main: bool,
-    queries: Vec<(FileOffset, AddressId)>,
-}
 
 /// Frames and notes of one file.
 struct SymbolizedFile {
@@ -136,9 +131,13 @@ pub fn symbolize(
     progress: Progress<'_>,
 ) -> Result<Names> {
     let mut names = profile.names.take().unwrap_or_default();
-    let files = group_by_file(profile, &names);
+    program::find_program(profile, sources);
+    moved_text::restore(profile, Some(sources));
+    let files = group_by_file(profile, &names, sources);
     let results = symbolize_files(&files, &profile.origin, sources, progress)?;
-    let mut notes = Vec::new();
+    let mut notes: Vec<String> = unused_binary_note(&files, profile, sources)
+        .into_iter()
+        .collect();
     for build_id_match in [BuildIdMatch::Unknown, BuildIdMatch::Mismatch] {
         let pairs = files.iter().zip(&results);
         let paths: Vec<_> = pairs
@@ -222,49 +221,6 @@ pub(crate) fn name_by_offset(profile: &mut Profile, names: &mut Names) {
     }
 }
 
-/// Groups the addresses without names by file, the file with most of them first. Addresses in no file are left out.
-fn group_by_file<'a>(profile: &'a Profile, names: &Names) -> Vec<ObjectFile<'a>> {
-    let main = profile.main_file().map(|mapping| mapping.path.as_str());
-    let mut files: Vec<ObjectFile<'a>> = Vec::new();
-    let mut by_path = std::collections::HashMap::new();
-    let by_mapping: Vec<Option<usize>> = profile
-        .mappings
-        .iter()
-        .map(|mapping| {
-            mapping.is_file().then(|| {
-                *by_path.entry(mapping.path.as_str()).or_insert_with(|| {
-                    files.push(ObjectFile {
-                        path: &mapping.path,
-                        build_id: mapping.build_id.as_deref(),
-                        is_main: main == Some(mapping.path.as_str()),
-                        queries: Vec::new(),
-                    });
-                    files.len() - 1
-                })
-            })
-        })
-        .collect();
-    for (index, &address) in profile.stacks.addresses().iter().enumerate() {
-        let id = AddressId(index as u32);
-        let call = Address(address.0.wrapping_sub(1));
-        let Some(mapping) = profile
-            .mapping_of(call)
-            .filter(|_| names.frames(id).is_empty())
-        else {
-            continue;
-        };
-        if let Some(file) = by_mapping[mapping] {
-            files[file]
-                .queries
-                .push((profile.mappings[mapping].normalize(call), id));
-        }
-    }
-    files.retain(|file| !file.queries.is_empty());
-    // The largest first, so that the last ones are short and all cores finish at about the same time.
-    files.sort_by_key(|file| std::cmp::Reverse(file.queries.len()));
-    files
-}
-
 /// Symbolizes the files on all cores. Returns the results in the order of the files. `progress` is called with the
 /// numbers of files done and of all files.
 fn symbolize_files(
@@ -326,7 +282,7 @@ fn symbolize_file(
         search::BinaryLookup::Nothing(reason) => result.notes.push(note(reason)),
         search::BinaryLookup::Binary(binary) => {
             result.build_id_match = Some(binary.build_id_match);
-            match elf::symbolize_offsets(&binary, &file.queries, file.is_main) {
+            match elf::symbolize_file(&binary, file) {
                 Ok((frames, notes)) => {
                     result.frames = frames;
                     result.notes.extend(notes.into_iter().map(note));

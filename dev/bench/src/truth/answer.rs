@@ -59,6 +59,8 @@ impl Script {
         let mut path = dist().join("bin").into_os_string();
         path.push(":");
         path.push(std::env::var_os("PATH").context("no PATH")?);
+        // One description, so that neither output overwrites the other.
+        let output = log.reopen()?;
         let shell = Command::new("timeout")
             .args(["--kill-after=5", TIMEOUT, "sh", "-ec", script])
             .current_dir(place)
@@ -68,8 +70,8 @@ impl Script {
             .env("MEMPROF_SOCKET_DIR", place.join("run"))
             .env("XDG_STATE_HOME", place.join("state"))
             .stdin(Stdio::null())
-            .stdout(log.reopen()?)
-            .stderr(log.reopen()?)
+            .stdout(output.try_clone()?)
+            .stderr(output)
             .process_group(0)
             .spawn()
             .context("timeout(1)")?;

@@ -28,6 +28,7 @@ impl DumpReader<'_> {
             "allocator" => origin.allocator = Some(value.into()),
             "stacks" => self.profile.declared.stacks = value.parse().ok(),
             "estimated-inuse-bytes" => self.profile.declared.inuse_space = value.parse().ok(),
+            "program" => self.profile.program = Some(value.into()),
             "memprof-image" => origin.image = Some(value.into()),
             "sampling since" => origin.sampling_since = Some(value.into()),
             "samples" => origin.samples = value.parse().ok(),

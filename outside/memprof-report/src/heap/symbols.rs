@@ -7,7 +7,7 @@ use super::numbers::parse_hexadecimal;
 use super::{DumpReader, DumpSection};
 use crate::error::Result;
 use crate::limits::ProfileItem;
-use crate::names::{Frame, Names};
+use crate::names::{Frame, Names, replace_unprintable};
 use crate::profile::{Address, Profile};
 use crate::stacks::AddressId;
 
@@ -23,15 +23,17 @@ pub(super) struct SymbolFrame {
 pub(super) struct Symbols(HashMap<Address, Vec<SymbolFrame>>);
 
 impl DumpReader<'_> {
-    /// Reads a line of the symbols: `0xADDR name`, `binary=`, which is skipped, or the `---` that ends them. Fails if
-    /// it is none of these.
+    /// Reads a line of the symbols: `0xADDR name`, `binary=` with the program's path, or the `---` that ends them.
+    /// Fails if it is none of these.
     pub(super) fn read_symbol(&mut self, line: &[u8]) -> Result<()> {
         if line == b"---" {
             self.section = DumpSection::SymbolsEnd;
             return Ok(());
         }
-        if line.starts_with(b"binary=") {
-            return Ok(());
+        if let Some(path) = line.strip_prefix(b"binary=") {
+            let path = String::from_utf8_lossy(path.trim_ascii());
+            self.profile.program = Some(replace_unprintable(&path).into_owned());
+            return self.spend(ProfileItem::Text(path.len()));
         }
         let symbol = line.strip_prefix(b"0x").and_then(parse_hexadecimal);
         let Some((address, names)) = symbol.filter(|(_, name)| matches!(name, [] | [b' ', ..]))

@@ -4,16 +4,17 @@ use std::num::NonZeroUsize;
 use std::panic::resume_unwind;
 use std::thread;
 
-use object::{Object as _, ObjectSegment as _, ReadRef, SymbolKind};
+use object::{Object as _, SymbolKind};
 
 use super::address::LinkedAddress;
 use super::dwarf::Dwarf;
 use super::frames::{CollectedFrames, Frames};
+use super::image::Image;
 use super::limited_file::LimitedFile;
 use super::minidebug;
+use super::object_files::{CodeQuery, ObjectFile};
 use super::search::{Binary, READ_LIMIT};
 use super::segment_tree::SegmentTree;
-use crate::profile::FileOffset;
 use crate::stacks::AddressId;
 
 /// Fewest addresses for which another thread reads debug information.
@@ -21,10 +22,9 @@ const MIN_PART: usize = 1000;
 
 /// Symbolizes offsets of one binary, as far as possible. Returns the frames, and notes about what could not be read
 /// and, for the main program, that it is stripped. Fails if the binary is no valid ELF file.
-pub(super) fn symbolize_offsets(
+pub(super) fn symbolize_file(
     binary: &Binary,
-    queries: &[(FileOffset, AddressId)],
-    is_main: bool,
+    object_file: &ObjectFile<'_>,
 ) -> object::Result<(Vec<CollectedFrames>, Vec<String>)> {
     let cache = LimitedFile::new(&binary.file, READ_LIMIT);
     let file = object::File::parse(&cache)?;
@@ -34,7 +34,8 @@ pub(super) fn symbolize_offsets(
         .as_ref()
         .and_then(|cache| object::File::parse(cache).ok());
 
-    let mut queries = to_linked_addresses(&file, queries);
+    let image = Image::new(&file);
+    let mut queries = to_linked_addresses(&image, object_file);
     queries.sort_unstable();
     let mut symbols = SymbolMatcher::new(&queries);
     symbols.add_symbols(file.dynamic_symbols());
@@ -54,7 +55,9 @@ pub(super) fn symbolize_offsets(
         notes.push(format!("its .gnu_debugdata cannot be read: {error}"));
     }
     let is_stripped = file.symbol_table().is_none() && debug.is_none();
-    if is_stripped && is_main && !symbols.is_complete() {
+    if queries.is_empty() {
+        notes.push(outside_code_note(object_file));
+    } else if is_stripped && object_file.is_main && !symbols.is_complete() {
         notes.push(
             "it is stripped, so functions that it does not export are numbers; its debug package, or --binary \
              with the file as it was built, names them"
@@ -124,30 +127,33 @@ fn with_inlined_frames(queries: &[Query<'_>], dwarf: Option<&Dwarf<'_>>) -> Coll
     frames.finish()
 }
 
-/// Converts file offsets to linked addresses, by the loadable segments. Offsets in no segment are left out.
-fn to_linked_addresses<'d, R: ReadRef<'d>>(
-    file: &object::File<'d, R>,
-    queries: &[(FileOffset, AddressId)],
+/// Converts the addresses to linked ones: by their offsets in the file or, for a debug file, which has others, by the
+/// load address. Addresses in no segment are left out.
+fn to_linked_addresses(
+    image: &Image,
+    object_file: &ObjectFile<'_>,
 ) -> Vec<(LinkedAddress, AddressId)> {
-    let segments: Vec<(u64, u64, u64)> = file
-        .segments()
-        .map(|segment| {
-            let (offset, size) = segment.file_range();
-            (offset, size, segment.address())
-        })
-        .collect();
-    let find = |offset: u64| {
-        let inside =
-            |&&(start, size, _): &&(u64, u64, u64)| offset >= start && offset - start < size;
-        segments
-            .iter()
-            .find(inside)
-            .map(|&(start, _, address)| address.wrapping_add(offset - start))
+    let bias = match image.has_code {
+        true => None,
+        false => image.bias(object_file.mappings.iter().copied()),
     };
-    queries
-        .iter()
-        .filter_map(|&(offset, id)| Some((find(offset.0)?, id)))
-        .collect()
+    let linked = |query: &CodeQuery| {
+        let by_bias = || {
+            let linked = query.address.0.wrapping_sub(bias?);
+            image.has_code_at(linked).then_some(linked)
+        };
+        let linked = image.linked_address(query.offset).or_else(by_bias)?;
+        Some((linked, query.id))
+    };
+    object_file.queries.iter().filter_map(linked).collect()
+}
+
+/// Note that no address lies in the file's image.
+fn outside_code_note(object_file: &ObjectFile<'_>) -> String {
+    let count = object_file.queries.len();
+    format!(
+        "it names nothing, for none of the {count} addresses lies in its segments: it is another file than was mapped"
+    )
 }
 
 /// Finds the best symbol for each address. The addresses are sorted, not the symbols: a symbol table of any size is

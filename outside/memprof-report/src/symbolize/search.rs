@@ -13,7 +13,8 @@ use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 
 use super::limited_file::LimitedFile;
-use super::{BuildIdMatch, ObjectFile, Sources};
+use super::object_files::ObjectFile;
+use super::{BuildIdMatch, Sources};
 use crate::error::{Error, Result};
 
 /// Directory of debug files in distributions, relative to a root.
@@ -103,13 +104,13 @@ pub(super) fn find_binary(
     }
 }
 
-/// Paths at which the binary may be, the preferred first. Only `sources.binary` for the main program, if it is set.
+/// Paths at which the binary may be, the preferred first. Only `sources.binary` for the file that it replaces.
 fn search_paths(
     object_file: &ObjectFile<'_>,
     sources: &Sources,
     is_foreign: bool,
 ) -> Vec<SearchPath> {
-    if let Some(binary) = sources.binary.as_ref().filter(|_| object_file.is_main) {
+    if let Some(binary) = sources.binary.as_ref().filter(|_| object_file.is_replaced) {
         return vec![SearchPath {
             root: PathBuf::new(),
             path: binary.clone(),
@@ -125,13 +126,23 @@ fn search_paths(
             path: path.into(),
         }));
     }
+    let id = object_file.build_id;
+    let debug = id.and_then(|id| build_id_path(id, ".debug"));
     if let Some(root) = &sources.binary_root {
         let name = path.file_name().map(PathBuf::from);
-        let by_id = object_file.build_id.and_then(|id| build_id_path(id, ""));
-        let paths = [Some(path.to_owned()), name, by_id].into_iter().flatten();
-        search_paths.extend(paths.map(|path| SearchPath {
+        let by_id = id.and_then(|id| build_id_path(id, ""));
+        let paths = [Some(path.to_owned()), name, by_id, debug.clone()];
+        search_paths.extend(paths.into_iter().flatten().map(|path| SearchPath {
             root: root.clone(),
             path,
+        }));
+    }
+    // A debug file alone names addresses too.
+    let roots = sources.roots.iter().filter(|_| !is_foreign);
+    for root in roots.chain(&sources.binary_root) {
+        search_paths.extend(debug.iter().map(|debug| SearchPath {
+            root: root.clone(),
+            path: Path::new(DEBUG_DIR).join(debug),
         }));
     }
     search_paths

@@ -161,11 +161,7 @@ impl<W: Write> Encoder<W> {
                 is_referred[mapping] = true;
             }
         }
-        let main = profile
-            .mappings
-            .iter()
-            .find(|m| m.is_file())
-            .map(|m| m.path.as_str());
+        let main = profile.main_file().map(|main| main.path.as_str());
         let first = profile.mappings.iter().enumerate().position(|(index, m)| {
             main == Some(m.path.as_str()) && (m.executable || is_referred[index])
         });

@@ -1,0 +1,130 @@
+//! The mapped files of a profile, with the addresses in each.
+
+use std::cmp::Reverse;
+use std::collections::HashMap;
+
+use super::Sources;
+use crate::names::Names;
+use crate::profile::{Address, FileOffset, Mapping, Profile};
+use crate::stacks::AddressId;
+
+/// A mapped file, with the addresses in it to symbolize.
+pub(super) struct ObjectFile<'a> {
+    pub(super) path: &'a str,
+    pub(super) build_id: Option<&'a str>,
+    pub(super) is_main: bool,
+    /// Whether `Sources::binary` takes its place.
+    pub(super) is_replaced: bool,
+    /// Mappings of the file, ascending.
+    pub(super) mappings: Vec<&'a Mapping>,
+    pub(super) queries: Vec<CodeQuery>,
+}
+
+/// An address to symbolize, as the place of the call.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct CodeQuery {
+    pub(super) address: Address,
+    pub(super) offset: FileOffset,
+    pub(super) id: AddressId,
+}
+
+impl<'a> ObjectFile<'a> {
+    /// The mapped file at `path`, without addresses.
+    pub(super) fn new(path: &'a str, profile: &'a Profile, sources: &Sources) -> Self {
+        let mappings = profile.mappings.iter();
+        let mappings: Vec<_> = mappings.filter(|mapping| mapping.path == path).collect();
+        let main = profile.main_file().map(|main| main.path.as_str());
+        Self {
+            path,
+            build_id: mappings.first().and_then(|first| first.build_id.as_deref()),
+            is_main: main == Some(path),
+            is_replaced: replaced_path(profile, sources) == Some(path),
+            mappings,
+            queries: Vec::new(),
+        }
+    }
+}
+
+/// Returns the path of the mapped file in whose place `sources.binary` is read: of its file name, else the main
+/// program. `None` if it replaces none.
+fn replaced_path<'a>(profile: &'a Profile, sources: &Sources) -> Option<&'a str> {
+    let name = sources.binary.as_ref()?.file_name()?.to_str();
+    let main = profile.main_file().map(|main| main.path.as_str());
+    let is_named = |path: &&str| path.rsplit('/').next() == name;
+    let files = profile.mappings.iter().filter(|mapping| mapping.is_file());
+    let named = files.map(|mapping| mapping.path.as_str()).find(is_named);
+    main.filter(is_named).or(named).or(main)
+}
+
+/// Groups the addresses without names by file, the file with most of them first. Addresses in no file are left out.
+pub(super) fn group_by_file<'a>(
+    profile: &'a Profile,
+    names: &Names,
+    sources: &Sources,
+) -> Vec<ObjectFile<'a>> {
+    let main = profile.main_file().map(|mapping| mapping.path.as_str());
+    let replaced = replaced_path(profile, sources);
+    let mut files: Vec<ObjectFile<'a>> = Vec::new();
+    let mut by_path = HashMap::new();
+    let by_mapping: Vec<Option<usize>> = profile
+        .mappings
+        .iter()
+        .map(|mapping| {
+            mapping.is_file().then(|| {
+                let path = mapping.path.as_str();
+                let index = *by_path.entry(path).or_insert_with(|| {
+                    files.push(ObjectFile {
+                        path,
+                        build_id: mapping.build_id.as_deref(),
+                        is_main: main == Some(path),
+                        is_replaced: replaced == Some(path),
+                        mappings: Vec::new(),
+                        queries: Vec::new(),
+                    });
+                    files.len() - 1
+                });
+                files[index].mappings.push(mapping);
+                index
+            })
+        })
+        .collect();
+    for (index, &address) in profile.stacks.addresses().iter().enumerate() {
+        let id = AddressId(index as u32);
+        let call = Address(address.0.wrapping_sub(1));
+        let Some(mapping) = profile
+            .mapping_of(call)
+            .filter(|_| names.frames(id).is_empty())
+        else {
+            continue;
+        };
+        if let Some(file) = by_mapping[mapping] {
+            files[file].queries.push(CodeQuery {
+                address: call,
+                offset: profile.mappings[mapping].normalize(call),
+                id,
+            });
+        }
+    }
+    files.retain(|file| !file.queries.is_empty());
+    // The largest first, so that the last ones are short and all cores finish at about the same time.
+    files.sort_by_key(|file| Reverse(file.queries.len()));
+    files
+}
+
+/// Returns a note that `sources.binary` is not read, because the profile has no address in the file that it replaces.
+/// `None` if it is.
+pub(super) fn unused_binary_note(
+    files: &[ObjectFile<'_>],
+    profile: &Profile,
+    sources: &Sources,
+) -> Option<String> {
+    let binary = sources.binary.as_ref()?.display();
+    let needs_names = !profile.stacks.addresses().is_empty();
+    if !needs_names || files.iter().any(|file| file.is_replaced) {
+        return None;
+    }
+    Some(match replaced_path(profile, sources) {
+        Some(path) => format!("{binary} names nothing: no address without a name lies in {path}"),
+        None => format!("{binary} names nothing: the profile maps no file"),
+    })
+}
