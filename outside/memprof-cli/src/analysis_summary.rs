@@ -3,7 +3,9 @@
 use std::fs;
 use std::time::{Duration, SystemTime};
 
-use memprof_leaks::{AnalysisOptions, AnalysisReport, Error, Phase};
+use memprof_leaks::{
+    AnalysisOptions, AnalysisReport, Error, Phase, Unsearched, UnsearchedAmount, UnsearchedRole,
+};
 use memprof_messages::{SIZE_EXAMPLE, parse_size};
 use memprof_report::{Outline, OutlinePage, SampleType, amount};
 use serde::Serialize;
@@ -32,8 +34,40 @@ pub(crate) struct AnalysisSummary<'a> {
     memory_bytes: u64,
     /// Memory budget of the analysis, in bytes.
     memory_limit_bytes: u64,
-    unread: &'a [String],
+    unsearched: Vec<UnsearchedPart<'a>>,
+    /// Texts of the unsearched parts that may hold pointers.
+    unread: Vec<String>,
     warnings: &'a [String],
+}
+
+/// Part of the process that was not searched, as in the JSON.
+#[derive(Serialize)]
+struct UnsearchedPart<'a> {
+    what: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    bytes: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    count: Option<u64>,
+    why: &'a str,
+    #[serde(skip)]
+    text: String,
+}
+
+impl<'a> UnsearchedPart<'a> {
+    fn new(part: &'a Unsearched) -> Self {
+        let (bytes, count) = match part.amount {
+            Some(UnsearchedAmount::Bytes(bytes)) => (Some(bytes), None),
+            Some(UnsearchedAmount::Count(count)) => (None, Some(count)),
+            None => (None, None),
+        };
+        Self {
+            what: &part.what,
+            bytes,
+            count,
+            why: &part.why,
+            text: part.to_string(),
+        }
+    }
 }
 
 /// Analyzes a process by `run`, with a progress line on the terminal and a reaper, which cleans up if this program
@@ -105,15 +139,21 @@ impl<'a> AnalysisSummary<'a> {
             searched_bytes: report.searched,
             memory_bytes: peak_resident(),
             memory_limit_bytes: report.memory_limit(),
-            unread: &report.unread,
+            unsearched: report.unsearched.iter().map(UnsearchedPart::new).collect(),
+            unread: report
+                .unsearched
+                .iter()
+                .filter(|part| part.role == UnsearchedRole::Pointers)
+                .map(ToString::to_string)
+                .collect(),
             warnings: &report.warnings,
         }
     }
 
-    /// Lines at the end of a text: the summary, unread memory and warnings.
+    /// Lines at the end of a text: the summary, unsearched parts and warnings.
     pub(crate) fn lines(&self) -> Vec<String> {
         let mut lines = vec![format!("\n{}", self.summary())];
-        lines.extend(self.unread_lines());
+        lines.extend(self.unsearched_lines());
         let warnings = self.warnings.iter();
         lines.extend(warnings.map(|warning| format!("note: {warning}")));
         lines
@@ -141,10 +181,10 @@ impl<'a> AnalysisSummary<'a> {
         )
     }
 
-    /// Lines about memory that was not searched.
-    fn unread_lines(&self) -> impl Iterator<Item = String> {
-        let unread = self.unread.iter();
-        unread.map(|part| format!("not searched: {part}"))
+    /// Lines about the parts that were not searched.
+    fn unsearched_lines(&self) -> impl Iterator<Item = String> {
+        let unsearched = self.unsearched.iter();
+        unsearched.map(|part| format!("not searched: {}", part.text))
     }
 
     /// Builds the page of `command`. `head` are the first lines of the text: the heading, then facts. Panics
@@ -170,7 +210,7 @@ impl<'a> AnalysisSummary<'a> {
             heading: heading.clone(),
             facts: more.iter().cloned().chain([when]).collect(),
             notes: self
-                .unread_lines()
+                .unsearched_lines()
                 .chain(self.warnings.iter().cloned())
                 .collect(),
             limits: limits.iter().map(ToString::to_string).collect(),

@@ -11,7 +11,9 @@ use std::time::Duration;
 
 use anyhow::Context;
 use memprof_leaks::exit_stop::{self, RunOutcome};
-use memprof_leaks::{AnalysisOptions, LeakGroup, Proof, prove, prove_at_exit};
+use memprof_leaks::{
+    AnalysisOptions, AnalysisReport, LeakGroup, Proof, UnsearchedRole, prove, prove_at_exit,
+};
 use nix::unistd::Pid;
 use serde::Serialize;
 
@@ -21,7 +23,7 @@ use crate::analysis_summary::{
     AnalysisSummary, analyze, describe_process, finish_analysis, parse_amount, progress, size,
 };
 use crate::command_group::CommandGroup;
-use crate::exit::{FAILED, Outcome, USAGE, with_exit_code};
+use crate::exit::{FAILED, Outcome, UNAVAILABLE, USAGE, with_exit_code};
 use crate::result_output::{ResultFormat, ResultOutput};
 use crate::stack_lines::format_frames;
 use crate::{output, own_heap, signals};
@@ -34,7 +36,7 @@ pub(crate) struct ProveArgs {
     ///
     /// The process is copied twice, at least a second apart, and is stopped while the kernel copies its page tables:
     /// some 60 ms for 1 GiB. An object is reported if nothing points to it in either copy: no register, stack, variable
-    /// or other memory, no object that is itself pointed to, nor the kernel (epoll, timers). Nothing is loaded into the
+    /// or other memory, no object that is itself pointed to, nor the kernel (epoll, timers, queues). Nothing is loaded into the
     /// process, and what it allocated before counts too. memprof reads the heaps of glibc's malloc and jemalloc 5.3; a
     /// pool that a program makes in them counts as one object. If a profiler runs in the process, jemalloc's or
     /// memprof's, the objects that it sampled are shown with their stacks.
@@ -80,7 +82,7 @@ pub(crate) struct ProveArgs {
     #[arg(short, long, value_name = "FILE", requires = "prove")]
     output: Option<PathBuf>,
 
-    /// Exit with 1 if --prove finds leaks
+    /// Exit with 1 if --prove finds leaks, with 4 if it finds none but could not search all heaps
     #[arg(long, requires = "prove")]
     fail: bool,
 }
@@ -90,9 +92,22 @@ pub(crate) struct ProveArgs {
 struct ProveOutput<'a> {
     status: &'static str,
     text: String,
+    certainty: Certainty,
     #[serde(flatten)]
     analysis: AnalysisSummary<'a>,
     leaked: LeakedTotals<'a>,
+}
+
+/// Certainty of the result, by the parts that were not searched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Certainty {
+    /// No unsearched part could change the result.
+    Proven,
+    /// Objects are reported to which an unsearched part may hold pointers.
+    Probable,
+    /// Nothing is reported, and an unsearched part may hold leaked objects.
+    Unknown,
 }
 
 /// Totals and groups of the leaked objects.
@@ -132,8 +147,12 @@ pub(crate) fn run(args: &ProveArgs, top: usize, json: bool) -> Outcome {
     })?;
     let reply = build_output(pid, &proof, top);
     output.write(&reply, &reply.text, || page(&reply))?;
-    let found = reply.leaked.objects > 0;
-    Ok(ExitCode::from(if found && args.fail { FAILED } else { 0 }))
+    Ok(ExitCode::from(match (args.fail, reply.leaked.objects) {
+        (false, _) => 0,
+        (true, 0) if reply.certainty == Certainty::Unknown => UNAVAILABLE,
+        (true, 0) => 0,
+        (true, _) => FAILED,
+    }))
 }
 
 /// Runs a command, and searches it for leaks at its exit. The exit code is that of the command; 1 instead of 0 if
@@ -202,12 +221,14 @@ fn build_output(pid: u32, proof: &Proof, top: usize) -> ProveOutput<'_> {
         bytes: group.bytes,
         example: format!("{:#x}", group.example),
     });
+    let leaked = sum(|group| group.objects);
     let mut reply = ProveOutput {
         status: "ok",
         text: String::new(),
+        certainty: Certainty::new(&proof.report, leaked),
         analysis: AnalysisSummary::new(pid, &proof.report),
         leaked: LeakedTotals {
-            objects: sum(|group| group.objects),
+            objects: leaked,
             bytes: sum(|group| group.bytes),
             by: groups.collect(),
         },
@@ -216,18 +237,41 @@ fn build_output(pid: u32, proof: &Proof, top: usize) -> ProveOutput<'_> {
     reply
 }
 
+impl Certainty {
+    /// Certainty of a result with that number of leaked objects.
+    fn new(report: &AnalysisReport, leaked: u64) -> Self {
+        match leaked {
+            0 if report.has_unsearched(UnsearchedRole::Objects) => Self::Unknown,
+            0 => Self::Proven,
+            _ if report.has_unsearched(UnsearchedRole::Pointers) => Self::Probable,
+            _ => Self::Proven,
+        }
+    }
+}
+
 /// First line of the text and the page.
 fn heading(reply: &ProveOutput<'_>) -> String {
     let name = describe_process(reply.analysis.pid);
+    let all = reply.analysis.objects;
     let leaked = &reply.leaked;
-    match leaked.objects {
-        0 => format!(
-            "{name}: nothing is leaked: all {} objects are held",
-            reply.analysis.objects
+    match (leaked.objects, reply.certainty) {
+        (0, Certainty::Unknown) => format!(
+            "{name}: not searched completely: the {all} objects that could be searched are held"
         ),
-        objects => format!(
-            "{name}: {objects} objects are leaked, {}: nothing pointed to them{}",
+        (0, _) => format!("{name}: nothing is leaked: all {all} objects are held"),
+        (objects, certainty) => format!(
+            "{name}: {objects} objects are {}, {}: nothing{} pointed to them{}",
+            if certainty == Certainty::Probable {
+                "probably leaked"
+            } else {
+                "leaked"
+            },
             size(leaked.bytes),
+            if certainty == Certainty::Probable {
+                " that was searched"
+            } else {
+                ""
+            },
             if reply.analysis.snapshots > 1 {
                 " in two snapshots"
             } else {

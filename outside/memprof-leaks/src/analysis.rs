@@ -15,6 +15,7 @@ use crate::roots::{Roots, find_roots};
 use crate::snapshot::{CopyTarget, Snapshot};
 use crate::snapshot_memory::SnapshotMemory;
 use crate::stacks::SamplerTables;
+use crate::unsearched::{Unsearched, UnsearchedRole};
 
 /// Most snapshots that are taken until the heap of one is consistent.
 const MAX_ATTEMPTS: usize = 3;
@@ -71,8 +72,8 @@ pub struct AnalysisReport {
     pub objects: u64,
     /// Bytes that were scanned for pointers.
     pub searched: u64,
-    /// Memory that may hold pointers and could not be scanned, as sentences.
-    pub unread: Vec<String>,
+    /// Memory, heaps and kernel objects that were not searched.
+    pub unsearched: Vec<Unsearched>,
     /// Reasons why the result may be incomplete.
     pub warnings: Vec<String>,
     pub(crate) budget: MemoryBudget,
@@ -133,7 +134,7 @@ impl AnalysisReport {
                 // The heap was inconsistent; retry with a new snapshot.
                 match analyzed.unproven.is_empty() || attempt == MAX_ATTEMPTS {
                     true => {
-                        self.warn_unproven(&analyzed);
+                        self.note_unproven(&analyzed);
                         work(self, analyzed).map(Some)
                     }
                     false => Ok(None),
@@ -164,12 +165,26 @@ impl AnalysisReport {
         warn(&mut self.warnings, message);
     }
 
-    /// Adds a warning for each inconsistent part of the heap.
-    pub(crate) fn warn_unproven(&mut self, analyzed: &AnalyzedSnapshot<'_>) {
+    /// Notes each inconsistent part of the heap.
+    pub(crate) fn note_unproven(&mut self, analyzed: &AnalyzedSnapshot<'_>) {
         for part in &analyzed.unproven {
-            let message = "memory of unknown form, in which no leak is reported";
-            self.warn(format!("{message}: {part}"));
+            let why = "memory of unknown form, in which no leak is reported";
+            self.note_unsearched(Unsearched::objects(None, part.clone(), why));
         }
+    }
+
+    /// Notes a part that was not searched, once for all snapshots, with its last amount.
+    pub(crate) fn note_unsearched(&mut self, part: Unsearched) {
+        let mut known = self.unsearched.iter_mut();
+        match known.find(|known| known.is_same_part(&part)) {
+            Some(known) => *known = part,
+            None => self.unsearched.push(part),
+        }
+    }
+
+    /// Whether a part with that role was not searched.
+    pub fn has_unsearched(&self, role: UnsearchedRole) -> bool {
+        self.unsearched.iter().any(|part| part.role == role)
     }
 
     /// Walks the heap of a snapshot and finds its roots. Records counts, allocators and what is not searched in this
@@ -200,14 +215,18 @@ impl AnalysisReport {
             budget.reserve(objects.memory_of(2))?;
             python.record_gc_heads(&objects);
         }
-        let roots = find_roots(snapshot, &view, &own);
+        let mut roots = find_roots(snapshot, &view, &own);
         self.allocators = allocators;
         self.objects = objects.count();
-        for part in heap.unreadable {
-            self.warn(part);
+        for warning in heap.warnings {
+            self.warn(warning);
         }
-        for part in &roots.unread {
-            warn(&mut self.unread, part.clone());
+        for part in heap
+            .unreadable
+            .into_iter()
+            .chain(roots.unsearched.drain(..))
+        {
+            self.note_unsearched(part);
         }
         Ok(AnalyzedSnapshot {
             snapshot,

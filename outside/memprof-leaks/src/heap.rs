@@ -12,6 +12,7 @@ use crate::error::Error;
 use crate::objects::Span;
 use crate::snapshot::Registers;
 use crate::snapshot_memory::SnapshotMemory;
+use crate::unsearched::Unsearched;
 
 /// Result of a heap's walk, of one allocator or several.
 #[derive(Debug, Default)]
@@ -34,8 +35,10 @@ pub(crate) struct FoundHeap {
     /// Inconsistent parts of the heap. They are scanned for pointers, and none of their objects is reported
     /// as leaked.
     pub(crate) unproven: Vec<String>,
-    /// Heaps that memprof cannot read, as warnings.
-    pub(crate) unreadable: Vec<String>,
+    /// Heaps that memprof cannot read.
+    pub(crate) unreadable: Vec<Unsearched>,
+    /// Reasons why the result may be incomplete.
+    pub(crate) warnings: Vec<String>,
 }
 
 /// Memory of an allocator without objects.
@@ -61,10 +64,6 @@ pub(crate) fn find_heaps(
     threads: &[Registers],
     budget: &mut MemoryBudget,
 ) -> Result<(Vec<&'static str>, FoundHeap), Error> {
-    if let Some(name) = unsupported::library(view) {
-        let message = format!("its malloc is that of {name}, whose heap memprof cannot read");
-        return Err(Error::NoHeap(message));
-    }
     let found = [
         ("glibc", glibc::heap(view, threads, budget)?),
         ("jemalloc", jemalloc::heap(view, threads, budget)?),
@@ -74,24 +73,19 @@ pub(crate) fn find_heaps(
         names.extend(heap.as_ref().map(|_| name));
         all.extend(heap.unwrap_or_default());
     }
-    let other = match names.contains(&"jemalloc") {
-        true => None,
-        false => unsupported::jemalloc(view)
-            .map(|file| format!("memprof cannot read the heap of the jemalloc in {file}")),
-    };
-    match (names.is_empty(), other) {
-        (true, other) => {
-            let reason = other.or_else(|| glibc::unknown_release(view));
-            Err(Error::NoHeap(reason.unwrap_or_else(|| {
-                "found neither a heap of glibc's malloc nor one of jemalloc 5.3".to_owned()
-            })))
-        }
-        (false, other) => {
-            let other = other.map(|other| format!("{other}: none of its objects is reported"));
-            all.unreadable.extend(other);
-            Ok((names, all))
-        }
+    let unsupported = unsupported::find_unsupported(view, threads, &names, &all);
+    if let Some(reason) = unsupported.refusal {
+        return Err(Error::NoHeap(reason));
     }
+    if names.is_empty() {
+        let reason = glibc::unknown_release(view).unwrap_or_else(|| {
+            "found neither a heap of glibc's malloc nor one of jemalloc 5.3".to_owned()
+        });
+        return Err(Error::NoHeap(reason));
+    }
+    all.unreadable.extend(unsupported.parts);
+    all.warnings.extend(unsupported.warning);
+    Ok((names, all))
 }
 
 impl FoundHeap {
@@ -106,5 +100,6 @@ impl FoundHeap {
         self.excluded.extend(other.excluded);
         self.unproven.extend(other.unproven);
         self.unreadable.extend(other.unreadable);
+        self.warnings.extend(other.warnings);
     }
 }

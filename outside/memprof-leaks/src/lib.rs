@@ -23,6 +23,7 @@ mod roots;
 pub mod snapshot;
 mod snapshot_memory;
 mod stacks;
+mod unsearched;
 
 pub use analysis::{AnalysisOptions, AnalysisReport, OnPhase, Phase};
 pub use error::Error;
@@ -35,3 +36,4 @@ pub use memprof_ptrace::exit_stop;
 pub use prove::{Proof, prove, prove_at_exit};
 pub use residency::{HeapResidency, heap_residency};
 pub use snapshot::{SearchEnd, reap_copies};
+pub use unsearched::{Unsearched, UnsearchedAmount, UnsearchedRole};

@@ -10,7 +10,7 @@ use std::rc::Rc;
 
 pub(crate) use self::python::{DICT_TYPE, Python, references};
 use self::symbols::Symbols;
-pub(crate) use self::symbols::Variable;
+pub(crate) use self::symbols::{Variable, functions_of_file};
 use crate::objects::Object;
 use crate::snapshot_memory::{CachedReader, SnapshotMemory};
 

@@ -93,7 +93,7 @@ pub fn prove_at_exit(
     let snapshot = Snapshot::at_exit(exiting)?;
     progress(Phase::WalkHeap);
     let analyzed = report.analyze(&snapshot)?;
-    report.warn_unproven(&analyzed);
+    report.note_unproven(&analyzed);
     mark_all(&analyzed, &mut report, progress)?;
     let leaked = UnsymbolizedGroups::new(&analyzed, analyzed.objects.unreachable());
     progress(Phase::Symbolize);

@@ -82,7 +82,8 @@ fn measure(
     for memory in view.memories() {
         memory.require_answers()?;
     }
-    let unknown = [&found.unproven[..], &found.unreadable[..]].concat();
+    let unreadable = found.unreadable.iter().map(ToString::to_string);
+    let unknown: Vec<_> = found.unproven.iter().cloned().chain(unreadable).collect();
     if !unknown.is_empty() {
         return Ok(Err(unknown));
     }

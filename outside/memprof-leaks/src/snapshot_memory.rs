@@ -47,6 +47,16 @@ impl SnapshotMemory {
         })
     }
 
+    /// Process id of the copy, or of the process itself if there is no copy.
+    pub(crate) fn copy_pid(&self) -> i32 {
+        self.copy.pid()
+    }
+
+    /// Memory of the copy.
+    pub(crate) fn copy_memory(&self) -> Arc<Memory> {
+        self.copy.memory()
+    }
+
     /// Process id of the process that was copied, by which its files can be opened.
     pub(crate) fn live_pid(&self) -> i32 {
         self.live.pid()

@@ -30,9 +30,11 @@ pub fn can_call_glibc(memory: &Memory, thread: u32, is_main: bool, control_block
         })
 }
 
-/// Reads the address of a thread's list of robust locks; 0 if it has none. Fails if the thread has ended or this
-/// user may not trace it.
-fn robust_list_address(thread: u32) -> io::Result<u64> {
+/// Reads the address of a thread's list of robust locks (`get_robust_list(2)`); 0 if it has none.
+///
+/// # Errors
+/// The thread has ended, or this user may not trace it.
+pub fn robust_list_address(thread: u32) -> io::Result<u64> {
     let (mut head, mut length) = (0_u64, 0_usize);
     let (head_out, length_out) = (ptr::from_mut(&mut head), ptr::from_mut(&mut length));
     // SAFETY: get_robust_list(2) writes one pointer and one size, which both locals hold.

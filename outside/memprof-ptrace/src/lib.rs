@@ -12,6 +12,7 @@ pub mod exit_stop;
 pub mod frame_memory;
 mod freezer;
 mod halt;
+pub mod kernel_queue;
 pub mod library_image;
 mod limit;
 pub mod mapped_file;

@@ -6,6 +6,7 @@ mod vfork;
 
 pub use stat::ProcStat;
 pub use status::{ProcStatus, ProcessState, SeccompMode};
+pub use vfork::count_memory_sharers;
 pub(crate) use vfork::shares_memory_with_parent;
 
 /// A file of /proc that lacks a field of proc(5), or has a malformed one; the field's name.

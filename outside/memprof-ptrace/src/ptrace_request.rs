@@ -60,10 +60,20 @@ fn is_zombie(tid: pid_t) -> bool {
 /// Makes a ptrace(2) request for a thread that this thread traces, or is about to trace. Not for requests that
 /// return a value.
 pub(crate) fn request(operation: u32, tid: pid_t, address: usize, data: usize) -> io::Result<()> {
+    request_value(operation, tid, address, data).map(drop)
+}
+
+/// Like [`request`], for a request that returns a number.
+pub(crate) fn request_value(
+    operation: u32,
+    tid: pid_t,
+    address: usize,
+    data: usize,
+) -> io::Result<c_long> {
     // SAFETY: each caller passes the buffer that its request reads or writes (ptrace(2)), which lives until then.
     let result: c_long = unsafe { libc::ptrace(operation, tid, address, data) };
     if result < 0 {
         return Err(io::Error::last_os_error());
     }
-    Ok(())
+    Ok(result)
 }

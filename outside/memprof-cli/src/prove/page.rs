@@ -27,11 +27,12 @@ pub(super) fn page(reply: &ProveOutput<'_>) -> OutlinePage {
     let command = "leaks --prove";
     reply
         .analysis
-        .page(command, &head, &LIMITS, vec![outline(shown)])
+        .page(command, &head, &LIMITS, vec![outline(shown, &head[0])])
 }
 
-/// Outline with a row for each group, with the functions through which its objects were allocated below it.
-fn outline(groups: &[LeakedGroup<'_>]) -> Outline {
+/// Outline with a row for each group, with the functions through which its objects were allocated below it; with the
+/// heading if there are none.
+fn outline(groups: &[LeakedGroup<'_>], heading: &str) -> Outline {
     let mut depth = Vec::new();
     let (mut bytes, mut objects, mut sizes) = (Vec::new(), Vec::new(), Vec::new());
     let (mut examples, mut names) = (Vec::new(), Vec::new());
@@ -64,7 +65,7 @@ fn outline(groups: &[LeakedGroup<'_>]) -> Outline {
     };
     Outline {
         title: "Leaked",
-        empty: "Nothing is leaked: all objects are held.".to_owned(),
+        empty: heading.to_owned(),
         depth,
         columns: vec![
             column(

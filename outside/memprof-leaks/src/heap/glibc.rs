@@ -72,7 +72,7 @@ pub(crate) fn heap(
     };
     caches::exclude_cached(view, &arenas, &caches, may_have_no_caches, &mut heap);
     caches::exclude_detached(view, threads, &mut heap);
-    heap.unreadable
+    heap.warnings
         .extend(release.and_then(Release::unknown_note));
     Ok(Some(heap))
 }

@@ -1,45 +1,289 @@
-//! Detects allocators with heaps that memprof cannot read.
+//! Detects allocators with heaps that memprof cannot read, by what serves `malloc`, by functions and by texts.
 
+mod foreign_memory;
+
+use std::fs;
 use std::ops::Range;
 
 use memchr::memmem::find;
+use memprof_ptrace::frame_memory::loaded_libraries;
+use memprof_ptrace::library_image::LibraryImage;
 
+use super::FoundHeap;
+use crate::names::functions_of_file;
 use crate::regions::Region;
+use crate::snapshot::Registers;
 use crate::snapshot_memory::{BLOCK_SIZE, SnapshotMemory};
+use crate::unsearched::{Unsearched, UnsearchedAmount};
+use foreign_memory::foreign_bytes;
 
-/// Names of libraries with such allocators.
-const LIBRARIES: [&str; 4] = ["libtcmalloc", "libmimalloc", "libsnmalloc", "libhoard"];
 /// Texts that every jemalloc 4 and 5 contains: the prefix of its error messages, and an option. A program
 /// that only writes about jemalloc may contain one of them.
 const JEMALLOC_TEXTS: [&[u8]; 2] = [b"<jemalloc>: ", b"narenas"];
+/// Bytes of memory outside of known heaps below which an allocator that is there is not used.
+const MIN_FOREIGN_BYTES: u64 = 64 << 10;
 
-/// Name of a mapped library with an unsupported allocator; `None` if there is none.
-pub(super) fn library(view: &SnapshotMemory) -> Option<&'static str> {
-    LIBRARIES
+/// Allocator that programs may contain besides that of the C library.
+struct AllocatorSigns {
+    name: &'static str,
+    /// Parts of the names of its functions, as in the symbol table of a program that is linked with it.
+    functions: &'static [&'static str],
+    /// Part of the name of a function that shows that another allocator serves. Empty if there is none.
+    absent: &'static str,
+    /// Texts that it contains, all of them. Empty if it has none.
+    texts: &'static [&'static [u8]],
+}
+
+const ALLOCATORS: [AllocatorSigns; 8] = [
+    AllocatorSigns {
+        name: "mimalloc",
+        functions: &["mi_malloc", "mi_heap_malloc"],
+        absent: "",
+        texts: &[b"mimalloc: error: ", b"mimalloc_"],
+    },
+    AllocatorSigns {
+        name: "tcmalloc",
+        functions: &["tc_malloc", "TCMallocInternalMalloc"],
+        absent: "",
+        texts: &[b"tcmalloc: large alloc ", b"TCMALLOC_"],
+    },
+    AllocatorSigns {
+        name: "snmalloc",
+        functions: &["sn_rust_alloc", "sn_malloc", "8snmalloc"],
+        absent: "",
+        texts: &[],
+    },
+    AllocatorSigns {
+        name: "rpmalloc",
+        functions: &["rpmalloc", "rpaligned_alloc"],
+        absent: "",
+        texts: &[],
+    },
+    AllocatorSigns {
+        name: "Hoard",
+        functions: &["xxmalloc"],
+        absent: "",
+        texts: &[],
+    },
+    AllocatorSigns {
+        name: "oneTBB's allocator",
+        functions: &["scalable_malloc"],
+        absent: "",
+        texts: &[],
+    },
+    AllocatorSigns {
+        name: "Scudo",
+        functions: &["scudo_malloc", "5scudo9Allocator"],
+        absent: "",
+        texts: &[b"Scudo ERROR: "],
+    },
+    AllocatorSigns {
+        // Without `#[global_allocator]`, `__rust_alloc` calls `__rdl_alloc`, which calls malloc.
+        name: "a global allocator in Rust",
+        functions: &["__rg_alloc", "__rust_alloc"],
+        absent: "__rdl_alloc",
+        texts: &[],
+    },
+];
+
+impl AllocatorSigns {
+    /// Names to search for in a file's symbol tables.
+    fn function_names(&self) -> impl Iterator<Item = &&'static str> {
+        let absent = Some(&self.absent).filter(|name| !name.is_empty());
+        self.functions.iter().chain(absent)
+    }
+}
+
+/// Allocator that serves `malloc`.
+enum MallocServer<'a> {
+    /// The C library, or an unknown one.
+    Libc,
+    /// The program or a library, by its path.
+    File(&'a str),
+}
+
+/// Heaps in a process that memprof cannot read, after the heaps that it can read were walked.
+pub(super) struct UnsupportedHeaps {
+    /// Reason why the process's own heap is not among the walked ones.
+    pub(super) refusal: Option<String>,
+    /// Other heaps.
+    pub(super) parts: Vec<Unsearched>,
+    /// Warning about memory in which there may be pools.
+    pub(super) warning: Option<String>,
+}
+
+/// Finds the allocators whose heaps were not walked. `walked` are the names of those that were.
+pub(super) fn find_unsupported(
+    view: &SnapshotMemory,
+    threads: &[Registers],
+    walked: &[&str],
+    heap: &FoundHeap,
+) -> UnsupportedHeaps {
+    let foreign = foreign_bytes(view, threads, heap);
+    let has_jemalloc = walked.contains(&"jemalloc");
+    let jemalloc = (!has_jemalloc).then(|| jemalloc_file(view)).flatten();
+    let jemalloc =
+        jemalloc.map(|file| format!("memprof cannot read the heap of the jemalloc in {file}"));
+    // An allocator that has no memory serves nothing: another one serves it.
+    let is_used = foreign >= MIN_FOREIGN_BYTES || walked.is_empty();
+    let server = match malloc_server(view) {
+        MallocServer::File(path) if is_used && !(has_jemalloc && is_jemalloc(view, path)) => {
+            Some(path)
+        }
+        _ => None,
+    };
+    let server = server.map(|path| path.rsplit('/').next().unwrap_or(path));
+    let walked_bytes: u64 = heap
+        .excluded
+        .iter()
+        .map(|range| range.end - range.start)
+        .sum();
+    let refusal = match (&jemalloc, server) {
+        (Some(jemalloc), _) if walked.is_empty() => Some(jemalloc.clone()),
+        // Most of its objects would be missing.
+        (None, Some(name)) if foreign >= walked_bytes => Some(format!(
+            "its malloc is that of {name}, whose heap memprof cannot read"
+        )),
+        _ => None,
+    };
+    let why = "none of its objects is reported";
+    let mut parts: Vec<_> = jemalloc
         .into_iter()
-        .find(|name| view.regions.iter().any(|region| region.name.contains(name)))
+        .map(|jemalloc| Unsearched::objects(None, jemalloc, why))
+        .collect();
+    let bytes = Some(UnsearchedAmount::Bytes(foreign));
+    if let Some(name) = server {
+        let what = format!("memory that may be the heap of the malloc in {name}");
+        parts.push(Unsearched::objects(bytes, what, why));
+    }
+    if refusal.is_none() && parts.is_empty() && is_used {
+        let others = other_allocators(view).into_iter();
+        parts.extend(others.map(|(name, file)| {
+            let what = format!("memory that may be the heap of {name} in {file}");
+            Unsearched::objects(bytes, what, why)
+        }));
+    }
+    let is_unexplained = parts.is_empty() && foreign >= walked_bytes.max(MIN_FOREIGN_BYTES);
+    let warning = is_unexplained.then(|| {
+        format!(
+            "{} KiB of anonymous memory lie outside of these heaps: objects in a pool or heap of the program's own are \
+             not reported",
+            foreign >> 10
+        )
+    });
+    UnsupportedHeaps {
+        refusal,
+        parts,
+        warning,
+    }
+}
+
+/// Finds the file whose `malloc` the program calls: the first that defines it, in the order of the loader's list. A
+/// program without a list of libraries is linked with its `malloc`, whose heap is judged by its form alone.
+fn malloc_server(view: &SnapshotMemory) -> MallocServer<'_> {
+    let memory = view.copy_memory();
+    let maps = fs::read(format!("/proc/{}/maps", view.copy_pid())).unwrap_or_default();
+    let loaded = loaded_libraries(&memory, &maps).unwrap_or_default();
+    let server = loaded.into_iter().find(|base| {
+        let image = LibraryImage::read(&memory, *base);
+        image.is_ok_and(|image| image.symbol("malloc").is_some())
+    });
+    let path = server.and_then(|base| view.region(base));
+    match path.map(|region| region.name.as_str()) {
+        Some(path) if !is_c_library(path) => MallocServer::File(path),
+        _ => MallocServer::Libc,
+    }
+}
+
+/// Whether a file is glibc's, its loader, or its library of checks, which calls glibc's malloc.
+fn is_c_library(path: &str) -> bool {
+    let name = path.rsplit('/').next().unwrap_or(path);
+    let starts = [
+        "libc.so",
+        "libc-2.",
+        "ld-linux",
+        "ld-2.",
+        "libc_malloc_debug",
+    ];
+    starts.iter().any(|start| name.starts_with(start))
+}
+
+/// Other allocators by their signs, each with the file that contains it: in the program, or a library by its name's
+/// functions.
+fn other_allocators(view: &SnapshotMemory) -> Vec<(&'static str, &str)> {
+    let Some(program) = program_file(view) else {
+        return Vec::new();
+    };
+    let is_sign = |name: &str| {
+        let mut signs = ALLOCATORS.iter().flat_map(AllocatorSigns::function_names);
+        signs.any(|sign| name.contains(sign))
+    };
+    let functions = functions_of_file(view, program, is_sign);
+    let memory = view.copy_memory();
+    let libraries: Vec<_> = view
+        .regions
+        .iter()
+        .filter(|region| region.is_file && region.offset == 0 && region.name != program)
+        .filter_map(|region| {
+            Some((
+                region,
+                LibraryImage::read(&memory, region.range.start).ok()?,
+            ))
+        })
+        .collect();
+    let found = ALLOCATORS.iter().filter_map(|signs| {
+        let has = |sign: &str| functions.iter().any(|name| name.contains(sign));
+        let has_function = signs.functions.iter().any(|sign| has(sign))
+            && (signs.absent.is_empty() || !has(signs.absent));
+        let has_texts = || {
+            !signs.texts.is_empty()
+                && signs
+                    .texts
+                    .iter()
+                    .all(|text| file_contains(view, program, text))
+        };
+        if has_function || has_texts() {
+            return Some((signs.name, program));
+        }
+        let defines = |image: &LibraryImage| {
+            signs
+                .functions
+                .iter()
+                .any(|sign| image.symbol(sign).is_some())
+        };
+        let library = libraries.iter().find(|(_, image)| defines(image));
+        library.map(|(region, _)| (signs.name, region.name.as_str()))
+    });
+    found.collect()
 }
 
 /// Path of the file that contains a jemalloc: a library of that name, or the program. `None` if there is none.
-pub(super) fn jemalloc(view: &SnapshotMemory) -> Option<&str> {
+fn jemalloc_file(view: &SnapshotMemory) -> Option<&str> {
     let file = |region: &Region| region.is_file && region.name.contains("/libjemalloc");
     let library = view.regions.iter().find(|region| file(region));
     let library = library.map(|region| region.name.as_str());
-    library.or_else(|| {
-        // The program has the lowest addresses, below its heap.
-        let program = &view.regions.iter().find(|region| region.is_file)?.name;
-        let constants = || {
-            let of_program = view.regions.iter();
-            of_program.filter(|region| region.name == *program && !region.is_writable)
-        };
-        let has = |text: &&[u8]| constants().any(|region| contains(view, region, text));
-        JEMALLOC_TEXTS.iter().all(has).then_some(program)
-    })
+    library.or_else(|| program_file(view).filter(|program| is_jemalloc(view, program)))
 }
 
-/// Whether a mapping contains a text.
-fn contains(view: &SnapshotMemory, region: &Region, text: &[u8]) -> bool {
-    range_contains(&region.range, text, |start, block| view.read(start, block))
+/// Path of the program, which has the lowest addresses, below its heap.
+fn program_file(view: &SnapshotMemory) -> Option<&str> {
+    let program = view.regions.iter().find(|region| region.is_file);
+    program.map(|region| region.name.as_str())
+}
+
+/// Whether a file contains jemalloc.
+fn is_jemalloc(view: &SnapshotMemory, path: &str) -> bool {
+    JEMALLOC_TEXTS
+        .iter()
+        .all(|text| file_contains(view, path, text))
+}
+
+/// Whether the constants or code of a file contain a text.
+fn file_contains(view: &SnapshotMemory, path: &str, text: &[u8]) -> bool {
+    let constants = view.regions.iter();
+    let mut constants = constants.filter(|region| region.name == path && !region.is_writable);
+    constants
+        .any(|region| range_contains(&region.range, text, |start, block| view.read(start, block)))
 }
 
 /// Whether a range contains a text. `read` reads from an address and returns the number of bytes read. Does not
@@ -87,5 +331,18 @@ mod tests {
         check(3 * block, 2 * block - 8, true);
         check(3 * block, 3 * block - 4, true);
         check(3 * block + 1, 3 * block, false);
+    }
+
+    #[test]
+    fn c_library_is_distinguished_from_other_files() {
+        for (path, expected) in [
+            ("/usr/lib/x86_64-linux-gnu/libc.so.6", true),
+            ("/lib/libc-2.31.so", true),
+            ("/usr/lib/libc_malloc_debug.so.0", true),
+            ("/usr/lib/libcurl.so.4", false),
+            ("/srv/web", false),
+        ] {
+            assert_eq!(is_c_library(path), expected, "{path}");
+        }
     }
 }

@@ -120,17 +120,43 @@ impl VariableTable {
     }
 }
 
+/// Names of the functions of a mapped file that `is_wanted` accepts, from its symbol tables. Empty if the file is not
+/// mapped, cannot be read or has no symbols.
+pub(crate) fn functions_of_file(
+    view: &SnapshotMemory,
+    path: &str,
+    is_wanted: impl Fn(&str) -> bool,
+) -> Vec<String> {
+    let region = view.regions.iter().find(|region| region.name == path);
+    let Some(file) = region.and_then(|region| open_mapped_file(view.live_pid(), region)) else {
+        return Vec::new();
+    };
+    let limited = LimitedFile::new(file, READ_LIMIT);
+    let Ok(file) = ElfFile64::<Endianness, _>::parse(&limited) else {
+        return Vec::new();
+    };
+    let symbols = file.symbols().chain(file.dynamic_symbols());
+    let functions =
+        symbols.filter(|symbol| symbol.kind() == SymbolKind::Text && !symbol.is_undefined());
+    let names = functions.filter_map(|symbol| symbol.name().ok().filter(|name| is_wanted(name)));
+    names.map(str::to_owned).collect()
+}
+
 /// Reads the variables of a mapped file. `None` if it cannot be read, or is not the file that is mapped.
 fn read_mapped_table(pid: i32, region: &Region) -> Option<VariableTable> {
+    read_table(open_mapped_file(pid, region)?)
+}
+
+/// Opens the file of a mapping. `None` if it cannot be opened, or another file has its path now.
+fn open_mapped_file(pid: i32, region: &Region) -> Option<File> {
     let open = |path: String| open_regular(Path::new(&path), region.inode);
-    let file = open(format!("/proc/{pid}/root{}", region.name)).or_else(|| {
+    open(format!("/proc/{pid}/root{}", region.name)).or_else(|| {
         let range = &region.range;
         open(format!(
             "/proc/{pid}/map_files/{:x}-{:x}",
             range.start, range.end
         ))
-    });
-    read_table(file?)
+    })
 }
 
 /// Reads the variables of a file, sorted by address, from its first [`READ_LIMIT`] bytes. `None` if it is not a

@@ -54,6 +54,8 @@ pub struct Registers {
     /// All general registers. Also the vector registers, unless the thread waits in a system call that the C
     /// library made.
     pub words: Vec<u64>,
+    /// Words of the signals that are queued for the thread, and with the first thread also of those for the process.
+    pub kernel_words: Vec<u64>,
 }
 
 /// Stopped thread, with the state in which it continues.
@@ -65,6 +67,7 @@ pub(super) struct SnapshotThread {
     restarted: Option<user_regs_struct>,
     state: XState,
     blocked: u64,
+    queued_signals: Vec<u64>,
 }
 
 impl SnapshotThread {
@@ -147,6 +150,7 @@ fn read_threads(memory: &Memory, stopped: Vec<(u32, StoppedThread)>) -> Snapshot
         else {
             continue;
         };
+        let queued_signals = read_queued_signals(&stopped, threads.is_empty());
         let code = memory.read_array(registers.rip.wrapping_sub(CALL_LENGTH as u64));
         let restarted = code
             .ok()
@@ -157,10 +161,21 @@ fn read_threads(memory: &Memory, stopped: Vec<(u32, StoppedThread)>) -> Snapshot
             restarted,
             state,
             blocked,
+            queued_signals,
         };
         threads.push((thread, Some(stopped)));
     }
     SnapshotThreads { threads }
+}
+
+/// Reads the signals that are queued for a stopped thread, and those for its process if `of_process`. Empty if the
+/// thread was killed.
+fn read_queued_signals(stopped: &StoppedThread, of_process: bool) -> Vec<u64> {
+    let mut words = stopped.queued_signals(false).unwrap_or_default();
+    if of_process {
+        words.extend(stopped.queued_signals(true).unwrap_or_default());
+    }
+    words
 }
 
 impl SnapshotThreads {
@@ -214,8 +229,9 @@ impl SnapshotThreads {
         let library = c_library_code(maps, loaded);
         self.threads
             .iter()
-            .map(|(thread, _)| {
-                Registers::new(thread.tid, &thread.registers, &thread.state, &library)
+            .map(|(thread, _)| Registers {
+                kernel_words: thread.queued_signals.clone(),
+                ..Registers::new(thread.tid, &thread.registers, &thread.state, &library)
             })
             .collect()
     }
@@ -251,12 +267,11 @@ impl Registers {
         loaded: &[u64],
     ) -> io::Result<Self> {
         let (registers, state) = (stopped.registers()?, stopped.xstate()?);
-        Ok(Self::new(
-            tid,
-            &registers,
-            &state,
-            &c_library_code(maps, loaded),
-        ))
+        let library = c_library_code(maps, loaded);
+        Ok(Self {
+            kernel_words: read_queued_signals(stopped, true),
+            ..Self::new(tid, &registers, &state, &library)
+        })
     }
 
     /// Collects the registers of a thread that may contain pointers. Omits the vector registers if the thread waits
@@ -280,6 +295,7 @@ impl Registers {
             stack: r.rsp,
             control_block: r.fs_base,
             words,
+            kernel_words: Vec::new(),
         }
     }
 }

@@ -11,6 +11,7 @@ use super::smaps::MappingUsage;
 use crate::address_filter::AddressFilter;
 use crate::error::Error;
 use crate::regions::{ProcessMemory, Region, read_regions};
+use crate::unsearched::Unsearched;
 
 /// Bytes that are read between two checks of the deadline.
 const BYTES_PER_CHECK: u64 = 1 << 20;
@@ -166,13 +167,14 @@ impl UncopiedMemory {
         self.saved.is_some()
     }
 
-    /// Warning that the content could not be saved. `None` if it was, or there is none. Its text is equal for each
-    /// snapshot, so that it is reported once.
-    pub(crate) fn unread_note(&self) -> Option<String> {
-        let mut pages = self.regions.iter().flat_map(|region| &region.pages);
-        let message = "memory that a copy lacks (MADV_DONTFORK), as it was at the snapshot; it was read later, because \
-                       reading it takes more than --max-pause or --max-memory";
-        (pages.next().is_some() && self.saved.is_none()).then(|| message.to_owned())
+    /// Note that the content could not be saved. `None` if it was, or there is none.
+    pub(crate) fn unread_note(&self) -> Option<Unsearched> {
+        let pages = self.regions.iter().flat_map(|region| &region.pages);
+        let bytes: u64 = pages.map(|pages| pages.end - pages.start).sum();
+        let what = "memory that a copy lacks (MADV_DONTFORK), as it was at the snapshot";
+        let why =
+            "it was read later, because reading it takes more than --max-pause or --max-memory";
+        (bytes > 0 && self.saved.is_none()).then(|| Unsearched::bytes(bytes, what, why))
     }
 
     /// Memory that the saved content takes, in bytes.
@@ -390,8 +392,11 @@ mod tests {
             regions: vec![region],
             saved: None,
         };
-        let message = uncopied.unread_note().unwrap();
-        assert!(message.starts_with("memory that a copy lacks"), "{message}");
+        let note = uncopied.unread_note().unwrap().to_string();
+        assert!(
+            note.starts_with("8.00KiB of memory that a copy lacks"),
+            "{note}"
+        );
         uncopied.saved = Some(SavedMemory::Pointers(Vec::new()));
         assert_eq!(uncopied.unread_note(), None);
         assert_eq!(UncopiedMemory::default().unread_note(), None);

@@ -23,6 +23,7 @@ fn check(command: &mut Command, expected: &[(u64, u64)]) {
     found.sort_unstable();
     assert_eq!(found, expected, "{command:?}");
     assert_eq!(proof.report.warnings, [""; 0], "{command:?}");
+    assert_eq!(proof.report.unsearched, [], "{command:?}");
 }
 
 fn mode(name: &str) -> Command {

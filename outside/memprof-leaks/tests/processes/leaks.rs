@@ -76,7 +76,7 @@ fn prove_in_mode(mode: &str, allocator: Allocator) -> Proof {
     };
     assert_eq!(proof.report.allocators, expected);
     assert_eq!(proof.report.warnings, [""; 0]);
-    assert_eq!(proof.report.unread, [""; 0]);
+    assert_eq!(proof.report.unsearched, []);
     assert!(proof.report.objects > 200_000, "{proof:?}");
     proof
 }

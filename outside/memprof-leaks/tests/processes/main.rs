@@ -2,6 +2,7 @@
 
 mod arenas;
 mod exits;
+mod held;
 mod holders;
 mod hostile;
 mod leaks;

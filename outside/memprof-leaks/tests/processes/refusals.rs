@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use memprof_leaks::{AnalysisOptions, Error, prove};
+use memprof_leaks::{AnalysisOptions, Error, UnsearchedAmount, UnsearchedRole, prove};
 use memprof_ptrace::stop::StoppedThread;
 
 use crate::leaks::{JEMALLOC, LONG_PAUSE};
@@ -93,15 +93,60 @@ fn program_of_other_architecture_is_refused() {
 /// The libraries have the names in their packages.
 #[test]
 fn unsupported_allocators_are_named() {
-    for (library, name) in [
-        ("libtcmalloc_minimal.so.4", "libtcmalloc"),
-        ("libmimalloc.so.2.0", "libmimalloc"),
-    ] {
+    for library in ["libtcmalloc_minimal.so.4", "libmimalloc.so.2.0"] {
         let mut command = Command::new(compiled("planted"));
         let mut target = Target::from_command(command.arg("clean").env("LD_PRELOAD", library));
         let error = refusal_of(&mut target, LONG_PAUSE).to_string();
-        let expected = format!("its malloc is that of {name}, whose heap memprof cannot read");
-        assert!(error.ends_with(&expected), "{error}");
+        let expected = format!("its malloc is that of {library}");
+        assert!(error.contains(&expected), "{error}");
+        assert!(
+            error.ends_with(", whose heap memprof cannot read"),
+            "{error}"
+        );
+    }
+}
+
+/// No name of a library shows it: the program has a `malloc` of its own.
+#[test]
+fn malloc_of_program_s_own_is_named() {
+    let error = refusal_of(&mut start("own_malloc", &[]), LONG_PAUSE).to_string();
+    assert!(
+        error.ends_with("its malloc is that of own_malloc, whose heap memprof cannot read"),
+        "{error}"
+    );
+}
+
+/// Rust's `#[global_allocator]` over memory of its own, beside the heap of glibc that C code uses.
+#[test]
+fn global_allocator_in_rust_is_noted_unless_it_calls_malloc() {
+    for (mode, expected) in [("own_memory", 1), ("system", 0)] {
+        let program = built(&format!("global_allocator_{mode}"), |path| {
+            let mut command = Command::new("rustc");
+            command.args([
+                "-O",
+                "--edition",
+                "2024",
+                "global_allocator.rs",
+                "--cfg",
+                mode,
+                "-o",
+            ]);
+            command.arg(path);
+            command
+        });
+        let mut target = Target::from_command(&mut Command::new(program));
+        let proof = prove(target.pid, LONG_PAUSE, &|_| {}).unwrap();
+        target.assert_unharmed();
+        let parts = &proof.report.unsearched;
+        assert_eq!(parts.len(), expected, "{mode}: {parts:?}");
+        assert!(
+            parts
+                .iter()
+                .all(|part| part.what.contains("a global allocator in Rust in /")
+                    && part.role == UnsearchedRole::Objects
+                    && part.amount > Some(UnsearchedAmount::Bytes(300 << 10))),
+            "{parts:?}"
+        );
     }
 }
 

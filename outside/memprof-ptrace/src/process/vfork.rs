@@ -1,6 +1,8 @@
 //! Check whether a process shares its parent's memory, as it does between vfork(2) and execve(2).
 #![expect(unsafe_code, reason = "kcmp(2)")]
 
+use std::fs;
+
 use nix::errno::Errno;
 
 use super::ProcStatus;
@@ -18,6 +20,26 @@ pub(crate) fn shares_memory_with_parent(pid: u32, child: &ProcStatus, parent: &P
         // One of them has ended, or this user may not inspect it; then its memory is not accessible either.
         Err(_) => false,
     }
+}
+
+/// Number of processes that share the memory of process `pid`: children of its threads, and its parent, made by
+/// vfork(2) or by clone(2) with `CLONE_VM`. 0 if the kernel was built without kcmp(2).
+pub fn count_memory_sharers(pid: u32) -> u64 {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task"));
+    let children = tasks.into_iter().flatten().flatten().flat_map(|task| {
+        let children = fs::read_to_string(task.path().join("children")).unwrap_or_default();
+        let pids = children
+            .split_whitespace()
+            .filter_map(|pid| pid.parse().ok());
+        pids.collect::<Vec<u32>>()
+    });
+    let parent = ProcStatus::read_thread(pid)
+        .ok()
+        .map(|status| status.parent);
+    let sharers = children.chain(parent);
+    sharers
+        .filter(|other| have_same_memory(pid, *other) == Ok(true))
+        .count() as u64
 }
 
 /// Returns whether two processes share one address space, by kcmp(2). `ENOSYS` if the kernel was built without it.

@@ -1,0 +1,323 @@
+//! Pointers that a program has stored in the kernel, perhaps only there.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::ops::Range;
+use std::os::unix::fs::FileTypeExt;
+use std::path::Path;
+
+use memprof_ptrace::control_block::robust_list_address;
+use memprof_ptrace::kernel_queue::{QueueContent, QueueReader};
+use memprof_ptrace::process::count_memory_sharers;
+use memprof_ptrace::stop::MAX_QUEUED_SIGNALS;
+
+use super::Roots;
+use crate::snapshot::Registers;
+use crate::snapshot_memory::SnapshotMemory;
+use crate::unsearched::Unsearched;
+
+/// Kinds of descriptors whose kernel objects hold values of the program that cannot be read: prefix of the link in
+/// /proc/PID/fd, plural name, reason.
+const OPAQUE_DESCRIPTORS: [(&str, &str, &str); 2] = [
+    (
+        "anon_inode:[io_uring]",
+        "io_uring instances",
+        "the pointers that only their requests hold cannot be read",
+    ),
+    (
+        "anon_inode:bpf-map",
+        "BPF maps",
+        "their values are not read",
+    ),
+];
+/// Kinds of mappings with such objects: prefix of the name in /proc/PID/maps, plural name, reason.
+const OPAQUE_MAPPINGS: [(&str, &str, &str); 1] = [(
+    "/[aio]",
+    "contexts of io_setup(2)",
+    "the pointers that only their requests hold cannot be read",
+)];
+
+/// Addresses that a process may map: 47 bits, above the least of `vm.mmap_min_addr`.
+const USER_ADDRESSES: Range<u64> = 4096..1 << 47;
+
+/// Objects by kind, as in the tables above.
+type OpaqueCounts = BTreeMap<(&'static str, &'static str), u64>;
+
+/// Adds the values that the kernel holds for the process: of descriptors of epoll(7) and eventfd(2), of timers and
+/// queued signals, lists of robust locks, and data queued in pipes and sockets. Notes those that cannot be read.
+pub(super) fn add_kernel_words(
+    pid: u32,
+    view: &SnapshotMemory,
+    threads: &[Registers],
+    roots: &mut Roots,
+) {
+    let mut opaque = OpaqueCounts::new();
+    for region in &view.regions {
+        count_opaque(&OPAQUE_MAPPINGS, &region.name, &mut opaque);
+    }
+    add_descriptors(pid, &mut opaque, roots);
+    let notes = opaque.into_iter();
+    let notes = notes.map(|((what, why), count)| Unsearched::count(count, what, why));
+    roots.unsearched.extend(notes);
+    // Kernels without checkpoint/restore have no such file.
+    let timers = fs::read_to_string(format!("/proc/{pid}/timers")).unwrap_or_default();
+    roots.kernel.extend(timers.lines().filter_map(timer_value));
+    for thread in threads {
+        roots.kernel.extend(&thread.kernel_words);
+        roots.kernel.extend(robust_list_address(thread.tid));
+    }
+    add_message_queues(pid, roots);
+    add_signals_beyond_limit(pid, threads, roots);
+    let sharers = count_memory_sharers(pid);
+    if sharers > 0 {
+        roots.unsearched.push(Unsearched::count(
+            sharers,
+            "processes that share its memory (vfork(2), CLONE_VM)",
+            "their registers are not read",
+        ));
+    }
+}
+
+/// Counts a kernel object if its name begins like one of a table.
+fn count_opaque(table: &'static [(&str, &str, &str)], name: &str, counts: &mut OpaqueCounts) {
+    let kind = table.iter().find(|(prefix, ..)| name.starts_with(prefix));
+    if let Some((_, what, why)) = kind {
+        *counts.entry((what, why)).or_default() += 1;
+    }
+}
+
+/// Content of the queues that the descriptors of a process share.
+#[derive(Default)]
+struct Queues {
+    /// Bytes of each queue that could not be read, by inode.
+    unread: BTreeMap<u64, u64>,
+    sockets_with_more: u64,
+    inaccessible: u64,
+    descriptors_in_flight: u64,
+}
+
+/// Adds the values in the descriptors of a process, and the data in their queues.
+fn add_descriptors(pid: u32, opaque: &mut OpaqueCounts, roots: &mut Roots) {
+    let reader = QueueReader::open(pid);
+    let mut queues = Queues::default();
+    let mut unknown = 0;
+    for entry in fs::read_dir(format!("/proc/{pid}/fd"))
+        .into_iter()
+        .flatten()
+        .flatten()
+    {
+        let Some(number) = entry
+            .file_name()
+            .to_str()
+            .and_then(|name| name.parse().ok())
+        else {
+            continue;
+        };
+        let Ok(target) = fs::read_link(entry.path()) else {
+            // It was closed meanwhile.
+            continue;
+        };
+        let target = target.to_string_lossy();
+        count_opaque(&OPAQUE_DESCRIPTORS, &target, opaque);
+        match fs::read_to_string(format!("/proc/{pid}/fdinfo/{number}")) {
+            Ok(text) => {
+                roots.kernel.extend(text.lines().filter_map(epoll_data));
+                roots.kernel.extend(text.lines().filter_map(eventfd_count));
+                let in_flight = text.lines().filter_map(descriptors_in_flight);
+                queues.descriptors_in_flight += in_flight.sum::<u64>();
+            }
+            Err(_) => unknown += u64::from(entry.path().exists()),
+        }
+        if target.starts_with("pipe:") || target.starts_with("socket:") || is_fifo(&entry.path()) {
+            let content = reader.as_ref().map(|reader| reader.read(number));
+            add_queue(content.ok(), &mut queues, roots);
+        }
+    }
+    if unknown > 0 {
+        roots.unsearched.push(Unsearched::count(
+            unknown,
+            format!("descriptors in /proc/{pid}/fdinfo"),
+            "they cannot be read",
+        ));
+    }
+    roots.unsearched.extend(queues.notes());
+}
+
+/// Whether a descriptor's link refers to a FIFO with a name.
+fn is_fifo(link: &Path) -> bool {
+    fs::metadata(link).is_ok_and(|metadata| metadata.file_type().is_fifo())
+}
+
+/// Adds the words of a queue at all offsets: messages before them may have any length.
+fn add_queue(
+    content: Option<io::Result<Option<QueueContent>>>,
+    queues: &mut Queues,
+    roots: &mut Roots,
+) {
+    match content {
+        Some(Ok(Some(content))) => {
+            let word = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().expect("eight bytes"));
+            let words = content.data.windows(8).map(word);
+            roots
+                .kernel
+                .extend(words.filter(|word| USER_ADDRESSES.contains(word)));
+            queues.unread.insert(content.inode, content.unread_bytes);
+            queues.sockets_with_more += u64::from(content.has_more_datagrams);
+        }
+        Some(Ok(None)) => {}
+        // Closed meanwhile.
+        Some(Err(error)) if error.raw_os_error() == Some(libc::EBADF) => {}
+        Some(Err(_)) | None => queues.inaccessible += 1,
+    }
+}
+
+impl Queues {
+    /// Notes about the queued data that could not be read.
+    fn notes(&self) -> Vec<Unsearched> {
+        let why = "they can only be read by receiving them";
+        let unread: u64 = self.unread.values().sum();
+        let mut notes = Vec::new();
+        if unread > 0 {
+            notes.push(Unsearched::bytes(
+                unread,
+                "data queued in pipes and sockets",
+                why,
+            ));
+        }
+        for (count, what, why) in [
+            (
+                self.sockets_with_more,
+                "sockets with datagrams behind the first",
+                why,
+            ),
+            (
+                self.inaccessible,
+                "pipes and sockets",
+                "their queues cannot be read: Linux older than 5.6, or no access",
+            ),
+            (
+                self.descriptors_in_flight,
+                "descriptors that are being passed in Unix sockets",
+                "the kernel does not say what they refer to",
+            ),
+        ] {
+            if count > 0 {
+                notes.push(Unsearched::count(count, what, why));
+            }
+        }
+        notes
+    }
+}
+
+/// Notes messages in System V queues to which the process was the last to send.
+fn add_message_queues(pid: u32, roots: &mut Roots) {
+    let queues = fs::read_to_string("/proc/sysvipc/msg").unwrap_or_default();
+    let bytes: u64 = queues
+        .lines()
+        .filter_map(|line| queued_message_bytes(line, pid))
+        .sum();
+    if bytes > 0 {
+        roots.unsearched.push(Unsearched::bytes(
+            bytes,
+            "messages in System V queues",
+            "they can only be read by receiving them",
+        ));
+    }
+}
+
+/// Bytes of a System V message queue to which process `pid` was the last to send; `None` for other lines. The columns
+/// are key, msqid, perms, cbytes, qnum, lspid and more.
+fn queued_message_bytes(line: &str, pid: u32) -> Option<u64> {
+    let mut columns = line.split_whitespace();
+    let bytes = columns.nth(3)?.parse().ok()?;
+    let sender: u32 = columns.nth(1)?.parse().ok()?;
+    (sender == pid).then_some(bytes)
+}
+
+/// Notes signals beyond the number that is read in the stop.
+fn add_signals_beyond_limit(pid: u32, threads: &[Registers], roots: &mut Roots) {
+    const WORDS_PER_SIGNAL: usize = 16;
+    let is_full =
+        |thread: &Registers| thread.kernel_words.len() >= MAX_QUEUED_SIGNALS * WORDS_PER_SIGNAL;
+    let count = threads.iter().filter(|thread| is_full(thread)).count() as u64;
+    if count > 0 {
+        roots.unsearched.push(Unsearched::count(
+            count,
+            format!("threads of {pid} with more than {MAX_QUEUED_SIGNALS} queued signals"),
+            "the values of the others are not read",
+        ));
+    }
+}
+
+/// Data of a descriptor of epoll(7); `None` for other lines. An example of a line is `tfd:        5 events:
+/// 19 data:     55d0c0a012a0 pos:0 ino:3e sdev:8`.
+fn epoll_data(line: &str) -> Option<u64> {
+    let rest = line.strip_prefix("tfd:")?.split_once("data:")?.1;
+    u64::from_str_radix(rest.split_whitespace().next()?, 16).ok()
+}
+
+/// Value of an eventfd(2); `None` for other lines. An example of a line is `eventfd-count:     55d0c0a012a0`.
+fn eventfd_count(line: &str) -> Option<u64> {
+    u64::from_str_radix(line.strip_prefix("eventfd-count:")?.trim(), 16).ok()
+}
+
+/// Number of descriptors in the queue of a Unix socket; `None` for other lines. An example of a line is `scm_fds: 1`.
+fn descriptors_in_flight(line: &str) -> Option<u64> {
+    line.strip_prefix("scm_fds:")?.trim().parse().ok()
+}
+
+/// Value of a timer (`sigev_value`); `None` for other lines. An example of a line is `signal: 60/00007fff86e452a8`.
+fn timer_value(line: &str) -> Option<u64> {
+    let value = line.strip_prefix("signal:")?.split_once('/')?.1;
+    u64::from_str_radix(value.trim(), 16).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_of_descriptors_and_timers_are_parsed() {
+        let line = "tfd:        5 events:       19 data:     55d0c0a012a0  pos:0 ino:3e sdev:8";
+        assert_eq!(epoll_data(line), Some(0x55d0_c0a0_12a0));
+        assert_eq!(epoll_data("pos:\t0"), None);
+        assert_eq!(
+            eventfd_count("eventfd-count:     55d0c0a012a0"),
+            Some(0x55d0_c0a0_12a0)
+        );
+        assert_eq!(eventfd_count("eventfd-id: 7"), None);
+        assert_eq!(descriptors_in_flight("scm_fds: 2"), Some(2));
+        assert_eq!(
+            timer_value("signal: 60/00007fff86e452a8"),
+            Some(0x7fff_86e4_52a8)
+        );
+        assert_eq!(timer_value("ID: 0"), None);
+    }
+
+    #[test]
+    fn message_queue_counts_for_its_last_sender() {
+        let line =
+            "         0          3   600         512          2   4711      0  0 0 0 0 0 0 0";
+        assert_eq!(queued_message_bytes(line, 4711), Some(512));
+        assert_eq!(queued_message_bytes(line, 4712), None);
+        assert_eq!(
+            queued_message_bytes("key msqid perms cbytes qnum lspid", 1),
+            None
+        );
+    }
+
+    #[test]
+    fn opaque_objects_are_counted_by_kind() {
+        let mut counts = OpaqueCounts::new();
+        for name in [
+            "anon_inode:[io_uring]",
+            "anon_inode:[io_uring]",
+            "socket:[7]",
+        ] {
+            count_opaque(&OPAQUE_DESCRIPTORS, name, &mut counts);
+        }
+        count_opaque(&OPAQUE_MAPPINGS, "/[aio] (deleted)", &mut counts);
+        assert_eq!(counts.into_values().collect::<Vec<_>>(), [1, 2]);
+    }
+}

@@ -1,0 +1,178 @@
+/* held MODE: a program that loses LOST objects of LOST_SIZE bytes, and holds HELD objects of HELD_SIZE bytes only in the
+   kind of memory, or of kernel object, that MODE names. Prints "ready PID" and echoes what it reads. */
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/ipc.h>
+#include <sys/mman.h>
+#include <sys/msg.h>
+#include <sys/prctl.h>
+#include <sys/shm.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum { LOST = 7, LOST_SIZE = 5000, HELD = 50, HELD_SIZE = 1000, PAGE = 4096 };
+static const int RW = PROT_READ | PROT_WRITE;
+
+static uintptr_t table[HELD];
+static volatile int is_ready;
+
+static void fail(const char *what) { perror(what); exit(2); }
+static void *check(void *mapped) { if (mapped == MAP_FAILED) fail("mmap"); return mapped; }
+
+__attribute__((noinline)) static void *make(size_t size) { return memset(malloc(size), 0x11, size); }
+
+/* Overwrites what calls before left below this frame, and in registers. */
+__attribute__((noinline)) static void wipe(void) {
+    volatile char rest[128 << 10];
+    for (size_t i = 0; i < sizeof rest; i++) rest[i] = 0;
+    __asm__ volatile("pxor %%xmm0,%%xmm0\n pxor %%xmm1,%%xmm1\n pxor %%xmm2,%%xmm2" ::: "rdx", "rsi", "rdi", "r8", "r9",
+                     "r10", "r11", "xmm0", "xmm1", "xmm2");
+}
+
+__attribute__((noinline)) static void lose(void) {
+    for (int i = 0; i < LOST; i++) { char *volatile lost = make(LOST_SIZE); lost[1] = 2; lost = 0; }
+}
+
+__attribute__((noinline)) static void fill(void *to) { for (int i = 0; i < HELD; i++) ((void *volatile *)to)[i] = make(HELD_SIZE); }
+
+static void *map(size_t size, int flags, int fd) { return check(mmap(0, size, RW, flags, fd, 0)); }
+static void *own(size_t size) { return map(size, MAP_PRIVATE | MAP_ANONYMOUS, -1); }
+static int memory_file(void) { int fd = memfd_create("held", 0); if (ftruncate(fd, PAGE)) fail("ftruncate"); return fd; }
+
+static void in_shared(void) { fill(map(PAGE, MAP_SHARED | MAP_ANONYMOUS, -1)); }
+static void in_shared_read_only(void) { void *to = map(PAGE, MAP_SHARED | MAP_ANONYMOUS, -1); fill(to); mprotect(to, PAGE, PROT_READ); }
+static void in_shared_without_access(void) { void *to = map(PAGE, MAP_SHARED | MAP_ANONYMOUS, -1); fill(to); mprotect(to, PAGE, PROT_NONE); }
+static void in_file(void) {
+    char name[] = "heldXXXXXX"; int fd = mkstemp(name); unlink(name);
+    if (ftruncate(fd, PAGE)) fail("ftruncate");
+    fill(map(PAGE, MAP_SHARED, fd)); close(fd);
+}
+/* The first view is gone, the second one was never touched. */
+static void in_second_view(void) {
+    int fd = memory_file(); void *first = map(PAGE, MAP_SHARED, fd); map(PAGE, MAP_SHARED, fd);
+    fill(first); munmap(first, PAGE); close(fd);
+}
+/* Only a child has touched the memory. */
+static void in_untouched(void) {
+    void *to = map(PAGE, MAP_SHARED | MAP_ANONYMOUS, -1); fill(table);
+    if (fork() == 0) { memcpy(to, table, sizeof table); _exit(0); }
+    wait(0); memset(table, 0, sizeof table);
+}
+static void in_unmapped_file(void) {
+    int fd = memory_file(); void *to = map(PAGE, MAP_SHARED, fd); fill(to); munmap(to, PAGE);
+}
+static void in_system_v_memory(void) {
+    int id = shmget(IPC_PRIVATE, PAGE, 0600); void *to = check(shmat(id, 0, 0)); shmctl(id, IPC_RMID, 0); fill(to);
+}
+static void in_dropped_page_tables(void) { void *to = map(PAGE, MAP_SHARED | MAP_ANONYMOUS, -1); fill(to); madvise(to, PAGE, MADV_DONTNEED); }
+static void in_secret_memory(void) {
+    int fd = syscall(SYS_memfd_secret, 0); if (fd < 0 || ftruncate(fd, PAGE)) fail("memfd_secret");
+    fill(map(PAGE, MAP_SHARED, fd));
+}
+
+static void in_pipe(void) { int ends[2]; if (pipe(ends)) fail("pipe"); fill(table); if (write(ends[1], "x", 1) + write(ends[1], table, sizeof table) < 2) fail("write"); memset(table, 0, sizeof table); }
+static void send_table(int type, size_t piece) {
+    int ends[2]; if (socketpair(AF_UNIX, type, 0, ends)) fail("socketpair");
+    fill(table);
+    for (size_t i = 0; i < HELD; i += piece) if (send(ends[0], table + i, piece * sizeof *table, 0) < 0) fail("send");
+    memset(table, 0, sizeof table);
+}
+static void in_stream(void) { send_table(SOCK_STREAM, 10); }
+static void in_datagram(void) { send_table(SOCK_DGRAM, HELD); }
+static void in_datagrams(void) { send_table(SOCK_DGRAM, 10); }
+static void in_message_queue(void) {
+    struct { long type; void *held[HELD]; } message = {.type = 1};
+    fill(message.held); msgsnd(msgget(IPC_PRIVATE, 0600), &message, sizeof message.held, 0); memset(&message, 0, sizeof message);
+}
+static void in_eventfd(void) { for (int i = 0; i < HELD; i++) { int fd = eventfd(0, 0); uint64_t value = (uintptr_t)make(HELD_SIZE); if (write(fd, &value, 8) != 8) fail("write"); } }
+static void block(void) { sigset_t set; sigemptyset(&set); sigaddset(&set, SIGRTMIN + 3); sigprocmask(SIG_BLOCK, &set, 0); }
+static void in_signals(void) { block(); for (int i = 0; i < HELD; i++) sigqueue(getpid(), SIGRTMIN + 3, (union sigval){.sival_ptr = make(HELD_SIZE)}); }
+static void *sleeps(void *unused) { wipe(); is_ready = 1; for (;;) pause(); return unused; }
+static void start(pthread_attr_t *attributes) { is_ready = 0; pthread_t thread; pthread_create(&thread, attributes, sleeps, 0); while (!is_ready) sched_yield(); }
+static void in_signals_of_thread(void) {
+    block(); pthread_t thread; pthread_create(&thread, 0, sleeps, 0); while (!is_ready) sched_yield();
+    for (int i = 0; i < HELD; i++) pthread_sigqueue(thread, SIGRTMIN + 3, (union sigval){.sival_ptr = make(HELD_SIZE)});
+}
+static void in_flight(void) {
+    int ends[2], epoll = epoll_create1(0); if (socketpair(AF_UNIX, SOCK_STREAM, 0, ends)) fail("socketpair");
+    for (int i = 0; i < HELD; i++) { struct epoll_event event = {EPOLLIN, {.ptr = make(HELD_SIZE)}}; epoll_ctl(epoll, EPOLL_CTL_ADD, eventfd(0, 0), &event); }
+    char control[CMSG_SPACE(4)] = {0}; struct iovec data = {"x", 1};
+    struct msghdr message = {.msg_iov = &data, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control};
+    struct cmsghdr *header = CMSG_FIRSTHDR(&message);
+    header->cmsg_level = SOL_SOCKET; header->cmsg_type = SCM_RIGHTS; header->cmsg_len = CMSG_LEN(4);
+    memcpy(CMSG_DATA(header), &epoll, 4); if (sendmsg(ends[1], &message, 0) < 0) fail("sendmsg");
+    close(epoll);
+}
+
+enum { STACK = 256 << 10 };
+/* A table below a thread's stack, in one mapping. */
+static void below_stack(void) {
+    char *memory = own(2 * STACK); fill(memory);
+    pthread_attr_t attributes; pthread_attr_init(&attributes); pthread_attr_setstack(&attributes, memory + STACK, STACK); start(&attributes);
+}
+/* A table between the stacks of two threads. */
+static void between_stacks(void) {
+    char *memory = own(3 * STACK); fill(memory + STACK);
+    pthread_attr_t attributes; pthread_attr_init(&attributes);
+    pthread_attr_setstack(&attributes, memory, STACK); start(&attributes);
+    pthread_attr_setstack(&attributes, memory + 2 * STACK, STACK); start(&attributes);
+}
+/* The kernel merges the table's mapping with a stack without a guard page. */
+static void below_unguarded_stack(void) {
+    pthread_attr_t attributes; pthread_attr_init(&attributes); pthread_attr_setguardsize(&attributes, 0);
+    pthread_attr_setstacksize(&attributes, STACK); start(&attributes); fill(own(PAGE));
+}
+static char variables[2 * STACK] __attribute__((aligned(PAGE)));
+static void in_variables_below_stack(void) {
+    fill(variables); pthread_attr_t attributes; pthread_attr_init(&attributes);
+    pthread_attr_setstack(&attributes, variables + STACK, STACK); start(&attributes);
+}
+/* Only a process that shares the memory has the pointers, on a stack that this one has allocated for it. */
+static int shares(void *stack) { prctl(PR_SET_PDEATHSIG, SIGKILL); fill((char *)stack + PAGE); memset(table, 0, sizeof table); is_ready = 1; for (;;) pause(); return 0; }
+static void in_sharing_process(void) {
+    char *stack = own(STACK); int child = clone(shares, stack + STACK, CLONE_VM | SIGCHLD, stack);
+    if (child < 0) fail("clone");
+    while (!is_ready) sched_yield();
+}
+
+static void in_packed_events(void) { static struct epoll_event events[HELD]; for (int i = 0; i < HELD; i++) { events[i].events = 1; events[i].data.ptr = make(HELD_SIZE); } table[0] = (uintptr_t)events; }
+static void in_packed_events_on_heap(void) { struct epoll_event *events = malloc(HELD * sizeof *events); for (int i = 0; i < HELD; i++) { events[i].events = 1; events[i].data.ptr = make(HELD_SIZE); } table[0] = (uintptr_t)events; }
+/* Behind the last byte, where the next object's header is. */
+static void by_end(void) { for (int i = 0; i < HELD; i++) table[i] = (uintptr_t)make(HELD_SIZE) + HELD_SIZE; }
+static void by_low_bits(void) { for (int i = 0; i < HELD; i++) table[i] = (uintptr_t)make(HELD_SIZE) | (i & 7); }
+
+static const struct { const char *name; void (*hold)(void); } modes[] = {
+#define MODE(name) {#name, name},
+    MODE(in_shared) MODE(in_shared_read_only) MODE(in_shared_without_access) MODE(in_file) MODE(in_second_view)
+    MODE(in_untouched) MODE(in_unmapped_file) MODE(in_system_v_memory) MODE(in_dropped_page_tables) MODE(in_secret_memory)
+    MODE(in_pipe) MODE(in_stream) MODE(in_datagram) MODE(in_datagrams) MODE(in_message_queue) MODE(in_eventfd)
+    MODE(in_signals) MODE(in_signals_of_thread) MODE(in_flight)
+    MODE(below_stack) MODE(between_stacks) MODE(below_unguarded_stack) MODE(in_variables_below_stack) MODE(in_sharing_process)
+    MODE(in_packed_events) MODE(in_packed_events_on_heap) MODE(by_end) MODE(by_low_bits)
+};
+
+int main(int count, char **arguments) {
+    free(malloc(30));
+    lose();
+    int found = 0;
+    for (size_t i = 0; i < sizeof modes / sizeof *modes; i++)
+        if (count > 1 && !strcmp(arguments[1], modes[i].name)) { modes[i].hold(); found = 1; }
+    if (!found) return 3;
+    for (int i = 0; i < 40; i++) { void *volatile reused = malloc(HELD_SIZE); free(reused); }
+    wipe();
+    char text[256];
+    ssize_t length = snprintf(text, sizeof text, "ready %d\n", getpid());
+    do if (write(1, text, length) != length) return 1;
+    while (wipe(), (length = read(0, text, sizeof text)) > 0);
+}

@@ -1,0 +1,83 @@
+//! Objects that only a certain kind of memory, or the kernel, holds: held.c loses seven others in each mode.
+
+use memprof_leaks::{Proof, UnsearchedRole, prove};
+
+use crate::leaks::LONG_PAUSE;
+use crate::start;
+
+const LOST: u64 = 7;
+const HELD: u64 = 50;
+
+fn proof(mode: &str) -> Proof {
+    let mut target = start("held", &[mode]);
+    let proof = prove(target.pid, LONG_PAUSE, &|_| {}).unwrap();
+    target.assert_unharmed();
+    proof
+}
+
+fn leaked(proof: &Proof) -> u64 {
+    proof.leaked.iter().map(|group| group.objects).sum()
+}
+
+/// Checks that exactly the lost objects are leaked, without doubt.
+fn check_proven(mode: &str) {
+    let proof = proof(mode);
+    assert_eq!(leaked(&proof), LOST, "{mode}: {proof:?}");
+    assert_eq!(proof.report.unsearched, [], "{mode}");
+}
+
+/// Checks that a note names the kind that was not searched.
+fn check_noted(mode: &str, expected: &str) {
+    let proof = proof(mode);
+    assert!(
+        (LOST..=LOST + HELD).contains(&leaked(&proof)),
+        "{mode}: {proof:?}"
+    );
+    assert!(
+        proof.report.has_unsearched(UnsearchedRole::Pointers),
+        "{mode}"
+    );
+    let notes: Vec<_> = proof
+        .report
+        .unsearched
+        .iter()
+        .map(ToString::to_string)
+        .collect();
+    assert!(
+        notes.iter().any(|note| note.starts_with(expected)),
+        "{mode}: {notes:?}"
+    );
+}
+
+#[test]
+fn objects_held_by_kernel_are_not_leaked() {
+    for mode in [
+        "in_pipe",
+        "in_stream",
+        "in_eventfd",
+        "in_signals",
+        "in_signals_of_thread",
+    ] {
+        check_proven(mode);
+    }
+}
+
+#[test]
+fn unreadable_kernel_objects_are_noted() {
+    check_noted("in_datagrams", "1 sockets with datagrams behind the first");
+    check_noted("in_message_queue", "400B of messages in System V queues");
+    check_noted("in_flight", "1 descriptors that are being passed");
+    check_noted("in_sharing_process", "1 processes that share its memory");
+}
+
+#[test]
+fn objects_held_beside_stacks_are_not_leaked() {
+    for mode in [
+        "below_stack",
+        "between_stacks",
+        "below_unguarded_stack",
+        "in_variables_below_stack",
+    ] {
+        check_proven(mode);
+    }
+}

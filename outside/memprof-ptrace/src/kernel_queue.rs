@@ -1,0 +1,286 @@
+//! Data that the kernel queues for descriptors of another process, read without consuming it.
+#![expect(
+    unsafe_code,
+    reason = "pidfd_getfd(2), ioctl(2), tee(2), recv(2) and getsockopt(2) on descriptors of another process"
+)]
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+
+use nix::errno::Errno;
+
+use crate::pidfd::PidFd;
+
+/// Most bytes that are read of one queue.
+const MAX_QUEUE_BYTES: u64 = 16 << 20;
+/// Most receive memory of an internet socket that holds a single datagram, in bytes: a further buffer of the kernel
+/// (`SKB_TRUESIZE` of linux/skbuff.h) takes at least 768.
+const SINGLE_DATAGRAM_MEMORY: u32 = 2 * 768 - 1;
+/// `SO_MEMINFO` of asm-generic/socket.h, and the number of its values; the first is the receive memory.
+const SO_MEMINFO: libc::c_int = 55;
+const MEMINFO_VALUES: usize = 9;
+
+/// Reader of the queues of one process.
+#[derive(Debug)]
+pub struct QueueReader {
+    pid: u32,
+    process: PidFd,
+}
+
+/// Content of a queue.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct QueueContent {
+    /// Inode of the pipe or socket.
+    pub inode: u64,
+    /// Data from the start of the queue.
+    pub data: Vec<u8>,
+    /// Queued bytes that could not be read.
+    pub unread_bytes: u64,
+    /// Whether further datagrams may be queued behind the first.
+    pub has_more_datagrams: bool,
+}
+
+impl QueueReader {
+    /// Prepares to read queues of process `pid`.
+    ///
+    /// # Errors
+    /// There is no such process, or Linux is older than 5.3.
+    pub fn open(pid: u32) -> io::Result<Self> {
+        let process = PidFd::open(pid)?;
+        Ok(Self { pid, process })
+    }
+
+    /// Reads the queue of a pipe, FIFO or socket, at most 16 MiB, without removing anything from it. `None` if
+    /// descriptor `number` has no such queue.
+    ///
+    /// # Errors
+    /// The process has closed the descriptor, this user may not access it, or Linux is older than 5.6.
+    pub fn read(&self, number: i32) -> io::Result<Option<QueueContent>> {
+        // SAFETY: pidfd_getfd(2) takes three numbers.
+        let duplicate = unsafe {
+            let pidfd = self.process.as_fd().as_raw_fd();
+            libc::syscall(libc::SYS_pidfd_getfd, pidfd, number, 0)
+        };
+        let duplicate = Errno::result(duplicate)?;
+        // SAFETY: pidfd_getfd(2) has just returned the descriptor, so nothing else owns it.
+        let duplicate = File::from(unsafe { OwnedFd::from_raw_fd(duplicate as i32) });
+        let metadata = duplicate.metadata()?;
+        let inode = metadata.ino();
+        let kind = metadata.file_type();
+        if kind.is_fifo() {
+            return self.read_pipe(number, &duplicate, inode).map(Some);
+        }
+        match kind.is_socket() {
+            true => read_socket(&duplicate, inode),
+            false => Ok(None),
+        }
+    }
+
+    /// Reads the data in a pipe, of which `end` is either end.
+    fn read_pipe(&self, number: i32, end: &File, inode: u64) -> io::Result<QueueContent> {
+        let mut content = QueueContent {
+            inode,
+            ..QueueContent::default()
+        };
+        let queued = queued_bytes(end)?;
+        if queued == 0 {
+            return Ok(content);
+        }
+        content.data = match copy_pipe(end, queued) {
+            // The process has only the end for writing: the kernel's link opens the other one.
+            Err(error) if error.raw_os_error() == Some(libc::EBADF) => {
+                let path = format!("/proc/{}/fd/{number}", self.pid);
+                let mut options = OpenOptions::new();
+                let opened = options
+                    .read(true)
+                    .custom_flags(libc::O_NONBLOCK)
+                    .open(path)?;
+                copy_pipe(&opened, queued)
+            }
+            copied => copied,
+        }
+        .unwrap_or_default();
+        content.unread_bytes = queued.saturating_sub(content.data.len() as u64);
+        Ok(content)
+    }
+}
+
+/// Number of bytes that can be read from a descriptor (`FIONREAD`).
+fn queued_bytes(descriptor: &File) -> io::Result<u64> {
+    let mut queued: libc::c_int = 0;
+    // SAFETY: FIONREAD writes one integer to `queued`.
+    let result = unsafe { libc::ioctl(descriptor.as_raw_fd(), libc::FIONREAD, &raw mut queued) };
+    Errno::result(result)?;
+    Ok(u64::try_from(queued).unwrap_or(0))
+}
+
+/// Copies the first bytes of a pipe by tee(2), which leaves them there.
+fn copy_pipe(source: &File, queued: u64) -> io::Result<Vec<u8>> {
+    let (mut reader, writer) = io::pipe()?;
+    let size = queued.min(MAX_QUEUE_BYTES);
+    // The new pipe needs as many buffers as the source: tee(2) copies references to them. A size beyond the limit of
+    // this user is refused; then fewer bytes are read.
+    // SAFETY: F_GETPIPE_SZ takes no argument.
+    let source_size = unsafe { libc::fcntl(source.as_raw_fd(), libc::F_GETPIPE_SZ) };
+    // SAFETY: F_SETPIPE_SZ takes a number.
+    unsafe { libc::fcntl(writer.as_raw_fd(), libc::F_SETPIPE_SZ, source_size) };
+    // SAFETY: tee(2) takes two descriptors and two numbers.
+    let copied = unsafe {
+        libc::tee(
+            source.as_raw_fd(),
+            writer.as_raw_fd(),
+            size as usize,
+            libc::SPLICE_F_NONBLOCK,
+        )
+    };
+    match Errno::result(copied) {
+        Ok(_) => {}
+        // The data was consumed meanwhile.
+        Err(Errno::EAGAIN) => return Ok(Vec::new()),
+        Err(error) => return Err(error.into()),
+    }
+    drop(writer);
+    let mut bytes = Vec::new();
+    reader.read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+/// Reads the receive queue of a socket: of a stream all of it, else the first datagram. `None` if the socket has no
+/// queue of data, as one that listens.
+fn read_socket(socket: &File, inode: u64) -> io::Result<Option<QueueContent>> {
+    let queued = match queued_bytes(socket) {
+        Ok(queued) => queued,
+        // Sockets that listen, and families whose messages come from the kernel.
+        Err(_) => return Ok(None),
+    };
+    let mut content = QueueContent {
+        inode,
+        ..QueueContent::default()
+    };
+    if queued == 0 {
+        return Ok(Some(content));
+    }
+    let mut bytes = vec![0_u8; queued.min(MAX_QUEUE_BYTES) as usize];
+    // SAFETY: recv(2) writes at most `bytes.len()` bytes to the buffer.
+    let received = unsafe {
+        let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT;
+        libc::recv(
+            socket.as_raw_fd(),
+            bytes.as_mut_ptr().cast(),
+            bytes.len(),
+            flags,
+        )
+    };
+    match Errno::result(received) {
+        Ok(received) => bytes.truncate(received.unsigned_abs()),
+        Err(Errno::EAGAIN) => bytes.clear(),
+        Err(error) => return Err(error.into()),
+    }
+    content.unread_bytes = queued.saturating_sub(bytes.len() as u64);
+    content.has_more_datagrams =
+        socket_option(socket, libc::SO_TYPE) == Some(libc::SOCK_DGRAM) && !has_one_datagram(socket);
+    content.data = bytes;
+    Ok(Some(content))
+}
+
+/// Whether an internet socket has room for only one datagram in its receive memory. False for Unix sockets, whose
+/// datagrams count towards the sender.
+fn has_one_datagram(socket: &File) -> bool {
+    let mut values = [0_u32; MEMINFO_VALUES];
+    let mut length = size_of_val(&values) as libc::socklen_t;
+    // SAFETY: getsockopt(2) writes at most `length` bytes to `values`.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            SO_MEMINFO,
+            values.as_mut_ptr().cast(),
+            &raw mut length,
+        )
+    };
+    result == 0 && (1..=SINGLE_DATAGRAM_MEMORY).contains(&values[0])
+}
+
+/// Integer option of a socket; `None` if it has none.
+fn socket_option(socket: &File, option: libc::c_int) -> Option<libc::c_int> {
+    let mut value: libc::c_int = 0;
+    let mut length = size_of_val(&value) as libc::socklen_t;
+    // SAFETY: getsockopt(2) writes one integer to `value`.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            option,
+            (&raw mut value).cast(),
+            &raw mut length,
+        )
+    };
+    (result == 0).then_some(value)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::os::unix::net::{UnixDatagram, UnixStream};
+
+    use super::*;
+
+    fn read(descriptor: &impl AsRawFd) -> QueueContent {
+        let reader = QueueReader::open(std::process::id()).unwrap();
+        reader.read(descriptor.as_raw_fd()).unwrap().unwrap()
+    }
+
+    #[test]
+    fn queues_are_read_without_being_consumed() {
+        let (mut out, mut into) = io::pipe().unwrap();
+        assert_eq!(read(&out).data, b"");
+        into.write_all(b"in the pipe").unwrap();
+        // The second end in the process reads the same.
+        for content in [read(&out), read(&into)] {
+            assert_eq!(content.data, b"in the pipe");
+            assert_eq!(content.unread_bytes, 0);
+        }
+        let mut bytes = [0; 11];
+        out.read_exact(&mut bytes).unwrap();
+        assert_eq!(&bytes, b"in the pipe");
+
+        let (mut one, mut other) = UnixStream::pair().unwrap();
+        one.write_all(b"in two ").unwrap();
+        one.write_all(b"pieces").unwrap();
+        let content = read(&other);
+        assert_eq!(
+            (content.data.as_slice(), content.has_more_datagrams),
+            (&b"in two pieces"[..], false)
+        );
+        let mut bytes = [0; 13];
+        other.read_exact(&mut bytes).unwrap();
+        assert_eq!(&bytes, b"in two pieces");
+    }
+
+    #[test]
+    fn further_datagrams_are_reported() {
+        let (one, other) = UnixDatagram::pair().unwrap();
+        one.send(b"first").unwrap();
+        one.send(b"second").unwrap();
+        let content = read(&other);
+        assert_eq!(
+            (content.data.as_slice(), content.has_more_datagrams),
+            (&b"first"[..], true)
+        );
+        let udp = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+        udp.send_to(b"one", udp.local_addr().unwrap()).unwrap();
+        assert_eq!(read(&udp).data, b"one");
+    }
+
+    #[test]
+    fn file_and_listener_have_no_queue() {
+        let reader = QueueReader::open(std::process::id()).unwrap();
+        let file = tempfile::tempfile().unwrap();
+        assert_eq!(reader.read(file.as_raw_fd()).unwrap(), None);
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        assert_eq!(reader.read(listener.as_raw_fd()).unwrap(), None);
+        assert!(reader.read(i32::MAX).is_err());
+    }
+}
