@@ -8,7 +8,7 @@ use std::time::{Duration, UNIX_EPOCH};
 use clap::ValueEnum;
 use memprof_report::{
     Error, ErrorKind, Filter, Format, Granularity, Input, Label, Limits, Options, OriginRules,
-    Sources, pattern,
+    SampleType, Sources, pattern,
 };
 
 use crate::{browser, output};
@@ -31,9 +31,10 @@ pub(crate) struct ReportArgs {
     #[arg(long, value_enum)]
     format: Option<FormatArg>,
 
-    /// Value to show; `alloc_*` needs a host with `prof_accum:true`
-    #[arg(long, value_enum, default_value_t = SampleTypeArg::InuseSpace)]
-    sample_type: SampleTypeArg,
+    /// Value to show: `inuse_space`, `inuse_objects`, `alloc_space` or `alloc_objects`, which need a host with
+    /// `prof_accum:true`, or another type that a pprof profile has
+    #[arg(long, value_name = "NAME", default_value = SampleType::InuseSpace.name())]
+    sample_type: String,
 
     /// Only stacks with a function that matches this regular expression; for peek, the functions to show
     #[arg(long, value_name = "RE")]
@@ -136,19 +137,6 @@ pub(crate) enum FormatArg {
     Jeprof,
     /// Totals, mappings and functions for scripts
     Json,
-}
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
-#[value(rename_all = "snake_case")]
-enum SampleTypeArg {
-    /// Bytes alive
-    InuseSpace,
-    /// Objects alive
-    InuseObjects,
-    /// Bytes allocated since activation
-    AllocSpace,
-    /// Objects allocated since activation
-    AllocObjects,
 }
 
 /// Exit code for an error of the report.
@@ -277,7 +265,8 @@ impl ReportArgs {
     fn options(&self) -> Result<Options, Error> {
         Ok(Options {
             format: self.format()?,
-            sample_type: self.sample_type.into(),
+            sample_type: SampleType::InuseSpace,
+            sample_type_name: Some(self.sample_type.clone()),
             granularity: if self.lines {
                 Granularity::Lines
             } else {
@@ -368,17 +357,6 @@ impl From<FormatArg> for Format {
             FormatArg::Pprof => Self::Pprof,
             FormatArg::Jeprof => Self::Jeprof,
             FormatArg::Json => Self::Json,
-        }
-    }
-}
-
-impl From<SampleTypeArg> for memprof_report::SampleType {
-    fn from(sample_type: SampleTypeArg) -> Self {
-        match sample_type {
-            SampleTypeArg::InuseSpace => Self::InuseSpace,
-            SampleTypeArg::InuseObjects => Self::InuseObjects,
-            SampleTypeArg::AllocSpace => Self::AllocSpace,
-            SampleTypeArg::AllocObjects => Self::AllocObjects,
         }
     }
 }

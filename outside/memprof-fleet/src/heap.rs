@@ -155,10 +155,8 @@ fn frames(symbolized: &SymbolizedProfile, stack: memprof_report::StackId) -> Vec
     let addresses = &profile.stacks.frames(stack)[depth..];
     let mut frames = Vec::new();
     for &id in addresses {
-        let mut call = profile.stacks.address(id);
-        call.0 = call.0.wrapping_sub(1);
         let mapping = profile
-            .mapping_of(call)
+            .mapping_of_frame(id)
             .map(|index| &profile.mappings[index]);
         let module = mapping.map_or("", |mapping| mapping.file_name());
         frames.extend(symbolized.names.frames(id).iter().map(|frame| Frame {

@@ -1,17 +1,29 @@
 //! Allocation time of a stack's samples, in a pseudo frame (see `ages`).
 
+use std::num::NonZeroU32;
+
 /// Upper 24 bits of such a pseudo frame: no address that a processor accepts, and the kind "allocation time".
 const KIND: u64 = 0x4d_5002;
 
-/// Start of the age bucket in which a block was allocated, in seconds since 1970 (UTC).
+/// Start of the age bucket in which a block was allocated, in seconds since 1970 (UTC). Stored as one more, so that
+/// `Option<AllocTime>` needs no extra space in the samples, of which a profile may have millions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct AllocTime(pub(crate) u32);
+pub(crate) struct AllocTime(NonZeroU32);
 
 impl AllocTime {
+    /// Creates a time. `None` for the largest number of seconds.
+    pub(crate) fn new(seconds: u32) -> Option<Self> {
+        NonZeroU32::new(seconds.wrapping_add(1)).map(Self)
+    }
+
+    pub(crate) fn seconds(self) -> u32 {
+        self.0.get() - 1
+    }
+
     /// Decodes the time in a pseudo frame. `None` if `frame` is an address or another pseudo frame. The lowest bit is
     /// always set and carries no data, because tools show a caller as the byte before the return address.
     pub(crate) fn from_frame(frame: u64) -> Option<Self> {
-        (frame >> 40 == KIND).then_some(Self((frame >> 1) as u32))
+        Self::new((frame >> 1) as u32).filter(|_| frame >> 40 == KIND)
     }
 }
 
@@ -37,6 +49,6 @@ impl AgeBuckets {
     /// complete.
     pub(crate) fn min_age(self, alloc_time: AllocTime) -> u32 {
         self.taken
-            .saturating_sub(alloc_time.0.saturating_add(self.width))
+            .saturating_sub(alloc_time.seconds().saturating_add(self.width))
     }
 }

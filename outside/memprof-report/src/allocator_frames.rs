@@ -1,7 +1,7 @@
 //! Finds the allocator's own frames at the leaf, which would otherwise be the top row of every report.
 
 use crate::names::Names;
-use crate::profile::{Address, Profile};
+use crate::profile::Profile;
 use crate::stacks::{AddressId, StackId};
 
 /// File names of allocators in shared libraries, by prefix.
@@ -99,11 +99,11 @@ pub(crate) fn allocator_depths(profile: &Profile, names: &Names) -> Vec<u32> {
         .collect();
     let trimmed: Vec<bool> = (0..addresses.len())
         .map(|index| {
-            let call = Address(addresses[index].0.wrapping_sub(1));
+            let id = AddressId(index as u32);
             profile
-                .mapping_of(call)
+                .mapping_of_frame(id)
                 .is_some_and(|mapping| libraries[mapping])
-                || is_allocator_address(names, AddressId(index as u32))
+                || is_allocator_address(names, id)
         })
         .collect();
     (0..profile.stacks.len())

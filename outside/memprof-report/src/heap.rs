@@ -241,6 +241,7 @@ impl<'a> DumpReader<'a> {
             counts: [0; 2],
             alloc_time: self.marks.alloc_time,
             label: self.marks.label,
+            row: 0,
             values,
         });
         Ok(())

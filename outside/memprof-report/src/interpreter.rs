@@ -62,7 +62,7 @@ pub(crate) fn advice(
         .collect();
     let (mut total, mut interpreted) = (0_i128, 0_i128);
     for sample in &profile.samples {
-        let value = i128::from(sample.values[sample_type]);
+        let value = i128::from(sample.values[sample_type].unsigned_abs());
         let depth = named.depths[sample.stack.0 as usize] as usize;
         let frames = &profile.stacks.frames(sample.stack)[depth..];
         let most = frames.iter().map(|id| by_address[id.0 as usize]).max();

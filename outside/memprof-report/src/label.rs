@@ -1,8 +1,11 @@
 //! Labels of sampled memory. A stack may end, above its thread's start, in a pseudo frame with the id of the label
-//! set that the allocating thread had. A line of the dump lists the labels of each set.
+//! set that the allocating thread had. A line of the dump lists the labels of each set. Samples of pprof profiles have
+//! labels of their own, which are texts or numbers with a unit.
 
+use std::borrow::Cow;
 use std::collections::{BTreeSet, HashMap};
 use std::num::NonZeroU32;
+use std::sync::Arc;
 
 use percent_encoding::percent_decode_str;
 
@@ -44,12 +47,52 @@ impl LabelId {
     }
 }
 
-/// Labels of a profile, from its lines `# labels: KEY,…` and `# label: ID KEY=VALUE …`.
+/// A label in a set.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct SetLabel {
+    pub(crate) key: Arc<str>,
+    /// Value as reports show it: `/cart`, `4096 bytes`.
+    pub(crate) text: Arc<str>,
+    /// The number and its unit, which may be empty. `None` for a text.
+    pub(crate) number: Option<(i64, Arc<str>)>,
+}
+
+impl SetLabel {
+    /// Creates a label with a text.
+    pub(crate) fn text(key: Arc<str>, text: Arc<str>) -> Self {
+        Self {
+            key,
+            text,
+            number: None,
+        }
+    }
+
+    /// Creates a label with a number in that unit, which may be empty.
+    pub(crate) fn number(key: Arc<str>, number: i64, unit: Arc<str>) -> Self {
+        let text = match &*unit {
+            "" => number.to_string(),
+            unit => format!("{number} {unit}"),
+        };
+        Self {
+            key,
+            text: text.into(),
+            number: Some((number, unit)),
+        }
+    }
+
+    /// Returns whether `value` is the label's: as reports show it, or the number without its unit.
+    fn has_value(&self, value: &str) -> bool {
+        let number = self.number.as_ref();
+        &*self.text == value || number.is_some_and(|(number, _)| number.to_string() == value)
+    }
+}
+
+/// Labels of a profile, from its lines `# labels: KEY,…` and `# label: ID KEY=VALUE …`, or those of pprof's samples.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Labels {
     /// Keys that were recorded when the profile was taken.
     keys: Vec<String>,
-    sets: HashMap<LabelId, Vec<(String, String)>>,
+    sets: HashMap<LabelId, Vec<SetLabel>>,
 }
 
 impl Labels {
@@ -65,27 +108,74 @@ impl Labels {
             return;
         };
         let labels = words.filter_map(|word| word.split_once('='));
-        let labels = labels.map(|(key, value)| (decode(key), decode(value)));
+        let labels =
+            labels.map(|(key, value)| SetLabel::text(decode(key).into(), decode(value).into()));
         self.sets.insert(id, labels.collect());
     }
 
-    /// Returns the labels of a set as (key, value), empty if the set is unknown.
-    pub(crate) fn set(&self, id: LabelId) -> &[(String, String)] {
-        self.sets.get(&id).map_or(&[], Vec::as_slice)
+    /// Adds a key that [`keys`](Self::keys) lacks.
+    pub(crate) fn add_key(&mut self, key: &str) {
+        self.keys.push(key.to_owned());
+    }
+
+    /// Adds a set with an id of its own. `None` if it has no label, or there are no more ids.
+    pub(crate) fn add_set(&mut self, labels: Vec<SetLabel>) -> Option<LabelId> {
+        if labels.is_empty() {
+            return None;
+        }
+        let id = LabelId::new(u32::try_from(self.sets.len() + 1).ok()?)?;
+        self.sets.insert(id, labels);
+        Some(id)
+    }
+
+    /// Returns the labels of a set: none if the set is unknown, each key with `[other]` for the sets that had no free
+    /// cell in the process's table.
+    pub(crate) fn set(&self, id: LabelId) -> Cow<'_, [SetLabel]> {
+        match self.sets.get(&id) {
+            Some(labels) => Cow::Borrowed(labels),
+            None if Some(id) == LabelId::OTHER => {
+                let keys = self.keys.iter();
+                keys.map(|key| SetLabel::text(key.as_str().into(), OTHER.into()))
+                    .collect()
+            }
+            None => Cow::Borrowed(&[]),
+        }
+    }
+
+    /// Returns the labels with that key in a set.
+    fn with_key<'a, 'k>(
+        &'a self,
+        id: LabelId,
+        key: &'k str,
+    ) -> impl Iterator<Item = &'a SetLabel> + use<'a, 'k> {
+        let labels = self.sets.get(&id).map_or(&[][..], Vec::as_slice).iter();
+        labels.filter(move |label| &*label.key == key)
     }
 
     /// Returns the value of a key as reports show it: `[none]` if the sample or its set lacks the key, `[other]` for
-    /// the sets that had no free cell in the process's table.
-    pub(crate) fn value(&self, id: Option<LabelId>, key: &str) -> &str {
-        match id {
-            None => NONE,
-            other if other == LabelId::OTHER => OTHER,
-            Some(id) => {
-                let mut labels = self.set(id).iter();
-                let pair = labels.find(|(name, _)| name == key);
-                pair.map_or(NONE, |(_, value)| value)
+    /// the sets that had no free cell in the process's table. Several values of one key are joined.
+    pub(crate) fn value(&self, id: Option<LabelId>, key: &str) -> Cow<'_, str> {
+        let id = match id {
+            None => return NONE.into(),
+            other if other == LabelId::OTHER => return OTHER.into(),
+            Some(id) => id,
+        };
+        let mut values = self.with_key(id, key).map(|label| &*label.text);
+        match (values.next(), values.next()) {
+            (None, _) => NONE.into(),
+            (Some(value), None) => value.into(),
+            (Some(first), Some(second)) => {
+                let all: Vec<_> = [first, second].into_iter().chain(values).collect();
+                all.join(", ").into()
             }
         }
+    }
+
+    /// Returns whether a sample with that set has the label: as [`value`](Self::value) shows it, or as one of several.
+    pub(crate) fn matches(&self, id: Option<LabelId>, label: &Label) -> bool {
+        let mut labels = id.into_iter().flat_map(|id| self.with_key(id, &label.key));
+        labels.any(|found| found.has_value(&label.value))
+            || self.value(id, &label.key) == label.value
     }
 
     /// Returns the label keys that the dump records, in its order.
@@ -95,22 +185,25 @@ impl Labels {
 
     /// Returns each key with up to `max` of its distinct values, the first in alphabetical order.
     pub(crate) fn values(&self, max: usize) -> Vec<(&str, Vec<&str>)> {
-        let of_key = |key: &'_ String| -> Vec<&str> {
-            let labels = self.sets.values().flatten();
-            let values = labels.filter(|(name, _)| name == key);
-            let values: BTreeSet<_> = values.map(|(_, value)| value.as_str()).collect();
-            values.into_iter().take(max).collect()
+        let mut by_key: HashMap<&str, BTreeSet<&str>> = HashMap::new();
+        for label in self.sets.values().flatten() {
+            by_key.entry(&label.key).or_default().insert(&label.text);
+        }
+        let values = |key: &str| {
+            let values = by_key.get(key).into_iter().flatten();
+            values.copied().take(max).collect()
         };
         let keys = self.keys.iter();
-        keys.map(|key| (key.as_str(), of_key(key))).collect()
+        keys.map(|key| (key.as_str(), values(key))).collect()
     }
 
-    /// Fails if the profile has no label with that key.
-    pub(crate) fn require_key(&self, key: &str) -> Result<()> {
+    /// Fails if the profile has no label with that key. `is_dump` says whether memprof may have taken it.
+    pub(crate) fn require_key(&self, key: &str, is_dump: bool) -> Result<()> {
         if self.keys.iter().any(|known| known == key) {
             return Ok(());
         }
         Err(Error::Usage(match self.keys.as_slice() {
+            [] if !is_dump => "its samples have no labels".to_owned(),
             [] => format!(
                 "its samples have no labels: `memprof activate labels={key}` counts them for what is allocated \
                  from then on"
@@ -169,7 +262,7 @@ mod tests {
     #[test]
     fn label_value_is_found_by_set_id() {
         let mut labels = Labels::default();
-        assert!(labels.require_key("route").is_err());
+        assert!(labels.require_key("route", true).is_err());
         labels.read_keys("route,a%20b");
         labels.read_set("7 route=/x a%20b=1");
         labels.read_set("8 nonsense");
@@ -184,13 +277,41 @@ mod tests {
         check(Some(0), "route", OTHER);
         check(None, "route", NONE);
         labels.read_set("9 route=/a");
+        // Sets without a cell keep their mark when they are written.
+        let other = labels.set(LabelId::OTHER.unwrap()).to_vec();
+        assert_eq!(other[0], SetLabel::text("route".into(), OTHER.into()));
         let values = [("route", vec!["/a", "/x"]), ("a b", vec!["1"])];
         assert_eq!(labels.values(100), values);
         assert_eq!(labels.values(1)[0].1, ["/a"]);
-        let error = labels.require_key("tenant").unwrap_err().to_string();
+        let error = labels.require_key("tenant", true).unwrap_err().to_string();
         assert_eq!(
             error,
             "its samples have no label \"tenant\", but: route, a b"
         );
+    }
+
+    #[test]
+    fn numbers_and_repeated_keys_are_values() {
+        let mut labels = Labels::default();
+        let number = |number, unit: &str| SetLabel::number("size".into(), number, unit.into());
+        let text = |text: &str| SetLabel::text("tag".into(), text.into());
+        let set = labels.add_set(vec![number(-4096, "bytes"), text("a"), text("b")]);
+        let plain = labels.add_set(vec![number(7, "")]);
+        assert_eq!(labels.add_set(vec![]), None);
+        let check = |set, label: &str, is_matched: bool| {
+            let label: Label = label.parse().unwrap();
+            assert_eq!(labels.matches(set, &label), is_matched, "{label:?}");
+        };
+        assert_eq!(labels.value(set, "size"), "-4096 bytes");
+        assert_eq!(labels.value(set, "tag"), "a, b");
+        assert_eq!(labels.value(plain, "size"), "7");
+        check(set, "size=-4096 bytes", true);
+        check(set, "size=-4096", true);
+        check(set, "tag=b", true);
+        check(set, "tag=a, b", true);
+        check(set, "tag=c", false);
+        check(set, "size=7", false);
+        check(plain, "size=7", true);
+        check(plain, "tag=[none]", true);
     }
 }

@@ -1,5 +1,6 @@
 //! Memory by label value: shares and usage.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::io::BufRead;
 
@@ -16,10 +17,10 @@ use crate::unsample::unsample;
 /// Keeps the samples with that label. Fails if the profile has no such key.
 pub(crate) fn filter_by_label(profile: &mut Profile, label: &Label) -> Result<()> {
     let labels = &profile.labels;
-    labels.require_key(&label.key)?;
+    labels.require_key(&label.key, profile.value_types.is_none())?;
     profile
         .samples
-        .retain(|sample| labels.value(sample.label, &label.key) == label.value);
+        .retain(|sample| labels.matches(sample.label, label));
     Ok(())
 }
 
@@ -31,15 +32,16 @@ pub(crate) struct LabelShare {
     pub(crate) confidence: Confidence,
 }
 
-/// Returns the memory by values of a label, the largest share first, without shares of 0. Fails if the profile has no
+/// Returns the memory by values of a label, the largest amount first, without shares of 0. Fails if the profile has no
 /// such key.
 pub(crate) fn shares_by_label(
     profile: &Profile,
     key: &str,
     sample_type: SampleType,
 ) -> Result<Vec<LabelShare>> {
-    profile.labels.require_key(key)?;
-    let mut amount: BTreeMap<&str, (i64, Confidence)> = BTreeMap::new();
+    let is_dump = profile.value_types.is_none();
+    profile.labels.require_key(key, is_dump)?;
+    let mut amount: BTreeMap<Cow<'_, str>, (i64, Confidence)> = BTreeMap::new();
     for sample in &profile.samples {
         let share = amount
             .entry(profile.labels.value(sample.label, key))
@@ -50,12 +52,12 @@ pub(crate) fn shares_by_label(
     let shares = amount
         .into_iter()
         .map(|(value, (amount, confidence))| LabelShare {
-            value: value.to_owned(),
+            value: value.into_owned(),
             amount,
             confidence,
         });
     let mut shares: Vec<_> = shares.filter(|share| share.amount != 0).collect();
-    shares.sort_by_key(|share| std::cmp::Reverse(share.amount));
+    shares.sort_by_key(|share| std::cmp::Reverse(share.amount.unsigned_abs()));
     Ok(shares)
 }
 

@@ -53,6 +53,7 @@ mod fold;
 mod interpreter;
 mod label;
 mod label_shares;
+mod module_names;
 mod pseudo_frames;
 mod short_names;
 mod steady_growth;

@@ -52,6 +52,10 @@ pub(crate) enum ProfileItem {
     Address,
     /// The values of one stack.
     Sample,
+    /// A value of a sample type that is none of the four.
+    Value,
+    /// A label of a distinct set, with this many bytes of text.
+    Label(usize),
     /// A distinct stack with this many frames.
     Stack(usize),
     /// An entry of a table that is read in full, such as a function.
@@ -68,6 +72,8 @@ impl ProfileItem {
         match self {
             Self::Address => 700,
             Self::Sample => 56,
+            Self::Value => 8,
+            Self::Label(bytes) => 160 + bytes as u64,
             Self::Stack(frames) => 176 + 6 * frames as u64,
             Self::Entry => 80,
             Self::Inlined => 40,

@@ -16,6 +16,8 @@ pub struct Options {
     pub format: Format,
     /// Value to report; pprof and JSON contain all of them.
     pub sample_type: SampleType,
+    /// Name of a pprof profile's sample type to report in place of `sample_type`.
+    pub sample_type_name: Option<String>,
     /// Splits functions into lines, or not.
     pub granularity: Granularity,
     /// Stacks to include.
@@ -74,6 +76,14 @@ pub enum Format {
     Jeprof,
     /// Totals, mappings and functions as JSON.
     Json,
+}
+
+impl Options {
+    /// Name of the sample type to report.
+    pub(crate) fn type_name(&self) -> &str {
+        let name = self.sample_type_name.as_deref();
+        name.unwrap_or_else(|| self.sample_type.name())
+    }
 }
 
 impl Format {

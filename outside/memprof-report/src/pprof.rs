@@ -3,7 +3,9 @@
 //! Messages are read in place, table by table: decoded as a whole, an empty message of two bytes would use fifty
 //! bytes of memory.
 
+mod mappings;
 pub(crate) mod proto;
+mod samples;
 mod wire;
 
 use prost::Message;
@@ -13,8 +15,9 @@ use self::wire::{Fields, Value};
 use crate::demangle::demangle;
 use crate::error::{Error, Result};
 use crate::limits::{Limits, ParseBudget, ProfileItem};
-use crate::names::{Frame, Names, StringId, replace_unprintable};
-use crate::profile::{Address, Mapping, Profile, Sample, SampleType, SampleValues};
+use crate::names::{Frame, Names, StringId};
+use crate::profile::sample_types::{Column, Unit};
+use crate::profile::{Address, Mapping, PprofHeader, Profile};
 use crate::stacks::AddressId;
 
 /// Field numbers of the top-level message.
@@ -25,11 +28,15 @@ mod tag {
     pub(super) const LOCATION: u64 = 4;
     pub(super) const FUNCTION: u64 = 5;
     pub(super) const STRING: u64 = 6;
+    pub(super) const TIME: u64 = 9;
+    pub(super) const DURATION: u64 = 10;
+    pub(super) const PERIOD_TYPE: u64 = 11;
     pub(super) const PERIOD: u64 = 12;
+    pub(super) const COMMENT: u64 = 13;
 }
 
-/// Reads an uncompressed `profile.proto`. Its values count as unsampled. Fails if it is malformed, is not a heap
-/// profile, or exceeds `limits`.
+/// Reads an uncompressed `profile.proto`. Its values count as unsampled. Fails if it is malformed, has no sample type,
+/// or exceeds `limits`.
 pub(crate) fn parse(bytes: &[u8], limits: &Limits) -> Result<Profile> {
     let mut reader = Reader {
         bytes,
@@ -40,7 +47,9 @@ pub(crate) fn parse(bytes: &[u8], limits: &Limits) -> Result<Profile> {
     };
     let mut sample_types: Vec<proto::ValueType> = Vec::new();
     let mut mappings = Vec::new();
-    let mut period = 0;
+    let (mut period, mut period_type) = (0, None);
+    let mut header = PprofHeader::default();
+    let mut comments: Vec<u64> = Vec::new();
     for field in Fields(bytes) {
         let (tag, value) = field?;
         match tag {
@@ -61,24 +70,40 @@ pub(crate) fn parse(bytes: &[u8], limits: &Limits) -> Result<Profile> {
             }
             tag::MAPPING => mappings.push(decode_message(value)?),
             tag::PERIOD => period = value.number()?,
+            tag::PERIOD_TYPE => period_type = Some(decode_message(value)?),
+            tag::TIME => header.time_nanos = value.number()?.cast_signed(),
+            tag::DURATION => header.duration_nanos = value.number()?.cast_signed(),
+            tag::COMMENT => value.for_each_number(|index| {
+                comments.push(index);
+                reader.spend(ProfileItem::Entry)
+            })?,
             _ => {}
         }
     }
     // Of functions with equal ids the last one counts: the search from behind finds it first.
     reader.functions.sort_by_key(|function| function.id);
-    let columns = reader.sample_types(&sample_types)?;
+    let (types, columns) = reader.value_types(&sample_types)?;
+    for index in comments {
+        let comment = reader.printable(index.cast_signed())?;
+        reader.spend(ProfileItem::Text(comment.len()))?;
+        header.comments.push(comment);
+    }
+    let program = reader.program(&mappings)?;
+    let (mappings, indexes) = reader.convert_mappings(mappings)?;
     let mut profile = Profile {
-        interval: (1..=i64::MAX as u64).contains(&period).then_some(period),
-        has_alloc: columns
-            .iter()
-            .flatten()
-            .any(|sample_type| sample_type.is_alloc()),
-        mappings: reader.convert_mappings(&mappings)?,
-        program: reader.program(&mappings)?,
+        interval: reader.interval(period, period_type)?,
+        has_alloc: columns.iter().any(
+            |(column, _)| matches!(column, Column::Sample(sample_type) if sample_type.is_alloc()),
+        ),
+        mappings,
+        program,
+        pprof: header,
         ..Profile::default()
     };
-    let locations = reader.read_locations(&mut profile)?;
-    reader.read_samples(&mut profile, &columns, &locations)?;
+    let mut named_mappings = Vec::new();
+    let locations = reader.read_locations(&mut profile, &mut named_mappings)?;
+    mappings::assign(&mut profile, &named_mappings, &indexes);
+    reader.read_samples(&mut profile, types, &columns, &locations)?;
     profile.memory_left = reader.budget.memory_left(bytes.len() as u64);
     Ok(profile)
 }
@@ -123,52 +148,15 @@ impl<'a> Reader<'a> {
         str::from_utf8(string).map_err(|_| Error::pprof(format!("string {index} is not UTF-8")))
     }
 
-    /// Maps each value of a sample to its type. `None` for types other than the four of [`SampleType`]. Fails if all
-    /// are others.
-    fn sample_types(&self, types: &[proto::ValueType]) -> Result<Vec<Option<SampleType>>> {
-        let mut columns = Vec::new();
-        for value_type in types {
-            columns.push(match self.string(value_type.r#type)? {
-                "space" => Some(SampleType::InuseSpace),
-                "objects" => Some(SampleType::InuseObjects),
-                name => SampleType::ALL.into_iter().find(|t| t.name() == name),
-            });
-        }
-        if columns.iter().all(Option::is_none) {
-            return Err(Error::pprof(
-                "it is not a heap profile: no sample type inuse_* or alloc_*",
-            ));
-        }
-        Ok(columns)
-    }
-
-    /// Converts the mappings, sorted and without those that overlap an earlier one.
-    fn convert_mappings(&mut self, messages: &[proto::Mapping]) -> Result<Vec<Mapping>> {
-        let mut mappings = Vec::new();
-        for mapping in messages {
-            let build_id = self.string(mapping.build_id)?;
-            let path = self.string(mapping.filename)?;
-            self.spend(ProfileItem::Text(path.len() + build_id.len()))?;
-            mappings.push(Mapping {
-                start: Address(mapping.memory_start),
-                end: Address(mapping.memory_limit),
-                offset: mapping.file_offset,
-                executable: true,
-                path: replace_unprintable(path).into_owned(),
-                build_id: (!build_id.is_empty())
-                    .then(|| replace_unprintable(build_id).into_owned()),
-            });
-        }
-        mappings.sort_by_key(|mapping| mapping.start);
-        let mut end = Address(0);
-        mappings.retain(|mapping| {
-            let keep = mapping.start >= end && mapping.end > mapping.start;
-            if keep {
-                end = mapping.end;
-            }
-            keep
-        });
-        Ok(mappings)
+    /// Returns the sample interval in bytes. `None` if the profile has none, or its period counts another quantity.
+    fn interval(&self, period: u64, period_type: Option<proto::ValueType>) -> Result<Option<u64>> {
+        let Some(period_type) = period_type else {
+            return Ok(None);
+        };
+        let (unit, factor) = Unit::parse(self.string(period_type.unit)?);
+        let bytes = period.cast_signed().checked_mul(factor);
+        let bytes = bytes.filter(|bytes| unit == Unit::Bytes && *bytes > 0);
+        Ok(bytes.map(i64::cast_unsigned))
     }
 
     /// Returns the path of the main program: by `profile.proto` that of the first mapping, but some writers keep another
@@ -176,7 +164,7 @@ impl<'a> Reader<'a> {
     fn program(&self, messages: &[proto::Mapping]) -> Result<Option<String>> {
         for message in messages {
             let mapping = Mapping {
-                path: replace_unprintable(self.string(message.filename)?).into_owned(),
+                path: self.printable(message.filename)?,
                 ..Mapping::default()
             };
             if mapping.is_file() && !mapping.is_library_by_name() {
@@ -186,10 +174,14 @@ impl<'a> Reader<'a> {
         Ok(None)
     }
 
-    /// Interns all locations. Returns (location id, address), ascending by location id. pprof has addresses of calls,
-    /// [`Profile`] return addresses: one more. Two locations may share an address or have none; those get addresses at
-    /// the upper end, outside of any mapping. Fails if two locations have one id.
-    fn read_locations(&mut self, profile: &mut Profile) -> Result<Vec<(u64, AddressId)>> {
+    /// Adds all locations, each as a place of its own, and the ids of their mappings to `named_mappings`. Returns
+    /// (location id, address), ascending by location id. pprof has addresses of calls, [`Profile`] return addresses: one
+    /// more. Fails if two locations have one id.
+    fn read_locations(
+        &mut self,
+        profile: &mut Profile,
+        named_mappings: &mut Vec<u64>,
+    ) -> Result<Vec<(u64, AddressId)>> {
         let mut names = Names::default();
         let mut known = InternedStrings {
             functions: vec![None; self.strings.len()],
@@ -202,11 +194,12 @@ impl<'a> Reader<'a> {
                 continue;
             };
             self.spend(ProfileItem::Address)?;
-            let (mut location_id, mut address) = (0, 0);
+            let (mut location_id, mut mapping_id, mut address) = (0, 0, 0_u64);
             frames.clear();
             for field in Fields(value.bytes()?) {
                 match field? {
                     (1, value) => location_id = value.number()?,
+                    (2, value) => mapping_id = value.number()?,
                     (3, value) => address = value.number()?,
                     (4, value) => {
                         self.spend(ProfileItem::Inlined)?;
@@ -219,15 +212,8 @@ impl<'a> Reader<'a> {
                     _ => {}
                 }
             }
-            let before = profile.stacks.addresses().len();
-            let mut id = profile
-                .stacks
-                .intern_address(Address(address.wrapping_add(1)));
-            if address == 0 || (id.0 as usize) < before {
-                id = profile
-                    .stacks
-                    .intern_address(Address(u64::MAX - ids.len() as u64));
-            }
+            let id = profile.stacks.add_address(Address(address.wrapping_add(1)));
+            named_mappings.push(mapping_id);
             if !frames.is_empty() {
                 names.set(id, &frames);
             }
@@ -295,77 +281,7 @@ impl<'a> Reader<'a> {
         *known = Some(id);
         Ok(id)
     }
-
-    /// Reads the samples into `profile`; `columns` has the type of each value, `locations` are ascending by id. Fails
-    /// if a sample is malformed, names no location, or exceeds a limit.
-    fn read_samples(
-        &mut self,
-        profile: &mut Profile,
-        columns: &[Option<SampleType>],
-        locations: &[(u64, AddressId)],
-    ) -> Result<()> {
-        for field in Fields(self.bytes) {
-            let (tag::SAMPLE, value) = field? else {
-                continue;
-            };
-            if profile.samples.len() == self.limits.samples {
-                return Err(Error::Limit {
-                    what: "samples",
-                    limit: self.limits.samples as u64,
-                });
-            }
-            let mut values = SampleValues::default();
-            let mut count = 0;
-            for field in Fields(value.bytes()?) {
-                match field? {
-                    (1, value) => value.for_each_number(|id| {
-                        profile.stacks.push(location_address(locations, id)?);
-                        if profile.stacks.depth() > self.limits.frames {
-                            return Err(Error::Limit {
-                                what: "frames in a stack",
-                                limit: self.limits.frames as u64,
-                            });
-                        }
-                        Ok(())
-                    })?,
-                    (2, value) => value.for_each_number(|number| {
-                        if let Some(Some(sample_type)) = columns.get(count) {
-                            values[*sample_type] = number as i64;
-                        }
-                        count += 1;
-                        Ok(())
-                    })?,
-                    _ => {}
-                }
-            }
-            if count != columns.len() {
-                return Err(Error::pprof(
-                    "a sample has more or fewer values than sample types",
-                ));
-            }
-            let (known, depth) = (profile.stacks.len(), profile.stacks.depth());
-            let stack = profile.stacks.finish();
-            self.spend(ProfileItem::Sample)?;
-            if profile.stacks.len() > known {
-                self.spend(ProfileItem::Stack(depth))?;
-            }
-            profile.samples.push(Sample::new(stack, values));
-        }
-        Ok(())
-    }
 }
 
-/// Returns the address of the location with that id; `locations` are ascending by id. Tries index `id` − 1 first,
-/// because most profiles number them from 1. Fails if there is none.
-fn location_address(locations: &[(u64, AddressId)], id: u64) -> Result<AddressId> {
-    let guess = usize::try_from(id.wrapping_sub(1)).ok();
-    let guessed = guess.and_then(|index| locations.get(index));
-    let found = match guessed {
-        Some(&(location, address)) if location == id => Some(address),
-        _ => locations
-            .binary_search_by_key(&id, |(location, _)| *location)
-            .ok()
-            .map(|index| locations[index].1),
-    };
-    found.ok_or_else(|| Error::pprof(format!("there is no location {id}")))
-}
+#[cfg(test)]
+mod tests;

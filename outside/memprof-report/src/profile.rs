@@ -1,7 +1,10 @@
 //! A heap profile: samples of stacks, and the mappings that contain their addresses.
 
-use std::ops::{AddAssign, Index, IndexMut};
+pub(crate) mod sample_types;
+mod sample_values;
 
+use self::sample_types::ValueTypes;
+pub use self::sample_values::SampleValues;
 pub use crate::address::Address;
 use crate::alloc_time::{AgeBuckets, AllocTime};
 use crate::label::{LabelId, Labels};
@@ -54,47 +57,14 @@ impl SampleType {
         }
     }
 
+    /// Returns whether the values are bytes, not objects.
+    pub(crate) fn is_space(self) -> bool {
+        matches!(self, Self::AllocSpace | Self::InuseSpace)
+    }
+
     /// Returns whether only a profile with `opt.prof_accum` has this type.
     pub(crate) fn is_alloc(self) -> bool {
         matches!(self, Self::AllocObjects | Self::AllocSpace)
-    }
-}
-
-/// One number per [`SampleType`], in objects or bytes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct SampleValues(pub [i64; 4]);
-
-impl Index<SampleType> for SampleValues {
-    type Output = i64;
-
-    fn index(&self, sample_type: SampleType) -> &i64 {
-        &self.0[sample_type as usize]
-    }
-}
-
-impl IndexMut<SampleType> for SampleValues {
-    fn index_mut(&mut self, sample_type: SampleType) -> &mut i64 {
-        &mut self.0[sample_type as usize]
-    }
-}
-
-impl SampleValues {
-    /// Returns the sum. `None` if it overflows.
-    pub fn checked_add(self, other: Self) -> Option<Self> {
-        let mut sum = Self::default();
-        for (sum, (a, b)) in sum.0.iter_mut().zip(self.0.into_iter().zip(other.0)) {
-            *sum = a.checked_add(b)?;
-        }
-        Some(sum)
-    }
-}
-
-/// Only for values whose total is known to fit, such as those of a [`Profile`].
-impl AddAssign for SampleValues {
-    fn add_assign(&mut self, other: Self) {
-        for (a, b) in self.0.iter_mut().zip(other.0) {
-            *a += b;
-        }
     }
 }
 
@@ -109,6 +79,8 @@ pub struct Sample {
     pub(crate) alloc_time: Option<AllocTime>,
     /// Labels of the thread that allocated the objects. `None` if the profile has none.
     pub(crate) label: Option<LabelId>,
+    /// Row of the values that the file has beside `values`, in its [`ValueTypes`].
+    pub(crate) row: u32,
     /// Objects and bytes, by [`SampleType`].
     pub values: SampleValues,
 }
@@ -121,6 +93,7 @@ impl Sample {
             counts: [0; 2],
             alloc_time: None,
             label: None,
+            row: 0,
             values,
         }
     }
@@ -150,7 +123,17 @@ pub struct Mapping {
 impl Mapping {
     /// Converts an address, which must be in this mapping, to its offset in the mapped file.
     pub fn normalize(&self, address: Address) -> FileOffset {
-        FileOffset((address.0 - self.start.0).wrapping_add(self.offset))
+        FileOffset(
+            address
+                .0
+                .wrapping_sub(self.start.0)
+                .wrapping_add(self.offset),
+        )
+    }
+
+    /// Returns whether an address lies in this mapping. A pprof location may name a mapping in which it does not lie.
+    pub(crate) fn contains(&self, address: Address) -> bool {
+        (self.start..self.end).contains(&address)
     }
 
     /// Last component of the path, without the kernel's ` (deleted)`; `[anonymous]` if there is none.
@@ -247,6 +230,16 @@ pub struct ProfileOrigin {
     pub image: Option<String>,
 }
 
+/// Fields of a pprof profile that concern no sample.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct PprofHeader {
+    /// Time of the profile, in nanoseconds since 1970; 0 if unknown.
+    pub(crate) time_nanos: i64,
+    /// Duration of the profile, in nanoseconds; 0 if unknown.
+    pub(crate) duration_nanos: i64,
+    pub(crate) comments: Vec<String>,
+}
+
 /// Contents that memprof's dumps declare in comment lines. A difference means that the dump is damaged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct DeclaredContents {
@@ -281,8 +274,15 @@ pub struct Profile {
     pub stacks: Stacks,
     /// Samples in the file's order. Several may have the same stack.
     pub samples: Vec<Sample>,
-    /// Mappings, ascending and disjoint.
+    /// Mappings, ascending and disjoint; those of a pprof profile may overlap.
     pub mappings: Vec<Mapping>,
+    /// By [`AddressId`]: the mapping that the file names for the address, as an index into `mappings`. `None` if the
+    /// file has addresses only: each then lies in the mapping that contains it.
+    pub(crate) address_mappings: Option<Vec<Option<u32>>>,
+    /// Sample types of a pprof profile. `None` for other formats, whose types are those of [`SampleType`].
+    pub(crate) value_types: Option<ValueTypes>,
+    /// Times and comments of a pprof profile.
+    pub(crate) pprof: PprofHeader,
     /// Age buckets of the samples' allocation times. `None` if they have none.
     pub(crate) ages: Option<AgeBuckets>,
     /// Label sets of the samples.
@@ -314,6 +314,9 @@ impl Default for Profile {
             stacks: Stacks::default(),
             samples: Vec::new(),
             mappings: Vec::new(),
+            address_mappings: None,
+            value_types: None,
+            pprof: PprofHeader::default(),
             ages: None,
             labels: Labels::default(),
             has_alloc: false,
@@ -353,14 +356,18 @@ impl Profile {
         }
     }
 
-    /// Returns the mapping that contains the call of a frame, as an index into `mappings`. `None` if no mapping
-    /// does.
-    pub(crate) fn mapping_of_frame(&self, frame: AddressId) -> Option<usize> {
-        self.mapping_of(Address(self.stacks.address(frame).0.wrapping_sub(1)))
+    /// Returns the mapping of a frame, as an index into `mappings`: the one that the file names for it, else the one that
+    /// contains its call. `None` if there is none.
+    pub fn mapping_of_frame(&self, frame: AddressId) -> Option<usize> {
+        match &self.address_mappings {
+            Some(named) => named.get(frame.0 as usize)?.map(|index| index as usize),
+            None => self.mapping_of(self.stacks.call(frame)),
+        }
     }
 
-    /// Returns the mapping that contains an address, as an index into `mappings`. `None` if no mapping does.
-    pub fn mapping_of(&self, address: Address) -> Option<usize> {
+    /// Returns the mapping that contains an address, as an index into `mappings`. `None` if no mapping does. Not for
+    /// pprof profiles, in which several may.
+    pub(crate) fn mapping_of(&self, address: Address) -> Option<usize> {
         let after = self.mappings.partition_point(|m| m.start <= address);
         let index = after.checked_sub(1)?;
         (address < self.mappings[index].end).then_some(index)

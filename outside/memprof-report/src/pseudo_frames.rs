@@ -25,7 +25,7 @@ impl PseudoFrame {
 impl fmt::Display for PseudoFrame {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::AllocTime(alloc_time) => write!(f, "born={}", alloc_time.0),
+            Self::AllocTime(alloc_time) => write!(f, "born={}", alloc_time.seconds()),
             Self::Label(label) => write!(f, "label={}", label.number()),
         }
     }
@@ -38,7 +38,7 @@ impl FromStr for PseudoFrame {
         let (kind, number) = text.split_once('=').ok_or(())?;
         let number: u32 = number.parse().map_err(drop)?;
         match kind {
-            "born" => Ok(Self::AllocTime(AllocTime(number))),
+            "born" => AllocTime::new(number).map(Self::AllocTime).ok_or(()),
             "label" => LabelId::new(number).map(Self::Label).ok_or(()),
             _ => Err(()),
         }

@@ -7,6 +7,7 @@ mod graph;
 mod html;
 mod jeprof;
 mod json;
+mod negative;
 mod peek;
 mod pprof;
 mod svg;
@@ -14,6 +15,8 @@ mod text;
 mod tree;
 
 pub use flamegraph::FLAMEGRAPH_POLICY;
+pub(crate) use negative::left_out_note;
+
 pub use html::{Cells, Column, Outline, OutlinePage, POLICY, VIEWER};
 
 use std::borrow::Cow;
@@ -25,6 +28,7 @@ use crate::fold::{Folded, SymbolizedProfile};
 use crate::limits::MemoryLeft;
 use crate::names::StringId;
 use crate::options::{Format, Options};
+use crate::profile::sample_types::{Unit, ValueType};
 use crate::profile::{Sample, SampleType, SampleValues};
 use crate::short_names::short_name;
 
@@ -62,6 +66,23 @@ impl RenderInput<'_> {
             }
         }
         totals
+    }
+
+    /// Amount that shares are parts of: the sum of absolute values, which is the total unless some are negative, as
+    /// those of a difference are; in a comparison, the larger one of the two sums.
+    fn whole(&self, sample_type: SampleType) -> i64 {
+        let sum = |named: &SymbolizedProfile| {
+            let samples = named.profile.samples.iter();
+            let sizes = samples.map(|sample| sample.values[sample_type].unsigned_abs());
+            sizes.fold(0, u64::saturating_add)
+        };
+        let whole = sum(self.profile).max(self.base.map_or(0, sum));
+        i64::try_from(whole).unwrap_or(i64::MAX)
+    }
+
+    /// Sample type of the profile, with its name and unit.
+    fn value_type(&self, sample_type: SampleType) -> ValueType {
+        self.profile.profile.value_type(sample_type)
     }
 
     /// Memory budget that is left for the report.
@@ -133,9 +154,11 @@ impl RenderInput<'_> {
     fn heading(&self, options: &Options) -> String {
         let sample_type = options.sample_type;
         let total = self.totals()[sample_type];
-        let amount = match sample_type.unit() {
-            "bytes" => format!("{total} bytes ({})", amount(total, sample_type)),
-            _ => format!("{total} objects"),
+        let value_type = self.value_type(sample_type);
+        let amount = match (&value_type.unit, sample_type.name() == value_type.name) {
+            (Unit::Bytes, _) => format!("{total} bytes ({})", amount(total, sample_type)),
+            (Unit::Other(_), true) => format!("{total} objects"),
+            (Unit::Other(unit), false) => format!("{total} {unit}").trim_end().to_owned(),
         };
         let is_pinned = self.profile.profile.is_pinned;
         let (what, sampling) = match self.profile.profile.interval {
@@ -144,10 +167,13 @@ impl RenderInput<'_> {
                 "free beside live objects as the allocator counts it, shared out by samples".into(),
             ),
             Some(interval) => (
-                sample_type.name(),
+                value_type.name.as_str(),
                 format!("estimated, 1 sample per {interval} bytes"),
             ),
-            None => (sample_type.name(), "not sampled".into()),
+            None if self.profile.profile.value_types.is_some() => {
+                (value_type.name.as_str(), "as the file has it".into())
+            }
+            None => (value_type.name.as_str(), "not sampled".into()),
         };
         let samples = self.sample_count_text(sample_type);
         let since = match &self.profile.profile.origin.sampling_since {

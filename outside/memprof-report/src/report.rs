@@ -1,21 +1,21 @@
 //! Runs all steps from a dump to a report.
 
+mod loaded_profile;
+
 use std::io::{BufRead, Write};
 
-use crate::ages::{filter_older, no_ages_error};
-use crate::allocator_frames::allocator_depths;
+use self::loaded_profile::{LoadedProfile, check_units};
+
 use crate::error::{Error, Result};
 use crate::filter::drop_memprof_stacks;
 use crate::fold::SymbolizedProfile;
-use crate::input::parse;
 use crate::interpreter::advice;
-use crate::label_shares::filter_by_label;
+use crate::module_names::ModuleNames;
 use crate::names::replace_unprintable;
 use crate::options::{Format, Options};
 use crate::profile::{Address, NO_STACK, Profile, Sample, SampleType, UNATTRIBUTED};
 use crate::render::{self, amount};
-use crate::symbolize::{Progress, Sources, moved_text, name_by_offset, symbolize};
-use crate::unsample::unsample;
+use crate::symbolize::{Progress, Sources};
 use crate::unseen_calls::unseen_calls_notes;
 
 /// A profile to read.
@@ -55,19 +55,35 @@ pub fn report(
         name: name.to_owned(),
         source: Box::new(error),
     };
-    let mut profile =
-        read(input, sources, options, progress).map_err(|error| input_error(&name, error))?;
+    let load = |input: Input<'_>, name: &str| {
+        let loaded = LoadedProfile::new(input, sources, options, progress);
+        loaded.map_err(|error| input_error(name, error))
+    };
+    let profile = load(input, &name)?;
+    let base_name = base
+        .as_ref()
+        .map(|base| replace_unprintable(base.name).into_owned());
+    let base = base.map(|base| load(base, base_name.as_deref().unwrap_or_default()));
+    let base = base.transpose()?;
+    let options = &Options {
+        sample_type: profile.sample_type,
+        ..options.clone()
+    };
+    if let Some(base) = &base {
+        check_units(&profile, base).map_err(|error| input_error(&name, error))?;
+    }
+    let modules = ModuleNames::new(
+        [Some(&profile), base.as_ref()]
+            .into_iter()
+            .flatten()
+            .map(|loaded| (&loaded.profile, &loaded.names)),
+    );
+    let mut profile = profile.finish(&modules, options);
+    let mut base = base.map(|base| base.finish(&modules, options));
     if profile.profile.samples.is_empty() && base.is_none() {
         let reason = empty_reason(&profile.profile, options);
         return Err(input_error(&name, Error::Empty { reason }));
     }
-    let base_name = base
-        .as_ref()
-        .map(|base| replace_unprintable(base.name).into_owned());
-    let mut base = base
-        .map(|base| read(base, sources, options, progress))
-        .transpose()
-        .map_err(|error| input_error(base_name.as_deref().unwrap_or_default(), error))?;
     if let Some(base) = &base {
         let warning = other_program_warning(&profile.profile, &base.profile);
         profile.profile.warnings.extend(warning);
@@ -94,6 +110,8 @@ pub fn report(
         let advice = advice(&profile, options.sample_type, &options.origin_rules);
         profile.profile.warnings.extend(advice);
     }
+    let left_out = render::left_out_note(&profile, base.as_ref(), options);
+    profile.profile.warnings.extend(left_out);
     let render_input = render::RenderInput {
         name,
         profile: &profile,
@@ -187,15 +205,6 @@ fn drop_memprof_stacks_and_note(named: &mut SymbolizedProfile, sample_type: Samp
     }
 }
 
-/// Returns why the profile lacks that sample type. `None` if it has it.
-fn missing_sample_type(profile: &Profile, sample_type: SampleType) -> Option<&'static str> {
-    if profile.is_pinned && sample_type != SampleType::InuseSpace {
-        return Some("a profile of pinned slabs has bytes only, inuse_space");
-    }
-    let lacks = sample_type.is_alloc() && !profile.has_alloc && !profile.samples.is_empty();
-    lacks.then_some("the host ran without prof_accum:true")
-}
-
 /// Parses a profile, undoes the sampling, symbolizes and filters it. Without `sources`, functions are named by offset.
 ///
 /// # Errors
@@ -207,43 +216,9 @@ pub fn read(
     options: &Options,
     progress: Progress<'_>,
 ) -> Result<SymbolizedProfile> {
-    let mut profile = parse(input.bytes, &options.limits, options.force)?;
-    if let Some(reason) = missing_sample_type(&profile, options.sample_type) {
-        let name = options.sample_type.name();
-        return Err(Error::Usage(format!("it has no {name}: {reason}")));
-    }
-    unsample(&mut profile)?;
-    if options.ages && profile.ages.is_none() {
-        return Err(no_ages_error());
-    }
-    if let Some(min_age) = options.older {
-        let unknown = filter_older(&mut profile, min_age)?;
-        if unknown != 0 {
-            let unknown = amount(unknown, SampleType::InuseSpace);
-            profile
-                .warnings
-                .push(format!("{unknown} of unknown age left out"));
-        }
-    }
-    if let Some(label) = &options.label {
-        filter_by_label(&mut profile, label)?;
-    }
-    let names = match sources {
-        Some(sources) => symbolize(&mut profile, sources, progress)?,
-        None => {
-            let mut names = profile.names.take().unwrap_or_default();
-            moved_text::restore(&mut profile, None);
-            name_by_offset(&mut profile, &mut names);
-            names
-        }
-    };
-    let depths = allocator_depths(&profile, &names);
-    options.filter.apply(&mut profile, &names, &depths);
-    Ok(SymbolizedProfile {
-        profile,
-        names,
-        depths,
-    })
+    let loaded = LoadedProfile::new(input, sources, options, progress)?;
+    let modules = ModuleNames::new([(&loaded.profile, &loaded.names)]);
+    Ok(loaded.finish(&modules, options))
 }
 
 impl Options {
@@ -324,16 +299,17 @@ fn empty_reason(profile: &Profile, options: &Options) -> String {
     }
 }
 
-/// Scales `base` to the total of `profile`. Fails if the base's total is 0, or a sum overflows.
+/// Scales `base` to the total of `profile`. Fails if the base's total is 0, a total is negative, or a sum overflows.
 fn normalize(base: &mut Profile, profile: &Profile, sample_type: SampleType) -> Result<()> {
     let overflow = || Error::Overflow {
         problem: "the normalized base passes 63 bits".into(),
     };
     let total = |profile: &Profile| profile.totals().map(|totals| totals[sample_type] as f64);
     let (new, old) = total(profile).zip(total(base)).ok_or_else(overflow)?;
-    if old == 0.0 {
+    if old <= 0.0 || new < 0.0 {
         return Err(Error::Usage(
-            "the base's total is 0, it cannot be normalized".into(),
+            "the base cannot be normalized: its total is 0, or one of the totals is negative"
+                .into(),
         ));
     }
     for value in base

@@ -8,7 +8,7 @@ use hashbrown::HashTable;
 
 use crate::address::Address;
 
-/// Id of a distinct address in one [`Stacks`].
+/// Id of a place in one [`Stacks`]: a distinct address, or one of several with the same address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct AddressId(pub u32);
 
@@ -16,7 +16,7 @@ pub struct AddressId(pub u32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct StackId(pub u32);
 
-/// Distinct addresses and stacks, leaf first, in order of first appearance.
+/// Places and distinct stacks, leaf first, in order of first appearance.
 #[derive(Debug, Default)]
 pub struct Stacks {
     addresses: Vec<Address>,
@@ -44,6 +44,12 @@ impl Stacks {
             self.addresses.push(address);
             next
         })
+    }
+
+    /// Adds an address as a place of its own, even if it is known: in another mapping it is other code.
+    pub fn add_address(&mut self, address: Address) -> AddressId {
+        self.addresses.push(address);
+        AddressId(self.addresses.len() as u32 - 1)
     }
 
     /// Adds a frame, towards the root, to the pending stack.
@@ -97,7 +103,7 @@ impl Stacks {
     }
 
     /// Compares the pending stack with the last one in the order of jemalloc's dumps (`prof_gctx_comp`): by addresses
-    /// as bytes. Greater if there is no last one.
+    /// as bytes, then by ids, since an address may be several places. Greater if there is no last one.
     fn compare_with_last(&self) -> Ordering {
         let Some(last) = self.ends.len().checked_sub(1) else {
             return Ordering::Greater;
@@ -105,8 +111,8 @@ impl Stacks {
         let last = self.frames(StackId(last as u32));
         let frames = &self.frames[self.start()..];
         let same = frames.iter().zip(last).take_while(|(a, b)| a == b).count();
-        let bytes = |id: &AddressId| self.address(*id).0.to_ne_bytes();
-        let (next, last) = (frames.get(same).map(bytes), last.get(same).map(bytes));
+        let key = |id: &AddressId| (self.address(*id).0.to_ne_bytes(), id.0);
+        let (next, last) = (frames.get(same).map(key), last.get(same).map(key));
         next.cmp(&last)
     }
 
@@ -130,7 +136,12 @@ impl Stacks {
         self.addresses[id.0 as usize]
     }
 
-    /// Returns all distinct addresses, by id.
+    /// Returns the address of a frame's call: the byte before the return address.
+    pub fn call(&self, id: AddressId) -> Address {
+        Address(self.address(id).0.wrapping_sub(1))
+    }
+
+    /// Returns all addresses, by id.
     pub fn addresses(&self) -> &[Address] {
         &self.addresses
     }

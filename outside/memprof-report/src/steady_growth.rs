@@ -84,7 +84,9 @@ pub fn find_steady_growth(named: &SymbolizedProfile, folded: &Folded) -> Result<
 /// taken, and larger for older ones.
 fn bucket_index(ages: AgeBuckets, alloc_time: AllocTime) -> usize {
     let newest = ages.taken - ages.taken % ages.width;
-    (newest.saturating_sub(alloc_time.0).div_ceil(ages.width)) as usize
+    (newest
+        .saturating_sub(alloc_time.seconds())
+        .div_ceil(ages.width)) as usize
 }
 
 /// Number of buckets in the span with the index `span`, if `whole` buckets are divided into [`SPAN_COUNT`] spans.

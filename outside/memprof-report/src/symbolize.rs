@@ -31,6 +31,7 @@ pub use self::limited_file::LimitedFile;
 use self::frames::CollectedFrames;
 use self::object_files::{ObjectFile, group_by_file, unused_binary_note};
 use crate::error::Result;
+use crate::module_names::ModuleNames;
 use crate::names::{Frame, Names};
 use crate::profile::{Address, EVICTED_STACKS, NO_STACK, Profile, ProfileOrigin, UNATTRIBUTED};
 use crate::stacks::AddressId;
@@ -130,6 +131,18 @@ pub fn symbolize(
     sources: &Sources,
     progress: Progress<'_>,
 ) -> Result<Names> {
+    let mut names = find_symbols(profile, sources, progress)?;
+    let modules = ModuleNames::new([(&*profile, &names)]);
+    number_the_rest(profile, &mut names, &modules);
+    Ok(names)
+}
+
+/// Symbolizes as [`symbolize`] does, but leaves addresses without a symbol without frames.
+pub(crate) fn find_symbols(
+    profile: &mut Profile,
+    sources: &Sources,
+    progress: Progress<'_>,
+) -> Result<Names> {
     let mut names = profile.names.take().unwrap_or_default();
     program::find_program(profile, sources);
     moved_text::restore(profile, Some(sources));
@@ -156,7 +169,6 @@ pub fn symbolize(
     }
     profile.warnings.extend(notes);
     jit_code::name_addresses(profile, sources, &mut names);
-    name_by_offset(profile, &mut names);
     Ok(names)
 }
 
@@ -172,37 +184,21 @@ fn pseudo_name(profile: &Profile, address: Address) -> Option<&'static str> {
     }
 }
 
-/// Names every address without frames by mapping and offset. An address in no mapping is its own name; a warning
-/// counts these, because a dump may be truncated in its mappings.
-pub(crate) fn name_by_offset(profile: &mut Profile, names: &mut Names) {
+/// Names every address without frames by module and offset. An address in no mapping is its own name; a warning counts
+/// these, because a dump may be truncated in its mappings.
+pub(crate) fn number_the_rest(profile: &mut Profile, names: &mut Names, modules: &ModuleNames) {
     let mut unmapped = 0;
-    for (index, &address) in profile.stacks.addresses().iter().enumerate() {
-        let id = AddressId(index as u32);
+    for id in (0..profile.stacks.addresses().len() as u32).map(AddressId) {
         if !names.frames(id).is_empty() {
             continue;
         }
-        let call = Address(address.0.wrapping_sub(1));
-        let pseudo = pseudo_name(profile, address);
-        let mapping = profile
-            .mapping_of(call)
-            .map(|index| &profile.mappings[index]);
-        let name = match (pseudo, mapping) {
-            (Some(name), _) => name.to_owned(),
-            (None, None) => {
-                unmapped += 1;
-                format!("{call}")
-            }
-            (None, Some(mapping)) if mapping.is_file() || mapping.path.starts_with('[') => {
-                format!("{}+{:#x}", mapping.file_name(), mapping.normalize(call).0)
-            }
-            (None, Some(mapping)) => {
-                let kind = if mapping.executable {
-                    "[jit]"
-                } else {
-                    "[anonymous]"
-                };
-                format!("{kind}+{:#x}", call.0 - mapping.start.0)
-            }
+        let pseudo = pseudo_name(profile, profile.stacks.address(id));
+        let mapping = profile.mapping_of_frame(id);
+        unmapped += usize::from(pseudo.is_none() && mapping.is_none());
+        let mapping = mapping.map(|index| &profile.mappings[index]);
+        let name = match pseudo {
+            Some(name) => name.to_owned(),
+            None => modules.place(mapping, profile.stacks.call(id)),
         };
         let function = names.strings.intern(&name);
         names.set(

@@ -318,6 +318,7 @@ mod tests {
                     counts: [0; 2],
                     alloc_time: None,
                     label: None,
+                    row: 0,
                     values: Self::line(*stack),
                 });
             }

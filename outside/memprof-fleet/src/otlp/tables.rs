@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::hash::Hash;
 
-use memprof_report::{Address, AddressId, StackId, StringId, Strings, SymbolizedProfile};
+use memprof_report::{AddressId, StackId, StringId, Strings, SymbolizedProfile};
 
 use super::messages::{Dictionary, Empty, Function, Line, Location, Mapping, ProtoStack};
 
@@ -87,8 +87,7 @@ impl<'n> Tables<'n> {
             return *index;
         }
         let symbolized = self.symbolized;
-        let call = Address(symbolized.profile.stacks.address(id).0.wrapping_sub(1));
-        let mapping = symbolized.profile.mapping_of(call);
+        let mapping = symbolized.profile.mapping_of_frame(id);
         let frames = symbolized.names.frames(id).iter();
         let functions =
             frames.map(|frame| self.function(symbolized.names.strings.get(frame.function)));

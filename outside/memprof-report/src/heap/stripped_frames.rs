@@ -152,7 +152,7 @@ mod tests {
                 } = sample;
                 [
                     label.map(LabelId::number),
-                    alloc_time.map(|AllocTime(second)| second),
+                    alloc_time.map(AllocTime::seconds),
                 ]
             });
             assert_eq!(found, expected, "{comment}");

@@ -25,7 +25,7 @@ pub(super) fn write(input: &RenderInput<'_>, options: &Options, out: &mut dyn Wr
         .len()
         .saturating_sub(options.top.unwrap_or(DEFAULT_FUNCTIONS));
     rows.truncate(rows.len() - dropped);
-    let total = rows.first().map_or(0, |row| row.cum.new.max(row.cum.base));
+    let total = input.whole(options.sample_type);
     let mut heading = format!(
         "{}\\l{}\\l",
         escape(&input.name),
@@ -51,7 +51,6 @@ pub(super) fn write(input: &RenderInput<'_>, options: &Options, out: &mut dyn Wr
             row,
             &function_label(&folded, row.function, options),
             total,
-            input,
             options,
             out,
         )?;
@@ -79,7 +78,6 @@ fn write_node(
     row: &Row,
     name: &str,
     total: i64,
-    input: &RenderInput<'_>,
     options: &Options,
     out: &mut dyn Write,
 ) -> Result<()> {
@@ -93,11 +91,7 @@ fn write_node(
         percent(cum, total)
     );
     // Orange and blue are distinguishable with colour blindness; the saturation is the share.
-    let hue = if input.base.is_some() && cum < 0 {
-        0.58
-    } else {
-        0.08
-    };
+    let hue = if cum < 0 { 0.58 } else { 0.08 };
     let saturation = (percent(cum, total).abs() / 100.0).clamp(0.0, 1.0) * 0.7;
     let size = 8.0 + 20.0 * (percent(flat, total).abs() / 100.0).clamp(0.0, 1.0).sqrt();
     writeln!(

@@ -11,10 +11,12 @@ use sha2::{Digest, Sha256};
 
 use super::RenderInput;
 use crate::code_origin::CodeOrigin;
+use crate::comparison::Comparison;
 use crate::error::{Error, Result};
 use crate::fold::{Folded, FoldedStack};
 use crate::names::StringId;
 use crate::options::Options;
+use crate::profile::sample_types::Unit;
 
 /// `Content-Security-Policy` for a server that shows the SVG: allows only inferno's script, whatever names the
 /// symbols have.
@@ -79,7 +81,8 @@ fn grey_palette(folded: &Folded) -> PaletteMap {
 pub(super) fn write(input: &RenderInput<'_>, options: &Options, out: &mut dyn Write) -> Result<()> {
     let folded = input.fold(options);
     let is_drawn = |stack: &&FoldedStack| {
-        stack.values.new > 0 || (stack.values.new == 0 && stack.values.base > 0)
+        let Comparison { new, base, .. } = stack.values;
+        new >= 0 && base >= 0 && new.max(base) > 0
     };
     let mut memory_left = input.memory_left();
     for function in folded
@@ -109,7 +112,7 @@ pub(super) fn write(input: &RenderInput<'_>, options: &Options, out: &mut dyn Wr
         .collect();
     if folded.stacks.iter().all(|stack| stack.values.new <= 0) {
         return Err(Error::Empty {
-            reason: "there is nothing to draw".into(),
+            reason: "no value is positive, so there is nothing to draw; --format text, tree and dot show negative ones".into(),
         });
     }
     let mut flamegraph = self::options();
@@ -118,9 +121,10 @@ pub(super) fn write(input: &RenderInput<'_>, options: &Options, out: &mut dyn Wr
         None => input.name.clone(),
     };
     flamegraph.subtitle = Some(input.heading(options));
-    flamegraph.count_name = match options.sample_type.unit() {
-        "bytes" => "bytes".into(),
-        _ => "objects".into(),
+    let value_type = input.value_type(options.sample_type);
+    flamegraph.count_name = match value_type.unit {
+        Unit::Other(_) if value_type.name == options.sample_type.name() => "objects".into(),
+        unit => unit.name().to_owned(),
     };
     let mut palette = grey_palette(&folded);
     if !options.origin_rules.flat {

@@ -81,7 +81,7 @@ struct ViewerData<'a> {
     heading: String,
     notes: Vec<&'a str>,
     base: Option<&'a str>,
-    sample_type: &'static str,
+    sample_type: String,
     unit: &'static str,
     by_cum: bool,
     /// The values are free bytes that live objects keep from being released.
@@ -188,7 +188,7 @@ pub(super) fn write_view(
         heading: input.heading(options),
         notes: input.notes(),
         base: input.base_name.as_deref(),
-        sample_type: options.sample_type.name(),
+        sample_type: input.value_type(options.sample_type).name,
         unit: options.sample_type.unit(),
         by_cum: options.by_cum,
         pinned: input.profile.profile.is_pinned,

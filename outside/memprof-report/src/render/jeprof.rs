@@ -4,31 +4,35 @@
 //! other address less 1, so the leaf is written less 1. The line `--- heap` that jeprof writes before the profile
 //! is omitted: jeprof does not need it, and google-pprof does not know it.
 
+use std::collections::HashSet;
 use std::io::Write;
 
 use super::RenderInput;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::options::Options;
-use crate::profile::{Profile, SampleType, SampleValues};
+use crate::profile::{Address, Mapping, Profile, SampleType, SampleValues};
 use crate::stacks::AddressId;
 
-/// Writes symbols, stacks and mappings in the text that jeprof reads, without the allocator's frames. No option
-/// applies.
-pub(super) fn write(
-    input: &RenderInput<'_>,
-    _options: &Options,
-    out: &mut dyn Write,
-) -> Result<()> {
+/// Writes symbols, stacks and mappings in the text that jeprof reads, without the allocator's frames and without
+/// negative values, which it cannot hold. Fails if the selected sample type is one that it does not have.
+pub(super) fn write(input: &RenderInput<'_>, options: &Options, out: &mut dyn Write) -> Result<()> {
     let symbolized = input.profile;
     let profile = &symbolized.profile;
+    let selected = input.value_type(options.sample_type).name;
+    if selected != options.sample_type.name() {
+        return Err(Error::Usage(format!(
+            "jeprof's file holds inuse_* and alloc_*, not {selected}; --format pprof holds it"
+        )));
+    }
     let main = profile.main_file();
     writeln!(
         out,
         "--- symbol\nbinary={}",
         main.map_or("unknown", |mapping| &mapping.path)
     )?;
-    for (index, address) in profile.stacks.addresses().iter().enumerate() {
-        let frames = symbolized.names.frames(AddressId(index as u32));
+    let calls = distinct_calls(profile);
+    for (id, call) in (0..).map(AddressId).zip(&calls) {
+        let frames = symbolized.names.frames(id);
         let functions: Vec<String> = frames
             .iter()
             .rev()
@@ -40,39 +44,70 @@ pub(super) fn write(
                     .replace("--", "- -")
             })
             .collect();
-        writeln!(
-            out,
-            "{:#018x} {}",
-            address.0.wrapping_sub(1),
-            functions.join("--")
-        )?;
+        writeln!(out, "{call:#018x} {}", functions.join("--"))?;
+    }
+    let mut totals = SampleValues::default();
+    for sample in &profile.samples {
+        totals += sample.values.without_negative();
     }
     writeln!(
         out,
         "---\nheap profile: {} @ heapprofile",
-        format_counts(input.totals())
+        format_counts(totals)
     )?;
     for sample in &profile.samples {
-        write!(out, "{} @", format_counts(sample.values))?;
+        write!(out, "{} @", format_counts(sample.values.without_negative()))?;
         let depth = symbolized.depths[sample.stack.0 as usize] as usize;
-        for (index, &id) in profile.stacks.frames(sample.stack)[depth..]
-            .iter()
-            .enumerate()
-        {
-            let address = profile.stacks.address(id).0;
-            write!(
-                out,
-                " {:#018x}",
-                if index == 0 {
-                    address.wrapping_sub(1)
-                } else {
-                    address
-                }
-            )?;
+        let frames = profile.stacks.frames(sample.stack)[depth..].iter();
+        for (index, id) in frames.enumerate() {
+            let call = calls[id.0 as usize];
+            let address = call.wrapping_add(u64::from(index > 0));
+            write!(out, " {address:#018x}")?;
         }
         writeln!(out)?;
     }
     write_mappings(profile, out)
+}
+
+/// Highest address for a place whose own address another place has; 16 bytes apart, because a reader may look up a
+/// leaf at the byte before it.
+const FREE_ADDRESSES: u64 = u64::MAX - 0xfff;
+
+/// Returns an address for each call by which jeprof, which knows addresses only, tells it from all others: its own,
+/// unless another place has it, or it would lie in a mapping that is not its own.
+fn distinct_calls(profile: &Profile) -> Vec<u64> {
+    let ids = (0..profile.stacks.addresses().len() as u32).map(AddressId);
+    if profile.address_mappings.is_none() {
+        return ids.map(|id| profile.stacks.call(id).0).collect();
+    }
+    let mut used = HashSet::new();
+    let mut free = FREE_ADDRESSES;
+    let written: Vec<&Mapping> = written_mappings(profile).collect();
+    ids.map(|id| {
+        let call = profile.stacks.call(id);
+        let is_free = |address| !used.contains(&address);
+        let after = written.partition_point(|mapping| mapping.start <= call);
+        let found = after.checked_sub(1).map(|index| written[index]);
+        let found = found.filter(|mapping| mapping.contains(call));
+        let own = profile.mapping_of_frame(id);
+        let own = own.map(|index| &profile.mappings[index]);
+        let is_own = match (found, own) {
+            (Some(found), Some(own)) => std::ptr::eq(found, own),
+            (found, own) => found.is_none() && own.is_none_or(|own| !own.contains(call)),
+        };
+        let neighbours = [call.0.wrapping_sub(1), call.0, call.0.wrapping_add(1)];
+        if call.0 > 1
+            && call.0 < FREE_ADDRESSES - u64::from(u32::MAX) * 16
+            && is_own
+            && neighbours.into_iter().all(is_free)
+        {
+            used.insert(call.0);
+            return call.0;
+        }
+        free -= 16;
+        free
+    })
+    .collect()
 }
 
 /// Formats values as `objects: bytes [objects: bytes]`.
@@ -86,9 +121,21 @@ fn format_counts(values: SampleValues) -> String {
     )
 }
 
+/// Returns the mappings of the profile without those that are empty or overlap an earlier one.
+fn written_mappings(profile: &Profile) -> impl Iterator<Item = &Mapping> {
+    let mut end = Address(0);
+    profile.mappings.iter().filter(move |mapping| {
+        let is_written = mapping.start >= end && mapping.start < mapping.end;
+        if is_written {
+            end = mapping.end;
+        }
+        is_written
+    })
+}
+
 fn write_mappings(profile: &Profile, out: &mut dyn Write) -> Result<()> {
     writeln!(out, "\nMAPPED_LIBRARIES:")?;
-    for mapping in &profile.mappings {
+    for mapping in written_mappings(profile) {
         let permissions = if mapping.executable { "r-xp" } else { "r--p" };
         writeln!(
             out,

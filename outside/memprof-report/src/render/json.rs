@@ -1,5 +1,6 @@
 //! A report as JSON for scripts. `schema_version` changes when a field changes its meaning or is removed.
 
+use std::collections::BTreeMap;
 use std::io::Write;
 
 use serde::Serialize;
@@ -12,7 +13,7 @@ use crate::error::{Error, Result};
 use crate::fold::SymbolizedProfile;
 use crate::label_shares::shares_by_label;
 use crate::options::Options;
-use crate::profile::{self, Profile, SampleValues};
+use crate::profile::{self, Profile};
 use crate::table::table;
 
 const SCHEMA_VERSION: u32 = 1;
@@ -30,7 +31,8 @@ struct Report<'a> {
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pinned: bool,
     stacks: usize,
-    sample_type: &'static str,
+    sample_type: String,
+    unit: String,
     totals: Totals,
     #[serde(skip_serializing_if = "Option::is_none")]
     base_totals: Option<Totals>,
@@ -58,15 +60,8 @@ struct JsonLabelShare {
     error: i64,
 }
 
-#[derive(Serialize)]
-struct Totals {
-    inuse_space: i64,
-    inuse_objects: i64,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    alloc_space: Option<i64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    alloc_objects: Option<i64>,
-}
+/// Totals by the names of the sample types that the profile has.
+type Totals = BTreeMap<String, i64>;
 
 #[derive(Serialize)]
 struct Origin<'a> {
@@ -196,6 +191,7 @@ pub(super) fn write(input: &RenderInput<'_>, options: &Options, out: &mut dyn Wr
     let is_estimated = rows.iter().any(|row| row.cum.confidence.samples > 0);
     let samples = |pair: Comparison| is_estimated.then_some(pair.confidence.samples);
     let error = |pair: Comparison| is_estimated.then(|| pair.confidence.error().round() as i64);
+    let value_type = profile.value_type(options.sample_type);
     let report = Report {
         schema_version: SCHEMA_VERSION,
         profile: &input.name,
@@ -204,9 +200,10 @@ pub(super) fn write(input: &RenderInput<'_>, options: &Options, out: &mut dyn Wr
         estimated: profile.interval.is_some() || profile.is_pinned,
         pinned: profile.is_pinned,
         stacks: profile.samples.len(),
-        sample_type: options.sample_type.name(),
-        totals: totals(input.totals(), profile.has_alloc),
-        base_totals: input.base.map(base_totals),
+        sample_type: value_type.name,
+        unit: value_type.unit.name().to_owned(),
+        totals: totals(input.profile, input.base),
+        base_totals: input.base.map(|base| totals(base, None)),
         origin: origin(profile),
         mappings: mappings(profile),
         by: options
@@ -260,23 +257,23 @@ fn label_shares<'a>(
     })
 }
 
-/// Converts totals; those of allocations are `None` unless the profile has them.
-fn totals(values: SampleValues, has_alloc: bool) -> Totals {
-    let [alloc_objects, alloc_space, inuse_objects, inuse_space] = values.0;
-    Totals {
-        inuse_space,
-        inuse_objects,
-        alloc_space: has_alloc.then_some(alloc_space),
-        alloc_objects: has_alloc.then_some(alloc_objects),
-    }
-}
-
-fn base_totals(base: &SymbolizedProfile) -> Totals {
-    let mut sum = SampleValues::default();
-    for sample in &base.profile.samples {
-        sum += sample.values;
-    }
-    totals(sum, base.profile.has_alloc)
+/// Returns the sum over the samples of each type that the profile has, less that of the base.
+fn totals(named: &SymbolizedProfile, base: Option<&SymbolizedProfile>) -> Totals {
+    let sum = |named: &SymbolizedProfile, column| {
+        let samples = named.profile.samples.iter();
+        let values = samples.map(|sample| named.profile.value(sample, column));
+        values.fold(0, i64::saturating_add)
+    };
+    let base_totals = base.map(|base| totals(base, None));
+    let in_base = |name: &str| base_totals.as_ref().and_then(|totals| totals.get(name));
+    let columns = named.profile.columns().into_iter();
+    columns
+        .map(|(column, value_type)| {
+            let less = in_base(&value_type.name).copied().unwrap_or(0);
+            let total = sum(named, column).saturating_sub(less);
+            (value_type.name, total)
+        })
+        .collect()
 }
 
 /// Converts the profile's origin for the document.

@@ -30,6 +30,11 @@ pub(super) fn write(input: &RenderInput<'_>, options: &Options, out: &mut dyn Wr
         .iter()
         .filter(|row| is_in_focus(folded.functions.get(row.function)))
     {
+        // A part of a difference may be larger than the whole.
+        let stacks = folded.stacks.iter();
+        let with_row = stacks.filter(|stack| stack.functions.contains(&row.function));
+        let sizes = with_row.map(|stack| stack.values.value().unsigned_abs());
+        let whole = i64::try_from(sizes.fold(0, u64::saturating_add)).unwrap_or(i64::MAX);
         let neighbours = |direction| -> Vec<String> {
             let matching = edges
                 .iter()
@@ -40,7 +45,7 @@ pub(super) fn write(input: &RenderInput<'_>, options: &Options, out: &mut dyn Wr
             matching
                 .take(options.top.unwrap_or(usize::MAX))
                 .map(|(function, pair)| {
-                    let share = percent(pair.value(), row.cum.value());
+                    let share = percent(pair.value(), whole);
                     let value = amount(pair.value(), options.sample_type);
                     let name = function_label(&folded, function, options);
                     format!("{:>10} {value:>10} {share:>6.1}%    {name}", "")

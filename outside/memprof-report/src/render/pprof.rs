@@ -14,7 +14,7 @@ use super::RenderInput;
 use crate::error::Result;
 use crate::options::Options;
 use crate::pprof::proto;
-use crate::profile::SampleType;
+use crate::profile::sample_types::ValueType;
 
 /// Prefers speed to size: most such files are read once and deleted.
 const COMPRESSION: Compression = Compression::fast();
@@ -23,13 +23,20 @@ const COMPRESSION: Compression = Compression::fast();
 pub(super) fn write(input: &RenderInput<'_>, options: &Options, out: &mut dyn Write) -> Result<()> {
     let mut encoder = Encoder::new(GzBuilder::new().write(out, COMPRESSION));
     let profile = &input.profile.profile;
-    let has_alloc = profile.has_alloc || input.base.is_some_and(|base| base.profile.has_alloc);
-    let types: Vec<SampleType> = SampleType::ALL
+    let base_types = input.base.map(|base| base.profile.columns());
+    // A type that only one of the two has is no difference.
+    let is_in_base = |value_type: &ValueType| {
+        let mut types = base_types.iter().flatten().map(|(_, base)| base);
+        base_types.is_none() || types.any(|base| base.is_same(value_type))
+    };
+    let types: Vec<ValueType> = profile
+        .columns()
         .into_iter()
-        .filter(|t| has_alloc || !t.is_alloc())
+        .map(|(_, value_type)| value_type)
+        .filter(is_in_base)
         .collect();
-    for sample_type in &types {
-        let value_type = encoder.value_type(sample_type.name(), sample_type.unit());
+    for value_type in &types {
+        let value_type = encoder.value_type(&value_type.written, value_type.unit.name());
         encoder.write_field(1, &value_type)?;
     }
     encoder.write_samples(input.profile, &types, 1)?;
@@ -37,7 +44,11 @@ pub(super) fn write(input: &RenderInput<'_>, options: &Options, out: &mut dyn Wr
         encoder.write_samples(base, &types, -1)?;
     }
     let tail = proto::Profile {
-        time_nanos: options.time_nanos,
+        time_nanos: match profile.pprof.time_nanos {
+            0 => options.time_nanos,
+            known => known,
+        },
+        duration_nanos: profile.pprof.duration_nanos,
         period_type: Some(encoder.value_type("space", "bytes")),
         period: profile
             .interval
@@ -46,16 +57,21 @@ pub(super) fn write(input: &RenderInput<'_>, options: &Options, out: &mut dyn Wr
             .iter()
             .map(|comment| encoder.string(comment))
             .collect(),
-        default_sample_type: encoder.string(options.sample_type.name()),
+        default_sample_type: encoder.string(&profile.value_type(options.sample_type).written),
         ..proto::Profile::default()
     };
     encoder.finish(&tail)
 }
 
-/// Comments of the profile: memprof's version, and `KEY: VALUE` for each part of the origin that is known.
+/// Comments of the profile: those of a pprof profile, else memprof's version, and `KEY: VALUE` for each part of the
+/// origin that is known.
 fn comments(input: &RenderInput<'_>) -> Vec<String> {
     let profile = &input.profile.profile;
     let origin = &profile.origin;
+    if profile.value_types.is_some() {
+        let base = input.base_name.iter().map(|base| format!("base: {base}"));
+        return profile.pprof.comments.iter().cloned().chain(base).collect();
+    }
     let mut comments = vec![concat!("memprof ", env!("CARGO_PKG_VERSION")).to_owned()];
     let mut add = |key: &str, value: Option<String>| {
         comments.extend(value.map(|value| format!("{key}: {value}")));

@@ -35,7 +35,7 @@ fn write_shares(
     out: &mut dyn Write,
 ) -> Result<()> {
     let rows = shares_by_label(&input.profile.profile, key, options.sample_type)?;
-    let total = input.totals()[options.sample_type];
+    let total = input.whole(options.sample_type);
     writeln!(out, "{}", input.heading(options))?;
     writeln!(
         out,
@@ -68,7 +68,7 @@ fn write_values(
     options: &Options,
     out: &mut dyn Write,
 ) -> Result<()> {
-    let total = input.totals()[options.sample_type];
+    let total = input.whole(options.sample_type);
     let ages = input.profile.profile.ages.filter(|_| options.ages);
     let cohorts = ages.map(|ages| Cohorts::new(folded, ages, MAX_COLUMNS, options.by_cum));
     let age_columns = |median: &str, sparkline_text: &str| match &cohorts {

@@ -18,7 +18,7 @@ pub(super) fn write(input: &RenderInput<'_>, options: &Options, out: &mut dyn Wr
     let folded = input.fold_by_origin(options);
     let nodes = call_tree(&folded, input.memory_left())?;
     let children = children(&nodes);
-    let total = nodes[0].total.new.max(nodes[0].total.base).max(1);
+    let total = input.whole(options.sample_type);
     let shown = match options.top {
         Some(top) => shown_largest(&nodes, top),
         None => shown_by_percent(&nodes, total),

@@ -12,6 +12,7 @@ use super::limited_file::LimitedFile;
 use super::object_files::ObjectFile;
 use super::search::{BinaryLookup, READ_LIMIT, SearchPath, find_binary, open};
 use crate::profile::{Address, Mapping, Profile};
+use crate::stacks::AddressId;
 
 /// Most files that are read for their headers.
 const MAX_FILES: usize = 16;
@@ -27,7 +28,13 @@ struct UnexplainedRange {
 /// Replaces mappings that lie over the code of a file by ones of that file, where the profile has addresses in them.
 /// A file is read if it can be found in `sources`; else the mappings before and after must be of one file, at one
 /// distance from their offsets in it. What remains may be code of `sources.binary` at its linked addresses.
+///
+/// Does nothing if mappings overlap, as in a profile that was merged from several: then an address has no one place.
 pub(crate) fn restore(profile: &mut Profile, sources: Option<&Sources>) {
+    let mut pairs = profile.mappings.windows(2);
+    if pairs.any(|pair| pair[0].end > pair[1].start) {
+        return;
+    }
     let ranges = unexplained_ranges(profile);
     let unmapped = match sources {
         Some(sources) if !ranges.is_empty() => unmapped_binary(profile, sources),
@@ -53,9 +60,40 @@ pub(crate) fn restore(profile: &mut Profile, sources: Option<&Sources>) {
             .then(|| binary.path.clone())
             .or(profile.program.take());
     }
+    if restored.is_empty() {
+        return;
+    }
+    let before = profile.mappings.clone();
     for mapping in restored {
         insert(&mut profile.mappings, mapping);
     }
+    reassign(profile, &before);
+}
+
+/// Assigns the addresses of a profile that names their mappings to those that are now there; they were `before`.
+fn reassign(profile: &mut Profile, before: &[Mapping]) {
+    let Some(named) = profile.address_mappings.take() else {
+        return;
+    };
+    let was_mapped = |call| {
+        let after = before.partition_point(|mapping| mapping.start <= call);
+        let found = after.checked_sub(1).map(|index| &before[index]);
+        found.is_some_and(|mapping| mapping.contains(call))
+    };
+    let find = |(id, named): (AddressId, Option<u32>)| {
+        let call = profile.stacks.call(id);
+        let own = named.map(|index| &before[index as usize]);
+        let found = match own {
+            // The file says that what is mapped there is something else.
+            None if was_mapped(call) => None,
+            // It may lie in a part of its mapping, or in code that was restored.
+            _ if own.is_none_or(|own| own.contains(call)) => profile.mapping_of(call),
+            own => profile.mapping_of(own?.start),
+        };
+        found.map(|index| index as u32)
+    };
+    let assigned = (0..).map(AddressId).zip(named).map(find).collect();
+    profile.address_mappings = Some(assigned);
 }
 
 /// Ranges with addresses of the profile that may be the code of a file beside them, ascending.

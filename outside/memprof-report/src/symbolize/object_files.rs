@@ -65,14 +65,16 @@ pub(super) fn group_by_file<'a>(
     let main = profile.main_file().map(|mapping| mapping.path.as_str());
     let replaced = replaced_path(profile, sources);
     let mut files: Vec<ObjectFile<'a>> = Vec::new();
-    let mut by_path = HashMap::new();
+    // A profile that was merged from several has versions of one file.
+    let mut by_version = HashMap::new();
     let by_mapping: Vec<Option<usize>> = profile
         .mappings
         .iter()
         .map(|mapping| {
             mapping.is_file().then(|| {
                 let path = mapping.path.as_str();
-                let index = *by_path.entry(path).or_insert_with(|| {
+                let version = (path, mapping.build_id.as_deref());
+                let index = *by_version.entry(version).or_insert_with(|| {
                     files.push(ObjectFile {
                         path,
                         build_id: mapping.build_id.as_deref(),
@@ -88,19 +90,18 @@ pub(super) fn group_by_file<'a>(
             })
         })
         .collect();
-    for (index, &address) in profile.stacks.addresses().iter().enumerate() {
-        let id = AddressId(index as u32);
-        let call = Address(address.0.wrapping_sub(1));
-        let Some(mapping) = profile
-            .mapping_of(call)
+    for id in (0..profile.stacks.addresses().len() as u32).map(AddressId) {
+        let Some(index) = profile
+            .mapping_of_frame(id)
             .filter(|_| names.frames(id).is_empty())
         else {
             continue;
         };
-        if let Some(file) = by_mapping[mapping] {
+        let (call, mapping) = (profile.stacks.call(id), &profile.mappings[index]);
+        if let Some(file) = by_mapping[index].filter(|_| mapping.contains(call)) {
             files[file].queries.push(CodeQuery {
                 address: call,
-                offset: profile.mappings[mapping].normalize(call),
+                offset: mapping.normalize(call),
                 id,
             });
         }

@@ -37,14 +37,14 @@ export class Flamegraph {
 
   // Where each node begins, in the profile's unit, and the nodes of each level from left to right.
   arrange() {
-    const { count, depth, parent, total } = this.profile;
+    const { count, depth, parent, size } = this.profile;
     let deepest = 0;
     for (let n = 0; n < count; n++) deepest = Math.max(deepest, depth[n]);
     const left = new Float64Array(count), next = new Float64Array(count);
     for (let n = 1; n < count; n++) {
       const p = parent[n];
       left[n] = left[p] + next[p];
-      next[p] += total[n];
+      next[p] += size[n];
     }
     const first = new Uint32Array(deepest + 2);
     for (let n = 0; n < count; n++) first[depth[n] + 1]++;
@@ -107,31 +107,31 @@ export class Flamegraph {
 
   // The index in `levels` of the first node of a level that ends right of x.
   seek(level, x) {
-    const { left, levels, profile: { total } } = this;
+    const { left, levels, profile: { size } } = this;
     let low = this.first[level], high = this.first[level + 1];
     while (low < high) {
       const middle = (low + high) >> 1, n = levels[middle];
-      if (left[n] + total[n] > x) high = middle; else low = middle + 1;
+      if (left[n] + size[n] > x) high = middle; else low = middle + 1;
     }
     return low;
   }
 
   draw() {
-    const { pen, place, colours, width, height, left, profile: { total } } = this;
+    const { pen, place, colours, width, height, left, profile: { size } } = this;
     if (!width) return;
-    const from = left[this.zoomed], scale = width / (total[this.zoomed] || 1), top = place.scrollTop;
+    const from = left[this.zoomed], scale = width / (size[this.zoomed] || 1), top = place.scrollTop;
     pen.fillStyle = colours.back;
     pen.fillRect(0, 0, width, height);
     pen.textBaseline = 'middle';
     const last = Math.min(this.deepest, Math.floor((top + height) / ROW));
     for (let level = Math.floor(top / ROW); level <= last; level++) {
-      this.drawLevel(level, level * ROW - top, from, from + total[this.zoomed], scale);
+      this.drawLevel(level, level * ROW - top, from, from + size[this.zoomed], scale);
     }
     place.dataset.drawn = this.zoomed;
   }
 
   drawLevel(level, y, from, to, scale) {
-    const { pen, width, left, levels, first, colours, profile: { total } } = this;
+    const { pen, width, left, levels, first, colours, profile: { size } } = this;
     // A crowd from start to end that is not drawn yet; up to `taken` the pixels belong to a hit in one.
     let start = 0, end = 0, taken = 0;
     const crowd = () => {
@@ -143,7 +143,7 @@ export class Flamegraph {
     for (let i = this.seek(level, from); i < first[level + 1]; i++) {
       const n = levels[i];
       if (left[n] >= to) break;
-      const x = Math.max(0, (left[n] - from) * scale), right = Math.min(width, (left[n] + total[n] - from) * scale);
+      const x = Math.max(0, (left[n] - from) * scale), right = Math.min(width, (left[n] + size[n] - from) * scale);
       const isMarked = n === this.selected || n === this.hovered;
       if (right - x < CROWDED && !isMarked) {
         if (right <= taken) continue;
@@ -191,7 +191,7 @@ export class Flamegraph {
     const box = this.canvas.getBoundingClientRect();
     const level = Math.floor((clientY - box.top + this.place.scrollTop) / ROW);
     if (level < 0 || level > this.deepest) return -1;
-    const x = this.left[this.zoomed] + (clientX - box.left) / this.width * this.profile.total[this.zoomed];
+    const x = this.left[this.zoomed] + (clientX - box.left) / this.width * this.profile.size[this.zoomed];
     const i = this.seek(level, x);
     return i < this.first[level + 1] && this.left[this.levels[i]] <= x ? this.levels[i] : -1;
   }
@@ -217,7 +217,7 @@ export class Flamegraph {
 
   // Makes a node as wide as the picture. One that holds nothing now has no width.
   zoom(n) {
-    this.zoomed = this.profile.total[n] > 0 ? n : 0;
+    this.zoomed = this.profile.size[n] > 0 ? n : 0;
     this.select(n);
   }
 

@@ -35,6 +35,9 @@ function nodesOf({ function: functions, depth: depths, own: owns, own_base: base
   const variance = Float64Array.from(errors, error => error ** 2);
   const total = own.slice();
   const totalBase = ownBase.slice();
+  // What can be drawn: a difference also has negative values, which shares count by their size.
+  const size = own.map(value => Math.max(value, 0));
+  const whole = own.reduce((sum, value) => sum + Math.abs(value), 0);
   const parent = new Int32Array(count).fill(-1);
   const end = new Uint32Array(count);
   const path = [];
@@ -48,9 +51,10 @@ function nodesOf({ function: functions, depth: depths, own: owns, own_base: base
     if (p < 0) continue;
     total[p] += total[n];
     totalBase[p] += totalBase[n];
+    size[p] += size[n];
     end[p] ||= end[n];
   }
-  return { count, fn, depth, parent, end, own, ownBase, samples, variance, total, totalBase };
+  return { count, fn, depth, parent, end, own, ownBase, samples, variance, total, totalBase, size, whole };
 }
 
 // By function: its own values and, counted once per stack, those of its callees too. Only the functions of a
@@ -101,7 +105,7 @@ function kindOf(now, before) {
 
 // What orders the callees of a node: in a diff that which changed most is looked for.
 export function weight({ isDiff, total, totalBase }, n) {
-  return isDiff ? Math.abs(total[n] - totalBase[n]) : total[n];
+  return Math.abs(isDiff ? total[n] - totalBase[n] : total[n]);
 }
 
 export function heaviest(profile) {

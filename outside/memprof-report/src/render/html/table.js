@@ -72,19 +72,18 @@ export class Table {
   }
 }
 
-function columnsOf({ isDiff, isPinned, unit, names, table, total, byCum, ages }) {
+function columnsOf({ isDiff, isPinned, unit, names, table, whole, byCum, ages }) {
   const { flat, flatBase, cum, cumBase, kind, samples, error, isSampled } = table;
-  const whole = total[0];
   const difference = (now, before) => f => now[f] - before[f];
   const ofSize = value => () => Float64Array.from(flat, (_, f) => Math.abs(value(f)));
   const values = (title, help, values, first) =>
-    ({ title, help, first, key: () => values, text: f => amount(values[f], unit) });
+    ({ title, help, first, key: () => values.map(Math.abs), text: f => amount(values[f], unit) });
   const changes = (title, help, value, look, first) => ({
     title, help, look, first, key: ofSize(value), text: f => change(value(f), unit),
     colour: f => value(f) > 0 ? 'grew' : value(f) < 0 ? 'shrank' : '',
   });
   const shares = (title, help, values) =>
-    ({ title, help, look: 'wide', key: () => values, text: f => percent(values[f], whole) });
+    ({ title, help, look: 'wide', key: () => values.map(Math.abs), text: f => percent(values[f], whole) });
   const own = isPinned ? 'Free memory that objects keep which the function allocated itself' : 'What the function allocated itself';
   const all = 'With everything that it calls';
   const name = { title: 'Function', look: 'name', key: () => names, text: f => names[f] };

@@ -31,10 +31,10 @@ export class Tree {
 
   cells(index, row) {
     const { profile } = this;
-    const { depth, total, totalBase, own, unit, isDiff } = profile;
+    const { depth, total, totalBase, own, unit, isDiff, whole } = profile;
     const n = this.order[index], name = profile.nameOf(n);
     const values = isDiff ? [change(total[n] - totalBase[n], unit), amount(total[n], unit)]
-      : [amount(total[n], unit), percent(total[n], total[0]), amount(own[n], unit)];
+      : [amount(total[n], unit), percent(total[n], whole), amount(own[n], unit)];
     const hasCallees = profile.end[n] > n + 1;
     row.ariaLevel = depth[n] + 1;
     if (hasCallees) row.ariaExpanded = this.isOpen[n] === 1;

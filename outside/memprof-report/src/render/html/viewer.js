@@ -64,7 +64,7 @@ export function showProfile(place, view, state = {}, remember = () => {}) {
       const all = found(profile, hits);
       nodes = all.nodes;
       output.textContent = nodes.length
-        ? `${percent(all.sum, profile.total[0])} in ${nodes.length} ${nodes.length === 1 ? 'place' : 'places'}`
+        ? `${percent(all.sum, profile.whole)} in ${nodes.length} ${nodes.length === 1 ? 'place' : 'places'}`
         : 'nothing found';
     }
     filter();
@@ -130,7 +130,7 @@ export function showProfile(place, view, state = {}, remember = () => {}) {
 }
 
 function describe(profile, n) {
-  const { total, totalBase, own, unit, isDiff, nameOf } = profile;
+  const { total, totalBase, own, unit, isDiff, nameOf, whole } = profile;
   const numbers = isDiff
     ? `${change(total[n] - totalBase[n], unit)} (${amount(totalBase[n], unit)} before, ${amount(total[n], unit)} now)`
     : `${amount(total[n], unit)}, ${percent(total[n], total[0])}; own ${amount(own[n], unit)}`;

@@ -7,9 +7,11 @@ use prost::Message;
 
 use crate::error::Result;
 use crate::fold::SymbolizedProfile;
+use crate::label::SetLabel;
 use crate::names::{NameDetail, StringId, Strings};
 use crate::pprof::proto;
-use crate::profile::{Address, Profile, Sample, SampleType};
+use crate::profile::sample_types::{Column, ValueType};
+use crate::profile::{Profile, Sample};
 use crate::stacks::AddressId;
 
 /// Encoded bytes after which they are written.
@@ -67,7 +69,7 @@ impl<W: Write> Encoder<W> {
     pub(super) fn write_samples(
         &mut self,
         symbolized: &SymbolizedProfile,
-        types: &[SampleType],
+        types: &[ValueType],
         sign: i64,
     ) -> Result<()> {
         let SymbolizedProfile {
@@ -75,6 +77,12 @@ impl<W: Write> Encoder<W> {
             names,
             depths,
         } = symbolized;
+        let known = profile.columns();
+        let columns: Vec<Column> = types
+            .iter()
+            .filter_map(|wanted| known.iter().find(|(_, found)| found.is_same(wanted)))
+            .map(|(column, _)| *column)
+            .collect();
         let mut is_used = vec![false; profile.stacks.addresses().len()];
         let mut message = proto::Sample::default();
         for sample in &profile.samples {
@@ -85,9 +93,11 @@ impl<W: Write> Encoder<W> {
                 .location_id
                 .extend(frames.iter().map(|id| self.locations + u64::from(id.0) + 1));
             message.value.clear();
-            message
-                .value
-                .extend(types.iter().map(|&t| sign * sample.values[t]));
+            message.value.extend(
+                columns
+                    .iter()
+                    .map(|&column| sign.saturating_mul(profile.value(sample, column))),
+            );
             message.label = self.labels(profile, sample);
             self.write_field(2, &message)?;
             for id in frames {
@@ -96,27 +106,16 @@ impl<W: Write> Encoder<W> {
         }
         let detail = names.detail();
         let mappings = self.write_mappings(profile, &is_used, detail)?;
-        for (index, &address) in profile.stacks.addresses().iter().enumerate() {
-            if is_used[index] {
-                let call = Address(address.0.wrapping_sub(1));
-                let mapping_id = profile
-                    .mapping_of(call)
-                    .map_or(0, |mapping| mappings[mapping]);
-                let id = self.locations + index as u64 + 1;
-                let line = match detail.functions {
-                    true => self.lines(symbolized, AddressId(index as u32)),
-                    false => Vec::new(),
-                };
-                self.write_field(
-                    4,
-                    &proto::Location {
-                        id,
-                        mapping_id,
-                        address: call.0,
-                        line,
-                    },
-                )?;
-            }
+        let ids = (0..profile.stacks.addresses().len() as u32).map(AddressId);
+        for id in ids.filter(|id| is_used[id.0 as usize]) {
+            let mapping = profile.mapping_of_frame(id);
+            let location = proto::Location {
+                id: self.locations + u64::from(id.0) + 1,
+                mapping_id: mapping.map_or(0, |mapping| mappings[mapping]),
+                address: profile.stacks.call(id).0,
+                line: self.lines(symbolized, id),
+            };
+            self.write_field(4, &location)?;
         }
         self.locations += profile.stacks.addresses().len() as u64;
         Ok(())
@@ -132,11 +131,19 @@ impl<W: Write> Encoder<W> {
             ..proto::Label::default()
         });
         let labels = sample.label.map(|label| profile.labels.set(label));
-        let labels = labels.unwrap_or_default().iter();
-        let labels = labels.map(|(key, value)| proto::Label {
-            key: self.string(key),
-            str: self.string(value),
-            ..proto::Label::default()
+        let labels = labels.as_deref().unwrap_or_default().iter();
+        let labels = labels.map(|SetLabel { key, text, number }| match number {
+            Some((number, unit)) => proto::Label {
+                key: self.string(key),
+                num: *number,
+                num_unit: self.string(unit),
+                ..proto::Label::default()
+            },
+            None => proto::Label {
+                key: self.string(key),
+                str: self.string(text),
+                ..proto::Label::default()
+            },
         });
         age.into_iter().chain(labels).collect()
     }
@@ -150,14 +157,9 @@ impl<W: Write> Encoder<W> {
         detail: NameDetail,
     ) -> Result<Vec<u64>> {
         let mut is_referred = vec![false; profile.mappings.len()];
-        for (&address, _) in profile
-            .stacks
-            .addresses()
-            .iter()
-            .zip(is_used)
-            .filter(|(_, is_used)| **is_used)
-        {
-            if let Some(mapping) = profile.mapping_of(Address(address.0.wrapping_sub(1))) {
+        let ids = (0..is_used.len() as u32).map(AddressId);
+        for id in ids.filter(|id| is_used[id.0 as usize]) {
+            if let Some(mapping) = profile.mapping_of_frame(id) {
                 is_referred[mapping] = true;
             }
         }
@@ -191,12 +193,14 @@ impl<W: Write> Encoder<W> {
         Ok(ids)
     }
 
-    /// Converts the frames of an address, innermost first, to lines, and collects functions that are new.
+    /// Converts the frames of an address, innermost first, to lines, and collects functions that are new. A frame without
+    /// a symbol has none: its mapping and address tell more than a number for a name, and readers can still name it.
     fn lines(&mut self, symbolized: &SymbolizedProfile, address: AddressId) -> Vec<proto::Line> {
         let frames = symbolized.names.frames(address);
         let string = |id| symbolized.names.strings.get(id);
         frames
             .iter()
+            .filter(|frame| frame.named)
             .map(|frame| {
                 let name = self.strings.intern(string(frame.function));
                 let file = frame.file.map(|file| self.strings.intern(string(file)));

@@ -1,0 +1,259 @@
+//! Names of modules, for places that have no symbol: as much of a path as tells a module from those of the same file
+//! name, in a profile and in its base.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use crate::names::Names;
+use crate::profile::{Address, Mapping, Profile};
+use crate::stacks::AddressId;
+
+/// Hex digits of a build id that tell versions of a file apart.
+const BUILD_ID_DIGITS: usize = 8;
+
+/// Names of the modules that have places without a symbol.
+#[derive(Debug, Default)]
+pub(crate) struct ModuleNames {
+    /// By path: the shortest text that no other path has.
+    paths: HashMap<String, String>,
+    /// By path: build ids, of a path that several versions have.
+    build_ids: HashMap<String, BTreeSet<String>>,
+    /// Whether there are places in several regions of memory without a file.
+    has_several_regions: bool,
+}
+
+impl ModuleNames {
+    /// Names the modules of all places without frames in these profiles.
+    pub(crate) fn new<'a>(profiles: impl IntoIterator<Item = (&'a Profile, &'a Names)>) -> Self {
+        let mut build_ids: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
+        let mut regions: BTreeSet<Address> = BTreeSet::new();
+        for (profile, names) in profiles {
+            let mut is_unnamed = vec![false; profile.mappings.len()];
+            for id in (0..profile.stacks.addresses().len() as u32).map(AddressId) {
+                if let (true, Some(mapping)) =
+                    (names.frames(id).is_empty(), profile.mapping_of_frame(id))
+                {
+                    is_unnamed[mapping] = true;
+                }
+            }
+            let used = profile.mappings.iter().zip(is_unnamed);
+            for (mapping, _) in used.filter(|(_, is_unnamed)| *is_unnamed) {
+                match mapping.has_name() {
+                    true => {
+                        let known = build_ids.entry(&mapping.path).or_default();
+                        known.extend(mapping.build_id.as_deref());
+                    }
+                    false => {
+                        regions.insert(mapping.start);
+                    }
+                }
+            }
+        }
+        let build_ids_of_versions = build_ids.iter().filter(|(_, ids)| ids.len() > 1);
+        Self {
+            paths: shortest_names(build_ids.keys().copied()),
+            build_ids: build_ids_of_versions
+                .map(|(path, ids)| {
+                    let ids = ids.iter().map(|id| (*id).to_owned());
+                    ((*path).to_owned(), ids.collect())
+                })
+                .collect(),
+            has_several_regions: regions.len() > 1,
+        }
+    }
+
+    /// Returns the name of a place without a symbol: its module and the offset of its call in there.
+    pub(crate) fn place(&self, mapping: Option<&Mapping>, call: Address) -> String {
+        match mapping {
+            None if call.0 == 0 => "[unknown]".to_owned(),
+            None => call.to_string(),
+            Some(mapping) if mapping.has_name() => {
+                let module = self.module(mapping);
+                match mapping.contains(call) {
+                    true => format!("{module}+{:#x}", mapping.normalize(call).0),
+                    false => format!("{call} in {module}"),
+                }
+            }
+            // A region has no other name than its addresses; one that has all addresses has none.
+            Some(mapping) if !mapping.contains(call) || mapping.start.0 == 0 => call.to_string(),
+            Some(mapping) => {
+                let kind = match mapping.executable {
+                    true => "[jit]",
+                    false => "[anonymous]",
+                };
+                match self.has_several_regions {
+                    true => format!("{kind} {call}"),
+                    false => format!("{kind}+{:#x}", call.0 - mapping.start.0),
+                }
+            }
+        }
+    }
+
+    /// Returns the name of a mapped file.
+    fn module(&self, mapping: &Mapping) -> String {
+        let name = self.paths.get(&mapping.path).map(String::as_str);
+        let name = name.unwrap_or_else(|| mapping.file_name());
+        let Some((versions, id)) = self
+            .build_ids
+            .get(&mapping.path)
+            .zip(mapping.build_id.as_ref())
+        else {
+            return name.to_owned();
+        };
+        let short = id.get(..BUILD_ID_DIGITS).unwrap_or(id);
+        let is_unique = versions.iter().filter(|id| id.starts_with(short)).count() == 1;
+        format!("{name} ({})", if is_unique { short } else { id })
+    }
+}
+
+impl Mapping {
+    /// Returns whether the mapping has a name: a file's path, or one such as `[vdso]`.
+    fn has_name(&self) -> bool {
+        !self.path.is_empty() && !self.path.starts_with("//")
+    }
+}
+
+/// Returns the shortest name of each path: its last components, as many as no other path ends in.
+fn shortest_names<'a>(paths: impl Iterator<Item = &'a str>) -> HashMap<String, String> {
+    let plain = |path: &'a str| path.trim_end_matches(" (deleted)");
+    let last = |path: &'a str| path.rsplit('/').next().unwrap_or(path);
+    let mut by_file: HashMap<&str, Vec<&str>> = HashMap::new();
+    for path in paths {
+        by_file.entry(last(plain(path))).or_default().push(path);
+    }
+    let mut names = HashMap::new();
+    for (file, paths) in by_file {
+        if let [path] = paths.as_slice() {
+            names.insert((*path).to_owned(), file.to_owned());
+            continue;
+        }
+        let mut reversed: Vec<(String, &str)> = paths
+            .iter()
+            .map(|path| (path.rsplit('/').collect::<Vec<_>>().join("/"), *path))
+            .collect();
+        reversed.sort_unstable();
+        // In this order, the paths with most last components in common are neighbours.
+        let common = |a: &str, b: &str| {
+            let pairs = a.split('/').zip(b.split('/'));
+            pairs.take_while(|(a, b)| a == b).count()
+        };
+        for (index, (key, path)) in reversed.iter().enumerate() {
+            let neighbours = [index.checked_sub(1), Some(index + 1)];
+            let neighbours = neighbours.into_iter().flatten();
+            let shared = neighbours.filter_map(|index| reversed.get(index));
+            let shared = shared.map(|(other, _)| common(key, other)).max();
+            let components: Vec<&str> = key.split('/').collect();
+            let shown = (shared.unwrap_or(0) + 1).min(components.len());
+            let name: Vec<&str> = components[..shown].iter().rev().copied().collect();
+            names.insert((*path).to_owned(), name.join("/"));
+        }
+    }
+    names
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn name_is_as_long_as_needed() {
+        let check = |paths: &[&str], expected: &[&str]| {
+            let names = shortest_names(paths.iter().copied());
+            let found: Vec<&str> = paths.iter().map(|path| names[*path].as_str()).collect();
+            assert_eq!(found, expected);
+        };
+        check(&["/usr/bin/app", "/lib/libc.so.6"], &["app", "libc.so.6"]);
+        check(&["/srv/app (deleted)"], &["app"]);
+        check(
+            &["/srv/app (deleted)", "/srv/app"],
+            &["app (deleted)", "app"],
+        );
+        check(
+            &[
+                "/a/x/Release/b.node",
+                "/a/y/Release/b.node",
+                "/b.node",
+                "/z/b.node",
+            ],
+            &[
+                "x/Release/b.node",
+                "y/Release/b.node",
+                "/b.node",
+                "z/b.node",
+            ],
+        );
+        check(&["app", "/app", "bin/app"], &["app", "/app", "bin/app"]);
+        check(&["[vdso]", "[heap]"], &["[vdso]", "[heap]"]);
+    }
+
+    fn mapping(start: u64, path: &str, build_id: Option<&str>) -> Mapping {
+        Mapping {
+            start: Address(start),
+            end: Address(start + 0x1000),
+            executable: true,
+            path: path.to_owned(),
+            build_id: build_id.map(str::to_owned),
+            ..Mapping::default()
+        }
+    }
+
+    /// Names of the call at 0x10 in each mapping, each of which has one.
+    fn places(mappings: &[Mapping]) -> Vec<String> {
+        let mut profile = Profile {
+            mappings: mappings.to_vec(),
+            ..Profile::default()
+        };
+        for mapping in mappings {
+            profile.stacks.add_address(Address(mapping.start.0 + 0x11));
+        }
+        profile.address_mappings = Some((0..mappings.len() as u32).map(Some).collect());
+        let names = ModuleNames::new([(&profile, &Names::default())]);
+        let mappings = mappings.iter();
+        mappings
+            .map(|mapping| names.place(Some(mapping), Address(mapping.start.0 + 0x10)))
+            .collect()
+    }
+
+    #[test]
+    fn places_of_different_modules_differ() {
+        let check = |mappings: &[Mapping], expected: &[&str]| {
+            assert_eq!(places(mappings), expected);
+        };
+        check(&[mapping(0x1000, "", None)], &["[jit]+0x10"]);
+        check(
+            &[mapping(0x1000, "", None), mapping(0x9000, "//anon", None)],
+            &["[jit] 0x1010", "[jit] 0x9010"],
+        );
+        // Two segments of a file are one module.
+        check(
+            &[
+                mapping(0x1000, "/app", Some("aa")),
+                mapping(0x9000, "/app", Some("aa")),
+            ],
+            &["app+0x10", "app+0x10"],
+        );
+        check(
+            &[
+                mapping(0x1000, "/app", Some("0011223344")),
+                mapping(0x1000, "/app", Some("00112233ff")),
+                mapping(0x1000, "/app", Some("99887766aa")),
+                mapping(0x1000, "/app", None),
+            ],
+            &[
+                "app (0011223344)+0x10",
+                "app (00112233ff)+0x10",
+                "app (99887766)+0x10",
+                "app+0x10",
+            ],
+        );
+        check(&[mapping(0, "", None)], &["0x10"]);
+    }
+
+    #[test]
+    fn place_outside_its_mapping_has_no_offset() {
+        let names = ModuleNames::default();
+        let app = mapping(0x1000, "/srv/app", None);
+        assert_eq!(names.place(Some(&app), Address(0x10)), "0x10 in app");
+        assert_eq!(names.place(None, Address(0x10)), "0x10");
+        assert_eq!(names.place(None, Address(0)), "[unknown]");
+    }
+}

@@ -1,0 +1,191 @@
+//! Samples of a pprof profile: their stacks, values and labels.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use super::wire::Fields;
+use super::{Reader, decode_message, proto, tag};
+use crate::error::{Error, Result};
+use crate::label::{LabelId, Labels, SetLabel};
+use crate::limits::ProfileItem;
+use crate::names::replace_unprintable;
+use crate::profile::sample_types::{Column, Unit, ValueType, ValueTypes};
+use crate::profile::{Profile, Sample, SampleValues};
+use crate::stacks::AddressId;
+
+/// Position of a value in a sample, and the factor that converts it to the unit of its type.
+pub(super) type ScaledColumn = (Column, i64);
+
+impl<'a> Reader<'a> {
+    /// Arranges the sample types. Returns them with the position of each value of a sample. Fails if there are none.
+    pub(super) fn value_types(
+        &self,
+        types: &[proto::ValueType],
+    ) -> Result<(ValueTypes, Vec<ScaledColumn>)> {
+        let (mut named, mut factors) = (Vec::new(), Vec::new());
+        for value_type in types {
+            let (unit, factor) = Unit::parse(&self.printable(value_type.unit)?);
+            named.push(ValueType::new(&self.printable(value_type.r#type)?, unit));
+            factors.push(factor);
+        }
+        if named.is_empty() {
+            return Err(Error::pprof("it has no sample type"));
+        }
+        let (types, columns) = ValueTypes::new(named);
+        Ok((types, columns.into_iter().zip(factors).collect()))
+    }
+
+    /// Reads the samples into `profile`; `columns` has the position of each value, `locations` are ascending by id.
+    /// Fails if a sample is malformed, names no location, or exceeds a limit.
+    pub(super) fn read_samples(
+        &mut self,
+        profile: &mut Profile,
+        mut types: ValueTypes,
+        columns: &[ScaledColumn],
+        locations: &[(u64, AddressId)],
+    ) -> Result<()> {
+        let mut sets = LabelSets::default();
+        let mut row = vec![0; types.row_len()];
+        let mut labels: Vec<proto::Label> = Vec::new();
+        for field in Fields(self.bytes) {
+            let (tag::SAMPLE, value) = field? else {
+                continue;
+            };
+            if profile.samples.len() == self.limits.samples {
+                return Err(Error::Limit {
+                    what: "samples",
+                    limit: self.limits.samples as u64,
+                });
+            }
+            let mut values = SampleValues::default();
+            let mut count = 0;
+            labels.clear();
+            for field in Fields(value.bytes()?) {
+                match field? {
+                    (1, value) => value.for_each_number(|id| {
+                        profile.stacks.push(location_address(locations, id)?);
+                        if profile.stacks.depth() > self.limits.frames {
+                            return Err(Error::Limit {
+                                what: "frames in a stack",
+                                limit: self.limits.frames as u64,
+                            });
+                        }
+                        Ok(())
+                    })?,
+                    (2, value) => value.for_each_number(|number| {
+                        if let Some(&(column, factor)) = columns.get(count) {
+                            let scaled = (number as i64).checked_mul(factor);
+                            let scaled = scaled.ok_or_else(|| Error::Overflow {
+                                problem: "a value in bytes passes 63 bits".into(),
+                            })?;
+                            match column {
+                                Column::Sample(sample_type) => values[sample_type] = scaled,
+                                Column::Row(index) => row[index] = scaled,
+                            }
+                        }
+                        count += 1;
+                        Ok(())
+                    })?,
+                    (3, value) => labels.push(decode_message(value)?),
+                    _ => {}
+                }
+            }
+            if count != columns.len() {
+                return Err(Error::pprof(
+                    "a sample has more or fewer values than sample types",
+                ));
+            }
+            let (known, depth) = (profile.stacks.len(), profile.stacks.depth());
+            let stack = profile.stacks.finish();
+            self.spend(ProfileItem::Sample)?;
+            for _ in &row {
+                self.spend(ProfileItem::Value)?;
+            }
+            if profile.stacks.len() > known {
+                self.spend(ProfileItem::Stack(depth))?;
+            }
+            types.push_row(&row);
+            profile.samples.push(Sample {
+                label: self.label_set(&labels, &mut sets, &mut profile.labels)?,
+                row: profile.samples.len() as u32,
+                ..Sample::new(stack, values)
+            });
+        }
+        profile.value_types = Some(types);
+        Ok(())
+    }
+
+    /// Returns the set with the labels of a sample, and adds it to `labels` if it is new. `None` if there are none.
+    fn label_set(
+        &mut self,
+        found: &[proto::Label],
+        sets: &mut LabelSets,
+        labels: &mut Labels,
+    ) -> Result<Option<LabelId>> {
+        if found.is_empty() {
+            return Ok(None);
+        }
+        if let Some(known) = sets.ids.get(found) {
+            return Ok(*known);
+        }
+        let mut set = Vec::new();
+        for label in found {
+            let key = self.shared(label.key, sets)?;
+            let label = if label.str != 0 {
+                SetLabel::text(key, self.shared(label.str, sets)?)
+            } else if label.num != 0 || label.num_unit != 0 {
+                SetLabel::number(key, label.num, self.shared(label.num_unit, sets)?)
+            } else {
+                // Neither text nor number: as for `go tool pprof`, no label.
+                continue;
+            };
+            self.spend(ProfileItem::Label(label.text.len()))?;
+            if sets.keys.insert(Arc::clone(&label.key)) {
+                labels.add_key(&label.key);
+            }
+            set.push(label);
+        }
+        let id = labels.add_set(set);
+        sets.ids.insert(found.into(), id);
+        Ok(id)
+    }
+
+    /// Returns a string of a label, stored once.
+    fn shared(&mut self, index: i64, sets: &mut LabelSets) -> Result<Arc<str>> {
+        if let Some(known) = sets.strings.get(&index) {
+            return Ok(Arc::clone(known));
+        }
+        let string: Arc<str> = self.printable(index)?.into();
+        self.spend(ProfileItem::Text(string.len()))?;
+        sets.strings.insert(index, Arc::clone(&string));
+        Ok(string)
+    }
+
+    /// Returns the string with that index, without unprintable characters.
+    pub(super) fn printable(&self, index: i64) -> Result<String> {
+        Ok(replace_unprintable(self.string(index)?).into_owned())
+    }
+}
+
+/// Label sets that were read so far, and their strings.
+#[derive(Default)]
+struct LabelSets {
+    ids: HashMap<Box<[proto::Label]>, Option<LabelId>>,
+    strings: HashMap<i64, Arc<str>>,
+    keys: HashSet<Arc<str>>,
+}
+
+/// Returns the address of the location with that id; `locations` are ascending by id. Tries index `id` − 1 first,
+/// because most profiles number them from 1. Fails if there is none.
+fn location_address(locations: &[(u64, AddressId)], id: u64) -> Result<AddressId> {
+    let guess = usize::try_from(id.wrapping_sub(1)).ok();
+    let guessed = guess.and_then(|index| locations.get(index));
+    let found = match guessed {
+        Some(&(location, address)) if location == id => Some(address),
+        _ => locations
+            .binary_search_by_key(&id, |(location, _)| *location)
+            .ok()
+            .map(|index| locations[index].1),
+    };
+    found.ok_or_else(|| Error::pprof(format!("there is no location {id}")))
+}

@@ -1,0 +1,48 @@
+//! Values of one sample.
+
+use std::ops::{AddAssign, Index, IndexMut};
+
+use super::SampleType;
+
+/// One number per [`SampleType`], in objects or bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SampleValues(pub [i64; 4]);
+
+impl Index<SampleType> for SampleValues {
+    type Output = i64;
+
+    fn index(&self, sample_type: SampleType) -> &i64 {
+        &self.0[sample_type as usize]
+    }
+}
+
+impl IndexMut<SampleType> for SampleValues {
+    fn index_mut(&mut self, sample_type: SampleType) -> &mut i64 {
+        &mut self.0[sample_type as usize]
+    }
+}
+
+impl SampleValues {
+    /// Returns the values without those below 0.
+    pub(crate) fn without_negative(self) -> Self {
+        Self(self.0.map(|value| value.max(0)))
+    }
+
+    /// Returns the sum. `None` if it overflows.
+    pub fn checked_add(self, other: Self) -> Option<Self> {
+        let mut sum = Self::default();
+        for (sum, (a, b)) in sum.0.iter_mut().zip(self.0.into_iter().zip(other.0)) {
+            *sum = a.checked_add(b)?;
+        }
+        Some(sum)
+    }
+}
+
+/// Only for values whose total is known to fit, such as those of a [`Profile`].
+impl AddAssign for SampleValues {
+    fn add_assign(&mut self, other: Self) {
+        for (a, b) in self.0.iter_mut().zip(other.0) {
+            *a += b;
+        }
+    }
+}

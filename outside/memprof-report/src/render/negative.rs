@@ -1,0 +1,82 @@
+//! Negative values, which profiles of differences have: a format that shows sizes cannot hold them.
+
+use super::{amount, pluralize};
+use crate::fold::{Folded, SymbolizedProfile};
+use crate::options::{Format, Options};
+use crate::profile::SampleType;
+
+/// Returns a note on the values that the format leaves out because they are negative, with their sum. `None` if it holds
+/// all of the profile and of its base.
+pub(crate) fn left_out_note(
+    profile: &SymbolizedProfile,
+    base: Option<&SymbolizedProfile>,
+    options: &Options,
+) -> Option<String> {
+    let sample_type = options.sample_type;
+    let profiles = [Some(profile), base].into_iter().flatten();
+    let values = profiles.flat_map(|named| &named.profile.samples);
+    let values = values.flat_map(|sample| sample.values.0);
+    if values.into_iter().all(|value| value >= 0) {
+        return None;
+    }
+    match options.format {
+        Format::Text | Format::Tree | Format::Peek | Format::Dot | Format::Svg => None,
+        Format::Pprof | Format::Json => None,
+        Format::Collapsed => {
+            let (stacks, sum) = negative_stacks(profile, None, options);
+            let sum = (base.is_none() && stacks > 0).then(|| amount(sum, sample_type))?;
+            Some(format!(
+                "{sum} in {} are negative: most flamegraph tools skip such lines",
+                pluralize(stacks, "stack")
+            ))
+        }
+        Format::Flamegraph | Format::Html | Format::View => {
+            let (stacks, sum) = negative_stacks(profile, base, options);
+            let sum = (stacks > 0).then(|| amount(sum, sample_type))?;
+            Some(format!(
+                "{sum} in {} are negative and have no box; --format text, tree and dot show them",
+                pluralize(stacks, "stack")
+            ))
+        }
+        Format::Jeprof => {
+            let samples = profile.profile.samples.iter();
+            let negative = samples.filter(|sample| sample.values.0.iter().any(|value| *value < 0));
+            let sums = SampleType::ALL.map(|sample_type| {
+                let values = negative
+                    .clone()
+                    .map(|sample| sample.values[sample_type].min(0));
+                (values.fold(0, i64::saturating_add), sample_type)
+            });
+            let sums = sums.into_iter().filter(|(sum, _)| *sum != 0);
+            let sums: Vec<_> = sums
+                .map(|(sum, t)| format!("{} of {}", amount(sum, t), t.name()))
+                .collect();
+            Some(format!(
+                "{} left out: jeprof's file cannot hold negative values, --format pprof can",
+                sums.join(", ")
+            ))
+        }
+    }
+}
+
+/// Returns the number of folded stacks that have a negative value in the profile or its base, and the sum of these.
+fn negative_stacks(
+    profile: &SymbolizedProfile,
+    base: Option<&SymbolizedProfile>,
+    options: &Options,
+) -> (u64, i64) {
+    let folded = Folded::new(
+        profile,
+        base,
+        options.sample_type,
+        options.granularity,
+        &options.origin_rules,
+    );
+    let values = folded.stacks.iter().map(|stack| stack.values);
+    let negative: Vec<i64> = values
+        .map(|pair| pair.new.min(0).saturating_sub(pair.base.min(0)))
+        .filter(|value| *value != 0)
+        .collect();
+    let sum = negative.iter().copied().fold(0, i64::saturating_add);
+    (negative.len() as u64, sum)
+}

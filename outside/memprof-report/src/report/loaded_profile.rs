@@ -1,0 +1,101 @@
+//! A profile that was read, before its places without a symbol have names.
+
+use super::Input;
+use crate::ages::{filter_older, no_ages_error};
+use crate::allocator_frames::allocator_depths;
+use crate::error::{Error, Result};
+use crate::fold::SymbolizedProfile;
+use crate::input::parse;
+use crate::label_shares::filter_by_label;
+use crate::module_names::ModuleNames;
+use crate::names::Names;
+use crate::options::Options;
+use crate::profile::{Profile, SampleType};
+use crate::render::amount;
+use crate::symbolize::{Progress, Sources, find_symbols, moved_text, number_the_rest};
+use crate::unsample::unsample;
+
+/// A profile with estimated values, in which places without a symbol have no name yet.
+pub(super) struct LoadedProfile {
+    pub(super) profile: Profile,
+    pub(super) names: Names,
+    /// Sample type under which the selected values are.
+    pub(super) sample_type: SampleType,
+}
+
+impl LoadedProfile {
+    /// Parses a profile, selects the sample type, undoes the sampling, filters by age and label, and finds symbols.
+    pub(super) fn new(
+        input: Input<'_>,
+        sources: Option<&Sources>,
+        options: &Options,
+        progress: Progress<'_>,
+    ) -> Result<Self> {
+        let mut profile = parse(input.bytes, &options.limits, options.force)?;
+        let sample_type = match profile.samples.is_empty() {
+            // What a profile without samples has is unknown, and of no use.
+            true => options.sample_type,
+            false => profile.select_type(options.type_name())?,
+        };
+        unsample(&mut profile)?;
+        if options.ages && profile.ages.is_none() {
+            return Err(no_ages_error());
+        }
+        if let Some(min_age) = options.older {
+            let unknown = filter_older(&mut profile, min_age)?;
+            if unknown != 0 {
+                let unknown = amount(unknown, SampleType::InuseSpace);
+                profile
+                    .warnings
+                    .push(format!("{unknown} of unknown age left out"));
+            }
+        }
+        if let Some(label) = &options.label {
+            filter_by_label(&mut profile, label)?;
+        }
+        let names = match sources {
+            Some(sources) => find_symbols(&mut profile, sources, progress)?,
+            None => {
+                moved_text::restore(&mut profile, None);
+                profile.names.take().unwrap_or_default()
+            }
+        };
+        Ok(Self {
+            profile,
+            names,
+            sample_type,
+        })
+    }
+
+    /// Names the places without a symbol, and filters by function.
+    pub(super) fn finish(self, modules: &ModuleNames, options: &Options) -> SymbolizedProfile {
+        let Self {
+            mut profile,
+            mut names,
+            ..
+        } = self;
+        number_the_rest(&mut profile, &mut names, modules);
+        let depths = allocator_depths(&profile, &names);
+        options.filter.apply(&mut profile, &names, &depths);
+        SymbolizedProfile {
+            profile,
+            names,
+            depths,
+        }
+    }
+}
+
+/// Fails if a profile and its base count the selected type in different units.
+pub(super) fn check_units(profile: &LoadedProfile, base: &LoadedProfile) -> Result<()> {
+    let unit = |loaded: &LoadedProfile| loaded.profile.value_type(loaded.sample_type).unit;
+    let (new, old) = (unit(profile), unit(base));
+    if new == old {
+        return Ok(());
+    }
+    Err(Error::Usage(format!(
+        "it counts {} in {:?}, the base in {:?}",
+        profile.profile.value_type(profile.sample_type).name,
+        new.name(),
+        old.name()
+    )))
+}
