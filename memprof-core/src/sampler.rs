@@ -3,6 +3,8 @@
 
 mod backend;
 #[cfg(target_arch = "x86_64")]
+mod early_ends;
+#[cfg(target_arch = "x86_64")]
 mod fork;
 #[cfg(target_arch = "x86_64")]
 mod interception;

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{OpenEnum, ProfileKind, TriggerKind};
+use crate::{EarlyEndReason, OpenEnum, ProfileKind, TriggerKind};
 
 /// A dump that was taken and kept.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -38,6 +38,21 @@ pub struct Dump {
     /// there is no sign of any.
     #[serde(default)]
     pub unseen_allocation_bytes: Option<u64>,
+    /// Samples of memprof's sampler whose stacks lack their outermost frames, most first.
+    #[serde(default)]
+    pub early_ends: Vec<EarlyEnds>,
+}
+
+/// Samples whose stacks end early for one reason in one object, with those that were freed since.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct EarlyEnds {
+    /// Reason for which they end.
+    pub reason: OpenEnum<EarlyEndReason>,
+    /// File of the code at which they end; absent if it is in no file, or for stacks with too many frames.
+    pub object: Option<PathBuf>,
+    /// Number of samples.
+    pub samples: u64,
 }
 
 /// Frees that memprof's sampler did not see.

@@ -73,6 +73,20 @@ named_enums! {
         Entries = "entry_patches" | "entries",
     }
 
+    /// Reason for which stacks of samples end before their outermost frame.
+    EarlyEndReason {
+        /// They have more than 128 frames, and the outermost ones are left out.
+        TooManyFrames = "too-many-frames",
+        /// The next word of the stack is in unreadable memory.
+        UnreadableStack = "unreadable-stack",
+        /// The call frame information cannot be read, or needs a register that is unknown.
+        UnreadableFrameInformation = "unreadable-frame-information",
+        /// The code is in no file, such as a just-in-time compiler's, and keeps no frame pointer.
+        UnknownCode = "unknown-code",
+        /// The code has no call frame information, and keeps no frame pointer.
+        NoFrameInformation = "no-frame-information",
+    }
+
     /// State of profiling.
     Profiling {
         /// Allocations are sampled.

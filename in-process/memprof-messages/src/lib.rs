@@ -25,11 +25,11 @@ mod usage;
 
 pub use argument::{ArgumentSpec, ArgumentType};
 pub use doctor::{DoctorReport, Finding, Severity};
-pub use dump::{Dump, DumpList, DumpReport, KeptDump, UnseenFrees};
+pub use dump::{Dump, DumpList, DumpReport, EarlyEnds, KeptDump, UnseenFrees};
 pub use dump_id::DumpId;
 pub use enums::{
-    AllocatorKind, InterceptionKind, OnOff, ProfileKind, Profiling, Provider, SamplerChoice,
-    TriggerKind, UnwinderChoice,
+    AllocatorKind, EarlyEndReason, InterceptionKind, OnOff, ProfileKind, Profiling, Provider,
+    SamplerChoice, TriggerKind, UnwinderChoice,
 };
 pub use ledger::{
     AllocatorHeap, Cgroup, HeapWalk, Ledger, LedgerFinding, LedgerFindingKind, LedgerPart,

@@ -152,6 +152,7 @@ fn dump_report() -> Value {
         "sample_interval": 3, "estimated_inuse_bytes": 4, "allocator": "jemalloc 5.3.0",
         "metadata_bytes": 5, "unseen_frees": { "samples": 6, "bytes": 7 },
         "unseen_allocation_bytes": 8,
+        "early_ends": [{ "reason": "unknown-code", "object": "/o", "samples": 9 }],
     });
     let mut report = dump.clone();
     merge(

@@ -22,6 +22,7 @@ mod address_hash;
 mod aligned;
 mod atomic;
 mod countdown;
+mod early_ends;
 mod excluded_threads;
 mod filter;
 mod fork_sentinel;
@@ -40,6 +41,7 @@ mod stack_table;
 mod tally;
 mod thread_pointer;
 
+pub use early_ends::{EarlyEndReason, EarlyEnds, early_ends};
 pub use excluded_threads::{SamplerExclusion, exclude_this_thread};
 pub use got_slots::{
     CallTarget, GotSlots, MallocProvider, PatchStats, malloc_address, visit_own_calls,

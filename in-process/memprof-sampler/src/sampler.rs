@@ -4,10 +4,13 @@
 use core::arch::asm;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
-use memprof_unwind::{PseudoFrames, Registers, WORKSPACE_FRAMES, Workspace, walk_this_thread};
+use memprof_unwind::{
+    PseudoFrames, Registers, SavedRegisters, WORKSPACE_FRAMES, Workspace, walk_this_thread,
+};
 
 use crate::address_hash::AddressHash;
 use crate::countdown;
+use crate::early_ends;
 use crate::filter::Filter;
 use crate::fork_sentinel::ForkSentinel;
 use crate::gate::Gate;
@@ -130,6 +133,7 @@ pub fn clear() -> Result<(), SamplerError> {
     unsafe { TABLES.records.clear() };
     LOST.store(0, Relaxed);
     UNSEEN_FREES.store(0, Relaxed);
+    early_ends::clear();
     GATE.open();
     match interval {
         0 => Ok(()),
@@ -266,8 +270,9 @@ pub(crate) fn sample(block: usize, size: usize) {
     let Some(mut workspace) = Workspace::acquire() else {
         return count_lost();
     };
-    // SAFETY: `caller_registers` returns the registers of this function, whose frame stays during the walk.
-    let (count, _) = unsafe { walk_this_thread(caller_registers(), &mut workspace) };
+    let (start, saved) = caller_registers();
+    // SAFETY: registers of this function, whose frame stays during the walk.
+    let (count, walk_end) = unsafe { walk_this_thread(start, saved, &mut workspace) };
     let buffer = workspace.frames();
     let walked = buffer.get(..count).unwrap_or_default();
     // SAFETY: the walk wrote the first `count` frames.
@@ -277,6 +282,8 @@ pub(crate) fn sample(block: usize, size: usize) {
     let start = walked.iter().take_while(is_own).count();
     let tail = PseudoFrames::for_this_thread();
     let end = count.min(start + tail.frames_left(MAX_FRAMES));
+    let last = walked.last().copied().unwrap_or(0);
+    early_ends::count(walk_end, end < count, last);
     let end = tail.append_to(buffer, end);
     let frames = buffer.get(start..end).unwrap_or_default();
     // SAFETY: the walk wrote these frames, and `append_to` the pseudo frames behind them.
@@ -319,21 +326,28 @@ fn count_lost() {
 
 /// Registers with which a stack walk starts: this function's, inlined into its caller.
 #[inline(always)]
-fn caller_registers() -> Registers {
+fn caller_registers() -> (Registers, SavedRegisters) {
     let (pc, sp, bp);
-    // SAFETY: the instructions only read registers.
+    let mut saved: SavedRegisters = [0; 5];
+    // SAFETY: the instructions copy registers to this function's variables.
     unsafe {
         asm!(
-            "lea {}, [rip]",
-            "mov {}, rsp",
-            "mov {}, rbp",
-            out(reg) pc,
-            out(reg) sp,
-            out(reg) bp,
-            options(nomem, nostack, preserves_flags),
+            "mov [{saved}], rbx",
+            "mov [{saved} + 8], r12",
+            "mov [{saved} + 16], r13",
+            "mov [{saved} + 24], r14",
+            "mov [{saved} + 32], r15",
+            "lea {pc}, [rip]",
+            "mov {sp}, rsp",
+            "mov {bp}, rbp",
+            saved = in(reg) saved.as_mut_ptr(),
+            pc = out(reg) pc,
+            sp = out(reg) sp,
+            bp = out(reg) bp,
+            options(nostack, preserves_flags),
         );
     }
-    Registers { pc, sp, bp }
+    (Registers { pc, sp, bp }, saved)
 }
 
 #[cfg(test)]

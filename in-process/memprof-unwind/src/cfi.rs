@@ -1,12 +1,17 @@
 //! Call frame information (`.eh_frame`, LSB and System V ABI for x86-64): finds the unwind rule of
 //! one address.
 
+mod register_rules;
+
 use gimli::{
     BaseAddresses, CallFrameInstruction, CallFrameInstructionIter, CfaRule, EhFrame, EhFrameHdr,
-    EndianSlice, NativeEndian, Register, RegisterRule, UnwindExpression, UnwindSection, X86_64,
+    EndianSlice, NativeEndian, Register, RegisterRule, UnwindSection,
 };
 
-use crate::rule::{BP_LIMIT, CFA_LIMIT, Cfa, Rule, SavedBp};
+use crate::register_file::RegisterFile;
+use crate::rule::Rule;
+use crate::walk::StackReader;
+use register_rules::RegisterRules;
 
 /// Bytes of an object with their address, in the object or in memory.
 #[derive(Clone, Copy, Debug)]
@@ -19,7 +24,6 @@ pub struct Section<'a> {
 
 type Bytes<'a> = EndianSlice<'a, NativeEndian>;
 
-const WORD: i64 = 8;
 const ADDRESS_SIZE: u8 = 8;
 
 /// Returns the rule at `address`: searches the sorted table of `.eh_frame_hdr` and reads the
@@ -32,15 +36,54 @@ pub fn rule_at<'a>(
     section_at: impl FnOnce(u64) -> Option<Section<'a>>,
     address: u64,
 ) -> Rule {
-    try_rule_at(hdr, section_at, address).unwrap_or(Rule::Unsupported)
+    let read = read_row(hdr, section_at, address, |row, eh_frame| {
+        row.rule(eh_frame).unwrap_or(Rule::Complex)
+    });
+    match read {
+        Some(CodeUnwinding::Row(rule)) => rule,
+        Some(CodeUnwinding::Undescribed) => Rule::Undescribed,
+        Some(CodeUnwinding::Signal) => Rule::Signal,
+        None => Rule::Unsupported,
+    }
 }
 
-/// Like [`rule_at`], but `None` for information that cannot be read or that no rule can express.
-fn try_rule_at<'a>(
+/// Returns the registers of the caller of a frame at `address`, read by all that DWARF offers. `None` if the information
+/// cannot be read, or needs an unknown register or unreadable memory. Without a return address, the function is the
+/// outermost one, and its caller's program counter is 0.
+pub(crate) fn caller_at<'a>(
     hdr: Section<'a>,
     section_at: impl FnOnce(u64) -> Option<Section<'a>>,
     address: u64,
-) -> Option<Rule> {
+    callee: &RegisterFile,
+    memory: &mut impl StackReader,
+) -> Option<CodeUnwinding<RegisterFile>> {
+    let caller =
+        |row: &RegisterRules, eh_frame: &EhFrame<Bytes<'a>>| row.caller(eh_frame, callee, memory);
+    Some(match read_row(hdr, section_at, address, caller)? {
+        CodeUnwinding::Row(caller) => CodeUnwinding::Row(caller?),
+        CodeUnwinding::Undescribed => CodeUnwinding::Undescribed,
+        CodeUnwinding::Signal => CodeUnwinding::Signal,
+    })
+}
+
+/// Way in which code is unwound.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum CodeUnwinding<T> {
+    /// By this row of the unwinding table.
+    Row(T),
+    /// There is no information.
+    Undescribed,
+    /// It is the kernel's return from a signal handler.
+    Signal,
+}
+
+/// Reads the row of the unwinding table at `address` by `use_row`. `None` for information that cannot be read.
+fn read_row<'a, T>(
+    hdr: Section<'a>,
+    section_at: impl FnOnce(u64) -> Option<Section<'a>>,
+    address: u64,
+    use_row: impl FnOnce(&RegisterRules, &EhFrame<Bytes<'a>>) -> T,
+) -> Option<CodeUnwinding<T>> {
     let bases = BaseAddresses::default().set_eh_frame_hdr(hdr.address);
     let parsed = EhFrameHdr::new(hdr.bytes, NativeEndian);
     let parsed = parsed.parse(&bases, ADDRESS_SIZE).ok()?;
@@ -58,11 +101,11 @@ fn try_rule_at<'a>(
     let fde = eh_frame.fde_from_offset(&bases, offset.into(), EhFrame::cie_from_offset);
     let fde = match fde {
         Ok(fde) if fde.contains(address) => fde,
-        Ok(_) => return Some(Rule::Undescribed),
+        Ok(_) => return Some(CodeUnwinding::Undescribed),
         Err(_) => return None,
     };
     if fde.is_signal_trampoline() {
-        return Some(Rule::Signal);
+        return Some(CodeUnwinding::Signal);
     }
     let mut row = CfiRow::new(fde.initial_address(), fde.cie().data_alignment_factor());
     let factor = fde.cie().code_alignment_factor();
@@ -71,15 +114,7 @@ fn try_rule_at<'a>(
     row.initial = Some(row.state.clone());
     row.start = fde.initial_address();
     row.run_to(fde.instructions(&eh_frame, &bases), address, factor)?;
-    row.state.rule(&eh_frame)
-}
-
-/// DWARF rules of the three registers that a walk follows.
-#[derive(Clone, Debug)]
-struct RegisterRules {
-    cfa: CfaRule<usize>,
-    bp: RegisterRule<usize>,
-    return_address: RegisterRule<usize>,
+    Some(CodeUnwinding::Row(use_row(&row.state, &eh_frame)))
 }
 
 /// Most states that a function may remember at once; compilers need one.
@@ -96,17 +131,12 @@ struct CfiRow {
 }
 
 impl CfiRow {
-    /// Creates the row at `start`, before any instruction: the frame pointer is unchanged and the return address
-    /// undefined.
+    /// Creates the row at `start`, before any instruction: registers are unchanged and the return address is undefined.
     fn new(start: u64, data_alignment: i64) -> Self {
         Self {
             start,
             data_alignment,
-            state: RegisterRules {
-                cfa: CfaRule::default(),
-                bp: RegisterRule::SameValue,
-                return_address: RegisterRule::Undefined,
-            },
+            state: RegisterRules::new(),
             initial: None,
             remembered: [const { None }; MAX_REMEMBERED_STATES],
         }
@@ -225,22 +255,16 @@ impl CfiRow {
                 expression,
             } => (register, R::ValExpression(expression)),
             I::Restore { register } => {
-                let initial = self.initial.clone()?;
-                let rule = match register {
-                    X86_64::RBP => initial.bp,
-                    X86_64::RA => initial.return_address,
-                    _ => return Some(()),
+                let initial = self.initial.as_mut()?.rule_of(register);
+                let Some(rule) = initial.cloned() else {
+                    return Some(());
                 };
                 (register, rule)
             }
             _ => return None,
         };
-        match register {
-            X86_64::RBP => self.state.bp = rule,
-            X86_64::RA => self.state.return_address = rule,
-            // A caller's stack pointer other than the CFA is not supported.
-            X86_64::RSP if rule != R::ValOffset(0) => return None,
-            _ => {}
+        if let Some(own) = self.state.rule_of(register) {
+            *own = rule;
         }
         Some(())
     }
@@ -250,92 +274,4 @@ impl CfiRow {
 fn register_and_offset(register: Register, offset: u64) -> Option<CfaRule<usize>> {
     let offset = offset.try_into().ok()?;
     Some(CfaRule::RegisterAndOffset { register, offset })
-}
-
-impl RegisterRules {
-    /// Converts the row to a rule. `None` if [`Rule`] has no variant for it, or a distance is too large for one.
-    fn rule(&self, eh_frame: &EhFrame<Bytes<'_>>) -> Option<Rule> {
-        match self.return_address {
-            RegisterRule::Offset(offset) if offset == -WORD => {}
-            RegisterRule::Undefined => return Some(Rule::Outermost),
-            _ => return None,
-        }
-        let cfa = match &self.cfa {
-            &CfaRule::RegisterAndOffset { register, offset } => {
-                let distance = words(offset, CFA_LIMIT)?;
-                match register {
-                    X86_64::RSP if distance > 0 => Cfa::Sp(distance),
-                    X86_64::RBP => Cfa::Bp(distance),
-                    _ => return None,
-                }
-            }
-            CfaRule::Expression(expression) => {
-                cfa_from_expression(expression_bytes(expression, eh_frame)?)?
-            }
-        };
-        let bp = match &self.bp {
-            RegisterRule::SameValue | RegisterRule::Undefined => SavedBp::Unchanged,
-            &RegisterRule::Offset(offset) => match words(offset.checked_neg()?, BP_LIMIT)? {
-                0 => return None,
-                distance => SavedBp::BelowCfa(distance),
-            },
-            RegisterRule::Expression(expression) => match expression_bytes(expression, eh_frame)? {
-                [BREG_BP, 0] => SavedBp::AtBp,
-                _ => return None,
-            },
-            _ => return None,
-        };
-        Some(Rule::Frame { cfa, bp })
-    }
-}
-
-/// Converts bytes to words of 8 bytes. `None` if `bytes` is negative or no multiple of 8, or if the result is not below
-/// `limit`.
-fn words(bytes: i64, limit: u16) -> Option<u16> {
-    if bytes % WORD != 0 {
-        return None;
-    }
-    let words = u16::try_from(bytes / WORD).ok()?;
-    (words < limit).then_some(words)
-}
-
-/// Returns the bytes of a DWARF expression. `None` if they are not within `eh_frame`.
-fn expression_bytes<'a>(
-    expression: &UnwindExpression<usize>,
-    eh_frame: &EhFrame<Bytes<'a>>,
-) -> Option<&'a [u8]> {
-    Some(expression.get(eh_frame).ok()?.0.slice())
-}
-
-/// `DW_OP_breg6`: the frame pointer plus an offset in SLEB128.
-const BREG_BP: u8 = 0x76;
-/// `DW_OP_deref`.
-const DEREF: u8 = 0x06;
-/// `DW_OP_lit0`.
-const LIT: u8 = 0x30;
-
-/// Decodes the two kinds of expression that linkers and compilers emit for a CFA. `None` if it is neither.
-fn cfa_from_expression(expression: &[u8]) -> Option<Cfa> {
-    match *expression {
-        // A function that realigns its stack stores the CFA below its frame pointer.
-        [BREG_BP, offset @ 0x40..0x80, DEREF] => {
-            let below = 0x80 - i64::from(offset);
-            Some(Cfa::BelowBp(words(below, CFA_LIMIT)?))
-        }
-        // .plt of GNU ld, gold, lld and mold: rsp + 8 + ((rip & 15 >= byte) << 3).
-        [
-            0x77,
-            8,
-            0x80,
-            0,
-            0x3F,
-            0x1A,
-            byte @ LIT..=0x3F,
-            0x2A,
-            0x33,
-            0x24,
-            0x22,
-        ] => Some(Cfa::Plt(u16::from(byte - LIT))),
-        _ => None,
-    }
 }

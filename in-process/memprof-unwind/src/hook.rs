@@ -3,7 +3,7 @@
 
 use core::arch::naked_asm;
 use core::ffi::c_void;
-use core::mem::{self, MaybeUninit, offset_of};
+use core::mem::{self, offset_of};
 use core::slice;
 use core::sync::atomic::{
     AtomicBool, AtomicU64, AtomicUsize,
@@ -12,17 +12,11 @@ use core::sync::atomic::{
 
 use crate::HookStats;
 use crate::compare::{WalkedStack, leaf_if_equal};
-use crate::last_walk::{self, LastWalkCursor, MAX_STEPS, WalkStep};
-use crate::object::{FindObject, loaded_rule_at};
 use crate::pseudo_frames::PseudoFrames;
-use crate::return_address::is_after_call;
-use crate::rule::{PackedRule, Rule};
-use crate::rule_table::RuleTable;
-use crate::stack_memory::ReadableStack;
-use crate::thread::Thread;
-use crate::thread_stack::{self, ThreadStack, set_main_stack_top};
-use crate::walk::{Frame, Registers, RuleSource, WalkEnd, as_frames, walk};
-use crate::workspace::{self, Workspace};
+use crate::rule::PackedRule;
+use crate::thread_walk::walk_with_fallback_rule;
+use crate::walk::{Frame, Registers, WalkEnd, as_frames};
+use crate::workspace::Workspace;
 
 /// `prof_backtrace_hook_t` of jemalloc 5.3. Fills the array with at most `n` (third argument) program counters from
 /// the leaf on and sets the count, which is 0 before the call.
@@ -33,12 +27,6 @@ pub type Walker = unsafe extern "C" fn(*mut *mut c_void, *mut u32, u32);
 pub static HOOKS: [BacktraceHook; 4] = [const { BacktraceHook::new() }; 4];
 
 static ENTRIES: [Walker; HOOKS.len()] = [entry::<0>, entry::<1>, entry::<2>, entry::<3>];
-
-// Next to the other tables: a variable between two of them would dirty a page of its own.
-#[unsafe(link_section = ".bss.tables")]
-static RULES: RuleTable = RuleTable::new();
-static FIND_OBJECT: AtomicUsize = AtomicUsize::new(0);
-static RULES_READ: AtomicU64 = AtomicU64::new(0);
 
 /// After the first samples, one of this many is still compared.
 const COMPARE_INTERVAL: u64 = 1024;
@@ -63,29 +51,6 @@ pub struct BacktraceHook {
     cut: AtomicU64,
     compared: AtomicU64,
     agreed: AtomicU64,
-}
-
-/// Initializes the state that all hooks share. `find` is the loader's `_dl_find_object`; `main_stack_top` is an
-/// address in the topmost page of the main thread's stack, such as `AT_RANDOM` of getauxval(3).
-pub fn prepare(find: FindObject, main_stack_top: usize) {
-    set_main_stack_top(main_stack_top);
-    FIND_OBJECT.store(find as usize, Release);
-}
-
-/// Drops all cached rules: code may have been unloaded, and other code loaded at its addresses.
-pub fn clear_rules() {
-    RULES.clear();
-}
-
-/// Drops what is cached about stacks: threads may have ended.
-pub fn clear_stack_cache() {
-    thread_stack::clear();
-    last_walk::clear_owners();
-}
-
-/// Number of rules read from call frame information since the start of the process.
-pub fn rules_read() -> u64 {
-    RULES_READ.load(Relaxed)
 }
 
 impl BacktraceHook {
@@ -113,7 +78,7 @@ impl BacktraceHook {
     ///
     /// # Safety
     /// `saved` is the walker of an allocator that stays loaded, this hook is given to that allocator only, and
-    /// [`prepare`] was called.
+    /// [`prepare`](crate::prepare) was called.
     pub unsafe fn arm(&self, saved: Walker, initial_comparisons: u64) {
         self.saved.store(saved as usize, Relaxed);
         self.initial_comparisons.store(initial_comparisons, Relaxed);
@@ -248,14 +213,13 @@ impl BacktraceHook {
             self.fallbacks.fetch_add(1, Relaxed);
             return None;
         };
-        let (_, steps, rule_stack) = workspace.parts();
+        let (_, buffers) = workspace.parts();
         // Unknown code ends the walk, as it ends libgcc's, with which this walk is compared.
         // SAFETY: `start` are registers of a frame of this thread; `arm` requires `prepare`.
-        let (frames, end) = unsafe {
-            walk_with_fallback_rule(PackedRule::UNKNOWN, start, buffer, steps, rule_stack)
-        };
+        let (frames, end) =
+            unsafe { walk_with_fallback_rule(PackedRule::UNKNOWN, (start, None), buffer, buffers) };
         match end {
-            WalkEnd::Outermost | WalkEnd::Full => {}
+            WalkEnd::Outermost | WalkEnd::Full | WalkEnd::UnknownCode | WalkEnd::Undescribed => {}
             WalkEnd::Unreadable => {
                 self.cut.fetch_add(1, Relaxed);
             }
@@ -316,99 +280,16 @@ impl BacktraceHook {
     }
 }
 
-/// Writes the calling thread's program counters into `workspace`, from `start` outwards. Returns their number and why
-/// the walk ended. Unlike a hook's, it follows the frame pointer through code without call frame information.
-///
-/// # Safety
-/// `start` are registers of the calling thread, in a function that has not returned; [`prepare`] was called.
-#[inline(always)]
-pub unsafe fn walk_this_thread(start: Registers, workspace: &mut Workspace) -> (usize, WalkEnd) {
-    let (buffer, steps, rule_stack) = workspace.parts();
-    // SAFETY: this function's caller guarantees the registers and that `prepare` was called.
-    unsafe { walk_with_fallback_rule(PackedRule::FRAME_POINTER, start, buffer, steps, rule_stack) }
-}
-
-/// Like [`walk_this_thread`], but into `buffer`, and with a given rule for code that no loader knows.
-///
-/// # Safety
-/// `start` are registers of the calling thread, in a function that has not returned; [`prepare`] was called.
-#[inline(always)]
-unsafe fn walk_with_fallback_rule(
-    unknown_code_rule: PackedRule,
-    start: Registers,
-    buffer: &mut [Frame],
-    steps: &mut [MaybeUninit<WalkStep>; MAX_STEPS],
-    rule_stack: &mut workspace::SpareStack,
-) -> (usize, WalkEnd) {
-    let thread = Thread::current();
-    let own = ThreadStack::for_thread(start.sp, thread);
-    // SAFETY: `start.sp` is on this thread's stack, as the caller guarantees; `own` checked the rest.
-    let mut stack = unsafe { ReadableStack::new(start.sp, &own.known) };
-    let mut rules = ProcessRules {
-        cursor: LastWalkCursor::new(thread, steps),
-        rule_stack,
-        unknown_code_rule,
-    };
-    let walked = walk(start, buffer, &mut rules, &mut stack);
-    rules.cursor.save();
-    if !own.known.contains(&start.sp) {
-        own.save_known(start.sp, stack.read_end());
-    }
-    walked
-}
-
-/// Rules of the code in this process, from the last walk, the table or call frame information.
-struct ProcessRules<'a> {
-    cursor: LastWalkCursor<'a>,
-    /// Separate stack on which rules are read.
-    rule_stack: &'a mut workspace::SpareStack,
-    /// Rule for code that no loader knows.
-    unknown_code_rule: PackedRule,
-}
-
-impl RuleSource for ProcessRules<'_> {
-    #[inline(always)]
-    fn rule_at(&mut self, address: usize, sp: usize) -> PackedRule {
-        let rule_stack = &mut *self.rule_stack;
-        let read = |address| Rule::from(rule_stack.call(read_rule, address));
-        let rule = self.cursor.next_rule(&RULES, address, sp, read);
-        if rule == PackedRule::UNKNOWN {
-            self.unknown_code_rule
-        } else {
-            rule
-        }
-    }
-
-    /// False in jemalloc's hook: libgcc's walk, with which it is compared, ends at such code.
-    fn is_after_call(&mut self, address: usize) -> bool {
-        self.unknown_code_rule == PackedRule::FRAME_POINTER && is_after_call(address)
-    }
-}
-
-/// Reads the rule of an address from call frame information. Returns its packed bits.
-#[cold]
-#[inline(never)]
-extern "C" fn read_rule(address: usize) -> u32 {
-    RULES_READ.fetch_add(1, Relaxed);
-    let find = FIND_OBJECT.load(Acquire) as *const ();
-    if find.is_null() {
-        return PackedRule::from(Rule::Unsupported).bits();
-    }
-    // SAFETY: `prepare` stored a function of this type.
-    let find = unsafe { mem::transmute::<*const (), FindObject>(find) };
-    PackedRule::from(loaded_rule_at(find, address)).bits()
-}
-
 #[cfg(test)]
 mod tests {
     extern crate std;
 
-    use core::arch::{asm, global_asm};
     use core::ptr;
     use std::vec::Vec;
 
     use super::*;
     use crate::alloc_time::set_alloc_time;
+    use crate::{FindObject, prepare};
 
     /// Frame that the saved walkers of these tests return.
     const ELSEWHERE: usize = 0xBAD;
@@ -459,50 +340,6 @@ mod tests {
         assert_eq!(hook.counts(), expected);
         assert_eq!(take_sample(hook, 128), [ELSEWHERE]);
         assert_eq!(hook.counts(), expected);
-    }
-
-    global_asm!(
-        ".globl memprof_test_undescribed",
-        "memprof_test_undescribed:", // without call frame information
-        "push rbp",
-        "mov rbp, rsp",
-        "call rdi",
-        "pop rbp",
-        "ret",
-    );
-
-    #[test]
-    fn code_without_call_frame_information_is_unwound_by_its_frame_pointer() {
-        unsafe extern "C" {
-            fn memprof_test_undescribed(callback: extern "C" fn() -> usize) -> usize;
-        }
-        static FRAMES: [AtomicUsize; 3] = [const { AtomicUsize::new(0) }; 3];
-        extern "C" fn walk_here() -> usize {
-            let mut workspace = Workspace::acquire().unwrap();
-            let (pc, sp, bp): (usize, usize, usize);
-            // SAFETY: registers are copied, and nothing is written.
-            unsafe {
-                asm!("lea {}, [rip]", "mov {}, rsp", "mov {}, rbp", out(reg) pc, out(reg) sp, out(reg) bp);
-            }
-            // SAFETY: registers of this function; `armed_hook` called `prepare`.
-            let (count, _) = unsafe { walk_this_thread(Registers { pc, sp, bp }, &mut workspace) };
-            let frames = workspace.frames().iter().take(count);
-            for (cell, frame) in FRAMES.iter().zip(frames) {
-                // SAFETY: the walk initialized the first `count` frames.
-                cell.store(unsafe { frame.assume_init() }, Relaxed);
-            }
-            count
-        }
-        armed_hook(2, 0);
-        // SAFETY: the function calls its argument and returns what that returned.
-        let count = unsafe { memprof_test_undescribed(walk_here) };
-        let undescribed = memprof_test_undescribed as *const () as usize;
-        let frame = FRAMES[1].load(Relaxed);
-        assert!(
-            (undescribed..undescribed + 16).contains(&frame),
-            "{frame:x}"
-        );
-        assert!(count > 5, "{count}");
     }
 
     #[test]

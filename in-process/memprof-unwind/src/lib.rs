@@ -19,27 +19,29 @@
 mod alloc_time;
 pub mod cfi;
 mod compare;
+mod complex_frames;
+mod expression;
 mod hook;
 mod hook_stats;
 mod label;
 mod last_walk;
 mod object;
 mod pseudo_frames;
+mod register_file;
 mod return_address;
 mod rule;
 mod rule_table;
 mod signals;
+mod spare_stack;
 mod stack_memory;
 mod thread;
 mod thread_stack;
+mod thread_walk;
 mod walk;
 mod workspace;
 
 pub use alloc_time::set_alloc_time;
-pub use hook::{
-    BacktraceHook, HOOKS, Walker, clear_rules, clear_stack_cache, prepare, rules_read,
-    walk_this_thread,
-};
+pub use hook::{BacktraceHook, HOOKS, Walker};
 pub use hook_stats::HookStats;
 pub use label::{
     LabelContext, LabelIter, LabelSetCounts, MAX_CONTEXTS, MAX_KEYS, MAX_SETS, OTHER,
@@ -47,8 +49,12 @@ pub use label::{
 };
 pub use object::{FindObject, FoundObject};
 pub use pseudo_frames::PseudoFrames;
+pub use register_file::SavedRegisters;
 pub use rule::{Cfa, PackedRule, Rule, SavedBp};
 pub use rule_table::{RuleIndex, RuleTable};
 pub use stack_memory::{ReadableStack, is_readable};
+pub use thread_walk::{
+    clear_rules, clear_stack_cache, object_start, prepare, rules_read, walk_this_thread,
+};
 pub use walk::{Frame, Registers, RuleSource, StackReader, WalkEnd, as_frames, walk};
 pub use workspace::{WORKSPACE_FRAMES, Workspace};

@@ -8,15 +8,17 @@ use core::ffi::{c_int, c_void};
 use core::mem::MaybeUninit;
 use core::slice;
 
-use crate::cfi::{Section, rule_at};
+use crate::cfi::{CodeUnwinding, Section, caller_at, rule_at};
+use crate::register_file::RegisterFile;
 use crate::rule::Rule;
 use crate::stack_memory::{PAGE, is_readable};
+use crate::walk::StackReader;
 
 /// `_dl_find_object` of glibc 2.35 and newer (`dlfcn.h`): takes no lock, allocates nothing.
 pub type FindObject = unsafe extern "C" fn(*mut c_void, *mut FoundObject) -> c_int;
 
 /// `struct dl_find_object`, without `dlfo_eh_dbase`, which x86-64 does not have.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct FoundObject {
     flags: u64,
@@ -30,24 +32,11 @@ pub struct FoundObject {
 
 /// Returns the rule at an address of this process. `find` is its loader's function. [`Rule::Unknown`] if no loaded
 /// object contains the address, [`Rule::Undescribed`] if the object has no call frame information,
-/// [`Rule::Unsupported`] if that cannot be read or expressed.
+/// [`Rule::Unsupported`] if that cannot be read.
 pub(crate) fn loaded_rule_at(find: FindObject, address: usize) -> Rule {
-    let Some(object) = FoundObject::find(find, address) else {
-        return Rule::Unknown;
-    };
-    if object.eh_frame.is_null() {
-        return Rule::Undescribed;
-    }
-    let hdr = object.eh_frame as usize;
-    // If an object has gaps between its segments, glibc reports each segment separately.
-    let segment = if object.contains(hdr) {
-        None
-    } else {
-        FoundObject::find(find, hdr).filter(|segment| segment.link_map == object.link_map)
-    };
-    let information = segment.as_ref().unwrap_or(&object);
-    let Some(hdr) = information.readable_from(hdr) else {
-        return Rule::Unsupported;
+    let (object, information, hdr) = match FoundObject::information(find, address) {
+        Ok(found) => found,
+        Err(rule) => return rule,
     };
     let rule = rule_at(
         hdr,
@@ -58,6 +47,44 @@ pub(crate) fn loaded_rule_at(find: FindObject, address: usize) -> Rule {
         return Rule::Unsupported;
     }
     rule
+}
+
+/// Returns the start of the object that contains an address of this process, or of its segment if the object has gaps.
+/// `None` if the loader knows none.
+pub(crate) fn loaded_object_start(find: FindObject, address: usize) -> Option<usize> {
+    FoundObject::find(find, address).map(|object| object.map_start)
+}
+
+/// Returns the registers of the caller of a frame at an address of this process, and whether a signal interrupted that
+/// caller. `Err` with the rule of code without call frame information, or [`Rule::Unsupported`] if the information
+/// cannot be read, or needs an unknown register or unreadable memory.
+pub(crate) fn loaded_caller_at(
+    find: FindObject,
+    address: usize,
+    callee: &RegisterFile,
+    memory: &mut impl StackReader,
+) -> Result<(RegisterFile, bool), Rule> {
+    let (object, information, hdr) = FoundObject::information(find, address)?;
+    let unwinding = caller_at(
+        hdr,
+        |eh_frame| information.readable_from(eh_frame as usize),
+        address as u64,
+        callee,
+        memory,
+    );
+    let before_signal = |memory: &mut _| {
+        let sp = callee.get(gimli::X86_64::RSP)?;
+        RegisterFile::before_signal(sp, memory)
+    };
+    match unwinding.ok_or(Rule::Unsupported)? {
+        CodeUnwinding::Row(caller) => Ok((caller, false)),
+        CodeUnwinding::Undescribed => Err(Rule::Undescribed),
+        CodeUnwinding::Signal if object.is_signal_return(address + 1) => {
+            let caller = before_signal(memory).ok_or(Rule::Unsupported)?;
+            Ok((caller, true))
+        }
+        CodeUnwinding::Signal => Err(Rule::Unsupported),
+    }
 }
 
 impl FoundObject {
@@ -71,6 +98,28 @@ impl FoundObject {
         }
         // SAFETY: zeros are a valid value, and so is what the loader wrote.
         Some(unsafe { found.assume_init() })
+    }
+
+    /// Finds the object that contains an address, the segment with its call frame information, and the sorted table of
+    /// that. `Err` with the rule of code without such information, or [`Rule::Unsupported`] if it cannot be read.
+    fn information(
+        find: FindObject,
+        address: usize,
+    ) -> Result<(Self, Self, Section<'static>), Rule> {
+        let object = Self::find(find, address).ok_or(Rule::Unknown)?;
+        if object.eh_frame.is_null() {
+            return Err(Rule::Undescribed);
+        }
+        let hdr = object.eh_frame as usize;
+        // If an object has gaps between its segments, glibc reports each segment separately.
+        let segment = if object.contains(hdr) {
+            None
+        } else {
+            Self::find(find, hdr).filter(|segment| segment.link_map == object.link_map)
+        };
+        let information = segment.unwrap_or(object);
+        let hdr = information.readable_from(hdr).ok_or(Rule::Unsupported)?;
+        Ok((object, information, hdr))
     }
 
     fn contains(&self, address: usize) -> bool {

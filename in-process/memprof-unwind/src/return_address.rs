@@ -26,6 +26,36 @@ pub(crate) fn is_after_call(address: usize) -> bool {
     ends_in_call(unsafe { &*(start as *const [u8; MAX_CALL]) })
 }
 
+/// Returns the function that the call before `address` names. `None` if the call is indirect. `address` follows a call.
+pub(crate) fn called_function(address: usize) -> Option<usize> {
+    const LENGTH: usize = 5;
+    let start = address.checked_sub(LENGTH)?;
+    // SAFETY: `is_after_call` could read seven bytes before `address`.
+    let [0xE8, distance @ ..] = (unsafe { *(start as *const [u8; LENGTH]) }) else {
+        return None;
+    };
+    let distance = i32::from_le_bytes(distance) as isize;
+    Some(address.wrapping_add_signed(distance))
+}
+
+/// Whether a function only jumps on through a slot, as an entry of a procedure linkage table does.
+pub(crate) fn is_jump_through_slot(function: usize) -> bool {
+    const LENGTH: usize = 8;
+    const ENDBR64: &[u8] = &[0xF3, 0x0F, 0x1E, 0xFA];
+    const BND: &[u8] = &[0xF2];
+    const JMP_THROUGH_SLOT: &[u8] = &[0xFF, 0x25];
+    let last = function.wrapping_add(LENGTH - 1);
+    if function >> ADDRESS_BITS != 0 || !is_readable(function) || !is_readable(last) {
+        return false;
+    }
+    // SAFETY: `is_readable`: the kernel could read both pages just now. A call on this thread's stack names the code.
+    let mut code: &[u8] = unsafe { &*(function as *const [u8; LENGTH]) };
+    for prefix in [ENDBR64, BND] {
+        code = code.strip_prefix(prefix).unwrap_or(code);
+    }
+    code.starts_with(JMP_THROUGH_SLOT)
+}
+
 /// Whether the bytes end in a call instruction (Intel SDM, volume 2, CALL): `E8` with 32 bits, or `FF /2` with a
 /// register or memory operand.
 fn ends_in_call(code: &[u8; MAX_CALL]) -> bool {
@@ -98,6 +128,22 @@ mod tests {
         for (_, other) in others {
             check(other, false);
         }
+    }
+
+    #[test]
+    fn called_function_is_that_of_a_direct_call() {
+        // call +16; call rax; endbr64; bnd jmp *[rip]; jmp *[rip]; push rbp
+        static CODE: [u8; 32] = [
+            0xE8, 16, 0, 0, 0, 0x41, 0x41, 0x41, 0xFF, 0xD0, 0xF3, 0x0F, 0x1E, 0xFA, 0xF2, 0xFF,
+            0x25, 0, 0, 0, 0, 0xFF, 0x25, 0, 0, 0, 0, 0x55, 0, 0, 0, 0,
+        ];
+        let start = CODE.as_ptr() as usize;
+        assert_eq!(called_function(start + 5), Some(start + 21));
+        assert_eq!(called_function(start + 10), None);
+        assert!(is_jump_through_slot(start + 10));
+        assert!(is_jump_through_slot(start + 21));
+        assert!(!is_jump_through_slot(start));
+        assert!(!is_jump_through_slot(0));
     }
 
     #[test]

@@ -22,7 +22,10 @@ pub enum Rule {
     /// Code of a loaded object without call frame information, such as assembly. The walk goes on by
     /// frame pointer if the return address found there follows a call.
     Undescribed,
-    /// Call frame information that the other rules cannot express, or that cannot be read.
+    /// Call frame information that the other rules cannot express: frames of more than 64 KiB, a CFA in another
+    /// register or computed by an expression. It is read anew for each frame.
+    Complex,
+    /// Call frame information that cannot be read.
     Unsupported,
 }
 
@@ -78,6 +81,9 @@ const PLT: u32 = 0b101;
 const SIGNAL: u32 = 0b110;
 const OUTERMOST: u32 = 0b111;
 const UNSUPPORTED: u32 = 0b001;
+
+/// Value of the CFA field under the kind `UNSUPPORTED`.
+const COMPLEX: u32 = 1;
 
 /// Values of the CFA field under the kind `OUTERMOST`.
 const UNKNOWN: u32 = 1;
@@ -146,6 +152,7 @@ impl From<Rule> for PackedRule {
             Rule::Unknown => return Self::UNKNOWN,
             Rule::FramePointer => return Self::FRAME_POINTER,
             Rule::Undescribed => return Self(OUTERMOST | UNDESCRIBED << KIND_BITS),
+            Rule::Complex => return Self(UNSUPPORTED | COMPLEX << KIND_BITS),
             Rule::Unsupported => return Self(UNSUPPORTED),
         };
         let (kind, distance) = match cfa {
@@ -180,6 +187,7 @@ impl From<PackedRule> for Rule {
                     _ => Self::Outermost,
                 };
             }
+            _ if u32::from(distance) == COMPLEX => return Self::Complex,
             _ => return Self::Unsupported,
         };
         let bp = match packed.bp_field() {
@@ -221,6 +229,7 @@ mod tests {
             Rule::Unknown,
             Rule::FramePointer,
             Rule::Undescribed,
+            Rule::Complex,
             Rule::Unsupported,
         ];
         for rule in frames.chain(others) {

@@ -25,8 +25,12 @@ pub enum WalkEnd {
     Full,
     /// The next stack word is in unreadable memory.
     Unreadable,
-    /// No rule leads from the last frame to its caller.
+    /// The call frame information of the last frame cannot be read, or needs a register that is unknown.
     Unsupported,
+    /// No loader knows the code of the last frame, such as a just-in-time compiler's, and it keeps no frame pointer.
+    UnknownCode,
+    /// The code of the last frame has no call frame information, and keeps no frame pointer.
+    Undescribed,
 }
 
 /// Cell for one program counter.
@@ -46,11 +50,24 @@ pub trait RuleSource {
     /// A walk calls it once per frame, the innermost first.
     fn rule_at(&mut self, address: usize, sp: usize) -> PackedRule;
 
-    /// Whether the code before `address` is a call, so that `address` may be a return address.
-    /// Checked where a frame pointer is followed in [`Rule::Undescribed`] code, which may use the
-    /// register for anything.
-    fn is_after_call(&mut self, _address: usize) -> bool {
+    /// Whether a function without call frame information may return to `address`: the code before it is a call, and
+    /// not one of a function that has such information. Checked where a frame pointer is followed in
+    /// [`Rule::Undescribed`] code, which may use the register for anything, or leave it to its caller.
+    fn may_return_to(&mut self, _address: usize) -> bool {
         false
+    }
+
+    /// Returns the caller's registers for the frame number `depth`, from the innermost one with 0, whose rule is
+    /// [`Rule::Complex`]. `into_call` is 1 if the frame called another one, 0 if a signal interrupted it. `None` if they
+    /// cannot be found.
+    fn complex_caller(
+        &mut self,
+        _callee: Registers,
+        _into_call: usize,
+        _depth: usize,
+        _memory: &mut impl StackReader,
+    ) -> Option<Registers> {
+        None
     }
 }
 
@@ -108,7 +125,9 @@ pub fn walk(
         } else if rule == PackedRule::OUTERMOST {
             break;
         } else {
-            match uncommon_caller(Registers { pc, sp, bp }, rule.into(), rules, memory) {
+            let callee = Registers { pc, sp, bp };
+            let position = (into_call, frames - 1);
+            match uncommon_caller(callee, position, rule.into(), rules, memory) {
                 Ok((caller, was_interrupted)) => {
                     Registers { pc, sp, bp } = caller;
                     into_call = usize::from(!was_interrupted);
@@ -126,6 +145,7 @@ pub fn walk(
 #[inline(never)]
 fn uncommon_caller(
     callee: Registers,
+    (into_call, depth): (usize, usize),
     rule: Rule,
     rules: &mut impl RuleSource,
     memory: &mut impl StackReader,
@@ -134,24 +154,36 @@ fn uncommon_caller(
         Rule::Frame { cfa, bp } => frame_caller(callee, cfa, bp, memory),
         Rule::Signal => registers_before_signal(callee, memory),
         Rule::FramePointer | Rule::Undescribed if has_frame_pointer(callee) => {
-            frame_caller(callee, Cfa::Bp(2), SavedBp::BelowCfa(2), memory)
+            frame_pointer_caller(callee, memory)
         }
-        Rule::Outermost | Rule::Unknown | Rule::FramePointer | Rule::Undescribed => {
-            return Err(WalkEnd::Outermost);
+        Rule::Complex => {
+            let caller = rules.complex_caller(callee, into_call, depth, memory);
+            Some(caller.ok_or(WalkEnd::Unsupported)?)
         }
+        Rule::Outermost => return Err(WalkEnd::Outermost),
+        Rule::Unknown | Rule::FramePointer => return Err(WalkEnd::UnknownCode),
+        Rule::Undescribed => return Err(WalkEnd::Undescribed),
         Rule::Unsupported => return Err(WalkEnd::Unsupported),
     };
     let caller = caller.ok_or(WalkEnd::Unreadable)?;
-    if rule == Rule::Undescribed && !rules.is_after_call(caller.pc) {
-        return Err(WalkEnd::Outermost);
+    if rule == Rule::Undescribed && !rules.may_return_to(caller.pc) {
+        return Err(WalkEnd::Undescribed);
     }
     Ok((caller, rule == Rule::Signal))
 }
 
 /// Whether the frame pointer may be one: it points at most `MAX_FRAME_BYTES` above the stack pointer.
-fn has_frame_pointer(registers: Registers) -> bool {
+pub(crate) fn has_frame_pointer(registers: Registers) -> bool {
     let frame = registers.sp..registers.sp.saturating_add(MAX_FRAME_BYTES);
     frame.contains(&registers.bp)
+}
+
+/// Returns the registers of the caller of a frame with a frame pointer. `None` if the stack cannot be read.
+pub(crate) fn frame_pointer_caller(
+    callee: Registers,
+    memory: &mut impl StackReader,
+) -> Option<Registers> {
+    frame_caller(callee, Cfa::Bp(2), SavedBp::BelowCfa(2), memory)
 }
 
 /// Computes the caller's registers. `None` if the stack cannot be read.
@@ -212,7 +244,7 @@ mod tests {
             if address < 0x1000 { self.0 } else { frame }.into()
         }
 
-        fn is_after_call(&mut self, address: usize) -> bool {
+        fn may_return_to(&mut self, address: usize) -> bool {
             address >= 0x1000
         }
     }
@@ -245,7 +277,13 @@ mod tests {
                 .iter()
                 .map(|frame| unsafe { frame.assume_init() });
             assert!(frames.eq(expected.iter().copied()), "{rule:?} {bp:#x}");
-            assert_eq!(end, WalkEnd::Outermost, "{rule:?} {bp:#x}");
+            let is_early = expected.len() < 4;
+            let early = match rule {
+                Rule::Undescribed => WalkEnd::Undescribed,
+                _ => WalkEnd::UnknownCode,
+            };
+            let expected_end = if is_early { early } else { WalkEnd::Outermost };
+            assert_eq!(end, expected_end, "{rule:?} {bp:#x}");
         };
         let whole = [0x2000, 0x500, 0x3000, 0x4000];
         for rule in [Rule::FramePointer, Rule::Undescribed] {

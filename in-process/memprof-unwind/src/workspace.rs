@@ -1,11 +1,7 @@
 //! Memory of a walk that is not on the stack of its thread: in a coroutine of 4 KiB, the allocator
 //! already uses part of the stack.
-#![expect(
-    unsafe_code,
-    reason = "memory that one walk uses at a time, and a call on another stack"
-)]
+#![expect(unsafe_code, reason = "memory that one walk uses at a time")]
 
-use core::arch::naked_asm;
 use core::cell::UnsafeCell;
 use core::mem::MaybeUninit;
 use core::sync::atomic::{
@@ -13,9 +9,9 @@ use core::sync::atomic::{
     Ordering::{Acquire, Relaxed, Release},
 };
 
+use crate::complex_frames::ComplexFrames;
 use crate::last_walk::{MAX_STEPS, WalkStep};
-use crate::rule::PackedRule;
-use crate::signals::BlockedSignals;
+use crate::spare_stack::SpareStack;
 use crate::thread::Thread;
 use crate::walk::Frame;
 
@@ -26,9 +22,6 @@ pub const WORKSPACE_FRAMES: usize = 144;
 /// ones fail.
 const WORKSPACES: usize = 1 << INDEX_BITS;
 const INDEX_BITS: u32 = 5;
-
-/// Bytes of [`SpareStack`]: twice what reading a rule needs.
-const STACK_SIZE: usize = 5888;
 
 // Next to the other tables: a variable between two of them would dirty a page of its own.
 #[unsafe(link_section = ".bss.tables")]
@@ -47,12 +40,17 @@ unsafe impl Sync for WorkspaceCell {}
 struct WorkspaceMemory {
     frames: [Frame; WORKSPACE_FRAMES],
     steps: [MaybeUninit<WalkStep>; MAX_STEPS],
+    complex: ComplexFrames,
     stack: SpareStack,
 }
 
-/// A stack for the one deep call of a walk, which reads a rule.
-#[repr(align(16))]
-pub(crate) struct SpareStack([MaybeUninit<u8>; STACK_SIZE]);
+/// Buffers of one walk, except for its frames.
+pub(crate) struct WalkBuffers<'a> {
+    /// Steps of this walk.
+    pub(crate) steps: &'a mut [MaybeUninit<WalkStep>; MAX_STEPS],
+    pub(crate) complex: &'a mut ComplexFrames,
+    pub(crate) stack: &'a mut SpareStack,
+}
 
 /// Memory of one walk, released when dropped.
 #[derive(Debug)]
@@ -102,17 +100,16 @@ impl Workspace {
         &mut self.memory().frames
     }
 
-    /// Buffers for frames and for the steps of this walk, and a stack.
+    /// Buffers for frames and for the rest of a walk.
     #[inline(always)]
-    pub(crate) fn parts(
-        &mut self,
-    ) -> (
-        &mut [Frame; WORKSPACE_FRAMES],
-        &mut [MaybeUninit<WalkStep>; MAX_STEPS],
-        &mut SpareStack,
-    ) {
+    pub(crate) fn parts(&mut self) -> (&mut [Frame; WORKSPACE_FRAMES], WalkBuffers<'_>) {
         let memory = self.memory();
-        (&mut memory.frames, &mut memory.steps, &mut memory.stack)
+        let buffers = WalkBuffers {
+            steps: &mut memory.steps,
+            complex: &mut memory.complex,
+            stack: &mut memory.stack,
+        };
+        (&mut memory.frames, buffers)
     }
 }
 
@@ -130,51 +127,11 @@ impl WorkspaceCell {
             memory: UnsafeCell::new(WorkspaceMemory {
                 frames: [const { MaybeUninit::zeroed() }; WORKSPACE_FRAMES],
                 steps: [const { MaybeUninit::zeroed() }; MAX_STEPS],
-                stack: SpareStack([const { MaybeUninit::zeroed() }; STACK_SIZE]),
+                complex: ComplexFrames::new(),
+                stack: SpareStack::new(),
             }),
         }
     }
-}
-
-impl SpareStack {
-    /// Calls `read` on this stack, with `address` as its argument. Signals are blocked meanwhile: their handlers may
-    /// need more stack, and one with an alternate stack would start at its top again, though frames below this call may
-    /// be there. If they cannot be blocked, the call is made on the current stack.
-    pub(crate) fn call(&mut self, read: extern "C" fn(usize) -> u32, address: usize) -> PackedRule {
-        let Some(_blocked) = BlockedSignals::block_all() else {
-            return PackedRule::from_bits(read(address));
-        };
-        let end = self.0.as_mut_ptr_range().end;
-        // SAFETY: the ABI's alignment holds by `repr(align)`, and this workspace alone uses the
-        // stack.
-        PackedRule::from_bits(unsafe { call_on(address, read, end.cast()) })
-    }
-}
-
-/// Calls `read(address)` on the stack that ends at `end`.
-///
-/// # Safety
-/// `end` is aligned to 16 and is the end of a stack that is large enough for the function.
-#[unsafe(naked)]
-unsafe extern "C" fn call_on(
-    address: usize,
-    read: extern "C" fn(usize) -> u32,
-    end: *mut u8,
-) -> u32 {
-    naked_asm!(
-        ".cfi_startproc",
-        "push rbp",
-        ".cfi_def_cfa_offset 16",
-        ".cfi_offset rbp, -16",
-        "mov rbp, rsp",
-        ".cfi_def_cfa_register rbp",
-        "mov rsp, rdx",
-        "call rsi",
-        "leave",
-        ".cfi_def_cfa rsp, 8",
-        "ret",
-        ".cfi_endproc",
-    )
 }
 
 #[cfg(test)]
@@ -196,19 +153,5 @@ mod tests {
         }
         drop(acquired);
         assert!(Workspace::acquire().is_some());
-    }
-
-    #[test]
-    fn call_on_other_stack_restores_signal_mask() {
-        extern "C" fn read(address: usize) -> u32 {
-            let local = 0_u8;
-            ((&raw const local) as usize).wrapping_sub(address) as u32
-        }
-        let mut workspace = Workspace::acquire().unwrap();
-        let (_, _, stack) = workspace.parts();
-        let start = stack.0.as_ptr() as usize;
-        let offset = stack.call(read, start).bits() as usize;
-        assert!((STACK_SIZE - 256..STACK_SIZE).contains(&offset), "{offset}");
-        assert!(BlockedSignals::block_all().is_some_and(|blocked| !blocked.were_all_blocked()));
     }
 }

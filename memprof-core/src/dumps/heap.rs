@@ -4,10 +4,10 @@
 use std::io::{self, BufRead};
 use std::time::SystemTime;
 
-use memprof_messages::UnseenFrees;
+use memprof_messages::{EarlyEnds, UnseenFrees};
 
 /// Header, size and totals of a profile.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ProfileSummary {
     /// Mean bytes between samples; 0 if the profile is not sampled.
     pub sample_interval: u64,
@@ -26,7 +26,7 @@ pub(crate) struct ProfileSummary {
 }
 
 /// The samples of memprof's sampler.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct SamplerSummary {
     /// Number of samples, with those that were freed since.
     pub samples: u64,
@@ -36,6 +36,8 @@ pub(crate) struct SamplerSummary {
     pub unseen_frees: UnseenFrees,
     /// Bytes in use that no hook saw when they were allocated.
     pub unseen_allocation_bytes: u64,
+    /// Samples whose stacks lack their outermost frames, most first.
+    pub early_ends: Vec<EarlyEnds>,
     /// Start of sampling: no sample is older.
     pub since: SystemTime,
     /// Exact totals of all allocations. `None` if they are not counted.
@@ -176,7 +178,7 @@ mod tests {
         let check = |text: &str, has_mappings| {
             let expected = ProfileSummary {
                 has_mappings,
-                ..expected
+                ..expected.clone()
             };
             assert_eq!(summarize(text.as_bytes()).unwrap(), expected, "{text}");
         };

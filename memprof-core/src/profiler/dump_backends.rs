@@ -1,5 +1,6 @@
 //! Dumps of all allocators that can be profiled.
 
+use std::path::Path;
 use std::process;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
@@ -76,6 +77,7 @@ impl Profiler {
                         .filter_map(|each| each.sampler_status());
                     warnings.extend(samplers.flat_map(|sampler| sampler_warnings(&sampler)));
                     warnings.splice(0..0, dumps.iter().flat_map(unseen_call_warnings));
+                    warnings.extend(dumps.iter().filter_map(early_end_warning));
                     let sets = labels::set_stats().filter(|_| !labels.is_empty());
                     warnings.extend(sets.and_then(label_set_warning));
                     warnings
@@ -261,6 +263,18 @@ fn unseen_call_warnings(dump: &Dump) -> impl Iterator<Item = String> + use<> {
         )
     });
     frees.into_iter().chain(allocations)
+}
+
+/// Warning that stacks lack their outermost frames. `None` if none does.
+fn early_end_warning(dump: &Dump) -> Option<String> {
+    let most = dump.early_ends.first()?;
+    let samples: u64 = dump.early_ends.iter().map(|each| each.samples).sum();
+    let file = most.object.as_deref().and_then(Path::file_name);
+    let place = file.map_or_else(String::new, |file| format!(" in {}", file.display()));
+    Some(format!(
+        "the stacks of {samples} samples end early, so callers are missing; mostly{place}: {}",
+        most.reason
+    ))
 }
 
 /// Warning about a dump whose stacks end in pseudo frames.

@@ -70,6 +70,7 @@ pub(crate) fn take(
     let mut body = ChecksummedDump::new(scratch.drain(summary.profile_len), tail);
     let length = summary.profile_len + body.tail_len();
     let kept = store.add(name, origin.started, length, &mut body)?;
+    let own_sampler = summary.own_sampler.as_ref();
     Ok(Dump {
         id: kept.id,
         kind: name.kind.into(),
@@ -80,14 +81,15 @@ pub(crate) fn take(
         estimated_inuse_bytes: summary.estimated_inuse_bytes,
         allocator: backend.identity().to_string(),
         metadata_bytes: backend.metadata_bytes(),
-        unseen_frees: summary
-            .own_sampler
+        unseen_frees: own_sampler
             .map(|sampler| sampler.unseen_frees)
             .filter(|unseen| *unseen != UnseenFrees::default()),
-        unseen_allocation_bytes: summary
-            .own_sampler
+        unseen_allocation_bytes: own_sampler
             .map(|sampler| sampler.unseen_allocation_bytes)
             .filter(|bytes| *bytes > 0),
+        early_ends: own_sampler
+            .map(|sampler| sampler.early_ends.clone())
+            .unwrap_or_default(),
     })
 }
 
@@ -140,6 +142,7 @@ fn write_profile(
     );
     let sampler_text = summary
         .own_sampler
+        .as_ref()
         .map(sampler_comments)
         .unwrap_or_default();
     let announced = checksum::ANNOUNCED;
@@ -226,12 +229,13 @@ fn comment_text(
 }
 
 /// Comment lines about memprof's sampler: its counts and, if all allocations are tallied, their totals.
-fn sampler_comments(summary: SamplerSummary) -> String {
+fn sampler_comments(summary: &SamplerSummary) -> String {
     let SamplerSummary {
         samples,
         lost,
         unseen_frees,
         unseen_allocation_bytes,
+        early_ends,
         since,
         tally,
     } = summary;
@@ -240,9 +244,18 @@ fn sampler_comments(summary: SamplerSummary) -> String {
         bytes => format!("# {key}: {bytes}\n"),
     };
     let freed_line = byte_line("bytes freed unseen", unseen_frees.bytes);
-    let allocated_line = byte_line("bytes allocated unseen", unseen_allocation_bytes);
+    let allocated_line = byte_line("bytes allocated unseen", *unseen_allocation_bytes);
+    // A path may contain any byte but NUL; a comment must stay on one line.
+    let early_lines: String = early_ends
+        .iter()
+        .map(|each| {
+            let object = each.object.as_ref().map(|path| path.display().to_string());
+            let object = object.unwrap_or_default().replace(['\n', '\r'], "?");
+            format!("# early end: {} {} {object}\n", each.samples, each.reason)
+        })
+        .collect();
     let unseen_samples = unseen_frees.samples;
-    let since = humantime::format_rfc3339_seconds(since);
+    let since = humantime::format_rfc3339_seconds(*since);
     let tally_line = tally.map_or_else(String::new, |tally| {
         let Tally {
             objects,
@@ -253,7 +266,8 @@ fn sampler_comments(summary: SamplerSummary) -> String {
     });
     format!(
         "# sampler: ours\n# sampling since: {since}\n# samples: {samples}\n# lost samples: {lost}\n\
-         # unseen frees: {unseen_samples}\n{freed_line}{allocated_line}{tally_line}"
+         # unseen frees: {unseen_samples}\n{freed_line}{allocated_line}\
+         {early_lines}{tally_line}"
     )
 }
 

@@ -8,6 +8,7 @@ use std::time::{Duration, SystemTime};
 use memprof_messages::{HeapUsage, InterceptionKind, SamplerStatus, SlotCounts, UnseenFrees};
 use rustix::io::Errno;
 
+use super::early_ends::early_ends;
 use super::fork::register_fork_handler;
 use super::interception::{Interception, InterceptionMethod, is_only_sampled, sampler_error};
 use super::pinned::PinnedProfile;
@@ -327,6 +328,7 @@ impl SelectedSampler<'_> {
                 bytes: unseen.freed,
             },
             unseen_allocation_bytes: unseen.allocated,
+            early_ends: early_ends(),
             since,
             tally: memprof_sampler::tally().map(|tally| Tally {
                 objects: tally.objects,

@@ -81,7 +81,8 @@ impl CallStacks {
         let mut stack = StackWords(memory);
         let (count, end) = walk(start, as_frames(&mut frames), self, &mut stack);
         frames.truncate(count);
-        (end == WalkEnd::Outermost).then(|| frames.into_iter().map(|pc| pc as u64).collect())
+        matches!(end, WalkEnd::Outermost | WalkEnd::Undescribed)
+            .then(|| frames.into_iter().map(|pc| pc as u64).collect())
     }
 }
 

@@ -42,6 +42,7 @@ mod unseen_calls;
 
 mod allocator_frames;
 mod demangle;
+mod early_ends;
 mod symbolize;
 
 mod ages;
@@ -81,8 +82,8 @@ pub use limits::Limits;
 pub use names::{Frame, Names, StringId, Strings};
 pub use options::{Format, Options};
 pub use profile::{
-    Address, AllocationTally, FileOffset, Mapping, Profile, ProfileOrigin, Sample, SampleType,
-    SampleValues, UnseenFrees,
+    Address, AllocationTally, EarlyEnds, FileOffset, Mapping, Profile, ProfileOrigin, Sample,
+    SampleType, SampleValues, UnseenFrees,
 };
 pub use render::{
     Cells, Column, FLAMEGRAPH_POLICY, Outline, OutlinePage, POLICY, RenderInput, VIEWER, amount,

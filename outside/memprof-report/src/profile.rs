@@ -195,6 +195,17 @@ pub struct UnseenFrees {
     pub bytes: u64,
 }
 
+/// Samples whose stacks end early for one reason in one object.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EarlyEnds {
+    /// Number of samples, with those that were freed.
+    pub samples: u64,
+    /// Reason by its name in memprof's dumps: `no-frame-information`.
+    pub reason: String,
+    /// Path of the file in which they end. `None` if the code is in no file.
+    pub object: Option<String>,
+}
+
 /// Origin of a profile, from the comment lines of memprof's dumps. Fields are `None` if the profile lacks the line.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ProfileOrigin {
@@ -224,6 +235,8 @@ pub struct ProfileOrigin {
     pub unseen_frees: Option<UnseenFrees>,
     /// Bytes in use that the sampler did not see when they were allocated.
     pub unseen_allocation_bytes: Option<u64>,
+    /// Samples whose stacks lack their outermost frames, most first.
+    pub early_ends: Vec<EarlyEnds>,
     /// Exact count of all allocations, if it was enabled. The profile is then of the peak.
     pub tally: Option<AllocationTally>,
     /// Path of the mapped plugin file that took the profile.

@@ -6,6 +6,7 @@ use std::io::{BufRead, Write};
 
 use self::loaded_profile::{LoadedProfile, check_units};
 
+use crate::early_ends::early_ends_note;
 use crate::error::{Error, Result};
 use crate::filter::drop_memprof_stacks;
 use crate::fold::SymbolizedProfile;
@@ -99,6 +100,8 @@ pub fn report(
         .extend(lost_samples_note(&profile.profile));
     let unseen = unseen_calls_notes(&profile.profile);
     profile.profile.warnings.splice(0..0, unseen);
+    let early_ends = early_ends_note(&profile.profile);
+    profile.profile.warnings.extend(early_ends);
     let unattributed = unattributed_note(&profile.profile);
     profile.profile.warnings.extend(unattributed);
     let stackless = missing_stacks_note(&profile.profile, options.sample_type);

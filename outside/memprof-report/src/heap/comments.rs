@@ -6,7 +6,7 @@ use crate::alloc_time::AgeBuckets;
 use crate::error::Result;
 use crate::limits::ProfileItem;
 use crate::names::replace_unprintable;
-use crate::profile::AllocationTally;
+use crate::profile::{AllocationTally, EarlyEnds};
 
 impl DumpReader<'_> {
     /// Reads a comment, given without its `#`, into the profile. Ignores unknown keys. Fails if labels or build ids
@@ -40,6 +40,10 @@ impl DumpReader<'_> {
                 origin.unseen_frees.get_or_insert_default().bytes = value.parse().unwrap_or(0);
             }
             "bytes allocated unseen" => origin.unseen_allocation_bytes = value.parse().ok(),
+            "early end" => {
+                origin.early_ends.extend(read_early_ends(value));
+                self.spend(ProfileItem::Text(value.len()))?;
+            }
             "tally" => origin.tally = read_tally(value),
             "active-since" => origin.active_since = Some(value.into()),
             "labels" => self.profile.labels.read_keys(value),
@@ -87,5 +91,19 @@ fn read_tally(value: &str) -> Option<AllocationTally> {
         objects: next()?,
         bytes: next()?,
         peak: next()?,
+    })
+}
+
+/// Parses `12 no-frame-information /usr/lib/libx.so.1`, whose path may be missing. `None` if it is malformed.
+fn read_early_ends(value: &str) -> Option<EarlyEnds> {
+    let (samples, rest) = value.split_once(' ')?;
+    let (reason, object) = match rest.split_once(' ') {
+        Some((reason, object)) => (reason, Some(object.to_owned())),
+        None => (rest, None),
+    };
+    Some(EarlyEnds {
+        samples: samples.parse().ok()?,
+        reason: reason.to_owned(),
+        object,
     })
 }

@@ -83,6 +83,16 @@ struct Origin<'a> {
     unseen_frees: Option<UnseenFrees>,
     #[serde(skip_serializing_if = "Option::is_none")]
     unseen_allocation_bytes: Option<u64>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    early_ends: Vec<EarlyEnds<'a>>,
+}
+
+/// Samples whose stacks end early for one reason in one file; null if the code is in none.
+#[derive(Serialize)]
+struct EarlyEnds<'a> {
+    samples: u64,
+    reason: &'a str,
+    object: Option<&'a str>,
 }
 
 /// Frees that the sampler did not see: sampled blocks that were allocated again, and bytes that are too many.
@@ -295,6 +305,15 @@ fn origin(profile: &Profile) -> Origin<'_> {
             .unseen_frees
             .map(|profile::UnseenFrees { samples, bytes }| UnseenFrees { samples, bytes }),
         unseen_allocation_bytes: origin.unseen_allocation_bytes,
+        early_ends: origin
+            .early_ends
+            .iter()
+            .map(|each| EarlyEnds {
+                samples: each.samples,
+                reason: &each.reason,
+                object: each.object.as_deref(),
+            })
+            .collect(),
     }
 }
 

@@ -1,0 +1,226 @@
+//! Counts of the samples whose stacks end before the outermost frame, by reason and by the object in which they end.
+
+use core::sync::atomic::{
+    AtomicU64, AtomicUsize,
+    Ordering::{AcqRel, Acquire, Relaxed},
+};
+
+use memprof_unwind::{WalkEnd, object_start};
+
+use crate::stack_table::MAX_FRAMES;
+
+/// Pairs of reason and object that are counted apart; further ones count as in no object.
+const CELL_COUNT: usize = 128;
+
+/// Bits of a key that hold the reason; objects begin at pages.
+const REASON_MASK: usize = 0xfff;
+
+/// Reason why a stack ends before its outermost frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EarlyEndReason {
+    /// It has more frames than a stack record.
+    TooManyFrames,
+    /// The next word of the stack is in unreadable memory.
+    UnreadableStack,
+    /// The call frame information cannot be read, or needs a register that is unknown.
+    UnreadableFrameInformation,
+    /// The code is in no file, such as a just-in-time compiler's, and keeps no frame pointer.
+    UnknownCode,
+    /// The code has no call frame information, and keeps no frame pointer.
+    NoFrameInformation,
+}
+
+impl EarlyEndReason {
+    /// All reasons.
+    pub const ALL: [Self; 5] = [
+        Self::TooManyFrames,
+        Self::UnreadableStack,
+        Self::UnreadableFrameInformation,
+        Self::UnknownCode,
+        Self::NoFrameInformation,
+    ];
+
+    /// Returns the reason of a walk's end. `None` if it reached the outermost frame and all frames are recorded.
+    fn new(end: WalkEnd, is_cut: bool) -> Option<Self> {
+        match end {
+            _ if is_cut => Some(Self::TooManyFrames),
+            WalkEnd::Outermost => None,
+            WalkEnd::Full => Some(Self::TooManyFrames),
+            WalkEnd::Unreadable => Some(Self::UnreadableStack),
+            WalkEnd::Unsupported => Some(Self::UnreadableFrameInformation),
+            WalkEnd::UnknownCode => Some(Self::UnknownCode),
+            WalkEnd::Undescribed => Some(Self::NoFrameInformation),
+        }
+    }
+}
+
+/// Samples whose stacks end early for one reason in one object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EarlyEnds {
+    /// Reason why the stacks end there.
+    pub reason: EarlyEndReason,
+    /// Start of the object. `None` if the code is in none, or for stacks that are too deep.
+    pub object: Option<usize>,
+    /// Number of samples, with those that were freed since.
+    pub samples: u64,
+}
+
+/// Samples of one reason and object.
+struct Cell {
+    /// Start of the object, plus the index of the reason, plus 1; 0 if the cell is free.
+    key: AtomicUsize,
+    samples: AtomicU64,
+}
+
+/// Counts of all reasons and objects.
+struct EarlyEndTable([Cell; CELL_COUNT]);
+
+static TABLE: EarlyEndTable = EarlyEndTable::new();
+
+/// Counts a sample whose walk ended at `last`, unless it reached the outermost frame. `is_cut` if frames are missing
+/// from its record.
+#[inline(always)]
+pub(crate) fn count(end: WalkEnd, is_cut: bool, last: usize) {
+    if end != WalkEnd::Outermost || is_cut {
+        count_early_end(end, is_cut, last);
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn count_early_end(end: WalkEnd, is_cut: bool, last: usize) {
+    if let Some(reason) = EarlyEndReason::new(end, is_cut) {
+        // The last address may be a return address behind the end of the object.
+        let object = match reason {
+            EarlyEndReason::TooManyFrames => None,
+            _ => object_start(last.wrapping_sub(1)),
+        };
+        TABLE.count(reason, object);
+    }
+}
+
+/// Iterates over the counts since the last [`clear`](crate::clear).
+pub fn early_ends() -> impl Iterator<Item = EarlyEnds> {
+    TABLE.iter()
+}
+
+/// Sets all counts to 0.
+pub(crate) fn clear() {
+    TABLE.clear();
+}
+
+impl EarlyEndTable {
+    const fn new() -> Self {
+        Self(
+            [const {
+                Cell {
+                    key: AtomicUsize::new(0),
+                    samples: AtomicU64::new(0),
+                }
+            }; CELL_COUNT],
+        )
+    }
+
+    /// Counts a sample.
+    fn count(&self, reason: EarlyEndReason, object: Option<usize>) {
+        let index = reason as usize + 1;
+        let own = object.unwrap_or(0) & !REASON_MASK | index;
+        if let Some(cell) = self.claim(own).or_else(|| self.claim(index)) {
+            cell.samples.fetch_add(1, Relaxed);
+        }
+    }
+
+    /// Returns the cell of a key, or a free one for it. `None` if all are of other keys.
+    fn claim(&self, key: usize) -> Option<&Cell> {
+        self.0.iter().find(|cell| {
+            let found = cell.key.load(Acquire);
+            found == key
+                || found == 0
+                    && match cell.key.compare_exchange(0, key, AcqRel, Acquire) {
+                        Ok(_) => true,
+                        Err(other) => other == key,
+                    }
+        })
+    }
+
+    fn iter(&self) -> impl Iterator<Item = EarlyEnds> {
+        self.0.iter().filter_map(|cell| {
+            let key = cell.key.load(Acquire);
+            let index = (key & REASON_MASK).checked_sub(1)?;
+            let samples = cell.samples.load(Relaxed);
+            (samples > 0).then_some(EarlyEnds {
+                reason: *EarlyEndReason::ALL.get(index)?,
+                object: Some(key & !REASON_MASK).filter(|start| *start != 0),
+                samples,
+            })
+        })
+    }
+
+    /// Sets all counts to 0. Cells keep their keys: a thread may be about to count.
+    fn clear(&self) {
+        for cell in &self.0 {
+            cell.samples.store(0, Relaxed);
+        }
+    }
+}
+
+const _: () = assert!(MAX_FRAMES == 128, "the text of the reason names the number");
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+
+    use std::vec::Vec;
+
+    use super::*;
+
+    #[test]
+    fn early_ends_are_counted_by_reason_and_object() {
+        static TABLE: EarlyEndTable = EarlyEndTable::new();
+        assert_eq!(TABLE.iter().count(), 0);
+        for reason in EarlyEndReason::ALL {
+            for object in [None, Some(0x7000), Some(0x9000)] {
+                TABLE.count(reason, object);
+                TABLE.count(reason, object);
+                let mut all = TABLE.iter();
+                let found = all.find(|each| each.reason == reason && each.object == object);
+                assert_eq!(
+                    found.map(|found| found.samples),
+                    Some(2),
+                    "{reason:?} {object:?}"
+                );
+            }
+        }
+        // More objects than cells: all samples are counted.
+        for object in 1..1000 {
+            TABLE.count(EarlyEndReason::UnknownCode, Some(object << 12));
+        }
+        let all: Vec<_> = TABLE.iter().map(|each| each.samples).collect();
+        assert_eq!(all.iter().sum::<u64>(), 30 + 999);
+        TABLE.clear();
+        assert_eq!(TABLE.iter().count(), 0);
+    }
+
+    #[test]
+    fn only_whole_stacks_do_not_end_early() {
+        let check = |end, is_cut, expected| {
+            assert_eq!(
+                EarlyEndReason::new(end, is_cut),
+                expected,
+                "{end:?} {is_cut}"
+            );
+        };
+        check(WalkEnd::Outermost, false, None);
+        check(
+            WalkEnd::Outermost,
+            true,
+            Some(EarlyEndReason::TooManyFrames),
+        );
+        check(WalkEnd::Full, false, Some(EarlyEndReason::TooManyFrames));
+        check(
+            WalkEnd::UnknownCode,
+            false,
+            Some(EarlyEndReason::UnknownCode),
+        );
+    }
+}

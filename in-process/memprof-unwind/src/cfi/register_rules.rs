@@ -1,0 +1,193 @@
+//! Row of an unwinding table: the rules of its registers, as a [`Rule`] or applied to a frame.
+
+use gimli::{CfaRule, EhFrame, Register, RegisterRule, UnwindExpression, X86_64};
+
+use super::Bytes;
+use crate::expression::evaluate;
+use crate::register_file::{CALLEE_SAVED, RegisterFile};
+use crate::rule::{BP_LIMIT, CFA_LIMIT, Cfa, Rule, SavedBp};
+use crate::walk::StackReader;
+
+const WORD: i64 = 8;
+
+/// DWARF rules of the registers that a frame may have to restore for its caller.
+#[derive(Clone, Debug)]
+pub(super) struct RegisterRules {
+    pub(super) cfa: CfaRule<usize>,
+    /// Rules of [`CALLEE_SAVED`], in its order.
+    saved: [RegisterRule<usize>; CALLEE_SAVED.len()],
+    /// `Undefined`: the caller's stack pointer is the CFA, as the psABI has it.
+    sp: RegisterRule<usize>,
+    return_address: RegisterRule<usize>,
+}
+
+/// Index of the frame pointer in [`CALLEE_SAVED`].
+const BP: usize = 1;
+
+impl RegisterRules {
+    /// Rules before any instruction: registers are unchanged, and the return address is undefined.
+    pub(super) fn new() -> Self {
+        Self {
+            cfa: CfaRule::default(),
+            saved: [const { RegisterRule::SameValue }; CALLEE_SAVED.len()],
+            sp: RegisterRule::Undefined,
+            return_address: RegisterRule::Undefined,
+        }
+    }
+
+    /// Rule of a register. `None` for one that is not followed.
+    pub(super) fn rule_of(&mut self, register: Register) -> Option<&mut RegisterRule<usize>> {
+        match register {
+            X86_64::RA => Some(&mut self.return_address),
+            X86_64::RSP => Some(&mut self.sp),
+            _ => {
+                let index = CALLEE_SAVED.iter().position(|saved| *saved == register)?;
+                self.saved.get_mut(index)
+            }
+        }
+    }
+
+    /// Returns the caller's registers. `None` if its stack pointer or program counter cannot be found. Other registers
+    /// that cannot be found are unknown.
+    pub(super) fn caller(
+        &self,
+        eh_frame: &EhFrame<Bytes<'_>>,
+        callee: &RegisterFile,
+        memory: &mut impl StackReader,
+    ) -> Option<RegisterFile> {
+        let mut caller = RegisterFile::UNKNOWN;
+        if self.return_address == RegisterRule::Undefined {
+            caller.set(X86_64::RA, Some(0));
+            caller.set(X86_64::RSP, callee.get(X86_64::RSP));
+            return Some(caller);
+        }
+        let cfa = match &self.cfa {
+            &CfaRule::RegisterAndOffset { register, offset } => {
+                callee.get(register)?.wrapping_add(offset as usize)
+            }
+            CfaRule::Expression(expression) => {
+                let bytes = expression_bytes(expression, eh_frame)?;
+                evaluate(bytes, None, callee, memory)?
+            }
+        };
+        let mut find = |rule: &RegisterRule<usize>, register| match rule {
+            RegisterRule::Undefined => None,
+            RegisterRule::SameValue => callee.get(register),
+            RegisterRule::Offset(offset) => memory.word(cfa.wrapping_add(*offset as usize)),
+            RegisterRule::ValOffset(offset) => Some(cfa.wrapping_add(*offset as usize)),
+            RegisterRule::Register(other) => callee.get(*other),
+            RegisterRule::Expression(expression) => {
+                let bytes = expression_bytes(expression, eh_frame)?;
+                let address = evaluate(bytes, Some(cfa), callee, memory)?;
+                memory.word(address)
+            }
+            RegisterRule::ValExpression(expression) => {
+                let bytes = expression_bytes(expression, eh_frame)?;
+                evaluate(bytes, Some(cfa), callee, memory)
+            }
+            _ => None,
+        };
+        for (register, rule) in CALLEE_SAVED.into_iter().zip(&self.saved) {
+            caller.set(register, find(rule, register));
+        }
+        let sp = match self.sp {
+            RegisterRule::Undefined => Some(cfa),
+            _ => find(&self.sp, X86_64::RSP),
+        };
+        caller.set(X86_64::RSP, Some(sp?));
+        caller.set(X86_64::RA, Some(find(&self.return_address, X86_64::RA)?));
+        Some(caller)
+    }
+
+    /// Converts the row to a rule. `None` if [`Rule`] has no variant for it, or a distance is too large for one.
+    pub(super) fn rule(&self, eh_frame: &EhFrame<Bytes<'_>>) -> Option<Rule> {
+        match self.return_address {
+            RegisterRule::Offset(offset) if offset == -WORD => {}
+            RegisterRule::Undefined => return Some(Rule::Outermost),
+            _ => return None,
+        }
+        if !matches!(
+            self.sp,
+            RegisterRule::Undefined | RegisterRule::ValOffset(0)
+        ) {
+            return None;
+        }
+        let cfa = match &self.cfa {
+            &CfaRule::RegisterAndOffset { register, offset } => {
+                let distance = words(offset, CFA_LIMIT)?;
+                match register {
+                    X86_64::RSP if distance > 0 => Cfa::Sp(distance),
+                    X86_64::RBP => Cfa::Bp(distance),
+                    _ => return None,
+                }
+            }
+            CfaRule::Expression(expression) => {
+                cfa_from_expression(expression_bytes(expression, eh_frame)?)?
+            }
+        };
+        let bp = match &self.saved[BP] {
+            RegisterRule::SameValue | RegisterRule::Undefined => SavedBp::Unchanged,
+            &RegisterRule::Offset(offset) => match words(offset.checked_neg()?, BP_LIMIT)? {
+                0 => return None,
+                distance => SavedBp::BelowCfa(distance),
+            },
+            RegisterRule::Expression(expression) => match expression_bytes(expression, eh_frame)? {
+                [BREG_BP, 0] => SavedBp::AtBp,
+                _ => return None,
+            },
+            _ => return None,
+        };
+        Some(Rule::Frame { cfa, bp })
+    }
+}
+
+/// Converts bytes to words of 8 bytes. `None` if `bytes` is negative or no multiple of 8, or if the result is not below
+/// `limit`.
+fn words(bytes: i64, limit: u16) -> Option<u16> {
+    if bytes % WORD != 0 {
+        return None;
+    }
+    let words = u16::try_from(bytes / WORD).ok()?;
+    (words < limit).then_some(words)
+}
+
+/// Returns the bytes of a DWARF expression. `None` if they are not within `eh_frame`.
+fn expression_bytes<'a>(
+    expression: &UnwindExpression<usize>,
+    eh_frame: &EhFrame<Bytes<'a>>,
+) -> Option<&'a [u8]> {
+    Some(expression.get(eh_frame).ok()?.0.slice())
+}
+
+/// `DW_OP_breg6`: the frame pointer plus an offset in SLEB128.
+const BREG_BP: u8 = 0x76;
+/// `DW_OP_deref`.
+const DEREF: u8 = 0x06;
+/// `DW_OP_lit0`.
+const LIT: u8 = 0x30;
+
+/// Decodes the two kinds of expression that linkers and compilers emit for a CFA. `None` if it is neither.
+fn cfa_from_expression(expression: &[u8]) -> Option<Cfa> {
+    match *expression {
+        // A function that realigns its stack stores the CFA below its frame pointer.
+        [BREG_BP, offset @ 0x40..0x80, DEREF] => {
+            let below = 0x80 - i64::from(offset);
+            Some(Cfa::BelowBp(words(below, CFA_LIMIT)?))
+        }
+        // .plt of GNU ld, gold, lld and mold: rsp + 8 + ((rip & 15 >= byte) << 3).
+        [
+            0x77,
+            8,
+            0x80,
+            0,
+            0x3F,
+            0x1A,
+            byte @ LIT..=0x3F,
+            0x2A,
+            0x33,
+            0x24,
+            0x22,
+        ] => Some(Cfa::Plt(u16::from(byte - LIT))),
+        _ => None,
+    }
+}

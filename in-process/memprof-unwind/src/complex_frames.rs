@@ -1,0 +1,134 @@
+//! Frames that no [`Rule`] expresses: their call frame information is read anew for each walk.
+//!
+//! Most of them need only the registers that a walk follows. If one needs another register, such as a CFA in `rbx`, the
+//! stack is walked again from its innermost frame with all registers that functions restore. That takes about a
+//! microsecond per frame.
+#![expect(unsafe_code, reason = "an argument that is passed to another stack")]
+
+use crate::object::{FindObject, loaded_caller_at};
+use crate::register_file::{RegisterFile, SavedRegisters};
+use crate::rule::Rule;
+use crate::spare_stack::SpareStack;
+use crate::walk::{Registers, StackReader, frame_pointer_caller, has_frame_pointer};
+
+/// Position of a walk with all registers, which follows the walk that needs it.
+#[derive(Debug)]
+pub(crate) struct ComplexFrames {
+    /// Registers of the frame at `depth`.
+    registers: RegisterFile,
+    depth: usize,
+    /// 1 if that frame called another one, 0 if a signal interrupted it.
+    into_call: usize,
+    /// Registers of the innermost frame, until the walk is started.
+    start: Option<(Registers, SavedRegisters)>,
+}
+
+/// Frame to unwind on another stack.
+struct Step<'a, M> {
+    find: FindObject,
+    address: usize,
+    callee: &'a RegisterFile,
+    memory: &'a mut M,
+    caller: Result<(RegisterFile, bool), Rule>,
+}
+
+impl ComplexFrames {
+    pub(crate) const fn new() -> Self {
+        Self {
+            registers: RegisterFile::UNKNOWN,
+            depth: 0,
+            into_call: 0,
+            start: None,
+        }
+    }
+
+    /// Sets the registers of the innermost frame of a walk. Without `saved`, frames that need them are not unwound.
+    #[inline(always)]
+    pub(crate) fn begin(&mut self, start: Registers, saved: Option<SavedRegisters>) {
+        self.registers.forget_all();
+        self.start = saved.map(|saved| (start, saved));
+    }
+
+    /// Returns the caller's registers for the frame number `depth`, as
+    /// [`RuleSource::complex_caller`](crate::RuleSource::complex_caller) does. `find` is the loader's function.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn caller(
+        &mut self,
+        find: FindObject,
+        callee: Registers,
+        (into_call, depth): (usize, usize),
+        stack: &mut SpareStack,
+        memory: &mut impl StackReader,
+    ) -> Option<Registers> {
+        let address = callee.pc.wrapping_sub(into_call);
+        let partial = RegisterFile::from_registers(callee);
+        if let Ok((caller, _)) = step(find, address, &partial, stack, memory) {
+            return caller.registers();
+        }
+        if let Some((start, saved)) = self.start.take() {
+            self.registers = RegisterFile::new(start, saved);
+            (self.depth, self.into_call) = (0, 1);
+        }
+        while self.depth < depth {
+            self.advance(find, stack, memory)?;
+        }
+        let own = self.registers.registers()?;
+        if (own.pc, own.sp) != (callee.pc, callee.sp) {
+            return None;
+        }
+        let (caller, _) = step(find, address, &self.registers, stack, memory).ok()?;
+        caller.registers()
+    }
+
+    /// Moves to the caller. `None` if it cannot be found.
+    fn advance(
+        &mut self,
+        find: FindObject,
+        stack: &mut SpareStack,
+        memory: &mut impl StackReader,
+    ) -> Option<()> {
+        let callee = self.registers.registers()?;
+        let address = callee.pc.wrapping_sub(self.into_call);
+        let was_interrupted;
+        (self.registers, was_interrupted) =
+            match step(find, address, &self.registers, stack, memory) {
+                Ok(found) => found,
+                Err(Rule::Undescribed | Rule::Unknown) if has_frame_pointer(callee) => {
+                    let caller = frame_pointer_caller(callee, memory)?;
+                    (RegisterFile::from_registers(caller), false)
+                }
+                Err(_) => return None,
+            };
+        self.depth += 1;
+        self.into_call = usize::from(!was_interrupted);
+        Some(())
+    }
+}
+
+/// Returns the caller's registers and whether a signal interrupted the caller, read on `stack`.
+fn step<M: StackReader>(
+    find: FindObject,
+    address: usize,
+    callee: &RegisterFile,
+    stack: &mut SpareStack,
+    memory: &mut M,
+) -> Result<(RegisterFile, bool), Rule> {
+    let mut step = Step {
+        find,
+        address,
+        callee,
+        memory,
+        caller: Err(Rule::Unsupported),
+    };
+    stack.call(run::<M>, &raw mut step as usize);
+    step.caller
+}
+
+/// Runs a step, whose address is passed.
+extern "C" fn run<M: StackReader>(step: usize) -> u32 {
+    // SAFETY: `step` passes the address of its variable, and does not use it meanwhile.
+    let step = unsafe { &mut *(step as *mut Step<'_, M>) };
+    step.caller = loaded_caller_at(step.find, step.address, step.callee, step.memory);
+    0
+}

@@ -1,0 +1,107 @@
+//! All registers of one frame that call frame information may name, for frames that a [`Rule`](crate::Rule) cannot
+//! express.
+
+use gimli::{Register, X86_64};
+
+use crate::walk::{Registers, StackReader};
+
+/// Registers of the DWARF mapping for x86-64 (psABI, figure 3.36): 16 general ones and the return address.
+const COUNT: usize = 17;
+
+/// General registers in the order of their DWARF numbers, as offsets in `rt_sigframe` of Linux: bytes from the stack
+/// pointer in the signal trampoline to `uc_mcontext.gregs` of `ucontext_t`.
+const SIGNAL_OFFSETS: [usize; COUNT] = [
+    144, 136, 152, 128, 112, 104, 120, 160, 40, 48, 56, 64, 72, 80, 88, 96, 168,
+];
+
+/// Registers that a function must restore before it returns (psABI, figure 3.4).
+pub(crate) const CALLEE_SAVED: [Register; 6] = [
+    X86_64::RBX,
+    X86_64::RBP,
+    X86_64::R12,
+    X86_64::R13,
+    X86_64::R14,
+    X86_64::R15,
+];
+
+/// Values of `rbx` and `r12` to `r15`, which a function must restore before it returns.
+pub type SavedRegisters = [usize; CALLEE_SAVED.len() - 1];
+
+/// Values of registers, as far as they are known.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RegisterFile {
+    values: [usize; COUNT],
+    /// A bit for each known value.
+    known: u32,
+}
+
+impl RegisterFile {
+    /// Registers of which none is known.
+    pub(crate) const UNKNOWN: Self = Self {
+        values: [0; COUNT],
+        known: 0,
+    };
+
+    /// Creates the registers of a frame of which `others` are known besides: `rbx` and `r12` to `r15`.
+    pub(crate) fn new(registers: Registers, others: SavedRegisters) -> Self {
+        let mut file = Self::from_registers(registers);
+        let names = CALLEE_SAVED
+            .iter()
+            .filter(|register| **register != X86_64::RBP);
+        for (register, value) in names.zip(others) {
+            file.set(*register, Some(value));
+        }
+        file
+    }
+
+    /// Creates the registers of a frame of which only these are known.
+    pub(crate) fn from_registers(registers: Registers) -> Self {
+        let mut file = Self::UNKNOWN;
+        file.set(X86_64::RA, Some(registers.pc));
+        file.set(X86_64::RSP, Some(registers.sp));
+        file.set(X86_64::RBP, Some(registers.bp));
+        file
+    }
+
+    /// Reads the registers that a signal interrupted. `None` if the stack cannot be read.
+    pub(crate) fn before_signal(sp: usize, memory: &mut impl StackReader) -> Option<Self> {
+        let mut file = Self::UNKNOWN;
+        for (value, offset) in file.values.iter_mut().zip(SIGNAL_OFFSETS) {
+            *value = memory.word(sp.wrapping_add(offset))?;
+        }
+        file.known = (1 << COUNT) - 1;
+        Some(file)
+    }
+
+    /// Value of a register. `None` if it is unknown.
+    pub(crate) fn get(&self, register: Register) -> Option<usize> {
+        let index = usize::from(register.0);
+        let value = *self.values.get(index)?;
+        (self.known >> index & 1 != 0).then_some(value)
+    }
+
+    /// Sets or forgets a value. Ignores registers other than those of this file.
+    pub(crate) fn set(&mut self, register: Register, value: Option<usize>) {
+        let index = usize::from(register.0);
+        if let Some(cell) = self.values.get_mut(index) {
+            *cell = value.unwrap_or(0);
+            self.known = self.known & !(1 << index) | u32::from(value.is_some()) << index;
+        }
+    }
+
+    /// Forgets all values.
+    #[inline(always)]
+    pub(crate) fn forget_all(&mut self) {
+        self.known = 0;
+    }
+
+    /// The registers that a walk follows. A frame pointer that is unknown counts as 0. `None` if the program counter or
+    /// the stack pointer is unknown.
+    pub(crate) fn registers(&self) -> Option<Registers> {
+        Some(Registers {
+            pc: self.get(X86_64::RA)?,
+            sp: self.get(X86_64::RSP)?,
+            bp: self.get(X86_64::RBP).unwrap_or(0),
+        })
+    }
+}

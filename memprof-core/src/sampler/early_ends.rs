@@ -1,0 +1,49 @@
+//! Samples whose stacks end early, with the files in which they end.
+
+use std::path::{Path, PathBuf};
+
+use memprof_messages::{EarlyEndReason, EarlyEnds};
+
+use crate::allocators::loaded_objects::{self, EXECUTABLE, LoadedObject};
+
+/// Returns the counts of memprof's sampler since samples were last dropped, most first.
+pub(super) fn early_ends() -> Vec<EarlyEnds> {
+    let counted: Vec<_> = memprof_sampler::early_ends().collect();
+    if counted.is_empty() {
+        return Vec::new();
+    }
+    let objects = loaded_objects::list();
+    let mut ends: Vec<_> = counted
+        .into_iter()
+        .map(|each| EarlyEnds {
+            reason: reason(each.reason).into(),
+            object: each.object.and_then(|start| path_at(&objects, start)),
+            samples: each.samples,
+        })
+        .collect();
+    ends.sort_by_key(|each| std::cmp::Reverse(each.samples));
+    ends
+}
+
+/// File of the object that contains an address. `None` if it was unloaded meanwhile.
+fn path_at(objects: &[LoadedObject], address: usize) -> Option<PathBuf> {
+    let object = objects.iter().find(|object| {
+        let start = object.start_address();
+        start == Some(address) || object.contains(address)
+    })?;
+    let path = object.path.clone();
+    let is_program = path == Path::new(EXECUTABLE);
+    let program = is_program.then(|| std::fs::read_link(&path).ok()).flatten();
+    Some(program.unwrap_or(path))
+}
+
+fn reason(reason: memprof_sampler::EarlyEndReason) -> EarlyEndReason {
+    use memprof_sampler::EarlyEndReason as Sampled;
+    match reason {
+        Sampled::TooManyFrames => EarlyEndReason::TooManyFrames,
+        Sampled::UnreadableStack => EarlyEndReason::UnreadableStack,
+        Sampled::UnreadableFrameInformation => EarlyEndReason::UnreadableFrameInformation,
+        Sampled::UnknownCode => EarlyEndReason::UnknownCode,
+        Sampled::NoFrameInformation => EarlyEndReason::NoFrameInformation,
+    }
+}

@@ -1,0 +1,95 @@
+//! Note on samples whose stacks lack their outermost frames: callers have less than their due.
+
+use crate::profile::{EarlyEnds, Profile};
+
+/// Reasons and objects that the note names.
+const MAX_SHOWN: usize = 3;
+
+/// Names of reasons in memprof's dumps, and their texts.
+const REASONS: [(&str, &str); 5] = [
+    ("too-many-frames", "more than 128 frames"),
+    ("unreadable-stack", "unreadable stack"),
+    (
+        "unreadable-frame-information",
+        "call frame information that memprof cannot follow",
+    ),
+    ("unknown-code", "code of no file, without a frame pointer"),
+    (
+        "no-frame-information",
+        "code without call frame information and frame pointer",
+    ),
+];
+
+/// Returns the note: the share of the samples, the reasons and the files. `None` if all stacks are whole.
+pub(crate) fn early_ends_note(profile: &Profile) -> Option<String> {
+    let origin = &profile.origin;
+    note(&origin.early_ends, origin.samples.unwrap_or(0))
+}
+
+/// Returns the note for these early ends among `samples`.
+fn note(ends: &[EarlyEnds], samples: u64) -> Option<String> {
+    let early = ends
+        .iter()
+        .fold(0_u64, |sum, each| sum.saturating_add(each.samples));
+    if early == 0 {
+        return None;
+    }
+    let share = 100.0 * early as f64 / samples.max(early) as f64;
+    let shown: Vec<_> = ends.iter().take(MAX_SHOWN).map(describe).collect();
+    let more = match ends.len().saturating_sub(MAX_SHOWN) {
+        0 => "",
+        _ => ", …",
+    };
+    Some(format!(
+        "the stacks of {share:.1} % of the samples end early ({early} of {samples}), so their outer callers are missing: \
+         {}{more}",
+        shown.join(", ")
+    ))
+}
+
+/// Text `12 in libx.so.1 (code without call frame information and frame pointer)`.
+fn describe(ends: &EarlyEnds) -> String {
+    let EarlyEnds {
+        samples,
+        reason,
+        object,
+    } = ends;
+    let known = REASONS.iter().find(|(name, _)| name == reason);
+    let reason = known.map_or(reason.as_str(), |(_, text)| text);
+    match object {
+        Some(path) => {
+            let file = path.rsplit('/').next().unwrap_or(path);
+            format!("{samples} in {file} ({reason})")
+        }
+        None => format!("{samples} ({reason})"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn note_names_share_reasons_and_files() {
+        let ends = |samples, reason: &str, object: Option<&str>| EarlyEnds {
+            samples,
+            reason: reason.to_owned(),
+            object: object.map(str::to_owned),
+        };
+        assert_eq!(note(&[], 100), None);
+        let all = [
+            ends(10, "no-frame-information", Some("/usr/lib/libcrypto.so.3")),
+            ends(2, "too-many-frames", None),
+        ];
+        let expected = "the stacks of 12.0 % of the samples end early (12 of 100), so their outer callers are missing: 10 \
+                        in libcrypto.so.3 (code without call frame information and frame pointer), 2 (more than 128 \
+                        frames)";
+        assert_eq!(note(&all, 100).as_deref(), Some(expected));
+        let later = [ends(1, "a-later-reason", Some("x"))];
+        assert!(
+            note(&later, 0)
+                .unwrap()
+                .ends_with("1 in x (a-later-reason)")
+        );
+    }
+}
