@@ -317,7 +317,13 @@ impl<'a> DumpReader<'a> {
             _ => None,
         };
         let Some(agreement) = agreement else {
-            return Some(format!("no MAPPED_LIBRARIES after line {}", self.line));
+            let missing = match self.section {
+                DumpSection::Start | DumpSection::Symbols | DumpSection::SymbolsEnd => {
+                    "heap profile"
+                }
+                _ => "MAPPED_LIBRARIES",
+            };
+            return Some(format!("no {missing} after line {}", self.line));
         };
         if !self.has_go_comments {
             self.profile.warnings.push(format!(

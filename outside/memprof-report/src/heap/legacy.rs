@@ -118,8 +118,9 @@ impl DumpReader<'_> {
             super::go::scale_samples(profile, rate);
         }
         let mut header = legacy.header.values();
-        profile.has_alloc = legacy.has_alloc;
-        if !legacy.has_alloc {
+        // Go always counts what was allocated.
+        profile.has_alloc = legacy.has_alloc || is_go && legacy.word.is_of_go();
+        if !profile.has_alloc {
             // A sampling tcmalloc repeats the values in use.
             let samples = profile.samples.iter_mut().map(|sample| &mut sample.values);
             for values in samples.chain([&mut header]) {
@@ -129,11 +130,15 @@ impl DumpReader<'_> {
         }
         profile.header = Some(header);
         if legacy.negative_records > 0 {
-            profile.warnings.push(format!(
+            let note = format!(
                 "records left out because of negative values: {}, of {} objects and {} bytes in all (gperftools writes \
                  them with HEAP_PROFILE_MMAP where memory was unmapped in more parts than mapped)",
                 legacy.negative_records, legacy.negative_objects, legacy.negative_bytes
-            ));
+            );
+            if profile.samples.is_empty() {
+                return Err(Error::Empty { reason: note });
+            }
+            profile.warnings.push(note);
         }
         Ok(())
     }
