@@ -153,6 +153,13 @@ impl Mapping {
         !self.path.is_empty() && !is_pseudo && !self.path.contains(":[")
     }
 
+    /// Returns whether addresses in the mapping are those at which its file is linked: it spans the whole address space,
+    /// as `jemalloc_pprof` writes the mappings of addresses that it has normalized. Source: `GetBase` of pprof's
+    /// `elfexec`.
+    pub(crate) fn is_of_linked_addresses(&self) -> bool {
+        self.start.0 == 0 && self.offset == 0 && matches!(self.end.0, 0 | u64::MAX)
+    }
+
     /// Returns whether the path is one of Windows: `C:\…`, `C:/…` or `\\server\…`.
     fn is_windows_file(&self) -> bool {
         match self.path.as_bytes() {

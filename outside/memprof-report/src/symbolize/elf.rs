@@ -15,6 +15,7 @@ use super::minidebug;
 use super::object_files::{CodeQuery, ObjectFile};
 use super::search::{Binary, READ_LIMIT};
 use super::segment_tree::SegmentTree;
+use crate::profile::Mapping;
 use crate::stacks::AddressId;
 
 /// Fewest addresses for which another thread reads debug information.
@@ -128,7 +129,7 @@ fn with_inlined_frames(queries: &[Query<'_>], dwarf: Option<&Dwarf<'_>>) -> Coll
 }
 
 /// Converts the addresses to linked ones: by their offsets in the file or, for a debug file, which has others, by the
-/// load address. Addresses in no segment are left out.
+/// load address; some writers have converted them already. Addresses in no segment are left out.
 fn to_linked_addresses(
     image: &Image,
     object_file: &ObjectFile<'_>,
@@ -137,7 +138,13 @@ fn to_linked_addresses(
         true => None,
         false => image.bias(object_file.mappings.iter().copied()),
     };
+    let is_linked = |mapping: &&Mapping| mapping.is_of_linked_addresses();
+    let are_linked = object_file.mappings.first().is_some_and(is_linked);
     let linked = |query: &CodeQuery| {
+        if are_linked {
+            let linked = query.address.0;
+            return image.has_code_at(linked).then_some((linked, query.id));
+        }
         let by_bias = || {
             let linked = query.address.0.wrapping_sub(bias?);
             image.has_code_at(linked).then_some(linked)

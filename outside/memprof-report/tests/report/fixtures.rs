@@ -31,6 +31,42 @@ fn inlined_pie_and_dlopened_functions_are_named() {
     assert!(lines.contains("shop.cpp:19;shop::capture"), "{lines}");
 }
 
+/// `jemalloc_pprof` writes the addresses at which each file is linked, in mappings of the whole address space.
+#[test]
+fn normalized_addresses_are_named() {
+    let shop = Shop::build();
+    let dump = String::from_utf8(shop.dump.clone()).expect("it is text");
+    let path = shop.path("shop");
+    let path = path.display();
+    let ranges = dump
+        .lines()
+        .filter(|line| line.ends_with(&format!(" {path}")));
+    let hex = |text: &str| u64::from_str_radix(text, 16).expect("a number");
+    let mut ends = ranges.flat_map(|line| line.split([' ', '-']).take(2).map(hex));
+    let base = ends.next().expect("it is mapped");
+    let end = ends.last().expect("it has an end");
+    let stacks_only = dump
+        .split("MAPPED_LIBRARIES:")
+        .next()
+        .expect("it has stacks");
+    let normalized = stacks_only
+        .lines()
+        .map(|line| match line.strip_prefix("@ ") {
+            Some(addresses) => {
+                let addresses = addresses.split(' ').map(|word| hex(&word[2..]));
+                let inside = addresses.filter(|address| (base..end).contains(address));
+                let linked = inside.map(|address| format!(" {:#x}", address - base));
+                format!("@{}\n", linked.collect::<String>())
+            }
+            None => format!("{line}\n"),
+        });
+    let mapping = format!("0-ffffffffffffffff r-xp 00000000 00:00 0 {path}\n");
+    let dump = normalized.collect::<String>() + "MAPPED_LIBRARIES:\n" + &mapping;
+    let named = stacks(dump.as_bytes(), &here());
+    assert!(named.contains("main;shop::tidy;"), "{named}");
+    assert!(!named.contains("shop+0x"), "{named}");
+}
+
 #[test]
 fn debug_link_is_followed() {
     let shop = Shop::build();
