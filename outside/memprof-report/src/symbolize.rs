@@ -2,6 +2,7 @@
 
 mod abbreviations;
 mod address;
+mod companions;
 mod dwarf;
 mod elf;
 mod frames;
@@ -14,10 +15,15 @@ pub(crate) mod moved_text;
 mod object_files;
 mod perf_map;
 mod program;
+mod regular_file;
 mod scopes;
 mod search;
+mod sections;
 mod segment_tree;
 mod source_path;
+mod split;
+mod supplementary;
+mod supplementary_link;
 mod units;
 
 use std::num::NonZeroUsize;

@@ -1,54 +1,57 @@
 //! Debug information: inlined functions, files and lines.
 
 use std::borrow::Cow;
+use std::sync::Arc;
 use std::{io, mem};
 
 use addr2line::gimli::{self, DwarfSections, EndianSlice, RunTimeEndian, SectionId};
-use object::{CompressionFormat, Object as _, ObjectSection, ReadRef};
+use addr2line::{LookupContinuation, LookupResult};
+use object::{Object as _, ReadRef};
 
 use super::address::LinkedAddress;
+use super::companions::Companions;
 use super::frames::Frames;
 use super::scopes::{Offset, Scopes, Slice};
+use super::sections;
 use super::source_path::is_rust;
+use super::split::SplitUnits;
+use super::supplementary::Supplementary;
 use super::units;
-use crate::limits::Limits;
 use crate::stacks::AddressId;
 
 /// Decompressed debug sections of a file, without the units that some addresses do not need.
 pub(super) struct Dwarf<'d> {
     sections: DwarfSections<Cow<'d, [u8]>>,
+    supplementary: Supplementary,
+    split: SplitUnits,
     endian: RunTimeEndian,
 }
 
 /// Debug information prepared for lookups.
 pub(super) struct Context<'s> {
     files: addr2line::Context<Slice<'s>>,
-    scopes: Scopes,
+    split: &'s SplitUnits,
+    scopes: Scopes<'s>,
 }
 
 impl<'d> Dwarf<'d> {
-    /// Loads the debug information for `addresses`, ascending. `None` if the file has none.
+    /// Loads the debug information for `addresses`, ascending, with that in the files to which it refers, the
+    /// `companions`. `None` if the file has none.
     ///
     /// # Errors
     /// The debug information is damaged, or exceeds a limit.
     pub(super) fn load<R: ReadRef<'d>>(
         file: &object::File<'d, R>,
         addresses: &[LinkedAddress],
+        companions: &Companions,
     ) -> io::Result<Option<Self>> {
         if file.section_by_name(".debug_info").is_none() {
             return Ok(None);
         }
-        let endian = match file.is_little_endian() {
-            true => RunTimeEndian::Little,
-            false => RunTimeEndian::Big,
-        };
-        let load = |id: SectionId| match file.section_by_name(id.name()) {
-            Some(section) if is_needed(id) => decompress(&section),
-            _ => Ok(Cow::default()),
-        };
-        let mut info = load(SectionId::DebugInfo)?;
-        let mut abbreviations = load(SectionId::DebugAbbrev)?;
-        let mut ranges = load(SectionId::DebugAranges)?;
+        let endian = sections::endian(file);
+        let mut info = sections::load(file, SectionId::DebugInfo)?;
+        let mut abbreviations = sections::load(file, SectionId::DebugAbbrev)?;
+        let mut ranges = sections::load(file, SectionId::DebugAranges)?;
         let unneeded = units::unneeded_units(
             &gimli::Dwarf {
                 debug_info: EndianSlice::new(&info, endian).into(),
@@ -65,14 +68,25 @@ impl<'d> Dwarf<'d> {
             SectionId::DebugInfo => Ok(mem::take(&mut info)),
             SectionId::DebugAbbrev => Ok(mem::take(&mut abbreviations)),
             SectionId::DebugAranges => Ok(mem::take(&mut ranges)),
-            _ => load(id),
+            _ => sections::load(file, id),
         })?;
-        Ok(Some(Self { sections, endian }))
+        let mut loaded = Self {
+            sections,
+            supplementary: Supplementary::load(file, companions)?,
+            split: SplitUnits::default(),
+            endian,
+        };
+        loaded.split = SplitUnits::load(&Arc::new(loaded.borrow()), addresses, companions);
+        Ok(Some(loaded))
     }
 
     fn borrow(&self) -> gimli::Dwarf<Slice<'_>> {
-        self.sections
-            .borrow(|section| EndianSlice::new(section, self.endian))
+        let slice = |section| EndianSlice::new(section, self.endian);
+        let mut dwarf = self.sections.borrow(|section| slice(&**section));
+        if let Some(sections) = &self.supplementary.sections {
+            dwarf.set_sup(sections.borrow(|section| slice(section)));
+        }
+        dwarf
     }
 
     /// Prepares lookups. `None` if the debug information is damaged.
@@ -80,66 +94,61 @@ impl<'d> Dwarf<'d> {
         let files = addr2line::Context::from_dwarf(self.borrow()).ok()?;
         Some(Context {
             files,
+            split: &self.split,
             scopes: Scopes::new(),
         })
     }
-}
 
-/// Returns a section's bytes. Fails if it declares more of them than its compressed bytes may expand to.
-fn decompress<'d>(section: &impl ObjectSection<'d>) -> io::Result<Cow<'d, [u8]>> {
-    let compressed = section.compressed_data().map_err(io::Error::other)?;
-    let declared = compressed.uncompressed_size;
-    let limits = Limits::default();
-    let max = (compressed.data.len() as u64)
-        .saturating_mul(limits.ratio)
-        .clamp(Limits::RATIO_FLOOR, limits.bytes);
-    if compressed.format != CompressionFormat::None && declared > max {
-        let problem = format!("a section claims {declared} bytes, at most {max} are read");
-        return Err(io::Error::new(io::ErrorKind::FileTooLarge, problem));
+    /// Notes on what is missing, where `nameless` inlined functions had no name.
+    pub(super) fn notes(&self, nameless: usize) -> Vec<String> {
+        let nameless = self.supplementary.nameless_note(nameless);
+        nameless
+            .into_iter()
+            .chain(self.split.missing_note())
+            .collect()
     }
-    compressed.decompress().map_err(io::Error::other)
-}
-
-/// Returns whether a section is read. Those for locations of variables and for macros are not needed, and are half of
-/// the bytes.
-fn is_needed(id: SectionId) -> bool {
-    use SectionId::{
-        DebugLoc, DebugLocLists, DebugMacinfo, DebugMacro, DebugNames, DebugPubNames, DebugTypes,
-    };
-    !matches!(
-        id,
-        DebugLoc
-            | DebugLocLists
-            | DebugMacinfo
-            | DebugMacro
-            | DebugNames
-            | DebugPubNames
-            | DebugTypes
-    )
 }
 
 impl<'s> Context<'s> {
     /// Adds the frames at an address, innermost first. The outermost frame gets the name of `symbol` if debug
     /// information has its location but not its function, or only the short name: without linkage names
     /// (`-Cdebuginfo=line-tables-only`) only the mangled symbol has the module or class. Adds nothing if there is
-    /// no name, or the debug information contradicts itself.
+    /// no name, or the debug information contradicts itself. Returns the number of inlined functions that were left
+    /// out because they have no name.
     pub(super) fn add_frames(
         &'s self,
         (address, id): (LinkedAddress, AddressId),
         symbol: Option<&'s [u8]>,
         frames: &mut Frames<'s>,
-    ) {
-        let Ok(mut lookup) = self.files.find_frames(address).skip_all_loads() else {
-            return;
+    ) -> usize {
+        let mut lookup = self.files.find_frames(address);
+        let found = loop {
+            lookup = match lookup {
+                LookupResult::Output(found) => break found,
+                LookupResult::Load { load, continuation } => {
+                    continuation.resume(self.split.unit(&load))
+                }
+            };
+        };
+        let Ok(mut found) = found else {
+            return 0;
         };
         let before = frames.len();
         let mut outermost: &[u8] = &[];
         let mut unit_name = None;
-        while let Ok(Some(frame)) = lookup.next() {
+        let mut nameless = 0;
+        let mut next = found.next();
+        while let Ok(Some(frame)) = next {
+            next = found.next();
+            let is_inlined = matches!(next, Ok(Some(_)));
             let function = frame.function.as_ref().map(|f| f.name.slice());
-            let Some(function) = function.or(symbol) else {
+            let Some(function) = function.or(symbol.filter(|_| !is_inlined)) else {
+                if is_inlined {
+                    nameless += 1;
+                    continue;
+                }
                 frames.truncate(before);
-                return;
+                return 0;
             };
             let location = frame.location.as_ref();
             let file = location.and_then(|location| location.file);
@@ -168,6 +177,7 @@ impl<'s> Context<'s> {
         {
             frames.rename_last(symbol);
         }
+        nameless
     }
 }
 

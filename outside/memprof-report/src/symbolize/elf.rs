@@ -13,7 +13,8 @@ use super::image::Image;
 use super::limited_file::LimitedFile;
 use super::minidebug;
 use super::object_files::{CodeQuery, ObjectFile};
-use super::search::{Binary, READ_LIMIT};
+use super::regular_file::READ_LIMIT;
+use super::search::Binary;
 use super::segment_tree::SegmentTree;
 use crate::profile::Mapping;
 use crate::stacks::AddressId;
@@ -71,25 +72,24 @@ pub(super) fn symbolize_file(
     let mut loaded = debug
         .iter()
         .chain([&file])
-        .map(|file| Dwarf::load(file, &addresses));
+        .map(|file| Dwarf::load(file, &addresses, &binary.companions));
     let dwarf = loaded.find_map(|loaded| {
         loaded.unwrap_or_else(|error| {
             notes.push(format!("its debug information is not read: {error}"));
             None
         })
     });
-    Ok((
-        with_inlined_frames_parallel(&queries, dwarf.as_ref()),
-        notes,
-    ))
+    let (frames, nameless) = with_inlined_frames_parallel(&queries, dwarf.as_ref());
+    notes.extend(dwarf.iter().flat_map(|dwarf| dwarf.notes(nameless)));
+    Ok((frames, notes))
 }
 
 /// Symbolizes the addresses, split between cores by ranges, because neighbours share debug information. Returns the
-/// frames of each range.
+/// frames of each range, and the number of inlined functions without a name.
 fn with_inlined_frames_parallel(
     queries: &[Query<'_>],
     dwarf: Option<&Dwarf<'_>>,
-) -> Vec<CollectedFrames> {
+) -> (Vec<CollectedFrames>, usize) {
     let cores = thread::available_parallelism().map_or(1, NonZeroUsize::get);
     let size = queries.len().div_ceil(cores).max(MIN_PART);
     thread::scope(|scope| {
@@ -99,9 +99,9 @@ fn with_inlined_frames_parallel(
             .collect();
         let join = |thread: thread::ScopedJoinHandle<'_, _>| thread.join();
         let results = threads.into_iter().map(join);
-        results
-            .map(|frames| frames.unwrap_or_else(|panic| resume_unwind(panic)))
-            .collect()
+        let results = results.map(|result| result.unwrap_or_else(|panic| resume_unwind(panic)));
+        let (frames, nameless): (_, Vec<usize>) = results.unzip();
+        (frames, nameless.into_iter().sum())
     })
 }
 
@@ -109,15 +109,19 @@ fn with_inlined_frames_parallel(
 type Query<'s> = ((LinkedAddress, AddressId), Option<&'s str>);
 
 /// Returns the inlined functions at each address or, where debug information has none, the symbol alone. An address
-/// with neither gets no frame.
-fn with_inlined_frames(queries: &[Query<'_>], dwarf: Option<&Dwarf<'_>>) -> CollectedFrames {
+/// with neither gets no frame. The number of inlined functions without a name comes with them.
+fn with_inlined_frames(
+    queries: &[Query<'_>],
+    dwarf: Option<&Dwarf<'_>>,
+) -> (CollectedFrames, usize) {
     let context = dwarf.and_then(Dwarf::context);
     let mut frames = Frames::default();
+    let mut nameless = 0;
     for &(query, symbol) in queries {
         let symbol = symbol.map(str::as_bytes);
         let before = frames.len();
         if let Some(context) = &context {
-            context.add_frames(query, symbol, &mut frames);
+            nameless += context.add_frames(query, symbol, &mut frames);
         }
         if let Some(symbol) = symbol
             && frames.len() == before
@@ -125,7 +129,7 @@ fn with_inlined_frames(queries: &[Query<'_>], dwarf: Option<&Dwarf<'_>>) -> Coll
             frames.push(query.1, symbol, None, 0);
         }
     }
-    frames.finish()
+    (frames.finish(), nameless)
 }
 
 /// Converts the addresses to linked ones: by their offsets in the file or, for a debug file, which has others, by the

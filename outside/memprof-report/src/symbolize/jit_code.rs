@@ -5,7 +5,7 @@ use std::io::BufReader;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use super::search::{SearchPath, open};
+use super::regular_file::{SearchPath, open};
 use super::{Sources, jitdump, perf_map};
 use crate::names::{Frame, Names};
 use crate::profile::Profile;

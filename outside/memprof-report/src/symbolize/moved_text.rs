@@ -10,7 +10,8 @@ use super::Sources;
 use super::image::Image;
 use super::limited_file::LimitedFile;
 use super::object_files::ObjectFile;
-use super::search::{BinaryLookup, READ_LIMIT, SearchPath, find_binary, open};
+use super::regular_file::{READ_LIMIT, SearchPath, open};
+use super::search::{BinaryLookup, find_binary};
 use crate::profile::{Address, Mapping, Profile};
 use crate::stacks::AddressId;
 

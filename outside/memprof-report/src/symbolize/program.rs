@@ -5,7 +5,8 @@ use super::Sources;
 use super::image::{Image, is_program};
 use super::limited_file::LimitedFile;
 use super::object_files::ObjectFile;
-use super::search::{BinaryLookup, READ_LIMIT, find_binary};
+use super::regular_file::READ_LIMIT;
+use super::search::{BinaryLookup, find_binary};
 use crate::profile::Profile;
 
 /// Most files that are opened to find the program.

@@ -1,17 +1,19 @@
 //! Finds the namespaces and classes of inlined C++ functions without a linkage name, such as those of anonymous
 //! namespaces and lambdas: they are the enclosing entries.
 
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::HashMap;
 
 use addr2line::gimli::constants::{DwLang, DwTag};
 use addr2line::gimli::{
-    AttributeValue, DW_AT_abstract_origin, DW_AT_language, DW_AT_name, DW_AT_specification,
+    self, AttributeValue, DW_AT_abstract_origin, DW_AT_language, DW_AT_name, DW_AT_specification,
     DW_LANG_C_plus_plus, DW_LANG_C_plus_plus_03, DW_LANG_C_plus_plus_11, DW_LANG_C_plus_plus_14,
     DW_LANG_C_plus_plus_17, DW_LANG_C_plus_plus_20, DW_TAG_class_type, DW_TAG_namespace,
     DW_TAG_structure_type, DW_TAG_subprogram, DW_TAG_union_type, DebuggingInformationEntry,
-    EndianSlice, RunTimeEndian, UnitRef,
+    DwarfFileType, EndianSlice, RunTimeEndian, UnitHeader, UnitRef,
 };
+
+use super::abbreviations::AbbreviationBudget;
 
 pub(super) type Slice<'d> = EndianSlice<'d, RunTimeEndian>;
 
@@ -37,18 +39,27 @@ const CPP: [DwLang; 6] = [
 
 const CLASSES: [DwTag; 3] = [DW_TAG_class_type, DW_TAG_structure_type, DW_TAG_union_type];
 
+/// Units of a file of debug information, ascending by offset. `None` for a damaged one.
+type Units<'s> = OnceCell<Vec<UnitHeader<Slice<'s>>>>;
+
 /// Cache of scopes of the functions of one file.
-pub(super) struct Scopes {
-    /// By the offsets of the unit and of the declaration.
-    cache: RefCell<HashMap<(usize, usize), Option<String>>>,
+pub(super) struct Scopes<'s> {
+    /// By the addresses of the debug information, and the offsets of the unit and of the declaration.
+    cache: RefCell<HashMap<(usize, usize, usize), Option<String>>>,
     remaining: Cell<usize>,
+    abbreviations: RefCell<AbbreviationBudget>,
+    units: Units<'s>,
+    supplementary_units: Units<'s>,
 }
 
-impl Scopes {
+impl<'s> Scopes<'s> {
     pub(super) fn new() -> Self {
         Self {
             cache: RefCell::default(),
             remaining: Cell::new(MAX_ENTRIES),
+            abbreviations: RefCell::new(AbbreviationBudget::new()),
+            units: OnceCell::new(),
+            supplementary_units: OnceCell::new(),
         }
     }
 
@@ -56,20 +67,32 @@ impl Scopes {
     /// is not inlined, not C++, or in no scope.
     pub(super) fn inlined_scope(
         &self,
-        unit: UnitRef<'_, Slice<'_>>,
+        unit: UnitRef<'_, Slice<'s>>,
         inlined: Offset,
     ) -> Option<String> {
         let entry = unit.entry(inlined).ok()?;
         if entry.tag() == DW_TAG_subprogram || !is_cpp(unit) {
             return None;
         }
-        let declared = declaration(unit, entry)?;
+        self.with_declaration(unit, entry, MAX_REFERENCES, |unit, declared, functions| {
+            self.known_scope_path(unit, declared.offset(), functions)
+        })
+    }
+
+    /// Like [`scope_path`](Self::scope_path), but determined once for each entry.
+    fn known_scope_path(
+        &self,
+        unit: UnitRef<'_, Slice<'s>>,
+        target: Offset,
+        functions: usize,
+    ) -> Option<String> {
+        let file = std::ptr::from_ref(unit.dwarf).addr();
         let unit_offset = unit.header.debug_info_offset().map_or(0, |offset| offset.0);
-        let key = (unit_offset, declared.0);
+        let key = (file, unit_offset, target.0);
         if let Some(cache) = self.cache.borrow().get(&key) {
             return cache.clone();
         }
-        let found = self.scope_path(unit, declared, MAX_REFERENCES);
+        let found = self.scope_path(unit, target, functions);
         self.cache.borrow_mut().insert(key, found.clone());
         found
     }
@@ -79,7 +102,7 @@ impl Scopes {
     /// in the order of their offsets, so the last one that starts at or before the entry contains it.
     fn scope_path(
         &self,
-        unit: UnitRef<'_, Slice<'_>>,
+        unit: UnitRef<'_, Slice<'s>>,
         target: Offset,
         functions: usize,
     ) -> Option<String> {
@@ -91,15 +114,25 @@ impl Scopes {
             if scope.offset() == target {
                 break;
             }
-            let declared =
-                declaration(unit, scope.clone()).filter(|offset| *offset != scope.offset());
-            if let Some(declared) = declared {
+            let name = match reference(scope) {
+                None => scope_name(unit, scope),
                 // A function that is declared elsewhere and contains a lambda.
-                let outer = self.scope_path(unit, declared, functions.checked_sub(1)?);
-                path = outer.unwrap_or_default();
-            }
-            let named = declared.and_then(|offset| unit.entry(offset).ok());
-            if let Some(name) = scope_name(unit, named.as_ref().unwrap_or(scope)) {
+                Some(_) => {
+                    let declared = self.with_declaration(
+                        unit,
+                        scope.clone(),
+                        functions.checked_sub(1)?,
+                        |unit, declared, functions| {
+                            let outer = self.known_scope_path(unit, declared.offset(), functions);
+                            Some((outer.unwrap_or_default(), scope_name(unit, &declared)))
+                        },
+                    );
+                    let (outer, name) = declared.unwrap_or_default();
+                    path = outer;
+                    name
+                }
+            };
+            if let Some(name) = name {
                 path += if path.is_empty() { "" } else { "::" };
                 path += &name;
             }
@@ -118,6 +151,60 @@ impl Scopes {
         }
         (!path.is_empty()).then_some(path)
     }
+
+    /// Calls `visit` with the entry at which a function is declared, `entry` itself if it refers to no other, and the
+    /// number of `references` that may still be followed. `None` if that is 0, or a reference is damaged.
+    fn with_declaration<T>(
+        &self,
+        unit: UnitRef<'_, Slice<'s>>,
+        mut entry: Entry<'s>,
+        mut references: usize,
+        visit: impl FnOnce(UnitRef<'_, Slice<'s>>, Entry<'s>, usize) -> Option<T>,
+    ) -> Option<T> {
+        let (dwarf, units, offset) = loop {
+            let Some(target) = reference(&entry) else {
+                return visit(unit, entry, references);
+            };
+            references = references.checked_sub(1)?;
+            match target {
+                AttributeValue::UnitRef(offset) => entry = unit.entry(offset).ok()?,
+                // A split unit refers to no other.
+                AttributeValue::DebugInfoRef(offset)
+                    if unit.dwarf.file_type == DwarfFileType::Main =>
+                {
+                    break (unit.dwarf, &self.units, offset);
+                }
+                AttributeValue::DebugInfoRefSup(offset) => {
+                    break (unit.dwarf.sup()?, &self.supplementary_units, offset);
+                }
+                _ => return None,
+            }
+        };
+        // References of a supplementary file stay in it.
+        let is_supplementary =
+            unit.dwarf.sup().is_none() && self.supplementary_units.get().is_some();
+        let units = match is_supplementary {
+            true => &self.supplementary_units,
+            false => units,
+        };
+        let units = units.get_or_init(|| unit_headers(dwarf));
+        let after = units.partition_point(|unit| unit.debug_info_offset() <= Some(offset));
+        let header = units[after.checked_sub(1)?];
+        let lists = header.debug_abbrev_offset();
+        let mut budget = self.abbreviations.borrow_mut();
+        budget.charge(&dwarf.debug_abbrev, lists).ok()?;
+        drop(budget);
+        let unit = dwarf.unit(header).ok()?;
+        let unit = UnitRef::new(dwarf, &unit);
+        let entry = unit.entry(offset.to_unit_offset(&unit.header)?).ok()?;
+        self.with_declaration(unit, entry, references, visit)
+    }
+}
+
+/// Returns the headers of all units; those up to the first damaged one.
+fn unit_headers<'s>(dwarf: &gimli::Dwarf<Slice<'s>>) -> Vec<UnitHeader<Slice<'s>>> {
+    let mut units = dwarf.units();
+    std::iter::from_fn(|| units.next().ok()?).collect()
 }
 
 fn is_cpp(unit: UnitRef<'_, Slice<'_>>) -> bool {
@@ -131,29 +218,10 @@ fn is_cpp(unit: UnitRef<'_, Slice<'_>>) -> bool {
     matches!(language, Some(AttributeValue::Language(language)) if CPP.contains(&language))
 }
 
-/// Returns the entry at which the function is declared, `entry` itself if it refers to no other. `None` if it is in
-/// another unit, or too many references lead there.
-fn declaration<'s>(unit: UnitRef<'_, Slice<'s>>, mut entry: Entry<'s>) -> Option<Offset> {
-    for _ in 0..MAX_REFERENCES {
-        match reference(unit, &entry) {
-            Some(offset) => entry = unit.entry(offset?).ok()?,
-            None => return Some(entry.offset()),
-        }
-    }
-    None
-}
-
-/// Returns the entry of which this one is an instance or the definition. `None` if it refers to none; `Some(None)` if
-/// that entry is in another unit.
-fn reference<'s>(unit: UnitRef<'_, Slice<'s>>, entry: &Entry<'s>) -> Option<Option<Offset>> {
-    let value = [DW_AT_abstract_origin, DW_AT_specification]
-        .into_iter()
-        .find_map(|name| entry.attr_value(name))?;
-    Some(match value {
-        AttributeValue::UnitRef(offset) => Some(offset),
-        AttributeValue::DebugInfoRef(offset) => offset.to_unit_offset(&unit.header),
-        _ => None,
-    })
+/// Returns the entry of which this one is an instance or the definition. `None` if it refers to none.
+fn reference<'s>(entry: &Entry<'s>) -> Option<AttributeValue<Slice<'s>>> {
+    let mut names = [DW_AT_abstract_origin, DW_AT_specification].into_iter();
+    names.find_map(|name| entry.attr_value(name))
 }
 
 /// Returns the name of a namespace, class or function; `{lambda}` for a class without one. `None` for other entries and

@@ -66,6 +66,30 @@ pub(super) fn unneeded_units(
     Ok(runs)
 }
 
+/// Subtracts the lists of abbreviations of all units from the budget.
+///
+/// # Errors
+/// The limit is exceeded, or a unit is damaged.
+pub(super) fn charge_abbreviations(
+    dwarf: &Dwarf<Slice<'_>>,
+    budget: &mut AbbreviationBudget,
+) -> io::Result<()> {
+    let mut headers = dwarf.units();
+    while let Some(unit) = headers.next().map_err(io::Error::other)? {
+        budget.charge(&dwarf.debug_abbrev, unit.debug_abbrev_offset())?;
+    }
+    Ok(())
+}
+
+/// Fails if a unit is damaged, or nested deeper than any compiler writes it.
+pub(super) fn check_depth(dwarf: &Dwarf<Slice<'_>>) -> io::Result<()> {
+    let mut headers = dwarf.units();
+    while let Some(unit) = headers.next().map_err(io::Error::other)? {
+        references(dwarf, &unit)?;
+    }
+    Ok(())
+}
+
 /// Overwrites `run` with one type unit, which has no addresses, so that addr2line skips it. All other units keep their
 /// offsets, because some refer to each other. A run that is too short or too long for the header stays unchanged.
 pub(super) fn blank_units(info: &mut [u8], run: &Range<usize>, endian: RunTimeEndian) {

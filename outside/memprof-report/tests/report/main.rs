@@ -5,6 +5,7 @@ mod bombs;
 mod code_origin;
 mod confidence;
 mod corpus;
+mod debug_files;
 mod diff;
 mod fixtures;
 mod goldens;

@@ -1,0 +1,186 @@
+//! Files that belong to a binary: its debug file, and those to which debug information refers.
+//!
+//! Like the paths of a profile, those in a binary are untrusted.
+
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use object::Object as _;
+
+use super::Sources;
+use super::limited_file::LimitedFile;
+use super::regular_file::{READ_LIMIT, SearchPath, build_id, open};
+use super::supplementary_link::has_id;
+
+/// Directory of debug files in distributions, relative to a root.
+pub(super) const DEBUG_DIR: &str = "usr/lib/debug";
+
+/// Path of a file below `.build-id`. `None` if the id is malformed.
+pub(super) fn build_id_path(id: &str, suffix: &str) -> Option<PathBuf> {
+    let (first, rest) = id.split_at_checked(2)?;
+    let is_safe = id.bytes().all(|byte| byte.is_ascii_hexdigit()) && !rest.is_empty();
+    is_safe.then(|| PathBuf::from(format!(".build-id/{first}/{rest}{suffix}")))
+}
+
+/// Directories in which the files that belong to a binary are searched.
+pub(super) struct Companions {
+    binary: SearchPath,
+    /// `None` if the binary has no debug file.
+    debug: Option<SearchPath>,
+    /// The binary's own root, those of the sources, and the directory of binaries.
+    roots: Vec<PathBuf>,
+    binary_root: Option<PathBuf>,
+}
+
+impl Companions {
+    pub(super) fn new(binary: SearchPath, sources: &Sources) -> Self {
+        let roots = [&binary.root]
+            .into_iter()
+            .chain(&sources.roots)
+            .chain(&sources.binary_root);
+        let mut roots: Vec<PathBuf> = roots.cloned().collect();
+        roots.dedup();
+        Self {
+            binary,
+            debug: None,
+            roots,
+            binary_root: sources.binary_root.clone(),
+        }
+    }
+
+    /// Finds the debug file of the binary: by build id, else by `.gnu_debuglink`, with an equal checksum. `None` if
+    /// there is none.
+    pub(super) fn debug_file(&mut self, file: &File, id: Option<&str>) -> Option<File> {
+        let by_id = id.and_then(|id| self.find_by_id(id));
+        let (found, path) = by_id.or_else(|| self.find_by_link(file, id))?;
+        self.debug = Some(path);
+        Some(found)
+    }
+
+    /// Finds a debug file by its build id. `None` if there is none.
+    fn find_by_id(&self, id: &str) -> Option<(File, SearchPath)> {
+        let path = build_id_path(id, ".debug")?;
+        let paths = self.roots.iter().flat_map(|root| {
+            [Path::new(DEBUG_DIR).join(&path), path.clone()].map(|path| SearchPath {
+                root: root.clone(),
+                path,
+            })
+        });
+        open_with_id(paths, id)
+    }
+
+    /// Finds the debug file by its name in the binary. `None` if there is none.
+    fn find_by_link(&self, file: &File, id: Option<&str>) -> Option<(File, SearchPath)> {
+        let (name, checksum) = debug_link(file)?;
+        let directory = self.binary.path.parent()?;
+        let below = directory.strip_prefix("/").unwrap_or(directory);
+        let paths = [
+            directory.join(&name),
+            directory.join(".debug").join(&name),
+            Path::new("/").join(DEBUG_DIR).join(below).join(&name),
+        ];
+        paths.into_iter().find_map(|path| {
+            let path = SearchPath {
+                root: self.binary.root.clone(),
+                path,
+            };
+            let debug = open(&path)?;
+            let is_equal = match (build_id(&debug).ok()?.as_deref(), id) {
+                (Some(found), Some(id)) => found == id,
+                _ => crc(&debug).is_some_and(|found| found == checksum),
+            };
+            is_equal.then_some((debug, path))
+        })
+    }
+
+    /// Finds the supplementary file of the debug information, with that id: at its path, which may be
+    /// relative, and where distributions have it. `None` if there is none.
+    pub(super) fn supplementary(&self, path: &Path, id: &str) -> Option<File> {
+        let name = Path::new(path.file_name()?);
+        let dwz = Path::new(".dwz").join(name);
+        let beside = self.beside(path).into_iter().chain(self.beside(name));
+        let installed = self.roots.iter().flat_map(|root| {
+            [
+                path.to_owned(),
+                Path::new(DEBUG_DIR).join(&dwz),
+                dwz.clone(),
+            ]
+            .map(|path| SearchPath {
+                root: root.clone(),
+                path,
+            })
+        });
+        let mut paths = beside.chain(installed);
+        let found = paths.find_map(|path| open(&path).filter(|file| has_id(file, id)));
+        found.or_else(|| Some(self.find_by_id(id)?.0))
+    }
+
+    /// Files that may hold the split unit of that path, compiled in `directory`.
+    pub(super) fn split_files(&self, directory: &Path, path: &Path) -> Vec<File> {
+        let name = path.file_name().map(Path::new).unwrap_or(path);
+        let compiled = self.roots.iter().map(|root| SearchPath {
+            root: root.clone(),
+            path: directory.join(path),
+        });
+        let beside = self.beside(path).into_iter().chain(self.beside(name));
+        compiled
+            .chain(beside)
+            .filter_map(|path| open(&path))
+            .collect()
+    }
+
+    /// Finds the package of all split units beside the binary or its debug file. `None` if there is none.
+    pub(super) fn package(&self) -> Option<File> {
+        let files = [Some(&self.binary), self.debug.as_ref()];
+        let mut names = files.into_iter().flatten().filter_map(|file| {
+            let mut name = file.path.file_name()?.to_owned();
+            name.push(".dwp");
+            Some(PathBuf::from(name))
+        });
+        names.find_map(|name| self.beside(&name).iter().find_map(open))
+    }
+
+    /// Paths of a file beside the binary, beside its debug file, and in the directory of binaries.
+    fn beside(&self, path: &Path) -> Vec<SearchPath> {
+        let files = [Some(&self.binary), self.debug.as_ref()];
+        let beside = files.into_iter().flatten().filter_map(|file| {
+            Some(SearchPath {
+                root: file.root.clone(),
+                path: file.path.parent()?.join(path),
+            })
+        });
+        let given = self.binary_root.iter().map(|root| SearchPath {
+            root: root.clone(),
+            path: path.into(),
+        });
+        beside.chain(given).collect()
+    }
+}
+
+/// Opens the first file that has that build id. `None` if none has.
+fn open_with_id(paths: impl Iterator<Item = SearchPath>, id: &str) -> Option<(File, SearchPath)> {
+    paths.into_iter().find_map(|path| {
+        let file = open(&path)?;
+        let is_equal = build_id(&file).is_ok_and(|found| found.as_deref() == Some(id));
+        is_equal.then_some((file, path))
+    })
+}
+
+/// Returns the name and checksum in `.gnu_debuglink`. `None` if the file lacks it, or the name contains a slash.
+fn debug_link(file: &File) -> Option<(PathBuf, u32)> {
+    let cache = LimitedFile::new(file, READ_LIMIT);
+    let object_file = object::File::parse(&cache).ok()?;
+    let (name, checksum) = object_file.gnu_debuglink().ok()??;
+    let name = str::from_utf8(name)
+        .ok()
+        .filter(|name| !name.is_empty() && !name.contains('/'))?;
+    Some((name.into(), checksum))
+}
+
+/// CRC-32 of a file's contents. `None` if it cannot be read.
+fn crc(mut file: &File) -> Option<u32> {
+    let mut reader = flate2::CrcReader::new(&mut file);
+    io::copy(&mut reader, &mut io::sink()).ok()?;
+    Some(reader.crc().sum())
+}

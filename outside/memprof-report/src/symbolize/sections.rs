@@ -1,0 +1,92 @@
+//! Sections of debug information, decompressed within limits.
+
+use std::borrow::Cow;
+use std::io;
+
+use addr2line::gimli::{RunTimeEndian, SectionId};
+use object::{CompressionFormat, Object as _, ObjectSection, ReadRef};
+
+use crate::limits::Limits;
+
+/// Byte order of a file.
+pub(super) fn endian<'d, R: ReadRef<'d>>(file: &object::File<'d, R>) -> RunTimeEndian {
+    match file.is_little_endian() {
+        true => RunTimeEndian::Little,
+        false => RunTimeEndian::Big,
+    }
+}
+
+/// Returns a section of a file; empty if it has none, or its kind is not needed.
+///
+/// # Errors
+/// The section is damaged, or exceeds a limit.
+pub(super) fn load<'d, R: ReadRef<'d>>(
+    file: &object::File<'d, R>,
+    id: SectionId,
+) -> io::Result<Cow<'d, [u8]>> {
+    match file.section_by_name(id.name()) {
+        Some(section) if is_needed(id) => decompress(&section),
+        _ => Ok(Cow::default()),
+    }
+}
+
+/// Like [`load`], but the sections of split debug information, such as `.debug_info.dwo`, one after the other: each
+/// type has one of its own.
+pub(super) fn load_split<'d, R: ReadRef<'d>>(
+    file: &object::File<'d, R>,
+    id: SectionId,
+) -> io::Result<Vec<u8>> {
+    match is_needed(id) {
+        true => load_packed(file, id),
+        false => Ok(Vec::new()),
+    }
+}
+
+/// Like [`load_split`], but of any kind: the index of a package refers to all.
+pub(super) fn load_packed<'d, R: ReadRef<'d>>(
+    file: &object::File<'d, R>,
+    id: SectionId,
+) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    let Some(name) = id.dwo_name() else {
+        return Ok(bytes);
+    };
+    let is_named = |section: &object::Section<'d, '_, R>| section.name() == Ok(name);
+    for section in file.sections().filter(is_named) {
+        bytes.extend_from_slice(&decompress(&section)?);
+    }
+    Ok(bytes)
+}
+
+/// Returns a section's bytes. Fails if it declares more of them than its compressed bytes may expand to.
+fn decompress<'d>(section: &impl ObjectSection<'d>) -> io::Result<Cow<'d, [u8]>> {
+    let compressed = section.compressed_data().map_err(io::Error::other)?;
+    let declared = compressed.uncompressed_size;
+    let limits = Limits::default();
+    let max = (compressed.data.len() as u64)
+        .saturating_mul(limits.ratio)
+        .clamp(Limits::RATIO_FLOOR, limits.bytes);
+    if compressed.format != CompressionFormat::None && declared > max {
+        let problem = format!("a section claims {declared} bytes, at most {max} are read");
+        return Err(io::Error::new(io::ErrorKind::FileTooLarge, problem));
+    }
+    compressed.decompress().map_err(io::Error::other)
+}
+
+/// Returns whether a section is read. Those for locations of variables and for macros are not needed, and are half of
+/// the bytes.
+fn is_needed(id: SectionId) -> bool {
+    use SectionId::{
+        DebugLoc, DebugLocLists, DebugMacinfo, DebugMacro, DebugNames, DebugPubNames, DebugTypes,
+    };
+    !matches!(
+        id,
+        DebugLoc
+            | DebugLocLists
+            | DebugMacinfo
+            | DebugMacro
+            | DebugNames
+            | DebugPubNames
+            | DebugTypes
+    )
+}

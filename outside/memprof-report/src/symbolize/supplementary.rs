@@ -1,0 +1,69 @@
+//! Debug information that several files share: `dwz` moves it to a supplementary file, as in Debian's and Fedora's debug
+//! packages (DWARF 5, 7.3.6; before it `.gnu_debugaltlink`).
+
+use std::io;
+use std::path::PathBuf;
+
+use addr2line::gimli::{DwarfSections, EndianSlice};
+use object::ReadRef;
+
+use super::abbreviations::AbbreviationBudget;
+use super::companions::Companions;
+use super::limited_file::LimitedFile;
+use super::regular_file::READ_LIMIT;
+use super::supplementary_link::link;
+use super::{sections, units};
+
+/// Supplementary file of a debug file.
+#[derive(Default)]
+pub(super) struct Supplementary {
+    /// `None` if there is none, or it was not found.
+    pub(super) sections: Option<DwarfSections<Vec<u8>>>,
+    /// Path of a file that was not found.
+    missing: Option<PathBuf>,
+}
+
+impl Supplementary {
+    /// Loads the file to which `file` refers.
+    ///
+    /// # Errors
+    /// The supplementary file is damaged, or exceeds a limit.
+    pub(super) fn load<'d, R: ReadRef<'d>>(
+        file: &object::File<'d, R>,
+        companions: &Companions,
+    ) -> io::Result<Self> {
+        let Some((path, id)) = link(file) else {
+            return Ok(Self::default());
+        };
+        let Some(found) = companions.supplementary(&path, &id) else {
+            return Ok(Self {
+                sections: None,
+                missing: Some(path),
+            });
+        };
+        let cache = LimitedFile::new(&found, READ_LIMIT);
+        let found = object::File::parse(&cache).map_err(io::Error::other)?;
+        let endian = sections::endian(&found);
+        let sections = DwarfSections::load(|id| -> io::Result<Vec<u8>> {
+            Ok(sections::load(&found, id)?.into_owned())
+        })?;
+        let dwarf = sections.borrow(|section| EndianSlice::new(section, endian));
+        units::charge_abbreviations(&dwarf, &mut AbbreviationBudget::new())?;
+        Ok(Self {
+            sections: Some(sections),
+            missing: None,
+        })
+    }
+
+    /// Note on inlined functions without a name. `None` if there are none.
+    pub(super) fn nameless_note(&self, nameless: usize) -> Option<String> {
+        let cause = match &self.missing {
+            Some(path) => format!(
+                "their names are in {}, which is not here (Debian and Fedora have it in the debug package)",
+                path.display()
+            ),
+            None => "its debug information has no name of them".to_owned(),
+        };
+        (nameless > 0).then(|| format!("{nameless} inlined functions are left out: {cause}"))
+    }
+}

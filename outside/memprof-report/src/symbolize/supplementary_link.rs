@@ -1,0 +1,70 @@
+//! The link from debug information to its supplementary file, `.gnu_debugaltlink` or `.debug_sup` (DWARF 5, 7.3.6).
+
+use std::fs::File;
+use std::path::PathBuf;
+
+use addr2line::gimli::{self, EndianSlice, Reader as _, RunTimeEndian};
+use object::{Object as _, ObjectSection as _, ReadRef};
+
+use super::limited_file::LimitedFile;
+use super::regular_file::{READ_LIMIT, build_id};
+use super::sections;
+
+/// Path and id, in hex, of the supplementary file. `None` if there is none, or the link is malformed.
+pub(super) fn link<'d, R: ReadRef<'d>>(file: &object::File<'d, R>) -> Option<(PathBuf, String)> {
+    let old = file.gnu_debugaltlink().ok().flatten();
+    let new = || {
+        let section = SupplementarySection::read(file)?;
+        (!section.is_supplementary).then_some((section.path, section.checksum))
+    };
+    let (path, id) = old.or_else(new)?;
+    let path = str::from_utf8(path).ok().filter(|path| !path.is_empty())?;
+    Some((path.into(), hex(id)))
+}
+
+/// Returns whether a file is the supplementary one with that id: its build id or, without one, its checksum.
+pub(super) fn has_id(file: &File, id: &str) -> bool {
+    match build_id(file) {
+        Ok(Some(found)) => found == id,
+        Ok(None) => {
+            let cache = LimitedFile::new(file, READ_LIMIT);
+            let elf = object::File::parse(&cache).ok();
+            let section = elf.as_ref().and_then(SupplementarySection::read);
+            section.is_some_and(|section| section.is_supplementary && hex(section.checksum) == id)
+        }
+        Err(_) => false,
+    }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Section `.debug_sup` (DWARF 5, 7.3.6).
+struct SupplementarySection<'d> {
+    /// False in the file that refers to the supplementary one.
+    is_supplementary: bool,
+    path: &'d [u8],
+    checksum: &'d [u8],
+}
+
+impl<'d> SupplementarySection<'d> {
+    /// Reads the section. `None` if a file has none, or it is malformed.
+    fn read<R: ReadRef<'d>>(file: &object::File<'d, R>) -> Option<Self> {
+        let section = file.section_by_name(".debug_sup")?;
+        Self::parse(section.data().ok()?, sections::endian(file)).ok()
+    }
+
+    fn parse(bytes: &'d [u8], endian: RunTimeEndian) -> gimli::Result<Self> {
+        let mut rest = EndianSlice::new(bytes, endian);
+        let (_version, is_supplementary) = (rest.read_u16()?, rest.read_u8()? != 0);
+        let path = rest.read_null_terminated_slice()?.slice();
+        let length = usize::try_from(rest.read_uleb128()?).unwrap_or(usize::MAX);
+        let checksum = rest.split(length)?.slice();
+        Ok(Self {
+            is_supplementary,
+            path,
+            checksum,
+        })
+    }
+}
