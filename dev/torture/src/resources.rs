@@ -61,7 +61,7 @@ pub(super) fn run(length: SuiteLength) -> Result<String> {
 }
 
 /// Dumps once; returns whether the dump succeeded. Fails unless the error contains `expected`.
-fn check(client: &mut Client, expected: &str, tally: &mut Tally) -> Result<bool> {
+fn dump_or(expected: &str, client: &mut Client, tally: &mut Tally) -> Result<bool> {
     let reply = match dump(client) {
         Err(error) if is_out_of_memory(&error) => {
             tally.named += 1;
@@ -82,6 +82,14 @@ fn check(client: &mut Client, expected: &str, tally: &mut Tally) -> Result<bool>
     Ok(false)
 }
 
+/// Dumps once, with success.
+fn dump_whole(client: &mut Client, tally: &mut Tally) -> Result<()> {
+    let reply = dump(client)?;
+    ensure!(reply["status"] == "ok", "no dump: {reply}");
+    tally.whole += 1;
+    Ok(())
+}
+
 /// Checks that the host replies on a new connection, and that its dump directory has no bad files.
 fn check_after(host: &mut StressHost, directory: &Path) -> Result<()> {
     host.check_alive()?;
@@ -95,16 +103,16 @@ fn check_after(host: &mut StressHost, directory: &Path) -> Result<()> {
 fn descriptors(_: SuiteLength, tally: &mut Tally) -> Result<()> {
     let mut host = HostSetup::default().start()?;
     let mut client = host.client()?;
-    ensure!(check(&mut client, "", tally)?, "no dump before the limit");
+    dump_whole(&mut client, tally).context("before the limit")?;
     for spare in 0..8 {
         host.set_limit(&format!(
             "--nofile={}:1024",
             host.descriptor_count()? + spare
         ))?;
-        check(&mut client, "(EMFILE)", tally)?;
+        dump_or("(EMFILE)", &mut client, tally)?;
         host.set_limit("--nofile=1024:1024")?;
     }
-    ensure!(check(&mut client, "", tally)?, "no dump after the limit");
+    dump_whole(&mut client, tally).context("after the limit")?;
     let dumps = host.dir().dump_dir();
     check_after(&mut host, &dumps)
 }
@@ -114,10 +122,10 @@ fn file_size(_: SuiteLength, tally: &mut Tally) -> Result<()> {
     let mut client = host.client()?;
     for limit in [0, 1, 4096, 16 << 10] {
         host.set_limit(&format!("--fsize={limit}:unlimited"))?;
-        check(&mut client, "(EFBIG)", tally)?;
+        dump_or("(EFBIG)", &mut client, tally)?;
     }
     host.set_limit("--fsize=unlimited:unlimited")?;
-    ensure!(check(&mut client, "", tally)?, "no dump after the limit");
+    dump_whole(&mut client, tally).context("after the limit")?;
     let dumps = host.dir().dump_dir();
     check_after(&mut host, &dumps)
 }
@@ -126,16 +134,16 @@ fn address_space(_: SuiteLength, tally: &mut Tally) -> Result<()> {
     let mut host = HostSetup::default().start()?;
     let mut client = host.client()?;
     // A new thread needs memory; this dump starts the threads before the limit.
-    ensure!(check(&mut client, "", tally)?, "no dump before the limit");
+    dump_whole(&mut client, tally).context("before the limit")?;
     for spare_kib in [0, 64, 256, 1024, 16 << 10] {
         let limit = (host.status_field("VmSize:")? + spare_kib) << 10;
         host.set_limit(&format!("--as={limit}:unlimited"))?;
-        check(&mut client, "(E", tally).with_context(|| host.log())?;
+        dump_or("(E", &mut client, tally).with_context(|| host.log())?;
         host.check_alive()
             .with_context(|| format!("{spare_kib} KiB spare"))?;
     }
     host.set_limit("--as=unlimited:unlimited")?;
-    ensure!(check(&mut client, "", tally)?, "no dump after the limit");
+    dump_whole(&mut client, tally).context("after the limit")?;
     let dumps = host.dir().dump_dir();
     check_after(&mut host, &dumps)
 }
@@ -146,7 +154,7 @@ fn alarms(length: SuiteLength, tally: &mut Tally) -> Result<()> {
     let mut client = host.client()?;
     let start = Instant::now();
     while start.elapsed() < time {
-        ensure!(check(&mut client, "", tally)?, "an interrupted dump failed");
+        dump_whole(&mut client, tally)?;
     }
     let alarms = host.counters()?.alarms;
     ensure!(
@@ -160,7 +168,7 @@ fn alarms(length: SuiteLength, tally: &mut Tally) -> Result<()> {
 fn main_thread_gone(_: SuiteLength, tally: &mut Tally) -> Result<()> {
     let mut host = HostSetup::with_options("allocate=2 main=ends").start()?;
     let mut client = host.client()?;
-    ensure!(check(&mut client, "", tally)?, "no dump");
+    dump_whole(&mut client, tally)?;
     let ledger = send_message(&mut client, "ledger", "")?;
     ensure!(ledger["status"] == "ok", "{ledger}");
     let dumps = host.dir().dump_dir();
@@ -177,7 +185,7 @@ fn pid_namespace(_: SuiteLength, tally: &mut Tally) -> Result<()> {
         ..HostSetup::default()
     }
     .start()?;
-    ensure!(check(&mut host.client()?, "", tally)?, "no dump");
+    dump_whole(&mut host.client()?, tally)?;
     let dumps = host.dir().dump_dir();
     check_after(&mut host, &dumps)
 }
@@ -195,14 +203,14 @@ fn chroot_without_proc(_: SuiteLength, tally: &mut Tally) -> Result<()> {
     let inside = host.dir().dump_dir_in_root();
     let reason = "neither /dev/shm nor the dump directory is on a memory file system";
     ensure!(
-        !check(&mut host.client()?, reason, tally)?,
+        !dump_or(reason, &mut host.client()?, tally)?,
         "a dump by disk"
     );
     check_after(&mut host, &inside)?;
 
     let mut host = start(HostDir::new_in_memory()?)?;
     let inside = host.dir().dump_dir_in_root();
-    ensure!(check(&mut host.client()?, "", tally)?, "no dump");
+    dump_whole(&mut host.client()?, tally)?;
     ensure!(
         scan_dump_dir(&inside)?.complete == 1,
         "no dump in the new root"
@@ -218,12 +226,12 @@ fn uid_drop(_: SuiteLength, tally: &mut Tally) -> Result<()> {
         HostSetup::with_options(&format!("allocate=2 uid={UNPRIVILEGED_UID}")).start_in(dir)?;
     let mut client = host.client()?;
     ensure!(
-        !check(&mut client, "", tally)?,
+        !dump_or("(EACCES)", &mut client, tally)?,
         "a dump into the directory of another user"
     );
     let dumps = host.dir().dump_dir();
     give_to_unprivileged(&dumps)?;
-    ensure!(check(&mut client, "", tally)?, "no dump");
+    dump_whole(&mut client, tally)?;
     check_after(&mut host, &dumps)
 }
 
@@ -235,12 +243,9 @@ fn threads(_: SuiteLength, tally: &mut Tally) -> Result<()> {
     let mut host =
         HostSetup::with_options(&format!("allocate=2 uid={UNPRIVILEGED_UID}")).start_in(dir)?;
     let mut client = host.client()?;
-    ensure!(check(&mut client, "", tally)?, "no dump before the limit");
+    dump_whole(&mut client, tally).context("before the limit")?;
     host.set_limit("--nproc=0:1000")?;
-    ensure!(
-        check(&mut client, "", tally)?,
-        "no dump on an open connection"
-    );
+    dump_whole(&mut client, tally).context("on an open connection")?;
     // A connection without a thread gets a reply.
     let refused =
         send_message(&mut host.client()?, "status", "").expect_err("a thread beyond the limit");

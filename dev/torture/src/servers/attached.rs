@@ -192,7 +192,7 @@ impl Tools {
         };
         let reply: Value = serde_json::from_str(&reply)?;
         let milliseconds = reply["stopped_ms"].as_f64().context("stopped_ms")?;
-        ensure!(reply["thread"].is_u64(), "it was attached to: {reply}");
+        ensure!(reply["thread"].is_u64(), "attach loaded no plugin: {reply}");
         Ok(StopTime { milliseconds, busy })
     }
 
