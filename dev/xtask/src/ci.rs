@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
+use std::fs::{self, File};
 use std::panic::resume_unwind;
 use std::process::Command;
 use std::thread;
@@ -18,9 +19,16 @@ use crate::{cargo_tool, demo, features, fuzz, lint};
 /// Builds everything and runs every test, which leave the source tree as it was.
 pub(crate) fn test() -> Result<()> {
     packages::require(packages::TEST)?;
-    let before = changed_files()?;
     dist::build_all(Profile::Dev)?;
-    run(&mut cargo(&["test", "--workspace", "--quiet"]))?;
+    run_tests()
+}
+
+fn run_tests() -> Result<()> {
+    let before = changed_files()?;
+    let mut tests = cargo(&["test", "--workspace", "--quiet"]);
+    // Most wait for another process.
+    let threads = 2 * thread::available_parallelism()?.get();
+    run(tests.env("RUST_TEST_THREADS", threads.to_string()))?;
     let left: Vec<_> = changed_files()?.difference(&before).cloned().collect();
     ensure!(
         left.is_empty(),
@@ -42,8 +50,8 @@ fn changed_files() -> Result<BTreeSet<String>> {
     Ok(output(&mut status)?.lines().map(str::to_owned).collect())
 }
 
-/// Everything that must hold before a change lands: what takes seconds first, and Debian's packages, which are waited
-/// for, beside what needs the processor.
+/// Everything that must hold before a change lands: what takes seconds first; and what waits, for Debian's packages or
+/// for the hosts of torture, beside what needs the processor.
 pub(crate) fn run_ci() -> Result<()> {
     let mut steps = Steps::default();
     steps.take("fmt", || run(&mut cargo(&["fmt", "--all", "--check"])))?;
@@ -57,13 +65,36 @@ pub(crate) fn run_ci() -> Result<()> {
             packages.join().unwrap_or_else(|panic| resume_unwind(panic))
         })
     })?;
-    steps.take("test", test)?;
-    steps.take("demo", demo::show)?;
-    steps.take("truth", || crate::truth(&["--short"]))?;
-    steps.take("fuzz", fuzz::replay)?;
-    steps.take("torture", || crate::torture(&["--short"]))?;
+    steps.take("build", build_tests)?;
+    thread::scope(|scope| {
+        let torture = scope.spawn(torture);
+        steps.take("test", run_tests)?;
+        steps.take("demo", demo::show)?;
+        steps.take("truth", || crate::truth(&["--short"]))?;
+        steps.take("fuzz", fuzz::replay)?;
+        steps.take("torture", || {
+            torture.join().unwrap_or_else(|panic| resume_unwind(panic))
+        })
+    })?;
     println!("{steps}");
     Ok(())
+}
+
+/// What the tests and torture run.
+fn build_tests() -> Result<()> {
+    dist::build_all(Profile::Dev)?;
+    dist::build_programs(["torture", "truth"])?;
+    run(&mut cargo(&["test", "--workspace", "--quiet", "--no-run"]))
+}
+
+/// Runs the suites, and prints what they wrote once they have ended, apart from what runs beside them.
+fn torture() -> Result<()> {
+    let path = root().join("target/torture.log");
+    let log = File::create(&path).with_context(|| path.display().to_string())?;
+    let mut suites = crate::torture_command(&["--short"]);
+    let result = run(suites.stdout(log.try_clone()?).stderr(log));
+    print!("{}", fs::read_to_string(&path)?);
+    result
 }
 
 fn clippy() -> Result<()> {

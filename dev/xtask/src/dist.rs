@@ -227,15 +227,26 @@ pub fn compile(compiler: &str, source: &str, place: &str, options: &[&str]) -> R
         .arg(root().join(source))
         .args(options);
     run(&mut command)?;
-    fs::rename(&fresh, &target).with_context(|| target.display().to_string())
+    replace(&target, &fresh)
 }
 
-/// Puts a file in its place by rename: a host that has the old one mapped keeps it.
+/// Copies a file to its place.
 pub fn install(from: &Path, to: &Path) -> Result<()> {
     prepare(to)?;
     let fresh = fresh_name(to);
     fs::copy(from, &fresh).with_context(|| format!("failed to copy {}", from.display()))?;
-    fs::rename(&fresh, to).with_context(|| to.display().to_string())
+    replace(to, &fresh)
+}
+
+/// Puts a fresh file in the place of `target` by rename: a host that has the old one mapped keeps it. An equal one stays
+/// as it is, so that a host that tests use meanwhile does not map a deleted file.
+fn replace(target: &Path, fresh: &Path) -> Result<()> {
+    let same = fs::read(target).is_ok_and(|old| fs::read(fresh).is_ok_and(|new| old == new));
+    let done = match same {
+        true => fs::remove_file(fresh),
+        false => fs::rename(fresh, target),
+    };
+    done.with_context(|| target.display().to_string())
 }
 
 fn fresh_name(target: &Path) -> PathBuf {

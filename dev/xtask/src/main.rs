@@ -39,14 +39,19 @@ usage: cargo xtask COMMAND
   fuzz                each fuzz target over its seeds
   pictures            draw the pictures of README anew, from a run of Redis
   deny                licences and sources of the crates that are built in, by cargo-deny: before a release
-  ci                  format, lint, clippy, features, docs, test, demo, fuzz, torture --short: what CI
-                      runs, and how long each took";
+  ci                  format, lint, clippy, features, docs, build, test, demo, bench truth --short, fuzz
+                      and torture --short: what CI runs, and how long each took";
 
 /// A crate of its own, so that the other commands need not wait until it is built.
 fn torture(args: &[&str]) -> anyhow::Result<()> {
     dist::build_programs(["torture"])?;
-    let torture = dist::built_dir(Profile::Dev).join("torture");
-    run(Command::new(torture).args(args).current_dir(root()))
+    run(&mut torture_command(args))
+}
+
+fn torture_command(args: &[&str]) -> Command {
+    let mut torture = Command::new(dist::built_dir(Profile::Dev).join("torture"));
+    torture.args(args).current_dir(root());
+    torture
 }
 
 /// With the crates that memprof is compared with, if the part `peers` is requested.
