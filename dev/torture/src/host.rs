@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use memprof_host::client::{Client, ClientError};
 use memprof_host::protocol::OUT_OF_MEMORY;
+use memprof_host::protocol::TOO_MANY_CONNECTIONS;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
@@ -340,9 +341,14 @@ pub(super) fn is_out_of_memory(error: &anyhow::Error) -> bool {
     matches!(error.downcast_ref(), Some(ClientError::Refused { code, .. }) if *code == OUT_OF_MEMORY)
 }
 
-/// Whether the host closed the connection, as it does with an idle one when it needs the slot.
+/// Whether other clients took the connection's slot: the host closed it, or refused it because all are in use.
 pub(super) fn is_evicted(error: &anyhow::Error) -> bool {
     use std::io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
-    matches!(error.downcast_ref(), Some(ClientError::Unreachable(cause))
-        if matches!(cause.kind(), BrokenPipe | ConnectionReset | UnexpectedEof))
+    match error.downcast_ref() {
+        Some(ClientError::Unreachable(cause)) => {
+            matches!(cause.kind(), BrokenPipe | ConnectionReset | UnexpectedEof)
+        }
+        Some(ClientError::Refused { code, .. }) => *code == TOO_MANY_CONNECTIONS,
+        _ => false,
+    }
 }

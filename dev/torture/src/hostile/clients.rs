@@ -34,9 +34,9 @@ const ATTACKS: [(Attack, usize); 6] = [
 
 pub(super) fn run(length: SuiteLength) -> Result<String> {
     let time = length.pick(Duration::from_secs(3), Duration::from_secs(15));
-    // CI machines share their cores, so the short limits only detect a host that stops answering.
-    let max_p99 = length.pick(Duration::from_millis(500), Duration::from_millis(50));
-    let min_throughput = length.pick(1000.0, 5000.0);
+    // In CI, tests share the cores, so the short limits only detect a host that stops answering.
+    let max_p99 = length.pick(Duration::from_secs(2), Duration::from_millis(50));
+    let min_throughput = length.pick(100.0, 5000.0);
     let mut host = HostSetup::default().start()?;
     let before = host.descriptor_count()?;
     let throughput = measure_throughput(&host.dir().socket_path(), length.pick(3000, 30_000))?;
