@@ -1,7 +1,6 @@
 //! Routes of `/api/v1`: forwards the plugin's messages, and serves kept dumps in every format.
 
 use axum::Json;
-use axum::body::Bytes;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Path, Query, State};
 use axum::http::header::CONTENT_TYPE;
@@ -12,13 +11,13 @@ use memprof_messages::{DumpList, Effect, MESSAGES, MessageSpec, OpenEnum, Profil
 use schemars::JsonSchema;
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
 
 use crate::gateway::Gateway;
 use crate::host_client::PluginReply;
 use crate::hosts::ListedHost;
 use crate::problem::{Problem, Result};
 use crate::report::ReportQuery;
+use crate::request_arguments::RequestArguments;
 use crate::request_host::{RequestHost, SharedHosts, find_hosts};
 
 /// Messages with a route of another name, or that are not just forwarded.
@@ -48,42 +47,35 @@ pub(crate) fn simple_messages() -> impl Iterator<Item = &'static MessageSpec> {
     messages.filter(|message| !SPECIAL_MESSAGES.contains(&message.name))
 }
 
-/// Route of a message without side effects; its arguments are the query. `stats` is not written to the host's log
-/// unless the query asks for that.
+/// Route of a message without side effects. `stats` is not written to the host's log unless the request asks for that.
 fn read_route(message: &'static str) -> MethodRouter<SharedHosts> {
     get(
-        async move |RequestHost(host): RequestHost,
-                    Query(mut args): Query<Vec<(String, String)>>| {
-            args.iter().try_for_each(|(key, _)| check_key(key))?;
-            if message == "stats" && !args.iter().any(|(key, _)| key == "log") {
+        async move |RequestHost(host): RequestHost, mut arguments: RequestArguments| {
+            if message == "stats" {
                 // A page that polls every few seconds must not fill the host's log.
-                args.push(("log".to_owned(), "off".to_owned()));
+                arguments.set_default("log", "off");
             }
-            send_args(&host, message, &args).await
+            forward(&host, message, &arguments).await
         },
     )
 }
 
-/// Route of a message with side effects; its arguments are the body.
+/// Route of a message with side effects.
 fn write_route(message: &'static str) -> MethodRouter<SharedHosts> {
-    post(async move |RequestHost(host): RequestHost, body: Bytes| {
-        send_body(&host, message, &body).await
-    })
-}
-
-/// Sends a message with the arguments in a JSON body, and forwards the reply.
-async fn send_body(host: &Gateway, message: &'static str, body: &[u8]) -> Result<Response> {
-    send_args(host, message, &parse_arguments(body)?).await
+    post(
+        async move |RequestHost(host): RequestHost, arguments: RequestArguments| {
+            forward(&host, message, &arguments).await
+        },
+    )
 }
 
 /// Sends a message, and forwards the plugin's reply.
-async fn send_args(
+async fn forward(
     host: &Gateway,
     message: &'static str,
-    args: &[(String, String)],
+    arguments: &RequestArguments,
 ) -> Result<Response> {
-    let args: Vec<_> = args.iter().map(|(k, v)| (k.as_str(), v.as_str())).collect();
-    forward_reply(host.send(message, &args).await?)
+    forward_reply(host.send(message, &arguments.pairs()).await?)
 }
 
 /// The part of a forwarded reply that determines its status and content type.
@@ -108,45 +100,12 @@ fn forward_reply(reply: PluginReply) -> Result<Response> {
     Ok(([(CONTENT_TYPE, content_type)], reply.body).into_response())
 }
 
-/// Parses the arguments of a message: a JSON object of strings, numbers and booleans (`on`, `off`), or an empty body.
-/// Fails if the body is malformed, or a key cannot be an argument's.
-fn parse_arguments(body: &[u8]) -> Result<Vec<(String, String)>> {
-    if body.trim_ascii().is_empty() {
-        return Ok(Vec::new());
-    }
-    let object: Map<String, Value> = serde_json::from_slice(body)
-        .map_err(|error| Problem::invalid(format!("the body is not a JSON object: {error}")))?;
-    let parse = |(key, value): (String, Value)| {
-        check_key(&key)?;
-        let value = match value {
-            Value::String(text) => text,
-            Value::Number(number) => number.to_string(),
-            Value::Bool(on) => if on { "on" } else { "off" }.to_owned(),
-            _ => {
-                return Err(Problem::invalid(format!(
-                    "the value of {key:?} is not plain"
-                )));
-            }
-        };
-        Ok((key, value))
-    };
-    object.into_iter().map(parse).collect()
-}
-
-/// Fails unless `key` could be the name of an argument: lower-case ASCII letters and underscores.
-fn check_key(key: &str) -> Result<()> {
-    let is_key = !key.is_empty() && key.bytes().all(|b| b.is_ascii_lowercase() || b == b'_');
-    is_key
-        .then_some(())
-        .ok_or_else(|| Problem::invalid(format!("unknown argument {key:?}")))
-}
-
 /// Takes a dump, or waits for the one that runs. With arguments, it always takes one and never waits for another
 /// request's.
-async fn dump(RequestHost(host): RequestHost, body: Bytes) -> Result<Response> {
+async fn dump(RequestHost(host): RequestHost, arguments: RequestArguments) -> Result<Response> {
     // A dump of another kind or of one allocator is not shared with other requests.
-    if !parse_arguments(&body)?.is_empty() {
-        return send_body(&host, "dump", &body).await;
+    if !arguments.is_empty() {
+        return forward(&host, "dump", &arguments).await;
     }
     Ok(Json(&*host.take_dump().await?).into_response())
 }

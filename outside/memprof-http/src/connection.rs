@@ -48,6 +48,8 @@ where
     };
     let served = http1::Builder::new()
         .max_buf_size(MAX_HEAD_BYTES)
+        // Scripts that pipe a request into nc(1) close their side before they read the reply.
+        .half_close(true)
         .serve_connection(TokioIo::new(watched), service);
     tokio::select! {
         result = served => match result {

@@ -42,6 +42,15 @@ pub(crate) struct OpenDump {
     pub(crate) file: PassedFile,
 }
 
+/// Ids of a host's process.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct HostProcess {
+    /// Id in its own PID namespace, which its dumps have in their names.
+    pub(crate) pid: u32,
+    /// Id in this PID namespace. `None` if it is not visible from here.
+    pub(crate) visible_pid: Option<u32>,
+}
+
 impl Gateway {
     pub(crate) fn new(client: Arc<dyn HostClient>) -> Self {
         Self {
@@ -61,6 +70,17 @@ impl Gateway {
     /// Returns the host's process and name.
     pub(crate) async fn host(&self) -> Result<HostInfo> {
         self.call(CallKind::Quick, |client| client.host()).await
+    }
+
+    /// Returns the ids of the host's process.
+    pub(crate) async fn process(&self) -> Result<HostProcess> {
+        self.call(CallKind::Quick, |client| {
+            Ok(HostProcess {
+                pid: client.host()?.pid,
+                visible_pid: client.visible_pid()?,
+            })
+        })
+        .await
     }
 
     /// Sends a message. Returns the plugin's reply, also if it is an error.

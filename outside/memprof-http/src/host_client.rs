@@ -15,6 +15,13 @@ pub trait HostClient: fmt::Debug + Send + Sync {
     /// The host does not answer.
     fn host(&self) -> Result<HostInfo, HostUnavailable>;
 
+    /// Returns the host's process id in this PID namespace, by which /proc shows its files. `None` if its process is not
+    /// visible from here: in a container, [`HostInfo::pid`] is another number, or even another process's.
+    ///
+    /// # Errors
+    /// The host does not answer.
+    fn visible_pid(&self) -> Result<Option<u32>, HostUnavailable>;
+
     /// Sends a message to `memory_profile`; `args` are `key=value` words. An error of the plugin is a reply.
     ///
     /// # Errors

@@ -43,6 +43,10 @@ impl HostClient for InProcessHost {
         Ok(self.info.clone())
     }
 
+    fn visible_pid(&self) -> Result<Option<u32>, HostUnavailable> {
+        Ok(Some(self.info.pid))
+    }
+
     fn message(&self, name: &str, args: &str) -> Result<PluginReply, HostUnavailable> {
         let reply = self.host.message(PLUGIN, name, args);
         let reply = reply.map_err(|error| HostUnavailable(error.to_string()))?;

@@ -22,6 +22,7 @@ mod file_format;
 mod gateway;
 mod render_cache;
 mod report;
+mod request_arguments;
 mod request_host;
 mod shared_dump;
 

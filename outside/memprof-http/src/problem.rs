@@ -58,6 +58,14 @@ impl Problem {
         Self::new(StatusCode::NOT_FOUND, "not_found", message)
     }
 
+    /// 405 Method Not Allowed, kind `invalid_argument`.
+    pub(crate) fn method_not_allowed() -> Self {
+        let status = StatusCode::METHOD_NOT_ALLOWED;
+        let message = "this path does not take the request's method";
+        Self::new(status, "invalid_argument", message)
+            .remedy("the header Allow names those that it takes; curl -X POST sends a POST")
+    }
+
     /// 500 Internal Server Error, kind `internal`: not caused by the request.
     pub fn internal(message: impl Into<String>) -> Self {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", message)

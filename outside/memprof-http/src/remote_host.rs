@@ -128,6 +128,10 @@ impl HostClient for RemoteHost {
         self.call(Effect::ReadOnly, Client::host)
     }
 
+    fn visible_pid(&self) -> Result<Option<u32>, HostUnavailable> {
+        self.call(Effect::ReadOnly, |client| Ok(client.peer().pid))
+    }
+
     fn message(&self, name: &str, args: &str) -> Result<PluginReply, HostUnavailable> {
         plugin_reply(self.send(name, args)?)
     }

@@ -15,7 +15,7 @@ use tokio::sync::Semaphore;
 
 use crate::chunked_body;
 use crate::file_format::{FileFormat, FormatSource};
-use crate::gateway::{Gateway, OpenDump, blocking, unknown_dump_error};
+use crate::gateway::{Gateway, HostProcess, OpenDump, blocking, unknown_dump_error};
 use crate::problem::{Problem, Result};
 
 /// Parameters of a query for a report.
@@ -226,12 +226,12 @@ pub(crate) async fn export(dump: OpenDump) -> Result<Body> {
 
 /// Renders the flamegraph of an uploaded dump, with the host's binaries. Invalid if the dump cannot be read.
 pub(crate) async fn upload_flamegraph(host: &Gateway, dump: Bytes) -> Result<Response> {
-    let pid = host.host().await?.pid;
+    let process = host.process().await?;
     let dump = LoadedDump {
         origin: DumpOrigin {
             id: "upload".to_owned(),
             taken: String::new(),
-            pid,
+            pid: process.pid,
         },
         bytes: dump,
     };
@@ -243,7 +243,7 @@ pub(crate) async fn upload_flamegraph(host: &Gateway, dump: Bytes) -> Result<Res
         },
         ..Options::default()
     };
-    let result = with_render_permit(move || render(&dump, None, pid, options)).await;
+    let result = with_render_permit(move || render(&dump, None, process, options)).await;
     // The dump is the client's, so an unreadable one is an invalid request.
     let svg = result.map_err(|problem| match problem.kind() {
         "internal" => Problem::invalid(problem.error.message),
@@ -366,24 +366,25 @@ async fn render_when_permitted(
     base: Option<PendingDump>,
     options: Options,
 ) -> Result<Bytes> {
-    let pid = host.host().await?.pid;
+    let process = host.process().await?;
     with_render_permit(move || {
         let base = base.map(PendingDump::read).transpose()?;
-        render(&dump.read()?, base.as_ref(), pid, options)
+        render(&dump.read()?, base.as_ref(), process, options)
     })
     .await
 }
 
-/// Renders a dump, with the binaries of process `pid` if the dump is its own. Blocks.
+/// Renders a dump, with the binaries of the process if the dump is its own. Blocks.
 fn render(
     dump: &LoadedDump,
     base: Option<&LoadedDump>,
-    pid: u32,
+    process: HostProcess,
     mut options: Options,
 ) -> Result<Bytes> {
     options.time_nanos = time_nanos(&dump.origin);
     // A running process's files belong only to its own dumps.
-    let sources = Sources::for_process((dump.origin.pid == pid).then_some(pid));
+    let is_own = dump.origin.pid == process.pid;
+    let sources = Sources::for_process(process.visible_pid.filter(|_| is_own));
     let mut bytes = &dump.bytes[..];
     let input = Input {
         name: &dump.origin.id,

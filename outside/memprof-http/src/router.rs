@@ -69,5 +69,6 @@ fn finish_routes(routes: Router<SharedHosts>, hosts: Hosts) -> Router {
     let shared: SharedHosts = Arc::new(hosts);
     routes
         .fallback(|| async { Problem::not_found("there is no such page") })
+        .method_not_allowed_fallback(|| async { Problem::method_not_allowed() })
         .with_state(shared)
 }

@@ -41,6 +41,7 @@ pub(super) fn routes() -> Router<SharedHosts> {
 enum BrpcError {
     NoSuchMethod,
     NotPermitted,
+    InvalidArgument,
 }
 
 /// Returns an error as brpc formats it, followed by the reason.
@@ -48,6 +49,7 @@ fn brpc_error(code: BrpcError, text: &str, reason: Option<&Problem>) -> Response
     let (status, number) = match code {
         BrpcError::NoSuchMethod => (StatusCode::NOT_FOUND, 1002),
         BrpcError::NotPermitted => (StatusCode::FORBIDDEN, 1),
+        BrpcError::InvalidArgument => (StatusCode::BAD_REQUEST, 22),
     };
     let reason = reason.map(|problem| format!("\n{}\n", problem.reason()));
     let body = format!("[E{number}]{text}{}", reason.unwrap_or_default());

@@ -3,17 +3,18 @@
 use std::time::Duration;
 
 use axum::Router;
-use axum::extract::Query;
-use axum::http::header::CONTENT_TYPE;
+use axum::extract::RawQuery;
+use axum::http::header::{CONTENT_TYPE, LOCATION};
+use axum::http::{HeaderName, StatusCode};
 use axum::response::{Html, IntoResponse, Response};
 use axum::routing::get;
-use serde::Deserialize;
 use tokio::time::sleep;
 
 use crate::compat::symbol;
 use crate::gateway::Gateway;
-use crate::problem::{Problem, Result};
+use crate::problem::Problem;
 use crate::report::{PendingDump, ReportQuery, new_dump_as_tcmalloc};
+use crate::request_arguments::parse_form;
 use crate::request_host::{RequestHost, SharedHosts};
 
 /// Longest profile in seconds: proxies close requests that are open longer.
@@ -21,6 +22,7 @@ const MAX_SECONDS: u64 = 600;
 
 pub(super) fn routes() -> Router<SharedHosts> {
     Router::new()
+        .route("/debug/pprof", get(redirect_to_index))
         .route("/debug/pprof/", get(async |_: RequestHost| Html(INDEX)))
         .route("/debug/pprof/heap", get(heap))
         .route("/debug/pprof/allocs", get(allocs))
@@ -28,61 +30,146 @@ pub(super) fn routes() -> Router<SharedHosts> {
         .route("/debug/pprof/cmdline", get(symbol::command_line))
 }
 
+/// Redirects as Go's `ServeMux` does, relative to the path of the host.
+async fn redirect_to_index() -> impl IntoResponse {
+    (StatusCode::MOVED_PERMANENTLY, [(LOCATION, "pprof/")])
+}
+
+/// Error as `net/http/pprof` sends it: `go tool pprof` prints the text only with this header.
+struct GoError(Problem);
+
+impl From<Problem> for GoError {
+    fn from(problem: Problem) -> Self {
+        Self(problem)
+    }
+}
+
+impl IntoResponse for GoError {
+    fn into_response(self) -> Response {
+        let is_go_pprof = (HeaderName::from_static("x-go-pprof"), "1");
+        let text = format!("{}\n", self.0.reason());
+        (self.0.status, [TEXT, is_go_pprof], text).into_response()
+    }
+}
+
+type Result<T, E = GoError> = std::result::Result<T, E>;
+
+const TEXT: (HeaderName, &str) = (CONTENT_TYPE, "text/plain; charset=utf-8");
+
 const INDEX: &str = "<!doctype html>\n<html lang=\"en\">\n<title>/debug/pprof/</title>\n\
     <h1>/debug/pprof/</h1>\n<ul>\n\
     <li><a href=\"heap?debug=1\">heap</a>: what is alive\n\
     <li><a href=\"allocs?debug=1\">allocs</a>: what was allocated since profiling began\n\
     <li><a href=\"cmdline\">cmdline</a>\n</ul>\n</html>\n";
 
-#[derive(Deserialize)]
-struct Parameters {
-    debug: Option<u32>,
-    seconds: Option<u64>,
+/// Requested kind of profile.
+#[derive(Debug, PartialEq, Eq)]
+enum Wanted {
+    Now,
+    /// The change over that many seconds, which also delay the reply.
+    Delta(u64),
+    Text,
+}
+
+impl Wanted {
+    /// Parses a query as `net/http/pprof` does: the first value of a name counts, other names are ignored, and a `debug`
+    /// that is no number is 0.
+    fn parse(query: &str) -> Result<Self, Problem> {
+        let query = parse_form(query.as_bytes());
+        let value = |name: &str| {
+            let first = query.iter().find(|(known, _)| known == name);
+            first.map(|(_, value)| value.as_str()).unwrap_or_default()
+        };
+        let is_text = value("debug").parse::<i64>().is_ok_and(|debug| debug != 0);
+        match (value("seconds"), is_text) {
+            ("", true) => Ok(Self::Text),
+            ("", false) => Ok(Self::Now),
+            (seconds, is_text) => match seconds.parse() {
+                Ok(1..) if is_text => Err(Problem::invalid(
+                    "seconds and debug params are incompatible",
+                )
+                .remedy("leave one of them out")),
+                Ok(seconds @ 1..=MAX_SECONDS) => Ok(Self::Delta(seconds)),
+                Ok(1..) => Err(Problem::invalid(format!(
+                    "seconds is at most {MAX_SECONDS}"
+                ))),
+                _ => Err(Problem::invalid(
+                    "invalid value for \"seconds\" - must be a positive integer",
+                )),
+            },
+        }
+    }
 }
 
 /// Serves a heap profile, with bytes in use as the default type.
-async fn heap(
-    RequestHost(host): RequestHost,
-    Query(parameters): Query<Parameters>,
-) -> Result<Response> {
-    profile(&host, &parameters, "inuse_space").await
+async fn heap(RequestHost(host): RequestHost, RawQuery(query): RawQuery) -> Result<Response> {
+    let wanted = Wanted::parse(&query.unwrap_or_default())?;
+    Ok(profile(&host, &wanted, "inuse_space").await?)
 }
 
 /// Serves a heap profile with the allocated bytes as the default type or, if they were not counted (`prof_accum`), with
 /// the bytes in use.
-async fn allocs(
-    RequestHost(host): RequestHost,
-    Query(parameters): Query<Parameters>,
-) -> Result<Response> {
-    match profile(&host, &parameters, "alloc_space").await {
+async fn allocs(RequestHost(host): RequestHost, RawQuery(query): RawQuery) -> Result<Response> {
+    let wanted = Wanted::parse(&query.unwrap_or_default())?;
+    match profile(&host, &wanted, "alloc_space").await {
         Err(problem) if problem.is_client_error() => {
-            profile(&host, &parameters, "inuse_space").await
+            Ok(profile(&host, &wanted, "inuse_space").await?)
         }
-        profile => profile,
+        profile => Ok(profile?),
     }
 }
 
-/// Serves a new profile as pprof, as the difference over `seconds`, or as text with `debug`. `seconds` wins over
-/// `debug`; it also delays the reply.
-async fn profile(host: &Gateway, parameters: &Parameters, sample_type: &str) -> Result<Response> {
+/// Serves a new profile as pprof or as text.
+async fn profile(host: &Gateway, wanted: &Wanted, sample_type: &str) -> Result<Response, Problem> {
     let view = ReportQuery {
         sample_type: Some(sample_type.to_owned()),
         ..ReportQuery::default()
     };
-    match (parameters.seconds, parameters.debug) {
-        (Some(seconds @ 1..=MAX_SECONDS), _) => {
+    match wanted {
+        Wanted::Now => view.render_in_memory_pprof(host, None).await,
+        Wanted::Delta(seconds) => {
             let before = PendingDump::take_in_memory(host).await?;
-            sleep(Duration::from_secs(seconds)).await;
+            sleep(Duration::from_secs(*seconds)).await;
             view.render_in_memory_pprof(host, Some(before)).await
         }
-        (Some(1..), _) => {
-            let message = format!("seconds is at most {MAX_SECONDS}");
-            Err(Problem::invalid(message))
-        }
-        (_, Some(1..)) => {
+        Wanted::Text => {
             let text = new_dump_as_tcmalloc(host).await?;
-            Ok(([(CONTENT_TYPE, "text/plain; charset=utf-8")], text).into_response())
+            Ok(([TEXT], text).into_response())
         }
-        _ => view.render_in_memory_pprof(host, None).await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn query_is_parsed_as_by_go() {
+        let check = |query: &str, expected: Result<Wanted, &str>| {
+            let parsed = Wanted::parse(query).map_err(|problem| problem.error.message);
+            let parsed = parsed.as_ref().map_err(String::as_str);
+            assert_eq!(parsed, expected.as_ref().map_err(|text| *text), "{query}");
+        };
+        let no_number = "invalid value for \"seconds\" - must be a positive integer";
+        check("", Ok(Wanted::Now));
+        check("debug=1", Ok(Wanted::Text));
+        check("debug=2&debug=0", Ok(Wanted::Text));
+        check("debug=%31", Ok(Wanted::Text));
+        check("debug=0&debug=1", Ok(Wanted::Now));
+        check("debug=", Ok(Wanted::Now));
+        check("debug=true", Ok(Wanted::Now));
+        check("gc=1&x", Ok(Wanted::Now));
+        check("seconds=", Ok(Wanted::Now));
+        check("seconds=5", Ok(Wanted::Delta(5)));
+        check("seconds=5&debug=true", Ok(Wanted::Delta(5)));
+        check(
+            "seconds=5&debug=1",
+            Err("seconds and debug params are incompatible"),
+        );
+        check("seconds=0", Err(no_number));
+        check("seconds=-5", Err(no_number));
+        check("seconds=5s", Err(no_number));
+        check("seconds=0.5", Err(no_number));
+        check("seconds=601", Err("seconds is at most 600"));
     }
 }

@@ -13,6 +13,7 @@ use serde_json::json;
 
 use crate::problem::Problem;
 use crate::report::{ReportQuery, upload_flamegraph};
+use crate::request_arguments::parse_form;
 use crate::request_host::{RequestHost, SharedHosts};
 
 /// Most bytes of an uploaded dump.
@@ -108,11 +109,13 @@ fn active_reply(active: bool) -> Response {
     ([(CONTENT_TYPE, "application/json")], body).into_response()
 }
 
-/// Turns dumps at new high-water marks on or off; the body is the form `activate=true` or `activate=false`.
+/// Turns dumps at new high-water marks on or off; the body is a form with `activate=true` or `activate=false`.
 async fn set_gdump(RequestHost(host): RequestHost, form: Bytes) -> Result<&'static str> {
-    let (state, done) = match form.trim_ascii() {
-        b"activate=true" => ("on", "gdump activated"),
-        b"activate=false" => ("off", "gdump deactivated"),
+    let form = parse_form(form.trim_ascii());
+    let activate = form.iter().find(|(name, _)| name == "activate");
+    let (state, done) = match activate.map(|(_, value)| value.as_str()) {
+        Some("true") => ("on", "gdump activated"),
+        Some("false") => ("off", "gdump deactivated"),
         _ => {
             let problem = Problem::invalid("the body is not a form with activate")
                 .remedy("valid: activate=true, activate=false");

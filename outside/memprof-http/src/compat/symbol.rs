@@ -2,9 +2,10 @@
 
 use std::collections::HashMap;
 use std::fmt::Write;
+use std::io::{self, BufRead, BufReader, Read};
 
 use axum::body::Bytes;
-use axum::extract::DefaultBodyLimit;
+use axum::extract::{DefaultBodyLimit, RawQuery};
 use axum::routing::{MethodRouter, get};
 use memprof_report::{Input, Options, Sources};
 
@@ -17,25 +18,30 @@ use crate::request_host::{RequestHost, SharedHosts};
 const MAX_BODY_BYTES: usize = 4 << 20;
 const MAPS: &str = "MAPPED_LIBRARIES:\n";
 
-/// Route whose GET reports that there are symbols, and whose POST symbolizes addresses.
+/// Route that symbolizes the addresses of a POST's body or a GET's query, and reports to a GET without any that there
+/// are symbols.
 pub(super) fn route() -> MethodRouter<SharedHosts> {
-    get(async |_: RequestHost| "num_symbols: 1\n")
-        .post(async |RequestHost(host): RequestHost, body: Bytes| {
-            symbolize_list(&host, &body).await
-        })
-        .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
+    get(
+        async |RequestHost(host): RequestHost, RawQuery(query): RawQuery| match query {
+            Some(query) if query.starts_with("0x") => symbolize_list(&host, query.as_bytes()).await,
+            _ => Ok("num_symbols: 1\n".to_owned()),
+        },
+    )
+    .post(async |RequestHost(host): RequestHost, body: Bytes| symbolize_list(&host, &body).await)
+    .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
 }
 
 /// Serves the program and its arguments, separated by NUL: from /proc or, if the process is not visible there, as the
 /// host reports its command.
 pub(super) async fn command_line(RequestHost(host): RequestHost) -> Result<String> {
-    let info = host.host().await?;
-    let own = blocking(move || std::fs::read(format!("/proc/{}/cmdline", info.pid))).await?;
-    match own {
-        Ok(bytes) if !bytes.is_empty() => Ok(without_trailing_nul(&bytes)),
-        // The process is in another PID namespace, or has just ended.
-        _ => Ok(info.command.replace(' ', "\0")),
+    if let Some(pid) = host.process().await?.visible_pid {
+        let own = blocking(move || std::fs::read(format!("/proc/{pid}/cmdline"))).await?;
+        // Empty if the process has just ended.
+        if let Some(bytes) = own.ok().filter(|bytes| !bytes.is_empty()) {
+            return Ok(without_trailing_nul(&bytes));
+        }
     }
+    Ok(host.host().await?.command.replace(' ', "\0"))
 }
 
 /// Removes trailing NULs. The kernel ends each argument with a NUL, Go's server only separates arguments with one.
@@ -48,9 +54,15 @@ fn without_trailing_nul(arguments: &[u8]) -> String {
 /// Replies with a line for each address of `0x1+0x2`: `0x%08x`, a tab, the name.
 async fn symbolize_list(host: &Gateway, body: &[u8]) -> Result<String> {
     let addresses = parse_addresses(body)?;
-    let pid = host.host().await?.pid;
-    let maps = newest_maps(host, pid).await?;
-    let named = with_render_permit(move || symbolize(&addresses, &maps, pid)).await?;
+    let pid = host.process().await?.visible_pid;
+    // The process as it is: a library of the profile may be in no dump that was kept before.
+    let dump = host.open_in_memory().await?.file;
+    let named = with_render_permit(move || {
+        let maps = read_maps(dump);
+        let maps = maps.map_err(|error| Problem::internal(format!("the dump: {error}")))?;
+        symbolize(&addresses, &maps, pid)
+    })
+    .await?;
     let mut lines = String::new();
     for (address, name) in named {
         writeln!(lines, "{address:#010x}\t{name}").map_err(|e| Problem::internal(e.to_string()))?;
@@ -72,34 +84,24 @@ fn parse_addresses(body: &[u8]) -> Result<Vec<u64>> {
     text.trim().split('+').map(address).collect()
 }
 
-/// Returns the mappings of the process as text from its newest kept dump, which is the one with the addresses. Empty if
-/// it has no dump.
-async fn newest_maps(host: &Gateway, pid: u32) -> Result<Bytes> {
-    let kept = host.kept().await?;
-    let newest = kept.into_iter().find(|dump| dump.pid == pid);
-    let Some(newest) = newest else {
-        return Ok(Bytes::new());
-    };
-    let read_maps = || async {
-        let dump = host.open(&newest.id).await?;
-        blocking(move || {
-            let dump = dump.read()?;
-            let text = String::from_utf8_lossy(&dump);
-            let maps = text
-                .find(MAPS)
-                .map_or("", |index| &text[index + MAPS.len()..]);
-            Ok(Bytes::copy_from_slice(maps.as_bytes()))
-        })
-        .await?
-    };
-    host.renders
-        .get_or_render(&format!("maps of {}", newest.id), read_maps)
-        .await
+/// Reads what a dump says of the process: its mappings, and comments with their build ids. Empty if it says nothing.
+fn read_maps(dump: impl Read) -> io::Result<Vec<u8>> {
+    let mut lines = BufReader::new(dump);
+    let mut line = Vec::new();
+    while line != MAPS.as_bytes() {
+        line.clear();
+        if lines.read_until(b'\n', &mut line)? == 0 {
+            break;
+        }
+    }
+    let mut maps = Vec::new();
+    lines.read_to_end(&mut maps)?;
+    Ok(maps)
 }
 
 /// Returns each address with its name, in their order, by symbolizing a profile with these addresses. Inlined functions
 /// are joined by `--`; an address without a symbol is its own name.
-fn symbolize(addresses: &[u64], maps: &[u8], pid: u32) -> Result<Vec<(u64, String)>> {
+fn symbolize(addresses: &[u64], maps: &[u8], pid: Option<u32>) -> Result<Vec<(u64, String)>> {
     let mut text = String::from("heap profile: 0: 0 [0: 0] @ heapprofile\n").into_bytes();
     for address in addresses {
         // A stack has return addresses; these are addresses of calls.
@@ -112,7 +114,7 @@ fn symbolize(addresses: &[u64], maps: &[u8], pid: u32) -> Result<Vec<(u64, Strin
         name: "addresses",
         bytes: &mut text.as_slice(),
     };
-    let sources = Sources::for_process(Some(pid));
+    let sources = Sources::for_process(pid);
     let named = memprof_report::read(input, Some(&sources), &Options::default(), &|_, _| {})?;
     let mut names = HashMap::new();
     for sample in &named.profile.samples {
@@ -144,6 +146,21 @@ mod tests {
         check(b"server\0", "server");
         check(b"server\0-p\x00", "server\0-p");
         check(b"renamed by itself", "renamed by itself");
+    }
+
+    #[test]
+    fn maps_are_read_from_a_dump() {
+        let check = |dump: &str, expected: &str| {
+            let maps = read_maps(dump.as_bytes()).unwrap();
+            assert_eq!(String::from_utf8_lossy(&maps), expected, "{dump}");
+        };
+        check("", "");
+        check("heap_v2/1\n@ 0x1\n  t*: 1: 8 [0: 0]\n", "");
+        check(
+            "heap_v2/1\n\nMAPPED_LIBRARIES:\n1-2 r-xp\n# a: b\n",
+            "1-2 r-xp\n# a: b\n",
+        );
+        check("heap_v2/1\n\nMAPPED_LIBRARIES:\n", "");
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Tests the router over a host with fixed replies.
 
 use std::io::Write;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use axum::body::{Body, to_bytes};
 use axum::http::{HeaderMap, Request, StatusCode};
@@ -35,6 +35,10 @@ impl HostClient for Fake {
         })
     }
 
+    fn visible_pid(&self) -> Result<Option<u32>, HostUnavailable> {
+        Ok(None)
+    }
+
     fn message(&self, _: &str, _: &str) -> Result<PluginReply, HostUnavailable> {
         self.0.clone()
     }
@@ -62,6 +66,15 @@ fn request(
     method: &str,
     path: &str,
 ) -> (StatusCode, HeaderMap, Vec<u8>) {
+    request_with_body(Arc::new(host), method, path, "")
+}
+
+fn request_with_body(
+    host: Arc<dyn HostClient>,
+    method: &str,
+    path: &str,
+    body: &'static str,
+) -> (StatusCode, HeaderMap, Vec<u8>) {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_time()
         .build()
@@ -69,11 +82,11 @@ fn request(
     runtime.block_on(async {
         let mut settings = RouterSettings::default();
         settings.access.admits = AccessRule::Everyone;
-        let router = router(Hosts::with_single(Arc::new(host)), settings);
+        let router = router(Hosts::with_single(host), settings);
         let request = Request::builder().method(method).uri(path);
         let request = request
             .header("host", "localhost")
-            .body(Body::empty())
+            .body(Body::from(body))
             .unwrap();
         let reply = router.oneshot(request).await.unwrap();
         let (head, body) = reply.into_parts();
@@ -175,6 +188,121 @@ fn compat_endpoints_report_errors_in_their_form() {
     );
 }
 
+/// A host that notes each message and its arguments, and replies with an empty object.
+#[derive(Debug, Default)]
+struct Recorder(Mutex<Vec<(String, String)>>);
+
+impl HostClient for Recorder {
+    fn host(&self) -> Result<HostInfo, HostUnavailable> {
+        Err(HostUnavailable("not requested".to_owned()))
+    }
+
+    fn visible_pid(&self) -> Result<Option<u32>, HostUnavailable> {
+        Ok(None)
+    }
+
+    fn message(&self, name: &str, args: &str) -> Result<PluginReply, HostUnavailable> {
+        let mut messages = self.0.lock().unwrap();
+        messages.push((name.to_owned(), args.to_owned()));
+        Ok(PluginReply {
+            status: 0,
+            body: b"{}".to_vec(),
+        })
+    }
+
+    fn dump(&self, _: &str, _: &str) -> Result<DumpResponse, HostUnavailable> {
+        Err(HostUnavailable("not requested".to_owned()))
+    }
+}
+
+#[test]
+fn arguments_reach_the_host_from_query_and_body() {
+    let check = |method: &str, path: &str, body: &'static str, message: &str, args: &str| {
+        let host = Arc::new(Recorder::default());
+        let client = Arc::clone(&host);
+        let (status, _, reply) = request_with_body(client, method, path, body);
+        let reply = String::from_utf8_lossy(&reply);
+        assert_eq!(status, 200, "{path} {body}: {reply}");
+        let sent = host.0.lock().unwrap();
+        assert_eq!(
+            *sent,
+            [(message.to_owned(), args.to_owned())],
+            "{path} {body}"
+        );
+    };
+    let activate = "/api/v1/activate";
+    check("POST", activate, "", "activate", "");
+    check("POST", activate, "{\"for\":\"10m\"}", "activate", "for=10m");
+    check("POST", activate, "for=10m", "activate", "for=10m");
+    let with_query = "/api/v1/activate?for=10m";
+    check("POST", with_query, "", "activate", "for=10m");
+    check(
+        "POST",
+        with_query,
+        "owner=%6de",
+        "activate",
+        "for=10m owner=me",
+    );
+    check("POST", "/api/v1/dump?keep=off", "", "dump", "keep=off");
+    check("GET", "/api/v1/stats", "", "stats", "log=off");
+    check("GET", "/api/v1/stats?log=on", "", "stats", "log=on");
+    let gdump = "/debug/prof/mem/gdump";
+    check("POST", gdump, "activate=%74rue&x=1", "gdump", "state=on");
+    check("POST", gdump, "x=1&activate=false", "gdump", "state=off");
+}
+
+#[test]
+fn refused_requests_reach_no_host_and_have_a_reason() {
+    let check = |method: &str, path: &str, body: &'static str, expected: u16, reason: &str| {
+        let host = Arc::new(Recorder::default());
+        let client = Arc::clone(&host);
+        let (status, headers, reply) = request_with_body(client, method, path, body);
+        let reply = String::from_utf8_lossy(&reply).into_owned();
+        assert_eq!(status, expected, "{path} {body}: {reply}");
+        assert!(reply.contains(reason), "{path} {body}: {reply}");
+        assert_eq!(*host.0.lock().unwrap(), [], "{path} {body}");
+        (headers, reply)
+    };
+    let activate = "/api/v1/activate?for=10m";
+    check("POST", activate, "for=1m", 400, "is there twice");
+    check("POST", activate, "{", 400, "not a JSON object");
+    check(
+        "POST",
+        "/api/v1/activate?FOR=1m",
+        "",
+        400,
+        "unknown argument",
+    );
+    let (headers, _) = check(
+        "PUT",
+        activate,
+        "",
+        405,
+        "does not take the request's method",
+    );
+    assert_eq!(headers["allow"], "POST");
+    check(
+        "POST",
+        "/debug/prof/mem/gdump",
+        "true",
+        400,
+        "activate=true",
+    );
+    check(
+        "GET",
+        "/hotspots/heap?display_type=bogus",
+        "",
+        400,
+        "[E22]Invalid display_type=bogus",
+    );
+    let seconds = "/debug/pprof/heap?seconds=0";
+    let (headers, reply) = check("GET", seconds, "", 400, "must be a positive integer\n");
+    assert_eq!(headers["x-go-pprof"], "1");
+    assert!(!reply.contains('{'), "{reply}");
+    let (headers, _) = check("GET", "/debug/pprof", "", 301, "");
+    assert_eq!(headers["location"], "pprof/");
+}
+
 /// A plugin of version 0.1, which keeps every dump.
 #[derive(Debug)]
 struct PluginV01;
@@ -187,6 +315,10 @@ impl PluginV01 {
 
 impl HostClient for PluginV01 {
     fn host(&self) -> Result<HostInfo, HostUnavailable> {
+        unreachable!("not requested")
+    }
+
+    fn visible_pid(&self) -> Result<Option<u32>, HostUnavailable> {
         unreachable!("not requested")
     }
 

@@ -5,7 +5,7 @@ use axum::http::header::{ACCEPT, HeaderMap};
 use axum::response::{IntoResponse, Redirect, Response};
 use serde::Deserialize;
 
-use super::{GROWTH, growth_off_error, heap_off_error};
+use super::{BrpcError, GROWTH, brpc_error, growth_off_error, heap_off_error};
 use crate::gateway::DumpReply;
 use crate::problem::Result;
 use crate::report::ReportQuery;
@@ -32,10 +32,15 @@ pub(super) async fn heap(
     if is_browser && query.console.is_none() {
         return Ok(Redirect::to(&page_address(&query)).into_response());
     }
-    let format = match query.display_type.as_deref() {
-        Some("dot") => "dot",
-        Some("flame") => "flamegraph",
-        _ => "text",
+    let display = query.display_type.as_deref().unwrap_or("text");
+    let format = match display.to_ascii_lowercase().as_str() {
+        "dot" => "dot",
+        "flame" => "flamegraph",
+        "text" => "text",
+        _ => {
+            let text = format!("Invalid display_type={display}; valid: dot, flame, text\n");
+            return Ok(brpc_error(BrpcError::InvalidArgument, &text, None));
+        }
     };
     let mut view = ReportQuery::with_format(format);
     view.base = query.base;

@@ -1,0 +1,170 @@
+//! Arguments of a request: its query and its body, a JSON object or a form, are one set.
+
+use axum::body::Bytes;
+use axum::extract::{FromRequest, Request};
+use serde_json::{Map, Value};
+
+use crate::problem::{Problem, Result};
+
+/// Arguments of a message, each once.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct RequestArguments(Vec<(String, String)>);
+
+impl<S: Send + Sync> FromRequest<S> for RequestArguments {
+    type Rejection = Problem;
+
+    async fn from_request(request: Request, state: &S) -> Result<Self> {
+        let query = request.uri().query().unwrap_or_default().to_owned();
+        let body = Bytes::from_request(request, state).await;
+        let body = body.map_err(|rejection| {
+            Problem::new(
+                rejection.status(),
+                "invalid_argument",
+                rejection.body_text(),
+            )
+        })?;
+        Self::parse(&query, &body)
+    }
+}
+
+impl RequestArguments {
+    /// Parses a query and a body. The body is a JSON object if it begins with a brace, whatever its content type: curl
+    /// calls each body a form.
+    ///
+    /// # Errors
+    /// The body is malformed, a key cannot be an argument's, or is there twice.
+    pub(crate) fn parse(query: &str, body: &[u8]) -> Result<Self> {
+        let body = body.trim_ascii();
+        let of_body = match body.first() {
+            Some(b'{') => parse_object(body)?,
+            _ => parse_form(body),
+        };
+        let mut arguments = Self::default();
+        for (key, value) in parse_form(query.as_bytes()).into_iter().chain(of_body) {
+            check_key(&key)?;
+            if arguments.has(&key) {
+                let message = format!("the argument {key:?} is there twice");
+                return Err(Problem::invalid(message).remedy("send each argument once"));
+            }
+            arguments.0.push((key, value));
+        }
+        Ok(arguments)
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    pub(crate) fn has(&self, key: &str) -> bool {
+        self.0.iter().any(|(known, _)| known == key)
+    }
+
+    /// Sets an argument that the request leaves out.
+    pub(crate) fn set_default(&mut self, key: &str, value: &str) {
+        if !self.has(key) {
+            self.0.push((key.to_owned(), value.to_owned()));
+        }
+    }
+
+    pub(crate) fn pairs(&self) -> Vec<(&str, &str)> {
+        let pairs = self.0.iter();
+        pairs.map(|(k, v)| (k.as_str(), v.as_str())).collect()
+    }
+}
+
+/// Decodes `key=value&…`. A key without a value has the empty one.
+pub(crate) fn parse_form(text: &[u8]) -> Vec<(String, String)> {
+    form_urlencoded::parse(text).into_owned().collect()
+}
+
+/// Parses an object of strings, numbers and booleans (`on`, `off`).
+fn parse_object(body: &[u8]) -> Result<Vec<(String, String)>> {
+    let object: Map<String, Value> = serde_json::from_slice(body)
+        .map_err(|error| Problem::invalid(format!("the body is not a JSON object: {error}")))?;
+    let parse = |(key, value): (String, Value)| {
+        let value = match value {
+            Value::String(text) => text,
+            Value::Number(number) => number.to_string(),
+            Value::Bool(on) => if on { "on" } else { "off" }.to_owned(),
+            _ => {
+                return Err(Problem::invalid(format!(
+                    "the value of {key:?} is not plain"
+                )));
+            }
+        };
+        Ok((key, value))
+    };
+    object.into_iter().map(parse).collect()
+}
+
+/// Fails unless `key` could be the name of an argument: lower-case ASCII letters and underscores.
+fn check_key(key: &str) -> Result<()> {
+    let is_key = !key.is_empty() && key.bytes().all(|b| b.is_ascii_lowercase() || b == b'_');
+    is_key
+        .then_some(())
+        .ok_or_else(|| Problem::invalid(format!("unknown argument {key:?}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn query_form_and_json_are_one_set() {
+        let check = |query: &str, body: &str, expected: &[(&str, &str)]| {
+            let parsed = RequestArguments::parse(query, body.as_bytes()).unwrap();
+            assert_eq!(parsed.pairs(), expected, "{query:?} {body:?}");
+        };
+        check("", "", &[]);
+        check("", " \n", &[]);
+        check("", "{}", &[]);
+        check("for=10m", "", &[("for", "10m")]);
+        check("", "for=10m", &[("for", "10m")]);
+        check("", " {\"for\": \"10m\"}\n", &[("for", "10m")]);
+        check(
+            "",
+            "{\"files\": 16, \"log\": false}",
+            &[("files", "16"), ("log", "off")],
+        );
+        check(
+            "for=%31%30m&keep=off",
+            "",
+            &[("for", "10m"), ("keep", "off")],
+        );
+        check(
+            "keep=off",
+            "{\"for\":\"10m\"}",
+            &[("keep", "off"), ("for", "10m")],
+        );
+        check(
+            "keep=off",
+            "name=a+b%20c",
+            &[("keep", "off"), ("name", "a b c")],
+        );
+        check("for", "", &[("for", "")]);
+    }
+
+    #[test]
+    fn malformed_and_repeated_arguments_are_refused() {
+        let check = |query: &str, body: &str, expected: &str| {
+            let problem = RequestArguments::parse(query, body.as_bytes()).unwrap_err();
+            let message = &problem.error.message;
+            assert!(
+                message.starts_with(expected),
+                "{query:?} {body:?}: {message}"
+            );
+        };
+        check("for=1m&for=2m", "", "the argument \"for\" is there twice");
+        check("for=1m", "for=1m", "the argument \"for\" is there twice");
+        check(
+            "for=1m",
+            "{\"for\":\"1m\"}",
+            "the argument \"for\" is there twice",
+        );
+        check("", "{\"for\":", "the body is not a JSON object");
+        check("", "{\"for\":[1]}", "the value of \"for\" is not plain");
+        check("", "[\"for\"]", "unknown argument \"[\\\"for\\\"]\"");
+        check("FOR=1m", "", "unknown argument \"FOR\"");
+        check("=1m", "", "unknown argument \"\"");
+    }
+}
