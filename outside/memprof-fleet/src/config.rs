@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 use std::env;
 use std::io::ErrorKind;
-use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Context;
+use memprof_http::ListenAddress;
 use serde::Deserialize;
 
 use crate::args::{BusArgs, StoreArgs};
@@ -144,7 +144,7 @@ impl Nats {
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct Http {
     /// Address to listen on. `None`: nothing is served.
-    pub(crate) listen: Option<SocketAddr>,
+    pub(crate) listen: Option<ListenAddress>,
     /// File with the token that clients must send. `None`: only this user and root are served.
     pub(crate) token_file: Option<PathBuf>,
     /// Host names of the server that clients may use, besides localhost.

@@ -17,7 +17,7 @@ const MAX_BLOCKING_REQUESTS: usize = 16;
 /// # Errors
 /// The address cannot be listened on, or other machines could reach it without a token.
 pub(crate) fn serve_metrics(config: &Http) -> anyhow::Result<()> {
-    let Some(listen) = config.listen else {
+    let Some(listen) = config.listen.clone() else {
         return Ok(());
     };
     let options = ListenOptions {
@@ -26,6 +26,7 @@ pub(crate) fn serve_metrics(config: &Http) -> anyhow::Result<()> {
         allow_remote: config.token_file.is_some(),
         token_file: config.token_file.clone(),
         allow_host: config.allow_host.clone(),
+        base_url: None,
     };
     let access = options.access().map_err(listen_error)?;
     let runtime = tokio::runtime::Builder::new_current_thread()

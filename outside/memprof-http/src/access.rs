@@ -12,6 +12,7 @@ use axum::http::{HeaderMap, HeaderValue, Method, StatusCode};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 
+use crate::base_url::BaseUrl;
 use crate::headers;
 use crate::peer::Peer;
 use crate::problem::{Problem, Result};
@@ -25,6 +26,8 @@ const LOOPBACK: [&str; 3] = ["localhost", "127.0.0.1", "[::1]"];
 pub struct Access {
     /// Host names of this server, besides those of the loopback address.
     pub names: Vec<String>,
+    /// Address at which a proxy serves this server, whose pages may send requests too.
+    pub base_url: Option<BaseUrl>,
     /// Clients that are allowed.
     pub admits: AccessRule,
 }
@@ -82,14 +85,14 @@ enum Admission {
 }
 
 impl Access {
-    /// Checks a request, and removes the token from its path. A path that ends in the token is redirected to that with
-    /// a slash.
+    /// Checks a request, and removes the base URL's path and the token from its path. A path that ends in one of these
+    /// is redirected to that with a slash.
     ///
     /// # Errors
     /// The host name is unknown, another site's page sent the request, or the client is not allowed.
     fn admit(&self, request: &mut Request) -> Result<Admission> {
         self.check_host_header(request.uri(), request.headers())?;
-        check_cross_site(request)?;
+        self.check_cross_site(request)?;
         let peer = request.extensions().get::<Peer>().copied();
         let is_user = peer.is_some_and(Peer::is_same_user_or_root);
         let (token, is_allowed) = match &self.admits {
@@ -98,6 +101,14 @@ impl Access {
             AccessRule::Everyone => (None, true),
         };
         let matches_token = |given: &str| token.is_some_and(|token| token.matches(given));
+        if let Some(base) = &self.base_url
+            && let Some(rest) = base.strip_path(request.uri().path()).map(str::to_owned)
+        {
+            if rest.is_empty() {
+                return Ok(Admission::RedirectToSlash(base.last_part()));
+            }
+            set_path(request, &rest)?;
+        }
         let path = request.uri().path();
         let after_prefix = path.strip_prefix("/t/");
         let given = after_prefix.map(|rest| rest.split_once('/').unwrap_or((rest, "")));
@@ -107,9 +118,8 @@ impl Access {
                 if path.len() == "/t/".len() + given.len() {
                     return Ok(Admission::RedirectToSlash(format!("{given}/")));
                 }
-                let query = request.uri().query().map(|query| format!("?{query}"));
-                let rest = format!("/{rest}{}", query.unwrap_or_default());
-                *request.uri_mut() = parse_path(&rest)?;
+                let rest = format!("/{rest}");
+                set_path(request, &rest)?;
                 Ok(Admission::Allow)
             }
             _ if is_allowed || bearer_token(request.headers()).is_some_and(matches_token) => {
@@ -138,47 +148,57 @@ impl Access {
         )
     }
 
+    /// Rejects requests that a page of another origin makes a browser send. Of a repeated header, every value must be
+    /// allowed.
+    fn check_cross_site(&self, request: &Request) -> Result<()> {
+        let headers = request.headers();
+        let texts = |name: &str| {
+            let values = headers.get_all(name).into_iter();
+            values.map(|value| value.to_str().unwrap_or("?"))
+        };
+        let host = texts(HOST.as_str()).next().unwrap_or_default();
+        let is_own = |origin: &str| {
+            let authority = origin
+                .strip_prefix("http://")
+                .or(origin.strip_prefix("https://"));
+            authority.is_some_and(|authority| authority.eq_ignore_ascii_case(host))
+                || self
+                    .base_url
+                    .as_ref()
+                    .is_some_and(|base| base.is_origin(origin))
+        };
+        let is_own_origin = texts(ORIGIN.as_str()).all(is_own);
+        // Browsers send no Origin when they load an <img>, but `Sec-Fetch-Site` shows that it is of another site.
+        let is_own_page =
+            texts("sec-fetch-site").all(|site| matches!(site, "same-origin" | "none"));
+        // Links to the page are allowed.
+        let mut modes = texts("sec-fetch-mode");
+        let is_link = modes.next() == Some("navigate") && modes.next().is_none();
+        if is_own_origin
+            && (is_own_page || (is_link && is_navigation(request.method(), request.uri())))
+        {
+            return Ok(());
+        }
+        let message = "requests from web pages of another origin are refused";
+        Err(
+            Problem::new(StatusCode::FORBIDDEN, "foreign_origin", message).remedy(
+                "if the page is memprof's own behind a proxy, start the server with --base-url and \
+             the page's address",
+            ),
+        )
+    }
+
     /// Returns whether an authority, with any port, is one of the server's names.
     fn has_name(&self, authority: &str) -> bool {
         let name = without_port(authority);
+        let base = self
+            .base_url
+            .iter()
+            .map(|base| without_port(base.authority()));
         let names = self.names.iter().map(String::as_str).chain(LOOPBACK);
-        names
-            .into_iter()
+        base.chain(names)
             .any(|known| known.eq_ignore_ascii_case(name))
     }
-}
-
-/// Rejects requests that a page of another origin makes a browser send. Of a repeated header, every value must be
-/// allowed.
-fn check_cross_site(request: &Request) -> Result<()> {
-    let headers = request.headers();
-    let texts = |name: &str| {
-        let values = headers.get_all(name).into_iter();
-        values.map(|value| value.to_str().unwrap_or("?"))
-    };
-    let host = texts(HOST.as_str()).next().unwrap_or_default();
-    let is_own = |origin: &str| {
-        let authority = origin
-            .strip_prefix("http://")
-            .or(origin.strip_prefix("https://"));
-        authority.is_some_and(|authority| authority.eq_ignore_ascii_case(host))
-    };
-    let is_own_origin = texts(ORIGIN.as_str()).all(is_own);
-    // Browsers send no Origin when they load an <img>, but `Sec-Fetch-Site` shows that it is of another site.
-    let is_own_page = texts("sec-fetch-site").all(|site| matches!(site, "same-origin" | "none"));
-    // Links to the page are allowed.
-    let mut modes = texts("sec-fetch-mode");
-    let is_link = modes.next() == Some("navigate") && modes.next().is_none();
-    if is_own_origin && (is_own_page || (is_link && is_navigation(request.method(), request.uri())))
-    {
-        return Ok(());
-    }
-    let message = "requests from web pages of another origin are refused";
-    Err(Problem::new(
-        StatusCode::FORBIDDEN,
-        "foreign_origin",
-        message,
-    ))
 }
 
 /// Returns whether a request loads the page, whose path ends in a slash.
@@ -201,11 +221,14 @@ fn without_port(authority: &str) -> &str {
     }
 }
 
-/// Parses the path and query that remain without the token. Fails with `invalid_argument` if they are malformed.
-fn parse_path(rest: &str) -> Result<Uri> {
-    let path = rest.parse::<PathAndQuery>();
-    path.map(Uri::from)
-        .map_err(|_| Problem::invalid("the path is malformed"))
+/// Replaces a request's path. Fails with `invalid_argument` if the new one is malformed.
+fn set_path(request: &mut Request, path: &str) -> Result<()> {
+    let query = request.uri().query().map(|query| format!("?{query}"));
+    let new = format!("{path}{}", query.unwrap_or_default());
+    let new = new.parse::<PathAndQuery>();
+    let new = new.map_err(|_| Problem::invalid("the path is malformed"))?;
+    *request.uri_mut() = Uri::from(new);
+    Ok(())
 }
 
 /// Error for a request without a valid token; `token` is the server's. Its message names the client's user if that is
@@ -237,6 +260,7 @@ mod tests {
     fn host_names_match_with_any_port() {
         let access = Access {
             names: vec!["Box.example".to_owned()],
+            base_url: Some("https://proxy.example:8443/x/".parse().unwrap()),
             admits: AccessRule::default(),
         };
         let check = |authority: &str, expected| {
@@ -248,6 +272,7 @@ mod tests {
         check("[::1]", true);
         check("[::1]:7070", true);
         check("box.example:80", true);
+        check("proxy.example", true);
         check("", false);
         check(":7070", false);
         check("localhost.evil", false);

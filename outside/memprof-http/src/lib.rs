@@ -8,6 +8,7 @@
 mod router;
 
 mod access;
+mod base_url;
 mod headers;
 mod token;
 
@@ -37,17 +38,20 @@ mod problem;
 
 mod connection;
 mod connections;
+mod listen_address;
 mod listen_options;
 mod listener;
 mod peer;
 mod unix_socket;
 
 pub use access::{Access, AccessRule};
+pub use base_url::{BaseUrl, BaseUrlError};
 pub use compat::Compat;
 pub use file_format::{FileFormat, FormatSource};
 pub use host_client::{DumpResponse, HostClient, HostUnavailable, PluginReply};
 pub use hosts::Hosts;
 pub use in_process_host::InProcessHost;
+pub use listen_address::{ListenAddress, ListenAddressError};
 pub use listen_options::{ListenError, ListenOptions};
 pub use listener::{Listener, serve};
 pub use page::{shared_files, whole_page};

@@ -7,6 +7,8 @@ use std::path::PathBuf;
 use tokio::net::TcpListener;
 
 use crate::access::{Access, AccessRule};
+use crate::base_url::BaseUrl;
+use crate::listen_address::ListenAddress;
 use crate::listener::Listener;
 use crate::token::{Token, TokenError};
 
@@ -14,12 +16,13 @@ use crate::token::{Token, TokenError};
 #[derive(Clone, Debug)]
 #[cfg_attr(feature = "args", derive(clap::Args))]
 pub struct ListenOptions {
-    /// Listen on ADDRESS; one that other machines can reach needs --allow-remote and --token-file
+    /// Listen on ADDRESS: HOST:PORT, :PORT for every interface, or PORT for this machine alone; one
+    /// that other machines can reach needs --allow-remote and --token-file
     #[cfg_attr(
         feature = "args",
         arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:7070")
     )]
-    pub listen: SocketAddr,
+    pub listen: ListenAddress,
 
     /// Listen on this Unix socket instead, for this user alone
     #[cfg_attr(
@@ -41,6 +44,10 @@ pub struct ListenOptions {
     /// A name by which clients call this server, besides localhost; may be repeated
     #[cfg_attr(feature = "args", arg(long, value_name = "NAME"))]
     pub allow_host: Vec<String>,
+
+    /// The address, with its path, at which a proxy serves this server
+    #[cfg_attr(feature = "args", arg(long, value_name = "URL"))]
+    pub base_url: Option<BaseUrl>,
 }
 
 /// Reason why a server cannot listen.
@@ -69,17 +76,23 @@ impl ListenOptions {
     /// # Errors
     /// Other machines can reach the address without permission, or the token is invalid.
     pub fn access(&self) -> Result<Access, ListenError> {
-        let is_local = self.socket.is_some() || self.listen.ip().is_loopback();
+        let listen = self.listen.socket;
+        let is_local = self.socket.is_some() || listen.ip().is_loopback();
         if !is_local && !self.allow_remote {
-            return Err(ListenError::Exposed(self.listen));
+            return Err(ListenError::Exposed(listen));
         }
         let mut names = self.allow_host.clone();
-        if !self.listen.ip().is_unspecified() {
-            names.push(without_port(self.listen));
+        names.extend(self.listen.host_name.clone());
+        if !listen.ip().is_unspecified() {
+            names.push(without_port(listen));
         }
         let token = self.token_file.as_deref().map(Token::read).transpose()?;
         let admits = token.map_or(AccessRule::User(None), AccessRule::Bearer);
-        Ok(Access { names, admits })
+        Ok(Access {
+            names,
+            base_url: self.base_url.clone(),
+            admits,
+        })
     }
 
     /// Like [`access`](Self::access), but generates a token for other users if they can connect and there is none.
@@ -111,7 +124,9 @@ impl ListenOptions {
             return Ok((listener, place));
         }
         let failed = |error| ListenError::Listen(self.listen.to_string(), error);
-        let listener = TcpListener::bind(self.listen).await.map_err(failed)?;
+        let listener = TcpListener::bind(self.listen.socket)
+            .await
+            .map_err(failed)?;
         let address = listener.local_addr().map_err(failed)?;
         let prefix = token.map(|token| format!("t/{token}/"));
         let place = format!("http://{address}/{}", prefix.unwrap_or_default());

@@ -1,5 +1,8 @@
 // Requests to the server that this page came from. Addresses are relative, so that a prefix before them stays.
 
+// Says why a page whose script is refused stays empty.
+document.getElementById('unloaded')?.remove();
+
 // What the server, or the host behind it, refused; or that it does not answer.
 export class Failure extends Error {
   constructor({ kind = 'failed', message = 'the request failed', remedy = '' }, retryAfter = 0) {

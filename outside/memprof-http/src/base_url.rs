@@ -1,0 +1,125 @@
+//! Address at which a proxy serves this server.
+
+use std::str::FromStr;
+
+use axum::http::Uri;
+
+/// Base of every address in the browser, such as `https://tools.example/memprof/`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BaseUrl {
+    /// Scheme and authority, as browsers send them in `Origin`.
+    origin: String,
+    /// Host name with the port, if there is one.
+    authority: String,
+    /// Path without a slash at the end; empty for the root.
+    path: String,
+}
+
+/// Reason why a text is no base URL.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "it is no http:// or https:// address without a query, such as https://tools.example/memprof/"
+)]
+pub struct BaseUrlError;
+
+impl FromStr for BaseUrl {
+    type Err = BaseUrlError;
+
+    fn from_str(text: &str) -> Result<Self, BaseUrlError> {
+        let uri: Uri = text.parse().map_err(|_| BaseUrlError)?;
+        let scheme = uri
+            .scheme_str()
+            .filter(|scheme| matches!(*scheme, "http" | "https"));
+        let (Some(scheme), Some(authority), None) = (scheme, uri.authority(), uri.query()) else {
+            return Err(BaseUrlError);
+        };
+        if authority.as_str().contains('@') || text.contains('#') {
+            return Err(BaseUrlError);
+        }
+        let default_port = if scheme == "http" { ":80" } else { ":443" };
+        let authority = authority.as_str();
+        let authority = authority.strip_suffix(default_port).unwrap_or(authority);
+        Ok(Self {
+            origin: format!("{scheme}://{authority}"),
+            authority: authority.to_owned(),
+            path: uri.path().trim_end_matches('/').to_owned(),
+        })
+    }
+}
+
+impl BaseUrl {
+    pub(crate) fn is_origin(&self, origin: &str) -> bool {
+        self.origin.eq_ignore_ascii_case(origin)
+    }
+
+    pub(crate) fn authority(&self) -> &str {
+        &self.authority
+    }
+
+    /// Returns a path without the base's, which a proxy may pass on. `None` if the path lies elsewhere; empty if it is
+    /// the base itself without its slash.
+    pub(crate) fn strip_path<'p>(&self, path: &'p str) -> Option<&'p str> {
+        let rest = path.strip_prefix(&self.path)?;
+        (rest.is_empty() || rest.starts_with('/')).then_some(rest)
+    }
+
+    /// Last part of the path, with a slash: the address of the base relative to it without its slash.
+    pub(crate) fn last_part(&self) -> String {
+        let (_, last) = self.path.rsplit_once('/').unwrap_or_default();
+        format!("{last}/")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn base_url_is_origin_and_path() {
+        let check = |text: &str, origin: &str, path: &str| {
+            let base: BaseUrl = text.parse().unwrap();
+            assert_eq!((&*base.origin, &*base.path), (origin, path), "{text}");
+        };
+        check("https://a.example", "https://a.example", "");
+        check("https://a.example/", "https://a.example", "");
+        check(
+            "http://a.example:8101/x/y/",
+            "http://a.example:8101",
+            "/x/y",
+        );
+        check("https://a.example:443/x", "https://a.example", "/x");
+        check("http://[::1]:80/", "http://[::1]", "");
+    }
+
+    #[test]
+    fn other_texts_are_refused() {
+        for text in [
+            "",
+            "a.example",
+            "a.example/x",
+            "/x",
+            "ftp://a.example/",
+            "https://",
+            "https://a.example/?q",
+            "https://a.example/#f",
+            "https://u@a.example/",
+            "https://a b/",
+        ] {
+            assert!(text.parse::<BaseUrl>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn path_of_the_base_is_stripped() {
+        let check = |base: &str, path: &str, expected: Option<&str>| {
+            let base: BaseUrl = base.parse().unwrap();
+            assert_eq!(base.strip_path(path), expected, "{path}");
+        };
+        check("http://a/x/y/", "/x/y/page.js", Some("/page.js"));
+        check("http://a/x/y/", "/x/y/", Some("/"));
+        check("http://a/x/y/", "/x/y", Some(""));
+        check("http://a/x/y/", "/x/yz", None);
+        check("http://a/x/y/", "/page.js", None);
+        check("http://a/", "/page.js", Some("/page.js"));
+    }
+}
