@@ -80,7 +80,7 @@ pub(crate) fn run_ci() -> Result<()> {
     Ok(())
 }
 
-/// What the tests and torture run.
+/// Builds all that the tests and torture run.
 fn build_tests() -> Result<()> {
     dist::build_all(Profile::Dev)?;
     dist::build_programs(["torture", "truth"])?;

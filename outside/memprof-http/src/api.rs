@@ -16,7 +16,7 @@ use crate::gateway::Gateway;
 use crate::host_client::PluginReply;
 use crate::hosts::ListedHost;
 use crate::problem::{Problem, Result};
-use crate::report::ReportQuery;
+use crate::report_query::ReportQuery;
 use crate::request_arguments::RequestArguments;
 use crate::request_host::{RequestHost, SharedHosts, find_hosts};
 

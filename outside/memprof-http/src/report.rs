@@ -6,56 +6,19 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use axum::body::{Body, Bytes};
 use axum::response::Response;
 use memprof_messages::DumpId;
-use memprof_report::{
-    Filter, Format, Granularity, Input, Label, LabelUsage, Limits, Options, OriginRules,
-    SampleType, Sources, pattern,
-};
-use serde::{Deserialize, Serialize};
+use memprof_report::{Format, Input, LabelUsage, Limits, Options, Sources};
 use tokio::sync::Semaphore;
 
 use crate::chunked_body;
 use crate::file_format::{FileFormat, FormatSource};
 use crate::gateway::{Gateway, HostProcess, OpenDump, blocking, unknown_dump_error};
 use crate::problem::{Problem, Result};
-
-/// Parameters of a query for a report.
-#[derive(Clone, Debug, Default, Deserialize, Serialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct ReportQuery {
-    pub(crate) format: Option<String>,
-    /// Id of another kept dump: every value is the change since it.
-    pub(crate) base: Option<String>,
-    pub(crate) sample_type: Option<String>,
-    pub(crate) focus: Option<String>,
-    pub(crate) ignore: Option<String>,
-    /// Splits functions into lines: on or off.
-    pub(crate) lines: Option<String>,
-    /// Most functions, in formats that list them.
-    pub(crate) top: Option<usize>,
-    /// Makes every function a row of its own: on or off.
-    pub(crate) flat: Option<String>,
-    /// Regular expression for the program's own functions.
-    pub(crate) own: Option<String>,
-    /// Regular expression for functions that are plumbing.
-    pub(crate) plumbing: Option<String>,
-    /// Includes only memory allocated under this label: KEY=VALUE.
-    pub(crate) label: Option<String>,
-    /// Label key whose values become the rows of text and JSON.
-    pub(crate) by: Option<String>,
-}
+use crate::report_query::ReportQuery;
 
 /// Most bytes of an upload after decompression.
 const MAX_UPLOAD_BYTES: u64 = 256 << 20;
 
 impl ReportQuery {
-    /// A report of a whole dump in that format.
-    pub(crate) fn with_format(format: &str) -> Self {
-        Self {
-            format: Some(format.to_owned()),
-            ..Self::default()
-        }
-    }
-
     /// Renders a new dump, which the host keeps.
     pub(crate) async fn render_new_dump(&self, host: &Gateway) -> Result<Response> {
         let dump = host.take_dump().await?;
@@ -122,53 +85,6 @@ impl ReportQuery {
             render_when_permitted(host, dump, base, options).await
         };
         host.renders.get_or_render(&key, render).await
-    }
-
-    /// Converts the parameters to a report's options. Fails if one is invalid.
-    fn options(&self, format: Format) -> Result<Options> {
-        let compile = |text: &Option<String>| text.as_deref().map(pattern).transpose();
-        Ok(Options {
-            format,
-            sample_type: sample_type(self.sample_type.as_deref().unwrap_or("inuse_space"))?,
-            granularity: match parse_on_off("lines", self.lines.as_deref())? {
-                Some(true) => Granularity::Lines,
-                Some(false) | None => Granularity::Functions,
-            },
-            top: self.top,
-            filter: Filter {
-                focus: compile(&self.focus)?,
-                ignore: compile(&self.ignore)?,
-            },
-            origin_rules: self.origin_rules()?,
-            label: self.label_filter()?,
-            by: self.by.clone(),
-            ..Options::default()
-        })
-    }
-
-    /// Parses the parameter `label`, `KEY=VALUE`. `None` if it is absent.
-    fn label_filter(&self) -> Result<Option<Label>> {
-        let label = self.label.as_deref().map(str::parse).transpose();
-        label.map_err(|problem: String| {
-            Problem::invalid(problem).remedy("an example: label=route=/search")
-        })
-    }
-
-    /// Parses the rules for code origins. Fails if `flat` contradicts the others, or a pattern is invalid.
-    fn origin_rules(&self) -> Result<OriginRules> {
-        let flat = parse_on_off("flat", self.flat.as_deref())?.unwrap_or(false);
-        if flat && (self.own.is_some() || self.plumbing.is_some()) {
-            return Err(Problem::invalid(
-                "flat=on folds no function, so own and plumbing have no effect",
-            )
-            .remedy("leave flat out, or the other two"));
-        }
-        let compile = |text: &Option<String>| text.as_deref().map(pattern).transpose();
-        Ok(OriginRules {
-            flat,
-            own: compile(&self.own)?,
-            plumbing: compile(&self.plumbing)?,
-        })
     }
 }
 
@@ -250,31 +166,6 @@ pub(crate) async fn upload_flamegraph(host: &Gateway, dump: Bytes) -> Result<Res
         _ => problem,
     })?;
     Ok(FileFormat::from_name("flamegraph")?.reply("upload", svg))
-}
-
-/// Parses an on/off parameter. `None` if it is absent.
-fn parse_on_off(name: &str, value: Option<&str>) -> Result<Option<bool>> {
-    match value {
-        None => Ok(None),
-        Some("on" | "1" | "true" | "yes") => Ok(Some(true)),
-        Some("off" | "0" | "false" | "no") => Ok(Some(false)),
-        Some(other) => Err(
-            Problem::invalid(format!("unknown value {other:?} of {name}"))
-                .remedy("valid values: on, off (or 1, 0, true, false, yes, no)"),
-        ),
-    }
-}
-
-/// Parses a sample type by its name, such as `inuse_space`.
-fn sample_type(name: &str) -> Result<SampleType> {
-    let known = SampleType::ALL
-        .into_iter()
-        .find(|known| known.name() == name);
-    known.ok_or_else(|| {
-        let names = SampleType::ALL.map(SampleType::name).join(", ");
-        Problem::invalid(format!("unknown sample_type {name:?}"))
-            .remedy(format!("valid sample types: {names}"))
-    })
 }
 
 /// Name, time and process of a dump, as its report shows them.

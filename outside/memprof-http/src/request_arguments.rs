@@ -28,15 +28,15 @@ impl<S: Send + Sync> FromRequest<S> for RequestArguments {
 }
 
 impl RequestArguments {
-    /// Parses a query and a body. The body is a JSON object if it begins with a brace, whatever its content type: curl
-    /// calls each body a form.
+    /// Parses a query and a body. The body is JSON if it begins as JSON does, whatever its content type: curl calls each
+    /// body a form.
     ///
     /// # Errors
     /// The body is malformed, a key cannot be an argument's, or is there twice.
     pub(crate) fn parse(query: &str, body: &[u8]) -> Result<Self> {
         let body = body.trim_ascii();
         let of_body = match body.first() {
-            Some(b'{') => parse_object(body)?,
+            Some(b'{' | b'[' | b'"') => parse_object(body)?,
             _ => parse_form(body),
         };
         let mut arguments = Self::default();
@@ -163,7 +163,8 @@ mod tests {
         );
         check("", "{\"for\":", "the body is not a JSON object");
         check("", "{\"for\":[1]}", "the value of \"for\" is not plain");
-        check("", "[\"for\"]", "unknown argument \"[\\\"for\\\"]\"");
+        check("", "[\"for\"]", "the body is not a JSON object");
+        check("", "\"for\"", "the body is not a JSON object");
         check("FOR=1m", "", "unknown argument \"FOR\"");
         check("=1m", "", "unknown argument \"\"");
     }

@@ -1,5 +1,6 @@
 //! The field's own tools over HTTP, as they come from Debian.
 
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -75,6 +76,15 @@ fn jeprof_and_google_pprof_read_a_served_heap() {
             assert!(share > 80.0, "{program} {tool}: {text}");
         }
     }
+}
+
+#[test]
+fn jeprof_names_a_host_that_has_kept_no_dump() {
+    let (host, server) = served("c_host");
+    fs::remove_dir_all(host.dump_dir()).unwrap();
+    let profile = format!("{}/pprof/heap", address_without_scheme(&server));
+    let text = run(&host, "libjemalloc-dev", "jeprof", &["--text", &profile]);
+    assert!(cumulative(&text, "grow_cache") > 80.0, "{text}");
 }
 
 #[test]

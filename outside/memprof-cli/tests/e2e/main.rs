@@ -50,6 +50,7 @@ mod host_pages;
 mod hosts;
 mod http_access;
 mod http_api;
+mod http_proxy;
 mod http_tools;
 mod http_users;
 mod interrupts;

@@ -15,7 +15,8 @@ use serde::Deserialize;
 use crate::compat::symbol;
 use crate::gateway::{DumpReply, Gateway};
 use crate::problem::{Problem, Result};
-use crate::report::{ReportQuery, as_tcmalloc, new_dump_as_tcmalloc};
+use crate::report::{as_tcmalloc, new_dump_as_tcmalloc};
+use crate::report_query::ReportQuery;
 use crate::request_host::{RequestHost, SharedHosts};
 
 const TEXT: (HeaderName, &str) = (CONTENT_TYPE, "text/plain");

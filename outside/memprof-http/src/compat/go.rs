@@ -13,7 +13,8 @@ use tokio::time::sleep;
 use crate::compat::symbol;
 use crate::gateway::Gateway;
 use crate::problem::Problem;
-use crate::report::{PendingDump, ReportQuery, new_dump_as_tcmalloc};
+use crate::report::{PendingDump, new_dump_as_tcmalloc};
+use crate::report_query::ReportQuery;
 use crate::request_arguments::parse_form;
 use crate::request_host::{RequestHost, SharedHosts};
 
@@ -64,14 +65,14 @@ const INDEX: &str = "<!doctype html>\n<html lang=\"en\">\n<title>/debug/pprof/</
 
 /// Requested kind of profile.
 #[derive(Debug, PartialEq, Eq)]
-enum Wanted {
+enum ProfileRequest {
     Now,
     /// The change over that many seconds, which also delay the reply.
     Delta(u64),
     Text,
 }
 
-impl Wanted {
+impl ProfileRequest {
     /// Parses a query as `net/http/pprof` does: the first value of a name counts, other names are ignored, and a `debug`
     /// that is no number is 0.
     fn parse(query: &str) -> Result<Self, Problem> {
@@ -103,14 +104,14 @@ impl Wanted {
 
 /// Serves a heap profile, with bytes in use as the default type.
 async fn heap(RequestHost(host): RequestHost, RawQuery(query): RawQuery) -> Result<Response> {
-    let wanted = Wanted::parse(&query.unwrap_or_default())?;
+    let wanted = ProfileRequest::parse(&query.unwrap_or_default())?;
     Ok(profile(&host, &wanted, "inuse_space").await?)
 }
 
 /// Serves a heap profile with the allocated bytes as the default type or, if they were not counted (`prof_accum`), with
 /// the bytes in use.
 async fn allocs(RequestHost(host): RequestHost, RawQuery(query): RawQuery) -> Result<Response> {
-    let wanted = Wanted::parse(&query.unwrap_or_default())?;
+    let wanted = ProfileRequest::parse(&query.unwrap_or_default())?;
     match profile(&host, &wanted, "alloc_space").await {
         Err(problem) if problem.is_client_error() => {
             Ok(profile(&host, &wanted, "inuse_space").await?)
@@ -120,19 +121,23 @@ async fn allocs(RequestHost(host): RequestHost, RawQuery(query): RawQuery) -> Re
 }
 
 /// Serves a new profile as pprof or as text.
-async fn profile(host: &Gateway, wanted: &Wanted, sample_type: &str) -> Result<Response, Problem> {
+async fn profile(
+    host: &Gateway,
+    wanted: &ProfileRequest,
+    sample_type: &str,
+) -> Result<Response, Problem> {
     let view = ReportQuery {
         sample_type: Some(sample_type.to_owned()),
         ..ReportQuery::default()
     };
     match wanted {
-        Wanted::Now => view.render_in_memory_pprof(host, None).await,
-        Wanted::Delta(seconds) => {
+        ProfileRequest::Now => view.render_in_memory_pprof(host, None).await,
+        ProfileRequest::Delta(seconds) => {
             let before = PendingDump::take_in_memory(host).await?;
             sleep(Duration::from_secs(*seconds)).await;
             view.render_in_memory_pprof(host, Some(before)).await
         }
-        Wanted::Text => {
+        ProfileRequest::Text => {
             let text = new_dump_as_tcmalloc(host).await?;
             Ok(([TEXT], text).into_response())
         }
@@ -145,23 +150,23 @@ mod tests {
 
     #[test]
     fn query_is_parsed_as_by_go() {
-        let check = |query: &str, expected: Result<Wanted, &str>| {
-            let parsed = Wanted::parse(query).map_err(|problem| problem.error.message);
+        let check = |query: &str, expected: Result<ProfileRequest, &str>| {
+            let parsed = ProfileRequest::parse(query).map_err(|problem| problem.error.message);
             let parsed = parsed.as_ref().map_err(String::as_str);
             assert_eq!(parsed, expected.as_ref().map_err(|text| *text), "{query}");
         };
         let no_number = "invalid value for \"seconds\" - must be a positive integer";
-        check("", Ok(Wanted::Now));
-        check("debug=1", Ok(Wanted::Text));
-        check("debug=2&debug=0", Ok(Wanted::Text));
-        check("debug=%31", Ok(Wanted::Text));
-        check("debug=0&debug=1", Ok(Wanted::Now));
-        check("debug=", Ok(Wanted::Now));
-        check("debug=true", Ok(Wanted::Now));
-        check("gc=1&x", Ok(Wanted::Now));
-        check("seconds=", Ok(Wanted::Now));
-        check("seconds=5", Ok(Wanted::Delta(5)));
-        check("seconds=5&debug=true", Ok(Wanted::Delta(5)));
+        check("", Ok(ProfileRequest::Now));
+        check("debug=1", Ok(ProfileRequest::Text));
+        check("debug=2&debug=0", Ok(ProfileRequest::Text));
+        check("debug=%31", Ok(ProfileRequest::Text));
+        check("debug=0&debug=1", Ok(ProfileRequest::Now));
+        check("debug=", Ok(ProfileRequest::Now));
+        check("debug=true", Ok(ProfileRequest::Now));
+        check("gc=1&x", Ok(ProfileRequest::Now));
+        check("seconds=", Ok(ProfileRequest::Now));
+        check("seconds=5", Ok(ProfileRequest::Delta(5)));
+        check("seconds=5&debug=true", Ok(ProfileRequest::Delta(5)));
         check(
             "seconds=5&debug=1",
             Err("seconds and debug params are incompatible"),

@@ -12,7 +12,8 @@ use serde::Deserialize;
 use serde_json::json;
 
 use crate::problem::Problem;
-use crate::report::{ReportQuery, upload_flamegraph};
+use crate::report::upload_flamegraph;
+use crate::report_query::ReportQuery;
 use crate::request_arguments::parse_form;
 use crate::request_host::{RequestHost, SharedHosts};
 

@@ -7,7 +7,7 @@ use std::io::{self, BufRead, BufReader, Read};
 use axum::body::Bytes;
 use axum::extract::{DefaultBodyLimit, RawQuery};
 use axum::routing::{MethodRouter, get};
-use memprof_report::{Input, Options, Sources};
+use memprof_report::{Input, Limits, Options, Sources};
 
 use crate::gateway::{Gateway, blocking};
 use crate::problem::{Problem, Result};
@@ -16,6 +16,8 @@ use crate::request_host::{RequestHost, SharedHosts};
 
 /// Most bytes of a request: 200,000 addresses, padded as by jeprof.
 const MAX_BODY_BYTES: usize = 4 << 20;
+/// Bytes of memory per byte of a list of addresses, each of which becomes a stack of its own.
+const BYTES_PER_BYTE: u64 = 80;
 const MAPS: &str = "MAPPED_LIBRARIES:\n";
 
 /// Route that symbolizes the addresses of a POST's body or a GET's query, and reports to a GET without any that there
@@ -115,7 +117,14 @@ fn symbolize(addresses: &[u64], maps: &[u8], pid: Option<u32>) -> Result<Vec<(u6
         bytes: &mut text.as_slice(),
     };
     let sources = Sources::for_process(pid);
-    let named = memprof_report::read(input, Some(&sources), &Options::default(), &|_, _| {})?;
+    let options = Options {
+        limits: Limits {
+            memory: BYTES_PER_BYTE,
+            ..Limits::default()
+        },
+        ..Options::default()
+    };
+    let named = memprof_report::read(input, Some(&sources), &options, &|_, _| {})?;
     let mut names = HashMap::new();
     for sample in &named.profile.samples {
         for id in named.profile.stacks.frames(sample.stack) {

@@ -8,7 +8,7 @@ use serde::Deserialize;
 use super::{BrpcError, GROWTH, brpc_error, growth_off_error, heap_off_error};
 use crate::gateway::DumpReply;
 use crate::problem::Result;
-use crate::report::ReportQuery;
+use crate::report_query::ReportQuery;
 use crate::request_host::RequestHost;
 
 #[derive(Deserialize)]
