@@ -91,7 +91,7 @@ pub(crate) enum Command {
         /// The memprof that searches it.
         parent: u32,
     },
-    Report(ReportArgs),
+    Report(Box<ReportArgs>),
     Serve(ServeArgs),
     /// Take heap profiles of this machine's hosts by a policy, for `memprof fleet`.
     #[command(disable_help_flag = true)]

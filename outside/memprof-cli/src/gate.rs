@@ -96,11 +96,13 @@ pub(crate) fn run(args: &TestArgs) -> Outcome {
             measure::measure(args)
         })
         .collect::<anyhow::Result<_>>()?;
+    let counted = all.iter().try_for_each(Measurement::require_counted);
     let measured = measurement::median(all).context("nothing was run")?;
     for note in &measured.notes {
         output::note(note);
     }
     if args.update {
+        counted?;
         let stacks = Stacks::read(&measured)?;
         let budget = Budget::from_measurement(&measured, &stacks, known.unwrap_or_default());
         output::publish(&args.budget, |out| {

@@ -92,6 +92,10 @@ pub(crate) struct ReportArgs {
     #[arg(long, conflicts_with_all = ["own", "plumbing"])]
     flat: bool,
 
+    /// Explain why functions of this name are the program's own, plumbing or a library's, and which option changes it
+    #[arg(long, value_name = "FUNCTION", conflicts_with_all = ["format", "flat", "base", "by", "ages", "open"])]
+    why: Option<String>,
+
     /// Read binaries as this living process sees them, below /proc/PID/root
     #[arg(long, value_parser = crate::pid_arg::parse)]
     pid: Option<u32>,
@@ -289,6 +293,7 @@ impl ReportArgs {
                 own: self.own.as_deref().map(pattern).transpose()?,
                 plumbing: self.plumbing.as_deref().map(pattern).transpose()?,
             },
+            why: self.why.clone(),
             time_nanos: modification_time(&self.file),
             limits: Limits::default(),
         })

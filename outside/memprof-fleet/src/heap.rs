@@ -4,8 +4,8 @@ use std::collections::HashMap;
 use std::mem;
 
 use memprof_report::{
-    CodeOrigin, Folded, Granularity, Input, Options, OriginRules, ProfileOrigin, SampleType,
-    Sources, StringId, SymbolizedProfile, drop_memprof_stacks,
+    CodeOrigins, Input, Options, OriginRules, ProfileOrigin, Sources, SymbolizedProfile,
+    drop_memprof_stacks,
 };
 use serde::{Deserialize, Serialize};
 
@@ -88,10 +88,11 @@ struct StackSums {
 impl StackSums {
     /// Adds the samples of a profile, summed by the names of their stacks.
     fn add(&mut self, symbolized: &SymbolizedProfile) {
-        let origins = function_origins(symbolized);
+        let origins = CodeOrigins::new(symbolized, &OriginRules::default());
         let profile = &symbolized.profile;
         for sample in &profile.samples {
-            let frames = frames(symbolized, sample.stack);
+            let addresses = sample.stack;
+            let frames = frames(symbolized, addresses);
             let id = stack_id(&frames);
             let [alloc_objects, alloc_bytes, inuse_objects, inuse_bytes] = sample.values.0;
             let alloc = [alloc_bytes, alloc_objects];
@@ -103,7 +104,7 @@ impl StackSums {
                 };
                 let stack = NamedStack {
                     stack_id: id,
-                    function: row_function(&frames, &origins),
+                    function: row_function(symbolized, addresses, &origins),
                     frames,
                 };
                 (sample, stack)
@@ -125,26 +126,20 @@ impl StackSums {
     }
 }
 
-/// Code origin of each function, by its name.
-fn function_origins(symbolized: &SymbolizedProfile) -> HashMap<String, CodeOrigin> {
-    let rules = OriginRules::default();
-    let functions = Granularity::Functions;
-    let folded = Folded::new(symbolized, None, SampleType::InuseSpace, functions, &rules);
-    let name = |index: usize| folded.functions.get(StringId(index as u32)).to_owned();
-    let origins = folded.origins.iter().enumerate();
-    origins
-        .map(|(index, origin)| (name(index), *origin))
-        .collect()
-}
-
 /// Name of the function to which a table attributes a stack: the leaf-most one of the highest code origin. Empty if the
 /// stack is empty.
-fn row_function(frames: &[Frame], origins: &HashMap<String, CodeOrigin>) -> String {
-    let origin = |frame: &&Frame| origins.get(&frame.function).copied().unwrap_or_default();
-    // `max_by_key` returns the last of equal frames.
-    let frame = frames.iter().max_by_key(origin);
-    frame
-        .map(|frame| frame.function.clone())
+fn row_function(
+    symbolized: &SymbolizedProfile,
+    stack: memprof_report::StackId,
+    origins: &CodeOrigins,
+) -> String {
+    let depth = symbolized.depths[stack.0 as usize] as usize;
+    let addresses = symbolized.profile.stacks.frames(stack)[depth..].iter();
+    let frames = addresses.flat_map(|&id| origins.origins(id).zip(symbolized.names.frames(id)));
+    // From the root, because `max_by_key` returns the last of equal frames.
+    let frames: Vec<_> = frames.collect();
+    let row = frames.iter().rev().max_by_key(|(origin, _)| *origin);
+    row.map(|(_, frame)| symbolized.names.strings.get(frame.function).to_owned())
         .unwrap_or_default()
 }
 

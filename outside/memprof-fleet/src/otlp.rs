@@ -234,6 +234,7 @@ mod tests {
             let id = symbolized.profile.stacks.intern_address(Address(start + 1));
             let frame = Frame {
                 function: symbolized.names.strings.intern(function),
+                linkage: None,
                 file: None,
                 line: 0,
                 named: true,

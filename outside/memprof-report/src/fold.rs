@@ -5,12 +5,15 @@ use std::collections::HashMap;
 
 use crate::alloc_time::AllocTime;
 use crate::allocator_frames::is_allocator;
-use crate::code_origin::{CodeLocation, CodeOrigin, OriginRules};
+use crate::closures::{OuterFrame, is_closure, qualified_closure};
+use crate::code_origin::{CodeOrigin, CodeOrigins, OriginRules};
 use crate::comparison::Comparison;
 use crate::confidence::Confidence;
 use crate::names::{Frame, Names, StringId, Strings};
-use crate::profile::{Profile, SampleType};
+use crate::overloads::{FunctionNames, Overloads};
+use crate::profile::SampleType;
 use crate::stacks::AddressId;
+use crate::symbolized_profile::SymbolizedProfile;
 
 /// Granularity of frames.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -20,17 +23,6 @@ pub enum Granularity {
     Functions,
     /// One frame per name, file and line.
     Lines,
-}
-
-/// A profile with symbolized addresses, ready to be rendered.
-#[derive(Debug)]
-pub struct SymbolizedProfile {
-    /// Profile with estimated values.
-    pub profile: Profile,
-    /// Frames of the profile's addresses.
-    pub names: Names,
-    /// By stack: number of addresses at the leaf that belong to the allocator.
-    pub depths: Vec<u32>,
 }
 
 /// One folded stack.
@@ -68,7 +60,12 @@ impl Folded {
         origin_rules: &OriginRules,
     ) -> Self {
         let mut fold = FoldBuilder::default();
-        let shown = (sample_type, granularity);
+        let overloads = Overloads::new([Some(profile), base].into_iter().flatten());
+        let shown = Selection {
+            sample_type,
+            granularity,
+            overloads: &overloads,
+        };
         fold.add(profile, shown, origin_rules, |values| &mut values.new);
         if let Some(base) = base {
             fold.add(base, shown, origin_rules, |values| &mut values.base);
@@ -132,6 +129,14 @@ impl Folded {
     }
 }
 
+/// Selects the value and the names of what is folded.
+#[derive(Clone, Copy)]
+struct Selection<'a> {
+    sample_type: SampleType,
+    granularity: Granularity,
+    overloads: &'a Overloads,
+}
+
 /// Values of one folded stack.
 #[derive(Default)]
 struct StackTotals {
@@ -146,8 +151,8 @@ struct FoldBuilder {
     origins: Vec<CodeOrigin>,
     /// By function: whether it is the allocator's.
     is_allocator: Vec<bool>,
-    /// By function: code origin, if the name determines it.
-    by_name: Vec<Option<CodeOrigin>>,
+    /// By function: whether it is a closure whose name lacks the path.
+    is_closure: Vec<bool>,
     stacks: HashMap<Box<[StringId]>, StackTotals>,
 }
 
@@ -156,7 +161,7 @@ impl FoldBuilder {
     fn add(
         &mut self,
         named: &SymbolizedProfile,
-        (sample_type, granularity): (SampleType, Granularity),
+        shown: Selection<'_>,
         origin_rules: &OriginRules,
         side: impl Fn(&mut Comparison) -> &mut i64,
     ) {
@@ -165,15 +170,18 @@ impl FoldBuilder {
             names,
             depths,
         } = named;
-        let locations = CodeLocation::for_mappings(profile);
+        let sample_type = shown.sample_type;
+        let origins = CodeOrigins::new(named, origin_rules);
+        let mut function_names = FunctionNames::new(names, shown.overloads, origin_rules.flat);
         let by_address: Vec<Box<[StringId]>> = (0..profile.stacks.addresses().len())
             .map(|index| {
                 let id = AddressId(index as u32);
-                let mapping = profile.mapping_of_frame(id);
-                let location = mapping.map(|index| locations[index]).unwrap_or_default();
-                let frames = names.frames(id).iter();
+                let frames = names.frames(id).iter().zip(origins.origins(id));
                 frames
-                    .map(|frame| self.intern(frame, names, granularity, (origin_rules, location)))
+                    .map(|(frame, origin)| {
+                        let function = function_names.name(frame);
+                        self.intern(frame, &function, names, shown.granularity, origin)
+                    })
                     .collect()
             })
             .collect();
@@ -184,8 +192,12 @@ impl FoldBuilder {
             }
             let depth = depths[sample.stack.0 as usize] as usize;
             functions.clear();
-            for id in &profile.stacks.frames(sample.stack)[depth..] {
+            let addresses = &profile.stacks.frames(sample.stack)[depth..];
+            for id in addresses {
                 functions.extend_from_slice(&by_address[id.0 as usize]);
+            }
+            if shown.granularity == Granularity::Functions {
+                self.qualify_closures(&mut functions, addresses, names);
             }
             self.trim_inlined(&mut functions);
             functions.reverse();
@@ -211,11 +223,11 @@ impl FoldBuilder {
     fn intern(
         &mut self,
         frame: &Frame,
+        function: &str,
         names: &Names,
         granularity: Granularity,
-        (origin_rules, location): (&OriginRules, CodeLocation),
+        origin: CodeOrigin,
     ) -> StringId {
-        let function = names.strings.get(frame.function);
         let id = match (granularity, frame.file) {
             (Granularity::Lines, Some(file)) => {
                 let name = format!("{function} {}:{}", names.strings.get(file), frame.line);
@@ -225,15 +237,48 @@ impl FoldBuilder {
         };
         let index = id.0 as usize;
         if index == self.is_allocator.len() {
-            self.is_allocator.push(is_allocator(function));
-            self.by_name
-                .push(origin_rules.origin_of_name(function, frame.named));
+            self.is_allocator
+                .push(is_allocator(names.strings.get(frame.function)));
+            self.is_closure
+                .push(frame.linkage.is_none() && is_closure(function));
             self.origins.push(CodeOrigin::default());
         }
         // A function that is in several files, or in the base too, is the program's own if one of them is.
-        let origin = self.by_name[index].unwrap_or_else(|| location.origin_of_frame(frame));
         self.origins[index] = self.origins[index].max(origin);
         id
+    }
+
+    /// Replaces closures without a path among the `functions` of a stack, leaf first, by their whole names.
+    fn qualify_closures(
+        &mut self,
+        functions: &mut [StringId],
+        addresses: &[AddressId],
+        names: &Names,
+    ) {
+        if !functions.iter().any(|id| self.is_closure[id.0 as usize]) {
+            return;
+        }
+        let frames: Vec<&Frame> = addresses.iter().flat_map(|id| names.frames(*id)).collect();
+        for (index, function) in functions.iter_mut().enumerate() {
+            let at = function.0 as usize;
+            if !self.is_closure[at] {
+                continue;
+            }
+            let outer = frames[index + 1..].iter().map(|frame| OuterFrame {
+                name: names.strings.get(frame.function),
+                is_same_file: frame.file == frames[index].file,
+            });
+            let Some(name) = qualified_closure(self.functions.get(*function), outer) else {
+                continue;
+            };
+            *function = self.functions.intern(&name);
+            let (is_allocator, origin) = (self.is_allocator[at], self.origins[at]);
+            if function.0 as usize == self.origins.len() {
+                self.is_allocator.push(is_allocator);
+                self.is_closure.push(false);
+                self.origins.push(origin);
+            }
+        }
     }
 
     /// Sets the variance of unchanged stacks to 0: equal values mean the same samples, so chance has no part in

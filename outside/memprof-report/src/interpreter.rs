@@ -1,9 +1,9 @@
 //! Advice for programs that run in an interpreter, whose functions the C stack does not show.
 
-use crate::code_origin::{CodeLocation, CodeOrigin, OriginRules, stem};
-use crate::fold::SymbolizedProfile;
+use crate::code_origin::{CodeOrigin, CodeOrigins, OriginRules, stem};
 use crate::profile::SampleType;
 use crate::stacks::AddressId;
+use crate::symbolized_profile::SymbolizedProfile;
 
 /// Share of the total from which a note is given, in percent.
 const MIN_SHARE_PERCENT: f64 = 20.0;
@@ -46,19 +46,10 @@ pub(crate) fn advice(
         let file = mapping.file_name();
         Some((file, tool_for(file)?))
     })?;
-    let locations = CodeLocation::for_mappings(profile);
+    let origins = CodeOrigins::new(named, origin_rules);
     let by_address: Vec<CodeOrigin> = (0..profile.stacks.addresses().len())
-        .map(|index| {
-            let id = AddressId(index as u32);
-            let mapping = profile.mapping_of_frame(id);
-            let location = mapping.map(|index| locations[index]).unwrap_or_default();
-            let origin = named.names.frames(id).iter().map(|frame| {
-                let function = named.names.strings.get(frame.function);
-                let by_name = origin_rules.origin_of_name(function, frame.named);
-                by_name.unwrap_or_else(|| location.origin_of_frame(frame))
-            });
-            origin.max().unwrap_or_default()
-        })
+        .map(|index| origins.origins(AddressId(index as u32)).max())
+        .map(Option::unwrap_or_default)
         .collect();
     let (mut total, mut interpreted) = (0_i128, 0_i128);
     for sample in &profile.samples {

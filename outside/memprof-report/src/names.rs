@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 use std::collections::HashMap;
 
+use crate::call_shape::CallShape;
 use crate::stacks::AddressId;
 
 /// Interned strings.
@@ -71,6 +72,9 @@ fn is_unprintable(c: char) -> bool {
 pub struct Frame {
     /// Demangled name, or `libfoo.so+0x1234` if it has no symbol.
     pub function: StringId,
+    /// Name of the symbol, where `function` is only a part of it. `None` if they are equal, or the file that has the
+    /// symbol was not read.
+    pub linkage: Option<StringId>,
     /// Source file. `None` if unknown.
     pub file: Option<StringId>,
     /// Line number; 0 if unknown.
@@ -87,6 +91,8 @@ pub struct Names {
     frames: Vec<Frame>,
     /// By [`AddressId`]: start and end in `frames`.
     ranges: Vec<(u32, u32)>,
+    /// Shapes of calls near the leaf, as far as machine code was read.
+    pub(crate) call_shapes: HashMap<AddressId, CallShape>,
 }
 
 impl Names {

@@ -44,6 +44,8 @@ pub struct Options {
     pub time_nanos: i64,
     /// Decides which functions are rows of their own.
     pub origin_rules: OriginRules,
+    /// Writes, in place of the report, why functions with this name are the program's own or not.
+    pub why: Option<String>,
     /// Limits on the input's size.
     pub limits: Limits,
 }

@@ -8,6 +8,8 @@ pub(crate) mod proto;
 mod samples;
 mod wire;
 
+use std::borrow::Cow;
+
 use prost::Message;
 
 pub(crate) use self::wire::FieldScan;
@@ -243,21 +245,28 @@ impl<'a> Reader<'a> {
         let function = function.filter(|function| function.id == line.function_id);
         let function = function
             .ok_or_else(|| Error::pprof(format!("there is no function {}", line.function_id)))?;
-        let name = match self.string(function.name)? {
-            "" => function.system_name,
-            _ => function.name,
+        let is_named = !self.string(function.name)?.is_empty();
+        let name = match is_named {
+            true => function.name,
+            false => function.system_name,
         };
         let file = match self.string(function.filename)? {
             "" => None,
             file => Some(self.intern(&mut known.files, function.filename, file, names)?),
         };
         let text = self.string(name)?;
+        // Who wrote the file chose its names: `get @@iterator` is whole. A system name is a symbol.
+        let text = match is_named {
+            true => Cow::Borrowed(text),
+            false => demangle(text),
+        };
         let function = match known.functions[name as usize] {
             Some(function) => function,
-            None => self.intern(&mut known.functions, name, &demangle(text), names)?,
+            None => self.intern(&mut known.functions, name, &text, names)?,
         };
         Ok(Frame {
             function,
+            linkage: None,
             file,
             line: u32::try_from(line.line).unwrap_or(0),
             named: true,

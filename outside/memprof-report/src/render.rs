@@ -23,14 +23,16 @@ use std::borrow::Cow;
 use std::collections::HashSet;
 use std::io::Write;
 
+use crate::code_origin::explain;
 use crate::error::Result;
-use crate::fold::{Folded, SymbolizedProfile};
+use crate::fold::Folded;
 use crate::limits::MemoryLeft;
 use crate::names::StringId;
 use crate::options::{Format, Options};
 use crate::profile::sample_types::{Unit, ValueType};
 use crate::profile::{Sample, SampleType, SampleValues};
 use crate::short_names::short_name;
+use crate::symbolized_profile::SymbolizedProfile;
 
 /// Profile to render, with its base for a comparison.
 #[derive(Clone, Debug)]
@@ -213,6 +215,9 @@ fn function_label<'f>(folded: &'f Folded, function: StringId, options: &Options)
 
 /// Writes the report in the format that `options` selects.
 pub fn render(input: &RenderInput<'_>, options: &Options, out: &mut dyn Write) -> Result<()> {
+    if let Some(function) = &options.why {
+        return explain(input.profile, &options.origin_rules, function, out);
+    }
     match options.format {
         Format::Text => text::write(input, options, out),
         Format::Tree => tree::write(input, options, out),

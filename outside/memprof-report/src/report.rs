@@ -9,7 +9,6 @@ use self::loaded_profile::{LoadedProfile, check_units};
 use crate::early_ends::early_ends_note;
 use crate::error::{Error, Result};
 use crate::filter::drop_memprof_stacks;
-use crate::fold::SymbolizedProfile;
 use crate::interpreter::advice;
 use crate::module_names::ModuleNames;
 use crate::names::replace_unprintable;
@@ -17,6 +16,7 @@ use crate::options::{Format, Options};
 use crate::profile::{Address, NO_STACK, Profile, Sample, SampleType, UNATTRIBUTED};
 use crate::render::{self, amount};
 use crate::symbolize::{Progress, Sources};
+use crate::symbolized_profile::SymbolizedProfile;
 use crate::unseen_calls::unseen_calls_notes;
 
 /// A profile to read.

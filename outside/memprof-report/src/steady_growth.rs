@@ -6,7 +6,8 @@ use std::time::Duration;
 use crate::ages::no_ages_error;
 use crate::alloc_time::{AgeBuckets, AllocTime};
 use crate::error::{Error, Result};
-use crate::fold::{Folded, SymbolizedProfile};
+use crate::fold::Folded;
+use crate::symbolized_profile::SymbolizedProfile;
 
 /// Number of age spans that are compared.
 const SPAN_COUNT: usize = 4;

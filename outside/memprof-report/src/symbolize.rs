@@ -2,6 +2,7 @@
 
 mod abbreviations;
 mod address;
+mod call_shapes;
 mod companions;
 mod dwarf;
 mod elf;
@@ -36,6 +37,7 @@ pub use self::limited_file::LimitedFile;
 
 use self::frames::CollectedFrames;
 use self::object_files::{ObjectFile, group_by_file, unused_binary_note};
+use crate::call_shape::CallShape;
 use crate::error::Result;
 use crate::module_names::ModuleNames;
 use crate::names::{Frame, Names};
@@ -91,6 +93,7 @@ pub type Progress<'a> = &'a (dyn Fn(usize, usize) + Sync);
 /// Frames and notes of one file.
 struct SymbolizedFile {
     frames: Vec<CollectedFrames>,
+    call_shapes: Vec<(AddressId, CallShape)>,
     notes: Vec<String>,
     /// Result of comparing build ids. `None` if no file was found.
     build_id_match: Option<BuildIdMatch>,
@@ -172,6 +175,7 @@ pub(crate) fn find_symbols(
         for frames in result.frames {
             frames.move_to(&mut names);
         }
+        names.call_shapes.extend(result.call_shapes);
     }
     profile.warnings.extend(notes);
     jit_code::name_addresses(profile, sources, &mut names);
@@ -211,6 +215,7 @@ pub(crate) fn number_the_rest(profile: &mut Profile, names: &mut Names, modules:
             id,
             &[Frame {
                 function,
+                linkage: None,
                 file: None,
                 line: 0,
                 named: pseudo.is_some(),
@@ -270,6 +275,7 @@ fn symbolize_file(
 ) -> Result<SymbolizedFile> {
     let mut result = SymbolizedFile {
         frames: Vec::new(),
+        call_shapes: Vec::new(),
         notes: Vec::new(),
         build_id_match: None,
     };
@@ -285,8 +291,9 @@ fn symbolize_file(
         search::BinaryLookup::Binary(binary) => {
             result.build_id_match = Some(binary.build_id_match);
             match elf::symbolize_file(&binary, file) {
-                Ok((frames, notes)) => {
+                Ok((frames, call_shapes, notes)) => {
                     result.frames = frames;
+                    result.call_shapes = call_shapes;
                     result.notes.extend(notes.into_iter().map(note));
                 }
                 Err(error) => result.notes.push(note(error.to_string())),

@@ -103,6 +103,7 @@ fn add_dump(measured: &mut Measurement, dump: PathBuf) -> anyhow::Result<()> {
         measured.notes.push(format!(
             "{host} was not counted: its allocator cannot report the size of a block"
         ));
+        measured.uncounted.push(host.to_owned());
         return Ok(());
     };
     if let Some(lost) = origin.lost_samples.filter(|lost| *lost > 0) {
@@ -124,4 +125,24 @@ fn add_dump(measured: &mut Measurement, dump: PathBuf) -> anyhow::Result<()> {
 fn read_origin(dump: &Path) -> anyhow::Result<ProfileOrigin> {
     let mut bytes = BufReader::new(File::open(dump)?);
     Ok(memprof_report::parse(&mut bytes, &Limits::default(), false)?.origin)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn process_without_tally_is_uncounted() {
+        let dir = tempfile::tempdir().unwrap();
+        let dump = dir.path().join("one.heap");
+        let text = "heap_v2/524288\n  t*: 0: 0 [0: 0]\n\nMAPPED_LIBRARIES:\n";
+        std::fs::write(&dump, text).unwrap();
+        let measured = read_dumps(dir.path()).unwrap();
+        assert_eq!(measured.processes, 0);
+        assert_eq!(measured.uncounted, ["a process"]);
+        let counted = Measurement::default();
+        assert!(counted.require_counted().is_ok());
+        let error = measured.require_counted().unwrap_err().to_string();
+        assert!(error.contains("a process was not counted"), "{error}");
+    }
 }

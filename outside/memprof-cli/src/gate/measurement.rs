@@ -6,6 +6,8 @@ use memprof_report::SampleType;
 use serde::Serialize;
 use tempfile::TempDir;
 
+use crate::exit::{UNAVAILABLE, with_exit_code};
+
 /// A total that a budget limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -29,6 +31,8 @@ pub(super) struct Measurement {
     pub(super) dumps: Dumps,
     /// Range of several runs, as a share of their median: peak, allocated. `None` for one run.
     pub(super) spread: Option<[f64; 2]>,
+    /// Names of processes that are in no total.
+    pub(super) uncounted: Vec<String>,
     /// Notes for the user.
     pub(super) notes: Vec<String>,
 }
@@ -70,6 +74,22 @@ impl Measurement {
             BudgetedTotal::Peak => self.peak,
             BudgetedTotal::Allocated => self.allocated,
         }
+    }
+
+    /// Fails unless every process was counted: the totals are no limits for a run in which more of them are.
+    pub(super) fn require_counted(&self) -> anyhow::Result<()> {
+        let Some(first) = self.uncounted.first() else {
+            return Ok(());
+        };
+        let more = match self.uncounted.len() - 1 {
+            0 => String::new(),
+            more => format!(", nor were {more} more"),
+        };
+        let message = format!(
+            "no budget is written: {first} was not counted{more}, because its allocator cannot report the size of a \
+             block; test a command that does not run it, or link it with the allocator of the system"
+        );
+        Err(with_exit_code(UNAVAILABLE, message))
     }
 }
 

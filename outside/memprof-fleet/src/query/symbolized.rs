@@ -102,6 +102,7 @@ impl ProfileBuilder {
             .intern_address(Address(*index * MODULE_SIZE + *count));
         let frame = Frame {
             function: self.names.strings.intern(function),
+            linkage: None,
             file: None,
             line: 0,
             named: !function

@@ -1,14 +1,55 @@
-//! Tables of the code origins of functions and files.
+//! Tables of the code origins of functions, files and source directories.
 //!
-//! A pattern is a whole name, or has `*` for any text. Names that match no pattern are the program's own.
+//! A pattern is a whole name, or has `*` for any text. A name proves little: each rule says where it holds.
 
+mod allocation_words;
 mod files;
 mod functions;
 mod languages;
 mod libraries;
+mod sources;
 
 use super::CodeOrigin;
+pub(super) use allocation_words::{ALLOCATING_ENDS, GROWING_ENDS, MEMORY_PARTS};
 pub(super) use files::{FILES, NAMESPACES};
 pub(super) use functions::FUNCTIONS;
 pub(super) use languages::LANGUAGES;
 pub(super) use libraries::LIBRARIES;
+pub(super) use sources::{SOURCE_DIRECTORIES, SourceDirectory};
+
+use crate::demangle::Language;
+
+/// Rule for the names of functions, or for their namespaces.
+#[derive(Debug)]
+pub(super) struct NameRule {
+    pub(super) origin: CodeOrigin,
+    pub(super) reach: Reach,
+    pub(super) names: &'static [&'static str],
+}
+
+impl NameRule {
+    const fn new(origin: CodeOrigin, reach: Reach, names: &'static [&'static str]) -> Self {
+        Self {
+            origin,
+            reach,
+            names,
+        }
+    }
+}
+
+/// Functions for which a name is evidence.
+#[derive(Debug)]
+pub(super) enum Reach {
+    /// All: a language reserves the name.
+    Reserved,
+    /// Those of unknown source files, and those whose path holds the name's namespace: no other library has it, but a
+    /// program may add to it, as to `std::hash`.
+    Distinct,
+    /// Those written in this language, whose source file is unknown.
+    Language(Language),
+    /// Code that is in no file.
+    Jit,
+    /// Those outside of the program's own files; and in these, if a word in the path of the source or of the file
+    /// starts with one of these.
+    With(&'static [&'static str]),
+}

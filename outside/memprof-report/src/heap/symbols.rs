@@ -107,6 +107,7 @@ impl Symbols {
                     let place = frame.place.as_ref();
                     Frame {
                         function: names.strings.intern(&frame.name),
+                        linkage: None,
                         file: place.map(|(file, _)| names.strings.intern(file)),
                         line: place.map_or(0, |(_, line)| *line),
                         named: !frame.name.starts_with("0x"),

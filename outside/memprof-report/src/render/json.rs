@@ -10,10 +10,10 @@ use crate::ages::{Cohort, Cohorts};
 use crate::code_origin::CodeOrigin;
 use crate::comparison::Comparison;
 use crate::error::{Error, Result};
-use crate::fold::SymbolizedProfile;
 use crate::label_shares::shares_by_label;
 use crate::options::Options;
 use crate::profile::{self, Profile};
+use crate::symbolized_profile::SymbolizedProfile;
 use crate::table::table;
 
 const SCHEMA_VERSION: u32 = 1;

@@ -1,9 +1,10 @@
 //! Negative values, which profiles of differences have: a format that shows sizes cannot hold them.
 
 use super::{amount, pluralize};
-use crate::fold::{Folded, SymbolizedProfile};
+use crate::fold::Folded;
 use crate::options::{Format, Options};
 use crate::profile::SampleType;
+use crate::symbolized_profile::SymbolizedProfile;
 
 /// Returns a note on the values that the format leaves out because they are negative, with their sum. `None` if it holds
 /// all of the profile and of its base.

@@ -4,7 +4,6 @@ use super::Input;
 use crate::ages::{filter_older, no_ages_error};
 use crate::allocator_frames::allocator_depths;
 use crate::error::{Error, Result};
-use crate::fold::SymbolizedProfile;
 use crate::input::parse;
 use crate::label_shares::filter_by_label;
 use crate::module_names::ModuleNames;
@@ -13,6 +12,7 @@ use crate::options::Options;
 use crate::profile::{Profile, SampleType};
 use crate::render::amount;
 use crate::symbolize::{Progress, Sources, find_symbols, moved_text, number_the_rest};
+use crate::symbolized_profile::SymbolizedProfile;
 use crate::unsample::unsample;
 
 /// A profile with estimated values, in which places without a symbol have no name yet.

@@ -1,5 +1,6 @@
 //! Symbolizes addresses of ELF files, from symbol tables alone or from debug information.
 
+use std::collections::HashSet;
 use std::num::NonZeroUsize;
 use std::panic::resume_unwind;
 use std::thread;
@@ -7,6 +8,7 @@ use std::thread;
 use object::{Object as _, SymbolKind};
 
 use super::address::LinkedAddress;
+use super::call_shapes;
 use super::dwarf::Dwarf;
 use super::frames::{CollectedFrames, Frames};
 use super::image::Image;
@@ -16,18 +18,27 @@ use super::object_files::{CodeQuery, ObjectFile};
 use super::regular_file::READ_LIMIT;
 use super::search::Binary;
 use super::segment_tree::SegmentTree;
+use crate::call_shape::CallShape;
 use crate::profile::Mapping;
 use crate::stacks::AddressId;
 
 /// Fewest addresses for which another thread reads debug information.
 const MIN_PART: usize = 1000;
 
-/// Symbolizes offsets of one binary, as far as possible. Returns the frames, and notes about what could not be read
-/// and, for the main program, that it is stripped. Fails if the binary is no valid ELF file.
+/// Frames, shapes of calls, and notes of one binary.
+type SymbolizedQueries = (
+    Vec<CollectedFrames>,
+    Vec<(AddressId, CallShape)>,
+    Vec<String>,
+);
+
+/// Symbolizes offsets of one binary, as far as possible. Returns the frames, the shapes of the calls near leaves, and
+/// notes about what could not be read and, for the main program, that it is stripped. Fails if the binary is no valid
+/// ELF file.
 pub(super) fn symbolize_file(
     binary: &Binary,
     object_file: &ObjectFile<'_>,
-) -> object::Result<(Vec<CollectedFrames>, Vec<String>)> {
+) -> object::Result<SymbolizedQueries> {
     let cache = LimitedFile::new(&binary.file, READ_LIMIT);
     let file = object::File::parse(&cache)?;
     let debug_cache = binary.debug.as_ref();
@@ -79,9 +90,16 @@ pub(super) fn symbolize_file(
             None
         })
     });
+    let near_leaf = object_file
+        .queries
+        .iter()
+        .filter(|query| query.is_near_leaf);
+    let near_leaf: HashSet<AddressId> = near_leaf.map(|query| query.id).collect();
+    let calls = queries.iter().map(|(call, _)| *call);
+    let calls: Vec<_> = calls.filter(|(_, id)| near_leaf.contains(id)).collect();
     let (frames, nameless) = with_inlined_frames_parallel(&queries, dwarf.as_ref());
     notes.extend(dwarf.iter().flat_map(|dwarf| dwarf.notes(nameless)));
-    Ok((frames, notes))
+    Ok((frames, call_shapes::read(&file, &calls), notes))
 }
 
 /// Symbolizes the addresses, split between cores by ranges, because neighbours share debug information. Returns the

@@ -15,11 +15,14 @@ pub(super) struct Frames<'s> {
     strings: Strings,
     /// Frames of one address are consecutive, innermost first.
     list: Vec<(AddressId, Frame)>,
-    functions: HashMap<StrAddress<'s>, StringId>,
+    functions: HashMap<StrAddress<'s>, FunctionName>,
     files: HashMap<StrAddress<'s>, StringId>,
     /// Qualified names by function, file and unit.
     in_files: HashMap<(StrAddress<'s>, StrAddress<'s>, StrAddress<'s>), StringId>,
 }
+
+/// Displayed name of a function, and that of its symbol if it is another.
+type FunctionName = (StringId, Option<StringId>);
 
 /// Text compared by its address: a file stores most names once, and most are looked up repeatedly.
 #[derive(Clone, Copy)]
@@ -48,8 +51,10 @@ impl<'s> Frames<'s> {
         file: Option<&'s str>,
         line: u32,
     ) {
+        let (function, linkage) = self.function(function);
         let frame = Frame {
-            function: self.function(function),
+            function,
+            linkage,
             file: file.map(|file| self.file(file)),
             line,
             named: true,
@@ -86,6 +91,7 @@ impl<'s> Frames<'s> {
         };
         let frame = Frame {
             function,
+            linkage: None,
             file: Some(self.file(file)),
             line,
             named: true,
@@ -104,6 +110,7 @@ impl<'s> Frames<'s> {
         let name = format!("{scope}::{}", String::from_utf8_lossy(function));
         let frame = Frame {
             function: self.strings.intern(&name),
+            linkage: None,
             file: file.map(|file| self.file(file)),
             line,
             named: true,
@@ -113,17 +120,21 @@ impl<'s> Frames<'s> {
 
     /// Renames the function of the last frame; does nothing if there is none.
     pub(super) fn rename_last(&mut self, function: &'s [u8]) {
-        let function = self.function(function);
+        let (function, linkage) = self.function(function);
         if let Some((_, last)) = self.list.last_mut() {
-            last.function = function;
+            (last.function, last.linkage) = (function, linkage);
         }
     }
 
-    /// Returns the id of a function's demangled name, by its linkage name. Ids are cached by the address of that text.
-    fn function(&mut self, linked: &'s [u8]) -> StringId {
-        let name = || demangle(&String::from_utf8_lossy(linked)).into_owned();
-        let known = self.functions.entry(StrAddress(linked));
-        *known.or_insert_with(|| self.strings.intern(&name()))
+    /// Returns a function's demangled name and its symbol's. They are cached by the address of that text.
+    fn function(&mut self, symbol: &'s [u8]) -> FunctionName {
+        let known = self.functions.entry(StrAddress(symbol));
+        *known.or_insert_with(|| {
+            let symbol = String::from_utf8_lossy(symbol);
+            let name = demangle(&symbol);
+            let linkage = (name != symbol).then(|| self.strings.intern(&symbol));
+            (self.strings.intern(&name), linkage)
+        })
     }
 
     /// Returns the id of a source file.
@@ -166,6 +177,7 @@ impl CollectedFrames {
             frames.clear();
             frames.extend(group.iter().map(|&(_, frame)| Frame {
                 function: ids[frame.function.0 as usize],
+                linkage: frame.linkage.map(|linkage| ids[linkage.0 as usize]),
                 file: frame.file.map(|file| ids[file.0 as usize]),
                 ..frame
             }));

@@ -25,6 +25,7 @@ pub(super) fn name_addresses(profile: &mut Profile, sources: &Sources, names: &m
         for (id, name) in found {
             let frame = Frame {
                 function: names.strings.intern(&name),
+                linkage: None,
                 file: None,
                 line: 0,
                 named: true,

@@ -4,6 +4,7 @@ use std::cmp::Reverse;
 use std::collections::HashMap;
 
 use super::Sources;
+use super::call_shapes::leaf_addresses;
 use crate::names::Names;
 use crate::profile::{Address, FileOffset, Mapping, Profile};
 use crate::stacks::AddressId;
@@ -26,6 +27,8 @@ pub(super) struct CodeQuery {
     pub(super) address: Address,
     pub(super) offset: FileOffset,
     pub(super) id: AddressId,
+    /// Whether it is near the leaf of a stack, where a wrapper of malloc may be.
+    pub(super) is_near_leaf: bool,
 }
 
 impl<'a> ObjectFile<'a> {
@@ -90,6 +93,7 @@ pub(super) fn group_by_file<'a>(
             })
         })
         .collect();
+    let leaves = leaf_addresses(&profile.stacks);
     for id in (0..profile.stacks.addresses().len() as u32).map(AddressId) {
         let Some(index) = profile
             .mapping_of_frame(id)
@@ -103,6 +107,7 @@ pub(super) fn group_by_file<'a>(
                 address: call,
                 offset: mapping.normalize(call),
                 id,
+                is_near_leaf: leaves.contains(&id),
             });
         }
     }

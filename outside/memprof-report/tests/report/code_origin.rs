@@ -22,14 +22,14 @@ const STACKS: &[(&str, &str)] = &[
     ),
     // A program of templates, with an allocator of its own, on a thread of std::async.
     (
-        "clone3;start_thread;std::call_once<void (*)()>;__gthread_once;std::function<void ()>::operator();\
+        "+clone3;+start_thread;std::call_once<void (*)()>;__gthread_once;std::function<void ()>::operator();\
          market::build_orders;market::index<std::string, market::order>::insert;\
          std::vector<market::order, market::arena_allocator<market::order> >::push_back;\
          market::arena_allocator<market::order>::allocate",
         "market::index<std::string, market::order>::insert",
     ),
     (
-        "start_thread;std::call_once<void (*)()>;__gthread_once;std::__once_call_impl",
+        "+start_thread;std::call_once<void (*)()>;__gthread_once;std::__once_call_impl",
         "std::__once_call_impl (plumbing)",
     ),
     // Go, whose own stack is another one.
@@ -43,7 +43,7 @@ const STACKS: &[(&str, &str)] = &[
     ),
     // Python with GObject's bindings, which call by libffi.
     (
-        "main;PyEval_EvalCode;_PyEval_EvalFrameDefault;pygi_invoke_c_callable;ffi_call;g_memdup2;g_malloc",
+        "+main;+PyEval_EvalCode;+_PyEval_EvalFrameDefault;pygi_invoke_c_callable;+ffi_call;+g_memdup2;+g_malloc",
         "pygi_invoke_c_callable",
     ),
     // A server of axum, whose handlers copy and read values of serde's.
@@ -95,29 +95,29 @@ const STACKS: &[(&str, &str)] = &[
         "market::remember",
     ),
     (
-        "start_thread;std::thread::_State_impl::_M_run;market::post_work;boost::asio::post<boost::asio::io_context>;\
+        "+start_thread;std::thread::_State_impl::_M_run;market::post_work;boost::asio::post<boost::asio::io_context>;\
          asio_execution_execute_fn::impl::operator()<boost::asio::io_context>;\
          boost::asio::detail::thread_info_base::allocate<boost::asio::detail::thread_info_base::default_tag>",
         "market::post_work",
     ),
     // libxml2 and SQLite, in programs of C and Go, and in an extension of Python without symbols.
     (
-        "_start;main;parse_orders;xmlReadMemory;xmlParseDocument;xmlParseElement;xmlSAX2StartElementNs;xmlNewDocNodeEatName",
+        "_start;main;parse_orders;+xmlReadMemory;+xmlParseDocument;+xmlParseElement;+xmlSAX2StartElementNs;+xmlNewDocNodeEatName",
         "parse_orders",
     ),
     (
-        "_start;Py_BytesMain;_PyEval_EvalFrameDefault;xmlSAX2StartElementNs;xmlNewDocNodeEatName",
+        "_start;+Py_BytesMain;+_PyEval_EvalFrameDefault;+xmlSAX2StartElementNs;+xmlNewDocNodeEatName",
         "xmlNewDocNodeEatName (library)",
     ),
     (
-        "runtime.asmcgocall;_cgo_e6ccbb648535_Cfunc_prepare_all;prepare_all;sqlite3_prepare_v2;sqlite3RunParser;\
-         sqlite3Select;sqlite3VdbeCreate;sqlite3DbMallocRaw",
+        "runtime.asmcgocall;_cgo_e6ccbb648535_Cfunc_prepare_all;prepare_all;+sqlite3_prepare_v2;+sqlite3RunParser;\
+         +sqlite3Select;+sqlite3VdbeCreate;+sqlite3DbMallocRaw",
         "prepare_all",
     ),
     // valac: GObject and Vala's containers.
     (
-        "main;vala_flow_analyzer_analyze;vala_phi_function_construct;vala_array_list_construct;vala_list_construct;\
-         vala_collection_construct;vala_iterable_construct;g_type_create_instance;g_slice_alloc0;g_slice_alloc",
+        "main;+vala_flow_analyzer_analyze;+vala_phi_function_construct;+vala_array_list_construct;+vala_list_construct;\
+         +vala_collection_construct;+vala_iterable_construct;+g_type_create_instance;+g_slice_alloc0;+g_slice_alloc",
         "vala_phi_function_construct",
     ),
     // Async Rust: code derived by serde, a connection in a task of the program and in one of hyper, columns.
@@ -152,24 +152,32 @@ const STACKS: &[(&str, &str)] = &[
     ),
     // Erlang.
     (
-        "_start;main;erl_start;erts_alloc_init;erts_alcu_start;erts_sys_aligned_alloc",
+        "_start;main;erl_start;erts_alloc_init;+erts_alcu_start;+erts_sys_aligned_alloc",
         "erts_alloc_init",
     ),
 ];
 
+/// Dump of one stack. Functions are the program's; those with `+` before their names are in a shared library.
 fn dump(stack: &str) -> String {
     let functions: Vec<_> = stack.split(';').rev().collect();
-    let address = |at: usize| 0x2000 + 0x100 * at;
+    let address = |at: usize, name: &str| match name.starts_with('+') {
+        true => 0x10000 + 0x100 * at,
+        false => 0x2000 + 0x100 * at,
+    };
     let mut text = "--- symbol\nbinary=/usr/bin/program\n".to_owned();
     for (at, function) in functions.iter().enumerate() {
-        text += &format!("{:#018x} {function}\n", address(at) - 1);
+        let name = function.trim_start_matches('+');
+        text += &format!("{:#018x} {name}\n", address(at, function) - 1);
     }
-    let addresses = (0..functions.len()).map(|at| format!(" {:#x}", address(at)));
-    let addresses: String = addresses.collect();
+    let addresses = functions.iter().enumerate();
+    let addresses: String = addresses
+        .map(|(at, function)| format!(" {:#x}", address(at, function)))
+        .collect();
     let counts = "t*: 1: 1024 [0: 0]";
     text + &format!(
         "---\n--- heap\nheap_v2/1\n  {counts}\n@{addresses}\n  {counts}\n\nMAPPED_LIBRARIES:\n\
-         00001000-00008000 r-xp 00000000 fe:00 1 /usr/bin/program\n"
+         00001000-00008000 r-xp 00000000 fe:00 1 /usr/bin/program\n\
+         00010000-00018000 r-xp 00000000 fe:00 2 /usr/lib/x86_64-linux-gnu/libother.so.1\n"
     )
 }
 

@@ -1,17 +1,22 @@
 //! Code origins by namespace and by file.
 
-use super::CodeOrigin;
+use super::{CodeOrigin, Language, NameRule, Reach};
 
 /// Namespaces of C++ and crates of Rust: the part before the first `::`.
-pub(in crate::code_origin) const NAMESPACES: &[(CodeOrigin, &[&str])] = &[
-    (
+pub(in crate::code_origin) const NAMESPACES: &[NameRule] = &[
+    // The standard libraries of C++ and Rust.
+    NameRule::new(
         CodeOrigin::Plumbing,
+        Reach::Distinct,
+        &["std", "__gnu_cxx", "__cxxabiv1", "__gnu_debug", "__rustc"],
+    ),
+    // Rust: its libraries, allocators, containers, crates that run closures, and types for values of any program.
+    NameRule::new(
+        CodeOrigin::Plumbing,
+        Reach::Language(Language::Rust),
         &[
-            // Rust: its libraries, allocators, containers, and crates that run closures.
             "alloc",
             "core",
-            "std",
-            "__rustc",
             "hashbrown",
             "indexmap",
             "smallvec",
@@ -42,7 +47,6 @@ pub(in crate::code_origin) const NAMESPACES: &[(CodeOrigin, &[&str])] = &[
             "futures_util",
             "futures_channel",
             "pin_project_lite",
-            // Types for values of any program; code that reads or copies them is above.
             "serde",
             "serde_core",
             "serde_json",
@@ -68,30 +72,12 @@ pub(in crate::code_origin) const NAMESPACES: &[(CodeOrigin, &[&str])] = &[
             "panic_unwind",
             "addr2line",
             "gimli",
-            // C++.
-            "__gnu_cxx",
-            "__cxxabiv1",
-            "__gnu_debug",
-            "absl::container_internal",
-            "boost::_bi",
-            "boost::_mfi",
-            "boost::circular_buffer*",
-            "boost::container",
-            "boost::multi_index",
-            "boost::unordered",
-            // Types for values of any program, such as serde's.
-            "boost::property_tree",
-            "nlohmann",
-            // Crates that run a program's handlers, such as tokio.
-            "asio",
-            "asio_*",
-            "boost::asio",
         ],
     ),
-    (CodeOrigin::Interpreter, &["v8"]),
     // Connections and files, in tasks of the program or in their own.
-    (
+    NameRule::new(
         CodeOrigin::Library,
+        Reach::Language(Language::Rust),
         &[
             "h2",
             "http",
@@ -100,6 +86,54 @@ pub(in crate::code_origin) const NAMESPACES: &[(CodeOrigin, &[&str])] = &[
             "hyper_util",
             "parquet",
         ],
+    ),
+    // C++ libraries whose code is of the program that instantiates it: containers, types for values, and what runs handlers.
+    NameRule::new(
+        CodeOrigin::Plumbing,
+        Reach::Distinct,
+        &[
+            "absl::container_internal",
+            "boost::_bi",
+            "boost::_mfi",
+            "boost::circular_buffer*",
+            "boost::container",
+            "boost::multi_index",
+            "boost::unordered",
+            "boost::property_tree",
+            "boost::asio",
+            "asio_execution*",
+            "asio_prefer*",
+            "asio_query*",
+            "asio_require*",
+            "nlohmann",
+        ],
+    ),
+    // Other libraries of C++: where they are linked into the program, without debug information.
+    NameRule::new(
+        CodeOrigin::Library,
+        Reach::Distinct,
+        &[
+            "absl::*",
+            "boost::*",
+            "Eigen",
+            "Json",
+            "YAML",
+            "fmt",
+            "pugi",
+            "rapidjson",
+            "tbb",
+            "tinyxml2",
+        ],
+    ),
+    NameRule::new(
+        CodeOrigin::Plumbing,
+        Reach::With(&["asio"]),
+        &["asio", "asio_*"],
+    ),
+    NameRule::new(
+        CodeOrigin::Interpreter,
+        Reach::With(&["node", "v8", "chrom", "electron", "deno"]),
+        &["v8"],
     ),
 ];
 
@@ -127,6 +161,16 @@ pub(in crate::code_origin) const FILES: &[(CodeOrigin, &[&str])] = &[
             "libglib",
             "libgobject",
             "libffi",
+            "libgfortran",
+            "libgnarl*",
+            "libgnat*",
+            "libgphobos",
+            "libgdruntime",
+            "libphobos*",
+            "libdruntime*",
+            "libobjc",
+            "libquadmath",
+            "libtbbmalloc*",
             // Applies to functions without a symbol; a name is more informative.
             "libsqlite",
             "libxml",

@@ -1,12 +1,13 @@
 //! Code origins of functions of language runtimes: their allocators, and their interpreters.
 
-use super::CodeOrigin;
+use super::{CodeOrigin, NameRule, Reach};
 
 /// Functions by name; the first match counts. Used after the tables that belong to no language.
-pub(in crate::code_origin) const LANGUAGES: &[(CodeOrigin, &[&str])] = &[
+pub(in crate::code_origin) const LANGUAGES: &[NameRule] = &[
     // Go's calls of C, which have a stack of their own.
-    (
+    NameRule::new(
         CodeOrigin::Startup,
+        Reach::Reserved,
         &[
             "runtime.asmcgocall*",
             "runtime.cgocall*",
@@ -18,10 +19,15 @@ pub(in crate::code_origin) const LANGUAGES: &[(CodeOrigin, &[&str])] = &[
             "crosscall*",
         ],
     ),
-    (CodeOrigin::Plumbing, &["_cgo_*", "x_cgo_*"]),
-    // Erlang.
-    (
+    NameRule::new(
         CodeOrigin::Plumbing,
+        Reach::Reserved,
+        &["_cgo_*", "x_cgo_*"],
+    ),
+    // Erlang.
+    NameRule::new(
+        CodeOrigin::Plumbing,
+        Reach::With(&["erlang", "beam", "erts"]),
         &[
             "erts_sys_*alloc",
             "erts_alcu_*",
@@ -30,8 +36,9 @@ pub(in crate::code_origin) const LANGUAGES: &[(CodeOrigin, &[&str])] = &[
         ],
     ),
     // CPython, Ruby, Perl, PHP: first their allocators, then their interpreters.
-    (
+    NameRule::new(
         CodeOrigin::Plumbing,
+        Reach::With(&["python"]),
         &[
             "PyMem_*",
             "_PyMem_*",
@@ -59,27 +66,11 @@ pub(in crate::code_origin) const LANGUAGES: &[(CodeOrigin, &[&str])] = &[
             "PyList_Append",
             "PyTuple_New",
             "PyDict_New",
-            "ruby_xmalloc*",
-            "ruby_xcalloc*",
-            "ruby_xrealloc*",
-            "objspace_xmalloc*",
-            "objspace_xcalloc*",
-            "objspace_xrealloc*",
-            "rb_alloc_*",
-            "Perl_safesys*",
-            "_emalloc*",
-            "_ecalloc",
-            "_erealloc*",
-            "_safe_emalloc",
-            "_safe_malloc",
-            "zend_mm_*",
-            "__zend_malloc",
-            "__zend_calloc",
-            "__zend_realloc",
         ],
     ),
-    (
+    NameRule::new(
         CodeOrigin::Interpreter,
+        Reach::With(&["python"]),
         &[
             "_PyEval_*",
             "PyEval_*",
@@ -96,22 +87,71 @@ pub(in crate::code_origin) const LANGUAGES: &[(CodeOrigin, &[&str])] = &[
             "Py_BytesMain",
             "Py_Main",
             "pymain_*",
+        ],
+    ),
+    NameRule::new(
+        CodeOrigin::Plumbing,
+        Reach::With(&["ruby"]),
+        &[
+            "ruby_xmalloc*",
+            "ruby_xcalloc*",
+            "ruby_xrealloc*",
+            "objspace_xmalloc*",
+            "objspace_xcalloc*",
+            "objspace_xrealloc*",
+            "rb_alloc_*",
+        ],
+    ),
+    NameRule::new(
+        CodeOrigin::Interpreter,
+        Reach::With(&["ruby"]),
+        &[
             "rb_vm_*",
             "rb_funcall*",
             "rb_call*",
             "rb_ensure",
             "rb_protect",
             "vm_exec_core",
-            "Perl_*",
-            "perl_run",
+        ],
+    ),
+    NameRule::new(
+        CodeOrigin::Plumbing,
+        Reach::With(&["perl"]),
+        &["Perl_safesys*"],
+    ),
+    NameRule::new(
+        CodeOrigin::Interpreter,
+        Reach::With(&["perl"]),
+        &["Perl_*", "perl_run"],
+    ),
+    NameRule::new(
+        CodeOrigin::Plumbing,
+        Reach::With(&["php", "zend"]),
+        &[
+            "_emalloc*",
+            "_ecalloc",
+            "_erealloc*",
+            "_safe_emalloc",
+            "_safe_malloc",
+            "zend_mm_*",
+            "__zend_malloc",
+            "__zend_calloc",
+            "__zend_realloc",
+        ],
+    ),
+    NameRule::new(
+        CodeOrigin::Interpreter,
+        Reach::With(&["php", "zend"]),
+        &[
             "zend_execute*",
             "zend_call_*",
             "php_execute_*",
             "execute_ex",
-            "lua_call*",
-            "lua_pcall*",
-            "luaD_*",
-            "luaV_*",
         ],
+    ),
+    NameRule::new(
+        CodeOrigin::Interpreter,
+        Reach::With(&["lua"]),
+        &["lua_call*", "lua_pcall*", "luaD_*", "luaV_*"],
     ),
 ];

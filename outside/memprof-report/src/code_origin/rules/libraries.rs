@@ -1,12 +1,13 @@
 //! Code origins of functions of common libraries.
 
-use super::CodeOrigin;
+use super::{CodeOrigin, NameRule, Reach};
 
 /// Functions by name; the first match counts. Used after the table that belongs to no library.
-pub(in crate::code_origin) const LIBRARIES: &[(CodeOrigin, &[&str])] = &[
+pub(in crate::code_origin) const LIBRARIES: &[NameRule] = &[
     // LLVM's containers and pools.
-    (
+    NameRule::new(
         CodeOrigin::Plumbing,
+        Reach::Distinct,
         &[
             "llvm::allocate_buffer",
             "llvm::safe_malloc",
@@ -23,8 +24,9 @@ pub(in crate::code_origin) const LIBRARIES: &[(CodeOrigin, &[&str])] = &[
         ],
     ),
     // Protobuf's containers, arenas and streams; messages are the program's own.
-    (
+    NameRule::new(
         CodeOrigin::Plumbing,
+        Reach::Distinct,
         &[
             "google::protobuf::Arena*",
             "google::protobuf::Map<*",
@@ -35,8 +37,9 @@ pub(in crate::code_origin) const LIBRARIES: &[(CodeOrigin, &[&str])] = &[
         ],
     ),
     // Vala's containers, of which its compiler has a copy.
-    (
+    NameRule::new(
         CodeOrigin::Plumbing,
+        Reach::With(&["gee", "vala"]),
         &[
             "gee_*",
             "vala_array_list_*",
@@ -49,21 +52,10 @@ pub(in crate::code_origin) const LIBRARIES: &[(CodeOrigin, &[&str])] = &[
             "vala_set_*",
         ],
     ),
-    // Graphviz.
-    (
-        CodeOrigin::Plumbing,
-        &[
-            "gmalloc",
-            "gcalloc",
-            "grealloc",
-            "gv_*alloc*",
-            "agalloc",
-            "agrealloc",
-        ],
-    ),
     // GLib.
-    (
+    NameRule::new(
         CodeOrigin::Plumbing,
+        Reach::With(&["glib", "gobject", "gio"]),
         &[
             "g_malloc*",
             "g_try_malloc*",
@@ -98,10 +90,11 @@ pub(in crate::code_origin) const LIBRARIES: &[(CodeOrigin, &[&str])] = &[
     ),
     // Memory in libxml2 and SQLite is of the program that stores it there, if that has a name: an interpreter's
     // extension often has none.
-    (
+    NameRule::new(CodeOrigin::Library, Reach::With(&["sqlite"]), &["sqlite3*"]),
+    NameRule::new(
         CodeOrigin::Library,
+        Reach::With(&["xml2", "libxml"]),
         &[
-            "sqlite3*",
             "xmlAdd*",
             "xmlBuf*",
             "xmlCopy*",

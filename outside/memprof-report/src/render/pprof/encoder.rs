@@ -6,13 +6,13 @@ use std::io::Write;
 use prost::Message;
 
 use crate::error::Result;
-use crate::fold::SymbolizedProfile;
 use crate::label::SetLabel;
 use crate::names::{NameDetail, StringId, Strings};
 use crate::pprof::proto;
 use crate::profile::sample_types::{Column, ValueType};
 use crate::profile::{Profile, Sample};
 use crate::stacks::AddressId;
+use crate::symbolized_profile::SymbolizedProfile;
 
 /// Encoded bytes after which they are written.
 const PART_BYTES: usize = 64 << 10;

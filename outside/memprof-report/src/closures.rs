@@ -1,0 +1,130 @@
+//! Names of Rust's closures and async blocks. With line tables alone, debug information calls an inlined one only
+//! `{closure#0}`, and each function has one of that name.
+
+/// Frame in a stack, for the name of a closure that it contains.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct OuterFrame<'n> {
+    pub(crate) name: &'n str,
+    /// Whether its source file is that of the closure.
+    pub(crate) is_same_file: bool,
+}
+
+/// Returns whether a function's name ends with a closure, such as `shop::{closure#0}`.
+pub(crate) fn is_closure(name: &str) -> bool {
+    let last = last_component(name);
+    let is_numbered = last.starts_with('{') && last.ends_with('}') && last.contains('#');
+    is_numbered && !last.starts_with("{impl") && !last.contains("_env#")
+}
+
+/// Returns the name of a closure with the path of the function that has it. `outer` are the frames towards the root: one
+/// may have the closure's type in its arguments, as in `map<shop::load::{closure_env#0}>`; else it is the nearest one of
+/// the same file. `None` if there is none.
+pub(crate) fn qualified_closure<'n>(
+    name: &str,
+    outer: impl Iterator<Item = OuterFrame<'n>>,
+) -> Option<String> {
+    let closure = last_component(name);
+    let environment = format!("::{}", closure.replacen('#', "_env#", 1));
+    let mut path = None;
+    let mut nearest = None;
+    for frame in outer {
+        let base = frame.name.split('<').next().unwrap_or_default();
+        let is_function = !base.is_empty() || frame.name.starts_with('<');
+        if nearest.is_none() && frame.is_same_file && is_function && !is_closure(frame.name) {
+            nearest = Some(frame.name);
+        }
+        path = path.or_else(|| path_before(frame.name, &environment));
+        if path.is_some() && nearest.is_some() {
+            break;
+        }
+    }
+    let function = match (path, nearest) {
+        // The number of an implementation says less than its type and trait.
+        (Some(path), Some(nearest))
+            if path.contains("{impl#") && last_component(path) == last_component(nearest) =>
+        {
+            nearest
+        }
+        (Some(path), _) => path,
+        (None, nearest) => nearest?,
+    };
+    Some(format!("{function}::{closure}"))
+}
+
+/// Returns the path that ends where `end` starts in a name. `None` if it does not occur.
+fn path_before<'n>(name: &'n str, end: &str) -> Option<&'n str> {
+    let before = &name[..name.find(end)?];
+    let is_path = |c: char| c.is_alphanumeric() || matches!(c, '_' | ':' | '{' | '}' | '#');
+    let start = before.rfind(|c| !is_path(c)).map_or(0, |index| index + 1);
+    before.get(start..).filter(|path| !path.is_empty())
+}
+
+/// Last component of a path: `build` of `<shop::Sq as shop::Shape>::build`.
+fn last_component(name: &str) -> &str {
+    name.rsplit("::").next().unwrap_or(name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{OuterFrame, is_closure, qualified_closure};
+
+    #[test]
+    fn closure_has_the_path_of_its_function() {
+        let check = |name, outer: &[(&str, bool)], expected: Option<&str>| {
+            let outer = outer.iter().map(|(name, is_same_file)| OuterFrame {
+                name,
+                is_same_file: *is_same_file,
+            });
+            assert_eq!(qualified_closure(name, outer).as_deref(), expected);
+        };
+        check(
+            "shop::{closure#0}",
+            &[
+                (
+                    "core::iter::map_fold<u32, shop::load::{closure_env#0}>",
+                    false,
+                ),
+                ("shop::run", true),
+            ],
+            Some("shop::load::{closure#0}"),
+        );
+        check(
+            "shop::{closure#1}",
+            &[
+                ("core::iter::map<shop::load::{closure_env#0}>", false),
+                ("shop::run", true),
+            ],
+            Some("shop::run::{closure#1}"),
+        );
+        check(
+            "shop::{async_fn#0}",
+            &[("shop::block<shop::fetch::{async_fn_env#0}>", true)],
+            Some("shop::fetch::{async_fn#0}"),
+        );
+        check(
+            "shop::{closure#0}",
+            &[
+                ("map<shop::{impl#3}::build::{closure_env#0}>", false),
+                ("<shop::Sq as shop::Shape>::build", true),
+            ],
+            Some("<shop::Sq as shop::Shape>::build::{closure#0}"),
+        );
+        check("shop::{closure#0}", &[("std::thread::spawn", false)], None);
+    }
+
+    #[test]
+    fn closures_are_known_by_their_last_component() {
+        for name in ["{closure#0}", "shop::{closure#12}", "shop::{async_block#0}"] {
+            assert!(is_closure(name), "{name}");
+        }
+        for name in [
+            "shop::load",
+            "shop::load::{{closure}}",
+            "{impl#0}",
+            "run<shop::fetch::{async_fn_env#0}>",
+            "{lambda(int)#1}::operator()",
+        ] {
+            assert!(!is_closure(name), "{name}");
+        }
+    }
+}

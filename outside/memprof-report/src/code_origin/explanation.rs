@@ -1,0 +1,153 @@
+//! Explains a function's code origin: the evidence, and the option that changes it.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::io::Write;
+
+use super::reason::{BlockUse, OriginReason, Verdict, WrapperShape};
+use super::{CodeOrigin, CodeOrigins, OriginRules};
+use crate::error::{Error, Result};
+use crate::stacks::AddressId;
+use crate::symbolized_profile::SymbolizedProfile;
+
+/// Most functions that are explained.
+const MAX_SHOWN: usize = 20;
+
+/// Writes why the functions of a name are the program's own, plumbing or a library's, or of all names that contain it
+/// if none is equal.
+///
+/// # Errors
+/// No function has such a name, or `out` fails.
+pub(crate) fn explain(
+    named: &SymbolizedProfile,
+    origin_rules: &OriginRules,
+    function: &str,
+    out: &mut dyn Write,
+) -> Result<()> {
+    let SymbolizedProfile { profile, names, .. } = named;
+    let origins = CodeOrigins::new(named, origin_rules);
+    // By name, source file and mapped file.
+    let mut found: BTreeMap<(&str, &str, &str), (Verdict, bool)> = BTreeMap::new();
+    let main = profile.main_file().map(|mapping| mapping.path.as_str());
+    for index in 0..profile.stacks.addresses().len() {
+        let id = AddressId(index as u32);
+        let mapping = profile.mapping_of_frame(id);
+        let file = mapping.map_or("", |mapping| profile.mappings[mapping].path.as_str());
+        for (frame, verdict) in names.frames(id).iter().zip(origins.verdicts(id)) {
+            let name = names.strings.get(frame.function);
+            if name.contains(function) {
+                let source = frame.file.map_or("", |source| names.strings.get(source));
+                found.insert((name, source, file), (verdict, main == Some(file)));
+            }
+        }
+    }
+    if found.keys().any(|(name, ..)| *name == function) {
+        found.retain(|(name, ..), _| *name == function);
+    }
+    if found.is_empty() {
+        return Err(Error::Usage(format!(
+            "no function of the profile is called {function}: --flat lists all"
+        )));
+    }
+    let more = found.len().saturating_sub(MAX_SHOWN);
+    for ((name, source, file), (verdict, is_main)) in found.into_iter().take(MAX_SHOWN) {
+        writeln!(out, "{name}: {}", meaning(verdict.origin))?;
+        writeln!(out, "  reason: {}", verdict.reason)?;
+        writeln!(out, "  source file: {}", or_unknown(source))?;
+        let program = if is_main { ", the program" } else { "" };
+        writeln!(out, "  in: {}{program}", or_unknown(file))?;
+        let pattern = format!("'^{}$'", regex::escape(name));
+        match verdict.origin {
+            CodeOrigin::Program => {
+                writeln!(
+                    out,
+                    "  change: --plumbing {pattern} folds it into its callers"
+                )?;
+            }
+            _ => writeln!(out, "  change: --own {pattern} makes it a row")?,
+        }
+    }
+    if more > 0 {
+        writeln!(
+            out,
+            "({more} more functions have {function} in their names)"
+        )?;
+    }
+    Ok(())
+}
+
+fn or_unknown(text: &str) -> &str {
+    match text {
+        "" => "unknown",
+        text => text,
+    }
+}
+
+/// Meaning of an origin for the table.
+fn meaning(origin: CodeOrigin) -> &'static str {
+    match origin {
+        CodeOrigin::Program => "the program's own, a row",
+        CodeOrigin::Library => "library, a row where no function of the program called it",
+        CodeOrigin::Interpreter => {
+            "interpreter, a row where no function of the program or a library called it"
+        }
+        CodeOrigin::Plumbing => "plumbing, folded into its callers",
+        CodeOrigin::Startup => "code that starts a program or thread, folded into what it calls",
+    }
+}
+
+impl fmt::Display for OriginReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Pattern => f.write_str("it matches --own or --plumbing"),
+            Self::LibrarySource(directory) => write!(
+                f,
+                "its source file is in a directory of libraries, {}",
+                directory.trim_start_matches('^')
+            ),
+            Self::LibrarySourceAndName(pattern) => write!(
+                f,
+                "its source file is in a directory of libraries, and its name matches {pattern}"
+            ),
+            Self::OwnSource => f.write_str("its source file is in no directory of libraries"),
+            Self::MappedFile => {
+                f.write_str("the file that it is in is a known library or interpreter")
+            }
+            Self::Program => f.write_str("it is in the program's file, and its source is unknown"),
+            Self::SystemLibrary => f.write_str("the file that it is in is a library of the system"),
+            Self::NamedInLibrary => {
+                f.write_str("no rule knows the library that it is in, and it has a symbol")
+            }
+            Self::UnnamedInLibrary => f.write_str("it is in a shared library, and has no symbol"),
+            Self::Wrapper(shape) => shape.fmt(f),
+            Self::Name(pattern) => write!(f, "its name matches the rule {pattern}"),
+            Self::Unknown => f.write_str("nothing is known of it"),
+        }
+    }
+}
+
+impl fmt::Display for WrapperShape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "it has the shape of a wrapper of malloc: in front of the allocator in {}, from {}",
+            pluralize(self.stacks, "stack"),
+            pluralize(self.callers, "caller")
+        )?;
+        f.write_str(match self.block_use {
+            Some(BlockUse::PassedOn) => ", it returns the block, of a size that they chose",
+            Some(BlockUse::Returned) => ", it returns the block, of a size that it chose",
+            Some(BlockUse::Kept) => ", it keeps the block",
+            None => ", its code was not read",
+        })?;
+        match self.has_allocating_name {
+            true => f.write_str(", and its name says that it allocates"),
+            false => Ok(()),
+        }
+    }
+}
+
+/// Text `1 stack`, `2 stacks`.
+fn pluralize(count: u32, what: &str) -> String {
+    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
+}

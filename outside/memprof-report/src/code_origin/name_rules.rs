@@ -1,0 +1,91 @@
+//! Rules for names: which one matches, and whether it holds for a function.
+
+use super::CodeOrigin;
+use super::function_evidence::{FunctionEvidence, SourceEvidence};
+use super::glob::matches_glob;
+use super::namespace::namespaces;
+use super::rules::{FUNCTIONS, LANGUAGES, LIBRARIES, NAMESPACES, NameRule, Reach};
+use super::source_file::mentions;
+use crate::demangle::Language;
+
+/// Rule that holds for a function, with its pattern.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct MatchingRule {
+    pub(super) origin: CodeOrigin,
+    pub(super) pattern: &'static str,
+}
+
+/// Returns the rule that holds for a function: of its namespaces that of the highest origin, else the first for its
+/// name. `None` if none holds, or one of its namespaces has no rule and thus is the program's.
+pub(super) fn find_rule(function: &FunctionEvidence<'_>) -> Option<MatchingRule> {
+    let name = function.name;
+    let namespaces = namespaces(name);
+    let by_namespace = namespaces.iter().map(|namespace| {
+        let holds = |rule: &NameRule| holds(&rule.reach, function, Some(namespace));
+        find(NAMESPACES, namespace, holds)
+    });
+    let by_namespace: Option<Vec<MatchingRule>> = by_namespace.collect();
+    let highest = by_namespace.and_then(|rules| rules.into_iter().max_by_key(|rule| rule.origin));
+    let holds = |rule: &NameRule| holds(&rule.reach, function, None);
+    highest.or_else(|| {
+        [FUNCTIONS, LIBRARIES, LANGUAGES]
+            .into_iter()
+            .find_map(|rules| find(rules, name, holds))
+    })
+}
+
+/// Returns the first rule that matches `name` and holds. `None` if none does.
+fn find(
+    rules: &'static [NameRule],
+    name: &str,
+    holds: impl Fn(&NameRule) -> bool,
+) -> Option<MatchingRule> {
+    rules.iter().find_map(|rule| {
+        let pattern = rule
+            .names
+            .iter()
+            .find(|name_pattern| matches_glob(name_pattern, name))?;
+        holds(rule).then_some(MatchingRule {
+            origin: rule.origin,
+            pattern,
+        })
+    })
+}
+
+/// Returns whether a rule of that reach is evidence about a function, `namespace` being the part of its name that
+/// matched.
+fn holds(reach: &Reach, function: &FunctionEvidence<'_>, namespace: Option<&str>) -> bool {
+    let path = match function.source {
+        SourceEvidence::Own(path) => Some(path),
+        SourceEvidence::Library { .. } | SourceEvidence::Unknown => None,
+    };
+    match reach {
+        Reach::Reserved => true,
+        Reach::Distinct => path.is_none_or(|path| {
+            let first = namespace.unwrap_or(function.name).split("::").next();
+            first.is_some_and(|first| path.split('/').any(|part| part == first))
+        }),
+        // A Rust library is named by its source; without one, by the crate's name, unless `main` is in that crate.
+        Reach::Language(language) => path.is_none() && function.language == Some(*language),
+        Reach::Jit => function.file.is_jit || function.file.path.is_none(),
+        Reach::With(words) => {
+            let is_own = function.file.is_own();
+            let mentions = |path: Option<&str>| path.is_some_and(|path| mentions(path, words));
+            match function.source {
+                SourceEvidence::Library { path, .. } => mentions(Some(path)) || !is_own,
+                SourceEvidence::Own(path) if is_own || function.file.path.is_none() => {
+                    mentions(Some(path))
+                }
+                SourceEvidence::Own(_) | SourceEvidence::Unknown => {
+                    !is_own || mentions(function.file.path.and_then(|path| path.rsplit('/').next()))
+                }
+            }
+        }
+    }
+}
+
+/// Language of a function in a profile whose names were given, which has Rust code or not.
+pub(super) fn language_of_given_name(name: &str, has_rust: bool) -> Option<Language> {
+    let is_path = name.contains("::") || name.starts_with('<');
+    (has_rust && is_path).then_some(Language::Rust)
+}

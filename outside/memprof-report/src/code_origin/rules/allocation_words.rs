@@ -1,0 +1,22 @@
+//! Words in names of functions that allocate for their callers.
+
+/// Ends of the names of functions that return a new block or a copy.
+pub(in crate::code_origin) const ALLOCATING_ENDS: &[&str] = &[
+    "alloc",
+    "allocn",
+    "allocate",
+    "allocarray",
+    "dup",
+    "dupn",
+    "memget",
+    "memacquire",
+];
+
+/// Ends of the names of functions that create or enlarge what their caller chose, of which a program has others too.
+pub(in crate::code_origin) const GROWING_ENDS: &[&str] = &[
+    "new", "grow", "resize", "reserve", "expand", "extend", "ensure", "enlarge", "makeroom",
+];
+
+/// Parts of the names of functions that have to do with memory.
+pub(in crate::code_origin) const MEMORY_PARTS: &[&str] =
+    &["alloc", "memory", "mem_", "_mem", "strdup", "dup_", "_dup"];

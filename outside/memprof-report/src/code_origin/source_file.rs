@@ -1,0 +1,93 @@
+//! Directories in which a source file is a library's.
+
+use super::rules::{SOURCE_DIRECTORIES, SourceDirectory};
+
+/// Returns the directory of libraries in which a source file lies, and the path of its package there. `None` if it
+/// lies in none: it is of the program, or of the shared library that was compiled from it.
+pub(super) fn library_directory(path: &str) -> Option<(&'static SourceDirectory, &str)> {
+    SOURCE_DIRECTORIES.iter().find_map(|directory| {
+        let end = end_of(path, directory.path)?;
+        let components = path[end..].match_indices('/').map(|(slash, _)| end + slash);
+        let package_end = match directory.package_depth {
+            0 => end,
+            depth => components.take(depth).last().unwrap_or(path.len()),
+        };
+        Some((directory, &path[..package_end]))
+    })
+}
+
+/// Returns the end of a directory's text in a path. A text that starts with `^` must be the path's start.
+fn end_of(path: &str, directory: &str) -> Option<usize> {
+    match directory.strip_prefix('^') {
+        Some(start) => path.starts_with(start).then_some(start.len()),
+        None => path.find(directory).map(|at| at + directory.len()),
+    }
+}
+
+/// Returns whether a word of a path starts with one of `words`, with or without `lib` before it. Words are separated by
+/// characters that are neither letters nor digits.
+pub(super) fn mentions(path: &str, words: &[&str]) -> bool {
+    let mut parts = path.split(|c: char| !c.is_ascii_alphanumeric());
+    parts.any(|part| {
+        let part = part.to_ascii_lowercase();
+        let bare = part.strip_prefix("lib").unwrap_or(&part);
+        words
+            .iter()
+            .any(|word| part.starts_with(word) || bare.starts_with(word))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::CodeOrigin;
+    use super::{library_directory, mentions};
+
+    #[test]
+    fn library_sources_are_known_by_their_directory() {
+        let check = |path: &str, expected: Option<(CodeOrigin, &str)>| {
+            let found = library_directory(path);
+            let found = found.map(|(directory, package)| (directory.origin, package));
+            assert_eq!(found, expected, "{path}");
+        };
+        let (plumbing, library) = (CodeOrigin::Plumbing, CodeOrigin::Library);
+        let gcc = "/usr/lib/gcc/x86_64-linux-gnu/12/../../../../include/c++/";
+        check(&format!("{gcc}12/bits/vector.tcc"), Some((plumbing, gcc)));
+        check(
+            "/rustc/59807616e1fa/library/alloc/src/vec/mod.rs",
+            Some((plumbing, "/rustc/")),
+        );
+        check(
+            "/rust/deps/hashbrown-0.15.2/src/raw/mod.rs",
+            Some((plumbing, "/rust/deps/")),
+        );
+        let registry = "/root/.cargo/registry/src/index.crates.io-1949cf8c6b5b557f";
+        check(
+            &format!("{registry}/bytes-1.5.0/src/bytes.rs"),
+            Some((library, &format!("{registry}/bytes-1.5.0"))),
+        );
+        check(
+            "/home/me/app/third_party/abseil-cpp/absl/strings/cord.cc",
+            Some((library, "/home/me/app/third_party/abseil-cpp")),
+        );
+        check(
+            "/usr/include/boost/any.hpp",
+            Some((library, "/usr/include/")),
+        );
+        check(
+            "external/com_google_absl/absl/base/call_once.h",
+            Some((library, "external/com_google_absl")),
+        );
+        check("/home/me/app/core/engine.cc", None);
+        check("/home/me/app/include/app/engine.h", None);
+        check("/home/me/app/src/vendor/list.cc", None);
+        check("./src/zmalloc.c", None);
+    }
+
+    #[test]
+    fn words_of_a_path_are_whole_at_their_start() {
+        assert!(mentions("/usr/bin/redis-server", &["redis"]));
+        assert!(mentions("/usr/lib/libglib-2.0.so.0", &["glib"]));
+        assert!(mentions("../glib/gmem.c", &["glib"]));
+        assert!(!mentions("/home/me/predis/a.c", &["redis"]));
+    }
+}

@@ -1,0 +1,98 @@
+//! Demangles the qualified names of D functions: <https://dlang.org/spec/abi.html#name_mangling>.
+
+/// Demangles the path of a D name, without types: `shop.Cart.add` of `_D4shop4Cart3addMFiZv`. A template instance ends
+/// the path, as in `shop.build!(…)`. `None` if it has another form.
+pub(super) fn demangle_d(name: &str) -> Option<String> {
+    if name == "_Dmain" {
+        return Some("D main".to_owned());
+    }
+    let mut path: Vec<&str> = Vec::new();
+    let mut at = 2;
+    let mut is_template = false;
+    while let Some(next) = name.as_bytes().get(at) {
+        match next {
+            b'0'..=b'9' => {
+                let (word, end) = identifier(name, at)?;
+                match word.strip_prefix("__T").or(word.strip_prefix("__U")) {
+                    // Older compilers write an instance as one identifier.
+                    Some(inner) => {
+                        path.push(identifier(inner, 0)?.0);
+                        is_template = true;
+                    }
+                    None => path.push(word),
+                }
+                at = end;
+            }
+            b'Q' => {
+                let (distance, end) = back_reference(name, at + 1)?;
+                path.push(identifier(name, at.checked_sub(distance)?)?.0);
+                at = end;
+            }
+            b'_' if name[at..].starts_with("__T") || name[at..].starts_with("__U") => {
+                path.push(match name.as_bytes().get(at + 3)? {
+                    b'Q' => {
+                        let (distance, _) = back_reference(name, at + 4)?;
+                        identifier(name, (at + 3).checked_sub(distance)?)?.0
+                    }
+                    _ => identifier(name, at + 3)?.0,
+                });
+                is_template = true;
+            }
+            _ => break,
+        }
+        if is_template {
+            break;
+        }
+    }
+    let suffix = if is_template { "!(…)" } else { "" };
+    (!path.is_empty()).then(|| path.join(".") + suffix)
+}
+
+/// Returns the identifier whose length stands at `at`, and the index behind it. `None` if there is none.
+fn identifier(name: &str, at: usize) -> Option<(&str, usize)> {
+    let rest = name.get(at..)?;
+    let digits = rest.bytes().take_while(u8::is_ascii_digit).count();
+    let len: usize = rest.get(..digits)?.parse().ok()?;
+    let start = at + digits;
+    let word = name.get(start..start.checked_add(len)?)?;
+    (!word.is_empty()).then_some((word, start + len))
+}
+
+/// Returns the distance of a back reference in bytes, in base 26 with a lower-case last digit, and the index behind it.
+/// `None` if it is none.
+fn back_reference(name: &str, mut at: usize) -> Option<(usize, usize)> {
+    let mut distance: usize = 0;
+    loop {
+        let digit = *name.as_bytes().get(at)?;
+        at += 1;
+        distance = distance.checked_mul(26)?;
+        match digit {
+            b'A'..=b'Z' => distance += usize::from(digit - b'A'),
+            b'a'..=b'z' => return Some((distance + usize::from(digit - b'a'), at)),
+            _ => return None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::demangle_d;
+
+    #[test]
+    fn d_name_is_demangled() {
+        let check =
+            |name, expected: Option<&str>| assert_eq!(demangle_d(name).as_deref(), expected);
+        check("_Dmain", Some("D main"));
+        check("_D3app4leakFiZv", Some("app.leak"));
+        check("_D4shop4Cart3addMFiZv", Some("shop.Cart.add"));
+        check(
+            "_D3std5stdio__T7writelnTAyaZQnFNfQjZv",
+            Some("std.stdio.writeln!(…)"),
+        );
+        check("_D4core6memory2GCQdFZv", Some("core.memory.GC.GC"));
+        check("_D3app3appQeFZv", Some("app.app.app"));
+        check("_D3appQzFZv", None);
+        check("_D9", None);
+        check("_D0", None);
+    }
+}

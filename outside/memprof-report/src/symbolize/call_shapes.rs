@@ -1,0 +1,74 @@
+//! Reads the shapes of calls near the leaf of stacks from a file's code.
+
+use std::collections::HashSet;
+
+use addr2line::gimli::{
+    BaseAddresses, EhFrame, EhFrameHdr, EndianSlice, RunTimeEndian, UnwindSection,
+};
+use object::{Architecture, Object, ObjectSection, ReadRef};
+
+use super::address::LinkedAddress;
+use crate::call_shape::CallShape;
+use crate::stacks::{AddressId, StackId, Stacks};
+
+/// Frames at the leaf in which a wrapper of malloc is searched for; a stack may start in the allocator itself.
+const LEAF_FRAMES: usize = 6;
+
+/// Returns the addresses near the leaf of a stack.
+pub(super) fn leaf_addresses(stacks: &Stacks) -> HashSet<AddressId> {
+    let stacks = (0..stacks.len()).map(|index| stacks.frames(StackId(index as u32)));
+    stacks
+        .flat_map(|frames| frames.iter().take(LEAF_FRAMES).copied())
+        .collect()
+}
+
+/// Returns the shapes of calls in a file, as far as it has x86-64 code and rules to unwind it, which say where functions
+/// start and end. `calls` are their last bytes.
+pub(super) fn read<'d, R: ReadRef<'d>>(
+    file: &object::File<'d, R>,
+    calls: &[(LinkedAddress, AddressId)],
+) -> Vec<(AddressId, CallShape)> {
+    match file.architecture() {
+        Architecture::X86_64 => read_shapes(file, calls).unwrap_or_default(),
+        _ => Vec::new(),
+    }
+}
+
+/// Returns the shapes of calls. `None` if the file lacks a section, or the table of its unwinding rules is damaged.
+fn read_shapes<'d, R: ReadRef<'d>>(
+    file: &object::File<'d, R>,
+    calls: &[(LinkedAddress, AddressId)],
+) -> Option<Vec<(AddressId, CallShape)>> {
+    let section = |name| file.section_by_name(name);
+    let (header, rules) = (section(".eh_frame_hdr")?, section(".eh_frame")?);
+    let text = section(".text")?;
+    let bases = BaseAddresses::default()
+        .set_eh_frame_hdr(header.address())
+        .set_eh_frame(rules.address())
+        .set_text(text.address());
+    let slice = |section: &object::Section<'d, '_, R>| {
+        Some(EndianSlice::new(
+            section.data().ok()?,
+            RunTimeEndian::Little,
+        ))
+    };
+    let (header, rules) = (slice(&header)?, slice(&rules)?);
+    let header = EhFrameHdr::from(header);
+    let header = header.parse(&bases, 8).ok()?;
+    let table = header.table()?;
+    let rules: EhFrame<_> = rules.into();
+    let shape = |&(call, id): &(LinkedAddress, AddressId)| {
+        let rule = table
+            .fde_for_address(&rules, &bases, call, |section, bases, offset| {
+                section.cie_from_offset(bases, offset)
+            })
+            .ok()?;
+        let start = rule.initial_address();
+        let code = match rule.len() {
+            0..=CallShape::MAX_BYTES => text.data_range(start, rule.len()).ok()??,
+            _ => &[],
+        };
+        Some((id, CallShape::read(code, start, call.wrapping_add(1))))
+    };
+    Some(calls.iter().filter_map(shape).collect())
+}
