@@ -1,11 +1,11 @@
 //! Analysis of a process at one moment: a snapshot with its heap and its roots.
 
-use std::ops::Range;
 use std::time::Duration;
 
 use memprof_ptrace::Refusal;
 use memprof_ptrace::process::ProcStatus;
 
+use crate::address_ranges::merge_ranges;
 use crate::budget::MemoryBudget;
 use crate::error::Error;
 use crate::heap;
@@ -199,7 +199,7 @@ impl AnalysisReport {
     ) -> Result<AnalyzedSnapshot<'a>, Error> {
         let view = SnapshotMemory::open(snapshot)?;
         let mut budget = self.budget;
-        budget.reserve(snapshot.uncopied.memory())?;
+        budget.reserve(snapshot.uncopied.memory() + snapshot.shared.memory())?;
         let (allocators, heap) = heap::find_heaps(&view, &snapshot.threads, &mut budget)?;
         let sampled = SamplerTables::find(&view);
         let own = merge_ranges(
@@ -240,19 +240,6 @@ impl AnalysisReport {
             budget,
         })
     }
-}
-
-/// Merges overlapping and adjacent ranges; returns them sorted by address.
-pub(crate) fn merge_ranges(mut ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
-    ranges.sort_by_key(|range| range.start);
-    let mut merged: Vec<Range<u64>> = Vec::new();
-    for range in ranges {
-        match merged.last_mut() {
-            Some(last) if range.start <= last.end => last.end = last.end.max(range.end),
-            _ => merged.push(range),
-        }
-    }
-    merged
 }
 
 /// Adds a warning unless it is in the list.

@@ -5,6 +5,7 @@
 //! memprof-report.
 
 mod address_filter;
+mod address_ranges;
 mod analysis;
 mod budget;
 mod error;
@@ -20,6 +21,7 @@ mod regions;
 mod residency;
 mod resident_pages;
 mod roots;
+mod shared_object;
 pub mod snapshot;
 mod snapshot_memory;
 mod stacks;

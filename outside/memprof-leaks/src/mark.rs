@@ -28,10 +28,16 @@ const READ_AHEAD_BYTES: u64 = 16 << 10;
 /// Bytes that a thread reads between two checks of the machine's available memory.
 const HEADROOM_CHECK_BYTES: usize = 64 << 20;
 
+/// Bytes between two words that are read of the memory: packed structures of the kernel's interfaces, such as
+/// `struct epoll_event`, have pointers at multiples of 4.
+const WORD_STEP: usize = 4;
+
 /// Counts of a mark phase.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct MarkStats {
     pub(crate) bytes: usize,
+    /// Bytes outside the heap that could not be read.
+    pub(crate) unread: usize,
 }
 
 /// State of a mark phase that its threads share.
@@ -40,6 +46,7 @@ struct Marker<'a> {
     view: &'a SnapshotMemory,
     objects: &'a Objects,
     bytes: AtomicUsize,
+    unread: AtomicUsize,
     is_short_of_memory: AtomicBool,
 }
 
@@ -58,6 +65,7 @@ pub(crate) fn mark_reachable(
         view,
         objects,
         bytes: AtomicUsize::new(0),
+        unread: AtomicUsize::new(0),
         is_short_of_memory: AtomicBool::new(false),
     };
     let mut found = Vec::new();
@@ -90,6 +98,7 @@ pub(crate) fn mark_reachable(
     marker.require_memory()?;
     Ok(MarkStats {
         bytes: marker.bytes.into_inner(),
+        unread: marker.unread.into_inner(),
     })
 }
 
@@ -124,7 +133,8 @@ impl Marker<'_> {
             .collect();
         self.run_parallel(&blocks, 1, |blocks, worker| {
             for block in blocks {
-                worker.mark_range(block.clone());
+                let unread = worker.mark_range(block.clone());
+                self.unread.fetch_add(unread, Ordering::Relaxed);
             }
         })
     }
@@ -193,12 +203,12 @@ impl Marker<'_> {
     }
 }
 
-/// Splits a range into blocks of [`BLOCK_SIZE`] bytes.
+/// Splits a range into blocks of [`BLOCK_SIZE`] bytes. Each also has the half of a word that begins before its end.
 fn blocks(range: Range<u64>) -> impl Iterator<Item = Range<u64>> {
     let end = range.end;
     range
         .step_by(BLOCK_SIZE)
-        .map(move |start| start..end.min(start + BLOCK_SIZE as u64))
+        .map(move |start| start..end.min(start + (BLOCK_SIZE + WORD_STEP) as u64))
 }
 
 /// State of one thread of a mark phase.
@@ -215,14 +225,14 @@ impl<'a> MarkWorker<'a> {
     fn new(marker: &'a Marker<'a>) -> Self {
         Self {
             marker,
-            block: vec![0; BLOCK_SIZE],
+            block: vec![0; BLOCK_SIZE + WORD_STEP],
             cached: 0..0,
             found: Vec::new(),
             unchecked: 0,
         }
     }
 
-    /// Reads a range of at most [`BLOCK_SIZE`] bytes. Returns its position in `block`, shortened if the memory
+    /// Reads a range of at most a block. Returns its position in `block`, shortened if the memory
     /// cannot be read completely.
     fn read(&mut self, range: &Range<u64>) -> Range<usize> {
         let length = (range.end - range.start) as usize;
@@ -263,21 +273,32 @@ impl<'a> MarkWorker<'a> {
         around.unwrap_or_else(|| range.clone())
     }
 
-    /// Marks the objects to which the aligned words of a range of at most [`BLOCK_SIZE`] bytes point.
-    fn mark_range(&mut self, range: Range<u64>) {
+    /// Marks the objects to which the words of a range of at most a block point. Returns the number of bytes that could
+    /// not be read.
+    fn mark_range(&mut self, range: Range<u64>) -> usize {
         let start = range.start.next_multiple_of(8);
         if start >= range.end {
-            return;
+            return 0;
         }
         let bytes = self.read(&(start..range.end));
-        self.mark_block_words(bytes);
+        self.mark_block_words(bytes.clone());
+        (range.end - start) as usize - bytes.len()
+    }
+
+    /// Marks the objects to which the words of a range of any length point.
+    fn mark_blocks(&mut self, range: Range<u64>) {
+        for block in blocks(range) {
+            self.mark_range(block);
+        }
     }
 
     /// Marks the objects to which words of the block point, and queues those that were not marked before. `bytes`
     /// are positions in the block.
     fn mark_block_words(&mut self, bytes: Range<usize>) {
         let marker = self.marker;
-        for word in self.block[bytes].chunks_exact(8) {
+        let bytes = &self.block[bytes];
+        let packed = bytes.get(WORD_STEP..).unwrap_or_default();
+        for word in bytes.chunks_exact(8).chain(packed.chunks_exact(8)) {
             let word = u64::from_le_bytes(word.try_into().expect("eight bytes"));
             if marker.objects.may_contain(word)
                 && let Some(start) = marker.objects.mark(word)
@@ -297,14 +318,14 @@ impl<'a> MarkWorker<'a> {
         let base = first.start;
         // Words stay whole: objects and blocks have a whole number of them.
         if last.end - base > BLOCK_SIZE as u64 {
-            blocks(base..last.end).for_each(|block| self.mark_range(block));
+            self.mark_blocks(base..last.end);
             return;
         }
         let bytes = self.read(&(base..last.end));
         if (bytes.len() as u64) < last.end - base && objects.len() > 1 {
             // Memory after the first objects cannot be read at once, but later objects may be readable.
             for object in objects {
-                blocks(object.clone()).for_each(|block| self.mark_range(block));
+                self.mark_blocks(object.clone());
             }
             return;
         }
@@ -328,7 +349,7 @@ impl<'a> MarkWorker<'a> {
             .take_while(|pages| pages.start < object.end)
         {
             let range = pages.start.max(object.start)..pages.end.min(object.end);
-            blocks(range).for_each(|block| self.mark_range(block));
+            self.mark_blocks(range);
         }
     }
 }

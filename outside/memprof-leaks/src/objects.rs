@@ -14,6 +14,10 @@ pub(crate) use span::{GC_HEAD_SIZE, Span};
 use span::{is_set, ones};
 
 use crate::address_filter::AddressFilter;
+use crate::snapshot_memory::CachedReader;
+
+/// Largest size of an array without elements, in bytes: the number of elements, aligned as an element is.
+const MAX_COOKIE_SIZE: u64 = 64;
 
 /// Object of the heap.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,6 +39,8 @@ pub(crate) struct Objects {
     spans: Vec<Span>,
     /// Filter of the spans' addresses.
     units: AddressFilter,
+    /// Whether objects of a span have no headers.
+    has_headerless: bool,
 }
 
 impl Objects {
@@ -50,7 +56,12 @@ impl Objects {
             is_apart
         });
         let units = AddressFilter::new(spans.iter().map(|span| &span.range));
-        Self { spans, units }
+        let has_headerless = spans.iter().any(Span::is_headerless);
+        Self {
+            spans,
+            units,
+            has_headerless,
+        }
     }
 
     /// Returns false only if the address is in no span. Fast.
@@ -59,8 +70,8 @@ impl Objects {
         self.units.may_contain(address)
     }
 
-    /// Used object that contains an address, as the index of its span and its bit. `None` if there is none, or the
-    /// address is in the next object's header.
+    /// Used object that contains an address, or ends there in front of the next object's header, as the index of its
+    /// span and its bit. `None` if there is none.
     fn locate(&self, address: u64) -> Option<(usize, u64)> {
         let at = self.spans.partition_point(|span| span.range.end <= address);
         let span = self
@@ -74,7 +85,7 @@ impl Objects {
         }
         // The address is in the header of the next object.
         let is_last =
-            span.header != 0 && (address - span.range.start) % (1 << span.shift) >= span.header;
+            span.header != 0 && (address - span.range.start) % (1 << span.shift) > span.header;
         let is_header = is_last && (bit / 64) < span.starts.len() as u64 && span.is_start(bit + 1);
         (!is_header).then_some((at, start))
     }
@@ -97,11 +108,44 @@ impl Objects {
     /// Marks the used object to which a word points. Returns the object's start, `None` if there is none or
     /// it was marked before.
     pub(crate) fn mark(&self, address: u64) -> Option<u64> {
+        self.note_pointer_to_start(address);
         let (span, bit) = self.used_object(address)?;
         if span.reached.has(bit) || span.is_in_gc_head(bit, address) || !span.reached.set(bit) {
             return None;
         }
         Some(span.address(bit))
+    }
+
+    /// Records a pointer to the start of an object, used or free, where it may be one to the end of the object before.
+    #[inline]
+    fn note_pointer_to_start(&self, address: u64) {
+        if !self.has_headerless {
+            return;
+        }
+        let at = self.spans.partition_point(|span| span.range.end < address);
+        let spans = self.spans[at..]
+            .iter()
+            .take_while(|span| span.range.start <= address);
+        spans.for_each(|span| span.note_pointer_to_start(address));
+    }
+
+    /// Marks unreachable objects that are arrays without elements, `new T[0]` in C++: the only pointer is to their end,
+    /// behind the number of elements, which is the start of the next object where objects have no headers. Like
+    /// `LeakSanitizer` does; other pointers to an end hold nothing, because most are to the next object's start.
+    pub(crate) fn mark_empty_arrays(&self, memory: &mut CachedReader<'_>) {
+        let is_empty_array = |object: &Object| {
+            object.size() <= MAX_COOKIE_SIZE
+                && self
+                    .spans
+                    .iter()
+                    .any(|span| span.has_pointer_to_start(object.range.end))
+        };
+        let candidates: Vec<_> = self.unreachable().filter(is_empty_array).collect();
+        for object in candidates {
+            if memory.word(object.range.end - 8) == Some(0) {
+                self.mark(object.range.start);
+            }
+        }
     }
 
     /// Clears the mark of the object that begins at `start`.
@@ -148,6 +192,7 @@ impl Objects {
                 *used &= !span.reached.word(index);
             }
             (span.reached, span.scanned) = (AtomicBitmap::empty(), AtomicBitmap::empty());
+            span.clear_pointed();
             span.clear_gc_heads();
         }
         self.spans
@@ -238,7 +283,9 @@ mod tests {
         check(0x1010, Some(0x1010));
         check(0x1011, Some(0x1010));
         check(0x1027, Some(0x1010));
-        check(0x1028, None);
+        // The end, which is the next chunk's size field.
+        check(0x1028, Some(0x1010));
+        check(0x1029, None);
         check(0x1030, Some(0x1030));
         check(0x1040, None);
         check(0x10f0, None);
@@ -249,6 +296,22 @@ mod tests {
         check(0x7000_000f, None);
         check(0x700f_ffff, Some(0x7000_0010));
         check(u64::MAX, None);
+    }
+
+    #[test]
+    fn pointers_to_starts_are_recorded_without_headers() {
+        let mut span = Span::new(0x1000..0x1040, 16, 0);
+        for address in [0x1000, 0x1010, 0x1020, 0x1030] {
+            span.add_object(address, address != 0x1010);
+        }
+        let objects = Objects::new(vec![span]);
+        for address in [0x1010, 0x1028, 0x1040] {
+            objects.mark(address);
+        }
+        let has = |address| objects.spans[0].has_pointer_to_start(address);
+        // A free object's start, and the end of the last one; not an address inside of an object.
+        assert!(has(0x1010) && has(0x1040));
+        assert!(!has(0x1020) && !has(0x1030) && !has(0x1028));
     }
 
     #[test]

@@ -12,11 +12,16 @@ use crate::groups::{LeakGroup, UnsymbolizedGroups};
 use crate::mark::mark_reachable;
 use crate::objects::{Object, Objects};
 use crate::python_garbage::mark_python_garbage;
+use crate::roots::Roots;
 use crate::snapshot::{CopyTarget, Snapshot};
 use crate::snapshot_memory::CachedReader;
+use crate::unsearched::Unsearched;
 
 /// Time between the two snapshots, in which pointers that are being moved arrive.
 const SNAPSHOT_DELAY: Duration = Duration::from_secs(1);
+
+/// Name of the signal stacks for notes.
+const SIGNAL_STACKS: &str = "alternate signal stacks (sigaltstack(2))";
 
 /// Most words of an object that its checksum covers.
 const MAX_CHECKSUM_WORDS: usize = 512;
@@ -66,6 +71,7 @@ fn prove_twice(
     }
     let leaked = report.with_snapshot(&target, options, progress, |report, analyzed| {
         mark_all(&analyzed, report, progress)?;
+        mark_signal_stacks(&target, &analyzed, report)?;
         Ok(UnsymbolizedGroups::new(
             &analyzed,
             first.still_unreachable(&analyzed),
@@ -95,6 +101,13 @@ pub fn prove_at_exit(
     let analyzed = report.analyze(&snapshot)?;
     report.note_unproven(&analyzed);
     mark_all(&analyzed, &mut report, progress)?;
+    if status.caught != 0 && may_be_signal_stacks(&analyzed.objects) {
+        report.note_unsearched(Unsearched::count(
+            1,
+            SIGNAL_STACKS,
+            "it cannot be read at the exit",
+        ));
+    }
     let leaked = UnsymbolizedGroups::new(&analyzed, analyzed.objects.unreachable());
     progress(Phase::Symbolize);
     let leaked = leaked.symbolize(exiting.pid(), &mut report);
@@ -159,6 +172,35 @@ fn checksum(memory: &mut CachedReader<'_>, object: &Object) -> u32 {
     (sum >> 32) as u32
 }
 
+/// Whether an unreachable object is large enough for an alternate signal stack.
+fn may_be_signal_stacks(objects: &Objects) -> bool {
+    let mut unreachable = objects.unreachable();
+    unreachable.any(|object| object.size() >= libc::MINSIGSTKSZ as u64)
+}
+
+/// Marks the objects that are alternate signal stacks, and all that they reach. Requests the threads to read the
+/// addresses, but only if an unreachable object may be one. Notes the threads that cannot.
+fn mark_signal_stacks(
+    target: &CopyTarget,
+    analyzed: &AnalyzedSnapshot<'_>,
+    report: &mut AnalysisReport,
+) -> Result<(), Error> {
+    if !may_be_signal_stacks(&analyzed.objects) {
+        return Ok(());
+    }
+    let stacks = target.signal_stacks();
+    if stacks.unread > 0 {
+        let why = "their threads are at no point where they can read them";
+        report.note_unsearched(Unsearched::count(stacks.unread, SIGNAL_STACKS, why));
+    }
+    let roots = Roots {
+        kernel: stacks.starts,
+        ..Roots::default()
+    };
+    mark_reachable(analyzed.snapshot, &analyzed.view, &analyzed.objects, &roots)?;
+    Ok(())
+}
+
 /// Marks the objects that the roots reach, and the garbage that Python's collector will free. Records in `report`
 /// how many bytes were searched.
 fn mark_all(
@@ -174,5 +216,12 @@ fn mark_all(
         &analyzed.roots,
     )?;
     report.searched = stats.bytes as u64;
+    if stats.unread > 0 {
+        let why = "the kernel does not let another process read it";
+        report.note_unsearched(Unsearched::bytes(stats.unread as u64, "mapped memory", why));
+    }
+    analyzed
+        .objects
+        .mark_empty_arrays(&mut CachedReader::new(&analyzed.view));
     mark_python_garbage(analyzed)
 }

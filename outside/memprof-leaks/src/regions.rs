@@ -1,7 +1,9 @@
 //! Mappings of a process, and their resident pages.
 
+use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io::IoSliceMut;
+use std::mem;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -10,6 +12,7 @@ use memprof_ptrace::memory::Memory;
 use nix::sys::uio::{RemoteIoVec, process_vm_readv};
 use nix::unistd::Pid;
 
+use crate::address_ranges::{merge_ranges, subtract};
 use crate::error::Error;
 use crate::resident_pages::{PAGE_SIZE, resident};
 
@@ -23,6 +26,8 @@ pub(crate) struct Region {
     pub(crate) is_executable: bool,
     pub(crate) is_shared: bool,
     pub(crate) is_file: bool,
+    /// Device of the file, as `major:minor` in hexadecimal digits.
+    pub(crate) device: String,
     /// Inode of the file; 0 if it maps none.
     pub(crate) inode: u64,
     /// Offset of its start in the file, in bytes.
@@ -30,8 +35,7 @@ pub(crate) struct Region {
     pub(crate) has_no_access: bool,
     /// Whether the snapshot's copy does not have it, or has zeros there.
     pub(crate) is_uncopied: bool,
-    /// Pages that may hold pointers: private ones that are not unchanged pages of a file, or shared ones that
-    /// are writable.
+    /// Pages that may hold pointers: private ones that are not unchanged pages of a file, or all of shared memory.
     pub(crate) pages: Vec<Range<u64>>,
 }
 
@@ -61,6 +65,7 @@ impl Region {
             is_executable: false,
             is_shared: false,
             is_file: false,
+            device: String::new(),
             inode: 0,
             offset: 0,
             has_no_access: false,
@@ -131,13 +136,51 @@ impl ProcessMemory {
     }
 }
 
+/// Parts of shared objects that some mapping shows, by device and inode, then by offset.
+#[derive(Debug, Default)]
+pub(crate) struct ViewedParts(HashMap<(String, u64), Vec<Range<u64>>>);
+
+impl ViewedParts {
+    /// Removes from the pages of shared memory those that an earlier mapping of the same object shows, too. Returns
+    /// the parts that are shown.
+    pub(crate) fn drop_second_views(regions: &mut [Region]) -> Self {
+        let mut viewed = Self::default();
+        for region in regions.iter_mut().filter(|region| region.is_shared) {
+            let (start, offset) = (region.range.start, region.offset);
+            let pages = mem::take(&mut region.pages).into_iter();
+            let in_object = |run: Range<u64>| run.start - start + offset..run.end - start + offset;
+            region.pages = viewed.add(region, pages.map(in_object));
+        }
+        viewed
+    }
+
+    /// Adds parts of a mapping's object, by offset. Returns the addresses of those that were not shown before.
+    pub(crate) fn add(
+        &mut self,
+        region: &Region,
+        parts: impl Iterator<Item = Range<u64>>,
+    ) -> Vec<Range<u64>> {
+        let viewed = self
+            .0
+            .entry((region.device.clone(), region.inode))
+            .or_default();
+        let mut first = Vec::new();
+        parts.for_each(|part| subtract(part, viewed, &mut first));
+        viewed.extend(first.iter().cloned());
+        *viewed = merge_ranges(mem::take(viewed));
+        let (start, offset) = (region.range.start, region.offset);
+        let addresses = |run: Range<u64>| run.start - offset + start..run.end - offset + start;
+        first.into_iter().map(addresses).collect()
+    }
+}
+
 /// Reads the mappings of a process that `is_included` accepts, with their resident pages.
 ///
 /// # Errors
 /// The process was killed.
 pub(crate) fn read_regions(
     pid: u32,
-    is_included: impl Fn(&Range<u64>) -> bool,
+    is_included: impl Fn(&Mapping<'_>) -> bool,
 ) -> Result<Vec<Region>, Error> {
     let path = |name: &str| format!("/proc/{pid}/{name}");
     let maps = fs::read(path("maps")).map_err(Error::io(path("maps")))?;
@@ -151,7 +194,7 @@ pub(crate) fn read_regions(
             b"[vsyscall]",
             b"[vvar_vclock]",
         ];
-        let found = match kernel_mappings.contains(&mapping.path) || (is_shared && !is_writable) {
+        let found = match kernel_mappings.contains(&mapping.path) {
             true => Vec::new(),
             false => resident(&pages, &mapping.range, is_shared),
         };
@@ -161,6 +204,7 @@ pub(crate) fn read_regions(
             is_executable: mapping.is_executable(),
             is_shared,
             is_file: mapping.inode != 0,
+            device: String::from_utf8_lossy(mapping.device).into_owned(),
             inode: mapping.inode,
             offset: mapping.offset,
             has_no_access: mapping.access[0] != b'r',
@@ -169,6 +213,37 @@ pub(crate) fn read_regions(
             range: mapping.range,
         }
     };
-    let included = mappings(&maps).filter(|mapping| is_included(&mapping.range));
+    let included = mappings(&maps).filter(is_included);
     Ok(included.map(region).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn second_views_of_shared_pages_are_dropped() {
+        let view = |start: u64, offset, inode, pages: &[(u64, u64)]| Region {
+            is_shared: true,
+            inode,
+            offset,
+            pages: pages.iter().map(|(start, end)| *start..*end).collect(),
+            ..Region::anonymous(start..start + 0x1_0000)
+        };
+        let mut regions = [
+            view(
+                0x10_0000,
+                0,
+                7,
+                &[(0x10_0000, 0x10_2000), (0x10_4000, 0x10_5000)],
+            ),
+            view(0x20_0000, 0x1000, 7, &[(0x20_0000, 0x20_4000)]),
+            view(0x30_0000, 0, 8, &[(0x30_0000, 0x30_1000)]),
+        ];
+        ViewedParts::drop_second_views(&mut regions);
+        assert_eq!(regions[0].pages.len(), 2);
+        let run = &regions[1].pages[0];
+        assert_eq!((run.start, run.end), (0x20_1000, 0x20_3000));
+        assert_eq!(regions[2].pages.len(), 1);
+    }
 }

@@ -4,7 +4,8 @@ use std::fs::File;
 use std::ops::Range;
 use std::time::Duration;
 
-use crate::analysis::{AnalysisOptions, merge_ranges};
+use crate::address_ranges::merge_ranges;
+use crate::analysis::AnalysisOptions;
 use crate::budget::MemoryBudget;
 use crate::error::Error;
 use crate::heap::{self, FoundHeap, PAGE_TRIM_GAP};

@@ -6,6 +6,7 @@
 
 mod headroom;
 mod reap;
+mod signal_stacks;
 mod smaps;
 mod threads;
 mod uncopied;
@@ -31,8 +32,8 @@ use memprof_ptrace::{Purpose, Refusal, examine_for};
 use crate::error::Error;
 pub use reap::{SearchEnd, reap_copies};
 pub use threads::Registers;
-use uncopied::SavePlan;
 pub(crate) use uncopied::UncopiedMemory;
+use uncopied::{SavePlan, UncopiedKind};
 
 /// Time that the copy may take beyond its estimate: the machine may be busy.
 const CLONE_TIMEOUT: Duration = Duration::from_secs(2);
@@ -67,6 +68,10 @@ pub struct Snapshot {
     /// Registers of each thread.
     pub threads: Vec<Registers>,
     pub(crate) uncopied: Arc<UncopiedMemory>,
+    /// Shared memory, as it was when the threads were stopped.
+    pub(crate) shared: Arc<UncopiedMemory>,
+    /// Shared mappings of files to which the process cannot have written.
+    pub(crate) unwritable: Vec<Range<u64>>,
     /// Memory of devices, which cannot be read from outside the process.
     pub(crate) devices: Vec<Range<u64>>,
 }
@@ -125,8 +130,16 @@ impl CopyTarget {
         if estimate > limit {
             return Err(Error::LongPause { estimate, limit });
         }
-        let plan = SavePlan::new(&mappings, limit - estimate, max_bytes);
+        let plan = SavePlan::new(
+            UncopiedKind::Excluded,
+            &mappings,
+            limit - estimate,
+            max_bytes,
+        );
         let estimate = estimate + plan.estimate;
+        let rest = max_bytes.saturating_sub(plan.planned_bytes());
+        let shared_plan = SavePlan::new(UncopiedKind::Shared, &mappings, limit - estimate, rest);
+        let estimate = estimate + shared_plan.estimate;
         let start = Instant::now();
         let mut threads = threads::stop_all(self.pid, limit)?;
         if !self.is_same_program() {
@@ -158,9 +171,11 @@ impl CopyTarget {
         );
         let uncopied = cloned.as_ref().map(|(copy, _)| {
             let copy_maps = read(copy.pid(), "maps")?;
-            UncopiedMemory::save(self.pid, &copy_maps, &mappings, plan, start + limit)
+            let save =
+                |plan| UncopiedMemory::save(self.pid, &copy_maps, &mappings, plan, start + limit);
+            Ok((save(plan)?, save(shared_plan)?))
         });
-        let uncopied = uncopied.unwrap_or_else(|_| Ok(UncopiedMemory::default()));
+        let uncopied = uncopied.unwrap_or_else(|_| Ok(Default::default()));
         let copy = cloned.map(|(copy, stopped)| {
             drop(stopped);
             copy
@@ -177,15 +192,15 @@ impl CopyTarget {
             stopped,
             estimate,
             threads: registers,
-            devices: mappings
-                .iter()
-                .filter(|each| each.is_device)
-                .map(|each| each.range.clone())
-                .collect(),
+            devices: smaps::devices(&mappings),
+            unwritable: smaps::unwritable(&mappings),
             uncopied: Arc::default(),
+            shared: Arc::default(),
         };
         match uncopied {
-            Ok(uncopied) => snapshot.uncopied = Arc::new(uncopied),
+            Ok((uncopied, shared)) => {
+                (snapshot.uncopied, snapshot.shared) = (Arc::new(uncopied), Arc::new(shared));
+            }
             Err(error) => {
                 // The error matters more than whether the copy was reaped.
                 snapshot.release(self);
@@ -226,6 +241,7 @@ impl Snapshot {
     pub(crate) fn at_exit(exiting: &ExitingProgram) -> Result<Self, Error> {
         let pid = exiting.pid();
         let maps = read(pid, "maps")?;
+        let mappings = smaps::parse(&read(pid, "smaps")?);
         let loaded = Memory::open(pid).and_then(|memory| loaded_libraries(&memory, &maps));
         let loaded = loaded.unwrap_or_default();
         let registers = Registers::read(pid, exiting.thread(), &maps, &loaded);
@@ -236,7 +252,9 @@ impl Snapshot {
             estimate: Duration::ZERO,
             threads: vec![registers.map_err(Error::io("failed to read its registers"))?],
             uncopied: Arc::default(),
-            devices: Vec::new(),
+            shared: Arc::default(),
+            devices: smaps::devices(&mappings),
+            unwritable: smaps::unwritable(&mappings),
         })
     }
 

@@ -1,16 +1,23 @@
 //! Memory of a snapshot, read in blocks.
 
+use std::collections::BTreeMap;
+use std::mem;
 use std::sync::Arc;
 
 use memprof_ptrace::memory::Memory;
 
+use crate::address_ranges::merge_ranges;
 use crate::error::Error;
-use crate::regions::{ProcessMemory, Region, read_regions};
+use crate::regions::{ProcessMemory, Region, ViewedParts, read_regions};
 use crate::resident_pages::PAGE_SIZE;
+use crate::shared_object::SharedObject;
 use crate::snapshot::{Snapshot, UncopiedMemory};
+use crate::unsearched::Unsearched;
 
 /// Bytes that are read at a time.
 pub(crate) const BLOCK_SIZE: usize = 256 << 10;
+/// Most bytes of files on disks that are searched beyond the resident pages of their mappings.
+const MAX_DISK_BYTES: u64 = 1 << 30;
 
 /// Memory of a snapshot: of its copy, and of the process where the copy has none.
 #[derive(Debug)]
@@ -20,6 +27,11 @@ pub(crate) struct SnapshotMemory {
     copy: ProcessMemory,
     live: ProcessMemory,
     uncopied: Arc<UncopiedMemory>,
+    shared: Arc<UncopiedMemory>,
+    /// Objects of shared mappings, by the mapping's start.
+    objects: BTreeMap<u64, SharedObject>,
+    /// Parts of shared memory that cannot be read.
+    pub(crate) unread_shared: Vec<Unsearched>,
 }
 
 impl SnapshotMemory {
@@ -36,15 +48,82 @@ impl SnapshotMemory {
         let copy = ProcessMemory::open_copy(snapshot.copy_pid(), snapshot.pid)?;
         let live = ProcessMemory::open(snapshot.pid)?;
         let uncopied = Arc::clone(&snapshot.uncopied);
-        let mut regions = read_regions(snapshot.copy_pid(), |range| !uncopied.overlaps(range))?;
-        regions.extend(uncopied.regions.iter().cloned());
+        let shared = Arc::clone(&snapshot.shared);
+        let mut regions = read_regions(snapshot.copy_pid(), |mapping| {
+            !uncopied.overlaps(&mapping.range) && !shared.overlaps(&mapping.range)
+        })?;
+        regions.extend(uncopied.regions.iter().chain(&shared.regions).cloned());
         regions.sort_by_key(|region| region.range.start);
-        Ok(Self {
+        let mut memory = Self {
             regions,
             copy,
             live,
             uncopied,
-        })
+            shared,
+            objects: BTreeMap::new(),
+            unread_shared: Vec::new(),
+        };
+        memory.add_shared_objects(snapshot);
+        Ok(memory)
+    }
+
+    /// Opens the objects of shared memory, and adds the pages with data that the process itself has not touched, or
+    /// whose page tables were dropped. Notes those that cannot be read.
+    fn add_shared_objects(&mut self, snapshot: &Snapshot) {
+        let (mut unopened, mut unread) = (0, 0);
+        let mut on_disk = MAX_DISK_BYTES;
+        let mut viewed = ViewedParts::drop_second_views(&mut self.regions);
+        for region in self.regions.iter_mut().filter(|region| region.is_shared) {
+            if snapshot.devices.contains(&region.range) {
+                continue;
+            }
+            let resident: u64 = region
+                .pages
+                .iter()
+                .map(|pages| pages.end - pages.start)
+                .sum();
+            let is_unwritable = snapshot.unwritable.contains(&region.range);
+            let Some(object) = SharedObject::open_mapped(self.live.pid(), region) else {
+                let size = region.range.end - region.range.start;
+                unopened += if is_unwritable { 0 } else { size - resident };
+                continue;
+            };
+            if is_unwritable && !object.is_memory {
+                region.pages.clear();
+                continue;
+            }
+            let (start, offset) = (region.range.start, region.offset);
+            let end = object
+                .size()
+                .min(offset + (region.range.end - start))
+                .max(offset);
+            let data = object.data(offset..end);
+            let bytes: u64 = data.iter().map(|run| run.end - run.start).sum();
+            let is_read = object.is_memory || bytes <= on_disk;
+            if is_read {
+                let untouched = viewed.add(region, data.into_iter());
+                region.pages.extend(untouched);
+                region.pages = merge_ranges(mem::take(&mut region.pages));
+            } else {
+                unread += bytes.saturating_sub(resident);
+            }
+            if !object.is_memory && is_read {
+                on_disk -= bytes;
+            }
+            self.objects.insert(start, object);
+        }
+        for (bytes, what, why) in [
+            (
+                unopened,
+                "shared memory that the process itself has not touched",
+                "only a privileged user can read it",
+            ),
+            (unread, "files that are mapped shared", "they are too large"),
+        ] {
+            if bytes > 0 {
+                self.unread_shared.push(Unsearched::bytes(bytes, what, why));
+            }
+        }
     }
 
     /// Process id of the copy, or of the process itself if there is no copy.
@@ -91,6 +170,9 @@ impl SnapshotMemory {
 
     /// Like [`Self::read`], within a mapping.
     fn read_region(&self, region: &Region, address: u64, buffer: &mut [u8]) -> usize {
+        if region.is_shared {
+            return self.read_shared(region, address, buffer);
+        }
         if !region.is_uncopied {
             return self.copy.read(address, buffer, region.is_direct());
         }
@@ -104,6 +186,32 @@ impl SnapshotMemory {
         }
         buffer[read..].fill(0);
         self.uncopied.read(address, buffer);
+        buffer.len()
+    }
+
+    /// Like [`Self::read_region`], for shared memory. Reads only pages that exist: to read others would allocate them.
+    fn read_shared(&self, region: &Region, address: u64, buffer: &mut [u8]) -> usize {
+        buffer.fill(0);
+        if let Some(object) = self.objects.get(&region.range.start) {
+            object.read(address - region.range.start + region.offset, buffer);
+        } else if !self.shared.is_saved() {
+            let end = address + buffer.len() as u64;
+            let first = region.pages.partition_point(|pages| pages.end <= address);
+            for pages in region.pages[first..]
+                .iter()
+                .take_while(|pages| pages.start < end)
+            {
+                let (start, stop) = (pages.start.max(address), pages.end.min(end));
+                let (from, to) = ((start - address) as usize, (stop - address) as usize);
+                let read = self
+                    .live
+                    .read(start, &mut buffer[from..to], region.is_direct());
+                if read < to - from {
+                    return from + read;
+                }
+            }
+        }
+        self.shared.read(address, buffer);
         buffer.len()
     }
 

@@ -17,7 +17,7 @@ pub use rseq::{Rseq, rseq_area};
 
 use crate::process::{ProcStatus, SeccompMode};
 use crate::refusal::Refusal;
-use calls::{MUNLOCK, OPTIONAL, REQUIRED, RSEQ, SNAPSHOT, SyscallRequirement};
+use calls::{MUNLOCK, OPTIONAL, REQUIRED, RSEQ, SIGNAL_STACK, SNAPSHOT, SyscallRequirement};
 
 /// Fails if a call that the plugin makes would fail so that the plugin cannot be loaded, or would end the process.
 /// The caller must have stopped the thread by ptrace(2). Threads that it creates have the same filters.
@@ -44,6 +44,15 @@ pub fn require_calls(thread: u32) -> Result<(), Refusal> {
 /// Like [`require_calls`].
 pub fn require_snapshot_calls(thread: u32) -> Result<(), Refusal> {
     require_allowed(thread, |filters| first_missing(filters, SNAPSHOT))
+}
+
+/// Like [`require_calls`], for the calls that read a thread's alternate signal stack: sigaltstack(2) and
+/// `rt_sigreturn(2)`.
+///
+/// # Errors
+/// Like [`require_calls`].
+pub fn require_signal_stack_calls(thread: u32) -> Result<(), Refusal> {
+    require_allowed(thread, |filters| first_missing(filters, SIGNAL_STACK))
 }
 
 /// Fails if the thread has user dispatch or strict mode, or if `forbidden` names a call that its filters forbid.

@@ -304,6 +304,42 @@ impl StoppedThread {
         Ok((ProcessCopy::adopt(child as pid_t)?, self))
     }
 
+    /// Makes the thread run a remote call ([`crate::remote_call::build_frames`]) up to the end of system call `number`,
+    /// which it contains. The thread is stopped there, and continues with the call's last frame when it is dropped.
+    ///
+    /// # Errors
+    /// `ESRCH`: it was killed, or did not reach that point before the deadline; it then completes the remote call.
+    pub fn run_system_call(
+        self,
+        registers: &user_regs_struct,
+        number: i64,
+        deadline: Instant,
+    ) -> io::Result<Self> {
+        let options = libc::PTRACE_O_TRACESYSGOOD as usize;
+        request(libc::PTRACE_SETOPTIONS, self.tid, 0, options)?;
+        self.set_registers(registers)?;
+        self.set_signal_mask(u64::MAX)?;
+        let mut signal = 0;
+        loop {
+            request(libc::PTRACE_SYSCALL, self.tid, 0, signal as usize)?;
+            let status = wait_for_stop(self.tid, deadline);
+            let status = status.map_err(|_| io::Error::from_raw_os_error(libc::ESRCH))?;
+            signal = match CloneStep::from_status(status) {
+                CloneStep::SystemCall => {
+                    let registers = self.registers()?;
+                    // At the call's begin, `rax` is ENOSYS (arch/x86/entry).
+                    let is_begin = registers.rax.cast_signed() == -i64::from(libc::ENOSYS);
+                    if registers.orig_rax.cast_signed() == number && !is_begin {
+                        return Ok(self);
+                    }
+                    0
+                }
+                CloneStep::Signal(signal) => signal,
+                CloneStep::Cloned | CloneStep::GroupStop => 0,
+            };
+        }
+    }
+
     /// Detaches the thread with these registers, and with the signal that was about to be delivered.
     ///
     /// # Errors

@@ -23,6 +23,8 @@ pub(crate) struct Span {
     pub(super) used: Vec<u64>,
     pub(super) reached: AtomicBitmap,
     pub(super) scanned: AtomicBitmap,
+    /// Addresses of starts to which words point, if objects have no headers; else empty.
+    pointed: AtomicBitmap,
     /// Objects with a `PyGC_Head` in their first [`GC_HEAD_SIZE`] bytes, and objects with one in the next.
     /// Allocated for the first one.
     gc_heads: OnceLock<Box<[AtomicBitmap; 2]>>,
@@ -34,7 +36,7 @@ impl Span {
     /// Bytes that a span of `length` bytes needs, with its bitmaps, if objects begin at multiples of
     /// `granule` bytes.
     pub(crate) fn memory_size(length: u64, granule: u64) -> u64 {
-        const WORDS: u64 = 4;
+        const WORDS: u64 = 5;
         size_of::<Self>() as u64 + (length / granule / 64 + 1) * 8 * WORDS
     }
 
@@ -62,6 +64,10 @@ impl Span {
             used: vec![0; words],
             reached: AtomicBitmap::new(words),
             scanned: AtomicBitmap::new(words),
+            pointed: match is_headerless(header, shift) {
+                true => AtomicBitmap::new(words),
+                false => AtomicBitmap::empty(),
+            },
             gc_heads: OnceLock::new(),
             summary: vec![0; words.div_ceil(64)],
         }
@@ -159,6 +165,46 @@ impl Span {
         self.gc_heads = OnceLock::new();
     }
 
+    /// Whether each object begins right where the one before ends.
+    pub(super) fn is_headerless(&self) -> bool {
+        is_headerless(self.header, self.shift)
+    }
+
+    /// Forgets the recorded pointers and releases the memory for them.
+    pub(super) fn clear_pointed(&mut self) {
+        self.pointed = AtomicBitmap::empty();
+    }
+
+    /// Records a pointer to the start of an object or to the span's end, if objects have no headers.
+    #[inline]
+    pub(super) fn note_pointer_to_start(&self, address: u64) {
+        if let Some(bit) = self.start_bit(address)
+            && !self.pointed.has(bit)
+        {
+            self.pointed.set(bit);
+        }
+    }
+
+    /// Whether a pointer to that address was recorded.
+    pub(super) fn has_pointer_to_start(&self, address: u64) -> bool {
+        self.start_bit(address)
+            .is_some_and(|bit| self.pointed.has(bit))
+    }
+
+    /// Bit of an object's start or of the span's end, if objects have no headers. `None` for other addresses.
+    #[inline]
+    fn start_bit(&self, address: u64) -> Option<u64> {
+        let is_inside = self.range.start <= address && address <= self.range.end;
+        if !self.is_headerless() || !is_inside {
+            return None;
+        }
+        let offset = address - self.range.start;
+        let bit = offset >> self.shift;
+        let is_start = offset.is_multiple_of(1 << self.shift)
+            && (address == self.range.end || self.is_start(bit));
+        is_start.then_some(bit)
+    }
+
     /// Word and mask of the bit for an address.
     pub(super) fn word_and_mask(&self, address: u64) -> (usize, u64) {
         let bit = (address - self.range.start) >> self.shift;
@@ -230,6 +276,11 @@ impl Span {
             .get((bit / 64) as usize)
             .is_some_and(|word| word >> (bit % 64) & 1 != 0)
     }
+}
+
+/// Whether objects with that header and shift begin where the one before ends. Not if the span is one object.
+fn is_headerless(header: u64, shift: u32) -> bool {
+    header == 0 && shift != WHOLE_SHIFT
 }
 
 /// Whether a bit is set in a bitmap.

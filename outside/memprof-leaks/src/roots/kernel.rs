@@ -1,20 +1,23 @@
 //! Pointers that a program has stored in the kernel, perhaps only there.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::fs;
 use std::io;
 use std::ops::Range;
-use std::os::unix::fs::FileTypeExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 
 use memprof_ptrace::control_block::robust_list_address;
 use memprof_ptrace::kernel_queue::{QueueContent, QueueReader};
+use memprof_ptrace::mapped_file::open_regular;
 use memprof_ptrace::process::count_memory_sharers;
 use memprof_ptrace::stop::MAX_QUEUED_SIGNALS;
 
 use super::Roots;
+use crate::address_filter::AddressFilter;
+use crate::shared_object::SharedObject;
 use crate::snapshot::Registers;
-use crate::snapshot_memory::SnapshotMemory;
+use crate::snapshot_memory::{BLOCK_SIZE, SnapshotMemory};
 use crate::unsearched::Unsearched;
 
 /// Kinds of descriptors whose kernel objects hold values of the program that cannot be read: prefix of the link in
@@ -56,7 +59,7 @@ pub(super) fn add_kernel_words(
     for region in &view.regions {
         count_opaque(&OPAQUE_MAPPINGS, &region.name, &mut opaque);
     }
-    add_descriptors(pid, &mut opaque, roots);
+    add_descriptors(pid, view, &mut opaque, roots);
     let notes = opaque.into_iter();
     let notes = notes.map(|((what, why), count)| Unsearched::count(count, what, why));
     roots.unsearched.extend(notes);
@@ -98,8 +101,9 @@ struct Queues {
 }
 
 /// Adds the values in the descriptors of a process, and the data in their queues.
-fn add_descriptors(pid: u32, opaque: &mut OpaqueCounts, roots: &mut Roots) {
+fn add_descriptors(pid: u32, view: &SnapshotMemory, opaque: &mut OpaqueCounts, roots: &mut Roots) {
     let reader = QueueReader::open(pid);
+    let mut files = UnmappedFiles::new(view);
     let mut queues = Queues::default();
     let mut unknown = 0;
     for entry in fs::read_dir(format!("/proc/{pid}/fd"))
@@ -132,6 +136,8 @@ fn add_descriptors(pid: u32, opaque: &mut OpaqueCounts, roots: &mut Roots) {
         if target.starts_with("pipe:") || target.starts_with("socket:") || is_fifo(&entry.path()) {
             let content = reader.as_ref().map(|reader| reader.read(number));
             add_queue(content.ok(), &mut queues, roots);
+        } else {
+            files.add(&entry.path(), &mut roots.kernel);
         }
     }
     if unknown > 0 {
@@ -142,6 +148,54 @@ fn add_descriptors(pid: u32, opaque: &mut OpaqueCounts, roots: &mut Roots) {
         ));
     }
     roots.unsearched.extend(queues.notes());
+}
+
+/// Files in memory that the process has open but not mapped: of `memfd_create(2)` and `shm_open(3)`.
+struct UnmappedFiles {
+    /// Writable private memory, in which the heaps are.
+    targets: AddressFilter,
+    /// Inodes of files that are mapped, or were searched.
+    known: HashSet<u64>,
+}
+
+impl UnmappedFiles {
+    fn new(view: &SnapshotMemory) -> Self {
+        let regions = view.regions.iter();
+        let private = regions
+            .clone()
+            .filter(|region| region.is_writable && !region.is_shared);
+        Self {
+            targets: AddressFilter::new(private.map(|region| &region.range)),
+            known: regions.map(|region| region.inode).collect(),
+        }
+    }
+
+    /// Adds the words of a descriptor's file that may be pointers, if it is such a file.
+    fn add(&mut self, link: &Path, words: &mut Vec<u64>) {
+        let Ok(metadata) = fs::metadata(link) else {
+            return;
+        };
+        if !metadata.is_file() || !self.known.insert(metadata.ino()) {
+            return;
+        }
+        let Some(object) = open_regular(link, metadata.ino()).map(SharedObject::from_file) else {
+            return;
+        };
+        if !object.is_memory {
+            return;
+        }
+        let mut block = vec![0; BLOCK_SIZE];
+        for run in object.data(0..object.size()) {
+            for offset in run.clone().step_by(BLOCK_SIZE) {
+                let length = (run.end - offset).min(BLOCK_SIZE as u64) as usize;
+                let read = object.read(offset, &mut block[..length]);
+                let found = block[..read].chunks_exact(8);
+                let found =
+                    found.map(|word| u64::from_le_bytes(word.try_into().expect("eight bytes")));
+                words.extend(found.filter(|word| self.targets.may_contain(*word)));
+            }
+        }
+    }
 }
 
 /// Whether a descriptor's link refers to a FIFO with a name.

@@ -21,6 +21,10 @@ pub(crate) struct MappingUsage {
     pub(crate) is_not_copied: bool,
     /// Whether a forked child has zeros there (`MADV_WIPEONFORK`).
     pub(crate) is_emptied: bool,
+    /// Whether it is shared, so that a copy has it without page tables.
+    pub(crate) is_shared: bool,
+    /// Whether the process cannot have written to it: a shared file that was opened for reading only.
+    pub(crate) is_unwritable: bool,
     /// Whether it is a device's, which cannot be read from outside the process.
     pub(crate) is_device: bool,
 }
@@ -41,15 +45,18 @@ pub(crate) fn parse(smaps: &[u8]) -> Vec<MappingUsage> {
     for line in smaps.split(|byte| *byte == b'\n') {
         let Some((name, value)) = field(line) else {
             let mapping = maps::mappings(line).next();
-            all.extend(mapping.map(|Mapping { range, .. }| MappingUsage {
+            all.extend(mapping.map(|Mapping { range, access, .. }| MappingUsage {
                 range,
+                is_shared: access[3] == b's',
                 ..MappingUsage::default()
             }));
             continue;
         };
         let Some(last) = all.last_mut() else { continue };
         match name {
-            "Rss" => last.resident = kibibytes(value),
+            "Rss" => last.resident += kibibytes(value),
+            // Not a part of Rss.
+            "Shared_Hugetlb" | "Private_Hugetlb" => last.resident += kibibytes(value),
             "Swap" => last.swapped = kibibytes(value),
             "Anonymous" => last.anonymous = kibibytes(value),
             "AnonHugePages" => last.huge = kibibytes(value),
@@ -57,6 +64,7 @@ pub(crate) fn parse(smaps: &[u8]) -> Vec<MappingUsage> {
                 let has = |flag: &str| value.split_ascii_whitespace().any(|each| each == flag);
                 last.is_emptied = has("wf");
                 last.is_not_copied = last.is_emptied || has("dc");
+                last.is_unwritable = last.is_shared && !has("mw");
                 last.is_device = has("io") || has("pf");
             }
             _ => {}
@@ -79,6 +87,22 @@ fn kibibytes(value: &str) -> u64 {
     let number = value.trim().trim_end_matches(" kB").parse::<u64>();
     // Only an estimate depends on the value, so 0 is good enough for one that is no number.
     number.unwrap_or(0) << 10
+}
+
+/// Mappings of devices.
+pub(super) fn devices(mappings: &[MappingUsage]) -> Vec<Range<u64>> {
+    ranges(mappings, |each| each.is_device)
+}
+
+/// Shared mappings to which the process cannot have written.
+pub(super) fn unwritable(mappings: &[MappingUsage]) -> Vec<Range<u64>> {
+    ranges(mappings, |each| each.is_unwritable)
+}
+
+/// Addresses of the mappings that `is_selected` accepts.
+fn ranges(mappings: &[MappingUsage], is_selected: fn(&MappingUsage) -> bool) -> Vec<Range<u64>> {
+    let selected = mappings.iter().filter(|each| is_selected(each));
+    selected.map(|each| each.range.clone()).collect()
 }
 
 /// Estimates how long the threads of a process must be stopped for a copy. `threads` is their number.
@@ -123,6 +147,8 @@ VmFlags: rd wr io pf
             huge: 1 << 29,
             is_not_copied: true,
             is_emptied: false,
+            is_shared: false,
+            is_unwritable: false,
             is_device: false,
         };
         assert_eq!(found[0], heap);

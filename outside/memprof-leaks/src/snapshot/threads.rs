@@ -6,6 +6,7 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use libc::user_regs_struct;
+use memprof_ptrace::Refusal;
 use memprof_ptrace::maps::{Mapping, mappings};
 use memprof_ptrace::memory::Memory;
 use memprof_ptrace::remote_call::SavedContext;
@@ -120,8 +121,16 @@ pub(super) fn stop_one(pid: u32) -> Result<SnapshotThreads, Error> {
     Ok(read_threads(&memory, stopped.into_iter().collect()))
 }
 
+/// Stops one thread of a process. Fails if it has ended, or is not stopped in time.
+pub(super) fn stop_thread(pid: u32, tid: u32) -> Result<SnapshotThreads, Error> {
+    let memory = Memory::open(pid).map_err(Error::io(format!("/proc/{pid}/mem")))?;
+    let stopped = StoppedThread::interrupt(tid);
+    let stopped = stopped.map_err(|_| Error::NoThread("the thread does not stop"))?;
+    Ok(read_threads(&memory, vec![(tid, stopped)]))
+}
+
 /// Thread ids of a process. Fails if it has ended.
-fn tids(pid: u32) -> Result<Vec<u32>, Error> {
+pub(super) fn tids(pid: u32) -> Result<Vec<u32>, Error> {
     let entries = fs::read_dir(format!("/proc/{pid}/task"));
     let entries = entries.map_err(|_| super::process_gone_refusal(pid))?;
     Ok(entries
@@ -188,6 +197,18 @@ impl SnapshotThreads {
         &mut self,
         has_room: impl Fn(&SnapshotThread) -> bool,
     ) -> Result<(&SnapshotThread, StoppedThread), Error> {
+        self.pick_thread_for(require_snapshot_calls, has_room)
+    }
+
+    /// Like [`Self::pick_thread`], for the calls that `require_calls` allows.
+    ///
+    /// # Errors
+    /// Like [`Self::pick_thread`].
+    pub(super) fn pick_thread_for(
+        &mut self,
+        require_calls: fn(u32) -> Result<(), Refusal>,
+        has_room: impl Fn(&SnapshotThread) -> bool,
+    ) -> Result<(&SnapshotThread, StoppedThread), Error> {
         let mut error =
             Error::NoThread("its threads take signals, or run on stacks of the program's own");
         let is_running =
@@ -207,7 +228,7 @@ impl SnapshotThreads {
                 {
                     continue;
                 }
-                match require_snapshot_calls(thread.tid) {
+                match require_calls(thread.tid) {
                     Ok(()) => {}
                     Err(refusal) => {
                         error = refusal.into();

@@ -10,7 +10,7 @@ use memprof_ptrace::maps::mappings;
 use super::smaps::MappingUsage;
 use crate::address_filter::AddressFilter;
 use crate::error::Error;
-use crate::regions::{ProcessMemory, Region, read_regions};
+use crate::regions::{ProcessMemory, Region, ViewedParts, read_regions};
 use crate::unsearched::Unsearched;
 
 /// Bytes that are read between two checks of the deadline.
@@ -20,9 +20,40 @@ const SAVE_TIME_PER_MIB: Duration = Duration::from_micros(900);
 /// Time to scan a MiB for words that may be pointers, measured on 192 MiB.
 const SCAN_TIME_PER_MIB: Duration = Duration::from_micros(550);
 
+/// Kind of memory that a copy lacks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum UncopiedKind {
+    /// `MADV_DONTFORK`, `MADV_WIPEONFORK`.
+    #[default]
+    Excluded,
+    /// Shared memory: the copy has the mapping, but its content changes, and its page tables are not copied.
+    Shared,
+}
+
+impl UncopiedKind {
+    /// Whether a mapping is of this kind. Shared memory is not saved if the process cannot have written to it.
+    fn includes(self, usage: &MappingUsage) -> bool {
+        match self {
+            Self::Excluded => usage.is_not_copied && !usage.is_shared,
+            Self::Shared => usage.is_shared && !usage.is_unwritable,
+        }
+    }
+
+    /// Name for notes.
+    fn name(self) -> &'static str {
+        match self {
+            Self::Excluded => "memory that a copy lacks (MADV_DONTFORK)",
+            Self::Shared => "shared memory",
+        }
+    }
+}
+
 /// Mappings that the copy does not have, with their content.
 #[derive(Debug, Default)]
 pub(crate) struct UncopiedMemory {
+    kind: UncopiedKind,
+    /// Bytes that could not be read in the stop.
+    unreadable: u64,
     /// The mappings, by address.
     pub(crate) regions: Vec<Region>,
     saved: Option<SavedMemory>,
@@ -43,6 +74,7 @@ enum SavedMemory {
 /// Plan by which uncopied memory will be read.
 #[derive(Debug)]
 pub(super) struct SavePlan {
+    kind: UncopiedKind,
     /// Most memory for the content, in bytes.
     max_bytes: u64,
     method: SaveMethod,
@@ -65,10 +97,15 @@ enum SaveMethod {
 impl SavePlan {
     /// Plans how to save the content of uncopied memory within that time and memory: all pages, pointers only, or
     /// nothing.
-    pub(super) fn new(mappings: &[MappingUsage], time: Duration, max_bytes: u64) -> Self {
+    pub(super) fn new(
+        kind: UncopiedKind,
+        mappings: &[MappingUsage],
+        time: Duration,
+        max_bytes: u64,
+    ) -> Self {
         let uncopied = mappings
             .iter()
-            .filter(|each| each.is_not_copied && !each.is_device);
+            .filter(|each| kind.includes(each) && !each.is_device);
         let bytes: u64 = uncopied.map(|each| each.resident + each.swapped).sum();
         let total_time =
             |mib: Duration| Duration::from_nanos((mib.as_nanos() as u64 * (bytes >> 10)) >> 10);
@@ -87,9 +124,19 @@ impl SavePlan {
             (SaveMethod::Skip, Duration::ZERO)
         };
         Self {
+            kind,
             max_bytes,
             method,
             estimate,
+        }
+    }
+
+    /// Bytes that the saved content will take at most.
+    pub(super) fn planned_bytes(&self) -> u64 {
+        match &self.method {
+            SaveMethod::CopyPages(bytes) => bytes.len() as u64,
+            SaveMethod::PointersOnly => self.max_bytes,
+            SaveMethod::Skip => 0,
         }
     }
 }
@@ -118,9 +165,24 @@ impl UncopiedMemory {
             let selected = usage.iter().filter(|each| is_selected(each));
             selected.map(|each| each.range.clone()).collect()
         };
-        let emptied = ranges(|each| each.is_emptied);
-        let mut regions =
-            read_regions(pid, |range| !is_copied(range) || overlaps(range, &emptied))?;
+        let mut regions = match plan.kind {
+            UncopiedKind::Excluded => {
+                let emptied = ranges(|each| each.is_emptied);
+                read_regions(pid, |mapping| {
+                    let is_shared = mapping.access[3] == b's';
+                    let is_lacking =
+                        !is_copied(&mapping.range) || overlaps(&mapping.range, &emptied);
+                    !is_shared && is_lacking
+                })?
+            }
+            UncopiedKind::Shared => {
+                let unwritable = ranges(|each| each.is_unwritable);
+                read_regions(pid, |mapping| {
+                    mapping.access[3] == b's' && !overlaps(&mapping.range, &unwritable)
+                })?
+            }
+        };
+        ViewedParts::drop_second_views(&mut regions);
         for region in &mut regions {
             region.is_uncopied = true;
         }
@@ -135,21 +197,34 @@ impl UncopiedMemory {
         let pages: Vec<_> = pages.collect();
         let size: u64 = pages.iter().map(|(pages, _)| pages.end - pages.start).sum();
         let process = ProcessMemory::open(pid)?;
+        let mut unreadable = 0;
         let saved = match plan.method {
             SaveMethod::Skip => None,
             SaveMethod::CopyPages(mut bytes) if size <= plan.max_bytes => {
                 // The size may be larger or smaller than planned.
                 bytes.reserve_exact((size as usize).saturating_sub(bytes.len()));
                 bytes.resize(size as usize, 0);
-                save_pages(&process, &pages, bytes, deadline)
+                save_pages(&process, &pages, bytes, deadline, &mut unreadable)
             }
             _ => {
                 let private = copied.iter().filter(|each| each.access[1..] == *b"w-p");
                 let targets = AddressFilter::new(private.map(|each| &each.range));
-                save_pointers(&process, &pages, &targets, plan.max_bytes, deadline)
+                save_pointers(
+                    &process,
+                    &pages,
+                    &targets,
+                    plan.max_bytes,
+                    deadline,
+                    &mut unreadable,
+                )
             }
         };
-        Ok(Self { regions, saved })
+        Ok(Self {
+            kind: plan.kind,
+            unreadable,
+            regions,
+            saved,
+        })
     }
 
     /// Whether a range overlaps one of the mappings.
@@ -167,14 +242,21 @@ impl UncopiedMemory {
         self.saved.is_some()
     }
 
-    /// Note that the content could not be saved. `None` if it was, or there is none.
-    pub(crate) fn unread_note(&self) -> Option<Unsearched> {
+    /// Notes about content that could not be saved.
+    pub(crate) fn notes(&self) -> impl Iterator<Item = Unsearched> {
+        let name = self.kind.name();
         let pages = self.regions.iter().flat_map(|region| &region.pages);
         let bytes: u64 = pages.map(|pages| pages.end - pages.start).sum();
-        let what = "memory that a copy lacks (MADV_DONTFORK), as it was at the snapshot";
-        let why =
-            "it was read later, because reading it takes more than --max-pause or --max-memory";
-        (bytes > 0 && self.saved.is_none()).then(|| Unsearched::bytes(bytes, what, why))
+        let late = (bytes > 0 && self.saved.is_none()).then(|| {
+            let why =
+                "it was read later, because reading it takes more than --max-pause or --max-memory";
+            Unsearched::bytes(bytes, format!("{name}, as it was at the snapshot"), why)
+        });
+        let unreadable = (self.unreadable > 0).then(|| {
+            let why = "the kernel lets no other process read it, as memory of memfd_secret(2)";
+            Unsearched::bytes(self.unreadable, name, why)
+        });
+        late.into_iter().chain(unreadable)
     }
 
     /// Memory that the saved content takes, in bytes.
@@ -228,12 +310,13 @@ impl UncopiedMemory {
 type UncopiedRun = (Range<u64>, bool);
 
 /// Saves all pages in `bytes`. `None` if the deadline passes or a page does not arrive in time; bytes that cannot
-/// be read are 0.
+/// be read are 0, and are added to `unreadable`.
 fn save_pages(
     process: &ProcessMemory,
     pages: &[UncopiedRun],
     mut bytes: Vec<u8>,
     deadline: Instant,
+    unreadable: &mut u64,
 ) -> Option<SavedMemory> {
     let (mut runs, mut end) = (Vec::new(), 0);
     for (run, is_direct) in pages {
@@ -245,6 +328,7 @@ fn save_pages(
             let length = (block.end - block.start) as usize;
             let read = process.read(block.start, &mut bytes[end..end + length], *is_direct);
             bytes[end + read..end + length].fill(0);
+            *unreadable += (length - read) as u64;
             end += length;
         }
     }
@@ -260,6 +344,7 @@ fn save_pointers(
     targets: &AddressFilter,
     max_bytes: u64,
     deadline: Instant,
+    unreadable: &mut u64,
 ) -> Option<SavedMemory> {
     let max_words = max_bytes as usize / size_of::<(u64, u64)>();
     let mut bytes = vec![0; BYTES_PER_CHECK as usize];
@@ -268,6 +353,7 @@ fn save_pointers(
         for block in blocks(run) {
             let block_bytes = &mut bytes[..(block.end - block.start) as usize];
             let read = process.read(block.start, block_bytes, *is_direct);
+            *unreadable += (block_bytes.len() - read) as u64;
             let words = block_bytes[..read].chunks_exact(8);
             let words = words.map(|word| u64::from_le_bytes(word.try_into().expect("eight bytes")));
             let addresses = (block.start..).step_by(8);
@@ -328,7 +414,12 @@ mod tests {
         let plan = |time, max_mib: u64| {
             let SavePlan {
                 method, estimate, ..
-            } = SavePlan::new(&usage(16), Duration::from_millis(time), max_mib * MIB);
+            } = SavePlan::new(
+                UncopiedKind::Excluded,
+                &usage(16),
+                Duration::from_millis(time),
+                max_mib * MIB,
+            );
             (method, estimate)
         };
         let all_pages = SaveMethod::CopyPages(vec![1; 18 << 20]);
@@ -342,7 +433,7 @@ mod tests {
             (SaveMethod::PointersOnly, 16 * SCAN_TIME_PER_MIB)
         );
         assert_eq!(plan(5, 18), (SaveMethod::Skip, Duration::ZERO));
-        let none = SavePlan::new(&usage(0), Duration::ZERO, 0);
+        let none = SavePlan::new(UncopiedKind::Excluded, &usage(0), Duration::ZERO, 0);
         assert_eq!(
             (none.method, none.estimate),
             (SaveMethod::CopyPages(vec![]), Duration::ZERO)
@@ -353,7 +444,12 @@ mod tests {
         let saved = Some(saved);
         let regions = Vec::new();
         let mut buffer = vec![9; length];
-        UncopiedMemory { regions, saved }.read(address, &mut buffer);
+        let memory = UncopiedMemory {
+            regions,
+            saved,
+            ..UncopiedMemory::default()
+        };
+        memory.read(address, &mut buffer);
         buffer
     }
 
@@ -383,22 +479,24 @@ mod tests {
     }
 
     #[test]
-    fn unsaved_memory_has_unread_note() {
+    fn unsaved_memory_has_note() {
         let region = Region {
             pages: iter::once(0x1000..0x3000).collect(),
             ..Region::anonymous(0x1000..0x9000)
         };
         let mut uncopied = UncopiedMemory {
             regions: vec![region],
-            saved: None,
+            ..UncopiedMemory::default()
         };
-        let note = uncopied.unread_note().unwrap().to_string();
+        let note = uncopied.notes().next().unwrap().to_string();
         assert!(
             note.starts_with("8.00KiB of memory that a copy lacks"),
             "{note}"
         );
         uncopied.saved = Some(SavedMemory::Pointers(Vec::new()));
-        assert_eq!(uncopied.unread_note(), None);
-        assert_eq!(UncopiedMemory::default().unread_note(), None);
+        assert_eq!(uncopied.notes().count(), 0);
+        uncopied.unreadable = 4096;
+        assert_eq!(uncopied.notes().count(), 1);
+        assert_eq!(UncopiedMemory::default().notes().count(), 0);
     }
 }

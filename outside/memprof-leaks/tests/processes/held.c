@@ -104,6 +104,16 @@ static void in_signals_of_thread(void) {
     block(); pthread_t thread; pthread_create(&thread, 0, sleeps, 0); while (!is_ready) sched_yield();
     for (int i = 0; i < HELD; i++) pthread_sigqueue(thread, SIGRTMIN + 3, (union sigval){.sival_ptr = make(HELD_SIZE)});
 }
+static void handle(int unused) { (void)unused; }
+static void set_signal_stack(void) {
+    struct sigaction action = {.sa_handler = handle, .sa_flags = SA_ONSTACK}; sigaction(SIGSEGV, &action, 0);
+    stack_t stack = {.ss_sp = malloc(64 << 10), .ss_size = 64 << 10}; sigaltstack(&stack, 0); memset(&stack, 0, sizeof stack);
+}
+static void in_signal_stack(void) { set_signal_stack(); }
+static void *sleeps_with_signal_stack(void *unused) { set_signal_stack(); return sleeps(unused); }
+static void in_signal_stacks_of_threads(void) {
+    for (int i = 0; i < 3; i++) { is_ready = 0; pthread_t thread; pthread_create(&thread, 0, sleeps_with_signal_stack, 0); while (!is_ready) sched_yield(); }
+}
 static void in_flight(void) {
     int ends[2], epoll = epoll_create1(0); if (socketpair(AF_UNIX, SOCK_STREAM, 0, ends)) fail("socketpair");
     for (int i = 0; i < HELD; i++) { struct epoll_event event = {EPOLLIN, {.ptr = make(HELD_SIZE)}}; epoll_ctl(epoll, EPOLL_CTL_ADD, eventfd(0, 0), &event); }
@@ -157,7 +167,7 @@ static const struct { const char *name; void (*hold)(void); } modes[] = {
     MODE(in_shared) MODE(in_shared_read_only) MODE(in_shared_without_access) MODE(in_file) MODE(in_second_view)
     MODE(in_untouched) MODE(in_unmapped_file) MODE(in_system_v_memory) MODE(in_dropped_page_tables) MODE(in_secret_memory)
     MODE(in_pipe) MODE(in_stream) MODE(in_datagram) MODE(in_datagrams) MODE(in_message_queue) MODE(in_eventfd)
-    MODE(in_signals) MODE(in_signals_of_thread) MODE(in_flight)
+    MODE(in_signals) MODE(in_signals_of_thread) MODE(in_signal_stack) MODE(in_signal_stacks_of_threads) MODE(in_flight)
     MODE(below_stack) MODE(between_stacks) MODE(below_unguarded_stack) MODE(in_variables_below_stack) MODE(in_sharing_process)
     MODE(in_packed_events) MODE(in_packed_events_on_heap) MODE(by_end) MODE(by_low_bits)
 };

@@ -1,9 +1,12 @@
 //! Objects that only a certain kind of memory, or the kernel, holds: held.c loses seven others in each mode.
 
+use std::process::Command;
+
 use memprof_leaks::{Proof, UnsearchedRole, prove};
 
-use crate::leaks::LONG_PAUSE;
+use crate::leaks::{JEMALLOC, LONG_PAUSE};
 use crate::start;
+use crate::target::{Target, built};
 
 const LOST: u64 = 7;
 const HELD: u64 = 50;
@@ -50,6 +53,59 @@ fn check_noted(mode: &str, expected: &str) {
 }
 
 #[test]
+fn objects_held_by_shared_memory_are_not_leaked() {
+    for mode in [
+        "in_shared",
+        "in_shared_read_only",
+        "in_shared_without_access",
+        "in_file",
+        "in_second_view",
+        "in_untouched",
+        "in_unmapped_file",
+        "in_system_v_memory",
+        "in_dropped_page_tables",
+    ] {
+        check_proven(mode);
+    }
+}
+
+#[test]
+fn objects_held_by_packed_or_end_pointers_are_not_leaked() {
+    for mode in [
+        "in_packed_events",
+        "in_packed_events_on_heap",
+        "by_end",
+        "by_low_bits",
+    ] {
+        check_proven(mode);
+    }
+}
+
+/// Arrays without elements of a type with a destructor: each pointer is to the end of an object of jemalloc's.
+#[test]
+fn empty_arrays_in_jemalloc_are_not_leaked() {
+    let program = built("empty_arrays", |path| {
+        let mut command = Command::new("g++");
+        command.args([
+            "-O1",
+            "-Wall",
+            "-Wextra",
+            "-Werror",
+            "empty_arrays.cc",
+            "-o",
+        ]);
+        command.arg(path);
+        command
+    });
+    let mut command = Command::new(program);
+    let mut target = Target::from_command(command.env("LD_PRELOAD", JEMALLOC));
+    let proof = prove(target.pid, LONG_PAUSE, &|_| {}).unwrap();
+    target.assert_unharmed();
+    assert_eq!(proof.leaked, []);
+    assert!(proof.report.objects >= 1600, "{proof:?}");
+}
+
+#[test]
 fn objects_held_by_kernel_are_not_leaked() {
     for mode in [
         "in_pipe",
@@ -57,6 +113,8 @@ fn objects_held_by_kernel_are_not_leaked() {
         "in_eventfd",
         "in_signals",
         "in_signals_of_thread",
+        "in_signal_stack",
+        "in_signal_stacks_of_threads",
     ] {
         check_proven(mode);
     }
@@ -66,6 +124,7 @@ fn objects_held_by_kernel_are_not_leaked() {
 fn unreadable_kernel_objects_are_noted() {
     check_noted("in_datagrams", "1 sockets with datagrams behind the first");
     check_noted("in_message_queue", "400B of messages in System V queues");
+    check_noted("in_secret_memory", "4.00KiB of shared memory");
     check_noted("in_flight", "1 descriptors that are being passed");
     check_noted("in_sharing_process", "1 processes that share its memory");
 }

@@ -149,6 +149,12 @@ pub(super) const SNAPSHOT: &[SyscallRequirement] = &[
     ),
 ];
 
+/// Calls that read a thread's alternate signal stack.
+pub(super) const SIGNAL_STACK: &[SyscallRequirement] = &[
+    required("sigaltstack", libc::SYS_sigaltstack, [0, 4096, 0, 0]),
+    required("rt_sigreturn", libc::SYS_rt_sigreturn, [0; 4]),
+];
+
 /// First call of each glibc thread, if glibc uses rseq(2).
 pub(super) const RSEQ: SyscallRequirement =
     required("rseq", libc::SYS_rseq, [0, 32, 0, 0x5305_3053]);

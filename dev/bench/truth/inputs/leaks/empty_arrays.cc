@@ -1,0 +1,1 @@
+../../../../../outside/memprof-leaks/tests/processes/empty_arrays.cc

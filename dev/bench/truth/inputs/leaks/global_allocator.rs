@@ -1,0 +1,1 @@
+../../../../../outside/memprof-leaks/tests/processes/global_allocator.rs

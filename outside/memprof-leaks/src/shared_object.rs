@@ -1,0 +1,129 @@
+//! Objects of shared mappings: files, memory files and anonymous shared memory.
+//!
+//! A copy of a process has the mappings, but none of their page tables (kernel/fork.c, `vma_needs_copy`): to read a page
+//! there would make the kernel allocate it. The object itself can be read without an effect, also those parts of it
+//! that the process has never touched.
+
+use std::fs::File;
+use std::io::{self, Seek, SeekFrom};
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use memprof_ptrace::mapped_file::open_regular;
+use nix::sys::statfs::{HUGETLBFS_MAGIC, TMPFS_MAGIC, fstatfs};
+
+use crate::regions::Region;
+
+/// An opened object.
+#[derive(Debug)]
+pub(crate) struct SharedObject {
+    file: File,
+    /// Whether it exists in memory only, not on a disk.
+    pub(crate) is_memory: bool,
+}
+
+impl SharedObject {
+    /// Opens the object of a mapping of process `pid`. `None` if this user may not: without privileges, the object of
+    /// anonymous memory has no name.
+    pub(crate) fn open_mapped(pid: i32, region: &Region) -> Option<Self> {
+        let Range { start, end } = region.range;
+        let open = |path: String| open_regular(Path::new(&path), region.inode);
+        let file = open(format!("/proc/{pid}/map_files/{start:x}-{end:x}"));
+        let file = file.or_else(|| open(format!("/proc/{pid}/root{}", region.name)));
+        file.or_else(|| {
+            let descriptors = std::fs::read_dir(format!("/proc/{pid}/fd")).ok()?;
+            let mut paths = descriptors.flatten().map(|entry| entry.path());
+            paths.find_map(|path| open_regular(&path, region.inode))
+        })
+        .map(Self::from_file)
+    }
+
+    /// Wraps an opened file. Uses its position.
+    pub(crate) fn from_file(file: File) -> Self {
+        let kind = fstatfs(&file).map(|status| status.filesystem_type());
+        Self {
+            is_memory: kind.is_ok_and(|kind| kind == TMPFS_MAGIC || kind == HUGETLBFS_MAGIC),
+            file,
+        }
+    }
+
+    /// Parts of a range of the object that have data, by offset. The rest are holes, which read as zeros.
+    pub(crate) fn data(&self, range: Range<u64>) -> Vec<Range<u64>> {
+        let mut data = Vec::new();
+        let mut offset = range.start;
+        while offset < range.end
+            && let Ok(start) = seek(&self.file, offset, libc::SEEK_DATA)
+        {
+            let end = seek(&self.file, start, libc::SEEK_HOLE).unwrap_or(range.end);
+            if start >= range.end || end <= start {
+                break;
+            }
+            data.push(start.max(range.start)..end.min(range.end));
+            offset = end;
+        }
+        data
+    }
+
+    /// Reads as many bytes at an offset as there are, and returns their number.
+    pub(crate) fn read(&self, offset: u64, buffer: &mut [u8]) -> usize {
+        let mut done = 0;
+        while done < buffer.len() {
+            match self.file.read_at(&mut buffer[done..], offset + done as u64) {
+                Ok(0) => break,
+                Ok(read) => done += read,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(_) => break,
+            }
+        }
+        done
+    }
+
+    /// Size in bytes.
+    pub(crate) fn size(&self) -> u64 {
+        let mut file = &self.file;
+        file.seek(SeekFrom::End(0)).unwrap_or(0)
+    }
+}
+
+/// Finds the next data or hole of a file (lseek(2)).
+fn seek(file: &File, offset: u64, whence: libc::c_int) -> io::Result<u64> {
+    let whence = match whence {
+        libc::SEEK_DATA => nix::unistd::Whence::SeekData,
+        _ => nix::unistd::Whence::SeekHole,
+    };
+    let found = nix::unistd::lseek(file, offset.cast_signed(), whence)?;
+    Ok(found.cast_unsigned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PAGE: u64 = 4096;
+
+    #[test]
+    fn data_between_holes_is_found() {
+        let file = File::from(
+            nix::sys::memfd::memfd_create("test", nix::sys::memfd::MFdFlags::empty()).unwrap(),
+        );
+        file.set_len(10 * PAGE).unwrap();
+        file.write_all_at(b"data", 2 * PAGE).unwrap();
+        file.write_all_at(b"more", 5 * PAGE).unwrap();
+        let object = SharedObject::from_file(file);
+        assert!(object.is_memory);
+        let check = |range, expected: &[(u64, u64)]| {
+            let found = object.data(range);
+            let pages = found.iter().map(|run| (run.start / PAGE, run.end / PAGE));
+            assert!(pages.eq(expected.iter().copied()), "{found:?}");
+        };
+        check(0..10 * PAGE, &[(2, 3), (5, 6)]);
+        check(3 * PAGE..10 * PAGE, &[(5, 6)]);
+        check(6 * PAGE..10 * PAGE, &[]);
+        let mut bytes = [1; 6];
+        assert_eq!(object.read(2 * PAGE, &mut bytes), 6);
+        assert_eq!(&bytes, b"data\0\0");
+        assert_eq!(object.read(10 * PAGE - 2, &mut bytes), 2);
+        assert_eq!(object.size(), 10 * PAGE);
+    }
+}
