@@ -65,7 +65,7 @@ pub const TEST: &[&str] = &[
 ];
 
 /// For the benchmarks, beside those for the tests.
-pub const BENCH: &[&str] = &["heaptrack"];
+pub const BENCH: &[&str] = &["clang", "heaptrack", "lld"];
 
 /// For the packages, and for the systems in which they are tried.
 pub const PACKAGE: &[&str] = &["binutils", "mmdebstrap", "python3-venv", "rpm"];

@@ -18,11 +18,19 @@ pub(crate) fn leaf_if_equal(own: &WalkedStack<'_>, saved: &WalkedStack<'_>) -> O
     let mut near = saved.frames.iter().take(MAX_FRAMES_BELOW);
     let below = near.position(|frame| frame == first)?;
     let common = saved.frames.get(below..)?;
-    let is_equal = own.frames == common
-        || saved.is_truncated && own.frames.starts_with(common)
-        || own.is_truncated && common.starts_with(own.frames);
+    let is_whole = own.frames.len() == common.len()
+        || saved.is_truncated && own.frames.len() > common.len()
+        || own.is_truncated && own.frames.len() < common.len();
+    let mut pairs = own.frames.iter().zip(common);
+    let is_equal = is_whole && pairs.all(|(own, saved)| is_same(*own, *saved));
     let leaf = saved.frames.first().filter(|_| below > 0);
     is_equal.then(|| leaf.copied().unwrap_or(0))
+}
+
+/// Returns whether two frames are the same: the saved walker writes an interrupted address as it is, memprof's the one
+/// after it.
+fn is_same(own: usize, saved: usize) -> bool {
+    own == saved || own == saved.wrapping_add(1)
 }
 
 #[cfg(test)]
@@ -44,6 +52,8 @@ mod tests {
         };
         check(&[1, 2, 3], &[9, 8, 1, 2, 3], false, Some(9));
         check(&[1, 2, 3], &[1, 2, 3], false, Some(0));
+        check(&[10, 21, 31, 40], &[9, 10, 20, 30, 40], false, Some(9));
+        check(&[10, 20], &[9, 10, 21], false, None);
         check(&[1, 2, 3], &[9, 8, 1, 2], true, Some(9));
         check(&[1, 2, 3], &[9, 8, 1, 2], false, None);
         check(&[1, 2], &[9, 8, 1, 2, 3], false, None);

@@ -83,8 +83,9 @@ const WORD: usize = size_of::<usize>();
 /// holds a number of the program, not a frame pointer.
 const MAX_FRAME_BYTES: usize = 1 << 20;
 
-/// Writes the program counters from `start` outwards into `buffer`. Returns the number of frames
-/// and why the walk ended.
+/// Writes the program counters from `start` outwards into `buffer`, all as return addresses, since readers look up the
+/// byte before: where a signal interrupted a function, and of the trampoline that it returns to, the address after the
+/// byte. Returns the number of frames and why the walk ended.
 #[inline(always)]
 pub fn walk(
     start: Registers,
@@ -106,7 +107,7 @@ pub fn walk(
         let Some(frame) = buffer.get_mut(frames) else {
             return (frames, WalkEnd::Full);
         };
-        frame.write(pc);
+        frame.write(pc.wrapping_add(1 - into_call));
         frames += 1;
         let rule = rules.rule_at(pc.wrapping_sub(into_call), sp);
         if let Some(common) = rule.common_frame() {
@@ -129,6 +130,9 @@ pub fn walk(
             let position = (into_call, frames - 1);
             match uncommon_caller(callee, position, rule.into(), rules, memory) {
                 Ok((caller, was_interrupted)) => {
+                    if was_interrupted && let Some(trampoline) = buffer.get_mut(frames - 1) {
+                        trampoline.write(pc.wrapping_add(1));
+                    }
                     Registers { pc, sp, bp } = caller;
                     into_call = usize::from(!was_interrupted);
                 }
@@ -295,5 +299,23 @@ mod tests {
         }
         // So does a register that points to other data of the stack.
         check(Rule::Undescribed, 0x8010, 0x600, &whole[..2]);
+    }
+
+    #[test]
+    fn interrupted_address_is_written_as_return_address() {
+        let mut words = [0; 32];
+        words[SIGNAL_SP_OFFSET / WORD] = 0x8000 + 30 * WORD;
+        words[SIGNAL_PC_OFFSET / WORD] = 0x2000;
+        words[30] = 0x3000;
+        let trampoline = Registers {
+            pc: 0x10,
+            sp: 0x8000,
+            bp: 0,
+        };
+        let mut frames = [0; 8];
+        let (mut code, mut stack) = (Code(Rule::Signal), Words(&words));
+        let (count, _) = walk(trampoline, as_frames(&mut frames), &mut code, &mut stack);
+        // Less one, the first byte of each function; the last frame called.
+        assert_eq!(frames[..count], [0x11, 0x2001, 0x3000]);
     }
 }
