@@ -3,9 +3,8 @@
 use std::{fmt, io};
 
 pub use memprof_messages::ErrorKind;
+use memprof_messages::{Operation, errno_remedy};
 use rustix::io::Errno;
-
-use crate::limit;
 
 /// A result whose error is [`Error`].
 pub type Result<T> = std::result::Result<T, Error>;
@@ -73,21 +72,25 @@ impl Error {
         Self::new(ErrorKind::Allocator, message)
     }
 
-    /// Error of kind `Io`: the operating system refused `act`, for example `"open /var/lib/x"`. If a limit
-    /// was met, the remedy raises it.
+    /// Error of kind `Io`: the operating system refused `act` on a file, for example `"open /var/lib/x"`.
     pub(crate) fn io(act: &str, cause: &io::Error) -> Self {
+        Self::of_system(Operation::File, act, cause)
+    }
+
+    /// Error of kind `Io`: the operating system refused `act`. The remedy is that of the errno for the `operation`.
+    pub(crate) fn of_system(operation: Operation, act: &str, cause: &io::Error) -> Self {
         let source = match cause.raw_os_error() {
             Some(code) => Cause::Errno(Errno::from_raw_os_error(code)),
             None => Cause::Text(cause.to_string()),
         };
-        let limit = match source {
-            Cause::Errno(errno) => limit::remedy(errno),
+        let remedy = match source {
+            Cause::Errno(errno) => errno_remedy(errno, operation),
             Cause::Text(_) => None,
         };
         Self {
             act: Some(act.to_owned()),
             source: Some(source),
-            remedy: limit.unwrap_or_default(),
+            remedy: remedy.unwrap_or_default(),
             ..Self::new(ErrorKind::Io, format!("failed to {act}"))
         }
     }

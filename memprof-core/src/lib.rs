@@ -9,7 +9,6 @@
 compile_error!("memprof runs on 64-bit Linux with glibc");
 
 // Each module uses only the modules above it.
-mod limit;
 
 mod error;
 

@@ -10,6 +10,7 @@ mod doctor;
 mod dump;
 mod dump_id;
 mod enums;
+mod errno_remedy;
 mod ledger;
 mod ledger_text;
 mod message;
@@ -31,6 +32,7 @@ pub use enums::{
     AllocatorKind, EarlyEndReason, InterceptionKind, OnOff, ProfileKind, Profiling, Provider,
     SamplerChoice, TriggerKind, UnwinderChoice,
 };
+pub use errno_remedy::{Operation, errno_remedy};
 pub use ledger::{
     AllocatorHeap, Cgroup, HeapWalk, Ledger, LedgerFinding, LedgerFindingKind, LedgerPart,
     LedgerRow, SampledObjects, Smaps,

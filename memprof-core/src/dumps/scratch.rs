@@ -14,6 +14,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
+use memprof_messages::Operation;
 use memprof_own::{GuardedFd, above_stdio};
 use rustix::fs::{AtFlags, CWD, FallocateFlags, MemfdFlags, Mode, OFlags, SealFlags};
 use rustix::io::{Errno, retry_on_intr};
@@ -267,8 +268,8 @@ impl Drop for Scratch {
 
 /// `Io` error for a system without memory files.
 fn no_memory_file_error(cause: &io::Error) -> Error {
-    Error::io("create a memory file for the dump (memfd_create)", cause)
-        .or_remedy("allow memfd_create to this program, or mount a tmpfs at /dev/shm")
+    let act = "create a memory file for the dump (memfd_create)";
+    Error::of_system(Operation::MemoryFile, act, cause)
 }
 
 /// Opens a directory of a memory file system.

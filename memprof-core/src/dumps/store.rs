@@ -165,7 +165,7 @@ impl Store {
         };
         let directory = opened.map_err(|cause| {
             self.directory_error("use", cause)
-                .remedy("set dump_dir to a directory that this user owns")
+                .or_remedy("set dump_dir to a directory that this user owns")
         })?;
         self.check_safe(&directory)?;
         Ok(directory)

@@ -10,6 +10,8 @@ use std::time::Duration;
 
 use memprof_own::Privileges;
 
+use memprof_messages::Operation;
+
 use crate::error::{Error, ErrorKind, Result};
 use crate::lock::lock;
 
@@ -125,7 +127,7 @@ impl Dumper {
         memprof_own::spawn(c"memprof-dumper", move |privileges| {
             worker.run_jobs(privileges)
         })
-        .map_err(|error| Error::io("start the dumper thread", &error))?;
+        .map_err(|error| Error::of_system(Operation::Thread, "start the dumper thread", &error))?;
         *handle = Some(DumperHandle {
             process: process::id(),
             state: Arc::clone(&state),

@@ -12,6 +12,8 @@ use std::time::{Duration, Instant};
 use rustix::thread::Timespec;
 use rustix::thread::futex::{self, Flags};
 
+use memprof_messages::Operation;
+
 use crate::error::{Error, Result};
 
 /// States of the thread.
@@ -47,7 +49,13 @@ impl ExitDump {
                 wake_waiters(&thread_state);
             }
         })
-        .map_err(|error| Error::io("start the thread that dumps at the exit", &error))?;
+        .map_err(|error| {
+            Error::of_system(
+                Operation::Thread,
+                "start the thread that dumps at the exit",
+                &error,
+            )
+        })?;
         Ok(Self {
             process: process::id(),
             state,

@@ -2,6 +2,8 @@
 
 use std::time::{Duration, SystemTime};
 
+use memprof_messages::Operation;
+
 use crate::error::{Error, Result};
 use crate::system::cancellation::{CancelOnDrop, cancel_pair};
 
@@ -30,7 +32,13 @@ impl Lease {
                 on_expiry();
             }
         })
-        .map_err(|error| Error::io("start the thread that ends the activation", &error))?;
+        .map_err(|error| {
+            Error::of_system(
+                Operation::Thread,
+                "start the thread that ends the activation",
+                &error,
+            )
+        })?;
         Ok(Self {
             deadline: SystemTime::now() + duration,
             _cancel: cancel,

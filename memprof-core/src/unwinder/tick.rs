@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use super::installed_walker;
 use crate::allocators::loaded_objects;
+use memprof_messages::Operation;
+
 use crate::error::{Error, Result};
 use crate::system::cancellation::{CancelOnDrop, cancel_pair};
 
@@ -56,7 +58,13 @@ impl PeriodicTask {
                 }
             }
         })
-        .map_err(|error| Error::io("start the thread that tends the unwinder", &error))?;
+        .map_err(|error| {
+            Error::of_system(
+                Operation::Thread,
+                "start the thread that tends the unwinder",
+                &error,
+            )
+        })?;
         Ok(Self { _cancel: cancel })
     }
 }

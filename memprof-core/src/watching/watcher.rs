@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use crate::watching::gdump::{GdumpLimits, HighWaterWatch};
 use crate::watching::memory_reading::MemoryReading;
 use crate::watching::rule::{RuleState, WatchRule};
-use memprof_messages::{GdumpStatus, WatchStatus};
+use memprof_messages::{GdumpStatus, Operation, WatchStatus};
 
 /// Time between two readings of the memory; `every` rules alone need none.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
@@ -94,7 +94,13 @@ impl Watcher {
             };
             watcher.poll(enter, &act);
         })
-        .map_err(|error| Error::io("start the thread that watches the memory", &error))?;
+        .map_err(|error| {
+            Error::of_system(
+                Operation::Thread,
+                "start the thread that watches the memory",
+                &error,
+            )
+        })?;
         watch.is_polled = true;
         Ok(())
     }

@@ -4,11 +4,13 @@ use std::fmt;
 use std::process::ExitCode;
 
 use memprof_host::client::ClientError;
+use memprof_messages::{Operation, errno_remedy};
 use memprof_plugin_abi::Status;
 use memprof_plugin_abi::raw::{
     MEMPROF_ABI_MISMATCH, MEMPROF_INVALID_ARGUMENT, MEMPROF_OK, MEMPROF_UNAVAILABLE,
     MEMPROF_UNKNOWN_MESSAGE, MEMPROF_UNSUPPORTED,
 };
+use rustix::io::Errno;
 
 /// Result of a command: its exit code, or an error.
 pub(crate) type Outcome = anyhow::Result<ExitCode>;
@@ -63,6 +65,17 @@ pub(crate) fn error_chain(error: &anyhow::Error) -> String {
     text
 }
 
+/// Remedy for an error of the kernel about a file, by the number that `std::io::Error` prints: `(os error 30)`. `None` for
+/// other errors, whose texts have a remedy.
+pub(crate) fn system_remedy(text: &str) -> Option<String> {
+    let (_, number) = text.split_once("(os error ")?;
+    let (number, _) = number.split_once(')')?;
+    errno_remedy(
+        Errno::from_raw_os_error(number.parse().ok()?),
+        Operation::File,
+    )
+}
+
 /// Returns the exit code for an error, by its type; [`FAILED`] for an unknown one.
 pub(crate) fn code_of(error: &anyhow::Error) -> ExitCode {
     let code = if let Some(coded) = error.downcast_ref::<ExitError>() {
@@ -89,5 +102,43 @@ pub(crate) fn code_of_status(status: Status) -> u8 {
         MEMPROF_UNSUPPORTED | MEMPROF_UNAVAILABLE => UNAVAILABLE,
         MEMPROF_ABI_MISMATCH => MISMATCH,
         _ => FAILED,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn remedy_is_that_of_printed_errno() {
+        let check = |text: &str, part: &str| {
+            let remedy = system_remedy(text).unwrap_or_default();
+            assert!(
+                remedy.contains(part) && part.is_empty() == remedy.is_empty(),
+                "{remedy}"
+            );
+        };
+        check(
+            "failed to write x: Read-only file system (os error 30)",
+            "read-only",
+        );
+        check(
+            "failed to write x: No space left on device (os error 28) at path \"y\"",
+            "df -i",
+        );
+        check(
+            "failed to open x: Permission denied (os error 13)",
+            "permission",
+        );
+        check(
+            "failed to open x: Too many open files (os error 24)",
+            "RLIMIT_NOFILE",
+        );
+        check(
+            "failed to open x: No such file or directory (os error 2)",
+            "",
+        );
+        check("unknown target (os error", "");
+        check("the profile is empty", "");
     }
 }

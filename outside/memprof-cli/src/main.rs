@@ -63,7 +63,10 @@ fn main() -> ExitCode {
         Ok(ExitCode::SUCCESS) if !output::is_complete() => exit::FAILED.into(),
         Ok(code) => code,
         Err(error) => {
-            output::print_stderr(&format!("memprof: {}", exit::error_chain(&error)));
+            let text = exit::error_chain(&error);
+            let remedy = exit::system_remedy(&text);
+            let remedy = remedy.map_or(String::new(), |remedy| format!("; {remedy}"));
+            output::print_stderr(&format!("memprof: {text}{remedy}"));
             exit::code_of(&error)
         }
     }

@@ -28,7 +28,7 @@ pub(super) const REQUEST_BYTES: usize = 1 << 20;
 /// The line that [`protocol::error_line`] would format, for which it would allocate.
 const OUT_OF_MEMORY_LINE: &str = concat!(
     r#"{"jsonrpc":"2.0","id":null,"error":{"code":-32003,"#,
-    r#""message":"the host has no memory left for this (ENOMEM); it goes on without"}}"#,
+    r#""message":"the host has no memory left for this (ENOMEM): raise its RLIMIT_AS or memory.max"}}"#,
     "\n"
 );
 
@@ -293,7 +293,8 @@ mod tests {
 
     #[test]
     fn out_of_memory_line_equals_error_line() {
-        let message = "the host has no memory left for this (ENOMEM); it goes on without";
+        let message =
+            "the host has no memory left for this (ENOMEM): raise its RLIMIT_AS or memory.max";
         let line = protocol::error_line(&NO_ID, &RpcError::new(protocol::OUT_OF_MEMORY, message));
         assert_eq!(OUT_OF_MEMORY_LINE, line);
     }
