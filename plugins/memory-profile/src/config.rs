@@ -18,7 +18,7 @@ use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
 
 use amount::SizeOrShare;
-use plain::{LgSample, Period, WholeNumber};
+use plain::{IntervalText, LgSample, Period, WholeNumber};
 use watch::WatchRules;
 
 /// The settings of `[plugin.config]`.
@@ -31,6 +31,8 @@ pub(crate) struct Config {
     pub activate_at_start: bool,
     /// log2 of the sample interval, for memprof's sampler and for an activation at the start.
     lg_sample: Option<LgSample>,
+    /// Sample interval as a size, as messages take it: `512KiB`. Excludes `lg_sample`.
+    sample_interval: Option<IntervalText>,
     /// Sampler to use: `auto`, `memprof` or `allocator`.
     pub sampler: SamplerChoice,
     /// Walker of the samples' stacks: `auto`, `memprof` or `allocator`.
@@ -144,16 +146,24 @@ impl Config {
                 "dump_dir {relative:?} is not an absolute path"
             )));
         }
+        if config.lg_sample.is_some() && config.sample_interval.is_some() {
+            return Err(config_failure(
+                "lg_sample and sample_interval are the same setting: leave one out".to_owned(),
+            ));
+        }
         Ok(config)
     }
 
     /// Sample interval. `None` if it is not configured.
     ///
     /// # Errors
-    /// `InvalidArgument`: it is out of range.
+    /// `InvalidArgument`: it is out of range, or no size.
     pub(crate) fn sample_interval(&self) -> memprof_core::Result<Option<SampleInterval>> {
         let number = self.lg_sample.as_ref().map(LgSample::number);
-        number.map(SampleInterval::from_lg).transpose()
+        match &self.sample_interval {
+            Some(interval) => SampleInterval::parse(&interval.text()).map(Some),
+            None => number.map(SampleInterval::from_lg).transpose(),
+        }
     }
 
     /// Watch rules, in their order.
@@ -232,6 +242,9 @@ mod tests {
         check("lg_sample = \"512KiB\"", "line 1, column 13");
         check("lg_sample = \"512KiB\"", "from 10 (1KiB) to 24 (16MiB)");
         check("lg_sample = -1", "19 stands for 512KiB");
+        check("sample_interval = true", "sample_interval = \"512KiB\"");
+        let both = "lg_sample = 19\nsample_interval = \"512KiB\"";
+        check(both, "lg_sample and sample_interval are the same setting");
         check(
             "[keep]\nbytes = \"much\"",
             "keep.bytes = \"much\" is not a size",
@@ -298,8 +311,10 @@ mod tests {
                 .iter()
                 .filter(|key| !["keep", "watch"].contains(&key.as_str()))
             {
-                let line = format!("\n{key} = ");
-                assert!(format!("\n{block}").contains(&line), "{table} {key}");
+                // Of two keys for one setting, the second is in a comment.
+                let lines = ["", "# "].map(|start| format!("\n{start}{key} = "));
+                let has = |line: &String| format!("\n{block}").contains(line);
+                assert!(lines.iter().any(has), "{table} {key}");
             }
         }
     }
@@ -311,5 +326,22 @@ mod tests {
             config.store("web").directory(),
             std::path::Path::new("/var/dumps")
         );
+    }
+
+    #[test]
+    fn sample_interval_is_that_of_messages() {
+        let check = |text: &str, expected: Option<u64>| {
+            let interval = Config::parse(text).unwrap().sample_interval();
+            let interval = interval.ok().flatten().map(SampleInterval::bytes);
+            assert_eq!(interval, expected, "{text}");
+        };
+        check("", None);
+        check("lg_sample = 13", Some(8192));
+        check("sample_interval = \"512KiB\"", Some(512 << 10));
+        check("sample_interval = \"8 KiB\"", Some(8192));
+        check("sample_interval = 8192", Some(8192));
+        // Refused when it is used, like an `lg_sample` out of range.
+        check("sample_interval = \"500KiB\"", None);
+        check("sample_interval = 100", None);
     }
 }

@@ -41,6 +41,8 @@ pub(super) enum Control {
 const CONFIG: &str = "config";
 const CONTROL: &str = "control";
 const ALLOW: &str = "allow";
+/// Two forms of one key of the plugin: a pair with one replaces the other in a file.
+const INTERVAL_KEYS: [&str; 2] = ["lg_sample", "sample_interval"];
 
 /// Parses pairs of `key` and `value`. Dots in a key separate tables; `config` names a TOML file, whose keys the other
 /// pairs override; `control` is `on`, `off` or an absolute path.
@@ -89,6 +91,11 @@ pub(super) fn parse_with_file<'a>(
     };
     let is_file =
         own_pairs.is_empty() && ![CONTROL, ALLOW].iter().any(|key| plugin.contains_key(*key));
+    if INTERVAL_KEYS.iter().any(|key| own_pairs.contains_key(*key)) {
+        INTERVAL_KEYS
+            .iter()
+            .for_each(|key| drop(plugin.remove(*key)));
+    }
     merge(&mut plugin, own_pairs);
     let control = plugin.remove(CONTROL).map(parse_control).transpose()?;
     let allow = plugin.remove(ALLOW).map(parse_allow).transpose()?;

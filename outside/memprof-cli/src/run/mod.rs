@@ -3,6 +3,7 @@
 //! Its children inherit the environment, so they are profiled too, each under its own pid.
 
 mod allocator;
+mod config;
 mod environment;
 mod program;
 
@@ -18,6 +19,7 @@ use crate::exit::{FAILED, Outcome, UNAVAILABLE, USAGE, with_exit_code};
 use crate::{output, signals};
 pub(crate) use allocator::AllocatorChoice;
 use allocator::{BuiltinProfiler, PreloadLibrary};
+use config::StartConfig;
 use environment::{malloc_conf, preload};
 use program::{JemallocLocation, Program};
 
@@ -99,6 +101,11 @@ pub(crate) fn preload_command(run: &RunArgs) -> anyhow::Result<Command> {
     let library = preload_library(run, &program)?;
     print_notes(&program, library.as_ref());
 
+    let config = config_path(run.config.as_deref())?;
+    let start = config.as_deref().map(StartConfig::read).unwrap_or_default();
+    let is_active = run.active || start.is_active;
+    let mut lg_sample = run.lg_sample.or(start.lg_sample);
+
     let mut command = Command::new(&program.path);
     command
         .arg0(name)
@@ -113,7 +120,6 @@ pub(crate) fn preload_command(run: &RunArgs) -> anyhow::Result<Command> {
     // Only memprof's sampler counts all allocations.
     let own = program.conf_variable().filter(|_| !run.is_tallied);
     let own = own.filter(|own| preloaded != Some(own));
-    let mut lg_sample = run.lg_sample;
     for variable in preloaded.into_iter().chain(own) {
         let before = match std::env::var(variable) {
             Err(VarError::NotUnicode(_)) => {
@@ -121,7 +127,7 @@ pub(crate) fn preload_command(run: &RunArgs) -> anyhow::Result<Command> {
             }
             before => before.ok(),
         };
-        let (value, conflicting) = malloc_conf(before.as_deref(), run.active, run.lg_sample);
+        let (value, conflicting) = malloc_conf(before.as_deref(), is_active, lg_sample);
         for option in conflicting {
             output::note(&format!("{variable} already sets {option}, which is kept"));
             lg_sample = lg_sample.filter(|_| !option.starts_with("lg_prof_sample"));
@@ -132,12 +138,12 @@ pub(crate) fn preload_command(run: &RunArgs) -> anyhow::Result<Command> {
         require_slots(&program)?;
         command.env(TALLY_VARIABLE.0, TALLY_VARIABLE.1);
     }
-    if run.active {
+    if is_active {
         command.env(ACTIVE_VARIABLE, "on");
         if profiler == Some(BuiltinProfiler::Tcmalloc)
             && std::env::var_os(TCMALLOC_SAMPLE_VARIABLE).is_none()
         {
-            let interval = 1_u64 << run.lg_sample.unwrap_or(DEFAULT_LG_SAMPLE);
+            let interval = 1_u64 << lg_sample.unwrap_or(DEFAULT_LG_SAMPLE);
             command.env(TCMALLOC_SAMPLE_VARIABLE, interval.to_string());
         }
     }
@@ -150,9 +156,7 @@ pub(crate) fn preload_command(run: &RunArgs) -> anyhow::Result<Command> {
     if let Some(directory) = &run.dump_dir {
         command.env(DUMP_DIR_VARIABLE, absolute(directory)?);
     }
-    if let Some(config) = &run.config {
-        let path = config.canonicalize();
-        let config = path.with_context(|| format!("no config file at {}", config.display()))?;
+    if let Some(config) = config {
         command.env(CONFIG_VARIABLE, config);
     }
     signals::inherit(&mut command);
@@ -178,6 +182,23 @@ pub(crate) fn find_plugin(given: Option<&Path>) -> anyhow::Result<PathBuf> {
             path.display()
         )
     })
+}
+
+/// Path of the plugin's config file: the given one, or that of the environment. `None` without either.
+///
+/// # Errors
+/// There is no file at the given path.
+fn config_path(given: Option<&Path>) -> anyhow::Result<Option<PathBuf>> {
+    match given {
+        Some(config) => {
+            let path = config.canonicalize();
+            let path = path.with_context(|| format!("no config file at {}", config.display()))?;
+            Ok(Some(path))
+        }
+        None => Ok(std::env::var_os(CONFIG_VARIABLE)
+            .filter(|path| !path.is_empty())
+            .map(PathBuf::from)),
+    }
 }
 
 /// Makes a path absolute without resolving links.

@@ -33,6 +33,26 @@ impl LgSample {
     }
 }
 
+/// Size of a sample interval, with or without a unit; it is parsed like that of a message.
+#[derive(Debug, Deserialize)]
+#[serde(
+    untagged,
+    expecting = "expected a power of two from \"1KiB\" to \"16MiB\", for example sample_interval = \"512KiB\""
+)]
+pub(super) enum IntervalText {
+    Text(String),
+    Bytes(u64),
+}
+
+impl IntervalText {
+    pub(super) fn text(&self) -> String {
+        match self {
+            Self::Text(text) => text.clone(),
+            Self::Bytes(bytes) => bytes.to_string(),
+        }
+    }
+}
+
 /// Text of a duration, parsed by its user.
 #[derive(Debug, Deserialize)]
 #[serde(

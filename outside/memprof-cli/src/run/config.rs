@@ -1,0 +1,79 @@
+//! Keys of the plugin's config file that `memprof run` needs before the plugin reads it: a program is sampled from its
+//! first allocation only if the environment says so.
+
+use std::path::Path;
+
+use memprof_messages::parse_size;
+use toml::{Table, Value};
+
+/// Sampling from the start, as a config file sets it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct StartConfig {
+    pub(super) is_active: bool,
+    /// log2 of the sample interval. `None` if the file sets none that is valid.
+    pub(super) lg_sample: Option<u8>,
+}
+
+impl StartConfig {
+    /// Reads a config file. A file that cannot be read or parsed sets nothing here; the plugin reports it.
+    pub(super) fn read(path: &Path) -> Self {
+        let text = std::fs::read_to_string(path).unwrap_or_default();
+        Self::parse(&text)
+    }
+
+    fn parse(text: &str) -> Self {
+        let table: Table = text.parse().unwrap_or_default();
+        let lg_sample = match (table.get("lg_sample"), table.get("sample_interval")) {
+            (Some(Value::Integer(lg)), None) => u8::try_from(*lg).ok(),
+            (None, Some(Value::Integer(bytes))) => u64::try_from(*bytes).ok().and_then(log2),
+            (None, Some(Value::String(size))) => parse_size(size).and_then(log2),
+            _ => None,
+        };
+        Self {
+            is_active: table.get("activate_at_start") == Some(&Value::Boolean(true)),
+            lg_sample: lg_sample.filter(|lg| (10..=24).contains(lg)),
+        }
+    }
+}
+
+/// log2 of a power of two. `None` for other numbers.
+fn log2(bytes: u64) -> Option<u8> {
+    let is_power = bytes.is_power_of_two();
+    is_power
+        .then(|| bytes.trailing_zeros())
+        .and_then(|lg| u8::try_from(lg).ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn start_is_read_from_config() {
+        let check = |text: &str, is_active: bool, lg_sample: Option<u8>| {
+            let expected = StartConfig {
+                is_active,
+                lg_sample,
+            };
+            assert_eq!(StartConfig::parse(text), expected, "{text}");
+        };
+        check("", false, None);
+        check("activate_at_start = true", true, None);
+        check(
+            "activate_at_start = true\nlg_sample = 13\n[keep]\ncount = 3",
+            true,
+            Some(13),
+        );
+        check(
+            "sample_interval = \"8KiB\"\nactivate_at_start = true",
+            true,
+            Some(13),
+        );
+        check("sample_interval = 524288", false, Some(19));
+        check("activate_at_start = false", false, None);
+        // The plugin refuses these.
+        check("activate_at_start = 1\nlg_sample = 99", false, None);
+        check("sample_interval = \"500KiB\"", false, None);
+        check("activate_at_start = true\nlg_sample =", false, None);
+    }
+}
