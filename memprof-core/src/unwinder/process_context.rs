@@ -76,28 +76,40 @@ fn read_header(memory: &File, start: u64) -> io::Result<[u8; HEADER_LEN]> {
     Ok(header)
 }
 
+/// Start of the schema's name for records at the thread-local variable `otel_thread_ctx_v1`, the only ones that memprof
+/// reads. `tlsdesc_v1_dev` is the draft's name. Others, as `nodejs_v1_dev`, put their records elsewhere.
+const SCHEMA: &[u8] = b"tlsdesc_v1";
+
 /// Extracts `threadlocal.attribute_key_map` of a `ProcessContext`, from its attributes or, in earlier versions,
-/// from those of its resource. `None` if neither has it.
+/// from those of its resource. Of several attributes with one key, the last counts. `None` if neither has it, or if
+/// `threadlocal.schema_version` names another schema than [`SCHEMA`].
 fn parse_key_map(context: &[u8]) -> Option<Vec<String>> {
-    const KEY: &[u8] = b"threadlocal.attribute_key_map";
     let resource = ProtobufFields(context)
         .with_number(1)
         .flat_map(|resource| ProtobufFields(resource).with_number(1));
-    let mut attributes = ProtobufFields(context).with_number(2).chain(resource);
+    let own = ProtobufFields(context).with_number(2);
     // KeyValue { key 1, value 2 }, AnyValue { string 1, array 5 }, ArrayValue { values 1 }
-    let map = attributes
-        .find(|attribute| ProtobufFields(attribute).with_number(1).next() == Some(KEY))?;
-    let array = ProtobufFields(map)
-        .with_number(2)
-        .flat_map(|value| ProtobufFields(value).with_number(5));
-    let values = array.flat_map(|array| ProtobufFields(array).with_number(1));
-    let name = |value| {
+    let value = |key: &[u8]| {
+        let has_key =
+            |attribute: &&[u8]| ProtobufFields(attribute).with_number(1).next() == Some(key);
+        let in_resource = resource.clone().filter(has_key);
+        let attribute = in_resource.chain(own.clone().filter(has_key)).last()?;
+        ProtobufFields(attribute).with_number(2).last()
+    };
+    let text = |value| {
         ProtobufFields(value)
             .with_number(1)
-            .next()
+            .last()
             .unwrap_or_default()
     };
-    let names = values.map(|value| String::from_utf8_lossy(name(value)).into_owned());
+    if let Some(schema) = value(b"threadlocal.schema_version")
+        && !text(schema).starts_with(SCHEMA)
+    {
+        return None;
+    }
+    let array = ProtobufFields(value(b"threadlocal.attribute_key_map")?).with_number(5);
+    let values = array.flat_map(|array| ProtobufFields(array).with_number(1));
+    let names = values.map(|value| String::from_utf8_lossy(text(value)).into_owned());
     Some(names.collect())
 }
 
@@ -108,7 +120,7 @@ struct ProtobufFields<'a>(&'a [u8]);
 
 impl<'a> ProtobufFields<'a> {
     /// Contents of the fields with this number.
-    fn with_number(self, number: u64) -> impl Iterator<Item = &'a [u8]> {
+    fn with_number(self, number: u64) -> impl Iterator<Item = &'a [u8]> + Clone {
         self.filter(move |(found, _)| *found == number)
             .map(|(_, bytes)| bytes)
     }
@@ -174,7 +186,7 @@ mod tests {
 
     #[test]
     fn key_names_in_attributes_and_resource() {
-        let version = text("threadlocal.schema_version", &field(1, b"tls_v1"));
+        let version = text("threadlocal.schema_version", &field(1, b"tlsdesc_v1_dev"));
         let resource = field(1, &field(1, &text("service.name", &field(1, b"shop"))));
         let attributes = [resource, field(2, &version), field(2, &map())].concat();
         let expected = Some(vec!["http.route".to_owned(), "tenant".to_owned()]);
@@ -183,6 +195,39 @@ mod tests {
         // A count of dropped attributes and a 64-bit number before the attributes.
         let other = [&[0x18, 0x96, 0x01][..], &[0x21; 9], &attributes].concat();
         assert_eq!(parse_key_map(&other), expected);
+    }
+
+    #[test]
+    fn last_of_duplicate_attributes_counts() {
+        let other = text(
+            "threadlocal.attribute_key_map",
+            &field(5, &field(1, &field(1, b"old"))),
+        );
+        let check = |attributes: &[Vec<u8>], expected: &[&str]| {
+            assert_eq!(parse_key_map(&attributes.concat()).unwrap(), expected);
+        };
+        let new = ["http.route", "tenant"];
+        check(&[field(2, &other), field(2, &map())], &new);
+        check(&[field(2, &map()), field(2, &other)], &["old"]);
+        check(&[field(2, &map()), field(1, &field(1, &other))], &new);
+    }
+
+    #[test]
+    fn keys_of_another_schema_are_not_read() {
+        let schema = |name: &[u8]| field(2, &text("threadlocal.schema_version", &field(1, name)));
+        let check = |schemas: &[&[u8]], expected: bool| {
+            let attributes = schemas.iter().map(|name| schema(name)).collect::<Vec<_>>();
+            let context = [attributes.concat(), field(2, &map())].concat();
+            assert_eq!(parse_key_map(&context).is_some(), expected, "{schemas:?}");
+        };
+        check(&[], true);
+        check(&[b"tlsdesc_v1"], true);
+        check(&[b"tlsdesc_v1_dev"], true);
+        check(&[b"nodejs_v1_dev"], false);
+        check(&[b"tlsdesc_v2"], false);
+        check(&[b""], false);
+        check(&[b"nodejs_v1_dev", b"tlsdesc_v1_dev"], true);
+        check(&[b"tlsdesc_v1_dev", b"nodejs_v1_dev"], false);
     }
 
     #[test]
