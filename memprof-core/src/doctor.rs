@@ -111,6 +111,8 @@ mod tests {
             prefix: "jeprof".to_owned(),
             prefix_is_shared: false,
             has_builtin_dumps: false,
+            has_builtin_gdump: false,
+            leaves_threads_out: false,
             sources: Vec::new(),
             unlinked_conf: None,
         }
@@ -272,6 +274,26 @@ mod tests {
             jemalloc(facts).has_builtin_dumps = true;
         };
         check(shared, "shared_dumps", Warning, "/tmp/jeprof");
+        let gdump = |facts: &mut Facts| jemalloc(facts).has_builtin_gdump = true;
+        check(
+            gdump,
+            "builtin_gdump",
+            Warning,
+            "`gdump state=off` turns it off",
+        );
+        let threads = |facts: &mut Facts| jemalloc(facts).leaves_threads_out = true;
+        check(
+            threads,
+            "threads_left_out",
+            Warning,
+            "prof_thread_active_init",
+        );
+        check(
+            threads,
+            "threads_left_out",
+            Warning,
+            "`activate sampler=memprof`",
+        );
         let fine = |facts: &mut Facts| facts.allocators[0].sample_interval = Some(512);
         check(fine, "fine_interval", Warning, "each 512 bytes");
         let pages = |facts: &mut Facts| {

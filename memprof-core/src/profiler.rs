@@ -30,6 +30,7 @@ mod statistics;
 pub(crate) mod status;
 pub(crate) mod take_dump;
 mod thread_exclusion;
+mod unprofiled;
 mod usage_cache;
 
 pub use activation::ActivateOptions;

@@ -46,6 +46,12 @@ impl SampleInterval {
         Ok(Self(bytes))
     }
 
+    /// Creates an interval of a size that an allocator reports. `None` if it is no such power of two.
+    pub(crate) fn from_bytes(bytes: u64) -> Option<Self> {
+        let is_valid = bytes.is_power_of_two() && LG_SAMPLE.contains(&u64::from(bytes.ilog2()));
+        is_valid.then_some(Self(bytes))
+    }
+
     /// The interval in bytes.
     pub fn bytes(self) -> u64 {
         self.0

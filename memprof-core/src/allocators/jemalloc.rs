@@ -3,6 +3,7 @@
 mod bins;
 mod profile;
 mod sampled;
+mod sampling;
 mod totals;
 
 use std::ffi::CStr;
@@ -10,7 +11,6 @@ use std::hint::black_box;
 
 use rustix::io::Errno;
 
-use crate::allocators::interval::SampleInterval;
 use crate::allocators::mallctl::Mallctl;
 use crate::allocators::printout::JemallocReaders;
 use crate::allocators::printout::{PrintOptions, Printout};
@@ -144,56 +144,6 @@ impl Jemalloc {
             .map_or(Ok(()), |reason| Err(reason.into()))
     }
 
-    /// Whether sampling is on (`prof.active`).
-    pub(crate) fn is_active(&self) -> bool {
-        // Without `opt.prof`, `prof.active` reads as 0 and means nothing.
-        self.opt_prof && self.mallctl.read_bool(c"prof.active").unwrap_or(false)
-    }
-
-    /// Mean bytes between samples. `None` without profiling (`opt.prof`).
-    pub(crate) fn sample_interval(&self) -> Option<u64> {
-        let lg_sample = self.lg_sample().filter(|_| self.opt_prof)?;
-        1u64.checked_shl(lg_sample as u32)
-    }
-
-    /// Starts sampling. A new `interval` drops all samples, because jemalloc sets it by `prof.reset`; a warning
-    /// for the operator is then returned.
-    pub(crate) fn activate(&self, interval: Option<SampleInterval>) -> Result<Vec<String>> {
-        self.require_profiling()?;
-        let mut warnings = Vec::new();
-        let is_new = |interval: &SampleInterval| self.sample_interval() != Some(interval.bytes());
-        if let Some(interval) = interval.filter(is_new) {
-            self.reset(Some(interval))?;
-            warnings.push("setting the sample interval dropped the samples so far".to_owned());
-        }
-        self.set_active(true)?;
-        Ok(warnings)
-    }
-
-    /// Stops sampling. Does nothing in a jemalloc without profiling.
-    pub(crate) fn deactivate(&self) -> Result<()> {
-        if !self.opt_prof {
-            return Ok(());
-        }
-        self.set_active(false)
-    }
-
-    /// Drops all samples, and sets the interval if given; otherwise jemalloc keeps its own.
-    pub(crate) fn reset(&self, interval: Option<SampleInterval>) -> Result<()> {
-        self.require_profiling()?;
-        let lg_sample = match interval {
-            Some(interval) => Some(u64::from(interval.bytes().ilog2())),
-            None => self.lg_sample(),
-        };
-        let Some(lg_sample) = lg_sample else {
-            let message = format!("{} does not report its sample interval", self.identity);
-            return Err(Error::allocator(message));
-        };
-        self.mallctl
-            .write(c"prof.reset", lg_sample as usize)
-            .map_err(|errno| Error::mallctl("prof.reset", errno))
-    }
-
     /// Estimated memory for writing a profile, in bytes: the internal memory of the arenas. `None` without
     /// statistics. jemalloc keeps its samples there, and their text has about the same size: 0.94 bytes per byte
     /// for 64,000 stacks of 33 frames; 1.3 if all had 128 frames, each of 8 bytes there and 15 characters in a
@@ -263,31 +213,12 @@ impl Jemalloc {
         .remedy("load one jemalloc only (see LD_PRELOAD and the program's libraries); the totals need nothing")
     }
 
-    /// Whether threads that start from now on are sampled (`prof.thread_active_init`); false without profiling.
-    pub(crate) fn samples_new_threads(&self) -> bool {
-        const INIT: &CStr = c"prof.thread_active_init";
-        self.opt_prof && self.mallctl.read_bool(INIT).unwrap_or(false)
-    }
-
     /// log2 of the sample interval in bytes. `None` without profiling.
     pub(crate) fn lg_sample(&self) -> Option<u64> {
         self.mallctl
             .read::<usize>(c"prof.lg_sample")
             .ok()
             .map(|lg| lg as u64)
-    }
-
-    /// Switches sampling and verifies it: without `opt.prof`, jemalloc 5.2.1 returns success and does
-    /// nothing.
-    fn set_active(&self, active: bool) -> Result<()> {
-        self.mallctl
-            .write_bool(c"prof.active", active)
-            .map_err(|errno| Error::mallctl("prof.active", errno))?;
-        if self.is_active() != active {
-            let message = format!("{} accepted prof.active and ignored it", self.identity);
-            return Err(Error::allocator(message));
-        }
-        Ok(())
     }
 
     /// Disables jemalloc's built-in dumps at high water. Returns whether they were enabled.

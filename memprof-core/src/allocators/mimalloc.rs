@@ -90,14 +90,25 @@ impl Mimalloc {
     }
 }
 
-/// Version as text: `2.0.9` for 209 (`MI_MALLOC_VERSION` of mimalloc.h). `None` if the function is missing.
+/// Version as text. `None` if the function is missing.
 fn version(functions: &Functions) -> Option<String> {
     // SAFETY: mimalloc.h: the function takes no arguments.
-    let number = unsafe { functions.version?() };
-    Some(match number {
+    Some(version_text(unsafe { functions.version?() }))
+}
+
+/// Version as people write it: `2.0.9` for 209, `3.4.1` for 30401 (`MI_MALLOC_VERSION` of mimalloc.h, whose minor
+/// and patch numbers have two digits each since 3.1). Other numbers stay as they are.
+fn version_text(number: c_int) -> String {
+    match number {
         100..1000 => format!("{}.{}.{}", number / 100, number / 10 % 10, number % 10),
+        10_000.. => format!(
+            "{}.{}.{}",
+            number / 10_000,
+            number / 100 % 100,
+            number % 100
+        ),
         other => other.to_string(),
-    })
+    }
 }
 
 /// Whether this mimalloc owns a block that `malloc` returns; false if it cannot say.
@@ -176,4 +187,21 @@ unsafe extern "C" fn forward_piece(piece: *const c_char, opaque: *mut c_void) {
     // SAFETY: `printout` passed a pointer to its value, which nothing else uses during the call.
     let printout = unsafe { &mut *opaque.cast::<Printout>() };
     printout.push(piece);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn version_has_three_parts() {
+        let check = |number, expected: &str| assert_eq!(version_text(number), expected);
+        check(209, "2.0.9");
+        check(187, "1.8.7");
+        check(316, "3.1.6");
+        check(20_304, "2.3.4");
+        check(30_401, "3.4.1");
+        check(31_012, "3.10.12");
+        check(7, "7");
+    }
 }

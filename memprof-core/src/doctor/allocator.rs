@@ -87,17 +87,6 @@ pub(super) fn check_jemalloc(jemalloc: &JemallocFacts, facts: &Facts, findings: 
             "rebuild it with --enable-stats (Rust: feature \"stats\" of tikv-jemallocator)",
         ));
     }
-    if !jemalloc.opt_prof {
-        return;
-    }
-    if version.starts_with("5.2.") {
-        findings.push(finding(
-            "no_reactivation",
-            Warning,
-            format!("jemalloc {version} may never sample again once it was deactivated"),
-            "use jemalloc 5.3, or leave it active",
-        ));
-    }
     if let Some((_, swallowed)) = jemalloc.prefix.split_once(':') {
         findings.push(finding(
             "swallowed_option",
@@ -107,6 +96,17 @@ pub(super) fn check_jemalloc(jemalloc: &JemallocFacts, facts: &Facts, findings: 
                 jemalloc.prefix
             ),
             "separate options by commas: prof_prefix:PATH,OPTION:VALUE",
+        ));
+    }
+    if !jemalloc.opt_prof {
+        return;
+    }
+    if version.starts_with("5.2.") {
+        findings.push(finding(
+            "no_reactivation",
+            Warning,
+            format!("jemalloc {version} may never sample again once it was deactivated"),
+            "use jemalloc 5.3, or leave it active",
         ));
     }
     if jemalloc.has_builtin_dumps && jemalloc.prefix_is_shared {
@@ -119,6 +119,30 @@ pub(super) fn check_jemalloc(jemalloc: &JemallocFacts, facts: &Facts, findings: 
             ),
             "leave prof_final, prof_gdump and lg_prof_interval out, or set prof_prefix to a \
              directory of this user's own",
+        ));
+    }
+    if jemalloc.has_builtin_gdump {
+        findings.push(finding(
+            "builtin_gdump",
+            Warning,
+            format!(
+                "jemalloc {version} writes a dump by itself at each new maximum of its memory (prof_gdump:true), \
+                 inside of an allocation and under its locks: hundreds of files a second while the program grows"
+            ),
+            "`gdump state=off` turns it off; `gdump state=on files=10` takes a limited number of memprof's own dumps \
+             instead",
+        ));
+    }
+    if jemalloc.leaves_threads_out {
+        findings.push(finding(
+            "threads_left_out",
+            Warning,
+            format!(
+                "jemalloc {version} does not sample threads that started while prof_thread_active_init was false, and \
+                 no other thread can switch that on for them"
+            ),
+            "`activate sampler=memprof` samples all threads, and is what `activate` takes here where it can; for \
+             jemalloc's own profiler, start the program with prof_thread_active_init:true",
         ));
     }
     check_interval(jemalloc, findings);

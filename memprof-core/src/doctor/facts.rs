@@ -89,6 +89,10 @@ pub(crate) struct JemallocFacts {
     pub unlinked_conf: Option<String>,
     /// Whether it writes dumps without memprof: `prof_final`, `prof_gdump` or `lg_prof_interval`.
     pub has_builtin_dumps: bool,
+    /// Whether it writes one at each new maximum of its memory (`prof.gdump`).
+    pub has_builtin_gdump: bool,
+    /// Whether it may not sample some of the threads.
+    pub leaves_threads_out: bool,
 }
 
 /// Facts about the dump directory.

@@ -118,6 +118,8 @@ impl JemallocFacts {
             prefix_is_shared: is_shared(&prefix),
             prefix,
             has_builtin_dumps: is_on(c"opt.prof_final") || is_on(c"prof.gdump") || interval < 64,
+            has_builtin_gdump: jemalloc.opt_prof && is_on(c"prof.gdump"),
+            leaves_threads_out: jemalloc.leaves_threads_out(),
         }
     }
 }

@@ -7,11 +7,13 @@ use super::age_clock::AgeBucketWidth;
 use super::allocators::BackendList;
 use super::labels::LabelKeys;
 use super::lease::Lease;
+use super::sampling_switch::EarlierSampling;
 use super::statistics::jemallocs;
 use super::{Profiler, error_with_remedy, for_each_backend};
 use crate::allocators::interval::SampleInterval;
 use crate::allocators::unprofilable::Unprofilable;
 use crate::error::{Error, ErrorKind, Result};
+use crate::sampler::{Backend, SamplerSelection};
 use crate::unwinder::PeriodicTask;
 use memprof_messages::{
     ActivationResult, AllocatorKind, ProfileKind, SamplerChoice, UnwinderChoice,
@@ -94,6 +96,7 @@ impl Profiler {
         } = options;
         self.refresh_interception();
         self.allocators.refresh(&self.settings);
+        let earlier = self.earlier_sampling();
         let backends = self.allocators.backends_for(allocator)?;
         let sampler = sampler.unwrap_or(self.settings.sampler);
         let backends = self.select_sampler(&backends, sampler)?;
@@ -125,12 +128,13 @@ impl Profiler {
         switch.set_ages(ages);
         warnings.extend(for_each_backend(&backends, |each| each.activate(interval))?);
         switch.set_periodic_task(self.start_periodic_task()?);
-        switch.mark_active();
+        switch.mark_active(unseen_bytes);
         let needs_time_limit = backends.iter().any(|each| each.needs_time_limit());
         let lease = duration
             .or(needs_time_limit.then_some(DEFAULT_LEASE))
             .map(|duration| self.start_lease(duration))
             .transpose()?;
+        switch.set_earlier(earlier);
         switch.set_lease(lease);
         Ok(ActivationOutcome {
             is_fresh,
@@ -163,6 +167,7 @@ impl Profiler {
             return Err(error);
         }
         switch.set_lease(None);
+        switch.set_earlier(None);
         drop(switch);
         let unavailable = self
             .allocators
@@ -238,11 +243,70 @@ impl Profiler {
                 return;
             };
             profiler.exclude_this_thread();
-            match profiler.deactivate(None) {
-                Ok(_) => log::info!("profiling is inactive: its time is over"),
+            match profiler.end_lease() {
+                Ok(text) => log::info!("{text}: its time is over"),
                 Err(error) => log::error!("profiling could not be ended in time: {error}"),
             }
         })
+    }
+
+    /// Sampling that is on now. `None` if it is off, or a lease will end it.
+    fn earlier_sampling(&self) -> Option<EarlierSampling> {
+        let now = self.switch.activation();
+        let since = now.since.filter(|_| now.deadline.is_none())?;
+        let backends = self.allocators.all();
+        let active = backends.iter().filter(|each| each.is_active());
+        let backend = |each: &Arc<Backend>| {
+            let is_own = each.sampler_status().is_some();
+            (Arc::clone(each), each.sample_interval(), is_own)
+        };
+        Some(EarlierSampling {
+            since,
+            backends: active.map(backend).collect(),
+        })
+    }
+
+    /// Ends an activation whose time is over: stops sampling, or returns to the sampling that was on before. Returns
+    /// the new state as text.
+    ///
+    /// # Errors
+    /// An allocator refused.
+    fn end_lease(self: &Arc<Self>) -> Result<&'static str> {
+        let mut switch = self.switch.lock();
+        let Some(earlier) = switch.take_earlier() else {
+            drop(switch);
+            return self.deactivate(None).map(|_| "profiling is inactive");
+        };
+        let was_active = |each: &Arc<Backend>| {
+            let mut backends = earlier.backends.iter();
+            backends.any(|(backend, _, _)| Arc::ptr_eq(backend, each))
+        };
+        for each in self
+            .allocators
+            .all()
+            .iter()
+            .filter(|each| !was_active(each))
+        {
+            each.deactivate()?;
+        }
+        for (backend, interval, is_own) in &earlier.backends {
+            if backend.sampler_status().is_some() != *is_own {
+                backend.select(match is_own {
+                    true => SamplerSelection::OwnRequested,
+                    false => SamplerSelection::Allocator,
+                })?;
+            }
+            let has_interval = backend.sample_interval() == *interval;
+            if !(backend.is_active() && has_interval) {
+                let interval = interval.filter(|_| !has_interval);
+                backend.activate(interval.and_then(SampleInterval::from_bytes))?;
+            }
+        }
+        switch.set_ages(None);
+        switch.set_labels(None)?;
+        switch.set_lease(None);
+        switch.mark_active_since(earlier.since);
+        Ok("profiling goes on as before the activation")
     }
 
     /// Starts the periodic task for memprof's sampler, if that sampled before this profiler existed. A failure

@@ -98,6 +98,7 @@ impl Profiler {
         });
         watcher.set_gdump(limits);
         self.start_watcher(&watcher)?;
+        let mut warnings = self.stop_builtin_gdump()?;
         let status = self.status();
         let inactive = (status.profiling != Profiling::Active).then(|| {
             "profiling is inactive: the dumps hold only what was sampled before and still lives; \
@@ -107,7 +108,10 @@ impl Profiler {
         Ok(GdumpResult {
             state: OnOff::On.into(),
             gdump: watcher.gdump_status(),
-            warnings: inactive.into_iter().collect(),
+            warnings: {
+                warnings.extend(inactive);
+                warnings
+            },
         })
     }
 
@@ -121,6 +125,18 @@ impl Profiler {
             .automatic_dumps
             .watcher()
             .and_then(|watcher| watcher.stop_gdump());
+        Ok(GdumpResult {
+            state: OnOff::Off.into(),
+            gdump: last_status,
+            warnings: self.stop_builtin_gdump()?,
+        })
+    }
+
+    /// Stops the dumps at high water of each jemalloc. Returns a warning for each that had them on.
+    ///
+    /// # Errors
+    /// `Allocator`: jemalloc refused.
+    fn stop_builtin_gdump(&self) -> Result<Vec<String>> {
         let mut warnings = Vec::new();
         for jemalloc in jemallocs(&self.allocators.all()) {
             if jemalloc.stop_builtin_gdump()? {
@@ -130,11 +146,7 @@ impl Profiler {
                 ));
             }
         }
-        Ok(GdumpResult {
-            state: OnOff::Off.into(),
-            gdump: last_status,
-            warnings,
-        })
+        Ok(warnings)
     }
 
     /// Called at the plugin's end: stops watching, and takes the dump of an `at_exit` rule unless

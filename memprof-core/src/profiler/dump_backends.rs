@@ -10,7 +10,8 @@ use rustix::rand::GetRandomFlags;
 use super::labels;
 use super::take_dump::{self, DumpOrigin, InMemoryDump};
 use super::thread_exclusion::exclude_this_thread;
-use super::{Profiler, START_ACTIVE_HINT, rfc3339, statistics};
+use super::unprofiled::{UnprofiledMemory, builtin_samplers, unprofiled_warnings};
+use super::{Profiler, rfc3339, statistics};
 use crate::dumps::headroom;
 use crate::dumps::hidden;
 use crate::dumps::name::{DumpCause, DumpName};
@@ -65,9 +66,18 @@ impl Profiler {
             warnings: match kind {
                 ProfileKind::Heap => {
                     let mut warnings = dump_warnings(&dumps, active_since, SystemTime::now());
-                    let began_later = active_since.is_some_and(|since| since > self.started);
-                    let live = statistics::live_bytes(&round.backends).filter(|_| began_later);
-                    warnings.extend(live.and_then(|live| unprofiled_warning(&dumps, live)));
+                    let live = statistics::live_bytes(&round.backends);
+                    warnings.extend(live.into_iter().flat_map(|live| {
+                        unprofiled_warnings(&UnprofiledMemory {
+                            live,
+                            shown: dumps
+                                .iter()
+                                .map(|dump| dump.estimated_inuse_bytes)
+                                .fold(0, u64::saturating_add),
+                            before: self.switch.live_before(),
+                            samplers: builtin_samplers(&round.backends),
+                        })
+                    }));
                     let labels = self.switch.label_keys();
                     let has_pseudo_frames = self.switch.age_width().is_some() || !labels.is_empty();
                     warnings.extend(has_pseudo_frames.then(|| PSEUDO_FRAMES_WARNING.to_owned()));
@@ -280,25 +290,6 @@ fn early_end_warning(dump: &Dump) -> Option<String> {
 /// Warning about a dump whose stacks end in pseudo frames.
 const PSEUDO_FRAMES_WARNING: &str = "its stacks contain ages or labels, which other tools would read as addresses: \
      convert it for them with `memprof report --format jeprof`";
-
-/// Live bytes outside of the dumps below which no warning is given.
-const NOTABLE_UNSEEN_BYTES: u64 = 16 << 20;
-
-/// Warning if the dumps show less than half of the `live` bytes, and miss a notable number of them; `None`
-/// otherwise.
-fn unprofiled_warning(dumps: &[Dump], live: u64) -> Option<String> {
-    let estimates = dumps.iter().map(|dump| dump.estimated_inuse_bytes);
-    let shown = estimates.fold(0, u64::saturating_add);
-    let unseen = live.saturating_sub(shown);
-    (unseen >= NOTABLE_UNSEEN_BYTES && unseen > shown).then(|| {
-        format!(
-            "about {} MiB of {} MiB live bytes are not in it: they were allocated before \
-             profiling became active, {START_ACTIVE_HINT}",
-            unseen >> 20,
-            live >> 20
-        )
-    })
-}
 
 /// Warnings that explain dumps with few or no samples.
 fn dump_warnings(dumps: &[Dump], active_since: Option<SystemTime>, now: SystemTime) -> Vec<String> {

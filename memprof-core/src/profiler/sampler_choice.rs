@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::Profiler;
 use super::allocators::BackendList;
+use crate::allocators::jemalloc::Jemalloc;
 use crate::allocators::loaded_objects::is_program_code;
 use crate::error::{Error, ErrorKind, Result};
 use crate::identity::FoundBy;
@@ -79,13 +80,17 @@ impl Profiler {
     }
 
     /// Whether memprof's sampler is needed: the allocator that serves the program cannot be profiled, and memprof's
-    /// would see what the program allocates. Another allocator, such as a jemalloc of one library, changes nothing.
+    /// would see what the program allocates; or a jemalloc that does not sample yet would leave threads out. Another allocator, such as a jemalloc of one library, changes nothing.
     /// Hooks are used only on request: jemalloc (5.3.1, `tsd_cleanup`) does not remove a thread from its list that
     /// ends without an allocation since hooks were installed or removed, and may then hang.
     fn needs_own_sampler(&self, backends: &BackendList, own: &Arc<Backend>) -> bool {
         let mut others = backends.iter().filter(|each| !Arc::ptr_eq(each, own));
+        let jemalloc = own.allocator.jemalloc();
+        let leaves_threads_out = jemalloc.is_some_and(Jemalloc::leaves_threads_out);
+        let cannot_sample = own.allocator.require_profiling().is_err()
+            || leaves_threads_out && !own.allocator.is_active();
         !own.uses_jemalloc_hooks()
-            && own.allocator.require_profiling().is_err()
+            && cannot_sample
             && !others.any(serves_program_beside_malloc)
             && self.allocators.stripped_jemalloc().is_none()
     }

@@ -1,7 +1,7 @@
 //! The sampling switch: the state of sampling, behind a lock that is held while sampling is started or
 //! stopped.
 
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::SystemTime;
 
 use super::age_clock::{AgeBucketWidth, AgeClock};
@@ -10,7 +10,7 @@ use super::lease::Lease;
 use crate::allocators::jemalloc::Jemalloc;
 use crate::error::Result;
 use crate::lock::lock;
-use crate::sampler;
+use crate::sampler::{self, Backend};
 use crate::unwinder::{PeriodicTask, Unwinder, UnwinderSettings, set_leased};
 use memprof_messages::{UnwinderChoice, UnwinderStatus};
 
@@ -29,8 +29,20 @@ pub(super) struct SamplingSwitch {
 #[derive(Debug, Default)]
 struct ActiveSampling {
     since: Option<SystemTime>,
+    /// Live bytes at `since`. `None` if unknown.
+    live_before: Option<u64>,
     lease: Option<Lease>,
+    /// State to which the end of the lease returns. `None`: sampling was off.
+    before_lease: Option<EarlierSampling>,
     periodic_task: Option<PeriodicTask>,
+}
+
+/// Sampling that was on when an activation with a time limit began, as by a host that always profiles itself.
+#[derive(Clone, Debug)]
+pub(super) struct EarlierSampling {
+    pub(super) since: SystemTime,
+    /// Backends that were sampled, each with its interval in bytes, and whether memprof's sampler sampled it.
+    pub(super) backends: Vec<(Arc<Backend>, Option<u64>, bool)>,
 }
 
 /// Start of an activation, and its end if it has a time limit.
@@ -84,6 +96,11 @@ impl SamplingSwitch {
             since: active.since,
             deadline: active.lease.as_ref().map(|lease| lease.deadline),
         }
+    }
+
+    /// Live bytes when sampling began. `None` while it is off, or if they are unknown.
+    pub(super) fn live_before(&self) -> Option<u64> {
+        lock(&self.active).live_before
     }
 
     /// Advances the age buckets and maintains the unwinder. Returns true while memprof's walker is installed.
@@ -167,9 +184,29 @@ impl SwitchGuard<'_> {
         self.active.lease = lease;
     }
 
-    /// Records that sampling begins now, unless it was already on.
-    pub(super) fn mark_active(&mut self) {
-        self.active.since.get_or_insert_with(SystemTime::now);
+    /// Records that sampling begins now with `live` bytes in use, unless it was already on.
+    pub(super) fn mark_active(&mut self, live: Option<u64>) {
+        if self.active.since.is_none() {
+            self.active.since = Some(SystemTime::now());
+            self.active.live_before = live;
+        }
+    }
+
+    /// Records to which state the end of the next lease returns. A running lease keeps the state before it.
+    pub(super) fn set_earlier(&mut self, earlier: Option<EarlierSampling>) {
+        if self.active.lease.is_none() {
+            self.active.before_lease = earlier;
+        }
+    }
+
+    /// Removes the state to which the end of the lease returns.
+    pub(super) fn take_earlier(&mut self) -> Option<EarlierSampling> {
+        self.active.before_lease.take()
+    }
+
+    /// Records that sampling goes on as since `since`.
+    pub(super) fn mark_active_since(&mut self, since: SystemTime) {
+        self.active.since = Some(since);
     }
 
     /// Removes memprof's walker from the allocators, which may keep sampling, and stops the periodic task.
@@ -187,6 +224,7 @@ impl SwitchGuard<'_> {
         self.set_ages(None);
         self.set_labels(None)?;
         self.active.since = None;
+        self.active.live_before = None;
         Ok(())
     }
 }

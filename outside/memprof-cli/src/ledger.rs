@@ -7,7 +7,10 @@ use std::path::PathBuf;
 
 use memprof_host::client::Client;
 use memprof_leaks::{AnalysisOptions, heap_residency};
-use memprof_messages::{Ledger, LedgerFindingKind, PurgeResult, ledger_text, purged_text};
+use memprof_messages::{
+    Ledger, LedgerFinding, LedgerFindingKind, LedgerPart, PurgeResult, ledger_text, purged_text,
+    size_text,
+};
 use memprof_report::{Format, Options};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -116,6 +119,29 @@ fn walk_heaps(client: &mut Client, ledger: &mut Ledger) {
             }
         }
     }
+}
+
+/// Resident bytes of a host outside of its allocators: mappings of the program's own, and shared memory. `None` if it
+/// does not report them.
+pub(crate) fn outside_bytes(client: &mut Client) -> Option<u64> {
+    let reply = send_request(client, "ledger", "").ok()?;
+    let ledger: Ledger = reply.typed().ok()?;
+    let outside = [LedgerPart::NotTheAllocator, LedgerPart::Shared];
+    let rows = ledger.rows.iter();
+    let rows = rows.filter(|row| outside.iter().any(|part| row.name == *part));
+    Some(rows.map(|row| row.bytes).sum())
+}
+
+/// Warning that a recorded program grew where no heap profile looks. `None` if it did not grow notably.
+pub(crate) fn growth_outside_warning(pid: u32, before: u64, after: u64) -> Option<String> {
+    let grown = after.saturating_sub(before);
+    (grown >= LedgerFinding::MIN_BYTES).then(|| {
+        format!(
+            "RSS grew by {} outside of malloc, which is in no heap profile: `memprof ledger -t {pid}` shows the parts of \
+             its memory",
+            size_text(grown)
+        )
+    })
 }
 
 /// Takes a profile of pinned slabs, which the host does not keep, and shows it as a report.

@@ -24,7 +24,7 @@ use crate::message::{self, TakenDump};
 use crate::patched_functions::{self, PatchOutcome};
 use crate::report::{LiveReport, show};
 use crate::scratch::ScratchFile;
-use crate::{browser, completion, exit, output, report, target};
+use crate::{browser, completion, exit, ledger, output, report, target};
 
 use early_profile::EarlyProfile;
 use last_dump::LastDump;
@@ -317,6 +317,7 @@ fn record(
     } else if args.args.iter().any(|arg| arg.starts_with(SAMPLER)) {
         output::note(&format!("{pid} samples already: sampler= changes nothing"));
     }
+    let outside_before = ledger::outside_bytes(client);
     let mut early = EarlyProfile::new(arguments);
     let end = sampling::wait_for_end(args.duration, client, &process, interrupts, &mut early)?;
     let mut recorded = Recorded {
@@ -333,6 +334,12 @@ fn record(
                 recorded.profile = Some(profile);
                 let is_new = |warning: &String| !activation_warnings.contains(warning);
                 recorded.warnings = warnings.into_iter().filter(is_new).collect();
+                let outside = outside_before.zip(ledger::outside_bytes(client));
+                recorded
+                    .warnings
+                    .extend(outside.and_then(|(before, after)| {
+                        ledger::growth_outside_warning(pid, before, after)
+                    }));
             }
             Err(error) => {
                 recorded.end = process

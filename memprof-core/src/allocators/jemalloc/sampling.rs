@@ -1,0 +1,135 @@
+//! Sampling by jemalloc's own profiler.
+
+use std::ffi::CStr;
+
+use memprof_messages::size_text;
+
+use super::Jemalloc;
+use crate::allocators::interval::SampleInterval;
+use crate::error::{Error, Result};
+use crate::identity::AllocatorIdentity;
+
+impl Jemalloc {
+    /// Whether sampling is on (`prof.active`).
+    pub(crate) fn is_active(&self) -> bool {
+        // Without `opt.prof`, `prof.active` reads as 0 and means nothing.
+        self.opt_prof && self.mallctl.read_bool(c"prof.active").unwrap_or(false)
+    }
+
+    /// Mean bytes between samples. `None` without profiling (`opt.prof`).
+    pub(crate) fn sample_interval(&self) -> Option<u64> {
+        let lg_sample = self.lg_sample().filter(|_| self.opt_prof)?;
+        1u64.checked_shl(lg_sample as u32)
+    }
+
+    /// Starts sampling. A new `interval` drops all samples, because jemalloc sets it by `prof.reset`; a warning
+    /// for the operator is then returned.
+    pub(crate) fn activate(&self, interval: Option<SampleInterval>) -> Result<Vec<String>> {
+        self.require_profiling()?;
+        let mut warnings = Vec::new();
+        let is_new = |interval: &SampleInterval| self.sample_interval() != Some(interval.bytes());
+        if let Some(interval) = interval.filter(is_new) {
+            let before = self.sample_interval().unwrap_or(0);
+            self.reset(Some(interval))?;
+            warnings.push("setting the sample interval dropped the samples so far".to_owned());
+            warnings.extend(slow_threads_warning(
+                &self.identity,
+                before,
+                interval.bytes(),
+            ));
+        }
+        self.set_active(true)?;
+        Ok(warnings)
+    }
+
+    /// Stops sampling. Does nothing in a jemalloc without profiling.
+    pub(crate) fn deactivate(&self) -> Result<()> {
+        if !self.opt_prof {
+            return Ok(());
+        }
+        self.set_active(false)
+    }
+
+    /// Drops all samples, and sets the interval if given; otherwise jemalloc keeps its own.
+    pub(crate) fn reset(&self, interval: Option<SampleInterval>) -> Result<()> {
+        self.require_profiling()?;
+        let lg_sample = match interval {
+            Some(interval) => Some(u64::from(interval.bytes().ilog2())),
+            None => self.lg_sample(),
+        };
+        let Some(lg_sample) = lg_sample else {
+            let message = format!("{} does not report its sample interval", self.identity);
+            return Err(Error::allocator(message));
+        };
+        self.mallctl
+            .write(c"prof.reset", lg_sample as usize)
+            .map_err(|errno| Error::mallctl("prof.reset", errno))
+    }
+
+    /// Whether threads that start from now on are sampled (`prof.thread_active_init`); false without profiling.
+    pub(crate) fn samples_new_threads(&self) -> bool {
+        const INIT: &CStr = c"prof.thread_active_init";
+        self.opt_prof && self.mallctl.read_bool(INIT).unwrap_or(true)
+    }
+
+    /// Whether threads may run that it does not sample, because threads started while `prof.thread_active_init` was
+    /// false. Their own switch cannot be set from outside (jemalloc(3), `thread.prof.active`).
+    pub(crate) fn leaves_threads_out(&self) -> bool {
+        self.opt_prof && !self.samples_new_threads()
+    }
+
+    /// Switches sampling and verifies it: without `opt.prof`, jemalloc 5.2.1 returns success and does
+    /// nothing.
+    fn set_active(&self, active: bool) -> Result<()> {
+        self.mallctl
+            .write_bool(c"prof.active", active)
+            .map_err(|errno| Error::mallctl("prof.active", errno))?;
+        if self.is_active() != active {
+            let message = format!("{} accepted prof.active and ignored it", self.identity);
+            return Err(Error::allocator(message));
+        }
+        Ok(())
+    }
+}
+
+/// Factor between two sample intervals from which it matters that threads still wait by the longer one.
+const NOTABLE_INTERVAL_FACTOR: u64 = 8;
+
+/// Warning that threads take their next sample by the interval of their last one (`prof_sample_new_event_wait`):
+/// after a much longer interval they seem not to be sampled.
+fn slow_threads_warning(identity: &AllocatorIdentity, before: u64, after: u64) -> Option<String> {
+    (before / NOTABLE_INTERVAL_FACTOR >= after).then(|| {
+        format!(
+            "each running thread of {identity} takes its next sample by the interval before, after about {} of \
+             allocations: `activate sampler=memprof` samples them at once",
+            size_text(before)
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::allocators::fake::Behaviour;
+    use crate::allocators::jemalloc::tests::fake_jemalloc;
+
+    struct SilentFake;
+    impl Behaviour for SilentFake {}
+
+    #[test]
+    fn finer_interval_warns_of_waiting_threads() {
+        let identity = fake_jemalloc::<SilentFake>(None).identity;
+        let check = |before: u64, after: u64, part: &str| {
+            let warning = slow_threads_warning(&identity, before, after).unwrap_or_default();
+            assert!(
+                warning.contains(part) && part.is_empty() == warning.is_empty(),
+                "{warning}"
+            );
+        };
+        check(1 << 30, 1 << 19, "after about 1.0 GiB of allocations");
+        check(1 << 22, 1 << 19, "4.0 MiB");
+        check(1 << 21, 1 << 19, "");
+        check(1 << 19, 1 << 24, "");
+        check(0, 1 << 10, "");
+    }
+}

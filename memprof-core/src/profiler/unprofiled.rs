@@ -1,0 +1,185 @@
+//! Explains which live memory a dump lacks, as far as the figures prove it.
+
+use std::sync::Arc;
+
+use memprof_messages::AllocatorKind;
+
+use super::START_ACTIVE_HINT;
+use crate::allocators::jemalloc::Jemalloc;
+use crate::sampler::Backend;
+
+/// Live bytes outside of the dumps below which no warning is given.
+const NOTABLE_UNSEEN_BYTES: u64 = 16 << 20;
+
+/// Live memory, and how much of it the dumps show.
+#[derive(Clone, Debug)]
+pub(super) struct UnprofiledMemory {
+    /// Live bytes of the dumped allocators.
+    pub(super) live: u64,
+    /// Estimated bytes in the dumps.
+    pub(super) shown: u64,
+    /// Live bytes when sampling began. `None` if that was before memprof, or the allocator did not report it.
+    pub(super) before: Option<u64>,
+    /// Samplers of the allocators' own; memprof's reports by itself what it does not see.
+    pub(super) samplers: Vec<BuiltinSampler>,
+}
+
+/// Sampler of an allocator.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct BuiltinSampler {
+    kind: AllocatorKind,
+    /// Whether a jemalloc does not sample some threads.
+    leaves_threads_out: bool,
+}
+
+/// The allocators that sample by themselves.
+pub(super) fn builtin_samplers(backends: &[Arc<Backend>]) -> Vec<BuiltinSampler> {
+    let builtin = backends
+        .iter()
+        .filter(|each| each.sampler_status().is_none());
+    let sampler = |each: &Arc<Backend>| BuiltinSampler {
+        kind: each.identity().kind,
+        leaves_threads_out: each
+            .allocator
+            .jemalloc()
+            .is_some_and(Jemalloc::leaves_threads_out),
+    };
+    builtin.map(sampler).collect()
+}
+
+/// Warnings if the dumps show less than half of the live bytes, and miss a notable number of them: how many can have
+/// been allocated before sampling began, and how many cannot.
+pub(super) fn unprofiled_warnings(memory: &UnprofiledMemory) -> Vec<String> {
+    let unseen = memory.live.saturating_sub(memory.shown);
+    if unseen < NOTABLE_UNSEEN_BYTES || unseen <= memory.shown {
+        return Vec::new();
+    }
+    let mib = |bytes: u64| bytes >> 20;
+    let early = memory.before.map_or(0, |before| before.min(unseen));
+    let late = unseen - early;
+    let mut warnings = Vec::new();
+    if early >= NOTABLE_UNSEEN_BYTES {
+        warnings.push(format!(
+            "about {} MiB of {} MiB live bytes are not in it: they were allocated before profiling became active, \
+             {START_ACTIVE_HINT}",
+            mib(early),
+            mib(memory.live)
+        ));
+    }
+    let is_proven = memory.before.is_some();
+    if late >= NOTABLE_UNSEEN_BYTES && late > memory.shown {
+        let since = match is_proven {
+            true => ", though they were allocated since profiling became active",
+            false => "",
+        };
+        let reasons: Vec<_> = memory
+            .samplers
+            .iter()
+            .filter_map(|each| each.reason())
+            .collect();
+        let reasons = match reasons.is_empty() {
+            true => String::new(),
+            false => format!(": {}", reasons.join("; ")),
+        };
+        warnings.push(format!(
+            "about {} MiB of {} MiB live bytes are not in it{since}{reasons}",
+            mib(late),
+            mib(memory.live)
+        ));
+    }
+    warnings
+}
+
+impl BuiltinSampler {
+    /// Reason why this sampler misses allocations for a while, with the remedy. `None` for an allocator without one.
+    fn reason(self) -> Option<&'static str> {
+        match (self.kind, self.leaves_threads_out) {
+            (AllocatorKind::Jemalloc, true) => Some(
+                "jemalloc does not sample threads that started while prof_thread_active_init was false; \
+                 `activate sampler=memprof` samples all threads",
+            ),
+            (AllocatorKind::Jemalloc, false) => Some(
+                "jemalloc takes a thread's next sample by the interval of its last one, and none in threads whose \
+                 thread.prof.active is false; `activate sampler=memprof` samples all threads at once",
+            ),
+            (AllocatorKind::Tcmalloc, _) => Some(
+                "tcmalloc samples a thread only after its next 16 MiB of allocations; dump again later, or start the \
+                 program with `memprof run --active --allocator tcmalloc`",
+            ),
+            (AllocatorKind::Mimalloc | AllocatorKind::Glibc, _) => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn explanation_fits_the_figures() {
+        let check = |figures: [u64; 2],
+                     before: Option<u64>,
+                     kind: AllocatorKind,
+                     leaves_threads_out: bool,
+                     expected: &[&str]| {
+            let [live, shown] = figures.map(|mib| mib << 20);
+            let warnings = unprofiled_warnings(&UnprofiledMemory {
+                live,
+                shown,
+                before: before.map(|mib| mib << 20),
+                samplers: vec![BuiltinSampler {
+                    kind,
+                    leaves_threads_out,
+                }],
+            });
+            assert_eq!(warnings.len(), expected.len(), "{warnings:?}");
+            for (warning, part) in warnings.iter().zip(expected) {
+                assert!(warning.contains(part), "{warning}");
+            }
+        };
+        let jemalloc = AllocatorKind::Jemalloc;
+        check([100, 60], Some(100), jemalloc, false, &[]);
+        check([10, 0], Some(10), jemalloc, false, &[]);
+        let early = "about 90 MiB of 100 MiB live bytes are not in it: they were allocated before";
+        check([100, 10], Some(95), jemalloc, false, &[early]);
+        // Nothing was live when sampling began.
+        let late = "about 143 MiB of 143 MiB live bytes are not in it, though";
+        check([143, 0], Some(0), jemalloc, true, &[late]);
+        check(
+            [143, 0],
+            Some(0),
+            jemalloc,
+            true,
+            &["prof_thread_active_init was false"],
+        );
+        check(
+            [143, 0],
+            Some(0),
+            jemalloc,
+            false,
+            &["interval of its last one"],
+        );
+        check(
+            [143, 0],
+            Some(0),
+            AllocatorKind::Tcmalloc,
+            false,
+            &["16 MiB of allocations"],
+        );
+        check(
+            [143, 0],
+            Some(40),
+            jemalloc,
+            false,
+            &["about 40 MiB", "about 103 MiB"],
+        );
+        // It is unknown what was live then.
+        check(
+            [143, 0],
+            None,
+            jemalloc,
+            false,
+            &["about 143 MiB of 143 MiB live bytes are not in it: jemalloc"],
+        );
+    }
+}
