@@ -298,6 +298,7 @@ impl<'a> DumpReader<'a> {
                 .push(format!("its writer warns: {text}"));
         }
         self.read_as_pinned();
+        self.profile.has_file_offsets = self.map.has_offsets();
         self.profile.mappings = self.map.finish(self.build_ids, &mut self.profile.warnings);
         self.profile.memory_left = self.budget.memory_left(self.bytes_read);
         self.profile.names = self.symbols.into_names(&self.profile);

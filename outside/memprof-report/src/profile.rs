@@ -318,6 +318,8 @@ pub struct Profile {
     pub(crate) program: Option<String>,
     /// Names from the file: of a pprof profile or a symbolized jeprof file.
     pub(crate) names: Option<Names>,
+    /// Whether the mappings have file offsets, which some memory maps lack.
+    pub(crate) has_file_offsets: bool,
     /// Warnings for the reader of a report, one line each.
     pub warnings: Vec<String>,
     /// Memory budget that is left for the report.
@@ -344,6 +346,7 @@ impl Default for Profile {
             origin: ProfileOrigin::default(),
             program: None,
             names: None,
+            has_file_offsets: true,
             warnings: Vec::new(),
             memory_left: MemoryLeft::default(),
         }

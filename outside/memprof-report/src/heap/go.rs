@@ -48,9 +48,11 @@ impl DumpReader<'_> {
             .collect();
         let mut runs = calls.chunk_by(|a, b| a == b);
         for comments in frames.chunk_by(|a, b| a.0 == b.0) {
-            let call = comments[0].0;
+            // Old versions of Go write the return address, one more.
+            let Address(address) = comments[0].0;
+            let is_it = |run: &&[Address]| [run[0].0, run[0].0.wrapping_add(1)].contains(&address);
             // A recursive call has the same comments once for each time that its address is in the stack.
-            let Some(times) = runs.find(|run| run[0] == call).map(<[_]>::len) else {
+            let Some((call, times)) = runs.find(is_it).map(|run| (run[0], run.len())) else {
                 return Ok(());
             };
             if comments.len() % times != 0 || self.symbols.contains(call) {
@@ -179,6 +181,14 @@ mod tests {
         let totals = profile.totals().expect("they fit");
         assert_eq!(totals[SampleType::InuseSpace], 3 * 524_800);
         assert_eq!(totals[SampleType::AllocSpace], 4 * 524_800);
+    }
+
+    #[test]
+    fn comments_of_old_go_name_return_addresses() {
+        let text = "heap profile: 1: 8 [1: 8] @ heap/2\n1: 8 [1: 8] @ 0x11 0x21 0x31\n\
+                    #\t0x11\tmain.f+0x2\t/f.go:1\n#\t0x21\tmain.main+0x2\t/f.go:2\n";
+        let expected = ["main.f /f.go:1", "main.main /f.go:2", "runtime.goexit :0"];
+        assert_eq!(names(&read(text)), expected);
     }
 
     #[test]

@@ -119,6 +119,12 @@ fn parse_variable(line: &[u8]) -> Option<(&[u8], &[u8])> {
 }
 
 impl MemoryMap {
+    /// Returns whether all mappings of files have file offsets.
+    pub(super) fn has_offsets(&self) -> bool {
+        let mut lines = self.lines.iter();
+        lines.all(|line| line.has_offset || !line.mapping.is_file())
+    }
+
     /// Returns the mappings, sorted by address, without those that overlap an earlier one, and with the build ids,
     /// which are given as (path, build id). Adds warnings for what was left out or assumed.
     pub(super) fn finish(
@@ -161,12 +167,12 @@ impl MemoryMap {
     }
 }
 
-/// Sets the file offsets that the map lacks, as if each file were mapped whole from its first mapping on: so old
-/// binaries are, and the first segment of all. `lines` are sorted. Returns a warning if a file has several mappings
-/// without an offset, of which the later ones may be off.
+/// Sets the file offsets that the map lacks to the distances from the first mapping of each file, for addresses that
+/// will have no name; names are found by the load address. `lines` are sorted. Returns a note if a file has several
+/// mappings without an offset.
 fn assume_offsets(lines: &mut [MapLine]) -> Option<String> {
     let mut starts: HashMap<String, Address> = HashMap::new();
-    let mut assumed = 0;
+    let mut is_assumed = false;
     for MapLine {
         mapping,
         has_offset,
@@ -178,20 +184,15 @@ fn assume_offsets(lines: &mut [MapLine]) -> Option<String> {
         match starts.get(&mapping.path) {
             Some(start) => {
                 mapping.offset = mapping.start.0 - start.0;
-                assumed += 1;
+                is_assumed = true;
             }
             None => drop(starts.insert(mapping.path.clone(), mapping.start)),
         }
     }
-    (assumed > 0).then(|| {
-        format!(
-            "the memory map has no file offsets: {} taken to lie as far into their files as behind \
-             the first mapping, so functions may be named wrongly; --no-symbols shows offsets",
-            match assumed {
-                1 => "1 mapping is".to_owned(),
-                _ => format!("{assumed} mappings are"),
-            }
-        )
+    is_assumed.then(|| {
+        "the memory map has no file offsets: the number of a function without a name, as in app+0x1234, counts from the \
+         first mapping of its file"
+            .into()
     })
 }
 
@@ -282,7 +283,7 @@ mod tests {
             .collect();
         assert_eq!(offsets, [0, 0x2000]);
         assert!(
-            profile.warnings[0].contains("no file offsets: 1 mapping is taken"),
+            profile.warnings[0].contains("no file offsets"),
             "{:?}",
             profile.warnings
         );

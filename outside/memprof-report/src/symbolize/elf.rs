@@ -150,15 +150,16 @@ fn with_inlined_frames(
     (frames.finish(), nameless)
 }
 
-/// Converts the addresses to linked ones: by their offsets in the file or, for a debug file, which has others, by the
-/// load address; some writers have converted them already. Addresses in no segment are left out.
+/// Converts the addresses to linked ones: by their offsets in the file or, if those are unknown or of a debug file, by
+/// the load address; some writers have converted them already. Addresses in no segment are left out.
 fn to_linked_addresses(
     image: &Image,
     object_file: &ObjectFile<'_>,
 ) -> Vec<(LinkedAddress, AddressId)> {
-    let bias = match image.has_code {
+    let has_offsets = image.has_code && object_file.has_offsets;
+    let bias = match has_offsets {
         true => None,
-        false => image.bias(object_file.mappings.iter().copied()),
+        false => image.bias_without_offsets(object_file.mappings.iter().copied()),
     };
     let is_linked = |mapping: &&Mapping| mapping.is_of_linked_addresses();
     let are_linked = object_file.mappings.first().is_some_and(is_linked);
@@ -171,7 +172,10 @@ fn to_linked_addresses(
             let linked = query.address.0.wrapping_sub(bias?);
             image.has_code_at(linked).then_some(linked)
         };
-        let linked = image.linked_address(query.offset).or_else(by_bias)?;
+        let by_offset = image
+            .linked_address(query.offset)
+            .filter(|_| object_file.has_offsets);
+        let linked = by_offset.or_else(by_bias)?;
         Some((linked, query.id))
     };
     object_file.queries.iter().filter_map(linked).collect()

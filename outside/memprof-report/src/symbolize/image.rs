@@ -30,9 +30,9 @@ pub(super) struct Segment {
 
 impl Segment {
     /// Difference between addresses in memory and in the file, should `mapping` be part of this segment. `None` if it
-    /// cannot be. A debug file (`has_code` is false) has lost its offsets.
-    fn bias(&self, mapping: &Mapping, has_code: bool) -> Option<u64> {
-        let start = match has_code {
+    /// cannot be. Without `has_offsets`, those of the file or of the mapping are unknown.
+    fn bias(&self, mapping: &Mapping, has_offsets: bool) -> Option<u64> {
+        let start = match has_offsets {
             true => {
                 let first = self.offset & !(PAGE - 1);
                 let end = self.offset.checked_add(self.file_size)?;
@@ -111,12 +111,28 @@ impl Image {
         &self,
         mappings: impl Iterator<Item = &'m Mapping> + Clone,
     ) -> Option<u64> {
+        self.find_bias(mappings, self.has_code)
+    }
+
+    /// Like [`bias`](Self::bias), but by the sizes of segments and mappings: the mappings have no file offsets.
+    pub(super) fn bias_without_offsets<'m>(
+        &self,
+        mappings: impl Iterator<Item = &'m Mapping> + Clone,
+    ) -> Option<u64> {
+        self.find_bias(mappings, false)
+    }
+
+    fn find_bias<'m>(
+        &self,
+        mappings: impl Iterator<Item = &'m Mapping> + Clone,
+        has_offsets: bool,
+    ) -> Option<u64> {
         let mappings = mappings.take(MAX_MAPPINGS);
         let biases_of = |mapping: &'m Mapping| {
             let segments = self.segments.iter();
-            segments.filter_map(move |segment| segment.bias(mapping, self.has_code))
+            segments.filter_map(move |segment| segment.bias(mapping, has_offsets))
         };
-        let agrees = |mapping: &'m Mapping, bias: u64| match self.has_code {
+        let agrees = |mapping: &'m Mapping, bias: u64| match has_offsets {
             true => biases_of(mapping).any(|other| other == bias),
             false => self.contains(mapping, bias),
         };

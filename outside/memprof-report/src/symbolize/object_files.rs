@@ -16,6 +16,8 @@ pub(super) struct ObjectFile<'a> {
     pub(super) is_main: bool,
     /// Whether `Sources::binary` takes its place.
     pub(super) is_replaced: bool,
+    /// Whether the mappings have file offsets.
+    pub(super) has_offsets: bool,
     /// Mappings of the file, ascending.
     pub(super) mappings: Vec<&'a Mapping>,
     pub(super) queries: Vec<CodeQuery>,
@@ -42,6 +44,7 @@ impl<'a> ObjectFile<'a> {
             build_id: mappings.first().and_then(|first| first.build_id.as_deref()),
             is_main: main == Some(path),
             is_replaced: replaced_path(profile, sources) == Some(path),
+            has_offsets: profile.has_file_offsets,
             mappings,
             queries: Vec::new(),
         }
@@ -83,6 +86,7 @@ pub(super) fn group_by_file<'a>(
                         build_id: mapping.build_id.as_deref(),
                         is_main: main == Some(path),
                         is_replaced: replaced == Some(path),
+                        has_offsets: profile.has_file_offsets,
                         mappings: Vec::new(),
                         queries: Vec::new(),
                     });

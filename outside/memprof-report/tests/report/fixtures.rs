@@ -31,11 +31,33 @@ fn inlined_pie_and_dlopened_functions_are_named() {
     assert!(lines.contains("shop.cpp:19;shop::capture"), "{lines}");
 }
 
+/// tcmalloc's short memory map has the ranges and paths of code only.
+#[test]
+fn map_without_offsets_is_named_by_sizes() {
+    let shop = Shop::build();
+    let dump = String::from_utf8_lossy(&shop.dump).into_owned();
+    let (stacks_only, map) = dump
+        .split_once("MAPPED_LIBRARIES:\n")
+        .expect("it has a map");
+    let code = map
+        .lines()
+        .filter(|line| line.contains(" r-xp ") && line.contains(" /"));
+    let brief = code.map(|line| {
+        let range = line.split(' ').next().expect("a range");
+        format!("  {range}: {}\n", &line[line.find('/').expect("a path")..])
+    });
+    let dump = format!(
+        "{stacks_only}--- Memory map: ---\n{}",
+        brief.collect::<String>()
+    );
+    assert_named(&stacks(dump.as_bytes(), &here()));
+}
+
 /// `jemalloc_pprof` writes the addresses at which each file is linked, in mappings of the whole address space.
 #[test]
 fn normalized_addresses_are_named() {
     let shop = Shop::build();
-    let dump = String::from_utf8(shop.dump.clone()).expect("it is text");
+    let dump = String::from_utf8_lossy(&shop.dump).into_owned();
     let path = shop.path("shop");
     let path = path.display();
     let ranges = dump
