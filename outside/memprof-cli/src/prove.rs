@@ -49,10 +49,11 @@ pub(crate) struct ProveArgs {
 
     /// With --prove: run a command, and search it once, when it exits
     ///
-    /// Prints the leaks to stderr, with --json or another --format to stdout. The exit code is the command's, or 1 if that is 0 and there
-    /// are leaks. Only the process itself is searched, not its children, and not a command that is ended by a signal.
-    /// SIGINT, SIGTERM and SIGHUP are passed on to it.
-    #[arg(long, requires_all = ["prove", "command"], conflicts_with_all = ["pid", "max_pause", "fail"])]
+    /// Prints the leaks to stderr, with --json or another --format to stdout. The exit code is the command's; with
+    /// --fail, instead of 0, 1 if there are leaks, and 4 if the command was not searched. Only the process itself is
+    /// searched, not its children, and not a command that is ended by a signal. SIGINT, SIGTERM and SIGHUP are passed
+    /// on to it.
+    #[arg(long, requires_all = ["prove", "command"], conflicts_with_all = ["pid", "max_pause"])]
     at_exit: bool,
 
     /// The command that --at-exit runs
@@ -140,34 +141,39 @@ pub(crate) fn run(args: &ProveArgs, top: usize, json: bool) -> Outcome {
     };
     let output = ResultOutput::new(args.format, json, args.output.as_deref());
     let Some(pid) = args.pid else {
-        return prove_command(&args.command, options, top, output);
+        return prove_command(args, options, top, output);
     };
     let proof = analyze(pid, options, |options, progress| {
         prove(pid, options, progress)
     })?;
     let reply = build_output(pid, &proof, top);
     output.write(&reply, &reply.text, || page(&reply))?;
-    Ok(ExitCode::from(match (args.fail, reply.leaked.objects) {
-        (false, _) => 0,
-        (true, 0) if reply.certainty == Certainty::Unknown => UNAVAILABLE,
-        (true, 0) => 0,
-        (true, _) => FAILED,
-    }))
+    let failure = if args.fail { failure(&reply) } else { 0 };
+    Ok(ExitCode::from(failure))
 }
 
-/// Runs a command, and searches it for leaks at its exit. The exit code is that of the command; 1 instead of 0 if
-/// objects are leaked.
+/// Exit code for a result, with `--fail`.
+fn failure(reply: &ProveOutput<'_>) -> u8 {
+    match reply.leaked.objects {
+        0 if reply.certainty == Certainty::Unknown => UNAVAILABLE,
+        0 => 0,
+        _ => FAILED,
+    }
+}
+
+/// Runs a command, and searches it for leaks at its exit. The exit code is that of the command; with `--fail`, another
+/// one instead of 0.
 fn prove_command(
-    command: &[OsString],
+    args: &ProveArgs,
     options: AnalysisOptions,
     top: usize,
     output: ResultOutput<'_>,
 ) -> Outcome {
-    let [program, args @ ..] = command else {
+    let [program, program_args @ ..] = args.command.as_slice() else {
         return Err(with_exit_code(USAGE, "--at-exit needs a command"));
     };
     let mut command = Command::new(program);
-    signals::inherit(command.args(args));
+    signals::inherit(command.args(program_args));
     let group = CommandGroup::choose(&mut command)?;
     let forwarder = SignalForwarder::start()?;
     let mut recipient = forwarder.lock();
@@ -181,28 +187,39 @@ fn prove_command(
     let exiting = match run {
         RunOutcome::AtExit(exiting) => exiting,
         RunOutcome::Exited(status) => {
-            let message = "not searched for leaks: a signal ended the command, or its main thread ended before others";
-            output::note(&format!("{message} ({status})"));
-            return Ok(exit_code(status, 0));
+            let reason = match status.signal() {
+                Some(_) => "a signal ended the command",
+                None => "it ended before it could be stopped",
+            };
+            output::note(&format!("not searched for leaks: {reason} ({status})"));
+            return Ok(exit_code(status, args.fail, UNAVAILABLE));
         }
     };
     let pid = exiting.pid();
     own_heap::map_large_blocks();
     let proof = prove_at_exit(&exiting, options, &|step| progress(pid, step));
-    let proof = finish_analysis(pid, proof)?;
-    let reply = build_output(pid, &proof, top);
-    match output.is_terminal_text() {
-        true => output::print_stderr(&reply.text),
-        false => output.write(&reply, &reply.text, || page(&reply))?,
-    }
-    Ok(exit_code(exiting.end()?, reply.leaked.objects))
+    let failure = match finish_analysis(pid, proof) {
+        Ok(proof) => {
+            let reply = build_output(pid, &proof, top);
+            match output.is_terminal_text() {
+                true => output::print_stderr(&reply.text),
+                false => output.write(&reply, &reply.text, || page(&reply))?,
+            }
+            failure(&reply)
+        }
+        Err(error) => {
+            output::note(&format!("not searched for leaks: {error}"));
+            UNAVAILABLE
+        }
+    };
+    Ok(exit_code(exiting.end()?, args.fail, failure))
 }
 
-/// Exit code of a command as shells report it; 1 instead of 0 if objects are leaked.
-fn exit_code(status: ExitStatus, leaked: u64) -> ExitCode {
+/// Exit code of a command as shells report it; instead of 0, `failure` if that is requested.
+fn exit_code(status: ExitStatus, fails: bool, failure: u8) -> ExitCode {
     let code = status.code().or_else(|| Some(128 + status.signal()?));
     match code.unwrap_or(FAILED.into()) {
-        0 if leaked > 0 => FAILED.into(),
+        0 if fails => failure.into(),
         code => ExitCode::from(code as u8),
     }
 }

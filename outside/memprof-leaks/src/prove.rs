@@ -94,7 +94,7 @@ pub fn prove_at_exit(
     options: AnalysisOptions,
     progress: OnPhase<'_>,
 ) -> Result<Proof, Error> {
-    let status = ProcStatus::read_thread(exiting.pid())?;
+    let status = ProcStatus::read_thread(exiting.last_thread())?;
     let mut report = AnalysisReport::new(&status, options);
     let snapshot = Snapshot::at_exit(exiting)?;
     progress(Phase::WalkHeap);
@@ -110,7 +110,7 @@ pub fn prove_at_exit(
     }
     let leaked = UnsymbolizedGroups::new(&analyzed, analyzed.objects.unreachable());
     progress(Phase::Symbolize);
-    let leaked = leaked.symbolize(exiting.pid(), &mut report);
+    let leaked = leaked.symbolize(exiting.last_thread(), &mut report);
     Ok(Proof { report, leaked })
 }
 

@@ -239,18 +239,18 @@ impl Snapshot {
     /// # Errors
     /// `Io`: its registers cannot be read; `Refused`: it has ended.
     pub(crate) fn at_exit(exiting: &ExitingProgram) -> Result<Self, Error> {
-        let pid = exiting.pid();
+        let pid = exiting.last_thread();
         let maps = read(pid, "maps")?;
         let mappings = smaps::parse(&read(pid, "smaps")?);
         let loaded = Memory::open(pid).and_then(|memory| loaded_libraries(&memory, &maps));
         let loaded = loaded.unwrap_or_default();
-        let registers = Registers::read(pid, exiting.thread(), &maps, &loaded);
+        let threads = Registers::at_exit(exiting, &maps, &loaded);
         Ok(Self {
             copy: None,
             pid,
             stopped: Duration::ZERO,
             estimate: Duration::ZERO,
-            threads: vec![registers.map_err(Error::io("failed to read its registers"))?],
+            threads: threads.map_err(Error::io("failed to read its registers"))?,
             uncopied: Arc::default(),
             shared: Arc::default(),
             devices: smaps::devices(&mappings),

@@ -4,42 +4,52 @@
     reason = "ptrace(2) in a forked child, and waitpid(2), whose arguments are bare numbers"
 )]
 
-use std::fs;
+use std::collections::{BTreeSet, HashSet};
 use std::io;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Command, ExitStatus};
-use std::thread;
-use std::time::{Duration, Instant};
 
-use libc::{c_int, pid_t};
+use libc::{c_int, c_long, pid_t, user_regs_struct};
 
+use crate::process::ProcStatus;
 use crate::ptrace_request::request;
 use crate::stop::StoppedThread;
-
-/// Longest wait for the other threads of an exiting program to end, on a busy machine.
-const THREADS_EXIT_TIMEOUT: Duration = Duration::from_secs(1);
-const POLL_INTERVAL: Duration = Duration::from_micros(100);
+use crate::xstate::XState;
 
 /// Result of running a program under [`run`].
 #[derive(Debug)]
 pub enum RunOutcome {
     /// The program is stopped in exit.
     AtExit(ExitingProgram),
-    /// The program has ended: by a signal, or its main thread ended before others.
+    /// The program has ended: by a signal, or all threads at once.
     Exited(ExitStatus),
 }
 
-/// A program that has called exit(3), stopped when only its main thread was left. It ends when this value is
-/// dropped.
+/// A program whose last thread is stopped in exit. It ends when this value is dropped.
 #[derive(Debug)]
 pub struct ExitingProgram {
     stopped: StoppedThread,
     pid: pid_t,
+    last: pid_t,
+    killed: Vec<KilledThread>,
+    /// Threads that were resumed in exit, and not waited for.
+    unreaped: BTreeSet<pid_t>,
 }
 
-/// Starts a program, and blocks until it is about to exit. Signals are delivered to it; a stop signal has no effect.
-/// If this process is killed, the program continues. `on_start` gets the program's pid as soon as signals can be
-/// sent to it.
+/// Registers of a thread that the exit of the program ended: it may have held pointers until then.
+#[derive(Debug)]
+pub struct KilledThread {
+    /// Thread id (TID).
+    pub tid: u32,
+    /// General registers.
+    pub registers: user_regs_struct,
+    /// Vector registers.
+    pub xstate: XState,
+}
+
+/// Starts a program, and blocks until it is about to exit: its last thread is, whichever that is. Signals are delivered
+/// to it; a stop signal has no effect. If this process is killed, the program continues. `on_start` gets the program's
+/// pid as soon as signals can be sent to it.
 ///
 /// # Errors
 /// The program cannot be started or traced.
@@ -50,59 +60,176 @@ pub fn run(command: &mut Command, on_start: impl FnOnce(u32)) -> io::Result<RunO
     let pid = command.spawn()?.id().cast_signed();
     on_start(pid.cast_unsigned());
     // With PTRACE_TRACEME it stops at execve(2).
-    wait_for_status(pid)?;
-    let options = libc::PTRACE_O_TRACEEXIT | libc::PTRACE_O_TRACEEXEC;
+    wait_for(pid)?;
+    let options = libc::PTRACE_O_TRACEEXIT | libc::PTRACE_O_TRACEEXEC | libc::PTRACE_O_TRACECLONE;
     request(libc::PTRACE_SETOPTIONS, pid, 0, options as usize)?;
-    let mut signal = 0;
-    loop {
-        match request(libc::PTRACE_CONT, pid, 0, signal as usize) {
-            // It was killed; the next wait status says so.
-            Err(error) if error.raw_os_error() == Some(libc::ESRCH) => {}
-            other => other?,
+    resume(pid, 0)?;
+    TracedProgram::new(pid).run()
+}
+
+/// A program with all its threads traced.
+struct TracedProgram {
+    pid: pid_t,
+    /// Threads that have not begun to exit.
+    running: HashSet<pid_t>,
+    /// Thread that is kept stopped in the program's exit.
+    held: Option<pid_t>,
+    /// Threads that were seen stopped, and not waited for.
+    started: BTreeSet<pid_t>,
+    killed: Vec<KilledThread>,
+}
+
+impl TracedProgram {
+    fn new(pid: pid_t) -> Self {
+        Self {
+            pid,
+            running: HashSet::from([pid]),
+            held: None,
+            started: BTreeSet::from([pid]),
+            killed: Vec::new(),
         }
-        let status = wait_for_status(pid)?;
-        if !libc::WIFSTOPPED(status) {
-            return Ok(RunOutcome::Exited(ExitStatus::from_raw(status)));
-        }
-        signal = match status >> 16 {
-            libc::PTRACE_EVENT_EXIT if is_whole_exit(pid)? => {
-                let stopped = StoppedThread::from_event(pid);
-                return Ok(RunOutcome::AtExit(ExitingProgram { stopped, pid }));
+    }
+
+    /// Resumes each thread that stops, until the last one is about to exit.
+    fn run(mut self) -> io::Result<RunOutcome> {
+        loop {
+            if let Some(held) = self.held.filter(|_| self.running.is_empty()) {
+                return Ok(RunOutcome::AtExit(self.into_exiting(held)));
             }
-            0 => libc::WSTOPSIG(status),
-            _ => 0,
-        };
-    }
-}
-
-/// Returns whether the whole process exits, and not by a signal. If so, waits for the other threads to end; false
-/// also if they do not end in time.
-fn is_whole_exit(pid: pid_t) -> io::Result<bool> {
-    let mut status: libc::c_ulong = 0;
-    let address = &raw mut status;
-    request(libc::PTRACE_GETEVENTMSG, pid, 0, address as usize)?;
-    if !libc::WIFEXITED(status as c_int) {
-        return Ok(false);
-    }
-    let start = Instant::now();
-    while fs::read_dir(format!("/proc/{pid}/task"))?.count() > 1 {
-        if start.elapsed() > THREADS_EXIT_TIMEOUT {
-            return Ok(false);
+            let (tid, status) = wait_for_any()?;
+            if !libc::WIFSTOPPED(status) {
+                self.running.remove(&tid);
+                self.started.remove(&tid);
+                if tid == self.pid {
+                    return Ok(RunOutcome::Exited(ExitStatus::from_raw(status)));
+                }
+                continue;
+            }
+            if !self.started.contains(&tid) && !self.is_own_thread(tid) {
+                // A process that clone(2) created with options of a thread.
+                request(libc::PTRACE_DETACH, tid, 0, 0)?;
+                continue;
+            }
+            let is_new = self.started.insert(tid);
+            let signal = match status >> 16 {
+                libc::PTRACE_EVENT_EXIT => {
+                    self.running.remove(&tid);
+                    let has_exited = libc::WIFEXITED(event_message(tid)? as c_int);
+                    let (call, thread) = exit_of(tid);
+                    // Others may be ended by an execve(2), which waits for them.
+                    let ends_all = call == Some(libc::SYS_exit_group) || self.running.is_empty();
+                    if self.held.is_none() && has_exited && ends_all {
+                        self.held = Some(tid);
+                        continue;
+                    }
+                    // A thread that ends by its own call no longer uses what its registers hold.
+                    let is_killed = call != Some(libc::SYS_exit);
+                    self.killed.extend(thread.filter(|_| is_killed));
+                    0
+                }
+                libc::PTRACE_EVENT_EXEC => {
+                    // The thread has the pid now, and no other thread is left.
+                    self.running = HashSet::from([self.pid]);
+                    self.killed.clear();
+                    0
+                }
+                libc::PTRACE_EVENT_CLONE => {
+                    let new = event_message(tid)? as pid_t;
+                    // It may have started already, and ended.
+                    if !self.started.contains(&new) && self.is_own_thread(new) {
+                        self.running.insert(new);
+                    }
+                    0
+                }
+                // With this stop, a new thread starts.
+                0 if is_new => {
+                    self.running.insert(tid);
+                    0
+                }
+                0 => libc::WSTOPSIG(status),
+                _ => 0,
+            };
+            resume(tid, signal)?;
         }
-        thread::sleep(POLL_INTERVAL);
     }
-    Ok(true)
+
+    /// Whether a thread belongs to the program, and has not ended.
+    fn is_own_thread(&self, tid: pid_t) -> bool {
+        let status = ProcStatus::read_thread(tid.cast_unsigned());
+        status.is_ok_and(|status| status.thread_group == self.pid.cast_unsigned())
+    }
+
+    /// The program, whose last thread is stopped.
+    fn into_exiting(mut self, last: pid_t) -> ExitingProgram {
+        self.started.remove(&last);
+        self.started.remove(&self.pid);
+        ExitingProgram {
+            stopped: StoppedThread::from_event(last),
+            pid: self.pid,
+            last,
+            killed: self.killed,
+            unreaped: self.started,
+        }
+    }
 }
 
-/// Waits for the next stop or the end of a child; returns its wait status (waitpid(2)). Signals do not end the
-/// wait.
-fn wait_for_status(pid: pid_t) -> io::Result<c_int> {
+/// System call in which a thread is, that is stopped in exit, and its registers. `None` if it was killed.
+fn exit_of(tid: pid_t) -> (Option<c_long>, Option<KilledThread>) {
+    let mut stopped = StoppedThread::from_event(tid);
+    let (registers, xstate) = (stopped.registers(), stopped.xstate());
+    stopped.release();
+    let thread = registers.ok().zip(xstate.ok());
+    let thread = thread.map(|(registers, xstate)| KilledThread {
+        tid: tid.cast_unsigned(),
+        registers,
+        xstate,
+    });
+    let call = thread.as_ref();
+    (
+        call.map(|thread| thread.registers.orig_rax.cast_signed()),
+        thread,
+    )
+}
+
+/// Resumes a stopped thread, with a signal unless it is 0. A thread that was killed needs no resume: the next wait
+/// status says so.
+fn resume(tid: pid_t, signal: c_int) -> io::Result<()> {
+    match request(libc::PTRACE_CONT, tid, 0, signal as usize) {
+        Err(error) if error.raw_os_error() == Some(libc::ESRCH) => Ok(()),
+        other => other,
+    }
+}
+
+/// Message of the event at which a thread is stopped: its exit status, or the id of a new thread. 0 if the thread was
+/// killed.
+fn event_message(tid: pid_t) -> io::Result<libc::c_ulong> {
+    let mut message: libc::c_ulong = 0;
+    let address = &raw mut message;
+    match request(libc::PTRACE_GETEVENTMSG, tid, 0, address as usize) {
+        Err(error) if error.raw_os_error() == Some(libc::ESRCH) => Ok(0),
+        other => other.map(|()| message),
+    }
+}
+
+/// Waits for the next stop or end of a child; returns its wait status (waitpid(2)).
+fn wait_for(pid: pid_t) -> io::Result<c_int> {
+    wait(pid, libc::__WALL).map(|(_, status)| status)
+}
+
+/// Waits for the next stop or end of any child of this thread, or of a thread that it traces. Returns its id and wait
+/// status.
+fn wait_for_any() -> io::Result<(pid_t, c_int)> {
+    wait(-1, libc::__WALL | libc::__WNOTHREAD)
+}
+
+/// Calls waitpid(2). Signals do not end the wait.
+fn wait(pid: pid_t, options: c_int) -> io::Result<(pid_t, c_int)> {
     loop {
         let mut status = 0;
         // SAFETY: waitpid(2) writes an integer to `status`.
-        let waited = unsafe { libc::waitpid(pid, &raw mut status, libc::__WALL) };
+        let waited = unsafe { libc::waitpid(pid, &raw mut status, options) };
         match io::Error::last_os_error() {
-            _ if waited == pid => return Ok(status),
+            _ if waited > 0 => return Ok((waited, status)),
             error if error.kind() == io::ErrorKind::Interrupted => {}
             error => return Err(error),
         }
@@ -115,9 +242,19 @@ impl ExitingProgram {
         self.pid.cast_unsigned()
     }
 
-    /// Main thread of the program.
+    /// Id of its last thread, by which /proc shows its memory: the first thread may have ended before.
+    pub fn last_thread(&self) -> u32 {
+        self.last.cast_unsigned()
+    }
+
+    /// Its last thread.
     pub fn thread(&self) -> &StoppedThread {
         &self.stopped
+    }
+
+    /// Threads that its exit has ended.
+    pub fn killed_threads(&self) -> &[KilledThread] {
+        &self.killed
     }
 
     /// Lets the program end, and waits for its exit status.
@@ -126,12 +263,19 @@ impl ExitingProgram {
     /// Another thread of this process has waited for the program.
     pub fn end(self) -> io::Result<ExitStatus> {
         drop(self.stopped);
-        wait_for_status(self.pid).map(ExitStatus::from_raw)
+        // The kernel reports the program's end after that of each traced thread. One that is no longer traced is not
+        // reported.
+        for tid in self.unreaped {
+            let _ = wait_for(tid);
+        }
+        wait_for(self.pid).map(ExitStatus::from_raw)
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     fn run_script(script: &str) -> RunOutcome {
@@ -149,6 +293,59 @@ mod tests {
         assert!(maps.contains("[stack]"), "{maps}");
         assert!(ending.thread().registers().unwrap().rsp > 0x1000);
         assert_eq!(ending.end().unwrap().code(), Some(7));
+    }
+
+    /// Runs a program in Python, whose threads are those of the C library.
+    fn run_python(script: &str) -> RunOutcome {
+        run(Command::new("python3").args(["-c", script]), |_| ()).unwrap()
+    }
+
+    #[test]
+    fn last_thread_is_stopped_whichever_it_is() {
+        let start = "import ctypes, os, threading, time\nlibc = ctypes.CDLL(None)\n\
+            def await_first():\n  stat = f'/proc/self/task/{os.getpid()}/stat'\n\
+            \x20 while open(stat).read().split()[2] != 'Z': pass\n";
+        let check = |script: &str, code| {
+            let RunOutcome::AtExit(exiting) = run_python(&format!("{start}{script}")) else {
+                panic!("it has ended: {script}");
+            };
+            let maps = fs::read_to_string(format!("/proc/{}/maps", exiting.last_thread())).unwrap();
+            assert!(maps.contains("libc.so.6"), "{script}: {maps}");
+            let killed = exiting.killed_threads().len();
+            assert_eq!(exiting.end().unwrap().code(), Some(code), "{script}");
+            killed
+        };
+        let thread = "threading.Thread(target=TARGET, daemon=True).start()\n";
+        let with = |target: &str, then: &str| format!("{}{then}", thread.replace("TARGET", target));
+        // The first thread calls _exit(2), as pthread_exit(3) does, before the last one ends the program.
+        let pause = "lambda: (await_first(), libc._exit(5))";
+        assert_eq!(check(&with(pause, "libc.syscall(60, 0)"), 5), 0);
+        // A thread that waits is ended with the program.
+        assert_eq!(
+            check(&with("lambda: time.sleep(99)", "libc._exit(6)"), 6),
+            1
+        );
+        // Threads that have ended are not counted.
+        let ended = "for _ in range(20):\n  t = threading.Thread(target=int)\n  t.start()\n  t.join()\nos._exit(7)";
+        assert_eq!(check(ended, 7), 0);
+        // A thread executes another program, which exits.
+        let exec = "lambda: os.execvp('sh', ['sh', '-c', 'exit 8; :'])";
+        let RunOutcome::AtExit(exiting) =
+            run_python(&format!("{start}{}", with(exec, "time.sleep(99)")))
+        else {
+            panic!("it has ended");
+        };
+        assert_eq!(exiting.killed_threads().len(), 0);
+        assert_eq!(exiting.end().unwrap().code(), Some(8));
+    }
+
+    #[test]
+    fn children_of_program_are_not_traced() {
+        let script = "import os\nif os.fork() == 0: os._exit(3)\nos._exit(os.waitstatus_to_exitcode(os.wait()[1]) + 1)";
+        let RunOutcome::AtExit(exiting) = run_python(script) else {
+            panic!("it has ended");
+        };
+        assert_eq!(exiting.end().unwrap().code(), Some(4));
     }
 
     #[test]

@@ -211,6 +211,22 @@ fn leaking_command_fails_at_exit() {
         said.contains("not searched for leaks: a signal ended"),
         "{said}"
     );
+    // The status is the command's own, unless --fail asks for another.
+    let leak = "import ctypes\nfor _ in range(9): ctypes.CDLL(None).malloc(5000)\nctypes.CDLL(None)._exit(0)";
+    let python = ["--", "python3", "-c", leak];
+    at_exit(&python).exits(0);
+    at_exit(&[&["--fail"], &python[..]].concat()).exits(1);
+    for (fails, status) in [(false, 0), (true, 4)] {
+        let options = if fails {
+            &["--fail", "--", "true"][..]
+        } else {
+            &["--", "true"]
+        };
+        let said = at_exit(options).exits(status).stderr;
+        assert!(said.contains("not searched for leaks: "), "{said}");
+    }
+    at_exit(&["--fail", "--", "false"]).exits(1);
+    at_exit(&["--fail", "--", "sh", "-c", "exit 9"]).exits(9);
     at_exit(&["--", "/no/such/program"]).exits(1);
     at_exit(&[]).exits(2);
 }

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use libc::user_regs_struct;
 use memprof_ptrace::Refusal;
+use memprof_ptrace::exit_stop::ExitingProgram;
 use memprof_ptrace::maps::{Mapping, mappings};
 use memprof_ptrace::memory::Memory;
 use memprof_ptrace::remote_call::SavedContext;
@@ -244,7 +245,7 @@ impl SnapshotThreads {
         Err(error)
     }
 
-    /// Resumes all threads, and returns their registers. `loaded` is as for [`Registers::read`].
+    /// Resumes all threads, and returns their registers. `loaded` is as for [`Registers::at_exit`].
     pub(super) fn resume_all(mut self, maps: &[u8], loaded: &[u64]) -> Vec<Registers> {
         self.resume();
         let library = c_library_code(maps, loaded);
@@ -279,20 +280,25 @@ impl Drop for SnapshotThreads {
 }
 
 impl Registers {
-    /// Reads the registers of a stopped thread. `loaded` are the start addresses of the libraries that its
-    /// loader has loaded.
-    pub(super) fn read(
-        tid: u32,
-        stopped: &StoppedThread,
+    /// Reads the registers of a program's last thread, which is stopped in exit, and of the threads that its exit has
+    /// ended. `loaded` are the start addresses of the libraries that its loader has loaded.
+    pub(super) fn at_exit(
+        exiting: &ExitingProgram,
         maps: &[u8],
         loaded: &[u64],
-    ) -> io::Result<Self> {
-        let (registers, state) = (stopped.registers()?, stopped.xstate()?);
+    ) -> io::Result<Vec<Self>> {
         let library = c_library_code(maps, loaded);
-        Ok(Self {
-            kernel_words: read_queued_signals(stopped, true),
-            ..Self::new(tid, &registers, &state, &library)
-        })
+        let last = exiting.thread();
+        let (registers, state) = (last.registers()?, last.xstate()?);
+        let mut all = vec![Self {
+            kernel_words: read_queued_signals(last, true),
+            ..Self::new(exiting.last_thread(), &registers, &state, &library)
+        }];
+        let killed = exiting.killed_threads().iter();
+        all.extend(
+            killed.map(|thread| Self::new(thread.tid, &thread.registers, &thread.xstate, &library)),
+        );
+        Ok(all)
     }
 
     /// Collects the registers of a thread that may contain pointers. Omits the vector registers if the thread waits

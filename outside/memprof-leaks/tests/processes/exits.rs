@@ -9,12 +9,12 @@ use memprof_leaks::{AnalysisOptions, Proof, prove_at_exit};
 use crate::compiled;
 use crate::target::built;
 
-fn proof(command: &mut Command) -> Proof {
+fn proof(command: &mut Command, status: i32) -> Proof {
     let RunOutcome::AtExit(exiting) = run(command, |_| ()).unwrap() else {
         panic!("{command:?} has ended");
     };
     let proof = prove_at_exit(&exiting, AnalysisOptions::default(), &|_| {}).unwrap();
-    assert_eq!(exiting.end().unwrap().code(), Some(3));
+    assert_eq!(exiting.end().unwrap().code(), Some(status));
     proof
 }
 
@@ -29,7 +29,7 @@ fn with_sanitizer() -> PathBuf {
 
 #[test]
 fn leaks_at_exit_equal_those_of_leak_sanitizer() {
-    let proof = proof(&mut Command::new(compiled("exits")));
+    let proof = proof(&mut Command::new(compiled("exits")), 3);
     let found = proof.leaked.iter().map(|group| (group.size, group.objects));
     let mut found: Vec<_> = found.collect();
     found.sort_unstable();
@@ -45,7 +45,14 @@ fn leaks_at_exit_equal_those_of_leak_sanitizer() {
 
 #[test]
 fn clean_program_has_no_leaks_at_exit() {
-    let proof = proof(Command::new(compiled("exits")).arg("clean"));
+    let proof = proof(Command::new(compiled("exits")).arg("clean"), 3);
     assert_eq!(proof.leaked, []);
     assert!(proof.report.objects >= 1000, "{proof:?}");
+}
+
+#[test]
+fn leaks_are_found_when_first_thread_ends_first() {
+    let proof = proof(&mut Command::new(compiled("last_thread")), 0);
+    let found = proof.leaked.iter().map(|group| (group.size, group.objects));
+    assert!(found.eq([(5000, 14)]), "{proof:?}");
 }
