@@ -137,11 +137,12 @@ fn parse_pprof(
             problem: format!("its last field, after {} bytes, has no end", complete.len()),
         }),
         (_, true) => {
-            let mut profile = pprof::parse(complete, limits).map_err(|error| {
-                Error::pprof(format!(
-                    "it is cut off after {} bytes, and what is there does not suffice: {error}",
+            let mut profile = pprof::parse(complete, limits).map_err(|error| match error {
+                Error::Pprof { problem } => Error::pprof(format!(
+                    "it is cut off after {} bytes, and what is there does not suffice: {problem}",
                     bytes.len()
-                ))
+                )),
+                error => error,
             })?;
             profile.warnings.push(format!(
                 "the pprof profile is truncated: its last field, after {} bytes, has no end",
