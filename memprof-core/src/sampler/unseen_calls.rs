@@ -44,7 +44,8 @@ impl SampledBytes {
         }
         let estimate = unsampled_bytes(objects, bytes, interval) as f64;
         let size = bytes as f64 / objects as f64;
-        let miss_probability = (-size / interval as f64).exp();
+        // Not `f64::exp`, which a program may replace.
+        let miss_probability = libm::exp(-size / interval as f64);
         self.estimate += estimate;
         self.variance += estimate * estimate * miss_probability / objects as f64;
         self.rounded += estimate * largest_block(size) / size;
