@@ -10,6 +10,8 @@ mod fork;
 mod interception;
 #[cfg(target_arch = "x86_64")]
 mod jemalloc_hooks;
+#[cfg(target_arch = "x86_64")]
+mod loaded_libraries;
 #[cfg_attr(target_arch = "x86_64", path = "sampler/own_sampler.rs")]
 #[cfg_attr(not(target_arch = "x86_64"), path = "sampler/unsupported.rs")]
 mod own_sampler;

@@ -49,6 +49,17 @@ impl ForkGuard {
         });
     }
 
+    /// Acquires a guard in a thread of the program. `None` if a fork is under way, perhaps in this thread, or no fork
+    /// handlers were registered in this process.
+    pub fn try_acquire() -> Option<Self> {
+        if PROCESS.load(SeqCst) != std::process::id() {
+            return None;
+        }
+        READERS.fetch_add(1, SeqCst);
+        let guard = Self(());
+        (FORKS.load(SeqCst) == 0).then_some(guard)
+    }
+
     /// Waits until no fork is under way, at most 100 ms. Forks that begin later wait until the guard is dropped, also
     /// at most 100 ms. If a fork is still under way after the wait, the guard is returned nevertheless.
     pub fn acquire() -> Self {

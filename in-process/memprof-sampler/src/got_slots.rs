@@ -11,6 +11,7 @@
 mod lock;
 mod object;
 mod own_calls;
+mod patch_stats;
 mod word;
 
 use core::ffi::{CStr, c_int, c_void};
@@ -28,10 +29,12 @@ use libc::dl_phdr_info;
 use crate::hooks::{HOOK_COUNT, Hook, Role, hooks};
 use crate::own_code::{own_code, set_own_code};
 use crate::patched_entries::PatchedEntries;
-use crate::{mapping, tally};
+use crate::patching_guard::PatchingGuard;
+use crate::{countdown, mapping, symbol_lookup, tally};
 use lock::with_loader_locked;
 use object::{ElfObject, GotSlot};
 pub use own_calls::{CallTarget, visit_own_calls};
+pub use patch_stats::PatchStats;
 use word::{exchange_word, slot_value};
 
 /// Most patched slots, more than any program has; further ones count as refused.
@@ -57,23 +60,6 @@ impl PatchedSlot {
     }
 }
 
-/// Result of [`GotSlots::patch`]: counts of slots and objects.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct PatchStats {
-    /// Slots that hold hooks.
-    pub patched: usize,
-    /// Slots that hold neither the allocator's function nor a hook: other code has written them, or the
-    /// object calls another allocator.
-    pub foreign: usize,
-    /// Objects with addresses of the allocator's functions in data that cannot be patched. Calls through these
-    /// addresses are not seen.
-    pub unseen_objects: usize,
-    /// Objects that define `malloc` besides the one that is sampled and the C library.
-    pub other_mallocs: usize,
-    /// Slots that could not be patched: mprotect(2) failed, or there are more than 65,536.
-    pub refused: usize,
-}
-
 /// Object that provides the process's `malloc`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MallocProvider {
@@ -85,11 +71,12 @@ pub struct MallocProvider {
 
 /// Patches and restores the process's GOT slots. The list of patched slots is global: hooks serve one
 /// allocator, and a forked child restores what its parent patched. Only one thread at a time may patch or
-/// restore.
-#[derive(Debug)]
+/// restore; a copy serves the same slots.
+#[derive(Clone, Debug)]
 pub struct GotSlots {
     provider: MallocProvider,
     hooks: [Hook; HOOK_COUNT],
+    lookup: Hook,
     /// Address range of the object that provides `malloc`, whose own slots are not patched. Empty if that is
     /// the C library.
     provider_code: Range<usize>,
@@ -118,10 +105,12 @@ impl GotSlots {
         let mut provider_code = 0..0;
         let hooks = hooks();
         let own_function = Self::find as *const () as usize;
+        let mut dlsym = None;
         for_each_object(&mut |object| {
             if object.code.contains(&own_function) {
                 set_own_code(&object.code);
             }
+            dlsym = dlsym.or_else(|| object.definition(c"dlsym"));
             if provider.is_some() {
                 return;
             }
@@ -147,6 +136,7 @@ impl GotSlots {
             }
         });
         let provider: MallocProvider = provider?;
+        symbol_lookup::set_original(dlsym);
         if provider.is_program
             && let Some(entries) = PatchedEntries::find(provider.malloc)
         {
@@ -161,6 +151,7 @@ impl GotSlots {
         Some(Self {
             provider,
             hooks,
+            lookup: symbol_lookup::lookup_hook(),
             provider_code,
         })
     }
@@ -175,10 +166,6 @@ impl GotSlots {
         SLOT_COUNT.load(Acquire)
     }
 
-    fn set_count(&mut self, count: usize) {
-        SLOT_COUNT.store(count, Release);
-    }
-
     /// Whether code can run under the loader's lock. False if two copies of this library are loaded, for example. Waits
     /// for the lock.
     pub fn can_lock_loader(&self) -> bool {
@@ -187,8 +174,9 @@ impl GotSlots {
 
     /// Patches all slots that are not patched, also those of objects that were loaded since the last call. Returns the
     /// number of all slots that hold hooks now, and counts of what this call found besides. `None`, with nothing
-    /// changed, if the loader's lock is not available.
+    /// changed, if the loader's lock is not available, or another thread is patching.
     pub fn patch(&mut self) -> Option<PatchStats> {
+        let _guard = PatchingGuard::acquire()?;
         let mut patched = PatchStats::default();
         let is_done = with_loader_locked(&mut || {
             self.drop_unloaded();
@@ -198,10 +186,28 @@ impl GotSlots {
         is_done.then_some(patched)
     }
 
+    /// Patches the slots of objects that were loaded since the last call, in a thread of the program that has just loaded
+    /// them. Does nothing if another thread is patching, sampling was stopped, or the loader's lock is not available.
+    /// Slots of unloaded objects stay in the list: a child that is forked meanwhile needs a list that is whole.
+    pub fn patch_loaded(&mut self) {
+        let Some(_guard) = PatchingGuard::try_acquire() else {
+            return;
+        };
+        // The thread that stops sampling restores the slots afterwards, under this guard.
+        if countdown::interval() == 0 {
+            return;
+        }
+        let mut patched = PatchStats::default();
+        with_loader_locked(&mut || {
+            for_each_object(&mut |object| self.patch_object(&object, &mut patched));
+        });
+    }
+
     /// Restores the slots of functions with `role`, or all: each gets its original value, and its page the
     /// original protection. Slots that other code has changed since are left alone. Returns how many were
-    /// restored; `None` if the loader's lock is not available.
+    /// restored; `None` if the loader's lock is not available, or another thread is patching.
     pub fn restore(&mut self, role: Option<Role>) -> Option<usize> {
+        let _guard = PatchingGuard::acquire()?;
         let is_selected = |slot: &PatchedSlot| role.is_none_or(|role| slot.role == role);
         let mut restored = 0;
         let is_done = with_loader_locked(&mut || {
@@ -247,7 +253,7 @@ impl GotSlots {
                 continue;
             }
             if !holds_allocator_function(object, &slot, original, hook) {
-                patched.foreign += 1;
+                patched.foreign += usize::from(hook.name != self.lookup.name);
                 continue;
             }
             let new = PatchedSlot::new(slot.address, original, hook);
@@ -258,12 +264,9 @@ impl GotSlots {
     /// Patches one slot and lists it. Returns false, with nothing changed, if the list is full, the kernel refuses, or
     /// other code has changed the slot meanwhile.
     fn patch_slot(&mut self, object: &ElfObject, slot: PatchedSlot) -> bool {
-        let is_patched = self.count() < MAX_SLOTS
-            && exchange_word(object, slot.address, slot.original, slot.hook);
-        if is_patched {
-            self.push(slot);
-        }
-        is_patched
+        let has_room = self.count() < MAX_SLOTS;
+        let is_patched = has_room && exchange_word(object, slot.address, slot.original, slot.hook);
+        is_patched.then(|| self.push(slot)).is_some()
     }
 
     /// Whether an object other than the C library defines a `malloc` that is not the sampled one.
@@ -274,7 +277,8 @@ impl GotSlots {
 
     /// Hook of a function by name. `None` if the allocator does not have the function.
     fn hook(&self, name: &CStr) -> Option<&Hook> {
-        let hook = self.hooks.iter().find(|hook| hook.name == name)?;
+        let mut hooks = self.hooks.iter().chain([&self.lookup]);
+        let hook = hooks.find(|hook| hook.name == name)?;
         (hook.original.load(Relaxed) != 0).then_some(hook)
     }
 
@@ -292,7 +296,7 @@ impl GotSlots {
                 }
             }
         });
-        self.set_count(kept);
+        SLOT_COUNT.store(kept, Release);
     }
 
     /// Drops the patched slots that `is_kept` rejects from the list.
@@ -304,14 +308,17 @@ impl GotSlots {
                 kept += 1;
             }
         }
-        self.set_count(kept);
+        SLOT_COUNT.store(kept, Release);
     }
 
-    /// Appends a patched slot to the list, which must have room.
+    /// Appends a patched slot to the list, which must have room. Written before it is counted, for a child that is
+    /// forked in between.
     fn push(&mut self, slot: PatchedSlot) {
         let count = self.count();
-        self.set_count(count + 1);
-        self.patched_mut()[count] = slot;
+        let free = SLOTS.load(Acquire).wrapping_add(count);
+        // SAFETY: `find` mapped `MAX_SLOTS` slots, and the caller checked that there is room.
+        unsafe { free.write(slot) };
+        SLOT_COUNT.store(count + 1, Release);
     }
 
     fn patched(&self) -> &[PatchedSlot] {

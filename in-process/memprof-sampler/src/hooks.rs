@@ -27,7 +27,7 @@ pub enum Role {
 }
 
 /// One function of `malloc` and its hook.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Hook {
     pub(crate) name: &'static CStr,
     pub(crate) role: Role,

@@ -34,10 +34,13 @@ mod live_table;
 mod mapping;
 mod own_code;
 mod patched_entries;
+mod patching_guard;
 mod probes;
 mod remote_tables;
 mod sampler;
+mod sleep;
 mod stack_table;
+mod symbol_lookup;
 mod tally;
 mod thread_pointer;
 
@@ -57,4 +60,5 @@ pub use sampler::{
     interval, reset_in_child, start, stop,
 };
 pub use stack_table::{EVICTED, MAX_FRAMES, StackRecord, StackRecordId};
+pub use symbol_lookup::set_before_lookup;
 pub use tally::{Tally, enable as enable_tally, tally};

@@ -16,8 +16,10 @@ use crate::fork_sentinel::ForkSentinel;
 use crate::gate::Gate;
 use crate::live_table::{ClaimedCell, LiveTable, Sample};
 use crate::own_code::own_code;
+use crate::patching_guard;
 use crate::probes;
 use crate::remote_tables::MARK;
+use crate::sleep::wait_a_millisecond;
 use crate::stack_table::{MAX_FRAMES, StackRecord, StackRecordId, StackTable};
 use crate::tally;
 
@@ -141,20 +143,12 @@ pub fn clear() -> Result<(), SamplerError> {
     }
 }
 
-fn wait_a_millisecond() {
-    let millisecond = libc::timespec {
-        tv_sec: 0,
-        tv_nsec: 1_000_000,
-    };
-    // SAFETY: nanosleep(2) reads `millisecond`, and may be given no buffer for the remaining time.
-    unsafe { libc::nanosleep(&raw const millisecond, core::ptr::null_mut()) };
-}
-
 /// Resets the sampler in a forked child. Threads of the parent that were inside a hook do not exist there, so
 /// their claimed cells and workspaces are released.
 pub fn reset_in_child() {
     SAMPLING_PROCESS.adopt_process();
     tally::enter_child();
+    patching_guard::enter_child();
     TABLES.live.clear_claimed();
     Workspace::enter_child();
     GATE.open();

@@ -121,7 +121,11 @@ pub(crate) fn is_program_code(address: usize) -> bool {
 
 /// Number of objects ever loaded. While it stays equal, [`list`] can only shrink.
 pub(crate) fn load_count() -> u64 {
-    let _reading = ForkGuard::acquire();
+    load_count_under(&ForkGuard::acquire())
+}
+
+/// Like [`load_count`], under a guard that the caller holds. Allocates nothing.
+pub(crate) fn load_count_under(_: &ForkGuard) -> u64 {
     let mut count = 0;
     // SAFETY: dl_iterate_phdr(3) calls `read_count` synchronously with this pointer.
     unsafe { libc::dl_iterate_phdr(Some(read_count), (&raw mut count).cast()) };
@@ -150,7 +154,7 @@ unsafe extern "C" fn read_counts(info: *mut dl_phdr_info, _: usize, counts: *mut
 unsafe extern "C" fn read_count(info: *mut dl_phdr_info, _: usize, count: *mut c_void) -> c_int {
     // SAFETY: dl_iterate_phdr(3): `info` is valid during the callback.
     let adds = unsafe { (*info).dlpi_adds };
-    // SAFETY: `load_count` passes a pointer to its counter.
+    // SAFETY: `load_count_under` passes a pointer to its counter.
     unsafe { *count.cast::<u64>() = adds };
     1
 }

@@ -11,6 +11,7 @@ use rustix::io::Errno;
 use super::SamplerSelection;
 use super::fork::samples_from_program_start;
 use super::jemalloc_hooks::JemallocHookInstaller;
+use super::loaded_libraries;
 use crate::allocators::loaded_objects::{self, ForkGuard};
 use crate::error::{Error, ErrorKind, Result};
 use crate::identity::AllocatorIdentity;
@@ -195,8 +196,9 @@ impl Interception {
         let InterceptionMethod::Slots(slots) = &mut self.method else {
             return Ok(());
         };
-        let _reading = ForkGuard::acquire();
+        let reading = ForkGuard::acquire();
         let patched = slots.patch().ok_or_else(loader_lock_error)?;
+        loaded_libraries::watch(slots, &reading);
         if patched.patched == 0 && patched.refused > 0 {
             return Err(Error::new(
                 ErrorKind::Unavailable,

@@ -15,6 +15,7 @@ use super::interception::{
     Interception, loader_lock_error, sampler_error, statically_linked_error,
 };
 use super::jemalloc_hooks::JemallocHookInstaller;
+use super::loaded_libraries;
 use crate::allocators::allocator::Allocator;
 use crate::allocators::interval::SampleInterval;
 use crate::allocators::loaded_objects::ForkGuard;
@@ -43,8 +44,10 @@ pub fn sample_from_start(interval: Option<SampleInterval>, is_tallied: bool) -> 
     keep_sampling_in_children();
     let interval = interval.map_or(DEFAULT_INTERVAL, SampleInterval::bytes);
     memprof_sampler::start(interval).map_err(sampler_error)?;
-    let _reading = ForkGuard::acquire();
-    slots.patch().ok_or_else(loader_lock_error).map(drop)
+    let reading = ForkGuard::acquire();
+    slots.patch().ok_or_else(loader_lock_error)?;
+    loaded_libraries::watch(&slots, &reading);
+    Ok(())
 }
 
 /// memprof's sampler in front of one allocator.

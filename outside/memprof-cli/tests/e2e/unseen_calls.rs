@@ -22,7 +22,7 @@ fn by_address_with(place: &TempDir, way: &str, flags: &[&str], preload: &str) ->
     cc.arg(source(
         "outside/memprof-cli/tests/fixtures/allocators/by_address.c",
     ));
-    tool_text("gcc", cc.args(flags).arg("-lpthread"));
+    tool_text("gcc", cc.args(flags).args(["-lpthread", "-ldl"]));
     let mut command = Command::new(dist("bin/memprof"));
     command.arg("run").arg("--").arg(&program).arg(way);
     command.env("MEMPROF_LOG", "info").stdin(Stdio::piped());
@@ -90,4 +90,27 @@ fn malloc_beside_unused_jemalloc_is_sampled() {
             "{preload}"
         );
     }
+}
+
+#[test]
+fn library_that_allocates_as_soon_as_it_is_loaded_is_sampled() {
+    const FILLED: f64 = 16384.0 * 1000.0;
+    let place = tempfile::tempdir().unwrap();
+    let library = place.path().join("libfills.so");
+    let mut cc = Command::new("cc");
+    cc.args(["-O1", "-shared", "-fPIC", "-o"]).arg(&library);
+    cc.arg(source(
+        "outside/memprof-cli/tests/fixtures/allocators/fills_at_once.c",
+    ));
+    tool_text("gcc", &mut cc);
+    let mut host = by_address(&place, library.to_str().unwrap());
+    host.memprof("activate", &["sample_interval=16KiB"])
+        .exits(0);
+    host.type_line("go");
+    host.wait_for_log("served go");
+    let dump = host.memprof("dump", &["--json"]).exits(0).json();
+    let in_use = dump["estimated_inuse_bytes"].as_f64().unwrap();
+    assert!((in_use / FILLED - 1.0).abs() < 0.2, "{dump}");
+    assert_eq!(dump["unseen_allocation_bytes"], Value::Null, "{dump}");
+    assert_eq!(dump["early_ends"], Value::Array(Vec::new()), "{dump}");
 }
