@@ -73,8 +73,10 @@ impl ModuleNames {
                     false => format!("{call} in {module}"),
                 }
             }
-            // A region has no other name than its addresses; one that has all addresses has none.
-            Some(mapping) if !mapping.contains(call) || mapping.start.0 == 0 => call.to_string(),
+            // A region has no other name than its addresses; all of memory is none.
+            Some(mapping) if !mapping.contains(call) || mapping.is_of_linked_addresses() => {
+                call.to_string()
+            }
             Some(mapping) => {
                 let kind = match mapping.executable {
                     true => "[jit]",
@@ -245,7 +247,11 @@ mod tests {
                 "app+0x10",
             ],
         );
-        check(&[mapping(0, "", None)], &["0x10"]);
+        let all = Mapping {
+            end: Address(u64::MAX),
+            ..mapping(0, "", None)
+        };
+        check(&[all], &["0x10"]);
     }
 
     #[test]

@@ -4,6 +4,7 @@
 //! bytes of memory.
 
 mod mappings;
+mod origin;
 pub(crate) mod proto;
 mod samples;
 mod wire;
@@ -12,6 +13,7 @@ use std::borrow::Cow;
 
 use prost::Message;
 
+pub(crate) use self::origin::origin_comments;
 pub(crate) use self::wire::FieldScan;
 use self::wire::{Fields, Value};
 use crate::demangle::demangle;
@@ -99,6 +101,7 @@ pub(crate) fn parse(bytes: &[u8], limits: &Limits) -> Result<Profile> {
         ),
         mappings,
         program,
+        origin: origin::read_origin(&header.comments),
         pprof: header,
         ..Profile::default()
     };

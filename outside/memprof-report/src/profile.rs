@@ -133,7 +133,7 @@ impl Mapping {
 
     /// Returns whether an address lies in this mapping. A pprof location may name a mapping in which it does not lie.
     pub(crate) fn contains(&self, address: Address) -> bool {
-        (self.start..self.end).contains(&address)
+        self.is_of_linked_addresses() || (self.start..self.end).contains(&address)
     }
 
     /// Last component of the path, without the kernel's ` (deleted)`; `[anonymous]` if there is none.

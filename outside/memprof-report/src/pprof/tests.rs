@@ -582,6 +582,15 @@ fn shares_of_a_difference_are_of_all_that_changed() {
         &flat(Format::Jeprof),
         &["note: -2.93KiB of inuse_space left out"],
     );
+    // What `go tool pprof -diff_base` writes: a stack's old value beside its new one.
+    let mut pair = Builder::new(SPACE)
+        .sample((0, 0, "f"), &[1000], &[])
+        .sample((0, 0, "f"), &[-400], &[("pprof::base", Ok("true"))])
+        .profile;
+    pair.sample[1].location_id = vec![1];
+    let text = shown(&pair.encode_to_vec(), &flat(Format::Jeprof));
+    assert!(text.contains("0: 600 [0: 0] @ 0x"), "{text}");
+    assert!(!text.contains("note"), "{text}");
     let two = two_callees();
     let peek = Options {
         filter: crate::Filter {

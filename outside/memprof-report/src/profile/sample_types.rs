@@ -75,14 +75,19 @@ impl ValueType {
 
     /// Returns the sample type that this one is by its name and unit. `None` if it is another quantity.
     fn sample_type(&self) -> Option<SampleType> {
-        let name = match self.written.as_str() {
-            "space" => "inuse_space",
-            "objects" => "inuse_objects",
-            name => name,
-        };
-        let named = SampleType::ALL.into_iter().find(|t| t.name() == name)?;
+        let named = find_sample_type(&self.written)?;
         (named.is_space() == (self.unit == Unit::Bytes)).then_some(named)
     }
+}
+
+/// Returns the sample type of that name, of which two have older ones. `None` for any other.
+fn find_sample_type(name: &str) -> Option<SampleType> {
+    let name = match name {
+        "space" => "inuse_space",
+        "objects" => "inuse_objects",
+        name => name,
+    };
+    SampleType::ALL.into_iter().find(|t| t.name() == name)
 }
 
 impl From<SampleType> for ValueType {
@@ -227,15 +232,14 @@ impl Profile {
     /// type that stands for it from now on. Fails if the profile has no such type, and names those that it has.
     pub(crate) fn select_type(&mut self, name: &str) -> Result<SampleType> {
         let Some(types) = &mut self.value_types else {
-            let columns = self.columns().into_iter();
-            let found = columns.map(|(column, _)| column);
-            let found = found.filter_map(|column| match column {
-                Column::Sample(sample_type) => Some(sample_type),
-                Column::Row(_) => None,
-            });
-            return found
+            let columns = self.columns();
+            return find_sample_type(name)
                 .filter(|t| !self.is_pinned || *t == SampleType::InuseSpace)
-                .find(|t| t.name() == name)
+                .filter(|t| {
+                    columns
+                        .iter()
+                        .any(|(column, _)| *column == Column::Sample(*t))
+                })
                 .ok_or_else(|| self.missing_type(name));
         };
         match types.find(name) {

@@ -23,6 +23,15 @@ impl IndexMut<SampleType> for SampleValues {
 }
 
 impl SampleValues {
+    /// Returns the sum; a value that overflows is the largest or smallest one.
+    pub(crate) fn saturating_add(self, other: Self) -> Self {
+        let mut sum = self;
+        for (sum, value) in sum.0.iter_mut().zip(other.0) {
+            *sum = sum.saturating_add(value);
+        }
+        sum
+    }
+
     /// Returns the values without those below 0.
     pub(crate) fn without_negative(self) -> Self {
         Self(self.0.map(|value| value.max(0)))

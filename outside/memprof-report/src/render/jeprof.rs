@@ -8,6 +8,7 @@ use std::collections::HashSet;
 use std::io::Write;
 
 use super::RenderInput;
+use super::negative::net_samples;
 use crate::error::{Error, Result};
 use crate::options::Options;
 use crate::profile::{Address, Mapping, Profile, SampleType, SampleValues};
@@ -46,19 +47,24 @@ pub(super) fn write(input: &RenderInput<'_>, options: &Options, out: &mut dyn Wr
             .collect();
         writeln!(out, "{call:#018x} {}", functions.join("--"))?;
     }
-    let mut totals = SampleValues::default();
-    for sample in &profile.samples {
-        totals += sample.values.without_negative();
-    }
+    let samples: Vec<_> = net_samples(profile)
+        .into_iter()
+        .map(|(stack, values)| (stack, values.without_negative()))
+        .collect();
+    let totals = samples
+        .iter()
+        .fold(SampleValues::default(), |sum, (_, values)| {
+            sum.saturating_add(*values)
+        });
     writeln!(
         out,
         "---\nheap profile: {} @ heapprofile",
         format_counts(totals)
     )?;
-    for sample in &profile.samples {
-        write!(out, "{} @", format_counts(sample.values.without_negative()))?;
-        let depth = symbolized.depths[sample.stack.0 as usize] as usize;
-        let frames = profile.stacks.frames(sample.stack)[depth..].iter();
+    for (stack, values) in samples {
+        write!(out, "{} @", format_counts(values))?;
+        let depth = symbolized.depths[stack.0 as usize] as usize;
+        let frames = profile.stacks.frames(stack)[depth..].iter();
         for (index, id) in frames.enumerate() {
             let call = calls[id.0 as usize];
             let address = call.wrapping_add(u64::from(index > 0));
@@ -121,11 +127,12 @@ fn format_counts(values: SampleValues) -> String {
     )
 }
 
-/// Returns the mappings of the profile without those that are empty or overlap an earlier one.
+/// Returns the mappings of the profile without those that are no range or overlap an earlier one.
 fn written_mappings(profile: &Profile) -> impl Iterator<Item = &Mapping> {
     let mut end = Address(0);
     profile.mappings.iter().filter(move |mapping| {
-        let is_written = mapping.start >= end && mapping.start < mapping.end;
+        let is_range = mapping.start < mapping.end && !mapping.is_of_linked_addresses();
+        let is_written = is_range && mapping.start >= end;
         if is_written {
             end = mapping.end;
         }

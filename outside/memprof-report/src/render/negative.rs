@@ -1,9 +1,12 @@
 //! Negative values, which profiles of differences have: a format that shows sizes cannot hold them.
 
+use std::collections::HashMap;
+
 use super::{amount, pluralize};
 use crate::fold::Folded;
 use crate::options::{Format, Options};
-use crate::profile::SampleType;
+use crate::profile::{Profile, SampleType, SampleValues};
+use crate::stacks::StackId;
 use crate::symbolized_profile::SymbolizedProfile;
 
 /// Returns a note on the values that the format leaves out because they are negative, with their sum. `None` if it holds
@@ -40,24 +43,47 @@ pub(crate) fn left_out_note(
             ))
         }
         Format::Jeprof => {
-            let samples = profile.profile.samples.iter();
-            let negative = samples.filter(|sample| sample.values.0.iter().any(|value| *value < 0));
+            let samples = net_samples(&profile.profile);
             let sums = SampleType::ALL.map(|sample_type| {
-                let values = negative
-                    .clone()
-                    .map(|sample| sample.values[sample_type].min(0));
+                let values = samples.iter().map(|(_, values)| values[sample_type].min(0));
                 (values.fold(0, i64::saturating_add), sample_type)
             });
             let sums = sums.into_iter().filter(|(sum, _)| *sum != 0);
             let sums: Vec<_> = sums
                 .map(|(sum, t)| format!("{} of {}", amount(sum, t), t.name()))
                 .collect();
-            Some(format!(
-                "{} left out: jeprof's file cannot hold negative values, --format pprof can",
-                sums.join(", ")
-            ))
+            (!sums.is_empty()).then(|| {
+                format!(
+                    "{} left out: jeprof's file cannot hold negative values, --format pprof can",
+                    sums.join(", ")
+                )
+            })
         }
     }
+}
+
+/// Returns the samples with their stacks. In a difference, what a stack gained and lost is one value.
+pub(super) fn net_samples(profile: &Profile) -> Vec<(StackId, SampleValues)> {
+    let samples = profile.samples.iter();
+    let samples = samples.map(|sample| (sample.stack, sample.values));
+    let mut net: Vec<(StackId, SampleValues)> = Vec::new();
+    if samples
+        .clone()
+        .flat_map(|(_, values)| values.0)
+        .all(|value| value >= 0)
+    {
+        net.extend(samples);
+        return net;
+    }
+    let mut by_stack: HashMap<StackId, usize> = HashMap::new();
+    for (stack, values) in samples {
+        let index = *by_stack.entry(stack).or_insert(net.len());
+        match net.get_mut(index) {
+            Some((_, sum)) => *sum = sum.saturating_add(values),
+            None => net.push((stack, values)),
+        }
+    }
+    net
 }
 
 /// Returns the number of folded stacks that have a negative value in the profile or its base, and the sum of these.

@@ -13,7 +13,7 @@ use self::encoder::Encoder;
 use super::RenderInput;
 use crate::error::Result;
 use crate::options::Options;
-use crate::pprof::proto;
+use crate::pprof::{origin_comments, proto};
 use crate::profile::sample_types::ValueType;
 
 /// Prefers speed to size: most such files are read once and deleted.
@@ -67,22 +67,14 @@ pub(super) fn write(input: &RenderInput<'_>, options: &Options, out: &mut dyn Wr
 /// origin that is known.
 fn comments(input: &RenderInput<'_>) -> Vec<String> {
     let profile = &input.profile.profile;
-    let origin = &profile.origin;
     if profile.value_types.is_some() {
         let base = input.base_name.iter().map(|base| format!("base: {base}"));
         return profile.pprof.comments.iter().cloned().chain(base).collect();
     }
-    let mut comments = vec![concat!("memprof ", env!("CARGO_PKG_VERSION")).to_owned()];
+    let mut comments = origin_comments(&profile.origin);
     let mut add = |key: &str, value: Option<String>| {
         comments.extend(value.map(|value| format!("{key}: {value}")));
     };
-    add("host", origin.host.clone());
-    add("pid", origin.pid.map(|pid| pid.to_string()));
-    add("machine", origin.machine.clone());
-    add("allocator", origin.allocator.clone());
-    add("active-since", origin.active_since.clone());
-    add("only memory allocated since", origin.sampling_since.clone());
-    add("taken", origin.taken.clone());
     add(
         "estimated, bytes per sample",
         profile.interval.map(|interval| interval.to_string()),
