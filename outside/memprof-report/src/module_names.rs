@@ -116,11 +116,10 @@ impl Mapping {
 
 /// Returns the shortest name of each path: its last components, as many as no other path ends in.
 fn shortest_names<'a>(paths: impl Iterator<Item = &'a str>) -> HashMap<String, String> {
-    let plain = |path: &'a str| path.trim_end_matches(" (deleted)");
-    let last = |path: &'a str| path.rsplit('/').next().unwrap_or(path);
+    let file_of = |path: &'a str| last_components(path.trim_end_matches(" (deleted)"), 1);
     let mut by_file: HashMap<&str, Vec<&str>> = HashMap::new();
     for path in paths {
-        by_file.entry(last(plain(path))).or_default().push(path);
+        by_file.entry(file_of(path)).or_default().push(path);
     }
     let mut names = HashMap::new();
     for (file, paths) in by_file {
@@ -128,28 +127,38 @@ fn shortest_names<'a>(paths: impl Iterator<Item = &'a str>) -> HashMap<String, S
             names.insert((*path).to_owned(), file.to_owned());
             continue;
         }
-        let mut reversed: Vec<(String, &str)> = paths
+        let mut reversed: Vec<(Vec<&str>, &str)> = paths
             .iter()
-            .map(|path| (path.rsplit('/').collect::<Vec<_>>().join("/"), *path))
+            .map(|path| (path.rsplit(separator_of(path)).collect(), *path))
             .collect();
-        reversed.sort_unstable();
         // In this order, the paths with most last components in common are neighbours.
-        let common = |a: &str, b: &str| {
-            let pairs = a.split('/').zip(b.split('/'));
-            pairs.take_while(|(a, b)| a == b).count()
-        };
-        for (index, (key, path)) in reversed.iter().enumerate() {
+        reversed.sort_unstable();
+        let common = |a: &[&str], b: &[&str]| a.iter().zip(b).take_while(|(a, b)| a == b).count();
+        for (index, (components, path)) in reversed.iter().enumerate() {
             let neighbours = [index.checked_sub(1), Some(index + 1)];
             let neighbours = neighbours.into_iter().flatten();
-            let shared = neighbours.filter_map(|index| reversed.get(index));
-            let shared = shared.map(|(other, _)| common(key, other)).max();
-            let components: Vec<&str> = key.split('/').collect();
-            let shown = (shared.unwrap_or(0) + 1).min(components.len());
-            let name: Vec<&str> = components[..shown].iter().rev().copied().collect();
-            names.insert((*path).to_owned(), name.join("/"));
+            let neighbours = neighbours.filter_map(|index| reversed.get(index));
+            let shared = neighbours.map(|(other, _)| common(components, other)).max();
+            let name = last_components(path, shared.unwrap_or(0) + 1);
+            names.insert((*path).to_owned(), name.to_owned());
         }
     }
     names
+}
+
+/// Separator of a path's components: that of Windows if the path has no other.
+fn separator_of(path: &str) -> char {
+    match path.contains('/') {
+        true => '/',
+        false => '\\',
+    }
+}
+
+/// Returns the last `count` components of a path, all of it if it has fewer.
+fn last_components(path: &str, count: usize) -> &str {
+    let mut separators = path.rmatch_indices(separator_of(path));
+    let before = separators.nth(count - 1);
+    before.map_or(path, |(index, _)| &path[index + 1..])
 }
 
 #[cfg(test)]
@@ -185,6 +194,8 @@ mod tests {
         );
         check(&["app", "/app", "bin/app"], &["app", "/app", "bin/app"]);
         check(&["[vdso]", "[heap]"], &["[vdso]", "[heap]"]);
+        check(&[r"C:\srv\app.exe", "/app"], &["app.exe", "app"]);
+        check(&[r"C:\a\x.dll", r"D:\b\x.dll"], &[r"a\x.dll", r"b\x.dll"]);
     }
 
     fn mapping(start: u64, path: &str, build_id: Option<&str>) -> Mapping {
