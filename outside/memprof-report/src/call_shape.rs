@@ -17,8 +17,10 @@ const MAX_SLOTS: usize = 8;
 /// Shape of a call in a function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct CallShape {
-    /// Offset of the function in its file, as linked.
+    /// Address of the function in its file, as linked.
     pub(crate) function: u64,
+    /// Whether the function is little more than the call.
+    pub(crate) is_short: bool,
     /// Whether the function returns the call's result, on some path on which that is not null and not stored.
     pub(crate) returns_result: bool,
     /// Origins of the first two arguments.
@@ -38,11 +40,15 @@ impl CallShape {
     /// Longest function whose code is worth reading, in bytes. Wrappers are short.
     pub(crate) const MAX_BYTES: u64 = 2048;
 
+    /// Longest function that is little more than a call and the check of its result, in bytes.
+    const SHORT_BYTES: usize = 96;
+
     /// Reads the shape of the call that ends at `return_address`, in a function whose code starts at `start`. A
     /// function whose code is empty, or not decoded, is taken as returning another value.
     pub(crate) fn read(code: &[u8], start: u64, return_address: u64) -> Self {
         let unread = Self {
             function: start,
+            is_short: code.len() <= Self::SHORT_BYTES,
             returns_result: false,
             arguments: [Argument::Computed; 2],
         };

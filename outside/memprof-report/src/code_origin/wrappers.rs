@@ -38,6 +38,10 @@ struct FrontCalls {
     callers: HashSet<FunctionKey>,
     /// Numbers of stacks by the use of the block, in the order of [`BLOCK_USES`].
     block_uses: [u32; 3],
+    /// Whether the function is little more than the call.
+    is_short: bool,
+    /// Whether it is in a library or an interpreter.
+    is_in_library: bool,
     name: Option<StringId>,
 }
 
@@ -78,6 +82,7 @@ pub(super) fn mark(origins: &mut CodeOrigins, named: &SymbolizedProfile) {
 /// Returns whether a verdict may be changed by a function's shape: no stronger evidence or rule decided.
 fn is_candidate(verdict: &Verdict) -> bool {
     match verdict.reason {
+        OriginReason::MappedFile => verdict.origin == CodeOrigin::Interpreter,
         OriginReason::OwnSource
         | OriginReason::Program
         | OriginReason::SystemLibrary
@@ -86,11 +91,18 @@ fn is_candidate(verdict: &Verdict) -> bool {
         OriginReason::Pattern
         | OriginReason::LibrarySource(_)
         | OriginReason::LibrarySourceAndName(_)
-        | OriginReason::MappedFile
         | OriginReason::Wrapper(_)
         | OriginReason::Name(_)
         | OriginReason::Unknown => false,
     }
+}
+
+/// Returns whether the function is in a library or an interpreter: there, one that allocates by its name is a wrapper.
+fn is_in_library(verdict: &Verdict) -> bool {
+    matches!(
+        verdict.reason,
+        OriginReason::SystemLibrary | OriginReason::NamedInLibrary | OriginReason::MappedFile
+    )
 }
 
 /// Stacks of a profile, seen from the leaf.
@@ -171,7 +183,9 @@ impl<'p> LeafView<'p> {
             calls.callers.insert(self.key(caller.address, caller.frame));
             calls.name = front.frame.named.then_some(front.frame.function);
             let shape = self.named.names.call_shapes.get(&front.address);
+            calls.is_in_library = is_in_library(&origins.verdicts[front.verdict]);
             if let Some(shape) = shape.filter(|_| front.is_outermost) {
+                calls.is_short = shape.is_short;
                 let block_use = match block_use(shape, callee) {
                     _ if self.is_checked_language(front.frame) => BlockUse::Kept,
                     block_use => block_use,
@@ -203,6 +217,8 @@ impl<'p> LeafView<'p> {
             Some(BLOCK_USES[index])
         });
         let is_wrapper = match block_use {
+            _ if calls.is_in_library && name.allocates => true,
+            Some(BlockUse::PassedOn) if calls.name.is_none() && calls.is_short => true,
             Some(BlockUse::PassedOn) => {
                 is_general || name.mentions_memory || (name.grows && callers > 1)
             }
