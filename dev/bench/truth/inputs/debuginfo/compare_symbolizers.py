@@ -86,6 +86,7 @@ ESCAPES = {'$LT$': '<', '$GT$': '>', '$C$': ',', '$u20$': ' ', '$u7b$': '{', '$u
 def last_part(name):
     name = re.sub(r' \(\.llvm\.\d+\)$', '', name)
     if '$' in name:
+        name = re.sub(r'(^|::)_\$', r'\1$', name)
         for escape, text in ESCAPES.items():
             name = name.replace(escape, text)
     name = re.sub(r'::h[0-9a-f]{16}$', '', name)
