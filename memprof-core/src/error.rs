@@ -53,11 +53,14 @@ impl Error {
         self
     }
 
-    /// Sets the remedy, unless the error has one.
-    pub(crate) fn or_remedy(self, remedy: &str) -> Self {
-        match self.remedy.is_empty() {
-            true => self.remedy(remedy),
-            false => self,
+    /// Adds a remedy to that of the errno, if it has one.
+    pub(crate) fn and_remedy(self, remedy: &str) -> Self {
+        match self.remedy.as_str() {
+            "" => self.remedy(remedy),
+            first => {
+                let both = format!("{first}; {remedy}");
+                self.remedy(both)
+            }
         }
     }
 

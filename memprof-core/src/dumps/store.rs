@@ -142,7 +142,7 @@ impl Store {
         self.delete_expired(&directory, &new_dump)?;
         let bytes = publish(&directory, &file_name(name), body).map_err(|(act, cause)| {
             self.directory_error(&format!("{act} in"), cause)
-                .or_remedy("free space or choose another dump_dir in the plugin's config")
+                .and_remedy("free space or choose another dump_dir in the plugin's config")
         })?;
         Ok(self.describe(&DumpFile {
             name: name.clone(),
@@ -165,7 +165,7 @@ impl Store {
         };
         let directory = opened.map_err(|cause| {
             self.directory_error("use", cause)
-                .or_remedy("set dump_dir to a directory that this user owns")
+                .and_remedy("set dump_dir to a directory that this user owns")
         })?;
         self.check_safe(&directory)?;
         Ok(directory)
@@ -237,7 +237,7 @@ impl Store {
             Ok(_) | Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL) => Ok(directory),
             Err(errno) => Err(self
                 .directory_error("create a file in", errno.into())
-                .or_remedy("set dump_dir to a directory that this user can write to")),
+                .and_remedy("set dump_dir to a directory that this user can write to")),
         }
     }
 
@@ -256,7 +256,7 @@ impl Store {
                 self.directory.display()
             );
             Error::io(&format!("{act} {}", existing.display()), &errno.into())
-                .or_remedy("set dump_dir, or MEMPROF_DUMP_DIR (memprof run --dump-dir DIR)")
+                .and_remedy("set dump_dir, or MEMPROF_DUMP_DIR (memprof run --dump-dir DIR)")
         })
     }
 

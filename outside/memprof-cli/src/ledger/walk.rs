@@ -75,7 +75,9 @@ pub(super) fn apply(
         .allocators
         .iter()
         .filter(|heap| !is_walked(heap, walked));
-    let undivided = subtract(others.map(upper_bound).fold(0, u64::saturating_add));
+    let missed = missed_bytes(ledger, walked);
+    let others = others.map(upper_bound).fold(0, u64::saturating_add);
+    let undivided = subtract(others.saturating_add(missed));
     let rows = [
         (LedgerPart::LiveHeap, live),
         (LedgerPart::ThreadCaches, thread_caches),
@@ -119,6 +121,7 @@ pub(super) fn apply(
     // The rest of the lazily free pages belongs to the program.
     let own_lazily_free = lazily_free.saturating_sub(free).min(remaining);
     let findings = [
+        missed_finding(missed),
         free_pages_finding(
             free,
             walked.purgeable.min(free),
@@ -130,6 +133,39 @@ pub(super) fn apply(
         outside_finding(remaining, own_lazily_free, ledger.rss_bytes),
     ];
     ledger.verdicts.extend(findings.into_iter().flatten());
+}
+
+/// Live bytes that the walked allocators count and the walk did not find, as jemalloc's arena for huge objects; 0 if
+/// they are not notable.
+fn missed_bytes(ledger: &Ledger, walked: &HeapResidency) -> u64 {
+    let heaps = ledger
+        .allocators
+        .iter()
+        .filter(|heap| is_walked(heap, walked));
+    let counted = heaps.map(|heap| match heap.totals {
+        Some(HeapUsage::Detailed(totals)) => totals.allocated.saturating_add(totals.thread_caches),
+        Some(HeapUsage::CommittedOnly { .. }) | None => 0,
+    });
+    let counted = counted.fold(0, u64::saturating_add);
+    let found = walked.live + walked.untouched + walked.huge_pages + walked.thread_caches;
+    let missed = counted.saturating_sub(found);
+    match LedgerFinding::is_notable(missed, counted) {
+        true => missed,
+        false => 0,
+    }
+}
+
+/// Finding if the walk did not find all live memory.
+fn missed_finding(missed: u64) -> Option<LedgerFinding> {
+    (missed > 0).then(|| LedgerFinding {
+        kind: LedgerFindingKind::Uncertain.into(),
+        why: format!(
+            "the allocators count {} of live memory that the walk of their heaps did not find: undivided_heap is an \
+             upper bound of what is resident of it",
+            size_text(missed)
+        ),
+        remedy: "a dump shows who allocated it; repeat `memprof ledger` if the program was just growing".to_owned(),
+    })
 }
 
 /// Bytes in a row of the ledger; 0 if it is missing.
@@ -389,6 +425,31 @@ mod tests {
             "not_the_allocator",
             ["of which 100.0 MiB are marked", "pmap"],
         );
+    }
+
+    /// glibc counts 120 MiB of which the walk found 20 MiB.
+    #[test]
+    fn live_memory_that_the_walk_missed_is_undivided() {
+        let mut ledger = ledger();
+        ledger.allocators[0].totals = Some(HeapUsage::Detailed(HeapTotals {
+            allocated: 120 * MIB,
+            ..HeapTotals::default()
+        }));
+        let resident = ResidentMemory {
+            anonymous: 200 * MIB,
+            file: 0,
+            shared: 0,
+        };
+        let walked = HeapResidency {
+            live: 15 * MIB,
+            untouched: 5 * MIB,
+            ..glibc()
+        };
+        apply(&mut ledger, &walked, resident, 0);
+        assert_eq!(row(&ledger, LedgerPart::LiveHeap), 15 * MIB);
+        assert_eq!(row(&ledger, LedgerPart::UndividedHeap), 103 * MIB);
+        let mut kinds = ledger.verdicts.iter().map(|finding| &finding.kind);
+        assert!(kinds.any(|kind| *kind == LedgerFindingKind::Uncertain));
     }
 
     #[test]
