@@ -300,13 +300,13 @@ impl AllocatingName {
             Some((rest, letter)) if letter.len() == 1 => rest,
             _ => trimmed,
         };
-        let joined = word.replace('_', "");
-        let ends = |ends: &[&str]| ends.iter().any(|end| joined.ends_with(end));
+        let ends = |ends: &[&str]| ends.iter().any(|end| word.ends_with(end));
+        let words = format!("_{lower}_");
         let allocates = ends(ALLOCATING_ENDS);
         Self {
             allocates,
             grows: ends(GROWING_ENDS),
-            mentions_memory: allocates || MEMORY_PARTS.iter().any(|part| lower.contains(part)),
+            mentions_memory: allocates || MEMORY_PARTS.iter().any(|part| words.contains(part)),
         }
     }
 }
@@ -356,6 +356,9 @@ mod tests {
             "load_config",
             "session_open",
             "list_append",
+            "add_member",
+            "system_get",
+            "add_up",
             "main",
             "",
             "Cart::add",

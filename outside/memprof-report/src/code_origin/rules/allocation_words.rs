@@ -8,15 +8,24 @@ pub(in crate::code_origin) const ALLOCATING_ENDS: &[&str] = &[
     "allocarray",
     "dup",
     "dupn",
-    "memget",
-    "memacquire",
+    "mem_get",
+    "mem_acquire",
 ];
 
 /// Ends of the names of functions that create or enlarge what their caller chose, of which a program has others too.
 pub(in crate::code_origin) const GROWING_ENDS: &[&str] = &[
-    "new", "grow", "resize", "reserve", "expand", "extend", "ensure", "enlarge", "makeroom",
+    "new",
+    "grow",
+    "resize",
+    "reserve",
+    "expand",
+    "extend",
+    "ensure",
+    "enlarge",
+    "make_room",
+    "makeroom",
 ];
 
-/// Parts of the names of functions that have to do with memory.
+/// Parts of the names of functions that have to do with memory. Words are between underscores.
 pub(in crate::code_origin) const MEMORY_PARTS: &[&str] =
-    &["alloc", "memory", "mem_", "_mem", "strdup", "dup_", "_dup"];
+    &["alloc", "memory", "strdup", "_mem_", "_dup_"];
