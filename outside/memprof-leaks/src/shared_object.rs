@@ -15,12 +15,16 @@ use nix::sys::statfs::{HUGETLBFS_MAGIC, TMPFS_MAGIC, fstatfs};
 
 use crate::regions::Region;
 
+/// `MQUEUE_MAGIC` of the kernel's ipc/mqueue.c.
+const MQUEUE_MAGIC: libc::__fsword_t = 0x1980_0202;
+
 /// An opened object.
 #[derive(Debug)]
 pub(crate) struct SharedObject {
     file: File,
     /// Whether it exists in memory only, not on a disk.
     pub(crate) is_memory: bool,
+    is_message_queue: bool,
 }
 
 impl SharedObject {
@@ -44,8 +48,16 @@ impl SharedObject {
         let kind = fstatfs(&file).map(|status| status.filesystem_type());
         Self {
             is_memory: kind.is_ok_and(|kind| kind == TMPFS_MAGIC || kind == HUGETLBFS_MAGIC),
+            is_message_queue: kind.is_ok_and(|kind| kind.0 == MQUEUE_MAGIC),
             file,
         }
+    }
+
+    /// Text that describes the queue, if it is a POSIX message queue.
+    pub(crate) fn message_queue(&self) -> Option<String> {
+        let mut bytes = [0; 256];
+        let read = self.is_message_queue.then(|| self.read(0, &mut bytes))?;
+        Some(String::from_utf8_lossy(&bytes[..read]).into_owned())
     }
 
     /// Parts of a range of the object that have data, by offset. The rest are holes, which read as zeros.

@@ -137,7 +137,7 @@ fn add_descriptors(pid: u32, view: &SnapshotMemory, opaque: &mut OpaqueCounts, r
             let content = reader.as_ref().map(|reader| reader.read(number));
             add_queue(content.ok(), &mut queues, roots);
         } else {
-            files.add(&entry.path(), &mut roots.kernel);
+            files.add(pid, &entry.path(), &mut roots.kernel);
         }
     }
     if unknown > 0 {
@@ -147,15 +147,35 @@ fn add_descriptors(pid: u32, view: &SnapshotMemory, opaque: &mut OpaqueCounts, r
             "they cannot be read",
         ));
     }
+    files.add_mapped(view, &mut roots.kernel);
     roots.unsearched.extend(queues.notes());
+    if files.queued_bytes > 0 {
+        roots.unsearched.push(Unsearched::bytes(
+            files.queued_bytes,
+            "messages in POSIX queues",
+            "they can only be read by receiving them",
+        ));
+    }
+    if files.notifications > 0 {
+        roots.unsearched.push(Unsearched::count(
+            files.notifications,
+            "notifications of POSIX queues",
+            "the kernel does not show their values",
+        ));
+    }
 }
 
-/// Files in memory that the process has open but not mapped: of `memfd_create(2)` and `shm_open(3)`.
+/// Files in memory that the process has open or mapped privately, but not shared: of `memfd_create(2)` and
+/// `shm_open(3)`. Also message queues, which are files of their own.
 struct UnmappedFiles {
     /// Writable private memory, in which the heaps are.
     targets: AddressFilter,
-    /// Inodes of files that are mapped, or were searched.
+    /// Inodes of files that are mapped shared, or were searched.
     known: HashSet<u64>,
+    /// Bytes in POSIX message queues.
+    queued_bytes: u64,
+    /// Queues whose notification has a value of the process (`mq_notify(3)`).
+    notifications: u64,
 }
 
 impl UnmappedFiles {
@@ -166,21 +186,50 @@ impl UnmappedFiles {
             .filter(|region| region.is_writable && !region.is_shared);
         Self {
             targets: AddressFilter::new(private.map(|region| &region.range)),
-            known: regions.map(|region| region.inode).collect(),
+            known: regions
+                .filter(|region| region.is_shared)
+                .map(|region| region.inode)
+                .collect(),
+            queued_bytes: 0,
+            notifications: 0,
+        }
+    }
+
+    /// Adds the words that may be pointers of the files in memory that are mapped privately.
+    fn add_mapped(&mut self, view: &SnapshotMemory, words: &mut Vec<u64>) {
+        for region in view
+            .regions
+            .iter()
+            .filter(|region| region.is_file && !region.is_shared)
+        {
+            if self.known.insert(region.inode)
+                && let Some(object) = SharedObject::open_mapped(view.live_pid(), region)
+            {
+                self.add_object(&object, words);
+            }
         }
     }
 
     /// Adds the words of a descriptor's file that may be pointers, if it is such a file.
-    fn add(&mut self, link: &Path, words: &mut Vec<u64>) {
+    fn add(&mut self, pid: u32, link: &Path, words: &mut Vec<u64>) {
         let Ok(metadata) = fs::metadata(link) else {
             return;
         };
         if !metadata.is_file() || !self.known.insert(metadata.ino()) {
             return;
         }
-        let Some(object) = open_regular(link, metadata.ino()).map(SharedObject::from_file) else {
-            return;
-        };
+        if let Some(object) = open_regular(link, metadata.ino()).map(SharedObject::from_file) {
+            if let Some(text) = object.message_queue() {
+                self.queued_bytes += queue_field(&text, "QSIZE:");
+                self.notifications +=
+                    u64::from(queue_field(&text, "NOTIFY_PID:") == u64::from(pid));
+            }
+            self.add_object(&object, words);
+        }
+    }
+
+    /// Adds the words of a file in memory that may be pointers.
+    fn add_object(&self, object: &SharedObject, words: &mut Vec<u64>) {
         if !object.is_memory {
             return;
         }
@@ -196,6 +245,14 @@ impl UnmappedFiles {
             }
         }
     }
+}
+
+/// Number in the text of a POSIX message queue (`mq_overview(7)`); 0 if it is missing. An example of a text is
+/// `QSIZE:129        NOTIFY:2    SIGNO:0     NOTIFY_PID:8260`.
+fn queue_field(text: &str, name: &str) -> u64 {
+    let mut fields = text.split_whitespace();
+    let field = fields.find_map(|field| field.strip_prefix(name)?.parse().ok());
+    field.unwrap_or(0)
 }
 
 /// Whether a descriptor's link refers to a FIFO with a name.
@@ -347,6 +404,14 @@ mod tests {
             Some(0x7fff_86e4_52a8)
         );
         assert_eq!(timer_value("ID: 0"), None);
+    }
+
+    #[test]
+    fn fields_of_posix_queue_are_read() {
+        let text = "QSIZE:129        NOTIFY:2    SIGNO:0     NOTIFY_PID:8260\n";
+        assert_eq!(queue_field(text, "QSIZE:"), 129);
+        assert_eq!(queue_field(text, "NOTIFY_PID:"), 8260);
+        assert_eq!(queue_field("", "QSIZE:"), 0);
     }
 
     #[test]

@@ -7,6 +7,12 @@ use crate::snapshot_memory::SnapshotMemory;
 
 /// Bytes below the stack pointer that the ABI lets a function use.
 const RED_ZONE: u64 = 128;
+/// Segment registers of 64-bit code in a signal frame (`cs`, `gs`, `fs`, `ss` of asm/sigcontext.h), and their distance
+/// from its stack pointer in words.
+const USER_SEGMENTS: u64 = 0x002b_0000_0000_0033;
+const SEGMENTS_DISTANCE: usize = 3;
+/// Most bytes of a stack that are searched for signal frames.
+const MAX_SEARCHED_STACK: u64 = 64 << 20;
 /// Size limit of `struct pthread` in glibc 2.27 to 2.42, rounded up, in bytes.
 const MAX_DESCRIPTOR_SIZE: usize = 4096;
 /// Least size of a thread's stack (`PTHREAD_STACK_MIN`), in bytes.
@@ -31,7 +37,10 @@ pub(super) fn unused_parts(
                 stack_block_start(&bytes[..read], thread, &region.range)?
             }
         };
-        let part = start..thread.stack.saturating_sub(RED_ZONE) & !7;
+        let end = thread
+            .stack
+            .min(lowest_interrupted(view, thread.stack..region.range.end));
+        let part = start..end.saturating_sub(RED_ZONE) & !7;
         // Another thread that runs there proves that the part is used.
         let is_used = threads.iter().any(|other| part.contains(&other.stack));
         (part.start < part.end && !is_used).then_some(part)
@@ -39,6 +48,20 @@ pub(super) fn unused_parts(
     let mut parts: Vec<_> = threads.iter().filter_map(unused).collect();
     parts.sort_by_key(|part| part.start);
     parts
+}
+
+/// Lowest stack pointer in the signal frames of the used part of a stack; `u64::MAX` without one. A handler may run on
+/// an alternate stack above the frames that it has interrupted: in a variable of a function that called them.
+fn lowest_interrupted(view: &SnapshotMemory, used: Range<u64>) -> u64 {
+    let mut bytes = vec![0; (used.end - used.start).min(MAX_SEARCHED_STACK) as usize];
+    let read = view.read(used.start, &mut bytes);
+    let words = bytes[..read].chunks_exact(8);
+    let words: Vec<_> = words
+        .map(|word| u64::from_le_bytes(word.try_into().expect("eight bytes")))
+        .collect();
+    let frames = words.windows(SEGMENTS_DISTANCE + 1);
+    let frames = frames.filter(|words| words[SEGMENTS_DISTANCE] == USER_SEGMENTS);
+    frames.map(|words| words[0]).min().unwrap_or(u64::MAX)
 }
 
 /// Lowest address of the block that `pthread_create(3)` allocated for a thread's stack, or that the program passed by

@@ -2,18 +2,21 @@
 //! and handed over. Each thread is requested to read its own by a remote call, one after the other, while the rest of
 //! the process runs.
 
+use std::thread;
 use std::time::{Duration, Instant};
 
 use memprof_ptrace::remote_call::{FrameLocations, RemoteCall, build_frames};
 use memprof_ptrace::seccomp::require_signal_stack_calls;
 
-use super::{CopyTarget, read, threads};
+use super::{CopyTarget, POLL_INTERVAL, read, threads};
 use crate::error::Error;
 
 /// Longest wait for one thread.
 const CALL_TIMEOUT: Duration = Duration::from_millis(100);
 /// Longest wait for all threads.
 const TOTAL_TIMEOUT: Duration = Duration::from_secs(1);
+/// Most attempts for each thread.
+const MAX_ATTEMPTS: u32 = 10;
 /// Bytes between the call's frames and the `stack_t` below them.
 const RESULT_DISTANCE: u64 = 64;
 
@@ -31,13 +34,25 @@ impl CopyTarget {
     pub(crate) fn signal_stacks(&self) -> SignalStacks {
         let mut stacks = SignalStacks::default();
         let deadline = Instant::now() + TOTAL_TIMEOUT;
-        for tid in threads::tids(self.pid).unwrap_or_default() {
-            let is_late = Instant::now() > deadline;
-            match (!is_late).then(|| self.signal_stack(tid)) {
-                Some(Ok(start)) => stacks.starts.extend(start),
-                Some(Err(_)) | None => stacks.unread += 1,
+        let mut pending = threads::tids(self.pid).unwrap_or_default();
+        // A thread that is at no safe point may be at one later.
+        for _ in 0..MAX_ATTEMPTS {
+            pending.retain(|tid| {
+                let is_late = Instant::now() > deadline;
+                match (!is_late).then(|| self.signal_stack(*tid)) {
+                    Some(Ok(start)) => {
+                        stacks.starts.extend(start);
+                        false
+                    }
+                    Some(Err(_)) | None => true,
+                }
+            });
+            if pending.is_empty() || Instant::now() > deadline {
+                break;
             }
+            thread::sleep(POLL_INTERVAL);
         }
+        stacks.unread = pending.len() as u64;
         stacks
     }
 

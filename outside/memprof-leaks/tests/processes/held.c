@@ -2,6 +2,7 @@
    kind of memory, or of kernel object, that MODE names. Prints "ready PID" and echoes what it reads. */
 #define _GNU_SOURCE
 #include <fcntl.h>
+#include <mqueue.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
@@ -72,6 +73,11 @@ static void in_untouched(void) {
 static void in_unmapped_file(void) {
     int fd = memory_file(); void *to = map(PAGE, MAP_SHARED, fd); fill(to); munmap(to, PAGE);
 }
+/* The pages of a private mapping that was not written to are those of the file. */
+static void in_private_view(void) {
+    int fd = memory_file(); void *first = map(PAGE, MAP_SHARED, fd); map(PAGE, MAP_PRIVATE, fd);
+    fill(first); munmap(first, PAGE); close(fd);
+}
 static void in_system_v_memory(void) {
     int id = shmget(IPC_PRIVATE, PAGE, 0600); void *to = check(shmat(id, 0, 0)); shmctl(id, IPC_RMID, 0); fill(to);
 }
@@ -94,6 +100,13 @@ static void in_datagrams(void) { send_table(SOCK_DGRAM, 10); }
 static void in_message_queue(void) {
     struct { long type; void *held[HELD]; } message = {.type = 1};
     fill(message.held); msgsnd(msgget(IPC_PRIVATE, 0600), &message, sizeof message.held, 0); memset(&message, 0, sizeof message);
+}
+static void in_posix_queue(void) {
+    struct mq_attr attributes = {.mq_maxmsg = 1, .mq_msgsize = sizeof table};
+    char name[32]; snprintf(name, sizeof name, "/held%d", getpid());
+    mqd_t queue = mq_open(name, O_CREAT | O_RDWR, 0600, &attributes); mq_unlink(name); fill(table);
+    if (mq_send(queue, (char *)table, sizeof table, 0)) fail("mq_send");
+    memset(table, 0, sizeof table);
 }
 static void in_eventfd(void) { for (int i = 0; i < HELD; i++) { int fd = eventfd(0, 0); uint64_t value = (uintptr_t)make(HELD_SIZE); if (write(fd, &value, 8) != 8) fail("write"); } }
 static void block(void) { sigset_t set; sigemptyset(&set); sigaddset(&set, SIGRTMIN + 3); sigprocmask(SIG_BLOCK, &set, 0); }
@@ -143,6 +156,17 @@ static void below_unguarded_stack(void) {
     pthread_attr_t attributes; pthread_attr_init(&attributes); pthread_attr_setguardsize(&attributes, 0);
     pthread_attr_setstacksize(&attributes, STACK); start(&attributes); fill(own(PAGE));
 }
+/* A handler runs on a stack in the frame of a function that called the interrupted one. */
+static void waits_in_handler(int unused) { (void)unused; wipe(); is_ready = 1; for (;;) pause(); }
+__attribute__((noinline)) static void interrupted(void) { void *volatile held[HELD]; fill((void *)held); raise(SIGUSR2); table[0] = (uintptr_t)held[0]; }
+static void *has_signal_stack(void *unused) {
+    char stack[256 << 10] __attribute__((aligned(16)));
+    struct sigaction action = {.sa_handler = waits_in_handler, .sa_flags = SA_ONSTACK}; sigaction(SIGUSR2, &action, 0);
+    stack_t signal_stack = {.ss_sp = stack, .ss_size = sizeof stack}; sigaltstack(&signal_stack, 0);
+    interrupted();
+    return unused;
+}
+static void below_signal_stack(void) { pthread_t thread; pthread_create(&thread, 0, has_signal_stack, 0); while (!is_ready) sched_yield(); }
 static char variables[2 * STACK] __attribute__((aligned(PAGE)));
 static void in_variables_below_stack(void) {
     fill(variables); pthread_attr_t attributes; pthread_attr_init(&attributes);
@@ -165,10 +189,10 @@ static void by_low_bits(void) { for (int i = 0; i < HELD; i++) table[i] = (uintp
 static const struct { const char *name; void (*hold)(void); } modes[] = {
 #define MODE(name) {#name, name},
     MODE(in_shared) MODE(in_shared_read_only) MODE(in_shared_without_access) MODE(in_file) MODE(in_second_view)
-    MODE(in_untouched) MODE(in_unmapped_file) MODE(in_system_v_memory) MODE(in_dropped_page_tables) MODE(in_secret_memory)
-    MODE(in_pipe) MODE(in_stream) MODE(in_datagram) MODE(in_datagrams) MODE(in_message_queue) MODE(in_eventfd)
+    MODE(in_untouched) MODE(in_unmapped_file) MODE(in_private_view) MODE(in_system_v_memory) MODE(in_dropped_page_tables) MODE(in_secret_memory)
+    MODE(in_pipe) MODE(in_stream) MODE(in_datagram) MODE(in_datagrams) MODE(in_message_queue) MODE(in_posix_queue) MODE(in_eventfd)
     MODE(in_signals) MODE(in_signals_of_thread) MODE(in_signal_stack) MODE(in_signal_stacks_of_threads) MODE(in_flight)
-    MODE(below_stack) MODE(between_stacks) MODE(below_unguarded_stack) MODE(in_variables_below_stack) MODE(in_sharing_process)
+    MODE(below_stack) MODE(between_stacks) MODE(below_unguarded_stack) MODE(below_signal_stack) MODE(in_variables_below_stack) MODE(in_sharing_process)
     MODE(in_packed_events) MODE(in_packed_events_on_heap) MODE(by_end) MODE(by_low_bits)
 };
 

@@ -62,6 +62,7 @@ fn objects_held_by_shared_memory_are_not_leaked() {
         "in_second_view",
         "in_untouched",
         "in_unmapped_file",
+        "in_private_view",
         "in_system_v_memory",
         "in_dropped_page_tables",
     ] {
@@ -124,6 +125,7 @@ fn objects_held_by_kernel_are_not_leaked() {
 fn unreadable_kernel_objects_are_noted() {
     check_noted("in_datagrams", "1 sockets with datagrams behind the first");
     check_noted("in_message_queue", "400B of messages in System V queues");
+    check_noted("in_posix_queue", "400B of messages in POSIX queues");
     check_noted("in_secret_memory", "4.00KiB of shared memory");
     check_noted("in_flight", "1 descriptors that are being passed");
     check_noted("in_sharing_process", "1 processes that share its memory");
@@ -135,6 +137,7 @@ fn objects_held_beside_stacks_are_not_leaked() {
         "below_stack",
         "between_stacks",
         "below_unguarded_stack",
+        "below_signal_stack",
         "in_variables_below_stack",
     ] {
         check_proven(mode);
