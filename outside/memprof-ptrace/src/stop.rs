@@ -196,15 +196,11 @@ impl StoppedThread {
                 },
                 nr: SIGNALS_PER_REQUEST as i32,
             };
-            let (address, data) = (&raw const arguments, records.as_mut_ptr());
-            let count = request_value(
-                libc::PTRACE_PEEKSIGINFO,
-                self.tid,
-                address as usize,
-                data as usize,
-            )?;
-            words.extend(records[..count.unsigned_abs() as usize].iter().flatten());
-            if (count.unsigned_abs() as usize) < SIGNALS_PER_REQUEST {
+            let (address, data) = (&raw const arguments as usize, records.as_mut_ptr() as usize);
+            let count = request_value(libc::PTRACE_PEEKSIGINFO, self.tid, address, data)?;
+            let count = count.unsigned_abs() as usize;
+            words.extend(records[..count].iter().flatten());
+            if count < SIGNALS_PER_REQUEST {
                 break;
             }
         }
@@ -320,15 +316,14 @@ impl StoppedThread {
         number: i64,
         deadline: Instant,
     ) -> io::Result<Self> {
-        let options = libc::PTRACE_O_TRACESYSGOOD as usize;
-        request(libc::PTRACE_SETOPTIONS, self.tid, 0, options)?;
+        let (options, mut signal) = (libc::PTRACE_O_TRACESYSGOOD, 0);
+        request(libc::PTRACE_SETOPTIONS, self.tid, 0, options as usize)?;
         self.set_registers(registers)?;
         self.set_signal_mask(u64::MAX)?;
-        let mut signal = 0;
         loop {
             request(libc::PTRACE_SYSCALL, self.tid, 0, signal as usize)?;
-            let status = wait_for_stop(self.tid, deadline);
-            let status = status.map_err(|_| io::Error::from_raw_os_error(libc::ESRCH))?;
+            let status = wait_for_stop(self.tid, deadline)
+                .map_err(|_| io::Error::from_raw_os_error(libc::ESRCH))?;
             signal = match CloneStep::from_status(status) {
                 CloneStep::SystemCall => {
                     let registers = self.registers()?;
