@@ -14,6 +14,7 @@ mod kinds;
 mod pointer_scanner;
 mod samples;
 mod shortest_paths;
+mod thread_memory;
 
 use memprof_ptrace::ProgramWatch;
 

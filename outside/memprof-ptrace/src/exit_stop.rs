@@ -6,6 +6,7 @@
 
 use std::collections::{BTreeSet, HashSet};
 use std::io;
+use std::mem;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Command, ExitStatus};
 
@@ -175,9 +176,10 @@ impl TracedProgram {
 
 /// System call in which a thread is, that is stopped in exit, and its registers. `None` if it was killed.
 fn exit_of(tid: pid_t) -> (Option<c_long>, Option<KilledThread>) {
-    let mut stopped = StoppedThread::from_event(tid);
+    let stopped = StoppedThread::from_event(tid);
     let (registers, xstate) = (stopped.registers(), stopped.xstate());
-    stopped.release();
+    // Its drop would detach the thread.
+    mem::forget(stopped);
     let thread = registers.ok().zip(xstate.ok());
     let thread = thread.map(|(registers, xstate)| KilledThread {
         tid: tid.cast_unsigned(),

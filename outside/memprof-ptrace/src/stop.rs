@@ -99,11 +99,6 @@ impl StoppedThread {
         }
     }
 
-    /// Leaves the thread stopped and traced when this value is dropped.
-    pub(crate) fn release(&mut self) {
-        self.is_attached = false;
-    }
-
     /// Stops a thread and waits for it, for 1 s at most.
     ///
     /// # Errors

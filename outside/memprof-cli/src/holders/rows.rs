@@ -67,7 +67,11 @@ fn kind_and_name(group: &GroupKind) -> HolderStep {
             size: bytes,
             name,
         }) => {
-            let name = if name.is_empty() { "memory" } else { name };
+            let name = match name.as_str() {
+                "" => "memory".to_owned(),
+                path if path.starts_with('/') => format!("mapped file {path}"),
+                other => other.to_owned(),
+            };
             ("memory", format!("{name} at {start:#x} ({})", size(*bytes)))
         }
         GroupKind::Holder(Holder::Registers { thread, name }) => {

@@ -6,6 +6,7 @@ use std::ops::Range;
 
 use super::holder::{Holder, holder_of, thread_name};
 use super::pointer_scanner::PointerScanner;
+use super::thread_memory::ThreadMemory;
 use crate::analysis::AnalyzedSnapshot;
 use crate::budget::MemoryBudget;
 use crate::error::Error;
@@ -49,8 +50,9 @@ impl ExternalHolders {
         budget: &mut MemoryBudget,
     ) -> Result<Self, Error> {
         let mut found = HolderBuilder::new(*budget);
+        let threads = ThreadMemory::new(&analyzed.view, &analyzed.snapshot.threads);
         for range in &analyzed.roots.ranges {
-            add_range(analyzed, scanner, names, range, &mut found)?;
+            add_range(analyzed, scanner, names, &threads, range, &mut found)?;
         }
         for thread in &analyzed.snapshot.threads {
             let targets = TargetSet::from_words(&thread.words, scanner);
@@ -73,6 +75,7 @@ fn add_range(
     analyzed: &AnalyzedSnapshot<'_>,
     scanner: &PointerScanner<'_>,
     names: &mut NameResolver<'_>,
+    threads: &ThreadMemory,
     range: &Range<u64>,
     found: &mut HolderBuilder,
 ) -> Result<(), Error> {
@@ -94,7 +97,7 @@ fn add_range(
                 .is_some_and(|(_, range)| range.contains(&address));
             if !is_current {
                 let is_exact = found.holders.len() < MAX_EXACT_HOLDERS;
-                let next = holder_of(analyzed, names, address, is_exact);
+                let next = holder_of(analyzed, names, threads, address, is_exact);
                 if let Some((holder, _)) = current.replace(next) {
                     found.add(holder, mem::take(&mut targets))?;
                 }

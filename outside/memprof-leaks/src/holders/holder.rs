@@ -3,6 +3,7 @@
 use std::fs;
 use std::ops::Range;
 
+use super::thread_memory::ThreadMemory;
 use crate::analysis::AnalyzedSnapshot;
 use crate::names::{NameResolver, Variable};
 use crate::regions::Region;
@@ -25,7 +26,7 @@ pub enum Holder {
         /// Thread name (`/proc/PID/task/TID/comm`).
         name: String,
     },
-    /// Other memory, which is no heap that memprof can read.
+    /// Other memory, which is no heap that memprof can read, or a file that the program has mapped.
     Memory {
         /// Its first address.
         start: u64,
@@ -63,6 +64,7 @@ impl Holder {
 pub(super) fn holder_of(
     analyzed: &AnalyzedSnapshot<'_>,
     names: &mut NameResolver<'_>,
+    threads: &ThreadMemory,
     address: u64,
     is_exact: bool,
 ) -> (Holder, Range<u64>) {
@@ -81,14 +83,10 @@ pub(super) fn holder_of(
         let Region { range, name, .. } = region;
         (range.clone(), name)
     });
-    let threads = &analyzed.snapshot.threads;
-    let thread = threads
-        .iter()
-        .find(|thread| range.contains(&thread.stack) || range.contains(&thread.control_block));
-    let holder = match thread {
+    let holder = match threads.owner(address) {
         Some(thread) => Holder::Stack {
-            thread: thread.tid,
-            name: thread_name(analyzed, thread.tid),
+            thread,
+            name: thread_name(analyzed, thread),
         },
         None => Holder::Memory {
             start: range.start,
@@ -96,7 +94,7 @@ pub(super) fn holder_of(
             name: name.to_owned(),
         },
     };
-    (holder, range)
+    (holder, address..threads.next_boundary(address, range.end))
 }
 
 /// Name of a thread of the running process, not of its copy; empty if the thread has ended.

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::fs::File;
+use std::ops::Range;
 use std::path::Path;
 
 use memprof_ptrace::mapped_file::open_regular;
@@ -43,7 +44,18 @@ impl Variable {
 /// Variables of the files that a process has mapped, with a cache.
 pub(super) struct Symbols<'a> {
     view: &'a SnapshotMemory,
-    files: HashMap<&'a str, Option<VariableTable>>,
+    files: HashMap<&'a str, MappedFile>,
+}
+
+/// Kind of a mapped file.
+#[derive(Debug)]
+enum MappedFile {
+    /// A program or a library.
+    Object(VariableTable),
+    /// A program or a library that cannot be read.
+    Unreadable,
+    /// Data: nothing in it is a variable.
+    Data,
 }
 
 /// Variables of a file by address, with the file offset and the address of its first segment.
@@ -51,6 +63,8 @@ pub(super) struct Symbols<'a> {
 struct VariableTable {
     first_offset: u64,
     first_address: u64,
+    /// Pages of the segments, by addresses as the linker assigned them.
+    segments: Vec<Range<u64>>,
     variables: Vec<VariableEntry>,
 }
 
@@ -70,12 +84,13 @@ impl<'a> Symbols<'a> {
         }
     }
 
-    /// Variable that contains an address. `None` if no file is mapped there.
+    /// Variable that contains an address. `None` if no program or library has its variables there.
     pub(super) fn variable(&mut self, address: u64) -> Option<Variable> {
         let region = self.view.file_region(address)?;
         let pid = self.view.live_pid();
         let table = self.files.entry(&region.name);
-        let table = table.or_insert_with(|| read_mapped_table(pid, region));
+        let view = self.view;
+        let table = table.or_insert_with(|| MappedFile::read(view, pid, region));
         let path = region.name.strip_suffix(" (deleted)");
         let path = path.unwrap_or(&region.name);
         let mut variable = Variable {
@@ -84,15 +99,20 @@ impl<'a> Symbols<'a> {
             offset: address - region.range.start + region.offset,
             rest: 0,
         };
-        let of_file = table
-            .as_ref()
-            .and_then(|table| Some((table, bias(self.view, region, table)?)));
-        if let Some((table, bias)) = of_file {
-            variable.offset = address.wrapping_sub(bias);
-            if let Some(entry) = table.entry(variable.offset) {
-                variable.name = entry.name.to_string();
-                variable.rest = entry.end - variable.offset;
-                variable.offset -= entry.start;
+        match table {
+            MappedFile::Data => return None,
+            MappedFile::Unreadable => {}
+            MappedFile::Object(table) => {
+                let bias = bias(self.view, region, table)?;
+                variable.offset = address.wrapping_sub(bias);
+                if !table.has_segment(variable.offset) {
+                    return None;
+                }
+                if let Some(entry) = table.entry(variable.offset) {
+                    variable.name = entry.name.to_string();
+                    variable.rest = entry.end - variable.offset;
+                    variable.offset -= entry.start;
+                }
             }
         }
         Some(variable)
@@ -110,6 +130,13 @@ fn bias(view: &SnapshotMemory, region: &Region, table: &VariableTable) -> Option
 }
 
 impl VariableTable {
+    /// Whether an address is in one of the segments. Memory that the program mapped may follow in the same mapping.
+    fn has_segment(&self, address: u64) -> bool {
+        self.segments
+            .iter()
+            .any(|segment| segment.contains(&address))
+    }
+
     /// Variable that contains an address of the file. `None` if there is none.
     fn entry(&self, address: u64) -> Option<&VariableEntry> {
         let behind = self
@@ -142,9 +169,20 @@ pub(crate) fn functions_of_file(
     names.map(str::to_owned).collect()
 }
 
-/// Reads the variables of a mapped file. `None` if it cannot be read, or is not the file that is mapped.
-fn read_mapped_table(pid: i32, region: &Region) -> Option<VariableTable> {
-    read_table(open_mapped_file(pid, region)?)
+impl MappedFile {
+    /// Reads the variables of a mapped file. One that cannot be opened is a program or library if code of it is mapped.
+    fn read(view: &SnapshotMemory, pid: i32, region: &Region) -> Self {
+        let Some(file) = open_mapped_file(pid, region) else {
+            let mut regions = view.regions.iter();
+            let has_code = regions.any(|other| other.is_executable && other.name == region.name);
+            return if has_code {
+                Self::Unreadable
+            } else {
+                Self::Data
+            };
+        };
+        read_table(file).map_or(Self::Data, Self::Object)
+    }
 }
 
 /// Opens the file of a mapping. `None` if it cannot be opened, or another file has its path now.
@@ -165,8 +203,16 @@ fn read_table(file: File) -> Option<VariableTable> {
     let limited = LimitedFile::new(file, READ_LIMIT);
     let file = ElfFile64::<Endianness, _>::parse(&limited).ok()?;
     let endian = file.endian();
-    let mut loaded = file.elf_program_headers().iter();
-    let first = loaded.find(|header| header.p_type(endian) == object::elf::PT_LOAD)?;
+    let headers = file.elf_program_headers().iter();
+    let loaded: Vec<_> = headers
+        .filter(|header| header.p_type(endian) == object::elf::PT_LOAD)
+        .collect();
+    let first = *loaded.first()?;
+    let segments = loaded.iter().map(|header| {
+        let start = header.p_vaddr(endian);
+        let end = start.saturating_add(header.p_memsz(endian));
+        start & !(PAGE_SIZE - 1)..end.checked_next_multiple_of(PAGE_SIZE).unwrap_or(end)
+    });
     let symbols = file.symbols().chain(file.dynamic_symbols());
     let mut variables: Vec<_> = symbols
         .filter(|symbol| symbol.kind() == SymbolKind::Data && symbol.size() > 0)
@@ -183,6 +229,7 @@ fn read_table(file: File) -> Option<VariableTable> {
     Some(VariableTable {
         first_offset: first.p_offset(endian) & !(PAGE_SIZE - 1),
         first_address: first.p_vaddr(endian) & !(PAGE_SIZE - 1),
+        segments: segments.collect(),
         variables,
     })
 }

@@ -11,6 +11,7 @@ use memprof_leaks::{
 use tempfile::TempDir;
 
 use crate::leaks::{JEMALLOC, LONG_PAUSE};
+use crate::start;
 use crate::target::{Target, built};
 
 const COUNT: u64 = 20_000;
@@ -270,4 +271,27 @@ fn keys_of_redis_are_held_by_its_server_variable() {
     // Objects that a stale word reaches, too, are not held by the table alone.
     assert!(table.held_objects > 2 * KEYS / 100 * 99, "{table:?}");
     assert!(is_variable(path(&holding, table).last().unwrap(), "server"));
+}
+
+/// The kernel merges the mapping with that of the first thread's variables.
+#[test]
+fn memory_of_program_is_not_called_stack_or_variable() {
+    let holder_of_table = |mode: &str| {
+        let mut target = start("owners", &[mode]);
+        let holding = holders(target.pid, Detail::None, LONG_PAUSE, &|_| {}).unwrap();
+        target.assert_unharmed();
+        let holder = largest(&holding, |kind| matches!(kind, GroupKind::Holder(_)));
+        assert!(holder.held_objects >= 2000, "{mode}: {holder:?}");
+        holder.kind.clone()
+    };
+    let is_memory = |kind: &GroupKind, expected: &str| matches!(kind, GroupKind::Holder(Holder::Memory { name, .. }) if name.contains(expected));
+    let is_stack = |kind: &GroupKind| matches!(kind, GroupKind::Holder(Holder::Stack { .. }));
+    let anonymous = holder_of_table("anonymous");
+    assert!(is_memory(&anonymous, ""), "{anonymous:?}");
+    let file = holder_of_table("file");
+    assert!(is_memory(&file, "/tmp/data"), "{file:?}");
+    for mode in ["local", "stack"] {
+        let kind = holder_of_table(mode);
+        assert!(is_stack(&kind), "{mode}: {kind:?}");
+    }
 }
