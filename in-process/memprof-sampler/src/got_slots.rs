@@ -236,14 +236,9 @@ impl GotSlots {
         let mut has_unpatched = false;
         for word in object.data_words() {
             if let Some(hook) = self.hook(word.name) {
-                if !word.address.is_multiple_of(align_of::<AtomicUsize>()) {
-                    // A member of a packed struct, which cannot be exchanged in one step.
-                    has_unpatched = true;
-                    continue;
-                }
                 let original = hook.original.load(Relaxed);
                 let is_held =
-                    object.is_writable(word.address) && slot_value(word.address) == original;
+                    object.can_exchange(word.address) && slot_value(word.address) == original;
                 let new = PatchedSlot::new(word.address, original, hook);
                 has_unpatched |= is_held && !self.patch_slot(object, new);
             }

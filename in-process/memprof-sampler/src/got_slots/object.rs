@@ -189,9 +189,10 @@ impl ElfObject {
         self.relro.contains(&page_start(slot))
     }
 
-    /// Whether a word lies in a writable segment. Old objects have relocations in their code too.
-    pub(super) fn is_writable(&self, word: usize) -> bool {
-        self.writable.contains(&word)
+    /// Whether a word can be exchanged in one step: it is aligned, unlike a member of a packed struct, and in a writable
+    /// segment, unlike relocations in the code of old objects.
+    pub(super) fn can_exchange(&self, word: usize) -> bool {
+        word.is_multiple_of(align_of::<usize>()) && self.writable.contains(&word)
     }
 
     /// Name of a symbol.
