@@ -47,7 +47,7 @@ impl SampleValues {
     }
 }
 
-/// Only for values whose total is known to fit, such as those of a [`Profile`].
+/// Only for values whose total is known to fit, such as those of a profile.
 impl AddAssign for SampleValues {
     fn add_assign(&mut self, other: Self) {
         for (a, b) in self.0.iter_mut().zip(other.0) {
