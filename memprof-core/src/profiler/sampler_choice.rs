@@ -80,8 +80,8 @@ impl Profiler {
     }
 
     /// Whether memprof's sampler is needed: the allocator that serves the program cannot be profiled, and memprof's
-    /// would see what the program allocates; or a jemalloc that does not sample yet would leave threads out. Another allocator, such as a jemalloc of one library, changes nothing.
-    /// Hooks are used only on request: jemalloc (5.3.1, `tsd_cleanup`) does not remove a thread from its list that
+    /// would see what the program allocates; or a jemalloc that does not sample yet would leave threads out. Another
+    /// allocator, such as a jemalloc of one library, changes nothing. Hooks are used only on request: jemalloc (5.3.1, `tsd_cleanup`) does not remove a thread from its list that
     /// ends without an allocation since hooks were installed or removed, and may then hang.
     fn needs_own_sampler(&self, backends: &BackendList, own: &Arc<Backend>) -> bool {
         let mut others = backends.iter().filter(|each| !Arc::ptr_eq(each, own));

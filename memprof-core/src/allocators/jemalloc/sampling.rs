@@ -6,8 +6,9 @@ use memprof_messages::size_text;
 
 use super::Jemalloc;
 use crate::allocators::interval::SampleInterval;
+use crate::allocators::loaded_objects::is_program_code;
 use crate::error::{Error, Result};
-use crate::identity::AllocatorIdentity;
+use crate::identity::{AllocatorIdentity, FoundBy};
 
 impl Jemalloc {
     /// Whether sampling is on (`prof.active`).
@@ -32,14 +33,21 @@ impl Jemalloc {
             let before = self.sample_interval().unwrap_or(0);
             self.reset(Some(interval))?;
             warnings.push("setting the sample interval dropped the samples so far".to_owned());
-            warnings.extend(slow_threads_warning(
-                &self.identity,
-                before,
-                interval.bytes(),
-            ));
+            if self.serves_program() {
+                let warning = slow_threads_warning(&self.identity, before, interval.bytes());
+                warnings.extend(warning);
+            }
         }
         self.set_active(true)?;
         Ok(warnings)
+    }
+
+    /// Whether the program's own threads allocate from it, rather than a library's or none.
+    fn serves_program(&self) -> bool {
+        let identity = &self.identity;
+        identity.owns_malloc
+            || identity.found_by == FoundBy::Host
+            || is_program_code(identity.address)
     }
 
     /// Stops sampling. Does nothing in a jemalloc without profiling.

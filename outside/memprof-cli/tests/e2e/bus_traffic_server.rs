@@ -24,6 +24,8 @@ const DROP_IN: &str =
 
 /// In each line that the plugin logs.
 const REPLY: &str = "memprof: ";
+/// In the first line of the reply to `stats`.
+const STATS_START: &str = "memprof: jemalloc 5.3.0-";
 /// The last line of the reply to `stats`.
 const STATS_END: &str = "memprof: --- End jemalloc statistics ---";
 
@@ -55,8 +57,13 @@ impl Server for TrafficServer {
         tool_text("trafficserver", &mut command);
         // A failed dump has a line of the plugin's before the reply's.
         let reply = self.host.wait_for_lines(REPLY, before + 1)[before..].join("\n");
-        // Its other lines would be read as the next message's reply.
-        if reply.contains("jemalloc 5") {
+        // Its other lines would be read as the next message's reply. A refusal has one line.
+        if message == "stats"
+            && reply
+                .lines()
+                .next()
+                .is_some_and(|line| line.contains(STATS_START))
+        {
             self.host.wait_for_lines(STATS_END, ended + 1);
         }
         reply

@@ -331,7 +331,7 @@ fn zoom_search_and_keys() {
     let mut falling = browser.run_script(names);
     falling.as_array_mut().unwrap().reverse();
     assert_eq!(rising, falling);
-    assert_eq!(rising.as_array().unwrap().len(), 5);
+    assert_eq!(rising.as_array().unwrap().len(), 6);
     is_quiet(&browser, &server.address);
 }
 
