@@ -37,12 +37,12 @@ pub(crate) enum Verdict {
 /// answer: nothing was seen to be right.
 pub(crate) fn judge(area: &Area, case: &Case) -> Result<Verdict> {
     let place = tempfile::tempdir()?;
-    let setup = Script::start(&case.setup, area, place.path())?;
+    let setup = Script::start("-ec", &case.setup, area, place.path())?;
     let done = setup.answer()?;
     if done.status != Some(0) {
         return Ok(Verdict::Wrong(format!("the setup failed\n{}", done.text)));
     }
-    let question = Script::start(&case.command, area, place.path())?;
+    let question = Script::start("-c", &case.command, area, place.path())?;
     Ok(question.answer()?.judge(case))
 }
 
@@ -53,7 +53,7 @@ struct Script {
 }
 
 impl Script {
-    fn start(script: &str, area: &Area, place: &Path) -> Result<Self> {
+    fn start(option: &str, script: &str, area: &Area, place: &Path) -> Result<Self> {
         // A pipe would stay open as long as what the script left running.
         let log = NamedTempFile::new()?;
         let mut path = dist().join("bin").into_os_string();
@@ -62,7 +62,7 @@ impl Script {
         // One description, so that neither output overwrites the other.
         let output = log.reopen()?;
         let shell = Command::new("timeout")
-            .args(["--kill-after=5", TIMEOUT, "sh", "-ec", script])
+            .args(["--kill-after=5", TIMEOUT, "sh", option, script])
             .current_dir(place)
             .env("PATH", path)
             .env("INPUTS", &area.inputs)

@@ -46,6 +46,9 @@ pub(crate) struct Case {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct File {
+    /// Whether all cases take more than five seconds.
+    #[serde(default)]
+    long: bool,
     case: Vec<Case>,
 }
 
@@ -53,8 +56,9 @@ impl Area {
     pub(crate) fn read(directory: &Path, name: &str) -> Result<Self> {
         let path = directory.join(format!("{name}.toml"));
         let text = fs::read_to_string(&path).with_context(|| path.display().to_string())?;
-        let file: File = toml::from_str(&text).with_context(|| path.display().to_string())?;
-        for case in &file.case {
+        let mut file: File = toml::from_str(&text).with_context(|| path.display().to_string())?;
+        for case in &mut file.case {
+            case.long |= file.long;
             ensure!(
                 !(case.has.is_empty() && case.notes.is_empty()),
                 "{}: {:?} asks for no text, so any answer would be right",
