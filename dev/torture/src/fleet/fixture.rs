@@ -1,6 +1,7 @@
 //! An agent's spool with a store, and the agent's process.
 
 use std::fs;
+use std::io::ErrorKind;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::thread;
@@ -92,12 +93,17 @@ impl FleetFixture {
     pub(super) fn add_dump(&self, number: u64) -> Result<u64> {
         let (time, bytes) = (FIRST_DUMP_TIME + number * MILLIS_PER_MINUTE, 1000 + number);
         let dumped = dump_json(number);
-        let fresh = self.path("spool/dumps/.fresh");
+        let fresh = self.path("fresh.json");
         fs::write(&fresh, dumped.to_string())?;
         let name = format!("spool/dumps/{time:015}.{number}.json");
-        // A killed agent may have just renamed the directory, and creates it again at its next start.
-        fs::create_dir_all(self.path("spool/dumps"))?;
-        fs::rename(&fresh, self.path(&name)).context("the dump")?;
+        loop {
+            // An agent may have just renamed the directory, and creates it again at its next start.
+            fs::create_dir_all(self.path("spool/dumps"))?;
+            match fs::rename(&fresh, self.path(&name)) {
+                Err(error) if error.kind() == ErrorKind::NotFound => {}
+                renamed => break renamed.context("the dump")?,
+            }
+        }
         Ok(bytes + 7)
     }
 
