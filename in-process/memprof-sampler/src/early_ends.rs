@@ -18,7 +18,7 @@ const REASON_MASK: usize = 0xfff;
 /// Reason why a stack ends before its outermost frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EarlyEndReason {
-    /// It has more frames than a stack record.
+    /// More frames than a stack record holds.
     TooManyFrames,
     /// The next word of the stack is in unreadable memory.
     UnreadableStack,

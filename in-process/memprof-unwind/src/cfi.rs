@@ -73,7 +73,7 @@ pub(crate) enum CodeUnwinding<T> {
     Row(T),
     /// There is no information.
     Undescribed,
-    /// It is the kernel's return from a signal handler.
+    /// The kernel's return from a signal handler.
     Signal,
 }
 

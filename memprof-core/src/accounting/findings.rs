@@ -31,8 +31,7 @@ pub(super) fn growth_finding(
 ) -> Option<LedgerFinding> {
     let EarlierLedger { allocated, ago } = earlier?;
     let grown = live_bytes.saturating_sub(allocated);
-    let share = grown as f64 / allocated.max(1) as f64;
-    (share > NOTABLE_SHARE && grown >= NOTABLE_BYTES).then(|| LedgerFinding {
+    notable_share(grown, allocated).map(|share| LedgerFinding {
         kind: LedgerFindingKind::Growth.into(),
         why: format!(
             "the live heap grew by {} ({grown} bytes) in {}, above {}",
@@ -114,8 +113,7 @@ pub(super) fn sampling_finding(
     bytes: u64,
     rss: u64,
 ) -> Option<LedgerFinding> {
-    let share = bytes as f64 / rss.max(1) as f64;
-    (share > NOTABLE_SHARE && bytes >= NOTABLE_BYTES).then(|| LedgerFinding {
+    notable_share(bytes, rss).map(|share| LedgerFinding {
         kind: LedgerFindingKind::Sampling.into(),
         why: format!(
             "{} of RSS are what sampling costs, above {}: each of about {} sampled small objects \
@@ -170,10 +168,15 @@ pub(super) fn fragmentation_finding(
     })
 }
 
+/// Share of `part` in `whole`. `None` if it is too small for a finding.
+fn notable_share(part: u64, whole: u64) -> Option<f64> {
+    let share = part as f64 / whole.max(1) as f64;
+    (share > NOTABLE_SHARE && part >= NOTABLE_BYTES).then_some(share)
+}
+
 /// Finding if dirty pages are a notable share of RSS.
 pub(super) fn dirty_finding(dirty: u64, rss: u64) -> Option<LedgerFinding> {
-    let share = dirty as f64 / rss.max(1) as f64;
-    (share > NOTABLE_SHARE && dirty >= NOTABLE_BYTES).then(|| LedgerFinding {
+    notable_share(dirty, rss).map(|share| LedgerFinding {
         kind: LedgerFindingKind::Dirty.into(),
         why: format!(
             "{} of RSS are free pages that the allocator keeps, above {}",
@@ -190,8 +193,7 @@ pub(super) fn dirty_finding(dirty: u64, rss: u64) -> Option<LedgerFinding> {
 
 /// Finding if memory outside of every allocator is a notable share of RSS.
 pub(super) fn outside_finding(bytes: u64, rss: u64) -> Option<LedgerFinding> {
-    let share = bytes as f64 / rss.max(1) as f64;
-    (share > NOTABLE_SHARE && bytes >= NOTABLE_BYTES).then(|| LedgerFinding {
+    notable_share(bytes, rss).map(|share| LedgerFinding {
         kind: LedgerFindingKind::NotTheAllocator.into(),
         why: format!(
             "{} of RSS are outside of every allocator found, above {}",

@@ -20,7 +20,7 @@ pub struct ListenAddress {
 /// Reason why a text is no address.
 #[derive(Debug, thiserror::Error)]
 pub enum ListenAddressError {
-    /// It has no port, or one above 65535.
+    /// The port is missing, or above 65535.
     #[error("it has no port from 0 to 65535: valid are HOST:PORT, :PORT and PORT")]
     Port,
     /// The name is unknown to the resolver.

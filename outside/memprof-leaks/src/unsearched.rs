@@ -20,9 +20,9 @@ pub struct Unsearched {
 /// Consequence of an unsearched part for the result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UnsearchedRole {
-    /// It may hold the only pointers to objects that are reported as leaked.
+    /// Memory that may hold the only pointers to objects that are reported as leaked.
     Pointers,
-    /// It may hold objects, none of which is reported as leaked.
+    /// Memory that may hold objects, none of which is reported as leaked.
     Objects,
 }
 

@@ -27,7 +27,7 @@ struct Answer {
 #[derive(Debug, PartialEq)]
 pub(crate) enum Verdict {
     Right,
-    /// It says what it leaves out.
+    /// Right as far as it goes, and it names what is missing.
     Noted,
     /// Reasons, one a line, and the answer.
     Wrong(String),

@@ -1,6 +1,7 @@
 //! Keys of the plugin's config file that `memprof run` needs before the plugin reads it: a program is sampled from its
 //! first allocation only if the environment says so.
 
+use std::fs;
 use std::path::Path;
 
 use memprof_messages::parse_size;
@@ -15,10 +16,12 @@ pub(super) struct StartConfig {
 }
 
 impl StartConfig {
-    /// Reads a config file. A file that cannot be read or parsed sets nothing here; the plugin reports it.
+    /// Reads a config file. A file that cannot be read or parsed sets nothing here; the plugin reports it. A FIFO can
+    /// be read once, and is left to the plugin.
     pub(super) fn read(path: &Path) -> Self {
-        let text = std::fs::read_to_string(path).unwrap_or_default();
-        Self::parse(&text)
+        let is_file = fs::metadata(path).is_ok_and(|metadata| metadata.is_file());
+        let text = is_file.then(|| fs::read_to_string(path).ok()).flatten();
+        Self::parse(&text.unwrap_or_default())
     }
 
     fn parse(text: &str) -> Self {

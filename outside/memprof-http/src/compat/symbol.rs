@@ -17,7 +17,7 @@ use crate::request_host::{RequestHost, SharedHosts};
 /// Most bytes of a request: 200,000 addresses, padded as by jeprof.
 const MAX_BODY_BYTES: usize = 4 << 20;
 /// Bytes of memory per byte of a list of addresses, each of which becomes a stack of its own.
-const BYTES_PER_BYTE: u64 = 80;
+const MEMORY_PER_BYTE: u64 = 80;
 const MAPS: &str = "MAPPED_LIBRARIES:\n";
 
 /// Route that symbolizes the addresses of a POST's body or a GET's query, and reports to a GET without any that there
@@ -119,7 +119,7 @@ fn symbolize(addresses: &[u64], maps: &[u8], pid: Option<u32>) -> Result<Vec<(u6
     let sources = Sources::for_process(pid);
     let options = Options {
         limits: Limits {
-            memory: BYTES_PER_BYTE,
+            memory: MEMORY_PER_BYTE,
             ..Limits::default()
         },
         ..Options::default()

@@ -1,5 +1,6 @@
 //! Objects that only a certain kind of memory, or the kernel, holds: held.c loses seven others in each mode.
 
+use std::fs;
 use std::process::Command;
 
 use memprof_leaks::{Proof, UnsearchedRole, prove};
@@ -15,7 +16,22 @@ fn proof(mode: &str) -> Proof {
     let mut target = start("held", &[mode]);
     let proof = prove(target.pid, LONG_PAUSE, &|_| {}).unwrap();
     target.assert_unharmed();
+    remove_message_queues(target.pid);
     proof
+}
+
+/// Removes the System V message queues that a process leaves: a later process that has its id would be taken for their
+/// sender.
+fn remove_message_queues(sender: u32) {
+    let queues = fs::read_to_string("/proc/sysvipc/msg").unwrap();
+    for line in queues.lines() {
+        let columns: Vec<_> = line.split_whitespace().collect();
+        if columns[5] == sender.to_string() {
+            let mut ipcrm = Command::new("ipcrm");
+            let status = ipcrm.args(["--queue-id", columns[1]]).status();
+            assert!(status.unwrap().success());
+        }
+    }
 }
 
 fn leaked(proof: &Proof) -> u64 {

@@ -42,7 +42,7 @@ pub(crate) enum OriginReason {
     NamedInLibrary,
     /// The mapped file is a shared library without symbols.
     UnnamedInLibrary,
-    /// It is in front of the allocator, as a wrapper of malloc is.
+    /// A function in front of the allocator, as a wrapper of malloc is.
     Wrapper(WrapperShape),
     /// A rule for names, with its pattern.
     Name(&'static str),
@@ -66,10 +66,10 @@ pub(crate) struct WrapperShape {
 /// Use of a block by the function that allocates it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum BlockUse {
-    /// It returns the block, and its caller chose the size.
+    /// The function returns the block, and its caller chose the size.
     PassedOn,
-    /// It returns the block, and chose the size.
+    /// The function returns the block, and chose the size.
     Returned,
-    /// It keeps the block, or stores it for its caller.
+    /// The function keeps the block, or stores it for its caller.
     Kept,
 }

@@ -110,7 +110,7 @@ struct LeafView<'p> {
     named: &'p SymbolizedProfile,
 }
 
-/// One frame of a stack, with the index of its verdict.
+/// A frame at the end of a stack, with the index of its [`Verdict`].
 #[derive(Clone, Copy)]
 struct LeafFrame<'p> {
     address: AddressId,
@@ -280,11 +280,11 @@ fn block_use(shape: &CallShape, callee: &str) -> BlockUse {
 /// Hints of a name at allocation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct AllocatingName {
-    /// It returns a new block, or a copy.
+    /// Whether a word of the name says that the function returns a new block, or a copy.
     allocates: bool,
-    /// It creates or enlarges something.
+    /// Whether a word says that it creates or enlarges something.
     grows: bool,
-    /// It has to do with memory.
+    /// Whether a word means memory.
     mentions_memory: bool,
 }
 
