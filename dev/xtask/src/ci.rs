@@ -14,7 +14,7 @@ use xtask::dist::{self, Profile};
 use xtask::packages;
 use xtask::run::{cargo, output, root, run};
 
-use crate::{cargo_tool, demo, features, fuzz, lint};
+use crate::{cargo_tool, demo, features, fuzz, lint, test_run};
 
 /// Builds everything and runs every test, which leave the source tree as it was.
 pub(crate) fn test() -> Result<()> {
@@ -25,10 +25,7 @@ pub(crate) fn test() -> Result<()> {
 
 fn run_tests() -> Result<()> {
     let before = changed_files()?;
-    let mut tests = cargo(&["test", "--workspace", "--quiet"]);
-    // Most wait for another process.
-    let threads = 2 * thread::available_parallelism()?.get();
-    run(tests.env("RUST_TEST_THREADS", threads.to_string()))?;
+    test_run::run_tests()?;
     let left: Vec<_> = changed_files()?.difference(&before).cloned().collect();
     ensure!(
         left.is_empty(),

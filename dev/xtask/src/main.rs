@@ -8,6 +8,7 @@ mod features;
 mod fuzz;
 mod lint;
 mod pictures;
+mod test_run;
 
 use std::process::{Command, ExitCode};
 

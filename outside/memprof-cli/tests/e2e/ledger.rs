@@ -170,10 +170,11 @@ fn program_s_own_mapping_is_not_the_allocator_s() {
         let before = settled(host);
         injection.order(host, "map 50");
         let reported = ledger(host);
-        let risen = row(&reported, "not_the_allocator") - before;
+        let risen = row(&reported, "not_the_allocator").saturating_sub(before);
         eprintln!("risen by {:.2} MiB", risen as f64 / MIB as f64);
+        // The stack of a thread that ended, on a huge page of 2 MiB, may have gone meanwhile.
         assert!(
-            (49 * MIB..=51 * MIB).contains(&risen),
+            (47 * MIB..=51 * MIB).contains(&risen),
             "{risen}: {reported}"
         );
         let mut verdicts = reported["verdicts"].as_array().unwrap().iter();
