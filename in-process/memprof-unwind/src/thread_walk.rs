@@ -132,7 +132,8 @@ impl RuleSource for ProcessRules<'_> {
         // described was called by that function, and keeps no frame pointer.
         called_function(address).is_none_or(|function| {
             let rule = Rule::from(self.rule_stack.call(read_rule, function));
-            rule == Rule::Undescribed || is_jump_through_slot(function)
+            // V8 calls its builtins, which are not described, by way of jumps that it generates.
+            matches!(rule, Rule::Undescribed | Rule::Unknown) || is_jump_through_slot(function)
         })
     }
 
@@ -392,6 +393,50 @@ mod tests {
                 assert!(!ENDS_EARLY.load(Relaxed), "{start:x} {count}");
             }
         }
+    }
+
+    /// Code in no file that keeps a frame pointer, and calls `function` by way of a jump, as V8's does.
+    fn generate_caller(function: unsafe extern "C" fn(Callback) -> usize) -> *const c_void {
+        const CALL: [u8; 16] = [
+            0x55, 0x48, 0x89, 0xE5, // push rbp; mov rbp, rsp
+            0xE8, 0x07, 0x00, 0x00, 0x00, // call 16
+            0x5D, 0xC3, // pop rbp; ret
+            0x90, 0x90, 0x90, 0x90, 0x90,
+        ];
+        let address = (function as *const () as usize).to_le_bytes();
+        // mov r10, function; jmp r10
+        let jump = [&[0x49, 0xBA][..], &address, &[0x41, 0xFF, 0xE2]].concat();
+        let code = [&CALL[..], &jump].concat();
+        // SAFETY: mmap(2): a new mapping at an address that the kernel chooses.
+        let page = unsafe {
+            libc::mmap(
+                core::ptr::null_mut(),
+                4096,
+                libc::PROT_READ | libc::PROT_WRITE | libc::PROT_EXEC,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+                -1,
+                0,
+            )
+        };
+        assert_ne!(page, libc::MAP_FAILED);
+        // SAFETY: the code is shorter than the new page.
+        unsafe { core::ptr::copy_nonoverlapping(code.as_ptr(), page.cast(), code.len()) };
+        page
+    }
+
+    #[test]
+    fn frame_pointer_is_followed_to_a_call_of_generated_code() {
+        let _guard = lock_frames();
+        prepare_this_process();
+        let caller = generate_caller(memprof_test_undescribed);
+        // SAFETY: the code calls the function with its own argument, and returns what that returned.
+        let caller = unsafe {
+            mem::transmute::<*const c_void, unsafe extern "C" fn(Callback) -> usize>(caller)
+        };
+        // SAFETY: as above.
+        let count = unsafe { caller(walk_here) };
+        assert!(count > 5, "{count}");
+        assert!(!ENDS_EARLY.load(Relaxed));
     }
 
     #[test]
