@@ -289,31 +289,16 @@ fn kill_while_attaching(name: &str, times: u32) -> Result<u32> {
             .ping()
             .with_context(|| format!("after kill {killed}"))?;
         ensure!(bad == 0, "{bad} values changed");
+        // The thread that the killed one has made may still start the plugin.
+        let attached = target.run_memprof(&["attach", &pid]);
+        attached.with_context(|| format!("after kill {killed}"))?;
         detach_leftover(&target)?;
     }
-    attach_after_kill(&target)?;
-    target.detach()?;
     ensure!(
         target.read_code()? == code,
         "the code of {name} is not what it was after {tries} kills"
     );
     Ok(tries)
-}
-
-/// Attaches, once a plugin that a killed attachment left has started and ended.
-fn attach_after_kill(target: &AttachTarget) -> Result<()> {
-    let start = Instant::now();
-    loop {
-        match target.attach() {
-            Err(error)
-                if format!("{error:#}").contains("has an instance in this process already")
-                    && start.elapsed() < REPLY_TIMEOUT =>
-            {
-                detach_leftover(target)?;
-            }
-            reply => return reply.map(drop),
-        }
-    }
 }
 
 /// Detaches after a killed attachment, which may have loaded the plugin completely.

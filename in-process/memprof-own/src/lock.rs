@@ -28,23 +28,24 @@ impl ProcessLock {
 
     /// Acquires the lock. Blocks while another thread of this process holds it.
     pub fn lock(&self) -> ProcessLockGuard<'_> {
-        let own = process::id();
-        let mut holder = 0;
         loop {
-            let exchanged =
-                self.holder
-                    .compare_exchange(holder, own, Ordering::Acquire, Ordering::Relaxed);
-            match exchanged {
-                Ok(_) => return ProcessLockGuard(&self.holder),
-                Err(current) if current == own => {
-                    // Retry whether the wait ended, was interrupted or found another value.
-                    let _ = futex::wait(&self.holder, Flags::PRIVATE, own, None);
-                    holder = 0;
-                }
-                // Unlocked by now, or locked by the process that forked this one.
-                Err(current) => holder = current,
+            if let Some(guard) = self.try_lock() {
+                return guard;
             }
+            // Retry whether the wait ended, was interrupted or found another value.
+            let _ = futex::wait(&self.holder, Flags::PRIVATE, process::id(), None);
         }
+    }
+
+    /// Acquires the lock. `None` if another thread of this process holds it.
+    pub fn try_lock(&self) -> Option<ProcessLockGuard<'_>> {
+        let own = process::id();
+        // It is free if no process holds it, or the one that forked this one.
+        let acquire = |holder: u32| (holder != own).then_some(own);
+        let acquired = self
+            .holder
+            .fetch_update(Ordering::Acquire, Ordering::Relaxed, acquire);
+        acquired.ok().map(|_| ProcessLockGuard(&self.holder))
     }
 }
 

@@ -112,13 +112,7 @@ pub(crate) fn run(args: &AttachArgs) -> Outcome {
 
 /// Attaches unless the process is a host already, patches its malloc if necessary, and prints the result.
 fn attach_and_report(args: &AttachArgs) -> Outcome {
-    let (mut client, attached) = match connect_existing(args.pid) {
-        Some(client) => (client, None),
-        None => {
-            let (client, attached) = attach(args)?;
-            (client, Some(attached))
-        }
-    };
+    let (mut client, attached) = connect_or_attach(args)?;
     let entries = patched_functions::patch_malloc(
         args.pid,
         &client.status()?,
@@ -139,8 +133,25 @@ pub(crate) fn connect_existing(pid: u32) -> Option<Client> {
     target::connect(Some(&pid.to_string())).ok()
 }
 
+/// Connects to a process, and attaches to it first if it is no host yet. The outcome is `None` if it was one, or became
+/// one meanwhile: the thread of a `memprof attach` that was killed goes on.
+pub(crate) fn connect_or_attach(
+    args: &AttachArgs,
+) -> anyhow::Result<(Client, Option<AttachOutcome>)> {
+    if let Some(client) = connect_existing(args.pid) {
+        return Ok((client, None));
+    }
+    match attach(args) {
+        Ok((client, attached)) => Ok((client, Some(attached))),
+        Err(error) => match connect_existing(args.pid) {
+            Some(client) => Ok((client, None)),
+            None => Err(error),
+        },
+    }
+}
+
 /// Attaches to a process that is not a host yet, and connects to it.
-pub(crate) fn attach(args: &AttachArgs) -> anyhow::Result<(Client, AttachOutcome)> {
+fn attach(args: &AttachArgs) -> anyhow::Result<(Client, AttachOutcome)> {
     let plugin = Plugin {
         path: find_plugin(args.plugin.as_deref())?,
     };

@@ -222,9 +222,6 @@ fn record_attached(
     pid: u32,
     interrupts: &Interrupts,
 ) -> anyhow::Result<Recorded> {
-    if let Some(mut client) = attach::connect_existing(pid) {
-        return record(args, &mut client, interrupts);
-    }
     // The process then leaves a profile if it ends during the recording.
     let mut config = ScratchFile::new()?;
     config.append(&mut &b"[[watch]]\nat_exit = true\n"[..])?;
@@ -237,7 +234,7 @@ fn record_attached(
         humantime::format_duration(lease)
     ));
     let program = ProgramWatch::open(pid);
-    let attached = attach::attach(&AttachArgs {
+    let attached = attach::connect_or_attach(&AttachArgs {
         pid,
         lease,
         max_pause: attach::MAX_PAUSE,
@@ -249,6 +246,10 @@ fn record_attached(
         args: Vec::new(),
     });
     let (mut client, attached) = attached.inspect_err(|_| interrupts.remove_last())?;
+    let Some(attached) = attached else {
+        interrupts.remove_last();
+        return record(args, &mut client, interrupts);
+    };
     if let AttachOutcome::ByThread { handled, .. } = &attached
         && let Some(line) = attach::handlers_note(handled)
     {

@@ -13,12 +13,13 @@
 )]
 
 mod thread_limit;
+mod turn;
 
 use std::ffi::{CStr, CString, c_char};
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use log::LevelFilter;
 use memprof_own::{Privileges, ProcessOnce, ThreadSpec};
@@ -37,6 +38,7 @@ use super::log::ProgramLog;
 use super::{catch_panic, control};
 use crate::socket_dir::{self, abstract_name};
 use thread_limit::RaisedThreadLimit;
+use turn::wait_for_turn;
 
 /// Memory in bytes that must be free: for the first threads of an attachment, and their heaps.
 const THREADS_BYTES: usize = 16 << 20;
@@ -45,9 +47,6 @@ const NO_MEMORY: &CStr =
 
 /// Delay before memprof opens the socket of a forked child, which may first execute another program.
 const CHILD_DELAY: Duration = Duration::from_millis(100);
-/// Timeout of waiting until the previous attachment has ended.
-const DETACH_TIMEOUT: Duration = Duration::from_secs(5);
-const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 /// The thread that ends the attachment. A fork handler creates it too, so it must not need an allocation.
 static END_THREAD: ThreadSpec = ThreadSpec {
@@ -194,7 +193,7 @@ fn attach(entry: &'static memprof_plugin_entry_t, toml: &str) -> Result<(), Fail
     let attachment: Attachment =
         toml::from_str(toml).map_err(|error| invalid(error.to_string()))?;
     let settings = attachment.settings()?;
-    wait_until_detached()?;
+    let _guard = wait_for_turn()?;
     let is_own_instance = CREATED_INSTANCE.load(Ordering::Acquire);
     let is_used = instance::instance().is_some() && (!is_own_instance || instance::is_shared());
     if is_used || control::is_open() {
@@ -206,7 +205,7 @@ fn attach(entry: &'static memprof_plugin_entry_t, toml: &str) -> Result<(), Fail
         // An idle instance is reused if neither attachment has a config.
         Some(idle) if !has_keys && !idle.has_keys() => idle,
         _ => {
-            // SAFETY: the attachment created the instance, it is idle, and `memprof attach` runs once at a time.
+            // SAFETY: the attachment created the instance, it is idle, and the lock keeps other attachments out.
             unsafe { instance::remove() };
             let created = instance::create(entry, &ADAPTER, settings, has_keys)?;
             created.ok_or_else(loaded_by_program_error)?
@@ -217,26 +216,32 @@ fn attach(entry: &'static memprof_plugin_entry_t, toml: &str) -> Result<(), Fail
     }
     CREATED_INSTANCE.store(true, Ordering::Release);
     instance.enter_thread();
-    open_control(instance, control.as_ref())
-        // SAFETY: the attachment created the instance; without a socket no message can reach it.
-        .inspect_err(|_| unsafe { instance::remove() })?;
     LEASE_END_MS.store(boot_time_ms() + attachment.lease_ms, Ordering::Release);
     INCLUDES_CHILDREN.store(attachment.children, Ordering::Release);
     IS_CHILD.store(false, Ordering::Release);
     thread_limit::RAISED_LIMIT.record(attachment.thread_limit);
-    STATE.store(ATTACHED, Ordering::Release);
     register_fork_handler();
     memprof_plugin_abi::stay_loaded();
-    if let Err(error) = memprof_own::spawn_static(&END_THREAD) {
+    // Before the socket is open: a `detach` that comes at once must not be lost.
+    STATE.store(ATTACHED, Ordering::Release);
+    let started = open_control(instance, control.as_ref()).and_then(|()| start_end_thread());
+    if started.is_err() {
         control::close();
-        // SAFETY: the socket is closed, and its threads have ended.
+        // SAFETY: the attachment created the instance; the socket is closed, and its threads have ended.
         unsafe { instance::remove() };
         thread_limit::RAISED_LIMIT.record(None);
         STATE.store(DETACHED, Ordering::Release);
-        let message = format!("failed to start the thread that ends the attachment: {error}");
-        return Err(Failure::new(MEMPROF_INTERNAL, message));
     }
-    Ok(())
+    started
+}
+
+/// Starts the thread that ends the attachment.
+fn start_end_thread() -> Result<(), Failure> {
+    let started = memprof_own::spawn_static(&END_THREAD);
+    started.map(drop).map_err(|error| {
+        let message = format!("failed to start the thread that ends the attachment: {error}");
+        Failure::new(MEMPROF_INTERNAL, message)
+    })
 }
 
 /// Creates the error of a process in which another adapter uses the plugin.
@@ -276,23 +281,6 @@ impl Attachment {
         let file = self.file.as_ref();
         let file = file.map(|file| (file.path.as_str(), file.text.as_str()));
         config::parse_with_file(pairs, file)
-    }
-}
-
-/// Waits until the previous attachment has ended, at most 5 s. Fails if the process is attached to, or if it is still
-/// being detached then.
-fn wait_until_detached() -> Result<(), Failure> {
-    let start = Instant::now();
-    while STATE.load(Ordering::Acquire) == DETACHING && start.elapsed() < DETACH_TIMEOUT {
-        thread::sleep(POLL_INTERVAL);
-    }
-    match STATE.load(Ordering::Acquire) {
-        DETACHED => Ok(()),
-        ATTACHED => Err(Failure::new(MEMPROF_UNSUPPORTED, "it is attached already")),
-        _ => Err(Failure::new(
-            MEMPROF_UNSUPPORTED,
-            "it is still being detached",
-        )),
     }
 }
 

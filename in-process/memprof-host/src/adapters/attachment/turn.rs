@@ -1,0 +1,69 @@
+//! Attachments of one process begin one after another: a `memprof attach` that is killed leaves its thread at work,
+//! beside that of the next one.
+
+use std::sync::atomic::Ordering;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use memprof_own::{ProcessLock, ProcessLockGuard};
+use memprof_plugin_abi::Failure;
+use memprof_plugin_abi::raw::MEMPROF_UNSUPPORTED;
+
+use super::{ATTACHED, DETACHED, STATE};
+
+/// Timeout of waiting until another attachment has begun or ended.
+const OTHER_TIMEOUT: Duration = Duration::from_secs(10);
+const POLL_INTERVAL: Duration = Duration::from_millis(1);
+
+/// Held while a thread attaches.
+static ATTACHING: ProcessLock = ProcessLock::new();
+
+/// Waits until no other thread attaches and the previous attachment has ended, for [`OTHER_TIMEOUT`] at most. Returns
+/// the lock of the thread that attaches.
+///
+/// # Errors
+/// The process is attached to, or the time is over.
+pub(super) fn wait_for_turn() -> Result<ProcessLockGuard<'static>, Failure> {
+    let start = Instant::now();
+    loop {
+        let guard = ATTACHING.try_lock();
+        let problem = match (guard, STATE.load(Ordering::Acquire)) {
+            (Some(guard), DETACHED) => return Ok(guard),
+            (Some(_), ATTACHED) => "it is attached already",
+            _ if start.elapsed() < OTHER_TIMEOUT => {
+                thread::sleep(POLL_INTERVAL);
+                continue;
+            }
+            (Some(_), _) => "it is still being detached",
+            (None, _) => "an earlier `memprof attach` still starts the plugin",
+        };
+        return Err(Failure::new(MEMPROF_UNSUPPORTED, problem));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+
+    #[test]
+    fn attachment_waits_for_one_that_another_thread_has_begun() {
+        let first = wait_for_turn().unwrap();
+        assert!(ATTACHING.try_lock().is_none());
+        let (sender, events) = mpsc::channel();
+        thread::scope(|scope| {
+            let of_second = sender.clone();
+            scope.spawn(move || {
+                let turn = wait_for_turn().unwrap();
+                of_second.send("the second begins").unwrap();
+                drop(turn);
+            });
+            sender.send("the first ends").unwrap();
+            drop(first);
+        });
+        drop(sender);
+        let events: Vec<_> = events.iter().collect();
+        assert_eq!(events, ["the first ends", "the second begins"]);
+    }
+}
