@@ -5,8 +5,8 @@ use std::os::unix::process::CommandExt;
 use std::process::Command;
 
 use anyhow::Context;
-use nix::sys::signal::{Signal, kill, killpg};
-use nix::unistd::Pid;
+use memprof_ptrace::pidfd::PidFd;
+use nix::sys::signal::Signal;
 
 /// The process group that a command runs in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,12 +50,12 @@ impl CommandGroup {
         self == Self::Shared && si_code == libc::SI_KERNEL
     }
 
-    /// Sends a signal to the whole group of a command if it has its own, else to the command alone. The command
-    /// must not have been waited for. Errors are ignored.
-    pub(crate) fn send(self, command: Pid, signal: Signal) {
+    /// Sends a signal to the whole group of a command if it has its own, else to the command alone. Errors are
+    /// ignored.
+    pub(crate) fn send(self, command: &PidFd, signal: Signal) {
         let sent = match self {
-            Self::Own => killpg(command, signal),
-            Self::Shared => kill(command, signal),
+            Self::Own => command.send_signal_to_group(signal),
+            Self::Shared => command.send_signal(signal),
         };
         // The call fails if all processes have ended, or changed to another user.
         let _ = sent;

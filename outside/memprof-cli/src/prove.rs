@@ -14,7 +14,7 @@ use memprof_leaks::exit_stop::{self, RunOutcome};
 use memprof_leaks::{
     AnalysisOptions, AnalysisReport, LeakGroup, Proof, UnsearchedRole, prove, prove_at_exit,
 };
-use nix::unistd::Pid;
+use memprof_ptrace::pidfd::PidFd;
 use serde::Serialize;
 
 use self::forwarder::{Recipient, SignalForwarder};
@@ -178,8 +178,10 @@ fn prove_command(
     let forwarder = SignalForwarder::start()?;
     let mut recipient = forwarder.lock();
     let run = exit_stop::run(&mut command, |pid| {
-        let pid = Pid::from_raw(pid.cast_signed());
-        *recipient = Recipient::Command { pid, group };
+        // Before Linux 5.3, a signal ends this program only.
+        if let Ok(process) = PidFd::open(pid) {
+            *recipient = Recipient::Command { process, group };
+        }
         drop(recipient);
     });
     *forwarder.lock() = Recipient::Memprof;

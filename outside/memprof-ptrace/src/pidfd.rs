@@ -1,7 +1,7 @@
-//! Waits for the end of a process that is no child of this one, and reads its exit status.
+//! Waits for the end of a process that may be no child of this one, reads its exit status, and sends it signals.
 #![expect(
     unsafe_code,
-    reason = "pidfd_open(2) and an ioctl(2) of its descriptors, for which no used library has wrappers"
+    reason = "pidfd_open(2) and what its descriptors are for: no used library has wrappers"
 )]
 
 use std::fs;
@@ -9,10 +9,13 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
+use std::ptr;
 use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::signal::{Signal, killpg};
+use nix::unistd::Pid;
 
 use crate::process::ProcStat;
 
@@ -32,6 +35,9 @@ const INFO_EXIT: u64 = 1 << 3;
 /// `PIDFD_GET_INFO`: `_IOWR(0xff, 11, struct pidfd_info)`.
 const GET_INFO: libc::c_ulong =
     3 << 30 | (size_of::<PidfdInfo>() as libc::c_ulong) << 16 | 0xff << 8 | 11;
+
+/// `PIDFD_SIGNAL_PROCESS_GROUP` of the kernel's include/uapi/linux/pidfd.h, since Linux 6.9.
+const SIGNAL_PROCESS_GROUP: libc::c_uint = 1 << 2;
 
 /// A descriptor of a process (`pidfd_open(2)`), which never refers to another process with the same pid. Readable
 /// once the process has ended.
@@ -64,6 +70,46 @@ impl PidFd {
         let mut polled = [PollFd::new(self.as_fd(), PollFlags::POLLIN)];
         // poll(2) fails if a signal interrupts it: the process may still run.
         poll(&mut polled, timeout).is_ok_and(|ready| ready > 0)
+    }
+
+    /// Sends a signal to the process.
+    ///
+    /// # Errors
+    /// `ESRCH`: its parent has waited for it; `EPERM`: its user is another one.
+    pub fn send_signal(&self, signal: Signal) -> io::Result<()> {
+        self.send(signal, 0)
+    }
+
+    /// Sends a signal to the process group of a process that is its leader, or was it until its end. Linux before 6.9
+    /// sends it to the group with that number, which is another's once no process of this one is left.
+    ///
+    /// # Errors
+    /// `ESRCH`: no process of the group is left; `EPERM`: their users are other ones.
+    pub fn send_signal_to_group(&self, signal: Signal) -> io::Result<()> {
+        match self.send(signal, SIGNAL_PROCESS_GROUP) {
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
+                Ok(killpg(Pid::from_raw(self.pid.cast_signed()), signal)?)
+            }
+            sent => sent,
+        }
+    }
+
+    /// Calls `pidfd_send_signal(2)`.
+    fn send(&self, signal: Signal, flags: libc::c_uint) -> io::Result<()> {
+        let descriptor = self.descriptor.as_raw_fd();
+        let no_info = ptr::null::<libc::siginfo_t>();
+        // SAFETY: pidfd_send_signal(2) takes numbers, and a null pointer for the signal's record.
+        let sent = unsafe {
+            libc::syscall(
+                libc::SYS_pidfd_send_signal,
+                descriptor,
+                signal as i32,
+                no_info,
+                flags,
+            )
+        };
+        Errno::result(sent)?;
+        Ok(())
     }
 
     /// Wait status of the process; `None` before it ends, or if its parent has waited for it and the kernel keeps no
@@ -105,7 +151,9 @@ impl AsFd for PidFd {
 
 #[cfg(test)]
 mod tests {
-    use std::process::Command;
+    use std::io::{BufRead, BufReader};
+    use std::os::unix::process::CommandExt;
+    use std::process::{Command, Stdio};
 
     use super::*;
 
@@ -127,6 +175,26 @@ mod tests {
         check("exit 0", 0);
         check("exit 7", 7 << 8);
         check("kill -KILL $$", libc::SIGKILL);
+    }
+
+    #[test]
+    fn signal_reaches_process_and_its_group_but_no_later_one() {
+        let mut leader = Command::new("sh");
+        let leader = leader.args(["-c", "sleep 60 & echo $!; read x"]);
+        let leader = leader.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut leader = leader.process_group(0).spawn().unwrap();
+        let mut line = String::new();
+        let mut output = BufReader::new(leader.stdout.take().unwrap());
+        output.read_line(&mut line).unwrap();
+        let member = PidFd::open(line.trim().parse().unwrap()).unwrap();
+        let process = PidFd::open(leader.id()).unwrap();
+        process.send_signal(Signal::SIGKILL).unwrap();
+        assert_eq!(leader.wait().unwrap().signal(), Some(libc::SIGKILL));
+        let error = process.send_signal(Signal::SIGKILL).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::ESRCH));
+        assert!(!member.wait(Duration::ZERO));
+        process.send_signal_to_group(Signal::SIGKILL).unwrap();
+        assert!(member.wait(LONG));
     }
 
     #[test]

@@ -7,12 +7,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
+use memprof_ptrace::pidfd::PidFd;
 use memprof_ptrace::process::ProcStat;
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
-use nix::unistd::Pid;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{PidfdFlags, pidfd_open};
 
 use crate::command_group::CommandGroup;
 use crate::interrupts;
@@ -22,6 +21,7 @@ const END_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time after which the remaining processes of its group are killed.
 const GROUP_END_TIMEOUT: Duration = Duration::from_secs(1);
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
+const WAIT_FAILED: &str = "failed to wait for the command";
 
 /// The end of the tested command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,6 +53,7 @@ fn run_with_signals_blocked(command: &mut Command, signals: &SigSet) -> anyhow::
     let group = CommandGroup::choose(command)?;
     let child = command.spawn()?;
     let mut running = RunningCommand {
+        process: PidFd::open(child.id()).context(WAIT_FAILED)?,
         child,
         group,
         signals,
@@ -81,6 +82,7 @@ fn has_processes(group: u32) -> bool {
 /// The tested command while it runs.
 #[derive(Debug)]
 struct RunningCommand {
+    process: PidFd,
     child: Child,
     group: CommandGroup,
     signals: SignalFd,
@@ -98,33 +100,29 @@ enum CommandEvent {
 }
 
 impl RunningCommand {
-    fn pid(&self) -> Pid {
-        Pid::from_raw(self.child.id().cast_signed())
-    }
-
     /// Waits until the command ends or a signal arrives, for `limit` at most. If both have happened, returns the
     /// signal.
     fn wait(&mut self, limit: Option<Duration>) -> anyhow::Result<CommandEvent> {
-        let failed = "failed to wait for the command";
-        let pid = rustix::process::Pid::from_child(&self.child);
-        let process = pidfd_open(pid, PidfdFlags::empty()).context(failed)?;
-        let limit = limit.map(Timespec::try_from).transpose().context(failed)?;
+        let limit = limit
+            .map(Timespec::try_from)
+            .transpose()
+            .context(WAIT_FAILED)?;
         let signals = self.signals.as_fd();
         let mut events = [
-            PollFd::new(&process, PollFlags::IN),
+            PollFd::new(&self.process, PollFlags::IN),
             PollFd::from_borrowed_fd(signals, PollFlags::IN),
         ];
         let count = rustix::io::retry_on_intr(|| poll(&mut events, limit.as_ref()));
-        if count.context(failed)? == 0 {
+        if count.context(WAIT_FAILED)? == 0 {
             return Ok(CommandEvent::Timeout);
         }
         // Checked first, because the command may have ended by the same signal.
-        if let Some(info) = self.signals.read_signal().context(failed)? {
-            let signal = Signal::try_from(info.ssi_signo.cast_signed()).context(failed)?;
+        if let Some(info) = self.signals.read_signal().context(WAIT_FAILED)? {
+            let signal = Signal::try_from(info.ssi_signo.cast_signed()).context(WAIT_FAILED)?;
             let is_shared = self.group.has_received(info.ssi_code);
             return Ok(CommandEvent::Signal { signal, is_shared });
         }
-        Ok(CommandEvent::Ended(self.child.wait().context(failed)?))
+        Ok(CommandEvent::Ended(self.child.wait().context(WAIT_FAILED)?))
     }
 
     /// Passes a signal on, unless the command has received it too (`is_shared`), and waits for the end. Kills the
@@ -137,9 +135,7 @@ impl RunningCommand {
         }
         if !matches!(self.wait(Some(END_TIMEOUT))?, CommandEvent::Ended(_)) {
             self.send(Signal::SIGKILL);
-            self.child
-                .wait()
-                .context("failed to wait for the command")?;
+            self.child.wait().context(WAIT_FAILED)?;
         }
         if self.group == CommandGroup::Shared {
             return Ok(());
@@ -159,6 +155,6 @@ impl RunningCommand {
 
     /// Sends a signal to the command or its group.
     fn send(&self, signal: Signal) {
-        self.group.send(self.pid(), signal);
+        self.group.send(&self.process, signal);
     }
 }

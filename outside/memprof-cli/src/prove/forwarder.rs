@@ -5,9 +5,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
 use anyhow::Context;
+use memprof_ptrace::pidfd::PidFd;
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
-use nix::unistd::Pid;
 
 use crate::command_group::CommandGroup;
 use crate::interrupts::{self, exit_code};
@@ -18,10 +18,10 @@ use crate::output;
 pub(super) struct SignalForwarder(Arc<Mutex<Recipient>>);
 
 /// Process that a signal is forwarded to.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub(super) enum Recipient {
     Command {
-        pid: Pid,
+        process: PidFd,
         group: CommandGroup,
     },
     /// This program, which ends; a command that is stopped before its exit then exits.
@@ -70,12 +70,10 @@ fn open_signal_fd(signals: &SigSet) -> nix::Result<SignalFd> {
 
 impl Recipient {
     /// Forwards a signal to the command, or ends this program.
-    fn receive(self, signal: Signal, si_code: i32) {
+    fn receive(&self, signal: Signal, si_code: i32) {
         match self {
             Self::Command { group, .. } if group.has_received(si_code) => {}
-            Self::Command { pid, group } => {
-                group.send(pid, signal);
-            }
+            Self::Command { process, group } => group.send(process, signal),
             Self::Memprof => {
                 output::clear_progress();
                 process::exit(exit_code(signal).into());
