@@ -256,6 +256,8 @@ fn inspect_thread(
     stopped: &StoppedThread,
     calls: usize,
 ) -> Result<ThreadSnapshot, UnsafeReason> {
+    // A stopped thread executes no other program.
+    target.require_same().map_err(UnsafeReason::Fatal)?;
     let registers = stopped.registers().map_err(|_| THREAD_ENDED)?;
     if registers.cs != USER_CODE_SEGMENT {
         return Err(UnsafeReason::Retry("it runs code of 32 bits"));

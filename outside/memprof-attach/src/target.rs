@@ -172,8 +172,8 @@ impl Target {
     pub(crate) fn require_same(&self) -> Result<(), AttachError> {
         // The open memory file belongs to the program that was executed at its opening.
         match self.memory.read_u64(self.libc) {
-            Ok(_) => Ok(()),
-            Err(_) => Err(self.process_gone_error()),
+            Ok(_) if !self.memory.is_left() => Ok(()),
+            _ => Err(self.process_gone_error()),
         }
     }
 

@@ -229,7 +229,7 @@ impl CopyTarget {
     /// Whether it still executes the program that was inspected, to which the opened memory belongs.
     fn is_same_program(&self) -> bool {
         let code = self.memory.read_array(self.gadgets.system_call);
-        code.is_ok_and(|code| code == remote_call::SYSTEM_CALL)
+        code.is_ok_and(|code| code == remote_call::SYSTEM_CALL) && !self.memory.is_left()
     }
 }
 

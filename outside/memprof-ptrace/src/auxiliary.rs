@@ -1,10 +1,39 @@
 //! Parser of the auxiliary vector of a process (getauxval(3)): values that the kernel passed to its program at
 //! execve(2). They are read from /proc/PID/auxv, which the program cannot write to.
 
+use std::fs;
+use std::io;
+
 /// Key of the loader's load address; 0 if there is no loader, or if it was executed itself.
 pub(crate) const AT_BASE: u64 = 7;
 /// Key of the address of the executed file's program headers.
 pub(crate) const AT_PHDR: u64 = 3;
+
+/// Reads the auxiliary vector of the program that a process executes; empty if its main thread has ended.
+///
+/// # Errors
+/// The process has ended, or this user may not read it.
+pub(crate) fn read(pid: u32) -> io::Result<Vec<u8>> {
+    fs::read(format!("/proc/{pid}/auxv"))
+}
+
+/// The program that a process executes, by its auxiliary vector: with address space layout randomization, each execve(2)
+/// chooses other addresses of the stack, the loader and the vDSO.
+#[derive(Debug, Default)]
+pub(crate) struct Program(Vec<u8>);
+
+impl Program {
+    /// Program of a process. Without the right to read it, every later one counts as the same.
+    pub(crate) fn of(pid: u32) -> Self {
+        Self(read(pid).unwrap_or_default())
+    }
+
+    /// Whether a process executes another program by now. False if that cannot be read.
+    pub(crate) fn was_replaced(&self, pid: u32) -> bool {
+        let now = Self::of(pid);
+        !self.0.is_empty() && !now.0.is_empty() && self.0 != now.0
+    }
+}
 
 /// Returns the value of a key (`AT_*`) in an auxiliary vector (getauxval(3)); `None` if it is 0 or missing.
 pub(crate) fn value(vector: &[u8], key: u64) -> Option<u64> {

@@ -6,11 +6,13 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use crate::auxiliary::{self, Program};
 pub use crate::reader::MEMORY_TIMEOUT;
 use crate::reader::Reader;
 use crate::refusal::Refusal;
 
-/// An open /proc/PID/mem. It keeps referring to the process that had the pid when it was opened.
+/// An open /proc/PID/mem. It keeps referring to the memory that the process had when it was opened, also when the
+/// process executes another program: the memory lives on where another process shares it (clone(2), `CLONE_VM`).
 ///
 /// Until threads are stopped, a child process does the reading ([`open_by_child`](Self::open_by_child)): if a page
 /// does not arrive within [`MEMORY_TIMEOUT`], every later call fails.
@@ -18,6 +20,8 @@ use crate::refusal::Refusal;
 pub struct Memory {
     file: File,
     pid: u32,
+    /// Program whose memory it is.
+    program: Program,
     /// Child that reads; `None` once reads are direct.
     reader: Mutex<Option<Reader>>,
 }
@@ -28,6 +32,8 @@ impl Memory {
     /// # Errors
     /// There is no such process, or ptrace(2) is not allowed either.
     pub fn open(pid: u32) -> io::Result<Self> {
+        // In this order: if the process executes another program in between, that one is noticed.
+        let program = Program::of(pid);
         let mut options = File::options();
         let opened = options
             .read(true)
@@ -36,6 +42,7 @@ impl Memory {
         opened.map(|file| Self {
             file,
             pid,
+            program,
             reader: Mutex::new(None),
         })
     }
@@ -139,12 +146,17 @@ impl Memory {
         self.read_array(address).map(u64::from_le_bytes)
     }
 
+    /// Whether the process executes another program by now, so that this memory is no longer its own.
+    pub fn is_left(&self) -> bool {
+        self.program.was_replaced(self.pid)
+    }
+
     /// Reads the auxiliary vector of the process's program: pairs of two words, key and value.
     ///
     /// # Errors
     /// The process has ended.
     pub(crate) fn auxiliary_vector(&self) -> io::Result<Vec<u8>> {
-        std::fs::read(format!("/proc/{}/auxv", self.pid))
+        auxiliary::read(self.pid)
     }
 
     /// Writes bytes, as a debugger does also where the process has no write access itself.

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 
+use crate::auxiliary::Program;
 use crate::pidfd::PidFd;
 use crate::refusal::Refusal;
 
@@ -28,6 +29,8 @@ pub struct ProgramWatch {
     /// The open /proc/PID/maps, which shows the memory of that program only, and nothing once it is gone. `None` if
     /// this user may not read it.
     maps: Option<File>,
+    /// The program itself: its memory is not gone where another process shares it (clone(2), `CLONE_VM`).
+    program: Program,
 }
 
 /// The reason why a process no longer executes a program.
@@ -45,6 +48,7 @@ impl ProgramWatch {
     pub fn open(pid: u32) -> Self {
         let process = PidFd::open(pid).ok();
         let process = process.filter(|process| !process.wait(Duration::ZERO));
+        let program = Program::of(pid);
         let open_maps = || File::open(format!("/proc/{pid}/maps")).ok();
         let has_memory = |maps: &File| !is_gone(maps);
         // Kernel threads and zombies have no memory, and neither has the main thread while another thread's
@@ -53,7 +57,12 @@ impl ProgramWatch {
             let has_ended = process.as_ref()?.wait(EXECUTE_DELAY);
             (!has_ended).then(open_maps)?.filter(has_memory)
         });
-        Self { pid, process, maps }
+        Self {
+            pid,
+            process,
+            maps,
+            program,
+        }
     }
 
     /// Returns how the program ended. `None` if the process still executes it, or did not exist when this value was
@@ -66,7 +75,7 @@ impl ProgramWatch {
         if has_exited() {
             return Some(ProgramEnd::Exited);
         }
-        if !self.maps.as_ref().is_some_and(is_gone) {
+        if !self.maps.as_ref().is_some_and(is_gone) && !self.program.was_replaced(self.pid) {
             return None;
         }
         // The kernel installs the new program's memory before it releases the old one's.
@@ -133,10 +142,13 @@ impl From<ProgramEnd> for Refusal {
 
 #[cfg(test)]
 mod tests {
-    use std::io::Write;
+    use std::io::{BufRead, BufReader, Write};
     use std::process::{Child, Command, Stdio};
 
+    use nix::sys::signal::Signal;
+
     use super::*;
+    use crate::memory::Memory;
 
     fn start(script: &str) -> Child {
         let mut command = Command::new("sh");
@@ -170,6 +182,7 @@ mod tests {
             assert_eq!(
                 await_end(&ProgramWatch {
                     maps: None,
+                    program: Program::default(),
                     ..watch
                 }),
                 ProgramEnd::Exited
@@ -183,6 +196,40 @@ mod tests {
         );
         check("read x", ProgramEnd::Exited);
         check("read x; kill -KILL $$", ProgramEnd::Exited);
+    }
+
+    /// Makes a process that shares its memory, prints its pid, and executes another program at a line.
+    const SHARER: &str = "
+import ctypes, os, sys
+libc = ctypes.CDLL(None)
+stack = ctypes.create_string_buffer(1 << 16)
+top = ctypes.c_void_p(ctypes.addressof(stack) + len(stack) & ~15)
+CLONE_VM, SIGCHLD = 0x100, 17
+pause = ctypes.cast(libc.pause, ctypes.c_void_p)
+print(libc.clone(pause, top, CLONE_VM | SIGCHLD, None), flush=True)
+sys.stdin.readline()
+os.execvp('sleep', ['sleep', '60'])";
+
+    #[test]
+    fn execve_is_noticed_while_another_process_shares_the_memory() {
+        let mut command = Command::new("python3");
+        command.args(["-c", SHARER]);
+        let command = command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let mut line = String::new();
+        let mut output = BufReader::new(child.stdout.take().unwrap());
+        output.read_line(&mut line).unwrap();
+        let sharer = PidFd::open(line.trim().parse().unwrap()).unwrap();
+        let memory = Memory::open(child.id()).unwrap();
+        let watch = ProgramWatch::open(child.id());
+        assert_eq!(watch.end(), None);
+        assert!(!memory.is_left());
+        child.stdin.as_ref().unwrap().write_all(b"\n").unwrap();
+        assert_eq!(await_end(&watch), ProgramEnd::Executed);
+        assert!(memory.is_left());
+        sharer.send_signal(Signal::SIGKILL).unwrap();
+        child.kill().unwrap();
+        child.wait().unwrap();
     }
 
     #[test]
