@@ -1,9 +1,9 @@
 //! Symbolizes addresses, outside of the host, from the files that its mappings name.
 
-mod abbreviations;
 mod address;
 mod call_shapes;
 mod companions;
+mod debug_budget;
 mod dwarf;
 mod elf;
 mod frames;
@@ -32,6 +32,7 @@ use std::panic::resume_unwind;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
+use std::time::{Duration, Instant};
 
 pub use self::limited_file::LimitedFile;
 
@@ -43,6 +44,10 @@ use crate::module_names::ModuleNames;
 use crate::names::{Frame, Names};
 use crate::profile::{Address, EVICTED_STACKS, NO_STACK, Profile, ProfileOrigin, UNATTRIBUTED};
 use crate::stacks::AddressId;
+
+/// Time in which the names of a profile are read, up to one unit of debug information more. Files of others may be made
+/// so that each of their units takes seconds.
+const TIME_LIMIT: Duration = Duration::from_secs(60);
 
 /// Sources of symbols. The default has none: every function is shown as an offset.
 #[derive(Clone, Debug, Default)]
@@ -156,7 +161,8 @@ pub(crate) fn find_symbols(
     program::find_program(profile, sources);
     moved_text::restore(profile, Some(sources));
     let files = group_by_file(profile, &names, sources);
-    let results = symbolize_files(&files, &profile.origin, sources, progress)?;
+    let deadline = Instant::now() + TIME_LIMIT;
+    let results = symbolize_files(&files, &profile.origin, sources, progress, deadline)?;
     let mut notes: Vec<String> = unused_binary_note(&files, profile, sources)
         .into_iter()
         .collect();
@@ -235,6 +241,7 @@ fn symbolize_files(
     origin: &ProfileOrigin,
     sources: &Sources,
     progress: Progress<'_>,
+    deadline: Instant,
 ) -> Result<Vec<SymbolizedFile>> {
     let next = AtomicUsize::new(0);
     let done = AtomicUsize::new(0);
@@ -245,7 +252,7 @@ fn symbolize_files(
             let Some(file) = files.get(index) else {
                 return results;
             };
-            results.push((index, symbolize_file(file, origin, sources)));
+            results.push((index, symbolize_file(file, origin, sources, deadline)));
             progress(done.fetch_add(1, Ordering::Relaxed) + 1, files.len());
         }
     };
@@ -266,12 +273,22 @@ fn symbolize_files(
     results.into_iter().map(|(_, result)| result).collect()
 }
 
-/// Symbolizes the addresses of one file; notes say what could not be read. Fails only if the build id differs and
-/// `sources` does not force its use.
+/// Note about addresses that have no names because the time is over.
+fn late_note(count: usize) -> String {
+    format!(
+        "the names of {count} addresses are not read, because those before took {} s; --binary-root names a directory \
+         with a stripped copy, or --no-symbols leaves all names out",
+        TIME_LIMIT.as_secs()
+    )
+}
+
+/// Symbolizes the addresses of one file until the deadline; notes say what could not be read. Fails only if the build id
+/// differs and `sources` does not force its use.
 fn symbolize_file(
     file: &ObjectFile<'_>,
     origin: &ProfileOrigin,
     sources: &Sources,
+    deadline: Instant,
 ) -> Result<SymbolizedFile> {
     let mut result = SymbolizedFile {
         frames: Vec::new(),
@@ -286,11 +303,15 @@ fn symbolize_file(
         None => file.path.to_owned(),
     };
     let note = |text: String| format!("{name}: {text}");
+    if Instant::now() > deadline {
+        result.notes.push(note(late_note(file.queries.len())));
+        return Ok(result);
+    }
     match search::find_binary(file, origin.machine.as_deref(), sources)? {
         search::BinaryLookup::Nothing(reason) => result.notes.push(note(reason)),
         search::BinaryLookup::Binary(binary) => {
             result.build_id_match = Some(binary.build_id_match);
-            match elf::symbolize_file(&binary, file) {
+            match elf::symbolize_file(&binary, file, deadline) {
                 Ok((frames, call_shapes, notes)) => {
                     result.frames = frames;
                     result.call_shapes = call_shapes;
@@ -301,4 +322,42 @@ fn symbolize_file(
         }
     }
     Ok(result)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::object_files::CodeQuery;
+    use super::*;
+    use crate::profile::FileOffset;
+
+    #[test]
+    fn file_is_not_read_after_the_deadline() {
+        let query = CodeQuery {
+            address: Address(0x1000),
+            offset: FileOffset(0x1000),
+            id: AddressId(0),
+            is_near_leaf: true,
+        };
+        let file = ObjectFile {
+            path: "/proc/self/exe",
+            build_id: None,
+            is_main: true,
+            is_replaced: false,
+            has_offsets: true,
+            mappings: Vec::new(),
+            queries: vec![query; 3],
+        };
+        let sources = Sources::for_process(None);
+        let check = |deadline: Instant, expected: bool| {
+            let result = symbolize_file(&file, &ProfileOrigin::default(), &sources, deadline);
+            let notes = result.unwrap().notes;
+            let is_late = notes
+                .iter()
+                .any(|note| note.contains("the names of 3 addresses are not read"));
+            assert_eq!(is_late, expected, "{notes:?}");
+        };
+        let now = Instant::now();
+        check(now, true);
+        check(now + TIME_LIMIT, false);
+    }
 }

@@ -30,6 +30,12 @@ pub(super) enum Forgery {
     DebugFile,
     /// All units of `.debug_info` share one long list of abbreviations.
     Abbreviations,
+    /// Each byte of the line program is a row of the line table.
+    Lines,
+    /// Each entry of `.debug_info` is a function.
+    Functions,
+    /// Each entry of `.debug_info` is a function that is inlined into one.
+    InlinedFunctions,
     /// The file's name has an escape sequence that clears a terminal.
     Name,
 }
@@ -66,24 +72,83 @@ impl Forgery {
                     .open(&debug)?
                     .set_len(FILE_LEN)?;
             }
-            Self::Abbreviations => {
-                let (info, abbreviations) =
-                    (directory.join("info"), directory.join("abbreviations"));
-                fs::write(&info, debug_info_units())?;
-                fs::write(&abbreviations, abbreviation_list())?;
+            Self::Abbreviations | Self::Lines | Self::Functions | Self::InlinedFunctions => {
                 let mut copy = Command::new("objcopy");
                 copy.arg("--remove-section=.debug_aranges");
-                for (section, file) in [("info", info), ("abbrev", abbreviations)] {
-                    copy.arg(format!(
-                        "--update-section=.debug_{section}={}",
-                        file.display()
-                    ));
+                for (section, bytes) in self.debug_sections() {
+                    let file = directory.join(section);
+                    fs::write(&file, bytes)?;
+                    copy.arg(format!("--update-section=.{section}={}", file.display()));
                 }
                 run(copy.arg(&path))?;
             }
         }
         Ok(path)
     }
+
+    /// Sections of debug information that it replaces.
+    fn debug_sections(self) -> Vec<(&'static str, Vec<u8>)> {
+        match self {
+            Self::Abbreviations => vec![
+                ("debug_info", debug_info_units()),
+                ("debug_abbrev", abbreviation_list()),
+            ],
+            Self::Lines => vec![("debug_line", line_program())],
+            Self::Functions | Self::InlinedFunctions => {
+                let is_inlined = matches!(self, Self::InlinedFunctions);
+                vec![
+                    ("debug_info", function_entries(is_inlined)),
+                    ("debug_abbrev", FUNCTION_ABBREVIATIONS.to_vec()),
+                ]
+            }
+            _ => Vec::new(),
+        }
+    }
+}
+
+/// Bytes of a section that addr2line would keep as gigabytes.
+const LARGE_SECTION: usize = 128 << 20;
+
+/// Contents of `.debug_line`: one program (DWARF 4, 6.2.4) whose special opcodes each make a row for the next address.
+fn line_program() -> Vec<u8> {
+    const NEXT_ADDRESS: u8 = 32;
+    let header = [
+        &[1, 1, 1, 0xfb, 14, 13][..],
+        &[0, 1, 1, 1, 1, 0, 0, 0, 1, 0, 0, 1],
+        b"\0a.c\0\0\0\0\0",
+    ];
+    let header = header.concat();
+    let set_address = [0, 9, 2, 16, 0, 0, 0, 0, 0, 0, 0];
+    let mut program = [&set_address[..], &vec![NEXT_ADDRESS; LARGE_SECTION]].concat();
+    program.extend([0, 1, 1]);
+    let version = 4_u16.to_le_bytes();
+    let header_len = (header.len() as u32).to_le_bytes();
+    with_length(&[&version[..], &header_len, &header, &program].concat())
+}
+
+/// Abbreviations of a unit, a function and an inlined function, each with a range; the first two have children.
+const FUNCTION_ABBREVIATIONS: &[u8] = &[
+    1, 0x11, 1, 0x11, 1, 0x12, 6, 0, 0, 2, 0x2e, 1, 0x11, 1, 0x12, 6, 0, 0, 3, 0x1d, 0, 0x11, 1,
+    0x12, 6, 0, 0, 0,
+];
+
+/// Contents of `.debug_info`: one unit (DWARF 4, 7.5.1.1) of functions, or of one with inlined ones.
+fn function_entries(is_inlined: bool) -> Vec<u8> {
+    let entry = |code: u8| {
+        let (start, length) = (16_u64.to_le_bytes(), (1_u32 << 24).to_le_bytes());
+        [&[code][..], &start, &length].concat()
+    };
+    let entries = match is_inlined {
+        true => [entry(2), entry(3).repeat(LARGE_SECTION / 13), vec![0]].concat(),
+        false => [entry(2), vec![0]].concat().repeat(LARGE_SECTION / 14),
+    };
+    let header = [4, 0, 0, 0, 0, 0, 8];
+    with_length(&[&header[..], &entry(1), &entries, &[0]].concat())
+}
+
+/// The bytes behind their length in 32 bits.
+fn with_length(bytes: &[u8]) -> Vec<u8> {
+    [&(bytes.len() as u32).to_le_bytes()[..], bytes].concat()
 }
 
 /// Points a section's header at a hole of gigabytes.

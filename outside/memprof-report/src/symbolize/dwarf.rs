@@ -10,6 +10,7 @@ use object::{Object as _, ReadRef};
 
 use super::address::LinkedAddress;
 use super::companions::Companions;
+use super::debug_budget::DebugBudget;
 use super::frames::Frames;
 use super::scopes::{Offset, Scopes, Slice};
 use super::sections;
@@ -52,6 +53,7 @@ impl<'d> Dwarf<'d> {
         let mut info = sections::load(file, SectionId::DebugInfo)?;
         let mut abbreviations = sections::load(file, SectionId::DebugAbbrev)?;
         let mut ranges = sections::load(file, SectionId::DebugAranges)?;
+        let mut budget = DebugBudget::new();
         let unneeded = units::unneeded_units(
             &gimli::Dwarf {
                 debug_info: EndianSlice::new(&info, endian).into(),
@@ -60,6 +62,7 @@ impl<'d> Dwarf<'d> {
                 ..gimli::Dwarf::default()
             },
             addresses,
+            &mut budget,
         )?;
         for run in unneeded {
             units::blank_units(info.to_mut(), &run, endian);
@@ -76,6 +79,7 @@ impl<'d> Dwarf<'d> {
             split: SplitUnits::default(),
             endian,
         };
+        budget.charge_lines(&loaded.borrow())?;
         loaded.split = SplitUnits::load(&Arc::new(loaded.borrow()), addresses, companions);
         Ok(Some(loaded))
     }

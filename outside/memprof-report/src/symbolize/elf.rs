@@ -4,6 +4,7 @@ use std::collections::HashSet;
 use std::num::NonZeroUsize;
 use std::panic::resume_unwind;
 use std::thread;
+use std::time::Instant;
 
 use object::{Object as _, SymbolKind};
 
@@ -12,6 +13,7 @@ use super::call_shapes;
 use super::dwarf::Dwarf;
 use super::frames::{CollectedFrames, Frames};
 use super::image::Image;
+use super::late_note;
 use super::limited_file::LimitedFile;
 use super::minidebug;
 use super::object_files::{CodeQuery, ObjectFile};
@@ -33,11 +35,12 @@ type SymbolizedQueries = (
 );
 
 /// Symbolizes offsets of one binary, as far as possible. Returns the frames, the shapes of the calls near leaves, and
-/// notes about what could not be read and, for the main program, that it is stripped. Fails if the binary is no valid
-/// ELF file.
+/// notes about what could not be read and, for the main program, that it is stripped. After the deadline only symbols
+/// give names. Fails if the binary is no valid ELF file.
 pub(super) fn symbolize_file(
     binary: &Binary,
     object_file: &ObjectFile<'_>,
+    deadline: Instant,
 ) -> object::Result<SymbolizedQueries> {
     let cache = LimitedFile::new(&binary.file, READ_LIMIT);
     let file = object::File::parse(&cache)?;
@@ -97,29 +100,45 @@ pub(super) fn symbolize_file(
     let near_leaf: HashSet<AddressId> = near_leaf.map(|query| query.id).collect();
     let calls = queries.iter().map(|(call, _)| *call);
     let calls: Vec<_> = calls.filter(|(_, id)| near_leaf.contains(id)).collect();
-    let (frames, nameless) = with_inlined_frames_parallel(&queries, dwarf.as_ref());
-    notes.extend(dwarf.iter().flat_map(|dwarf| dwarf.notes(nameless)));
+    let (frames, missing) = with_inlined_frames_parallel(&queries, dwarf.as_ref(), deadline);
+    notes.extend(dwarf.iter().flat_map(|dwarf| dwarf.notes(missing.nameless)));
+    notes.extend((missing.late > 0).then(|| late_note(missing.late)));
     Ok((frames, call_shapes::read(&file, &calls), notes))
 }
 
+/// Numbers of names that are missing.
+#[derive(Clone, Copy, Default)]
+struct MissingNames {
+    /// Inlined functions without a name.
+    nameless: usize,
+    /// Addresses that were not looked up in debug information before the deadline.
+    late: usize,
+}
+
 /// Symbolizes the addresses, split between cores by ranges, because neighbours share debug information. Returns the
-/// frames of each range, and the number of inlined functions without a name.
+/// frames of each range, and what is missing.
 fn with_inlined_frames_parallel(
     queries: &[Query<'_>],
     dwarf: Option<&Dwarf<'_>>,
-) -> (Vec<CollectedFrames>, usize) {
+    deadline: Instant,
+) -> (Vec<CollectedFrames>, MissingNames) {
     let cores = thread::available_parallelism().map_or(1, NonZeroUsize::get);
     let size = queries.len().div_ceil(cores).max(MIN_PART);
     thread::scope(|scope| {
         let threads: Vec<_> = queries
             .chunks(size)
-            .map(|part| scope.spawn(|| with_inlined_frames(part, dwarf)))
+            .map(|part| scope.spawn(move || with_inlined_frames(part, dwarf, deadline)))
             .collect();
         let join = |thread: thread::ScopedJoinHandle<'_, _>| thread.join();
         let results = threads.into_iter().map(join);
         let results = results.map(|result| result.unwrap_or_else(|panic| resume_unwind(panic)));
-        let (frames, nameless): (_, Vec<usize>) = results.unzip();
-        (frames, nameless.into_iter().sum())
+        let (frames, missing): (_, Vec<MissingNames>) = results.unzip();
+        let sum = |count: fn(&MissingNames) -> usize| missing.iter().map(count).sum();
+        let missing = MissingNames {
+            nameless: sum(|missing| missing.nameless),
+            late: sum(|missing| missing.late),
+        };
+        (frames, missing)
     })
 }
 
@@ -127,19 +146,22 @@ fn with_inlined_frames_parallel(
 type Query<'s> = ((LinkedAddress, AddressId), Option<&'s str>);
 
 /// Returns the inlined functions at each address or, where debug information has none, the symbol alone. An address
-/// with neither gets no frame. The number of inlined functions without a name comes with them.
+/// with neither gets no frame. After the deadline, symbols alone are used.
 fn with_inlined_frames(
     queries: &[Query<'_>],
     dwarf: Option<&Dwarf<'_>>,
-) -> (CollectedFrames, usize) {
+    deadline: Instant,
+) -> (CollectedFrames, MissingNames) {
     let context = dwarf.and_then(Dwarf::context);
     let mut frames = Frames::default();
-    let mut nameless = 0;
+    let mut missing = MissingNames::default();
     for &(query, symbol) in queries {
         let symbol = symbol.map(str::as_bytes);
         let before = frames.len();
-        if let Some(context) = &context {
-            nameless += context.add_frames(query, symbol, &mut frames);
+        match &context {
+            Some(_) if Instant::now() > deadline => missing.late += 1,
+            Some(context) => missing.nameless += context.add_frames(query, symbol, &mut frames),
+            None => {}
         }
         if let Some(symbol) = symbol
             && frames.len() == before
@@ -147,7 +169,7 @@ fn with_inlined_frames(
             frames.push(query.1, symbol, None, 0);
         }
     }
-    (frames.finish(), nameless)
+    (frames.finish(), missing)
 }
 
 /// Converts the addresses to linked ones: by their offsets in the file or, if those are unknown or of a debug file, by

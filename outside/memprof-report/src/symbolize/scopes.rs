@@ -13,7 +13,7 @@ use addr2line::gimli::{
     DwarfFileType, EndianSlice, RunTimeEndian, UnitHeader, UnitRef,
 };
 
-use super::abbreviations::AbbreviationBudget;
+use super::debug_budget::DebugBudget;
 
 pub(super) type Slice<'d> = EndianSlice<'d, RunTimeEndian>;
 
@@ -47,7 +47,7 @@ pub(super) struct Scopes<'s> {
     /// By the addresses of the debug information, and the offsets of the unit and of the declaration.
     cache: RefCell<HashMap<(usize, usize, usize), Option<String>>>,
     remaining: Cell<usize>,
-    abbreviations: RefCell<AbbreviationBudget>,
+    budget: RefCell<DebugBudget>,
     units: Units<'s>,
     supplementary_units: Units<'s>,
 }
@@ -57,7 +57,7 @@ impl<'s> Scopes<'s> {
         Self {
             cache: RefCell::default(),
             remaining: Cell::new(MAX_ENTRIES),
-            abbreviations: RefCell::new(AbbreviationBudget::new()),
+            budget: RefCell::new(DebugBudget::new()),
             units: OnceCell::new(),
             supplementary_units: OnceCell::new(),
         }
@@ -191,8 +191,10 @@ impl<'s> Scopes<'s> {
         let after = units.partition_point(|unit| unit.debug_info_offset() <= Some(offset));
         let header = units[after.checked_sub(1)?];
         let lists = header.debug_abbrev_offset();
-        let mut budget = self.abbreviations.borrow_mut();
-        budget.charge(&dwarf.debug_abbrev, lists).ok()?;
+        let mut budget = self.budget.borrow_mut();
+        budget
+            .charge_abbreviations(&dwarf.debug_abbrev, lists)
+            .ok()?;
         drop(budget);
         let unit = dwarf.unit(header).ok()?;
         let unit = UnitRef::new(dwarf, &unit);

@@ -12,9 +12,9 @@ use addr2line::gimli::{
     self, DwarfPackageSections, DwarfSections, DwoId, EndianSlice, RunTimeEndian,
 };
 
-use super::abbreviations::AbbreviationBudget;
 use super::address::LinkedAddress;
 use super::companions::Companions;
+use super::debug_budget::DebugBudget;
 use super::limited_file::LimitedFile;
 use super::regular_file::READ_LIMIT;
 use super::scopes::Slice;
@@ -50,7 +50,7 @@ struct Package {
 /// Limits for all split files of a program together.
 struct Budget {
     bytes: u64,
-    abbreviations: AbbreviationBudget,
+    debug: DebugBudget,
 }
 
 impl SplitUnits {
@@ -70,7 +70,7 @@ impl SplitUnits {
         }
         let mut budget = Budget {
             bytes: READ_LIMIT,
-            abbreviations: AbbreviationBudget::new(),
+            debug: DebugBudget::new(),
         };
         let package = companions.package();
         loaded.package = package.and_then(|file| Package::load(&file, &mut budget).ok());
@@ -250,6 +250,6 @@ impl Budget {
 
 /// Fails if a unit is damaged, or exceeds the limits within which addr2line reads it.
 fn check_unit(unit: &gimli::Dwarf<Slice<'_>>, budget: &mut Budget) -> io::Result<()> {
-    units::charge_abbreviations(unit, &mut budget.abbreviations)?;
-    units::check_depth(unit)
+    units::charge_abbreviations(unit, &mut budget.debug)?;
+    units::check_entries(unit, &mut budget.debug)
 }

@@ -7,8 +7,8 @@ use std::path::PathBuf;
 use addr2line::gimli::{DwarfSections, EndianSlice};
 use object::ReadRef;
 
-use super::abbreviations::AbbreviationBudget;
 use super::companions::Companions;
+use super::debug_budget::DebugBudget;
 use super::limited_file::LimitedFile;
 use super::regular_file::READ_LIMIT;
 use super::supplementary_link::link;
@@ -48,7 +48,7 @@ impl Supplementary {
             Ok(sections::load(&found, id)?.into_owned())
         })?;
         let dwarf = sections.borrow(|section| EndianSlice::new(section, endian));
-        units::charge_abbreviations(&dwarf, &mut AbbreviationBudget::new())?;
+        units::charge_abbreviations(&dwarf, &mut DebugBudget::new())?;
         Ok(Self {
             sections: Some(sections),
             missing: None,

@@ -7,11 +7,12 @@ use std::ops::Range;
 
 use addr2line::gimli::{
     self, ArangeEntry, AttributeValue, DW_AT_abstract_origin, DW_AT_specification,
-    DW_FORM_ref_addr, DW_UT_type, Dwarf, EndianSlice, Endianity as _, RunTimeEndian, UnitHeader,
+    DW_FORM_ref_addr, DW_TAG_inlined_subroutine, DW_TAG_subprogram, DW_UT_type, DwTag, Dwarf,
+    EndianSlice, Endianity as _, RunTimeEndian, UnitHeader,
 };
 
-use super::abbreviations::AbbreviationBudget;
 use super::address::LinkedAddress;
+use super::debug_budget::DebugBudget;
 
 /// Deepest nesting of entries that is read: addr2line follows inlined functions by recursion.
 const MAX_DEPTH: isize = 1000;
@@ -25,10 +26,11 @@ type Slice<'d> = EndianSlice<'d, RunTimeEndian>;
 /// in `.debug_aranges`, those with one of the addresses, and the units to which needed ones refer.
 ///
 /// # Errors
-/// A needed unit is damaged, or nested deeper than any compiler writes it.
+/// A needed unit is damaged, nested deeper than any compiler writes it, or exceeds the budget.
 pub(super) fn unneeded_units(
     dwarf: &Dwarf<Slice<'_>>,
     addresses: &[LinkedAddress],
+    budget: &mut DebugBudget,
 ) -> io::Result<Vec<Range<usize>>> {
     let is_needed = units_in_ranges(dwarf, addresses);
     let mut units = Vec::new();
@@ -40,11 +42,11 @@ pub(super) fn unneeded_units(
         .iter()
         .map(|unit| *is_needed.get(&unit.offset().0).unwrap_or(&true))
         .collect();
-    let mut budget = AbbreviationBudget::new();
     let mut unread: Vec<usize> = (0..units.len()).filter(|&unit| needed[unit]).collect();
     while let Some(unit) = unread.pop() {
-        budget.charge(&dwarf.debug_abbrev, units[unit].debug_abbrev_offset())?;
-        for reference in references(dwarf, &units[unit])? {
+        let unread_unit = &units[unit];
+        budget.charge_abbreviations(&dwarf.debug_abbrev, unread_unit.debug_abbrev_offset())?;
+        for reference in references(dwarf, unread_unit, budget)? {
             let after = units.partition_point(|unit| unit.offset().0 <= reference);
             let Some(unit) = after.checked_sub(1).filter(|&unit| !needed[unit]) else {
                 continue;
@@ -72,20 +74,20 @@ pub(super) fn unneeded_units(
 /// The limit is exceeded, or a unit is damaged.
 pub(super) fn charge_abbreviations(
     dwarf: &Dwarf<Slice<'_>>,
-    budget: &mut AbbreviationBudget,
+    budget: &mut DebugBudget,
 ) -> io::Result<()> {
     let mut headers = dwarf.units();
     while let Some(unit) = headers.next().map_err(io::Error::other)? {
-        budget.charge(&dwarf.debug_abbrev, unit.debug_abbrev_offset())?;
+        budget.charge_abbreviations(&dwarf.debug_abbrev, unit.debug_abbrev_offset())?;
     }
     Ok(())
 }
 
-/// Fails if a unit is damaged, or nested deeper than any compiler writes it.
-pub(super) fn check_depth(dwarf: &Dwarf<Slice<'_>>) -> io::Result<()> {
+/// Fails if a unit is damaged, nested deeper than any compiler writes it, or exceeds the budget.
+pub(super) fn check_entries(dwarf: &Dwarf<Slice<'_>>, budget: &mut DebugBudget) -> io::Result<()> {
     let mut headers = dwarf.units();
     while let Some(unit) = headers.next().map_err(io::Error::other)? {
-        references(dwarf, &unit)?;
+        references(dwarf, &unit, budget)?;
     }
     Ok(())
 }
@@ -134,8 +136,12 @@ fn is_inside(addresses: &[LinkedAddress], range: ArangeEntry) -> bool {
 }
 
 /// Returns the offsets in `.debug_info` of entries in other units to which this unit's functions refer for their names.
-/// Fails if the unit is damaged, or nested deeper than `MAX_DEPTH`.
-fn references(dwarf: &Dwarf<Slice<'_>>, unit: &UnitHeader<Slice<'_>>) -> io::Result<Vec<usize>> {
+/// Fails if the unit is damaged, nested deeper than `MAX_DEPTH`, or exceeds the budget.
+fn references(
+    dwarf: &Dwarf<Slice<'_>>,
+    unit: &UnitHeader<Slice<'_>>,
+    budget: &mut DebugBudget,
+) -> io::Result<Vec<usize>> {
     let mut references = Vec::new();
     let abbreviations = dwarf.abbreviations(unit).map_err(io::Error::other)?;
     let mut entries = unit
@@ -146,26 +152,32 @@ fn references(dwarf: &Dwarf<Slice<'_>>, unit: &UnitHeader<Slice<'_>>) -> io::Res
             let problem = format!("it is nested deeper than {MAX_DEPTH}");
             return Err(io::Error::new(io::ErrorKind::FileTooLarge, problem));
         }
-        read_entry(&mut entries, &mut references).map_err(io::Error::other)?;
+        let tag = read_entry(&mut entries, &mut references).map_err(io::Error::other)?;
+        if [Some(DW_TAG_subprogram), Some(DW_TAG_inlined_subroutine)].contains(&tag) {
+            budget.charge_function()?;
+        }
     }
     Ok(references)
 }
 
-/// Reads one entry, and adds its references to other units to `references`.
+/// Reads one entry, and adds its references to other units to `references`. Returns its tag; `None` for the end of a list
+/// of children.
 fn read_entry(
     entries: &mut gimli::EntriesRaw<'_, Slice<'_>>,
     references: &mut Vec<usize>,
-) -> gimli::Result<()> {
+) -> gimli::Result<Option<DwTag>> {
     let Some(abbreviation) = entries.read_abbreviation()? else {
-        return Ok(());
+        return Ok(None);
     };
+    let tag = Some(abbreviation.tag());
     let attributes = abbreviation.attributes();
     let refers_to_unit = |attribute: &gimli::AttributeSpecification| {
         let is_name = [DW_AT_abstract_origin, DW_AT_specification].contains(&attribute.name());
         is_name && attribute.form() == DW_FORM_ref_addr
     };
     if !attributes.iter().any(refers_to_unit) {
-        return entries.skip_attributes(attributes);
+        entries.skip_attributes(attributes)?;
+        return Ok(tag);
     }
     for attribute in attributes {
         let value = entries.read_attribute(*attribute)?.value();
@@ -175,7 +187,7 @@ fn read_entry(
             references.push(reference.0);
         }
     }
-    Ok(())
+    Ok(tag)
 }
 
 #[cfg(test)]
@@ -189,7 +201,7 @@ mod tests {
     };
     use object::{Object as _, ObjectSection as _};
 
-    use super::{blank_units, unneeded_units};
+    use super::{DebugBudget, blank_units, unneeded_units};
 
     const ENDIAN: RunTimeEndian = RunTimeEndian::Little;
 
@@ -215,7 +227,8 @@ mod tests {
         let address = range.expect("there is one").address();
         let DebugInfoOffset(unit) = set.debug_info_offset();
         let is_unneeded = |addresses: &[u64]| {
-            let runs = unneeded_units(&dwarf, addresses).expect("it is whole");
+            let runs = unneeded_units(&dwarf, addresses, &mut DebugBudget::new());
+            let runs = runs.expect("it is whole");
             runs.iter().any(|run| run.contains(&unit))
         };
         assert!(!is_unneeded(&[address]));
@@ -230,7 +243,8 @@ mod tests {
             count
         };
         let before = count(&dwarf);
-        let runs = unneeded_units(&dwarf, &[address]).expect("it is whole");
+        let runs = unneeded_units(&dwarf, &[address], &mut DebugBudget::new());
+        let runs = runs.expect("it is whole");
         let mut info = dwarf.debug_info.reader().slice().to_vec();
         for run in runs {
             blank_units(&mut info, &run, ENDIAN);
