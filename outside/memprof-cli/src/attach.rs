@@ -19,6 +19,7 @@ use crate::patched_functions::{self, PatchOutcome};
 use crate::refusal_error::{program_end_error, refusal_error};
 use crate::reply::send_request;
 use crate::run::find_plugin;
+use crate::slow_step::SlowStep;
 use crate::{output, target};
 
 /// Default of `--max-pause`: how long all threads of a process may be stopped.
@@ -161,6 +162,7 @@ fn attach(args: &AttachArgs) -> anyhow::Result<(Client, AttachOutcome)> {
     };
     let pid = args.pid;
     let program = ProgramWatch::open(pid);
+    let _step = SlowStep::begin(format!("attaching to {pid}"));
     let attached = attach_with(pid, &plugin, &args.attachment()?);
     let attached = attached.map_err(|error| refusal_error(pid, &error))?;
     match target::connect(Some(&pid.to_string())) {

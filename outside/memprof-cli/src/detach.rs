@@ -11,6 +11,7 @@ use serde_json::json;
 
 use crate::exit::{FAILED, Outcome, UNREACHABLE, with_exit_code};
 use crate::reply::send_request;
+use crate::slow_step::SlowStep;
 use crate::{output, patched_functions, target};
 
 /// Timeout for the plugin's threads to end.
@@ -85,6 +86,7 @@ pub(crate) fn run(args: &DetachArgs) -> Outcome {
 
 /// Detaches the plugin, restores patched functions, and waits until the plugin's threads have ended.
 pub(crate) fn detach(pid: u32) -> anyhow::Result<DetachOutcome> {
+    let _step = SlowStep::begin(format!("detaching from {pid}"));
     let mut client = match target::connect(Some(&pid.to_string())) {
         Ok(client) => client,
         // The plugin was detached at the end of its time, but cannot restore code that threads may execute.

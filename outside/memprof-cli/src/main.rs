@@ -40,6 +40,7 @@ mod scratch;
 mod script;
 mod serve;
 mod signals;
+mod slow_step;
 mod stack_lines;
 mod target;
 

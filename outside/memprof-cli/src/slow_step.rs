@@ -1,0 +1,67 @@
+//! A progress line for a step that is usually over at once: a process with thousands of threads that all want to run gets
+//! to each of memprof's requests seconds later.
+
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use crate::output;
+
+/// Interval after which the line appears, and is then renewed.
+const INTERVAL: Duration = Duration::from_secs(2);
+
+/// A step that shows how long it takes, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct SlowStep {
+    end: Option<Sender<()>>,
+    thread: Option<JoinHandle<u32>>,
+}
+
+impl SlowStep {
+    /// Begins a step, called `name` on the terminal. Without a thread left, the step has no line.
+    pub(crate) fn begin(name: String) -> Self {
+        let (end, ended) = channel();
+        let thread = thread::Builder::new().name("progress".to_owned());
+        let thread = thread.spawn(move || show(&name, &ended, INTERVAL));
+        Self {
+            end: Some(end),
+            thread: thread.ok(),
+        }
+    }
+}
+
+/// Shows the time that a step takes, until it ends. Returns how often.
+fn show(name: &str, ended: &Receiver<()>, interval: Duration) -> u32 {
+    let start = Instant::now();
+    let mut times = 0;
+    while ended.recv_timeout(interval) == Err(RecvTimeoutError::Timeout) {
+        output::progress(&format!("{name}: {} s", start.elapsed().as_secs()));
+        times += 1;
+    }
+    if times > 0 {
+        output::clear_progress();
+    }
+    times
+}
+
+impl Drop for SlowStep {
+    fn drop(&mut self) {
+        drop(self.end.take());
+        if let Some(thread) = self.thread.take() {
+            // A panic has been reported by its hook.
+            let _ = thread.join();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn step_that_is_over_is_not_shown() {
+        let (end, ended) = channel();
+        drop(end);
+        assert_eq!(show("waiting", &ended, Duration::ZERO), 0);
+    }
+}
