@@ -7,6 +7,8 @@ pub(crate) struct OuterFrame<'n> {
     pub(crate) name: &'n str,
     /// Whether its source file is that of the closure.
     pub(crate) is_same_file: bool,
+    /// Whether [`mentions_closure`] holds for its name.
+    pub(crate) mentions_closure: bool,
 }
 
 /// Returns whether a function's name ends with a closure, such as `shop::{closure#0}`.
@@ -14,6 +16,11 @@ pub(crate) fn is_closure(name: &str) -> bool {
     let last = last_component(name);
     let is_numbered = last.starts_with('{') && last.ends_with('}') && last.contains('#');
     is_numbered && !last.starts_with("{impl") && !last.contains("_env#")
+}
+
+/// Returns whether a function's name may contain the type of a closure, as in `map<shop::load::{closure_env#0}>`.
+pub(crate) fn mentions_closure(name: &str) -> bool {
+    name.contains("_env#")
 }
 
 /// Returns the name of a closure with the path of the function that has it. `outer` are the frames towards the root: one
@@ -33,7 +40,9 @@ pub(crate) fn qualified_closure<'n>(
         if nearest.is_none() && frame.is_same_file && is_function && !is_closure(frame.name) {
             nearest = Some(frame.name);
         }
-        path = path.or_else(|| path_before(frame.name, &environment));
+        if path.is_none() && frame.mentions_closure {
+            path = path_before(frame.name, &environment);
+        }
         if path.is_some() && nearest.is_some() {
             break;
         }
@@ -66,7 +75,7 @@ fn last_component(name: &str) -> &str {
 
 #[cfg(test)]
 mod tests {
-    use super::{OuterFrame, is_closure, qualified_closure};
+    use super::{OuterFrame, is_closure, mentions_closure, qualified_closure};
 
     #[test]
     fn closure_has_the_path_of_its_function() {
@@ -74,6 +83,7 @@ mod tests {
             let outer = outer.iter().map(|(name, is_same_file)| OuterFrame {
                 name,
                 is_same_file: *is_same_file,
+                mentions_closure: mentions_closure(name),
             });
             assert_eq!(qualified_closure(name, outer).as_deref(), expected);
         };

@@ -4,6 +4,7 @@
 //! Evidence counts in this order: the user's patterns, the source file, the mapped file, the shape of a wrapper of
 //! malloc, and last the name.
 
+mod allocating_name;
 mod evidence;
 mod explanation;
 mod function_evidence;
@@ -21,7 +22,7 @@ use std::collections::{HashMap, HashSet};
 use regex::Regex;
 
 use self::evidence::ProfileEvidence;
-use self::function_evidence::FunctionEvidence;
+use self::function_evidence::{FunctionEvidence, SourceEvidence};
 use self::mapped_file::MappedFile;
 pub(crate) use self::mapped_file::stem;
 pub(crate) use self::reason::{OriginReason, Verdict};
@@ -110,6 +111,7 @@ impl CodeOrigins {
         let files = MappedFile::for_mappings(profile);
         let mut origins = Self::default();
         let mut known: HashMap<FrameKey, u32> = HashMap::new();
+        let mut sources: HashMap<StringId, SourceEvidence<'_>> = HashMap::new();
         let mut has_own_functions = false;
         for index in 0..profile.stacks.addresses().len() {
             let id = AddressId(index as u32);
@@ -118,7 +120,11 @@ impl CodeOrigins {
             let verdicts = names.frames(id).iter().map(|frame| {
                 let key = (frame.function, frame.linkage, frame.file, mapping);
                 *known.entry(key).or_insert_with(|| {
-                    let function = FunctionEvidence::new(frame, names, file);
+                    let source = frame.file.map_or(SourceEvidence::Unknown, |path| {
+                        let path_evidence = || SourceEvidence::new(names.strings.get(path));
+                        *sources.entry(path).or_insert_with(path_evidence)
+                    });
+                    let function = FunctionEvidence::new(frame, names, source, file);
                     let verdict = evidence.verdict(&function, origin_rules);
                     has_own_functions |= is_own_function(&function, verdict);
                     origins.verdicts.push(verdict);

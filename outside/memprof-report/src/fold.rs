@@ -5,7 +5,7 @@ use std::collections::HashMap;
 
 use crate::alloc_time::AllocTime;
 use crate::allocator_frames::is_allocator;
-use crate::closures::{OuterFrame, is_closure, qualified_closure};
+use crate::closures::{OuterFrame, is_closure, mentions_closure, qualified_closure};
 use crate::code_origin::{CodeOrigin, CodeOrigins, OriginRules};
 use crate::comparison::Comparison;
 use crate::confidence::Confidence;
@@ -185,6 +185,10 @@ impl FoldBuilder {
                     .collect()
             })
             .collect();
+        let mentions_closure: Vec<bool> = match self.is_closure.contains(&true) {
+            true => names.strings.iter().map(mentions_closure).collect(),
+            false => Vec::new(),
+        };
         let mut functions = Vec::new();
         for sample in &profile.samples {
             if sample.values[sample_type] == 0 {
@@ -197,7 +201,7 @@ impl FoldBuilder {
                 functions.extend_from_slice(&by_address[id.0 as usize]);
             }
             if shown.granularity == Granularity::Functions {
-                self.qualify_closures(&mut functions, addresses, names);
+                self.qualify_closures(&mut functions, addresses, names, &mentions_closure);
             }
             self.trim_inlined(&mut functions);
             functions.reverse();
@@ -254,6 +258,7 @@ impl FoldBuilder {
         functions: &mut [StringId],
         addresses: &[AddressId],
         names: &Names,
+        mentions_closure: &[bool],
     ) {
         if !functions.iter().any(|id| self.is_closure[id.0 as usize]) {
             return;
@@ -267,6 +272,7 @@ impl FoldBuilder {
             let outer = frames[index + 1..].iter().map(|frame| OuterFrame {
                 name: names.strings.get(frame.function),
                 is_same_file: frame.file == frames[index].file,
+                mentions_closure: mentions_closure[frame.function.0 as usize],
             });
             let Some(name) = qualified_closure(self.functions.get(*function), outer) else {
                 continue;

@@ -40,6 +40,11 @@ impl Strings {
         &self.list[id.0 as usize]
     }
 
+    /// The strings, in the order of their ids.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &str> {
+        self.list.iter().map(|string| &**string)
+    }
+
     /// Number of strings.
     pub fn len(&self) -> usize {
         self.list.len()

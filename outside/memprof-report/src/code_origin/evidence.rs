@@ -191,7 +191,11 @@ mod tests {
             is_system_library: case.file == LIBRARY,
             ..MappedFile::default()
         };
-        let function = FunctionEvidence::new(&frames[0], &named.names, file);
+        let path = frames[0]
+            .file
+            .map_or("", |path| named.names.strings.get(path));
+        let source = SourceEvidence::new(path);
+        let function = FunctionEvidence::new(&frames[0], &named.names, source, file);
         ProfileEvidence::new(&named)
             .verdict(&function, &OriginRules::default())
             .origin

@@ -32,27 +32,42 @@ pub(super) struct FunctionEvidence<'p> {
     pub(super) file: MappedFile<'p>,
 }
 
+impl<'p> SourceEvidence<'p> {
+    /// Evidence of a source file's path; empty if it is unknown.
+    pub(super) fn new(path: &'p str) -> Self {
+        match library_directory(path) {
+            _ if path.is_empty() => Self::Unknown,
+            Some((directory, package)) => Self::Library {
+                path,
+                directory,
+                package,
+            },
+            None => Self::Own(path),
+        }
+    }
+
+    fn is_rust(&self) -> bool {
+        match self {
+            Self::Library { path, .. } | Self::Own(path) => path.ends_with(".rs"),
+            Self::Unknown => false,
+        }
+    }
+}
+
 impl<'p> FunctionEvidence<'p> {
-    pub(super) fn new(frame: &Frame, names: &'p Names, file: MappedFile<'p>) -> Self {
+    pub(super) fn new(
+        frame: &Frame,
+        names: &'p Names,
+        source: SourceEvidence<'p>,
+        file: MappedFile<'p>,
+    ) -> Self {
         let text = |id: StringId| names.strings.get(id);
-        let source = frame.file.map(text).filter(|path| !path.is_empty());
-        let is_rust = source.is_some_and(|path| path.ends_with(".rs"));
         let by_symbol = frame.linkage.map(text).and_then(Language::from_symbol);
         Self {
             name: text(frame.function),
             is_named: frame.named,
-            language: by_symbol.or(is_rust.then_some(Language::Rust)),
-            source: match source {
-                None => SourceEvidence::Unknown,
-                Some(path) => match library_directory(path) {
-                    Some((directory, package)) => SourceEvidence::Library {
-                        path,
-                        directory,
-                        package,
-                    },
-                    None => SourceEvidence::Own(path),
-                },
-            },
+            language: by_symbol.or(source.is_rust().then_some(Language::Rust)),
+            source,
             file,
         }
     }

@@ -1,10 +1,10 @@
 //! Wrappers of malloc in the program, found by their shape: they are in front of the allocator, and return what it
 //! gave to callers that chose its size; or many functions call them, and their names say that they allocate.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
 
+use super::allocating_name::AllocatingName;
 use super::reason::{BlockUse, OriginReason, Verdict, WrapperShape};
-use super::rules::{ALLOCATING_ENDS, GROWING_ENDS, MEMORY_PARTS};
 use super::{CodeOrigin, CodeOrigins};
 use crate::call_shape::{Argument, CallShape};
 use crate::demangle::Language;
@@ -31,11 +31,47 @@ enum FunctionKey {
     At(Option<usize>, u64),
 }
 
+/// Number of a function in [`FunctionIds`].
+type FunctionId = u32;
+
+/// Functions of a profile's frames, numbered, so that a pass over all stacks looks nothing up by a hash.
+struct FunctionIds {
+    /// By [`AddressId`]: the functions of its frames, innermost first.
+    by_address: Vec<Box<[FunctionId]>>,
+    count: usize,
+}
+
+impl FunctionIds {
+    fn new(named: &SymbolizedProfile) -> Self {
+        let mut known: HashMap<FunctionKey, FunctionId> = HashMap::new();
+        let by_address = (0..named.profile.stacks.addresses().len() as u32).map(|index| {
+            let address = AddressId(index);
+            let shape = named.names.call_shapes.get(&address);
+            let ids = named.names.frames(address).iter().map(|frame| {
+                let key = match (frame.named, shape) {
+                    (false, Some(shape)) => {
+                        FunctionKey::At(named.profile.mapping_of_frame(address), shape.function)
+                    }
+                    _ => FunctionKey::Named(frame.function),
+                };
+                let next = known.len() as FunctionId;
+                *known.entry(key).or_insert(next)
+            });
+            ids.collect()
+        });
+        Self {
+            by_address: by_address.collect(),
+            count: known.len(),
+        }
+    }
+}
+
 /// Calls of a function's own that lead to the allocator.
 #[derive(Debug, Default)]
 struct FrontCalls {
-    stacks: u32,
-    callers: HashSet<FunctionKey>,
+    stacks: Vec<StackId>,
+    /// Callers, one for each stack.
+    callers: Vec<FunctionId>,
     /// Numbers of stacks by the use of the block, in the order of [`BLOCK_USES`].
     block_uses: [u32; 3],
     /// Whether the function is little more than the call.
@@ -45,37 +81,50 @@ struct FrontCalls {
     name: Option<StringId>,
 }
 
+impl FrontCalls {
+    /// Number of different callers.
+    fn count_callers(&self) -> u32 {
+        let mut callers = self.callers.clone();
+        callers.sort_unstable();
+        callers.dedup();
+        callers.len() as u32
+    }
+}
+
 /// Marks the verdicts on wrappers of malloc as plumbing.
 pub(super) fn mark(origins: &mut CodeOrigins, named: &SymbolizedProfile) {
-    let stacks = LeafView { named };
+    let stacks = LeafView {
+        named,
+        functions: FunctionIds::new(named),
+    };
+    let uses = stacks.count_uses(origins);
+    let mut calls: BTreeMap<FunctionId, FrontCalls> = BTreeMap::new();
+    // A wrapper's stacks have another function in front of the allocator in the next round.
+    let mut pending: Vec<_> = (0..named.profile.stacks.len() as u32)
+        .map(StackId)
+        .collect();
     for _ in 0..MAX_ROUNDS {
-        let mut wrappers: HashMap<FunctionKey, WrapperShape> = stacks
-            .front_calls(origins)
-            .into_iter()
-            .filter_map(|(key, calls)| Some((key, stacks.wrapper_shape(&calls)?)))
-            .collect();
-        if wrappers.is_empty() {
-            return;
+        for stack in pending.drain(..) {
+            stacks.add_front_call(origins, stack, &mut calls);
         }
-        stacks.drop_other_uses(origins, &mut wrappers);
-        let mut changed = false;
-        for index in 0..origins.by_address.len() {
-            let id = AddressId(index as u32);
-            for (position, frame) in named.names.frames(id).iter().enumerate() {
-                let Some(shape) = wrappers.get(&stacks.key(id, frame)) else {
-                    continue;
-                };
-                let verdict = &mut origins.verdicts[origins.by_address[index][position] as usize];
-                if is_candidate(verdict) {
-                    let reason = OriginReason::Wrapper(*shape);
-                    *verdict = Verdict::new(CodeOrigin::Plumbing, reason);
-                    changed = true;
-                }
+        let mut wrappers: Vec<Option<WrapperShape>> = vec![None; stacks.functions.count];
+        calls.retain(|function, front| {
+            let uses = uses[*function as usize];
+            let Some(shape) = stacks.wrapper_shape(front) else {
+                return true;
+            };
+            // Not those that allocate mostly through others.
+            if u64::from(shape.stacks) * 100 < u64::from(uses) * u64::from(MIN_FRONT_PERCENT) {
+                return true;
             }
-        }
-        if !changed {
+            wrappers[*function as usize] = Some(shape);
+            pending.append(&mut front.stacks);
+            false
+        });
+        if pending.is_empty() {
             return;
         }
+        stacks.mark_wrappers(origins, &wrappers);
     }
 }
 
@@ -108,6 +157,7 @@ fn is_in_library(verdict: &Verdict) -> bool {
 /// Stacks of a profile, seen from the leaf.
 struct LeafView<'p> {
     named: &'p SymbolizedProfile,
+    functions: FunctionIds,
 }
 
 /// A frame at the end of a stack, with the index of its [`Verdict`].
@@ -115,6 +165,7 @@ struct LeafView<'p> {
 struct LeafFrame<'p> {
     address: AddressId,
     frame: &'p Frame,
+    function: FunctionId,
     /// Whether it is the function whose code contains the address, not an inlined one.
     is_outermost: bool,
     verdict: usize,
@@ -132,68 +183,80 @@ impl<'p> LeafView<'p> {
         addresses.iter().flat_map(move |&address| {
             let frames = self.named.names.frames(address);
             let verdicts = &origins.by_address[address.0 as usize];
-            frames
-                .iter()
-                .zip(verdicts)
-                .enumerate()
-                .map(move |(index, (frame, verdict))| LeafFrame {
-                    address,
-                    frame,
-                    is_outermost: index + 1 == frames.len(),
-                    verdict: *verdict as usize,
-                })
+            let functions = &self.functions.by_address[address.0 as usize];
+            (0..frames.len()).map(move |index| LeafFrame {
+                address,
+                frame: &frames[index],
+                function: functions[index],
+                is_outermost: index + 1 == frames.len(),
+                verdict: verdicts[index] as usize,
+            })
         })
     }
 
-    fn key(&self, address: AddressId, frame: &Frame) -> FunctionKey {
-        let shape = self.named.names.call_shapes.get(&address);
-        match (frame.named, shape) {
-            (false, Some(shape)) => {
-                let mapping = self.named.profile.mapping_of_frame(address);
-                FunctionKey::At(mapping, shape.function)
+    /// Counts for each function the stacks in which it is, as a candidate.
+    fn count_uses(&self, origins: &CodeOrigins) -> Vec<u32> {
+        let mut uses = vec![0; self.functions.count];
+        // The last stack in which a function was counted.
+        let mut counted = vec![u32::MAX; self.functions.count];
+        let candidates: Vec<_> = origins.verdicts.iter().map(is_candidate).collect();
+        for (index, &depth) in self.named.depths.iter().enumerate() {
+            let stack = StackId(index as u32);
+            for address in &self.named.profile.stacks.frames(stack)[depth as usize..] {
+                let functions = &self.functions.by_address[address.0 as usize];
+                let verdicts = &origins.by_address[address.0 as usize];
+                for (function, verdict) in functions.iter().zip(verdicts) {
+                    let function = *function as usize;
+                    if candidates[*verdict as usize] && counted[function] != stack.0 {
+                        counted[function] = stack.0;
+                        uses[function] += 1;
+                    }
+                }
             }
-            _ => FunctionKey::Named(frame.function),
         }
+        uses
     }
 
-    /// Returns, for each candidate that is the first frame after the allocator and plumbing, the stacks in which it is.
-    fn front_calls(&self, origins: &CodeOrigins) -> HashMap<FunctionKey, FrontCalls> {
-        let mut calls: HashMap<FunctionKey, FrontCalls> = HashMap::new();
-        for index in 0..self.named.profile.stacks.len() {
-            let mut frames = self.frames(origins, StackId(index as u32));
-            let mut callee = "malloc";
-            let front = frames.find(|frame| {
-                let is_plumbing = origins.verdicts[frame.verdict].origin <= CodeOrigin::Plumbing
-                    || origins.is_allocator[frame.verdict];
-                if is_plumbing {
-                    callee = self.named.names.strings.get(frame.frame.function);
-                }
-                !is_plumbing
-            });
-            let Some(front) = front.filter(|front| is_candidate(&origins.verdicts[front.verdict]))
-            else {
-                continue;
-            };
-            let Some(caller) = frames.next() else {
-                continue;
-            };
-            let key = self.key(front.address, front.frame);
-            let calls = calls.entry(key).or_default();
-            calls.stacks += 1;
-            calls.callers.insert(self.key(caller.address, caller.frame));
-            calls.name = front.frame.named.then_some(front.frame.function);
-            let shape = self.named.names.call_shapes.get(&front.address);
-            calls.is_in_library = is_in_library(&origins.verdicts[front.verdict]);
-            if let Some(shape) = shape.filter(|_| front.is_outermost) {
-                calls.is_short = shape.is_short;
-                let block_use = match block_use(shape, callee) {
-                    _ if self.is_checked_language(front.frame) => BlockUse::Kept,
-                    block_use => block_use,
-                };
-                calls.block_uses[block_use as usize] += 1;
+    /// Adds a stack to the calls of the first function after the allocator and plumbing, if it is a candidate and has
+    /// a caller.
+    fn add_front_call(
+        &self,
+        origins: &CodeOrigins,
+        stack: StackId,
+        calls: &mut BTreeMap<FunctionId, FrontCalls>,
+    ) {
+        let mut frames = self.frames(origins, stack);
+        let mut callee = None;
+        let front = frames.find(|frame| {
+            let is_plumbing = origins.verdicts[frame.verdict].origin <= CodeOrigin::Plumbing
+                || origins.is_allocator[frame.verdict];
+            if is_plumbing {
+                callee = Some(frame.frame.function);
             }
+            !is_plumbing
+        });
+        let Some(front) = front.filter(|front| is_candidate(&origins.verdicts[front.verdict]))
+        else {
+            return;
+        };
+        let Some(caller) = frames.next() else {
+            return;
+        };
+        let calls = calls.entry(front.function).or_default();
+        calls.stacks.push(stack);
+        calls.callers.push(caller.function);
+        calls.name = front.frame.named.then_some(front.frame.function);
+        calls.is_in_library = is_in_library(&origins.verdicts[front.verdict]);
+        let shape = self.named.names.call_shapes.get(&front.address);
+        if let Some(shape) = shape.filter(|_| front.is_outermost) {
+            let callee = callee.map_or("malloc", |callee| self.named.names.strings.get(callee));
+            calls.is_short = shape.is_short;
+            let block_use = match block_use(shape, callee) {
+                _ if self.is_checked_language(front.frame) => BlockUse::Kept,
+                block_use => block_use,
+            };
+            calls.block_uses[block_use as usize] += 1;
         }
-        calls
     }
 
     /// Returns whether a function is of a language in which blocks have owners: what it returns is its own object.
@@ -209,7 +272,7 @@ impl<'p> LeafView<'p> {
     fn wrapper_shape(&self, calls: &FrontCalls) -> Option<WrapperShape> {
         let name = calls.name.map(|name| self.named.names.strings.get(name));
         let name = name.map(AllocatingName::parse).unwrap_or_default();
-        let callers = calls.callers.len() as u32;
+        let callers = calls.count_callers();
         let is_general = callers >= MANY_CALLERS;
         let most = calls.block_uses.iter().max().filter(|most| **most > 0);
         let block_use = most.and_then(|most| {
@@ -230,38 +293,25 @@ impl<'p> LeafView<'p> {
             None => name.allocates || (name.grows && is_general),
         };
         is_wrapper.then_some(WrapperShape {
-            stacks: calls.stacks,
+            stacks: calls.stacks.len() as u32,
             callers,
             block_use,
             has_allocating_name: name.allocates || name.grows || name.mentions_memory,
         })
     }
 
-    /// Removes those functions that allocate mostly through others.
-    fn drop_other_uses(
-        &self,
-        origins: &CodeOrigins,
-        wrappers: &mut HashMap<FunctionKey, WrapperShape>,
-    ) {
-        let mut uses: HashMap<FunctionKey, u32> = HashMap::new();
-        let mut seen = Vec::new();
-        for index in 0..self.named.profile.stacks.len() {
-            seen.clear();
-            for frame in self.frames(origins, StackId(index as u32)) {
-                if !is_candidate(&origins.verdicts[frame.verdict]) {
-                    continue;
-                }
-                let key = self.key(frame.address, frame.frame);
-                if wrappers.contains_key(&key) && !seen.contains(&key) {
-                    seen.push(key);
-                    *uses.entry(key).or_default() += 1;
+    /// Marks the verdicts on these functions that their shape may change.
+    fn mark_wrappers(&self, origins: &mut CodeOrigins, wrappers: &[Option<WrapperShape>]) {
+        for (functions, verdicts) in self.functions.by_address.iter().zip(&origins.by_address) {
+            for (function, verdict) in functions.iter().zip(verdicts) {
+                let verdict = &mut origins.verdicts[*verdict as usize];
+                if let Some(shape) = wrappers[*function as usize]
+                    && is_candidate(verdict)
+                {
+                    *verdict = Verdict::new(CodeOrigin::Plumbing, OriginReason::Wrapper(shape));
                 }
             }
         }
-        wrappers.retain(|key, shape| {
-            let uses = uses.get(key).copied().unwrap_or_default();
-            u64::from(shape.stacks) * 100 >= u64::from(uses) * u64::from(MIN_FRONT_PERCENT)
-        });
     }
 }
 
@@ -274,96 +324,5 @@ fn block_use(shape: &CallShape, callee: &str) -> BlockUse {
         true if is_fixed => BlockUse::Returned,
         true => BlockUse::PassedOn,
         false => BlockUse::Kept,
-    }
-}
-
-/// Hints of a name at allocation.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct AllocatingName {
-    /// Whether a word of the name says that the function returns a new block, or a copy.
-    allocates: bool,
-    /// Whether a word says that it creates or enlarges something.
-    grows: bool,
-    /// Whether a word means memory.
-    mentions_memory: bool,
-}
-
-impl AllocatingName {
-    /// Parses the last component of a path. Numbers, and a letter that marks a variant, are no part of it.
-    fn parse(name: &str) -> Self {
-        let plain = name.split('(').next().unwrap_or(name);
-        let plain = plain.trim_end_matches('>');
-        let last = plain.rsplit(['.', ':', '<', ' ']).next().unwrap_or(plain);
-        let lower = last.to_ascii_lowercase();
-        let trimmed = lower.trim_end_matches(|c: char| c.is_ascii_digit() || c == '_');
-        let word = match trimmed.rsplit_once('_') {
-            Some((rest, letter)) if letter.len() == 1 => rest,
-            _ => trimmed,
-        };
-        let ends = |ends: &[&str]| ends.iter().any(|end| word.ends_with(end));
-        let words = format!("_{lower}_");
-        let allocates = ends(ALLOCATING_ENDS);
-        Self {
-            allocates,
-            grows: ends(GROWING_ENDS),
-            mentions_memory: allocates || MEMORY_PARTS.iter().any(|part| words.contains(part)),
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::AllocatingName;
-
-    #[test]
-    fn names_of_wrappers_say_that_they_allocate() {
-        let check = |name, allocates, grows, mentions_memory| {
-            let expected = AllocatingName {
-                allocates,
-                grows,
-                mentions_memory,
-            };
-            assert_eq!(AllocatingName::parse(name), expected, "{name}");
-        };
-        for name in [
-            "xmalloc",
-            "CPLMalloc",
-            "MEM_mallocN",
-            "tor_malloc_",
-            "ber_memalloc_x",
-            "g_strdup",
-            "isc__mem_get",
-            "aws_mem_acquire",
-            "ruby_xmalloc2",
-            "shop::Pool::allocate",
-            "arena<int>::allocate",
-            "caml_stat_alloc_2",
-        ] {
-            check(name, true, false, true);
-        }
-        for name in [
-            "AcquireQuantumMemory",
-            "pool_alloc_nocache",
-            "malloc_multiply",
-            "palloc_room",
-        ] {
-            check(name, false, false, true);
-        }
-        for name in ["buffer_new", "table_grow", "Vec::reserve"] {
-            check(name, false, true, false);
-        }
-        for name in [
-            "load_config",
-            "session_open",
-            "list_append",
-            "add_member",
-            "system_get",
-            "add_up",
-            "main",
-            "",
-            "Cart::add",
-        ] {
-            check(name, false, false, false);
-        }
     }
 }

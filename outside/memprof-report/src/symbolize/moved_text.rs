@@ -100,11 +100,14 @@ fn reassign(profile: &mut Profile, before: &[Mapping]) {
 /// Ranges with addresses of the profile that may be the code of a file beside them, ascending.
 fn unexplained_ranges(profile: &Profile) -> Vec<UnexplainedRange> {
     let mut ranges = BTreeMap::new();
+    let mut known = vec![None; profile.mappings.len()];
+    let mut may_hide =
+        |index: usize| *known[index].get_or_insert_with(|| may_hide_code(profile, index));
     for &Address(address) in profile.stacks.addresses() {
         let call = Address(address.wrapping_sub(1));
         let mapping = profile.mapping_of(call);
         let (start, end) = match mapping {
-            Some(index) if !may_hide_code(profile, index) => continue,
+            Some(index) if !may_hide(index) => continue,
             Some(index) => (profile.mappings[index].start, profile.mappings[index].end),
             None => gap(profile, call),
         };
