@@ -39,7 +39,7 @@ const LIMITS: &[Limit] = &[
     ("exponent of a list, by kept dumps", AtMost(1.1), "", 2),
     ("exponent of a report, by bytes", AtMost(1.1), "", 2),
     ("exponent of memprof ps, by hosts", AtMost(1.1), "", 2),
-    ("exponent of memprof status -t PID, by hosts", AtMost(1.1), "", 2),
+    ("exponent of memprof status PID, by hosts", AtMost(1.1), "", 2),
     ("exponent of /api/v1/hosts, by hosts", AtMost(1.1), "", 2),
     ("memory that 64 clients that come and go leave", AtMost(16.0), "MiB", 1),
     ("sampled pair / bare, 64 bytes, 512KiB", AtMost(1.18), "", 3),

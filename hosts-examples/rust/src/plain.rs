@@ -3,7 +3,7 @@
 //!
 //! ```sh
 //! memprof run --lg-sample 12 -- target/dist/examples/plain_rust &
-//! memprof activate -t plain_rust
+//! memprof activate plain_rust
 //! ```
 
 use std::hint::black_box;

@@ -4,9 +4,9 @@
 //!
 //! ```sh
 //! memprof run -- target/dist/examples/tokio_labels &
-//! memprof activate -t tokio_labels labels=route,tenant sample_interval=64KiB
+//! memprof activate tokio_labels labels=route,tenant sample_interval=64KiB
 //! # type a line
-//! memprof dump -t tokio_labels
+//! memprof dump tokio_labels
 //! memprof report --by route
 //! ```
 

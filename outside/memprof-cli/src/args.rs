@@ -113,7 +113,7 @@ pub(crate) enum Command {
         #[arg(value_name = "PLUGIN.so")]
         plugin: PathBuf,
         /// Fail if loading takes longer than this
-        #[arg(long = "for", value_name = "DURATION", default_value = "10s", value_parser = humantime::parse_duration)]
+        #[arg(long = "for", value_name = "DURATION", default_value = "10s", value_parser = crate::process_arg::parse_duration)]
         limit: Duration,
         /// Load it in this process.
         #[arg(long, hide = true)]

@@ -41,17 +41,17 @@ pub(crate) const LEASE: Duration = Duration::from_secs(3600);
 /// their own if the system allows it: `memprof ps --all` shows that.
 #[derive(clap::Args, Debug)]
 pub(crate) struct AttachArgs {
-    /// The process to attach to
-    #[arg(value_parser = crate::pid_arg::parse)]
+    /// The process to attach to: a pid or a name
+    #[arg(value_name = "TARGET", value_parser = crate::process_arg::parse)]
     pub(crate) pid: u32,
 
     /// Detach after this time
-    #[arg(long = "for", value_name = "DURATION", default_value = "1h", value_parser = humantime::parse_duration)]
+    #[arg(long = "for", value_name = "DURATION", default_value = "1h", value_parser = crate::process_arg::parse_duration)]
     pub(crate) lease: Duration,
 
     /// Longest time for which all threads may be stopped to patch a malloc that is linked into the program; memprof
     /// estimates it first, and does not patch if it is longer
-    #[arg(long, value_name = "DURATION", default_value = "100ms", value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "DURATION", default_value = "100ms", value_parser = crate::process_arg::parse_duration)]
     pub(crate) max_pause: Duration,
 
     /// Attach to the children too that it forks from now on
@@ -255,7 +255,7 @@ fn build_output(
         ),
         Some(_) => format!(
             "attached to {pid} ({name}){how}; the plugin leaves by itself in {}{limit}{handled}{}\n\
-             next: memprof activate -t {pid}",
+             next: memprof activate {pid}",
             humantime::format_duration(args.lease),
             entries.lines(pid)
         ),

@@ -38,8 +38,8 @@ pub(crate) enum DetachOutcome {
 /// plugin's code stays mapped and does nothing.
 #[derive(clap::Args, Debug)]
 pub(crate) struct DetachArgs {
-    /// The process to detach from
-    #[arg(value_parser = crate::pid_arg::parse)]
+    /// The process to detach from: a pid or a name
+    #[arg(value_name = "TARGET", value_parser = crate::process_arg::parse)]
     pid: u32,
 
     /// Also detach from its descendants, because forked children are attached to as well

@@ -37,7 +37,7 @@ const COMMANDS: &[CommandHelp] = &[
     CommandHelp {
         command: "attach",
         examples: &[
-            "memprof attach 4711 && memprof activate -t 4711",
+            "memprof attach 4711 && memprof activate 4711",
             "memprof attach 4711 --for 10m dump_dir=/var/tmp/dumps keep.count=3",
         ],
     },
@@ -64,18 +64,18 @@ const COMMANDS: &[CommandHelp] = &[
         command: "activate",
         examples: &[
             "memprof activate",
-            "memprof activate -t web for=10m sample_interval=64KiB",
+            "memprof activate web for=10m sample_interval=64KiB",
         ],
     },
     CommandHelp {
         command: "deactivate",
-        examples: &["memprof deactivate -t web"],
+        examples: &["memprof deactivate web"],
     },
     CommandHelp {
         command: "dump",
         examples: &[
             "memprof dump -o leak.heap && memprof report leak.heap",
-            "memprof dump -t web --open",
+            "memprof dump web --open",
         ],
     },
     CommandHelp {
@@ -88,25 +88,25 @@ const COMMANDS: &[CommandHelp] = &[
     CommandHelp {
         command: "status",
         examples: &[
-            "memprof status -t web",
+            "memprof status web",
             "memprof status --json | jq .profiling",
         ],
     },
     CommandHelp {
         command: "doctor",
-        examples: &["memprof doctor -t web || echo profiling cannot be on"],
+        examples: &["memprof doctor web || echo profiling cannot be on"],
     },
     CommandHelp {
         command: "ledger",
         examples: &[
-            "memprof ledger -t web",
-            "memprof ledger -t web --pinned",
-            "memprof ledger -t web --pinned --format flamegraph -o pinned.svg",
+            "memprof ledger web",
+            "memprof ledger web --pinned",
+            "memprof ledger web --pinned --format flamegraph -o pinned.svg",
         ],
     },
     CommandHelp {
         command: "purge",
-        examples: &["memprof purge -t web"],
+        examples: &["memprof purge web"],
     },
     CommandHelp {
         command: "background_thread",
@@ -126,20 +126,20 @@ const COMMANDS: &[CommandHelp] = &[
     },
     CommandHelp {
         command: "list",
-        examples: &["memprof list -t web"],
+        examples: &["memprof list web"],
     },
     CommandHelp {
         command: "record",
         examples: &[
             "memprof record --for 30s",
-            "memprof record --pid 4711 --for 30s --open",
-            "memprof record -t web --for 5m -o web.heap --open",
+            "memprof record 4711 --for 30s --open",
+            "memprof record web --for 5m -o web.heap --open",
         ],
     },
     CommandHelp {
         command: "leaks",
         examples: &[
-            "memprof leaks -t web --last 8",
+            "memprof leaks web --last 8",
             "memprof leaks --prove 4711",
             "memprof leaks --prove 4711 --format html -o leaks.html",
             "memprof leaks --prove --at-exit -- ./tests",
@@ -360,7 +360,7 @@ mod tests {
         };
         check("memprof activate --for 10m", Some("for=10m"));
         check(
-            "memprof activate -t web --sample-interval=64KiB",
+            "memprof activate web --sample-interval=64KiB",
             Some("sample_interval=512KiB"),
         );
         check("memprof gdump --state on", Some("state=on|off"));

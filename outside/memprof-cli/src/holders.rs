@@ -33,8 +33,8 @@ use crate::result_output::{ResultFormat, ResultOutput};
 #[derive(clap::Args, Debug)]
 #[command(group = clap::ArgGroup::new("which").args(["class", "size", "stack", "address"]))]
 pub(crate) struct HoldersArgs {
-    /// The process
-    #[arg(value_parser = crate::pid_arg::parse)]
+    /// The process: a pid or a name
+    #[arg(value_name = "TARGET", value_parser = crate::process_arg::parse)]
     pid: u32,
 
     /// Show what holds the objects of classes or types that this regular expression matches
@@ -61,7 +61,7 @@ pub(crate) struct HoldersArgs {
     top: usize,
 
     /// Stop the process for this time at most; memprof estimates it first, and refuses if it is longer
-    #[arg(long, value_name = "DURATION", default_value = "100ms", value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "DURATION", default_value = "100ms", value_parser = crate::process_arg::parse_duration)]
     max_pause: Duration,
 
     /// Use this much memory at most; default: 12 % of the process's memory, at least 128 MiB

@@ -91,7 +91,8 @@ pub(crate) fn run(args: &LeaksArgs) -> Outcome {
             format!("--last must be at least {MIN_DUMPS}"),
         ));
     }
-    let mut client = target::connect_to(&args.to)?;
+    let pid = args.prove.pid.map(|pid| pid.to_string());
+    let mut client = target::connect_to(&args.to, pid.as_deref())?;
     // In a container, the process has another pid in its own namespace, which its dumps contain.
     let own_pid = client.host()?.pid;
     let kept = newest_dumps(&mut client, own_pid, args.last.unwrap_or(DEFAULT_DUMPS))?;

@@ -47,35 +47,36 @@ pub(crate) fn run(args: &LedgerArgs) -> Outcome {
     if args.pinned {
         return show_pinned(args);
     }
-    let MessageArgs { to, args } = &args.short;
-    let mut client = target::connect_to(to)?;
-    let mut reply = send_request(&mut client, "ledger", &message::join_args(args))?;
+    let short = &args.short;
+    let mut client = short.connect()?;
+    let arguments = message::join_args(short.key_values());
+    let mut reply = send_request(&mut client, "ledger", &arguments)?;
     edit_reply(&mut reply, |ledger: &mut Ledger| {
         walk_heaps(&mut client, ledger);
         ledger_text(ledger)
     });
-    message::show(&reply, to.json)
+    message::show(&reply, short.to.json)
 }
 
 /// Runs `memprof purge`. The heaps are walked first, so that the result can be compared with the estimate.
 pub(crate) fn purge(args: &MessageArgs) -> Outcome {
-    let MessageArgs { to, args } = args;
-    let mut client = target::connect_to(to)?;
+    let mut client = args.connect()?;
+    let arguments = args.key_values();
     // An allocator= leaves out the others, which the walk does not tell apart.
-    let walked = match args.is_empty() {
+    let walked = match arguments.is_empty() {
         true => target::pid_of(&mut client)
             .ok()
             .and_then(|pid| heap_residency(pid, AnalysisOptions::default()).ok()),
         false => None,
     };
-    let mut reply = send_request(&mut client, "purge", &message::join_args(args))?;
+    let mut reply = send_request(&mut client, "purge", &message::join_args(arguments))?;
     edit_reply(&mut reply, |purged: &mut PurgeResult| {
         purged.estimated_bytes = walked
             .map(|walked| walked.purgeable)
             .or(purged.estimated_bytes);
         purged_text(purged)
     });
-    message::show(&reply, to.json)
+    message::show(&reply, args.to.json)
 }
 
 /// Replaces a successful reply of a type by its edited form. `edit` returns the new text. Leaves an error as it is,
@@ -137,7 +138,7 @@ pub(crate) fn growth_outside_warning(pid: u32, before: u64, after: u64) -> Optio
     let grown = after.saturating_sub(before);
     (grown >= LedgerFinding::MIN_BYTES).then(|| {
         format!(
-            "RSS grew by {} outside of malloc, which is in no heap profile: `memprof ledger -t {pid}` shows the parts of \
+            "RSS grew by {} outside of malloc, which is in no heap profile: `memprof ledger {pid}` shows the parts of \
              its memory",
             size_text(grown)
         )
@@ -153,8 +154,8 @@ fn show_pinned(args: &LedgerArgs) -> Outcome {
         ..
     } = args;
     let kind = ["kind=pinned", "keep=off"].map(str::to_owned);
-    let mut client = target::connect_to(&short.to)?;
-    let mut bytes = match message::take_dump(&mut client, &[&kind, &short.args[..]].concat())? {
+    let mut client = short.connect()?;
+    let mut bytes = match message::take_dump(&mut client, &[&kind, short.key_values()].concat())? {
         TakenDump::Received(bytes) => bytes,
         TakenDump::Kept(reply) => return message::show(&reply, short.to.json),
     };

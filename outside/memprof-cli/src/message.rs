@@ -10,6 +10,7 @@ use memprof_messages::PLUGIN;
 use memprof_plugin_abi::{Arguments, ErrorKind, JSON};
 
 use crate::exit::{Outcome, code_of_status};
+use crate::process_arg::split_target;
 use crate::reply::{Body, ParsedReply, send_request};
 use crate::scratch::ScratchFile;
 use crate::target::{self, TargetArgs};
@@ -34,32 +35,45 @@ pub(crate) struct MsgArgs {
 pub(crate) struct MessageArgs {
     #[command(flatten)]
     pub(crate) to: TargetArgs,
-    /// The message's arguments, listed below if it has any.
-    #[arg(value_name = "KEY=VALUE")]
-    pub(crate) args: Vec<String>,
+    /// The host (a pid, a name or a socket's path), and the message's arguments, listed below if it has any.
+    #[arg(value_names = ["TARGET", "KEY=VALUE"], num_args = 0.., add = completion::targets())]
+    args: Vec<String>,
+}
+
+impl MessageArgs {
+    /// Connects to the host that the arguments name.
+    pub(crate) fn connect(&self) -> anyhow::Result<Client> {
+        let (target, _) = split_target(&self.args);
+        target::connect_to(&self.to, target)
+    }
+
+    /// The arguments of the message.
+    pub(crate) fn key_values(&self) -> &[String] {
+        split_target(&self.args).1
+    }
 }
 
 /// Runs `memprof msg PLUGIN MESSAGE …`.
 pub(crate) fn run_msg(args: &MsgArgs) -> Outcome {
-    let mut client = target::connect_to(&args.to)?;
+    let mut client = target::connect_to(&args.to, None)?;
     let reply = client.message(&args.plugin, &args.message, &join_args(&args.args), None)?;
     show(&ParsedReply::from_received(reply)?, args.to.json)
 }
 
 /// Runs a command that sends the message with its name to `memory_profile`.
 pub(crate) fn run_message(message: &str, args: &MessageArgs) -> Outcome {
-    let mut client = target::connect_to(&args.to)?;
-    let reply = send_request(&mut client, message, &join_args(&args.args))?;
+    let mut client = args.connect()?;
+    let reply = send_request(&mut client, message, &join_args(args.key_values()))?;
     show(&reply, args.to.json)
 }
 
 /// Runs `memprof dump`: takes a dump, and fetches it if `--output` or `--open` needs it.
 pub(crate) fn dump(args: &MessageArgs, file: Option<&Path>, open: bool) -> Outcome {
-    let mut client = target::connect_to(&args.to)?;
+    let mut client = args.connect()?;
     let is_wanted = open || file.is_some();
     let dumped = match is_wanted {
-        true => take_dump_or_receive(&mut client, &args.args)?,
-        false => take_dump(&mut client, &args.args)?,
+        true => take_dump_or_receive(&mut client, args.key_values())?,
+        false => take_dump(&mut client, args.key_values())?,
     };
     let (mut bytes, name, text, reply) = match dumped {
         TakenDump::Kept(reply) => match (reply.status, reply.field("id").as_str()) {

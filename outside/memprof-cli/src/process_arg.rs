@@ -1,11 +1,119 @@
-//! Parser of a pid argument.
+//! Arguments that every command about a process has: the process itself, `KEY=VALUE`, durations.
 
-/// Parses a pid, where the name of a host is not allowed.
+use std::time::Duration;
+
+use crate::process_names::{parse_named_pid, pids_with_name};
+use crate::target;
+
+/// Parses a process: its pid, its name, or `NAME/PID`.
 ///
 /// # Errors
-/// The text is not a number.
+/// No process or several have that name.
 pub(crate) fn parse(text: &str) -> Result<u32, String> {
-    text.parse().map_err(|_| {
-        "a process is named by its number here; `memprof ps --all` lists them".to_owned()
-    })
+    if let Ok(pid) = text.parse() {
+        return Ok(pid);
+    }
+    if let Some(pid) = target::pid_of_host(text) {
+        return Ok(pid);
+    }
+    if let Some(pid) = parse_named_pid(text) {
+        return pid;
+    }
+    match *pids_with_name(text) {
+        [] => Err("no process has that name; `memprof ps --all` lists them".to_owned()),
+        [pid] => Ok(pid),
+        ref pids => {
+            let pids: Vec<_> = pids.iter().map(u32::to_string).collect();
+            Err(format!(
+                "several processes have that name, give a pid: {}",
+                pids.join(", ")
+            ))
+        }
+    }
+}
+
+/// Parses a duration: `30s`, `5m`, `1h 30m`; a number alone counts seconds.
+pub(crate) fn parse_duration(text: &str) -> Result<Duration, humantime::DurationError> {
+    match text.parse() {
+        Ok(seconds) => Ok(Duration::from_secs(seconds)),
+        Err(_) => humantime::parse_duration(text),
+    }
+}
+
+/// Splits positional arguments: the first one is the target, unless it is `key=value`.
+pub(crate) fn split_target(args: &[String]) -> (Option<&str>, &[String]) {
+    match args {
+        [target, rest @ ..] if !is_key_value(target) => (Some(target), rest),
+        args => (None, args),
+    }
+}
+
+/// Whether an argument is `key=value`; a path with a `=` in it is not.
+fn is_key_value(argument: &str) -> bool {
+    let key = argument.split_once('=').map_or("", |(key, _)| key);
+    !key.is_empty()
+        && key
+            .chars()
+            .all(|c| c.is_ascii_alphanumeric() || "_.-".contains(c))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn first_argument_without_a_key_is_the_target() {
+        let check = |args: &[&str], expected: (Option<&str>, &[&str])| {
+            let args: Vec<_> = args.iter().map(|arg| (*arg).to_owned()).collect();
+            let (target, rest) = split_target(&args);
+            assert_eq!(
+                (target, rest.iter().map(String::as_str).collect()),
+                (expected.0, expected.1.to_vec())
+            );
+        };
+        check(&[], (None, &[]));
+        check(&["4711"], (Some("4711"), &[]));
+        check(&["web", "for=10m"], (Some("web"), &["for=10m"]));
+        check(&["keep.count=3"], (None, &["keep.count=3"]));
+        check(
+            &["/run/a=b.sock", "id=1"],
+            (Some("/run/a=b.sock"), &["id=1"]),
+        );
+        check(&["=x"], (Some("=x"), &[]));
+    }
+
+    #[test]
+    fn duration_without_unit_counts_seconds() {
+        let check = |text, expected| assert_eq!(parse_duration(text).ok(), expected);
+        check("30", Some(Duration::from_secs(30)));
+        check("5m", Some(Duration::from_secs(300)));
+        check("-1", None);
+        check("soon", None);
+    }
+
+    #[test]
+    fn process_is_named_by_pid_or_name() {
+        let sleeper = || {
+            let mut command = std::process::Command::new("/bin/sleep");
+            command.arg("1000").spawn().unwrap()
+        };
+        let check = |text: &str, expected: Result<u32, String>| assert_eq!(parse(text), expected);
+        check("4711", Ok(4711));
+        let none = "no process has that name; `memprof ps --all` lists them";
+        check("memprof-no-such-name", Err(none.to_owned()));
+        let mut one = sleeper();
+        check(&format!("sleep/{}", one.id()), Ok(one.id()));
+        let other = format!("process {} is not called cat", one.id());
+        check(&format!("cat/{}", one.id()), Err(other));
+        let mut other = sleeper();
+        let several = parse("sleep").unwrap_err();
+        assert!(
+            several.starts_with("several processes have that name"),
+            "{several}"
+        );
+        for child in [&mut one, &mut other] {
+            child.kill().unwrap();
+            child.wait().unwrap();
+        }
+    }
 }

@@ -43,9 +43,9 @@ pub(crate) struct ProveArgs {
     #[arg(long, requires = "subject", conflicts_with_all = ["target", "timeout", "last"])]
     pub(crate) prove: bool,
 
-    /// Process that --prove searches
-    #[arg(requires = "prove", value_parser = crate::pid_arg::parse)]
-    pid: Option<u32>,
+    /// The process: a pid or a name; without --prove, one with the plugin
+    #[arg(value_name = "TARGET", value_parser = crate::process_arg::parse)]
+    pub(crate) pid: Option<u32>,
 
     /// With --prove: run a command, and search it once, when it exits
     ///
@@ -62,7 +62,7 @@ pub(crate) struct ProveArgs {
 
     /// Let --prove stop the process for this time at most, each time; memprof estimates it first, and refuses if it
     /// is longer
-    #[arg(long, value_name = "DURATION", default_value = "100ms", value_parser = humantime::parse_duration, requires = "prove")]
+    #[arg(long, value_name = "DURATION", default_value = "100ms", value_parser = crate::process_arg::parse_duration, requires = "prove")]
     max_pause: Duration,
 
     /// Let --prove use this much memory; default: 12 % of the process's memory, at least 128 MiB

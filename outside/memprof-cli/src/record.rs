@@ -1,18 +1,19 @@
 //! `memprof record`: takes a profile over a time, and leaves the host as it was.
 
+mod arguments;
 mod early_profile;
 mod last_dump;
 mod sampling;
 
 use std::fs::File;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Context;
 use memprof_attach::{AttachOutcome, InspectorPort};
 use memprof_host::client::Client;
-use memprof_messages::{DumpReport, Profiling, SamplerChoice};
+use memprof_messages::{DumpReport, Profiling};
 use memprof_ptrace::ProgramWatch;
 use memprof_report::Options;
 
@@ -24,8 +25,10 @@ use crate::message::{self, TakenDump};
 use crate::patched_functions::{self, PatchOutcome};
 use crate::report::{LiveReport, show};
 use crate::scratch::ScratchFile;
-use crate::{browser, completion, exit, ledger, output, report, target};
+use crate::{browser, exit, ledger, output, report, target};
 
+pub(crate) use arguments::RecordArgs;
+use arguments::{SAMPLER, Subject};
 use early_profile::EarlyProfile;
 use last_dump::LastDump;
 use sampling::{HostProcess, SamplingEnd};
@@ -37,84 +40,6 @@ const TABLE_ROWS: usize = 20;
 /// Name of the profile in output; its file has no name.
 const PROFILE_NAME: &str = "dump.heap";
 
-/// Sample for a time, and show who allocated the memory that is still in use at its end
-///
-/// Profiles are fetched meanwhile too, after 0.25 s and whenever the recording is twice as old. Where the process ends,
-/// executes another program or is stopped, the last of them is shown, and the exit code is 3.
-#[derive(clap::Args, Debug)]
-pub(crate) struct RecordArgs {
-    /// The host: a pid, a name or a socket's path. Not needed while only one host runs
-    #[arg(short, long, value_name = "TARGET", add = completion::targets())]
-    target: Option<String>,
-
-    /// A running process without the plugin: attach to it, and detach afterwards
-    #[arg(long, value_name = "PID", conflicts_with = "target", value_parser = crate::pid_arg::parse)]
-    pid: Option<u32>,
-
-    /// Leave the plugin in the process, as `memprof attach` does
-    #[arg(long, requires = "pid")]
-    keep_attached: bool,
-
-    /// The plugin's file, for --pid; by default the one that is installed with this program
-    #[arg(long, value_name = "FILE", requires = "pid")]
-    plugin: Option<PathBuf>,
-
-    /// For --pid: load the plugin through the inspector of a Node, as `memprof attach --node-inspector` does
-    #[arg(long, requires = "pid")]
-    node_inspector: bool,
-
-    /// Sample for this time, for example 30s or 5m
-    #[arg(long = "for", value_name = "DURATION", value_parser = humantime::parse_duration)]
-    duration: Duration,
-
-    /// Keep the dump in this file too
-    #[arg(short, long, value_name = "FILE")]
-    output: Option<PathBuf>,
-
-    /// Then open a report of it in a browser, or print the path of the report
-    #[arg(long)]
-    open: bool,
-
-    /// Sample and show only the allocator of allocator=NAME, as `memprof activate` and `memprof dump` do; sample by
-    /// memprof's sampler (sampler=memprof) or by the allocator's (sampler=allocator)
-    #[arg(value_name = "KEY=VALUE", value_parser = parse_argument)]
-    args: Vec<String>,
-}
-
-/// Prefix of the argument that names the allocator, of `activate` and of `dump`.
-const ALLOCATOR: &str = "allocator=";
-/// Prefix of the argument that chooses the sampler, of `activate`.
-const SAMPLER: &str = "sampler=";
-
-/// Checks that an argument is one of `record`, and returns it unchanged.
-fn parse_argument(argument: &str) -> Result<String, String> {
-    if let Some(sampler) = argument.strip_prefix(SAMPLER) {
-        let parsed = sampler.parse::<SamplerChoice>();
-        return parsed
-            .map(|_| argument.to_owned())
-            .map_err(|_| "expected sampler=auto, sampler=memprof or sampler=allocator".to_owned());
-    }
-    match argument.strip_prefix(ALLOCATOR) {
-        Some(_) => Ok(argument.to_owned()),
-        None => Err("expected allocator=NAME or sampler=NAME".to_owned()),
-    }
-}
-
-impl RecordArgs {
-    /// Sampler in the arguments; the default if none is given.
-    fn sampler(&self) -> SamplerChoice {
-        let mut args = self.args.iter().rev();
-        let sampler = args.find_map(|arg| arg.strip_prefix(SAMPLER)?.parse().ok());
-        sampler.unwrap_or_default()
-    }
-
-    /// Arguments of `dump`, which reads what `activate` sampled.
-    fn dump_args(&self) -> Vec<String> {
-        let args = self.args.iter().filter(|arg| arg.starts_with(ALLOCATOR));
-        args.cloned().collect()
-    }
-}
-
 /// Runs `memprof record`.
 pub(crate) fn run(args: &RecordArgs) -> Outcome {
     if args.output.as_deref() == Some(Path::new("-")) {
@@ -123,13 +48,11 @@ pub(crate) fn run(args: &RecordArgs) -> Outcome {
             "standard output is for the table: give -o a file",
         ));
     }
+    let subject = args.subject()?;
     let interrupts = Interrupts::watch()?;
-    let recorded = match args.pid {
-        None => {
-            let client = &mut target::connect(args.target.as_deref())?;
-            record(args, client, &interrupts)
-        }
-        Some(pid) => record_attached(args, pid, &interrupts),
+    let recorded = match subject {
+        Subject::Host(target) => record(args, &mut target::connect(target)?, &interrupts),
+        Subject::Process(pid) => record_attached(args, pid, &interrupts),
     };
     for change in interrupts.take_all() {
         output::note(&change);
@@ -305,9 +228,13 @@ fn record(
         // A lease ends the activation if this program is killed.
         let lease = humantime::format_duration(args.duration + LEASE_GRACE).to_string();
         interrupts.add(format!(
-            "{pid} samples for up to {lease}; `memprof deactivate -t {pid}` ends that now"
+            "{pid} samples for up to {lease}; `memprof deactivate {pid}` ends that now"
         ));
-        let activate = [&*args.args, &[format!("for={}", lease.replace(' ', ""))]].concat();
+        let activate = [
+            args.key_values(),
+            &[format!("for={}", lease.replace(' ', ""))],
+        ]
+        .concat();
         let activated = client.activate(&message::join_args(&activate));
         activation_warnings = activated
             .inspect_err(|_| interrupts.remove_last())?
@@ -315,7 +242,7 @@ fn record(
         for warning in &activation_warnings {
             output::note(warning);
         }
-    } else if args.args.iter().any(|arg| arg.starts_with(SAMPLER)) {
+    } else if args.key_values().iter().any(|arg| arg.starts_with(SAMPLER)) {
         output::note(&format!("{pid} samples already: sampler= changes nothing"));
     }
     let outside_before = ledger::outside_bytes(client);

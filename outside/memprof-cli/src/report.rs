@@ -61,7 +61,7 @@ pub(crate) struct ReportArgs {
     ages: bool,
 
     /// Only memory that was allocated at least this long before the dump, for example 10m or 1h
-    #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "DURATION", value_parser = crate::process_arg::parse_duration)]
     older: Option<Duration>,
 
     /// Show who holds how much by the values of this label; needs a dump taken after `activate labels=KEY`
@@ -97,7 +97,7 @@ pub(crate) struct ReportArgs {
     why: Option<String>,
 
     /// Read binaries as this living process sees them, below /proc/PID/root
-    #[arg(long, value_parser = crate::pid_arg::parse)]
+    #[arg(long, value_parser = crate::process_arg::parse)]
     pid: Option<u32>,
 
     /// Do not resolve function names; frames are file+0xoffset

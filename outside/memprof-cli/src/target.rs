@@ -12,19 +12,20 @@ use memprof_ptrace::Halt;
 
 use crate::completion;
 use crate::exit::{UNREACHABLE, USAGE, with_exit_code};
+use crate::process_names::{parse_named_pid, pids_with_name};
 
 // Options that select the host and the form of the reply. No doc comment: clap would add it to the help of each
 // command with these options.
 #[derive(Debug, clap::Args)]
 pub(crate) struct TargetArgs {
-    /// The host: a pid, a name or a socket's path. Not needed while only one host runs.
+    /// The host, as TARGET in front of the other arguments. Not needed while only one host runs.
     #[arg(short, long, value_name = "TARGET", add = completion::targets())]
     pub(crate) target: Option<String>,
     /// Print the whole reply as JSON.
     #[arg(long)]
     pub(crate) json: bool,
     /// Wait this long for the reply [default: 10s for what a host answers at once, else 5m].
-    #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "DURATION", value_parser = crate::process_arg::parse_duration)]
     pub(crate) timeout: Option<Duration>,
 }
 
@@ -32,9 +33,17 @@ pub(crate) struct TargetArgs {
 pub(crate) const NO_HOST_REMEDY: &str = "load the plugin with `memprof attach PID` into a running process, or start one with \
     `memprof run -- PROGRAM`; for a process of another user, run memprof as that user or as root";
 
-/// Connects to the host that the arguments name, with their timeout.
-pub(crate) fn connect_to(args: &TargetArgs) -> anyhow::Result<Client> {
-    connect_by(args.target.as_deref(), |socket| match args.timeout {
+/// Connects to the host that the arguments name, with their timeout. `first` is a target in front of the other
+/// arguments.
+pub(crate) fn connect_to(args: &TargetArgs, first: Option<&str>) -> anyhow::Result<Client> {
+    let target = match (first, args.target.as_deref()) {
+        (Some(first), Some(option)) => {
+            let text = format!("two targets, {first} and -t {option}: give one");
+            return Err(with_exit_code(USAGE, text));
+        }
+        (first, option) => first.or(option),
+    };
+    connect_by(target, |socket| match args.timeout {
         None => Client::connect(socket),
         Some(timeout) => Client::connect_within(socket, timeout),
     })
@@ -76,12 +85,25 @@ pub(crate) fn pid_of(client: &mut Client) -> anyhow::Result<u32> {
     }
 }
 
-/// Interprets a target as a path: it has a slash, or a socket with that name exists here. `None` otherwise. A number
-/// is a pid, even if such a file exists.
+/// Pid of the running host with that name; `None` unless there is exactly one.
+pub(crate) fn pid_of_host(name: &str) -> Option<u32> {
+    let mut hosts = running_hosts();
+    hosts.retain(|host| host.matches(name));
+    match &*hosts {
+        [host] => Some(host.pid),
+        _ => None,
+    }
+}
+
+/// Interprets a target as a path: it has a slash and is not `NAME/PID`, or a socket with that name exists here. `None`
+/// otherwise. A number is a pid, even if such a file exists.
 pub(crate) fn socket_path(target: &str) -> Option<PathBuf> {
     let is_socket = |path: &Path| path.metadata().is_ok_and(|m| m.file_type().is_socket());
     let path = Path::new(target);
-    let is_path = target.contains('/') || (parse_pid(target).is_none() && is_socket(path));
+    let is_path = match target.contains('/') {
+        true => parse_named_pid(target).is_none() || path.exists(),
+        false => parse_pid(target).is_none() && is_socket(path),
+    };
     is_path.then(|| path.to_owned())
 }
 
@@ -93,6 +115,10 @@ fn parse_pid(target: &str) -> Option<u32> {
 /// Finds the host by its pid, among the sockets of that process only, or by its name: first among those of the
 /// usual socket directories, then among all processes.
 fn find_host(target: Option<&str>) -> anyhow::Result<RunningHost> {
+    if let Some(named) = target.and_then(parse_named_pid) {
+        let pid = named.map_err(|error| with_exit_code(UNREACHABLE, error))?;
+        return find_host(Some(&pid.to_string()));
+    }
     if let Some(pid) = target.and_then(parse_pid)
         && Path::new("/proc").join(pid.to_string()).exists()
     {
@@ -147,7 +173,7 @@ fn choose_host(
         )),
         (_, None) => Err(with_exit_code(
             USAGE,
-            format!("several hosts are running, choose one with -t: {all}"),
+            format!("several hosts are running, choose one by its pid or name: {all}"),
         )),
         (_, Some(target)) => {
             let those = list_names(&hosts);
@@ -161,7 +187,7 @@ fn choose_host(
 
 /// Builds the message for a target that matches no host.
 fn no_host_message(target: &str, running: &str, unreachable: &[UnreachableHost]) -> String {
-    let process = parse_pid(target).or_else(|| find_process(target));
+    let process = parse_pid(target).or_else(|| pids_with_name(target).first().copied());
     let Some((pid, name, owner)) = process.and_then(inspect_process) else {
         return match parse_pid(target) {
             Some(pid) => format!("no process {pid} is running; hosts: {running}"),
@@ -194,13 +220,6 @@ fn inspect_process(pid: u32) -> Option<(u32, String, u32)> {
         name.trim_end().to_owned(),
         proc_dir.metadata().ok()?.uid(),
     ))
-}
-
-/// Pid of the first process with that name; `None` if there is none.
-fn find_process(name: &str) -> Option<u32> {
-    let entries = std::fs::read_dir("/proc").ok()?.flatten();
-    let mut pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-    pids.find(|pid| inspect_process(*pid).is_some_and(|(_, found, _)| found == name))
 }
 
 /// Lists pids and names: `4711 (nginx), 4712 (redis)`; `none` without hosts.
@@ -268,7 +287,7 @@ mod tests {
         check(
             hosts(),
             None,
-            "several hosts are running, choose one with -t: 7 (web), 8 (db)",
+            "several hosts are running, choose one by its pid or name: 7 (web), 8 (db)",
         );
         check(vec![host(7, "web", "")], None, "7");
         let none = format!(

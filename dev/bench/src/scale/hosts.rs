@@ -61,7 +61,7 @@ pub(super) fn time_queries(dir: &Path, measurements: &mut Measurements) -> Resul
         listed.add(count, time_http_list(dir, count)?);
     }
     ps.record_exponent("exponent of memprof ps, by hosts", measurements)?;
-    one.record_exponent("exponent of memprof status -t PID, by hosts", measurements)?;
+    one.record_exponent("exponent of memprof status PID, by hosts", measurements)?;
     listed.record_exponent("exponent of /api/v1/hosts, by hosts", measurements)
 }
 

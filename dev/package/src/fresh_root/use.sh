@@ -3,10 +3,10 @@ mkdir -m 700 -p "$XDG_STATE_HOME" "$XDG_RUNTIME_DIR"
 cd /tmp
 
 # Waits until the host replies.
-wait_for_start() { until memprof status -t "$1" > /dev/null 2>&1; do sleep 0.1; done; }
+wait_for_start() { until memprof status "$1" > /dev/null 2>&1; do sleep 0.1; done; }
 # Waits until a report names the function in which the program allocates all the time.
 wait_for_function() {
-    until memprof dump -t "$1" -o found.heap > /dev/null && memprof report found.heap 2> /dev/null | grep open_session; do
+    until memprof dump "$1" -o found.heap > /dev/null && memprof report found.heap 2> /dev/null | grep open_session; do
         sleep 0.2
     done
 }
@@ -14,9 +14,9 @@ wait_for_function() {
 # Preloaded with the plugin, and with the program's own allocator.
 memprof run -- /packages/unprepared > /dev/null & pid=$!
 wait_for_start $pid
-memprof doctor -t $pid || test $? = 4
-memprof status -t $pid
-if memprof activate -t $pid; then wait_for_function $pid; else test $? = 4; fi
+memprof doctor $pid || test $? = 4
+memprof status $pid
+if memprof activate $pid; then wait_for_function $pid; else test $? = 4; fi
 kill $pid
 
 # With jemalloc, which samples on any system if it is active from the start; jemalloc 5.2 cannot be activated later.
@@ -32,7 +32,7 @@ kill $pid
 /packages/unprepared > /dev/null & pid=$!
 memprof ps --all | grep unprepared
 if memprof attach $pid; then
-    memprof activate -t $pid
+    memprof activate $pid
     wait_for_function $pid
     memprof detach $pid
 else

@@ -16,7 +16,7 @@ use object::{Endianness, elf};
 use crate::dist::tool_text;
 use crate::fixture::{serves, start};
 use crate::host::{Host, TEST_TIMEOUT};
-use crate::memprof::memprof;
+use crate::memprof::{Run, memprof};
 use crate::place::copy_program;
 
 /// Grows without end, and answers a line with a line.
@@ -247,6 +247,56 @@ fn record_attaches_and_detaches() {
     assert!(kept.metadata().unwrap().len() > 0);
     assert_eq!(memprof_threads(&host), [""; 0]);
     assert!(!is_listed(&host));
+}
+
+/// Runs a command as typed, with `TARGET` in place of the host's.
+fn typed(host: &Host, command: &str, target: &str) -> Run {
+    let command = command.replace("TARGET", target);
+    let words: Vec<_> = command.split(' ').collect();
+    memprof(&host.socket_dir(), &words)
+}
+
+#[test]
+fn every_command_takes_its_process_first() {
+    let mut host = unmodified();
+    serves(&mut host, "zero");
+    let pid = host.pid().to_string();
+    attach(&host, &[]).exits(0);
+    let socket = host.socket().display().to_string();
+    for target in [&*pid, &format!("perl/{pid}"), &socket] {
+        for command in [
+            "status TARGET",
+            "activate TARGET for=1h",
+            "stats TARGET",
+            "doctor TARGET",
+            "ledger TARGET",
+            "dump TARGET",
+            "list TARGET",
+            "record TARGET --for 1",
+        ] {
+            let done = typed(&host, command, target);
+            assert!([0, 5].contains(&done.code), "{command} {target}: {done:?}");
+        }
+    }
+    let check = |command: &str, code: i32, expected: &str| {
+        let refused = typed(&host, command, &pid);
+        assert_eq!(refused.code, code, "{command}: {refused:?}");
+        assert!(refused.stderr.contains(expected), "{command}: {refused:?}");
+    };
+    check("status TARGET -t web", 2, "and -t web: give one");
+    check("record TARGET --pid TARGET", 2, "give one");
+    check("status cat/TARGET", 3, "is not called cat");
+    check("record cat/TARGET", 2, "is not called cat");
+    check(
+        "record TARGET foo",
+        2,
+        "expected allocator=NAME or sampler=NAME",
+    );
+    check("record sampler=none", 2, "expected sampler=auto");
+    check("record --keep-attached", 2, "need a process");
+    check("holders no-such-program", 2, "no process has that name");
+    typed(&host, "detach TARGET", &format!("perl/{pid}")).exits(0);
+    serves(&mut host, "one");
 }
 
 #[test]

@@ -5,4 +5,4 @@ sleep 120 > in &
 "$@" < in > log 2>&1 &
 until grep -q ready log; do :; done
 awk '/ready/ { print $2 }' log > pid
-until memprof status -t $(cat pid) > status 2>&1; do :; done
+until memprof status $(cat pid) > status 2>&1; do :; done

@@ -1,0 +1,44 @@
+//! Names of processes: that of the program's file, of the process (`/proc/PID/comm`) or of its first argument.
+
+use std::fs;
+use std::path::Path;
+
+/// Returns the pid of `NAME/PID`. `None` if the text is not of that form.
+///
+/// # Errors
+/// The process has another name, or there is none.
+pub(crate) fn parse_named_pid(text: &str) -> Option<Result<u32, String>> {
+    let (name, pid) = text.split_once('/')?;
+    let pid = pid.parse().ok().filter(|_| !name.is_empty())?;
+    Some(match has_name(pid, name) {
+        true => Ok(pid),
+        false => Err(format!("process {pid} is not called {name}")),
+    })
+}
+
+/// Pids of the processes with that name, in ascending order, without this one.
+pub(crate) fn pids_with_name(name: &str) -> Vec<u32> {
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let mut pids: Vec<u32> = pids
+        .filter(|pid| *pid != std::process::id() && has_name(*pid, name))
+        .collect();
+    pids.sort_unstable();
+    pids
+}
+
+fn has_name(pid: u32, name: &str) -> bool {
+    let dir = Path::new("/proc").join(pid.to_string());
+    let comm = || fs::read_to_string(dir.join("comm")).is_ok_and(|comm| comm.trim_end() == name);
+    let program = || fs::read_link(dir.join("exe")).is_ok_and(|file| has_file_name(&file, name));
+    let first_argument = || {
+        let line = fs::read(dir.join("cmdline")).unwrap_or_default();
+        let first = line.split(|byte| *byte == 0).next().unwrap_or_default();
+        has_file_name(Path::new(&*String::from_utf8_lossy(first)), name)
+    };
+    comm() || program() || first_argument()
+}
+
+fn has_file_name(file: &Path, name: &str) -> bool {
+    file.file_name().is_some_and(|file| file == name)
+}

@@ -1,0 +1,131 @@
+//! Arguments of `memprof record`.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use memprof_messages::SamplerChoice;
+
+use crate::exit::{USAGE, with_exit_code};
+use crate::{completion, process_arg, target};
+
+/// Sample for a time, and show who allocated the memory that is still in use at its end
+///
+/// Profiles are fetched meanwhile too, after 0.25 s and whenever the recording is twice as old. Where the process ends,
+/// executes another program or is stopped, the last of them is shown, and the exit code is 3.
+#[derive(clap::Args, Debug)]
+pub(crate) struct RecordArgs {
+    /// The host, as TARGET in front of the other arguments
+    #[arg(short, long, value_name = "TARGET", add = completion::targets())]
+    pub(super) target: Option<String>,
+
+    /// The process, as TARGET in front of the other arguments
+    #[arg(long, value_name = "PID", conflicts_with = "target", value_parser = process_arg::parse)]
+    pub(super) pid: Option<u32>,
+
+    /// Leave the plugin in the process that it was attached to, as `memprof attach` does
+    #[arg(long)]
+    pub(super) keep_attached: bool,
+
+    /// The plugin's file that is attached; by default the one that is installed with this program
+    #[arg(long, value_name = "FILE")]
+    pub(super) plugin: Option<PathBuf>,
+
+    /// Load the plugin through the inspector of a Node, as `memprof attach --node-inspector` does
+    #[arg(long)]
+    pub(super) node_inspector: bool,
+
+    /// Sample for this time, for example 30s or 5m
+    #[arg(long = "for", value_name = "DURATION", default_value = "30s", value_parser = process_arg::parse_duration)]
+    pub(super) duration: Duration,
+
+    /// Keep the dump in this file too
+    #[arg(short, long, value_name = "FILE")]
+    pub(super) output: Option<PathBuf>,
+
+    /// Then open a report of it in a browser, or print the path of the report
+    #[arg(long)]
+    pub(super) open: bool,
+
+    /// The process, a pid, a name or a socket's path: without the plugin, it is attached to and detached from
+    /// afterwards; not needed while only one host runs. Then allocator=NAME, to sample and show only that allocator, as
+    /// `memprof activate` and `memprof dump` do; sampler=memprof or sampler=allocator, to choose who samples
+    #[arg(value_names = ["TARGET", "KEY=VALUE"], num_args = 0.., add = completion::targets())]
+    pub(super) args: Vec<String>,
+}
+
+/// Prefix of the argument that names the allocator, of `activate` and of `dump`.
+const ALLOCATOR: &str = "allocator=";
+/// Prefix of the argument that chooses the sampler, of `activate`.
+pub(super) const SAMPLER: &str = "sampler=";
+
+/// Process that is recorded.
+pub(super) enum Subject<'a> {
+    /// A running host, by its name or its socket's path; `None`: the only one.
+    Host(Option<&'a str>),
+    /// Any process, which is attached to if it has no plugin.
+    Process(u32),
+}
+
+/// Checks that an argument is one of `record`.
+fn check_argument(argument: &str) -> anyhow::Result<()> {
+    let expected = match argument.strip_prefix(SAMPLER) {
+        Some(sampler) if sampler.parse::<SamplerChoice>().is_ok() => return Ok(()),
+        Some(_) => "sampler=auto, sampler=memprof or sampler=allocator",
+        None if argument.starts_with(ALLOCATOR) => return Ok(()),
+        None => "allocator=NAME or sampler=NAME",
+    };
+    let text = format!("{argument:?}: expected {expected}");
+    Err(with_exit_code(USAGE, text))
+}
+
+impl RecordArgs {
+    /// Process that the arguments name.
+    ///
+    /// # Errors
+    /// They name two, or an option is about attaching and they name none; no process has the name, or several have it.
+    pub(super) fn subject(&self) -> anyhow::Result<Subject<'_>> {
+        let usage = |text: String| with_exit_code(USAGE, text);
+        let (first, arguments) = process_arg::split_target(&self.args);
+        for argument in arguments {
+            check_argument(argument)?;
+        }
+        let attaches = self.keep_attached || self.node_inspector || self.plugin.is_some();
+        match (first, self.target.as_deref(), self.pid) {
+            (Some(first), None, None) if target::socket_path(first).is_some() => {
+                Ok(Subject::Host(Some(first)))
+            }
+            (Some(first), None, None) => {
+                let pid = process_arg::parse(first);
+                let pid = pid.map_err(|error| usage(format!("{first:?}: {error}")))?;
+                Ok(Subject::Process(pid))
+            }
+            (None, None, Some(pid)) => Ok(Subject::Process(pid)),
+            (Some(first), ..) => Err(usage(format!("{first} and an option name a process: give one"))),
+            (None, _, None) if attaches => Err(usage(
+                "--keep-attached, --plugin and --node-inspector need a process: `memprof record PID`".to_owned(),
+            )),
+            (None, target, _) => Ok(Subject::Host(target)),
+        }
+    }
+
+    /// The arguments of `activate`.
+    pub(super) fn key_values(&self) -> &[String] {
+        process_arg::split_target(&self.args).1
+    }
+
+    /// Sampler in the arguments; the default if none is given.
+    pub(super) fn sampler(&self) -> SamplerChoice {
+        let mut args = self.key_values().iter().rev();
+        let sampler = args.find_map(|arg| arg.strip_prefix(SAMPLER)?.parse().ok());
+        sampler.unwrap_or_default()
+    }
+
+    /// Arguments of `dump`, which reads what `activate` sampled.
+    pub(super) fn dump_args(&self) -> Vec<String> {
+        let args = self
+            .key_values()
+            .iter()
+            .filter(|arg| arg.starts_with(ALLOCATOR));
+        args.cloned().collect()
+    }
+}
