@@ -192,6 +192,16 @@ mod tests {
     }
 
     #[test]
+    fn remedy_begins_with_the_sampler_that_works() {
+        let served = |facts: &mut Facts| {
+            facts.allocators[0].fallback_reason = Some(not_started());
+            jemalloc(facts).unprofilable = Some(not_started());
+        };
+        let part = "`activate` is all it takes, by memprof's own sampler; for a profile of the allocator's own, restart";
+        check(served, "not_started", Severity::Warning, part);
+    }
+
+    #[test]
     fn unprofilable_finding_equals_error_of_activate() {
         for reason in all_reasons() {
             let findings = diagnose(&Facts {

@@ -82,7 +82,7 @@ fn walk_text(walk: &HeapWalk) -> String {
     }
     parts.push(format!(
         "purge would give back {}",
-        size_text(walk.purgeable_bytes)
+        estimate_text(walk.purgeable_bytes)
     ));
     format!(
         "walked {} from outside, stopped for {:.1} ms: {}\n",
@@ -92,12 +92,36 @@ fn walk_text(walk: &HeapWalk) -> String {
     )
 }
 
+/// Sum below which estimates give no figure: a few pages more or less would be a large part of it.
+const LEAST_ESTIMATE: u64 = 1 << 20;
+
+/// Estimated size: `12.3 MiB`, `less than 1 MiB`.
+fn estimate_text(bytes: u64) -> String {
+    match bytes {
+        0..LEAST_ESTIMATE => "less than 1 MiB".to_owned(),
+        bytes => size_text(bytes),
+    }
+}
+
+/// Source of the estimate of a purge.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PurgeEstimate {
+    /// The allocators' counts of free pages, of which some may not be resident.
+    Counts,
+    /// A walk of the heaps, which reads what is resident.
+    Walk,
+}
+
 /// Bytes that `purge` released, and the resident bytes before and after.
-pub fn purged_text(purged: &PurgeResult) -> String {
+pub fn purged_text(purged: &PurgeResult, source: PurgeEstimate) -> String {
     let (before, after) = (purged.anonymous_before_bytes, purged.anonymous_after_bytes);
     let released = size_text(purged.released_bytes);
     let estimated = purged.estimated_bytes.map_or(String::new(), |bytes| {
-        format!(" of the {} estimated before", size_text(bytes))
+        let most = match source {
+            PurgeEstimate::Counts if bytes >= LEAST_ESTIMATE => "at most ",
+            _ => "",
+        };
+        format!(" of the {most}{} estimated before", estimate_text(bytes))
     });
     format!(
         "gave back {released}{estimated}: {} resident before, {} after",
@@ -157,23 +181,32 @@ mod tests {
 
     #[test]
     fn purge_is_compared_with_its_estimate() {
-        let check = |estimated_bytes: Option<u64>, expected: &str| {
+        let check = |estimated_bytes: Option<u64>, source: PurgeEstimate, estimate: &str| {
             let purged = PurgeResult {
                 anonymous_before_bytes: 100 << 20,
                 anonymous_after_bytes: 10 << 20,
                 released_bytes: 90 << 20,
                 estimated_bytes,
             };
-            assert_eq!(purged_text(&purged), expected);
+            let expected =
+                format!("gave back 90.0 MiB{estimate}: 100.0 MiB resident before, 10.0 MiB after");
+            assert_eq!(purged_text(&purged, source), expected);
         };
-        check(
-            None,
-            "gave back 90.0 MiB: 100.0 MiB resident before, 10.0 MiB after",
-        );
+        use PurgeEstimate::{Counts, Walk};
+        check(None, Counts, "");
+        check(Some(91 << 20), Walk, " of the 91.0 MiB estimated before");
         check(
             Some(91 << 20),
-            "gave back 90.0 MiB of the 91.0 MiB estimated before: 100.0 MiB resident before, 10.0 MiB after",
+            Counts,
+            " of the at most 91.0 MiB estimated before",
         );
+        for source in [Counts, Walk] {
+            check(
+                Some(80 << 10),
+                source,
+                " of the less than 1 MiB estimated before",
+            );
+        }
     }
 
     #[test]

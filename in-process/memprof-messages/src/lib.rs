@@ -37,7 +37,7 @@ pub use ledger::{
     AllocatorHeap, Cgroup, HeapWalk, Ledger, LedgerFinding, LedgerFindingKind, LedgerPart,
     LedgerRow, SampledObjects, Smaps,
 };
-pub use ledger_text::{ledger_text, purged_text, size_text};
+pub use ledger_text::{PurgeEstimate, ledger_text, purged_text, size_text};
 pub use memprof_plugin_abi::ErrorKind;
 pub use message::{Effect, MessageSpec, ReplyLatency};
 pub use open_enum::{NamedEnum, OpenEnum, UnknownName};

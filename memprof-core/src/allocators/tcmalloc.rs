@@ -22,6 +22,7 @@ use extension::Extension;
 use memprof_messages::{AllocatorKind, HeapTotals, HeapUsage, ProfileKind};
 use profile::Profiles;
 use rate::RateSetting;
+pub(crate) use rate::sample_first_thread;
 
 /// Function that every gperftools exports.
 pub(crate) const ANCHOR: &CStr = c"MallocExtension_GetNumericProperty";
@@ -51,7 +52,7 @@ const DEFAULT_INTERVAL: u64 = 512 << 10;
 
 /// Page size in bytes of Debian's build. Each sampled object occupies a page alone, because its span holds
 /// the stack.
-const PAGE: u64 = 8 << 10;
+pub(crate) const PAGE: u64 = 8 << 10;
 
 /// Sample interval in bytes below which samples make the heap grow by more than a sixteenth.
 pub(crate) const FINE_INTERVAL: u64 = 16 * PAGE;

@@ -4,7 +4,7 @@ use memprof_messages::{AllocatorKind, Finding, Severity};
 
 use super::{AllocatorFacts, Facts, JemallocFacts, finding, malloc_conf, unprofilable_finding};
 use crate::allocators::tcmalloc;
-use crate::allocators::unprofilable::PROFILING_CONF;
+use crate::allocators::unprofilable::{PROFILING_CONF, Unprofilable};
 
 /// Number of samples of the live heap below which a profile is poor.
 const MIN_SAMPLES: u64 = 100;
@@ -31,10 +31,7 @@ pub(super) fn check_allocator(allocator: &AllocatorFacts, findings: &mut Vec<Fin
             "sampled_by_memprof",
             Severity::Notice,
             format!("{}: memprof's own sampler serves it", reason.message()),
-            format!(
-                "`activate` is all it takes; for a profile of the allocator's own, {}",
-                reason.remedy()
-            ),
+            own_sampler_remedy(reason),
         ));
     }
     let (finest, catch) = match allocator.kind {
@@ -57,6 +54,14 @@ pub(super) fn check_allocator(allocator: &AllocatorFacts, findings: &mut Vec<Fin
     }
 }
 
+/// Remedy for an allocator without a usable profiler, which memprof's sampler serves: the best way first.
+fn own_sampler_remedy(reason: &Unprofilable) -> String {
+    format!(
+        "`activate` is all it takes, by memprof's own sampler; for a profile of the allocator's own, {}",
+        reason.remedy()
+    )
+}
+
 /// Adds findings about a jemalloc: its options, its statistics, its own dumps, and known faults of its version.
 pub(super) fn check_jemalloc(jemalloc: &JemallocFacts, facts: &Facts, findings: &mut Vec<Finding>) {
     use Severity::Warning;
@@ -65,7 +70,12 @@ pub(super) fn check_jemalloc(jemalloc: &JemallocFacts, facts: &Facts, findings: 
     if let Some(reason) = jemalloc.unprofilable.as_ref()
         && facts.unavailable.as_ref() != Some(reason)
     {
-        findings.push(unprofilable_finding(reason, Warning));
+        let mut finding = unprofilable_finding(reason, Warning);
+        let mut fallbacks = facts.allocators.iter().map(|each| &each.fallback_reason);
+        if fallbacks.any(|fallback| fallback.as_ref() == Some(reason)) {
+            finding.remedy = own_sampler_remedy(reason);
+        }
+        findings.push(finding);
     }
     check_options(jemalloc, findings);
     if let Some(symbol) = &jemalloc.hidden_conf {

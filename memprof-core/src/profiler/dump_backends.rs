@@ -23,7 +23,8 @@ use crate::sampler::Backend;
 use crate::system::seccomp;
 use crate::watching::memory_reading::read_rss;
 use memprof_messages::{
-    AllocatorKind, Dump, DumpReport, LabelSetStats, ProfileKind, SamplerStatus, UnseenFrees,
+    AllocatorKind, Dump, DumpReport, EarlyEndReason, LabelSetStats, ProfileKind, SamplerStatus,
+    UnseenFrees,
 };
 
 /// Allocators to dump together, and the circumstances of the dump.
@@ -281,8 +282,14 @@ fn early_end_warning(dump: &Dump) -> Option<String> {
     let samples: u64 = dump.early_ends.iter().map(|each| each.samples).sum();
     let file = most.object.as_deref().and_then(Path::file_name);
     let place = file.map_or_else(String::new, |file| format!(" in {}", file.display()));
+    let remedy = match most.reason == EarlyEndReason::UnknownCode {
+        true => {
+            "; a runtime that compiles code may keep frame pointers (java -XX:+PreserveFramePointer)"
+        }
+        false => "",
+    };
     Some(format!(
-        "the stacks of {samples} samples end early, so callers are missing; mostly{place}: {}",
+        "the stacks of {samples} samples end early, so callers are missing; mostly{place}: {}{remedy}",
         most.reason
     ))
 }

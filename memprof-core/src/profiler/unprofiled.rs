@@ -6,10 +6,16 @@ use memprof_messages::AllocatorKind;
 
 use super::START_ACTIVE_HINT;
 use crate::allocators::jemalloc::Jemalloc;
+use crate::allocators::tcmalloc;
 use crate::sampler::Backend;
 
 /// Live bytes outside of the dumps below which no warning is given.
 const NOTABLE_UNSEEN_BYTES: u64 = 16 << 20;
+
+/// The same for tcmalloc, whose first samples come late.
+const NOTABLE_TCMALLOC_BYTES: u64 = 4 << 20;
+/// Share of the live bytes that tcmalloc adds by rounding sizes up to its classes, as a divisor.
+const TCMALLOC_ROUNDING: u64 = 8;
 
 /// Live memory, and how much of it the dumps show.
 #[derive(Clone, Debug)]
@@ -25,11 +31,14 @@ pub(super) struct UnprofiledMemory {
 }
 
 /// Sampler of an allocator.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct BuiltinSampler {
     kind: AllocatorKind,
     /// Whether a jemalloc does not sample some threads.
     leaves_threads_out: bool,
+    /// Bytes that its allocator counts as live beside the sampled objects, for each live byte: tcmalloc gives each a
+    /// page of its own, of 8 KiB.
+    overhead: f64,
 }
 
 /// The allocators that sample by themselves.
@@ -43,14 +52,37 @@ pub(super) fn builtin_samplers(backends: &[Arc<Backend>]) -> Vec<BuiltinSampler>
             .allocator
             .jemalloc()
             .is_some_and(Jemalloc::leaves_threads_out),
+        overhead: match (each.identity().kind, each.sample_interval()) {
+            (AllocatorKind::Tcmalloc, Some(interval)) => tcmalloc::PAGE as f64 / interval as f64,
+            _ => 0.0,
+        },
     };
     builtin.map(sampler).collect()
 }
 
 /// Warnings if the dumps show less than half of the live bytes, and miss a notable number of them: how many can have
-/// been allocated before sampling began, and how many cannot.
+/// been allocated before sampling began, and how many cannot. Of tcmalloc, also if they may miss less.
 pub(super) fn unprofiled_warnings(memory: &UnprofiledMemory) -> Vec<String> {
     let unseen = memory.live.saturating_sub(memory.shown);
+    let tcmalloc = memory
+        .samplers
+        .iter()
+        .find(|each| each.kind == AllocatorKind::Tcmalloc);
+    if let Some(sampler) = tcmalloc
+        && unseen <= memory.shown
+    {
+        let beside = (memory.shown as f64 * sampler.overhead) as u64;
+        let unseen = unseen.saturating_sub(beside);
+        let is_notable = unseen >= NOTABLE_TCMALLOC_BYTES.max(memory.live / TCMALLOC_ROUNDING);
+        return Vec::from_iter(is_notable.then(|| {
+            format!(
+                "up to {} MiB of {} MiB live bytes may be missing in it: tcmalloc samples a thread that ran before \
+                 only after its next 16 MiB of allocations; `activate sampler=memprof` samples all threads at once",
+                unseen >> 20,
+                memory.live >> 20
+            )
+        }));
+    }
     if unseen < NOTABLE_UNSEEN_BYTES || unseen <= memory.shown {
         return Vec::new();
     }
@@ -130,6 +162,7 @@ mod tests {
                 samplers: vec![BuiltinSampler {
                     kind,
                     leaves_threads_out,
+                    overhead: 0.0,
                 }],
             });
             assert_eq!(warnings.len(), expected.len(), "{warnings:?}");
@@ -166,6 +199,12 @@ mod tests {
             false,
             &["16 MiB of allocations"],
         );
+        let tcmalloc = AllocatorKind::Tcmalloc;
+        let little = "up to 13 MiB of 53 MiB live bytes may be missing in it";
+        check([53, 40], Some(0), tcmalloc, false, &[little]);
+        check([53, 48], Some(0), tcmalloc, false, &[]);
+        check([6, 3], Some(0), tcmalloc, false, &[]);
+        check([53, 40], Some(0), jemalloc, false, &[]);
         check(
             [143, 0],
             Some(40),

@@ -20,6 +20,7 @@ use crate::allocators::allocator::Allocator;
 use crate::allocators::interval::SampleInterval;
 use crate::allocators::loaded_objects::ForkGuard;
 use crate::allocators::symbols::malloc_address;
+use crate::allocators::tcmalloc::sample_first_thread;
 use crate::error::{Error, Result};
 use crate::lock::lock;
 
@@ -33,8 +34,11 @@ const DEFAULT_INTERVAL: u64 = 512 << 10;
 /// # Errors
 /// Reason why memprof's sampler cannot be used in this process.
 pub fn sample_from_start(interval: Option<SampleInterval>, is_tallied: bool) -> Result<()> {
+    let bytes = interval.map_or(DEFAULT_INTERVAL, SampleInterval::bytes);
     if is_tallied {
         memprof_sampler::enable_tally();
+    } else {
+        sample_first_thread(bytes);
     }
     let mut slots = Interception::find_slots()?;
     if slots.provider().is_program {
@@ -42,8 +46,7 @@ pub fn sample_from_start(interval: Option<SampleInterval>, is_tallied: bool) -> 
     }
     register_fork_handler();
     keep_sampling_in_children();
-    let interval = interval.map_or(DEFAULT_INTERVAL, SampleInterval::bytes);
-    memprof_sampler::start(interval).map_err(sampler_error)?;
+    memprof_sampler::start(bytes).map_err(sampler_error)?;
     let reading = ForkGuard::acquire();
     slots.patch().ok_or_else(loader_lock_error)?;
     loaded_libraries::watch(&slots, &reading);

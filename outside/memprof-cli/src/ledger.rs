@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use memprof_host::client::Client;
 use memprof_leaks::{AnalysisOptions, heap_residency};
 use memprof_messages::{
-    Ledger, LedgerFinding, LedgerFindingKind, LedgerPart, PurgeResult, ledger_text, purged_text,
+    Ledger, LedgerFinding, LedgerPart, PurgeEstimate, PurgeResult, ledger_text, purged_text,
     size_text,
 };
 use memprof_report::{Format, Options};
@@ -64,17 +64,23 @@ pub(crate) fn purge(args: &MessageArgs) -> Outcome {
     let arguments = args.key_values();
     // An allocator= leaves out the others, which the walk does not tell apart.
     let walked = match arguments.is_empty() {
-        true => target::pid_of(&mut client)
-            .ok()
-            .and_then(|pid| heap_residency(pid, AnalysisOptions::default()).ok()),
+        true => target::pid_of(&mut client).ok().and_then(|pid| {
+            let walked = heap_residency(pid, AnalysisOptions::default()).ok()?;
+            Some((walked, walk::ResidentMemory::read(pid)?))
+        }),
         false => None,
     };
     let mut reply = send_request(&mut client, "purge", &message::join_args(arguments))?;
     edit_reply(&mut reply, |purged: &mut PurgeResult| {
-        purged.estimated_bytes = walked
-            .map(|walked| walked.purgeable)
-            .or(purged.estimated_bytes);
-        purged_text(purged)
+        let Some((walked, resident)) = walked else {
+            return purged_text(purged, PurgeEstimate::Counts);
+        };
+        // The allocator may give pages back by itself after the walk.
+        let meanwhile = resident
+            .anonymous
+            .saturating_sub(purged.anonymous_before_bytes);
+        purged.estimated_bytes = Some(walked.purgeable.saturating_sub(meanwhile));
+        purged_text(purged, PurgeEstimate::Walk)
     });
     message::show(&reply, args.to.json)
 }
@@ -113,12 +119,7 @@ fn walk_heaps(client: &mut Client, ledger: &mut Ledger) {
         });
     match walked {
         Ok((walked, resident, lazily_free)) => walk::apply(ledger, &walked, resident, lazily_free),
-        Err(reason) => {
-            let findings = ledger.verdicts.iter_mut();
-            for finding in findings.filter(|finding| finding.kind == LedgerFindingKind::Uncertain) {
-                finding.remedy = format!("the heaps were not walked from outside: {reason}");
-            }
-        }
+        Err(reason) => walk::note_failure(ledger, &reason),
     }
 }
 

@@ -13,7 +13,10 @@ const REASONS: [(&str, &str); 5] = [
         "unreadable-frame-information",
         "call frame information that memprof cannot follow",
     ),
-    ("unknown-code", "code of no file, without a frame pointer"),
+    (
+        "unknown-code",
+        "code of no file, without a frame pointer; java -XX:+PreserveFramePointer keeps one",
+    ),
     (
         "no-frame-information",
         "code without call frame information and frame pointer",

@@ -40,13 +40,21 @@ const STARTS: [&[u8]; 6] = [
     b"--- heap\r",
 ];
 
-/// Line prefix of a warning that tcmalloc writes before the dump.
-const WARN: &[u8] = b"%warn";
+/// Prefixes of lines that allocators write before a dump: warnings of tcmalloc, and what jemalloc prints to standard
+/// error (`prof_leak:true`), which may be in the same file.
+const MESSAGES: [&[u8]; 2] = [b"%warn", b"<jemalloc>:"];
+
+/// Text of an allocator's message. `None` if the line is none.
+fn message(line: &[u8]) -> Option<&[u8]> {
+    MESSAGES
+        .iter()
+        .find_map(|prefix| line.strip_prefix(*prefix))
+}
 
 /// Returns whether the first bytes of a file are those of a heap dump in text.
 pub(crate) fn is_dump(magic: &[u8]) -> bool {
     let text = magic.trim_ascii_start();
-    text.starts_with(WARN) || STARTS.iter().any(|start| text.starts_with(start))
+    message(text).is_some() || STARTS.iter().any(|start| text.starts_with(start))
 }
 
 /// Reads a heap dump, or a symbolized one (`--- symbol`).
@@ -95,7 +103,7 @@ struct DumpReader<'a> {
     build_ids: Vec<(String, String)>,
     /// Line of the header.
     header_line: u64,
-    /// Texts of tcmalloc's `%warn` lines.
+    /// Texts of the allocator's [messages](MESSAGES).
     writer_warnings: Vec<String>,
     /// State of a dump in tcmalloc's format. `None` for jemalloc's.
     legacy: Option<legacy::LegacyDump>,
@@ -158,9 +166,9 @@ impl<'a> DumpReader<'a> {
     }
 
     /// Reads the first line of a dump, which determines its format. Fails if it is of none. Skips what may precede it:
-    /// blank lines, warnings of tcmalloc, and the line by which `jeprof --raw` names the kind of profile.
+    /// blank lines, messages of the allocator, and the line by which `jeprof --raw` names the kind of profile.
     fn read_header(&mut self, line: &[u8]) -> Result<()> {
-        if let Some(warning) = line.strip_prefix(WARN) {
+        if let Some(warning) = message(line) {
             let warning = String::from_utf8_lossy(warning.trim_ascii());
             self.spend(ProfileItem::Text(warning.len()))?;
             self.writer_warnings

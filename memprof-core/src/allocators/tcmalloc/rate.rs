@@ -1,7 +1,8 @@
 //! The switch of tcmalloc's sampling in a running process.
-#![expect(unsafe_code, reason = "a variable of the allocator's")]
+#![expect(unsafe_code, reason = "a variable of the allocator's, and its malloc")]
 
 use std::ffi::CStr;
+use std::hint::black_box;
 use std::sync::atomic::{AtomicI64, Ordering};
 
 use super::extension::Extension;
@@ -15,6 +16,32 @@ const PROPERTY: &CStr = c"tcmalloc.sample_parameter";
 /// `FLAGS_tcmalloc_sample_parameter`, an int64 that each thread reads when it picks its next sample. Exported
 /// by every release before the property existed.
 pub(super) const FLAG: &CStr = c"_ZN61FLAG__namespace_do_not_use_directly_use_DECLARE_int64_instead31FLAGS_tcmalloc_sample_parameterE";
+
+/// Bytes that a thread allocates before it is sampled, if it began while the interval was 0: sampler.cc of gperftools,
+/// `PickNextSamplingPoint`.
+const UNSAMPLED_START: usize = 16 << 20;
+/// Size of the blocks that are allocated in place of the program's: the least by which tcmalloc's heap grows.
+const STEP: usize = 1 << 20;
+
+/// Lets tcmalloc sample the calling thread at once, while the libraries are loaded: the thread began before tcmalloc
+/// read its environment. Does nothing in a process without tcmalloc, or with one that does not export its flag.
+pub(crate) fn sample_first_thread(interval: u64) {
+    // SAFETY: dlsym(3) gets a NUL-terminated name.
+    let address = unsafe { libc::dlsym(libc::RTLD_DEFAULT, FLAG.as_ptr()) } as usize;
+    if address == 0 || !address.is_multiple_of(align_of::<AtomicI64>()) {
+        return;
+    }
+    // SAFETY: as in `RateSetting::find`.
+    let flag = unsafe { AtomicI64::from_ptr(address as *mut i64) };
+    // Its own constructor, which may run later, stores the interval of the environment.
+    let _kept = flag.compare_exchange(0, interval as i64, Ordering::Relaxed, Ordering::Relaxed);
+    for _ in 0..=UNSAMPLED_START / STEP {
+        // SAFETY: malloc(3) takes any size; `black_box` keeps the compiler from removing the pair.
+        let block = black_box(unsafe { libc::malloc(STEP) });
+        // SAFETY: free(3) gets the block that malloc(3) returned, or null.
+        unsafe { libc::free(block) };
+    }
+}
 
 /// Place of the sample interval: mean bytes between samples; 0 turns sampling off.
 #[derive(Debug)]

@@ -11,7 +11,7 @@ use memprof_messages::{
 /// Resident memory of a process (`proc_pid_status(5)`), in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ResidentMemory {
-    anonymous: u64,
+    pub(super) anonymous: u64,
     file: u64,
     shared: u64,
 }
@@ -133,6 +133,22 @@ pub(super) fn apply(
         outside_finding(remaining, own_lazily_free, ledger.rss_bytes),
     ];
     ledger.verdicts.extend(findings.into_iter().flatten());
+}
+
+/// Adds the reason why the heaps were not walked to the finding that the rows are uncertain, which they always are then.
+pub(super) fn note_failure(ledger: &mut Ledger, reason: &str) {
+    let remedy = format!("the heaps were not walked from outside: {reason}");
+    let mut findings = ledger.verdicts.iter_mut();
+    match findings.find(|finding| finding.kind == LedgerFindingKind::Uncertain) {
+        Some(finding) => finding.remedy = remedy,
+        None => ledger.verdicts.push(LedgerFinding {
+            kind: LedgerFindingKind::Uncertain.into(),
+            why: "the rows follow from the allocators' own counts, which do not say which pages are resident, nor which \
+                  free ones a purge would give back"
+                .to_owned(),
+            remedy,
+        }),
+    }
 }
 
 /// Live bytes that the walked allocators count and the walk did not find, as jemalloc's arena for huge objects; 0 if
@@ -373,6 +389,18 @@ mod tests {
         assert_eq!(rows, [50, 0, 0, 0, 0, 2, 3, 145, 2, 1]);
         assert_eq!(kinds, ["growth", "not_the_allocator"]);
         assert_eq!(ledger.walk.unwrap().untouched_bytes, 300 * MIB);
+    }
+
+    #[test]
+    fn ledger_without_a_walk_is_uncertain() {
+        let mut ledger = ledger();
+        ledger.verdicts.clear();
+        for reason in ["has ended", "takes 347.5 ms to stop"] {
+            note_failure(&mut ledger, reason);
+            assert_eq!(ledger.verdicts.len(), 1);
+            assert_eq!(ledger.verdicts[0].kind, LedgerFindingKind::Uncertain);
+            assert!(ledger.verdicts[0].remedy.ends_with(reason), "{ledger:?}");
+        }
     }
 
     #[test]

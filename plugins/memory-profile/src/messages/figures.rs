@@ -1,7 +1,7 @@
 //! Messages about the allocators' statistics: `stats`, `purge`, `background_thread`, `recent`, `ledger`.
 
 use memprof_core::Profiler;
-use memprof_messages::{PerAllocator, ledger_text, purged_text};
+use memprof_messages::{PerAllocator, PurgeEstimate, ledger_text, purged_text};
 use memprof_plugin_abi::{Arguments, Failure, Reply};
 
 use crate::arguments::{take_allocator, take_number, take_switch};
@@ -47,7 +47,7 @@ pub(super) fn purge(
     let allocator = take_allocator(&mut args)?;
     args.finish()?;
     let purged = profiler.purge(allocator).map_err(to_failure)?;
-    let text = purged_text(&purged);
+    let text = purged_text(&purged, PurgeEstimate::Counts);
     log::info!("{text}");
     reply_success(reply, &text, purged)
 }
