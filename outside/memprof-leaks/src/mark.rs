@@ -31,6 +31,12 @@ const HEADROOM_CHECK_BYTES: usize = 64 << 20;
 /// Bytes between two words that are read of the memory: packed structures of the kernel's interfaces, such as
 /// `struct epoll_event`, have pointers at multiples of 4.
 const WORD_STEP: usize = 4;
+/// The same in code, whose instructions contain pointers at any address, as those of a JVM's compiler.
+const CODE_STEP: usize = 1;
+/// Bytes of a pointer.
+const WORD: usize = 8;
+/// Bytes that a block has beside its own: the rest of a word that begins at its last byte.
+const BLOCK_OVERLAP: usize = WORD - 1;
 
 /// Counts of a mark phase.
 #[derive(Clone, Copy, Debug, Default)]
@@ -203,12 +209,12 @@ impl Marker<'_> {
     }
 }
 
-/// Splits a range into blocks of [`BLOCK_SIZE`] bytes. Each also has the half of a word that begins before its end.
+/// Splits a range into blocks of [`BLOCK_SIZE`] bytes. Each also has the rest of a word that begins before its end.
 fn blocks(range: Range<u64>) -> impl Iterator<Item = Range<u64>> {
     let end = range.end;
     range
         .step_by(BLOCK_SIZE)
-        .map(move |start| start..end.min(start + (BLOCK_SIZE + WORD_STEP) as u64))
+        .map(move |start| start..end.min(start + (BLOCK_SIZE + BLOCK_OVERLAP) as u64))
 }
 
 /// State of one thread of a mark phase.
@@ -225,7 +231,7 @@ impl<'a> MarkWorker<'a> {
     fn new(marker: &'a Marker<'a>) -> Self {
         Self {
             marker,
-            block: vec![0; BLOCK_SIZE + WORD_STEP],
+            block: vec![0; BLOCK_SIZE + BLOCK_OVERLAP],
             cached: 0..0,
             found: Vec::new(),
             unchecked: 0,
@@ -281,7 +287,12 @@ impl<'a> MarkWorker<'a> {
             return 0;
         }
         let bytes = self.read(&(start..range.end));
-        self.mark_block_words(bytes.clone());
+        let region = self.marker.view.region(start);
+        let step = match region.is_some_and(|region| region.is_executable) {
+            true => CODE_STEP,
+            false => WORD_STEP,
+        };
+        self.mark_block_words(bytes.clone(), step);
         (range.end - start) as usize - bytes.len()
     }
 
@@ -293,18 +304,19 @@ impl<'a> MarkWorker<'a> {
     }
 
     /// Marks the objects to which words of the block point, and queues those that were not marked before. `bytes`
-    /// are positions in the block.
-    fn mark_block_words(&mut self, bytes: Range<usize>) {
+    /// are positions in the block, `step` the distance of words in bytes.
+    fn mark_block_words(&mut self, bytes: Range<usize>, step: usize) {
         let marker = self.marker;
         let bytes = &self.block[bytes];
-        let packed = bytes.get(WORD_STEP..).unwrap_or_default();
-        for word in bytes.chunks_exact(8).chain(packed.chunks_exact(8)) {
-            let word = u64::from_le_bytes(word.try_into().expect("eight bytes"));
-            if marker.objects.may_contain(word)
-                && let Some(start) = marker.objects.mark(word)
-                && self.found.len() < MAX_QUEUED
-            {
-                self.found.push(start);
+        for first in (0..WORD).step_by(step) {
+            for word in bytes.get(first..).unwrap_or_default().chunks_exact(WORD) {
+                let word = u64::from_le_bytes(word.try_into().expect("eight bytes"));
+                if marker.objects.may_contain(word)
+                    && let Some(start) = marker.objects.mark(word)
+                    && self.found.len() < MAX_QUEUED
+                {
+                    self.found.push(start);
+                }
             }
         }
     }
@@ -332,7 +344,7 @@ impl<'a> MarkWorker<'a> {
         for object in objects {
             let start = bytes.start + (object.start - base) as usize;
             let end = (bytes.start + (object.end - base) as usize).min(bytes.end);
-            self.mark_block_words(start.min(end)..end);
+            self.mark_block_words(start.min(end)..end, WORD_STEP);
         }
     }
 

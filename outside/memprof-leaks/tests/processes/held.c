@@ -180,6 +180,14 @@ static void in_sharing_process(void) {
     while (!is_ready) sched_yield();
 }
 
+/* Instructions that load an address each, as a compiler at run time writes them: 50 of 11 bytes, across pages. */
+__attribute__((noinline)) static void generate(unsigned char *code) {
+    for (int i = 0; i < HELD; i++, code += 11) { void *object = make(HELD_SIZE); code[0] = 0x48; code[1] = 0xB8; memcpy(code + 2, &object, 8); code[10] = 0xC3; }
+}
+static void in_code(void) { unsigned char *to = own(2 * PAGE); generate(to + PAGE - 203); mprotect(to, 2 * PAGE, RW | PROT_EXEC); }
+static void in_code_read_only(void) { unsigned char *to = own(2 * PAGE); generate(to + PAGE - 203); mprotect(to, 2 * PAGE, PROT_READ | PROT_EXEC); }
+static void in_code_at_a_block_end(void) { size_t size = 4 << 20; unsigned char *to = own(size); mprotect(to, size, RW | PROT_EXEC); for (size_t at = 64 << 10; at < size; at += 64 << 10) to[at] = 1; generate(to + (1 << 20) - 203); }
+static void in_shared_code(void) { int fd = memory_file(); unsigned char *to = map(PAGE, MAP_SHARED, fd); generate(to + 1); munmap(to, PAGE); check(mmap(0, PAGE, PROT_READ | PROT_EXEC, MAP_SHARED, fd, 0)); }
 static void in_packed_events(void) { static struct epoll_event events[HELD]; for (int i = 0; i < HELD; i++) { events[i].events = 1; events[i].data.ptr = make(HELD_SIZE); } table[0] = (uintptr_t)events; }
 static void in_packed_events_on_heap(void) { struct epoll_event *events = malloc(HELD * sizeof *events); for (int i = 0; i < HELD; i++) { events[i].events = 1; events[i].data.ptr = make(HELD_SIZE); } table[0] = (uintptr_t)events; }
 /* Behind the last byte, where the next object's header is. */
@@ -193,6 +201,7 @@ static const struct { const char *name; void (*hold)(void); } modes[] = {
     MODE(in_pipe) MODE(in_stream) MODE(in_datagram) MODE(in_datagrams) MODE(in_message_queue) MODE(in_posix_queue) MODE(in_eventfd)
     MODE(in_signals) MODE(in_signals_of_thread) MODE(in_signal_stack) MODE(in_signal_stacks_of_threads) MODE(in_flight)
     MODE(below_stack) MODE(between_stacks) MODE(below_unguarded_stack) MODE(below_signal_stack) MODE(in_variables_below_stack) MODE(in_sharing_process)
+    MODE(in_code) MODE(in_code_read_only) MODE(in_code_at_a_block_end) MODE(in_shared_code)
     MODE(in_packed_events) MODE(in_packed_events_on_heap) MODE(by_end) MODE(by_low_bits)
 };
 

@@ -87,6 +87,18 @@ fn objects_held_by_shared_memory_are_not_leaked() {
 }
 
 #[test]
+fn objects_held_by_generated_code_are_not_leaked() {
+    for mode in [
+        "in_code",
+        "in_code_read_only",
+        "in_code_at_a_block_end",
+        "in_shared_code",
+    ] {
+        check_proven(mode);
+    }
+}
+
+#[test]
 fn objects_held_by_packed_or_end_pointers_are_not_leaked() {
     for mode in [
         "in_packed_events",
