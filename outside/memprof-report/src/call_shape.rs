@@ -43,12 +43,17 @@ impl CallShape {
     /// Longest function that is little more than a call and the check of its result, in bytes.
     const SHORT_BYTES: usize = 96;
 
+    /// Longest one that calls only the allocator, and what it does where that fails, in bytes: it has a free list, or
+    /// takes blocks from a larger one.
+    const POOL_BYTES: usize = 256;
+
     /// Reads the shape of the call that ends at `return_address`, in a function whose code starts at `start`. A
     /// function whose code is empty, or not decoded, is taken as returning another value.
     pub(crate) fn read(code: &[u8], start: u64, return_address: u64) -> Self {
         let unread = Self {
             function: start,
-            is_short: code.len() <= Self::SHORT_BYTES,
+            is_short: code.len() <= Self::SHORT_BYTES
+                || (code.len() <= Self::POOL_BYTES && called_functions(code, start) <= 2),
             returns_result: false,
             arguments: [Argument::Computed; 2],
         };
@@ -61,6 +66,17 @@ impl CallShape {
             ..unread
         }
     }
+}
+
+/// Number of different functions that code calls, by their addresses or those of the words that hold them.
+fn called_functions(code: &[u8], start: u64) -> usize {
+    let instructions = Decoder::with_ip(64, code, start, DecoderOptions::NONE).into_iter();
+    let called = instructions.filter_map(|instruction| match instruction.flow_control() {
+        FlowControl::Call => Some(instruction.near_branch_target()),
+        FlowControl::IndirectCall => Some(instruction.memory_displacement64()),
+        _ => None,
+    });
+    called.collect::<HashSet<u64>>().len()
 }
 
 /// Origins of the first two arguments of the call that ends at `return_address`: the last writes to their registers
@@ -446,6 +462,22 @@ mod tests {
         check(&[0xeb, 0xfe], false);
         check(&[], false);
         assert!(!CallShape::read(&[], 0x1000, 0x1005).returns_result);
+    }
+
+    #[test]
+    fn function_that_calls_little_else_is_short() {
+        let nops = |count| vec![0x90; count];
+        let check = |code: Vec<u8>, expected| {
+            let shape = CallShape::read(&code, 0x1000, 0x1005);
+            assert_eq!(shape.is_short, expected, "{} bytes", code.len());
+        };
+        let other = |target: u8| [0xe8, 0, target, 0, 0];
+        check(code(&[], &nops(80)), true);
+        check(code(&[], &nops(200)), true);
+        check(code(&other(1), &nops(200)), true);
+        check(code(&[other(1), other(2)].concat(), &nops(60)), true);
+        check(code(&[other(1), other(2)].concat(), &nops(200)), false);
+        check(code(&[], &nops(300)), false);
     }
 
     #[test]

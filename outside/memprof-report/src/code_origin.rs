@@ -28,7 +28,7 @@ pub(crate) use self::mapped_file::stem;
 pub(crate) use self::reason::{OriginReason, Verdict};
 use crate::allocator_frames::is_allocator;
 use crate::names::{Frame, StringId};
-use crate::stacks::AddressId;
+use crate::stacks::{AddressId, StackId};
 use crate::symbolized_profile::SymbolizedProfile;
 
 pub(crate) use self::explanation::explain;
@@ -138,6 +138,7 @@ impl CodeOrigins {
         if !has_own_functions {
             origins.count_system_libraries();
         }
+        origins.count_stripped_modules(named, &files);
         wrappers::mark(&mut origins, named);
         origins
     }
@@ -148,6 +149,43 @@ impl CodeOrigins {
         for verdict in &mut self.verdicts {
             if matches!(verdict.reason, OriginReason::SystemLibrary) {
                 *verdict = Verdict::new(CodeOrigin::Program, OriginReason::NamedInLibrary);
+            }
+        }
+    }
+
+    /// Counts functions without names in modules of the program as its own, unless a function with a name called them
+    /// in that module: else the program's function that calls all modules would be the row.
+    fn count_stripped_modules(&mut self, named: &SymbolizedProfile, files: &[MappedFile<'_>]) {
+        let SymbolizedProfile { profile, names, .. } = named;
+        let module_of = |id| {
+            let mapping = profile.mapping_of_frame(id);
+            mapping.filter(|mapping| files[*mapping].is_module())
+        };
+        let modules: Vec<Option<usize>> = (0..self.by_address.len())
+            .map(|index| module_of(AddressId(index as u32)))
+            .collect();
+        if modules.iter().all(Option::is_none) {
+            return;
+        }
+        for stack in 0..profile.stacks.len() {
+            let mut module = None;
+            let mut has_named_caller = false;
+            for id in profile.stacks.frames(StackId(stack as u32)).iter().rev() {
+                let index = id.0 as usize;
+                if modules[index] != module {
+                    module = modules[index];
+                    has_named_caller = false;
+                }
+                if module.is_none() || has_named_caller {
+                    continue;
+                }
+                for verdict in &self.by_address[index] {
+                    let verdict = &mut self.verdicts[*verdict as usize];
+                    if matches!(verdict.reason, OriginReason::UnnamedInLibrary) {
+                        *verdict = Verdict::new(CodeOrigin::Program, OriginReason::UnnamedInModule);
+                    }
+                }
+                has_named_caller = names.frames(*id).iter().any(|frame| frame.named);
             }
         }
     }

@@ -119,6 +119,9 @@ impl fmt::Display for OriginReason {
                 f.write_str("no rule knows the library that it is in, and it has a symbol")
             }
             Self::UnnamedInLibrary => f.write_str("it is in a shared library, and has no symbol"),
+            Self::UnnamedInModule => f.write_str(
+                "it is in a module of the program, where neither it nor its caller has a symbol",
+            ),
             Self::Wrapper(shape) => shape.fmt(f),
             Self::Name(pattern) => write!(f, "its name matches the rule {pattern}"),
             Self::Unknown => f.write_str("nothing is known of it"),

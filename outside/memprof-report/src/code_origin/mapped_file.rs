@@ -45,6 +45,12 @@ impl<'p> MappedFile<'p> {
             .collect()
     }
 
+    /// Returns whether the file is a plugin or a library of the program, of which no rule knows more.
+    pub(super) fn is_module(self) -> bool {
+        let is_other = self.is_main || self.is_system_library || self.is_jit;
+        self.path.is_some() && self.known.is_none() && !is_other
+    }
+
     /// Returns whether the file is the program or a library that came with it: a name alone proves nothing about code
     /// in it. False for code in no mapping.
     pub(super) fn is_own(self) -> bool {

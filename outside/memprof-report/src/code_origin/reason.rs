@@ -42,6 +42,8 @@ pub(crate) enum OriginReason {
     NamedInLibrary,
     /// The mapped file is a shared library without symbols.
     UnnamedInLibrary,
+    /// The mapped file is a plugin or library of the program, in which neither the function nor its callers have symbols.
+    UnnamedInModule,
     /// A function in front of the allocator, as a wrapper of malloc is.
     Wrapper(WrapperShape),
     /// A rule for names, with its pattern.

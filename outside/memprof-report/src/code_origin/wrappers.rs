@@ -79,6 +79,8 @@ struct FrontCalls {
     /// Whether it is in a library or an interpreter.
     is_in_library: bool,
     name: Option<StringId>,
+    /// Stacks in which plumbing of the same file called it, which alone has a symbol.
+    plumbing_callers: u32,
 }
 
 impl FrontCalls {
@@ -136,7 +138,8 @@ fn is_candidate(verdict: &Verdict) -> bool {
         | OriginReason::Program
         | OriginReason::SystemLibrary
         | OriginReason::NamedInLibrary
-        | OriginReason::UnnamedInLibrary => true,
+        | OriginReason::UnnamedInLibrary
+        | OriginReason::UnnamedInModule => true,
         OriginReason::Pattern
         | OriginReason::LibrarySource(_)
         | OriginReason::LibrarySourceAndName(_)
@@ -239,12 +242,14 @@ impl<'p> LeafView<'p> {
         else {
             return;
         };
-        let Some(caller) = frames.next() else {
+        let (front, caller) = self.named_front(origins, front, &mut frames);
+        let Some(caller) = caller else {
             return;
         };
         let calls = calls.entry(front.function).or_default();
         calls.stacks.push(stack);
         calls.callers.push(caller.function);
+        calls.plumbing_callers += u32::from(self.is_helper(origins, front, caller));
         calls.name = front.frame.named.then_some(front.frame.function);
         calls.is_in_library = is_in_library(&origins.verdicts[front.verdict]);
         let shape = self.named.names.call_shapes.get(&front.address);
@@ -257,6 +262,49 @@ impl<'p> LeafView<'p> {
             };
             calls.block_uses[block_use as usize] += 1;
         }
+    }
+
+    /// Returns the function in front of the allocator, and its caller. A library's function without a symbol is a helper
+    /// of the one with a symbol that called it there.
+    fn named_front(
+        &self,
+        origins: &CodeOrigins,
+        first: LeafFrame<'p>,
+        frames: &mut impl Iterator<Item = LeafFrame<'p>>,
+    ) -> (LeafFrame<'p>, Option<LeafFrame<'p>>) {
+        let caller = frames.next();
+        let reason = origins.verdicts[first.verdict].reason;
+        if !matches!(reason, OriginReason::UnnamedInLibrary) {
+            return (first, caller);
+        }
+        let mut next = caller;
+        while let Some(frame) = next.filter(|frame| self.is_same_file(first, *frame)) {
+            next = frames.next();
+            if !frame.frame.named {
+                continue;
+            }
+            if !is_candidate(&origins.verdicts[frame.verdict]) {
+                break;
+            }
+            // The call in its code is not that of the allocator.
+            let front = LeafFrame {
+                is_outermost: false,
+                ..frame
+            };
+            return (front, next);
+        }
+        (first, caller)
+    }
+
+    /// Returns whether a function without a symbol is part of the plumbing that called it in its file.
+    fn is_helper(&self, origins: &CodeOrigins, one: LeafFrame<'_>, caller: LeafFrame<'_>) -> bool {
+        let is_plumbing = origins.verdicts[caller.verdict].origin == CodeOrigin::Plumbing;
+        is_plumbing && caller.frame.named && !one.frame.named && self.is_same_file(one, caller)
+    }
+
+    fn is_same_file(&self, one: LeafFrame<'_>, other: LeafFrame<'_>) -> bool {
+        let mapping_of = |frame: LeafFrame<'_>| self.named.profile.mapping_of_frame(frame.address);
+        mapping_of(one) == mapping_of(other)
     }
 
     /// Returns whether a function is of a language in which blocks have owners: what it returns is its own object.
@@ -279,7 +327,10 @@ impl<'p> LeafView<'p> {
             let index = calls.block_uses.iter().position(|count| count == most)?;
             Some(BLOCK_USES[index])
         });
+        let is_helper = u64::from(calls.plumbing_callers) * 100
+            >= calls.stacks.len() as u64 * u64::from(MIN_FRONT_PERCENT);
         let is_wrapper = match block_use {
+            _ if is_helper => true,
             _ if calls.is_in_library && name.allocates => true,
             Some(BlockUse::PassedOn) if calls.name.is_none() && calls.is_short => true,
             Some(BlockUse::PassedOn) => {

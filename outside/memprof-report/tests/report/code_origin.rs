@@ -155,19 +155,62 @@ const STACKS: &[(&str, &str)] = &[
         "_start;main;erl_start;erts_alloc_init;+erts_alcu_start;+erts_sys_aligned_alloc",
         "erts_alloc_init",
     ),
+    // Modules of servers: stripped ones, such that export the function that was called, and a library of the system.
+    (
+        "main;ap_run_handler;ap_invoke_filter;*;*;+deflateInit2_;+malloc",
+        "cart.so+0x11ff",
+    ),
+    (
+        "main;ap_run_handler;*cart_handler;*;+deflateInit2_;+malloc",
+        "cart_handler",
+    ),
+    (
+        "main;ap_run_handler;*cart_handler;ap_pass_brigade;*;+malloc",
+        "cart.so+0x10ff",
+    ),
+    ("main;ap_run_handler;+;+;+malloc", "ap_run_handler"),
+    // Exported functions of a stripped library in front of the one that calls malloc.
+    (
+        "main;+Tcl_MainEx;+Tcl_EvalObjv;+TclpAlloc;+;+malloc",
+        "Tcl_EvalObjv",
+    ),
+    (
+        "main;+av_read_frame;+;+av_buffer_alloc;+;+;+malloc",
+        "av_read_frame",
+    ),
+    ("main;+BZ2_bzReadOpen;+;+malloc", "BZ2_bzReadOpen"),
+    // A static function of a stripped program below its plumbing: nginx's pools, memory contexts of PostgreSQL.
+    (
+        "main;ngx_http_read_body;strndup;;malloc",
+        "ngx_http_read_body",
+    ),
+    ("main;tuplestore_puttuple;;;malloc", "program+0x10ff"),
+    // Perl and R allocate for what they execute.
+    (
+        "_start;+perl_run;+Perl_pp_sprintf;+Perl_do_sprintf;+Perl_sv_grow;+Perl_safesysmalloc;+malloc",
+        "Perl_do_sprintf (interpreter)",
+    ),
+    (
+        "_start;+Rf_eval;+Rf_applyClosure;*;+Rf_allocVector3;+malloc",
+        "cart.so+0x11ff",
+    ),
 ];
 
-/// Dump of one stack. Functions are the program's; those with `+` before their names are in a shared library.
+/// Dump of one stack. Functions are the program's; those with `+` before their names are in a library of the system,
+/// those with `*` in a module of the program. One without more has no symbol.
 fn dump(stack: &str) -> String {
     let functions: Vec<_> = stack.split(';').rev().collect();
-    let address = |at: usize, name: &str| match name.starts_with('+') {
-        true => 0x10000 + 0x100 * at,
-        false => 0x2000 + 0x100 * at,
+    let address = |at: usize, name: &str| match name.bytes().next() {
+        Some(b'+') => 0x10000 + 0x100 * at,
+        Some(b'*') => 0x20000 + 0x100 * at,
+        _ => 0x2000 + 0x100 * at,
     };
     let mut text = "--- symbol\nbinary=/usr/bin/program\n".to_owned();
     for (at, function) in functions.iter().enumerate() {
-        let name = function.trim_start_matches('+');
-        text += &format!("{:#018x} {name}\n", address(at, function) - 1);
+        let name = function.trim_start_matches(['+', '*']);
+        if !name.is_empty() {
+            text += &format!("{:#018x} {name}\n", address(at, function) - 1);
+        }
     }
     let addresses = functions.iter().enumerate();
     let addresses: String = addresses
@@ -177,7 +220,8 @@ fn dump(stack: &str) -> String {
     text + &format!(
         "---\n--- heap\nheap_v2/1\n  {counts}\n@{addresses}\n  {counts}\n\nMAPPED_LIBRARIES:\n\
          00001000-00008000 r-xp 00000000 fe:00 1 /usr/bin/program\n\
-         00010000-00018000 r-xp 00000000 fe:00 2 /usr/lib/x86_64-linux-gnu/libother.so.1\n"
+         0000f000-00018000 r-xp 00000000 fe:00 2 /usr/lib/x86_64-linux-gnu/libother.so.1\n\
+         0001f000-00028000 r-xp 00000000 fe:00 3 /usr/lib/program/modules/cart.so\n"
     )
 }
 

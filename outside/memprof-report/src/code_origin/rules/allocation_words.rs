@@ -10,6 +10,7 @@ pub(in crate::code_origin) const ALLOCATING_ENDS: &[&str] = &[
     "dupn",
     "mem_get",
     "mem_acquire",
+    "memalign",
 ];
 
 /// Ends of the names of functions that create or enlarge what their caller chose, of which a program has others too.

@@ -161,6 +161,10 @@ pub(in crate::code_origin) const FILES: &[(CodeOrigin, &[&str])] = &[
             "libglib",
             "libgobject",
             "libffi",
+            // Loops that call the program back, also on threads of their own.
+            "libuv",
+            "libev",
+            "libevent*",
             "libgfortran",
             "libgnarl*",
             "libgnat*",
@@ -200,6 +204,7 @@ pub(in crate::code_origin) const FILES: &[(CodeOrigin, &[&str])] = &[
             "libphp",
             "lua",
             "liblua",
+            "libR",
             "libv8*",
         ],
     ),

@@ -146,6 +146,7 @@ pub(in crate::code_origin) const FUNCTIONS: &[NameRule] = &[
             "ngx_pnalloc",
             "ngx_pcalloc",
             "ngx_pmemalign",
+            "ngx_memalign",
             "ngx_create_pool",
             "ngx_array_*",
             "ngx_list_push",
@@ -247,7 +248,7 @@ pub(in crate::code_origin) const FUNCTIONS: &[NameRule] = &[
     NameRule::new(
         CodeOrigin::Plumbing,
         Reach::With(&["lua"]),
-        &["luaM_*", "l_alloc"],
+        &["luaM_*", "luaC_newobj*", "l_alloc"],
     ),
     NameRule::new(
         CodeOrigin::Plumbing,

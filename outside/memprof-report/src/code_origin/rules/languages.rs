@@ -35,6 +35,19 @@ pub(in crate::code_origin) const LANGUAGES: &[NameRule] = &[
             "erts_alloc_permanent*",
         ],
     ),
+    // R, whose other functions are known by their file.
+    NameRule::new(
+        CodeOrigin::Plumbing,
+        Reach::With(&[]),
+        &[
+            "Rf_alloc*",
+            "R_alloc*",
+            "R_chk_*",
+            "Rf_cons",
+            "Rf_lcons",
+            "Rf_mk*",
+        ],
+    ),
     // CPython, Ruby, Perl, PHP: first their allocators, then their interpreters.
     NameRule::new(
         CodeOrigin::Plumbing,
@@ -117,7 +130,15 @@ pub(in crate::code_origin) const LANGUAGES: &[NameRule] = &[
     NameRule::new(
         CodeOrigin::Plumbing,
         Reach::With(&["perl"]),
-        &["Perl_safesys*"],
+        &[
+            "Perl_safesys*",
+            "Perl_sv_grow*",
+            "Perl_newSV*",
+            "Perl_more_sv",
+            "Perl_more_bodies",
+            "Perl_get_arena",
+            "Perl_av_extend*",
+        ],
     ),
     NameRule::new(
         CodeOrigin::Interpreter,

@@ -38,6 +38,7 @@ pub(in crate::code_origin) const SOURCE_DIRECTORIES: &[SourceDirectory] = &[
     plumbing("/lib64/gcc/"),
     plumbing("/lib/clang/"),
     plumbing("/libstdc++-v3/"),
+    plumbing("/libiberty/"),
     plumbing("/usr/include/x86_64-linux-gnu/bits/"),
     plumbing("/usr/include/aarch64-linux-gnu/bits/"),
     plumbing("/usr/include/bits/"),
