@@ -1,14 +1,17 @@
 //! Starts a program and stops it right before it exits, while its memory is still there.
 #![expect(
     unsafe_code,
-    reason = "ptrace(2) in a forked child, and waitpid(2), whose arguments are bare numbers"
+    reason = "a forked child, and waitpid(2), whose arguments are bare numbers"
 )]
 
 use std::collections::{BTreeSet, HashSet};
-use std::io;
+use std::io::{self, PipeReader, PipeWriter, Read, Write};
 use std::mem;
+use std::os::fd::AsRawFd;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::panic::resume_unwind;
 use std::process::{Command, ExitStatus};
+use std::thread;
 
 use libc::{c_int, c_long, pid_t, user_regs_struct};
 
@@ -48,6 +51,10 @@ pub struct KilledThread {
     pub xstate: XState,
 }
 
+/// Events of a program at which it stops.
+const EVENTS: c_int =
+    libc::PTRACE_O_TRACEEXIT | libc::PTRACE_O_TRACEEXEC | libc::PTRACE_O_TRACECLONE;
+
 /// Starts a program, and blocks until it is about to exit: its last thread is, whichever that is. Signals are delivered
 /// to it; a stop signal has no effect. If this process is killed, the program continues. `on_start` gets the program's
 /// pid as soon as signals can be sent to it.
@@ -55,17 +62,103 @@ pub struct KilledThread {
 /// # Errors
 /// The program cannot be started or traced.
 pub fn run(command: &mut Command, on_start: impl FnOnce(u32)) -> io::Result<RunOutcome> {
-    // SAFETY: the closure only calls ptrace(2), which is async-signal-safe, as code between fork(2) and execve(2)
-    // must be.
-    unsafe { command.pre_exec(|| request(libc::PTRACE_TRACEME, 0, 0, 0)) };
-    let pid = command.spawn()?.id().cast_signed();
-    on_start(pid.cast_unsigned());
-    // With PTRACE_TRACEME it stops at execve(2).
-    wait_for(pid)?;
-    let options = libc::PTRACE_O_TRACEEXIT | libc::PTRACE_O_TRACEEXEC | libc::PTRACE_O_TRACECLONE;
-    request(libc::PTRACE_SETOPTIONS, pid, 0, options as usize)?;
-    resume(pid, 0)?;
-    TracedProgram::new(pid).run()
+    let gate = StartGate::new(command)?;
+    thread::scope(|scope| {
+        // It blocks until the program is executed, for which the gate must be open.
+        let spawning = scope.spawn(|| {
+            let spawned = command.spawn();
+            gate.report_pid(0);
+            spawned
+        });
+        let spawned = || match spawning.join() {
+            Ok(spawned) => spawned,
+            Err(panic) => resume_unwind(panic),
+        };
+        let Some(pid) = gate.pid()? else {
+            return Err(spawned().err().unwrap_or(io::ErrorKind::Other.into()));
+        };
+        // With PTRACE_TRACEME, the stop at execve(2) would be a SIGTRAP, which kills the program if this process is killed
+        // meanwhile.
+        let seized = request(libc::PTRACE_SEIZE, pid, 0, EVENTS as usize);
+        gate.open(seized.is_ok())?;
+        let has_executed = seized.is_ok() && executes(pid)?;
+        spawned()?;
+        if !has_executed {
+            return wait_for(pid).map(|status| RunOutcome::Exited(ExitStatus::from_raw(status)));
+        }
+        on_start(pid.cast_unsigned());
+        resume(pid, 0)?;
+        TracedProgram::new(pid).run()
+    })
+}
+
+/// Blocks until a traced process executes a program, and leaves it stopped. False if it ends before.
+fn executes(pid: pid_t) -> io::Result<bool> {
+    loop {
+        let status = wait_for(pid)?;
+        let signal = match status >> 16 {
+            libc::PTRACE_EVENT_EXEC => return Ok(true),
+            libc::PTRACE_EVENT_EXIT => return resume(pid, 0).map(|()| false),
+            0 => libc::WSTOPSIG(status),
+            _ => 0,
+        };
+        resume(pid, signal)?;
+    }
+}
+
+/// Gate that a forked child passes before it executes its program: it is traced by then.
+struct StartGate {
+    /// From the child: its pid. From this process: 0 once it is not waited for any more.
+    pids: (PipeReader, PipeWriter),
+    /// To the child: whether it is traced. It ends if this process is killed.
+    opened: PipeWriter,
+}
+
+impl StartGate {
+    /// Lets children of `command` wait at a new gate.
+    fn new(command: &mut Command) -> io::Result<Self> {
+        let pids = io::pipe()?;
+        let (reader, opened) = io::pipe()?;
+        let [own_end, report] = [opened.as_raw_fd(), pids.1.as_raw_fd()];
+        let pass = move || {
+            // SAFETY: close(2) of the child's copy of the writer: the pipe then ends with this process.
+            unsafe { libc::close(own_end) };
+            // SAFETY: getpid(2).
+            let pid = unsafe { libc::getpid() }.to_ne_bytes();
+            // SAFETY: write(2) of bytes of a variable. A pipe takes as few at once.
+            unsafe { libc::write(report, pid.as_ptr().cast(), pid.len()) };
+            let mut is_traced = [1];
+            match (&reader).read(&mut is_traced) {
+                // This process was killed: the program continues.
+                Ok(0) => Ok(()),
+                Ok(_) if is_traced == [0] => Err(io::Error::from_raw_os_error(libc::EPERM)),
+                Ok(_) => Ok(()),
+                Err(error) => Err(error),
+            }
+        };
+        // SAFETY: the closure calls functions only that are async-signal-safe, as code between fork(2) and execve(2) must
+        // be, and allocates nothing.
+        unsafe { command.pre_exec(pass) };
+        Ok(Self { pids, opened })
+    }
+
+    /// Reports a pid to [`Self::pid`].
+    fn report_pid(&self, pid: pid_t) {
+        // The reader is this value's, and the pipe has room for two pids.
+        let _ = (&self.pids.1).write(&pid.to_ne_bytes());
+    }
+
+    /// Blocks until the child has reported its pid. `None` if there is none.
+    fn pid(&self) -> io::Result<Option<pid_t>> {
+        let mut pid = [0; size_of::<pid_t>()];
+        (&self.pids.0).read_exact(&mut pid)?;
+        Ok(Some(pid_t::from_ne_bytes(pid)).filter(|pid| *pid != 0))
+    }
+
+    /// Lets the child execute its program if it is traced, or fail with EPERM.
+    fn open(&self, is_traced: bool) -> io::Result<()> {
+        (&self.opened).write_all(&[is_traced.into()])
+    }
 }
 
 /// A program with all its threads traced.
@@ -143,7 +236,7 @@ impl TracedProgram {
                     0
                 }
                 // With this stop, a new thread starts.
-                0 if is_new => {
+                libc::PTRACE_EVENT_STOP if is_new => {
                     self.running.insert(tid);
                     0
                 }
