@@ -5,6 +5,8 @@ use arrow_array::cast::AsArray;
 use arrow_array::types::{Int32Type, Int64Type, TimestampMillisecondType};
 use arrow_array::{Array, RecordBatch};
 
+use crate::process_profile::SamplerCounts;
+
 /// Columns of a batch by name and type. A missing column, or one of another type, is an error.
 pub(crate) struct Columns<'b>(pub(crate) &'b RecordBatch);
 
@@ -39,11 +41,23 @@ impl<'b> Columns<'b> {
     }
 
     /// Column of nullable 64-bit numbers that older files lack: null in each row then.
-    pub(crate) fn nullable_or_missing(&self, name: &str) -> anyhow::Result<Vec<Option<i64>>> {
+    fn nullable_or_missing(&self, name: &str) -> anyhow::Result<Vec<Option<i64>>> {
         match self.0.column_by_name(name) {
             Some(_) => self.nullable(name),
             None => Ok(vec![None; self.0.num_rows()]),
         }
+    }
+
+    /// Returns the counts of memprof's sampler in each row; `None` where the allocator sampled.
+    pub(crate) fn sampler_counts(&self) -> anyhow::Result<Vec<Option<SamplerCounts>>> {
+        let mut rows = vec![[None; SamplerCounts::COLUMNS.len()]; self.0.num_rows()];
+        for (index, name) in SamplerCounts::COLUMNS.into_iter().enumerate() {
+            let values = self.nullable_or_missing(name)?;
+            for (row, value) in rows.iter_mut().zip(values) {
+                row[index] = value;
+            }
+        }
+        Ok(rows.into_iter().map(SamplerCounts::from_row).collect())
     }
 
     /// Returns the column `pid`. Fails if it is missing or has another type.

@@ -14,7 +14,7 @@ use crate::config::Config;
 use crate::output::{note, print};
 use crate::process_profile::{Frame, NamedStack, ProfileContext, Sample, SamplerCounts};
 use crate::scan::{files, scan};
-use crate::schema::{INCOMING_FOLDER, Rows, SAMPLER_COUNTS, Table, Totals};
+use crate::schema::{INCOMING_FOLDER, Rows, Table, Totals};
 use crate::store::{CreateOutcome, Object, ProfileStore};
 use crate::time::{Hour, Instant};
 
@@ -155,7 +155,7 @@ pub(crate) fn verify_file(
 fn read_rows(store: &Arc<ProfileStore>, table: Table, object: &Object) -> anyhow::Result<Rows> {
     let mut rows = Rows::default();
     let mut known = HashMap::new();
-    scan(store, object, column_names(table), None, |batch| {
+    scan(store, object, &column_names(table), None, |batch| {
         let columns = Columns(batch);
         match table {
             Table::Samples => read_samples(&columns, &mut rows, &mut known),
@@ -167,10 +167,10 @@ fn read_rows(store: &Arc<ProfileStore>, table: Table, object: &Object) -> anyhow
 }
 
 /// Names of the columns that are read of a table: all but `leaf`, which is computed from `frames`.
-fn column_names(table: Table) -> &'static [&'static str] {
+fn column_names(table: Table) -> Vec<&'static str> {
     match table {
-        Table::Stacks => &["stack_id", "function", "frames", "modules"],
-        Table::Samples => &[
+        Table::Stacks => vec!["stack_id", "function", "frames", "modules"],
+        Table::Samples => vec![
             "time",
             "start_time",
             "service",
@@ -187,27 +187,29 @@ fn column_names(table: Table) -> &'static [&'static str] {
             "alloc_bytes",
             "alloc_objects",
         ],
-        Table::Profiles => &[
-            "time",
-            "start_time",
-            "service",
-            "instance",
-            "host",
-            "build_id",
-            "trigger",
-            "pid",
-            "labels",
-            "sample_interval",
-            "samples",
-            "inuse_bytes",
-            "inuse_objects",
-            "alloc_bytes",
-            "alloc_objects",
-            "rss_bytes",
-            "clock_offset_ms",
-            SAMPLER_COUNTS[0],
-            SAMPLER_COUNTS[1],
-        ],
+        Table::Profiles => [
+            &[
+                "time",
+                "start_time",
+                "service",
+                "instance",
+                "host",
+                "build_id",
+                "trigger",
+                "pid",
+                "labels",
+                "sample_interval",
+                "samples",
+                "inuse_bytes",
+                "inuse_objects",
+                "alloc_bytes",
+                "alloc_objects",
+                "rss_bytes",
+                "clock_offset_ms",
+            ][..],
+            &SamplerCounts::COLUMNS,
+        ]
+        .concat(),
     }
 }
 
@@ -270,14 +272,13 @@ fn read_profiles(columns: &Columns<'_>, rows: &mut Rows) -> anyhow::Result<()> {
         columns.nullable("rss_bytes")?,
         columns.nullable("clock_offset_ms")?,
     );
-    let [taken, lost] = SAMPLER_COUNTS.map(|name| columns.nullable_or_missing(name));
-    let (taken, lost) = (taken?, lost?);
+    let sampler = columns.sampler_counts()?;
     let contexts = ContextColumns::new(columns)?;
     for (row, samples) in samples.iter().enumerate() {
         rows.contexts.push(ProfileContext {
             rss_bytes: rss[row],
             clock_offset_ms: clock[row],
-            sampler: SamplerCounts::new(taken[row], lost[row]),
+            sampler: sampler[row],
             ..contexts.get(row)
         });
         let totals = Totals {

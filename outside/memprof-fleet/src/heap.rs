@@ -75,8 +75,17 @@ pub(crate) fn read(mut bytes: &[u8], sources: Option<&Sources>) -> anyhow::Resul
 
 /// Counts of memprof's sampler. `None` if the dump has none, because the allocator sampled.
 fn sampler_counts(origin: &ProfileOrigin) -> Option<SamplerCounts> {
-    let count = |count: Option<u64>| count.and_then(|count| i64::try_from(count).ok());
-    SamplerCounts::new(count(origin.samples), count(origin.lost_samples))
+    let early_ends = origin.early_ends.iter().map(|each| each.samples).sum();
+    let unseen = origin.unseen_frees.unwrap_or_default();
+    let counts = [
+        origin.samples,
+        origin.lost_samples,
+        Some(unseen.samples),
+        Some(unseen.bytes),
+        origin.unseen_allocation_bytes,
+        Some(early_ends),
+    ];
+    SamplerCounts::from_row(counts.map(|count| i64::try_from(count?).ok()))
 }
 
 /// Samples of one process, summed by stack.
@@ -200,9 +209,15 @@ pub(crate) mod tests {
 
     #[test]
     fn heaps_of_two_allocators_are_summed() {
+        let counts = |samples, lost| SamplerCounts {
+            samples,
+            lost,
+            unseen_free_bytes: 7 * lost,
+            ..SamplerCounts::default()
+        };
         let heap = |stack_id, inuse_bytes, alloc| Heap {
             build_id: String::new(),
-            sampler: SamplerCounts::new(Some(3), Some(1)),
+            sampler: Some(counts(3, 1)),
             samples: vec![Sample {
                 stack_id,
                 inuse_bytes,
@@ -226,6 +241,6 @@ pub(crate) mod tests {
             .collect();
         assert_eq!(found, [(5, 10, None), (7, 300, Some([4, 6]))]);
         assert_eq!(sum.stacks.len(), 2);
-        assert_eq!(sum.sampler, SamplerCounts::new(Some(9), Some(3)));
+        assert_eq!(sum.sampler, Some(counts(9, 3)));
     }
 }

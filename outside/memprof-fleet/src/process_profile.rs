@@ -47,25 +47,80 @@ pub(crate) struct ProfileContext {
 
 /// Counts of memprof's sampler since it started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub(crate) struct SamplerCounts {
     pub(crate) samples: i64,
     /// Samples that are in no profile, because its tables were full.
     pub(crate) lost: i64,
+    /// Samples whose blocks were given out again, though it saw no free of them.
+    pub(crate) unseen_free_samples: i64,
+    /// Bytes that the profile shows in use beyond what the allocator holds: they were freed unseen.
+    pub(crate) unseen_free_bytes: i64,
+    /// Bytes in use that it did not see when they were allocated.
+    pub(crate) unseen_allocation_bytes: i64,
+    /// Samples whose stacks lack their outermost frames.
+    pub(crate) early_end_samples: i64,
 }
 
 impl SamplerCounts {
-    /// Combines the two counts. `None` if one is missing.
-    pub(crate) fn new(samples: Option<i64>, lost: Option<i64>) -> Option<Self> {
-        let (samples, lost) = samples.zip(lost)?;
-        Some(Self { samples, lost })
+    /// Columns of PROFILES with these counts, in the order of the fields. Files of older agents lack them.
+    pub(crate) const COLUMNS: [&str; 6] = [
+        "taken_samples",
+        "lost_samples",
+        "unseen_free_samples",
+        "unseen_free_bytes",
+        "unseen_allocation_bytes",
+        "early_end_samples",
+    ];
+
+    /// Values of [`Self::COLUMNS`].
+    pub(crate) fn values(self) -> [i64; Self::COLUMNS.len()] {
+        [
+            self.samples,
+            self.lost,
+            self.unseen_free_samples,
+            self.unseen_free_bytes,
+            self.unseen_allocation_bytes,
+            self.early_end_samples,
+        ]
+    }
+
+    /// Counts with these values of [`Self::COLUMNS`].
+    fn from_values(values: [i64; Self::COLUMNS.len()]) -> Self {
+        let [
+            samples,
+            lost,
+            unseen_free_samples,
+            unseen_free_bytes,
+            unseen_allocation_bytes,
+            early_end_samples,
+        ] = values;
+        Self {
+            samples,
+            lost,
+            unseen_free_samples,
+            unseen_free_bytes,
+            unseen_allocation_bytes,
+            early_end_samples,
+        }
+    }
+
+    /// Combines the values of [`Self::COLUMNS`], of which an older agent may have written the first two only. `None` if
+    /// one of these is missing.
+    pub(crate) fn from_row(values: [Option<i64>; Self::COLUMNS.len()]) -> Option<Self> {
+        let [samples, lost, ..] = values;
+        samples.zip(lost)?;
+        Some(Self::from_values(
+            values.map(|value| value.unwrap_or_default()),
+        ))
     }
 
     /// Sum of two counts; saturates.
     pub(crate) fn plus(self, other: Self) -> Self {
-        Self {
-            samples: self.samples.saturating_add(other.samples),
-            lost: self.lost.saturating_add(other.lost),
-        }
+        let (own, others) = (self.values(), other.values());
+        Self::from_values(std::array::from_fn(|index| {
+            own[index].saturating_add(others[index])
+        }))
     }
 }
 
@@ -133,17 +188,27 @@ pub(crate) fn stack_id(frames: &[Frame]) -> i64 {
 }
 
 impl ProcessProfile {
-    /// Number of stacks and, if there are any, of lost samples, as text.
+    /// Number of stacks, and what the sampler missed, as text.
     pub(crate) fn summary(&self) -> String {
         let stacks = match self.samples.len() {
             1 => "1 stack".to_owned(),
             stacks => format!("{stacks} stacks"),
         };
         let counts = self.context.sampler.unwrap_or_default();
-        match counts.lost {
-            0 => stacks,
-            lost => format!("{stacks}; {lost} of {} samples were lost", counts.samples),
-        }
+        let unseen = counts.unseen_free_bytes.max(counts.unseen_free_samples);
+        let parts = [
+            (
+                counts.lost,
+                format!("; {} of {} samples were lost", counts.lost, counts.samples),
+            ),
+            (unseen, "; it shows freed memory as in use".to_owned()),
+            (
+                counts.unseen_allocation_bytes,
+                "; it lacks memory that memprof did not see allocated".to_owned(),
+            ),
+        ];
+        let parts = parts.into_iter().filter(|(count, _)| *count > 0);
+        parts.fold(stacks, |text, (_, part)| text + &part)
     }
 
     /// Sum of all samples: bytes and objects in use.

@@ -18,7 +18,7 @@ use parquet::file::metadata::KeyValue;
 use parquet::file::properties::{EnabledStatistics, WriterProperties};
 use sha2::{Digest, Sha256};
 
-use crate::process_profile::{NamedStack, ProcessProfile, ProfileContext, Sample};
+use crate::process_profile::{NamedStack, ProcessProfile, ProfileContext, Sample, SamplerCounts};
 use crate::time::Hour;
 
 /// Table, whose name is the prefix of its files.
@@ -37,9 +37,6 @@ pub(crate) const INCOMING_FOLDER: &str = "incoming";
 
 /// Metadata key of a merged file, whose value lists the merged files.
 pub(crate) const SOURCES_KEY: &str = "memprof.sources";
-
-/// Columns of PROFILES that files of older agents lack: samples taken and lost by memprof's sampler.
-pub(crate) const SAMPLER_COUNTS: [&str; 2] = ["taken_samples", "lost_samples"];
 
 /// Most rows of a page in an agent's file, so that a query of one service reads little of it.
 const PAGE_ROWS: usize = 2048;
@@ -213,7 +210,7 @@ impl Rows {
         self.profiles.sort_unstable_by(|a, b| key(a).cmp(&key(b)));
         let rows = &self.profiles;
         let mut columns = context_columns(rows.iter().map(|(index, _)| &contexts[*index]));
-        let mut numbers: [Int64Builder; 9] = Default::default();
+        let mut numbers: [Int64Builder; 7 + SamplerCounts::COLUMNS.len()] = Default::default();
         for (index, totals) in rows {
             let context = &contexts[*index];
             let [bytes, objects] = totals.alloc.map_or([None; 2], |both| both.map(Some));
@@ -225,10 +222,12 @@ impl Rows {
                 objects,
                 context.rss_bytes,
                 context.clock_offset_ms,
-                context.sampler.map(|counts| counts.samples),
-                context.sampler.map(|counts| counts.lost),
             ];
-            for (column, value) in numbers.iter_mut().zip(values) {
+            let counts = match context.sampler {
+                Some(counts) => counts.values().map(Some),
+                None => [None; SamplerCounts::COLUMNS.len()],
+            };
+            for (column, value) in numbers.iter_mut().zip(values.into_iter().chain(counts)) {
                 column.append_option(value);
             }
         }
@@ -240,12 +239,11 @@ impl Rows {
             "alloc_objects",
             "rss_bytes",
             "clock_offset_ms",
-            SAMPLER_COUNTS[0],
-            SAMPLER_COUNTS[1],
         ];
         columns.extend(
             names
                 .into_iter()
+                .chain(SamplerCounts::COLUMNS)
                 .zip(numbers.map(|mut column| Arc::new(column.finish()) as ArrayRef)),
         );
         RecordBatch::try_from_iter(columns)

@@ -9,12 +9,23 @@ use serde::Serialize;
 use crate::args::{GrowthArgs, TimeWindow};
 use crate::config::Config;
 use crate::output::print;
+use crate::process_profile::SamplerCounts;
 use crate::query::table::{bytes, signed, table};
 use crate::query::{Profile, ProfileQuery};
 use crate::target::Target;
 
 /// Age of profiles up to which `fleet ps` lists their processes.
 const PS_WINDOW: Duration = Duration::from_secs(24 * 3600);
+
+/// Counts of what memprof's sampler missed until a profile: values are wrong by them. Null if the allocator sampled.
+#[derive(Serialize)]
+struct Missed {
+    lost_samples: Option<i64>,
+    unseen_free_samples: Option<i64>,
+    unseen_free_bytes: Option<i64>,
+    unseen_allocation_bytes: Option<i64>,
+    early_end_samples: Option<i64>,
+}
 
 /// Process, with values of its newest profile.
 #[derive(Serialize)]
@@ -29,8 +40,8 @@ pub(crate) struct Process {
     profiles: usize,
     inuse_bytes: i64,
     rss_bytes: Option<i64>,
-    /// Samples lost since sampling started; no value contains them.
-    lost_samples: Option<i64>,
+    #[serde(flatten)]
+    missed: Missed,
 }
 
 /// Growth of a process between its first and last profile.
@@ -44,8 +55,21 @@ pub(crate) struct Growth {
     inuse_bytes: [i64; 2],
     growth_bytes: i64,
     growth_bytes_per_hour: i64,
-    /// Samples lost until the last profile; no value contains them.
-    lost_samples: Option<i64>,
+    #[serde(flatten)]
+    missed: Missed,
+}
+
+impl Missed {
+    fn new(profile: &Profile) -> Self {
+        let count = |count: fn(SamplerCounts) -> i64| profile.sampler.map(count);
+        Self {
+            lost_samples: count(|counts| counts.lost),
+            unseen_free_samples: count(|counts| counts.unseen_free_samples),
+            unseen_free_bytes: count(|counts| counts.unseen_free_bytes),
+            unseen_allocation_bytes: count(|counts| counts.unseen_allocation_bytes),
+            early_end_samples: count(|counts| counts.early_end_samples),
+        }
+    }
 }
 
 /// Runs `memprof fleet ps` on the store: prints the processes with a profile in the last [`PS_WINDOW`].
@@ -118,7 +142,7 @@ pub(crate) fn processes(profiles: &[Profile]) -> Vec<Process> {
             profiles,
             inuse_bytes: newest.inuse_bytes,
             rss_bytes: newest.rss_bytes,
-            lost_samples: newest.sampler.map(|counts| counts.lost),
+            missed: Missed::new(newest),
         })
         .collect();
     rows.sort_by(|a, b| b.time.cmp(&a.time));
@@ -148,7 +172,7 @@ fn growth_between(first: &Profile, last: &Profile) -> Option<Growth> {
         inuse_bytes: [first.inuse_bytes, last.inuse_bytes],
         growth_bytes: growth,
         growth_bytes_per_hour: (growth as f64 * 3_600_000.0 / elapsed_ms as f64) as i64,
-        lost_samples: last.sampler.map(|counts| counts.lost),
+        missed: Missed::new(last),
     })
 }
 

@@ -3,15 +3,16 @@
 use crate::columns::Columns;
 use crate::process_profile::SamplerCounts;
 use crate::query::ProfileQuery;
+use crate::query::table::bytes;
 use crate::scan::{files, scan};
-use crate::schema::{SAMPLER_COUNTS, Table};
+use crate::schema::Table;
 use crate::time::Instant;
 
 /// Largest deviation of a clock, in milliseconds, that is not noted.
 const MAX_CLOCK_OFFSET_MS: i64 = 2000;
 
 /// Columns that are read.
-const COLUMNS: [&str; 13] = [
+const COLUMNS: [&str; 11] = [
     "time",
     "service",
     "instance",
@@ -23,8 +24,6 @@ const COLUMNS: [&str; 13] = [
     "inuse_objects",
     "rss_bytes",
     "clock_offset_ms",
-    SAMPLER_COUNTS[0],
-    SAMPLER_COUNTS[1],
 ];
 
 /// Profile without its samples.
@@ -55,7 +54,7 @@ impl Profile {
 }
 
 /// Reads the selected profiles, sorted by process and time. Files that cannot be read are left out; they, wrong clocks
-/// and lost samples are noted. Empty if there are none.
+/// and what memprof's sampler missed are noted. Empty if there are none.
 pub(crate) fn profiles(query: &ProfileQuery) -> anyhow::Result<Vec<Profile>> {
     let found = files(&query.store, Table::Profiles, (query.from, query.to))?;
     for name in &found.foreign {
@@ -68,12 +67,13 @@ pub(crate) fn profiles(query: &ProfileQuery) -> anyhow::Result<Vec<Profile>> {
     }
     let mut profiles = Vec::new();
     let mut clocks = Vec::new();
+    let names = [&COLUMNS[..], &SamplerCounts::COLUMNS].concat();
     for (_, object) in &found.counted {
         let mut file_rows = Vec::new();
         let read = scan(
             &query.store,
             object,
-            &COLUMNS,
+            &names,
             query.target.service(),
             |batch| {
                 file_rows.extend(selected_rows(&Columns(batch), query, &mut clocks)?);
@@ -96,7 +96,7 @@ pub(crate) fn profiles(query: &ProfileQuery) -> anyhow::Result<Vec<Profile>> {
         ));
     }
     profiles.sort_by(|a: &Profile, b| (&a.instance, a.time).cmp(&(&b.instance, b.time)));
-    if let Some(note) = lost_note(&profiles) {
+    for note in sampler_notes(&profiles) {
         query.notes.add(note);
     }
     Ok(profiles)
@@ -108,24 +108,78 @@ pub(crate) fn newest(profiles: &[Profile]) -> impl Iterator<Item = &Profile> {
     processes.filter_map(<[Profile]>::last)
 }
 
-/// Note on processes that lost samples: no value contains these, so values may fall because of them. `None`
-/// if no process did.
-fn lost_note(profiles: &[Profile]) -> Option<String> {
-    let share = |counts: &SamplerCounts| counts.lost as f64 / counts.samples.max(1) as f64;
-    let counted = newest(profiles).filter_map(|profile| Some((profile, profile.sampler?)));
-    let losing: Vec<_> = counted.filter(|(_, counts)| counts.lost > 0).collect();
-    let worst = losing
-        .iter()
-        .max_by(|(_, a), (_, b)| share(a).total_cmp(&share(b)));
-    let (profile, SamplerCounts { samples, lost }) = worst?;
-    Some(format!(
-        "{} of {} processes lost samples, because memprof's tables were full: their values are too low, and may fall \
-         while memory grows; most in {} ({lost} of {samples}): sample more coarsely (`memprof activate \
-         sample_interval=4MiB`)",
-        losing.len(),
-        newest(profiles).count(),
-        profile.instance
-    ))
+/// Something that memprof's sampler missed, and how it is noted.
+struct Shortfall {
+    /// Size of what was missed; 0 if nothing was.
+    size: fn(&SamplerCounts) -> f64,
+    /// Predicate whose subject are processes, and consequence.
+    text: &'static str,
+    /// Size in the process that has most.
+    most: fn(&SamplerCounts) -> String,
+    remedy: &'static str,
+}
+
+/// Remedy for calls that the sampler does not see.
+const SEE_EVERY_CALL: &str = "`memprof attach PID --entries` there lets it see every call";
+
+const SHORTFALLS: [Shortfall; 5] = [
+    Shortfall {
+        size: |counts| counts.unseen_free_bytes as f64,
+        text: "show memory in use that was freed: more than their allocators hold, so none of their rows proves a leak",
+        most: |counts| format!("about {}", bytes(counts.unseen_free_bytes)),
+        remedy: SEE_EVERY_CALL,
+    },
+    Shortfall {
+        size: |counts| match counts.unseen_free_bytes {
+            0 => counts.unseen_free_samples as f64,
+            _ => 0.0,
+        },
+        text: "may show freed memory in use: sampled blocks were given out again though memprof saw no free of them",
+        most: |counts| counts.unseen_free_samples.to_string(),
+        remedy: SEE_EVERY_CALL,
+    },
+    Shortfall {
+        size: |counts| counts.unseen_allocation_bytes as f64,
+        text: "lack memory in use that was allocated while memprof sampled, by calls that it does not see",
+        most: |counts| format!("about {}", bytes(counts.unseen_allocation_bytes)),
+        remedy: SEE_EVERY_CALL,
+    },
+    Shortfall {
+        size: |counts| counts.early_end_samples as f64 / counts.samples.max(1) as f64,
+        text: "have samples whose stacks end early, so their outer callers are missing",
+        most: |counts| format!("{} of {}", counts.early_end_samples, counts.samples),
+        remedy: "`memprof record --pid PID` there names the reasons",
+    },
+    Shortfall {
+        size: |counts| counts.lost as f64 / counts.samples.max(1) as f64,
+        text: "lost samples, because memprof's tables were full: their values are too low, and may fall while memory \
+               grows",
+        most: |counts| format!("{} of {}", counts.lost, counts.samples),
+        remedy: "sample more coarsely (`memprof activate sample_interval=4MiB`)",
+    },
+];
+
+/// Notes on what memprof's sampler missed in the newest profile of each process, so that values are too high or too low.
+fn sampler_notes(profiles: &[Profile]) -> Vec<String> {
+    let count = newest(profiles).count();
+    let notes = SHORTFALLS.iter().filter_map(|shortfall| {
+        let sized = newest(profiles).filter_map(|profile| {
+            let counts = profile.sampler?;
+            let size = (shortfall.size)(&counts);
+            (size > 0.0).then_some((size, profile, counts))
+        });
+        let sized: Vec<_> = sized.collect();
+        let (_, profile, counts) = sized.iter().max_by(|(a, ..), (b, ..)| a.total_cmp(b))?;
+        Some(format!(
+            "{} of {count} processes {}; most in {} ({}): {}",
+            sized.len(),
+            shortfall.text,
+            profile.instance,
+            (shortfall.most)(counts),
+            shortfall.remedy
+        ))
+    });
+    notes.collect()
 }
 
 /// Returns the selected rows of a batch. Adds clocks that are wrong to `clocks`: the machine and the offset in ms.
@@ -143,8 +197,7 @@ fn selected_rows(
         columns.nullable("rss_bytes")?,
         columns.nullable("clock_offset_ms")?,
     );
-    let [taken, lost] = SAMPLER_COUNTS.map(|name| columns.nullable_or_missing(name));
-    let (taken, lost) = (taken?, lost?);
+    let sampler = columns.sampler_counts()?;
     let mut rows = Vec::new();
     for (row, time) in times.iter().enumerate() {
         let time = Instant(*time);
@@ -167,7 +220,7 @@ fn selected_rows(
             sample_interval: interval[row],
             inuse_bytes: inuse_bytes[row],
             rss_bytes: rss[row],
-            sampler: SamplerCounts::new(taken[row], lost[row]),
+            sampler: sampler[row],
         });
     }
     Ok(rows)
@@ -193,22 +246,39 @@ mod tests {
     }
 
     #[test]
-    fn lost_samples_of_newest_profiles_are_noted_once() {
-        let check = |rows: &[(&str, Option<(i64, i64)>)], expected: Option<&str>| {
+    fn what_samplers_of_newest_profiles_missed_is_noted_once() {
+        // Samples, lost ones, unseen frees, their bytes, bytes allocated unseen, early ends.
+        let check = |rows: &[(&str, Option<[i64; 6]>)], expected: &[&str]| {
             let rows = rows.iter().enumerate().map(|(time, (instance, counts))| {
-                let sampler = counts.map(|(samples, lost)| SamplerCounts { samples, lost });
+                let sampler = counts.and_then(|counts| SamplerCounts::from_row(counts.map(Some)));
                 profile(instance, time as i64, sampler)
             });
-            let note = lost_note(&rows.collect::<Vec<_>>());
-            assert_eq!(note.is_some(), expected.is_some(), "{note:?}");
-            assert!(note.unwrap_or_default().contains(expected.unwrap_or("")));
+            let notes = sampler_notes(&rows.collect::<Vec<_>>());
+            assert_eq!(notes.len(), expected.len(), "{notes:?}");
+            for (note, expected) in notes.iter().zip(expected) {
+                assert!(note.contains(expected), "{note}");
+            }
         };
-        check(&[], None);
-        check(&[("a", None), ("b", Some((10, 0)))], None);
+        let lost = |samples, lost| Some([samples, lost, 0, 0, 0, 0]);
+        check(&[], &[]);
+        check(&[("a", None), ("b", lost(10, 0))], &[]);
         // The sampler was restarted before the second profile.
-        check(&[("a", Some((10, 9))), ("a", Some((1, 0)))], None);
-        let rows = [("a", Some((100, 9))), ("b", Some((10, 5))), ("c", None)];
-        check(&rows, Some("2 of 3 processes lost samples"));
-        check(&rows, Some("most in b (5 of 10)"));
+        check(&[("a", lost(10, 9)), ("a", lost(1, 0))], &[]);
+        let rows = [("a", lost(100, 9)), ("b", lost(10, 5)), ("c", None)];
+        check(&rows, &["2 of 3 processes lost samples"]);
+        check(&rows, &["most in b (5 of 10)"]);
+        let unseen = [("a", Some([9, 0, 2, 5 << 30, 0, 0])), ("b", lost(9, 0))];
+        check(
+            &unseen,
+            &["1 of 2 processes show memory in use that was freed"],
+        );
+        check(&unseen, &["most in a (about 5.00GiB)"]);
+        let again = [("a", Some([9, 0, 2, 0, 3 << 20, 4]))];
+        let expected = [
+            "most in a (2)",
+            "most in a (about 3.00MiB)",
+            "stacks end early, so their outer callers are missing; most in a (4 of 9)",
+        ];
+        check(&again, &expected);
     }
 }

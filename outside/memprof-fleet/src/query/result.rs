@@ -1,6 +1,6 @@
 //! Results of queries that memprof-report renders: the sum of profiles, or a comparison of two sums.
 
-use memprof_report::{Options, RenderInput, SymbolizedProfile, render};
+use memprof_report::{Options, RenderInput, SymbolizedProfile, UnseenFrees, render};
 
 use crate::process_profile::SamplerCounts;
 use crate::query::symbolized::to_symbolized;
@@ -61,7 +61,7 @@ pub(crate) fn compare_windows(
     })
 }
 
-/// Sums the selected profiles by stack, and adds the counts of samples and lost ones. Notes the numbers of profiles and
+/// Sums the selected profiles by stack, and adds the counts of memprof's samplers. Notes the numbers of profiles and
 /// processes.
 fn sum(
     query: &ProfileQuery,
@@ -76,8 +76,16 @@ fn sum(
     // The report enlarges the errors of values by the share of lost samples.
     if let Some(sum) = counts.reduce(SamplerCounts::plus) {
         let origin = &mut symbolized.profile.origin;
-        origin.samples = u64::try_from(sum.samples).ok();
-        origin.lost_samples = u64::try_from(sum.lost).ok();
+        let count = |count: i64| u64::try_from(count).unwrap_or(0);
+        origin.samples = Some(count(sum.samples));
+        origin.lost_samples = Some(count(sum.lost));
+        let unseen = UnseenFrees {
+            samples: count(sum.unseen_free_samples),
+            bytes: count(sum.unseen_free_bytes),
+        };
+        origin.unseen_frees = (unseen != UnseenFrees::default()).then_some(unseen);
+        origin.unseen_allocation_bytes =
+            Some(count(sum.unseen_allocation_bytes)).filter(|bytes| *bytes > 0);
     }
     Ok(symbolized)
 }

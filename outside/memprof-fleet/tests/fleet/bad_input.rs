@@ -219,13 +219,14 @@ fn clock_offset_of_an_hour_is_noted_and_changes_no_time() {
 }
 
 #[test]
-fn lost_samples_are_noted_before_and_after_merge() {
+fn what_the_sampler_missed_is_noted_before_and_after_merge() {
     let dir = dir_with_two_profiles();
     dir.spool(CART, START + 120_000, &[("leak", 500)]);
     let dumps = dir.path("spool/dumps").read_dir().unwrap();
     let dump = dumps.last().unwrap().unwrap().path();
     let text = fs::read_to_string(&dump).unwrap();
-    let counts = r#""clock_offset_ms":null,"sampler":{"samples":1370838,"lost":1193397}"#;
+    let counts = r#""clock_offset_ms":null,"sampler":{"samples":1370838,"lost":1193397,"unseen_free_bytes":5368709120,
+        "unseen_free_samples":3,"unseen_allocation_bytes":20971520,"early_end_samples":7}"#;
     let lossy = text.replace("\"clock_offset_ms\":null", counts);
     assert_ne!(lossy, text);
     fs::write(&dump, lossy).unwrap();
@@ -235,16 +236,28 @@ fn lost_samples_are_noted_before_and_after_merge() {
             let window = ["--at", "2026-11-21T11:00:00Z"];
             dir.run(&[args, &window].concat()).exits(0)
         };
-        let note = "1 of 1 processes lost samples";
+        let notes = [
+            "1 of 1 processes lost samples",
+            "1 of 1 processes show memory in use that was freed",
+            "1 of 1 processes lack memory in use",
+            "1 of 1 processes have samples whose stacks end early",
+        ];
         let growth = run(&["fleet", "growth", "--json"]);
-        assert!(growth.stderr.contains(note), "{growth:?}");
-        assert!(
-            growth.stdout.contains("\"lost_samples\":1193397"),
-            "{growth:?}"
-        );
         let top = run(&["fleet", "top", "--json"]);
-        assert!(top.stderr.contains(note), "{top:?}");
+        for note in notes {
+            assert!(growth.stderr.contains(note), "{growth:?}");
+            assert!(top.stderr.contains(note), "{top:?}");
+        }
+        for field in [
+            "\"lost_samples\":1193397",
+            "\"unseen_free_bytes\":5368709120",
+            "\"unseen_allocation_bytes\":20971520",
+            "\"early_end_samples\":7",
+        ] {
+            assert!(growth.stdout.contains(field), "{growth:?}");
+        }
         assert!(top.stdout.contains("\"lost_samples\": 1193397"), "{top:?}");
+        assert!(top.stdout.contains("5368709120"), "{top:?}");
     };
     check();
     dir.run(&["fleet", "compact"]).exits(0);
