@@ -27,6 +27,9 @@ const TOTAL_TIMEOUT: Duration = Duration::from_secs(10);
 pub const NO_CONTROL_SOCKET: &str = "it has the plugin, but no control socket: set `control=on` in the \
                           plugin's configuration, or attach again if memprof detached from it";
 
+/// Reason and remedy for a process whose plugin is being started for longer than a command waits.
+const STILL_STARTING: &str = "its plugin is still being started; try again";
+
 /// A host that responded.
 #[derive(Clone, Debug)]
 pub struct RunningHost {
@@ -211,7 +214,10 @@ impl<T: Send> Discovery<T> {
                 self.unreachable.push(UnreachableHost {
                     pid: Some(process.pid),
                     path: PathBuf::from(format!("/proc/{}", process.pid)),
-                    reason: NO_CONTROL_SOCKET.to_owned(),
+                    reason: match process.is_starting {
+                        true => STILL_STARTING.to_owned(),
+                        false => NO_CONTROL_SOCKET.to_owned(),
+                    },
                 });
             }
             let sockets = process.sockets.into_iter();

@@ -4,6 +4,11 @@ use std::collections::HashSet;
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::param::clock_ticks_per_second;
+use rustix::time::{ClockId, clock_gettime};
 
 use super::SocketCandidate;
 use crate::socket_dir::abstract_name;
@@ -12,8 +17,18 @@ use crate::socket_dir::lock::lock_path;
 /// File names of the plugin in /proc/PID/maps, in any directory.
 const PLUGIN_FILES: [&[u8]; 2] = [b"memory_profile.so", b"memory_profile.so (deleted)"];
 
+/// Name of the thread that starts the plugin, of `adapters/delayed_start.rs`.
+const START_THREAD: &[u8] = b"memprof-start";
+
+/// Variable that `memprof run` sets for the plugin (`adapters/preload.rs`).
+const RUN_MARKER: &[u8] = b"MEMPROF_RUN=1";
+
 /// Flag `__SO_ACCEPTCON` in /proc/net/unix: the socket listens.
 const SO_ACCEPTCON: u32 = 0x10000;
+
+/// Longest wait for plugins that are being started.
+const START_TIMEOUT: Duration = Duration::from_secs(2);
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// A process that has the plugin.
 #[derive(Debug)]
@@ -21,21 +36,75 @@ pub(super) struct PluginProcess {
     pub(super) pid: u32,
     /// Sockets at which it may serve.
     pub(super) sockets: Vec<SocketCandidate>,
+    /// Whether the thread that starts the plugin runs.
+    pub(super) is_starting: bool,
 }
 
-/// Finds the processes with the plugin that this user may inspect, except the `known` ones and this one.
+/// Finds the processes with the plugin that this user may inspect, except the `known` ones and this one. Waits up to 2 s
+/// for all plugins that are being started.
 pub(super) fn find_with_plugin(known: &HashSet<u32>) -> Vec<PluginProcess> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
     let others = pids.filter(|pid| !known.contains(pid) && *pid != std::process::id());
-    others.filter_map(plugin_process).collect()
+    let found: Vec<_> = others.filter_map(plugin_process).collect();
+    let deadline = Instant::now() + START_TIMEOUT;
+    let started = |process| await_start(process, deadline);
+    found.into_iter().filter_map(started).collect()
 }
 
-/// Inspects the process with this pid. `None` if it neither has the plugin nor serves at a control socket, or if this
-/// user may not inspect it.
+/// Inspects the process with this pid. Waits up to 2 s for a plugin that is being started, also by a `memprof run` that
+/// is about to execute the program. `None` if it neither has the plugin nor serves at a control socket, or if this user
+/// may not inspect it.
 pub(super) fn find_by_pid(pid: u32) -> Option<PluginProcess> {
     let serves = |process: &PluginProcess| !process.sockets.is_empty();
-    plugin_process(pid).or_else(|| find_control_sockets(pid).filter(serves))
+    let deadline = Instant::now() + START_TIMEOUT;
+    let mut process = plugin_process(pid);
+    while process.is_none() && is_run_by_memprof(pid) && Instant::now() < deadline {
+        thread::sleep(POLL_INTERVAL);
+        process = plugin_process(pid);
+    }
+    let process = process.and_then(|process| await_start(process, deadline));
+    process.or_else(|| find_control_sockets(pid).filter(serves))
+}
+
+/// Whether a process started a moment ago, and is `memprof run`, executes a program for it, or is just being replaced by a
+/// program.
+fn is_run_by_memprof(pid: u32) -> bool {
+    let read = |file: &str| fs::read(format!("/proc/{pid}/{file}")).unwrap_or_default();
+    let age = age_seconds(&String::from_utf8_lossy(&read("stat")));
+    if age.is_none_or(|age| age > START_TIMEOUT.as_secs()) {
+        return false;
+    }
+    let command = read("cmdline");
+    if command.is_empty() {
+        // A zombie has no program.
+        return fs::read_link(format!("/proc/{pid}/exe")).is_ok();
+    }
+    let mut words = command.split(|byte| *byte == 0);
+    let is_memprof = |program: &[u8]| program.ends_with(b"memprof");
+    words.next().is_some_and(is_memprof) && words.any(|word| word == b"run")
+        || read("environ")
+            .split(|byte| *byte == 0)
+            .any(|variable| variable == RUN_MARKER)
+}
+
+/// Seconds since the start of a process, given the text of its /proc/PID/stat (proc(5)). `None` if the text is malformed.
+fn age_seconds(stat: &str) -> Option<u64> {
+    let (_, after_name) = stat.rsplit_once(')')?;
+    // Field 22; the first word after the name is field 3.
+    let ticks: u64 = after_name.split_whitespace().nth(19)?.parse().ok()?;
+    let now = clock_gettime(ClockId::Boottime).tv_sec.unsigned_abs();
+    Some(now.saturating_sub(ticks / clock_ticks_per_second()))
+}
+
+/// Waits until the thread that starts the plugin has opened a socket or ended, which takes 100 ms
+/// (`adapters/delayed_start.rs`), and inspects the process again. `None` as for [`plugin_process`].
+fn await_start(mut process: PluginProcess, deadline: Instant) -> Option<PluginProcess> {
+    while process.is_starting && process.sockets.is_empty() && Instant::now() < deadline {
+        thread::sleep(POLL_INTERVAL);
+        process = plugin_process(process.pid)?;
+    }
+    Some(process)
 }
 
 /// Inspects a process. `None` if it has no plugin or no thread of memprof's, has ended, or this user may not inspect
@@ -47,11 +116,17 @@ fn plugin_process(pid: u32) -> Option<PluginProcess> {
     if !maps.split(|byte| *byte == b'\n').any(has_plugin) {
         return None;
     }
-    if !has_memprof_threads(&proc_dir) {
+    let threads = memprof_threads(&proc_dir);
+    if threads.is_empty() {
         // It was detached from, or a program loaded the plugin without starting it.
         return None;
     }
-    find_control_sockets(pid)
+    Some(PluginProcess {
+        is_starting: threads
+            .iter()
+            .any(|name| name.trim_ascii_end() == START_THREAD),
+        ..find_control_sockets(pid)?
+    })
 }
 
 /// Finds the control sockets of a process. `None` if it has ended, or this user may not inspect it.
@@ -78,17 +153,18 @@ fn find_control_sockets(pid: u32) -> Option<PluginProcess> {
     Some(PluginProcess {
         pid,
         sockets: sockets.collect(),
+        is_starting: false,
     })
 }
 
-/// Whether the process has a thread of memprof's: memprof-own names all of them `memprof-…`.
-fn has_memprof_threads(proc_dir: &Path) -> bool {
+/// Names of a process's threads that are memprof's: memprof-own names all of them `memprof-…`.
+fn memprof_threads(proc_dir: &Path) -> Vec<Vec<u8>> {
     let tasks = fs::read_dir(proc_dir.join("task"))
         .into_iter()
         .flatten()
         .flatten();
-    let mut names = tasks.map(|task| fs::read(task.path().join("comm")).unwrap_or_default());
-    names.any(|name| name.starts_with(b"memprof-"))
+    let names = tasks.map(|task| fs::read(task.path().join("comm")).unwrap_or_default());
+    names.filter(|name| name.starts_with(b"memprof-")).collect()
 }
 
 /// Returns the effective user id in the text of /proc/PID/status. `None` if the text contains none.
@@ -213,6 +289,14 @@ mod tests {
             "Num       RefCount Protocol Flags    Type St Inode Path",
             None,
         );
+    }
+
+    #[test]
+    fn age_of_this_process_is_small() {
+        let stat = |path: &str| fs::read_to_string(path).unwrap();
+        let own = age_seconds(&stat("/proc/self/stat")).unwrap();
+        assert!(own <= age_seconds(&stat("/proc/1/stat")).unwrap());
+        assert_eq!(age_seconds("7 (x) S 1"), None);
     }
 
     #[test]

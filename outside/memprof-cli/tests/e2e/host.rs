@@ -243,7 +243,12 @@ impl Host {
 
     /// Waits until a line holds `text`, and returns it.
     pub(crate) fn wait_for_log(&self, text: &str) -> String {
-        let has = |line: &&String| line.contains(text);
+        self.wait_for_any(&[text])
+    }
+
+    /// Waits until a line holds one of `texts`, and returns it.
+    pub(crate) fn wait_for_any(&self, texts: &[&str]) -> String {
+        let has = |line: &&String| texts.iter().any(|text| line.contains(text));
         let (lines, _) = self
             .log
             .1
@@ -252,7 +257,7 @@ impl Host {
             })
             .unwrap();
         let found = lines.iter().find(has).cloned();
-        found.unwrap_or_else(|| panic!("the log has no line with {text:?}:\n{}", lines.join("\n")))
+        found.unwrap_or_else(|| panic!("the log has no line with {texts:?}:\n{}", lines.join("\n")))
     }
 
     /// Waits until `count` lines hold `text`, and returns them.
