@@ -4,6 +4,7 @@ use std::io;
 use std::time::Duration;
 
 use memprof_ptrace::Refusal;
+use memprof_report::{SampleType, amount};
 
 /// Reason why a process was not analyzed. Each text continues a sentence whose subject is the process. The
 /// process runs on as before.
@@ -41,8 +42,8 @@ pub enum Error {
     NoThread(&'static str),
     /// The kernel's commit limit rules the copy out (`vm.overcommit_memory` is 2).
     #[error(
-        "cannot be copied: vm.overcommit_memory is 2, and its {} MiB of private memory are more than the {} MiB \
-         that may still be promised", .needed >> 20, .available >> 20
+        "cannot be copied: vm.overcommit_memory is 2, and its {} of private memory are more than the {} that \
+         may still be promised", size(*.needed), size(*.available)
     )]
     Overcommit {
         /// Private writable memory, in bytes.
@@ -63,8 +64,8 @@ pub enum Error {
     /// The cgroup or the machine has too little memory for the pages that the process writes while its copy
     /// exists: the kernel duplicates each.
     #[error(
-        "cannot be copied: {limiter} has {} MiB left, and {} MiB may be needed for pages that are written meanwhile",
-        .available >> 20, .needed >> 20
+        "cannot be copied: {limiter} has {} left, and {} may be needed for pages that are written meanwhile",
+        size(*.available), size(*.needed)
     )]
     Headroom {
         /// Path of the cgroup, or "the machine".
@@ -76,8 +77,8 @@ pub enum Error {
     },
     /// The analysis needs more of memprof's own memory than its budget.
     #[error(
-        "takes about {} MiB to look at, more than the {} MiB that memprof may take (--max-memory)",
-        .needed >> 20, .limit >> 20
+        "takes about {} to look at, more than the {} that memprof may take (--max-memory)",
+        size(*.needed), size(*.limit)
     )]
     Memory {
         /// Needed memory so far, in bytes.
@@ -102,6 +103,14 @@ pub enum Error {
         /// Error of the call.
         cause: io::Error,
     },
+}
+
+/// Text of a number of bytes, as in reports.
+fn size(bytes: u64) -> String {
+    amount(
+        i64::try_from(bytes).unwrap_or(i64::MAX),
+        SampleType::InuseSpace,
+    )
 }
 
 impl Error {
