@@ -80,6 +80,7 @@ pub struct GotSlots {
     /// Address range of the object that provides `malloc`, whose own slots are not patched. Empty if that is
     /// the C library.
     provider_code: Range<usize>,
+    entries: Option<PatchedEntries>,
 }
 
 /// Patched slots: a mapping for [`MAX_SLOTS`], null before the first [`GotSlots::find`].
@@ -103,7 +104,8 @@ impl GotSlots {
         let mut provider = None;
         let mut is_glibc = false;
         let mut provider_code = 0..0;
-        let hooks = hooks();
+        let mut entries = None;
+        let mut hooks = hooks();
         let own_function = Self::find as *const () as usize;
         let mut dlsym = None;
         for_each_object(&mut |object| {
@@ -123,12 +125,20 @@ impl GotSlots {
             });
             tally::set_usable_size(object.definition(c"malloc_usable_size"));
             let is_libc = is_libc(&object);
-            for hook in &hooks {
+            entries = complete_entries(&object, &hooks);
+            for hook in &mut hooks {
                 // glibc's reallocarray calls its realloc through a slot: with both hooked, the call would be
-                // counted twice.
-                let is_hookable = !is_libc || hook.name != c"reallocarray";
-                let original = is_hookable.then(|| object.definition(hook.name)).flatten();
-                hook.original.store(original.unwrap_or(0), Relaxed);
+                // counted twice. The hook of an entry pauses the counting.
+                let is_hookable = !is_libc || entries.is_some() || hook.name != c"reallocarray";
+                let definition = is_hookable.then(|| object.definition(hook.name)).flatten();
+                hook.definition = definition.unwrap_or(0);
+                // One store, because threads may be calling the hook: a function that jumps to its hook would lead
+                // back to it.
+                let original = match &entries {
+                    Some(entries) if hook.definition != 0 => entries.original(hook.definition),
+                    _ => hook.definition,
+                };
+                hook.original.store(original, Relaxed);
             }
             is_glibc = is_libc;
             if !is_libc {
@@ -136,12 +146,6 @@ impl GotSlots {
             }
         });
         let provider: MallocProvider = provider?;
-        symbol_lookup::set_original(dlsym);
-        if provider.is_program
-            && let Some(entries) = PatchedEntries::find(provider.malloc)
-        {
-            entries.set_originals();
-        }
         if is_glibc && tally::is_enabled() {
             probe_chunk_headers(&hooks);
         }
@@ -151,9 +155,15 @@ impl GotSlots {
         Some(Self {
             provider,
             hooks,
-            lookup: symbol_lookup::lookup_hook(),
+            lookup: symbol_lookup::lookup_hook(dlsym),
             provider_code,
+            entries,
         })
+    }
+
+    /// Patched entry points of the provider of `malloc`, if all of them were patched. Its slots must not be patched then.
+    pub fn entries(&self) -> Option<&PatchedEntries> {
+        self.entries.as_ref()
     }
 
     /// Object that provides `malloc`.
@@ -236,7 +246,7 @@ impl GotSlots {
         let mut has_unpatched = false;
         for word in object.data_words() {
             if let Some(hook) = self.hook(word.name) {
-                let original = hook.original.load(Relaxed);
+                let original = hook.definition;
                 let is_held =
                     object.can_exchange(word.address) && slot_value(word.address) == original;
                 let new = PatchedSlot::new(word.address, original, hook);
@@ -279,7 +289,7 @@ impl GotSlots {
     fn hook(&self, name: &CStr) -> Option<&Hook> {
         let mut hooks = self.hooks.iter().chain([&self.lookup]);
         let hook = hooks.find(|hook| hook.name == name)?;
-        (hook.original.load(Relaxed) != 0).then_some(hook)
+        (hook.definition != 0).then_some(hook)
     }
 
     /// Drops the slots of objects that were unloaded since, even if another object was loaded at their address, and
@@ -334,6 +344,18 @@ impl GotSlots {
     }
 }
 
+/// Patched entry points of an object, if all of them are. Disables the hooks of others: a memprof that was killed may
+/// have left some of the jumps, and the hooks will call the functions by their addresses.
+fn complete_entries(object: &ElfObject, hooks: &[Hook]) -> Option<PatchedEntries> {
+    let mut definitions = hooks.iter().filter_map(|hook| object.definition(hook.name));
+    let entries = definitions.find_map(PatchedEntries::find)?;
+    let is_complete = entries.is_complete();
+    if !is_complete {
+        entries.disable(None);
+    }
+    is_complete.then_some(entries)
+}
+
 /// Makes the tally check whether glibc's chunk headers give the sizes of blocks. Does nothing if `malloc` or `free` is
 /// missing.
 fn probe_chunk_headers(hooks: &[Hook]) {
@@ -367,7 +389,7 @@ fn holds_allocator_function(
 ) -> bool {
     // An object that defines the function itself may be bound to its own definition (RTLD_DEEPBIND), except the
     // C library, which is loaded at startup.
-    let original = hook.original.load(Relaxed);
+    let original = hook.definition;
     let is_unbound = || {
         let is_inside = slot.may_be_lazy && object.code.contains(&value);
         let own = object.definition(hook.name);

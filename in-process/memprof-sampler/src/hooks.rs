@@ -35,7 +35,9 @@ pub(crate) struct Hook {
     /// Address of the hook for a function of the allocator that calls other hooked functions: their nested
     /// allocations are not counted.
     pub(crate) outer: usize,
-    /// Address of the allocator's function; 0 if it has none.
+    /// Address at which the allocator defines the function; 0 if it does not, or if that is unknown.
+    pub(crate) definition: usize,
+    /// Address by which the hook calls the function: `definition`, or its relocated prologue.
     pub(crate) original: &'static AtomicUsize,
 }
 
@@ -107,6 +109,7 @@ macro_rules! hooks {
                     false => $name::hook::<false, false> as *const () as usize,
                 },
                 outer: $name::hook::<false, true> as *const () as usize,
+                definition: 0,
                 original: &$name::ORIGINAL,
             }),*]
         }

@@ -1,6 +1,6 @@
-//! Patched entry points of a statically linked allocator, whose calls go through no GOT slot. Each function
-//! begins with a jump to a trampoline, which jumps to the target in the function's row of a table: a hook, or
-//! the function's relocated prologue.
+//! Patched entry points of an allocator, for calls that go through no GOT slot: of one that is linked statically into
+//! the program, and by addresses that the program keeps. Each function begins with a jump to a trampoline, which jumps
+//! to the target in the function's row of a table: a hook, or the function's relocated prologue.
 //!
 //! memprof-attach writes the table and the jumps while all threads are stopped. Enabling or disabling a hook
 //! here is one store of a word per function, as with a slot. The table and the relocated prologues stay
@@ -38,7 +38,7 @@ pub struct EntryRow {
     pub target: AtomicU64,
     /// Address of its relocated prologue, which ends with a jump to the rest of the function.
     pub moved: u64,
-    /// Address of the function.
+    /// Address of the jump: the function's, or behind its `endbr64`.
     pub function: u64,
     /// Original first bytes, replaced by the jump.
     pub original: [u8; Self::JUMP_SIZE],
@@ -71,7 +71,7 @@ pub const fn trampoline_offset(index: usize) -> usize {
 }
 
 /// The process's table, and the hooks for its functions.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct PatchedEntries {
     table: &'static EntryTable,
     hooks: [Hook; HOOK_COUNT],
@@ -97,11 +97,17 @@ impl PatchedEntries {
         })
     }
 
-    /// Makes the hooks call the relocated prologues: the functions themselves jump to the hooks.
-    pub(crate) fn set_originals(&self) {
-        for hook in &self.hooks {
-            hook.original.store(0, Relaxed);
-        }
+    /// Address by which a hook calls the function that is defined at `definition`: the relocated prologue, because the
+    /// function itself jumps to the hook. `definition` for a function without a jump.
+    pub(crate) fn original(&self, definition: usize) -> usize {
+        let jump = jump_address(definition) as u64;
+        let mut entries = self.entries().iter();
+        let entry = entries.find(|entry| entry.function == jump);
+        entry.map_or(definition, |entry| entry.moved as usize)
+    }
+
+    /// Makes the hooks call the relocated prologues.
+    fn set_originals(&self) {
         for entry in self.entries() {
             if let Some(hook) = self.hook(entry) {
                 hook.original.store(entry.moved as usize, Relaxed);
@@ -167,9 +173,17 @@ impl PatchedEntries {
     }
 }
 
-/// Address to which a function's first instruction jumps. `None` unless it is `jmp` with a 32-bit distance.
+/// Address at which memprof-attach writes a function's jump: behind its `endbr64`, if it begins with one.
+fn jump_address(function: usize) -> usize {
+    const ENDBR: [u8; 4] = [0xf3, 0x0f, 0x1e, 0xfa];
+    // SAFETY: the caller passes the address of a function. Its code has at least four bytes, or other code follows.
+    let first = unsafe { (function as *const [u8; 4]).read() };
+    function + if first == ENDBR { ENDBR.len() } else { 0 }
+}
+
+/// Address to which an instruction jumps. `None` unless it is `jmp` with a 32-bit distance.
 fn jump_target(function: usize) -> Option<usize> {
-    // SAFETY: the caller passes the address of a function. Its code has at least five bytes, or other code
+    // SAFETY: the caller passes an address in a function. Its code has at least five bytes there, or other code
     // follows.
     let [0xe9, distance @ ..] = (unsafe { (function as *const [u8; EntryRow::JUMP_SIZE]).read() })
     else {
@@ -186,7 +200,7 @@ fn jump_target(function: usize) -> Option<usize> {
 /// Finds the table through the trampoline to which a function jumps. `None` unless jump, trampoline and table are as
 /// memprof-attach writes them.
 fn find_table(function: usize) -> Option<&'static EntryTable> {
-    let trampoline = jump_target(function)?;
+    let trampoline = jump_target(jump_address(function))?;
     // SAFETY: the target of a jump is code, with at least one instruction. The bytes are read in order, and
     // no further than the first that differs from a trampoline of memprof-attach, which has 16.
     let byte = |index: usize| unsafe { ((trampoline + index) as *const u8).read() };

@@ -23,14 +23,17 @@ pub fn set_before_lookup(function: extern "C" fn()) {
     BEFORE_LOOKUP.store(function as usize, Release);
 }
 
-/// Hook for `dlsym`.
-pub(crate) fn lookup_hook() -> Hook {
+/// Hook for `dlsym`, given the address of the program's; `None` if there is none.
+pub(crate) fn lookup_hook(dlsym: Option<usize>) -> Hook {
     let address = hook as *const () as usize;
+    let definition = dlsym.unwrap_or(0);
+    ORIGINAL.store(definition, Relaxed);
     Hook {
         name: c"dlsym",
         role: Role::Allocates,
         address,
         outer: address,
+        definition,
         original: &ORIGINAL,
     }
 }
@@ -79,9 +82,4 @@ extern "C" fn before_lookup() {
     function();
     // SAFETY: as above.
     unsafe { errno.write(before) };
-}
-
-/// Stores the address of the program's `dlsym`.
-pub(crate) fn set_original(dlsym: Option<usize>) {
-    ORIGINAL.store(dlsym.unwrap_or(0), Relaxed);
 }

@@ -24,7 +24,7 @@ use crate::system::seccomp;
 use crate::watching::memory_reading::read_rss;
 use memprof_messages::{
     AllocatorKind, Dump, DumpReport, EarlyEndReason, LabelSetStats, ProfileKind, SamplerStatus,
-    UnseenFrees,
+    UnseenFrees, size_text,
 };
 
 /// Allocators to dump together, and the circumstances of the dump.
@@ -245,8 +245,12 @@ fn sampler_warnings(sampler: &SamplerStatus) -> impl Iterator<Item = String> + u
 }
 
 /// Remedy for calls of malloc and free that memprof's sampler does not see.
-const UNSEEN_REMEDY: &str =
-    "start the program with `memprof run --allocator jemalloc`, whose own profiler sees every call";
+fn unseen_remedy() -> String {
+    format!(
+        "`memprof attach {} --entries`, then `deactivate` and `activate`, see every call",
+        std::process::id()
+    )
+}
 
 /// Warnings that a dump shows memory that was freed, or lacks memory, because memprof's sampler did not see the calls.
 fn unseen_call_warnings(dump: &Dump) -> impl Iterator<Item = String> + use<> {
@@ -257,20 +261,22 @@ fn unseen_call_warnings(dump: &Dump) -> impl Iterator<Item = String> + use<> {
                  show freed memory as live"
             ),
             bytes => format!(
-                "about {} MiB of what the profile shows as live was freed: it shows more than {} itself holds, so none \
+                "about {} of what the profile shows as live was freed: it shows more than {} itself holds, so none \
                  of its rows proves a leak",
-                bytes >> 20,
+                size_text(bytes),
                 dump.allocator
             ),
         };
-        format!("{sign}; the program frees by addresses that it keeps in its data; {UNSEEN_REMEDY}")
+        let remedy = unseen_remedy();
+        format!("{sign}; the program frees by addresses that it keeps in its data; {remedy}")
     });
     let allocations = dump.unseen_allocation_bytes.map(|bytes| {
         format!(
-            "about {} MiB of live bytes are not in it, though they were allocated while memprof sampled: by calls that \
+            "about {} of live bytes are not in it, though they were allocated while memprof sampled: by calls that \
              it does not see, of the dynamic loader (thread-local storage), of a library in its first moments, or by \
-             an address of malloc that the program keeps; {UNSEEN_REMEDY}",
-            bytes >> 20
+             an address of malloc that the program keeps; {}",
+            size_text(bytes),
+            unseen_remedy()
         )
     });
     frees.into_iter().chain(allocations)

@@ -1,11 +1,11 @@
-//! Interception of the program's `malloc` calls: GOT slots; if the allocator is reached through none, entry
-//! patches, which `memprof attach` wrote, or the hooks of a jemalloc.
+//! Interception of the program's `malloc` calls: entry patches, if `memprof attach` wrote them; otherwise GOT slots, or,
+//! if the allocator is reached through none, the hooks of a jemalloc.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::SystemTime;
 
 use memprof_messages::SlotCounts;
-use memprof_sampler::{PatchedEntries, Role, SamplerError};
+use memprof_sampler::{MallocProvider, PatchedEntries, Role, SamplerError};
 use rustix::io::Errno;
 
 use super::SamplerSelection;
@@ -50,6 +50,8 @@ pub(super) enum InterceptionMethod {
 #[derive(Debug)]
 pub(super) struct Interception {
     pub(super) method: InterceptionMethod,
+    /// Object that provides `malloc`.
+    provider: MallocProvider,
     pub(super) selection: SamplerSelection,
     pub(super) slots: SlotCounts,
     /// Numbers of libraries loaded and unloaded when the slots were last patched.
@@ -61,8 +63,7 @@ pub(super) struct Interception {
 }
 
 impl Interception {
-    /// Finds a method to intercept the allocator's calls: GOT slots; if the allocator is reached through none,
-    /// entry patches, or the hooks of a jemalloc.
+    /// Finds a method to intercept the allocator's calls.
     ///
     /// # Errors
     /// `Unsupported`: the reason why it is impossible.
@@ -75,16 +76,23 @@ impl Interception {
             Error { message, ..error }
         };
         let slots = Self::find_slots().map_err(unsampleable_error)?;
-        if slots.provider().is_program {
-            if let Some(entries) = PatchedEntries::find(slots.provider().malloc) {
-                return Ok(Self::new(InterceptionMethod::Entries(Box::new(entries))));
+        let provider = slots.provider();
+        let entries = match provider.is_program {
+            // Without all jumps, activation fails with the remedy.
+            true => PatchedEntries::find(provider.malloc),
+            false => slots.entries().cloned(),
+        };
+        let method = match (entries, provider.is_program) {
+            (Some(entries), _) => InterceptionMethod::Entries(Box::new(entries)),
+            (None, false) => InterceptionMethod::Slots(Box::new(slots)),
+            (None, true) => {
+                return hooks().map_or_else(
+                    || Err(unsampleable_error(statically_linked_error())),
+                    Self::with_jemalloc_hooks,
+                );
             }
-            return hooks().map_or_else(
-                || Err(unsampleable_error(statically_linked_error())),
-                Self::with_jemalloc_hooks,
-            );
-        }
-        Ok(Self::new(InterceptionMethod::Slots(Box::new(slots))))
+        };
+        Ok(Self::new(method, provider))
     }
 
     /// Intercepts through the hooks of a jemalloc.
@@ -93,11 +101,15 @@ impl Interception {
     /// `Unsupported`: the reason why nothing can be sampled in this process.
     pub(super) fn with_jemalloc_hooks(hooks: JemallocHookInstaller) -> Result<Self> {
         // `find_slots` also records the address range of memprof's own code.
-        Self::find_slots().map(|_| Self::new(InterceptionMethod::Hooks(hooks)))
+        let slots = Self::find_slots()?;
+        Ok(Self::new(
+            InterceptionMethod::Hooks(hooks),
+            slots.provider(),
+        ))
     }
 
     /// Creates an interception with the state that sampling had before, since the program's start or a fork.
-    fn new(method: InterceptionMethod) -> Self {
+    fn new(method: InterceptionMethod, provider: MallocProvider) -> Self {
         Self {
             slots: SlotCounts {
                 // Slots that the parent of a forked child patched.
@@ -109,6 +121,7 @@ impl Interception {
                 ..SlotCounts::default()
             },
             method,
+            provider,
             selection: SamplerSelection::Allocator,
             loaded: (0, 0),
             // Sampling began with the program, or in the parent of a forked child.
@@ -160,6 +173,7 @@ impl Interception {
         match &mut self.method {
             InterceptionMethod::Slots(_) => self.patch_slots(),
             InterceptionMethod::Entries(entries) => {
+                loaded_libraries::unwatch();
                 self.slots.patched = entries.enable().ok_or_else(missing_patches_error)?;
                 Ok(())
             }
@@ -266,6 +280,25 @@ impl Interception {
             InterceptionMethod::Entries(entries) => entries.count() > 0,
             InterceptionMethod::Hooks(_) => false,
         }
+    }
+
+    /// Whether there are live samples whose frees nothing has watched: `memprof attach` has written entry patches since
+    /// they were taken, or restored them.
+    pub(super) fn has_unwatched_samples(&self) -> bool {
+        !self.is_hooked() && !self.has_patched() && memprof_sampler::counts().live_samples > 0
+    }
+
+    /// Whether `memprof attach` has written or restored entry patches since the search for a method, so that another one
+    /// is possible now. False while sampling is on, which replacing the method would end.
+    pub(super) fn is_outdated(&self) -> bool {
+        let MallocProvider { malloc, is_program } = self.provider;
+        let is_patched = || PatchedEntries::find(malloc).is_some_and(|each| each.is_complete());
+        memprof_sampler::interval() == 0
+            && match &self.method {
+                InterceptionMethod::Slots(_) => is_patched(),
+                InterceptionMethod::Entries(entries) => !is_program && !entries.is_complete(),
+                InterceptionMethod::Hooks(_) => PatchedEntries::find(malloc).is_some(),
+            }
     }
 
     /// Whether the calls are intercepted through jemalloc's hooks.

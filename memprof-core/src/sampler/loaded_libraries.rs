@@ -26,6 +26,14 @@ pub(super) fn watch(slots: &GotSlots, reading: &ForkGuard) {
     memprof_sampler::set_before_lookup(patch_loaded_libraries);
 }
 
+/// Patches no libraries any more, because the calls are intercepted by another method.
+pub(super) fn unwatch() {
+    // A child that was forked by clone(2) may have inherited it locked.
+    if let Ok(mut shared) = SLOTS.try_lock() {
+        *shared = None;
+    }
+}
+
 /// Patches the slots of libraries that were loaded since, before a `dlsym(3)` of the program. Does nothing while a
 /// fork is under way, or another thread is here: the periodic task patches what this leaves out. Allocates nothing.
 extern "C" fn patch_loaded_libraries() {

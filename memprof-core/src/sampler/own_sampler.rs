@@ -92,18 +92,14 @@ impl OwnSampler {
         sampler.is_ok_and(|sampler| lock(sampler).is_hooked())
     }
 
-    /// Whether entry points of the allocator were patched since the last search, so that sampling is now
-    /// possible through them.
+    /// Whether entry points of the allocator were patched or restored since the last search, so that sampling is now
+    /// possible by another method.
     pub(crate) fn has_new_interception(&self, allocator: &Allocator) -> bool {
-        let has_interception = match &self.sampler {
-            Ok(sampler) => {
-                let sampler = lock(sampler);
-                !sampler.is_hooked() || memprof_sampler::interval() > 0
+        allocator.identity().owns_malloc
+            && match &self.sampler {
+                Ok(sampler) => lock(sampler).is_outdated(),
+                Err(_) => malloc_address().and_then(PatchedEntries::find).is_some(),
             }
-            Err(_) => false,
-        };
-        let malloc = || malloc_address().and_then(PatchedEntries::find);
-        !has_interception && allocator.identity().owns_malloc && malloc().is_some()
     }
 
     /// Reason why memprof's sampler cannot be used in this process. `None` if it can.

@@ -100,6 +100,13 @@ impl SelectedSampler<'_> {
         } else if self.needs_time_limit() && !self.is_active() {
             // Frees that happened while it was off are unknown.
             self.sampler.drop_samples()?;
+        } else if self.sampler.has_unwatched_samples() {
+            warnings.push(
+                "the samples of before `memprof attach` changed the calls of malloc were dropped: their frees may have \
+                 been missed"
+                    .to_owned(),
+            );
+            self.sampler.drop_samples()?;
         }
         if self.sampler.since.is_none() {
             self.sampler.allocated_at_start = exact_bytes(allocator);

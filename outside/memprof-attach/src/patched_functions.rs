@@ -1,15 +1,17 @@
-//! Patches the entry points of an allocator that is linked statically into the program: no GOT slot holds its
-//! functions, so the first instructions of each are replaced by a jump while all threads are stopped.
+//! Patches the entry points of an allocator: the first instructions of each function are replaced by a jump while all
+//! threads are stopped. No GOT slot holds the functions of one that is linked statically into the program, and calls of
+//! a library's by an address that the program keeps go through none.
 //!
 //! The jump leads to a trampoline, which continues at the function's relocated prologue unless the plugin has set a
 //! hook. The table of trampolines is written before the first jump, and stays for the life of the process, because a
 //! thread may have been interrupted in it. So the process keeps working if this program is killed between two jumps;
 //! the next attachment writes the missing jumps, or a detachment restores the written ones.
 
+mod allocator_code;
+mod allocator_file;
 mod call_graph;
 mod pause;
 mod plan;
-mod program;
 mod prologue;
 mod table;
 mod write_patches;
@@ -17,21 +19,31 @@ mod write_patches;
 use std::time::Duration;
 
 use libc::{PROT_EXEC, PROT_READ, PROT_WRITE};
-use memprof_ptrace::maps::mappings;
 use memprof_ptrace::memory::Memory;
 use memprof_sampler::{EntryRow, TABLE_SIZE};
 
 use crate::error::{AttachError, watch_program};
 use crate::run_calls::{map_call, run_calls, wait_until_mapped, write_error};
 use crate::target::{Target, read_maps};
-use plan::PatchPlan;
-use program::ProgramCode;
+use allocator_code::AllocatorCode;
+use plan::{PatchPlan, PlannedPatch};
 use table::{InstalledEntry, TableImage};
 use write_patches::{CodePatch, RelocatedRange, write_patches};
 
-/// Result of patching the entry points of a statically linked allocator.
+/// File whose `malloc` is patched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MallocOwner {
+    /// The program, if it exports a `malloc` of its own to its libraries.
+    Program,
+    /// The program, or the first loaded library that defines `malloc`.
+    First,
+}
+
+/// Result of patching the entry points of an allocator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PatchReport {
+    /// Name of the library; `None` if they are the program's.
+    pub library: Option<String>,
     /// Number of patched functions.
     pub functions: usize,
     /// Functions that only allocate and were not patched: sentences with each name and reason.
@@ -40,23 +52,27 @@ pub struct PatchReport {
     pub stop: Duration,
 }
 
-/// Patches the program's own `malloc` and related functions to call memprof's sampler, which does nothing until it
-/// is activated. `None` if the program does not export its own `malloc` to its libraries.
+/// Patches `malloc` and related functions of their owner to call memprof's sampler, which does nothing until it is
+/// activated. `None` if that does not define them.
 ///
 /// # Errors
 /// `LongPause`: the threads would be stopped for longer than `max_pause`. `NotPatched`: a function that cannot be
 /// patched, with the reason. The process continues as before.
 pub fn patch_entry_points(
     pid: u32,
+    owner: MallocOwner,
     max_pause: Duration,
 ) -> Result<Option<PatchReport>, AttachError> {
-    watch_program(pid, || patch(pid, max_pause))
+    watch_program(pid, || patch(pid, owner, max_pause))
 }
 
-/// Like [`patch_entry_points`], without watching for the end of the process. `None` if the program exports no
-/// `malloc` of its own.
-fn patch(pid: u32, max_pause: Duration) -> Result<Option<PatchReport>, AttachError> {
-    let Some(code) = ProgramCode::read(pid)? else {
+/// Like [`patch_entry_points`], without watching for the end of the process.
+fn patch(
+    pid: u32,
+    owner: MallocOwner,
+    max_pause: Duration,
+) -> Result<Option<PatchReport>, AttachError> {
+    let Some(code) = AllocatorCode::read(pid, owner)? else {
         return Ok(None);
     };
     let plan = PatchPlan::new(&code)?;
@@ -97,6 +113,7 @@ fn patch(pid: u32, max_pause: Duration) -> Result<Option<PatchReport>, AttachErr
         }
     };
     Ok(Some(PatchReport {
+        library: code.library,
         functions: entries.len(),
         skipped: plan.skipped,
         stop,
@@ -109,7 +126,9 @@ fn patch(pid: u32, max_pause: Duration) -> Result<Option<PatchReport>, AttachErr
 /// # Errors
 /// `NotPatched`: the program was stripped, or is too large.
 pub fn require_symbols(pid: u32) -> Result<(), AttachError> {
-    watch_program(pid, || ProgramCode::read(pid).map(drop))
+    watch_program(pid, || {
+        AllocatorCode::read(pid, MallocOwner::Program).map(drop)
+    })
 }
 
 /// Restores the first instructions of the patched functions. `None` if none is patched.
@@ -147,6 +166,7 @@ fn restore(pid: u32) -> Result<Option<PatchReport>, AttachError> {
         return Ok(None);
     }
     Ok(Some(PatchReport {
+        library: None,
         functions: patches.len(),
         skipped: Vec::new(),
         stop: write_patches(&mut target, &patches, &[])?,
@@ -159,22 +179,27 @@ fn is_patched(memory: &Memory, entry: &InstalledEntry) -> std::io::Result<bool> 
     Ok(found == entry.jump)
 }
 
-/// Fails if a function differs from the program's file after the bytes of a jump, which are checked later.
+/// Fails if a function differs from its file outside of the bytes of a jump, which are checked later.
 fn require_unchanged_code(target: &Target, plan: &PatchPlan) -> Result<(), AttachError> {
     for function in &plan.functions {
         let mut found = vec![0; function.code.len()];
-        let start = function.prologue.range.start;
-        let read = target.memory.read(start, &mut found);
+        let read = target.memory.read(function.address, &mut found);
         read.map_err(|cause| write_error(target, cause))?;
-        if found[EntryRow::JUMP_SIZE..] != function.code[EntryRow::JUMP_SIZE..] {
-            let message = format!(
-                "{} is not what the program's file says: something has changed it",
-                function.name
-            );
-            return Err(AttachError::NotPatched(message));
+        let jump = function.jump_offset();
+        let end = jump + EntryRow::JUMP_SIZE;
+        if found[..jump] != function.code[..jump] || found[end..] != function.code[end..] {
+            return Err(changed_error(function));
         }
     }
     Ok(())
+}
+
+/// Error for a function that another tool, such as a debugger, has changed.
+fn changed_error(function: &PlannedPatch) -> AttachError {
+    AttachError::NotPatched(format!(
+        "{} is not what its file says: something has changed it",
+        function.name
+    ))
 }
 
 /// Returns the address and content of the table of this plan in the process, written by an earlier attachment or
@@ -195,12 +220,8 @@ fn require_table(target: &mut Target, plan: &PatchPlan) -> Result<(u64, TableIma
             .memory
             .read_array(function.prologue.range.start)
             .map_err(|cause| write_error(target, cause))?;
-        if found != function.code[..EntryRow::JUMP_SIZE] {
-            let message = format!(
-                "{} is not what the program's file says: something has changed it",
-                function.name
-            );
-            return Err(AttachError::NotPatched(message));
+        if found != function.original() {
+            return Err(changed_error(function));
         }
     }
     let first = plan
@@ -209,7 +230,7 @@ fn require_table(target: &mut Target, plan: &PatchPlan) -> Result<(u64, TableIma
         .map_or(0, |first| first.prologue.range.start);
     let base = table::find_space(&target.maps, first);
     let base = base.ok_or_else(|| {
-        let message = "there is no room below the program for memprof's copies of its instructions";
+        let message = "there is no room near it for memprof's copies of its instructions";
         AttachError::NotPatched(message.to_owned())
     })?;
     let image = TableImage::new(plan, base).map_err(not_relocatable)?;
@@ -231,6 +252,5 @@ fn require_table(target: &mut Target, plan: &PatchPlan) -> Result<(u64, TableIma
     let written = image.write(&target.memory, base);
     written.map_err(|cause| write_error(target, cause))?;
     target.refresh()?;
-    debug_assert!(mappings(&target.maps).any(|mapping| mapping.range.start == base));
     Ok((base, image))
 }

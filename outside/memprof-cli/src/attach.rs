@@ -15,9 +15,9 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::exit::Outcome;
-use crate::patched_functions::{self, PatchOutcome};
+use crate::patched_functions::{self, PatchOptions, PatchOutcome};
 use crate::refusal_error::{program_end_error, refusal_error};
-use crate::reply::send_request;
+use crate::reply::{ParsedReply, send_request};
 use crate::run::find_plugin;
 use crate::slow_step::SlowStep;
 use crate::{output, target};
@@ -49,8 +49,18 @@ pub(crate) struct AttachArgs {
     #[arg(long = "for", value_name = "DURATION", default_value = "1h", value_parser = crate::process_arg::parse_duration)]
     pub(crate) lease: Duration,
 
-    /// Longest time for which all threads may be stopped to patch a malloc that is linked into the program; memprof
-    /// estimates it first, and does not patch if it is longer
+    /// Patch malloc itself also where it is a library's, so that no call escapes memprof's sampler
+    ///
+    /// Without this, the sampler sees the calls through the slots and data of the program and its libraries, but not
+    /// those by addresses that were copied before, of the dynamic loader, and of constructors of libraries; a dump says
+    /// how much that may be. This replaces the first instructions of malloc's functions (glibc's, jemalloc's, …) with
+    /// jumps while all threads are stopped, as for a malloc that is linked into the program. Samples are of the
+    /// activations that follow.
+    #[arg(long)]
+    pub(crate) entries: bool,
+
+    /// Longest time for which all threads may be stopped to patch malloc; memprof estimates it first, and does not
+    /// patch if it is longer
     #[arg(long, value_name = "DURATION", default_value = "100ms", value_parser = crate::process_arg::parse_duration)]
     pub(crate) max_pause: Duration,
 
@@ -114,12 +124,8 @@ pub(crate) fn run(args: &AttachArgs) -> Outcome {
 /// Attaches unless the process is a host already, patches its malloc if necessary, and prints the result.
 fn attach_and_report(args: &AttachArgs) -> Outcome {
     let (mut client, attached) = connect_or_attach(args)?;
-    let entries = patched_functions::patch_malloc(
-        args.pid,
-        &client.status()?,
-        args.sampler(),
-        args.max_pause,
-    );
+    let status = client.status()?;
+    let entries = patched_functions::patch_malloc(args.pid, &status, args.patch_options());
     let output = build_output(args, &mut client, attached.as_ref(), &entries)?;
     if args.json {
         output::print(&json!(output).to_string());
@@ -178,6 +184,15 @@ fn attach(args: &AttachArgs) -> anyhow::Result<(Client, AttachOutcome)> {
 }
 
 impl AttachArgs {
+    /// Options of patching.
+    fn patch_options(&self) -> PatchOptions {
+        PatchOptions {
+            sampler: self.sampler(),
+            entries: self.entries,
+            max_pause: self.max_pause,
+        }
+    }
+
     /// Sampler in the arguments; the default if it is missing or invalid. The plugin rejects an invalid one.
     fn sampler(&self) -> SamplerChoice {
         let mut args = self.args.iter().rev();
@@ -248,9 +263,10 @@ fn build_output(
         _ => None,
     };
     let handled = handled.map_or_else(String::new, |line| format!("\n{line}"));
+    let later = later_note(&status, entries, pid);
     let text = match attached {
         None => format!(
-            "{pid} ({name}) has the plugin already{}",
+            "{pid} ({name}) has the plugin already{}{later}",
             entries.lines(pid)
         ),
         Some(_) => format!(
@@ -270,6 +286,18 @@ fn build_output(
         entries: entries.json(),
         allocators: status.field("allocators").clone(),
     })
+}
+
+/// Note on a sampling that goes on without the patches; empty if they serve, or will with the next activation.
+fn later_note(status: &ParsedReply, entries: &PatchOutcome, pid: u32) -> String {
+    let is_active = status.field("profiling") == "active";
+    match entries {
+        PatchOutcome::Patched(_) if is_active => format!(
+            "\nnote: it goes on sampling as before; `memprof deactivate -t {pid}`, then `memprof activate -t {pid}`, \
+             sample through the jumps"
+        ),
+        _ => String::new(),
+    }
 }
 
 /// Note on signal handlers that must not fork any more, because the program had a single thread; `None` if there are

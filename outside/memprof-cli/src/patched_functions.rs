@@ -1,15 +1,27 @@
-//! Patches the functions of an allocator that is linked statically into the program when the plugin is attached, and
-//! restores them when it is detached.
+//! Patches the functions of an allocator when the plugin is attached, if it is linked statically into the program or the
+//! user wants it, and restores them when it is detached.
 
 use std::time::Duration;
 
-use memprof_attach::{PatchReport, patch_entry_points, require_symbols, restore_entry_points};
+use memprof_attach::{
+    MallocOwner, PatchReport, patch_entry_points, require_symbols, restore_entry_points,
+};
 use memprof_messages::{AllocatorStatus, InterceptionKind, ProfilerStatus, SamplerChoice};
 use serde_json::{Value, json};
 
 use crate::refusal_error::refusal_error;
 
-/// Result of patching a program's functions.
+/// Options of patching.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PatchOptions {
+    pub(crate) sampler: SamplerChoice,
+    /// Whether the functions of a library are patched too.
+    pub(crate) entries: bool,
+    /// Longest time for which all threads may be stopped.
+    pub(crate) max_pause: Duration,
+}
+
+/// Result of patching functions.
 pub(crate) enum PatchOutcome {
     /// The plugin does not need it.
     NotNeeded,
@@ -19,18 +31,19 @@ pub(crate) enum PatchOutcome {
 }
 
 /// Patches the program's own `malloc` if `status` says that nothing else intercepts it, or if memprof is to sample
-/// instead of the allocator's sampler. Fails if its threads would be stopped for longer than `max_pause`.
+/// instead of the allocator's sampler; with `entries`, that of any owner.
 pub(crate) fn patch_malloc(
     pid: u32,
     status: &ProfilerStatus,
-    sampler: SamplerChoice,
-    max_pause: Duration,
+    options: PatchOptions,
 ) -> PatchOutcome {
     let needs_patch = |allocator: &AllocatorStatus| {
-        allocator.owns_malloc && !is_sampled_without_patches(allocator, sampler)
+        allocator.owns_malloc && !is_sampled_without_patches(allocator, options.sampler)
     };
-    let patched = if status.allocators.iter().any(needs_patch) {
-        patch_entry_points(pid, max_pause)
+    let patched = if options.entries {
+        patch_entry_points(pid, MallocOwner::First, options.max_pause)
+    } else if status.allocators.iter().any(needs_patch) {
+        patch_entry_points(pid, MallocOwner::Program, options.max_pause)
     } else if status.unknown_malloc.is_some() {
         // It may be an allocator that memprof knows by its symbols.
         require_symbols(pid).map(|()| None)
@@ -73,10 +86,18 @@ impl PatchOutcome {
                     .iter()
                     .map(|reason| format!("\nnote: not sampled: {reason}"))
                     .collect();
+                let owner = match &report.library {
+                    None => format!(
+                        "its malloc is linked into the program: jumps at {} functions",
+                        report.functions
+                    ),
+                    Some(library) => {
+                        format!("jumps at {} functions of {library}", report.functions)
+                    }
+                };
                 format!(
-                    "\nits malloc is linked into the program: jumps at {} functions lead to memprof, written while all \
-                     threads stood still for {:.1} ms; `memprof detach {pid}` takes them away{}",
-                    report.functions,
+                    "\n{owner} lead to memprof, written while all threads stood still for {:.1} ms; `memprof detach \
+                     {pid}` takes them away{}",
                     milliseconds(report),
                     skipped.concat()
                 )
@@ -90,6 +111,7 @@ impl PatchOutcome {
             Self::NotNeeded => Value::Null,
             Self::Failed(error) => json!({ "error": format!("{error:#}") }),
             Self::Patched(report) => json!({
+                "library": report.library,
                 "functions": report.functions,
                 "stopped_ms": milliseconds(report),
                 "left_out": report.skipped,

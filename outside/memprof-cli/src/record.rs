@@ -22,7 +22,7 @@ use crate::detach;
 use crate::exit::{Outcome, UNREACHABLE, USAGE, with_exit_code};
 use crate::interrupts::{Interrupts, exit_code};
 use crate::message::{self, TakenDump};
-use crate::patched_functions::{self, PatchOutcome};
+use crate::patched_functions::{self, PatchOptions, PatchOutcome};
 use crate::report::{LiveReport, show};
 use crate::scratch::ScratchFile;
 use crate::{browser, exit, ledger, output, report, target};
@@ -160,6 +160,7 @@ fn record_attached(
     let attached = attach::connect_or_attach(&AttachArgs {
         pid,
         lease,
+        entries: args.entries,
         max_pause: attach::MAX_PAUSE,
         children: false,
         plugin: args.plugin.clone(),
@@ -185,10 +186,14 @@ fn record_attached(
     {
         output::note(&format!("its inspector ({address}) {}", attach::STILL_OPEN));
     }
+    let options = PatchOptions {
+        sampler: args.sampler(),
+        entries: args.entries,
+        max_pause: attach::MAX_PAUSE,
+    };
     // If the status fails, the following requests fail too and report it.
     if let Ok(status) = client.status()
-        && let PatchOutcome::Failed(error) =
-            patched_functions::patch_malloc(pid, &status, args.sampler(), attach::MAX_PAUSE)
+        && let PatchOutcome::Failed(error) = patched_functions::patch_malloc(pid, &status, options)
     {
         output::note(&format!("{error:#}"));
     }

@@ -5,8 +5,7 @@ use crate::profile::{Profile, SampleType, UnseenFrees};
 use crate::render::amount;
 
 /// Remedy for calls that memprof's sampler does not see.
-const REMEDY: &str =
-    "start the program with `memprof run --allocator jemalloc`, whose own profiler sees every call";
+const REMEDY: &str = "`memprof attach PID --entries` lets it see every call";
 
 /// Returns a note on frees that the sampler did not see, and one on allocations, the worse one first.
 pub(crate) fn unseen_calls_notes(profile: &Profile) -> impl Iterator<Item = String> + use<> {

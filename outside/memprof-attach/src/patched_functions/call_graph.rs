@@ -3,7 +3,9 @@
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
-use super::program::ProgramCode;
+use iced_x86::FlowControl;
+
+use super::allocator_code::AllocatorCode;
 use super::prologue::{branch_target, decode};
 
 /// Bytes of functions that are decoded at most. Functions beyond count as calling everything.
@@ -15,14 +17,14 @@ const MAX_CANDIDATES: usize = 1000;
 /// Direct calls of functions, decoded once each.
 #[derive(Debug)]
 pub(crate) struct CallGraph<'a> {
-    code: &'a ProgramCode,
+    code: &'a AllocatorCode,
     /// Targets by function; `None` if its bytes are not all in the program's code.
     targets: HashMap<u64, Option<Vec<u64>>>,
     decoded_bytes: usize,
 }
 
 impl<'a> CallGraph<'a> {
-    pub(crate) fn new(code: &'a ProgramCode) -> Self {
+    pub(crate) fn new(code: &'a AllocatorCode) -> Self {
         Self {
             code,
             targets: HashMap::new(),
@@ -56,8 +58,8 @@ impl<'a> CallGraph<'a> {
         false
     }
 
-    /// Targets of a function's jumps and calls that leave it, and of calls of itself; `None` if its bytes are
-    /// unknown.
+    /// Targets of a function's jumps and calls that leave it, and of calls of itself. None if it never returns, because
+    /// its caller then counts nothing, as of an `abort`. `None` if its bytes are unknown.
     fn targets(&mut self, function: u64) -> Option<Vec<u64>> {
         let targets = self.targets.entry(function).or_insert_with(|| {
             let length = self
@@ -67,12 +69,24 @@ impl<'a> CallGraph<'a> {
             let bytes = self.code.bytes(function, length)?;
             self.decoded_bytes += bytes.len();
             let own = function..function.saturating_add(length);
-            let instructions = decode(bytes, function);
-            let leaving = instructions.filter_map(|each| {
-                let target = branch_target(&each)?;
-                (!own.contains(&target) || each.is_call_near()).then_some(target)
-            });
-            Some(leaving.collect())
+            let mut returns = false;
+            let mut leaving = Vec::new();
+            for each in decode(bytes, function) {
+                let is_inside = branch_target(&each).is_some_and(|target| own.contains(&target));
+                let is_call = matches!(
+                    each.flow_control(),
+                    FlowControl::Call | FlowControl::IndirectCall
+                );
+                returns |= match each.flow_control() {
+                    FlowControl::Return | FlowControl::IndirectBranch => true,
+                    FlowControl::UnconditionalBranch | FlowControl::ConditionalBranch => !is_inside,
+                    _ => false,
+                };
+                if !is_inside || is_call {
+                    leaving.extend(self.code.call_target(&each));
+                }
+            }
+            Some(if returns { leaving } else { Vec::new() })
         });
         targets.clone()
     }
@@ -81,7 +95,7 @@ impl<'a> CallGraph<'a> {
 /// Finds a jump or call anywhere in the program to one of `ranges` after its first byte; returns its address and
 /// the index of the range, `None` if there is none. Ignores short jumps from one function to another, which no
 /// compiler emits.
-pub(crate) fn find_jump_into(code: &ProgramCode, ranges: &[Range<u64>]) -> Option<(u64, usize)> {
+pub(crate) fn find_jump_into(code: &AllocatorCode, ranges: &[Range<u64>]) -> Option<(u64, usize)> {
     let (lowest, highest) = ranges.iter().fold((u64::MAX, 0), |(low, high), range| {
         (low.min(range.start), high.max(range.end))
     });
@@ -114,7 +128,7 @@ pub(crate) fn find_jump_into(code: &ProgramCode, ranges: &[Range<u64>]) -> Optio
 }
 
 /// Whether these bytes are a jump to `target`, and not part of other instructions. If unknown, they count as one.
-fn is_instruction(code: &ProgramCode, address: u64, target: u64) -> bool {
+fn is_instruction(code: &AllocatorCode, address: u64, target: u64) -> bool {
     let function = code.function(address).and_then(|(start, function)| {
         let bytes = code.bytes(start, function.length)?;
         Some((start, bytes))
@@ -131,7 +145,7 @@ mod tests {
     const AT: u64 = 0x1000;
 
     /// Functions of 16 bytes, each with a call or jump to a function, given by index, and an offset in it.
-    fn program(branches: &[Option<(u8, usize, u64)>]) -> ProgramCode {
+    fn program(branches: &[Option<(u8, usize, u64)>]) -> AllocatorCode {
         let mut bytes = Vec::new();
         let mut functions = Vec::new();
         for (index, branch) in branches.iter().enumerate() {
@@ -147,7 +161,7 @@ mod tests {
             bytes.extend(code);
             functions.push((address, 16, "f"));
         }
-        ProgramCode::for_test(vec![(AT, bytes)], &functions)
+        AllocatorCode::for_test(vec![(AT, bytes)], &functions)
     }
 
     #[test]
@@ -170,6 +184,30 @@ mod tests {
     }
 
     #[test]
+    fn calls_through_slots_are_followed_and_those_that_never_return_are_not() {
+        let slot = AT + 0x100;
+        let check = |functions: [&[u8]; 3], expected| {
+            let mut bytes = vec![0x90; 48];
+            for (index, code) in functions.into_iter().enumerate() {
+                bytes[16 * index..][..code.len()].copy_from_slice(code);
+            }
+            let named = [0, 1, 2].map(|index| (AT + 16 * index, 16, "f"));
+            let code = AllocatorCode::for_test(vec![(AT, bytes)], &named).with_slot(slot, AT + 32);
+            let reached = CallGraph::new(&code).reaches(AT, &HashSet::from([AT + 32]));
+            assert_eq!(reached, expected, "{functions:x?}");
+        };
+        let call = [0xe8, 11, 0, 0, 0, 0xc3];
+        // endbr64; bnd jmp *slot(%rip), as an entry of a procedure linkage table; another slot; call *slot(%rip).
+        let stub = |distance: u8| [0xf3, 0x0f, 0x1e, 0xfa, 0xf2, 0xff, 0x25, distance, 0, 0, 0];
+        check([&call, &stub(0xe5), &[0xc3]], true);
+        check([&call, &stub(0xed), &[0xc3]], false);
+        check([&[0xff, 0x15, 0xfa, 0, 0, 0, 0xc3], &[0xc3], &[0xc3]], true);
+        // It calls the other function, and then ends the process (hlt) or returns.
+        check([&call, &[0xe8, 11, 0, 0, 0, 0xf4], &[0xc3]], false);
+        check([&call, &[0xe8, 11, 0, 0, 0, 0xc3], &[0xc3]], true);
+    }
+
+    #[test]
     fn function_longer_than_the_code_counts_as_calling() {
         // A jmp to 0x1015 within another instruction, in a function that claims 256 bytes.
         let mut bytes = vec![0x90; 48];
@@ -177,7 +215,7 @@ mod tests {
         let range = AT + 16..AT + 22;
         let check = |length, expected| {
             let functions = [(AT, length, "f"), (AT + 256, 16, "g")];
-            let code = ProgramCode::for_test(vec![(AT, bytes.clone())], &functions);
+            let code = AllocatorCode::for_test(vec![(AT, bytes.clone())], &functions);
             let found = find_jump_into(&code, std::slice::from_ref(&range));
             assert_eq!(found, expected, "{length}");
             let calls = CallGraph::new(&code).reaches(AT, &HashSet::from([AT + 256]));

@@ -2,10 +2,10 @@
 
 use std::collections::{BTreeMap, HashSet};
 
-use memprof_sampler::{Role, Signature};
+use memprof_sampler::{EntryRow, Role, Signature};
 
+use super::allocator_code::{AllocatorCode, AllocatorFunction};
 use super::call_graph::{CallGraph, find_jump_into};
-use super::program::{ProgramCode, ProgramFunction};
 use super::prologue::Prologue;
 use crate::error::AttachError;
 
@@ -22,6 +22,8 @@ pub(crate) struct PatchPlan {
 pub(crate) struct PlannedPatch {
     /// Symbol whose hook is installed.
     pub(crate) name: &'static str,
+    /// Address of the function.
+    pub(crate) address: u64,
     pub(crate) prologue: Prologue,
     /// Bytes of the function.
     pub(crate) code: Vec<u8>,
@@ -30,13 +32,25 @@ pub(crate) struct PlannedPatch {
     pub(crate) is_outer: bool,
 }
 
+impl PlannedPatch {
+    /// Offset in the function at which the jump is written, in bytes.
+    pub(crate) fn jump_offset(&self) -> usize {
+        (self.prologue.range.start - self.address) as usize
+    }
+
+    /// The bytes that the jump replaces.
+    pub(crate) fn original(&self) -> &[u8] {
+        &self.code[self.jump_offset()..][..EntryRow::JUMP_SIZE]
+    }
+}
+
 impl PatchPlan {
-    /// Plans the patches of a program.
+    /// Plans the patches of a program or library.
     ///
     /// # Errors
     /// `NotPatched`: `malloc` or a function that frees cannot be patched. Without a hook at every function that
     /// frees, freed blocks would count as live for ever.
-    pub(crate) fn new(code: &ProgramCode) -> Result<Self, AttachError> {
+    pub(crate) fn new(code: &AllocatorCode) -> Result<Self, AttachError> {
         let hooked = hooked_functions(code)?;
         let allocates = hooked
             .iter()
@@ -48,20 +62,24 @@ impl PatchPlan {
         };
         for (address, (signature, function)) in &hooked {
             let bytes = code.bytes(*address, function.length);
-            let prologue = bytes.ok_or_else(|| "lies outside of the program's code".to_owned());
+            let prologue = bytes.ok_or_else(|| "lies outside of the code".to_owned());
             let prologue = prologue.and_then(|bytes| {
                 Prologue::new(bytes, *address).map_err(|reason| reason.to_string())
             });
             match prologue {
                 // It only jumps to a hooked function, where its calls are counted.
                 Ok(prologue)
-                    if prologue.jump_target().is_some_and(|other| {
-                        hooked
-                            .get(&other)
-                            .is_some_and(|(other, _)| signature.has_same_shape(other))
-                    }) => {}
+                    if prologue
+                        .jump()
+                        .and_then(|jump| code.call_target(jump))
+                        .is_some_and(|other| {
+                            hooked
+                                .get(&other)
+                                .is_some_and(|(other, _)| signature.has_same_shape(other))
+                        }) => {}
                 Ok(prologue) => plan.functions.push(PlannedPatch {
                     name: signature.name,
+                    address: *address,
                     code: bytes.unwrap_or_default().to_vec(),
                     prologue,
                     is_outer: false,
@@ -81,7 +99,7 @@ impl PatchPlan {
         }
         let mut graph = CallGraph::new(code);
         for function in &mut plan.functions {
-            let start = function.prologue.range.start;
+            let start = function.address;
             function.is_outer = allocates.contains(&start) && graph.reaches(start, &allocates);
         }
         Ok(plan)
@@ -98,11 +116,11 @@ impl PatchPlan {
     }
 }
 
-/// Returns the program's functions that have hooks, by address. Of several hooks for one function it chooses the one
+/// Returns the functions that have hooks, by address. Of several hooks for one function it chooses the one
 /// with the most arguments, which passes all of them on.
 fn hooked_functions(
-    code: &ProgramCode,
-) -> Result<BTreeMap<u64, (&'static Signature, &ProgramFunction)>, AttachError> {
+    code: &AllocatorCode,
+) -> Result<BTreeMap<u64, (&'static Signature, &AllocatorFunction)>, AttachError> {
     let mut hooked = BTreeMap::new();
     let mut names = HashSet::new();
     for (address, function) in code.functions() {
@@ -122,7 +140,7 @@ fn hooked_functions(
         }
         if let Some(duplicate) = signatures.iter().find(|each| !names.insert(each.name)) {
             return fail(format!(
-                "the program has two functions that are called {}",
+                "it has two functions that are called {}",
                 duplicate.name
             ));
         }
@@ -133,7 +151,7 @@ fn hooked_functions(
         .find(|name| !names.contains(**name))
     {
         Some(missing) => Err(AttachError::NotPatched(format!(
-            "the program's symbols do not name {missing}"
+            "its symbols do not name {missing}"
         ))),
         None => Ok(hooked),
     }
@@ -142,6 +160,7 @@ fn hooked_functions(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::patched_functions::MallocOwner;
 
     const AT: u64 = 0x40_1000;
     /// push %rbx, six times; pop, six times; ret: has a relocatable prologue.
@@ -167,7 +186,7 @@ mod tests {
                     .map(|name| (address, code.len() as u64, name)),
             );
         }
-        let code = ProgramCode::for_test(vec![(AT, bytes)], &named);
+        let code = AllocatorCode::for_test(vec![(AT, bytes)], &named);
         match (PatchPlan::new(&code), expected) {
             (Ok(plan), Ok((planned, skipped))) => {
                 let functions = plan.functions.iter();
@@ -211,9 +230,9 @@ mod tests {
         );
         check(
             &[malloc, free, malloc],
-            Err("the program has two functions that are called malloc"),
+            Err("it has two functions that are called malloc"),
         );
-        check(&[malloc], Err("the program's symbols do not name free"));
+        check(&[malloc], Err("its symbols do not name free"));
         // A function that only allocates may be skipped, one that frees may not.
         let valloc = ("valloc", &SHORT[..]);
         let reason = "valloc has 2 bytes, and a jump takes 5";
@@ -264,5 +283,26 @@ mod tests {
         let inside = [&[JUMP][..], &(2 - 64 - 5_i32).to_le_bytes()].concat();
         let reason = "malloc is entered behind its first byte by a jump at 0x401040";
         check(&[malloc, free, ("other", &inside)], Err(reason));
+    }
+
+    #[test]
+    fn functions_of_this_processs_libc_are_planned() {
+        let code = AllocatorCode::read(std::process::id(), MallocOwner::First);
+        let code = code.unwrap().unwrap();
+        assert_eq!(code.library.as_deref(), Some("libc.so.6"));
+        let plan = PatchPlan::new(&code).unwrap();
+        assert!(plan.skipped.is_empty(), "{:?}", plan.skipped);
+        let is_outer = |name| {
+            let mut functions = plan.functions.iter();
+            let function = functions.find(|each| each.name == name);
+            function.map(|function| function.is_outer)
+        };
+        // malloc is hot, and calls itself only on the way to an abort; reallocarray calls realloc through a slot.
+        for name in ["malloc", "calloc"] {
+            assert_eq!(is_outer(name), Some(false), "{name}");
+        }
+        for name in ["realloc", "posix_memalign", "reallocarray"] {
+            assert_eq!(is_outer(name), Some(true), "{name}");
+        }
     }
 }

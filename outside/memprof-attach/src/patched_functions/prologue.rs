@@ -11,12 +11,14 @@ use memprof_sampler::EntryRow;
 
 /// Page size: a write by the kernel is not atomic across pages.
 const PAGE_SIZE: u64 = 4096;
+/// Bytes of an `endbr64`, which stays in its place: an indirect call must arrive at one (Intel CET).
+const ENDBR_SIZE: u64 = 4;
 
 /// The instructions at a function's start that a jump replaces.
 #[derive(Clone, Debug)]
 pub(crate) struct Prologue {
     instructions: Vec<Instruction>,
-    /// Address range of these instructions.
+    /// Address range of these instructions, behind an `endbr64`.
     pub(crate) range: Range<u64>,
 }
 
@@ -91,6 +93,13 @@ impl Prologue {
         if let Some(invalid) = all.iter().find(|each| each.is_invalid()) {
             return Err(NotRelocatable::NoCode(invalid.ip()));
         }
+        let mut all = all.as_slice();
+        let mut address = address;
+        if let [first, rest @ ..] = all
+            && first.code() == Code::Endbr64
+        {
+            (all, address) = (rest, address + ENDBR_SIZE);
+        }
         if address % PAGE_SIZE > PAGE_SIZE - EntryRow::JUMP_SIZE as u64 {
             return Err(NotRelocatable::TwoPages);
         }
@@ -157,17 +166,15 @@ impl Prologue {
         })
     }
 
-    /// Target of the jump if the function consists of one jump only; else `None`.
-    pub(crate) fn jump_target(&self) -> Option<u64> {
-        self.instructions
-            .first()
-            .filter(|first| first.is_jmp_short_or_near())
-            .and_then(branch_target)
+    /// The jump if the function consists of one jump only; else `None`.
+    pub(crate) fn jump(&self) -> Option<&Instruction> {
+        let first = self.instructions.first();
+        first.filter(|first| first.is_jmp_short_or_near())
     }
 }
 
 /// Whether a jump reads its target from a fixed address, as through a GOT slot, and not from a jump table.
-fn has_fixed_operand(jump: &Instruction) -> bool {
+pub(crate) fn has_fixed_operand(jump: &Instruction) -> bool {
     jump.is_ip_rel_memory_operand() && jump.memory_index() == Register::None
 }
 
@@ -197,11 +204,13 @@ mod tests {
             AT,
             Ok(7),
         );
-        // endbr64; mov %fs:0,%rax
+        // endbr64, which stays; mov %fs:0,%rax
         let tls = [
             0xf3, 0x0f, 0x1e, 0xfa, 0x64, 0x48, 0x8b, 4, 0x25, 0, 0, 0, 0,
         ];
-        check(&with_rest(&tls), AT, Ok(13));
+        check(&with_rest(&tls), AT, Ok(9));
+        let prologue = Prologue::new(&with_rest(&tls), AT).unwrap();
+        assert_eq!(prologue.range, AT + 4..AT + 13);
         // cmp $16,%rdi; ja +0x10
         check(&with_rest(&[0x48, 0x83, 0xff, 16, 0x77, 0x10]), AT, Ok(6));
         // jmp +0x100, and nothing else
@@ -320,6 +329,6 @@ mod tests {
         assert_eq!(relocated.bytes, [&code[..4], &jump, &back].concat());
         assert_eq!(relocated.addresses, [(AT, address), (AT + 4, address + 4)]);
         let to_other = Prologue::new(&[0xe9, 0xfb, 0, 0, 0], AT).unwrap();
-        assert_eq!(to_other.jump_target(), Some(AT + 0x100));
+        assert_eq!(to_other.jump().and_then(branch_target), Some(AT + 0x100));
     }
 }

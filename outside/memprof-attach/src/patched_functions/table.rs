@@ -1,7 +1,6 @@
 //! The table of patched functions in the process, and the code after it: for each function a trampoline and its
 //! relocated prologue.
 
-use std::collections::HashSet;
 use std::io;
 use std::mem::offset_of;
 
@@ -76,10 +75,7 @@ impl TableImage {
                 offset_of!(EntryRow, function),
                 &function.prologue.range.start.to_le_bytes(),
             );
-            set(
-                offset_of!(EntryRow, original),
-                &function.code[..EntryRow::JUMP_SIZE],
-            );
+            set(offset_of!(EntryRow, original), function.original());
             set(offset_of!(EntryRow, is_outer), &[function.is_outer.into()]);
             set(offset_of!(EntryRow, name), function.name.as_bytes());
             addresses.push(prologue.addresses);
@@ -124,18 +120,28 @@ impl TableImage {
 
 /// Finds the address of a process's table by its mark; `None` if it has none.
 pub(crate) fn find_table(memory: &Memory, maps: &[u8]) -> Option<u64> {
-    let code: HashSet<u64> = mappings(maps)
-        .filter(|mapping| mapping.access == *b"r-xp")
-        .map(|mapping| mapping.range.start)
-        .collect();
+    table_candidates(maps).find(|base| {
+        memory
+            .read_array(*base)
+            .is_ok_and(|mark| mark == TABLE_MARK)
+    })
+}
+
+/// Addresses at which a table may lie, before anonymous code. Its own mapping may begin earlier: the kernel merges it with
+/// one that the program maps below it.
+fn table_candidates(maps: &[u8]) -> impl Iterator<Item = u64> {
+    let is_table = |base: u64, code: u64| {
+        mappings(maps).any(|mapping| {
+            let is_data = mapping.inode == 0 && mapping.access == *b"rw-p";
+            is_data && mapping.range.contains(&base) && mapping.range.end == code
+        })
+    };
     mappings(maps)
-        .filter(|mapping| mapping.inode == 0 && mapping.access == *b"rw-p")
-        .map(|mapping| mapping.range.start)
-        .filter(|base| code.contains(&base.wrapping_add(TABLE_SIZE as u64)))
-        .find(|base| {
-            memory
-                .read_array(*base)
-                .is_ok_and(|mark| mark == TABLE_MARK)
+        .filter(|mapping| mapping.inode == 0 && mapping.access == *b"r-xp")
+        .filter_map(move |mapping| {
+            let code = mapping.range.start;
+            let base = code.checked_sub(TABLE_SIZE as u64)?;
+            is_table(base, code).then_some(base)
         })
 }
 
@@ -172,13 +178,15 @@ fn encode_jump(from: u64, to: u64) -> Option<[u8; EntryRow::JUMP_SIZE]> {
     Some([0xe9, a, b, c, d])
 }
 
-/// Finds free addresses for a table below the program, where its heap does not grow. `None` if there are none.
-pub(crate) fn find_space(maps: &[u8], program: u64) -> Option<u64> {
+/// Finds free addresses for a table near a function: below its file, where a program's heap does not grow, or in any gap
+/// that jumps reach. `None` if there are none.
+pub(crate) fn find_space(maps: &[u8], function: u64) -> Option<u64> {
     const MIN_ADDRESS: u64 = 0x10_0000;
+    const MAX_DISTANCE: u64 = 1 << 30;
     const PAGE_SIZE: u64 = 4096;
-    let start = mappings(maps).find(|mapping| mapping.range.contains(&program))?;
-    let of_program = mappings(maps).filter(|mapping| mapping.path == start.path);
-    let start = of_program.map(|mapping| mapping.range.start).min()?;
+    let file = mappings(maps).find(|mapping| mapping.range.contains(&function))?;
+    let of_file = mappings(maps).filter(|mapping| mapping.path == file.path);
+    let start = of_file.map(|mapping| mapping.range.start).min()?;
     let is_free = |base: &u64| {
         let (from, to) = (base - PAGE_SIZE, base + TABLE_AND_CODE_SIZE + PAGE_SIZE);
         !mappings(maps).any(|mapping| mapping.range.start < to && from < mapping.range.end)
@@ -186,7 +194,17 @@ pub(crate) fn find_space(maps: &[u8], program: u64) -> Option<u64> {
     // Several distances: a command that was killed too early leaves a table without a mark.
     let far = (0..32).map(|step| (16 << 20) - step * (64 << 10));
     let distances = far.chain([1 << 20, 1 << 17]);
-    let mut bases = distances.filter_map(|distance| start.checked_sub(distance));
+    let below = distances.filter_map(|distance| start.checked_sub(distance));
+    let gaps = mappings(maps).filter(|mapping| mapping.range.start.abs_diff(start) < MAX_DISTANCE);
+    let ends = gaps.map(|mapping| {
+        mapping
+            .range
+            .start
+            .saturating_sub(TABLE_AND_CODE_SIZE + PAGE_SIZE)
+    });
+    let mut ends: Vec<_> = ends.collect();
+    ends.sort_by_key(|end| end.abs_diff(start));
+    let mut bases = below.chain(ends);
     bases.find(|base| *base >= MIN_ADDRESS && is_free(base))
 }
 
@@ -195,7 +213,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn table_is_placed_below_the_program() {
+    fn table_is_placed_near_the_function() {
         let check = |maps: &str, expected| {
             let program = 0x5555_5555_5000;
             assert_eq!(find_space(maps.as_bytes(), program), expected, "{maps}");
@@ -209,6 +227,33 @@ mod tests {
         // Not position independent: the first of these distances is below zero.
         let low = "000000400000-000000401000 r-xp 00000000 08:01 7 /bin/p\n";
         assert_eq!(find_space(low.as_bytes(), 0x40_0000), Some(0x30_0000));
+        // Of a library between others: below the nearest one that has room below it.
+        let library = "7f0002000000-7f0002001000 r-xp 00000000 08:01 7 /lib/libc.so.6\n";
+        let others = "7f0000000000-7f0002000000 rw-p 00000000 00:00 0 \n";
+        let space = 0x7f00_0000_0000 - TABLE_AND_CODE_SIZE - 4096;
+        let maps = format!("{others}{library}");
+        assert_eq!(find_space(maps.as_bytes(), 0x7f00_0200_0000), Some(space));
+        let full = "000000101000-7f0002000000 rw-p 00000000 00:00 0 \n";
+        let maps = format!("{full}{library}");
+        assert_eq!(find_space(maps.as_bytes(), 0x7f00_0200_0000), None);
+    }
+
+    #[test]
+    fn table_is_found_where_its_mapping_was_merged() {
+        let check = |maps: &str, expected: &[u64]| {
+            let found: Vec<_> = table_candidates(maps.as_bytes()).collect();
+            assert_eq!(found, expected, "{maps}");
+        };
+        let code = "7f0000004000-7f0000007000 r-xp 00000000 00:00 0 \n";
+        let alone = "7f0000002000-7f0000004000 rw-p 00000000 00:00 0 \n";
+        check(&format!("{alone}{code}"), &[0x7f00_0000_2000]);
+        let merged = "7f0000000000-7f0000004000 rw-p 00000000 00:00 0 \n";
+        check(&format!("{merged}{code}"), &[0x7f00_0000_2000]);
+        let file = "7f0000002000-7f0000004000 rw-p 00000000 08:01 7 /lib/x.so\n";
+        check(&format!("{file}{code}"), &[]);
+        let small = "7f0000003000-7f0000004000 rw-p 00000000 00:00 0 \n";
+        check(&format!("{small}{code}"), &[]);
+        check(code, &[]);
     }
 
     #[test]

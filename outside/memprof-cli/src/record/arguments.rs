@@ -34,6 +34,10 @@ pub(crate) struct RecordArgs {
     #[arg(long)]
     pub(super) node_inspector: bool,
 
+    /// Patch malloc itself, as `memprof attach --entries` does
+    #[arg(long)]
+    pub(super) entries: bool,
+
     /// Sample for this time, for example 30s or 5m
     #[arg(long = "for", value_name = "DURATION", default_value = "30s", value_parser = process_arg::parse_duration)]
     pub(super) duration: Duration,
@@ -89,7 +93,8 @@ impl RecordArgs {
         for argument in arguments {
             check_argument(argument)?;
         }
-        let attaches = self.keep_attached || self.node_inspector || self.plugin.is_some();
+        let attaches =
+            self.keep_attached || self.node_inspector || self.entries || self.plugin.is_some();
         match (first, self.target.as_deref(), self.pid) {
             (Some(first), None, None) if target::socket_path(first).is_some() => {
                 Ok(Subject::Host(Some(first)))
@@ -102,7 +107,7 @@ impl RecordArgs {
             (None, None, Some(pid)) => Ok(Subject::Process(pid)),
             (Some(first), ..) => Err(usage(format!("{first} and an option name a process: give one"))),
             (None, _, None) if attaches => Err(usage(
-                "--keep-attached, --plugin and --node-inspector need a process: `memprof record PID`".to_owned(),
+                "--keep-attached, --plugin, --node-inspector and --entries need a process: `memprof record PID`".to_owned(),
             )),
             (None, target, _) => Ok(Subject::Host(target)),
         }

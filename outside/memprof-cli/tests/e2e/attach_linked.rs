@@ -1,4 +1,5 @@
-//! `memprof attach`: programs whose allocator is linked into them, so that no GOT slot holds their malloc.
+//! `memprof attach`: jumps at the functions of an allocator that is linked into the program, so that no GOT slot holds
+//! its malloc, and with `--entries` at those of a library.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -8,33 +9,59 @@ use std::time::{Duration, Instant};
 use crate::attach::{attach, detach, memprof_threads_of};
 use crate::dist::{dist, source, tool_text};
 use crate::host::{Host, TEST_TIMEOUT};
-use crate::memprof::memprof;
+use crate::memprof::{Run, memprof};
 
 /// Kind of linking of a program.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Linked {
     pub(crate) name: &'static str,
     pub(crate) options: &'static [&'static str],
+    /// Start of the name of the library, which `--entries` patches; `None` for the program.
+    pub(crate) library: Option<&'static str>,
 }
 
-const LINKED: [Linked; 3] = [
+const LINKED: [Linked; 7] = [
     Linked {
         name: "tcmalloc",
         options: &["-l:libtcmalloc_minimal.a", "-lstdc++", "-lm"],
+        library: None,
     },
     Linked {
         name: "tcmalloc",
         options: &["-no-pie", "-l:libtcmalloc_minimal.a", "-lstdc++", "-lm"],
+        library: None,
     },
     Linked {
         name: "jemalloc",
         options: &["-l:libjemalloc.a", "-lstdc++", "-lm"],
+        library: None,
+    },
+    Linked {
+        name: "glibc",
+        options: &[],
+        library: Some("/libc.so.6"),
+    },
+    Linked {
+        name: "jemalloc",
+        options: &["-Wl,--no-as-needed", "-l:libjemalloc.so.2"],
+        library: Some("/libjemalloc.so"),
+    },
+    Linked {
+        name: "tcmalloc",
+        options: &["-Wl,--no-as-needed", "-l:libtcmalloc_minimal.so.4"],
+        library: Some("/libtcmalloc_minimal.so"),
+    },
+    Linked {
+        name: "mimalloc",
+        options: &["-Wl,--no-as-needed", "-l:libmimalloc.so.2"],
+        library: Some("/libmimalloc.so"),
     },
 ];
 
 /// The program, waiting for a line.
 pub(crate) struct Program {
     pub(crate) host: Host,
+    linked: Linked,
     lines: u32,
 }
 
@@ -58,7 +85,11 @@ impl Linked {
         command.args(&words[1..]).stdin(Stdio::piped());
         let host = Host::spawn(command, place);
         host.wait_for_log("ready");
-        Program { host, lines: 0 }
+        Program {
+            host,
+            linked: self,
+            lines: 0,
+        }
     }
 }
 
@@ -71,14 +102,34 @@ impl Program {
         self.host.wait_for_log(&format!("served {line}"));
     }
 
-    /// Its code.
+    /// Attaches, with `args` and with what its allocator needs.
+    pub(crate) fn attach(&self, args: &[&str]) -> Run {
+        let needed: &[&str] = match self.linked.library {
+            Some(_) => &["--entries", "sampler=memprof"],
+            None => &[],
+        };
+        attach(&self.host, &[needed, args].concat())
+    }
+
+    /// Starts sampling.
+    fn activate(&self) {
+        let sampler: &[&str] = match self.linked.library {
+            Some(_) => &["sampler=memprof"],
+            None => &[],
+        };
+        let args = [&["sample_interval=1KiB"], sampler].concat();
+        self.host.memprof("activate", &args).exits(0);
+    }
+
+    /// Code of its allocator's file.
     fn text(&self) -> Vec<u8> {
         let pid = self.host.pid();
+        let file = self.linked.library.unwrap_or("/linked");
         let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
         let memory = File::open(format!("/proc/{pid}/mem")).unwrap();
         let code = maps
             .lines()
-            .filter(|line| line.ends_with("/linked") && line.contains(" r-xp "));
+            .filter(|line| line.contains(file) && line.contains(" r-xp "));
         let bytes = code.flat_map(|line| {
             let (start, rest) = line.split_once('-').unwrap();
             let hex = |text| u64::from_str_radix(text, 16).unwrap();
@@ -104,7 +155,7 @@ impl Program {
 
     /// Attaches and detaches; returns the number of patched functions.
     fn leads(&self) -> u64 {
-        let attached = attach(&self.host, &[]).exits(0).json();
+        let attached = self.attach(&[]).exits(0).json();
         let functions = attached["entries"]["functions"].as_u64();
         functions.unwrap_or_else(|| panic!("{attached}"))
     }
@@ -115,7 +166,7 @@ fn linked_allocator_is_patched_sampled_and_restored() {
     for linked in LINKED {
         let mut program = linked.start(&[]);
         let before = program.text();
-        let attached = attach(&program.host, &[]).exits(0).json();
+        let attached = program.attach(&[]).exits(0).json();
         assert!(
             attached["entries"]["functions"].as_u64().unwrap() >= 7,
             "{attached}"
@@ -128,10 +179,7 @@ fn linked_allocator_is_patched_sampled_and_restored() {
         let changed = program.text();
         assert_ne!(before, changed, "{linked:?}");
         // Blocks of 12 KiB: of a million, six pass.
-        program
-            .host
-            .memprof("activate", &["sample_interval=1KiB"])
-            .exits(0);
+        program.activate();
         let own = program.own_malloc();
         assert_eq!(
             (&own["kind"], &own["interception"]),
@@ -189,10 +237,7 @@ fn linked_allocator_is_patched_sampled_and_restored() {
         // The same copies of its instructions serve again.
         program.leads();
         assert!(program.text() == changed, "{linked:?}");
-        program
-            .host
-            .memprof("activate", &["sample_interval=1KiB"])
-            .exits(0);
+        program.activate();
         program.does("keep malloc 100");
         assert!((99..=100).contains(&program.counts()[1]), "{linked:?}");
         detach(&program.host, &[]).exits(0);
@@ -209,10 +254,7 @@ fn allocating_threads_survive_patching() {
         program.does("storm");
         for _ in 0..10 {
             program.leads();
-            program
-                .host
-                .memprof("activate", &["sample_interval=1KiB"])
-                .exits(0);
+            program.activate();
             detach(&program.host, &[]).exits(0);
             assert!(program.text() == before, "{linked:?}");
         }
@@ -224,12 +266,22 @@ fn allocating_threads_survive_patching() {
 
 #[test]
 fn killed_attach_leaves_a_running_program() {
-    let mut program = LINKED[0].start(&[]);
+    for linked in [LINKED[0], LINKED[3]] {
+        kill_attach(linked);
+    }
+}
+
+/// Kills `memprof attach` at many moments, while threads of the program allocate.
+fn kill_attach(linked: Linked) {
+    let mut program = linked.start(&[]);
     let before = program.text();
     program.does("storm");
     for round in 0..20 {
         let mut killed = Command::new(dist("bin/memprof"));
         killed.args(["attach", &program.host.pid().to_string()]);
+        if linked.library.is_some() {
+            killed.arg("--entries");
+        }
         killed.env("MEMPROF_SOCKET_DIR", program.host.socket_dir());
         let mut killed = killed
             .stdout(Stdio::null())
@@ -244,13 +296,10 @@ fn killed_attach_leaves_a_running_program() {
         killed.wait().unwrap();
     }
     let begun = Instant::now();
-    while attach(&program.host, &[]).code != 0 {
+    while program.attach(&[]).code != 0 {
         assert!(begun.elapsed() < TEST_TIMEOUT, "{:?}", program.host.log());
     }
-    program
-        .host
-        .memprof("activate", &["sample_interval=1KiB"])
-        .exits(0);
+    program.activate();
     program.does("calm");
     program.does("keep malloc 100");
     assert!(program.counts()[1] >= 99);
@@ -267,13 +316,17 @@ fn killed_attach_leaves_a_running_program() {
 
 #[test]
 fn expired_attachment_keeps_patches_until_detach() {
-    let mut program = LINKED[0].start(&[]);
+    for linked in [LINKED[0], LINKED[3]] {
+        let_attachment_expire(linked);
+    }
+}
+
+/// Uses the program after its attachment has ended by itself.
+fn let_attachment_expire(linked: Linked) {
+    let mut program = linked.start(&[]);
     let before = program.text();
-    attach(&program.host, &["--for", "1500ms"]).exits(0);
-    program
-        .host
-        .memprof("activate", &["sample_interval=1KiB"])
-        .exits(0);
+    program.attach(&["--for", "1500ms"]).exits(0);
+    program.activate();
     program.does("keep malloc 100");
     let begun = Instant::now();
     while !memprof_threads_of(program.host.pid()).is_empty() {
@@ -293,7 +346,7 @@ fn expired_attachment_keeps_patches_until_detach() {
 fn long_pause_is_refused_until_allowed() {
     let program = LINKED[2].start(&[]);
     let before = program.text();
-    let text = |args: &[&str]| attach(&program.host, args).exits(0).json()["entries"].to_string();
+    let text = |args: &[&str]| program.attach(args).exits(0).json()["entries"].to_string();
     let refused = text(&["--max-pause", "1ms"]);
     assert!(
         refused.contains(" ms, more than the 1 ms that are allowed; allow it by"),
@@ -314,10 +367,7 @@ fn preloaded_plugin_stays_when_patches_are_restored() {
     program.host.wait_for_log("was built without its profiler");
     let before = program.text();
     assert!(program.leads() > 5);
-    program
-        .host
-        .memprof("activate", &["sample_interval=1KiB"])
-        .exits(0);
+    program.activate();
     program.does("keep malloc 100");
     assert!(program.counts()[1] >= 99);
     let said = detach(&program.host, &["--json"]).exits(0).json();
@@ -332,7 +382,7 @@ fn preloaded_plugin_stays_when_patches_are_restored() {
 fn stripped_program_is_not_patched_with_a_reason() {
     let mut program = LINKED[0].start(&["-s"]);
     let before = program.text();
-    let attached = attach(&program.host, &[]).exits(0).json();
+    let attached = program.attach(&[]).exits(0).json();
     let error = attached["entries"]["error"].as_str().unwrap();
     assert!(error.contains("the program was stripped"), "{error}");
     assert!(error.contains("strip --strip-debug"), "{error}");

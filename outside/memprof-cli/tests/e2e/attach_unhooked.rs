@@ -76,6 +76,7 @@ fn jemalloc_without_hooks_is_sampled_after_attach_patched_it() {
     let linked = Linked {
         name: "jemalloc",
         options: &[],
+        library: None,
     };
     let check = |conf: &str, has_profiler: bool| {
         let starter = ["/usr/bin/env", conf, memprof.to_str().unwrap(), "run", "--"];

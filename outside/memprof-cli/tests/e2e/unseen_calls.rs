@@ -114,3 +114,37 @@ fn library_that_allocates_as_soon_as_it_is_loaded_is_sampled() {
     assert_eq!(dump["unseen_allocation_bytes"], Value::Null, "{dump}");
     assert_eq!(dump["early_ends"], Value::Array(Vec::new()), "{dump}");
 }
+
+/// Seen in each way: a copy of `free` in the program's memory, the loader's own calls for thread-local storage, and
+/// constructors of a library.
+#[test]
+fn jumps_at_entries_see_calls_that_slots_miss() {
+    const SEEN: f64 = 16384.0 * 1000.0;
+    let place = tempfile::tempdir().unwrap();
+    let library = place.path().join("libconstructs.so");
+    let mut cc = Command::new("cc");
+    cc.args(["-O1", "-shared", "-fPIC", "-o"]).arg(&library);
+    cc.arg(source(
+        "outside/memprof-cli/tests/fixtures/allocators/constructs.c",
+    ));
+    tool_text("gcc", &mut cc);
+    for (way, expected) in [("copied", IN_USE), (library.to_str().unwrap(), 2.0 * SEEN)] {
+        let place = tempfile::tempdir().unwrap();
+        let mut host = by_address(&place, way);
+        let pid = host.pid().to_string();
+        let attached = memprof(&host.socket_dir(), &["attach", &pid, "--entries", "--json"]);
+        let attached = attached.exits(0).json();
+        assert_eq!(attached["entries"]["library"], "libc.so.6", "{attached}");
+        host.memprof("activate", &["sample_interval=16KiB"])
+            .exits(0);
+        host.type_line("go");
+        host.wait_for_log("served go");
+        let dump = host.memprof("dump", &["--json"]).exits(0).json();
+        let in_use = dump["estimated_inuse_bytes"].as_f64().unwrap();
+        assert!((in_use / expected - 1.0).abs() < 0.2, "{way}: {dump}");
+        for note in ["unseen_frees", "unseen_allocation_bytes"] {
+            assert_eq!(dump[note], Value::Null, "{way}: {dump}");
+        }
+        memprof(&host.socket_dir(), &["detach", &pid]).exits(0);
+    }
+}

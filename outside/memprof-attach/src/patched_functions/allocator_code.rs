@@ -1,0 +1,300 @@
+//! Reads the functions of the file that serves a process's `malloc`: the program, or a library.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs::{self, File};
+use std::time::{Duration, Instant};
+
+use gimli::{BaseAddresses, CieOrFde, EhFrame, UnwindSection};
+use iced_x86::{Code, Instruction};
+use object::elf;
+use object::read::elf::{ElfFile64, ProgramHeader};
+use object::{
+    LittleEndian, Object, ObjectSection, ObjectSymbol, ObjectSymbolTable, ReadCache,
+    RelocationFlags, RelocationTarget, SectionKind,
+};
+
+use memprof_sampler::{SIGNATURES, Signature};
+
+use super::MallocOwner;
+use super::allocator_file::AllocatorFile;
+use super::prologue::{branch_target, decode, has_fixed_operand};
+use crate::error::AttachError;
+
+/// An ELF file, read as needed.
+type Elf<'a> = ElfFile64<'a, LittleEndian, &'a ReadCache<File>>;
+
+/// Key of the address of the program headers in the auxiliary vector (getauxval(3)).
+const AT_PHDR: u64 = 3;
+/// Largest size of all code, in bytes: no program has more. A malicious file could otherwise take memory and time.
+const MAX_CODE_SIZE: usize = 512 << 20;
+/// Largest size of a function, in bytes; a larger one is cut off there.
+const MAX_FUNCTION_SIZE: u64 = 1 << 20;
+/// Timeout for reading the symbols.
+const SYMBOLS_TIMEOUT: Duration = Duration::from_secs(20);
+/// Bytes of an entry of a procedure linkage table.
+const STUB_SIZE: usize = 16;
+
+/// Code of the file that serves `malloc`, at the addresses in the process.
+#[derive(Debug)]
+pub(crate) struct AllocatorCode {
+    /// Name of the library; `None` for the program.
+    pub(crate) library: Option<String>,
+    /// Executable sections with their addresses.
+    pub(crate) sections: Vec<(u64, Vec<u8>)>,
+    /// Its functions.
+    functions: BTreeMap<u64, AllocatorFunction>,
+    /// GOT slots that hold addresses of its own functions.
+    slots: HashMap<u64, u64>,
+}
+
+/// A function, as described by the symbols.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct AllocatorFunction {
+    /// Length in bytes.
+    pub(crate) length: u64,
+    /// Hooks for the function, by its exported names.
+    pub(crate) hooks: Vec<&'static Signature>,
+    /// Whether the loader calls it to find the actual function (`STT_GNU_IFUNC`).
+    pub(crate) is_indirect: bool,
+}
+
+impl AllocatorCode {
+    /// Reads the file of a process that exports `malloc`: the program, or, for [`MallocOwner::First`], the first
+    /// loaded library. `None` if there is none.
+    ///
+    /// # Errors
+    /// `Io`, `Failed`: the file cannot be read or parsed; `NotPatched`: the program was stripped, the library was
+    /// replaced, or one of them is too large.
+    pub(crate) fn read(pid: u32, owner: MallocOwner) -> Result<Option<Self>, AttachError> {
+        let program = Self::read_file(pid, AllocatorFile::program(pid)?)?;
+        match (program, owner) {
+            (Some(program), _) => Ok(Some(program)),
+            (None, MallocOwner::Program) => Ok(None),
+            (None, MallocOwner::First) => match AllocatorFile::library(pid)? {
+                Some(library) => Self::read_file(pid, library),
+                None => Ok(None),
+            },
+        }
+    }
+
+    /// Reads one file. `None` if it does not export `malloc`.
+    fn read_file(pid: u32, opened: AllocatorFile) -> Result<Option<Self>, AttachError> {
+        let AllocatorFile { path, file, base } = opened;
+        let cache = ReadCache::new(file);
+        let invalid = |error: object::Error| AttachError::Failed(format!("{path}: {error}"));
+        let elf = Elf::parse(&cache).map_err(invalid)?;
+        if !defines_malloc(&elf) {
+            return Ok(None);
+        }
+        // Other files enter a library through its dynamic symbols only; its own functions are known by their
+        // unwind information, which is never stripped.
+        let (table, bias) = match base {
+            Some(base) => (elf.dynamic_symbol_table(), base),
+            None => (elf.symbol_table(), load_bias(pid, &elf)?),
+        };
+        let Some(table) = table else {
+            return Err(AttachError::NotPatched(
+                "the program was stripped, so nothing tells where its functions end; keep its symbols (strip \
+                 --strip-debug; Cargo: strip = \"debuginfo\")"
+                    .to_owned(),
+            ));
+        };
+        let hooks: HashMap<_, _> = SIGNATURES
+            .iter()
+            .map(|each| (each.name.as_bytes(), each))
+            .collect();
+        let too_large = || AttachError::NotPatched("its file is too large".to_owned());
+        let start = Instant::now();
+        let mut functions: BTreeMap<u64, AllocatorFunction> = BTreeMap::new();
+        for symbol in table.symbols() {
+            if start.elapsed() > SYMBOLS_TIMEOUT {
+                return Err(too_large());
+            }
+            let kind = symbol.elf_symbol().st_type();
+            let is_code = matches!(kind, elf::STT_FUNC | elf::STT_GNU_IFUNC);
+            if !is_code || symbol.is_undefined() {
+                continue;
+            }
+            let address = symbol.address().wrapping_add(bias);
+            let function = functions.entry(address).or_default();
+            function.length = function.length.max(symbol.size()).min(MAX_FUNCTION_SIZE);
+            function.is_indirect |= kind == elf::STT_GNU_IFUNC;
+            let name = symbol.name_bytes().unwrap_or_default();
+            if let (false, Some(hook)) = (symbol.is_local(), hooks.get(name)) {
+                function.hooks.push(hook);
+            }
+        }
+        if base.is_some() {
+            for (address, length) in unwind_ranges(&elf)? {
+                let function = functions.entry(address.wrapping_add(bias)).or_default();
+                function.length = function.length.max(length).min(MAX_FUNCTION_SIZE);
+            }
+        }
+        let is_code = |kind| kind == SectionKind::Text;
+        let sections = elf.sections().filter(|section| is_code(section.kind()));
+        let mut code = Vec::new();
+        let mut length = 0;
+        for section in sections {
+            let bytes = section.data().map_err(invalid)?;
+            length += bytes.len();
+            if length > MAX_CODE_SIZE {
+                return Err(too_large());
+            }
+            code.push((section.address().wrapping_add(bias), bytes.to_vec()));
+        }
+        let file_name = || path.rsplit('/').next().unwrap_or_default().to_owned();
+        Ok(Some(Self {
+            library: base.map(|_| file_name()),
+            sections: code,
+            functions,
+            slots: own_slots(&elf, bias),
+        }))
+    }
+
+    /// Functions with their start addresses in the process, by address.
+    pub(crate) fn functions(&self) -> impl Iterator<Item = (u64, &AllocatorFunction)> {
+        self.functions
+            .iter()
+            .map(|(address, function)| (*address, function))
+    }
+
+    /// Function that contains an address, with its start; `None` if no symbol covers it.
+    pub(crate) fn function(&self, address: u64) -> Option<(u64, &AllocatorFunction)> {
+        let (start, function) = self.functions.range(..=address).next_back()?;
+        (address < start.saturating_add(function.length)).then_some((*start, function))
+    }
+
+    /// Bytes from an address on; `None` if they are not all in one section.
+    pub(crate) fn bytes(&self, address: u64, length: u64) -> Option<&[u8]> {
+        self.bytes_from(address)?.get(..length as usize)
+    }
+
+    /// Bytes from an address to the end of its section; `None` if it is in none.
+    fn bytes_from(&self, address: u64) -> Option<&[u8]> {
+        let mut sections = self.sections.iter();
+        sections.find_map(|(start, bytes)| bytes.get(address.checked_sub(*start)? as usize..))
+    }
+
+    /// Address to which a jump or call leads, also through a slot or an entry of the procedure linkage table. `None`
+    /// for other instructions, and for functions of other files.
+    pub(crate) fn call_target(&self, instruction: &Instruction) -> Option<u64> {
+        let Some(target) = branch_target(instruction) else {
+            return self.slot_function(instruction);
+        };
+        let stub = self.bytes_from(target).unwrap_or_default();
+        let stub = &stub[..stub.len().min(STUB_SIZE)];
+        let mut stub = decode(stub, target).filter(|each| each.code() != Code::Endbr64);
+        match stub.next() {
+            Some(jump) if jump.is_jmp_near_indirect() && has_fixed_operand(&jump) => {
+                self.slot_function(&jump)
+            }
+            _ => Some(target),
+        }
+    }
+
+    /// Function of this file whose address is in the slot that a jump or call reads.
+    fn slot_function(&self, instruction: &Instruction) -> Option<u64> {
+        let is_branch = instruction.is_jmp_near_indirect() || instruction.is_call_near_indirect();
+        let slot = (is_branch && has_fixed_operand(instruction))
+            .then(|| instruction.ip_rel_memory_address())?;
+        self.slots.get(&slot).copied()
+    }
+}
+
+/// Slots that hold addresses of functions of the same file, unless another file replaces these.
+fn own_slots(elf: &Elf<'_>, bias: u64) -> HashMap<u64, u64> {
+    let relocations = elf.dynamic_relocations().into_iter().flatten();
+    let slots = relocations.filter_map(|(slot, relocation)| {
+        let RelocationFlags::Elf { r_type } = relocation.flags() else {
+            return None;
+        };
+        if !matches!(r_type, elf::R_X86_64_JUMP_SLOT | elf::R_X86_64_GLOB_DAT) {
+            return None;
+        }
+        let RelocationTarget::Symbol(index) = relocation.target() else {
+            return None;
+        };
+        let symbol = elf.dynamic_symbol_table()?.symbol_by_index(index).ok()?;
+        let address = symbol.address().wrapping_add(bias);
+        (!symbol.is_undefined()).then_some((slot.wrapping_add(bias), address))
+    });
+    slots.collect()
+}
+
+/// Start and length of each function of which `.eh_frame` says how to unwind it, as addresses in the file. Empty if
+/// there is no such section.
+fn unwind_ranges(elf: &Elf<'_>) -> Result<Vec<(u64, u64)>, AttachError> {
+    let invalid =
+        |error: &dyn std::fmt::Display| AttachError::Failed(format!(".eh_frame: {error}"));
+    let Some(section) = elf.section_by_name(".eh_frame") else {
+        return Ok(Vec::new());
+    };
+    let data = section.data().map_err(|error| invalid(&error))?;
+    let frames = EhFrame::new(data, gimli::LittleEndian);
+    let bases = BaseAddresses::default().set_eh_frame(section.address());
+    let mut entries = frames.entries(&bases);
+    let mut ranges = Vec::new();
+    while let Some(entry) = entries.next().map_err(|error| invalid(&error))? {
+        let CieOrFde::Fde(partial) = entry else {
+            continue;
+        };
+        let parsed = partial.parse(EhFrame::cie_from_offset);
+        let parsed = parsed.map_err(|error| invalid(&error))?;
+        ranges.push((parsed.initial_address(), parsed.len()));
+    }
+    Ok(ranges)
+}
+
+/// Whether a file itself defines and exports `malloc`.
+fn defines_malloc(program: &Elf<'_>) -> bool {
+    let mut exported = program.dynamic_symbols();
+    exported.any(|symbol| !symbol.is_undefined() && symbol.name() == Ok("malloc"))
+}
+
+/// Difference between addresses in the process and in the file; 0 if the program is not position independent. Fails
+/// if the program headers are not found.
+fn load_bias(pid: u32, program: &Elf<'_>) -> Result<u64, AttachError> {
+    let path = format!("/proc/{pid}/auxv");
+    let vector = fs::read(&path).map_err(AttachError::io(path))?;
+    let word = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().expect("eight bytes"));
+    let mut entries = vector.chunks_exact(16);
+    let headers = entries.find(|entry| word(&entry[..8]) == AT_PHDR);
+    let headers = headers.map(|entry| word(&entry[8..]));
+    let endian = LittleEndian;
+    let mut segments = program.elf_program_headers().iter();
+    let headers_segment = segments.find(|segment| segment.p_type(endian) == elf::PT_PHDR);
+    let file_address = headers_segment.map(|headers_segment| headers_segment.p_vaddr(endian));
+    match (headers, file_address) {
+        (Some(headers), Some(file_address)) => Ok(headers.wrapping_sub(file_address)),
+        _ => Err(AttachError::Failed(
+            "its program headers are not to be found".to_owned(),
+        )),
+    }
+}
+
+#[cfg(test)]
+impl AllocatorCode {
+    /// Builds a program without a file.
+    pub(crate) fn for_test(sections: Vec<(u64, Vec<u8>)>, functions: &[(u64, u64, &str)]) -> Self {
+        let mut code = Self {
+            library: None,
+            sections,
+            functions: BTreeMap::new(),
+            slots: HashMap::new(),
+        };
+        for (address, length, name) in functions {
+            let function = code.functions.entry(*address).or_default();
+            function.length = function.length.max(*length);
+            function
+                .hooks
+                .extend(SIGNATURES.iter().filter(|each| each.name == *name));
+        }
+        code
+    }
+
+    /// Adds a slot that holds the address of a function.
+    pub(crate) fn with_slot(mut self, slot: u64, function: u64) -> Self {
+        self.slots.insert(slot, function);
+        self
+    }
+}

@@ -1,0 +1,107 @@
+//! Opens the file that serves a process's `malloc`.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::Path;
+
+use libc::{O_NOCTTY, O_NONBLOCK};
+use memprof_ptrace::frame_memory::loaded_libraries;
+use memprof_ptrace::library_image::LibraryImage;
+use memprof_ptrace::maps::mappings;
+use memprof_ptrace::memory::Memory;
+
+use crate::error::AttachError;
+use crate::target::read_maps;
+
+/// Bytes at the start of a file and of its image that are compared: ELF headers, and with them mostly the build ID.
+const COMPARED_SIZE: usize = 4096;
+
+/// An opened file.
+#[derive(Debug)]
+pub(super) struct AllocatorFile {
+    /// Its path in the process, for messages.
+    pub(super) path: String,
+    pub(super) file: File,
+    /// Load address of a library; `None` for the program.
+    pub(super) base: Option<u64>,
+}
+
+impl AllocatorFile {
+    /// Opens the program of a process.
+    ///
+    /// # Errors
+    /// `Io`: the file cannot be opened.
+    pub(super) fn program(pid: u32) -> Result<Self, AttachError> {
+        let path = format!("/proc/{pid}/exe");
+        let file = File::open(&path).map_err(AttachError::io(path.clone()))?;
+        Ok(Self {
+            path,
+            file,
+            base: None,
+        })
+    }
+
+    /// Opens the first library in the loader's list that defines `malloc`. `None` if none does.
+    ///
+    /// # Errors
+    /// `Io`: the process cannot be read; `NotPatched`: the file was replaced since the process has loaded it.
+    pub(super) fn library(pid: u32) -> Result<Option<Self>, AttachError> {
+        let memory = Memory::open(pid).map_err(AttachError::io(format!("/proc/{pid}/mem")))?;
+        let maps = read_maps(pid)?;
+        let libraries = loaded_libraries(&memory, &maps)
+            .map_err(AttachError::io("its loader's list of libraries"))?;
+        let defines_malloc = |base: &u64| {
+            let image = LibraryImage::read(&memory, *base);
+            image.is_ok_and(|image| image.symbol("malloc").is_some())
+        };
+        let Some(base) = libraries.into_iter().find(defines_malloc) else {
+            return Ok(None);
+        };
+        let mut images = mappings(&maps).filter(|mapping| mapping.range.start == base);
+        let Some(image) = images.next() else {
+            return Ok(None);
+        };
+        let path = String::from_utf8_lossy(image.path).into_owned();
+        let range = format!("{:x}-{:x}", image.range.start, image.range.end);
+        let process = Path::new("/proc").join(pid.to_string());
+        let seen = std::ffi::OsStr::from_bytes(image.path.strip_prefix(b"/").unwrap_or(b""));
+        // The kernel gives the former, which leads to a removed file too, to privileged users only.
+        let candidates = [
+            process.join("map_files").join(range),
+            process.join("root").join(seen),
+        ];
+        let file = candidates
+            .iter()
+            .find_map(|path| open_if_loaded(path, &memory, base).ok().flatten());
+        let file = file.ok_or_else(|| {
+            let message = format!(
+                "the file of {path} was replaced since the process has loaded it; restart the process, or try as root"
+            );
+            AttachError::NotPatched(message)
+        })?;
+        Ok(Some(Self {
+            path,
+            file,
+            base: Some(base),
+        }))
+    }
+}
+
+/// Opens a regular file. `None` if it is not the one that is loaded at `base`.
+fn open_if_loaded(path: &Path, memory: &Memory, base: u64) -> io::Result<Option<File>> {
+    let mut options = OpenOptions::new();
+    // The process may have put a FIFO in the file's place.
+    options.read(true).custom_flags(O_NONBLOCK | O_NOCTTY);
+    let file = options.open(path)?;
+    let metadata = file.metadata()?;
+    if !metadata.is_file() {
+        return Ok(None);
+    }
+    let length = COMPARED_SIZE.min(metadata.len() as usize);
+    let (mut stored, mut loaded) = (vec![0; length], vec![0; length]);
+    file.read_exact_at(&mut stored, 0)?;
+    memory.read(base, &mut loaded)?;
+    Ok((stored == loaded).then_some(file))
+}
