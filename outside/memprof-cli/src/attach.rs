@@ -290,9 +290,12 @@ fn build_output(
 
 /// Note on a sampling that goes on without the patches; empty if they serve, or will with the next activation.
 fn later_note(status: &ParsedReply, entries: &PatchOutcome, pid: u32) -> String {
+    let allocators = status.field("allocators").as_array();
+    let mut allocators = allocators.into_iter().flatten();
+    let uses_slots = allocators.any(|allocator| allocator["interception"] == "slots");
     let is_active = status.field("profiling") == "active";
     match entries {
-        PatchOutcome::Patched(_) if is_active => format!(
+        PatchOutcome::Patched(_) if is_active && uses_slots => format!(
             "\nnote: it goes on sampling as before; `memprof deactivate -t {pid}`, then `memprof activate -t {pid}`, \
              sample through the jumps"
         ),

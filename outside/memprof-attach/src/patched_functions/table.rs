@@ -227,7 +227,7 @@ mod tests {
         // Not position independent: the first of these distances is below zero.
         let low = "000000400000-000000401000 r-xp 00000000 08:01 7 /bin/p\n";
         assert_eq!(find_space(low.as_bytes(), 0x40_0000), Some(0x30_0000));
-        // Of a library between others: below the nearest one that has room below it.
+        // Between other mappings: below the nearest one that has room below it.
         let library = "7f0002000000-7f0002001000 r-xp 00000000 08:01 7 /lib/libc.so.6\n";
         let others = "7f0000000000-7f0002000000 rw-p 00000000 00:00 0 \n";
         let space = 0x7f00_0000_0000 - TABLE_AND_CODE_SIZE - 4096;
