@@ -296,7 +296,7 @@ fn later_note(status: &ParsedReply, entries: &PatchOutcome, pid: u32) -> String 
     let is_active = status.field("profiling") == "active";
     match entries {
         PatchOutcome::Patched(_) if is_active && uses_slots => format!(
-            "\nnote: it goes on sampling as before; `memprof deactivate -t {pid}`, then `memprof activate -t {pid}`, \
+            "\nnote: it goes on sampling as before; `memprof deactivate {pid}`, then `memprof activate {pid}`, \
              sample through the jumps"
         ),
         _ => String::new(),

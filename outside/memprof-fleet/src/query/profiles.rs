@@ -148,7 +148,7 @@ const SHORTFALLS: [Shortfall; 5] = [
         size: |counts| counts.early_end_samples as f64 / counts.samples.max(1) as f64,
         text: "have samples whose stacks end early, so their outer callers are missing",
         most: |counts| format!("{} of {}", counts.early_end_samples, counts.samples),
-        remedy: "`memprof record --pid PID` there names the reasons",
+        remedy: "`memprof record PID` there names the reasons",
     },
     Shortfall {
         size: |counts| counts.lost as f64 / counts.samples.max(1) as f64,
