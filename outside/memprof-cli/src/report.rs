@@ -295,6 +295,7 @@ impl ReportArgs {
             },
             why: self.why.clone(),
             time_nanos: modification_time(&self.file),
+            base_time_nanos: self.base.as_deref().map_or(0, modification_time),
             limits: Limits::default(),
         })
     }

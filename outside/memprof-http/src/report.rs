@@ -112,18 +112,33 @@ pub(crate) async fn usage_by_label(
     serde_json::from_slice(&usage).map_err(|error| Problem::internal(error.to_string()))
 }
 
-/// Streams a new in-memory dump as the text that jeprof, google-pprof and `go tool pprof` all read.
+/// Streams a new in-memory dump as the text that jeprof, google-pprof and `go tool pprof` all read, without the
+/// allocator's frames at the leaves.
 pub(crate) async fn new_dump_as_tcmalloc(host: &Gateway) -> Result<Body> {
-    as_tcmalloc(host.open_in_memory().await?).await
+    as_tcmalloc(host, host.open_in_memory().await?).await
 }
 
-/// Like [`new_dump_as_tcmalloc`], but of a dump that is open already.
-pub(crate) async fn as_tcmalloc(dump: OpenDump) -> Result<Body> {
+/// Like [`new_dump_as_tcmalloc`], but of a dump of the running process that is open already.
+pub(crate) async fn as_tcmalloc(host: &Gateway, dump: OpenDump) -> Result<Body> {
+    let sources = Sources::for_process(host.process().await?.visible_pid);
+    let file = dump.file.reopen();
+    let mut file = file.map_err(|error| Problem::internal(format!("the dump: {error}")))?;
+    let allocator = with_render_permit(move || {
+        let mut bytes = BufReader::with_capacity(chunked_body::CHUNK_BYTES, &mut file);
+        let input = Input {
+            name: "dump",
+            bytes: &mut bytes,
+        };
+        let named = memprof_report::read(input, Some(&sources), &Options::default(), &|_, _| {})?;
+        Ok(named.allocator_addresses())
+    })
+    .await?;
     chunked_body::stream(move |out| {
         let mut dump = BufReader::with_capacity(chunked_body::CHUNK_BYTES, dump.file);
         Ok(memprof_report::write_tcmalloc(
             &mut dump,
             &Limits::default(),
+            &allocator,
             out,
         )?)
     })
@@ -273,6 +288,7 @@ fn render(
     mut options: Options,
 ) -> Result<Bytes> {
     options.time_nanos = time_nanos(&dump.origin);
+    options.base_time_nanos = base.map_or(0, |base| time_nanos(&base.origin));
     // A running process's files belong only to its own dumps.
     let is_own = dump.origin.pid == process.pid;
     let sources = Sources::for_process(process.visible_pid.filter(|_| is_own));

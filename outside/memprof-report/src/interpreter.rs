@@ -54,9 +54,8 @@ pub(crate) fn advice(
     let (mut total, mut interpreted) = (0_i128, 0_i128);
     for sample in &profile.samples {
         let value = i128::from(sample.values[sample_type].unsigned_abs());
-        let depth = named.depths[sample.stack.0 as usize] as usize;
-        let frames = &profile.stacks.frames(sample.stack)[depth..];
-        let most = frames.iter().map(|id| by_address[id.0 as usize]).max();
+        let frames = named.program_frames(sample.stack).iter();
+        let most = frames.map(|id| by_address[id.0 as usize]).max();
         total += value;
         interpreted += value * i128::from(most == Some(CodeOrigin::Interpreter));
     }

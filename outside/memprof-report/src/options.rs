@@ -42,6 +42,8 @@ pub struct Options {
     /// Time of the profile for pprof, in nanoseconds since 1970. An argument, so that equal inputs give equal
     /// outputs.
     pub time_nanos: i64,
+    /// Like `time_nanos`, of the base: the difference of both is pprof's duration. 0 if it is unknown.
+    pub base_time_nanos: i64,
     /// Decides which functions are rows of their own.
     pub origin_rules: OriginRules,
     /// Writes, in place of the report, why functions with this name are the program's own or not.

@@ -75,7 +75,7 @@ async fn growth(RequestHost(host): RequestHost) -> Result<Response> {
 /// Takes a growth profile of the largest allocator, and streams it as tcmalloc's text.
 async fn growth_profile(host: &Gateway) -> Result<Body> {
     let dump = host.send_typed::<DumpReply>("dump", &GROWTH).await?;
-    as_tcmalloc(host.open(&dump.fields.largest.id).await?).await
+    as_tcmalloc(host, host.open(&dump.fields.largest.id).await?).await
 }
 
 /// Reply of brpc if growth profiling is off, with the reason.

@@ -181,9 +181,8 @@ impl<'p> LeafView<'p> {
         origins: &'s CodeOrigins,
         stack: StackId,
     ) -> impl Iterator<Item = LeafFrame<'p>> + 's {
-        let depth = self.named.depths[stack.0 as usize] as usize;
-        let addresses = &self.named.profile.stacks.frames(stack)[depth..];
-        addresses.iter().flat_map(move |&address| {
+        let addresses = self.named.program_frames(stack).iter();
+        addresses.flat_map(move |&address| {
             let frames = self.named.names.frames(address);
             let verdicts = &origins.by_address[address.0 as usize];
             let functions = &self.functions.by_address[address.0 as usize];

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! heap_v2/512                        heap profile: 9: 412 [0: 0] @ heap_v2/512
-//!   t*: 9: 412 [0: 0]                9: 412 [0: 0] @ 0x7f9538aa2630 0x7f9538aa2d21
+//!   t*: 9: 412 [0: 0]                9: 412 [0: 0] @ 0x7f9538aa262f 0x7f9538aa2d21
 //!   t0: 9: 412 [0: 0]
 //! @ 0x7f9538aa2630 0x7f9538aa2d21    MAPPED_LIBRARIES:
 //!   t*: 9: 412 [0: 0]
@@ -12,8 +12,10 @@
 //! ```
 //!
 //! The values stay raw: these tools unsample a text with `heap_v2`. The text has no place for threads; pseudo
-//! frames are written as comments at the end.
+//! frames are written as comments at the end. The leaf is written less 1, because these tools look it up as it is, but
+//! every other address less 1.
 
+use std::collections::HashSet;
 use std::io::{BufRead, Write};
 
 use super::stripped_frames::StrippedFrames;
@@ -21,6 +23,7 @@ use super::{checksum, starts_mappings};
 use crate::error::{Error, Quoted, Result};
 use crate::limits::Limits;
 use crate::lines::{InputEnd, for_each_line};
+use crate::profile::Address;
 
 /// Kind of line that may come next.
 #[derive(Clone, Copy)]
@@ -36,11 +39,17 @@ enum Expected {
     Rest,
 }
 
-/// Rewrites a dump of jemalloc as tcmalloc's text, line by line. Copies tcmalloc's text.
+/// Rewrites a dump of jemalloc or tcmalloc as tcmalloc's text, line by line, without the frames at the leaf that are in
+/// `allocator`; see [`SymbolizedProfile::allocator_addresses`](crate::SymbolizedProfile::allocator_addresses).
 ///
 /// # Errors
 /// `dump` is in neither format, is malformed or truncated, or has lines beyond the limits; writing to `out` fails.
-pub fn write_tcmalloc(dump: &mut dyn BufRead, limits: &Limits, out: &mut dyn Write) -> Result<()> {
+pub fn write_tcmalloc(
+    dump: &mut dyn BufRead,
+    limits: &Limits,
+    allocator: &HashSet<Address>,
+    out: &mut dyn Write,
+) -> Result<()> {
     let mut expected = Expected::Header;
     // Text that precedes the values in jemalloc's format and follows them in tcmalloc's.
     let mut pending = Vec::new();
@@ -75,8 +84,7 @@ pub fn write_tcmalloc(dump: &mut dyn BufRead, limits: &Limits, out: &mut dyn Wri
             }
             Expected::Any => match line {
                 [b'@', addresses @ ..] => {
-                    pending.clear();
-                    pending.extend_from_slice(stripped.strip(addresses));
+                    pending = program_stack(stripped.strip(addresses), allocator);
                     Expected::StackTotals
                 }
                 [b' ', ..] => return Ok(()),
@@ -95,7 +103,13 @@ pub fn write_tcmalloc(dump: &mut dyn BufRead, limits: &Limits, out: &mut dyn Wri
                     [] => line,
                     _ => stripped.strip(line),
                 };
-                write_all(out, &[line, b"\n"])?;
+                match memchr::memchr(b'@', line) {
+                    Some(at) => {
+                        let stack = program_stack(&line[at + 1..], allocator);
+                        write_all(out, &[&line[..=at], &stack, b"\n"])?;
+                    }
+                    None => write_all(out, &[line, b"\n"])?,
+                }
                 Expected::Stacks
             }
             // The checksum of the input does not match the output.
@@ -118,6 +132,33 @@ pub fn write_tcmalloc(dump: &mut dyn BufRead, limits: &Limits, out: &mut dyn Wri
     Err(Error::Truncated { problem })
 }
 
+/// Returns the addresses of a stack, each with a blank before it, without the allocator's at the leaf, and with the leaf
+/// less 1. One address stays. A stack with another word is returned as it is.
+fn program_stack(addresses: &[u8], allocator: &HashSet<Address>) -> Vec<u8> {
+    let words = addresses.split(|byte| *byte == b' ');
+    let words: Vec<&[u8]> = words.filter(|word| !word.is_empty()).collect();
+    let address = |word: &[u8]| {
+        let digits = str::from_utf8(word).ok()?.strip_prefix("0x")?;
+        u64::from_str_radix(digits, 16).ok()
+    };
+    let is_allocator =
+        |word: &&&[u8]| address(word).is_some_and(|own| allocator.contains(&Address(own)));
+    let depth = words.iter().take_while(is_allocator).count();
+    let kept = &words[depth.min(words.len().saturating_sub(1))..];
+    let Some((leaf, callers)) = kept.split_first() else {
+        return addresses.to_vec();
+    };
+    let Some(leaf) = address(leaf) else {
+        return addresses.to_vec();
+    };
+    let mut stack = format!(" {:#x}", leaf.saturating_sub(1)).into_bytes();
+    for caller in callers {
+        stack.push(b' ');
+        stack.extend_from_slice(caller);
+    }
+    stack
+}
+
 /// Returns `9: 412 [0: 0]` of `  t*: 9: 412 [0: 0]`.
 fn totals(line: &[u8]) -> Option<&[u8]> {
     line.trim_ascii_start().strip_prefix(b"t*: ")
@@ -135,10 +176,20 @@ fn write_all(out: &mut dyn Write, parts: &[&[u8]]) -> Result<()> {
 mod tests {
     use super::*;
 
-    fn convert(dump: &str) -> Result<String> {
+    fn convert_without(allocator: &[u64], dump: &str) -> Result<String> {
         let mut out = Vec::new();
-        write_tcmalloc(&mut dump.as_bytes(), &Limits::default(), &mut out)?;
+        let allocator = allocator.iter().map(|address| Address(*address)).collect();
+        write_tcmalloc(
+            &mut dump.as_bytes(),
+            &Limits::default(),
+            &allocator,
+            &mut out,
+        )?;
         Ok(String::from_utf8(out).unwrap())
+    }
+
+    fn convert(dump: &str) -> Result<String> {
+        convert_without(&[], dump)
     }
 
     const DUMP: &str = "heap_v2/512\n  t*: 9: 412 [1: 2]\n  t0: 9: 412 [1: 2]\n@ 0x7f 0x80\n  \
@@ -147,10 +198,38 @@ mod tests {
 
     #[test]
     fn dump_becomes_tcmalloc_text() {
-        let expected = "heap profile: 9: 412 [1: 2] @ heap_v2/512\n9: 412 [1: 2] @ 0x7f 0x80\n\n\
-                        MAPPED_LIBRARIES:\n7f-80 r-xp 00000000 00:00 0 /x\n";
-        assert_eq!(convert(DUMP).unwrap(), expected);
-        assert_eq!(convert(expected).unwrap(), expected);
+        let text = |leaf: &str| {
+            format!(
+                "heap profile: 9: 412 [1: 2] @ heap_v2/512\n9: 412 [1: 2] @ {leaf} 0x80\n\n\
+                 MAPPED_LIBRARIES:\n7f-80 r-xp 00000000 00:00 0 /x\n"
+            )
+        };
+        assert_eq!(convert(DUMP).unwrap(), text("0x7e"));
+        assert_eq!(convert(&text("0x7f")).unwrap(), text("0x7e"));
+    }
+
+    #[test]
+    fn allocator_frames_are_left_out_at_the_leaf() {
+        let check = |allocator: &[u64], stack: &str, expected: &str| {
+            let legacy = |stack: &str| {
+                format!("heap profile: 1: 8 [1: 8] @ heap_v2/1\n1: 8 [1: 8] @{stack}\n\n")
+                    + "MAPPED_LIBRARIES:\n"
+            };
+            let jemalloc = format!(
+                "heap_v2/1\n  t*: 1: 8 [1: 8]\n@{stack}\n  t*: 1: 8 [1: 8]\n\nMAPPED_LIBRARIES:\n"
+            );
+            for dump in [jemalloc, legacy(stack)] {
+                let converted = convert_without(allocator, &dump).unwrap();
+                assert_eq!(converted, legacy(expected), "{stack}");
+            }
+        };
+        check(&[0x11, 0x12], " 0x11 0x12 0x21 0x11", " 0x20 0x11");
+        check(&[0x11, 0x12], " 0x21 0x11", " 0x20 0x11");
+        check(&[0x11, 0x12], " 0x11  0x12", " 0x11");
+        check(&[0x11], "", "");
+        check(&[0x11], " 0x11 0x21", " 0x20");
+        check(&[0x11], " 0x0", " 0x0");
+        check(&[0x11], " junk 0x21", " junk 0x21");
     }
 
     #[test]

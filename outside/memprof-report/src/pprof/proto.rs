@@ -52,7 +52,7 @@ pub(crate) struct Sample {
     pub(crate) label: Vec<Label>,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Hash, prost::Message)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, prost::Message)]
 pub(crate) struct Label {
     #[prost(int64, tag = "1")]
     pub(crate) key: i64,

@@ -614,3 +614,135 @@ fn two_callees() -> Vec<u8> {
     }
     two.bytes()
 }
+
+/// Decodes a report, and checks it by Parca's rules (`pkg/normalizer/validate.go`), which refuses a profile whose ids
+/// are not 1, 2, 3 … in their order.
+fn decode_checked(report: &[u8]) -> proto::Profile {
+    let mut plain = Vec::new();
+    std::io::Read::read_to_end(&mut flate2::read::GzDecoder::new(report), &mut plain).unwrap();
+    let profile = proto::Profile::decode(&plain[..]).unwrap();
+    let is_sequence = |ids: Vec<u64>| ids.iter().copied().eq(1..=ids.len() as u64);
+    assert!(is_sequence(
+        profile.mapping.iter().map(|one| one.id).collect()
+    ));
+    assert!(is_sequence(
+        profile.function.iter().map(|one| one.id).collect()
+    ));
+    assert!(is_sequence(
+        profile.location.iter().map(|one| one.id).collect()
+    ));
+    assert_eq!(profile.string_table[0], "");
+    let strings = profile.string_table.len() as i64;
+    for sample in &profile.sample {
+        assert_eq!(sample.value.len(), profile.sample_type.len());
+        let ids = sample.location_id.iter();
+        assert!(
+            ids.copied()
+                .all(|id| (1..=profile.location.len() as u64).contains(&id))
+        );
+        let labels = sample.label.iter();
+        assert!(
+            labels
+                .clone()
+                .all(|label| (1..strings).contains(&label.key) && label.str < strings)
+        );
+    }
+    profile
+}
+
+#[test]
+fn profile_without_the_allocators_frames_is_valid_for_parca() {
+    let dump = "--- symbol\nbinary=/x\n0x0000000000100010 malloc\n0x0000000000100020 leak\n---\n--- heap\nheap_v2/1\n  \
+                t*: 2: 300 [0: 0]\n@ 0x100011 0x100021 0x100041\n  t*: 1: 100 [0: 0]\n@ 0x100011 0x100031\n  \
+                t*: 1: 200 [0: 0]\n\nMAPPED_LIBRARIES:\n100000-101000 r-xp 00000000 00:00 0 /x\n";
+    let options = Options {
+        format: Format::Pprof,
+        ..Options::default()
+    };
+    let (mut bytes, mut out) = (dump.as_bytes(), Vec::new());
+    let input = Input {
+        name: "new",
+        bytes: &mut bytes,
+    };
+    report(input, None, None, &options, &|_, _| {}, &mut out).unwrap();
+    let profile = decode_checked(&out);
+    assert_eq!((profile.sample.len(), profile.location.len()), (2, 3));
+}
+
+/// Samples of the difference of two dumps, as addresses in /x with the bytes, and its duration in nanoseconds.
+fn difference(new: &str, base: &str) -> (Vec<(Vec<u64>, i64)>, i64) {
+    let options = Options {
+        format: Format::Pprof,
+        time_nanos: 5_000,
+        base_time_nanos: 2_000,
+        ..Options::default()
+    };
+    let (mut new, mut base, mut out) = (new.as_bytes(), base.as_bytes(), Vec::new());
+    let new = Input {
+        name: "new",
+        bytes: &mut new,
+    };
+    let base = Input {
+        name: "base",
+        bytes: &mut base,
+    };
+    report(new, Some(base), None, &options, &|_, _| {}, &mut out).unwrap();
+    let profile = decode_checked(&out);
+    let offset = |id: &u64| {
+        let location = profile.location.iter().find(|one| one.id == *id).unwrap();
+        let mapping = profile.mapping.iter();
+        let start = mapping
+            .filter(|mapping| mapping.id == location.mapping_id)
+            .map(|mapping| mapping.memory_start);
+        location.address - start.sum::<u64>()
+    };
+    let samples = profile.sample.iter().map(|sample| {
+        assert!(sample.label.len() <= 1, "{sample:?}");
+        (
+            sample.location_id.iter().map(offset).collect(),
+            sample.value[1],
+        )
+    });
+    (samples.collect(), profile.duration_nanos)
+}
+
+/// A dump of two stacks with these bytes, in a process that has /x at `start`, with ages and a label.
+fn dump_of_two(start: u64, first: u64, second: u64, path: &str) -> String {
+    let (one, two, end) = (start + 0x11, start + 0x21, start + 0x1000);
+    let births = start >> 12;
+    let marks = format!("{:#x}", 0x4d50_0200_0000_0000 | births << 1 | 1);
+    format!(
+        "heap_v2/1\n  t*: 2: {total} [0: 0]\n@ {one:#x} {two:#x} {marks}\n  t*: 1: {first} [0: 0]\n\
+         @ {two:#x} {marks}\n  t*: 1: {second} [0: 0]\n\nMAPPED_LIBRARIES:\n\
+         {start:x}-{end:x} r-xp 00000000 00:00 0 {path}\n# ages: 60 {taken}\n",
+        total = first + second,
+        taken = births + 600,
+    )
+}
+
+#[test]
+fn difference_has_each_stack_once_and_none_that_is_the_same() {
+    let check = |new: &str, base: &str, expected: &[(&[u64], i64)]| {
+        let (samples, duration) = difference(new, base);
+        let samples: Vec<_> = samples
+            .iter()
+            .map(|(at, value)| (&at[..], *value))
+            .collect();
+        assert_eq!((&samples[..], duration), (expected, 3_000));
+    };
+    let x = |start, first, second| dump_of_two(start, first, second, "/x");
+    check(&x(0x10_0000, 100, 200), &x(0x10_0000, 100, 200), &[]);
+    // Of another process, whose file lies elsewhere.
+    check(&x(0x10_0000, 100, 200), &x(0x70_0000, 100, 200), &[]);
+    check(
+        &x(0x10_0000, 150, 200),
+        &x(0x70_0000, 100, 260),
+        &[(&[0x10, 0x20], 50), (&[0x20], -60)],
+    );
+    // Code of no file is the same only at the same address.
+    let code = |start| dump_of_two(start, 100, 100, "[anon:code]");
+    check(&code(0x10_0000), &code(0x10_0000), &[]);
+    let (samples, _) = difference(&code(0x10_0000), &code(0x70_0000));
+    assert_eq!(samples.iter().map(|(_, value)| value).sum::<i64>(), 0);
+    assert_eq!(samples.len(), 4);
+}

@@ -1,8 +1,9 @@
 //! Writes a symbolized heap dump, which jeprof opens without the binary.
 //!
 //! The values are unsampled, which the header's `heapprofile` declares. jeprof looks up the leaf as it is and every
-//! other address less 1, so the leaf is written less 1. The line `--- heap` that jeprof writes before the profile
-//! is omitted: jeprof does not need it, and google-pprof does not know it.
+//! other address less 1, google-pprof each address as it is: so the leaf is written less 1, and each function is named
+//! at both addresses. The line `--- heap` that jeprof writes before the profile is omitted: jeprof does not need it, and
+//! google-pprof does not know it.
 
 use std::collections::HashSet;
 use std::io::Write;
@@ -32,6 +33,7 @@ pub(super) fn write(input: &RenderInput<'_>, options: &Options, out: &mut dyn Wr
         main.map_or("unknown", |mapping| &mapping.path)
     )?;
     let calls = distinct_calls(profile);
+    let is_call: HashSet<u64> = calls.iter().copied().collect();
     for (id, call) in (0..).map(AddressId).zip(&calls) {
         let frames = symbolized.names.frames(id);
         let functions: Vec<String> = frames
@@ -45,7 +47,12 @@ pub(super) fn write(input: &RenderInput<'_>, options: &Options, out: &mut dyn Wr
                     .replace("--", "- -")
             })
             .collect();
-        writeln!(out, "{call:#018x} {}", functions.join("--"))?;
+        let name = functions.join("--");
+        writeln!(out, "{call:#018x} {name}")?;
+        let return_address = call.wrapping_add(1);
+        if !is_call.contains(&return_address) {
+            writeln!(out, "{return_address:#018x} {name}")?;
+        }
     }
     let samples: Vec<_> = net_samples(profile)
         .into_iter()
@@ -63,9 +70,7 @@ pub(super) fn write(input: &RenderInput<'_>, options: &Options, out: &mut dyn Wr
     )?;
     for (stack, values) in samples {
         write!(out, "{} @", format_counts(values))?;
-        let depth = symbolized.depths[stack.0 as usize] as usize;
-        let frames = profile.stacks.frames(stack)[depth..].iter();
-        for (index, id) in frames.enumerate() {
+        for (index, id) in symbolized.program_frames(stack).iter().enumerate() {
             let call = calls[id.0 as usize];
             let address = call.wrapping_add(u64::from(index > 0));
             write!(out, " {address:#018x}")?;

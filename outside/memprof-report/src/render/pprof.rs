@@ -1,5 +1,5 @@
-//! Writes a gzip-compressed `profile.proto`. The samples of a base are added with negative values, as by `pprof
-//! -diff_base`.
+//! Writes a gzip-compressed `profile.proto`. With a base, its values are the differences, as those of a delta profile
+//! of Go's `net/http/pprof`.
 //!
 //! Messages are written as they are encoded, so that the profile is not in memory a second time.
 
@@ -14,12 +14,13 @@ use super::RenderInput;
 use crate::error::Result;
 use crate::options::Options;
 use crate::pprof::{origin_comments, proto};
+use crate::profile::Profile;
 use crate::profile::sample_types::ValueType;
 
 /// Prefers speed to size: most such files are read once and deleted.
 const COMPRESSION: Compression = Compression::fast();
 
-/// Writes the profile, gzip-compressed, with the samples of the base as negative values.
+/// Writes the profile less its base, gzip-compressed.
 pub(super) fn write(input: &RenderInput<'_>, options: &Options, out: &mut dyn Write) -> Result<()> {
     let mut encoder = Encoder::new(GzBuilder::new().write(out, COMPRESSION));
     let profile = &input.profile.profile;
@@ -39,16 +40,20 @@ pub(super) fn write(input: &RenderInput<'_>, options: &Options, out: &mut dyn Wr
         let value_type = encoder.value_type(&value_type.written, value_type.unit.name());
         encoder.write_field(1, &value_type)?;
     }
-    encoder.write_samples(input.profile, &types, 1)?;
-    if let Some(base) = input.base {
-        encoder.write_samples(base, &types, -1)?;
+    match input.base {
+        None => encoder.write_samples(input.profile, &types)?,
+        Some(base) => encoder.write_differences(input.profile, base, &types)?,
     }
+    let time_nanos = time_nanos(profile, options.time_nanos);
     let tail = proto::Profile {
-        time_nanos: match profile.pprof.time_nanos {
-            0 => options.time_nanos,
-            known => known,
+        time_nanos,
+        duration_nanos: match input.base {
+            None => profile.pprof.duration_nanos,
+            Some(base) => match self::time_nanos(&base.profile, options.base_time_nanos) {
+                0 => 0,
+                base => time_nanos.saturating_sub(base).max(0),
+            },
         },
-        duration_nanos: profile.pprof.duration_nanos,
         period_type: Some(encoder.value_type("space", "bytes")),
         period: profile
             .interval
@@ -61,6 +66,14 @@ pub(super) fn write(input: &RenderInput<'_>, options: &Options, out: &mut dyn Wr
         ..proto::Profile::default()
     };
     encoder.finish(&tail)
+}
+
+/// Time at which a profile was taken: its own or, if it has none, `known`; 0 if that is unknown, too.
+fn time_nanos(profile: &Profile, known: i64) -> i64 {
+    match profile.pprof.time_nanos {
+        0 => known,
+        own => own,
+    }
 }
 
 /// Comments of the profile: those of a pprof profile, else memprof's version, and `KEY: VALUE` for each part of the

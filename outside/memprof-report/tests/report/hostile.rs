@@ -1,5 +1,6 @@
 //! Damaged and malicious input yields a correct report or an error.
 
+use std::collections::HashSet;
 use std::fs;
 use std::io::Write;
 
@@ -411,7 +412,13 @@ fn transferred_dump_is_not_damaged() {
     });
     check("in tcmalloc's text", &|dump| {
         let mut out = Vec::new();
-        write_tcmalloc(&mut dump.as_bytes(), &Limits::default(), &mut out).expect("it is whole");
+        write_tcmalloc(
+            &mut dump.as_bytes(),
+            &Limits::default(),
+            &HashSet::new(),
+            &mut out,
+        )
+        .expect("it is whole");
         out
     });
 }

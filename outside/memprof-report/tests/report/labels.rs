@@ -1,5 +1,7 @@
 //! Labels of memory, from a dump with labels in its stacks.
 
+use std::collections::HashSet;
+
 use memprof_report::{Format, Label, Limits, Options, usage_by_label, write_tcmalloc};
 
 use crate::goldens;
@@ -150,7 +152,13 @@ fn totals_of_export_are_unchanged() {
     assert_eq!(values.sum::<i64>(), 52 << 10);
     assert_eq!(bytes_in_use(&written(Format::Jeprof)), 52 << 10);
     let mut text = Vec::new();
-    write_tcmalloc(&mut dump().as_bytes(), &Limits::default(), &mut text).expect("it is whole");
+    write_tcmalloc(
+        &mut dump().as_bytes(),
+        &Limits::default(),
+        &HashSet::new(),
+        &mut text,
+    )
+    .expect("it is whole");
     let text = String::from_utf8(text).expect("it is text");
     assert_eq!(bytes_in_use(&text), 52 << 10);
 }
@@ -214,7 +222,13 @@ fn unavailable_label_report_is_refused() {
 #[test]
 fn labels_are_removed_for_other_tools() {
     let mut text = Vec::new();
-    write_tcmalloc(&mut dump().as_bytes(), &Limits::default(), &mut text).expect("it is whole");
+    write_tcmalloc(
+        &mut dump().as_bytes(),
+        &Limits::default(),
+        &HashSet::new(),
+        &mut text,
+    )
+    .expect("it is whole");
     let text = String::from_utf8(text).expect("it is text");
     assert!(!text.contains("0x4d50"), "{text}");
     for format in [Format::Jeprof, Format::Collapsed] {

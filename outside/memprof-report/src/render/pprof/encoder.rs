@@ -1,6 +1,7 @@
 //! Encodes the messages of a profile and writes them in parts.
 
-use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::collections::{BTreeMap, HashMap, btree_map};
 use std::io::Write;
 
 use prost::Message;
@@ -17,6 +18,9 @@ use crate::symbolized_profile::SymbolizedProfile;
 /// Encoded bytes after which they are written.
 const PART_BYTES: usize = 64 << 10;
 
+/// Memory of a sample of a difference besides its stack and labels, in bytes.
+const BYTES_PER_DIFFERENCE: u64 = 160;
+
 /// Encoder of one profile, with the tables that its messages refer to.
 pub(super) struct Encoder<W: Write> {
     out: W,
@@ -24,8 +28,29 @@ pub(super) struct Encoder<W: Write> {
     strings: Strings,
     functions: Vec<proto::Function>,
     function_ids: HashMap<(StringId, Option<StringId>), u64>,
-    mappings: u64,
-    locations: u64,
+    /// Written mappings, each with its id and start.
+    mappings: HashMap<MappingKey, (u64, u64)>,
+    locations: HashMap<LocationKey, u64>,
+}
+
+/// A mapping, whatever address it has in a process. One of no file is the same only at the same address.
+#[derive(PartialEq, Eq, Hash)]
+struct MappingKey {
+    file: i64,
+    build_id: i64,
+    offset: u64,
+    bytes: u64,
+    /// Address of a mapping of no file; else 0.
+    start: u64,
+}
+
+/// A place in the code: two of equal keys are one location.
+#[derive(PartialEq, Eq, Hash)]
+struct LocationKey {
+    mapping_id: u64,
+    address: u64,
+    /// Ids of functions, with their lines.
+    lines: Vec<(u64, i64)>,
 }
 
 impl<W: Write> Encoder<W> {
@@ -38,8 +63,8 @@ impl<W: Write> Encoder<W> {
             strings,
             functions: Vec::new(),
             function_ids: HashMap::new(),
-            mappings: 0,
-            locations: 0,
+            mappings: HashMap::new(),
+            locations: HashMap::new(),
         }
     }
 
@@ -65,65 +90,124 @@ impl<W: Write> Encoder<W> {
         Ok(())
     }
 
-    /// Writes the samples of a profile, times `sign` (1 or −1), with the mappings and locations to which they refer.
+    /// Writes the samples of a profile, with the mappings and locations to which they refer.
     pub(super) fn write_samples(
         &mut self,
         symbolized: &SymbolizedProfile,
         types: &[ValueType],
-        sign: i64,
     ) -> Result<()> {
-        let SymbolizedProfile {
-            profile,
-            names,
-            depths,
-        } = symbolized;
-        let known = profile.columns();
-        let columns: Vec<Column> = types
-            .iter()
-            .filter_map(|wanted| known.iter().find(|(_, found)| found.is_same(wanted)))
-            .map(|(column, _)| *column)
-            .collect();
-        let mut is_used = vec![false; profile.stacks.addresses().len()];
+        let profile = &symbolized.profile;
+        let columns = columns(profile, types);
+        let locations = self.write_locations(symbolized)?;
         let mut message = proto::Sample::default();
         for sample in &profile.samples {
-            let frames =
-                &profile.stacks.frames(sample.stack)[depths[sample.stack.0 as usize] as usize..];
             message.location_id.clear();
+            let frames = symbolized.program_frames(sample.stack).iter();
             message
                 .location_id
-                .extend(frames.iter().map(|id| self.locations + u64::from(id.0) + 1));
+                .extend(frames.map(|id| locations[id.0 as usize]));
             message.value.clear();
-            message.value.extend(
-                columns
-                    .iter()
-                    .map(|&column| sign.saturating_mul(profile.value(sample, column))),
-            );
-            message.label = self.labels(profile, sample);
+            message
+                .value
+                .extend(columns.iter().map(|&column| profile.value(sample, column)));
+            message.label = self.labels(profile, sample, true);
             self.write_field(2, &message)?;
-            for id in frames {
-                is_used[id.0 as usize] = true;
-            }
         }
-        let detail = names.detail();
-        let mappings = self.write_mappings(profile, &is_used, detail)?;
-        let ids = (0..profile.stacks.addresses().len() as u32).map(AddressId);
-        for id in ids.filter(|id| is_used[id.0 as usize]) {
-            let mapping = profile.mapping_of_frame(id);
-            let location = proto::Location {
-                id: self.locations + u64::from(id.0) + 1,
-                mapping_id: mapping.map_or(0, |mapping| mappings[mapping]),
-                address: profile.stacks.call(id).0,
-                line: self.lines(symbolized, id),
-            };
-            self.write_field(4, &location)?;
-        }
-        self.locations += profile.stacks.addresses().len() as u64;
         Ok(())
     }
 
-    /// Labels of a sample: `age` in seconds, and those of its label set.
-    fn labels(&mut self, profile: &Profile, sample: &Sample) -> Vec<proto::Label> {
-        let age = profile.ages.zip(sample.alloc_time);
+    /// Writes the samples of a profile less those of `base`, as Go's `net/http/pprof` does: one for each stack and set
+    /// of labels, none whose values are all 0. Ages are left out, because a block is older in the later profile.
+    pub(super) fn write_differences(
+        &mut self,
+        symbolized: &SymbolizedProfile,
+        base: &SymbolizedProfile,
+        types: &[ValueType],
+    ) -> Result<()> {
+        let mut differences: BTreeMap<(Vec<u64>, Vec<proto::Label>), Vec<i64>> = BTreeMap::new();
+        for (symbolized, sign) in [(symbolized, 1_i64), (base, -1)] {
+            let profile = &symbolized.profile;
+            let mut memory_left = profile.memory_left;
+            let columns = columns(profile, types);
+            let locations = self.write_locations(symbolized)?;
+            for sample in &profile.samples {
+                let frames = symbolized.program_frames(sample.stack).iter();
+                let stack: Vec<u64> = frames.map(|id| locations[id.0 as usize]).collect();
+                let labels = self.labels(profile, sample, false);
+                let bytes = BYTES_PER_DIFFERENCE + 8 * (stack.len() + 4 * labels.len()) as u64;
+                let sums = match differences.entry((stack, labels)) {
+                    btree_map::Entry::Occupied(known) => known.into_mut(),
+                    btree_map::Entry::Vacant(new) => {
+                        memory_left.charge(bytes)?;
+                        new.insert(vec![0; columns.len()])
+                    }
+                };
+                for (sum, &column) in sums.iter_mut().zip(&columns) {
+                    let value = sign.saturating_mul(profile.value(sample, column));
+                    *sum = sum.saturating_add(value);
+                }
+            }
+        }
+        for ((location_id, label), value) in differences {
+            if value.iter().any(|&value| value != 0) {
+                let message = proto::Sample {
+                    location_id,
+                    value,
+                    label,
+                };
+                self.write_field(2, &message)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes the locations of a profile's samples that are not written yet, and their mappings. Returns the id of each
+    /// address, 0 if no sample has it.
+    fn write_locations(&mut self, symbolized: &SymbolizedProfile) -> Result<Vec<u64>> {
+        let SymbolizedProfile { profile, names, .. } = symbolized;
+        let mut is_used = vec![false; profile.stacks.addresses().len()];
+        for sample in &profile.samples {
+            for id in symbolized.program_frames(sample.stack) {
+                is_used[id.0 as usize] = true;
+            }
+        }
+        let mappings = self.write_mappings(profile, &is_used, names.detail())?;
+        let mut location_ids = vec![0; is_used.len()];
+        let ids = (0..is_used.len() as u32).map(AddressId);
+        for id in ids.filter(|id| is_used[id.0 as usize]) {
+            let mapping = profile.mapping_of_frame(id);
+            let (mapping_id, moved) = mapping.map_or((0, 0), |mapping| mappings[mapping]);
+            let address = profile.stacks.call(id).0.wrapping_add(moved);
+            let line = self.lines(symbolized, id);
+            let lines = line.iter().map(|line| (line.function_id, line.line));
+            let next = self.locations.len() as u64 + 1;
+            let known = self.locations.entry(LocationKey {
+                mapping_id,
+                address,
+                lines: lines.collect(),
+            });
+            let (location_id, is_new) = match known {
+                Entry::Occupied(known) => (*known.get(), false),
+                Entry::Vacant(new) => (*new.insert(next), true),
+            };
+            location_ids[id.0 as usize] = location_id;
+            if is_new {
+                let location = proto::Location {
+                    id: location_id,
+                    mapping_id,
+                    address,
+                    line,
+                };
+                self.write_field(4, &location)?;
+            }
+        }
+        Ok(location_ids)
+    }
+
+    /// Labels of a sample: `age` in seconds if it is wanted, and those of its label set.
+    fn labels(&mut self, profile: &Profile, sample: &Sample, with_age: bool) -> Vec<proto::Label> {
+        let alloc_time = sample.alloc_time.filter(|_| with_age);
+        let age = profile.ages.zip(alloc_time);
         let age = age.map(|(ages, alloc_time)| proto::Label {
             key: self.string("age"),
             num: i64::from(ages.min_age(alloc_time)),
@@ -149,13 +233,13 @@ impl<W: Write> Encoder<W> {
     }
 
     /// Writes the mappings to which locations refer, the main program's first. Returns the id of each mapping, 0 if
-    /// it is not written.
+    /// it is not written, and the distance to the written one, by which its addresses move.
     fn write_mappings(
         &mut self,
         profile: &Profile,
         is_used: &[bool],
         detail: NameDetail,
-    ) -> Result<Vec<u64>> {
+    ) -> Result<Vec<(u64, u64)>> {
         let mut is_referred = vec![false; profile.mappings.len()];
         let ids = (0..is_used.len() as u32).map(AddressId);
         for id in ids.filter(|id| is_used[id.0 as usize]) {
@@ -171,18 +255,36 @@ impl<W: Write> Encoder<W> {
         order.extend(
             (0..is_referred.len()).filter(|&index| is_referred[index] && Some(index) != first),
         );
-        let mut ids = vec![0; is_referred.len()];
+        let mut ids = vec![(0, 0); is_referred.len()];
         for index in order {
             let mapping = &profile.mappings[index];
-            self.mappings += 1;
-            ids[index] = self.mappings;
+            let filename = self.string(&mapping.path);
+            let build_id = self.string(mapping.build_id.as_deref().unwrap_or_default());
+            let key = MappingKey {
+                file: filename,
+                build_id,
+                offset: mapping.offset,
+                bytes: mapping.end.0.wrapping_sub(mapping.start.0),
+                start: match mapping.path.starts_with('/') {
+                    true => 0,
+                    false => mapping.start.0,
+                },
+            };
+            let next = self.mappings.len() as u64 + 1;
+            let known = self.mappings.entry(key);
+            let is_new = matches!(known, Entry::Vacant(_));
+            let (id, start) = *known.or_insert((next, mapping.start.0));
+            ids[index] = (id, start.wrapping_sub(mapping.start.0));
+            if !is_new {
+                continue;
+            }
             let message = proto::Mapping {
-                id: self.mappings,
+                id,
                 memory_start: mapping.start.0,
                 memory_limit: mapping.end.0,
                 file_offset: mapping.offset,
-                filename: self.string(&mapping.path),
-                build_id: self.string(mapping.build_id.as_deref().unwrap_or_default()),
+                filename,
+                build_id,
                 has_functions: detail.functions,
                 has_filenames: detail.files,
                 has_line_numbers: detail.lines,
@@ -238,4 +340,14 @@ impl<W: Write> Encoder<W> {
         self.out.flush()?;
         Ok(())
     }
+}
+
+/// Positions of the values of these types in a profile that has them.
+fn columns(profile: &Profile, types: &[ValueType]) -> Vec<Column> {
+    let known = profile.columns();
+    let find = |wanted: &ValueType| known.iter().find(|(_, found)| found.is_same(wanted));
+    types
+        .iter()
+        .filter_map(|wanted| Some(find(wanted)?.0))
+        .collect()
 }
