@@ -27,6 +27,7 @@ pub(crate) fn serve_metrics(config: &Http) -> anyhow::Result<()> {
         token_file: config.token_file.clone(),
         allow_host: config.allow_host.clone(),
         base_url: None,
+        trust_proxy: Vec::new(),
     };
     let access = options.access().map_err(listen_error)?;
     let runtime = tokio::runtime::Builder::new_current_thread()

@@ -17,6 +17,7 @@ use crate::headers;
 use crate::peer::Peer;
 use crate::problem::{Problem, Result};
 use crate::token::Token;
+use crate::trusted_proxy::{ProxyNetwork, forwarded_base};
 
 /// Names by which this machine reaches itself.
 const LOOPBACK: [&str; 3] = ["localhost", "127.0.0.1", "[::1]"];
@@ -28,6 +29,8 @@ pub struct Access {
     pub names: Vec<String>,
     /// Address at which a proxy serves this server, whose pages may send requests too.
     pub base_url: Option<BaseUrl>,
+    /// Proxies that name this address in the headers that they add.
+    pub trust_proxy: Vec<ProxyNetwork>,
     /// Clients that are allowed.
     pub admits: AccessRule,
 }
@@ -91,9 +94,10 @@ impl Access {
     /// # Errors
     /// The host name is unknown, another site's page sent the request, or the client is not allowed.
     fn admit(&self, request: &mut Request) -> Result<Admission> {
-        self.check_host_header(request.uri(), request.headers())?;
-        self.check_cross_site(request)?;
         let peer = request.extensions().get::<Peer>().copied();
+        let base = self.base_of(request.headers(), peer)?;
+        self.check_host_header(request.uri(), request.headers(), base.as_ref())?;
+        check_cross_site(request, base.as_ref())?;
         let is_user = peer.is_some_and(Peer::is_same_user_or_root);
         let (token, is_allowed) = match &self.admits {
             AccessRule::User(token) => (token.as_ref(), is_user),
@@ -101,13 +105,14 @@ impl Access {
             AccessRule::Everyone => (None, true),
         };
         let matches_token = |given: &str| token.is_some_and(|token| token.matches(given));
-        if let Some(base) = &self.base_url
-            && let Some(rest) = base.strip_path(request.uri().path()).map(str::to_owned)
-        {
-            if rest.is_empty() {
-                return Ok(Admission::RedirectToSlash(base.last_part()));
+        if let Some(base) = base {
+            if let Some(rest) = base.strip_path(request.uri().path()).map(str::to_owned) {
+                if rest.is_empty() {
+                    return Ok(Admission::RedirectToSlash(base.last_part()));
+                }
+                set_path(request, &rest)?;
             }
-            set_path(request, &rest)?;
+            request.extensions_mut().insert(base);
         }
         let path = request.uri().path();
         let after_prefix = path.strip_prefix("/t/");
@@ -129,15 +134,31 @@ impl Access {
         }
     }
 
+    /// Returns the address at which a proxy serves this server: as a trusted one says, else as configured.
+    fn base_of(&self, headers: &HeaderMap, peer: Option<Peer>) -> Result<Option<BaseUrl>> {
+        let address = peer.and_then(|peer| peer.address);
+        let is_trusted =
+            address.is_some_and(|ip| self.trust_proxy.iter().any(|proxy| proxy.contains(ip)));
+        let forwarded = match is_trusted {
+            true => forwarded_base(headers)?,
+            false => None,
+        };
+        Ok(forwarded.or_else(|| self.base_url.clone()))
+    }
+
     /// Fails unless the request is for one of the server's names.
-    fn check_host_header(&self, uri: &Uri, headers: &HeaderMap) -> Result<()> {
+    fn check_host_header(
+        &self,
+        uri: &Uri,
+        headers: &HeaderMap,
+        base: Option<&BaseUrl>,
+    ) -> Result<()> {
         let mut hosts = headers.get_all(HOST).iter();
         let host = hosts.next().and_then(|host| host.to_str().ok());
-        let is_host_known = host.is_some_and(|host| self.has_name(host)) && hosts.next().is_none();
+        let has_name = |name| self.has_name(name, base);
+        let is_host_known = host.is_some_and(has_name) && hosts.next().is_none();
         // An absolute URI in the request line has precedence over Host (RFC 9112, 3.2.2).
-        let is_uri_known = uri
-            .authority()
-            .is_none_or(|uri| self.has_name(uri.as_str()));
+        let is_uri_known = uri.authority().is_none_or(|uri| has_name(uri.as_str()));
         if is_host_known && is_uri_known {
             return Ok(());
         }
@@ -148,57 +169,49 @@ impl Access {
         )
     }
 
-    /// Rejects requests that a page of another origin makes a browser send. Of a repeated header, every value must be
-    /// allowed.
-    fn check_cross_site(&self, request: &Request) -> Result<()> {
-        let headers = request.headers();
-        let texts = |name: &str| {
-            let values = headers.get_all(name).into_iter();
-            values.map(|value| value.to_str().unwrap_or("?"))
-        };
-        let host = texts(HOST.as_str()).next().unwrap_or_default();
-        let is_own = |origin: &str| {
-            let authority = origin
-                .strip_prefix("http://")
-                .or(origin.strip_prefix("https://"));
-            authority.is_some_and(|authority| authority.eq_ignore_ascii_case(host))
-                || self
-                    .base_url
-                    .as_ref()
-                    .is_some_and(|base| base.is_origin(origin))
-        };
-        let is_own_origin = texts(ORIGIN.as_str()).all(is_own);
-        // Browsers send no Origin when they load an <img>, but `Sec-Fetch-Site` shows that it is of another site.
-        let is_own_page =
-            texts("sec-fetch-site").all(|site| matches!(site, "same-origin" | "none"));
-        // Links to the page are allowed.
-        let mut modes = texts("sec-fetch-mode");
-        let is_link = modes.next() == Some("navigate") && modes.next().is_none();
-        if is_own_origin
-            && (is_own_page || (is_link && is_navigation(request.method(), request.uri())))
-        {
-            return Ok(());
-        }
-        let message = "requests from web pages of another origin are refused";
-        Err(
-            Problem::new(StatusCode::FORBIDDEN, "foreign_origin", message).remedy(
-                "if the page is memprof's own behind a proxy, start the server with --base-url and \
-             the page's address",
-            ),
-        )
-    }
-
     /// Returns whether an authority, with any port, is one of the server's names.
-    fn has_name(&self, authority: &str) -> bool {
+    fn has_name(&self, authority: &str, base: Option<&BaseUrl>) -> bool {
         let name = without_port(authority);
-        let base = self
-            .base_url
-            .iter()
-            .map(|base| without_port(base.authority()));
+        let base = base.into_iter().map(|base| without_port(base.authority()));
         let names = self.names.iter().map(String::as_str).chain(LOOPBACK);
         base.chain(names)
             .any(|known| known.eq_ignore_ascii_case(name))
     }
+}
+
+/// Rejects requests that a page of another origin makes a browser send. Of a repeated header, every value must be
+/// allowed.
+fn check_cross_site(request: &Request, base: Option<&BaseUrl>) -> Result<()> {
+    let headers = request.headers();
+    let texts = |name: &str| {
+        let values = headers.get_all(name).into_iter();
+        values.map(|value| value.to_str().unwrap_or("?"))
+    };
+    let host = texts(HOST.as_str()).next().unwrap_or_default();
+    let is_own = |origin: &str| {
+        let authority = origin
+            .strip_prefix("http://")
+            .or(origin.strip_prefix("https://"));
+        authority.is_some_and(|authority| authority.eq_ignore_ascii_case(host))
+            || base.is_some_and(|base| base.is_origin(origin))
+    };
+    let is_own_origin = texts(ORIGIN.as_str()).all(is_own);
+    // Browsers send no Origin when they load an <img>, but `Sec-Fetch-Site` shows that it is of another site.
+    let is_own_page = texts("sec-fetch-site").all(|site| matches!(site, "same-origin" | "none"));
+    // Links to the page are allowed.
+    let mut modes = texts("sec-fetch-mode");
+    let is_link = modes.next() == Some("navigate") && modes.next().is_none();
+    if is_own_origin && (is_own_page || (is_link && is_navigation(request.method(), request.uri())))
+    {
+        return Ok(());
+    }
+    let message = "requests from web pages of another origin are refused";
+    Err(
+        Problem::new(StatusCode::FORBIDDEN, "foreign_origin", message).remedy(
+            "if the page is memprof's own behind a proxy, start the server with --base-url and \
+         the page's address, or with --trust-proxy and the proxy's",
+        ),
+    )
 }
 
 /// Returns whether a request loads the page, whose path ends in a slash.
@@ -260,11 +273,12 @@ mod tests {
     fn host_names_match_with_any_port() {
         let access = Access {
             names: vec!["Box.example".to_owned()],
-            base_url: Some("https://proxy.example:8443/x/".parse().unwrap()),
-            admits: AccessRule::default(),
+            ..Access::default()
         };
+        let base = "https://proxy.example:8443/x/".parse().unwrap();
         let check = |authority: &str, expected| {
-            assert_eq!(access.has_name(authority), expected, "{authority}");
+            let found = access.has_name(authority, Some(&base));
+            assert_eq!(found, expected, "{authority}");
         };
         check("localhost", true);
         check("LOCALHOST:7070", true);

@@ -56,6 +56,15 @@ impl BaseUrl {
         &self.authority
     }
 
+    pub(crate) fn is_https(&self) -> bool {
+        self.origin.starts_with("https:")
+    }
+
+    /// Path without a slash at the end; empty for the root.
+    pub(crate) fn path(&self) -> &str {
+        &self.path
+    }
+
     /// Returns a path without the base's, which a proxy may pass on. `None` if the path lies elsewhere; empty if it is
     /// the base itself without its slash.
     pub(crate) fn strip_path<'p>(&self, path: &'p str) -> Option<&'p str> {

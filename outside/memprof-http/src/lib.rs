@@ -11,6 +11,7 @@ mod access;
 mod base_url;
 mod headers;
 mod token;
+mod trusted_proxy;
 
 mod host_client;
 mod hosts;
@@ -60,3 +61,4 @@ pub use problem::Problem;
 pub use remote_host::{HostSelector, RemoteHost};
 pub use router::{RouterSettings, router, scrape_router, with_access};
 pub use token::{Token, TokenError};
+pub use trusted_proxy::{ProxyNetwork, ProxyNetworkError};

@@ -11,6 +11,7 @@ use crate::base_url::BaseUrl;
 use crate::listen_address::ListenAddress;
 use crate::listener::Listener;
 use crate::token::{Token, TokenError};
+use crate::trusted_proxy::ProxyNetwork;
 
 /// Address and access rules of a server.
 #[derive(Clone, Debug)]
@@ -48,6 +49,10 @@ pub struct ListenOptions {
     /// The address, with its path, at which a proxy serves this server
     #[cfg_attr(feature = "args", arg(long, value_name = "URL"))]
     pub base_url: Option<BaseUrl>,
+
+    /// Believe the X-Forwarded-* headers of proxies at this address or network; may be repeated
+    #[cfg_attr(feature = "args", arg(long, value_name = "CIDR"))]
+    pub trust_proxy: Vec<ProxyNetwork>,
 }
 
 /// Reason why a server cannot listen.
@@ -91,6 +96,7 @@ impl ListenOptions {
         Ok(Access {
             names,
             base_url: self.base_url.clone(),
+            trust_proxy: self.trust_proxy.clone(),
             admits,
         })
     }

@@ -4,7 +4,7 @@ mod sock_diag;
 mod tcp_table;
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use tokio::net::{TcpStream, UnixStream};
 use tokio::sync::Semaphore;
@@ -18,13 +18,18 @@ static TABLE_READS: Semaphore = Semaphore::const_new(2);
 pub(crate) struct Peer {
     /// User id. `None` on another machine, or if unknown.
     uid: Option<u32>,
+    /// Address of a TCP client. `None` of a Unix socket's.
+    pub(crate) address: Option<IpAddr>,
 }
 
 impl Peer {
     pub(crate) fn from_unix(stream: &UnixStream) -> Self {
         let credentials = stream.peer_cred();
         let uid = credentials.map(|credentials| credentials.uid());
-        Self { uid: uid.ok() }
+        Self {
+            uid: uid.ok(),
+            address: None,
+        }
     }
 
     /// Identifies the user of a TCP client. It stays unknown if the client is on another machine or its socket cannot
@@ -32,7 +37,10 @@ impl Peer {
     pub(crate) async fn from_tcp(stream: &TcpStream) -> Self {
         let (Ok(server), Ok(client)) = (stream.local_addr(), stream.peer_addr()) else {
             // The client has disconnected.
-            return Self { uid: None };
+            return Self {
+                uid: None,
+                address: None,
+            };
         };
         let uid = match client.ip().is_loopback() {
             true => find_socket_uid(client, server).await,
@@ -47,6 +55,7 @@ impl Peer {
         let is_open = stream.peer_addr().is_ok_and(|current| current == client);
         Self {
             uid: uid.filter(|_| is_open),
+            address: Some(client.ip()),
         }
     }
 
@@ -149,13 +158,13 @@ mod tests {
                     let socket = find(address, server).unwrap().unwrap();
                     assert_eq!((socket.user(), socket.state), (Some(own), 1));
                 }
-                assert_eq!(Peer::from_tcp(&stream).await, Peer { uid: Some(own) });
+                assert_eq!(Peer::from_tcp(&stream).await.uid, Some(own));
                 drop(client);
                 for find in [sock_diag::find_socket, tcp_table::find_socket] {
                     let socket = find(address, server).unwrap();
                     assert_eq!(socket.and_then(Socket::user), None, "{socket:?}");
                 }
-                assert_eq!(Peer::from_tcp(&stream).await, Peer { uid: None });
+                assert_eq!(Peer::from_tcp(&stream).await.uid, None);
             }
         });
     }

@@ -1,11 +1,12 @@
 //! Scrape targets at `/targets`: the addresses of each host's metrics and profiles, for HTTP service discovery.
 
-use axum::Json;
 use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::http::header::HOST;
+use axum::{Extension, Json};
 use serde::Serialize;
 
+use crate::base_url::BaseUrl;
 use crate::problem::Result;
 use crate::request_host::{SharedHosts, find_hosts};
 
@@ -18,6 +19,9 @@ pub(crate) struct TargetGroup {
 
 #[derive(Serialize)]
 struct Labels {
+    /// Scheme of the address, where that is not http.
+    #[serde(rename = "__scheme__", skip_serializing_if = "Option::is_none")]
+    scheme: Option<&'static str>,
     /// Path of the host's metrics, for Prometheus.
     #[serde(rename = "__metrics_path__")]
     metrics_path: String,
@@ -29,19 +33,25 @@ struct Labels {
     pid: String,
 }
 
-/// Serves the running hosts as scrape targets, at the address by which the client reached this server.
+/// Serves the running hosts as scrape targets, also those that do not answer, at the address by which the client
+/// reached this server or the proxy before it.
 pub(crate) async fn targets(
     State(hosts): State<SharedHosts>,
+    base: Option<Extension<BaseUrl>>,
     headers: HeaderMap,
 ) -> Result<Json<Vec<TargetGroup>>> {
     let address = headers.get(HOST).and_then(|host| host.to_str().ok());
+    let address = base.as_ref().map(|base| base.authority()).or(address);
     let address = address.unwrap_or_default().to_owned();
+    let is_https = base.as_ref().is_some_and(|base| base.is_https());
+    let base = base.as_ref().map_or("", |base| base.path()).to_owned();
     let found = find_hosts(move || hosts.find_all()).await?;
     let groups = found.into_iter().map(|host| {
-        let prefix = format!("/host/{}", host.pid);
+        let prefix = format!("{base}/host/{}", host.pid);
         TargetGroup {
             targets: [address.clone()],
             labels: Labels {
+                scheme: is_https.then_some("https"),
                 metrics_path: format!("{prefix}/metrics"),
                 profile_path_prefix: prefix,
                 service_name: host.name,
