@@ -73,6 +73,13 @@ pub enum ClientError {
     Protocol(String),
 }
 
+impl ClientError {
+    /// Whether the host did not respond in time.
+    pub(crate) fn is_timeout(&self) -> bool {
+        matches!(self, Self::Unreachable(error) if error.kind() == io::ErrorKind::TimedOut)
+    }
+}
+
 /// Reply to a message, whose body was passed inline or as a descriptor.
 #[derive(Debug)]
 pub struct ReceivedBody {

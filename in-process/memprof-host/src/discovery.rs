@@ -18,7 +18,7 @@ use crate::socket_dir::{self, SocketDir, lock};
 use parallel::parallel_map;
 use processes::PluginProcess;
 
-/// Timeout for one host to identify itself and to answer the query.
+/// Timeout of [`discover`] for one host to identify itself and to answer the query.
 const HOST_TIMEOUT: Duration = Duration::from_secs(3);
 /// Timeout for all hosts together.
 const TOTAL_TIMEOUT: Duration = Duration::from_secs(10);
@@ -60,6 +60,8 @@ pub struct UnreachableHost {
     pub path: PathBuf,
     /// Reason for which it was not reached.
     pub reason: String,
+    /// Whether it is there but did not answer in time: it is stopped, or busy.
+    pub is_silent: bool,
 }
 
 /// Extent of a discovery.
@@ -80,6 +82,14 @@ pub struct Discovery<T> {
     pub hosts: Vec<(RunningHost, T)>,
     /// Hosts that did not respond, and directories that were not read.
     pub unreachable: Vec<UnreachableHost>,
+}
+
+/// Times after which hosts are not waited for.
+#[derive(Clone, Copy, Debug)]
+struct Timeouts {
+    host: Duration,
+    /// End of the whole discovery.
+    deadline: Deadline,
 }
 
 /// A socket at which a host may listen.
@@ -130,6 +140,15 @@ pub fn discover<T: Send>(
     scope: DiscoveryScope,
     query: impl Fn(&mut Client) -> T + Sync,
 ) -> Discovery<T> {
+    discover_within(HOST_TIMEOUT, scope, query)
+}
+
+/// Like [`discover`], with another timeout for each host.
+pub fn discover_within<T: Send>(
+    timeout: Duration,
+    scope: DiscoveryScope,
+    query: impl Fn(&mut Client) -> T + Sync,
+) -> Discovery<T> {
     let deadline = Deadline::after(TOTAL_TIMEOUT);
     let mut discovery = Discovery {
         hosts: Vec::new(),
@@ -141,7 +160,11 @@ pub fn discover<T: Send>(
             socket_candidates(&mut discovery.unreachable)
         }
     };
-    let any_is_abandoned = discovery.query_candidates(&candidates, deadline, &query);
+    let timeouts = Timeouts {
+        host: timeout,
+        deadline,
+    };
+    let any_is_abandoned = discovery.query_candidates(&candidates, timeouts, &query);
     let known_pids: HashSet<u32> = discovery.hosts.iter().map(|(host, _)| host.pid).collect();
     let processes = match scope {
         DiscoveryScope::SocketDirs => Vec::new(),
@@ -149,7 +172,7 @@ pub fn discover<T: Send>(
         DiscoveryScope::Process(pid) if known_pids.contains(&pid) => Vec::new(),
         DiscoveryScope::Process(pid) => processes::find_by_pid(pid).into_iter().collect(),
     };
-    discovery.query_processes(processes, &candidates, deadline, &query);
+    discovery.query_processes(processes, &candidates, timeouts, &query);
     if any_is_abandoned {
         own.iter().for_each(|directory| lock::sweep(directory));
     }
@@ -163,17 +186,17 @@ impl<T: Send> Discovery<T> {
     fn query_candidates(
         &mut self,
         candidates: &[SocketCandidate],
-        deadline: Deadline,
+        timeouts: Timeouts,
         query: &(impl Fn(&mut Client) -> T + Sync),
     ) -> bool {
         let mut any_is_abandoned = false;
         let results = parallel_map(candidates, |candidate| {
-            let remaining = deadline.remaining().ok_or_else(|| {
+            let remaining = timeouts.deadline.remaining().ok_or_else(|| {
                 let message = "it was not asked, because other hosts took too long to answer";
                 let late = io::Error::new(io::ErrorKind::TimedOut, message);
                 (None, late.into())
             })?;
-            let (mut client, host) = connect_candidate(candidate, remaining.min(HOST_TIMEOUT))?;
+            let (mut client, host) = connect_candidate(candidate, remaining.min(timeouts.host))?;
             Ok((host, query(&mut client)))
         });
         for (candidate, result) in candidates.iter().zip(results) {
@@ -185,6 +208,7 @@ impl<T: Send> Discovery<T> {
                 Err((pid, error)) => self.unreachable.push(UnreachableHost {
                     pid: pid.or(candidate.process),
                     path: candidate.socket.clone(),
+                    is_silent: error.is_timeout(),
                     reason: match error {
                         ClientError::Unreachable(error) => error.to_string(),
                         error => error.to_string(),
@@ -201,7 +225,7 @@ impl<T: Send> Discovery<T> {
         &mut self,
         processes: Vec<PluginProcess>,
         queried: &[SocketCandidate],
-        deadline: Deadline,
+        timeouts: Timeouts,
         query: &(impl Fn(&mut Client) -> T + Sync),
     ) {
         let queried: HashSet<&Path> = queried
@@ -214,6 +238,7 @@ impl<T: Send> Discovery<T> {
                 self.unreachable.push(UnreachableHost {
                     pid: Some(process.pid),
                     path: PathBuf::from(format!("/proc/{}", process.pid)),
+                    is_silent: false,
                     reason: match process.is_starting {
                         true => STILL_STARTING.to_owned(),
                         false => NO_CONTROL_SOCKET.to_owned(),
@@ -224,7 +249,7 @@ impl<T: Send> Discovery<T> {
             candidates
                 .extend(sockets.filter(|candidate| !queried.contains(candidate.socket.as_path())));
         }
-        self.query_candidates(&candidates, deadline, query);
+        self.query_candidates(&candidates, timeouts, query);
     }
 }
 
@@ -263,6 +288,7 @@ fn socket_candidates(unreached: &mut Vec<UnreachableHost>) -> (Vec<SocketCandida
             Err(error) => unreached.push(UnreachableHost {
                 pid: None,
                 path: dir.directory,
+                is_silent: false,
                 reason: error.to_string(),
             }),
         }

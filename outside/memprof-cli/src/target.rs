@@ -310,6 +310,7 @@ mod tests {
             pid: Some(own),
             path: "/run/h.sock".into(),
             reason: "it did not answer within 3s".to_owned(),
+            is_silent: true,
         };
         check(&[silent], "was not reached: it did not answer within 3s");
     }

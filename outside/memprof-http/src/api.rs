@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::gateway::Gateway;
 use crate::host_client::PluginReply;
-use crate::hosts::ListedHost;
+use crate::hosts::{ListedHost, SilentHost};
 use crate::problem::{Problem, Result};
 use crate::report_query::ReportQuery;
 use crate::request_arguments::RequestArguments;
@@ -134,15 +134,34 @@ async fn kept_dump(
 
 /// Lists the running hosts, like `memprof ps`.
 pub(crate) async fn hosts(State(hosts): State<SharedHosts>) -> Result<Response> {
-    let listed = find_hosts(move || hosts.list()).await?;
+    let (listed, silent) = find_hosts(move || hosts.list()).await?;
     let hosts = listed.into_iter().map(HostRow::from_listed).collect();
-    Ok(Json(HostRows { hosts }).into_response())
+    let silent = silent.into_iter().map(SilentRow::from).collect();
+    Ok(Json(HostRows { hosts, silent }).into_response())
 }
 
-/// The hosts that answer.
+/// The hosts that answer, and those that do not.
 #[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct HostRows {
     hosts: Vec<HostRow>,
+    silent: Vec<SilentRow>,
+}
+
+/// A host that did not answer in time: it is stopped, or busy.
+#[derive(Debug, Serialize, JsonSchema)]
+struct SilentRow {
+    /// Process id in the server's PID namespace.
+    pid: u32,
+    /// Name that it had when it answered, else its program's; empty if both are unknown.
+    name: String,
+    /// Reason for which it is not among the hosts.
+    reason: String,
+}
+
+impl From<SilentHost> for SilentRow {
+    fn from(SilentHost { pid, name, reason }: SilentHost) -> Self {
+        Self { pid, name, reason }
+    }
 }
 
 /// One host, as `memprof ps` lists it.

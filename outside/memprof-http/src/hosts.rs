@@ -2,16 +2,20 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use memprof_host::client::Client;
 use memprof_host::protocol::HostInfo;
-use memprof_host::{DiscoveryScope, RunningHost, discover};
+use memprof_host::{DiscoveryScope, RunningHost, UnreachableHost, discover_within};
 use memprof_messages::ProfilerStatus;
 
 use crate::gateway::Gateway;
 use crate::host_client::HostClient;
 use crate::problem::{Problem, Result};
 use crate::remote_host::{HostSelector, RemoteHost};
+
+/// Time that each host has to answer when all are listed.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Hosts behind a router.
 #[derive(Debug)]
@@ -39,7 +43,18 @@ pub(crate) struct HostGateway {
     /// Process id in this PID namespace.
     pub(crate) pid: u32,
     pub(crate) name: String,
-    pub(crate) gateway: Arc<Gateway>,
+    /// `None` if the host does not answer.
+    pub(crate) gateway: Option<Arc<Gateway>>,
+}
+
+/// A host that runs but did not answer in time: it is stopped, or busy.
+#[derive(Debug)]
+pub(crate) struct SilentHost {
+    /// Process id in this PID namespace.
+    pub(crate) pid: u32,
+    /// Name that it had when it answered, else its program's; empty if both are unknown.
+    pub(crate) name: String,
+    pub(crate) reason: String,
 }
 
 /// A host that answered.
@@ -63,19 +78,22 @@ impl Hosts {
         Self(HostSource::Discovered(Mutex::default()))
     }
 
-    /// Lists the hosts that answer, querying all at the same time. Blocks.
-    pub(crate) fn list(&self) -> Vec<ListedHost> {
+    /// Lists the hosts that answer, and those that do not, querying all at the same time. Blocks for little more than
+    /// [`ANSWER_TIMEOUT`].
+    pub(crate) fn list(&self) -> (Vec<ListedHost>, Vec<SilentHost>) {
         let HostSource::Discovered(cache) = &self.0 else {
-            return self.probe_single().into_iter().collect();
+            return (self.probe_single().into_iter().collect(), Vec::new());
         };
-        let found = discover(DiscoveryScope::AllProcesses, query_status).hosts;
-        cache_hosts(cache, found.iter().map(|(host, _)| host));
-        let listed = found.into_iter().map(|(host, status)| ListedHost {
+        let scope = DiscoveryScope::AllProcesses;
+        let found = discover_within(ANSWER_TIMEOUT, scope, query_status);
+        let silent = silent_hosts(cache, found.unreachable);
+        cache_hosts(cache, found.hosts.iter().map(|(host, _)| host), &silent);
+        let listed = found.hosts.into_iter().map(|(host, status)| ListedHost {
             pid: host.pid,
             info: host.info,
             status,
         });
-        listed.collect()
+        (listed.collect(), silent)
     }
 
     /// Queries the only host. `None` if it does not answer, or hosts are discovered. Blocks.
@@ -93,7 +111,8 @@ impl Hosts {
         })
     }
 
-    /// Returns all hosts that answer, and caches them. Blocks.
+    /// Returns all hosts in the order of their process ids, and caches them. Blocks for little more than
+    /// [`ANSWER_TIMEOUT`].
     pub(crate) fn find_all(&self) -> Vec<HostGateway> {
         let cache = match &self.0 {
             HostSource::Discovered(cache) => cache,
@@ -103,13 +122,25 @@ impl Hosts {
                 let found = info.map(|info| HostGateway {
                     pid: info.pid,
                     name: info.name,
-                    gateway: Arc::clone(gateway),
+                    gateway: Some(Arc::clone(gateway)),
                 });
                 return found.into_iter().collect();
             }
         };
-        let found = discover(DiscoveryScope::AllProcesses, |_| ()).hosts;
-        cache_hosts(cache, found.iter().map(|(host, ())| host))
+        let found = discover_within(ANSWER_TIMEOUT, DiscoveryScope::AllProcesses, |_| ());
+        let silent = silent_hosts(cache, found.unreachable);
+        let mut all = cache_hosts(cache, found.hosts.iter().map(|(host, ())| host), &silent);
+        all.extend(
+            silent
+                .into_iter()
+                .map(|SilentHost { pid, name, .. }| HostGateway {
+                    pid,
+                    name,
+                    gateway: None,
+                }),
+        );
+        all.sort_by_key(|host| host.pid);
+        all
     }
 
     /// Returns the only host, without a query. `None` if hosts are discovered.
@@ -125,9 +156,10 @@ impl Hosts {
         if let Some(gateway) = self.single() {
             return Ok(gateway);
         }
-        let mut all = self.find_all();
+        let all = self.find_all().into_iter();
+        let mut all: Vec<_> = all.filter_map(|host| host.gateway).collect();
         match (all.pop(), all.len()) {
-            (Some(only), 0) => Ok(only.gateway),
+            (Some(only), 0) => Ok(only),
             (None, _) => Err(Problem::host_unavailable(
                 "no process with the plugin is running that this user can reach",
             )
@@ -161,7 +193,7 @@ impl Hosts {
         found
             .or_else(|| {
                 let mut all = self.find_all().into_iter();
-                all.find(|host| host.pid == pid).map(|host| host.gateway)
+                all.find(|host| host.pid == pid)?.gateway
             })
             .ok_or_else(missing)
     }
@@ -187,19 +219,42 @@ fn query_status(client: &mut Client) -> Option<ProfilerStatus> {
     client.status().ok()
 }
 
-/// Caches the gateways of the hosts found, and removes all others. Returns them.
+/// Returns the hosts among those not reached that run but did not answer in time.
+fn silent_hosts(
+    cache: &Mutex<HashMap<u32, CachedHost>>,
+    unreachable: Vec<UnreachableHost>,
+) -> Vec<SilentHost> {
+    let cache = cache.lock().unwrap_or_else(PoisonError::into_inner);
+    let silent = unreachable.into_iter().filter(|host| host.is_silent);
+    let silent = silent.filter_map(|host| {
+        let pid = host.pid?;
+        let known = cache.get(&pid).map(|cached| cached.info.name.clone());
+        let program = || std::fs::read_to_string(format!("/proc/{pid}/comm"));
+        Some(SilentHost {
+            pid,
+            name: known.unwrap_or_else(|| program().unwrap_or_default().trim_end().to_owned()),
+            reason: host.reason,
+        })
+    });
+    silent.collect()
+}
+
+/// Caches the gateways of the hosts found, and removes all others but silent ones. Returns them.
 fn cache_hosts<'a>(
     cache: &Mutex<HashMap<u32, CachedHost>>,
     found: impl Iterator<Item = &'a RunningHost>,
+    silent: &[SilentHost],
 ) -> Vec<HostGateway> {
     let found = found.map(|host| HostGateway {
         pid: host.pid,
         name: host.info.name.clone(),
-        gateway: cache_host(cache, host),
+        gateway: Some(cache_host(cache, host)),
     });
     let found: Vec<_> = found.collect();
     let mut cache = cache.lock().unwrap_or_else(PoisonError::into_inner);
-    cache.retain(|pid, _| found.iter().any(|other| other.pid == *pid));
+    cache.retain(|pid, _| {
+        found.iter().any(|other| other.pid == *pid) || silent.iter().any(|other| other.pid == *pid)
+    });
     found
 }
 

@@ -86,8 +86,14 @@ pub(crate) async fn all_metrics(State(hosts): State<SharedHosts>) -> Result<Resp
     for HostGateway { pid, name, gateway } in found {
         let labels = vec![("service", name), ("pid", pid.to_string())];
         queries.spawn(async move {
-            let reply = timeout(HOST_TIMEOUT, query_host(&gateway, labels.clone())).await;
-            (pid, labels, reply.ok().and_then(Result::ok))
+            let reply = match gateway {
+                Some(gateway) => {
+                    let reply = timeout(HOST_TIMEOUT, query_host(&gateway, labels.clone())).await;
+                    reply.ok().and_then(Result::ok)
+                }
+                None => None,
+            };
+            (pid, labels, reply)
         });
     }
     let mut replies = queries.join_all().await;

@@ -72,7 +72,7 @@ function draw() {
     const base = older(dump).find(one => chosen === BEFORE || one.id === chosen);
     if (base) links.push(element('a', {
       href: hash({ view: id, base: base.id }), textContent: 'Diff',
-      ariaLabel: `What changed from ${clock(base.taken)} to the dump of ${time}`,
+      ariaLabel: `Diff: what changed from ${clock(base.taken)} to the dump of ${time}`,
     }));
     return element('tr', {},
       element('td', {}, time, ' ', element('small')),

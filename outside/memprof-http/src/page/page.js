@@ -22,10 +22,11 @@ async function look() {
   if (document.hidden) return;
   const mine = ++looks;
   try {
-    const all = await hosts();
-    const found = pid ? all.find(one => one.pid === pid) : all.length === 1 ? all[0] : null;
-    if (!pid && all.length > 1) choose(all);
-    else if (found) await lookAt(found, all);
+    const { hosts: all, silent } = await hosts();
+    const isChoice = all.length + silent.length > 1;
+    const found = pid ? all.find(one => one.pid === pid) : all[0];
+    if (!pid && isChoice) choose(all, silent);
+    else if (found) await lookAt(found, isChoice);
     else lose(all);
   } catch (failure) {
     if (failure instanceof Failure && failure.isGone) lose([], failure);
@@ -35,25 +36,25 @@ async function look() {
   if (mine === looks) timer = setTimeout(look, PAUSE);
 }
 
-function choose(all) {
+function choose(all, silent) {
   host = null;
   isGone = true;
   show('hosts');
   $('gone').hidden = true;
   $('name').textContent = 'memprof';
-  $('command').textContent = `${all.length} processes`;
+  $('command').textContent = `${all.length + silent.length} processes`;
   $('state').textContent = '';
-  showHosts(all);
+  showHosts(all, silent);
 }
 
-async function lookAt(found, all) {
+async function lookAt(found, isChoice) {
   if (found.pid !== host?.pid || found.started !== host?.started) forgetMemory();
   host = found;
   document.title = `${host.name} ${host.pid} · memprof`;
   $('name').textContent = `${host.name}, pid ${host.pid}`;
   $('command').textContent = host.command;
   $('command').title = host.command;
-  $('all').hidden = all.length < 2;
+  $('all').hidden = !isChoice;
   $('all').href = rootAddress;
   const [status, kept] = await Promise.all([ask('status'), ask('dumps')]);
   showSampling(status);
@@ -79,9 +80,11 @@ function lose(all, failure) {
   const words = failure?.kind === 'no_server' ? 'The server behind this page, memprof serve, does not answer.'
     : name ? `${name} does not answer: it has ended, or it is stopped.`
       : 'No process runs here that loaded memory_profile and that you may look at.';
-  $('gone').replaceChildren(element('strong', { textContent: words }),
+  const shown = element('div', {}, element('strong', { textContent: words }),
     ' This page looks again every 2 seconds. ',
     ...again.map(one => element('a', { href: hostAddress(one), textContent: `Go to ${one.name}, pid ${one.pid}` })));
+  // What stays the same keeps the focus of the keyboard.
+  if ($('gone').textContent !== shown.textContent) $('gone').replaceChildren(shown);
   $('gone').hidden = false;
   $('state').textContent = host ? 'does not answer' : '';
   $('state').className = 'lost';
@@ -186,6 +189,7 @@ function route() {
   else leaveProfile();
 }
 
+$('command').textContent = 'Looking for processes …';
 prepareSampling(change);
 prepareDumps();
 prepareProfile();
