@@ -1,7 +1,10 @@
 //! Arguments of a request: its query and its body, a JSON object or a form, are one set.
 
+use std::convert::Infallible;
+
 use axum::body::Bytes;
-use axum::extract::{FromRequest, Request};
+use axum::extract::{FromRequest, FromRequestParts, Request};
+use axum::http::request::Parts;
 use serde_json::{Map, Value};
 
 use crate::problem::{Problem, Result};
@@ -69,6 +72,36 @@ impl RequestArguments {
     pub(crate) fn pairs(&self) -> Vec<(&str, &str)> {
         let pairs = self.0.iter();
         pairs.map(|(k, v)| (k.as_str(), v.as_str())).collect()
+    }
+}
+
+/// Parameters of a query for a handler that ignores unknown names.
+#[derive(Debug)]
+pub(crate) struct QueryParameters(Vec<(String, String)>);
+
+impl<S: Send + Sync> FromRequestParts<S> for QueryParameters {
+    type Rejection = Infallible;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Infallible> {
+        let query = parts.uri.query().unwrap_or_default();
+        Ok(Self(parse_form(query.as_bytes())))
+    }
+}
+
+impl QueryParameters {
+    /// Returns the first value of a parameter. `None` if it is absent.
+    pub(crate) fn first(&self, name: &str) -> Option<&str> {
+        self.values(name).next()
+    }
+
+    /// Returns the last value of a parameter. `None` if it is absent.
+    pub(crate) fn last(&self, name: &str) -> Option<&str> {
+        self.values(name).next_back()
+    }
+
+    fn values(&self, name: &str) -> impl DoubleEndedIterator<Item = &str> {
+        let named = self.0.iter().filter(move |(known, _)| known == name);
+        named.map(|(_, value)| value.as_str())
     }
 }
 

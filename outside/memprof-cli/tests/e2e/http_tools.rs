@@ -7,6 +7,7 @@ use std::process::Command;
 use crate::curl::curl;
 use crate::dist::{tool, tool_text};
 use crate::host::{Host, Setup};
+use crate::memprof::memprof;
 use crate::server::Server;
 
 /// A host whose leak is in the profile, and its server.
@@ -75,6 +76,63 @@ fn jeprof_and_google_pprof_read_a_served_heap() {
             let share = cumulative(&text, "grow_cache");
             assert!(share > 80.0, "{program} {tool}: {text}");
         }
+    }
+}
+
+/// The function of the first row, which holds most itself.
+fn largest(text: &str) -> &str {
+    let mut rows = text.lines().skip_while(|line| !line.starts_with("Total: "));
+    let row = rows
+        .nth(1)
+        .unwrap_or_else(|| panic!("no row in {text}"))
+        .trim();
+    let at = row
+        .rfind("% ")
+        .unwrap_or_else(|| panic!("no share in {row}"));
+    row[at + 2..].trim()
+}
+
+#[test]
+fn served_heap_blames_no_allocator() {
+    let of = Setup::of;
+    let preload = |library| Setup::without_profiling("c_host").env("LD_PRELOAD", library);
+    let setups = [
+        of("rust_host"),
+        of("c_host"),
+        of("c_host_static"),
+        // memprof's sampler, in front of glibc and mimalloc.
+        Setup::without_profiling("c_host"),
+        preload("libmimalloc.so.2"),
+        preload("libtcmalloc.so.4"),
+        preload("libtcmalloc_minimal.so.4"),
+    ];
+    for setup in setups {
+        let host = setup.start();
+        host.memprof("activate", &["sample_interval=4KiB"]).exits(0);
+        let dump = host.dump_of(4 << 20);
+        let server = Server::of(&host, &[]);
+        let (file, path) = (
+            host.place().join("reported"),
+            dump["path"].as_str().unwrap(),
+        );
+        let format = ["report", "--format", "jeprof", "-o"];
+        let args = [&format[..], &[file.to_str().unwrap(), path]].concat();
+        memprof(&host.socket_dir(), &args).exits(0);
+        let jeprof = |args: &[&str]| run(&host, "libjemalloc-dev", "jeprof", args);
+        let reported = jeprof(&["--text", file.to_str().unwrap()]);
+        let text = jeprof(&[
+            "--text",
+            &format!("{}/pprof/heap", address_without_scheme(&server)),
+        ]);
+        assert_eq!(largest(&text), largest(&reported), "{text}{reported}");
+        for text in ["jemalloc", "tcmalloc", "mimalloc", "hook", "memory_profile"] {
+            assert!(!largest(&reported).contains(text), "{reported}");
+        }
+        // Callers have names, too.
+        let google = ["--text", file.to_str().unwrap()];
+        let google = run(&host, "google-perftools", "google-pprof", &google);
+        assert!(cumulative(&google, "grow_cache") > 80.0, "{google}");
+        assert!(!google.contains(" 0x"), "{google}");
     }
 }
 
@@ -205,6 +263,8 @@ fn go_reads_the_difference() {
         &[
             "-seconds",
             "1",
+            "-timeout",
+            "60",
             "-sample_index=inuse_space",
             "-top",
             "-cum",

@@ -5,18 +5,17 @@ mod hotspots;
 
 use axum::Router;
 use axum::body::Body;
-use axum::extract::Query;
 use axum::http::header::{CONTENT_TYPE, USER_AGENT};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
-use axum::routing::get;
-use serde::Deserialize;
+use axum::routing::any;
 
-use crate::compat::symbol;
+use crate::compat::symbol::{self, Original};
 use crate::gateway::{DumpReply, Gateway};
 use crate::problem::{Problem, Result};
 use crate::report::{as_tcmalloc, new_dump_as_tcmalloc};
 use crate::report_query::ReportQuery;
+use crate::request_arguments::QueryParameters;
 use crate::request_host::{RequestHost, SharedHosts};
 
 const TEXT: (HeaderName, &str) = (CONTENT_TYPE, "text/plain");
@@ -24,17 +23,19 @@ const TEXT: (HeaderName, &str) = (CONTENT_TYPE, "text/plain");
 const DEFAULT_STATS_OPTIONS: &str = "Ja";
 const GROWTH: [(&str, &str); 1] = [("kind", "growth")];
 
+/// Routes of the services, which take every method and, of a repeated parameter, the last value.
 pub(super) fn routes() -> Router<SharedHosts> {
     Router::new()
-        .route("/pprof/heap", get(heap))
-        .route("/pprof/growth", get(growth))
-        .route("/pprof/symbol", symbol::route())
-        .route("/pprof/cmdline", get(symbol::command_line))
-        .route("/memory", get(memory))
-        .route("/flags", get(flags::flags))
-        .route("/flags/{flag}", get(flags::flag))
-        .route("/hotspots/heap", get(hotspots::heap))
-        .route("/hotspots/growth", get(hotspots::growth))
+        .route("/pprof/heap", any(heap))
+        .route("/pprof/growth", any(growth))
+        .route("/pprof/symbol", symbol::route(Original::Brpc))
+        .route("/pprof/cmdline", any(symbol::command_line))
+        .route("/memory", any(memory))
+        .route("/flags", any(flags::flags))
+        .route("/flags/", any(flags::flags))
+        .route("/flags/{flag}", any(flags::flag))
+        .route("/hotspots/heap", any(hotspots::heap))
+        .route("/hotspots/growth", any(hotspots::growth))
 }
 
 /// Error codes of brpc, each with its HTTP status.
@@ -87,13 +88,6 @@ fn growth_off_error(problem: &Problem) -> Response {
     )
 }
 
-#[derive(Deserialize)]
-struct Display {
-    display: Option<String>,
-    extra_options: Option<String>,
-    opts: Option<String>,
-}
-
 /// Returns whether the client is `go tool pprof`. It symbolizes with the local binary before it asks the server,
 /// and Go 1.19 gets wrong names for programs that lld linked, such as Rust's. So it is sent a symbolized profile.
 fn is_go(headers: &HeaderMap) -> bool {
@@ -105,9 +99,9 @@ fn is_go(headers: &HeaderMap) -> bool {
 async fn heap(
     RequestHost(host): RequestHost,
     headers: HeaderMap,
-    Query(query): Query<Display>,
+    query: QueryParameters,
 ) -> Result<Response> {
-    let display = query.display.as_deref().unwrap_or_default();
+    let display = query.last("display").unwrap_or_default();
     let done = match display {
         "" if is_go(&headers) => {
             ReportQuery::default()
@@ -117,10 +111,10 @@ async fn heap(
         "" => new_dump_as_tcmalloc(&host)
             .await
             .map(|text| ([TEXT], text).into_response()),
-        "stats" => stats(&host, query.opts.as_deref()).await,
+        "stats" => stats(&host, query.last("opts")).await,
         "text" | "svg" | "flamegraph" => {
             let mut view = ReportQuery::with_format(display);
-            view.sample_type = sample_type(query.extra_options.as_deref());
+            view.sample_type = sample_type(query.last("extra_options"));
             view.render_new_dump_or_flamegraph(&host).await
         }
         other => Err(Problem::invalid(format!("unknown display {other:?}"))
@@ -147,8 +141,8 @@ fn sample_type(options: Option<&str>) -> Option<String> {
 }
 
 /// Serves `/memory`: the allocators' statistics.
-async fn memory(RequestHost(host): RequestHost, Query(query): Query<Display>) -> Result<Response> {
-    stats(&host, query.opts.as_deref()).await
+async fn memory(RequestHost(host): RequestHost, query: QueryParameters) -> Result<Response> {
+    stats(&host, query.last("opts")).await
 }
 
 /// Serves the statistics of all allocators as text. `opts` are those of `malloc_stats_print`; they are ignored if an

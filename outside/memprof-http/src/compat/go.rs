@@ -3,14 +3,15 @@
 use std::time::Duration;
 
 use axum::Router;
+use axum::body::Bytes;
 use axum::extract::RawQuery;
-use axum::http::header::{CONTENT_TYPE, LOCATION};
-use axum::http::{HeaderName, StatusCode};
+use axum::http::header::{CONTENT_DISPOSITION, CONTENT_TYPE, LOCATION};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use axum::response::{Html, IntoResponse, Response};
-use axum::routing::get;
+use axum::routing::any;
 use tokio::time::sleep;
 
-use crate::compat::symbol;
+use crate::compat::symbol::{self, Original};
 use crate::gateway::Gateway;
 use crate::problem::Problem;
 use crate::report::{PendingDump, new_dump_as_tcmalloc};
@@ -21,14 +22,23 @@ use crate::request_host::{RequestHost, SharedHosts};
 /// Longest profile in seconds: proxies close requests that are open longer.
 const MAX_SECONDS: u64 = 600;
 
+/// Routes of the profiles, which take every method. Of a repeated parameter the first value counts, those of a form
+/// before those of the query.
 pub(super) fn routes() -> Router<SharedHosts> {
     Router::new()
-        .route("/debug/pprof", get(redirect_to_index))
-        .route("/debug/pprof/", get(async |_: RequestHost| Html(INDEX)))
-        .route("/debug/pprof/heap", get(heap))
-        .route("/debug/pprof/allocs", get(allocs))
-        .route("/debug/pprof/symbol", symbol::route())
-        .route("/debug/pprof/cmdline", get(symbol::command_line))
+        .route("/debug/pprof", any(redirect_to_index))
+        .route("/debug/pprof/", any(async |_: RequestHost| Html(INDEX)))
+        .route("/debug/pprof/{profile}", any(unknown_profile))
+        .route("/debug/pprof/heap", any(heap))
+        .route("/debug/pprof/allocs", any(allocs))
+        .route("/debug/pprof/symbol", symbol::route(Original::Go))
+        .route("/debug/pprof/cmdline", any(symbol::command_line))
+}
+
+/// Reply for the profiles of Go that a process of another language does not have.
+async fn unknown_profile() -> GoError {
+    let problem = Problem::not_found("Unknown profile");
+    GoError(problem.remedy("heap and allocs are served"))
 }
 
 /// Redirects as Go's `ServeMux` does, relative to the path of the host.
@@ -75,8 +85,8 @@ enum ProfileRequest {
 impl ProfileRequest {
     /// Parses a query as `net/http/pprof` does: the first value of a name counts, other names are ignored, and a `debug`
     /// that is no number is 0.
-    fn parse(query: &str) -> Result<Self, Problem> {
-        let query = parse_form(query.as_bytes());
+    fn parse(query: &str, form: &[u8]) -> Result<Self, Problem> {
+        let query = [parse_form(form), parse_form(query.as_bytes())].concat();
         let value = |name: &str| {
             let first = query.iter().find(|(known, _)| known == name);
             first.map(|(_, value)| value.as_str()).unwrap_or_default()
@@ -100,24 +110,47 @@ impl ProfileRequest {
             },
         }
     }
+
+    /// Sets the file name of a reply as `net/http/pprof` does.
+    fn name_file(&self, profile: &str, headers: &mut HeaderMap) {
+        let suffix = match self {
+            Self::Now => "",
+            Self::Delta(_) => "-delta",
+            Self::Text => return,
+        };
+        let file = format!("attachment; filename=\"{profile}{suffix}\"");
+        if let Ok(value) = HeaderValue::try_from(file) {
+            headers.insert(CONTENT_DISPOSITION, value);
+        }
+    }
 }
 
 /// Serves a heap profile, with bytes in use as the default type.
-async fn heap(RequestHost(host): RequestHost, RawQuery(query): RawQuery) -> Result<Response> {
-    let wanted = ProfileRequest::parse(&query.unwrap_or_default())?;
-    Ok(profile(&host, &wanted, "inuse_space").await?)
+async fn heap(
+    RequestHost(host): RequestHost,
+    RawQuery(query): RawQuery,
+    form: Bytes,
+) -> Result<Response> {
+    let wanted = ProfileRequest::parse(&query.unwrap_or_default(), &form)?;
+    let mut reply = profile(&host, &wanted, "inuse_space").await?;
+    wanted.name_file("heap", reply.headers_mut());
+    Ok(reply)
 }
 
 /// Serves a heap profile with the allocated bytes as the default type or, if they were not counted (`prof_accum`), with
 /// the bytes in use.
-async fn allocs(RequestHost(host): RequestHost, RawQuery(query): RawQuery) -> Result<Response> {
-    let wanted = ProfileRequest::parse(&query.unwrap_or_default())?;
-    match profile(&host, &wanted, "alloc_space").await {
-        Err(problem) if problem.is_client_error() => {
-            Ok(profile(&host, &wanted, "inuse_space").await?)
-        }
-        profile => Ok(profile?),
-    }
+async fn allocs(
+    RequestHost(host): RequestHost,
+    RawQuery(query): RawQuery,
+    form: Bytes,
+) -> Result<Response> {
+    let wanted = ProfileRequest::parse(&query.unwrap_or_default(), &form)?;
+    let mut reply = match profile(&host, &wanted, "alloc_space").await {
+        Err(problem) if problem.is_client_error() => profile(&host, &wanted, "inuse_space").await?,
+        profile => profile?,
+    };
+    wanted.name_file("allocs", reply.headers_mut());
+    Ok(reply)
 }
 
 /// Serves a new profile as pprof or as text.
@@ -151,7 +184,7 @@ mod tests {
     #[test]
     fn query_is_parsed_as_by_go() {
         let check = |query: &str, expected: Result<ProfileRequest, &str>| {
-            let parsed = ProfileRequest::parse(query).map_err(|problem| problem.error.message);
+            let parsed = ProfileRequest::parse(query, b"").map_err(|problem| problem.error.message);
             let parsed = parsed.as_ref().map_err(String::as_str);
             assert_eq!(parsed, expected.as_ref().map_err(|text| *text), "{query}");
         };

@@ -1,17 +1,16 @@
 //! libmtev's `/mtev/heap_profile` and `/mtev/memory.json`.
 
 use axum::Router;
-use axum::extract::Query;
 use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use memprof_messages::{AllocatorKind, AllocatorStatus, JemallocOptions};
-use serde::Deserialize;
 
 use crate::gateway::Gateway;
 use crate::problem::{Problem, Result};
 use crate::report::export;
+use crate::request_arguments::QueryParameters;
 use crate::request_host::{RequestHost, SharedHosts};
 
 pub(super) fn routes() -> Router<SharedHosts> {
@@ -20,21 +19,12 @@ pub(super) fn routes() -> Router<SharedHosts> {
         .route("/mtev/memory.json", get(memory))
 }
 
-#[derive(Deserialize)]
-struct Parameters {
-    active: Option<String>,
-    trigger_dump: Option<String>,
-}
-
 const TEXT: (axum::http::HeaderName, &str) = (CONTENT_TYPE, "text/plain");
 const DUMP: (axum::http::HeaderName, &str) = (CONTENT_TYPE, "application/x-jemalloc-heap-profile");
 
 /// Serves the state of profiling, changes it with `active`, or serves a new dump with `trigger_dump`. Replies with
 /// status 500 if the process has no jemalloc.
-async fn heap_profile(
-    RequestHost(host): RequestHost,
-    Query(parameters): Query<Parameters>,
-) -> Result<Response> {
+async fn heap_profile(RequestHost(host): RequestHost, query: QueryParameters) -> Result<Response> {
     let allocators = host.status().await?.allocators;
     if !allocators
         .iter()
@@ -43,10 +33,7 @@ async fn heap_profile(
         let message = "libjemalloc is not loaded, cannot heap profile\n";
         return Ok((StatusCode::INTERNAL_SERVER_ERROR, [TEXT], message).into_response());
     }
-    let done = match (
-        parameters.active.as_deref(),
-        parameters.trigger_dump.as_deref(),
-    ) {
+    let done = match (query.first("active"), query.first("trigger_dump")) {
         (Some("true"), _) => activate(&host).await,
         (Some(_), _) => deactivate(&host).await,
         (None, Some("true")) => dump(&host).await,

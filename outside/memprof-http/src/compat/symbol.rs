@@ -20,16 +20,32 @@ const MAX_BODY_BYTES: usize = 4 << 20;
 const MEMORY_PER_BYTE: u64 = 80;
 const MAPS: &str = "MAPPED_LIBRARIES:\n";
 
+/// First line of a reply: there are symbols.
+const SYMBOLS: &str = "num_symbols: 1\n";
+
+/// System in whose form names are served.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Original {
+    /// A line `0x%08x`, tab, name for each address.
+    Brpc,
+    /// [`SYMBOLS`], and a line `%#x NAME` for each address that has a name.
+    Go,
+}
+
 /// Route that symbolizes the addresses of a POST's body or a GET's query, and reports to a GET without any that there
 /// are symbols.
-pub(super) fn route() -> MethodRouter<SharedHosts> {
+pub(super) fn route(original: Original) -> MethodRouter<SharedHosts> {
     get(
-        async |RequestHost(host): RequestHost, RawQuery(query): RawQuery| match query {
-            Some(query) if query.starts_with("0x") => symbolize_list(&host, query.as_bytes()).await,
-            _ => Ok("num_symbols: 1\n".to_owned()),
+        async move |RequestHost(host): RequestHost, RawQuery(query): RawQuery| match query {
+            Some(query) if query.starts_with("0x") => {
+                symbolize_list(&host, query.as_bytes(), original).await
+            }
+            _ => Ok(SYMBOLS.to_owned()),
         },
     )
-    .post(async |RequestHost(host): RequestHost, body: Bytes| symbolize_list(&host, &body).await)
+    .post(async move |RequestHost(host): RequestHost, body: Bytes| {
+        symbolize_list(&host, &body, original).await
+    })
     .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
 }
 
@@ -53,8 +69,8 @@ fn without_trailing_nul(arguments: &[u8]) -> String {
     arguments.trim_end_matches('\0').to_owned()
 }
 
-/// Replies with a line for each address of `0x1+0x2`: `0x%08x`, a tab, the name.
-async fn symbolize_list(host: &Gateway, body: &[u8]) -> Result<String> {
+/// Replies with a line for each address of `0x1+0x2`.
+async fn symbolize_list(host: &Gateway, body: &[u8], original: Original) -> Result<String> {
     let addresses = parse_addresses(body)?;
     let pid = host.process().await?.visible_pid;
     // The process as it is: a library of the profile may be in no dump that was kept before.
@@ -65,9 +81,18 @@ async fn symbolize_list(host: &Gateway, body: &[u8]) -> Result<String> {
         symbolize(&addresses, &maps, pid)
     })
     .await?;
-    let mut lines = String::new();
+    let mut lines = match original {
+        Original::Brpc => String::new(),
+        Original::Go => SYMBOLS.to_owned(),
+    };
     for (address, name) in named {
-        writeln!(lines, "{address:#010x}\t{name}").map_err(|e| Problem::internal(e.to_string()))?;
+        let written = match (original, name) {
+            (Original::Brpc, Some(name)) => writeln!(lines, "{address:#010x}\t{name}"),
+            (Original::Brpc, None) => writeln!(lines, "{address:#010x}\t{address:#010x}"),
+            (Original::Go, Some(name)) => writeln!(lines, "{address:#x} {name}"),
+            (Original::Go, None) => Ok(()),
+        };
+        written.map_err(|e| Problem::internal(e.to_string()))?;
     }
     Ok(lines)
 }
@@ -79,11 +104,13 @@ fn parse_addresses(body: &[u8]) -> Result<Vec<u64>> {
             .remedy("for example 0x4005d0+0x4005f7")
     };
     let text = std::str::from_utf8(body).map_err(|_| malformed())?;
+    // brpc takes a list in quotes, too.
+    let text = text.trim().trim_matches(['"', '\'']);
     let address = |text: &str| {
         let digits = text.trim().strip_prefix("0x").ok_or_else(malformed)?;
         u64::from_str_radix(digits, 16).map_err(|_| malformed())
     };
-    text.trim().split('+').map(address).collect()
+    text.split('+').map(address).collect()
 }
 
 /// Reads what a dump says of the process: its mappings, and comments with their build ids. Empty if it says nothing.
@@ -102,8 +129,12 @@ fn read_maps(dump: impl Read) -> io::Result<Vec<u8>> {
 }
 
 /// Returns each address with its name, in their order, by symbolizing a profile with these addresses. Inlined functions
-/// are joined by `--`; an address without a symbol is its own name.
-fn symbolize(addresses: &[u64], maps: &[u8], pid: Option<u32>) -> Result<Vec<(u64, String)>> {
+/// are joined by `--`.
+fn symbolize(
+    addresses: &[u64],
+    maps: &[u8],
+    pid: Option<u32>,
+) -> Result<Vec<(u64, Option<String>)>> {
     let mut text = String::from("heap profile: 0: 0 [0: 0] @ heapprofile\n").into_bytes();
     for address in addresses {
         // A stack has return addresses; these are addresses of calls.
@@ -136,11 +167,9 @@ fn symbolize(addresses: &[u64], maps: &[u8], pid: Option<u32>) -> Result<Vec<(u6
             });
         }
     }
-    let unknown = |address: u64| format!("{address:#x}");
-    let line = |address: &u64| {
-        let name = names.get(address).cloned();
-        (*address, name.unwrap_or_else(|| unknown(*address)))
-    };
+    // Outside of all mappings, the name of an address is its number.
+    let is_name = |name: &&String| !name.starts_with("0x");
+    let line = |address: &u64| (*address, names.get(address).filter(is_name).cloned());
     Ok(addresses.iter().map(line).collect())
 }
 
@@ -183,6 +212,7 @@ mod tests {
         };
         check("0x1", Some(&[1]));
         check("0x000000000000000a+0xff\n", Some(&[10, 255]));
+        check("'0x1+0x2'\n", Some(&[1, 2]));
         check("", None);
         check("0x", None);
         check("1", None);

@@ -1,7 +1,7 @@
 //! userver's `server::handlers::Jemalloc`: `POST /service/jemalloc/prof/{command}`.
 
 use axum::Router;
-use axum::extract::{Path, Query};
+use axum::extract::Path;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::post;
@@ -9,6 +9,7 @@ use serde::Deserialize;
 
 use crate::gateway::Gateway;
 use crate::problem::{Problem, Result};
+use crate::request_arguments::QueryParameters;
 use crate::request_host::{RequestHost, SharedHosts};
 
 pub(super) fn routes() -> Router<SharedHosts> {
@@ -20,16 +21,11 @@ struct Command {
     command: String,
 }
 
-#[derive(Deserialize)]
-struct Parameters {
-    count: Option<String>,
-}
-
 /// Runs the command in the path. An unknown one is reported with status 200, as userver does.
 async fn command(
     RequestHost(host): RequestHost,
     Path(Command { command }): Path<Command>,
-    Query(Parameters { count }): Query<Parameters>,
+    query: QueryParameters,
 ) -> Result<Response> {
     let done = match command.as_str() {
         "enable" => send_ok_text(&host, "activate", &[]).await,
@@ -38,7 +34,7 @@ async fn command(
         "stat" => host.stats_text(Some("")).await,
         "bg_threads_enable" => send_ok_text(&host, "background_thread", &[("state", "on")]).await,
         "bg_threads_disable" => send_ok_text(&host, "background_thread", &[("state", "off")]).await,
-        "bg_threads_set_max" => match parse_max(count.as_deref()) {
+        "bg_threads_set_max" => match parse_max(query.first("count")) {
             Ok(max) => send_ok_text(&host, "background_thread", &[("max", &max)]).await,
             Err(message) => return Ok((StatusCode::BAD_REQUEST, message).into_response()),
         },

@@ -1,6 +1,6 @@
 //! brpc's `/flags`: gflags for jemalloc's controls.
 
-use axum::extract::{Path, Query};
+use axum::extract::Path;
 use axum::response::{IntoResponse, Response};
 use memprof_messages::Profiling;
 use serde::Deserialize;
@@ -8,6 +8,7 @@ use serde::Deserialize;
 use super::{BrpcError, TEXT, brpc_error};
 use crate::gateway::Gateway;
 use crate::problem::{Problem, Result};
+use crate::request_arguments::QueryParameters;
 use crate::request_host::RequestHost;
 
 const HEAD: &str = "Name | Value | Description | Defined At\n\
@@ -26,8 +27,15 @@ const FLAGS: [(&str, &str); 3] = [
     ),
 ];
 
-/// Serves a table of all flags.
-pub(super) async fn flags(RequestHost(host): RequestHost) -> Result<Response> {
+/// Serves a table of all flags. Setting one needs its name.
+pub(super) async fn flags(
+    RequestHost(host): RequestHost,
+    query: QueryParameters,
+) -> Result<Response> {
+    if query.last("setvalue").is_some() {
+        let text = "Require gflag name";
+        return Ok(brpc_error(BrpcError::NoSuchMethod, text, None));
+    }
     flag_table(&host, |_| true).await
 }
 
@@ -36,36 +44,57 @@ pub(super) struct Flag {
     flag: String,
 }
 
-#[derive(Deserialize)]
-pub(super) struct Parameters {
-    setvalue: Option<String>,
-}
-
-/// Serves a flag, or sets it if there is the parameter `setvalue`. brpc's errors have a status of 403 or 404.
+/// Serves the flags that a list of names and patterns selects, or sets the one of that name if there is the parameter
+/// `setvalue`. brpc's errors have a status of 403 or 404.
 pub(super) async fn flag(
     RequestHost(host): RequestHost,
     Path(Flag { flag }): Path<Flag>,
-    Query(Parameters { setvalue }): Query<Parameters>,
+    query: QueryParameters,
 ) -> Result<Response> {
+    let Some(value) = query.last("setvalue") else {
+        return flag_table(&host, |name| is_selected(name, &flag)).await;
+    };
     if !FLAGS.iter().any(|(name, _)| *name == flag) {
         return Ok(brpc_error(BrpcError::NoSuchMethod, "No such gflag", None));
     }
-    let Some(value) = setvalue else {
-        return flag_table(&host, |name| name == flag).await;
-    };
-    match set_flag(&host, &flag, &value).await {
+    match set_flag(&host, &flag, value).await {
         Ok(()) => Ok(([TEXT], format!("Set `{flag}' to {value}")).into_response()),
         Err(problem) if problem.is_host_error() || problem.is_client_error() => {
-            let value = if value.is_empty() {
-                "empty string"
-            } else {
-                &value
+            let value = match value {
+                "" => "empty string",
+                value => value,
             };
             let text = format!("Fail to set `{flag}' to {value}");
             Ok(brpc_error(BrpcError::NotPermitted, &text, Some(&problem)))
         }
         Err(problem) => Err(problem),
     }
+}
+
+/// Returns whether a list of names, separated by `,` or `;`, has that of a flag. `*` stands for any characters, `$` for
+/// one.
+fn is_selected(name: &str, list: &str) -> bool {
+    list.split([',', ';'])
+        .any(|pattern| matches_pattern(name.as_bytes(), pattern.as_bytes()))
+}
+
+/// Returns whether a pattern with `*` and `$` matches a whole name.
+fn matches_pattern(name: &[u8], pattern: &[u8]) -> bool {
+    // By the length of a beginning of the name: whether the pattern so far matches it.
+    let mut is_match = vec![false; name.len() + 1];
+    is_match[0] = true;
+    for &wanted in pattern {
+        let mut before = false;
+        for length in 0..is_match.len() {
+            let is_byte = length > 0 && (wanted == b'$' || wanted == name[length - 1]);
+            let now = match wanted {
+                b'*' => is_match[length] || (length > 0 && is_match[length - 1]),
+                _ => before && is_byte,
+            };
+            before = std::mem::replace(&mut is_match[length], now);
+        }
+    }
+    is_match[name.len()]
 }
 
 /// Sends the message for which the flag stands. Fails if the value is invalid, or with the plugin's error.
@@ -103,4 +132,30 @@ async fn flag_table(host: &Gateway, is_wanted: impl Fn(&str) -> bool) -> Result<
             )
         });
     Ok(([TEXT], HEAD.to_owned() + &rows.collect::<String>()).into_response())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_select_flags() {
+        let check = |list: &str, expected: &[&str]| {
+            let names = FLAGS.iter().map(|(name, _)| *name);
+            let selected: Vec<_> = names.filter(|name| is_selected(name, list)).collect();
+            assert_eq!(selected, expected, "{list}");
+        };
+        check("je_prof_dump", &["je_prof_dump"]);
+        check(
+            "je_prof_dump,je_prof_active",
+            &["je_prof_active", "je_prof_dump"],
+        );
+        check("other;je_prof_reset", &["je_prof_reset"]);
+        check("*", &["je_prof_active", "je_prof_dump", "je_prof_reset"]);
+        check("*_a*e", &["je_prof_active"]);
+        check("je_prof_$$$$", &["je_prof_dump"]);
+        check("enable_dir_service,enable_threads_service", &[]);
+        check("je_prof", &[]);
+        check("", &[]);
+    }
 }
