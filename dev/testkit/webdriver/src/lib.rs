@@ -30,6 +30,8 @@ const CHROMIUM_ARGS: [&str; 9] = [
 ];
 /// Timeout of a script in milliseconds, long enough for a busy machine.
 const SCRIPT_TIMEOUT_MS: u64 = 120_000;
+/// Package of Python's index that has axe.min.js, the accessibility checker; pip needs none of its dependencies.
+const AXE: [&str; 2] = ["--no-deps", "axe-playwright-python==0.1.8"];
 /// Key of an element's id in `WebDriver`'s JSON (w3.org/TR/webdriver2, "web element identifier").
 const ELEMENT_KEY: &str = "element-6066-11e4-a52e-4f735466cecf";
 
@@ -128,6 +130,13 @@ impl Browser {
         );
     }
 
+    /// Presses and releases a key, wherever the focus is.
+    pub fn press_key(&self, key: &str) {
+        let presses = ["keyDown", "keyUp"].map(|kind| json!({ "type": kind, "value": key }));
+        let keyboard = json!({ "type": "key", "id": "keyboard", "actions": presses });
+        self.post_command("actions", &json!({ "actions": [keyboard] }));
+    }
+
     /// Visible text of the first element that a CSS selector matches.
     pub fn text(&self, selector: &str) -> String {
         let element = self.find_element(selector);
@@ -199,6 +208,24 @@ impl Browser {
                     .unwrap()
                     .to_owned()
             })
+            .collect()
+    }
+
+    /// Findings of axe in the page as it is: the rule and the first element that breaks it.
+    pub fn accessibility_findings(&self) -> Vec<String> {
+        let python = testkit::python::interpreter(&AXE).expect("pip installs axe");
+        let libraries = python.parent().unwrap().with_file_name("lib");
+        let mut versions = fs::read_dir(&libraries).unwrap();
+        let version = versions.next().unwrap().unwrap().path();
+        let script = version.join("site-packages/axe_playwright_python/axe.min.js");
+        self.run_script(&fs::read_to_string(script).unwrap());
+        let findings = self.run_async_script(
+            "axe.run({ resultTypes: ['violations'] }).then(({ violations }) =>
+                done(violations.map(({ id, nodes }) => `${id}: ${nodes[0].html} ${nodes[0].failureSummary}`)));",
+        );
+        let findings = findings.as_array().unwrap().iter();
+        findings
+            .map(|finding| finding.as_str().unwrap().to_owned())
             .collect()
     }
 

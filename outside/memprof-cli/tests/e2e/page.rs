@@ -14,7 +14,7 @@ use crate::memprof::memprof;
 use crate::server::Server;
 
 /// Names that run code in a page which takes a symbol for markup.
-const HOSTILE: [&str; 10] = [
+pub(crate) const HOSTILE: [&str; 10] = [
     "<img src=x onerror=top.pwned=1>",
     "<script>top.pwned=1</script>",
     "</script><script>top.pwned=1</script>",
@@ -60,7 +60,7 @@ fn keep_named(host: &Host) -> &'static str {
 }
 
 /// A dump of one function for each name.
-fn dump_of_names(names: &[String]) -> String {
+pub(crate) fn dump_of_names(names: &[String]) -> String {
     let address = |index: usize| 0x1001 + 16 * index;
     let of = |line: &dyn Fn(usize, &String) -> String| -> String {
         let lines = names.iter().enumerate();
