@@ -15,7 +15,9 @@ use crate::problem::{Problem, Result};
 use crate::remote_host::{HostSelector, RemoteHost};
 
 /// Time that each host has to answer when all are listed.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
+const ANSWER_TIMEOUT: Duration = Duration::from_millis(500);
+/// Time that each host has to answer when one of them is looked for.
+const SEARCH_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Hosts behind a router.
 #[derive(Debug)]
@@ -114,6 +116,11 @@ impl Hosts {
     /// Returns all hosts in the order of their process ids, and caches them. Blocks for little more than
     /// [`ANSWER_TIMEOUT`].
     pub(crate) fn find_all(&self) -> Vec<HostGateway> {
+        self.find_within(ANSWER_TIMEOUT)
+    }
+
+    /// Like [`find_all`](Self::find_all), with another timeout.
+    fn find_within(&self, timeout: Duration) -> Vec<HostGateway> {
         let cache = match &self.0 {
             HostSource::Discovered(cache) => cache,
             HostSource::Single(gateway) => {
@@ -127,7 +134,7 @@ impl Hosts {
                 return found.into_iter().collect();
             }
         };
-        let found = discover_within(ANSWER_TIMEOUT, DiscoveryScope::AllProcesses, |_| ());
+        let found = discover_within(timeout, DiscoveryScope::AllProcesses, |_| ());
         let silent = silent_hosts(cache, found.unreachable);
         let mut all = cache_hosts(cache, found.hosts.iter().map(|(host, ())| host), &silent);
         all.extend(
@@ -156,7 +163,7 @@ impl Hosts {
         if let Some(gateway) = self.single() {
             return Ok(gateway);
         }
-        let all = self.find_all().into_iter();
+        let all = self.find_within(SEARCH_TIMEOUT).into_iter();
         let mut all: Vec<_> = all.filter_map(|host| host.gateway).collect();
         match (all.pop(), all.len()) {
             (Some(only), 0) => Ok(only),
@@ -192,7 +199,7 @@ impl Hosts {
         };
         found
             .or_else(|| {
-                let mut all = self.find_all().into_iter();
+                let mut all = self.find_within(SEARCH_TIMEOUT).into_iter();
                 all.find(|host| host.pid == pid)?.gateway
             })
             .ok_or_else(missing)

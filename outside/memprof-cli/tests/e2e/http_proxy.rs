@@ -1,4 +1,4 @@
-//! `memprof serve` behind nginx and HAProxy, below a path.
+//! `memprof serve` behind nginx and `HAProxy`, below a path.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
