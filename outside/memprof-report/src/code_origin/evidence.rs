@@ -160,6 +160,8 @@ mod tests {
     }
 
     const PROGRAM: &str = "/srv/bin/shop";
+    const LUA: &str = "/usr/bin/lua5.4";
+    const PYTHON: &str = "/usr/bin/python3.11";
     const LIBRARY: &str = "/usr/lib/x86_64-linux-gnu/libother.so.1";
 
     /// Verdict in a profile with these functions, whose names are demangled if they are symbols.
@@ -187,7 +189,7 @@ mod tests {
         }
         let file = MappedFile {
             path: Some(case.file),
-            is_main: case.file == PROGRAM,
+            is_main: [PROGRAM, LUA, PYTHON].contains(&case.file),
             is_system_library: case.file == LIBRARY,
             ..MappedFile::default()
         };
@@ -234,6 +236,8 @@ mod tests {
             // C names of libraries in the program's own file.
             case("thread_start", "", PROGRAM),
             case("xmlNewInvoice", "", PROGRAM),
+            case("luaC_newobj", "./lgc.c", PROGRAM),
+            case("luaC_newobj", "/home/me/shop/lgc.c", LUA),
             case("g_list_of_orders", "", PROGRAM),
             case("talloc_report_page", "", PROGRAM),
             case("PyObject_Registry", "", PROGRAM),
@@ -289,6 +293,8 @@ mod tests {
             case("_ZN4absl7debian317CordRepFromStringEv", "", PROGRAM),
             case("g_list_append", "../glib/glist.c", PROGRAM),
             case("sdsnewlen", "./src/sds.c", PROGRAM),
+            case("luaC_newobj", "./lgc.c", LUA),
+            case("PyList_New", "../Objects/listobject.c", PYTHON),
             case(
                 "_ZN5bytes9bytes_mut8BytesMut7reserve17h0123456789abcdefE",
                 "",

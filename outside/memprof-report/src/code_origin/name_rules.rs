@@ -70,15 +70,19 @@ fn holds(reach: &Reach, function: &FunctionEvidence<'_>, namespace: Option<&str>
         Reach::Jit => function.file.is_jit || function.file.path.is_none(),
         Reach::With(words) => {
             let is_own = function.file.is_own();
+            let file_name = function.file.path.and_then(|path| path.rsplit('/').next());
             let mentions = |path: Option<&str>| path.is_some_and(|path| mentions(path, words));
             match function.source {
                 SourceEvidence::Library { path, .. } => mentions(Some(path)) || !is_own,
-                SourceEvidence::Own(path) if is_own || function.file.path.is_none() => {
+                // A relative path leaves out the directory of the package.
+                SourceEvidence::Own(path)
+                    if path.starts_with('/') && (is_own || function.file.path.is_none()) =>
+                {
                     mentions(Some(path))
                 }
-                SourceEvidence::Own(_) | SourceEvidence::Unknown => {
-                    !is_own || mentions(function.file.path.and_then(|path| path.rsplit('/').next()))
-                }
+                SourceEvidence::Own(path) if is_own => mentions(Some(path)) || mentions(file_name),
+                SourceEvidence::Own(path) if function.file.path.is_none() => mentions(Some(path)),
+                SourceEvidence::Own(_) | SourceEvidence::Unknown => !is_own || mentions(file_name),
             }
         }
     }

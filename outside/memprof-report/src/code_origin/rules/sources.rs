@@ -39,6 +39,8 @@ pub(in crate::code_origin) const SOURCE_DIRECTORIES: &[SourceDirectory] = &[
     plumbing("/lib/clang/"),
     plumbing("/libstdc++-v3/"),
     plumbing("/libiberty/"),
+    // The event loop of node, which calls it back.
+    plumbing("/deps/uv/"),
     plumbing("/usr/include/x86_64-linux-gnu/bits/"),
     plumbing("/usr/include/aarch64-linux-gnu/bits/"),
     plumbing("/usr/include/bits/"),
