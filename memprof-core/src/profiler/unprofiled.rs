@@ -12,7 +12,7 @@ use crate::sampler::Backend;
 /// Live bytes outside of the dumps below which no warning is given.
 const NOTABLE_UNSEEN_BYTES: u64 = 16 << 20;
 
-/// The same for tcmalloc, whose first samples come late.
+/// [`NOTABLE_UNSEEN_BYTES`] of tcmalloc, whose first samples come late.
 const NOTABLE_TCMALLOC_BYTES: u64 = 4 << 20;
 /// Share of the live bytes that tcmalloc adds by rounding sizes up to its classes, as a divisor.
 const TCMALLOC_ROUNDING: u64 = 8;

@@ -31,7 +31,7 @@ const HEADROOM_CHECK_BYTES: usize = 64 << 20;
 /// Bytes between two words that are read of the memory: packed structures of the kernel's interfaces, such as
 /// `struct epoll_event`, have pointers at multiples of 4.
 const WORD_STEP: usize = 4;
-/// The same in code, whose instructions contain pointers at any address, as those of a JVM's compiler.
+/// [`WORD_STEP`] in code, whose instructions contain pointers at any address, as those of a JVM's compiler.
 const CODE_STEP: usize = 1;
 /// Bytes of a pointer.
 const WORD: usize = 8;
