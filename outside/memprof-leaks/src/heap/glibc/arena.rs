@@ -21,8 +21,6 @@ const END_OFFSET: u64 = 0x838;
 const FAST_BIN_COUNT: u64 = 10;
 /// Most bins that may be inconsistent, because a thread was changing them.
 const MAX_INCONSISTENT_BINS: u64 = 7;
-/// Least number of empty bins, whose heads point to themselves.
-const MIN_EMPTY_BINS: u64 = 8;
 /// Most arenas. glibc creates eight per processor.
 const MAX_ARENAS: usize = 1 << 14;
 /// Most bytes of one file's variables that are searched.
@@ -113,7 +111,7 @@ fn follow_ring(view: &SnapshotMemory, main: u64, layout: &'static Layout) -> Opt
 /// Whether the bins of an arena begin with this head: they must be empty or doubly linked lists, but for a few that a
 /// thread may be changing.
 fn has_bins(memory: &mut CachedReader<'_>, view: &SnapshotMemory, first: u64) -> bool {
-    let (mut inconsistent, mut empty) = (0, 0);
+    let mut inconsistent = 0;
     for bin in 0..BIN_COUNT {
         let Some(head) = first.checked_add(16 * bin) else {
             return false;
@@ -130,13 +128,12 @@ fn has_bins(memory: &mut CachedReader<'_>, view: &SnapshotMemory, first: u64) ->
                 && view.word(forward.wrapping_add(24)) == Some(head)
                 && view.word(back.wrapping_add(16)) == Some(head)
         };
-        empty += u64::from(is_empty);
         inconsistent += u64::from(!is_empty && !points_back());
         if inconsistent > MAX_INCONSISTENT_BINS {
             return false;
         }
     }
-    empty >= MIN_EMPTY_BINS
+    true
 }
 
 impl Arena {
