@@ -8,6 +8,7 @@ mod address_filter;
 mod address_ranges;
 mod analysis;
 mod budget;
+mod encoded_pointers;
 mod error;
 mod groups;
 mod heap;

@@ -7,6 +7,7 @@ use memprof_ptrace::process::ProcStatus;
 use memprof_ptrace::{ProgramWatch, Refusal};
 
 use crate::analysis::{AnalysisOptions, AnalysisReport, AnalyzedSnapshot, OnPhase, Phase};
+use crate::encoded_pointers::encoded_pointers;
 use crate::error::Error;
 use crate::groups::{LeakGroup, UnsymbolizedGroups};
 use crate::mark::mark_reachable;
@@ -223,5 +224,11 @@ fn mark_all(
     analyzed
         .objects
         .mark_empty_arrays(&mut CachedReader::new(&analyzed.view));
-    mark_python_garbage(analyzed)
+    mark_python_garbage(analyzed)?;
+    if analyzed.objects.unreachable().next().is_some() {
+        let paths = analyzed.view.regions.iter();
+        encoded_pointers(paths.map(|region| region.name.as_str()))
+            .for_each(|part| report.note_unsearched(part));
+    }
+    Ok(())
 }
