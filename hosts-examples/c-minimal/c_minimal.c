@@ -32,9 +32,13 @@ int main(int argc, char **argv) {
     }
     void *library = dlopen(argv[1], RTLD_NOW);
     const memprof_plugin_entry_t *entry = library ? dlsym(library, "memprof_plugin_entry") : NULL;
-    if (!entry || entry->abi_version >> 16 != MEMPROF_ABI_MAJOR ||
+    if (!entry) {
+        fprintf(stderr, "%s\n", dlerror());
+        return 1;
+    }
+    if (entry->abi_version >> 16 != MEMPROF_ABI_MAJOR ||
         entry->struct_size < sizeof *entry) {
-        fprintf(stderr, "%s is no plugin for ABI %d\n", argv[1], MEMPROF_ABI_MAJOR);
+        fprintf(stderr, "%s was built for another ABI than %d\n", argv[1], MEMPROF_ABI_MAJOR);
         return 1;
     }
     const memprof_host_t host = {

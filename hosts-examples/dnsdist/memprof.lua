@@ -1,2 +1,3 @@
 package.cpath = "/usr/lib/memprof/?.so;" .. package.cpath
-require("memory_profile").send("status")
+local reply, reason = require("memory_profile").send("status")
+if not reply then errlog("memory_profile: " .. reason) end

@@ -18,7 +18,7 @@ use crate::raw::{
     memprof_message_t, memprof_plugin_entry_t, memprof_plugin_t, memprof_reply_t, memprof_str_t,
     memprof_threads_t,
 };
-use crate::{Arguments, Failure, Host, Plugin, Reply, Status};
+use crate::{Arguments, ErrorKind, Failure, Host, Plugin, Reply, Status};
 
 /// Array of pointers to the messages of an entry, in static memory.
 #[derive(Debug)]
@@ -41,6 +41,9 @@ impl<const COUNT: usize> MessagePointers<COUNT> {
     }
 }
 
+/// Text by which the SDK names its version in entries.
+pub const BUILD_INFO: &str = concat!("memprof SDK ", env!("CARGO_PKG_VERSION"));
+
 /// Creates the entry of plugin `P`, which its library exports to the host: the name, the version, the messages,
 /// and the functions of this module as callbacks.
 pub const fn entry<P: Plugin, const COUNT: usize>(
@@ -52,7 +55,7 @@ pub const fn entry<P: Plugin, const COUNT: usize>(
         reserved: 0,
         id: memprof_str_t::new(P::ID),
         version: memprof_str_t::new(P::VERSION),
-        build_info: memprof_str_t::new(concat!("memprof SDK ", env!("CARGO_PKG_VERSION"))),
+        build_info: memprof_str_t::new(BUILD_INFO),
         messages: messages.0.as_ptr(),
         message_count: COUNT,
         create: Some(create::<P>),
@@ -88,13 +91,13 @@ unsafe extern "C" fn create<P: Plugin>(
         host.log(
             log::Level::Error,
             P::ID,
-            "this library already has an instance in the process",
+            "this library already has an instance in the process; destroy it before another host creates one",
         );
         return MEMPROF_INTERNAL;
     }
     crate::stay_loaded();
     // SAFETY: `claim_for_process` lets only one thread of this process get here at a time.
-    unsafe { host_log::set_host(host) };
+    unsafe { host_log::set_host(host, P::ID) };
     let created = catch_panic(|| {
         // SAFETY: memprof.h, `create`: the text is borrowed for the call.
         let config = unsafe { config.as_str() }
@@ -150,11 +153,19 @@ unsafe extern "C" fn handle_message<P: Plugin>(
     match handled {
         Ok(()) => MEMPROF_OK,
         Err(failure) => {
-            if !reply.has_begun() {
-                // The status reports the failure even if the host does not accept the text.
-                if let Err(error) = reply.json(&failure.to_json()) {
-                    log::warn!("{error}");
-                }
+            let name = name.unwrap_or_default();
+            if failure.kind == ErrorKind::Panic {
+                log::error!("message {name:?} of plugin {} ended in a panic", P::ID);
+            }
+            // The status reports the failure even if the host does not accept the text.
+            let written = if reply.has_begun() {
+                log::error!("message {name:?} failed after a part of its reply: {failure}");
+                reply.write(format!("\nerror: {failure}\n").as_bytes())
+            } else {
+                reply.json(&failure.to_json())
+            };
+            if let Err(error) = written {
+                log::warn!("{error}");
             }
             failure.status()
         }
@@ -243,11 +254,7 @@ fn unknown_message_failure<P: Plugin>(name: &str) -> Failure {
 /// Runs `work` of the plugin, and converts a panic to a [`Failure`] of kind `Panic` with the panic's text.
 fn catch_panic<T>(work: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
     panic::catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|payload: Box<dyn Any + Send>| {
-        let message = payload
-            .downcast_ref::<&str>()
-            .copied()
-            .or_else(|| payload.downcast_ref::<String>().map(String::as_str))
-            .unwrap_or("no message");
+        let message = host_log::panic_text(&*payload);
         let failure = Failure::new(MEMPROF_PANIC, format!("the plugin panicked: {message}"))
             .remedy("the host's log names the place; please report it");
         // Forgotten: dropping a payload runs foreign code, which may panic again.

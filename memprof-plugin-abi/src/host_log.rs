@@ -7,6 +7,7 @@
     reason = "a logger that a fork does not interrupt, and the host behind an atomic pointer"
 )]
 
+use std::any::Any;
 use std::panic;
 use std::process;
 use std::ptr::{self, NonNull};
@@ -14,8 +15,8 @@ use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use crate::Host;
 use crate::raw::memprof_host_t;
+use crate::{Host, escape_controls};
 
 /// Address of the host's struct, from `create` to `destroy`; otherwise null.
 static HOST: AtomicPtr<memprof_host_t> = AtomicPtr::new(ptr::null_mut());
@@ -26,11 +27,11 @@ static IN_FLIGHT: InFlightCalls = InFlightCalls::new();
 /// Time between two checks for running calls.
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
-/// Sends this library's log lines and panics to `host`.
+/// Sends the log lines and panics of plugin `id`'s library to `host`.
 ///
 /// # Safety
 /// Only one thread of the process calls it at a time.
-pub(crate) unsafe fn set_host(host: Host) {
+pub(crate) unsafe fn set_host(host: Host, id: &'static str) {
     HOST.store(host.address().as_ptr(), Ordering::SeqCst);
     // `set_logger` would wait in a forked child for a thread of the parent that was just setting it.
     // SAFETY: the caller guarantees one thread at a time, and only this function sets a logger of this
@@ -40,8 +41,26 @@ pub(crate) unsafe fn set_host(host: Host) {
     if set.is_ok() {
         log::set_max_level(log::LevelFilter::Trace);
         // The default hook prints to stderr, which would kill the host if that is a broken pipe.
-        panic::set_hook(Box::new(|info| log::error!("{info}")));
+        panic::set_hook(Box::new(move |info| log_panic(id, info)));
     }
+}
+
+/// Logs a panic of plugin `id`, with the thread, the line of the code and the text.
+fn log_panic(id: &str, info: &panic::PanicHookInfo<'_>) {
+    let thread = thread::current();
+    let thread = thread.name().unwrap_or("without a name");
+    let text = panic_text(info.payload());
+    match info.location() {
+        Some(place) => log::error!("plugin {id} panicked in thread {thread:?} at {place}: {text}"),
+        None => log::error!("plugin {id} panicked in thread {thread:?}: {text}"),
+    }
+}
+
+/// Returns the text of a panic's payload.
+pub(crate) fn panic_text(payload: &(dyn Any + Send)) -> &str {
+    let text = payload.downcast_ref::<&str>().copied();
+    text.or_else(|| payload.downcast_ref::<String>().map(String::as_str))
+        .unwrap_or("no message")
 }
 
 /// Clears the host and blocks until all log calls into it have returned; afterwards the host may free its
@@ -150,10 +169,13 @@ impl log::Log for HostLogger {
             if !host.log_enabled(record.level()) {
                 return;
             }
-            match record.args().as_str() {
-                Some(text) => host.log(record.level(), record.target(), text),
-                None => host.log(record.level(), record.target(), &record.args().to_string()),
-            }
+            let text = match record.args().as_str() {
+                Some(text) => escape_controls(text),
+                None => escape_controls(&record.args().to_string())
+                    .into_owned()
+                    .into(),
+            };
+            host.log(record.level(), record.target(), &text);
         });
     }
 

@@ -32,6 +32,10 @@
 //! export_plugin!(Greeter);
 //! # fn main() {}
 //! ```
+//!
+//! # The contract
+//!
+#![doc = include_str!("../CONTRACT.md")]
 
 mod arguments;
 mod boundary;
@@ -54,12 +58,12 @@ pub use host::Host;
 pub use plugin::{Message, Plugin};
 pub use raw::memprof_status_t as Status;
 pub use reply::{COPY_LIMIT, JSON, Reply, TEXT};
-pub use text::Utf8;
+pub use text::{Utf8, escape_controls};
 
 #[cfg(feature = "stable-abi")]
 #[doc(hidden)]
 pub use abi_stable;
 #[doc(hidden)]
-pub use boundary::{MessagePointers, entry};
+pub use boundary::{BUILD_INFO, MessagePointers, entry};
 #[doc(hidden)]
 pub use stay_loaded::stay_loaded;

@@ -10,9 +10,9 @@ use std::ffi::{c_char, c_int, c_void};
 /// Major version of the ABI. Both sides reject another major version.
 pub const MEMPROF_ABI_MAJOR: u32 = 1;
 /// Minor version of the ABI, raised when a guarantee or an extension is added.
-pub const MEMPROF_ABI_MINOR: u32 = 2;
+pub const MEMPROF_ABI_MINOR: u32 = 3;
 /// Value of `abi_version` fields: `major << 16 | minor`.
-pub const MEMPROF_ABI_VERSION: u32 = 65538;
+pub const MEMPROF_ABI_VERSION: u32 = 65539;
 
 /// Result of a call: 0 for success, a negative number for an error. The set is open: treat an unknown
 /// negative number as `MEMPROF_INTERNAL`. Numbers are never reused.
@@ -39,6 +39,8 @@ pub const MEMPROF_INTERNAL: memprof_status_t = -8;
 pub const MEMPROF_UNAVAILABLE: memprof_status_t = -9;
 /// The operating system refused (file, directory, thread).
 pub const MEMPROF_IO: memprof_status_t = -10;
+/// The host has no plugin of this name: a host says so to its program, no plugin does (since ABI 1.3).
+pub const MEMPROF_UNKNOWN_PLUGIN: memprof_status_t = -11;
 
 /// A log level: 1 error, 2 warn, 3 info, 4 debug, 5 trace.
 pub type memprof_log_level_t = u32;

@@ -1,6 +1,7 @@
 //! Borrowed text at the ABI boundary.
 #![expect(unsafe_code, reason = "the ABI boundary: pointers from the other side")]
 
+use std::borrow::Cow;
 use std::slice;
 
 use crate::raw::{memprof_message_t, memprof_plugin_entry_t, memprof_str_t};
@@ -11,6 +12,23 @@ unsafe impl Sync for memprof_plugin_entry_t {}
 // SAFETY: memprof.h, `memprof_plugin_entry_t`: the struct only contains pointers to constant data that lives
 // as long as the process.
 unsafe impl Sync for memprof_message_t {}
+
+/// Returns a text without control characters and line separators, which are escaped as in Rust's literals: a newline
+/// as `\n`. A line of a log then stays one line, whatever a client sent.
+pub fn escape_controls(text: &str) -> Cow<'_, str> {
+    let breaks_line = |c: char| c.is_control() || matches!(c, '\u{2028}' | '\u{2029}');
+    if !text.contains(breaks_line) {
+        return Cow::Borrowed(text);
+    }
+    let mut escaped = String::with_capacity(text.len() + 8);
+    for c in text.chars() {
+        match breaks_line(c) {
+            true => escaped.extend(c.escape_default()),
+            false => escaped.push(c),
+        }
+    }
+    Cow::Owned(escaped)
+}
 
 /// Text that should be UTF-8; the error contains the position of the first invalid byte.
 pub type Utf8<'a> = Result<&'a str, std::str::Utf8Error>;
@@ -54,5 +72,22 @@ impl memprof_str_t {
     pub unsafe fn as_str<'a>(self) -> Utf8<'a> {
         // SAFETY: the caller guarantees `len` readable bytes at `ptr`, or that `len` is 0.
         std::str::from_utf8(unsafe { self.as_bytes() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::escape_controls;
+
+    #[test]
+    fn escaped_text_is_one_line() {
+        let check = |text: &str, expected: &str| {
+            assert_eq!(escape_controls(text), expected);
+            assert_eq!(escape_controls(expected), expected, "twice");
+        };
+        check("na\u{ef}ve \\n", "na\u{ef}ve \\n");
+        check("a\nERROR host: b", "a\\nERROR host: b");
+        check("\r\t\u{1b}[2J", "\\r\\t\\u{1b}[2J");
+        check("a\0b\u{85}\u{2028}", "a\\u{0}b\\u{85}\\u{2028}");
     }
 }

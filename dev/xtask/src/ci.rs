@@ -63,6 +63,7 @@ pub(crate) fn run_ci() -> Result<()> {
         })
     })?;
     steps.take("build", build_tests)?;
+    steps.take("crates", || dist::pack_sdk(true))?;
     thread::scope(|scope| {
         let torture = scope.spawn(torture);
         steps.take("test", run_tests)?;

@@ -79,7 +79,74 @@ fn build_with(programs: &[BuiltArtifact], profile: Profile) -> Result<()> {
         let name = Path::new(header).file_name().expect("a header's file");
         install(&root().join(header), &dist().join("include").join(name))?;
     }
+    build_sdk()?;
     build_c()
+}
+
+/// Crates that authors of plugins and hosts depend on, and those of the project that these need.
+pub const SDK: &[&str] = &[
+    "memprof-host",
+    "memprof-host-c",
+    "memprof-labels",
+    "memprof-messages",
+    "memprof-own",
+    "memprof-plugin-abi",
+    "memprof-ptrace",
+];
+
+/// Directory into which cargo packs the SDK. Tests build outside of the workspace beside it, with the same dependencies.
+fn packed_sdk() -> PathBuf {
+    root().join("target/abi/package")
+}
+
+/// Packs the crates of the SDK as they would be published. With `verify`, builds each from its package.
+pub fn pack_sdk(verify: bool) -> Result<()> {
+    let packed = packed_sdk();
+    // An older version's files would be unpacked too.
+    if packed.exists() {
+        fs::remove_dir_all(&packed).with_context(|| packed.display().to_string())?;
+    }
+    let mut package = cargo(&["package", "--quiet", "--allow-dirty"]);
+    package.args((!verify).then_some("--no-verify"));
+    for name in SDK {
+        package.args(["--package", name]);
+    }
+    run(package.arg("--target-dir").arg(root().join("target/abi")))
+}
+
+/// Lays out the SDK for `memprof plugin new`: its crates as they would be published, and the headers.
+fn build_sdk() -> Result<()> {
+    pack_sdk(false)?;
+    let crates = packed_sdk();
+    let sdk = dist().join("sdk");
+    fs::create_dir_all(&sdk).with_context(|| sdk.display().to_string())?;
+    for file in fs::read_dir(&crates).with_context(|| crates.display().to_string())? {
+        let path = file?.path();
+        let name = path
+            .file_name()
+            .and_then(|name| name.to_str())
+            .unwrap_or_default();
+        let Some(name) = SDK.iter().rev().find(|known| {
+            let version = name
+                .strip_prefix(**known)
+                .and_then(|rest| rest.strip_prefix('-'));
+            version.is_some_and(|version| version.ends_with(".crate"))
+        }) else {
+            continue;
+        };
+        let folder = sdk.join(name);
+        fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
+        let mut tar = Command::new("tar");
+        tar.args(["--strip-components=1", "--file"]).arg(&path);
+        run(tar
+            .args(["--extract", "--gzip", "--directory"])
+            .arg(&folder))?;
+    }
+    for header in ["memprof.h", "memprof_host.h"] {
+        let from = dist().join("include").join(header);
+        install(&from, &sdk.join("include").join(header))?;
+    }
+    Ok(())
 }
 
 /// Builds what the demo shows, and nothing else.
@@ -210,7 +277,12 @@ fn build_unprepared() -> Result<()> {
 }
 
 /// Linker arguments of a plugin in C.
-const PLUGIN: &[&str] = &["-shared", "-fPIC", "-Wl,-z,nodelete"];
+const PLUGIN: &[&str] = &[
+    "-shared",
+    "-fPIC",
+    "-fvisibility=hidden",
+    "-Wl,-z,nodelete,-Bsymbolic",
+];
 
 /// Compiles one file of C or C++, with warnings as errors.
 pub fn compile(compiler: &str, source: &str, place: &str, options: &[&str]) -> Result<()> {

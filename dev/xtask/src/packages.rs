@@ -19,6 +19,7 @@ pub const TEST: &[&str] = &[
     "binutils",
     "chromium",
     "chromium-driver",
+    "clang",
     "curl",
     "default-jdk-headless",
     "dnsdist",
@@ -65,7 +66,7 @@ pub const TEST: &[&str] = &[
 ];
 
 /// For the benchmarks, beside those for the tests.
-pub const BENCH: &[&str] = &["clang", "heaptrack", "lld"];
+pub const BENCH: &[&str] = &["heaptrack", "lld"];
 
 /// For the packages, and for the systems in which they are tried.
 pub const PACKAGE: &[&str] = &["binutils", "mmdebstrap", "python3-venv", "rpm"];

@@ -50,7 +50,8 @@ extern "C" {
 memprof_status_t memprof_host_start(const memprof_host_options_t *options,
                                     memprof_running_host_t **host);
 
-// [thread-safe] Sends a message to a plugin; `reply` receives the body of its reply.
+// [thread-safe] Sends a message to a plugin; `reply` receives the body of its reply. Returns the plugin's status, or
+// `MEMPROF_UNKNOWN_PLUGIN`, with a text that lists the host's plugins, if none has that name.
 //
 // # Safety
 // `host` is running; all texts are borrowed for the call.

@@ -9,12 +9,13 @@ use std::panic::{self, AssertUnwindSafe};
 use std::path::Path;
 
 use log::{LevelFilter, Log, Metadata, Record};
-use memprof_host::{Config, Host, HostProgram};
+use memprof_host::{Config, Host, HostProgram, one_line};
 use memprof_labels::Mark;
+use memprof_plugin_abi::TEXT;
 use memprof_plugin_abi::raw::{
     MEMPROF_INTERNAL, MEMPROF_INVALID_ARGUMENT, MEMPROF_LOG_DEBUG, MEMPROF_LOG_ERROR,
     MEMPROF_LOG_INFO, MEMPROF_LOG_TRACE, MEMPROF_LOG_WARN, MEMPROF_OK, MEMPROF_PANIC,
-    MEMPROF_UNKNOWN_MESSAGE, memprof_jemalloc_t, memprof_log_level_t, memprof_reply_t,
+    MEMPROF_UNKNOWN_PLUGIN, memprof_jemalloc_t, memprof_log_level_t, memprof_reply_t,
     memprof_status_t, memprof_str_t,
 };
 
@@ -86,7 +87,8 @@ pub unsafe extern "C" fn memprof_host_start(
     })
 }
 
-/// [thread-safe] Sends a message to a plugin; `reply` receives the body of its reply.
+/// [thread-safe] Sends a message to a plugin; `reply` receives the body of its reply. Returns the plugin's status, or
+/// `MEMPROF_UNKNOWN_PLUGIN`, with a text that lists the host's plugins, if none has that name.
 ///
 /// # Safety
 /// `host` is running; all texts are borrowed for the call.
@@ -105,6 +107,9 @@ pub unsafe extern "C" fn memprof_host_message(
     // SAFETY: memprof_host.h: the texts are borrowed for the call.
     let texts = [plugin, message, args].map(|text| unsafe { text.as_str() });
     let [Ok(plugin), Ok(message), Ok(args)] = texts else {
+        let text = "plugin, message and arguments must be UTF-8";
+        // SAFETY: memprof_host.h: `reply` is null or lives as long as the call.
+        unsafe { forward_reply(reply, TEXT, text.as_bytes()) };
         return MEMPROF_INVALID_ARGUMENT;
     };
     catch_panic(|| {
@@ -112,14 +117,8 @@ pub unsafe extern "C" fn memprof_host_message(
             Ok(plugin_reply) => plugin_reply,
             Err(unknown) => {
                 // SAFETY: memprof_host.h: `reply` is null or lives as long as the call.
-                unsafe {
-                    forward_reply(
-                        reply,
-                        "text/plain; charset=utf-8",
-                        unknown.to_string().as_bytes(),
-                    )
-                };
-                return MEMPROF_UNKNOWN_MESSAGE;
+                unsafe { forward_reply(reply, TEXT, unknown.to_string().as_bytes()) };
+                return MEMPROF_UNKNOWN_PLUGIN;
             }
         };
         let Ok(bytes) = plugin_reply.body.into_bytes() else {
@@ -278,7 +277,7 @@ impl Log for CallbackLogger {
             log::Level::Debug => MEMPROF_LOG_DEBUG,
             log::Level::Trace => MEMPROF_LOG_TRACE,
         };
-        let message = record.args().to_string();
+        let message = one_line(&record.args().to_string());
         let (target, message) = (
             memprof_str_t::new(record.target()),
             memprof_str_t::new(&message),

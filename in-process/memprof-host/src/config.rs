@@ -110,6 +110,16 @@ impl Config {
         Self::parse(&text).map_err(config_error)
     }
 
+    /// Like [`parse`](Self::parse), but leaves out the tables and keys at the top of the file that are the program's
+    /// own, such as `server` for `[server]`. Lines in errors are those of the file. The program parses the same text for
+    /// its own tables.
+    ///
+    /// # Errors
+    /// Those of [`parse`](Self::parse).
+    pub fn parse_beside(text: &str, own: &[&str]) -> Result<Self, String> {
+        Self::parse(&plugin_table::blank_tables(text, own))
+    }
+
     /// Parses the text of a config file.
     ///
     /// # Errors

@@ -118,13 +118,13 @@ pub fn find_by_pid(pid: u32) -> Option<RunningHost> {
     hosts.find(|host| host.pid == pid)
 }
 
-/// Returns the existing sockets with the default name of process `pid`, in all default directories.
+/// Returns the existing sockets with the default names of process `pid`, in all default directories.
 fn default_candidates(pid: u32) -> Vec<SocketCandidate> {
-    let name = format!("{pid}.sock");
-    let owned = own_socket_dirs().into_iter().filter_map(|dir| {
-        let owner = dir.owner().ok()??;
-        Some(SocketCandidate {
-            socket: dir.directory.join(&name),
+    let dirs = own_socket_dirs().into_iter();
+    let owned = dirs.filter_map(|dir| Some((dir.owner().ok()??, dir.directory)));
+    let owned = owned.flat_map(|(owner, directory)| {
+        socket_dir::socket_names(pid).map(move |name| SocketCandidate {
+            socket: directory.join(name),
             owner,
             process: None,
         })

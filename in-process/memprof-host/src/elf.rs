@@ -6,9 +6,14 @@ mod tables;
 
 use object::Endianness;
 use object::elf::{
-    DF_1_NODELETE, DT_FLAGS_1, EM_X86_64, ET_DYN, FileHeader64, PT_LOAD, SHT_NOBITS,
+    DF_1_NODELETE, DF_SYMBOLIC, DT_FLAGS, DT_FLAGS_1, DynamicTag, EM_X86_64, ET_DYN, FileHeader64,
+    PT_LOAD, SHT_DYNSYM, SHT_NOBITS, STB_GLOBAL,
 };
-use object::read::elf::{Dyn as _, FileHeader, ProgramHeader, SectionHeader};
+use object::read::SymbolIndex;
+use object::read::elf::{Dyn as _, FileHeader, ProgramHeader, SectionHeader, Sym as _};
+
+/// Beginning of the fault of a file that is something else, which no other copy of it mends.
+pub(crate) const NOT_A_PLUGIN: &str = "it is not a shared library for this machine";
 
 /// Checks that the bytes are a whole shared library for this architecture, whose tables the loader can use.
 ///
@@ -16,13 +21,16 @@ use object::read::elf::{Dyn as _, FileHeader, ProgramHeader, SectionHeader};
 /// A description of the first fault.
 pub(crate) fn check_loadable(bytes: &[u8]) -> Result<(), String> {
     let invalid_elf = |error: object::Error| format!("it is not a whole ELF file: {error}");
+    if bytes.starts_with(b"!<arch>") {
+        return Err(format!("{NOT_A_PLUGIN}, but a static one"));
+    }
     let header = FileHeader64::<Endianness>::parse(bytes).map_err(invalid_elf)?;
     let endian = header.endian().map_err(invalid_elf)?;
     if endian != Endianness::default() || header.e_machine(endian) != EM_X86_64 {
-        return Err("it was built for another architecture".to_owned());
+        return Err(format!("{NOT_A_PLUGIN}, but one for another architecture"));
     }
     if header.e_type(endian) != ET_DYN {
-        return Err("it is not a shared library".to_owned());
+        return Err(NOT_A_PLUGIN.to_owned());
     }
     let check_inside = |part: &str, offset: u64, size: u64| match offset.checked_add(size) {
         Some(end) if end <= bytes.len() as u64 => Ok(()),
@@ -59,21 +67,47 @@ pub(crate) fn check_loadable(bytes: &[u8]) -> Result<(), String> {
 
 /// Whether the loader never unloads the library (`ld -z nodelete`). False for a file that is not ELF.
 pub(crate) fn stays_loaded(bytes: &[u8]) -> bool {
-    dynamic_flags(bytes).is_ok_and(|flags| flags & DF_1_NODELETE.0 != 0)
+    has_flag(bytes, DT_FLAGS_1, DF_1_NODELETE.0)
 }
 
-/// Returns the value of `DT_FLAGS_1`, 0 if there is none. Fails if the headers are damaged.
-fn dynamic_flags(bytes: &[u8]) -> object::Result<u64> {
-    let header = FileHeader64::<Endianness>::parse(bytes)?;
-    let endian = header.endian()?;
-    for segment in header.program_headers(endian, bytes)? {
-        for entry in segment.dynamic(endian, bytes)?.unwrap_or_default() {
-            if entry.d_tag(endian) == DT_FLAGS_1 {
-                return Ok(entry.d_val(endian));
+/// Returns the first function or variable of the library that the library itself uses, but that one of the same name in
+/// the program would replace. `None` if there is none, or if the file has no sections.
+pub(crate) fn interposable_symbol(bytes: &[u8]) -> Option<String> {
+    if has_flag(bytes, DT_FLAGS, DF_SYMBOLIC.0) {
+        return None;
+    }
+    let header = FileHeader64::<Endianness>::parse(bytes).ok()?;
+    let endian = header.endian().ok()?;
+    let sections = header.sections(endian, bytes).ok()?;
+    let symbols = sections.symbols(endian, bytes, SHT_DYNSYM).ok()?;
+    let relocations = sections
+        .iter()
+        .filter_map(|section| section.rela(endian, bytes).ok()?);
+    let mut used = relocations.flat_map(|(relocations, _)| relocations);
+    used.find_map(|relocation| {
+        let index = SymbolIndex(relocation.r_sym(endian, false) as usize);
+        let symbol = symbols.symbol(index).ok()?;
+        let is_own = !symbol.is_undefined(endian) && symbol.st_bind() == STB_GLOBAL;
+        let name = is_own.then(|| symbols.symbol_name(endian, symbol).ok())??;
+        Some(String::from_utf8_lossy(name).into_owned())
+    })
+}
+
+/// Whether the dynamic section has the entry `tag` with this bit. False if the headers are damaged.
+fn has_flag(bytes: &[u8], tag: DynamicTag, flag: u64) -> bool {
+    let find = || -> object::Result<bool> {
+        let header = FileHeader64::<Endianness>::parse(bytes)?;
+        let endian = header.endian()?;
+        for segment in header.program_headers(endian, bytes)? {
+            for entry in segment.dynamic(endian, bytes)?.unwrap_or_default() {
+                if entry.d_tag(endian) == tag {
+                    return Ok(entry.d_val(endian) & flag != 0);
+                }
             }
         }
-    }
-    Ok(0)
+        Ok(false)
+    };
+    find().unwrap_or(false)
 }
 
 #[cfg(test)]

@@ -8,7 +8,9 @@ use memprof_plugin_abi::Failure;
 use crate::config::{Config, ControlConfig, PluginConfig};
 use crate::control::{ControlSocket, ListenConfig};
 use crate::loader::load_with_check;
+use crate::log_line::one_line;
 use crate::program::HostProgram;
+use crate::protocol::PluginInfo;
 use crate::reply::Reply;
 use crate::router::{Router, UnknownPlugin};
 
@@ -71,22 +73,23 @@ impl Host {
     }
 }
 
-/// Loads a plugin and adds it to the router, or the reason for which it could not be loaded, under the name of its
-/// file. Logs the result.
+/// Loads a plugin and adds it to the router, or the reason for which it could not be loaded: under its id, or under the
+/// name of its file while the id is not known. Logs the result.
 fn add_plugin(router: &mut Router, config: &PluginConfig, program: HostProgram) {
-    let plugin = load_with_check(config, program, |info| check_unique(router, &info.id));
-    let name = match &plugin {
-        Ok(instance) => {
-            let info = instance.info();
-            log::info!("plugin {} {} loaded", info.id, info.version);
-            info.id.clone()
-        }
-        Err(failure) => {
-            log::error!("plugin refused: {failure}");
-            config.file_name()
-        }
+    let mut info = PluginInfo {
+        id: config.file_name(),
+        ..PluginInfo::default()
     };
-    router.add(name, plugin);
+    let plugin = load_with_check(config, program, |known| {
+        info = known.clone();
+        check_unique(router, &known.id)
+    });
+    info.path = config.path.display().to_string();
+    match &plugin {
+        Ok(_) => log::info!("plugin {} {} loaded", info.id, info.version),
+        Err(failure) => log::error!("plugin refused: {}", one_line(&failure.to_string())),
+    }
+    router.add(info, plugin);
 }
 
 /// Fails if the router has a running plugin with this id.

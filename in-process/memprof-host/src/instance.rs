@@ -6,19 +6,19 @@ mod claim;
 mod entry;
 mod reply_collector;
 
+use memprof_plugin_abi::Failure;
 use memprof_plugin_abi::raw::{
     MEMPROF_ABI_VERSION, MEMPROF_INTERNAL, MEMPROF_OK, memprof_host_t, memprof_plugin_entry_t,
     memprof_plugin_t, memprof_reply_t, memprof_str_t,
 };
-use memprof_plugin_abi::{Failure, TEXT};
 
 use crate::program::HostProgram;
-use crate::protocol::PluginInfo;
+use crate::protocol::{HELP, PluginInfo};
 use crate::reply::Reply;
 use callbacks::{HostContext, get_extension, log_enabled, log_line};
 use claim::InstanceClaim;
 pub(crate) use entry::check_entry;
-#[cfg(feature = "adapters")]
+#[cfg(any(feature = "adapters", feature = "loader"))]
 pub(crate) use entry::copy_text;
 use entry::{EnterThread, find_enter_thread, incomplete_entry_error};
 use reply_collector::{ReplyCollector, begin_body, write_body};
@@ -69,7 +69,8 @@ impl Instance {
         let claim = InstanceClaim::claim(entry, &info.id)?;
         // SAFETY: `check_entry` found a whole entry; the caller promises that its library stays loaded.
         let entry: &'static memprof_plugin_entry_t = unsafe { &*entry };
-        let context: &'static HostContext = Box::leak(Box::new(HostContext::new(program)));
+        let context: &'static HostContext =
+            Box::leak(Box::new(HostContext::new(program, info.id.clone())));
         let host: &'static memprof_host_t = Box::leak(Box::new(memprof_host_t {
             struct_size: size_of::<memprof_host_t>(),
             abi_version: MEMPROF_ABI_VERSION,
@@ -87,19 +88,17 @@ impl Instance {
             .ok_or_else(|| incomplete_entry_error(&info.id))?;
         // SAFETY: memprof.h, `create`: the host struct is leaked, so it is valid until `destroy`.
         let status = unsafe { create(host, memprof_str_t::new(config), &raw mut plugin) };
-        let mut errors = context.take_creation_errors();
+        let error = context.end_creation();
         if status != MEMPROF_OK {
-            let reason = errors
-                .pop()
-                .unwrap_or_else(|| format!("it gave no reason (status {status})"));
-            for error in errors {
-                context.log(log::Level::Error, &info.id, &error);
-            }
+            let reason = error.map_or_else(
+                || format!("it gave no reason (status {status})"),
+                |error| error.text,
+            );
             let message = format!("plugin {} could not be created: {reason}", info.id);
             return Err(Failure::new(status, message));
         }
-        for error in errors {
-            context.log(log::Level::Error, &info.id, &error);
+        if let Some(error) = error {
+            context.write_error(&error);
         }
         Ok(Self {
             info,
@@ -173,7 +172,11 @@ impl Instance {
     }
 
     /// Sends a message and waits for its reply. If the plugin refuses the message, the reply has a negative status.
+    /// The message `help` of a plugin that has none lists the plugin's messages.
     pub fn message(&self, name: &str, args: &str) -> Reply {
+        if name == HELP && !self.info.messages.iter().any(|message| message == HELP) {
+            return self.info.help();
+        }
         let mut collected = ReplyCollector::default();
         let reply = memprof_reply_t {
             struct_size: size_of::<memprof_reply_t>(),
@@ -194,11 +197,7 @@ impl Instance {
             },
             None => MEMPROF_INTERNAL,
         };
-        Reply {
-            status_code,
-            content_type: collected.content_type.map_or(TEXT.into(), String::into),
-            body: collected.body,
-        }
+        collected.into_reply(status_code, &self.info.id, name)
     }
 }
 

@@ -36,6 +36,7 @@ mod host;
 mod instance;
 #[cfg(feature = "loader")]
 mod loader;
+mod log_line;
 mod program;
 pub mod protocol;
 mod reply;
@@ -57,6 +58,7 @@ pub use host::Host;
 pub use instance::Instance;
 #[cfg(feature = "loader")]
 pub use loader::{check, load};
+pub use log_line::one_line;
 pub use program::HostProgram;
 pub use reply::Reply;
 pub use router::{Router, UnknownPlugin};

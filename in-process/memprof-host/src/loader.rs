@@ -16,13 +16,15 @@ use memmap2::Mmap;
 use memprof_plugin_abi::Failure;
 use memprof_plugin_abi::abi_stable::library::AbiHeaderRef;
 use memprof_plugin_abi::layout;
-use memprof_plugin_abi::raw::{MEMPROF_ABI_MISMATCH, MEMPROF_IO, memprof_plugin_entry_t};
+use memprof_plugin_abi::raw::{
+    MEMPROF_ABI_MISMATCH, MEMPROF_INVALID_ARGUMENT, MEMPROF_IO, memprof_plugin_entry_t,
+};
 use sha2::{Digest, Sha256};
 
 use crate::config::{PluginConfig, with_table_prefix};
-use crate::elf::{check_loadable, stays_loaded};
+use crate::elf::{NOT_A_PLUGIN, check_loadable, interposable_symbol, stays_loaded};
 use crate::file_trust::check_trusted;
-use crate::instance::{Instance, check_entry};
+use crate::instance::{Instance, check_entry, copy_text};
 use crate::program::HostProgram;
 use crate::protocol::PluginInfo;
 
@@ -41,8 +43,8 @@ pub(crate) fn load_with_check(
     check_info: impl FnOnce(&PluginInfo) -> Result<(), Failure>,
 ) -> Result<Instance, Failure> {
     let file = check_file(&config.path, config.sha256.as_deref())?;
-    let LoadedLibrary { entry, warning } = load_library(&file)?;
-    if let Some(warning) = warning {
+    let LoadedLibrary { entry, warnings } = load_library(&file)?;
+    for warning in warnings {
         log::warn!("{}: {warning}", config.path.display());
     }
     // SAFETY: the entry is of a library that `load_library` leaked.
@@ -56,18 +58,15 @@ pub(crate) fn load_with_check(
 }
 
 /// Makes all checks of [`load`] without creating the plugin. The library's constructors run, and it stays loaded. Also
-/// returns a warning for the plugin's author, if there is one.
+/// returns warnings for the plugin's author.
 ///
 /// # Errors
 /// The check that failed.
-pub fn check(
-    path: &Path,
-    sha256: Option<&str>,
-) -> Result<(PluginInfo, Option<&'static str>), Failure> {
+pub fn check(path: &Path, sha256: Option<&str>) -> Result<(PluginInfo, Vec<String>), Failure> {
     let opened = load_library(&check_file(path, sha256)?)?;
     // SAFETY: the entry is of a library that `load_library` leaked.
     let info = unsafe { check_entry(opened.entry) }?;
-    Ok((info, opened.warning))
+    Ok((info, opened.warnings))
 }
 
 /// Warning for a library that neither the linker nor the SDK keeps loaded. memprof's hosts never unload a library.
@@ -77,7 +76,7 @@ const CAN_BE_UNLOADED: &str = "a host that unloads it crashes while one of its t
 /// A library that is never unloaded.
 struct LoadedLibrary {
     entry: *const memprof_plugin_entry_t,
-    warning: Option<&'static str>,
+    warnings: Vec<String>,
 }
 
 /// A file that passed all checks. The loader opens it again by its path.
@@ -87,6 +86,8 @@ struct CheckedFile {
     _file: File,
     identity: FileIdentity,
     stays_loaded: bool,
+    /// Symbol of the library that the program could replace.
+    interposable: Option<String>,
 }
 
 /// Flag of dlopen(3), which libloading does not define; value of Linux's C libraries.
@@ -144,8 +145,11 @@ fn check_file(path: &Path, sha256: Option<&str>) -> Result<CheckedFile, Failure>
     // SAFETY: only trusted users may change the file while it is read.
     let bytes = unsafe { Mmap::map(&file) }.map_err(|error| io_failure(error.to_string()))?;
     check_loadable(&bytes).map_err(|reason| {
-        io_failure(reason)
-            .remedy("copy the plugin again; replace a loaded one by rename, never in place")
+        let remedy = match reason.starts_with(NOT_A_PLUGIN) {
+            true => "name the plugin's shared library",
+            false => "copy the plugin again; replace a loaded one by rename, never in place",
+        };
+        io_failure(reason).remedy(remedy)
     })?;
     if let Some(expected) = sha256 {
         let digest: String = Sha256::digest(&bytes)
@@ -160,6 +164,7 @@ fn check_file(path: &Path, sha256: Option<&str>) -> Result<CheckedFile, Failure>
     }
     Ok(CheckedFile {
         stays_loaded: stays_loaded(&bytes),
+        interposable: interposable_symbol(&bytes),
         path,
         _file: file,
         identity,
@@ -172,6 +177,35 @@ fn dlerror_text(error: &libloading::Error, path: &Path) -> String {
     let cause = cause.unwrap_or_else(|| error.to_string());
     let named = format!("{}: ", path.display());
     cause.strip_prefix(&named).unwrap_or(&cause).to_owned()
+}
+
+/// Failure of dlopen(3) for a reason in the loader's words, with the remedy that it suggests.
+fn loader_failure(path: &Path, reason: &str) -> Failure {
+    let remedies = [
+        (
+            "failed to map segment",
+            "mount its file system without noexec, or copy the file to another one",
+        ),
+        (
+            "cannot open shared object file",
+            "install the library that it names",
+        ),
+        (
+            "version `",
+            "build the plugin on the oldest system that it is for",
+        ),
+        (
+            "undefined symbol",
+            "link the plugin with the library that defines the symbol",
+        ),
+        (
+            "static TLS",
+            "build the plugin without -ftls-model=initial-exec",
+        ),
+    ];
+    let remedy = remedies.iter().find(|(part, _)| reason.contains(part));
+    let message = format!("{}: the loader refused it: {reason}", path.display());
+    Failure::new(MEMPROF_IO, message).remedy(remedy.map_or("", |(_, remedy)| remedy))
 }
 
 /// Whether the loader has a library with this path, or the same file under another path. It would then return that
@@ -206,12 +240,8 @@ fn load_library(file: &CheckedFile) -> Result<LoadedLibrary, Failure> {
     };
     let was_loaded = is_loaded(path);
     // SAFETY: the library's constructors run; the file is trusted.
-    let library = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) }.map_err(|error| {
-        mismatch(format!(
-            "the loader refused it: {}",
-            dlerror_text(&error, path)
-        ))
-    })?;
+    let library = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) }
+        .map_err(|error| loader_failure(path, &dlerror_text(&error, path)))?;
     if !file.is_same() {
         // The library stays loaded, because its constructors may have started threads.
         std::mem::forget(library);
@@ -232,7 +262,11 @@ fn load_library(file: &CheckedFile) -> Result<LoadedLibrary, Failure> {
     // Never unloaded: after dlclose of a Rust library, the end of one of its threads crashes.
     std::mem::forget(library);
     let entry = entry.map_err(|_| {
-        mismatch("it exports no memprof_plugin_entry, so it is not a memprof plugin".to_owned())
+        let message = format!(
+            "{}: it exports no memprof_plugin_entry, so it is not a memprof plugin",
+            path.display()
+        );
+        Failure::new(MEMPROF_INVALID_ARGUMENT, message)
     })?;
     if was_loaded && !file.is_mapped_at(entry.addr()) {
         let message = format!(
@@ -248,18 +282,32 @@ fn load_library(file: &CheckedFile) -> Result<LoadedLibrary, Failure> {
         Failure { message, ..failure }
     })?;
     // Rust's SDK describes its layouts, and keeps the library loaded.
-    let warning = (!file.stays_loaded && header.is_err()).then_some(CAN_BE_UNLOADED);
+    let can_be_unloaded = !file.stays_loaded && header.is_err();
+    let mut warnings: Vec<_> = can_be_unloaded
+        .then(|| CAN_BE_UNLOADED.to_owned())
+        .into_iter()
+        .collect();
+    warnings.extend(file.interposable.as_ref().map(|name| {
+        format!("a program that exports {name} replaces the plugin's own; link it with -Wl,-Bsymbolic, or hide it")
+    }));
     // A plugin in C has no layout description and needs none, because its compiler reads the header.
     if let Ok(header) = header {
         // SAFETY: the symbol is constant data of a leaked library.
         let header = unsafe { std::mem::transmute::<*mut std::ffi::c_void, AbiHeaderRef>(header) };
         layout::check(header).map_err(|(line, report)| {
             log::debug!("{}: {report}", path.display());
-            mismatch(format!("its structs are laid out differently: {line}"))
-                .remedy("rebuild the plugin against this host's memprof-plugin-abi")
+            // SAFETY: the entry was checked above, and its library stays loaded.
+            let build_info = unsafe { (*entry).build_info };
+            // SAFETY: memprof.h: the entry's texts live as long as the entry.
+            let built_by = unsafe { copy_text(build_info) };
+            mismatch(format!(
+                "its structs are laid out differently (it was built with {built_by}, this host with {}): {line}",
+                memprof_plugin_abi::BUILD_INFO
+            ))
+            .remedy("rebuild the plugin against this host's memprof-plugin-abi")
         })?;
     }
-    Ok(LoadedLibrary { entry, warning })
+    Ok(LoadedLibrary { entry, warnings })
 }
 
 #[cfg(test)]

@@ -17,14 +17,33 @@ pub struct HostProgram {
 }
 
 impl HostProgram {
-    /// Creates a `HostProgram` that logs through the `log` crate, whose logger must be set before.
+    /// Creates a `HostProgram` that logs through the `log` crate: its logger, below its `max_level`.
     pub fn new(name: &'static str, version: &'static str) -> Self {
         Self {
             name,
             version,
-            log: log::logger(),
+            log: &CrateLog,
             jemalloc: None,
         }
+    }
+}
+
+/// The logger of the `log` crate as the macros of the crate use it: first its `max_level` is compared.
+struct CrateLog;
+
+impl log::Log for CrateLog {
+    fn enabled(&self, metadata: &log::Metadata<'_>) -> bool {
+        metadata.level() <= log::max_level() && log::logger().enabled(metadata)
+    }
+
+    fn log(&self, record: &log::Record<'_>) {
+        if record.level() <= log::max_level() {
+            log::logger().log(record);
+        }
+    }
+
+    fn flush(&self) {
+        log::logger().flush();
     }
 }
 

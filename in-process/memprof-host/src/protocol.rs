@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
-use memprof_plugin_abi::{JSON, Status};
+use memprof_plugin_abi::{JSON, Status, TEXT};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -101,17 +101,63 @@ pub struct HostInfo {
 }
 
 /// One element of the result of [`PLUGINS`].
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 pub struct PluginInfo {
-    /// Name of the plugin.
+    /// Name of the plugin; of a file that was refused before its id was known, the file's name.
     pub id: String,
-    /// Version of the plugin; empty if it could not be loaded.
+    /// Version of the plugin; empty if it is not known.
     pub version: String,
     /// Names of the messages that it accepts.
     pub messages: Vec<String>,
+    /// Version of the contract that the plugin was built for, as `1.3`; empty if it is not known.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub abi: String,
+    /// Path of the file, as the config names it; empty for a plugin of a foreign program.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub path: String,
+    /// Usage and help of the messages, in their order.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub usage: Vec<MessageUsage>,
     /// Reason for which it could not be loaded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
+    /// Remedy, if the host knows one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub remedy: Option<String>,
+}
+
+/// Usage of one message of a plugin.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+pub struct MessageUsage {
+    /// Name of the message.
+    pub name: String,
+    /// Arguments as a person types them; may be empty.
+    pub usage: String,
+    /// One sentence that says what the message does.
+    pub help: String,
+}
+
+impl MessageUsage {
+    /// Formats the line of a list: the message as a person types it, and its help.
+    pub fn line(&self) -> String {
+        let call = format!("{} {}", self.name, self.usage);
+        format!("{:<32} {}", call.trim_end(), self.help)
+    }
+}
+
+/// Message that a host answers for a plugin that has no message of this name: it lists the plugin's messages.
+pub const HELP: &str = "help";
+
+impl PluginInfo {
+    /// Creates the reply to [`HELP`]: a line for each message.
+    pub(crate) fn help(&self) -> Reply {
+        let lines: Vec<_> = self.usage.iter().map(MessageUsage::line).collect();
+        Reply {
+            status_code: 0,
+            content_type: TEXT.into(),
+            body: Body::Bytes((lines.join("\n") + "\n").into_bytes()),
+        }
+    }
 }
 
 /// The result of [`MESSAGE`], as a client reads it.

@@ -3,6 +3,7 @@
 use memprof_plugin_abi::Failure;
 
 use crate::instance::Instance;
+use crate::protocol::PluginInfo;
 use crate::reply::Reply;
 
 /// The error of a message to a plugin that the host's config does not name.
@@ -11,7 +12,7 @@ use crate::reply::Reply;
 pub struct UnknownPlugin {
     /// Name that was requested.
     pub name: String,
-    /// Names of the host's plugins.
+    /// Names of the host's plugins; of a refused file also its path and the reason.
     pub known: String,
 }
 
@@ -24,28 +25,33 @@ pub struct Router {
 /// A plugin, or the reason for which it could not be created.
 #[derive(Debug)]
 struct RouterEntry {
-    name: String,
+    /// Description, as far as it was known when the plugin was refused.
+    info: PluginInfo,
     plugin: Result<Instance, Failure>,
 }
 
 impl Router {
-    /// Adds a created plugin, or the reason for which it could not be created, under `name`.
-    pub fn add(&mut self, name: String, plugin: Result<Instance, Failure>) {
-        self.entries.push(RouterEntry { name, plugin });
+    /// Adds a created plugin, or the reason for which it could not be created, under the id in `info`.
+    pub fn add(&mut self, mut info: PluginInfo, plugin: Result<Instance, Failure>) {
+        if let Err(failure) = &plugin {
+            info.error = Some(failure.to_string());
+            info.remedy = Some(failure.remedy.clone()).filter(|remedy| !remedy.is_empty());
+        }
+        self.entries.push(RouterEntry { info, plugin });
     }
 
     /// Whether a plugin with this name was created.
     pub fn has_plugin(&self, name: &str) -> bool {
         self.entries
             .iter()
-            .any(|entry| entry.name == name && entry.plugin.is_ok())
+            .any(|entry| entry.info.id == name && entry.plugin.is_ok())
     }
 
-    /// Iterates over all names, each with the plugin or its failure.
-    pub fn plugins(&self) -> impl Iterator<Item = (&str, &Result<Instance, Failure>)> {
+    /// Iterates over all descriptions, each with the plugin or its failure.
+    pub fn plugins(&self) -> impl Iterator<Item = (&PluginInfo, &Result<Instance, Failure>)> {
         self.entries
             .iter()
-            .map(|entry| (entry.name.as_str(), &entry.plugin))
+            .map(|entry| (&entry.info, &entry.plugin))
     }
 
     /// Reports to all plugins that the calling thread is memprof's and works only for them.
@@ -63,10 +69,15 @@ impl Router {
     /// # Errors
     /// No plugin has that name.
     pub fn message(&self, plugin: &str, name: &str, args: &str) -> Result<Reply, UnknownPlugin> {
-        let mut entries = self.entries.iter().filter(|entry| entry.name == plugin);
+        let mut entries = self.entries.iter().filter(|entry| entry.info.id == plugin);
         // Prefer a created plugin to a failed one with the same name.
         let created = entries.clone().find(|entry| entry.plugin.is_ok());
         let entry = created.or_else(|| entries.next());
+        // A refused file is known by its name only, to which cargo adds `lib`.
+        let entry = entry.or_else(|| {
+            let mut refused = self.entries.iter().filter(|entry| entry.plugin.is_err());
+            refused.find(|entry| entry.info.id.strip_prefix("lib") == Some(plugin))
+        });
         let entry = entry.ok_or_else(|| self.unknown_plugin_error(plugin))?;
         Ok(match &entry.plugin {
             Ok(instance) => instance.message(name, args),
@@ -76,19 +87,50 @@ impl Router {
 
     /// Creates the error for a name that no plugin has.
     fn unknown_plugin_error(&self, name: &str) -> UnknownPlugin {
-        let names: Vec<_> = self
-            .entries
-            .iter()
-            .map(|entry| entry.name.as_str())
-            .collect();
+        let describe = |RouterEntry { info, .. }: &RouterEntry| match &info.error {
+            Some(error) => format!("{}, refused: {error}", info.id),
+            None => info.id.clone(),
+        };
+        let names: Vec<_> = self.entries.iter().map(describe).collect();
         let known = if names.is_empty() {
             "no plugins".to_owned()
         } else {
-            names.join(", ")
+            names.join("; ")
         };
         UnknownPlugin {
             name: name.to_owned(),
             known,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use memprof_plugin_abi::ErrorKind;
+
+    use super::*;
+
+    #[test]
+    fn refused_plugin_answers_with_the_reason_by_id_and_file_name() {
+        let mut router = Router::default();
+        let failure = Failure::new(ErrorKind::Io, "it is gone").remedy("copy it");
+        let info = |id: &str| PluginInfo {
+            id: id.to_owned(),
+            ..PluginInfo::default()
+        };
+        router.add(info("libwords"), Err(failure.clone()));
+        router.add(info("lines"), Err(failure));
+        for name in ["libwords", "words", "lines"] {
+            let reply = router.message(name, "x", "").unwrap();
+            assert_eq!(reply.into_text(), "it is gone; copy it", "{name}");
+        }
+        let unknown = router.message("ords", "x", "").unwrap_err();
+        assert_eq!(
+            unknown.to_string(),
+            "no such plugin: \"ords\"; this host has libwords, refused: it is gone; copy it; \
+             lines, refused: it is gone; copy it"
+        );
+        let (listed, _) = router.plugins().next().unwrap();
+        assert_eq!(listed.remedy.as_deref(), Some("copy it"));
     }
 }

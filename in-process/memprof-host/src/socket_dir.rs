@@ -176,6 +176,14 @@ pub fn check_parent(directory: &Path) -> io::Result<()> {
     Ok(())
 }
 
+/// Returns the default names of the sockets of process `pid`: of its first host, and of further ones, such as a second
+/// plugin in a foreign program.
+#[cfg(any(feature = "client", feature = "control"))]
+pub(crate) fn socket_names(pid: u32) -> impl Iterator<Item = String> {
+    let further = (2..=9).map(move |number| format!("{pid}.{number}.sock"));
+    std::iter::once(format!("{pid}.sock")).chain(further)
+}
+
 /// Lists the files in a directory whose extension is `sock`, as paths sorted by name. There are none if it is missing
 /// or no directory, which any user may create in /tmp.
 ///

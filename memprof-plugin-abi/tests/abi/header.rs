@@ -9,7 +9,17 @@ fn crate_file(name: &str) -> PathBuf {
 
 #[test]
 fn committed_header_equals_generated_one() {
-    let config = cbindgen::Config::from_file(crate_file("cbindgen.toml")).unwrap();
+    let mut config = cbindgen::Config::from_file(crate_file("cbindgen.toml")).unwrap();
+    let text = |name: &str| std::fs::read_to_string(crate_file(name)).unwrap();
+    let contract: String = text("CONTRACT.md")
+        .lines()
+        .map(|line| format!(" * {line}").trim_end().to_owned() + "\n")
+        .collect();
+    let insert = |part: &mut Option<String>, mark: &str, text: &str| {
+        *part = part.take().map(|part| part.replace(mark, text));
+    };
+    insert(&mut config.header, "@CONTRACT@", &contract);
+    insert(&mut config.trailer, "@HELPERS@", &text("src/helpers.h"));
     let bindings = cbindgen::Builder::new()
         .with_config(config)
         .with_src(crate_file("src/raw.rs"))
@@ -57,12 +67,8 @@ CHECK(offsetof(memprof_plugin_entry_t, get_extension) == 104);
 static const void *const *context(void) { return 0; }
 static int32_t key(memprof_str_t name) { return name.len ? 0 : MEMPROF_INVALID_ARGUMENT; }
 MEMPROF_LABELS(context, key);
-static const memprof_message_t hello = {
-    sizeof(memprof_message_t), 0, MEMPROF_STR_INIT("hello"), MEMPROF_STR_INIT(""), MEMPROF_STR_INIT("")};
-static const memprof_message_t *const messages[] = {&hello};
-const memprof_plugin_entry_t memprof_plugin_entry = {
-    sizeof(memprof_plugin_entry_t), MEMPROF_ABI_VERSION, 0, MEMPROF_STR_INIT("probe"),
-    MEMPROF_STR_INIT("1"), MEMPROF_STR_INIT(""), messages, 1, 0, 0, 0, 0};
+static const memprof_message_t hello = MEMPROF_MESSAGE("hello", "", "");
+MEMPROF_PLUGIN("probe", "1", 0, 0, 0, &hello);
 "#;
 
 #[test]

@@ -2,18 +2,20 @@
 
 use std::ffi::OsString;
 use std::path::PathBuf;
-use std::time::Duration;
 
 use clap::{Parser, Subcommand};
 use clap_complete::Shell;
 
 use crate::attach::AttachArgs;
+use crate::check::CheckArgs;
+use crate::completion;
 use crate::detach::DetachArgs;
 use crate::gate::TestArgs;
 use crate::holders::HoldersArgs;
 use crate::leaks::LeaksArgs;
 use crate::ledger::LedgerArgs;
 use crate::message::{MessageArgs, MsgArgs};
+use crate::new_plugin::NewPluginArgs;
 use crate::record::RecordArgs;
 use crate::report::ReportArgs;
 use crate::run::RunArgs;
@@ -51,8 +53,25 @@ pub(crate) enum Command {
     },
     /// Send any message to any plugin of a host.
     Msg(MsgArgs),
-    /// `plugin msg`: the spelling of traffic_ctl.
-    #[command(hide = true)]
+    /// List the plugins that a host has loaded and refused, with their messages.
+    Plugins {
+        /// The host: a pid, a name or a socket's path. Not needed while only one host runs.
+        #[arg(value_name = "TARGET", add = completion::targets())]
+        host: Option<String>,
+        /// Like TARGET.
+        #[arg(
+            short,
+            long,
+            value_name = "TARGET",
+            conflicts_with = "host",
+            hide = true
+        )]
+        target: Option<String>,
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Write a plugin of your own, and check it.
     Plugin {
         #[command(subcommand)]
         command: PluginCommand,
@@ -108,17 +127,7 @@ pub(crate) enum Command {
         args: Vec<OsString>,
     },
     /// Check a plugin's file as a host would, in a process of its own.
-    Check {
-        /// The plugin's file.
-        #[arg(value_name = "PLUGIN.so")]
-        plugin: PathBuf,
-        /// Fail if loading takes longer than this
-        #[arg(long = "for", value_name = "DURATION", default_value = "10s", value_parser = crate::process_arg::parse_duration)]
-        limit: Duration,
-        /// Load it in this process.
-        #[arg(long, hide = true)]
-        in_child: bool,
-    },
+    Check(CheckArgs),
     /// Print a completion script for a shell.
     Completions {
         /// The shell. Its script belongs where the shell looks, for bash in `/etc/bash_completion.d/memprof`.
@@ -140,6 +149,11 @@ pub(crate) enum Command {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum PluginCommand {
-    /// Send a message to a plugin.
+    /// Make a folder with a plugin that builds, is checked and answers at once.
+    New(NewPluginArgs),
+    /// Check a plugin's file as a host would, in a process of its own.
+    Check(CheckArgs),
+    /// Send a message to a plugin: traffic_ctl's spelling of `memprof msg`.
+    #[command(hide = true)]
     Msg(MsgArgs),
 }

@@ -7,7 +7,7 @@ use std::io::{Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::ExitStatusExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::time::Duration;
 
@@ -23,8 +23,29 @@ use crate::output;
 /// Byte that the child sends after the check, to prove that it was made, whatever the plugin's code did.
 const DONE: u8 = b'.';
 
-/// Runs `memprof check`: starts the child, and judges its end.
-pub(crate) fn run(plugin: &Path, limit: Duration) -> Outcome {
+#[derive(Debug, clap::Args)]
+pub(crate) struct CheckArgs {
+    /// The plugin's file.
+    #[arg(value_name = "PLUGIN.so")]
+    plugin: PathBuf,
+    /// Fail if loading takes longer than this
+    #[arg(long = "for", alias = "timeout", value_name = "DURATION", default_value = "10s", value_parser = crate::process_arg::parse_duration)]
+    limit: Duration,
+    /// Load it in this process.
+    #[arg(long, hide = true)]
+    in_child: bool,
+}
+
+/// Runs `memprof check` and `memprof plugin check`.
+pub(crate) fn run(args: &CheckArgs) -> Outcome {
+    match args.in_child {
+        true => run_in_child(&args.plugin),
+        false => check_in_child(&args.plugin, args.limit),
+    }
+}
+
+/// Starts the child, and judges its end.
+fn check_in_child(plugin: &Path, limit: Duration) -> Outcome {
     let own = std::env::current_exe().context("failed to find this program")?;
     let (mut proof, child_end) = UnixStream::pair().context("failed to make a socket pair")?;
     let mut child = Command::new(own)
@@ -80,8 +101,8 @@ fn wait_for_exit(child: &Child, limit: Duration) -> Result<bool> {
     Ok(ready > 0)
 }
 
-/// Makes the check in the child, and sends [`DONE`] to standard input, which [`run`] has made a socket.
-pub(crate) fn run_in_child(plugin: &Path) -> Outcome {
+/// Makes the check in the child, and sends [`DONE`] to standard input, which [`check_in_child`] has made a socket.
+fn run_in_child(plugin: &Path) -> Outcome {
     let outcome = load_plugin(plugin);
     // If a user types the option, standard input is something else than a socket.
     if let Ok(proof) = std::io::stdin().as_fd().try_clone_to_owned() {
@@ -93,7 +114,7 @@ pub(crate) fn run_in_child(plugin: &Path) -> Outcome {
 /// Loads the plugin as a host would, and prints its ID, version and messages. The exit code of an error is that of
 /// its status.
 fn load_plugin(plugin: &Path) -> Outcome {
-    let (info, warning) = memprof_host::check(plugin, None)
+    let (info, warnings) = memprof_host::check(plugin, None)
         .map_err(|error| with_exit_code(code_of_status(error.status()), error.to_string()))?;
     output::print(&format!(
         "{}: plugin {} {}, messages: {}",
@@ -102,7 +123,7 @@ fn load_plugin(plugin: &Path) -> Outcome {
         info.version,
         info.messages.join(", ")
     ));
-    if let Some(warning) = warning {
+    for warning in warnings {
         output::note(&format!("{}: {warning}", plugin.display()));
     }
     Ok(0.into())

@@ -57,6 +57,7 @@ const COMMANDS: &[CommandHelp] = &[
         command: "msg",
         examples: &[
             "memprof msg memory_profile help",
+            "memprof msg words block word=\"two words\"",
             "memprof msg -t web memory_profile fetch id=ID > dump.heap",
         ],
     },
@@ -189,6 +190,17 @@ const COMMANDS: &[CommandHelp] = &[
     CommandHelp {
         command: "check",
         examples: &["memprof check /usr/lib/memprof/memory_profile.so"],
+    },
+    CommandHelp {
+        command: "plugin",
+        examples: &[
+            "memprof plugin new words --lang rust",
+            "memprof plugin check target/release/libwords.so",
+        ],
+    },
+    CommandHelp {
+        command: "plugins",
+        examples: &["memprof plugins web", "memprof plugins --json"],
     },
     CommandHelp {
         command: "completions",

@@ -23,9 +23,11 @@ mod ledger;
 mod malloc_conf;
 mod manual;
 mod message;
+mod new_plugin;
 mod output;
 mod own_heap;
 mod patched_functions;
+mod plugins;
 mod process_arg;
 mod process_names;
 mod prove;
@@ -114,16 +116,14 @@ fn run(command: Command) -> Outcome {
             report::run(&args)?;
             Ok(ExitCode::SUCCESS)
         }
-        Command::Check {
-            plugin,
-            limit,
-            in_child: false,
-        } => check::run(&plugin, limit),
-        Command::Check {
-            plugin,
-            in_child: true,
-            ..
-        } => check::run_in_child(&plugin),
+        Command::Check(args)
+        | Command::Plugin {
+            command: PluginCommand::Check(args),
+        } => check::run(&args),
+        Command::Plugin {
+            command: PluginCommand::New(args),
+        } => new_plugin::run(&args),
+        Command::Plugins { host, target, json } => plugins::run(host.or(target).as_deref(), json),
         Command::Completions { shell } => manual::completions(shell),
         Command::Man { directory } => manual::man(directory.as_deref()),
         Command::MallocConf { program } => malloc_conf::run(program.as_deref()),

@@ -55,7 +55,7 @@ impl MessageArgs {
 
 /// Runs `memprof msg PLUGIN MESSAGE …`.
 pub(crate) fn run_msg(args: &MsgArgs) -> Outcome {
-    let mut client = target::connect_to(&args.to, None)?;
+    let mut client = target::connect_to_plugin(&args.to, None, &args.plugin)?;
     let reply = client.message(&args.plugin, &args.message, &join_args(&args.args), None)?;
     show(&ParsedReply::from_received(reply)?, args.to.json)
 }

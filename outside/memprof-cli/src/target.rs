@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use anyhow::Context;
 use memprof_host::client::{Client, ClientError};
+use memprof_host::protocol::PluginInfo;
 use memprof_host::{DiscoveryScope, RunningHost, UnreachableHost, discover, running_hosts};
+use memprof_messages::PLUGIN;
 use memprof_ptrace::Halt;
 
 use crate::completion;
@@ -33,9 +35,18 @@ pub(crate) struct TargetArgs {
 pub(crate) const NO_HOST_REMEDY: &str = "load the plugin with `memprof attach PID` into a running process, or start one with \
     `memprof run -- PROGRAM`; for a process of another user, run memprof as that user or as root";
 
-/// Connects to the host that the arguments name, with their timeout. `first` is a target in front of the other
-/// arguments.
+/// Connects to the host of `memory_profile` that the arguments name, with their timeout. `first` is a target in front of
+/// the other arguments.
 pub(crate) fn connect_to(args: &TargetArgs, first: Option<&str>) -> anyhow::Result<Client> {
+    connect_to_plugin(args, first, PLUGIN)
+}
+
+/// Like [`connect_to`], but in a process with several sockets to the one of `plugin`.
+pub(crate) fn connect_to_plugin(
+    args: &TargetArgs,
+    first: Option<&str>,
+    plugin: &str,
+) -> anyhow::Result<Client> {
     let target = match (first, args.target.as_deref()) {
         (Some(first), Some(option)) => {
             let text = format!("two targets, {first} and -t {option}: give one");
@@ -43,26 +54,42 @@ pub(crate) fn connect_to(args: &TargetArgs, first: Option<&str>) -> anyhow::Resu
         }
         (first, option) => first.or(option),
     };
-    connect_by(target, |socket| match args.timeout {
+    connect_by(target, plugin, |socket| match args.timeout {
         None => Client::connect(socket),
         Some(timeout) => Client::connect_within(socket, timeout),
     })
 }
 
+/// Returns the plugins of the host that `target` names; of a process with several sockets, those of all.
+pub(crate) fn plugins_of(target: Option<&str>) -> anyhow::Result<Vec<PluginInfo>> {
+    if let Some(path) = target.and_then(socket_path) {
+        let client = Client::connect(&path).with_context(|| path.display().to_string());
+        return Ok(client?.plugins()?);
+    }
+    let host = find_host(target, PLUGIN)?;
+    let found = discover(DiscoveryScope::Process(host.pid), Client::plugins);
+    let mut plugins = Vec::new();
+    for (_, listed) in found.hosts {
+        plugins.extend(listed?);
+    }
+    Ok(plugins)
+}
+
 /// Connects to the host that `target` names: a socket's path, a pid, or a name. `None`: the only running host.
 pub(crate) fn connect(target: Option<&str>) -> anyhow::Result<Client> {
-    connect_by(target, Client::connect)
+    connect_by(target, PLUGIN, Client::connect)
 }
 
 /// Finds the host and connects to it. If it is gone in between, the error is that of a second search.
 fn connect_by(
     target: Option<&str>,
+    plugin: &str,
     connect: impl Fn(&Path) -> Result<Client, ClientError>,
 ) -> anyhow::Result<Client> {
-    let socket = find_socket(target)?;
+    let socket = find_socket(target, plugin)?;
     let connected = match connect(&socket) {
         Err(ClientError::Unreachable(error)) if error.kind() == ErrorKind::ConnectionRefused => {
-            connect(&find_socket(target)?)
+            connect(&find_socket(target, plugin)?)
         }
         connected => connected,
     };
@@ -70,10 +97,10 @@ fn connect_by(
 }
 
 /// Path of the socket of the host that `target` names; `None`: the only running host.
-fn find_socket(target: Option<&str>) -> anyhow::Result<PathBuf> {
+fn find_socket(target: Option<&str>, plugin: &str) -> anyhow::Result<PathBuf> {
     match target.and_then(socket_path) {
         Some(path) => Ok(path),
-        None => Ok(find_host(target)?.socket),
+        None => Ok(find_host(target, plugin)?.socket),
     }
 }
 
@@ -114,17 +141,16 @@ fn parse_pid(target: &str) -> Option<u32> {
 
 /// Finds the host by its pid, among the sockets of that process only, or by its name: first among those of the
 /// usual socket directories, then among all processes.
-fn find_host(target: Option<&str>) -> anyhow::Result<RunningHost> {
+fn find_host(target: Option<&str>, plugin: &str) -> anyhow::Result<RunningHost> {
     if let Some(named) = target.and_then(parse_named_pid) {
         let pid = named.map_err(|error| with_exit_code(UNREACHABLE, error))?;
-        return find_host(Some(&pid.to_string()));
+        return find_host(Some(&pid.to_string()), plugin);
     }
     if let Some(pid) = target.and_then(parse_pid)
         && Path::new("/proc").join(pid.to_string()).exists()
     {
-        let found = discover(DiscoveryScope::Process(pid), |_| ());
-        let mut hosts = found.hosts.into_iter().map(|(host, ())| host);
-        if let Some(host) = hosts.find(|host| host.pid == pid) {
+        let (host, unreachable) = host_of_plugin(pid, plugin);
+        if let Some(host) = host {
             return Ok(host);
         }
         if let Some(halt) = Halt::for_pid(pid) {
@@ -132,11 +158,16 @@ fn find_host(target: Option<&str>) -> anyhow::Result<RunningHost> {
                 inspect_process(pid).map_or_else(String::new, |(_, name, _)| format!(" ({name})"));
             return Err(with_exit_code(UNREACHABLE, format!("{pid}{name}: {halt}")));
         }
-        return choose_host(Vec::new(), &found.unreachable, target);
+        return choose_host(Vec::new(), &unreachable, target);
     }
     let mut hosts = running_hosts();
     let mut unreachable = Vec::new();
     let is_match = |host: &RunningHost| target.is_none_or(|target| host.matches(target));
+    if let Some(pid) = only_pid(hosts.iter().filter(|host| is_match(host)))
+        && let (Some(host), _) = host_of_plugin(pid, plugin)
+    {
+        return Ok(host);
+    }
     if !hosts.iter().any(is_match) {
         let everywhere = discover(DiscoveryScope::AllProcesses, |_| ());
         hosts = everywhere
@@ -147,6 +178,31 @@ fn find_host(target: Option<&str>) -> anyhow::Result<RunningHost> {
         unreachable = everywhere.unreachable;
     }
     choose_host(hosts, &unreachable, target)
+}
+
+/// Finds the control socket of process `pid` at which `plugin` answers, else its first one: two plugins in a foreign
+/// program have a socket each. Also returns the sockets that could not be reached.
+fn host_of_plugin(pid: u32, plugin: &str) -> (Option<RunningHost>, Vec<UnreachableHost>) {
+    let found = discover(DiscoveryScope::Process(pid), |_| ());
+    let hosts = found.hosts.into_iter().map(|(host, ())| host);
+    let mut hosts: Vec<_> = hosts.filter(|host| host.pid == pid).collect();
+    let has_plugin = |host: &RunningHost| {
+        let plugins = Client::connect(&host.socket).and_then(|mut client| client.plugins());
+        plugins.is_ok_and(|plugins| plugins.iter().any(|info| info.id == plugin))
+    };
+    let index = match hosts.len() {
+        0 => return (None, found.unreachable),
+        1 => 0,
+        _ => hosts.iter().position(has_plugin).unwrap_or(0),
+    };
+    (Some(hosts.swap_remove(index)), found.unreachable)
+}
+
+/// Returns the pid of several hosts that are sockets of one process; `None` otherwise.
+fn only_pid<'a>(hosts: impl Iterator<Item = &'a RunningHost>) -> Option<u32> {
+    let pids: Vec<_> = hosts.map(|host| host.pid).collect();
+    let is_same = pids.len() > 1 && pids.iter().all(|pid| *pid == pids[0]);
+    is_same.then(|| pids[0])
 }
 
 /// Chooses the host that `target` names; fails unless exactly one matches.

@@ -5,11 +5,8 @@ use std::process;
 use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
-#[cfg(feature = "adapter-attached")]
-use std::{
-    thread,
-    time::{Duration, Instant},
-};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use log::Level;
 use memprof_own::{ForkGuard, ProcessOnce};
@@ -34,7 +31,6 @@ static SOCKET: AtomicPtr<ControlSocket> = AtomicPtr::new(ptr::null_mut());
 static IS_EXITING: AtomicBool = AtomicBool::new(false);
 
 /// Timeout of waiting for the exit handler.
-#[cfg(feature = "adapter-attached")]
 const EXIT_HANDLER_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Opens the socket, unless this process has opened one or `control` is [`Control::Off`].
@@ -83,7 +79,6 @@ pub(super) fn open(
 
 /// Closes the socket of this process, after the pending replies were sent. Waits at most a second for an exit handler
 /// that uses the socket; if it still does, the socket is leaked.
-#[cfg(feature = "adapter-attached")]
 pub(super) fn close() {
     let socket = SOCKET.swap(ptr::null_mut(), Ordering::SeqCst);
     // SAFETY: null, or leaked by `open` and freed only below.
@@ -103,7 +98,6 @@ pub(super) fn close() {
 }
 
 /// Whether the socket of this process is open.
-#[cfg(feature = "adapter-attached")]
 pub(super) fn is_open() -> bool {
     OWNER.load(Ordering::Acquire) == process::id() && socket().is_some()
 }

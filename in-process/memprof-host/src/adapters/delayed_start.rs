@@ -173,7 +173,9 @@ pub(super) fn ensure_instance(entry: &'static memprof_plugin_entry_t) {
 
 /// Returns the instance, and creates it if there is none.
 fn instance(start: &'static StartSettings) -> &'static AdapterInstance {
-    instance::get_or_create(start.entry, &start.adapter(), || start.settings.clone()).0
+    let adapter = start.adapter();
+    let (instance, _) = instance::get_or_create(start.entry, &adapter, || start.settings.clone());
+    instance::retry(instance, &adapter, environment::read_again)
 }
 
 /// Sends a message and returns its reply as text. Call [`ensure_instance`] first.
@@ -205,9 +207,8 @@ pub(super) fn send_to_server_processes(
 /// Whether the config allows a message for all users of an adapter that cannot distinguish users.
 #[cfg(feature = "adapter-mariadb")]
 pub(super) fn is_allowed(message: &str) -> bool {
-    let settings = START_SETTINGS
-        .get()
-        .and_then(|start| start.settings.as_ref().ok());
+    let settings = |start: &'static StartSettings| instance(start).settings().as_ref().ok();
+    let settings = START_SETTINGS.get().and_then(settings);
     settings.is_some_and(|settings| settings.allow.iter().any(|allowed| allowed == message))
 }
 
@@ -242,11 +243,10 @@ fn ensure_started(
             level: *level.as_ref().unwrap_or(&LevelFilter::Warn),
             sink: write_log_line,
         };
-        let settings = level.and_then(|_| settings());
         START_SETTINGS.get_or_set(StartSettings {
             entry,
             log,
-            settings,
+            settings: level.and_then(|_| settings()),
             stderr,
         })
     });

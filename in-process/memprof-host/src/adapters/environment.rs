@@ -2,6 +2,7 @@
 #![expect(unsafe_code, reason = "getauxval(3)")]
 
 use log::LevelFilter;
+use memprof_own::LockFreeOnce;
 use memprof_plugin_abi::Failure;
 use memprof_plugin_abi::raw::MEMPROF_INVALID_ARGUMENT;
 
@@ -17,17 +18,40 @@ pub(super) fn has_config() -> bool {
     variable(CONFIG).is_some()
 }
 
+/// Keys of the config with their values in the environment.
+type Variables = Vec<(&'static str, String)>;
+
+/// The variables as they were read first: the program may change them at any time, on another thread.
+static VARIABLES: LockFreeOnce<Variables> = LockFreeOnce::new();
+
 /// Parses the config in the environment. Fails as [`config::parse`] does.
 pub(super) fn settings() -> Result<Settings, Failure> {
+    parse(VARIABLES.get_or_set(variables()))
+}
+
+/// Parses the config of [`settings`] again, with the current text of the file that it names. `None` if the config comes
+/// from elsewhere.
+pub(super) fn read_again() -> Option<Result<Settings, Failure>> {
+    VARIABLES.get().map(parse)
+}
+
+/// Parses a config. Fails as [`config::parse`] does.
+fn parse(variables: &Variables) -> Result<Settings, Failure> {
+    config::parse(variables.iter().map(|(key, value)| (*key, value.as_str())))
+}
+
+/// Reads the variables of the config that are set.
+fn variables() -> Variables {
     let named = [
         ("config", CONFIG),
         ("dump_dir", "MEMPROF_DUMP_DIR"),
         ("activate_at_start", ACTIVE),
         ("lg_sample", LG_SAMPLE),
     ];
-    let values = named.map(|(key, name)| Some((key, variable(name)?)));
-    let pairs = values.iter().flatten();
-    config::parse(pairs.map(|(key, value)| (*key, value.as_str())))
+    named
+        .into_iter()
+        .filter_map(|(key, name)| Some((key, variable(name)?)))
+        .collect()
 }
 
 /// Returns the least severe level of the lines that go to standard error: that in `MEMPROF_LOG`, by default `Warn`.

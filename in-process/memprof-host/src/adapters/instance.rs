@@ -14,8 +14,9 @@ use memprof_plugin_abi::raw::{MEMPROF_PANIC, memprof_plugin_entry_t, memprof_plu
 use super::config::{Control, Settings};
 use super::log::ProgramLog;
 use super::{catch_panic, control, library_copies};
-use crate::instance::{Instance, copy_text};
+use crate::instance::{Instance, check_entry, copy_text};
 use crate::program::HostProgram;
+use crate::protocol::PluginInfo;
 use crate::router::Router;
 
 /// The plugin in this process, which all adapters share.
@@ -27,6 +28,8 @@ pub(super) struct AdapterInstance {
     pub(super) router: Arc<Router>,
     /// Reason for which the plugin could not be created.
     failure: Option<Failure>,
+    /// Config with which it was created.
+    settings: Result<Settings, Failure>,
     /// Whether it was created with a config of the plugin.
     has_keys: bool,
 }
@@ -131,8 +134,9 @@ pub(super) fn create(
     }
 }
 
-/// Creates the instance, or uses the one of another adapter, and opens the control socket. A failure is logged in one
-/// line, and is the reply to every message.
+/// Creates the instance, or uses the one of another adapter, and opens the control socket. An instance that could not be
+/// created is replaced, because its config may have been corrected. A failure is logged in one line, and is the reply
+/// to every message.
 pub(super) fn start_instance(
     entry: &'static memprof_plugin_entry_t,
     adapter: &Adapter,
@@ -142,9 +146,17 @@ pub(super) fn start_instance(
         Ok(Settings { control, .. }) => control.clone(),
         Err(_) => None,
     };
-    let (instance, is_new) = get_or_create(entry, adapter, || settings);
+    let (instance, is_new) = match instance() {
+        Some(failed) if failed.failure.is_some() => {
+            (replace_failed(entry, adapter, settings), true)
+        }
+        _ => get_or_create(entry, adapter, || settings),
+    };
     if !is_new || instance.is_of_other_copy() {
-        let message = format!("{} is loaded already: its first config stays", instance.id);
+        let message = format!(
+            "{} is loaded already: its first config stays until the program is restarted",
+            instance.id
+        );
         adapter.log.line(Level::Warn, &message);
     }
     // An error was logged; the program runs without the socket.
@@ -174,6 +186,50 @@ pub(super) fn get_or_create(
     (new, true)
 }
 
+/// Replaces an instance that could not be created, unless its config is still the same. `read_again` returns the config
+/// as it is now, `None` if it cannot change. Returns the current instance.
+pub(super) fn retry(
+    instance: &'static AdapterInstance,
+    adapter: &Adapter,
+    read_again: impl FnOnce() -> Option<Result<Settings, Failure>>,
+) -> &'static AdapterInstance {
+    let settings = instance.failure.as_ref().and_then(|_| read_again());
+    let Some(settings) = settings.filter(|settings| instance.settings != *settings) else {
+        return instance;
+    };
+    let control = settings
+        .as_ref()
+        .ok()
+        .and_then(|settings| settings.control.clone());
+    let instance = replace_failed(instance.entry, adapter, settings);
+    // An error was logged; the program runs without the socket.
+    let _result = instance.open_control(adapter, control.as_ref());
+    instance
+}
+
+/// Creates an instance in place of one that could not be created, whose control socket it closes. The old one is leaked,
+/// because threads may use it.
+fn replace_failed(
+    entry: &'static memprof_plugin_entry_t,
+    adapter: &Adapter,
+    settings: Result<Settings, Failure>,
+) -> &'static AdapterInstance {
+    // A forked child has its parent's socket, and closes it by itself.
+    if control::is_open() {
+        control::close();
+    }
+    let _guard = library_copies::lock_all_copies(entry);
+    // Another thread may have replaced it in the meantime.
+    match share_instance() {
+        Some(current) if current.failure.is_none() => current,
+        _ => {
+            let new = Box::leak(Box::new(AdapterInstance::new(entry, adapter, settings)));
+            INSTANCE.store(ptr::from_mut(new), Ordering::SeqCst);
+            new
+        }
+    }
+}
+
 impl AdapterInstance {
     /// Creates the plugin, or uses that of another copy of the library. A failure is logged.
     fn new(
@@ -192,7 +248,7 @@ impl AdapterInstance {
         let create = || match library_copies::instance_of_other_copy(entry) {
             Some(joined) => Ok(joined),
             None => {
-                let config = settings?.config_text();
+                let config = settings.clone()?.config_text();
                 // SAFETY: the entry is of the library that contains this code, which is never unloaded (`-z nodelete`).
                 unsafe { Instance::create(entry, program, &config) }
             }
@@ -206,16 +262,33 @@ impl AdapterInstance {
         }
         let entry = plugin.as_ref().map_or(entry, Instance::entry);
         let failure = plugin.as_ref().err().cloned();
+        // SAFETY: the entry is of a library that stays loaded until the process ends.
+        let info = unsafe { check_entry(entry) };
+        let info = info.unwrap_or_else(|_| PluginInfo {
+            id: id.clone(),
+            ..PluginInfo::default()
+        });
         let mut router = Router::default();
-        router.add(id.clone(), plugin);
+        router.add(info, plugin);
         Self {
             entry,
             id,
             program,
             router: Arc::new(router),
             failure,
+            settings,
             has_keys: true,
         }
+    }
+
+    /// Reason for which the plugin could not be created. `None` if it was.
+    pub(super) fn failure(&self) -> Option<&Failure> {
+        self.failure.as_ref()
+    }
+
+    /// Config with which it was created, or the reason for which that is invalid.
+    pub(super) fn settings(&self) -> &Result<Settings, Failure> {
+        &self.settings
     }
 
     /// Whether it was created with a config of the plugin.

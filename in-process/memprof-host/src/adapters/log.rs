@@ -4,6 +4,8 @@ use std::ffi::CString;
 
 use log::{Level, LevelFilter, Log, Metadata, Record};
 
+pub(super) use crate::log_line::one_line;
+
 /// A foreign program's log. Its sink must not use the `log` crate, whose logger in a plugin's library is this one.
 #[derive(Debug)]
 pub(super) struct ProgramLog {
@@ -34,18 +36,6 @@ impl Log for ProgramLog {
     fn flush(&self) {}
 }
 
-/// Joins the lines of a text. Removes control characters, and the excerpts with which the TOML parser illustrates its
-/// errors.
-pub(super) fn one_line(text: &str) -> String {
-    let is_excerpt = |line: &str| {
-        let line = line.trim_start_matches(|c: char| c.is_ascii_digit() || c == ' ');
-        line.starts_with('|')
-    };
-    let lines = text.lines().filter(|line| !is_excerpt(line)).map(str::trim);
-    let text = lines.collect::<Vec<_>>().join("; ");
-    text.replace(char::is_control, " ")
-}
-
 /// Returns the first `limit` bytes of a text as a C string, with NUL bytes replaced by blanks. A longer text is cut
 /// between two characters, and ` [...]` is appended, beyond the limit.
 pub(super) fn c_text(text: &str, limit: usize) -> CString {
@@ -60,17 +50,6 @@ pub(super) fn c_text(text: &str, limit: usize) -> CString {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn parser_error_becomes_one_line() {
-        let error = "1 | x = 1\n".parse::<toml::Table>().unwrap_err();
-        let line = one_line(&format!("config: {error}"));
-        assert!(
-            line.starts_with("config: TOML parse error at line 1, column 3; "),
-            "{line}"
-        );
-        assert!(!line.contains(['\n', '|']), "{line}");
-    }
 
     #[test]
     fn c_text_is_truncated_between_characters() {

@@ -6,6 +6,8 @@
 //! without arguments lists the messages.
 #![expect(unsafe_code, reason = "the API of Redis modules")]
 
+mod later_api;
+
 use std::ffi::{CStr, c_char, c_int, c_long, c_void};
 use std::slice;
 
@@ -20,6 +22,7 @@ use super::host_symbols::as_pointer;
 use super::instance::{Adapter, AdapterInstance, instance, start_instance};
 use super::log::{ProgramLog, c_text, one_line};
 use super::rendered_reply::{RenderedReply, ReplyContent};
+use later_api::LaterApi;
 
 const OK: c_int = 0;
 const ERR: c_int = 1;
@@ -50,6 +53,7 @@ struct RedisApi {
     reply_with_string_buffer: unsafe extern "C" fn(Ctx, *const c_char, usize) -> c_int,
     reply_with_error: unsafe extern "C" fn(Ctx, *const c_char) -> c_int,
     reply_with_array: unsafe extern "C" fn(Ctx, c_long) -> c_int,
+    later: LaterApi,
     log: unsafe extern "C" fn(Ctx, *const c_char, *const c_char, ...),
 }
 
@@ -82,9 +86,17 @@ impl RedisApi {
                 reply_with_string_buffer: as_pointer(find(c"RedisModule_ReplyWithStringBuffer"))?,
                 reply_with_error: as_pointer(find(c"RedisModule_ReplyWithError"))?,
                 reply_with_array: as_pointer(find(c"RedisModule_ReplyWithArray"))?,
+                later: LaterApi::find(find),
                 log: as_pointer(find(c"RedisModule_Log"))?,
             }
         })
+    }
+
+    /// Whether a module of this name is loaded.
+    fn is_name_busy(&self, name: &str) -> bool {
+        let name = c_text(name, LINE_LIMIT);
+        // SAFETY: redismodule.h: a NUL-terminated name.
+        unsafe { (self.is_module_name_busy)(name.as_ptr()) != 0 }
     }
 
     /// Copies the arguments of a call.
@@ -172,7 +184,20 @@ pub unsafe fn load(
         let api = API.get_or_set(api);
         // SAFETY: the caller promises `argc` strings of Redis.
         let arguments = unsafe { api.copy_arguments(argv, argc) };
-        let instance = start_instance(entry, &ADAPTER, settings(&arguments));
+        let settings = settings(&arguments);
+        let before = instance().filter(|instance| instance.failure().is_none());
+        let is_changed = before.is_some_and(|before| *before.settings() != settings);
+        let instance = start_instance(entry, &ADAPTER, settings);
+        // A client gets an error and reads the log. At its start, Redis would end.
+        if api.later.has_clients(ctx) {
+            if api.is_name_busy(instance.id()) {
+                LOG.line(Level::Error, "the module is loaded already");
+                return ERR;
+            }
+            if instance.failure().is_some() || is_changed {
+                return ERR;
+            }
+        }
         if !register_command(api, ctx, instance) && !is_reload {
             let line = "the module's command exists already, and stays as it is";
             LOG.line(Level::Warn, line);
@@ -201,11 +226,8 @@ fn register_command(api: &RedisApi, ctx: Ctx, instance: &AdapterInstance) -> boo
     // A module that is loaded again under another path needs another name; Redis crashes on a module without a name.
     let names = std::iter::once(instance.id().to_owned())
         .chain((2..).map(|number| format!("{}_{number}", instance.id())));
-    let free = names.map(|name| c_text(&name, LINE_LIMIT)).find(|name| {
-        // SAFETY: redismodule.h: a NUL-terminated name.
-        unsafe { (api.is_module_name_busy)(name.as_ptr()) == 0 }
-    });
-    let name = free.expect("there is no end of names");
+    let mut names = names.filter(|name| !api.is_name_busy(name));
+    let name = c_text(&names.next().expect("there is no end of names"), LINE_LIMIT);
     // SAFETY: redismodule.h: the context of `RedisModule_OnLoad`; Redis copies the name.
     unsafe { (api.set_module_attribs)(ctx, name.as_ptr(), 1, API_VERSION) };
     let command = c_text(&instance.id().to_uppercase(), LINE_LIMIT);
@@ -221,6 +243,9 @@ fn register_command(api: &RedisApi, ctx: Ctx, instance: &AdapterInstance) -> boo
             0,
         )
     };
+    if created == OK {
+        api.later.set_categories(ctx, &command);
+    }
     created == OK
 }
 

@@ -12,8 +12,8 @@ use serde_json::json;
 use super::instance::AdapterInstance;
 #[cfg(feature = "adapter-postgres")]
 use super::server_processes::{self, ServerProcess};
-use crate::instance::copy_text;
-use crate::protocol::{FRAME_LIMIT, split_message};
+use crate::instance::check_entry;
+use crate::protocol::{FRAME_LIMIT, MessageUsage, split_message};
 use crate::reply::Reply;
 
 /// Arguments that select the format of a reply.
@@ -165,29 +165,20 @@ impl AdapterInstance {
 
     /// Returns the usage of a message; empty if there is no such message.
     fn usage(&self, name: &str) -> String {
-        let mut messages = self.messages();
-        let message = messages.find(|[known, ..]| known == name);
-        message.map_or_else(String::new, |[_, usage, _]| usage)
+        let mut messages = self.messages().into_iter();
+        let message = messages.find(|message| message.name == name);
+        message.map_or_else(String::new, |message| message.usage)
     }
 
     /// Returns a line for each message: its usage, and its description.
     pub(super) fn help(&self) -> Vec<String> {
-        self.messages()
-            .map(|[name, usage, help]| format!("{:<32} {help}", format!("{name} {usage}")))
-            .collect()
+        self.messages().iter().map(MessageUsage::line).collect()
     }
 
-    /// Iterates over the name, usage and description of each message.
-    fn messages(&self) -> impl Iterator<Item = [String; 3]> {
-        (0..self.entry.message_count).map(|index| {
-            // SAFETY: memprof.h: `messages` points to `message_count` pointers.
-            let message = unsafe { self.entry.messages.add(index) };
-            // SAFETY: memprof.h: each of the `message_count` pointers is initialized.
-            let message = unsafe { *message };
-            // SAFETY: memprof.h: each pointer refers to a message that lives as long as the process.
-            let message = unsafe { &*message };
-            // SAFETY: memprof.h: the message's texts live as long as the message.
-            [message.name, message.usage, message.help].map(|part| unsafe { copy_text(part) })
-        })
+    /// Returns the plugin's messages, also if it could not be created.
+    fn messages(&self) -> Vec<MessageUsage> {
+        // SAFETY: the entry is of this library, which is never unloaded.
+        let info = unsafe { check_entry(self.entry) };
+        info.map_or_else(|_| Vec::new(), |info| info.usage)
     }
 }

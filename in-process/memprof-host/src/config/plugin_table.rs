@@ -45,6 +45,29 @@ pub(super) fn blank_all_but(text: &str, index: usize, table: &Table) -> Option<S
     is_same.then_some(selected)
 }
 
+/// Returns `text` with blank lines in place of the tables and keys whose first name is in `own`.
+pub(super) fn blank_tables(text: &str, own: &[&str]) -> String {
+    let is_own = |path: &str| {
+        let first = path.split(['.', '=', ' ', '\t']).next();
+        first.is_some_and(|first| own.contains(&first.trim_matches(['"', '\''])))
+    };
+    let mut is_inside = false;
+    let mut is_root = true;
+    let mut rest = String::with_capacity(text.len());
+    for line in text.lines() {
+        if let Some(path) = table_name(line) {
+            is_inside = is_own(path);
+            is_root = false;
+        }
+        let is_left_out = is_inside || is_root && is_own(line.trim_start());
+        if !is_left_out {
+            rest += line;
+        }
+        rest.push('\n');
+    }
+    rest
+}
+
 /// Returns the name in a table header: `plugin.config.keep` of `[plugin.config.keep]`, `plugin` of `[[plugin]]`. `None`
 /// if the line is no header.
 fn table_name(line: &str) -> Option<&str> {
@@ -80,6 +103,22 @@ mod tests {
             ],
         );
         check("[[plugin]]\npath = \"/a\"", &["\n\n"]);
+    }
+
+    #[test]
+    fn own_tables_of_the_program_are_left_out() {
+        let text = "port = 1\n[server]\nx = 2\n[log]\nlevel = \"debug\"\n[server.tls]\ny = 3\n\
+                    [[plugin]]\npath = \"/a\"\n[plugin.config]\na = 1\n[[user]]\nname = 1";
+        let own = ["port", "server", "user"];
+        let config = Config::parse_beside(text, &own).unwrap();
+        assert_eq!(config.log.level.as_deref(), Some("debug"));
+        assert_eq!(
+            config.plugin[0].config_text(),
+            format!("{}a = 1\n\n\n", "\n".repeat(10))
+        );
+        let error = Config::parse_beside("[server]\n[sever]\n", &own).unwrap_err();
+        assert!(error.contains("line 2, column 2"), "{error}");
+        Config::parse_beside(text, &own[..2]).unwrap_err();
     }
 
     #[test]

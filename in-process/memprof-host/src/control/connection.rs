@@ -81,7 +81,7 @@ impl ControlConnection {
     }
 
     /// Whether the host is handling a request or sending its response.
-    #[cfg(feature = "adapter-attached")]
+    #[cfg(feature = "adapters")]
     pub(super) fn is_busy(&self) -> bool {
         let activity = self.activity.lock().unwrap_or_else(PoisonError::into_inner);
         matches!(

@@ -15,7 +15,9 @@ use rustix::net::{AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketTy
 
 use super::ControlError;
 use crate::socket_dir::lock::{is_socket, lock, lock_path, refuses_connections, remove, sweep};
-use crate::socket_dir::{abstract_name, check_parent, make_private, own_default_dir, sockets};
+use crate::socket_dir::{
+    abstract_name, check_parent, make_private, own_default_dir, socket_names, sockets,
+};
 
 /// Largest number of connections that wait to be accepted.
 const BACKLOG: i32 = 64;
@@ -182,8 +184,7 @@ fn listen(address: &SocketAddrUnix) -> io::Result<GuardedFd<UnixListener>> {
 /// containers that share the directory may have processes with the same pid.
 fn candidate_names(directory: &Path) -> impl Iterator<Item = PathBuf> {
     let pid = std::process::id();
-    let further = (2..=9).map(move |number| format!("{pid}.{number}.sock"));
-    let names = std::iter::once(format!("{pid}.sock")).chain(further);
+    let names = socket_names(pid);
     let directory = directory.to_owned();
     names.map(move |name| directory.join(name))
 }

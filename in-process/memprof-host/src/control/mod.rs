@@ -36,10 +36,10 @@ const CONNECTION_LIMIT: usize = 32;
 /// Delay before accepting again when the program has no descriptor or memory left. Without it the thread would spin.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 /// Timeout of pending replies when the socket is closed.
-#[cfg(feature = "adapter-attached")]
+#[cfg(feature = "adapters")]
 const LAST_REPLIES_TIMEOUT: Duration = Duration::from_secs(2);
 /// Interval between two checks for pending replies.
-#[cfg(feature = "adapter-attached")]
+#[cfg(feature = "adapters")]
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 /// Options of a control socket, and the identity of its host.
@@ -156,7 +156,7 @@ impl ControlSocket {
 
 impl ControlSocket {
     /// Closes the socket after all received requests were answered, or after [`LAST_REPLIES_TIMEOUT`].
-    #[cfg(feature = "adapter-attached")]
+    #[cfg(feature = "adapters")]
     pub(crate) fn close(&self) {
         let start = Instant::now();
         while self.shared.connections().any_is_busy() && start.elapsed() < LAST_REPLIES_TIMEOUT {
@@ -329,7 +329,7 @@ impl SocketState {
 
 impl ConnectionTable {
     /// Whether a request is being handled or a response sent on any connection.
-    #[cfg(feature = "adapter-attached")]
+    #[cfg(feature = "adapters")]
     fn any_is_busy(&self) -> bool {
         self.open.values().any(ControlConnection::is_busy)
     }

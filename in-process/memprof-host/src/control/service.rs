@@ -4,7 +4,7 @@ use std::fs::File;
 use std::sync::Arc;
 
 use memprof_own::GuardedFd;
-use memprof_plugin_abi::Failure;
+use memprof_plugin_abi::{Failure, escape_controls};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
@@ -94,7 +94,11 @@ impl Service {
         } else {
             log::Level::Warn
         };
-        log::log!(level, "{} {name}: {}", params.tag, reply.into_text());
+        // Each line of the reply is a record, and none can be made to look like another one's.
+        let [tag, name] = [&params.tag, name].map(escape_controls);
+        for line in reply.into_text().lines() {
+            log::log!(level, "{tag} {name}: {}", escape_controls(line));
+        }
         Ok(line_response(result_line(id, &"success")))
     }
 
@@ -106,16 +110,8 @@ impl Service {
 
     /// Returns the result of the method [`PLUGINS`], which includes the plugins that could not be created.
     fn plugins(&self) -> Vec<PluginInfo> {
-        let describe = |(name, plugin): (&str, &Result<crate::Instance, Failure>)| match plugin {
-            Ok(instance) => instance.info().clone(),
-            Err(failure) => PluginInfo {
-                id: name.to_owned(),
-                version: String::new(),
-                messages: Vec::new(),
-                error: Some(failure.to_string()),
-            },
-        };
-        self.router.plugins().map(describe).collect()
+        let plugins = self.router.plugins();
+        plugins.map(|(info, _)| info.clone()).collect()
     }
 }
 

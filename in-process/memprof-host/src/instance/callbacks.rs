@@ -7,6 +7,7 @@ use std::mem;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
+use memprof_plugin_abi::escape_controls;
 use memprof_plugin_abi::raw::{
     MEMPROF_EXTENSION_JEMALLOC, MEMPROF_EXTENSION_REPLY_FD, memprof_jemalloc_t,
     memprof_log_level_t, memprof_str_t,
@@ -18,44 +19,72 @@ use crate::program::HostProgram;
 /// Context of the host's callbacks, passed as `ctx`.
 pub(super) struct HostContext {
     program: HostProgram,
+    /// Id of the plugin, the target of its lines in the program's log.
+    plugin: String,
     jemalloc: Option<memprof_jemalloc_t>,
-    /// Errors that the plugin logs while `create` runs. If it fails, the last one is the reason; if it succeeds, they
-    /// are logged.
-    errors: Mutex<Vec<String>>,
+    /// Last line that the plugin has logged while `create` runs, if it is an error: if `create` fails, the reason.
+    last_error: Mutex<Option<ErrorLine>>,
     /// Whether `create` has not returned yet.
     is_creating: AtomicBool,
 }
 
-// SAFETY: the jemalloc functions are thread-safe (jemalloc(3)), the logger is `Sync`, the errors are behind a mutex.
+// SAFETY: the jemalloc functions are thread-safe (jemalloc(3)), the logger is `Sync`, the error is behind a mutex.
 unsafe impl Sync for HostContext {}
 
 impl HostContext {
     /// Creates the context of a plugin that is about to be created.
-    pub(super) fn new(program: HostProgram) -> Self {
+    pub(super) fn new(program: HostProgram, plugin: String) -> Self {
         Self {
             program,
+            plugin,
             jemalloc: program.jemalloc,
-            errors: Mutex::default(),
+            last_error: Mutex::default(),
             is_creating: true.into(),
         }
     }
 
-    /// Returns the errors that the plugin logged while it was created. Later errors are logged at once.
-    pub(super) fn take_creation_errors(&self) -> Vec<String> {
+    /// Ends the creation of the plugin. Returns the line that the plugin logged last, if it is an error: it is not
+    /// written yet. Later errors are written at once.
+    pub(super) fn end_creation(&self) -> Option<ErrorLine> {
         self.is_creating.store(false, Ordering::Release);
-        mem::take(&mut self.errors.lock().unwrap_or_else(PoisonError::into_inner))
+        self.hold(None)
     }
 
-    /// Writes a line to the program's log.
-    pub(super) fn log(&self, level: log::Level, target: &str, message: &str) {
+    /// Holds a line back, and returns the one that was held before.
+    fn hold(&self, line: Option<ErrorLine>) -> Option<ErrorLine> {
+        let mut held = self
+            .last_error
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        mem::replace(&mut *held, line)
+    }
+
+    /// Writes a line to the program's log, with the plugin's id as its target. The part of the plugin that logs is the
+    /// record's module.
+    fn write(&self, level: log::Level, part: &str, text: &str) {
         self.program.log.log(
             &log::Record::builder()
                 .level(level)
-                .target(target)
-                .args(format_args!("{message}"))
+                .target(&self.plugin)
+                .module_path(Some(part))
+                .args(format_args!("{text}"))
                 .build(),
         );
     }
+
+    /// Writes an error that was held back.
+    pub(super) fn write_error(&self, line: &ErrorLine) {
+        self.write(log::Level::Error, &line.part, &line.text);
+    }
+}
+
+/// An error that a plugin logs while it is created.
+#[derive(Debug)]
+pub(super) struct ErrorLine {
+    /// Part of the plugin that logs it.
+    part: String,
+    /// Text without control characters.
+    pub(super) text: String,
 }
 
 impl fmt::Debug for HostContext {
@@ -87,12 +116,13 @@ pub(super) unsafe extern "C" fn log_enabled(ctx: *mut c_void, number: memprof_lo
     let context = unsafe { &*ctx.cast::<HostContext>() };
     let metadata = log::Metadata::builder()
         .level(to_level(number))
-        .target("plugin")
+        .target(&context.plugin)
         .build();
     i32::from(context.program.log.enabled(&metadata))
 }
 
-/// Implements `log` of `memprof_host_t`: logs a line. Errors during the plugin's creation are collected instead.
+/// Implements `log` of `memprof_host_t`: logs a line. An error during the plugin's creation is
+/// held back until the next line or the end of `create`, because it may be the reason of a failure.
 pub(super) unsafe extern "C" fn log_line(
     ctx: *mut c_void,
     number: memprof_log_level_t,
@@ -105,17 +135,23 @@ pub(super) unsafe extern "C" fn log_line(
     let target = to_text(unsafe { target.as_bytes() });
     // SAFETY: memprof.h: the plugin lends the text for the call.
     let message = to_text(unsafe { message.as_bytes() });
+    let text = escape_controls(&message);
     let level = to_level(number);
     let is_creating = context.is_creating.load(Ordering::Acquire);
-    if is_creating && level == log::Level::Error {
-        context
-            .errors
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .push(message.into_owned());
-        return;
+    let is_held = is_creating && level == log::Level::Error;
+    if is_creating {
+        let line = is_held.then(|| ErrorLine {
+            part: target.to_string(),
+            text: text.to_string(),
+        });
+        // The lines stay in their order.
+        if let Some(before) = context.hold(line) {
+            context.write_error(&before);
+        }
     }
-    context.log(level, &target, &message);
+    if !is_held {
+        context.write(level, &target, &text);
+    }
 }
 
 /// Implements `get_extension` of `memprof_host_t`: returns the extension called `id`, null if the host has none.
@@ -133,5 +169,59 @@ pub(super) unsafe extern "C" fn get_extension(
         }
         _ if id == MEMPROF_EXTENSION_REPLY_FD.as_bytes() => std::ptr::from_ref(&REPLY_FD).cast(),
         _ => std::ptr::null(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ptr;
+
+    use super::*;
+
+    /// A logger of info that keeps what it is called with.
+    struct TestLog(Mutex<Vec<String>>);
+
+    impl log::Log for TestLog {
+        fn enabled(&self, metadata: &log::Metadata<'_>) -> bool {
+            metadata.target() == "words" && metadata.level() <= log::Level::Info
+        }
+
+        fn log(&self, record: &log::Record<'_>) {
+            let (level, target, part) = (record.level(), record.target(), record.module_path());
+            let line = format!("{level} {target} {}: {}", part.unwrap(), record.args());
+            self.0.lock().unwrap().push(line);
+        }
+
+        fn flush(&self) {}
+    }
+
+    #[test]
+    fn lines_have_the_plugins_id_and_their_order() {
+        static LOG: TestLog = TestLog(Mutex::new(Vec::new()));
+        let program = HostProgram {
+            log: &LOG,
+            ..HostProgram::new("test", "")
+        };
+        let context = HostContext::new(program, "words".to_owned());
+        let ctx = ptr::from_ref(&context).cast_mut().cast();
+        let log = |number, text| {
+            let [part, text] = ["words::part", text].map(memprof_str_t::new);
+            // SAFETY: the context and the texts outlive the call.
+            unsafe { log_line(ctx, number, part, text) };
+        };
+        // SAFETY: the context outlives the call.
+        let enabled = [3, 4].map(|number| unsafe { log_enabled(ctx, number) });
+        assert_eq!(enabled, [1, 0]);
+        log(1, "first\nERROR host: forged");
+        log(3, "second");
+        log(1, "third");
+        assert_eq!(context.end_creation().unwrap().text, "third");
+        log(1, "fourth");
+        let lines = [
+            "ERROR words words::part: first\\nERROR host: forged",
+            "INFO words words::part: second",
+            "ERROR words words::part: fourth",
+        ];
+        assert_eq!(*LOG.0.lock().unwrap(), lines);
     }
 }

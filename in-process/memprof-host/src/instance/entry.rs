@@ -2,11 +2,11 @@
 
 use memprof_plugin_abi::Failure;
 use memprof_plugin_abi::raw::{
-    MEMPROF_ABI_MAJOR, MEMPROF_ABI_MISMATCH, MEMPROF_EXTENSION_THREADS, memprof_plugin_entry_t,
-    memprof_plugin_t, memprof_str_t, memprof_threads_t,
+    MEMPROF_ABI_MAJOR, MEMPROF_ABI_MISMATCH, MEMPROF_EXTENSION_THREADS, MEMPROF_INVALID_ARGUMENT,
+    memprof_plugin_entry_t, memprof_plugin_t, memprof_str_t, memprof_threads_t,
 };
 
-use crate::protocol::PluginInfo;
+use crate::protocol::{MessageUsage, PluginInfo};
 
 /// `enter` of [`memprof_threads_t`].
 pub(super) type EnterThread = unsafe extern "C" fn(*mut memprof_plugin_t);
@@ -30,9 +30,18 @@ pub(super) unsafe fn find_enter_thread(
 
 /// First fields of every version of `memprof_plugin_entry_t`.
 #[repr(C)]
+#[derive(Clone, Copy)]
 struct EntryHead {
     size: usize,
     version: u32,
+}
+
+/// Largest major version that a later contract could have. A larger number is something else than a version.
+const MAX_MAJOR: u32 = 99;
+
+/// Formats a version of the contract: `1.3`.
+fn abi_text(version: u32) -> String {
+    format!("{}.{}", version >> 16, version & 0xffff)
 }
 
 /// Checks an entry's version, size and functions, and returns its description.
@@ -53,12 +62,19 @@ pub(crate) unsafe fn check_entry(
         return Err(mismatch("memprof_plugin_entry is null".to_owned()));
     }
     // SAFETY: not null, and every version of the struct starts with these two fields.
-    let EntryHead { size, version } = unsafe { entry.cast::<EntryHead>().read() };
+    let head = unsafe { entry.cast::<EntryHead>().read() };
+    let EntryHead { size, version } = head;
     if version >> 16 != MEMPROF_ABI_MAJOR {
+        if version >> 16 > MAX_MAJOR || version >> 16 == 0 {
+            let message =
+                "its memprof_plugin_entry is not a memprof_plugin_entry_t: it has no version";
+            return Err(Failure::new(MEMPROF_INVALID_ARGUMENT, message).remedy(
+                "export the struct itself, as constant data: neither a function nor a pointer",
+            ));
+        }
         return Err(mismatch(format!(
-            "the plugin was built for ABI {}.{}, this host speaks {MEMPROF_ABI_MAJOR}.x",
-            version >> 16,
-            version & 0xffff
+            "the plugin was built for ABI {}, this host speaks {MEMPROF_ABI_MAJOR}.x",
+            abi_text(version)
         )));
     }
     let needed = size_of::<memprof_plugin_entry_t>();
@@ -77,12 +93,17 @@ pub(crate) unsafe fn check_entry(
     // SAFETY: memprof.h: the entry's texts live as long as the entry.
     let version = unsafe { copy_text(entry.version) };
     // SAFETY: memprof.h: the entry's messages live as long as the entry.
-    let messages = unsafe { message_names(entry) };
+    let usage = unsafe { message_usage(entry) };
+    let EntryHead { version: abi, .. } = head;
     Ok(PluginInfo {
         id,
         version,
-        messages,
+        messages: usage.iter().map(|message| message.name.clone()).collect(),
+        abi: abi_text(abi),
+        path: String::new(),
+        usage,
         error: None,
+        remedy: None,
     })
 }
 
@@ -101,11 +122,11 @@ pub(crate) unsafe fn copy_text(raw: memprof_str_t) -> String {
     String::from_utf8_lossy(unsafe { raw.as_bytes() }).into_owned()
 }
 
-/// Returns the names of the entry's messages.
+/// Returns the entry's messages.
 ///
 /// # Safety
 /// The entry's messages live as long as the process.
-unsafe fn message_names(entry: &memprof_plugin_entry_t) -> Vec<String> {
+unsafe fn message_usage(entry: &memprof_plugin_entry_t) -> Vec<MessageUsage> {
     if entry.messages.is_null() {
         return Vec::new();
     }
@@ -117,8 +138,13 @@ unsafe fn message_names(entry: &memprof_plugin_entry_t) -> Vec<String> {
             let message = unsafe { message.read() };
             // SAFETY: memprof.h: each pointer is null or a message that lives as long as the process.
             let message = unsafe { message.as_ref() }?;
-            // SAFETY: memprof.h: the message's name lives as long as the message.
-            Some(unsafe { copy_text(message.name) })
+            // SAFETY: memprof.h: the message's texts live as long as the message.
+            let copy = |text| unsafe { copy_text(text) };
+            Some(MessageUsage {
+                name: copy(message.name),
+                usage: copy(message.usage),
+                help: copy(message.help),
+            })
         })
         .collect()
 }

@@ -4,20 +4,61 @@ use std::ffi::{c_int, c_void};
 use std::io;
 use std::os::fd::BorrowedFd;
 
-use memprof_plugin_abi::Status;
 use memprof_plugin_abi::raw::{
     MEMPROF_INTERNAL, MEMPROF_INVALID_ARGUMENT, MEMPROF_IO, MEMPROF_OK, memprof_reply_fd_t,
     memprof_str_t,
 };
+use memprof_plugin_abi::{Failure, Status, TEXT};
 
 use super::entry::copy_text;
 use crate::body::Body;
+use crate::reply::Reply;
 
 /// Collected part of a reply.
 #[derive(Default)]
 pub(super) struct ReplyCollector {
     pub(super) content_type: Option<String>,
     pub(super) body: Body,
+    /// Reason for which a part of the body was refused. No later part is accepted, so that the body has no hole.
+    error: Option<io::Error>,
+}
+
+impl ReplyCollector {
+    /// Makes the reply of message `name` to plugin `id`, whose handler returned `status`. The reply is an error if a
+    /// part of the body was refused, or if the handler failed without a word.
+    pub(super) fn into_reply(self, status: Status, id: &str, name: &str) -> Reply {
+        let failure = match (self.error, status) {
+            (Some(error), MEMPROF_OK) => {
+                let message = format!("the reply to {name:?} does not fit: {error}");
+                Some(Failure::new(MEMPROF_IO, message).remedy(
+                    "the plugin's author can pass a larger reply as a file, by memprof.reply_fd/1",
+                ))
+            }
+            (_, MEMPROF_OK) => None,
+            _ if self.body.is_empty() => {
+                let message =
+                    format!("plugin {id} refused {name:?} with status {status} and no text");
+                Some(Failure::new(status, message))
+            }
+            _ => None,
+        };
+        match failure {
+            Some(failure) => Reply {
+                // A number that this host does not know stays as it is.
+                status_code: if status == MEMPROF_OK {
+                    MEMPROF_IO
+                } else {
+                    status
+                },
+                ..Reply::failed(&failure)
+            },
+            None => Reply {
+                status_code: status,
+                content_type: self.content_type.map_or(TEXT.into(), String::into),
+                body: self.body,
+            },
+        }
+    }
 }
 
 /// Implements `begin` of `memprof_reply_t`: sets the content type. Fails if the reply has begun already.
@@ -39,11 +80,15 @@ pub(super) unsafe extern "C" fn begin_body(
 pub(super) unsafe extern "C" fn write_body(ctx: *mut c_void, chunk: memprof_str_t) -> Status {
     // SAFETY: `Instance::message` passes its collector as `ctx`, for one call on one thread.
     let collector = unsafe { &mut *ctx.cast::<ReplyCollector>() };
+    if collector.error.is_some() {
+        return MEMPROF_IO;
+    }
     // SAFETY: memprof.h: the plugin lends the bytes for the call.
     match collector.body.write(unsafe { chunk.as_bytes() }) {
         Ok(()) => MEMPROF_OK,
         Err(error) => {
             log::error!("a reply does not fit: {error}");
+            collector.error = Some(error);
             MEMPROF_IO
         }
     }

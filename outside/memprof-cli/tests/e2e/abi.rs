@@ -6,7 +6,9 @@ use std::process::Command;
 use serde_json::Value;
 
 use crate::dist::{dist, source, tool_text};
+use crate::host::Setup;
 use crate::memprof::memprof;
+use crate::plugins::panicky;
 
 /// One file of version 0.1, compiled with the header of that version.
 fn compiled(name: &str, options: &[&str], place: &Path) -> PathBuf {
@@ -57,4 +59,83 @@ fn plugin_and_host_of_0_1_still_compile_and_fit() {
     let host = compiled("c_minimal.c", &["-ldl"], place.path());
     let reply = tool_text("gcc", Command::new(host).arg(plugin).arg("hello"));
     assert_eq!(reply, "hello from C\n");
+}
+
+/// Compilers of plugins in C, with the name that the plugin gets.
+const COMPILERS: &[(&str, &str, &[&str])] = &[
+    ("by_c99", "gcc", &["-std=c99"]),
+    ("by_clang", "clang", &["-std=c11"]),
+    ("by_cpp20", "g++", &["-std=c++20", "-x", "c++"]),
+];
+
+/// Hosts that load plugins by a config.
+const HOSTS: &[&str] = &["c_host", "cpp_host", "rust_host"];
+
+/// hello_c.c by one of [`COMPILERS`], with an id of its own.
+fn compiled_hello((id, compiler, options): &(&str, &str, &[&str]), place: &Path) -> PathBuf {
+    let hello = std::fs::read_to_string(source("plugins/hello-c/hello_c.c")).unwrap();
+    let (code, plugin) = (
+        place.join(id).with_extension("c"),
+        place.join(id).with_extension("so"),
+    );
+    std::fs::write(&code, hello.replace("hello_c", id)).unwrap();
+    let mut compiler = Command::new(compiler);
+    compiler.args(*options).args([
+        "-Wall",
+        "-Wextra",
+        "-pedantic",
+        "-Werror",
+        "-fvisibility=hidden",
+    ]);
+    compiler
+        .args(["-shared", "-fPIC", "-Wl,-z,nodelete,-Bsymbolic", "-I"])
+        .arg(dist("include"));
+    tool_text("clang and g++", compiler.arg("-o").arg(&plugin).arg(&code));
+    plugin
+}
+
+/// Plugins of each compiler, of the SDK at -O0 and optimized, and of version 0.1, with what they reply to `hello`.
+fn plugins(place: &Path) -> Vec<(&'static str, PathBuf, &'static str)> {
+    let by_compilers = COMPILERS
+        .iter()
+        .map(|row| (row.0, compiled_hello(row, place), "hello from C"));
+    let others = [
+        ("panicky", panicky().to_owned(), "hello"),
+        ("hello_rust", dist("plugins/hello_rust.so"), "hello, world"),
+        (
+            "hello_c",
+            compiled("hello_c.c", PLUGIN, place),
+            "hello from C",
+        ),
+    ];
+    by_compilers.chain(others).collect()
+}
+
+#[test]
+fn plugins_of_every_compiler_reply_in_every_host() {
+    let place = tempfile::tempdir().unwrap();
+    let plugins = plugins(place.path());
+    let tables = plugins
+        .iter()
+        .map(|(_, path, _)| format!("[[plugin]]\npath = {path:?}\n"));
+    let tables: String = tables.collect();
+    for name in HOSTS {
+        let host = Setup::of(name).more(&tables).start();
+        let mut client = host.client();
+        for (id, _, expected) in &plugins {
+            let reply = client.message(id, "hello", "", None).unwrap();
+            let text = String::from_utf8(reply.into_bytes().unwrap()).unwrap();
+            assert_eq!(text, *expected, "{id} in {name}");
+        }
+    }
+    let minimal = [
+        dist("examples/c_minimal"),
+        compiled("c_minimal.c", &["-ldl"], place.path()),
+    ];
+    for host in minimal {
+        for (id, path, expected) in &plugins {
+            let reply = tool_text("gcc", Command::new(&host).arg(path).arg("hello"));
+            assert_eq!(reply.trim_end(), *expected, "{id} in {}", host.display());
+        }
+    }
 }

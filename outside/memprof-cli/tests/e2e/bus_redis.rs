@@ -63,6 +63,25 @@ impl Server for Redis {
 }
 
 impl Redis {
+    /// A server with these words of its command line, in which clients may load modules.
+    fn with_words(words: &[&str]) -> Self {
+        let place = tempfile::tempdir().unwrap();
+        let mut command = Command::new("sh");
+        command
+            .args(["-c", "exec \"$0\" \"$@\" >&2", Self::PROGRAM])
+            .args(["--port", "0", "--save", "", "--unixsocket"])
+            .arg(place.path().join("redis.sock"))
+            .args(["--enable-module-command", "yes"])
+            .args(words);
+        let host = Host::spawn(command, place);
+        host.wait_for_log("ready to accept connections");
+        Self(host)
+    }
+
+    fn ask(&self, words: &[&str]) -> String {
+        self.command(&words.iter().map(ToString::to_string).collect::<Vec<_>>())
+    }
+
     fn command(&self, words: &[String]) -> String {
         let mut client = Command::new("redis-cli");
         client
@@ -212,19 +231,8 @@ fn help_and_missing_message_list_the_messages() {
 #[test]
 fn another_module_survives_unloading() {
     let module = crate::plugins::out_of_tree();
-    let place = tempfile::tempdir().unwrap();
-    let mut command = Command::new("sh");
-    command
-        .args(["-c", "exec \"$0\" \"$@\" >&2", Redis::PROGRAM])
-        .args(["--port", "0", "--save", "", "--unixsocket"])
-        .arg(place.path().join("redis.sock"))
-        .args(["--enable-module-command", "yes", "--loadmodule"])
-        .arg(module);
-    let host = Host::spawn(command, place);
-    host.wait_for_log("ready to accept connections");
-    let redis = Redis(host);
-    let ask =
-        |words: &[&str]| redis.command(&words.iter().map(ToString::to_string).collect::<Vec<_>>());
+    let redis = Redis::with_words(&["--loadmodule", module.to_str().unwrap()]);
+    let ask = |words: &[&str]| redis.ask(words);
     assert_eq!(ask(&["OUT_OF_TREE", "hello"]).trim(), "hello");
     assert_eq!(ask(&["MODULE", "UNLOAD", "out_of_tree"]).trim(), "OK");
     let maps = std::fs::read_to_string(format!("/proc/{}/maps", redis.0.pid())).unwrap();
@@ -259,4 +267,120 @@ fn replies_are_text_unless_json_is_requested() {
         "{unknown}"
     );
     assert!(unknown.contains("…\""), "{unknown}");
+}
+
+/// A client that loads the module with a wrong config gets an error, and can load it again with a right one.
+#[test]
+fn wrong_config_is_repaired_without_a_restart() {
+    let plugin = dist("plugins/memory_profile.so");
+    let plugin = plugin.to_str().unwrap();
+    let redis = Redis::with_words(&[]);
+    let dumps = redis.0.place().join("dumps");
+    let dumps = dumps.to_str().unwrap();
+    let load = |words: &[&str]| redis.ask(&[&["MODULE", "LOAD", plugin], words].concat());
+    for (words, reason) in [
+        (&["dumpdir", dumps][..], "unknown field `dumpdir`"),
+        (
+            &["control", "on", "alone"],
+            "config word \"alone\" has no value",
+        ),
+        (&["control", "maybe"], "invalid control=\"maybe\""),
+        (
+            &["control", "on", "dump_dir", "relative"],
+            "is not an absolute path",
+        ),
+        (&["config", "/no/such.toml"], "config file /no/such.toml"),
+    ] {
+        let reply = load(words);
+        assert!(
+            reply.contains("Error loading the extension"),
+            "{words:?}: {reply}"
+        );
+        redis.0.wait_for_log(reason);
+    }
+    let right = ["dump_dir", dumps, "control", "on"];
+    assert_eq!(load(&right).trim(), "OK");
+    let has_right_config = || {
+        let status = redis.ask(&["MEMORY_PROFILE", "status", "format=json"]);
+        assert!(status.contains(dumps), "{status}");
+    };
+    has_right_config();
+    redis.0.memprof("status", &[]).exits(0);
+    // Loaded already, and with another config.
+    assert!(load(&right).contains("Error loading the extension"));
+    assert_eq!(
+        redis.ask(&["MODULE", "UNLOAD", "memory_profile"]).trim(),
+        "OK"
+    );
+    assert!(load(&["dump_dir", "/tmp"]).contains("Error loading the extension"));
+    redis
+        .0
+        .wait_for_log("its first config stays until the program is restarted");
+    assert_eq!(load(&right).trim(), "OK");
+    has_right_config();
+    redis.work();
+}
+
+/// Two modules have a socket each, by which messages find their plugin.
+#[test]
+fn two_plugins_of_one_process_are_both_reached() {
+    let [profile, hello] =
+        ["memory_profile", "hello_rust"].map(|name| dist(&format!("plugins/{name}.so")));
+    let module = |path: &std::path::Path| format!("{} control on", path.display());
+    let words = [
+        "--loadmodule",
+        &module(&profile),
+        "--loadmodule",
+        &module(&hello),
+    ]
+    .join(" ")
+    .split(' ')
+    .map(str::to_owned)
+    .collect::<Vec<_>>();
+    let redis = Redis::with_words(&words.iter().map(String::as_str).collect::<Vec<_>>());
+    redis.0.memprof("status", &[]).exits(0);
+    let greeting = redis
+        .0
+        .memprof("msg", &["hello_rust", "hello", "name=Ada"])
+        .exits(0);
+    assert_eq!(greeting.stdout, "hello, Ada\n");
+    redis
+        .0
+        .memprof("msg", &["memory_profile", "status"])
+        .exits(0);
+    let help = redis.0.memprof("msg", &["hello_rust", "help"]).exits(0);
+    assert!(help.stdout.contains("hello [name=NAME]"), "{help:?}");
+    let pid = redis.0.pid().to_string();
+    let list = crate::memprof::memprof(&redis.0.socket_dir(), &["plugins", &pid]).exits(0);
+    for id in ["memory_profile  ", "hello_rust  "] {
+        assert!(
+            list.stdout.lines().any(|line| line.starts_with(id)),
+            "{list:?}"
+        );
+    }
+}
+
+/// Debian's Redis puts a module's command into no category of the ACL but `@read`: README names the command.
+#[test]
+fn command_is_denied_by_the_acl_of_readme() {
+    let plugin = dist("plugins/memory_profile.so");
+    let redis = Redis::with_words(&["--loadmodule", plugin.to_str().unwrap()]);
+    let check = |rules: &str, message: &str, is_denied: bool| {
+        let user = format!("ACL SETUSER app reset on >x ~* {rules}");
+        assert_eq!(redis.ask(&user.split(' ').collect::<Vec<_>>()).trim(), "OK");
+        let reply = redis.ask(&[
+            "--user",
+            "app",
+            "--pass",
+            "x",
+            "--no-auth-warning",
+            "MEMORY_PROFILE",
+            message,
+        ]);
+        assert_eq!(reply.contains("NOPERM"), is_denied, "{rules}: {reply}");
+    };
+    check("+@all -memory_profile", "status", true);
+    check("+@all", "status", false);
+    check("-@all +memory_profile|status", "status", false);
+    check("-@all +memory_profile|status", "dump", true);
 }

@@ -222,4 +222,6 @@ pages! {
     book_cookbook = "cookbook.md",
     book_gate = "gate.md",
     book_plugins = "plugins.md",
+    book_plugin_cookbook = "plugin-cookbook.md",
+    book_embed = "embed.md",
 }

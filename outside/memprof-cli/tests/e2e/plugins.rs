@@ -45,9 +45,17 @@ fn check_refused(path: &Path, config: &str, why: &str) {
     host.memprof("status", &[]).exits(0);
 }
 
-/// hello_c.c with one thing changed.
+/// hello_c.c of version 0.1, which writes all of the entry out.
+fn plain_hello() -> String {
+    fs::read_to_string(source(
+        "outside/memprof-cli/tests/fixtures/abi_0_1/hello_c.c",
+    ))
+    .unwrap()
+}
+
+/// [`plain_hello`] with one thing changed.
 fn changed_hello(place: &Path, from: &str, to: &str) -> PathBuf {
-    let original = fs::read_to_string(source("plugins/hello-c/hello_c.c")).unwrap();
+    let original = plain_hello();
     let changed = original.replacen(from, to, 1);
     assert_ne!(original, changed, "{from} is not in hello_c.c");
     compiled(place, &changed, &["-Wl,-z,nodelete"])
@@ -66,7 +74,7 @@ fn compiled(place: &Path, text: &str, flags: &[&str]) -> PathBuf {
 #[test]
 fn unload_while_a_thread_runs() {
     let place = tempfile::tempdir().unwrap();
-    let hello = fs::read_to_string(source("plugins/hello-c/hello_c.c")).unwrap();
+    let hello = plain_hello();
     let warning = "link it with -Wl,-z,nodelete";
     for (flags, is_warned) in [(&["-Wl,-z,nodelete"][..], false), (&[], true)] {
         let plugin = compiled(place.path(), &hello, flags);
@@ -147,7 +155,13 @@ fn damaged_files() {
         fs::write(&plugin, bytes).unwrap();
         check_refused(&plugin, "", why);
     };
-    check("half.so", &whole[..whole.len() / 2], "truncated");
+    // Without the end of a segment, and without the section headers.
+    check("start.so", &whole[..4096], "truncated");
+    check(
+        "half.so",
+        &whole[..whole.len() / 2],
+        "it is not a whole ELF file",
+    );
     check("empty.so", &[], "it is not a whole ELF file");
     check("text.so", b"[plugin]\n", "it is not a whole ELF file");
     let mut arm = whole;
@@ -317,8 +331,139 @@ fn check_refused_config(config: &str, why: &str) {
     assert!(run.stderr.contains(why), "{run:?}");
 }
 
+/// A host with `odd_plugin.c` and this config.
+fn odd_host(place: &Path, config: &str) -> Host {
+    let code = source("outside/memprof-cli/tests/fixtures/odd_plugin.c");
+    let plugin = compiled(
+        place,
+        &fs::read_to_string(code).unwrap(),
+        &["-Wl,-z,nodelete,-Bsymbolic"],
+    );
+    host_with(&plugin, config)
+}
+
+#[test]
+fn replies_that_break_the_contract_are_errors() {
+    let place = tempfile::tempdir().unwrap();
+    let host = odd_host(place.path(), "");
+    let mut client = host.client();
+    let mut check = |message: &str, status: i32, text: &str| {
+        let (actual, reply) = text_of(&mut client, "odd", message);
+        assert_eq!(actual, status, "{reply}");
+        assert!(reply.contains(text), "{reply}");
+    };
+    check(
+        "silent",
+        -5,
+        r#"plugin odd refused \"silent\" with status -5 and no text"#,
+    );
+    check(
+        "hole",
+        -10,
+        r#"the reply to \"hole\" does not fit: a body has at most 16777216 bytes"#,
+    );
+    check(
+        "help",
+        0,
+        "log TEXT                         Logs its arguments.\n",
+    );
+}
+
+#[test]
+fn text_of_a_client_cannot_forge_a_log_line() {
+    let place = tempfile::tempdir().unwrap();
+    let host = odd_host(place.path(), "");
+    let mut client = host.client();
+    for forged in [
+        "a\nERROR host: forged",
+        "\rERROR host: forged",
+        "\u{1b}[2K\u{85}ERROR host: forged",
+    ] {
+        client.message("odd", "log", forged, None).unwrap();
+        host.memprof("msg", &["odd", &format!("x{forged}")]);
+    }
+    let log = host.log();
+    let lines: Vec<_> = log.iter().filter(|line| line.contains("forged")).collect();
+    assert!(lines.len() >= 3, "{lines:#?}");
+    for line in lines {
+        assert!(
+            line.starts_with("INFO  odd: ") && !line.contains(char::is_control),
+            "{line:?}"
+        );
+    }
+}
+
+#[test]
+fn all_lines_of_a_failed_create_are_logged_in_order() {
+    let place = tempfile::tempdir().unwrap();
+    let host = odd_host(place.path(), "fails = \"yes\"");
+    let log = host.log();
+    let position = |text: &str| log.iter().position(|line| line.contains(text)).unwrap();
+    let reason = "plugin refused: plugin odd could not be created: the last reason";
+    assert!(
+        position("odd: the first reason") < position("odd: a line between"),
+        "{log:#?}"
+    );
+    assert!(
+        position("odd: a line between") < position(reason),
+        "{log:#?}"
+    );
+    let (status, reply) = text_of(&mut host.client(), "odd", "silent");
+    assert_eq!(status, -10);
+    assert!(reply.contains("the last reason"), "{reply}");
+}
+
+#[test]
+fn plugins_lists_what_is_loaded_and_refused() {
+    let place = tempfile::tempdir().unwrap();
+    let gone = place.path().join("libgone.so");
+    let host = odd_host(
+        place.path(),
+        &format!("wrong = 1\n[[plugin]]\npath = {gone:?}"),
+    );
+    let pid = host.pid().to_string();
+    let list = memprof(&host.socket_dir(), &["plugins", &pid, "--json"])
+        .exits(0)
+        .json();
+    let of = |id: &str| {
+        let plugins = list["plugins"].as_array().unwrap();
+        plugins.iter().find(|plugin| plugin["id"] == id).unwrap()
+    };
+    let profile = of("memory_profile");
+    assert_eq!(profile["state"], "loaded");
+    assert_eq!(profile["abi"], "1.3");
+    assert!(
+        profile["path"]
+            .as_str()
+            .unwrap()
+            .ends_with("plugins/memory_profile.so"),
+        "{profile}"
+    );
+    assert_eq!(profile["messages"][0]["name"], "activate");
+    assert!(
+        profile["messages"][0]["usage"]
+            .as_str()
+            .unwrap()
+            .contains("for=10m"),
+        "{profile}"
+    );
+    // Its id is known: it was refused by itself.
+    assert_eq!(of("odd")["state"], "refused");
+    assert_eq!(of("odd")["messages"][1]["usage"], "TEXT");
+    let reason = of("odd")["reason"].as_str().unwrap();
+    assert!(reason.contains("unknown key \"wrong\""), "{reason}");
+    assert_eq!(of("libgone")["path"], gone.to_str().unwrap());
+    let text = memprof(&host.socket_dir(), &["plugins", &pid])
+        .exits(0)
+        .stdout;
+    assert!(
+        text.contains("\n  refused: plugin odd could not be created"),
+        "{text}"
+    );
+}
+
 /// The fixture plugin, built by another compiler setting than everything else.
-fn panicky() -> &'static Path {
+pub(crate) fn panicky() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     BUILT.get_or_init(|| {
         let manifest = source("outside/memprof-cli/tests/fixtures/panicky/Cargo.toml");
@@ -364,7 +509,7 @@ fn panic_in_create() {
     let host = host_with(panicky(), "at = \"create\"");
     let why = "the plugin panicked: in create, on purpose";
     host.wait_for_log(why);
-    let (status, reply) = text_of(&mut host.client(), "libpanicky", "hello");
+    let (status, reply) = text_of(&mut host.client(), "panicky", "hello");
     assert_eq!(status, -7);
     assert!(reply.contains(why), "{reply}");
 }
@@ -379,7 +524,15 @@ fn panic_in_a_message_a_thread_and_drop() {
         reply.contains("the plugin panicked: in a message, on purpose"),
         "{reply}"
     );
-    host.wait_for_log("in a message, on purpose");
+    let line = host.wait_for_log("in a message, on purpose");
+    assert!(line.contains("plugin panicky panicked in thread"), "{line}");
+    host.wait_for_log("message \"panic\" of plugin panicky ended in a panic");
+    let half = text_of(&mut client, "panicky", "half");
+    assert_eq!(
+        half,
+        (-10, "half\nerror: the other half is lost\n".to_owned())
+    );
+    host.wait_for_log("message \"half\" failed after a part of its reply: the other half is lost");
     let (status, _) = text_of(&mut client, "panicky", "nasty");
     assert_eq!(status, -7);
     assert_eq!(
@@ -414,7 +567,10 @@ fn plugin_with_an_inserted_field_is_refused() {
         let (_, tail) = rest.split_once(']').unwrap();
         format!("{head}members = [\"memprof-plugin-abi\", \"panicky\"]{tail}")
     });
-    copy("memprof-plugin-abi/Cargo.toml", &same);
+    copy("memprof-plugin-abi/Cargo.toml", &|text| {
+        text.split("[[example]]").next().unwrap().to_owned()
+    });
+    copy("memprof-plugin-abi/CONTRACT.md", &same);
     for file in fs::read_dir(source("memprof-plugin-abi/src")).unwrap() {
         let name = file.unwrap().file_name().into_string().unwrap();
         copy(&format!("memprof-plugin-abi/src/{name}"), &|text| {

@@ -1,7 +1,7 @@
 //! Commands of the documentation, typed into a shell.
 
 use std::os::unix::process::CommandExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use nix::sys::signal::{Signal, killpg};
@@ -49,8 +49,8 @@ pub(crate) fn stand_in(commands: &str, stand_ins: &[(&str, &str)]) -> String {
     stand_ins.iter().fold(commands.to_owned(), replace)
 }
 
-/// Longer than a page takes on a busy machine: what it waits for never comes then.
-const MOST: &str = "5m";
+/// Longer than a page takes on a busy machine, where one builds crates: what it waits for never comes then.
+const MOST: &str = "15m";
 
 /// Directories that commands may write to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,6 +90,12 @@ mkdir /usr/lib/memprof
 install -m 755 "$PLUGIN" /usr/lib/memprof/memory_profile.so
 "#;
 
+/// Cargo's folder of this user, which has the crates that pages with Rust need.
+fn cargo_home() -> PathBuf {
+    let home = || std::env::home_dir().unwrap().join(".cargo");
+    std::env::var_os("CARGO_HOME").map_or_else(home, PathBuf::from)
+}
+
 /// Runs a script to its end, which must be a success, with processes of its own: pages name their programs alike, and
 /// root's memprof finds all that run.
 pub(crate) fn type_in(page: &str, system: System, script: &str) {
@@ -119,7 +125,12 @@ pub(crate) fn type_in(page: &str, system: System, script: &str) {
             System::Own => alone.env_remove(name),
         };
     }
-    let programs = [dist("bin/memprof"), dist("examples/unprepared")];
+    // With the HOME of the page, rustup would find no toolchain.
+    let programs = [
+        dist("bin/memprof"),
+        dist("examples/unprepared"),
+        PathBuf::from(env!("CARGO")),
+    ];
     let paths = programs
         .iter()
         .map(|program| program.parent().unwrap().to_owned());
@@ -131,6 +142,7 @@ pub(crate) fn type_in(page: &str, system: System, script: &str) {
         .current_dir(&work)
         .env("PATH", paths)
         .env("HOME", &work)
+        .env("CARGO_HOME", cargo_home())
         .env("INCLUDE", dist("include/memprof.h").parent().unwrap())
         .env("PLUGIN", dist("plugins/memory_profile.so"))
         .env("SOURCE", source(""))

@@ -1,0 +1,31 @@
+//! A host with a bus of its own: each line of standard input, `PLUGIN MESSAGE ARGUMENTS`, is sent to a plugin.
+
+use std::error::Error;
+use std::io::{BufRead, stdin};
+
+use memprof_host::{Config, Host, HostProgram};
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let path = std::env::args_os()
+        .nth(1)
+        .ok_or("usage: admin_host CONFIG")?;
+    let text = std::fs::read_to_string(path)?;
+    // `[server]` is this program's own table; it would be read by `toml::from_str`.
+    let config = Config::parse_beside(&text, &["server"])?;
+    // A program with a logger of the crate `log` sets it here, before the plugins are created.
+    let program = HostProgram::new("admin_host", env!("CARGO_PKG_VERSION"));
+    let host = Host::start(&config, program)?;
+    for line in stdin().lock().lines() {
+        let line = line?;
+        let mut words = line.splitn(3, ' ');
+        let [plugin, message, args] = [(); 3].map(|()| words.next().unwrap_or_default());
+        match host.message(plugin, message, args) {
+            Ok(reply) => {
+                let status = reply.status_code;
+                println!("{status} {}", reply.into_text());
+            }
+            Err(unknown) => println!("{unknown}"),
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,302 @@
+//! `memprof plugin new NAME --lang rust|c`: a folder with a plugin that builds, is checked and answers at once.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+
+use crate::exit::{Outcome, USAGE, with_exit_code};
+use crate::output;
+
+/// Language of a new plugin.
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+pub(crate) enum Language {
+    Rust,
+    C,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct NewPluginArgs {
+    /// Name of the plugin in messages: lower-case letters, digits and `_`
+    name: String,
+    /// Language of the plugin
+    #[arg(long)]
+    lang: Language,
+    /// Folder to make [default: ./NAME]
+    #[arg(long, value_name = "DIR")]
+    path: Option<PathBuf>,
+    /// Folder with memprof's crates and headers [default: where this program's package or build has them]
+    #[arg(long, value_name = "DIR")]
+    sdk: Option<PathBuf>,
+}
+
+/// Name of the plugin in the templates.
+const TEMPLATE_NAME: &str = "greeter";
+
+/// Path below the folder, and text.
+type Template = (&'static str, &'static str);
+
+const RUST: &[Template] = &[
+    ("Cargo.toml", include_str!("new_plugin/rust/Cargo.toml.in")),
+    ("src/lib.rs", include_str!("new_plugin/rust/src/lib.rs")),
+    (
+        "tests/answers.rs",
+        include_str!("new_plugin/rust/tests/answers.rs"),
+    ),
+    ("README.md", include_str!("new_plugin/rust/README.md")),
+];
+const C: &[Template] = &[
+    ("Makefile", include_str!("new_plugin/c/Makefile")),
+    ("greeter.c", include_str!("new_plugin/c/greeter.c")),
+    ("test.c", include_str!("new_plugin/c/test.c")),
+    ("README.md", include_str!("new_plugin/c/README.md")),
+];
+
+/// Crates of memprof that a plugin in Rust and its test need.
+const CRATES: &[&str] = &["memprof-host", "memprof-own", "memprof-plugin-abi"];
+
+/// Names that another plugin, a dependency, a file of the templates or cargo has: cargo refuses keywords of Rust, names
+/// of its own folders and crates of the language.
+const RESERVED: &[&str] = &[
+    "abstract",
+    "alloc",
+    "answers",
+    "as",
+    "async",
+    "await",
+    "become",
+    "box",
+    "break",
+    "build",
+    "const",
+    "continue",
+    "core",
+    "crate",
+    "deps",
+    "do",
+    "dyn",
+    "else",
+    "enum",
+    "examples",
+    "extern",
+    "false",
+    "final",
+    "fn",
+    "for",
+    "gen",
+    "if",
+    "impl",
+    "in",
+    "incremental",
+    "let",
+    "log",
+    "loop",
+    "macro",
+    "match",
+    "memory_profile",
+    "memprof_host",
+    "memprof_plugin_abi",
+    "mod",
+    "move",
+    "mut",
+    "override",
+    "priv",
+    "proc_macro",
+    "pub",
+    "ref",
+    "return",
+    "self",
+    "serde",
+    "static",
+    "std",
+    "struct",
+    "super",
+    "test",
+    "toml",
+    "trait",
+    "true",
+    "try",
+    "type",
+    "typeof",
+    "unsafe",
+    "unsized",
+    "use",
+    "virtual",
+    "where",
+    "while",
+    "yield",
+];
+
+/// Runs `memprof plugin new`.
+pub(crate) fn run(args: &NewPluginArgs) -> Outcome {
+    check_name(&args.name)?;
+    let folder = args
+        .path
+        .clone()
+        .unwrap_or_else(|| args.name.clone().into());
+    let files = match args.lang {
+        Language::Rust => {
+            let patches = patches(args.sdk.as_deref())?;
+            fill(RUST, &args.name, |text| text + &patches)
+        }
+        Language::C => {
+            let include = include_dir(args.sdk.as_deref())?;
+            fill(C, &args.name, |text| text.replace("INCLUDE", &include))
+        }
+    };
+    std::fs::create_dir(&folder)
+        .with_context(|| format!("failed to make the folder {}", folder.display()))?;
+    for (path, text) in files {
+        let path = folder.join(path);
+        let parent = path.parent().unwrap_or(&folder);
+        std::fs::create_dir_all(parent)
+            .and_then(|()| std::fs::write(&path, text))
+            .with_context(|| format!("failed to write {}", path.display()))?;
+    }
+    let test = match args.lang {
+        Language::Rust => "cargo test",
+        Language::C => "make check",
+    };
+    output::print(&format!("cd {} && {test}", folder.display()));
+    Ok(0.into())
+}
+
+/// Fills the templates with the name; `end` changes the first file, which says how to build.
+fn fill(
+    templates: &[Template],
+    name: &str,
+    end: impl FnOnce(String) -> String,
+) -> Vec<(String, String)> {
+    let named = |text: &str| text.replace(TEMPLATE_NAME, name);
+    let files = templates
+        .iter()
+        .map(|(path, text)| (named(path), named(text)));
+    let mut files: Vec<_> = files.collect();
+    if let Some((_, build)) = files.first_mut() {
+        *build = end(std::mem::take(build));
+    }
+    files
+}
+
+/// Fails unless the name can be that of a plugin, a crate, a C file and a command of Redis.
+fn check_name(name: &str) -> Result<()> {
+    let is_plain = name.starts_with(|c: char| c.is_ascii_lowercase())
+        && name.len() <= 64
+        && name
+            .bytes()
+            .all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == b'_');
+    let refused = |reason: &str| {
+        Err(with_exit_code(
+            USAGE,
+            format!("invalid name {name:?}: {reason}"),
+        ))
+    };
+    if !is_plain {
+        return refused("expected at most 64 lower-case letters, digits and `_`, a letter first");
+    }
+    if RESERVED.contains(&name) {
+        return refused("cargo, C or memprof has it already");
+    }
+    Ok(())
+}
+
+/// Folders in which the SDK may be: the one that was named, else those of a build and of a package.
+fn sdk_dirs(named: Option<&Path>) -> Result<Vec<PathBuf>> {
+    if let Some(named) = named {
+        let named = std::path::absolute(named).context("failed to find the SDK")?;
+        return Ok(vec![named]);
+    }
+    let own = std::env::current_exe().context("failed to find this program")?;
+    let prefix = own.ancestors().nth(2).unwrap_or(&own);
+    Ok(vec![
+        prefix.join("sdk"),
+        prefix.join("share/memprof/sdk"),
+        prefix.to_owned(),
+    ])
+}
+
+/// Fails because no folder of the SDK has this file.
+fn sdk_error(file: &str, dirs: &[PathBuf]) -> anyhow::Error {
+    let dirs: Vec<_> = dirs.iter().map(|dir| dir.display().to_string()).collect();
+    let message = format!(
+        "found no {file} in {}: name the folder of memprof's crates and headers by --sdk, such as a checkout of memprof",
+        dirs.join(", ")
+    );
+    with_exit_code(USAGE, message)
+}
+
+/// Lines of Cargo.toml that name memprof's crates as they are here.
+fn patches(sdk: Option<&Path>) -> Result<String> {
+    let dirs = sdk_dirs(sdk)?;
+    let mut lines = String::new();
+    for name in CRATES {
+        // Packed crates lie side by side; a checkout has folders.
+        let places = dirs
+            .iter()
+            .flat_map(|dir| [dir.join(name), dir.join("in-process").join(name)]);
+        let found = places
+            .into_iter()
+            .find(|place| place.join("Cargo.toml").is_file());
+        let found = found.ok_or_else(|| sdk_error(&format!("crate {name}"), &dirs))?;
+        lines += &format!("{name} = {{ path = {:?} }}\n", found.display().to_string());
+    }
+    Ok(lines)
+}
+
+/// Folder of memprof.h.
+fn include_dir(sdk: Option<&Path>) -> Result<String> {
+    let dirs = sdk_dirs(sdk)?;
+    let places = dirs
+        .iter()
+        .flat_map(|dir| [dir.join("include"), dir.join("memprof-plugin-abi/include")]);
+    let found = places
+        .into_iter()
+        .find(|place| place.join("memprof.h").is_file());
+    let found = found.ok_or_else(|| sdk_error("memprof.h", &dirs))?;
+    Ok(found.display().to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn name_is_checked() {
+        for name in ["words", "w", "a_1", &"x".repeat(64)] {
+            check_name(name).unwrap();
+        }
+        for name in [
+            "",
+            "_a",
+            "1a",
+            "A",
+            "a-b",
+            "a/b",
+            "..",
+            "a b",
+            "fn",
+            "test",
+            "memory_profile",
+            "é",
+            &"x".repeat(65),
+        ] {
+            check_name(name).unwrap_err();
+        }
+    }
+
+    #[test]
+    fn filled_templates_have_the_name_only() {
+        for templates in [RUST, C] {
+            for (path, text) in fill(templates, "words", |text| text) {
+                assert!(
+                    !path.contains(TEMPLATE_NAME) && !text.contains(TEMPLATE_NAME),
+                    "{path}"
+                );
+            }
+        }
+        let (_, makefile) = fill(C, "words", |text| text.replace("INCLUDE", "/x")).remove(0);
+        assert!(
+            makefile.contains("words.so: words.c\n\t$(CC)"),
+            "{makefile}"
+        );
+    }
+}
