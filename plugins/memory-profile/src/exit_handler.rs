@@ -5,18 +5,20 @@
 use std::panic::{self, AssertUnwindSafe};
 use std::sync::{Arc, Weak};
 
-use memprof_core::Profiler;
 use memprof_own::{ForkGuard, LockFreeOnce};
 
-/// Profiler whose exit dump the handler takes.
-static PROFILER: LockFreeOnce<Weak<Profiler>> = LockFreeOnce::new();
+use crate::profilers::Profilers;
 
-/// Registers [`Profiler::take_exit_dump`] for exit(3) and the end of `main`, for the first profiler that is
-/// passed; a call with another one does nothing. The handler does nothing if the profiler was dropped by then.
-/// If the C library refuses the handler, a warning is logged.
-pub(crate) fn register_exit_handler(profiler: &Arc<Profiler>) {
-    let own = Arc::downgrade(profiler);
-    if !PROFILER.get_or_set(Weak::clone(&own)).ptr_eq(&own) {
+/// Profilers of whose process the handler takes the exit dump.
+static PROFILERS: LockFreeOnce<Weak<Profilers>> = LockFreeOnce::new();
+
+/// Registers `Profiler::take_exit_dump` for exit(3) and the end of `main`, for the first profilers that are
+/// passed; a call with others does nothing. A forked child inherits the handler, which then dumps the child.
+/// The handler does nothing if the profilers were dropped by then, or in a child without one. If the C library
+/// refuses the handler, a warning is logged.
+pub(crate) fn register_exit_handler(profilers: &Arc<Profilers>) {
+    let own = Arc::downgrade(profilers);
+    if !PROFILERS.get_or_set(Weak::clone(&own)).ptr_eq(&own) {
         return;
     }
     // In a forked child, the C library does not release the lock of its list, which exit(3) acquires.
@@ -30,7 +32,8 @@ pub(crate) fn register_exit_handler(profiler: &Arc<Profiler>) {
 /// Handler of exit(3): takes the exit dump; a panic does not leave it.
 extern "C" fn on_exit() {
     let take_dump = || {
-        if let Some(profiler) = PROFILER.get().and_then(Weak::upgrade) {
+        let profilers = PROFILERS.get().and_then(Weak::upgrade);
+        if let Some(profiler) = profilers.as_ref().and_then(|all| all.existing()) {
             profiler.take_exit_dump();
         }
     };

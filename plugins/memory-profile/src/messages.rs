@@ -7,18 +7,15 @@ mod state;
 
 use std::sync::Arc;
 
-use memprof_core::{
-    ActivateOptions, JemallocReaders, Profiler, ProfilerExclusion, ProfilerSettings, require_calls,
-};
+use memprof_core::{JemallocReaders, Profiler, ProfilerExclusion, ProfilerSettings, require_calls};
 use memprof_messages::{HelpReply, MESSAGES, MessageHelp, PLUGIN, USAGES};
 use memprof_plugin_abi::{Arguments, Failure, Host, Message, Plugin, Reply};
 
 use crate::config::Config;
 use crate::exit_handler::register_exit_handler;
-use crate::profilers::Profilers;
+use crate::profilers::{ProfilerStart, Profilers};
 use crate::reply::{reply_success, to_failure};
 use crate::shim::{host_mallctl, read_printout, read_totals};
-use crate::text::activation_text;
 
 /// Descriptions of the messages for the ABI.
 const DESCRIPTORS: [Message; MESSAGES.len()] = {
@@ -33,7 +30,7 @@ const DESCRIPTORS: [Message; MESSAGES.len()] = {
 
 /// The plugin instance: owns the profiler of this process.
 pub(crate) struct MemoryProfile {
-    profilers: Profilers,
+    profilers: Arc<Profilers>,
 }
 
 impl Plugin for MemoryProfile {
@@ -55,7 +52,7 @@ impl Plugin for MemoryProfile {
         if let (Err(error), false) = (&interval, config.activate_at_start) {
             log::error!("{error}; the default is used instead");
         }
-        let profilers = Profilers::new(ProfilerSettings {
+        let settings = ProfilerSettings {
             interval: *interval.as_ref().unwrap_or(&None),
             program: host.name().to_owned(),
             host: host_mallctl(&host),
@@ -67,33 +64,16 @@ impl Plugin for MemoryProfile {
             },
             unwinder: config.unwinder_settings(),
             sampler: config.sampler,
-        });
-        let profiler = profilers.current();
-        if let Some((reason, remedy)) = profiler.unavailable() {
-            log::warn!("profiling is unavailable: {reason}; {remedy}");
-        } else if config.activate_at_start {
-            let activate = |interval| {
-                let options = ActivateOptions {
-                    interval,
-                    ..ActivateOptions::default()
-                };
-                if !log::log_enabled!(log::Level::Info) {
-                    return profiler.activate_without_result(options);
-                }
-                let activation = profiler.activate(options)?;
-                log::info!("{}", activation_text(&activation));
-                Ok(())
-            };
-            // Only logged: a host must start even if it cannot be profiled.
-            if let Err(error) = interval.and_then(activate) {
-                log::error!("activate_at_start: {}", to_failure(error));
-            }
-        }
-        if !config.watch_rules().is_empty() {
-            if let Err(error) = profiler.set_watch_rules(config.watch_rules()) {
-                log::error!("watch: {}", to_failure(error));
-            }
-            register_exit_handler(profiler);
+        };
+        let start = ProfilerStart {
+            activation: config
+                .activate_at_start
+                .then(|| interval.map_err(to_failure)),
+            rules: config.watch_rules().to_vec(),
+        };
+        let profilers = Arc::new(Profilers::new(settings, start));
+        if profilers.has_rules() {
+            register_exit_handler(&profilers);
         }
         Ok(Self { profilers })
     }

@@ -5,13 +5,26 @@ use std::process;
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use memprof_core::{Profiler, ProfilerSettings};
+use memprof_core::{ActivateOptions, Profiler, ProfilerSettings, SampleInterval, WatchRule};
 use memprof_own::{LockFreeOnce, ProcessLock};
+use memprof_plugin_abi::Failure;
+
+use crate::reply::to_failure;
+use crate::text::activation_text;
 
 /// The profiler of the process that created the plugin, and those of its descendants by fork(2).
 pub(crate) struct Profilers {
     settings: ProfilerSettings,
+    start: ProfilerStart,
     first: ForkGeneration,
+}
+
+/// The part of the config that takes effect at the start of each process.
+pub(crate) struct ProfilerStart {
+    /// Interval of an activation at the start, or the reason for which it is invalid. `None`: no activation.
+    pub(crate) activation: Option<Result<Option<SampleInterval>, Failure>>,
+    /// Watch rules, in their order.
+    pub(crate) rules: Vec<WatchRule>,
 }
 
 struct ForkGeneration {
@@ -25,19 +38,27 @@ struct ForkGeneration {
 }
 
 impl Profilers {
-    /// Creates the profiler of this process.
-    pub(crate) fn new(settings: ProfilerSettings) -> Self {
+    /// Creates the profiler of this process, and starts what the config says.
+    pub(crate) fn new(settings: ProfilerSettings, start: ProfilerStart) -> Self {
+        let first = ForkGeneration::new(&settings);
+        start.apply(&first.profiler);
         Self {
-            first: ForkGeneration::new(&settings),
             settings,
+            start,
+            first,
         }
+    }
+
+    /// Whether the config has watch rules.
+    pub(crate) fn has_rules(&self) -> bool {
+        !self.start.rules.is_empty()
     }
 
     /// The profiler of this process; created if it is missing.
     pub(crate) fn current(&self) -> &Arc<Profiler> {
         let mut generation = &self.first;
         while !generation.is_current_process() {
-            generation = generation.child(&self.settings);
+            generation = generation.child(&self.settings, &self.start);
         }
         &generation.profiler
     }
@@ -66,18 +87,57 @@ impl ForkGeneration {
     }
 
     /// The next generation, which belongs to a forked child of this one's process; created for the calling
-    /// process if it is missing. Blocks while another thread creates it.
-    fn child(&self, settings: &ProfilerSettings) -> &Self {
+    /// process if it is missing, and started as the config says. Blocks while another thread creates it.
+    fn child(&self, settings: &ProfilerSettings, start: &ProfilerStart) -> &Self {
         if let Some(child) = self.child.get() {
             return child;
         }
         let _guard = self.creation.lock();
-        let existing = self.child.get();
-        existing.unwrap_or_else(|| self.child.get_or_set(Self::new(settings)))
+        if let Some(child) = self.child.get() {
+            return child;
+        }
+        let child = self.child.get_or_set(Self::new(settings));
+        start.apply(&child.profiler);
+        child
     }
 
     /// Whether the profiler was created by the calling process.
     fn is_current_process(&self) -> bool {
         self.process == process::id()
     }
+}
+
+impl ProfilerStart {
+    /// Starts sampling and sets the rules. Failures are logged: the program must go on even if it cannot be profiled.
+    fn apply(&self, profiler: &Arc<Profiler>) {
+        if let Some((reason, remedy)) = profiler.unavailable() {
+            log::warn!("profiling is unavailable: {reason}; {remedy}");
+        } else if let Some(interval) = &self.activation
+            && let Err(failure) = interval.clone().and_then(|it| activate(profiler, it))
+        {
+            log::error!("activate_at_start: {failure}");
+        }
+        if self.rules.is_empty() {
+            return;
+        }
+        if let Err(error) = profiler.set_watch_rules(&self.rules) {
+            log::error!("watch: {}", to_failure(error));
+        }
+    }
+}
+
+/// Starts sampling for good, and logs it.
+fn activate(profiler: &Arc<Profiler>, interval: Option<SampleInterval>) -> Result<(), Failure> {
+    let options = ActivateOptions {
+        interval,
+        ..ActivateOptions::default()
+    };
+    if !log::log_enabled!(log::Level::Info) {
+        return profiler
+            .activate_without_result(options)
+            .map_err(to_failure);
+    }
+    let activation = profiler.activate(options).map_err(to_failure)?;
+    log::info!("{}", activation_text(&activation));
+    Ok(())
 }

@@ -570,3 +570,69 @@ public class MemoryProfile {
     let ran = languages.run("default-jdk-headless", &java, &[]);
     assert!(ran.is_ok && ran.output.starts_with(INACTIVE), "{ran:?}");
 }
+
+/// Samples from the start, by a rule.
+const PREFORK_CONFIG: &str = "activate_at_start = true\n[[watch]]\nevery = \"1h\"\n";
+
+/// Workers that were forked after the plugin began follow its config, as those do that load it themselves.
+#[test]
+fn forked_workers_follow_the_config() {
+    let languages = Languages::new();
+    std::fs::write(languages.path().join("prefork.toml"), PREFORK_CONFIG).unwrap();
+    let config = ("MEMPROF_CONFIG", "{place}/prefork.toml");
+    let python = "
+import memory_profile, os
+def show(name):
+    status = memory_profile.call('status')
+    print(name, status['profiling'], 'watch every' in status['text'], flush=True)
+show('parent')
+for name in 'worker', 'grandchild':
+    pid = os.fork()
+    if pid:
+        os.waitpid(pid, 0)
+        os._exit(0)
+    show(name)
+";
+    let ran = languages.run("python3", &[PYTHON, "-c", python], &[PYTHON_PATH, config]);
+    let expected = "parent active True\nworker active True\ngrandchild active True\n";
+    assert_eq!(ran.output, expected, "{ran:?}");
+    let ruby = "
+require 'memory_profile'
+show = ->(name) {
+  status = MemoryProfile.send_message('status')
+  puts \"#{name} #{status.start_with?('profiling is active')} #{status.include?('watch every')}\"
+  $stdout.flush
+}
+show.('parent')
+Process.wait(fork { show.('worker'); exit!(0) })
+";
+    let path = ("RUBYLIB", "{plugins}");
+    let ran = languages.run("ruby", &["ruby", "-e", ruby], &[path, config]);
+    assert_eq!(
+        ran.output, "parent true true\nworker true true\n",
+        "{ran:?}"
+    );
+}
+
+/// A config file that was wrong is read again at the next message.
+#[test]
+fn corrected_config_needs_no_restart() {
+    let languages = Languages::new();
+    let script = "
+import memory_profile, os
+def answer():
+    try: return memory_profile.send('status')
+    except Exception as error: return str(error)
+for wrong, reason in [('dumpdir = 1', 'dumpdir'), ('[keep', 'line 1'), ('dump_dir = \"x\"', 'absolute'),
+                      ('[[watch]]\\nevery = \"never\"', 'never'), ('unwinder = \"legs\"', 'legs')]:
+    with open(os.environ['MEMPROF_CONFIG'], 'w') as file: file.write(wrong)
+    text = answer()
+    assert reason in text, (wrong, text)
+    assert text == answer()
+with open(os.environ['MEMPROF_CONFIG'], 'w') as file: file.write('activate_at_start = true')
+print(answer())
+";
+    let config = ("MEMPROF_CONFIG", "{place}/c.toml");
+    let ran = languages.run("python3", &[PYTHON, "-c", script], &[PYTHON_PATH, config]);
+    assert!(ran.output.starts_with("profiling is active"), "{ran:?}");
+}
