@@ -27,7 +27,7 @@ const RUN_MARKER: &[u8] = b"MEMPROF_RUN=1";
 const SO_ACCEPTCON: u32 = 0x10000;
 
 /// Longest wait for plugins that are being started.
-const START_TIMEOUT: Duration = Duration::from_secs(2);
+const START_TIMEOUT: Duration = Duration::from_secs(5);
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// A process that has the plugin.
@@ -40,7 +40,7 @@ pub(super) struct PluginProcess {
     pub(super) is_starting: bool,
 }
 
-/// Finds the processes with the plugin that this user may inspect, except the `known` ones and this one. Waits up to 2 s
+/// Finds the processes with the plugin that this user may inspect, except the `known` ones and this one. Waits up to 5 s
 /// for all plugins that are being started.
 pub(super) fn find_with_plugin(known: &HashSet<u32>) -> Vec<PluginProcess> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
@@ -52,7 +52,7 @@ pub(super) fn find_with_plugin(known: &HashSet<u32>) -> Vec<PluginProcess> {
     found.into_iter().filter_map(started).collect()
 }
 
-/// Inspects the process with this pid. Waits up to 2 s for a plugin that is being started, also by a `memprof run` that
+/// Inspects the process with this pid. Waits up to 5 s for a plugin that is being started, also by a `memprof run` that
 /// is about to execute the program. `None` if it neither has the plugin nor serves at a control socket, or if this user
 /// may not inspect it.
 pub(super) fn find_by_pid(pid: u32) -> Option<PluginProcess> {
