@@ -7,6 +7,7 @@ use std::mem;
 use std::ops::Range;
 use std::sync::Arc;
 
+use memprof_ptrace::mapped_file::{MountKey, Mounts};
 use memprof_ptrace::maps::{Mapping, mappings};
 use memprof_ptrace::memory::Memory;
 use nix::sys::uio::{RemoteIoVec, process_vm_readv};
@@ -51,6 +52,12 @@ impl Region {
     /// deliver, nor memory that the process itself must not read.
     pub(crate) fn is_direct(&self) -> bool {
         !self.has_no_access && !self.is_file
+    }
+
+    /// Whether it maps a file on FUSE for process `pid`, so that each step that touches the file may wait for ever.
+    pub(crate) fn is_on_fuse(&self, pid: i32) -> bool {
+        let mounts = Mounts::of(pid.cast_unsigned());
+        self.is_file && mounts.is_fuse(MountKey::Device(self.device.as_bytes()))
     }
 }
 

@@ -29,8 +29,11 @@ pub(crate) struct SharedObject {
 
 impl SharedObject {
     /// Opens the object of a mapping of process `pid`. `None` if this user may not: without privileges, the object of
-    /// anonymous memory has no name.
+    /// anonymous memory has no name; nor if it is a file on FUSE.
     pub(crate) fn open_mapped(pid: i32, region: &Region) -> Option<Self> {
+        if region.is_on_fuse(pid) {
+            return None;
+        }
         let Range { start, end } = region.range;
         let open = |path: String| open_regular(Path::new(&path), region.inode);
         let file = open(format!("/proc/{pid}/map_files/{start:x}-{end:x}"));

@@ -1,7 +1,8 @@
-//! The file of a mapping. Another process chose its path, which may name anything by now.
+//! The file of a mapping. Another process chose its path, which may name anything by now, and its file system, which a
+//! process may serve (FUSE): then each step that touches the file may wait for ever, past SIGKILL.
 
 use std::ffi::OsStr;
-use std::fs::{File, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
@@ -9,9 +10,69 @@ use std::path::Path;
 
 use crate::maps::Mapping;
 
+/// Key of a mount in /proc/PID/mountinfo.
+#[derive(Clone, Copy, Debug)]
+pub enum MountKey<'a> {
+    /// Device as /proc/PID/maps has it: `major:minor` in hexadecimal digits.
+    Device(&'a [u8]),
+    /// Id as /proc/PID/fdinfo has it.
+    Id(u64),
+}
+
+/// The mounts that a process sees, as /proc/PID/mountinfo has them (proc(5)).
+#[derive(Debug)]
+pub struct Mounts(String);
+
+impl Mounts {
+    /// Reads the mounts of a process; none if it has ended.
+    pub fn of(pid: u32) -> Self {
+        Self(fs::read_to_string(format!("/proc/{pid}/mountinfo")).unwrap_or_default())
+    }
+
+    /// Whether a process serves a mount (FUSE). False for a mount that was detached since.
+    pub fn is_fuse(&self, key: MountKey<'_>) -> bool {
+        self.0.lines().any(|mount| is_fuse_mount(mount, key))
+    }
+
+    /// Whether a descriptor is of a file on FUSE, by its /proc/PID/fdinfo/FD.
+    pub fn is_fuse_descriptor(&self, info: &str) -> bool {
+        let id = info
+            .lines()
+            .find_map(|line| line.strip_prefix("mnt_id:")?.trim().parse().ok());
+        id.is_some_and(|id| self.is_fuse(MountKey::Id(id)))
+    }
+}
+
+/// Whether a line of /proc/PID/mountinfo is of a FUSE mount with this key.
+fn is_fuse_mount(mount: &str, key: MountKey<'_>) -> bool {
+    let Some((place, kind)) = mount.split_once(" - ") else {
+        return false;
+    };
+    let mut fields = place.split(' ');
+    let (id, device) = (fields.next(), fields.nth(1));
+    let is_keyed = match key {
+        MountKey::Id(expected) => id.and_then(|id| id.parse().ok()) == Some(expected),
+        MountKey::Device(expected) => {
+            let numbers = |text: &str, radix| {
+                let (major, minor) = text.split_once(':')?;
+                let number = |digits| u32::from_str_radix(digits, radix).ok();
+                number(major).zip(number(minor))
+            };
+            let expected = str::from_utf8(expected).ok();
+            let expected = expected.and_then(|expected| numbers(expected, 16));
+            expected.is_some() && device.and_then(|device| numbers(device, 10)) == expected
+        }
+    };
+    let kind = kind.split([' ', '.']).next();
+    is_keyed && matches!(kind, Some("fuse" | "fuseblk"))
+}
+
 /// Opens the file that a mapping of process `pid` shows. `None` if the path names another file now, or a file whose
-/// opening may block or have an effect (a FIFO, a device).
+/// opening may block or have an effect (FUSE, a FIFO, a device).
 pub fn open_mapped(pid: u32, mapping: &Mapping<'_>) -> Option<File> {
+    if Mounts::of(pid).is_fuse(MountKey::Device(mapping.device)) {
+        return None;
+    }
     let path = [format!("/proc/{pid}/root").as_bytes(), mapping.path].concat();
     open_regular(Path::new(OsStr::from_bytes(&path)), mapping.inode)
 }
@@ -35,13 +96,33 @@ pub fn open_regular(path: &Path, inode: u64) -> Option<File> {
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
     use std::os::unix::fs::symlink;
 
     use nix::sys::stat::Mode;
     use nix::unistd::mkfifo;
 
     use super::*;
+
+    #[test]
+    fn fuse_mounts_are_recognized_by_device_and_id() {
+        let check = |mount: &str, key: MountKey<'_>, expected: bool| {
+            assert_eq!(is_fuse_mount(mount, key), expected, "{mount}");
+        };
+        let fuse = "36 35 0:40 / /mnt/f rw,nosuid shared:1 - fuse x rw,user_id=0,group_id=0";
+        check(fuse, MountKey::Device(b"00:28"), true);
+        check(fuse, MountKey::Device(b"00:40"), false);
+        check(fuse, MountKey::Device(b""), false);
+        check(fuse, MountKey::Id(36), true);
+        check(fuse, MountKey::Id(35), false);
+        let named = "36 35 0:40 / /mnt/f rw - fuse.sshfs x rw";
+        check(named, MountKey::Id(36), true);
+        let disk = "36 35 254:0 / /fuse rw - ext4 /dev/fuse rw";
+        check(disk, MountKey::Device(b"fe:00"), false);
+        check("36 35", MountKey::Id(36), false);
+        let mounts = Mounts(fuse.to_owned());
+        assert!(mounts.is_fuse_descriptor("pos:\t0\nflags:\t0100000\nmnt_id:\t36\nino:\t2\n"));
+        assert!(!mounts.is_fuse_descriptor("pos:\t0\nflags:\t0100000\nmnt_id:\t37\n"));
+    }
 
     #[test]
     fn only_the_regular_file_with_the_inode_is_opened() {

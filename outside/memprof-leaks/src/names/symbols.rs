@@ -185,8 +185,11 @@ impl MappedFile {
     }
 }
 
-/// Opens the file of a mapping. `None` if it cannot be opened, or another file has its path now.
+/// Opens the file of a mapping. `None` if it cannot be opened, is on FUSE, or another file has its path now.
 fn open_mapped_file(pid: i32, region: &Region) -> Option<File> {
+    if region.is_on_fuse(pid) {
+        return None;
+    }
     let open = |path: String| open_regular(Path::new(&path), region.inode);
     open(format!("/proc/{pid}/root{}", region.name)).or_else(|| {
         let range = &region.range;

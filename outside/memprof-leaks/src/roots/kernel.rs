@@ -9,7 +9,7 @@ use std::path::Path;
 
 use memprof_ptrace::control_block::robust_list_address;
 use memprof_ptrace::kernel_queue::{QueueContent, QueueReader};
-use memprof_ptrace::mapped_file::open_regular;
+use memprof_ptrace::mapped_file::{Mounts, open_regular};
 use memprof_ptrace::process::{ProcStat, count_memory_sharers};
 use memprof_ptrace::stop::MAX_QUEUED_SIGNALS;
 use rustix::time::{ClockId, clock_gettime};
@@ -104,6 +104,7 @@ struct Queues {
 /// Adds the values in the descriptors of a process, and the data in their queues.
 fn add_descriptors(pid: u32, view: &SnapshotMemory, opaque: &mut OpaqueCounts, roots: &mut Roots) {
     let reader = QueueReader::open(pid);
+    let mounts = Mounts::of(pid);
     let mut files = UnmappedFiles::new(view);
     let mut queues = Queues::default();
     let mut unknown = 0;
@@ -126,6 +127,7 @@ fn add_descriptors(pid: u32, view: &SnapshotMemory, opaque: &mut OpaqueCounts, r
         let target = target.to_string_lossy();
         count_opaque(&OPAQUE_DESCRIPTORS, &target, opaque);
         match fs::read_to_string(format!("/proc/{pid}/fdinfo/{number}")) {
+            Ok(text) if mounts.is_fuse_descriptor(&text) => continue,
             Ok(text) => {
                 roots.kernel.extend(text.lines().filter_map(epoll_data));
                 roots.kernel.extend(text.lines().filter_map(eventfd_count));
