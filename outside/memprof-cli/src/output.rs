@@ -24,16 +24,21 @@ pub(crate) fn note(text: &str) {
     print_stderr(&format!("memprof: note: {text}"));
 }
 
+/// Whether stderr is a terminal that can replace a line.
+fn has_progress_line() -> bool {
+    io::stderr().is_terminal() && std::env::var_os("TERM").is_none_or(|kind| kind != "dumb")
+}
+
 /// Replaces the progress line on the terminal, until [`clear_progress`]. Does nothing if stderr is not a terminal.
 pub(crate) fn progress(text: &str) {
-    if io::stderr().is_terminal() {
+    if has_progress_line() {
         to_stderr(&format!("\r{}", one_line(text)));
     }
 }
 
 /// Clears the line of [`progress`].
 pub(crate) fn clear_progress() {
-    if io::stderr().is_terminal() {
+    if has_progress_line() {
         to_stderr("\r\x1b[K");
     }
 }
