@@ -45,9 +45,10 @@ impl CommandGroup {
     }
 
     /// Whether the command has received a signal that came to this program with that `si_code` (sigaction(2)): a terminal
-    /// sends its signals to the whole foreground group.
-    pub(crate) fn has_received(self, si_code: i32) -> bool {
-        self == Self::Shared && si_code == libc::SI_KERNEL
+    /// sends its signals to the whole foreground group, except the SIGHUP when it closes, which goes to the leader of its
+    /// session alone.
+    pub(crate) fn has_received(self, signal: Signal, si_code: i32) -> bool {
+        self == Self::Shared && si_code == libc::SI_KERNEL && signal != Signal::SIGHUP
     }
 
     /// Sends a signal to the whole group of a command if it has its own, else to the command alone. Errors are
@@ -65,6 +66,18 @@ impl CommandGroup {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn closed_terminal_signals_only_the_leader_of_its_session() {
+        let check = |signal, si_code, expected| {
+            let received = CommandGroup::Shared.has_received(signal, si_code);
+            assert_eq!(received, expected, "{signal} {si_code}");
+            assert!(!CommandGroup::Own.has_received(signal, si_code));
+        };
+        check(Signal::SIGINT, libc::SI_KERNEL, true);
+        check(Signal::SIGINT, libc::SI_USER, false);
+        check(Signal::SIGHUP, libc::SI_KERNEL, false);
+    }
 
     #[test]
     fn command_shares_the_group_only_in_the_foreground() {

@@ -119,7 +119,7 @@ impl RunningCommand {
         // Checked first, because the command may have ended by the same signal.
         if let Some(info) = self.signals.read_signal().context(WAIT_FAILED)? {
             let signal = Signal::try_from(info.ssi_signo.cast_signed()).context(WAIT_FAILED)?;
-            let is_shared = self.group.has_received(info.ssi_code);
+            let is_shared = self.group.has_received(signal, info.ssi_code);
             return Ok(CommandEvent::Signal { signal, is_shared });
         }
         Ok(CommandEvent::Ended(self.child.wait().context(WAIT_FAILED)?))

@@ -72,7 +72,7 @@ impl Recipient {
     /// Forwards a signal to the command, or ends this program.
     fn receive(&self, signal: Signal, si_code: i32) {
         match self {
-            Self::Command { group, .. } if group.has_received(si_code) => {}
+            Self::Command { group, .. } if group.has_received(signal, si_code) => {}
             Self::Command { process, group } => group.send(process, signal),
             Self::Memprof => {
                 output::clear_progress();
