@@ -10,7 +10,9 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
 use memprof_own::GuardedFd;
+use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::Mode;
+use rustix::io::Errno;
 use rustix::net::{AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType, shutdown};
 
 use super::ControlError;
@@ -104,7 +106,12 @@ impl Listener {
     /// Waits for a connection. Fails with `EBADF` if the program closed the descriptor, or has put another socket under
     /// its number.
     pub(super) fn accept(&self) -> io::Result<GuardedFd<UnixStream>> {
-        let (stream, _) = self.socket.get()?.accept()?;
+        let socket = self.socket.get()?;
+        // accept4(2) reserves the lowest free number before it waits: a program that closes 1 to open it again, while it
+        // has no thread of its own that could take it, would find it taken until the next connection (dup2(2), EBUSY).
+        let mut polled = [PollFd::new(socket, PollFlags::IN)];
+        while poll(&mut polled, None) == Err(Errno::INTR) {}
+        let (stream, _) = socket.accept()?;
         GuardedFd::new_verified(stream, |stream| {
             let address = stream.local_addr();
             address.is_ok_and(|address| match abstract_name::bytes(&self.path) {
