@@ -23,7 +23,7 @@ mod tests {
         let check = |text: &str, expected: &str| assert_eq!(one_line(text), expected);
         check("", "");
         check("a\n  b\r\n", "a; b");
-        check("a\u{1b}[2J\tb\u{85}", "a\\u{1b}[2J\\tb\\u{85}");
+        check("a\u{1b}[2J\tb\u{85}c", "a\\u{1b}[2J\\tb\\u{85}c");
         check(
             "TOML parse error at line 1, column 3\n  |\n1 | 1 | x = 1\n  | ^\nexpected",
             "TOML parse error at line 1, column 3; expected",
