@@ -12,10 +12,13 @@ use testkit::seaweedfs::SeaweedFs;
 use crate::SuiteLength;
 
 mod fixture;
+mod machine;
+mod machines;
 mod nats;
 
 use fixture::FleetFixture;
 pub(crate) use fixture::dump_json;
+pub(super) use machines::run as run_machines;
 use nats::Nats;
 
 const FAULTS: [WriteFault; 6] = [
@@ -39,7 +42,7 @@ pub(super) fn run(length: SuiteLength) -> Result<String> {
 /// Kills agents while writes to the store fail.
 fn kill_agents(length: SuiteLength) -> Result<String> {
     let s3 = S3::start()?;
-    let fleet = FleetFixture::new(s3.environment())?;
+    let fleet = FleetFixture::on_s3(s3.environment())?;
     let nats = Nats::start_debian(&fleet)?;
     let mut dumped = Vec::new();
     let kills = length.pick(20, 200);
@@ -74,7 +77,7 @@ fn kill_agents(length: SuiteLength) -> Result<String> {
 fn stop_servers(length: SuiteLength) -> Result<String> {
     let time = Duration::from_secs(length.pick(2, 30));
     let mut store = SeaweedFs::start()?;
-    let fleet = FleetFixture::new(store.environment())?;
+    let fleet = FleetFixture::on_s3(store.environment())?;
     let mut dumped = Vec::new();
     for nats in &[Nats::start_newest, Nats::start_debian][..length.pick(1, 2)] {
         let mut nats = nats(&fleet)?;

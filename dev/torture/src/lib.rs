@@ -99,6 +99,7 @@ const SUITES: &[Suite] = &[
     ("churn", churn::run),
     ("gate", gate::run),
     ("fleet", fleet::run),
+    ("machines", fleet::run_machines),
     ("servers", servers::run),
     ("unwind", unwind::run),
     ("zoo", zoo::run),

@@ -26,6 +26,7 @@ pub(crate) fn build() -> Result<()> {
     let linked = [&tcmalloc[..], &THREADS].concat();
     compile("attach/weather.c", "torture/weather_linked", &linked)?;
     compile("guest.c", "torture/guest", &[])?;
+    compile("fleet/idle.c", "torture/idle", &[])?;
     compile("hostile/witness.c", "torture/witness", &[])?;
     compile("hostile/attacker.c", "torture/attacker", &["-ldl"])?;
     for (name, options) in crate::zoo::LINKED {

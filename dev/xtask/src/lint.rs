@@ -1,5 +1,5 @@
-//! The rules of the house that the compiler does not know: who may use whom, how long a file may be, which words
-//! names and comments are made of, and whether the files exist that documents name.
+//! The rules of the house that the compiler does not know: who may use whom, how long a file may be, who prints,
+//! which words names and comments are made of, and whether the files exist that documents name.
 
 use std::fmt::Write as _;
 
@@ -7,6 +7,7 @@ use anyhow::{Result, ensure};
 
 mod documents;
 mod modules;
+mod output;
 mod sources;
 mod types;
 mod words;
@@ -20,6 +21,7 @@ pub(crate) fn check() -> Result<()> {
     let mut faults = modules::faults()?;
     faults.extend(words::faults(&sources));
     faults.extend(types::faults(&sources));
+    faults.extend(output::faults(&sources));
     faults.extend(documents::faults()?);
     let mut text = String::new();
     for fault in &faults {

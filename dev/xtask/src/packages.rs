@@ -30,6 +30,7 @@ pub const TEST: &[&str] = &[
     "graphviz",
     "haproxy",
     "knot-resolver",
+    "libfaketime",
     "libgoogle-perftools-dev",
     "libgoogle-perftools4",
     "libmimalloc2.0",

@@ -3,24 +3,30 @@
 //! Totals are exact counts of every allocation; the functions that allocate are estimated from samples.
 
 mod budget;
+mod budget_file;
+mod check_text;
 mod command;
+mod findings;
 mod input;
+mod junit;
 mod measure;
 mod measurement;
 mod render;
+mod repository_path;
 mod stacks;
 mod verdict;
 
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Context;
 use clap::ValueEnum;
 
-use crate::exit::{OVER_BUDGET, Outcome, USAGE, error_chain, with_exit_code};
+use crate::exit::{FAILED, NO_DATA, OVER_BUDGET, Outcome, USAGE, error_chain, with_exit_code};
 use crate::output;
 use budget::Budget;
+use budget_file::BudgetFile;
 use input::Input;
 use measurement::Measurement;
 use stacks::Stacks;
@@ -51,6 +57,14 @@ pub(crate) struct TestArgs {
     #[arg(long, value_enum)]
     format: Option<FormatArg>,
 
+    /// Write the report of --format to FILE, and print text
+    #[arg(short, long, value_name = "FILE", conflicts_with = "update")]
+    output: Option<PathBuf>,
+
+    /// Exit with 5 if the limit of a function matches no function that was sampled
+    #[arg(long)]
+    strict: bool,
+
     /// One sample per 2^N allocated bytes; a smaller N is more exact for functions, and slower
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u8).range(10..=24))]
     lg_sample: u8,
@@ -64,30 +78,50 @@ pub(crate) struct TestArgs {
     command: Vec<OsString>,
 }
 
+/// Output format. For all but the first two, paths are those of the repository.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum FormatArg {
     /// For people
     Text,
-    /// For programs; what the command writes to standard output goes to standard error
+    /// For programs
     Json,
     /// Text, and each broken budget as a workflow command of GitHub Actions
     Github,
+    /// A report for GitLab's Code Quality
+    Gitlab,
+    /// A test case for each limit, as `JUnit` reports in XML
+    Junit,
+    /// A log of SARIF 2.1.0, for code scanning
+    Sarif,
+}
+
+impl TestArgs {
+    /// Whether standard output is one document, so that the command's own output goes to standard error.
+    fn prints_document(&self) -> bool {
+        let is_document = match self.format {
+            None | Some(FormatArg::Text | FormatArg::Github) => false,
+            Some(FormatArg::Json | FormatArg::Gitlab | FormatArg::Junit | FormatArg::Sarif) => true,
+        };
+        is_document && self.report_file().is_none()
+    }
+
+    /// File of the report; `None` if standard output is.
+    fn report_file(&self) -> Option<&Path> {
+        let output = self.output.as_deref();
+        output.filter(|path| *path != Path::new("-"))
+    }
 }
 
 /// Runs `memprof test`: measures the command, then writes the budget or compares with it.
 pub(crate) fn run(args: &TestArgs) -> Outcome {
-    let known = Budget::read(&args.budget)?;
+    let known = BudgetFile::read(&args.budget)?;
     let runs = match (args.runs, args.update) {
         (Some(runs), _) => usize::from(runs),
         (None, true) => UPDATE_RUNS,
         (None, false) => 1,
     };
-    if known.is_none() && !args.update {
-        let message = format!(
-            "no budget is at {}; --update writes one",
-            args.budget.display()
-        );
-        return Err(with_exit_code(USAGE, message));
+    if !args.update {
+        require_limits(args, known.as_ref().map(|(_, budget)| budget))?;
     }
     let mut input = Input::for_runs(runs)?;
     let all: Vec<Measurement> = (0..runs)
@@ -101,23 +135,76 @@ pub(crate) fn run(args: &TestArgs) -> Outcome {
     for note in &measured.notes {
         output::note(note);
     }
+    let (file, budget) = match known {
+        Some(known) => known,
+        None => (BudgetFile::template()?, Budget::default()),
+    };
     if args.update {
         counted?;
         let stacks = Stacks::read(&measured)?;
-        let budget = Budget::from_measurement(&measured, &stacks, known.unwrap_or_default());
-        output::publish(&args.budget, |out| {
-            Ok(out.write_all(budget.to_toml().as_bytes())?)
-        })?;
+        let budget = Budget::from_measurement(&measured, &stacks, budget);
+        let verdict = BudgetVerdict::new(&measured, &stacks, &budget);
+        note_unmatched(&verdict, "it stays as it was");
+        let text = file.updated(&budget);
+        output::publish(&args.budget, |out| Ok(out.write_all(text.as_bytes())?))?;
         output::print(&render::format_update(&args.budget, &budget, &measured));
         return Ok(ExitCode::SUCCESS);
     }
-    let budget = known.unwrap_or_default();
     let verdict = BudgetVerdict::new(&measured, &needed_stacks(&measured, &budget)?, &budget);
-    output::print(&render::format_verdict(&verdict, args)?);
-    Ok(match verdict.is_broken() {
-        true => OVER_BUDGET.into(),
-        false => ExitCode::SUCCESS,
-    })
+    let code = match (verdict.is_broken(), args.strict) {
+        (true, _) => OVER_BUDGET,
+        (false, true) if verdict.unmatched().next().is_some() => NO_DATA,
+        (false, _) => 0,
+    };
+    note_unmatched(&verdict, "it checks nothing");
+    let Err(error) = write_verdict(&verdict, &file, args) else {
+        return Ok(code.into());
+    };
+    // The verdict counts, whether its report could be written or not.
+    output::print_stderr(&format!("memprof: {}", output::error_text(&error)));
+    Ok(code.max(FAILED).into())
+}
+
+/// Prints the verdict, or prints it as text and writes the requested report to a file.
+fn write_verdict(
+    verdict: &BudgetVerdict,
+    file: &BudgetFile,
+    args: &TestArgs,
+) -> anyhow::Result<()> {
+    let report = render::format_verdict(verdict, file, args)?;
+    match args.report_file() {
+        None => output::print(&report),
+        Some(path) => {
+            output::print(&render::format_text(verdict));
+            output::publish(path, |out| Ok(writeln!(out, "{}", report.trim_end())?))?;
+        }
+    }
+    Ok(())
+}
+
+/// Fails if nothing is limited: every run would pass.
+fn require_limits(args: &TestArgs, budget: Option<&Budget>) -> anyhow::Result<()> {
+    let path = args.budget.display();
+    let message = match budget {
+        Some(budget) if budget.limits_anything() => return Ok(()),
+        Some(_) => format!(
+            "{path} limits nothing, so every run would pass: set peak, allocated, [functions.peak] or \
+             [functions.allocated]; --update writes the first two"
+        ),
+        None => format!("no budget is at {path}; --update writes one"),
+    };
+    Err(with_exit_code(USAGE, message))
+}
+
+/// Notes limits of functions without a sample, and the consequence.
+fn note_unmatched(verdict: &BudgetVerdict, consequence: &str) {
+    for check in verdict.unmatched() {
+        output::note(&format!(
+            "no sample has the function of the limit {}: it was renamed or inlined, or allocates too little for \
+             --lg-sample; {consequence}",
+            check_text::limit_name(check)
+        ));
+    }
 }
 
 /// Reads the stacks that a verdict needs: none if only totals are limited, and none is exceeded.

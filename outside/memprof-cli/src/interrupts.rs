@@ -6,12 +6,16 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::process;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use nix::sys::signal::{SigSet, Signal};
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::output;
+
+/// Time in which the same signal again is the same interrupt: timeout(1) signals a process, and then its group.
+const REPEAT_TIME: Duration = Duration::from_millis(500);
 
 /// Signals that end the work early.
 const SIGNALS: [Signal; 3] = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP];
@@ -31,7 +35,8 @@ struct WatchState {
 /// Signal and registered changes.
 #[derive(Debug)]
 struct InterruptState {
-    signal: Option<Signal>,
+    /// The first signal, with its time.
+    first: Option<(Signal, Instant)>,
     /// Changes that stay in the other process if this one ends at once, with their time limits.
     changes: Vec<String>,
 }
@@ -47,7 +52,7 @@ impl Interrupts {
         let shared = Arc::new(WatchState {
             signal_event,
             state: Mutex::new(InterruptState {
-                signal: None,
+                first: None,
                 changes: Vec::new(),
             }),
         });
@@ -82,7 +87,7 @@ impl Interrupts {
 
     /// The signal that ended the work; `None` if none did.
     pub(crate) fn signal(&self) -> Option<Signal> {
-        self.0.lock().signal
+        self.0.lock().first.map(|(signal, _)| signal)
     }
 }
 
@@ -102,11 +107,15 @@ impl WatchState {
     fn receive(&self, signal: Signal) {
         // The lock is held until the exit, so that no change can be registered any more.
         let mut state = self.lock();
-        if !state.changes.is_empty() && state.signal.is_none() {
-            state.signal = Some(signal);
-            // The write fails only if the descriptor is readable already.
-            let _ = rustix::io::write(&self.signal_event, &1_u64.to_ne_bytes());
-            return;
+        match state.first {
+            None if !state.changes.is_empty() => {
+                state.first = Some((signal, Instant::now()));
+                // The write fails only if the descriptor is readable already.
+                let _ = rustix::io::write(&self.signal_event, &1_u64.to_ne_bytes());
+                return;
+            }
+            Some((first, time)) if first == signal && time.elapsed() < REPEAT_TIME => return,
+            None | Some(_) => {}
         }
         output::clear_progress();
         if let Some(first) = state.changes.first() {

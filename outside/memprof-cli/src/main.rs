@@ -1,7 +1,7 @@
 //! `memprof`: controls processes that have loaded the plugin `memory_profile`, and reports on their memory.
 //!
 //! Data goes to stdout, notes to stderr. Exit codes: see [`exit`].
-// Texts from hosts are printed only through `output`, which escapes terminal control characters.
+// Texts from hosts are printed only through memprof-output, which escapes terminal control characters.
 #![deny(clippy::print_stderr, clippy::print_stdout)]
 
 mod analysis_summary;
@@ -14,6 +14,7 @@ mod completion;
 mod detach;
 mod exec_fleet;
 mod exit;
+mod export;
 mod gate;
 mod help;
 mod holders;
@@ -24,7 +25,6 @@ mod malloc_conf;
 mod manual;
 mod message;
 mod new_plugin;
-mod output;
 mod own_heap;
 mod patched_functions;
 mod plugins;
@@ -51,6 +51,7 @@ use std::process::ExitCode;
 
 use clap::FromArgMatches;
 use clap_complete::CompleteEnv;
+use memprof_output as output;
 
 use args::{Args, Command, PluginCommand};
 use exit::Outcome;
@@ -59,20 +60,11 @@ fn main() -> ExitCode {
     CompleteEnv::with_factory(help::command)
         .var(manual::COMPLETE_VARIABLE)
         .complete();
-    let matches = help::command()
-        .try_get_matches()
-        .unwrap_or_else(|error| help::with_hint(error, std::env::args_os().nth(1)).exit());
-    let args = Args::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
-    match run(args.command) {
-        Ok(ExitCode::SUCCESS) if !output::is_complete() => exit::FAILED.into(),
-        Ok(code) => code,
-        Err(error) => {
-            let text = exit::error_chain(&error);
-            let remedy = exit::system_remedy(&text);
-            let remedy = remedy.map_or(String::new(), |remedy| format!("; {remedy}"));
-            output::print_stderr(&format!("memprof: {text}{remedy}"));
-            exit::code_of(&error)
-        }
+    let matches = help::command().try_get_matches();
+    let matches = matches.map_err(|error| help::with_hint(error, std::env::args_os().nth(1)));
+    match matches.and_then(|matches| Args::from_arg_matches(&matches)) {
+        Ok(args) => output::exit_code(run(args.command), exit::code_of),
+        Err(error) => output::command_line_exit(&error),
     }
 }
 

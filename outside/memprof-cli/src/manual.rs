@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use anyhow::Context;
+use clap::Command;
 use clap_complete::Shell;
 use clap_complete::env::Shells;
 use clap_mangen::Man;
@@ -41,6 +42,22 @@ pub(crate) fn man(directory: Option<&Path>) -> Outcome {
     };
     let failed = || format!("failed to write the pages to {}", directory.display());
     std::fs::create_dir_all(directory).with_context(failed)?;
-    clap_mangen::generate_to(help::command(), directory).with_context(failed)?;
+    let mut command = help::command();
+    command.build();
+    write_pages(command, directory)?;
     Ok(0.into())
+}
+
+/// Writes the page of a command and those of its subcommands to files.
+fn write_pages(command: Command, directory: &Path) -> anyhow::Result<()> {
+    let listed = command
+        .get_subcommands()
+        .filter(|command| !command.is_hide_set());
+    for subcommand in listed.cloned() {
+        write_pages(subcommand, directory)?;
+    }
+    let page = Man::new(command);
+    output::publish(&directory.join(page.get_filename()), |out| {
+        Ok(page.render(out)?)
+    })
 }

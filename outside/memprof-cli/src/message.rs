@@ -10,6 +10,7 @@ use memprof_messages::PLUGIN;
 use memprof_plugin_abi::{Arguments, ErrorKind, JSON};
 
 use crate::exit::{Outcome, code_of_status};
+use crate::export::export;
 use crate::process_arg::split_target;
 use crate::reply::{Body, ParsedReply, send_request};
 use crate::scratch::ScratchFile;
@@ -94,7 +95,7 @@ pub(crate) fn dump(args: &MessageArgs, file: Option<&Path>, open: bool) -> Outco
         fetched.append(&mut bytes)?;
         if let Some(file) = file {
             let mut bytes = File::open(fetched.path()).context("failed to read the dump again")?;
-            report_written(output::export(&mut bytes, file)?, file);
+            report_written(export(&mut bytes, file)?, file);
         }
         output::print_stderr(&text);
         let pid = target::pid_of(&mut client)?;
@@ -107,7 +108,7 @@ pub(crate) fn dump(args: &MessageArgs, file: Option<&Path>, open: bool) -> Outco
         return Ok(0.into());
     }
     let file = file.unwrap_or(Path::new("-"));
-    report_written(output::export(&mut bytes, file)?, file);
+    report_written(export(&mut bytes, file)?, file);
     match reply {
         Some(reply) if !to_stdout => show(&reply, args.to.json),
         Some(_) | None => {

@@ -149,8 +149,8 @@ pub(crate) fn run(args: &NewPluginArgs) -> Outcome {
         let path = folder.join(path);
         let parent = path.parent().unwrap_or(&folder);
         std::fs::create_dir_all(parent)
-            .and_then(|()| std::fs::write(&path, text))
             .with_context(|| format!("failed to write {}", path.display()))?;
+        output::publish(&path, |out| Ok(out.write_all(text.as_bytes())?))?;
     }
     let test = match args.lang {
         Language::Rust => "cargo test",

@@ -10,7 +10,7 @@ use memprof_messages::PLUGIN;
 use serde::Serialize;
 
 use crate::exit::Outcome;
-use crate::output::{self, one_line};
+use crate::output;
 use crate::target::NO_HOST_REMEDY;
 
 /// Number of unreachable hosts that are listed individually.
@@ -155,9 +155,9 @@ fn query_plugins(client: &mut Client) -> anyhow::Result<PluginSummary> {
     })
 }
 
-/// Formats the table of hosts, with columns as wide as their longest cell.
+/// Formats the table of hosts.
 fn format_table(hosts: &[PsHostRow]) -> String {
-    let cells = |host: &PsHostRow| {
+    let rows = hosts.iter().map(|host| {
         let answer = &host.answer;
         let texts = [
             &host.name,
@@ -165,24 +165,15 @@ fn format_table(hosts: &[PsHostRow]) -> String {
             &answer.profiling,
             &host.command,
         ];
-        texts.map(|text| one_line(text).into_owned())
-    };
-    let rows: Vec<_> = hosts.iter().map(|host| (host.pid, cells(host))).collect();
-    let width = |title: &str, column: usize| {
-        let longest = rows.iter().map(|(_, cells)| cells[column].len()).max();
-        longest.unwrap_or(0).max(title.len())
-    };
-    let name_width = width("NAME", 0);
-    let allocator_width = width("ALLOCATOR", 1);
-    let line = |pid: &str, [name, allocator, profiling, command]: [&str; 4]| {
-        format!(
-            "{pid:>7}  {name:<name_width$}  {allocator:<allocator_width$}  {profiling:<11}  \
-             {command}"
-        )
-    };
-    let mut lines = vec![line("PID", ["NAME", "ALLOCATOR", "PROFILING", "COMMAND"])];
-    for (pid, cells) in &rows {
-        lines.push(line(&pid.to_string(), cells.each_ref().map(String::as_str)));
-    }
-    lines.join("\n")
+        let [name, allocator, profiling, command] = texts.map(Clone::clone);
+        [
+            format!("{:>7}", host.pid),
+            name,
+            allocator,
+            profiling,
+            command,
+        ]
+    });
+    let heads = ["    PID", "NAME", "ALLOCATOR", "PROFILING", "COMMAND"];
+    output::table(heads, &rows.collect::<Vec<_>>())
 }

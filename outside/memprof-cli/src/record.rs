@@ -20,6 +20,7 @@ use memprof_report::Options;
 use crate::attach::{self, AttachArgs};
 use crate::detach;
 use crate::exit::{Outcome, UNREACHABLE, USAGE, with_exit_code};
+use crate::export::export;
 use crate::interrupts::{Interrupts, exit_code};
 use crate::message::{self, TakenDump};
 use crate::patched_functions::{self, PatchOptions, PatchOutcome};
@@ -114,7 +115,7 @@ impl Recorded {
         let pid = self.pid;
         if let Some(output) = &args.output {
             let mut bytes = File::open(file).context("failed to read the dump again")?;
-            output::export(&mut bytes, output)?;
+            export(&mut bytes, output)?;
         }
         for warning in &self.warnings {
             output::note(warning);

@@ -2,6 +2,7 @@
 
 mod attach;
 mod dump_requests;
+mod no_host;
 
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
@@ -14,6 +15,7 @@ use std::time::Duration;
 use anyhow::Context;
 use bytes::Bytes;
 use memprof_host::{DiscoveryScope, RunningHost, UnreachableHost, discover};
+use memprof_output::{NO_DATA, note, one_line, print_stderr, with_exit_code};
 use memprof_report::{SampleType, amount};
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -25,7 +27,6 @@ use crate::config::Config;
 use crate::drain::drain;
 use crate::metrics_server;
 use crate::naming::Naming;
-use crate::output::{NO_DATA, exit_error, in_line, note, print_stderr};
 use crate::policy::{ServiceRule, elect, rule};
 use crate::prune::prune;
 use crate::query::writing_since;
@@ -110,10 +111,7 @@ impl Agent {
         self.flush_batch()?;
         drain(&self.spool, &self.store)?;
         if profiles == 0 && !failed {
-            return Err(exit_error(
-                NO_DATA,
-                "no process with the plugin is running that this user can profile: `memprof ps --all` shows why",
-            ));
+            return Err(with_exit_code(NO_DATA, self.no_host_message()));
         }
         Ok(u8::from(failed).into())
     }
@@ -269,7 +267,7 @@ impl Agent {
     fn describe(&self, host: &RunningHost) -> String {
         format!(
             "{} {}/{}",
-            in_line(&host.info.name),
+            one_line(&host.info.name),
             self.machine.name,
             host.pid
         )

@@ -9,9 +9,10 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
+use memprof_output::{note, print};
+
 use crate::columns::Columns;
 use crate::config::Config;
-use crate::output::{note, print};
 use crate::process_profile::{Frame, NamedStack, ProfileContext, Sample, SamplerCounts};
 use crate::scan::{files, scan};
 use crate::schema::{INCOMING_FOLDER, Rows, Table, Totals};
@@ -35,7 +36,7 @@ pub(crate) fn run(config: &Config) -> anyhow::Result<ExitCode> {
     print(&format!(
         "merged {} files into {}",
         stats.files, stats.merged_into
-    ))?;
+    ));
     Ok(ExitCode::SUCCESS)
 }
 
@@ -142,17 +143,12 @@ impl Rows {
     }
 }
 
-/// Reads all rows of a file. Fails if it is damaged.
-pub(crate) fn verify_file(
+/// Reads all rows of a file. Fails if it is damaged or lacks a column.
+pub(crate) fn read_rows(
     store: &Arc<ProfileStore>,
     table: Table,
     object: &Object,
-) -> anyhow::Result<()> {
-    read_rows(store, table, object).map(drop)
-}
-
-/// Reads all rows of a file. Fails if it is damaged or lacks a column.
-fn read_rows(store: &Arc<ProfileStore>, table: Table, object: &Object) -> anyhow::Result<Rows> {
+) -> anyhow::Result<Rows> {
     let mut rows = Rows::default();
     let mut known = HashMap::new();
     scan(store, object, &column_names(table), None, |batch| {

@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use anyhow::Context;
 use memprof_http::ListenAddress;
+use memprof_output::{USAGE, with_exit_code};
 use serde::Deserialize;
 
 use crate::args::{BusArgs, StoreArgs};
-use crate::output::{USAGE, exit_error};
 use crate::policy::ServiceRule;
 use crate::units::{duration, size};
 
@@ -76,15 +76,14 @@ impl Config {
             }
             text => {
                 let text = text.with_context(|| format!("failed to read {}", path.display()))?;
-                let invalid = |error| exit_error(USAGE, format!("{}: {error}", path.display()));
+                let invalid = |error| with_exit_code(USAGE, format!("{}: {error}", path.display()));
                 toml::from_str(&text).map_err(|error| invalid(error.to_string()))?
             }
         };
-        let environment = || env::var("MEMPROF_STORE").ok();
-        if let Some(store) = args.store.clone().or_else(environment) {
+        if let Some(store) = args.store.clone().or_else(|| variable("MEMPROF_STORE")) {
             config.store = store;
         }
-        if let Ok(nats) = env::var("MEMPROF_NATS") {
+        if let Some(nats) = variable("MEMPROF_NATS") {
             config.nats.url = Some(nats);
         }
         Ok(config)
@@ -104,6 +103,13 @@ impl Config {
         };
         self
     }
+}
+
+/// Value of an environment variable. `None` if it is not set or blank, as unit files and templates leave it.
+fn variable(name: &str) -> Option<String> {
+    let value = env::var(name).ok()?;
+    let value = value.trim();
+    (!value.is_empty()).then(|| value.to_owned())
 }
 
 /// `[nats]`: the server over which agents receive requests.
@@ -128,10 +134,10 @@ impl Nats {
         let url = self
             .url
             .as_deref()
-            .ok_or_else(|| exit_error(USAGE, missing))?;
+            .ok_or_else(|| with_exit_code(USAGE, missing))?;
         match url.split_once("://") {
             Some(("nats" | "tls", _)) => Ok(url),
-            _ => Err(exit_error(
+            _ => Err(with_exit_code(
                 USAGE,
                 format!("{url:?} is not a NATS server: give nats://HOST:4222 or tls://HOST:4222"),
             )),

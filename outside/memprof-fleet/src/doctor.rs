@@ -1,18 +1,19 @@
 //! `memprof fleet doctor`: checks the spool and the store.
 
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::process::ExitCode;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use memprof_output::print;
 
-use crate::compact::verify_file;
+use crate::compact::read_rows;
 use crate::config::Config;
-use crate::output::print;
 use crate::scan::files;
-use crate::schema::{Table, content_name};
+use crate::schema::{Rows, Table, content_name};
 use crate::spool::pending_bytes;
 use crate::store::{CreateOutcome, ProfileStore};
-use crate::time::Instant;
+use crate::time::{Hour, Instant};
 
 /// Folder of objects for a test of the store.
 const PROBE_FOLDER: &str = "doctor";
@@ -31,29 +32,71 @@ pub(crate) fn run(config: &Config) -> anyhow::Result<ExitCode> {
     let store = Arc::new(ProfileStore::open(&config.store)?);
     findings.extend(probe_store(&store)?);
     let mut counted = 0;
+    let mut names = StackNames::default();
     for table in Table::ALL {
         let found = files(&store, table, (Instant(0), Instant(i64::MAX)))?;
-        let foreign = found.foreign.into_iter();
-        findings
-            .extend(foreign.map(|name| format!("{name} is not a file of memprof's: move it away")));
-        let damaged = found.damaged.into_iter();
-        findings.extend(damaged.map(|(name, reason)| format!("{name} is damaged: {reason}")));
-        for (_, object) in &found.counted {
+        findings.extend(found.findings());
+        for (hour, object) in &found.counted {
             counted += 1;
-            if let Err(error) = verify_file(&store, table, object) {
-                findings.push(format!("{} is damaged: {error:#}", object.name));
+            match read_rows(&store, table, object) {
+                Ok(rows) => names.add(hour, &rows),
+                Err(error) => findings.push(format!("{} is damaged: {error:#}", object.name)),
             }
         }
     }
+    findings.extend(names.findings());
     print(&format!(
         "{}: {counted} files; {pending} bytes wait in {}",
         store.url(),
         config.spool.display()
-    ))?;
+    ));
     for finding in &findings {
-        print(finding)?;
+        print(finding);
     }
     Ok(u8::from(!findings.is_empty()).into())
+}
+
+/// Stacks by hour: a query of an hour finds the names that are in its own files.
+#[derive(Default)]
+struct StackNames(BTreeMap<Hour, HourStacks>);
+
+/// Stacks of an hour.
+#[derive(Default)]
+struct HourStacks {
+    /// Bytes in use, by stack id.
+    sampled: HashMap<i64, i64>,
+    named: HashSet<i64>,
+}
+
+impl StackNames {
+    /// Adds the rows of a file.
+    fn add(&mut self, hour: &Hour, rows: &Rows) {
+        let stacks = self.0.entry(hour.clone()).or_default();
+        for (_, sample) in &rows.samples {
+            let bytes = stacks.sampled.entry(sample.stack_id).or_default();
+            *bytes = bytes.saturating_add(sample.inuse_bytes);
+        }
+        stacks
+            .named
+            .extend(rows.stacks.iter().map(|stack| stack.stack_id));
+    }
+
+    /// Describes the hours with samples of stacks whose names are missing.
+    fn findings(&self) -> impl Iterator<Item = String> {
+        self.0.iter().filter_map(|(hour, HourStacks { sampled, named })| {
+            let missing = sampled.iter().filter(|(id, _)| !named.contains(id));
+            let missing: Vec<_> = missing.map(|(_, bytes)| *bytes).collect();
+            let bytes = missing.iter().fold(0_i64, |sum, bytes| sum.saturating_add(*bytes));
+            (!missing.is_empty()).then(|| {
+                format!(
+                    "{}: the functions of {} stacks with {bytes} bytes are missing: files were deleted, or the store \
+                     was emptied while an agent ran",
+                    hour.directory(),
+                    missing.len()
+                )
+            })
+        })
+    }
 }
 
 /// Tests whether the store refuses to create an object that exists: without that, profiles may count twice. Returns a

@@ -5,7 +5,6 @@
 
 mod args;
 mod config;
-mod output;
 mod target;
 mod time;
 mod tls;
@@ -20,6 +19,7 @@ mod heap;
 mod process_profile;
 mod spool;
 
+mod s3_errors;
 mod schema;
 mod store;
 
@@ -48,22 +48,24 @@ mod web;
 use std::process::ExitCode;
 
 use clap::Parser;
+use memprof_output::{FAILED, error_code};
 
 use args::{Args, Command, FleetCommand, ProcessArgs};
 use config::Config;
 
 fn main() -> ExitCode {
-    match run(&Args::parse()) {
-        Ok(code) => code,
-        Err(error) if output::is_broken_pipe(&error) => ExitCode::SUCCESS,
-        Err(error) => {
-            output::print_stderr(&format!("memprof: {error:#}"));
-            output::exit_code(&error).into()
-        }
+    match Args::try_parse() {
+        Ok(args) => memprof_output::exit_code(run(&args), |error| code_of(error).into()),
+        Err(error) => memprof_output::command_line_exit(&error),
     }
 }
 
-/// Runs the command, and returns its exit code. An error may have an exit code of its own, see [`output::exit_code`].
+/// Exit code of an error.
+fn code_of(error: &anyhow::Error) -> u8 {
+    error_code(error).unwrap_or(FAILED)
+}
+
+/// Runs the command, and returns its exit code. An error may have an exit code of its own, see [`with_exit_code`](memprof_output::with_exit_code).
 fn run(args: &Args) -> anyhow::Result<ExitCode> {
     match &args.command {
         Command::Agent(agent) => agent::run(agent),

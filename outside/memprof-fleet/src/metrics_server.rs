@@ -4,9 +4,9 @@ use std::future::pending;
 use std::thread;
 
 use memprof_http::{Hosts, ListenError, ListenOptions, scrape_router, serve};
+use memprof_output::{USAGE, print_stderr, with_exit_code};
 
 use crate::config::Http;
-use crate::output::{USAGE, exit_error, print_stderr};
 
 /// Most requests that wait for hosts at the same time.
 const MAX_BLOCKING_REQUESTS: usize = 16;
@@ -44,7 +44,7 @@ pub(crate) fn serve_metrics(config: &Http) -> anyhow::Result<()> {
 /// Converts an error of listening. It has exit code 2 if other machines could reach the address without a token.
 fn listen_error(error: ListenError) -> anyhow::Error {
     match error {
-        ListenError::Exposed(address) => exit_error(
+        ListenError::Exposed(address) => with_exit_code(
             USAGE,
             format!(
                 "{address} can be reached by other machines: set `token_file` in [http] of the configuration, \

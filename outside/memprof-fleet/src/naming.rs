@@ -47,7 +47,7 @@ pub(crate) fn run(args: &NameArgs) -> anyhow::Result<ExitCode> {
     let mut bytes = Vec::new();
     io::stdin().read_to_end(&mut bytes)?;
     let heap = read(&bytes, Some(&Sources::for_process(Some(args.pid))))?;
-    serde_json::to_writer(io::stdout().lock(), &heap)?;
+    memprof_output::to_stdout(|out| Ok(serde_json::to_writer(out, &heap)?))?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -25,7 +25,8 @@ pub(crate) struct ProfileContext {
     /// Time at which the process became a host.
     pub(crate) start_time: Instant,
     pub(crate) service: String,
-    /// Process key: `HOST/PID.START`, START in clock ticks since boot.
+    /// Process key: `HOST/PID.START.ID`, START in clock ticks since boot, ID that of machine and boot; older agents
+    /// left it out.
     pub(crate) instance: String,
     /// Machine name.
     pub(crate) host: String,

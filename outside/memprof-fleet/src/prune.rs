@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::bail;
+use memprof_output::print;
 
 use crate::config::Config;
-use crate::output::print;
 use crate::scan::files;
 use crate::schema::Table;
 use crate::store::ProfileStore;
@@ -24,13 +24,13 @@ pub(crate) fn run(config: &Config, keep: Option<Duration>) -> anyhow::Result<Exi
     let now = Instant::now();
     let deleted = prune(&store, keep, now)?;
     for (hour, files) in &deleted {
-        print(&format!("{}: {files} files", hour.directory()))?;
+        print(&format!("{}: {files} files", hour.directory()));
     }
     print(&format!(
         "deleted {} files from before {}",
         deleted.values().sum::<usize>(),
         now.before(keep).text()
-    ))?;
+    ));
     Ok(ExitCode::SUCCESS)
 }
 

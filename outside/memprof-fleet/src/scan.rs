@@ -46,11 +46,31 @@ pub(crate) struct TableFiles {
     pub(crate) merged: Vec<Object>,
     /// Names of objects that are no files of memprof.
     pub(crate) foreign: Vec<String>,
+    /// Names of copies of other files, which would count twice.
+    pub(crate) copies: Vec<String>,
     /// Names of unreadable files, with the reasons.
     pub(crate) damaged: Vec<(String, String)>,
 }
 
-/// Lists the files of a table with rows in a time range. Files whose rows are in a merged file do not count.
+impl TableFiles {
+    /// Describes the files that do not count, and what an operator should do.
+    pub(crate) fn findings(&self) -> impl Iterator<Item = String> {
+        let foreign = self.foreign.iter();
+        let foreign = foreign.map(|name| {
+            format!("{name} is not a file of memprof's, and is not counted: move it away")
+        });
+        let copies = self.copies.iter();
+        let copies = copies
+            .map(|name| format!("{name} is a copy of another file, and is not counted: delete it"));
+        let damaged = self.damaged.iter();
+        let damaged = damaged
+            .map(|(name, reason)| format!("{name} is damaged, and is not counted: {reason}"));
+        foreign.chain(copies).chain(damaged)
+    }
+}
+
+/// Lists the files of a table with rows in a time range. Files whose rows are in a merged file do not count, nor do
+/// copies: an agent's file has the hash of its bytes as its name, and a merged file lists its sources.
 pub(crate) fn files(
     store: &Arc<ProfileStore>,
     table: Table,
@@ -58,21 +78,36 @@ pub(crate) fn files(
 ) -> anyhow::Result<TableFiles> {
     let mut files = TableFiles::default();
     let mut sources = HashSet::new();
+    let mut contents = HashSet::new();
     for prefix in [
         table.name().to_owned(),
         format!("{INCOMING_FOLDER}/{}", table.name()),
     ] {
         for object in store.list(&prefix)? {
-            let Some(hour) = hour(&object.name, &prefix) else {
+            let is_merged = prefix == table.name();
+            let Some((hour, stem)) = hour_and_stem(&object.name, &prefix)
+                .filter(|(_, stem)| is_file_stem(stem, is_merged))
+            else {
                 files.foreign.push(object.name);
                 continue;
             };
+            // Stacks have no time: those of two hours may be equal.
+            let is_timed = table != Table::Stacks;
+            if !is_merged && is_timed && !contents.insert(stem.to_owned()) {
+                files.copies.push(object.name);
+                continue;
+            }
             let is_in_range = |(start, end): (Instant, Instant)| start <= to && from < end;
             if !hour.start().zip(hour.end()).is_some_and(is_in_range) {
                 continue;
             }
-            if prefix == table.name() {
+            if is_merged {
                 match read_sources(store, &object) {
+                    // Each agent's file is merged once.
+                    Ok(names) if names.iter().any(|name| sources.contains(name)) => {
+                        files.copies.push(object.name);
+                        continue;
+                    }
                     Ok(names) => sources.extend(names),
                     Err(error) => {
                         files.damaged.push((object.name, format!("{error:#}")));
@@ -89,17 +124,26 @@ pub(crate) fn files(
     Ok(files)
 }
 
-/// Parses the hour in a file's name `PREFIX/date=2026-11-21/hour=07/NAME.parquet`. `None` if it has another form.
-fn hour(name: &str, prefix: &str) -> Option<Hour> {
+/// Parses the hour and STEM in a file's name `PREFIX/date=2026-11-21/hour=07/STEM.parquet`. `None` if it has another
+/// form.
+fn hour_and_stem<'n>(name: &'n str, prefix: &str) -> Option<(Hour, &'n str)> {
     let rest = name.strip_prefix(prefix)?.strip_prefix("/date=")?;
     let (date, rest) = rest.split_once("/hour=")?;
     let (hour, file) = rest.split_once('/')?;
-    let is_file = file.ends_with(".parquet") && !file.contains('/');
+    let stem = file.strip_suffix(".parquet")?;
     let hour = Hour {
         date: date.to_owned(),
         hour: hour.to_owned(),
     };
-    (is_file && hour.start().is_some()).then_some(hour)
+    (!stem.contains('/') && hour.start().is_some()).then_some((hour, stem))
+}
+
+/// Returns whether a file's name is a number, as merged files have it, or a hash, as agents' files do.
+fn is_file_stem(stem: &str, is_merged: bool) -> bool {
+    match is_merged {
+        true => stem.len() >= 5 && stem.bytes().all(|byte| byte.is_ascii_digit()),
+        false => stem.len() == 32 && stem.bytes().all(|byte| byte.is_ascii_hexdigit()),
+    }
 }
 
 /// Reads the names of the files that a merged one contains. A panic of the Parquet reader is an error.

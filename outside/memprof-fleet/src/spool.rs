@@ -20,7 +20,6 @@ use anyhow::{Context, bail};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 
-use crate::output;
 use crate::process_profile::ProcessProfile;
 
 /// Spool of a machine, locked by one agent.
@@ -154,7 +153,7 @@ impl Spool {
                     fs::create_dir_all(&damaged).with_context(|| damaged.display().to_string())?;
                     let aside = damaged.join(file_name(&file));
                     let (from, to) = (file.display(), aside.display());
-                    output::note(&format!("{from} is damaged, and now {to}: {error}"));
+                    memprof_output::note(&format!("{from} is damaged, and now {to}: {error}"));
                     rename(&file, &aside)?;
                 }
             }

@@ -7,6 +7,7 @@ use std::time::Duration;
 use anyhow::Context;
 use bytes::Bytes;
 use futures::TryStreamExt;
+use memprof_output::{UNREACHABLE, USAGE, with_exit_code};
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
 use object_store::local::LocalFileSystem;
 use object_store::path::Path;
@@ -18,7 +19,7 @@ use object_store::{
 use rustix::rand::GetRandomFlags;
 use tokio::runtime::Runtime;
 
-use crate::output::{UNREACHABLE, USAGE, exit_error};
+use crate::s3_errors::{NOT_S3, plain_s3_error, s3_remedy};
 use crate::time::{Instant, Uptime};
 use crate::tls::is_untrusted;
 
@@ -30,6 +31,8 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const MAX_RETRIES: usize = 3;
 /// Name of the object with the store's id.
 const ID_OBJECT: &str = "store-id";
+/// Length of the store's id.
+const ID_BYTES: usize = 16;
 
 /// Opened store. Opening sends no request.
 #[derive(Debug)]
@@ -72,7 +75,7 @@ impl ProfileStore {
             _ => {
                 let message =
                     format!("{url:?} is not a store: give file:///DIRECTORY or s3://BUCKET/PREFIX");
-                return Err(exit_error(USAGE, message));
+                return Err(with_exit_code(USAGE, message));
             }
         };
         Ok(Self {
@@ -102,8 +105,22 @@ impl ProfileStore {
         let listed = self.runtime.block_on(listed.try_collect());
         let mut objects: Vec<_> =
             listed.map_err(|error| self.store_error("list objects", error))?;
+        if objects.is_empty() && !self.is_local() {
+            self.require_s3()?;
+        }
         objects.sort_by(|a, b| a.name.cmp(&b.name));
         Ok(objects)
+    }
+
+    /// Fails if the server is a web server, whose pages look like an empty list: it has a page for any name, too.
+    fn require_s3(&self) -> anyhow::Result<()> {
+        match self.head(ID_OBJECT)? {
+            Some(object) if object.size != ID_BYTES as u64 => {
+                let message = format!("{}: {NOT_S3}", self.url);
+                Err(with_exit_code(UNREACHABLE, message))
+            }
+            Some(_) | None => Ok(()),
+        }
     }
 
     /// Reads a whole object. Fails if it does not exist.
@@ -158,7 +175,7 @@ impl ProfileStore {
     /// created with random bytes if it is missing.
     pub(crate) fn id(&self) -> anyhow::Result<Bytes> {
         if self.head(ID_OBJECT)?.is_none() {
-            let mut random = [0; 16];
+            let mut random = [0; ID_BYTES];
             rustix::rand::getrandom(&mut random, GetRandomFlags::empty())?;
             self.create(ID_OBJECT, Bytes::copy_from_slice(&random))?;
         }
@@ -195,37 +212,20 @@ impl ProfileStore {
         let error = anyhow::Error::from(error);
         // The root cause is enough, because each error repeats the text of its cause.
         let cause = error.root_cause().to_string();
-        let refused = cause.contains("status code: 401") || cause.contains("status code: 403");
         let remedy = match self.is_local() {
-            true => "",
-            false if refused => {
-                "; AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY must be those of a user who may list, read, \
-                 write and delete there"
-            }
+            true => String::new(),
             false if is_untrusted(&cause) => {
                 "; SSL_CERT_FILE must name a file with the certificate that signed the server's"
+                    .to_owned()
             }
-            false => "; AWS_ENDPOINT_URL and AWS_REGION say where the store is",
+            false => format!("; {}", s3_remedy(&cause)),
         };
         let message = format!(
             "{}: failed to {act}: {}{remedy}",
             self.url,
             plain_s3_error(&cause)
         );
-        exit_error(UNREACHABLE, message)
-    }
-}
-
-/// Text of an S3 error without its XML, as `SignatureDoesNotMatch: The request signature …`. Other texts stay
-/// unchanged.
-fn plain_s3_error(cause: &str) -> String {
-    let element = |name: &str| {
-        let (_, rest) = cause.split_once(&format!("<{name}>"))?;
-        Some(rest.split_once("</")?.0)
-    };
-    match element("Code").zip(element("Message")) {
-        Some((code, message)) => format!("{code}: {message}"),
-        None => cause.to_owned(),
+        with_exit_code(UNREACHABLE, message)
     }
 }
 
@@ -292,7 +292,7 @@ fn s3_settings(
             continue;
         }
         let invalid =
-            |reason: &str| exit_error(USAGE, format!("the environment's {name} {reason}"));
+            |reason: &str| with_exit_code(USAGE, format!("the environment's {name} {reason}"));
         let value = value.to_str().map(str::trim);
         let value = value.ok_or_else(|| invalid("is no UTF-8 text"))?;
         if value.is_empty() {
@@ -340,7 +340,7 @@ mod tests {
             match (found, expected) {
                 (Ok(found), Ok(expected)) => assert_eq!(found.as_deref(), expected, "{value:?}"),
                 (Err(error), Err(part)) => {
-                    assert_eq!(crate::output::exit_code(&error), USAGE);
+                    assert_eq!(crate::code_of(&error), USAGE);
                     assert!(error.to_string().contains(part), "{error}");
                 }
                 (found, _) => panic!("{name}={value:?}: {found:?}"),
@@ -417,13 +417,5 @@ mod tests {
     fn is_true_accepts_usual_words() {
         assert!(["1", "true", "TRUE", "yes"].into_iter().all(is_true));
         assert!(!["0", "false", "", "maybe"].into_iter().any(is_true));
-    }
-
-    #[test]
-    fn s3_error_is_shown_without_xml() {
-        let xml = "status code: 403 Forbidden: <?xml?>\n<Error><Code>AccessDenied</Code>\
-                   <Message>No.</Message></Error>";
-        assert_eq!(plain_s3_error(xml), "AccessDenied: No.");
-        assert_eq!(plain_s3_error("Connection refused"), "Connection refused");
     }
 }

@@ -9,6 +9,7 @@ use anyhow::{anyhow, bail, ensure};
 use memprof_host::RunningHost;
 use memprof_host::client::Client;
 use memprof_messages::{ProfileKind, Profiling};
+use sha2::{Digest, Sha256};
 
 use crate::heap::{Heap, read};
 use crate::naming::Naming;
@@ -28,6 +29,8 @@ const MIN_LEASE: Duration = Duration::from_secs(60);
 pub(crate) struct MachineInfo {
     /// Host name.
     pub(crate) name: String,
+    /// Id of this machine, container and boot, in hexadecimal: machines may share a name.
+    pub(crate) id: String,
     pub(crate) labels: BTreeMap<String, String>,
     /// Milliseconds by which this machine's clock is ahead of the store's. `None` if unknown.
     pub(crate) clock_offset_ms: Option<i64>,
@@ -41,13 +44,14 @@ impl MachineInfo {
             .into_owned();
         Self {
             name,
+            id: machine_id(),
             labels,
             clock_offset_ms: None,
         }
     }
 
-    /// Identifies a process across machines and restarts: HOST/PID.START, START in clock ticks since boot (proc(5),
-    /// starttime). Independent of the wall clock and of attachments. If the process has ended, START is the time that
+    /// Identifies a process across machines and restarts: HOST/PID.START.ID, START in clock ticks since boot (proc(5),
+    /// starttime), ID that of the machine. Independent of the wall clock and of attachments. If the process has ended, START is the time that
     /// the host reported.
     pub(crate) fn process_key(&self, host: &RunningHost) -> String {
         let start = start_ticks(host.pid).unwrap_or(host.info.started);
@@ -56,8 +60,31 @@ impl MachineInfo {
 
     /// Returns the process key of any process of this machine, by its start in clock ticks since boot.
     pub(crate) fn process_key_of(&self, pid: u32, start: u64) -> String {
-        format!("{}/{pid}.{start}", self.name)
+        format!("{}/{pid}.{start}.{}", self.name, self.id)
     }
+}
+
+/// Id of this machine, container and boot: a hash of machine-id(5), which copies of a machine share, of the boot's
+/// random id (proc(5), `boot_id`), which containers of a machine share, and of the pid namespace.
+fn machine_id() -> String {
+    let files = ["/etc/machine-id", "/proc/sys/kernel/random/boot_id"];
+    // What is missing does not distinguish.
+    let texts = files.map(|file| std::fs::read(file).unwrap_or_default());
+    let namespace = std::fs::read_link("/proc/self/ns/pid").unwrap_or_default();
+    let mut hash = Sha256::new();
+    for text in texts
+        .iter()
+        .map(Vec::as_slice)
+        .chain([namespace.as_os_str().as_encoded_bytes()])
+    {
+        hash.update(text);
+        hash.update([0]);
+    }
+    let digest = hash.finalize();
+    digest[..4]
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect()
 }
 
 /// Profile of a host, and whether it is symbolized.

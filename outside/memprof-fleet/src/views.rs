@@ -2,9 +2,10 @@
 
 use std::process::ExitCode;
 
+use memprof_output::{USAGE, print, with_exit_code};
+
 use crate::args::Engine;
 use crate::config::Config;
-use crate::output::{USAGE, exit_error, print};
 use crate::schema::{INCOMING_FOLDER, SOURCES_KEY, Table};
 use crate::store::ProfileStore;
 
@@ -19,7 +20,7 @@ pub(crate) fn run(engine: Engine, config: &Config) -> anyhow::Result<ExitCode> {
         let has_incoming = has(&format!("{INCOMING_FOLDER}/{}", table.name()))?;
         views.push(view(engine, &root, table, has_merged, has_incoming));
     }
-    print(&views.join("\n"))?;
+    print(&views.join("\n"));
     Ok(ExitCode::SUCCESS)
 }
 
@@ -46,8 +47,18 @@ fn view(engine: Engine, root: &str, table: Table, has_merged: bool, has_incoming
                      filename = true, hive_types = {{'date': VARCHAR, 'hour': VARCHAR}})"
                 )
             };
-            let merged = format!("SELECT * FROM {}", read(&files));
-            let fresh = format!("SELECT * FROM {}", read(&incoming));
+            // Copies of files do not count: a merged one is known by its sources, an agent's by its name, the hash of
+            // its bytes.
+            let merged = format!(
+                "SELECT * FROM {} WHERE filename IN (SELECT min(file_name) FROM parquet_kv_metadata({files}) \
+                 WHERE decode(key) = '{SOURCES_KEY}' GROUP BY value)",
+                read(&files)
+            );
+            let fresh = format!(
+                "SELECT * FROM {} WHERE filename IN (SELECT min(file) FROM glob({incoming}) \
+                 WHERE regexp_matches(file, '/[0-9a-f]{{32}}[.]parquet$') GROUP BY parse_filename(file))",
+                read(&incoming)
+            );
             let rows = match (has_merged, has_incoming) {
                 (true, false) => merged,
                 (false, _) => fresh,
@@ -55,7 +66,7 @@ fn view(engine: Engine, root: &str, table: Table, has_merged: bool, has_incoming
                 // five parts of its path; DuckDB may write the start of the path in another way than the
                 // configuration does (`//`, `..`).
                 (true, true) => format!(
-                    "{merged} UNION ALL BY NAME {fresh} WHERE \
+                    "{merged} UNION ALL BY NAME {fresh} AND \
                      array_to_string(string_split(filename, '/')[-5:], '/') NOT IN \
                      (SELECT unnest(string_split(decode(value), chr(10))) \
                      FROM parquet_kv_metadata({files}) WHERE decode(key) = '{SOURCES_KEY}')"
@@ -94,7 +105,7 @@ impl Engine {
                 "{store} has a {character:?} in its path, which {name} cannot be given: name the store by a \
                  symbolic link without it"
             );
-            return Err(exit_error(USAGE, message));
+            return Err(with_exit_code(USAGE, message));
         }
         Ok(match self {
             Self::Duckdb => {

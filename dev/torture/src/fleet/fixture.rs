@@ -38,30 +38,46 @@ pub(crate) fn dump_json(number: u64) -> Value {
     })
 }
 
-/// Directory with an agent's configuration and spool, for a store on S3.
+/// Directory with an agent's configuration and spool.
 pub(super) struct FleetFixture {
     dir: TempDir,
     /// Environment variables with the store's address and credentials.
-    environment: [(&'static str, String); 5],
+    environment: Vec<(&'static str, String)>,
 }
 
 impl FleetFixture {
-    pub(super) fn new(environment: [(&'static str, String); 5]) -> Result<Self> {
+    pub(super) fn on_s3(environment: [(&'static str, String); 5]) -> Result<Self> {
+        Self::new(
+            &format!("s3://{BUCKET}/prod"),
+            &environment,
+            "batch = \"0s\"\nservice = []",
+        )
+    }
+
+    /// Writes a configuration for a store. `rules` are its other keys.
+    pub(super) fn new(
+        store: &str,
+        environment: &[(&'static str, String)],
+        rules: &str,
+    ) -> Result<Self> {
         let dir = tempfile::tempdir()?;
         let config = format!(
-            "store = \"s3://{BUCKET}/prod\"\nspool = {:?}\nbatch = \"0s\"\nservice = []\n",
+            "store = {store:?}\nspool = {:?}\n{rules}\n",
             dir.path().join("spool")
         );
         fs::write(dir.path().join("fleet.toml"), config)?;
         fs::create_dir_all(dir.path().join("spool/dumps"))?;
-        Ok(Self { dir, environment })
+        Ok(Self {
+            dir,
+            environment: environment.to_vec(),
+        })
     }
 
     pub(super) fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
 
-    fn command(&self, args: &[&str]) -> Command {
+    pub(super) fn command(&self, args: &[&str]) -> Command {
         let mut command = Command::new(dist().join("bin/memprof-fleet"));
         command
             .args(args)
@@ -91,8 +107,13 @@ impl FleetFixture {
 
     /// Adds a dump to the spool as an agent does. Returns its bytes.
     pub(super) fn add_dump(&self, number: u64) -> Result<u64> {
-        let (time, bytes) = (FIRST_DUMP_TIME + number * MILLIS_PER_MINUTE, 1000 + number);
-        let dumped = dump_json(number);
+        self.add_dump_json(number, &dump_json(number))?;
+        Ok(1000 + number + 7)
+    }
+
+    /// Adds a dump to the spool, in a file that its number names.
+    pub(super) fn add_dump_json(&self, number: u64, dumped: &Value) -> Result<()> {
+        let time = FIRST_DUMP_TIME + number * MILLIS_PER_MINUTE;
         let fresh = self.path("fresh.json");
         fs::write(&fresh, dumped.to_string())?;
         let name = format!("spool/dumps/{time:015}.{number}.json");
@@ -101,21 +122,21 @@ impl FleetFixture {
             fs::create_dir_all(self.path("spool/dumps"))?;
             match fs::rename(&fresh, self.path(&name)) {
                 Err(error) if error.kind() == ErrorKind::NotFound => {}
-                renamed => break renamed.context("the dump")?,
+                renamed => return renamed.context("the dump"),
             }
         }
-        Ok(bytes + 7)
     }
 
     /// Waits until the spool is empty.
     pub(super) fn wait_until_drained(&self) -> Result<()> {
-        wait_until("the spool is not drained", || {
-            let mut waiting = 0;
-            for part in ["dumps", "batch", "outbox"] {
-                waiting += fs::read_dir(self.path("spool").join(part)).map_or(0, Iterator::count);
-            }
-            waiting == 0
-        })
+        wait_until("the spool is not drained", || self.is_drained())
+    }
+
+    /// Whether the spool is empty.
+    pub(super) fn is_drained(&self) -> bool {
+        let parts = ["dumps", "batch", "outbox"].map(|part| self.path("spool").join(part));
+        let mut waiting = parts.iter().flat_map(fs::read_dir).flatten();
+        waiting.next().is_none()
     }
 
     /// Checks that the store has each dump once. `dumped` are the bytes of all dumps.
@@ -153,7 +174,12 @@ pub(super) struct AgentProcess(Child);
 
 impl AgentProcess {
     pub(super) fn start(command: &mut Command) -> Result<Self> {
-        let started = command.stderr(Stdio::null()).spawn();
+        Self::spawn(command.stderr(Stdio::null()))
+    }
+
+    /// Starts a command as it is.
+    pub(super) fn spawn(command: &mut Command) -> Result<Self> {
+        let started = command.spawn();
         let name = || command.get_program().display().to_string();
         Ok(Self(started.with_context(name)?))
     }

@@ -1,7 +1,7 @@
 //! Runs the command with every allocation counted, and reads the totals from the dumps of its processes.
 
-use std::fs::File;
-use std::io::BufReader;
+use std::fs::{self, File};
+use std::io::{self, BufReader};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
@@ -9,9 +9,9 @@ use std::process::{ExitStatus, Stdio};
 use anyhow::Context;
 use memprof_report::{Limits, ProfileOrigin};
 
+use super::TestArgs;
 use super::command::{self, CommandEnd};
 use super::measurement::Measurement;
-use super::{FormatArg, TestArgs};
 use crate::exit::{FAILED, NO_DATA, with_exit_code};
 use crate::interrupts;
 use crate::run::{RunArgs, preload_command};
@@ -28,7 +28,7 @@ pub(super) fn measure(args: &TestArgs) -> anyhow::Result<Measurement> {
     let dir = tempfile::tempdir().context("failed to make a directory for the dumps")?;
     let config = dir.path().join("config.toml");
     let dumps = dir.path().join("dumps");
-    std::fs::write(&config, CONFIG).with_context(|| config.display().to_string())?;
+    fs::write(&config, CONFIG).with_context(|| config.display().to_string())?;
     let mut command = preload_command(&RunArgs {
         active: true,
         is_tallied: true,
@@ -40,8 +40,8 @@ pub(super) fn measure(args: &TestArgs) -> anyhow::Result<Measurement> {
         plugin: args.plugin.clone(),
         command: args.command.clone(),
     })?;
-    if args.format == Some(FormatArg::Json) {
-        command.stdout(Stdio::from(std::io::stderr()));
+    if args.prints_document() {
+        command.stdout(Stdio::from(io::stderr()));
     }
     let name = command.get_program().display().to_string();
     let end = command::run(&mut command);
@@ -82,9 +82,9 @@ fn describe_exit(status: ExitStatus) -> String {
 /// Reads the totals of all dumps in a directory; no processes if it does not exist.
 fn read_dumps(dumps: &Path) -> anyhow::Result<Measurement> {
     let mut measured = Measurement::default();
-    let entries = match std::fs::read_dir(dumps) {
+    let entries = match fs::read_dir(dumps) {
         Ok(entries) => entries,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(measured),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(measured),
         Err(error) => return Err(error).with_context(|| dumps.display().to_string()),
     };
     for entry in entries {
@@ -136,7 +136,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let dump = dir.path().join("one.heap");
         let text = "heap_v2/524288\n  t*: 0: 0 [0: 0]\n\nMAPPED_LIBRARIES:\n";
-        std::fs::write(&dump, text).unwrap();
+        fs::write(&dump, text).unwrap();
         let measured = read_dumps(dir.path()).unwrap();
         assert_eq!(measured.processes, 0);
         assert_eq!(measured.uncounted, ["a process"]);

@@ -90,6 +90,12 @@ impl Stacks {
         rows
     }
 
+    /// Whether a function has any sample, in either total.
+    pub(super) fn has_function(&self, function: &str) -> bool {
+        let mut totals = BudgetedTotal::ALL.into_iter();
+        totals.any(|total| self.heaviest(total, function).is_some())
+    }
+
     /// Largest stack whose leaf is a function; `None` if the function has none.
     pub(super) fn heaviest(&self, total: BudgetedTotal, function: &str) -> Option<&Stack> {
         let stacks = self.for_total(total).iter();

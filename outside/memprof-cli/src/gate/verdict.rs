@@ -31,6 +31,8 @@ pub(super) struct LimitCheck {
     /// Standard error of an estimate; 0 for a total, which is exact.
     pub(super) error: u64,
     pub(super) is_broken: bool,
+    /// Whether the limit is one of a total, or of a function with a sample.
+    pub(super) is_matched: bool,
     pub(super) guilty: Option<Regression>,
 }
 
@@ -63,6 +65,7 @@ impl BudgetVerdict {
                 measured: value,
                 error: 0,
                 is_broken,
+                is_matched: true,
                 guilty: is_broken
                     .then(|| find_regression(stacks, budget, total))
                     .flatten(),
@@ -87,6 +90,7 @@ impl BudgetVerdict {
                     measured: bytes,
                     error: error as u64,
                     is_broken,
+                    is_matched: stacks.has_function(name),
                     guilty: is_broken.then(regressed).flatten(),
                 });
             }
@@ -95,6 +99,11 @@ impl BudgetVerdict {
             checks,
             processes: measured.processes,
         }
+    }
+
+    /// Limits of functions without a sample: they were renamed or inlined, or allocate too little.
+    pub(super) fn unmatched(&self) -> impl Iterator<Item = &LimitCheck> {
+        self.checks.iter().filter(|check| !check.is_matched)
     }
 
     /// Whether any limit was exceeded.
@@ -182,6 +191,9 @@ mod tests {
             assert_eq!(verdict.is_broken(), expected, "{error}");
         };
         assert!(budget.limits_functions());
+        let verdict = BudgetVerdict::new(&measured(1, 1), &stacks_with(&[("a", 1)]), &budget);
+        let unmatched = verdict.unmatched().map(|check| check.function.as_deref());
+        assert!(unmatched.eq([Some("gone")]));
         check(&budget, 0.0, true);
         check(&budget, 42.0, true);
         check(&budget, 43.0, false);

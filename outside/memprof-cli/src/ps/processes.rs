@@ -8,7 +8,7 @@ use memprof_report::{SampleType, amount};
 use serde::Serialize;
 
 use crate::exit::{FAILED, with_exit_code};
-use crate::output::one_line;
+use crate::output;
 
 /// Processes that the user may see.
 #[derive(Debug)]
@@ -122,20 +122,15 @@ impl ProcessRow {
 
 /// Formats the table of processes.
 pub(super) fn format_table(rows: &[ProcessRow]) -> String {
-    let size = |row: &ProcessRow| amount(row.rss.cast_signed(), SampleType::InuseSpace);
-    let line = |pid: &str, rss: &str, name: &str, state: &str| {
-        // The kernel limits names to 15 bytes.
-        format!("{pid:>7}  {rss:>10}  {name:<15}  {state}")
-    };
-    let mut lines = vec![line("PID", "RSS", "NAME", "STATE")];
-    lines.extend(rows.iter().map(|row| {
-        let pid = row.pid.to_string();
-        line(
-            &pid,
-            &size(row),
-            &one_line(&row.name),
-            &one_line(&row.verdict()),
-        )
-    }));
-    lines.join("\n")
+    let rows = rows.iter().map(|row| {
+        let rss = amount(row.rss.cast_signed(), SampleType::InuseSpace);
+        [
+            format!("{:>7}", row.pid),
+            format!("{rss:>10}"),
+            row.name.clone(),
+            row.verdict(),
+        ]
+    });
+    let heads = ["    PID", "       RSS", "NAME", "STATE"];
+    output::table(heads, &rows.collect::<Vec<_>>())
 }

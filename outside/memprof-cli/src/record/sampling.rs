@@ -1,7 +1,6 @@
 //! Waits while a host samples.
 
 use std::fs;
-use std::io::{IsTerminal, stderr};
 use std::os::fd::AsFd;
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
@@ -55,20 +54,17 @@ pub(super) fn wait_for_end(
     early: &mut EarlyProfile,
 ) -> Result<SamplingEnd> {
     let start = Instant::now();
-    let is_terminal = stderr().is_terminal();
     let mut halted_polls = 0;
     let end = loop {
         let Some(remaining) = duration.checked_sub(start.elapsed()) else {
             break SamplingEnd::Time;
         };
-        if is_terminal {
-            let done = (start.elapsed().as_secs_f64() / duration.as_secs_f64() * 30.0) as usize;
-            let bar = "#".repeat(done.min(30));
-            output::progress(&format!(
-                "sampling [{bar:<30}] {:>4}s left",
-                remaining.as_secs()
-            ));
-        }
+        let done = (start.elapsed().as_secs_f64() / duration.as_secs_f64() * 30.0) as usize;
+        let bar = "#".repeat(done.min(30));
+        output::progress(&format!(
+            "sampling [{bar:<30}] {:>4}s left",
+            remaining.as_secs()
+        ));
         let [is_interrupted, has_ended] =
             process.sleep(remaining.min(POLL_INTERVAL), interrupts)?;
         if is_interrupted {

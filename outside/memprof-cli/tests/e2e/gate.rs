@@ -178,7 +178,7 @@ fn function_limit_is_checked() {
     .exits(0);
     let written = std::fs::read_to_string(&budget).unwrap();
     assert!(
-        written.contains("tolerance = \"10%\"\n\n# Limits of functions"),
+        written.starts_with("tolerance = \"10%\"\n[functions.allocated]\nchurn = "),
         "{written}"
     );
     assert!(!written.contains("\npeak = "), "{written}");
@@ -241,6 +241,92 @@ fn broken_budget_is_a_github_annotation() {
 }
 
 #[test]
+fn annotation_names_the_file_as_its_repository_does() {
+    let place = tempfile::tempdir().unwrap();
+    let sub = place.path().join("sub");
+    fs::create_dir(&sub).unwrap();
+    fs::write(sub.join("memory.toml"), "# c\nallocated = 1\n").unwrap();
+    let absolute = sub.join("memory.toml");
+    for budget in [
+        "memory.toml",
+        "./memory.toml",
+        "../sub/memory.toml",
+        absolute.to_str().unwrap(),
+    ] {
+        let mut command = Command::new(dist("bin/memprof"));
+        command.args(["test", "--budget", budget, "--", "/bin/true"]);
+        command.current_dir(&sub).env("GITHUB_ACTIONS", "true");
+        command.env("GITHUB_WORKSPACE", place.path());
+        let broken = Run::of(&mut command).exits(7).stdout;
+        assert!(
+            broken.starts_with("::error file=sub/memory.toml,line=2,"),
+            "{budget}: {broken}"
+        );
+    }
+}
+
+#[test]
+fn limit_that_matches_nothing_is_noted() {
+    let place = tempfile::tempdir().unwrap();
+    let program = in_cpp(&place);
+    let budget = "peak = \"1GiB\"\n[functions.peak]\nkeep_renamed = 1 # why\n";
+    fs::write(place.path().join("budget.toml"), budget).unwrap();
+    let check = |options: &[&str], code: i32, stdout: &str| {
+        let run = gate(place.path(), options, &[&program, "40"]).exits(code);
+        assert!(run.stdout.contains(stdout), "{run:?}");
+        let note = "no sample has the function of the limit peak by keep_renamed";
+        assert!(run.stderr.contains(note), "{run:?}");
+    };
+    check(&[], 0, "?      peak by keep_renamed: ");
+    check(&["--strict"], 5, "?      peak by keep_renamed: ");
+    check(&["--format", "json"], 0, "\"is_matched\":false");
+    check(&["--format", "github"], 0, "::warning file=");
+    check(&["--format", "junit"], 0, "<skipped message=");
+    check(&["--update", "--runs", "1"], 0, "wrote ");
+    let written = fs::read_to_string(place.path().join("budget.toml")).unwrap();
+    assert!(written.contains("keep_renamed = 1 # why"), "{written}");
+}
+
+#[test]
+fn report_is_written_beside_the_text_and_changes_no_verdict() {
+    let place = tempfile::tempdir().unwrap();
+    fs::write(place.path().join("budget.toml"), "allocated = 1\n").unwrap();
+    let report = place.path().join("report");
+    let check = |format: &str, expected: &str| {
+        let written = |path: &str| {
+            let options = ["--format", format, "-o", path];
+            let run = gate(place.path(), &options, &["/bin/echo", "of the command"]).exits(7);
+            assert!(
+                run.stdout.starts_with("of the command\nBROKEN allocated: "),
+                "{run:?}"
+            );
+        };
+        written(report.to_str().unwrap());
+        let text = fs::read_to_string(&report).unwrap();
+        assert!(text.starts_with(expected), "{text}");
+        written("/dev/full");
+        written("/no/such/directory/report");
+        // On standard output it is alone.
+        let run = gate(
+            place.path(),
+            &["--format", format],
+            &["/bin/echo", "of the command"],
+        );
+        assert!(run.exits(7).stdout.starts_with(expected));
+    };
+    check(
+        "junit",
+        "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<testsuites ",
+    );
+    check(
+        "sarif",
+        "{\"$schema\":\"https://json.schemastore.org/sarif-2.1.0.json\"",
+    );
+    check("gitlab", "[{\"description\":\"BROKEN allocated: ");
+    check("json", "{\"schema_version\":1,\"status\":\"broken\"");
+}
+
+#[test]
 fn unjudgeable_run_has_its_own_exit_code() {
     let place = tempfile::tempdir().unwrap();
     let check = |command: &[&str], code, expected: &str| {
@@ -259,8 +345,19 @@ fn unjudgeable_run_has_its_own_exit_code() {
     );
     let no_exit = "import os; os._exit(0)";
     check(&["/usr/bin/python3", "-c", no_exit], 5, "left no figures");
-    std::fs::write(place.path().join("budget.toml"), "peek = 1\n").unwrap();
-    check(&["/bin/true"], 2, "unknown field `peek`");
+    for (budget, expected) in [
+        ("peek = 1\n", "unknown field `peek`"),
+        ("", "limits nothing"),
+        ("# peak = 1\ntolerance = \"5%\"\n", "limits nothing"),
+        (
+            "[functions.peak]\n[baseline.peak]\nf = 1\n",
+            "limits nothing",
+        ),
+        ("peak = 1e9\n", "expected a size: a whole number of bytes"),
+    ] {
+        std::fs::write(place.path().join("budget.toml"), budget).unwrap();
+        check(&["/bin/true"], 2, expected);
+    }
 }
 
 /// Starts `memprof test` with a command that has started another process, and returns that one's pid too. `trap` is

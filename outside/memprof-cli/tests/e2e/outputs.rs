@@ -102,6 +102,7 @@ fn failed_output_changes_no_verdict() {
         env!("CARGO_MANIFEST_DIR"),
         "/../memprof-report/tests/named.heap"
     );
+    let store = format!("file://{}", place.path().join("store").display());
     let full = || Stdio::from(OpenOptions::new().write(true).open("/dev/full").unwrap());
     let closed = || Stdio::from(std::io::pipe().unwrap().1);
     let sinks: [(&str, &dyn Fn() -> Stdio); 2] = [("full", &full), ("closed", &closed)];
@@ -135,6 +136,18 @@ fn failed_output_changes_no_verdict() {
         check(&["report", named, "--format", format], 1, 0);
     }
     check(&["man"], 1, 0);
+    check(&["--help"], 1, 0);
+    check(&["report", "--help"], 1, 0);
+    check(&["--version"], 1, 0);
+    check(&["completions", "bash"], 1, 0);
+    check(&["--nonsense"], 2, 2);
+    check(&["fleet", "--help"], 1, 0);
+    check(&["fleet", "ps", "--store", &store], 5, 5);
+    check(&["fleet", "ps", "--store", "nonsense"], 2, 2);
+    check(&["fleet", "doctor", "--store", &store], 1, 0);
+    std::fs::create_dir_all(place.path().join("store/samples")).unwrap();
+    std::fs::write(place.path().join("store/samples/foreign"), "").unwrap();
+    check(&["fleet", "doctor", "--store", &store], 1, 1);
 }
 
 #[test]

@@ -1,9 +1,9 @@
 //! Attachments of an agent: started in each round, ended with the agent.
 
 use memprof_host::{DiscoveryScope, discover};
+use memprof_output::{note, one_line, print_stderr};
 
 use super::Agent;
-use crate::output::{in_line, note, print_stderr};
 
 impl Agent {
     /// Starts to attach to unmodified programs that the policy names, and reports the attempts that have ended. Does
@@ -33,7 +33,7 @@ impl Agent {
     pub(super) fn report_attempts(&mut self, attempts: Vec<(String, anyhow::Result<()>)>) {
         for (name, attempt) in attempts {
             if attempt.is_ok() {
-                print_stderr(&format!("memprof: {}: attached", in_line(&name)));
+                print_stderr(&format!("memprof: {}: attached", one_line(&name)));
             }
             self.report_change(name, attempt);
         }
@@ -43,7 +43,7 @@ impl Agent {
     pub(super) fn detach(&mut self) {
         for (name, detached) in self.attachments.detach(&self.machine) {
             match detached {
-                Ok(()) => print_stderr(&format!("memprof: {}: detached", in_line(&name))),
+                Ok(()) => print_stderr(&format!("memprof: {}: detached", one_line(&name))),
                 Err(error) => note(&format!("{name}: {error:#}")),
             }
         }

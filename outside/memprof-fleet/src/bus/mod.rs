@@ -10,11 +10,11 @@ use std::time::Duration;
 
 use anyhow::Context;
 use async_nats::{Client, ConnectOptions};
+use memprof_output::{UNREACHABLE, USAGE, with_exit_code};
 use rustix::rand::GetRandomFlags;
 use serde::{Deserialize, Serialize};
 
 use crate::config::Nats;
-use crate::output::{UNREACHABLE, USAGE, exit_error};
 use crate::target::Target;
 use crate::tls::is_untrusted;
 
@@ -177,7 +177,7 @@ pub(crate) async fn connect(
             }
             _ => "",
         };
-        exit_error(
+        with_exit_code(
             UNREACHABLE,
             format!("failed to connect to {url}: {error}{remedy}"),
         )
@@ -197,7 +197,7 @@ fn read_seed(file: &PathBuf) -> anyhow::Result<String> {
         .map(str::trim)
         .find(|line| line.starts_with("SU"));
     let missing = || {
-        exit_error(
+        with_exit_code(
             USAGE,
             format!(
                 "{} has no seed of a NATS user (a line that begins with SU)",

@@ -10,12 +10,12 @@ use bytes::Bytes;
 use futures::StreamExt;
 use futures::stream::select_all;
 use memprof_host::{DiscoveryScope, RunningHost, discover};
+use memprof_output::note;
 use tokio::sync::Semaphore;
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 
 use super::{AgentProcess, AgentReply, AgentRequest, agent_id, connect, subjects};
 use crate::config::Nats;
-use crate::output::note;
 use crate::policy::hash_fraction;
 use crate::take_profile::resident_bytes;
 

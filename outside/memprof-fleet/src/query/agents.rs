@@ -7,15 +7,15 @@ use std::time::Duration;
 
 use async_nats::StatusCode;
 use futures::StreamExt;
+use memprof_output::{NO_DATA, UNREACHABLE, note, print, table, with_exit_code};
 use serde_json::json;
 use tokio::time::{Instant, timeout_at};
 
-use super::table::{bytes, table};
+use super::table::bytes;
 use crate::args::{DumpArgs, ProcessArgs, TimeWindow};
 use crate::bus::{AgentProcess, AgentReply, AgentRequest, Verb, connect, subject};
 use crate::config::Config;
-use crate::output::{NO_DATA, UNREACHABLE, exit_error, note, print};
-use crate::query::{ProfileQuery, profiles};
+use crate::query::{ProfileQuery, profiles, shared_names as shared_names_in_store};
 use crate::target::Target;
 
 /// Time in which agents must announce themselves.
@@ -91,7 +91,7 @@ fn request_and_print(
         let url = config.nats.url()?;
         let message =
             format!("no agent answered at {url}: start one with `memprof agent --nats {url}`");
-        return Err(exit_error(UNREACHABLE, message));
+        return Err(with_exit_code(UNREACHABLE, message));
     }
     let AgentReplies {
         mut processes,
@@ -99,7 +99,7 @@ fn request_and_print(
     } = replies;
     processes.sort_by(|a, b| (&a.service, &a.host, a.pid).cmp(&(&b.service, &b.host, b.pid)));
     if json {
-        print(&json!({ "processes": processes, "missing": missing }).to_string())?;
+        print(&json!({ "processes": processes, "missing": missing }).to_string());
     } else {
         let cells = processes.iter().map(|process| {
             [
@@ -114,7 +114,7 @@ fn request_and_print(
             ]
         });
         let heads = ["SERVICE", "PROCESS", "PROFILING", "RSS", "DUMPED"];
-        print(&table(heads, cells.collect()))?;
+        print(&table(heads, &cells.collect::<Vec<_>>()));
     }
     note(&format!(
         "{} agents answered",
@@ -129,7 +129,7 @@ fn request_and_print(
         ));
     }
     if processes.is_empty() && missing.is_empty() && verb == Verb::Dump {
-        return Err(exit_error(
+        return Err(with_exit_code(
             NO_DATA,
             format!("no process of {target} runs where agents answered"),
         ));
@@ -168,6 +168,19 @@ fn missing_agents(
     let expected = ProfileQuery::new(config, &window, target).and_then(|query| profiles(&query));
     match expected {
         Ok(expected) => {
+            for (host, machines) in shared_names_in_store(&expected) {
+                let answered = replies
+                    .agents
+                    .keys()
+                    .filter(|(name, _)| name == host)
+                    .count();
+                if (1..machines).contains(&answered) {
+                    let reason = format!(
+                        "{machines} machines of this name wrote profiles, and {answered} of them answered"
+                    );
+                    missing.insert(host.to_owned(), reason);
+                }
+            }
             let silent = expected
                 .into_iter()
                 .filter(|profile| !replies.agents.keys().any(|(host, _)| *host == profile.host));
@@ -193,7 +206,11 @@ fn missing_agents(
             }
             Some(_) => continue,
         };
-        missing.insert(host.clone(), reason);
+        let reasons: &mut String = missing.entry(host.clone()).or_default();
+        if !reasons.is_empty() {
+            reasons.push_str("; ");
+        }
+        reasons.push_str(&reason);
     }
     missing
 }
@@ -243,7 +260,7 @@ async fn collect_replies(
                 config.nats.url()?,
                 subject(verb, target)
             );
-            return Err(exit_error(UNREACHABLE, message));
+            return Err(with_exit_code(UNREACHABLE, message));
         }
         let now = Instant::now();
         let is_quiet = now >= announce_end && now >= last_reply + QUIET_TIMEOUT;

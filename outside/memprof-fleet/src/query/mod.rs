@@ -11,22 +11,21 @@ mod table;
 mod weights;
 
 use std::collections::BTreeSet;
-use std::io::{self, Write};
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex};
 
-use anyhow::Context;
+use memprof_output::{NO_DATA, with_exit_code, write_to};
 use memprof_report::{Format, Options};
 
 pub(crate) use notes::Notes;
-pub(crate) use profiles::{Profile, newest, profiles};
+pub(crate) use profiles::{Profile, newest, profiles, shared_names};
 pub(crate) use weights::Weighting;
 
 use crate::args::{DiffArgs, FlameArgs, FlameFormat, SelectArgs, TableArgs, TimeWindow, TopArgs};
 use crate::config::Config;
 #[cfg(feature = "otlp")]
 use crate::otlp;
-use crate::output::{NO_DATA, exit_error};
 use crate::store::ProfileStore;
 use crate::target::Target;
 use crate::time::Instant;
@@ -79,12 +78,12 @@ impl ProfileQuery {
             (true, Some(build)) if all > 0 => {
                 let message =
                     format!("no profile of {self} has a build id that begins with {build}");
-                Err(exit_error(
+                Err(with_exit_code(
                     NO_DATA,
                     format!("{message}: `memprof fleet ps` lists builds"),
                 ))
             }
-            _ => Err(exit_error(
+            _ => Err(with_exit_code(
                 NO_DATA,
                 format!("there is no profile of {self} in {}", self.store.url()),
             )),
@@ -139,14 +138,7 @@ pub(crate) fn flame(args: &FlameArgs) -> anyhow::Result<ExitCode> {
     let query = ProfileQuery::from_args(&args.select)?;
     let result = sum_profiles(&query, args.build.as_deref(), Weighting::Mean)?;
     let bytes = render_flame(&query, &result, args.format)?;
-    match &args.output {
-        Some(path) => {
-            std::fs::write(path, &bytes)
-                .with_context(|| format!("failed to write {}", path.display()))?;
-        }
-        None => io::stdout().lock().write_all(&bytes)?,
-    }
-    Ok(ExitCode::SUCCESS)
+    write(args.output.as_deref().unwrap_or(Path::new("-")), &bytes)
 }
 
 /// Renders a result in a format of `fleet flame`. OTLP has the service of the target, or `fleet` if it names none.
@@ -188,6 +180,11 @@ fn print_table(
         ..Options::default()
     };
     let bytes = result.render(query, options)?;
-    io::stdout().lock().write_all(&bytes)?;
+    write(Path::new("-"), &bytes)
+}
+
+/// Writes a result to a file, or to stdout for `-`.
+fn write(path: &Path, bytes: &[u8]) -> anyhow::Result<ExitCode> {
+    write_to(path, |out| Ok(out.write_all(bytes)?))?;
     Ok(ExitCode::SUCCESS)
 }

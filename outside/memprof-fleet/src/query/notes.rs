@@ -1,8 +1,7 @@
 //! Notes on the result of a query: files that do not count, clocks that are wrong.
 
+use memprof_output::note;
 use std::sync::{Mutex, PoisonError};
-
-use crate::output::note;
 
 /// Receiver of notes.
 #[derive(Debug)]

@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use memprof_output::{print, table};
 use serde::Serialize;
 
 use crate::args::{GrowthArgs, TimeWindow};
 use crate::config::Config;
-use crate::output::print;
 use crate::process_profile::SamplerCounts;
-use crate::query::table::{bytes, signed, table};
+use crate::query::table::{bytes, signed};
 use crate::query::{Profile, ProfileQuery};
 use crate::target::Target;
 
@@ -81,7 +81,7 @@ pub(crate) fn ps(config: &Config, target: &Target, json: bool) -> anyhow::Result
     let profiles = ProfileQuery::new(config, &window, target)?.profiles(None)?;
     let rows = processes(&profiles);
     if json {
-        print(&serde_json::to_string(&rows)?)?;
+        print(&serde_json::to_string(&rows)?);
         return Ok(ExitCode::SUCCESS);
     }
     let cells = rows.iter().map(|row| {
@@ -98,7 +98,7 @@ pub(crate) fn ps(config: &Config, target: &Target, json: bool) -> anyhow::Result
     let heads = [
         "SERVICE", "PROCESS", "BUILD", "PROFILES", "IN USE", "RSS", "NEWEST",
     ];
-    print(&table(heads, cells.collect()))?;
+    print(&table(heads, &cells.collect::<Vec<_>>()));
     Ok(ExitCode::SUCCESS)
 }
 
@@ -107,7 +107,7 @@ pub(crate) fn growth(args: &GrowthArgs) -> anyhow::Result<ExitCode> {
     let profiles = ProfileQuery::from_args(&args.select)?.profiles(None)?;
     let rows = by_growth(&profiles);
     if args.table.json {
-        print(&serde_json::to_string(&rows)?)?;
+        print(&serde_json::to_string(&rows)?);
         return Ok(ExitCode::SUCCESS);
     }
     let cells = rows.iter().take(args.table.top).map(|row| {
@@ -124,7 +124,7 @@ pub(crate) fn growth(args: &GrowthArgs) -> anyhow::Result<ExitCode> {
     let heads = [
         "GROWTH", "PER HOUR", "FIRST", "LAST", "SERVICE", "PROCESS", "BUILD",
     ];
-    print(&table(heads, cells.collect()))?;
+    print(&table(heads, &cells.collect::<Vec<_>>()));
     Ok(ExitCode::SUCCESS)
 }
 

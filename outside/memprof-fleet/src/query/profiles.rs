@@ -1,5 +1,7 @@
 //! Reads the selected rows of the table PROFILES.
 
+use std::collections::BTreeMap;
+
 use crate::columns::Columns;
 use crate::process_profile::SamplerCounts;
 use crate::query::ProfileQuery;
@@ -43,6 +45,13 @@ pub(crate) struct Profile {
 }
 
 impl Profile {
+    /// Id of the machine, container and boot; empty if an older agent wrote the profile.
+    fn machine(&self) -> &str {
+        let key = self.instance.strip_prefix(&self.host);
+        let parts = key.and_then(|key| key.splitn(3, '.').nth(2));
+        parts.unwrap_or("")
+    }
+
     /// Build id as tables show it: its first 12 characters, or "unknown".
     pub(crate) fn build(&self) -> &str {
         match self.build_id.get(..12) {
@@ -57,13 +66,8 @@ impl Profile {
 /// and what memprof's sampler missed are noted. Empty if there are none.
 pub(crate) fn profiles(query: &ProfileQuery) -> anyhow::Result<Vec<Profile>> {
     let found = files(&query.store, Table::Profiles, (query.from, query.to))?;
-    for name in &found.foreign {
-        query
-            .notes
-            .add(format!("{name} is not a file of memprof's, and is ignored"));
-    }
-    for (name, reason) in &found.damaged {
-        query.notes.add(format!("{name} is not counted: {reason}"));
+    for finding in found.findings() {
+        query.notes.add(finding);
     }
     let mut profiles = Vec::new();
     let mut clocks = Vec::new();
@@ -96,10 +100,40 @@ pub(crate) fn profiles(query: &ProfileQuery) -> anyhow::Result<Vec<Profile>> {
         ));
     }
     profiles.sort_by(|a: &Profile, b| (&a.instance, a.time).cmp(&(&b.instance, b.time)));
+    for (host, machines) in shared_names(&profiles) {
+        query.notes.add(format!(
+            "{host} is the name of {machines} machines; their processes are counted apart"
+        ));
+    }
     for note in sampler_notes(&profiles) {
         query.notes.add(note);
     }
     Ok(profiles)
+}
+
+/// Names that several machines had at the same time, with their number. A machine that restarted has a new id, but no
+/// profile with the older one any more.
+pub(crate) fn shared_names(profiles: &[Profile]) -> BTreeMap<&str, usize> {
+    let mut times: BTreeMap<&str, BTreeMap<&str, [Instant; 2]>> = BTreeMap::new();
+    for profile in profiles {
+        let time = profile.time;
+        let machines = times.entry(&profile.host).or_default();
+        let [first, last] = machines.entry(profile.machine()).or_insert([time; 2]);
+        (*first, *last) = (time.min(*first), time.max(*last));
+    }
+    let counts = times.into_iter().map(|(host, machines)| {
+        let overlapping = machines.values().map(|[first, last]| {
+            let others = machines.values();
+            usize::from(
+                others
+                    .filter(|[start, end]| start <= last && first <= end)
+                    .count()
+                    > 1,
+            )
+        });
+        (host, overlapping.sum())
+    });
+    counts.filter(|(_, machines)| *machines > 1).collect()
 }
 
 /// Newest profile of each process. `profiles` are sorted by process and time.
@@ -243,6 +277,39 @@ mod tests {
             rss_bytes: None,
             sampler,
         }
+    }
+
+    #[test]
+    fn name_of_machines_at_the_same_time_is_shared() {
+        let check = |rows: &[(&str, i64)], expected: &[(&str, usize)]| {
+            let rows = rows
+                .iter()
+                .map(|(key, time)| profile(&format!("node/{key}"), *time, None));
+            let profiles: Vec<_> = rows.collect();
+            assert!(
+                shared_names(&profiles)
+                    .into_iter()
+                    .eq(expected.iter().copied()),
+                "{profiles:?}"
+            );
+        };
+        check(&[], &[]);
+        check(&[("7.1.aa", 1), ("8.1.aa", 5)], &[]);
+        check(
+            &[("7.1.aa", 1), ("7.1.bb", 3), ("8.2.aa", 5)],
+            &[("node", 2)],
+        );
+        // It restarted.
+        check(
+            &[("7.1.aa", 1), ("8.1.aa", 2), ("7.1.bb", 3), ("7.1.bb", 4)],
+            &[],
+        );
+        check(
+            &[("7.1.aa", 1), ("7.1.aa", 4), ("7.1.bb", 3), ("7.1.cc", 4)],
+            &[("node", 3)],
+        );
+        // Older agents wrote no id.
+        check(&[("7.1", 1), ("8.1", 5)], &[]);
     }
 
     #[test]

@@ -10,12 +10,12 @@ use axum::http::StatusCode;
 use axum::response::Response;
 use axum::routing::get;
 use memprof_http::{FileFormat, FormatSource, Problem};
+use memprof_output::{NO_DATA, UNREACHABLE, USAGE};
 use memprof_report::Options;
 use serde_json::{Value, json};
 
 use super::ServerState;
 use super::query::QueryParams;
-use crate::output::{NO_DATA, UNREACHABLE, USAGE, exit_code};
 use crate::query::processes::{by_growth, processes};
 use crate::query::result::{compare_builds, compare_windows, sum_profiles};
 use crate::query::services::{history, services};
@@ -151,7 +151,7 @@ async fn with_permit<T: Send + 'static>(
 
 /// Converts an error to a problem with the HTTP status for its exit code.
 fn problem(error: anyhow::Error) -> Problem {
-    let (status, kind) = match exit_code(&error) {
+    let (status, kind) = match crate::code_of(&error) {
         NO_DATA => (StatusCode::NOT_FOUND, "no_data"),
         UNREACHABLE => (StatusCode::SERVICE_UNAVAILABLE, "store_unreachable"),
         USAGE => (StatusCode::BAD_REQUEST, "invalid_argument"),

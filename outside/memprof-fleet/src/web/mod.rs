@@ -9,12 +9,12 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use memprof_http::{ListenError, serve, with_access};
+use memprof_output::{USAGE, print_stderr, with_exit_code};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::Semaphore;
 
 use crate::args::ServeArgs;
 use crate::config::Config;
-use crate::output::{USAGE, exit_error, print_stderr};
 use crate::store::ProfileStore;
 
 /// Most queries that run at the same time: each may use a core, and memory for an hour's samples.
@@ -67,7 +67,7 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<ExitCode> {
 /// Converts an error of listening. It has exit code 2 if other machines could reach the address.
 fn listen_error(error: ListenError) -> anyhow::Error {
     match error {
-        ListenError::Exposed(_) => exit_error(USAGE, error.to_string()),
+        ListenError::Exposed(_) => with_exit_code(USAGE, error.to_string()),
         error => error.into(),
     }
 }

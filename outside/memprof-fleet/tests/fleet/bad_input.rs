@@ -1,8 +1,11 @@
 //! Invalid files and options are named, and damaged data is not counted.
 
 use std::fs;
+use std::path::Path;
+use std::process::Command;
 
-use crate::test_dir::{CART, Process, START, TestDir};
+use crate::kill::duckdb_total;
+use crate::test_dir::{CART, HOUR, Process, Run, START, TestDir};
 
 fn dir_with_two_profiles() -> TestDir {
     let dir = TestDir::new();
@@ -33,6 +36,112 @@ fn foreign_file_is_named_and_not_counted() {
             "{doctor}"
         );
     }
+}
+
+#[test]
+fn copy_of_a_file_is_named_and_not_counted() {
+    let copy_to = |dir: &TestDir, from: &Path, name: &str| {
+        let to = dir.path("store").join(name);
+        fs::create_dir_all(to.parent().unwrap()).unwrap();
+        fs::copy(from, to).unwrap();
+    };
+    let check = |dir: &TestDir, name: &str, expected: &str| {
+        assert_eq!(dir.total(), 1000, "{name}");
+        assert_eq!(duckdb_total(dir), 2000, "{name}");
+        let doctor = dir.run(&["fleet", "doctor"]).exits(1).stdout;
+        assert!(
+            doctor.contains(&format!("{name} is {expected}")),
+            "{doctor}"
+        );
+        fs::remove_file(dir.path("store").join(name)).unwrap();
+    };
+    let (hour, next) = ("date=2026-11-21/hour=10", "date=2026-11-21/hour=11");
+    let dir = dir_with_two_profiles();
+    let file = dir.files("incoming/samples").remove(0);
+    let own_name = file.file_name().unwrap().to_str().unwrap();
+    for (directory, name, expected) in [
+        (hour, "copy.parquet", "not a file of memprof's"),
+        (
+            hour,
+            &*format!("{own_name} (1).parquet"),
+            "not a file of memprof's",
+        ),
+        (hour, "0123456789abcdef.parquet", "not a file of memprof's"),
+        (next, own_name, "a copy of another file"),
+    ] {
+        let name = format!("incoming/samples/{directory}/{name}");
+        copy_to(&dir, &file, &name);
+        check(&dir, &name, expected);
+    }
+    dir.run(&["fleet", "compact"]).exits(0);
+    let merged = dir.files("samples").remove(0);
+    for (directory, name, expected) in [
+        (hour, "copy.parquet", "not a file of memprof's"),
+        (hour, "00001.parquet", "a copy of another file"),
+        (next, "00000.parquet", "a copy of another file"),
+    ] {
+        let name = format!("samples/{directory}/{name}");
+        copy_to(&dir, &merged, &name);
+        check(&dir, &name, expected);
+    }
+    dir.run(&["fleet", "doctor"]).exits(0);
+}
+
+#[test]
+fn doctor_names_hours_whose_functions_are_missing() {
+    let dir = dir_with_two_profiles();
+    dir.run(&["fleet", "doctor"]).exits(0);
+    fs::remove_dir_all(dir.path("store/incoming/stacks")).unwrap();
+    let doctor = dir.run(&["fleet", "doctor"]).exits(1).stdout;
+    let expected = "date=2026-11-21/hour=10: the functions of 1 stacks with 2000 bytes are missing";
+    assert!(doctor.contains(expected), "{doctor}");
+    // Names in another hour do not help a query of this one.
+    dir.spool(CART, START + HOUR, &[("leak", 1000)]);
+    dir.drain();
+    let doctor = dir.run(&["fleet", "doctor"]).exits(1).stdout;
+    assert!(doctor.contains(expected), "{doctor}");
+    // An agent writes them again.
+    dir.spool(CART, START + 1000, &[("leak", 1000)]);
+    dir.drain();
+    dir.run(&["fleet", "doctor"]).exits(0);
+}
+
+#[test]
+fn blank_variables_count_as_not_set() {
+    let dir = dir_with_two_profiles();
+    for blank in ["", " ", "\n"] {
+        let mut command = dir.command(&["fleet", "doctor"]);
+        command
+            .env("MEMPROF_STORE", blank)
+            .env("MEMPROF_NATS", blank);
+        Run::from_output(command.output().unwrap()).exits(0);
+    }
+}
+
+#[test]
+fn flamegraph_that_cannot_be_written_leaves_the_old_one() {
+    let dir = dir_with_two_profiles();
+    let flame = ["fleet", "flame", "--at", "2026-11-21T11:00:00Z", "-o"];
+    let file = dir.path("flame.svg");
+    fs::write(&file, "old").unwrap();
+    // The limit is that of the file, as a quota or a full disk would be.
+    let mut command = Command::new("prlimit");
+    let run = dir.command(&flame);
+    command.arg("--fsize=1000").arg(run.get_program());
+    command.args(run.get_args()).arg(&file);
+    let refused = Run::from_output(command.output().unwrap());
+    assert_ne!(refused.code, 0, "{refused:?}");
+    assert_eq!(fs::read_to_string(&file).unwrap(), "old");
+    let file = file.to_str().unwrap();
+    dir.run(&[&flame[..], &[file]].concat()).exits(0);
+    assert!(fs::read_to_string(file).unwrap().contains("<svg"));
+    dir.run(&[&flame[..], &["/dev/full"]].concat()).exits(1);
+    assert!(
+        dir.run(&[&flame[..], &["-"]].concat())
+            .exits(0)
+            .stdout
+            .contains("<svg")
+    );
 }
 
 #[test]

@@ -53,7 +53,7 @@ fn run_duckdb(dir: &TestDir) -> Run {
 }
 
 /// Sum of the bytes of all samples, from DuckDB.
-fn duckdb_total(dir: &TestDir) -> i64 {
+pub(crate) fn duckdb_total(dir: &TestDir) -> i64 {
     let result = run_duckdb(dir).exits(0);
     result.stdout.trim().parse().unwrap()
 }

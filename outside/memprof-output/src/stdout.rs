@@ -3,8 +3,8 @@
 use std::io::{self, BufWriter, IsTerminal, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::print_stderr;
-use super::printable::Printable;
+use crate::print_stderr;
+use crate::printable::{Printable, printable};
 
 /// Size of the buffer in bytes: large enough that a report takes few system calls.
 const BUFFER_SIZE: usize = 256 << 10;
@@ -15,7 +15,7 @@ static IS_INCOMPLETE: AtomicBool = AtomicBool::new(false);
 /// Makes `write` fill standard output: unchanged for a pipe or a file, printable for a terminal.
 ///
 /// `None` if the reader went away: then `write` is cut short, without an error.
-pub(crate) fn to_stdout<T>(
+pub fn to_stdout<T>(
     write: impl FnOnce(&mut dyn Write) -> anyhow::Result<T>,
 ) -> anyhow::Result<Option<T>> {
     let is_terminal = io::stdout().is_terminal();
@@ -24,9 +24,9 @@ pub(crate) fn to_stdout<T>(
 
 /// Prints a command's text and a newline. If it cannot be written, reports that on standard error, once, and
 /// [`is_complete`] returns false.
-pub(crate) fn print(text: &str) {
+pub fn print(text: &str) {
     let line_end = if text.ends_with('\n') { "" } else { "\n" };
-    let text = super::printable(text);
+    let text = printable(text);
     let printed = fill(io::stdout().lock(), false, |out| {
         Ok(write!(out, "{text}{line_end}")?)
     });

@@ -9,12 +9,12 @@ use std::io::{self, Write};
 
 /// Escapes each character that controls a terminal as JSON does, `\u001b`, so that JSON keeps its meaning. Newlines
 /// and tabs stay.
-pub(crate) fn printable(text: &str) -> Cow<'_, str> {
+pub fn printable(text: &str) -> Cow<'_, str> {
     escaped(text, |c| is_harmful(c) && c != '\n' && c != '\t')
 }
 
 /// Like [`printable`], but also escapes newlines and tabs: for a table cell.
-pub(crate) fn one_line(text: &str) -> Cow<'_, str> {
+pub fn one_line(text: &str) -> Cow<'_, str> {
     escaped(text, is_harmful)
 }
 

@@ -26,7 +26,7 @@ enum OutputTarget {
 
 /// Makes `write` fill the file at `path`, which is never visible incomplete. Something other than a regular file is
 /// written to directly. Links are followed.
-pub(crate) fn publish<T>(
+pub fn publish<T>(
     path: &Path,
     write: impl FnOnce(&mut dyn Write) -> anyhow::Result<T>,
 ) -> anyhow::Result<T> {
@@ -62,12 +62,11 @@ fn replace<T>(
                 parent(path).display()
             )
         })?;
-    let mut out = BufWriter::with_capacity(BUFFER_SIZE, file);
+    // The temporary file's own writer adds its path to errors.
+    let mut out = BufWriter::with_capacity(BUFFER_SIZE, file.as_file());
     let value = write(&mut out)?;
-    let file = out
-        .into_inner()
-        .map_err(|error| error.into_error())
-        .with_context(failed)?;
+    out.flush().with_context(failed)?;
+    drop(out);
     if let Some(mode) = mode {
         // Keep the mode of the replaced file, which may exclude other users.
         let permissions = Permissions::from_mode(mode & 0o777);

@@ -1,0 +1,268 @@
+//! Suite `machines`: agents of many machines, two of one name, share a NATS server and write to three stores, while
+//! clocks are set, servers fail and are restarted, agents are killed, and a store is replaced. Each profile is in a
+//! store once, and each process has one for each of its periods.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+use tempfile::TempDir;
+use testkit::s3::{BUCKET, S3, WriteFault};
+use testkit::seaweedfs::SeaweedFs;
+
+use super::FAULTS;
+use super::fixture::{FleetFixture, wait_until};
+use super::machine::{Machine, MachineOptions, PERIOD_SECONDS, clock_environment};
+use super::nats::Nats;
+use crate::SuiteLength;
+
+/// Hours by which clocks are set in turn: ahead, behind, back.
+const CLOCK_STEPS: [i64; 4] = [3, -5, 0, 10];
+/// Hours by which one clock is wrong all the time: an agent must not delete what others wrote.
+const WRONG_CLOCK: i64 = 30 * 24;
+/// Longest step within which the check's window of a day lies.
+const CHECK_CLOCK: &str = "+11h";
+
+/// Number of agents.
+const AGENTS: u64 = 200;
+/// Rounds of faults, and their length.
+const ROUNDS: usize = 25;
+const ROUND_TIME: Duration = Duration::from_secs(28);
+
+pub(crate) fn run(length: SuiteLength) -> Result<String> {
+    if length == SuiteLength::Short {
+        return Ok("only in its long form, of twelve minutes".to_owned());
+    }
+    let mut fleet = Fleet::start()?;
+    let start = Instant::now();
+    let mut replaced = 0;
+    for round in 0..ROUNDS {
+        fleet.add_profiles()?;
+        fleet.set_faults(round)?;
+        fleet.set_clocks(round)?;
+        if round == ROUNDS / 2 {
+            fleet.replace_store()?;
+            replaced += 1;
+        }
+        thread::sleep(ROUND_TIME);
+    }
+    fleet.end_faults()?;
+    let agents = fleet.answering_agents()?;
+    fleet.wait_until_drained()?;
+    let elapsed = start.elapsed();
+    let taken = fleet.check_periods(elapsed)?;
+    let added = fleet.check_added()?;
+    Ok(format!(
+        "{AGENTS} agents for {} s, {replaced} store replaced, {agents} answered: {added} profiles once each, 0 lost; \
+         {taken} taken of running processes, no period without one",
+        elapsed.as_secs()
+    ))
+}
+
+/// The machines, the servers and the stores.
+struct Fleet {
+    machines: Vec<Machine>,
+    nats: Nats,
+    s3: S3,
+    seaweed: SeaweedFs,
+    /// Directories of the stores on disk: the current one, and the replaced one.
+    dir: TempDir,
+    /// Reads each store: on disk, with faults, `SeaweedFS`.
+    readers: Vec<FleetFixture>,
+}
+
+impl Fleet {
+    fn start() -> Result<Self> {
+        let dir = tempfile::tempdir()?;
+        let s3 = S3::start()?;
+        let seaweed = SeaweedFs::start()?;
+        let bucket = format!("s3://{BUCKET}/prod");
+        let stores = [
+            (store_url(&dir.path().join("store")), Vec::new()),
+            (bucket.clone(), s3.environment().to_vec()),
+            (bucket, seaweed.environment().to_vec()),
+        ];
+        let reader = |(store, environment): &(String, Vec<_>)| {
+            FleetFixture::new(store, environment, "service = []")
+        };
+        let readers = stores.iter().map(reader).collect::<Result<Vec<_>>>()?;
+        let nats = Nats::start_debian(&readers[0])?;
+        let machine = |number: u64| {
+            let (store, environment) = &stores[number as usize % stores.len()];
+            let options = MachineOptions {
+                // Two machines have one name.
+                name: number.max(1),
+                has_process: number % 10 < 2,
+                has_clock: number % 4 == 3,
+            };
+            Machine::start(number, options, store, environment, &nats.url())
+        };
+        let machines = (0..AGENTS).map(machine).collect::<Result<Vec<_>>>()?;
+        Ok(Self {
+            machines,
+            nats,
+            s3,
+            seaweed,
+            dir,
+            readers,
+        })
+    }
+
+    fn add_profiles(&mut self) -> Result<()> {
+        self.machines.iter_mut().try_for_each(Machine::add_profile)
+    }
+
+    /// Lets writes to one store fail, and kills, stops and restarts the servers in turn.
+    fn set_faults(&mut self, round: usize) -> Result<()> {
+        let faults: [WriteFault; 12] =
+            std::array::from_fn(|index| FAULTS[(index * 7 + round) % FAULTS.len()]);
+        self.s3.set_faults(&faults);
+        match round % 6 {
+            1 => self.seaweed.kill()?,
+            2 => self.seaweed.restart()?,
+            3 => self.seaweed.stop()?,
+            4 => self.seaweed.resume()?,
+            _ => {}
+        }
+        match round % 4 {
+            0 => self.nats.kill(),
+            1 => self.nats.restart(&self.readers[0])?,
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn set_clocks(&self, round: usize) -> Result<()> {
+        let machines = self
+            .machines
+            .iter()
+            .filter(|machine| machine.options.has_clock);
+        for (index, machine) in machines.enumerate() {
+            machine.set_clock(match index {
+                0 => WRONG_CLOCK,
+                _ => CLOCK_STEPS[(index + round) % CLOCK_STEPS.len()],
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Moves the store on disk away, and makes an empty one.
+    fn replace_store(&self) -> Result<()> {
+        let store = self.dir.path().join("store");
+        fs::rename(&store, self.dir.path().join("replaced")).context("the store")?;
+        fs::create_dir(&store).context("the store")
+    }
+
+    fn end_faults(&mut self) -> Result<()> {
+        self.s3.set_faults(&[]);
+        // It may run, be stopped or be dead.
+        drop(self.seaweed.kill());
+        self.seaweed.restart()?;
+        self.nats.kill();
+        self.nats.restart(&self.readers[0])?;
+        // A clock that is far from the server's is refused by S3.
+        let machines = self
+            .machines
+            .iter()
+            .filter(|machine| machine.options.has_clock);
+        machines
+            .skip(1)
+            .try_for_each(|machine| machine.set_clock(0))
+    }
+
+    /// Waits until all agents answer after the restart of the server. Returns their number.
+    fn answering_agents(&self) -> Result<usize> {
+        let ps = ["fleet", "ps", "--nats", &self.nats.url()].map(str::to_owned);
+        let args: Vec<_> = ps.iter().map(String::as_str).collect();
+        let expected = format!("{} agents answered", self.machines.len());
+        let shared = "machine-1 is the name of more than one machine";
+        wait_until("not every agent answers", || {
+            let output = self.readers[0].command(&args).output();
+            output.is_ok_and(|output| {
+                let notes = String::from_utf8_lossy(&output.stderr);
+                notes.contains(&expected) && notes.contains(shared)
+            })
+        })?;
+        Ok(self.machines.len())
+    }
+
+    fn wait_until_drained(&self) -> Result<()> {
+        wait_until("a spool is not drained", || {
+            self.machines.iter().all(Machine::is_drained)
+        })
+    }
+
+    /// Checks that each process has a profile for each period. Returns the number of profiles that agents took.
+    fn check_periods(&mut self, elapsed: Duration) -> Result<usize> {
+        // The process and its first period begin some seconds after the agent.
+        let expected = (elapsed.as_secs() / PERIOD_SECONDS).saturating_sub(2) as usize;
+        let mut taken = 0;
+        for machine in &self.machines {
+            let log = machine.log()?;
+            let profiles = log
+                .iter()
+                .filter(|line| line.starts_with("memprof: idle "))
+                .count();
+            let is_complete = !machine.options.has_process || profiles >= expected;
+            ensure!(
+                is_complete,
+                "{profiles} profiles of a process in {} s: {log:#?}",
+                elapsed.as_secs()
+            );
+            taken += profiles;
+        }
+        for machine in &mut self.machines {
+            machine.kill_agent()?;
+        }
+        Ok(taken)
+    }
+
+    /// Checks that the stores have each added profile once, and are complete. Returns the number of these profiles.
+    fn check_added(&self) -> Result<usize> {
+        let clock = self.dir.path().join("clock");
+        fs::write(&clock, CHECK_CLOCK)?;
+        let replaced = store_url(&self.dir.path().join("replaced"));
+        let replaced = FleetFixture::new(&replaced, &[], "service = []")?;
+        // The replaced one may lack the names of the stacks that an agent was about to write.
+        for reader in &self.readers {
+            reader.run(&["fleet", "doctor"])?;
+        }
+        let mut found = BTreeMap::new();
+        for reader in self.readers.iter().chain([&replaced]) {
+            for row in process_rows(reader, &clock)? {
+                let instance = row["instance"]
+                    .as_str()
+                    .context("a row without a process")?;
+                *found.entry(instance.to_owned()).or_insert(0) +=
+                    row["profiles"].as_u64().unwrap_or(0);
+            }
+        }
+        let added = self.machines.iter().flat_map(|machine| &machine.added);
+        let wrong: Vec<_> = added
+            .clone()
+            .filter(|instance| found.get(*instance) != Some(&1))
+            .collect();
+        ensure!(wrong.is_empty(), "not in a store once: {wrong:?}");
+        Ok(added.count())
+    }
+}
+
+/// Processes with profiles in a store within half a day of now.
+fn process_rows(reader: &FleetFixture, clock: &Path) -> Result<Vec<Value>> {
+    let mut command = reader.command(&["fleet", "ps", "--json"]);
+    let output = command.envs(clock_environment(clock)?).output()?;
+    ensure!(
+        output.status.success(),
+        "fleet ps: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    Ok(serde_json::from_slice(&output.stdout)?)
+}
+
+fn store_url(directory: &Path) -> String {
+    format!("file://{}", directory.display())
+}

@@ -1,0 +1,32 @@
+//! The reason why an agent had nothing to profile.
+
+use std::collections::BTreeSet;
+
+use memprof_host::{DiscoveryScope, discover};
+
+use super::Agent;
+
+impl Agent {
+    /// Says why there was no host to profile: none runs, or the rules name others.
+    pub(super) fn no_host_message(&self) -> String {
+        let running = discover(DiscoveryScope::AllProcesses, |_| ()).hosts;
+        let running: BTreeSet<_> = running.iter().map(|(host, ())| &*host.info.name).collect();
+        if running.is_empty() {
+            return "no process with the plugin is running that this user can profile: `memprof ps --all` shows why"
+                .to_owned();
+        }
+        let list = |names: &mut dyn Iterator<Item = &str>| {
+            let names: Vec<_> = names.map(|name| format!("{name:?}")).collect();
+            match names.is_empty() {
+                true => "none".to_owned(),
+                false => names.join(", "),
+            }
+        };
+        format!(
+            "no [[service]] rule selects a running process: the rules' names are {}, and running are {}; `share` may \
+             leave some out",
+            list(&mut self.config.service.iter().map(|rule| &*rule.name)),
+            list(&mut running.into_iter())
+        )
+    }
+}

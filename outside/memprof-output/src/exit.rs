@@ -1,0 +1,157 @@
+//! Exit codes that memprof's programs have in common, and the end of `main`.
+
+use std::fmt;
+use std::process::ExitCode;
+
+use memprof_messages::{Operation, errno_remedy};
+use rustix::io::Errno;
+
+use crate::{print_stderr, stdout};
+
+/// Exit code: general failure.
+pub const FAILED: u8 = 1;
+/// Exit code: the command line, the environment or the configuration is invalid.
+pub const USAGE: u8 = 2;
+/// Exit code: the host, process, store or server is unreachable.
+pub const UNREACHABLE: u8 = 3;
+/// Exit code: there is no data to show.
+pub const NO_DATA: u8 = 5;
+
+/// An error with its own exit code.
+#[derive(Debug)]
+pub struct ExitError {
+    code: u8,
+    message: String,
+}
+
+impl fmt::Display for ExitError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl std::error::Error for ExitError {}
+
+/// Builds an error with an exit code.
+pub fn with_exit_code(code: u8, message: impl Into<String>) -> anyhow::Error {
+    ExitError {
+        code,
+        message: message.into(),
+    }
+    .into()
+}
+
+/// Exit code of an error or of one of its causes. `None` if none is an [`ExitError`].
+pub fn error_code(error: &anyhow::Error) -> Option<u8> {
+    let mut causes = error.chain();
+    causes.find_map(|cause| Some(cause.downcast_ref::<ExitError>()?.code))
+}
+
+/// Joins an error and its causes; a cause that ends the text already is not repeated.
+pub fn error_chain(error: &anyhow::Error) -> String {
+    let mut text = error.to_string();
+    for cause in error.chain().skip(1).map(ToString::to_string) {
+        if !text.ends_with(&cause) {
+            text = format!("{text}: {cause}");
+        }
+    }
+    text
+}
+
+/// Text of an error with its causes, and with a remedy if the kernel refused a file.
+pub fn error_text(error: &anyhow::Error) -> String {
+    let text = error_chain(error);
+    let remedy = system_remedy(&text).map(|remedy| format!("; {remedy}"));
+    format!("{text}{}", remedy.unwrap_or_default())
+}
+
+/// Remedy for an error of the kernel about a file, by the number that `std::io::Error` prints: `(os error 30)`. `None`
+/// for other errors, whose texts have a remedy.
+fn system_remedy(text: &str) -> Option<String> {
+    let (_, number) = text.split_once("(os error ")?;
+    let (number, _) = number.split_once(')')?;
+    errno_remedy(
+        Errno::from_raw_os_error(number.parse().ok()?),
+        Operation::File,
+    )
+}
+
+/// Exit code of a command: its own, or, for an error, which is printed, what `code_of` says. A success whose result was
+/// lost on a full disk is a failure: a script would take an empty file for the result.
+pub fn exit_code(
+    outcome: anyhow::Result<ExitCode>,
+    code_of: impl FnOnce(&anyhow::Error) -> ExitCode,
+) -> ExitCode {
+    match outcome {
+        Ok(ExitCode::SUCCESS) if !stdout::is_complete() => FAILED.into(),
+        Ok(code) => code,
+        Err(error) => {
+            print_stderr(&format!("memprof: {}", error_text(&error)));
+            code_of(&error)
+        }
+    }
+}
+
+/// Prints what the parser of the command line returns instead of arguments: help, the version or an error. Returns the
+/// exit code.
+pub fn command_line_exit(error: &clap::Error) -> ExitCode {
+    let is_lost = match error.print() {
+        Err(lost) if !error.use_stderr() => lost.kind() != std::io::ErrorKind::BrokenPipe,
+        _ => false,
+    };
+    let code = u8::try_from(error.exit_code()).unwrap_or(FAILED);
+    if is_lost { FAILED } else { code }.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use anyhow::Context;
+
+    use super::*;
+
+    #[test]
+    fn code_is_that_of_the_first_cause_that_has_one() {
+        let check = |error: anyhow::Error, expected| {
+            assert_eq!(error_code(&error), expected, "{error:#}");
+        };
+        check(with_exit_code(NO_DATA, "no profile"), Some(NO_DATA));
+        let caused = Err::<(), _>(with_exit_code(UNREACHABLE, "refused"));
+        check(caused.context("the store").unwrap_err(), Some(UNREACHABLE));
+        // A connection that breaks is no reader of stdout that went away.
+        let broken = std::io::Error::from(std::io::ErrorKind::BrokenPipe);
+        check(broken.into(), None);
+    }
+
+    #[test]
+    fn remedy_is_that_of_printed_errno() {
+        let check = |text: &str, part: &str| {
+            let remedy = system_remedy(text).unwrap_or_default();
+            assert!(
+                remedy.contains(part) && part.is_empty() == remedy.is_empty(),
+                "{remedy}"
+            );
+        };
+        check(
+            "failed to write x: Read-only file system (os error 30)",
+            "read-only",
+        );
+        check(
+            "failed to write x: No space left on device (os error 28) at path \"y\"",
+            "df -i",
+        );
+        check(
+            "failed to open x: Permission denied (os error 13)",
+            "permission",
+        );
+        check(
+            "failed to open x: Too many open files (os error 24)",
+            "RLIMIT_NOFILE",
+        );
+        check(
+            "failed to open x: No such file or directory (os error 2)",
+            "",
+        );
+        check("unknown target (os error", "");
+        check("the profile is empty", "");
+    }
+}

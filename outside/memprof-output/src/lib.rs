@@ -1,0 +1,117 @@
+//! Output of memprof's programs: to the terminal, to a pipe and to files, and their exit codes.
+//!
+//! Nothing here panics. A reader that goes away, a full disk or a closed stderr changes no verdict; only a command that
+//! would succeed fails if its result was lost ([`exit_code`]). Text for a terminal is made [`printable()`] in this crate
+//! only.
+
+mod exit;
+mod file;
+mod printable;
+mod stdout;
+mod table;
+
+use std::io::{self, IsTerminal, Write};
+use std::path::Path;
+
+pub use exit::{
+    ExitError, FAILED, NO_DATA, UNREACHABLE, USAGE, command_line_exit, error_chain, error_code,
+    error_text, exit_code, with_exit_code,
+};
+pub use file::publish;
+pub use printable::{one_line, printable};
+pub use stdout::{print, to_stdout};
+pub use table::table;
+use unicode_width::UnicodeWidthChar;
+
+/// Writes a line to stderr. If stderr is closed or full, the line is lost, without effect on the command and its
+/// exit code.
+pub fn print_stderr(text: &str) {
+    to_stderr(&format!("{}\n", printable(text)));
+}
+
+/// Writes a note to stderr, in one line: line feeds in names of other processes are escaped.
+pub fn note(text: &str) {
+    print_stderr(&format!("memprof: note: {}", one_line(text)));
+}
+
+/// Whether stderr is a terminal that can replace a line.
+fn has_progress_line() -> bool {
+    io::stderr().is_terminal() && std::env::var_os("TERM").is_none_or(|kind| kind != "dumb")
+}
+
+/// Replaces the progress line on the terminal, until [`clear_progress`]. A longer text is cut at the terminal's width:
+/// a second line would stay. Does nothing if stderr is not a terminal.
+pub fn progress(text: &str) {
+    if has_progress_line() {
+        let size = rustix::termios::tcgetwinsize(io::stderr()).ok();
+        // Some terminals do not know their size, and say 0.
+        let columns = size.map(|size| size.ws_col).filter(|columns| *columns > 0);
+        let columns = columns.map_or(usize::MAX, usize::from);
+        to_stderr(&format!("\r{}\x1b[K", cut(&one_line(text), columns)));
+    }
+}
+
+/// Clears the line of [`progress`].
+pub fn clear_progress() {
+    if has_progress_line() {
+        to_stderr("\r\x1b[K");
+    }
+}
+
+/// Start of a text that is shorter than a number of columns: the cursor needs the last one.
+fn cut(text: &str, columns: usize) -> &str {
+    let mut width = 0;
+    let end = text.char_indices().find(|(_, c)| {
+        width += c.width().unwrap_or(0);
+        width >= columns
+    });
+    end.map_or(text, |(end, _)| &text[..end])
+}
+
+/// Writes in a single call, so that lines of processes with the same stderr do not mix.
+fn to_stderr(text: &str) {
+    // A failure cannot be reported.
+    let _ = io::stderr().write_all(text.as_bytes());
+}
+
+/// Copies `data` to `path`, or to stdout for `-`. Succeeds if the reader of stdout goes away.
+///
+/// # Errors
+/// `data` cannot be read, or the file cannot be written.
+pub fn save(data: &mut dyn io::Read, path: &Path) -> anyhow::Result<()> {
+    write_to(path, |out| Ok(io::copy(data, out)?))?;
+    Ok(())
+}
+
+/// Makes `write` fill the file at `path`, or stdout for `-`. `None` if the reader of stdout went away.
+///
+/// # Errors
+/// `write` fails, or the file cannot be written.
+pub fn write_to<T>(
+    path: &Path,
+    write: impl FnOnce(&mut dyn Write) -> anyhow::Result<T>,
+) -> anyhow::Result<Option<T>> {
+    match path == Path::new("-") {
+        true => to_stdout(write),
+        false => publish(path, write).map(Some),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn progress_is_cut_below_the_terminal_s_width() {
+        let check = |text: &str, columns, expected: &str| {
+            assert_eq!(cut(text, columns), expected, "{text}")
+        };
+        check("dumping", 8, "dumping");
+        check("dumping", 7, "dumpin");
+        check("値値値", 6, "値値");
+        check("値値値", 5, "値値");
+        check("e\u{301}e\u{301}", 2, "e\u{301}");
+        check("x", 1, "");
+        check("dumping", usize::MAX, "dumping");
+    }
+}

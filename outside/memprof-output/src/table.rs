@@ -1,0 +1,43 @@
+//! Tables of text.
+
+use unicode_width::UnicodeWidthStr;
+
+use crate::one_line;
+
+/// Formats a table whose columns are as wide as their widest cell, as a terminal shows it. Each cell stays in its line.
+pub fn table<const N: usize>(heads: [&str; N], rows: &[[String; N]]) -> String {
+    let rows = rows
+        .iter()
+        .map(|row| row.each_ref().map(|cell| one_line(cell)));
+    let rows: Vec<_> = std::iter::once(heads.map(Into::into)).chain(rows).collect();
+    let widths: [usize; N] = std::array::from_fn(|column| {
+        let widths = rows.iter().map(|row| row[column].width());
+        widths.max().unwrap_or(0)
+    });
+    let lines = rows.iter().map(|row| {
+        let cells = row.iter().zip(widths);
+        let cells = cells.map(|(cell, width)| format!("{cell}{:1$}", "", width - cell.width()));
+        cells.collect::<Vec<_>>().join("  ").trim_end().to_owned()
+    });
+    lines.collect::<Vec<_>>().join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_are_padded_and_cells_are_one_line() {
+        let check = |rows: &[[&str; 2]], expected: &str| {
+            let rows: Vec<_> = rows.iter().map(|row| row.map(str::to_owned)).collect();
+            assert_eq!(table(["X", "Y"], &rows), expected);
+        };
+        check(&[["a", "long"], ["bcd", ""]], "X    Y\na    long\nbcd");
+        check(&[["a\nb", "1"]], "X         Y\na\\u000ab  1");
+        check(&[["a\u{202e}", "1"]], "X        Y\na\\u202e  1");
+        check(
+            &[["値", "1"], ["e\u{301}", "2"]],
+            "X   Y\n値  1\ne\u{301}   2",
+        );
+    }
+}
