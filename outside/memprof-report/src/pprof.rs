@@ -109,8 +109,25 @@ pub(crate) fn parse(bytes: &[u8], limits: &Limits) -> Result<Profile> {
     let locations = reader.read_locations(&mut profile, &mut named_mappings)?;
     mappings::assign(&mut profile, &named_mappings, &indexes);
     reader.read_samples(&mut profile, types, &columns, &locations)?;
+    profile.warnings.extend(reader.not_utf8_note());
     profile.memory_left = reader.budget.memory_left(bytes.len() as u64);
     Ok(profile)
+}
+
+/// Text of a string; bytes that are not UTF-8 become `\xNN`, so that different strings stay apart.
+fn as_text(string: &[u8]) -> Cow<'_, str> {
+    str::from_utf8(string).map_or_else(
+        |_| {
+            let mut text = String::new();
+            for chunk in string.utf8_chunks() {
+                text += chunk.valid();
+                let escaped = chunk.invalid().iter().map(|byte| format!("\\x{byte:02x}"));
+                text.extend(escaped);
+            }
+            Cow::Owned(text)
+        },
+        Cow::Borrowed,
+    )
 }
 
 fn decode_message<M: Message + Default>(value: Value<'_>) -> Result<M> {
@@ -144,13 +161,27 @@ impl<'a> Reader<'a> {
         self.spend(ProfileItem::Entry)
     }
 
-    /// Returns the string with that index. Fails if there is none, or it is not UTF-8.
-    fn string(&self, index: i64) -> Result<&'a str> {
+    /// Returns the string with that index, as [`as_text`] does. Fails if there is none.
+    fn string(&self, index: i64) -> Result<Cow<'a, str>> {
         let string = usize::try_from(index)
             .ok()
             .and_then(|index| self.strings.get(index));
         let string = string.ok_or_else(|| Error::pprof(format!("there is no string {index}")))?;
-        str::from_utf8(string).map_err(|_| Error::pprof(format!("string {index} is not UTF-8")))
+        Ok(as_text(string))
+    }
+
+    /// Returns a note on the strings that are not UTF-8. `None` if all are.
+    fn not_utf8_note(&self) -> Option<String> {
+        let strings = self.strings.iter();
+        let count = strings
+            .filter(|string| str::from_utf8(string).is_err())
+            .count();
+        (count > 0).then(|| {
+            format!(
+                "{count} of its {} strings are not UTF-8: their other bytes are shown as \\xNN",
+                self.strings.len()
+            )
+        })
     }
 
     /// Returns the sample interval in bytes. `None` if the profile has none, or its period counts another quantity.
@@ -158,7 +189,7 @@ impl<'a> Reader<'a> {
         let Some(period_type) = period_type else {
             return Ok(None);
         };
-        let (unit, factor) = Unit::parse(self.string(period_type.unit)?);
+        let (unit, factor) = Unit::parse(&self.string(period_type.unit)?);
         let bytes = period.cast_signed().checked_mul(factor);
         let bytes = bytes.filter(|bytes| unit == Unit::Bytes && *bytes > 0);
         Ok(bytes.map(i64::cast_unsigned))
@@ -253,15 +284,16 @@ impl<'a> Reader<'a> {
             true => function.name,
             false => function.system_name,
         };
-        let file = match self.string(function.filename)? {
+        let file = self.string(function.filename)?;
+        let file = match &*file {
             "" => None,
             file => Some(self.intern(&mut known.files, function.filename, file, names)?),
         };
         let text = self.string(name)?;
         // Who wrote the file chose its names: `get @@iterator` is whole. A system name is a symbol.
         let text = match is_named {
-            true => Cow::Borrowed(text),
-            false => demangle(text),
+            true => text,
+            false => Cow::Owned(demangle(&text).into_owned()),
         };
         let function = match known.functions[name as usize] {
             Some(function) => function,

@@ -31,7 +31,7 @@ use crate::names::StringId;
 use crate::options::{Format, Options};
 use crate::profile::sample_types::{Unit, ValueType};
 use crate::profile::{Sample, SampleType, SampleValues};
-use crate::short_names::short_name;
+use crate::short_names::{cut_name, short_name};
 use crate::symbolized_profile::SymbolizedProfile;
 
 /// Profile to render, with its base for a comparison.
@@ -199,12 +199,12 @@ pub(crate) fn pluralize(count: u64, what: &str) -> String {
     }
 }
 
-/// Name of a function in a table: the full one with `flat`, else a short one, with a suffix if it is not the
-/// program's own.
+/// Name of a function in a table: the whole one with `flat`, else a short one, with a suffix if it is not the program's
+/// own. Overlong names are cut.
 fn function_label<'f>(folded: &'f Folded, function: StringId, options: &Options) -> Cow<'f, str> {
     let name = folded.functions.get(function);
     if options.origin_rules.flat {
-        return Cow::Borrowed(name);
+        return cut_name(name);
     }
     let short = short_name(name);
     match folded.origins[function.0 as usize].suffix() {

@@ -5,13 +5,31 @@ use std::borrow::Cow;
 /// Names with up to this many characters are not shortened.
 const MAX_CHARS: usize = 60;
 
+/// Most characters of a name in a table: names that no demangler reads have up to thousands.
+const MAX_TABLE_CHARS: usize = 160;
+
 /// Shortens a function's name for a table: replaces the generic arguments of a long one by `…`, as in
 /// `Vec<…>::push`. The type and the trait of `<T as Trait>::f` stay, without their arguments.
 pub(crate) fn short_name(name: &str) -> Cow<'_, str> {
     if name.len() <= MAX_CHARS || name.chars().count() <= MAX_CHARS {
         return Cow::Borrowed(name);
     }
-    without_arguments(name).map_or(Cow::Borrowed(name), Cow::Owned)
+    match without_arguments(name) {
+        Some(short) => Cow::Owned(cut_name(&short).into_owned()),
+        None => cut_name(name),
+    }
+}
+
+/// Replaces the middle of a name that is too long for a table by `…`.
+pub(crate) fn cut_name(name: &str) -> Cow<'_, str> {
+    let count = name.chars().count();
+    if count <= MAX_TABLE_CHARS {
+        return Cow::Borrowed(name);
+    }
+    let half = MAX_TABLE_CHARS / 2;
+    let start = name.chars().take(half);
+    let end = name.chars().skip(count - half + 1);
+    Cow::Owned(start.chain(['…']).chain(end).collect())
 }
 
 /// Removes generic arguments. `None` if the brackets do not match.
@@ -72,7 +90,25 @@ fn is_type(before: &str, after: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::{short_name, without_arguments};
+    use super::{MAX_TABLE_CHARS, cut_name, short_name, without_arguments};
+
+    #[test]
+    fn middle_of_overlong_name_is_cut() {
+        let name = |length: usize| format!("_ZN4shop{}7load_allEv", "ä".repeat(length));
+        let longest = name(MAX_TABLE_CHARS - 20);
+        assert_eq!(short_name(&longest), longest);
+        for long in [name(MAX_TABLE_CHARS), name(1500)] {
+            let cut = cut_name(&long);
+            assert_eq!(cut.chars().count(), MAX_TABLE_CHARS);
+            assert!(
+                cut.starts_with("_ZN4shopä") && cut.ends_with("7load_allEv"),
+                "{cut}"
+            );
+            assert_eq!(short_name(&long), cut);
+        }
+        let generic = format!("shop::{}<int>::add", "a".repeat(1500));
+        assert!(short_name(&generic).ends_with("a<…>::add"));
+    }
 
     #[test]
     fn long_name_loses_generic_arguments() {

@@ -36,9 +36,9 @@ impl Reader<'_> {
                 end: Address(mapping.memory_limit),
                 offset: mapping.file_offset,
                 executable: true,
-                path: replace_unprintable(path).into_owned(),
+                path: replace_unprintable(&path).into_owned(),
                 build_id: (!build_id.is_empty())
-                    .then(|| replace_unprintable(build_id).into_owned()),
+                    .then(|| replace_unprintable(&build_id).into_owned()),
             });
         }
         Ok((mappings, indexes))

@@ -163,7 +163,7 @@ impl<'a> Reader<'a> {
 
     /// Returns the string with that index, without unprintable characters.
     pub(super) fn printable(&self, index: i64) -> Result<String> {
-        Ok(replace_unprintable(self.string(index)?).into_owned())
+        Ok(replace_unprintable(&self.string(index)?).into_owned())
     }
 }
 

@@ -746,3 +746,31 @@ fn difference_has_each_stack_once_and_none_that_is_the_same() {
     assert_eq!(samples.iter().map(|(_, value)| value).sum::<i64>(), 0);
     assert_eq!(samples.len(), 4);
 }
+
+#[test]
+fn strings_that_are_not_utf8_stay_apart_and_are_counted() {
+    let samples = ["f\u{1}", "f\u{2}", "g"].map(|name| ((0, 0, name), [1, 8]));
+    let builder = Builder::new(&[("inuse_objects", "count"), ("inuse_space", "bytes")]);
+    let builder = samples.iter().fold(builder, |builder, (place, values)| {
+        builder.sample(*place, values, &[("tenant", Ok("t\u{1}"))])
+    });
+    let bytes = builder.bytes();
+    let bytes: Vec<u8> = bytes
+        .iter()
+        .enumerate()
+        .map(
+            |(index, byte)| match (index.checked_sub(1).map(|before| bytes[before]), byte) {
+                (Some(b'f' | b't'), 1) => 0xff,
+                (Some(b'f'), 2) => 0xfe,
+                _ => *byte,
+            },
+        )
+        .collect();
+    let (out, warnings) = try_report(&bytes, None, &flat(Format::Collapsed)).unwrap();
+    let out = String::from_utf8(out).unwrap();
+    assert_eq!(out, "f\\xfe 8\nf\\xff 8\ng 8\n");
+    assert!(
+        warnings.iter().any(|note| note.starts_with("3 of its ")),
+        "{warnings:?}"
+    );
+}

@@ -28,7 +28,7 @@ class Profile:
         self.tail = field(11, self.value_type(*period[:2])) + field(12, period[2])
 
     def string(self, text):
-        text = text.encode()
+        text = text.encode(errors='surrogateescape')
         if text not in self.strings:
             self.strings.append(text)
         return self.strings.index(text)
@@ -182,9 +182,24 @@ def one_address():
     return p
 
 
+def not_utf8():
+    p = Profile(SPACE)
+    p.mapping(0x1000, 0x2000, '/srv/caf\udce9/shop')
+    for number, name in enumerate(('laden_f\udcfcr_a', 'laden_f\udce4r_a', 'good')):
+        p.sample([p.location(0x1010 + number, 1, name)], [1000 << number], tenant='m\udcfcller')
+    return p
+
+
+def long_names():
+    p = Profile(SPACE)
+    for number in range(2):
+        p.sample([p.location(0, 0, '_ZN4shop' + 'x' * 1500 + f'7load_all{number}Ev')], [1000 << number])
+    return p
+
+
 if __name__ == '__main__':
     kinds = [two_programs, two_builds, sparse_ids, no_ids, outside, native_modules, jit_regions, labels, alloc_only,
-             other_types, difference, all_shrank, one_address]
+             other_types, difference, all_shrank, one_address, not_utf8, long_names]
     made = {kind.__name__: kind for kind in kinds}
     made |= {f'unit_{name or "none"}': unit(name) for name in ('kilobytes', 'MiB', 'megabytes', 'pages', '')}
     for name, kind in made.items():
