@@ -2,6 +2,7 @@
 //! of that (`memprof-unwind`). memprof's stays installed only while it finds the same stacks as the
 //! allocator's.
 
+mod code_history;
 #[cfg_attr(target_arch = "x86_64", path = "unwinder/installed_walker.rs")]
 #[cfg_attr(not(target_arch = "x86_64"), path = "unwinder/unsupported.rs")]
 mod installed_walker;
@@ -17,6 +18,7 @@ use crate::allocators::jemalloc::Jemalloc;
 use crate::lock::lock;
 use memprof_messages::{Provider, UnwinderChoice, UnwinderStatus, WalkerStatus};
 
+pub(crate) use code_history::{ChangedCode, comment_lines, update as update_code_history};
 #[cfg(target_arch = "x86_64")]
 pub(crate) use installed_walker::prepare_walks;
 pub(crate) use installed_walker::{
@@ -28,7 +30,7 @@ pub(crate) use installed_walker::{LabelKeyRegistry, thread_contexts};
 pub(crate) use process_context::attribute_keys;
 #[cfg(target_arch = "x86_64")]
 pub(crate) use thread_contexts::{LabelKeyRegistry, thread_contexts};
-pub(crate) use tick::PeriodicTask;
+pub(crate) use tick::{PeriodicTask, notice_code_changes};
 
 /// Thread-local variable in which each thread has a pointer to its labels.
 #[derive(Clone, Copy, Debug)]

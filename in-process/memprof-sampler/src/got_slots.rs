@@ -30,7 +30,7 @@ use crate::hooks::{HOOK_COUNT, Hook, Role, hooks};
 use crate::own_code::{own_code, set_own_code};
 use crate::patched_entries::PatchedEntries;
 use crate::patching_guard::PatchingGuard;
-use crate::{countdown, mapping, symbol_lookup, tally};
+use crate::{countdown, loader_calls, mapping, tally};
 use lock::with_loader_locked;
 use object::{ElfObject, GotSlot};
 pub use own_calls::{CallTarget, visit_own_calls};
@@ -76,7 +76,7 @@ pub struct MallocProvider {
 pub struct GotSlots {
     provider: MallocProvider,
     hooks: [Hook; HOOK_COUNT],
-    lookup: Hook,
+    loader_hooks: [Hook; loader_calls::HOOK_COUNT],
     /// Address range of the object that provides `malloc`, whose own slots are not patched. Empty if that is
     /// the C library.
     provider_code: Range<usize>,
@@ -107,12 +107,11 @@ impl GotSlots {
         let mut entries = None;
         let mut hooks = hooks();
         let own_function = Self::find as *const () as usize;
-        let mut dlsym = None;
         for_each_object(&mut |object| {
             if object.code.contains(&own_function) {
                 set_own_code(&object.code);
             }
-            dlsym = dlsym.or_else(|| object.definition(c"dlsym"));
+            loader_calls::set_originals(|name| object.definition(name));
             if provider.is_some() {
                 return;
             }
@@ -155,7 +154,7 @@ impl GotSlots {
         Some(Self {
             provider,
             hooks,
-            lookup: symbol_lookup::lookup_hook(dlsym),
+            loader_hooks: loader_calls::hooks(),
             provider_code,
             entries,
         })
@@ -263,7 +262,8 @@ impl GotSlots {
                 continue;
             }
             if !holds_allocator_function(object, &slot, original, hook) {
-                patched.foreign += usize::from(hook.name != self.lookup.name);
+                patched.foreign +=
+                    usize::from(self.hooks.iter().any(|each| each.name == hook.name));
                 continue;
             }
             let new = PatchedSlot::new(slot.address, original, hook);
@@ -287,7 +287,7 @@ impl GotSlots {
 
     /// Hook of a function by name. `None` if the allocator does not have the function.
     fn hook(&self, name: &CStr) -> Option<&Hook> {
-        let mut hooks = self.hooks.iter().chain([&self.lookup]);
+        let mut hooks = self.hooks.iter().chain(&self.loader_hooks);
         let hook = hooks.find(|hook| hook.name == name)?;
         (hook.definition != 0).then_some(hook)
     }

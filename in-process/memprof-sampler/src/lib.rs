@@ -31,6 +31,7 @@ mod got_slots;
 mod hooks;
 mod jemalloc;
 mod live_table;
+mod loader_calls;
 mod mapping;
 mod own_code;
 mod patched_entries;
@@ -40,7 +41,6 @@ mod remote_tables;
 mod sampler;
 mod sleep;
 mod stack_table;
-mod symbol_lookup;
 mod tally;
 mod thread_pointer;
 
@@ -51,6 +51,7 @@ pub use got_slots::{
 };
 pub use hooks::{Role, SIGNATURES, Signature};
 pub use jemalloc::{JemallocHooks, jemalloc_hooks};
+pub use loader_calls::set_before_loader_call;
 pub use patched_entries::{
     EntryRow, EntryTable, PatchedEntries, TABLE_MARK, TABLE_SIZE, trampoline_offset,
 };
@@ -60,5 +61,4 @@ pub use sampler::{
     interval, reset_in_child, start, stop,
 };
 pub use stack_table::{EVICTED, MAX_FRAMES, StackRecord, StackRecordId};
-pub use symbol_lookup::set_before_lookup;
 pub use tally::{Tally, enable as enable_tally, tally};

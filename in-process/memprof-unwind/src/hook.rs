@@ -107,6 +107,17 @@ impl BacktraceHook {
     }
 }
 
+/// Returns whether memprof walked each stack since its hooks were armed, so that none lacks its pseudo frames. False if
+/// no hook was called.
+pub fn walked_every_stack() -> bool {
+    let counts = HOOKS.iter().map(BacktraceHook::counts);
+    let mut called = counts.filter(|counts| counts.samples > 0).peekable();
+    called.peek().is_some()
+        && called.all(|counts| {
+            counts.fallbacks == 0 && counts.compared == counts.agreed && !counts.given_up
+        })
+}
+
 /// Walks the caller's stack. If that fails, jumps to the saved walker with the original arguments.
 ///
 /// # Safety
@@ -288,7 +299,7 @@ mod tests {
     use std::vec::Vec;
 
     use super::*;
-    use crate::alloc_time::set_alloc_time;
+    use crate::pseudo_frames::set_alloc_time;
     use crate::{FindObject, prepare};
 
     /// Frame that the saved walkers of these tests return.

@@ -16,7 +16,6 @@
 #![no_std]
 #![cfg(all(target_arch = "x86_64", target_os = "linux"))]
 
-mod alloc_time;
 pub mod cfi;
 mod compare;
 mod complex_frames;
@@ -40,15 +39,16 @@ mod thread_walk;
 mod walk;
 mod workspace;
 
-pub use alloc_time::set_alloc_time;
-pub use hook::{BacktraceHook, HOOKS, Walker};
+pub use hook::{BacktraceHook, HOOKS, Walker, walked_every_stack};
 pub use hook_stats::HookStats;
 pub use label::{
     LabelContext, LabelIter, LabelSetCounts, MAX_CONTEXTS, MAX_KEYS, MAX_SETS, OTHER,
     for_each_label_set, label_set_counts, set_labels,
 };
 pub use object::{FindObject, FoundObject};
-pub use pseudo_frames::PseudoFrames;
+pub use pseudo_frames::{
+    PseudoFrames, set_alloc_time, set_code_generation, without_code_generation,
+};
 pub use register_file::SavedRegisters;
 pub use rule::{Cfa, PackedRule, Rule, SavedBp};
 pub use rule_table::{RuleIndex, RuleTable};

@@ -15,7 +15,8 @@ use std::path::{Path, PathBuf};
 use std::{mem, slice};
 
 use libc::{PF_R, PF_W, PF_X, PT_LOAD, dl_phdr_info};
-use loader_list::{ListedObject, LoaderList};
+use loader_list::LoaderList;
+pub(crate) use loader_list::{ListedObject, memory_range, visit_objects};
 pub(crate) use memprof_own::ForkGuard;
 
 /// Owner and type of the note with the GNU build id.
@@ -125,37 +126,33 @@ pub(crate) fn load_count() -> u64 {
 }
 
 /// Like [`load_count`], under a guard that the caller holds. Allocates nothing.
-pub(crate) fn load_count_under(_: &ForkGuard) -> u64 {
+pub(crate) fn load_count_under(reading: &ForkGuard) -> u64 {
     let mut count = 0;
-    // SAFETY: dl_iterate_phdr(3) calls `read_count` synchronously with this pointer.
-    unsafe { libc::dl_iterate_phdr(Some(read_count), (&raw mut count).cast()) };
+    with_list_locked(reading, &mut |(loads, _)| count = loads);
     count
 }
 
 /// Number of objects ever loaded, and number of those unloaded again.
 pub(crate) fn load_and_unload_count() -> (u64, u64) {
-    let _reading = ForkGuard::acquire();
     let mut counts = (0, 0);
-    // SAFETY: dl_iterate_phdr(3) calls `read_counts` synchronously with this pointer.
-    unsafe { libc::dl_iterate_phdr(Some(read_counts), (&raw mut counts).cast()) };
+    with_list_locked(&ForkGuard::acquire(), &mut |now| counts = now);
     counts
 }
 
-/// Callback that reads both counters and ends the iteration.
-unsafe extern "C" fn read_counts(info: *mut dl_phdr_info, _: usize, counts: *mut c_void) -> c_int {
-    // SAFETY: dl_iterate_phdr(3): `info` is valid during the callback.
-    let info = unsafe { &*info };
-    // SAFETY: `load_and_unload_count` passes a pointer to its counts.
-    unsafe { *counts.cast::<(u64, u64)>() = (info.dlpi_adds, info.dlpi_subs) };
-    1
+/// Runs `work` with the numbers of objects ever loaded and of those unloaded again, while none is added to the loader's
+/// list or removed. `work` may read the list, but must not allocate.
+pub(crate) fn with_list_locked(_: &ForkGuard, mut work: &mut dyn FnMut((u64, u64))) {
+    // SAFETY: dl_iterate_phdr(3) calls `run_locked` synchronously with this pointer.
+    unsafe { libc::dl_iterate_phdr(Some(run_locked), (&raw mut work).cast()) };
 }
 
-/// Callback that reads the counter of loads and ends the iteration.
-unsafe extern "C" fn read_count(info: *mut dl_phdr_info, _: usize, count: *mut c_void) -> c_int {
+/// Callback that runs the work and ends the iteration.
+unsafe extern "C" fn run_locked(info: *mut dl_phdr_info, _: usize, work: *mut c_void) -> c_int {
     // SAFETY: dl_iterate_phdr(3): `info` is valid during the callback.
-    let adds = unsafe { (*info).dlpi_adds };
-    // SAFETY: `load_count_under` passes a pointer to its counter.
-    unsafe { *count.cast::<u64>() = adds };
+    let info = unsafe { &*info };
+    // SAFETY: `with_list_locked` passes a pointer to its work, which nothing else uses during the call.
+    let work = unsafe { &mut *work.cast::<&mut dyn FnMut((u64, u64))>() };
+    work((info.dlpi_adds, info.dlpi_subs));
     1
 }
 

@@ -19,6 +19,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::identity::AllocatorIdentity;
 use crate::sampler::Backend;
 use crate::system::seccomp;
+use crate::unwinder;
 use memprof_messages::{Dump, UnseenFrees};
 
 /// Separator between the stacks and the mappings.
@@ -134,6 +135,8 @@ fn write_profile(
     let summary = written?;
     let objects = loaded_objects::list();
     let maps = render_maps(&objects)?;
+    // After the mappings: what is unloaded in between is in both.
+    let changed_code = join_comments(&unwinder::comment_lines(summary.own_sampler.is_some()));
     let comments = comment_text(backend.identity(), name, origin, &objects, &maps);
     // A reader that counts other values knows that the dump is damaged.
     let sums = format!(
@@ -146,7 +149,7 @@ fn write_profile(
         .map(sampler_comments)
         .unwrap_or_default();
     let announced = checksum::ANNOUNCED;
-    let text = format!("{MAPPED_LIBRARIES}{announced}{maps}{comments}{sampler_text}");
+    let text = format!("{MAPPED_LIBRARIES}{announced}{maps}{comments}{changed_code}{sampler_text}");
     Ok(WrittenProfile {
         summary,
         tail: [text, sums],
@@ -221,7 +224,11 @@ fn comment_text(
         let id: String = id.iter().map(|byte| format!("{byte:02x}")).collect();
         Some(format!("# build-id: {id} {path}"))
     }));
-    // A path may contain any byte but NUL; a comment must stay on one line.
+    join_comments(&lines)
+}
+
+/// Joins comment lines. A path may contain any byte but NUL; a comment must stay on one line.
+fn join_comments(lines: &[String]) -> String {
     lines
         .iter()
         .map(|line| format!("{}\n", line.replace(['\n', '\r'], "?")))
@@ -245,15 +252,12 @@ fn sampler_comments(summary: &SamplerSummary) -> String {
     };
     let freed_line = byte_line("bytes freed unseen", unseen_frees.bytes);
     let allocated_line = byte_line("bytes allocated unseen", *unseen_allocation_bytes);
-    // A path may contain any byte but NUL; a comment must stay on one line.
-    let early_lines: String = early_ends
-        .iter()
-        .map(|each| {
-            let object = each.object.as_ref().map(|path| path.display().to_string());
-            let object = object.unwrap_or_default().replace(['\n', '\r'], "?");
-            format!("# early end: {} {} {object}\n", each.samples, each.reason)
-        })
-        .collect();
+    let early_lines = early_ends.iter().map(|each| {
+        let object = each.object.as_ref().map(|path| path.display().to_string());
+        let object = object.unwrap_or_default();
+        format!("# early end: {} {} {object}", each.samples, each.reason)
+    });
+    let early_lines = join_comments(&early_lines.collect::<Vec<_>>());
     let unseen_samples = unseen_frees.samples;
     let since = humantime::format_rfc3339_seconds(*since);
     let tally_line = tally.map_or_else(String::new, |tally| {

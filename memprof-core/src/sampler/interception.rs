@@ -15,7 +15,7 @@ use super::loaded_libraries;
 use crate::allocators::loaded_objects::{self, ForkGuard};
 use crate::error::{Error, ErrorKind, Result};
 use crate::identity::AllocatorIdentity;
-use crate::unwinder::prepare_walks;
+use crate::unwinder::{notice_code_changes, prepare_walks};
 
 /// Address of the sampled allocator ([`AllocatorIdentity::address`]); 0 for the one of `malloc`, before the
 /// allocators were searched.
@@ -193,8 +193,7 @@ impl Interception {
         match self.method {
             InterceptionMethod::Slots(_) => self.patch_slots(),
             InterceptionMethod::Entries(_) | InterceptionMethod::Hooks(_) => {
-                self.loaded = loaded_objects::load_and_unload_count();
-                memprof_unwind::clear_rules();
+                self.loaded = notice_code_changes();
                 Ok(())
             }
         }
@@ -205,8 +204,7 @@ impl Interception {
     /// # Errors
     /// `Unavailable`: the loader cannot be locked, or the kernel refuses every slot.
     fn patch_slots(&mut self) -> Result<()> {
-        self.loaded = loaded_objects::load_and_unload_count();
-        memprof_unwind::clear_rules();
+        self.loaded = notice_code_changes();
         let InterceptionMethod::Slots(slots) = &mut self.method else {
             return Ok(());
         };

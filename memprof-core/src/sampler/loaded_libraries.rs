@@ -1,5 +1,5 @@
-//! Patches libraries as soon as the program looks up a function of theirs, in the program's own thread: the periodic
-//! task comes up to 100 ms later, when a library may have filled its tables.
+//! Patches libraries, and records which code is loaded, when the program calls the loader, in the program's own thread:
+//! the periodic task comes up to 100 ms later, when a library may have filled its tables, or be gone.
 #![expect(unsafe_code, reason = "the signal mask of the program's thread")]
 
 use std::mem::MaybeUninit;
@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use memprof_sampler::GotSlots;
 
 use crate::allocators::loaded_objects::{self, ForkGuard};
+use crate::unwinder::update_code_history;
 
 /// Number of libraries ever loaded when slots were last patched.
 static PATCHED_LOAD_COUNT: AtomicU64 = AtomicU64::new(0);
@@ -23,7 +24,7 @@ pub(super) fn watch(slots: &GotSlots, reading: &ForkGuard) {
         shared.get_or_insert_with(|| slots.clone());
     }
     PATCHED_LOAD_COUNT.store(loaded_objects::load_count_under(reading), Relaxed);
-    memprof_sampler::set_before_lookup(patch_loaded_libraries);
+    memprof_sampler::set_before_loader_call(notice_loaded_libraries);
 }
 
 /// Patches no libraries any more, because the calls are intercepted by another method.
@@ -34,9 +35,10 @@ pub(super) fn unwatch() {
     }
 }
 
-/// Patches the slots of libraries that were loaded since, before a `dlsym(3)` of the program. Does nothing while a
-/// fork is under way, or another thread is here: the periodic task patches what this leaves out. Allocates nothing.
-extern "C" fn patch_loaded_libraries() {
+/// Records the loaded code, and patches the slots of libraries that were loaded since, before a call of the program to
+/// the loader. Does nothing while a fork is under way, or another thread is here: the periodic task does what this leaves
+/// out. Allocates nothing.
+extern "C" fn notice_loaded_libraries() {
     // A runtime that stops its threads by signals, to scan the loaded objects meanwhile, must not stop this one while
     // it holds the loader's lock.
     let Some(_blocked) = BlockedSignals::block_all() else {
@@ -45,6 +47,7 @@ extern "C" fn patch_loaded_libraries() {
     let Some(reading) = ForkGuard::try_acquire() else {
         return;
     };
+    update_code_history(&reading);
     let now = loaded_objects::load_count_under(&reading);
     if PATCHED_LOAD_COUNT.load(Relaxed) == now {
         return;

@@ -18,6 +18,7 @@ use memprof_sampler::{StackRecord, StackRecordId};
 use super::pinned::{PinnedProfile, PinnedShare};
 use super::unseen_calls::SampledBytes;
 use crate::dumps::heap::{ProfileSummary, unsampled_bytes};
+use crate::unwinder::ChangedCode;
 
 /// Characters per number of the header, so that it can be written before the totals are known.
 const NUMBER_WIDTH: usize = 20;
@@ -30,6 +31,7 @@ pub(super) fn write_samples(
 ) -> io::Result<(ProfileSummary, SampledBytes)> {
     let mut lines = ProfileWriter {
         text: BufWriter::new(file),
+        changed_code: ChangedCode::now(),
         summary: ProfileSummary {
             sample_interval: interval,
             ..ProfileSummary::default()
@@ -70,6 +72,7 @@ pub(super) fn sum_samples(interval: u64) -> SampledBytes {
 
 struct ProfileWriter<W: Write> {
     text: BufWriter<W>,
+    changed_code: ChangedCode,
     summary: ProfileSummary,
     /// Live objects, live bytes, all objects, all bytes.
     totals: [u64; 4],
@@ -112,7 +115,8 @@ impl<W: Write> ProfileWriter<W> {
         for (total, count) in self.totals.iter_mut().zip(counts) {
             *total += count;
         }
-        write_stack(&mut self.text, counts, record.frames)?;
+        let frames = self.changed_code.frames_to_write(record.frames);
+        write_stack(&mut self.text, counts, frames)?;
         let summary = &mut self.summary;
         summary.stacks += 1;
         summary.estimated_inuse_bytes += unsampled_bytes(objects, bytes, summary.sample_interval);
@@ -138,6 +142,7 @@ pub(super) fn write_pinned(
         "heap profile: {samples:6}: {total:8} [{samples:6}: {total:8}] @ growth"
     )?;
     let (mut outcome, mut stacks) = (Ok(()), 0);
+    let changed_code = ChangedCode::now();
     // SAFETY: `DumpSlot::acquire` keeps samples from being cleared during a dump.
     #[expect(unsafe_code, reason = "the sampler's tables")]
     unsafe {
@@ -147,7 +152,8 @@ pub(super) fn write_pinned(
                 && let Some(PinnedShare { samples, bytes }) = pinned.shares.get(id)
             {
                 let counts = [*samples, *bytes, *samples, *bytes];
-                outcome = write_stack(&mut text, counts, record.frames);
+                let frames = changed_code.frames_to_write(record.frames);
+                outcome = write_stack(&mut text, counts, frames);
                 stacks += 1;
             }
         });

@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
+use super::code_history;
 use super::installed_walker;
-use crate::allocators::loaded_objects;
+use crate::allocators::loaded_objects::{self, ForkGuard};
 use memprof_messages::Operation;
 
 use crate::error::{Error, Result};
@@ -21,12 +22,19 @@ pub(super) struct LoadCounts(Option<(u64, u64)>);
 impl LoadCounts {
     /// Clears the unwind rules if a library was loaded or unloaded since the last call.
     pub(super) fn clear_if_changed(&mut self) {
-        let now = Some(loaded_objects::load_and_unload_count());
-        if self.0 != now {
-            installed_walker::clear_rules();
-            self.0 = now;
+        if self.0 != Some(loaded_objects::load_and_unload_count()) {
+            self.0 = Some(notice_code_changes());
         }
     }
+}
+
+/// Clears the unwind rules, which may be of unloaded code, and records the loaded code. Returns the numbers of libraries
+/// loaded and unloaded until then.
+pub(crate) fn notice_code_changes() -> (u64, u64) {
+    let counts = loaded_objects::load_and_unload_count();
+    code_history::update(&ForkGuard::acquire());
+    installed_walker::clear_rules();
+    counts
 }
 
 /// Guard of a thread that runs work periodically; dropping it cancels the thread.

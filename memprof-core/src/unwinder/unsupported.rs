@@ -49,6 +49,16 @@ pub(super) fn rules_read() -> u64 {
 
 pub(crate) fn set_alloc_time(_: Option<u32>) {}
 
+pub(super) fn set_code_generation(_: Option<u32>) {}
+
+pub(super) fn walked_every_stack() -> bool {
+    false
+}
+
+pub(super) fn without_code_generation(frames: &[u64]) -> &[u64] {
+    frames
+}
+
 pub(crate) const MAX_KEYS: usize = 8;
 pub(crate) const MAX_SETS: usize = 0;
 

@@ -1,6 +1,7 @@
 //! Parses heap dumps in text: jemalloc's `heap_v2`, and tcmalloc's legacy format, which Go writes too.
 
 mod checksum;
+mod code_history;
 mod comments;
 mod export;
 mod frames;
@@ -101,6 +102,7 @@ struct DumpReader<'a> {
     profile: Profile,
     map: maps::MemoryMap,
     build_ids: Vec<(String, String)>,
+    code_history: code_history::CodeHistory,
     /// Line of the header.
     header_line: u64,
     /// Texts of the allocator's [messages](MESSAGES).
@@ -131,6 +133,7 @@ impl<'a> DumpReader<'a> {
             profile: Profile::default(),
             map: maps::MemoryMap::default(),
             build_ids: Vec::new(),
+            code_history: code_history::CodeHistory::default(),
             header_line: 0,
             writer_warnings: Vec::new(),
             legacy: None,
@@ -244,6 +247,8 @@ impl<'a> DumpReader<'a> {
         if self.profile.stacks.len() > previous {
             self.spend(ProfileItem::Stack(depth))?;
         }
+        let index = self.profile.samples.len();
+        self.code_history.mark(index, self.marks.code_generation);
         self.profile.samples.push(Sample {
             stack,
             counts: [0; 2],
@@ -307,7 +312,11 @@ impl<'a> DumpReader<'a> {
         }
         self.read_as_pinned();
         self.profile.has_file_offsets = self.map.has_offsets();
-        self.profile.mappings = self.map.finish(self.build_ids, &mut self.profile.warnings);
+        self.profile.mappings = std::mem::take(&mut self.map).finish(
+            std::mem::take(&mut self.build_ids),
+            &mut self.profile.warnings,
+        );
+        self.place_unloaded_code()?;
         self.profile.memory_left = self.budget.memory_left(self.bytes_read);
         self.profile.names = self.symbols.into_names(&self.profile);
         Ok(self.profile)

@@ -65,6 +65,7 @@ mod symbolize_stacks;
 mod symbolized_profile;
 mod table;
 mod tree;
+mod unloaded_code;
 
 mod render;
 

@@ -66,6 +66,11 @@ impl ModuleNames {
         match mapping {
             None if call.0 == 0 => "[unknown]".to_owned(),
             None => call.to_string(),
+            // Its file is not here, so an offset would mean nothing.
+            Some(mapping) if mapping.is_unloaded() => match mapping.is_file() {
+                true => format!("[unloaded {}]", self.module(mapping)),
+                false => mapping.path.clone(),
+            },
             Some(mapping) if mapping.has_name() => {
                 let module = self.module(mapping);
                 match mapping.contains(call) {

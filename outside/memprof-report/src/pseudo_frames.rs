@@ -11,22 +11,33 @@ use crate::label::LabelId;
 pub(crate) enum PseudoFrame {
     AllocTime(AllocTime),
     Label(LabelId),
+    /// Generation of the code that was loaded then.
+    CodeGeneration(u32),
 }
+
+/// Upper 24 bits of a frame with a code generation.
+const CODE_GENERATION: u64 = 0x4d_5003;
 
 impl PseudoFrame {
     /// Decodes a frame. `None` if it is an address.
     pub(crate) fn from_frame(frame: u64) -> Option<Self> {
         let alloc_time = AllocTime::from_frame(frame).map(Self::AllocTime);
-        alloc_time.or_else(|| LabelId::from_frame(frame).map(Self::Label))
+        alloc_time
+            .or_else(|| LabelId::from_frame(frame).map(Self::Label))
+            .or_else(|| {
+                (frame >> 40 == CODE_GENERATION)
+                    .then_some(Self::CodeGeneration((frame >> 1) as u32))
+            })
     }
 }
 
-/// Form in a comment: `born=1795299940`, in seconds since 1970 (UTC); `label=7`, the id of a set.
+/// Form in a comment: `born=1795299940`, in seconds since 1970 (UTC); `label=7`, the id of a set; `code=2`.
 impl fmt::Display for PseudoFrame {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::AllocTime(alloc_time) => write!(f, "born={}", alloc_time.seconds()),
             Self::Label(label) => write!(f, "label={}", label.number()),
+            Self::CodeGeneration(generation) => write!(f, "code={generation}"),
         }
     }
 }
@@ -40,6 +51,7 @@ impl FromStr for PseudoFrame {
         match kind {
             "born" => AllocTime::new(number).map(Self::AllocTime).ok_or(()),
             "label" => LabelId::new(number).map(Self::Label).ok_or(()),
+            "code" => Ok(Self::CodeGeneration(number)),
             _ => Err(()),
         }
     }
@@ -50,14 +62,16 @@ impl FromStr for PseudoFrame {
 pub(crate) struct StackMarks {
     pub(crate) alloc_time: Option<AllocTime>,
     pub(crate) label: Option<LabelId>,
+    pub(crate) code_generation: Option<u32>,
 }
 
 impl StackMarks {
-    /// Sets the time or the label; a later pseudo frame of a kind replaces an earlier one.
+    /// Sets the time, the label or the generation; a later pseudo frame of a kind replaces an earlier one.
     pub(crate) fn add(&mut self, mark: PseudoFrame) {
         match mark {
             PseudoFrame::AllocTime(alloc_time) => self.alloc_time = Some(alloc_time),
             PseudoFrame::Label(label) => self.label = Some(label),
+            PseudoFrame::CodeGeneration(generation) => self.code_generation = Some(generation),
         }
     }
 }

@@ -343,6 +343,7 @@ mod tests {
             build_id: None,
             is_main: true,
             is_replaced: false,
+            is_unloaded: false,
             has_offsets: true,
             mappings: Vec::new(),
             queries: vec![query; 3],

@@ -44,7 +44,7 @@ struct ListEntry {
 
 /// One object of the list.
 #[derive(Debug)]
-pub(super) struct ListedObject<'a> {
+pub(crate) struct ListedObject<'a> {
     pub bias: usize,
     /// Path as the loader has it: empty for the program.
     pub path: &'a [u8],
@@ -62,9 +62,9 @@ impl LoaderList {
         // The first round only measures; objects may be loaded before the next one.
         while !listing.is_complete() || listing.entries.is_empty() {
             listing.reserve_needed();
-            let _reading = ForkGuard::acquire();
-            // SAFETY: dl_iterate_phdr(3) calls `copy_entry` synchronously with this pointer.
-            unsafe { libc::dl_iterate_phdr(Some(copy_entry), (&raw mut listing).cast()) };
+            visit_objects(&ForkGuard::acquire(), &mut |object| {
+                listing.add_object(object);
+            });
         }
         listing
     }
@@ -127,11 +127,16 @@ fn append<T: Copy>(all: &mut Vec<T>, more: &[T]) -> Range<usize> {
     start..all.len()
 }
 
-/// Callback for each object, called under the loader's lock: adds it to the list, with its build id and its
-/// labels. Returns 0, so that the iteration goes on.
-unsafe extern "C" fn copy_entry(info: *mut dl_phdr_info, _: usize, listing: *mut c_void) -> c_int {
-    // SAFETY: `capture` passes a pointer to its list, which nothing else uses during the call.
-    let listing = unsafe { &mut *listing.cast::<LoaderList>() };
+/// Visits each object of the loader's list, the program first, under the list's lock: `visit` must not allocate.
+pub(crate) fn visit_objects(_: &ForkGuard, mut visit: &mut dyn FnMut(ListedObject<'_>)) {
+    // SAFETY: dl_iterate_phdr(3) calls `visit_entry` synchronously with this pointer.
+    unsafe { libc::dl_iterate_phdr(Some(visit_entry), (&raw mut visit).cast()) };
+}
+
+/// Callback for each object, with its build id and its labels. Returns 0, so that the iteration goes on.
+unsafe extern "C" fn visit_entry(info: *mut dl_phdr_info, _: usize, visit: *mut c_void) -> c_int {
+    // SAFETY: `visit_objects` passes a pointer to its function, which nothing else uses during the call.
+    let visit = unsafe { &mut *visit.cast::<&mut dyn FnMut(ListedObject<'_>)>() };
     // SAFETY: dl_iterate_phdr(3): `info` is valid during the callback.
     let info = unsafe { &*info };
     if info.dlpi_phdr.is_null() {
@@ -157,7 +162,7 @@ unsafe extern "C" fn copy_entry(info: *mut dl_phdr_info, _: usize, listing: *mut
                 find_note(notes, wanted)
             })
     };
-    listing.add_object(ListedObject {
+    visit(ListedObject {
         bias,
         path,
         headers,
@@ -180,7 +185,7 @@ fn note_target(note: &[u8]) -> Option<usize> {
 }
 
 /// Range of addresses that a segment of an object loaded at `bias` occupies. `None` if it overflows.
-fn memory_range(header: &Elf64_Phdr, bias: usize) -> Option<Range<usize>> {
+pub(crate) fn memory_range(header: &Elf64_Phdr, bias: usize) -> Option<Range<usize>> {
     let start = bias.wrapping_add(header.p_vaddr as usize);
     Some(start..start.checked_add(header.p_memsz as usize)?)
 }

@@ -6,6 +6,7 @@ use super::function_evidence::{FunctionEvidence, SourceEvidence};
 use super::name_rules::{find_rule, language_of_given_name};
 use super::namespace::namespaces;
 use super::reason::{OriginReason, Verdict};
+use super::rules::{RUNTIMES, Runtime};
 use super::source_file::library_directory;
 use super::{CodeOrigin, OriginRules, main_crates};
 use crate::demangle::Language;
@@ -31,6 +32,7 @@ pub(super) struct ProfileEvidence {
     main_packages: HashSet<String>,
     /// Whether a function of the profile is of Rust.
     has_rust: bool,
+    runtime: Option<Runtime>,
 }
 
 impl ProfileEvidence {
@@ -51,13 +53,16 @@ impl ProfileEvidence {
             let (directory, package) = library_directory(path)?;
             (directory.package_depth > 0).then(|| package.to_owned())
         });
-        let strings = (0..names.strings.len() as u32).map(|id| names.strings.get(StringId(id)));
+        let strings = || (0..names.strings.len() as u32).map(|id| names.strings.get(StringId(id)));
+        let is_runtime = |starts: &[&str]| {
+            strings().any(|name| starts.iter().any(|start| name.starts_with(start)))
+        };
+        let runtime = RUNTIMES.iter().find(|(_, starts)| is_runtime(starts));
         Self {
             main_packages: packages.collect(),
             main_crates: main_crates(mains.iter().copied()),
-            has_rust: strings
-                .into_iter()
-                .any(|name| RUST_NAMES.iter().any(|start| name.starts_with(start))),
+            runtime: runtime.map(|(runtime, _)| *runtime),
+            has_rust: strings().any(|name| RUST_NAMES.iter().any(|start| name.starts_with(start))),
         }
     }
 
@@ -113,6 +118,7 @@ impl ProfileEvidence {
         FunctionEvidence {
             source,
             language,
+            runtime: self.runtime,
             ..*function
         }
     }
@@ -141,6 +147,8 @@ fn by_mapped_file(function: &FunctionEvidence<'_>) -> Verdict {
         None if function.is_named => {
             Verdict::new(CodeOrigin::Program, OriginReason::NamedInLibrary)
         }
+        // Its caller did not allocate it, and it has no other name.
+        None if file.is_unloaded => Verdict::new(CodeOrigin::Program, OriginReason::Unloaded),
         None => Verdict::new(CodeOrigin::Library, OriginReason::UnnamedInLibrary),
     }
 }
@@ -329,6 +337,36 @@ mod tests {
         let main = case("_ZN3csv4main17h0123456789abcdefE", "", PROGRAM);
         assert_eq!(origin(read, &[]), CodeOrigin::Plumbing);
         assert_eq!(origin(read, &[main]), CodeOrigin::Program);
+    }
+
+    /// Runtimes without debug information, in the program's own file.
+    #[test]
+    fn names_of_a_runtime_are_plumbing_only_in_its_programs() {
+        let ocaml = case("caml_start_program", "", PROGRAM);
+        let nim = case("NimMainModule", "", PROGRAM);
+        for (symbol, entry) in [
+            ("caml_alloc_for_heap", ocaml),
+            ("caml_ba_alloc", ocaml),
+            ("expand_heap", ocaml),
+            ("newSeq__n_386", nim),
+            ("mnewString", nim),
+            ("alignedAlloc__system_1865", nim),
+        ] {
+            let one = case(symbol, "", PROGRAM);
+            assert_eq!(origin(one, &[]), CodeOrigin::Program, "{symbol}");
+            assert_eq!(origin(one, &[entry]), CodeOrigin::Plumbing, "{symbol}");
+            let own = case(symbol, "/home/me/shop/stubs.c", PROGRAM);
+            assert_eq!(origin(own, &[entry]), CodeOrigin::Program, "{symbol}");
+        }
+        for (symbol, entry) in [
+            ("camlShop__load_orders_550", ocaml),
+            ("shop_expand_heap", ocaml),
+            ("loadOrders__n_367", nim),
+            ("add__n_394", nim),
+        ] {
+            let one = case(symbol, "", PROGRAM);
+            assert_eq!(origin(one, &[entry]), CodeOrigin::Program, "{symbol}");
+        }
     }
 
     /// Names that a file gives show their language by those beside them.

@@ -118,6 +118,7 @@ impl fmt::Display for OriginReason {
             Self::NamedInLibrary => {
                 f.write_str("no rule knows the library that it is in, and it has a symbol")
             }
+            Self::Unloaded => f.write_str("it was unloaded before the dump was taken"),
             Self::UnnamedInLibrary => f.write_str("it is in a shared library, and has no symbol"),
             Self::UnnamedInModule => f.write_str(
                 "it is in a module of the program, where neither it nor its caller has a symbol",

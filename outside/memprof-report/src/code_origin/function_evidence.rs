@@ -1,7 +1,7 @@
 //! Evidence on the origin of one function.
 
 use super::mapped_file::MappedFile;
-use super::rules::SourceDirectory;
+use super::rules::{Runtime, SourceDirectory};
 use super::source_file::library_directory;
 use crate::demangle::Language;
 use crate::names::{Frame, Names, StringId};
@@ -29,6 +29,8 @@ pub(super) struct FunctionEvidence<'p> {
     /// `None` if it is unknown, or C.
     pub(super) language: Option<Language>,
     pub(super) source: SourceEvidence<'p>,
+    /// Runtime of the program's language, if it is linked into it.
+    pub(super) runtime: Option<Runtime>,
     pub(super) file: MappedFile<'p>,
 }
 
@@ -68,6 +70,7 @@ impl<'p> FunctionEvidence<'p> {
             is_named: frame.named,
             language: by_symbol.or(source.is_rust().then_some(Language::Rust)),
             source,
+            runtime: None,
             file,
         }
     }

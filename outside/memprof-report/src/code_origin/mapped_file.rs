@@ -25,6 +25,8 @@ pub(super) struct MappedFile<'p> {
     pub(super) is_main: bool,
     /// Whether it is a library of the system.
     pub(super) is_system_library: bool,
+    /// Whether it was unloaded.
+    pub(super) is_unloaded: bool,
     /// Whether it is no file: code of a JIT compiler.
     pub(super) is_jit: bool,
 }
@@ -40,7 +42,8 @@ impl<'p> MappedFile<'p> {
                 known: origin_of_file(mapping),
                 is_main: main == Some(mapping.path.as_str()),
                 is_system_library: is_system_library(mapping.path.trim_end_matches(" (deleted)")),
-                is_jit: !mapping.is_file(),
+                is_unloaded: mapping.is_unloaded(),
+                is_jit: !mapping.is_file() && !mapping.is_unloaded(),
             })
             .collect()
     }

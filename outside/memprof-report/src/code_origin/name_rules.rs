@@ -67,6 +67,7 @@ fn holds(reach: &Reach, function: &FunctionEvidence<'_>, namespace: Option<&str>
         }),
         // A Rust library is named by its source; without one, by the crate's name, unless `main` is in that crate.
         Reach::Language(language) => path.is_none() && function.language == Some(*language),
+        Reach::Runtime(runtime) => path.is_none() && function.runtime == Some(*runtime),
         Reach::Jit => function.file.is_jit || function.file.path.is_none(),
         Reach::With(words) => {
             let is_own = function.file.is_own();

@@ -44,6 +44,8 @@ pub(crate) enum OriginReason {
     UnnamedInLibrary,
     /// The mapped file is a plugin or library of the program, in which neither the function nor its callers have symbols.
     UnnamedInModule,
+    /// The mapped file was unloaded, and cannot be read any more.
+    Unloaded,
     /// A function in front of the allocator, as a wrapper of malloc is.
     Wrapper(WrapperShape),
     /// A rule for names, with its pattern.

@@ -37,6 +37,22 @@ impl NameRule {
     }
 }
 
+/// Runtime of a compiled language that is linked into its programs, with names as those of C.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Runtime {
+    OCaml,
+    Nim,
+}
+
+/// Starts of the names of functions by which a runtime's programs are known: they start the program, or call its code.
+pub(super) const RUNTIMES: &[(Runtime, &[&str])] = &[
+    (
+        Runtime::OCaml,
+        &["caml_main", "caml_start_program", "caml_callback"],
+    ),
+    (Runtime::Nim, &["NimMain"]),
+];
+
 /// Functions for which a name is evidence.
 #[derive(Debug)]
 pub(super) enum Reach {
@@ -47,6 +63,8 @@ pub(super) enum Reach {
     Distinct,
     /// Those written in this language, whose source file is unknown.
     Language(Language),
+    /// Those of unknown source files, in a program of this runtime.
+    Runtime(Runtime),
     /// Code that is in no file.
     Jit,
     /// Those outside of the program's own files; and in these, if a word in the path of the source or of the file

@@ -143,6 +143,7 @@ fn is_candidate(verdict: &Verdict) -> bool {
         OriginReason::Pattern
         | OriginReason::LibrarySource(_)
         | OriginReason::LibrarySourceAndName(_)
+        | OriginReason::Unloaded
         | OriginReason::Wrapper(_)
         | OriginReason::Name(_)
         | OriginReason::Unknown => false,

@@ -51,7 +51,15 @@ impl DumpReader<'_> {
                 self.profile.labels.read_set(value);
                 self.spend(ProfileItem::Text(value.len()))?;
             }
-            "marks" => stripped_frames::restore(value, &mut self.profile.samples),
+            "marks" => {
+                stripped_frames::restore(value, &mut self.profile.samples, &mut self.code_history)
+            }
+            "code generations" => self.code_history.read_header(value),
+            "unloaded" => {
+                self.code_history.read_unloaded(value);
+                self.spend(ProfileItem::Text(value.len()))?;
+            }
+            "loaded" => self.code_history.read_loaded(value),
             "ages" => self.profile.ages = AgeBuckets::parse(value),
             "build-id" => {
                 if let Some((id, path)) = value.split_once(' ') {

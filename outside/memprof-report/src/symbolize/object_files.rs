@@ -16,6 +16,8 @@ pub(super) struct ObjectFile<'a> {
     pub(super) is_main: bool,
     /// Whether `Sources::binary` takes its place.
     pub(super) is_replaced: bool,
+    /// Whether it was unloaded: the file that lies there now may be another one.
+    pub(super) is_unloaded: bool,
     /// Whether the mappings have file offsets.
     pub(super) has_offsets: bool,
     /// Mappings of the file, ascending.
@@ -44,6 +46,7 @@ impl<'a> ObjectFile<'a> {
             build_id: mappings.first().and_then(|first| first.build_id.as_deref()),
             is_main: main == Some(path),
             is_replaced: replaced_path(profile, sources) == Some(path),
+            is_unloaded: false,
             has_offsets: profile.has_file_offsets,
             mappings,
             queries: Vec::new(),
@@ -79,13 +82,14 @@ pub(super) fn group_by_file<'a>(
         .map(|mapping| {
             mapping.is_file().then(|| {
                 let path = mapping.path.as_str();
-                let version = (path, mapping.build_id.as_deref());
+                let version = (path, mapping.build_id.as_deref(), mapping.is_unloaded());
                 let index = *by_version.entry(version).or_insert_with(|| {
                     files.push(ObjectFile {
                         path,
                         build_id: mapping.build_id.as_deref(),
                         is_main: main == Some(path),
                         is_replaced: replaced == Some(path),
+                        is_unloaded: mapping.is_unloaded(),
                         has_offsets: profile.has_file_offsets,
                         mappings: Vec::new(),
                         queries: Vec::new(),

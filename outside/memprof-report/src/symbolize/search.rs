@@ -73,6 +73,9 @@ pub(super) fn find_binary(
         }));
     }
     match mismatch {
+        Some(_) if object_file.is_unloaded => Ok(BinaryLookup::Nothing(
+            "it was unloaded, and another file is there now".into(),
+        )),
         Some(error) => Err(error),
         None if is_too_large => Ok(BinaryLookup::Nothing(format!(
             "its tables are larger than the {READ_LIMIT} bytes that are read, or than memory, its frames are numbers; \

@@ -1,6 +1,6 @@
 //! Code origins of functions of language runtimes: their allocators, and their interpreters.
 
-use super::{CodeOrigin, NameRule, Reach};
+use super::{CodeOrigin, Language, NameRule, Reach, Runtime};
 
 /// Functions by name; the first match counts. Used after the tables that belong to no language.
 pub(in crate::code_origin) const LANGUAGES: &[NameRule] = &[
@@ -174,5 +174,123 @@ pub(in crate::code_origin) const LANGUAGES: &[NameRule] = &[
         CodeOrigin::Interpreter,
         Reach::With(&["lua"]),
         &["lua_call*", "lua_pcall*", "luaD_*", "luaV_*"],
+    ),
+    // Runtimes of compiled languages: Ada, D, Fortran, Nim, OCaml, Pascal, Zig.
+    NameRule::new(
+        CodeOrigin::Plumbing,
+        Reach::With(&["gnat", "gnarl", "adainclude"]),
+        &["__gnat_*", "system__*", "ada__*"],
+    ),
+    NameRule::new(
+        CodeOrigin::Plumbing,
+        Reach::Language(Language::D),
+        &["core.*", "rt.*", "std.*", "object.*", "gc.*"],
+    ),
+    NameRule::new(
+        CodeOrigin::Plumbing,
+        Reach::With(&["druntime", "phobos", "gphobos", "dmd", "ldc"]),
+        &[
+            "_d_*",
+            "gc_malloc",
+            "gc_qalloc",
+            "gc_calloc",
+            "gc_realloc",
+            "gc_extend",
+        ],
+    ),
+    NameRule::new(
+        CodeOrigin::Plumbing,
+        Reach::Reserved,
+        &[
+            "_gfortran_*",
+            "*__system_u*",
+            "nimNewObj*",
+            "nimNewSeq*",
+            "camlStdlib__*",
+            "camlCamlinternal*",
+            "*SYSTEM_$$_*",
+            "*SYSUTILS_$$_*",
+            "*CLASSES_$$_*",
+            "*CMEM_$$_*",
+            "fpc_getmem",
+            "fpc_setlength*",
+            "fpc_dynarray_*",
+            "fpc_ansistr_*",
+            "fpc_unicodestr_*",
+        ],
+    ),
+    NameRule::new(
+        CodeOrigin::Startup,
+        Reach::Reserved,
+        &[
+            "caml_main",
+            "caml_start_program",
+            "caml_program",
+            "caml_startup*",
+        ],
+    ),
+    NameRule::new(
+        CodeOrigin::Plumbing,
+        Reach::With(&["ocaml", "asmrun"]),
+        &["caml_*"],
+    ),
+    // Without debug information: the runtime's functions, also those that only its own files call.
+    NameRule::new(
+        CodeOrigin::Plumbing,
+        Reach::Runtime(Runtime::OCaml),
+        &[
+            "caml_*",
+            "expand_heap",
+            "realloc_mark_stack",
+            "mark_slice*",
+            "mark_stack_*",
+            "alloc_generic_table",
+            "realloc_generic_table",
+            "alloc_custom_gen",
+            "alloc_to_do",
+            "alloc_size_class_stack*",
+            "init_frame_descriptors",
+            "build_frame_descriptors",
+            "fill_hashtable",
+            "intern_alloc*",
+            "intern_resize_stack",
+            "extern_resize_stack",
+            "extern_record_location",
+            "extern_resize_position*",
+            "grow_extern_output",
+            "realloc_entries",
+            "large_allocate",
+            "pool_acquire",
+        ],
+    ),
+    // A name ends in its module and a number.
+    NameRule::new(
+        CodeOrigin::Plumbing,
+        Reach::Runtime(Runtime::Nim),
+        &[
+            "*__system_*",
+            "*__systemZ*",
+            "*__stdZ*",
+            "*__pureZ*",
+            "newSeq__*",
+            "newSeqPayload*",
+            "newSeqOfCap__*",
+            "newSeqUninit*",
+            "mnewString",
+            "rawNewString*",
+            "nimNewObj*",
+            "setLengthSeq*",
+            "setLengthStr*",
+            "prepareAdd",
+            "prepareSeqAdd*",
+            "cstrToNimstr",
+            "toNimStr",
+            "copyString*",
+            "appendString",
+            "addChar",
+            "nimAddCharV1",
+            "echoBinSafe",
+            "nsu*",
+        ],
     ),
 ];

@@ -61,6 +61,8 @@ pub(in crate::code_origin) const SOURCE_DIRECTORIES: &[SourceDirectory] = &[
     plumbing("/stdlib_"),
     plumbing("/@m..@s..@slib@s"),
     plumbing("/lib/ocaml/"),
+    plumbing("/ocaml-base-compiler"),
+    plumbing("/ocaml-variants"),
     plumbing("/lib/zig/"),
     plumbing("/zig/lib/"),
     // Installed headers.

@@ -1,0 +1,109 @@
+//! Hooks for the loader's functions, `dlopen(3)`, `dlclose(3)` and `dlsym(3)` with their variants: a program looks up
+//! the functions of a library that it has just loaded before it calls them, so the library's slots are patched by then.
+//! Only what the library's constructors allocate comes earlier. Between two of these calls, the loaded code is the
+//! same, unless libc itself loads or unloads a library.
+#![expect(
+    unsafe_code,
+    reason = "other code calls them in place of the loader's functions"
+)]
+
+use core::arch::naked_asm;
+use core::ffi::CStr;
+use core::mem;
+use core::sync::atomic::{
+    AtomicUsize,
+    Ordering::{Acquire, Relaxed, Release},
+};
+
+use crate::countdown;
+use crate::hooks::{Hook, Role};
+
+/// Number of hooked functions.
+pub(crate) const HOOK_COUNT: usize = 5;
+
+/// Names of the hooked functions, which have at most three arguments.
+const NAMES: [&CStr; HOOK_COUNT] = [c"dlsym", c"dlvsym", c"dlopen", c"dlmopen", c"dlclose"];
+static HOOKS: [unsafe extern "C" fn(); HOOK_COUNT] =
+    [hook::<0>, hook::<1>, hook::<2>, hook::<3>, hook::<4>];
+/// Addresses of the program's functions, in the order of [`NAMES`]; 0 if there is none.
+static ORIGINALS: [AtomicUsize; HOOK_COUNT] = [const { AtomicUsize::new(0) }; HOOK_COUNT];
+/// Function that [`set_before_loader_call`] stored; 0 if none.
+static BEFORE_CALL: AtomicUsize = AtomicUsize::new(0);
+
+/// Sets a function that is called before each call of the program to the loader while sampling is on. It may wait for
+/// the loader's lock, for which the loader's function waits too.
+pub fn set_before_loader_call(function: extern "C" fn()) {
+    BEFORE_CALL.store(function as usize, Release);
+}
+
+/// Stores the addresses of the program's functions that an object defines, unless one before it does.
+pub(crate) fn set_originals(definition: impl Fn(&CStr) -> Option<usize>) {
+    for (name, original) in NAMES.iter().zip(&ORIGINALS) {
+        let found = definition(name).unwrap_or(0);
+        let _known = original.compare_exchange(0, found, Relaxed, Relaxed);
+    }
+}
+
+/// Hooks of all functions, after [`set_originals`] of all objects.
+pub(crate) fn hooks() -> [Hook; HOOK_COUNT] {
+    core::array::from_fn(|index| {
+        let address = HOOKS[index] as *const () as usize;
+        Hook {
+            name: NAMES[index],
+            role: Role::Allocates,
+            address,
+            outer: address,
+            definition: ORIGINALS[index].load(Relaxed),
+            original: &ORIGINALS[index],
+        }
+    })
+}
+
+/// Calls [`before_call`] on an aligned stack, then jumps to the program's function with the stack as its caller left
+/// it: the loader finds the calling object by its return address.
+///
+/// # Safety
+/// Only slots of the function `INDEX` hold its address, and its original was stored before.
+#[unsafe(naked)]
+unsafe extern "C" fn hook<const INDEX: usize>() {
+    naked_asm!(
+        ".cfi_startproc",
+        "push rbp",
+        ".cfi_def_cfa_offset 16",
+        ".cfi_offset rbp, -16",
+        "mov rbp, rsp",
+        ".cfi_def_cfa_register rbp",
+        "push rdi",
+        "push rsi",
+        "push rdx",
+        "and rsp, -16",
+        "call {before}",
+        "mov rdi, [rbp - 8]",
+        "mov rsi, [rbp - 16]",
+        "mov rdx, [rbp - 24]",
+        "leave",
+        ".cfi_def_cfa rsp, 8",
+        "jmp qword ptr [rip + {originals} + {offset}]",
+        ".cfi_endproc",
+        before = sym before_call,
+        originals = sym ORIGINALS,
+        offset = const INDEX * size_of::<AtomicUsize>(),
+    )
+}
+
+/// Calls the function that was set, while sampling is on. Leaves `errno` as it is.
+extern "C" fn before_call() {
+    let function = BEFORE_CALL.load(Acquire);
+    if function == 0 || countdown::interval() == 0 {
+        return;
+    }
+    // SAFETY: `set_before_loader_call` stored a function of this type.
+    let function = unsafe { mem::transmute::<usize, extern "C" fn()>(function) };
+    // SAFETY: errno(3) of the calling thread.
+    let errno = unsafe { libc::__errno_location() };
+    // SAFETY: `__errno_location` returns the address of a number.
+    let before = unsafe { errno.read() };
+    function();
+    // SAFETY: as above.
+    unsafe { errno.write(before) };
+}

@@ -1,0 +1,171 @@
+//! The history of the loaded code in a dump: comment lines, and the stacks whose generation matters.
+//!
+//! ```text
+//! # code generations: 3 marked
+//! # unloaded: 0-1 7f1c2a001000-7f1c2a002000 00001000 5b3c… /srv/plugins/libx.so
+//! # loaded: 2 7f1c2a001000-7f1c2a003000
+//! ```
+//!
+//! Stacks without a mark are of generation 0; in place of `marked` stands `unmarked` where not every stack of another
+//! one is marked. A file without a build id has `-`.
+
+use std::ffi::OsStr;
+use std::ops::Range;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::sync::MutexGuard;
+use std::thread;
+use std::time::Duration;
+
+use super::super::installed_walker::{walked_every_stack, without_code_generation};
+use super::{CodeHistory, CodeSegment, HISTORY};
+use crate::allocators::loaded_objects::ForkGuard;
+
+/// Most times that a dump waits a millisecond for another thread that records loaded code.
+const MAX_WAITS: u32 = 100;
+
+/// Address ranges whose code is not the same since sampling began.
+#[derive(Debug)]
+pub(crate) struct ChangedCode {
+    /// Ascending and disjoint.
+    ranges: Vec<Range<u64>>,
+}
+
+impl ChangedCode {
+    /// Lists the ranges, up to the last update. All addresses if another thread does not leave the history.
+    pub(crate) fn now() -> Self {
+        let _reading = ForkGuard::acquire();
+        let ranges = match wait_for_history() {
+            Some(history) => changed_segments(&history)
+                .map(|segment| segment.start as u64..segment.end as u64)
+                .collect(),
+            None => std::iter::once(0..u64::MAX).collect(),
+        };
+        Self::new(ranges)
+    }
+
+    fn new(mut ranges: Vec<Range<u64>>) -> Self {
+        ranges.sort_by_key(|range| range.start);
+        ranges.dedup_by(|next, range| {
+            let is_joined = next.start <= range.end;
+            if is_joined {
+                range.end = range.end.max(next.end);
+            }
+            is_joined
+        });
+        Self { ranges }
+    }
+
+    /// Returns a stack as a dump has it: the generation is left out where it makes no difference.
+    pub(crate) fn frames_to_write<'a>(&self, frames: &'a [u64]) -> &'a [u64] {
+        let code = without_code_generation(frames);
+        let is_changed = |frame: &u64| {
+            let after = self.ranges.partition_point(|range| range.start < *frame);
+            after > 0 && *frame <= self.ranges[after - 1].end
+        };
+        match code.len() < frames.len() && code.iter().any(is_changed) {
+            true => frames,
+            false => code,
+        }
+    }
+}
+
+/// Returns the comment lines about code that was unloaded, or loaded in another generation than the first; none if
+/// there is no such code. `is_marked`: every stack is marked, as memprof's sampler does.
+pub(crate) fn comment_lines(is_marked: bool) -> Vec<String> {
+    let reading = ForkGuard::acquire();
+    let Some(mut history) = wait_for_history() else {
+        return Vec::new();
+    };
+    history.update(&reading);
+    let marks = match is_marked || walked_every_stack() {
+        true => "marked",
+        false => "unmarked",
+    };
+    let mut changed = changed_segments(&history).peekable();
+    let header = format!("# code generations: {} {marks}", history.generation + 1);
+    let header = changed.peek().map(|_| header);
+    let lines = changed.map(|segment| history.comment_line(segment));
+    header.into_iter().chain(lines).collect()
+}
+
+/// Segments that are or were not loaded in every generation.
+fn changed_segments(history: &CodeHistory) -> impl Iterator<Item = &CodeSegment> {
+    let segments = history.segments[..history.count].iter();
+    segments.filter(|segment| !segment.is_loaded || segment.first > 0)
+}
+
+/// Locks the history, under a [`ForkGuard`]. `None` if it stays locked, as in a child that was forked by clone(2)
+/// meanwhile.
+fn wait_for_history() -> Option<MutexGuard<'static, CodeHistory>> {
+    (0..MAX_WAITS).find_map(|_| {
+        let history = HISTORY.try_lock().ok();
+        if history.is_none() {
+            thread::sleep(Duration::from_millis(1));
+        }
+        history
+    })
+}
+
+impl CodeHistory {
+    fn comment_line(&self, segment: &CodeSegment) -> String {
+        let CodeSegment {
+            start,
+            end,
+            offset,
+            first,
+            last,
+            ..
+        } = segment;
+        if segment.is_loaded {
+            return format!("# loaded: {first} {start:x}-{end:x}");
+        }
+        let id = self.text(segment.build_id).iter();
+        let id: String = id.map(|byte| format!("{byte:02x}")).collect();
+        let id = if id.is_empty() { "-" } else { &id };
+        let path = self.current_path(segment, id != "-");
+        format!("# unloaded: {first}-{last} {start:x}-{end:x} {offset:08x} {id} {path}")
+    }
+
+    /// Absolute path of an unloaded segment's file, with the kernel's ` (deleted)` if another file may lie there now. Only
+    /// a build id can find the file of a relative path: the working directory may have changed.
+    fn current_path(&self, segment: &CodeSegment, has_build_id: bool) -> String {
+        let path = Path::new(OsStr::from_bytes(self.text(segment.path)));
+        let absolute = std::path::absolute(path);
+        let text = absolute.as_deref().unwrap_or(path).display().to_string();
+        let changed = std::fs::metadata(path)
+            .map(|file| Duration::new(file.ctime() as u64, file.ctime_nsec() as u32));
+        let is_other = changed.is_ok_and(|changed| changed > segment.found_at);
+        match is_other || path.is_relative() && !has_build_id {
+            true => format!("{text} (deleted)"),
+            false => text,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GENERATION: u64 = 0x4d_5003 << 40 | 5;
+
+    #[test]
+    fn generation_is_written_only_with_changed_code() {
+        let changed = ChangedCode::new(vec![0x9000..0xa000, 0x3000..0x4000, 0x3800..0x5000]);
+        assert_eq!(changed.ranges, [0x3000..0x5000, 0x9000..0xa000]);
+        let check = |frames: &[u64], is_written: bool| {
+            let expected = if is_written { frames } else { &frames[..1] };
+            assert_eq!(changed.frames_to_write(frames), expected, "{frames:x?}");
+        };
+        check(&[0x2000, GENERATION], false);
+        // A return address is behind its call.
+        check(&[0x3000, GENERATION], false);
+        check(&[0x3001, GENERATION], true);
+        check(&[0x5000, GENERATION], true);
+        check(&[0x5001, GENERATION], false);
+        check(&[0x9fff, GENERATION], true);
+        check(&[0x3001], true);
+        assert_eq!(changed.frames_to_write(&[]), [] as [u64; 0]);
+    }
+}

@@ -1,0 +1,13 @@
+//! Addresses of code that was unloaded before a profile was taken.
+
+use crate::profile::{Address, Mapping, NO_STACK};
+
+/// First address of such code, up to [`NO_STACK`]: no processor has code there.
+pub(crate) const UNLOADED_CODE: Address = Address(1 << 62);
+
+impl Mapping {
+    /// Returns whether it was unloaded before the profile was taken.
+    pub(crate) fn is_unloaded(&self) -> bool {
+        (UNLOADED_CODE..NO_STACK).contains(&self.start)
+    }
+}
