@@ -8,13 +8,14 @@
 //! made earlier goes past the hook.
 #![expect(unsafe_code, reason = "the loader's list, and slots of other objects")]
 
+mod loader_list;
 mod lock;
 mod object;
 mod own_calls;
 mod patch_stats;
 mod word;
 
-use core::ffi::{CStr, c_int, c_void};
+use core::ffi::{CStr, c_void};
 use core::mem;
 use core::ops::Range;
 use core::ptr;
@@ -24,13 +25,12 @@ use core::sync::atomic::{
     Ordering::{Acquire, Relaxed, Release},
 };
 
-use libc::dl_phdr_info;
-
 use crate::hooks::{HOOK_COUNT, Hook, Role, hooks};
 use crate::own_code::{own_code, set_own_code};
 use crate::patched_entries::PatchedEntries;
 use crate::patching_guard::PatchingGuard;
 use crate::{countdown, loader_calls, mapping, tally};
+use loader_list::for_each_object;
 use lock::with_loader_locked;
 use object::{ElfObject, GotSlot};
 pub use own_calls::{CallTarget, visit_own_calls};
@@ -396,28 +396,6 @@ fn holds_allocator_function(
         is_inside && (own.is_none_or(|own| own == original) || is_libc(object))
     };
     value == original || is_unbound()
-}
-
-/// Visits the objects that the loader lists, in their order, except those of which [`ElfObject::from_info`] reads
-/// nothing, such as the loader itself. Holds the lock of the list meanwhile.
-fn for_each_object(visit: &mut dyn FnMut(ElfObject)) {
-    let mut visit = visit;
-    // SAFETY: dl_iterate_phdr(3) calls `visit_object` with the pointer passed here, and returns before it
-    // dangles.
-    unsafe { libc::dl_iterate_phdr(Some(visit_object), (&raw mut visit).cast()) };
-}
-
-/// Callback of `dl_iterate_phdr(3)`. Returns 0, so that the iteration goes on.
-unsafe extern "C" fn visit_object(info: *mut dl_phdr_info, _: usize, visit: *mut c_void) -> c_int {
-    // SAFETY: `for_each_object` passes a pointer to its `visit`, and does not use it meanwhile.
-    let visit = unsafe { &mut *visit.cast::<&mut dyn FnMut(ElfObject)>() };
-    // SAFETY: dl_iterate_phdr(3) passes a pointer that is valid during the callback.
-    let info = unsafe { &*info };
-    // SAFETY: `info` comes from dl_iterate_phdr(3), which keeps the object loaded during the callback.
-    if let Some(object) = unsafe { ElfObject::from_info(info) } {
-        visit(object);
-    }
-    0
 }
 
 #[cfg(test)]

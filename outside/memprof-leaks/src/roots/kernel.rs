@@ -1,5 +1,7 @@
 //! Pointers that a program has stored in the kernel, perhaps only there.
 
+mod message_queues;
+
 use std::collections::{BTreeMap, HashSet};
 use std::fs;
 use std::io;
@@ -10,10 +12,10 @@ use std::path::Path;
 use memprof_ptrace::control_block::robust_list_address;
 use memprof_ptrace::kernel_queue::{QueueContent, QueueReader};
 use memprof_ptrace::mapped_file::{Mounts, open_regular};
-use memprof_ptrace::process::{ProcStat, count_memory_sharers};
+use memprof_ptrace::process::count_memory_sharers;
 use memprof_ptrace::stop::MAX_QUEUED_SIGNALS;
-use rustix::time::{ClockId, clock_gettime};
 
+use self::message_queues::add_message_queues;
 use super::Roots;
 use crate::address_filter::AddressFilter;
 use crate::shared_object::SharedObject;
@@ -324,46 +326,6 @@ impl Queues {
     }
 }
 
-/// Notes messages in System V queues to which the process was the last to send.
-fn add_message_queues(pid: u32, roots: &mut Roots) {
-    let queues = fs::read_to_string("/proc/sysvipc/msg").unwrap_or_default();
-    // An earlier process may have had the pid. Without a start time, the queue may be this process's.
-    let started = start_second(pid).unwrap_or(0);
-    let bytes: u64 = queues
-        .lines()
-        .filter_map(|line| queued_message_bytes(line, pid, started))
-        .sum();
-    if bytes > 0 {
-        roots.unsearched.push(Unsearched::bytes(
-            bytes,
-            "messages in System V queues",
-            "they can only be read by receiving them",
-        ));
-    }
-}
-
-/// Start of a process, in whole seconds since 1970 by the machine's clock as it is set now. `None` if it has ended.
-fn start_second(pid: u32) -> Option<u64> {
-    let stat = fs::read(format!("/proc/{pid}/stat")).ok()?;
-    let ticks = ProcStat::parse(&stat).ok()?.start_time;
-    let now = clock_gettime(ClockId::Realtime).tv_sec;
-    let boot = now - clock_gettime(ClockId::Boottime).tv_sec;
-    let second = ticks / rustix::param::clock_ticks_per_second();
-    boot.checked_add_unsigned(second)?.try_into().ok()
-}
-
-/// Seconds by which a message may seem older than the process that sent it: the differences of clocks are rounded.
-const CLOCK_ROUNDING: u64 = 2;
-
-/// Bytes of a System V message queue to which process `pid` was the last to send, since second `started`; `None` for
-/// other lines. The columns are key, msqid, perms, cbytes, qnum, lspid, lrpid, uid, gid, cuid, cgid, stime and more.
-fn queued_message_bytes(line: &str, pid: u32, started: u64) -> Option<u64> {
-    let columns: Vec<_> = line.split_whitespace().collect();
-    let number = |index: usize| columns.get(index)?.parse::<u64>().ok();
-    let (bytes, sender, sent) = (number(3)?, number(5)?, number(11)?);
-    (sender == u64::from(pid) && sent + CLOCK_ROUNDING >= started).then_some(bytes)
-}
-
 /// Notes signals beyond the number that is read in the stop.
 fn add_signals_beyond_limit(pid: u32, threads: &[Registers], roots: &mut Roots) {
     const WORDS_PER_SIGNAL: usize = 16;
@@ -430,28 +392,6 @@ mod tests {
         assert_eq!(queue_field(text, "QSIZE:"), 129);
         assert_eq!(queue_field(text, "NOTIFY_PID:"), 8260);
         assert_eq!(queue_field("", "QSIZE:"), 0);
-    }
-
-    #[test]
-    fn message_queue_counts_for_its_last_sender() {
-        let line =
-            "         0          3   600         512          2   4711      0  0 0 0 0 1000 0 900";
-        assert_eq!(queued_message_bytes(line, 4711, 1000), Some(512));
-        assert_eq!(queued_message_bytes(line, 4712, 1000), None);
-        // Sent by an earlier process of that pid.
-        assert_eq!(queued_message_bytes(line, 4711, 1010), None);
-        assert_eq!(
-            queued_message_bytes("key msqid perms cbytes qnum lspid", 1, 0),
-            None
-        );
-    }
-
-    #[test]
-    fn start_of_this_process_is_before_now() {
-        let now = clock_gettime(ClockId::Realtime).tv_sec.unsigned_abs();
-        let started = start_second(std::process::id()).unwrap();
-        assert!(started <= now + CLOCK_ROUNDING, "{started} {now}");
-        assert!(start_second(1).unwrap() <= started + CLOCK_ROUNDING);
     }
 
     #[test]
