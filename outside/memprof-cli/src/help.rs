@@ -140,7 +140,7 @@ const COMMANDS: &[CommandHelp] = &[
     CommandHelp {
         command: "leaks",
         examples: &[
-            "memprof leaks web --last 8",
+            "memprof leaks 4711 --last 8",
             "memprof leaks --prove 4711",
             "memprof leaks --prove 4711 --format html -o leaks.html",
             "memprof leaks --prove --at-exit -- ./tests",

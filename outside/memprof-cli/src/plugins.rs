@@ -81,7 +81,7 @@ impl PluginRow {
             None => self
                 .messages
                 .iter()
-                .map(|message| one_line(&message.line()).into_owned())
+                .map(|message| one_line(message.line().trim_end()).into_owned())
                 .collect(),
             Some(reason) => {
                 let mut lines = vec![format!("refused: {}", one_line(reason))];
