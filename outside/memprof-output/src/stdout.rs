@@ -23,7 +23,7 @@ pub fn to_stdout<T>(
 }
 
 /// Prints a command's text and a newline. If it cannot be written, reports that on standard error, once, and
-/// [`is_complete`] returns false.
+/// `is_complete` returns false.
 pub fn print(text: &str) {
     let line_end = if text.ends_with('\n') { "" } else { "\n" };
     let text = printable(text);
