@@ -158,11 +158,14 @@ unsafe extern "C" fn handle_message<P: Plugin>(
                 log::error!("message {name:?} of plugin {} ended in a panic", P::ID);
             }
             // The status reports the failure even if the host does not accept the text.
-            let written = if reply.has_begun() {
-                log::error!("message {name:?} failed after a part of its reply: {failure}");
-                reply.write(format!("\nerror: {failure}\n").as_bytes())
-            } else {
-                reply.json(&failure.to_json())
+            let written = match reply.has_begun() {
+                // The plugin's own body explains the failure, as that of `doctor` does.
+                true if reply.is_json() => Ok(()),
+                true => {
+                    log::error!("message {name:?} failed after a part of its reply: {failure}");
+                    reply.write(format!("\nerror: {failure}\n").as_bytes())
+                }
+                false => reply.json(&failure.to_json()),
             };
             if let Err(error) = written {
                 log::warn!("{error}");

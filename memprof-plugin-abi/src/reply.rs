@@ -24,6 +24,8 @@ pub const COPY_LIMIT: u64 = 16 << 20;
 pub struct Reply<'a> {
     sink: memprof_reply_t,
     has_begun: bool,
+    /// Whether the body is complete JSON, to which nothing may be appended.
+    is_json: bool,
     call: PhantomData<&'a memprof_reply_t>,
 }
 
@@ -38,6 +40,7 @@ impl Reply<'_> {
         Self {
             sink,
             has_begun: false,
+            is_json: false,
             call: PhantomData,
         }
     }
@@ -45,6 +48,11 @@ impl Reply<'_> {
     /// Whether part of a body was written.
     pub(crate) fn has_begun(&self) -> bool {
         self.has_begun
+    }
+
+    /// Whether the body is complete JSON.
+    pub(crate) fn is_json(&self) -> bool {
+        self.is_json
     }
 
     /// Writes a complete body of plain text.
@@ -61,6 +69,7 @@ impl Reply<'_> {
     /// The host does not accept it.
     pub fn json(&mut self, json: &str) -> Result<(), Failure> {
         self.begin(JSON)?;
+        self.is_json = true;
         self.write(json.as_bytes())
     }
 

@@ -5,6 +5,7 @@
 #include <memprof_host.h>
 
 #include <dlfcn.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
@@ -146,7 +147,11 @@ static void *fork_often(void *unused) {
         }
         clock_gettime(CLOCK_MONOTONIC, &done);
         int status = 0;
-        if (child < 0 || waitpid(child, &status, 0) != child || status != 0) {
+        pid_t ended;
+        /* Alarms interrupt it, too. */
+        do ended = child < 0 ? child : waitpid(child, &status, 0);
+        while (ended < 0 && child > 0 && errno == EINTR);
+        if (child < 0 || ended != child || status != 0) {
             count(&counters->failures);
         }
         uint64_t us = (uint64_t)(done.tv_sec - begun.tv_sec) * 1000000 +

@@ -111,7 +111,8 @@ impl Listener {
         // has no thread of its own that could take it, would find it taken until the next connection (dup2(2), EBUSY).
         let mut polled = [PollFd::new(socket, PollFlags::IN)];
         while poll(&mut polled, None) == Err(Errno::INTR) {}
-        let (stream, _) = socket.accept()?;
+        // The program may have closed it meanwhile, and opened something else under its number.
+        let (stream, _) = self.socket.get()?.accept()?;
         GuardedFd::new_verified(stream, |stream| {
             let address = stream.local_addr();
             address.is_ok_and(|address| match abstract_name::bytes(&self.path) {

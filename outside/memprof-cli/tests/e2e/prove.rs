@@ -240,6 +240,6 @@ fn refused_process_is_named() {
     let said = memprof(Path::new("/"), &["leaks", "--prove"])
         .exits(2)
         .stderr;
-    assert!(said.contains("<PID|--at-exit>"), "{said}");
+    assert!(said.contains("<TARGET|--at-exit>"), "{said}");
     memprof(Path::new("/"), &["leaks", "--format", "html"]).exits(2);
 }

@@ -22,8 +22,8 @@ export async function showOverview(state) {
   $('growth').hidden = !growth.rows.length;
   $('no-growth').hidden = growth.rows.length > 0;
   $('growth-rows').replaceChildren(...growth.rows.map(one => {
-    // HOST/PID.START
-    const process = one.instance.slice(0, one.instance.lastIndexOf('.'));
+    // HOST/PID.START.MACHINE, where a host's name may have dots.
+    const [process] = one.instance.match(/^.*\/[0-9]+/) ?? [one.instance];
     return element('tr', {}, cell(link(process)), cell(one.service), cell(one.build_id),
       cell(change(one.growth_bytes, 'bytes')), cell(change(one.growth_bytes_per_hour, 'bytes')),
       cell(amount(one.inuse_bytes[1])));
