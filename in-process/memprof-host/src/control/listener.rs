@@ -10,7 +10,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
 use memprof_own::GuardedFd;
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::Mode;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType, shutdown};
@@ -19,6 +19,12 @@ use super::ControlError;
 use crate::socket_dir::lock::{is_socket, lock, lock_path, refuses_connections, remove, sweep};
 use crate::socket_dir::{
     abstract_name, check_parent, make_private, own_default_dir, socket_names, sockets,
+};
+
+/// Time after which the descriptor is checked again.
+const CHECK_INTERVAL: Timespec = Timespec {
+    tv_sec: 1,
+    tv_nsec: 0,
 };
 
 /// Largest number of connections that wait to be accepted.
@@ -106,11 +112,16 @@ impl Listener {
     /// Waits for a connection. Fails with `EBADF` if the program closed the descriptor, or has put another socket under
     /// its number.
     pub(super) fn accept(&self) -> io::Result<GuardedFd<UnixStream>> {
-        let socket = self.socket.get()?;
         // accept4(2) reserves the lowest free number before it waits: a program that closes 1 to open it again, while it
         // has no thread of its own that could take it, would find it taken until the next connection (dup2(2), EBUSY).
-        let mut polled = [PollFd::new(socket, PollFlags::IN)];
-        while poll(&mut polled, None) == Err(Errno::INTR) {}
+        // poll(2) looks at what has the number now, so it never ends where the program has put another socket there.
+        loop {
+            let mut polled = [PollFd::new(self.socket.get()?, PollFlags::IN)];
+            match poll(&mut polled, Some(&CHECK_INTERVAL)) {
+                Ok(0) | Err(Errno::INTR) => {}
+                Ok(_) | Err(_) => break,
+            }
+        }
         // The program may have closed it meanwhile, and opened something else under its number.
         let (stream, _) = self.socket.get()?.accept()?;
         GuardedFd::new_verified(stream, |stream| {
