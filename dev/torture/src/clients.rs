@@ -41,6 +41,8 @@ const PROBES: [&str; 3] = [
 
 pub(super) fn run(length: SuiteLength) -> Result<String> {
     let time = length.pick(Duration::from_secs(4), Duration::from_secs(60));
+    // Beside other tests, the server may be too busy to close slow connections in time.
+    let max_refused_percent = length.pick(10, 0);
     let dir = tempfile::tempdir()?;
     let host = ManyStacks::start(dir.path(), STACKS)?;
     let mut lines = Vec::new();
@@ -52,7 +54,8 @@ pub(super) fn run(length: SuiteLength) -> Result<String> {
         } else {
             "all at once"
         };
-        let line = run_clients(&server, kinds, time).with_context(|| name.to_owned())?;
+        let line = run_clients(&server, kinds, time, max_refused_percent)
+            .with_context(|| name.to_owned())?;
         server.check_alive()?;
         let resident = server.status_field("VmHWM:")? >> 10;
         ensure!(
@@ -68,7 +71,12 @@ pub(super) fn run(length: SuiteLength) -> Result<String> {
 }
 
 /// Runs slow clients of these kinds for a time, and probes the server meanwhile.
-fn run_clients(server: &Server, kinds: &[(&str, SlowClient)], time: Duration) -> Result<String> {
+fn run_clients(
+    server: &Server,
+    kinds: &[(&str, SlowClient)],
+    time: Duration,
+    max_refused_percent: usize,
+) -> Result<String> {
     let address = server.address.trim_start_matches("http://");
     let (address, _) = address.split_once('/').context("an address has a path")?;
     let is_over = AtomicBool::new(false);
@@ -87,29 +95,36 @@ fn run_clients(server: &Server, kinds: &[(&str, SlowClient)], time: Duration) ->
         }
         let result = probe_for(time, address);
         is_over.store(true, Relaxed);
-        let (probes, slowest) = result?;
+        let (answered, probes, slowest) = result?;
+        ensure!(
+            (probes - answered) * 100 <= probes * max_refused_percent,
+            "{} of {probes} requests of a prompt client refused",
+            probes - answered
+        );
         Ok(format!(
-            "{probes} of {probes} requests of a prompt client answered, the slowest in {:.0} ms, {} slow connections",
+            "{answered} of {probes} requests of a prompt client answered, the slowest in {:.0} ms, {} slow connections",
             slowest.as_secs_f64() * 1e3,
             connections.load(Relaxed)
         ))
     })
 }
 
-/// Sends the probes for a time; returns their number and the slowest response. Fails if a response is not 200.
-fn probe_for(time: Duration, address: &str) -> Result<(usize, Duration)> {
-    let (mut probes, mut slowest) = (0, Duration::ZERO);
+/// Sends the probes for a time; returns how many were answered, their number and the slowest response. Fails if a
+/// response is neither 200 nor 503, by which an overloaded server refuses.
+fn probe_for(time: Duration, address: &str) -> Result<(usize, usize, Duration)> {
+    let (mut answered, mut probes, mut slowest) = (0, 0, Duration::ZERO);
     let end = Instant::now() + time;
     while Instant::now() < end {
         for probe in PROBES {
             let start = Instant::now();
             let status = response_status(address, probe).with_context(|| format!("{probe:?}"))?;
-            ensure!(status == "200", "{probe:?}: {status}");
+            ensure!(["200", "503"].contains(&&*status), "{probe:?}: {status}");
+            answered += usize::from(status == "200");
             slowest = slowest.max(start.elapsed());
             probes += 1;
         }
     }
-    Ok((probes, slowest))
+    Ok((answered, probes, slowest))
 }
 
 /// Sends a request, reads the whole response and returns its status.
