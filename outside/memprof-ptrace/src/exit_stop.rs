@@ -7,6 +7,7 @@
 use std::collections::{BTreeSet, HashSet};
 use std::io::{self, PipeReader, PipeWriter, Read, Write};
 use std::mem;
+use std::mem::MaybeUninit;
 use std::os::fd::AsRawFd;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::panic::resume_unwind;
@@ -79,30 +80,60 @@ pub fn run(command: &mut Command, on_start: impl FnOnce(u32)) -> io::Result<RunO
         };
         // With PTRACE_TRACEME, the stop at execve(2) would be a SIGTRAP, which kills the program if this process is killed
         // meanwhile.
-        let seized = request(libc::PTRACE_SEIZE, pid, 0, EVENTS as usize);
+        let seized = request(
+            libc::PTRACE_SEIZE,
+            pid,
+            0,
+            libc::PTRACE_O_TRACEEXEC as usize,
+        );
         gate.open(seized.is_ok())?;
         let has_executed = seized.is_ok() && executes(pid)?;
         spawned()?;
         if !has_executed {
             return wait_for(pid).map(|status| RunOutcome::Exited(ExitStatus::from_raw(status)));
         }
+        request(libc::PTRACE_SETOPTIONS, pid, 0, EVENTS as usize)?;
         on_start(pid.cast_unsigned());
         resume(pid, 0)?;
         TracedProgram::new(pid).run()
     })
 }
 
-/// Blocks until a traced process executes a program, and leaves it stopped. False if it ends before.
+/// Blocks until a traced process executes a program, and leaves it stopped. False if it ends before: its end is left to
+/// the thread that started it, which waits for it, too.
 fn executes(pid: pid_t) -> io::Result<bool> {
     loop {
+        if !is_stopped(pid)? {
+            return Ok(false);
+        }
         let status = wait_for(pid)?;
         let signal = match status >> 16 {
             libc::PTRACE_EVENT_EXEC => return Ok(true),
-            libc::PTRACE_EVENT_EXIT => return resume(pid, 0).map(|()| false),
             0 => libc::WSTOPSIG(status),
             _ => 0,
         };
         resume(pid, signal)?;
+    }
+}
+
+/// Blocks until a child stops or ends, and leaves its status to the next wait. False if it has ended.
+fn is_stopped(pid: pid_t) -> io::Result<bool> {
+    loop {
+        let options = libc::WEXITED | libc::WSTOPPED | libc::WNOWAIT | libc::__WALL;
+        let mut info = MaybeUninit::<libc::siginfo_t>::zeroed();
+        // SAFETY: waitid(2) writes a siginfo_t to `info`.
+        let result =
+            unsafe { libc::waitid(libc::P_PID, pid.cast_unsigned(), info.as_mut_ptr(), options) };
+        match io::Error::last_os_error() {
+            _ if result == 0 => {
+                // SAFETY: zeroes are a siginfo_t, and so is what waitid(2) wrote.
+                let info = unsafe { info.assume_init() };
+                return Ok([libc::CLD_STOPPED, libc::CLD_TRAPPED].contains(&info.si_code));
+            }
+            error if error.kind() == io::ErrorKind::Interrupted => {}
+            error if error.raw_os_error() == Some(libc::ECHILD) => return Ok(false),
+            error => return Err(error),
+        }
     }
 }
 
