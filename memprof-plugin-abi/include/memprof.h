@@ -15,7 +15,7 @@
  *
  * **Calls.** While it handles a message, a plugin may block, and start threads and processes; the sender waits, and the
  * sender's timeout does not end the handler. On Redis, Mosquitto, Lua and PostgreSQL the caller is the server's own
- * thread, which serves nobody else meanwhile. A plugin may call every callback of the host from any of its threads, also
+ * thread, which serves no other client meanwhile. A plugin may call every callback of the host from any of its threads, also
  * inside `create`, until `destroy` returns. No callback calls the plugin. A program may send a message from inside its
  * log callback; a plugin must then hold no lock while it logs. No exception, panic, `longjmp` or `pthread_exit` may leave
  * a function of either side. The Rust SDK catches panics, and does not compile with `panic = "abort"`.

@@ -12,7 +12,8 @@ use object::elf::{
 use object::read::SymbolIndex;
 use object::read::elf::{Dyn as _, FileHeader, ProgramHeader, SectionHeader, Sym as _};
 
-/// Beginning of the fault of a file that is something else, which no other copy of it mends.
+/// Start of the fault's text for a file of another kind or architecture: copying it again does not help, as it would
+/// with a damaged one.
 pub(crate) const NOT_A_PLUGIN: &str = "it is not a shared library for this machine";
 
 /// Checks that the bytes are a whole shared library for this architecture, whose tables the loader can use.

@@ -133,7 +133,7 @@ pub struct MessageUsage {
     pub name: String,
     /// Arguments as a person types them; may be empty.
     pub usage: String,
-    /// One sentence that says what the message does.
+    /// Effect of the message, in one sentence.
     pub help: String,
 }
 

@@ -66,7 +66,7 @@ fn page_works(base: &str) {
     browser.wait_for("document.querySelector('#state').textContent === 'not sampling'");
 }
 
-/// What nginx has to send for `--trust-proxy`.
+/// Headers that nginx must send for `--trust-proxy`.
 const FORWARD: &str = "proxy_set_header X-Forwarded-Host $http_host; \
                        proxy_set_header X-Forwarded-Proto $scheme; \
                        proxy_set_header X-Forwarded-Prefix /tools/memprof;";

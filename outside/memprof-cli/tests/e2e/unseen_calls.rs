@@ -1,5 +1,6 @@
 //! Calls of `malloc` and `free` by addresses that a program keeps: seen, or reported.
 
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 use serde_json::Value;
@@ -92,17 +93,22 @@ fn malloc_beside_unused_jemalloc_is_sampled() {
     }
 }
 
+/// Compiles the file of that path in the project to a shared library.
+fn compile_library(place: &TempDir, code: &str) -> PathBuf {
+    let library = place.path().join("library.so");
+    let mut cc = Command::new("cc");
+    cc.args(["-O1", "-shared", "-fPIC", "-o"]).arg(&library);
+    cc.arg(source(code));
+    tool_text("gcc", &mut cc);
+    library
+}
+
 #[test]
 fn library_that_allocates_as_soon_as_it_is_loaded_is_sampled() {
     const FILLED: f64 = 16384.0 * 1000.0;
+    let code = "outside/memprof-cli/tests/fixtures/allocators/fills_at_once.c";
     let place = tempfile::tempdir().unwrap();
-    let library = place.path().join("libfills.so");
-    let mut cc = Command::new("cc");
-    cc.args(["-O1", "-shared", "-fPIC", "-o"]).arg(&library);
-    cc.arg(source(
-        "outside/memprof-cli/tests/fixtures/allocators/fills_at_once.c",
-    ));
-    tool_text("gcc", &mut cc);
+    let library = compile_library(&place, code);
     let mut host = by_address(&place, library.to_str().unwrap());
     host.memprof("activate", &["sample_interval=16KiB"])
         .exits(0);
@@ -121,13 +127,7 @@ fn library_that_allocates_as_soon_as_it_is_loaded_is_sampled() {
 fn jumps_at_entries_see_calls_that_slots_miss() {
     const SEEN: f64 = 16384.0 * 1000.0;
     let place = tempfile::tempdir().unwrap();
-    let library = place.path().join("libconstructs.so");
-    let mut cc = Command::new("cc");
-    cc.args(["-O1", "-shared", "-fPIC", "-o"]).arg(&library);
-    cc.arg(source(
-        "outside/memprof-cli/tests/fixtures/allocators/constructs.c",
-    ));
-    tool_text("gcc", &mut cc);
+    let library = compile_library(&place, "dev/bench/truth/inputs/sampling/constructs.c");
     for (way, expected) in [("copied", IN_USE), (library.to_str().unwrap(), 2.0 * SEEN)] {
         let place = tempfile::tempdir().unwrap();
         let mut host = by_address(&place, way);

@@ -28,7 +28,7 @@ pub(super) struct LaterApi {
 }
 
 impl LaterApi {
-    /// Looks up the functions by `find`.
+    /// Looks up the functions with `find`, which returns null for one that this Redis does not have.
     pub(super) fn find(find: impl Fn(&CStr) -> *mut c_void) -> Self {
         #[expect(clippy::multiple_unsafe_ops_per_block, reason = "one promise for all")]
         // SAFETY: redismodule.h declares functions of these types, since Redis 6.0.
