@@ -65,13 +65,16 @@ pub(crate) fn run_ci() -> Result<()> {
     steps.take("build", build_tests)?;
     steps.take("crates", || dist::pack_sdk(true))?;
     thread::scope(|scope| {
-        let torture = scope.spawn(torture);
+        let torture = scope.spawn(run_torture);
         steps.take("test", run_tests)?;
         steps.take("demo", demo::show)?;
         steps.take("truth", || crate::truth(&["--short"]))?;
         steps.take("fuzz", fuzz::replay)?;
         steps.take("torture", || {
-            torture.join().unwrap_or_else(|panic| resume_unwind(panic))
+            let failed = torture
+                .join()
+                .unwrap_or_else(|panic| resume_unwind(panic))?;
+            retry_torture(&failed)
         })
     })?;
     println!("{steps}");
@@ -85,14 +88,38 @@ fn build_tests() -> Result<()> {
     run(&mut cargo(&["test", "--workspace", "--quiet", "--no-run"]))
 }
 
-/// Runs the suites, and prints what they wrote once they have ended, apart from what runs beside them.
-fn torture() -> Result<()> {
+/// Runs the suites, and prints what they wrote once they have ended, apart from what runs beside them. Returns the suites
+/// that failed.
+fn run_torture() -> Result<Vec<String>> {
     let path = root().join("target/torture.log");
     let log = File::create(&path).with_context(|| path.display().to_string())?;
     let mut suites = crate::torture_command(&["--short"]);
     let result = run(suites.stdout(log.try_clone()?).stderr(log));
-    print!("{}", fs::read_to_string(&path)?);
-    result
+    let written = fs::read_to_string(&path)?;
+    print!("{written}");
+    let failed = failed_suites(&written);
+    // Without the name of a suite, it was torture itself that failed.
+    if failed.is_empty() {
+        result?;
+    }
+    Ok(failed)
+}
+
+/// Names of the suites that failed, by what torture wrote.
+fn failed_suites(written: &str) -> Vec<String> {
+    let suites = written
+        .lines()
+        .filter_map(|line| line.split_once(": FAILED: "));
+    suites.map(|(name, _)| name.to_owned()).collect()
+}
+
+/// Runs suites that failed beside the tests once more, alone, as [`test_run`] does with tests.
+fn retry_torture(failed: &[String]) -> Result<()> {
+    for suite in failed {
+        run(&mut crate::torture_command(&[suite, "--short"]))?;
+        println!("FLAKY: failed beside the tests, passed alone: torture {suite}");
+    }
+    Ok(())
 }
 
 fn clippy() -> Result<()> {
@@ -141,4 +168,16 @@ pub(crate) fn deny() -> Result<()> {
     cargo_tool::require("cargo-deny", &[])?;
     let mut deny = cargo(&["deny", "--log-level", "error", "check"]);
     run(deny.args(["bans", "licenses", "sources"]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::failed_suites;
+
+    #[test]
+    fn failed_suites_by_output_of_torture() {
+        let written = "storm: 9 replies (1.2 s)\nclients: FAILED: drip: 1 refused\nhostile: FAILED: no: FAILED: x\n\
+             torture: failed: clients, hostile\n";
+        assert_eq!(failed_suites(written), ["clients", "hostile"]);
+    }
 }

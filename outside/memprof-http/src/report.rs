@@ -88,7 +88,7 @@ impl ReportQuery {
     }
 }
 
-/// Returns the memory by label in a kept dump: of each key the `max` values with most bytes. Cached by id.
+/// Returns the memory by label in a kept dump: of each key the `max` values with most bytes. Cached by id and `max`.
 pub(crate) async fn usage_by_label(
     host: &Gateway,
     id: &str,
@@ -107,7 +107,7 @@ pub(crate) async fn usage_by_label(
     };
     let usage = host
         .renders
-        .get_or_render(&format!("labels {id}"), render)
+        .get_or_render(&format!("labels {max} {id}"), render)
         .await?;
     serde_json::from_slice(&usage).map_err(|error| Problem::internal(error.to_string()))
 }

@@ -211,6 +211,7 @@ fn inactive_host_is_dumped_by_one_click() {
     let browser = Browser::open();
     browser.navigate(&server.address);
     browser.wait_for("document.querySelector('#take').textContent === 'Sample, and take a dump'");
+    browser.wait_for("document.querySelector('#holders-note').textContent");
     let words = browser.text("#holders-note");
     assert!(words.starts_with("No dump of this process yet"), "{words}");
     let cost = browser.text("#take-cost");
