@@ -140,7 +140,7 @@ pub(crate) fn watch_program<T>(
     work: impl FnOnce() -> Result<T, AttachError>,
 ) -> Result<T, AttachError> {
     let program = ProgramWatch::open(pid);
-    work().map_err(|error| program.explain(error, AttachError::is_transient))
+    work().map_err(|error| program.explain_error(error, AttachError::is_transient))
 }
 
 impl AttachError {

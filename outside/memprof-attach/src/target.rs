@@ -100,7 +100,7 @@ impl Target {
         let memory = Arc::new(memory.map_err(AttachError::io(path))?);
         let target = Self::read_facts(pid, Arc::clone(&memory))
             .map_err(|error| memory.explain_error(error))?;
-        memory.go_direct()?;
+        memory.read_directly()?;
         Ok(target)
     }
 
@@ -172,7 +172,7 @@ impl Target {
     pub(crate) fn require_same(&self) -> Result<(), AttachError> {
         // The open memory file belongs to the program that was executed at its opening.
         match self.memory.read_u64(self.libc) {
-            Ok(_) if !self.memory.is_left() => Ok(()),
+            Ok(_) if !self.memory.was_program_replaced() => Ok(()),
             _ => Err(self.process_gone_error()),
         }
     }

@@ -80,7 +80,7 @@ pub(crate) fn analyze<T>(
     // Freed blocks then no longer count towards this program's resident set.
     own_heap::map_large_blocks();
     let _reaper = ReaperGuard::start(pid)?;
-    finish_analysis(pid, run(options, &|phase| progress(pid, phase)))
+    finish_analysis(pid, run(options, &|phase| show_phase(pid, phase)))
 }
 
 /// Clears the progress line. Adds the process's name, the remedy and the exit code to an error.
@@ -90,8 +90,8 @@ pub(crate) fn finish_analysis<T>(pid: u32, result: Result<T, Error>) -> anyhow::
 }
 
 /// Shows the phase of an analysis on a terminal.
-pub(crate) fn progress(pid: u32, phase: Phase) {
-    output::progress(&phase_text(pid, phase));
+pub(crate) fn show_phase(pid: u32, phase: Phase) {
+    output::show_progress(&phase_text(pid, phase));
 }
 
 /// Progress line of a phase.
@@ -137,7 +137,7 @@ impl<'a> AnalysisSummary<'a> {
             snapshots: report.stopped.len(),
             objects: report.objects,
             searched_bytes: report.searched,
-            memory_bytes: peak_resident(),
+            memory_bytes: peak_resident_bytes(),
             memory_limit_bytes: report.memory_limit(),
             unsearched: report.unsearched.iter().map(UnsearchedPart::new).collect(),
             unread: report
@@ -175,9 +175,9 @@ impl<'a> AnalysisSummary<'a> {
             "{} objects in the heap of {};{pause} {} were searched; memprof used {} of memory (limit {})",
             self.objects,
             self.allocators.join(" and "),
-            size(self.searched_bytes),
-            size(self.memory_bytes),
-            size(self.memory_limit_bytes)
+            format_size(self.searched_bytes),
+            format_size(self.memory_bytes),
+            format_size(self.memory_limit_bytes)
         )
     }
 
@@ -189,7 +189,7 @@ impl<'a> AnalysisSummary<'a> {
 
     /// Builds the page of `command`. `head` are the first lines of the text: the heading, then facts. Panics
     /// without a heading.
-    pub(crate) fn page(
+    pub(crate) fn build_page(
         &self,
         command: &str,
         head: &[String],
@@ -199,7 +199,7 @@ impl<'a> AnalysisSummary<'a> {
         let when = format!(
             "Taken at {}, with {} of resident memory. {}",
             self.taken,
-            size(self.rss),
+            format_size(self.rss),
             self.summary()
         );
         let [heading, more @ ..] = head else {
@@ -225,12 +225,12 @@ pub(crate) fn parse_amount(text: &str) -> Result<u64, String> {
 }
 
 /// Formats a number of bytes with its unit.
-pub(crate) fn size(bytes: u64) -> String {
+pub(crate) fn format_size(bytes: u64) -> String {
     amount(bytes.cast_signed(), SampleType::InuseSpace)
 }
 
 /// Peak resident set of this program, in bytes; 0 if it cannot be read.
-fn peak_resident() -> u64 {
+fn peak_resident_bytes() -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let value = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
     let kibibytes = value.and_then(|value| value.trim().strip_suffix(" kB")?.parse::<u64>().ok());

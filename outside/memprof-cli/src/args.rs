@@ -56,7 +56,7 @@ pub(crate) enum Command {
     /// List the plugins that a host has loaded and refused, with their messages.
     Plugins {
         /// The host: a pid, a name or a socket's path. Not needed while only one host runs.
-        #[arg(value_name = "TARGET", add = completion::targets())]
+        #[arg(value_name = "TARGET", add = completion::target_completer())]
         host: Option<String>,
         /// Like TARGET.
         #[arg(

@@ -23,14 +23,14 @@ use crate::slow_step::SlowStep;
 use crate::{output, target};
 
 /// Default of `--max-pause`: how long all threads of a process may be stopped.
-pub(crate) const MAX_PAUSE: Duration = Duration::from_millis(100);
+pub(crate) const DEFAULT_MAX_PAUSE: Duration = Duration::from_millis(100);
 
 /// State of an inspector that was opened and is not closed yet, as the end of a sentence.
 pub(crate) const STILL_OPEN: &str =
     "is still open until its JavaScript is back in the event loop and no debugger is connected";
 
 /// Default time limit of an attachment.
-pub(crate) const LEASE: Duration = Duration::from_secs(3600);
+pub(crate) const DEFAULT_LEASE: Duration = Duration::from_secs(3600);
 
 /// Load the plugin into a running process, for a limited time
 ///
@@ -42,7 +42,7 @@ pub(crate) const LEASE: Duration = Duration::from_secs(3600);
 #[derive(clap::Args, Debug)]
 pub(crate) struct AttachArgs {
     /// The process to attach to: a pid or a name
-    #[arg(value_name = "TARGET", value_parser = crate::process_arg::parse)]
+    #[arg(value_name = "TARGET", value_parser = crate::process_arg::parse_process)]
     pub(crate) pid: u32,
 
     /// Detach after this time
@@ -169,11 +169,11 @@ fn attach(args: &AttachArgs) -> anyhow::Result<(Client, AttachOutcome)> {
     let pid = args.pid;
     let program = ProgramWatch::open(pid);
     let _step = SlowStep::begin(format!("attaching to {pid}"));
-    let attached = attach_with(pid, &plugin, &args.attachment()?);
+    let attached = attach_with(pid, &plugin, &args.build_attachment()?);
     let attached = attached.map_err(|error| refusal_error(pid, &error))?;
     match target::connect(Some(&pid.to_string())) {
         Ok(client) => Ok((client, attached)),
-        Err(error) => Err(match program.await_end() {
+        Err(error) => Err(match program.wait_for_end() {
             Some(end) => program_end_error(pid, end),
             None => error.context(format!(
                 "the plugin was loaded into {pid}, and leaves by itself in {}, but does not answer",
@@ -203,7 +203,7 @@ impl AttachArgs {
     }
 
     /// Builds the plugin's configuration. Reads the config file.
-    fn attachment(&self) -> anyhow::Result<Attachment> {
+    fn build_attachment(&self) -> anyhow::Result<Attachment> {
         let read = |path: &PathBuf| {
             let text = fs::read_to_string(path);
             let text = text.with_context(|| format!("failed to read {}", path.display()))?;
@@ -228,7 +228,7 @@ fn build_output(
 ) -> anyhow::Result<AttachOutput> {
     let pid = args.pid;
     let name = client.host()?.name;
-    let status = send_request(client, "status", "")?.ok()?;
+    let status = send_request(client, "status", "")?.into_success()?;
     let (stopped, thread) = match attached {
         Some(AttachOutcome::ByThread { stops, thread, .. }) => (stops.iter().sum(), Some(*thread)),
         Some(AttachOutcome::ByJvm | AttachOutcome::ByNode { .. }) | None => (Duration::ZERO, None),
@@ -263,7 +263,7 @@ fn build_output(
         _ => None,
     };
     let handled = handled.map_or_else(String::new, |line| format!("\n{line}"));
-    let later = later_note(&status, entries, pid);
+    let later = unused_patches_note(&status, entries, pid);
     let text = match attached {
         None => format!(
             "{pid} ({name}) has the plugin already{}{later}",
@@ -288,8 +288,8 @@ fn build_output(
     })
 }
 
-/// Note on a sampling that goes on without the patches; empty if they serve, or will with the next activation.
-fn later_note(status: &ParsedReply, entries: &PatchOutcome, pid: u32) -> String {
+/// Note that the sampling goes on without the patches; empty if it uses them, or if none is active.
+fn unused_patches_note(status: &ParsedReply, entries: &PatchOutcome, pid: u32) -> String {
     let allocators = status.field("allocators").as_array();
     let mut allocators = allocators.into_iter().flatten();
     let uses_slots = allocators.any(|allocator| allocator["interception"] == "slots");

@@ -32,15 +32,15 @@ pub(crate) fn write_page<T>(
 }
 
 /// Opens a file in the user's browser, or prints its path if there is none.
-pub(crate) fn open(file: &Path) -> anyhow::Result<()> {
+pub(crate) fn open_or_print(file: &Path) -> anyhow::Result<()> {
     if !open_in_browser(file)? {
         output::print(&std::path::absolute(file)?.display().to_string());
     }
     Ok(())
 }
 
-/// Like [`open`], but prints the path on stderr, because stdout carries data.
-pub(crate) fn open_beside_data(file: &Path) -> anyhow::Result<()> {
+/// Like [`open_or_print`], but prints the path on stderr, because stdout carries data.
+pub(crate) fn open_or_print_to_stderr(file: &Path) -> anyhow::Result<()> {
     if !open_in_browser(file)? {
         output::print_stderr(&std::path::absolute(file)?.display().to_string());
     }
@@ -87,5 +87,7 @@ fn spawn_browser(browser: &str, file: &Path) -> io::Result<()> {
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(Stdio::null());
-    signals::inherit(&mut command).spawn().map(drop)
+    signals::inherit_caller_signals(&mut command)
+        .spawn()
+        .map(drop)
 }

@@ -53,7 +53,7 @@ impl CommandGroup {
 
     /// Sends a signal to the whole group of a command if it has its own, else to the command alone. Errors are
     /// ignored.
-    pub(crate) fn send(self, command: &PidFd, signal: Signal) {
+    pub(crate) fn send_signal(self, command: &PidFd, signal: Signal) {
         let sent = match self {
             Self::Own => command.send_signal_to_group(signal),
             Self::Shared => command.send_signal(signal),

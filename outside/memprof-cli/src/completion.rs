@@ -6,12 +6,12 @@ use clap_complete::engine::{ArgValueCompleter, CompletionCandidate};
 use memprof_messages::{MESSAGES, PLUGIN};
 
 /// Completes to one of the candidates.
-pub(crate) fn one_of(candidates: Vec<String>) -> ArgValueCompleter {
-    ArgValueCompleter::new(move |current: &OsStr| matching(&candidates, current))
+pub(crate) fn complete_from(candidates: Vec<String>) -> ArgValueCompleter {
+    ArgValueCompleter::new(move |current: &OsStr| matching_candidates(&candidates, current))
 }
 
 /// Completes a target to the running hosts, by pid and by name.
-pub(crate) fn targets() -> ArgValueCompleter {
+pub(crate) fn target_completer() -> ArgValueCompleter {
     ArgValueCompleter::new(|current: &OsStr| {
         let hosts = memprof_host::running_hosts();
         let by_pid = hosts.iter().map(|host| host.pid.to_string());
@@ -22,18 +22,18 @@ pub(crate) fn targets() -> ArgValueCompleter {
                 .all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))
         };
         let names: Vec<_> = by_pid.chain(by_name).filter(is_plain).collect();
-        matching(&names, current)
+        matching_candidates(&names, current)
     })
 }
 
 /// Completes a plugin's name.
-pub(crate) fn plugins() -> ArgValueCompleter {
-    one_of(vec![PLUGIN.to_owned()])
+pub(crate) fn plugin_completer() -> ArgValueCompleter {
+    complete_from(vec![PLUGIN.to_owned()])
 }
 
 /// Completes a message of `memory_profile`.
-pub(crate) fn messages() -> ArgValueCompleter {
-    one_of(
+pub(crate) fn message_completer() -> ArgValueCompleter {
+    complete_from(
         MESSAGES
             .iter()
             .map(|message| message.name.to_owned())
@@ -42,7 +42,10 @@ pub(crate) fn messages() -> ArgValueCompleter {
 }
 
 /// Candidates that start with the typed text, in their order.
-pub(crate) fn matching(candidates: &[String], current: &OsStr) -> Vec<CompletionCandidate> {
+pub(crate) fn matching_candidates(
+    candidates: &[String],
+    current: &OsStr,
+) -> Vec<CompletionCandidate> {
     let current = current.to_string_lossy();
     let fitting = candidates.iter().filter(|each| each.starts_with(&*current));
     fitting.map(CompletionCandidate::new).collect()

@@ -39,7 +39,7 @@ pub(crate) enum DetachOutcome {
 #[derive(clap::Args, Debug)]
 pub(crate) struct DetachArgs {
     /// The process to detach from: a pid or a name
-    #[arg(value_name = "TARGET", value_parser = crate::process_arg::parse)]
+    #[arg(value_name = "TARGET", value_parser = crate::process_arg::parse_process)]
     pid: u32,
 
     /// Also detach from its descendants, because forked children are attached to as well
@@ -90,17 +90,17 @@ pub(crate) fn detach(pid: u32) -> anyhow::Result<DetachOutcome> {
     let mut client = match target::connect(Some(&pid.to_string())) {
         Ok(client) => client,
         // The plugin was detached at the end of its time, but cannot restore code that threads may execute.
-        Err(_) if patched_functions::restore(pid)? => return Ok(DetachOutcome::Plugin),
+        Err(_) if patched_functions::restore_functions(pid)? => return Ok(DetachOutcome::Plugin),
         Err(error) => return Err(error),
     };
-    let detached = send_request(&mut client, "detach", "")?.ok();
-    let was_patched = patched_functions::restore(pid)?;
+    let detached = send_request(&mut client, "detach", "")?.into_success();
+    let was_patched = patched_functions::restore_functions(pid)?;
     if let Err(error) = detached {
         if !was_patched {
             return Err(error);
         }
         for message in ["deactivate", "reset"] {
-            send_request(&mut client, message, "")?.ok()?;
+            send_request(&mut client, message, "")?.into_success()?;
         }
         return Ok(DetachOutcome::Patches);
     }
@@ -135,7 +135,7 @@ fn has_memprof_threads(pid: u32) -> bool {
 /// Lists the pids of the hosts among a process and its descendants.
 fn hosts_in_tree(pid: u32) -> Vec<u32> {
     let hosts = discover(DiscoveryScope::AllProcesses, |_| ()).hosts;
-    let parents = list_parents();
+    let parents = parent_pids();
     let is_below = |host: &u32| {
         let mut ancestor = *host;
         // A process is never its own ancestor, but with reused pids it may seem so; the count ends the loop.
@@ -155,7 +155,7 @@ fn hosts_in_tree(pid: u32) -> Vec<u32> {
 }
 
 /// Maps the pid of each process in /proc to that of its parent.
-fn list_parents() -> HashMap<u32, u32> {
+fn parent_pids() -> HashMap<u32, u32> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     let parent = |pid: u32| {
         let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;

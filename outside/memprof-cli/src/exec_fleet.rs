@@ -21,7 +21,8 @@ pub(crate) fn run(command: &str, args: &[OsString]) -> Outcome {
         true => installed.clone(),
         false => PathBuf::from(PROGRAM),
     };
-    let error = signals::inherit(Command::new(&program).arg(command).args(args)).exec();
+    let error =
+        signals::inherit_caller_signals(Command::new(&program).arg(command).args(args)).exec();
     if error.kind() == ErrorKind::NotFound {
         let message = format!(
             "{PROGRAM} is neither at {} nor in PATH: `memprof {command}` needs it; it is a package of its own, \

@@ -29,7 +29,7 @@ pub(crate) fn code_of(error: &anyhow::Error) -> ExitCode {
     } else if let Some(ClientError::Plugin { status, .. }) = error.downcast_ref::<ClientError>() {
         code_of_status(*status)
     } else if let Some(error) = error.downcast_ref::<memprof_report::Error>() {
-        crate::report::exit_code(error)
+        crate::report::report_exit_code(error)
     } else if let Some(ClientError::Refused { .. }) = error.downcast_ref::<ClientError>() {
         USAGE
     } else {

@@ -15,7 +15,7 @@ const BUFFER_SIZE: usize = 256 << 10;
 pub(crate) fn export(dump: &mut dyn io::Read, path: &Path) -> anyhow::Result<Option<u64>> {
     let mut dump = BufReader::with_capacity(BUFFER_SIZE, dump);
     let limits = Limits::default();
-    output::write_to(path, |out| {
+    output::write_output(path, |out| {
         Ok(memprof_report::export(&mut dump, &limits, out)?)
     })
 }

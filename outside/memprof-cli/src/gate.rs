@@ -131,7 +131,7 @@ pub(crate) fn run(args: &TestArgs) -> Outcome {
         })
         .collect::<anyhow::Result<_>>()?;
     let counted = all.iter().try_for_each(Measurement::require_counted);
-    let measured = measurement::median(all).context("nothing was run")?;
+    let measured = measurement::median_run(all).context("nothing was run")?;
     for note in &measured.notes {
         output::note(note);
     }
@@ -145,15 +145,15 @@ pub(crate) fn run(args: &TestArgs) -> Outcome {
         let budget = Budget::from_measurement(&measured, &stacks, budget);
         let verdict = BudgetVerdict::new(&measured, &stacks, &budget);
         note_unmatched(&verdict, "it stays as it was");
-        let text = file.updated(&budget);
-        output::publish(&args.budget, |out| Ok(out.write_all(text.as_bytes())?))?;
+        let text = file.into_updated_text(&budget);
+        output::publish_file(&args.budget, |out| Ok(out.write_all(text.as_bytes())?))?;
         output::print(&render::format_update(&args.budget, &budget, &measured));
         return Ok(ExitCode::SUCCESS);
     }
-    let verdict = BudgetVerdict::new(&measured, &needed_stacks(&measured, &budget)?, &budget);
+    let verdict = BudgetVerdict::new(&measured, &read_needed_stacks(&measured, &budget)?, &budget);
     let code = match (verdict.is_broken(), args.strict) {
         (true, _) => OVER_BUDGET,
-        (false, true) if verdict.unmatched().next().is_some() => NO_DATA,
+        (false, true) if verdict.unmatched_checks().next().is_some() => NO_DATA,
         (false, _) => 0,
     };
     note_unmatched(&verdict, "it checks nothing");
@@ -176,7 +176,7 @@ fn write_verdict(
         None => output::print(&report),
         Some(path) => {
             output::print(&render::format_text(verdict));
-            output::publish(path, |out| Ok(writeln!(out, "{}", report.trim_end())?))?;
+            output::publish_file(path, |out| Ok(writeln!(out, "{}", report.trim_end())?))?;
         }
     }
     Ok(())
@@ -198,7 +198,7 @@ fn require_limits(args: &TestArgs, budget: Option<&Budget>) -> anyhow::Result<()
 
 /// Notes limits of functions without a sample, and the consequence.
 fn note_unmatched(verdict: &BudgetVerdict, consequence: &str) {
-    for check in verdict.unmatched() {
+    for check in verdict.unmatched_checks() {
         output::note(&format!(
             "no sample has the function of the limit {}: it was renamed or inlined, or allocates too little for \
              --lg-sample; {consequence}",
@@ -208,7 +208,7 @@ fn note_unmatched(verdict: &BudgetVerdict, consequence: &str) {
 }
 
 /// Reads the stacks that a verdict needs: none if only totals are limited, and none is exceeded.
-fn needed_stacks(measured: &Measurement, budget: &Budget) -> anyhow::Result<Stacks> {
+fn read_needed_stacks(measured: &Measurement, budget: &Budget) -> anyhow::Result<Stacks> {
     if budget.limits_functions() {
         return Stacks::read(measured);
     }

@@ -8,7 +8,7 @@ use clap::{Command, CommandFactory, Error};
 use memprof_messages::{ArgumentSpec, MessageSpec, message};
 
 use crate::args::Args;
-use crate::completion::one_of;
+use crate::completion::complete_from;
 
 /// Additions to clap's help of a command.
 struct CommandHelp {
@@ -245,7 +245,7 @@ impl CommandHelp {
     }
 
     /// Completions of the message's arguments, as `key=value`.
-    fn candidates(&self) -> Vec<String> {
+    fn argument_completions(&self) -> Vec<String> {
         let pairs = self.arguments().iter().flat_map(|argument| {
             let offered = argument.values.completions().iter();
             offered.map(|value| format!("{}={value}", argument.key))
@@ -258,7 +258,7 @@ impl CommandHelp {
 pub(crate) fn command() -> Command {
     let mut command = Args::command();
     for help in COMMANDS {
-        let candidates = help.candidates();
+        let candidates = help.argument_completions();
         command = command.mut_subcommand(help.command, |command| {
             let command = command.after_help(help.help_text());
             // A command that does more than send its message has its own `about` text.
@@ -268,7 +268,7 @@ pub(crate) fn command() -> Command {
             };
             match candidates.is_empty() {
                 true => command,
-                false => command.mut_arg("args", |arg| arg.add(one_of(candidates))),
+                false => command.mut_arg("args", |arg| arg.add(complete_from(candidates))),
             }
         });
     }
@@ -299,7 +299,7 @@ mod tests {
     use std::ffi::OsStr;
 
     use super::*;
-    use crate::completion::matching;
+    use crate::completion::matching_candidates;
 
     #[test]
     fn every_command_accepts_its_examples() {
@@ -387,7 +387,7 @@ mod tests {
             .find(|help| help.command == "reset")
             .unwrap();
         let offered = |current: &str| {
-            let found = matching(&reset.candidates(), OsStr::new(current));
+            let found = matching_candidates(&reset.argument_completions(), OsStr::new(current));
             let values = found
                 .iter()
                 .map(|each| each.get_value().to_str().unwrap().to_owned());

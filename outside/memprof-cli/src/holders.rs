@@ -12,13 +12,15 @@ use memprof_report::pattern;
 use regex::Regex;
 use serde::Serialize;
 
-use self::page::page;
+use self::page::build_page;
 use self::rows::{
     ClassRow, HolderRow, HolderStep, class_rows, largest_holders, row_for_object, rows_by_kind,
     sampled_rows,
 };
 
-use crate::analysis_summary::{AnalysisSummary, analyze, describe_process, parse_amount, size};
+use crate::analysis_summary::{
+    AnalysisSummary, analyze, describe_process, format_size, parse_amount,
+};
 use crate::exit::{NO_DATA, Outcome, USAGE, with_exit_code};
 use crate::output;
 use crate::result_output::{ResultFormat, ResultOutput};
@@ -34,7 +36,7 @@ use crate::result_output::{ResultFormat, ResultOutput};
 #[command(group = clap::ArgGroup::new("which").args(["class", "size", "stack", "address"]))]
 pub(crate) struct HoldersArgs {
     /// The process: a pid or a name
-    #[arg(value_name = "TARGET", value_parser = crate::process_arg::parse)]
+    #[arg(value_name = "TARGET", value_parser = crate::process_arg::parse_process)]
     pid: u32,
 
     /// Show what holds the objects of classes or types that this regular expression matches
@@ -172,7 +174,7 @@ pub(crate) fn run(args: &HoldersArgs) -> Outcome {
         holders(args.pid, filter.detail(), options, progress)
     })?;
     let output = ResultOutput::new(args.format, args.json, args.output.as_deref());
-    let top = output.rows(args.top);
+    let top = output.row_count(args.top);
     let groups = &holding.groups;
     let mut sampled = None;
     let rows = match &filter {
@@ -221,7 +223,9 @@ pub(crate) fn run(args: &HoldersArgs) -> Outcome {
     };
     let is_overview = matches!(filter, ObjectFilter::Largest);
     reply.text = format_text(&reply, &holding, top, is_overview);
-    output.write(&reply, &reply.text, || page(&reply, &holding, is_overview))?;
+    output.write(&reply, &reply.text, || {
+        build_page(&reply, &holding, is_overview)
+    })?;
     Ok(0.into())
 }
 
@@ -237,7 +241,7 @@ fn summary_lines(reply: &HoldersOutput<'_>, holding: &Holding) -> Vec<String> {
     };
     let mut lines = vec![format!(
         "{name}: {} in {} objects are held; {explanation}",
-        size(all.held_bytes),
+        format_size(all.held_bytes),
         all.held_objects
     )];
     if let Some(SampledSummary { objects, matching }) = reply.sampled {
@@ -263,7 +267,7 @@ fn format_text(
             true => names[0].clone(),
             false => names.join(" <- "),
         };
-        let (bytes, indent) = (size(row.bytes), 2 * row.depth);
+        let (bytes, indent) = (format_size(row.bytes), 2 * row.depth);
         lines.push(format!(
             "{bytes:>12} {:>10}  {:indent$}{names}",
             row.objects, ""
@@ -276,7 +280,7 @@ fn format_text(
         ));
         let classes = reply.classes.iter().take(top);
         lines.extend(classes.map(|class| {
-            let (held, bytes) = (size(class.held_bytes), size(class.bytes));
+            let (held, bytes) = (format_size(class.held_bytes), format_size(class.bytes));
             format!(
                 "{held:>12} {bytes:>12} {:>10}  {}",
                 class.objects, class.name

@@ -14,7 +14,7 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use crate::output;
 
-/// Time in which the same signal again is the same interrupt: timeout(1) signals a process, and then its group.
+/// Time within which a repeated signal counts as the same interrupt: timeout(1) signals a process, and then its group.
 const REPEAT_TIME: Duration = Duration::from_millis(500);
 
 /// Signals that end the work early.
@@ -42,7 +42,7 @@ struct InterruptState {
 }
 
 impl Interrupts {
-    /// Starts watching ([`block_signals`]). While [no change](Self::add) is registered, the first signal ends this program.
+    /// Starts watching ([`block_signals`]). While [no change](Self::add_change) is registered, the first signal ends this program.
     ///
     /// # Errors
     /// No descriptor or thread is left.
@@ -62,7 +62,7 @@ impl Interrupts {
             .name("signals".to_owned())
             .spawn(move || {
                 while let Ok(signal) = signals.wait() {
-                    watching.receive(signal);
+                    watching.handle_signal(signal);
                 }
             })
             .context("failed to watch for signals")?;
@@ -71,17 +71,17 @@ impl Interrupts {
 
     /// Adds a change that stays in the other process if this program ends at once: its time limit, and how to undo
     /// it.
-    pub(crate) fn add(&self, change: String) {
+    pub(crate) fn add_change(&self, change: String) {
         self.0.lock().changes.push(change);
     }
 
     /// Removes the change that was added last, because it was undone.
-    pub(crate) fn remove_last(&self) {
+    pub(crate) fn remove_last_change(&self) {
         self.0.lock().changes.pop();
     }
 
     /// Removes and returns all changes.
-    pub(crate) fn take_all(&self) -> Vec<String> {
+    pub(crate) fn take_changes(&self) -> Vec<String> {
         std::mem::take(&mut self.0.lock().changes)
     }
 
@@ -104,7 +104,7 @@ impl WatchState {
     }
 
     /// Handles a signal: reports it if changes are registered and none came before, else ends this program.
-    fn receive(&self, signal: Signal) {
+    fn handle_signal(&self, signal: Signal) {
         // The lock is held until the exit, so that no change can be registered any more.
         let mut state = self.lock();
         match state.first {
@@ -121,13 +121,13 @@ impl WatchState {
         if let Some(first) = state.changes.first() {
             output::print_stderr(&format!("memprof: left at once: {first}"));
         }
-        process::exit(exit_code(signal).into());
+        process::exit(signal_exit_code(signal).into());
     }
 }
 
 /// Blocks the signals in this thread and in those that it creates from now on, except signals that this program's
 /// caller ignores (nohup(1)). Programs that are started would have them blocked too, without
-/// [`signals::inherit`](crate::signals::inherit).
+/// [`signals::inherit_caller_signals`](crate::signals::inherit_caller_signals).
 pub(crate) fn block_signals() -> Result<SigSet> {
     let status = fs::read_to_string("/proc/self/status").context("/proc/self/status")?;
     let ignored = ignored_signals(&status);
@@ -140,7 +140,7 @@ pub(crate) fn block_signals() -> Result<SigSet> {
 }
 
 /// Exit code of a program that a signal ends, as shells report it: 128 plus its number.
-pub(crate) fn exit_code(signal: Signal) -> u8 {
+pub(crate) fn signal_exit_code(signal: Signal) -> u8 {
     128 + signal as u8
 }
 

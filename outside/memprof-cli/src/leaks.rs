@@ -19,7 +19,7 @@ use serde::Serialize;
 use crate::exit::{NO_DATA, Outcome, with_exit_code};
 use crate::output;
 use crate::prove::{self, ProveArgs};
-use crate::report::progress;
+use crate::report::show_progress;
 use crate::stack_lines::format_frames;
 use crate::target::{self, TargetArgs};
 
@@ -96,7 +96,7 @@ pub(crate) fn run(args: &LeaksArgs) -> Outcome {
     // In a container, the process has another pid in its own namespace, which its dumps contain.
     let own_pid = client.host()?.pid;
     let kept = newest_dumps(&mut client, own_pid, args.last.unwrap_or(DEFAULT_DUMPS))?;
-    let sources = Sources::for_process(Some(target::pid_of(&mut client)?));
+    let sources = Sources::for_process(Some(target::host_pid(&mut client)?));
     let by_age = match (args.last, kept.last()) {
         (None, Some(newest)) => leaks_by_age(&mut client, newest, &sources)?,
         _ => None,
@@ -120,13 +120,13 @@ fn leaks_by_age(
     dump: &ComparedDump,
     sources: &Sources,
 ) -> anyhow::Result<Option<Leaks>> {
-    let profile = read_dump(client, dump, sources)?;
+    let profile = fetch_symbolized(client, dump, sources)?;
     let Ok(growth) = find_steady_growth(&profile, &fold_by_origin(&profile)) else {
         return Ok(None);
     };
     let leaks = growth.stacks.into_iter().map(|stack| Leak {
         growth_bytes: stack.bytes,
-        growth_bytes_per_hour: per_hour(stack.bytes, growth.span),
+        growth_bytes_per_hour: bytes_per_hour(stack.bytes, growth.span),
         inuse_space: stack.inuse,
         stack: stack.stack,
     });
@@ -135,7 +135,7 @@ fn leaks_by_age(
         by: LeakMethod::Ages,
         dumps: vec![dump.id.clone()],
         span_seconds: growth.span.as_secs(),
-        stacks: largest_first(leaks.collect()),
+        stacks: sort_by_growth(leaks.collect()),
     }))
 }
 
@@ -157,7 +157,7 @@ fn leaks_by_dumps(
         return Err(with_exit_code(NO_DATA, message));
     }
     let dumps = kept.iter().map(|dump| {
-        Ok(stack_bytes(&fold_by_origin(&read_dump(
+        Ok(stack_bytes(&fold_by_origin(&fetch_symbolized(
             client, dump, sources,
         )?)))
     });
@@ -196,7 +196,7 @@ fn newest_dumps(client: &mut Client, pid: u32, count: usize) -> anyhow::Result<V
 }
 
 /// Fetches a dump from the host, and symbolizes it with a progress line.
-fn read_dump(
+fn fetch_symbolized(
     client: &mut Client,
     dump: &ComparedDump,
     sources: &Sources,
@@ -206,7 +206,7 @@ fn read_dump(
         name: &dump.id,
         bytes: &mut BufReader::new(file),
     };
-    let profile = memprof_report::read(input, Some(sources), &Options::default(), &progress)?;
+    let profile = memprof_report::read(input, Some(sources), &Options::default(), &show_progress)?;
     Ok(profile)
 }
 
@@ -257,23 +257,23 @@ fn growing_stacks(dumps: &[Stacks], span: Duration) -> Vec<Leak> {
             let growth = inuse - bytes(first, stack);
             Leak {
                 growth_bytes: growth,
-                growth_bytes_per_hour: per_hour(growth, span),
+                growth_bytes_per_hour: bytes_per_hour(growth, span),
                 inuse_space: *inuse,
                 stack: stack.split(';').map(str::to_owned).collect(),
             }
         })
         .collect();
-    largest_first(leaks)
+    sort_by_growth(leaks)
 }
 
 /// Sorts by growth, the largest first; equal ones by stack.
-fn largest_first(mut leaks: Vec<Leak>) -> Vec<Leak> {
+fn sort_by_growth(mut leaks: Vec<Leak>) -> Vec<Leak> {
     leaks.sort_by(|a, b| (b.growth_bytes, &a.stack).cmp(&(a.growth_bytes, &b.stack)));
     leaks
 }
 
 /// Growth rate in bytes per hour; 0 if no time has passed.
-fn per_hour(bytes: i64, span: Duration) -> i64 {
+fn bytes_per_hour(bytes: i64, span: Duration) -> i64 {
     match span.is_zero() {
         true => 0,
         false => (bytes as f64 * 3600.0 / span.as_secs_f64()) as i64,

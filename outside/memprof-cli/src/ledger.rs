@@ -19,7 +19,7 @@ use serde_json::Value;
 use crate::exit::Outcome;
 use crate::message::{self, MessageArgs, TakenDump};
 use crate::reply::{Body, ParsedReply, send_request};
-use crate::report::{FormatArg, LiveReport, show};
+use crate::report::{FormatArg, LiveReport, show_live_report};
 use crate::scratch::ScratchFile;
 use crate::target;
 
@@ -55,16 +55,16 @@ pub(crate) fn run(args: &LedgerArgs) -> Outcome {
         walk_heaps(&mut client, ledger);
         ledger_text(ledger)
     });
-    message::show(&reply, short.to.json)
+    message::print_reply(&reply, short.to.json)
 }
 
 /// Runs `memprof purge`. The heaps are walked first, so that the result can be compared with the estimate.
 pub(crate) fn purge(args: &MessageArgs) -> Outcome {
     let mut client = args.connect()?;
     let arguments = args.key_values();
-    // An allocator= leaves out the others, which the walk does not tell apart.
+    // An allocator= leaves out the others, but the walk does not distinguish them.
     let walked = match arguments.is_empty() {
-        true => target::pid_of(&mut client).ok().and_then(|pid| {
+        true => target::host_pid(&mut client).ok().and_then(|pid| {
             let walked = heap_residency(pid, AnalysisOptions::default()).ok()?;
             Some((walked, walk::ResidentMemory::read(pid)?))
         }),
@@ -82,7 +82,7 @@ pub(crate) fn purge(args: &MessageArgs) -> Outcome {
         purged.estimated_bytes = Some(walked.purgeable.saturating_sub(meanwhile));
         purged_text(purged, PurgeEstimate::Walk)
     });
-    message::show(&reply, args.to.json)
+    message::print_reply(&reply, args.to.json)
 }
 
 /// Replaces a successful reply of a type by its edited form. `edit` returns the new text. Leaves an error as it is,
@@ -109,25 +109,27 @@ fn edit_reply<T: Serialize + DeserializeOwned>(
 /// Makes the rows of a ledger exact by a walk of the heaps. Where that fails, the finding that the rows are uncertain
 /// says why.
 fn walk_heaps(client: &mut Client, ledger: &mut Ledger) {
-    let walked = target::pid_of(client)
+    let walked = target::host_pid(client)
         .map_err(|error| format!("{error:#}"))
         .and_then(|pid| {
             let walked = heap_residency(pid, AnalysisOptions::default());
             let walked = walked.map_err(|error| format!("the process {error}"))?;
             let resident = walk::ResidentMemory::read(pid).ok_or("the process has ended")?;
-            Ok((walked, resident, walk::lazily_free(pid)))
+            Ok((walked, resident, walk::lazily_free_bytes(pid)))
         });
     match walked {
-        Ok((walked, resident, lazily_free)) => walk::apply(ledger, &walked, resident, lazily_free),
+        Ok((walked, resident, lazily_free)) => {
+            walk::apply_walk(ledger, &walked, resident, lazily_free)
+        }
         Err(reason) => walk::note_failure(ledger, &reason),
     }
 }
 
 /// Resident bytes of a host outside of its allocators: mappings of the program's own, and shared memory. `None` if it
 /// does not report them.
-pub(crate) fn outside_bytes(client: &mut Client) -> Option<u64> {
+pub(crate) fn bytes_outside_malloc(client: &mut Client) -> Option<u64> {
     let reply = send_request(client, "ledger", "").ok()?;
-    let ledger: Ledger = reply.typed().ok()?;
+    let ledger: Ledger = reply.into_typed().ok()?;
     let outside = [LedgerPart::NotTheAllocator, LedgerPart::Shared];
     let rows = ledger.rows.iter();
     let rows = rows.filter(|row| outside.iter().any(|part| row.name == *part));
@@ -135,7 +137,7 @@ pub(crate) fn outside_bytes(client: &mut Client) -> Option<u64> {
 }
 
 /// Warning that a recorded program grew where no heap profile looks. `None` if it did not grow notably.
-pub(crate) fn growth_outside_warning(pid: u32, before: u64, after: u64) -> Option<String> {
+pub(crate) fn growth_outside_malloc_warning(pid: u32, before: u64, after: u64) -> Option<String> {
     let grown = after.saturating_sub(before);
     (grown >= LedgerFinding::MIN_BYTES).then(|| {
         format!(
@@ -158,7 +160,7 @@ fn show_pinned(args: &LedgerArgs) -> Outcome {
     let mut client = short.connect()?;
     let mut bytes = match message::take_dump(&mut client, &[&kind, short.key_values()].concat())? {
         TakenDump::Received(bytes) => bytes,
-        TakenDump::Kept(reply) => return message::show(&reply, short.to.json),
+        TakenDump::Kept(reply) => return message::print_reply(&reply, short.to.json),
     };
     let mut profile = ScratchFile::new()?;
     profile.append(&mut bytes)?;
@@ -166,10 +168,10 @@ fn show_pinned(args: &LedgerArgs) -> Outcome {
         true => Format::Json,
         false => format.map_or(Format::Text, Into::into),
     };
-    show(&LiveReport {
+    show_live_report(&LiveReport {
         file: &profile.path(),
         name: "dump.heap",
-        pid: target::pid_of(&mut client)?,
+        pid: target::host_pid(&mut client)?,
         options: Options {
             format,
             ..Options::default()

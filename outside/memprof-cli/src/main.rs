@@ -11,6 +11,7 @@ mod browser;
 mod check;
 mod command_group;
 mod completion;
+mod completion_script;
 mod detach;
 mod exec_fleet;
 mod exit;
@@ -58,13 +59,13 @@ use exit::Outcome;
 
 fn main() -> ExitCode {
     CompleteEnv::with_factory(help::command)
-        .var(manual::COMPLETE_VARIABLE)
+        .var(completion_script::COMPLETE_VARIABLE)
         .complete();
     let matches = help::command().try_get_matches();
     let matches = matches.map_err(|error| help::with_hint(error, std::env::args_os().nth(1)));
     match matches.and_then(|matches| Args::from_arg_matches(&matches)) {
-        Ok(args) => output::exit_code(run(args.command), exit::code_of),
-        Err(error) => output::command_line_exit(&error),
+        Ok(args) => output::finish_command(run(args.command), exit::code_of),
+        Err(error) => output::print_parser_output(&error),
     }
 }
 
@@ -116,8 +117,8 @@ fn run(command: Command) -> Outcome {
             command: PluginCommand::New(args),
         } => new_plugin::run(&args),
         Command::Plugins { host, target, json } => plugins::run(host.or(target).as_deref(), json),
-        Command::Completions { shell } => manual::completions(shell),
-        Command::Man { directory } => manual::man(directory.as_deref()),
+        Command::Completions { shell } => completion_script::print_script(shell),
+        Command::Man { directory } => manual::print_or_write_pages(directory.as_deref()),
         Command::MallocConf { program } => malloc_conf::run(program.as_deref()),
     }
 }

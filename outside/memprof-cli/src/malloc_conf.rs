@@ -15,7 +15,7 @@ use object::{Endianness, Object, ReadCache, ReadRef};
 
 use crate::exit::{Outcome, UNAVAILABLE, with_exit_code};
 use crate::output;
-use crate::script::{named_interpreter, read_head, search};
+use crate::script::{find_in_path, named_interpreter, read_head};
 
 /// An ELF file of which only the needed parts are read: it may be large.
 type Elf<'d, R> = ElfFile64<'d, Endianness, R>;
@@ -29,7 +29,7 @@ pub(crate) fn run(program: Option<&str>) -> Outcome {
         None => format!("MALLOC_CONF={OPTIONS}"),
         Some(pid) if pid.bytes().all(|byte| byte.is_ascii_digit()) => line_for_process(pid)?,
         Some(path) if Path::new(path).exists() => line_for_file(Path::new(path))?,
-        Some(name) => line_for_file(&search(name.as_ref())?)?,
+        Some(name) => line_for_file(&find_in_path(name.as_ref())?)?,
     };
     output::print(&line);
     Ok(0.into())
@@ -39,20 +39,20 @@ pub(crate) fn run(program: Option<&str>) -> Outcome {
 fn line_for_process(pid: &str) -> anyhow::Result<String> {
     let maps = std::fs::read_to_string(format!("/proc/{pid}/maps"))
         .with_context(|| format!("failed to read the mappings of process {pid}"))?;
-    let own = variable_in(&PathBuf::from(format!("/proc/{pid}/exe")))?;
+    let own = find_jemalloc_or_note(&PathBuf::from(format!("/proc/{pid}/exe")))?;
     let shared = maps.lines().any(|line| line.contains("/libjemalloc.so"));
     match (own, shared) {
         (JemallocInFile::Variable(variable), _) => Ok(format!("{variable}={OPTIONS}")),
         (_, true) => Ok(format!("MALLOC_CONF={OPTIONS}")),
-        (own, false) => without_jemalloc(own, &format!("process {pid}")),
+        (own, false) => line_without_jemalloc(own, &format!("process {pid}")),
     }
 }
 
 /// Line with the variable that enables profiling in the jemalloc of a program's file.
 fn line_for_file(path: &Path) -> anyhow::Result<String> {
-    match variable_in(path)? {
+    match find_jemalloc_or_note(path)? {
         JemallocInFile::Variable(variable) => Ok(format!("{variable}={OPTIONS}")),
-        own => without_jemalloc(own, &path.display().to_string()),
+        own => line_without_jemalloc(own, &path.display().to_string()),
     }
 }
 
@@ -72,7 +72,7 @@ pub(crate) enum JemallocInFile {
 
 /// Finds the jemalloc in a program's file, and prints a note if it has no profiler. Fails for a file that is not
 /// ELF.
-fn variable_in(path: &Path) -> anyhow::Result<JemallocInFile> {
+fn find_jemalloc_or_note(path: &Path) -> anyhow::Result<JemallocInFile> {
     let failed = || format!("failed to read {}", path.display());
     let file = File::open(path).with_context(failed)?;
     let head = read_head(&file).with_context(failed)?;
@@ -81,7 +81,7 @@ fn variable_in(path: &Path) -> anyhow::Result<JemallocInFile> {
     }
     let cache = ReadCache::new(&file);
     let elf = Elf::parse(&cache).with_context(failed)?;
-    let own = find_variable(&elf, &file).with_context(failed)?;
+    let own = find_jemalloc_in_elf(&elf, &file).with_context(failed)?;
     if matches!(own, JemallocInFile::Variable(_))
         && !has_profiler(&elf, &file).with_context(failed)?
     {
@@ -126,7 +126,7 @@ const VARIABLE: &[u8] = b"malloc_conf";
 ///
 /// # Errors
 /// The file cannot be read, or is inconsistent.
-pub(crate) fn find_variable<'d, R: ReadRef<'d>>(
+pub(crate) fn find_jemalloc_in_elf<'d, R: ReadRef<'d>>(
     elf: &Elf<'d, R>,
     file: &File,
 ) -> anyhow::Result<JemallocInFile> {
@@ -215,7 +215,7 @@ fn contains_text<'d, R: ReadRef<'d>>(
 
 /// Line for a program without a known jemalloc of its own: it preloads one if none is linked. Prints a note.
 /// `subject` names the program.
-fn without_jemalloc(own: JemallocInFile, subject: &str) -> anyhow::Result<String> {
+fn line_without_jemalloc(own: JemallocInFile, subject: &str) -> anyhow::Result<String> {
     match own {
         JemallocInFile::Stripped | JemallocInFile::Hidden => {
             output::note(&format!(

@@ -22,10 +22,10 @@ pub(crate) struct MsgArgs {
     #[command(flatten)]
     to: TargetArgs,
     /// The plugin's name.
-    #[arg(add = completion::plugins())]
+    #[arg(add = completion::plugin_completer())]
     plugin: String,
     /// The message's name.
-    #[arg(add = completion::messages())]
+    #[arg(add = completion::message_completer())]
     message: String,
     /// The message's arguments.
     #[arg(value_name = "KEY=VALUE")]
@@ -37,7 +37,7 @@ pub(crate) struct MessageArgs {
     #[command(flatten)]
     pub(crate) to: TargetArgs,
     /// The host (a pid, a name or a socket's path), and the message's arguments, listed below if it has any.
-    #[arg(value_names = ["TARGET", "KEY=VALUE"], num_args = 0.., add = completion::targets())]
+    #[arg(value_names = ["TARGET", "KEY=VALUE"], num_args = 0.., add = completion::target_completer())]
     args: Vec<String>,
 }
 
@@ -58,14 +58,14 @@ impl MessageArgs {
 pub(crate) fn run_msg(args: &MsgArgs) -> Outcome {
     let mut client = target::connect_to_plugin(&args.to, None, &args.plugin)?;
     let reply = client.message(&args.plugin, &args.message, &join_args(&args.args), None)?;
-    show(&ParsedReply::from_received(reply)?, args.to.json)
+    print_reply(&ParsedReply::from_received(reply)?, args.to.json)
 }
 
 /// Runs a command that sends the message with its name to `memory_profile`.
 pub(crate) fn run_message(message: &str, args: &MessageArgs) -> Outcome {
     let mut client = args.connect()?;
     let reply = send_request(&mut client, message, &join_args(args.key_values()))?;
-    show(&reply, args.to.json)
+    print_reply(&reply, args.to.json)
 }
 
 /// Runs `memprof dump`: takes a dump, and fetches it if `--output` or `--open` needs it.
@@ -80,9 +80,14 @@ pub(crate) fn dump(args: &MessageArgs, file: Option<&Path>, open: bool) -> Outco
         TakenDump::Kept(reply) => match (reply.status, reply.field("id").as_str()) {
             (0, Some(id)) if is_wanted => {
                 let bytes: Box<dyn Read> = Box::new(client.fetch(id)?);
-                (bytes, file_name(id), reply.text().into_owned(), Some(reply))
+                (
+                    bytes,
+                    dump_file_name(id),
+                    reply.text().into_owned(),
+                    Some(reply),
+                )
             }
-            _ => return show(&reply, args.to.json),
+            _ => return print_reply(&reply, args.to.json),
         },
         TakenDump::Received(bytes) => {
             let text = "the host keeps no copy of this dump".to_owned();
@@ -98,19 +103,19 @@ pub(crate) fn dump(args: &MessageArgs, file: Option<&Path>, open: bool) -> Outco
             report_written(export(&mut bytes, file)?, file);
         }
         output::print_stderr(&text);
-        let pid = target::pid_of(&mut client)?;
-        let page = report::page(&fetched.path(), &format!("{name}.heap"), pid)?;
+        let pid = target::host_pid(&mut client)?;
+        let page = report::write_live_page(&fetched.path(), &format!("{name}.heap"), pid)?;
         if to_stdout {
-            browser::open_beside_data(&page)?;
+            browser::open_or_print_to_stderr(&page)?;
         } else {
-            browser::open(&page)?;
+            browser::open_or_print(&page)?;
         }
         return Ok(0.into());
     }
     let file = file.unwrap_or(Path::new("-"));
     report_written(export(&mut bytes, file)?, file);
     match reply {
-        Some(reply) if !to_stdout => show(&reply, args.to.json),
+        Some(reply) if !to_stdout => print_reply(&reply, args.to.json),
         Some(_) | None => {
             output::print_stderr(&text);
             Ok(0.into())
@@ -168,7 +173,7 @@ fn report_written(length: Option<u64>, file: &Path) {
 
 /// Makes a file name of a dump's ID, which may come from a hostile host: at most 64 letters, digits, dots and
 /// dashes.
-fn file_name(id: &str) -> String {
+fn dump_file_name(id: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || c == '.' || c == '-';
     let name: String = id.chars().filter(|c| is_plain(*c)).take(64).collect();
     name
@@ -176,9 +181,9 @@ fn file_name(id: &str) -> String {
 
 /// Prints a reply on stdout; the text of an error goes to stderr, unless `json` is set. The exit code is that of
 /// its status.
-pub(crate) fn show(reply: &ParsedReply, json: bool) -> Outcome {
+pub(crate) fn print_reply(reply: &ParsedReply, json: bool) -> Outcome {
     match &reply.body {
-        Body::Bytes(bytes) => output::save(&mut bytes.as_slice(), Path::new("-"))?,
+        Body::Bytes(bytes) => output::copy_to_output(&mut bytes.as_slice(), Path::new("-"))?,
         Body::Object(object) if json => output::print(&object.to_string()),
         Body::Text(text) if json || reply.status == 0 => output::print(text),
         // The findings of `doctor` are data, whatever the status is.
@@ -196,11 +201,11 @@ pub(crate) fn join_args(args: &[String]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::file_name;
+    use super::dump_file_name;
 
     #[test]
     fn file_name_of_an_id_has_no_path() {
-        let check = |id: &str, expected: &str| assert_eq!(file_name(id), expected);
+        let check = |id: &str, expected: &str| assert_eq!(dump_file_name(id), expected);
         let id = "20261121T111244Z.7.1.0000beef.rss-above.335kib";
         check(id, id);
         check("../../etc/passwd", "....etcpasswd");

@@ -135,12 +135,12 @@ pub(crate) fn run(args: &NewPluginArgs) -> Outcome {
         .unwrap_or_else(|| args.name.clone().into());
     let files = match args.lang {
         Language::Rust => {
-            let patches = patches(args.sdk.as_deref())?;
-            fill(RUST, &args.name, |text| text + &patches)
+            let patches = cargo_patches(args.sdk.as_deref())?;
+            fill_templates(RUST, &args.name, |text| text + &patches)
         }
         Language::C => {
             let include = include_dir(args.sdk.as_deref())?;
-            fill(C, &args.name, |text| text.replace("INCLUDE", &include))
+            fill_templates(C, &args.name, |text| text.replace("INCLUDE", &include))
         }
     };
     std::fs::create_dir(&folder)
@@ -150,7 +150,7 @@ pub(crate) fn run(args: &NewPluginArgs) -> Outcome {
         let parent = path.parent().unwrap_or(&folder);
         std::fs::create_dir_all(parent)
             .with_context(|| format!("failed to write {}", path.display()))?;
-        output::publish(&path, |out| Ok(out.write_all(text.as_bytes())?))?;
+        output::publish_file(&path, |out| Ok(out.write_all(text.as_bytes())?))?;
     }
     let test = match args.lang {
         Language::Rust => "cargo test",
@@ -161,7 +161,7 @@ pub(crate) fn run(args: &NewPluginArgs) -> Outcome {
 }
 
 /// Fills the templates with the name; `end` changes the first file, which says how to build.
-fn fill(
+fn fill_templates(
     templates: &[Template],
     name: &str,
     end: impl FnOnce(String) -> String,
@@ -214,8 +214,8 @@ fn sdk_dirs(named: Option<&Path>) -> Result<Vec<PathBuf>> {
     ])
 }
 
-/// Fails because no folder of the SDK has this file.
-fn sdk_error(file: &str, dirs: &[PathBuf]) -> anyhow::Error {
+/// Builds the error for a `file` that no folder of the SDK has. `dirs` are the folders that were searched.
+fn missing_sdk_file_error(file: &str, dirs: &[PathBuf]) -> anyhow::Error {
     let dirs: Vec<_> = dirs.iter().map(|dir| dir.display().to_string()).collect();
     let message = format!(
         "found no {file} in {}: name the folder of memprof's crates and headers by --sdk, such as a checkout of memprof",
@@ -225,7 +225,7 @@ fn sdk_error(file: &str, dirs: &[PathBuf]) -> anyhow::Error {
 }
 
 /// Lines of Cargo.toml that name memprof's crates as they are here.
-fn patches(sdk: Option<&Path>) -> Result<String> {
+fn cargo_patches(sdk: Option<&Path>) -> Result<String> {
     let dirs = sdk_dirs(sdk)?;
     let mut lines = String::new();
     for name in CRATES {
@@ -236,7 +236,7 @@ fn patches(sdk: Option<&Path>) -> Result<String> {
         let found = places
             .into_iter()
             .find(|place| place.join("Cargo.toml").is_file());
-        let found = found.ok_or_else(|| sdk_error(&format!("crate {name}"), &dirs))?;
+        let found = found.ok_or_else(|| missing_sdk_file_error(&format!("crate {name}"), &dirs))?;
         lines += &format!("{name} = {{ path = {:?} }}\n", found.display().to_string());
     }
     Ok(lines)
@@ -251,7 +251,7 @@ fn include_dir(sdk: Option<&Path>) -> Result<String> {
     let found = places
         .into_iter()
         .find(|place| place.join("memprof.h").is_file());
-    let found = found.ok_or_else(|| sdk_error("memprof.h", &dirs))?;
+    let found = found.ok_or_else(|| missing_sdk_file_error("memprof.h", &dirs))?;
     Ok(found.display().to_string())
 }
 
@@ -286,14 +286,15 @@ mod tests {
     #[test]
     fn filled_templates_have_the_name_only() {
         for templates in [RUST, C] {
-            for (path, text) in fill(templates, "words", |text| text) {
+            for (path, text) in fill_templates(templates, "words", |text| text) {
                 assert!(
                     !path.contains(TEMPLATE_NAME) && !text.contains(TEMPLATE_NAME),
                     "{path}"
                 );
             }
         }
-        let (_, makefile) = fill(C, "words", |text| text.replace("INCLUDE", "/x")).remove(0);
+        let (_, makefile) =
+            fill_templates(C, "words", |text| text.replace("INCLUDE", "/x")).remove(0);
         assert!(
             makefile.contains("words.so: words.c\n\t$(CC)"),
             "{makefile}"

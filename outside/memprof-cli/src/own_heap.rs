@@ -16,7 +16,7 @@ pub(crate) fn map_large_blocks() {
 }
 
 /// Releases free pages of this program's heap to the kernel.
-pub(crate) fn trim() {
+pub(crate) fn release_free_pages() {
     // SAFETY: any thread may call malloc_trim(3).
     unsafe { libc::malloc_trim(0) };
 }

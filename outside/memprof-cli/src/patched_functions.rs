@@ -69,7 +69,7 @@ fn is_sampled_without_patches(allocator: &AllocatorStatus, sampler: SamplerChoic
 ///
 /// # Errors
 /// The functions cannot be restored, with the reason.
-pub(crate) fn restore(pid: u32) -> anyhow::Result<bool> {
+pub(crate) fn restore_functions(pid: u32) -> anyhow::Result<bool> {
     let restored = restore_entry_points(pid).map_err(|error| refusal_error(pid, &error))?;
     Ok(restored.is_some())
 }
@@ -98,7 +98,7 @@ impl PatchOutcome {
                 format!(
                     "\n{owner} lead to memprof, written while all threads stood still for {:.1} ms; `memprof detach \
                      {pid}` takes them away{}",
-                    milliseconds(report),
+                    stop_milliseconds(report),
                     skipped.concat()
                 )
             }
@@ -113,7 +113,7 @@ impl PatchOutcome {
             Self::Patched(report) => json!({
                 "library": report.library,
                 "functions": report.functions,
-                "stopped_ms": milliseconds(report),
+                "stopped_ms": stop_milliseconds(report),
                 "left_out": report.skipped,
             }),
         }
@@ -121,6 +121,6 @@ impl PatchOutcome {
 }
 
 /// Duration of the stop of all threads, in milliseconds.
-fn milliseconds(report: &PatchReport) -> f64 {
+fn stop_milliseconds(report: &PatchReport) -> f64 {
     report.stop.as_micros() as f64 / 1000.0
 }

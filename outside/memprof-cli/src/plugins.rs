@@ -99,7 +99,7 @@ impl PluginRow {
 
 /// Runs `memprof plugins`.
 pub(crate) fn run(host: Option<&str>, json: bool) -> Outcome {
-    let plugins = target::plugins_of(host)?;
+    let plugins = target::list_plugins(host)?;
     let plugins: Vec<_> = plugins.into_iter().map(PluginRow::from_info).collect();
     if json {
         let list = PluginList {

@@ -9,11 +9,11 @@ use crate::target;
 ///
 /// # Errors
 /// No process or several have that name.
-pub(crate) fn parse(text: &str) -> Result<u32, String> {
+pub(crate) fn parse_process(text: &str) -> Result<u32, String> {
     if let Ok(pid) = text.parse() {
         return Ok(pid);
     }
-    if let Some(pid) = target::pid_of_host(text) {
+    if let Some(pid) = target::pid_by_host_name(text) {
         return Ok(pid);
     }
     if let Some(pid) = parse_named_pid(text) {
@@ -97,7 +97,8 @@ mod tests {
             let mut command = std::process::Command::new("/bin/sleep");
             command.arg("1000").spawn().unwrap()
         };
-        let check = |text: &str, expected: Result<u32, String>| assert_eq!(parse(text), expected);
+        let check =
+            |text: &str, expected: Result<u32, String>| assert_eq!(parse_process(text), expected);
         check("4711", Ok(4711));
         let none = "no process has that name; `memprof ps --all` lists them";
         check("memprof-no-such-name", Err(none.to_owned()));
@@ -106,7 +107,7 @@ mod tests {
         let other = format!("process {} is not called cat", one.id());
         check(&format!("cat/{}", one.id()), Err(other));
         let mut other = sleeper();
-        let several = parse("sleep").unwrap_err();
+        let several = parse_process("sleep").unwrap_err();
         assert!(
             several.starts_with("several processes have that name"),
             "{several}"

@@ -18,9 +18,10 @@ use memprof_ptrace::pidfd::PidFd;
 use serde::Serialize;
 
 use self::forwarder::{Recipient, SignalForwarder};
-use self::page::page;
+use self::page::build_page;
 use crate::analysis_summary::{
-    AnalysisSummary, analyze, describe_process, finish_analysis, parse_amount, progress, size,
+    AnalysisSummary, analyze, describe_process, finish_analysis, format_size, parse_amount,
+    show_phase,
 };
 use crate::command_group::CommandGroup;
 use crate::exit::{FAILED, Outcome, UNAVAILABLE, USAGE, with_exit_code};
@@ -44,7 +45,7 @@ pub(crate) struct ProveArgs {
     pub(crate) prove: bool,
 
     /// The process: a pid or a name; without --prove, one with the plugin
-    #[arg(value_name = "TARGET", value_parser = crate::process_arg::parse)]
+    #[arg(value_name = "TARGET", value_parser = crate::process_arg::parse_process)]
     pub(crate) pid: Option<u32>,
 
     /// With --prove: run a command, and search it once, when it exits
@@ -147,13 +148,13 @@ pub(crate) fn run(args: &ProveArgs, top: usize, json: bool) -> Outcome {
         prove(pid, options, progress)
     })?;
     let reply = build_output(pid, &proof, top);
-    output.write(&reply, &reply.text, || page(&reply))?;
-    let failure = if args.fail { failure(&reply) } else { 0 };
+    output.write(&reply, &reply.text, || build_page(&reply))?;
+    let failure = if args.fail { failure_code(&reply) } else { 0 };
     Ok(ExitCode::from(failure))
 }
 
 /// Exit code for a result, with `--fail`.
-fn failure(reply: &ProveOutput<'_>) -> u8 {
+fn failure_code(reply: &ProveOutput<'_>) -> u8 {
     match reply.leaked.objects {
         0 if reply.certainty == Certainty::Unknown => UNAVAILABLE,
         0 => 0,
@@ -173,11 +174,11 @@ fn prove_command(
         return Err(with_exit_code(USAGE, "--at-exit needs a command"));
     };
     let mut command = Command::new(program);
-    signals::inherit(command.args(program_args));
+    signals::inherit_caller_signals(command.args(program_args));
     let group = CommandGroup::choose(&mut command)?;
     let forwarder = SignalForwarder::start()?;
     let mut recipient = forwarder.lock();
-    let run = exit_stop::run(&mut command, |pid| {
+    let run = exit_stop::run_until_exit(&mut command, |pid| {
         // Before Linux 5.3, a signal ends this program only.
         if let Ok(process) = PidFd::open(pid) {
             *recipient = Recipient::Command { process, group };
@@ -194,31 +195,31 @@ fn prove_command(
                 None => "it ended before it could be stopped",
             };
             output::note(&format!("not searched for leaks: {reason} ({status})"));
-            return Ok(exit_code(status, args.fail, UNAVAILABLE));
+            return Ok(command_exit_code(status, args.fail, UNAVAILABLE));
         }
     };
     let pid = exiting.pid();
     own_heap::map_large_blocks();
-    let proof = prove_at_exit(&exiting, options, &|step| progress(pid, step));
+    let proof = prove_at_exit(&exiting, options, &|step| show_phase(pid, step));
     let failure = match finish_analysis(pid, proof) {
         Ok(proof) => {
             let reply = build_output(pid, &proof, top);
             match output.is_terminal_text() {
                 true => output::print_stderr(&reply.text),
-                false => output.write(&reply, &reply.text, || page(&reply))?,
+                false => output.write(&reply, &reply.text, || build_page(&reply))?,
             }
-            failure(&reply)
+            failure_code(&reply)
         }
         Err(error) => {
             output::note(&format!("not searched for leaks: {error}"));
             UNAVAILABLE
         }
     };
-    Ok(exit_code(exiting.end()?, args.fail, failure))
+    Ok(command_exit_code(exiting.end()?, args.fail, failure))
 }
 
 /// Exit code of a command as shells report it; instead of 0, `failure` if that is requested.
-fn exit_code(status: ExitStatus, fails: bool, failure: u8) -> ExitCode {
+fn command_exit_code(status: ExitStatus, fails: bool, failure: u8) -> ExitCode {
     let code = status.code().or_else(|| Some(128 + status.signal()?));
     match code.unwrap_or(FAILED.into()) {
         0 if fails => failure.into(),
@@ -285,7 +286,7 @@ fn heading(reply: &ProveOutput<'_>) -> String {
             } else {
                 "leaked"
             },
-            size(leaked.bytes),
+            format_size(leaked.bytes),
             if certainty == Certainty::Probable {
                 " that was searched"
             } else {
@@ -311,7 +312,7 @@ fn format_text(reply: &ProveOutput<'_>, top: usize) -> String {
         ));
     }
     for group in leaked.by.iter().take(top) {
-        let (bytes, each) = (size(group.bytes), format!("{} B", group.size));
+        let (bytes, each) = (format_size(group.bytes), format!("{} B", group.size));
         let class = group.class.unwrap_or("-");
         lines.push(format!(
             "{bytes:>12} {:>9} {each:>10}  {:<14}  {class}",

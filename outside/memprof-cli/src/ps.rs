@@ -68,12 +68,12 @@ pub(crate) fn run(all: bool, json: bool) -> Outcome {
         unreached: found.unreachable.into_iter().map(unreachable_row).collect(),
         processes: None,
     };
-    let mut of_others = 0;
+    let mut other_user_count = 0;
     if all {
         let hosts = listing.hosts.iter().map(|host| host.pid).collect();
         let found = processes::process_rows(hosts)?;
         listing.processes = Some(found.rows);
-        of_others = found.of_others;
+        other_user_count = found.other_user_count;
     }
     if json {
         output::print(&serde_json::to_string(&listing)?);
@@ -91,9 +91,9 @@ pub(crate) fn run(all: bool, json: bool) -> Outcome {
         0 => {}
         more => output::note(&format!("{more} more were not reached; --json names them")),
     }
-    if of_others > 0 {
+    if other_user_count > 0 {
         output::note(&format!(
-            "{of_others} processes of other users are not listed; root sees them"
+            "{other_user_count} processes of other users are not listed; root sees them"
         ));
     }
     if listing.hosts.is_empty() && !all {

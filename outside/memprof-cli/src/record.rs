@@ -2,7 +2,7 @@
 
 mod arguments;
 mod early_profile;
-mod last_dump;
+mod exit_dump;
 mod sampling;
 
 use std::fs::File;
@@ -21,17 +21,17 @@ use crate::attach::{self, AttachArgs};
 use crate::detach;
 use crate::exit::{Outcome, UNREACHABLE, USAGE, with_exit_code};
 use crate::export::export;
-use crate::interrupts::{Interrupts, exit_code};
+use crate::interrupts::{Interrupts, signal_exit_code};
 use crate::message::{self, TakenDump};
 use crate::patched_functions::{self, PatchOptions, PatchOutcome};
-use crate::report::{LiveReport, show};
+use crate::report::{LiveReport, show_live_report};
 use crate::scratch::ScratchFile;
 use crate::{browser, exit, ledger, output, report, target};
 
 pub(crate) use arguments::RecordArgs;
 use arguments::{SAMPLER, Subject};
 use early_profile::EarlyProfile;
-use last_dump::LastDump;
+use exit_dump::ExitDumpDir;
 use sampling::{HostProcess, SamplingEnd};
 
 /// Time by which the activation outlasts the recording, so that it ends if this program is killed.
@@ -55,10 +55,10 @@ pub(crate) fn run(args: &RecordArgs) -> Outcome {
         Subject::Host(target) => record(args, &mut target::connect(target)?, &interrupts),
         Subject::Process(pid) => record_attached(args, pid, &interrupts),
     };
-    for change in interrupts.take_all() {
+    for change in interrupts.take_changes() {
         output::note(&change);
     }
-    let interrupted = interrupts.signal().map(exit_code);
+    let interrupted = interrupts.signal().map(signal_exit_code);
     let shown = recorded.and_then(|recorded| recorded.show(args));
     match (interrupted, shown) {
         (Some(code), Ok(_)) => Ok(code.into()),
@@ -123,7 +123,7 @@ impl Recorded {
         if self.end == SamplingEnd::Interrupt {
             output::note("interrupted: this is the profile until then");
         }
-        show(&LiveReport {
+        show_live_report(&LiveReport {
             file,
             name: PROFILE_NAME,
             pid,
@@ -134,7 +134,7 @@ impl Recorded {
             output: None,
         })?;
         if args.open {
-            browser::open(&report::page(file, PROFILE_NAME, pid)?)?;
+            browser::open_or_print(&report::write_live_page(file, PROFILE_NAME, pid)?)?;
         }
         Ok(())
     }
@@ -150,10 +150,10 @@ fn record_attached(
     let mut config = ScratchFile::new()?;
     config.append(&mut &b"[[watch]]\nat_exit = true\n"[..])?;
     let lease = match args.keep_attached {
-        true => attach::LEASE,
+        true => attach::DEFAULT_LEASE,
         false => args.duration + 2 * LEASE_GRACE,
     };
-    interrupts.add(format!(
+    interrupts.add_change(format!(
         "the plugin may be in {pid} for up to {}; `memprof detach {pid}` removes it now",
         humantime::format_duration(lease)
     ));
@@ -162,7 +162,7 @@ fn record_attached(
         pid,
         lease,
         entries: args.entries,
-        max_pause: attach::MAX_PAUSE,
+        max_pause: attach::DEFAULT_MAX_PAUSE,
         children: false,
         plugin: args.plugin.clone(),
         config: Some(config.path()),
@@ -170,9 +170,9 @@ fn record_attached(
         json: false,
         args: Vec::new(),
     });
-    let (mut client, attached) = attached.inspect_err(|_| interrupts.remove_last())?;
+    let (mut client, attached) = attached.inspect_err(|_| interrupts.remove_last_change())?;
     let Some(attached) = attached else {
-        interrupts.remove_last();
+        interrupts.remove_last_change();
         return record(args, &mut client, interrupts);
     };
     if let AttachOutcome::ByThread { handled, .. } = &attached
@@ -190,7 +190,7 @@ fn record_attached(
     let options = PatchOptions {
         sampler: args.sampler(),
         entries: args.entries,
-        max_pause: attach::MAX_PAUSE,
+        max_pause: attach::DEFAULT_MAX_PAUSE,
     };
     // If the status fails, the following requests fail too and report it.
     if let Ok(status) = client.status()
@@ -208,7 +208,7 @@ fn record_attached(
     };
     if detached.is_ok() {
         // Detaching has ended the sampling too.
-        interrupts.take_all();
+        interrupts.take_changes();
     }
     // The first error is the relevant one.
     recorded.map(|recorded| Recorded {
@@ -223,9 +223,9 @@ fn record(
     client: &mut Client,
     interrupts: &Interrupts,
 ) -> anyhow::Result<Recorded> {
-    let pid = target::pid_of(client)?;
+    let pid = target::host_pid(client)?;
     let status = client.status()?;
-    let last_dump = LastDump::new(pid, client.host()?.pid, &status);
+    let exit_dumps = ExitDumpDir::new(pid, client.host()?.pid, &status);
     let process = HostProcess::from_client(client);
     let arguments = &*args.dump_args();
     let was_active = status.profiling == Profiling::Active;
@@ -233,7 +233,7 @@ fn record(
     if !was_active {
         // A lease ends the activation if this program is killed.
         let lease = humantime::format_duration(args.duration + LEASE_GRACE).to_string();
-        interrupts.add(format!(
+        interrupts.add_change(format!(
             "{pid} samples for up to {lease}; `memprof deactivate {pid}` ends that now"
         ));
         let activate = [
@@ -243,7 +243,7 @@ fn record(
         .concat();
         let activated = client.activate(&message::join_args(&activate));
         activation_warnings = activated
-            .inspect_err(|_| interrupts.remove_last())?
+            .inspect_err(|_| interrupts.remove_last_change())?
             .warnings;
         for warning in &activation_warnings {
             output::note(warning);
@@ -251,7 +251,7 @@ fn record(
     } else if args.key_values().iter().any(|arg| arg.starts_with(SAMPLER)) {
         output::note(&format!("{pid} samples already: sampler= changes nothing"));
     }
-    let outside_before = ledger::outside_bytes(client);
+    let outside_before = ledger::bytes_outside_malloc(client);
     let mut early = EarlyProfile::new(arguments);
     let end = sampling::wait_for_end(args.duration, client, &process, interrupts, &mut early)?;
     let mut recorded = Recorded {
@@ -268,11 +268,11 @@ fn record(
                 recorded.profile = Some(profile);
                 let is_new = |warning: &String| !activation_warnings.contains(warning);
                 recorded.warnings = warnings.into_iter().filter(is_new).collect();
-                let outside = outside_before.zip(ledger::outside_bytes(client));
+                let outside = outside_before.zip(ledger::bytes_outside_malloc(client));
                 recorded
                     .warnings
                     .extend(outside.and_then(|(before, after)| {
-                        ledger::growth_outside_warning(pid, before, after)
+                        ledger::growth_outside_malloc_warning(pid, before, after)
                     }));
             }
             Err(error) => {
@@ -286,9 +286,9 @@ fn record(
         SamplingEnd::Halt(_) => {}
         SamplingEnd::Host(_) => {
             if !was_active {
-                interrupts.remove_last();
+                interrupts.remove_last_change();
             }
-            recorded.profile = last_dump.copy().unwrap_or_else(|error| {
+            recorded.profile = exit_dumps.copy_exit_dump().unwrap_or_else(|error| {
                 output::note(&format!("{error:#}"));
                 None
             });
@@ -314,13 +314,13 @@ fn finish_recording(
     let dumped = message::take_dump_or_receive(client, arguments);
     if let Some(interrupts) = activated {
         client.deactivate()?;
-        interrupts.remove_last();
+        interrupts.remove_last_change();
     }
     let mut profile = ScratchFile::new()?;
     let warnings = match dumped? {
         TakenDump::Kept(reply) => {
-            let reply = reply.ok()?;
-            let report: DumpReport = reply.typed().context("the reply to dump")?;
+            let reply = reply.into_success()?;
+            let report: DumpReport = reply.into_typed().context("the reply to dump")?;
             profile.append(&mut client.fetch(&report.largest.id)?)?;
             report.warnings
         }

@@ -62,7 +62,7 @@ impl ParsedReply {
     ///
     /// # Errors
     /// The body is not JSON, or does not fit the type.
-    pub(crate) fn typed<T: DeserializeOwned>(self) -> serde_json::Result<T> {
+    pub(crate) fn into_typed<T: DeserializeOwned>(self) -> serde_json::Result<T> {
         serde_json::from_value(match self.body {
             Body::Object(object) => object,
             Body::Text(_) | Body::Bytes(_) => Value::Null,
@@ -83,7 +83,7 @@ impl ParsedReply {
     }
 
     /// Returns the reply, or an error if its status is one.
-    pub(crate) fn ok(self) -> anyhow::Result<Self> {
+    pub(crate) fn into_success(self) -> anyhow::Result<Self> {
         if self.status == 0 {
             return Ok(self);
         }

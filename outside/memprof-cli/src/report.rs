@@ -97,7 +97,7 @@ pub(crate) struct ReportArgs {
     why: Option<String>,
 
     /// Read binaries as this living process sees them, below /proc/PID/root
-    #[arg(long, value_parser = crate::process_arg::parse)]
+    #[arg(long, value_parser = crate::process_arg::parse_process)]
     pid: Option<u32>,
 
     /// Do not resolve function names; frames are file+0xoffset
@@ -144,7 +144,7 @@ pub(crate) enum FormatArg {
 }
 
 /// Exit code for an error of the report.
-pub(crate) fn exit_code(error: &Error) -> u8 {
+pub(crate) fn report_exit_code(error: &Error) -> u8 {
     match error.kind() {
         ErrorKind::Usage => 2,
         ErrorKind::Empty => 5,
@@ -155,7 +155,7 @@ pub(crate) fn exit_code(error: &Error) -> u8 {
 
 /// Writes the report to standard output or `--output`, and notes to standard error.
 pub(crate) fn run(args: &ReportArgs) -> anyhow::Result<()> {
-    let options = args.options()?;
+    let options = args.to_options()?;
     let sources = (!args.no_symbols).then(|| args.sources());
     let mut profile = open_input(&args.file)?;
     let mut base = args.base.as_deref().map(open_input).transpose()?;
@@ -170,29 +170,32 @@ pub(crate) fn run(args: &ReportArgs) -> anyhow::Result<()> {
         .zip(base_name.as_deref())
         .map(|(bytes, name)| Input { name, bytes });
     let write = |out: &mut dyn Write| {
-        memprof_report::report(input, base, sources.as_ref(), &options, &progress, out)
+        memprof_report::report(input, base, sources.as_ref(), &options, &show_progress, out)
     };
     let (page, notes) = match &args.output {
         Some(path) if path == Path::new("-") && args.open => {
             let (page, notes) = browser::write_page(|out| Ok(write(out)?))?;
-            output::save(&mut open_input(&page)?, path)?;
+            output::copy_to_output(&mut open_input(&page)?, path)?;
             print_notes(Ok(notes))?;
-            return browser::open_beside_data(&page);
+            return browser::open_or_print_to_stderr(&page);
         }
-        Some(path) if path == Path::new("-") => return print_notes(to_stdout(write)),
-        Some(path) => (path.clone(), output::publish(path, |out| Ok(write(out)?))?),
+        Some(path) if path == Path::new("-") => return print_notes(write_to_stdout(write)),
+        Some(path) => (
+            path.clone(),
+            output::publish_file(path, |out| Ok(write(out)?))?,
+        ),
         None if args.open => browser::write_page(|out| Ok(write(out)?))?,
-        None => return print_notes(to_stdout(write)),
+        None => return print_notes(write_to_stdout(write)),
     };
     print_notes(Ok(notes))?;
     match args.open {
-        true => browser::open(&page),
+        true => browser::open_or_print(&page),
         false => Ok(()),
     }
 }
 
 /// Writes a page of a live process's dump, with `name` as the dump's name; returns the page's path.
-pub(crate) fn page(file: &Path, name: &str, pid: u32) -> anyhow::Result<PathBuf> {
+pub(crate) fn write_live_page(file: &Path, name: &str, pid: u32) -> anyhow::Result<PathBuf> {
     let input = Input {
         name,
         bytes: &mut open_input(file)?,
@@ -203,7 +206,8 @@ pub(crate) fn page(file: &Path, name: &str, pid: u32) -> anyhow::Result<PathBuf>
     };
     let sources = Sources::for_process(Some(pid));
     let (page, notes) = browser::write_page(|out| {
-        let report = memprof_report::report(input, None, Some(&sources), &options, &progress, out);
+        let report =
+            memprof_report::report(input, None, Some(&sources), &options, &show_progress, out);
         Ok(report?)
     })?;
     print_notes(Ok(notes))?;
@@ -223,26 +227,33 @@ pub(crate) struct LiveReport<'a> {
 }
 
 /// Writes the report to its output, or to standard output, and notes to standard error.
-pub(crate) fn show(live: &LiveReport<'_>) -> anyhow::Result<()> {
+pub(crate) fn show_live_report(live: &LiveReport<'_>) -> anyhow::Result<()> {
     let input = Input {
         name: live.name,
         bytes: &mut open_input(live.file)?,
     };
     let sources = Sources::for_process(Some(live.pid));
     let write = |out: &mut dyn Write| {
-        memprof_report::report(input, None, Some(&sources), &live.options, &progress, out)
+        memprof_report::report(
+            input,
+            None,
+            Some(&sources),
+            &live.options,
+            &show_progress,
+            out,
+        )
     };
     print_notes(match live.output.filter(|path| *path != Path::new("-")) {
-        Some(path) => output::publish(path, |out| Ok(write(out)?)),
-        None => to_stdout(write),
+        Some(path) => output::publish_file(path, |out| Ok(write(out)?)),
+        None => write_to_stdout(write),
     })
 }
 
 /// Writes a report to standard output, and returns its notes; no notes if the reader went away.
-fn to_stdout(
+fn write_to_stdout(
     write: impl FnOnce(&mut dyn Write) -> Result<Vec<String>, Error>,
 ) -> anyhow::Result<Vec<String>> {
-    let notes = output::to_stdout(|out| Ok(write(out)?))?;
+    let notes = output::write_to_stdout(|out| Ok(write(out)?))?;
     Ok(notes.unwrap_or_default())
 }
 
@@ -266,7 +277,7 @@ impl ReportArgs {
     }
 
     /// Options of the report; fails for an invalid regular expression.
-    fn options(&self) -> Result<Options, Error> {
+    fn to_options(&self) -> Result<Options, Error> {
         Ok(Options {
             format: self.format()?,
             sample_type: SampleType::InuseSpace,
@@ -341,11 +352,11 @@ fn open_input(path: &Path) -> Result<Box<dyn BufRead>, Error> {
 }
 
 /// Shows the progress of symbolizing on a terminal.
-pub(crate) fn progress(done: usize, of: usize) {
+pub(crate) fn show_progress(done: usize, of: usize) {
     if done == of {
         output::clear_progress();
     } else {
-        output::progress(&format!("symbolizing: {done} of {of} files"));
+        output::show_progress(&format!("symbolizing: {done} of {of} files"));
     }
 }
 

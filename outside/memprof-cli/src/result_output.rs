@@ -49,7 +49,7 @@ impl<'a> ResultOutput<'a> {
     }
 
     /// Number of rows for a requested number: a page always has up to [`MAX_ROWS`].
-    pub(crate) fn rows(&self, top: usize) -> usize {
+    pub(crate) fn row_count(&self, top: usize) -> usize {
         match self.format {
             ResultFormat::Text | ResultFormat::Json => top,
             ResultFormat::Html => MAX_ROWS,
@@ -74,13 +74,13 @@ impl<'a> ResultOutput<'a> {
             ResultFormat::Html => {
                 let page = page();
                 return match self.output {
-                    Some(path) => output::publish(path, |out| Ok(page.write(out)?)),
-                    None => output::to_stdout(|out| Ok(page.write(out)?)).map(drop),
+                    Some(path) => output::publish_file(path, |out| Ok(page.write(out)?)),
+                    None => output::write_to_stdout(|out| Ok(page.write(out)?)).map(drop),
                 };
             }
         };
         match self.output {
-            Some(path) => output::publish(path, |out| Ok(writeln!(out, "{text}")?)),
+            Some(path) => output::publish_file(path, |out| Ok(writeln!(out, "{text}")?)),
             None => {
                 output::print(&text);
                 Ok(())

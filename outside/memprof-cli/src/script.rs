@@ -22,7 +22,7 @@ pub(crate) fn read_head(program: &File) -> io::Result<Vec<u8>> {
 ///
 /// # Errors
 /// No program with that name is in PATH.
-pub(crate) fn search(name: &OsStr) -> anyhow::Result<PathBuf> {
+pub(crate) fn find_in_path(name: &OsStr) -> anyhow::Result<PathBuf> {
     if name.as_bytes().contains(&b'/') {
         return Ok(PathBuf::from(name));
     }

@@ -25,7 +25,7 @@ const THREAD_KEEP_ALIVE: Duration = Duration::from_secs(1);
 #[derive(clap::Args, Debug)]
 pub(crate) struct ServeArgs {
     /// The host: a pid, a name or a socket's path [default: all that run, below /host/PID/]
-    #[arg(short, long, value_name = "TARGET", add = completion::targets())]
+    #[arg(short, long, value_name = "TARGET", add = completion::target_completer())]
     target: Option<String>,
 
     /// Serve the profiles of many machines in this store, as `memprof agent` wrote them, in place of
@@ -34,7 +34,7 @@ pub(crate) struct ServeArgs {
     store: Option<String>,
 
     #[command(flatten)]
-    place: ListenOptions,
+    listen_options: ListenOptions,
 
     /// Serve the endpoints of these other systems [default: all; none with --allow-remote]
     #[arg(long, value_name = "SYSTEMS", value_enum, value_delimiter = ',')]
@@ -58,7 +58,10 @@ pub(crate) fn run(args: &ServeArgs) -> Outcome {
         let options: Vec<_> = env::args_os().skip(2).collect();
         return exec_fleet::run("serve", &options);
     }
-    let (access, token) = args.place.access_with_new_token().map_err(listen_error)?;
+    let (access, token) = args
+        .listen_options
+        .access_with_new_token()
+        .map_err(listen_error)?;
     let settings = RouterSettings {
         access,
         compat: compat_endpoints(args),
@@ -69,7 +72,7 @@ pub(crate) fn run(args: &ServeArgs) -> Outcome {
         .max_blocking_threads(MAX_BLOCKING_THREADS)
         .thread_keep_alive(THREAD_KEEP_ALIVE)
         // The thread may have written a report.
-        .on_thread_stop(own_heap::trim)
+        .on_thread_stop(own_heap::release_free_pages)
         .build()
         .context("failed to start")?;
     runtime.block_on(serve_until_signal(args, settings, token.as_deref()))?;
@@ -86,8 +89,8 @@ async fn serve_until_signal(
 ) -> anyhow::Result<()> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
-    let (listener, place) = args.place.listen(token).await?;
-    output::print_stderr(&format!("memprof: serving {place}"));
+    let (listener, address) = args.listen_options.listen(token).await?;
+    output::print_stderr(&format!("memprof: serving {address}"));
     let end = async {
         tokio::select! {
             _ = terminate.recv() => {}
@@ -111,7 +114,7 @@ fn listen_error(error: ListenError) -> anyhow::Error {
 /// the default.
 fn compat_endpoints(args: &ServeArgs) -> Compat {
     let Some(systems) = &args.compat else {
-        return if args.place.allow_remote {
+        return if args.listen_options.allow_remote {
             Compat::NONE
         } else {
             Compat::default()

@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// disposition could not be read later.
 #[used]
 #[unsafe(link_section = ".init_array")]
-static READ_AT_START: extern "C" fn() = read_dispositions;
+static RECORD_AT_START: extern "C" fn() = record_caller_signals;
 
 /// Whether the caller ignored SIGPIPE.
 static IS_IGNORED: AtomicBool = AtomicBool::new(false);
@@ -25,7 +25,7 @@ static IS_IGNORED: AtomicBool = AtomicBool::new(false);
 static MASK: OnceLock<libc::sigset_t> = OnceLock::new();
 
 /// Records SIGPIPE's disposition and the signal mask as this program's caller set them.
-extern "C" fn read_dispositions() {
+extern "C" fn record_caller_signals() {
     let mut action = MaybeUninit::<libc::sigaction>::uninit();
     // SAFETY: sigaction(2) without a new action only writes the old one, to a buffer of its size.
     let failed = unsafe { libc::sigaction(libc::SIGPIPE, ptr::null(), action.as_mut_ptr()) };
@@ -45,7 +45,7 @@ extern "C" fn read_dispositions() {
 
 /// Makes the program of `command` start with SIGPIPE's disposition and the signal mask of memprof's caller.
 /// Otherwise `Command` would reset the former to its default, and pass on the mask of memprof.
-pub(crate) fn inherit(command: &mut Command) -> &mut Command {
+pub(crate) fn inherit_caller_signals(command: &mut Command) -> &mut Command {
     let is_ignored = IS_IGNORED.load(Ordering::Relaxed);
     let mask = MASK.get().copied();
     let restore = move || {

@@ -1,5 +1,5 @@
-//! A progress line for a step that is usually over at once: a process with thousands of threads that all want to run gets
-//! to each of memprof's requests seconds later.
+//! A progress line for a step that is usually over at once: a process with thousands of runnable threads answers each
+//! of memprof's requests seconds later.
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::{self, JoinHandle};
@@ -22,7 +22,7 @@ impl SlowStep {
     pub(crate) fn begin(name: String) -> Self {
         let (end, ended) = channel();
         let thread = thread::Builder::new().name("progress".to_owned());
-        let thread = thread.spawn(move || show(&name, &ended, INTERVAL));
+        let thread = thread.spawn(move || show_elapsed(&name, &ended, INTERVAL));
         Self {
             end: Some(end),
             thread: thread.ok(),
@@ -31,11 +31,11 @@ impl SlowStep {
 }
 
 /// Shows the time that a step takes, until it ends. Returns how often.
-fn show(name: &str, ended: &Receiver<()>, interval: Duration) -> u32 {
+fn show_elapsed(name: &str, ended: &Receiver<()>, interval: Duration) -> u32 {
     let start = Instant::now();
     let mut times = 0;
     while ended.recv_timeout(interval) == Err(RecvTimeoutError::Timeout) {
-        output::progress(&format!("{name}: {} s", start.elapsed().as_secs()));
+        output::show_progress(&format!("{name}: {} s", start.elapsed().as_secs()));
         times += 1;
     }
     if times > 0 {
@@ -62,6 +62,6 @@ mod tests {
     fn step_that_is_over_is_not_shown() {
         let (end, ended) = channel();
         drop(end);
-        assert_eq!(show("waiting", &ended, Duration::ZERO), 0);
+        assert_eq!(show_elapsed("waiting", &ended, Duration::ZERO), 0);
     }
 }

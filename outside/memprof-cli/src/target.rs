@@ -21,7 +21,7 @@ use crate::process_names::{parse_named_pid, pids_with_name};
 #[derive(Debug, clap::Args)]
 pub(crate) struct TargetArgs {
     /// The host, as TARGET in front of the other arguments. Not needed while only one host runs.
-    #[arg(short, long, value_name = "TARGET", add = completion::targets())]
+    #[arg(short, long, value_name = "TARGET", add = completion::target_completer())]
     pub(crate) target: Option<String>,
     /// Print the whole reply as JSON.
     #[arg(long)]
@@ -54,14 +54,14 @@ pub(crate) fn connect_to_plugin(
         }
         (first, option) => first.or(option),
     };
-    connect_by(target, plugin, |socket| match args.timeout {
+    connect_with(target, plugin, |socket| match args.timeout {
         None => Client::connect(socket),
         Some(timeout) => Client::connect_within(socket, timeout),
     })
 }
 
 /// Returns the plugins of the host that `target` names; of a process with several sockets, those of all.
-pub(crate) fn plugins_of(target: Option<&str>) -> anyhow::Result<Vec<PluginInfo>> {
+pub(crate) fn list_plugins(target: Option<&str>) -> anyhow::Result<Vec<PluginInfo>> {
     if let Some(path) = target.and_then(socket_path) {
         let client = Client::connect(&path).with_context(|| path.display().to_string());
         return Ok(client?.plugins()?);
@@ -77,11 +77,11 @@ pub(crate) fn plugins_of(target: Option<&str>) -> anyhow::Result<Vec<PluginInfo>
 
 /// Connects to the host that `target` names: a socket's path, a pid, or a name. `None`: the only running host.
 pub(crate) fn connect(target: Option<&str>) -> anyhow::Result<Client> {
-    connect_by(target, PLUGIN, Client::connect)
+    connect_with(target, PLUGIN, Client::connect)
 }
 
 /// Finds the host and connects to it. If it is gone in between, the error is that of a second search.
-fn connect_by(
+fn connect_with(
     target: Option<&str>,
     plugin: &str,
     connect: impl Fn(&Path) -> Result<Client, ClientError>,
@@ -105,7 +105,7 @@ fn find_socket(target: Option<&str>, plugin: &str) -> anyhow::Result<PathBuf> {
 }
 
 /// Pid of a host in this process's pid namespace, which may differ from the one in the host's.
-pub(crate) fn pid_of(client: &mut Client) -> anyhow::Result<u32> {
+pub(crate) fn host_pid(client: &mut Client) -> anyhow::Result<u32> {
     match client.peer().pid {
         Some(pid) => Ok(pid),
         None => Ok(client.host()?.pid),
@@ -113,7 +113,7 @@ pub(crate) fn pid_of(client: &mut Client) -> anyhow::Result<u32> {
 }
 
 /// Pid of the running host with that name; `None` unless there is exactly one.
-pub(crate) fn pid_of_host(name: &str) -> Option<u32> {
+pub(crate) fn pid_by_host_name(name: &str) -> Option<u32> {
     let mut hosts = running_hosts();
     hosts.retain(|host| host.matches(name));
     match &*hosts {
@@ -163,7 +163,7 @@ fn find_host(target: Option<&str>, plugin: &str) -> anyhow::Result<RunningHost> 
     let mut hosts = running_hosts();
     let mut unreachable = Vec::new();
     let is_match = |host: &RunningHost| target.is_none_or(|target| host.matches(target));
-    if let Some(pid) = only_pid(hosts.iter().filter(|host| is_match(host)))
+    if let Some(pid) = common_pid(hosts.iter().filter(|host| is_match(host)))
         && let (Some(host), _) = host_of_plugin(pid, plugin)
     {
         return Ok(host);
@@ -199,7 +199,7 @@ fn host_of_plugin(pid: u32, plugin: &str) -> (Option<RunningHost>, Vec<Unreachab
 }
 
 /// Returns the pid of several hosts that are sockets of one process; `None` otherwise.
-fn only_pid<'a>(hosts: impl Iterator<Item = &'a RunningHost>) -> Option<u32> {
+fn common_pid<'a>(hosts: impl Iterator<Item = &'a RunningHost>) -> Option<u32> {
     let pids: Vec<_> = hosts.map(|host| host.pid).collect();
     let is_same = pids.len() > 1 && pids.iter().all(|pid| *pid == pids[0]);
     is_same.then(|| pids[0])
@@ -211,7 +211,7 @@ fn choose_host(
     unreachable: &[UnreachableHost],
     target: Option<&str>,
 ) -> anyhow::Result<RunningHost> {
-    let all = list_names(&hosts);
+    let all = host_names(&hosts);
     if let Some(target) = target {
         hosts.retain(|host| host.matches(target));
     }
@@ -232,7 +232,7 @@ fn choose_host(
             format!("several hosts are running, choose one by its pid or name: {all}"),
         )),
         (_, Some(target)) => {
-            let those = list_names(&hosts);
+            let those = host_names(&hosts);
             Err(with_exit_code(
                 USAGE,
                 format!("several hosts are called {target:?}, give a pid: {those}"),
@@ -279,7 +279,7 @@ fn inspect_process(pid: u32) -> Option<(u32, String, u32)> {
 }
 
 /// Lists pids and names: `4711 (nginx), 4712 (redis)`; `none` without hosts.
-fn list_names(hosts: &[RunningHost]) -> String {
+fn host_names(hosts: &[RunningHost]) -> String {
     let one = |host: &RunningHost| format!("{} ({})", host.pid, host.info.name);
     match hosts {
         [] => "none".to_owned(),

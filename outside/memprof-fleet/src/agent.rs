@@ -27,10 +27,10 @@ use crate::config::Config;
 use crate::drain::drain;
 use crate::metrics_server;
 use crate::naming::Naming;
-use crate::policy::{ServiceRule, elect, rule};
+use crate::policy::{ServiceRule, elect_machine, rule_for};
 use crate::prune::prune;
-use crate::query::writing_since;
-use crate::schema::files;
+use crate::query::machines_writing_since;
+use crate::schema::store_files;
 use crate::spool::Spool;
 use crate::store::ProfileStore;
 use crate::take_profile::{MachineInfo, TakenProfile, take_profile};
@@ -72,7 +72,7 @@ pub(crate) fn run(args: &AgentArgs) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// An agent, with its state.
+/// State of a running agent.
 struct Agent {
     config: Config,
     spool: Spool,
@@ -96,11 +96,11 @@ impl Agent {
     /// # Errors
     /// No host is running (exit code 5), or the spool or the store fails.
     fn run_once(&mut self) -> anyhow::Result<ExitCode> {
-        let hosts = self.hosts();
+        let hosts = self.discover_hosts();
         let mut failed = false;
         let mut profiles = 0;
         for (host, rule) in &hosts {
-            match self.dump(host, rule) {
+            match self.dump_to_spool(host, rule) {
                 Ok(_) => profiles += 1,
                 Err(error) => {
                     failed = true;
@@ -133,11 +133,11 @@ impl Agent {
         let mut maintenance_at = batched.after(MAINTENANCE_DELAY);
         loop {
             let now = Uptime::now();
-            self.attach();
-            for (host, rule) in self.hosts() {
-                if Uptime::now() >= pause_until && self.is_due(&host, &rule) {
+            self.attach_to_programs();
+            for (host, rule) in self.discover_hosts() {
+                if Uptime::now() >= pause_until && self.start_period_if_due(&host, &rule) {
                     let start = std::time::Instant::now();
-                    let dump = self.dump(&host, &rule);
+                    let dump = self.dump_to_spool(&host, &rule);
                     pause_until = Uptime::now().after(rule.pause_after(start.elapsed()));
                     self.report_change(self.describe(&host), dump.map(drop));
                 }
@@ -175,10 +175,10 @@ impl Agent {
                 Ok(AgentEvent::End) | Err(RecvTimeoutError::Disconnected) => break,
             }
         }
-        self.detach();
+        self.detach_all();
         let attempts = self.attachments.wait_for_attempts();
         self.report_attempts(attempts);
-        self.detach();
+        self.detach_all();
         // Profiles that do not reach the store now stay in the spool for the next agent.
         self.flush_batch()?;
         if let Err(error) = drain(&self.spool, &self.store) {
@@ -189,7 +189,7 @@ impl Agent {
 
     /// Discovers the hosts that the policy names and whose processes are in its share, each with its rule. Reports
     /// unreachable ones, and drops the state of those that have ended.
-    fn hosts(&mut self) -> Vec<(RunningHost, ServiceRule)> {
+    fn discover_hosts(&mut self) -> Vec<(RunningHost, ServiceRule)> {
         let found = discover(DiscoveryScope::AllProcesses, |_| ());
         let name = |one: &UnreachableHost| {
             let pid = one.pid.map(|pid| format!("{pid}, ")).unwrap_or_default();
@@ -205,7 +205,7 @@ impl Agent {
             self.report_change(subject, Err(anyhow::anyhow!("{}", one.reason)));
         }
         let hosts = found.hosts.into_iter().filter_map(|(host, ())| {
-            let rule = rule(&self.config.service, &host.info.name)?;
+            let rule = rule_for(&self.config.service, &host.info.name)?;
             let is_selected = rule.includes(&self.machine.process_key(&host));
             is_selected.then(|| (host, rule.clone()))
         });
@@ -219,8 +219,8 @@ impl Agent {
         hosts
     }
 
-    /// Returns whether a host is due for a dump; if so, its next period begins.
-    fn is_due(&mut self, host: &RunningHost, rule: &ServiceRule) -> bool {
+    /// Returns whether a host is due for a dump; if so, starts its next period.
+    fn start_period_if_due(&mut self, host: &RunningHost, rule: &ServiceRule) -> bool {
         let instance = self.machine.process_key(host);
         let now = Uptime::now();
         let last = *self.last_dumps.entry(instance.clone()).or_insert(now);
@@ -236,8 +236,8 @@ impl Agent {
     ///
     /// # Errors
     /// The spool is full, or the host cannot be profiled.
-    fn dump(&mut self, host: &RunningHost, rule: &ServiceRule) -> anyhow::Result<i64> {
-        let pending = self.spool.bytes()?;
+    fn dump_to_spool(&mut self, host: &RunningHost, rule: &ServiceRule) -> anyhow::Result<i64> {
+        let pending = self.spool.pending_bytes()?;
         anyhow::ensure!(
             pending <= self.config.spool_limit,
             "no profile was taken: {pending} bytes in {} wait for the store, more than `spool_limit` ({})",
@@ -279,7 +279,7 @@ impl Agent {
         if self.stored_stacks.is_empty() {
             return;
         }
-        let store = self.store.id().ok();
+        let store = self.store.read_or_create_id().ok();
         if store.is_none() || store != self.stored_in {
             self.stored_stacks.clear();
             self.stored_in = store;
@@ -291,8 +291,8 @@ impl Agent {
     fn flush_batch(&mut self) -> anyhow::Result<()> {
         self.forget_stacks_of_other_store();
         let new_stacks = RefCell::new(Vec::new());
-        self.spool.batch(|profiles| {
-            let files = files(profiles, &self.stored_stacks)?;
+        self.spool.convert_batch(|profiles| {
+            let files = store_files(profiles, &self.stored_stacks)?;
             for profile in profiles {
                 let hour = profile.context.time.hour();
                 let stacks = profile
@@ -314,9 +314,11 @@ impl Agent {
     /// others nothing happens.
     fn compact_and_prune(&self, now: Instant) -> anyhow::Result<()> {
         if !self.store.is_local() {
-            let writing = writing_since(&self.store, now.before(Duration::from_secs(3600)))?;
+            let writing =
+                machines_writing_since(&self.store, now.before(Duration::from_secs(3600)))?;
             let task = now.hour().directory();
-            if elect(writing.iter().map(String::as_str), &task) != Some(&self.machine.name) {
+            if elect_machine(writing.iter().map(String::as_str), &task) != Some(&self.machine.name)
+            {
                 return Ok(());
             }
         }

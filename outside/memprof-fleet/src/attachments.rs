@@ -65,7 +65,7 @@ impl Attachments {
     /// Starts to attach to every process that a rule names and that is not among `hosts`, a few at a time.
     /// After a failure, a process is tried again after the rule's period. Returns the results of attempts
     /// that ended since the last call.
-    pub(crate) fn attach(
+    pub(crate) fn start_attempts(
         &mut self,
         rules: &[ServiceRule],
         hosts: &HashSet<u32>,
@@ -104,7 +104,7 @@ impl Attachments {
             };
             let instance = machine.process_key_of(pid, start);
             running.insert(instance.clone());
-            let rule = rules.iter().find(|rule| rule.attaches(&program));
+            let rule = rules.iter().find(|rule| rule.attaches_to(&program));
             let Some(rule) = rule.filter(|rule| !hosts.contains(&pid) && rule.includes(&instance))
             else {
                 continue;
@@ -177,7 +177,7 @@ impl Attachments {
     }
 
     /// Detaches the plugin from every attached process that still runs, and forgets all of them. Returns the results.
-    pub(crate) fn detach(&mut self, machine: &MachineInfo) -> Vec<Attempt> {
+    pub(crate) fn detach_all(&mut self, machine: &MachineInfo) -> Vec<Attempt> {
         let attached = self.attached.drain();
         let running = attached.filter(|(instance, pid)| {
             start_ticks(*pid).is_some_and(|start| machine.process_key_of(*pid, start) == *instance)

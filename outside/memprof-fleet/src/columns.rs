@@ -32,7 +32,7 @@ impl<'b> Columns<'b> {
     }
 
     /// Returns a column of 64-bit numbers, `None` for each null. Fails if it is missing or has another type.
-    pub(crate) fn nullable(&self, name: &str) -> anyhow::Result<Vec<Option<i64>>> {
+    pub(crate) fn nullable_numbers(&self, name: &str) -> anyhow::Result<Vec<Option<i64>>> {
         let column = self.array(name)?.as_primitive_opt::<Int64Type>();
         Ok(column
             .with_context(|| wrong_type_message(name))?
@@ -41,9 +41,9 @@ impl<'b> Columns<'b> {
     }
 
     /// Column of nullable 64-bit numbers that older files lack: null in each row then.
-    fn nullable_or_missing(&self, name: &str) -> anyhow::Result<Vec<Option<i64>>> {
+    fn nullable_numbers_or_nulls(&self, name: &str) -> anyhow::Result<Vec<Option<i64>>> {
         match self.0.column_by_name(name) {
-            Some(_) => self.nullable(name),
+            Some(_) => self.nullable_numbers(name),
             None => Ok(vec![None; self.0.num_rows()]),
         }
     }
@@ -52,7 +52,7 @@ impl<'b> Columns<'b> {
     pub(crate) fn sampler_counts(&self) -> anyhow::Result<Vec<Option<SamplerCounts>>> {
         let mut rows = vec![[None; SamplerCounts::COLUMNS.len()]; self.0.num_rows()];
         for (index, name) in SamplerCounts::COLUMNS.into_iter().enumerate() {
-            let values = self.nullable_or_missing(name)?;
+            let values = self.nullable_numbers_or_nulls(name)?;
             for (row, value) in rows.iter_mut().zip(values) {
                 row[index] = value;
             }
@@ -96,7 +96,7 @@ impl<'b> Columns<'b> {
     }
 
     /// Returns a column with a list of texts in each row; nulls within a list are left out. Fails if a list is null.
-    pub(crate) fn lists(&self, name: &str) -> anyhow::Result<Vec<Vec<String>>> {
+    pub(crate) fn text_lists(&self, name: &str) -> anyhow::Result<Vec<Vec<String>>> {
         let type_error = || wrong_type_message(name);
         let column = self
             .array(name)?
@@ -111,7 +111,7 @@ impl<'b> Columns<'b> {
     }
 
     /// Returns a column of texts without a dictionary; nulls are left out.
-    pub(crate) fn plain(&self, name: &str) -> anyhow::Result<Vec<&'b str>> {
+    pub(crate) fn plain_texts(&self, name: &str) -> anyhow::Result<Vec<&'b str>> {
         let column = self.array(name)?.as_string_opt::<i32>();
         Ok(column
             .with_context(|| wrong_type_message(name))?

@@ -14,7 +14,7 @@ use memprof_output::{note, print};
 use crate::columns::Columns;
 use crate::config::Config;
 use crate::process_profile::{Frame, NamedStack, ProfileContext, Sample, SamplerCounts};
-use crate::scan::{files, scan};
+use crate::scan::{scan, table_files};
 use crate::schema::{INCOMING_FOLDER, Rows, Table, Totals};
 use crate::store::{CreateOutcome, Object, ProfileStore};
 use crate::time::{Hour, Instant};
@@ -45,7 +45,7 @@ pub(crate) fn run(config: &Config) -> anyhow::Result<ExitCode> {
 pub(crate) fn compact(store: &Arc<ProfileStore>, until: Instant) -> anyhow::Result<CompactStats> {
     let mut stats = CompactStats::default();
     for table in Table::ALL {
-        let found = files(store, table, (Instant(0), until))?;
+        let found = table_files(store, table, (Instant(0), until))?;
         // These files were merged before, but not deleted.
         for object in &found.merged {
             store.delete(&object.name)?;
@@ -89,7 +89,7 @@ fn merge_hour(
             Err(error) => note(&format!("{} is left as it is: {error:#}", object.name)),
         }
     }
-    let Some(bytes) = rows.write(table, Some(&sources))? else {
+    let Some(bytes) = rows.encode(table, Some(&sources))? else {
         return Ok(0);
     };
     let directory = format!("{}/{}", table.name(), hour.directory());
@@ -120,7 +120,8 @@ fn merge_hour(
 }
 
 impl Rows {
-    /// Adds the rows of another file. `known` has the index of each context, by process and time.
+    /// Adds the rows of another file. `known` has the index of each context in `self`, by process and time; new ones
+    /// are added.
     fn add(&mut self, other: Self, known: &mut HashMap<(String, Instant), usize>) {
         let contexts: Vec<usize> = other
             .contexts
@@ -222,8 +223,8 @@ fn read_samples(
         columns.numbers("inuse_objects")?,
     ];
     let alloc = [
-        columns.nullable("alloc_bytes")?,
-        columns.nullable("alloc_objects")?,
+        columns.nullable_numbers("alloc_bytes")?,
+        columns.nullable_numbers("alloc_objects")?,
     ];
     let contexts = ContextColumns::new(columns)?;
     let mut last = None;
@@ -234,7 +235,7 @@ fn read_samples(
             _ => {
                 let key = (instance.get(row).to_owned(), Instant(*time));
                 *known.entry(key).or_insert_with(|| {
-                    rows.contexts.push(contexts.get(row));
+                    rows.contexts.push(contexts.context(row));
                     rows.contexts.len() - 1
                 })
             }
@@ -261,12 +262,12 @@ fn read_profiles(columns: &Columns<'_>, rows: &mut Rows) -> anyhow::Result<()> {
         columns.numbers("inuse_objects")?,
     ];
     let alloc = [
-        columns.nullable("alloc_bytes")?,
-        columns.nullable("alloc_objects")?,
+        columns.nullable_numbers("alloc_bytes")?,
+        columns.nullable_numbers("alloc_objects")?,
     ];
     let (rss, clock) = (
-        columns.nullable("rss_bytes")?,
-        columns.nullable("clock_offset_ms")?,
+        columns.nullable_numbers("rss_bytes")?,
+        columns.nullable_numbers("clock_offset_ms")?,
     );
     let sampler = columns.sampler_counts()?;
     let contexts = ContextColumns::new(columns)?;
@@ -275,7 +276,7 @@ fn read_profiles(columns: &Columns<'_>, rows: &mut Rows) -> anyhow::Result<()> {
             rss_bytes: rss[row],
             clock_offset_ms: clock[row],
             sampler: sampler[row],
-            ..contexts.get(row)
+            ..contexts.context(row)
         });
         let totals = Totals {
             samples: *samples,
@@ -291,11 +292,11 @@ fn read_profiles(columns: &Columns<'_>, rows: &mut Rows) -> anyhow::Result<()> {
 
 /// Adds the rows of a batch of stacks to `rows`.
 fn read_stacks(columns: &Columns<'_>, rows: &mut Rows) -> anyhow::Result<()> {
-    let functions = columns.plain("function")?;
+    let functions = columns.plain_texts("function")?;
     let lists = columns
-        .lists("frames")?
+        .text_lists("frames")?
         .into_iter()
-        .zip(columns.lists("modules")?);
+        .zip(columns.text_lists("modules")?);
     let ids = columns.numbers("stack_id")?.iter().zip(functions);
     for ((id, function), (frames, modules)) in ids.zip(lists) {
         let frames = frames.into_iter().zip(modules);
@@ -338,7 +339,7 @@ impl<'b> ContextColumns<'b> {
     }
 
     /// Context of a row, without the columns that only the table of profiles has.
-    fn get(&self, row: usize) -> ProfileContext {
+    fn context(&self, row: usize) -> ProfileContext {
         let [service, instance, host, build_id, trigger] = self
             .texts
             .each_ref()

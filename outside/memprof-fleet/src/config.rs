@@ -13,7 +13,7 @@ use serde::Deserialize;
 
 use crate::args::{BusArgs, StoreArgs};
 use crate::policy::ServiceRule;
-use crate::units::{duration, size};
+use crate::units::{deserialize_duration, deserialize_size};
 
 /// Path of the configuration file unless the command line names another.
 const DEFAULT_PATH: &str = "/etc/memprof/fleet.toml";
@@ -27,13 +27,13 @@ pub(crate) struct Config {
     /// Directory in which profiles wait for the store.
     pub(crate) spool: PathBuf,
     /// Most bytes in the spool; while it has more, no profile is taken.
-    #[serde(deserialize_with = "size")]
+    #[serde(deserialize_with = "deserialize_size")]
     pub(crate) spool_limit: u64,
     /// Time for which profiles are kept in the store.
-    #[serde(deserialize_with = "duration")]
+    #[serde(deserialize_with = "deserialize_duration")]
     pub(crate) keep: Duration,
     /// Longest time for which a profile waits for others, with which it shares a file.
-    #[serde(deserialize_with = "duration")]
+    #[serde(deserialize_with = "deserialize_duration")]
     pub(crate) batch: Duration,
     /// NATS server that connects agents.
     pub(crate) nats: Nats,
@@ -80,10 +80,14 @@ impl Config {
                 toml::from_str(&text).map_err(|error| invalid(error.to_string()))?
             }
         };
-        if let Some(store) = args.store.clone().or_else(|| variable("MEMPROF_STORE")) {
+        if let Some(store) = args
+            .store
+            .clone()
+            .or_else(|| environment_value("MEMPROF_STORE"))
+        {
             config.store = store;
         }
-        if let Some(nats) = variable("MEMPROF_NATS") {
+        if let Some(nats) = environment_value("MEMPROF_NATS") {
             config.nats.url = Some(nats);
         }
         Ok(config)
@@ -106,7 +110,7 @@ impl Config {
 }
 
 /// Value of an environment variable. `None` if it is not set or blank, as unit files and templates leave it.
-fn variable(name: &str) -> Option<String> {
+fn environment_value(name: &str) -> Option<String> {
     let value = env::var(name).ok()?;
     let value = value.trim();
     (!value.is_empty()).then(|| value.to_owned())

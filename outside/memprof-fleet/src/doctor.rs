@@ -9,7 +9,7 @@ use memprof_output::print;
 
 use crate::compact::read_rows;
 use crate::config::Config;
-use crate::scan::files;
+use crate::scan::table_files;
 use crate::schema::{Rows, Table, content_name};
 use crate::spool::pending_bytes;
 use crate::store::{CreateOutcome, ProfileStore};
@@ -34,7 +34,7 @@ pub(crate) fn run(config: &Config) -> anyhow::Result<ExitCode> {
     let mut counted = 0;
     let mut names = StackNames::default();
     for table in Table::ALL {
-        let found = files(&store, table, (Instant(0), Instant(i64::MAX)))?;
+        let found = table_files(&store, table, (Instant(0), Instant(i64::MAX)))?;
         findings.extend(found.findings());
         for (hour, object) in &found.counted {
             counted += 1;
@@ -104,7 +104,7 @@ impl StackNames {
 fn probe_store(store: &ProfileStore) -> anyhow::Result<Option<String>> {
     let name = format!(
         "{PROBE_FOLDER}/{}",
-        content_name(Instant::now().text().as_bytes())
+        content_name(Instant::now().to_rfc3339().as_bytes())
     );
     let [first, second] = [Bytes::from_static(b"first"), Bytes::from_static(b"second")];
     let created = [

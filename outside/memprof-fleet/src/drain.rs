@@ -25,7 +25,7 @@ pub(crate) struct DrainStats {
 pub(crate) fn drain(spool: &Spool, store: &ProfileStore) -> anyhow::Result<DrainStats> {
     let mut stats = DrainStats::default();
     let mut foreign = None;
-    for outgoing in spool.outgoing()? {
+    for outgoing in spool.outgoing_files()? {
         let failed = || outgoing.path.display().to_string();
         let bytes = Bytes::from(fs::read(&outgoing.path).with_context(failed)?);
         let before = Instant::now();
@@ -86,7 +86,7 @@ mod tests {
                 error.contains("samples/a is not what was written"),
                 "{error}"
             );
-            let remaining = spool.outgoing().unwrap();
+            let remaining = spool.outgoing_files().unwrap();
             let remaining: Vec<_> = remaining.iter().map(|file| file.name.as_str()).collect();
             assert_eq!(remaining, ["samples/a"]);
             assert_eq!(store.read("samples/a").unwrap(), foreign);

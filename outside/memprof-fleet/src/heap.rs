@@ -48,7 +48,7 @@ impl Heap {
 }
 
 /// Reads a dump, without memprof's own stacks. Symbolizes its functions if `sources` are given; else they are offsets.
-pub(crate) fn read(mut bytes: &[u8], sources: Option<&Sources>) -> anyhow::Result<Heap> {
+pub(crate) fn read_heap(mut bytes: &[u8], sources: Option<&Sources>) -> anyhow::Result<Heap> {
     let input = Input {
         name: "the dump",
         bytes: &mut bytes,
@@ -101,7 +101,7 @@ impl StackSums {
         let profile = &symbolized.profile;
         for sample in &profile.samples {
             let addresses = sample.stack;
-            let frames = frames(symbolized, addresses);
+            let frames = named_frames(symbolized, addresses);
             let id = stack_id(&frames);
             let [alloc_objects, alloc_bytes, inuse_objects, inuse_bytes] = sample.values.0;
             let alloc = [alloc_bytes, alloc_objects];
@@ -153,7 +153,7 @@ fn row_function(
 }
 
 /// Functions of a stack, root first, without the allocator's.
-fn frames(symbolized: &SymbolizedProfile, stack: memprof_report::StackId) -> Vec<Frame> {
+fn named_frames(symbolized: &SymbolizedProfile, stack: memprof_report::StackId) -> Vec<Frame> {
     let profile = &symbolized.profile;
     let depth = symbolized.depths[stack.0 as usize] as usize;
     let addresses = &profile.stacks.frames(stack)[depth..];

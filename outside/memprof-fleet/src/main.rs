@@ -55,13 +55,13 @@ use config::Config;
 
 fn main() -> ExitCode {
     match Args::try_parse() {
-        Ok(args) => memprof_output::exit_code(run(&args), |error| code_of(error).into()),
-        Err(error) => memprof_output::command_line_exit(&error),
+        Ok(args) => memprof_output::finish_command(run(&args), |error| exit_code_of(error).into()),
+        Err(error) => memprof_output::print_parser_output(&error),
     }
 }
 
 /// Exit code of an error.
-fn code_of(error: &anyhow::Error) -> u8 {
+fn exit_code_of(error: &anyhow::Error) -> u8 {
     error_code(error).unwrap_or(FAILED)
 }
 

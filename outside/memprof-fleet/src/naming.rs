@@ -17,7 +17,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Resource, Rlimit, pidfd_open, setrlimit};
 
 use crate::args::NameArgs;
-use crate::heap::{Heap, read};
+use crate::heap::{Heap, read_heap};
 
 /// Longest time from the child's start to its end. The largest programs take some seconds.
 const NAMING_TIMEOUT: Duration = Duration::from_secs(20);
@@ -46,8 +46,8 @@ pub(crate) fn run(args: &NameArgs) -> anyhow::Result<ExitCode> {
     setrlimit(Resource::Core, limit(0))?;
     let mut bytes = Vec::new();
     io::stdin().read_to_end(&mut bytes)?;
-    let heap = read(&bytes, Some(&Sources::for_process(Some(args.pid))))?;
-    memprof_output::to_stdout(|out| Ok(serde_json::to_writer(out, &heap)?))?;
+    let heap = read_heap(&bytes, Some(&Sources::for_process(Some(args.pid))))?;
+    memprof_output::write_to_stdout(|out| Ok(serde_json::to_writer(out, &heap)?))?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -57,7 +57,7 @@ impl Naming {
     ///
     /// # Errors
     /// The reason why there are no names, as a sentence.
-    pub(crate) fn name(
+    pub(crate) fn symbolize(
         &mut self,
         instance: &str,
         pid: u32,
@@ -65,14 +65,14 @@ impl Naming {
     ) -> Result<Heap, String> {
         let mut child = Command::new("/proc/self/exe");
         child.arg("name").arg(pid.to_string());
-        self.name_with(instance, &mut child, dump, NAMING_TIMEOUT)
+        self.symbolize_with(instance, &mut child, dump, NAMING_TIMEOUT)
     }
 
     /// Symbolizes a dump by a child process that `child` starts. Kills it after `timeout`.
     ///
     /// # Errors
     /// An earlier child for this process is still stuck, or this one cannot be started, fails, or exceeds a limit.
-    fn name_with(
+    fn symbolize_with(
         &mut self,
         instance: &str,
         child: &mut Command,
@@ -104,7 +104,8 @@ impl Naming {
         let heap = heaps.recv_timeout(timeout).ok();
         // After the output is closed, the last close(2) of a file may block as long as a read of it.
         let ended = match heap {
-            Some(_) => wait(&mut child, timeout.saturating_sub(start.elapsed())).map_err(failed)?,
+            Some(_) => wait_for_exit(&mut child, timeout.saturating_sub(start.elapsed()))
+                .map_err(failed)?,
             None => None,
         };
         let (Some(heap), Some(ended)) = (heap, ended) else {
@@ -138,16 +139,16 @@ impl Naming {
     }
 }
 
-/// Waits until a child ends. `None` if it has not ended after `limit`.
-fn wait(child: &mut Child, limit: Duration) -> io::Result<Option<ExitStatus>> {
+/// Waits until a child ends. `None` if it still runs after `timeout`.
+fn wait_for_exit(child: &mut Child, timeout: Duration) -> io::Result<Option<ExitStatus>> {
     let process = pidfd_open(Pid::from_child(child), PidfdFlags::empty())?;
-    let limit = Timespec::try_from(limit).map_err(io::Error::other)?;
+    let timeout = Timespec::try_from(timeout).map_err(io::Error::other)?;
     let mut events = [PollFd::new(&process, PollFlags::IN)];
-    rustix::io::retry_on_intr(|| poll(&mut events, Some(&limit)))?;
+    rustix::io::retry_on_intr(|| poll(&mut events, Some(&timeout)))?;
     child.try_wait()
 }
 
-/// Reads at most `limit` bytes; returns none if there is no stream.
+/// Reads at most `limit` bytes; empty if there is no stream.
 fn read_up_to(stream: Option<impl Read>, limit: u64) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     if let Some(stream) = stream {
@@ -171,7 +172,7 @@ mod tests {
         let check = |script: &str, expected: Result<(), &str>| {
             let dump = Arc::new(b"dump".to_vec());
             let result =
-                Naming::default().name_with("i", &mut shell(script), &dump, NAMING_TIMEOUT);
+                Naming::default().symbolize_with("i", &mut shell(script), &dump, NAMING_TIMEOUT);
             match expected {
                 Ok(()) => assert_eq!(result, Ok(Heap::default()), "{script}"),
                 Err(text) => assert!(result.as_ref().unwrap_err().contains(text), "{result:?}"),
@@ -188,7 +189,7 @@ mod tests {
     fn hanging_child_is_killed_and_blocks_next_one() {
         let mut naming = Naming::default();
         let name = |naming: &mut Naming, instance: &str| {
-            naming.name_with(
+            naming.symbolize_with(
                 instance,
                 &mut shell("exec sleep 1000"),
                 &Arc::default(),
@@ -224,7 +225,7 @@ mod tests {
         let mut child = shell(&format!("echo '{heap}'; exec >&- 2>&-; exec sleep 1000"));
         let mut naming = Naming::default();
         let limit = Duration::from_millis(500);
-        let named = naming.name_with("i", &mut child, &Arc::default(), limit);
+        let named = naming.symbolize_with("i", &mut child, &Arc::default(), limit);
         assert!(named.unwrap_err().contains("not read after"));
     }
 }

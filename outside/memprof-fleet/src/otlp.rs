@@ -27,11 +27,11 @@ pub(crate) fn encode(
     from: Instant,
     to: Instant,
 ) -> Vec<u8> {
-    message(symbolized, service, from, to).encode_to_vec()
+    build_message(symbolized, service, from, to).encode_to_vec()
 }
 
 /// Builds the OTLP message for the profile of a service from one time to another. It has one profile per sample type.
-fn message(
+fn build_message(
     symbolized: &SymbolizedProfile,
     service: &str,
     from: Instant,
@@ -41,16 +41,16 @@ fn message(
     let nanos = |Instant(ms): Instant| ms.unsigned_abs().saturating_mul(1_000_000);
     let mut profiles = SAMPLE_TYPES.map(|sample_type| {
         let unit = |tables: &mut Tables<'_>, name: &str, unit: &str| ValueType {
-            type_strindex: tables.string(name),
-            unit_strindex: tables.string(unit),
+            type_strindex: tables.intern_string(name),
+            unit_strindex: tables.intern_string(unit),
         };
         Profile {
             sample_type: Some(unit(&mut tables, sample_type.name(), sample_type.unit())),
-            samples: samples(symbolized, sample_type, &mut tables),
+            samples: build_samples(symbolized, sample_type, &mut tables),
             time_unix_nano: nanos(from),
             duration_nano: nanos(Instant(to.0 - from.0)),
             period_type: Some(unit(&mut tables, "space", "bytes")),
-            period: interval(symbolized),
+            period: sample_interval(symbolized),
             profile_id: Vec::new(),
         }
     });
@@ -93,13 +93,13 @@ fn profile_id(parts: &[&[u8]]) -> Vec<u8> {
 }
 
 /// Mean bytes between samples; 0 if unknown.
-fn interval(symbolized: &SymbolizedProfile) -> i64 {
+fn sample_interval(symbolized: &SymbolizedProfile) -> i64 {
     let interval = symbolized.profile.interval.unwrap_or(0);
     i64::try_from(interval).unwrap_or(i64::MAX)
 }
 
 /// Samples of a type, one per stack with the sum of its values, without zeros. Adds their stacks to `tables`.
-fn samples(
+fn build_samples(
     symbolized: &SymbolizedProfile,
     sample_type: SampleType,
     tables: &mut Tables<'_>,
@@ -111,7 +111,7 @@ fn samples(
         if value == 0 {
             continue;
         }
-        let stack_index = tables.stack(sample.stack);
+        let stack_index = tables.intern_stack(sample.stack);
         let index = *indices.entry(stack_index).or_insert(samples.len());
         match samples.get_mut(index) {
             Some(sample) => sample.values[0] += value,

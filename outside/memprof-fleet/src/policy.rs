@@ -6,7 +6,7 @@ use serde::{Deserialize, Deserializer};
 use sha2::{Digest, Sha256};
 
 use crate::time::Uptime;
-use crate::units::duration;
+use crate::units::deserialize_duration;
 
 /// Rule for the processes of some services.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
@@ -15,10 +15,10 @@ pub(crate) struct ServiceRule {
     /// Pattern of the services' names, in which `*` is any text.
     pub(crate) name: String,
     /// Time between two dumps of one process.
-    #[serde(deserialize_with = "period")]
+    #[serde(deserialize_with = "deserialize_period")]
     pub(crate) period: Duration,
     /// Fraction of the processes that is dumped, from 0 to 1. The same processes are selected each time.
-    #[serde(deserialize_with = "share")]
+    #[serde(deserialize_with = "deserialize_share")]
     pub(crate) share: f64,
     /// Length of the pause on this machine after a dump, in multiples of the dump's duration.
     pub(crate) pause: u32,
@@ -43,7 +43,7 @@ impl Default for ServiceRule {
 }
 
 /// Returns the first rule whose pattern matches a service's name. `None` if no rule does.
-pub(crate) fn rule<'r>(rules: &'r [ServiceRule], service: &str) -> Option<&'r ServiceRule> {
+pub(crate) fn rule_for<'r>(rules: &'r [ServiceRule], service: &str) -> Option<&'r ServiceRule> {
     rules.iter().find(|rule| matches_glob(&rule.name, service))
 }
 
@@ -54,7 +54,7 @@ impl ServiceRule {
     }
 
     /// Returns whether to attach to processes of a program, given by its file name.
-    pub(crate) fn attaches(&self, program: &str) -> bool {
+    pub(crate) fn attaches_to(&self, program: &str) -> bool {
         self.attach.iter().any(|named| matches_glob(named, program))
     }
 
@@ -90,7 +90,10 @@ pub(crate) fn hash_fraction(text: &str) -> f64 {
 
 /// Elects the machine for a task. All machines elect the same one, and another one if it is gone (rendezvous
 /// hashing). `None` if there are no machines.
-pub(crate) fn elect<'m>(machines: impl Iterator<Item = &'m str>, task: &str) -> Option<&'m str> {
+pub(crate) fn elect_machine<'m>(
+    machines: impl Iterator<Item = &'m str>,
+    task: &str,
+) -> Option<&'m str> {
     machines.max_by_key(|machine| stable_hash(&format!("{machine} {task}")))
 }
 
@@ -116,8 +119,8 @@ fn matches_glob(pattern: &str, name: &str) -> bool {
 }
 
 /// Deserializes a period, from 1 second to 30 days.
-fn period<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
-    let period = duration(deserializer)?;
+fn deserialize_period<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
+    let period = deserialize_duration(deserializer)?;
     let valid = Duration::from_secs(1)..=Duration::from_secs(30 * 24 * 3600);
     match valid.contains(&period) {
         true => Ok(period),
@@ -126,7 +129,7 @@ fn period<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Err
 }
 
 /// Deserializes a share, as `5%`, to a number from 0 to 1.
-fn share<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
+fn deserialize_share<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
     parse_share(&String::deserialize(deserializer)?).map_err(serde::de::Error::custom)
 }
 
@@ -185,16 +188,19 @@ mod tests {
         let mut turns = [0; 3];
         for hour in 0..300 {
             let task = format!("hour={hour}");
-            let first = elect(machines.into_iter(), &task).unwrap();
-            assert_eq!(elect(machines.into_iter().rev(), &task), Some(first));
+            let first = elect_machine(machines.into_iter(), &task).unwrap();
+            assert_eq!(
+                elect_machine(machines.into_iter().rev(), &task),
+                Some(first)
+            );
             turns[machines.iter().position(|one| *one == first).unwrap()] += 1;
             // The election does not change if another machine is gone.
             let gone = machines.into_iter().find(|one| *one != first);
             let remaining = machines.into_iter().filter(|one| Some(*one) != gone);
-            assert_eq!(elect(remaining, &task), Some(first));
+            assert_eq!(elect_machine(remaining, &task), Some(first));
         }
         assert!(turns.iter().all(|turns| *turns > 70), "{turns:?}");
-        assert_eq!(elect([].into_iter(), "x"), None);
+        assert_eq!(elect_machine([].into_iter(), "x"), None);
     }
 
     #[test]

@@ -9,7 +9,7 @@ use anyhow::bail;
 use memprof_output::print;
 
 use crate::config::Config;
-use crate::scan::files;
+use crate::scan::table_files;
 use crate::schema::Table;
 use crate::store::ProfileStore;
 use crate::time::{Hour, Instant};
@@ -29,27 +29,27 @@ pub(crate) fn run(config: &Config, keep: Option<Duration>) -> anyhow::Result<Exi
     print(&format!(
         "deleted {} files from before {}",
         deleted.values().sum::<usize>(),
-        now.before(keep).text()
+        now.before(keep).to_rfc3339()
     ));
     Ok(ExitCode::SUCCESS)
 }
 
-/// Deletes the files of hours that ended more than `keep` ago, if they were also written so long ago by the
-/// store's clock. Returns the number of files per hour. `here` is this machine's clock.
+/// Deletes the files of hours that ended more than `keep` ago, if they were also written so long ago by the store's
+/// clock. Returns the number of files per hour. `machine_time` is this machine's clock.
 ///
 /// # Errors
 /// The clocks differ by more than an hour: nothing is deleted then. Or a request fails.
 pub(crate) fn prune(
     store: &Arc<ProfileStore>,
     keep: Duration,
-    here: Instant,
+    machine_time: Instant,
 ) -> anyhow::Result<BTreeMap<Hour, usize>> {
-    let now = store.now()?;
-    check_clocks(here, now)?;
+    let now = store.read_clock()?;
+    check_clocks(machine_time, now)?;
     let limit = now.before(keep);
     let mut deleted = BTreeMap::new();
     for table in Table::ALL {
-        let found = files(store, table, (Instant(0), limit))?;
+        let found = table_files(store, table, (Instant(0), limit))?;
         // Files whose rows are in merged files are deleted first: without the merged files they would count
         // again.
         for object in &found.merged {
@@ -67,10 +67,14 @@ pub(crate) fn prune(
 
 /// Fails if this machine's clock and the store's differ by more than [`CLOCK_TOLERANCE`], so that one of them must be
 /// wrong.
-fn check_clocks(here: Instant, store: Instant) -> anyhow::Result<()> {
-    let difference = Duration::from_millis(here.0.abs_diff(store.0));
+fn check_clocks(machine_time: Instant, store_time: Instant) -> anyhow::Result<()> {
+    let difference = Duration::from_millis(machine_time.0.abs_diff(store_time.0));
     if difference > CLOCK_TOLERANCE {
-        let direction = if here > store { "ahead of" } else { "behind" };
+        let direction = if machine_time > store_time {
+            "ahead of"
+        } else {
+            "behind"
+        };
         bail!(
             "nothing was pruned: this machine's clock is {} {direction} the store's: set the one that is wrong",
             humantime::format_duration(Duration::from_secs(difference.as_secs()))

@@ -71,7 +71,7 @@ impl TableFiles {
 
 /// Lists the files of a table with rows in a time range. Files whose rows are in a merged file do not count, nor do
 /// copies: an agent's file has the hash of its bytes as its name, and a merged file lists its sources.
-pub(crate) fn files(
+pub(crate) fn table_files(
     store: &Arc<ProfileStore>,
     table: Table,
     (from, to): (Instant, Instant),
@@ -240,7 +240,7 @@ fn scan_rows(
     Ok(rows)
 }
 
-/// Opens a Parquet file, which is read whole if it is small. Fails if it is none, or claims to be too large.
+/// Opens a Parquet file, which is read whole if it is small. Fails if it is no Parquet file, or claims to be too large.
 fn open_file(
     store: &Arc<ProfileStore>,
     object: &Object,

@@ -83,7 +83,7 @@ pub(crate) struct Totals {
 
 /// Converts profiles to files of the store: names and bytes, which are equal for equal profiles. Stacks in `known`
 /// (hour and id) are in the store already, and are left out.
-pub(crate) fn files(
+pub(crate) fn store_files(
     profiles: &[ProcessProfile],
     known: &HashSet<(Hour, i64)>,
 ) -> anyhow::Result<Vec<(String, Vec<u8>)>> {
@@ -103,7 +103,7 @@ pub(crate) fn files(
     let mut files = Vec::new();
     for (hour, mut rows) in by_hour {
         for table in Table::ALL {
-            if let Some(bytes) = rows.write(table, None)? {
+            if let Some(bytes) = rows.encode(table, None)? {
                 let (name, directory) = (content_name(&bytes), hour.directory());
                 let name = format!(
                     "{INCOMING_FOLDER}/{}/{directory}/{name}.parquet",
@@ -138,25 +138,25 @@ impl Totals {
 impl Rows {
     /// Sorts the rows of a table and encodes them as a Parquet file. `None` if the table has no row. `sources` are the
     /// names of the files that are merged in it.
-    pub(crate) fn write(
+    pub(crate) fn encode(
         &mut self,
         table: Table,
         sources: Option<&[String]>,
     ) -> anyhow::Result<Option<Vec<u8>>> {
         let batch = match table {
-            Table::Samples => self.samples(),
-            Table::Profiles => self.profiles(),
-            Table::Stacks => self.stacks(),
+            Table::Samples => self.samples_batch(),
+            Table::Profiles => self.profiles_batch(),
+            Table::Stacks => self.stacks_batch(),
         };
         let batch = batch.context("failed to build a table")?;
         match batch.num_rows() {
             0 => Ok(None),
-            _ => write(&batch, sources).map(Some),
+            _ => encode_batch(&batch, sources).map(Some),
         }
     }
 
     /// Builds the rows of samples, sorted by service, process, stack and time.
-    fn samples(&mut self) -> Result<RecordBatch, ArrowError> {
+    fn samples_batch(&mut self) -> Result<RecordBatch, ArrowError> {
         let contexts = &self.contexts;
         let key = |(index, sample): &(usize, Sample)| {
             let context = &contexts[*index];
@@ -201,7 +201,7 @@ impl Rows {
     }
 
     /// Builds the rows of profiles, sorted by service, process and time.
-    fn profiles(&mut self) -> Result<RecordBatch, ArrowError> {
+    fn profiles_batch(&mut self) -> Result<RecordBatch, ArrowError> {
         let contexts = &self.contexts;
         let key = |(index, _): &(usize, Totals)| {
             let context = &contexts[*index];
@@ -250,7 +250,7 @@ impl Rows {
     }
 
     /// Builds the rows of stacks, sorted by id, and drops those with an id that another row has.
-    fn stacks(&mut self) -> Result<RecordBatch, ArrowError> {
+    fn stacks_batch(&mut self) -> Result<RecordBatch, ArrowError> {
         self.stacks.sort_by_key(|stack| stack.stack_id);
         self.stacks.dedup_by_key(|stack| stack.stack_id);
         let mut id = Int64Builder::new();
@@ -325,7 +325,7 @@ fn context_columns<'c>(
 }
 
 /// Encodes rows as a Parquet file. One with sources is a merged file, which records their names.
-fn write(batch: &RecordBatch, sources: Option<&[String]>) -> anyhow::Result<Vec<u8>> {
+fn encode_batch(batch: &RecordBatch, sources: Option<&[String]>) -> anyhow::Result<Vec<u8>> {
     let page_rows = match sources {
         Some(_) => MERGED_PAGE_ROWS,
         None => PAGE_ROWS,

@@ -80,7 +80,7 @@ impl Spool {
     }
 
     /// Bytes of all files that wait for a batch or for the store.
-    pub(crate) fn bytes(&self) -> anyhow::Result<u64> {
+    pub(crate) fn pending_bytes(&self) -> anyhow::Result<u64> {
         pending_bytes(&self.directory)
     }
 
@@ -91,7 +91,7 @@ impl Spool {
 
     /// Converts the waiting profiles to files for the store. `convert` gets all profiles of a batch, and returns names
     /// and bytes, which must be equal each time: a batch that an agent left unfinished is converted again.
-    pub(crate) fn batch(
+    pub(crate) fn convert_batch(
         &self,
         convert: impl Fn(&[ProcessProfile]) -> anyhow::Result<Vec<(String, Vec<u8>)>>,
     ) -> anyhow::Result<()> {
@@ -100,7 +100,7 @@ impl Spool {
         // The first iteration finishes a batch that a killed agent left behind.
         for _ in 0..2 {
             if batch.exists() {
-                let profiles = self.read(&batch)?;
+                let profiles = self.read_profiles(&batch)?;
                 if !profiles.is_empty() {
                     for (name, bytes) in convert(&profiles)? {
                         publish(
@@ -110,24 +110,24 @@ impl Spool {
                         )?;
                     }
                 }
-                rename(&batch, &self.directory.join("done"))?;
+                rename_durably(&batch, &self.directory.join("done"))?;
                 self.remove_converted()?;
             }
-            if entries(&dumps)?.is_empty() {
+            if files_in(&dumps)?.is_empty() {
                 break;
             }
-            rename(&dumps, &batch)?;
+            rename_durably(&dumps, &batch)?;
             fs::create_dir_all(&dumps).with_context(|| dumps.display().to_string())?;
         }
         Ok(())
     }
 
     /// Files for the store, sorted by name. Empty while a batch is unfinished.
-    pub(crate) fn outgoing(&self) -> anyhow::Result<Vec<OutgoingFile>> {
+    pub(crate) fn outgoing_files(&self) -> anyhow::Result<Vec<OutgoingFile>> {
         if self.directory.join("batch").exists() {
             return Ok(Vec::new());
         }
-        let paths = entries(&self.directory.join("outbox"))?.into_iter();
+        let paths = files_in(&self.directory.join("outbox"))?.into_iter();
         let outgoing = paths.filter_map(|path| {
             let name = path.file_name()?.to_str()?.replace('!', "/");
             Some(OutgoingFile { path, name })
@@ -137,9 +137,9 @@ impl Spool {
 
     /// Reads the profiles of a directory, in the order of their names. Moves files that cannot be read to damaged/.
     /// Fails if only the machine's state prevents reading.
-    fn read(&self, directory: &Path) -> anyhow::Result<Vec<ProcessProfile>> {
+    fn read_profiles(&self, directory: &Path) -> anyhow::Result<Vec<ProcessProfile>> {
         let mut profiles = Vec::new();
-        for file in entries(directory)? {
+        for file in files_in(directory)? {
             let read = match fs::read(&file) {
                 Err(error) if is_transient(&error) => {
                     return Err(error).with_context(|| file.display().to_string());
@@ -154,7 +154,7 @@ impl Spool {
                     let aside = damaged.join(file_name(&file));
                     let (from, to) = (file.display(), aside.display());
                     memprof_output::note(&format!("{from} is damaged, and now {to}: {error}"));
-                    rename(&file, &aside)?;
+                    rename_durably(&file, &aside)?;
                 }
             }
         }
@@ -182,7 +182,7 @@ fn file_name(path: &Path) -> &std::ffi::OsStr {
 }
 
 /// Files of a directory, sorted by name, without those that are being written. Empty if there is no such directory.
-fn entries(directory: &Path) -> anyhow::Result<Vec<PathBuf>> {
+fn files_in(directory: &Path) -> anyhow::Result<Vec<PathBuf>> {
     let failed = || format!("failed to read {}", directory.display());
     let mut files = Vec::new();
     match fs::read_dir(directory) {
@@ -202,7 +202,7 @@ fn entries(directory: &Path) -> anyhow::Result<Vec<PathBuf>> {
 
 /// Bytes of the files in a directory; those that vanish meanwhile do not count.
 fn bytes_in(directory: &Path) -> anyhow::Result<u64> {
-    let files = entries(directory)?.into_iter();
+    let files = files_in(directory)?.into_iter();
     Ok(files
         .filter_map(|file| Some(file.metadata().ok()?.len()))
         .sum())
@@ -225,11 +225,11 @@ fn publish(directory: &Path, name: &str, bytes: &[u8]) -> anyhow::Result<()> {
     let mut file = File::create(&fresh).with_context(failed)?;
     file.write_all(bytes).with_context(failed)?;
     file.sync_all().with_context(failed)?;
-    rename(&fresh, &path)
+    rename_durably(&fresh, &path)
 }
 
 /// Renames a file, and waits until the change is on the disk.
-fn rename(from: &Path, to: &Path) -> anyhow::Result<()> {
+fn rename_durably(from: &Path, to: &Path) -> anyhow::Result<()> {
     let failed = || format!("failed to rename {} to {}", from.display(), to.display());
     fs::rename(from, to).with_context(failed)?;
     for directory in [from.parent(), to.parent()].into_iter().flatten() {
@@ -277,8 +277,8 @@ mod tests {
             spool.add(&profile()).unwrap();
             fs::write(root.path().join("dumps/0.json"), "{").unwrap();
             let file = ("samples/x".to_owned(), b"x".to_vec());
-            spool.batch(|_| Ok(vec![file.clone()])).unwrap();
-            assert_eq!(spool.outgoing().unwrap().len(), 1, "{lost}");
+            spool.convert_batch(|_| Ok(vec![file.clone()])).unwrap();
+            assert_eq!(spool.outgoing_files().unwrap().len(), 1, "{lost}");
         }
     }
 
@@ -294,7 +294,7 @@ mod tests {
                 read.set(profiles.len());
                 Ok(Vec::new())
             };
-            spool.batch(count).unwrap();
+            spool.convert_batch(count).unwrap();
             assert_eq!(read.get(), 1, "{what}");
             let aside = root.path().join("damaged/0.json");
             assert!(fs::symlink_metadata(aside).is_ok(), "{what}");

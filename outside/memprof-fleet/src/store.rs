@@ -173,7 +173,7 @@ impl ProfileStore {
 
     /// Id by which a store that was replaced or emptied is recognized: the content of an object, which is
     /// created with random bytes if it is missing.
-    pub(crate) fn id(&self) -> anyhow::Result<Bytes> {
+    pub(crate) fn read_or_create_id(&self) -> anyhow::Result<Bytes> {
         if self.head(ID_OBJECT)?.is_none() {
             let mut random = [0; ID_BYTES];
             rustix::rand::getrandom(&mut random, GetRandomFlags::empty())?;
@@ -184,7 +184,7 @@ impl ProfileStore {
 
     /// Reads the store's clock: creates an object, deletes it, and returns the time at which the store says it was
     /// written.
-    pub(crate) fn now(&self) -> anyhow::Result<Instant> {
+    pub(crate) fn read_clock(&self) -> anyhow::Result<Instant> {
         let ticks = Uptime::now().0;
         let name = format!("clock/{}-{}-{ticks}", Instant::now().0, std::process::id());
         self.create(&name, Bytes::from_static(b"now"))?;
@@ -340,7 +340,7 @@ mod tests {
             match (found, expected) {
                 (Ok(found), Ok(expected)) => assert_eq!(found.as_deref(), expected, "{value:?}"),
                 (Err(error), Err(part)) => {
-                    assert_eq!(crate::code_of(&error), USAGE);
+                    assert_eq!(crate::exit_code_of(&error), USAGE);
                     assert!(error.to_string().contains(part), "{error}");
                 }
                 (found, _) => panic!("{name}={value:?}: {found:?}"),
@@ -378,9 +378,12 @@ mod tests {
             let url = format!("file://{}", root.display());
             let store = ProfileStore::open(&url).unwrap();
             store.create("samples/a", Bytes::from_static(b"a")).unwrap();
-            let id = store.id().unwrap();
+            let id = store.read_or_create_id().unwrap();
             change(&root);
-            let again = ProfileStore::open(&url).unwrap().id().unwrap();
+            let again = ProfileStore::open(&url)
+                .unwrap()
+                .read_or_create_id()
+                .unwrap();
             assert_eq!(again == id, is_same, "{what}");
         };
         let empty = |root: &std::path::Path| {

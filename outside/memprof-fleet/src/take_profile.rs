@@ -11,7 +11,7 @@ use memprof_host::client::Client;
 use memprof_messages::{ProfileKind, Profiling};
 use sha2::{Digest, Sha256};
 
-use crate::heap::{Heap, read};
+use crate::heap::{Heap, read_heap};
 use crate::naming::Naming;
 use crate::policy::ServiceRule;
 use crate::process_profile::{ProcessProfile, ProfileContext};
@@ -51,8 +51,8 @@ impl MachineInfo {
     }
 
     /// Identifies a process across machines and restarts: HOST/PID.START.ID, START in clock ticks since boot (proc(5),
-    /// starttime), ID that of the machine. Independent of the wall clock and of attachments. If the process has ended, START is the time that
-    /// the host reported.
+    /// starttime), ID that of the machine. It is independent of the wall clock and of attachments. If the process has
+    /// ended, START is the time that the host reported.
     pub(crate) fn process_key(&self, host: &RunningHost) -> String {
         let start = start_ticks(host.pid).unwrap_or(host.info.started);
         self.process_key_of(host.pid, start)
@@ -68,7 +68,7 @@ impl MachineInfo {
 /// random id (proc(5), `boot_id`), which containers of a machine share, and of the pid namespace.
 fn machine_id() -> String {
     let files = ["/etc/machine-id", "/proc/sys/kernel/random/boot_id"];
-    // What is missing does not distinguish.
+    // A missing file adds nothing to the hash.
     let texts = files.map(|file| std::fs::read(file).unwrap_or_default());
     let namespace = std::fs::read_link("/proc/self/ns/pid").unwrap_or_default();
     let mut hash = Sha256::new();
@@ -127,14 +127,14 @@ pub(crate) fn take_profile(
         let bytes = Arc::new(bytes);
         interval = interval.max(dump.sample_interval);
         let symbolized = match &unnamed {
-            None => naming.name(&instance, host.pid, &bytes),
+            None => naming.symbolize(&instance, host.pid, &bytes),
             Some(reason) => Err(reason.clone()),
         };
         let heap = match symbolized {
             Ok(heap) => heap,
             Err(reason) => {
                 unnamed = Some(reason);
-                read(&bytes, None)?
+                read_heap(&bytes, None)?
             }
         };
         sum.add(heap);

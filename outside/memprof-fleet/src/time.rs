@@ -45,7 +45,7 @@ impl Instant {
     }
 
     /// Formats the time as `2026-11-21T14:30:00.000Z`, limited to the years 1970 to 9999.
-    pub(crate) fn text(self) -> String {
+    pub(crate) fn to_rfc3339(self) -> String {
         // The last millisecond of 9999, the last year of RFC 3339.
         let ms = self.0.clamp(0, 253_402_300_799_999).unsigned_abs();
         humantime::format_rfc3339_millis(UNIX_EPOCH + Duration::from_millis(ms)).to_string()
@@ -53,7 +53,7 @@ impl Instant {
 
     /// Hour that contains this time, in UTC.
     pub(crate) fn hour(self) -> Hour {
-        let text = self.text();
+        let text = self.to_rfc3339();
         Hour {
             date: text[..10].to_owned(),
             hour: text[11..13].to_owned(),
@@ -102,11 +102,11 @@ impl Hour {
 /// Parses the time of `--at`, in UTC: `14:30` of the last 24 hours, an RFC 3339 time, `2h` or `2h ago`. The error says
 /// what is expected.
 pub(crate) fn parse_instant(text: &str) -> Result<Instant, String> {
-    parse_at(text, Instant::now())
+    parse_instant_at(text, Instant::now())
 }
 
 /// Parses a time of day or an age relative to `now`, or an absolute time.
-fn parse_at(text: &str, now: Instant) -> Result<Instant, String> {
+fn parse_instant_at(text: &str, now: Instant) -> Result<Instant, String> {
     let expected = "expected a time in UTC: 14:30, 2026-11-21T14:30:00Z, or 2h for two hours ago";
     let ago = text.strip_suffix(" ago").unwrap_or(text);
     if let Ok(ago) = humantime::parse_duration(ago) {
@@ -134,9 +134,9 @@ mod tests {
     #[test]
     fn parse_at_accepts_clock_duration_and_date() {
         let now = Instant(1_795_000_000_000);
-        assert_eq!(now.text(), "2026-11-18T11:06:40.000Z");
+        assert_eq!(now.to_rfc3339(), "2026-11-18T11:06:40.000Z");
         let check = |text: &str, expected: &str| {
-            let found = parse_at(text, now).map(Instant::text);
+            let found = parse_instant_at(text, now).map(Instant::to_rfc3339);
             assert_eq!(found.unwrap_or_else(|error| error), expected, "{text}");
         };
         check("10:00", "2026-11-18T10:00:00.000Z");
@@ -153,7 +153,7 @@ mod tests {
     fn hour_names_its_directory() {
         let hour = Instant(1_795_000_000_000).hour();
         assert_eq!(hour.directory(), "date=2026-11-18/hour=11");
-        assert_eq!(hour.end().unwrap().text(), "2026-11-18T12:00:00.000Z");
+        assert_eq!(hour.end().unwrap().to_rfc3339(), "2026-11-18T12:00:00.000Z");
         assert_eq!(Instant(i64::MAX).hour().date, "9999-12-31");
     }
 }

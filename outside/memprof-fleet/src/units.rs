@@ -5,14 +5,18 @@ use std::time::Duration;
 use serde::{Deserialize, Deserializer};
 
 /// Deserializes a duration, as `90s` or `14d`.
-pub(crate) fn duration<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
+pub(crate) fn deserialize_duration<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Duration, D::Error> {
     let text = String::deserialize(deserializer)?;
     humantime::parse_duration(&text)
         .map_err(|error| serde::de::Error::custom(format!("{text:?} is not a duration: {error}")))
 }
 
 /// Deserializes a size with a unit, as in the plugin's configuration. `K` and `KiB` are both 1024 bytes.
-pub(crate) fn size<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
+pub(crate) fn deserialize_size<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<u64, D::Error> {
     let text = String::deserialize(deserializer)?;
     let invalid =
         || serde::de::Error::custom(format!("{text:?} is not a size, as 64MiB or 4GiB are"));

@@ -12,23 +12,29 @@ use crate::store::ProfileStore;
 /// Runs `memprof fleet views`: prints SQL that creates a view for each table of the store.
 pub(crate) fn run(engine: Engine, config: &Config) -> anyhow::Result<ExitCode> {
     let store = ProfileStore::open(&config.store)?;
-    let root = engine.root(store.url())?;
+    let root = engine.pattern_root(store.url())?;
     let mut views = Vec::new();
     for table in Table::ALL {
         let has = |prefix: &str| anyhow::Ok(!store.list(prefix)?.is_empty());
         let has_merged = has(table.name())?;
         let has_incoming = has(&format!("{INCOMING_FOLDER}/{}", table.name()))?;
-        views.push(view(engine, &root, table, has_merged, has_incoming));
+        views.push(view_sql(engine, &root, table, has_merged, has_incoming));
     }
     print(&views.join("\n"));
     Ok(ExitCode::SUCCESS)
 }
 
 /// Returns the SQL of a table's view over its existing files: engines refuse a pattern that matches no file.
-fn view(engine: Engine, root: &str, table: Table, has_merged: bool, has_incoming: bool) -> String {
+fn view_sql(
+    engine: Engine,
+    root: &str,
+    table: Table,
+    has_merged: bool,
+    has_incoming: bool,
+) -> String {
     let name = table.name();
-    let files = engine.literal(&format!("{root}/{name}/date=*/hour=*/*.parquet"));
-    let incoming = engine.literal(&format!(
+    let files = engine.sql_literal(&format!("{root}/{name}/date=*/hour=*/*.parquet"));
+    let incoming = engine.sql_literal(&format!(
         "{root}/{INCOMING_FOLDER}/{name}/date=*/hour=*/*.parquet"
     ));
     let distinct = |rows: String| match table {
@@ -90,7 +96,7 @@ impl Engine {
     ///
     /// # Errors
     /// The path has a character that cannot be escaped (exit code 2).
-    fn root(self, store: &str) -> anyhow::Result<String> {
+    fn pattern_root(self, store: &str) -> anyhow::Result<String> {
         // For a directory, engines need the path instead of the URL.
         let path = store.strip_prefix("file://").unwrap_or(store);
         let path = path.trim_end_matches('/');
@@ -120,7 +126,7 @@ impl Engine {
     }
 
     /// Quotes a text as an SQL literal.
-    fn literal(self, text: &str) -> String {
+    fn sql_literal(self, text: &str) -> String {
         let text = match self {
             Self::Duckdb => text.replace('\'', "''"),
             Self::Clickhouse => text.replace('\\', "\\\\").replace('\'', "\\'"),
@@ -136,8 +142,8 @@ mod tests {
     #[test]
     fn path_with_characters_of_sql_or_globs_is_quoted_or_refused() {
         let check = |engine: Engine, path: &str, expected: Option<&str>| {
-            let root = engine.root(&format!("file://{path}/"));
-            let view = root.map(|root| view(engine, &root, Table::Profiles, true, true));
+            let root = engine.pattern_root(&format!("file://{path}/"));
+            let view = root.map(|root| view_sql(engine, &root, Table::Profiles, true, true));
             assert_eq!(view.is_ok(), expected.is_some(), "{path}: {view:?}");
             if let (Ok(view), Some(expected)) = (view, expected) {
                 let pattern = format!("('{expected}/profiles/date=*/hour=*/*.parquet'");

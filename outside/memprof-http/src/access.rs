@@ -20,7 +20,7 @@ use crate::token::Token;
 use crate::trusted_proxy::{ProxyNetwork, forwarded_base};
 
 /// Names by which this machine reaches itself.
-const LOOPBACK: [&str; 3] = ["localhost", "127.0.0.1", "[::1]"];
+const LOOPBACK_NAMES: [&str; 3] = ["localhost", "127.0.0.1", "[::1]"];
 
 /// Rules of access.
 #[derive(Clone, Debug, Default)]
@@ -88,14 +88,14 @@ enum Admission {
 }
 
 impl Access {
-    /// Checks a request, and removes the base URL's path and the token from its path. A path that ends in one of these
-    /// is redirected to that with a slash.
+    /// Checks a request, and removes the base URL's path and the token from its path. A path that ends there without a
+    /// slash is redirected to the path with one.
     ///
     /// # Errors
     /// The host name is unknown, another site's page sent the request, or the client is not allowed.
     fn admit(&self, request: &mut Request) -> Result<Admission> {
         let peer = request.extensions().get::<Peer>().copied();
-        let base = self.base_of(request.headers(), peer)?;
+        let base = self.base_url_for(request.headers(), peer)?;
         self.check_host_header(request.uri(), request.headers(), base.as_ref())?;
         check_cross_site(request, base.as_ref())?;
         let is_user = peer.is_some_and(Peer::is_same_user_or_root);
@@ -135,7 +135,7 @@ impl Access {
     }
 
     /// Returns the address at which a proxy serves this server: as a trusted one says, else as configured.
-    fn base_of(&self, headers: &HeaderMap, peer: Option<Peer>) -> Result<Option<BaseUrl>> {
+    fn base_url_for(&self, headers: &HeaderMap, peer: Option<Peer>) -> Result<Option<BaseUrl>> {
         let address = peer.and_then(|peer| peer.address);
         let is_trusted =
             address.is_some_and(|ip| self.trust_proxy.iter().any(|proxy| proxy.contains(ip)));
@@ -155,10 +155,12 @@ impl Access {
     ) -> Result<()> {
         let mut hosts = headers.get_all(HOST).iter();
         let host = hosts.next().and_then(|host| host.to_str().ok());
-        let has_name = |name| self.has_name(name, base);
-        let is_host_known = host.is_some_and(has_name) && hosts.next().is_none();
+        let is_server_name = |name| self.is_server_name(name, base);
+        let is_host_known = host.is_some_and(is_server_name) && hosts.next().is_none();
         // An absolute URI in the request line has precedence over Host (RFC 9112, 3.2.2).
-        let is_uri_known = uri.authority().is_none_or(|uri| has_name(uri.as_str()));
+        let is_uri_known = uri
+            .authority()
+            .is_none_or(|uri| is_server_name(uri.as_str()));
         if is_host_known && is_uri_known {
             return Ok(());
         }
@@ -170,10 +172,10 @@ impl Access {
     }
 
     /// Returns whether an authority, with any port, is one of the server's names.
-    fn has_name(&self, authority: &str, base: Option<&BaseUrl>) -> bool {
+    fn is_server_name(&self, authority: &str, base: Option<&BaseUrl>) -> bool {
         let name = without_port(authority);
         let base = base.into_iter().map(|base| without_port(base.authority()));
-        let names = self.names.iter().map(String::as_str).chain(LOOPBACK);
+        let names = self.names.iter().map(String::as_str).chain(LOOPBACK_NAMES);
         base.chain(names)
             .any(|known| known.eq_ignore_ascii_case(name))
     }
@@ -245,7 +247,7 @@ fn set_path(request: &mut Request, path: &str) -> Result<()> {
 }
 
 /// Error for a request without a valid token; `token` is the server's. Its message names the client's user if that is
-/// the reason, and its remedy how to be allowed.
+/// the reason; its remedy says how to be allowed.
 fn unauthorized_error(token: Option<&Token>, peer: Option<Peer>) -> Problem {
     let other_user = peer.filter(|peer| !peer.is_same_user_or_root());
     let origin = other_user.map(|peer| format!("this connection comes from {}", peer.describe()));
@@ -277,7 +279,7 @@ mod tests {
         };
         let base = "https://proxy.example:8443/x/".parse().unwrap();
         let check = |authority: &str, expected| {
-            let found = access.has_name(authority, Some(&base));
+            let found = access.is_server_name(authority, Some(&base));
             assert_eq!(found, expected, "{authority}");
         };
         check("localhost", true);

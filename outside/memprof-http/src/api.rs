@@ -18,7 +18,7 @@ use crate::hosts::{ListedHost, SilentHost};
 use crate::problem::{Problem, Result};
 use crate::report_query::ReportQuery;
 use crate::request_arguments::RequestArguments;
-use crate::request_host::{RequestHost, SharedHosts, find_hosts};
+use crate::request_host::{RequestHost, SharedHosts, discover_when_permitted};
 
 /// Messages with a route of another name, or that are not just forwarded.
 const SPECIAL_MESSAGES: [&str; 4] = ["dump", "list", "fetch", "help"];
@@ -28,9 +28,9 @@ const MAX_BODY_BYTES: usize = 4096;
 /// Returns the routes of one host below `/api/v1/`: one per message, and those of kept dumps.
 pub(crate) fn routes() -> Router<SharedHosts> {
     let mut router = Router::new()
-        .route("/api/v1/dump", post(dump))
-        .route("/api/v1/dumps", get(dumps))
-        .route("/api/v1/dumps/{id}", get(kept_dump));
+        .route("/api/v1/dump", post(take_dump))
+        .route("/api/v1/dumps", get(list_dumps))
+        .route("/api/v1/dumps/{id}", get(serve_kept_dump));
     for message in simple_messages() {
         let route = match message.effect {
             Effect::ReadOnly => read_route(message.name),
@@ -55,7 +55,7 @@ fn read_route(message: &'static str) -> MethodRouter<SharedHosts> {
                 // A page that polls every few seconds must not fill the host's log.
                 arguments.set_default("log", "off");
             }
-            forward(&host, message, &arguments).await
+            forward_message(&host, message, &arguments).await
         },
     )
 }
@@ -64,13 +64,13 @@ fn read_route(message: &'static str) -> MethodRouter<SharedHosts> {
 fn write_route(message: &'static str) -> MethodRouter<SharedHosts> {
     post(
         async move |RequestHost(host): RequestHost, arguments: RequestArguments| {
-            forward(&host, message, &arguments).await
+            forward_message(&host, message, &arguments).await
         },
     )
 }
 
 /// Sends a message, and forwards the plugin's reply.
-async fn forward(
+async fn forward_message(
     host: &Gateway,
     message: &'static str,
     arguments: &RequestArguments,
@@ -102,17 +102,20 @@ fn forward_reply(reply: PluginReply) -> Result<Response> {
 
 /// Takes a dump, or waits for the one that runs. With arguments, it always takes one and never waits for another
 /// request's.
-async fn dump(RequestHost(host): RequestHost, arguments: RequestArguments) -> Result<Response> {
+async fn take_dump(
+    RequestHost(host): RequestHost,
+    arguments: RequestArguments,
+) -> Result<Response> {
     // A dump of another kind or of one allocator is not shared with other requests.
     if !arguments.is_empty() {
-        return forward(&host, "dump", &arguments).await;
+        return forward_message(&host, "dump", &arguments).await;
     }
     Ok(Json(&*host.take_dump().await?).into_response())
 }
 
 /// Lists the kept dumps, newest first.
-async fn dumps(RequestHost(host): RequestHost) -> Result<Response> {
-    let dumps = host.kept().await?;
+async fn list_dumps(RequestHost(host): RequestHost) -> Result<Response> {
+    let dumps = host.kept_dumps().await?;
     Ok(Json(DumpList { dumps }).into_response())
 }
 
@@ -122,7 +125,7 @@ struct DumpId {
 }
 
 /// Serves a kept dump as the report that the query selects.
-async fn kept_dump(
+async fn serve_kept_dump(
     RequestHost(host): RequestHost,
     Path(DumpId { id }): Path<DumpId>,
     view: std::result::Result<Query<ReportQuery>, QueryRejection>,
@@ -133,8 +136,8 @@ async fn kept_dump(
 }
 
 /// Lists the running hosts, like `memprof ps`.
-pub(crate) async fn hosts(State(hosts): State<SharedHosts>) -> Result<Response> {
-    let (listed, silent) = find_hosts(move || hosts.list()).await?;
+pub(crate) async fn list_hosts(State(hosts): State<SharedHosts>) -> Result<Response> {
+    let (listed, silent) = discover_when_permitted(move || hosts.list()).await?;
     let hosts = listed.into_iter().map(HostRow::from_listed).collect();
     let silent = silent.into_iter().map(SilentRow::from).collect();
     Ok(Json(HostRows { hosts, silent }).into_response())

@@ -72,7 +72,7 @@ impl BaseUrl {
         (rest.is_empty() || rest.starts_with('/')).then_some(rest)
     }
 
-    /// Last part of the path, with a slash: the address of the base relative to it without its slash.
+    /// Last part of the path, with a slash: the link to the base that is right on a page at the path without its slash.
     pub(crate) fn last_part(&self) -> String {
         let (_, last) = self.path.rsplit_once('/').unwrap_or_default();
         format!("{last}/")

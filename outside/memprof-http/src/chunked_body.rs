@@ -21,7 +21,7 @@ type Chunk = Result<Bytes>;
 
 /// Returns the body that `write` writes, on a thread of its own, which waits for a slow reader. An error before the
 /// first chunk is returned; a later one breaks off the connection. Fails as overloaded if no thread can be started.
-pub(crate) async fn stream(
+pub(crate) async fn stream_body(
     write: impl FnOnce(&mut dyn Write) -> Result<()> + Send + 'static,
 ) -> Result<Body> {
     let (sender, mut chunks) = mpsc::channel(MAX_WAITING_CHUNKS);
@@ -112,7 +112,7 @@ mod tests {
     fn body_has_all_written_bytes() {
         run(async {
             let lines = || (0..100_000).map(|number| format!("{number}\n"));
-            let body = stream(move |out| {
+            let body = stream_body(move |out| {
                 lines()
                     .try_for_each(|line| out.write_all(line.as_bytes()))
                     .map_err(write_error)
@@ -126,7 +126,7 @@ mod tests {
     fn error_before_first_chunk_is_returned_later_one_breaks_off() {
         run(async {
             let fails = |after: usize| {
-                stream(move |out| {
+                stream_body(move |out| {
                     let piece = vec![b'x'; CHUNK_BYTES];
                     (0..after)
                         .try_for_each(|_| out.write_all(&piece))
@@ -143,7 +143,7 @@ mod tests {
     #[test]
     fn body_may_be_empty() {
         run(async {
-            let body = stream(|_| Ok(())).await.unwrap();
+            let body = stream_body(|_| Ok(())).await.unwrap();
             assert!(to_bytes(body, usize::MAX).await.unwrap().is_empty());
         });
     }

@@ -37,9 +37,9 @@ where
 {
     let slot = Arc::new(slot);
     let client = Arc::clone(&slot.client);
-    client.start_request(peer.is_same_user_or_root());
+    client.record_request_start(peer.is_same_user_or_root());
     let service = service_fn(|request| {
-        client.request_complete();
+        client.record_request_end();
         handle_request(request, peer, Arc::clone(&slot), router.clone())
     });
     let watched = WatchedStream {
@@ -57,7 +57,7 @@ where
             // A client that leaves is not an error of the server.
             Err(error) => log::debug!("a connection ended: {error}"),
         },
-        () = client.until_timeout() => log::debug!("a client was too slow"),
+        () = client.wait_for_timeout() => log::debug!("a client was too slow"),
     }
 }
 
@@ -94,7 +94,7 @@ async fn handle_request(
         };
         // A client that sent `Expect: 100-continue` was not asked to send its body.
         if let Some(unread) = unread.filter(|_| !expects) {
-            drain_body(unread, &slot.client).await;
+            discard_body(unread, &slot.client).await;
         }
         if is_over_limit {
             overloaded_response()
@@ -119,16 +119,16 @@ async fn handle_request(
 
 /// Discards up to [`MAX_DISCARDED_BYTES`] of the rest of a body: a client that still sends when the connection closes
 /// misses the reply.
-async fn drain_body(mut body: Incoming, client: &ConnectionState) {
+async fn discard_body(mut body: Incoming, client: &ConnectionState) {
     let mut remaining = MAX_DISCARDED_BYTES;
-    client.await_body();
+    client.record_body_wait();
     while let Some(Ok(frame)) = poll_fn(|context| Pin::new(&mut body).poll_frame(context)).await {
         remaining = remaining.saturating_sub(frame.data_ref().map_or(0, Bytes::len));
         if remaining == 0 {
             break;
         }
     }
-    client.request_complete();
+    client.record_request_end();
 }
 
 /// Reply if requests and replies need more memory than the server reserves.
@@ -167,12 +167,12 @@ impl HttpBody for RequestBody {
             return Poll::Ready(None);
         };
         let Poll::Ready(frame) = Pin::new(body).poll_frame(context) else {
-            self.client.await_body();
+            self.client.record_body_wait();
             return Poll::Pending;
         };
         let Some(frame) = frame.transpose().map_err(axum::Error::new)? else {
             self.body = None;
-            self.client.request_complete();
+            self.client.record_request_end();
             return Poll::Ready(None);
         };
         let mut bytes = self.bytes.lock().unwrap_or_else(PoisonError::into_inner);
@@ -267,7 +267,7 @@ impl HttpBody for ReservedBody {
 impl Drop for ReservedBody {
     /// Records that the reply was passed on, so that the client may send its next request.
     fn drop(&mut self) {
-        self.slot.client.response_started();
+        self.slot.client.record_response_start();
     }
 }
 

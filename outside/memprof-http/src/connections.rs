@@ -71,8 +71,8 @@ impl AwaitedPart {
 }
 
 impl Connections {
-    /// Acquires a slot, if necessary that of the client that has made the server wait longest; else one for a refusal.
-    /// `None` if even those are in use.
+    /// Acquires a slot, by evicting the client that has made the server wait longest if none is free; else a surplus
+    /// slot, for a refusal. `None` if all of these are in use too.
     pub(crate) fn acquire_slot(self: &Arc<Self>) -> Option<ConnectionSlot> {
         let mut open = self.lock_open();
         let count = open.iter().filter(|client| client.has_slot()).count();
@@ -154,19 +154,19 @@ impl ConnectionState {
     }
 
     /// Records that the client may send a request now. `is_known` if it needs no token.
-    pub(crate) fn start_request(&self, is_known: bool) {
+    pub(crate) fn record_request_start(&self, is_known: bool) {
         let mut progress = self.lock_progress();
         progress.is_known = is_known;
         progress.awaited = Some(AwaitedPart::RequestHead(Instant::now()));
     }
 
     /// Records that the client has sent a whole request.
-    pub(crate) fn request_complete(&self) {
+    pub(crate) fn record_request_end(&self) {
         self.lock_progress().awaited = None;
     }
 
     /// Records that the server waits for more of a request's body; the time counts from the first such wait.
-    pub(crate) fn await_body(&self) {
+    pub(crate) fn record_body_wait(&self) {
         let mut progress = self.lock_progress();
         if !matches!(progress.awaited, Some(AwaitedPart::RequestBody(_))) {
             progress.awaited = Some(AwaitedPart::RequestBody(Instant::now()));
@@ -174,7 +174,7 @@ impl ConnectionState {
     }
 
     /// Records that the reply is being sent: the client may send the next request.
-    pub(crate) fn response_started(&self) {
+    pub(crate) fn record_response_start(&self) {
         self.lock_progress().awaited = Some(AwaitedPart::RequestHead(Instant::now()));
     }
 
@@ -189,7 +189,7 @@ impl ConnectionState {
     }
 
     /// Waits until the client exceeds a timeout or is evicted.
-    pub(crate) async fn until_timeout(&self) {
+    pub(crate) async fn wait_for_timeout(&self) {
         let timeout = async {
             loop {
                 let end = self
@@ -289,7 +289,7 @@ impl MemoryReservation {
         self.grow_at(Instant::now(), bytes)
     }
 
-    /// Like [`grow`](Self::grow), but with the time at which waits of connections end.
+    /// Like [`grow`](Self::grow), but at the time `now`, up to which the waits of connections count.
     fn grow_at(&mut self, now: Instant, bytes: usize) -> bool {
         let is_reserved = self.slot.clients.reserve(&self.slot.client, bytes, now);
         if is_reserved {
@@ -311,7 +311,7 @@ mod tests {
 
     fn acquire_slot(clients: &Arc<Connections>, is_known: bool) -> Arc<ConnectionSlot> {
         let slot = clients.acquire_slot().unwrap();
-        slot.client.start_request(is_known);
+        slot.client.record_request_start(is_known);
         Arc::new(slot)
     }
 
@@ -325,7 +325,7 @@ mod tests {
         let slots: Vec<_> = (0..MAX_CONNECTIONS)
             .map(|_| acquire_slot(&clients, true))
             .collect();
-        slots[0].client.request_complete();
+        slots[0].client.record_request_end();
         assert!(!slots.iter().any(|slot| is_evicted(slot)));
         let next = acquire_slot(&clients, true);
         assert!(!next.client.is_surplus);
@@ -350,7 +350,9 @@ mod tests {
         let slots: Vec<_> = (0..MAX_CONNECTIONS)
             .map(|_| acquire_slot(&clients, true))
             .collect();
-        slots.iter().for_each(|slot| slot.client.request_complete());
+        slots
+            .iter()
+            .for_each(|slot| slot.client.record_request_end());
         let surplus: Vec<_> = (0..MAX_SURPLUS)
             .map(|_| acquire_slot(&clients, true))
             .collect();
@@ -358,7 +360,7 @@ mod tests {
         // Surplus connections cannot be evicted for a further one.
         surplus
             .iter()
-            .for_each(|slot| slot.client.request_complete());
+            .for_each(|slot| slot.client.record_request_end());
         assert!(clients.acquire_slot().is_none());
         drop(slots);
         assert!(!acquire_slot(&clients, true).client.is_surplus);
@@ -374,8 +376,8 @@ mod tests {
             reservations[0].grow(MAX_RESERVED_BYTES / 2)
                 && reservations[1].grow(MAX_RESERVED_BYTES / 2)
         );
-        served.client.request_complete();
-        slow.client.request_complete();
+        served.client.record_request_end();
+        slow.client.record_request_end();
         let start = Instant::now();
         slow.client.record_write(false);
         // A few bytes are always available, and a client that is briefly busy keeps its slot.
@@ -401,9 +403,9 @@ mod tests {
     fn connections_without_request_head_are_evicted_first() {
         let clients: Arc<Connections> = Arc::default();
         let half_body = acquire_slot(&clients, true);
-        half_body.client.await_body();
+        half_body.client.record_body_wait();
         let not_reading = acquire_slot(&clients, true);
-        not_reading.client.request_complete();
+        not_reading.client.record_request_end();
         not_reading.client.record_write(false);
         let half_head = acquire_slot(&clients, true);
         let later = Instant::now() + 2 * EVICTION_GRACE;
@@ -419,24 +421,24 @@ mod tests {
         let check = |action: fn(&ConnectionState), seconds: Option<u64>| {
             let client = ConnectionState::new(false);
             let start = Instant::now();
-            client.start_request(true);
+            client.record_request_start(true);
             action(&client);
             let wait = client.deadline().map(|end| (end - start).as_secs());
             assert_eq!(wait, seconds);
         };
         check(|_| {}, Some(30));
-        check(ConnectionState::request_complete, None);
-        check(ConnectionState::await_body, Some(60));
+        check(ConnectionState::record_request_end, None);
+        check(ConnectionState::record_body_wait, Some(60));
         check(
             |client| {
-                client.request_complete();
+                client.record_request_end();
                 client.record_write(false);
             },
             Some(30),
         );
         check(
             |client| {
-                client.request_complete();
+                client.record_request_end();
                 client.record_write(false);
                 client.record_write(true);
             },
@@ -444,8 +446,8 @@ mod tests {
         );
         check(
             |client| {
-                client.request_complete();
-                client.response_started();
+                client.record_request_end();
+                client.record_response_start();
             },
             Some(30),
         );
@@ -453,7 +455,7 @@ mod tests {
 
     /// Returns whether the server ends the connection now.
     async fn has_timed_out(client: &ConnectionState) -> bool {
-        let timeout = tokio::time::timeout(Duration::ZERO, client.until_timeout());
+        let timeout = tokio::time::timeout(Duration::ZERO, client.wait_for_timeout());
         timeout.await.is_ok()
     }
 

@@ -68,15 +68,16 @@ impl Gateway {
     }
 
     /// Returns the host's process and name.
-    pub(crate) async fn host(&self) -> Result<HostInfo> {
-        self.call(CallKind::Quick, |client| client.host()).await
+    pub(crate) async fn host_info(&self) -> Result<HostInfo> {
+        self.call(CallKind::Quick, |client| client.host_info())
+            .await
     }
 
     /// Returns the ids of the host's process.
-    pub(crate) async fn process(&self) -> Result<HostProcess> {
+    pub(crate) async fn process_ids(&self) -> Result<HostProcess> {
         self.call(CallKind::Quick, |client| {
             Ok(HostProcess {
-                pid: client.host()?.pid,
+                pid: client.host_info()?.pid,
                 visible_pid: client.visible_pid()?,
             })
         })
@@ -91,7 +92,7 @@ impl Gateway {
     ) -> Result<PluginReply> {
         let args = join_args(args);
         let call = CallKind::for_message(message);
-        self.call(call, move |client| client.message(message, &args))
+        self.call(call, move |client| client.send_message(message, &args))
             .await
     }
 
@@ -126,7 +127,7 @@ impl Gateway {
     /// Takes a dump that the host keeps, or waits for the one that runs. Returns the reply to `dump`.
     pub(crate) async fn take_dump(&self) -> Result<Arc<DumpReply>> {
         let take = || {
-            let reply = self.run_exclusive(|client| client.message("dump", ""));
+            let reply = self.run_exclusive(|client| client.send_message("dump", ""));
             async move { parse_reply("dump", &reply.await?).map(Arc::new) }
         };
         self.kept_dumps.join_or_start(take).await
@@ -134,16 +135,16 @@ impl Gateway {
 
     /// Takes a dump that is only in memory, or waits for the one that runs. Frequent requests thus never evict kept
     /// dumps, except in hosts with version 0.1 of the plugin.
-    pub(crate) async fn open_in_memory(&self) -> Result<OpenDump> {
+    pub(crate) async fn take_in_memory_dump(&self) -> Result<OpenDump> {
         let take = || {
-            let response = self.run_exclusive(|client| client.dump("dump", "keep=off"));
+            let response = self.run_exclusive(|client| client.request_dump("dump", "keep=off"));
             async move { into_open_dump(response.await?).map(Arc::new) }
         };
         let opened = match self.in_memory_dumps.join_or_start(take).await {
             // Version 0.1 of the plugin keeps every dump.
             Err(problem) if problem.is_client_error() => {
                 let kept = self.take_dump().await?;
-                return self.open(&kept.fields.largest.id).await;
+                return self.open_kept_dump(&kept.fields.largest.id).await;
             }
             opened => opened?,
         };
@@ -165,12 +166,12 @@ impl Gateway {
         async move {
             let _guard = dump_lock.lock().await;
             let _permit = call_limiter.acquire(CallKind::Long).await?;
-            Ok(blocking(move || take(&*client)).await??)
+            Ok(run_blocking(move || take(&*client)).await??)
         }
     }
 
     /// Returns the kept dumps, newest first.
-    pub(crate) async fn kept(&self) -> Result<Vec<KeptDump>> {
+    pub(crate) async fn kept_dumps(&self) -> Result<Vec<KeptDump>> {
         let kept: DumpList = self.send_typed("list", &[]).await?;
         Ok(kept.dumps)
     }
@@ -203,7 +204,7 @@ impl Gateway {
     ///
     /// # Errors
     /// The id is unknown or malformed, or the host does not answer.
-    pub(crate) async fn open(&self, id: &str) -> Result<OpenDump> {
+    pub(crate) async fn open_kept_dump(&self, id: &str) -> Result<OpenDump> {
         // An argument must be printable and without quotes; ids of dumps contain nothing else.
         if id.is_empty()
             || !id
@@ -214,7 +215,7 @@ impl Gateway {
         }
         let argument = id.to_owned();
         let response = self.call(CallKind::Long, move |client| {
-            client.dump("fetch", &format!("id={argument}"))
+            client.request_dump("fetch", &format!("id={argument}"))
         });
         into_open_dump(response.await?).map_err(|problem| match problem.is_client_error() {
             true => unknown_dump_error(id),
@@ -231,7 +232,7 @@ impl Gateway {
     ) -> Result<T> {
         let client = Arc::clone(&self.client);
         let permit = self.call_limiter.acquire(kind).await?;
-        let reply = blocking(move || {
+        let reply = run_blocking(move || {
             let reply = send(&*client);
             drop(permit);
             reply
@@ -287,7 +288,7 @@ fn parse_reply<T: DeserializeOwned>(message: &str, reply: &PluginReply) -> Resul
 }
 
 /// Runs `work` on a thread that may block. Fails if it panics.
-pub(crate) async fn blocking<T: Send + 'static>(
+pub(crate) async fn run_blocking<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T> {
     let done = tokio::task::spawn_blocking(work).await;

@@ -13,7 +13,7 @@ pub trait HostClient: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     /// The host does not answer.
-    fn host(&self) -> Result<HostInfo, HostUnavailable>;
+    fn host_info(&self) -> Result<HostInfo, HostUnavailable>;
 
     /// Returns the host's process id in this PID namespace, by which /proc shows its files. `None` if its process is not
     /// visible from here: in a container, [`HostInfo::pid`] is another number, or even another process's.
@@ -26,13 +26,13 @@ pub trait HostClient: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     /// The host does not answer.
-    fn message(&self, name: &str, args: &str) -> Result<PluginReply, HostUnavailable>;
+    fn send_message(&self, name: &str, args: &str) -> Result<PluginReply, HostUnavailable>;
 
     /// Sends a message whose reply is a dump: `fetch`, or `dump keep=off`.
     ///
     /// # Errors
     /// The host does not answer, or its reply has no dump.
-    fn dump(&self, name: &str, args: &str) -> Result<DumpResponse, HostUnavailable>;
+    fn request_dump(&self, name: &str, args: &str) -> Result<DumpResponse, HostUnavailable>;
 }
 
 /// Reply to a request for a dump.

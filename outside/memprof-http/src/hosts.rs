@@ -104,8 +104,8 @@ impl Hosts {
             return None;
         };
         // A host that does not answer is not listed.
-        let info = gateway.client().host().ok()?;
-        let status = gateway.client().message("status", "").ok()?;
+        let info = gateway.client().host_info().ok()?;
+        let status = gateway.client().send_message("status", "").ok()?;
         Some(ListedHost {
             pid: info.pid,
             info,
@@ -125,7 +125,7 @@ impl Hosts {
             HostSource::Discovered(cache) => cache,
             HostSource::Single(gateway) => {
                 // A host that does not answer is not listed.
-                let info = gateway.client().host().ok();
+                let info = gateway.client().host_info().ok();
                 let found = info.map(|info| HostGateway {
                     pid: info.pid,
                     name: info.name,
@@ -151,7 +151,7 @@ impl Hosts {
     }
 
     /// Returns the only host, without a query. `None` if hosts are discovered.
-    pub(crate) fn single(&self) -> Option<Arc<Gateway>> {
+    pub(crate) fn single_host(&self) -> Option<Arc<Gateway>> {
         match &self.0 {
             HostSource::Single(gateway) => Some(Arc::clone(gateway)),
             HostSource::Discovered(_) => None,
@@ -160,7 +160,7 @@ impl Hosts {
 
     /// Returns the only running host. Fails if there is none, or several. Blocks.
     pub(crate) fn only_running(&self) -> Result<Arc<Gateway>> {
-        if let Some(gateway) = self.single() {
+        if let Some(gateway) = self.single_host() {
             return Ok(gateway);
         }
         let all = self.find_within(SEARCH_TIMEOUT).into_iter();
@@ -179,7 +179,7 @@ impl Hosts {
     }
 
     /// Returns the host of that process. Fails if there is none that this user can reach. Blocks.
-    pub(crate) fn by_pid(&self, pid: u32) -> Result<Arc<Gateway>> {
+    pub(crate) fn find_by_pid(&self, pid: u32) -> Result<Arc<Gateway>> {
         // A cached host is queried first: discovering all may wait for one that is slow.
         if let Some(host) = self.cached_host(pid).filter(is_same_process) {
             return Ok(host.gateway);
@@ -191,7 +191,7 @@ impl Hosts {
                 memprof_host::find_by_pid(pid).map(|host| cache_host(cache, &host))
             }
             HostSource::Single(gateway) => {
-                let info = gateway.client().host()?;
+                let info = gateway.client().host_info()?;
                 return (info.pid == pid)
                     .then(|| Arc::clone(gateway))
                     .ok_or_else(missing);
@@ -218,7 +218,7 @@ impl Hosts {
 /// Returns whether the host at a cached socket is still the same process, by pid and start. Blocks.
 fn is_same_process(host: &CachedHost) -> bool {
     let is_same = |info: HostInfo| info.pid == host.info.pid && info.started == host.info.started;
-    host.gateway.client().host().is_ok_and(is_same)
+    host.gateway.client().host_info().is_ok_and(is_same)
 }
 
 /// Queries the state of the profiler. `None` if the plugin does not answer.

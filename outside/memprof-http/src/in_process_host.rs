@@ -39,7 +39,7 @@ impl InProcessHost {
 }
 
 impl HostClient for InProcessHost {
-    fn host(&self) -> Result<HostInfo, HostUnavailable> {
+    fn host_info(&self) -> Result<HostInfo, HostUnavailable> {
         Ok(self.info.clone())
     }
 
@@ -47,7 +47,7 @@ impl HostClient for InProcessHost {
         Ok(Some(self.info.pid))
     }
 
-    fn message(&self, name: &str, args: &str) -> Result<PluginReply, HostUnavailable> {
+    fn send_message(&self, name: &str, args: &str) -> Result<PluginReply, HostUnavailable> {
         let reply = self.host.message(PLUGIN, name, args);
         let reply = reply.map_err(|error| HostUnavailable(error.to_string()))?;
         Ok(PluginReply {
@@ -56,7 +56,7 @@ impl HostClient for InProcessHost {
         })
     }
 
-    fn dump(&self, name: &str, args: &str) -> Result<DumpResponse, HostUnavailable> {
+    fn request_dump(&self, name: &str, args: &str) -> Result<DumpResponse, HostUnavailable> {
         let reply = self.host.message(PLUGIN, name, args);
         let reply = reply.map_err(|error| HostUnavailable(error.to_string()))?;
         match reply.body {

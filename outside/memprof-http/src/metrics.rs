@@ -21,7 +21,7 @@ use crate::gateway::Gateway;
 use crate::hosts::HostGateway;
 use crate::problem::{Problem, Result};
 use crate::report;
-use crate::request_host::{RequestHost, SharedHosts, find_hosts};
+use crate::request_host::{RequestHost, SharedHosts, discover_when_permitted};
 
 /// Timeout of each host when all are queried: a scraper gives up after ten seconds.
 const HOST_TIMEOUT: Duration = Duration::from_secs(5);
@@ -78,10 +78,10 @@ pub(crate) async fn host_metrics(RequestHost(host): RequestHost) -> Result<Respo
 /// Serves the metrics of every host, querying all at the same time; of the only host like [`host_metrics`]. A host that
 /// does not answer within [`HOST_TIMEOUT`] only has `memprof_up` 0.
 pub(crate) async fn all_metrics(State(hosts): State<SharedHosts>) -> Result<Response> {
-    if let Some(only) = hosts.single() {
+    if let Some(only) = hosts.single_host() {
         return host_metrics(RequestHost(only)).await;
     }
-    let found = find_hosts(move || hosts.find_all()).await?;
+    let found = discover_when_permitted(move || hosts.find_all()).await?;
     let mut queries = JoinSet::new();
     for HostGateway { pid, name, gateway } in found {
         let labels = vec![("service", name), ("pid", pid.to_string())];
@@ -145,10 +145,10 @@ async fn allocator_stats(host: &Gateway) -> Result<Option<Vec<Stats>>> {
 /// Builds the metrics of all hosts.
 fn build_registry(hosts: &[HostReplies]) -> Registry {
     let mut registry = Registry::default();
-    add_profiler(&mut registry, hosts);
-    add_ledger(&mut registry, hosts);
-    add_allocators(&mut registry, hosts);
-    add_labels(&mut registry, hosts);
+    add_profiler_metrics(&mut registry, hosts);
+    add_ledger_metrics(&mut registry, hosts);
+    add_allocator_metrics(&mut registry, hosts);
+    add_label_metrics(&mut registry, hosts);
     registry
 }
 
@@ -175,10 +175,10 @@ fn add_metric(
         ([], _) => {}
         // A family without labels would be written with empty braces.
         ([(none, value)], Some(unit)) if none.is_empty() => {
-            registry.register_with_unit(name, help, unit, number(*value));
+            registry.register_with_unit(name, help, unit, gauge_with(*value));
         }
         ([(none, value)], None) if none.is_empty() => {
-            registry.register(name, help, number(*value));
+            registry.register(name, help, gauge_with(*value));
         }
         (_, Some(unit)) => registry.register_with_unit(name, help, unit, family),
         (_, None) => registry.register(name, help, family),
@@ -186,7 +186,7 @@ fn add_metric(
 }
 
 /// Adds the state of the profiler, `memprof_profiling_active` and others.
-fn add_profiler(registry: &mut Registry, hosts: &[HostReplies]) {
+fn add_profiler_metrics(registry: &mut Registry, hosts: &[HostReplies]) {
     let mut every = |name: &str, help: &str, of: fn(&ProfilerStatus) -> u64| {
         let values = hosts.iter();
         let values = values.map(|host| (host.labels.clone(), of(&host.status)));
@@ -220,7 +220,7 @@ fn add_profiler(registry: &mut Registry, hosts: &[HostReplies]) {
 }
 
 /// Adds the resident memory, its parts, and the cgroup's usage and limit if the host is in one.
-fn add_ledger(registry: &mut Registry, hosts: &[HostReplies]) {
+fn add_ledger_metrics(registry: &mut Registry, hosts: &[HostReplies]) {
     let mut some = |name: &str, help: &str, of: fn(&Ledger) -> Option<u64>| {
         let values = hosts.iter();
         let values = values.filter_map(|host| Some((host.labels.clone(), of(&host.ledger)?)));
@@ -259,7 +259,7 @@ fn add_bytes_metric(registry: &mut Registry, name: &str, help: &str, values: Vec
 }
 
 /// Adds the totals of each jemalloc.
-fn add_allocators(registry: &mut Registry, hosts: &[HostReplies]) {
+fn add_allocator_metrics(registry: &mut Registry, hosts: &[HostReplies]) {
     let allocators: Vec<_> = hosts.iter().flat_map(jemalloc_totals).collect();
     for (name, help, of) in ALLOCATOR_METRICS {
         let values = allocators.iter();
@@ -293,8 +293,8 @@ const MAX_VALUES: usize = 20;
 
 /// Reads the memory by label from the newest heap dump of the process; takes no new dump. `None` if none is kept.
 async fn newest_label_usage(host: &Gateway) -> Result<Option<LabelUsageAt>> {
-    let pid = host.host().await?.pid;
-    let mut kept = host.kept().await?.into_iter();
+    let pid = host.host_info().await?.pid;
+    let mut kept = host.kept_dumps().await?.into_iter();
     let Some(dump) = kept.find(|dump| dump.pid == pid && dump.kind == ProfileKind::Heap) else {
         return Ok(None);
     };
@@ -308,7 +308,7 @@ async fn newest_label_usage(host: &Gateway) -> Result<Option<LabelUsageAt>> {
 }
 
 /// Adds the memory by label, and the times of the dumps from which it was read.
-fn add_labels(registry: &mut Registry, hosts: &[HostReplies]) {
+fn add_label_metrics(registry: &mut Registry, hosts: &[HostReplies]) {
     let (mut usage, mut times) = (Vec::new(), Vec::new());
     for host in hosts {
         let Some(label_usage) = &host.label_usage else {
@@ -329,7 +329,7 @@ fn add_labels(registry: &mut Registry, hosts: &[HostReplies]) {
     add_metric(registry, "memprof_label_dump_time", help, unit, times);
 }
 
-fn number(value: u64) -> Number {
+fn gauge_with(value: u64) -> Number {
     let number = Number::default();
     number.set(value);
     number

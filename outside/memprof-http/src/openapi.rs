@@ -148,7 +148,7 @@ impl Route {
 
     /// Describes the route of a message: GET if it is read-only, else POST, with the message's arguments as parameters.
     fn for_message(message: &MessageSpec) -> Self {
-        let parameter = |argument| parameter(message.effect, argument);
+        let parameter = |argument| describe_parameter(message.effect, argument);
         Self {
             method: match message.effect {
                 Effect::ReadOnly => "get",
@@ -187,7 +187,7 @@ impl Content {
 }
 
 /// Describes an argument of a message with that effect as a parameter.
-fn parameter(effect: Effect, argument: &ArgumentSpec) -> Parameter {
+fn describe_parameter(effect: Effect, argument: &ArgumentSpec) -> Parameter {
     let mut schema = match argument.values {
         // JSON has booleans for these values.
         ArgumentType::OneOf(["on", "off"]) if effect == Effect::Mutating => {
@@ -225,7 +225,7 @@ fn parameter(effect: Effect, argument: &ArgumentSpec) -> Parameter {
 }
 
 /// Serves `GET /api/v1/openapi.json`: this server's routes, with the schemas of their replies.
-pub(crate) async fn document() -> Json<Value> {
+pub(crate) async fn openapi_document() -> Json<Value> {
     let mut types = SchemaSettings::draft2020_12()
         .for_serialize()
         .with(|settings| settings.definitions_path = "/components/schemas".into())
@@ -234,11 +234,13 @@ pub(crate) async fn document() -> Json<Value> {
     let mut paths = Map::new();
     let host_routes = host_routes();
     for route in global_routes().iter().chain(&host_routes) {
-        let operation = json!({ route.method: operation(route, false, &error, &mut types) });
+        let operation =
+            json!({ route.method: describe_operation(route, false, &error, &mut types) });
         paths.insert(route.path.clone(), operation);
     }
     for route in &host_routes {
-        let operation = json!({ route.method: operation(route, true, &error, &mut types) });
+        let operation =
+            json!({ route.method: describe_operation(route, true, &error, &mut types) });
         paths.insert(format!("/host/{{pid}}{}", route.path), operation);
     }
     Json(json!({
@@ -261,7 +263,7 @@ pub(crate) async fn document() -> Json<Value> {
 
 /// Describes a route as an `OpenAPI` operation, at the root or, with `below_host`, below `/host/{pid}`. Adds the types
 /// of its reply to `types`.
-fn operation(
+fn describe_operation(
     route: &Route,
     below_host: bool,
     error: &Schema,

@@ -38,7 +38,7 @@ const SHARED_FILES: [File; 4] = [
 ];
 
 /// Route that serves a constant text.
-fn serve_text<S: Clone + Send + Sync + 'static>(
+fn text_route<S: Clone + Send + Sync + 'static>(
     content_type: &'static str,
     text: &'static str,
 ) -> MethodRouter<S> {
@@ -61,13 +61,13 @@ pub fn whole_page(title: &str, script: &str, body: &str) -> String {
 }
 
 /// Redirects to the path with a slash; without it, the page's relative links would break.
-pub(crate) async fn with_slash(Path(pid): Path<u32>) -> Redirect {
+pub(crate) async fn redirect_to_slash(Path(pid): Path<u32>) -> Redirect {
     Redirect::permanent(&format!("{pid}/"))
 }
 
 /// Returns the routes of the files that the page loads.
 pub(crate) fn routes() -> Router<SharedHosts> {
-    with_files(shared_files(), &HOST_FILES)
+    add_file_routes(shared_files(), &HOST_FILES)
 }
 
 /// Returns the routes of the files that every page loads: `icon.svg`, `page.css`, `api.js`, `words.js`, and the
@@ -84,14 +84,17 @@ pub fn shared_files<S: Clone + Send + Sync + 'static>() -> Router<S> {
     let router = viewer
         .into_iter()
         .fold(Router::new(), |router, (path, kind, text)| {
-            router.route(&path, serve_text(kind, text))
+            router.route(&path, text_route(kind, text))
         });
-    with_files(router, &SHARED_FILES)
+    add_file_routes(router, &SHARED_FILES)
 }
 
 /// Adds routes for files: (path, content type, text).
-fn with_files<S: Clone + Send + Sync + 'static>(router: Router<S>, files: &[File]) -> Router<S> {
+fn add_file_routes<S: Clone + Send + Sync + 'static>(
+    router: Router<S>,
+    files: &[File],
+) -> Router<S> {
     files.iter().fold(router, |router, (path, kind, text)| {
-        router.route(path, serve_text(kind, text))
+        router.route(path, text_route(kind, text))
     })
 }

@@ -78,13 +78,15 @@ impl Peer {
 /// no such socket, or its program closed it.
 async fn find_socket_uid(own: SocketAddr, other: SocketAddr) -> io::Result<Option<u32>> {
     match sock_diag::find_socket(own, other) {
-        Ok(socket) => Ok(socket.and_then(Socket::user)),
+        Ok(socket) => Ok(socket.and_then(Socket::client_uid)),
         Err(error) => {
             // Some sandboxes have no netlink, and some kernels no sock_diag.
             log::debug!("sock_diag: {error}");
             let _permit = TABLE_READS.acquire().await.map_err(io::Error::other)?;
             let read = spawn_blocking(move || tcp_table::find_socket(own, other)).await;
-            Ok(read.map_err(io::Error::other)??.and_then(Socket::user))
+            Ok(read
+                .map_err(io::Error::other)??
+                .and_then(Socket::client_uid))
         }
     }
 }
@@ -100,12 +102,12 @@ struct Socket {
 
 impl Socket {
     /// `TCP_ESTABLISHED`, `TCP_FIN_WAIT1`, `TCP_FIN_WAIT2`: a client that may still read.
-    const CLIENT: [u8; 3] = [1, 4, 5];
+    const CLIENT_STATES: [u8; 3] = [1, 4, 5];
 
     /// Returns the owner of a client's socket. `None` if its program closed it: it has no inode any more, and the
     /// kernel reports root as its owner.
-    fn user(self) -> Option<u32> {
-        let is_client = Self::CLIENT.contains(&self.state) && self.inode != 0;
+    fn client_uid(self) -> Option<u32> {
+        let is_client = Self::CLIENT_STATES.contains(&self.state) && self.inode != 0;
         is_client.then_some(self.uid)
     }
 }
@@ -122,7 +124,7 @@ mod tests {
                 uid: 33,
                 inode,
             };
-            assert_eq!(socket.user(), expected, "{socket:?}");
+            assert_eq!(socket.client_uid(), expected, "{socket:?}");
         };
         check(1, 77, Some(33));
         // The client has sent all and still reads.
@@ -156,13 +158,13 @@ mod tests {
                 let (server, address) = (stream.local_addr().unwrap(), stream.peer_addr().unwrap());
                 for find in [sock_diag::find_socket, tcp_table::find_socket] {
                     let socket = find(address, server).unwrap().unwrap();
-                    assert_eq!((socket.user(), socket.state), (Some(own), 1));
+                    assert_eq!((socket.client_uid(), socket.state), (Some(own), 1));
                 }
                 assert_eq!(Peer::from_tcp(&stream).await.uid, Some(own));
                 drop(client);
                 for find in [sock_diag::find_socket, tcp_table::find_socket] {
                     let socket = find(address, server).unwrap();
-                    assert_eq!(socket.and_then(Socket::user), None, "{socket:?}");
+                    assert_eq!(socket.and_then(Socket::client_uid), None, "{socket:?}");
                 }
                 assert_eq!(Peer::from_tcp(&stream).await.uid, None);
             }

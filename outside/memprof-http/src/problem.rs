@@ -97,8 +97,8 @@ impl Problem {
         self
     }
 
-    /// Returns whether the plugin failed, rather than that the host did not answer or does not exist, the server is
-    /// overloaded, or there is nothing to show.
+    /// Returns whether the plugin failed. False if the host did not answer or does not exist, the server is overloaded,
+    /// or there is nothing to show.
     pub(crate) fn is_host_error(&self) -> bool {
         !matches!(
             self.kind(),

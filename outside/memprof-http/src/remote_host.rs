@@ -58,11 +58,11 @@ impl RemoteHost {
                 Ok(reply) => return Ok(self.store_idle(client, reply)),
                 Err(ClientError::Unreachable(error)) if error.kind() != io::ErrorKind::TimedOut => {
                 }
-                Err(error) => return Err(host_unavailable(error)),
+                Err(error) => return Err(host_unavailable_error(error)),
             }
         }
         let mut client = self.connect()?;
-        let reply = send(&mut client).map_err(host_unavailable)?;
+        let reply = send(&mut client).map_err(host_unavailable_error)?;
         Ok(self.store_idle(client, reply))
     }
 
@@ -87,11 +87,11 @@ impl RemoteHost {
     /// its name.
     fn connect(&self) -> Result<Client, HostUnavailable> {
         let name = match &self.selector {
-            HostSelector::Socket(socket) => return connect(socket),
+            HostSelector::Socket(socket) => return connect_to(socket),
             HostSelector::Named(name) => name,
         };
         let last_socket = self.lock_last_socket().clone();
-        if let Some(Ok(client)) = last_socket.map(|socket| connect(&socket)) {
+        if let Some(Ok(client)) = last_socket.map(|socket| connect_to(&socket)) {
             return Ok(client);
         }
         let mut hosts = running_hosts();
@@ -99,7 +99,7 @@ impl RemoteHost {
         match hosts.as_slice() {
             [host] => {
                 *self.lock_last_socket() = Some(host.socket.clone());
-                connect(&host.socket)
+                connect_to(&host.socket)
             }
             [] => Err(HostUnavailable(format!("no host is named {name:?}"))),
             _ => Err(HostUnavailable(format!(
@@ -124,7 +124,7 @@ impl RemoteHost {
 }
 
 impl HostClient for RemoteHost {
-    fn host(&self) -> Result<HostInfo, HostUnavailable> {
+    fn host_info(&self) -> Result<HostInfo, HostUnavailable> {
         self.call(Effect::ReadOnly, Client::host)
     }
 
@@ -132,14 +132,14 @@ impl HostClient for RemoteHost {
         self.call(Effect::ReadOnly, |client| Ok(client.peer().pid))
     }
 
-    fn message(&self, name: &str, args: &str) -> Result<PluginReply, HostUnavailable> {
-        plugin_reply(self.send(name, args)?)
+    fn send_message(&self, name: &str, args: &str) -> Result<PluginReply, HostUnavailable> {
+        read_plugin_reply(self.send(name, args)?)
     }
 
-    fn dump(&self, name: &str, args: &str) -> Result<DumpResponse, HostUnavailable> {
+    fn request_dump(&self, name: &str, args: &str) -> Result<DumpResponse, HostUnavailable> {
         let mut reply = self.send(name, args)?;
         if reply.result.status_code != 0 {
-            return Ok(DumpResponse::Refused(plugin_reply(reply)?));
+            return Ok(DumpResponse::Refused(read_plugin_reply(reply)?));
         }
         Ok(DumpResponse::File {
             file: reply.file.take().ok_or_else(no_dump_error)?,
@@ -148,20 +148,20 @@ impl HostClient for RemoteHost {
     }
 }
 
-fn connect(socket: &Path) -> Result<Client, HostUnavailable> {
+fn connect_to(socket: &Path) -> Result<Client, HostUnavailable> {
     Client::connect(socket)
         .map_err(|error| HostUnavailable(format!("{}: {error}", socket.display())))
 }
 
 /// Reads the body of a reply, also if that is a file.
-fn plugin_reply(reply: ReceivedBody) -> Result<PluginReply, HostUnavailable> {
+fn read_plugin_reply(reply: ReceivedBody) -> Result<PluginReply, HostUnavailable> {
     Ok(PluginReply {
         status: reply.result.status_code,
         body: reply.into_bytes()?,
     })
 }
 
-fn host_unavailable(error: ClientError) -> HostUnavailable {
+fn host_unavailable_error(error: ClientError) -> HostUnavailable {
     HostUnavailable(error.to_string())
 }
 
@@ -197,7 +197,7 @@ mod tests {
             })
         });
         let remote = RemoteHost::new(HostSelector::Socket(path));
-        let pids = [(); 3].map(|()| remote.host().unwrap().pid);
+        let pids = [(); 3].map(|()| remote.host_info().unwrap().pid);
         assert_eq!(pids, [1, 2, 1]);
         host.join().unwrap();
     }

@@ -11,7 +11,7 @@ use tokio::sync::Semaphore;
 
 use crate::chunked_body;
 use crate::file_format::{FileFormat, FormatSource};
-use crate::gateway::{Gateway, HostProcess, OpenDump, blocking, unknown_dump_error};
+use crate::gateway::{Gateway, HostProcess, OpenDump, run_blocking, unknown_dump_error};
 use crate::problem::{Problem, Result};
 use crate::report_query::ReportQuery;
 
@@ -34,7 +34,7 @@ impl ReportQuery {
     ) -> Result<Response> {
         let dump = PendingDump::take_in_memory(host).await?;
         let name = dump.origin.id.clone();
-        let profile = render_when_permitted(host, dump, since, self.options(Format::Pprof)?);
+        let profile = render_when_permitted(host, dump, since, self.to_options(Format::Pprof)?);
         Ok(FileFormat::from_name("pprof")?.reply(&name, profile.await?))
     }
 
@@ -61,9 +61,9 @@ impl ReportQuery {
         let format = FileFormat::from_name(self.format.as_deref().unwrap_or("text"))?;
         match format.source {
             FormatSource::AsStored => {
-                let dump = host.open(id).await?;
+                let dump = host.open_kept_dump(id).await?;
                 let content_type = dump.content_type.clone();
-                Ok(format.reply_as(content_type, id, export(dump).await?))
+                Ok(format.reply_as(content_type, id, stream_dump(dump).await?))
             }
             FormatSource::Rendered(rendered) => {
                 Ok(format.reply(id, self.cached_report(host, id, rendered).await?))
@@ -73,7 +73,7 @@ impl ReportQuery {
 
     /// Returns a report of a kept dump, rendered or from the cache. The key is the id with all parameters.
     async fn cached_report(&self, host: &Gateway, id: &str, format: Format) -> Result<Bytes> {
-        let options = self.options(format)?;
+        let options = self.to_options(format)?;
         let key = serde_json::to_string(&(id, self))
             .map_err(|error| Problem::internal(error.to_string()))?;
         let render = || async {
@@ -95,7 +95,7 @@ pub(crate) async fn usage_by_label(
     max: usize,
 ) -> Result<Vec<LabelUsage>> {
     let render = || async {
-        let dump = host.open(id).await?.file;
+        let dump = host.open_kept_dump(id).await?.file;
         with_render_permit(move || {
             let mut dump = BufReader::with_capacity(chunked_body::CHUNK_BYTES, dump);
             let usage = memprof_report::usage_by_label(&mut dump, &Limits::default(), max)?;
@@ -114,13 +114,13 @@ pub(crate) async fn usage_by_label(
 
 /// Streams a new in-memory dump as the text that jeprof, google-pprof and `go tool pprof` all read, without the
 /// allocator's frames at the leaves.
-pub(crate) async fn new_dump_as_tcmalloc(host: &Gateway) -> Result<Body> {
-    as_tcmalloc(host, host.open_in_memory().await?).await
+pub(crate) async fn stream_new_dump_as_tcmalloc(host: &Gateway) -> Result<Body> {
+    stream_as_tcmalloc(host, host.take_in_memory_dump().await?).await
 }
 
-/// Like [`new_dump_as_tcmalloc`], but of a dump of the running process that is open already.
-pub(crate) async fn as_tcmalloc(host: &Gateway, dump: OpenDump) -> Result<Body> {
-    let sources = Sources::for_process(host.process().await?.visible_pid);
+/// Like [`stream_new_dump_as_tcmalloc`], but of a dump of the running process that is open already.
+pub(crate) async fn stream_as_tcmalloc(host: &Gateway, dump: OpenDump) -> Result<Body> {
+    let sources = Sources::for_process(host.process_ids().await?.visible_pid);
     let file = dump.file.reopen();
     let mut file = file.map_err(|error| Problem::internal(format!("the dump: {error}")))?;
     let allocator = with_render_permit(move || {
@@ -133,7 +133,7 @@ pub(crate) async fn as_tcmalloc(host: &Gateway, dump: OpenDump) -> Result<Body> 
         Ok(named.allocator_addresses())
     })
     .await?;
-    chunked_body::stream(move |out| {
+    chunked_body::stream_body(move |out| {
         let mut dump = BufReader::with_capacity(chunked_body::CHUNK_BYTES, dump.file);
         Ok(memprof_report::write_tcmalloc(
             &mut dump,
@@ -146,8 +146,8 @@ pub(crate) async fn as_tcmalloc(host: &Gateway, dump: OpenDump) -> Result<Body> 
 }
 
 /// Streams a dump in its own format, without what other tools cannot read.
-pub(crate) async fn export(dump: OpenDump) -> Result<Body> {
-    chunked_body::stream(move |out| {
+pub(crate) async fn stream_dump(dump: OpenDump) -> Result<Body> {
+    chunked_body::stream_body(move |out| {
         let mut dump = BufReader::with_capacity(chunked_body::CHUNK_BYTES, dump.file);
         memprof_report::export(&mut dump, &Limits::default(), out)?;
         Ok(())
@@ -156,8 +156,8 @@ pub(crate) async fn export(dump: OpenDump) -> Result<Body> {
 }
 
 /// Renders the flamegraph of an uploaded dump, with the host's binaries. Invalid if the dump cannot be read.
-pub(crate) async fn upload_flamegraph(host: &Gateway, dump: Bytes) -> Result<Response> {
-    let process = host.process().await?;
+pub(crate) async fn render_uploaded_flamegraph(host: &Gateway, dump: Bytes) -> Result<Response> {
+    let process = host.process_ids().await?;
     let dump = LoadedDump {
         origin: DumpOrigin {
             id: "upload".to_owned(),
@@ -201,7 +201,7 @@ pub(crate) struct PendingDump {
 impl PendingDump {
     /// Opens a kept dump. Fails if the id is unknown or malformed.
     async fn open(host: &Gateway, id: &str) -> Result<Self> {
-        let dump = host.open(id).await?;
+        let dump = host.open_kept_dump(id).await?;
         let DumpId { taken, pid } = DumpId::parse(id).ok_or_else(|| unknown_dump_error(id))?;
         let id = id.to_owned();
         let origin = DumpOrigin { id, taken, pid };
@@ -210,8 +210,8 @@ impl PendingDump {
 
     /// Takes a dump that is only in memory.
     pub(crate) async fn take_in_memory(host: &Gateway) -> Result<Self> {
-        let pid = host.host().await?.pid;
-        let dump = host.open_in_memory().await?;
+        let pid = host.host_info().await?.pid;
+        let dump = host.take_in_memory_dump().await?;
         let origin = DumpOrigin {
             id: "now".to_owned(),
             taken: humantime::format_rfc3339_millis(SystemTime::now()).to_string(),
@@ -249,7 +249,7 @@ pub(crate) async fn with_render_permit<T: Send + 'static>(
     let permit = RENDER_PERMITS.acquire().await;
     let permit = permit.map_err(|error| Problem::internal(error.to_string()))?;
     drop(queue_permit);
-    blocking(move || {
+    run_blocking(move || {
         // Held even if the client has left, because the work goes on.
         let _permit = permit;
         render()
@@ -272,7 +272,7 @@ async fn render_when_permitted(
     base: Option<PendingDump>,
     options: Options,
 ) -> Result<Bytes> {
-    let process = host.process().await?;
+    let process = host.process_ids().await?;
     with_render_permit(move || {
         let base = base.map(PendingDump::read).transpose()?;
         render(&dump.read()?, base.as_ref(), process, options)

@@ -43,11 +43,11 @@ impl ReportQuery {
     }
 
     /// Converts the parameters to a report's options. Fails if one is invalid.
-    pub(crate) fn options(&self, format: Format) -> Result<Options> {
+    pub(crate) fn to_options(&self, format: Format) -> Result<Options> {
         let compile = |text: &Option<String>| text.as_deref().map(pattern).transpose();
         Ok(Options {
             format,
-            sample_type: sample_type(self.sample_type.as_deref().unwrap_or("inuse_space"))?,
+            sample_type: parse_sample_type(self.sample_type.as_deref().unwrap_or("inuse_space"))?,
             granularity: match parse_on_off("lines", self.lines.as_deref())? {
                 Some(true) => Granularity::Lines,
                 Some(false) | None => Granularity::Functions,
@@ -104,7 +104,7 @@ fn parse_on_off(name: &str, value: Option<&str>) -> Result<Option<bool>> {
 }
 
 /// Parses a sample type by its name, such as `inuse_space`.
-fn sample_type(name: &str) -> Result<SampleType> {
+fn parse_sample_type(name: &str) -> Result<SampleType> {
     let known = SampleType::ALL
         .into_iter()
         .find(|known| known.name() == name);

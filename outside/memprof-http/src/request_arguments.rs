@@ -38,12 +38,15 @@ impl RequestArguments {
     /// The body is malformed, a key cannot be an argument's, or is there twice.
     pub(crate) fn parse(query: &str, body: &[u8]) -> Result<Self> {
         let body = body.trim_ascii();
-        let of_body = match body.first() {
+        let body_arguments = match body.first() {
             Some(b'{' | b'[' | b'"') => parse_object(body)?,
             _ => parse_form(body),
         };
         let mut arguments = Self::default();
-        for (key, value) in parse_form(query.as_bytes()).into_iter().chain(of_body) {
+        for (key, value) in parse_form(query.as_bytes())
+            .into_iter()
+            .chain(body_arguments)
+        {
             check_key(&key)?;
             if arguments.has(&key) {
                 let message = format!("the argument {key:?} is there twice");
@@ -90,12 +93,12 @@ impl<S: Send + Sync> FromRequestParts<S> for QueryParameters {
 
 impl QueryParameters {
     /// Returns the first value of a parameter. `None` if it is absent.
-    pub(crate) fn first(&self, name: &str) -> Option<&str> {
+    pub(crate) fn first_value(&self, name: &str) -> Option<&str> {
         self.values(name).next()
     }
 
     /// Returns the last value of a parameter. `None` if it is absent.
-    pub(crate) fn last(&self, name: &str) -> Option<&str> {
+    pub(crate) fn last_value(&self, name: &str) -> Option<&str> {
         self.values(name).next_back()
     }
 

@@ -8,7 +8,7 @@ use axum::http::request::Parts;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
-use crate::gateway::{Gateway, blocking};
+use crate::gateway::{Gateway, run_blocking};
 use crate::hosts::Hosts;
 use crate::problem::{Problem, Result};
 
@@ -34,10 +34,10 @@ impl FromRequestParts<SharedHosts> for RequestHost {
         let pid = params.iter().find(|(name, _)| *name == "host_pid");
         let pid = pid.map(|(_, pid)| pid.parse::<u32>());
         let hosts = Arc::clone(hosts);
-        let found = match (pid, hosts.single()) {
+        let found = match (pid, hosts.single_host()) {
             (None, Some(only)) => Ok(only),
-            (None, None) => find_hosts(move || hosts.only_running()).await?,
-            (Some(Ok(pid)), _) => find_hosts(move || hosts.by_pid(pid)).await?,
+            (None, None) => discover_when_permitted(move || hosts.only_running()).await?,
+            (Some(Ok(pid)), _) => discover_when_permitted(move || hosts.find_by_pid(pid)).await?,
             (Some(Err(_)), _) => Err(Problem::not_found("a host is named by its pid")),
         };
         found.map(Self)
@@ -45,13 +45,13 @@ impl FromRequestParts<SharedHosts> for RequestHost {
 }
 
 /// Calls `discover` on a blocking thread, once a permit is free. Fails as overloaded after [`PERMIT_TIMEOUT`].
-pub(crate) async fn find_hosts<T: Send + 'static>(
+pub(crate) async fn discover_when_permitted<T: Send + 'static>(
     discover: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T> {
     let Ok(Ok(permit)) = timeout(PERMIT_TIMEOUT, DISCOVERY_PERMITS.acquire()).await else {
         return Err(Problem::overloaded("too many requests look for hosts"));
     };
-    blocking(move || {
+    run_blocking(move || {
         let found = discover();
         drop(permit);
         found

@@ -29,9 +29,9 @@ pub fn router(hosts: Hosts, settings: RouterSettings) -> Router {
     let routes = Router::new()
         .route("/", get(page::index))
         .merge(host_routes.clone())
-        .route("/api/v1/hosts", get(api::hosts))
-        .route("/api/v1/openapi.json", get(openapi::document))
-        .route("/host/{host_pid}", get(page::with_slash))
+        .route("/api/v1/hosts", get(api::list_hosts))
+        .route("/api/v1/openapi.json", get(openapi::openapi_document))
+        .route("/host/{host_pid}", get(page::redirect_to_slash))
         .route("/host/{host_pid}/", get(page::index))
         .nest("/host/{host_pid}", host_routes)
         .merge(metrics_routes());
@@ -61,7 +61,7 @@ fn metrics_routes() -> Router<SharedHosts> {
     Router::new()
         .route("/metrics", get(metrics::all_metrics))
         .route("/host/{host_pid}/metrics", get(metrics::host_metrics))
-        .route("/targets", get(scrape_targets::targets))
+        .route("/targets", get(scrape_targets::serve_targets))
 }
 
 /// Adds the reply for unknown paths, and the shared state.

@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use crate::base_url::BaseUrl;
 use crate::problem::Result;
-use crate::request_host::{SharedHosts, find_hosts};
+use crate::request_host::{SharedHosts, discover_when_permitted};
 
 /// Group of targets (Prometheus, `http_sd`): always one host.
 #[derive(Serialize)]
@@ -35,7 +35,7 @@ struct Labels {
 
 /// Serves the running hosts as scrape targets, also those that do not answer, at the address by which the client
 /// reached this server or the proxy before it.
-pub(crate) async fn targets(
+pub(crate) async fn serve_targets(
     State(hosts): State<SharedHosts>,
     base: Option<Extension<BaseUrl>>,
     headers: HeaderMap,
@@ -45,7 +45,7 @@ pub(crate) async fn targets(
     let address = address.unwrap_or_default().to_owned();
     let is_https = base.as_ref().is_some_and(|base| base.is_https());
     let base = base.as_ref().map_or("", |base| base.path()).to_owned();
-    let found = find_hosts(move || hosts.find_all()).await?;
+    let found = discover_when_permitted(move || hosts.find_all()).await?;
     let groups = found.into_iter().map(|host| {
         let prefix = format!("{base}/host/{}", host.pid);
         TargetGroup {

@@ -41,7 +41,7 @@ impl ProxyNetwork {
 /// added. `None` if it adds none.
 ///
 /// # Errors
-/// The headers make no address.
+/// The headers form no valid address.
 pub(crate) fn forwarded_base(headers: &HeaderMap) -> Result<Option<BaseUrl>> {
     let last = |name: &str| {
         let value = headers.get_all(name).into_iter().next_back()?;

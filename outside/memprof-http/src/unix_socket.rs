@@ -37,7 +37,7 @@ pub(crate) fn listen(path: &Path) -> io::Result<(UnixListener, BoundPath)> {
     let socket = bind_private(path)?;
     let bound = BoundPath {
         path: path.to_owned(),
-        identity: identity(&path.symlink_metadata()?),
+        identity: file_identity(&path.symlink_metadata()?),
         _lock: lock,
     };
     Ok((socket, bound))
@@ -78,7 +78,7 @@ impl Drop for BoundPath {
     /// Removes the socket, unless another one has taken its path, and the lock file.
     fn drop(&mut self) {
         let metadata = self.path.symlink_metadata();
-        if metadata.is_ok_and(|metadata| identity(&metadata) == self.identity) {
+        if metadata.is_ok_and(|metadata| file_identity(&metadata) == self.identity) {
             remove(&self.path);
         }
         // Removed last, while the lock is held.
@@ -87,7 +87,7 @@ impl Drop for BoundPath {
 }
 
 /// Device and inode of a file.
-fn identity(metadata: &Metadata) -> (u64, u64) {
+fn file_identity(metadata: &Metadata) -> (u64, u64) {
     (metadata.dev(), metadata.ino())
 }
 

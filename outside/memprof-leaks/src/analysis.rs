@@ -143,7 +143,7 @@ impl AnalysisReport {
             // An analysis is void if some of the memory could not be read.
             let done = match memories
                 .iter()
-                .all(|memory| memory.require_answers().is_ok())
+                .all(|memory| memory.require_responsive_memory().is_ok())
             {
                 true => done,
                 false => Err(Refusal::SilentMemory { pid: snapshot.pid }.into()),

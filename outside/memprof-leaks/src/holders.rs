@@ -110,7 +110,7 @@ pub fn holders(
 ) -> Result<Holding, Error> {
     let program = ProgramWatch::open(pid);
     let holding = find_holding(pid, detail, options, progress);
-    holding.map_err(|error| program.explain(error, Error::is_transient))
+    holding.map_err(|error| program.explain_error(error, Error::is_transient))
 }
 
 /// Takes the snapshot and finds the holders, like [`holders`], but without an explanation of the errors of a

@@ -46,7 +46,7 @@ pub struct Proof {
 pub fn prove(pid: u32, options: AnalysisOptions, progress: OnPhase<'_>) -> Result<Proof, Error> {
     let program = ProgramWatch::open(pid);
     let proof = prove_twice(pid, &program, options, progress);
-    proof.map_err(|error| program.explain(error, Error::is_transient))
+    proof.map_err(|error| program.explain_error(error, Error::is_transient))
 }
 
 /// Finds the leaked objects like [`prove`], but without an explanation of the errors of a process that ends
@@ -67,7 +67,7 @@ fn prove_twice(
     })?;
     let start = Instant::now();
     progress(Phase::AwaitSecond);
-    if let Some(end) = program.await_end_until(start + SNAPSHOT_DELAY) {
+    if let Some(end) = program.wait_for_end_until(start + SNAPSHOT_DELAY) {
         return Err(Refusal::from(end).into());
     }
     let leaked = report.with_snapshot(&target, options, progress, |report, analyzed| {

@@ -56,7 +56,7 @@ impl Region {
 
     /// Whether it maps a file on FUSE for process `pid`, so that each step that touches the file may wait for ever.
     pub(crate) fn is_on_fuse(&self, pid: i32) -> bool {
-        let mounts = Mounts::of(pid.cast_unsigned());
+        let mounts = Mounts::for_pid(pid.cast_unsigned());
         self.is_file && mounts.is_fuse(MountKey::Device(self.device.as_bytes()))
     }
 }

@@ -81,7 +81,7 @@ fn measure(
     let view = SnapshotMemory::open(snapshot)?;
     let (allocators, found) = heap::find_heaps(&view, &snapshot.threads, budget)?;
     for memory in view.memories() {
-        memory.require_answers()?;
+        memory.require_responsive_memory()?;
     }
     let unreadable = found.unreadable.iter().map(ToString::to_string);
     let unknown: Vec<_> = found.unproven.iter().cloned().chain(unreadable).collect();

@@ -106,7 +106,7 @@ impl CopyTarget {
             .chain(code())
             .take(MAX_CODE_MAPPINGS)
             .find_map(|each| Gadgets::find(&memory, &each.range));
-        memory.go_direct()?;
+        memory.read_directly()?;
         let gadgets = gadgets.ok_or(Error::NoThread(
             "memprof does not know the signal return code of its C library",
         ))?;
@@ -229,7 +229,8 @@ impl CopyTarget {
     /// Whether it still executes the program that was inspected, to which the opened memory belongs.
     fn is_same_program(&self) -> bool {
         let code = self.memory.read_array(self.gadgets.system_call);
-        code.is_ok_and(|code| code == remote_call::SYSTEM_CALL) && !self.memory.is_left()
+        code.is_ok_and(|code| code == remote_call::SYSTEM_CALL)
+            && !self.memory.was_program_replaced()
     }
 }
 

@@ -76,9 +76,9 @@ fn system_remedy(text: &str) -> Option<String> {
     )
 }
 
-/// Exit code of a command: its own, or, for an error, which is printed, what `code_of` says. A success whose result was
-/// lost on a full disk is a failure: a script would take an empty file for the result.
-pub fn exit_code(
+/// Prints a command's error, and returns its exit code: the command's own, or `code_of` for an error. A success whose
+/// result was lost on a full disk is a failure: a script would take an empty file for the result.
+pub fn finish_command(
     outcome: anyhow::Result<ExitCode>,
     code_of: impl FnOnce(&anyhow::Error) -> ExitCode,
 ) -> ExitCode {
@@ -92,9 +92,9 @@ pub fn exit_code(
     }
 }
 
-/// Prints what the parser of the command line returns instead of arguments: help, the version or an error. Returns the
-/// exit code.
-pub fn command_line_exit(error: &clap::Error) -> ExitCode {
+/// Prints the help, the version or the error that the parser of the command line returns instead of arguments. Returns
+/// the exit code.
+pub fn print_parser_output(error: &clap::Error) -> ExitCode {
     let is_lost = match error.print() {
         Err(lost) if !error.use_stderr() => lost.kind() != std::io::ErrorKind::BrokenPipe,
         _ => false,

@@ -26,13 +26,13 @@ enum OutputTarget {
 
 /// Makes `write` fill the file at `path`, which is never visible incomplete. Something other than a regular file is
 /// written to directly. Links are followed.
-pub fn publish<T>(
+pub fn publish_file<T>(
     path: &Path,
     write: impl FnOnce(&mut dyn Write) -> anyhow::Result<T>,
 ) -> anyhow::Result<T> {
     let failed = || format!("failed to write {}", path.display());
-    match resolve(path).with_context(failed)? {
-        OutputTarget::Replaced { path, mode } => replace(&path, mode, write, failed),
+    match resolve_target(path).with_context(failed)? {
+        OutputTarget::Replaced { path, mode } => replace_file(&path, mode, write, failed),
         OutputTarget::Written(file) => {
             let mut out = BufWriter::with_capacity(BUFFER_SIZE, file);
             let value = write(&mut out)?;
@@ -43,7 +43,7 @@ pub fn publish<T>(
 }
 
 /// Writes a temporary file in the directory of `path`, and renames it to `path`.
-fn replace<T>(
+fn replace_file<T>(
     path: &Path,
     mode: Option<u32>,
     write: impl FnOnce(&mut dyn Write) -> anyhow::Result<T>,
@@ -53,13 +53,13 @@ fn replace<T>(
         .prefix(".memprof-")
         // The umask applies, as for any file.
         .permissions(Permissions::from_mode(0o666))
-        .tempfile_in(parent(path))
+        .tempfile_in(parent_dir(path))
         .map_err(|error| without_path(&error))
         .with_context(|| {
             format!(
                 "{}: no file can be made in {}",
                 failed(),
-                parent(path).display()
+                parent_dir(path).display()
             )
         })?;
     // The temporary file's own writer adds its path to errors.
@@ -88,7 +88,7 @@ fn without_path(error: &io::Error) -> anyhow::Error {
 
 /// Follows the links of an output path, and opens its end unless that is a regular file or does not exist yet.
 /// Fails for files that another user may have planted.
-fn resolve(path: &Path) -> io::Result<OutputTarget> {
+fn resolve_target(path: &Path) -> io::Result<OutputTarget> {
     let mut end = path.to_owned();
     for _ in 0..MAX_LINKS {
         let metadata = match end.symlink_metadata() {
@@ -98,7 +98,7 @@ fn resolve(path: &Path) -> io::Result<OutputTarget> {
                     mode: None,
                 });
             }
-            // A link whose text is no path, as those of pipes in /proc/self/fd.
+            // The link's text is no path, as in /proc/self/fd for a pipe.
             Err(error) if error.kind() == io::ErrorKind::NotFound => break,
             metadata => metadata?,
         };
@@ -112,7 +112,7 @@ fn resolve(path: &Path) -> io::Result<OutputTarget> {
         if !metadata.is_symlink() {
             break;
         }
-        end = parent(&end).join(end.read_link()?);
+        end = parent_dir(&end).join(end.read_link()?);
     }
     let file = OpenOptions::new()
         .write(true)
@@ -121,7 +121,7 @@ fn resolve(path: &Path) -> io::Result<OutputTarget> {
     Ok(OutputTarget::Written(file))
 }
 
-/// Whether `path`, with links followed, is that file.
+/// Whether `path`, with links followed, is the file that `metadata` describes.
 fn is_same_file(metadata: &Metadata, path: &Path) -> bool {
     path.metadata()
         .is_ok_and(|end| (end.dev(), end.ino()) == (metadata.dev(), metadata.ino()))
@@ -131,7 +131,7 @@ fn is_same_file(metadata: &Metadata, path: &Path) -> bool {
 /// or a FIFO with the name: as the kernel does (proc(5), `protected_symlinks` and `protected_fifos`), only those of
 /// this user and of the directory's owner are followed and opened.
 fn reject_planted(path: &Path, metadata: &Metadata) -> io::Result<()> {
-    let directory = parent(path).metadata()?;
+    let directory = parent_dir(path).metadata()?;
     let own = rustix::process::geteuid().as_raw();
     if !is_planted(directory.mode(), directory.uid(), metadata.uid(), own) {
         return Ok(());
@@ -143,13 +143,14 @@ fn reject_planted(path: &Path, metadata: &Metadata) -> io::Result<()> {
     Err(io::Error::new(io::ErrorKind::PermissionDenied, message))
 }
 
-/// Whether a file of `owner` in that directory comes from another user than `own` and the directory's owner.
+/// Whether a file of `owner` comes from another user than `own` and the directory's owner, in a directory in which all
+/// users may create files.
 fn is_planted(directory_mode: u32, directory_owner: u32, owner: u32, own: u32) -> bool {
     directory_mode & SHARED_DIR_MODE == SHARED_DIR_MODE && owner != own && owner != directory_owner
 }
 
 /// Directory of a path; `.` for a name without a directory.
-fn parent(path: &Path) -> &Path {
+fn parent_dir(path: &Path) -> &Path {
     match path.parent() {
         Some(parent) if parent != Path::new("") => parent,
         _ => Path::new("."),
@@ -166,7 +167,7 @@ mod tests {
     use super::*;
 
     fn publish_text(path: &Path, text: &str) -> anyhow::Result<()> {
-        publish(path, |out| Ok(out.write_all(text.as_bytes())?))
+        publish_file(path, |out| Ok(out.write_all(text.as_bytes())?))
     }
 
     #[test]
@@ -243,7 +244,7 @@ mod tests {
         let file = dir.path().join("secret");
         std::fs::write(&file, "before").unwrap();
         std::fs::set_permissions(&file, Permissions::from_mode(0o600)).unwrap();
-        let half = publish(&file, |out| -> anyhow::Result<()> {
+        let half = publish_file(&file, |out| -> anyhow::Result<()> {
             out.write_all(b"half")?;
             anyhow::bail!("the host went away")
         });

@@ -1,7 +1,7 @@
 //! Output of memprof's programs: to the terminal, to a pipe and to files, and their exit codes.
 //!
 //! Nothing here panics. A reader that goes away, a full disk or a closed stderr changes no verdict; only a command that
-//! would succeed fails if its result was lost ([`exit_code`]). Text for a terminal is made [`printable()`] in this crate
+//! would succeed fails if its result was lost ([`finish_command`]). Text for a terminal is made [`printable()`] in this crate
 //! only.
 
 mod exit;
@@ -14,19 +14,19 @@ use std::io::{self, IsTerminal, Write};
 use std::path::Path;
 
 pub use exit::{
-    ExitError, FAILED, NO_DATA, UNREACHABLE, USAGE, command_line_exit, error_chain, error_code,
-    error_text, exit_code, with_exit_code,
+    ExitError, FAILED, NO_DATA, UNREACHABLE, USAGE, error_chain, error_code, error_text,
+    finish_command, print_parser_output, with_exit_code,
 };
-pub use file::publish;
+pub use file::publish_file;
 pub use printable::{one_line, printable};
-pub use stdout::{print, to_stdout};
+pub use stdout::{print, write_to_stdout};
 pub use table::table;
 use unicode_width::UnicodeWidthChar;
 
 /// Writes a line to stderr. If stderr is closed or full, the line is lost, without effect on the command and its
 /// exit code.
 pub fn print_stderr(text: &str) {
-    to_stderr(&format!("{}\n", printable(text)));
+    write_to_stderr(&format!("{}\n", printable(text)));
 }
 
 /// Writes a note to stderr, in one line: line feeds in names of other processes are escaped.
@@ -41,25 +41,28 @@ fn has_progress_line() -> bool {
 
 /// Replaces the progress line on the terminal, until [`clear_progress`]. A longer text is cut at the terminal's width:
 /// a second line would stay. Does nothing if stderr is not a terminal.
-pub fn progress(text: &str) {
+pub fn show_progress(text: &str) {
     if has_progress_line() {
         let size = rustix::termios::tcgetwinsize(io::stderr()).ok();
         // Some terminals do not know their size, and say 0.
         let columns = size.map(|size| size.ws_col).filter(|columns| *columns > 0);
         let columns = columns.map_or(usize::MAX, usize::from);
-        to_stderr(&format!("\r{}\x1b[K", cut(&one_line(text), columns)));
+        write_to_stderr(&format!(
+            "\r{}\x1b[K",
+            cut_to_width(&one_line(text), columns)
+        ));
     }
 }
 
-/// Clears the line of [`progress`].
+/// Clears the line of [`show_progress`].
 pub fn clear_progress() {
     if has_progress_line() {
-        to_stderr("\r\x1b[K");
+        write_to_stderr("\r\x1b[K");
     }
 }
 
 /// Start of a text that is shorter than a number of columns: the cursor needs the last one.
-fn cut(text: &str, columns: usize) -> &str {
+fn cut_to_width(text: &str, columns: usize) -> &str {
     let mut width = 0;
     let end = text.char_indices().find(|(_, c)| {
         width += c.width().unwrap_or(0);
@@ -69,7 +72,7 @@ fn cut(text: &str, columns: usize) -> &str {
 }
 
 /// Writes in a single call, so that lines of processes with the same stderr do not mix.
-fn to_stderr(text: &str) {
+fn write_to_stderr(text: &str) {
     // A failure cannot be reported.
     let _ = io::stderr().write_all(text.as_bytes());
 }
@@ -78,8 +81,8 @@ fn to_stderr(text: &str) {
 ///
 /// # Errors
 /// `data` cannot be read, or the file cannot be written.
-pub fn save(data: &mut dyn io::Read, path: &Path) -> anyhow::Result<()> {
-    write_to(path, |out| Ok(io::copy(data, out)?))?;
+pub fn copy_to_output(data: &mut dyn io::Read, path: &Path) -> anyhow::Result<()> {
+    write_output(path, |out| Ok(io::copy(data, out)?))?;
     Ok(())
 }
 
@@ -87,13 +90,13 @@ pub fn save(data: &mut dyn io::Read, path: &Path) -> anyhow::Result<()> {
 ///
 /// # Errors
 /// `write` fails, or the file cannot be written.
-pub fn write_to<T>(
+pub fn write_output<T>(
     path: &Path,
     write: impl FnOnce(&mut dyn Write) -> anyhow::Result<T>,
 ) -> anyhow::Result<Option<T>> {
     match path == Path::new("-") {
-        true => to_stdout(write),
-        false => publish(path, write).map(Some),
+        true => write_to_stdout(write),
+        false => publish_file(path, write).map(Some),
     }
 }
 
@@ -104,7 +107,7 @@ mod tests {
     #[test]
     fn progress_is_cut_below_the_terminal_s_width() {
         let check = |text: &str, columns, expected: &str| {
-            assert_eq!(cut(text, columns), expected, "{text}")
+            assert_eq!(cut_to_width(text, columns), expected, "{text}")
         };
         check("dumping", 8, "dumping");
         check("dumping", 7, "dumpin");

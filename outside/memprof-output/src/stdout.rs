@@ -15,7 +15,7 @@ static IS_INCOMPLETE: AtomicBool = AtomicBool::new(false);
 /// Makes `write` fill standard output: unchanged for a pipe or a file, printable for a terminal.
 ///
 /// `None` if the reader went away: then `write` is cut short, without an error.
-pub fn to_stdout<T>(
+pub fn write_to_stdout<T>(
     write: impl FnOnce(&mut dyn Write) -> anyhow::Result<T>,
 ) -> anyhow::Result<Option<T>> {
     let is_terminal = io::stdout().is_terminal();

@@ -13,30 +13,30 @@ pub(crate) const AT_PHDR: u64 = 3;
 ///
 /// # Errors
 /// The process has ended, or this user may not read it.
-pub(crate) fn read(pid: u32) -> io::Result<Vec<u8>> {
+pub(crate) fn read_vector(pid: u32) -> io::Result<Vec<u8>> {
     fs::read(format!("/proc/{pid}/auxv"))
 }
 
-/// The program that a process executes, by its auxiliary vector: with address space layout randomization, each execve(2)
-/// chooses other addresses of the stack, the loader and the vDSO.
+/// Identity of the program that a process executes: its auxiliary vector. With address space layout randomization, each
+/// execve(2) chooses other addresses of the stack, the loader and the vDSO.
 #[derive(Debug, Default)]
-pub(crate) struct Program(Vec<u8>);
+pub(crate) struct ProgramIdentity(Vec<u8>);
 
-impl Program {
-    /// Program of a process. Without the right to read it, every later one counts as the same.
-    pub(crate) fn of(pid: u32) -> Self {
-        Self(read(pid).unwrap_or_default())
+impl ProgramIdentity {
+    /// Reads the identity for a process. Without the right to read it, every later program counts as the same.
+    pub(crate) fn for_pid(pid: u32) -> Self {
+        Self(read_vector(pid).unwrap_or_default())
     }
 
     /// Whether a process executes another program by now. False if that cannot be read.
     pub(crate) fn was_replaced(&self, pid: u32) -> bool {
-        let now = Self::of(pid);
+        let now = Self::for_pid(pid);
         !self.0.is_empty() && !now.0.is_empty() && self.0 != now.0
     }
 }
 
 /// Returns the value of a key (`AT_*`) in an auxiliary vector (getauxval(3)); `None` if it is 0 or missing.
-pub(crate) fn value(vector: &[u8], key: u64) -> Option<u64> {
+pub(crate) fn vector_value(vector: &[u8], key: u64) -> Option<u64> {
     let (entries, _) = vector.as_chunks::<16>();
     let words = entries.iter().map(|entry| {
         let (key, value) = entry.split_at(8);
@@ -58,12 +58,12 @@ mod tests {
     fn value_follows_its_key() {
         let words = [AT_PHDR, 0x40, 6, AT_BASE, AT_BASE, 0x7000, 9, 0, 0, 0];
         let vector: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
-        let check = |key, expected| assert_eq!(value(&vector, key), expected);
+        let check = |key, expected| assert_eq!(vector_value(&vector, key), expected);
         check(AT_PHDR, Some(0x40));
         check(AT_BASE, Some(0x7000));
         check(9, None);
         check(5, None);
-        assert_eq!(value(&vector[..40], AT_BASE), None);
-        assert_eq!(value(&[], AT_BASE), None);
+        assert_eq!(vector_value(&vector[..40], AT_BASE), None);
+        assert_eq!(vector_value(&[], AT_BASE), None);
     }
 }

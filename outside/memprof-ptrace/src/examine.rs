@@ -67,8 +67,8 @@ pub fn examine_for(purpose: Purpose, pid: u32) -> Result<ExaminedProcess, Refusa
     TracerCredentials::current()?.examine(purpose, pid)
 }
 
-/// Builds the refusal for a file of a process in /proc that could not be opened, and that is not about its memory:
-/// `file` failed with `errno`, `EACCES` or `EPERM`. Yama does not restrict such files.
+/// Builds the refusal for a file in a process's /proc directory, other than its memory: opening `file` failed with
+/// `errno`, `EACCES` or `EPERM`. Yama does not restrict such files.
 pub fn proc_denied_refusal(pid: u32, file: &str, errno: Errno) -> Refusal {
     let proc_dir = ProcDir::for_pid(pid);
     let denial = TracerCredentials::current().and_then(|caller| {
@@ -78,7 +78,7 @@ pub fn proc_denied_refusal(pid: u32, file: &str, errno: Errno) -> Refusal {
             .denial_reason(&status, proc_dir.owner()))
     });
     Refusal::Denied {
-        file: proc_dir.file(file),
+        file: proc_dir.file_path(file),
         errno,
         denial: denial.unwrap_or(Denial::Unknown),
     }
@@ -123,10 +123,10 @@ impl TracerCredentials {
     ) -> Result<ExaminedProcess, Refusal> {
         let stat = proc_dir.parse("stat", ProcStat::parse)?;
         require_process(pid, &status, stat)?;
-        self.require_access(proc_dir, &status)?;
+        self.open_memory(proc_dir, &status)?;
         require_running(pid, &status)?;
         self.require_thawed(proc_dir)?;
-        if stat.has_never_executed() && is_vfork(pid, &status) {
+        if stat.has_never_executed() && is_in_vfork(pid, &status) {
             return Err(Refusal::Vfork);
         }
         let file = ReadCache::new(proc_dir.open_executable()?);
@@ -141,7 +141,7 @@ impl TracerCredentials {
             (_, loader) => {
                 let loader = loader?;
                 let unreadable = |error: io::Error| Refusal::Unreadable {
-                    file: proc_dir.file("mem"),
+                    file: proc_dir.file_path("mem"),
                     cause: error.to_string(),
                 };
                 let memory = Memory::open_by_child(pid).map_err(unreadable)?;
@@ -171,11 +171,11 @@ impl TracerCredentials {
 
     /// Opens the process's memory for reading and writing. Fails with the reason unless this user may trace the
     /// process.
-    fn require_access(&self, proc_dir: &ProcDir, status: &ProcStatus) -> Result<File, Refusal> {
+    fn open_memory(&self, proc_dir: &ProcDir, status: &ProcStatus) -> Result<File, Refusal> {
         proc_dir.open_memory().map_err(|errno| match errno {
             Errno::ESRCH | Errno::ENOENT => Refusal::NoSuchProcess,
             errno => Refusal::Denied {
-                file: proc_dir.file("mem"),
+                file: proc_dir.file_path("mem"),
                 errno,
                 denial: self.denial_reason(status, proc_dir.owner()),
             },
@@ -243,7 +243,7 @@ fn require_running(pid: u32, status: &ProcStatus) -> Result<(), Refusal> {
 }
 
 /// Whether the process runs in its parent's memory, between vfork(2) and execve(2).
-fn is_vfork(pid: u32, status: &ProcStatus) -> bool {
+fn is_in_vfork(pid: u32, status: &ProcStatus) -> bool {
     let parent = ProcDir::for_pid(status.parent).parse("status", ProcStatus::parse);
     // A parent outside of this pid namespace is not visible; one that has ended does not wait in vfork(2).
     parent.is_ok_and(|parent| shares_memory_with_parent(pid, status, &parent))
@@ -263,8 +263,8 @@ fn first_bytes(memory: &Memory, mapping: &Mapping<'_>, limit: u64) -> Vec<u8> {
 fn process_gone_refusal(proc_dir: &ProcDir, pid: u32) -> Option<Refusal> {
     match proc_dir.parse("status", ProcStatus::parse) {
         Ok(status) if status.state == ProcessState::Zombie => Some(Refusal::Zombie),
-        Err(Refusal::NoSuchProcess) if exists_hidden(pid) => Some(Refusal::Denied {
-            file: proc_dir.file("status"),
+        Err(Refusal::NoSuchProcess) if process_exists(pid) => Some(Refusal::Denied {
+            file: proc_dir.file_path("status"),
             errno: Errno::EACCES,
             denial: Denial::Hidden,
         }),
@@ -274,7 +274,7 @@ fn process_gone_refusal(proc_dir: &ProcDir, pid: u32) -> Option<Refusal> {
 }
 
 /// Returns whether the process exists, even if /proc hides it (mount option hidepid).
-fn exists_hidden(pid: u32) -> bool {
+fn process_exists(pid: u32) -> bool {
     // kill(2) takes 0 and negative numbers for process groups.
     let pid = i32::try_from(pid).ok().filter(|pid| *pid > 0);
     pid.is_some_and(|pid| kill(Pid::from_raw(pid), None) != Err(Errno::ESRCH))

@@ -66,7 +66,7 @@ pub(crate) fn require_glibc(
     read: impl FnOnce(&Mapping<'_>, u64) -> Vec<u8>,
 ) -> Result<(), Refusal> {
     let is_loaded = |mapping: &Mapping<'_>| libraries.contains(&mapping.range.start);
-    match defines_2_34(&read(&find_glibc(loader, maps, is_loaded)?, LIBC_LIMIT)) {
+    match defines_glibc_2_34(&read(&find_glibc(loader, maps, is_loaded)?, LIBC_LIMIT)) {
         true => Ok(()),
         false => Err(Refusal::OldGlibc),
     }
@@ -112,9 +112,9 @@ fn find_glibc<'a>(
     }
 }
 
-/// Returns whether the first segment of a libc.so.6 has that version among the names of its symbols. Later versions
-/// keep the name, because the functions of threads have it.
-fn defines_2_34(segment: &[u8]) -> bool {
+/// Returns whether the first segment of a libc.so.6 names the symbol version `GLIBC_2.34`. Later versions of glibc keep
+/// it, because the functions of threads have it.
+fn defines_glibc_2_34(segment: &[u8]) -> bool {
     memchr::memmem::find(segment, b"\0GLIBC_2.34\0").is_some()
 }
 

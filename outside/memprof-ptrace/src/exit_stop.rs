@@ -21,7 +21,7 @@ use crate::ptrace_request::request;
 use crate::stop::StoppedThread;
 use crate::xstate::XState;
 
-/// Result of running a program under [`run`].
+/// Result of [`run_until_exit`].
 #[derive(Debug)]
 pub enum RunOutcome {
     /// The program is stopped in exit.
@@ -56,16 +56,16 @@ pub struct KilledThread {
 const EVENTS: c_int =
     libc::PTRACE_O_TRACEEXIT | libc::PTRACE_O_TRACEEXEC | libc::PTRACE_O_TRACECLONE;
 
-/// Starts a program, and blocks until it is about to exit: its last thread is, whichever that is. Signals are delivered
-/// to it; a stop signal has no effect. If this process is killed, the program continues. `on_start` gets the program's
-/// pid as soon as signals can be sent to it.
+/// Starts a program, and blocks until its last thread is about to exit. Signals are delivered to it; a stop signal has
+/// no effect. If this process is killed, the program continues. `on_start` gets the program's pid as soon as signals
+/// can be sent to it.
 ///
 /// # Errors
 /// The program cannot be started or traced.
-pub fn run(command: &mut Command, on_start: impl FnOnce(u32)) -> io::Result<RunOutcome> {
+pub fn run_until_exit(command: &mut Command, on_start: impl FnOnce(u32)) -> io::Result<RunOutcome> {
     let gate = StartGate::new(command)?;
     thread::scope(|scope| {
-        // It blocks until the program is executed, for which the gate must be open.
+        // `spawn` blocks until the program is executed, for which the gate must be open.
         let spawning = scope.spawn(|| {
             let spawned = command.spawn();
             gate.report_pid(0);
@@ -75,7 +75,7 @@ pub fn run(command: &mut Command, on_start: impl FnOnce(u32)) -> io::Result<RunO
             Ok(spawned) => spawned,
             Err(panic) => resume_unwind(panic),
         };
-        let Some(pid) = gate.pid()? else {
+        let Some(pid) = gate.wait_for_pid()? else {
             return Err(spawned().err().unwrap_or(io::ErrorKind::Other.into()));
         };
         // With PTRACE_TRACEME, the stop at execve(2) would be a SIGTRAP, which kills the program if this process is killed
@@ -87,23 +87,23 @@ pub fn run(command: &mut Command, on_start: impl FnOnce(u32)) -> io::Result<RunO
             libc::PTRACE_O_TRACEEXEC as usize,
         );
         gate.open(seized.is_ok())?;
-        let has_executed = seized.is_ok() && executes(pid)?;
+        let has_executed = seized.is_ok() && wait_for_exec(pid)?;
         spawned()?;
         if !has_executed {
             return wait_for(pid).map(|status| RunOutcome::Exited(ExitStatus::from_raw(status)));
         }
         request(libc::PTRACE_SETOPTIONS, pid, 0, EVENTS as usize)?;
         on_start(pid.cast_unsigned());
-        resume(pid, 0)?;
+        resume_thread(pid, 0)?;
         TracedProgram::new(pid).run()
     })
 }
 
 /// Blocks until a traced process executes a program, and leaves it stopped. False if it ends before: its end is left to
-/// the thread that started it, which waits for it, too.
-fn executes(pid: pid_t) -> io::Result<bool> {
+/// the thread that started it, which also waits for it.
+fn wait_for_exec(pid: pid_t) -> io::Result<bool> {
     loop {
-        if !is_stopped(pid)? {
+        if !wait_until_stopped(pid)? {
             return Ok(false);
         }
         let status = wait_for(pid)?;
@@ -112,12 +112,12 @@ fn executes(pid: pid_t) -> io::Result<bool> {
             0 => libc::WSTOPSIG(status),
             _ => 0,
         };
-        resume(pid, signal)?;
+        resume_thread(pid, signal)?;
     }
 }
 
 /// Blocks until a child stops or ends, and leaves its status to the next wait. False if it has ended.
-fn is_stopped(pid: pid_t) -> io::Result<bool> {
+fn wait_until_stopped(pid: pid_t) -> io::Result<bool> {
     loop {
         let options = libc::WEXITED | libc::WSTOPPED | libc::WNOWAIT | libc::__WALL;
         let mut info = MaybeUninit::<libc::siginfo_t>::zeroed();
@@ -156,7 +156,7 @@ impl StartGate {
             unsafe { libc::close(own_end) };
             // SAFETY: getpid(2).
             let pid = unsafe { libc::getpid() }.to_ne_bytes();
-            // SAFETY: write(2) of bytes of a variable. A pipe takes as few at once.
+            // SAFETY: write(2) of bytes of a variable. A pipe accepts so few bytes in one call.
             unsafe { libc::write(report, pid.as_ptr().cast(), pid.len()) };
             let mut is_traced = [1];
             match (&reader).read(&mut is_traced) {
@@ -173,14 +173,14 @@ impl StartGate {
         Ok(Self { pids, opened })
     }
 
-    /// Reports a pid to [`Self::pid`].
+    /// Reports a pid to [`Self::wait_for_pid`].
     fn report_pid(&self, pid: pid_t) {
         // The reader is this value's, and the pipe has room for two pids.
         let _ = (&self.pids.1).write(&pid.to_ne_bytes());
     }
 
     /// Blocks until the child has reported its pid. `None` if there is none.
-    fn pid(&self) -> io::Result<Option<pid_t>> {
+    fn wait_for_pid(&self) -> io::Result<Option<pid_t>> {
         let mut pid = [0; size_of::<pid_t>()];
         (&self.pids.0).read_exact(&mut pid)?;
         Ok(Some(pid_t::from_ne_bytes(pid)).filter(|pid| *pid != 0))
@@ -240,7 +240,7 @@ impl TracedProgram {
                 libc::PTRACE_EVENT_EXIT => {
                     self.running.remove(&tid);
                     let has_exited = libc::WIFEXITED(event_message(tid)? as c_int);
-                    let (call, thread) = exit_of(tid);
+                    let (call, thread) = exit_call_and_registers(tid);
                     // Others may be ended by an execve(2), which waits for them.
                     let ends_all = call == Some(libc::SYS_exit_group) || self.running.is_empty();
                     if self.held.is_none() && has_exited && ends_all {
@@ -274,7 +274,7 @@ impl TracedProgram {
                 0 => libc::WSTOPSIG(status),
                 _ => 0,
             };
-            resume(tid, signal)?;
+            resume_thread(tid, signal)?;
         }
     }
 
@@ -298,8 +298,8 @@ impl TracedProgram {
     }
 }
 
-/// System call in which a thread is, that is stopped in exit, and its registers. `None` if it was killed.
-fn exit_of(tid: pid_t) -> (Option<c_long>, Option<KilledThread>) {
+/// Registers of a thread that is stopped in exit, and the system call in which it is. Both are `None` if it was killed.
+fn exit_call_and_registers(tid: pid_t) -> (Option<c_long>, Option<KilledThread>) {
     let stopped = StoppedThread::from_event(tid);
     let (registers, xstate) = (stopped.registers(), stopped.xstate());
     // Its drop would detach the thread.
@@ -319,7 +319,7 @@ fn exit_of(tid: pid_t) -> (Option<c_long>, Option<KilledThread>) {
 
 /// Resumes a stopped thread, with a signal unless it is 0. A thread that was killed needs no resume: the next wait
 /// status says so.
-fn resume(tid: pid_t, signal: c_int) -> io::Result<()> {
+fn resume_thread(tid: pid_t, signal: c_int) -> io::Result<()> {
     match request(libc::PTRACE_CONT, tid, 0, signal as usize) {
         Err(error) if error.raw_os_error() == Some(libc::ESRCH) => Ok(()),
         other => other,
@@ -339,17 +339,17 @@ fn event_message(tid: pid_t) -> io::Result<libc::c_ulong> {
 
 /// Waits for the next stop or end of a child; returns its wait status (waitpid(2)).
 fn wait_for(pid: pid_t) -> io::Result<c_int> {
-    wait(pid, libc::__WALL).map(|(_, status)| status)
+    wait_pid(pid, libc::__WALL).map(|(_, status)| status)
 }
 
 /// Waits for the next stop or end of any child of this thread, or of a thread that it traces. Returns its id and wait
 /// status.
 fn wait_for_any() -> io::Result<(pid_t, c_int)> {
-    wait(-1, libc::__WALL | libc::__WNOTHREAD)
+    wait_pid(-1, libc::__WALL | libc::__WNOTHREAD)
 }
 
 /// Calls waitpid(2). Signals do not end the wait.
-fn wait(pid: pid_t, options: c_int) -> io::Result<(pid_t, c_int)> {
+fn wait_pid(pid: pid_t, options: c_int) -> io::Result<(pid_t, c_int)> {
     loop {
         let mut status = 0;
         // SAFETY: waitpid(2) writes an integer to `status`.
@@ -405,7 +405,7 @@ mod tests {
     use super::*;
 
     fn run_script(script: &str) -> RunOutcome {
-        run(Command::new("sh").args(["-c", script]), |_| ()).unwrap()
+        run_until_exit(Command::new("sh").args(["-c", script]), |_| ()).unwrap()
     }
 
     #[test]
@@ -423,7 +423,7 @@ mod tests {
 
     /// Runs a program in Python, whose threads are those of the C library.
     fn run_python(script: &str) -> RunOutcome {
-        run(Command::new("python3").args(["-c", script]), |_| ()).unwrap()
+        run_until_exit(Command::new("python3").args(["-c", script]), |_| ()).unwrap()
     }
 
     #[test]
@@ -488,7 +488,7 @@ mod tests {
 
     #[test]
     fn missing_program_is_an_error() {
-        let error = run(&mut Command::new("/no/such/program"), |_| ()).unwrap_err();
+        let error = run_until_exit(&mut Command::new("/no/such/program"), |_| ()).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::NotFound);
     }
 }

@@ -111,14 +111,14 @@ pub fn loaded_libraries(memory: &Memory, maps: &[u8]) -> io::Result<Vec<u64>> {
 fn loader_list(memory: &Memory, maps: &[u8]) -> io::Result<(Vec<u64>, Option<u64>)> {
     let vector = memory.auxiliary_vector()?;
     let mut images = mappings(maps).filter(|mapping| mapping.offset == 0 && mapping.inode != 0);
-    let program = match auxiliary::value(&vector, AT_PHDR) {
+    let program = match auxiliary::vector_value(&vector, AT_PHDR) {
         Some(headers) => images.find(|image| image.range.contains(&headers)),
         None => images.next(),
     };
     let program = program.map(|image| image.range.start);
     // If the loader was executed itself, with a program as its argument, the kernel sees it as the program. A
     // program without a loader does not define `_r_debug`.
-    let loader = auxiliary::value(&vector, AT_BASE).or(program);
+    let loader = auxiliary::vector_value(&vector, AT_BASE).or(program);
     let symbol = |base| LibraryImage::read(memory, base).ok()?.symbol("_r_debug");
     let Some((loader, list)) = loader.and_then(|base| Some((base, symbol(base)?))) else {
         return Ok((program.into_iter().collect(), None));

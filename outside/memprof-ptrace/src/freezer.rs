@@ -13,7 +13,7 @@ pub(crate) struct FreezerCgroups {
 
 impl FreezerCgroups {
     /// Reads the mount points of this process; empty if they cannot be read.
-    pub(crate) fn mounted() -> Self {
+    pub(crate) fn read() -> Self {
         let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
         Self::parse_mountinfo(&mounts)
     }
@@ -47,12 +47,12 @@ impl FreezerCgroups {
     pub(crate) fn is_frozen(&self, cgroups: &str) -> bool {
         cgroups
             .lines()
-            .any(|line| self.is_frozen_line(line).unwrap_or(false))
+            .any(|line| self.is_cgroup_frozen(line).unwrap_or(false))
     }
 
     /// Whether the cgroup of one line is frozen: `0::/system.slice/web.service`, `7:freezer:/docker/4711`. `None` if
     /// it cannot be read or has no freezer.
-    fn is_frozen_line(&self, line: &str) -> Option<bool> {
+    fn is_cgroup_frozen(&self, line: &str) -> Option<bool> {
         let mut columns = line.splitn(3, ':').skip(1);
         let (controllers, path) = (columns.next()?, Path::new(columns.next()?));
         let mut parts = path.components();

@@ -39,7 +39,7 @@ impl Halt {
         };
         let is_frozen = || {
             let cgroups = directory.read("cgroup").unwrap_or_default();
-            FreezerCgroups::mounted().is_frozen(&String::from_utf8_lossy(&cgroups))
+            FreezerCgroups::read().is_frozen(&String::from_utf8_lossy(&cgroups))
         };
         let cause = match status.state {
             ProcessState::Stopped => HaltCause::Signal,

@@ -57,7 +57,7 @@ impl QueueReader {
     ///
     /// # Errors
     /// The process has closed the descriptor, this user may not access it, or Linux is older than 5.6.
-    pub fn read(&self, number: i32) -> io::Result<Option<QueueContent>> {
+    pub fn read_queue(&self, number: i32) -> io::Result<Option<QueueContent>> {
         // SAFETY: pidfd_getfd(2) takes three numbers.
         let duplicate = unsafe {
             let pidfd = self.process.as_fd().as_raw_fd();
@@ -229,7 +229,7 @@ mod tests {
 
     fn read(descriptor: &impl AsRawFd) -> QueueContent {
         let reader = QueueReader::open(std::process::id()).unwrap();
-        reader.read(descriptor.as_raw_fd()).unwrap().unwrap()
+        reader.read_queue(descriptor.as_raw_fd()).unwrap().unwrap()
     }
 
     #[test]
@@ -278,9 +278,9 @@ mod tests {
     fn file_and_listener_have_no_queue() {
         let reader = QueueReader::open(std::process::id()).unwrap();
         let file = tempfile::tempfile().unwrap();
-        assert_eq!(reader.read(file.as_raw_fd()).unwrap(), None);
+        assert_eq!(reader.read_queue(file.as_raw_fd()).unwrap(), None);
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        assert_eq!(reader.read(listener.as_raw_fd()).unwrap(), None);
-        assert!(reader.read(i32::MAX).is_err());
+        assert_eq!(reader.read_queue(listener.as_raw_fd()).unwrap(), None);
+        assert!(reader.read_queue(i32::MAX).is_err());
     }
 }

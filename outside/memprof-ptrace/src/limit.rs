@@ -31,7 +31,7 @@ impl Limit {
 
     /// Mappings, bytes or descriptors by which a limit should exceed the needs of an attachment, for samples and
     /// for the program itself.
-    pub(crate) fn reserve(self) -> u64 {
+    pub(crate) fn headroom(self) -> u64 {
         match self {
             Self::Mappings => 1 << 10,
             Self::Addresses | Self::Data | Self::Locked => 128 << 20,

@@ -25,7 +25,7 @@ pub struct Mounts(String);
 
 impl Mounts {
     /// Reads the mounts of a process; none if it has ended.
-    pub fn of(pid: u32) -> Self {
+    pub fn for_pid(pid: u32) -> Self {
         Self(fs::read_to_string(format!("/proc/{pid}/mountinfo")).unwrap_or_default())
     }
 
@@ -70,15 +70,15 @@ fn is_fuse_mount(mount: &str, key: MountKey<'_>) -> bool {
 /// Opens the file that a mapping of process `pid` shows. `None` if the path names another file now, or a file whose
 /// opening may block or have an effect (FUSE, a FIFO, a device).
 pub fn open_mapped(pid: u32, mapping: &Mapping<'_>) -> Option<File> {
-    if Mounts::of(pid).is_fuse(MountKey::Device(mapping.device)) {
+    if Mounts::for_pid(pid).is_fuse(MountKey::Device(mapping.device)) {
         return None;
     }
     let path = [format!("/proc/{pid}/root").as_bytes(), mapping.path].concat();
     open_regular(Path::new(OsStr::from_bytes(&path)), mapping.inode)
 }
 
-/// Opens a file for reading. `None` if it is not regular, has another inode or cannot be opened; opening it then
-/// has no effect and does not block.
+/// Opens a file for reading. `None` if it cannot be opened, is not regular, or has another inode. A file of the last
+/// two kinds is not opened, because that could block or have an effect.
 pub fn open_regular(path: &Path, inode: u64) -> Option<File> {
     // `O_PATH` names the file without opening it (open(2)).
     let handle = OpenOptions::new()
@@ -88,7 +88,7 @@ pub fn open_regular(path: &Path, inode: u64) -> Option<File> {
         .ok()?;
     let metadata = handle.metadata().ok()?;
     let is_expected = metadata.is_file() && metadata.ino() == inode;
-    // The kernel's link refers to that file even if the path names another one now.
+    // The kernel's link refers to the file of the handle, even if the path names another one now.
     is_expected
         .then(|| File::open(format!("/proc/self/fd/{}", handle.as_raw_fd())).ok())
         .flatten()

@@ -6,7 +6,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::auxiliary::{self, Program};
+use crate::auxiliary::{self, ProgramIdentity};
 pub use crate::reader::MEMORY_TIMEOUT;
 use crate::reader::Reader;
 use crate::refusal::Refusal;
@@ -20,8 +20,8 @@ use crate::refusal::Refusal;
 pub struct Memory {
     file: File,
     pid: u32,
-    /// Program whose memory it is.
-    program: Program,
+    /// Identity of the program whose memory it is.
+    program: ProgramIdentity,
     /// Child that reads; `None` once reads are direct.
     reader: Mutex<Option<Reader>>,
 }
@@ -33,7 +33,7 @@ impl Memory {
     /// There is no such process, or ptrace(2) is not allowed either.
     pub fn open(pid: u32) -> io::Result<Self> {
         // In this order: if the process executes another program in between, that one is noticed.
-        let program = Program::of(pid);
+        let program = ProgramIdentity::for_pid(pid);
         let mut options = File::options();
         let opened = options
             .read(true)
@@ -47,7 +47,7 @@ impl Memory {
         })
     }
 
-    /// Opens the memory. A child reads it until [`go_direct`](Self::go_direct) is called.
+    /// Opens the memory. A child reads it until [`read_directly`](Self::read_directly) is called.
     ///
     /// # Errors
     /// Like [`open`](Self::open), or the child cannot be created.
@@ -64,12 +64,12 @@ impl Memory {
         let memory = Self::open(pid)?;
         // Opened again: the child may outlive this process, and the lock goes with the open file description.
         let file = File::open(format!("/proc/self/fd/{}", memory.file.as_raw_fd()))?;
-        *memory.reader() = Some(Reader::start(&file, original)?);
+        *memory.lock_reader() = Some(Reader::start(&file, original)?);
         Ok(memory)
     }
 
     /// Locks the child that reads. `None` in the guard if this process reads directly.
-    pub(crate) fn reader(&self) -> MutexGuard<'_, Option<Reader>> {
+    pub(crate) fn lock_reader(&self) -> MutexGuard<'_, Option<Reader>> {
         self.reader.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -78,9 +78,9 @@ impl Memory {
     ///
     /// # Errors
     /// `SilentMemory`: a page did not come in time.
-    pub fn go_direct(&self) -> Result<(), Refusal> {
-        self.require_answers()?;
-        *self.reader() = None;
+    pub fn read_directly(&self) -> Result<(), Refusal> {
+        self.require_responsive_memory()?;
+        *self.lock_reader() = None;
         Ok(())
     }
 
@@ -88,8 +88,12 @@ impl Memory {
     ///
     /// # Errors
     /// `SilentMemory`: a page did not come in time.
-    pub fn require_answers(&self) -> Result<(), Refusal> {
-        match self.reader().as_ref().is_some_and(Reader::is_unresponsive) {
+    pub fn require_responsive_memory(&self) -> Result<(), Refusal> {
+        match self
+            .lock_reader()
+            .as_ref()
+            .is_some_and(Reader::is_unresponsive)
+        {
             true => Err(Refusal::SilentMemory { pid: self.pid }),
             false => Ok(()),
         }
@@ -97,7 +101,9 @@ impl Memory {
 
     /// Replaces an error by `SilentMemory` if a page did not arrive in time, because that makes later steps fail.
     pub fn explain_error<E: From<Refusal>>(&self, error: E) -> E {
-        self.require_answers().err().map_or(error, E::from)
+        self.require_responsive_memory()
+            .err()
+            .map_or(error, E::from)
     }
 
     /// Locks the process for this command until the value is dropped or this process ends (flock(2)). Only users who
@@ -114,7 +120,7 @@ impl Memory {
     /// # Errors
     /// A part is not mapped, the process has ended, or a page does not arrive (`TimedOut`).
     pub fn read(&self, address: u64, buffer: &mut [u8]) -> io::Result<()> {
-        match self.reader().as_mut() {
+        match self.lock_reader().as_mut() {
             Some(reader) => reader.read(address, buffer),
             None => self.file.read_exact_at(buffer, address),
         }
@@ -122,7 +128,7 @@ impl Memory {
 
     /// Reads as much as possible from an address; returns the number of bytes read, 0 if none can be read.
     pub fn read_some(&self, address: u64, buffer: &mut [u8]) -> usize {
-        match self.reader().as_mut() {
+        match self.lock_reader().as_mut() {
             Some(reader) => reader.read_some(address, buffer),
             None => self.file.read_at(buffer, address).unwrap_or(0),
         }
@@ -147,7 +153,7 @@ impl Memory {
     }
 
     /// Whether the process executes another program by now, so that this memory is no longer its own.
-    pub fn is_left(&self) -> bool {
+    pub fn was_program_replaced(&self) -> bool {
         self.program.was_replaced(self.pid)
     }
 
@@ -156,7 +162,7 @@ impl Memory {
     /// # Errors
     /// The process has ended.
     pub(crate) fn auxiliary_vector(&self) -> io::Result<Vec<u8>> {
-        auxiliary::read(self.pid)
+        auxiliary::read_vector(self.pid)
     }
 
     /// Writes bytes, as a debugger does also where the process has no write access itself.

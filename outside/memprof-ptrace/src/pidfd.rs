@@ -65,7 +65,7 @@ impl PidFd {
 
     /// Waits until all threads of the process have ended, for `timeout` at most. Returns whether they have; false
     /// also if a signal interrupts the wait.
-    pub fn wait(&self, timeout: Duration) -> bool {
+    pub fn wait_for_end(&self, timeout: Duration) -> bool {
         let timeout = PollTimeout::try_from(timeout).unwrap_or(PollTimeout::MAX);
         let mut polled = [PollFd::new(self.as_fd(), PollFlags::POLLIN)];
         // poll(2) fails if a signal interrupts it: the process may still run.
@@ -115,7 +115,7 @@ impl PidFd {
     /// Wait status of the process; `None` before it ends, or if its parent has waited for it and the kernel keeps no
     /// status (Linux before 6.15).
     pub fn exit_status(&self) -> Option<ExitStatus> {
-        if !self.wait(Duration::ZERO) {
+        if !self.wait_for_end(Duration::ZERO) {
             return None;
         }
         // In this order: if the zombie is reaped in between, the second function gets the status.
@@ -164,7 +164,7 @@ mod tests {
         let check = |script: &str, expected: i32| {
             let mut child = Command::new("sh").args(["-c", script]).spawn().unwrap();
             let process = PidFd::open(child.id()).unwrap();
-            assert!(process.wait(LONG), "{script}");
+            assert!(process.wait_for_end(LONG), "{script}");
             let found = process.exit_status();
             assert_eq!(found, Some(ExitStatus::from_raw(expected)), "{script}");
             let reaped = child.wait().unwrap();
@@ -192,15 +192,15 @@ mod tests {
         assert_eq!(leader.wait().unwrap().signal(), Some(libc::SIGKILL));
         let error = process.send_signal(Signal::SIGKILL).unwrap_err();
         assert_eq!(error.raw_os_error(), Some(libc::ESRCH));
-        assert!(!member.wait(Duration::ZERO));
+        assert!(!member.wait_for_end(Duration::ZERO));
         process.send_signal_to_group(Signal::SIGKILL).unwrap();
-        assert!(member.wait(LONG));
+        assert!(member.wait_for_end(LONG));
     }
 
     #[test]
     fn running_process_has_no_exit_status() {
         let own = PidFd::open(std::process::id()).unwrap();
-        assert!(!own.wait(Duration::ZERO));
+        assert!(!own.wait_for_end(Duration::ZERO));
         assert_eq!(own.exit_status(), None);
         let error = PidFd::open(u32::MAX >> 2).unwrap_err();
         assert_eq!(error.raw_os_error(), Some(libc::ESRCH));

@@ -40,7 +40,7 @@ impl ProcDir {
     }
 
     /// Path of a file in the directory, such as `/proc/4711/status`.
-    pub(crate) fn file(&self, name: &str) -> String {
+    pub(crate) fn file_path(&self, name: &str) -> String {
         self.0.join(name).display().to_string()
     }
 
@@ -64,7 +64,7 @@ impl ProcDir {
     ) -> Result<T, Refusal> {
         let text = self.read(name)?;
         parse(&text).map_err(|cause| Refusal::Unreadable {
-            file: self.file(name),
+            file: self.file_path(name),
             cause: cause.to_string(),
         })
     }
@@ -126,7 +126,7 @@ impl ProcDir {
         match errno_of(error) {
             Errno::ENOENT | Errno::ESRCH => Refusal::NoSuchProcess,
             errno => Refusal::Unreadable {
-                file: self.file(name),
+                file: self.file_path(name),
                 cause: errno.desc().to_owned(),
             },
         }

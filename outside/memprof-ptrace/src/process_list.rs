@@ -25,7 +25,7 @@ pub struct ProcessList {
     /// Processes of this user, or for root of all users, by resident memory in descending order.
     pub processes: Vec<ListedProcess>,
     /// Number of processes of other users.
-    pub of_others: usize,
+    pub other_user_count: usize,
 }
 
 /// Examines every process but this one, and stops none. Skips kernel threads and processes that have ended.
@@ -36,7 +36,7 @@ pub fn list_processes() -> Result<ProcessList, Refusal> {
     let caller = TracerCredentials::current()?;
     let mut list = ProcessList {
         processes: Vec::new(),
-        of_others: 0,
+        other_user_count: 0,
     };
     for pid in ProcDir::list_pids()? {
         let proc_dir = ProcDir::for_pid(pid);
@@ -52,7 +52,7 @@ pub fn list_processes() -> Result<ProcessList, Refusal> {
             Err(Refusal::Denied {
                 denial: Denial::OtherUser(_),
                 ..
-            }) => list.of_others += 1,
+            }) => list.other_user_count += 1,
             outcome => list.processes.push(ListedProcess {
                 pid,
                 status,

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 
-use crate::auxiliary::Program;
+use crate::auxiliary::ProgramIdentity;
 use crate::pidfd::PidFd;
 use crate::refusal::Refusal;
 
@@ -30,7 +30,7 @@ pub struct ProgramWatch {
     /// this user may not read it.
     maps: Option<File>,
     /// The program itself: its memory is not gone where another process shares it (clone(2), `CLONE_VM`).
-    program: Program,
+    program: ProgramIdentity,
 }
 
 /// The reason why a process no longer executes a program.
@@ -47,14 +47,14 @@ impl ProgramWatch {
     /// noticed.
     pub fn open(pid: u32) -> Self {
         let process = PidFd::open(pid).ok();
-        let process = process.filter(|process| !process.wait(Duration::ZERO));
-        let program = Program::of(pid);
+        let process = process.filter(|process| !process.wait_for_end(Duration::ZERO));
+        let program = ProgramIdentity::for_pid(pid);
         let open_maps = || File::open(format!("/proc/{pid}/maps")).ok();
-        let has_memory = |maps: &File| !is_gone(maps);
+        let has_memory = |maps: &File| !is_memory_gone(maps);
         // Kernel threads and zombies have no memory, and neither has the main thread while another thread's
         // execve(2) ends it.
         let maps = open_maps().filter(has_memory).or_else(|| {
-            let has_ended = process.as_ref()?.wait(EXECUTE_DELAY);
+            let has_ended = process.as_ref()?.wait_for_end(EXECUTE_DELAY);
             (!has_ended).then(open_maps)?.filter(has_memory)
         });
         Self {
@@ -70,12 +70,12 @@ impl ProgramWatch {
     pub fn end(&self) -> Option<ProgramEnd> {
         let has_exited = || {
             let process = self.process.as_ref();
-            process.is_some_and(|process| process.wait(Duration::ZERO))
+            process.is_some_and(|process| process.wait_for_end(Duration::ZERO))
         };
         if has_exited() {
             return Some(ProgramEnd::Exited);
         }
-        if !self.maps.as_ref().is_some_and(is_gone) && !self.program.was_replaced(self.pid) {
+        if !self.maps.as_ref().is_some_and(is_memory_gone) && !self.program.was_replaced(self.pid) {
             return None;
         }
         // The kernel installs the new program's memory before it releases the old one's.
@@ -91,9 +91,13 @@ impl ProgramWatch {
 
     /// Replaces an error by the end of the program, if the program has ended. If `is_transient` says that the error
     /// may come from a process that is about to end, waits for the end.
-    pub fn explain<E: From<Refusal>>(&self, error: E, is_transient: impl Fn(&E) -> bool) -> E {
+    pub fn explain_error<E: From<Refusal>>(
+        &self,
+        error: E,
+        is_transient: impl Fn(&E) -> bool,
+    ) -> E {
         let end = match is_transient(&error) {
-            true => self.await_end(),
+            true => self.wait_for_end(),
             false => self.end(),
         };
         end.map_or(error, |end| Refusal::from(end).into())
@@ -101,18 +105,18 @@ impl ProgramWatch {
 
     /// Like [`end`](Self::end), but waits up to 250 ms, because the threads of a process take a moment to end.
     /// Returns at once if nothing could be opened.
-    pub fn await_end(&self) -> Option<ProgramEnd> {
+    pub fn wait_for_end(&self) -> Option<ProgramEnd> {
         let is_watched = self.process.is_some() || self.maps.is_some();
         let timeout = if is_watched {
             END_TIMEOUT
         } else {
             Duration::ZERO
         };
-        self.await_end_until(Instant::now() + timeout)
+        self.wait_for_end_until(Instant::now() + timeout)
     }
 
     /// Like [`end`](Self::end), but waits until `deadline`. `None` if the program has not ended by then.
-    pub fn await_end_until(&self, deadline: Instant) -> Option<ProgramEnd> {
+    pub fn wait_for_end_until(&self, deadline: Instant) -> Option<ProgramEnd> {
         loop {
             let end = self.end();
             if end.is_some() || Instant::now() > deadline {
@@ -124,7 +128,7 @@ impl ProgramWatch {
 }
 
 /// Whether the memory that an open /proc/PID/maps shows is gone: the process has ended or executed another program.
-fn is_gone(maps: &File) -> bool {
+fn is_memory_gone(maps: &File) -> bool {
     match maps.read_at(&mut [0], 0) {
         Ok(length) => length == 0,
         Err(error) => error.raw_os_error() == Some(Errno::ESRCH as i32),
@@ -164,7 +168,7 @@ mod tests {
 
     fn await_end(watch: &ProgramWatch) -> ProgramEnd {
         loop {
-            if let Some(end) = watch.await_end() {
+            if let Some(end) = watch.wait_for_end() {
                 return end;
             }
         }
@@ -182,7 +186,7 @@ mod tests {
             assert_eq!(
                 await_end(&ProgramWatch {
                     maps: None,
-                    program: Program::default(),
+                    program: ProgramIdentity::default(),
                     ..watch
                 }),
                 ProgramEnd::Exited
@@ -223,10 +227,10 @@ os.execvp('sleep', ['sleep', '60'])";
         let memory = Memory::open(child.id()).unwrap();
         let watch = ProgramWatch::open(child.id());
         assert_eq!(watch.end(), None);
-        assert!(!memory.is_left());
+        assert!(!memory.was_program_replaced());
         child.stdin.as_ref().unwrap().write_all(b"\n").unwrap();
         assert_eq!(await_end(&watch), ProgramEnd::Executed);
-        assert!(memory.is_left());
+        assert!(memory.was_program_replaced());
         sharer.send_signal(Signal::SIGKILL).unwrap();
         child.kill().unwrap();
         child.wait().unwrap();

@@ -359,7 +359,7 @@ mod tests {
         assert_eq!(registered, 0);
         let pid = std::process::id();
         let memory = Memory::open_by_child(pid).unwrap();
-        memory.reader().as_mut().unwrap().waited = MEMORY_TIMEOUT;
+        memory.lock_reader().as_mut().unwrap().waited = MEMORY_TIMEOUT;
         memory.read(page.0 as u64 + 8, &mut [0; 8]).unwrap_err();
     }
 
@@ -372,7 +372,7 @@ mod tests {
         memory.read(address, &mut read).unwrap();
         assert_eq!(read, bytes);
         memory.read(8, &mut [0]).unwrap_err();
-        memory.require_answers().unwrap();
+        memory.require_responsive_memory().unwrap();
         let other = Refusal::NoGlibc;
         assert_eq!(memory.explain_error(other.clone()), other);
     }

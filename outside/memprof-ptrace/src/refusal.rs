@@ -295,7 +295,7 @@ impl Refusal {
                 used,
                 needed,
                 ..
-            } => format!("raise it as root: {}", limit.raise_command(*pid, used + needed + limit.reserve(), *hard)),
+            } => format!("raise it as root: {}", limit.raise_command(*pid, used + needed + limit.headroom(), *hard)),
             Self::Misaligned { .. } => {
                 "start it with an allocator that aligns to 16 (Electric Fence: EF_ALIGNMENT=16)".to_owned()
             }

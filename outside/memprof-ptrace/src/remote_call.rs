@@ -106,7 +106,7 @@ pub struct FrameLocations {
 /// Bytes needed below [`FrameLocations::saved`] if the frames of that many calls lie there too.
 pub fn frames_size(calls: usize, saved: &SavedContext<'_>) -> u64 {
     // 64 and 16 bytes for the alignment of vectors and frames.
-    FRAME_STRIDE * (calls as u64 + 1) + saved.xstate.for_frame().len() as u64 + 64 + 16
+    FRAME_STRIDE * (calls as u64 + 1) + saved.xstate.to_frame_bytes().len() as u64 + 64 + 16
 }
 
 /// Highest address at which call frames may end on the thread's stack: below the red zone.
@@ -123,7 +123,7 @@ pub fn build_frames(
     gadgets: Gadgets,
     saved: &SavedContext<'_>,
 ) -> CallFrames {
-    let state = saved.xstate.for_frame();
+    let state = saved.xstate.to_frame_bytes();
     let vectors = (locations.saved - state.len() as u64) & !63;
     // A function expects its return address at an address of 8 modulo 16.
     let last = frame_address(vectors, 1);

@@ -68,7 +68,7 @@ pub fn require_none_linked(memory: &Memory, maps: &[u8], program: &[u8]) -> Resu
         if memory.read(mapping.range.start, &mut bytes).is_err() {
             continue;
         }
-        if let Some(Sanitizer { name, .. }) = find_in(&bytes) {
+        if let Some(Sanitizer { name, .. }) = find_linked_runtime(&bytes) {
             return Err(Refusal::Sanitizer { sanitizer: name });
         }
     }
@@ -76,7 +76,7 @@ pub fn require_none_linked(memory: &Memory, maps: &[u8], program: &[u8]) -> Resu
 }
 
 /// Finds the sanitizer whose text is among the constants; `None` if there is none.
-fn find_in(constants: &[u8]) -> Option<&'static Sanitizer> {
+fn find_linked_runtime(constants: &[u8]) -> Option<&'static Sanitizer> {
     SANITIZERS.iter().find(|sanitizer| {
         let text = sanitizer.text.replace('_', " ");
         memmem::find(constants, text.as_bytes()).is_some()
@@ -90,7 +90,7 @@ mod tests {
     #[test]
     fn program_with_this_table_is_no_runtime() {
         let program = std::fs::read("/proc/self/exe").unwrap();
-        assert!(find_in(&program).is_none());
+        assert!(find_linked_runtime(&program).is_none());
         let words = [
             "FATAL:",
             "ThreadSanitizer:",
@@ -99,7 +99,7 @@ mod tests {
             "mapping",
             "0x%zx",
         ];
-        let found = find_in(words.join(" ").as_bytes()).unwrap();
+        let found = find_linked_runtime(words.join(" ").as_bytes()).unwrap();
         assert_eq!(found.name, "ThreadSanitizer");
     }
 

@@ -29,7 +29,7 @@ use calls::{MUNLOCK, OPTIONAL, REQUIRED, RSEQ, SIGNAL_STACK, SNAPSHOT, SyscallRe
 pub fn require_calls(thread: u32) -> Result<(), Refusal> {
     let has_locked_memory = ProcStatus::read_thread(thread)?.locked > 0;
     require_allowed(thread, |filters| {
-        match forbidden_call(filters, rseq::rseq(thread))? {
+        match forbidden_call(filters, rseq::rseq_use(thread))? {
             None if has_locked_memory && evaluate(filters, &MUNLOCK.call)?.kills_process() => {
                 Ok(Some(MUNLOCK.name))
             }
@@ -43,7 +43,7 @@ pub fn require_calls(thread: u32) -> Result<(), Refusal> {
 /// # Errors
 /// Like [`require_calls`].
 pub fn require_snapshot_calls(thread: u32) -> Result<(), Refusal> {
-    require_allowed(thread, |filters| first_missing(filters, SNAPSHOT))
+    require_allowed(thread, |filters| first_missing_call(filters, SNAPSHOT))
 }
 
 /// Like [`require_calls`], for the calls that read a thread's alternate signal stack: sigaltstack(2) and
@@ -52,7 +52,7 @@ pub fn require_snapshot_calls(thread: u32) -> Result<(), Refusal> {
 /// # Errors
 /// Like [`require_calls`].
 pub fn require_signal_stack_calls(thread: u32) -> Result<(), Refusal> {
-    require_allowed(thread, |filters| first_missing(filters, SIGNAL_STACK))
+    require_allowed(thread, |filters| first_missing_call(filters, SIGNAL_STACK))
 }
 
 /// Fails if the thread has user dispatch or strict mode, or if `forbidden` names a call that its filters forbid.
@@ -89,7 +89,7 @@ pub fn forbidden_call(
     rseq: Rseq,
 ) -> Result<Option<&'static str>, UndecidedFilter> {
     let rseq = (rseq == Rseq::Required).then_some(&RSEQ);
-    if let Some(call) = first_missing(filters, REQUIRED.iter().chain(rseq))? {
+    if let Some(call) = first_missing_call(filters, REQUIRED.iter().chain(rseq))? {
         return Ok(Some(call));
     }
     for call in OPTIONAL {
@@ -101,7 +101,7 @@ pub fn forbidden_call(
 }
 
 /// Returns the name of the first call without which one of the requirements is not met; `None` if all are met.
-fn first_missing(
+fn first_missing_call(
     filters: &[Vec<BpfInstruction>],
     needs: impl IntoIterator<Item = &'static SyscallRequirement>,
 ) -> Result<Option<&'static str>, UndecidedFilter> {

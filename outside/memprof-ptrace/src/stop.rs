@@ -410,7 +410,7 @@ mod tests {
         let registers = stopped.registers().unwrap();
         assert!(registers.rsp > 0x1000, "{:x}", registers.rsp);
         assert_eq!(stopped.signal_mask().unwrap(), 0);
-        assert!(stopped.xstate().unwrap().for_frame().len() > 576);
+        assert!(stopped.xstate().unwrap().to_frame_bytes().len() > 576);
         let traced = StoppedThread::interrupt(cat.id()).unwrap_err();
         assert_eq!(traced, StopError::Refused(libc::EPERM));
         drop(stopped);

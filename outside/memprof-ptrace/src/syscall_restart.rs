@@ -49,7 +49,7 @@ const NO_EFFECT_ON_EINTR: [i64; 12] = [
 /// Kinds of interruptible calls, from the best to interrupt to the worst.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum RestartClass {
-    /// Restarted, it waits for the same, and not longer.
+    /// Restarted, it waits for the same event, and not longer in all.
     Transparent,
     /// Waits for descriptors, and restarts its whole timeout.
     Events,

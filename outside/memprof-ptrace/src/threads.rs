@@ -31,8 +31,9 @@ pub struct WaitingSyscall {
 /// Number of threads that are listed whatever time that takes.
 const MIN_THREADS: usize = 64;
 
-/// Lists the threads of a process, beginning with its `first`, until `time_limit` is over: the kernel waits for a clock
-/// tick to tell the call of a thread that is ready to run, and a busy process has thousands of them.
+/// Lists the threads of a process, beginning with the one at index `first`, until `time_limit` is over: the kernel
+/// waits for a clock tick before it reports the call of a thread that is ready to run, and a busy process has thousands
+/// of them.
 ///
 /// # Errors
 /// The process has ended, or this user may not inspect it.

@@ -39,7 +39,7 @@ impl TracerCredentials {
             is_in_initial_user_namespace: namespace
                 .is_ok_and(|namespace| namespace.st_ino() == INITIAL_USER_NAMESPACE),
             yama: scope.map_or(0, |scope| parse_scope(&scope)),
-            freezers: FreezerCgroups::mounted(),
+            freezers: FreezerCgroups::read(),
         })
     }
 

@@ -43,15 +43,15 @@ impl XState {
     /// others) at the size of all components that the thread may use, which only a thread with AMX granted has in
     /// full. So both offsets are marked: the kernel treats a frame without the mark as one without vector registers,
     /// and sends a SIGSEGV if the mark cannot be read.
-    pub fn for_frame(&self) -> Vec<u8> {
-        self.frame_bytes(|component| {
+    pub fn to_frame_bytes(&self) -> Vec<u8> {
+        self.frame_bytes_with(|component| {
             let leaf = __cpuid_count(COMPONENTS_LEAF, component);
             (leaf.ebx + leaf.eax) as usize
         })
     }
 
-    /// Like [`for_frame`](Self::for_frame), with the end offset of each component as a parameter.
-    fn frame_bytes(&self, end: impl Fn(u32) -> usize) -> Vec<u8> {
+    /// Like [`to_frame_bytes`](Self::to_frame_bytes), with the end offset of each component as a parameter.
+    fn frame_bytes_with(&self, end: impl Fn(u32) -> usize) -> Vec<u8> {
         let components = self.read_u64(RESERVED_OFFSET);
         let granted = match self.read_u64(PRESENT_OFFSET) & GRANTED_COMPONENTS {
             0 => components & !GRANTED_COMPONENTS,
@@ -105,7 +105,7 @@ mod tests {
             let mut bytes = vec![0; length];
             bytes[PRESENT_OFFSET..PRESENT_OFFSET + 8].copy_from_slice(&present.to_le_bytes());
             bytes[RESERVED_OFFSET..RESERVED_OFFSET + 8].copy_from_slice(&components.to_le_bytes());
-            let frame = XState::new(bytes).unwrap().frame_bytes(end);
+            let frame = XState::new(bytes).unwrap().frame_bytes_with(end);
             assert_eq!(frame.len(), length + 4);
             assert_eq!(
                 frame[RESERVED_OFFSET..RESERVED_OFFSET + 4],

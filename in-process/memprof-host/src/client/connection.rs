@@ -133,7 +133,7 @@ impl Connection {
             return error;
         }
         let pid = self.process.unwrap_or_default();
-        let end = self.program.as_ref().and_then(ProgramWatch::await_end);
+        let end = self.program.as_ref().and_then(ProgramWatch::wait_for_end);
         // It may have ended before it was watched.
         let had_ended = || Halt::for_pid(pid).is_some_and(|halt| halt.has_ended());
         let message = match end.or_else(|| had_ended().then_some(ProgramEnd::Exited)) {

@@ -112,8 +112,8 @@ impl Budget {
         BudgetedTotal::ALL.into_iter().any(limits)
     }
 
-    /// Builds the budget that a measurement just keeps. Keeps the tolerance of the budget before, which totals and
-    /// functions have a limit, and limits of functions that were not seen: their names may be wrong.
+    /// Builds the budget whose limits are the measured values. Keeps the tolerance of the budget before, which totals
+    /// and functions have a limit, and limits of functions that were not seen: their names may be wrong.
     pub(super) fn from_measurement(measured: &Measurement, stacks: &Stacks, before: Self) -> Self {
         let is_new = !before.limits_anything();
         let limit = |total: BudgetedTotal| {
@@ -169,13 +169,13 @@ impl FromStr for ByteSize {
         let bytes = number * (1_u64 << shift) as f64;
         match bytes < u64::MAX as f64 {
             true => Ok(Self(bytes as u64)),
-            false => Err(too_large(text)),
+            false => Err(too_large_message(text)),
         }
     }
 }
 
 /// Describes a size that no process can have.
-fn too_large(size: impl Display) -> String {
+fn too_large_message(size: impl Display) -> String {
     format!("the size {size} is too large")
 }
 
@@ -206,11 +206,11 @@ impl Visitor<'_> for ByteSizeVisitor {
     }
 
     fn visit_i128<E: de::Error>(self, bytes: i128) -> Result<ByteSize, E> {
-        Err(E::custom(too_large(bytes)))
+        Err(E::custom(too_large_message(bytes)))
     }
 
     fn visit_u128<E: de::Error>(self, bytes: u128) -> Result<ByteSize, E> {
-        Err(E::custom(too_large(bytes)))
+        Err(E::custom(too_large_message(bytes)))
     }
 
     fn visit_str<E: de::Error>(self, text: &str) -> Result<ByteSize, E> {

@@ -19,7 +19,7 @@ allocated = 0  # bytes, in all processes together
 ";
 /// Table of the functions' bytes, and its name in older files.
 const BASELINE: [&str; 2] = ["baseline", "held"];
-/// Comment above a new table of these.
+/// Comment above a new table of the functions' bytes.
 const BASELINE_COMMENT: &str =
     "\n# Bytes by function when this was written. These are not limits.\n";
 
@@ -59,7 +59,7 @@ impl BudgetFile {
     }
 
     /// Line of a limit, from 1; the first if it is unknown.
-    pub(super) fn line(&self, total: BudgetedTotal, function: Option<&str>) -> usize {
+    pub(super) fn limit_line(&self, total: BudgetedTotal, function: Option<&str>) -> usize {
         let table = self.0.as_table();
         let item = match function {
             None => table.get(total.key()),
@@ -73,7 +73,7 @@ impl BudgetFile {
     }
 
     /// Text of the file with the values of a budget.
-    pub(super) fn updated(self, budget: &Budget) -> String {
+    pub(super) fn into_updated_text(self, budget: &Budget) -> String {
         let mut document = self.0.into_mut();
         for total in BudgetedTotal::ALL {
             if let Some(bytes) = budget.limit_of_total(total) {
@@ -170,7 +170,7 @@ mod tests {
             &stacks_with(&[("a \"b\"\n\\", 700), ("c", 300)]),
             Budget::default(),
         );
-        let text = BudgetFile::template().unwrap().updated(&budget);
+        let text = BudgetFile::template().unwrap().into_updated_text(&budget);
         let expected = "tolerance = \"2.5%\"\npeak = 1000  # bytes that live at the same time in one process\n";
         assert!(text.contains(expected), "{text}");
         assert!(text.contains("not limits.\n[baseline.peak]\n"), "{text}");
@@ -184,7 +184,7 @@ mod tests {
             let known: Budget = toml::from_str(before).unwrap();
             let stacks = stacks_with(&[("f", 40), ("g::<a, b>", 30)]);
             let budget = Budget::from_measurement(&measured(100, 200), &stacks, known);
-            let after = file.updated(&budget);
+            let after = file.into_updated_text(&budget);
             let (limits, baseline) = after.split_once("[baseline").unwrap_or((&after, ""));
             assert_eq!(
                 limits.trim_end_matches(BASELINE_COMMENT).trim_end(),
@@ -228,7 +228,10 @@ mod tests {
         let budget: Budget = toml::from_str(before).unwrap();
         let budget = Budget::from_measurement(&measured(1, 1), &stacks_with(&[("f", 40)]), budget);
         assert_eq!(
-            parse(before).updated(&budget).split("\n\n").next(),
+            parse(before)
+                .into_updated_text(&budget)
+                .split("\n\n")
+                .next(),
             Some("peak = 1\n# large on purpose\n[baseline.peak]\n# the cache\nf = 40 # see 7")
         );
     }
@@ -238,7 +241,11 @@ mod tests {
         let text =
             "# c\npeak = 1\n[functions.peak]\na = 1\n\n\"b c\" = 2\n[functions.allocated]\na = 3\n";
         let check = |total, function, expected| {
-            assert_eq!(parse(text).line(total, function), expected, "{function:?}");
+            assert_eq!(
+                parse(text).limit_line(total, function),
+                expected,
+                "{function:?}"
+            );
         };
         check(BudgetedTotal::Peak, None, 2);
         check(BudgetedTotal::Allocated, None, 1);

@@ -22,12 +22,12 @@ fn check_line(check: &LimitCheck) -> String {
     if !check.is_matched {
         return format!(
             "?      {name}: no sampled function has this name, so the limit of {} checks nothing",
-            size(check.budget)
+            format_size(check.budget)
         );
     }
     let error = match check.error {
         0 => String::new(),
-        error => format!(" ± {}", size(error)),
+        error => format!(" ± {}", format_size(error)),
     };
     let change = match check.budget {
         0 => String::new(),
@@ -42,8 +42,8 @@ fn check_line(check: &LimitCheck) -> String {
             true => "BROKEN",
             false => "ok",
         },
-        size(check.measured),
-        size(check.budget)
+        format_size(check.measured),
+        format_size(check.budget)
     )
 }
 
@@ -59,10 +59,10 @@ pub(super) fn limit_name(check: &LimitCheck) -> String {
 fn regression_lines(regression: &Regression) -> String {
     let mut text = format!(
         "       +{} ± {} in {}, which has {}",
-        size(regression.growth),
-        size(regression.error),
+        format_size(regression.growth),
+        format_size(regression.error),
         regression.function,
-        size(regression.bytes)
+        format_size(regression.bytes)
     );
     for frame in regression.stack.iter().rev().take(MAX_SHOWN_FRAMES) {
         let _ = write!(text, "\n           {frame}");
@@ -74,7 +74,7 @@ fn regression_lines(regression: &Regression) -> String {
 }
 
 /// Formats a number of bytes with its unit.
-pub(super) fn size(bytes: u64) -> String {
+pub(super) fn format_size(bytes: u64) -> String {
     amount(
         i64::try_from(bytes).unwrap_or(i64::MAX),
         SampleType::InuseSpace,

@@ -58,10 +58,10 @@ fn run_with_signals_blocked(command: &mut Command, signals: &SigSet) -> anyhow::
         group,
         signals,
     };
-    match running.wait(None)? {
+    match running.wait_for_event(None)? {
         CommandEvent::Ended(status) => Ok(CommandEnd::Status(status)),
         CommandEvent::Signal { signal, is_shared } => {
-            running.end(signal, is_shared)?;
+            running.terminate(signal, is_shared)?;
             Ok(CommandEnd::Interrupted(signal))
         }
         CommandEvent::Timeout => unreachable!("there is no limit"),
@@ -102,7 +102,7 @@ enum CommandEvent {
 impl RunningCommand {
     /// Waits until the command ends or a signal arrives, for `limit` at most. If both have happened, returns the
     /// signal.
-    fn wait(&mut self, limit: Option<Duration>) -> anyhow::Result<CommandEvent> {
+    fn wait_for_event(&mut self, limit: Option<Duration>) -> anyhow::Result<CommandEvent> {
         let limit = limit
             .map(Timespec::try_from)
             .transpose()
@@ -127,13 +127,16 @@ impl RunningCommand {
 
     /// Passes a signal on, unless the command has received it too (`is_shared`), and waits for the end. Kills the
     /// processes that remain after a timeout, or at a second signal.
-    fn end(&mut self, signal: Signal, is_shared: bool) -> anyhow::Result<()> {
+    fn terminate(&mut self, signal: Signal, is_shared: bool) -> anyhow::Result<()> {
         if !is_shared {
             self.send(signal);
             // A stopped process handles the signal only when it is continued.
             self.send(Signal::SIGCONT);
         }
-        if !matches!(self.wait(Some(END_TIMEOUT))?, CommandEvent::Ended(_)) {
+        if !matches!(
+            self.wait_for_event(Some(END_TIMEOUT))?,
+            CommandEvent::Ended(_)
+        ) {
             self.send(Signal::SIGKILL);
             self.child.wait().context(WAIT_FAILED)?;
         }
@@ -155,6 +158,6 @@ impl RunningCommand {
 
     /// Sends a signal to the command or its group.
     fn send(&self, signal: Signal) {
-        self.group.send(&self.process, signal);
+        self.group.send_signal(&self.process, signal);
     }
 }

@@ -44,7 +44,7 @@ impl Findings {
         let finding = |check: &LimitCheck| Finding {
             is_broken: check.is_broken,
             limit: limit_name(check),
-            line: file.line(check.what, check.function.as_deref()),
+            line: file.limit_line(check.what, check.function.as_deref()),
             text: check_lines(check),
         };
         Self {
@@ -55,7 +55,7 @@ impl Findings {
 
     /// Formats workflow commands that show errors and warnings (docs.github.com, "Workflow commands for GitHub
     /// Actions").
-    pub(super) fn github(&self) -> String {
+    pub(super) fn format_github(&self) -> String {
         let path = escape_property(&self.path.display().to_string());
         let commands = self.findings.iter().map(|finding| {
             let (command, title) = match finding.is_broken {
@@ -73,7 +73,7 @@ impl Findings {
     }
 
     /// Formats a report of GitLab's Code Quality (docs.gitlab.com, "Code Quality report format").
-    pub(super) fn gitlab(&self) -> Value {
+    pub(super) fn format_gitlab(&self) -> Value {
         let path = self.path.display().to_string();
         let findings = self.findings.iter().map(|finding| {
             json!({
@@ -89,7 +89,7 @@ impl Findings {
     }
 
     /// Formats a log of SARIF 2.1.0 (OASIS), as code scanning reads it.
-    pub(super) fn sarif(&self) -> Value {
+    pub(super) fn format_sarif(&self) -> Value {
         let rules = [
             (
                 "over-budget",
@@ -165,7 +165,7 @@ mod tests {
     #[test]
     fn annotations_are_lines_with_escaped_properties() {
         assert_eq!(
-            findings("/a,b:c").github(),
+            findings("/a,b:c").format_github(),
             "::error file=/a%2Cb%3Ac,line=3,title=memprof%3A peak over budget::BROKEN peak: 106.00MiB of 100.00MiB \
              (+6.0%25)%0A       +6.00MiB ± 0B in parse: a, 5%25, which has 66.00MiB%0A           parse: a, \
              5%25%0A           main\n\
@@ -176,7 +176,7 @@ mod tests {
 
     #[test]
     fn code_quality_report_has_the_fields_that_gitlab_reads() {
-        let report = findings("/a").gitlab();
+        let report = findings("/a").format_gitlab();
         let field = |pointer: &str| report.pointer(pointer).unwrap().clone();
         assert_eq!(
             field("/0/location"),
@@ -198,7 +198,7 @@ mod tests {
     #[test]
     fn sarif_log_names_the_limit_s_line_in_a_valid_uri() {
         let check = |path: &str, expected: Value| {
-            let log = findings(path).sarif();
+            let log = findings(path).format_sarif();
             let location = log
                 .pointer("/runs/0/results/0/locations/0/physicalLocation")
                 .unwrap();

@@ -11,7 +11,7 @@ use crate::output::printable;
 
 /// Formats a report of a budget file's limits. A limit that matches nothing is a skipped test.
 pub(super) fn format_junit(verdict: &BudgetVerdict, budget: &Path) -> String {
-    let budget = escape(&repository_path(budget).display().to_string());
+    let budget = escape_xml(&repository_path(budget).display().to_string());
     let checks = &verdict.checks;
     let count = |is_counted: fn(&LimitCheck) -> bool| {
         checks.iter().filter(|check| is_counted(check)).count()
@@ -31,14 +31,14 @@ pub(super) fn format_junit(verdict: &BudgetVerdict, budget: &Path) -> String {
         let _ = write!(
             text,
             "    <testcase name=\"{}\" classname=\"memprof.{budget}\"",
-            escape(&limit_name(check))
+            escape_xml(&limit_name(check))
         );
         let lines = check_lines(check);
-        let message = escape(lines.lines().next().unwrap_or_default());
+        let message = escape_xml(lines.lines().next().unwrap_or_default());
         text += &match check {
             check if check.is_broken => format!(
                 ">\n      <failure type=\"over-budget\" message=\"{message}\">{}</failure>\n    </testcase>\n",
-                escape(&lines)
+                escape_xml(&lines)
             ),
             check if is_skipped(check) => {
                 format!(">\n      <skipped message=\"{message}\"/>\n    </testcase>\n")
@@ -55,7 +55,7 @@ fn is_skipped(check: &LimitCheck) -> bool {
 }
 
 /// Escapes text for XML, also for attributes. Characters that XML 1.0 cannot have become U+FFFD or escapes.
-fn escape(text: &str) -> String {
+fn escape_xml(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for c in printable(text).chars() {
         match c {
@@ -80,7 +80,7 @@ mod tests {
     #[test]
     fn hostile_names_stay_text() {
         assert_eq!(
-            escape("a<b> & \"c\"\n\u{1b}[2J\u{0}\u{ffff}値"),
+            escape_xml("a<b> & \"c\"\n\u{1b}[2J\u{0}\u{ffff}値"),
             "a&lt;b&gt; &amp; &quot;c&quot;&#10;\\u001b[2J\\u0000\u{fffd}値"
         );
     }

@@ -55,7 +55,10 @@ pub(super) fn measure(args: &TestArgs) -> anyhow::Result<Measurement> {
         }
         CommandEnd::Interrupted(signal) => {
             let message = format!("{signal}: ended {name} too; nothing is compared or written");
-            return Err(with_exit_code(interrupts::exit_code(signal), message));
+            return Err(with_exit_code(
+                interrupts::signal_exit_code(signal),
+                message,
+            ));
         }
     }
     let mut measured = read_dumps(&dumps)?;

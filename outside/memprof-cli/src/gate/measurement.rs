@@ -86,7 +86,7 @@ impl Measurement {
             more => format!(", nor were {more} more"),
         };
         let message = format!(
-            "no budget is written: {first} was not counted{more}, because its allocator cannot report the size of a \
+            "no budget is written: {first} was not counted{more}, because its allocator cannot report the format_size of a \
              block; test a command that does not run it, or link it with the allocator of the system"
         );
         Err(with_exit_code(UNAVAILABLE, message))
@@ -94,7 +94,7 @@ impl Measurement {
 }
 
 /// Returns the middle run, with each total replaced by that total's median. `None` without runs.
-pub(super) fn median(mut runs: Vec<Measurement>) -> Option<Measurement> {
+pub(super) fn median_run(mut runs: Vec<Measurement>) -> Option<Measurement> {
     let median_and_spread = |total: BudgetedTotal, runs: &mut Vec<Measurement>| {
         runs.sort_by_key(|run| run.total(total));
         let (least, most) = (runs.first()?.total(total), runs.last()?.total(total));
@@ -129,12 +129,15 @@ pub(super) mod tests {
     #[test]
     fn each_total_has_its_own_median() {
         let runs = [(1, 30), (3, 10), (2, 20)].map(|(peak, allocated)| measured(peak, allocated));
-        let median = median(runs.into()).unwrap();
+        let median = median_run(runs.into()).unwrap();
         assert_eq!(
             (median.peak, median.allocated, median.spread),
             (2, 20, Some([1.0, 1.0]))
         );
-        assert_eq!(super::median(vec![measured(1, 1)]).unwrap().spread, None);
-        assert!(super::median(Vec::new()).is_none());
+        assert_eq!(
+            super::median_run(vec![measured(1, 1)]).unwrap().spread,
+            None
+        );
+        assert!(super::median_run(Vec::new()).is_none());
     }
 }

@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::budget::Budget;
 use super::budget_file::BudgetFile;
-use super::check_text::{check_lines, size};
+use super::check_text::{check_lines, format_size};
 use super::findings::Findings;
 use super::junit::format_junit;
 use super::measurement::{BudgetedTotal, Measurement};
@@ -44,10 +44,10 @@ pub(super) fn format_verdict(
             verdict,
         })?,
         FormatArg::Text => format_text(verdict),
-        FormatArg::Github => findings().github() + &format_text(verdict),
-        FormatArg::Gitlab => findings().gitlab().to_string(),
+        FormatArg::Github => findings().format_github() + &format_text(verdict),
+        FormatArg::Gitlab => findings().format_gitlab().to_string(),
         FormatArg::Junit => format_junit(verdict, &args.budget),
-        FormatArg::Sarif => findings().sarif().to_string(),
+        FormatArg::Sarif => findings().format_sarif().to_string(),
     })
 }
 
@@ -66,7 +66,7 @@ pub(super) fn format_update(path: &Path, budget: &Budget, measured: &Measurement
             text,
             "{:<10} {:>10}  the runs differ by {:.2}%",
             total.key(),
-            size(bytes.0),
+            format_size(bytes.0),
             100.0 * spread
         );
         // The range of five runs is about 2.3 standard deviations: beyond the tolerance, one run in a hundred would

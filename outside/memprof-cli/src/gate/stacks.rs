@@ -13,7 +13,7 @@ use memprof_report::{
 
 use super::measurement::{BudgetedTotal, Measurement};
 use crate::output;
-use crate::report::progress;
+use crate::report::show_progress;
 
 /// Estimates by stack, from samples.
 #[derive(Clone, Debug, Default)]
@@ -52,7 +52,7 @@ impl Stacks {
     pub(super) fn read(measured: &Measurement) -> anyhow::Result<Self> {
         let mut all = Self::default();
         for (index, dump) in measured.dumps.files.iter().enumerate() {
-            let profile = symbolize(dump)?;
+            let profile = read_symbolized(dump)?;
             all.allocated
                 .extend(fold_stacks(&profile, BudgetedTotal::Allocated));
             if measured.dumps.peak_index == Some(index) {
@@ -93,11 +93,11 @@ impl Stacks {
     /// Whether a function has any sample, in either total.
     pub(super) fn has_function(&self, function: &str) -> bool {
         let mut totals = BudgetedTotal::ALL.into_iter();
-        totals.any(|total| self.heaviest(total, function).is_some())
+        totals.any(|total| self.heaviest_stack(total, function).is_some())
     }
 
     /// Largest stack whose leaf is a function; `None` if the function has none.
-    pub(super) fn heaviest(&self, total: BudgetedTotal, function: &str) -> Option<&Stack> {
+    pub(super) fn heaviest_stack(&self, total: BudgetedTotal, function: &str) -> Option<&Stack> {
         let stacks = self.for_total(total).iter();
         let matching =
             stacks.filter(|stack| stack.functions.last().is_some_and(|last| last == function));
@@ -106,7 +106,7 @@ impl Stacks {
 }
 
 /// Reads a dump, and names its functions.
-fn symbolize(dump: &Path) -> anyhow::Result<SymbolizedProfile> {
+fn read_symbolized(dump: &Path) -> anyhow::Result<SymbolizedProfile> {
     let failed = || dump.display().to_string();
     let input = Input {
         name: &failed(),
@@ -117,7 +117,7 @@ fn symbolize(dump: &Path) -> anyhow::Result<SymbolizedProfile> {
         input,
         Some(&sources),
         &Options::default(),
-        &progress,
+        &show_progress,
     )?)
 }
 

@@ -80,7 +80,9 @@ impl BudgetVerdict {
                 let limit = budget.limit_with_tolerance(*budgeted);
                 let is_broken = bytes as f64 > limit as f64 + ERROR_FACTOR * error;
                 let regressed = || {
-                    row.map(|row| regression(stacks, total, row, bytes.saturating_sub(budgeted.0)))
+                    row.map(|row| {
+                        build_regression(stacks, total, row, bytes.saturating_sub(budgeted.0))
+                    })
                 };
                 checks.push(LimitCheck {
                     what: total,
@@ -102,7 +104,7 @@ impl BudgetVerdict {
     }
 
     /// Limits of functions without a sample: they were renamed or inlined, or allocate too little.
-    pub(super) fn unmatched(&self) -> impl Iterator<Item = &LimitCheck> {
+    pub(super) fn unmatched_checks(&self) -> impl Iterator<Item = &LimitCheck> {
         self.checks.iter().filter(|check| !check.is_matched)
     }
 
@@ -119,12 +121,17 @@ fn find_regression(stacks: &Stacks, budget: &Budget, total: BudgetedTotal) -> Op
     let growth = |row: &FunctionRow| row.bytes.saturating_sub(before(row));
     let rows = stacks.function_rows(total);
     let row = rows.iter().max_by_key(|row| growth(row))?;
-    Some(regression(stacks, total, row, growth(row)))
+    Some(build_regression(stacks, total, row, growth(row)))
 }
 
 /// Describes the growth of a function, in bytes, with its error and its largest stack.
-fn regression(stacks: &Stacks, total: BudgetedTotal, row: &FunctionRow, growth: u64) -> Regression {
-    let stack = stacks.heaviest(total, &row.name);
+fn build_regression(
+    stacks: &Stacks,
+    total: BudgetedTotal,
+    row: &FunctionRow,
+    growth: u64,
+) -> Regression {
+    let stack = stacks.heaviest_stack(total, &row.name);
     Regression {
         function: row.name.clone(),
         growth,
@@ -192,7 +199,9 @@ mod tests {
         };
         assert!(budget.limits_functions());
         let verdict = BudgetVerdict::new(&measured(1, 1), &stacks_with(&[("a", 1)]), &budget);
-        let unmatched = verdict.unmatched().map(|check| check.function.as_deref());
+        let unmatched = verdict
+            .unmatched_checks()
+            .map(|check| check.function.as_deref());
         assert!(unmatched.eq([Some("gone")]));
         check(&budget, 0.0, true);
         check(&budget, 42.0, true);

@@ -17,7 +17,11 @@ const LIMITS: [&str; 4] = [
 ];
 
 /// Builds the page: an outline of holders and one of classes, or one of the selected objects.
-pub(super) fn page(reply: &HoldersOutput<'_>, holding: &Holding, is_overview: bool) -> OutlinePage {
+pub(super) fn build_page(
+    reply: &HoldersOutput<'_>,
+    holding: &Holding,
+    is_overview: bool,
+) -> OutlinePage {
     let mut head = summary_lines(reply, holding);
     let outlines = match is_overview {
         false => vec![row_outline(&reply.holders)],
@@ -32,7 +36,9 @@ pub(super) fn page(reply: &HoldersOutput<'_>, holding: &Holding, is_overview: bo
             vec![group_outline(groups, &shown), class_outline(&reply.classes)]
         }
     };
-    reply.analysis.page("holders", &head, &LIMITS, outlines)
+    reply
+        .analysis
+        .build_page("holders", &head, &LIMITS, outlines)
 }
 
 /// Indices of the groups that hold most. Each group's holder is among them, because it holds at least as much and

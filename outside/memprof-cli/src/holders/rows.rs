@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use memprof_leaks::{GroupKind, HeapObjectKind, Holder, HolderGroup, HolderPath, SampledGroup};
 use serde::Serialize;
 
-use crate::analysis_summary::size;
+use crate::analysis_summary::format_size;
 
 /// Least share of a holder's bytes with which an object is shown below it, in percent.
 const MIN_SHOWN_PERCENT: u64 = 5;
@@ -48,8 +48,8 @@ pub(super) struct ClassRow {
     pub(super) held_bytes: u64,
 }
 
-/// Kind and name of a group, as a step that is not marked as shared.
-fn kind_and_name(group: &GroupKind) -> HolderStep {
+/// Step for a kind of group, not marked as shared.
+fn unshared_step(group: &GroupKind) -> HolderStep {
     let (kind, name) = match group {
         GroupKind::Process => ("process", "the process".to_owned()),
         GroupKind::Holder(Holder::Variable { name, file }) => {
@@ -72,7 +72,10 @@ fn kind_and_name(group: &GroupKind) -> HolderStep {
                 path if path.starts_with('/') => format!("mapped file {path}"),
                 other => other.to_owned(),
             };
-            ("memory", format!("{name} at {start:#x} ({})", size(*bytes)))
+            (
+                "memory",
+                format!("{name} at {start:#x} ({})", format_size(*bytes)),
+            )
         }
         GroupKind::Holder(Holder::Registers { thread, name }) => {
             ("register", format!("registers of thread {thread} ({name})"))
@@ -93,15 +96,15 @@ fn name_of_kind(kind: &HeapObjectKind) -> String {
     match kind {
         HeapObjectKind::Class(name) => name.to_string(),
         HeapObjectKind::Size(bytes) if *bytes <= 1024 => format!("{bytes} B"),
-        HeapObjectKind::Size(bytes) => format!("up to {}", size(*bytes)),
+        HeapObjectKind::Size(bytes) => format!("up to {}", format_size(*bytes)),
     }
 }
 
-/// Kind and name of a group, marked as shared if others hold its objects too.
+/// Step for a group, marked as shared if others hold its objects too.
 pub(super) fn step_for_group(group: &HolderGroup) -> HolderStep {
     HolderStep {
         is_shared: group.is_shared,
-        ..kind_and_name(&group.kind)
+        ..unshared_step(&group.kind)
     }
 }
 
@@ -194,7 +197,7 @@ pub(super) fn sampled_rows(
 pub(super) fn row_for_object(chain: &HolderPath) -> HolderRow {
     let links = chain.steps.iter().map(|(link, address)| HolderStep {
         address: address.map(|address| format!("{address:#x}")),
-        ..kind_and_name(link)
+        ..unshared_step(link)
     });
     HolderRow {
         path: links.collect(),
@@ -238,7 +241,7 @@ mod tests {
         let check = |name: &str, file: &str, expected| {
             let [name, file] = [name, file].map(str::to_owned);
             let link = GroupKind::Holder(Holder::Variable { name, file });
-            assert_eq!(kind_and_name(&link).name, expected);
+            assert_eq!(unshared_step(&link).name, expected);
         };
         check("sessions", "shop", "variable sessions in shop");
         check("shop_state", "shop", "variable shop_state in shop");

@@ -26,24 +26,24 @@ impl ResidentMemory {
     /// Parses the text of /proc/PID/status. `None` if a field is missing.
     fn parse(status: &str) -> Option<Self> {
         Some(Self {
-            anonymous: kibibytes(status, "RssAnon:")?,
-            file: kibibytes(status, "RssFile:")?,
-            shared: kibibytes(status, "RssShmem:")?,
+            anonymous: bytes_in_line(status, "RssAnon:")?,
+            file: bytes_in_line(status, "RssFile:")?,
+            shared: bytes_in_line(status, "RssShmem:")?,
         })
     }
 }
 
 /// Bytes that a process marked as free until the kernel needs them; 0 if unknown.
-pub(super) fn lazily_free(pid: u32) -> u64 {
+pub(super) fn lazily_free_bytes(pid: u32) -> u64 {
     let path = Path::new("/proc")
         .join(pid.to_string())
         .join("smaps_rollup");
     let rollup = std::fs::read_to_string(path).unwrap_or_default();
-    kibibytes(&rollup, "LazyFree:").unwrap_or(0)
+    bytes_in_line(&rollup, "LazyFree:").unwrap_or(0)
 }
 
-/// Bytes of a line as `RssAnon:  12 kB`. `None` if there is none.
-fn kibibytes(text: &str, name: &str) -> Option<u64> {
+/// Bytes of a line as `RssAnon:  12 kB`. `None` if there is no such line.
+fn bytes_in_line(text: &str, name: &str) -> Option<u64> {
     let value = text.lines().find_map(|line| line.strip_prefix(name))?;
     let kib: u64 = value.trim().strip_suffix("kB")?.trim().parse().ok()?;
     kib.checked_mul(1024)
@@ -51,13 +51,13 @@ fn kibibytes(text: &str, name: &str) -> Option<u64> {
 
 /// Replaces the rows of a ledger by those of the walk, and the findings that follow from them. `lazily_free` are the
 /// bytes that the process marked as free until the kernel needs them.
-pub(super) fn apply(
+pub(super) fn apply_walk(
     ledger: &mut Ledger,
     walked: &HeapResidency,
     resident: ResidentMemory,
     lazily_free: u64,
 ) {
-    let sampling_before = row(ledger, LedgerPart::Sampling);
+    let sampling_before = row_bytes(ledger, LedgerPart::Sampling);
     let mut remaining = resident.anonymous;
     // The kernel's count is a little later than the walk.
     let mut subtract = |bytes: u64| {
@@ -76,7 +76,9 @@ pub(super) fn apply(
         .iter()
         .filter(|heap| !is_walked(heap, walked));
     let missed = missed_bytes(ledger, walked);
-    let others = others.map(upper_bound).fold(0, u64::saturating_add);
+    let others = others
+        .map(resident_upper_bound)
+        .fold(0, u64::saturating_add);
     let undivided = subtract(others.saturating_add(missed));
     let rows = [
         (LedgerPart::LiveHeap, live),
@@ -130,12 +132,13 @@ pub(super) fn apply(
         ),
         fragments_finding(fragments, walked, ledger.rss_bytes),
         thread_caches_finding(thread_caches, walked, ledger.rss_bytes),
-        outside_finding(remaining, own_lazily_free, ledger.rss_bytes),
+        outside_malloc_finding(remaining, own_lazily_free, ledger.rss_bytes),
     ];
     ledger.verdicts.extend(findings.into_iter().flatten());
 }
 
-/// Adds the reason why the heaps were not walked to the finding that the rows are uncertain, which they always are then.
+/// Adds the reason why the heaps were not walked to the finding that the rows are uncertain, and the finding if there
+/// is none.
 pub(super) fn note_failure(ledger: &mut Ledger, reason: &str) {
     let remedy = format!("the heaps were not walked from outside: {reason}");
     let mut findings = ledger.verdicts.iter_mut();
@@ -185,7 +188,7 @@ fn missed_finding(missed: u64) -> Option<LedgerFinding> {
 }
 
 /// Bytes in a row of the ledger; 0 if it is missing.
-fn row(ledger: &Ledger, part: LedgerPart) -> u64 {
+fn row_bytes(ledger: &Ledger, part: LedgerPart) -> u64 {
     let mut rows = ledger.rows.iter();
     rows.find(|row| row.name == part).map_or(0, |row| row.bytes)
 }
@@ -196,7 +199,7 @@ fn is_walked(heap: &AllocatorHeap, walked: &HeapResidency) -> bool {
 }
 
 /// Most bytes that the heap of an allocator may have resident, by its own report.
-fn upper_bound(heap: &AllocatorHeap) -> u64 {
+fn resident_upper_bound(heap: &AllocatorHeap) -> u64 {
     match heap.totals {
         Some(HeapUsage::Detailed(totals)) => totals.resident.saturating_add(totals.lazily_free),
         Some(HeapUsage::CommittedOnly { committed }) => committed,
@@ -275,7 +278,7 @@ fn thread_caches_finding(bytes: u64, walked: &HeapResidency, rss: u64) -> Option
 }
 
 /// Finding if memory outside of every allocator is a notable share of RSS.
-fn outside_finding(bytes: u64, lazily_free: u64, rss: u64) -> Option<LedgerFinding> {
+fn outside_malloc_finding(bytes: u64, lazily_free: u64, rss: u64) -> Option<LedgerFinding> {
     LedgerFinding::is_notable(bytes, rss).then(|| {
         let lazily = match lazily_free {
             0 => String::new(),
@@ -354,7 +357,7 @@ mod tests {
             file: 2 * MIB,
             shared: MIB,
         };
-        apply(&mut ledger, walked, resident, lazily_free);
+        apply_walk(&mut ledger, walked, resident, lazily_free);
         let rows: Vec<_> = ledger.rows.iter().map(|row| row.bytes).collect();
         assert_eq!(rows.iter().sum::<u64>(), ledger.rss_bytes);
         let kinds = ledger
@@ -473,9 +476,9 @@ mod tests {
             untouched: 5 * MIB,
             ..glibc()
         };
-        apply(&mut ledger, &walked, resident, 0);
-        assert_eq!(row(&ledger, LedgerPart::LiveHeap), 15 * MIB);
-        assert_eq!(row(&ledger, LedgerPart::UndividedHeap), 103 * MIB);
+        apply_walk(&mut ledger, &walked, resident, 0);
+        assert_eq!(row_bytes(&ledger, LedgerPart::LiveHeap), 15 * MIB);
+        assert_eq!(row_bytes(&ledger, LedgerPart::UndividedHeap), 103 * MIB);
         let mut kinds = ledger.verdicts.iter().map(|finding| &finding.kind);
         assert!(kinds.any(|kind| *kind == LedgerFindingKind::Uncertain));
     }

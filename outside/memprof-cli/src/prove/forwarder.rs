@@ -10,7 +10,7 @@ use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 
 use crate::command_group::CommandGroup;
-use crate::interrupts::{self, exit_code};
+use crate::interrupts::{self, signal_exit_code};
 use crate::output;
 
 /// A thread that receives SIGINT, SIGTERM and SIGHUP for a [`Recipient`].
@@ -42,7 +42,7 @@ impl SignalForwarder {
         let forward = move || {
             while let Ok(Some(info)) = watching.read_signal() {
                 if let Ok(signal) = Signal::try_from(info.ssi_signo.cast_signed()) {
-                    lock(&recipient).receive(signal, info.ssi_code);
+                    lock(&recipient).handle_signal(signal, info.ssi_code);
                 }
             }
         };
@@ -70,13 +70,13 @@ fn open_signal_fd(signals: &SigSet) -> nix::Result<SignalFd> {
 
 impl Recipient {
     /// Forwards a signal to the command, or ends this program.
-    fn receive(&self, signal: Signal, si_code: i32) {
+    fn handle_signal(&self, signal: Signal, si_code: i32) {
         match self {
             Self::Command { group, .. } if group.has_received(signal, si_code) => {}
-            Self::Command { process, group } => group.send(process, signal),
+            Self::Command { process, group } => group.send_signal(process, signal),
             Self::Memprof => {
                 output::clear_progress();
-                process::exit(exit_code(signal).into());
+                process::exit(signal_exit_code(signal).into());
             }
         }
     }

@@ -14,7 +14,7 @@ const LIMITS: [&str; 5] = [
 ];
 
 /// Builds the page: an outline of the groups of leaked objects.
-pub(super) fn page(reply: &ProveOutput<'_>) -> OutlinePage {
+pub(super) fn build_page(reply: &ProveOutput<'_>) -> OutlinePage {
     let groups = &reply.leaked.by;
     let shown = &groups[..groups.len().min(MAX_ROWS)];
     let mut head = vec![heading(reply)];
@@ -27,7 +27,7 @@ pub(super) fn page(reply: &ProveOutput<'_>) -> OutlinePage {
     let command = "leaks --prove";
     reply
         .analysis
-        .page(command, &head, &LIMITS, vec![outline(shown, &head[0])])
+        .build_page(command, &head, &LIMITS, vec![outline(shown, &head[0])])
 }
 
 /// Outline with a row for each group, with the functions through which its objects were allocated below it; with the

@@ -16,7 +16,7 @@ pub(super) struct Processes {
     /// By resident memory in descending order.
     pub(super) rows: Vec<ProcessRow>,
     /// Number of processes of other users, which are not shown.
-    pub(super) of_others: usize,
+    pub(super) other_user_count: usize,
 }
 
 /// A row of `memprof ps --all`.
@@ -65,7 +65,7 @@ pub(super) fn process_rows(hosts: HashSet<u32>) -> anyhow::Result<Processes> {
     let process_row = |process| process_row(process, &hosts);
     Ok(Processes {
         rows: list.processes.into_iter().map(process_row).collect(),
-        of_others: list.of_others,
+        other_user_count: list.other_user_count,
     })
 }
 

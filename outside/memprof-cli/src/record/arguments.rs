@@ -15,11 +15,11 @@ use crate::{completion, process_arg, target};
 #[derive(clap::Args, Debug)]
 pub(crate) struct RecordArgs {
     /// The host, as TARGET in front of the other arguments
-    #[arg(short, long, value_name = "TARGET", add = completion::targets())]
+    #[arg(short, long, value_name = "TARGET", add = completion::target_completer())]
     pub(super) target: Option<String>,
 
     /// The process, as TARGET in front of the other arguments
-    #[arg(long, value_name = "PID", conflicts_with = "target", value_parser = process_arg::parse)]
+    #[arg(long, value_name = "PID", conflicts_with = "target", value_parser = process_arg::parse_process)]
     pub(super) pid: Option<u32>,
 
     /// Leave the plugin in the process that it was attached to, as `memprof attach` does
@@ -53,7 +53,7 @@ pub(crate) struct RecordArgs {
     /// The process, a pid, a name or a socket's path: without the plugin, it is attached to and detached from
     /// afterwards; not needed while only one host runs. Then allocator=NAME, to sample and show only that allocator, as
     /// `memprof activate` and `memprof dump` do; sampler=memprof or sampler=allocator, to choose who samples
-    #[arg(value_names = ["TARGET", "KEY=VALUE"], num_args = 0.., add = completion::targets())]
+    #[arg(value_names = ["TARGET", "KEY=VALUE"], num_args = 0.., add = completion::target_completer())]
     pub(super) args: Vec<String>,
 }
 
@@ -100,7 +100,7 @@ impl RecordArgs {
                 Ok(Subject::Host(Some(first)))
             }
             (Some(first), None, None) => {
-                let pid = process_arg::parse(first);
+                let pid = process_arg::parse_process(first);
                 let pid = pid.map_err(|error| usage(format!("{first:?}: {error}")))?;
                 Ok(Subject::Process(pid))
             }

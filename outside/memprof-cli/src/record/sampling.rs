@@ -61,12 +61,12 @@ pub(super) fn wait_for_end(
         };
         let done = (start.elapsed().as_secs_f64() / duration.as_secs_f64() * 30.0) as usize;
         let bar = "#".repeat(done.min(30));
-        output::progress(&format!(
+        output::show_progress(&format!(
             "sampling [{bar:<30}] {:>4}s left",
             remaining.as_secs()
         ));
         let [is_interrupted, has_ended] =
-            process.sleep(remaining.min(POLL_INTERVAL), interrupts)?;
+            process.wait_for_event(remaining.min(POLL_INTERVAL), interrupts)?;
         if is_interrupted {
             break SamplingEnd::Interrupt;
         }
@@ -108,8 +108,9 @@ impl HostProcess {
         Self { pid, descriptor }
     }
 
-    /// Sleeps until a signal comes, the process ends, or the time is over. Returns whether the first two happened.
-    fn sleep(&self, time: Duration, interrupts: &Interrupts) -> Result<[bool; 2]> {
+    /// Waits until a signal comes, the process ends, or the time is over. Returns whether a signal came, and whether
+    /// the process has ended.
+    fn wait_for_event(&self, time: Duration, interrupts: &Interrupts) -> Result<[bool; 2]> {
         let signal = PollFd::from_borrowed_fd(interrupts.as_fd(), PollFlags::IN);
         let process = self.descriptor.iter();
         let mut waited: Vec<_> = [signal]
@@ -152,10 +153,10 @@ impl HostProcess {
             true => EXIT_TIMEOUT,
             false => Duration::ZERO,
         };
-        let [_, has_ended] = self.sleep(time, interrupts)?;
+        let [_, has_ended] = self.wait_for_event(time, interrupts)?;
         let status = self.descriptor.as_ref().and_then(PidFd::exit_status);
         let reason = match status {
-            Some(status) => format!("has ended {}", describe_status(status)),
+            Some(status) => format!("has ended {}", describe_exit(status)),
             None if has_ended => "has ended; with what status, only its parent is told".to_owned(),
             None if may_end => return Ok(None),
             None => "has executed another program".to_owned(),
@@ -165,7 +166,7 @@ impl HostProcess {
 }
 
 /// Describes the end of a process: "with status 1", "by signal 9".
-fn describe_status(status: ExitStatus) -> String {
+fn describe_exit(status: ExitStatus) -> String {
     match (status.code(), status.signal()) {
         (Some(code), _) => format!("with status {code}"),
         (None, Some(signal)) => format!("by signal {signal}"),

@@ -66,7 +66,7 @@ impl AllocatorChoice {
     ///
     /// # Errors
     /// No library is found (the text names the package), or it cannot serve as an allocator.
-    pub(super) fn find(&self) -> anyhow::Result<PreloadLibrary> {
+    pub(super) fn find_library(&self) -> anyhow::Result<PreloadLibrary> {
         match self {
             Self::Jemalloc => Ok(PreloadLibrary {
                 path: profiling_jemalloc()?,
@@ -84,7 +84,7 @@ impl AllocatorChoice {
                     profiler: Some(BuiltinProfiler::Tcmalloc),
                 })
             }
-            Self::File(file) => from_file(file),
+            Self::File(file) => require_malloc_library(file),
         }
     }
 }
@@ -116,7 +116,7 @@ fn profiling_jemalloc() -> anyhow::Result<PathBuf> {
 }
 
 /// Checks a library that was given by its path. Fails unless it defines `malloc`.
-fn from_file(file: &Path) -> anyhow::Result<PreloadLibrary> {
+fn require_malloc_library(file: &Path) -> anyhow::Result<PreloadLibrary> {
     let unusable = |reason: &str| {
         let message = format!(
             "{} {reason}; --allocator takes jemalloc, tcmalloc, or the path of a shared library that \
@@ -193,7 +193,7 @@ mod tests {
         std::fs::write(&text, "text").unwrap();
         let check = |word: &str, expected: &str| {
             let wanted: AllocatorChoice = word.parse().unwrap();
-            let refused = wanted.find().unwrap_err().to_string();
+            let refused = wanted.find_library().unwrap_err().to_string();
             assert!(
                 refused.starts_with(&format!("{word} {expected}; ")),
                 "{refused}"
@@ -217,7 +217,7 @@ mod tests {
                 .unwrap()
                 .canonicalize()
                 .unwrap();
-            let found = AllocatorChoice::File(path.clone()).find().unwrap();
+            let found = AllocatorChoice::File(path.clone()).find_library().unwrap();
             assert_eq!(found, PreloadLibrary { path, profiler });
         };
         check("libtcmalloc.so.4", Some(BuiltinProfiler::Tcmalloc));

@@ -42,7 +42,7 @@ pub(crate) fn malloc_conf(
 ///
 /// # Errors
 /// A path has a separator of `LD_PRELOAD` in it.
-pub(crate) fn preload<'a>(
+pub(crate) fn preload_value<'a>(
     before: Option<&OsStr>,
     libraries: impl IntoIterator<Item = &'a Path>,
 ) -> anyhow::Result<OsString> {
@@ -123,7 +123,7 @@ mod tests {
     fn libraries_follow_the_user_s() {
         let check = |before: Option<&str>, expected: &str| {
             let libraries = [Path::new("/l/libjemalloc.so.2"), Path::new("/p/m.so")];
-            let found = preload(before.map(OsStr::new), libraries).unwrap();
+            let found = preload_value(before.map(OsStr::new), libraries).unwrap();
             assert_eq!(found, expected);
         };
         check(None, "/l/libjemalloc.so.2:/p/m.so");
@@ -136,7 +136,7 @@ mod tests {
 
     #[test]
     fn path_with_separator_is_rejected() {
-        let refused = preload(None, [Path::new("/a b/m.so")]).unwrap_err();
+        let refused = preload_value(None, [Path::new("/a b/m.so")]).unwrap_err();
         assert!(
             refused.to_string().contains("has a blank or a colon"),
             "{refused}"

@@ -20,7 +20,7 @@ use crate::{output, signals};
 pub(crate) use allocator::AllocatorChoice;
 use allocator::{BuiltinProfiler, PreloadLibrary};
 use config::StartConfig;
-use environment::{malloc_conf, preload};
+use environment::{malloc_conf, preload_value};
 use program::{JemallocLocation, Program};
 
 /// Environment variables that the preloaded plugin reads (memprof-host, `adapters::preload`).
@@ -98,7 +98,7 @@ pub(crate) fn preload_command(run: &RunArgs) -> anyhow::Result<Command> {
     let (name, args) = run.command.split_first().context("no program is given")?;
     let program = Program::find(name)?;
     let plugin = find_plugin(run.plugin.as_deref())?;
-    let library = preload_library(run, &program)?;
+    let library = choose_preload_library(run, &program)?;
     print_notes(&program, library.as_ref());
 
     let config = config_path(run.config.as_deref())?;
@@ -114,7 +114,7 @@ pub(crate) fn preload_command(run: &RunArgs) -> anyhow::Result<Command> {
     let allocator = library.iter().map(|library| library.path.as_path());
     let before = std::env::var_os("LD_PRELOAD");
     let libraries = allocator.chain([plugin.as_path()]);
-    command.env("LD_PRELOAD", preload(before.as_deref(), libraries)?);
+    command.env("LD_PRELOAD", preload_value(before.as_deref(), libraries)?);
     let profiler = library.and_then(|library| library.profiler);
     let preloaded = (profiler == Some(BuiltinProfiler::Jemalloc)).then_some(MALLOC_CONF);
     // Only memprof's sampler counts all allocations.
@@ -151,15 +151,18 @@ pub(crate) fn preload_command(run: &RunArgs) -> anyhow::Result<Command> {
         command.env(LG_SAMPLE_VARIABLE, lg_sample.to_string());
     }
     if let Some(directory) = &run.socket_dir {
-        command.env(memprof_host::socket_dir::VARIABLE, absolute(directory)?);
+        command.env(
+            memprof_host::socket_dir::VARIABLE,
+            absolute_path(directory)?,
+        );
     }
     if let Some(directory) = &run.dump_dir {
-        command.env(DUMP_DIR_VARIABLE, absolute(directory)?);
+        command.env(DUMP_DIR_VARIABLE, absolute_path(directory)?);
     }
     if let Some(config) = config {
         command.env(CONFIG_VARIABLE, config);
     }
-    signals::inherit(&mut command);
+    signals::inherit_caller_signals(&mut command);
     Ok(command)
 }
 
@@ -167,7 +170,7 @@ pub(crate) fn preload_command(run: &RunArgs) -> anyhow::Result<Command> {
 /// links resolved; fails if there is none.
 pub(crate) fn find_plugin(given: Option<&Path>) -> anyhow::Result<PathBuf> {
     let path = match given {
-        Some(path) => absolute(path)?,
+        Some(path) => absolute_path(path)?,
         None => {
             let own = std::env::current_exe().context("failed to find this program")?;
             let directory = own.parent().unwrap_or(Path::new("/"));
@@ -202,12 +205,15 @@ fn config_path(given: Option<&Path>) -> anyhow::Result<Option<PathBuf>> {
 }
 
 /// Makes a path absolute without resolving links.
-fn absolute(path: &Path) -> anyhow::Result<PathBuf> {
+fn absolute_path(path: &Path) -> anyhow::Result<PathBuf> {
     std::path::absolute(path).with_context(|| path.display().to_string())
 }
 
 /// Chooses the allocator to preload: `None` unless one is requested, and if the program has jemalloc already.
-fn preload_library(run: &RunArgs, program: &Program) -> anyhow::Result<Option<PreloadLibrary>> {
+fn choose_preload_library(
+    run: &RunArgs,
+    program: &Program,
+) -> anyhow::Result<Option<PreloadLibrary>> {
     let own_jemalloc = program.own_jemalloc();
     let has_jemalloc = match own_jemalloc.location {
         JemallocLocation::Linked => own_jemalloc.can_profile,
@@ -219,7 +225,7 @@ fn preload_library(run: &RunArgs, program: &Program) -> anyhow::Result<Option<Pr
     match &run.allocator {
         None => Ok(None),
         Some(AllocatorChoice::Jemalloc) if has_jemalloc => Ok(None),
-        Some(choice) => choice.find().map(Some),
+        Some(choice) => choice.find_library().map(Some),
     }
 }
 

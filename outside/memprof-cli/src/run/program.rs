@@ -11,9 +11,9 @@ use object::read::elf::{ElfFile64, FileHeader, ProgramHeader};
 use object::{Endianness, ReadCache, ReadRef, elf};
 
 use crate::exit::{UNAVAILABLE, USAGE, with_exit_code};
-use crate::malloc_conf::{JemallocInFile, find_variable, has_profiler};
+use crate::malloc_conf::{JemallocInFile, find_jemalloc_in_elf, has_profiler};
 use crate::run::allocator::{can_profile, linked_jemalloc};
-use crate::script::{interpreter, read_head, search};
+use crate::script::{find_in_path, interpreter, read_head};
 
 /// A program that the plugin can be preloaded into.
 #[derive(Debug)]
@@ -59,7 +59,7 @@ impl Program {
     /// # Errors
     /// The program is not found, or nothing can be preloaded into it.
     pub(crate) fn find(name: &OsStr) -> anyhow::Result<Self> {
-        let path = search(name)?;
+        let path = find_in_path(name)?;
         let mut binary = path.clone();
         for _ in 0..MAX_INTERPRETERS {
             let (file, head) = open_program(&binary)?;
@@ -165,7 +165,7 @@ fn find_jemalloc(path: &Path, file: &File, head: &[u8]) -> anyhow::Result<Progra
     if class != elf::EM_X86_64 {
         anyhow::bail!(failed());
     }
-    let location = match find_variable(&elf, file).with_context(failed)? {
+    let location = match find_jemalloc_in_elf(&elf, file).with_context(failed)? {
         JemallocInFile::Variable(variable) if variable == "MALLOC_CONF" => JemallocLocation::Malloc,
         JemallocInFile::Variable(variable) => JemallocLocation::Beside(variable),
         JemallocInFile::Hidden => JemallocLocation::Unknown,

@@ -8,7 +8,7 @@ use super::Agent;
 impl Agent {
     /// Starts to attach to unmodified programs that the policy names, and reports the attempts that have ended. Does
     /// nothing if it names none.
-    pub(super) fn attach(&mut self) {
+    pub(super) fn attach_to_programs(&mut self) {
         if self
             .config
             .service
@@ -21,7 +21,7 @@ impl Agent {
         let hosts = hosts.into_iter().map(|(host, ())| host.pid).collect();
         let attempts = self
             .attachments
-            .attach(&self.config.service, &hosts, &self.machine);
+            .start_attempts(&self.config.service, &hosts, &self.machine);
         let attempts = match attempts {
             Ok(attempts) => attempts,
             Err(error) => return self.report_change("attaching".to_owned(), Err(error)),
@@ -40,8 +40,8 @@ impl Agent {
     }
 
     /// Detaches the plugin from all processes to which this agent has attached it. A failure is only noted.
-    pub(super) fn detach(&mut self) {
-        for (name, detached) in self.attachments.detach(&self.machine) {
+    pub(super) fn detach_all(&mut self) {
+        for (name, detached) in self.attachments.detach_all(&self.machine) {
             match detached {
                 Ok(()) => print_stderr(&format!("memprof: {}: detached", one_line(&name))),
                 Err(error) => note(&format!("{name}: {error:#}")),

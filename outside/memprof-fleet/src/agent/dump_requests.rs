@@ -7,12 +7,11 @@ use memprof_host::{DiscoveryScope, discover};
 use super::Agent;
 use crate::bus::{AgentEvent, AgentReply, DumpRequest, agent_id, agent_process};
 use crate::drain::drain;
-use crate::policy::{is_in_share, rule};
+use crate::policy::{is_in_share, rule_for};
 
 impl Agent {
     /// Takes the requested dumps, each process once for `first` and all requests that wait in `events`, and replies to
-    /// each request. Returns whether the agent
-    /// must end, because one of the events says so.
+    /// each request. Returns whether one of the events ends the agent.
     pub(super) fn handle_dump_requests(
         &mut self,
         first: DumpRequest,
@@ -43,8 +42,8 @@ impl Agent {
                 .iter()
                 .any(|index| !requests[*index].request.dry_run)
             {
-                let rule = rule(&self.config.service, &host.info.name).cloned();
-                match self.dump(&host, &rule.unwrap_or_default()) {
+                let rule = rule_for(&self.config.service, &host.info.name).cloned();
+                match self.dump_to_spool(&host, &rule.unwrap_or_default()) {
                     Ok(bytes) => reply.inuse_bytes = Some(bytes),
                     Err(error) => reply.failed = Some(format!("{error:#}")),
                 }

@@ -102,8 +102,8 @@ pub(crate) fn agent_id() -> &'static str {
     })
 }
 
-/// Subject of a request, with machine or service, so that permissions of the server can depend on them. A single
-/// process has that of its machine.
+/// Subject of a request, with machine or service, so that permissions of the server can depend on them. The subject of
+/// a single process is its machine's.
 pub(crate) fn subject(verb: Verb, target: &Target) -> String {
     let verb = verb.name();
     match target {

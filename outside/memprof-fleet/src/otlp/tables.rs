@@ -64,17 +64,20 @@ impl<'n> Tables<'n> {
     }
 
     /// Returns the index of a string, adding it if it is new.
-    pub(super) fn string(&mut self, text: &str) -> i32 {
+    pub(super) fn intern_string(&mut self, text: &str) -> i32 {
         self.strings.intern(text).0 as i32
     }
 
     /// Returns the index of a stack, adding it and its locations if it is new.
-    pub(super) fn stack(&mut self, id: StackId) -> i32 {
+    pub(super) fn intern_stack(&mut self, id: StackId) -> i32 {
         if let Some(index) = self.known_stacks.get(&id) {
             return *index;
         }
         let frames = self.symbolized.profile.stacks.frames(id);
-        let location_indices = frames.iter().map(|frame| self.location(*frame)).collect();
+        let location_indices = frames
+            .iter()
+            .map(|frame| self.intern_location(*frame))
+            .collect();
         let index = self.stacks.intern(ProtoStack { location_indices });
         self.known_stacks.insert(id, index);
         index
@@ -82,7 +85,7 @@ impl<'n> Tables<'n> {
 
     /// Returns the index of a location, which is a function of a module, adding it if it is new. It has no address,
     /// because the profile is a sum over builds and machines.
-    fn location(&mut self, id: AddressId) -> i32 {
+    fn intern_location(&mut self, id: AddressId) -> i32 {
         if let Some(index) = self.known_locations.get(&id) {
             return *index;
         }
@@ -90,14 +93,14 @@ impl<'n> Tables<'n> {
         let mapping = symbolized.profile.mapping_of_frame(id);
         let frames = symbolized.names.frames(id).iter();
         let functions =
-            frames.map(|frame| self.function(symbolized.names.strings.get(frame.function)));
+            frames.map(|frame| self.intern_function(symbolized.names.strings.get(frame.function)));
         let lines = functions
             .filter(|index| *index != 0)
             .map(|function_index| Line { function_index })
             .collect();
         let location = Location {
             lines,
-            mapping_index: mapping.map_or(0, |mapping| self.mapping(mapping)),
+            mapping_index: mapping.map_or(0, |mapping| self.intern_mapping(mapping)),
         };
         let index = self.locations.intern(location);
         self.known_locations.insert(id, index);
@@ -105,20 +108,20 @@ impl<'n> Tables<'n> {
     }
 
     /// Returns the index of a function, adding it if it is new; 0 for an empty name.
-    fn function(&mut self, name: &str) -> i32 {
-        let name_strindex = self.string(name);
+    fn intern_function(&mut self, name: &str) -> i32 {
+        let name_strindex = self.intern_string(name);
         self.functions.intern(Function { name_strindex })
     }
 
     /// Returns the index of the module of a mapping, given by its index in the profile; 0 for one without a path.
-    fn mapping(&mut self, index: usize) -> i32 {
+    fn intern_mapping(&mut self, index: usize) -> i32 {
         let mapping = &self.symbolized.profile.mappings[index];
         // A function outside every module has a mapping without a path.
         let name = match mapping.path.is_empty() {
             true => "",
             false => mapping.file_name(),
         };
-        let filename_strindex = self.string(name);
+        let filename_strindex = self.intern_string(name);
         self.mappings.intern(Mapping { filename_strindex })
     }
 

@@ -11,11 +11,11 @@ use memprof_output::{NO_DATA, UNREACHABLE, note, print, table, with_exit_code};
 use serde_json::json;
 use tokio::time::{Instant, timeout_at};
 
-use super::table::bytes;
+use super::table::format_bytes;
 use crate::args::{DumpArgs, ProcessArgs, TimeWindow};
 use crate::bus::{AgentProcess, AgentReply, AgentRequest, Verb, connect, subject};
 use crate::config::Config;
-use crate::query::{ProfileQuery, profiles, shared_names as shared_names_in_store};
+use crate::query::{ProfileQuery, profiles, shared_machine_names as shared_names_in_store};
 use crate::target::Target;
 
 /// Time in which agents must announce themselves.
@@ -106,10 +106,10 @@ fn request_and_print(
                 process.service.clone(),
                 format!("{}/{}", process.host, process.pid),
                 process.profiling.clone(),
-                process.rss_bytes.map(bytes).unwrap_or_default(),
+                process.rss_bytes.map(format_bytes).unwrap_or_default(),
                 match &process.failed {
                     Some(error) => error.clone(),
-                    None => process.inuse_bytes.map(bytes).unwrap_or_default(),
+                    None => process.inuse_bytes.map(format_bytes).unwrap_or_default(),
                 },
             ]
         });
@@ -123,7 +123,7 @@ fn request_and_print(
     for (host, reason) in &missing {
         note(&format!("missing: {host}: {reason}"));
     }
-    for host in shared_names(&agents) {
+    for host in shared_machine_names(&agents) {
         note(&format!(
             "{host} is the name of more than one machine: their profiles cannot be told apart by it"
         ));
@@ -147,7 +147,7 @@ fn unfinished_count(agents: &Agents) -> usize {
 }
 
 /// Machine names that more than one agent has.
-fn shared_names(agents: &Agents) -> BTreeSet<&str> {
+fn shared_machine_names(agents: &Agents) -> BTreeSet<&str> {
     let names = agents.keys().zip(agents.keys().skip(1));
     let shared = names.filter(|((one, _), (next, _))| one == next);
     shared.map(|((name, _), _)| name.as_str()).collect()
@@ -189,7 +189,7 @@ fn missing_agents(
                     profile.host,
                     format!(
                         "it wrote a profile at {}, but does not answer now",
-                        profile.time.text()
+                        profile.time.to_rfc3339()
                     ),
                 )
             }));
@@ -310,7 +310,10 @@ mod tests {
                 .map(|(host, agent)| (((*host).to_owned(), (*agent).to_owned()), (1, Some(1))));
             let agents = agents.collect();
             assert_eq!(unfinished_count(&agents), 0);
-            assert!(shared_names(&agents).iter().eq(expected), "{expected:?}");
+            assert!(
+                shared_machine_names(&agents).iter().eq(expected),
+                "{expected:?}"
+            );
         };
         check(&[], &[]);
         check(&[("a", "1"), ("b", "2")], &[]);

@@ -15,11 +15,11 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex};
 
-use memprof_output::{NO_DATA, with_exit_code, write_to};
+use memprof_output::{NO_DATA, with_exit_code, write_output};
 use memprof_report::{Format, Options};
 
 pub(crate) use notes::Notes;
-pub(crate) use profiles::{Profile, newest, profiles, shared_names};
+pub(crate) use profiles::{Profile, newest_profiles, profiles, shared_machine_names};
 pub(crate) use weights::Weighting;
 
 use crate::args::{DiffArgs, FlameArgs, FlameFormat, SelectArgs, TableArgs, TimeWindow, TopArgs};
@@ -92,7 +92,7 @@ impl ProfileQuery {
 }
 
 /// Machines that have written a profile since `from`.
-pub(crate) fn writing_since(
+pub(crate) fn machines_writing_since(
     store: &Arc<ProfileStore>,
     from: Instant,
 ) -> anyhow::Result<BTreeSet<String>> {
@@ -113,8 +113,8 @@ impl std::fmt::Display for ProfileQuery {
             f,
             "{} from {} to {}",
             self.target,
-            self.from.text(),
-            self.to.text()
+            self.from.to_rfc3339(),
+            self.to.to_rfc3339()
         )
     }
 }
@@ -138,7 +138,7 @@ pub(crate) fn flame(args: &FlameArgs) -> anyhow::Result<ExitCode> {
     let query = ProfileQuery::from_args(&args.select)?;
     let result = sum_profiles(&query, args.build.as_deref(), Weighting::Mean)?;
     let bytes = render_flame(&query, &result, args.format)?;
-    write(args.output.as_deref().unwrap_or(Path::new("-")), &bytes)
+    write_result(args.output.as_deref().unwrap_or(Path::new("-")), &bytes)
 }
 
 /// Renders a result in a format of `fleet flame`. OTLP has the service of the target, or `fleet` if it names none.
@@ -180,11 +180,11 @@ fn print_table(
         ..Options::default()
     };
     let bytes = result.render(query, options)?;
-    write(Path::new("-"), &bytes)
+    write_result(Path::new("-"), &bytes)
 }
 
 /// Writes a result to a file, or to stdout for `-`.
-fn write(path: &Path, bytes: &[u8]) -> anyhow::Result<ExitCode> {
-    write_to(path, |out| Ok(out.write_all(bytes)?))?;
+fn write_result(path: &Path, bytes: &[u8]) -> anyhow::Result<ExitCode> {
+    write_output(path, |out| Ok(out.write_all(bytes)?))?;
     Ok(ExitCode::SUCCESS)
 }

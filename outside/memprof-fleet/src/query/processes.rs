@@ -10,7 +10,7 @@ use serde::Serialize;
 use crate::args::{GrowthArgs, TimeWindow};
 use crate::config::Config;
 use crate::process_profile::SamplerCounts;
-use crate::query::table::{bytes, signed};
+use crate::query::table::{format_bytes, format_signed_bytes};
 use crate::query::{Profile, ProfileQuery};
 use crate::target::Target;
 
@@ -19,7 +19,7 @@ const PS_WINDOW: Duration = Duration::from_secs(24 * 3600);
 
 /// Counts of what memprof's sampler missed until a profile: values are wrong by them. Null if the allocator sampled.
 #[derive(Serialize)]
-struct Missed {
+struct MissedCounts {
     lost_samples: Option<i64>,
     unseen_free_samples: Option<i64>,
     unseen_free_bytes: Option<i64>,
@@ -41,7 +41,7 @@ pub(crate) struct Process {
     inuse_bytes: i64,
     rss_bytes: Option<i64>,
     #[serde(flatten)]
-    missed: Missed,
+    missed: MissedCounts,
 }
 
 /// Growth of a process between its first and last profile.
@@ -56,10 +56,10 @@ pub(crate) struct Growth {
     growth_bytes: i64,
     growth_bytes_per_hour: i64,
     #[serde(flatten)]
-    missed: Missed,
+    missed: MissedCounts,
 }
 
-impl Missed {
+impl MissedCounts {
     fn new(profile: &Profile) -> Self {
         let count = |count: fn(SamplerCounts) -> i64| profile.sampler.map(count);
         Self {
@@ -79,7 +79,7 @@ pub(crate) fn ps(config: &Config, target: &Target, json: bool) -> anyhow::Result
         length: PS_WINDOW,
     };
     let profiles = ProfileQuery::new(config, &window, target)?.profiles(None)?;
-    let rows = processes(&profiles);
+    let rows = summarize_processes(&profiles);
     if json {
         print(&serde_json::to_string(&rows)?);
         return Ok(ExitCode::SUCCESS);
@@ -90,8 +90,8 @@ pub(crate) fn ps(config: &Config, target: &Target, json: bool) -> anyhow::Result
             row.instance.clone(),
             row.build_id.clone(),
             row.profiles.to_string(),
-            bytes(row.inuse_bytes),
-            row.rss_bytes.map(bytes).unwrap_or_default(),
+            format_bytes(row.inuse_bytes),
+            row.rss_bytes.map(format_bytes).unwrap_or_default(),
             row.time.clone(),
         ]
     });
@@ -105,17 +105,17 @@ pub(crate) fn ps(config: &Config, target: &Target, json: bool) -> anyhow::Result
 /// Runs `memprof fleet growth`: prints the processes by growth, `--top` of them in a table or all as JSON.
 pub(crate) fn growth(args: &GrowthArgs) -> anyhow::Result<ExitCode> {
     let profiles = ProfileQuery::from_args(&args.select)?.profiles(None)?;
-    let rows = by_growth(&profiles);
+    let rows = processes_by_growth(&profiles);
     if args.table.json {
         print(&serde_json::to_string(&rows)?);
         return Ok(ExitCode::SUCCESS);
     }
     let cells = rows.iter().take(args.table.top).map(|row| {
         [
-            signed(row.growth_bytes),
-            signed(row.growth_bytes_per_hour),
-            bytes(row.inuse_bytes[0]),
-            bytes(row.inuse_bytes[1]),
+            format_signed_bytes(row.growth_bytes),
+            format_signed_bytes(row.growth_bytes_per_hour),
+            format_bytes(row.inuse_bytes[0]),
+            format_bytes(row.inuse_bytes[1]),
             row.service.clone(),
             row.instance.clone(),
             row.build_id.clone(),
@@ -129,20 +129,20 @@ pub(crate) fn growth(args: &GrowthArgs) -> anyhow::Result<ExitCode> {
 }
 
 /// Summarizes each process of the profiles, that with the newest profile first.
-pub(crate) fn processes(profiles: &[Profile]) -> Vec<Process> {
-    let rows = by_process(profiles).into_iter();
+pub(crate) fn summarize_processes(profiles: &[Profile]) -> Vec<Process> {
+    let rows = first_and_last_by_process(profiles).into_iter();
     let mut rows: Vec<_> = rows
         .map(|(_, newest, profiles)| Process {
             service: newest.service.clone(),
             instance: newest.instance.clone(),
             host: newest.host.clone(),
             pid: newest.pid,
-            build_id: newest.build().to_owned(),
-            time: newest.time.text(),
+            build_id: newest.short_build_id().to_owned(),
+            time: newest.time.to_rfc3339(),
             profiles,
             inuse_bytes: newest.inuse_bytes,
             rss_bytes: newest.rss_bytes,
-            missed: Missed::new(newest),
+            missed: MissedCounts::new(newest),
         })
         .collect();
     rows.sort_by(|a, b| b.time.cmp(&a.time));
@@ -150,8 +150,8 @@ pub(crate) fn processes(profiles: &[Profile]) -> Vec<Process> {
 }
 
 /// Growth of the processes with at least two profiles, the largest first.
-pub(crate) fn by_growth(profiles: &[Profile]) -> Vec<Growth> {
-    let rows = by_process(profiles).into_iter();
+pub(crate) fn processes_by_growth(profiles: &[Profile]) -> Vec<Growth> {
+    let rows = first_and_last_by_process(profiles).into_iter();
     let mut rows: Vec<_> = rows
         .filter_map(|(first, last, _)| growth_between(first, last))
         .collect();
@@ -166,19 +166,19 @@ fn growth_between(first: &Profile, last: &Profile) -> Option<Growth> {
     (elapsed_ms > 0).then(|| Growth {
         service: last.service.clone(),
         instance: last.instance.clone(),
-        build_id: last.build().to_owned(),
-        from: first.time.text(),
-        to: last.time.text(),
+        build_id: last.short_build_id().to_owned(),
+        from: first.time.to_rfc3339(),
+        to: last.time.to_rfc3339(),
         inuse_bytes: [first.inuse_bytes, last.inuse_bytes],
         growth_bytes: growth,
         growth_bytes_per_hour: (growth as f64 * 3_600_000.0 / elapsed_ms as f64) as i64,
-        missed: Missed::new(last),
+        missed: MissedCounts::new(last),
     })
 }
 
 /// First and last profile of each process, and the number of its profiles, by process key. `profiles` are sorted by
 /// process and time.
-pub(super) fn by_process(profiles: &[Profile]) -> Vec<(&Profile, &Profile, usize)> {
+pub(super) fn first_and_last_by_process(profiles: &[Profile]) -> Vec<(&Profile, &Profile, usize)> {
     let mut processes: BTreeMap<&str, (&Profile, &Profile, usize)> = BTreeMap::new();
     for profile in profiles {
         let entry = processes

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use crate::columns::Columns;
 use crate::process_profile::SamplerCounts;
 use crate::query::ProfileQuery;
-use crate::query::table::bytes;
-use crate::scan::{files, scan};
+use crate::query::table::format_bytes;
+use crate::scan::{scan, table_files};
 use crate::schema::Table;
 use crate::time::Instant;
 
@@ -46,14 +46,14 @@ pub(crate) struct Profile {
 
 impl Profile {
     /// Id of the machine, container and boot; empty if an older agent wrote the profile.
-    fn machine(&self) -> &str {
+    fn machine_id(&self) -> &str {
         let key = self.instance.strip_prefix(&self.host);
         let parts = key.and_then(|key| key.splitn(3, '.').nth(2));
         parts.unwrap_or("")
     }
 
     /// Build id as tables show it: its first 12 characters, or "unknown".
-    pub(crate) fn build(&self) -> &str {
+    pub(crate) fn short_build_id(&self) -> &str {
         match self.build_id.get(..12) {
             Some(start) => start,
             None if self.build_id.is_empty() => "unknown",
@@ -65,7 +65,7 @@ impl Profile {
 /// Reads the selected profiles, sorted by process and time. Files that cannot be read are left out; they, wrong clocks
 /// and what memprof's sampler missed are noted. Empty if there are none.
 pub(crate) fn profiles(query: &ProfileQuery) -> anyhow::Result<Vec<Profile>> {
-    let found = files(&query.store, Table::Profiles, (query.from, query.to))?;
+    let found = table_files(&query.store, Table::Profiles, (query.from, query.to))?;
     for finding in found.findings() {
         query.notes.add(finding);
     }
@@ -100,7 +100,7 @@ pub(crate) fn profiles(query: &ProfileQuery) -> anyhow::Result<Vec<Profile>> {
         ));
     }
     profiles.sort_by(|a: &Profile, b| (&a.instance, a.time).cmp(&(&b.instance, b.time)));
-    for (host, machines) in shared_names(&profiles) {
+    for (host, machines) in shared_machine_names(&profiles) {
         query.notes.add(format!(
             "{host} is the name of {machines} machines; their processes are counted apart"
         ));
@@ -113,12 +113,12 @@ pub(crate) fn profiles(query: &ProfileQuery) -> anyhow::Result<Vec<Profile>> {
 
 /// Names that several machines had at the same time, with their number. A machine that restarted has a new id, but no
 /// profile with the older one any more.
-pub(crate) fn shared_names(profiles: &[Profile]) -> BTreeMap<&str, usize> {
+pub(crate) fn shared_machine_names(profiles: &[Profile]) -> BTreeMap<&str, usize> {
     let mut times: BTreeMap<&str, BTreeMap<&str, [Instant; 2]>> = BTreeMap::new();
     for profile in profiles {
         let time = profile.time;
         let machines = times.entry(&profile.host).or_default();
-        let [first, last] = machines.entry(profile.machine()).or_insert([time; 2]);
+        let [first, last] = machines.entry(profile.machine_id()).or_insert([time; 2]);
         (*first, *last) = (time.min(*first), time.max(*last));
     }
     let counts = times.into_iter().map(|(host, machines)| {
@@ -137,7 +137,7 @@ pub(crate) fn shared_names(profiles: &[Profile]) -> BTreeMap<&str, usize> {
 }
 
 /// Newest profile of each process. `profiles` are sorted by process and time.
-pub(crate) fn newest(profiles: &[Profile]) -> impl Iterator<Item = &Profile> {
+pub(crate) fn newest_profiles(profiles: &[Profile]) -> impl Iterator<Item = &Profile> {
     let processes = profiles.chunk_by(|a, b| a.instance == b.instance);
     processes.filter_map(<[Profile]>::last)
 }
@@ -148,8 +148,8 @@ struct Shortfall {
     size: fn(&SamplerCounts) -> f64,
     /// Predicate whose subject are processes, and consequence.
     text: &'static str,
-    /// Size in the process that has most.
-    most: fn(&SamplerCounts) -> String,
+    /// Formats the size, for the process where it is largest.
+    format_size: fn(&SamplerCounts) -> String,
     remedy: &'static str,
 }
 
@@ -160,7 +160,7 @@ const SHORTFALLS: [Shortfall; 5] = [
     Shortfall {
         size: |counts| counts.unseen_free_bytes as f64,
         text: "show memory in use that was freed: more than their allocators hold, so none of their rows proves a leak",
-        most: |counts| format!("about {}", bytes(counts.unseen_free_bytes)),
+        format_size: |counts| format!("about {}", format_bytes(counts.unseen_free_bytes)),
         remedy: SEE_EVERY_CALL,
     },
     Shortfall {
@@ -169,35 +169,35 @@ const SHORTFALLS: [Shortfall; 5] = [
             _ => 0.0,
         },
         text: "may show freed memory in use: sampled blocks were given out again though memprof saw no free of them",
-        most: |counts| counts.unseen_free_samples.to_string(),
+        format_size: |counts| counts.unseen_free_samples.to_string(),
         remedy: SEE_EVERY_CALL,
     },
     Shortfall {
         size: |counts| counts.unseen_allocation_bytes as f64,
         text: "lack memory in use that was allocated while memprof sampled, by calls that it does not see",
-        most: |counts| format!("about {}", bytes(counts.unseen_allocation_bytes)),
+        format_size: |counts| format!("about {}", format_bytes(counts.unseen_allocation_bytes)),
         remedy: SEE_EVERY_CALL,
     },
     Shortfall {
         size: |counts| counts.early_end_samples as f64 / counts.samples.max(1) as f64,
         text: "have samples whose stacks end early, so their outer callers are missing",
-        most: |counts| format!("{} of {}", counts.early_end_samples, counts.samples),
+        format_size: |counts| format!("{} of {}", counts.early_end_samples, counts.samples),
         remedy: "`memprof record PID` there names the reasons",
     },
     Shortfall {
         size: |counts| counts.lost as f64 / counts.samples.max(1) as f64,
         text: "lost samples, because memprof's tables were full: their values are too low, and may fall while memory \
                grows",
-        most: |counts| format!("{} of {}", counts.lost, counts.samples),
+        format_size: |counts| format!("{} of {}", counts.lost, counts.samples),
         remedy: "sample more coarsely (`memprof activate sample_interval=4MiB`)",
     },
 ];
 
 /// Notes on what memprof's sampler missed in the newest profile of each process, so that values are too high or too low.
 fn sampler_notes(profiles: &[Profile]) -> Vec<String> {
-    let count = newest(profiles).count();
+    let count = newest_profiles(profiles).count();
     let notes = SHORTFALLS.iter().filter_map(|shortfall| {
-        let sized = newest(profiles).filter_map(|profile| {
+        let sized = newest_profiles(profiles).filter_map(|profile| {
             let counts = profile.sampler?;
             let size = (shortfall.size)(&counts);
             (size > 0.0).then_some((size, profile, counts))
@@ -209,7 +209,7 @@ fn sampler_notes(profiles: &[Profile]) -> Vec<String> {
             sized.len(),
             shortfall.text,
             profile.instance,
-            (shortfall.most)(counts),
+            (shortfall.format_size)(counts),
             shortfall.remedy
         ))
     });
@@ -228,8 +228,8 @@ fn selected_rows(
     let (pid, interval) = (columns.pids()?, columns.numbers("sample_interval")?);
     let inuse_bytes = columns.numbers("inuse_bytes")?;
     let (rss, clock) = (
-        columns.nullable("rss_bytes")?,
-        columns.nullable("clock_offset_ms")?,
+        columns.nullable_numbers("rss_bytes")?,
+        columns.nullable_numbers("clock_offset_ms")?,
     );
     let sampler = columns.sampler_counts()?;
     let mut rows = Vec::new();
@@ -287,7 +287,7 @@ mod tests {
                 .map(|(key, time)| profile(&format!("node/{key}"), *time, None));
             let profiles: Vec<_> = rows.collect();
             assert!(
-                shared_names(&profiles)
+                shared_machine_names(&profiles)
                     .into_iter()
                     .eq(expected.iter().copied()),
                 "{profiles:?}"

@@ -4,8 +4,8 @@ use memprof_report::{Options, RenderInput, SymbolizedProfile, UnseenFrees, rende
 
 use crate::process_profile::SamplerCounts;
 use crate::query::symbolized::to_symbolized;
-use crate::query::weights::{Weighting, Weights, sums};
-use crate::query::{Profile, ProfileQuery, newest};
+use crate::query::weights::{Weighting, Weights, weighted_sums};
+use crate::query::{Profile, ProfileQuery, newest_profiles};
 
 /// Sum of profiles, perhaps compared with another sum.
 pub(crate) struct QueryResult {
@@ -22,7 +22,7 @@ pub(crate) fn sum_profiles(
 ) -> anyhow::Result<QueryResult> {
     Ok(QueryResult {
         name: query.to_string(),
-        profile: sum(query, build, weighting)?,
+        profile: sum_by_stack(query, build, weighting)?,
         base: None,
     })
 }
@@ -36,10 +36,10 @@ pub(crate) fn compare_builds(
     let base_name = format!("{base}, each the mean of its processes");
     Ok(QueryResult {
         name: format!("a process of build {build}"),
-        profile: sum(query, Some(build), Weighting::MeanOfProcesses)?,
+        profile: sum_by_stack(query, Some(build), Weighting::MeanOfProcesses)?,
         base: Some((
             base_name,
-            sum(query, Some(base), Weighting::MeanOfProcesses)?,
+            sum_by_stack(query, Some(base), Weighting::MeanOfProcesses)?,
         )),
     })
 }
@@ -53,17 +53,17 @@ pub(crate) fn compare_windows(
 ) -> anyhow::Result<QueryResult> {
     Ok(QueryResult {
         name: format!("a process of {query}"),
-        profile: sum(query, build, Weighting::MeanOfProcesses)?,
+        profile: sum_by_stack(query, build, Weighting::MeanOfProcesses)?,
         base: Some((
-            format!("{} to {}", base.from.text(), base.to.text()),
-            sum(base, build, Weighting::MeanOfProcesses)?,
+            format!("{} to {}", base.from.to_rfc3339(), base.to.to_rfc3339()),
+            sum_by_stack(base, build, Weighting::MeanOfProcesses)?,
         )),
     })
 }
 
 /// Sums the selected profiles by stack, and adds the counts of memprof's samplers. Notes the numbers of profiles and
 /// processes.
-fn sum(
+fn sum_by_stack(
     query: &ProfileQuery,
     build: Option<&str>,
     weighting: Weighting,
@@ -71,8 +71,8 @@ fn sum(
     let profiles = query.profiles(build)?;
     let weights = Weights::new(&profiles, weighting);
     note_counts(query, &profiles, &weights);
-    let mut symbolized = to_symbolized(query, &sums(query, &profiles, &weights)?)?;
-    let counts = newest(&profiles).filter_map(|profile| profile.sampler);
+    let mut symbolized = to_symbolized(query, &weighted_sums(query, &profiles, &weights)?)?;
+    let counts = newest_profiles(&profiles).filter_map(|profile| profile.sampler);
     // The report enlarges the errors of values by the share of lost samples.
     if let Some(sum) = counts.reduce(SamplerCounts::plus) {
         let origin = &mut symbolized.profile.origin;
@@ -120,7 +120,10 @@ impl QueryResult {
 /// Notes the numbers of profiles and processes, and the builds.
 fn note_counts(query: &ProfileQuery, profiles: &[Profile], weights: &Weights) {
     let (processes, count) = (weights.process_count(), weights.profile_count());
-    let mut builds: Vec<_> = profiles.iter().map(|profile| profile.build()).collect();
+    let mut builds: Vec<_> = profiles
+        .iter()
+        .map(|profile| profile.short_build_id())
+        .collect();
     builds.sort_unstable();
     builds.dedup();
     query.notes.add(format!(

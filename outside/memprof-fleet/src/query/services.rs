@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use crate::query::processes::by_process;
+use crate::query::processes::first_and_last_by_process;
 use crate::query::{Profile, ProfileQuery};
 use crate::time::Instant;
 
@@ -26,16 +26,22 @@ pub(crate) struct Service {
 }
 
 /// Summarizes each service of the profiles, those with most bytes in use first.
-pub(crate) fn services(profiles: &[Profile]) -> Vec<Service> {
+pub(crate) fn summarize_services(profiles: &[Profile]) -> Vec<Service> {
     let mut services: BTreeMap<&str, Service> = BTreeMap::new();
-    for (first, last, _) in by_process(profiles) {
+    for (first, last, _) in first_and_last_by_process(profiles) {
         let service = services.entry(&last.service).or_default();
         service.service.clone_from(&last.service);
         service.processes += 1;
-        *service.builds.entry(last.build().to_owned()).or_default() += 1;
+        *service
+            .builds
+            .entry(last.short_build_id().to_owned())
+            .or_default() += 1;
         service.inuse_bytes += last.inuse_bytes;
         service.growth_bytes += last.inuse_bytes - first.inuse_bytes;
-        service.newest = last.time.text().max(std::mem::take(&mut service.newest));
+        service.newest = last
+            .time
+            .to_rfc3339()
+            .max(std::mem::take(&mut service.newest));
     }
     let mut services: Vec<_> = services.into_values().collect();
     services.sort_by_key(|service| std::cmp::Reverse(service.inuse_bytes));
@@ -73,7 +79,7 @@ pub(crate) fn history(query: &ProfileQuery, profiles: &[Profile]) -> Vec<Point> 
     }
     let points = points.into_iter();
     let points = points.map(|(time, inuse_bytes, processes)| Point {
-        time: time.text(),
+        time: time.to_rfc3339(),
         inuse_bytes,
         processes,
     });

@@ -10,7 +10,7 @@ use memprof_report::{
 use crate::columns::Columns;
 use crate::query::ProfileQuery;
 use crate::query::weights::WeightedSums;
-use crate::scan::{files, scan};
+use crate::scan::{scan, table_files};
 use crate::schema::Table;
 
 /// Bytes of a module's address range, in which each function has an address.
@@ -24,7 +24,7 @@ pub(crate) fn to_symbolized(
 ) -> anyhow::Result<SymbolizedProfile> {
     let mut builder = ProfileBuilder::default();
     let mut missing = sums.by_stack.clone();
-    for (_, object) in &files(&query.store, Table::Stacks, (query.from, query.to))?.counted {
+    for (_, object) in &table_files(&query.store, Table::Stacks, (query.from, query.to))?.counted {
         let columns = ["stack_id", "frames", "modules"];
         let read = scan(&query.store, object, &columns, None, |batch| {
             let columns = Columns(batch);
@@ -33,12 +33,12 @@ pub(crate) fn to_symbolized(
             // already.
             if ids.iter().any(|id| missing.contains_key(id)) {
                 let lists = columns
-                    .lists("frames")?
+                    .text_lists("frames")?
                     .into_iter()
-                    .zip(columns.lists("modules")?);
+                    .zip(columns.text_lists("modules")?);
                 for (id, (frames, modules)) in ids.iter().zip(lists) {
                     if let Some(values) = missing.remove(id) {
-                        builder.add(&frames, &modules, values);
+                        builder.add_stack(&frames, &modules, values);
                     }
                 }
             }
@@ -57,7 +57,7 @@ pub(crate) fn to_symbolized(
         ));
     }
     for (id, values) in missing {
-        builder.add(&[format!("stack {id:016x}")], &[String::new()], values);
+        builder.add_stack(&[format!("stack {id:016x}")], &[String::new()], values);
     }
     Ok(builder.finish(sums.sample_interval))
 }
@@ -74,9 +74,9 @@ struct ProfileBuilder {
 
 impl ProfileBuilder {
     /// Adds a stack, root first, with its bytes and objects.
-    fn add(&mut self, frames: &[String], modules: &[String], [bytes, objects]: [f64; 2]) {
+    fn add_stack(&mut self, frames: &[String], modules: &[String], [bytes, objects]: [f64; 2]) {
         for (function, module) in frames.iter().zip(modules).rev() {
-            let id = self.function(function, module);
+            let id = self.intern_function(function, module);
             self.profile.stacks.push(id);
         }
         let mut values = SampleValues::default();
@@ -87,7 +87,7 @@ impl ProfileBuilder {
     }
 
     /// Returns the address of a function, which gets a new one in the range of its module if it is unknown.
-    fn function(&mut self, function: &str, module: &str) -> AddressId {
+    fn intern_function(&mut self, function: &str, module: &str) -> AddressId {
         let key = (function.to_owned(), module.to_owned());
         if let Some(id) = self.functions.get(&key) {
             return *id;

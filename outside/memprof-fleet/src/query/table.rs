@@ -3,12 +3,12 @@
 use memprof_report::{SampleType, amount};
 
 /// Formats a size, as `1.50MiB`.
-pub(super) fn bytes(bytes: i64) -> String {
+pub(super) fn format_bytes(bytes: i64) -> String {
     amount(bytes, SampleType::InuseSpace)
 }
 
 /// Formats a size with its sign, as `+1.50MiB`.
-pub(super) fn signed(value: i64) -> String {
+pub(super) fn format_signed_bytes(value: i64) -> String {
     let sign = if value < 0 { "" } else { "+" };
-    format!("{sign}{}", bytes(value))
+    format!("{sign}{}", format_bytes(value))
 }

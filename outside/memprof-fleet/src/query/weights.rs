@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use crate::columns::Columns;
 use crate::query::{Profile, ProfileQuery};
-use crate::scan::{files, scan};
+use crate::scan::{scan, table_files};
 use crate::schema::Table;
 use crate::time::Instant;
 
@@ -117,7 +117,7 @@ impl Weights {
 }
 
 /// Sums the samples of `profiles`, times their weights. Notes files that cannot be read, and if samples are missing.
-pub(crate) fn sums(
+pub(crate) fn weighted_sums(
     query: &ProfileQuery,
     profiles: &[Profile],
     weights: &Weights,
@@ -126,7 +126,7 @@ pub(crate) fn sums(
     // Only the hours of weighted profiles are read: the newest profiles of processes lie in few of the
     // selected hours.
     let time = weights.time_range().unwrap_or((query.from, query.to));
-    let found = files(&query.store, Table::Samples, time)?;
+    let found = table_files(&query.store, Table::Samples, time)?;
     for (name, reason) in &found.damaged {
         query.notes.add(format!("{name} is not counted: {reason}"));
     }

@@ -16,9 +16,9 @@ use serde_json::{Value, json};
 
 use super::ServerState;
 use super::query::QueryParams;
-use crate::query::processes::{by_growth, processes};
+use crate::query::processes::{processes_by_growth, summarize_processes};
 use crate::query::result::{compare_builds, compare_windows, sum_profiles};
-use crate::query::services::{history, services};
+use crate::query::services::{history, summarize_services};
 use crate::query::{Profile, ProfileQuery, Weighting};
 use crate::store::ProfileStore;
 
@@ -35,14 +35,17 @@ pub(super) fn routes() -> Router<Arc<ServerState>> {
         .route(
             "/api/v1/services",
             get(async |server: Server, query: QueryExtractor| {
-                rows_response(server, query, |_, profiles| json!(services(profiles))).await
+                rows_response(server, query, |_, profiles| {
+                    json!(summarize_services(profiles))
+                })
+                .await
             }),
         )
         .route(
             "/api/v1/processes",
             get(async |server: Server, query: QueryExtractor| {
                 rows_response(server, query, |_, profiles| {
-                    first_rows_json(processes(profiles))
+                    first_rows_json(summarize_processes(profiles))
                 })
                 .await
             }),
@@ -51,7 +54,7 @@ pub(super) fn routes() -> Router<Arc<ServerState>> {
             "/api/v1/growth",
             get(async |server: Server, query: QueryExtractor| {
                 rows_response(server, query, |_, profiles| {
-                    first_rows_json(by_growth(profiles))
+                    first_rows_json(processes_by_growth(profiles))
                 })
                 .await
             }),
@@ -65,7 +68,7 @@ pub(super) fn routes() -> Router<Arc<ServerState>> {
                 .await
             }),
         )
-        .route("/api/v1/profile", get(profile))
+        .route("/api/v1/profile", get(profile_response))
         .fallback(async || Problem::not_found("there is no such page"))
 }
 
@@ -87,11 +90,11 @@ async fn rows_response(
     let reply = with_permit(&server, move |store| {
         let query = params.to_query(store)?;
         let profiles = query.profiles(params.build.as_deref());
-        let rows = rows(&query, &profiles.map_err(problem)?);
+        let rows = rows(&query, &profiles.map_err(problem_from_error)?);
         Ok(json!({
             "store": url,
-            "from": query.from.text(),
-            "to": query.to.text(),
+            "from": query.from.to_rfc3339(),
+            "to": query.to.to_rfc3339(),
             "rows": rows,
             "notes": query.notes.texts(),
         }))
@@ -100,7 +103,10 @@ async fn rows_response(
 }
 
 /// Responds with a sum of profiles, or a comparison of two builds or time windows, in the requested format.
-async fn profile(State(server): Server, params: QueryExtractor) -> Result<Response, Problem> {
+async fn profile_response(
+    State(server): Server,
+    params: QueryExtractor,
+) -> Result<Response, Problem> {
     let Parameters(params) = params.map_err(|error| Problem::invalid(error.body_text()))?;
     let format = FileFormat::from_name(params.format.as_deref().unwrap_or("text"))?;
     let FormatSource::Rendered(made) = format.source else {
@@ -126,8 +132,10 @@ async fn profile(State(server): Server, params: QueryExtractor) -> Result<Respon
                 return Err(Problem::invalid("base and base_at are two questions"));
             }
         };
-        let result = result.map_err(problem)?.with_notes(query.notes.texts());
-        result.render(&query, options).map_err(problem)
+        let result = result
+            .map_err(problem_from_error)?
+            .with_notes(query.notes.texts());
+        result.render(&query, options).map_err(problem_from_error)
     });
     Ok(format.reply("fleet", bytes.await?.into()))
 }
@@ -143,15 +151,17 @@ async fn with_permit<T: Send + 'static>(
     let result = tokio::task::spawn_blocking(move || {
         // The permit is held until the work ends, even if the client has closed the connection.
         let _permit = permit;
-        work(Arc::new(ProfileStore::open(&url).map_err(problem)?))
+        work(Arc::new(
+            ProfileStore::open(&url).map_err(problem_from_error)?,
+        ))
     });
     let result = result.await;
     result.map_err(|error| Problem::internal(error.to_string()))?
 }
 
 /// Converts an error to a problem with the HTTP status for its exit code.
-fn problem(error: anyhow::Error) -> Problem {
-    let (status, kind) = match crate::code_of(&error) {
+fn problem_from_error(error: anyhow::Error) -> Problem {
+    let (status, kind) = match crate::exit_code_of(&error) {
         NO_DATA => (StatusCode::NOT_FOUND, "no_data"),
         UNREACHABLE => (StatusCode::SERVICE_UNAVAILABLE, "store_unreachable"),
         USAGE => (StatusCode::BAD_REQUEST, "invalid_argument"),

@@ -16,7 +16,7 @@ const INDEX_HTML: &str = include_str!("page/index.html");
 /// Paths and texts of the scripts.
 const SCRIPTS: [(&str, &str); 4] = [
     ("/fleet.js", include_str!("page/fleet.js")),
-    ("/asked.js", include_str!("page/asked.js")),
+    ("/query.js", include_str!("page/query.js")),
     ("/overview.js", include_str!("page/overview.js")),
     ("/profile.js", include_str!("page/profile.js")),
 ];

@@ -13,7 +13,7 @@ use axum::routing::any;
 use crate::compat::symbol::{self, Original};
 use crate::gateway::{DumpReply, Gateway};
 use crate::problem::{Problem, Result};
-use crate::report::{as_tcmalloc, new_dump_as_tcmalloc};
+use crate::report::{stream_as_tcmalloc, stream_new_dump_as_tcmalloc};
 use crate::report_query::ReportQuery;
 use crate::request_arguments::QueryParameters;
 use crate::request_host::{RequestHost, SharedHosts};
@@ -21,7 +21,8 @@ use crate::request_host::{RequestHost, SharedHosts};
 const TEXT: (HeaderName, &str) = (CONTENT_TYPE, "text/plain");
 /// Options of `malloc_stats_print` that brpc uses if none are given.
 const DEFAULT_STATS_OPTIONS: &str = "Ja";
-const GROWTH: [(&str, &str); 1] = [("kind", "growth")];
+/// Arguments of `dump` for a profile of heap growth.
+const GROWTH_ARGUMENTS: [(&str, &str); 1] = [("kind", "growth")];
 
 /// Routes of the services, which take every method and, of a repeated parameter, the last value.
 pub(super) fn routes() -> Router<SharedHosts> {
@@ -31,9 +32,9 @@ pub(super) fn routes() -> Router<SharedHosts> {
         .route("/pprof/symbol", symbol::route(Original::Brpc))
         .route("/pprof/cmdline", any(symbol::command_line))
         .route("/memory", any(memory))
-        .route("/flags", any(flags::flags))
-        .route("/flags/", any(flags::flags))
-        .route("/flags/{flag}", any(flags::flag))
+        .route("/flags", any(flags::serve_flags))
+        .route("/flags/", any(flags::serve_flags))
+        .route("/flags/{flag}", any(flags::serve_or_set_flag))
         .route("/hotspots/heap", any(hotspots::heap))
         .route("/hotspots/growth", any(hotspots::growth))
 }
@@ -75,8 +76,10 @@ async fn growth(RequestHost(host): RequestHost) -> Result<Response> {
 
 /// Takes a growth profile of the largest allocator, and streams it as tcmalloc's text.
 async fn growth_profile(host: &Gateway) -> Result<Body> {
-    let dump = host.send_typed::<DumpReply>("dump", &GROWTH).await?;
-    as_tcmalloc(host, host.open(&dump.fields.largest.id).await?).await
+    let dump = host
+        .send_typed::<DumpReply>("dump", &GROWTH_ARGUMENTS)
+        .await?;
+    stream_as_tcmalloc(host, host.open_kept_dump(&dump.fields.largest.id).await?).await
 }
 
 /// Reply of brpc if growth profiling is off, with the reason.
@@ -90,7 +93,7 @@ fn growth_off_error(problem: &Problem) -> Response {
 
 /// Returns whether the client is `go tool pprof`. It symbolizes with the local binary before it asks the server,
 /// and Go 1.19 gets wrong names for programs that lld linked, such as Rust's. So it is sent a symbolized profile.
-fn is_go(headers: &HeaderMap) -> bool {
+fn is_go_pprof(headers: &HeaderMap) -> bool {
     let agent = headers.get(USER_AGENT).map(HeaderValue::as_bytes);
     agent.is_some_and(|agent| agent.starts_with(b"Go-http-client/"))
 }
@@ -101,20 +104,20 @@ async fn heap(
     headers: HeaderMap,
     query: QueryParameters,
 ) -> Result<Response> {
-    let display = query.last("display").unwrap_or_default();
+    let display = query.last_value("display").unwrap_or_default();
     let done = match display {
-        "" if is_go(&headers) => {
+        "" if is_go_pprof(&headers) => {
             ReportQuery::default()
                 .render_in_memory_pprof(&host, None)
                 .await
         }
-        "" => new_dump_as_tcmalloc(&host)
+        "" => stream_new_dump_as_tcmalloc(&host)
             .await
             .map(|text| ([TEXT], text).into_response()),
-        "stats" => stats(&host, query.last("opts")).await,
+        "stats" => serve_stats(&host, query.last_value("opts")).await,
         "text" | "svg" | "flamegraph" => {
             let mut view = ReportQuery::with_format(display);
-            view.sample_type = sample_type(query.last("extra_options"));
+            view.sample_type = first_sample_type(query.last_value("extra_options"));
             view.render_new_dump_or_flamegraph(&host).await
         }
         other => Err(Problem::invalid(format!("unknown display {other:?}"))
@@ -128,7 +131,7 @@ async fn heap(
 
 /// Returns the first sample type among jeprof's options, such as `--inuse_objects`, whatever is around it. `None` if
 /// there is none.
-fn sample_type(options: Option<&str>) -> Option<String> {
+fn first_sample_type(options: Option<&str>) -> Option<String> {
     let options = options.unwrap_or_default();
     let mut words = options.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));
     let known = [
@@ -142,12 +145,12 @@ fn sample_type(options: Option<&str>) -> Option<String> {
 
 /// Serves `/memory`: the allocators' statistics.
 async fn memory(RequestHost(host): RequestHost, query: QueryParameters) -> Result<Response> {
-    stats(&host, query.last("opts")).await
+    serve_stats(&host, query.last_value("opts")).await
 }
 
 /// Serves the statistics of all allocators as text. `opts` are those of `malloc_stats_print`; they are ignored if an
 /// allocator does not support them.
-async fn stats(host: &Gateway, opts: Option<&str>) -> Result<Response> {
+async fn serve_stats(host: &Gateway, opts: Option<&str>) -> Result<Response> {
     let opts = opts
         .filter(|opts| !opts.is_empty())
         .unwrap_or(DEFAULT_STATS_OPTIONS);
@@ -176,7 +179,11 @@ mod tests {
     #[test]
     fn sample_type_is_found_in_jeprof_options() {
         let check = |options: Option<&str>, expected: Option<&str>| {
-            assert_eq!(sample_type(options).as_deref(), expected, "{options:?}");
+            assert_eq!(
+                first_sample_type(options).as_deref(),
+                expected,
+                "{options:?}"
+            );
         };
         check(None, None);
         check(Some("inuse_objects"), Some("inuse_objects"));

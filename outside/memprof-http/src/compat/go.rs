@@ -14,7 +14,7 @@ use tokio::time::sleep;
 use crate::compat::symbol::{self, Original};
 use crate::gateway::Gateway;
 use crate::problem::Problem;
-use crate::report::{PendingDump, new_dump_as_tcmalloc};
+use crate::report::{PendingDump, stream_new_dump_as_tcmalloc};
 use crate::report_query::ReportQuery;
 use crate::request_arguments::parse_form;
 use crate::request_host::{RequestHost, SharedHosts};
@@ -112,7 +112,7 @@ impl ProfileRequest {
     }
 
     /// Sets the file name of a reply as `net/http/pprof` does.
-    fn name_file(&self, profile: &str, headers: &mut HeaderMap) {
+    fn set_file_name(&self, profile: &str, headers: &mut HeaderMap) {
         let suffix = match self {
             Self::Now => "",
             Self::Delta(_) => "-delta",
@@ -132,8 +132,8 @@ async fn heap(
     form: Bytes,
 ) -> Result<Response> {
     let wanted = ProfileRequest::parse(&query.unwrap_or_default(), &form)?;
-    let mut reply = profile(&host, &wanted, "inuse_space").await?;
-    wanted.name_file("heap", reply.headers_mut());
+    let mut reply = serve_profile(&host, &wanted, "inuse_space").await?;
+    wanted.set_file_name("heap", reply.headers_mut());
     Ok(reply)
 }
 
@@ -145,16 +145,18 @@ async fn allocs(
     form: Bytes,
 ) -> Result<Response> {
     let wanted = ProfileRequest::parse(&query.unwrap_or_default(), &form)?;
-    let mut reply = match profile(&host, &wanted, "alloc_space").await {
-        Err(problem) if problem.is_client_error() => profile(&host, &wanted, "inuse_space").await?,
+    let mut reply = match serve_profile(&host, &wanted, "alloc_space").await {
+        Err(problem) if problem.is_client_error() => {
+            serve_profile(&host, &wanted, "inuse_space").await?
+        }
         profile => profile?,
     };
-    wanted.name_file("allocs", reply.headers_mut());
+    wanted.set_file_name("allocs", reply.headers_mut());
     Ok(reply)
 }
 
 /// Serves a new profile as pprof or as text.
-async fn profile(
+async fn serve_profile(
     host: &Gateway,
     wanted: &ProfileRequest,
     sample_type: &str,
@@ -171,7 +173,7 @@ async fn profile(
             view.render_in_memory_pprof(host, Some(before)).await
         }
         ProfileRequest::Text => {
-            let text = new_dump_as_tcmalloc(host).await?;
+            let text = stream_new_dump_as_tcmalloc(host).await?;
             Ok(([TEXT], text).into_response())
         }
     }

@@ -12,7 +12,7 @@ use serde::Deserialize;
 use serde_json::json;
 
 use crate::problem::Problem;
-use crate::report::upload_flamegraph;
+use crate::report::render_uploaded_flamegraph;
 use crate::report_query::ReportQuery;
 use crate::request_arguments::parse_form;
 use crate::request_host::{RequestHost, SharedHosts};
@@ -22,14 +22,14 @@ const MAX_UPLOAD_BYTES: usize = 64 << 20;
 
 pub(super) fn routes() -> Router<SharedHosts> {
     Router::new()
-        .route("/debug/prof/mem", post(profile))
-        .route("/debug/prof/mem/status", get(status))
+        .route("/debug/prof/mem", post(serve_profile))
+        .route("/debug/prof/mem/status", get(serve_status))
         .route("/debug/prof/mem/activate", post(activate))
         .route("/debug/prof/mem/deactivate", post(deactivate))
-        .route("/debug/prof/mem/gdump", get(gdump).post(set_gdump))
+        .route("/debug/prof/mem/gdump", get(serve_gdump).post(set_gdump))
         .route(
             "/debug/prof/mem/symbol",
-            post(symbol).layer(DefaultBodyLimit::max(MAX_UPLOAD_BYTES)),
+            post(symbolize_upload).layer(DefaultBodyLimit::max(MAX_UPLOAD_BYTES)),
         )
 }
 
@@ -63,7 +63,7 @@ struct Output {
 }
 
 /// Serves a new kept dump in the format that `output` selects: `text` (default), `proto` or `flamegraph`.
-async fn profile(
+async fn serve_profile(
     RequestHost(host): RequestHost,
     Query(Output { output }): Query<Output>,
 ) -> Result<Response> {
@@ -83,7 +83,7 @@ async fn profile(
 }
 
 /// Serves whether profiling is active.
-async fn status(RequestHost(host): RequestHost) -> Result<Response> {
+async fn serve_status(RequestHost(host): RequestHost) -> Result<Response> {
     let status = host.status().await?;
     Ok(active_reply(status.profiling == Profiling::Active))
 }
@@ -99,7 +99,7 @@ async fn deactivate(RequestHost(host): RequestHost) -> Result<&'static str> {
 }
 
 /// Serves whether dumps at new high-water marks are on.
-async fn gdump(RequestHost(host): RequestHost) -> Result<Response> {
+async fn serve_gdump(RequestHost(host): RequestHost) -> Result<Response> {
     let status = host.status().await?;
     Ok(active_reply(status.gdump.is_some()))
 }
@@ -128,6 +128,6 @@ async fn set_gdump(RequestHost(host): RequestHost, form: Bytes) -> Result<&'stat
 }
 
 /// Serves the flamegraph of the dump in the request's body.
-async fn symbol(RequestHost(host): RequestHost, dump: Bytes) -> Result<Response> {
-    Ok(upload_flamegraph(&host, dump).await?)
+async fn symbolize_upload(RequestHost(host): RequestHost, dump: Bytes) -> Result<Response> {
+    Ok(render_uploaded_flamegraph(&host, dump).await?)
 }

@@ -9,7 +9,7 @@ use memprof_messages::{AllocatorKind, AllocatorStatus, JemallocOptions};
 
 use crate::gateway::Gateway;
 use crate::problem::{Problem, Result};
-use crate::report::export;
+use crate::report::stream_dump;
 use crate::request_arguments::QueryParameters;
 use crate::request_host::{RequestHost, SharedHosts};
 
@@ -19,8 +19,9 @@ pub(super) fn routes() -> Router<SharedHosts> {
         .route("/mtev/memory.json", get(memory))
 }
 
-const TEXT: (axum::http::HeaderName, &str) = (CONTENT_TYPE, "text/plain");
-const DUMP: (axum::http::HeaderName, &str) = (CONTENT_TYPE, "application/x-jemalloc-heap-profile");
+const TEXT_TYPE: (axum::http::HeaderName, &str) = (CONTENT_TYPE, "text/plain");
+const DUMP_TYPE: (axum::http::HeaderName, &str) =
+    (CONTENT_TYPE, "application/x-jemalloc-heap-profile");
 
 /// Serves the state of profiling, changes it with `active`, or serves a new dump with `trigger_dump`. Replies with
 /// status 500 if the process has no jemalloc.
@@ -31,13 +32,16 @@ async fn heap_profile(RequestHost(host): RequestHost, query: QueryParameters) ->
         .any(|each| each.kind == AllocatorKind::Jemalloc)
     {
         let message = "libjemalloc is not loaded, cannot heap profile\n";
-        return Ok((StatusCode::INTERNAL_SERVER_ERROR, [TEXT], message).into_response());
+        return Ok((StatusCode::INTERNAL_SERVER_ERROR, [TEXT_TYPE], message).into_response());
     }
-    let done = match (query.first("active"), query.first("trigger_dump")) {
+    let done = match (
+        query.first_value("active"),
+        query.first_value("trigger_dump"),
+    ) {
         (Some("true"), _) => activate(&host).await,
         (Some(_), _) => deactivate(&host).await,
-        (None, Some("true")) => dump(&host).await,
-        (None, _) => Ok(([TEXT], state_text(&allocators)).into_response()),
+        (None, Some("true")) => take_dump(&host).await,
+        (None, _) => Ok(([TEXT_TYPE], state_text(&allocators)).into_response()),
     };
     match done {
         Err(problem) if problem.is_host_error() => Ok(error_response(&problem)),
@@ -46,20 +50,20 @@ async fn heap_profile(RequestHost(host): RequestHost, query: QueryParameters) ->
 }
 
 /// Takes a kept dump, and serves that of the largest allocator.
-async fn dump(host: &Gateway) -> Result<Response> {
+async fn take_dump(host: &Gateway) -> Result<Response> {
     let dump = host.take_dump().await?;
-    let dump = host.open(&dump.fields.largest.id).await?;
-    Ok(([DUMP], export(dump).await?).into_response())
+    let dump = host.open_kept_dump(&dump.fields.largest.id).await?;
+    Ok(([DUMP_TYPE], stream_dump(dump).await?).into_response())
 }
 
 async fn activate(host: &Gateway) -> Result<Response> {
     host.send_ok("activate", &[]).await?;
-    Ok(([TEXT], "Profiling is activated\n").into_response())
+    Ok(([TEXT_TYPE], "Profiling is activated\n").into_response())
 }
 
 async fn deactivate(host: &Gateway) -> Result<Response> {
     host.send_ok("deactivate", &[]).await?;
-    Ok(([TEXT], "Profiling is deactivated\n").into_response())
+    Ok(([TEXT_TYPE], "Profiling is deactivated\n").into_response())
 }
 
 /// Formats the state of profiling as libmtev does, with a remedy if no jemalloc has `opt.prof`.
@@ -85,7 +89,7 @@ fn state_text(allocators: &[AllocatorStatus]) -> String {
 fn error_response(problem: &Problem) -> Response {
     let body = format!("{}\n{}\n", problem.strerror(), problem.reason());
     let status = StatusCode::INTERNAL_SERVER_ERROR;
-    (status, [TEXT], [problem.reason_header()], body).into_response()
+    (status, [TEXT_TYPE], [problem.reason_header()], body).into_response()
 }
 
 /// Serves jemalloc's statistics as JSON; an empty object if there is no jemalloc.

@@ -9,7 +9,7 @@ use axum::extract::{DefaultBodyLimit, RawQuery};
 use axum::routing::{MethodRouter, get};
 use memprof_report::{Input, Limits, Options, Sources};
 
-use crate::gateway::{Gateway, blocking};
+use crate::gateway::{Gateway, run_blocking};
 use crate::problem::{Problem, Result};
 use crate::report::with_render_permit;
 use crate::request_host::{RequestHost, SharedHosts};
@@ -18,6 +18,7 @@ use crate::request_host::{RequestHost, SharedHosts};
 const MAX_BODY_BYTES: usize = 4 << 20;
 /// Bytes of memory per byte of a list of addresses, each of which becomes a stack of its own.
 const MEMORY_PER_BYTE: u64 = 80;
+/// Line of a dump before the mappings of its process.
 const MAPS: &str = "MAPPED_LIBRARIES:\n";
 
 /// First line of a reply: there are symbols.
@@ -52,14 +53,14 @@ pub(super) fn route(original: Original) -> MethodRouter<SharedHosts> {
 /// Serves the program and its arguments, separated by NUL: from /proc or, if the process is not visible there, as the
 /// host reports its command.
 pub(super) async fn command_line(RequestHost(host): RequestHost) -> Result<String> {
-    if let Some(pid) = host.process().await?.visible_pid {
-        let own = blocking(move || std::fs::read(format!("/proc/{pid}/cmdline"))).await?;
+    if let Some(pid) = host.process_ids().await?.visible_pid {
+        let own = run_blocking(move || std::fs::read(format!("/proc/{pid}/cmdline"))).await?;
         // Empty if the process has just ended.
         if let Some(bytes) = own.ok().filter(|bytes| !bytes.is_empty()) {
             return Ok(without_trailing_nul(&bytes));
         }
     }
-    Ok(host.host().await?.command.replace(' ', "\0"))
+    Ok(host.host_info().await?.command.replace(' ', "\0"))
 }
 
 /// Removes trailing NULs. The kernel ends each argument with a NUL, Go's server only separates arguments with one.
@@ -72,9 +73,9 @@ fn without_trailing_nul(arguments: &[u8]) -> String {
 /// Replies with a line for each address of `0x1+0x2`.
 async fn symbolize_list(host: &Gateway, body: &[u8], original: Original) -> Result<String> {
     let addresses = parse_addresses(body)?;
-    let pid = host.process().await?.visible_pid;
+    let pid = host.process_ids().await?.visible_pid;
     // The process as it is: a library of the profile may be in no dump that was kept before.
-    let dump = host.open_in_memory().await?.file;
+    let dump = host.take_in_memory_dump().await?.file;
     let named = with_render_permit(move || {
         let maps = read_maps(dump);
         let maps = maps.map_err(|error| Problem::internal(format!("the dump: {error}")))?;
@@ -113,7 +114,8 @@ fn parse_addresses(body: &[u8]) -> Result<Vec<u64>> {
     text.split('+').map(address).collect()
 }
 
-/// Reads what a dump says of the process: its mappings, and comments with their build ids. Empty if it says nothing.
+/// Reads the part of a dump that describes the process: its mappings, and comments with their build ids. Empty if the
+/// dump has none.
 fn read_maps(dump: impl Read) -> io::Result<Vec<u8>> {
     let mut lines = BufReader::new(dump);
     let mut line = Vec::new();

@@ -13,7 +13,7 @@ use crate::request_arguments::QueryParameters;
 use crate::request_host::{RequestHost, SharedHosts};
 
 pub(super) fn routes() -> Router<SharedHosts> {
-    Router::new().route("/service/jemalloc/prof/{command}", post(command))
+    Router::new().route("/service/jemalloc/prof/{command}", post(run_command))
 }
 
 #[derive(Deserialize)]
@@ -22,7 +22,7 @@ struct Command {
 }
 
 /// Runs the command in the path. An unknown one is reported with status 200, as userver does.
-async fn command(
+async fn run_command(
     RequestHost(host): RequestHost,
     Path(Command { command }): Path<Command>,
     query: QueryParameters,
@@ -34,7 +34,7 @@ async fn command(
         "stat" => host.stats_text(Some("")).await,
         "bg_threads_enable" => send_ok_text(&host, "background_thread", &[("state", "on")]).await,
         "bg_threads_disable" => send_ok_text(&host, "background_thread", &[("state", "off")]).await,
-        "bg_threads_set_max" => match parse_max(query.first("count")) {
+        "bg_threads_set_max" => match parse_thread_count(query.first_value("count")) {
             Ok(max) => send_ok_text(&host, "background_thread", &[("max", &max)]).await,
             Err(message) => return Ok((StatusCode::BAD_REQUEST, message).into_response()),
         },
@@ -59,7 +59,7 @@ async fn send_ok_text(
 
 /// Checks the parameter `count`, the largest number of threads, and returns it as text. The error is the text of the
 /// reply.
-fn parse_max(count: Option<&str>) -> Result<String, String> {
+fn parse_thread_count(count: Option<&str>) -> Result<String, String> {
     let count = count.ok_or("missing 'count' argument")?;
     match count.parse::<u64>() {
         Ok(max) => Ok(max.to_string()),

@@ -25,7 +25,7 @@ use tower::ServiceExt;
 struct Fake(Result<PluginReply, HostUnavailable>);
 
 impl HostClient for Fake {
-    fn host(&self) -> Result<HostInfo, HostUnavailable> {
+    fn host_info(&self) -> Result<HostInfo, HostUnavailable> {
         Ok(HostInfo {
             pid: 7,
             name: "fake".to_owned(),
@@ -39,11 +39,11 @@ impl HostClient for Fake {
         Ok(None)
     }
 
-    fn message(&self, _: &str, _: &str) -> Result<PluginReply, HostUnavailable> {
+    fn send_message(&self, _: &str, _: &str) -> Result<PluginReply, HostUnavailable> {
         self.0.clone()
     }
 
-    fn dump(&self, _: &str, _: &str) -> Result<DumpResponse, HostUnavailable> {
+    fn request_dump(&self, _: &str, _: &str) -> Result<DumpResponse, HostUnavailable> {
         self.0.clone().map(DumpResponse::Refused)
     }
 }
@@ -193,7 +193,7 @@ fn compat_endpoints_report_errors_in_their_form() {
 struct Recorder(Mutex<Vec<(String, String)>>);
 
 impl HostClient for Recorder {
-    fn host(&self) -> Result<HostInfo, HostUnavailable> {
+    fn host_info(&self) -> Result<HostInfo, HostUnavailable> {
         Err(HostUnavailable("not requested".to_owned()))
     }
 
@@ -201,7 +201,7 @@ impl HostClient for Recorder {
         Ok(None)
     }
 
-    fn message(&self, name: &str, args: &str) -> Result<PluginReply, HostUnavailable> {
+    fn send_message(&self, name: &str, args: &str) -> Result<PluginReply, HostUnavailable> {
         let mut messages = self.0.lock().unwrap();
         messages.push((name.to_owned(), args.to_owned()));
         Ok(PluginReply {
@@ -210,7 +210,7 @@ impl HostClient for Recorder {
         })
     }
 
-    fn dump(&self, _: &str, _: &str) -> Result<DumpResponse, HostUnavailable> {
+    fn request_dump(&self, _: &str, _: &str) -> Result<DumpResponse, HostUnavailable> {
         Err(HostUnavailable("not requested".to_owned()))
     }
 }
@@ -314,15 +314,15 @@ impl PluginV01 {
 }
 
 impl HostClient for PluginV01 {
-    fn host(&self) -> Result<HostInfo, HostUnavailable> {
-        failing_host(MEMPROF_IO, "no").host()
+    fn host_info(&self) -> Result<HostInfo, HostUnavailable> {
+        failing_host(MEMPROF_IO, "no").host_info()
     }
 
     fn visible_pid(&self) -> Result<Option<u32>, HostUnavailable> {
         Ok(None)
     }
 
-    fn message(&self, name: &str, args: &str) -> Result<PluginReply, HostUnavailable> {
+    fn send_message(&self, name: &str, args: &str) -> Result<PluginReply, HostUnavailable> {
         assert_eq!((name, args), ("dump", ""));
         let mut dump = json!({
             "status": "ok", "text": "", "id": Self::ID, "kind": "heap", "path": "/d/1.heap", "bytes": Self::DUMP.len(), "stacks": 1,
@@ -337,7 +337,7 @@ impl HostClient for PluginV01 {
         })
     }
 
-    fn dump(&self, name: &str, args: &str) -> Result<DumpResponse, HostUnavailable> {
+    fn request_dump(&self, name: &str, args: &str) -> Result<DumpResponse, HostUnavailable> {
         if name == "dump" {
             let message = "dump has no argument \"keep\"";
             let failure = Failure::new(MEMPROF_INVALID_ARGUMENT, message);

@@ -106,7 +106,7 @@ struct Queues {
 /// Adds the values in the descriptors of a process, and the data in their queues.
 fn add_descriptors(pid: u32, view: &SnapshotMemory, opaque: &mut OpaqueCounts, roots: &mut Roots) {
     let reader = QueueReader::open(pid);
-    let mounts = Mounts::of(pid);
+    let mounts = Mounts::for_pid(pid);
     let mut files = UnmappedFiles::new(view);
     let mut queues = Queues::default();
     let mut unknown = 0;
@@ -139,7 +139,7 @@ fn add_descriptors(pid: u32, view: &SnapshotMemory, opaque: &mut OpaqueCounts, r
             Err(_) => unknown += u64::from(entry.path().exists()),
         }
         if target.starts_with("pipe:") || target.starts_with("socket:") || is_fifo(&entry.path()) {
-            let content = reader.as_ref().map(|reader| reader.read(number));
+            let content = reader.as_ref().map(|reader| reader.read_queue(number));
             add_queue(content.ok(), &mut queues, roots);
         } else {
             files.add(pid, &entry.path(), &mut roots.kernel);

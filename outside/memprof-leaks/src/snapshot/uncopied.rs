@@ -332,7 +332,7 @@ fn save_pages(
             end += length;
         }
     }
-    process.memory().require_answers().ok()?;
+    process.memory().require_responsive_memory().ok()?;
     Some(SavedMemory::Pages { runs, bytes })
 }
 
@@ -368,7 +368,7 @@ fn save_pointers(
             }
         }
     }
-    process.memory().require_answers().ok()?;
+    process.memory().require_responsive_memory().ok()?;
     Some(SavedMemory::Pointers(found))
 }
 

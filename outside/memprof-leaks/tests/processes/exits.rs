@@ -3,14 +3,14 @@
 use std::path::PathBuf;
 use std::process::Command;
 
-use memprof_leaks::exit_stop::{RunOutcome, run};
+use memprof_leaks::exit_stop::{RunOutcome, run_until_exit};
 use memprof_leaks::{AnalysisOptions, Proof, prove_at_exit};
 
 use crate::compiled;
 use crate::target::built;
 
 fn proof(command: &mut Command, status: i32) -> Proof {
-    let RunOutcome::AtExit(exiting) = run(command, |_| ()).unwrap() else {
+    let RunOutcome::AtExit(exiting) = run_until_exit(command, |_| ()).unwrap() else {
         panic!("{command:?} has ended");
     };
     let proof = prove_at_exit(&exiting, AnalysisOptions::default(), &|_| {}).unwrap();

@@ -38,7 +38,7 @@ pub(super) fn require_no_user_dispatch(thread: u32) -> Result<(), Refusal> {
         Ok(_) => Err(Refusal::UserDispatch),
         Err(Errno::ESRCH) => Err(Refusal::NoSuchProcess),
         // Before Linux 6.4 the state is unknown. Wine is the only known user.
-        Err(_) => match is_wine(&ProcDir::for_pid(thread).read("maps")?) {
+        Err(_) => match has_wine(&ProcDir::for_pid(thread).read("maps")?) {
             true => Err(Refusal::UserDispatch),
             false => Ok(()),
         },
@@ -63,7 +63,7 @@ fn dispatch_mode(thread: u32) -> Result<u64, Errno> {
 }
 
 /// Whether Wine's Unix half of ntdll is mapped, which makes the system calls of Linux.
-fn is_wine(maps: &[u8]) -> bool {
+fn has_wine(maps: &[u8]) -> bool {
     mappings(maps).any(|mapping| mapping.file_name() == b"ntdll.so")
 }
 
@@ -75,7 +75,7 @@ mod tests {
     fn wine_is_recognized_by_its_library() {
         let check = |path: &str, expected| {
             let maps = format!("7f0000-7f2000 r-xp 00000000 fe:01 7     {path}\n");
-            assert_eq!(is_wine(maps.as_bytes()), expected, "{path}");
+            assert_eq!(has_wine(maps.as_bytes()), expected, "{path}");
         };
         check("/usr/lib/x86_64-linux-gnu/wine/x86_64-unix/ntdll.so", true);
         check(

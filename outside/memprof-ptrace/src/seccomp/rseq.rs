@@ -29,7 +29,7 @@ pub enum Rseq {
 
 /// Returns whether threads created by this one will call rseq(2). `Required` also if that is unknown. The caller
 /// must have stopped the thread by ptrace(2).
-pub(super) fn rseq(thread: u32) -> Rseq {
+pub(super) fn rseq_use(thread: u32) -> Rseq {
     match rseq_area(thread) {
         Ok(None) => Rseq::Unused,
         // Before Linux 5.13 the kernel does not report it.

@@ -1,7 +1,7 @@
 // The page of a store: services first; of one of them, or of a process, the flamegraph.
 
 import { Failure } from './api.js';
-import { hash, stateOf } from './asked.js';
+import { hash, stateOf } from './query.js';
 import { showOverview } from './overview.js';
 import { leaveProfile, prepareProfile, showProfile } from './profile.js';
 import { element } from './viewer/format.js';

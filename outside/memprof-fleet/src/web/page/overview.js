@@ -1,6 +1,6 @@
 // The services, and the processes that grow.
 
-import { hash, rows, stateOf } from './asked.js';
+import { hash, rows, stateOf } from './query.js';
 import { amount, change, element } from './viewer/format.js';
 
 const $ = id => document.getElementById(id);

@@ -1,7 +1,7 @@
 // The flamegraph of a service or a process over a time, or what changed: the viewer, and the same as files.
 
 import { Failure } from './api.js';
-import { hash, profileAddress, rows, stateOf, view } from './asked.js';
+import { hash, profileAddress, rows, stateOf, view } from './query.js';
 import { amount, change, element } from './viewer/format.js';
 import { showProfile as draw } from './viewer/viewer.js';
 import { clock } from './words.js';

@@ -28,11 +28,11 @@ const FLAGS: [(&str, &str); 3] = [
 ];
 
 /// Serves a table of all flags. Setting one needs its name.
-pub(super) async fn flags(
+pub(super) async fn serve_flags(
     RequestHost(host): RequestHost,
     query: QueryParameters,
 ) -> Result<Response> {
-    if query.last("setvalue").is_some() {
+    if query.last_value("setvalue").is_some() {
         let text = "Require gflag name";
         return Ok(brpc_error(BrpcError::NoSuchMethod, text, None));
     }
@@ -46,12 +46,12 @@ pub(super) struct Flag {
 
 /// Serves the flags that a list of names and patterns selects, or sets the one of that name if there is the parameter
 /// `setvalue`. brpc's errors have a status of 403 or 404.
-pub(super) async fn flag(
+pub(super) async fn serve_or_set_flag(
     RequestHost(host): RequestHost,
     Path(Flag { flag }): Path<Flag>,
     query: QueryParameters,
 ) -> Result<Response> {
-    let Some(value) = query.last("setvalue") else {
+    let Some(value) = query.last_value("setvalue") else {
         return flag_table(&host, |name| is_selected(name, &flag)).await;
     };
     if !FLAGS.iter().any(|(name, _)| *name == flag) {
@@ -80,7 +80,7 @@ fn is_selected(name: &str, list: &str) -> bool {
 
 /// Returns whether a pattern with `*` and `$` matches a whole name.
 fn matches_pattern(name: &[u8], pattern: &[u8]) -> bool {
-    // By the length of a beginning of the name: whether the pattern so far matches it.
+    // `is_match[n]`: whether the pattern so far matches the first `n` bytes of the name.
     let mut is_match = vec![false; name.len() + 1];
     is_match[0] = true;
     for &wanted in pattern {

@@ -3,7 +3,7 @@
 use axum::http::header::{ACCEPT, HeaderMap};
 use axum::response::{IntoResponse, Redirect, Response};
 
-use super::{BrpcError, GROWTH, brpc_error, growth_off_error, heap_off_error};
+use super::{BrpcError, GROWTH_ARGUMENTS, brpc_error, growth_off_error, heap_off_error};
 use crate::gateway::{DumpReply, Gateway};
 use crate::problem::Result;
 use crate::report_query::ReportQuery;
@@ -19,10 +19,10 @@ pub(super) async fn heap(
 ) -> Result<Response> {
     let accepts = headers.get(ACCEPT).and_then(|accept| accept.to_str().ok());
     let is_browser = accepts.is_some_and(|accept| accept.contains("text/html"));
-    if is_browser && query.last("console").is_none() {
+    if is_browser && query.last_value("console").is_none() {
         return Ok(Redirect::to(&page_address(&query)).into_response());
     }
-    match report(&host, &query, &[]).await {
+    match serve_report(&host, &query, &[]).await {
         Err(problem) if problem.is_profiling_off() => Ok(heap_off_error(&problem)),
         result => result,
     }
@@ -33,19 +33,19 @@ pub(super) async fn growth(
     RequestHost(host): RequestHost,
     query: QueryParameters,
 ) -> Result<Response> {
-    match report(&host, &query, &GROWTH).await {
+    match serve_report(&host, &query, &GROWTH_ARGUMENTS).await {
         Err(problem) if problem.is_profiling_off() => Ok(growth_off_error(&problem)),
         result => result,
     }
 }
 
 /// Renders the kept dump `view`, or a new one of `kind`, in the format that `display_type` selects.
-async fn report(
+async fn serve_report(
     host: &Gateway,
     query: &QueryParameters,
     kind: &[(&str, &str)],
 ) -> Result<Response> {
-    let display = query.last("display_type").unwrap_or("text");
+    let display = query.last_value("display_type").unwrap_or("text");
     let format = match display.to_ascii_lowercase().as_str() {
         "dot" => "dot",
         "flame" => "flamegraph",
@@ -56,8 +56,8 @@ async fn report(
         }
     };
     let mut view = ReportQuery::with_format(format);
-    view.base = query.last("base").map(str::to_owned);
-    if let Some(id) = query.last("view") {
+    view.base = query.last_value("base").map(str::to_owned);
+    if let Some(id) = query.last_value("view") {
         return view.render_kept_dump(host, id).await;
     }
     if kind.is_empty() {
@@ -71,7 +71,7 @@ async fn report(
 fn page_address(query: &QueryParameters) -> String {
     let is_id = |id: &&str| id.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'.');
     let state = ["view", "base"].into_iter().filter_map(|key| {
-        let id = query.last(key).filter(is_id)?;
+        let id = query.last_value(key).filter(is_id)?;
         Some(format!("{key}={id}"))
     });
     format!("../#{}", state.collect::<Vec<_>>().join("&"))

@@ -15,7 +15,7 @@ use crate::scratch::ScratchFile;
 
 /// The dump directory of a process, as it was before the process ended.
 #[derive(Debug)]
-pub(super) struct LastDump {
+pub(super) struct ExitDumpDir {
     directory: PathBuf,
     /// User whose files the dumps must be.
     owner: Option<u32>,
@@ -25,7 +25,7 @@ pub(super) struct LastDump {
     known: HashSet<OsString>,
 }
 
-impl LastDump {
+impl ExitDumpDir {
     /// Reads the names in the dump directory, which are no exit dumps of this recording. `own_pid` is the pid in
     /// the process's own namespace.
     pub(super) fn new(pid: u32, own_pid: u32, status: &ProfilerStatus) -> Self {
@@ -44,7 +44,7 @@ impl LastDump {
     ///
     /// # Errors
     /// The dump cannot be read, or the copy cannot be written.
-    pub(super) fn copy(&self) -> Result<Option<ScratchFile>> {
+    pub(super) fn copy_exit_dump(&self) -> Result<Option<ScratchFile>> {
         let is_exit_dump = |name: &OsString| {
             let text = name.to_string_lossy();
             !self.known.contains(name) && text.contains(&self.pid) && text.contains(".at-exit.")
@@ -87,20 +87,20 @@ mod tests {
     #[test]
     fn dump_is_copied_unless_it_is_too_large() {
         let directory = tempfile::tempdir().unwrap();
-        let last = LastDump {
+        let last = ExitDumpDir {
             directory: directory.path().to_owned(),
             owner: fs::metadata("/proc/self").map(|of| of.uid()).ok(),
             pid: ".7.".to_owned(),
             known: HashSet::new(),
         };
-        assert!(last.copy().unwrap().is_none());
+        assert!(last.copy_exit_dump().unwrap().is_none());
         let path = directory.path().join("host.7.1.at-exit.heap");
         fs::write(&path, "heap").unwrap();
-        let copy = last.copy().unwrap().unwrap();
+        let copy = last.copy_exit_dump().unwrap().unwrap();
         assert_eq!(fs::read_to_string(copy.path()).unwrap(), "heap");
         let file = OpenOptions::new().write(true).open(&path).unwrap();
         file.set_len(1 << 40).unwrap();
-        let error = format!("{:#}", last.copy().unwrap_err());
+        let error = format!("{:#}", last.copy_exit_dump().unwrap_err());
         assert!(error.contains("the limit is"), "{error}");
     }
 }

@@ -1,0 +1,29 @@
+//! `memprof completions`: prints a shell's completion script.
+
+use anyhow::Context;
+use clap_complete::Shell;
+use clap_complete::env::Shells;
+
+use crate::exit::Outcome;
+use crate::output;
+
+/// Environment variable by which the shell's script requests completions from this program.
+pub(crate) const COMPLETE_VARIABLE: &str = "MEMPROF_COMPLETE";
+
+/// Prints a script that runs this program at each completion, so that it offers running hosts.
+pub(crate) fn print_script(shell: Shell) -> Outcome {
+    let mut script = Vec::new();
+    let shell = shell.to_string();
+    let shells = Shells::builtins();
+    let completer = shells.completer(&shell);
+    let completer = completer.with_context(|| format!("no script for {shell}"))?;
+    completer.write_registration(
+        COMPLETE_VARIABLE,
+        "memprof",
+        "memprof",
+        "memprof",
+        &mut script,
+    )?;
+    output::print(&String::from_utf8_lossy(&script));
+    Ok(0.into())
+}
