@@ -184,14 +184,14 @@ pub(crate) fn run(args: &HoldersArgs) -> Outcome {
             HeapObjectKind::Size(_) => false,
         }),
         ObjectFilter::Size(size) => {
-            let kind_of_size = HeapObjectKind::of_size(*size);
+            let kind_of_size = HeapObjectKind::for_size(*size);
             rows_by_kind(groups, top, |kind| *kind == kind_of_size)
         }
         ObjectFilter::Stack(function) => {
             let samples = holding.samples.as_ref();
             let samples = samples.context("samples were asked for")?;
             let found =
-                samples.with_stacks(|stack| stack.iter().any(|name| function.is_match(name)));
+                samples.select_by_stack(|stack| stack.iter().any(|name| function.is_match(name)));
             sampled = Some(SampledSummary {
                 objects: samples.count(),
                 matching: found.iter().map(|sampling| sampling.own.objects).sum(),

@@ -16,7 +16,11 @@ pub(crate) fn merge_ranges(mut ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
 }
 
 /// Appends the parts of a range that are in none of `others` to `rest`. `others` are sorted and do not overlap.
-pub(crate) fn subtract(range: Range<u64>, others: &[Range<u64>], rest: &mut Vec<Range<u64>>) {
+pub(crate) fn push_difference(
+    range: Range<u64>,
+    others: &[Range<u64>],
+    rest: &mut Vec<Range<u64>>,
+) {
     let mut start = range.start;
     let first = others.partition_point(|other| other.end <= start);
     for other in others[first..]
@@ -42,7 +46,7 @@ mod tests {
         let check = |others: &[(u64, u64)], expected: &[(u64, u64)]| {
             let others: Vec<_> = others.iter().map(|(start, end)| *start..*end).collect();
             let mut rest = Vec::new();
-            subtract(10..20, &others, &mut rest);
+            push_difference(10..20, &others, &mut rest);
             let rest: Vec<_> = rest
                 .into_iter()
                 .map(|range| (range.start, range.end))

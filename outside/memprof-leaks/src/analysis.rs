@@ -46,7 +46,7 @@ pub enum Phase {
     Snapshot,
     /// The heap of the copy is walked.
     WalkHeap,
-    /// Reachable objects are marked, of as many objects as given here.
+    /// Reachable objects are marked, among this number of objects.
     Mark(u64),
     /// The second snapshot is due in a while.
     AwaitSecond,
@@ -151,7 +151,7 @@ impl AnalysisReport {
             let is_reaped = snapshot.release(target);
             if !is_reaped {
                 let message = "a zombie child stays until the process ends, which could not be made to call wait4(2)";
-                self.warn(message.to_owned());
+                self.add_warning(message.to_owned());
             }
             if let Some(done) = done? {
                 return Ok(done);
@@ -161,7 +161,7 @@ impl AnalysisReport {
     }
 
     /// Adds a warning, unless the report has it already.
-    pub(crate) fn warn(&mut self, message: String) {
+    pub(crate) fn add_warning(&mut self, message: String) {
         warn(&mut self.warnings, message);
     }
 
@@ -169,7 +169,7 @@ impl AnalysisReport {
     pub(crate) fn note_unproven(&mut self, analyzed: &AnalyzedSnapshot<'_>) {
         for part in &analyzed.unproven {
             let why = "memory of unknown form, in which no leak is reported";
-            self.note_unsearched(Unsearched::objects(None, part.clone(), why));
+            self.note_unsearched(Unsearched::for_objects(None, part.clone(), why));
         }
     }
 
@@ -212,14 +212,14 @@ impl AnalysisReport {
         objects.exclude_cached(&heap.cached);
         objects.mark_without_scan(&heap.opaque);
         if let Some(mut python) = Python::find(&view) {
-            budget.reserve(objects.memory_of(2))?;
+            budget.reserve(objects.bitmap_bytes(2))?;
             python.record_gc_heads(&objects);
         }
         let mut roots = find_roots(snapshot, &view, &own);
         self.allocators = allocators;
         self.objects = objects.count();
         for warning in heap.warnings {
-            self.warn(warning);
+            self.add_warning(warning);
         }
         for part in heap
             .unreadable

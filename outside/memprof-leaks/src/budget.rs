@@ -41,7 +41,7 @@ impl MemoryBudget {
     ///
     /// # Errors
     /// `Memory`: the search needs more memory than `--max-memory`.
-    pub(crate) fn require(&self, bytes: u64) -> Result<(), Error> {
+    pub(crate) fn require_bytes(&self, bytes: u64) -> Result<(), Error> {
         let needed = self.reserved.saturating_add(bytes);
         match needed > self.limit {
             true => Err(Error::Memory {
@@ -57,7 +57,7 @@ impl MemoryBudget {
     /// # Errors
     /// `Memory`: the limit would be exceeded, and nothing is reserved.
     pub(crate) fn reserve(&mut self, bytes: u64) -> Result<(), Error> {
-        self.require(bytes)?;
+        self.require_bytes(bytes)?;
         self.reserved += bytes;
         Ok(())
     }
@@ -82,7 +82,7 @@ mod tests {
         let mut budget = MemoryBudget::new(0, Some(BASE_BYTES + 100));
         budget.reserve(60).unwrap();
         assert_eq!(budget.remaining(), 40);
-        budget.require(40).unwrap();
+        budget.require_bytes(40).unwrap();
         let error = budget.reserve(41).unwrap_err();
         assert!(
             matches!(
@@ -95,6 +95,6 @@ mod tests {
             "{error}"
         );
         assert_eq!(budget.remaining(), 40);
-        assert!(budget.require(u64::MAX).is_err());
+        assert!(budget.require_bytes(u64::MAX).is_err());
     }
 }

@@ -19,8 +19,9 @@ const ENCODERS: [Encoder; 1] = [Encoder {
     why: "they hold their elements by offsets from their own addresses, not by pointers",
 }];
 
-/// Objects that may be the only holders of others, for the paths of the files that a process has mapped.
-pub(crate) fn encoded_pointers<'a>(
+/// Notes on objects with encoded pointers, which may be the only holders of others. `paths` are those of the files that
+/// a process has mapped.
+pub(crate) fn encoded_pointer_notes<'a>(
     paths: impl Iterator<Item = &'a str> + Clone,
 ) -> impl Iterator<Item = Unsearched> {
     ENCODERS.iter().filter_map(move |encoder| {
@@ -42,7 +43,7 @@ mod tests {
     #[test]
     fn only_mapped_libraries_are_named() {
         let check = |paths: &[&str], expected: usize| {
-            let found = encoded_pointers(paths.iter().copied());
+            let found = encoded_pointer_notes(paths.iter().copied());
             assert_eq!(found.count(), expected, "{paths:?}");
         };
         let library = "/usr/lib/x86_64-linux-gnu/libfontconfig.so.1.12.0";

@@ -8,7 +8,7 @@ use memprof_report::Mapping;
 use crate::analysis::{AnalysisReport, AnalyzedSnapshot};
 use crate::names::NameResolver;
 use crate::objects::Object;
-use crate::stacks::{Stack, Stacks, mappings, symbolize};
+use crate::stacks::{Stack, Stacks, executable_mappings, symbolize};
 
 /// Leaked objects of one class and size that one stack allocated.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -47,7 +47,7 @@ impl UnsymbolizedGroups {
         let mut stacks = Stacks::new(&analyzed.view, &analyzed.contexts, &analyzed.sampled);
         let mut groups = BTreeMap::new();
         for object in objects {
-            let (class, size) = (names.class(&object), object.size());
+            let (class, size) = (names.class_name(&object), object.size());
             let key = (class, size, stacks.stack_of(object.range.start));
             let group = groups
                 .entry(key)
@@ -64,7 +64,7 @@ impl UnsymbolizedGroups {
         }
         Self {
             groups,
-            mappings: mappings(&analyzed.view),
+            mappings: executable_mappings(&analyzed.view),
         }
     }
 
@@ -75,7 +75,7 @@ impl UnsymbolizedGroups {
         let stacks = self.groups.keys().map(|(.., stack)| stack.as_ref());
         let named = symbolize(stacks.flatten(), self.mappings, pid);
         let named = named.unwrap_or_else(|message| {
-            report.warn(message);
+            report.add_warning(message);
             Vec::new()
         });
         let mut named = named.into_iter();

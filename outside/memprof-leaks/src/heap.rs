@@ -65,8 +65,8 @@ pub(crate) fn find_heaps(
     budget: &mut MemoryBudget,
 ) -> Result<(Vec<&'static str>, FoundHeap), Error> {
     let found = [
-        ("glibc", glibc::heap(view, threads, budget)?),
-        ("jemalloc", jemalloc::heap(view, threads, budget)?),
+        ("glibc", glibc::walk_heap(view, threads, budget)?),
+        ("jemalloc", jemalloc::walk_heap(view, threads, budget)?),
     ];
     let (mut names, mut all) = (Vec::new(), FoundHeap::default());
     for (name, heap) in found {
@@ -78,7 +78,7 @@ pub(crate) fn find_heaps(
         return Err(Error::NoHeap(reason));
     }
     if names.is_empty() {
-        let reason = glibc::unknown_release(view).unwrap_or_else(|| {
+        let reason = glibc::unknown_release_reason(view).unwrap_or_else(|| {
             "found neither a heap of glibc's malloc nor one of jemalloc 5.3".to_owned()
         });
         return Err(Error::NoHeap(reason));

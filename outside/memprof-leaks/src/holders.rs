@@ -33,7 +33,7 @@ use crate::names::NameResolver;
 use crate::objects::ObjectIndex;
 use crate::snapshot::CopyTarget;
 
-/// Number of no object, and index of no node in a tree.
+/// Marks a missing number of an object, or index of a node in a tree.
 const NO_NODE: u32 = u32::MAX;
 /// Least bytes per object to find holders: its kind (4), its node in the tree (8) and a queue entry (8), whose
 /// memory its group and its nearest sample use later; and one byte to spare.
@@ -165,23 +165,23 @@ fn find_holders(
         Detail::None | Detail::Object(_) => None,
     };
     budget.reserve(sampled.as_ref().map_or(0, samples::SampledObjects::memory))?;
-    budget.require(report.objects * BYTES_PER_OBJECT)?;
+    budget.require_bytes(report.objects * BYTES_PER_OBJECT)?;
     let mut names = NameResolver::new(&analyzed.view);
     let kinds = HeapObjectKinds::read(&object_index, &mut names);
     let scanner = PointerScanner::new(analyzed, &object_index);
     let holders = ExternalHolders::find(analyzed, &scanner, &mut names, &mut budget)?;
-    budget.require(report.objects * BYTES_PER_OBJECT)?;
+    budget.require_bytes(report.objects * BYTES_PER_OBJECT)?;
     let (method, tree) = match PointerGraph::read(&scanner, budget.remaining()) {
         Some(graph) => (
             Method::Dominators,
-            dominators::find_tree(graph, &holders.roots),
+            dominators::find_dominator_tree(graph, &holders.roots),
         ),
         None => (
             Method::ShortestPath,
-            shortest_paths::find_tree(&scanner, &holders.roots),
+            shortest_paths::find_shortest_path_tree(&scanner, &holders.roots),
         ),
     };
-    report.searched = scanner.searched();
+    report.searched = scanner.searched_bytes();
     analyzed.snapshot.require_headroom()?;
     let max_bytes = budget
         .remaining()
@@ -192,7 +192,7 @@ fn find_holders(
         is_complete,
     } = group_by_kind(&tree, &object_index, &kinds, &holders, max_bytes);
     if !is_complete {
-        report.warn("some objects are counted with what holds them: to show them takes more memory (--max-memory)".to_owned());
+        report.add_warning("some objects are counted with what holds them: to show them takes more memory (--max-memory)".to_owned());
     }
     let object = match detail {
         Detail::Object(address) => Some(address),

@@ -96,7 +96,7 @@ pub(crate) fn mark_reachable(
                 });
             }
         }
-        found.extend(objects.pending().take(MAX_QUEUED));
+        found.extend(objects.marked_unscanned().take(MAX_QUEUED));
         if found.is_empty() {
             break;
         }
@@ -135,7 +135,7 @@ impl Marker<'_> {
     fn mark_ranges(&self, ranges: &[Range<u64>]) -> Vec<u64> {
         let blocks: Vec<Range<u64>> = ranges
             .iter()
-            .flat_map(|range| blocks(range.clone()))
+            .flat_map(|range| split_into_blocks(range.clone()))
             .collect();
         self.run_parallel(&blocks, 1, |blocks, worker| {
             for block in blocks {
@@ -210,7 +210,7 @@ impl Marker<'_> {
 }
 
 /// Splits a range into blocks of [`BLOCK_SIZE`] bytes. Each also has the rest of a word that begins before its end.
-fn blocks(range: Range<u64>) -> impl Iterator<Item = Range<u64>> {
+fn split_into_blocks(range: Range<u64>) -> impl Iterator<Item = Range<u64>> {
     let end = range.end;
     range
         .step_by(BLOCK_SIZE)
@@ -253,7 +253,7 @@ impl<'a> MarkWorker<'a> {
         }
         let is_cached = self.cached.start <= range.start && range.end <= self.cached.end;
         if !is_cached {
-            let around = self.read_range(range);
+            let around = self.extended_range(range);
             let length = (around.end - around.start) as usize;
             let read = self
                 .marker
@@ -268,7 +268,7 @@ impl<'a> MarkWorker<'a> {
     }
 
     /// Range to read so that it contains `range`: extended by its surroundings if it is near the last one.
-    fn read_range(&self, range: &Range<u64>) -> Range<u64> {
+    fn extended_range(&self, range: &Range<u64>) -> Range<u64> {
         let is_near = range.start.abs_diff(self.cached.start) <= 2 * READ_AHEAD_BYTES;
         let region = self.marker.view.region(range.start).filter(|_| is_near);
         let around = region.map(|region| {
@@ -298,7 +298,7 @@ impl<'a> MarkWorker<'a> {
 
     /// Marks the objects to which the words of a range of any length point.
     fn mark_blocks(&mut self, range: Range<u64>) {
-        for block in blocks(range) {
+        for block in split_into_blocks(range) {
             self.mark_range(block);
         }
     }

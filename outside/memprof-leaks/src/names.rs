@@ -8,7 +8,7 @@ mod symbols;
 use std::collections::HashMap;
 use std::rc::Rc;
 
-pub(crate) use self::python::{DICT_TYPE, Python, references};
+pub(crate) use self::python::{DICT_TYPE, Python, reference_count};
 use self::symbols::Symbols;
 pub(crate) use self::symbols::{Variable, functions_of_file};
 use crate::objects::Object;
@@ -40,7 +40,7 @@ impl<'a> NameResolver<'a> {
 
     /// Class or Python type of an object. `None` if its first words identify none. Fast for objects sorted by
     /// address.
-    pub(crate) fn class(&mut self, object: &Object) -> Option<Rc<str>> {
+    pub(crate) fn class_name(&mut self, object: &Object) -> Option<Rc<str>> {
         let start = object.range.start;
         let first = self.memory.word(start)?;
         if self.classes.len() > MAX_CACHED_CLASSES {
@@ -57,18 +57,20 @@ impl<'a> NameResolver<'a> {
         let python = self.python.as_mut();
         class
             .flatten()
-            .or_else(|| python?.type_of(&mut self.memory, object))
+            .or_else(|| python?.type_name(&mut self.memory, object))
     }
 
-    /// Type of a Python object, and the address of the dict with its attributes. `None` if it has no dict, or
-    /// is no Python object.
-    pub(crate) fn attributes(&mut self, object: &Object) -> Option<(Rc<str>, u64)> {
-        self.python.as_mut()?.attributes(&mut self.memory, object)
+    /// Name of a Python object's type, and the address of the dict with its attributes. `None` if it has no dict, or is
+    /// no Python object.
+    pub(crate) fn attributes_dict(&mut self, object: &Object) -> Option<(Rc<str>, u64)> {
+        self.python
+            .as_mut()?
+            .attributes_dict(&mut self.memory, object)
     }
 
     /// Address of the hash table that only this Python dict uses. `None` if it is no dict.
-    pub(crate) fn table(&mut self, dict: &Object) -> Option<u64> {
-        self.python.as_mut()?.table(&mut self.memory, dict)
+    pub(crate) fn dict_table(&mut self, dict: &Object) -> Option<u64> {
+        self.python.as_mut()?.dict_table(&mut self.memory, dict)
     }
 
     /// Variable that contains an address. `None` if no file is mapped there.

@@ -108,7 +108,7 @@ impl Objects {
     /// Marks the used object to which a word points. Returns the object's start, `None` if there is none or
     /// it was marked before.
     pub(crate) fn mark(&self, address: u64) -> Option<u64> {
-        self.note_pointer_to_start(address);
+        self.record_pointer_to_start(address);
         let (span, bit) = self.used_object(address)?;
         if span.reached.has(bit) || span.is_in_gc_head(bit, address) || !span.reached.set(bit) {
             return None;
@@ -118,7 +118,7 @@ impl Objects {
 
     /// Records a pointer to the start of an object, used or free, where it may be one to the end of the object before.
     #[inline]
-    fn note_pointer_to_start(&self, address: u64) {
+    fn record_pointer_to_start(&self, address: u64) {
         if !self.has_headerless {
             return;
         }
@@ -126,7 +126,7 @@ impl Objects {
         let spans = self.spans[at..]
             .iter()
             .take_while(|span| span.range.start <= address);
-        spans.for_each(|span| span.note_pointer_to_start(address));
+        spans.for_each(|span| span.record_pointer_to_start(address));
     }
 
     /// Marks unreachable objects that are arrays without elements, `new T[0]` in C++: the only pointer is to their end,
@@ -169,7 +169,7 @@ impl Objects {
     }
 
     /// Starts of objects that are marked but not scanned, by address.
-    pub(crate) fn pending(&self) -> impl Iterator<Item = u64> {
+    pub(crate) fn marked_unscanned(&self) -> impl Iterator<Item = u64> {
         self.spans.iter().flat_map(|span| {
             (0..span.starts.len()).flat_map(move |index| {
                 let bits = span.reached.word(index) & !span.scanned.word(index);
@@ -201,7 +201,7 @@ impl Objects {
     }
 
     /// Bytes that `bits` more bits for each possible object would need.
-    pub(crate) fn memory_of(&self, bits: u64) -> u64 {
+    pub(crate) fn bitmap_bytes(&self, bits: u64) -> u64 {
         let words = self.spans.iter().map(|span| span.starts.len() as u64);
         words.sum::<u64>() * bits * 8
     }
@@ -324,9 +324,9 @@ mod tests {
         );
         assert_eq!(objects.mark(0x1031), Some(0x1030));
         assert_eq!(objects.mark(0x1031), None);
-        assert_eq!(objects.pending().collect::<Vec<_>>(), [0x1030]);
+        assert_eq!(objects.marked_unscanned().collect::<Vec<_>>(), [0x1030]);
         assert_eq!(objects.mark_scanned(0x1030), Some(0x1030..0x1038));
-        assert_eq!(objects.pending().count(), 0);
+        assert_eq!(objects.marked_unscanned().count(), 0);
         let leaked: Vec<_> = objects.unreachable().map(|object| object.range).collect();
         assert_eq!(
             leaked,

@@ -7,7 +7,7 @@ use memprof_ptrace::process::ProcStatus;
 use memprof_ptrace::{ProgramWatch, Refusal};
 
 use crate::analysis::{AnalysisOptions, AnalysisReport, AnalyzedSnapshot, OnPhase, Phase};
-use crate::encoded_pointers::encoded_pointers;
+use crate::encoded_pointers::encoded_pointer_notes;
 use crate::error::Error;
 use crate::groups::{LeakGroup, UnsymbolizedGroups};
 use crate::mark::mark_reachable;
@@ -103,7 +103,7 @@ pub fn prove_at_exit(
     report.note_unproven(&analyzed);
     mark_all(&analyzed, &mut report, progress)?;
     if status.caught != 0 && may_be_signal_stacks(&analyzed.objects) {
-        report.note_unsearched(Unsearched::count(
+        report.note_unsearched(Unsearched::for_count(
             1,
             SIGNAL_STACKS,
             "it cannot be read at the exit",
@@ -129,7 +129,9 @@ impl UnreachableObjects {
     /// checksums exceed the budget.
     fn new(analyzed: AnalyzedSnapshot<'_>) -> Result<Self, Error> {
         let count = analyzed.objects.unreachable().count();
-        analyzed.budget.require((count * size_of::<u32>()) as u64)?;
+        analyzed
+            .budget
+            .require_bytes((count * size_of::<u32>()) as u64)?;
         let mut checksums = Vec::with_capacity(count);
         let mut memory = CachedReader::new(&analyzed.view);
         let leaked = analyzed.objects.unreachable();
@@ -142,7 +144,7 @@ impl UnreachableObjects {
 
     /// Memory of the objects and checksums, in bytes.
     fn memory(&self) -> u64 {
-        self.objects.memory_of(2) + (self.checksums.capacity() * size_of::<u32>()) as u64
+        self.objects.bitmap_bytes(2) + (self.checksums.capacity() * size_of::<u32>()) as u64
     }
 
     /// Objects that are unreachable and unchanged in a later snapshot.
@@ -192,7 +194,7 @@ fn mark_signal_stacks(
     let stacks = target.signal_stacks();
     if stacks.unread > 0 {
         let why = "their threads are at no point where they can read them";
-        report.note_unsearched(Unsearched::count(stacks.unread, SIGNAL_STACKS, why));
+        report.note_unsearched(Unsearched::for_count(stacks.unread, SIGNAL_STACKS, why));
     }
     let roots = Roots {
         kernel: stacks.starts,
@@ -219,7 +221,11 @@ fn mark_all(
     report.searched = stats.bytes as u64;
     if stats.unread > 0 {
         let why = "the kernel does not let another process read it";
-        report.note_unsearched(Unsearched::bytes(stats.unread as u64, "mapped memory", why));
+        report.note_unsearched(Unsearched::for_bytes(
+            stats.unread as u64,
+            "mapped memory",
+            why,
+        ));
     }
     analyzed
         .objects
@@ -227,7 +233,7 @@ fn mark_all(
     mark_python_garbage(analyzed)?;
     if analyzed.objects.unreachable().next().is_some() {
         let paths = analyzed.view.regions.iter();
-        encoded_pointers(paths.map(|region| region.name.as_str()))
+        encoded_pointer_notes(paths.map(|region| region.name.as_str()))
             .for_each(|part| report.note_unsearched(part));
     }
     Ok(())

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 
 use crate::analysis::AnalyzedSnapshot;
 use crate::error::Error;
-use crate::names::references;
+use crate::names::reference_count;
 use crate::objects::{Object, Objects};
 use crate::snapshot_memory::CachedReader;
 
@@ -31,10 +31,10 @@ pub(crate) fn mark_python_garbage(analyzed: &AnalyzedSnapshot<'_>) -> Result<(),
     if count == 0 {
         return Ok(());
     }
-    analyzed.budget.require(count * BYTES_PER_OBJECT)?;
+    analyzed.budget.require_bytes(count * BYTES_PER_OBJECT)?;
     let mut memory = CachedReader::new(&analyzed.view);
     let mut unexplained_references: HashMap<u64, u32> = python_objects()
-        .map(|start| (start, references(&mut memory, start)))
+        .map(|start| (start, reference_count(&mut memory, start)))
         .collect();
     for object in objects.unreachable() {
         for word in words(&mut memory, &object) {

@@ -13,9 +13,9 @@ use memprof_ptrace::memory::Memory;
 use nix::sys::uio::{RemoteIoVec, process_vm_readv};
 use nix::unistd::Pid;
 
-use crate::address_ranges::{merge_ranges, subtract};
+use crate::address_ranges::{merge_ranges, push_difference};
 use crate::error::Error;
-use crate::resident_pages::{PAGE_SIZE, resident};
+use crate::resident_pages::{PAGE_SIZE, resident_or_swapped};
 
 /// A mapping, and its pages that may be read.
 #[derive(Clone, Debug)]
@@ -172,7 +172,7 @@ impl ViewedParts {
             .entry((region.device.clone(), region.inode))
             .or_default();
         let mut first = Vec::new();
-        parts.for_each(|part| subtract(part, viewed, &mut first));
+        parts.for_each(|part| push_difference(part, viewed, &mut first));
         viewed.extend(first.iter().cloned());
         *viewed = merge_ranges(mem::take(viewed));
         let (start, offset) = (region.range.start, region.offset);
@@ -203,7 +203,7 @@ pub(crate) fn read_regions(
         ];
         let found = match kernel_mappings.contains(&mapping.path) {
             true => Vec::new(),
-            false => resident(&pages, &mapping.range, is_shared),
+            false => resident_or_swapped(&pages, &mapping.range, is_shared),
         };
         Region {
             name: String::from_utf8_lossy(mapping.path).into_owned(),

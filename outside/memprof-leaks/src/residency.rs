@@ -11,7 +11,7 @@ use crate::error::Error;
 use crate::heap::{self, FoundHeap, PAGE_TRIM_GAP};
 use crate::objects::{Objects, Span};
 use crate::regions::Region;
-use crate::resident_pages::{PAGE_SIZE, present};
+use crate::resident_pages::{PAGE_SIZE, resident_anonymous};
 use crate::snapshot::{CopyTarget, Snapshot};
 use crate::snapshot_memory::SnapshotMemory;
 
@@ -63,7 +63,7 @@ pub fn heap_residency(pid: u32, options: AnalysisOptions) -> Result<HeapResidenc
     for _ in 0..MAX_ATTEMPTS {
         let mut budget = MemoryBudget::new(target.status.resident, options.max_memory);
         let snapshot = target.snapshot(options.max_pause, budget.remaining() / 2)?;
-        let measured = measure(&snapshot, &mut budget);
+        let measured = measure_heaps(&snapshot, &mut budget);
         snapshot.release(&target);
         match measured? {
             Ok(residency) => return Ok(residency),
@@ -74,7 +74,7 @@ pub fn heap_residency(pid: u32, options: AnalysisOptions) -> Result<HeapResidenc
 }
 
 /// Accounts for the heaps of a snapshot. The inner error has the parts that are unreadable or inconsistent.
-fn measure(
+fn measure_heaps(
     snapshot: &Snapshot,
     budget: &mut MemoryBudget,
 ) -> Result<Result<HeapResidency, Vec<String>>, Error> {
@@ -98,14 +98,14 @@ fn measure(
         let included = regions.filter(|region| !region.is_shared && is_included(region));
         ResidentRuns::new(included.flat_map(|region| {
             let pagemap = if region.is_uncopied { &live } else { &copy };
-            present(pagemap, &region.range)
+            resident_anonymous(pagemap, &region.range)
         }))
     };
     let is_huge = |region: &Region| region.name.starts_with(HUGE_PAGES_NAME);
     Ok(Ok(HeapResidency {
         allocators,
         stopped: snapshot.stopped,
-        ..account(found, &pages(&|region| !region.is_file), &pages(&is_huge))
+        ..account_heaps(found, &pages(&|region| !region.is_file), &pages(&is_huge))
     }))
 }
 
@@ -132,7 +132,7 @@ impl ResidentRuns {
     }
 
     /// Resident bytes below an address.
-    fn below(&self, address: u64) -> u64 {
+    fn bytes_below(&self, address: u64) -> u64 {
         let index = self.runs.partition_point(|run| run.start < address);
         let Some(last) = index.checked_sub(1) else {
             return 0;
@@ -142,16 +142,16 @@ impl ResidentRuns {
     }
 
     /// Resident bytes of a range.
-    fn bytes(&self, range: &Range<u64>) -> u64 {
+    fn bytes_in(&self, range: &Range<u64>) -> u64 {
         match range.is_empty() {
             true => 0,
-            false => self.below(range.end) - self.below(range.start),
+            false => self.bytes_below(range.end) - self.bytes_below(range.start),
         }
     }
 }
 
 /// Accounts for the memory of heaps: `normal` are the resident pages that RSS contains, `huge` those of hugetlbfs.
-fn account(found: FoundHeap, normal: &ResidentRuns, huge: &ResidentRuns) -> HeapResidency {
+fn account_heaps(found: FoundHeap, normal: &ResidentRuns, huge: &ResidentRuns) -> HeapResidency {
     let FoundHeap {
         spans,
         mut cached,
@@ -168,7 +168,7 @@ fn account(found: FoundHeap, normal: &ResidentRuns, huge: &ResidentRuns) -> Heap
     let spans = objects.into_spans();
     for span in &spans {
         let accounted = account_span(span, &cached, normal, huge, &mut sum);
-        let rest = normal.bytes(span.range()) - accounted;
+        let rest = normal.bytes_in(span.range()) - accounted;
         match span.has_headers() {
             true => sum.metadata += rest,
             false => sum.fragments += rest,
@@ -176,14 +176,14 @@ fn account(found: FoundHeap, normal: &ResidentRuns, huge: &ResidentRuns) -> Heap
     }
     for memory in &unused {
         let start = memory.range.start.next_multiple_of(PAGE_SIZE);
-        let pages = normal.bytes(&(start..memory.range.end.max(start)));
+        let pages = normal.bytes_in(&(start..memory.range.end.max(start)));
         sum.free_pages += pages;
         sum.purgeable += if memory.is_purgeable { pages } else { 0 };
-        sum.fragments += normal.bytes(&memory.range) - pages;
+        sum.fragments += normal.bytes_in(&memory.range) - pages;
     }
     let ranges = spans.iter().map(|span| span.range().clone());
     let heap = merge_ranges(excluded.into_iter().chain(ranges).collect());
-    let all: u64 = heap.iter().map(|range| normal.bytes(range)).sum();
+    let all: u64 = heap.iter().map(|range| normal.bytes_in(range)).sum();
     sum.metadata += all.saturating_sub(sum.resident());
     sum
 }
@@ -200,9 +200,9 @@ fn account_span(
     let mut free: Option<Range<u64>> = None;
     let mut end_free = |free: Option<Range<u64>>, sum: &mut HeapResidency| {
         let Some(range) = free else { return };
-        let bytes = normal.bytes(&range);
+        let bytes = normal.bytes_in(&range);
         accounted += bytes;
-        let pages = normal.bytes(&trimmed_pages(span, &range));
+        let pages = normal.bytes_in(&trimmed_pages(span, &range));
         sum.fragments += bytes - pages;
         sum.free_pages += pages;
         sum.purgeable += pages;
@@ -217,12 +217,12 @@ fn account_span(
             continue;
         }
         end_free(free.take(), sum);
-        let bytes = normal.bytes(&range);
+        let bytes = normal.bytes_in(&range);
         used_bytes += bytes;
         match cached.binary_search(&range.start) {
             Ok(_) => sum.thread_caches += bytes,
             Err(_) => {
-                let in_huge = huge.bytes(&range);
+                let in_huge = huge.bytes_in(&range);
                 sum.live += bytes;
                 sum.huge_pages += in_huge;
                 sum.untouched += (range.end - range.start).saturating_sub(bytes + in_huge);
@@ -276,7 +276,7 @@ mod tests {
 
     fn check<const N: usize>(resident: [Range<u64>; N], expected: HeapResidency) {
         let normal = ResidentRuns::new(resident.iter().cloned());
-        let found = account(glibc_heap(), &normal, &ResidentRuns::default());
+        let found = account_heaps(glibc_heap(), &normal, &ResidentRuns::default());
         let all: u64 = resident.iter().map(|run| run.end - run.start).sum();
         assert_eq!(found.resident(), all, "{resident:x?}");
         assert_eq!(found, expected, "{resident:x?}");
@@ -322,7 +322,7 @@ mod tests {
             ..FoundHeap::default()
         };
         let huge = ResidentRuns::new(std::iter::once(0x20_0000..0x40_0000));
-        let found = account(found, &ResidentRuns::default(), &huge);
+        let found = account_heaps(found, &ResidentRuns::default(), &huge);
         assert_eq!((found.huge_pages, found.untouched), (0x1f_fff0, 0));
         assert_eq!(found.resident(), 0);
     }

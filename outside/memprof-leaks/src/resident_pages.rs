@@ -59,7 +59,11 @@ nix::ioctl_readwrite!(pagemap_scan, b'f', 16, PagemapScan);
 
 /// Finds the pages of a mapping that are in memory or swapped out, and private unless it is shared. Returns
 /// the whole mapping if the pagemap cannot be read.
-pub(crate) fn resident(pagemap: &File, range: &Range<u64>, is_shared: bool) -> Vec<Range<u64>> {
+pub(crate) fn resident_or_swapped(
+    pagemap: &File,
+    range: &Range<u64>,
+    is_shared: bool,
+) -> Vec<Range<u64>> {
     let pages = match is_shared {
         true => Pages::ANY,
         false => Pages::PRIVATE,
@@ -70,7 +74,7 @@ pub(crate) fn resident(pagemap: &File, range: &Range<u64>, is_shared: bool) -> V
 
 /// Finds the private pages of a mapping that the kernel counts as resident anonymous memory. Returns none if the
 /// pagemap cannot be read.
-pub(crate) fn present(pagemap: &File, range: &Range<u64>) -> Vec<Range<u64>> {
+pub(crate) fn resident_anonymous(pagemap: &File, range: &Range<u64>) -> Vec<Range<u64>> {
     find_pages(pagemap, range, Pages::RESIDENT_ANONYMOUS).unwrap_or_default()
 }
 
@@ -100,7 +104,7 @@ impl Pages {
         excluded: PAGE_IS_FILE | PAGE_IS_PFNZERO,
     };
 
-    /// Whether a pagemap entry is of this kind. Entries do not tell the page of zeros apart.
+    /// Whether a pagemap entry is of this kind. Entries do not show whether it is that page of zeros.
     fn contains(self, entry: u64) -> bool {
         let categories = [
             (PRESENT, PAGE_IS_PRESENT),
@@ -226,7 +230,10 @@ mod tests {
             .iter()
             .map(|run| address(run.start)..address(run.end))
             .collect();
-        assert!(resident(&pagemap, &range, false) == expected, "{pages}");
+        assert!(
+            resident_or_swapped(&pagemap, &range, false) == expected,
+            "{pages}"
+        );
         if pages <= 1 << 20 {
             assert!(
                 read_pagemap(&pagemap, &range, Pages::PRIVATE).unwrap() == expected,

@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use memprof_ptrace::process::count_memory_sharers;
 
-use crate::address_ranges::subtract;
+use crate::address_ranges::push_difference;
 use crate::snapshot::Snapshot;
 use crate::snapshot_memory::SnapshotMemory;
 use crate::unsearched::Unsearched;
@@ -33,7 +33,7 @@ pub(crate) fn find_roots(snapshot: &Snapshot, view: &SnapshotMemory, own: &[Rang
     };
     for region in &view.regions {
         if region.is_writable && snapshot.devices.contains(&region.range) {
-            roots.unsearched.push(Unsearched::bytes(
+            roots.unsearched.push(Unsearched::for_bytes(
                 region.range.end - region.range.start,
                 format!(
                     "a device's memory at {:#x} ({})",
@@ -45,9 +45,9 @@ pub(crate) fn find_roots(snapshot: &Snapshot, view: &SnapshotMemory, own: &[Rang
         }
         for pages in &region.pages {
             let mut used = Vec::new();
-            subtract(pages.clone(), &unused, &mut used);
+            push_difference(pages.clone(), &unused, &mut used);
             for used in used {
-                subtract(used, own, &mut roots.ranges);
+                push_difference(used, own, &mut roots.ranges);
             }
         }
     }

@@ -57,14 +57,14 @@ impl SharedObject {
     }
 
     /// Text that describes the queue, if it is a POSIX message queue.
-    pub(crate) fn message_queue(&self) -> Option<String> {
+    pub(crate) fn message_queue_text(&self) -> Option<String> {
         let mut bytes = [0; 256];
         let read = self.is_message_queue.then(|| self.read(0, &mut bytes))?;
         Some(String::from_utf8_lossy(&bytes[..read]).into_owned())
     }
 
     /// Parts of a range of the object that have data, by offset. The rest are holes, which read as zeros.
-    pub(crate) fn data(&self, range: Range<u64>) -> Vec<Range<u64>> {
+    pub(crate) fn data_ranges(&self, range: Range<u64>) -> Vec<Range<u64>> {
         let mut data = Vec::new();
         let mut offset = range.start;
         while offset < range.end
@@ -128,7 +128,7 @@ mod tests {
         let object = SharedObject::from_file(file);
         assert!(object.is_memory);
         let check = |range, expected: &[(u64, u64)]| {
-            let found = object.data(range);
+            let found = object.data_ranges(range);
             let pages = found.iter().map(|run| (run.start / PAGE, run.end / PAGE));
             assert!(pages.eq(expected.iter().copied()), "{found:?}");
         };

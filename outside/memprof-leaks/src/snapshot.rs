@@ -89,7 +89,7 @@ impl CopyTarget {
     /// A reason why it cannot.
     pub fn inspect(pid: u32) -> Result<Self, Error> {
         let memory = Memory::open_by_child(pid);
-        // The lock comes first, because it traces the process meanwhile.
+        // Locked first: another memprof that holds the lock traces the process meanwhile.
         let locked = memory.as_ref().map(wait_for_lock);
         // The examination comes before the result of the opening, because its refusal has the reason.
         let status = examine_for(Purpose::Read, pid)?.status;
@@ -97,7 +97,7 @@ impl CopyTarget {
             .unwrap_or(Ok(()))
             .map_err(Error::io("another memprof is at work on it"))?;
         let memory = memory.map_err(Error::io(format!("/proc/{pid}/mem")))?;
-        let maps = read(pid, "maps")?;
+        let maps = read_proc_file(pid, "maps")?;
         let code = || mappings(&maps).filter(|each| each.is_executable() && each.inode != 0);
         // The C library is searched first, because a program may have more libraries than are searched. Its
         // name proves nothing; the instructions do.
@@ -124,9 +124,9 @@ impl CopyTarget {
     /// # Errors
     /// A reason why it could not be copied; it runs on as before.
     pub fn snapshot(&self, limit: Duration, max_bytes: u64) -> Result<Snapshot, Error> {
-        let mappings = smaps::parse(&read(self.pid, "smaps")?);
+        let mappings = smaps::parse_smaps(&read_proc_file(self.pid, "smaps")?);
         headroom::require_headroom(self.pid, &mappings)?;
-        let estimate = smaps::estimate(&mappings, self.status.threads);
+        let estimate = smaps::estimate_pause(&mappings, self.status.threads);
         if estimate > limit {
             return Err(Error::LongPause { estimate, limit });
         }
@@ -147,7 +147,7 @@ impl CopyTarget {
             drop(threads);
             return Err(process_gone_refusal(self.pid).into());
         }
-        let maps = read(self.pid, "maps")?;
+        let maps = read_proc_file(self.pid, "maps")?;
         let (chosen, stopped) = threads.pick_thread(|thread| self.can_clone(&maps, thread))?;
         let context = chosen.saved_context();
         let end = self
@@ -170,7 +170,7 @@ impl CopyTarget {
             Instant::now() + estimate + CLONE_TIMEOUT,
         );
         let uncopied = cloned.as_ref().map(|(copy, _)| {
-            let copy_maps = read(copy.pid(), "maps")?;
+            let copy_maps = read_proc_file(copy.pid(), "maps")?;
             let save =
                 |plan| UncopiedMemory::save(self.pid, &copy_maps, &mappings, plan, start + limit);
             Ok((save(plan)?, save(shared_plan)?))
@@ -192,8 +192,8 @@ impl CopyTarget {
             stopped,
             estimate,
             threads: registers,
-            devices: smaps::devices(&mappings),
-            unwritable: smaps::unwritable(&mappings),
+            devices: smaps::device_ranges(&mappings),
+            unwritable: smaps::unwritable_ranges(&mappings),
             uncopied: Arc::default(),
             shared: Arc::default(),
         };
@@ -241,11 +241,11 @@ impl Snapshot {
     /// `Io`: its registers cannot be read; `Refused`: it has ended.
     pub(crate) fn at_exit(exiting: &ExitingProgram) -> Result<Self, Error> {
         let pid = exiting.last_thread();
-        let maps = read(pid, "maps")?;
-        let mappings = smaps::parse(&read(pid, "smaps")?);
+        let maps = read_proc_file(pid, "maps")?;
+        let mappings = smaps::parse_smaps(&read_proc_file(pid, "smaps")?);
         let loaded = Memory::open(pid).and_then(|memory| loaded_libraries(&memory, &maps));
         let loaded = loaded.unwrap_or_default();
-        let threads = Registers::at_exit(exiting, &maps, &loaded);
+        let threads = Registers::read_at_exit(exiting, &maps, &loaded);
         Ok(Self {
             copy: None,
             pid,
@@ -254,8 +254,8 @@ impl Snapshot {
             threads: threads.map_err(Error::io("failed to read its registers"))?,
             uncopied: Arc::default(),
             shared: Arc::default(),
-            devices: smaps::devices(&mappings),
-            unwritable: smaps::unwritable(&mappings),
+            devices: smaps::device_ranges(&mappings),
+            unwritable: smaps::unwritable_ranges(&mappings),
         })
     }
 
@@ -276,7 +276,7 @@ impl Snapshot {
         let reaped = status
             .map_err(Error::from)
             .and_then(|status| target.reap(&status, pid));
-        reaped.is_ok() && !reap::is_alive(pid)
+        reaped.is_ok() && !reap::process_exists(pid)
     }
 
     /// Fails if the pages that the kernel duplicates leave too little memory.
@@ -302,7 +302,7 @@ fn wait_for_lock(memory: &Memory) -> io::Result<()> {
 }
 
 /// Reads a file of /proc/PID. Fails if the process has ended.
-fn read(pid: u32, name: &str) -> Result<Vec<u8>, Error> {
+fn read_proc_file(pid: u32, name: &str) -> Result<Vec<u8>, Error> {
     match fs::read(format!("/proc/{pid}/{name}")) {
         Ok(text) if !text.is_empty() => Ok(text),
         _ => Err(process_gone_refusal(pid).into()),

@@ -74,6 +74,7 @@ impl SnapshotMemory {
         let mut on_disk = MAX_DISK_BYTES;
         let mut viewed = ViewedParts::drop_second_views(&mut self.regions);
         for region in self.regions.iter_mut().filter(|region| region.is_shared) {
+            // A device cannot be read from outside the process.
             if snapshot.devices.contains(&region.range) {
                 continue;
             }
@@ -88,6 +89,7 @@ impl SnapshotMemory {
                 unopened += if is_unwritable { 0 } else { size - resident };
                 continue;
             };
+            // The process cannot have stored pointers in a file that it may only read.
             if is_unwritable && !object.is_memory {
                 region.pages.clear();
                 continue;
@@ -97,8 +99,9 @@ impl SnapshotMemory {
                 .size()
                 .min(offset + (region.range.end - start))
                 .max(offset);
-            let data = object.data(offset..end);
+            let data = object.data_ranges(offset..end);
             let bytes: u64 = data.iter().map(|run| run.end - run.start).sum();
+            // Reading more of the disk would take too long.
             let is_read = object.is_memory || bytes <= on_disk;
             if is_read {
                 let untouched = viewed.add(region, data.into_iter());
@@ -121,7 +124,8 @@ impl SnapshotMemory {
             (unread, "files that are mapped shared", "they are too large"),
         ] {
             if bytes > 0 {
-                self.unread_shared.push(Unsearched::bytes(bytes, what, why));
+                self.unread_shared
+                    .push(Unsearched::for_bytes(bytes, what, why));
             }
         }
     }

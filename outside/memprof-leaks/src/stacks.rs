@@ -52,7 +52,7 @@ impl<'a> Stacks<'a> {
         let (_, context) = self.contexts[index.ok()?];
         let known = self.known.entry(context);
         known
-            .or_insert_with(|| jemalloc_profiler::stack(self.view, context))
+            .or_insert_with(|| jemalloc_profiler::read_stack(self.view, context))
             .clone()
     }
 }
@@ -84,7 +84,7 @@ pub(crate) fn symbolize<'a>(
 }
 
 /// Executable mappings of a snapshot, by address.
-pub(crate) fn mappings(view: &SnapshotMemory) -> Vec<Mapping> {
+pub(crate) fn executable_mappings(view: &SnapshotMemory) -> Vec<Mapping> {
     let regions = view.regions.iter().filter(|region| region.is_executable);
     let mappings = regions.map(|region| Mapping {
         start: Address(region.range.start),

@@ -37,7 +37,7 @@ pub enum UnsearchedAmount {
 
 impl Unsearched {
     /// Bytes that may hold pointers.
-    pub(crate) fn bytes(bytes: u64, what: impl Into<String>, why: impl Into<String>) -> Self {
+    pub(crate) fn for_bytes(bytes: u64, what: impl Into<String>, why: impl Into<String>) -> Self {
         Self {
             role: UnsearchedRole::Pointers,
             what: what.into(),
@@ -47,15 +47,15 @@ impl Unsearched {
     }
 
     /// Kernel objects that may hold pointers.
-    pub(crate) fn count(count: u64, what: impl Into<String>, why: impl Into<String>) -> Self {
+    pub(crate) fn for_count(count: u64, what: impl Into<String>, why: impl Into<String>) -> Self {
         Self {
             amount: Some(UnsearchedAmount::Count(count)),
-            ..Self::bytes(0, what, why)
+            ..Self::for_bytes(0, what, why)
         }
     }
 
     /// A heap, or a part of one, whose objects are not reported.
-    pub(crate) fn objects(
+    pub(crate) fn for_objects(
         amount: Option<UnsearchedAmount>,
         what: impl Into<String>,
         why: impl Into<String>,
@@ -63,7 +63,7 @@ impl Unsearched {
         Self {
             role: UnsearchedRole::Objects,
             amount,
-            ..Self::bytes(0, what, why)
+            ..Self::for_bytes(0, what, why)
         }
     }
 
@@ -95,15 +95,15 @@ mod tests {
     fn unsearched_part_is_displayed_with_its_amount() {
         let check = |part: Unsearched, expected| assert_eq!(part.to_string(), expected);
         check(
-            Unsearched::bytes(2048, "shared memory", "no access"),
+            Unsearched::for_bytes(2048, "shared memory", "no access"),
             "2.00KiB of shared memory: no access",
         );
         check(
-            Unsearched::count(3, "message queues", "unreadable"),
+            Unsearched::for_count(3, "message queues", "unreadable"),
             "3 message queues: unreadable",
         );
         check(
-            Unsearched::objects(None, "glibc's heap", "unknown form"),
+            Unsearched::for_objects(None, "glibc's heap", "unknown form"),
             "glibc's heap: unknown form",
         );
     }

@@ -31,7 +31,7 @@ use crate::snapshot_memory::{CachedReader, SnapshotMemory};
 ///
 /// # Errors
 /// `Memory`: the search needs more memory than `--max-memory`.
-pub(crate) fn heap(
+pub(crate) fn walk_heap(
     view: &SnapshotMemory,
     threads: &[Registers],
     budget: &mut MemoryBudget,
@@ -70,16 +70,16 @@ pub(crate) fn heap(
         let has_none = parameters.is_some_and(|found| found.cache_count == 0);
         is_known && main.layout.has_late_caches || has_none
     };
-    caches::exclude_cached(view, &arenas, &caches, may_have_no_caches, &mut heap);
-    caches::exclude_detached(view, threads, &mut heap);
+    caches::add_cached_objects(view, &arenas, &caches, may_have_no_caches, &mut heap);
+    caches::add_detached_fast_bin(view, threads, &mut heap);
     heap.warnings
-        .extend(release.and_then(Release::unknown_note));
+        .extend(release.and_then(Release::unknown_reason));
     Ok(Some(heap))
 }
 
 /// Reason why no heap of glibc is found in a process with a glibc that memprof does not know. `None` if it has none.
-pub(crate) fn unknown_release(view: &SnapshotMemory) -> Option<String> {
-    Release::read(view)?.unknown_note()
+pub(crate) fn unknown_release_reason(view: &SnapshotMemory) -> Option<String> {
+    Release::read(view)?.unknown_reason()
 }
 
 /// Heap of all arenas, as far as it is walked.

@@ -33,7 +33,7 @@ const BYTES_PER_EXTENT: usize = size_of::<Extent>() + 64;
 ///
 /// # Errors
 /// `Memory`: the search needs more memory than `--max-memory`.
-pub(crate) fn heap(
+pub(crate) fn walk_heap(
     view: &SnapshotMemory,
     threads: &[Registers],
     budget: &mut MemoryBudget,
@@ -90,7 +90,7 @@ pub(crate) fn heap(
     let (large, small): (Vec<_>, Vec<_>) = found.into_iter().partition(is_large);
     for extent in large {
         reserve(Span::memory_size(0, 1))?;
-        heap.spans.push(Span::single_object(extent.object()));
+        heap.spans.push(Span::single_object(extent.object_range()));
     }
     let is_run = |one: &Extent, next: &Extent| {
         one.range.end == next.range.start && granule(one) == granule(next)
@@ -100,7 +100,7 @@ pub(crate) fn heap(
         reserve(Span::memory_size(end - start, granule(&run[0])))?;
         heap.spans.push(span_of_run(run));
     }
-    caches::exclude_cached(view, threads, &mut heap);
+    caches::add_cached_objects(view, threads, &mut heap);
     Ok(Some(heap))
 }
 
@@ -133,7 +133,7 @@ fn span_of_run(run: &[Extent]) -> Span {
                 }
             }
             ExtentKind::Large { .. } => {
-                let Range { start, end } = extent.object();
+                let Range { start, end } = extent.object_range();
                 span.add_object(extent.range.start, false);
                 span.add_object(start, true);
                 if end < extent.range.end {
@@ -145,8 +145,8 @@ fn span_of_run(run: &[Extent]) -> Span {
     span
 }
 
-/// Appends the extents whose records are in a mapping, and what looks like one, to `found`. Searches only private
-/// anonymous memory.
+/// Appends the extents whose records are in a mapping to `found`, also those by words that only resemble a record.
+/// Searches only private anonymous memory.
 fn add_extents(
     view: &SnapshotMemory,
     region: &Region,
@@ -163,14 +163,14 @@ fn add_extents(
             let read = view.read(start, &mut block[..length]);
             let records = block[..read].chunks_exact(RECORD_SIZE).enumerate();
             found.extend(records.filter_map(|(index, bytes)| {
-                let extent = record::parse(bytes, start + (index * RECORD_SIZE) as u64)?;
+                let extent = record::parse_record(bytes, start + (index * RECORD_SIZE) as u64)?;
                 let is_mapped = |address| {
                     view.region(address)
                         .is_some_and(|region| region.is_writable)
                 };
                 (is_mapped(extent.range.start) && is_mapped(extent.range.end - 1)).then_some(extent)
             }));
-            budget.require((found.len() * BYTES_PER_EXTENT) as u64)?;
+            budget.require_bytes((found.len() * BYTES_PER_EXTENT) as u64)?;
         }
     }
     Ok(())

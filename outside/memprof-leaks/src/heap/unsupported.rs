@@ -149,18 +149,18 @@ pub(super) fn find_unsupported(
     let why = "none of its objects is reported";
     let mut parts: Vec<_> = jemalloc
         .into_iter()
-        .map(|jemalloc| Unsearched::objects(None, jemalloc, why))
+        .map(|jemalloc| Unsearched::for_objects(None, jemalloc, why))
         .collect();
     let bytes = Some(UnsearchedAmount::Bytes(foreign));
     if let Some(name) = server {
         let what = format!("memory that may be the heap of the malloc in {name}");
-        parts.push(Unsearched::objects(bytes, what, why));
+        parts.push(Unsearched::for_objects(bytes, what, why));
     }
     if refusal.is_none() && parts.is_empty() && is_used {
         let others = other_allocators(view).into_iter();
         parts.extend(others.map(|(name, file)| {
             let what = format!("memory that may be the heap of {name} in {file}");
-            Unsearched::objects(bytes, what, why)
+            Unsearched::for_objects(bytes, what, why)
         }));
     }
     let is_unexplained = parts.is_empty() && foreign >= walked_bytes.max(MIN_FOREIGN_BYTES);
@@ -208,8 +208,8 @@ fn is_c_library(path: &str) -> bool {
     starts.iter().any(|start| name.starts_with(start))
 }
 
-/// Other allocators by their signs, each with the file that contains it: in the program, or a library by its name's
-/// functions.
+/// Other allocators by their signs, each with the file that contains it: the program, or a library that defines one of
+/// the functions.
 fn other_allocators(view: &SnapshotMemory) -> Vec<(&'static str, &str)> {
     let Some(program) = program_file(view) else {
         return Vec::new();

@@ -8,11 +8,11 @@ use super::{HolderTree, NO_NODE};
 
 /// Finds the holder of each object that the roots reach. The number of a root's node follows those of the
 /// objects.
-pub(super) fn find_tree(graph: PointerGraph, roots: &[ExternalHolder]) -> HolderTree {
+pub(super) fn find_dominator_tree(graph: PointerGraph, roots: &[ExternalHolder]) -> HolderTree {
     let count = graph.first.len() as u32 - 1;
     let nearest = nearest_holders(&graph, roots, count);
     let order = depth_first_order(&graph, roots, count);
-    let predecessors = predecessors(graph, roots, count, &order);
+    let predecessors = collect_predecessors(graph, roots, count, &order);
     let mut parents = order.parents;
     set_dominators(&predecessors, &mut parents);
     let mut tree = HolderTree {
@@ -142,7 +142,7 @@ struct Predecessors {
 
 /// Collects for each node the nodes that point to it, except those of a later rank. Consumes the graph to release
 /// its memory.
-fn predecessors(
+fn collect_predecessors(
     graph: PointerGraph,
     roots: &[ExternalHolder],
     count: u32,
@@ -284,7 +284,7 @@ mod tests {
     #[test]
     fn object_of_several_holders_is_held_by_their_dominator() {
         let check = |pointers: &[(u32, u32)], ranks: &[(u8, &[u32])], expected: &[(u32, u32)]| {
-            let tree = find_tree(graph(4, pointers), &roots(ranks));
+            let tree = find_dominator_tree(graph(4, pointers), &roots(ranks));
             assert_eq!(holders(&tree), expected, "{pointers:?}");
         };
         let diamond = [(0, 1), (0, 2), (1, 3), (2, 3)];
@@ -316,7 +316,7 @@ mod tests {
 
     #[test]
     fn object_of_two_holders_is_shared() {
-        let both = find_tree(graph(2, &[(0, 1)]), &roots(&[(0, &[0]), (0, &[1])]));
+        let both = find_dominator_tree(graph(2, &[(0, 1)]), &roots(&[(0, &[0]), (0, &[1])]));
         let shared: Vec<_> = both
             .shared
             .iter()
@@ -338,7 +338,7 @@ mod tests {
                 .map(|_| (random(count), random(count)))
                 .collect();
             let targets: Vec<_> = (0..1 + random(3)).map(|_| random(count)).collect();
-            let tree = find_tree(graph(count, &pointers), &roots(&[(0, &targets)]));
+            let tree = find_dominator_tree(graph(count, &pointers), &roots(&[(0, &targets)]));
             let from_root = targets.iter().map(|target| (count, *target));
             let all = pointers.iter().copied().chain(from_root);
             let other = DiGraph::<(), ()>::from_edges(all);

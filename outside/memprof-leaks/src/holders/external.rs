@@ -181,7 +181,7 @@ impl HolderBuilder {
             _ => new.all.iter().for_each(|target| targets.push(*target)),
         }
         self.targets = self.targets - before + targets.all.len();
-        self.budget.require(self.memory())
+        self.budget.require_bytes(self.memory())
     }
 
     /// Estimated memory of the result, in bytes.

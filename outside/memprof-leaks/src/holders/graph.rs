@@ -28,7 +28,7 @@ impl PointerGraph {
             targets: Vec::new(),
         };
         graph.first.push(0);
-        let mut memory = scanner.reader();
+        let mut memory = scanner.new_reader();
         for (number, object) in scanner.object_index.all().enumerate() {
             let read = scanner.for_each_target(number as u32, &object, &mut memory, |target| {
                 if graph.targets.len() as u64 >= limit {

@@ -59,8 +59,8 @@ impl Holder {
     }
 }
 
-/// Finds the holder of an address outside the heap, and the range of addresses from there on that it has,
-/// too. Without a symbol, each word is a variable; or if not `is_exact`, each page is one.
+/// Finds the holder of an address outside the heap, and the range of addresses from it on that belong to that holder.
+/// Without a symbol, each word is a variable; or if not `is_exact`, each page is one.
 pub(super) fn holder_of(
     analyzed: &AnalyzedSnapshot<'_>,
     names: &mut NameResolver<'_>,

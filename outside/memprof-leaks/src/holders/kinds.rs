@@ -34,9 +34,9 @@ impl HeapObjectKinds {
         let mut numbers_of: HashMap<HeapObjectKind, u32> = HashMap::new();
         let mut all = Vec::new();
         let by_object = object_index.all().map(|object| {
-            let kind = match names.class(&object) {
+            let kind = match names.class_name(&object) {
                 Some(class) => HeapObjectKind::Class(class),
-                None => HeapObjectKind::of_size(object.size()),
+                None => HeapObjectKind::for_size(object.size()),
             };
             let next = all.len() as u32;
             *numbers_of.entry(kind).or_insert_with_key(|kind| {
@@ -63,7 +63,7 @@ impl HeapObjectKinds {
         let first = self.all.len() as u32;
         let mut kinds_of: HashMap<Rc<str>, u32> = HashMap::new();
         for object in object_index.all() {
-            if let Some((class, address)) = names.attributes(&object)
+            if let Some((class, address)) = names.attributes_dict(&object)
                 && let Some(number) = object_index.number(address)
                 && self.kind(number) == dict
             {
@@ -79,7 +79,7 @@ impl HeapObjectKinds {
             let kind = self.kind(number);
             if kind >= first
                 && let Some(table) = names
-                    .table(&object)
+                    .dict_table(&object)
                     .and_then(|table| object_index.number(table))
                 && matches!(self.all[self.kind(table) as usize], HeapObjectKind::Size(_))
             {
@@ -100,7 +100,7 @@ impl HeapObjectKinds {
 
 impl HeapObjectKind {
     /// Kind of an object that has no known class, by its size in bytes.
-    pub fn of_size(size: u64) -> Self {
+    pub fn for_size(size: u64) -> Self {
         Self::Size(match size {
             size if size <= MAX_EXACT_SIZE => size,
             size => size.checked_next_power_of_two().unwrap_or(u64::MAX),

@@ -36,14 +36,14 @@ impl<'a> PointerScanner<'a> {
     }
 
     /// Total size of all objects and roots, in bytes.
-    pub(super) fn searched(&self) -> u64 {
+    pub(super) fn searched_bytes(&self) -> u64 {
         let objects = self.object_index.all().map(|object| object.size());
         let roots = self.analyzed.roots.ranges.iter();
         objects.sum::<u64>() + roots.map(|range| range.end - range.start).sum::<u64>()
     }
 
     /// Reader of the snapshot's memory, with a cache of its own.
-    pub(super) fn reader(&self) -> CachedReader<'a> {
+    pub(super) fn new_reader(&self) -> CachedReader<'a> {
         CachedReader::new(&self.analyzed.view)
     }
 

@@ -152,7 +152,7 @@ impl SampledObjects {
         UnsymbolizedSamples {
             stacks: self.stacks,
             all,
-            mappings: stacks::mappings(&analyzed.view),
+            mappings: stacks::executable_mappings(&analyzed.view),
         }
     }
 }
@@ -162,7 +162,7 @@ impl UnsymbolizedSamples {
     pub(super) fn symbolize(self, pid: u32, report: &mut AnalysisReport) -> HeldSamples {
         let stacks = stacks::symbolize(self.stacks.iter(), self.mappings, pid);
         let stacks = stacks.unwrap_or_else(|message| {
-            report.warn(message);
+            report.add_warning(message);
             vec![Vec::new(); self.stacks.len()]
         });
         HeldSamples {
@@ -180,7 +180,7 @@ impl HeldSamples {
 
     /// Sampled objects whose stacks `matches` accepts, by group. It gets the functions of a stack, leaf first. The
     /// groups are sorted by index.
-    pub fn with_stacks(&self, matches: impl Fn(&[String]) -> bool) -> Vec<SampledGroup> {
+    pub fn select_by_stack(&self, matches: impl Fn(&[String]) -> bool) -> Vec<SampledGroup> {
         let is_selected: Vec<_> = self.stacks.iter().map(|stack| matches(stack)).collect();
         let mut totals: Vec<_> = self.all.iter().map(|sample| sample.held).collect();
         for (index, sample) in self.all.iter().enumerate().rev() {
@@ -273,7 +273,7 @@ mod tests {
     #[test]
     fn with_stacks_counts_nested_samples_of_group_once() {
         let check = |all: &[(u32, u32, u32)], function: &str, expected: &[(usize, u64, u64)]| {
-            let found = samples(all).with_stacks(|stack| stack[0].contains(function));
+            let found = samples(all).select_by_stack(|stack| stack[0].contains(function));
             let found: Vec<_> = found
                 .iter()
                 .map(|each| {
@@ -303,7 +303,7 @@ mod tests {
         let list: Vec<_> = (0..LENGTH)
             .map(|index| (0, index % 2, index.checked_sub(1).unwrap_or(NO_NODE)))
             .collect();
-        let found = samples(&list).with_stacks(|_| true);
+        let found = samples(&list).select_by_stack(|_| true);
         let held: Vec<_> = found.iter().map(|each| each.held.objects).collect();
         let all = 2 * u64::from(LENGTH);
         assert_eq!(held, [all, all - 2]);

@@ -8,7 +8,10 @@ use super::{HolderTree, NO_NODE};
 
 /// Finds the objects that the roots reach, the nearest first. The roots of each rank come after all objects
 /// of the ranks before.
-pub(super) fn find_tree(scanner: &PointerScanner<'_>, roots: &[ExternalHolder]) -> HolderTree {
+pub(super) fn find_shortest_path_tree(
+    scanner: &PointerScanner<'_>,
+    roots: &[ExternalHolder],
+) -> HolderTree {
     let count = scanner.object_index.count();
     let mut tree = HolderTree {
         nodes: vec![NO_NODE],
@@ -22,7 +25,7 @@ pub(super) fn find_tree(scanner: &PointerScanner<'_>, roots: &[ExternalHolder]) 
         *word |= bit;
         is_new
     };
-    let mut memory = scanner.reader();
+    let mut memory = scanner.new_reader();
     for same in roots.chunk_by(|one, next| one.rank == next.rank) {
         let mut group = Vec::new();
         for root in same {

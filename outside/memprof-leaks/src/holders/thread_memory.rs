@@ -55,7 +55,7 @@ impl ThreadMemory {
         Self { parts }
     }
 
-    /// Thread to which an address belongs. `None` if it is none's.
+    /// Thread to which an address belongs. `None` if it belongs to no thread.
     pub(super) fn owner(&self, address: u64) -> Option<u32> {
         let mut parts = self.parts.iter();
         let found = parts.find(|(range, _)| range.contains(&address));

@@ -89,44 +89,48 @@ impl<'a> Python<'a> {
 
     /// Address of an object's `PyGC_Head`. `None` unless the next object in its list points back to it.
     fn gc_head(&mut self, memory: &mut CachedReader<'_>, object: &Object) -> Option<u64> {
-        let (before, of_type) = self.find_type(memory, object)?;
+        let (before, object_type) = self.find_type(memory, object)?;
         let head = object.range.start + before.checked_sub(GC_HEAD_SIZE)?;
         let next = memory.word(head)? & !LINK_FLAGS;
-        let is_linked = of_type.is_collected
+        let is_linked = object_type.is_collected
             && next != 0
             && memory.uncached_word(next.checked_add(PREVIOUS_OFFSET)?)? & !LINK_FLAGS == head;
         is_linked.then_some(head)
     }
 
     /// Name of the type of an object. `None` if it is no Python object.
-    pub(super) fn type_of(
+    pub(super) fn type_name(
         &mut self,
         memory: &mut CachedReader<'_>,
         object: &Object,
     ) -> Option<Rc<str>> {
-        let (_, of_type) = self.find_type(memory, object)?;
-        Some(of_type.name)
+        let (_, object_type) = self.find_type(memory, object)?;
+        Some(object_type.name)
     }
 
-    /// Type of an object, and the address of the dict with its attributes. `None` if it has no dict, or is no
+    /// Name of an object's type, and the address of the dict with its attributes. `None` if it has no dict, or is no
     /// Python object.
-    pub(super) fn attributes(
+    pub(super) fn attributes_dict(
         &mut self,
         memory: &mut CachedReader<'_>,
         object: &Object,
     ) -> Option<(Rc<str>, u64)> {
-        let (before, of_type) = self.find_type(memory, object)?;
-        let pointer = (object.range.start + before).checked_add_signed(of_type.dict?)?;
+        let (before, object_type) = self.find_type(memory, object)?;
+        let pointer = (object.range.start + before).checked_add_signed(object_type.dict?)?;
         let is_inside = object.range.contains(&pointer);
-        Some((of_type.name, is_inside.then(|| memory.word(pointer))??))
+        Some((object_type.name, is_inside.then(|| memory.word(pointer))??))
     }
 
     /// Address of the table of keys, or of values if the keys are shared, which only this dict uses. `None`
     /// if the object is no dict.
-    pub(super) fn table(&mut self, memory: &mut CachedReader<'_>, dict: &Object) -> Option<u64> {
-        let (before, of_type) = self.find_type(memory, dict)?;
+    pub(super) fn dict_table(
+        &mut self,
+        memory: &mut CachedReader<'_>,
+        dict: &Object,
+    ) -> Option<u64> {
+        let (before, object_type) = self.find_type(memory, dict)?;
         let start = dict.range.start + before;
-        if &*of_type.name != DICT_TYPE || start + VALUES_OFFSET >= dict.range.end {
+        if &*object_type.name != DICT_TYPE || start + VALUES_OFFSET >= dict.range.end {
             return None;
         }
         match memory.word(start + VALUES_OFFSET)? {
@@ -165,12 +169,12 @@ impl<'a> Python<'a> {
         let view = self.view;
         // The word may be any number, so its sum with an offset may overflow.
         let type_of = |object: u64| view.word(object.checked_add(TYPE_OFFSET)?);
-        let of_type = || {
+        let object_type = || {
             let above = type_of(address)?;
             let topmost = type_of(above)?;
             let is_its_own = type_of(topmost)? == topmost;
-            let is_type = is_its_own && name_at(view, topmost)? == "type";
-            let name = is_type.then(|| name_at(view, address)).flatten()?;
+            let is_type = is_its_own && read_type_name(view, topmost)? == "type";
+            let name = is_type.then(|| read_type_name(view, address)).flatten()?;
             Some(PythonType {
                 name: name.into(),
                 is_collected: view.word(address + FLAGS_OFFSET)? & HAVE_GC_FLAG != 0,
@@ -178,7 +182,7 @@ impl<'a> Python<'a> {
             })
         };
         let known = self.types.entry(address);
-        known.or_insert_with(of_type).clone()
+        known.or_insert_with(object_type).clone()
     }
 }
 
@@ -188,24 +192,24 @@ fn may_be_reference_count(word: u64) -> bool {
 }
 
 /// Reference count of the Python object at `start`; 0 for an immortal one, whose references are not counted.
-pub(crate) fn references(memory: &mut CachedReader<'_>, start: u64) -> u32 {
+pub(crate) fn reference_count(memory: &mut CachedReader<'_>, start: u64) -> u32 {
     let count = memory.word(start).unwrap_or_default() as u32;
     if count < MIN_IMMORTAL_COUNT { count } else { 0 }
 }
 
 /// Name of a type. `None` if its memory cannot be read or is no name.
-fn name_at(view: &SnapshotMemory, of_type: u64) -> Option<String> {
-    let name = view.text(view.word(of_type + NAME_OFFSET)?, NAME_LIMIT)?;
+fn read_type_name(view: &SnapshotMemory, object_type: u64) -> Option<String> {
+    let name = view.text(view.word(object_type + NAME_OFFSET)?, NAME_LIMIT)?;
     let is_name = |text: &str| text.bytes().all(|byte| byte.is_ascii_graphic());
     (!name.is_empty() && is_name(&name)).then_some(name)
 }
 
 /// Offset of the dict pointer in a type's objects. `None` if they have no dict, or the offset depends on
 /// their length.
-fn dict_offset(view: &SnapshotMemory, of_type: u64) -> Option<i64> {
-    if view.word(of_type + FLAGS_OFFSET)? & MANAGED_DICT_FLAG != 0 {
+fn dict_offset(view: &SnapshotMemory, object_type: u64) -> Option<i64> {
+    if view.word(object_type + FLAGS_OFFSET)? & MANAGED_DICT_FLAG != 0 {
         return Some(MANAGED_DICT_OFFSET);
     }
-    let offset = view.word(of_type + DICT_OFFSET)? as i64;
+    let offset = view.word(object_type + DICT_OFFSET)? as i64;
     (offset > 0).then_some(offset)
 }

@@ -103,12 +103,12 @@ impl<'a> Symbols<'a> {
             MappedFile::Data => return None,
             MappedFile::Unreadable => {}
             MappedFile::Object(table) => {
-                let bias = bias(self.view, region, table)?;
+                let bias = load_bias(self.view, region, table)?;
                 variable.offset = address.wrapping_sub(bias);
                 if !table.has_segment(variable.offset) {
                     return None;
                 }
-                if let Some(entry) = table.entry(variable.offset) {
+                if let Some(entry) = table.find_variable(variable.offset) {
                     variable.name = entry.name.to_string();
                     variable.rest = entry.end - variable.offset;
                     variable.offset -= entry.start;
@@ -121,7 +121,7 @@ impl<'a> Symbols<'a> {
 
 /// Difference between addresses in the process and those in the file's symbols. `None` if the file's first segment
 /// is not mapped before the region.
-fn bias(view: &SnapshotMemory, region: &Region, table: &VariableTable) -> Option<u64> {
+fn load_bias(view: &SnapshotMemory, region: &Region, table: &VariableTable) -> Option<u64> {
     let regions = view.regions.iter().rev();
     let first = regions
         .skip_while(|other| other.range.start > region.range.start)
@@ -138,7 +138,7 @@ impl VariableTable {
     }
 
     /// Variable that contains an address of the file. `None` if there is none.
-    fn entry(&self, address: u64) -> Option<&VariableEntry> {
+    fn find_variable(&self, address: u64) -> Option<&VariableEntry> {
         let behind = self
             .variables
             .partition_point(|entry| entry.start <= address);
@@ -253,7 +253,7 @@ mod tests {
             ..VariableTable::default()
         };
         let check = |address, expected: Option<&str>| {
-            let found = table.entry(address).map(|entry| &*entry.name);
+            let found = table.find_variable(address).map(|entry| &*entry.name);
             assert_eq!(found, expected, "{address:#x}");
         };
         check(0x0f, None);

@@ -141,7 +141,7 @@ impl Span {
         }
     }
 
-    /// Whether an address in the object that begins at a bit is in its `PyGC_Head`.
+    /// Whether the `PyGC_Head` of the object that begins at `bit` contains `address`, an address of that object.
     #[inline]
     pub(super) fn is_in_gc_head(&self, bit: u64, address: u64) -> bool {
         let parts = self.gc_heads.get();
@@ -177,7 +177,7 @@ impl Span {
 
     /// Records a pointer to the start of an object or to the span's end, if objects have no headers.
     #[inline]
-    pub(super) fn note_pointer_to_start(&self, address: u64) {
+    pub(super) fn record_pointer_to_start(&self, address: u64) {
         if let Some(bit) = self.start_bit(address)
             && !self.pointed.has(bit)
         {

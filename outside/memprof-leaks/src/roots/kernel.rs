@@ -64,7 +64,7 @@ pub(super) fn add_kernel_words(
     }
     add_descriptors(pid, view, &mut opaque, roots);
     let notes = opaque.into_iter();
-    let notes = notes.map(|((what, why), count)| Unsearched::count(count, what, why));
+    let notes = notes.map(|((what, why), count)| Unsearched::for_count(count, what, why));
     roots.unsearched.extend(notes);
     // Kernels without checkpoint/restore have no such file.
     let timers = fs::read_to_string(format!("/proc/{pid}/timers")).unwrap_or_default();
@@ -77,7 +77,7 @@ pub(super) fn add_kernel_words(
     add_signals_beyond_limit(pid, threads, roots);
     let sharers = count_memory_sharers(pid);
     if sharers > 0 {
-        roots.unsearched.push(Unsearched::count(
+        roots.unsearched.push(Unsearched::for_count(
             sharers,
             "processes that share its memory (vfork(2), CLONE_VM)",
             "their registers are not read",
@@ -142,27 +142,27 @@ fn add_descriptors(pid: u32, view: &SnapshotMemory, opaque: &mut OpaqueCounts, r
             let content = reader.as_ref().map(|reader| reader.read_queue(number));
             add_queue(content.ok(), &mut queues, roots);
         } else {
-            files.add(pid, &entry.path(), &mut roots.kernel);
+            files.add_descriptor_file(pid, &entry.path(), &mut roots.kernel);
         }
     }
     if unknown > 0 {
-        roots.unsearched.push(Unsearched::count(
+        roots.unsearched.push(Unsearched::for_count(
             unknown,
             format!("descriptors in /proc/{pid}/fdinfo"),
             "they cannot be read",
         ));
     }
-    files.add_mapped(view, &mut roots.kernel);
+    files.add_mapped_files(view, &mut roots.kernel);
     roots.unsearched.extend(queues.notes());
     if files.queued_bytes > 0 {
-        roots.unsearched.push(Unsearched::bytes(
+        roots.unsearched.push(Unsearched::for_bytes(
             files.queued_bytes,
             "messages in POSIX queues",
             "they can only be read by receiving them",
         ));
     }
     if files.notifications > 0 {
-        roots.unsearched.push(Unsearched::count(
+        roots.unsearched.push(Unsearched::for_count(
             files.notifications,
             "notifications of POSIX queues",
             "the kernel does not show their values",
@@ -201,7 +201,7 @@ impl UnmappedFiles {
     }
 
     /// Adds the words that may be pointers of the files in memory that are mapped privately.
-    fn add_mapped(&mut self, view: &SnapshotMemory, words: &mut Vec<u64>) {
+    fn add_mapped_files(&mut self, view: &SnapshotMemory, words: &mut Vec<u64>) {
         for region in view
             .regions
             .iter()
@@ -210,13 +210,13 @@ impl UnmappedFiles {
             if self.known.insert(region.inode)
                 && let Some(object) = SharedObject::open_mapped(view.live_pid(), region)
             {
-                self.add_object(&object, words);
+                self.add_object_words(&object, words);
             }
         }
     }
 
     /// Adds the words of a descriptor's file that may be pointers, if it is such a file.
-    fn add(&mut self, pid: u32, link: &Path, words: &mut Vec<u64>) {
+    fn add_descriptor_file(&mut self, pid: u32, link: &Path, words: &mut Vec<u64>) {
         let Ok(metadata) = fs::metadata(link) else {
             return;
         };
@@ -224,22 +224,22 @@ impl UnmappedFiles {
             return;
         }
         if let Some(object) = open_regular(link, metadata.ino()).map(SharedObject::from_file) {
-            if let Some(text) = object.message_queue() {
+            if let Some(text) = object.message_queue_text() {
                 self.queued_bytes += queue_field(&text, "QSIZE:");
                 self.notifications +=
                     u64::from(queue_field(&text, "NOTIFY_PID:") == u64::from(pid));
             }
-            self.add_object(&object, words);
+            self.add_object_words(&object, words);
         }
     }
 
     /// Adds the words of a file in memory that may be pointers.
-    fn add_object(&self, object: &SharedObject, words: &mut Vec<u64>) {
+    fn add_object_words(&self, object: &SharedObject, words: &mut Vec<u64>) {
         if !object.is_memory {
             return;
         }
         let mut block = vec![0; BLOCK_SIZE];
-        for run in object.data(0..object.size()) {
+        for run in object.data_ranges(0..object.size()) {
             for offset in run.clone().step_by(BLOCK_SIZE) {
                 let length = (run.end - offset).min(BLOCK_SIZE as u64) as usize;
                 let read = object.read(offset, &mut block[..length]);
@@ -295,7 +295,7 @@ impl Queues {
         let unread: u64 = self.unread.values().sum();
         let mut notes = Vec::new();
         if unread > 0 {
-            notes.push(Unsearched::bytes(
+            notes.push(Unsearched::for_bytes(
                 unread,
                 "data queued in pipes and sockets",
                 why,
@@ -319,7 +319,7 @@ impl Queues {
             ),
         ] {
             if count > 0 {
-                notes.push(Unsearched::count(count, what, why));
+                notes.push(Unsearched::for_count(count, what, why));
             }
         }
         notes
@@ -333,7 +333,7 @@ fn add_signals_beyond_limit(pid: u32, threads: &[Registers], roots: &mut Roots) 
         |thread: &Registers| thread.kernel_words.len() >= MAX_QUEUED_SIGNALS * WORDS_PER_SIGNAL;
     let count = threads.iter().filter(|thread| is_full(thread)).count() as u64;
     if count > 0 {
-        roots.unsearched.push(Unsearched::count(
+        roots.unsearched.push(Unsearched::for_count(
             count,
             format!("threads of {pid} with more than {MAX_QUEUED_SIGNALS} queued signals"),
             "the values of the others are not read",

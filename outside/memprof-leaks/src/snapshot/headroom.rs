@@ -103,7 +103,7 @@ fn tightest_cgroup(
     let membership = fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
     let (root, path) = membership
         .lines()
-        .find_map(|line| hierarchy(line, controller, limit))?;
+        .find_map(|line| cgroup_hierarchy(line, controller, limit))?;
     let number = |path: &str, file: &str| -> Option<u64> {
         fs::read_to_string(format!("{root}{path}/{file}"))
             .ok()?
@@ -116,7 +116,7 @@ fn tightest_cgroup(
     let cgroups = ancestors.chain([path]).filter_map(|path| {
         let name = if path.is_empty() { "/" } else { path };
         let used = number(path, usage)?.saturating_sub(match controller {
-            "memory" => reclaimable(&format!("{root}{path}/memory.stat")),
+            "memory" => reclaimable_bytes(&format!("{root}{path}/memory.stat")),
             _ => 0,
         });
         Some((name.to_owned(), number(path, limit)?, used))
@@ -126,7 +126,7 @@ fn tightest_cgroup(
 
 /// Bytes of a cgroup's inactive page cache, which the kernel drops before it kills a process. `stat` is the path of
 /// its memory.stat; 0 if it cannot be read.
-fn reclaimable(stat: &str) -> u64 {
+fn reclaimable_bytes(stat: &str) -> u64 {
     let text = fs::read_to_string(stat).unwrap_or_default();
     let value = |name: &str| {
         text.lines()
@@ -139,7 +139,7 @@ fn reclaimable(stat: &str) -> u64 {
 
 /// Mount point and path of the cgroup in a line of /proc/PID/cgroup: `0::/path` is of version 2,
 /// `7:memory:/path` of version 1. `None` if `limit` is not the file's name in that version.
-fn hierarchy<'a>(line: &'a str, controller: &str, limit: &str) -> Option<(String, &'a str)> {
+fn cgroup_hierarchy<'a>(line: &'a str, controller: &str, limit: &str) -> Option<(String, &'a str)> {
     let mut parts = line.splitn(3, ':');
     let (_, controllers, path) = (parts.next()?, parts.next()?, parts.next()?);
     let is_version_1 = controllers.split(',').any(|each| each == controller);
@@ -161,7 +161,7 @@ mod tests {
     #[test]
     fn hierarchy_depends_on_cgroup_version() {
         let check = |line, controller, limit, expected: Option<(&str, &str)>| {
-            let found = hierarchy(line, controller, limit);
+            let found = cgroup_hierarchy(line, controller, limit);
             let found = found.as_ref().map(|(root, path)| (root.as_str(), *path));
             assert_eq!(found, expected, "{line}");
         };

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use memprof_ptrace::process::{ProcStat, ProcStatus};
 use memprof_ptrace::remote_call::{self, COPY_EXIT_STATUS};
 
-use super::{CopyTarget, POLL_INTERVAL, process_gone_refusal, read, threads};
+use super::{CopyTarget, POLL_INTERVAL, process_gone_refusal, read_proc_file, threads};
 use crate::error::Error;
 
 /// Longest wait until the child is reaped.
@@ -40,10 +40,10 @@ pub fn reap_copies(pid: u32, since: u64, end: SearchEnd) -> usize {
     let start = Instant::now();
     loop {
         let elapsed = start.elapsed();
-        let mut remaining = copies(pid, since);
+        let mut remaining = list_copies(pid, since);
         remaining.retain(|(_, life)| *life != CopyLife::Running || elapsed < KILL_TIMEOUT);
         let is_awaited = end == SearchEnd::Killed && elapsed < LATE_CLONE_TIMEOUT;
-        if remaining.is_empty() && is_awaited && is_alive(pid) {
+        if remaining.is_empty() && is_awaited && process_exists(pid) {
             thread::sleep(LATE_CLONE_POLL_INTERVAL);
             continue;
         }
@@ -76,7 +76,7 @@ enum CopyLife {
 }
 
 /// Pids and states of the children of a process that are copies of it, made since `since`.
-fn copies(pid: u32, since: u64) -> Vec<(u32, CopyLife)> {
+fn list_copies(pid: u32, since: u64) -> Vec<(u32, CopyLife)> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
     let copies = pids.filter_map(|child: u32| {
@@ -105,7 +105,7 @@ fn copy_life(stat: &ProcStat, parent: u32, since: u64) -> Option<CopyLife> {
 }
 
 /// Whether a process exists, also if it is a zombie.
-pub(super) fn is_alive(pid: u32) -> bool {
+pub(super) fn process_exists(pid: u32) -> bool {
     fs::metadata(format!("/proc/{pid}")).is_ok()
 }
 
@@ -126,7 +126,7 @@ impl CopyTarget {
             if !self.is_same_program() {
                 return Err(process_gone_refusal(self.pid).into());
             }
-            let maps = read(self.pid, "maps")?;
+            let maps = read_proc_file(self.pid, "maps")?;
             let mut threads = threads::stop_one(self.pid)?;
             if let Ok((thread, stopped)) =
                 threads.pick_thread(|thread| self.can_clone(&maps, thread))
@@ -145,7 +145,7 @@ impl CopyTarget {
                 stopped
                     .detach_into(&frames.registers)
                     .map_err(Error::io("failed to let it reap"))?;
-                while start.elapsed() < REAP_TIMEOUT && is_alive(child_pid) {
+                while start.elapsed() < REAP_TIMEOUT && process_exists(child_pid) {
                     thread::sleep(REAP_POLL_INTERVAL);
                 }
                 return Ok(());

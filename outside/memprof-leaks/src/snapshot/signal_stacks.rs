@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use memprof_ptrace::remote_call::{FrameLocations, RemoteCall, build_frames};
 use memprof_ptrace::seccomp::require_signal_stack_calls;
 
-use super::{CopyTarget, POLL_INTERVAL, read, threads};
+use super::{CopyTarget, POLL_INTERVAL, read_proc_file, threads};
 use crate::error::Error;
 
 /// Longest wait for one thread.
@@ -34,7 +34,7 @@ impl CopyTarget {
     pub(crate) fn signal_stacks(&self) -> SignalStacks {
         let mut stacks = SignalStacks::default();
         let deadline = Instant::now() + TOTAL_TIMEOUT;
-        let mut pending = threads::tids(self.pid).unwrap_or_default();
+        let mut pending = threads::list_tids(self.pid).unwrap_or_default();
         // A thread that is at no safe point may be at one later.
         for _ in 0..MAX_ATTEMPTS {
             pending.retain(|tid| {
@@ -64,7 +64,7 @@ impl CopyTarget {
         if !self.is_same_program() {
             return Err(Error::NoThread("it executes another program"));
         }
-        let maps = read(self.pid, "maps")?;
+        let maps = read_proc_file(self.pid, "maps")?;
         let mut threads = threads::stop_thread(self.pid, tid)?;
         let (thread, stopped) = threads.pick_thread_for(require_signal_stack_calls, |thread| {
             self.can_clone(&maps, thread)

@@ -40,10 +40,10 @@ const MAPPING_COPY_TIME: Duration = Duration::from_micros(2);
 const THREAD_STOP_TIME: Duration = Duration::from_micros(120);
 
 /// Parses /proc/PID/smaps; returns its mappings by address. Fields that are missing are 0.
-pub(crate) fn parse(smaps: &[u8]) -> Vec<MappingUsage> {
+pub(crate) fn parse_smaps(smaps: &[u8]) -> Vec<MappingUsage> {
     let mut all: Vec<MappingUsage> = Vec::new();
     for line in smaps.split(|byte| *byte == b'\n') {
-        let Some((name, value)) = field(line) else {
+        let Some((name, value)) = parse_field(line) else {
             let mapping = maps::mappings(line).next();
             all.extend(mapping.map(|Mapping { range, access, .. }| MappingUsage {
                 range,
@@ -54,12 +54,12 @@ pub(crate) fn parse(smaps: &[u8]) -> Vec<MappingUsage> {
         };
         let Some(last) = all.last_mut() else { continue };
         match name {
-            "Rss" => last.resident += kibibytes(value),
+            "Rss" => last.resident += parse_kib(value),
             // Not a part of Rss.
-            "Shared_Hugetlb" | "Private_Hugetlb" => last.resident += kibibytes(value),
-            "Swap" => last.swapped = kibibytes(value),
-            "Anonymous" => last.anonymous = kibibytes(value),
-            "AnonHugePages" => last.huge = kibibytes(value),
+            "Shared_Hugetlb" | "Private_Hugetlb" => last.resident += parse_kib(value),
+            "Swap" => last.swapped = parse_kib(value),
+            "Anonymous" => last.anonymous = parse_kib(value),
+            "AnonHugePages" => last.huge = parse_kib(value),
             "VmFlags" => {
                 let has = |flag: &str| value.split_ascii_whitespace().any(|each| each == flag);
                 last.is_emptied = has("wf");
@@ -75,7 +75,7 @@ pub(crate) fn parse(smaps: &[u8]) -> Vec<MappingUsage> {
 
 /// Name and value of a line as `Rss:    12 kB`. `None` for the first line of a mapping, which has a blank
 /// before its first colon.
-fn field(line: &[u8]) -> Option<(&str, &str)> {
+fn parse_field(line: &[u8]) -> Option<(&str, &str)> {
     let (name, value) = str::from_utf8(line).ok()?.split_once(':')?;
     name.bytes()
         .all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
@@ -83,30 +83,33 @@ fn field(line: &[u8]) -> Option<(&str, &str)> {
 }
 
 /// Bytes of a value such as `12 kB`; 0 if it is malformed.
-fn kibibytes(value: &str) -> u64 {
+fn parse_kib(value: &str) -> u64 {
     let number = value.trim().trim_end_matches(" kB").parse::<u64>();
     // Only an estimate depends on the value, so 0 is good enough for one that is no number.
     number.unwrap_or(0) << 10
 }
 
 /// Mappings of devices.
-pub(super) fn devices(mappings: &[MappingUsage]) -> Vec<Range<u64>> {
-    ranges(mappings, |each| each.is_device)
+pub(super) fn device_ranges(mappings: &[MappingUsage]) -> Vec<Range<u64>> {
+    selected_ranges(mappings, |each| each.is_device)
 }
 
 /// Shared mappings to which the process cannot have written.
-pub(super) fn unwritable(mappings: &[MappingUsage]) -> Vec<Range<u64>> {
-    ranges(mappings, |each| each.is_unwritable)
+pub(super) fn unwritable_ranges(mappings: &[MappingUsage]) -> Vec<Range<u64>> {
+    selected_ranges(mappings, |each| each.is_unwritable)
 }
 
 /// Addresses of the mappings that `is_selected` accepts.
-fn ranges(mappings: &[MappingUsage], is_selected: fn(&MappingUsage) -> bool) -> Vec<Range<u64>> {
+fn selected_ranges(
+    mappings: &[MappingUsage],
+    is_selected: fn(&MappingUsage) -> bool,
+) -> Vec<Range<u64>> {
     let selected = mappings.iter().filter(|each| is_selected(each));
     selected.map(|each| each.range.clone()).collect()
 }
 
 /// Estimates how long the threads of a process must be stopped for a copy. `threads` is their number.
-pub(crate) fn estimate(mappings: &[MappingUsage], threads: u32) -> Duration {
+pub(crate) fn estimate_pause(mappings: &[MappingUsage], threads: u32) -> Duration {
     let small: u64 = mappings
         .iter()
         .map(|each| each.anonymous.saturating_sub(each.huge) + each.swapped)
@@ -138,7 +141,7 @@ VmFlags: rd wr io pf
 
     #[test]
     fn parse_reads_sizes_and_flags_for_estimate() {
-        let found = parse(SMAPS.as_bytes());
+        let found = parse_smaps(SMAPS.as_bytes());
         let heap = MappingUsage {
             range: 0x55d0_c0a0_0000..0x55d1_00a0_0000,
             resident: 1 << 30,
@@ -157,12 +160,12 @@ VmFlags: rd wr io pf
             + HUGE_PAGE_COPY_TIME * 256
             + MAPPING_COPY_TIME * 2
             + THREAD_STOP_TIME * 3;
-        assert_eq!(estimate(&found, 3), expected);
+        assert_eq!(estimate_pause(&found, 3), expected);
     }
 
     #[test]
     fn smaps_of_this_process_are_parsed() {
-        let own = parse(&std::fs::read("/proc/self/smaps").unwrap());
+        let own = parse_smaps(&std::fs::read("/proc/self/smaps").unwrap());
         let resident: u64 = own.iter().map(|each| each.resident).sum();
         assert!(resident > 1 << 20, "{resident}");
         assert!(own.iter().all(|each| !each.range.is_empty()));
@@ -170,6 +173,6 @@ VmFlags: rd wr io pf
 
     #[test]
     fn parse_of_invalid_lines_is_empty() {
-        assert_eq!(parse(b"Rss: 4 kB\nx\n\xff: 4 kB\n"), []);
+        assert_eq!(parse_smaps(b"Rss: 4 kB\nx\n\xff: 4 kB\n"), []);
     }
 }

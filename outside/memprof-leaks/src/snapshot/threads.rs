@@ -116,7 +116,7 @@ pub(super) fn stop_all(pid: u32, limit: Duration) -> Result<SnapshotThreads, Err
 /// ended.
 pub(super) fn stop_one(pid: u32) -> Result<SnapshotThreads, Error> {
     let memory = Memory::open(pid).map_err(Error::io(format!("/proc/{pid}/mem")))?;
-    let stopped = tids(pid)?
+    let stopped = list_tids(pid)?
         .into_iter()
         .find_map(|tid| Some((tid, StoppedThread::interrupt(tid).ok()?)));
     Ok(read_threads(&memory, stopped.into_iter().collect()))
@@ -131,7 +131,7 @@ pub(super) fn stop_thread(pid: u32, tid: u32) -> Result<SnapshotThreads, Error> 
 }
 
 /// Thread ids of a process. Fails if it has ended.
-pub(super) fn tids(pid: u32) -> Result<Vec<u32>, Error> {
+pub(super) fn list_tids(pid: u32) -> Result<Vec<u32>, Error> {
     let entries = fs::read_dir(format!("/proc/{pid}/task"));
     let entries = entries.map_err(|_| super::process_gone_refusal(pid))?;
     Ok(entries
@@ -245,7 +245,7 @@ impl SnapshotThreads {
         Err(error)
     }
 
-    /// Resumes all threads, and returns their registers. `loaded` is as for [`Registers::at_exit`].
+    /// Resumes all threads, and returns their registers. `loaded` is as for [`Registers::read_at_exit`].
     pub(super) fn resume_all(mut self, maps: &[u8], loaded: &[u64]) -> Vec<Registers> {
         self.resume();
         let library = c_library_code(maps, loaded);
@@ -282,7 +282,7 @@ impl Drop for SnapshotThreads {
 impl Registers {
     /// Reads the registers of a program's last thread, which is stopped in exit, and of the threads that its exit has
     /// ended. `loaded` are the start addresses of the libraries that its loader has loaded.
-    pub(super) fn at_exit(
+    pub(super) fn read_at_exit(
         exiting: &ExitingProgram,
         maps: &[u8],
         loaded: &[u64],

@@ -250,11 +250,11 @@ impl UncopiedMemory {
         let late = (bytes > 0 && self.saved.is_none()).then(|| {
             let why =
                 "it was read later, because reading it takes more than --max-pause or --max-memory";
-            Unsearched::bytes(bytes, format!("{name}, as it was at the snapshot"), why)
+            Unsearched::for_bytes(bytes, format!("{name}, as it was at the snapshot"), why)
         });
         let unreadable = (self.unreadable > 0).then(|| {
             let why = "the kernel lets no other process read it, as memory of memfd_secret(2)";
-            Unsearched::bytes(self.unreadable, name, why)
+            Unsearched::for_bytes(self.unreadable, name, why)
         });
         late.into_iter().chain(unreadable)
     }

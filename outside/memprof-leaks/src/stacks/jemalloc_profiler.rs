@@ -17,7 +17,7 @@ const MAX_FRAMES: u32 = 1024;
 
 /// Reads the stack of a context. `None` if it is inconsistent: the frames must be where the context says, and
 /// the first one must be code.
-pub(super) fn stack(view: &SnapshotMemory, context: u64) -> Option<Stack> {
+pub(super) fn read_stack(view: &SnapshotMemory, context: u64) -> Option<Stack> {
     let global = view.word(context.checked_add(GLOBAL_CONTEXT_OFFSET)?)?;
     let word = |offset: u64| view.word(global.checked_add(offset)?);
     let frames = global.checked_add(FIRST_FRAME_OFFSET)?;

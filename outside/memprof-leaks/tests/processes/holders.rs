@@ -155,7 +155,7 @@ fn samples_of_jemallocs_profiler_are_selected_by_stack() {
     target.assert_unharmed();
     let samples = holding.samples.as_ref().unwrap();
     let with_function =
-        |name: &str| samples.with_stacks(|stack| stack.iter().any(|function| function == name));
+        |name: &str| samples.select_by_stack(|stack| stack.iter().any(|function| function == name));
     let made = with_function("make");
     let sum = |found: &[SampledGroup]| found.iter().map(|each| each.own.objects).sum::<u64>();
     assert!((1_000..30_000).contains(&sum(&made)), "{made:?}");

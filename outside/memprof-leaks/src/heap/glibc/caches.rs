@@ -64,9 +64,9 @@ impl ListPointers {
     }
 }
 
-/// Adds the objects in thread caches and fast bins to `heap.cached`. `candidates` are objects that may be caches.
-/// If none of them is one, and `may_have_none` does not allow it, the heap is emptied and recorded as unproven.
-pub(super) fn exclude_cached(
+/// Adds the objects in thread caches and fast bins to `heap.cached`. `candidates` are objects that may be caches. If no
+/// candidate is a cache, and `may_have_none` returns false, the heap is emptied and recorded as unproven.
+pub(super) fn add_cached_objects(
     view: &SnapshotMemory,
     arenas: &[Arena],
     candidates: &[u64],
@@ -121,7 +121,11 @@ pub(super) fn exclude_cached(
 /// Adds the objects of a fast bin that a thread is about to merge (`malloc_consolidate`) to `heap.cached`:
 /// only the thread's registers point to the next chunk. Such a list is recognized because its chunks have one
 /// size, to its end.
-pub(super) fn exclude_detached(view: &SnapshotMemory, threads: &[Registers], heap: &mut FoundHeap) {
+pub(super) fn add_detached_fast_bin(
+    view: &SnapshotMemory,
+    threads: &[Registers],
+    heap: &mut FoundHeap,
+) {
     let size_of = |entry: u64| {
         let size = view.word(entry.checked_sub(8)?)? & !SIZE_FLAGS;
         (entry.is_multiple_of(ALIGNMENT) && (MIN_CHUNK..=MAX_SMALL_SIZE).contains(&size))

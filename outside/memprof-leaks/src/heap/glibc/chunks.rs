@@ -63,8 +63,8 @@ impl Segment {
         }
     }
 
-    /// Step from a chunk with this size field. `None` if the size is none of a chunk that lies here.
-    pub(super) fn step(
+    /// Step from a chunk with this size field. `None` if no chunk of this size can lie here.
+    pub(super) fn next_step(
         &self,
         memory: &mut CachedReader<'_>,
         chunk: u64,
@@ -72,7 +72,7 @@ impl Segment {
     ) -> Option<Step> {
         let length = size & !SIZE_FLAGS;
         if length < MIN_CHUNK {
-            return closed_end(memory, chunk, length).map(Step::Closed);
+            return end_behind_closing_chunk(memory, chunk, length).map(Step::Closed);
         }
         let is_chunk = size & MAPPED_FLAG == 0 && length.is_multiple_of(ALIGNMENT);
         if !is_chunk || length > self.end - chunk {
@@ -96,7 +96,7 @@ impl Segment {
         let mut chunk = self.start;
         let mut size = memory.word(chunk + 8)?;
         while chunk != self.top {
-            let next = match self.step(memory, chunk, size)? {
+            let next = match self.next_step(memory, chunk, size)? {
                 Step::Chunk(next) => next,
                 Step::Closed(end) => {
                     span.truncate(chunk + HEADER_SIZE - SIZE_FIELD);
@@ -119,7 +119,7 @@ impl Segment {
 
 /// End of the memory that a chunk of less than the smallest size closes: an empty one is the last, another one of
 /// 16 bytes has one more behind it. `None` if it closes none.
-fn closed_end(memory: &mut CachedReader<'_>, chunk: u64, length: u64) -> Option<u64> {
+fn end_behind_closing_chunk(memory: &mut CachedReader<'_>, chunk: u64, length: u64) -> Option<u64> {
     let end = match length {
         0 => chunk + HEADER_SIZE,
         _ => {

@@ -137,8 +137,8 @@ impl Release {
         (OLDEST..=NEWEST).contains(&self)
     }
 
-    /// Reason why a heap was not found, or may be read wrongly; `None` if the release is known.
-    pub(super) fn unknown_note(self) -> Option<String> {
+    /// Reason why a heap is not found, or may be misread: the release is unknown. `None` if it is known.
+    pub(super) fn unknown_reason(self) -> Option<String> {
         let known = format!("memprof knows glibc {OLDEST} to {NEWEST}");
         (!self.is_known()).then(|| format!("its C library is glibc {self}, and {known}"))
     }
@@ -181,11 +181,11 @@ mod tests {
     #[test]
     fn unknown_releases_are_named() {
         for known in [OLDEST, Release(2, 36), NEWEST] {
-            assert_eq!(known.unknown_note(), None);
+            assert_eq!(known.unknown_reason(), None);
         }
-        let note = Release(2, 99).unknown_note();
+        let note = Release(2, 99).unknown_reason();
         let expected = "its C library is glibc 2.99, and memprof knows glibc 2.27 to 2.44";
         assert_eq!(note.as_deref(), Some(expected));
-        assert!(Release(2, 26).unknown_note().is_some());
+        assert!(Release(2, 26).unknown_reason().is_some());
     }
 }

@@ -111,7 +111,7 @@ impl SegmentSearch<'_> {
         let mut found: Option<Range<u64>> = None;
         let mut start = range.start;
         while start < range.end {
-            let Some(segment) = known.take().or_else(|| self.segment(start, range.end)) else {
+            let Some(segment) = known.take().or_else(|| self.find_segment(start, range.end)) else {
                 start += ALIGNMENT;
                 continue;
             };
@@ -127,12 +127,12 @@ impl SegmentSearch<'_> {
     /// Appends the segments in a run of private memory, each of which is a mapping of its own.
     fn add_segments(&mut self, run: &PrivateRun, others: &[Range<u64>], found: &mut Vec<Segment>) {
         let mut end = run.range.start;
-        for page in run.pages(run.range.start) {
+        for page in run.pages_from(run.range.start) {
             let is_other = || others.iter().any(|other| other.contains(&page));
             if page < end || is_other() {
                 continue;
             }
-            if let Some(segment) = self.segment(page, run.range.end) {
+            if let Some(segment) = self.find_segment(page, run.range.end) {
                 end = segment.end;
                 found.push(segment);
             }
@@ -140,7 +140,7 @@ impl SegmentSearch<'_> {
     }
 
     /// Segment that begins at an address, and ends before `limit`. `None` if the chunks from there on reach no end.
-    fn segment(&mut self, start: u64, limit: u64) -> Option<Segment> {
+    fn find_segment(&mut self, start: u64, limit: u64) -> Option<Segment> {
         let size = self.memory.word(start + 8)?;
         let is_first = size & SIZE_FLAGS == PREVIOUS_IN_USE_FLAG
             && size >= MIN_CHUNK
@@ -155,7 +155,7 @@ impl SegmentSearch<'_> {
             end: limit,
         };
         let mut visited = Vec::new();
-        let end = self.end_of(&bounds, size, &mut visited);
+        let end = self.find_segment_end(&bounds, size, &mut visited);
         if end.is_none() {
             if self.rejected.len() + visited.len() > MAX_REJECTED {
                 self.rejected.clear();
@@ -169,7 +169,12 @@ impl SegmentSearch<'_> {
     }
 
     /// End of the memory whose first chunk has this size field. Appends chunks on the way to `visited`.
-    fn end_of(&mut self, bounds: &Segment, mut size: u64, visited: &mut Vec<u64>) -> Option<u64> {
+    fn find_segment_end(
+        &mut self,
+        bounds: &Segment,
+        mut size: u64,
+        visited: &mut Vec<u64>,
+    ) -> Option<u64> {
         let mut chunk = bounds.start;
         while chunk != self.top {
             if self.rejected.contains(&chunk) {
@@ -178,7 +183,7 @@ impl SegmentSearch<'_> {
             if visited.len() < MAX_REJECTED {
                 visited.push(chunk);
             }
-            match bounds.step(&mut self.memory, chunk, size)? {
+            match bounds.next_step(&mut self.memory, chunk, size)? {
                 Step::Chunk(next) => chunk = next,
                 Step::Closed(end) => return Some(end),
             }

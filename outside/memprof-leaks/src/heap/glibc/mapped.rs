@@ -23,9 +23,9 @@ struct MappedChunk {
     mapping: Range<u64>,
 }
 
-/// Adds the chunks with a mapping of their own to `heap`. If more are found than glibc counts, none of them is
-/// certain: none is added. That, and chunks that are not found, are recorded as unproven. `tail` are the bytes of a
-/// mapping that the chunk's size does not count. Returns the objects that fill no more than a page.
+/// Adds the chunks with a mapping of their own to `heap`. If more are found than glibc counts, none of them is certain:
+/// none is added. Both that and missing chunks are recorded as unproven. `tail` are the bytes of a mapping that the
+/// chunk's size does not count. Returns the objects that fill no more than a page.
 pub(super) fn add_mapped_chunks(
     view: &SnapshotMemory,
     counted: Option<&Parameters>,
@@ -41,7 +41,7 @@ pub(super) fn add_mapped_chunks(
         add_chunks(&mut memory, &run, &heap.excluded, tail, &mut found);
     }
     let count = found.len() as u64;
-    let bytes: u64 = found.iter().map(|chunk| length(&chunk.mapping)).sum();
+    let bytes: u64 = found.iter().map(|chunk| range_length(&chunk.mapping)).sum();
     let large = "large blocks of glibc's malloc";
     let unproven = match counted {
         None if count == 0 => return Vec::new(),
@@ -70,7 +70,7 @@ pub(super) fn add_mapped_chunks(
     }
     let mut small = Vec::new();
     for chunk in found {
-        if length(&chunk.mapping) == PAGE_SIZE {
+        if range_length(&chunk.mapping) == PAGE_SIZE {
             small.push(chunk.object.start);
         }
         heap.spans.push(Span::single_object(chunk.object));
@@ -79,7 +79,7 @@ pub(super) fn add_mapped_chunks(
     small
 }
 
-fn length(range: &Range<u64>) -> u64 {
+fn range_length(range: &Range<u64>) -> u64 {
     range.end - range.start
 }
 
@@ -92,12 +92,13 @@ fn add_chunks(
     found: &mut Vec<MappedChunk>,
 ) {
     let mut end = run.range.start;
-    for page in run.pages(run.range.start) {
+    for page in run.pages_from(run.range.start) {
         if page < end {
             continue;
         }
         let word = |address: u64| memory.word(address);
-        let Some(chunk) = mapped_chunk(word, run.pages(page), page, run.range.end, tail) else {
+        let Some(chunk) = find_mapped_chunk(word, run.pages_from(page), page, run.range.end, tail)
+        else {
             continue;
         };
         let shares = |own: &Range<u64>| own.start < chunk.mapping.end && page < own.end;
@@ -110,7 +111,7 @@ fn add_chunks(
 
 /// Chunk in a mapping that begins at an address and ends at `limit` or before. `pages` are the resident pages from there
 /// on. `None` if there is none.
-fn mapped_chunk(
+fn find_mapped_chunk(
     mut word: impl FnMut(u64) -> Option<u64>,
     pages: impl Iterator<Item = u64>,
     start: u64,
@@ -187,7 +188,7 @@ mod tests {
             .collect();
         let word = |address: u64| Some(words.get(&address).copied().unwrap_or_default());
         let pages = (START..LIMIT).step_by(PAGE_SIZE as usize);
-        let found = mapped_chunk(word, pages, START, LIMIT, tail)?;
+        let found = find_mapped_chunk(word, pages, START, LIMIT, tail)?;
         let object = found.object.start - START..found.object.end - START;
         Some((object.start, object.end, found.mapping.end - START))
     }

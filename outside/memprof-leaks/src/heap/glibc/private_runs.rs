@@ -20,7 +20,7 @@ pub(super) struct PrivateRun {
 
 impl PrivateRun {
     /// Addresses of the resident pages from a page on.
-    pub(super) fn pages(&self, start: u64) -> impl Iterator<Item = u64> {
+    pub(super) fn pages_from(&self, start: u64) -> impl Iterator<Item = u64> {
         let first = self.resident.partition_point(|pages| pages.end <= start);
         let pages = self.resident[first..].iter();
         pages.flat_map(move |pages| (pages.start.max(start)..pages.end).step_by(PAGE_SIZE as usize))

@@ -24,7 +24,11 @@ struct CacheBin {
 
 /// Adds the objects in caches to `heap.cached`. Excludes the caches' arrays from the roots, because their
 /// unused parts still have the addresses of former entries.
-pub(super) fn exclude_cached(view: &SnapshotMemory, threads: &[Registers], heap: &mut FoundHeap) {
+pub(super) fn add_cached_objects(
+    view: &SnapshotMemory,
+    threads: &[Registers],
+    heap: &mut FoundHeap,
+) {
     let objects = Objects::new(std::mem::take(&mut heap.spans));
     for thread in threads {
         let start = thread.control_block.saturating_sub(TLS_BYTES) & !7;

@@ -86,13 +86,13 @@ impl Extent {
     }
 
     /// Address range of a large extent's object.
-    pub(super) fn object(&self) -> Range<u64> {
+    pub(super) fn object_range(&self) -> Range<u64> {
         self.first..(self.first + self.size).min(self.range.end)
     }
 }
 
 /// Parses the bytes of an extent record (`edata_t`); `record` is its address. `None` if they are not consistent.
-pub(super) fn parse(bytes: &[u8], record: u64) -> Option<Extent> {
+pub(super) fn parse_record(bytes: &[u8], record: u64) -> Option<Extent> {
     let word = |index: usize| {
         let bytes = bytes[8 * index..8 * index + 8].try_into();
         u64::from_le_bytes(bytes.expect("eight bytes"))
@@ -175,7 +175,7 @@ mod tests {
     fn parse_accepts_consistent_records_only() {
         let start = 0x7f00_0000_0000;
         let check = |bytes: &[u8], expected: Option<(u64, ExtentState)>| {
-            let found = parse(bytes, 0x80).map(|extent| (extent.size, extent.state));
+            let found = parse_record(bytes, 0x80).map(|extent| (extent.size, extent.state));
             assert_eq!(found, expected);
         };
         // The slab has 256 regions of 16 bytes, five of them free.

@@ -18,7 +18,7 @@ pub(super) fn add_message_queues(pid: u32, roots: &mut Roots) {
         .filter_map(|line| queued_message_bytes(line, pid, started))
         .sum();
     if bytes > 0 {
-        roots.unsearched.push(Unsearched::bytes(
+        roots.unsearched.push(Unsearched::for_bytes(
             bytes,
             "messages in System V queues",
             "they can only be read by receiving them",
