@@ -34,7 +34,8 @@ impl Attachment {
     }
 }
 
-/// Serializes a duration as a number of milliseconds, one beyond 64 bits as the largest of TOML.
+/// Serializes a duration as a number of milliseconds; a duration too long for 64 bits becomes the largest number of
+/// TOML.
 fn serialize_milliseconds<S: Serializer>(lease: &Duration, to: S) -> Result<S::Ok, S::Error> {
     to.serialize_u64(u64::try_from(lease.as_millis()).unwrap_or(u64::MAX >> 1))
 }

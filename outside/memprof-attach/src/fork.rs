@@ -32,7 +32,7 @@ const fn signal_bit(signal: i32) -> u64 {
 /// program itself does not import fork(3).
 pub(crate) fn signals_that_may_fork(target: &Target, status: &ProcStatus) -> Vec<String> {
     let handled = handled_signals(status);
-    if handled.is_empty() || !imports_fork(target) {
+    if handled.is_empty() || !program_imports_fork(target) {
         return Vec::new();
     }
     let name = |number: i32| match Signal::try_from(number) {
@@ -56,7 +56,7 @@ fn handled_signals(status: &ProcStatus) -> Vec<i32> {
 
 /// Whether the program imports fork(3); false if its symbols cannot be read. Its libraries are not checked: most
 /// register no handlers with `pthread_atfork(3)`.
-fn imports_fork(target: &Target) -> bool {
+fn program_imports_fork(target: &Target) -> bool {
     let Ok(path) = fs::read_link(format!("/proc/{}/exe", target.pid)) else {
         return false;
     };

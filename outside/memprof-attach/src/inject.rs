@@ -19,7 +19,7 @@ use crate::address_gap::find_gap;
 use crate::attachment::Attachment;
 use crate::error::{AttachError, watch_program};
 use crate::fork;
-use crate::injected_code::{code_bytes, create_offset};
+use crate::injected_code::{creator_offset, loader_code};
 use crate::jvm;
 use crate::outcome::AttachOutcome;
 use crate::plugin::{ENTRY_NAME, Plugin, PluginSource};
@@ -62,7 +62,7 @@ pub fn attach(
     plugin: &Plugin,
     attachment: &Attachment,
 ) -> Result<AttachOutcome, AttachError> {
-    watch_program(pid, || match jvm::attach(pid, plugin, attachment)? {
+    watch_program(pid, || match jvm::load_plugin(pid, plugin, attachment)? {
         true => Ok(AttachOutcome::ByJvm),
         false => attach_by_threads(pid, plugin, attachment),
     })
@@ -76,7 +76,7 @@ fn attach_by_threads(
 ) -> Result<AttachOutcome, AttachError> {
     let mut target = Target::inspect(pid)?;
     require_room(pid, &target.maps)?;
-    let source = plugin.source(&target)?;
+    let source = plugin.choose_source(&target)?;
     let handled = fork::signals_that_may_fork(&target, &ProcStatus::read_thread(pid)?);
     let raised = RaisedThreadLimit::raise_if_needed(pid)?;
     let limits = raised.as_ref().map(|raised| raised.limits);
@@ -141,11 +141,11 @@ fn inject(
     let first = run_calls(target, &maps, None, u64::MAX)?;
     wait_until_mapped(target, &mapped, &first)?;
     let write = |address, bytes: &[u8]| target.memory.write(address, bytes);
-    let written = write(layout.page, page.bytes()).and_then(|()| write(layout.code, code_bytes()));
+    let written = write(layout.page, page.bytes()).and_then(|()| write(layout.code, loader_code()));
     written.map_err(|cause| write_error(target, cause))?;
 
     let create = [
-        RemoteCall::Function(layout.code + create_offset(), [layout.page, 0, 0, 0]),
+        RemoteCall::Function(layout.code + creator_offset(), [layout.page, 0, 0, 0]),
         unmap_call(&(layout.stack..layout.end)),
     ];
     let unblocked = FAULT_SIGNALS.iter().chain([&SIGSETXID]);
@@ -207,38 +207,38 @@ impl TargetLayout {
 /// Stores the addresses of functions, names and parameters for the new thread.
 fn fill_page(page: &mut SharedPage, target: &Target, layout: &TargetLayout, source: &PluginSource) {
     let functions = &target.functions;
-    page.set(shared_page::DLOPEN, functions.dlopen);
-    page.set(shared_page::DLSYM, functions.dlsym);
-    page.set(shared_page::DLERROR, functions.dlerror);
-    page.set(shared_page::MUNMAP, functions.munmap);
-    page.set(shared_page::CREATE, functions.pthread_create);
-    page.set(shared_page::ATTRIBUTES_INIT, functions.pthread_attr_init);
-    page.set(
+    page.set_word(shared_page::DLOPEN, functions.dlopen);
+    page.set_word(shared_page::DLSYM, functions.dlsym);
+    page.set_word(shared_page::DLERROR, functions.dlerror);
+    page.set_word(shared_page::MUNMAP, functions.munmap);
+    page.set_word(shared_page::CREATE, functions.pthread_create);
+    page.set_word(shared_page::ATTRIBUTES_INIT, functions.pthread_attr_init);
+    page.set_word(
         shared_page::GET_STACK_SIZE,
         functions.pthread_attr_getstacksize,
     );
-    page.set(
+    page.set_word(
         shared_page::SET_STACK_SIZE,
         functions.pthread_attr_setstacksize,
     );
-    page.set(shared_page::SYSTEM_CALL, target.gadgets.system_call);
-    page.set(shared_page::SELF, functions.pthread_self);
-    page.set(shared_page::DETACH, functions.pthread_detach);
-    page.set(shared_page::BASE, layout.code);
-    page.set(shared_page::LENGTH, layout.stack - layout.code);
+    page.set_word(shared_page::SYSTEM_CALL, target.gadgets.system_call);
+    page.set_word(shared_page::SELF, functions.pthread_self);
+    page.set_word(shared_page::DETACH, functions.pthread_detach);
+    page.set_word(shared_page::BASE, layout.code);
+    page.set_word(shared_page::LENGTH, layout.stack - layout.code);
     let unblocked = FAULT_SIGNALS.iter().chain([&SIGSETXID, &SIGCANCEL]);
-    page.set(shared_page::MASK, signals_except(unblocked));
-    page.set(shared_page::PAUSE + 8, THREAD_POLL_INTERVAL_NS);
+    page.set_word(shared_page::MASK, signals_except(unblocked));
+    page.set_word(shared_page::PAUSE + 8, THREAD_POLL_INTERVAL_NS);
     page.set_text(shared_page::MALLOC_NAME, b"malloc");
     page.set_text(shared_page::FREE_NAME, b"free");
     page.set_text(shared_page::ENTRY_NAME, ENTRY_NAME.as_bytes());
     page.set_text(shared_page::MEMFD_NAME, b"memory_profile.so");
     match source {
-        PluginSource::Loaded(entry) => page.set(shared_page::ENTRY, *entry),
+        PluginSource::Loaded(entry) => page.set_word(shared_page::ENTRY, *entry),
         PluginSource::Path(path) | PluginSource::TemporaryCopy(TemporaryCopy { path, .. }) => {
             page.set_text(shared_page::PATH, path.as_os_str().as_bytes());
         }
-        PluginSource::Memfd => page.set(shared_page::WANTS_MEMFD, 1),
+        PluginSource::Memfd => page.set_word(shared_page::WANTS_MEMFD, 1),
     }
 }
 
@@ -249,7 +249,7 @@ fn signals_except<'a>(signals: impl Iterator<Item = &'a i32>) -> u64 {
 
 /// Returns the error for a shared page that is not mapped any more: the process or thread has ended.
 fn thread_lost_error(target: &Target) -> AttachError {
-    if let Err(error) = target.require_same() {
+    if let Err(error) = target.require_same_program() {
         return error;
     }
     let message = "its new thread did not wait for memprof (does a seccomp filter forbid nanosleep?); \
@@ -297,7 +297,7 @@ fn wait_until_loaded(
             }
             // The creating thread has returned from the code, and no new thread runs in it.
             LoaderStage::NotStarted
-                if has_create_failed(page).map_err(lost_error)?
+                if has_thread_creation_failed(page).map_err(lost_error)?
                     && has_returned(target, creator) =>
             {
                 let errno = page.word(shared_page::CREATE_RESULT).map_err(lost_error)?;
@@ -335,7 +335,7 @@ fn wait_until_loaded(
         let malloc = page.word(shared_page::MALLOC).map_err(lost_error)?;
         page.send_reply(LoaderAck::ResultRead).map_err(lost_error)?;
         return Err(Refusal::Misaligned {
-            allocator: file_at(target.pid, malloc),
+            allocator: file_name_at(target.pid, malloc),
         }
         .into());
     }
@@ -345,7 +345,7 @@ fn wait_until_loaded(
 }
 
 /// Name of the file that is mapped at an address, or "of no file".
-fn file_at(pid: u32, address: u64) -> String {
+fn file_name_at(pid: u32, address: u64) -> String {
     let maps = read_maps(pid).unwrap_or_default();
     let mapping = mappings(&maps).find(|mapping| mapping.range.contains(&address));
     let name = mapping.map(|mapping| String::from_utf8_lossy(mapping.file_name()).into_owned());
@@ -354,7 +354,7 @@ fn file_at(pid: u32, address: u64) -> String {
 }
 
 /// Whether `pthread_create(3)` has returned an error. Fails if the page is not mapped any more.
-fn has_create_failed(page: RemotePage<'_>) -> io::Result<bool> {
+fn has_thread_creation_failed(page: RemotePage<'_>) -> io::Result<bool> {
     Ok(page.word(shared_page::CREATED)? != 0 && page.word(shared_page::CREATE_RESULT)? != 0)
 }
 
@@ -373,7 +373,7 @@ fn provide_plugin_file(
     }
     let path = format!("/proc/{}/fd/{fd}", target.pid);
     let bytes = fs::read(plugin).map_err(AttachError::io(plugin.display().to_string()))?;
-    let written = open_in_memory(&path).and_then(|mut file| file.write_all(&bytes));
+    let written = open_memory_file(&path).and_then(|mut file| file.write_all(&bytes));
     written.map_err(AttachError::io(path))?;
     // The loader would take a path that it knows for the library that was loaded by it, so slashes are added.
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
@@ -387,7 +387,7 @@ fn provide_plugin_file(
 
 /// Opens the file in memory that the thread reports, for writing. The number comes from the target: it may refer to
 /// a file that the target may only read, and that this user may write.
-fn open_in_memory(path: &str) -> io::Result<File> {
+fn open_memory_file(path: &str) -> io::Result<File> {
     let file = File::options().write(true).open(path)?;
     let metadata = file.metadata()?;
     let is_new = metadata.is_file() && metadata.nlink() == 0 && metadata.len() == 0;
@@ -410,7 +410,7 @@ mod tests {
     #[test]
     fn only_a_new_file_in_memory_is_opened() {
         let check = |file: &OwnedFd| {
-            open_in_memory(&format!("/proc/self/fd/{}", file.as_raw_fd())).map(drop)
+            open_memory_file(&format!("/proc/self/fd/{}", file.as_raw_fd())).map(drop)
         };
         let words = |file: &OwnedFd| check(file).unwrap_err().to_string();
         let in_memory = memfd_create("memory_profile.so", MemfdFlags::CLOEXEC).unwrap();

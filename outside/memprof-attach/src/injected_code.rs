@@ -268,15 +268,15 @@ unsafe extern "C" {
 
 /// The position-independent code. Its first instruction is the `start_routine` of `pthread_create(3)`, whose
 /// argument is the shared page.
-pub(crate) fn code_bytes() -> &'static [u8] {
+pub(crate) fn loader_code() -> &'static [u8] {
     let start = &raw const memprof_attach_code;
     let end = &raw const memprof_attach_code_end;
     // SAFETY: the linker keeps both labels in one read-only section, in this order.
     unsafe { slice::from_raw_parts(start, end as usize - start as usize) }
 }
 
-/// Offset of the function in the code that creates the new thread. Its argument is the shared page.
-pub(crate) fn create_offset() -> u64 {
+/// Offset in the code of the function that creates the new thread. Its argument is the shared page.
+pub(crate) fn creator_offset() -> u64 {
     let start = &raw const memprof_attach_code;
     let create = &raw const memprof_attach_create;
     (create as usize - start as usize) as u64

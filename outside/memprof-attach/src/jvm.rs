@@ -28,7 +28,7 @@ const REPLY_LIMIT: usize = 64 << 10;
 /// Makes the JVM load the plugin, and start it. Returns false if the process is no JVM, it has no attach API, the
 /// plugin is not at the same path there, or the JVM did not load it. Fails if the JVM does not reply to the
 /// request.
-pub(crate) fn attach(
+pub(crate) fn load_plugin(
     pid: u32,
     plugin: &Plugin,
     attachment: &Attachment,
@@ -42,7 +42,7 @@ pub(crate) fn attach(
     if !fits || !plugin.has_same_path(pid) || plugin.is_mapped_from_elsewhere(&maps) {
         return Ok(false);
     }
-    let Some(mut jvm) = attach_socket::open(pid, &maps) else {
+    let Some(mut jvm) = attach_socket::connect_to_jvm(pid, &maps) else {
         return Ok(false);
     };
     if send_load_request(&mut jvm, &plugin.path, &options).is_err() {

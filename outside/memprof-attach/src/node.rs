@@ -82,7 +82,7 @@ fn load_by_inspector(
     let process = program::require_node(pid)?;
     require_same_network(pid)?;
     let path = plugin.path_in_target(pid)?;
-    let opened = find_or_open(pid, &process)?;
+    let opened = find_or_open_inspector(pid, &process)?;
     let expression = LoadScript {
         path,
         toml: &attachment.to_toml(),
@@ -161,7 +161,7 @@ struct OpenInspector {
 
 /// Finds the inspector of a Node process, or sends SIGUSR1 to open it and waits for it. Does not send the signal
 /// while it would make a call of the main thread fail.
-fn find_or_open(pid: u32, process: &OwnedFd) -> Result<OpenInspector, AttachError> {
+fn find_or_open_inspector(pid: u32, process: &OwnedFd) -> Result<OpenInspector, AttachError> {
     let list = || listeners(pid).map_err(|error| program::proc_error(pid, "fd", error));
     let mut known = list()?;
     let default = known
@@ -208,7 +208,7 @@ fn find_or_open(pid: u32, process: &OwnedFd) -> Result<OpenInspector, AttachErro
 }
 
 impl OpenInspector {
-    /// Requests the targets of the inspector that may listen there; `None` unless one replies.
+    /// Connects to the inspector that may listen at a port. `None` unless one replies.
     fn connect(listener: &Listener, was_open: bool) -> Option<Self> {
         Some(Self {
             listener: *listener,

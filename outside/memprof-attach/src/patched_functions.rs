@@ -53,7 +53,7 @@ pub struct PatchReport {
 }
 
 /// Patches `malloc` and related functions of their owner to call memprof's sampler, which does nothing until it is
-/// activated. `None` if that does not define them.
+/// activated. `None` if the owner does not define them.
 ///
 /// # Errors
 /// `LongPause`: the threads would be stopped for longer than `max_pause`. `NotPatched`: a function that cannot be
@@ -63,11 +63,11 @@ pub fn patch_entry_points(
     owner: MallocOwner,
     max_pause: Duration,
 ) -> Result<Option<PatchReport>, AttachError> {
-    watch_program(pid, || patch(pid, owner, max_pause))
+    watch_program(pid, || patch_unwatched(pid, owner, max_pause))
 }
 
 /// Like [`patch_entry_points`], without watching for the end of the process.
-fn patch(
+fn patch_unwatched(
     pid: u32,
     owner: MallocOwner,
     max_pause: Duration,
@@ -81,7 +81,7 @@ fn patch(
     if table::find_table(&target.memory, &target.maps).is_none() {
         pause::require_short_pause(&target, max_pause)?;
     }
-    let (base, image) = require_table(&mut target, &plan)?;
+    let (base, image) = find_or_write_table(&mut target, &plan)?;
     let failed = |cause| write_error(&target, cause);
     let entries = table::read_entries(&target.memory, base).map_err(failed)?;
     let mut patches = Vec::new();
@@ -137,11 +137,11 @@ pub fn require_symbols(pid: u32) -> Result<(), AttachError> {
 /// `Refused`, `Io`: the process cannot be traced; `NotPatched`: its threads cannot be stopped in time, or its code
 /// has changed. The process continues as before.
 pub fn restore_entry_points(pid: u32) -> Result<Option<PatchReport>, AttachError> {
-    watch_program(pid, || restore(pid))
+    watch_program(pid, || restore_unwatched(pid))
 }
 
 /// Like [`restore_entry_points`], without watching for the end of the process. `None` if no function is patched.
-fn restore(pid: u32) -> Result<Option<PatchReport>, AttachError> {
+fn restore_unwatched(pid: u32) -> Result<Option<PatchReport>, AttachError> {
     // If this user may not trace the process, it has not patched it either.
     let (Ok(memory), Ok(maps)) = (Memory::open(pid), read_maps(pid)) else {
         return Ok(None);
@@ -204,7 +204,10 @@ fn changed_error(function: &PlannedPatch) -> AttachError {
 
 /// Returns the address and content of the table of this plan in the process, written by an earlier attachment or
 /// now. Fails if the existing table is of another version, or a function was changed.
-fn require_table(target: &mut Target, plan: &PatchPlan) -> Result<(u64, TableImage), AttachError> {
+fn find_or_write_table(
+    target: &mut Target,
+    plan: &PatchPlan,
+) -> Result<(u64, TableImage), AttachError> {
     let not_relocatable = |(name, reason)| AttachError::NotPatched(format!("{name} {reason}"));
     if let Some(base) = table::find_table(&target.memory, &target.maps) {
         let image = TableImage::new(plan, base).map_err(not_relocatable)?;
@@ -220,7 +223,7 @@ fn require_table(target: &mut Target, plan: &PatchPlan) -> Result<(u64, TableIma
             .memory
             .read_array(function.prologue.range.start)
             .map_err(|cause| write_error(target, cause))?;
-        if found != function.original() {
+        if found != function.original_bytes() {
             return Err(changed_error(function));
         }
     }
@@ -228,7 +231,7 @@ fn require_table(target: &mut Target, plan: &PatchPlan) -> Result<(u64, TableIma
         .functions
         .first()
         .map_or(0, |first| first.prologue.range.start);
-    let base = table::find_space(&target.maps, first);
+    let base = table::find_table_space(&target.maps, first);
     let base = base.ok_or_else(|| {
         let message = "there is no room near it for memprof's copies of its instructions";
         AttachError::NotPatched(message.to_owned())

@@ -51,7 +51,7 @@ impl PluginSource {
 impl Plugin {
     /// Chooses how a target loads the plugin: the loaded one, its path, a file in memory, or without /proc a
     /// temporary copy, which it creates.
-    pub(crate) fn source(&self, target: &Target) -> Result<PluginSource, AttachError> {
+    pub(crate) fn choose_source(&self, target: &Target) -> Result<PluginSource, AttachError> {
         if let Some(entry) = self.loaded_entry(target) {
             return Ok(PluginSource::Loaded(entry));
         }
@@ -87,7 +87,7 @@ impl Plugin {
 
     /// Address of [`ENTRY_NAME`] if an earlier attachment has loaded the plugin, from any path; else `None`.
     fn loaded_entry(&self, target: &Target) -> Option<u64> {
-        let bases = self.mappings(&target.maps);
+        let bases = self.plugin_mappings(&target.maps);
         let bases = bases.filter(|mapping| mapping.offset == 0);
         let entry = |base| {
             let image = LibraryImage::read(&target.memory, base).ok()?;
@@ -100,11 +100,12 @@ impl Plugin {
     /// replaced. Loading it by its path would load a second one.
     pub(crate) fn is_mapped_from_elsewhere(&self, maps: &[u8]) -> bool {
         let path = self.path.as_os_str().as_encoded_bytes();
-        self.mappings(maps).any(|mapping| mapping.path != path)
+        self.plugin_mappings(maps)
+            .any(|mapping| mapping.path != path)
     }
 
     /// Mappings of files with the plugin's file name in any directory or in memory, by address.
-    fn mappings<'a>(&'a self, maps: &'a [u8]) -> impl Iterator<Item = Mapping<'a>> {
+    fn plugin_mappings<'a>(&'a self, maps: &'a [u8]) -> impl Iterator<Item = Mapping<'a>> {
         let name = self.path.file_name().map(OsStr::as_encoded_bytes);
         mappings(maps).filter(move |mapping| {
             let found = mapping.file_name();

@@ -56,9 +56,9 @@ pub(crate) fn require_room(pid: u32, maps: &[u8]) -> Result<(), Refusal> {
         mappings: mappings(maps)
             .filter(|mapping| mapping.path != b"[vsyscall]")
             .count() as u64,
-        addresses: bytes_of_field(&status, "VmSize"),
-        data: bytes_of_field(&status, "VmData"),
-        locked: bytes_of_field(&status, "VmLck"),
+        addresses: field_bytes(&status, "VmSize"),
+        data: field_bytes(&status, "VmData"),
+        locked: field_bytes(&status, "VmLck"),
         descriptors: descriptors.map_or(0, |entries| entries.count() as u64),
         capabilities: hex_field(&status, "CapEff"),
     };
@@ -139,7 +139,7 @@ fn parse_limit(limits: &str, name: &str) -> Option<LimitValue> {
 }
 
 /// Value in bytes of a line such as `VmData: 224 kB`; 0 without the line.
-fn bytes_of_field(status: &str, name: &str) -> u64 {
+fn field_bytes(status: &str, name: &str) -> u64 {
     let number =
         field_value(status, name).and_then(|value| value.split_whitespace().next()?.parse().ok());
     number.map_or(0, |kibibytes: u64| kibibytes << 10)
@@ -232,8 +232,8 @@ mod tests {
         let maps = fs::read("/proc/self/maps").unwrap();
         require_room(std::process::id(), &maps).unwrap();
         let status = "VmSize:\t    2440 kB\nVmData:\t     224 kB\nCapEff:\t0000000000004000\n";
-        assert_eq!(bytes_of_field(status, "VmData"), 224 << 10);
-        assert_eq!(bytes_of_field(status, "VmLck"), 0);
+        assert_eq!(field_bytes(status, "VmData"), 224 << 10);
+        assert_eq!(field_bytes(status, "VmLck"), 0);
         assert_eq!(hex_field(status, "CapEff"), CAP_IPC_LOCK);
     }
 }

@@ -117,7 +117,9 @@ fn try_run_calls(
 /// Builds the error for a failed write to the target's memory; if the process has ended or executed, says so.
 pub(crate) fn write_error(target: &Target, cause: io::Error) -> AttachError {
     let failed = |()| AttachError::io(WRITE_ERROR)(cause);
-    target.require_same().map_or_else(|error| error, failed)
+    target
+        .require_same_program()
+        .map_or_else(|error| error, failed)
 }
 
 /// Builds the call that unmaps memory.
@@ -143,7 +145,7 @@ pub(crate) fn wait_until_mapped(
         if ranges.iter().rev().all(is_mapped) {
             return Ok(());
         }
-        target.require_same()?;
+        target.require_same_program()?;
         if is_done {
             unmap_leftovers(target, ranges);
             require_room(target.pid, &target.maps)?;

@@ -76,7 +76,7 @@ impl ProgramCodeMap {
                 let is_allocator = allocators.is_none_or(|files| files.iter().any(is_of));
                 (
                     mapping.range.clone(),
-                    code_kind(mapping.file_name(), is_allocator),
+                    file_code_kind(mapping.file_name(), is_allocator),
                 )
             })
             .collect();
@@ -164,7 +164,7 @@ const UNKNOWN_CODE: &str = "a thread runs code of no file";
 const UNKNOWN_START: &str = "a thread runs that was not begun by the C library";
 
 /// Kind of the code of a file, by its name.
-fn code_kind(file: &[u8], is_allocator: bool) -> CodeKind {
+fn file_code_kind(file: &[u8], is_allocator: bool) -> CodeKind {
     const ALLOCATOR_FILES: [&[u8]; 4] = [
         b"libjemalloc",
         b"libtcmalloc",
@@ -283,7 +283,7 @@ mod tests {
     #[test]
     fn code_kind_follows_the_file_name() {
         let check = |file: &str, is_allocator, expected: bool| {
-            let kind = code_kind(file.as_bytes(), is_allocator);
+            let kind = file_code_kind(file.as_bytes(), is_allocator);
             assert_eq!(kind == CodeKind::Program, expected, "{file}");
         };
         check("perl", false, true);
@@ -294,7 +294,7 @@ mod tests {
         check("memfd:memory_profile.so", false, false);
         check("[vdso]", false, false);
         check("", false, false);
-        assert_eq!(code_kind(b"libc.so.6", true), CodeKind::Libc);
+        assert_eq!(file_code_kind(b"libc.so.6", true), CodeKind::Libc);
     }
 
     #[test]

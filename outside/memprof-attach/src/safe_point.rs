@@ -257,7 +257,7 @@ fn inspect_thread(
     calls: usize,
 ) -> Result<ThreadSnapshot, UnsafeReason> {
     // A stopped thread executes no other program.
-    target.require_same().map_err(UnsafeReason::Fatal)?;
+    target.require_same_program().map_err(UnsafeReason::Fatal)?;
     let registers = stopped.registers().map_err(|_| THREAD_ENDED)?;
     if registers.cs != USER_CODE_SEGMENT {
         return Err(UnsafeReason::Retry("it runs code of 32 bits"));
@@ -342,7 +342,7 @@ fn require_waiting(
     let reads_others = class == RestartClass::Read && is_stream(target.pid, r.rdi);
     let is_allocator_likely =
         ![RestartClass::Transparent, RestartClass::Events].contains(&class) && !reads_others;
-    check_stack(target, r.rsp, is_allocator_likely).map_err(UnsafeReason::Retry)?;
+    require_clean_stack(target, r.rsp, is_allocator_likely).map_err(UnsafeReason::Retry)?;
     let restarted = syscall_restart::restarted_registers(registers, code);
     restarted.ok_or(UnsafeReason::Retry(
         "a thread sleeps in a system call that cannot be identified from outside",
@@ -360,14 +360,14 @@ fn is_stream(pid: u32, descriptor: u64) -> bool {
     })
 }
 
-/// Fails if the stack contains a signal handler, whose interrupted code may hold a lock, or a return address into an
-/// allocator.
-fn check_stack(
+/// Fails if the stack above `pointer` contains a signal frame, whose interrupted code may hold a lock, or a return
+/// address into an allocator.
+fn require_clean_stack(
     target: &Target,
     pointer: u64,
     is_allocator_likely: bool,
 ) -> Result<(), &'static str> {
-    let stack = target.mapping(pointer).ok_or("a thread has no stack")?;
+    let stack = target.mapping_at(pointer).ok_or("a thread has no stack")?;
     let length = (stack.range.end - pointer).min(STACK_SCAN_LIMIT) & !7;
     let mut bytes = vec![0; length as usize];
     let read = target.memory.read(pointer, &mut bytes);

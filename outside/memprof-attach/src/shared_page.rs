@@ -101,7 +101,7 @@ impl SharedPage {
     }
 
     /// Stores a number of 64 bits at an offset.
-    pub(crate) fn set(&mut self, offset: usize, word: u64) {
+    pub(crate) fn set_word(&mut self, offset: usize, word: u64) {
         self.0[offset..offset + 8].copy_from_slice(&word.to_le_bytes());
     }
 

@@ -165,11 +165,11 @@ impl Target {
     /// Reads the mappings again. Fails if the process has ended or executed another program.
     pub(crate) fn refresh(&mut self) -> Result<(), AttachError> {
         self.maps = read_maps(self.pid)?;
-        self.require_same()
+        self.require_same_program()
     }
 
     /// Fails if the process has ended or executed another program, so that addresses are void.
-    pub(crate) fn require_same(&self) -> Result<(), AttachError> {
+    pub(crate) fn require_same_program(&self) -> Result<(), AttachError> {
         // The open memory file belongs to the program that was executed at its opening.
         match self.memory.read_u64(self.libc) {
             Ok(_) if !self.memory.was_program_replaced() => Ok(()),
@@ -183,7 +183,7 @@ impl Target {
     }
 
     /// Mapping that contains an address, as of the last [`refresh`](Self::refresh); `None` if there is none.
-    pub(crate) fn mapping(&self, address: u64) -> Option<Mapping<'_>> {
+    pub(crate) fn mapping_at(&self, address: u64) -> Option<Mapping<'_>> {
         mappings(&self.maps).find(|mapping| mapping.range.contains(&address))
     }
 }
@@ -319,7 +319,7 @@ mod tests {
         while fs::read_link(&exe).is_ok() {
             std::thread::yield_now();
         }
-        let error = target.require_same().unwrap_err();
+        let error = target.require_same_program().unwrap_err();
         assert_eq!(error.to_string(), "has ended meanwhile");
         child.wait().unwrap();
     }

@@ -54,7 +54,7 @@ impl TargetRoot {
 
     /// Whether the process can open descriptors by their paths in /proc: /proc is mounted in its root directory.
     pub(crate) fn has_proc(&self) -> bool {
-        let proc = self.directory("proc");
+        let proc = self.open_directory("proc");
         proc.is_ok_and(|proc| statat(&proc, "self", AtFlags::SYMLINK_NOFOLLOW).is_ok())
     }
 
@@ -73,7 +73,7 @@ impl TargetRoot {
 
     /// Creates the copy in a new directory below `dir`. Fails if the process could not create it or execute from it.
     fn write_copy_in(&self, dir: &str, bytes: &[u8]) -> io::Result<TemporaryCopy> {
-        let parent = self.directory(dir)?;
+        let parent = self.open_directory(dir)?;
         if !self.has_system_mounts() {
             let [_, user, ..] = ProcStatus::read_thread(self.pid)
                 .map_err(|refusal| io::Error::other(refusal.to_string()))?
@@ -115,7 +115,7 @@ impl TargetRoot {
     }
 
     /// Opens a directory below the process's root; symbolic links cannot leave it.
-    pub(crate) fn directory(&self, path: &str) -> io::Result<OwnedFd> {
+    pub(crate) fn open_directory(&self, path: &str) -> io::Result<OwnedFd> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
         Ok(openat2(&self.root, path, flags, Mode::empty(), resolve)?)

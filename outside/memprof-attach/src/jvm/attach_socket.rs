@@ -29,7 +29,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// Connects to the JVM in a process with these mappings. `None` if there is no JVM, or if it does not accept this
 /// user.
-pub(super) fn open(pid: u32, maps: &[u8]) -> Option<UnixStream> {
+pub(super) fn connect_to_jvm(pid: u32, maps: &[u8]) -> Option<UnixStream> {
     if !is_hotspot(maps) || is_attach_disabled(pid) {
         return None;
     }
@@ -41,7 +41,10 @@ pub(super) fn open(pid: u32, maps: &[u8]) -> Option<UnixStream> {
     if status.state != ProcessState::Alive {
         return None;
     }
-    let temp_dir = TargetRoot::for_pid(pid).ok()?.directory(TEMP_DIR).ok()?;
+    let temp_dir = TargetRoot::for_pid(pid)
+        .ok()?
+        .open_directory(TEMP_DIR)
+        .ok()?;
     let jvm = Jvm {
         pid,
         temp_dir,

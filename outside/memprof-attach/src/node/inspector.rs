@@ -26,14 +26,14 @@ const MAX_HEADERS: usize = 32;
 pub(super) struct Inspector {
     address: SocketAddr,
     /// ID of its only target, the main thread.
-    target: String,
+    target_id: String,
 }
 
 impl Inspector {
     /// Requests the targets at an address; `None` unless an inspector replies.
     pub(super) fn find(address: SocketAddr) -> Option<Self> {
-        let target = node_target(&list_targets(address).ok()?)?;
-        Some(Self { address, target })
+        let target_id = node_target_id(&list_targets(address).ok()?)?;
+        Some(Self { address, target_id })
     }
 
     /// Makes JavaScript evaluate an expression, whose value is null, or an error text. Blocks for `timeout` at most.
@@ -42,7 +42,7 @@ impl Inspector {
         let config = WebSocketConfig::default()
             .max_message_size(Some(MAX_RESPONSE_SIZE))
             .max_frame_size(Some(MAX_RESPONSE_SIZE));
-        let url = format!("ws://{}/{}", self.address, self.target);
+        let url = format!("ws://{}/{}", self.address, self.target_id);
         let opened = client_with_config(url, connection, Some(config));
         let (mut socket, _) = opened.map_err(|error| match error {
             HandshakeError::Failure(error) => error.into(),
@@ -96,7 +96,7 @@ fn complete_body(bytes: &[u8]) -> Option<&[u8]> {
 
 /// Finds the ID of the Node target in a list of targets (JSON); `None` if there is none, or the ID has other
 /// characters than hexadecimal digits and `-`.
-fn node_target(list: &[u8]) -> Option<String> {
+fn node_target_id(list: &[u8]) -> Option<String> {
     let list: Value = serde_json::from_slice(list).ok()?;
     let target = list
         .as_array()?
@@ -190,7 +190,11 @@ mod tests {
     #[test]
     fn only_node_has_a_target() {
         let check = |list: &str, expected: Option<&str>| {
-            assert_eq!(node_target(list.as_bytes()).as_deref(), expected, "{list}");
+            assert_eq!(
+                node_target_id(list.as_bytes()).as_deref(),
+                expected,
+                "{list}"
+            );
         };
         check(r#"[{"type": "node", "id": "c08e-a1"}]"#, Some("c08e-a1"));
         check(r#"[{"type": "page", "id": "c08e-a1"}]"#, None);

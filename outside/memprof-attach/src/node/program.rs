@@ -18,7 +18,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open};
 use crate::error::{AttachError, InspectorError};
 
 /// `node::Start(int, char**)` of `node.h`.
-const START_SYMBOL: &[u8] = b"_ZN4node5StartEiPPc";
+const NODE_START_SYMBOL: &[u8] = b"_ZN4node5StartEiPPc";
 /// Prefix of the file name if Node is a shared library, as distributions build it.
 const LIBRARY_PREFIX: &[u8] = b"libnode";
 /// Upper bound of the size of Node's file, in bytes.
@@ -90,13 +90,13 @@ fn require_program(pid: u32) -> Result<(), AttachError> {
     let file = file.map_err(|error| proc_error(pid, "exe", error))?;
     let maps = fs::read(format!("/proc/{pid}/maps"));
     let maps = maps.map_err(|error| proc_error(pid, "maps", error))?;
-    let is_node = exports_start(&file)
+    let is_node = exports_node_start(&file)
         || mappings(&maps)
             .filter(|mapping| {
                 mapping.offset == 0 && mapping.file_name().starts_with(LIBRARY_PREFIX)
             })
             .filter_map(|mapping| open_mapped(pid, &mapping))
-            .any(|library| exports_start(&library));
+            .any(|library| exports_node_start(&library));
     if !is_node {
         return Err(InspectorError::NotNode.into());
     }
@@ -106,8 +106,8 @@ fn require_program(pid: u32) -> Result<(), AttachError> {
     Ok(())
 }
 
-/// Whether a file is ELF and exports [`START_SYMBOL`]. False if it is too large or cannot be read.
-fn exports_start(file: &File) -> bool {
+/// Whether a file is ELF and exports [`NODE_START_SYMBOL`]. False if it is too large or cannot be read.
+fn exports_node_start(file: &File) -> bool {
     if !file
         .metadata()
         .is_ok_and(|file| file.is_file() && file.len() < MAX_FILE_SIZE)
@@ -119,7 +119,7 @@ fn exports_start(file: &File) -> bool {
         return false;
     };
     let mut symbols = elf.dynamic_symbols();
-    symbols.any(|symbol| symbol.is_definition() && symbol.name_bytes() == Ok(START_SYMBOL))
+    symbols.any(|symbol| symbol.is_definition() && symbol.name_bytes() == Ok(NODE_START_SYMBOL))
 }
 
 #[cfg(test)]

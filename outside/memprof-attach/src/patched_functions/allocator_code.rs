@@ -17,7 +17,7 @@ use memprof_sampler::{SIGNATURES, Signature};
 
 use super::MallocOwner;
 use super::allocator_file::AllocatorFile;
-use super::prologue::{branch_target, decode, has_fixed_operand};
+use super::prologue::{branch_target, decode_instructions, has_fixed_operand};
 use crate::error::AttachError;
 
 /// An ELF file, read as needed.
@@ -66,11 +66,11 @@ impl AllocatorCode {
     /// `Io`, `Failed`: the file cannot be read or parsed; `NotPatched`: the program was stripped, the library was
     /// replaced, or one of them is too large.
     pub(crate) fn read(pid: u32, owner: MallocOwner) -> Result<Option<Self>, AttachError> {
-        let program = Self::read_file(pid, AllocatorFile::program(pid)?)?;
+        let program = Self::read_file(pid, AllocatorFile::open_program(pid)?)?;
         match (program, owner) {
             (Some(program), _) => Ok(Some(program)),
             (None, MallocOwner::Program) => Ok(None),
-            (None, MallocOwner::First) => match AllocatorFile::library(pid)? {
+            (None, MallocOwner::First) => match AllocatorFile::open_library(pid)? {
                 Some(library) => Self::read_file(pid, library),
                 None => Ok(None),
             },
@@ -159,7 +159,7 @@ impl AllocatorCode {
     }
 
     /// Function that contains an address, with its start; `None` if no symbol covers it.
-    pub(crate) fn function(&self, address: u64) -> Option<(u64, &AllocatorFunction)> {
+    pub(crate) fn function_at(&self, address: u64) -> Option<(u64, &AllocatorFunction)> {
         let (start, function) = self.functions.range(..=address).next_back()?;
         (address < start.saturating_add(function.length)).then_some((*start, function))
     }
@@ -183,7 +183,8 @@ impl AllocatorCode {
         };
         let stub = self.bytes_from(target).unwrap_or_default();
         let stub = &stub[..stub.len().min(STUB_SIZE)];
-        let mut stub = decode(stub, target).filter(|each| each.code() != Code::Endbr64);
+        let mut stub =
+            decode_instructions(stub, target).filter(|each| each.code() != Code::Endbr64);
         match stub.next() {
             Some(jump) if jump.is_jmp_near_indirect() && has_fixed_operand(&jump) => {
                 self.slot_function(&jump)

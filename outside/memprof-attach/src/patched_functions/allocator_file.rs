@@ -33,7 +33,7 @@ impl AllocatorFile {
     ///
     /// # Errors
     /// `Io`: the file cannot be opened.
-    pub(super) fn program(pid: u32) -> Result<Self, AttachError> {
+    pub(super) fn open_program(pid: u32) -> Result<Self, AttachError> {
         let path = format!("/proc/{pid}/exe");
         let file = File::open(&path).map_err(AttachError::io(path.clone()))?;
         Ok(Self {
@@ -47,7 +47,7 @@ impl AllocatorFile {
     ///
     /// # Errors
     /// `Io`: the process cannot be read; `NotPatched`: the file was replaced since the process has loaded it.
-    pub(super) fn library(pid: u32) -> Result<Option<Self>, AttachError> {
+    pub(super) fn open_library(pid: u32) -> Result<Option<Self>, AttachError> {
         let memory = Memory::open(pid).map_err(AttachError::io(format!("/proc/{pid}/mem")))?;
         let maps = read_maps(pid)?;
         let libraries = loaded_libraries(&memory, &maps)

@@ -6,7 +6,7 @@ use std::ops::Range;
 use iced_x86::FlowControl;
 
 use super::allocator_code::AllocatorCode;
-use super::prologue::{branch_target, decode};
+use super::prologue::{branch_target, decode_instructions};
 
 /// Bytes of functions that are decoded at most. Functions beyond count as calling everything.
 const MAX_DECODED_BYTES: usize = 64 << 20;
@@ -40,14 +40,14 @@ impl<'a> CallGraph<'a> {
             if self.decoded_bytes > MAX_DECODED_BYTES {
                 return true;
             }
-            let Some(targets) = self.targets(function) else {
+            let Some(targets) = self.call_targets(function) else {
                 return true;
             };
             for target in targets {
                 if others.contains(&target) {
                     return true;
                 }
-                let Some((start, _)) = self.code.function(target) else {
+                let Some((start, _)) = self.code.function_at(target) else {
                     continue;
                 };
                 if visited.insert(start) {
@@ -58,20 +58,20 @@ impl<'a> CallGraph<'a> {
         false
     }
 
-    /// Targets of a function's jumps and calls that leave it, and of calls of itself. None if it never returns, because
-    /// its caller then counts nothing, as of an `abort`. `None` if its bytes are unknown.
-    fn targets(&mut self, function: u64) -> Option<Vec<u64>> {
+    /// Targets of a function's jumps and calls that leave it, and of calls of itself. Empty if it never returns, like
+    /// `abort`, because its caller then counts nothing. `None` if its bytes are unknown.
+    fn call_targets(&mut self, function: u64) -> Option<Vec<u64>> {
         let targets = self.targets.entry(function).or_insert_with(|| {
             let length = self
                 .code
-                .function(function)
+                .function_at(function)
                 .map_or(0, |(_, found)| found.length);
             let bytes = self.code.bytes(function, length)?;
             self.decoded_bytes += bytes.len();
             let own = function..function.saturating_add(length);
             let mut returns = false;
             let mut leaving = Vec::new();
-            for each in decode(bytes, function) {
+            for each in decode_instructions(bytes, function) {
                 let is_inside = branch_target(&each).is_some_and(|target| own.contains(&target));
                 let is_call = matches!(
                     each.flow_control(),
@@ -119,7 +119,7 @@ pub(crate) fn find_jump_into(code: &AllocatorCode, ranges: &[Range<u64>]) -> Opt
                 continue;
             };
             candidates += 1;
-            if candidates > MAX_CANDIDATES || is_instruction(code, address, target) {
+            if candidates > MAX_CANDIDATES || is_jump_instruction(code, address, target) {
                 return Some((address, index));
             }
         }
@@ -127,14 +127,14 @@ pub(crate) fn find_jump_into(code: &AllocatorCode, ranges: &[Range<u64>]) -> Opt
     None
 }
 
-/// Whether these bytes are a jump to `target`, and not part of other instructions. If unknown, they count as one.
-fn is_instruction(code: &AllocatorCode, address: u64, target: u64) -> bool {
-    let function = code.function(address).and_then(|(start, function)| {
+/// Whether the bytes at `address` are a jump to `target`, and not part of other instructions. True if that is unknown.
+fn is_jump_instruction(code: &AllocatorCode, address: u64, target: u64) -> bool {
+    let function = code.function_at(address).and_then(|(start, function)| {
         let bytes = code.bytes(start, function.length)?;
         Some((start, bytes))
     });
     function.is_none_or(|(start, bytes)| {
-        decode(bytes, start).any(|each| branch_target(&each) == Some(target))
+        decode_instructions(bytes, start).any(|each| branch_target(&each) == Some(target))
     })
 }
 

@@ -39,7 +39,7 @@ impl PlannedPatch {
     }
 
     /// The bytes that the jump replaces.
-    pub(crate) fn original(&self) -> &[u8] {
+    pub(crate) fn original_bytes(&self) -> &[u8] {
         &self.code[self.jump_offset()..][..EntryRow::JUMP_SIZE]
     }
 }
@@ -70,7 +70,7 @@ impl PatchPlan {
                 // It only jumps to a hooked function, where its calls are counted.
                 Ok(prologue)
                     if prologue
-                        .jump()
+                        .single_jump()
                         .and_then(|jump| code.call_target(jump))
                         .is_some_and(|other| {
                             hooked
@@ -84,7 +84,7 @@ impl PatchPlan {
                     prologue,
                     is_outer: false,
                 }),
-                Err(reason) => plan.skip(signature, &reason)?,
+                Err(reason) => plan.record_skipped(signature, &reason)?,
             }
         }
         let ranges: Vec<_> = plan
@@ -106,7 +106,7 @@ impl PatchPlan {
     }
 
     /// Records that a function is not patched, with the reason. Fails if it must be: `malloc`, or one that frees.
-    fn skip(&mut self, signature: &Signature, reason: &str) -> Result<(), AttachError> {
+    fn record_skipped(&mut self, signature: &Signature, reason: &str) -> Result<(), AttachError> {
         let sentence = format!("{} {reason}", signature.name);
         if signature.role == Role::Frees || signature.name == "malloc" {
             return Err(AttachError::NotPatched(sentence));

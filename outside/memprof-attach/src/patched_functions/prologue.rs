@@ -67,7 +67,7 @@ impl fmt::Display for NotRelocatable {
 }
 
 /// Decodes all instructions of a function that lies at `address`.
-pub(crate) fn decode(code: &[u8], address: u64) -> impl Iterator<Item = Instruction> {
+pub(crate) fn decode_instructions(code: &[u8], address: u64) -> impl Iterator<Item = Instruction> {
     Decoder::with_ip(64, code, address, DecoderOptions::NONE).into_iter()
 }
 
@@ -89,7 +89,7 @@ impl Prologue {
     /// # Errors
     /// The reason why the prologue cannot be relocated.
     pub(crate) fn new(code: &[u8], address: u64) -> Result<Self, NotRelocatable> {
-        let all: Vec<Instruction> = decode(code, address).collect();
+        let all: Vec<Instruction> = decode_instructions(code, address).collect();
         if let Some(invalid) = all.iter().find(|each| each.is_invalid()) {
             return Err(NotRelocatable::NoCode(invalid.ip()));
         }
@@ -167,7 +167,7 @@ impl Prologue {
     }
 
     /// The jump if the function consists of one jump only; else `None`.
-    pub(crate) fn jump(&self) -> Option<&Instruction> {
+    pub(crate) fn single_jump(&self) -> Option<&Instruction> {
         let first = self.instructions.first();
         first.filter(|first| first.is_jmp_short_or_near())
     }
@@ -329,6 +329,9 @@ mod tests {
         assert_eq!(relocated.bytes, [&code[..4], &jump, &back].concat());
         assert_eq!(relocated.addresses, [(AT, address), (AT + 4, address + 4)]);
         let to_other = Prologue::new(&[0xe9, 0xfb, 0, 0, 0], AT).unwrap();
-        assert_eq!(to_other.jump().and_then(branch_target), Some(AT + 0x100));
+        assert_eq!(
+            to_other.single_jump().and_then(branch_target),
+            Some(AT + 0x100)
+        );
     }
 }

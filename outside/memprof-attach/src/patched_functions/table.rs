@@ -75,7 +75,7 @@ impl TableImage {
                 offset_of!(EntryRow, function),
                 &function.prologue.range.start.to_le_bytes(),
             );
-            set(offset_of!(EntryRow, original), function.original());
+            set(offset_of!(EntryRow, original), function.original_bytes());
             set(offset_of!(EntryRow, is_outer), &[function.is_outer.into()]);
             set(offset_of!(EntryRow, name), function.name.as_bytes());
             addresses.push(prologue.addresses);
@@ -180,7 +180,7 @@ fn encode_jump(from: u64, to: u64) -> Option<[u8; EntryRow::JUMP_SIZE]> {
 
 /// Finds free addresses for a table near a function: below its file, where a program's heap does not grow, or in any gap
 /// that jumps reach. `None` if there are none.
-pub(crate) fn find_space(maps: &[u8], function: u64) -> Option<u64> {
+pub(crate) fn find_table_space(maps: &[u8], function: u64) -> Option<u64> {
     const MIN_ADDRESS: u64 = 0x10_0000;
     const MAX_DISTANCE: u64 = 1 << 30;
     const PAGE_SIZE: u64 = 4096;
@@ -216,7 +216,11 @@ mod tests {
     fn table_is_placed_near_the_function() {
         let check = |maps: &str, expected| {
             let program = 0x5555_5555_5000;
-            assert_eq!(find_space(maps.as_bytes(), program), expected, "{maps}");
+            assert_eq!(
+                find_table_space(maps.as_bytes(), program),
+                expected,
+                "{maps}"
+            );
         };
         let program = "555555554000-555555555000 r--p 00000000 08:01 7 /bin/p\n\
                        555555555000-555555556000 r-xp 00001000 08:01 7 /bin/p\n";
@@ -226,16 +230,19 @@ mod tests {
         check("", None);
         // Not position independent: the first of these distances is below zero.
         let low = "000000400000-000000401000 r-xp 00000000 08:01 7 /bin/p\n";
-        assert_eq!(find_space(low.as_bytes(), 0x40_0000), Some(0x30_0000));
+        assert_eq!(find_table_space(low.as_bytes(), 0x40_0000), Some(0x30_0000));
         // Between other mappings: below the nearest one that has room below it.
         let library = "7f0002000000-7f0002001000 r-xp 00000000 08:01 7 /lib/libc.so.6\n";
         let others = "7f0000000000-7f0002000000 rw-p 00000000 00:00 0 \n";
         let space = 0x7f00_0000_0000 - TABLE_AND_CODE_SIZE - 4096;
         let maps = format!("{others}{library}");
-        assert_eq!(find_space(maps.as_bytes(), 0x7f00_0200_0000), Some(space));
+        assert_eq!(
+            find_table_space(maps.as_bytes(), 0x7f00_0200_0000),
+            Some(space)
+        );
         let full = "000000101000-7f0002000000 rw-p 00000000 00:00 0 \n";
         let maps = format!("{full}{library}");
-        assert_eq!(find_space(maps.as_bytes(), 0x7f00_0200_0000), None);
+        assert_eq!(find_table_space(maps.as_bytes(), 0x7f00_0200_0000), None);
     }
 
     #[test]

@@ -135,7 +135,7 @@ fn fix_up_threads<'a>(
     for (_, stopped) in threads {
         let ends = |_| PatchFailure::Retry("a thread ends");
         let mut registers = stopped.registers().map_err(ends)?;
-        check_stack(target, mapped, registers.rsp, relocated)?;
+        require_no_relocated_address(target, mapped, registers.rsp, relocated)?;
         let Some(address) =
             relocated_address(registers.rip, relocated).map_err(PatchFailure::Retry)?
         else {
@@ -147,9 +147,9 @@ fn fix_up_threads<'a>(
     Ok(fixups)
 }
 
-/// Fails if the stack above `pointer` has the address of a relocated instruction, to which a signal handler may
+/// Fails if the stack above `pointer` holds the address of a relocated instruction, to which a signal handler may
 /// return.
-fn check_stack(
+fn require_no_relocated_address(
     target: &Target,
     mapped: &[Range<u64>],
     pointer: u64,
@@ -180,7 +180,7 @@ fn contains_relocated(mut words: impl Iterator<Item = u64>, relocated: &[Relocat
     let highest = relocated.iter().map(|each| each.range.end).max();
     let (lowest, highest) = (lowest.unwrap_or(0), highest.unwrap_or(0));
     let is_near = |word: u64| lowest < word && word < highest;
-    words.any(|word| is_near(word) && relocated.iter().any(|each| is_inside(each, word)))
+    words.any(|word| is_near(word) && relocated.iter().any(|each| is_inside_relocated(each, word)))
 }
 
 /// New address for a thread that is about to execute a relocated instruction; `None` for other threads. Fails if
@@ -189,7 +189,10 @@ fn relocated_address(
     instruction: u64,
     relocated: &[RelocatedRange],
 ) -> Result<Option<u64>, &'static str> {
-    let Some(prologue) = relocated.iter().find(|each| is_inside(each, instruction)) else {
+    let Some(prologue) = relocated
+        .iter()
+        .find(|each| is_inside_relocated(each, instruction))
+    else {
         return Ok(None);
     };
     let mut addresses = prologue.addresses.iter();
@@ -199,7 +202,7 @@ fn relocated_address(
 }
 
 /// Whether an address is in the range after its first byte, where a jump or the original instruction begins.
-fn is_inside(relocated: &RelocatedRange, address: u64) -> bool {
+fn is_inside_relocated(relocated: &RelocatedRange, address: u64) -> bool {
     relocated.range.start < address && address < relocated.range.end
 }
 
