@@ -199,9 +199,9 @@ fn start(options: &memprof_host_options_t) -> Result<Host, ()> {
     }
     let program = HostProgram {
         // SAFETY: `memprof_host_start` checked it for null.
-        name: unsafe { leaked_text(options.name) },
+        name: unsafe { leak_text(options.name) },
         // SAFETY: memprof_host.h: null or NUL-terminated.
-        version: unsafe { leaked_text(options.version) },
+        version: unsafe { leak_text(options.version) },
         log: logger,
         // SAFETY: memprof_host.h: null or a whole struct.
         jemalloc: unsafe { options.jemalloc.as_ref() }.copied(),
@@ -213,7 +213,7 @@ fn start(options: &memprof_host_options_t) -> Result<Host, ()> {
 ///
 /// # Safety
 /// `text` is null or NUL-terminated.
-unsafe fn leaked_text(text: *const c_char) -> &'static str {
+unsafe fn leak_text(text: *const c_char) -> &'static str {
     if text.is_null() {
         return "";
     }

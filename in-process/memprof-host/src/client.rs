@@ -287,7 +287,7 @@ impl Client {
             request["params"] = params;
         }
         let connection = &mut self.connection;
-        let written = connection.write(format!("{request}\n").as_bytes(), deadline);
+        let written = connection.write_all(format!("{request}\n").as_bytes(), deadline);
         // A host that refuses a connection responds before it closes, perhaps before the request is written.
         let received = match written {
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {

@@ -168,13 +168,14 @@ pub fn discover_within<T: Send>(
     let known_pids: HashSet<u32> = discovery.hosts.iter().map(|(host, _)| host.pid).collect();
     let processes = match scope {
         DiscoveryScope::SocketDirs => Vec::new(),
-        DiscoveryScope::AllProcesses => processes::find_with_plugin(&known_pids),
+        DiscoveryScope::AllProcesses => processes::find_processes_with_plugin(&known_pids),
         DiscoveryScope::Process(pid) if known_pids.contains(&pid) => Vec::new(),
         DiscoveryScope::Process(pid) => processes::find_by_pid(pid).into_iter().collect(),
     };
     discovery.query_processes(processes, &candidates, timeouts, &query);
     if any_is_abandoned {
-        own.iter().for_each(|directory| lock::sweep(directory));
+        own.iter()
+            .for_each(|directory| lock::remove_abandoned_files(directory));
     }
     discovery.hosts.sort_by_key(|(host, _)| host.pid);
     discovery
@@ -202,7 +203,7 @@ impl<T: Send> Discovery<T> {
         for (candidate, result) in candidates.iter().zip(results) {
             match result {
                 Ok(result) => self.hosts.push(result),
-                Err((_, ClientError::Unreachable(error))) if is_abandoned(&error) => {
+                Err((_, ClientError::Unreachable(error))) if is_abandoned_socket_error(&error) => {
                     any_is_abandoned = true;
                 }
                 Err((pid, error)) => self.unreachable.push(UnreachableHost {
@@ -340,7 +341,7 @@ impl SocketCandidate {
 }
 
 /// Whether the error shows that no process listens at the socket, or that it was removed.
-fn is_abandoned(error: &io::Error) -> bool {
+fn is_abandoned_socket_error(error: &io::Error) -> bool {
     use io::ErrorKind::{ConnectionRefused, NotFound};
     matches!(error.kind(), ConnectionRefused | NotFound)
 }

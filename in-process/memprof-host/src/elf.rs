@@ -63,7 +63,7 @@ pub(crate) fn check_loadable(bytes: &[u8]) -> Result<(), String> {
             )?;
         }
     }
-    tables::check(bytes)
+    tables::check_tables(bytes)
 }
 
 /// Whether the loader never unloads the library (`ld -z nodelete`). False for a file that is not ELF.

@@ -33,7 +33,7 @@ impl Host {
     /// # Errors
     /// `[control] socket` is neither a switch nor an absolute path.
     pub fn start(config: &Config, mut program: HostProgram) -> Result<Self, InvalidSocketError> {
-        let socket = socket_path(&config.control)?;
+        let socket = parse_socket_path(&config.control)?;
         if let Some(name) = &config.control.name {
             // Plugins borrow the name until the process ends.
             program.name = Box::leak(name.clone().into_boxed_str());
@@ -105,7 +105,9 @@ fn check_unique(router: &Router, id: &str) -> Result<(), Failure> {
 }
 
 /// Parses `[control] socket`. `None`: no socket; `Some(None)`: a socket at the default path.
-fn socket_path(config: &ControlConfig) -> Result<Option<Option<PathBuf>>, InvalidSocketError> {
+fn parse_socket_path(
+    config: &ControlConfig,
+) -> Result<Option<Option<PathBuf>>, InvalidSocketError> {
     match config.socket.as_deref() {
         None | Some("on") => Ok(Some(None)),
         Some("off") => Ok(None),

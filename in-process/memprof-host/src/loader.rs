@@ -106,7 +106,7 @@ impl CheckedFile {
     /// Whether the path still refers to the file that was checked, unchanged. A file that was replaced and restored is
     /// changed, too. The constructors of another file that a user with write permission put there in between may have
     /// run already.
-    fn is_same(&self) -> bool {
+    fn is_unchanged(&self) -> bool {
         let current = self.path.metadata();
         current.is_ok_and(|current| file_identity(&current) == self.identity)
     }
@@ -242,7 +242,7 @@ fn load_library(file: &CheckedFile) -> Result<LoadedLibrary, Failure> {
     // SAFETY: the library's constructors run; the file is trusted.
     let library = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) }
         .map_err(|error| loader_failure(path, &dlerror_text(&error, path)))?;
-    if !file.is_same() {
+    if !file.is_unchanged() {
         // The library stays loaded, because its constructors may have started threads.
         std::mem::forget(library);
         let message = format!("{}: it was replaced while it was loaded", path.display());

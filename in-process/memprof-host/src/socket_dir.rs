@@ -61,7 +61,7 @@ pub fn socket_dirs(uid: u32, variable: impl Fn(&str) -> Option<OsString>) -> Vec
             directory: default_dir_for(0),
             named_after: Some(0),
         });
-        dirs.extend(users().into_iter().flat_map(user_dirs));
+        dirs.extend(users_with_socket_dirs().into_iter().flat_map(user_dirs));
     }
     let from_environment = [
         default_dir(uid, &variable),
@@ -93,7 +93,7 @@ fn user_dirs(uid: u32) -> impl Iterator<Item = SocketDir> {
 }
 
 /// Returns the users that have a runtime directory, or a directory of memprof's in `/tmp`.
-fn users() -> Vec<u32> {
+fn users_with_socket_dirs() -> Vec<u32> {
     let names = |parent: &str| {
         // A parent that cannot be read contains no socket that can be reached.
         let entries = std::fs::read_dir(parent).into_iter().flatten().flatten();

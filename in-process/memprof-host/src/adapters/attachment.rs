@@ -12,8 +12,8 @@
     reason = "called by memprof-attach, and a handler of fork(2)"
 )]
 
+mod attach_lock;
 mod thread_limit;
-mod turn;
 
 use std::ffi::{CStr, CString, c_char};
 use std::ptr;
@@ -37,8 +37,8 @@ use super::instance::{self, Adapter, AdapterInstance};
 use super::log::ProgramLog;
 use super::{catch_panic, control};
 use crate::socket_dir::{self, abstract_name};
+use attach_lock::lock_when_detached;
 use thread_limit::RaisedThreadLimit;
-use turn::wait_for_turn;
 
 /// Memory in bytes that must be free: for the first threads of an attachment, and their heaps.
 const THREADS_BYTES: usize = 16 << 20;
@@ -122,15 +122,15 @@ pub unsafe fn attach_process(
         return NO_MEMORY.as_ptr();
     }
     // SAFETY: the caller promises a NUL-terminated text.
-    attach_or_reason(entry, unsafe { CStr::from_ptr(toml) })
+    attach_or_leak_reason(entry, unsafe { CStr::from_ptr(toml) })
 }
 
 /// Attaches after memory was checked. Returns null, or a leaked text with the reason for a failure. Must not be inlined
 /// ([`memprof_own::allocate_thread_locals`]).
 #[inline(never)]
-fn attach_or_reason(entry: &'static memprof_plugin_entry_t, toml: &CStr) -> *const c_char {
+fn attach_or_leak_reason(entry: &'static memprof_plugin_entry_t, toml: &CStr) -> *const c_char {
     catch_panic(c"attaching panicked".as_ptr(), || {
-        set_thread_name();
+        set_loader_thread_name();
         match attach(entry, &toml.to_string_lossy()) {
             Ok(()) => ptr::null(),
             // The text is leaked, because the caller reads it after the return.
@@ -141,7 +141,8 @@ fn attach_or_reason(entry: &'static memprof_plugin_entry_t, toml: &CStr) -> *con
     })
 }
 
-/// Attaches on a new thread, for a caller on a thread of the program's, which must not be treated as memprof's.
+/// Attaches on a new thread of memprof's, because the calling thread is the program's and must not be treated as
+/// memprof's.
 ///
 /// # Errors
 /// The reason for which the process cannot be attached to, or no thread started.
@@ -193,7 +194,7 @@ fn attach(entry: &'static memprof_plugin_entry_t, toml: &str) -> Result<(), Fail
     let attachment: Attachment =
         toml::from_str(toml).map_err(|error| invalid(error.to_string()))?;
     let settings = attachment.settings()?;
-    let _guard = wait_for_turn()?;
+    let _guard = lock_when_detached()?;
     let is_own_instance = CREATED_INSTANCE.load(Ordering::Acquire);
     let is_used = instance::instance().is_some() && (!is_own_instance || instance::is_shared());
     if is_used || control::is_open() {
@@ -211,7 +212,7 @@ fn attach(entry: &'static memprof_plugin_entry_t, toml: &str) -> Result<(), Fail
             created.ok_or_else(loaded_by_program_error)?
         }
     };
-    if instance.is_of_other_copy() {
+    if instance.is_from_other_copy() {
         return Err(loaded_by_program_error());
     }
     CREATED_INSTANCE.store(true, Ordering::Release);
@@ -265,8 +266,8 @@ fn open_control(instance: &AdapterInstance, control: Option<&Control>) -> Result
     let open_abstract = |failure: Failure| match control {
         Some(_) => Err(failure),
         None => {
-            let name =
-                abstract_name::generate().map_err(|error| Failure::io("name a socket", &error))?;
+            let name = abstract_name::generate_name()
+                .map_err(|error| Failure::io("name a socket", &error))?;
             instance.open_control(&ADAPTER, Some(&Control::Path(name)))
         }
     };
@@ -284,10 +285,9 @@ impl Attachment {
     }
 }
 
-/// Names the thread that `memprof attach` has created, with memprof's prefix but without the dash of the plugin's
-/// threads: if its memprof was killed, it waits up to 20 s for the next one's reply, and detaching does not wait for
-/// it.
-fn set_thread_name() {
+/// Names the calling thread, which `memprof attach` created, `memprof.loader`. Detaching waits for threads named
+/// `memprof-…`, but must not wait for this one: if its `memprof attach` was killed, it lives for up to 20 s.
+fn set_loader_thread_name() {
     // SAFETY: pthread_self(3) has no preconditions.
     let this = unsafe { libc::pthread_self() };
     // SAFETY: pthread_setname_np(3): a NUL-terminated name of at most 15 bytes.
@@ -342,7 +342,7 @@ fn run_attachment(privileges: &mut Privileges) {
         }
         privileges.match_main_thread();
         instance.enter_thread();
-        instance.message(b"detach");
+        instance.send_message(b"detach");
         // The plugin may refuse, as while a dump runs: retry.
         wait_for_change(ATTACHED, Duration::from_secs(1));
     }

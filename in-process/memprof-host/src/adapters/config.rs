@@ -81,8 +81,8 @@ pub(super) fn parse_with_file<'a>(
     let mut own_pairs = Table::new();
     for (key, value) in pairs {
         match key {
-            CONTROL => insert(&mut own_pairs, key, Value::String(value.to_owned()))?,
-            key => insert(&mut own_pairs, key, parse_value(value))?,
+            CONTROL => insert_at_path(&mut own_pairs, key, Value::String(value.to_owned()))?,
+            key => insert_at_path(&mut own_pairs, key, parse_value(value))?,
         }
     }
     let mut plugin = match file {
@@ -96,7 +96,7 @@ pub(super) fn parse_with_file<'a>(
             .iter()
             .for_each(|key| drop(plugin.remove(*key)));
     }
-    merge(&mut plugin, own_pairs);
+    merge_tables(&mut plugin, own_pairs);
     let control = plugin.remove(CONTROL).map(parse_control).transpose()?;
     let allow = plugin.remove(ALLOW).map(parse_allow).transpose()?;
     let text = file.map(|(_, text)| text.to_owned());
@@ -132,7 +132,7 @@ fn parse_value(value: &str) -> Value {
 
 /// Inserts a value into the tables that the dots in its key separate, and creates those that are missing. Fails if the
 /// key exists already, is used as a table though it has a value, or ends in a dot.
-fn insert(table: &mut Table, key: &str, value: Value) -> Result<(), Failure> {
+fn insert_at_path(table: &mut Table, key: &str, value: Value) -> Result<(), Failure> {
     let (tables, last) = match key.rsplit_once('.') {
         Some((tables, last)) => (Some(tables), last),
         None => (None, key),
@@ -158,10 +158,10 @@ fn insert(table: &mut Table, key: &str, value: Value) -> Result<(), Failure> {
 }
 
 /// Merges `above` into `below`. Keys of `above` override those of `below`.
-fn merge(below: &mut Table, above: Table) {
+fn merge_tables(below: &mut Table, above: Table) {
     for (key, value) in above {
         match (below.get_mut(&key), value) {
-            (Some(Value::Table(below)), Value::Table(above)) => merge(below, above),
+            (Some(Value::Table(below)), Value::Table(above)) => merge_tables(below, above),
             (_, value) => drop(below.insert(key, value)),
         }
     }
@@ -183,7 +183,7 @@ fn file_error(path: &Path, reason: &str) -> Failure {
     invalid_config_error(format!("config file {}: {reason}", path.display()))
 }
 
-/// Parses the value of `control`.
+/// Parses the value of `control`: a boolean, `on`, `off` or an absolute path.
 fn parse_control(value: Value) -> Result<Control, Failure> {
     match value {
         Value::Boolean(true) => Ok(Control::On),
@@ -197,7 +197,7 @@ fn parse_control(value: Value) -> Result<Control, Failure> {
     }
 }
 
-/// Parses the value of `allow`.
+/// Parses the value of `allow`: an array of message names.
 fn parse_allow(value: Value) -> Result<Vec<String>, Failure> {
     let message = format!("allow = {value} is not a list of messages, as [\"dump\"] is");
     value.try_into().map_err(|_| invalid_config_error(message))

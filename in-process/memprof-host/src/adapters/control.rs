@@ -62,14 +62,14 @@ pub(super) fn open(
     match ControlSocket::open(listen, router) {
         Ok(socket) => {
             let line = format!("control socket {}", socket.path().display());
-            log.line(Level::Info, &line);
+            log.write_line(Level::Info, &line);
             SOCKET.store(Box::into_raw(Box::new(socket)), Ordering::Release);
             register_exit_handler();
             Ok(())
         }
         Err(error) => {
             let line = format!("{error}; memprof cannot reach this program");
-            log.line(Level::Error, &line);
+            log.write_line(Level::Error, &line);
             // The next request tries again.
             OWNER.store(0, Ordering::Release);
             Err(Failure::new(MEMPROF_IO, line))

@@ -25,10 +25,10 @@ use rustix::fs::fstat;
 use rustix::io::{Errno, writev};
 
 use super::config::{Control, Settings};
-use super::event::OneTimeEvent;
 use super::host_symbols::MissingSymbol;
 use super::instance::{self, Adapter, AdapterInstance};
 use super::log::ProgramLog;
+use super::one_time_event::OneTimeEvent;
 use super::{catch_panic, environment, library_copies};
 use crate::socket_dir::own_default_dir;
 
@@ -94,11 +94,11 @@ static STARTING_PROCESS: AtomicU32 = AtomicU32::new(0);
 
 /// Starts the plugin and the socket after a delay, once in a process.
 pub(super) fn start_delayed(entry: &'static memprof_plugin_entry_t) {
-    let _settings = ensure_started(
+    let _settings = ensure_start_thread(
         entry,
         &DELAYED_START_THREAD,
         startup_stderr(),
-        environment::settings,
+        environment::read_settings,
     );
     if environment::has_config() {
         register_exit_handler();
@@ -111,7 +111,7 @@ pub(super) fn start_delayed_with(
     entry: &'static memprof_plugin_entry_t,
     settings: impl FnOnce() -> Result<Settings, Failure>,
 ) {
-    let _settings = ensure_started(
+    let _settings = ensure_start_thread(
         entry,
         &DELAYED_START_THREAD,
         LogDestination::Redirected,
@@ -123,11 +123,11 @@ pub(super) fn start_delayed_with(
 /// no plugin.
 pub(super) fn start_now(entry: &'static memprof_plugin_entry_t) {
     EXCLUDES_CHILDREN.store(true, Ordering::Release);
-    let _settings = ensure_started(
+    let _settings = ensure_start_thread(
         entry,
         &IMMEDIATE_START_THREAD,
         startup_stderr(),
-        environment::settings,
+        environment::read_settings,
     );
     register_exit_handler();
 }
@@ -138,7 +138,7 @@ fn register_exit_handler() {
     let _no_fork = ForkGuard::acquire();
     // SAFETY: atexit(3): the handler is in this library, which is never unloaded. Handlers that the plugin registers
     // later run before this one, or after it if the exit has started by then.
-    unsafe { libc::atexit(wait_for_start) };
+    unsafe { libc::atexit(start_and_wait_at_exit) };
 }
 
 /// Reports that sampling has started or is impossible, so that the plugin may be created.
@@ -148,8 +148,8 @@ pub fn set_sampling_started() {
     SAMPLING_STARTED.set();
 }
 
-/// Exit handler: starts the plugin at once, and waits for it, at most 5 s.
-extern "C" fn wait_for_start() {
+/// Exit handler: ends the start's delay, and waits at most 5 s until the plugin is created, but not in a forked child.
+extern "C" fn start_and_wait_at_exit() {
     // In a forked child the event is set, so that its exit does not create the plugin in a process that ends.
     if START_FINISHED.has_happened() {
         return;
@@ -161,21 +161,21 @@ extern "C" fn wait_for_start() {
 /// Creates the plugin, unless it exists. For entry points that the program calls to send messages.
 pub(super) fn ensure_instance(entry: &'static memprof_plugin_entry_t) {
     catch_panic((), || {
-        let start = ensure_started(
+        let start = ensure_start_thread(
             entry,
             &DELAYED_START_THREAD,
             startup_stderr(),
-            environment::settings,
+            environment::read_settings,
         );
-        let _instance = instance(start);
+        let _instance = get_or_create_instance(start);
     });
 }
 
 /// Returns the instance, and creates it if there is none.
-fn instance(start: &'static StartSettings) -> &'static AdapterInstance {
+fn get_or_create_instance(start: &'static StartSettings) -> &'static AdapterInstance {
     let adapter = start.adapter();
     let (instance, _) = instance::get_or_create(start.entry, &adapter, || start.settings.clone());
-    instance::retry(instance, &adapter, environment::read_again)
+    instance::recreate_if_config_changed(instance, &adapter, environment::reread_settings)
 }
 
 /// Sends a message and returns its reply as text. Call [`ensure_instance`] first.
@@ -183,7 +183,7 @@ fn instance(start: &'static StartSettings) -> &'static AdapterInstance {
 /// # Errors
 /// The text of the reply if the message failed; that the plugin is not loaded or panicked.
 pub(super) fn send(message: &[u8]) -> Result<String, String> {
-    with_instance(|instance| instance.rendered_reply(message).into_result())
+    with_instance(|instance| instance.send_and_render(message).into_result())
 }
 
 /// Sends a message and returns its reply as JSON. Call [`ensure_instance`] first.
@@ -191,7 +191,7 @@ pub(super) fn send(message: &[u8]) -> Result<String, String> {
 /// # Errors
 /// Those of [`send`].
 pub(super) fn send_for_json(message: &[u8]) -> Result<String, String> {
-    with_instance(|instance| instance.json(message))
+    with_instance(|instance| instance.send_for_json(message))
 }
 
 /// Sends a message to all processes of the server and returns their replies as JSON. When `should_stop` returns true,
@@ -201,14 +201,14 @@ pub(super) fn send_to_server_processes(
     message: &[u8],
     should_stop: impl Fn() -> bool,
 ) -> Result<String, String> {
-    with_instance(|instance| Ok(instance.reply_for_all(message, should_stop)))
+    with_instance(|instance| Ok(instance.send_to_server_processes(message, should_stop)))
 }
 
 /// Whether the config allows a message for all users of an adapter that cannot distinguish users.
 #[cfg(feature = "adapter-mariadb")]
-pub(super) fn is_allowed(message: &str) -> bool {
-    let settings = |start: &'static StartSettings| instance(start).settings().as_ref().ok();
-    let settings = START_SETTINGS.get().and_then(settings);
+pub(super) fn is_allowed_for_all_users(message: &str) -> bool {
+    let instance = START_SETTINGS.get().map(get_or_create_instance);
+    let settings = instance.and_then(|instance| instance.settings().as_ref().ok());
     settings.is_some_and(|settings| settings.allow.iter().any(|allowed| allowed == message))
 }
 
@@ -218,7 +218,7 @@ fn with_instance(
 ) -> Result<String, String> {
     let panicked = Err("the plugin panicked".to_owned());
     catch_panic(panicked, || match START_SETTINGS.get() {
-        Some(start) => send(instance(start)),
+        Some(start) => send(get_or_create_instance(start)),
         None => Err("the plugin is not loaded".to_owned()),
     })
 }
@@ -226,12 +226,12 @@ fn with_instance(
 /// Logs the reason for which an entry point does nothing.
 pub(super) fn log_missing_symbol(missing: MissingSymbol) {
     if let Some(start) = START_SETTINGS.get() {
-        start.log.line(Level::Error, &missing.to_string());
+        start.log.write_line(Level::Error, &missing.to_string());
     }
 }
 
 /// Reads the settings at the first call, and returns them. Creates the start thread once in a process.
-fn ensure_started(
+fn ensure_start_thread(
     entry: &'static memprof_plugin_entry_t,
     thread: &'static ThreadSpec,
     stderr: LogDestination,
@@ -251,7 +251,7 @@ fn ensure_started(
         })
     });
     register_fork_handler();
-    spawn_once(thread);
+    spawn_start_thread_once(thread);
     start
 }
 
@@ -272,20 +272,20 @@ extern "C" fn after_fork_in_child() {
     // An exit must not wait, because the start thread exists only in the parent.
     START_FINISHED.set();
     if !EXCLUDES_CHILDREN.load(Ordering::Acquire) {
-        catch_panic((), || spawn_once(&DELAYED_START_THREAD));
+        catch_panic((), || spawn_start_thread_once(&DELAYED_START_THREAD));
     }
 }
 
 /// Creates the start thread, unless this process has created one.
-fn spawn_once(thread: &'static ThreadSpec) {
+fn spawn_start_thread_once(thread: &'static ThreadSpec) {
     let own = std::process::id();
     if STARTING_PROCESS.swap(own, Ordering::AcqRel) != own {
-        spawn(thread);
+        spawn_start_thread(thread);
     }
 }
 
 /// Creates the start thread. A failure is logged, and an exit does not wait then.
-fn spawn(thread: &'static ThreadSpec) {
+fn spawn_start_thread(thread: &'static ThreadSpec) {
     if let Err(error) = memprof_own::spawn_static(thread) {
         // An exit must not wait for a thread that was not created.
         START_FINISHED.set();
@@ -311,33 +311,33 @@ fn start_plugin(privileges: &mut Privileges) {
     let Some(start) = START_SETTINGS.get() else {
         return;
     };
-    if has_control_socket(start) {
+    if has_own_control_socket(start) {
         return;
     }
-    let instance = instance(start);
+    let instance = get_or_create_instance(start);
     instance.enter_thread();
     let _guard = library_copies::lock_all_copies(start.entry);
     // Another copy of this library may have opened a socket in the meantime.
-    if has_control_socket(start) {
+    if has_own_control_socket(start) {
         return;
     }
     // An error was logged; the program runs without the socket.
     let _result = instance.open_control(&start.adapter(), start.control());
 }
 
-/// Whether the program serves this process's control socket by itself, which is logged.
-fn has_control_socket(start: &StartSettings) -> bool {
-    let has_own_socket = program_has_own_socket();
+/// Whether the program itself serves this process's control socket. Logs it if so.
+fn has_own_control_socket(start: &StartSettings) -> bool {
+    let has_own_socket = is_own_socket_served();
     if has_own_socket {
         let line = "this program is a memprof host itself";
-        start.log.line(Level::Info, line);
+        start.log.write_line(Level::Info, line);
     }
     has_own_socket
 }
 
 /// Whether this process listens at its default control socket, before memprof has opened it. In containers that share
 /// the directory, another process with the same pid may listen there.
-fn program_has_own_socket() -> bool {
+fn is_own_socket_served() -> bool {
     let own = std::process::id();
     let socket = own_default_dir().join(format!("{own}.sock"));
     let peer = UnixStream::connect(socket).map(|stream| getsockopt(&stream, PeerCredentials));
@@ -374,16 +374,16 @@ fn write_log_line(level: Level, text: &str) {
         Level::Debug => "debug: ",
         Level::Trace => "trace: ",
     };
-    print(level, text);
+    print_line(level, text);
 }
 
 /// Writes a reply to standard error, for programs without another place for it.
 pub(super) fn print_reply(reply: &str) {
-    print("", reply);
+    print_line("", reply);
 }
 
 /// Writes a line to standard error, unless the program has replaced it.
-fn print(level: &str, text: &str) {
+fn print_line(level: &str, text: &str) {
     let is_log = |stderr| match stderr {
         LogDestination::StartupStderr(_) => stderr == startup_stderr(),
         #[cfg(feature = "adapter-postgres")]
@@ -411,7 +411,7 @@ mod tests {
         after_fork_in_child();
         assert_eq!(STARTING_PROCESS.load(Ordering::Acquire), 0);
         let start = Instant::now();
-        wait_for_start();
+        start_and_wait_at_exit();
         assert!(start.elapsed() < START_TIMEOUT);
     }
 }

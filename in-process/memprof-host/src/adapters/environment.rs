@@ -15,7 +15,7 @@ const CONFIG: &str = "MEMPROF_CONFIG";
 
 /// Whether the environment names a config file of the plugin.
 pub(super) fn has_config() -> bool {
-    variable(CONFIG).is_some()
+    environment_variable(CONFIG).is_some()
 }
 
 /// Keys of the config with their values in the environment.
@@ -25,23 +25,23 @@ type Variables = Vec<(&'static str, String)>;
 static VARIABLES: LockFreeOnce<Variables> = LockFreeOnce::new();
 
 /// Parses the config in the environment. Fails as [`config::parse`] does.
-pub(super) fn settings() -> Result<Settings, Failure> {
-    parse(VARIABLES.get_or_set(variables()))
+pub(super) fn read_settings() -> Result<Settings, Failure> {
+    parse_variables(VARIABLES.get_or_set(read_variables()))
 }
 
-/// Parses the config of [`settings`] again, with the current text of the file that it names. `None` if the config comes
+/// Parses the config of [`read_settings`] again, with the current text of the file that it names. `None` if the config comes
 /// from elsewhere.
-pub(super) fn read_again() -> Option<Result<Settings, Failure>> {
-    VARIABLES.get().map(parse)
+pub(super) fn reread_settings() -> Option<Result<Settings, Failure>> {
+    VARIABLES.get().map(parse_variables)
 }
 
 /// Parses a config. Fails as [`config::parse`] does.
-fn parse(variables: &Variables) -> Result<Settings, Failure> {
+fn parse_variables(variables: &Variables) -> Result<Settings, Failure> {
     config::parse(variables.iter().map(|(key, value)| (*key, value.as_str())))
 }
 
 /// Reads the variables of the config that are set.
-fn variables() -> Variables {
+fn read_variables() -> Variables {
     let named = [
         ("config", CONFIG),
         ("dump_dir", "MEMPROF_DUMP_DIR"),
@@ -50,14 +50,14 @@ fn variables() -> Variables {
     ];
     named
         .into_iter()
-        .filter_map(|(key, name)| Some((key, variable(name)?)))
+        .filter_map(|(key, name)| Some((key, environment_variable(name)?)))
         .collect()
 }
 
 /// Returns the least severe level of the lines that go to standard error: that in `MEMPROF_LOG`, by default `Warn`.
 /// Fails if the variable names no level.
 pub(super) fn log_level() -> Result<LevelFilter, Failure> {
-    variable("MEMPROF_LOG").map_or(Ok(LevelFilter::Warn), |word| {
+    environment_variable("MEMPROF_LOG").map_or(Ok(LevelFilter::Warn), |word| {
         word.parse().map_err(|_| {
             let message = format!(
                 "invalid MEMPROF_LOG={word}: expected off, error, warn, info, debug or trace"
@@ -69,7 +69,7 @@ pub(super) fn log_level() -> Result<LevelFilter, Failure> {
 
 /// Returns a variable that is set and not empty. `None` in a process with more privileges than the user who started it,
 /// because that user controls the environment.
-pub(super) fn variable(name: &str) -> Option<String> {
+pub(super) fn environment_variable(name: &str) -> Option<String> {
     if is_secure_execution() {
         return None;
     }

@@ -152,7 +152,7 @@ macro_rules! __export_instance {
         /// the plugin.
         #[unsafe(no_mangle)]
         pub extern "C" fn memprof_adapter_lock() -> *const u32 {
-            $crate::adapters::instance::lock_word()
+            $crate::adapters::instance::lock_address()
         }
     };
 }

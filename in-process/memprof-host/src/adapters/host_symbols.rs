@@ -34,7 +34,7 @@ impl fmt::Display for MissingSymbol {
 impl CallerAddress {
     /// Opens the library that contains the caller. It cannot be unloaded meanwhile, because it is on the call stack. If
     /// it is not found, symbols are looked up in the whole program.
-    pub(super) fn symbols(self) -> HostSymbols {
+    pub(super) fn open_symbols(self) -> HostSymbols {
         let mut info = MaybeUninit::<libc::Dl_info>::zeroed();
         // SAFETY: dladdr(3) accepts any address, and fills in `info` unless it returns 0.
         let result = unsafe { libc::dladdr(self.0, info.as_mut_ptr()) };
@@ -67,7 +67,7 @@ impl HostSymbols {
             unsafe { libc::dlsym(self.library, name.as_ptr()) }
         };
         // SAFETY: the caller promises that `F` fits the symbol.
-        let symbol = unsafe { as_pointer(address) };
+        let symbol = unsafe { to_pointer(address) };
         // SAFETY: the caller promises that `F` fits the symbol.
         symbol
             .or_else(|| unsafe { find_symbol(name) })
@@ -78,7 +78,7 @@ impl HostSymbols {
 impl Drop for HostSymbols {
     fn drop(&mut self) {
         if !self.library.is_null() {
-            // SAFETY: dlclose(3): `CallerAddress::symbols` opened the handle.
+            // SAFETY: dlclose(3): `CallerAddress::open_symbols` opened the handle.
             unsafe { libc::dlclose(self.library) };
         }
     }
@@ -92,14 +92,14 @@ pub(super) unsafe fn find_symbol<F: Copy>(name: &CStr) -> Option<F> {
     // SAFETY: dlsym(3) with a NUL-terminated name.
     let address = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
     // SAFETY: the caller promises that `F` fits the symbol.
-    unsafe { as_pointer(address) }
+    unsafe { to_pointer(address) }
 }
 
 /// Converts an address to a function pointer. `None` if it is null.
 ///
 /// # Safety
 /// `F` is a pointer type that fits the symbol at `address`.
-pub(super) unsafe fn as_pointer<F: Copy>(address: *mut c_void) -> Option<F> {
+pub(super) unsafe fn to_pointer<F: Copy>(address: *mut c_void) -> Option<F> {
     const { assert!(size_of::<F>() == size_of::<*mut c_void>()) };
     // SAFETY: the sizes are equal, and the caller promises that `F` fits the symbol.
     (!address.is_null()).then(|| unsafe { std::mem::transmute_copy(&address) })
@@ -114,7 +114,11 @@ mod tests {
         let check =
             |caller: *const c_void, name: &'static CStr, expected: Result<(), MissingSymbol>| {
                 // SAFETY: the symbol is used as an address only.
-                let symbol = unsafe { CallerAddress(caller).symbols().find::<*const c_void>(name) };
+                let symbol = unsafe {
+                    CallerAddress(caller)
+                        .open_symbols()
+                        .find::<*const c_void>(name)
+                };
                 assert_eq!(symbol.map(|_| ()), expected, "{name:?}");
             };
         let in_libc = libc::malloc as *const c_void;

@@ -75,7 +75,7 @@ fn share_instance() -> Option<&'static AdapterInstance> {
 
 /// The lock that keeps all copies of this library from making an instance each.
 #[doc(hidden)]
-pub use super::library_copies::lock_word;
+pub use super::library_copies::lock_address;
 
 /// Returns the plugin for another copy of this library in the process. Null if this copy has none, or uses another
 /// copy's.
@@ -152,12 +152,12 @@ pub(super) fn start_instance(
         }
         _ => get_or_create(entry, adapter, || settings),
     };
-    if !is_new || instance.is_of_other_copy() {
+    if !is_new || instance.is_from_other_copy() {
         let message = format!(
             "{} is loaded already: its first config stays until the program is restarted",
             instance.id
         );
-        adapter.log.line(Level::Warn, &message);
+        adapter.log.write_line(Level::Warn, &message);
     }
     // An error was logged; the program runs without the socket.
     let _result = instance.open_control(adapter, control.as_ref());
@@ -188,7 +188,7 @@ pub(super) fn get_or_create(
 
 /// Replaces an instance that could not be created, unless its config is still the same. `read_again` returns the config
 /// as it is now, `None` if it cannot change. Returns the current instance.
-pub(super) fn retry(
+pub(super) fn recreate_if_config_changed(
     instance: &'static AdapterInstance,
     adapter: &Adapter,
     read_again: impl FnOnce() -> Option<Result<Settings, Failure>>,
@@ -258,7 +258,7 @@ impl AdapterInstance {
             Err(Failure::new(MEMPROF_PANIC, "loading the plugin panicked"))
         });
         if let Err(failure) = &plugin {
-            adapter.log.line(Level::Error, &failure.to_string());
+            adapter.log.write_line(Level::Error, &failure.to_string());
         }
         let entry = plugin.as_ref().map_or(entry, Instance::entry);
         let failure = plugin.as_ref().err().cloned();
@@ -311,7 +311,7 @@ impl AdapterInstance {
     }
 
     /// Whether another copy of this library has created the plugin.
-    pub(super) fn is_of_other_copy(&self) -> bool {
+    pub(super) fn is_from_other_copy(&self) -> bool {
         let mut plugins = self.router.plugins();
         plugins.any(|(_, plugin)| matches!(plugin, Ok(joined) if joined.created_plugin().is_none()))
     }

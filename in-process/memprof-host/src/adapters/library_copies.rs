@@ -9,7 +9,7 @@ use std::ptr;
 use memprof_own::{ForkGuard, ProcessLock, ProcessLockGuard};
 use memprof_plugin_abi::raw::{memprof_plugin_entry_t, memprof_plugin_t};
 
-use super::host_symbols::as_pointer;
+use super::host_symbols::to_pointer;
 use crate::instance::{Instance, check_entry};
 
 /// `memprof_adapter_instance`, which every copy exports: returns its plugin, or null.
@@ -22,7 +22,7 @@ static LOCK: ProcessLock = ProcessLock::new();
 
 /// Returns the address of this copy's lock.
 #[doc(hidden)]
-pub fn lock_word() -> *const u32 {
+pub fn lock_address() -> *const u32 {
     (&raw const LOCK).cast()
 }
 
@@ -142,9 +142,9 @@ fn find_copy(path: &CStr) -> Option<LibraryCopy> {
     unsafe { libc::dlclose(library) };
     let entry = entry.cast_const().cast::<memprof_plugin_entry_t>();
     // SAFETY: `export_adapters!` exports a function of this type.
-    let get_plugin: InstanceFn = unsafe { as_pointer(get_plugin) }?;
+    let get_plugin: InstanceFn = unsafe { to_pointer(get_plugin) }?;
     // SAFETY: `export_adapters!` exports a function of this type.
-    let lock: Option<LockFn> = unsafe { as_pointer(lock) };
+    let lock: Option<LockFn> = unsafe { to_pointer(lock) };
     (!entry.is_null()).then_some(LibraryCopy {
         entry,
         get_plugin,

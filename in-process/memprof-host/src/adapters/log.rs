@@ -17,7 +17,7 @@ pub(super) struct ProgramLog {
 
 impl ProgramLog {
     /// Writes a text as one line, if its level is severe enough.
-    pub(super) fn line(&self, level: Level, text: &str) {
+    pub(super) fn write_line(&self, level: Level, text: &str) {
         if level <= self.level {
             (self.sink)(level, &one_line(text));
         }
@@ -30,7 +30,7 @@ impl Log for ProgramLog {
     }
 
     fn log(&self, record: &Record<'_>) {
-        self.line(record.level(), &record.args().to_string());
+        self.write_line(record.level(), &record.args().to_string());
     }
 
     fn flush(&self) {}

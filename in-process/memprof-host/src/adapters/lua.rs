@@ -53,7 +53,7 @@ enum ProtectedCall {
 impl Lua {
     /// Looks up the functions of the Lua that called.
     fn find(caller: CallerAddress) -> Result<Self, MissingSymbol> {
-        let host = caller.symbols();
+        let host = caller.open_symbols();
         #[expect(clippy::multiple_unsafe_ops_per_block, reason = "one promise for all")]
         // SAFETY: lua.h and lauxlib.h declare functions of these types, from 5.1 to 5.4.
         unsafe {

@@ -115,7 +115,7 @@ pub unsafe fn answer(
     let size = unsafe { *args.lengths } as usize;
     // SAFETY: udf API: a text of that length, which is valid during the call.
     let message = unsafe { slice::from_raw_parts(value.cast::<u8>(), size) };
-    match catch_panic(Err(PANICKED.to_owned()), || send(message)) {
+    match catch_panic(Err(PANICKED.to_owned()), || send_if_allowed(message)) {
         Ok(reply) => {
             let reply = c_text(&reply, LENGTH_LIMIT as usize);
             // SAFETY: udf API: the server passes a writable `length`.
@@ -154,10 +154,10 @@ impl Init {
 }
 
 /// Sends a message, if it is allowed for all users. Otherwise fails with a text that says how to allow it.
-fn send(message: &[u8]) -> Result<String, String> {
+fn send_if_allowed(message: &[u8]) -> Result<String, String> {
     let text = String::from_utf8_lossy(message);
     let (name, _) = split_message(&text);
-    if READ_ONLY_MESSAGES.contains(&name) || delayed_start::is_allowed(name) {
+    if READ_ONLY_MESSAGES.contains(&name) || delayed_start::is_allowed_for_all_users(name) {
         return delayed_start::send(message);
     }
     let shown: String = name.chars().take(40).collect();
@@ -186,6 +186,7 @@ macro_rules! __export_mariadb {
             use ::std::ffi::{c_char, c_uchar, c_ulong};
             use $crate::adapters::mariadb;
 
+            /// Entry point that the server calls at the start of a statement with the function.
             #[unsafe(export_name = concat!(env!("CARGO_CRATE_NAME"), "_init"))]
             unsafe extern "C" fn init(
                 init: *mut mariadb::Init,
@@ -196,6 +197,7 @@ macro_rules! __export_mariadb {
                 unsafe { mariadb::init(&$entry, init, args, error) }
             }
 
+            /// Entry point that the server calls for each row.
             #[unsafe(export_name = env!("CARGO_CRATE_NAME"))]
             unsafe extern "C" fn answer(
                 init: *mut mariadb::Init,
@@ -209,6 +211,7 @@ macro_rules! __export_mariadb {
                 unsafe { mariadb::answer(init, args, length, is_null, error) }
             }
 
+            /// Entry point that the server calls at the end of the statement.
             #[unsafe(export_name = concat!(env!("CARGO_CRATE_NAME"), "_deinit"))]
             unsafe extern "C" fn deinit(init: *mut mariadb::Init) {
                 // SAFETY: the argument of the server, unchanged.

@@ -48,7 +48,6 @@ mod config;
 mod control;
 mod delayed_start;
 mod environment;
-mod event;
 mod export;
 #[cfg(feature = "adapter-ffi")]
 pub mod ffi;
@@ -72,6 +71,7 @@ pub mod mosquitto;
 pub mod nginx;
 #[cfg(feature = "adapter-node")]
 pub mod node;
+mod one_time_event;
 #[cfg(feature = "adapter-postgres")]
 pub mod postgres;
 #[cfg(feature = "adapter-preload")]

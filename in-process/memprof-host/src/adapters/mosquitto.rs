@@ -137,7 +137,7 @@ pub unsafe fn init(
         let thread = thread::current().id();
         let broker = BROKER.get_or_set(Broker { api, thread });
         // SAFETY: the caller promises Mosquitto's arguments: `count` options.
-        let settings = unsafe { settings(options, count) };
+        let settings = unsafe { parse_options(options, count) };
         let instance = start_instance(entry, &ADAPTER, settings);
         register_handler(broker, identifier, instance);
         SUCCESS
@@ -148,7 +148,7 @@ pub unsafe fn init(
 ///
 /// # Safety
 /// `options` points to `count` options of Mosquitto's.
-unsafe fn settings(options: *const Opt, count: c_int) -> Result<Settings, Failure> {
+unsafe fn parse_options(options: *const Opt, count: c_int) -> Result<Settings, Failure> {
     // SAFETY: the caller promises `count` options.
     let options = unsafe { as_slice(options, count) };
     let text = |text: *const c_char| {
@@ -190,7 +190,7 @@ fn register_handler(broker: &Broker, identifier: *mut c_void, instance: &Adapter
     };
     if status != SUCCESS {
         let line = format!("{topic:?} is not answered here: the broker says {status}");
-        LOG.line(Level::Debug, &line);
+        LOG.write_line(Level::Debug, &line);
     }
 }
 
@@ -204,7 +204,7 @@ unsafe extern "C" fn handle_control_event(_: c_int, event: *mut c_void, _: *mut 
         };
         // SAFETY: mosquitto_broker.h: `payload_length` bytes, which are valid during the call.
         let message = unsafe { as_slice(event.payload.cast::<u8>(), event.payload_length) };
-        let bytes = match instance.rendered_reply(message).body {
+        let bytes = match instance.send_and_render(message).body {
             ReplyContent::Text(text) => text.into_bytes(),
             ReplyContent::Bytes(bytes) => bytes,
         };
@@ -235,7 +235,7 @@ fn publish_reply(broker: &Broker, client: *const c_void, instance: &AdapterInsta
         )
     };
     if status != SUCCESS {
-        LOG.line(
+        LOG.write_line(
             Level::Warn,
             &format!("a reply was not published: error {status}"),
         );

@@ -53,7 +53,7 @@ pub unsafe fn register(
     caller: CallerAddress,
 ) -> Value {
     catch_panic(exports, || {
-        let host = caller.symbols();
+        let host = caller.open_symbols();
         let node = match Node::find(&host) {
             Ok(node) => NODE.get_or_set(node),
             Err(missing) => {
@@ -61,10 +61,10 @@ pub unsafe fn register(
                 return exports;
             }
         };
-        if let Some(attachment) = node.text_property(env, exports, ATTACH_PROPERTY) {
+        if let Some(attachment) = node.copy_string_property(env, exports, ATTACH_PROPERTY) {
             if let Err(reason) = attachment::attach_on_new_thread(entry, &attachment) {
                 // SAFETY: node_api.h: an error of this environment, on its thread.
-                unsafe { (node.throw)(env, node.error(env, &reason)) };
+                unsafe { (node.throw)(env, node.create_error(env, &reason)) };
             }
             return exports;
         }
@@ -110,7 +110,7 @@ unsafe extern "C" fn handle_call(env: Env, info: *mut c_void) -> Value {
             )
         };
         let (_, is_json, is_async) = FUNCTIONS[index as usize];
-        let Some(message) = node.text(env, argument) else {
+        let Some(message) = node.copy_string(env, argument) else {
             // SAFETY: node_api.h: Node copies the texts.
             unsafe {
                 (node.throw_type_error)(env, ptr::null(), c"the message must be a string".as_ptr())
@@ -120,11 +120,13 @@ unsafe extern "C" fn handle_call(env: Env, info: *mut c_void) -> Value {
         if is_async {
             return queue_message(node, env, message, is_json);
         }
-        match send_message(&message, is_json).and_then(|text| node.value(env, &text, is_json)) {
+        match send_message(&message, is_json)
+            .and_then(|text| node.create_value(env, &text, is_json))
+        {
             Ok(value) => Some(value),
             Err(reason) => {
                 // SAFETY: node_api.h: an error of this environment, on its thread.
-                unsafe { (node.throw)(env, node.error(env, &reason)) };
+                unsafe { (node.throw)(env, node.create_error(env, &reason)) };
                 None
             }
         }
@@ -158,12 +160,21 @@ fn queue_message(node: &Node, env: Env, message: Vec<u8>, is_json: bool) -> Opti
         work: ptr::null_mut(),
     };
     let job = Box::into_raw(Box::new(job));
-    let name = node.string(env, "memprof");
+    let name = node.create_string(env, "memprof");
     let mut work = ptr::null_mut();
     let resource = ptr::null_mut();
-    // SAFETY: node_api.h: Node passes the job to `execute` on another thread, and then to `complete` on this one.
-    let mut status =
-        unsafe { (node.work)(env, resource, name, execute, complete, job, &raw mut work) };
+    // SAFETY: node_api.h: Node passes the job to `send_job_message` on another thread, and then to `settle_promise` on this one.
+    let mut status = unsafe {
+        (node.work)(
+            env,
+            resource,
+            name,
+            send_job_message,
+            settle_promise,
+            job,
+            &raw mut work,
+        )
+    };
     if status == OK {
         // SAFETY: the job was leaked above, and is not queued yet.
         unsafe { (*job).work = work };
@@ -172,35 +183,37 @@ fn queue_message(node: &Node, env: Env, message: Vec<u8>, is_json: bool) -> Opti
     }
     if status != OK {
         // SAFETY: the job is not queued, so only this function has it.
-        unsafe { complete(env, status, job) };
+        unsafe { settle_promise(env, status, job) };
     }
     Some(value)
 }
 
 /// Sends the message of a job. Node calls it on a thread of its pool.
-unsafe extern "C" fn execute(_env: Env, job: *mut Job) {
-    // SAFETY: `queue_message` leaked the job, and Node calls `complete` only afterwards.
+unsafe extern "C" fn send_job_message(_env: Env, job: *mut Job) {
+    // SAFETY: `queue_message` leaked the job, and Node calls `settle_promise` only afterwards.
     let job = unsafe { &mut *job };
     job.reply = send_message(&job.message, job.is_json);
 }
 
 /// Settles the promise of a job, and frees the job.
-unsafe extern "C" fn complete(env: Env, _status: c_int, job: *mut Job) {
+unsafe extern "C" fn settle_promise(env: Env, _status: c_int, job: *mut Job) {
     catch_panic((), || {
         // SAFETY: `queue_message` leaked the job, and this is the last call with it.
         let job = unsafe { Box::from_raw(job) };
         let Some(node) = NODE.get() else { return };
         let value = job
             .reply
-            .and_then(|text| node.value(env, &text, job.is_json));
+            .and_then(|text| node.create_value(env, &text, job.is_json));
         match value {
             // SAFETY: node_api.h: the promise of `queue_message`, which is settled once.
             Ok(value) => unsafe { (node.resolve)(env, job.promise, value) },
             // SAFETY: node_api.h: the promise of `queue_message`, which is settled once.
-            Err(reason) => unsafe { (node.reject)(env, job.promise, node.error(env, &reason)) },
+            Err(reason) => unsafe {
+                (node.reject)(env, job.promise, node.create_error(env, &reason))
+            },
         };
         if !job.work.is_null() {
-            // SAFETY: node_api.h: work may be deleted in its `complete`, or if it was never queued.
+            // SAFETY: node_api.h: work may be deleted in its `settle_promise`, or if it was never queued.
             unsafe { (node.delete)(env, job.work) };
         }
     });

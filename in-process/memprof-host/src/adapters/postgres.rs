@@ -114,7 +114,7 @@ pub unsafe fn init(entry: &'static memprof_plugin_entry_t, name: &'static CStr) 
         let file = (!config.is_null()).then(|| unsafe { CStr::from_ptr(config) }.to_string_lossy());
         let settings = || match file.filter(|file| !file.is_empty()) {
             Some(file) => config::parse([("config", &*file)]),
-            None => environment::settings(),
+            None => environment::read_settings(),
         };
         delayed_start::start_delayed_with(entry, settings);
     });
@@ -161,14 +161,14 @@ unsafe fn finish_call(
         return 0;
     };
     // SAFETY: the argument is a text, on the server's thread; no value above needs a drop.
-    let message = unsafe { server.text(argument) };
+    let message = unsafe { server.copy_argument(argument) };
     let outcome = catch_panic(Outcome::NoMemory, || {
         // SAFETY: the server's text is NUL-terminated, and valid until the function returns.
         let message = unsafe { CStr::from_ptr(message) };
-        server.outcome(work(server, message.to_bytes()))
+        server.copy_outcome(work(server, message.to_bytes()))
     });
     // SAFETY: on the server's thread; no value above needs a drop.
-    unsafe { server.finish(outcome) }
+    unsafe { server.return_or_raise(outcome) }
 }
 
 #[doc(hidden)]
@@ -178,11 +178,13 @@ macro_rules! __export_postgres {
         const _: () = {
             use $crate::adapters::postgres;
 
+            /// Entry point by which the server checks for which version the library was built.
             #[unsafe(export_name = "Pg_magic_func")]
             extern "C" fn magic() -> *const ::std::ffi::c_void {
                 postgres::magic()
             }
 
+            /// Entry point that the server calls after it has loaded the library.
             #[unsafe(export_name = "_PG_init")]
             unsafe extern "C-unwind" fn init() {
                 const SETTING: &::std::ffi::CStr = $crate::__library_name!("", ".config");
@@ -190,12 +192,14 @@ macro_rules! __export_postgres {
                 unsafe { postgres::init(&$entry, SETTING) }
             }
 
+            /// `pg_memory_profile`: the SQL function for this process.
             #[unsafe(export_name = concat!("pg_", env!("CARGO_CRATE_NAME")))]
             unsafe extern "C-unwind" fn handle_call(call: *mut postgres::Call) -> postgres::Datum {
                 // SAFETY: the server's argument, unchanged.
                 unsafe { postgres::handle_call(call) }
             }
 
+            /// `pg_memory_profile_all`: the SQL function for all processes of the server.
             #[unsafe(export_name = concat!("pg_", env!("CARGO_CRATE_NAME"), "_all"))]
             unsafe extern "C-unwind" fn handle_call_for_all(
                 call: *mut postgres::Call,
@@ -204,11 +208,13 @@ macro_rules! __export_postgres {
                 unsafe { postgres::handle_call_for_all(call) }
             }
 
+            /// fmgr.h, `PG_FUNCTION_INFO_V1`: the server requires such a function for each SQL function.
             #[unsafe(export_name = concat!("pg_finfo_pg_", env!("CARGO_CRATE_NAME")))]
             extern "C" fn calling_convention() -> *const ::std::ffi::c_int {
                 &postgres::CALLING_CONVENTION
             }
 
+            /// Like `calling_convention`, for `pg_memory_profile_all`.
             #[unsafe(export_name = concat!("pg_finfo_pg_", env!("CARGO_CRATE_NAME"), "_all"))]
             extern "C" fn calling_convention_for_all() -> *const ::std::ffi::c_int {
                 &postgres::CALLING_CONVENTION

@@ -12,7 +12,7 @@
 
 use memprof_plugin_abi::raw::memprof_plugin_entry_t;
 
-use super::environment::{ACTIVE, LG_SAMPLE, variable};
+use super::environment::{ACTIVE, LG_SAMPLE, environment_variable};
 use super::{catch_panic, delayed_start};
 
 pub use super::delayed_start::set_sampling_started;
@@ -23,7 +23,7 @@ const TALLY: &str = "MEMPROF_TALLY";
 /// Starts the plugin if the environment requests it. Runs when the library is loaded.
 #[doc(hidden)]
 pub fn start_if_requested(entry: &'static memprof_plugin_entry_t) {
-    catch_panic((), || match (is_on(RUN, "1"), is_tallied()) {
+    catch_panic((), || match (has_value(RUN, "1"), is_tallied()) {
         (true, true) => delayed_start::start_now(entry),
         (true, false) => delayed_start::start_delayed(entry),
         (false, _) => {}
@@ -35,19 +35,19 @@ pub fn start_if_requested(entry: &'static memprof_plugin_entry_t) {
 /// may change.
 #[doc(hidden)]
 pub fn startup_sampling() -> Option<Option<u64>> {
-    let is_requested = is_on(RUN, "1") && is_on(ACTIVE, "on");
-    is_requested.then(|| variable(LG_SAMPLE)?.parse().ok())
+    let is_requested = has_value(RUN, "1") && has_value(ACTIVE, "on");
+    is_requested.then(|| environment_variable(LG_SAMPLE)?.parse().ok())
 }
 
 /// Whether all allocations are counted. Call it while the library is loaded, before the environment may change.
 #[doc(hidden)]
 pub fn is_tallied() -> bool {
-    is_on(TALLY, "1")
+    has_value(TALLY, "1")
 }
 
 /// Whether a variable of the environment has this value.
-fn is_on(name: &str, value: &str) -> bool {
-    variable(name).is_some_and(|found| found == value)
+fn has_value(name: &str, value: &str) -> bool {
+    environment_variable(name).is_some_and(|found| found == value)
 }
 
 #[doc(hidden)]

@@ -60,7 +60,7 @@ impl Python {
     ///
     /// # Safety
     /// The calling thread has the GIL.
-    unsafe fn object(&self, text: &str, is_json: bool) -> Object {
+    unsafe fn create_object(&self, text: &str, is_json: bool) -> Object {
         let length = text.len().cast_signed();
         // SAFETY: unicodeobject.h: Python copies the bytes.
         let object = unsafe { (self.text)(text.as_ptr().cast(), length) };
@@ -95,7 +95,7 @@ pub unsafe fn init(
     caller: CallerAddress,
 ) -> Object {
     catch_panic(ptr::null_mut(), || {
-        let host = caller.symbols();
+        let host = caller.open_symbols();
         let missing = |missing: MissingSymbol| missing.to_string();
         let python = Python::find(&host).map_err(missing);
         match python.and_then(|_| definition::create_module(&host, name, [send, call])) {
@@ -128,7 +128,7 @@ unsafe extern "C-unwind" fn handle_call(
     caller: CallerAddress,
     is_json: bool,
 ) -> Object {
-    let Some(python) = catch_panic(None, || Python::find(&caller.symbols()).ok()) else {
+    let Some(python) = catch_panic(None, || Python::find(&caller.open_symbols()).ok()) else {
         return ptr::null_mut();
     };
     let mut length = 0;
@@ -153,7 +153,7 @@ unsafe extern "C-unwind" fn handle_call(
     let reply = unsafe { Box::from_raw(reply) };
     match *reply {
         // SAFETY: the thread has the GIL.
-        Ok(text) => unsafe { python.object(&text, is_json) },
+        Ok(text) => unsafe { python.create_object(&text, is_json) },
         Err(reason) => {
             let reason = c_text(&reason, usize::MAX);
             // SAFETY: pyerrors.h: a variable that contains the class.

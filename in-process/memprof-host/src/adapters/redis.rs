@@ -18,7 +18,7 @@ use memprof_plugin_abi::{Arguments, Failure};
 
 use super::catch_panic;
 use super::config::{self, Settings};
-use super::host_symbols::as_pointer;
+use super::host_symbols::to_pointer;
 use super::instance::{Adapter, AdapterInstance, instance, start_instance};
 use super::log::{ProgramLog, c_text, one_line};
 use super::rendered_reply::{RenderedReply, ReplyContent};
@@ -68,7 +68,7 @@ impl RedisApi {
         // SAFETY: redismodule.h, `RedisModule_Init`: the context begins with the address of `GetApi`.
         let get_api = unsafe { *ctx.cast::<*mut c_void>() };
         // SAFETY: redismodule.h: a function of this type.
-        let get_api: GetApi = unsafe { as_pointer(get_api) }?;
+        let get_api: GetApi = unsafe { to_pointer(get_api) }?;
         let find = |name: &CStr| {
             let mut address = std::ptr::null_mut();
             // SAFETY: redismodule.h: stores the function's address, or fails and leaves null.
@@ -79,15 +79,15 @@ impl RedisApi {
         // SAFETY: redismodule.h declares functions of these types, since Redis 4.0.
         Some(unsafe {
             Self {
-                set_module_attribs: as_pointer(find(c"RedisModule_SetModuleAttribs"))?,
-                is_module_name_busy: as_pointer(find(c"RedisModule_IsModuleNameBusy"))?,
-                create_command: as_pointer(find(c"RedisModule_CreateCommand"))?,
-                string_ptr_len: as_pointer(find(c"RedisModule_StringPtrLen"))?,
-                reply_with_string_buffer: as_pointer(find(c"RedisModule_ReplyWithStringBuffer"))?,
-                reply_with_error: as_pointer(find(c"RedisModule_ReplyWithError"))?,
-                reply_with_array: as_pointer(find(c"RedisModule_ReplyWithArray"))?,
+                set_module_attribs: to_pointer(find(c"RedisModule_SetModuleAttribs"))?,
+                is_module_name_busy: to_pointer(find(c"RedisModule_IsModuleNameBusy"))?,
+                create_command: to_pointer(find(c"RedisModule_CreateCommand"))?,
+                string_ptr_len: to_pointer(find(c"RedisModule_StringPtrLen"))?,
+                reply_with_string_buffer: to_pointer(find(c"RedisModule_ReplyWithStringBuffer"))?,
+                reply_with_error: to_pointer(find(c"RedisModule_ReplyWithError"))?,
+                reply_with_array: to_pointer(find(c"RedisModule_ReplyWithArray"))?,
                 later: LaterApi::find(find),
-                log: as_pointer(find(c"RedisModule_Log"))?,
+                log: to_pointer(find(c"RedisModule_Log"))?,
             }
         })
     }
@@ -122,7 +122,7 @@ impl RedisApi {
     }
 
     /// Sends bytes to the client.
-    fn reply(&self, ctx: Ctx, bytes: &[u8]) -> c_int {
+    fn reply_bytes(&self, ctx: Ctx, bytes: &[u8]) -> c_int {
         // SAFETY: redismodule.h: the context of the running command; Redis copies the bytes.
         unsafe { (self.reply_with_string_buffer)(ctx, bytes.as_ptr().cast(), bytes.len()) }
     }
@@ -131,7 +131,7 @@ impl RedisApi {
     fn reply_text(&self, ctx: Ctx, text: &str) -> c_int {
         let lines: Vec<_> = text.lines().map(str::to_owned).collect();
         match lines.as_slice() {
-            [] | [_] => self.reply(ctx, text.trim_end().as_bytes()),
+            [] | [_] => self.reply_bytes(ctx, text.trim_end().as_bytes()),
             lines => self.reply_lines(ctx, lines),
         }
     }
@@ -141,7 +141,7 @@ impl RedisApi {
         // SAFETY: redismodule.h: the context of the running command; the elements follow.
         unsafe { (self.reply_with_array)(ctx, lines.len() as c_long) };
         for line in lines {
-            self.reply(ctx, line.as_bytes());
+            self.reply_bytes(ctx, line.as_bytes());
         }
         OK
     }
@@ -184,14 +184,14 @@ pub unsafe fn load(
         let api = API.get_or_set(api);
         // SAFETY: the caller promises `argc` strings of Redis.
         let arguments = unsafe { api.copy_arguments(argv, argc) };
-        let settings = settings(&arguments);
+        let settings = parse_options(&arguments);
         let before = instance().filter(|instance| instance.failure().is_none());
         let is_changed = before.is_some_and(|before| *before.settings() != settings);
         let instance = start_instance(entry, &ADAPTER, settings);
         // A client gets an error and reads the log. At its start, Redis would end.
         if api.later.has_clients(ctx) {
             if api.is_name_busy(instance.id()) {
-                LOG.line(Level::Error, "the module is loaded already");
+                LOG.write_line(Level::Error, "the module is loaded already");
                 return ERR;
             }
             if instance.failure().is_some() || is_changed {
@@ -200,14 +200,14 @@ pub unsafe fn load(
         }
         if !register_command(api, ctx, instance) && !is_reload {
             let line = "the module's command exists already, and stays as it is";
-            LOG.line(Level::Warn, line);
+            LOG.write_line(Level::Warn, line);
         }
         OK
     })
 }
 
 /// Parses the plugin's options.
-fn settings(arguments: &[String]) -> Result<Settings, Failure> {
+fn parse_options(arguments: &[String]) -> Result<Settings, Failure> {
     let pairs = arguments.chunks(2).map(|pair| match pair {
         [key, value] => Ok((key.as_str(), value.as_str())),
         unpaired => Err(Failure::new(
@@ -259,13 +259,13 @@ unsafe extern "C" fn handle_command(ctx: Ctx, argv: *const RedisString, argc: c_
         // SAFETY: redismodule.h, `RedisModuleCmdFunc`: `argc` strings.
         let arguments = unsafe { api.copy_arguments(argv, argc) };
         match arguments.get(1..) {
-            None | Some([]) => api.reply_lines(ctx, &instance.help()),
+            None | Some([]) => api.reply_lines(ctx, &instance.help_lines()),
             Some([help]) if help.eq_ignore_ascii_case("HELP") => {
-                api.reply_lines(ctx, &instance.help())
+                api.reply_lines(ctx, &instance.help_lines())
             }
             Some(arguments) => {
                 let message = Arguments::join(arguments.iter().map(String::as_str));
-                match instance.rendered_reply(message.as_bytes()) {
+                match instance.send_and_render(message.as_bytes()) {
                     RenderedReply {
                         is_success: true,
                         body: ReplyContent::Text(text),
@@ -273,7 +273,7 @@ unsafe extern "C" fn handle_command(ctx: Ctx, argv: *const RedisString, argc: c_
                     RenderedReply {
                         is_success: true,
                         body: ReplyContent::Bytes(bytes),
-                    } => api.reply(ctx, &bytes),
+                    } => api.reply_bytes(ctx, &bytes),
                     RenderedReply {
                         is_success: false,
                         body: ReplyContent::Text(text),

@@ -70,7 +70,7 @@ pub(super) enum ReplyContent {
 impl AdapterInstance {
     /// Sends a message in one text: a name, a blank and arguments. A text above [`FRAME_LIMIT`] bytes is not sent; the
     /// reply is then an error.
-    pub(super) fn message(&self, data: &[u8]) -> Reply {
+    pub(super) fn send_message(&self, data: &[u8]) -> Reply {
         if data.len() > FRAME_LIMIT {
             let message = format!(
                 "a message has at most {FRAME_LIMIT} bytes, this one has {}",
@@ -90,23 +90,27 @@ impl AdapterInstance {
 
     /// Sends a message that a person typed. The reply is a text, unless the message has the argument `format=json`. The
     /// message `stats` has a `format` argument of its own, which it receives too.
-    pub(super) fn rendered_reply(&self, data: &[u8]) -> RenderedReply {
-        let (reply, format) = self.send(data);
+    pub(super) fn send_and_render(&self, data: &[u8]) -> RenderedReply {
+        let (reply, format) = self.send_without_format(data);
         RenderedReply::from_reply(reply, format)
     }
 
     /// Sends a message to all processes of the server, including this one. Returns JSON, an array of objects with `pid`
     /// and `reply` or `error`. When `should_stop` returns true, the remaining replies are not waited for.
     #[cfg(feature = "adapter-postgres")]
-    pub(super) fn reply_for_all(&self, data: &[u8], should_stop: impl Fn() -> bool) -> String {
+    pub(super) fn send_to_server_processes(
+        &self,
+        data: &[u8],
+        should_stop: impl Fn() -> bool,
+    ) -> String {
         let (data, format) = self.split_format(data);
         let text = String::from_utf8_lossy(&data);
         let (name, args) = split_message(&text);
         let own = ServerProcess {
             pid: std::process::id(),
-            reply: Ok(self.message(&data)),
+            reply: Ok(self.send_message(&data)),
         };
-        let others = server_processes::query_all(&self.id, name, args, should_stop);
+        let others = server_processes::query_others(&self.id, name, args, should_stop);
         let replies = std::iter::once(own)
             .chain(others)
             .map(|ServerProcess { pid, reply }| {
@@ -124,8 +128,8 @@ impl AdapterInstance {
     ///
     /// # Errors
     /// The text for people, if the message failed.
-    pub(super) fn json(&self, data: &[u8]) -> Result<String, String> {
-        let (reply, _) = self.send(data);
+    pub(super) fn send_for_json(&self, data: &[u8]) -> Result<String, String> {
+        let (reply, _) = self.send_without_format(data);
         if reply.status_code != MEMPROF_OK {
             return Err(reply.into_text());
         }
@@ -139,9 +143,9 @@ impl AdapterInstance {
     }
 
     /// Sends a message without its format argument. Also returns that argument, `None` if there is none.
-    fn send(&self, data: &[u8]) -> (Reply, Option<&'static str>) {
+    fn send_without_format(&self, data: &[u8]) -> (Reply, Option<&'static str>) {
         let (data, format) = self.split_format(data);
-        (self.message(&data), format)
+        (self.send_message(&data), format)
     }
 
     /// Removes the format argument from a message, unless the plugin's message has such an argument. Also returns it,
@@ -171,7 +175,7 @@ impl AdapterInstance {
     }
 
     /// Returns a line for each message: its usage, and its description.
-    pub(super) fn help(&self) -> Vec<String> {
+    pub(super) fn help_lines(&self) -> Vec<String> {
         self.messages().iter().map(MessageUsage::line).collect()
     }
 

@@ -65,7 +65,7 @@ struct PendingMessage {
 impl Ruby {
     /// Looks up the functions of the Ruby that called.
     fn find(caller: CallerAddress) -> Result<Self, MissingSymbol> {
-        let host = caller.symbols();
+        let host = caller.open_symbols();
         #[expect(clippy::multiple_unsafe_ops_per_block, reason = "one promise for all")]
         // SAFETY: ruby.h and ruby/thread.h declare functions of these types, since 2.2.
         unsafe {
@@ -134,7 +134,7 @@ pub unsafe fn init(
 /// Raises a `LoadError` that names a missing function, if the host can.
 fn raise_load_error(caller: CallerAddress, missing: MissingSymbol) {
     let raise = catch_panic(None, || {
-        let host = caller.symbols();
+        let host = caller.open_symbols();
         // SAFETY: ruby.h declares a function of this type.
         let raise = unsafe { host.find::<Raise>(c"rb_raise") }.ok()?;
         // SAFETY: ruby.h: a variable that contains the class.

@@ -72,11 +72,11 @@ pub unsafe fn init(
 ) {
     catch_panic((), || {
         // SAFETY: the caller promises Traffic Server's arguments.
-        let settings = unsafe { settings(argc, argv) };
+        let settings = unsafe { parse_options(argc, argv) };
         let id = start_instance(entry, &ADAPTER, settings).id();
         if let Err(missing) = register(id) {
             let line = format!("{id} gets no messages: Traffic Server has no {missing:?}");
-            LOG.line(Level::Error, &line);
+            LOG.write_line(Level::Error, &line);
         }
     });
 }
@@ -85,7 +85,7 @@ pub unsafe fn init(
 ///
 /// # Safety
 /// `argv` points to `argc` texts, of which the first is the plugin's file.
-unsafe fn settings(argc: c_int, argv: *const *const c_char) -> Result<Settings, Failure> {
+unsafe fn parse_options(argc: c_int, argv: *const *const c_char) -> Result<Settings, Failure> {
     let count = usize::try_from(argc).unwrap_or(0);
     let argv = if argv.is_null() {
         &[]
@@ -158,7 +158,7 @@ unsafe extern "C" fn handle_event(_: *mut c_void, event: c_int, data: *mut c_voi
         let message = unsafe { &*data.cast::<PluginMessage>() };
         // SAFETY: ts/apidefs.h: the tag is null or NUL-terminated, and the data null or of its size.
         if let Some(data) = unsafe { message.data_for(instance.id()) } {
-            log_reply(instance.message(data));
+            log_reply(instance.send_message(data));
         }
         0
     })

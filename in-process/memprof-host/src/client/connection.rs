@@ -157,12 +157,12 @@ impl Connection {
         }
     }
 
-    /// Writes all bytes before the deadline. Fails as [`wait`](Self::wait) does, and with errors of send(2).
-    pub(super) fn write(&self, mut bytes: &[u8], deadline: Deadline) -> io::Result<()> {
+    /// Writes all bytes before the deadline. Fails as [`wait_until_ready`](Self::wait_until_ready) does, and with errors of send(2).
+    pub(super) fn write_all(&self, mut bytes: &[u8], deadline: Deadline) -> io::Result<()> {
         while !bytes.is_empty() {
             match send(&self.socket, bytes, SendFlags::NOSIGNAL) {
                 Ok(sent) => bytes = &bytes[sent..],
-                Err(Errno::AGAIN) => self.wait(PollFlags::OUT, deadline)?,
+                Err(Errno::AGAIN) => self.wait_until_ready(PollFlags::OUT, deadline)?,
                 Err(Errno::INTR) => {}
                 Err(errno) => return Err(errno.into()),
             }
@@ -172,7 +172,7 @@ impl Connection {
 
     /// Reads the next line, and returns it with its newline and the last file that was passed with it. Fails with
     /// `InvalidData` if the line exceeds 1 MiB, with `UnexpectedEof` if the connection was closed, and as
-    /// [`wait`](Self::wait) does.
+    /// [`wait_until_ready`](Self::wait_until_ready) does.
     pub(super) fn read_line(&mut self, deadline: Deadline) -> io::Result<(Vec<u8>, Option<File>)> {
         let mut file = None;
         let mut searched = 0;
@@ -188,7 +188,7 @@ impl Connection {
                 return Err(io::Error::new(io::ErrorKind::InvalidData, message));
             }
             // Wait also if data is ready: the deadline must end a line that comes byte by byte.
-            self.wait(PollFlags::IN, deadline)?;
+            self.wait_until_ready(PollFlags::IN, deadline)?;
             file = self.receive()?.or(file);
         }
     }
@@ -222,7 +222,7 @@ impl Connection {
 
     /// Waits until the socket is ready. Fails with `TimedOut` at the deadline, or early if the process cannot respond
     /// because it is stopped or frozen.
-    fn wait(&self, events: PollFlags, deadline: Deadline) -> io::Result<()> {
+    fn wait_until_ready(&self, events: PollFlags, deadline: Deadline) -> io::Result<()> {
         let mut watch = self.process.map(HaltWatch::new);
         loop {
             let remaining = deadline

@@ -142,7 +142,7 @@ pub(super) fn serve(
             continue;
         };
         set_activity(ConnectionActivity::SendingReply(Instant::now()));
-        if let Err(error) = send(stream, &response) {
+        if let Err(error) = send_response(stream, &response) {
             log::debug!("control connection: {error}");
             return;
         }
@@ -155,7 +155,7 @@ pub(super) fn refuse(stream: &GuardedFd<UnixStream>, code: i32, message: &str) {
         line: protocol::error_line(&NO_ID, &RpcError::new(code, message)),
         file: None,
     };
-    if let Err(error) = send(stream, &response) {
+    if let Err(error) = send_response(stream, &response) {
         log::debug!("control connection: {error}");
     }
 }
@@ -205,7 +205,7 @@ impl FrameReader<'_> {
                     return Err(io::Error::new(io::ErrorKind::InvalidData, message));
                 }
             }
-            wait(self.stream, PollFlags::IN, deadline)?;
+            wait_until_ready(self.stream, PollFlags::IN, deadline)?;
             if self.receive()? == 0 {
                 self.consumed = self.length;
                 let last = &self.buffer[..self.length];
@@ -230,7 +230,7 @@ impl FrameReader<'_> {
 }
 
 /// Waits until `stream` is ready. Fails with `TimedOut` at the deadline; without one it waits for ever.
-fn wait(
+fn wait_until_ready(
     stream: &GuardedFd<UnixStream>,
     events: PollFlags,
     deadline: Option<Instant>,
@@ -255,7 +255,7 @@ fn wait(
 }
 
 /// Sends a response and its file within [`FRAME_TIMEOUT`].
-fn send(stream: &GuardedFd<UnixStream>, response: &Response) -> io::Result<()> {
+fn send_response(stream: &GuardedFd<UnixStream>, response: &Response) -> io::Result<()> {
     let deadline = Some(Instant::now() + FRAME_TIMEOUT);
     let mut unsent = response.line.as_bytes();
     let mut file = response.file.as_ref();
@@ -279,7 +279,7 @@ fn send(stream: &GuardedFd<UnixStream>, response: &Response) -> io::Result<()> {
                 unsent = &unsent[sent..];
                 file = None;
             }
-            Err(Errno::AGAIN) => wait(stream, PollFlags::OUT, deadline)?,
+            Err(Errno::AGAIN) => wait_until_ready(stream, PollFlags::OUT, deadline)?,
             Err(Errno::INTR) => {}
             Err(errno) => return Err(errno.into()),
         }

@@ -16,7 +16,9 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType, shutdown};
 
 use super::ControlError;
-use crate::socket_dir::lock::{is_socket, lock, lock_path, refuses_connections, remove, sweep};
+use crate::socket_dir::lock::{
+    is_socket, lock, lock_path, refuses_connections, remove, remove_abandoned_files,
+};
 use crate::socket_dir::{
     abstract_name, check_parent, make_private, own_default_dir, socket_names, sockets,
 };
@@ -56,7 +58,7 @@ impl Listener {
             move |cause| ControlError { path, cause }
         };
         if let Some(path) = configured
-            && let Some(name) = abstract_name::bytes(path)
+            && let Some(name) = abstract_name::name_bytes(path)
         {
             let address = SocketAddrUnix::new_abstract_name(name).map_err(io::Error::from);
             let socket = address.and_then(|address| listen(&address));
@@ -72,8 +74,8 @@ impl Listener {
         let (path, lock) = match configured {
             None => {
                 make_private(&default).map_err(error_at(&default))?;
-                sweep(&default);
-                lock_free_name(&default).map_err(error_at(&default))?
+                remove_abandoned_files(&default);
+                lock_unused_name(&default).map_err(error_at(&default))?
             }
             Some(path) => {
                 check_parent(path.parent().unwrap_or(Path::new("/"))).map_err(error_at(path))?;
@@ -84,7 +86,7 @@ impl Listener {
         let socket = bind_path(&path).map_err(error_at(&path))?;
         let link = configured.and_then(|_| {
             let created = make_private(&default).and_then(|()| {
-                sweep(&default);
+                remove_abandoned_files(&default);
                 replace_link(&path, &default)
             });
             // The socket works without the link; only `memprof ps` does not list the host.
@@ -126,7 +128,7 @@ impl Listener {
         let (stream, _) = self.socket.get()?.accept()?;
         GuardedFd::new_verified(stream, |stream| {
             let address = stream.local_addr();
-            address.is_ok_and(|address| match abstract_name::bytes(&self.path) {
+            address.is_ok_and(|address| match abstract_name::name_bytes(&self.path) {
                 Some(name) => address.as_abstract_name() == Some(name),
                 None => address.as_pathname() == Some(&self.path),
             })
@@ -210,7 +212,7 @@ fn candidate_names(directory: &Path) -> impl Iterator<Item = PathBuf> {
 
 /// Locks the first candidate name that no host has locked. Returns its path and lock. Fails with `AddrInUse` if all are
 /// locked.
-fn lock_free_name(directory: &Path) -> io::Result<(PathBuf, File)> {
+fn lock_unused_name(directory: &Path) -> io::Result<(PathBuf, File)> {
     for path in candidate_names(directory) {
         match lock(&path) {
             Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
@@ -262,9 +264,9 @@ mod tests {
     #[test]
     fn hosts_with_same_pid_have_different_names() {
         let root = tempfile::tempdir().unwrap();
-        let (first, lock) = lock_free_name(root.path()).unwrap();
+        let (first, lock) = lock_unused_name(root.path()).unwrap();
         let socket = bind_path(&first).unwrap();
-        let (second, _) = lock_free_name(root.path()).unwrap();
+        let (second, _) = lock_unused_name(root.path()).unwrap();
         let pid = std::process::id();
         assert_eq!(first, root.path().join(format!("{pid}.sock")));
         assert_eq!(second, root.path().join(format!("{pid}.2.sock")));

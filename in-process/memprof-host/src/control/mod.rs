@@ -123,7 +123,7 @@ impl ControlSocket {
         });
         let acceptor = memprof_own::spawn_with(c"memprof-control", needs, {
             let shared = Arc::clone(&shared);
-            move |privileges| shared.accept(privileges)
+            move |privileges| shared.accept_connections(privileges)
         })
         .map_err(|cause| ControlError {
             path: path.clone(),
@@ -159,7 +159,8 @@ impl ControlSocket {
     #[cfg(feature = "adapters")]
     pub(crate) fn close(&self) {
         let start = Instant::now();
-        while self.shared.connections().any_is_busy() && start.elapsed() < LAST_REPLIES_TIMEOUT {
+        while self.shared.lock_connections().any_is_busy() && start.elapsed() < LAST_REPLIES_TIMEOUT
+        {
             thread::sleep(POLL_INTERVAL);
         }
         self.shut_down();
@@ -184,7 +185,7 @@ impl ControlSocket {
             acceptor.join();
         }
         // A connection's thread may own the last reference to a plugin, so wait for all threads.
-        let open = mem::take(&mut self.shared.connections().open);
+        let open = mem::take(&mut self.shared.lock_connections().open);
         open.values().for_each(ControlConnection::disconnect);
         self.shared.workers.join_all();
         drop(self.shared.take_listener());
@@ -220,14 +221,14 @@ impl SocketState {
     }
 
     /// Locks the table of open connections.
-    fn connections(&self) -> std::sync::MutexGuard<'_, ConnectionTable> {
+    fn lock_connections(&self) -> std::sync::MutexGuard<'_, ConnectionTable> {
         self.connections
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Accepts connections until the socket is closed. Runs on the acceptor's thread.
-    fn accept(self: Arc<Self>, privileges: &mut Privileges) {
+    fn accept_connections(self: Arc<Self>, privileges: &mut Privileges) {
         self.service.router.enter_thread();
         let mut listener = self.listener();
         // The descriptor is checked before each accept, which could otherwise accept connections of a socket of the
@@ -273,7 +274,7 @@ impl SocketState {
             connection::refuse_without_memory(&stream);
             return;
         }
-        let mut connections = self.connections();
+        let mut connections = self.lock_connections();
         if connections.open.len() >= CONNECTION_LIMIT && !connections.evict_slowest() {
             let message = format!("all {CONNECTION_LIMIT} connections are in use");
             connection::refuse(&stream, protocol::TOO_MANY_CONNECTIONS, &message);
@@ -292,16 +293,16 @@ impl SocketState {
         drop(connections);
         let shared = Arc::clone(self);
         let dispatched = self.workers.dispatch(id, move |id, privileges| {
-            let connection = shared.connections().open.get(&id).cloned();
+            let connection = shared.lock_connections().open.get(&id).cloned();
             // The connection was evicted before the thread started.
             let Some(connection) = connection else {
                 return;
             };
             serve(&connection, &shared.service, privileges);
-            shared.connections().open.remove(&id);
+            shared.lock_connections().open.remove(&id);
         });
         if let Err(error) = dispatched {
-            self.connections().open.remove(&id);
+            self.lock_connections().open.remove(&id);
             connection.refuse_without_thread(&error);
             log::warn!("control connection refused: {error}");
         }

@@ -40,7 +40,7 @@ impl Service {
             Err(error) => return Some(line_response(error_line(&NO_ID, &error))),
         };
         let id = request.id.clone();
-        let response = self.call(request).unwrap_or_else(|error| {
+        let response = self.call_method(request).unwrap_or_else(|error| {
             let id = id.as_ref().unwrap_or(&NO_ID);
             line_response(error_line(id, &error))
         });
@@ -48,13 +48,13 @@ impl Service {
     }
 
     /// Calls the method that the request names.
-    fn call(&self, request: Request) -> Result<Response, RpcError> {
+    fn call_method(&self, request: Request) -> Result<Response, RpcError> {
         let id = request.id.unwrap_or(NO_ID);
         match request.method.as_str() {
-            MESSAGE => self.message(&id, parse_params(request.params)?),
+            MESSAGE => self.handle_message(&id, parse_params(request.params)?),
             PLUGINS => Ok(line_response(result_line(&id, &self.plugins()))),
             HOST => Ok(line_response(result_line(&id, &self.info))),
-            BASIC_MESSAGE => self.basic_message(&id, &parse_params(request.params)?),
+            BASIC_MESSAGE => self.handle_basic_message(&id, &parse_params(request.params)?),
             method => Err(RpcError::new(
                 METHOD_NOT_FOUND,
                 format!(
@@ -67,8 +67,8 @@ impl Service {
 
     /// Implements the method [`MESSAGE`]: sends the message, and returns the plugin's reply, also if the plugin refuses
     /// the message.
-    fn message(&self, id: &Value, params: MessageParams) -> Result<Response, RpcError> {
-        let reply = self.send(&params.plugin, &params.message, &params.args)?;
+    fn handle_message(&self, id: &Value, params: MessageParams) -> Result<Response, RpcError> {
+        let reply = self.send_to_plugin(&params.plugin, &params.message, &params.args)?;
         let (mut result, mut body) = message_result(reply, params.deliver);
         let file = match body_file(body.take()) {
             Ok(file) => file,
@@ -86,9 +86,13 @@ impl Service {
 
     /// Implements the method [`BASIC_MESSAGE`]: sends the message and logs the plugin's reply. The response is a
     /// success even if the plugin refuses the message.
-    fn basic_message(&self, id: &Value, params: &BasicMessage) -> Result<Response, RpcError> {
+    fn handle_basic_message(
+        &self,
+        id: &Value,
+        params: &BasicMessage,
+    ) -> Result<Response, RpcError> {
         let (name, args) = split_message(&params.data);
-        let reply = self.send(&params.tag, name, args)?;
+        let reply = self.send_to_plugin(&params.tag, name, args)?;
         let level = if reply.status_code == 0 {
             log::Level::Info
         } else {
@@ -103,7 +107,7 @@ impl Service {
     }
 
     /// Sends a message to a plugin and waits for its reply. Fails only if there is no such plugin.
-    fn send(&self, plugin: &str, name: &str, args: &str) -> Result<Reply, RpcError> {
+    fn send_to_plugin(&self, plugin: &str, name: &str, args: &str) -> Result<Reply, RpcError> {
         let reply = self.router.message(plugin, name, args);
         reply.map_err(|unknown| RpcError::new(UNKNOWN_PLUGIN, unknown.to_string()))
     }

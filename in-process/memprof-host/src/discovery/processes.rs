@@ -42,11 +42,11 @@ pub(super) struct PluginProcess {
 
 /// Finds the processes with the plugin that this user may inspect, except the `known` ones and this one. Waits up to 5 s
 /// for all plugins that are being started.
-pub(super) fn find_with_plugin(known: &HashSet<u32>) -> Vec<PluginProcess> {
+pub(super) fn find_processes_with_plugin(known: &HashSet<u32>) -> Vec<PluginProcess> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
     let others = pids.filter(|pid| !known.contains(pid) && *pid != std::process::id());
-    let found: Vec<_> = others.filter_map(plugin_process).collect();
+    let found: Vec<_> = others.filter_map(inspect_process).collect();
     let deadline = Instant::now() + START_TIMEOUT;
     let started = |process| await_start(process, deadline);
     found.into_iter().filter_map(started).collect()
@@ -58,10 +58,10 @@ pub(super) fn find_with_plugin(known: &HashSet<u32>) -> Vec<PluginProcess> {
 pub(super) fn find_by_pid(pid: u32) -> Option<PluginProcess> {
     let serves = |process: &PluginProcess| !process.sockets.is_empty();
     let deadline = Instant::now() + START_TIMEOUT;
-    let mut process = plugin_process(pid);
+    let mut process = inspect_process(pid);
     while process.is_none() && is_run_by_memprof(pid) && Instant::now() < deadline {
         thread::sleep(POLL_INTERVAL);
-        process = plugin_process(pid);
+        process = inspect_process(pid);
     }
     let process = process.and_then(|process| await_start(process, deadline));
     process.or_else(|| find_control_sockets(pid).filter(serves))
@@ -98,18 +98,18 @@ fn age_seconds(stat: &str) -> Option<u64> {
 }
 
 /// Waits until the thread that starts the plugin has opened a socket or ended, which takes 100 ms
-/// (`adapters/delayed_start.rs`), and inspects the process again. `None` as for [`plugin_process`].
+/// (`adapters/delayed_start.rs`), and inspects the process again. `None` as for [`inspect_process`].
 fn await_start(mut process: PluginProcess, deadline: Instant) -> Option<PluginProcess> {
     while process.is_starting && process.sockets.is_empty() && Instant::now() < deadline {
         thread::sleep(POLL_INTERVAL);
-        process = plugin_process(process.pid)?;
+        process = inspect_process(process.pid)?;
     }
     Some(process)
 }
 
 /// Inspects a process. `None` if it has no plugin or no thread of memprof's, has ended, or this user may not inspect
 /// it.
-fn plugin_process(pid: u32) -> Option<PluginProcess> {
+fn inspect_process(pid: u32) -> Option<PluginProcess> {
     let proc_dir = PathBuf::from(format!("/proc/{pid}"));
     let maps = fs::read(proc_dir.join("maps")).ok()?;
     let has_plugin = |line: &[u8]| PLUGIN_FILES.iter().any(|name| line.ends_with(name));
@@ -199,7 +199,7 @@ fn listening_path<'a>(line: &'a str, held_inodes: &HashSet<u64>) -> Option<&'a s
 fn control_socket(proc_dir: &Path, path: &Path) -> Option<PathBuf> {
     // `@` stands for the NUL of an abstract name (proc_pid_net(5)).
     if path.as_os_str().as_bytes().starts_with(b"@") {
-        abstract_name::bytes(path)?;
+        abstract_name::name_bytes(path)?;
         return Some(abstract_name::in_process_namespace(proc_dir, path));
     }
     let socket = resolve_from_here(proc_dir, path);

@@ -28,7 +28,7 @@ type Segment = ProgramHeader64<LittleEndian>;
 ///
 /// # Errors
 /// A text that names the damaged table.
-pub(super) fn check(bytes: &[u8]) -> Result<()> {
+pub(super) fn check_tables(bytes: &[u8]) -> Result<()> {
     let header = FileHeader64::<LittleEndian>::parse(bytes).map_err(|error| error.to_string())?;
     let segments = header.program_headers(LE, bytes);
     let library = Library {
@@ -40,13 +40,13 @@ pub(super) fn check(bytes: &[u8]) -> Result<()> {
     let strings = library.strings(&dynamic)?;
     let needed = dynamic.values(DT_NEEDED);
     for name in needed.clone() {
-        strings.name(name, "name of a needed library")?;
+        strings.read_name(name, "name of a needed library")?;
     }
     let count = symbol_count(header, bytes);
     let symbols = library.symbols(&dynamic, &strings, count)?;
     library.check_hashes(&dynamic, &strings, symbols)?;
     let entry = symbols[1..].iter().find(|symbol| {
-        let name = strings.name(symbol.st_name.get(LE).into(), "table of symbols");
+        let name = strings.read_name(symbol.st_name.get(LE).into(), "table of symbols");
         name.is_ok_and(|name| name == b"memprof_plugin_entry")
     });
     let entry = entry.map(|entry| (entry.st_value.get(LE), entry.st_size.get(LE)));
@@ -116,7 +116,7 @@ impl Dynamic<'_> {
 
 impl<'a> Strings<'a> {
     /// Returns the name at an offset. Fails, naming `table`, if the name is empty or outside of the string table.
-    fn name(&self, offset: u64, table: &str) -> Result<&'a [u8]> {
+    fn read_name(&self, offset: u64, table: &str) -> Result<&'a [u8]> {
         let tail = usize::try_from(offset)
             .ok()
             .and_then(|offset| self.0.get(offset..));
@@ -159,7 +159,7 @@ impl<'a> Library<'a> {
 
     /// Returns `count` values at an address. Fails, naming `table`, if they are not within one mapped segment of the
     /// file.
-    fn slice<T: Pod>(&self, address: u64, count: usize, table: &str) -> Result<&'a [T]> {
+    fn read_array<T: Pod>(&self, address: u64, count: usize, table: &str) -> Result<&'a [T]> {
         let bytes = self.bytes_from(address, table)?;
         bytes
             .read_slice_at(0, count)
@@ -174,7 +174,7 @@ impl<'a> Library<'a> {
             return damaged_error(TABLE);
         };
         let count = segment.p_filesz(LE) as usize / size_of::<Dyn64<LittleEndian>>();
-        let entries: &[Dyn64<LittleEndian>] = self.slice(segment.p_vaddr(LE), count, TABLE)?;
+        let entries: &[Dyn64<LittleEndian>] = self.read_array(segment.p_vaddr(LE), count, TABLE)?;
         match entries.iter().position(|entry| entry.d_tag(LE) == DT_NULL) {
             // The loader reads up to DT_NULL, beyond the segment if there is none in it.
             None | Some(0) => damaged_error(TABLE),
@@ -189,7 +189,7 @@ impl<'a> Library<'a> {
         let Some((address, size)) = range else {
             return damaged_error(TABLE);
         };
-        match self.slice(address, size as usize, TABLE)? {
+        match self.read_array(address, size as usize, TABLE)? {
             strings @ [0, .., 0] => Ok(Strings(strings)),
             _ => damaged_error(TABLE),
         }
@@ -215,14 +215,14 @@ impl<'a> Library<'a> {
                 end.saturating_sub(address) as usize / size_of::<Sym64<LittleEndian>>()
             }
         };
-        let symbols: &[Sym64<LittleEndian>] = self.slice(address, count, TABLE)?;
+        let symbols: &[Sym64<LittleEndian>] = self.read_array(address, count, TABLE)?;
         if symbols.is_empty() {
             return damaged_error(TABLE);
         }
         for symbol in &symbols[1..] {
             // Symbols of sections have no names.
             if symbol.st_info.st_type() != STT_SECTION {
-                strings.name(symbol.st_name.get(LE).into(), TABLE)?;
+                strings.read_name(symbol.st_name.get(LE).into(), TABLE)?;
             }
         }
         Ok(symbols)
@@ -245,7 +245,7 @@ impl<'a> Library<'a> {
             };
             let size = dynamic.value(size).unwrap_or(0) as usize;
             let count = size / size_of::<Rela64<LittleEndian>>();
-            let entries: &[Rela64<LittleEndian>] = self.slice(address, count, TABLE)?;
+            let entries: &[Rela64<LittleEndian>] = self.read_array(address, count, TABLE)?;
             for (index, entry) in entries.iter().enumerate() {
                 let kind = entry.r_type(LE, false);
                 let addend = entry.r_addend.get(LE) as u64;

@@ -47,11 +47,11 @@ impl HostContext {
     /// written yet. Later errors are written at once.
     pub(super) fn end_creation(&self) -> Option<ErrorLine> {
         self.is_creating.store(false, Ordering::Release);
-        self.hold(None)
+        self.hold_line(None)
     }
 
     /// Holds a line back, and returns the one that was held before.
-    fn hold(&self, line: Option<ErrorLine>) -> Option<ErrorLine> {
+    fn hold_line(&self, line: Option<ErrorLine>) -> Option<ErrorLine> {
         let mut held = self
             .last_error
             .lock()
@@ -61,7 +61,7 @@ impl HostContext {
 
     /// Writes a line to the program's log, with the plugin's id as its target. The part of the plugin that logs is the
     /// record's module.
-    fn write(&self, level: log::Level, part: &str, text: &str) {
+    fn write_line(&self, level: log::Level, part: &str, text: &str) {
         self.program.log.log(
             &log::Record::builder()
                 .level(level)
@@ -74,7 +74,7 @@ impl HostContext {
 
     /// Writes an error that was held back.
     pub(super) fn write_error(&self, line: &ErrorLine) {
-        self.write(log::Level::Error, &line.part, &line.text);
+        self.write_line(log::Level::Error, &line.part, &line.text);
     }
 }
 
@@ -145,12 +145,12 @@ pub(super) unsafe extern "C" fn log_line(
             text: text.to_string(),
         });
         // The lines stay in their order.
-        if let Some(before) = context.hold(line) {
+        if let Some(before) = context.hold_line(line) {
             context.write_error(&before);
         }
     }
     if !is_held {
-        context.write(level, &target, &text);
+        context.write_line(level, &target, &text);
     }
 }
 

@@ -35,7 +35,7 @@ impl InstanceClaim {
     /// # Errors
     /// The library of `entry` has an instance, of this host or another one.
     pub(super) fn claim(entry: *const memprof_plugin_entry_t, id: &str) -> Result<Self, Failure> {
-        let library = Library::for_entry(entry.addr());
+        let library = Library::find_or_list(entry.addr());
         let own = process::id();
         if library.process.swap(own, Ordering::AcqRel) == own {
             let message = format!("plugin {id} has an instance in this process already");
@@ -61,7 +61,7 @@ impl Drop for InstanceClaim {
 
 impl Library {
     /// Finds the library of an entry, and lists it if it is new.
-    fn for_entry(entry: usize) -> &'static Self {
+    fn find_or_list(entry: usize) -> &'static Self {
         let mut first = LIBRARIES.load(Ordering::Acquire);
         loop {
             // SAFETY: null, or a library that was leaked into the list below.

@@ -132,7 +132,7 @@ unsafe fn message_usage(entry: &memprof_plugin_entry_t) -> Vec<MessageUsage> {
     }
     (0..entry.message_count)
         .filter_map(|index| {
-            // SAFETY: memprof.h: `messages` points to `message_count` pointers, and `at` is less.
+            // SAFETY: memprof.h: `messages` points to `message_count` pointers, and `index` is less.
             let message = unsafe { entry.messages.add(index) };
             // SAFETY: memprof.h: each of the `message_count` pointers is initialized.
             let message = unsafe { message.read() };

@@ -17,7 +17,7 @@ const PREFIX: &str = "@memprof-";
 /// # Errors
 /// Those of getrandom(2).
 #[cfg(feature = "adapter-attached")]
-pub(crate) fn generate() -> std::io::Result<PathBuf> {
+pub(crate) fn generate_name() -> std::io::Result<PathBuf> {
     let mut random = [0; 8];
     rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())?;
     let random = u64::from_ne_bytes(random);
@@ -26,7 +26,7 @@ pub(crate) fn generate() -> std::io::Result<PathBuf> {
 }
 
 /// Returns the name's bytes without the `@`. `None` if the path is no abstract name of a control socket.
-pub(crate) fn bytes(path: &Path) -> Option<&[u8]> {
+pub(crate) fn name_bytes(path: &Path) -> Option<&[u8]> {
     let path = path.as_os_str().as_bytes();
     path.starts_with(PREFIX.as_bytes()).then(|| &path[1..])
 }
@@ -43,7 +43,7 @@ pub(crate) fn split_namespace(path: &Path) -> Option<(&Path, &[u8])> {
     let namespace = path.parent()?;
     let is_namespace = namespace.starts_with("/proc") && namespace.ends_with("ns/net");
     let name = path.file_name()?;
-    bytes(name.as_ref())
+    name_bytes(name.as_ref())
         .filter(|_| is_namespace)
         .map(|name| (namespace, name))
 }

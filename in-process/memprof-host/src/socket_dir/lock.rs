@@ -79,7 +79,7 @@ fn obstructed_error(path: &Path, error: io::Error) -> io::Error {
 
 /// Removes files of hosts that died from a directory of this user: sockets that refuse connections and whose lock is
 /// free, lock files without a socket, and links without a target.
-pub(crate) fn sweep(directory: &Path) {
+pub(crate) fn remove_abandoned_files(directory: &Path) {
     // A directory that cannot be read is not swept; bind reports the reason.
     let existing = sockets(directory).unwrap_or_default();
     for socket in &existing {
@@ -97,7 +97,7 @@ pub(crate) fn sweep(directory: &Path) {
     }
     for lock_file in lock_files(directory) {
         let socket = lock_file.with_extension("");
-        if existing.contains(&socket) || !is_old(&lock_file) {
+        if existing.contains(&socket) || !is_older_than_startup(&lock_file) {
             continue;
         }
         if let Ok(_lock) = lock(&socket)
@@ -110,7 +110,7 @@ pub(crate) fn sweep(directory: &Path) {
 
 /// Whether the lock file is so old that no starting host can be about to lock it: that host would otherwise find it
 /// locked by the sweep, and use another name.
-fn is_old(lock_file: &Path) -> bool {
+fn is_older_than_startup(lock_file: &Path) -> bool {
     let modified = lock_file
         .symlink_metadata()
         .and_then(|metadata| metadata.modified());
@@ -199,7 +199,7 @@ mod tests {
         drop(orphan);
         std::fs::write(path("6.sock"), "a file").unwrap();
         std::os::unix::fs::symlink("/gone/host.sock", path("7.sock")).unwrap();
-        sweep(directory.path());
+        remove_abandoned_files(directory.path());
         let remaining = [
             "2.sock",
             "2.sock.lock",

@@ -91,7 +91,7 @@ impl Node {
     }
 
     /// Copies the bytes of a string. `None` if the value is no string.
-    pub(super) fn text(&self, env: Env, value: Value) -> Option<Vec<u8>> {
+    pub(super) fn copy_string(&self, env: Env, value: Value) -> Option<Vec<u8>> {
         let mut length = 0;
         // SAFETY: js_native_api.h: without a buffer, writes only the number of bytes.
         if unsafe { (self.text)(env, value, ptr::null_mut(), 0, &raw mut length) } != OK {
@@ -107,15 +107,22 @@ impl Node {
     }
 
     /// Copies the bytes of a property. `None` if it is no string.
-    pub(super) fn text_property(&self, env: Env, object: Value, name: &CStr) -> Option<Vec<u8>> {
+    pub(super) fn copy_string_property(
+        &self,
+        env: Env,
+        object: Value,
+        name: &CStr,
+    ) -> Option<Vec<u8>> {
         let mut value = ptr::null_mut();
         // SAFETY: js_native_api.h: writes a value, `undefined` if there is no such property, or fails.
         let status = unsafe { (self.property)(env, object, name.as_ptr(), &raw mut value) };
-        (status == OK).then(|| self.text(env, value)).flatten()
+        (status == OK)
+            .then(|| self.copy_string(env, value))
+            .flatten()
     }
 
     /// Creates a JavaScript string; null if Node fails to.
-    pub(super) fn string(&self, env: Env, text: &str) -> Value {
+    pub(super) fn create_string(&self, env: Env, text: &str) -> Value {
         let mut string = ptr::null_mut();
         // SAFETY: js_native_api.h: Node copies the bytes.
         unsafe { (self.string)(env, text.as_ptr().cast(), text.len(), &raw mut string) };
@@ -123,9 +130,9 @@ impl Node {
     }
 
     /// Creates a JavaScript `Error`.
-    pub(super) fn error(&self, env: Env, reason: &str) -> Value {
+    pub(super) fn create_error(&self, env: Env, reason: &str) -> Value {
         let mut error = ptr::null_mut();
-        let reason = self.string(env, reason);
+        let reason = self.create_string(env, reason);
         // SAFETY: js_native_api.h: the message is a string; there is no code.
         unsafe { (self.error)(env, ptr::null_mut(), reason, &raw mut error) };
         error
@@ -135,8 +142,13 @@ impl Node {
     ///
     /// # Errors
     /// `JSON.parse` failed: the program has replaced `JSON`.
-    pub(super) fn value(&self, env: Env, text: &str, is_json: bool) -> Result<Value, String> {
-        let string = self.string(env, text);
+    pub(super) fn create_value(
+        &self,
+        env: Env,
+        text: &str,
+        is_json: bool,
+    ) -> Result<Value, String> {
+        let string = self.create_string(env, text);
         if !is_json {
             return Ok(string);
         }

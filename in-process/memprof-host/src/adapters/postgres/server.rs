@@ -158,7 +158,7 @@ impl Server {
     ///
     /// # Safety
     /// `argument` is a text; no value on the stack up to the server's frames needs a drop.
-    pub(super) unsafe fn text(self, argument: Datum) -> *const c_char {
+    pub(super) unsafe fn copy_argument(self, argument: Datum) -> *const c_char {
         // SAFETY: the caller promises a text, and that a longjmp skips no drop.
         unsafe { (self.text_to_cstring)(argument) }
     }
@@ -170,16 +170,16 @@ impl Server {
     }
 
     /// Copies a reply or an error to memory of the server.
-    pub(super) fn outcome(self, reply: Result<String, String>) -> Outcome {
+    pub(super) fn copy_outcome(self, reply: Result<String, String>) -> Outcome {
         match reply {
             Ok(text) => {
-                let bytes = self.encode(text).into_bytes();
+                let bytes = self.replace_unencodable(text).into_bytes();
                 let head = ((bytes.len() as u32 + 4) << 2).to_ne_bytes();
-                self.copy(&[&head, &bytes]).map(Outcome::Text)
+                self.copy_to_server(&[&head, &bytes]).map(Outcome::Text)
             }
             Err(reason) => {
-                let reason = c_text(&self.encode(reason), ERROR_LIMIT);
-                let copied = self.copy(&[reason.to_bytes_with_nul()]);
+                let reason = c_text(&self.replace_unencodable(reason), ERROR_LIMIT);
+                let copied = self.copy_to_server(&[reason.to_bytes_with_nul()]);
                 copied.map(|reason| Outcome::Failed(reason.cast()))
             }
         }
@@ -187,7 +187,7 @@ impl Server {
     }
 
     /// Replaces NULs, which no text may contain, and characters that the database's encoding may lack.
-    fn encode(self, text: String) -> String {
+    fn replace_unencodable(self, text: String) -> String {
         // SAFETY: pg_wchar.h: returns a number of the session.
         let is_utf8 = unsafe { (self.get_database_encoding)() } == PG_UTF8;
         let fits = |c: char| c != '\0' && (is_utf8 || c.is_ascii());
@@ -195,7 +195,7 @@ impl Server {
     }
 
     /// Copies bytes to memory of the server. `None` if there is no memory.
-    fn copy(self, parts: &[&[u8]]) -> Option<*const c_void> {
+    fn copy_to_server(self, parts: &[&[u8]]) -> Option<*const c_void> {
         let bytes = parts.concat();
         // SAFETY: palloc.h: below 1 GB, which no reply reaches, it returns null if there is no memory.
         let block = unsafe { (self.palloc_extended)(bytes.len(), MCXT_ALLOC_NO_OOM) };
@@ -211,7 +211,7 @@ impl Server {
     ///
     /// # Safety
     /// No value on the stack up to the server's frames needs a drop.
-    pub(super) unsafe fn finish(self, outcome: Outcome) -> Datum {
+    pub(super) unsafe fn return_or_raise(self, outcome: Outcome) -> Datum {
         if self.is_interrupted() {
             // SAFETY: miscadmin.h, `CHECK_FOR_INTERRUPTS`: on the server's thread.
             unsafe { (self.process_interrupts)() };
@@ -235,7 +235,7 @@ impl ErrorApi {
     /// Raises an error as `ereport(ERROR)` does; does not return.
     ///
     /// # Safety
-    /// Those of [`Server::finish`]; `reason` is NUL-terminated.
+    /// Those of [`Server::return_or_raise`]; `reason` is NUL-terminated.
     #[expect(clippy::multiple_unsafe_ops_per_block, reason = "one promise for all")]
     unsafe fn raise(self, code: c_int, reason: *const c_char) {
         let no_location = ptr::null();

@@ -43,15 +43,16 @@ impl Library<'_> {
             Some([1, ..]) => return Ok(()),
             _ => return damaged_error(TABLE),
         }
-        let count = self.slice::<U32<LittleEndian>>(start.saturating_add(8), 1, TABLE)?[0].get(LE);
+        let count =
+            self.read_array::<U32<LittleEndian>>(start.saturating_add(8), 1, TABLE)?[0].get(LE);
         let entries_start = start.saturating_add(12);
         let entries: &[[I32<LittleEndian>; 2]] =
-            self.slice(entries_start, count as usize, TABLE)?;
+            self.read_array(entries_start, count as usize, TABLE)?;
         for [function, description] in entries {
             let resolve =
                 |offset: &I32<LittleEndian>| start.wrapping_add_signed(offset.get(LE).into());
             let (function, description) = (resolve(function), resolve(description));
-            let words: &[U32<LittleEndian>] = self.slice(description, 4, TABLE)?;
+            let words: &[U32<LittleEndian>] = self.read_array(description, 4, TABLE)?;
             // Fields of an FDE: its size, the offset of its CIE, the function's offset from here, the function's size.
             let [size, _, begin, length] = [0, 1, 2, 3].map(|index| words[index].get(LE));
             let begin = description

@@ -18,7 +18,7 @@ impl Library<'_> {
             // A library for loaders before 2006 has DT_HASH, which this function does not check.
             return Err("it has no DT_GNU_HASH; link it with -Wl,--hash-style=gnu".to_owned());
         };
-        let header: &GnuHashHeader<LittleEndian> = &self.slice(address, 1, TABLE)?[0];
+        let header: &GnuHashHeader<LittleEndian> = &self.read_array(address, 1, TABLE)?[0];
         let [buckets, first, bloom] = [
             header.bucket_count.get(LE),
             header.symbol_base.get(LE),
@@ -30,9 +30,9 @@ impl Library<'_> {
         }
         let filter_address =
             address.saturating_add(size_of::<GnuHashHeader<LittleEndian>>() as u64);
-        let filter: &[U64<LittleEndian>] = self.slice(filter_address, bloom, TABLE)?;
+        let filter: &[U64<LittleEndian>] = self.read_array(filter_address, bloom, TABLE)?;
         let heads_address = filter_address.saturating_add(8 * bloom as u64);
-        let heads: &[U32<LittleEndian>] = self.slice(heads_address, buckets, TABLE)?;
+        let heads: &[U32<LittleEndian>] = self.read_array(heads_address, buckets, TABLE)?;
         if heads.iter().all(|head| head.get(LE) == 0) {
             // The library exports no symbol.
             return Ok(());
@@ -41,10 +41,11 @@ impl Library<'_> {
             return damaged_error(TABLE);
         };
         let chains_address = heads_address.saturating_add(4 * buckets as u64);
-        let chains: &[U32<LittleEndian>] = self.slice(chains_address, exported.len(), TABLE)?;
+        let chains: &[U32<LittleEndian>] =
+            self.read_array(chains_address, exported.len(), TABLE)?;
         let shift = header.bloom_shift.get(LE) & 63;
         for (index, (symbol, chain)) in exported.iter().zip(chains).enumerate() {
-            let name = strings.name(symbol.st_name.get(LE).into(), TABLE)?;
+            let name = strings.read_name(symbol.st_name.get(LE).into(), TABLE)?;
             let hash = object::elf::gnu_hash(name);
             let bucket = hash as usize % buckets;
             let head = heads[bucket].get(LE) as usize;

@@ -19,7 +19,7 @@ impl Library<'_> {
         const TABLE: &str = "table of versions";
         let needed: Vec<_> = dynamic
             .values(DT_NEEDED)
-            .filter_map(|name| strings.name(name, TABLE).ok())
+            .filter_map(|name| strings.read_name(name, TABLE).ok())
             .collect();
         let mut max_index = 1;
         let mut next = dynamic.value(DT_VERNEED);
@@ -28,16 +28,16 @@ impl Library<'_> {
             let Some(address) = next else {
                 return damaged_error(TABLE);
             };
-            let entry: &Verneed<LittleEndian> = &self.slice(address, 1, TABLE)?[0];
-            let file = strings.name(entry.vn_file.get(LE).into(), TABLE)?;
+            let entry: &Verneed<LittleEndian> = &self.read_array(address, 1, TABLE)?[0];
+            let file = strings.read_name(entry.vn_file.get(LE).into(), TABLE)?;
             let versions = entry.vn_cnt.get(LE);
             if entry.vn_version.get(LE) != 1 || versions == 0 || !needed.contains(&file) {
                 return damaged_error(TABLE);
             }
             let mut version = address.saturating_add(entry.vn_aux.get(LE).into());
             for index in 0..versions {
-                let aux: &Vernaux<LittleEndian> = &self.slice(version, 1, TABLE)?[0];
-                let name = strings.name(aux.vna_name.get(LE).into(), TABLE)?;
+                let aux: &Vernaux<LittleEndian> = &self.read_array(version, 1, TABLE)?[0];
+                let name = strings.read_name(aux.vna_name.get(LE).into(), TABLE)?;
                 let step = aux.vna_next.get(LE);
                 if object::elf::hash(name) != aux.vna_hash.get(LE)
                     || (step == 0) != (index + 1 == versions)
@@ -56,7 +56,7 @@ impl Library<'_> {
         let Some(address) = dynamic.value(DT_VERSYM) else {
             return Ok(());
         };
-        let versions: &[U16<LittleEndian>] = self.slice(address, symbols, TABLE)?;
+        let versions: &[U16<LittleEndian>] = self.read_array(address, symbols, TABLE)?;
         let has_own = dynamic.value(object::elf::DT_VERDEF).is_some();
         let is_known =
             |version: &U16<LittleEndian>| version.get(LE) & VERSION_INDEX_MASK <= max_index;

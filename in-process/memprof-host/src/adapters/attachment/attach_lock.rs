@@ -1,5 +1,5 @@
-//! Attachments of one process begin one after another: a `memprof attach` that is killed leaves its thread at work,
-//! beside that of the next one.
+//! The lock under which attachments of one process begin one after another: the thread of a killed `memprof attach`
+//! may still attach when the next one begins.
 
 use std::sync::atomic::Ordering;
 use std::thread;
@@ -12,25 +12,25 @@ use memprof_plugin_abi::raw::MEMPROF_UNSUPPORTED;
 use super::{ATTACHED, DETACHED, STATE};
 
 /// Timeout of waiting until another attachment has begun or ended.
-const OTHER_TIMEOUT: Duration = Duration::from_secs(10);
+const OTHER_ATTACHMENT_TIMEOUT: Duration = Duration::from_secs(10);
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 /// Held while a thread attaches.
 static ATTACHING: ProcessLock = ProcessLock::new();
 
-/// Waits until no other thread attaches and the previous attachment has ended, for [`OTHER_TIMEOUT`] at most. Returns
+/// Waits until no other thread attaches and the previous attachment has ended, for [`OTHER_ATTACHMENT_TIMEOUT`] at most. Returns
 /// the lock of the thread that attaches.
 ///
 /// # Errors
 /// The process is attached to, or the time is over.
-pub(super) fn wait_for_turn() -> Result<ProcessLockGuard<'static>, Failure> {
+pub(super) fn lock_when_detached() -> Result<ProcessLockGuard<'static>, Failure> {
     let start = Instant::now();
     loop {
         let guard = ATTACHING.try_lock();
         let problem = match (guard, STATE.load(Ordering::Acquire)) {
             (Some(guard), DETACHED) => return Ok(guard),
             (Some(_), ATTACHED) => "it is attached already",
-            _ if start.elapsed() < OTHER_TIMEOUT => {
+            _ if start.elapsed() < OTHER_ATTACHMENT_TIMEOUT => {
                 thread::sleep(POLL_INTERVAL);
                 continue;
             }
@@ -49,13 +49,13 @@ mod tests {
 
     #[test]
     fn attachment_waits_for_one_that_another_thread_has_begun() {
-        let first = wait_for_turn().unwrap();
+        let first = lock_when_detached().unwrap();
         assert!(ATTACHING.try_lock().is_none());
         let (sender, events) = mpsc::channel();
         thread::scope(|scope| {
             let of_second = sender.clone();
             scope.spawn(move || {
-                let turn = wait_for_turn().unwrap();
+                let turn = lock_when_detached().unwrap();
                 of_second.send("the second begins").unwrap();
                 drop(turn);
             });
