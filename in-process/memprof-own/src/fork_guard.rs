@@ -44,7 +44,7 @@ impl ForkGuard {
             }
             loader_lock::find_loader_lock();
             // A thread of the parent may have held it in `verify_loader_lock` during the fork.
-            loader_lock::release_orphaned(false);
+            loader_lock::release_orphaned_lock(false);
             loader_lock::verify_loader_lock();
         });
     }
@@ -67,7 +67,7 @@ impl ForkGuard {
         let own = std::process::id();
         if PROCESS.swap(own, SeqCst) != own {
             // The process is a child whose fork ran no handler.
-            loader_lock::release_orphaned(false);
+            loader_lock::release_orphaned_lock(false);
         }
         for _ in 0..MAX_POLLS {
             READERS.fetch_add(1, SeqCst);
@@ -110,7 +110,7 @@ extern "C" fn after_fork_in_parent() {
 /// Fork handler of the child: releases the loader's lock if a thread of the parent held it, and resets the counts of
 /// readers and forks.
 extern "C" fn after_fork_in_child() {
-    loader_lock::release_orphaned(true);
+    loader_lock::release_orphaned_lock(true);
     FORKS.store(0, SeqCst);
     READERS.store(0, SeqCst);
 }

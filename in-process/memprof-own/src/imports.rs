@@ -19,7 +19,7 @@ mod relro;
 use std::ffi::CStr;
 
 use link_map::LinkMap;
-use object::{Import, Object, is_text};
+use object::{Import, Object, is_string_at};
 use relro::WritableRelro;
 
 const LOADER: &CStr = c"ld-linux-x86-64.so.2";
@@ -62,7 +62,7 @@ pub unsafe extern "C" fn bind_imports(caller: usize, header: usize, dynamic: usi
     let loader = unsafe { Object::containing(caller) };
     let Some(debug) = loader
         .filter(|loader| loader.is_named(LOADER))
-        .and_then(|loader| loader.find(c"_r_debug"))
+        .and_then(|loader| loader.find_in_any_version(c"_r_debug"))
     else {
         return;
     };
@@ -72,20 +72,20 @@ pub unsafe extern "C" fn bind_imports(caller: usize, header: usize, dynamic: usi
     };
     // SAFETY: `header` and `dynamic` are those of the library that is running, as the caller promises.
     let library = unsafe { Object::new(header, dynamic) };
-    let mut relro = WritableRelro::new(header);
+    let mut relro = WritableRelro::for_library(header);
     for import in library.imports() {
-        if is_rebound(&import)
+        if needs_rebinding(&import)
             && let Some(function) = find_definition(objects, &import)
         {
             // SAFETY: the slot is an address cell of this library, whose other code has not run yet.
-            unsafe { relro.write(import.slot, function) };
+            unsafe { relro.write_word(import.slot, function) };
         }
     }
 }
 
 /// Whether an import is of glibc and not interposable.
-fn is_rebound(import: &Import) -> bool {
-    let is_any = |text, names: &[&CStr]| names.iter().any(|name| is_text(text, name));
+fn needs_rebinding(import: &Import) -> bool {
+    let is_any = |text, names: &[&CStr]| names.iter().any(|name| is_string_at(text, name));
     is_any(import.version.file, &GLIBC) && !is_any(import.name, &INTERPOSABLE)
 }
 
@@ -96,7 +96,7 @@ fn find_definition(objects: LinkMap, import: &Import) -> Option<usize> {
     let linked = objects
         .iter()
         .map(LinkMap::object)
-        .filter(|object| object.is_same_name(import.version.file))
+        .filter(|object| object.has_soname_at(import.version.file))
         .find_map(find);
     linked.or_else(|| {
         let glibc = |object: &Object| GLIBC.iter().any(|name| object.is_named(name));

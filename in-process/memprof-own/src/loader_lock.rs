@@ -76,7 +76,7 @@ pub(crate) fn verify_loader_lock() {
 
 /// Forgets the lock if the calling thread does not hold it, although `dl_iterate_phdr(3)` calls this.
 unsafe extern "C" fn forget_unheld(_: *mut libc::dl_phdr_info, _: usize, _: *mut c_void) -> c_int {
-    if lock().is_some_and(|lock| lock.owner.load(Ordering::Relaxed) != current_tid()) {
+    if loader_lock().is_some_and(|lock| lock.owner.load(Ordering::Relaxed) != current_tid()) {
         LOCK.store(ptr::null_mut(), Ordering::Release);
     }
     1
@@ -84,9 +84,10 @@ unsafe extern "C" fn forget_unheld(_: *mut libc::dl_phdr_info, _: usize, _: *mut
 
 /// Releases the lock if no thread of this process holds it. `is_alone`: no other thread of the process is about to
 /// acquire it.
-pub(crate) fn release_orphaned(is_alone: bool) {
+pub(crate) fn release_orphaned_lock(is_alone: bool) {
     let wait = || thread::sleep(POLL_INTERVAL);
-    let Some(lock) = lock().filter(|lock| is_orphaned(lock, is_alone, wait, is_live_thread)) else {
+    let Some(lock) = loader_lock().filter(|lock| is_orphaned(lock, is_alone, wait, is_live_thread))
+    else {
         return;
     };
     for word in [&lock.depth, &lock.owner, &lock.users] {
@@ -125,7 +126,7 @@ fn is_orphaned(
 }
 
 /// The loader's lock, `None` if it was not found.
-fn lock() -> Option<&'static PthreadMutex> {
+fn loader_lock() -> Option<&'static PthreadMutex> {
     // SAFETY: null, or in the loader's state, which stays mapped; glibc changes these words atomically, too.
     unsafe { LOCK.load(Ordering::Acquire).as_ref() }
 }
@@ -213,7 +214,7 @@ mod tests {
     #[test]
     fn loader_lock_is_found() {
         drop(ForkGuard::acquire());
-        assert!(lock().is_some());
+        assert!(loader_lock().is_some());
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::hint::black_box;
 use std::io;
 use std::ptr;
 
-use crate::reserve::is_scarce;
+use crate::reserve::is_reserve_scarce;
 
 /// Number of mappings that must be free: a thread's stack and its heap take two each, and its work maps more.
 const MAPPINGS: usize = 16;
@@ -24,7 +24,7 @@ const THREAD_LOCAL_BYTES: usize = 1024;
 /// # Errors
 /// ENOMEM if the reserve is scarce, otherwise those of mmap(2) and mprotect(2).
 pub fn require_memory(bytes: usize) -> io::Result<()> {
-    if is_scarce() {
+    if is_reserve_scarce() {
         return Err(io::Error::from_raw_os_error(libc::ENOMEM));
     }
     let access = libc::PROT_READ | libc::PROT_WRITE;

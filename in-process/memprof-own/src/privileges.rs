@@ -77,7 +77,7 @@ impl Privileges {
             return;
         }
         // A seccomp filter may end the process for capset(2).
-        if own.is_filtered || !own.intersect(mask).set() {
+        if own.is_filtered || !own.intersect(mask).apply_to_thread() {
             self.upper_bound = all;
         }
     }
@@ -138,7 +138,7 @@ impl Capabilities {
     }
 
     /// Sets the calling thread's capabilities by capset(2). Returns false if the kernel refuses.
-    fn set(self) -> bool {
+    fn apply_to_thread(self) -> bool {
         let header = [VERSION_3, 0];
         let half = |shift: u32| {
             let word = |all: u64| (all >> shift) as u32;

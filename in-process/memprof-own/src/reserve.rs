@@ -127,7 +127,7 @@ fn is_own_thread() -> bool {
 }
 
 /// Whether more than half of the reserve is used, so that no work should start.
-pub(crate) fn is_scarce() -> bool {
+pub(crate) fn is_reserve_scarce() -> bool {
     RESERVE.used_granules() > WORDS * 32
 }
 
@@ -320,6 +320,6 @@ mod tests {
         // SAFETY: GlobalAlloc::alloc: the layout is not empty.
         check_resize(unsafe { ReservedAllocator.alloc(old) });
         assert_eq!(RESERVE.used_granules(), 0);
-        assert!(!is_scarce());
+        assert!(!is_reserve_scarce());
     }
 }

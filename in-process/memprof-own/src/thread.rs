@@ -98,7 +98,7 @@ where
     require_memory(stack + ALLOCATOR_BYTES)?;
     let start = Box::into_raw(Box::new(ThreadStart { name, needs, work }));
     // SAFETY: `run_boxed::<W>` accepts exactly such a box, and `W` is `Send`.
-    unsafe { create(stack, run_boxed::<W>, start.cast()) }.inspect_err(|_| {
+    unsafe { create_thread(stack, run_boxed::<W>, start.cast()) }.inspect_err(|_| {
         // SAFETY: no thread was created that could own the box.
         drop(unsafe { Box::from_raw(start) });
     })
@@ -113,7 +113,7 @@ pub fn spawn_static(spec: &'static ThreadSpec) -> io::Result<Thread> {
     let stack = Needs::default().stack_size();
     require_memory(stack + ALLOCATOR_BYTES)?;
     // SAFETY: `run_static` accepts a `ThreadSpec` that is static and immutable.
-    unsafe { create(stack, run_static, ptr::from_ref(spec).cast_mut().cast()) }
+    unsafe { create_thread(stack, run_static, ptr::from_ref(spec).cast_mut().cast()) }
 }
 
 /// Argument of a new thread; owned by it.
@@ -161,13 +161,13 @@ fn run_work(name: &CStr, needs: Needs, work: impl FnOnce(&mut Privileges)) {
     while !allocate_thread_locals() {
         thread::sleep(MEMORY_POLL_INTERVAL);
     }
-    do_work(needs, work);
+    run_catching_panic(needs, work);
 }
 
 /// Runs `work` and catches its panic. Uses thread-local variables, so it must not be inlined
 /// ([`allocate_thread_locals`]).
 #[inline(never)]
-fn do_work(needs: Needs, work: impl FnOnce(&mut Privileges)) {
+fn run_catching_panic(needs: Needs, work: impl FnOnce(&mut Privileges)) {
     let mut privileges = needs.apply_privileges();
     let worked = panic::catch_unwind(AssertUnwindSafe(|| work(&mut privileges)));
     if let Err(payload) = worked {
@@ -184,7 +184,7 @@ fn do_work(needs: Needs, work: impl FnOnce(&mut Privileges)) {
 ///
 /// # Errors
 /// Those of `pthread_attr_setstacksize(3)`, `pthread_sigmask(3)` and `pthread_create(3)`.
-unsafe fn create(
+unsafe fn create_thread(
     stack: usize,
     entry: extern "C" fn(*mut c_void) -> *mut c_void,
     argument: *mut c_void,

@@ -40,12 +40,12 @@ pub(super) fn read<T: Copy>(address: usize) -> T {
 }
 
 /// Whether the string at `address` equals `text`.
-pub(super) fn is_text(address: usize, text: &CStr) -> bool {
-    is_same_text(address, text.as_ptr().addr())
+pub(super) fn is_string_at(address: usize, text: &CStr) -> bool {
+    equal_strings(address, text.as_ptr().addr())
 }
 
 /// Whether two strings, given by their addresses, are equal.
-fn is_same_text(mut one: usize, mut other: usize) -> bool {
+fn equal_strings(mut one: usize, mut other: usize) -> bool {
     loop {
         let byte: u8 = read(one);
         if byte != read::<u8>(other) {
@@ -134,14 +134,14 @@ impl Object {
 
     /// Whether the object's soname is `soname`.
     pub(super) fn is_named(&self, soname: &CStr) -> bool {
-        self.is_same_name(soname.as_ptr().addr())
+        self.has_soname_at(soname.as_ptr().addr())
     }
 
     /// Like [`is_named`](Self::is_named), but takes the address of a soname.
-    pub(super) fn is_same_name(&self, soname: usize) -> bool {
-        self.entry(DT_SONAME)
-            .and_then(|offset| self.text(offset))
-            .is_some_and(|name| is_same_text(name, soname))
+    pub(super) fn has_soname_at(&self, soname: usize) -> bool {
+        self.dynamic_value(DT_SONAME)
+            .and_then(|offset| self.string_address(offset))
+            .is_some_and(|name| equal_strings(name, soname))
     }
 
     /// Iterates over the functions and variables of other objects that this object refers to.
@@ -149,14 +149,16 @@ impl Object {
         let tables = [(DT_RELA, DT_RELASZ), (DT_JMPREL, DT_PLTRELSZ)];
         tables
             .into_iter()
-            .filter_map(|(table, size)| Some((self.address(table)?, self.entry(size)?)))
+            .filter_map(|(table, size)| {
+                Some((self.dynamic_address(table)?, self.dynamic_value(size)?))
+            })
             .flat_map(|(table, size)| (table..table + size).step_by(size_of::<Elf64_Rela>()))
-            .filter_map(|relocation| self.import(read(relocation)))
+            .filter_map(|relocation| self.import_of_relocation(read(relocation)))
     }
 
     /// Returns the import of a relocation. `None` if the relocation is of another kind or has an addend, or if its
     /// symbol is defined in this object or has no version.
-    fn import(&self, relocation: Elf64_Rela) -> Option<Import> {
+    fn import_of_relocation(&self, relocation: Elf64_Rela) -> Option<Import> {
         match relocation.r_info & 0xffff_ffff {
             R_X86_64_GLOB_DAT | R_X86_64_JUMP_SLOT => {}
             R_X86_64_64 if relocation.r_addend == 0 => {}
@@ -168,7 +170,7 @@ impl Object {
             return None;
         }
         Some(Import {
-            name: self.text(symbol.st_name as usize)?,
+            name: self.string_address(symbol.st_name as usize)?,
             version: self.needed_version(self.version_index(index)?)?,
             slot: self.base + relocation.r_offset as usize,
         })
@@ -178,7 +180,7 @@ impl Object {
     /// calls the resolver. `None` if this object does not define the name, or defines a variable.
     pub(super) fn find_function(&self, import: &Import) -> Option<usize> {
         let version = self.defined_version(import.version.name)?;
-        let definition = self.find_version(import.name, Some(version))?;
+        let definition = self.find_definition(import.name, Some(version))?;
         match definition.kind {
             STT_FUNC => Some(definition.address),
             STT_GNU_IFUNC => {
@@ -193,14 +195,14 @@ impl Object {
     }
 
     /// Returns the definition of `name`, in any version. `None` if there is none.
-    pub(super) fn find(&self, name: &CStr) -> Option<Definition> {
-        self.find_version(name.as_ptr().addr(), None)
+    pub(super) fn find_in_any_version(&self, name: &CStr) -> Option<Definition> {
+        self.find_definition(name.as_ptr().addr(), None)
     }
 
     /// Looks up a name, given by its address, in `DT_GNU_HASH`. A `version` of `None` accepts any version. `None` if
     /// the object has no such table, or does not define the name in that version.
-    fn find_version(&self, name: usize, version: Option<u16>) -> Option<Definition> {
-        let table = self.address(DT_GNU_HASH)?;
+    fn find_definition(&self, name: usize, version: Option<u16>) -> Option<Definition> {
+        let table = self.dynamic_address(DT_GNU_HASH)?;
         let word = |index: usize| read::<u32>(table + index * 4) as usize;
         let (bucket_count, first_hashed, filter_words) = (word(0), word(1), word(2));
         let buckets = 4 + filter_words * 2;
@@ -215,7 +217,7 @@ impl Object {
             let symbol = self.symbol(index)?;
             if chained | 1 == hash | 1
                 && symbol.st_shndx != 0
-                && is_same_text(self.text(symbol.st_name as usize)?, name)
+                && equal_strings(self.string_address(symbol.st_name as usize)?, name)
                 && version.is_none_or(|version| self.version_index(index) == Some(version))
             {
                 return Some(Definition {
@@ -234,27 +236,27 @@ impl Object {
     /// Returns the symbol at `index`, which is not checked. `None` if the object has no symbol table.
     fn symbol(&self, index: usize) -> Option<Elf64_Sym> {
         Some(read(
-            self.address(DT_SYMTAB)? + index * size_of::<Elf64_Sym>(),
+            self.dynamic_address(DT_SYMTAB)? + index * size_of::<Elf64_Sym>(),
         ))
     }
 
     /// Returns the index of a symbol's version, from `DT_VERSYM`. `None` if the object has no versions.
     fn version_index(&self, symbol: usize) -> Option<u16> {
-        let index: u16 = read(self.address(DT_VERSYM)? + symbol * 2);
+        let index: u16 = read(self.dynamic_address(DT_VERSYM)? + symbol * 2);
         Some(index & !VERSION_HIDDEN)
     }
 
     /// Finds a version by its index in `DT_VERNEED`: a chain of `Elf64_Verneed`, each with a chain of `Elf64_Vernaux`.
     /// `None` if the object needs no version with that index.
     fn needed_version(&self, index: u16) -> Option<Version> {
-        let mut file = self.address(DT_VERNEED)?;
+        let mut file = self.dynamic_address(DT_VERNEED)?;
         loop {
             let mut version = file + read::<u32>(file + 8) as usize;
             loop {
                 if read::<u16>(version + 6) & !VERSION_HIDDEN == index {
                     return Some(Version {
-                        name: self.text(read::<u32>(version + 8) as usize)?,
-                        file: self.text(read::<u32>(file + 4) as usize)?,
+                        name: self.string_address(read::<u32>(version + 8) as usize)?,
+                        file: self.string_address(read::<u32>(file + 4) as usize)?,
                     });
                 }
                 match read::<u32>(version + 12) {
@@ -272,10 +274,10 @@ impl Object {
     /// Returns the index of a version, given by the address of its name, in `DT_VERDEF`: a chain of `Elf64_Verdef`,
     /// each with its `Elf64_Verdaux`. `None` if the object does not define the version.
     fn defined_version(&self, name: usize) -> Option<u16> {
-        let mut version = self.address(DT_VERDEF)?;
+        let mut version = self.dynamic_address(DT_VERDEF)?;
         loop {
             let own_name = version + read::<u32>(version + 12) as usize;
-            if is_same_text(self.text(read::<u32>(own_name) as usize)?, name) {
+            if equal_strings(self.string_address(read::<u32>(own_name) as usize)?, name) {
                 return Some(read(version + 4));
             }
             match read::<u32>(version + 16) {
@@ -286,14 +288,14 @@ impl Object {
     }
 
     /// Returns the address of the string at an offset of `DT_STRTAB`. `None` if the object has no strings.
-    fn text(&self, offset: usize) -> Option<usize> {
-        Some(self.address(DT_STRTAB)? + offset)
+    fn string_address(&self, offset: usize) -> Option<usize> {
+        Some(self.dynamic_address(DT_STRTAB)? + offset)
     }
 
     /// Returns an address from the dynamic section. The loader adds the base to some of them in place, so it is added
     /// only to those that lie below the base. `None` if the section has no such entry.
-    fn address(&self, tag: usize) -> Option<usize> {
-        let value = self.entry(tag)?;
+    fn dynamic_address(&self, tag: usize) -> Option<usize> {
+        let value = self.dynamic_value(tag)?;
         Some(match value < self.base {
             true => self.base + value,
             false => value,
@@ -301,7 +303,7 @@ impl Object {
     }
 
     /// Returns the value of the dynamic section's entry `tag`. `None` if it has no such entry.
-    fn entry(&self, tag: usize) -> Option<usize> {
+    fn dynamic_value(&self, tag: usize) -> Option<usize> {
         let mut entry = self.dynamic;
         loop {
             match read::<[usize; 2]>(entry) {
@@ -332,9 +334,9 @@ mod tests {
             assert!(libc.is_named(c"libc.so.6"));
             assert!(!libc.is_named(c"libc.so"));
             let base_version = libc.defined_version(c"GLIBC_2.2.5".as_ptr().addr());
-            let find = |version| libc.find_version(name.as_ptr().addr(), version);
+            let find = |version| libc.find_definition(name.as_ptr().addr(), version);
             assert_eq!(find(base_version).unwrap().address, function);
-            assert_eq!(libc.find(name).unwrap().address, function);
+            assert_eq!(libc.find_in_any_version(name).unwrap().address, function);
             let other_version = libc.defined_version(c"GLIBC_2.3".as_ptr().addr());
             assert!(other_version.is_some() && find(other_version).is_none());
         };
@@ -342,7 +344,7 @@ mod tests {
         check(c"mkdir", libc::mkdir as *const () as usize);
         // SAFETY: getpid is code of libc, which is never unloaded.
         let libc = unsafe { Object::containing(libc::getpid as *const () as usize) }.unwrap();
-        assert!(libc.find(c"memprof_plugin_entry").is_none());
+        assert!(libc.find_in_any_version(c"memprof_plugin_entry").is_none());
         assert_eq!(libc.defined_version(c"GLIBC_1".as_ptr().addr()), None);
     }
 
@@ -352,6 +354,6 @@ mod tests {
         // SAFETY: `__tls_get_addr` is code of the loader, which is never unloaded.
         let loader = unsafe { Object::containing(loader.addr().get()) }.unwrap();
         assert!(loader.is_named(c"ld-linux-x86-64.so.2"));
-        assert!(loader.find(c"_r_debug").is_some());
+        assert!(loader.find_in_any_version(c"_r_debug").is_some());
     }
 }

@@ -17,8 +17,9 @@ pub(super) struct WritableRelro {
 }
 
 impl WritableRelro {
-    /// Finds the pages of the object whose ELF header is at `header`. Addresses in its file begin at 0.
-    pub(super) fn new(header: usize) -> Self {
+    /// Finds the pages of the library whose ELF header is mapped at `header`. Its file addresses must begin at 0, so
+    /// that they count from the header.
+    pub(super) fn for_library(header: usize) -> Self {
         let relro = program_headers(header).find(|segment| segment.p_type == libc::PT_GNU_RELRO);
         let pages = relro.map_or(0..0, |segment| {
             let start = header + segment.p_vaddr as usize;
@@ -36,7 +37,7 @@ impl WritableRelro {
     ///
     /// # Safety
     /// The word belongs to the object, and no other thread uses it.
-    pub(super) unsafe fn write(&mut self, address: usize, value: usize) {
+    pub(super) unsafe fn write_word(&mut self, address: usize, value: usize) {
         if read::<usize>(address) == value {
             return;
         }
