@@ -13,7 +13,7 @@ use crate::{key, record};
 static LABELS: memprof_labels_t = memprof_labels_t {
     struct_size: size_of::<memprof_labels_t>(),
     place: Some(context_pointer),
-    key: Some(key_number),
+    key: Some(intern_key),
 };
 
 /// Implements `place` of `memprof_labels_t`: returns the address of the calling thread's pointer to its record.
@@ -23,10 +23,10 @@ unsafe extern "C" fn context_pointer() -> *const *const c_void {
 
 /// Implements `key` of `memprof_labels_t`: returns the number of a key, or a negative status: `MEMPROF_UNAVAILABLE` if
 /// there are too many keys, `MEMPROF_INVALID_ARGUMENT` if the text is not valid.
-unsafe extern "C" fn key_number(key: memprof_str_t) -> i32 {
+unsafe extern "C" fn intern_key(key: memprof_str_t) -> i32 {
     // SAFETY: memprof.h: the caller lends the text for the call.
     match unsafe { key.as_str() } {
-        Ok(key) => key::key_number(key).map_or(MEMPROF_UNAVAILABLE, i32::from),
+        Ok(key) => key::intern_key(key).map_or(MEMPROF_UNAVAILABLE, i32::from),
         Err(_) => MEMPROF_INVALID_ARGUMENT,
     }
 }

@@ -20,8 +20,8 @@ static KEYS: KeyTable = KeyTable::new();
 
 /// Returns the number of a key in this process, and adds the key if it is new. `None` if there are [`MOST_KEYS`] other
 /// keys.
-pub(crate) fn key_number(key: &str) -> Option<u8> {
-    KEYS.key_number(key)
+pub(crate) fn intern_key(key: &str) -> Option<u8> {
+    KEYS.intern_key(key)
 }
 
 /// Keys by number, each null or leaked. It has no lock, for which a child that is forked while another thread adds a
@@ -34,7 +34,7 @@ impl KeyTable {
     }
 
     /// Returns the number of a key, and adds the key if it is new. `None` if the table is full.
-    fn key_number(&self, key: &str) -> Option<u8> {
+    fn intern_key(&self, key: &str) -> Option<u8> {
         let mut slots = (0..).zip(&self.0);
         slots.find_map(|(number, slot)| (intern_at(slot, key) == key).then_some(number))
     }
@@ -73,9 +73,9 @@ mod tests {
             .collect();
         for _ in 0..2 {
             for (number, name) in (0..).zip(&names) {
-                assert_eq!(keys.key_number(name), Some(number));
+                assert_eq!(keys.intern_key(name), Some(number));
             }
         }
-        assert_eq!(keys.key_number("one more"), None);
+        assert_eq!(keys.intern_key("one more"), None);
     }
 }

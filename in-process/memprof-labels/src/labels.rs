@@ -2,7 +2,7 @@
 
 use std::marker::PhantomData;
 
-use crate::record::{Mark, encode_label, encoded, pop, push, push_encoded};
+use crate::record::{Mark, encode_label, encoded_labels, pop, push, push_encoded};
 
 /// Labels the memory that the calling thread allocates until the guard is dropped, in addition to its other labels. If
 /// a key is labelled twice, the inner label counts. A value is truncated to 255 bytes; a label for which the thread has
@@ -31,7 +31,9 @@ impl Labels {
 
     /// Returns the labels of the calling thread, to hand them to another thread or task.
     pub fn current() -> Self {
-        Self { encoded: encoded() }
+        Self {
+            encoded: encoded_labels(),
+        }
     }
 
     /// Adds a label. If a key is added twice, the later label counts. A value is truncated to 255 bytes; a label is

@@ -87,7 +87,7 @@ impl Context {
 pub fn push(key: &str, value: &str) -> Mark {
     match encode_label(key, value) {
         Some((head, value)) => CONTEXT.with(|context| context.push([&head, value])),
-        None => checkpoint(),
+        None => current_mark(),
     }
 }
 
@@ -96,7 +96,7 @@ pub fn pop(mark: Mark) {
     CONTEXT.with(|context| context.pop(mark));
 }
 
-/// Like [`push`], for several labels in the form of [`encoded`]: either all of them fit, or all are left out.
+/// Like [`push`], for several labels in the form of [`encoded_labels`]: either all of them fit, or all are left out.
 pub(crate) fn push_encoded(labels: &[u8]) -> Mark {
     CONTEXT.with(|context| context.push([labels, &[]]))
 }
@@ -104,13 +104,13 @@ pub(crate) fn push_encoded(labels: &[u8]) -> Mark {
 /// Returns the bytes before the value, which are the key's number and the value's length, and the value, truncated to
 /// 255 bytes at a character boundary. `None` if the process has [`MOST_KEYS`](crate::MOST_KEYS) other keys.
 pub(crate) fn encode_label<'a>(key: &str, value: &'a str) -> Option<([u8; 2], &'a [u8])> {
-    let number = crate::key::key_number(key)?;
+    let number = crate::key::intern_key(key)?;
     let value = &value[..value.floor_char_boundary(MAX_VALUE_BYTES)];
     Some(([number, value.len() as u8], value.as_bytes()))
 }
 
 /// Returns the labels of the calling thread, encoded as in its record.
-pub(crate) fn encoded() -> Vec<u8> {
+pub(crate) fn encoded_labels() -> Vec<u8> {
     CONTEXT.with(|Context { record, .. }| {
         let length = usize::from(record.length.get());
         record.attributes[..length].iter().map(Cell::get).collect()
@@ -123,7 +123,7 @@ pub(crate) fn context_pointer() -> *const *const c_void {
 }
 
 /// Returns the current length of the calling thread's labels.
-fn checkpoint() -> Mark {
+fn current_mark() -> Mark {
     CONTEXT.with(|context| Mark(context.record.length.get()))
 }
 
@@ -133,34 +133,34 @@ mod tests {
 
     #[test]
     fn pop_ends_inner_labels() {
-        let none = encoded();
+        let none = encoded_labels();
         let outer = push("route", "/search");
-        let of_outer = encoded();
+        let of_outer = encoded_labels();
         let inner = push("tenant", "acme");
-        assert_eq!(&encoded()[of_outer.len()..][1..], b"\x04acme");
+        assert_eq!(&encoded_labels()[of_outer.len()..][1..], b"\x04acme");
         pop(inner);
-        assert_eq!(encoded(), of_outer);
+        assert_eq!(encoded_labels(), of_outer);
         pop(outer);
-        assert_eq!(encoded(), none);
+        assert_eq!(encoded_labels(), none);
         // It is popped late: the label has already ended.
         pop(inner);
-        assert_eq!(encoded(), none);
+        assert_eq!(encoded_labels(), none);
     }
 
     #[test]
     fn label_that_does_not_fit_is_omitted() {
         let long = "ä".repeat(200);
         let first = push("long", &long);
-        assert_eq!(encoded().len(), 2 + 254, "between two characters");
+        assert_eq!(encoded_labels().len(), 2 + 254, "between two characters");
         let second = push("long", &long);
-        let full = encoded();
+        let full = encoded_labels();
         let third = push("long", &long);
-        assert_eq!(encoded(), full);
+        assert_eq!(encoded_labels(), full);
         pop(third);
-        assert_eq!(encoded(), full);
+        assert_eq!(encoded_labels(), full);
         pop(second);
         pop(first);
-        assert!(encoded().is_empty());
+        assert!(encoded_labels().is_empty());
     }
 
     #[test]
@@ -168,7 +168,7 @@ mod tests {
         let mark = push("route", "/");
         let own_pointer = context_pointer() as usize;
         let (other_pointer, labels) =
-            std::thread::spawn(|| (context_pointer() as usize, encoded()))
+            std::thread::spawn(|| (context_pointer() as usize, encoded_labels()))
                 .join()
                 .unwrap();
         assert_ne!(other_pointer, own_pointer);
