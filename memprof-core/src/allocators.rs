@@ -1,7 +1,7 @@
 //! The allocators of the process: how they are found, and one interface to all of them.
 
 pub(crate) mod allocator;
-pub(crate) mod background;
+pub(crate) mod background_threads;
 pub(crate) mod discover;
 #[cfg(test)]
 pub(crate) mod fake;

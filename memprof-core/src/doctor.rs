@@ -19,7 +19,7 @@ use runtime_heap::report_runtime_heaps;
 use crate::allocators::unprofilable::Unprofilable;
 
 pub(crate) use facts::Facts;
-pub(crate) use gather::gather;
+pub(crate) use gather::gather_facts;
 
 /// Free space in bytes below which a dump directory counts as nearly full.
 const MIN_FREE_SPACE: u64 = 64 << 20;
@@ -40,7 +40,7 @@ pub(crate) fn diagnose(facts: &Facts) -> Vec<Finding> {
 }
 
 /// Creates a finding. `kind` is its machine-readable code, `remedy` an imperative sentence.
-fn finding(
+fn new_finding(
     kind: &'static str,
     severity: Severity,
     message: impl Into<String>,
@@ -56,7 +56,7 @@ fn finding(
 
 /// Finding that profiling is impossible, with the texts that `activate` reports.
 fn unprofilable_finding(reason: &Unprofilable, severity: Severity) -> Finding {
-    finding(reason.code(), severity, reason.message(), reason.remedy())
+    new_finding(reason.code(), severity, reason.message(), reason.remedy())
 }
 
 /// Adds findings about the dump directory.
@@ -64,10 +64,10 @@ fn check_dump_dir(dir: &DumpDirFacts, findings: &mut Vec<Finding>) {
     use Severity::{Error, Warning};
     let display = |dir: &DumpDirFacts| -> String { Path::display(&dir.path).to_string() };
     if let Some((message, remedy)) = &dir.unusable {
-        findings.push(finding("dump_dir_unusable", Error, message, remedy));
+        findings.push(new_finding("dump_dir_unusable", Error, message, remedy));
     }
     if dir.may_block {
-        findings.push(finding(
+        findings.push(new_finding(
             "dump_dir_remote",
             Warning,
             format!(
@@ -78,7 +78,7 @@ fn check_dump_dir(dir: &DumpDirFacts, findings: &mut Vec<Finding>) {
         ));
     }
     if let Some(free) = dir.free_bytes.filter(|free| *free < MIN_FREE_SPACE) {
-        findings.push(finding(
+        findings.push(new_finding(
             "dump_dir_nearly_full",
             Warning,
             format!(
@@ -102,19 +102,19 @@ mod tests {
         JemallocFacts {
             version: "5.3.0".to_owned(),
             conf_variable: Some("MALLOC_CONF".to_owned()),
-            hidden_conf: None,
+            hidden_conf_symbol: None,
             unprofilable: None,
             config_stats: true,
             opt_prof: true,
             lg_sample: Some(19),
             allocated: Some(1 << 30),
             prefix: "jeprof".to_owned(),
-            prefix_is_shared: false,
+            is_prefix_dir_world_writable: false,
             has_builtin_dumps: false,
             has_builtin_gdump: false,
             leaves_threads_out: false,
             sources: Vec::new(),
-            unlinked_conf: None,
+            misplaced_conf_file: None,
         }
     }
 
@@ -209,7 +209,7 @@ mod tests {
                 ..healthy()
             });
             let refused = crate::Error::from(reason.clone());
-            let expected = finding(
+            let expected = new_finding(
                 reason.code(),
                 Severity::Error,
                 refused.to_string(),
@@ -249,8 +249,9 @@ mod tests {
             Warning,
             "\"prof:true\": \"prof:false\" in x_2_conf_harder counts",
         );
-        let file =
-            |facts: &mut Facts| jemalloc(facts).unlinked_conf = Some("/etc/malloc.conf".to_owned());
+        let file = |facts: &mut Facts| {
+            jemalloc(facts).misplaced_conf_file = Some("/etc/malloc.conf".to_owned())
+        };
         check(
             file,
             "no_link",
@@ -280,7 +281,7 @@ mod tests {
         );
         let shared = |facts: &mut Facts| {
             jemalloc(facts).prefix = "/tmp/jeprof".to_owned();
-            jemalloc(facts).prefix_is_shared = true;
+            jemalloc(facts).is_prefix_dir_world_writable = true;
             jemalloc(facts).has_builtin_dumps = true;
         };
         check(shared, "shared_dumps", Warning, "/tmp/jeprof");
@@ -347,7 +348,7 @@ mod tests {
             "/usr/bin/db replaces",
         );
         let conf = |facts: &mut Facts| {
-            jemalloc(facts).hidden_conf = Some("malloc_conf".to_owned());
+            jemalloc(facts).hidden_conf_symbol = Some("malloc_conf".to_owned());
         };
         let remedy = "-Wl,--export-dynamic-symbol=malloc_conf";
         check(conf, "hidden_malloc_conf", Warning, remedy);

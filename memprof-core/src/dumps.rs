@@ -4,7 +4,7 @@
 pub(crate) mod checksum;
 pub(crate) mod headroom;
 pub(crate) mod heap;
-pub(crate) mod hidden;
+pub(crate) mod hidden_file;
 pub(crate) mod legacy;
 pub(crate) mod name;
 pub(crate) mod publish;

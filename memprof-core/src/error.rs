@@ -77,11 +77,11 @@ impl Error {
 
     /// Error of kind `Io`: the operating system refused `act` on a file, for example `"open /var/lib/x"`.
     pub(crate) fn io(act: &str, cause: &io::Error) -> Self {
-        Self::of_system(Operation::File, act, cause)
+        Self::system(Operation::File, act, cause)
     }
 
     /// Error of kind `Io`: the operating system refused `act`. The remedy is that of the errno for the `operation`.
-    pub(crate) fn of_system(operation: Operation, act: &str, cause: &io::Error) -> Self {
+    pub(crate) fn system(operation: Operation, act: &str, cause: &io::Error) -> Self {
         let source = match cause.raw_os_error() {
             Some(code) => Cause::Errno(Errno::from_raw_os_error(code)),
             None => Cause::Text(cause.to_string()),

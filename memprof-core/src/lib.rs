@@ -34,7 +34,7 @@ mod doctor;
 
 mod profiler;
 
-pub use accounting::recent_allocations::RECENT;
+pub use accounting::recent_allocations::RECENT_RANGE;
 pub use allocators::interval::SampleInterval;
 pub use allocators::mallctl::{Mallctl, MallctlFn, StatsCallback, StatsPrintFn, Value};
 pub use allocators::printout::{JemallocReaders, PrintOptions, Printout, ReadPrintout, ReadTotals};
@@ -49,7 +49,7 @@ pub use profiler::{
     ActivateOptions, AgeBucketWidth, LabelKeys, Profiler, ProfilerSettings, START_ACTIVE_HINT,
 };
 pub use sampler::sample_from_start;
-pub use system::seccomp::require_calls;
+pub use system::seccomp::require_allowed_calls;
 pub use unwinder::UnwinderSettings;
-pub use watching::gdump::GdumpLimits;
+pub use watching::high_water_watch::GdumpLimits;
 pub use watching::rule::WatchRule;

@@ -23,14 +23,14 @@ mod dumper;
 mod exit_dump;
 mod labels;
 mod lease;
-mod recent;
+mod recent_allocations;
 mod sampler_choice;
 mod sampling_switch;
 mod statistics;
 pub(crate) mod status;
 pub(crate) mod take_dump;
 mod thread_exclusion;
-mod unprofiled;
+mod unprofiled_memory;
 mod usage_cache;
 
 pub use activation::ActivateOptions;
@@ -123,7 +123,7 @@ impl Profiler {
         };
         profiler.select_default_sampler();
         if profiler.allocators.is_active() {
-            profiler.switch.mark_already_active(now);
+            profiler.switch.mark_active_before_memprof(now);
         }
         if let Err(error) = profiler.dump_slot.dumper.start() {
             log::warn!("{error}; the first dump tries again");
@@ -138,7 +138,7 @@ impl Profiler {
         let backends = self.allocators.all();
         let (kept, unreadable) = match self.settings.store.list() {
             Ok(kept) => (kept.len(), None),
-            Err(error) => (0, Some(error_with_remedy(&error))),
+            Err(error) => (0, Some(error_text_with_remedy(&error))),
         };
         let (profiling, unavailable, times) = match self.profiling_state() {
             ProfilingState::Unavailable(reason) => (Profiling::Unavailable, Some(reason), None),
@@ -152,8 +152,8 @@ impl Profiler {
             remedy: unavailable
                 .map(|reason| reason.remedy())
                 .filter(|remedy| !remedy.is_empty()),
-            active_since: times.and_then(|times| times.since).map(rfc3339),
-            active_until: times.and_then(|times| times.deadline).map(rfc3339),
+            active_since: times.and_then(|times| times.since).map(format_rfc3339),
+            active_until: times.and_then(|times| times.deadline).map(format_rfc3339),
             sample_interval: backends.iter().find_map(|each| each.sample_interval()),
             allocators: backends.iter().map(|each| allocator_status(each)).collect(),
             unknown_malloc: path_text(self.allocators.unknown_malloc()),
@@ -166,13 +166,13 @@ impl Profiler {
             unwinder: self.switch.unwinder_status(),
             ages_s: self.switch.age_width(),
             labels: self.switch.label_keys(),
-            label_sets: labels::set_stats(),
+            label_sets: labels::label_set_stats(),
         }
     }
 
-    /// Reason and remedy of [`status`](Self::status), if nothing can be sampled; reads less than a whole
-    /// status. `None` if profiling is possible.
-    pub fn unavailable(&self) -> Option<(String, String)> {
+    /// Reason why nothing can be sampled, and its remedy. `None` if profiling is possible. Cheaper than a whole
+    /// [`status`](Self::status).
+    pub fn unavailable_reason_and_remedy(&self) -> Option<(String, String)> {
         match self.profiling_state() {
             ProfilingState::Unavailable(reason) => Some((reason.message(), reason.remedy())),
             ProfilingState::Inactive | ProfilingState::Active(_) => None,
@@ -229,7 +229,7 @@ fn for_each_backend(
                 if backend.identity().kind.has_profiler() {
                     let message = format!("{error}: its allocations are in no profile");
                     let error = Error::new(error.kind, message).remedy(&error.remedy);
-                    warnings.push(error_with_remedy(&error));
+                    warnings.push(error_text_with_remedy(&error));
                 }
                 unable.get_or_insert(error);
             }
@@ -249,7 +249,7 @@ fn needs_jemalloc_error(has: &str) -> Error {
 }
 
 /// Formats a time as `2026-01-31T12:00:00Z`, to the second.
-fn rfc3339(time: SystemTime) -> String {
+fn format_rfc3339(time: SystemTime) -> String {
     humantime::format_rfc3339_seconds(time).to_string()
 }
 
@@ -259,7 +259,7 @@ fn path_text(path: Option<PathBuf>) -> Option<String> {
 }
 
 /// Text of an error, followed by its remedy if there is one.
-fn error_with_remedy(error: &Error) -> String {
+fn error_text_with_remedy(error: &Error) -> String {
     match error.remedy.as_str() {
         "" => error.to_string(),
         remedy => format!("{error}; {remedy}"),
@@ -302,7 +302,10 @@ mod tests {
             assert_eq!(status.profiling, Profiling::Unavailable);
             let reported = status.reason.zip(status.remedy);
             assert_eq!(reported, Some(refused.clone()));
-            assert_eq!(profiler.unavailable(), Some(refused.clone()));
+            assert_eq!(
+                profiler.unavailable_reason_and_remedy(),
+                Some(refused.clone())
+            );
             let is_error = |finding: &Finding| finding.severity == Severity::Error;
             let found: Vec<_> = profiler.doctor().into_iter().filter(is_error).collect();
             let found = found.into_iter().map(|found| (found.message, found.remedy));

@@ -120,7 +120,7 @@ impl Unwinder {
         let mut state = lock(&self.state);
         state.uninstall_all();
         state.setting = choice.unwrap_or(self.settings.choice);
-        state.loaded.clear_if_changed();
+        state.loaded.clear_rules_if_changed();
         let setting = state.setting;
         let install = |jemalloc: &&Jemalloc| {
             let installed = match setting {
@@ -159,7 +159,7 @@ impl Unwinder {
     /// Clears the rules of unloaded code, and uninstalls memprof's walker where its stacks differ too often.
     pub(crate) fn maintain(&self) {
         let mut state = lock(&self.state);
-        state.loaded.clear_if_changed();
+        state.loaded.clear_rules_if_changed();
         installed_walker::clear_stack_cache();
         for record in &mut state.allocators {
             record.uninstall_if_disagreeing();
@@ -192,7 +192,7 @@ impl Unwinder {
         let state = lock(&self.state);
         UnwinderStatus {
             setting: state.setting.into(),
-            rules_read: installed_walker::rules_read(),
+            rules_read: installed_walker::rules_read_count(),
             walkers: state.allocators.iter().map(WalkerRecord::status).collect(),
         }
     }

@@ -13,7 +13,7 @@ use std::mem;
 use std::ptr;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
-use memprof_unwind::{FindObject, HOOKS, Walker, prepare, rules_read};
+use memprof_unwind::{FindObject, HOOKS, Walker, prepare, rules_read_count};
 
 /// Walker of the samples. `UNWIND_PROBE` and `unwind_probe_install` take the numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -187,7 +187,7 @@ extern "C" fn append_report() {
         counts.fallbacks,
         counts.cut,
         counts.given_up,
-        rules_read(),
+        rules_read_count(),
         timing::json_fields(),
     );
     let written = std::fs::OpenOptions::new()

@@ -22,14 +22,14 @@ pub(crate) fn leaf_if_equal(own: &WalkedStack<'_>, saved: &WalkedStack<'_>) -> O
         || saved.is_truncated && own.frames.len() > common.len()
         || own.is_truncated && own.frames.len() < common.len();
     let mut pairs = own.frames.iter().zip(common);
-    let is_equal = is_whole && pairs.all(|(own, saved)| is_same(*own, *saved));
+    let is_equal = is_whole && pairs.all(|(own, saved)| is_same_frame(*own, *saved));
     let leaf = saved.frames.first().filter(|_| below > 0);
     is_equal.then(|| leaf.copied().unwrap_or(0))
 }
 
-/// Returns whether two frames are the same: the saved walker writes an interrupted address as it is, memprof's the one
-/// after it.
-fn is_same(own: usize, saved: usize) -> bool {
+/// Whether two frames are of the same code. Where a signal interrupted a function, the saved walker writes that
+/// address, memprof's the one after it.
+fn is_same_frame(own: usize, saved: usize) -> bool {
     own == saved || own == saved.wrapping_add(1)
 }
 

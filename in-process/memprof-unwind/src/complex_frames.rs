@@ -24,7 +24,7 @@ pub(crate) struct ComplexFrames {
 }
 
 /// Frame to unwind on another stack.
-struct Step<'a, M> {
+struct UnwindStep<'a, M> {
     find: FindObject,
     address: usize,
     callee: &'a RegisterFile,
@@ -44,7 +44,7 @@ impl ComplexFrames {
 
     /// Sets the registers of the innermost frame of a walk. Without `saved`, frames that need them are not unwound.
     #[inline(always)]
-    pub(crate) fn begin(&mut self, start: Registers, saved: Option<SavedRegisters>) {
+    pub(crate) fn set_start(&mut self, start: Registers, saved: Option<SavedRegisters>) {
         self.registers.forget_all();
         self.start = saved.map(|saved| (start, saved));
     }
@@ -63,8 +63,8 @@ impl ComplexFrames {
     ) -> Option<Registers> {
         let address = callee.pc.wrapping_sub(into_call);
         let partial = RegisterFile::from_registers(callee);
-        if let Ok((caller, _)) = step(find, address, &partial, stack, memory) {
-            return caller.registers();
+        if let Ok((caller, _)) = unwind_step(find, address, &partial, stack, memory) {
+            return caller.walk_registers();
         }
         if let Some((start, saved)) = self.start.take() {
             self.registers = RegisterFile::new(start, saved);
@@ -73,12 +73,12 @@ impl ComplexFrames {
         while self.depth < depth {
             self.advance(find, stack, memory)?;
         }
-        let own = self.registers.registers()?;
+        let own = self.registers.walk_registers()?;
         if (own.pc, own.sp) != (callee.pc, callee.sp) {
             return None;
         }
-        let (caller, _) = step(find, address, &self.registers, stack, memory).ok()?;
-        caller.registers()
+        let (caller, _) = unwind_step(find, address, &self.registers, stack, memory).ok()?;
+        caller.walk_registers()
     }
 
     /// Moves to the caller. `None` if it cannot be found.
@@ -88,11 +88,11 @@ impl ComplexFrames {
         stack: &mut SpareStack,
         memory: &mut impl StackReader,
     ) -> Option<()> {
-        let callee = self.registers.registers()?;
+        let callee = self.registers.walk_registers()?;
         let address = callee.pc.wrapping_sub(self.into_call);
         let was_interrupted;
         (self.registers, was_interrupted) =
-            match step(find, address, &self.registers, stack, memory) {
+            match unwind_step(find, address, &self.registers, stack, memory) {
                 Ok(found) => found,
                 Err(Rule::Undescribed | Rule::Unknown) if has_frame_pointer(callee) => {
                     let caller = frame_pointer_caller(callee, memory)?;
@@ -107,28 +107,28 @@ impl ComplexFrames {
 }
 
 /// Returns the caller's registers and whether a signal interrupted the caller, read on `stack`.
-fn step<M: StackReader>(
+fn unwind_step<M: StackReader>(
     find: FindObject,
     address: usize,
     callee: &RegisterFile,
     stack: &mut SpareStack,
     memory: &mut M,
 ) -> Result<(RegisterFile, bool), Rule> {
-    let mut step = Step {
+    let mut step = UnwindStep {
         find,
         address,
         callee,
         memory,
         caller: Err(Rule::Unsupported),
     };
-    stack.call(run::<M>, &raw mut step as usize);
+    stack.call(run_step::<M>, &raw mut step as usize);
     step.caller
 }
 
 /// Runs a step, whose address is passed.
-extern "C" fn run<M: StackReader>(step: usize) -> u32 {
-    // SAFETY: `step` passes the address of its variable, and does not use it meanwhile.
-    let step = unsafe { &mut *(step as *mut Step<'_, M>) };
+extern "C" fn run_step<M: StackReader>(step: usize) -> u32 {
+    // SAFETY: `unwind_step` passes the address of its variable, and does not use it meanwhile.
+    let step = unsafe { &mut *(step as *mut UnwindStep<'_, M>) };
     step.caller = loaded_caller_at(step.find, step.address, step.callee, step.memory);
     0
 }

@@ -11,12 +11,12 @@ const MAX_DEPTH: usize = 16;
 const MAX_OPERATIONS: usize = 128;
 
 /// Stack of an expression.
-struct Values {
+struct ValueStack {
     words: [usize; MAX_DEPTH],
     len: usize,
 }
 
-impl Values {
+impl ValueStack {
     fn push(&mut self, value: usize) -> Option<()> {
         *self.words.get_mut(self.len)? = value;
         self.len += 1;
@@ -43,7 +43,7 @@ pub(crate) fn evaluate(
     registers: &RegisterFile,
     memory: &mut impl StackReader,
 ) -> Option<usize> {
-    let mut values = Values {
+    let mut values = ValueStack {
         words: [0; MAX_DEPTH],
         len: 0,
     };
@@ -66,17 +66,17 @@ pub(crate) fn evaluate(
                     rest.skip(position).ok()?;
                 }
             }
-            operation => run(operation, &mut rest, &mut values, registers, memory)?,
+            operation => run_operation(operation, &mut rest, &mut values, registers, memory)?,
         }
     }
     None
 }
 
 /// Runs one operation other than a jump. `None` as for [`evaluate`].
-fn run(
+fn run_operation(
     operation: gimli::DwOp,
     rest: &mut EndianSlice<'_, NativeEndian>,
-    values: &mut Values,
+    values: &mut ValueStack,
     registers: &RegisterFile,
     memory: &mut impl StackReader,
 ) -> Option<()> {

@@ -187,7 +187,7 @@ unsafe extern "C" fn sample(
     let number = hook.samples.fetch_add(1, Relaxed);
     if number < hook.initial_comparisons.load(Relaxed) || number % COMPARE_INTERVAL == 0 {
         // SAFETY: the allocator's arguments, as this function's caller guarantees.
-        let agree = unsafe { hook.compare(frames, count, capacity, start) };
+        let agree = unsafe { hook.compare_walkers(frames, count, capacity, start) };
         // SAFETY: `Walker`: `count` points to a number. The walk below expects it to be 0.
         unsafe { count.write(0) };
         if !agree {
@@ -210,7 +210,8 @@ unsafe extern "C" fn sample(
 }
 
 impl BacktraceHook {
-    /// Walks into `buffer`, after `leaf` unless 0. Returns the frame count; `None` if the saved walker has to walk.
+    /// Walks into `buffer`, after it has written `leaf` there unless that is 0. Returns the frame count; `None` if
+    /// the saved walker has to walk.
     #[inline(always)]
     fn walk(&self, start: Registers, leaf: usize, buffer: &mut [Frame]) -> Option<usize> {
         let (below, buffer) = match buffer.split_first_mut() {
@@ -224,7 +225,7 @@ impl BacktraceHook {
             self.fallbacks.fetch_add(1, Relaxed);
             return None;
         };
-        let (_, buffers) = workspace.parts();
+        let (_, buffers) = workspace.frames_and_buffers();
         // Unknown code ends the walk, as it ends libgcc's, with which this walk is compared.
         // SAFETY: `start` are registers of a frame of this thread; `arm` requires `prepare`.
         let (frames, end) =
@@ -249,7 +250,7 @@ impl BacktraceHook {
     /// `frames`, `count` and `capacity` are those that the allocator passed to [`entry`].
     #[cold]
     #[inline(never)]
-    unsafe fn compare(
+    unsafe fn compare_walkers(
         &self,
         frames: *mut *mut c_void,
         count: *mut u32,

@@ -78,7 +78,7 @@ pub fn set_labels(contexts: &[LabelContext], thread_name: Option<u8>) {
         .thread_name_key
         .store(thread_name.unwrap_or(NONE), Relaxed);
     for (index, cell) in CONFIG.contexts.iter().enumerate() {
-        cell.set(contexts.get(index));
+        cell.set_context(contexts.get(index));
     }
     let is_on = !contexts.is_empty() || thread_name.is_some();
     CONFIG.is_on.store(u32::from(is_on), Release);
@@ -131,8 +131,8 @@ fn label_frame_of_this_thread() -> Option<usize> {
         unsafe { set.add(key, name, length) };
     }
     for cell in CONFIG.contexts.iter().take_while(|cell| cell.is_set()) {
-        if let Some(mut record) = cell.record() {
-            record.read(cell.keys.load(Relaxed), &mut set);
+        if let Some(mut record) = cell.record_of_this_thread() {
+            record.add_labels_to(cell.keys.load(Relaxed), &mut set);
         }
     }
     let words = set.words();

@@ -75,7 +75,7 @@ impl WalkStep {
     }
 
     #[inline(always)]
-    fn slot(self) -> RuleIndex {
+    fn rule_index(self) -> RuleIndex {
         RuleIndex::from_bits(self.0 as u16)
     }
 
@@ -164,7 +164,7 @@ impl<'a> LastWalkCursor<'a> {
         table: &RuleTable,
         address: usize,
     ) -> Option<(PackedRule, RuleIndex)> {
-        let slot = self.next_step()?.slot();
+        let slot = self.next_step()?.rule_index();
         let rule = table.get(slot, address)?;
         self.next += 1;
         Some((rule, slot))
@@ -205,14 +205,14 @@ impl<'a> LastWalkCursor<'a> {
     #[inline(always)]
     pub(crate) fn save(&self) {
         if self.has_diverged {
-            self.write();
+            self.overwrite_last_walk();
         }
     }
 
     /// Writes this walk's steps over those of the last one.
     #[cold]
     #[inline(never)]
-    fn write(&self) {
+    fn overwrite_last_walk(&self) {
         for (step, new_step) in self
             .steps
             .iter()
@@ -251,7 +251,8 @@ mod tests {
         let mut cursor = LastWalkCursor::from_steps(&last_walk.steps, &mut new_steps);
         let unpredicted = frames.iter().filter(|(address, sp)| {
             let step = cursor.next_step();
-            let is_predicted = step.is_some_and(|step| TABLE.get(step.slot(), *address).is_some());
+            let is_predicted =
+                step.is_some_and(|step| TABLE.get(step.rule_index(), *address).is_some());
             let rule = cursor.next_rule(&TABLE, *address, *sp, rule_of);
             assert_eq!(rule, rule_of(*address).into(), "{address:#x}");
             !is_predicted

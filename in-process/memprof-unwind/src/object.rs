@@ -34,7 +34,7 @@ pub struct FoundObject {
 /// object contains the address, [`Rule::Undescribed`] if the object has no call frame information,
 /// [`Rule::Unsupported`] if that cannot be read.
 pub(crate) fn loaded_rule_at(find: FindObject, address: usize) -> Rule {
-    let (object, information, hdr) = match FoundObject::information(find, address) {
+    let (object, information, hdr) = match FoundObject::find_unwind_info(find, address) {
         Ok(found) => found,
         Err(rule) => return rule,
     };
@@ -64,7 +64,7 @@ pub(crate) fn loaded_caller_at(
     callee: &RegisterFile,
     memory: &mut impl StackReader,
 ) -> Result<(RegisterFile, bool), Rule> {
-    let (object, information, hdr) = FoundObject::information(find, address)?;
+    let (object, information, hdr) = FoundObject::find_unwind_info(find, address)?;
     let unwinding = caller_at(
         hdr,
         |eh_frame| information.readable_from(eh_frame as usize),
@@ -102,7 +102,7 @@ impl FoundObject {
 
     /// Finds the object that contains an address, the segment with its call frame information, and the sorted table of
     /// that. `Err` with the rule of code without such information, or [`Rule::Unsupported`] if it cannot be read.
-    fn information(
+    fn find_unwind_info(
         find: FindObject,
         address: usize,
     ) -> Result<(Self, Self, Section<'static>), Rule> {

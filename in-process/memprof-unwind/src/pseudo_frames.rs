@@ -18,13 +18,13 @@ static CODE_GENERATION_FRAME: AtomicUsize = AtomicUsize::new(0);
 /// Sets the allocation time of the samples from now on, in seconds since 1970. `None`: without a
 /// time.
 pub fn set_alloc_time(second: Option<u32>) {
-    ALLOC_TIME_FRAME.store(frame(ALLOC_TIME, second), Relaxed);
+    ALLOC_TIME_FRAME.store(encode_frame(ALLOC_TIME, second), Relaxed);
 }
 
 /// Sets the generation of the loaded code, by which stacks are apart whose addresses had other code once. `None`: the
 /// first one.
 pub fn set_code_generation(generation: Option<u32>) {
-    CODE_GENERATION_FRAME.store(frame(CODE_GENERATION, generation), Relaxed);
+    CODE_GENERATION_FRAME.store(encode_frame(CODE_GENERATION, generation), Relaxed);
 }
 
 /// Returns the frames of a stack without its code generation, which is its last frame if it has one.
@@ -37,7 +37,7 @@ pub fn without_code_generation(frames: &[u64]) -> &[u64] {
 
 /// Encodes a pseudo frame; 0 without a value. The lowest bit is set because tools show a caller as the byte before its
 /// return address: the bits above are the same with and without that subtraction.
-fn frame(kind: usize, value: Option<u32>) -> usize {
+fn encode_frame(kind: usize, value: Option<u32>) -> usize {
     value.map_or(0, |value| kind << 40 | (value as usize) << 1 | 1)
 }
 

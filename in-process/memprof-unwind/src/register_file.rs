@@ -97,7 +97,7 @@ impl RegisterFile {
 
     /// The registers that a walk follows. A frame pointer that is unknown counts as 0. `None` if the program counter or
     /// the stack pointer is unknown.
-    pub(crate) fn registers(&self) -> Option<Registers> {
+    pub(crate) fn walk_registers(&self) -> Option<Registers> {
         Some(Registers {
             pc: self.get(X86_64::RA)?,
             sp: self.get(X86_64::RSP)?,

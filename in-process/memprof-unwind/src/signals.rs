@@ -16,7 +16,7 @@ impl BlockedSignals {
     /// Blocks all signals. `None` if the kernel refuses, as under a seccomp filter.
     pub(crate) fn block_all() -> Option<Self> {
         Some(Self {
-            before: set_mask(u64::MAX)?,
+            before: swap_mask(u64::MAX)?,
         })
     }
 
@@ -28,13 +28,13 @@ impl BlockedSignals {
 
 impl Drop for BlockedSignals {
     fn drop(&mut self) {
-        set_mask(self.before);
+        swap_mask(self.before);
     }
 }
 
 /// Sets the signal mask and returns the one before. `None` if the kernel refuses; see
 /// sigprocmask(2).
-fn set_mask(mask: u64) -> Option<u64> {
+fn swap_mask(mask: u64) -> Option<u64> {
     const RT_SIGPROCMASK: isize = 14;
     let mut before = 0_u64;
     let result: isize;

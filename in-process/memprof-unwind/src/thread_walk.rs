@@ -46,7 +46,7 @@ pub fn clear_stack_cache() {
 }
 
 /// Number of rules read from call frame information since the start of the process.
-pub fn rules_read() -> u64 {
+pub fn rules_read_count() -> u64 {
     RULES_READ.load(Relaxed)
 }
 
@@ -62,7 +62,7 @@ pub unsafe fn walk_this_thread(
     saved: SavedRegisters,
     workspace: &mut Workspace,
 ) -> (usize, WalkEnd) {
-    let (frames, buffers) = workspace.parts();
+    let (frames, buffers) = workspace.frames_and_buffers();
     let start = (start, Some(saved));
     // SAFETY: this function's caller guarantees the registers and that `prepare` was called.
     unsafe { walk_with_fallback_rule(PackedRule::FRAME_POINTER, start, frames, buffers) }
@@ -84,7 +84,7 @@ pub(crate) unsafe fn walk_with_fallback_rule(
     let own = ThreadStack::for_thread(start.sp, thread);
     // SAFETY: `start.sp` is on this thread's stack, as the caller guarantees; `own` checked the rest.
     let mut stack = unsafe { ReadableStack::new(start.sp, &own.known) };
-    buffers.complex.begin(start, saved);
+    buffers.complex.set_start(start, saved);
     let mut rules = ProcessRules {
         cursor: LastWalkCursor::new(thread, buffers.steps),
         complex: buffers.complex,

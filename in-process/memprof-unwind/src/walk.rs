@@ -57,9 +57,9 @@ pub trait RuleSource {
         false
     }
 
-    /// Returns the caller's registers for the frame number `depth`, from the innermost one with 0, whose rule is
-    /// [`Rule::Complex`]. `into_call` is 1 if the frame called another one, 0 if a signal interrupted it. `None` if they
-    /// cannot be found.
+    /// Returns the registers of the caller of `callee`, a frame with the rule [`Rule::Complex`]. `depth` is the
+    /// frame's number, counted from the innermost one, which has 0. `into_call` is 1 if the frame called another
+    /// one, 0 if a signal interrupted it. `None` if they cannot be found.
     fn complex_caller(
         &mut self,
         _callee: Registers,
@@ -83,9 +83,9 @@ const WORD: usize = size_of::<usize>();
 /// holds a number of the program, not a frame pointer.
 const MAX_FRAME_BYTES: usize = 1 << 20;
 
-/// Writes the program counters from `start` outwards into `buffer`, all as return addresses, since readers look up the
-/// byte before: where a signal interrupted a function, and of the trampoline that it returns to, the address after the
-/// byte. Returns the number of frames and why the walk ended.
+/// Writes the program counters from `start` outwards into `buffer`. All have the form of return addresses, because
+/// readers look up the byte before: for a function that a signal interrupted, and for the trampoline that the
+/// handler returns to, the address plus 1 is written. Returns the number of frames and why the walk ended.
 #[inline(always)]
 pub fn walk(
     start: Registers,
@@ -143,8 +143,8 @@ pub fn walk(
     (frames, WalkEnd::Outermost)
 }
 
-/// Returns the caller's registers, and whether that frame was interrupted by a signal instead of having called.
-/// Otherwise the reason why the walk ends at `callee`.
+/// Returns the caller's registers, and whether a signal interrupted the caller. `Err` with the reason if the walk
+/// ends at `callee`.
 #[cold]
 #[inline(never)]
 fn uncommon_caller(

@@ -102,7 +102,9 @@ impl Workspace {
 
     /// Buffers for frames and for the rest of a walk.
     #[inline(always)]
-    pub(crate) fn parts(&mut self) -> (&mut [Frame; WORKSPACE_FRAMES], WalkBuffers<'_>) {
+    pub(crate) fn frames_and_buffers(
+        &mut self,
+    ) -> (&mut [Frame; WORKSPACE_FRAMES], WalkBuffers<'_>) {
         let memory = self.memory();
         let buffers = WalkBuffers {
             steps: &mut memory.steps,

@@ -35,9 +35,9 @@ pub(super) fn growth_finding(
         kind: LedgerFindingKind::Growth.into(),
         why: format!(
             "the live heap grew by {} ({grown} bytes) in {}, above {}",
-            percent(share),
+            format_percent(share),
             humantime::format_duration(Duration::from_secs(ago.as_secs())),
-            percent(NOTABLE_SHARE)
+            format_percent(NOTABLE_SHARE)
         ),
         remedy: "`activate`, then three dumps with the load between them: `memprof leaks` names \
                  what grows in each"
@@ -50,19 +50,19 @@ pub(super) struct HeapCount {
     pub(super) live: u64,
     /// Committed by allocators that do not distinguish live memory from free.
     pub(super) undivided: u64,
-    /// Whether the rows are divided.
-    pub(super) is_divisible: bool,
+    /// Whether the ledger can say how much of the heap is resident.
+    pub(super) can_split_residency: bool,
     pub(super) has_glibc: bool,
 }
 
-/// Finding if a notable part of what the allocators count may be neither resident nor live: as much as the process
-/// has private memory that is not resident.
-pub(super) fn uncertain_finding(
+/// Finding if a notable part of the counted heap may not be resident, or free in glibc's thread caches: at most the
+/// process's private memory that is not resident, plus the largest size of those caches.
+pub(super) fn uncertain_residency_finding(
     counted: &HeapCount,
     resident: &ResidentMemory,
 ) -> Option<LedgerFinding> {
     let caches = match counted.has_glibc {
-        true => resident.threads.saturating_mul(MAX_GLIBC_CACHE_BYTES),
+        true => resident.thread_count.saturating_mul(MAX_GLIBC_CACHE_BYTES),
         false => 0,
     };
     let heap = counted.live.saturating_add(counted.undivided);
@@ -73,14 +73,14 @@ pub(super) fn uncertain_finding(
         (false, true) => "undivided_heap",
         _ => "live_heap",
     };
-    (!counted.is_divisible || LedgerFinding::is_notable(most, shown)).then(|| LedgerFinding {
+    (!counted.can_split_residency || LedgerFinding::is_notable(most, shown)).then(|| LedgerFinding {
         kind: LedgerFindingKind::Uncertain.into(),
-        why: match counted.is_divisible {
+        why: match counted.can_split_residency {
             true => format!(
                 "up to {} of {rows} may never have been touched, or wait freed in the caches of {} threads: the \
                  allocators count such memory as used",
                 size_text(most),
-                resident.threads
+                resident.thread_count
             ),
             false => format!(
                 "the allocators count {} as live, but only {} of private memory are resident: how much of it is heap \
@@ -107,7 +107,7 @@ pub(super) fn thread_caches_finding(bytes: u64, rss: u64) -> Option<LedgerFindin
     })
 }
 
-/// Finding if sampling costs a notable share of RSS. `bytes` is the ledger's row.
+/// Finding if sampling costs a notable share of RSS. `bytes` is that cost in the ledger.
 pub(super) fn sampling_finding(
     sampled: &SampledObjects,
     bytes: u64,
@@ -118,8 +118,8 @@ pub(super) fn sampling_finding(
         why: format!(
             "{} of RSS are what sampling costs, above {}: each of about {} sampled small objects \
              has a page of its own",
-            percent(share),
-            percent(NOTABLE_SHARE),
+            format_percent(share),
+            format_percent(NOTABLE_SHARE),
             sampled.objects
         ),
         remedy: "end the activation (`deactivate`) or sample more coarsely (`reset \
@@ -128,8 +128,8 @@ pub(super) fn sampling_finding(
     })
 }
 
-/// Finding if the heap is fragmented. `lost` is the ledger's row: active pages that were never touched are
-/// not lost. `has` says which allocators the process has.
+/// Finding if the heap is fragmented. `lost` is the ledger's row in bytes, without active pages that were never
+/// touched. `has` says which allocators the process has.
 pub(super) fn fragmentation_finding(
     heap: &HeapTotals,
     lost: u64,
@@ -175,13 +175,13 @@ fn notable_share(part: u64, whole: u64) -> Option<f64> {
 }
 
 /// Finding if dirty pages are a notable share of RSS.
-pub(super) fn dirty_finding(dirty: u64, rss: u64) -> Option<LedgerFinding> {
+pub(super) fn dirty_pages_finding(dirty: u64, rss: u64) -> Option<LedgerFinding> {
     notable_share(dirty, rss).map(|share| LedgerFinding {
         kind: LedgerFindingKind::Dirty.into(),
         why: format!(
             "{} of RSS are free pages that the allocator keeps, above {}",
-            percent(share),
-            percent(NOTABLE_SHARE)
+            format_percent(share),
+            format_percent(NOTABLE_SHARE)
         ),
         remedy: format!(
             "`purge` would give back about {} now; jemalloc's dirty_decay_ms and background_thread do it by \
@@ -192,13 +192,13 @@ pub(super) fn dirty_finding(dirty: u64, rss: u64) -> Option<LedgerFinding> {
 }
 
 /// Finding if memory outside of every allocator is a notable share of RSS.
-pub(super) fn outside_finding(bytes: u64, rss: u64) -> Option<LedgerFinding> {
+pub(super) fn non_allocator_memory_finding(bytes: u64, rss: u64) -> Option<LedgerFinding> {
     notable_share(bytes, rss).map(|share| LedgerFinding {
         kind: LedgerFindingKind::NotTheAllocator.into(),
         why: format!(
             "{} of RSS are outside of every allocator found, above {}",
-            percent(share),
-            percent(NOTABLE_SHARE)
+            format_percent(share),
+            format_percent(NOTABLE_SHARE)
         ),
         remedy: "a heap profile will not show it: look at thread stacks, mmap calls and other \
                  allocators (pmap -x PID)"
@@ -206,8 +206,8 @@ pub(super) fn outside_finding(bytes: u64, rss: u64) -> Option<LedgerFinding> {
     })
 }
 
-/// Finding if a notable share of the cgroup's limit is page cache; where memory.stat cannot be read, if it is not
-/// this process's RSS.
+/// Finding if a notable share of the cgroup's limit is page cache. If memory.stat cannot be read, all usage beside
+/// this process's RSS is counted.
 pub(super) fn page_cache_finding(cgroup: Option<Cgroup>, rss: u64) -> Option<LedgerFinding> {
     let cgroup = cgroup?;
     let limit = cgroup.limit_bytes?;
@@ -222,8 +222,8 @@ pub(super) fn page_cache_finding(cgroup: Option<Cgroup>, rss: u64) -> Option<Led
         kind: LedgerFindingKind::PageCache.into(),
         why: format!(
             "{} of the cgroup's limit are {subject}, above {}",
-            percent(cache as f64 / limit.max(1) as f64),
-            percent(NOTABLE_SHARE)
+            format_percent(cache as f64 / limit.max(1) as f64),
+            format_percent(NOTABLE_SHARE)
         ),
         remedy: "the kernel frees page cache under pressure, but not the memory of other processes of the cgroup"
             .to_owned(),
@@ -238,7 +238,7 @@ pub(super) fn shared_memory_finding(cgroup: Option<Cgroup>) -> Option<LedgerFind
         kind: LedgerFindingKind::SharedMemory.into(),
         why: format!(
             "{} of the cgroup's limit are shared memory: memfds, tmpfs, /dev/shm, shared mappings",
-            percent(shared as f64 / limit.max(1) as f64)
+            format_percent(shared as f64 / limit.max(1) as f64)
         ),
         remedy: "the kernel cannot free it, only swap it out: close or truncate the files that hold it (memfd_create \
                  counts without a mapping: ls -l /proc/PID/fd; df /dev/shm)"
@@ -247,6 +247,6 @@ pub(super) fn shared_memory_finding(cgroup: Option<Cgroup>) -> Option<LedgerFind
 }
 
 /// Formats a share as a whole percentage: `12 %`.
-fn percent(share: f64) -> String {
+fn format_percent(share: f64) -> String {
     format!("{:.0} %", share * 100.0)
 }

@@ -13,15 +13,15 @@ use memprof_messages::{
 };
 
 use super::findings::{
-    EarlierLedger, HeapCount, dirty_finding, fragmentation_finding, growth_finding,
-    outside_finding, page_cache_finding, sampling_finding, shared_memory_finding,
-    thread_caches_finding, uncertain_finding,
+    EarlierLedger, HeapCount, dirty_pages_finding, fragmentation_finding, growth_finding,
+    non_allocator_memory_finding, page_cache_finding, sampling_finding, shared_memory_finding,
+    thread_caches_finding, uncertain_residency_finding,
 };
 use super::resident_memory::ResidentMemory;
 
 /// Bytes by which the allocators' parts exceed the resident memory: memory that they count as their own and
 /// the process has not touched yet, mostly metadata laid out early.
-pub(crate) fn untouched(anonymous: u64, allocators: &[AllocatorHeap]) -> u64 {
+pub(crate) fn untouched_bytes(anonymous: u64, allocators: &[AllocatorHeap]) -> u64 {
     let heap = detailed_total(allocators);
     let counted = heap.resident.max(heap.active.saturating_add(heap.metadata));
     // Of the pages of a sampled object, only the object's own are touched.
@@ -65,7 +65,7 @@ fn opaque_total(allocators: &[AllocatorHeap]) -> u64 {
 
 /// Divides the resident memory into parts and derives findings. `earlier` is the live heap of an earlier ledger,
 /// with which growth is found. The heap of an allocator without statistics counts as outside of every allocator.
-/// `untouched` is the number of metadata bytes that are known to be [`untouched`].
+/// `untouched` is the largest [`untouched_bytes`] so far.
 pub(crate) fn reconcile(
     resident: ResidentMemory,
     allocators: Vec<AllocatorHeap>,
@@ -83,7 +83,7 @@ pub(crate) fn reconcile(
     };
     let live_bytes = live_bytes(&allocators);
     // With so much untouched memory in the heap, the totals do not tell which of it is resident.
-    let is_divisible = live_bytes <= resident.anonymous + resident.anonymous / 10;
+    let can_split_residency = live_bytes <= resident.anonymous + resident.anonymous / 10;
     let mut remaining = resident.anonymous;
     // An allocator counts a page before the process has touched it, so its parts may exceed what is resident.
     // Parts that were certainly touched are subtracted first.
@@ -92,7 +92,7 @@ pub(crate) fn reconcile(
         remaining -= part;
         part
     };
-    let divided = match is_divisible {
+    let divided = match can_split_residency {
         true => {
             let thread_caches = heap
                 .thread_caches
@@ -147,11 +147,11 @@ pub(crate) fn reconcile(
     let has = |kind: AllocatorKind| kinds().any(|each| each.kind == kind);
     let verdicts = [
         growth_finding(live_bytes, earlier),
-        uncertain_finding(
+        uncertain_residency_finding(
             &HeapCount {
                 live: live_bytes,
                 undivided: opaque_total(&allocators),
-                is_divisible,
+                can_split_residency,
                 has_glibc: has(AllocatorKind::Glibc),
             },
             &resident,
@@ -159,8 +159,8 @@ pub(crate) fn reconcile(
         sampling_finding(&sampled, sampling, rss_bytes),
         fragmentation_finding(&unsampled, fragmentation, has),
         thread_caches_finding(thread_caches, rss_bytes),
-        dirty_finding(dirty, rss_bytes),
-        outside_finding(remaining, rss_bytes),
+        dirty_pages_finding(dirty, rss_bytes),
+        non_allocator_memory_finding(remaining, rss_bytes),
         page_cache_finding(cgroup, rss_bytes),
         shared_memory_finding(cgroup),
     ];
@@ -286,8 +286,8 @@ mod tests {
             ..heap(95 * MIB, 116 * MIB, 4 * MIB, 120 * MIB)[0].clone()
         }];
         // 80 MiB of pages beside the objects; 40 MiB of the rest are counted.
-        assert_eq!(untouched(40 * MIB, &beside), 0);
-        assert_eq!(untouched(30 * MIB, &beside), 10 * MIB);
+        assert_eq!(untouched_bytes(40 * MIB, &beside), 0);
+        assert_eq!(untouched_bytes(30 * MIB, &beside), 10 * MIB);
         check(heap(15 * MIB, 56 * MIB, 0, 60 * MIB), sampled(8192, 0));
         check(
             heap(95 * MIB, 116 * MIB, 0, 116 * MIB),
@@ -314,7 +314,7 @@ mod tests {
             anonymous,
             ..ResidentMemory::default()
         };
-        let untouched = untouched(70, &heap);
+        let untouched = untouched_bytes(70, &heap);
         assert_eq!(untouched, 20);
         let outside = |anonymous| {
             let ledger = reconcile(resident(anonymous), heap.clone(), untouched, None, None);
@@ -373,7 +373,7 @@ mod tests {
             let resident = ResidentMemory {
                 anonymous: 100 * MIB,
                 nonresident: nonresident * MIB,
-                threads,
+                thread_count: threads,
                 ..ResidentMemory::default()
             };
             let heap = heap_of(kind, HeapUsage::Detailed(figures));

@@ -17,24 +17,24 @@ const ALLOC_MAX: &CStr = c"experimental.prof_recent.alloc_max";
 const ALLOC_DUMP: &CStr = c"experimental.prof_recent.alloc_dump";
 
 /// Range of the number of recorded allocations.
-pub const RECENT: RangeInclusive<u64> = 0..=512;
+pub const RECENT_RANGE: RangeInclusive<u64> = 0..=512;
 
-/// Longest report in bytes: [`RECENT`] allocations with two stacks of 128 frames each.
+/// Longest report in bytes: [`RECENT_RANGE`] allocations with two stacks of 128 frames each.
 const MAX_REPORT: usize = 4 << 20;
 
 /// Fails unless this jemalloc can record `max` allocations.
 ///
 /// # Errors
-/// `InvalidArgument`: `max` is outside of [`RECENT`]. `Unsupported`: this jemalloc is too old, or was built
+/// `InvalidArgument`: `max` is outside of [`RECENT_RANGE`]. `Unsupported`: this jemalloc is too old, or was built
 /// without profiling. `Unavailable`: it was started without profiling. `Allocator`: it refused.
 pub(crate) fn require_recent_allocations(jemalloc: &Jemalloc, max: Option<u64>) -> Result<()> {
-    if let Some(max) = max.filter(|max| !RECENT.contains(max)) {
-        let (low, high) = (RECENT.start(), RECENT.end());
+    if let Some(max) = max.filter(|max| !RECENT_RANGE.contains(max)) {
+        let (low, high) = (RECENT_RANGE.start(), RECENT_RANGE.end());
         let message = format!("max={max} is out of range {low}..={high}");
         return Err(Error::new(ErrorKind::InvalidArgument, message).remedy("for example max=100"));
     }
     jemalloc.require_profiling()?;
-    read_max(jemalloc).map(drop)
+    read_alloc_max(jemalloc).map(drop)
 }
 
 /// Sets the number of recorded allocations, if `max` is given, and reads the recorded ones.
@@ -42,7 +42,7 @@ pub(crate) fn require_recent_allocations(jemalloc: &Jemalloc, max: Option<u64>) 
 /// # Errors
 /// `Unavailable`: none are recorded, and `max` is not given. `Allocator`: jemalloc refused. `Io`: no memory for
 /// the report.
-pub(crate) fn read_recent_allocations(
+pub(crate) fn set_max_and_read_recent(
     jemalloc: &Jemalloc,
     max: Option<u64>,
 ) -> Result<RecentAllocations> {
@@ -52,7 +52,7 @@ pub(crate) fn read_recent_allocations(
             .write(ALLOC_MAX, max as usize)
             .map_err(|errno| Error::mallctl("experimental.prof_recent.alloc_max", errno))?;
     }
-    let alloc_max = read_max(jemalloc)?;
+    let alloc_max = read_alloc_max(jemalloc)?;
     if alloc_max == 0 && max.is_none() {
         let message = "jemalloc keeps no recent allocations yet";
         return Err(Error::new(ErrorKind::Unavailable, message)
@@ -76,7 +76,7 @@ pub(crate) fn read_recent_allocations(
 ///
 /// # Errors
 /// `Unsupported`: this jemalloc is too old. `Allocator`: it refused.
-fn read_max(jemalloc: &Jemalloc) -> Result<i64> {
+fn read_alloc_max(jemalloc: &Jemalloc) -> Result<i64> {
     match jemalloc.mallctl.read::<usize>(ALLOC_MAX) {
         Ok(max) => Ok(max as i64),
         Err(Errno::NOENT) => {

@@ -8,7 +8,7 @@ pub(crate) struct ResidentMemory {
     pub shared: u64,
     /// Private writable memory that is not resident: never touched, given back or swapped out.
     pub nonresident: u64,
-    pub threads: u64,
+    pub thread_count: u64,
 }
 
 impl ResidentMemory {
@@ -33,7 +33,7 @@ impl ResidentMemory {
             file: field("RssFile:")?,
             shared: field("RssShmem:")?,
             nonresident: private.saturating_sub(anonymous),
-            threads: value("Threads:")
+            thread_count: value("Threads:")
                 .and_then(|count| count.parse().ok())
                 .unwrap_or(1),
         })
@@ -56,7 +56,7 @@ mod tests {
         let expected = ResidentMemory {
             anonymous: 102_400,
             file: 2048,
-            threads: 1,
+            thread_count: 1,
             ..ResidentMemory::default()
         };
         assert_eq!(ResidentMemory::parse(status), Some(expected));

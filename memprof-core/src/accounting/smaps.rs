@@ -8,7 +8,7 @@ use crate::error::{Error, ErrorKind, Result};
 ///
 /// # Errors
 /// `Io`: the file cannot be read, or a sum is missing.
-pub(crate) fn read_current() -> Result<Smaps> {
+pub(crate) fn read_current_smaps() -> Result<Smaps> {
     const ROLLUP: &str = "/proc/thread-self/smaps_rollup";
     let text = std::fs::read_to_string(ROLLUP)
         .map_err(|error| Error::io(&format!("read {ROLLUP}"), &error))?;
@@ -50,6 +50,6 @@ mod tests {
         };
         assert_eq!(parse_rollup(text), Some(expected));
         assert_eq!(parse_rollup("Pss: 5 kB\n"), None);
-        assert!(read_current().unwrap().private_dirty_bytes > 0);
+        assert!(read_current_smaps().unwrap().private_dirty_bytes > 0);
     }
 }

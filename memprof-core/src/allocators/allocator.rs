@@ -135,10 +135,10 @@ impl Allocator {
 
     /// Estimated memory in bytes that a profile needs while it is written. `None` if the allocator's
     /// statistics do not allow an estimate.
-    pub(crate) fn profile_bytes(&self, kind: ProfileKind) -> Option<u64> {
+    pub(crate) fn profile_memory_estimate(&self, kind: ProfileKind) -> Option<u64> {
         match self {
-            Self::Jemalloc(jemalloc) => jemalloc.profile_bytes(),
-            Self::Tcmalloc(tcmalloc) => tcmalloc.profile_bytes(kind),
+            Self::Jemalloc(jemalloc) => jemalloc.profile_memory_estimate(),
+            Self::Tcmalloc(tcmalloc) => tcmalloc.profile_memory_estimate(kind),
             Self::Mimalloc(_) | Self::Glibc(_) => None,
         }
     }
@@ -166,12 +166,12 @@ impl Allocator {
     ///
     /// # Errors
     /// The allocator refused, or lacks a function.
-    pub(crate) fn totals(&self) -> Result<Option<HeapUsage>> {
+    pub(crate) fn heap_usage(&self) -> Result<Option<HeapUsage>> {
         match self {
-            Self::Jemalloc(jemalloc) => jemalloc.totals(),
-            Self::Tcmalloc(tcmalloc) => tcmalloc.totals().map(Some),
-            Self::Mimalloc(mimalloc) => mimalloc.totals().map(Some),
-            Self::Glibc(glibc) => Ok(glibc.totals()),
+            Self::Jemalloc(jemalloc) => jemalloc.heap_usage(),
+            Self::Tcmalloc(tcmalloc) => tcmalloc.heap_usage().map(Some),
+            Self::Mimalloc(mimalloc) => mimalloc.heap_usage().map(Some),
+            Self::Glibc(glibc) => Ok(glibc.heap_usage()),
         }
     }
 

@@ -13,7 +13,7 @@ use memchr::memmem;
 
 use crate::allocators::allocator::Allocator;
 use crate::allocators::glibc::{self, Glibc};
-use crate::allocators::interposed::find_interposed;
+use crate::allocators::interposed::find_interposed_function;
 use crate::allocators::jemalloc::{JemallocCandidate, identify};
 use crate::allocators::loaded_objects::{self, LoadedObject};
 use crate::allocators::mallctl::Mallctl;
@@ -41,7 +41,7 @@ const SIBLINGS: [&str; 6] = [
 
 /// The allocators of a process.
 #[derive(Debug)]
-pub(crate) struct Discovered {
+pub(crate) struct DiscoveredAllocators {
     /// Allocators, those with a profiler first.
     pub allocators: Vec<Allocator>,
     /// File of the `malloc` that serves the process. `None` if it belongs to one of the allocators.
@@ -51,15 +51,15 @@ pub(crate) struct Discovered {
     pub without_allocators: Vec<u64>,
 }
 
-/// Finds every allocator in the process except one in the image that contains the address `own_image`. If none
-/// of them serves `malloc`, also finds the file that does. `host` is the jemalloc that the host passed. Objects
-/// whose fingerprints are `known` to contain none are not searched again.
+/// Finds every allocator in the process except one in the image that contains the address `own_image`. If none of
+/// them serves `malloc`, also finds the file that does. `host` is the jemalloc that the host passed. Objects whose
+/// fingerprints are in `known` (sorted), because they contain no allocator, are not searched again.
 pub(crate) fn discover(
     host: Option<Mallctl>,
     own_image: usize,
     readers: JemallocReaders,
     known: &[u64],
-) -> Discovered {
+) -> DiscoveredAllocators {
     let objects: Vec<_> = loaded_objects::list()
         .into_iter()
         .filter(|object| !object.contains(own_image))
@@ -72,7 +72,7 @@ pub(crate) fn discover(
         .collect();
     let identify =
         |symbols: &ObjectSymbols<'_>| Tcmalloc::identify(symbols).map(Allocator::Tcmalloc);
-    let is_own = tcmalloc::is_own_name;
+    let is_own = tcmalloc::is_gperftools_function;
     allocators.extend(identify_all(
         identify,
         tcmalloc::ANCHOR,
@@ -82,7 +82,7 @@ pub(crate) fn discover(
     ));
     let identify =
         |symbols: &ObjectSymbols<'_>| Mimalloc::identify(symbols).map(Allocator::Mimalloc);
-    let is_own = mimalloc::is_own_name;
+    let is_own = mimalloc::is_mimalloc_function;
     allocators.extend(identify_all(
         identify,
         mimalloc::ANCHOR,
@@ -105,7 +105,7 @@ pub(crate) fn discover(
     let unknown = objects
         .iter()
         .find(|object| malloc.is_some_and(|malloc| object.is_code(malloc)));
-    Discovered {
+    DiscoveredAllocators {
         unknown_malloc: unknown.map(|object| object.path.clone()),
         allocators,
         without_allocators,
@@ -124,7 +124,7 @@ fn search_files<'a>(
         let fingerprint = object.fingerprint();
         let found = match known.binary_search(&fingerprint) {
             Ok(_) => Ok(None),
-            Err(_) => ObjectSymbols::in_file(object, &anchors(), is_wanted),
+            Err(_) => ObjectSymbols::from_file(object, &file_anchors(), is_allocator_symbol),
         };
         match found {
             Ok(Some(symbols)) => tables.push(symbols),
@@ -138,7 +138,7 @@ fn search_files<'a>(
 }
 
 /// For each kind of allocator in files, a name that every one of the kind contains.
-fn anchors() -> [&'static [u8]; 3] {
+fn file_anchors() -> [&'static [u8]; 3] {
     [
         ANCHOR.as_bytes(),
         tcmalloc::ANCHOR.to_bytes(),
@@ -179,7 +179,7 @@ fn is_self_contained(
     is_own_name: fn(&[u8]) -> bool,
 ) -> bool {
     let address = symbols.function_address(anchor);
-    let interposed = address.and_then(|address| find_interposed(address, is_own_name));
+    let interposed = address.and_then(|address| find_interposed_function(address, is_own_name));
     if let Some(name) = &interposed {
         log::warn!(
             "the allocator of {} is left alone: its {name} is replaced by another library's",
@@ -190,13 +190,13 @@ fn is_self_contained(
 }
 
 /// Whether a function name is one of jemalloc's own, with any prefix.
-fn is_jemalloc_name(name: &[u8]) -> bool {
+fn is_jemalloc_function(name: &[u8]) -> bool {
     let known = [ANCHOR, "mallctlnametomib", "mallctlbymib", STATS_PRINT];
     known.iter().any(|known| name.ends_with(known.as_bytes()))
 }
 
 /// Whether a symbol may belong to an allocator. Fast, because it is called for each symbol of the process.
-fn is_wanted(name: &[u8]) -> bool {
+fn is_allocator_symbol(name: &[u8]) -> bool {
     let is_of_jemalloc = || {
         let mut known = SIBLINGS.iter().chain([&ANCHOR]);
         known.any(|known| name.ends_with(known.as_bytes()))
@@ -293,7 +293,7 @@ impl JemallocCandidate {
             if object.is_some_and(|object| !object.is_code(mallctl.address())) {
                 return Some(ANCHOR.to_owned());
             }
-            find_interposed(print, is_jemalloc_name)
+            find_interposed_function(print, is_jemalloc_function)
         });
         Self {
             mallctl: if interposed.is_some() {

@@ -103,7 +103,7 @@ impl Glibc {
 impl Glibc {
     /// Heap totals. Locks each arena while it counts the free chunks: 1 µs for a new arena, 30 ms for 40,000
     /// chunks. `None` if glibc lacks `mallinfo2`.
-    pub(crate) fn totals(&self) -> Option<HeapUsage> {
+    pub(crate) fn heap_usage(&self) -> Option<HeapUsage> {
         self.heap_totals().map(HeapUsage::Detailed)
     }
 

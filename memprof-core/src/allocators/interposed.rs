@@ -5,7 +5,7 @@
 /// from that object go to another object. `None` if there is none. The caller keeps the object loaded.
 #[cfg(target_arch = "x86_64")]
 #[expect(unsafe_code, reason = "the loader's symbols")]
-pub(crate) fn find_interposed(
+pub(crate) fn find_interposed_function(
     address: usize,
     is_own_name: impl Fn(&[u8]) -> bool,
 ) -> Option<String> {
@@ -50,7 +50,7 @@ pub(crate) fn find_interposed(
 
 /// Always `None`: GOT slots cannot be read on this architecture.
 #[cfg(not(target_arch = "x86_64"))]
-pub(crate) fn find_interposed(_: usize, _: impl Fn(&[u8]) -> bool) -> Option<String> {
+pub(crate) fn find_interposed_function(_: usize, _: impl Fn(&[u8]) -> bool) -> Option<String> {
     None
 }
 
@@ -62,7 +62,7 @@ mod tests {
     use std::path::Path;
     use std::process::Command;
 
-    use super::find_interposed;
+    use super::find_interposed_function;
 
     /// Loads a library with a function `{name}_control` and one that calls it. Returns the caller's address.
     fn load(directory: &Path, file: &str, name: &str, flags: &[&str], mode: i32) -> usize {
@@ -105,9 +105,9 @@ mod tests {
                 }
                 let print = load(directory.path(), &format!("{name}.so"), name, flags, mode);
                 let control = format!("{name}_control");
-                let found = find_interposed(print, |known| known.ends_with(b"_control"));
+                let found = find_interposed_function(print, |known| known.ends_with(b"_control"));
                 assert_eq!(found, is_replaced.then_some(control), "{name}");
-                assert_eq!(find_interposed(print, |_| false), None, "{name}");
+                assert_eq!(find_interposed_function(print, |_| false), None, "{name}");
             };
         let lazy: &[&str] = &["-Wl,-z,lazy"];
         check("alone", None, &[], NOW | GLOBAL, false);
@@ -138,7 +138,8 @@ mod tests {
             true,
         );
         // An address outside of every object has no calls.
-        let none = find_interposed(0, |name: &[u8]| CStr::from_bytes_with_nul(name).is_ok());
+        let none =
+            find_interposed_function(0, |name: &[u8]| CStr::from_bytes_with_nul(name).is_ok());
         assert_eq!(none, None);
     }
 }

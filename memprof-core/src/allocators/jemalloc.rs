@@ -14,7 +14,7 @@ use rustix::io::Errno;
 use crate::allocators::mallctl::Mallctl;
 use crate::allocators::printout::JemallocReaders;
 use crate::allocators::printout::{PrintOptions, Printout};
-use crate::allocators::unprofilable::{Unprofilable, malloc_variables};
+use crate::allocators::unprofilable::{Unprofilable, malloc_conf_variables};
 use crate::error::{Error, ErrorKind, Result};
 use crate::identity::AllocatorIdentity;
 use crate::identity::FoundBy;
@@ -97,12 +97,12 @@ pub(crate) fn identify(candidate: JemallocCandidate, readers: JemallocReaders) -
             Some(Unprofilable::not_started(
                 &identity,
                 conf_prefix,
-                malloc_variables(),
+                malloc_conf_variables(),
             ))
         }
         (false, _) => Some(Unprofilable::NotCompiledIn {
             allocator: identity.to_string(),
-            has_hooks: mallctl.can_read(INSTALL_HOOKS),
+            has_hooks: mallctl.has_mallctl(INSTALL_HOOKS),
         }),
     };
     Some(Jemalloc {
@@ -148,7 +148,7 @@ impl Jemalloc {
     /// statistics. jemalloc keeps its samples there, and their text has about the same size: 0.94 bytes per byte
     /// for 64,000 stacks of 33 frames; 1.3 if all had 128 frames, each of 8 bytes there and 15 characters in a
     /// profile.
-    pub(crate) fn profile_bytes(&self) -> Option<u64> {
+    pub(crate) fn profile_memory_estimate(&self) -> Option<u64> {
         // 4096 stands for all arenas (jemalloc(3), MALLCTL_ARENAS_ALL).
         const INTERNAL: &CStr = c"stats.arenas.4096.internal";
         if !self.config_stats {

@@ -27,7 +27,8 @@ const LABELS: (&[u8], u32) = (b"memprof\0", 1);
 /// One mapped ELF object.
 #[derive(Clone, Debug)]
 pub(crate) struct LoadedObject {
-    /// File it was mapped from; [`EXECUTABLE`] for the program itself. The vDSO's is no file.
+    /// File it was mapped from; [`EXECUTABLE`] for the program itself. The vDSO has the name that the loader gives
+    /// it.
     pub path: PathBuf,
     /// Difference between addresses in memory and in the file.
     pub bias: usize,
@@ -62,7 +63,7 @@ impl LoadedObject {
         Some(self.segments.first()?.range.start & !0xfff)
     }
 
-    /// Hash that differs between objects, also between one and another that is mapped at its addresses later.
+    /// Hash that differs between any two objects, also if one is later mapped at the other's addresses.
     pub(crate) fn fingerprint(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
         (&self.path, self.bias, &self.headers, &self.build_id).hash(&mut hasher);

@@ -109,7 +109,7 @@ impl Mallctl {
     }
 
     /// Whether a mallctl of this name exists. Its value is not read: any error but ENOENT shows that it exists.
-    pub(crate) fn can_read(&self, name: &CStr) -> bool {
+    pub(crate) fn has_mallctl(&self, name: &CStr) -> bool {
         let mut value = [0u8; 16];
         let mut size = 0;
         let old = (&raw mut value).cast();

@@ -18,7 +18,7 @@ pub(crate) const ANCHOR: &CStr = c"mi_version";
 pub(crate) const NAMES: &[&CStr] = &[ANCHOR, IS_OWN, PROCESS_INFO, STATS, COLLECT];
 
 /// Whether a function name is one of mimalloc's own.
-pub(crate) fn is_own_name(name: &[u8]) -> bool {
+pub(crate) fn is_mimalloc_function(name: &[u8]) -> bool {
     name.starts_with(b"mi_") || name.starts_with(b"_mi_")
 }
 
@@ -130,7 +130,7 @@ impl Mimalloc {
     ///
     /// # Errors
     /// `Unsupported`: the build lacks `mi_process_info`.
-    pub(crate) fn totals(&self) -> Result<HeapUsage> {
+    pub(crate) fn heap_usage(&self) -> Result<HeapUsage> {
         let process_info = self
             .functions
             .process_info

@@ -71,7 +71,7 @@ impl<'a> ObjectSymbols<'a> {
     ///
     /// # Errors
     /// The file cannot be read, or is refused by [`open_object`].
-    pub(crate) fn in_file(
+    pub(crate) fn from_file(
         object: &'a LoadedObject,
         anchors: &[&[u8]],
         wanted: impl Fn(&[u8]) -> bool,
@@ -218,7 +218,10 @@ fn read_names(
         return Ok(Vec::new());
     }
     // One search in all strings takes a tenth of the time of a search in each name.
-    if !anchors.iter().any(|anchor| is_in_strings(&elf, anchor)) {
+    if !anchors
+        .iter()
+        .any(|anchor| has_name_containing(&elf, anchor))
+    {
         return Ok(Vec::new());
     }
     let tables = [elf.symbol_table(), elf.dynamic_symbol_table()];
@@ -259,7 +262,7 @@ fn open_object(path: &Path) -> io::Result<File> {
 }
 
 /// Whether a name in the file's symbol tables contains `text`.
-fn is_in_strings(elf: &Elf<'_>, text: &[u8]) -> bool {
+fn has_name_containing(elf: &Elf<'_>, text: &[u8]) -> bool {
     let tables = [elf.elf_symbol_table(), elf.elf_dynamic_symbol_table()];
     tables.iter().any(|table| {
         let section = elf.elf_section_table().section(table.string_section());
@@ -322,20 +325,20 @@ mod tests {
             .iter_mut()
             .find(|object| object.path.ends_with("libc.so.6"))
             .unwrap();
-        let symbols = ObjectSymbols::in_file(libc, &anchors, wanted)
+        let symbols = ObjectSymbols::from_file(libc, &anchors, wanted)
             .unwrap()
             .unwrap();
         assert_eq!(
             symbols.names().collect::<Vec<_>>(),
             ["gnu_get_libc_version"]
         );
-        let none = ObjectSymbols::in_file(libc, &anchors[..1], wanted);
+        let none = ObjectSymbols::from_file(libc, &anchors[..1], wanted);
         assert!(none.unwrap().is_none());
         libc.build_id = Some(vec![0; 20]);
-        let none = ObjectSymbols::in_file(libc, &anchors, wanted);
+        let none = ObjectSymbols::from_file(libc, &anchors, wanted);
         assert!(none.unwrap().is_none());
         libc.path = "/no/such/file".into();
-        ObjectSymbols::in_file(libc, &anchors, wanted).unwrap_err();
+        ObjectSymbols::from_file(libc, &anchors, wanted).unwrap_err();
     }
 
     /// A normal open of the FIFO would wait for a writer.
@@ -381,7 +384,7 @@ mod tests {
             .iter()
             .find(|object| object.path == library)
             .unwrap();
-        let symbols = ObjectSymbols::in_file(object, &[b"mi_"], |name| name == b"mi_version");
+        let symbols = ObjectSymbols::from_file(object, &[b"mi_"], |name| name == b"mi_version");
         let symbols = symbols.unwrap().unwrap();
         let function = symbols.function_address(c"mi_version").unwrap();
         drop(symbols);

@@ -20,7 +20,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::identity::AllocatorIdentity;
 use extension::Extension;
 use memprof_messages::{AllocatorKind, HeapTotals, HeapUsage, ProfileKind};
-use profile::Profiles;
+use profile::ProfileFunctions;
 use rate::RateSetting;
 pub(crate) use rate::sample_first_thread;
 
@@ -42,8 +42,8 @@ pub(crate) const NAMES: &[&CStr] = &[
     rate::FLAG,
 ];
 
-/// Whether a function name is one of gperftools' own, in C or C++.
-pub(crate) fn is_own_name(name: &[u8]) -> bool {
+/// Whether a name is of a C or C++ function of gperftools: all contain the same class name.
+pub(crate) fn is_gperftools_function(name: &[u8]) -> bool {
     memmem::find(name, b"MallocExtension").is_some()
 }
 
@@ -71,7 +71,7 @@ pub(crate) struct Tcmalloc {
 /// Functions that only the full library has.
 #[derive(Debug)]
 struct Profiler {
-    profiles: Profiles,
+    profiles: ProfileFunctions,
     rate: RateSetting,
 }
 
@@ -88,7 +88,7 @@ impl Tcmalloc {
             owns_malloc: extension.owns_malloc(),
             address: symbols.function_address(ANCHOR)?,
         };
-        let profiler = Profiles::find(symbols, &identity).and_then(|profiles| {
+        let profiler = ProfileFunctions::find(symbols, &identity).and_then(|profiles| {
             let rate = RateSetting::find(symbols, &extension, &identity)?;
             Ok(Profiler { profiles, rate })
         });
@@ -238,16 +238,16 @@ impl Tcmalloc {
 
     /// Estimated memory for a profile in bytes: a C++ string, and its copy in the scratch file. `None` if this
     /// build does not report the heap's size.
-    pub(crate) fn profile_bytes(&self, kind: ProfileKind) -> Option<u64> {
+    pub(crate) fn profile_memory_estimate(&self, kind: ProfileKind) -> Option<u64> {
         let heap = self.extension.get_property(c"generic.heap_size")?;
-        let string = profile::string_bytes(kind, heap, self.reported_interval());
+        let string = profile::max_string_bytes(kind, heap, self.reported_interval());
         Some(string.saturating_add(string / 3))
     }
 
     /// Writes a heap or growth profile to `scratch` and checks it.
     ///
     /// # Errors
-    /// `Unsupported`: this build has no profiler; otherwise as for [`profile::Profiles::write_profile`].
+    /// `Unsupported`: this build has no profiler; otherwise as for [`profile::ProfileFunctions::write_profile`].
     pub(crate) fn write_profile(
         &self,
         kind: ProfileKind,
@@ -273,7 +273,7 @@ impl Tcmalloc {
     ///
     /// # Errors
     /// `Allocator`: this build does not report one of the sizes.
-    pub(crate) fn totals(&self) -> Result<HeapUsage> {
+    pub(crate) fn heap_usage(&self) -> Result<HeapUsage> {
         let heap = self.read_property(c"generic.heap_size")?;
         let free = self.read_property(c"tcmalloc.pageheap_free_bytes")?;
         let unmapped = self.read_property(c"tcmalloc.pageheap_unmapped_bytes")?;

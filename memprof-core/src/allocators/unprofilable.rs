@@ -51,8 +51,8 @@ pub(crate) enum Unprofilable {
 }
 
 impl Unprofilable {
-    /// Adds the remedy of `error`, because of which memprof's sampler cannot sample the allocator either.
-    pub(crate) fn without_sampler(self, error: &Error) -> Self {
+    /// Adds the remedy of `error`, the reason why memprof's sampler cannot sample the allocator either.
+    pub(crate) fn with_sampler_error(self, error: &Error) -> Self {
         match error.remedy.as_str() {
             "" => self,
             remedy => Self::SamplerAfterRemedy {
@@ -140,7 +140,7 @@ impl Unprofilable {
                 variable,
             } => format!(
                 "{allocator} {prof_off}: in secure-execution mode (AT_SECURE) it ignores {}",
-                variable_names(variable)
+                conf_variable_names(variable)
             ),
             Self::StrippedJemalloc(path) => format!(
                 "{} contains a jemalloc that memprof cannot control, because no symbol leads to its \
@@ -172,7 +172,7 @@ impl Unprofilable {
                 format!("{rebuild}{}", if *has_hooks { hooks } else { "" })
             }
             Self::NotStarted { variable, .. } => {
-                format!("restart this program with {}={PROFILING_CONF}", variable_names(variable))
+                format!("restart this program with {}={PROFILING_CONF}", conf_variable_names(variable))
             }
             Self::OtherVariable {
                 variable,
@@ -215,7 +215,7 @@ impl From<Unprofilable> for Error {
 }
 
 /// Name of the variable that a jemalloc reads, or both usual names if its prefix is unknown.
-fn variable_names(variable: &Option<String>) -> &str {
+fn conf_variable_names(variable: &Option<String>) -> &str {
     variable
         .as_deref()
         .unwrap_or("MALLOC_CONF (or _RJEM_MALLOC_CONF)")
@@ -254,7 +254,7 @@ pub(crate) fn no_pinned_from_jemalloc_error(jemalloc: &AllocatorIdentity) -> Err
 
 /// Name and value of each environment variable that some jemalloc reads: those whose names end with
 /// `MALLOC_CONF`.
-pub(crate) fn malloc_variables() -> Vec<(String, String)> {
+pub(crate) fn malloc_conf_variables() -> Vec<(String, String)> {
     let text = |os: OsString| os.to_string_lossy().into_owned();
     let all = std::env::vars_os().map(|(name, value)| (text(name), text(value)));
     all.filter(|(name, _)| name.ends_with("MALLOC_CONF"))
@@ -376,9 +376,9 @@ pub(crate) mod tests {
             variable: Some("MALLOC_CONF".to_owned()),
         };
         let error = Error::new(ErrorKind::Unsupported, "no slot leads to it");
-        assert_eq!(reason().without_sampler(&error), reason());
+        assert_eq!(reason().with_sampler_error(&error), reason());
         let combined =
-            reason().without_sampler(&error.remedy("`memprof attach 7 sampler=memprof`"));
+            reason().with_sampler_error(&error.remedy("`memprof attach 7 sampler=memprof`"));
         assert_eq!(
             (combined.code(), combined.message()),
             (reason().code(), reason().message())

@@ -2,7 +2,7 @@
 
 use memprof_messages::{AllocatorKind, Finding, Severity};
 
-use super::{AllocatorFacts, Facts, JemallocFacts, finding, malloc_conf, unprofilable_finding};
+use super::{AllocatorFacts, Facts, JemallocFacts, malloc_conf, new_finding, unprofilable_finding};
 use crate::allocators::tcmalloc;
 use crate::allocators::unprofilable::{PROFILING_CONF, Unprofilable};
 
@@ -16,7 +16,7 @@ const FINE_LG_SAMPLE: u64 = 12;
 pub(super) fn check_allocator(allocator: &AllocatorFacts, findings: &mut Vec<Finding>) {
     let name = &allocator.name;
     if !allocator.missing.is_empty() {
-        findings.push(finding(
+        findings.push(new_finding(
             "incomplete_allocator",
             Severity::Warning,
             format!("{name} lacks {}", allocator.missing.join(", ")),
@@ -27,7 +27,7 @@ pub(super) fn check_allocator(allocator: &AllocatorFacts, findings: &mut Vec<Fin
     if let Some(reason) = &allocator.fallback_reason
         && allocator.kind != AllocatorKind::Jemalloc
     {
-        findings.push(finding(
+        findings.push(new_finding(
             "sampled_by_memprof",
             Severity::Notice,
             format!("{}: memprof's own sampler serves it", reason.message()),
@@ -45,7 +45,7 @@ pub(super) fn check_allocator(allocator: &AllocatorFacts, findings: &mut Vec<Fin
         .sample_interval
         .filter(|interval| *interval < finest)
     {
-        findings.push(finding(
+        findings.push(new_finding(
             "fine_interval",
             Severity::Warning,
             format!("{name} takes one sample for each {interval} bytes, {catch}"),
@@ -78,8 +78,8 @@ pub(super) fn check_jemalloc(jemalloc: &JemallocFacts, facts: &Facts, findings: 
         findings.push(finding);
     }
     check_options(jemalloc, findings);
-    if let Some(symbol) = &jemalloc.hidden_conf {
-        findings.push(finding(
+    if let Some(symbol) = &jemalloc.hidden_conf_symbol {
+        findings.push(new_finding(
             "hidden_malloc_conf",
             Warning,
             format!(
@@ -90,7 +90,7 @@ pub(super) fn check_jemalloc(jemalloc: &JemallocFacts, facts: &Facts, findings: 
         ));
     }
     if !jemalloc.config_stats {
-        findings.push(finding(
+        findings.push(new_finding(
             "no_statistics",
             Warning,
             format!("jemalloc {version} was built without statistics: its figures stay 0"),
@@ -98,7 +98,7 @@ pub(super) fn check_jemalloc(jemalloc: &JemallocFacts, facts: &Facts, findings: 
         ));
     }
     if let Some((_, swallowed)) = jemalloc.prefix.split_once(':') {
-        findings.push(finding(
+        findings.push(new_finding(
             "swallowed_option",
             Warning,
             format!(
@@ -112,15 +112,15 @@ pub(super) fn check_jemalloc(jemalloc: &JemallocFacts, facts: &Facts, findings: 
         return;
     }
     if version.starts_with("5.2.") {
-        findings.push(finding(
+        findings.push(new_finding(
             "no_reactivation",
             Warning,
             format!("jemalloc {version} may never sample again once it was deactivated"),
             "use jemalloc 5.3, or leave it active",
         ));
     }
-    if jemalloc.has_builtin_dumps && jemalloc.prefix_is_shared {
-        findings.push(finding(
+    if jemalloc.has_builtin_dumps && jemalloc.is_prefix_dir_world_writable {
+        findings.push(new_finding(
             "shared_dumps",
             Warning,
             format!(
@@ -132,7 +132,7 @@ pub(super) fn check_jemalloc(jemalloc: &JemallocFacts, facts: &Facts, findings: 
         ));
     }
     if jemalloc.has_builtin_gdump {
-        findings.push(finding(
+        findings.push(new_finding(
             "builtin_gdump",
             Warning,
             format!(
@@ -144,7 +144,7 @@ pub(super) fn check_jemalloc(jemalloc: &JemallocFacts, facts: &Facts, findings: 
         ));
     }
     if jemalloc.leaves_threads_out {
-        findings.push(finding(
+        findings.push(new_finding(
             "threads_left_out",
             Warning,
             format!(
@@ -155,7 +155,7 @@ pub(super) fn check_jemalloc(jemalloc: &JemallocFacts, facts: &Facts, findings: 
              jemalloc's own profiler, start the program with prof_thread_active_init:true",
         ));
     }
-    check_interval(jemalloc, findings);
+    check_sample_count(jemalloc, findings);
 }
 
 /// Adds findings about options that a source sets and jemalloc did not apply.
@@ -163,7 +163,7 @@ fn check_options(jemalloc: &JemallocFacts, findings: &mut Vec<Finding>) {
     let version = &jemalloc.version;
     for source in &jemalloc.sources {
         for fault in malloc_conf::ignored_options(source) {
-            findings.push(finding(
+            findings.push(new_finding(
                 "ignored_option",
                 Severity::Warning,
                 format!("jemalloc {version} ignores in {} {fault}", source.name),
@@ -178,7 +178,7 @@ fn check_options(jemalloc: &JemallocFacts, findings: &mut Vec<Finding>) {
     {
         let overridden = malloc_conf::overridden_options(environment, harder);
         findings.extend(overridden.into_iter().map(|fault| {
-            finding(
+            new_finding(
                 "ignored_option",
                 Severity::Warning,
                 format!("jemalloc {version} ignores in {} {fault}", environment.name),
@@ -186,8 +186,8 @@ fn check_options(jemalloc: &JemallocFacts, findings: &mut Vec<Finding>) {
             )
         }));
     }
-    if let Some(path) = &jemalloc.unlinked_conf {
-        findings.push(finding(
+    if let Some(path) = &jemalloc.misplaced_conf_file {
+        findings.push(new_finding(
             "no_link",
             Severity::Warning,
             format!("{path} is not a symbolic link, so jemalloc {version} reads nothing of it"),
@@ -197,7 +197,7 @@ fn check_options(jemalloc: &JemallocFacts, findings: &mut Vec<Finding>) {
 }
 
 /// Adds a finding if so few samples of the live heap are expected that a profile says little.
-fn check_interval(jemalloc: &JemallocFacts, findings: &mut Vec<Finding>) {
+fn check_sample_count(jemalloc: &JemallocFacts, findings: &mut Vec<Finding>) {
     use Severity::Warning;
     let Some(lg_sample) = jemalloc.lg_sample else {
         return;
@@ -208,7 +208,7 @@ fn check_interval(jemalloc: &JemallocFacts, findings: &mut Vec<Finding>) {
         && lg_sample > FINE_LG_SAMPLE
     {
         let samples = allocated / interval;
-        findings.push(finding(
+        findings.push(new_finding(
             "coarse_interval",
             Warning,
             format!("one sample for each {interval} bytes gives about {samples} samples of {allocated} live bytes"),

@@ -74,7 +74,7 @@ fn has_option(jemalloc: &Jemalloc, key: &str) -> bool {
     let Ok(name) = CString::new(format!("opt.{key}")) else {
         return false;
     };
-    jemalloc.mallctl.can_read(&name)
+    jemalloc.mallctl.has_mallctl(&name)
 }
 
 /// Text that a variable of the program points to. `None` if the variable is missing, or if it does not point to
@@ -113,7 +113,7 @@ fn find_variable(jemalloc: &Jemalloc, objects: &[LoadedObject], name: &CStr) -> 
     let exported = ObjectSymbols::exported_variable(objects, name);
     exported.or_else(|| {
         let wanted = |known: &[u8]| known == name.to_bytes();
-        let symbols = ObjectSymbols::in_file(object, &[name.to_bytes()], wanted);
+        let symbols = ObjectSymbols::from_file(object, &[name.to_bytes()], wanted);
         symbols.ok()??.variable_address(name)
     })
 }

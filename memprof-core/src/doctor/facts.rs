@@ -72,7 +72,7 @@ pub(crate) struct JemallocFacts {
     pub version: String,
     pub conf_variable: Option<String>,
     /// Name of a variable with options that the program defines but this jemalloc cannot see.
-    pub hidden_conf: Option<String>,
+    pub hidden_conf_symbol: Option<String>,
     /// Reason why its own profiler cannot be used.
     pub unprofilable: Option<Unprofilable>,
     pub config_stats: bool,
@@ -82,11 +82,11 @@ pub(crate) struct JemallocFacts {
     /// Value of `opt.prof_prefix`.
     pub prefix: String,
     /// Whether every user may write to the directory of `prefix`.
-    pub prefix_is_shared: bool,
+    pub is_prefix_dir_world_writable: bool,
     /// Sources of its options, in the order in which it reads them.
     pub sources: Vec<ConfSource>,
     /// Path of a file that it would read if that were a symbolic link.
-    pub unlinked_conf: Option<String>,
+    pub misplaced_conf_file: Option<String>,
     /// Whether it writes dumps without memprof: `prof_final`, `prof_gdump` or `lg_prof_interval`.
     pub has_builtin_dumps: bool,
     /// Whether it writes one at each new maximum of its memory (`prof.gdump`).

@@ -20,7 +20,7 @@ use super::{AllocatorFacts, DumpDirFacts, Facts, JemallocFacts};
 use crate::allocators::jemalloc::Jemalloc;
 use crate::allocators::loaded_objects::{self, EXECUTABLE, LoadedObject};
 use crate::allocators::symbols::real_path;
-use crate::allocators::unprofilable::malloc_variables;
+use crate::allocators::unprofilable::malloc_conf_variables;
 use crate::dumps::store::Store;
 use crate::sampler::Backend;
 use crate::system::seccomp;
@@ -32,7 +32,7 @@ const FUSE: i64 = 0x6573_5546;
 /// Gathers the facts from the process, except for those that only the profiler knows, which are left empty:
 /// `unavailable`, `stripped_jemalloc` and `walker_disagreements`. `allocated` returns the live bytes of a
 /// jemalloc, if known.
-pub(crate) fn gather(
+pub(crate) fn gather_facts(
     backends: &[Arc<Backend>],
     unknown_malloc: Option<PathBuf>,
     allocated: impl Fn(&Jemalloc) -> Option<u64>,
@@ -49,7 +49,10 @@ pub(crate) fn gather(
         jemallocs: jemallocs
             .into_iter()
             .map(|each| {
-                let (hidden, sources) = (hidden_conf(each, &objects), read_sources(each, &objects));
+                let (hidden, sources) = (
+                    hidden_conf_symbol(each, &objects),
+                    read_sources(each, &objects),
+                );
                 JemallocFacts::new(each, allocated(each), hidden, sources)
             })
             .collect(),
@@ -58,10 +61,10 @@ pub(crate) fn gather(
             .map(|each| AllocatorFacts::new(each))
             .collect(),
         unknown_malloc,
-        environment: malloc_variables(),
+        environment: malloc_conf_variables(),
         lock_free_unwinding: memprof_own::libc_symbol(c"_dl_find_object").is_some(),
-        is_musl: objects.iter().any(|object| is_musl(&object.path)),
-        interposer: find_interposer(&objects),
+        is_musl: objects.iter().any(|object| is_musl_file(&object.path)),
+        interposer: find_unwind_interposer(&objects),
         walker_disagreements: Vec::new(),
         has_seccomp_filter: seccomp::filter_count().is_some(),
         runtime_heaps: find_runtime_heaps(&RuntimeSigns {
@@ -93,7 +96,7 @@ impl JemallocFacts {
     pub(crate) fn new(
         jemalloc: &Jemalloc,
         allocated: Option<u64>,
-        hidden_conf: Option<String>,
+        hidden_conf_symbol: Option<String>,
         sources: Vec<ConfSource>,
     ) -> Self {
         let mallctl = &jemalloc.mallctl;
@@ -107,15 +110,15 @@ impl JemallocFacts {
         Self {
             version: jemalloc.identity.release().to_owned(),
             conf_variable: jemalloc.conf_variable.clone(),
-            hidden_conf,
+            hidden_conf_symbol,
             unprofilable: jemalloc.unprofilable.clone(),
             config_stats: jemalloc.config_stats,
             opt_prof: jemalloc.opt_prof,
             lg_sample: jemalloc.lg_sample(),
             allocated,
             sources,
-            unlinked_conf: unlinked_conf(jemalloc),
-            prefix_is_shared: is_shared(&prefix),
+            misplaced_conf_file: misplaced_conf_file(jemalloc),
+            is_prefix_dir_world_writable: is_prefix_dir_world_writable(&prefix),
             prefix,
             has_builtin_dumps: is_on(c"opt.prof_final") || is_on(c"prof.gdump") || interval < 64,
             has_builtin_gdump: jemalloc.opt_prof && is_on(c"prof.gdump"),
@@ -140,7 +143,7 @@ fn find_global_symbol(name: &CStr) -> usize {
 }
 
 /// Whether every user may write to the directory of files that start with `prefix`; false if it cannot be read.
-pub(crate) fn is_shared(prefix: &str) -> bool {
+pub(crate) fn is_prefix_dir_world_writable(prefix: &str) -> bool {
     let directory = match Path::new(prefix).parent() {
         Some(directory) if directory != Path::new("") => directory,
         _ => Path::new("."),
@@ -151,7 +154,7 @@ pub(crate) fn is_shared(prefix: &str) -> bool {
 
 /// Path of a file in place of the link whose target this jemalloc reads as options. `None` if it is a link or
 /// missing.
-pub(crate) fn unlinked_conf(jemalloc: &Jemalloc) -> Option<String> {
+pub(crate) fn misplaced_conf_file(jemalloc: &Jemalloc) -> Option<String> {
     let path = conf_link_path(&jemalloc.conf_variable.as_ref()?.to_lowercase());
     let metadata = Path::new(&path).symlink_metadata().ok()?;
     (!metadata.is_symlink()).then_some(path)
@@ -166,13 +169,13 @@ fn file_names(objects: &[LoadedObject]) -> Vec<String> {
 }
 
 /// Whether the file is musl's loader or C library.
-fn is_musl(path: &Path) -> bool {
+fn is_musl_file(path: &Path) -> bool {
     let name = path.file_name().and_then(OsStr::to_str);
     name.is_some_and(|name| name.starts_with("ld-musl-") || name.starts_with("libc.musl-"))
 }
 
 /// File with the first `dl_iterate_phdr` of the process. `None` if that is the C library, or if it is unknown.
-fn find_interposer(objects: &[LoadedObject]) -> Option<String> {
+fn find_unwind_interposer(objects: &[LoadedObject]) -> Option<String> {
     let address = find_global_symbol(c"dl_iterate_phdr");
     let object = objects.iter().find(|object| object.is_code(address))?;
     let name = object.path.file_name()?.to_str()?;
@@ -185,7 +188,7 @@ fn find_interposer(objects: &[LoadedObject]) -> Option<String> {
 
 /// Name of the variable for this jemalloc's options, if the program defines it without exporting it: a
 /// jemalloc in a shared library then reads its own, empty one.
-fn hidden_conf(jemalloc: &Jemalloc, objects: &[LoadedObject]) -> Option<String> {
+fn hidden_conf_symbol(jemalloc: &Jemalloc, objects: &[LoadedObject]) -> Option<String> {
     let program = objects.first()?;
     if program.contains(jemalloc.mallctl.address()) {
         return None;

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use super::{Facts, finding, unprofilable_finding};
+use super::{Facts, new_finding, unprofilable_finding};
 use crate::allocators::loaded_objects::EXECUTABLE;
 use crate::allocators::unprofilable::Unprofilable;
 use memprof_messages::{AllocatorKind, Finding, Severity};
@@ -28,7 +28,7 @@ pub(super) fn check_process(facts: &Facts, findings: &mut Vec<Finding>) {
         .filter(|each| each.kind != AllocatorKind::Glibc);
     let serving: Vec<&str> = serving.map(|each| each.name.as_str()).collect();
     if serving.len() > 1 {
-        findings.push(finding(
+        findings.push(new_finding(
             "several_allocators",
             Warning,
             format!(
@@ -57,7 +57,7 @@ pub(super) fn check_process(facts: &Facts, findings: &mut Vec<Finding>) {
         findings.extend(unwinder_finding(facts));
     }
     if facts.has_seccomp_filter {
-        findings.push(finding(
+        findings.push(new_finding(
             "seccomp_filter",
             Warning,
             "a seccomp filter limits the system calls of this process; memprof tried those that it needs in a \
@@ -67,7 +67,7 @@ pub(super) fn check_process(facts: &Facts, findings: &mut Vec<Finding>) {
         ));
     }
     for walk in &facts.walker_disagreements {
-        findings.push(finding(
+        findings.push(new_finding(
             "unwinder_given_up",
             Warning,
             format!("memprof's own stack walk was given up, the allocator walks since: {walk}"),
@@ -94,7 +94,7 @@ fn check_variables(facts: &Facts, findings: &mut Vec<Finding>) {
         if read.contains(&name.as_str()) || is_unprofilable && value.contains("prof:true") {
             continue;
         }
-        findings.push(finding(
+        findings.push(new_finding(
             "unread_variable",
             Severity::Warning,
             format!("{name} is set, but no jemalloc of this process reads it"),
@@ -112,7 +112,7 @@ fn check_variables(facts: &Facts, findings: &mut Vec<Finding>) {
 fn unwinder_finding(facts: &Facts) -> Option<Finding> {
     use Severity::Warning;
     if facts.is_musl {
-        return Some(finding(
+        return Some(new_finding(
             "musl",
             Warning,
             "the C library is musl: a sample that is taken during dlopen may deadlock or crash",
@@ -121,7 +121,7 @@ fn unwinder_finding(facts: &Facts) -> Option<Finding> {
         ));
     }
     if !facts.lock_free_unwinding {
-        return Some(finding(
+        return Some(new_finding(
             "exposed_unwinder",
             Warning,
             "this C library has no _dl_find_object (glibc 2.35): a sample that is taken during \
@@ -130,7 +130,7 @@ fn unwinder_finding(facts: &Facts) -> Option<Finding> {
         ));
     }
     let interposer = facts.interposer.as_ref()?;
-    Some(finding(
+    Some(new_finding(
         "interposed_unwinder",
         Warning,
         format!(

@@ -1,7 +1,7 @@
 //! Memory that a language runtime allocates itself, so that no allocator's profile shows it.
 
 use super::facts::RuntimeHeap;
-use super::{Facts, finding};
+use super::{Facts, new_finding};
 use memprof_messages::{Finding, Severity};
 
 /// Properties of the process by which a runtime is recognized.
@@ -64,14 +64,14 @@ pub(super) fn find_runtime_heaps(signs: &RuntimeSigns<'_>) -> Vec<RuntimeHeap> {
 /// Adds a finding for each runtime whose objects a heap profile does not show.
 pub(super) fn report_runtime_heaps(facts: &Facts, findings: &mut Vec<Finding>) {
     for heap in &facts.runtime_heaps {
-        let (message, remedy) = heap.explanation();
-        findings.push(finding("own_heap", Severity::Warning, message, remedy));
+        let (message, remedy) = heap.message_and_remedy();
+        findings.push(new_finding("own_heap", Severity::Warning, message, remedy));
     }
 }
 
 impl RuntimeHeap {
     /// Message and remedy of the finding: which memory heap profiles do not show, and how to show it.
-    const fn explanation(self) -> (&'static str, &'static str) {
+    const fn message_and_remedy(self) -> (&'static str, &'static str) {
         match self {
             Self::Python => (
                 "Python keeps objects of up to 512 bytes in arenas of its own (pymalloc), which no \

@@ -9,7 +9,7 @@ use crc32fast::Hasher;
 
 /// First line of a dump with a checksum. A reader that finds it and no checksum knows that the end is
 /// missing.
-pub(crate) const ANNOUNCED: &str = "# memprof 2\n";
+pub(crate) const CHECKSUM_ANNOUNCEMENT: &str = "# memprof 2\n";
 
 /// Line that contains the checksum; always of the same length.
 fn checksum_line(sum: u32) -> String {

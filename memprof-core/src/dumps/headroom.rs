@@ -62,17 +62,17 @@ impl fmt::Display for Mebibytes {
 ///
 /// # Errors
 /// `Io` with ENOMEM: names the limit and the remaining bytes.
-pub(crate) fn require(bytes: u64) -> Result<()> {
-    require_in(nearest_limit(), bytes)
+pub(crate) fn require_headroom(bytes: u64) -> Result<()> {
+    require_headroom_below(nearest_limit(), bytes)
 }
 
 /// Error for a running dump that must be abandoned, because it may need `rest` bytes more. `None` while the
 /// headroom suffices.
-pub(crate) fn shortage(rest: u64) -> Option<Error> {
+pub(crate) fn current_shortage_error(rest: u64) -> Option<Error> {
     shortage_error(nearest_limit(), rest)
 }
 
-/// Pure part of [`shortage`], given the limit with the least headroom.
+/// Pure part of [`current_shortage_error`], given the limit with the least headroom.
 fn shortage_error(nearest: Option<Headroom>, rest: u64) -> Option<Error> {
     let nearest =
         nearest.filter(|nearest| nearest.bytes < rest.min(MAX_WRITE_AHEAD) + ABANDON_RESERVE)?;
@@ -81,8 +81,8 @@ fn shortage_error(nearest: Option<Headroom>, rest: u64) -> Option<Error> {
     )))
 }
 
-/// Pure part of [`require`], given the limit with the least headroom.
-fn require_in(nearest: Option<Headroom>, bytes: u64) -> Result<()> {
+/// Pure part of [`require_headroom`], given the limit with the least headroom.
+fn require_headroom_below(nearest: Option<Headroom>, bytes: u64) -> Result<()> {
     match nearest {
         Some(nearest) if nearest.bytes < bytes.saturating_add(RESERVE) => {
             Err(out_of_memory_error(format!(
@@ -134,16 +134,16 @@ fn parse_mem_available(meminfo: &str) -> Option<u64> {
 /// Fails if this thread cannot allocate [`MEMORY_NEEDED`] bytes for a dump.
 ///
 /// # Errors
-/// As for [`require_memory_for`].
-pub(crate) fn require_memory() -> Result<()> {
-    require_memory_for(MEMORY_NEEDED)
+/// As for [`require_allocatable`].
+pub(crate) fn require_dump_memory() -> Result<()> {
+    require_allocatable(MEMORY_NEEDED)
 }
 
 /// Fails if neither mmap(2) nor the allocator has `bytes` for this thread. The memory is released again at once.
 ///
 /// # Errors
 /// `Io` with the errno of mmap(2), usually ENOMEM.
-pub(crate) fn require_memory_for(bytes: u64) -> Result<()> {
+pub(crate) fn require_allocatable(bytes: u64) -> Result<()> {
     let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
     // Asks the kernel first: an allocation would let the allocator grow, which would show in its profile.
     let Err(cause) = MmapMut::map_anon(bytes) else {
@@ -168,7 +168,7 @@ mod tests {
                 bytes,
                 limit: HeadroomLimit::Cgroup("/web".to_owned()),
             });
-            let refused = require_in(least, bytes).err();
+            let refused = require_headroom_below(least, bytes).err();
             assert_eq!(
                 refused.as_ref().and_then(Error::os_error),
                 expected.map(|_| Errno::NOMEM)

@@ -57,7 +57,7 @@ pub(crate) struct Tally {
 /// Estimates how many bytes were allocated, given that `objects` of together `bytes` were sampled at one per
 /// `sample_interval` bytes. Returns `bytes` if one of the three is 0. Equal to the byte to `memprof-report`,
 /// because both use the same `expm1`; those of two C libraries differ.
-pub(crate) fn unsampled_bytes(objects: u64, bytes: u64, sample_interval: u64) -> u64 {
+pub(crate) fn estimate_unsampled_bytes(objects: u64, bytes: u64, sample_interval: u64) -> u64 {
     if objects == 0 || bytes == 0 || sample_interval == 0 {
         return bytes;
     }
@@ -97,7 +97,7 @@ pub(crate) fn summarize(mut text: impl BufRead) -> io::Result<ProfileSummary> {
         if stack_open {
             let (objects, bytes) = parse_totals(&line)
                 .ok_or_else(|| damage_error(0, "the counts of a stack", &line))?;
-            let estimate = unsampled_bytes(objects, bytes, summary.sample_interval);
+            let estimate = estimate_unsampled_bytes(objects, bytes, summary.sample_interval);
             summary.estimated_inuse_bytes = summary.estimated_inuse_bytes.saturating_add(estimate);
         }
         match line.first() {
@@ -238,7 +238,7 @@ mod tests {
     #[test]
     fn estimate_corrects_for_sampling() {
         let check = |objects, bytes, interval, expected| {
-            assert_eq!(unsampled_bytes(objects, bytes, interval), expected);
+            assert_eq!(estimate_unsampled_bytes(objects, bytes, interval), expected);
         };
         check(0, 0, 524_288, 0);
         // 1 - exp(-1) of the objects of this size are sampled.

@@ -9,7 +9,7 @@
 
 use std::io;
 
-use crate::dumps::heap::{ProfileSummary, unsampled_bytes};
+use crate::dumps::heap::{ProfileSummary, estimate_unsampled_bytes};
 
 const HEAP_V2: &str = "heap_v2/";
 const GROWTH: &str = "growth";
@@ -46,7 +46,7 @@ pub(crate) fn summarize(text: &[u8], interval: u64) -> io::Result<ProfileSummary
             .ok_or_else(|| damage_error("objects: bytes [objects: bytes] @ 0x…", line))?;
         sum.objects = sum.objects.saturating_add(counts.objects);
         sum.bytes = sum.bytes.saturating_add(counts.bytes);
-        let estimate = unsampled_bytes(counts.objects, counts.bytes, interval);
+        let estimate = estimate_unsampled_bytes(counts.objects, counts.bytes, interval);
         summary.estimated_inuse_bytes = summary.estimated_inuse_bytes.saturating_add(estimate);
         summary.stacks += 1;
         summary.profile_len += line.len() as u64;

@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 use memprof_messages::{ProfileKind, TriggerKind};
 
 /// Suffixes of the names of profiles that are not heap profiles.
-const KINDS: [(&str, ProfileKind); 2] = [
+const KIND_SUFFIXES: [(&str, ProfileKind); 2] = [
     (".growth", ProfileKind::Growth),
     (".pinned", ProfileKind::Pinned),
 ];
@@ -42,7 +42,7 @@ impl DumpName {
     /// Parses a name without its extension. `None` if [`Display`](std::fmt::Display) would not write exactly
     /// this text.
     pub(crate) fn parse(id: &str) -> Option<Self> {
-        let mut kinds = KINDS.into_iter();
+        let mut kinds = KIND_SUFFIXES.into_iter();
         let with_suffix = kinds.find_map(|(end, kind)| Some((id.strip_suffix(end)?, kind)));
         let (rest, kind) = with_suffix.unwrap_or((id, ProfileKind::Heap));
         let mut parts = rest.split('.');
@@ -85,7 +85,7 @@ impl std::fmt::Display for DumpName {
         if let Some(DumpCause { trigger, rss_kib }) = cause {
             write!(f, ".{trigger}.{rss_kib}kib")?;
         }
-        let end = KINDS.iter().find(|(_, known)| known == kind);
+        let end = KIND_SUFFIXES.iter().find(|(_, known)| known == kind);
         end.map_or(Ok(()), |(end, _)| f.write_str(end))
     }
 }
@@ -127,7 +127,7 @@ mod tests {
         let text = "20261121T111244Z.42.7.0000beef.rss-above.3355443kib";
         assert_eq!(name.to_string(), text);
         assert_eq!(DumpName::parse(text), Some(name.clone()));
-        for (end, kind) in KINDS {
+        for (end, kind) in KIND_SUFFIXES {
             let name = DumpName {
                 kind,
                 ..name.clone()

@@ -8,8 +8,8 @@ use memprof_own::above_stdio;
 use rustix::fs::{AtFlags, CWD, OFlags, RenameFlags};
 use rustix::io::{Errno, retry_on_intr};
 
-use crate::dumps::hidden;
-use crate::dumps::hidden::PRIVATE;
+use crate::dumps::hidden_file;
+use crate::dumps::hidden_file::PRIVATE;
 
 /// Copies `body` into a new file `name` of `directory`, and returns its length in bytes. The name appears
 /// once the content is complete and on disk. Never overwrites.
@@ -28,18 +28,19 @@ pub(crate) fn publish(
         Ok(unnamed) => {
             let mut file = File::from(unnamed);
             let length = copy_and_sync(&mut file, body)?;
-            link_into(&file, directory, name).map_err(|errno| ("link the dump", errno.into()))?;
+            link_nameless(&file, directory, name)
+                .map_err(|errno| ("link the dump", errno.into()))?;
             length
         }
         // File systems without O_TMPFILE say so in different ways (open(2), BUGS).
         Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::NOENT | Errno::INVAL) => {
-            publish_hidden(directory, name, body)?
+            publish_through_hidden(directory, name, body)?
         }
         Err(errno) => return Err(("create a file for the dump", errno.into())),
     };
     retry_on_intr(|| rustix::fs::fsync(directory))
         .map_err(|errno| ("sync the dump directory", errno.into()))
-        .inspect_err(|_| remove(directory, name))?;
+        .inspect_err(|_| try_remove(directory, name))?;
     Ok(length)
 }
 
@@ -72,7 +73,7 @@ pub(crate) fn copy(body: &mut dyn Read, file: &mut dyn Write) -> io::Result<u64>
 }
 
 /// Gives the nameless `file` the name `name` in `directory`. EEXIST if that exists.
-fn link_into(file: &File, directory: &OwnedFd, name: &str) -> Result<(), Errno> {
+fn link_nameless(file: &File, directory: &OwnedFd, name: &str) -> Result<(), Errno> {
     let by_descriptor = format!("/proc/thread-self/fd/{}", file.as_raw_fd());
     let linked = retry_on_intr(|| {
         rustix::fs::linkat(
@@ -93,20 +94,20 @@ fn link_into(file: &File, directory: &OwnedFd, name: &str) -> Result<(), Errno> 
 }
 
 /// Like [`publish`], but writes under a hidden name: for file systems without `O_TMPFILE`.
-fn publish_hidden(
+fn publish_through_hidden(
     directory: &OwnedFd,
     name: &str,
     body: &mut dyn Read,
 ) -> Result<u64, (&'static str, io::Error)> {
     let hidden = format!(".{name}");
-    let file = hidden::create(directory, &hidden)
+    let file = hidden_file::create_locked(directory, &hidden)
         .map_err(|errno| ("create a file for the dump", errno.into()))?;
     let mut file = File::from(file);
     let length = copy_and_sync(&mut file, body).and_then(|length| {
         rename_to_new(directory, &hidden, name).map_err(|errno| ("name the dump", errno.into()))?;
         Ok(length)
     });
-    length.inspect_err(|_| remove(directory, &hidden))
+    length.inspect_err(|_| try_remove(directory, &hidden))
 }
 
 /// Renames a file in `directory`. EEXIST if `to` exists, which is never overwritten.
@@ -118,7 +119,7 @@ fn rename_to_new(directory: &OwnedFd, from: &str, to: &str) -> Result<(), Errno>
         // NFS supports no rename flags; a link never overwrites either.
         Err(Errno::INVAL) => {
             retry_on_intr(|| rustix::fs::linkat(directory, from, directory, to, AtFlags::empty()))?;
-            remove(directory, from);
+            try_remove(directory, from);
             Ok(())
         }
         renamed => renamed,
@@ -126,7 +127,7 @@ fn rename_to_new(directory: &OwnedFd, from: &str, to: &str) -> Result<(), Errno>
 }
 
 /// Removes a file; an error is only logged.
-fn remove(directory: &OwnedFd, name: &str) {
+fn try_remove(directory: &OwnedFd, name: &str) {
     if let Err(errno) = rustix::fs::unlinkat(directory, name, AtFlags::empty()) {
         log::warn!("failed to remove {name}: {errno}");
     }

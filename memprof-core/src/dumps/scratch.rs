@@ -19,7 +19,7 @@ use memprof_own::{GuardedFd, above_stdio};
 use rustix::fs::{AtFlags, CWD, FallocateFlags, MemfdFlags, Mode, OFlags, SealFlags};
 use rustix::io::{Errno, retry_on_intr};
 
-use crate::dumps::hidden::{self, PRIVATE};
+use crate::dumps::hidden_file::{self, PRIVATE};
 use crate::dumps::publish::copy;
 use crate::error::{Error, ErrorKind, Result};
 use crate::lock::lock;
@@ -107,7 +107,7 @@ impl Scratch {
 
     /// Creates a nameless file in the memory file system at `directory`.
     fn in_unnamed_file(directory: &Path) -> io::Result<Self> {
-        let directory = memory_directory(directory)?;
+        let directory = open_memory_directory(directory)?;
         let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
         let file = retry_on_intr(|| rustix::fs::openat(&directory, ".", flags, PRIVATE))?;
         Self::new(file, ScratchPath::Descriptor)
@@ -116,10 +116,10 @@ impl Scratch {
     /// Creates a file in the memory file system at `directory` under the hidden name `name`, which must be
     /// new.
     fn in_hidden_file(directory: &Path, name: &str) -> io::Result<Self> {
-        let memory_dir = memory_directory(directory)?;
+        let memory_dir = open_memory_directory(directory)?;
         // Processes that were killed during a dump left their files there.
-        hidden::sweep(&memory_dir)?;
-        let file = hidden::create(&memory_dir, name)?;
+        hidden_file::remove_abandoned(&memory_dir)?;
+        let file = hidden_file::create_locked(&memory_dir, name)?;
         Self::new(file, ScratchPath::Hidden(directory.join(name)))
     }
 
@@ -154,14 +154,14 @@ impl Scratch {
         Ok(file)
     }
 
-    /// Passes the bytes written so far to `short`, which returns an error if the headroom does not suffice for
+    /// Passes the bytes written so far to `shortage`, which returns an error if the headroom does not suffice for
     /// the remaining ones. The memory is then released, now and at each later call, so that what the allocator
     /// writes afterwards is discarded; the allocator never sees an error, because some abort on one. Returns
     /// false once the allocator has finished.
-    pub(crate) fn poll_headroom(&self, short: impl FnOnce(u64) -> Option<Error>) -> bool {
+    pub(crate) fn poll_headroom(&self, shortage: impl FnOnce(u64) -> Option<Error>) -> bool {
         let mut progress = lock(&self.progress);
         match &*progress {
-            ScratchState::Writing => match short(self.written_bytes()) {
+            ScratchState::Writing => match shortage(self.written_bytes()) {
                 Some(error) => *progress = ScratchState::Abandoned(error),
                 None => return true,
             },
@@ -199,7 +199,7 @@ impl Scratch {
 
     /// Returns a reader of the first `length` bytes, which releases the memory of what was read, because the
     /// copy needs as much.
-    pub(crate) fn drain(&self, length: u64) -> impl Read {
+    pub(crate) fn draining_reader(&self, length: u64) -> impl Read {
         DrainingReader {
             reader: self.prefix_reader(length),
             punched: 0,
@@ -221,7 +221,11 @@ impl Scratch {
     ///
     /// # Errors
     /// No memory is left, or `body` cannot be read.
-    pub(crate) fn complete(&self, length: u64, body: &mut dyn Read) -> io::Result<(File, u64)> {
+    pub(crate) fn complete_read_only(
+        &self,
+        length: u64,
+        body: &mut dyn Read,
+    ) -> io::Result<(File, u64)> {
         copy(&mut body.take(length), &mut io::sink())?;
         let mut file = self.file.get()?;
         file.set_len(length)?;
@@ -241,7 +245,7 @@ impl Scratch {
 
     /// Error number that explains why jemalloc could not write. jemalloc reports every file error as EFAULT,
     /// so this repeats its open and write and returns the kernel's error. `None` if both succeed.
-    pub(crate) fn write_errno(&self) -> Option<Errno> {
+    pub(crate) fn probe_write_errno(&self) -> Option<Errno> {
         const PAGE: [u8; 4096] = [0; 4096];
         let opened = retry_on_intr(|| {
             let path = self.path().map_err(|_| Errno::BADF)?;
@@ -269,14 +273,14 @@ impl Drop for Scratch {
 /// `Io` error for a system without memory files.
 fn no_memory_file_error(cause: &io::Error) -> Error {
     let act = "create a memory file for the dump (memfd_create)";
-    Error::of_system(Operation::MemoryFile, act, cause)
+    Error::system(Operation::MemoryFile, act, cause)
 }
 
 /// Opens a directory of a memory file system.
 ///
 /// # Errors
 /// `Unsupported` if the file system is of another type; otherwise the kernel's error.
-fn memory_directory(path: &Path) -> io::Result<OwnedFd> {
+fn open_memory_directory(path: &Path) -> io::Result<OwnedFd> {
     let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
     let directory =
         retry_on_intr(|| rustix::fs::open(path, flags, Mode::empty())).and_then(above_stdio)?;
@@ -347,7 +351,7 @@ mod tests {
         let text: Vec<u8> = (0..8 * PUNCH_SIZE).map(|byte| (byte % 251) as u8).collect();
         scratch.rewind().unwrap().write_all(&text).unwrap();
         let length = text.len() - 7;
-        let mut drain = scratch.drain(length as u64);
+        let mut drain = scratch.draining_reader(length as u64);
         let mut read = Vec::new();
         let mut piece = vec![0; 100_000];
         let mut most = 0;
@@ -369,14 +373,14 @@ mod tests {
             let written = (&scratch.file).write_all(&[7; 100_000]);
             written.expect("an allocator may abort");
         };
-        let short = |written| {
+        let shortage = |written| {
             assert_eq!(written, 100_000);
             Some(Error::new(ErrorKind::Io, "it is short"))
         };
         write();
         scratch.poll_headroom(|_| None);
         assert!(memory_of(&scratch) > 0);
-        scratch.poll_headroom(short);
+        scratch.poll_headroom(shortage);
         assert_eq!(memory_of(&scratch), 0);
         write();
         scratch.poll_headroom(|_| None);
@@ -391,7 +395,10 @@ mod tests {
         scratch.finish_writing().unwrap();
         assert!(!scratch.poll_headroom(|_| panic!("there was no write")));
         let mut text = String::new();
-        scratch.drain(4).read_to_string(&mut text).unwrap();
+        scratch
+            .draining_reader(4)
+            .read_to_string(&mut text)
+            .unwrap();
         assert_eq!(text, "dump");
     }
 
@@ -401,7 +408,7 @@ mod tests {
             let scratch = Scratch::in_memfd_with_path(name).unwrap();
             (&scratch.file).write_all(b"profile, and more").unwrap();
             let mut body = scratch.prefix_reader(7).chain(&b" and its end"[..]);
-            let (mut file, length) = scratch.complete(7, &mut body).unwrap();
+            let (mut file, length) = scratch.complete_read_only(7, &mut body).unwrap();
             let mut text = String::new();
             file.read_to_string(&mut text).unwrap();
             assert_eq!((&*text, length), ("profile and its end", 19));

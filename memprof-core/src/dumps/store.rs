@@ -13,8 +13,8 @@ use memprof_own::above_stdio;
 use rustix::fs::{Access, AtFlags, CWD, Dir, FileType, Mode, OFlags, Stat};
 use rustix::io::{Errno, retry_on_intr};
 
-use crate::dumps::hidden;
-use crate::dumps::hidden::PRIVATE;
+use crate::dumps::hidden_file;
+use crate::dumps::hidden_file::PRIVATE;
 use crate::dumps::name::DumpName;
 use crate::dumps::publish::publish;
 use crate::dumps::retention::{DumpFile, NewDump, RetentionPolicy, select_expired};
@@ -80,7 +80,7 @@ impl Store {
     /// # Errors
     /// `Io`: the directory cannot be read or is not safe to use. A missing directory is empty.
     pub fn list(&self) -> Result<Vec<KeptDump>> {
-        let Some(directory) = self.open_safe("read")? else {
+        let Some(directory) = self.open_if_exists("read")? else {
             return Ok(Vec::new());
         };
         let entries = self.read_entries(&directory)?;
@@ -96,8 +96,8 @@ impl Store {
             let message = format!("no kept dump has the id {id:?}");
             Error::new(ErrorKind::InvalidArgument, message).remedy("send `list` for the ids")
         };
-        let name = file_name(&DumpName::parse(id).ok_or_else(unknown)?);
-        let directory = self.open_safe("open a dump in")?.ok_or_else(unknown)?;
+        let name = dump_file_name(&DumpName::parse(id).ok_or_else(unknown)?);
+        let directory = self.open_if_exists("open a dump in")?.ok_or_else(unknown)?;
         let failed = |errno: Errno| self.directory_error("open a dump in", errno.into());
         // `NONBLOCK` keeps the open of a FIFO from blocking this thread.
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
@@ -133,14 +133,15 @@ impl Store {
         body: &mut dyn Read,
     ) -> Result<KeptDump> {
         let directory = self.open_or_create()?;
-        hidden::sweep(&directory).map_err(|errno| self.directory_error("list", errno.into()))?;
+        hidden_file::remove_abandoned(&directory)
+            .map_err(|errno| self.directory_error("list", errno.into()))?;
         let new_dump = NewDump {
             name,
             bytes: size,
             started,
         };
         self.delete_expired(&directory, &new_dump)?;
-        let bytes = publish(&directory, &file_name(name), body).map_err(|(act, cause)| {
+        let bytes = publish(&directory, &dump_file_name(name), body).map_err(|(act, cause)| {
             self.directory_error(&format!("{act} in"), cause)
                 .and_remedy("free space or choose another dump_dir in the plugin's config")
         })?;
@@ -176,7 +177,7 @@ impl Store {
     ///
     /// # Errors
     /// `Io`: the directory cannot be opened, or is not safe.
-    fn open_safe(&self, act: &str) -> Result<Option<OwnedFd>> {
+    fn open_if_exists(&self, act: &str) -> Result<Option<OwnedFd>> {
         match self.open_directory() {
             Ok(directory) => {
                 self.check_safe(&directory)?;
@@ -331,7 +332,7 @@ impl Store {
         let DumpFile { name, bytes } = entry;
         KeptDump {
             id: name.to_string(),
-            path: self.directory.join(file_name(name)),
+            path: self.directory.join(dump_file_name(name)),
             bytes: *bytes,
             taken: humantime::format_rfc3339_seconds(name.taken).to_string(),
             pid: name.pid,
@@ -352,7 +353,7 @@ impl Store {
         let latest = new_dump.name.taken + CLOCK_SLACK;
         entries.sort_by_key(|entry| entry.name.taken > latest);
         for DumpFile { name, .. } in select_expired(&entries, new_dump, &self.keep) {
-            match rustix::fs::unlinkat(directory, file_name(name), AtFlags::empty()) {
+            match rustix::fs::unlinkat(directory, dump_file_name(name), AtFlags::empty()) {
                 Ok(()) | Err(Errno::NOENT) => log::debug!("pruned dump {name}"),
                 Err(errno) => return Err(self.directory_error("prune a dump in", errno.into())),
             }
@@ -367,7 +368,7 @@ impl Store {
 }
 
 /// Name of a dump's file.
-fn file_name(name: &DumpName) -> String {
+fn dump_file_name(name: &DumpName) -> String {
     format!("{name}{EXTENSION}")
 }
 

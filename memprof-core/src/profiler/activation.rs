@@ -9,7 +9,7 @@ use super::labels::LabelKeys;
 use super::lease::Lease;
 use super::sampling_switch::EarlierSampling;
 use super::statistics::jemallocs;
-use super::{Profiler, error_with_remedy, for_each_backend};
+use super::{Profiler, error_text_with_remedy, for_each_backend};
 use crate::allocators::interval::SampleInterval;
 use crate::allocators::unprofilable::Unprofilable;
 use crate::error::{Error, ErrorKind, Result};
@@ -62,7 +62,7 @@ impl Profiler {
             .allocators
             .stripped_jemalloc()
             .map(Unprofilable::StrippedJemalloc);
-        let stripped = stripped.map(|reason| error_with_remedy(&reason.into()));
+        let stripped = stripped.map(|reason| error_text_with_remedy(&reason.into()));
         outcome.warnings.extend(stripped);
         outcome.warnings.dedup();
         Ok(ActivationResult {
@@ -134,7 +134,7 @@ impl Profiler {
             .or(needs_time_limit.then_some(DEFAULT_LEASE))
             .map(|duration| self.start_lease(duration))
             .transpose()?;
-        switch.set_earlier(earlier);
+        switch.set_state_before_lease(earlier);
         switch.set_lease(lease);
         Ok(ActivationOutcome {
             is_fresh,
@@ -167,14 +167,14 @@ impl Profiler {
             return Err(error);
         }
         switch.set_lease(None);
-        switch.set_earlier(None);
+        switch.set_state_before_lease(None);
         drop(switch);
         let unavailable = self
             .allocators
             .default_unprofilable_reason()
             .map(Error::from);
         Ok(ActivationResult {
-            warnings: unavailable.iter().map(error_with_remedy).collect(),
+            warnings: unavailable.iter().map(error_text_with_remedy).collect(),
             begun: false,
             unseen_bytes: None,
             status: self.status(),
@@ -273,7 +273,7 @@ impl Profiler {
     /// An allocator refused.
     fn end_lease(self: &Arc<Self>) -> Result<&'static str> {
         let mut switch = self.switch.lock();
-        let Some(earlier) = switch.take_earlier() else {
+        let Some(earlier) = switch.take_state_before_lease() else {
             drop(switch);
             return self.deactivate(None).map(|_| "profiling is inactive");
         };
@@ -311,7 +311,7 @@ impl Profiler {
 
     /// Starts the periodic task for memprof's sampler, if that sampled before this profiler existed. A failure
     /// is only logged.
-    pub fn maintain_already_active(self: &Arc<Self>) {
+    pub fn maintain_running_sampler(self: &Arc<Self>) {
         if !self.maintain_sampler() {
             return;
         }

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
 use super::ProfilerSettings;
-use crate::allocators::discover::{Discovered, discover};
+use crate::allocators::discover::{DiscoveredAllocators, discover};
 use crate::allocators::loaded_objects;
 use crate::allocators::stripped_jemalloc;
 use crate::allocators::unprofilable::Unprofilable;
@@ -26,7 +26,7 @@ struct FoundBackends {
     backends: BackendList,
     unknown_malloc: Option<PathBuf>,
     load_count: u64,
-    /// Fingerprints of objects without allocators, as in [`Discovered::without_allocators`].
+    /// Fingerprints of objects without allocators, as in [`DiscoveredAllocators::without_allocators`].
     without_allocators: Arc<[u64]>,
     /// File of the program, if it contains a stripped jemalloc. The outer `None` means not searched yet: the
     /// search reads the whole file, so it waits until the answer is needed.
@@ -42,7 +42,7 @@ impl FoundBackends {
         without_allocators: &[u64],
     ) -> Self {
         let load_count = loaded_objects::load_count();
-        let Discovered {
+        let DiscoveredAllocators {
             allocators,
             unknown_malloc,
             without_allocators,

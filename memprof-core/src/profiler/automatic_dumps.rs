@@ -17,7 +17,7 @@ use crate::dumps::trigger::Trigger;
 use crate::error::{ErrorKind, Result};
 use crate::lock::lock;
 use crate::system::cgroup;
-use crate::watching::gdump::GdumpLimits;
+use crate::watching::high_water_watch::GdumpLimits;
 use crate::watching::memory_reading::read_rss;
 use crate::watching::rule::WatchRule;
 use crate::watching::watcher::{DueDump, DumpOutcome, Watcher};
@@ -71,7 +71,7 @@ impl Profiler {
     /// `Io`: the thread of the watcher or of the exit dump cannot be started.
     pub fn set_watch_rules(self: &Arc<Self>, rules: &[WatchRule]) -> Result<()> {
         let reads_cgroup = |rule: &WatchRule| matches!(rule.condition, Condition::CgroupAbove(_));
-        if rules.iter().any(reads_cgroup) && cgroup::read_current().is_none() {
+        if rules.iter().any(reads_cgroup) && cgroup::read_current_cgroup().is_none() {
             log::warn!("cgroup_above never fires: no memory cgroup of this process can be read");
         }
         let watcher = Watcher::new(rules);

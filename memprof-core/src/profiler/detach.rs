@@ -13,7 +13,7 @@ impl Profiler {
     pub fn detach(&self) -> Result<()> {
         let _running = self.dump_slot.acquire()?;
         self.automatic_dumps.stop();
-        match self.switch.was_active_before() {
+        match self.switch.was_active_before_memprof() {
             // The program itself had activated the allocator's sampler, so that stays on.
             true => {
                 let mut switch = self.switch.lock();

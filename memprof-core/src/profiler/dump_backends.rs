@@ -10,10 +10,10 @@ use rustix::rand::GetRandomFlags;
 use super::labels;
 use super::take_dump::{self, DumpOrigin, InMemoryDump};
 use super::thread_exclusion::exclude_this_thread;
-use super::unprofiled::{UnprofiledMemory, builtin_samplers, unprofiled_warnings};
-use super::{Profiler, rfc3339, statistics};
+use super::unprofiled_memory::{UnprofiledMemory, builtin_samplers, unprofiled_warnings};
+use super::{Profiler, format_rfc3339, statistics};
 use crate::dumps::headroom;
-use crate::dumps::hidden;
+use crate::dumps::hidden_file;
 use crate::dumps::name::{DumpCause, DumpName};
 use crate::dumps::scratch::Scratch;
 use crate::dumps::store::Store;
@@ -55,7 +55,7 @@ impl Profiler {
         // Checked first, because an allocator may hold locks while it writes a dump that could then not be
         // stored.
         self.settings.store.require_writable()?;
-        let dumps = self.dump_each(&round, take_dump::take)?;
+        let dumps = self.dump_each_backend(&round, take_dump::take)?;
         let active_since = round.origin.active_since;
         let largest = dumps
             .iter()
@@ -75,7 +75,7 @@ impl Profiler {
                                 .iter()
                                 .map(|dump| dump.estimated_inuse_bytes)
                                 .fold(0, u64::saturating_add),
-                            before: self.switch.live_before(),
+                            before: self.switch.live_bytes_before(),
                             samplers: builtin_samplers(&round.backends),
                         })
                     }));
@@ -89,14 +89,14 @@ impl Profiler {
                     warnings.extend(samplers.flat_map(|sampler| sampler_warnings(&sampler)));
                     warnings.splice(0..0, dumps.iter().flat_map(unseen_call_warnings));
                     warnings.extend(dumps.iter().filter_map(early_end_warning));
-                    let sets = labels::set_stats().filter(|_| !labels.is_empty());
+                    let sets = labels::label_set_stats().filter(|_| !labels.is_empty());
                     warnings.extend(sets.and_then(label_set_warning));
                     warnings
                 }
                 ProfileKind::Growth | ProfileKind::Pinned => Vec::new(),
             },
             largest,
-            active_since: active_since.map(rfc3339),
+            active_since: active_since.map(format_rfc3339),
             duration_ms: start.elapsed().as_millis() as u64,
             dumps,
         })
@@ -113,7 +113,7 @@ impl Profiler {
     ) -> Result<InMemoryDump> {
         let _running = self.dump_slot.acquire()?;
         let round = self.prepare_round(allocator, kind, Trigger::Message)?;
-        let dumps = self.dump_each(&round, take_dump::take_in_memory)?;
+        let dumps = self.dump_each_backend(&round, take_dump::take_in_memory)?;
         let largest = dumps
             .into_iter()
             .max_by_key(|dump| dump.estimated_inuse_bytes);
@@ -130,7 +130,7 @@ impl Profiler {
         kind: ProfileKind,
         trigger: Trigger,
     ) -> Result<DumpRound> {
-        headroom::require_memory()?;
+        headroom::require_dump_memory()?;
         self.allocators.refresh(&self.settings);
         self.switch.maintain_unwinder();
         let backends = self.allocators.backends_for(allocator)?;
@@ -152,14 +152,14 @@ impl Profiler {
 
     /// Dumps each backend of the round that has this kind of profile, by calls of `take`. Returns the results in
     /// the order of the backends, or the first error.
-    fn dump_each<T: Send + 'static>(
+    fn dump_each_backend<T: Send + 'static>(
         &self,
         round: &DumpRound,
         take: TakeDumpFn<T>,
     ) -> Result<Vec<T>> {
         let has_profile = |each: &&Arc<Backend>| each.require_profile(round.kind).is_ok();
         let each = round.backends.iter().filter(has_profile);
-        each.map(|backend| self.dump_one(Arc::clone(backend), round, take))
+        each.map(|backend| self.dump_backend(Arc::clone(backend), round, take))
             .collect()
     }
 
@@ -168,7 +168,7 @@ impl Profiler {
     /// # Errors
     /// `Io`: memory is short, no scratch file can be created, or the thread cannot be started; otherwise the
     /// error of `take`.
-    fn dump_one<T: Send + 'static>(
+    fn dump_backend<T: Send + 'static>(
         &self,
         backend: Arc<Backend>,
         round: &DumpRound,
@@ -177,11 +177,11 @@ impl Profiler {
         let origin = round.origin.clone();
         let name = self.next_dump_name(round.kind, &origin)?;
         let store = self.settings.store.clone();
-        let bytes = backend.profile_bytes(round.kind);
+        let bytes = backend.profile_memory_estimate(round.kind);
         let bytes = bytes.unwrap_or_else(|| self.dump_slot.expected_bytes());
-        headroom::require(bytes)?;
-        seccomp::require_calls()?;
-        let hidden = hidden::name(&name, ".scratch");
+        headroom::require_headroom(bytes)?;
+        seccomp::require_allowed_calls()?;
+        let hidden = hidden_file::hidden_name(&name, ".scratch");
         let scratch = Arc::new(Scratch::open(store.directory(), &hidden)?);
         let polled = Arc::clone(&scratch);
         let all = self.allocators.all();
@@ -190,7 +190,9 @@ impl Profiler {
             take(&backend, &store, &name, &origin, &scratch)
         };
         self.dump_slot.dumper.run_with_poll(take, || {
-            polled.poll_headroom(|written| headroom::shortage(bytes.saturating_sub(written)))
+            polled.poll_headroom(|written| {
+                headroom::current_shortage_error(bytes.saturating_sub(written))
+            })
         })?
     }
 
@@ -245,7 +247,7 @@ fn sampler_warnings(sampler: &SamplerStatus) -> impl Iterator<Item = String> + u
 }
 
 /// Remedy for calls of malloc and free that memprof's sampler does not see.
-fn unseen_remedy() -> String {
+fn unseen_calls_remedy() -> String {
     format!(
         "`memprof attach {} --entries`, then `deactivate` and `activate`, see every call",
         std::process::id()
@@ -267,7 +269,7 @@ fn unseen_call_warnings(dump: &Dump) -> impl Iterator<Item = String> + use<> {
                 dump.allocator
             ),
         };
-        let remedy = unseen_remedy();
+        let remedy = unseen_calls_remedy();
         format!("{sign}; the program frees by addresses that it keeps in its data; {remedy}")
     });
     let allocations = dump.unseen_allocation_bytes.map(|bytes| {
@@ -276,7 +278,7 @@ fn unseen_call_warnings(dump: &Dump) -> impl Iterator<Item = String> + use<> {
              it does not see, of the dynamic loader (thread-local storage), of a library in its first moments, or by \
              an address of malloc that the program keeps; {}",
             size_text(bytes),
-            unseen_remedy()
+            unseen_calls_remedy()
         )
     });
     frees.into_iter().chain(allocations)

@@ -73,7 +73,7 @@ impl Dumper {
         work: impl FnOnce() -> T + Send + 'static,
         poll: impl Fn() -> bool,
     ) -> Result<T> {
-        let state = self.started_state()?;
+        let state = self.ensure_started()?;
         let outcome = Arc::new((Mutex::new(None), Condvar::new()));
         let result = Arc::clone(&outcome);
         state.submit(Box::new(move || {
@@ -103,7 +103,7 @@ impl Dumper {
     /// # Errors
     /// `Io`: the thread cannot be started.
     pub(crate) fn start(&self) -> Result<()> {
-        self.started_state().map(drop)
+        self.ensure_started().map(drop)
     }
 
     /// Stops the thread after its current job. The next dump starts another one.
@@ -115,7 +115,7 @@ impl Dumper {
     ///
     /// # Errors
     /// `Io`: the thread cannot be started.
-    fn started_state(&self) -> Result<Arc<DumperState>> {
+    fn ensure_started(&self) -> Result<Arc<DumperState>> {
         let mut handle = lock(&self.handle);
         if let Some(DumperHandle { process, state }) = &*handle
             && *process == process::id()
@@ -127,7 +127,7 @@ impl Dumper {
         memprof_own::spawn(c"memprof-dumper", move |privileges| {
             worker.run_jobs(privileges)
         })
-        .map_err(|error| Error::of_system(Operation::Thread, "start the dumper thread", &error))?;
+        .map_err(|error| Error::system(Operation::Thread, "start the dumper thread", &error))?;
         *handle = Some(DumperHandle {
             process: process::id(),
             state: Arc::clone(&state),
@@ -158,7 +158,7 @@ fn wait_with_poll<T>(result: &(Mutex<Option<T>>, Condvar), poll: impl Fn() -> bo
 impl DumperState {
     /// Hands a job to the thread. Blocks while an earlier one is waiting.
     fn submit(&self, job: Job) {
-        let mut next = self.wait_while(|next| matches!(next, PendingJob::Job(_)));
+        let mut next = self.lock_when_not(|next| matches!(next, PendingJob::Job(_)));
         *next = PendingJob::Job(job);
         self.changed.notify_all();
     }
@@ -166,7 +166,7 @@ impl DumperState {
     /// Body of the thread: runs jobs until its end is requested.
     fn run_jobs(&self, privileges: &mut Privileges) {
         loop {
-            let mut next = self.wait_while(|next| matches!(next, PendingJob::Nothing));
+            let mut next = self.lock_when_not(|next| matches!(next, PendingJob::Nothing));
             let PendingJob::Job(job) = std::mem::take(&mut *next) else {
                 return;
             };
@@ -178,7 +178,7 @@ impl DumperState {
     }
 
     /// Locks the pending job once `condition` is false. Blocks until then.
-    fn wait_while(
+    fn lock_when_not(
         &self,
         condition: impl FnMut(&mut PendingJob) -> bool,
     ) -> MutexGuard<'_, PendingJob> {

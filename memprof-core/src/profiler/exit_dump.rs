@@ -50,7 +50,7 @@ impl ExitDump {
             }
         })
         .map_err(|error| {
-            Error::of_system(
+            Error::system(
                 Operation::Thread,
                 "start the thread that dumps at the exit",
                 &error,

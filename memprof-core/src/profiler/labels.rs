@@ -117,7 +117,7 @@ impl ActiveLabels {
         };
         let numbers = requested
             .iter()
-            .map(|key| key_number(&key.name, &KNOWN_KEYS));
+            .map(|key| assign_key_number(&key.name, &KNOWN_KEYS));
         let numbers = numbers.collect::<Result<Vec<_>>>()?;
         let contexts: Vec<_> = indexes
             .into_iter()
@@ -157,7 +157,7 @@ fn key_names(known: &[LockFreeOnce<String>]) -> Vec<&str> {
 ///
 /// # Errors
 /// `Unsupported`: all numbers belong to other keys.
-fn key_number(key: &str, known: &[LockFreeOnce<String>]) -> Result<usize> {
+fn assign_key_number(key: &str, known: &[LockFreeOnce<String>]) -> Result<usize> {
     let is_own_cell = |cell: &LockFreeOnce<String>| {
         cell.get().is_none_or(|known| known == key) && cell.get_or_set(key.to_owned()) == key
     };
@@ -189,7 +189,7 @@ fn find_key_indexes(requested: &[LabelKey]) -> Result<ContextKeyIndexes> {
     let named = attribute_keys();
     let index = |context: &ThreadContext, key: &LabelKey| match (key.source, context.keys) {
         (LabelSource::ContextKey, LabelKeyNames::Program(registry)) => {
-            registry.key_number(&key.name)
+            registry.assign_key_number(&key.name)
         }
         (LabelSource::ContextKey, LabelKeyNames::OpenTelemetry) => {
             let mut names = named.iter().flatten();
@@ -266,7 +266,7 @@ pub(super) fn header_lines() -> Vec<String> {
 }
 
 /// Counts of the label sets so far. `None` before the first label was requested.
-pub(super) fn set_stats() -> Option<LabelSetStats> {
+pub(super) fn label_set_stats() -> Option<LabelSetStats> {
     let LabelSetCounts {
         seen,
         others,
@@ -332,17 +332,17 @@ mod tests {
     #[test]
     fn key_keeps_its_number() {
         let known = [const { LockFreeOnce::new() }; MAX_KEYS];
-        let numbers = ["a", "b", "a", "c", "b"].map(|key| key_number(key, &known).unwrap());
+        let numbers = ["a", "b", "a", "c", "b"].map(|key| assign_key_number(key, &known).unwrap());
         assert_eq!(numbers, [0, 1, 0, 2, 1]);
         for key in ["d", "e", "f", "g", "h"] {
-            key_number(key, &known).unwrap();
+            assign_key_number(key, &known).unwrap();
         }
-        let refused = key_number("i", &known).unwrap_err().to_string();
+        let refused = assign_key_number("i", &known).unwrap_err().to_string();
         assert!(
             refused.contains("and has already: a, b, c, d, e, f, g, h"),
             "{refused}"
         );
-        assert_eq!(key_number("h", &known).unwrap(), 7);
+        assert_eq!(assign_key_number("h", &known).unwrap(), 7);
     }
 
     #[test]

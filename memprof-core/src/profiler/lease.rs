@@ -33,7 +33,7 @@ impl Lease {
             }
         })
         .map_err(|error| {
-            Error::of_system(
+            Error::system(
                 Operation::Thread,
                 "start the thread that ends the activation",
                 &error,

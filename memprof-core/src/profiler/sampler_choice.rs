@@ -81,8 +81,9 @@ impl Profiler {
 
     /// Whether memprof's sampler is needed: the allocator that serves the program cannot be profiled, and memprof's
     /// would see what the program allocates; or a jemalloc that does not sample yet would leave threads out. Another
-    /// allocator, such as a jemalloc of one library, changes nothing. Hooks are used only on request: jemalloc (5.3.1, `tsd_cleanup`) does not remove a thread from its list that
-    /// ends without an allocation since hooks were installed or removed, and may then hang.
+    /// allocator, such as a jemalloc of one library, changes nothing. Hooks are used only on request: jemalloc 5.3.1
+    /// may hang after a thread ended that had not allocated since hooks were installed or removed, because it stays
+    /// in jemalloc's list (`tsd_cleanup`).
     fn needs_own_sampler(&self, backends: &BackendList, own: &Arc<Backend>) -> bool {
         let mut others = backends.iter().filter(|each| !Arc::ptr_eq(each, own));
         let jemalloc = own.allocator.jemalloc();
@@ -127,7 +128,7 @@ const MAX_UNUSED_BYTES: u64 = 1 << 20;
 
 /// Whether an allocator cannot be profiled, and would show nothing if it could: a library's jemalloc that is not used.
 fn is_unused(each: &Arc<Backend>) -> bool {
-    let allocated = || match each.allocator.totals() {
+    let allocated = || match each.allocator.heap_usage() {
         Ok(Some(HeapUsage::Detailed(totals))) => totals.allocated,
         Ok(Some(HeapUsage::CommittedOnly { committed })) => committed,
         Ok(None) | Err(_) => u64::MAX,

@@ -19,7 +19,7 @@ use memprof_messages::{UnwinderChoice, UnwinderStatus};
 pub(super) struct SamplingSwitch {
     active: Mutex<ActiveSampling>,
     /// Set if an allocator was sampling before memprof.
-    was_active_before: bool,
+    was_active_before_memprof: bool,
     unwinder: Unwinder,
     ages: AgeClock,
     labels: ActiveLabels,
@@ -30,7 +30,7 @@ pub(super) struct SamplingSwitch {
 struct ActiveSampling {
     since: Option<SystemTime>,
     /// Live bytes at `since`. `None` if unknown.
-    live_before: Option<u64>,
+    live_bytes_before: Option<u64>,
     lease: Option<Lease>,
     /// State to which the end of the lease returns. `None`: sampling was off.
     before_lease: Option<EarlierSampling>,
@@ -62,22 +62,22 @@ impl SamplingSwitch {
     pub(super) fn new(unwinder: UnwinderSettings) -> Self {
         Self {
             active: Mutex::default(),
-            was_active_before: false,
+            was_active_before_memprof: false,
             unwinder: Unwinder::new(unwinder),
             ages: AgeClock::new(),
             labels: ActiveLabels::default(),
         }
     }
 
-    /// Records that an allocator was sampling before memprof, with `now` as the start.
-    pub(super) fn mark_already_active(&mut self, now: SystemTime) {
-        self.was_active_before = true;
+    /// Records that an allocator was sampling before memprof. `now` counts as the start.
+    pub(super) fn mark_active_before_memprof(&mut self, now: SystemTime) {
+        self.was_active_before_memprof = true;
         lock(&self.active).since = Some(now);
     }
 
     /// Whether an allocator was sampling before memprof.
-    pub(super) fn was_active_before(&self) -> bool {
-        self.was_active_before
+    pub(super) fn was_active_before_memprof(&self) -> bool {
+        self.was_active_before_memprof
     }
 
     /// Locks the switch. Blocks while another thread starts or stops sampling.
@@ -99,8 +99,8 @@ impl SamplingSwitch {
     }
 
     /// Live bytes when sampling began. `None` while it is off, or if they are unknown.
-    pub(super) fn live_before(&self) -> Option<u64> {
-        lock(&self.active).live_before
+    pub(super) fn live_bytes_before(&self) -> Option<u64> {
+        lock(&self.active).live_bytes_before
     }
 
     /// Advances the age buckets and maintains the unwinder. Returns true while memprof's walker is installed.
@@ -188,23 +188,23 @@ impl SwitchGuard<'_> {
     pub(super) fn mark_active(&mut self, live: Option<u64>) {
         if self.active.since.is_none() {
             self.active.since = Some(SystemTime::now());
-            self.active.live_before = live;
+            self.active.live_bytes_before = live;
         }
     }
 
     /// Records to which state the end of the next lease returns. A running lease keeps the state before it.
-    pub(super) fn set_earlier(&mut self, earlier: Option<EarlierSampling>) {
+    pub(super) fn set_state_before_lease(&mut self, earlier: Option<EarlierSampling>) {
         if self.active.lease.is_none() {
             self.active.before_lease = earlier;
         }
     }
 
     /// Removes the state to which the end of the lease returns.
-    pub(super) fn take_earlier(&mut self) -> Option<EarlierSampling> {
+    pub(super) fn take_state_before_lease(&mut self) -> Option<EarlierSampling> {
         self.active.before_lease.take()
     }
 
-    /// Records that sampling goes on as since `since`.
+    /// Records that sampling, which began at `since`, continues.
     pub(super) fn mark_active_since(&mut self, since: SystemTime) {
         self.active.since = Some(since);
     }
@@ -224,7 +224,7 @@ impl SwitchGuard<'_> {
         self.set_ages(None);
         self.set_labels(None)?;
         self.active.since = None;
-        self.active.live_before = None;
+        self.active.live_bytes_before = None;
         Ok(())
     }
 }

@@ -5,16 +5,16 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::usage_cache::CachedUsage;
-use super::{Profiler, error_with_remedy, for_each_backend, needs_jemalloc_error};
+use super::{Profiler, error_text_with_remedy, for_each_backend, needs_jemalloc_error};
 use crate::accounting::findings::EarlierLedger;
 use crate::accounting::ledger;
 use crate::accounting::resident_memory::ResidentMemory;
 use crate::accounting::smaps;
-use crate::allocators::background::{self};
+use crate::allocators::background_threads;
 use crate::allocators::jemalloc::Jemalloc;
 use crate::allocators::printout::{PrintOptions, Printout};
 use crate::allocators::unprofilable::Unprofilable;
-use crate::doctor::{Facts, diagnose, gather};
+use crate::doctor::{Facts, diagnose, gather_facts};
 use crate::error::{Error, ErrorKind, Result};
 use crate::lock::lock;
 use crate::sampler::Backend;
@@ -64,8 +64,8 @@ impl Profiler {
         Ok(stats.collect())
     }
 
-    /// Computes the ledger. Returns at once: while a dump runs, or if reading the totals is slow and was done
-    /// just now, it uses the totals that were read last.
+    /// Divides the resident memory into parts. Does not wait: while a dump runs, or shortly after an expensive read
+    /// of the allocators' totals, it uses the totals that were read last.
     ///
     /// # Errors
     /// `Io`: `/proc/thread-self/status` cannot be read, or lacks a field.
@@ -85,7 +85,7 @@ impl Profiler {
             resident = self.read_resident()?;
             // Pages that came or went during the reading are not untouched ones.
             let most = before.max(resident.anonymous);
-            let untouched = ledger::untouched(most, &heaps.heaps);
+            let untouched = ledger::untouched_bytes(most, &heaps.heaps);
             *lock(&self.ledger_history.usage) = heaps;
             // Other anonymous memory can hide untouched pages, so the largest value counts.
             self.ledger_history
@@ -96,7 +96,7 @@ impl Profiler {
         let untouched = self.ledger_history.max_untouched.load(Ordering::Relaxed);
         let allocated = (!heaps.is_empty()).then(|| ledger::live_bytes(&heaps));
         let earlier = allocated.and_then(|allocated| self.earlier_ledger(allocated));
-        let cgroup = cgroup::read_current();
+        let cgroup = cgroup::read_current_cgroup();
         Ok(ledger::reconcile(
             resident, heaps, untouched, earlier, cgroup,
         ))
@@ -108,7 +108,7 @@ impl Profiler {
     /// As for [`ledger`](Self::ledger); `Io`: `/proc/thread-self/smaps_rollup` cannot be read.
     pub fn ledger_with_smaps(&self) -> Result<Ledger> {
         Ok(Ledger {
-            smaps: Some(smaps::read_current()?),
+            smaps: Some(smaps::read_current_smaps()?),
             ..self.ledger()?
         })
     }
@@ -159,7 +159,7 @@ impl Profiler {
                 return None;
             }
             // An error of its statistics is reported by `stats`.
-            match jemalloc.totals() {
+            match jemalloc.heap_usage() {
                 Ok(Some(HeapUsage::Detailed(figures))) => Some(figures.allocated),
                 _ => None,
             }
@@ -168,7 +168,7 @@ impl Profiler {
             unavailable: self.allocators.default_unprofilable_reason(),
             walker_disagreements: self.switch.walker_disagreements(),
             stripped_jemalloc: self.allocators.stripped_jemalloc(),
-            ..gather(
+            ..gather_facts(
                 &backends,
                 self.allocators.unknown_malloc(),
                 allocated,
@@ -218,26 +218,29 @@ impl Profiler {
         self.allocators.refresh(&self.settings);
         let backends = self.allocators.all();
         let jemallocs = jemallocs(&backends);
-        let has_support = |jemalloc: &&Jemalloc| background::require_support(jemalloc).is_ok();
+        let has_support =
+            |jemalloc: &&Jemalloc| background_threads::require_background_threads(jemalloc).is_ok();
         let with_threads: Vec<_> = jemallocs.iter().copied().filter(has_support).collect();
         if with_threads.is_empty() {
             let no_jemalloc = || needs_jemalloc_error("has background threads");
             let first = jemallocs.first().ok_or_else(no_jemalloc)?;
-            background::require_support(first)?;
+            background_threads::require_background_threads(first)?;
         }
         if let Some(max) = max {
             // All are checked before the first one is changed.
             let mut allocators = with_threads.iter();
-            allocators.try_for_each(|jemalloc| background::check_max(jemalloc, max))?;
+            allocators
+                .try_for_each(|jemalloc| background_threads::check_max_threads(jemalloc, max))?;
         }
-        let switch = |jemalloc: &Jemalloc| background::set_background_threads(jemalloc, on, max);
+        let switch =
+            |jemalloc: &Jemalloc| background_threads::set_background_threads(jemalloc, on, max);
         with_threads.into_iter().map(switch).collect()
     }
 }
 
 /// Statistics of one allocator. An error takes the place of what could not be read.
 fn allocator_stats(backend: &Backend, options: Option<&PrintOptions>) -> Stats {
-    let error_text = |error: Error| error_with_remedy(&error) + "\n";
+    let error_text = |error: Error| error_text_with_remedy(&error) + "\n";
     let AllocatorHeap {
         kind,
         version,
@@ -266,24 +269,28 @@ pub(super) fn live_bytes(backends: &[Arc<Backend>]) -> Option<u64> {
 /// Bytes of the free pages that these allocators count and a purge gives back. `None` if one of them does not count
 /// them: glibc's statistics do not tell whole free pages, mimalloc's nothing.
 fn purgeable_bytes(backends: &[Arc<Backend>]) -> Option<u64> {
-    let each = backends.iter().map(|each| match each.allocator.totals() {
-        Ok(Some(HeapUsage::Detailed(totals))) if each.identity().kind != AllocatorKind::Glibc => {
-            Some(
-                totals
-                    .resident
-                    .saturating_sub(totals.active.saturating_add(totals.metadata))
-                    .saturating_add(totals.lazily_free),
-            )
-        }
-        _ => None,
-    });
+    let each = backends
+        .iter()
+        .map(|each| match each.allocator.heap_usage() {
+            Ok(Some(HeapUsage::Detailed(totals)))
+                if each.identity().kind != AllocatorKind::Glibc =>
+            {
+                Some(
+                    totals
+                        .resident
+                        .saturating_sub(totals.active.saturating_add(totals.metadata))
+                        .saturating_add(totals.lazily_free),
+                )
+            }
+            _ => None,
+        });
     each.sum()
 }
 
 /// Reads the totals of one allocator, and its sampled objects. An error is stored in place of the totals.
 fn allocator_heap(backend: &Backend) -> AllocatorHeap {
     let identity = backend.identity();
-    let totals = backend.allocator.totals();
+    let totals = backend.allocator.heap_usage();
     AllocatorHeap {
         kind: identity.kind.into(),
         version: identity.version.clone(),
@@ -292,7 +299,7 @@ fn allocator_heap(backend: &Backend) -> AllocatorHeap {
             Ok(Some(totals)) => backend.allocator.sampled_objects(totals),
             Ok(None) | Err(_) => None,
         },
-        error: totals.as_ref().err().map(error_with_remedy),
+        error: totals.as_ref().err().map(error_text_with_remedy),
         totals: totals.unwrap_or_default(),
     }
 }

@@ -9,7 +9,7 @@ use std::time::SystemTime;
 use super::labels;
 use crate::allocators::loaded_objects::{self, LoadedObject};
 use crate::dumps::checksum::{self, ChecksummedDump};
-use crate::dumps::headroom::require_memory;
+use crate::dumps::headroom::require_dump_memory;
 use crate::dumps::heap::{ProfileSummary, SamplerSummary, Tally};
 use crate::dumps::name::DumpName;
 use crate::dumps::scratch::Scratch;
@@ -68,7 +68,7 @@ pub(crate) fn take(
     scratch: &Scratch,
 ) -> Result<Dump> {
     let WrittenProfile { summary, tail } = write_profile(backend, name, origin, scratch)?;
-    let mut body = ChecksummedDump::new(scratch.drain(summary.profile_len), tail);
+    let mut body = ChecksummedDump::new(scratch.draining_reader(summary.profile_len), tail);
     let length = summary.profile_len + body.tail_len();
     let kept = store.add(name, origin.started, length, &mut body)?;
     let own_sampler = summary.own_sampler.as_ref();
@@ -107,7 +107,7 @@ pub(crate) fn take_in_memory(
 ) -> Result<InMemoryDump> {
     let WrittenProfile { summary, tail } = write_profile(backend, name, origin, scratch)?;
     let mut body = ChecksummedDump::new(scratch.prefix_reader(summary.profile_len), tail);
-    let completed = scratch.complete(summary.profile_len, &mut body);
+    let completed = scratch.complete_read_only(summary.profile_len, &mut body);
     let (file, bytes) = completed.map_err(|error| Error::io("complete the dump", &error))?;
     Ok(InMemoryDump {
         file,
@@ -126,9 +126,9 @@ fn write_profile(
     origin: &DumpOrigin,
     scratch: &Scratch,
 ) -> Result<WrittenProfile> {
-    require_memory()?;
+    require_dump_memory()?;
     // Checked on this thread, because seccomp filters are per thread.
-    seccomp::require_calls()?;
+    seccomp::require_allowed_calls()?;
     let written = backend.write_profile(name.kind, scratch);
     // Checked before the result: an abandoned profile is incomplete, which is not the allocator's fault.
     scratch.finish_writing()?;
@@ -148,7 +148,7 @@ fn write_profile(
         .as_ref()
         .map(sampler_comments)
         .unwrap_or_default();
-    let announced = checksum::ANNOUNCED;
+    let announced = checksum::CHECKSUM_ANNOUNCEMENT;
     let text = format!("{MAPPED_LIBRARIES}{announced}{maps}{comments}{changed_code}{sampler_text}");
     Ok(WrittenProfile {
         summary,
@@ -366,7 +366,7 @@ mod tests {
             tail.ends_with("# stacks: 1\n# estimated-inuse-bytes: 564\n"),
             "{tail}"
         );
-        assert!(tail.starts_with(checksum::ANNOUNCED), "{tail}");
+        assert!(tail.starts_with(checksum::CHECKSUM_ANNOUNCEMENT), "{tail}");
         assert!(tail.contains("\n# checksum: crc32 "), "{tail}");
         assert_eq!((dump.stacks, dump.sample_interval), (1, 512));
         assert_eq!(dump.bytes, text.len() as u64);

@@ -57,7 +57,7 @@ impl Backend {
 
     /// memprof's sampler, locked, if it is selected. `None` while the allocator samples.
     fn selected_sampler(&self) -> Option<SelectedSampler<'_>> {
-        self.own_sampler.as_ref()?.selected()
+        self.own_sampler.as_ref()?.lock_if_selected()
     }
 
     /// Selects which sampler the next activation uses. Does nothing if only the allocator can sample.
@@ -103,7 +103,7 @@ impl Backend {
         let reason = self.allocator.unprofilable_reason()?;
         Some(
             match self.own_sampler.as_ref().and_then(OwnSampler::error) {
-                Some(error) => reason.without_sampler(error),
+                Some(error) => reason.with_sampler_error(error),
                 None => reason,
             },
         )
@@ -197,10 +197,10 @@ impl Backend {
 
     /// Estimated memory in bytes that a profile needs while it is written. `None` if there is no estimate, as
     /// for memprof's sampler.
-    pub(crate) fn profile_bytes(&self, kind: ProfileKind) -> Option<u64> {
+    pub(crate) fn profile_memory_estimate(&self, kind: ProfileKind) -> Option<u64> {
         match (kind, self.selected_sampler()) {
             (ProfileKind::Heap | ProfileKind::Pinned, Some(_)) => None,
-            (_, _) => self.allocator.profile_bytes(kind),
+            (_, _) => self.allocator.profile_memory_estimate(kind),
         }
     }
 
@@ -208,7 +208,7 @@ impl Backend {
     pub(crate) fn metadata_bytes(&self) -> Option<u64> {
         match self.selected_sampler() {
             Some(sampler) => Some(sampler.status().table_bytes),
-            None => self.allocator.jemalloc()?.profile_bytes(),
+            None => self.allocator.jemalloc()?.profile_memory_estimate(),
         }
     }
 

@@ -17,7 +17,9 @@ pub(super) fn early_ends() -> Vec<EarlyEnds> {
         .into_iter()
         .map(|each| EarlyEnds {
             reason: reason(each.reason).into(),
-            object: each.object.and_then(|start| path_at(&objects, start)),
+            object: each
+                .object
+                .and_then(|start| path_of_object(&objects, start)),
             samples: each.samples,
         })
         .collect();
@@ -26,7 +28,7 @@ pub(super) fn early_ends() -> Vec<EarlyEnds> {
 }
 
 /// File of the object that contains an address. `None` if it was unloaded meanwhile.
-fn path_at(objects: &[LoadedObject], address: usize) -> Option<PathBuf> {
+fn path_of_object(objects: &[LoadedObject], address: usize) -> Option<PathBuf> {
     let object = objects.iter().find(|object| {
         let start = object.start_address();
         start == Some(address) || object.contains(address)

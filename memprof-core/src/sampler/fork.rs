@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use memprof_own::ProcessOnce;
 
-use super::jemalloc_hooks::remove_in_child;
+use super::jemalloc_hooks::remove_hooks_in_child;
 
 /// Whether forked children keep sampling, because sampling began with the program and has no end.
 static SAMPLES_IN_CHILDREN: AtomicBool = AtomicBool::new(false);
@@ -44,6 +44,6 @@ extern "C" fn reset_in_child() {
     if !SAMPLES_IN_CHILDREN.load(Ordering::Relaxed) {
         memprof_sampler::stop();
     }
-    remove_in_child();
+    remove_hooks_in_child();
     memprof_sampler::reset_in_child();
 }

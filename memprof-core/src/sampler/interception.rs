@@ -173,7 +173,7 @@ impl Interception {
         match &mut self.method {
             InterceptionMethod::Slots(_) => self.patch_slots(),
             InterceptionMethod::Entries(entries) => {
-                loaded_libraries::unwatch();
+                loaded_libraries::stop_patching();
                 self.slots.patched = entries.enable().ok_or_else(missing_patches_error)?;
                 Ok(())
             }
@@ -210,7 +210,7 @@ impl Interception {
         };
         let reading = ForkGuard::acquire();
         let patched = slots.patch().ok_or_else(loader_lock_error)?;
-        loaded_libraries::watch(slots, &reading);
+        loaded_libraries::start_patching(slots, &reading);
         if patched.patched == 0 && patched.refused > 0 {
             return Err(Error::new(
                 ErrorKind::Unavailable,

@@ -32,7 +32,9 @@ impl JemallocHookInstaller {
     /// Creates an installer for this jemalloc. `None` if it has no hooks.
     pub(super) fn new(jemalloc: &Jemalloc) -> Option<Self> {
         let mallctl = jemalloc.mallctl;
-        mallctl.can_read(INSTALL_HOOKS).then_some(Self { mallctl })
+        mallctl
+            .has_mallctl(INSTALL_HOOKS)
+            .then_some(Self { mallctl })
     }
 
     /// Installs the hooks, so that jemalloc calls the sampler for each allocation. Does nothing if they are
@@ -73,7 +75,7 @@ impl JemallocHookInstaller {
 
 /// Removes the hooks in a forked child, which does not have the thread that ends the activation. Allocates
 /// nothing, and takes none of memprof's locks.
-pub(super) fn remove_in_child() {
+pub(super) fn remove_hooks_in_child() {
     let mut handle = HANDLE.swap(0, Ordering::AcqRel);
     let address = MALLCTL.load(Ordering::Acquire);
     if handle == 0 || address == 0 {

@@ -17,8 +17,9 @@ static PATCHED_LOAD_COUNT: AtomicU64 = AtomicU64::new(0);
 /// The slots to patch. No thread waits for it.
 static SLOTS: Mutex<Option<GotSlots>> = Mutex::new(None);
 
-/// Lets `slots` be patched in libraries that are loaded from now on. All that are loaded now are patched.
-pub(super) fn watch(slots: &GotSlots, reading: &ForkGuard) {
+/// Lets `slots` be patched in libraries that are loaded from now on. Those that are loaded now must be patched
+/// already.
+pub(super) fn start_patching(slots: &GotSlots, reading: &ForkGuard) {
     // A child that was forked by clone(2) may have inherited it locked.
     if let Ok(mut shared) = SLOTS.try_lock() {
         shared.get_or_insert_with(|| slots.clone());
@@ -28,16 +29,16 @@ pub(super) fn watch(slots: &GotSlots, reading: &ForkGuard) {
 }
 
 /// Patches no libraries any more, because the calls are intercepted by another method.
-pub(super) fn unwatch() {
+pub(super) fn stop_patching() {
     // A child that was forked by clone(2) may have inherited it locked.
     if let Ok(mut shared) = SLOTS.try_lock() {
         *shared = None;
     }
 }
 
-/// Records the loaded code, and patches the slots of libraries that were loaded since, before a call of the program to
-/// the loader. Does nothing while a fork is under way, or another thread is here: the periodic task does what this leaves
-/// out. Allocates nothing.
+/// Records the loaded code, and patches the slots of libraries that were loaded since, before a call of the program
+/// to the loader. Does nothing while a fork is under way or another thread runs it: the periodic task then does the
+/// work. Allocates nothing.
 extern "C" fn notice_loaded_libraries() {
     // A runtime that stops its threads by signals, to scan the loaded objects meanwhile, must not stop this one while
     // it holds the loader's lock.

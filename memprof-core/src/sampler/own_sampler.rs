@@ -49,7 +49,7 @@ pub fn sample_from_start(interval: Option<SampleInterval>, is_tallied: bool) -> 
     memprof_sampler::start(bytes).map_err(sampler_error)?;
     let reading = ForkGuard::acquire();
     slots.patch().ok_or_else(loader_lock_error)?;
-    loaded_libraries::watch(&slots, &reading);
+    loaded_libraries::start_patching(&slots, &reading);
     Ok(())
 }
 
@@ -158,7 +158,7 @@ impl OwnSampler {
     }
 
     /// The sampler, locked, if it is selected. `None` while the allocator samples.
-    pub(crate) fn selected(&self) -> Option<SelectedSampler<'_>> {
+    pub(crate) fn lock_if_selected(&self) -> Option<SelectedSampler<'_>> {
         let sampler = lock(self.sampler.as_ref().ok()?);
         (sampler.selection != SamplerSelection::Allocator).then_some(SelectedSampler {
             sampler,

@@ -84,7 +84,7 @@ impl PinnedProfile<StackRecordId> {
         outcome?;
         // SAFETY: the caller guarantees that `jemalloc` allocated the block of each sample.
         unsafe { query.query_pending() }?;
-        distribute(&bins, &query.weights).ok_or(Errno::NOMEM)
+        distribute_free_bytes(&bins, &query.weights).ok_or(Errno::NOMEM)
     }
 }
 
@@ -202,7 +202,10 @@ impl SizeClassShare {
 
 /// Distributes the free bytes of each size class over its samples' stacks by weight, if its samples suffice.
 /// `weights` has for each stack and index in `bins` the weight of its samples. `None` if memory runs out.
-fn distribute<K: Copy + Eq + Hash>(bins: &[Bin], weights: &Weights<K>) -> Option<PinnedProfile<K>> {
+fn distribute_free_bytes<K: Copy + Eq + Hash>(
+    bins: &[Bin],
+    weights: &Weights<K>,
+) -> Option<PinnedProfile<K>> {
     let mut classes = Vec::new();
     classes.try_reserve_exact(bins.len()).ok()?;
     classes.resize(bins.len(), SizeClassShare::default());
@@ -259,7 +262,7 @@ mod tests {
         bins: &[Bin],
         samples: &[(&'static str, usize, u64, f64)],
     ) -> PinnedProfile<&'static str> {
-        distribute(bins, &weights(samples)).unwrap()
+        distribute_free_bytes(bins, &weights(samples)).unwrap()
     }
 
     #[test]

@@ -17,7 +17,7 @@ use memprof_sampler::{StackRecord, StackRecordId};
 
 use super::pinned::{PinnedProfile, PinnedShare};
 use super::unseen_calls::SampledBytes;
-use crate::dumps::heap::{ProfileSummary, unsampled_bytes};
+use crate::dumps::heap::{ProfileSummary, estimate_unsampled_bytes};
 use crate::unwinder::ChangedCode;
 
 /// Characters per number of the header, so that it can be written before the totals are known.
@@ -119,7 +119,8 @@ impl<W: Write> ProfileWriter<W> {
         write_stack(&mut self.text, counts, frames)?;
         let summary = &mut self.summary;
         summary.stacks += 1;
-        summary.estimated_inuse_bytes += unsampled_bytes(objects, bytes, summary.sample_interval);
+        summary.estimated_inuse_bytes +=
+            estimate_unsampled_bytes(objects, bytes, summary.sample_interval);
         self.sampled.add(objects, bytes, summary.sample_interval);
         Ok(())
     }

@@ -109,7 +109,7 @@ impl SelectedSampler<'_> {
             self.sampler.drop_samples()?;
         }
         if self.sampler.since.is_none() {
-            self.sampler.allocated_at_start = exact_bytes(allocator);
+            self.sampler.allocated_at_start = exact_allocated_bytes(allocator);
         }
         register_fork_handler();
         memprof_sampler::start(interval).map_err(sampler_error)?;
@@ -361,7 +361,7 @@ struct AllocatedBytes {
 
 /// Returns the bytes that an allocator has given out, or at most has. `None` if it keeps no count, or refuses.
 fn allocated_bytes(allocator: &Allocator) -> Option<AllocatedBytes> {
-    let totals = allocator.totals();
+    let totals = allocator.heap_usage();
     match totals.inspect_err(|error| log::debug!("{error}")).ok()?? {
         HeapUsage::Detailed(totals) => Some(AllocatedBytes {
             bytes: totals.allocated,
@@ -375,7 +375,7 @@ fn allocated_bytes(allocator: &Allocator) -> Option<AllocatedBytes> {
 }
 
 /// Returns the bytes that an allocator has given out. `None` if it does not distinguish them from free ones.
-fn exact_bytes(allocator: &Allocator) -> Option<u64> {
+fn exact_allocated_bytes(allocator: &Allocator) -> Option<u64> {
     let allocated = allocated_bytes(allocator).filter(|allocated| allocated.is_exact);
     allocated.map(|allocated| allocated.bytes)
 }

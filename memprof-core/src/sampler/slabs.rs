@@ -57,7 +57,7 @@ pub(super) fn free_bytes(bin: &Bin) -> u64 {
 
 /// Whether this jemalloc reports how full its slabs are.
 pub(super) fn supports_slab_queries(jemalloc: &Jemalloc) -> bool {
-    jemalloc.config_stats && jemalloc.mallctl.can_read(BATCH_QUERY)
+    jemalloc.config_stats && jemalloc.mallctl.has_mallctl(BATCH_QUERY)
 }
 
 /// Reads the size classes and their current counts, which jemalloc refreshes first.

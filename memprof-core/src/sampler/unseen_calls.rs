@@ -6,7 +6,7 @@
 
 use std::ops::RangeInclusive;
 
-use crate::dumps::heap::unsampled_bytes;
+use crate::dumps::heap::estimate_unsampled_bytes;
 
 /// Standard errors by which an estimate must differ from the allocator's total.
 const SIGNIFICANT_ERRORS: f64 = 3.0;
@@ -42,17 +42,18 @@ impl SampledBytes {
         if objects == 0 || bytes == 0 || interval == 0 {
             return;
         }
-        let estimate = unsampled_bytes(objects, bytes, interval) as f64;
+        let estimate = estimate_unsampled_bytes(objects, bytes, interval) as f64;
         let size = bytes as f64 / objects as f64;
         // Not `f64::exp`, which a program may replace.
         let miss_probability = libm::exp(-size / interval as f64);
         self.estimate += estimate;
         self.variance += estimate * estimate * miss_probability / objects as f64;
-        self.rounded += estimate * largest_block(size) / size;
+        self.rounded += estimate * max_block_size(size) / size;
     }
 
     /// Compares with `allocated`, the bytes that the allocator reported right before and after the samples were
-    /// counted. `at_start` are those when sampling began; `None` if unknown: missing ones may be older.
+    /// counted. `at_start` are those when sampling began. If it is `None`, no missing allocations are reported,
+    /// because they may be older.
     pub(super) fn compare(
         self,
         allocated: RangeInclusive<u64>,
@@ -78,7 +79,7 @@ impl SampledBytes {
 
 /// Largest block that an allocator makes of a request for `size` bytes: size classes of jemalloc and tcmalloc are at
 /// most a quarter larger, and glibc's chunks (malloc.c, `MINSIZE`) have a header and at least 32 bytes.
-fn largest_block(size: f64) -> f64 {
+fn max_block_size(size: f64) -> f64 {
     (size * 1.25 + 24.0).max(32.0)
 }
 

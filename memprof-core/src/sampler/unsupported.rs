@@ -44,7 +44,7 @@ impl OwnSampler {
         match *self {}
     }
 
-    pub(crate) fn selected(&self) -> Option<SelectedSampler<'_>> {
+    pub(crate) fn lock_if_selected(&self) -> Option<SelectedSampler<'_>> {
         match *self {}
     }
 

@@ -38,7 +38,7 @@ const NO_LIMIT: u64 = 1 << 62;
 
 /// Usage and limit of the calling process's memory cgroup. `None` if it is in none or the files cannot be
 /// read.
-pub(crate) fn read_current() -> Option<Cgroup> {
+pub(crate) fn read_current_cgroup() -> Option<Cgroup> {
     find_cgroup(&read_membership()?, read_cgroup_file)
 }
 

@@ -81,7 +81,7 @@ static LAST_PROBE: AtomicPtr<ProbedFilters> = AtomicPtr::new(ptr::null_mut());
 
 /// Most recent probe result, which links to the earlier ones. `None` before the first probe.
 fn cached_probe() -> Option<&'static ProbedFilters> {
-    // SAFETY: `require_calls` stores only leaked boxes, so a pointer that is not null is valid forever.
+    // SAFETY: `require_allowed_calls` stores only leaked boxes, so a pointer that is not null is valid forever.
     unsafe { LAST_PROBE.load(Ordering::Acquire).as_ref() }
 }
 
@@ -90,7 +90,7 @@ fn cached_probe() -> Option<&'static ProbedFilters> {
 ///
 /// # Errors
 /// `Io`: the filter would kill at a system call, which the message names; or it could not be tried out.
-pub fn require_calls() -> Result<()> {
+pub fn require_allowed_calls() -> Result<()> {
     let Some(filters) = filter_count() else {
         return Ok(());
     };
@@ -243,7 +243,7 @@ fn fork_probe_child(progress: &AtomicUsize) -> io::Result<(pid_t, OwnedFd)> {
     }
     match child {
         -1 => Err(io::Error::last_os_error()),
-        0 => make_calls(progress),
+        0 => run_probe_child(progress),
         // SAFETY: the kernel created the pidfd for this process, and only this value owns it.
         child => Ok((child as pid_t, unsafe { OwnedFd::from_raw_fd(descriptor) })),
     }
@@ -251,7 +251,7 @@ fn fork_probe_child(progress: &AtomicUsize) -> io::Result<(pid_t, OwnedFd)> {
 
 /// Body of the child: makes all [`CALLS`] and exits. Uses system calls only, because locks may be held by
 /// threads that the child does not have.
-fn make_calls(progress: &AtomicUsize) -> ! {
+fn run_probe_child(progress: &AtomicUsize) -> ! {
     const NOTHING: [u64; 4] = [0; 4];
     for (index, (_, number, [a, b, c, d, e])) in CALLS.iter().enumerate() {
         progress.store(index + 1, Ordering::Release);

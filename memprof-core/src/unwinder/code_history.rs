@@ -91,7 +91,7 @@ struct CodeHistory {
 }
 
 /// Records the code that is loaded now, and begins a generation if an object was unloaded since the last call. Does
-/// nothing if another thread is here.
+/// nothing while another thread runs it.
 pub(crate) fn update(reading: &ForkGuard) {
     // A child that was forked by clone(2) may have inherited it locked.
     if let Ok(mut history) = HISTORY.try_lock() {
@@ -161,7 +161,7 @@ impl CodeHistory {
             let start = range.start & !(PAGE - 1);
             let offset = header.p_offset & !(PAGE as u64 - 1);
             let range = start..range.end.next_multiple_of(PAGE);
-            self.add(
+            self.record_segment(
                 range,
                 offset,
                 object.build_id.unwrap_or_default(),
@@ -171,7 +171,7 @@ impl CodeHistory {
     }
 
     /// Records a segment, or that it is still loaded, or is again.
-    fn add(&mut self, range: Range<usize>, offset: u64, build_id: &[u8], path: &[u8]) {
+    fn record_segment(&mut self, range: Range<usize>, offset: u64, build_id: &[u8], path: &[u8]) {
         let is_same = |index: &usize| {
             let segment = &self.segments[*index];
             segment.range() == range
@@ -184,18 +184,18 @@ impl CodeHistory {
             .filter(|index| self.segments[*index].is_loaded && is_same(index))
             .or_else(|| (0..self.count).rev().find(is_same));
         match found {
-            Some(index) if self.segments[index].is_loaded || self.is_place_free_since(index) => {
+            Some(index) if self.segments[index].is_loaded || self.is_place_unused_since(index) => {
                 let segment = &mut self.segments[index];
                 segment.is_loaded = true;
                 segment.seen = self.updates;
                 self.expected = index + 1;
             }
-            _ => self.push(range, offset, build_id, path),
+            _ => self.append_segment(range, offset, build_id, path),
         }
     }
 
-    /// Whether no other code was found at an unloaded segment's place since it is gone.
-    fn is_place_free_since(&self, index: usize) -> bool {
+    /// Whether no other code was found at the addresses of this unloaded segment since it was unloaded.
+    fn is_place_unused_since(&self, index: usize) -> bool {
         let gone = &self.segments[index];
         let others = self.segments[..self.count].iter().enumerate();
         others
@@ -204,7 +204,7 @@ impl CodeHistory {
     }
 
     /// Appends a loaded segment, if there is room.
-    fn push(&mut self, range: Range<usize>, offset: u64, build_id: &[u8], path: &[u8]) {
+    fn append_segment(&mut self, range: Range<usize>, offset: u64, build_id: &[u8], path: &[u8]) {
         let text_len = self.text_len + build_id.len() + path.len();
         if self.count == MAX_SEGMENTS || text_len > TEXT_BYTES {
             return;
@@ -216,8 +216,8 @@ impl CodeHistory {
             start: range.start,
             end: range.end,
             offset,
-            build_id: self.push_text(build_id),
-            path: self.push_text(path),
+            build_id: self.append_text(build_id),
+            path: self.append_text(path),
             first: self.generation,
             last: 0,
             is_loaded: true,
@@ -229,7 +229,7 @@ impl CodeHistory {
     }
 
     /// Appends a text, for which there is room.
-    fn push_text(&mut self, text: &[u8]) -> [u32; 2] {
+    fn append_text(&mut self, text: &[u8]) -> [u32; 2] {
         let start = self.text_len;
         self.text_len += text.len();
         self.texts[start..self.text_len].copy_from_slice(text);
@@ -250,7 +250,7 @@ mod tests {
         history.begin_update();
         for (start, path) in objects {
             let range = *start..start + PAGE;
-            history.add(range, 0, path.as_bytes(), path.as_bytes());
+            history.record_segment(range, 0, path.as_bytes(), path.as_bytes());
         }
         history.end_update((0, unloaded));
     }

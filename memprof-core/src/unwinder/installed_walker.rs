@@ -15,8 +15,8 @@ use crate::allocators::mallctl::{Mallctl, MallctlFn};
 use crate::error::{Error, Result};
 
 pub(super) use memprof_unwind::{
-    HookStats, clear_rules, clear_stack_cache, rules_read, set_code_generation, walked_every_stack,
-    without_code_generation,
+    HookStats, clear_rules, clear_stack_cache, rules_read_count, set_code_generation,
+    walked_every_stack, without_code_generation,
 };
 pub(crate) use memprof_unwind::{
     LabelContext, LabelSetCounts, MAX_KEYS, MAX_SETS, for_each_label_set, label_set_counts,

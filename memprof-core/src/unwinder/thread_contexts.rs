@@ -20,7 +20,7 @@ pub(crate) fn thread_contexts() -> Vec<ThreadContext> {
     // SAFETY: dlsym(3) gets a NUL-terminated name. For a thread-local variable it returns the address in the
     // calling thread.
     let variable = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"otel_thread_ctx_v1".as_ptr()) };
-    let of_open_telemetry = context_at(variable.addr(), LabelKeyNames::OpenTelemetry);
+    let of_open_telemetry = thread_context_at(variable.addr(), LabelKeyNames::OpenTelemetry);
     let of_programs = loaded_objects::list().into_iter().filter_map(|object| {
         let labels = ptr::with_exposed_provenance::<memprof_labels_t>(object.labels?);
         // SAFETY: memprof.h: the note of an object points to this struct; `loaded_objects` checked that it is
@@ -31,7 +31,7 @@ pub(crate) fn thread_contexts() -> Vec<ThreadContext> {
         }
         // SAFETY: memprof.h: the function is thread-safe and lives as long as the process.
         let variable = unsafe { labels.place?() };
-        context_at(
+        thread_context_at(
             variable.addr(),
             LabelKeyNames::Program(LabelKeyRegistry(labels.key?)),
         )
@@ -54,7 +54,7 @@ pub(crate) struct LabelKeyRegistry(unsafe extern "C" fn(memprof_str_t) -> i32);
 
 impl LabelKeyRegistry {
     /// Number of a key, newly assigned if necessary. `None` if the program has no number left.
-    pub(crate) fn key_number(self, key: &str) -> Option<u8> {
+    pub(crate) fn assign_key_number(self, key: &str) -> Option<u8> {
         // SAFETY: memprof.h, `memprof_labels_t.key`: the function is thread-safe and borrows the text for the
         // call only.
         let number = unsafe { (self.0)(memprof_str_t::new(key)) };
@@ -64,7 +64,7 @@ impl LabelKeyRegistry {
 
 /// Module and offset of the thread-local variable at this address of the calling thread. `None` for null and
 /// for other addresses.
-fn context_at(variable: usize, keys: LabelKeyNames) -> Option<ThreadContext> {
+fn thread_context_at(variable: usize, keys: LabelKeyNames) -> Option<ThreadContext> {
     let mut search = TlsSearch {
         variable,
         found: None,
@@ -98,7 +98,7 @@ unsafe extern "C" fn visit_object(
 ) -> c_int {
     // SAFETY: dl_iterate_phdr(3): `info` is valid during the callback.
     let info = unsafe { &*info };
-    // SAFETY: `context_at` passes a pointer to its search, which nothing else uses during the call.
+    // SAFETY: `thread_context_at` passes a pointer to its search, which nothing else uses during the call.
     let search = unsafe { &mut *search.cast::<TlsSearch>() };
     if info.dlpi_tls_data.is_null() || info.dlpi_phdr.is_null() {
         return 0;

@@ -21,7 +21,7 @@ pub(super) struct LoadCounts(Option<(u64, u64)>);
 
 impl LoadCounts {
     /// Clears the unwind rules if a library was loaded or unloaded since the last call.
-    pub(super) fn clear_if_changed(&mut self) {
+    pub(super) fn clear_rules_if_changed(&mut self) {
         if self.0 != Some(loaded_objects::load_and_unload_count()) {
             self.0 = Some(notice_code_changes());
         }
@@ -67,7 +67,7 @@ impl PeriodicTask {
             }
         })
         .map_err(|error| {
-            Error::of_system(
+            Error::system(
                 Operation::Thread,
                 "start the thread that tends the unwinder",
                 &error,

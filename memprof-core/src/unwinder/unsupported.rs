@@ -43,7 +43,7 @@ pub(super) fn clear_rules() {}
 
 pub(super) fn clear_stack_cache() {}
 
-pub(super) fn rules_read() -> u64 {
+pub(super) fn rules_read_count() -> u64 {
     0
 }
 
@@ -75,7 +75,7 @@ pub(crate) struct LabelContext {
 pub(crate) enum LabelKeyRegistry {}
 
 impl LabelKeyRegistry {
-    pub(crate) fn key_number(self, _: &str) -> Option<u8> {
+    pub(crate) fn assign_key_number(self, _: &str) -> Option<u8> {
         match self {}
     }
 }

@@ -23,7 +23,7 @@ impl MemoryReading {
     /// # Errors
     /// `Io`: `/proc/thread-self/statm` cannot be read.
     pub(crate) fn read() -> Result<Self> {
-        let cgroup = cgroup::read_current();
+        let cgroup = cgroup::read_current_cgroup();
         let limit = cgroup.and_then(|cgroup| cgroup.limit_bytes);
         let machine = rustix::system::sysinfo();
         let machine = machine.totalram.saturating_mul(machine.mem_unit.into());

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use crate::dumps::trigger::Trigger;
 use crate::error::{Error, Result};
-use crate::watching::gdump::{GdumpLimits, HighWaterWatch};
+use crate::watching::high_water_watch::{GdumpLimits, HighWaterWatch};
 use crate::watching::memory_reading::MemoryReading;
 use crate::watching::rule::{RuleState, WatchRule};
 use memprof_messages::{GdumpStatus, Operation, WatchStatus};
@@ -92,10 +92,10 @@ impl Watcher {
                 privileges.match_main_thread();
                 enter();
             };
-            watcher.poll(enter, &act);
+            watcher.run_poll_loop(enter, &act);
         })
         .map_err(|error| {
-            Error::of_system(
+            Error::system(
                 Operation::Thread,
                 "start the thread that watches the memory",
                 &error,
@@ -159,7 +159,7 @@ impl Watcher {
     /// Body of the polling thread: reads the memory when it is due and takes the dump of the first rule that
     /// fires, until nothing needs to be polled. Logs once that the memory cannot be read. After a refused dump,
     /// waits [`RETRY_DELAY`] before the next.
-    fn poll(&self, mut enter: impl FnMut(), act: &impl Fn(DueDump) -> DumpOutcome) {
+    fn run_poll_loop(&self, mut enter: impl FnMut(), act: &impl Fn(DueDump) -> DumpOutcome) {
         let mut is_unreadable = false;
         let mut is_busy = false;
         let mut refused_at: Option<Instant> = None;
@@ -182,7 +182,7 @@ impl Watcher {
             if let Some(GdumpStatus { taken, .. }) = finished {
                 log::info!("gdump is over: it took {taken} dumps");
             }
-            let due = self.lock().find_due(&reading, now);
+            let due = self.lock().find_due_dump(&reading, now);
             if refused_at.is_some_and(|refused| now < refused + RETRY_DELAY) {
                 continue;
             }
@@ -247,7 +247,7 @@ impl WatchState {
 
     /// The dump that is due at this reading, for the first rule that fires, or else for a new high-water mark.
     /// It first turns sampling on if any of the rules that fire requests it. `None` if nothing fires.
-    fn find_due(&mut self, reading: &MemoryReading, now: Instant) -> Option<DueDump> {
+    fn find_due_dump(&mut self, reading: &MemoryReading, now: Instant) -> Option<DueDump> {
         let mut due = None;
         for watched in &mut self.rules {
             if let Some(bytes) = watched.evaluate(reading, now) {
@@ -274,7 +274,7 @@ impl WatchState {
     }
 
     /// Records the outcome for every rule that fires at this reading, because all of them share the dump that
-    /// [`find_due`](Self::find_due) returned.
+    /// [`find_due_dump`](Self::find_due_dump) returned.
     fn record_outcome(&mut self, outcome: DumpOutcome, reading: &MemoryReading, now: Instant) {
         for watched in &mut self.rules {
             match outcome {
@@ -365,26 +365,26 @@ mod tests {
         let above = Condition::RssAbove(Threshold::Bytes(START_RSS));
         let mut watch = watch(&[above, Condition::Every(seconds(5))], start);
         let now = start + seconds(5);
-        let due = watch.find_due(&reading(START_RSS), now).unwrap();
+        let due = watch.find_due_dump(&reading(START_RSS), now).unwrap();
         assert_eq!(due.trigger, Trigger::Rule(above, START_RSS));
         watch.record_outcome(DumpOutcome::Done, &reading(START_RSS), now);
         let fired: Vec<_> = watch.rules.iter().map(|watched| watched.fired).collect();
         assert_eq!(fired, [1, 1]);
-        assert!(watch.find_due(&reading(START_RSS), now).is_none());
+        assert!(watch.find_due_dump(&reading(START_RSS), now).is_none());
     }
 
     #[test]
     fn due_dump_is_retried_after_busy() {
         let start = Instant::now();
         let mut watch = watch(&[Condition::RssAbove(Threshold::Bytes(START_RSS))], start);
-        assert!(watch.find_due(&reading(START_RSS), start).is_some());
+        assert!(watch.find_due_dump(&reading(START_RSS), start).is_some());
         watch.record_outcome(DumpOutcome::Busy, &reading(START_RSS), start);
         let later = start + POLL_INTERVAL;
-        assert!(watch.find_due(&reading(START_RSS), later).is_some());
+        assert!(watch.find_due_dump(&reading(START_RSS), later).is_some());
         watch.record_outcome(DumpOutcome::Done, &reading(START_RSS), later);
         assert!(
             watch
-                .find_due(&reading(START_RSS), later + POLL_INTERVAL)
+                .find_due_dump(&reading(START_RSS), later + POLL_INTERVAL)
                 .is_none()
         );
     }

@@ -1,7 +1,7 @@
 //! The plugin's TOML table, `[plugin.config]`.
 
 mod amount;
-mod plain;
+mod value_types;
 mod watch;
 
 use std::num::NonZero;
@@ -18,7 +18,7 @@ use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
 
 use amount::SizeOrShare;
-use plain::{IntervalText, LgSample, Period, WholeNumber};
+use value_types::{IntervalText, LgSample, Period, WholeNumber};
 use watch::WatchRules;
 
 /// The settings of `[plugin.config]`.
@@ -98,7 +98,9 @@ impl KeepConfig {
         Ok(RetentionPolicy {
             count,
             bytes: match &self.bytes {
-                Some(amount) => amount.bytes("keep.bytes").map_err(config_failure)?,
+                Some(amount) => amount
+                    .size_or_bare_number("keep.bytes")
+                    .map_err(config_failure)?,
                 None => default.bytes,
             },
             age: self

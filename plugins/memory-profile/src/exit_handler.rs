@@ -9,7 +9,7 @@ use memprof_own::{ForkGuard, LockFreeOnce};
 
 use crate::profilers::Profilers;
 
-/// Profilers of whose process the handler takes the exit dump.
+/// Profilers of the process whose exit dump the handler takes.
 static PROFILERS: LockFreeOnce<Weak<Profilers>> = LockFreeOnce::new();
 
 /// Registers `Profiler::take_exit_dump` for exit(3) and the end of `main`, for the first profilers that are
@@ -33,7 +33,7 @@ pub(crate) fn register_exit_handler(profilers: &Arc<Profilers>) {
 extern "C" fn on_exit() {
     let take_dump = || {
         let profilers = PROFILERS.get().and_then(Weak::upgrade);
-        if let Some(profiler) = profilers.as_ref().and_then(|all| all.existing()) {
+        if let Some(profiler) = profilers.as_ref().and_then(|all| all.existing_profiler()) {
             profiler.take_exit_dump();
         }
     };

@@ -3,7 +3,7 @@
 mod arguments;
 mod config;
 mod exit_handler;
-mod gdump;
+mod gdump_arguments;
 mod messages;
 mod profilers;
 mod reply;

@@ -1,13 +1,15 @@
 //! The messages of `memory_profile`: their handlers, and the start and end of the plugin.
 
 mod dumps;
-mod figures;
 mod sampling;
 mod state;
+mod statistics;
 
 use std::sync::Arc;
 
-use memprof_core::{JemallocReaders, Profiler, ProfilerExclusion, ProfilerSettings, require_calls};
+use memprof_core::{
+    JemallocReaders, Profiler, ProfilerExclusion, ProfilerSettings, require_allowed_calls,
+};
 use memprof_messages::{HelpReply, MESSAGES, MessageHelp, PLUGIN, USAGES};
 use memprof_plugin_abi::{Arguments, Failure, Host, Message, Plugin, Reply};
 
@@ -86,7 +88,7 @@ impl Plugin for MemoryProfile {
     ) -> Result<(), Failure> {
         // The thread may be the program's, as in Redis.
         let _exclusion = self.profiler().pause_on_this_thread();
-        require_calls().map_err(to_failure)?;
+        require_allowed_calls().map_err(to_failure)?;
         let profiler = self.profiler();
         match name {
             "activate" => sampling::activate(profiler, args, reply),
@@ -96,11 +98,11 @@ impl Plugin for MemoryProfile {
             "gdump" => dumps::gdump(profiler, args, reply),
             "list" => dumps::list(profiler, args, reply),
             "fetch" => dumps::fetch(profiler, args, reply),
-            "stats" => figures::stats(profiler, args, reply),
-            "ledger" => figures::ledger(profiler, args, reply),
-            "purge" => figures::purge(profiler, args, reply),
-            "background_thread" => figures::background_thread(profiler, args, reply),
-            "recent" => figures::recent(profiler, args, reply),
+            "stats" => statistics::stats(profiler, args, reply),
+            "ledger" => statistics::ledger(profiler, args, reply),
+            "purge" => statistics::purge(profiler, args, reply),
+            "background_thread" => statistics::background_thread(profiler, args, reply),
+            "recent" => statistics::recent(profiler, args, reply),
             "status" => state::status(profiler, args, reply),
             "doctor" => state::doctor(profiler, args, reply),
             "detach" => state::detach(profiler, args, reply),
@@ -116,8 +118,8 @@ impl Plugin for MemoryProfile {
 
 impl Drop for MemoryProfile {
     fn drop(&mut self) {
-        // `existing`, because a forked child without a profiler has nothing to stop.
-        if let Some(profiler) = self.profilers.existing() {
+        // `existing_profiler`, because a forked child without a profiler has nothing to stop.
+        if let Some(profiler) = self.profilers.existing_profiler() {
             profiler.shut_down();
         }
     }
@@ -126,7 +128,7 @@ impl Drop for MemoryProfile {
 impl MemoryProfile {
     /// Profiler of this process; created if it is missing, as in a forked child.
     fn profiler(&self) -> &Arc<Profiler> {
-        self.profilers.current()
+        self.profilers.get_or_create()
     }
 }
 

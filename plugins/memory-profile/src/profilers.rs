@@ -55,16 +55,16 @@ impl Profilers {
     }
 
     /// The profiler of this process; created if it is missing.
-    pub(crate) fn current(&self) -> &Arc<Profiler> {
+    pub(crate) fn get_or_create(&self) -> &Arc<Profiler> {
         let mut generation = &self.first;
         while !generation.is_current_process() {
-            generation = generation.child(&self.settings, &self.start);
+            generation = generation.get_or_create_child(&self.settings, &self.start);
         }
         &generation.profiler
     }
 
     /// The profiler of this process. `None` if it was not used yet.
-    pub(crate) fn existing(&self) -> Option<&Arc<Profiler>> {
+    pub(crate) fn existing_profiler(&self) -> Option<&Arc<Profiler>> {
         let mut generation = &self.first;
         while !generation.is_current_process() {
             generation = generation.child.get()?;
@@ -77,7 +77,7 @@ impl ForkGeneration {
     /// Creates the profiler of the calling process, and lets it maintain sampling that began before.
     fn new(settings: &ProfilerSettings) -> Self {
         let profiler = Arc::new(Profiler::new(settings.clone(), SystemTime::now()));
-        profiler.maintain_already_active();
+        profiler.maintain_running_sampler();
         Self {
             process: process::id(),
             profiler,
@@ -88,7 +88,7 @@ impl ForkGeneration {
 
     /// The next generation, which belongs to a forked child of this one's process; created for the calling
     /// process if it is missing, and started as the config says. Blocks while another thread creates it.
-    fn child(&self, settings: &ProfilerSettings, start: &ProfilerStart) -> &Self {
+    fn get_or_create_child(&self, settings: &ProfilerSettings, start: &ProfilerStart) -> &Self {
         if let Some(child) = self.child.get() {
             return child;
         }
@@ -110,10 +110,12 @@ impl ForkGeneration {
 impl ProfilerStart {
     /// Starts sampling and sets the rules. Failures are logged: the program must go on even if it cannot be profiled.
     fn apply(&self, profiler: &Arc<Profiler>) {
-        if let Some((reason, remedy)) = profiler.unavailable() {
+        if let Some((reason, remedy)) = profiler.unavailable_reason_and_remedy() {
             log::warn!("profiling is unavailable: {reason}; {remedy}");
         } else if let Some(interval) = &self.activation
-            && let Err(failure) = interval.clone().and_then(|it| activate(profiler, it))
+            && let Err(failure) = interval
+                .clone()
+                .and_then(|it| activate_without_limit(profiler, it))
         {
             log::error!("activate_at_start: {failure}");
         }
@@ -127,7 +129,10 @@ impl ProfilerStart {
 }
 
 /// Starts sampling for good, and logs it.
-fn activate(profiler: &Arc<Profiler>, interval: Option<SampleInterval>) -> Result<(), Failure> {
+fn activate_without_limit(
+    profiler: &Arc<Profiler>,
+    interval: Option<SampleInterval>,
+) -> Result<(), Failure> {
     let options = ActivateOptions {
         interval,
         ..ActivateOptions::default()

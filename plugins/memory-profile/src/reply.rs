@@ -1,7 +1,7 @@
 //! Replies: one JSON object with `status`, `text` and the fields of the message.
 
 use memprof_core::Error;
-use memprof_messages::{ErrorReply, ReplyEnvelope as Full, ReplyStatus};
+use memprof_messages::{ErrorReply, ReplyEnvelope, ReplyStatus};
 use memprof_plugin_abi::{ErrorKind, Failure, Reply};
 use rustix::io::Errno;
 use serde::Serialize;
@@ -31,7 +31,7 @@ fn write_reply(
     text: &str,
     fields: impl Serialize,
 ) -> Result<(), Failure> {
-    let envelope = Full {
+    let envelope = ReplyEnvelope {
         status: status.into(),
         text: text.to_owned(),
         fields,

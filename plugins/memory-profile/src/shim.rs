@@ -101,8 +101,8 @@ pub(crate) fn host_mallctl(host: &Host) -> Option<Mallctl> {
 /// # Errors
 /// `Allocator`: jemalloc refused.
 pub(crate) fn read_totals(mallctl: &Mallctl) -> Result<HeapTotals, Error> {
-    with_jemalloc_bound(mallctl, bound_totals)
-        .map_err(|error| read_error("stats", &error.to_string()))
+    with_jemalloc_bound(mallctl, read_bound_totals)
+        .map_err(|error| refused_read_error("stats", &error.to_string()))
 }
 
 /// Reads the output of `malloc_stats_print`, with the sums of all arenas but not each arena.
@@ -115,13 +115,13 @@ pub(crate) fn read_printout(mallctl: &Mallctl) -> Result<Printout, Error> {
         options.skip_per_arena = true;
         let mut printout = Printout::default();
         stats_print::stats_print(&mut printout, options)
-            .map_err(|error| read_error("malloc_stats_print", &error.to_string()))?;
+            .map_err(|error| refused_read_error("malloc_stats_print", &error.to_string()))?;
         Ok(printout)
     })
 }
 
 /// Reads the heap totals of the jemalloc that is bound now, after it has refreshed them (`epoch`).
-fn bound_totals() -> tikv_jemalloc_ctl::Result<HeapTotals> {
+fn read_bound_totals() -> tikv_jemalloc_ctl::Result<HeapTotals> {
     epoch::advance()?;
     Ok(HeapTotals {
         allocated: stats::allocated::read()? as u64,
@@ -135,6 +135,6 @@ fn bound_totals() -> tikv_jemalloc_ctl::Result<HeapTotals> {
 }
 
 /// `Allocator` error: jemalloc refused to report its statistics.
-fn read_error(what: &str, reason: &str) -> Error {
+fn refused_read_error(what: &str, reason: &str) -> Error {
     Error::allocator(format!("jemalloc refused {what}: {reason}"))
 }

@@ -43,7 +43,7 @@ pub(crate) fn dump_text(report: &DumpReport) -> String {
 }
 
 /// One line per kept dump: its id and size, with the trigger and the RSS if both are known.
-pub(crate) fn kept_text(kept: &[KeptDump]) -> String {
+pub(crate) fn kept_dumps_text(kept: &[KeptDump]) -> String {
     if kept.is_empty() {
         return "no dumps are kept".to_owned();
     }
@@ -159,7 +159,7 @@ pub(crate) fn status_text(status: &ProfilerStatus) -> String {
         text += &format!(
             "\nwatch {}: fired {}, last {last}",
             rule.rule,
-            count_text(rule.fired)
+            times_text(rule.fired)
         );
         if let Some(next) = &rule.next {
             text += &format!(", next not before {next}");
@@ -169,7 +169,7 @@ pub(crate) fn status_text(status: &ProfilerStatus) -> String {
 }
 
 /// `once` or `N times`.
-fn count_text(count: u64) -> String {
+fn times_text(count: u64) -> String {
     match count {
         1 => "once".to_owned(),
         count => format!("{count} times"),
@@ -218,7 +218,7 @@ pub(crate) fn findings_text(findings: &[Finding]) -> String {
 }
 
 /// One line per jemalloc with background threads.
-pub(crate) fn background_text(states: &[BackgroundThreads]) -> String {
+pub(crate) fn background_threads_text(states: &[BackgroundThreads]) -> String {
     let line = |background: &BackgroundThreads| {
         let state = if background.background_thread {
             "on"
@@ -238,7 +238,7 @@ pub(crate) fn stats_text(stats: &Stats) -> String {
     let head = format!("{} {}\n", stats.kind, stats.version);
     let totals = match (&stats.totals, &stats.error) {
         (Some(HeapUsage::Detailed(totals)), _) => totals_text(totals),
-        (Some(HeapUsage::CommittedOnly { committed }), _) => line_text("committed", *committed),
+        (Some(HeapUsage::CommittedOnly { committed }), _) => size_line("committed", *committed),
         (None, Some(error)) => format!("no figures: {error}\n"),
         (None, None) => format!(
             "no figures: this {} was built without statistics\n",
@@ -261,12 +261,12 @@ fn totals_text(totals: &HeapTotals) -> String {
         ("mapped", totals.mapped),
         ("retained", totals.retained),
     ]
-    .map(|(name, value)| line_text(name, value));
+    .map(|(name, value)| size_line(name, value));
     lines.concat()
 }
 
 /// A line with `name`, `value` in bytes, and the same with a unit, in columns.
-fn line_text(name: &str, value: u64) -> String {
+fn size_line(name: &str, value: u64) -> String {
     format!("{name:<10} {value:>16}  {}\n", size_text(value))
 }
 

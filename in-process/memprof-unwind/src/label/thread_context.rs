@@ -36,8 +36,9 @@ impl ContextCell {
         }
     }
 
-    /// Stores a context, or clears the cell. Samples may read the cell meanwhile.
-    pub(super) fn set(&self, context: Option<&LabelContext>) {
+    /// Stores `context`, or clears the cell if that is `None`. A sample that is being taken may read fields of both
+    /// the old and the new context.
+    pub(super) fn set_context(&self, context: Option<&LabelContext>) {
         let Some(context) = context else {
             return self.module.store(0, Relaxed);
         };
@@ -54,7 +55,7 @@ impl ContextCell {
     /// Returns the calling thread's record. `None` if the cell is empty, or if the thread has no record that is
     /// readable and completely written.
     #[inline(always)]
-    pub(super) fn record(&self) -> Option<ContextRecord> {
+    pub(super) fn record_of_this_thread(&self) -> Option<ContextRecord> {
         let module = self.module.load(Relaxed);
         if module == 0 {
             return None;
@@ -154,7 +155,7 @@ impl ContextRecord {
     /// Adds the record's attributes whose keys are recorded to `set`. `keys` has a byte for each recorded key: its
     /// index in the record. Stops at an incomplete attribute.
     #[inline(always)]
-    pub(super) fn read(&mut self, keys: u64, set: &mut LabelSet<'_>) {
+    pub(super) fn add_labels_to(&mut self, keys: u64, set: &mut LabelSet<'_>) {
         if self.length == 0 || !self.can_read(ATTRIBUTES_OFFSET, self.length) {
             return;
         }
@@ -225,7 +226,7 @@ mod tests {
         {
             // In the record, 7 is the index of the first recorded key, and 3 that of the second.
             let keys = [7, 3, NONE, NONE, NONE, NONE, NONE, NONE];
-            record.read(u64::from_le_bytes(keys), &mut set);
+            record.add_labels_to(u64::from_le_bytes(keys), &mut set);
         }
         assert_eq!(
             labels(&set),

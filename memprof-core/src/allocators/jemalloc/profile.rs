@@ -31,7 +31,7 @@ impl Jemalloc {
 
 /// `Io` error with the kernel's reason why jemalloc cannot write. `None` if it could.
 fn write_error(scratch: &Scratch) -> Option<Error> {
-    let errno = scratch.write_errno()?;
+    let errno = scratch.probe_write_errno()?;
     Some(Error::new(ErrorKind::Io, "jemalloc failed to write the dump").errno(errno))
 }
 

@@ -12,6 +12,7 @@ use memprof_messages::{HeapTotals, SampledObjects};
 /// jemalloc's statistics, merged over all arenas.
 #[derive(Clone, Debug, Default)]
 struct HeapCounts {
+    /// Page size in bytes.
     page: u64,
     /// Padding of each large object: jemalloc shifts its start within one more page, against cache
     /// collisions.

@@ -104,7 +104,7 @@ impl Jemalloc {
 const NOTABLE_INTERVAL_FACTOR: u64 = 8;
 
 /// Warning that threads take their next sample by the interval of their last one (`prof_sample_new_event_wait`):
-/// after a much longer interval they seem not to be sampled.
+/// after a much longer interval they seem not to be sampled. `None` if the interval shrinks to less than that.
 fn slow_threads_warning(identity: &AllocatorIdentity, before: u64, after: u64) -> Option<String> {
     (before / NOTABLE_INTERVAL_FACTOR >= after).then(|| {
         format!(

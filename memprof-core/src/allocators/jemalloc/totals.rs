@@ -8,9 +8,9 @@ use super::Jemalloc;
 use crate::error::Result;
 
 impl Jemalloc {
-    /// Heap totals. `None` if it was built without statistics. Objects in the caches of threads, which jemalloc counts
-    /// as allocated, are apart.
-    pub(crate) fn totals(&self) -> Result<Option<HeapUsage>> {
+    /// Heap totals. `None` if it was built without statistics. Objects in thread caches, which jemalloc counts as
+    /// allocated, are reported separately.
+    pub(crate) fn heap_usage(&self) -> Result<Option<HeapUsage>> {
         if !self.config_stats {
             return Ok(None);
         }

@@ -167,16 +167,18 @@ unsafe extern "C" fn visit_entry(info: *mut dl_phdr_info, _: usize, visit: *mut 
         path,
         headers,
         build_id: find_in_notes(BUILD_ID),
-        labels: find_in_notes(LABELS).and_then(note_target).filter(|start| {
-            is_readable(&(*start..start.saturating_add(LABELS_SIZE)), headers, bias)
-        }),
+        labels: find_in_notes(LABELS)
+            .and_then(labels_address)
+            .filter(|start| {
+                is_readable(&(*start..start.saturating_add(LABELS_SIZE)), headers, bias)
+            }),
     });
     0
 }
 
 /// Address of the `memprof_labels_t`: the note contains the distance from itself. `None` if the note is not as
 /// long as a pointer, or the address is not aligned.
-fn note_target(note: &[u8]) -> Option<usize> {
+fn labels_address(note: &[u8]) -> Option<usize> {
     let distance = isize::from_ne_bytes(note.try_into().ok()?);
     let labels = note.as_ptr().addr().checked_add_signed(distance)?;
     labels

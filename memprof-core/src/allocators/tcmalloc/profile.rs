@@ -6,7 +6,7 @@ use std::io::{self, Write};
 
 use super::cxx_string::{CxxString, OperatorDelete};
 use crate::allocators::symbols::{ObjectSymbols, as_function};
-use crate::dumps::headroom::require_memory_for;
+use crate::dumps::headroom::require_allocatable;
 use crate::dumps::heap::ProfileSummary;
 use crate::dumps::legacy;
 use crate::dumps::scratch::Scratch;
@@ -36,14 +36,14 @@ type FillFn = unsafe extern "C" fn(*mut c_void, *mut c_void);
 
 /// Functions that return profiles.
 #[derive(Debug)]
-pub(super) struct Profiles {
+pub(super) struct ProfileFunctions {
     instance: InstanceFn,
     heap_sample: FillFn,
     growth_stacks: FillFn,
     delete: OperatorDelete,
 }
 
-impl Profiles {
+impl ProfileFunctions {
     /// Finds the functions that write profiles among `symbols`.
     ///
     /// # Errors
@@ -104,7 +104,7 @@ impl Profiles {
         scratch: &Scratch,
     ) -> Result<ProfileSummary> {
         // Checked first, because a C++ exception (`std::bad_alloc`) would end the process.
-        require_memory_for(string_bytes(kind, heap, interval))?;
+        require_allocatable(max_string_bytes(kind, heap, interval))?;
         let text = self.fetch_text(kind, allocator)?;
         let damaged = || Error::allocator(format!("{allocator} damaged the string of its profile"));
         let text = text.bytes().ok_or_else(damaged)?;
@@ -143,7 +143,7 @@ impl Profiles {
 
 /// Most memory in bytes that the string of a profile takes while it grows, for a heap of `heap` bytes with one
 /// sample per `interval` bytes.
-pub(super) fn string_bytes(kind: ProfileKind, heap: u64, interval: u64) -> u64 {
+pub(super) fn max_string_bytes(kind: ProfileKind, heap: u64, interval: u64) -> u64 {
     let step = match kind {
         ProfileKind::Heap | ProfileKind::Pinned => interval,
         ProfileKind::Growth => GROWTH_STEP,

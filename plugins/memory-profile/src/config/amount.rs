@@ -21,7 +21,7 @@ impl SizeOrShare {
     ///
     /// # Errors
     /// The value is not a size, or has no unit. The text names `key`, the value and valid values.
-    pub(super) fn size(&self, key: &str) -> Result<u64, String> {
+    pub(super) fn size_with_unit(&self, key: &str) -> Result<u64, String> {
         let share = |number: &str| match key {
             "rss_above" | "cgroup_above" => format!(" or \"{number}%\""),
             _ => String::new(),
@@ -57,12 +57,12 @@ impl SizeOrShare {
     ///
     /// # Errors
     /// The value is not a size, or is below 0.
-    pub(super) fn bytes(&self, key: &str) -> Result<u64, String> {
+    pub(super) fn size_or_bare_number(&self, key: &str) -> Result<u64, String> {
         match self {
             Self::Number(number) => {
                 u64::try_from(*number).map_err(|_| format!("{key} = {number} is below 0"))
             }
-            Self::Text(text) => parse_size(text).map_or_else(|| self.size(key), Ok),
+            Self::Text(text) => parse_size(text).map_or_else(|| self.size_with_unit(key), Ok),
         }
     }
 }

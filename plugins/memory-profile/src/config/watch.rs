@@ -9,7 +9,7 @@ use serde::de::{Error, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
 use super::amount::SizeOrShare;
-use super::plain::Period;
+use super::value_types::Period;
 
 const MONTH: Duration = Duration::from_secs(30 * 24 * 60 * 60);
 /// Range of the period of `every`: a dump takes a fraction of a second, so shorter periods would dominate the
@@ -135,7 +135,9 @@ fn parse_cgroup_above<'de, D: Deserializer<'de>>(value: D) -> Result<Option<Cond
 /// Parses the step of `rss_growth`, a size with a unit of at least 1 MiB.
 fn parse_rss_growth<'de, D: Deserializer<'de>>(value: D) -> Result<Option<Condition>, D::Error> {
     let amount = SizeOrShare::deserialize(value)?;
-    let bytes = amount.size("rss_growth").map_err(D::Error::custom)?;
+    let bytes = amount
+        .size_with_unit("rss_growth")
+        .map_err(D::Error::custom)?;
     if bytes < MIN_GROWTH {
         let message = format!("rss_growth = {amount} is less than \"1MiB\"");
         return Err(D::Error::custom(message));
@@ -168,7 +170,7 @@ fn parse_threshold<'de, D: Deserializer<'de>>(key: &str, value: D) -> Result<Thr
     let (threshold, is_possible) = match amount.percent() {
         Some(percent) => (Threshold::Percent(percent), (1..=100).contains(&percent)),
         None => {
-            let bytes = amount.size(key).map_err(D::Error::custom)?;
+            let bytes = amount.size_with_unit(key).map_err(D::Error::custom)?;
             (Threshold::Bytes(bytes), bytes > 0)
         }
     };

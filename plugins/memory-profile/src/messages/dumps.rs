@@ -10,9 +10,9 @@ use memprof_messages::{AllocatorKind, DumpList, ProfileKind};
 use memprof_plugin_abi::{Arguments, ErrorKind, Failure, Reply};
 
 use crate::arguments::{take_allocator, take_enum, take_switch};
-use crate::gdump;
+use crate::gdump_arguments;
 use crate::reply::{reply_success, to_failure};
-use crate::text::{dump_text, gdump_text, kept_text};
+use crate::text::{dump_text, gdump_text, kept_dumps_text};
 
 /// Content type of jemalloc's dumps.
 const JEMALLOC_PROFILE: &str = "application/x-jemalloc-heap-profile";
@@ -31,7 +31,7 @@ pub(super) fn dump(
     let is_kept = take_switch(&mut args, "keep")?.unwrap_or(true);
     args.finish()?;
     if !is_kept {
-        return return_bytes(profiler, allocator, kind, reply);
+        return reply_with_dump_bytes(profiler, allocator, kind, reply);
     }
     let report = profiler.dump(allocator, kind, Trigger::Message);
     let report = report.map_err(dump_failure)?;
@@ -41,7 +41,7 @@ pub(super) fn dump(
 }
 
 /// Takes a dump and replies with its bytes, without storing it.
-fn return_bytes(
+fn reply_with_dump_bytes(
     profiler: &Profiler,
     allocator: Option<AllocatorKind>,
     kind: ProfileKind,
@@ -61,7 +61,7 @@ pub(super) fn gdump(
     args: Arguments,
     reply: &mut Reply<'_>,
 ) -> Result<(), Failure> {
-    let result = match gdump::parse(args)? {
+    let result = match gdump_arguments::parse_limits(args)? {
         Some(limits) => profiler.start_gdump(limits),
         None => profiler.stop_gdump(),
     };
@@ -79,7 +79,7 @@ pub(super) fn list(
 ) -> Result<(), Failure> {
     args.finish()?;
     let kept = profiler.list().map_err(to_failure)?;
-    let text = kept_text(&kept);
+    let text = kept_dumps_text(&kept);
     reply_success(reply, &text, DumpList { dumps: kept })
 }
 

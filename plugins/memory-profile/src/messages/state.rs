@@ -20,8 +20,8 @@ pub(super) fn status(
     reply_success(reply, &text, status)
 }
 
-/// Handles `doctor`: replies with what stands in the way of a profile. Fails, after the same reply, only if a
-/// finding is an error, so that a script can wait until profiling is possible.
+/// Handles `doctor`: replies with the findings. Fails, after the same reply, only if a finding is an error, so that
+/// a script can wait until profiling is possible.
 pub(super) fn doctor(
     profiler: &Profiler,
     args: Arguments,

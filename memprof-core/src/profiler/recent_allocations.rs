@@ -34,7 +34,7 @@ impl Profiler {
             let jemalloc = jemalloc.clone();
             self.dump_slot.dumper.run(move || {
                 jemalloc.exclude_this_thread();
-                recent_allocations::read_recent_allocations(&jemalloc, max)
+                recent_allocations::set_max_and_read_recent(&jemalloc, max)
             })?
         };
         able.into_iter().map(read).collect()

@@ -15,7 +15,7 @@ use crate::dumps::name::DumpName;
 pub(crate) const PRIVATE: Mode = Mode::RUSR.union(Mode::WUSR);
 
 /// Hidden name of a dump's file: a dot, the dump's name and `extension`.
-pub(crate) fn name(dump: &DumpName, extension: &str) -> String {
+pub(crate) fn hidden_name(dump: &DumpName, extension: &str) -> String {
     format!(".{dump}{extension}")
 }
 
@@ -23,7 +23,7 @@ pub(crate) fn name(dump: &DumpName, extension: &str) -> String {
 ///
 /// # Errors
 /// `EEXIST`: the name is in use; otherwise the kernel's error.
-pub(crate) fn create(directory: impl AsFd, name: &str) -> Result<OwnedFd, Errno> {
+pub(crate) fn create_locked(directory: impl AsFd, name: &str) -> Result<OwnedFd, Errno> {
     let flags = OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::RDWR | OFlags::CLOEXEC;
     let file = retry_on_intr(|| rustix::fs::openat(&directory, name, flags, PRIVATE))
         .and_then(above_stdio)?;
@@ -39,7 +39,7 @@ pub(crate) fn create(directory: impl AsFd, name: &str) -> Result<OwnedFd, Errno>
 ///
 /// # Errors
 /// The directory cannot be read.
-pub(crate) fn sweep(directory: &OwnedFd) -> Result<(), Errno> {
+pub(crate) fn remove_abandoned(directory: &OwnedFd) -> Result<(), Errno> {
     for entry in Dir::read_from(directory)? {
         let entry = entry?;
         let Ok(name) = entry.file_name().to_str() else {
@@ -91,13 +91,13 @@ mod tests {
                 cause: None,
                 kind: ProfileKind::Heap,
             };
-            name(&dump, extension)
+            hidden_name(&dump, extension)
         };
-        drop(create(&directory, &hidden(1, ".heap")).unwrap());
-        drop(create(&directory, &hidden(2, ".scratch")).unwrap());
-        let _written = create(&directory, &hidden(3, ".heap")).unwrap();
-        drop(create(&directory, ".mine.heap").unwrap());
-        sweep(&directory).unwrap();
+        drop(create_locked(&directory, &hidden(1, ".heap")).unwrap());
+        drop(create_locked(&directory, &hidden(2, ".scratch")).unwrap());
+        let _written = create_locked(&directory, &hidden(3, ".heap")).unwrap();
+        drop(create_locked(&directory, ".mine.heap").unwrap());
+        remove_abandoned(&directory).unwrap();
         let mut remaining: Vec<_> = std::fs::read_dir(directory_path.path())
             .unwrap()
             .map(|entry| entry.unwrap().file_name().into_string().unwrap())

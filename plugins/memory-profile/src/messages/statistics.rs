@@ -7,7 +7,7 @@ use memprof_plugin_abi::{Arguments, Failure, Reply};
 use crate::arguments::{take_allocator, take_number, take_switch};
 use crate::reply::{reply_success, to_failure};
 use crate::stats_format::StatsFormat;
-use crate::text::{background_text, stats_text};
+use crate::text::{background_threads_text, stats_text};
 
 /// Handles `stats`: replies with the heap totals and the printout of each allocator, and logs them unless
 /// `log=off`. With `format=text`, the body is the text alone, not JSON.
@@ -63,7 +63,7 @@ pub(super) fn background_thread(
     let max = take_number(&mut args, "max")?;
     args.finish()?;
     let allocators = profiler.background_threads(on, max).map_err(to_failure)?;
-    let text = background_text(&allocators);
+    let text = background_threads_text(&allocators);
     log::info!("{text}");
     reply_success(reply, &text, PerAllocator { allocators })
 }

@@ -11,7 +11,7 @@ use memprof_messages::BackgroundThreads;
 /// # Errors
 /// `InvalidArgument`: `max` is 0 or more than jemalloc's limit at its start. `Allocator`: jemalloc does not
 /// report that limit.
-pub(crate) fn check_max(jemalloc: &Jemalloc, max: u64) -> Result<()> {
+pub(crate) fn check_max_threads(jemalloc: &Jemalloc, max: u64) -> Result<()> {
     let limit = max_background_threads(jemalloc)?;
     if (1..=limit).contains(&max) {
         return Ok(());
@@ -42,7 +42,7 @@ pub(crate) fn set_background_threads(
             .write_bool(c"background_thread", on)
             .map_err(|errno| Error::mallctl("background_thread", errno))?;
     }
-    let background = read_state(jemalloc)?;
+    let background = read_background_threads(jemalloc)?;
     if on.is_some_and(|on| background.background_thread != on) {
         return Err(Error::allocator(format!(
             "{} accepted background_thread and ignored it",
@@ -56,7 +56,7 @@ pub(crate) fn set_background_threads(
 ///
 /// # Errors
 /// `Unsupported`: this jemalloc was built without background threads. `Allocator`: it refused.
-pub(crate) fn require_support(jemalloc: &Jemalloc) -> Result<()> {
+pub(crate) fn require_background_threads(jemalloc: &Jemalloc) -> Result<()> {
     match jemalloc.mallctl.read_bool(c"background_thread") {
         Ok(_) => Ok(()),
         Err(Errno::NOENT) => {
@@ -80,7 +80,7 @@ fn max_background_threads(jemalloc: &Jemalloc) -> Result<u64> {
 }
 
 /// Reads whether background threads are on, and their limit.
-fn read_state(jemalloc: &Jemalloc) -> Result<BackgroundThreads> {
+fn read_background_threads(jemalloc: &Jemalloc) -> Result<BackgroundThreads> {
     let mallctl = &jemalloc.mallctl;
     Ok(BackgroundThreads {
         kind: jemalloc.identity.kind.into(),

@@ -61,7 +61,7 @@ pub(super) fn builtin_samplers(backends: &[Arc<Backend>]) -> Vec<BuiltinSampler>
 }
 
 /// Warnings if the dumps show less than half of the live bytes, and miss a notable number of them: how many can have
-/// been allocated before sampling began, and how many cannot. Of tcmalloc, also if they may miss less.
+/// been allocated before sampling began, and how many cannot. For tcmalloc, also if they miss less than that.
 pub(super) fn unprofiled_warnings(memory: &UnprofiledMemory) -> Vec<String> {
     let unseen = memory.live.saturating_sub(memory.shown);
     let tcmalloc = memory
