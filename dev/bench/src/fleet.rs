@@ -29,6 +29,8 @@ const ROUNDS: usize = 3;
 /// Exit code of an agent that found no process.
 const NO_DATA_EXIT_CODE: i32 = 5;
 
+/// Fills a store, records the size of a sample and the times of queries, and fails unless all engines compute the same
+/// sums.
 pub(crate) fn measure(measurements: &mut Measurements) -> Result<()> {
     packages::require(&["python3-venv"])?;
     let engines = testkit::python::interpreter(&ENGINES)?;
@@ -101,7 +103,7 @@ impl<'p> Store<'p> {
         for hour in 0..HOURS {
             for machine in 0..MACHINES {
                 let start = Instant::now();
-                processes.write(machine, hour, &self.directory.join("spool/dumps"))?;
+                processes.write_hour(machine, hour, &self.directory.join("spool/dumps"))?;
                 seconds[0] += start.elapsed().as_secs_f64();
                 let start = Instant::now();
                 let agent = self.run(&["agent", "--once"])?;

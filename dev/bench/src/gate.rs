@@ -49,6 +49,7 @@ const PROGRAMS: &[Program] = &[
     ),
 ];
 
+/// Records for each program the run time under `memprof test` relative to that alone, and how often the verdict is right.
 pub(crate) fn measure(measurements: &mut Measurements) -> Result<()> {
     packages::require(packages::TEST)?;
     build_programs()?;

@@ -3,10 +3,10 @@
 //! Processes are measured from outside: this program starts itself once more, which runs a role ([`roles`]) or the
 //! other tool as its child and reads the child's resource usage.
 
-mod big;
-mod measure;
-mod names;
+mod big_dump;
+mod process_usage;
 mod roles;
+mod symbolizing;
 
 use std::fs::{self, File};
 use std::io::{BufWriter, Write};
@@ -18,7 +18,7 @@ use anyhow::{Context, Result, bail};
 use xtask::dist::dist;
 use xtask::run::{output, root};
 
-use self::measure::{ProcessUsage, role_command};
+use self::process_usage::{ProcessUsage, role_command};
 use crate::limits::Measurements;
 
 pub(crate) use self::roles::run_role;
@@ -26,6 +26,7 @@ pub(crate) use self::roles::run_role;
 /// Program of cc1plus.heap, for jeprof. If it is missing, jeprof finds fewer names.
 const PROGRAM: &str = "/usr/lib/gcc/x86_64-linux-gnu/12/cc1plus";
 
+/// Records memprof's time and memory beside those of jeprof, `pprof_util` and memchr, and prints those of blazesym.
 pub(crate) fn measure(measurements: &mut Measurements) -> Result<()> {
     let directory = tempfile::tempdir()?;
     let (real_dump, big_dump) = write_dumps(directory.path())?;
@@ -105,7 +106,7 @@ fn write_dumps(directory: &Path) -> Result<(PathBuf, PathBuf)> {
     let text = output(Command::new("gzip").arg("-dc").arg(packed))?;
     fs::write(&real_dump, &text)?;
     let mut out = BufWriter::new(File::create(&big_dump)?);
-    big::write(&text, &mut out)?;
+    big_dump::write_big_dump(&text, &mut out)?;
     out.flush()?;
     for file in [&real_dump, &big_dump] {
         let size = fs::metadata(file)?.len() as f64 / 1e6;

@@ -54,7 +54,8 @@ impl log::Log for LineCounter {
     fn flush(&self) {}
 }
 
-fn program() -> HostProgram {
+/// This process as a host whose log only counts its lines.
+fn counting_program() -> HostProgram {
     HostProgram {
         name: "bench",
         version: "0",
@@ -64,20 +65,20 @@ fn program() -> HostProgram {
 }
 
 /// Loads a plugin into this process.
-fn load(plugin: &str, config: &str) -> Result<memprof_host::Instance> {
+fn load_plugin(plugin: &str, config: &str) -> Result<memprof_host::Instance> {
     let text = format!(
         "[[plugin]]\npath = {:?}\n[plugin.config]\n{config}",
         dist().join(plugin)
     );
     let config = Config::parse(&text).map_err(anyhow::Error::msg)?;
-    memprof_host::load(&config.plugin[0], program()).context(plugin.to_owned())
+    memprof_host::load(&config.plugin[0], counting_program()).context(plugin.to_owned())
 }
 
 /// Measures a message from the host to a plugin that writes a line into the host's log and replies.
 fn measure_dispatch(measurements: &mut Measurements) -> Result<()> {
-    let plugin = load("plugins/hello_c.so", "")?;
-    let via_plugin = fastest(|| drop(black_box(plugin.message("hello", ""))));
-    let direct = fastest(|| drop(black_box(log_and_reply())));
+    let plugin = load_plugin("plugins/hello_c.so", "")?;
+    let via_plugin = fastest_nanoseconds(|| drop(black_box(plugin.message("hello", ""))));
+    let direct = fastest_nanoseconds(|| drop(black_box(log_and_reply())));
     measurements.record(
         "host -> plugin -> host log -> reply / the same in the host",
         via_plugin / direct,
@@ -94,7 +95,7 @@ fn log_and_reply() -> (Cow<'static, str>, Vec<u8>) {
 }
 
 /// Nanoseconds of a call in the fastest round, because other load on the machine only adds time.
-fn fastest(call: impl Fn()) -> f64 {
+fn fastest_nanoseconds(call: impl Fn()) -> f64 {
     let rounds = (0..9).map(|_| {
         let start = Instant::now();
         (0..DISPATCHES).for_each(|_| call());
@@ -107,7 +108,7 @@ fn fastest(call: impl Fn()) -> f64 {
 fn measure_memory(measurements: &mut Measurements) -> Result<()> {
     let before = anonymous_kib()?;
     let directory = root().join("target/bench");
-    let plugin = load(
+    let plugin = load_plugin(
         "plugins/memory_profile.so",
         &format!("dump_dir = {directory:?}"),
     )?;

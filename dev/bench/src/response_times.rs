@@ -32,6 +32,7 @@ const MESSAGES: &[(&[&str], &str)] = &[
 /// Time for which the watch thread is measured.
 const WATCH_TIME: Duration = Duration::from_secs(10);
 
+/// Records the time within which nine of ten rounds of each message are answered.
 pub(crate) fn measure(measurements: &mut Measurements) -> Result<()> {
     let host = Host::start()?;
     measure_watch(&host)?;
@@ -111,7 +112,7 @@ fn send_message(client: &mut Client, message: &str, args: &str) -> Result<Value>
 struct Host {
     child: Child,
     socket: PathBuf,
-    _place: tempfile::TempDir,
+    _directory: tempfile::TempDir,
 }
 
 impl Host {
@@ -151,7 +152,7 @@ impl Host {
         Ok(Self {
             child,
             socket,
-            _place: directory,
+            _directory: directory,
         })
     }
 }

@@ -26,6 +26,7 @@ const SAMPLED_SHARE: f64 = 0.0606;
 /// States of sampling that the program measures: a sample interval, sampling stopped, and after `reset`.
 const STATES: [&str; 5] = ["512KiB", "64KiB", "16KiB", "deactivated", "after"];
 
+/// Records the cost of each state of sampling for each kind of block, beside jemalloc's, then the cost in programs.
 pub(crate) fn measure(measurements: &mut Measurements) -> Result<()> {
     packages::require(packages::TEST)?;
     packages::require(packages::BENCH)?;
@@ -71,7 +72,7 @@ pub(crate) fn measure(measurements: &mut Measurements) -> Result<()> {
 /// Builds the program that measures pairs of malloc and free.
 fn build_pairs() -> Result<()> {
     let library = dist::host_library()?;
-    let options = dist::dynamic(&library);
+    let options = dist::host_link_args(&library);
     dist::compile("cc", "dev/bench/src/pairs.c", "bench/pairs", &options)
 }
 
@@ -86,13 +87,13 @@ fn measure_peers() -> Result<()> {
     let peers = [
         (
             "tcmalloc's own sampling, 512KiB",
-            bare_times(&[], &[tcmalloc])?,
-            bare_times(&[], &[tcmalloc, samples])?,
+            round_times(&[], &[tcmalloc])?,
+            round_times(&[], &[tcmalloc, samples])?,
         ),
         (
             "heaptrack",
-            bare_times(&[], &[])?,
-            bare_times(&["heaptrack", "--raw", "-o", recording], &[])?,
+            round_times(&[], &[])?,
+            round_times(&["heaptrack", "--raw", "-o", recording], &[])?,
         ),
     ];
     for (peer, without, with) in &peers {
@@ -107,7 +108,7 @@ fn measure_peers() -> Result<()> {
 }
 
 /// Times of all rounds in nanoseconds, by kind of block, under another profiler or none.
-fn bare_times(command: &[&str], env: &[(&str, &str)]) -> Result<BTreeMap<String, Vec<f64>>> {
+fn round_times(command: &[&str], env: &[(&str, &str)]) -> Result<BTreeMap<String, Vec<f64>>> {
     let pairs = dist().join("bench/pairs");
     let pairs = pairs.to_str().context("the path is not UTF-8")?;
     let arguments = [command, &[pairs, PEER_ROUNDS]].concat();

@@ -2,7 +2,7 @@
 //! twice the work costs twice as much.
 
 mod host;
-mod hosts;
+mod many_hosts;
 mod plugin;
 mod report;
 
@@ -14,12 +14,12 @@ use crate::limits::Measurements;
 
 pub(crate) fn measure(measurements: &mut Measurements) -> Result<()> {
     let dir = tempfile::tempdir()?;
-    plugin::dump_with_stacks(dir.path(), measurements)?;
-    plugin::dump_and_search_with_libraries(dir.path(), measurements)?;
-    plugin::list_kept_dumps(dir.path(), measurements)?;
-    report::report_by_size(dir.path(), measurements)?;
-    hosts::time_queries(dir.path(), measurements)?;
-    hosts::memory_after_reconnects(dir.path(), measurements)
+    plugin::measure_dumps_by_stacks(dir.path(), measurements)?;
+    plugin::measure_dumps_and_searches_by_libraries(dir.path(), measurements)?;
+    plugin::measure_lists_by_dumps(dir.path(), measurements)?;
+    report::measure_reports_by_bytes(dir.path(), measurements)?;
+    many_hosts::time_queries(dir.path(), measurements)?;
+    many_hosts::measure_memory_after_reconnects(dir.path(), measurements)
 }
 
 /// Pairs of an amount of work and the milliseconds that it took.

@@ -24,6 +24,7 @@ const STACKS: usize = 1 << 14;
 /// Time after which the server has released unused memory.
 const RELEASE_DELAY: Duration = Duration::from_secs(4);
 
+/// Records the cost of a dump over HTTP against a bare one, of a list, and the server's memory after reports.
 pub(crate) fn measure(measurements: &mut Measurements) -> Result<()> {
     let directory = root().join("target/bench");
     let host = ManyStacks::start(&directory, STACKS)?;

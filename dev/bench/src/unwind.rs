@@ -24,6 +24,7 @@ const RUNS: usize = 5;
 /// Binary logarithm of the sample interval in real programs, at which the walk is most of a sample's cost.
 const LG_SAMPLE: u32 = 14;
 
+/// Records the walk's cost in the micro benchmark and in real programs.
 pub(crate) fn measure(measurements: &mut Measurements) -> Result<()> {
     packages::require(packages::TEST)?;
     build_probe(Profile::Release)?;

@@ -40,6 +40,7 @@ const TIME_FUNCTION: &str = "
         done(performance.now() - begun);
     };";
 
+/// Records the viewer's size, and the times of its first paint, zooms and searches.
 pub(crate) fn measure(measurements: &mut Measurements) -> Result<()> {
     let directory = root().join("target/bench");
     packages::require(&["chromium", "chromium-driver"])?;

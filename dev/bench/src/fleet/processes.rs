@@ -121,14 +121,14 @@ impl Processes {
     }
 
     /// Next pseudo-random number from 0 to 1.
-    fn fraction(&mut self) -> f64 {
+    fn random_fraction(&mut self) -> f64 {
         self.random.below(1 << 30) as f64 / f64::from(1 << 30)
     }
 
     /// Generates a service with stacks of a program.
     fn new_service(&mut self, number: usize, program: &[String]) -> Service {
         let name = format!("service-{number:02}");
-        let count = (30.0 + self.fraction().powi(2) * 330.0) as usize;
+        let count = (30.0 + self.random_fraction().powi(2) * 330.0) as usize;
         let mut unused: Vec<&String> = program.iter().collect();
         let mut stacks = Vec::new();
         while stacks.len() < count && !unused.is_empty() {
@@ -138,8 +138,8 @@ impl Processes {
                 3 => self.add_stack(&stack.replacen(';', ";v2::", 1)),
                 _ => old,
             };
-            let object_bytes = 2f64.powf(4.0 + self.fraction() * 12.0);
-            let mean_bytes = SAMPLE_INTERVAL * 2f64.powf(self.fraction() * 8.0 - 1.0);
+            let object_bytes = 2f64.powf(4.0 + self.random_fraction() * 12.0);
+            let mean_bytes = SAMPLE_INTERVAL * 2f64.powf(self.random_fraction() * 8.0 - 1.0);
             stacks.push(ServiceStack {
                 stacks: [old, new],
                 object_bytes,
@@ -190,8 +190,8 @@ impl Processes {
             let mean_bytes = self.services[service].stacks[stack].mean_bytes;
             levels.push(StackLevel {
                 stack,
-                samples: (mean_bytes / SAMPLE_INTERVAL * (0.5 + self.fraction())).max(0.3),
-                change: self.fraction().powi(2),
+                samples: (mean_bytes / SAMPLE_INTERVAL * (0.5 + self.random_fraction())).max(0.3),
+                change: self.random_fraction().powi(2),
                 bytes: 0,
                 objects: 0,
                 allocated: [0; 2],
@@ -207,7 +207,7 @@ impl Processes {
     }
 
     /// Writes the profiles of a machine's processes in an hour to a directory of the agent's spool.
-    pub(super) fn write(&mut self, machine: usize, hour: i64, spool: &Path) -> Result<()> {
+    pub(super) fn write_hour(&mut self, machine: usize, hour: i64, spool: &Path) -> Result<()> {
         for number in (machine..PROCESSES).step_by(MACHINES) {
             let service = &self.services[self.processes[number].service];
             if service.is_deployed && hour == self.hours / 2 && self.processes[number].build == 0 {
@@ -236,17 +236,19 @@ impl Processes {
             if build == 1 && level.stack == 3 {
                 level.samples += 0.2;
             }
-            if level.objects == 0 || self.fraction() < level.change {
-                let noise = (self.fraction() - 0.5) * level.samples.sqrt() * 2.0 * level.change;
+            if level.objects == 0 || self.random_fraction() < level.change {
+                let noise =
+                    (self.random_fraction() - 0.5) * level.samples.sqrt() * 2.0 * level.change;
                 let sampled = (level.samples + noise).round().max(0.0);
                 // A sample stands for more than one object (jemalloc's `prof_unbias`).
                 let objects = sampled / (1.0 - (-object_bytes / SAMPLE_INTERVAL).exp());
                 level.objects = objects.round() as i64;
-                level.bytes =
-                    (objects.round() * object_bytes * (0.99 + self.fraction() * 0.02)) as i64;
+                level.bytes = (objects.round()
+                    * object_bytes
+                    * (0.99 + self.random_fraction() * 0.02)) as i64;
             }
             if accumulates {
-                let sampled = (level.samples * level.change * 3.0 * self.fraction()).round();
+                let sampled = (level.samples * level.change * 3.0 * self.random_fraction()).round();
                 level.allocated[0] += (sampled * SAMPLE_INTERVAL) as i64;
                 level.allocated[1] += (sampled * SAMPLE_INTERVAL / object_bytes) as i64;
             }
@@ -255,8 +257,7 @@ impl Processes {
     }
 
     /// Profile of a process as a file of the spool. Only the first one of an hour has the stacks' functions, because
-    /// the
-    /// store keeps them once.
+    /// the store keeps them once.
     fn profile_json(
         &mut self,
         number: usize,

@@ -8,16 +8,16 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail};
 use memprof_report::{Limits, parse, unsample};
 
-use super::{measure, names};
+use super::{process_usage, symbolizing};
 
 /// Runs a role.
 pub(crate) fn run_role(role: &[&str]) -> Result<()> {
     match *role {
-        ["measure", ref command @ ..] => measure::measure(command),
+        ["measure", ref command @ ..] => process_usage::measure_command(command),
         ["parse", file] => parse_file(file),
         ["pprof_util", file] => convert_by_pprof_util(file),
-        ["names", "memprof"] => names::symbolize_by_memprof(),
-        ["names", "blazesym"] => names::symbolize_by_blazesym(),
+        ["names", "memprof"] => symbolizing::symbolize_by_memprof(),
+        ["names", "blazesym"] => symbolizing::symbolize_by_blazesym(),
         ["memchr", file] => parse_and_memchr(file),
         _ => bail!("no role: {role:?}"),
     }
@@ -43,17 +43,17 @@ fn convert_by_pprof_util(file: &str) -> Result<()> {
 /// ends, which any parser must find, and for a byte that does not occur.
 fn parse_and_memchr(file: &str) -> Result<()> {
     let bytes = fs::read(file)?;
-    let parsing = fastest(|| {
+    let parsing = fastest_seconds(|| {
         let mut profile = parse(&mut &bytes[..], &Limits::default(), false)?;
         unsample(&mut profile)
     })?;
-    let lines = fastest(|| {
+    let lines = fastest_seconds(|| {
         for end in memchr::memchr_iter(b'\n', &bytes) {
             black_box(end);
         }
         Ok(())
     })?;
-    let absent_byte = fastest(|| {
+    let absent_byte = fastest_seconds(|| {
         black_box(memchr::memchr(0, black_box(&bytes)));
         Ok(())
     })?;
@@ -62,7 +62,7 @@ fn parse_and_memchr(file: &str) -> Result<()> {
 }
 
 /// Calls a function 20 times and returns the seconds of the fastest call.
-fn fastest(mut run: impl FnMut() -> memprof_report::Result<()>) -> Result<f64> {
+fn fastest_seconds(mut run: impl FnMut() -> memprof_report::Result<()>) -> Result<f64> {
     let mut best = Duration::MAX;
     for _ in 0..20 {
         let start = Instant::now();

@@ -13,7 +13,7 @@ use torture::many_stacks::ManyStacks;
 use xtask::run::{root, run};
 
 use super::Growth;
-use super::host::{Host, median, plugin_path, preload_command};
+use super::host::{Host, median_milliseconds, plugin_path, preload_command};
 use crate::limits::Measurements;
 
 /// Libraries that the program loads one by one while the plugin runs.
@@ -29,14 +29,14 @@ fn send_message(client: &mut Client, message: &str) -> Result<Vec<u8>> {
 }
 
 /// Measures dumps by the number of stacks.
-pub(super) fn dump_with_stacks(dir: &Path, measurements: &mut Measurements) -> Result<()> {
+pub(super) fn measure_dumps_by_stacks(dir: &Path, measurements: &mut Measurements) -> Result<()> {
     let mut growth = Growth::default();
     for stacks in [1_000, 10_000, 100_000] {
         let host = ManyStacks::start(dir, stacks)?;
         let mut client = host.client()?;
         growth.add(
             stacks,
-            median(|| send_message(&mut client, "dump").map(drop))?,
+            median_milliseconds(|| send_message(&mut client, "dump").map(drop))?,
         );
     }
     growth.record_exponent("exponent of a dump, by stacks", measurements)
@@ -44,7 +44,7 @@ pub(super) fn dump_with_stacks(dir: &Path, measurements: &mut Measurements) -> R
 
 /// Measures dumps, which list all libraries, and the search for allocators in a new library, by the number of loaded
 /// libraries.
-pub(super) fn dump_and_search_with_libraries(
+pub(super) fn measure_dumps_and_searches_by_libraries(
     dir: &Path,
     measurements: &mut Measurements,
 ) -> Result<()> {
@@ -74,11 +74,11 @@ pub(super) fn dump_and_search_with_libraries(
         send_message(&mut client, "dump")?;
         dump.add(
             count,
-            median(|| send_message(&mut client, "dump").map(drop))?,
+            median_milliseconds(|| send_message(&mut client, "dump").map(drop))?,
         );
         let mut times = Vec::new();
         for object in later {
-            load_next(&host, object)?;
+            load_next_library(&host, object)?;
             let start = Instant::now();
             // This message does least besides the search for allocators.
             send_message(&mut client, "background_thread")?;
@@ -95,7 +95,7 @@ pub(super) fn dump_and_search_with_libraries(
 }
 
 /// Makes the program load its next library, and waits until it is mapped.
-fn load_next(host: &Host, object: &Path) -> Result<()> {
+fn load_next_library(host: &Host, object: &Path) -> Result<()> {
     let pid = host.0.id();
     run(Command::new("kill").arg("-USR1").arg(pid.to_string()))?;
     let start = Instant::now();
@@ -111,7 +111,7 @@ fn load_next(host: &Host, object: &Path) -> Result<()> {
 }
 
 /// Measures the message `list` by the number of kept dumps.
-pub(super) fn list_kept_dumps(dir: &Path, measurements: &mut Measurements) -> Result<()> {
+pub(super) fn measure_lists_by_dumps(dir: &Path, measurements: &mut Measurements) -> Result<()> {
     let config = dir.join("kept.toml");
     let mut growth = Growth::default();
     for count in [32, 1000] {
@@ -129,7 +129,7 @@ pub(super) fn list_kept_dumps(dir: &Path, measurements: &mut Measurements) -> Re
         ensure!(kept == count, "{kept} dumps are kept, not {count}");
         growth.add(
             count,
-            median(|| send_message(&mut client, "list").map(drop))?,
+            median_milliseconds(|| send_message(&mut client, "list").map(drop))?,
         );
     }
     growth.record_exponent("exponent of a list, by kept dumps", measurements)

@@ -9,7 +9,7 @@ use xtask::dist::dist;
 use xtask::run::run;
 
 use super::Growth;
-use super::host::median;
+use super::host::median_milliseconds;
 use crate::limits::Measurements;
 use crate::synthetic;
 
@@ -17,13 +17,13 @@ use crate::synthetic;
 const NODES: [usize; 3] = [25_000, 560_000, 5_800_000];
 
 /// Measures `memprof report` by the bytes of the dump.
-pub(super) fn report_by_size(dir: &Path, measurements: &mut Measurements) -> Result<()> {
+pub(super) fn measure_reports_by_bytes(dir: &Path, measurements: &mut Measurements) -> Result<()> {
     let mut growth = Growth::default();
     let file = dir.join("report.heap");
     for nodes in NODES {
         let dump = synthetic::named_dump(nodes)?;
         fs::write(&file, &dump)?;
-        let time = median(|| {
+        let time = median_milliseconds(|| {
             let mut report = Command::new(dist().join("bin/memprof"));
             report.arg("report").arg("--no-symbols").arg(&file);
             run(report.stdout(Stdio::null()).stderr(Stdio::null()))

@@ -38,12 +38,12 @@ pub(crate) enum Verdict {
 pub(crate) fn judge(area: &Area, case: &Case) -> Result<Verdict> {
     let place = tempfile::tempdir()?;
     let setup = Script::start("-ec", &case.setup, area, place.path())?;
-    let done = setup.answer()?;
+    let done = setup.wait_for_answer()?;
     if done.status != Some(0) {
         return Ok(Verdict::Wrong(format!("the setup failed\n{}", done.text)));
     }
     let question = Script::start("-c", &case.command, area, place.path())?;
-    Ok(question.answer()?.judge(case))
+    Ok(question.wait_for_answer()?.judge(case))
 }
 
 /// A running script, which takes its descendants with it.
@@ -80,7 +80,7 @@ impl Script {
 
     /// Waits for its end. Its process stays as a zombie, so that its group's id is not another's until the group is
     /// killed.
-    fn answer(&self) -> Result<Answer> {
+    fn wait_for_answer(&self) -> Result<Answer> {
         let shell = Id::Pid(Pid::from_raw(self.shell.id().cast_signed()));
         let end = waitid(shell, WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT)?;
         Ok(Answer {

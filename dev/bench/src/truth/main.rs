@@ -17,10 +17,10 @@ const USAGE: &str = "usage: cargo xtask bench truth [--short] [AREA…]";
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
-    match judge(&args) {
+    match judge_areas(&args) {
         Ok(table) => {
             print!("{table}");
-            match table.wrong() {
+            match table.wrong_count() {
                 0 => ExitCode::SUCCESS,
                 _ => ExitCode::FAILURE,
             }
@@ -33,7 +33,7 @@ fn main() -> ExitCode {
 }
 
 /// Judges the cases of the areas that `args` name, of all without a name; `--short` leaves out the long ones.
-fn judge(args: &[String]) -> Result<Table> {
+fn judge_areas(args: &[String]) -> Result<Table> {
     let directory = root().join("dev/bench/truth");
     let known = case::areas(&directory)?;
     let (mut wanted, mut short) = (Vec::new(), false);

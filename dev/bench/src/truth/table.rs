@@ -56,7 +56,7 @@ impl Table {
         }
     }
 
-    pub(crate) fn wrong(&self) -> usize {
+    pub(crate) fn wrong_count(&self) -> usize {
         self.wrong.len()
     }
 }
@@ -107,7 +107,7 @@ mod tests {
             "pages",
             Verdict::Wrong("lacks \"8\"\n7\n".to_owned()),
         );
-        assert_eq!(table.wrong(), 1);
+        assert_eq!(table.wrong_count(), 1);
         let expected = [
             "cases right noted wrong  kind",
             "    2     1     0     1  units",

@@ -14,7 +14,7 @@ const ADDRESSES: u64 = 10_000;
 
 /// Symbolizes with memprof-report; prints the seconds and the number of addresses with a name.
 pub(super) fn symbolize_by_memprof() -> Result<()> {
-    let (dump, addresses) = dump()?;
+    let (dump, addresses) = generate_dump()?;
     let mut profile = parse(&mut dump.as_bytes(), &Limits::default(), false)?;
     let sources = Sources {
         roots: vec!["/".into()],
@@ -35,7 +35,7 @@ pub(super) fn symbolize_by_memprof() -> Result<()> {
 
 /// Symbolizes with blazesym; prints the seconds and the number of addresses with a name.
 pub(super) fn symbolize_by_blazesym() -> Result<()> {
-    let (_, offsets) = dump()?;
+    let (_, offsets) = generate_dump()?;
     let source = Source::Elf(Elf::new(env::current_exe()?));
     let start = Instant::now();
     let symbolizer = Symbolizer::new();
@@ -49,7 +49,7 @@ pub(super) fn symbolize_by_blazesym() -> Result<()> {
 }
 
 /// Dump with one stack per address, spread over this program's code, and the file offsets of the calls.
-fn dump() -> Result<(String, Vec<u64>)> {
+fn generate_dump() -> Result<(String, Vec<u64>)> {
     let maps = fs::read_to_string("/proc/self/maps")?;
     let program = env::current_exe()?.display().to_string();
     let code = maps

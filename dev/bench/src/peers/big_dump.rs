@@ -9,7 +9,7 @@ const STACKS: usize = 90_000;
 
 /// Writes a `heap_v2` dump with the mappings and addresses of `real`, in jemalloc's order. Every stack joins the leaf
 /// frames of one real stack with the root frames of another, so that depth, sharing and locality are realistic.
-pub(super) fn write(real: &str, out: &mut dyn Write) -> io::Result<()> {
+pub(super) fn write_big_dump(real: &str, out: &mut dyn Write) -> io::Result<()> {
     let stacks: Vec<Vec<&str>> = real
         .lines()
         .filter_map(|line| line.strip_prefix("@ "))

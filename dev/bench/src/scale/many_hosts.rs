@@ -13,7 +13,7 @@ use memprof_host::client::Client;
 use xtask::dist::dist;
 
 use super::Growth;
-use super::host::{Host, connect, median, plugin_path, preload_command, socket_dir};
+use super::host::{Host, connect, median_milliseconds, plugin_path, preload_command, socket_dir};
 use crate::limits::Measurements;
 
 /// Threads of clients, each of which connects, sends a message and disconnects, repeatedly.
@@ -52,11 +52,11 @@ pub(super) fn time_queries(dir: &Path, measurements: &mut Measurements) -> Resul
         };
         let found = memprof(&["ps"])?.lines().count();
         ensure!(found >= count, "memprof ps shows {found} lines");
-        ps.add(count, median(|| memprof(&["ps"]).map(drop))?);
+        ps.add(count, median_milliseconds(|| memprof(&["ps"]).map(drop))?);
         let pid = hosts[0].0.id().to_string();
         one.add(
             count,
-            median(|| memprof(&["status", "-t", &pid]).map(drop))?,
+            median_milliseconds(|| memprof(&["status", "-t", &pid]).map(drop))?,
         );
         listed.add(count, time_http_list(dir, count)?);
     }
@@ -76,7 +76,7 @@ fn time_http_list(dir: &Path, count: usize) -> Result<f64> {
     let stderr = server.0.stderr.take().context("it has no stderr")?;
     BufReader::new(stderr).read_line(&mut line)?;
     ensure!(line.contains("serving "), "{line}");
-    median(|| {
+    median_milliseconds(|| {
         let mut stream = UnixStream::connect(&http)?;
         stream.write_all(
             b"GET /api/v1/hosts HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n",
@@ -90,7 +90,10 @@ fn time_http_list(dir: &Path, count: usize) -> Result<f64> {
 }
 
 /// Measures the growth of a host's memory, without its own leak, that remains after clients have reconnected.
-pub(super) fn memory_after_reconnects(dir: &Path, measurements: &mut Measurements) -> Result<()> {
+pub(super) fn measure_memory_after_reconnects(
+    dir: &Path,
+    measurements: &mut Measurements,
+) -> Result<()> {
     let (config, socket) = (dir.join("host.toml"), dir.join("host.sock"));
     let text = format!(
         "[control]\nsocket = {socket:?}\n[[plugin]]\npath = {:?}\n[plugin.config]\ndump_dir = {:?}\n",

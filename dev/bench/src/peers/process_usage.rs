@@ -71,7 +71,7 @@ impl fmt::Display for ProcessUsage {
 }
 
 /// Runs a command, discards its output, and prints its seconds and its peak, which [`ProcessUsage::of_command`] reads.
-pub(super) fn measure(command: &[&str]) -> Result<()> {
+pub(super) fn measure_command(command: &[&str]) -> Result<()> {
     let (program, arguments) = command.split_first().context("measure COMMAND…")?;
     let start = Instant::now();
     let status = Command::new(program)
