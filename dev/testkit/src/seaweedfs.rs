@@ -94,7 +94,7 @@ impl SeaweedFs {
         Ok(())
     }
 
-    /// Starts the server again with the same data directory and ports.
+    /// Starts the server again after [`kill`](Self::kill), with the same data directory and ports.
     ///
     /// # Errors
     /// The server does not reply.

@@ -2,7 +2,8 @@
 
 use anyhow::Result;
 use xtask::dist::{
-    self, Profile, build_package, built_dir, dist, dynamic, host_library, install, with_jemalloc,
+    self, Profile, build_package, built_dir, dist, host_library, host_link_args,
+    host_link_args_with_jemalloc, install,
 };
 
 /// KiB of thread-local variables in the programs for the suite `tls`.
@@ -13,11 +14,15 @@ pub(crate) fn build() -> Result<()> {
     build_stress_host()?;
     let library = host_library()?;
     let target = "torture/stress_host_static";
-    compile("stress_host.c", target, &with_jemalloc(&library))?;
-    compile("forker.c", "torture/forker", &dynamic(&library))?;
+    compile(
+        "stress_host.c",
+        target,
+        &host_link_args_with_jemalloc(&library),
+    )?;
+    compile("forker.c", "torture/forker", &host_link_args(&library))?;
     compile("beginner.c", "torture/beginner", &THREADS)?;
-    compile("accuracy.c", "torture/accuracy", &dynamic(&library))?;
-    compile("churn.c", "torture/churn", &dynamic(&library))?;
+    compile("accuracy.c", "torture/accuracy", &host_link_args(&library))?;
+    compile("churn.c", "torture/churn", &host_link_args(&library))?;
     for name in ["waits", "weather", "computes"] {
         let (source, target) = (format!("attach/{name}.c"), format!("torture/{name}"));
         compile(&source, &target, &THREADS)?;
@@ -38,7 +43,7 @@ pub(crate) fn build() -> Result<()> {
         let define = format!("-DTLS_KIB={kib}");
         let target = |name: String| format!("torture/{name}");
         compile("guest.c", &target(tls_program_name(kib)), &[&define])?;
-        let options = [&dynamic(&library)[..], &[&define]].concat();
+        let options = [&host_link_args(&library)[..], &[&define]].concat();
         compile("stress_host.c", &target(tls_host_name(kib)), &options)?;
     }
     build_probe(Profile::Dev)?;
@@ -62,7 +67,11 @@ const THREADS: [&str; 2] = ["-lpthread", "-ldl"];
 /// The compiler fails.
 pub fn build_stress_host() -> Result<()> {
     let library = host_library()?;
-    compile("stress_host.c", "torture/stress_host", &dynamic(&library))
+    compile(
+        "stress_host.c",
+        "torture/stress_host",
+        &host_link_args(&library),
+    )
 }
 
 /// Builds `torture/unwind_probe.so`, which [`crate::probe`] preloads.

@@ -8,8 +8,8 @@ use xtask::run::{root, run};
 
 use crate::cargo_tool;
 
-/// Builds it, with what mdBook calls an error.
-pub(crate) fn build() -> Result<()> {
+/// Builds the book, and installs mdBook if it is missing.
+pub(crate) fn build_book() -> Result<()> {
     cargo_tool::require("mdbook", &["--no-default-features"])?;
     run(Command::new("mdbook")
         .args(["build", "docs"])

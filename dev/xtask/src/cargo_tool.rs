@@ -6,7 +6,8 @@ use anyhow::Result;
 
 use xtask::run::{cargo, run};
 
-/// Installs it where it is missing. It runs for seconds: to optimize it would take longer.
+/// Installs the program `name` from crates.io if it is missing. `options` are those of `cargo install`. Not
+/// optimized, because the program runs for seconds only.
 pub(crate) fn require(name: &str, options: &[&str]) -> Result<()> {
     let mut version = Command::new(name);
     version.arg("--version").stdout(Stdio::null());

@@ -16,13 +16,14 @@ use xtask::run::{cargo, output, root, run};
 
 use crate::{cargo_tool, demo, features, fuzz, lint, test_run};
 
-/// Builds everything and runs every test, which leave the source tree as it was.
-pub(crate) fn test() -> Result<()> {
+/// Builds everything and runs every test. Fails if a test changed the source tree.
+pub(crate) fn build_and_test() -> Result<()> {
     packages::require(packages::TEST)?;
     dist::build_all(Profile::Dev)?;
     run_tests()
 }
 
+/// Runs every test. Fails if one changed the source tree.
 fn run_tests() -> Result<()> {
     let before = changed_files()?;
     test_run::run_tests()?;
@@ -47,30 +48,30 @@ fn changed_files() -> Result<BTreeSet<String>> {
     Ok(output(&mut status)?.lines().map(str::to_owned).collect())
 }
 
-/// Everything that must hold before a change lands: what takes seconds first; and what waits, for Debian's packages or
-/// for the hosts of torture, beside what needs the processor.
+/// Runs all checks of a change, quick ones first. Steps that wait, for Debian's packages or for the hosts of
+/// torture, run beside those that need the processor.
 pub(crate) fn run_ci() -> Result<()> {
     let mut steps = Steps::default();
-    steps.take("fmt", || run(&mut cargo(&["fmt", "--all", "--check"])))?;
-    steps.take("lint", lint::check)?;
+    steps.run_step("fmt", || run(&mut cargo(&["fmt", "--all", "--check"])))?;
+    steps.run_step("lint", lint::check)?;
     thread::scope(|scope| {
         let packages = scope.spawn(|| packages::require(packages::TEST));
-        steps.take("clippy", clippy)?;
-        steps.take("features", features::check)?;
-        steps.take("docs", docs)?;
-        steps.take("packages", || {
+        steps.run_step("clippy", run_clippy)?;
+        steps.run_step("features", features::check_features)?;
+        steps.run_step("docs", build_docs)?;
+        steps.run_step("packages", || {
             packages.join().unwrap_or_else(|panic| resume_unwind(panic))
         })
     })?;
-    steps.take("build", build_tests)?;
-    steps.take("crates", || dist::pack_sdk(true))?;
+    steps.run_step("build", build_tests)?;
+    steps.run_step("crates", || dist::pack_sdk(true))?;
     thread::scope(|scope| {
         let torture = scope.spawn(run_torture);
-        steps.take("test", run_tests)?;
-        steps.take("demo", demo::show)?;
-        steps.take("truth", || crate::truth(&["--short"]))?;
-        steps.take("fuzz", fuzz::replay)?;
-        steps.take("torture", || {
+        steps.run_step("test", run_tests)?;
+        steps.run_step("demo", demo::run_demo)?;
+        steps.run_step("truth", || crate::run_truth(&["--short"]))?;
+        steps.run_step("fuzz", fuzz::replay_seeds)?;
+        steps.run_step("torture", || {
             let failed = torture
                 .join()
                 .unwrap_or_else(|panic| resume_unwind(panic))?;
@@ -81,15 +82,15 @@ pub(crate) fn run_ci() -> Result<()> {
     Ok(())
 }
 
-/// Builds all that the tests and torture run.
+/// Builds everything that the tests and torture run.
 fn build_tests() -> Result<()> {
     dist::build_all(Profile::Dev)?;
     dist::build_programs(["torture", "truth"])?;
     run(&mut cargo(&["test", "--workspace", "--quiet", "--no-run"]))
 }
 
-/// Runs the suites, and prints what they wrote once they have ended, apart from what runs beside them. Returns the suites
-/// that failed.
+/// Runs torture's suites, and returns those that failed. Prints their output when all have ended, so that it does not
+/// mix with that of other steps.
 fn run_torture() -> Result<Vec<String>> {
     let path = root().join("target/torture.log");
     let log = File::create(&path).with_context(|| path.display().to_string())?;
@@ -122,12 +123,12 @@ fn retry_torture(failed: &[String]) -> Result<()> {
     Ok(())
 }
 
-fn clippy() -> Result<()> {
+fn run_clippy() -> Result<()> {
     let mut clippy = cargo(&["clippy", "--workspace", "--all-targets", "--all-features"]);
     run(clippy.args(["--quiet", "--", "-D", "warnings"]))
 }
 
-fn docs() -> Result<()> {
+fn build_docs() -> Result<()> {
     let mut docs = cargo(&["doc", "--workspace", "--all-features", "--no-deps"]);
     docs.args(["--document-private-items", "--quiet"]);
     run(docs.env("RUSTDOCFLAGS", "-D warnings"))
@@ -138,7 +139,7 @@ fn docs() -> Result<()> {
 struct Steps(Vec<(&'static str, Duration)>);
 
 impl Steps {
-    fn take(&mut self, name: &'static str, step: impl FnOnce() -> Result<()>) -> Result<()> {
+    fn run_step(&mut self, name: &'static str, step: impl FnOnce() -> Result<()>) -> Result<()> {
         let begun = Instant::now();
         step().context(name)?;
         let time = begun.elapsed();
@@ -162,9 +163,10 @@ fn step_line(name: &str, time: Duration) -> String {
     format!("{:6.0} s  {name}", time.as_secs_f64())
 }
 
-/// Licences, sources and wildcards; the advisory database may be out of reach. CI has no such tool, which takes minutes
-/// to build: a test of the crate `package` asks for the first two.
-pub(crate) fn deny() -> Result<()> {
+/// Checks licences, sources and wildcard versions by cargo-deny. Advisories are left out, because their database may
+/// be unreachable. Not part of CI, because cargo-deny takes minutes to build; a test of the crate `package` checks
+/// licences and sources.
+pub(crate) fn check_dependencies() -> Result<()> {
     cargo_tool::require("cargo-deny", &[])?;
     let mut deny = cargo(&["deny", "--log-level", "error", "check"]);
     run(deny.args(["bans", "licenses", "sources"]))

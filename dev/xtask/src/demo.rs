@@ -11,42 +11,45 @@ use xtask::dist::{self, dist};
 use xtask::run::{output, root, run};
 
 /// Time for which the demo lets the leak grow.
-const GROWTH: Duration = Duration::from_secs(5);
+const GROWTH_TIME: Duration = Duration::from_secs(5);
 
 /// Longer than a host needs to open its control socket.
-const START: Duration = Duration::from_secs(20);
+const START_TIMEOUT: Duration = Duration::from_secs(20);
 
 pub(crate) fn demo() -> Result<()> {
     println!("Building (the first time takes some minutes: it compiles jemalloc too) ...");
     dist::build_demo()?;
-    show()
+    run_demo()
 }
 
-/// The demo, with the programs in `target/dist`.
-pub(crate) fn show() -> Result<()> {
-    let place = root().join("target/demo");
-    fs::create_dir_all(&place).with_context(|| place.display().to_string())?;
-    let config = place.join("host.toml");
-    fs::write(&config, host_config(&place)).with_context(|| config.display().to_string())?;
+/// Runs the demo with the programs in `target/dist`.
+pub(crate) fn run_demo() -> Result<()> {
+    let directory = root().join("target/demo");
+    fs::create_dir_all(&directory).with_context(|| directory.display().to_string())?;
+    let config = directory.join("host.toml");
+    fs::write(&config, host_config(&directory)).with_context(|| config.display().to_string())?;
 
     println!("\nStarting rust_host: it grows a cache and never shrinks it. Its config:\n");
-    println!("{}", indent(&host_config(&place)));
-    let host = DemoHost::start(&config, &place.join("host.log"))?;
+    println!("{}", indent(&host_config(&directory)));
+    let host = DemoHost::start(&config, &directory.join("host.log"))?;
 
     let pid = host.child.id().to_string();
-    step(&["activate", "-t", &pid])?;
-    println!("\n... letting it run for {} seconds\n", GROWTH.as_secs());
-    thread::sleep(GROWTH);
-    let dump = place.join("leak.heap");
-    step(&["dump", "-t", &pid, "-o", &dump.display().to_string()])?;
-    let stats = memprof(&["stats", "-t", &pid])?;
+    run_step(&["activate", "-t", &pid])?;
+    println!(
+        "\n... letting it run for {} seconds\n",
+        GROWTH_TIME.as_secs()
+    );
+    thread::sleep(GROWTH_TIME);
+    let dump = directory.join("leak.heap");
+    run_step(&["dump", "-t", &pid, "-o", &dump.display().to_string()])?;
+    let stats = run_memprof(&["stats", "-t", &pid])?;
     println!("\n$ memprof stats        (the first lines; all of it is in the host's log)");
     println!("{}", indent(&first_lines(&stats, 7)));
-    step(&["deactivate", "-t", &pid])?;
+    run_step(&["deactivate", "-t", &pid])?;
 
     println!("\nWhere the memory went:\n");
     let dump = dump.display().to_string();
-    let report = memprof(&["report", &dump])?;
+    let report = run_memprof(&["report", &dump])?;
     println!("$ memprof report leak.heap");
     println!("{}", indent(&report));
     ensure!(
@@ -57,19 +60,20 @@ pub(crate) fn show() -> Result<()> {
         "the profile does not begin with grow_cache:\n{report}"
     );
     for (format, file) in [("flamegraph", "flamegraph.svg"), ("html", "report.html")] {
-        let file = place.join(file).display().to_string();
-        memprof(&["report", &dump, "--format", format, "-o", &file])?;
+        let file = directory.join(file).display().to_string();
+        run_memprof(&["report", &dump, "--format", format, "-o", &file])?;
     }
     println!(
         "\ngrow_cache holds it. In target/demo: report.html and flamegraph.svg for a browser,\n\
          leak.heap for any reader of jemalloc's dumps, and host.log."
     );
     drop(host);
-    unprepared()
+    record_unprepared_program()
 }
 
-/// A program that knows nothing of memprof: attached, its leak named, given back.
-fn unprepared() -> Result<()> {
+/// Records a program that was started without memprof, prints the report of its leak, and checks that memprof is
+/// detached.
+fn record_unprepared_program() -> Result<()> {
     println!(
         "\nThe other way: a program that nobody prepared, started without anything of memprof's.\n"
     );
@@ -78,28 +82,28 @@ fn unprepared() -> Result<()> {
         .context("failed to start unprepared")?;
     let program = DemoHost { child };
     let pid = program.child.id().to_string();
-    let seconds = format!("{}s", GROWTH.as_secs());
+    let seconds = format!("{}s", GROWTH_TIME.as_secs());
     let record = ["record", "--pid", &pid, "--for", &seconds];
     println!("$ memprof {}", record.join(" "));
-    let report = memprof(&record)?;
+    let report = run_memprof(&record)?;
     println!("{}", indent(&report));
     ensure!(
         report.contains("open_session"),
         "the profile does not name open_session:\n{report}"
     );
     ensure!(
-        memprof(&["status", "-t", &pid]).is_err(),
+        run_memprof(&["status", "-t", &pid]).is_err(),
         "it is a host still"
     );
     println!("\nopen_session holds it. The program goes on without memprof.");
     Ok(())
 }
 
-fn host_config(place: &Path) -> String {
+fn host_config(directory: &Path) -> String {
     format!(
         "[[plugin]]\npath = {:?}\n\n[plugin.config]\ndump_dir = {:?}\n",
         dist().join("plugins/memory_profile.so"),
-        place.join("dumps")
+        directory.join("dumps")
     )
 }
 
@@ -124,12 +128,12 @@ impl DemoHost {
         let mut host = Self { child };
         let pid = host.child.id().to_string();
         let begun = Instant::now();
-        while memprof(&["status", "-t", &pid]).is_err() {
+        while run_memprof(&["status", "-t", &pid]).is_err() {
             if let Some(status) = host.child.try_wait()? {
                 bail!("rust_host ended: {status}\n{}", fs::read_to_string(log)?);
             }
             ensure!(
-                begun.elapsed() < START,
+                begun.elapsed() < START_TIMEOUT,
                 "rust_host opened no control socket; see {log:?}"
             );
             thread::sleep(Duration::from_millis(50));
@@ -148,13 +152,13 @@ impl Drop for DemoHost {
     }
 }
 
-fn step(args: &[&str]) -> Result<()> {
+fn run_step(args: &[&str]) -> Result<()> {
     println!("$ memprof {}", args.join(" "));
-    println!("{}", indent(&memprof(args)?));
+    println!("{}", indent(&run_memprof(args)?));
     Ok(())
 }
 
-fn memprof(args: &[&str]) -> Result<String> {
+fn run_memprof(args: &[&str]) -> Result<String> {
     output(Command::new(dist().join("bin/memprof")).args(args))
 }
 

@@ -9,10 +9,10 @@ use anyhow::{Context, Result};
 use crate::packages;
 use crate::run::{cargo, root, run};
 
-/// Which cargo profile to build with.
+/// Cargo profile of a build.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Profile {
-    /// Quick to build; what demo and tests use.
+    /// Quick to build, for the demo and tests.
     Dev,
     /// Optimized, as an operator installs it.
     Release,
@@ -34,9 +34,9 @@ const MEMORY_PROFILE: BuiltArtifact = (
 const RUST_HOST: BuiltArtifact = ("rust-host", "rust_host", "examples/rust_host");
 const MEMPROF: BuiltArtifact = ("memprof-cli", "memprof", "bin/memprof");
 
-/// Libraries that foreign processes load, and hosts with features of their own. Each is built alone: a build with others
-/// would unify features into it.
-const ALONE: &[BuiltArtifact] = &[
+/// Libraries that foreign processes load, and hosts with features of their own. Each is built alone, because cargo
+/// would add the features of packages that are built with it.
+const ISOLATED_BUILDS: &[BuiltArtifact] = &[
     MEMORY_PROFILE,
     ("hello-rust", "libhello_rust.so", "plugins/hello_rust.so"),
     (
@@ -52,7 +52,7 @@ const ALONE: &[BuiltArtifact] = &[
 /// Programs.
 const PROGRAMS: &[BuiltArtifact] = &[MEMPROF, ("rust-http", "rust_http", "examples/rust_http")];
 
-/// Builds everything, `memprof-fleet` too, whose libraries take minutes.
+/// Builds everything, also `memprof-fleet`, whose libraries take minutes.
 pub fn build_all(profile: Profile) -> Result<()> {
     let fleet: BuiltArtifact = ("memprof-fleet", "memprof-fleet", "bin/memprof-fleet");
     build_with(&[PROGRAMS, &[fleet]].concat(), profile)?;
@@ -63,15 +63,15 @@ pub fn build_all(profile: Profile) -> Result<()> {
     )
 }
 
-/// Builds all that one machine needs.
+/// Builds everything but `memprof-fleet`.
 pub fn build(profile: Profile) -> Result<()> {
     build_with(PROGRAMS, profile)
 }
 
 fn build_with(programs: &[BuiltArtifact], profile: Profile) -> Result<()> {
     packages::require(packages::BUILD)?;
-    make_alone(ALONE, profile)?;
-    make_programs(programs, profile)?;
+    build_each_alone(ISOLATED_BUILDS, profile)?;
+    build_and_install_programs(programs, profile)?;
     for header in [
         "memprof-plugin-abi/include/memprof.h",
         "in-process/memprof-host-c/include/memprof_host.h",
@@ -149,22 +149,22 @@ fn build_sdk() -> Result<()> {
     Ok(())
 }
 
-/// Builds what the demo shows, and nothing else.
+/// Builds only what the demo runs.
 pub fn build_demo() -> Result<()> {
     packages::require(&["gcc"])?;
-    make_alone(&[MEMORY_PROFILE, RUST_HOST, MEMPROF], Profile::Dev)?;
+    build_each_alone(&[MEMORY_PROFILE, RUST_HOST, MEMPROF], Profile::Dev)?;
     build_unprepared()
 }
 
-fn make_alone(list: &[BuiltArtifact], profile: Profile) -> Result<()> {
+fn build_each_alone(list: &[BuiltArtifact], profile: Profile) -> Result<()> {
     for made in list {
         build_package(made.0, profile)?;
-        lay_out(made, profile)?;
+        install_artifact(made, profile)?;
     }
     Ok(())
 }
 
-fn make_programs(list: &[BuiltArtifact], profile: Profile) -> Result<()> {
+fn build_and_install_programs(list: &[BuiltArtifact], profile: Profile) -> Result<()> {
     match profile {
         Profile::Dev => build_programs(list.iter().map(|made| made.1))?,
         Profile::Release => {
@@ -175,11 +175,12 @@ fn make_programs(list: &[BuiltArtifact], profile: Profile) -> Result<()> {
             run(&mut command)?;
         }
     }
-    list.iter().try_for_each(|made| lay_out(made, profile))
+    list.iter()
+        .try_for_each(|made| install_artifact(made, profile))
 }
 
-/// Builds programs for development, in `target/debug`. Their libraries have the features that the whole workspace asks
-/// for, as in its tests: else these would build most of them again.
+/// Builds programs for development, in `target/debug`. Their libraries get the features that the whole workspace
+/// requests, so that its tests need not build them again.
 pub fn build_programs<S: AsRef<str>>(names: impl IntoIterator<Item = S>) -> Result<()> {
     let mut command = cargo(&["build", "--quiet", "--workspace"]);
     for name in names {
@@ -188,7 +189,7 @@ pub fn build_programs<S: AsRef<str>>(names: impl IntoIterator<Item = S>) -> Resu
     run(&mut command)
 }
 
-fn lay_out((_, built, place): &BuiltArtifact, profile: Profile) -> Result<()> {
+fn install_artifact((_, built, place): &BuiltArtifact, profile: Profile) -> Result<()> {
     install(&built_dir(profile).join(built), &dist().join(place))
 }
 
@@ -209,7 +210,7 @@ pub fn built_dir(profile: Profile) -> PathBuf {
     })
 }
 
-/// The static library of hosts in C; after [`build`].
+/// Path of the static library for hosts in C. Must be built already.
 pub fn host_library() -> Result<String> {
     let library = dist().join("lib/libmemprof_host.a");
     let library = library.to_str();
@@ -219,12 +220,12 @@ pub fn host_library() -> Result<String> {
 }
 
 /// Linker arguments of a program with that library.
-pub fn dynamic(host_library: &str) -> [&str; 4] {
+pub fn host_link_args(host_library: &str) -> [&str; 4] {
     [host_library, "-lpthread", "-ldl", "-lm"]
 }
 
-/// Like [`dynamic`], but with a jemalloc whose symbols are not exported (no -rdynamic): only the symbol table has them.
-pub fn with_jemalloc(host_library: &str) -> [&str; 6] {
+/// Like [`host_link_args`], but with a jemalloc whose symbols are not exported (no -rdynamic): only the symbol table has them.
+pub fn host_link_args_with_jemalloc(host_library: &str) -> [&str; 6] {
     [
         host_library,
         "-l:libjemalloc.a",
@@ -242,25 +243,25 @@ fn build_c() -> Result<()> {
         "cc",
         "plugins/hello-c/hello_c.c",
         "plugins/hello_c.so",
-        PLUGIN,
+        PLUGIN_LINK_ARGS,
     )?;
     compile(
         "cc",
         "hosts-examples/c/c_host.c",
         "examples/c_host",
-        &dynamic(&library),
+        &host_link_args(&library),
     )?;
     compile(
         "cc",
         "hosts-examples/c/c_host.c",
         "examples/c_host_static",
-        &with_jemalloc(&library),
+        &host_link_args_with_jemalloc(&library),
     )?;
     compile(
         "c++",
         "hosts-examples/cpp/cpp_host.cc",
         "examples/cpp_host",
-        &dynamic(&library),
+        &host_link_args(&library),
     )?;
     build_unprepared()?;
     compile(
@@ -277,18 +278,18 @@ fn build_unprepared() -> Result<()> {
 }
 
 /// Linker arguments of a plugin in C.
-const PLUGIN: &[&str] = &[
+const PLUGIN_LINK_ARGS: &[&str] = &[
     "-shared",
     "-fPIC",
     "-fvisibility=hidden",
     "-Wl,-z,nodelete,-Bsymbolic",
 ];
 
-/// Compiles one file of C or C++, with warnings as errors.
+/// Compiles one file of C or C++ into `place` below [`dist`], with warnings as errors.
 pub fn compile(compiler: &str, source: &str, place: &str, options: &[&str]) -> Result<()> {
     let target = dist().join(place);
     let fresh = fresh_name(&target);
-    prepare(&target)?;
+    create_parent(&target)?;
     let mut command = Command::new(compiler);
     command
         .args(["-g", "-O1", "-Wall", "-Wextra", "-Werror"])
@@ -302,16 +303,16 @@ pub fn compile(compiler: &str, source: &str, place: &str, options: &[&str]) -> R
     replace(&target, &fresh)
 }
 
-/// Copies a file to its place.
+/// Copies a file, and creates the directories of `to` if they are missing.
 pub fn install(from: &Path, to: &Path) -> Result<()> {
-    prepare(to)?;
+    create_parent(to)?;
     let fresh = fresh_name(to);
     fs::copy(from, &fresh).with_context(|| format!("failed to copy {}", from.display()))?;
     replace(to, &fresh)
 }
 
-/// Puts a fresh file in the place of `target` by rename: a host that has the old one mapped keeps it. An equal one stays
-/// as it is, so that a host that tests use meanwhile does not map a deleted file.
+/// Replaces `target` by `fresh` by a rename, because a host may have mapped the old file. If both are equal, keeps
+/// `target`, so that no host of a running test maps a deleted file.
 fn replace(target: &Path, fresh: &Path) -> Result<()> {
     let same = fs::read(target).is_ok_and(|old| fs::read(fresh).is_ok_and(|new| old == new));
     let done = match same {
@@ -325,7 +326,7 @@ fn fresh_name(target: &Path) -> PathBuf {
     target.with_added_extension("new")
 }
 
-fn prepare(target: &Path) -> Result<()> {
+fn create_parent(target: &Path) -> Result<()> {
     let directory = target.parent().expect("a place in target/dist");
     fs::create_dir_all(directory).with_context(|| directory.display().to_string())
 }

@@ -7,12 +7,12 @@ use anyhow::{Context, Result};
 
 use xtask::run::{cargo, members, root, run};
 
-pub(crate) fn check() -> Result<()> {
+pub(crate) fn check_features() -> Result<()> {
     for member in members()? {
         let file = root().join(&member).join("Cargo.toml");
         let manifest = fs::read_to_string(&file).with_context(|| file.display().to_string())?;
-        for feature in alone(&manifest) {
-            let package = name(&manifest).context("a manifest without a name")?;
+        for feature in features_to_check(&manifest) {
+            let package = package_name(&manifest).context("a manifest without a name")?;
             println!("{package} {feature}");
             let mut clippy = cargo(&["clippy", "--quiet", "--no-deps", "--no-default-features"]);
             clippy.args(["--package", package, "--features", feature]);
@@ -24,7 +24,7 @@ pub(crate) fn check() -> Result<()> {
 
 /// Features to check alone: those that a manifest declares, and "" for none of them. Left out are the default and the
 /// only feature of a crate, which clippy sees in the whole workspace.
-fn alone(manifest: &str) -> Vec<&str> {
+fn features_to_check(manifest: &str) -> Vec<&str> {
     let lines = manifest.lines().skip_while(|line| *line != "[features]");
     let lines = lines.skip(1).take_while(|line| !line.starts_with('['));
     let lines = lines.filter(|line| !line.starts_with('#'));
@@ -38,7 +38,7 @@ fn alone(manifest: &str) -> Vec<&str> {
     none.into_iter().chain(names.iter().copied()).collect()
 }
 
-fn name(manifest: &str) -> Option<&str> {
+fn package_name(manifest: &str) -> Option<&str> {
     let mut lines = manifest.lines();
     lines.find_map(|line| line.strip_prefix("name = \"")?.strip_suffix('"'))
 }
@@ -51,15 +51,15 @@ mod tests {
     fn features_of_a_manifest() {
         let manifest = "[package]\nname = \"memprof-host\"\n\n[features]\ndefault = [\"a\"]\n## What `a = 1` does.\n\
                         a = [\"dep:x\"]\nb-c = [\"a\"]\n\n[dependencies]\nx = \"1\"\n";
-        assert_eq!(name(manifest), Some("memprof-host"));
-        assert_eq!(alone(manifest), ["", "a", "b-c"]);
+        assert_eq!(package_name(manifest), Some("memprof-host"));
+        assert_eq!(features_to_check(manifest), ["", "a", "b-c"]);
         let check = |lines: &str, expected: &[&str]| {
-            assert_eq!(alone(&format!("[features]\n{lines}")), expected);
+            assert_eq!(features_to_check(&format!("[features]\n{lines}")), expected);
         };
         check("default = [\"a\"]\na = []\n", &[""]);
         check("a = []\n", &[""]);
         check("default = []\na = []\n", &[]);
         check("default = []\na = []\nb = []\n", &["a", "b"]);
-        assert!(alone("[package]\nname = \"x\"\n").is_empty());
+        assert!(features_to_check("[package]\nname = \"x\"\n").is_empty());
     }
 }

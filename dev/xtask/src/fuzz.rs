@@ -1,4 +1,5 @@
-//! `cargo xtask fuzz`: what reads files of others, and the walk, over their seeds.
+//! `cargo xtask fuzz`: runs the fuzz targets, those of the readers of foreign files and of the stack walk, over
+//! their seeds.
 //!
 //! New inputs take a nightly compiler: `cargo +nightly fuzz run TARGET seeds/TARGET`, in a crate's folder `fuzz`.
 
@@ -14,24 +15,24 @@ use xtask::run::{output, root};
 /// Directories of crates whose folder `fuzz` has targets, and for each target a folder of seeds.
 const CRATES: [&str; 2] = ["outside/memprof-report", "in-process/memprof-unwind"];
 
-/// Each target once over each of its seeds: an input that once was a fault does not become one again.
-pub(crate) fn replay() -> Result<()> {
-    let targets = targets()?;
+/// Runs each target once over all of its seeds, inputs that once showed a fault.
+pub(crate) fn replay_seeds() -> Result<()> {
+    let targets = find_targets()?;
     build_programs(targets.iter().map(|(_, target)| target))?;
     for (folder, target) in targets {
-        let seeds = files(&folder.join("seeds").join(&target))?;
+        let seeds = list_files(&folder.join("seeds").join(&target))?;
         output(Command::new(built_dir(Profile::Dev).join(&target)).args(&seeds))?;
         println!("{target}: {} seeds", seeds.len());
     }
     Ok(())
 }
 
-/// The folder and the name of each target.
-fn targets() -> Result<Vec<(PathBuf, String)>> {
+/// Folder and name of each target.
+fn find_targets() -> Result<Vec<(PathBuf, String)>> {
     let mut all = Vec::new();
     for name in CRATES {
         let folder = root().join(name).join("fuzz");
-        for source in files(&folder.join("fuzz_targets"))? {
+        for source in list_files(&folder.join("fuzz_targets"))? {
             let target = source.file_stem().context("a target without a name")?;
             all.push((folder.clone(), target.to_string_lossy().into_owned()));
         }
@@ -39,8 +40,8 @@ fn targets() -> Result<Vec<(PathBuf, String)>> {
     Ok(all)
 }
 
-/// The files of a folder, which has some.
-fn files(folder: &Path) -> Result<Vec<PathBuf>> {
+/// Files of a folder, sorted. Fails if there are none.
+fn list_files(folder: &Path) -> Result<Vec<PathBuf>> {
     let shown = folder.display();
     let found = fs::read_dir(folder).with_context(|| format!("{shown}"))?;
     let found: Result<Vec<_>, _> = found.map(|entry| entry.map(|entry| entry.path())).collect();

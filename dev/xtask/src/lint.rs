@@ -1,5 +1,5 @@
-//! The rules of the house that the compiler does not know: who may use whom, how long a file may be, who prints,
-//! which words names and comments are made of, and whether the files exist that documents name.
+//! Rules that the compiler does not check: dependencies between modules, lengths of files, output, words in names
+//! and comments, and whether the files exist that documents name.
 
 use std::fmt::Write as _;
 

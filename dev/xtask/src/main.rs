@@ -43,8 +43,8 @@ usage: cargo xtask COMMAND
   ci                  format, lint, clippy, features, docs, build, test, demo, bench truth --short, fuzz
                       and torture --short: what CI runs, and how long each took";
 
-/// A crate of its own, so that the other commands need not wait until it is built.
-fn torture(args: &[&str]) -> anyhow::Result<()> {
+/// Builds and runs torture, which is a crate of its own so that other commands need not wait for its build.
+fn run_torture(args: &[&str]) -> anyhow::Result<()> {
     dist::build_programs(["torture"])?;
     run(&mut torture_command(args))
 }
@@ -55,8 +55,8 @@ fn torture_command(args: &[&str]) -> Command {
     torture
 }
 
-/// With the crates that memprof is compared with, if the part `peers` is requested.
-fn bench(args: &[&str]) -> anyhow::Result<()> {
+/// Builds and runs bench, with the crates that memprof is compared with if the part `peers` runs.
+fn run_bench(args: &[&str]) -> anyhow::Result<()> {
     let mut command = cargo(&["run", "--release", "--quiet", "--package=bench"]);
     if args.contains(&"peers") || args.iter().all(|arg| arg.starts_with("--")) {
         command.arg("--features=peers");
@@ -64,8 +64,8 @@ fn bench(args: &[&str]) -> anyhow::Result<()> {
     run(command.arg("--").args(args))
 }
 
-/// Needs no figure of time, so the build for development serves.
-fn truth(args: &[&str]) -> anyhow::Result<()> {
+/// Builds and runs truth, not optimized, because it measures no time.
+fn run_truth(args: &[&str]) -> anyhow::Result<()> {
     dist::build_programs(["truth"])?;
     let truth = dist::built_dir(Profile::Dev).join("truth");
     run(Command::new(truth).args(args).current_dir(root()))
@@ -78,19 +78,19 @@ fn main() -> ExitCode {
         ["build"] => dist::build_all(Profile::Dev),
         ["build", "--release"] => dist::build_all(Profile::Release),
         ["demo"] => demo::demo(),
-        ["test"] => ci::test(),
-        ["bench", "truth", args @ ..] => truth(args),
-        ["bench", args @ ..] => bench(args),
-        ["torture", args @ ..] => torture(args),
+        ["test"] => ci::build_and_test(),
+        ["bench", "truth", args @ ..] => run_truth(args),
+        ["bench", args @ ..] => run_bench(args),
+        ["torture", args @ ..] => run_torture(args),
         ["package", args @ ..] => {
             run(cargo(&["run", "--quiet", "--package=package", "--"]).args(args))
         }
-        ["book"] => book::build(),
+        ["book"] => book::build_book(),
         ["lint"] => lint::check(),
-        ["features"] => features::check(),
-        ["fuzz"] => fuzz::replay(),
-        ["pictures"] => pictures::draw(),
-        ["deny"] => ci::deny(),
+        ["features"] => features::check_features(),
+        ["fuzz"] => fuzz::replay_seeds(),
+        ["pictures"] => pictures::draw_pictures(),
+        ["deny"] => ci::check_dependencies(),
         ["ci"] => ci::run_ci(),
         _ => {
             eprintln!("{USAGE}");

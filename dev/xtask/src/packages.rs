@@ -1,4 +1,4 @@
-//! Debian packages that a command cannot do without.
+//! Debian packages that commands need.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -72,12 +72,12 @@ pub const BENCH: &[&str] = &["heaptrack", "lld"];
 /// For the packages, and for the systems in which they are tried.
 pub const PACKAGE: &[&str] = &["binutils", "mmdebstrap", "python3-venv", "rpm"];
 
-/// Installs what is missing of `packages`, as root; else says how.
+/// Installs the missing ones of `packages` if this is root. Otherwise fails with the command that installs them.
 pub fn require(packages: &[&str]) -> Result<()> {
     let missing: Vec<&str> = packages
         .iter()
         .copied()
-        .filter(|package| !installed(package))
+        .filter(|package| !is_installed(package))
         .collect();
     if missing.is_empty() {
         return Ok(());
@@ -108,7 +108,7 @@ pub fn require(packages: &[&str]) -> Result<()> {
     .concat())
 }
 
-fn installed(package: &str) -> bool {
+fn is_installed(package: &str) -> bool {
     let query = Command::new("dpkg-query")
         .args(["-W", "-f", "${db:Status-Status}", package])
         .stderr(Stdio::null())
@@ -125,7 +125,7 @@ fn is_root() -> Result<bool> {
 
 /// Until it is dropped, installing a server does not start it (deb-systemd-invoke(1p)).
 struct ServicePolicyGuard {
-    /// The policy was written by this guard, which removes it.
+    /// Whether this guard wrote the policy, and so removes it.
     is_own_file: bool,
 }
 

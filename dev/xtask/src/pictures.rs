@@ -11,7 +11,7 @@ use xtask::run::{cargo, root, run};
 /// The end-to-end test that draws them into `target/screenshots`.
 const TEST: &str = "pictures::pictures_are_of_a_run";
 
-pub(crate) fn draw() -> Result<()> {
+pub(crate) fn draw_pictures() -> Result<()> {
     packages::require(packages::TEST)?;
     dist::build_all(Profile::Dev)?;
     run(&mut cargo(&[

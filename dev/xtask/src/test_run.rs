@@ -1,7 +1,7 @@
-//! Every test binary, as many at once as there are processors, and each test that failed once more, alone.
+//! Runs every test binary, as many at once as there are processors, and each failed test once more, alone.
 //!
-//! `cargo test` runs one binary after the other, and most tests wait for another process. One that fails only beside the
-//! others is named at the end, so that it is mended, and fails no change.
+//! `cargo test` runs one binary after the other, and most tests wait for another process. A test that fails only
+//! beside the others is named at the end and does not fail the run.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -34,13 +34,13 @@ struct Target {
     kind: Vec<String>,
 }
 
-/// Runs every test of the workspace; fails if one of them fails alone, too.
+/// Runs every test of the workspace. Fails if a test fails twice.
 pub(crate) fn run_tests() -> Result<()> {
     let binaries = build_binaries()?;
     let (next, flaky) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
     let lane = || -> Result<()> {
         while let Some(binary) = binaries.get(next.fetch_add(1, Ordering::Relaxed)) {
-            let failed = binary.test()?;
+            let failed = binary.run_and_retry()?;
             let mut flaky = flaky
                 .lock()
                 .unwrap_or_else(|poisoned| poisoned.into_inner());
@@ -103,8 +103,9 @@ impl TestBinary {
         self.manifest_path.parent().unwrap_or(&self.manifest_path)
     }
 
-    /// Runs the tests, and those that failed once more, alone; returns the names of these if they passed then.
-    fn test(&self) -> Result<Vec<String>> {
+    /// Runs the tests, then those that failed once more, alone. Returns the names of those that passed only then.
+    /// Fails if a test failed twice.
+    fn run_and_retry(&self) -> Result<Vec<String>> {
         let name = self.name();
         println!("run: {name}");
         // Most wait for another process.
@@ -113,7 +114,7 @@ impl TestBinary {
             println!("ok: {name}");
             return Ok(Vec::new());
         }
-        let written = show(&first);
+        let written = print_output(&first);
         let failed = parse_failures(&written);
         ensure!(
             !failed.is_empty(),
@@ -123,7 +124,7 @@ impl TestBinary {
         println!("{name}: again, alone: {}", failed.join(", "));
         let again = self.run(1, &failed)?;
         if !again.status.success() {
-            show(&again);
+            print_output(&again);
         }
         ensure!(
             again.status.success(),
@@ -152,7 +153,7 @@ impl TestBinary {
 }
 
 /// Prints what a run wrote, and returns it.
-fn show(run: &Output) -> String {
+fn print_output(run: &Output) -> String {
     let mut written = String::from_utf8_lossy(&run.stdout).into_owned();
     written.push_str(&String::from_utf8_lossy(&run.stderr));
     println!("{written}");
@@ -212,7 +213,7 @@ mod tests {
             profile,
             target,
         }
-        .test()
+        .run_and_retry()
     }
 
     #[test]

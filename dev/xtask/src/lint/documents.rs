@@ -1,4 +1,4 @@
-//! Documents that name files: a link or a source file that is not there.
+//! Checks that the files exist to which documents link, and the source files that some of them name.
 
 use std::collections::HashSet;
 use std::fs;
@@ -19,7 +19,7 @@ const MAPS: [&str; 3] = ["ARCHITECTURE.md", "CONTRIBUTING.md", "docs/design"];
 /// A folder or a document cannot be read.
 pub(super) fn faults() -> Result<Vec<String>> {
     let mut files = Vec::new();
-    list(&root(), Path::new(""), &mut files)?;
+    add_files(&root(), Path::new(""), &mut files)?;
     let is_document = |file: &&PathBuf| {
         let is_markdown = file.extension().is_some_and(|extension| extension == "md");
         is_markdown && !file.starts_with(BOOK) && !file.starts_with("hosts-examples")
@@ -29,13 +29,13 @@ pub(super) fn faults() -> Result<Vec<String>> {
     for file in files.iter().filter(is_document) {
         let text = fs::read_to_string(root().join(file));
         let text = text.with_context(|| file.display().to_string())?;
-        faults.extend(faults_of(file, &text, &known));
+        faults.extend(document_faults(file, &text, &known));
     }
     Ok(faults)
 }
 
 /// Adds the files of a folder and of those in it, relative to the project's root.
-fn list(root: &Path, folder: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
+fn add_files(root: &Path, folder: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
     let whole = root.join(folder);
     for entry in fs::read_dir(&whole).with_context(|| whole.display().to_string())? {
         let entry = entry?;
@@ -43,7 +43,7 @@ fn list(root: &Path, folder: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
         let kind = entry.file_type()?;
         let is_hidden = name.to_string_lossy().starts_with('.');
         if kind.is_dir() && !is_hidden && name != "target" {
-            list(root, &folder.join(name), files)?;
+            add_files(root, &folder.join(name), files)?;
         } else if kind.is_file() {
             files.push(folder.join(name));
         }
@@ -63,7 +63,7 @@ fn path_ends(files: &[PathBuf]) -> HashSet<PathBuf> {
     ends
 }
 
-fn faults_of(file: &Path, text: &str, known: &HashSet<PathBuf>) -> Vec<String> {
+fn document_faults(file: &Path, text: &str, known: &HashSet<PathBuf>) -> Vec<String> {
     let is_map = MAPS.iter().any(|map| file.starts_with(map));
     let folder = file.parent().unwrap_or(Path::new(""));
     let mut faults = Vec::new();
@@ -74,10 +74,10 @@ fn faults_of(file: &Path, text: &str, known: &HashSet<PathBuf>) -> Vec<String> {
                 faults.push(format!("{file}:{number}: `{named}` names no file"));
             }
         };
-        for link in links(line) {
-            check(joined(folder, link), link);
+        for link in link_targets(line) {
+            check(join_normalized(folder, link), link);
         }
-        for name in source_files(line).filter(|_| is_map) {
+        for name in source_file_names(line).filter(|_| is_map) {
             check(PathBuf::from(name), name);
         }
     }
@@ -85,14 +85,14 @@ fn faults_of(file: &Path, text: &str, known: &HashSet<PathBuf>) -> Vec<String> {
 }
 
 /// Targets of the links of a line, without those to other sites.
-fn links(line: &str) -> impl Iterator<Item = &str> {
+fn link_targets(line: &str) -> impl Iterator<Item = &str> {
     let targets = line.split("](").skip(1);
     let targets = targets.filter_map(|rest| rest.split([')', '#']).next());
     targets.filter(|target| !target.is_empty() && !target.contains("://"))
 }
 
 /// Words of a line that name a file of Rust or JavaScript. `NAME.rs` stands for any.
-fn source_files(line: &str) -> impl Iterator<Item = &str> {
+fn source_file_names(line: &str) -> impl Iterator<Item = &str> {
     let words = line.split(|c: char| !c.is_ascii_alphanumeric() && !"_-./".contains(c));
     words.filter(|word| {
         let stem = word.strip_suffix(".rs").or(word.strip_suffix(".js"));
@@ -101,7 +101,7 @@ fn source_files(line: &str) -> impl Iterator<Item = &str> {
 }
 
 /// A path relative to `folder`, without `..`.
-fn joined(folder: &Path, link: &str) -> PathBuf {
+fn join_normalized(folder: &Path, link: &str) -> PathBuf {
     let mut path = folder.to_owned();
     for part in Path::new(link).components() {
         match part {
@@ -122,7 +122,11 @@ mod tests {
         let files = ["docs/design/1.md", "dev/x/src/lib.rs", "README.md"].map(PathBuf::from);
         let known = path_ends(&files);
         let check = |file: &str, text: &str, expected: &[&str]| {
-            assert_eq!(faults_of(Path::new(file), text, &known), expected, "{text}");
+            assert_eq!(
+                document_faults(Path::new(file), text, &known),
+                expected,
+                "{text}"
+            );
         };
         check(
             "README.md",

@@ -17,7 +17,7 @@ const ORDERED_CRATE: &str = "memprof-core";
 const MAX_LINES: usize = 400;
 
 /// A module by its path in the crate; the crate itself has none.
-type Name = Vec<String>;
+type ModuleName = Vec<String>;
 
 /// One module.
 #[derive(Debug, Default)]
@@ -33,13 +33,13 @@ struct Module {
 }
 
 /// All modules of a crate.
-type Modules = BTreeMap<Name, Module>;
+type Modules = BTreeMap<ModuleName, Module>;
 
 /// Faults of every crate, a line each.
 pub(super) fn faults() -> Result<Vec<String>> {
     let mut faults = Vec::new();
-    for (name, file) in crates()? {
-        let modules = read(&file).with_context(|| format!("read {}", file.display()))?;
+    for (name, file) in crate_roots()? {
+        let modules = read_modules(&file).with_context(|| format!("read {}", file.display()))?;
         let cycles = cycles(&modules);
         faults.extend(cycles.into_iter().map(|cycle| format!("{name}: {cycle}")));
         for (module, Module { lines, .. }) in &modules {
@@ -63,7 +63,7 @@ pub(super) fn faults() -> Result<Vec<String>> {
 }
 
 /// Each crate's name and its root file.
-fn crates() -> Result<Vec<(String, PathBuf)>> {
+fn crate_roots() -> Result<Vec<(String, PathBuf)>> {
     let roots = members()?.into_iter().flat_map(|member| {
         let files = ["src/lib.rs", "src/main.rs"].map(|file| root().join(&member).join(file));
         files
@@ -74,15 +74,20 @@ fn crates() -> Result<Vec<(String, PathBuf)>> {
     Ok(roots.collect())
 }
 
-fn read(file: &Path) -> Result<Modules> {
+fn read_modules(file: &Path) -> Result<Modules> {
     let mut modules = Modules::new();
     let directory = file.parent().context("a file without a directory")?;
-    read_file(file, directory, &Name::new(), &mut modules)?;
+    read_file(file, directory, &ModuleName::new(), &mut modules)?;
     Ok(modules)
 }
 
 /// `directory` is where the modules lie that the file declares.
-fn read_file(file: &Path, directory: &Path, name: &Name, modules: &mut Modules) -> Result<()> {
+fn read_file(
+    file: &Path,
+    directory: &Path,
+    name: &ModuleName,
+    modules: &mut Modules,
+) -> Result<()> {
     let text = std::fs::read_to_string(file)?;
     let items = syn::parse_file(&text)?.items;
     read_items(items, file, directory, name, modules)?;
@@ -102,7 +107,7 @@ fn read_items(
     items: Vec<syn::Item>,
     file: &Path,
     directory: &Path,
-    name: &Name,
+    name: &ModuleName,
     modules: &mut Modules,
 ) -> Result<()> {
     let mut module = Module::default();
@@ -170,11 +175,11 @@ fn path_attribute(attributes: &[syn::Attribute]) -> Option<String> {
 struct ImportVisitor<'a>(&'a mut Module);
 
 impl ImportVisitor<'_> {
-    fn import(&mut self, tree: &syn::UseTree, mut path: Vec<String>) {
+    fn add_imports(&mut self, tree: &syn::UseTree, mut path: Vec<String>) {
         match tree {
             syn::UseTree::Path(next) => {
                 path.push(next.ident.to_string());
-                self.import(&next.tree, path);
+                self.add_imports(&next.tree, path);
             }
             syn::UseTree::Name(last) => {
                 let mut name = last.ident.to_string();
@@ -183,22 +188,22 @@ impl ImportVisitor<'_> {
                 } else {
                     path.push(name.clone());
                 }
-                self.add(name, path);
+                self.add_import(name, path);
             }
             syn::UseTree::Rename(last) => {
                 path.push(last.ident.to_string());
-                self.add(last.rename.to_string(), path);
+                self.add_import(last.rename.to_string(), path);
             }
-            syn::UseTree::Glob(_) => self.add("*".to_owned(), path),
+            syn::UseTree::Glob(_) => self.add_import("*".to_owned(), path),
             syn::UseTree::Group(group) => {
                 for tree in &group.items {
-                    self.import(tree, path.clone());
+                    self.add_imports(tree, path.clone());
                 }
             }
         }
     }
 
-    fn add(&mut self, name: String, path: Vec<String>) {
+    fn add_import(&mut self, name: String, path: Vec<String>) {
         self.0.paths.insert(path.clone());
         self.0.imports.insert(name, path);
     }
@@ -207,7 +212,7 @@ impl ImportVisitor<'_> {
 impl<'ast> Visit<'ast> for ImportVisitor<'_> {
     fn visit_item_use(&mut self, item: &'ast syn::ItemUse) {
         if !has_cfg_test(&item.attrs) {
-            self.import(&item.tree, Vec::new());
+            self.add_imports(&item.tree, Vec::new());
         }
     }
 
@@ -226,9 +231,14 @@ impl<'ast> Visit<'ast> for ImportVisitor<'_> {
     }
 }
 
-/// The module that `path`, written in the module `at`, lies in; none outside of the crate.
-fn resolve(modules: &Modules, at: &Name, path: &[String], depth: usize) -> Option<Name> {
-    const DEEPEST: usize = 8;
+/// Module that contains the item which the module `at` names `path`. `None` outside of the crate.
+fn resolve(
+    modules: &Modules,
+    at: &ModuleName,
+    path: &[String],
+    depth: usize,
+) -> Option<ModuleName> {
+    const MAX_IMPORT_DEPTH: usize = 8;
     let mut now = at.clone();
     let mut rest = path;
     let mut is_first = true;
@@ -241,7 +251,7 @@ fn resolve(modules: &Modules, at: &Name, path: &[String], depth: usize) -> Optio
             child if module.children.iter().any(|each| each == child) => now.push(child.to_owned()),
             other => {
                 let imported = module.imports.get(other);
-                let Some(imported) = imported.filter(|_| depth < DEEPEST) else {
+                let Some(imported) = imported.filter(|_| depth < MAX_IMPORT_DEPTH) else {
                     return (!is_first).then_some(now);
                 };
                 let mut path = imported.clone();
@@ -256,10 +266,10 @@ fn resolve(modules: &Modules, at: &Name, path: &[String], depth: usize) -> Optio
 }
 
 /// The modules that `parent` declares, each with those of them that it uses.
-fn dependencies(modules: &Modules, parent: &Name) -> BTreeMap<String, BTreeSet<String>> {
+fn dependencies(modules: &Modules, parent: &ModuleName) -> BTreeMap<String, BTreeSet<String>> {
     let mut dependencies = BTreeMap::<_, BTreeSet<_>>::new();
     let level = parent.len();
-    let within = |name: &Name| name.len() > level && name.starts_with(parent);
+    let within = |name: &ModuleName| name.len() > level && name.starts_with(parent);
     for (name, module) in modules.iter().filter(|(name, _)| within(name)) {
         let targets = module
             .paths
@@ -323,10 +333,10 @@ fn shortest_path(
 
 /// Dependencies of a module on one that the crate declares after it.
 fn upward_dependencies(modules: &Modules) -> Vec<String> {
-    let order = &modules[&Name::new()].children;
+    let order = &modules[&ModuleName::new()].children;
     let position = |name: &String| order.iter().position(|each| each == name);
     let mut upward = Vec::new();
-    for (from, targets) in dependencies(modules, &Name::new()) {
+    for (from, targets) in dependencies(modules, &ModuleName::new()) {
         let above = targets.iter().filter(|to| position(to) > position(&from));
         upward.extend(above.map(|to| format!("{from} uses {to}, which lib.rs declares after it")));
     }
@@ -344,7 +354,7 @@ mod tests {
             std::fs::create_dir_all(path.parent().unwrap()).unwrap();
             std::fs::write(path, text).unwrap();
         }
-        read(&place.path().join("lib.rs")).unwrap()
+        read_modules(&place.path().join("lib.rs")).unwrap()
     }
 
     #[test]

@@ -25,7 +25,7 @@ pub(super) fn faults(files: &[SourceFile]) -> Vec<String> {
     let mut faults = Vec::new();
     let mut members = BTreeMap::<_, BTreeSet<_>>::new();
     for file in files {
-        for name in declared_in(&file.text) {
+        for name in declared_types(&file.text) {
             if BARE.contains(&name.as_str()) {
                 faults.push(format!(
                     "{}: the type `{name}` has no noun",
@@ -49,7 +49,7 @@ pub(super) fn faults(files: &[SourceFile]) -> Vec<String> {
 }
 
 /// Names of the structs, enums and traits of a file, without its tests.
-fn declared_in(text: &str) -> Vec<String> {
+fn declared_types(text: &str) -> Vec<String> {
     let mut names = TypeNames(Vec::new());
     if let Ok(file) = syn::parse_file(text) {
         names.visit_file(&file);

@@ -1,10 +1,10 @@
-//! Words that are a dialect of this project's: comments and names do without them.
+//! Words and beginnings of sentences that comments and names must not have.
 
 use proc_macro2::{Ident, TokenStream, TokenTree};
 
 use super::sources::SourceFile;
 
-/// A doc line that begins so is half a sentence, whose other half is the name.
+/// Beginnings of doc lines: such a line is half a sentence, which the name would have to complete.
 const BEGINNINGS: &[&str] = &[
     "What ",
     "Of ",
@@ -29,9 +29,9 @@ const PHRASES: &[&str] = &["so many"];
 pub(super) fn faults(files: &[SourceFile]) -> Vec<String> {
     let faults = files.iter().flat_map(|file| {
         let path = file.path.display();
-        let faults = in_comments(&file.text)
+        let faults = comment_faults(&file.text)
             .into_iter()
-            .chain(in_names(&file.text));
+            .chain(name_faults(&file.text));
         let faults: Vec<_> = faults
             .map(|(line, fault)| format!("{path}:{line}: {fault}"))
             .collect();
@@ -41,14 +41,14 @@ pub(super) fn faults(files: &[SourceFile]) -> Vec<String> {
 }
 
 /// The lines that are comments and nothing else, with the text behind the slashes.
-fn comments(text: &str) -> impl Iterator<Item = (usize, &str)> {
+fn comment_lines(text: &str) -> impl Iterator<Item = (usize, &str)> {
     let numbered = text.lines().zip(1..);
     numbered.filter_map(|(line, number)| Some((number, line.trim_start().strip_prefix("//")?)))
 }
 
-fn in_comments(text: &str) -> Vec<(usize, String)> {
+fn comment_faults(text: &str) -> Vec<(usize, String)> {
     let mut faults = Vec::new();
-    for (number, comment) in comments(text) {
+    for (number, comment) in comment_lines(text) {
         let is_doc = comment.starts_with(['/', '!']);
         let sentence = comment.trim_start_matches(['/', '!']).trim_start();
         let beginning = BEGINNINGS
@@ -77,15 +77,15 @@ fn in_comments(text: &str) -> Vec<(usize, String)> {
     faults
 }
 
-/// A file that cannot be read as Rust has no names: the compiler says what is wrong with it.
-fn in_names(text: &str) -> Vec<(usize, String)> {
+/// Faults in the names of a file, with their lines. None in a file that is not Rust, which the compiler reports.
+fn name_faults(text: &str) -> Vec<(usize, String)> {
     let mut faults = Vec::new();
     if let Ok(tokens) = text.parse::<TokenStream>() {
         for_each_name(tokens, &mut |name| {
             let text = name.to_string();
             if let Some(word) = WORDS
                 .iter()
-                .find(|word| parts(&text).any(|part| part == **word))
+                .find(|word| name_parts(&text).any(|part| part == **word))
             {
                 let line = name.span().start().line;
                 faults.push((line, format!("the name `{text}` contains {word:?}")));
@@ -106,7 +106,7 @@ fn for_each_name(tokens: TokenStream, visit: &mut impl FnMut(&Ident)) {
 }
 
 /// `is_OwnHeap` → `is`, `own`, `heap`.
-fn parts(name: &str) -> impl Iterator<Item = String> {
+fn name_parts(name: &str) -> impl Iterator<Item = String> {
     let mut parts = Vec::new();
     for word in name.split('_') {
         let mut part = String::new();
